@@ -39,7 +39,9 @@ class ExitCode(IntEnum):
     STEP_ERROR = 70
     WORKER_FAULT = 71
     GPU_FAULT_ELSEWHERE = 72
+    STUCK_PROMPT = 73
     OUT_OF_MEMORY = 75
+    LINK_BROKEN = 76
 
 
 PERMANENT_EXITS = frozenset(

@@ -93,6 +93,7 @@ def _serve(
     is_json = config.log_format == "json"
     log = DaemonLog(config.log_dir, config.log_level, writer, is_json=is_json)
     sleep = SleepGuard(config.prevent_sleep, log)
+    _warn_of_watchdog(manager, log)
     _record_log_folder(config, log)
     record = WorkerRecord(config.runtime_dir)
     _end_leftovers(record, log)
@@ -124,6 +125,16 @@ def _serve(
     if not writer.close(LOG_LIMIT_S):
         report(f"mlxsup: the log folder {config.log_dir} accepts no data; lines are lost")
     return code
+
+
+def _warn_of_watchdog(manager: ServiceManager, log: DaemonLog) -> None:
+    trouble = manager.trouble
+    if trouble is None:
+        return
+    if trouble.is_fed:
+        log.write("warning", "watchdog fed late", cause=trouble.cause, hint=trouble.hint)
+    else:
+        log.write("warning", "watchdog not fed", cause=trouble.cause, hint=trouble.hint)
 
 
 def _record_log_folder(config: DaemonConfig, log: DaemonLog) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import signal
+import sys
 import time
 import traceback
 from dataclasses import dataclass
@@ -81,8 +83,8 @@ def judge(error: BaseException) -> Death:
         (GpuFaultElsewhereError, ExitCode.GPU_FAULT_ELSEWHERE),
         (FakeOptionError, ExitCode.BAD_LAUNCH),
         (TerminatedError, TERMINATED_EXIT),
-        (StuckPreprocessingError, ExitCode.STEP_ERROR),
-        (LinkBrokenError, ExitCode.STEP_ERROR),
+        (StuckPreprocessingError, ExitCode.STUCK_PROMPT),
+        (LinkBrokenError, ExitCode.LINK_BROKEN),
         (WorkerFaultError, ExitCode.WORKER_FAULT),
     )
     for kind, code in known:
@@ -286,5 +288,7 @@ class Life:
         logger.error(log_line("worker dies", code=int(death.code), cause=death.message))
         if not death.is_expected:
             traceback.print_exception(error)
+        if isinstance(error, StuckPreprocessingError):  # another thread is the one that hangs
+            faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
         self.link.send(Dying(code=int(death.code), message=death.message))
         return death.code

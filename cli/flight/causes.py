@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mlxsup.protocol.flight import GIVEN_UP, WorkerDied
-from mlxsup.protocol.launch import ExitCode
+from mlxsup.protocol.launch import TEXT_LIMIT_STEPS, ExitCode
 from mlxsup.protocol.states import ExitReason
 
 from ..terminal.quantities import format_bytes
@@ -99,6 +99,14 @@ def _has(cause: str) -> Callable[[WorkerDied], bool]:
 
 def _exited_with(*codes: int) -> Callable[[WorkerDied], bool]:
     return lambda died: died.code in codes
+
+
+def _failed_in_load(died: WorkerDied) -> bool:
+    """Also for the first time, when the next attempt is still to come."""
+    never_ready = died.ready_s is None
+    return died.reason == ExitReason.LOAD_ERROR or (
+        never_ready and died.code == ExitCode.STEP_ERROR
+    )
 
 
 def _stalled_with(words: str) -> Callable[[WorkerDied], bool]:
@@ -256,10 +264,31 @@ KINDS: tuple[Kind, ...] = (
         advice=(REPORT,),
     ),
     Kind(
+        name="stuck_prompt",
+        fits=_exited_with(ExitCode.STUCK_PROMPT),
+        what="a template or a tokeniser did not come to an end: {detail}",
+        advice=(
+            STACKS,
+            QUARANTINE,
+            "if honest prompts take that long here, raise `step_timeout_s`: preparing one may take"
+            f" {TEXT_LIMIT_STEPS:g} times as long",
+        ),
+    ),
+    Kind(
+        name="broken_link",
+        fits=_exited_with(ExitCode.LINK_BROKEN),
+        what="the daemon sent it what it did not expect: {detail}",
+        advice=(LAST_LINES, QUARANTINE, REPORT),
+    ),
+    Kind(
         name="load_error",
-        fits=_is(ExitReason.LOAD_ERROR),
-        what="it cannot be loaded ({ended}): {detail}",
-        advice=(LAST_LINES, AGAIN),
+        fits=_failed_in_load,
+        what="its load failed ({ended}): {detail}",
+        advice=(
+            LAST_LINES,
+            "a load that fails twice in the same way is not tried again; once the cause is gone:"
+            " `mlxsup restart MODEL`",
+        ),
     ),
     Kind(
         name="killed_from_outside",

@@ -21,6 +21,11 @@ from .recording import Recording, Run
 from .story import Story, counted, moment
 
 BUG_CODE = 70
+LEFT_BEHIND_CODE = 71
+LEFT_BEHIND_ADVICE = (
+    "see which one it is: `worker left behind` in mlxsup.log has its pid",
+    "`mlxsup start` tries to end it again; if it never goes, restart the machine",
+)
 LAST_SHOWN = 6
 LATEST = "the daemon"
 MOST_LOST = 20
@@ -61,6 +66,8 @@ def tell_end(story: Story, run: Run, now: float, name: str = LATEST) -> None:
         story.say(f"{who} ended at {moment(run.ended.at, now)}{_words_of(code)}")
         if code == BUG_CODE:
             story.advice.append("please report it, with what `mlxsup why --report FILE` writes")
+        if code == LEFT_BEHIND_CODE:
+            story.advice += LEFT_BEHIND_ADVICE
         return
     story.say(
         f"{who} died without a word: somebody or the system killed it, or the machine failed; its"
@@ -134,4 +141,6 @@ def _words_of(code: int) -> str:
         return ", because it was asked to"
     if code == BUG_CODE:
         return ": it met a bug, which is in mlxsup.log (exit code 70)"
+    if code == LEFT_BEHIND_CODE:
+        return ", and a process could not be ended: SIGKILL has no effect on it (exit code 71)"
     return f" with exit code {code}"

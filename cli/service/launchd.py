@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from ..exit_status import CliError
@@ -13,7 +14,12 @@ from .calls import call, must
 from .facts import NAME, ServiceFacts
 from .state import ServiceState
 
-END_LIMIT_S = 120.0
+UNKNOWN_LIMIT_S = 120.0
+"""How long the end of a job may take if its file does not say so."""
+
+MORE_S = 15.0
+"""launchd kills a job that takes longer than its file allows, which takes a moment, too."""
+
 LOOK_INTERVAL_S = 0.2
 """launchctl returns before a job that it has ended is gone, and cannot wait for that."""
 
@@ -27,12 +33,23 @@ class Launchd:
     Args:
         home: the user's home folder.
         is_system: whether it is a job of the machine.
+        monotonic, sleep: the clock.
     """
 
     name = "launchd"
 
-    def __init__(self, home: Path, *, is_system: bool) -> None:
+    def __init__(
+        self,
+        home: Path,
+        *,
+        is_system: bool,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._is_system = is_system
+        self._monotonic = monotonic
+        self._sleep = sleep
+        self._end_limit_s = UNKNOWN_LIMIT_S
         folder = Path("/Library/LaunchDaemons") if is_system else home / "Library/LaunchAgents"
         self.path = folder / f"{NAME}.plist"
         # Over SSH there is no graphical session.
@@ -53,7 +70,9 @@ class Launchd:
         return [begin] if is_new else [*self.uninstall_commands(), begin]
 
     def uninstall_commands(self) -> list[list[str]]:
-        """What ends the job, before its file is removed."""
+        """What ends the job, before its file is removed or replaced: that says how long it takes."""
+        allowed_s = launchd_plist.exit_time_out_in(self._text())
+        self._end_limit_s = UNKNOWN_LIMIT_S if allowed_s is None else allowed_s + MORE_S
         return [["launchctl", "bootout", f"{self._domain()}/{NAME}"]] if self._is_known() else []
 
     def forget_commands(self) -> list[list[str]]:
@@ -102,8 +121,7 @@ class Launchd:
         Raises:
             CliError: it is not installed.
         """
-        text = self.path.read_text(errors="replace") if self.path.is_file() else ""
-        output = launchd_plist.output_in(text)
+        output = launchd_plist.output_in(self._text())
         if output is None:
             raise CliError(
                 f"{self.path} names no file for the output",
@@ -131,15 +149,19 @@ class Launchd:
         Raises:
             CliError: it stays.
         """
-        give_up_at = time.monotonic() + END_LIMIT_S
+        give_up_at = self._monotonic() + self._end_limit_s
         while self._is_known():
-            if time.monotonic() > give_up_at:
+            if self._monotonic() > give_up_at:
                 raise CliError(
-                    f"launchd has not ended the job within {END_LIMIT_S:g} s",
+                    f"launchd has not ended the job within {self._end_limit_s:g} s",
                     code="service_manager",
                     hint="see `mlxsup service status`",
                 )
-            time.sleep(LOOK_INTERVAL_S)
+            self._sleep(LOOK_INTERVAL_S)
+
+    def _text(self) -> str:
+        """The file as it is now; empty if there is none."""
+        return self.path.read_text(errors="replace") if self.path.is_file() else ""
 
     def _is_known(self) -> bool:
         return call(["launchctl", "print", f"{self._domain()}/{NAME}"]).code == 0

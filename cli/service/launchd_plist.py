@@ -65,3 +65,13 @@ def output_in(text: str) -> str | None:
     except (ValueError, ExpatError, AttributeError):
         return None
     return path if isinstance(path, str) else None
+
+
+def exit_time_out_in(text: str) -> float | None:
+    """How many seconds a job may take to end; None if the file does not say so."""
+    try:
+        limit_s = plistlib.loads(text.encode("utf-8", "surrogateescape")).get("ExitTimeOut")
+    except (ValueError, ExpatError, AttributeError):
+        return None
+    is_limit = type(limit_s) in (int, float) and limit_s > 0
+    return float(limit_s) if is_limit else None

@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
+from mlxsup.cli.exit_status import CliError
 from mlxsup.cli.service.facts import MARKER
+from mlxsup.cli.service.install import run, uninstall
+from mlxsup.cli.service.launchd import Launchd
 
 from support.cli import TIME_LIMIT_S, environment
 from support.json_schemas import problems
@@ -148,6 +151,58 @@ def test_a_job_that_takes_a_while_to_end_is_gone_before_the_next_one_begins(mac:
     done = mac.install("--force")
     assert done.returncode == 0, done.stderr
     assert done_by(mac)[-2:] == ["bootout", "bootstrap"]
+
+
+class Clock:
+    """Half a minute passes with each look."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += 30.0
+
+
+@pytest.fixture
+def draining(mac: Mac, monkeypatch: pytest.MonkeyPatch) -> Launchd:
+    """A job that may take 600 s to drain, and takes 20 looks."""
+    mac.write_config(drain_timeout_s=600)
+    assert mac.install().returncode == 0
+    left = mac.loaded.with_name("left")
+    mac.answer("launchctl.bootout", f"printf %020d 0 > {left}; exit 36")
+    known = f"[ ! -f {left} ] || [ -s {left} ] || exit 113; [ ! -f {left} ] || truncate -s -1 {left}"
+    mac.answer("launchctl.print", f'case "$2" in */mlxsup) {known};; esac')
+    monkeypatch.setenv("PATH", f"{mac.home.parent}/bin:/usr/bin:/bin")
+    clock = Clock()
+    return Launchd(mac.home, is_system=False, monotonic=clock.monotonic, sleep=clock.sleep)
+
+
+def test_an_uninstall_waits_as_long_as_the_installed_job_may_take(
+    mac: Mac, draining: Launchd
+) -> None:
+    uninstall(draining, lambda step: None)
+    assert not mac.plist.exists()
+
+
+def test_a_replacement_waits_as_long_as_the_job_before_it_may_take(
+    mac: Mac, draining: Launchd
+) -> None:
+    commands = draining.install_commands(is_new=False)
+    mac.plist.write_text(mac.plist.read_text().replace("615", "25"))
+    run(commands, draining, lambda step: None)
+    assert done_by(mac)[-2:] == ["bootout", "bootstrap"]
+
+
+def test_a_job_that_does_not_end_in_its_time_is_named_with_that_time(
+    mac: Mac, draining: Launchd
+) -> None:
+    mac.answer("launchctl.print", "true")
+    with pytest.raises(CliError, match=r"within 630 s"):
+        uninstall(draining, lambda step: None)
+    assert mac.plist.exists()
 
 
 @pytest.mark.parametrize("has_session", [True, False])

@@ -84,6 +84,23 @@ def test_a_service_manager_sees_the_whole_life(played: NotifySocket) -> None:
     assert sum("STOPPING=1" in message for message in played.heard) == 1
 
 
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"WATCHDOG_PID": "1"}, 'WARNING watchdog not fed cause="WATCHDOG_PID names process 1, '),
+        ({"WATCHDOG_USEC": "1500000"}, "WARNING watchdog fed late cause="),
+    ],
+)
+def test_a_watchdog_that_may_end_it_is_in_the_log_once(
+    played: NotifySocket, changes: dict[str, str], line: str
+) -> None:
+    daemon = Daemon({"m": fake(preload=False)})
+    with serving(daemon, played.variables(watchdog_s=60.0) | changes):
+        log = daemon.logs / "mlxsup.log"
+        eventually(lambda: line in log.read_text())
+        assert log.read_text().count("WARNING watchdog") == 1
+
+
 def test_a_stop_by_a_client_is_said_too(played: NotifySocket) -> None:
     with serving(Daemon({"m": fake()}), played.variables()) as daemon:
         with daemon.client() as client:

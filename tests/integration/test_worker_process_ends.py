@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mlxsup.protocol.launch import worker_argv
+from mlxsup.protocol.launch import ExitCode, worker_argv
 from mlxsup.protocol.states import FinishReason, WorkerPhase
 from mlxsup.protocol.worker_messages import Dying, Exit, Hello, Ready, Step
 
@@ -33,8 +33,9 @@ def test_a_template_that_loops_for_ever_ends_the_worker_even_when_idle() -> None
         worker.wait_until_ready()
         worker.dispatch("[[tokenize loop]]")
         dying = worker.wait_for(Dying)
-        assert dying.code == worker.exit_code() == 70
+        assert dying.code == worker.exit_code() == ExitCode.STUCK_PROMPT
         assert "request 1" in dying.message
+        assert "most recent call first" in worker.log(), "the stacks of its threads"
 
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV", "SIGABRT"])
@@ -64,11 +65,11 @@ def test_an_exception_out_of_a_step_is_exit_70_and_says_so_F3() -> None:
         assert "Traceback" in worker.log()
 
 
-def test_a_wrong_message_from_the_supervisor_is_exit_70() -> None:
+def test_a_wrong_message_from_the_supervisor_is_a_broken_link() -> None:
     with WorkerHarness() as worker:
         worker.wait_until_ready()
         worker.socket.send_multipart([b"\xc1"])
-        assert worker.wait_for(Dying).code == worker.exit_code() == 70
+        assert worker.wait_for(Dying).code == worker.exit_code() == ExitCode.LINK_BROKEN
 
 
 def test_sigterm_closes_between_steps_and_exits_non_zero() -> None:

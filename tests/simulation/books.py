@@ -157,7 +157,7 @@ class Life:
             return Says.NO_MEMORY
         if exited.signal_name == "SIGKILL" and self.is_over_memory(machine_bytes):
             return Says.NO_MEMORY
-        is_own = exited.exit_code == 70 or exited.signal_name in OWN_FAULTS
+        is_own = exited.exit_code in (70, 73, 76) or exited.signal_name in OWN_FAULTS
         return Says.ACCUSES if is_own else Says.NOTHING
 
     def is_over_memory(self, machine_bytes: int) -> bool:

@@ -58,6 +58,12 @@ def load_hangs(driver: Driver) -> None:
     driver.exit()
 
 
+def load_raises(driver: Driver) -> None:
+    driver.worker(Dying(code=70, message="RuntimeError: no such layer"))
+    driver.exit(code=70, last_lines=("RuntimeError: no such layer",))
+    assert driver.state() in (State.PENDING, State.BACKOFF, State.LOADING), "it is tried again"
+
+
 def fails_twice_alike(driver: Driver) -> None:
     for _ in range(2):
         driver.worker(Dying(code=70, message="no such layer"))
@@ -102,6 +108,10 @@ DEATHS: dict[str, tuple[State, Fault, str, str]] = {
     "SIGKILL while it loads": (
         State.LOADING, is_killed("SIGKILL"), "killed_from_outside", "while it was being loaded"),
     "SIGSEGV": (State.READY, is_killed("SIGSEGV"), "native_crash", "native code (SIGSEGV)"),
+    **{
+        name: (State.READY, is_killed(name), "native_crash", f"native code ({name})")
+        for name in ("SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP")
+    },
     "SIGABRT while it loads": (
         State.LOADING, is_killed("SIGABRT"), "native_crash", "native code (SIGABRT)"),
     "SIGTERM": (
@@ -122,6 +132,9 @@ DEATHS: dict[str, tuple[State, Fault, str, str]] = {
         State.LOADING, exits(65, "config.json is no JSON"), "bad_model", "config.json is no JSON"),
     "no device": (State.LOADING, exits(69, "no GPU"), "no_device", "no GPU"),
     "a bad entry": (State.LOADING, exits(64, "no option x"), "bad_launch", "no option x"),
+    "a load that raises": (
+        State.LOADING, load_raises, "load_error",
+        "while it was being loaded: its load failed (exit code 70): RuntimeError: no such layer"),
     "the same error in two loads": (
         State.LOADING, fails_twice_alike, "load_error", "no such layer"),
     "a load that hangs": (
@@ -136,6 +149,14 @@ DEATHS: dict[str, tuple[State, Fault, str, str]] = {
         State.READY, loses_its_connection, "broken", "its connection has ended"),
     "garbage": (State.READY, speaks_garbage, "broken", "garbage"),
     "a step that raises": (State.READY, exits(70, "boom"), "step_error", "failed: boom"),
+    "an endless template": (
+        State.READY, exits(73, "preparing the prompt of request 1 took more than 300 s"),
+        "stuck_prompt", "did not come to an end: preparing the prompt of request 1"),
+    "a broken link": (
+        State.READY, exits(76, "the supervisor sent no message"), "broken_link",
+        "did not expect: the supervisor sent no message"),
+    "a broken link while it loads": (
+        State.LOADING, exits(76, "load came before READY"), "broken_link", "before READY"),
     "a lost thread": (State.READY, exits(71, "gone"), "lost_thread", "gone"),
     "the GPU takes too long": (State.READY, exits(70, METAL), "gpu_timeout", METAL),
     "the GPU fails elsewhere": (

@@ -32,6 +32,8 @@ EXITS: dict[tuple[State, int | None, str], tuple[State, str, str]] = {
     (State.READY, 0, ""): (State.LOADING, "crash", "none"),
     (State.READY, 65, ""): (State.LOADING, "crash", "none"),
     (State.READY, 70, ""): (State.LOADING, "crash", "accuses"),
+    (State.READY, 73, ""): (State.LOADING, "crash", "accuses"),
+    (State.READY, 76, ""): (State.LOADING, "crash", "accuses"),
     (State.READY, 75, ""): (State.LOADING, "crash", "out of memory"),
     (State.READY, None, "SIGABRT"): (State.LOADING, "crash", "accuses"),
     (State.READY, None, "SIGKILL"): (State.LOADING, "crash", "none"),

@@ -385,7 +385,7 @@ def test_which_exits_cannot_heal() -> None:
     assert {int(code) for code in PERMANENT_EXITS} == {64, 65, 66, 69}
     assert {code.name: int(code) for code in ExitCode if code not in PERMANENT_EXITS} == {
         "ASKED": 0, "STEP_ERROR": 70, "WORKER_FAULT": 71, "GPU_FAULT_ELSEWHERE": 72,
-        "OUT_OF_MEMORY": 75,
+        "STUCK_PROMPT": 73, "OUT_OF_MEMORY": 75, "LINK_BROKEN": 76,
     }  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from mlxsup.worker.engine import (
     NoDeviceError,
 )
 from mlxsup.worker.link import Link, LinkBrokenError
+from mlxsup.worker.preparing import StuckPreprocessingError
 from mlxsup.worker.logs import LineFormatter
 from mlxsup.worker.parent_watch import OrphanedError, check_parent
 from mlxsup.worker.process import TerminatedError, TerminationHandler, judge
@@ -172,7 +173,8 @@ def test_a_socket_path_that_is_too_long_is_refused() -> None:
         (NoDeviceError("none"), 69, True),
         (GpuFaultElsewhereError("innocent"), 72, True),
         (MemoryError(), 75, True),
-        (LinkBrokenError("odd"), 70, True),
+        (StuckPreprocessingError("too long"), 73, True),
+        (LinkBrokenError("odd"), 76, True),
         (TerminatedError("term"), 143, True),
         (ValueError("odd"), 70, False),
         (RecursionError(), 70, False),

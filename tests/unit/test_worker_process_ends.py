@@ -57,9 +57,9 @@ def test_what_comes_before_ready_and_is_no_exit_is_a_broken_link(
     life = Life(make_spec(supervisor))
     supervisor.say(CancelRow(key=RequestKey(1)))
     life.link.wait(60.0)
-    assert life.run() == 70
+    assert life.run() == 76
     assert supervisor.heard(last="dying")[-1] == Dying(
-        code=70, message="cancel_row came before READY"
+        code=76, message="cancel_row came before READY"
     )
 
 

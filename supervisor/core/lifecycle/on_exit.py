@@ -35,6 +35,9 @@ from .triggers import Died, GivenUp
 ACCUSING_SIGNALS = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP"})
 """Signals that a process causes itself; SIGKILL, SIGTERM and SIGSTOP come from outside."""
 
+ACCUSING_EXITS = frozenset({ExitCode.STEP_ERROR, ExitCode.STUCK_PROMPT, ExitCode.LINK_BROKEN})
+"""Exits that a request may have brought about."""
+
 CAUSED_ELSEWHERE = frozenset({Cause.OUT_OF_MEMORY, Cause.GPU_FAULT_ELSEWHERE, Cause.GPU_TIMEOUT})
 """Causes that other processes contribute to: the next attempt may well succeed."""
 
@@ -199,7 +202,7 @@ def weigh(life: Life, died: Died, *, is_over_memory: bool) -> Evidence:
         return Evidence.OUT_OF_MEMORY
     if died.signal_name == "SIGKILL" and is_over_memory:
         return Evidence.OUT_OF_MEMORY
-    if died.exit_code == ExitCode.STEP_ERROR or died.signal_name in ACCUSING_SIGNALS:
+    if died.exit_code in ACCUSING_EXITS or died.signal_name in ACCUSING_SIGNALS:
         return Evidence.ACCUSES
     return Evidence.NONE
 
