@@ -179,7 +179,7 @@ def _trouble(address: str, interval: str, pid: str) -> WatchdogTrouble | None:
         return WatchdogTrouble(
             is_fed=True,
             cause=f"it ends what is silent for {int(interval) / 1e6:g} s",
-            hint=f"set WatchdogSec to {LEAST_WATCHDOG_S:g} s or more: the daemon speaks once a second",
+            hint=f"set WatchdogSec to {LEAST_WATCHDOG_S:g} s or more: it is fed once a second",
         )
     return None
 

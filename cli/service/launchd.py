@@ -70,7 +70,7 @@ class Launchd:
         return [begin] if is_new else [*self.uninstall_commands(), begin]
 
     def uninstall_commands(self) -> list[list[str]]:
-        """What ends the job, before its file is removed or replaced: that says how long it takes."""
+        """What ends the job; asked before its file, which says how long that takes, is replaced."""
         allowed_s = launchd_plist.exit_time_out_in(self._text())
         self._end_limit_s = UNKNOWN_LIMIT_S if allowed_s is None else allowed_s + MORE_S
         return [["launchctl", "bootout", f"{self._domain()}/{NAME}"]] if self._is_known() else []

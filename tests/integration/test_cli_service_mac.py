@@ -173,7 +173,9 @@ def draining(mac: Mac, monkeypatch: pytest.MonkeyPatch) -> Launchd:
     assert mac.install().returncode == 0
     left = mac.loaded.with_name("left")
     mac.answer("launchctl.bootout", f"printf %020d 0 > {left}; exit 36")
-    known = f"[ ! -f {left} ] || [ -s {left} ] || exit 113; [ ! -f {left} ] || truncate -s -1 {left}"
+    known = (
+        f"[ ! -f {left} ] || [ -s {left} ] || exit 113; [ ! -f {left} ] || truncate -s -1 {left}"
+    )
     mac.answer("launchctl.print", f'case "$2" in */mlxsup) {known};; esac')
     monkeypatch.setenv("PATH", f"{mac.home.parent}/bin:/usr/bin:/bin")
     clock = Clock()

@@ -15,7 +15,7 @@ from mlxsup.client import Client
 from mlxsup.protocol.flight import MODELS_FILE_NAME
 
 from support.cli import run_cli
-from support.daemon import Daemon, fake, row, wait_for_state
+from support.daemon import Daemon, fake, wait_for_state
 from support.eventually import eventually
 from support.faults import PATIENT
 from support.streams import Reader

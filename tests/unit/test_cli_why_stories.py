@@ -181,7 +181,8 @@ def test_the_last_sign_of_life_is_that_of_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "words"), [(0, "because it was asked to"), (70, "it met a bug"), (71, "could not be ended")]
+    ("code", "words"),
+    [(0, "because it was asked to"), (70, "it met a bug"), (71, "could not be ended")],
 )
 def test_a_daemon_that_ended_says_how(tmp_path: Path, code: int, words: str) -> None:
     _, recorder = crashed_and_resumed()

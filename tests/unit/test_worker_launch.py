@@ -22,9 +22,9 @@ from mlxsup.worker.engine import (
     NoDeviceError,
 )
 from mlxsup.worker.link import Link, LinkBrokenError
-from mlxsup.worker.preparing import StuckPreprocessingError
 from mlxsup.worker.logs import LineFormatter
 from mlxsup.worker.parent_watch import OrphanedError, check_parent
+from mlxsup.worker.preparing import StuckPreprocessingError
 from mlxsup.worker.process import TerminatedError, TerminationHandler, judge
 
 
