@@ -12,6 +12,7 @@ from ..request_ids import request_argument
 from ..terminal.answer import read_answer, result_map
 from ..terminal.live_line import LiveLine
 from ..terminal.output import Output
+from ..terminal.reader_watch import reader_watched
 from ..terminal.requests_table import request_line
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def attach(request: str, target: Target, output: Output) -> None:
             else:
                 output.note(request_line(known))
         # Leaving the block only ends the listening.
-        with client.attach(request) as stream:
+        with reader_watched(client.close), client.attach(request) as stream:
             result = read_answer(stream, line, output)
     if output.is_json:
         model = "" if known is None else str(known["model"])

@@ -31,6 +31,7 @@ from ..terminal.answer import read_answer, result_map, show_remarks
 from ..terminal.answer_line import AnswerLine
 from ..terminal.history import History
 from ..terminal.output import Output
+from ..terminal.reader_watch import reader_watched
 from ..terminal.turns import PipeReader, Reader, TerminalReader
 
 if TYPE_CHECKING:
@@ -176,6 +177,7 @@ class Chat:
         # Before anything is sent: an interrupt at any later moment cancels it.
         with (
             AnswerLine(self._talk.model, self._output) as line,
+            reader_watched(self._client.close),
             Interrupts(is_caught=is_interactive) as interrupts,
         ):
             stream = self._client.generate(

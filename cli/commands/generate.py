@@ -19,6 +19,7 @@ from ..priority_options import priority_options
 from ..terminal.answer import read_answer, result_map, show_remarks
 from ..terminal.answer_line import AnswerLine
 from ..terminal.output import Output
+from ..terminal.reader_watch import reader_watched
 
 if TYPE_CHECKING:
     from mlxsup.client import Client
@@ -81,7 +82,8 @@ def generate(
             model, prompt = _only_model(client, model), model
         text = _read_stdin() if prompt == "-" else prompt
         asked = {**_input(text, system, is_raw=raw), **parameters}
-        with AnswerLine(model, output) as line:
+        # A reader that leaves is noticed while nothing is written, too: a load may take minutes.
+        with AnswerLine(model, output) as line, reader_watched(client.close):
             stream = client.generate(model, on_notice=line.tell, **asked)
             # Leaving the block cancels, on Ctrl-C or when nobody reads the output any longer, too.
             with stream:

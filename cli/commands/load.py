@@ -11,7 +11,7 @@ from mlxsup.protocol.context_length import MAX_CONTEXT_LENGTH
 
 from ..changed_model import show_changed
 from ..connection import Target, connect, daemon_options
-from ..keep_alive_option import keep_alive_option
+from ..keep_alive_option import load_keep_alive_option
 from ..model_names import model_argument
 from ..terminal.output import Output
 from ..terminal.waiting import progress_shown
@@ -28,7 +28,7 @@ from ..terminal.waiting import progress_shown
     type=click.IntRange(0, MAX_CONTEXT_LENGTH),
     help="Tokens of a prompt and its answer; 0: all. `mlxsup reload` undoes it.",
 )
-@keep_alive_option
+@load_keep_alive_option
 @daemon_options
 def load(
     model: str,

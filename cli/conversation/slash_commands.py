@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from ..answer_options import refusal_of
 from ..exit_status import CliError
 from ..model_names import check_known
-from ..terminal.output import Output
+from ..terminal.output import Output, width_of
 from . import saved_file
 from .conversation import Ask, Conversation
+from .help import help_lines
 
 if TYPE_CHECKING:
     from mlxsup.client import Client
@@ -21,21 +23,6 @@ if TYPE_CHECKING:
 EXIT = "/exit"
 NOTHING = "-"
 """Typed instead of a value: none, or the default."""
-
-HELP = """\
-/system [TEXT]      show or set the system prompt; - removes it
-/set [NAME VALUE]   show or set how to answer: max-tokens, temperature,
-                    top-p, top-k, min-p, seed, think; - for the default
-/model [NAME]       show or change the model that answers
-/retry              answer the latest turn again
-/clear              forget the conversation
-/save [FILE]        write the conversation to a file
-/load FILE          continue with one that was saved
-/exit               end the chat, as Ctrl-D does
-/help, /?           show this help
-Ctrl-C cancels an answer or clears the line.
-A backslash at the end of a line, an open ``` block, or \"\"\" until the next
-\"\"\" continues the turn on the next line."""
 
 
 def _switch(text: str) -> dict[str, Any]:
@@ -197,7 +184,7 @@ class SlashCommands:
         self._confirm(f"loaded {count} answered turn{'' if count == 1 else 's'}")
 
     def _help(self, _: str) -> None:
-        self._output.note(HELP)
+        self._output.note("\n".join(help_lines(width_of(sys.stderr))))
 
     def _confirm(self, text: str) -> None:
         if self._is_interactive:

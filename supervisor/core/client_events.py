@@ -21,6 +21,7 @@ from mlxsup.protocol.client_messages import (
 )
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.keep_alive import SHORTEST_LOAD_S
 from mlxsup.protocol.log_level import ChangeLogLevel
 from mlxsup.protocol.request_messages import (
     Attach,
@@ -45,7 +46,7 @@ from .events import (
 )
 from .fleet import Fleet
 from .forecast import forecast
-from .keep_alive import SHORTEST_LOAD_S, check_keep_alive
+from .keep_alive import check_keep_alive
 from .lifecycle.triggers import Reconfigured, WantDown, WantRestart, WantUp
 from .load_options import launch_asked_for, refuse_dry
 from .log_level import WorkerLogLevel

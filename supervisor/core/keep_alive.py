@@ -10,10 +10,6 @@ FOR_EVER = -1.0
 """The `keep_alive` of a request whose model is not to be unloaded as idle."""
 
 
-SHORTEST_LOAD_S = 0.001
-"""A load that keeps the model for less would unload it at once."""
-
-
 def check_keep_alive(value: float | None, *, least_s: float = 0.0) -> None:
     """Checks what a request or a load says.
 

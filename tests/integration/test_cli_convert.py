@@ -13,9 +13,10 @@ import mlx.core as mx
 import psutil
 import pytest
 
-from support.cli import Piped, run_cli
+from support.cli import Piped, check_plain, run_cli
 from support.eventually import eventually
 from support.hub_caches import write_folder, write_repository
+from support.json_schemas import problems
 from support.tiny_gguf import tiny_gguf
 from support.tiny_model import make_tiny_model
 
@@ -44,6 +45,7 @@ def test_a_folder_is_quantised_into_a_new_one_that_is_served(home: Path) -> None
     before = {path.name: path.read_bytes() for path in source.iterdir()}
     done = run_cli("convert", str(source), "--quantize", "--json", **variables(home))
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert problems(done.stdout, ["convert"]) == []
     value = json.loads(done.stdout)
     target = home / ".mlxsup/models/tiny"
     assert value["path"] == str(target)
@@ -77,6 +79,7 @@ def test_a_repository_of_the_cache_is_read_where_it_is(home: Path) -> None:
     write_repository(home / "hub", "a/Tiny", files)
     done = run_cli("convert", "a/Tiny", "--bits", "8", **variables(home))
     assert done.returncode == 0, done.stderr
+    check_plain(done.stdout + done.stderr)
     target = home / ".mlxsup/models/tiny"
     assert done.stdout.startswith(f"wrote {target} (")
     assert done.stderr.splitlines()[-1] == f"hint: serve it with `mlxsup start --model {target}`"

@@ -6,8 +6,11 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
+
+from mlxsup.client import Client
 
 from support.cli import COLUMNS, ESCAPE, Piped, Terminal, run_cli
 from support.daemon import Daemon, fake, wait_for_state
@@ -21,6 +24,17 @@ def daemon() -> Iterator[Daemon]:
     with Daemon(models) as daemon, daemon.client() as client:
         wait_for_state(client, "alpha", "READY")
         yield daemon
+
+
+@contextmanager
+def something_to_show(arguments: list[str], client: Client) -> Iterator[None]:
+    """A request that runs, for `requests -f`, which has nothing to say without one."""
+    if arguments[0] != "requests":
+        yield
+        return
+    with client.generate("alpha", prompt="[[fault slow=0.02]]", max_tokens=4000) as stream:
+        next(stream)
+        yield
 
 
 def test_events_are_the_changes_of_state_in_their_order(daemon: Daemon) -> None:
@@ -45,13 +59,19 @@ def test_events_are_the_changes_of_state_in_their_order(daemon: Daemon) -> None:
         ["top"],
         ["top", "--json"],
         ["logs", "-f"],
+        ["requests", "-f"],
+        ["requests", "-f", "--json"],
     ],
     ids=" ".join,
 )
 def test_what_follows_ends_quietly_when_nobody_reads_although_nothing_happens(
     daemon: Daemon, arguments: list[str]
 ) -> None:
-    with Piped(*arguments, "--endpoint", daemon.endpoint) as follower:
+    with (
+        daemon.client() as client,
+        something_to_show(arguments, client),
+        Piped(*arguments, "--endpoint", daemon.endpoint) as follower,
+    ):
         if arguments == ["events"]:
             follower.note()
         elif arguments[0] != "events":

@@ -6,9 +6,10 @@ import asyncio
 import signal
 import subprocess
 import sys
+from collections.abc import Generator
 from pathlib import Path
 
-from mlxsup.client import AsyncClient
+from mlxsup.client import AsyncClient, Client
 from mlxsup.protocol.client_messages import Cancel, Generate
 
 from support.cli import environment
@@ -73,3 +74,19 @@ def test_a_task_that_is_cancelled_cancels_what_it_waits_for_D4(path: Path) -> No
         error = asyncio.run(read(supervisor.endpoint))
         assert isinstance(error, asyncio.CancelledError)
         assert {c.id for c in supervisor.got(Cancel)} == {g.id for g in supervisor.got(Generate)}
+
+
+def test_a_generator_that_is_closed_early_cancels_what_it_reads_D4(path: Path) -> None:
+    with scripted_supervisor(path, OpenStreams()) as supervisor, Client(supervisor.endpoint) as own:
+
+        def texts() -> Generator[str]:
+            for delta in own.generate("m", prompt="x"):
+                yield delta.text
+
+        reading = texts()
+        assert next(reading) == "one"
+        assert supervisor.got(Cancel) == []
+        reading.close()
+        # Before the client is closed, which would cancel it.
+        eventually(lambda: supervisor.got(Cancel))
+        assert [c.id for c in supervisor.got(Cancel)] == [g.id for g in supervisor.got(Generate)]

@@ -56,6 +56,14 @@ def run_cli(*arguments: str, stdin: str = "", **variables: str) -> subprocess.Co
     )
 
 
+def check_plain(text: str) -> None:
+    """Fails if there is an escape byte, or anything drawn or redrawn, or a traceback."""
+    assert "\x1b" not in text
+    assert "\r" not in text
+    assert not re.search("[\u2500-\u259f\u2800-\u28ff]", text)
+    assert "Traceback" not in text
+
+
 class Piped:
     """A command that follows something, in pipes, until it is interrupted."""
 

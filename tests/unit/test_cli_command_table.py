@@ -30,6 +30,8 @@ def test_the_help_lists_every_command_and_no_other_name_for_one() -> None:
     ("typed", "meant"),
     [
         (["ps", "--json"], ["status", "--json"]),
+        (["ls"], ["models"]),
+        (["ls", "--json"], ["models", "--json"]),
         (["tail", "m"], ["logs", "--follow", "m"]),
         (["help"], ["--help"]),
         (["help", "key", "new"], ["key", "new", "--help"]),

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Generator
 from typing import Any
+
+import pytest
 
 from mlxsup.client.async_streams import AsyncEventStream, AsyncInbox, AsyncStream
 from mlxsup.client.client import EventStream, Stream, SyncInbox
@@ -73,3 +76,67 @@ def test_a_subscription_ends_when_it_is_closed() -> None:
 
     assert asyncio.run(read()) == [{"n": 1}, "over"]
     assert cancelled == [ID, ID]
+
+
+# ---------------------------------------------------------------- readers that leave early
+
+
+def test_a_generator_that_is_closed_cancels_what_it_reads() -> None:
+    cancelled: list[RequestId] = []
+    inbox = SyncInbox()
+    inbox.put(DELTA)
+
+    def texts() -> Generator[str]:
+        for delta in Stream(ID, inbox, cancelled.append, None):
+            yield delta.text
+
+    reading = texts()
+    assert (next(reading), cancelled) == ("x", [])
+    reading.close()
+    assert cancelled == [ID]
+
+
+def test_an_asynchronous_generator_that_is_closed_cancels_what_it_reads() -> None:
+    cancelled: list[RequestId] = []
+
+    async def texts() -> AsyncGenerator[str]:
+        inbox = AsyncInbox()
+        inbox.put(DELTA)
+        async for delta in AsyncStream(ID, inbox, cancelled.append, None):
+            yield delta.text
+
+    async def read() -> None:
+        reading = texts()
+        assert (await anext(reading), cancelled) == ("x", [])
+        await reading.aclose()
+        assert cancelled == [ID]
+
+    asyncio.run(read())
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_what_ends_a_program_while_a_stream_is_read_cancels_it(end: type[BaseException]) -> None:
+    cancelled: list[RequestId] = []
+    inbox = SyncInbox()
+    inbox.put(NOTICE)
+
+    def told(_: Notice) -> None:
+        raise end
+
+    stream = Stream(ID, inbox, cancelled.append, told)
+    with pytest.raises(end):
+        next(stream)
+    assert cancelled == [ID], "while somebody still holds the stream"
+
+
+def test_a_coroutine_that_is_closed_while_it_waits_for_a_piece_cancels_it() -> None:
+    cancelled: list[RequestId] = []
+
+    async def read() -> None:
+        stream = AsyncStream(ID, AsyncInbox(), cancelled.append, None)
+        waiting = stream.__anext__()
+        waiting.send(None)
+        waiting.close()
+        assert cancelled == [ID], "while somebody still holds the stream"
+
+    asyncio.run(read())

@@ -7,30 +7,16 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import click
 import pytest
 
-from mlxsup.cli.main import root
-
+from support.command_tree import leaves
 from support.json_schemas import DIALECT, FOLDER, SHARED, problems, read, unknown_keywords
 
 NAMES = sorted(file.stem for file in FOLDER.glob("*.json"))
 
 
-def leaves(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """The words of every command that does something."""
-    if not isinstance(command, click.Group):
-        yield path
-        return
-    context = click.Context(command)
-    for name in command.list_commands(context):
-        child = command.get_command(context, name)
-        assert child is not None
-        yield from leaves(child, (*path, name))
-
-
 def test_every_command_has_a_schema_and_every_schema_a_command() -> None:
-    commands = {"-".join(path) for path in leaves(root, ())}
+    commands = {"-".join(path) for path in leaves()}
     assert set(NAMES) - set(SHARED) == commands
 
 
