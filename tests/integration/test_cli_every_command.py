@@ -40,7 +40,7 @@ def test_start_in_the_foreground_writes_lines_as_published() -> None:
     lines += out.splitlines()
     check_plain("".join(lines))
     assert [found for line in lines for found in problems(line, ["start"])] == []
-    assert any('"stopping"' in line for line in lines), "the end is told of as well"
+    assert any('"stopping"' in line for line in lines), "the end is shown, too"
     with daemon:
         pass  # checks the logs and removes the folder
 

@@ -35,7 +35,7 @@ from support.streams import Reader
 WIDTHS = (40, 80, 200)
 
 ELSEWHERE = {
-    "D5 a load is told of while it lasts": "test_cli_chat.py"
+    "D5 a load is shown while it lasts": "test_cli_chat.py"
     "::test_a_person_who_waits_is_told_for_what_and_the_line_is_gone_afterwards",
     "D6 a folder that others use": "test_cli_places.py"
     "::test_a_runtime_folder_that_others_use_is_left_as_it_is",
@@ -248,7 +248,7 @@ def interrupted_python(seat: Seat) -> None:
 # ---------------------------------------------------------------- D5: ten minutes of silence
 
 
-@moment("D5 reading a long prompt is told of by `generate` and `status`")
+@moment("D5 `generate` and `status` show how a long prompt is read")
 def long_prompt(seat: Seat) -> None:
     slow = fake(fake={"prefill_tokens_per_step": 1, "step_s": 0.05})
     prompt = "word " * 400
