@@ -78,6 +78,20 @@ def test_more_answers_than_rows_are_given_as_rows_are_free(
     assert all(choice["finish_reason"] == "length" for choice in value["choices"])
 
 
+def test_more_answers_than_rows_begin_to_stream_while_the_others_wait(
+    daemon: HttpDaemon, live: Reader
+) -> None:
+    body = json.dumps(chat_body(n=FIT, max_tokens=3000, stream=True)).encode()
+    with daemon.client() as client, daemon.connect() as connection:
+        connection.sendall(request(body))
+        seen = b""
+        while seen.count(b'"delta":') < 2:  # the role, and a piece
+            seen += (piece := connection.recv(65536))
+            assert piece, seen
+        assert seen.startswith(b"HTTP/1.1 200 ")
+        assert row(client, MODEL)["queued"] == MAX_WAITING
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_more_answers_than_may_wait_are_refused_and_none_of_them_is_left(
     daemon: HttpDaemon, live: Reader, stream: bool
