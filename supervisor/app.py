@@ -195,22 +195,20 @@ class App:
         self._log.flight.started(os.getpid())
         try:
             async with asyncio.TaskGroup() as self._tasks:
-                beating = [
-                    self._tasks.create_task(self._pulse()),
-                    self._tasks.create_task(self._sample()),
-                ]
+                pulse = self._tasks.create_task(self._pulse())
+                sampling = self._tasks.create_task(self._sample())
                 on_listening(endpoint)
                 self._loop.call_soon(self._start)
                 await self._finished.wait()
                 signals.ignore()
                 self._announcer.finishes()
-                for task in beating:
-                    task.cancel()
+                sampling.cancel()
                 if self._is_broken:
                     await self._workers.end()
                 await self._workers.spares.end()
                 await self._downloads.end()
                 await self._gateway.end()
+                pulse.cancel()  # not before: together these may outlast a watchdog
                 left_behind = self._workers.leave()
             await self._clients.finish(0.0 if self._is_broken else FAREWELL_S)
         except ExceptionGroup as group:  # a bug in a task; processes are gone
