@@ -16,6 +16,7 @@ import zmq
 
 from mlxsup.protocol.clock import PULSE_S, Clock
 from mlxsup.protocol.download import Repository
+from mlxsup.protocol.flight import Entry
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.version import VERSION
 
@@ -48,7 +49,6 @@ from .core.actions import (
     StartGateway,
     StartSpare,
     WakeAt,
-    WriteEntry,
 )
 from .core.core import Core
 from .core.events import (
@@ -275,7 +275,7 @@ class App:
                 self._workers.look_at_files(model, generation, self._tasks)
             case ReadConfiguration(caller=caller, is_dry=is_dry):
                 self._loop.call_soon(self._reload, caller, is_dry)
-            case Announce() | RequestEnded() | SetLogLevel() | WriteEntry() | LogFault():
+            case Announce() | RequestEnded() | SetLogLevel() | Entry() | LogFault():
                 self._announcer.take(action)
             case Abandon(model=model, generation=generation):
                 self._workers.abandon(model, generation)
