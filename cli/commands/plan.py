@@ -14,7 +14,6 @@ from mlxsup.protocol.ids import ModelName
 from ..connection import config_option, output_options
 from ..exit_status import CliError, ExitStatus
 from ..terminal.output import Output
-from ..terminal.plan_table import plan_lines
 
 if TYPE_CHECKING:
     from mlxsup.supervisor.config.load import DaemonConfig
@@ -35,6 +34,7 @@ def plan(config_path: Path | None, output: Output) -> None:
     Shows what each model of the configuration needs, which of them fit into memory together and
     with how much context, and the change that makes all of them fit. Needs no daemon.
     """
+    from ..terminal.plan_table import plan_lines
     from .start import find_configuration, read_configuration
 
     configuration = read_configuration(find_configuration(config_path))
