@@ -94,7 +94,7 @@ def test_no_pass_holds_memory_any_more_when_a_model_is_ready(
 
     def remove_slowly(self: MlxBatch, *keys: RequestKey) -> None:
         with mx.stream(self._stream):  # half a second
-            mx.async_eval(mx.ones((1024, 1024)) @ mx.ones((1024, 1024)))
+            mx.async_eval(mx.ones((1024, 1024)) @ mx.ones((1024, 1024)))  # type: ignore[no-untyped-call]
         remove(self, *keys)
 
     monkeypatch.setattr(MlxBatch, "remove", remove_slowly)
