@@ -179,7 +179,11 @@ def measure(
 
 
 def _environment(home: str) -> dict[str, str]:
-    """This process's, with an empty home, so that no file names another daemon."""
-    dropped = ("MLXSUP", "_MLXSUP", "XDG_CONFIG_HOME", "HF_")
+    """This process's, with an empty home, so that no file names another daemon.
+
+    The first runs may keep what Python compiles, as an installation does: runs that compile it
+    again are not warm.
+    """
+    dropped = ("MLXSUP", "_MLXSUP", "XDG_CONFIG_HOME", "HF_", "PYTHONDONTWRITEBYTECODE")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
     return kept | {"HOME": home}

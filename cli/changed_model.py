@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .model_rows import row_called
-from .terminal.model_row import warning_lines
 from .terminal.output import Output
-from .terminal.status_table import show_models
 
 if TYPE_CHECKING:
     from mlxsup.client import Client
@@ -16,6 +14,9 @@ if TYPE_CHECKING:
 def show_changed(client: Client, name: str, output: Output) -> None:
     """Prints the model's row and its warnings."""
     from mlxsup.client import ConnectionLost
+
+    from .terminal.model_row import warning_lines
+    from .terminal.status_table import show_models
 
     try:
         value = client.status()

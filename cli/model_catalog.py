@@ -8,11 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlxsup.protocol.places import find_config
 from mlxsup.store.repositories import DEFAULT_REVISION
 from mlxsup.store.search import FoundModel, Origin, find_models, look_at
 from mlxsup.store.served_types import served_types
-
-from .exit_status import CliError
 
 if TYPE_CHECKING:
     from mlxsup.supervisor.config.load import DaemonConfig
@@ -33,17 +32,12 @@ def optional_configuration(given: Path | None) -> DaemonConfig | None:
     Raises:
         CliError: the file is wrong, or a file that was named is missing.
     """
-    from .commands.start import find_configuration, read_configuration
+    found = find_config(given)
+    if found is None or (given is None and not found.path.expanduser().exists()):
+        return None
+    from .commands.start import read_configuration
 
-    try:
-        path = find_configuration(given)
-    except CliError:
-        if given is not None:
-            raise
-        return None
-    if given is None and not path.expanduser().exists():
-        return None
-    return read_configuration(path)
+    return read_configuration(found.path)
 
 
 def catalogue(configuration: DaemonConfig | None) -> list[dict[str, Any]]:
@@ -111,7 +105,7 @@ def _row(name: str | None, aliases: Sequence[str], model: FoundModel | None) -> 
 
 def source_of(row: dict[str, Any]) -> str:
     """The lines of an entry that say where a model is."""
-    from mlxsup.supervisor.config.folders import quoted, source_line
+    from mlxsup.supervisor.config.entry_text import quoted, source_line
 
     if not row["repo"]:
         return source_line(Path(row["path"]))

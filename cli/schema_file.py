@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -12,10 +11,11 @@ SCHEMA_LINE = f"#:schema {SCHEMA_NAME}"
 
 
 def schema_text() -> str:
-    """The schema, without a line break at its end."""
-    from mlxsup.supervisor.config.schema import config_schema
+    """The schema, without a line break at its end.
 
-    return json.dumps(config_schema(), indent=2, ensure_ascii=False)
+    It is generated ahead of time: generating takes longer than a command may take to begin.
+    """
+    return Path(__file__).with_name(SCHEMA_NAME).read_text(encoding="utf-8").removesuffix("\n")
 
 
 def write_schema_next_to(config: Path) -> None:

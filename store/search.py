@@ -23,7 +23,7 @@ from .hub_cache import (
 )
 from .lm_studio import model_folders
 from .repositories import DEFAULT_REVISION
-from .served_types import served_types
+from .served_types import ServedTypes, served_types
 
 MAX_REFERENCES = 100
 
@@ -79,7 +79,7 @@ def find_models(*, cache: Path | None = None, home: Path | None = None) -> list[
 
 
 def look_at(
-    path: Path, title: str, origin: Origin, served: frozenset[str] | None, **more: str
+    path: Path, title: str, origin: Origin, served: ServedTypes | None, **more: str
 ) -> FoundModel:
     """One folder, whatever it is.
 
@@ -101,7 +101,7 @@ def look_at(
     )
 
 
-def _in_hub(cache: Path, served: frozenset[str] | None) -> Iterator[FoundModel]:
+def _in_hub(cache: Path, served: ServedTypes | None) -> Iterator[FoundModel]:
     try:
         repos = list(repositories(cache))
     except OSError:
@@ -139,7 +139,7 @@ def _may_be_model(folder: Path) -> bool:
     return CONFIG in names or any(name.lower().endswith(GGUF_SUFFIX) for name in names)
 
 
-def _below(folder: Path, origin: Origin, served: frozenset[str] | None) -> Iterator[FoundModel]:
+def _below(folder: Path, origin: Origin, served: ServedTypes | None) -> Iterator[FoundModel]:
     """The models at most two levels below a folder."""
     for path in folders_below(folder):
         yield look_at(path, path.relative_to(folder).as_posix(), origin, served)

@@ -3,21 +3,44 @@
 from __future__ import annotations
 
 import ast
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
 REMAPPING = "MODEL_REMAPPING"
 """The name that mlx-lm has for its table of types that run the code of another."""
 
+SUFFIX = ".py"
 
-def served_types() -> frozenset[str] | None:
+
+class ServedTypes:
+    """The model types that can be served.
+
+    Args:
+        package: the folder of mlx-lm.
+    """
+
+    def __init__(self, package: Path) -> None:
+        self._package = package
+        names = os.listdir(package / "models")
+        self._modules = {name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX)}
+        self._remapped: set[str] | None = None
+
+    def __contains__(self, kind: str) -> bool:
+        """Whether models of a type can be served; most types have a module of their name."""
+        if kind in self._modules:
+            return True
+        if self._remapped is None:
+            self._remapped = _remapped(self._package / "utils.py")
+        return kind in self._remapped
+
+
+def served_types() -> ServedTypes | None:
     """The model types that can be served; None if mlx-lm is not installed."""
     spec = find_spec("mlx_lm")
     if spec is None or not spec.submodule_search_locations:
         return None
-    package = Path(spec.submodule_search_locations[0])
-    modules = {path.stem for path in (package / "models").glob("*.py")}
-    return frozenset(modules | _remapped(package / "utils.py"))
+    return ServedTypes(Path(spec.submodule_search_locations[0]))
 
 
 def _remapped(source: Path) -> set[str]:

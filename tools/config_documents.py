@@ -1,6 +1,6 @@
 """config.example.toml and the tables of docs/operations.md, out of the tables of the configuration.
 
-`python tools/config_documents.py` writes both, and docs/config.schema.json.
+`python tools/config_documents.py` writes both, and cli/mlxsup.schema.json.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from mlxsup.supervisor.config.tables import (
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "config.example.toml"
 OPERATIONS = ROOT / "docs" / "operations.md"
-SCHEMA = ROOT / "docs" / "config.schema.json"
+SCHEMA = ROOT / "cli" / "mlxsup.schema.json"
 
 HEAD = """\
-#:schema docs/config.schema.json
+#:schema cli/mlxsup.schema.json
 # The configuration of mlxsup: every key with its default. `mlxsup config check FILE` checks a file.
 # Relative paths are relative to this file. Keys that end in _s also take "90s", "5m" or "1h".
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
@@ -91,8 +92,6 @@ def schema(output: Output) -> None:
     is `#:schema mlxsup.schema.json`.
     """
     if output.is_json:
-        from mlxsup.supervisor.config.schema import config_schema
-
-        output.object({"schema": config_schema()})
+        output.object({"schema": json.loads(schema_text())})
     else:
         output.data(schema_text())

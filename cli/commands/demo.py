@@ -155,9 +155,11 @@ def _kill_one(client: Client, names: Sequence[str], output: Output) -> dict[str,
         CliError: an answer differs from the undisturbed one.
     """
     victim, other = names
-    _headline(output, f"{other} alone: {STORY}")
-    alone = _ask(client, other, STORY, STORY_TOKENS).finish()
-    _tell(output, f"{other}: {_shown(alone.text)}")
+    alone = {}
+    for name in names:
+        _headline(output, f"{name} alone: {STORY}")
+        alone[name] = _ask(client, name, STORY, STORY_TOKENS).finish().text
+        _tell(output, f"{name}: {_shown(alone[name])}")
 
     _headline(output, f"both, with kill -9 for the worker of {victim} while it answers")
     changes = client.events()
@@ -178,22 +180,23 @@ def _kill_one(client: Client, names: Sequence[str], output: Output) -> dict[str,
         _tell(output, f"READY again as pid {_row(client, victim)['pid']} after {took_s:.1f} s")
     answers = [answer.finish() for answer in (first, second)]
     for answer in answers:
-        same = "the same text as alone" if answer.text == alone.text else "A DIFFERENT TEXT"
+        is_same = answer.text == alone[answer.model]
+        same = "the same text as alone" if is_same else "A DIFFERENT TEXT"
         went_on = f", resumed {answer.resumed} times" if answer.resumed else ""
         _tell(output, f"{answer.model}: {answer.tokens} tokens, {same}{went_on}")
     backend = _row(client, victim)["backend"]
-    if backend in EXACT_BACKENDS and any(answer.text != alone.text for answer in answers):
+    if backend in EXACT_BACKENDS and any(one.text != alone[one.model] for one in answers):
         raise CliError("a crash has changed an answer", code="changed", hint="please report it")
     return {
         "backend": backend,
-        "text": alone.text,
+        "text": alone[other],
         "kills": kills,
         "answers": [
             {
                 "model": answer.model,
                 "tokens": answer.tokens,
                 "resumed": answer.resumed,
-                "is_same": answer.text == alone.text,
+                "is_same": answer.text == alone[answer.model],
             }
             for answer in answers
         ],

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from mlxsup.protocol.folders import DEFAULT_CONFIG
+from mlxsup.protocol.places import find_config
 from mlxsup.store.short_names import short_name
 
 from ..connection import output_options
@@ -105,16 +106,13 @@ def _named(rows: Sequence[Mapping[str, Any]]) -> list[Entry]:
 
 def _planned(entries: Sequence[Entry]) -> list[Entry]:
     """The entries with what the plan says of each alone."""
-    from mlxsup.supervisor.config.folders import config_of_folders
-
-    from .plan import plan_of
+    from .plan import plan_of_folders
 
     if not entries:
         return []
     folders = {entry.name: Path(entry.row["path"]) for entry in entries}
-    configuration, _ = config_of_folders(folders)
     try:
-        planned = {row["name"]: row for row in plan_of(configuration)["models"]}
+        planned = {row["name"]: row for row in plan_of_folders(folders)["models"]}
     except CliError:
         return list(entries)  # nobody says how much memory there is: `start` will
     return [_with_plan(entry, planned[entry.name]) for entry in entries]
@@ -133,7 +131,7 @@ def _with_plan(entry: Entry, planned: Mapping[str, Any]) -> Entry:
 
 def _text(entries: Sequence[Entry], left_out: Sequence[Mapping[str, Any]]) -> str:
     """The file."""
-    from mlxsup.supervisor.config.folders import table_key
+    from mlxsup.supervisor.config.entry_text import table_key
 
     parts = [HEAD]
     for entry in entries:
@@ -227,12 +225,8 @@ def _nothing(entries: Sequence[Entry], left_out: Sequence[Mapping[str, Any]]) ->
 
 def _is_found(path: Path) -> bool:
     """Whether `start` reads this file without being told."""
-    from .start import find_configuration
-
-    try:
-        return find_configuration(None).expanduser().absolute() == path
-    except CliError:
-        return False
+    found = find_config()
+    return found is not None and found.path.expanduser().absolute() == path
 
 
 def _lines(entries: Sequence[Entry], output: Output) -> list[str]:

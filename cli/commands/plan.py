@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from mlxsup.protocol.folders import DEFAULT_RUNTIME_DIR, absolute
 from mlxsup.protocol.ids import ModelName
 
 from ..connection import config_option, output_options
 from ..exit_status import CliError, ExitStatus
 from ..terminal.output import Output
-from ..terminal.plan_table import plan_lines
-from .start import find_configuration, read_configuration
 
 if TYPE_CHECKING:
     from mlxsup.supervisor.config.load import DaemonConfig
     from mlxsup.supervisor.core.memory.budget import Budget
+    from mlxsup.supervisor.core.memory.change import Change
     from mlxsup.supervisor.core.memory.need import Figure, Need
-    from mlxsup.supervisor.core.memory.plan import Placement
+    from mlxsup.supervisor.core.memory.plan import Candidate, Placement
+    from mlxsup.supervisor.core.settings import ModelSettings
     from mlxsup.supervisor.memory.appraiser import Appraiser
 
 
@@ -32,6 +34,9 @@ def plan(config_path: Path | None, output: Output) -> None:
     Shows what each model of the configuration needs, which of them fit into memory together and
     with how much context, and the change that makes all of them fit. Needs no daemon.
     """
+    from ..terminal.plan_table import plan_lines
+    from .start import find_configuration, read_configuration
+
     configuration = read_configuration(find_configuration(config_path))
     value = plan_of(configuration)
     if output.is_json:
@@ -46,7 +51,39 @@ def plan_of(configuration: DaemonConfig) -> dict[str, Any]:
     Raises:
         CliError: nobody says how much memory there is.
     """
-    from mlxsup.supervisor.core.memory.change import find_change
+    return _plan_of(
+        configuration.models,
+        runtime_dir=configuration.runtime_dir,
+        memory_budget=configuration.memory_budget,
+        swap=configuration.core.swap,
+    )
+
+
+def plan_of_folders(folders: Mapping[str, Path]) -> dict[str, Any]:
+    """The plan of folders by name, as for a file that says nothing else.
+
+    No such file is made and checked: that takes longer than a command may take to begin.
+
+    Raises:
+        CliError: nobody says how much memory there is.
+    """
+    from mlxsup.protocol.launch import LaunchSettings
+    from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
+
+    here = Path.cwd()
+    models = [
+        ModelSettings(
+            name=ModelName(name), launch=LaunchSettings(path=str(absolute(str(folder), here)))
+        )
+        for name, folder in folders.items()
+    ]
+    runtime_dir = absolute(DEFAULT_RUNTIME_DIR, here)
+    return _plan_of(models, runtime_dir=runtime_dir, memory_budget=None, swap=CoreSettings().swap)
+
+
+def _plan_of(
+    models: Sequence[ModelSettings], *, runtime_dir: Path, memory_budget: int | None, swap: bool
+) -> dict[str, Any]:
     from mlxsup.supervisor.core.memory.plan import Candidate, make_plan
     from mlxsup.supervisor.core.memory.raising import bounded
     from mlxsup.supervisor.memory.appraiser import Appraiser
@@ -54,10 +91,10 @@ def plan_of(configuration: DaemonConfig) -> dict[str, Any]:
     from mlxsup.supervisor.memory.measurements import Measurements
 
     backend = find_backend()
-    budget = _find_budget(configuration, backend)
-    measurements = Measurements(configuration.runtime_dir)
-    appraised, problems = _appraise(configuration, Appraiser(backend, measurements))
-    pinned = [model.name for model in configuration.models if model.pinned]
+    budget = _find_budget(memory_budget, backend)
+    measurements = Measurements(runtime_dir)
+    appraised, problems = _appraise(models, Appraiser(backend, measurements))
+    pinned = [model.name for model in models if model.pinned]
     bounds = bounded(appraised, pinned, budget.size_bytes)
     candidates = [
         Candidate(
@@ -66,11 +103,11 @@ def plan_of(configuration: DaemonConfig) -> dict[str, Any]:
             is_resident=model.preload,
             is_pinned=model.pinned,
         )
-        for model in configuration.models
+        for model in models
         if model.name in bounds
     ]
     made = make_plan(candidates, budget.size_bytes)
-    change = find_change(candidates, budget)
+    change = None if made.fits else _find_change(candidates, budget)
     placements = {place.model: place for place in made.placements}
     needs = {one.model: one for one in candidates}
     return {
@@ -82,20 +119,26 @@ def plan_of(configuration: DaemonConfig) -> dict[str, Any]:
         },
         "needed_bytes": made.reserved_bytes,
         "fits": made.fits and not problems,
-        "swap": configuration.core.swap,
+        "swap": swap,
         "change": None if change is None else str(change),
         "measurements": measurements.problem or None,
         "models": [
             {"name": model.name, "preload": model.preload, "problem": problems[model.name]}
             if model.name in problems
             else _row(needs[model.name].need, placements[model.name], is_resident=model.preload)
-            for model in configuration.models
+            for model in models
         ],
     }
 
 
+def _find_change(candidates: Sequence[Candidate], budget: Budget) -> Change | None:
+    from mlxsup.supervisor.core.memory.change import find_change
+
+    return find_change(candidates, budget)
+
+
 def _appraise(
-    configuration: DaemonConfig, appraiser: Appraiser
+    models: Sequence[ModelSettings], appraiser: Appraiser
 ) -> tuple[dict[ModelName, Need], dict[ModelName, str]]:
     """What the models need, and what is wrong with the others."""
     from mlxsup.supervisor.core.memory.given import known_problem
@@ -103,7 +146,7 @@ def _appraise(
 
     appraised: dict[ModelName, Need] = {}
     problems: dict[ModelName, str] = {}
-    for model in configuration.models:
+    for model in models:
         try:
             need = appraiser.appraise(model.launch)
         except FolderError as error:
@@ -117,11 +160,11 @@ def _appraise(
     return appraised, problems
 
 
-def _find_budget(configuration: DaemonConfig, backend: str) -> Budget:
+def _find_budget(memory_budget: int | None, backend: str) -> Budget:
     from mlxsup.supervisor.memory.machine import NoDeviceMemoryError, find_budget
 
     try:
-        return find_budget(configuration.memory_budget, backend)
+        return find_budget(memory_budget, backend)
     except NoDeviceMemoryError as error:
         raise CliError(
             str(error),

@@ -80,14 +80,11 @@ def _unknown(model: str, known: Sequence[str]) -> CliError:
 
 def _needs(row: Mapping[str, Any]) -> dict[str, Any] | None:
     """What the model needs in memory, as the plan has it; None if it cannot be loaded."""
-    from mlxsup.supervisor.config.folders import config_of_folders
-
-    from .plan import plan_of
+    from .plan import plan_of_folders
 
     if row["engine"] != "mlx" or row["problem"]:
         return None
-    configuration, _ = config_of_folders({"model": Path(row["path"])})
-    plan = plan_of(configuration)
+    plan = plan_of_folders({"model": Path(row["path"])})
     [planned] = plan["models"]
     if planned["problem"]:
         return None

@@ -23,6 +23,7 @@ from ..core.settings import ANYONE
 from ..memory.backend import find_backend
 from ..memory.machine import largest_budget_bytes
 from .client_table import ClientTable
+from .entry_text import MODEL_NAME, MODEL_NAME_EXPECTED
 from .file_table import FileTable
 from .gateway_sites import site_problems
 from .gateway_table import GatewayTable, gateway_problems
@@ -38,8 +39,6 @@ from .tables import (
 )
 from .values import size_or_auto
 
-MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-MODEL_NAME_EXPECTED = "1 to 64 of the characters A-Z a-z 0-9 . _ -, the first a letter or digit"
 CLIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@:/+-]{0,63}")
 CLIENT_NAME_EXPECTED = (
     "1 to 64 of the characters A-Z a-z 0-9 . _ @ : / + -, the first a letter or digit"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -11,7 +10,7 @@ from pathlib import Path
 from mlxsup.store.hub_cache import find_snapshot
 from mlxsup.store.repositories import is_owned_repository
 
-from .check import MODEL_NAME
+from .entry_text import MODEL_NAME, source_line, table_key
 from .load import DaemonConfig, parse_config
 
 WHERE = Path("--model")
@@ -61,20 +60,3 @@ def config_of_folders(sources: Mapping[str, Path | str]) -> tuple[DaemonConfig, 
         f"[models.{table_key(name)}]\n{source_line(source)}\n" for name, source in sources.items()
     )
     return parse_config(text, path=WHERE, config_path=None, folder=Path.cwd()), text
-
-
-def source_line(source: Path | str) -> str:
-    """The line of an entry that says where the model is: a folder, or a repository."""
-    if isinstance(source, Path):
-        return f"path = {quoted(str(source))}"
-    return f"repo = {quoted(source)}"
-
-
-def table_key(name: str) -> str:
-    """A model's name as the heading of its table takes it."""
-    return name if MODEL_NAME.fullmatch(name) and "." not in name else quoted(name)
-
-
-def quoted(text: str) -> str:
-    """A basic string of TOML, which has the escapes of JSON; only ASCII is left unescaped."""
-    return json.dumps(text)

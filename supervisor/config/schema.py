@@ -10,8 +10,9 @@ from pydantic.json_schema import GenerateJsonSchema
 from mlxsup.protocol.text import DURATION_PATTERN
 
 from ..core.settings import ANYONE
-from .check import CLIENT_NAME, MODEL_NAME
+from .check import CLIENT_NAME
 from .client_table import ClientTable
+from .entry_text import MODEL_NAME
 from .file_table import FileTable
 from .gateway_table import GatewayTable
 from .preset_table import PresetTable

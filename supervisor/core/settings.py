@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mlxsup.protocol.download import Repository
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.states import Priority
 
 from .memory.budget import Budget
+
+if TYPE_CHECKING:
+    from mlxsup.protocol.download import Repository
 
 ANYONE = "*"
 """The entry of `[clients]` for every client that has none."""

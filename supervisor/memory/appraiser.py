@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.context_length import find_context_length
 from mlxsup.protocol.launch import LaunchSettings
-from mlxsup.protocol.worker_messages import Ready
 
 from ..core.memory.need import Figure, Need, Source
 from .folder import FolderError, fingerprint, read_folder
 from .layout import find_layout
 from .measurements import Measured, Measurements, Raised
 from .weights import loaded_bytes
+
+if TYPE_CHECKING:
+    from mlxsup.protocol.worker_messages import Ready
 
 MIB = 2**20
 

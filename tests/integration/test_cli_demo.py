@@ -63,6 +63,23 @@ def test_a_worker_dies_three_times_and_neither_answer_changes(tmp_path: Path) ->
     assert not any(psutil.pid_exists(kill["pid"]) for kill in shown["kills"])
 
 
+def test_each_of_two_different_models_is_compared_with_itself(tmp_path: Path) -> None:
+    config = tmp_path / "mlxsup.toml"
+    voices = {"a": "low", "b": "high"}
+    entries = {
+        f"models.{name}": fake(fake={"step_s": PACED_STEP_S, "voice": voice})
+        for name, voice in voices.items()
+    }
+    config.write_text(toml_of(entries))
+    done = run_cli("demo", "--config", str(config))
+    assert done.returncode == 0, done.stderr
+    alone = re.findall(r"^[ab] alone: .*\n[ab]: (.*)$", done.stdout, re.MULTILINE)
+    assert len(alone) == len(set(alone)) == 2
+    assert "a: 40 tokens, the same text as alone, resumed 3 times\n" in done.stdout
+    assert "b: 40 tokens, the same text as alone\n" in done.stdout
+    assert "b: complete, the same text as alone\n" in done.stdout
+
+
 def test_its_story_is_plain_in_a_pipe_and_a_running_daemon_is_left_alone(tmp_path: Path) -> None:
     with Daemon({"mine": fake()}) as daemon, daemon.client() as client:
         config = write_config(tmp_path, "only", step_s=PACED_STEP_S)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.cli import environment
+from support.hub_caches import write_folder
 
 BARE = {
     "mlxsup",
@@ -25,7 +26,8 @@ BARE = {
 """What everything needs: each of these is paid for by every command."""
 
 HEAVY = {
-    "asyncio", "msgpack", "mlx", "numpy", "psutil", "pydantic", "rich", "subprocess", "zmq",
+    "asyncio", "email.message", "huggingface_hub", "importlib.metadata", "msgpack", "mlx", "numpy",
+    "psutil", "pydantic", "rich", "subprocess", "zmq",
     "mlxsup.client", "mlxsup.protocol.client_messages", "mlxsup.protocol.codec",
     "mlxsup.supervisor", "mlxsup.worker", "mlxsup.gateway",
 }  # fmt: skip
@@ -41,8 +43,14 @@ finally:
 """
 
 
-def imported(folder: Path, *arguments: str) -> set[str]:
-    """The modules that a command has imported when it ends; it finds no file and no daemon."""
+def imported(folder: Path, *arguments: str, status: int | None = None) -> set[str]:
+    """The modules that a command has imported when it ends.
+
+    Args:
+        folder: its home and working folder, in which it finds no daemon.
+        arguments: its command line.
+        status: what it has to exit with; None: anything.
+    """
     done = subprocess.run(
         [sys.executable, "-c", CODE, *arguments],
         capture_output=True,
@@ -52,6 +60,7 @@ def imported(folder: Path, *arguments: str) -> set[str]:
         timeout=60,
         check=False,
     )
+    assert status in (None, done.returncode), done.stderr
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
@@ -81,6 +90,32 @@ def test_what_asks_no_daemon_imports_no_client(tmp_path: Path, arguments: list[s
     assert imported(tmp_path, *arguments) & HEAVY == set()
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [["config", "schema"], ["models"], ["show", "m"], ["init", "new.toml"]],
+    ids=" ".join,
+)
+def test_what_looks_at_models_checks_no_configuration(tmp_path: Path, arguments: list[str]) -> None:
+    write_folder(tmp_path / ".mlxsup" / "models" / "m")
+    found = imported(tmp_path, *arguments, status=0)
+    assert found & (HEAVY - {"mlxsup.supervisor"}) == set()
+    assert {name for name in found if name.startswith("mlxsup.supervisor.config.")} <= {
+        "mlxsup.supervisor.config.entry_text"
+    }
+
+
+@pytest.mark.parametrize("arguments", [["plan", "--config"], ["config", "check"]], ids=" ".join)
+def test_what_checks_a_configuration_imports_what_checks_it(
+    tmp_path: Path, arguments: list[str]
+) -> None:
+    (tmp_path / "file.toml").write_text('[models.m]\nengine = "fake"\n')
+    found = imported(tmp_path, *arguments, "file.toml", status=0)
+    # pydantic looks for its plugins with importlib.metadata, which parses them as e-mails.
+    checking = {"pydantic", "importlib.metadata", "email.message", "mlxsup.supervisor"}
+    assert found & HEAVY == checking
+    assert "mlxsup.protocol.worker_messages" not in found
+
+
 def test_what_asks_a_daemon_imports_no_more_than_a_client(tmp_path: Path) -> None:
     found = imported(tmp_path, "status")
     allowed = {"zmq", "msgpack", "mlxsup.client", "mlxsup.protocol.client_messages"}
@@ -88,23 +123,37 @@ def test_what_asks_a_daemon_imports_no_more_than_a_client(tmp_path: Path) -> Non
     assert found & HEAVY <= allowed | {"mlxsup.protocol.codec", "psutil", "subprocess"}
 
 
+def test_completing_a_model_imports_a_client_and_nothing_that_shows(tmp_path: Path) -> None:
+    (tmp_path / "mlxsup.toml").write_text('[models.alpha]\nengine = "fake"\n')
+    answers, found = completing(tmp_path, "mlxsup load al")
+    allowed = {"zmq", "msgpack", "mlxsup.client", "mlxsup.protocol.client_messages"}
+    assert answers == ["plain,alpha"]
+    assert found & HEAVY <= allowed | {"mlxsup.protocol.codec"}
+    assert "mlxsup.cli.terminal.status_table" not in found
+
+
 def test_completing_a_command_imports_none(tmp_path: Path) -> None:
+    answers, found = completing(tmp_path, "mlxsup sta")
+    assert answers == ["plain,start", "plain,status"]
+    assert {name for name in found if name.split(".")[0] == "mlxsup"} == BARE
+
+
+def completing(folder: Path, words: str) -> tuple[list[str], set[str]]:
+    """What a shell is answered for the last word, and the modules imported for that."""
     code = CODE.replace("main(sys.argv[1:])", "main([])")
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        cwd=tmp_path,
+        cwd=folder,
         env=environment(
-            HOME=str(tmp_path),
+            HOME=str(folder),
             _MLXSUP_COMPLETE="bash_complete",
-            COMP_WORDS="mlxsup sta",
-            COMP_CWORD="1",
+            COMP_WORDS=words,
+            COMP_CWORD=str(words.count(" ")),
         ),
         timeout=60,
         check=False,
     )
-    lines = done.stdout.splitlines()
-    assert lines[:2] == ["plain,start", "plain,status"]
-    found = set(json.loads(lines[-1]))
-    assert {name for name in found if name.split(".")[0] == "mlxsup"} == BARE
+    *answers, modules = done.stdout.splitlines()
+    return [answer for answer in answers if answer], set(json.loads(modules))

@@ -24,6 +24,9 @@ PARTS = ("protocol", "store", "supervisor", "worker", "client", "gateway", "down
 PAGE_FILES = "gateway/page/files"
 """What browsers get: no Python, and no folder below it."""
 
+SCHEMA = "cli/mlxsup.schema.json"
+"""What `mlxsup config schema` prints."""
+
 PEER = "supervisor"
 """PyPI's process supervisor: its package has the name of one of our folders."""
 
@@ -31,7 +34,7 @@ PEER = "supervisor"
 
 
 def test_the_wheel_holds_every_file_of_every_package_and_nothing_else(built: Built) -> None:
-    expected = {"mlxsup/__init__.py", "mlxsup/py.typed"}
+    expected = {"mlxsup/__init__.py", "mlxsup/py.typed", f"mlxsup/{SCHEMA}"}
     for part in PARTS:
         for path in (built.source / part).rglob("*"):
             is_of_page = path.parent == built.source / PAGE_FILES

@@ -25,7 +25,7 @@ from support.core_states import in_state
 from support.flight import BEGAN, Recorder
 
 NOW = BEGAN + 20_000.0
-SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "config.schema.json").read_text())
+SCHEMA = json.loads((Path(__file__).parents[2] / "cli" / "mlxsup.schema.json").read_text())
 SENTENCES = [*ADVICE.values(), *(one for kind in KINDS for one in kind.advice)]
 
 

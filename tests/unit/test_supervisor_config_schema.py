@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from mlxsup.cli.schema_file import schema_text
 from mlxsup.supervisor.config.schema import config_schema
 from mlxsup.supervisor.config.tables import (
     ModelTable,
@@ -18,14 +19,16 @@ from mlxsup.supervisor.config.tables import (
 )
 
 EXAMPLE = Path(__file__).parents[2] / "config.example.toml"
-SCHEMA = EXAMPLE.parent / "docs" / "config.schema.json"
+SCHEMA = EXAMPLE.parent / "cli" / "mlxsup.schema.json"
 
 
-def test_the_schema_in_docs_is_that_of_the_code_and_the_example_names_it() -> None:
-    # Made with: mlxsup config schema > docs/config.schema.json
-    assert json.loads(SCHEMA.read_text()) == config_schema()
+def test_the_schema_that_is_printed_is_that_of_the_code_and_the_example_names_it() -> None:
+    # Made with: python tools/config_documents.py
+    text = json.dumps(config_schema(), indent=2, ensure_ascii=False)
+    assert SCHEMA.read_text() == text + "\n"
+    assert schema_text() == text
     first = EXAMPLE.read_text().splitlines()[0]
-    assert first == "#:schema docs/config.schema.json"
+    assert first == "#:schema cli/mlxsup.schema.json"
 
 
 def test_the_schema_knows_every_key_of_the_example_with_its_default() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
-from importlib.metadata import PackageNotFoundError
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -139,11 +139,14 @@ def play(
             raise FileNotFoundError(argv[0])
         return SimpleNamespace(stdout=answer)
 
-    memory = SimpleNamespace(total=total * GIB)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(machine, "ram_bytes", lambda: total * GIB)
     monkeypatch.setattr(machine, "control_group_limit", lambda: None)
     monkeypatch.setattr(subprocess, "run", run)
     return asked
+
+
+def test_the_memory_of_the_machine_is_what_psutil_says() -> None:
+    assert machine.ram_bytes() == psutil.virtual_memory().total
 
 
 def test_on_a_cpu_nobody_is_asked_about_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,23 +206,22 @@ def test_the_largest_budget_is_what_the_machine_or_its_gpu_has(
         ("Darwin", "arm64", (), "metal"),
         ("Darwin", "x86_64", (), "cpu"),
         ("Linux", "x86_64", (), "cpu"),
+        ("Linux", "x86_64", ("mlx-cpu", "mlx-cuda-13-tools"), "cpu"),
         ("Linux", "x86_64", ("mlx-cuda-13",), "cuda"),
         ("Linux", "aarch64", ("mlx-cuda-12",), "cuda"),
     ],
 )
 def test_the_backend_follows_from_the_system_and_what_is_installed(
     monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
     system: str,
     processor: str,
     installed: tuple[str, ...],
     expected: str,
 ) -> None:
-    def version(package: str) -> str:
-        if package not in installed:
-            raise PackageNotFoundError(package)
-        return "1"
-
+    for package in installed:
+        (tmp_path / f"{package.replace('-', '_')}-0.32.2.dist-info").mkdir()
     monkeypatch.setattr(platform, "system", lambda: system)
     monkeypatch.setattr(platform, "machine", lambda: processor)
-    monkeypatch.setattr(backend_module, "version", version)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "nowhere"), str(tmp_path)])
     assert backend_module.find_backend() == expected

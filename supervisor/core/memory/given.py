@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from mlxsup.protocol.cache_cost import GROWTH_TOKENS, cache_bytes
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.text import size_text
-from mlxsup.protocol.worker_messages import Ready
 
 from .need import Need, Source
+
+if TYPE_CHECKING:
+    from mlxsup.protocol.worker_messages import Ready
 
 
 def loaded_problem(need: Need | None, ready: Ready) -> str:
