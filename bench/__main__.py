@@ -116,7 +116,7 @@ def main() -> None:
             "recorder": lambda: recorder.run(repeats),
             "sampling": lambda: sampling.run(repeats),
             "commands": commands,
-            "model_command": lambda: model_command.run(tiny, max(repeats, 9)),
+            "model_command": lambda: model_command.run(tiny, max(repeats, 3)),
             CLIENTS: lambda: clients(Path(folder) / "known", arguments.programs, arguments.only),
         }
         for name in arguments.names:

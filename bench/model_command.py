@@ -1,7 +1,8 @@
 """Does `mlxsup bench` agree with the bursts of the fast path (`python -m bench fast_path`)?
 
 Both measure the same daemon, in turn and in changing order: bursts of the same number of requests,
-with prompts and answers of the same length. The command has its own process, as users run it.
+with prompts and answers of the same length. The command has its own process, as users run it. What
+noise is, the fast path says by itself: it measures twice in each round.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import json
 import statistics
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mlxsup.client import AsyncClient
 
 from .fast_path.bursts import counted_burst, prompts_of
-from .report import interval_of_median, print_table, spread
+from .report import print_table, spread
 from support.daemon import Daemon
 
 MODEL = "tiny"
@@ -24,10 +26,41 @@ STREAMS = (1, 4, 16)
 TOKENS = 256
 LIMIT_S = 600.0
 
+SIDES = COMMAND, FIRST, AGAIN = ("command", "fast path", "fast path again")
+
 FIGURES = ("tokens_per_s", "steady_tokens_per_s", "first_token_s")
 """As the command names what both of them tell."""
 
 Figures = Mapping[str, float]
+
+MOST_NOISE = 1.25
+"""A machine on which the same measurement differs by more, as a factor, shows nothing."""
+
+
+@dataclass(slots=True)
+class Ratios:
+    """Of one figure, round by round.
+
+    Attributes:
+        command: the command's to the fast path's.
+        again: the fast path's second measurement to its first.
+    """
+
+    command: list[float] = field(default_factory=list)
+    again: list[float] = field(default_factory=list)
+
+    @property
+    def noise(self) -> float:
+        """By which factor, from 1, the same measurement has differed at most."""
+        return max(max(one, 1 / one) for one in self.again)
+
+    @property
+    def verdict(self) -> str:
+        """Whether the command's median differs from 1 by no more than the noise."""
+        if self.noise > MOST_NOISE:
+            return "too noisy to tell"
+        middle = statistics.median(self.command)
+        return "within noise" if 1 / self.noise <= middle <= self.noise else "**differs**"
 
 
 async def of_bursts(client: AsyncClient, streams: int, tokens: int, seed: int) -> Figures:
@@ -54,42 +87,39 @@ def of_command(endpoint: str, streams: int, tokens: int, prompt_tokens: int) -> 
     return {name: cell["figures"][name]["median"] for name in FIGURES}
 
 
-async def ratios(endpoint: str, streams: int, tokens: int, repeats: int) -> dict[str, list[float]]:
-    """The command's figures to those of the fast path, pair by pair.
+async def ratios(endpoint: str, streams: int, tokens: int, repeats: int) -> dict[str, Ratios]:
+    """The command's figures to those of the fast path, and these to themselves.
 
     Args:
         endpoint: of a daemon in which MODEL is READY.
         streams: how many requests at once.
         tokens: length of each answer.
-        repeats: how many pairs; one more warms up.
+        repeats: how many rounds; one more warms up.
     """
-    found: dict[str, list[float]] = {name: [] for name in FIGURES}
+    found = {name: Ratios() for name in FIGURES}
     async with AsyncClient(endpoint) as client:
         asked = await client.complete(MODEL, prompt=prompts_of(1, streams)[0], max_tokens=1)
         length = asked.usage.prompt_tokens
         for repeat in range(repeats + 1):
-            sides: dict[bool, Figures] = {}
-            for is_command in (True, False) if repeat % 2 else (False, True):
-                if is_command:
-                    sides[True] = await asyncio.to_thread(
+            sides: dict[str, Figures] = {}
+            for side in _order(repeat):
+                if side == COMMAND:
+                    sides[side] = await asyncio.to_thread(
                         of_command, endpoint, streams, tokens, length
                     )
                 else:
-                    seed = 1000 * repeat + streams
-                    sides[False] = await of_bursts(client, streams, tokens, seed)
-            for name in FIGURES if repeat else ():
-                found[name].append(sides[True][name] / sides[False][name])
+                    seed = 1000 * repeat + 100 * SIDES.index(side) + streams
+                    sides[side] = await of_bursts(client, streams, tokens, seed)
+            for name, one in found.items() if repeat else ():
+                one.command.append(sides[COMMAND][name] / sides[FIRST][name])
+                one.again.append(sides[AGAIN][name] / sides[FIRST][name])
     return found
 
 
-def verdict(values: Sequence[float]) -> str:
-    """Whether ratios are 1 but for noise."""
-    interval = interval_of_median(values)
-    if interval is None:
-        return "too few pairs to tell"
-    low, high = interval
-    agrees = "agrees" if low <= 1 <= high else "**differs**"
-    return f"{agrees}: 95 % {low:.3f} to {high:.3f}"
+def _order(repeat: int) -> Sequence[str]:
+    """Each comes first, second and last equally often."""
+    place = repeat % len(SIDES)
+    return (*SIDES[place:], *SIDES[:place])
 
 
 def run(model: Path, repeats: int) -> None:
@@ -102,10 +132,22 @@ def run(model: Path, repeats: int) -> None:
         for streams in STREAMS:
             found = asyncio.run(ratios(daemon.endpoint, streams, TOKENS, repeats))
             rows += [
-                [str(streams), name, spread(values, digits=3), verdict(values)]
-                for name, values in found.items()
+                [
+                    str(streams),
+                    name,
+                    spread(one.command, digits=3),
+                    spread(one.again, digits=3),
+                    f"{one.noise:.3f}",
+                    one.verdict,
+                ]
+                for name, one in found.items()
             ]
-            medians = [f"{statistics.median(values):.3f}" for values in found.values()]
+            medians = [f"{statistics.median(one.command):.3f}" for one in found.values()]
             print(f"{streams} streams: {', '.join(medians)}", flush=True)
-    print(f"\n{repeats} pairs; the command's figure to the other, median (range)\n")
-    print_table(["streams", "figure", "ratio", "verdict"], rows)
+    print(
+        f"\n{repeats} rounds, median (range). Ratio: the command's figure to that of the fast path."
+        " Again: the fast path's to its own in the same round. Noise: the largest factor by which"
+        " these differ. Within noise: the median of the ratios differs from 1 by no more than that."
+        f" A machine with a noise beyond {MOST_NOISE:g} shows nothing.\n"
+    )
+    print_table(["streams", "figure", "ratio", "again", "noise", "verdict"], rows)

@@ -86,6 +86,7 @@ class Answer:
         meter: Meter,
     ) -> None:
         self.streams: list[AsyncStream] = []
+        self._client = client
         self._model = ask.target or ask.model
         self._open_answers = open_answers
         self._meter = meter
@@ -110,13 +111,17 @@ class Answer:
             stream.cancel()
 
     async def read(
-        self, take: Callable[[int, AsyncStream], Coroutine[Any, Any, None]], receive: Receive
+        self,
+        take: Callable[[int, AsyncStream], Coroutine[Any, Any, None]],
+        receive: Receive,
+        on_accepted: Callable[[], None] | None = None,
     ) -> list[Result]:
         """Reads all to their ends, unless the reader leaves before.
 
         Args:
             take: reads one, which has this number.
             receive: of the ASGI connection.
+            on_accepted: called once the daemon has taken all of them; they may still wait.
 
         Raises:
             Failure: one of them has failed.
@@ -129,6 +134,8 @@ class Answer:
             asyncio.create_task(take(index, stream)) for index, stream in enumerate(self.streams)
         ]
         try:
+            if on_accepted is not None and await self._are_accepted(tasks):
+                on_accepted()
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             if has_left.done():
                 self._meter.left(self._model)
@@ -149,6 +156,22 @@ class Answer:
         if any(result.finish_reason is FinishReason.CANCELLED for result in results):
             raise self._named(interrupted())
         return results
+
+    async def _are_accepted(self, tasks: Sequence[asyncio.Task[None]]) -> bool:
+        """Whether the daemon has taken every request, and not refused one of them.
+
+        One that is alone is not waited for: whatever comes of it first tells.
+
+        Args:
+            tasks: which read them.
+
+        Raises:
+            RequestError, ConnectionLost: the daemon cannot say.
+        """
+        if len(tasks) > 1:
+            # The daemon answers in order: a refusal was here, and read, before this answer is.
+            await self._client.ping()
+        return not any(task.done() and task.exception() for task in tasks)
 
     def _named(self, failure: Failure) -> Failure:
         """The failure, whose response has the name of the request."""
@@ -190,24 +213,29 @@ def _shaped(ask: Ask, shape: MakeShape, answer: Answer) -> Shape:
 
 
 class _Streamed(Response):
-    """An answer in pieces. If it fails before its first piece, it is an ordinary error."""
+    """An answer in pieces. If it fails before its first piece, it is an ordinary error; so it is
+    if any of several requests is refused, whatever has come of the others."""
 
     def __init__(self, answer: Answer, shape: Shape, progress: Progress) -> None:
         super().__init__()
         self._answer = answer
         self._shape = shape
         self._progress = progress
+        self._is_accepted = asyncio.Event()
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Sends the response; see Starlette's `Response`."""
         out = EventStream(scope, send, {REQUEST_ID: self._answer.request_id})
-        self._progress.attach(out, self._shape)
 
         async def take(index: int, stream: AsyncStream) -> None:
             await self._take(index, stream, out)
 
+        def begin() -> None:
+            self._is_accepted.set()
+            self._progress.attach(out, self._shape)
+
         try:
-            results = await self._answer.read(take, receive)
+            results = await self._answer.read(take, receive, begin)
         except Disconnected:
             return
         except Failure as failure:
@@ -228,6 +256,7 @@ class _Streamed(Response):
         async for delta in stream:
             if (piece := shape.piece(index, delta)) is not None:
                 # With the head of the response, for which there may be a wait.
+                await self._is_accepted.wait()
                 await out.write(first + piece)
                 first = b""
                 break
@@ -239,6 +268,7 @@ class _Streamed(Response):
         await stream.forward(pass_on)
         if stream.result.finish_reason is FinishReason.CANCELLED:
             return
+        await self._is_accepted.wait()
         await out.write(first + shape.last(index, stream.result))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
@@ -16,20 +17,34 @@ from uvicorn.server import ServerState
 from mlxsup.client.connection import RequestIds
 
 from . import limits
+from .failure import Failure
+from .openai.errors import body_of
 from .parser import RequestParser
 from .sse import WRITE
 
-TOO_LARGE = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\nx-request-id: %b\r\n"
-    b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
+TOO_LARGE = Failure(
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+    "the head of a request has at most 64 KiB",
+    code="headers_too_large",
 )
-TOO_LARGE_BODY = (
-    b'{"error":{"message":"the head of a request has at most 64 KiB",'
-    b'"type":"invalid_request_error","param":null,"code":"headers_too_large"}}'
+NOT_HTTP = Failure(
+    HTTPStatus.BAD_REQUEST,
+    "what was sent is no request of HTTP, or asks for a tunnel",
+    code="invalid_http",
 )
 
 _ids = RequestIds()
 """Of requests that are refused before anybody else sees them."""
+
+
+def refusal(failure: Failure) -> bytes:
+    """The last response of a connection, in OpenAI's form, to what no application gets to see."""
+    status, body = HTTPStatus(failure.status), json.dumps(body_of(failure))
+    return (
+        f"HTTP/1.1 {status} {status.phrase}\r\nx-request-id: {_ids.next()}\r\n"
+        "content-type: application/json\r\nconnection: close\r\n"
+        f"content-length: {len(body)}\r\n\r\n{body}"
+    ).encode("ascii")
 
 
 def write_piece(cycle: RequestResponseCycle, data: bytes) -> None:
@@ -143,8 +158,9 @@ class LimitedProtocol(HttpToolsProtocol):
         elif any(one.response_started and not one.response_complete for one in self._cycles):
             self._abort()  # or the refusal would be a part of that answer
         else:
-            self._responded(HTTPStatus.BAD_REQUEST)
-            super().send_400_response(msg)
+            self._responded(NOT_HTTP.status)
+            self.transport.write(refusal(NOT_HTTP))
+            self.transport.close()
 
     def pause_writing(self) -> None:
         """The reader is behind."""
@@ -183,9 +199,8 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         self._is_refused = True
         self._stop_waiting()
-        self._responded(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
-        name = _ids.next().encode()
-        self.transport.write(TOO_LARGE % (name, len(TOO_LARGE_BODY), TOO_LARGE_BODY))
+        self._responded(TOO_LARGE.status)
+        self.transport.write(refusal(TOO_LARGE))
         self.transport.write_eof()
         self.loop.call_later(limits.DISCARD_LIMIT_S, self.transport.abort)
 

@@ -15,6 +15,11 @@ FOR_EVER = -1.0
 NAMES = ("keep_alive", "ttl")
 """Ollama's name, and LM Studio's."""
 
+LEAST_S = 60.0
+MOST_S = 24 * 3600.0
+"""What those who are no operators may ask for: less unloads a model that others use, as 0 does, and
+more keeps it as good as for ever."""
+
 
 def read_keep_alive(given: dict[str, Any]) -> None:
     """Replaces both names by the argument of `generate`.
@@ -30,8 +35,8 @@ def read_keep_alive(given: dict[str, Any]) -> None:
 
 
 def check_keep_alive(parameters: Mapping[str, Any], caller: Caller) -> None:
-    """Refuses what would unload a model, or keep it for ever: that is an operator's to decide, once
-    there are keys that tell who is one.
+    """Refuses what would soon unload a model, or keep it for very long: that is an operator's to
+    decide, once there are keys that tell who is one.
 
     Args:
         parameters: of a request, as `read_keep_alive` leaves them.
@@ -41,8 +46,11 @@ def check_keep_alive(parameters: Mapping[str, Any], caller: Caller) -> None:
         Failure: the caller is no operator.
     """
     keep_s = parameters.get("keep_alive")
-    if keep_s is not None and keep_s <= 0 and caller.has_key and not caller.is_operator:
-        raise operator_needed("keep_alive (or ttl) of 0 or below", param="keep_alive")
+    if keep_s is None or LEAST_S <= keep_s <= MOST_S:
+        return
+    if caller.has_key and not caller.is_operator:
+        what = "keep_alive (or ttl) below a minute or above a day"
+        raise operator_needed(what, param="keep_alive")
 
 
 def _seconds(name: str, value: Any) -> float:

@@ -226,7 +226,7 @@ CLIENT_MESSAGES: tuple[type[ClientMessage], ...] = get_args(ClientMessage)
 # ---------------------------------------------------------------- supervisor → client
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class ClientDelta:
     """One piece of one stream, inside `Deltas`; not frozen, because one is made for every token.
 

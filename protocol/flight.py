@@ -11,6 +11,7 @@ import json
 from dataclasses import field
 from typing import ClassVar
 
+from .client_messages import Timings, Usage
 from .codec import DecodeError, read_known
 from .message import Record, record
 from .plain import to_map
@@ -224,8 +225,7 @@ class RequestEnded(Entry):
 
     Attributes:
         outcome: its finish reason, the code of its error, or `gone` if its client is.
-        queued_s, tokenize_s, prefill_s, first_token_s, total_s, paused_s, engine_s: where its time
-            went; see `Timings`.
+        usage, timings: what it took, and where its time went.
         resumed, paused: how many times it has continued after a crash, and after a pause.
     """
 
@@ -235,19 +235,18 @@ class RequestEnded(Entry):
     model: str
     outcome: str
     client: str = ""
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-    queued_s: float = 0.0
-    tokenize_s: float = 0.0
-    prefill_s: float = 0.0
-    first_token_s: float = 0.0
-    total_s: float = 0.0
-    paused_s: float = 0.0
-    engine_s: float = 0.0
-    tokens_per_s: float | None = None
+    usage: Usage = field(default_factory=Usage)
+    timings: Timings = field(default_factory=Timings)
     resumed: int = 0
     paused: int = 0
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """How fast its answer came after its first token, pauses and crashes included; None before
+        its second token."""
+        took_s = self.timings.total_s - self.timings.first_token_s
+        tokens = self.usage.completion_tokens
+        return (tokens - 1) / took_s if tokens > 1 and took_s > 0 else None
 
 
 OF_DAEMON = (DaemonStarted, DaemonEnded)

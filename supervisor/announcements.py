@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from mlxsup.protocol.flight import Entry
+
 from .config.load import ConfigError
-from .core.actions import Announce, LogFault, RequestEnded, SetLogLevel, WriteEntry
+from .core.actions import Announce, LogFault, RequestEnded, SetLogLevel
 from .core.outline import Outline
 from .logs import DaemonLog
 from .service_manager import ServiceManager
@@ -37,7 +39,7 @@ class Announcer:
         self._sleep = sleep
         self._on_change = on_change
 
-    def take(self, action: Announce | RequestEnded | SetLogLevel | WriteEntry | LogFault) -> None:
+    def take(self, action: Announce | RequestEnded | SetLogLevel | Entry | LogFault) -> None:
         """What the core wants to be known, or how much of it."""
         match action:
             case Announce(change=change):
@@ -45,8 +47,8 @@ class Announcer:
             case SetLogLevel(level=level):
                 self._log.change_level(level)
                 self._log.write("info", "log level changed", to=level)
-            case WriteEntry(number=number, entry=entry):
-                self._log.flight.write(number, entry)
+            case Entry():
+                self._log.flight.write(action)
             case LogFault(model=model, story=story):
                 self._log.write("error", "no rule for an event", model=model)
                 self._log.block("\n".join(story))

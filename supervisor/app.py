@@ -16,6 +16,7 @@ import zmq
 
 from mlxsup.protocol.clock import PULSE_S, Clock
 from mlxsup.protocol.download import Repository
+from mlxsup.protocol.flight import Entry
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.version import VERSION
 
@@ -48,7 +49,6 @@ from .core.actions import (
     StartGateway,
     StartSpare,
     WakeAt,
-    WriteEntry,
 )
 from .core.core import Core
 from .core.events import (
@@ -195,22 +195,20 @@ class App:
         self._log.flight.started(os.getpid())
         try:
             async with asyncio.TaskGroup() as self._tasks:
-                beating = [
-                    self._tasks.create_task(self._pulse()),
-                    self._tasks.create_task(self._sample()),
-                ]
+                pulse = self._tasks.create_task(self._pulse())
+                sampling = self._tasks.create_task(self._sample())
                 on_listening(endpoint)
                 self._loop.call_soon(self._start)
                 await self._finished.wait()
                 signals.ignore()
                 self._announcer.finishes()
-                for task in beating:
-                    task.cancel()
+                sampling.cancel()
                 if self._is_broken:
                     await self._workers.end()
                 await self._workers.spares.end()
                 await self._downloads.end()
                 await self._gateway.end()
+                pulse.cancel()  # not before: together these may outlast a watchdog
                 left_behind = self._workers.leave()
             await self._clients.finish(0.0 if self._is_broken else FAREWELL_S)
         except ExceptionGroup as group:  # a bug in a task; processes are gone
@@ -277,7 +275,7 @@ class App:
                 self._workers.look_at_files(model, generation, self._tasks)
             case ReadConfiguration(caller=caller, is_dry=is_dry):
                 self._loop.call_soon(self._reload, caller, is_dry)
-            case Announce() | RequestEnded() | SetLogLevel() | WriteEntry() | LogFault():
+            case Announce() | RequestEnded() | SetLogLevel() | Entry() | LogFault():
                 self._announcer.take(action)
             case Abandon(model=model, generation=generation):
                 self._workers.abandon(model, generation)

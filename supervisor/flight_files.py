@@ -19,11 +19,14 @@ from mlxsup.protocol.flight import (
 )
 from mlxsup.protocol.version import VERSION
 
-from .log_files import LogFile, LogWriter, RotatingFile
+from .log_files import LogWriter, RotatingFile, Unmade
 
 MAX_MODELS_BYTES = 1024 * 1024
 MAX_REQUESTS_BYTES = 2 * 1024 * 1024
 """The sizes at which the files are renamed; of each, `log_files.LOG_FILES` are kept."""
+
+REQUEST_BYTES = 1024
+"""As which an entry of a request counts while its disk hangs: more than almost every line takes."""
 
 ALIVE_INTERVAL_S = 5.0
 """How often the models' file is touched, so that its time says until when the daemon lived."""
@@ -59,11 +62,13 @@ class FlightFiles:
         self._models.write(line)  # the same in both, so that what follows can be laid together
         self._requests.write(line)
 
-    def write(self, number: int, entry: Entry) -> None:
+    def write(self, entry: Entry) -> None:
         """Something has just happened."""
-        self._last_number = number
-        is_of_request = isinstance(entry, OF_REQUESTS)
-        self._write(self._requests if is_of_request else self._models, number, entry)
+        recorded = self._next(entry)
+        if isinstance(entry, OF_REQUESTS):  # so often that the loop should not make their lines
+            self._requests.write(Unmade(recorded.to_line, REQUEST_BYTES))
+        else:
+            self._models.write(recorded.to_line())
 
     def alive(self) -> None:
         """The daemon is alive: the time of the models' file says so, every few seconds."""
@@ -75,12 +80,13 @@ class FlightFiles:
 
     def ended(self, code: int) -> None:
         """The daemon is about to exit."""
-        self._write(self._models, self._last_number + 1, DaemonEnded(code=code))
+        self._models.write(self._next(DaemonEnded(code=code)).to_line())
         self._models.close()
         self._requests.close()
 
-    def _write(self, file: LogFile, number: int, entry: Entry) -> None:
-        file.write(Recorded(number=number, at=self._wall(), entry=entry).to_line())
+    def _next(self, entry: Entry) -> Recorded:
+        self._last_number += 1
+        return Recorded(number=self._last_number, at=self._wall(), entry=entry)
 
 
 def _touch(file: RotatingFile) -> None:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 MAX_LOG_BYTES = 10 * 1024 * 1024
@@ -134,6 +135,22 @@ def _ends_within_a_line(path: Path) -> bool:
         return file.read(1) != b"\n"
 
 
+@dataclass(slots=True)
+class Unmade:
+    """A piece that the writer's thread makes.
+
+    Attributes:
+        make: returns it.
+        size_bytes: as which it counts until then.
+    """
+
+    make: Callable[[], bytes]
+    size_bytes: int
+
+    def __len__(self) -> int:
+        return self.size_bytes
+
+
 class LogFile:
     """What is to be written to one file; made by `LogWriter.open`.
 
@@ -151,11 +168,11 @@ class LogFile:
         self._file = file
         self._writer = writer
         # All guarded by the writer's lock. Bounded by MAX_WAITING_BYTES, and a few marks.
-        self.pieces: list[bytes | Callable[[RotatingFile], None]] = []
+        self.pieces: list[bytes | Unmade | Callable[[RotatingFile], None]] = []
         self.waiting_bytes = 0
         self.lost_bytes = 0
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | Unmade) -> None:
         """Appends, or drops and counts if too much waits already."""
         with self._writer.lock:
             if self.waiting_bytes + len(data) > MAX_WAITING_BYTES:
@@ -190,7 +207,7 @@ class LogFile:
         """Closes the file once everything is written; a later write opens it again."""
         self.call(RotatingFile.close)
 
-    def _add(self, data: bytes) -> None:
+    def _add(self, data: bytes | Unmade) -> None:
         if self.lost_bytes:
             lost_bytes, self.lost_bytes = self.lost_bytes, 0
             self.pieces.append(lambda file: file.skip(lost_bytes))
@@ -207,6 +224,9 @@ class LogFile:
         for piece in pieces:
             if isinstance(piece, bytes):
                 waiting += piece
+                continue
+            if isinstance(piece, Unmade):
+                waiting += piece.make()
                 continue
             if waiting:
                 self._file.write(bytes(waiting))

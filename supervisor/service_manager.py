@@ -21,7 +21,7 @@ WATCHDOG_PID_VARIABLE = "WATCHDOG_PID"
 
 EXTEND_S = 60.0
 """A daemon that ends says each second that it may take this much longer. What comes after its last
-word (the gateway, spare workers, clients' last messages, logs) takes less."""
+word (clients' last messages, logs) takes less."""
 
 MAX_NAMES = 8
 """How many models a status names; systemd ignores messages of more than 4096 bytes."""
@@ -101,7 +101,7 @@ class ServiceManager:
 
     def pulse(self, outline: Outline) -> None:
         """Every second, after what had happened by then was handled."""
-        if outline.is_ending:
+        if outline.is_ending or self._is_stopping:
             self.stopping()
         else:
             self._say(summary(outline.states))

@@ -156,10 +156,7 @@ def page() -> str:
 
 def http_section() -> str:
     """What the gateway refuses."""
-    rows = [
-        (case.name, str(case.status), f"… {case.words} …" if case.words else "nothing")
-        for case in REQUESTS
-    ]
+    rows = [(case.name, str(case.status), f"… {case.words} …") for case in REQUESTS]
     return f"{HTTP}\n{table(('what is sent', 'status', 'its message says'), rows)}"
 
 

@@ -195,7 +195,7 @@ class RunningRow:
         for number, token in enumerate(row.delivered):
             if number % REPLAY_REPORT_TOKENS == 0:
                 report()
-            self.answer.add(token)
+            self.answer.replay(token)
             if row.grammar is not None:
                 row.grammar.accept(token)
         if self.answer.is_stopped:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -50,13 +51,14 @@ def keep(results: Results) -> None:
 
 
 def package_results(
-    cases: Sequence[Case], outcomes: Mapping[str, Sequence[Outcome]]
+    cases: Sequence[Case], outcomes: Mapping[str, Sequence[Outcome]], commit: str
 ) -> dict[str, Any]:
     """How each case went with each server, and with which versions.
 
     Args:
         cases: those that were run.
         outcomes: by the server's name, in the same order.
+        commit: of the tree that was measured.
     """
     names = ("openai", "anthropic", "mlx-lm", "mlx")
     versions = {"mlxsup": VERSION, **{name: version(name) for name in names}}
@@ -72,10 +74,12 @@ def package_results(
         }
         for place, case in enumerate(cases)
     ]
-    return {"versions": versions, "where": where, "cases": rows}
+    return {"commit": commit, "date": _today(), "versions": versions, "where": where, "cases": rows}
 
 
-def program_result(name: str, program_version: str, does: str, result: str) -> dict[str, str]:
+def program_result(
+    name: str, program_version: str, does: str, result: str, commit: str
+) -> dict[str, str]:
     """How the turn of a program went.
 
     Args:
@@ -83,8 +87,12 @@ def program_result(name: str, program_version: str, does: str, result: str) -> d
         program_version: of what is installed; empty if nothing is.
         does: what its turn shows.
         result: `yes`, or why not.
+        commit: of the tree that was measured.
     """
-    return {"program": name, "version": program_version, "does": does, "result": result}
+    return {
+        "program": name, "version": program_version, "does": does, "result": result,
+        "commit": commit, "date": _today(),
+    }  # fmt: skip
 
 
 def with_program(results: Results, new: dict[str, str], order: Sequence[str]) -> Results:
@@ -115,8 +123,11 @@ def package_table(measured: Mapping[str, Any]) -> list[list[str]]:
 
 def program_table(measured: Sequence[Mapping[str, str]]) -> list[list[str]]:
     """A row for each program."""
-    head = ["program", "version", "what it does", ""]
-    rows = [[f"`{one['program']}`", one["version"], one["does"], one["result"]] for one in measured]
+    head = ["program", "version", "what it does", "", "measured"]
+    rows = [
+        [f"`{one['program']}`", one["version"], one["does"], one["result"], _when(one)]
+        for one in measured
+    ]
     return [head, *rows]
 
 
@@ -153,8 +164,16 @@ def _package_block(measured: Mapping[str, Any]) -> str:
         for server in cases[0]["outcomes"]
     ]
     totals = f"Of {len(cases)} cases pass: {', '.join(passed)}."
-    head = f"{versions}; {measured['where']}. {totals}"
+    head = f"{versions}; {measured['where']}; {_when(measured)}. {totals}"
     return "\n".join([head, "", *markdown(package_table(measured))])
+
+
+def _today() -> str:
+    return datetime.now(UTC).date().isoformat()
+
+
+def _when(measured: Mapping[str, str]) -> str:
+    return f"{measured['date']}, `{measured['commit'][:9]}`"
 
 
 def _mark(name: str) -> str:

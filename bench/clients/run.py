@@ -15,6 +15,7 @@ from .case import Case, Outcome, Place, Verdict, outcome
 from .document import PACKAGES, keep, package_results, package_table, read_results
 from .openai_cases import ask
 from .places import gateway, mlx_lm_server
+from promises.results import clean_commit
 from support.known_model import make_known_model
 
 CASES: Sequence[Case] = (*openai_cases.CASES, *anthropic_cases.CASES)
@@ -27,13 +28,15 @@ def run(folder: Path) -> None:
         folder: a new one, for the model.
 
     Raises:
+        UncleanTreeError: the tree is that of no commit.
         AssertionError: a case does not pass with the gateway; the table is printed and kept anyway.
     """
+    commit = clean_commit()
     model = make_known_model(folder)
     outcomes: dict[str, list[Outcome]] = {}
     for name, open_place in (("mlxsup", gateway), ("mlx_lm.server", mlx_lm_server)):
         outcomes[name] = _all(open_place, model)
-    measured = package_results(CASES, outcomes)
+    measured = package_results(CASES, outcomes, commit)
     rows = package_table(measured)
     print_table(rows[0], rows[1:])
     keep({**read_results(), PACKAGES: measured})

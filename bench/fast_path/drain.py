@@ -2,7 +2,7 @@
 
 Run as a child process: `drain ENDPOINT MODEL CONNECTIONS STREAMS TOP_LOGPROBS`. It prints a line
 once something has come for every connection, and what it has received so far for each line of
-standard input.
+standard input; signs of life do not count.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import sys
 import zmq
 
 from mlxsup.protocol.body import RequestBody
-from mlxsup.protocol.client_messages import Generate
+from mlxsup.protocol.client_messages import Alive, Generate
 from mlxsup.protocol.codec import encode, encode_body
 from mlxsup.protocol.ids import ModelName, RequestId
 
 PROMPT_TOKENS = 16
+SIGN_OF_LIFE = encode(Alive())
 
 
 def question(model: str, number: int, top_logprobs: int) -> list[bytes]:
@@ -57,6 +58,8 @@ def main(endpoint: str, model: str, connections: int, streams: int, top_logprobs
             print(json.dumps({"messages": messages, "bytes": size_bytes}), flush=True)
         for socket in ready:
             frames = socket.recv_multipart()
+            if frames == SIGN_OF_LIFE:
+                continue
             messages += 1
             size_bytes += sum(map(len, frames))
             if silent:

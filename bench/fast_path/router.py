@@ -1,9 +1,10 @@
 """What the router costs, by the clock of its own thread: the supervisor's first.
 
-*Unpaced*: the supervisor is stopped while the worker steps, until nobody takes what it sends. Then
-the worker is stopped and the supervisor continues: it works off what was left, as fast as it can
-and without waiting once, for clients that only receive. *Paced*: an engine whose steps take 5 ms,
-next to a forwarder that does nothing but pass on messages of the same size.
+*Unpaced*: the supervisor is stopped while the worker makes a few steps. Then the worker is stopped
+and the supervisor continues: it is woken once, and works off what was left without waiting again,
+for clients that only receive. A backlog of one step costs the same wake-up, so what a long one
+costs more is the cost of its further steps. *Paced*: an engine whose steps take 5 ms, next to a
+forwarder that does nothing but pass on messages of the same size.
 """
 
 from __future__ import annotations
@@ -33,11 +34,16 @@ KINDS = {"router_one": (1, 0), "router_many": (STREAMS, 0), "router_logprobs": (
 """Connections, and `top_logprobs`, of each claim about an unpaced router."""
 
 REPEATS = 9
-BACKLOGS = 20
+BACKLOGS = 24
+LONG, SHORT = 8, 1
+"""Steps of a backlog. Eight messages find room for each connection even if its client receives
+none of them: libzmq takes 16 (`SEND_HIGH_WATER_MARK`), and hears of every eighth only that it has
+left."""
+
 STEP_S = 0.005
 WINDOW_S = 3.0
 CONTEXT = 10_000_000
-LEFT, USED = "steps left each time", f"backlogs used, of {BACKLOGS}"
+WOKEN, USED = "backlogs of one step, in µs each", f"pairs used, of {BACKLOGS}"
 
 
 def until_still(pid: int, since: int = -1) -> None:
@@ -123,19 +129,23 @@ class Router:
         """How many steps the engine has made, as far as the supervisor has seen."""
         return int(row(self._client, MODEL)["steps"])
 
-    def backlog(self, child: Child) -> Backlog:
-        """Has the supervisor work off what it was left for the streams of a client."""
+    def backlog(self, child: Child, steps: int) -> Backlog:
+        """Has the supervisor work off what it was left for the streams of a client.
+
+        Args:
+            child: the client.
+            steps: as many at most; fewer on a machine that is slow.
+        """
         try:
             os.kill(self.worker, signal.SIGSTOP)
             until_still(self.pid)
             until_still(child.pid)
-            steps, messages = self.steps(), child.ask()["messages"]
+            steps_before, messages = self.steps(), child.ask()["messages"]
             until_still(self.pid)
             os.kill(self.pid, signal.SIGSTOP)
             spent_ns = thread_ns(self.pid)
-            begun_ns = thread_ns(self.worker)
             os.kill(self.worker, signal.SIGCONT)
-            until_still(self.worker, begun_ns)
+            time.sleep(steps * STEP_S)  # each step takes at least as long
             os.kill(self.worker, signal.SIGSTOP)
             os.kill(self.pid, signal.SIGCONT)
             until_still(self.pid, spent_ns)
@@ -143,7 +153,7 @@ class Router:
             until_still(child.pid)
             return Backlog(
                 spent_ns=spent_ns,
-                steps=self.steps() - steps,
+                steps=self.steps() - steps_before,
                 messages=child.ask()["messages"] - messages,
             )
         finally:
@@ -162,9 +172,9 @@ class Router:
 
 
 @contextmanager
-def routing(step_s: float) -> Iterator[Router]:
-    """A daemon whose engine takes that long for each step."""
-    options = {"context_length": CONTEXT, "step_s": step_s}
+def routing() -> Iterator[Router]:
+    """A daemon whose engine takes `STEP_S` for each step."""
+    options = {"context_length": CONTEXT, "step_s": STEP_S}
     entry = fake(max_concurrency=STREAMS, fake=options)
     with Daemon({MODEL: entry}) as daemon, daemon.client() as client:
         client.load(MODEL)
@@ -190,40 +200,53 @@ def forwarder_us(size_bytes: int, window_s: float) -> float:
 # ---------------------------------------------------------------- the rows
 
 
-def whole(found: Sequence[Backlog], connections: int) -> list[Backlog]:
+Pair = tuple[Backlog, Backlog]
+"""A long backlog and a short one, after one another."""
+
+
+def whole(found: Sequence[Pair], connections: int) -> list[Pair]:
     """Those of which the clients got one message for each step and connection.
 
-    A client that does not keep up gets pieces of several steps in one message, which is cheaper.
+    Pieces of several steps in one message would be cheaper.
 
     Raises:
         NotShown: there is none.
     """
-    kept_up = [one for one in found if one.messages >= one.steps * connections]
-    if not kept_up:
-        raise NotShown(f"the clients did not keep up with any of {len(found)} backlogs")
-    return kept_up
+    unmerged = [
+        pair
+        for pair in found
+        if all(0 < one.steps * connections == one.messages for one in pair)
+        and pair[0].steps > pair[1].steps
+    ]
+    if not unmerged:
+        raise NotShown(f"none of {len(found)} pairs of backlogs had steps that were not merged")
+    return unmerged
 
 
-def us_per_token(found: Sequence[Backlog]) -> float:
-    """Processor time of the supervisor's own thread, over all backlogs."""
-    steps = sum(one.steps for one in found)
-    return sum(one.spent_ns for one in found) / 1000 / steps / STREAMS
+def us_per_token(found: Sequence[Pair]) -> float:
+    """Processor time of the supervisor's own thread for each further token, over all pairs."""
+    steps = sum(long.steps - short.steps for long, short in found)
+    return sum(long.spent_ns - short.spent_ns for long, short in found) / 1000 / steps / STREAMS
 
 
 async def unpaced(setting: Setting, wanted: Sequence[str]) -> Rows:
     """The router alone, working off what was left for it."""
     values: dict[str, list[float]] = {claim: [] for claim in KINDS}
-    sides: dict[str, dict[str, list[float]]] = {claim: {LEFT: [], USED: []} for claim in KINDS}
-    with routing(0.0) as router:
+    sides: dict[str, dict[str, list[float]]] = {claim: {WOKEN: [], USED: []} for claim in KINDS}
+    with routing() as router:
         for _ in range(setting.runs(REPEATS)):
             for claim, (connections, top_logprobs) in KINDS.items():
                 await until_quiet(setting)
                 with router.streams(connections, STREAMS, top_logprobs) as child:
-                    router.backlog(child)  # the first one warms up
-                    found = [router.backlog(child) for _ in range(setting.runs(BACKLOGS))]
-                used = found if setting.is_small else whole(found, connections)
+                    router.backlog(child, LONG)  # the first one warms up
+                    found = [
+                        (router.backlog(child, LONG), router.backlog(child, SHORT))
+                        for _ in range(setting.runs(BACKLOGS))
+                    ]
+                used = whole(found, connections)
                 values[claim].append(us_per_token(used))
-                sides[claim][LEFT].append(sum(one.steps for one in used) / len(used))
+                woken_ns = sum(short.spent_ns for _, short in used)
+                sides[claim][WOKEN].append(woken_ns / 1000 / len(used))
                 sides[claim][USED].append(len(used))
     yield "router", {claim: Found(values=values[claim], sides=sides[claim]) for claim in KINDS}
 
@@ -232,7 +255,7 @@ async def paced(setting: Setting, wanted: Sequence[str]) -> Rows:
     """The router next to a bare forwarder, in turn."""
     window_s = 0.5 if setting.is_small else WINDOW_S
     found: dict[int, tuple[list[float], list[float]]] = {1: ([], []), STREAMS: ([], [])}
-    with routing(STEP_S) as router:
+    with routing() as router:
         sizes = {streams: router.paced_us(streams, 0.5)[1] for streams in found}
         for repeat in range(setting.runs(REPEATS)):
             for streams, (ours, bare) in found.items():

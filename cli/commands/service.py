@@ -108,7 +108,8 @@ def uninstall(is_system: bool, is_dry: bool, output: Output) -> None:
         return
     refuse_foreign(manager.path, text)
     if is_dry:
-        commands = [*manager.uninstall_commands(), *manager.forget_commands()]
+        would = [*manager.uninstall_commands(), *manager.forget_commands()]
+        commands = [command.argv for command in would]
         _say_removed(manager.path, "would be removed", commands, output, is_removed=False)
         return
     if is_system:
@@ -257,7 +258,7 @@ def _facts_of(config_path: Path | None, *, is_system: bool) -> ServiceFacts:
 
 def _plan_map(plan: Plan) -> dict[str, Any]:
     return {"path": str(plan.path), "text": plan.text, "difference": plan.difference,
-            "commands": list(plan.commands)}  # fmt: skip
+            "commands": [command.argv for command in plan.commands]}  # fmt: skip
 
 
 def _show_plan(plan: Plan, output: Output) -> None:
@@ -267,7 +268,7 @@ def _show_plan(plan: Plan, output: Output) -> None:
     output.note(f"would write {plan.path}:")
     output.data(plan.text, newline=False)
     for command in plan.commands:
-        output.note(f"would run {shlex.join(command)}")
+        output.note(f"would run {shlex.join(command.argv)}")
     if plan.is_done:
         output.note("it is installed exactly so: nothing would change")
 

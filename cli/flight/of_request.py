@@ -110,25 +110,24 @@ def _outcome(ended: RequestEnded) -> str:
 
 
 def _tell_times(story: Story, ended: RequestEnded) -> None:
-    if not ended.prompt_tokens:
-        story.say(f"it waited {seconds(ended.queued_s)}, and never began", below=True)
+    usage, timings = ended.usage, ended.timings
+    if not usage.prompt_tokens:
+        story.say(f"it waited {seconds(timings.queued_s)}, and never began", below=True)
         return
-    cached = f" ({ended.cached_tokens:,} known already)" if ended.cached_tokens else ""
-    story.say(f"it waited {seconds(ended.queued_s)}", below=True)
-    prompt = counted(ended.prompt_tokens, "token")
-    read = seconds(ended.prefill_s)
+    cached = f" ({usage.cached_tokens:,} known already)" if usage.cached_tokens else ""
+    story.say(f"it waited {seconds(timings.queued_s)}", below=True)
+    prompt = counted(usage.prompt_tokens, "token")
+    read = seconds(timings.prefill_s)
     story.say(
-        f"its prompt: {prompt}{cached}, prepared in {seconds(ended.tokenize_s)}, read in {read}",
+        f"its prompt: {prompt}{cached}, prepared in {seconds(timings.tokenize_s)}, read in {read}",
         below=True,
     )
     rate = f", {ended.tokens_per_s:.1f} tokens/s" if ended.tokens_per_s else ""
-    first = f", the first after {seconds(ended.first_token_s)}" if ended.first_token_s else ""
-    story.say(f"its answer: {counted(ended.completion_tokens, 'token')}{first}{rate}", below=True)
-    paused = f", {seconds(ended.paused_s)} of them paused" if ended.paused_s else ""
-    story.say(
-        f"in all {seconds(ended.total_s)}{paused}; {seconds(ended.engine_s)} of the engine's time",
-        below=True,
-    )
+    first = f", the first after {seconds(timings.first_token_s)}" if timings.first_token_s else ""
+    story.say(f"its answer: {counted(usage.completion_tokens, 'token')}{first}{rate}", below=True)
+    paused = f", {seconds(timings.paused_s)} of them paused" if timings.paused_s else ""
+    whole, engine = seconds(timings.total_s), seconds(usage.engine_s)
+    story.say(f"in all {whole}{paused}; {engine} of the engine's time", below=True)
 
 
 def _tell_events(story: Story, run: Run) -> None:

@@ -10,6 +10,20 @@ from dataclasses import dataclass
 from ..exit_status import CliError
 
 
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command of a service manager that changes something.
+
+    Attributes:
+        argv: what is run.
+        end_limit_s: how many seconds a job that it ends may take after it has returned; None: it
+            ends none, or waits by itself.
+    """
+
+    argv: list[str]
+    end_limit_s: float | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Called:
     """What became of a command.

@@ -15,6 +15,7 @@ from mlxsup.protocol.places import endpoint_in
 
 from ..exit_status import CliError, ExitStatus
 from ..lock_holder import lock_holder
+from .calls import Command
 from .facts import MARKER, ServiceFacts
 from .managers import Manager
 
@@ -35,7 +36,7 @@ class Plan:
     path: Path
     text: str
     before: str | None
-    commands: Sequence[list[str]]
+    commands: Sequence[Command]
 
     @property
     def is_done(self) -> bool:
@@ -161,10 +162,10 @@ def read_file(path: Path) -> str | None:
         return None
 
 
-def run(commands: Sequence[list[str]], manager: Manager, on_step: Callable[[str], None]) -> None:
+def run(commands: Sequence[Command], manager: Manager, on_step: Callable[[str], None]) -> None:
     """Runs the commands of a service manager, one after the other."""
     for command in commands:
-        on_step(shlex.join(command))
+        on_step(shlex.join(command.argv))
         manager.carry_out(command)
 
 

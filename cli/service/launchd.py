@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..exit_status import CliError
 from . import launchd_plist
-from .calls import call, must
+from .calls import Command, call, must
 from .facts import NAME, ServiceFacts
 from .state import ServiceState
 
@@ -49,7 +49,6 @@ class Launchd:
         self._is_system = is_system
         self._monotonic = monotonic
         self._sleep = sleep
-        self._end_limit_s = UNKNOWN_LIMIT_S
         folder = Path("/Library/LaunchDaemons") if is_system else home / "Library/LaunchAgents"
         self.path = folder / f"{NAME}.plist"
         # Over SSH there is no graphical session.
@@ -63,19 +62,20 @@ class Launchd:
         """Which program a job of ours starts."""
         return launchd_plist.program_in(text)
 
-    def install_commands(self, *, is_new: bool) -> list[list[str]]:
+    def install_commands(self, *, is_new: bool) -> list[Command]:
         """What makes the job count, and starts it; one that runs is drained before."""
-        domain = self._domain()
-        begin = ["launchctl", "bootstrap", domain, str(self.path)]
+        begin = Command(["launchctl", "bootstrap", self._domain(), str(self.path)])
         return [begin] if is_new else [*self.uninstall_commands(), begin]
 
-    def uninstall_commands(self) -> list[list[str]]:
-        """What ends the job; asked before its file, which says how long that takes, is replaced."""
+    def uninstall_commands(self) -> list[Command]:
+        """What ends the job, with how long that may take by the file that is there now."""
+        if not self._is_known():
+            return []
         allowed_s = launchd_plist.exit_time_out_in(self._text())
-        self._end_limit_s = UNKNOWN_LIMIT_S if allowed_s is None else allowed_s + MORE_S
-        return [["launchctl", "bootout", f"{self._domain()}/{NAME}"]] if self._is_known() else []
+        limit_s = UNKNOWN_LIMIT_S if allowed_s is None else allowed_s + MORE_S
+        return [Command(["launchctl", "bootout", f"{self._domain()}/{NAME}"], limit_s)]
 
-    def forget_commands(self) -> list[list[str]]:
+    def forget_commands(self) -> list[Command]:
         """What follows the removal of the file."""
         return []
 
@@ -131,29 +131,29 @@ class Launchd:
         follow = ["-F"] if is_following else []
         return ["tail", "-n", str(lines), *follow, output]
 
-    def carry_out(self, command: list[str]) -> None:
+    def carry_out(self, command: Command) -> None:
         """Runs one of the commands above, and returns when it has taken effect.
 
         Raises:
             CliError: it fails.
         """
-        if command[1] == "bootout":
-            must(command, allowed=(0, ENDS_LATER))
-            self._wait_until_gone()
+        if command.end_limit_s is None:
+            must(command.argv)
         else:
-            must(command)
+            must(command.argv, allowed=(0, ENDS_LATER))
+            self._wait_until_gone(command.end_limit_s)
 
-    def _wait_until_gone(self) -> None:
+    def _wait_until_gone(self, limit_s: float) -> None:
         """Returns when a job that was ended is gone.
 
         Raises:
             CliError: it stays.
         """
-        give_up_at = self._monotonic() + self._end_limit_s
+        give_up_at = self._monotonic() + limit_s
         while self._is_known():
             if self._monotonic() > give_up_at:
                 raise CliError(
-                    f"launchd has not ended the job within {self._end_limit_s:g} s",
+                    f"launchd has not ended the job within {limit_s:g} s",
                     code="service_manager",
                     hint="see `mlxsup service status`",
                 )

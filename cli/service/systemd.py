@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..exit_status import CliError
 from . import systemd_unit
-from .calls import call, must
+from .calls import Command, call, must
 from .facts import NAME, ServiceFacts
 from .state import ServiceState
 
@@ -48,28 +48,29 @@ class Systemd:
         """Which program a unit of ours starts."""
         return systemd_unit.program_in(text)
 
-    def install_commands(self, *, is_new: bool) -> list[list[str]]:
+    def install_commands(self, *, is_new: bool) -> list[Command]:
         """What makes the unit count, and starts the service; one that runs is drained before."""
-        control = self._control
         if is_new:
-            return [control("daemon-reload"), control("enable", "--now", UNIT)]
-        return [control("daemon-reload"), control("enable", UNIT), control("restart", UNIT)]
+            calls = [("daemon-reload",), ("enable", "--now", UNIT)]
+        else:
+            calls = [("daemon-reload",), ("enable", UNIT), ("restart", UNIT)]
+        return [Command(self._control(*words)) for words in calls]
 
-    def uninstall_commands(self) -> list[list[str]]:
+    def uninstall_commands(self) -> list[Command]:
         """What ends the service, before its file is removed."""
-        return [self._control("disable", "--now", UNIT)]
+        return [Command(self._control("disable", "--now", UNIT))]
 
-    def forget_commands(self) -> list[list[str]]:
+    def forget_commands(self) -> list[Command]:
         """What follows the removal of the file."""
-        return [self._control("daemon-reload")]
+        return [Command(self._control("daemon-reload"))]
 
-    def carry_out(self, command: list[str]) -> None:
+    def carry_out(self, command: Command) -> None:
         """Runs one of the commands above, and returns when it has taken effect.
 
         Raises:
             CliError: it fails.
         """
-        must(command)
+        must(command.argv)
 
     def check(self, program: Path) -> None:
         """Whether systemd runs and can be reached.

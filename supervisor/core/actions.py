@@ -163,19 +163,6 @@ class RequestEnded(Record):
     is_refused: bool = False
 
 
-@record
-class WriteEntry(Record):
-    """Write an entry of the flight recorder to its file.
-
-    Attributes:
-        number: of the entry, counted from the start of this daemon.
-        entry: what happened, now.
-    """
-
-    number: int
-    entry: Entry
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetLogLevel:
     """Log from this level on, and start workers that do."""
@@ -293,7 +280,7 @@ Action = (
     | SendToClient
     | Announce
     | RequestEnded
-    | WriteEntry
+    | Entry
     | SetLogLevel
     | ReadConfiguration
     | AppraiseLaunch
@@ -305,4 +292,5 @@ Action = (
     | LogFault
     | Finish
 )
-"""Everything that the core asks the shell to do."""
+"""Everything that the core asks the shell to do: an entry of the flight recorder has just come
+about, and is to be written to its file."""

@@ -5,6 +5,7 @@ Each gets exactly one terminal message (P1), and `end` is the only place that se
 
 from __future__ import annotations
 
+from mlxsup.protocol import flight
 from mlxsup.protocol.client_messages import Done, Failed
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.states import FinishReason, NoticeKind, State
@@ -69,8 +70,8 @@ class Endings:
     def drop(self, model: Model, request: Request, now: float) -> None:
         """The client is gone: nobody gets an answer (D12)."""
         self._withdraw(model, request, now)
-        self._forget(request, GONE, now)
-        self._attaching.ended(request, _done(request, FinishReason.CANCELLED, now))
+        ended = self._forget(request, GONE, now)
+        self._attaching.ended(request, _done(request, FinishReason.CANCELLED, ended))
 
     def fail(self, model: Model, request: Request, error: RemoteError, now: float) -> None:
         """The request ends with an error, at whatever stage it is."""
@@ -103,14 +104,14 @@ class Endings:
         """Sends the terminal message of a request that is neither queued nor running any longer."""
         outcome = error.code if error is not None else finish
         assert outcome is not None
-        self._forget(request, outcome.value, now)
+        ended = self._forget(request, outcome.value, now)
         if error is not None:
             if request.engine_s:
                 error = with_engine_s(error, request.engine_s)
             message: Done | Failed = Failed(id=request.id, error=error.to_wire())
         else:
             assert finish is not None
-            message = _done(request, finish, now)
+            message = _done(request, finish, ended)
         self._outbox.send(request.connection, message)
         self._attaching.ended(request, message)
 
@@ -203,21 +204,22 @@ class Endings:
         if model.life.state in (State.READY, State.DRAINING):
             self._outbox.tell(model.life, CancelRow(key=request.key))
 
-    def _forget(self, request: Request, outcome: str, now: float) -> None:
+    def _forget(self, request: Request, outcome: str, now: float) -> flight.RequestEnded:
         self._ledger.remove(request)
         self._deadlines.set(request.key, None)
-        ended = request_ended(request, outcome, now)
+        ended = request_ended(request, outcome, request.usage(), request.timings(now))
         self._outbox.add(RequestEnded(facts=report_of(ended)))
         self._outbox.record(ended, now)
+        return ended
 
 
-def _done(request: Request, finish: FinishReason, now: float) -> Done:
+def _done(request: Request, finish: FinishReason, ended: flight.RequestEnded) -> Done:
     return Done(
         id=request.id,
         seq=request.seq,
         finish_reason=finish,
-        usage=request.usage(),
-        timings=request.timings(now),
+        usage=ended.usage,
+        timings=ended.timings,
         seed=request.acceptance.seed if request.acceptance else None,
         warnings=request.warnings,
         resumed=request.resumed,

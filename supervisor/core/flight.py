@@ -16,7 +16,8 @@ MOST_MODELS = 1024
 """Those that changed last; a configuration has far fewer."""
 
 Kept = tuple[int, float, Entry]
-"""An entry with its number and its time, monotonic seconds."""
+"""An entry with its number, which counts as that in its file does, and its time, monotonic
+seconds."""
 
 
 class Flight:
@@ -29,8 +30,8 @@ class Flight:
         self._deaths: dict[str, deque[Kept]] = {}
         self._requests: deque[Kept] = deque(maxlen=OF_REQUESTS)
 
-    def keep(self, entry: Entry, now: float) -> int:
-        """Keeps an entry; returns its number."""
+    def keep(self, entry: Entry, now: float) -> None:
+        """Keeps an entry."""
         self._last_number += 1
         kept = (self._last_number, now, entry)
         match entry:
@@ -40,7 +41,6 @@ class Flight:
                 _ring(self._changes, model, CHANGES_OF_A_MODEL).append(kept)
             case _:
                 self._requests.append(kept)
-        return self._last_number
 
     def entries(self, now: float) -> list[dict[str, Any]]:
         """What is kept, oldest first: `n`, `kind`, the entry's fields, and `ago_s`."""

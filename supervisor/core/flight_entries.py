@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mlxsup.protocol.client_messages import Timings, Usage
 from mlxsup.protocol.flight import (
     ModelChanged,
     RequestContinued,
@@ -13,7 +14,6 @@ from mlxsup.protocol.states import State
 
 from .model import Model
 from .requests.ledger import Request
-from .requests.report import tokens_per_s
 
 
 def model_changed(model: Model, before: State, note: str) -> ModelChanged:
@@ -64,32 +64,22 @@ def request_continued(model: Model, request: Request) -> RequestContinued:
     )
 
 
-def request_ended(request: Request, outcome: str, now: float) -> RequestEnded:
+def request_ended(request: Request, outcome: str, usage: Usage, timings: Timings) -> RequestEnded:
     """A request has its end.
 
     Args:
         request: which.
         outcome: its finish reason, the code of its error, or `gone`.
-        now: monotonic seconds.
+        usage, timings: its last ones.
     """
-    usage, timings = request.usage(), request.timings(now)
     return RequestEnded(
         id=request.id,
         number=request.key,
         model=request.model,
         outcome=outcome,
         client=request.account,
-        prompt_tokens=usage.prompt_tokens,
-        cached_tokens=usage.cached_tokens,
-        completion_tokens=usage.completion_tokens,
-        queued_s=timings.queued_s,
-        tokenize_s=timings.tokenize_s,
-        prefill_s=timings.prefill_s,
-        first_token_s=timings.first_token_s,
-        total_s=timings.total_s,
-        paused_s=timings.paused_s,
-        engine_s=usage.engine_s,
-        tokens_per_s=tokens_per_s(request, now),
+        usage=usage,
+        timings=timings,
         resumed=request.resumed,
         paused=request.paused,
     )

@@ -8,7 +8,6 @@ from typing import Any
 from mlxsup.protocol.flight import CONTINUES, GIVEN_UP, PAUSED, LostRow, RequestEnded, WorkerDied
 from mlxsup.protocol.states import ExitReason
 
-from .actions import WriteEntry
 from .health.blame import Verdict
 from .lifecycle.on_exit import ending_of, ready_for_s
 from .lifecycle.states import Backoff, Loading
@@ -76,9 +75,7 @@ class LastMoments:
         is_given_up = isinstance(died, GivenUp)
         detail = died.text if last is None or is_given_up else last.detail
         outcomes = {
-            action.entry.number: action.entry.outcome
-            for action in outbox
-            if isinstance(action, WriteEntry) and isinstance(action.entry, RequestEnded)
+            action.number: action.outcome for action in outbox if isinstance(action, RequestEnded)
         }
         return WorkerDied(
             **self.process,

@@ -85,6 +85,11 @@ class Leasing:
 
     # ------------------------------------------------------------ after every event
 
+    @property
+    def has_news(self) -> bool:
+        """Whether workers have said anything since the last `settle`."""
+        return bool(self._changed)
+
     def settle(
         self,
         models: Mapping[ModelName, Model],
@@ -104,7 +109,7 @@ class Leasing:
             The models whose deadline may have changed.
         """
         if not (touched or self._changed):
-            return []  # as after nearly every step
+            return []
         changed = {name: None for name in self._changed if name in models}
         self._changed.clear()
         is_new_limit = settings.max_parallel_prefills != self._most_readers

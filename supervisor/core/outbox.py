@@ -13,7 +13,7 @@ from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.states import NoticeKind
 from mlxsup.protocol.worker_messages import MessageToWorker
 
-from .actions import Action, Announce, SendToClient, SendToWorker, WriteEntry
+from .actions import Action, Announce, SendToClient, SendToWorker
 from .events import Caller, ConnectionId
 from .flight import Flight
 from .lifecycle.life import Life
@@ -43,7 +43,8 @@ class Outbox:
 
     def record(self, entry: Entry, now: float) -> None:
         """Has the flight recorder keep and write an entry."""
-        self._actions.append(WriteEntry(number=self.flight.keep(entry, now), entry=entry))
+        self.flight.keep(entry, now)
+        self._actions.append(entry)
 
     def take(self) -> list[Action]:
         """Returns the actions of this event; the next one starts with none."""

@@ -320,16 +320,17 @@ class Serving:
         return has_changed or is_awaited or model.blame.is_anyone_on_probation
 
     def _take_delta(self, model: Model, request: Request, row: Row, now: float) -> ClientDelta:
-        if row.tokens:
-            self.ledger.deliver(request, row.tokens)
+        tokens = row.tokens
+        if tokens:
+            self.ledger.deliver(request, tokens)
             request.deaths = 0
-        model.tokens += len(row.tokens) // 4
+            model.tokens += len(tokens) // 4
         if request.first_token_at is None:
             request.first_token_at = now
             request.prefill_s = row.prefill_s or 0.0
             request.cached_tokens = row.cached_tokens
             self._deadlines.set(request.key, request.next_deadline)
-        delta = ClientDelta(id=request.id, seq=request.seq, tokens=row.tokens, body=row.body)
+        delta = ClientDelta(request.id, request.seq, tokens, row.body)
         request.seq += 1
         return delta
 

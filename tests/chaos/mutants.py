@@ -110,8 +110,8 @@ MUTANTS = (
     Mutant(
         name="text is lost",
         module=SERVING,
-        right="body=row.body)",
-        wrong='body=b"\\x80" if request.seq == 3 else row.body)',
+        right="tokens, row.body)",
+        wrong='tokens, b"\\x80" if request.seq == 3 else row.body)',
         check="text",
     ),
     Mutant(

@@ -14,6 +14,7 @@ import pytest
 
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
+from support.http_daemon import HttpDaemon, gateway_of
 from support.notify_socket import NotifySocket, environment_of
 from support.scripted_daemon import ScriptedDaemon
 from support.streams import Reader
@@ -108,6 +109,22 @@ def test_a_stop_by_a_client_is_said_too(played: NotifySocket) -> None:
         assert daemon.process is not None
         assert daemon.process.wait(60) == 0
     assert sum("STOPPING=1" in message for message in played.take_all()) == 1
+
+
+def test_the_watchdog_is_fed_while_a_gateway_that_hangs_is_waited_for(
+    played: NotifySocket,
+) -> None:
+    """It has four seconds to end, which is twice what the watchdog waits."""
+    daemon = HttpDaemon({"m": fake()})
+    with serving(daemon, played.variables(watchdog_s=WATCHDOG_S)), daemon.client() as client:
+        assert daemon.process is not None
+        psutil.Process(gateway_of(client)["pid"]).suspend()
+        daemon.process.send_signal(signal.SIGTERM)
+        played.until_line("STOPPING=1")
+        assert daemon.process.wait(60) == 0
+        said = [line for message in played.take_all() for line in message]
+    assert said.count("WATCHDOG=1") >= 2
+    assert not [line for line in said if line.startswith("STATUS=")]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

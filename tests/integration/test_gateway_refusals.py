@@ -13,7 +13,7 @@ import pytest
 
 from mlxsup.gateway import limits
 
-from support.bad_http import CHAT, MESSAGES, request
+from support.bad_http import CHAT, JSON, MESSAGES, request
 from support.bad_input import MODEL
 from support.bad_input_daemon import undisturbed
 from support.daemon import fake, row
@@ -78,6 +78,20 @@ def test_more_answers_than_rows_are_given_as_rows_are_free(
     assert all(choice["finish_reason"] == "length" for choice in value["choices"])
 
 
+def test_more_answers_than_rows_begin_to_stream_while_the_others_wait(
+    daemon: HttpDaemon, live: Reader
+) -> None:
+    body = json.dumps(chat_body(n=FIT, max_tokens=3000, stream=True)).encode()
+    with daemon.client() as client, daemon.connect() as connection:
+        connection.sendall(request(body))
+        seen = b""
+        while seen.count(b'"delta":') < 2:  # the role, and a piece
+            seen += (piece := connection.recv(65536))
+            assert piece, seen
+        assert seen.startswith(b"HTTP/1.1 200 ")
+        assert row(client, MODEL)["queued"] == MAX_WAITING
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_more_answers_than_may_wait_are_refused_and_none_of_them_is_left(
     daemon: HttpDaemon, live: Reader, stream: bool
@@ -93,7 +107,7 @@ def test_more_answers_than_may_wait_are_refused_and_none_of_them_is_left(
 
 def test_a_body_of_endless_chunks_is_answered_with_413(daemon: HttpDaemon, live: Reader) -> None:
     chunk = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
-    head = request(None).removesuffix(b"\r\n") + b"Transfer-Encoding: chunked\r\n\r\n"
+    head = begun(b"Transfer-Encoding: chunked")
     with daemon.connect() as connection:
         connection.sendall(head)
         try:
@@ -104,6 +118,12 @@ def test_a_body_of_endless_chunks_is_answered_with_413(daemon: HttpDaemon, live:
         status, lines, body = read(everything(connection))
     assert (status, json.loads(body)["error"]["code"]) == (413, "request_too_large")
     assert b"connection: close" in lines
+
+
+def begun(length: bytes) -> bytes:
+    """The head of a request behind whose answer its sender would send more on the connection."""
+    head = request(None, headers={**JSON, "Connection": "keep-alive"})
+    return head.removesuffix(b"\r\n") + length + b"\r\n\r\n"
 
 
 def has_answer(connection: socket.socket) -> bool:
@@ -117,9 +137,8 @@ def test_a_body_that_does_not_come_is_answered_with_408(
     daemon: HttpDaemon, live: Reader, is_chunked: bool
 ) -> None:
     length = b"Transfer-Encoding: chunked" if is_chunked else b"Content-Length: 100"
-    begun = b"1\r\n{\r\n" if is_chunked else b"{"
-    head = request(None).removesuffix(b"\r\n") + length + b"\r\n\r\n"
-    status, lines, body = told(daemon, head + begun)
+    piece = b"1\r\n{\r\n" if is_chunked else b"{"
+    status, lines, body = told(daemon, begun(length) + piece)
     error = json.loads(body)["error"]
     assert (status, error["code"]) == (408, "request_timeout")
     assert f"within {limits.BODY_LIMIT_S:g} s" in error["message"]
@@ -144,8 +163,10 @@ BAD_HEADERS = {
 def test_a_head_that_could_be_read_in_two_ways_is_refused(
     daemon: HttpDaemon, live: Reader, name: str
 ) -> None:
-    status, lines, _ = told(daemon, HEAD + BAD_HEADERS[name] + SMUGGLED)
-    assert status == 400
+    status, lines, body = told(daemon, HEAD + BAD_HEADERS[name] + SMUGGLED)
+    assert status == 400, body
+    assert json.loads(body)["error"]["code"] == "invalid_http"
+    assert [line for line in lines if line.startswith(b"x-request-id: ")]
     assert not [line for line in lines if b"injected" in line.lower()]
 
 

@@ -72,7 +72,7 @@ def test_it_has_a_licence_and_no_command(built_client: Built) -> None:
         line for line in texts["METADATA"].splitlines() if line.startswith("Requires-Dist")
     ] == [
         "Requires-Dist: pyzmq>=26",
-        "Requires-Dist: msgpack>=1.0.8",
+        "Requires-Dist: msgpack>=1.1.0",
     ]
 
 

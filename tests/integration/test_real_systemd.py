@@ -15,6 +15,8 @@ from support.real_systemd import RealSystemd, why_not
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() != "", reason=why_not())]
 
 MODEL = {'models."m"': {"engine": "fake", "fake": {"step_s": 0.02}}}
+TOKENS = 500
+"""Of the answer that runs during a stop: ten seconds."""
 
 
 @pytest.fixture(scope="module")
@@ -70,11 +72,20 @@ def test_a_service_lives_as_it_should(systemd: RealSystemd, config: Path) -> Non
     assert systemd.show("ExecMainStatus") == "78"
     config.write_text(sound)
 
-    # A stop lets what runs finish.
+    # It is stopped and removed while an answer runs, which finishes before.
     assert systemd.run("systemctl", "--user", "start", "mlxsup").returncode == 0
-    assert systemd.run("mlxsup", "status", "--config", str(config)).returncode == 0
+    answer, code = systemd.home / "answer", systemd.home / "code"
+    generate = f"mlxsup generate m hello --max-tokens {TOKENS} --config {config} > {answer}"
+    background = f"({generate}; echo $? > {code}) > {systemd.home}/errors 2>&1 &"
+    assert systemd.run("sh", "-c", background).returncode == 0
+    eventually(lambda: answer.exists() and answer.read_text() != "")
     done = systemd.run("mlxsup", "service", "uninstall")
     assert done.returncode == 0, done.stderr
+    eventually(lambda: code.exists() and code.read_text() == "0\n")
+    log = (systemd.home / ".mlxsup/logs/mlxsup.log").read_text()
+    signalled = log.rindex("signal received signal=SIGTERM")
+    assert "outcome=length prompt_tokens=" in log[signalled:]
+    assert f"completion_tokens={TOKENS}" in log[signalled:]
     assert systemd.show("LoadState") == "not-found"
     assert systemd.show("MainPID") == "0"
     assert not (systemd.home / ".config/systemd/user/mlxsup.service").exists()

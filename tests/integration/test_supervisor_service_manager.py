@@ -165,6 +165,21 @@ def test_the_end_is_said_once_and_more_time_is_asked_for_each_second(tmp_path: P
         assert heard == [["STOPPING=1", "STATUS=stopping"], *[["EXTEND_TIMEOUT_USEC=60000000"]] * 3]
 
 
+def test_after_the_end_was_said_no_status_says_otherwise(tmp_path: Path) -> None:
+    """A daemon that ends because of a bug was asked by nobody, so its outline does not say so."""
+    with NotifySocket(tmp_path) as played:
+        manager = ServiceManager(played.address)
+        manager.pulse(READY)
+        manager.stopping()
+        for _ in range(2):
+            manager.pulse(outline(("a", State.STOPPED)))
+        assert played.take_all() == [
+            ["STATUS=1 READY"],
+            ["STOPPING=1", "STATUS=stopping"],
+            *[["EXTEND_TIMEOUT_USEC=60000000"]] * 3,
+        ]
+
+
 def test_nobody_who_listens_and_nobody_who_reads_does_any_harm(tmp_path: Path) -> None:
     for address in ("", "relative", "/nowhere/at/all", "@nobody-at-all", "/" + "a" * 300):
         ServiceManager.from_environment({"NOTIFY_SOCKET": address}).ready()

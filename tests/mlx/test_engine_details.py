@@ -31,7 +31,7 @@ from mlxsup.worker.engines.mlx.draws import SAMPLER_VERSIONS, choose_draw
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.folder import ModelFolder
 from mlxsup.worker.engines.mlx.load_steps import HALF
-from mlxsup.worker.engines.mlx.prefill import PrefillPacer
+from mlxsup.worker.engines.mlx.prefill import LARGEST_CHUNK, LARGEST_CPU_CHUNK, PrefillPacer
 from mlxsup.worker.engines.mlx.text import MlxText, load_text
 
 from support.mlx_rows import loaded_engine, make_row, make_spec, solo
@@ -254,10 +254,10 @@ def test_prompts_are_paced_as_the_launch_says(tiny: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(mlx_engine, "PrefillPacer", noted)
     for deterministic in (False, True):
         load(tiny, decode_stall_target_ms=125, step_timeout_s=7.0, deterministic=deterministic)
-    assert asked == [
-        {"decode_stall_target_s": 0.125, "step_timeout_s": 7.0, "is_fixed": is_fixed}
-        for is_fixed in (False, True)
-    ]
+    given = {
+        "decode_stall_target_s": 0.125, "step_timeout_s": 7.0, "largest_chunk": LARGEST_CPU_CHUNK,
+    }  # fmt: skip
+    assert asked == [given | {"is_fixed": is_fixed} for is_fixed in (False, True)]
 
 
 @pytest.mark.parametrize(
@@ -315,6 +315,26 @@ def test_only_the_cpu_is_probed_as_exact(
     assert (options["is_exact"], options["model_type"]) == (is_exact, "llama")
     assert (options["max_concurrency"], options["context_length"]) == (1, CONTEXT_LENGTH)
     assert options["vocabulary_size"] == VOCABULARY_SIZE
+
+
+@pytest.mark.parametrize(
+    ("backend", "largest"),
+    [("cpu", LARGEST_CPU_CHUNK), ("metal", LARGEST_CHUNK), ("cuda", LARGEST_CHUNK)],
+)
+def test_only_a_cpu_reads_its_prompts_in_smaller_chunks(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, backend: str, largest: int
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def noted(**of: Any) -> PrefillPacer:
+        asked.append(of)
+        return PrefillPacer(**of)
+
+    monkeypatch.setattr(mlx_engine, "PrefillPacer", noted)
+    monkeypatch.setattr(mlx_load, "open_stream", lambda: (backend, mx.new_stream(mx.cpu)))
+    monkeypatch.setattr(mlx_prefix_size, "free_memory_bytes", lambda *_: 0)
+    load(tiny)
+    assert [of["largest_chunk"] for of in asked] == [largest]
 
 
 def test_weights_are_read_ahead_from_before_the_imports_until_they_are_loaded(

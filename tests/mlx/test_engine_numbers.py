@@ -59,7 +59,8 @@ NUMBERS: dict[ModuleType, dict[str, Any]] = {
         "EASE": 0.3, "DRIFT": 0.02, "LEAST_S": 1e-9,
     },
     prefill: {
-        "SMALLEST_CHUNK": 1, "LARGEST_CHUNK": 2048, "FIRST_CHUNK": 8, "FIXED_CHUNK": 256,
+        "SMALLEST_CHUNK": 1, "LARGEST_CHUNK": 2048, "LARGEST_CPU_CHUNK": 256, "FIRST_CHUNK": 8,
+        "FIXED_CHUNK": 256,
         "IDLE_TARGET_S": 2, "STEP_TIMEOUT_SHARE": 0.1, "HEADROOM": 0.75, "GROWTH": 2, "DEEP": 2048,
         "CAUTION": 2,
     },

@@ -9,11 +9,14 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlxsup.protocol.ids import Generation
+from mlxsup.protocol.ids import Generation, RequestKey
+from mlxsup.worker.engine import Row
 from mlxsup.worker.engines.mlx import load as mlx_load
 from mlxsup.worker.engines.mlx import warm_up as mlx_warm_up
+from mlxsup.worker.engines.mlx.batch import MlxBatch
 from mlxsup.worker.engines.mlx.kernels import FOLDER_NAME, VARIABLE
 from mlxsup.worker.engines.mlx.pace_file import FILE_NAME
+from mlxsup.worker.engines.mlx.prefill import LARGEST_CPU_CHUNK
 from mlxsup.worker.engines.mlx.shapes import COMPILE_S
 from mlxsup.worker.engines.mlx.warm_up import powers_up_to
 
@@ -80,6 +83,25 @@ def test_the_cpu_compiles_nothing(tiny: Path, lives: Lives) -> None:
     engine.insert(make_row(1, list(range(300))))
     assert engine.predict_step_s() < COMPILE_S
     run_rows(engine)
+    engine.close()
+
+
+def test_no_pass_holds_memory_any_more_when_a_model_is_ready(
+    tiny: Path, lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is in use then counts as the model's weights."""
+    remove = MlxBatch.remove
+
+    def remove_slowly(self: MlxBatch, *keys: RequestKey) -> None:
+        with mx.stream(self._stream):  # half a second
+            mx.async_eval(mx.ones((1024, 1024)) @ mx.ones((1024, 1024)))  # type: ignore[no-untyped-call]
+        remove(self, *keys)
+
+    monkeypatch.setattr(MlxBatch, "remove", remove_slowly)
+    engine = lives.begin(tiny)
+    ready = engine.bytes_held().active
+    mx.synchronize(engine.stream)
+    assert engine.bytes_held().active == ready
     engine.close()
 
 
@@ -174,7 +196,7 @@ def test_a_later_life_uses_the_pace_of_an_earlier_one(
         said = caplog.records[-1].getMessage()
         assert said == f"model warmed up model=m rows={len(rows)} pace={pace} seconds=0.000"
         engine.insert(make_row(1, list(range(1500)), max_tokens=1))
-        assert engine.prefill_chunk() >= 1024, "the first chunk is no small one"
+        assert engine.prefill_chunk() == LARGEST_CPU_CHUNK, "the first chunk is no small one"
         engine.remove(make_row(1, [1]).key)
         engine.close()
 
@@ -185,28 +207,34 @@ def test_a_life_without_a_folder_learns_afresh(tiny: Path, lives: Lives) -> None
         assert lives.rows == [9, 129, 1025]
 
 
+def of_3000(first: int) -> list[Row]:
+    """Requests whose chunks together are larger than what the warm-up has shown."""
+    return [make_row(key, list(range(first + key, first + key + 3000))) for key in range(1, 6)]
+
+
 def test_a_pace_is_kept_at_ready_and_again_when_the_batch_is_empty(
     tiny: Path, lives: Lives, tmp_path: Path
 ) -> None:
     """A worker that is killed has kept what it knew a minute before at the latest."""
     now = [0.0]
-    engine = lives.begin(tiny, lambda: now[0], **learned_in(tmp_path, 1))
+    engine = lives.begin(tiny, lambda: now[0], max_concurrency=5, **learned_in(tmp_path, 1))
     at_ready = pace_in(tmp_path)
-    run_rows(engine, [make_row(1, list(range(3000)), max_tokens=2)])
+    run_rows(engine, of_3000(0))
     served = pace_in(tmp_path)
     assert served != at_ready
     now[0] = 30.0
-    run_rows(engine, [make_row(2, list(range(700, 3700)), max_tokens=2)])
+    run_rows(engine, of_3000(200))
     assert pace_in(tmp_path) == served
     now[0] = 61.0
-    run_rows(engine, [make_row(3, list(range(800, 3800)), max_tokens=2)])
+    run_rows(engine, of_3000(400))
     engine.close()
 
 
 def test_a_clean_exit_keeps_what_was_learned_last(tiny: Path, lives: Lives, tmp_path: Path) -> None:
-    engine = lives.begin(tiny, **learned_in(tmp_path, 1))
+    engine = lives.begin(tiny, max_concurrency=5, **learned_in(tmp_path, 1))
     at_ready = pace_in(tmp_path)
-    engine.insert(make_row(1, list(range(3000)), max_tokens=9))
+    for row in of_3000(0):
+        engine.insert(row)
     engine.step()
     engine.close()
     assert pace_in(tmp_path) != at_ready

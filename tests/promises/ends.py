@@ -26,9 +26,11 @@ ALREADY_RUNNING = 75
 BAD_CONFIGURATION = 78
 
 
-def start_streams(client: Client, model: str, max_tokens: int) -> list[TimedReader]:
-    """Streams of different answers, each with its first token."""
-    readers = [TimedReader(client, model, f"{n}", max_tokens=max_tokens) for n in range(STREAMS)]
+def start_streams(
+    client: Client, model: str, max_tokens: int, count: int = STREAMS
+) -> list[TimedReader]:
+    """Streams of the answers to `0`, `1` and so on, each with its first token."""
+    readers = [TimedReader(client, model, f"{n}", max_tokens=max_tokens) for n in range(count)]
     for reader in readers:
         reader.started()
     return readers

@@ -8,18 +8,14 @@ import time
 
 from . import daemons
 from .bounds import at_most, equals
+from .ends import ENDLESS, SLOW, start_streams
 from .measure import FAKE, Figure, Measure, Place, Values
-from .watching import TimedReader
 from support.daemon import fake, row
 from support.eventually import eventually
 from support.faults import undisturbed
 from support.http_daemon import STREAMED, HttpDaemon, SseReader, asked_at, gateway_of
 
-SLOW = {"step_s": 0.02}
 OF_EACH_PATH = 2
-ENDLESS = 4000
-"""Tokens: more than a round waits for."""
-
 SOCKET_STREAMS = 4
 SOCKET_TOKENS = 250
 
@@ -60,10 +56,7 @@ def daemon_dies(place: Place) -> Values:
 def gateway_dies(place: Place) -> Values:
     """SIGKILL to the gateway, next to streams over the socket of the daemon."""
     with Daemon({"m": fake(fake=SLOW, max_concurrency=16)}) as daemon, daemon.client() as client:
-        names = [f"socket {n}" for n in range(SOCKET_STREAMS)]
-        streams = [TimedReader(client, "m", name, max_tokens=SOCKET_TOKENS) for name in names]
-        for stream in streams:
-            stream.started()
+        streams = start_streams(client, "m", SOCKET_TOKENS, SOCKET_STREAMS)
         readers = started_streams(daemon)
         pid = gateway_of(client)["pid"]
         start_s = time.monotonic()
@@ -76,8 +69,8 @@ def gateway_dies(place: Place) -> Values:
         complete = sum(reader.is_complete for reader in readers)
         results = [stream.finished() for stream in streams]
         broken = sum(
-            result.token_ids != undisturbed(name, SOCKET_TOKENS) or result.resumed > 0
-            for name, result in zip(names, results, strict=True)
+            result.token_ids != undisturbed(f"{n}", SOCKET_TOKENS) or result.resumed > 0
+            for n, result in enumerate(results)
         )
         assert row(client, "m")["generation"] == 1
     return {"back": back_s, "broken": float(broken), "cut": float(complete)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mlxsup.protocol.flight import Entry
 from mlxsup.protocol.log_level import LogLevel
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.rendering import Render
@@ -35,7 +36,6 @@ from mlxsup.supervisor.core.actions import (
     Spawn,
     StartDownload,
     StartSpare,
-    WriteEntry,
 )
 
 from . import (
@@ -98,7 +98,7 @@ def judge(record: Record, action: Action) -> None:
             check("given up early", life is not None and life.is_abandoned, model)
         case NeedRaised(model=model, raised_bytes=raised_bytes):
             estimates.is_raised(record, model, raised_bytes)
-        case WriteEntry():
+        case Entry():
             record.flight.take(action)
         case Finish():
             lives = [book.life for book in record.books.values() if book.life]

@@ -4,8 +4,7 @@ each, and how each request ended."""
 from __future__ import annotations
 
 from mlxsup.protocol.client_messages import Done
-from mlxsup.protocol.flight import CONTINUES, PAUSED, RequestEnded, WorkerDied
-from mlxsup.supervisor.core.actions import WriteEntry
+from mlxsup.protocol.flight import CONTINUES, PAUSED, Entry, RequestEnded, WorkerDied
 
 from .asks import Ask, Place
 from .violation import check
@@ -15,7 +14,6 @@ class Flight:
     """What was recorded about the event at hand, and what should have been."""
 
     def __init__(self) -> None:
-        self._number = 0
         self._ended: set[int] = set()
         self._lost: list[Ask] = []
         self._closed: list[Ask] = []
@@ -34,15 +32,13 @@ class Flight:
         """A request is over."""
         self._closed.append(ask)
 
-    def take(self, action: WriteEntry) -> None:
+    def take(self, entry: Entry) -> None:
         """The core has recorded something."""
-        check("flight: numbers", action.number == self._number + 1, action)
-        self._number = action.number
-        match action.entry:
+        match entry:
             case WorkerDied() as died:
                 self._deaths.append(died)
             case RequestEnded(number=number, outcome=outcome):
-                check("flight: ended twice", number not in self._ended, action)
+                check("flight: ended twice", number not in self._ended, entry)
                 self._ended.add(number)
                 self._ends[number] = outcome
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from mlxsup.protocol.flight import Entry
 from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.supervisor.core.actions import (
     Abandon,
@@ -32,7 +33,6 @@ from mlxsup.supervisor.core.actions import (
     StartDownload,
     StartSpare,
     WakeAt,
-    WriteEntry,
 )
 from mlxsup.supervisor.core.core import Core
 from mlxsup.supervisor.core.events import (
@@ -249,7 +249,7 @@ class World:
                 self._workers[model, generation].is_abandoned = True
             case Announce() | BudgetChanged() | ForgetModel() | NeedRaised():
                 pass
-            case RequestEnded() | SetLogLevel() | WriteEntry():
+            case RequestEnded() | SetLogLevel() | Entry():
                 pass  # the record looks at them
             case LogFault(story=story):
                 raise Violation("no rule", "; ".join(story[-3:]))

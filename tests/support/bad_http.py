@@ -28,14 +28,13 @@ class BadRequest:
         name: what is wrong, for people.
         data: what is sent.
         status: of the answer.
-        words: stand in the message of its error; empty if the server itself refuses, which
-            knows no messages.
+        words: stand in the message of its error.
     """
 
     name: str
     data: bytes
     status: int
-    words: str = ""
+    words: str
 
 
 def request(
@@ -65,7 +64,9 @@ def _body(name: str, body: bytes, words: str) -> BadRequest:
     return BadRequest(name=name, data=request(body), status=400, words=words)
 
 
-def _raw(name: str, data: bytes, status: int = 400, words: str = "") -> BadRequest:
+def _raw(
+    name: str, data: bytes, status: int = 400, words: str = "no request of HTTP"
+) -> BadRequest:
     return BadRequest(name=name, data=data, status=status, words=words)
 
 

@@ -41,6 +41,27 @@ import shutil
 shutil.disk_usage = lambda path: shutil._ntuple_diskusage(10**12, 10**12 - 10**6, 10**6)
 """
 
+LINGERING = """\
+from pathlib import Path
+from mlxsup.cli.doctor.gathering import services
+services.LINGERING = Path({folder!r})
+"""
+
+MAC = """\
+from mlxsup.cli.doctor.gathering import machine
+machine.system_name = lambda: "Darwin"
+"""
+
+NO_BACK_END = """\
+from importlib import metadata
+version = metadata.version
+def without_back_ends(name):
+    if name.startswith(("mlx-cpu", "mlx-cuda")):
+        raise metadata.PackageNotFoundError(name)
+    return version(name)
+metadata.version = without_back_ends
+"""
+
 
 class Ground:
     """A folder that is a home and the current folder, with a sound `mlxsup.toml` in it.
@@ -97,6 +118,16 @@ class Ground:
         path = self.folder / "tools" / name
         path.write_text(f"#!/bin/sh\n{line}\n")
         path.chmod(0o755)
+
+    def played_tool(self, name: str, line: str) -> None:
+        """A program that stands for one that cannot run here, and notes how it was called."""
+        self.tool(name, f'echo "{name} $*" >> {self.folder}/played\n{line}')
+
+    @property
+    def played(self) -> list[str]:
+        """How such programs were called, in order."""
+        path = self.folder / "played"
+        return path.read_text().splitlines() if path.exists() else []
 
     def fake_pip(self) -> None:
         """From now on, pip installs nothing, and removes what was planted."""

@@ -15,7 +15,7 @@ from mlxsup.protocol.flight import (
     Recorded,
     WorkerDied,
 )
-from mlxsup.supervisor.core.actions import Action, WriteEntry
+from mlxsup.supervisor.core.actions import Action
 
 from .core_driver import Driver
 
@@ -39,8 +39,9 @@ class Recorder:
     def _take(self, actions: list[Action]) -> None:
         at = BEGAN + self._driver.now - self._began
         for action in actions:
-            if isinstance(action, WriteEntry):
-                self.recorded.append(Recorded(number=action.number, at=at, entry=action.entry))
+            if isinstance(action, Entry):
+                number = len(self.recorded) + 1
+                self.recorded.append(Recorded(number=number, at=at, entry=action))
 
     @property
     def entries(self) -> list[Entry]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import plistlib
 import re
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -17,7 +19,7 @@ from typing import Any
 from mlxsup.protocol.key_file import KEYS_NAME, add_key
 
 from .daemon import fake, toml_of
-from .doctor_ground import FULL, HIDING, Ground
+from .doctor_ground import FULL, HIDING, LINGERING, MAC, NO_BACK_END, Ground
 from .hub_caches import MODEL, REPO, index_of, safetensors, write_folder, write_repository
 from .local_hub import COMMIT, LocalHub
 
@@ -34,8 +36,14 @@ class Defect:
         subject: of the finding that names it.
         words: stand in that finding.
         level: of that finding.
-        edit: does by hand what the finding's fix says; None: its command is run as it is.
+        edit: does by hand what the finding's fix says.
         edited: stands in the fix, if it is done by hand.
+        is_literal: whether `edit` does what the finding says word for word, without judgement.
+        runs: commands that stand in the fix, and are run as they are after the edit.
+        is_linux_only: whether the doctor says so on Linux alone.
+        played: how a played program, which stands for one that cannot run here, is called.
+
+    Without an edit and commands in the fix, the finding's own command is run as it is.
     """
 
     name: str
@@ -45,6 +53,15 @@ class Defect:
     level: str = "problem"
     edit: Act | None = None
     edited: str = ""
+    is_literal: bool = False
+    runs: tuple[str, ...] = ()
+    played: str = ""
+    is_linux_only: bool = False
+
+    @property
+    def is_printed(self) -> bool:
+        """Whether nothing but what is printed fixes it."""
+        return self.edit is None or self.is_literal or bool(self.runs)
 
 
 def sound(ground: Ground) -> None:
@@ -90,13 +107,9 @@ def strange_lock(ground: Ground) -> None:
 
 
 def broken_model(ground: Ground) -> None:
-    started(ground, fake={"load_error": "bad"})
+    """Its cause is gone when it is started again."""
+    started(ground, fake={"load_error": "bad", "load_fault_generations": 1})
     assert ground.shell("mlxsup wait m").returncode == 1
-
-
-def repaired_model(ground: Ground) -> None:
-    ground.write(fake())
-    assert ground.shell("mlxsup reload && mlxsup wait m").returncode == 0
 
 
 def other_daemon(ground: Ground) -> None:
@@ -108,18 +121,26 @@ def other_daemon(ground: Ground) -> None:
     assert ground.shell(f"mlxsup start --detach --config {file}").returncode == 0
 
 
-def ended_other(ground: Ground) -> None:
-    file = ground.folder / "other" / "other.toml"
-    assert ground.shell(f"mlxsup stop --config {file}").returncode == 0
-
-
 def few_files(ground: Ground) -> None:
     ground.prelude = "ulimit -n 64"
 
 
-def new_shell(ground: Ground) -> None:
-    """No privilege is needed for a shell that was not limited; the command needs one."""
-    ground.prelude = ""
+def may_raise_limits() -> bool:
+    """Whether `prlimit` may do here what its command says."""
+    done = subprocess.run(
+        ["/bin/sh", "-c", "ulimit -n 64 && prlimit --pid $$ --nofile=65:65"],
+        capture_output=True,
+        check=False,
+    )
+    return done.returncode == 0
+
+
+def few_files_of_user(ground: Ground) -> None:
+    """A played program cannot raise the limit of its shell, so the next shell has none."""
+    raised = ground.folder / "raised"
+    ground.prelude = f"test -e {raised} || ulimit -n 64"
+    for name in ("prlimit", "launchctl"):
+        ground.played_tool(name, f"touch {raised}")
 
 
 def append(text: str) -> Act:
@@ -131,18 +152,23 @@ def append(text: str) -> Act:
     return plant
 
 
+def suggested_key(ground: Ground) -> None:
+    """Writes the key that the finding names, in place of the one that it does not know."""
+    _, findings = ground.doctor()
+    what = next(one["what"] for one in findings if "unknown key" in one["what"])
+    found = re.search(r"unknown key models\.m\.(\w+); did you mean (\w+)\?", what)
+    assert found, what
+    ground.config.write_text(ground.config.read_text().replace(found[1], found[2]))
+
+
 def no_config(ground: Ground) -> None:
     ground.config.unlink()
     write_folder(ground.folder / ".mlxsup" / "models" / "small")
 
 
 def named_config(ground: Ground) -> None:
+    no_config(ground)
     ground.variables["MLXSUP_CONFIG"] = str(ground.folder / "none.toml")
-
-
-def written_config(ground: Ground) -> None:
-    (ground.folder / "none.toml").write_text(ground.config.read_text())
-    ground.config.unlink()
 
 
 def shadow(ground: Ground) -> None:
@@ -318,6 +344,32 @@ def lost_program(ground: Ground) -> None:
 
 def lost_config(ground: Ground) -> None:
     service(ground, str(ground.folder / "tools" / "mlxsup"), ground.folder / "none.toml")
+
+
+def lost_login(ground: Ground) -> None:
+    """Its user may not stay after the logout; systemd notes who may in a folder of the machine."""
+    lingering = ground.folder / "linger"
+    lingering.mkdir()
+    name = getpass.getuser()
+    ground.variables["LOGNAME"] = name
+    (ground.planted / "sitecustomize.py").write_text(LINGERING.format(folder=str(lingering)))
+    service(ground, str(ground.folder / "tools" / "mlxsup"), ground.config)
+    ground.played_tool("loginctl", f"touch {lingering / name}")
+
+
+def sleeping_mac(ground: Ground) -> None:
+    (ground.planted / "sitecustomize.py").write_text(MAC)
+    set_to = ground.folder / "sleep"
+    set_to.write_text("10")
+    ground.played_tool(
+        "pmset",
+        f'test "$1" = -g && echo " sleep $(cat {set_to})" || echo "$4" > {set_to}',
+    )
+
+
+def no_back_end(ground: Ground) -> None:
+    ground.fake_pip()
+    (ground.planted / "sitecustomize.py").write_text(NO_BACK_END)
 
 
 def found_program(ground: Ground) -> None:

@@ -35,7 +35,7 @@ class Log(DaemonLog):
         self.flight: Any = SimpleNamespace(
             started=lambda pid: None,
             alive=lambda: None,
-            write=lambda number, entry: self.lines.append(("flight", number, entry)),
+            write=lambda entry: self.lines.append(("flight", entry)),
         )
 
     def write(self, level: str, message: str, **facts: object) -> None:

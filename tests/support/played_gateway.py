@@ -19,10 +19,13 @@ from mlxsup.client import (
     Result,
     Usage,
 )
+from mlxsup.client.async_streams import AsyncInbox, AsyncStream
+from mlxsup.client.streams import value_of
 from mlxsup.gateway.app import Gateway
 from mlxsup.gateway.guard import Guard
 from mlxsup.gateway.keys import Keys
 from mlxsup.gateway.sse import WRITE
+from mlxsup.protocol.ids import RequestId
 
 from .played_events import PlayedEvents
 from .sent_requests import frames_of
@@ -137,6 +140,10 @@ class PlayedDaemon:
         self.streams.append(stream)
         return stream
 
+    async def ping(self) -> dict[str, Any]:
+        """Answers at once."""
+        return {}
+
     def events(self) -> PlayedEvents:
         """Changes, if the test has any."""
         self.subscriptions.append(PlayedEvents())
@@ -148,6 +155,33 @@ class PlayedDaemon:
             raise self.state
         row = {"name": "m", "aliases": ["n"], "presets": self.presets}
         return {"models": [{**row, "state": self.state, "context_length": 64}]}
+
+
+class FedDaemon(PlayedDaemon):
+    """A client whose requests get what the test puts into their inboxes, as the real one does.
+
+    Attributes:
+        inboxes: of each request, in their order.
+        pings: those of pings.
+        cancelled: requests that were asked to end.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inboxes: list[AsyncInbox] = []
+        self.pings: list[AsyncInbox] = []
+        self.cancelled: set[str] = set()
+
+    def generate(self, model: str, *, on_notice: Any = None, **given: Any) -> Any:
+        """An answer that is fed."""
+        self.inboxes.append(AsyncInbox())
+        name = RequestId(f"r{len(self.inboxes)}")
+        return AsyncStream(name, self.inboxes[-1], self.cancelled.add, on_notice)
+
+    async def ping(self) -> dict[str, Any]:
+        """Waits to be fed."""
+        self.pings.append(AsyncInbox())
+        return value_of(await self.pings[-1].get())
 
 
 @dataclass(slots=True)

@@ -208,13 +208,18 @@ def backlog(spent_ns: int, steps: int, messages: int) -> Backlog:
     return Backlog(spent_ns=spent_ns, steps=steps, messages=messages)
 
 
-def test_a_backlog_of_which_messages_were_merged_does_not_count() -> None:
-    apart, merged = backlog(1, 10, 161), backlog(1, 10, 159)
-    assert whole([merged, apart], 16) == [apart]
-    with pytest.raises(NotShown, match="keep up with any of 1"):
-        whole([merged], 16)
+def test_backlogs_count_if_no_message_was_merged_and_none_came_besides() -> None:
+    short, empty = backlog(1, 1, 16), backlog(0, 0, 0)
+    apart, merged, more = (backlog(1, 8, messages) for messages in (128, 127, 129))
+    assert whole([(merged, short), (apart, short), (more, short)], 16) == [(apart, short)]
+    for unusable in [(merged, short), (more, short), (apart, merged), (apart, empty), (short,) * 2]:
+        with pytest.raises(NotShown, match="none of 1 pairs"):
+            whole([unusable], 16)
 
 
-def test_the_router_costs_what_its_thread_spent_over_the_tokens_of_all_steps() -> None:
-    found = [backlog(1_000_000, 10, 10), backlog(3_000_000, 40, 40)]
-    assert us_per_token(found) == 4000 / 50 / 16
+def test_the_router_costs_what_further_steps_take_and_not_what_a_wake_up_does() -> None:
+    woken_ns = 300_000
+    first = backlog(woken_ns + 8 * 50_000, 8, 8), backlog(woken_ns + 50_000, 1, 1)
+    other = backlog(woken_ns + 6 * 30_000, 6, 6), backlog(woken_ns + 2 * 30_000, 2, 2)
+    assert us_per_token([first]) == 50 / 16
+    assert us_per_token([first, other]) == (7 * 50 + 4 * 30) / 11 / 16

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from copy import deepcopy
+from datetime import date
 
 import pytest
 
@@ -20,6 +22,7 @@ from bench.clients.document import (
     package_results,
     package_table,
     program_result,
+    program_table,
     read_results,
     rendered,
     with_program,
@@ -29,6 +32,7 @@ from bench.clients.programs.run import run as run_programs
 from bench.clients.run import CASES
 
 RESULTS = read_results()
+COMMIT = "0123456789" * 4
 
 
 def test_the_page_says_what_was_measured() -> None:
@@ -57,26 +61,35 @@ def test_it_has_every_program_and_what_it_does() -> None:
         assert bool(one["version"]) == (kind != "not installed")
 
 
+def test_it_says_which_tree_was_measured_and_when() -> None:
+    for one in (RESULTS[PACKAGES], *RESULTS[PROGRAMS]):
+        assert re.fullmatch(r"[0-9a-f]{40}", one["commit"])
+        assert date.fromisoformat(one["date"])
+    *_, when = program_table([program_result("ai", "99", "all", "yes", COMMIT)])[1]
+    assert when.endswith(f", `{COMMIT[:9]}`")
+
+
 def test_a_row_is_what_became_of_the_case() -> None:
     case = CASES[0]
     seen = {
         "ours": [Outcome(verdict=Verdict.PASSED)],
         "theirs": [Outcome(verdict=Verdict.FAILED, reason="a|b")],
     }
-    measured = package_results([case], seen)
+    measured = package_results([case], seen, COMMIT)
     rows = package_table(measured)
     assert rows == [
         ["package", "what", "ours", "theirs", "why not"],
         [case.package, case.name, "yes", "no", "a|b"],
     ]
     assert markdown(rows)[2] == f"| {case.package} | {case.name} | yes | no | a\\|b |"
-    assert "Of 1 cases pass: ours 1, theirs 0." in blocks({**RESULTS, PACKAGES: measured})[PACKAGES]
+    block = blocks({**RESULTS, PACKAGES: measured})[PACKAGES]
+    assert f"{measured['date']}, `{COMMIT[:9]}`. Of 1 cases pass: ours 1, theirs 0." in block
 
 
 def test_a_program_that_is_measured_anew_replaces_its_row_alone() -> None:
     before = deepcopy(RESULTS)
     order = [program.name for program in ALL]
-    new = program_result("ai", "99", "all", "no: not any more")
+    new = program_result("ai", "99", "all", "no: not any more", COMMIT)
     after = with_program(RESULTS, new, order)
     assert [one["program"] for one in after[PROGRAMS]] == order
     assert [one for one in after[PROGRAMS] if one not in before[PROGRAMS]] == [new]

@@ -15,6 +15,7 @@ from dataclasses import replace
 import pytest
 
 from mlxsup.protocol.client_messages import Done, Failed, Reload, Reply
+from mlxsup.protocol.flight import Entry
 from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.states import FinishReason, State
 from mlxsup.protocol.worker_messages import CancelRow, Dispatch, Exit
@@ -28,7 +29,6 @@ from mlxsup.supervisor.core.actions import (
     SignalWorker,
     Spawn,
     WorkerSignal,
-    WriteEntry,
 )
 from mlxsup.supervisor.core.events import Caller, Reloaded
 from mlxsup.supervisor.core.lifecycle.states import Draining
@@ -76,7 +76,7 @@ class World:
                 assert model.life.phase.ends_at <= self.ends_at, "a drain outlasts the stop"
 
     def _obey(self, action: Action) -> None:
-        is_said = isinstance(action, SendToClient | RequestEnded | WriteEntry)
+        is_said = isinstance(action, SendToClient | RequestEnded | Entry)
         assert not self.has_finished or is_said, action
         match action:
             case SendToWorker(model="z", message=Exit()) | SignalWorker(model="z"):

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.states import State
+from mlxsup.supervisor.core.events import Tick
 from mlxsup.supervisor.core.memory.head_room import Claim, divide
 
 from support.core_rows import ALL_ROWS, CONTEXT, FIXED, ONE_ROW, RowsDriver, bytes_for, need_of
@@ -202,3 +203,12 @@ def test_the_status_shows_what_rows_may_take() -> None:
     row = driver.row("a")
     assert row["row_budget_bytes"] == ONE_ROW + MODEL
     assert row["reserved_bytes"] == 2 * MODEL
+
+
+def test_what_calls_for_a_look_gets_one_even_if_no_model_was_touched() -> None:
+    driver = RowsDriver("a", 10**9)
+    driver.bring_up("a")
+    head_room = driver.core.fleet.head_room
+    head_room.stir()
+    driver.do(Tick(now=driver.now))
+    assert not head_room.is_stirred

@@ -27,6 +27,7 @@ from mlxsup.protocol.client_messages import (
     Unload,
 )
 from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.flight import Entry
 from mlxsup.protocol.ids import ModelName, RequestId, RequestKey, pack_tokens
 from mlxsup.protocol.states import HAS_PROCESS, FinishReason, State
 from mlxsup.protocol.worker_messages import CancelRow, Dispatch, Exit, Rejected, RowDelta, Step
@@ -43,7 +44,6 @@ from mlxsup.supervisor.core.actions import (
     SignalWorker,
     Spawn,
     WorkerSignal,
-    WriteEntry,
 )
 from mlxsup.supervisor.core.events import Caller, ConnectionId, Reloaded, ReloadRefused, Sampled
 from mlxsup.supervisor.core.lifecycle.states import Draining
@@ -108,7 +108,7 @@ class CoreMachine(RuleBasedStateMachine):
         if self.has_finished:  # what was left behind may be seen to end before the daemon has
             assert isinstance(
                 action,
-                SendToClient | Announce | ForgetModel | RequestEnded | WriteEntry,
+                SendToClient | Announce | ForgetModel | RequestEnded | Entry,
             ), action
         match action:
             case Spawn(model=model, launch=launch):

@@ -84,6 +84,15 @@ def test_a_fast_machine_gets_large_chunks_within_few_steps() -> None:
     assert sizes.index(LARGEST_CHUNK) <= 12
 
 
+def test_no_chunk_is_larger_than_the_engine_wants_them() -> None:
+    pacer = PrefillPacer(
+        decode_stall_target_s=0.25, step_timeout_s=STEP_TIMEOUT_S, largest_chunk=256
+    )
+    sizes = [size for size, _ in prefill(pacer, 2000, lambda cost: 0.005 + 1e-5 * cost)]
+    assert max(sizes) == 256
+    assert sizes.index(256) <= 6
+
+
 def test_growth_is_gradual() -> None:
     sizes = [size for size, _ in prefill(make_pacer(), 20_000, lambda cost: 1e-5 * cost)]
     assert all(later <= 2 * earlier for earlier, later in pairwise(sizes))

@@ -177,13 +177,19 @@ def test_on_loopback_the_name_still_counts(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path_of", [CHAT, "/v1/completions"])
-@pytest.mark.parametrize("field", [{"keep_alive": 0}, {"keep_alive": "-1m"}, {"ttl": -1}])
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"keep_alive": 0}, {"keep_alive": "-1m"}, {"ttl": -1}, {"keep_alive": 0.001},
+        {"ttl": 59.9}, {"keep_alive": "25h"},
+    ],
+)  # fmt: skip
 def test_with_keys_only_an_operator_unloads_a_model_or_keeps_it_for_ever(
     path: Path, path_of: str, field: dict[str, Any]
 ) -> None:
     user, operator = made(path, "user"), made(path, "admin", is_operator=True)
     whole: list[Item] = [delta("a"), result("a")]
-    daemon = PlayedDaemon(*[whole] * 4)
+    daemon = PlayedDaemon(*[whole] * 5)
     site = Site(daemon, keys=Keys(path))
     body = {"model": "m", "messages": BODY["messages"]} if path_of == CHAT else {
         "model": "m", "prompt": "hi"
@@ -193,7 +199,9 @@ def test_with_keys_only_an_operator_unloads_a_model_or_keeps_it_for_ever(
     assert refused.error["param"] == "keep_alive"
     assert "mlxsup key new NAME --operator" in refused.error["message"]
     assert daemon.asked == []
-    assert ask(site, path_of, "POST", body | {"keep_alive": "5m"}, x_api_key=user).status == 200
+    for allowed in ("1m", 24 * 3600):
+        response = ask(site, path_of, "POST", body | {"keep_alive": allowed}, x_api_key=user)
+        assert response.status == 200
     assert ask(site, path_of, "POST", body, x_api_key=user).status == 200
     assert ask(site, path_of, "POST", body | field, x_api_key=operator).status == 200
     path.unlink()

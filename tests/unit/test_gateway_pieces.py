@@ -13,7 +13,6 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from mlxsup.client import Channel, Delta, Logprobs, TokenLogprob
-from mlxsup.client.async_streams import AsyncInbox, AsyncStream
 from mlxsup.gateway.connection import write_piece
 from mlxsup.gateway.openai.chunks import (
     ChatShape,
@@ -22,10 +21,9 @@ from mlxsup.gateway.openai.chunks import (
     completion_logprobs,
 )
 from mlxsup.gateway.sse import WRITE, EventStream
-from mlxsup.protocol.ids import RequestId
 
 from support.eventually_async import eventually_async
-from support.played_gateway import PlayedDaemon, Response, Site, delta, result
+from support.played_gateway import FedDaemon, Response, Site, delta, result
 
 TEXTS = ("the", ' "quoted"\\', "größer\n\t\x00\x7f", "\u2028é", "👩‍💻", "</script>")
 LOGPROBS = [Logprobs(chosen=TokenLogprob(token=1, logprob=-0.5, text="é"), top=[])]
@@ -153,31 +151,22 @@ def test_reasoning_of_a_chat_is_counted_and_that_of_a_completion_is_left_out() -
 # ---------------------------------------------------------------- when they are written
 
 
-class Fed(PlayedDaemon):
-    """A daemon whose only answer comes piece by piece, as the test puts it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inbox = AsyncInbox()
-
-    def generate(self, model: str, *, on_notice: Any = None, **given: Any) -> Any:
-        return AsyncStream(RequestId("r1"), self.inbox, lambda id: None, on_notice)
-
-
 def test_a_piece_is_written_in_the_turn_of_the_loop_that_brings_it() -> None:
     async def run() -> None:
-        fed = Fed()
+        fed = FedDaemon()
         sent: list[Response] = []
         body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
         asking = asyncio.create_task(
             Site(fed).ask("POST", "/v1/chat/completions", body, on_sent=sent.append)
         )
-        fed.inbox.put(delta("one"))
+        await eventually_async(lambda: fed.inboxes)
+        (inbox,) = fed.inboxes
+        inbox.put(delta("one"))
         await eventually_async(lambda: sent and b"one" in sent[-1].body)
         for text in ("two", "three"):
-            fed.inbox.put(delta(text))
+            inbox.put(delta(text))
             assert text.encode() in sent[-1].body, "the loop has not turned since"
-        fed.inbox.put(result("onetwothree"))
+        inbox.put(result("onetwothree"))
         response = await asking
         assert response.is_whole
         assert response.body.count(b"data: ") == 6, "the role, three pieces, the reason, the mark"

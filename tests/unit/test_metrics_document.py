@@ -139,6 +139,25 @@ def test_rules_say_what_is_wrong_and_how_bad() -> None:
         assert given <= left, rule["alert"]
 
 
+ENDS_OF_MODELS = (
+    "mlxsup_model_state", "mlxsup_model_restarts_total", "mlxsup_model_exits_total",
+    "mlxsup_requests_quarantined", "mlxsup_step_age_seconds", "mlxsup_repeated_seconds_total",
+)  # fmt: skip
+ENDS_OF_DAEMONS = ("mlxsup_up", "resets(mlxsup_uptime_seconds")
+
+
+def test_a_rule_about_an_end_names_the_command_that_says_why() -> None:
+    found = set()
+    for rule in RULES:
+        said = rule["annotations"]["description"]
+        for sign in (*ENDS_OF_MODELS, *ENDS_OF_DAEMONS):
+            if re.search(rf"\b{re.escape(sign)}\b", rule["expr"]):
+                model = " {{ $labels.model }}" if sign in ENDS_OF_MODELS else " says"
+                assert f"mlxsup why{model}" in said, rule["alert"]
+                found.add(sign)
+    assert found == {*ENDS_OF_MODELS, *ENDS_OF_DAEMONS}
+
+
 def test_a_rule_fires_when_there_is_too_much_of_something_bad_or_no_sign_of_life() -> None:
     """And not for a daemon with nothing wrong, of which every metric but those of life is 0."""
     for rule in RULES:

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from mlxsup.protocol import flight
+from mlxsup.protocol.client_messages import Usage
 from mlxsup.protocol.flight import (
     MAX_LINE_BYTES,
     DaemonEnded,
@@ -39,7 +40,7 @@ ENTRIES: list[Entry] = [
     RequestStarted(id="r", number=3, model="m", queued_s=0.25),
     RequestPaused(id="r", number=3, model="m", reason="user", tokens=4),
     RequestContinued(id="r", number=3, model="m", after="crash", generation=3, tokens=4),
-    RequestEnded(id="r", number=3, model="m", outcome="stop", tokens_per_s=2.5),
+    RequestEnded(id="r", number=3, model="m", outcome="stop", usage=Usage(engine_s=2.5)),
 ]
 
 

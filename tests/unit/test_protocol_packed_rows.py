@@ -14,7 +14,7 @@ from mlxsup.protocol.codec import DecodeError, Decoder, encode
 from mlxsup.protocol.delta_body import DeltaBody, pack_body, read_body
 from mlxsup.protocol.ids import RequestId, RequestKey, pack_tokens
 from mlxsup.protocol.message import Logprobs, TokenLogprob
-from mlxsup.protocol.packed_rows import PackedRow, Row
+from mlxsup.protocol.packed_rows import PackedRow, Row, read_rows
 from mlxsup.protocol.states import Channel, FinishReason, PauseReason, RowState
 from mlxsup.protocol.worker_messages import WORKER_TO_SUPERVISOR, RowDelta, Step
 
@@ -159,3 +159,15 @@ def test_a_body_that_never_ends_is_refused() -> None:
 
 def test_a_newer_worker_may_say_more() -> None:
     assert read_body(msgpack.packb({"text": "x", "colour": 1})) == DeltaBody(text="x")
+
+
+def test_rows_are_equal_by_their_fields_whichever_way_they_were_read() -> None:
+    [plain, ended, short] = read_rows(
+        [[1, b"\0\0\0\0", b"\x80"], [1, b"\0\0\0\0", b"\x80", {"cached_tokens": 3}], [1, b"", b""]],
+        "rows",
+    )
+    assert plain == PackedRow(key=RequestKey(1), tokens=b"\0\0\0\0", body=b"\x80")
+    assert ended == PackedRow(key=RequestKey(1), tokens=b"\0\0\0\0", body=b"\x80", cached_tokens=3)
+    assert short == PackedRow(key=RequestKey(1))
+    assert plain != ended
+    assert plain != 1

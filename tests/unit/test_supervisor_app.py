@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +247,44 @@ def test_clients_are_informed_each_second_and_the_clock_each_half(
             assert [one for one in case.loop.soon if one == pulse] == [pulse] * 3
 
     case.run(body)
+
+
+def test_the_pulse_lasts_until_everything_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spare workers, downloads and the gateway may take longer than a watchdog waits."""
+    case, ticks, waited = Case(monkeypatch), asyncio.Queue[None](), list[str]()
+    is_first = True
+
+    async def sleep(wait_s: float) -> None:
+        nonlocal is_first
+        if wait_s != 0.5:
+            await asyncio.Event().wait()
+        if not is_first:
+            ticks.task_done()
+        is_first = False
+        await ticks.get()
+
+    def slow(name: str) -> Callable[[], Awaitable[None]]:
+        async def end() -> None:
+            for _ in range(2):
+                ticks.put_nowait(None)
+            async with asyncio.timeout(10.0):
+                await ticks.join()
+            waited.append(name)
+
+        return end
+
+    app: Any = case.app
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    for name, part in (
+        ("spares", app._workers.spares),
+        ("downloads", app._downloads),
+        ("gateway", app._gateway),
+    ):
+        monkeypatch.setattr(part, "end", slow(name))
+    case.run()
+    assert waited == ["spares", "downloads", "gateway"]
+    announced = (case.announcer.pulse, case.core.outline)
+    assert [one for one in case.loop.soon if one == announced] == [announced] * 3
 
 
 def test_processes_are_measured_each_second(monkeypatch: pytest.MonkeyPatch) -> None:

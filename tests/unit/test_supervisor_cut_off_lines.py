@@ -39,8 +39,8 @@ def live(folder: Path, pid: int, code: int | None) -> None:
     writer = LogWriter(pytest.fail)
     files = FlightFiles(folder, writer)
     files.started(pid)
-    files.write(1, CHANGE)
-    files.write(2, END)
+    files.write(CHANGE)
+    files.write(END)
     if code is not None:
         files.ended(code)
     assert writer.close(60.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,12 +16,17 @@ from mlxsup.protocol.flight import (
     REQUESTS_FILE_NAME,
     DaemonEnded,
     DaemonStarted,
+    Entry,
     ModelChanged,
+    Recorded,
     RequestEnded,
     read_line,
 )
-from mlxsup.supervisor.flight_files import ALIVE_INTERVAL_S, FlightFiles
-from mlxsup.supervisor.log_files import LogFile, LogWriter, RotatingFile
+from mlxsup.supervisor.core.outbox import Outbox
+from mlxsup.supervisor.flight_files import ALIVE_INTERVAL_S, REQUEST_BYTES, FlightFiles
+from mlxsup.supervisor.log_files import MAX_WAITING_BYTES, LogFile, LogWriter, RotatingFile
+
+from support.eventually import eventually
 
 CHANGE = ModelChanged(model="m", generation=1, before="READY", after="STOPPED")
 END = RequestEnded(id="r", number=1, model="m", outcome="stop")
@@ -76,8 +82,8 @@ def test_models_and_requests_have_a_file_each_which_only_their_owner_reads(
 ) -> None:
     files = FlightFiles(tmp_path, writer)
     files.started(7)
-    files.write(1, CHANGE)
-    files.write(2, END)
+    files.write(CHANGE)
+    files.write(END)
     files.ended(0)
     assert writer.close(60.0)
     models, requests = tmp_path / MODELS_FILE_NAME, tmp_path / REQUESTS_FILE_NAME
@@ -91,6 +97,61 @@ def test_models_and_requests_have_a_file_each_which_only_their_owner_reads(
     assert run.ended is not None
     assert run.ended.number == 3
     assert {stat.S_IMODE(path.stat().st_mode) for path in (models, requests)} == {0o600}
+
+
+def test_what_is_kept_and_what_is_written_have_the_same_numbers(
+    tmp_path: Path, writer: LogWriter
+) -> None:
+    """`why` lays both together by them."""
+    outbox, files = Outbox(), FlightFiles(tmp_path, writer)
+    files.started(7)
+    for entry in (CHANGE, END, END, CHANGE):
+        outbox.record(entry, 1.0)
+    for action in outbox.take():
+        assert isinstance(action, Entry)
+        files.write(action)
+    assert writer.close(60.0)
+    [run] = read_recording(tmp_path, None, 0.0).runs
+    kept = [(one["n"], one["kind"]) for one in outbox.flight.entries(1.0)]
+    assert [(one.number, one.entry.KIND) for one in run.entries] == kept
+    assert [number for number, _ in kept] == [1, 2, 3, 4]
+
+
+def test_the_lines_of_requests_are_made_by_the_thread_that_writes_them(
+    tmp_path: Path, writer: LogWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come often, so the loop must not; what a death says is handed over as it was."""
+    makers: dict[type[Entry], set[str]] = {}
+    to_line = Recorded.to_line
+
+    def noted(recorded: Recorded) -> bytes:
+        makers.setdefault(type(recorded.entry), set()).add(threading.current_thread().name)
+        return to_line(recorded)
+
+    monkeypatch.setattr(Recorded, "to_line", noted)
+    files = FlightFiles(tmp_path, writer)
+    for entry in (CHANGE, END, END):
+        files.write(entry)
+    assert writer.close(60.0)
+    here = threading.current_thread().name
+    assert makers == {ModelChanged: {here}, RequestEnded: {"mlxsup-logs"}}
+    assert lines_in(tmp_path / REQUESTS_FILE_NAME) == [END, END]
+
+
+def test_entries_that_wait_for_a_disk_that_hangs_are_bounded(
+    tmp_path: Path, writer: LogWriter
+) -> None:
+    path = tmp_path / REQUESTS_FILE_NAME
+    os.mkfifo(path)  # opened for writing, it waits for a reader
+    files = FlightFiles(tmp_path, writer)
+    files.write(END)
+    eventually(lambda: writer.writes_since is not None and not writer.files)
+    most = MAX_WAITING_BYTES // REQUEST_BYTES
+    for _ in range(most + 2):
+        files.write(END)
+    files.ended(0)
+    with path.open() as reader:  # it continues
+        assert len(reader.readlines()) == 1 + most
 
 
 def test_the_time_of_the_file_says_until_when_the_daemon_lived(

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from mlxsup.supervisor import log_files
-from mlxsup.supervisor.log_files import LogFile, LogWriter, RotatingFile
+from mlxsup.supervisor.log_files import LogFile, LogWriter, RotatingFile, Unmade
 from mlxsup.supervisor.logs import DaemonLog, ModelLog
 
 from support.eventually import eventually
@@ -28,7 +28,7 @@ class Sheet(LogFile):
     def __init__(self) -> None:
         self.calls: list[tuple[str, object]] = []
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | Unmade) -> None:
         self.calls.append(("write", data))
 
     def skip(self, lost_bytes: int) -> None:

@@ -195,6 +195,48 @@ def test_what_arrived_during_sends_is_taken_after_one_look_in_the_next_round(
     assert played.soon == [], "nothing is looked at again for what there is no room for"
 
 
+def test_what_arrived_during_sends_of_a_turn_is_looked_for_at_its_end_and_taken_in_the_next_round(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played.turn()
+    other = Played(monkeypatch)  # forwards: what it takes leaves through the first one
+
+    def forward(frames: list[bytes]) -> None:
+        played.socket.send(frames)
+        played.socket.send(frames)
+        if frames == [b"b"]:
+            played.arrived = [[b"c"]]  # whose edge the sends have swallowed
+
+    other.socket = LoopSocket(other.socket.socket, forward, other.count)
+    other.turn()
+    for arrived, soon in (([[b"a"], [b"a"]], 0), ([[b"b"]], 1)):
+        other.arrived, played.looks = list(arrived), 0
+        other.socket.drain_soon()
+        other.turn()
+        assert (played.looks, len(played.soon), played.taken) == (1, soon, [])
+    played.turn()
+    assert (played.taken, played.soon) == ([[b"c"]], [])
+    played.socket.send([b"x"])
+    assert len(played.soon) == 1, "between turns the next round looks"
+
+
+def test_a_turn_that_fails_leaves_no_look_undone(played: Played) -> None:
+    played.turn()
+
+    def fail() -> None:
+        played.socket.send([b"x"])
+        raise RuntimeError
+
+    played.looks = 0
+    failing = LoopSocket(played.socket.socket, played.take, fail)
+    with pytest.raises(RuntimeError):
+        played.turn()
+    assert (played.looks, played.soon) == (2, []), "its own, and that of the one it sent through"
+    played.socket.send([b"x"])
+    assert len(played.soon) == 1
+    failing.close()
+
+
 def test_nothing_is_looked_at_after_the_end_for_what_was_sent_before_it(played: Played) -> None:
     played.turn()
     played.socket.send([b"x"])

@@ -157,3 +157,23 @@ def test_what_a_row_had_read_before_it_was_taken_out_is_not_computed_again() -> 
     engine.remove(row.key)
     assert engine.insert(row) == 4
     assert [step.prefill[0].computed for step in steps_of(engine)] == [4, 2]
+
+
+def test_rows_whose_prompts_are_known_join_those_that_decode_in_one_step() -> None:
+    """As with MLX; only one prompt that has something left to read is read in a step."""
+    engine = FakeEngine(SPEC)
+    engine.load(lambda phase, at: None)
+    known = [
+        Row(key=RequestKey(key), tokens=list(range(20, 30)), max_tokens=9, seed=1)
+        for key in (1, 2, 3)
+    ]
+    for row in known:
+        engine.insert(row)
+    assert [len(engine.step().tokens) for _ in known] == [1, 2, 3]
+    engine.set_aside(*(row.key for row in known), keep=True)
+    engine.insert(Row(key=RequestKey(4), tokens=[20, 21, 22], max_tokens=9, seed=1))
+    for row in known:
+        engine.insert(row)
+    step = engine.step()
+    assert {token.key for token in step.tokens} == {1, 2, 3, 4}
+    assert {row.key: row.computed for row in step.prefill} == {1: 1, 2: 1, 3: 1, 4: 3}

@@ -12,7 +12,7 @@ from mlxsup.protocol.worker_messages import CancelRow, Exit, Heartbeat, PauseRow
 from mlxsup.supervisor.core.health.watchdog import Alarm, Watch
 from mlxsup.worker.engine import RowToken, StepResult
 from mlxsup.worker.engines.fake.text import encode_text
-from mlxsup.worker.gathering import DEAR, MOST_S, QUIET_S, Gathering
+from mlxsup.worker.gathering import BURST, BURST_QUIET_S, DEAR, MOST_S, QUIET_S, Gathering
 
 from support.turn_bench import STEP_TIMEOUT_S, A, B, Bench, C
 
@@ -39,7 +39,7 @@ def gathering() -> tuple[Gathering, Clock]:
 
 
 def test_the_numbers_are_those_of_the_document() -> None:
-    assert (QUIET_S, MOST_S, DEAR) == (0.002, 0.025, 2.0)
+    assert (QUIET_S, BURST, BURST_QUIET_S, MOST_S, DEAR) == (0.002, 4, 0.006, 0.05, 2.0)
 
 
 def test_a_lone_request_waits_for_two_milliseconds_from_its_arrival() -> None:
@@ -60,19 +60,19 @@ def test_who_took_longer_to_prepare_does_not_wait() -> None:
 
 def test_each_arrival_extends_the_wait_and_so_does_a_preparation_up_to_a_limit() -> None:
     made, clock = gathering()
-    for _ in range(11):
+    for _ in range(31):
         assert made.is_on(pass_s=DEAR_PASS_S, is_preparing=False)
         clock.now += 0.0015
         made.arrived()
     assert made.is_on(pass_s=DEAR_PASS_S, is_preparing=True)
-    assert made.left_s == pytest.approx(MOST_S - 11 * 0.0015), "its preparation ends by itself"
+    assert made.left_s == pytest.approx(MOST_S - 31 * 0.0015), "its preparation ends by itself"
     clock.now = 50.0 + MOST_S
     made.arrived()
     assert not made.is_on(pass_s=DEAR_PASS_S, is_preparing=True)
 
 
 def test_a_burst_is_awaited_as_long_however_short_its_pass_is() -> None:
-    """64 requests arrive over 25 ms, and a pass of a small model on a GPU takes 5."""
+    """64 requests arrive over up to 25 ms, and a pass of a small model on a GPU takes 5."""
     made, clock = gathering()
     for _ in range(16):
         assert made.is_on(pass_s=0.005, is_preparing=False)
@@ -82,6 +82,29 @@ def test_a_burst_is_awaited_as_long_however_short_its_pass_is() -> None:
     assert made.left_s == pytest.approx(MOST_S - 16 * 0.0015)
     clock.now = 50.0 + MOST_S
     assert not made.is_on(pass_s=0.005, is_preparing=True)
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "interval_s", "pass_s", "quiet_s"),
+    [
+        (BURST - 1, 0.0005, DEAR_PASS_S, QUIET_S),
+        (BURST, 0.0005, DEAR_PASS_S, BURST_QUIET_S),
+        (BURST, 0.0059, DEAR_PASS_S, BURST_QUIET_S),
+        (BURST, 0.0061, DEAR_PASS_S, QUIET_S),
+        (BURST, 0.0005, 0.005, 0.005),
+    ],
+)
+def test_a_longer_pause_is_no_end_of_a_burst_unless_a_pass_costs_less(
+    arrivals: int, interval_s: float, pass_s: float, quiet_s: float
+) -> None:
+    made, clock = gathering()
+    for _ in range(arrivals - 1):
+        clock.now += interval_s
+        made.arrived()
+    assert made.is_on(pass_s=pass_s, is_preparing=False)
+    assert made.left_s == pytest.approx(quiet_s)
+    clock.now += quiet_s
+    assert not made.is_on(pass_s=pass_s, is_preparing=False)
 
 
 @pytest.mark.parametrize(("pass_s", "waits"), [(0.0, False), (0.0039, False), (0.0041, True)])

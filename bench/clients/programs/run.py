@@ -12,6 +12,7 @@ from ..document import keep, program_result, program_table, read_results, with_p
 from .environments import FOLDER, NotInstalled
 from .programs import PROGRAMS, Program
 from .turns import Turn, TurnFailed
+from promises.results import clean_commit
 from support.daemon import fake
 from support.http_daemon import HttpDaemon
 
@@ -27,17 +28,19 @@ def run(names: Sequence[str]) -> None:
 
     Raises:
         SystemExit: a name is none of a program.
+        UncleanTreeError: the tree is that of no commit.
         AssertionError: one that is installed has not done its turn.
     """
     order = [one.name for one in PROGRAMS]
     if unknown := [name for name in names if name not in order]:
         raise SystemExit(f"no program is called {unknown[0]!r}; there are {', '.join(order)}")
+    commit = clean_commit()
     wanted = [one for one in PROGRAMS if not names or one.name in names]
     model = fake(fake={"context_length": CONTEXT_TOKENS}, preload=False)
     failed = []
     for program in wanted:
         with HttpDaemon({"m": model}) as daemon:
-            measured = _measured(program, daemon)
+            measured = _measured(program, daemon, commit)
         head, row = program_table([measured])
         print_table(head, [row])
         keep(with_program(read_results(), measured, order))
@@ -46,13 +49,13 @@ def run(names: Sequence[str]) -> None:
     assert not failed, f"these did not do their turn: {', '.join(failed)}"
 
 
-def _measured(program: Program, daemon: HttpDaemon) -> dict[str, str]:
+def _measured(program: Program, daemon: HttpDaemon, commit: str) -> dict[str, str]:
     """Whether a program did its turn, or why not."""
     environment = program.environment
     try:
         environment.install()
     except NotInstalled as error:
-        return program_result(program.name, "", program.does, f"not installed: {error}")
+        return program_result(program.name, "", program.does, f"not installed: {error}", commit)
     with tempfile.TemporaryDirectory(prefix="mlxsup-p-", dir="/tmp") as home:
         try:
             program.turn(Turn(daemon=daemon, environment=environment, home=Path(home)))
@@ -60,4 +63,4 @@ def _measured(program: Program, daemon: HttpDaemon) -> dict[str, str]:
         except TurnFailed as error:
             said = str(error).replace(home, "~").replace(str(FOLDER), "build/clients")
             result = f"{Verdict.FAILED}: {said}"
-    return program_result(program.name, environment.version, program.does, result)
+    return program_result(program.name, environment.version, program.does, result, commit)

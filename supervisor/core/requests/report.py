@@ -22,22 +22,23 @@ def tokens_per_s(request: Request, now: float) -> float | None:
 
 def report_of(ended: RequestEnded) -> dict[str, Any]:
     """The facts of one line, in order."""
+    usage, timings = ended.usage, ended.timings
     facts: dict[str, Any] = {
         "id": ended.id,
         "number": ended.number,
         "model": ended.model,
         "client": ended.client,
         "outcome": ended.outcome,
-        "prompt_tokens": ended.prompt_tokens,
-        "cached_tokens": ended.cached_tokens,
-        "completion_tokens": ended.completion_tokens,
-        "queued_s": ended.queued_s,
-        "first_token_s": ended.first_token_s,
-        "total_s": ended.total_s,
-        "engine_s": ended.engine_s,
+        "prompt_tokens": usage.prompt_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "queued_s": timings.queued_s,
+        "first_token_s": timings.first_token_s,
+        "total_s": timings.total_s,
+        "engine_s": usage.engine_s,
     }
-    if ended.tokens_per_s is not None:
-        facts["tokens_per_s"] = ended.tokens_per_s
+    if (rate := ended.tokens_per_s) is not None:
+        facts["tokens_per_s"] = rate
     if ended.resumed:
         facts["resumed"] = ended.resumed
     if ended.paused:

@@ -15,7 +15,7 @@ MUTANTS = (
         "if request.deaths >= MAX_DEATHS_WITHOUT_PROGRESS:", "if False:"),
     bug("no deadline is ever due", "endings",
         "if request.deadline is not None and now >= request.deadline:", "if False:"),
-    bug("usage lost", "endings", "usage=request.usage(),", ""),
+    bug("usage lost", "endings", "usage=ended.usage,", ""),
     bug("seed lost", "endings", "seed=request.acceptance.seed if request.acceptance else None,",
         ""),
     bug("warnings lost", "endings", "warnings=request.warnings,", ""),

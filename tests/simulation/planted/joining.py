@@ -38,6 +38,6 @@ MUTANTS = (
         "        if finish is not FinishReason.CANCELLED:\n"
         "            self._attaching.ended(request, message)"),
     bug("attach × gone: readers of a lost client wait on", "endings",
-        "        self._attaching.ended(request, _done(request, FinishReason.CANCELLED, now))",
+        "        self._attaching.ended(request, _done(request, FinishReason.CANCELLED, ended))",
         "        pass"),
 )  # fmt: skip

@@ -258,13 +258,17 @@ class FakeEngine:
 
     def step(self) -> StepResult:
         """See `Engine.step`: a token for each row that decodes, a chunk of one prompt, or
-        with the option `pass_s` of each.
+        with the option `pass_s` of each, and the last token of all that were read before it, which
+        join those that decode, as with MLX.
 
         It says that it took as long as the options and directives say, whatever a clock says; if
         rows decode while a prompt is read, half of that is theirs.
         """
         waiting = [row for row in self._rows.values() if not row.is_decoding]
-        return self._run(waiting if self._options.pass_s else waiting[:1])
+        if self._options.pass_s:
+            return self._run(waiting)
+        read = [row for row in waiting if row.is_read]
+        return self._run([*read, *[row for row in waiting if not row.is_read][:1]])
 
     def decode(self) -> StepResult:
         """See `Engine.decode`."""

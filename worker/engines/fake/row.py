@@ -46,6 +46,11 @@ class FakeRow:
         return self.prefilled == self.to_prefill
 
     @property
+    def is_read(self) -> bool:
+        """Whether at most the last token is left, which gives the first one of the answer."""
+        return self.prefilled >= self.to_prefill - 1
+
+    @property
     def seed(self) -> int | None:
         """What its tokens are drawn with; None for a greedy answer."""
         return self.row.seed if self.row.sampling.temperature > 0 else None

@@ -232,11 +232,15 @@ class MlxBatch:
         self.settle()
         if not keeps_prefixes:
             self._prefixes.clear()
-        # A pass that is under way would give its memory back too late.
-        mx.synchronize(self._stream)
+        self.wait()
         mx.clear_cache()
         # CUDA's pool lets other processes have what was freed at the next wait, and there may be
         # none for a long time.
+        self.wait()
+
+    def wait(self) -> None:
+        """Waits for the pass that is under way: until its end the memory of rows that have left
+        the batch is not free."""
         mx.synchronize(self._stream)
 
     def has_rows(self) -> bool:
@@ -394,5 +398,5 @@ class MlxBatch:
         self._ended.clear()
         self._kept.clear()
         self._prefixes.clear()
-        mx.synchronize(self._stream)
+        self.wait()
         self.passes.close()

@@ -33,7 +33,7 @@ from .folder import ModelFolder, check_folder, fingerprint
 from .known_faults import find_warnings
 from .load_steps import LoadSteps
 from .memory_need import check_weights, memory_warnings
-from .prefill import PrefillPacer
+from .prefill import LARGEST_CHUNK, LARGEST_CPU_CHUNK, PrefillPacer
 from .prompt_turns import SerialTurns, TogetherTurns
 from .read_ahead import reading_ahead
 from .shapes import SeenShapes
@@ -207,6 +207,7 @@ class MlxEngine:
             decode_stall_target_s=self._spec.decode_stall_target_ms / 1000,
             step_timeout_s=self._spec.step_timeout_s,
             is_fixed=self._spec.deterministic,
+            largest_chunk=LARGEST_CPU_CHUNK if self.facts.backend == "cpu" else LARGEST_CHUNK,
         )
         self.prefixes = PrefixCache()
         self.batch = MlxBatch(

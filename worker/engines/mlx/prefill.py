@@ -13,6 +13,10 @@ from .pass_cost import APART, EASE, LEAST_SHARE_APART, PassCost
 
 SMALLEST_CHUNK = 1
 LARGEST_CHUNK = 2048
+LARGEST_CPU_CHUNK = 256
+"""On a CPU, where attention computes the scores of all pairs of a chunk's tokens, and then masks
+half of them: a prompt of 1,334 tokens that is read at once takes half as long again as in chunks of
+64 to 256, because nothing is won by larger passes (`python -m bench.chunks`)."""
 FIRST_CHUNK = 8
 """The first chunk, before anything is measured; 8 tokens are safe at 3 tokens per second."""
 
@@ -51,13 +55,20 @@ class PrefillPacer:
         decode_stall_target_s: how long a chunk may hold up rows that decode.
         step_timeout_s: the stall limit of a step.
         is_fixed: whether every chunk has the same size, however long it takes.
+        largest_chunk: no chunk has more tokens of a row.
     """
 
     def __init__(
-        self, *, decode_stall_target_s: float, step_timeout_s: float, is_fixed: bool = False
+        self,
+        *,
+        decode_stall_target_s: float,
+        step_timeout_s: float,
+        is_fixed: bool = False,
+        largest_chunk: int = LARGEST_CHUNK,
     ) -> None:
         self.is_first = False
         self._is_fixed = is_fixed
+        self._largest_chunk = largest_chunk
         self._ceiling_s = step_timeout_s * STEP_TIMEOUT_SHARE
         self._busy_target_s = min(decode_stall_target_s, self._ceiling_s)
         self._idle_target_s = min(IDLE_TARGET_S, self._ceiling_s)
@@ -69,7 +80,7 @@ class PrefillPacer:
         self._decode_rows = 1
 
     def chunk(self, *, prefill_rows: int, decode_rows: int) -> int:
-        """Prompt tokens of each row to process in the next step: 1 to 2,048."""
+        """Prompt tokens of each row to process in the next step: 1 to the largest chunk."""
         if self._is_fixed:
             return FIXED_CHUNK
         if self._shown:
@@ -83,7 +94,7 @@ class PrefillPacer:
         # much, unless it comes too close to the stall limit.
         worthwhile = min(self._cost.worthwhile, (self._ceiling_s - self._cost.pass_s) / unit_s)
         cost = min(max(planned, worthwhile), GROWTH * self._cost.largest_cost)
-        return int(min(max(cost // rows, SMALLEST_CHUNK), LARGEST_CHUNK))
+        return int(min(max(cost // rows, SMALLEST_CHUNK), self._largest_chunk))
 
     def shows_chunk(self, tokens: int, limit_s: float) -> bool:
         """The next chunk that is read has that many tokens, to show what they cost.

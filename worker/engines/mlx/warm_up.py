@@ -93,7 +93,9 @@ def warm_up(
     if pace is None:
         paces.keep(batch.pacer.learned())
     batch.paces = paces
-    if facts.backend != "cpu":
+    if facts.backend == "cpu":
+        batch.wait()  # what a pass still holds would count as weights
+    else:
         batch.give_back()
     logger.info(
         log_line(
