@@ -263,8 +263,8 @@ def test_the_pulse_lasts_until_everything_has_ended(monkeypatch: pytest.MonkeyPa
         is_first = False
         await ticks.get()
 
-    def slow(name: str) -> Callable[[], Awaitable[None]]:
-        async def end() -> None:
+    def slow(name: str) -> Callable[..., Awaitable[None]]:
+        async def end(*_: object) -> None:
             for _ in range(2):
                 ticks.put_nowait(None)
             async with asyncio.timeout(10.0):
@@ -273,12 +273,11 @@ def test_the_pulse_lasts_until_everything_has_ended(monkeypatch: pytest.MonkeyPa
 
         return end
 
-    app: Any = case.app
     monkeypatch.setattr(asyncio, "sleep", sleep)
     for name, part in (
-        ("spares", app._workers.spares),
-        ("downloads", app._downloads),
-        ("gateway", app._gateway),
+        ("spares", case.spares),
+        ("downloads", app_module.DownloadKeeper),
+        ("gateway", app_module.GatewayKeeper),
     ):
         monkeypatch.setattr(part, "end", slow(name))
     case.run()
