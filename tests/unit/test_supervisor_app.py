@@ -28,6 +28,8 @@ from mlxsup.supervisor.core.events import (
     Started,
     Tick,
 )
+from mlxsup.supervisor.downloads import DownloadKeeper
+from mlxsup.supervisor.gateway import GatewayKeeper
 from mlxsup.supervisor.sockets import clients as clients_module
 from mlxsup.supervisor.sockets import worker_link as link_module
 from mlxsup.supervisor.sockets.clients import Clients
@@ -274,11 +276,10 @@ def test_the_pulse_lasts_until_everything_has_ended(monkeypatch: pytest.MonkeyPa
         return end
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
-    for name, part in (
-        ("spares", case.spares),
-        ("downloads", app_module.DownloadKeeper),
-        ("gateway", app_module.GatewayKeeper),
-    ):
+    parts: dict[str, object] = {
+        "spares": case.spares, "downloads": DownloadKeeper, "gateway": GatewayKeeper,
+    }  # fmt: skip
+    for name, part in parts.items():
         monkeypatch.setattr(part, "end", slow(name))
     case.run()
     assert waited == ["spares", "downloads", "gateway"]
