@@ -266,7 +266,7 @@ def test_the_pulse_lasts_until_everything_has_ended(monkeypatch: pytest.MonkeyPa
         await ticks.get()
 
     def slow(name: str) -> Callable[..., Awaitable[None]]:
-        async def end(*_: object) -> None:
+        async def end(*keeper: object) -> None:
             for _ in range(2):
                 ticks.put_nowait(None)
             async with asyncio.timeout(10.0):
