@@ -34,7 +34,7 @@ KINDS = {"router_one": (1, 0), "router_many": (STREAMS, 0), "router_logprobs": (
 """Connections, and `top_logprobs`, of each claim about an unpaced router."""
 
 REPEATS = 9
-BACKLOGS = 24
+BACKLOGS, SMALL = 24, 8
 LONG, SHORT = 8, 1
 """Steps of a backlog. Eight messages find room for each connection even if its client receives
 none of them: libzmq takes 16 (`SEND_HIGH_WATER_MARK`), and hears of every eighth only that it has
@@ -241,7 +241,7 @@ async def unpaced(setting: Setting, wanted: Sequence[str]) -> Rows:
                     router.backlog(child, LONG)  # the first one warms up
                     found = [
                         (router.backlog(child, LONG), router.backlog(child, SHORT))
-                        for _ in range(setting.runs(BACKLOGS))
+                        for _ in range(SMALL if setting.is_small else BACKLOGS)
                     ]
                 used = whole(found, connections)
                 values[claim].append(us_per_token(used))

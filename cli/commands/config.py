@@ -32,6 +32,10 @@ def check(file: Path, output: Output) -> None:
     Lists everything that is wrong with FILE and with the folders of its models, or says that it is
     valid.
     """
+    if (
+        file.exists() and not output.is_json
+    ):  # reading and checking it takes longer than a command may be silent
+        output.data(f"checking {file}")
     configuration = read_configuration(file, has_sockets=True)
     with configuration_errors(file):
         from mlxsup.supervisor.config.model_folders import check_model_folders

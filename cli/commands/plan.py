@@ -34,11 +34,15 @@ def plan(config_path: Path | None, output: Output) -> None:
     Shows what each model of the configuration needs, which of them fit into memory together and
     with how much context, and the change that makes all of them fit. Needs no daemon.
     """
-    from ..terminal.plan_table import plan_lines
+    from ..terminal.plan_table import head_lines, plan_lines
     from .start import find_configuration, read_configuration
 
-    configuration = read_configuration(find_configuration(config_path))
-    value = plan_of(configuration)
+    path = find_configuration(config_path)
+    if (
+        path.exists() and not output.is_json
+    ):  # reading and checking it takes longer than a command may be silent
+        output.data("\n".join(head_lines(path)))
+    value = plan_of(read_configuration(path))
     if output.is_json:
         output.object(value)
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from .columns import kept_columns
@@ -20,6 +21,11 @@ GAP = 2
 MIN_MODEL_WIDTH = 8
 ESTIMATED = "~"
 """Before a figure that nobody has measured."""
+
+
+def head_lines(path: Path) -> list[str]:
+    """The lines above the plan: which file it is of."""
+    return [*_wrap(f"configuration: {path}", width_of(sys.stdout)), ""]
 
 
 def plan_lines(output: Output, value: Mapping[str, Any]) -> list[str]:

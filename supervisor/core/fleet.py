@@ -309,31 +309,27 @@ class Fleet:
 
     def settle(self, now: float) -> None:
         """Does what follows for every model that was touched, whatever touched it."""
-        has_freed = self._serving.ledger.take_freed()
-        if self._touched or has_freed or self.head_room.is_stirred or self._leasing.has_news:
-            self._settle(now, has_freed=has_freed)  # which nothing calls for after most steps
-        self._note_what_workers_are_sent(now)
-
-    def _settle(self, now: float, *, has_freed: bool) -> None:
         self._end_drains(now)
-        if has_freed:  # others of its client may wait for other models
+        if self._serving.ledger.take_freed():  # others of its client may wait for other models
             for any_model in self:
                 self.touch(any_model)
-        self._loads.settle(self.by_name, self._touched, self.settings, now)
-        for one in self.head_room.settle(self.by_name, self.settings, now):
-            self.touch(one)
-        for reader in self._leasing.settle(self.by_name, self._touched, self.settings, now):
-            self.touch(reader)
-        while self._touched:
-            touched, self._touched = self._touched, {}
-            for model in [self.by_name[name] for name in touched if name in self.by_name]:
-                self._serving.dispatch(model, now)
-                self._serving.tell_waiting(model, now)
-                self._deadlines.set(model.name, self._leasing.deadline(model))
-            if self._serving.ledger.take_filled():  # whose turn or return it was must wait
-                for any_model in self:
-                    if any_model.blame.is_anyone_on_probation or any_model.held_back is not None:
-                        self.touch(any_model)
+        if self._touched or self.head_room.is_stirred or self._leasing.has_news:
+            self._loads.settle(self.by_name, self._touched, self.settings, now)
+            for one in self.head_room.settle(self.by_name, self.settings, now):
+                self.touch(one)
+            for reader in self._leasing.settle(self.by_name, self._touched, self.settings, now):
+                self.touch(reader)
+            while self._touched:
+                touched, self._touched = self._touched, {}
+                for model in [self.by_name[name] for name in touched if name in self.by_name]:
+                    self._serving.dispatch(model, now)
+                    self._serving.tell_waiting(model, now)
+                    self._deadlines.set(model.name, self._leasing.deadline(model))
+                if self._serving.ledger.take_filled():  # whose turn or return it was must wait
+                    for one in self:
+                        if one.blame.is_anyone_on_probation or one.held_back is not None:
+                            self.touch(one)
+        self._note_what_workers_are_sent(now)
 
     def _end_drains(self, now: float) -> None:
         for model in [self.by_name[name] for name in self._touched if name in self.by_name]:

@@ -242,7 +242,8 @@ def test_start_without_a_file_and_bad_files_exit_78(folder: Path) -> None:
     config.write_text('[supervisor]\nmax_queue = "many"\nnonsense = 1\n')
     for arguments in (["start", "--config", str(config)], ["config", "check", str(config)]):
         done = mlxsup(*arguments)
-        assert (done.returncode, done.stdout) == (78, "")
+        said = f"checking {config}\n" if "check" in arguments else ""
+        assert (done.returncode, done.stdout) == (78, said)
         assert "max_queue" in done.stderr
         assert "nonsense" in done.stderr
     assert mlxsup("config", "check", str(folder / "missing")).returncode == 78
@@ -260,7 +261,7 @@ def test_config_check_reports_a_runtime_folder_that_start_refuses(
         f'[supervisor]\nlog_dir = "logs"\nruntime_dir = "{long}"\n[models.m]\nengine = "fake"\n'
     )
     done = mlxsup("config", "check", str(config))
-    assert (done.returncode, done.stdout) == (78, "")
+    assert (done.returncode, done.stdout) == (78, f"checking {config}\n")
     assert f"{config}:3: supervisor.runtime_dir takes a shorter folder: " in done.stderr
     done = mlxsup("start", "--config", str(config), *more)
     assert (done.returncode, done.stdout) == (73, "")
@@ -273,7 +274,7 @@ def test_config_check_of_a_good_file(folder: Path) -> None:
     config.write_text('[models.m]\npath = "m"\n')
     write_folder(folder / "m")
     done = mlxsup("config", "check", str(config))
-    assert (done.returncode, done.stdout) == (0, f"{config} is valid\n")
+    assert (done.returncode, done.stdout) == (0, f"checking {config}\n{config} is valid\n")
 
 
 def test_stop_returns_when_every_process_is_gone_E5(

@@ -71,7 +71,8 @@ def test_people_get_a_table_with_estimates_marked(tmp_path: Path) -> None:
     config = write_config(tmp_path, models, memory_budget="4GiB")
     done = run_cli("plan", "--config", str(config))
     assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
+    head, _, *lines = done.stdout.splitlines()
+    assert head == f"configuration: {config}"
     assert lines[0] == "budget: 4.00 GiB (memory_budget)"
     assert lines[2].split() == [
         "MODEL", "NEEDS", "WEIGHTS", "PROCESS", "CACHE", "CONTEXT", "ROWS", "FITS",
@@ -152,7 +153,8 @@ def test_a_budget_larger_than_the_machine_is_a_mistake_of_the_configuration(
     config = write_config(tmp_path, {"m": given("100MiB")}, memory_budget="900TiB")
     for command in (["plan", "--config"], ["config", "check"], ["start", "--config"]):
         done = run_cli(*command, str(config))
-        assert (done.returncode, done.stdout) == (78, "")
+        said = {"plan": f"configuration: {config}\n\n", "config": f"checking {config}\n"}
+        assert (done.returncode, done.stdout) == (78, said.get(command[0], ""))
         assert "mlxsup.toml:3: supervisor.memory_budget takes at most what this machine has (" in (
             done.stderr
         )

@@ -130,6 +130,7 @@ class Case:
         self.clients = SimpleNamespace(
             endpoint="e", pulse=object(), finish=self._nothing, close=lambda linger_s: None
         )
+        self.spares = SimpleNamespace(end=self._nothing)
         self._monkeypatch = monkeypatch
         self._play()
         record: Any = SimpleNamespace(write_again=lambda: self.sampled.append("written"))
@@ -203,7 +204,7 @@ class Case:
         clock = SimpleNamespace(now=self._clock_now, delay_until=lambda when: when - self.now)
         workers = SimpleNamespace(
             pids=[7], end=self._nothing, leave=lambda: 0, close=lambda: None,
-            measurements=None, spares=SimpleNamespace(end=self._nothing),
+            measurements=None, spares=self.spares,
         )  # fmt: skip
         briefing = SimpleNamespace(
             needs={},

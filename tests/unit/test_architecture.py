@@ -31,7 +31,6 @@ SUPERVISOR_ONLY_IN = {f"cli/commands/{word}.py" for word in WORDS} | {
     "cli/doctor/gathering/setting.py",
     "cli/proof/subject.py",
     "cli/model_catalog.py",
-    "cli/schema_file.py",
 }
 CORE_FORBIDDEN = {"asyncio", "zmq", "psutil", "os", "time", "threading", "socket", "subprocess"}
 FORBIDDEN = {"pickle", "marshal", "shelve", "dill"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
-import tracemalloc
 from enum import Enum
 from typing import Any
 from unittest.mock import ANY
@@ -29,13 +28,11 @@ from mlxsup.protocol.client_messages import (
 from mlxsup.protocol.codec import (
     MAX_BODY_BYTES,
     MAX_HEADER_BYTES,
-    PACK_BYTES,
     DecodeError,
     Decoder,
     decode_body,
     encode,
     encode_body,
-    pack,
 )
 from mlxsup.protocol.errors import RETRYABLE, ErrorCode, RemoteError
 from mlxsup.protocol.ids import (
@@ -394,15 +391,3 @@ def test_which_exits_cannot_heal() -> None:
 
 def test_the_version_is_three_numbers() -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+", VERSION)
-
-
-def test_a_small_message_takes_no_large_buffer() -> None:
-    tracemalloc.start()
-    try:
-        pack({"type": "deltas"})
-        _, most_bytes = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert most_bytes < 10 * PACK_BYTES
-    large = bytes(10 * PACK_BYTES)
-    assert msgpack.unpackb(pack({"body": large})) == {"body": large}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
 
 from mlxsup.protocol.client_messages import SUPERVISOR_TO_CLIENT, ClientDelta, Deltas
-from mlxsup.protocol.codec import DecodeError, Decoder, encode, pack
+from mlxsup.protocol.codec import PACK_BYTES, DecodeError, Decoder, encode, pack, unpack_map
 from mlxsup.protocol.delta_body import DeltaBody, pack_body, read_body
 from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.states import Channel
@@ -79,3 +80,15 @@ def test_a_body_with_only_text_is_read_as_any_other() -> None:
 def test_a_body_that_is_none_is_refused(body: object) -> None:
     with pytest.raises(DecodeError):
         read_body(pack(body))
+
+
+def test_a_small_message_takes_no_large_buffer() -> None:
+    tracemalloc.start()
+    try:
+        pack({"type": "deltas"})
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < 10 * PACK_BYTES
+    large = bytes(10 * PACK_BYTES)
+    assert unpack_map(pack({"body": large}), "a map") == {"body": large}

@@ -28,6 +28,8 @@ from mlxsup.supervisor.core.events import (
     Started,
     Tick,
 )
+from mlxsup.supervisor.downloads import DownloadKeeper
+from mlxsup.supervisor.gateway import GatewayKeeper
 from mlxsup.supervisor.sockets import clients as clients_module
 from mlxsup.supervisor.sockets import worker_link as link_module
 from mlxsup.supervisor.sockets.clients import Clients
@@ -263,8 +265,8 @@ def test_the_pulse_lasts_until_everything_has_ended(monkeypatch: pytest.MonkeyPa
         is_first = False
         await ticks.get()
 
-    def slow(name: str) -> Callable[[], Awaitable[None]]:
-        async def end() -> None:
+    def slow(name: str) -> Callable[..., Awaitable[None]]:
+        async def end(*keeper: object) -> None:
             for _ in range(2):
                 ticks.put_nowait(None)
             async with asyncio.timeout(10.0):
@@ -273,13 +275,11 @@ def test_the_pulse_lasts_until_everything_has_ended(monkeypatch: pytest.MonkeyPa
 
         return end
 
-    app: Any = case.app
     monkeypatch.setattr(asyncio, "sleep", sleep)
-    for name, part in (
-        ("spares", app._workers.spares),
-        ("downloads", app._downloads),
-        ("gateway", app._gateway),
-    ):
+    parts: dict[str, object] = {
+        "spares": case.spares, "downloads": DownloadKeeper, "gateway": GatewayKeeper,
+    }  # fmt: skip
+    for name, part in parts.items():
         monkeypatch.setattr(part, "end", slow(name))
     case.run()
     assert waited == ["spares", "downloads", "gateway"]

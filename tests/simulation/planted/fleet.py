@@ -15,6 +15,6 @@ MUTANTS = (
         "return True\n", "return False\n"),
     bug("what changes who may load is not looked at", "load_looks",
         "self._is_due |= self._head_room.is_stirred", "pass"),
-    bug("a row that ends wakes no other model", "fleet", "if has_freed:",
+    bug("a row that ends wakes no other model", "fleet", "if self._serving.ledger.take_freed():",
         "if False:"),
 )  # fmt: skip
