@@ -79,8 +79,8 @@ MUTANTS = (
     Mutant(
         name="every Done is sent twice",
         module=ENDINGS,
-        right="            message = _done(request, finish, now)\n",
-        wrong="            message = _done(request, finish, now)\n"
+        right="            message = _done(request, finish, ended)\n",
+        wrong="            message = _done(request, finish, ended)\n"
         "            self._outbox.send(request.connection, message)\n",
         check="after the end",
     ),

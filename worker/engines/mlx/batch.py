@@ -234,13 +234,11 @@ class MlxBatch:
             self._prefixes.clear()
         self.wait()
         mx.clear_cache()
-        # CUDA's pool lets other processes have what was freed at the next wait, and there may be
-        # none for a long time.
+        # CUDA's pool gives others what was freed at the next wait, and there may be none for long.
         self.wait()
 
     def wait(self) -> None:
-        """Waits for the pass that is under way: until its end the memory of rows that have left
-        the batch is not free."""
+        """Waits for the pass under way: until its end the memory of rows that left is not free."""
         mx.synchronize(self._stream)
 
     def has_rows(self) -> bool:
