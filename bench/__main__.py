@@ -116,7 +116,9 @@ def main() -> None:
             "recorder": lambda: recorder.run(repeats),
             "sampling": lambda: sampling.run(repeats),
             "commands": commands,
-            "model_command": lambda: model_command.run(tiny, max(repeats, 3)),
+            "model_command": lambda: model_command.run(
+                tiny, max(repeats, model_command.LEAST_REPEATS)
+            ),
             CLIENTS: lambda: clients(Path(folder) / "known", arguments.programs, arguments.only),
         }
         for name in arguments.names:

@@ -18,7 +18,7 @@ from pathlib import Path
 from mlxsup.client import AsyncClient
 
 from .fast_path.bursts import counted_burst, prompts_of
-from .report import print_table, spread
+from .report import interval_of_median, print_table, spread
 from support.daemon import Daemon
 
 MODEL = "tiny"
@@ -33,8 +33,11 @@ FIGURES = ("tokens_per_s", "steady_tokens_per_s", "first_token_s")
 
 Figures = Mapping[str, float]
 
-MOST_NOISE = 1.25
-"""A machine on which the same measurement differs by more, as a factor, shows nothing."""
+MOST_WIDTH = 1.25
+"""An interval of a median whose ends differ by more, as a factor, shows nothing."""
+
+LEAST_REPEATS = 12
+"""Fewer rounds have no interval that leaves out the most extreme values at either end."""
 
 
 @dataclass(slots=True)
@@ -50,17 +53,17 @@ class Ratios:
     again: list[float] = field(default_factory=list)
 
     @property
-    def noise(self) -> float:
-        """By which factor, from 1, the same measurement has differed at most."""
-        return max(max(one, 1 / one) for one in self.again)
-
-    @property
     def verdict(self) -> str:
-        """Whether the command's median differs from 1 by no more than the noise."""
-        if self.noise > MOST_NOISE:
+        """Whether the command differs from the fast path by more than this does from itself: then
+        the intervals of the two medians have nothing in common."""
+        ours, again = interval_of_median(self.command), interval_of_median(self.again)
+        if ours is None or again is None or max(map(_width, (ours, again))) > MOST_WIDTH:
             return "too noisy to tell"
-        middle = statistics.median(self.command)
-        return "within noise" if 1 / self.noise <= middle <= self.noise else "**differs**"
+        return "within noise" if ours[0] <= again[1] and again[0] <= ours[1] else "**differs**"
+
+
+def _width(interval: tuple[float, float]) -> float:
+    return interval[1] / interval[0]
 
 
 async def of_bursts(client: AsyncClient, streams: int, tokens: int, seed: int) -> Figures:
@@ -136,8 +139,9 @@ def run(model: Path, repeats: int) -> None:
                     str(streams),
                     name,
                     spread(one.command, digits=3),
+                    _shown(one.command),
                     spread(one.again, digits=3),
-                    f"{one.noise:.3f}",
+                    _shown(one.again),
                     one.verdict,
                 ]
                 for name, one in found.items()
@@ -145,9 +149,15 @@ def run(model: Path, repeats: int) -> None:
             medians = [f"{statistics.median(one.command):.3f}" for one in found.values()]
             print(f"{streams} streams: {', '.join(medians)}", flush=True)
     print(
-        f"\n{repeats} rounds, median (range). Ratio: the command's figure to that of the fast path."
-        " Again: the fast path's to its own in the same round. Noise: the largest factor by which"
-        " these differ. Within noise: the median of the ratios differs from 1 by no more than that."
-        f" A machine with a noise beyond {MOST_NOISE:g} shows nothing.\n"
+        f"\n{repeats} rounds, median (range), and the 95 % interval of the median. Ratio: the"
+        " command's figure to that of the fast path. Again: the fast path's second to its first in"
+        " the same round, which is the noise. Within noise: the two intervals have values in"
+        f" common. One whose ends differ by more than a factor of {MOST_WIDTH:g} shows nothing.\n"
     )
-    print_table(["streams", "figure", "ratio", "again", "noise", "verdict"], rows)
+    head = ["streams", "figure", "ratio", "95 %", "again", "95 % of again", "verdict"]
+    print_table(head, rows)
+
+
+def _shown(values: Sequence[float]) -> str:
+    interval = interval_of_median(values)
+    return "–" if interval is None else f"{interval[0]:.3f} to {interval[1]:.3f}"

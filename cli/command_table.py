@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 
 COMMANDS = {
@@ -76,5 +75,7 @@ def guess(word: str) -> str | None:
     """The command that was probably meant, as it is typed; None if nothing is close."""
     if word in HABITS:
         return HABITS[word]
+    import difflib  # every command would wait for it
+
     close = difflib.get_close_matches(word, COMMANDS, n=len(COMMANDS))
     return next((name for name in close if name not in ENDING_COMMANDS or name[0] == word[0]), None)

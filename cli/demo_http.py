@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import queue
 from collections.abc import Callable, Iterator, Mapping
+from http import HTTPStatus
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from mlxsup.protocol.gateway import EXTRA_MODULES, LOCAL_HOST, Address
 
 from .exit_status import CliError
+
+if TYPE_CHECKING:
+    from http.client import HTTPResponse
 
 ANY_PORT = Address(host=LOCAL_HOST, port=0)
 PATH = "/v1/chat/completions"
@@ -76,6 +79,8 @@ def _pieces(url: str, body: str) -> Iterator[str]:
     Raises:
         CliError: as `ask`.
     """
+    import http.client  # which the help of `demo` need not wait for
+
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=ANSWER_LIMIT_S)
     try:
         connection.request("POST", PATH, body, {"Content-Type": "application/json"})
@@ -87,8 +92,8 @@ def _pieces(url: str, body: str) -> Iterator[str]:
         connection.close()
 
 
-def _texts(response: http.client.HTTPResponse) -> Iterator[str]:
-    if response.status != http.client.OK:
+def _texts(response: HTTPResponse) -> Iterator[str]:
+    if response.status != HTTPStatus.OK:
         raise CliError(json.loads(response.read())["error"]["message"], code="gateway")
     for line in response:
         data = line.removeprefix(DATA).strip()

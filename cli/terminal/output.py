@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -97,7 +96,11 @@ class Output:
 
 def width_of(stream: TextIO) -> int | None:
     """The columns of a terminal; None for anything else, whose lines are never cut."""
-    return shutil.get_terminal_size().columns if stream.isatty() else None
+    if not stream.isatty():
+        return None
+    import shutil  # every command would wait for it
+
+    return shutil.get_terminal_size().columns
 
 
 def settle_streams() -> None:

@@ -24,14 +24,22 @@ def test_both_sides_measure_the_same_daemon_in_turn() -> None:
         assert min(*one.command, *one.again) > 0
 
 
+ONE = [0.9, *[0.95, 0.97, 1.0, 1.0, 1.03, 1.05], 1.1]
+"""Eight rounds: the interval of the median leaves out the largest and the smallest."""
+
+
 @pytest.mark.parametrize(
     ("command", "again", "said"),
     [
-        ([0.9, 0.96, 1.3], [0.95, 1.0, 1.02], "within noise"),
-        ([0.9, 0.94, 1.3], [0.95, 1.0, 1.02], "**differs**"),
-        ([1.0, 1.06, 1.1], [0.95, 1.0, 1.02], "**differs**"),
-        ([1.0, 1.0, 1.0], [0.79, 1.0, 1.02], "too noisy to tell"),
-        ([1.0, 1.0, 1.0], [1.0, 1.26, 1.02], "too noisy to tell"),
+        (ONE, ONE, "within noise"),
+        ([1.1 * one for one in ONE], ONE, "within noise"),
+        ([1.11 * one for one in ONE], ONE, "**differs**"),
+        ([0.9 * one for one in ONE], ONE, "**differs**"),
+        ([0.1, *ONE[1:-1], 9.0], ONE, "within noise"),
+        ([0.9, 0.9, *ONE[2:-2], 1.2, 1.2], ONE, "too noisy to tell"),
+        (ONE, [0.9, 0.9, *ONE[2:-2], 1.2, 1.2], "too noisy to tell"),
+        (ONE[:5], ONE, "too noisy to tell"),
+        (ONE, ONE[:5], "too noisy to tell"),
     ],
 )
 def test_a_difference_is_one_if_it_exceeds_what_the_same_measurement_differs_by(
@@ -44,7 +52,7 @@ def test_the_section_says_what_noise_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     async def played(endpoint: str, streams: int, tokens: int, repeats: int) -> dict[str, Ratios]:
-        one = Ratios(command=[1.0, 1.04, 1.1], again=[0.97, 1.0, 1.05])
+        one = Ratios(command=ONE, again=[1.02 * ratio for ratio in ONE])
         return dict.fromkeys(FIGURES, one)
 
     monkeypatch.setattr(model_command, "ratios", played)
@@ -52,6 +60,7 @@ def test_the_section_says_what_noise_is(
     model_command.run(tmp_path, 3)
     said = capsys.readouterr().out
     assert said.startswith("## ")
-    assert "Within noise: the median" in said
-    cells = "1.040 (1.000 to 1.100) | 1.000 (0.970 to 1.050) | 1.050 | within noise"
+    assert "Within noise: the two intervals have values in common." in said
+    ratio = "1.000 (0.900 to 1.100) | 0.950 to 1.050"
+    cells = f"{ratio} | 1.020 (0.918 to 1.122) | 0.969 to 1.071 | within noise"
     assert said.count(cells) == len(STREAMS) * len(FIGURES)
