@@ -22,7 +22,7 @@ def test_a_configuration_that_cannot_be_used_is_refused(case: BadMemory) -> None
     daemon = daemon_of(case)
     command = Daemon.command(*case.arguments, str(daemon.config))
     said = warm.run_text(command, timeout_s=60)
-    assert (said.returncode, said.stdout) == (case.status, "")
+    assert (said.returncode, said.stdout) == (case.status, f"checking {daemon.config}\n")
     assert case.words in said.stderr
 
 

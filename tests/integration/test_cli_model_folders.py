@@ -82,7 +82,7 @@ def test_config_check_lists_each_folder_with_its_line(home: Path) -> None:
         '[models.snapshot]\nrepo = "a/hub"\n'
     )
     done = run_cli("config", "check", str(config), **variables(home))
-    assert (done.returncode, done.stdout) == (78, "")
+    assert (done.returncode, done.stdout) == (78, f"checking {config}\n")
     first, *problems, hint = done.stderr.splitlines()
     assert first == f"error: {config} is not a valid configuration:"
     assert hint == f"hint: fix it, then `mlxsup config check {config}`"
