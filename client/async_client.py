@@ -273,7 +273,8 @@ class AsyncClient(AsyncRequestCommands[AsyncStream]):
         if self._pump_handle is None and not self._is_closed:
             if self._connection.pump_messages():
                 self._pump_soon()
-            self._set_timer()
+            if self._timer is None:
+                self._set_timer()
 
     def _pump(self) -> None:
         self._pump_handle = None

@@ -15,29 +15,26 @@ from .streams import ENDS_OF_READING, OnNotice, StreamBase, value_of
 
 
 class AsyncInbox:
-    """An inbox that can be awaited, or that hands on each item as it comes."""
+    """An inbox that can be awaited, or that hands on each item as it comes.
+
+    Attributes:
+        put: takes one item; never blocks.
+    """
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[Item] = asyncio.Queue()
-        self._taker: Callable[[Item], None] | None = None
-
-    def put(self, item: Item) -> None:
-        """Takes one item; never blocks."""
-        if self._taker is None:
-            self._queue.put_nowait(item)
-        else:
-            self._taker(item)
+        self.put: Callable[[Item], None] = self._queue.put_nowait
 
     @contextmanager
     def handing_on(self, taker: Callable[[Item], None]) -> Iterator[None]:
         """Within the block, each item goes there at once; first of all those that are here."""
         while not self._queue.empty():
             taker(self._queue.get_nowait())
-        self._taker = taker
+        self.put = taker
         try:
             yield
         finally:
-            self._taker = None
+            self.put = self._queue.put_nowait
 
     def is_empty(self) -> bool:
         """Whether `get` would wait."""

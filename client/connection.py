@@ -16,7 +16,7 @@ from mlxsup.protocol.ids import RequestId
 
 from .errors import ConnectionLost
 from .link import CLOSE_LINGER_MS, Link, LinkState
-from .session import Delivery, Inbox, Outcome, Session
+from .session import Inbox, Outcome, Session
 
 MESSAGES_PER_PUMP = 256
 """After this many messages `pump` returns, so that a flood does not starve its caller."""
@@ -101,7 +101,7 @@ class Connection:
         link.flush()
         # Checked first: what had arrived before the end of the connection is read below.
         is_lost = link.update() is LinkState.LOST
-        if self._receive(link):
+        if link.has_message() and self._receive(link):
             return True
         if self.link is not link:
             return False
@@ -122,11 +122,11 @@ class Connection:
     def _receive(self, link: Link) -> bool:
         """Handles what has come; returns whether there may be more."""
         for _ in range(MESSAGES_PER_PUMP):
-            frames = link.receive()
-            if frames is None:
+            frame = link.receive()
+            if frame is None:
                 return False
-            self._carry_out(self._session.receive(frames, self._clock.now()))
-            if self.link is not link:
+            self._carry_out(self._session.receive(frame, self._clock.now()))
+            if self.link is not link or not link.has_message():
                 return False
         return True
 
@@ -158,14 +158,15 @@ class Connection:
             self.link.send(frames)
 
     def _carry_out(self, outcome: Outcome) -> None:
-        _deliver(outcome.deliveries)
-        if self.link is not None:
-            for frames in outcome.sends:
+        for inbox, item in outcome.deliveries:
+            inbox.put(item)
+        for frames in outcome.sends:
+            if self.link is not None:
                 self.link.send(frames)
 
     def _drop(self, error: ConnectionLost) -> None:
         self._replace_link(None)
-        _deliver(self._session.lose(error))
+        self._carry_out(Outcome(deliveries=self._session.lose(error)))
 
     def _replace_link(self, link: Link | None, *, is_peer_there: bool = False) -> None:
         old, self.link = self.link, link
@@ -194,8 +195,3 @@ def _lost(link: Link, endpoint: str) -> ConnectionLost:
         hint = "one may have too many connections, or has just ended: try again"
         return ConnectionLost(message, endpoint, hint, is_turned_away=True)
     return ConnectionLost(message, endpoint, hint="start one with `mlxsup start`")
-
-
-def _deliver(deliveries: list[Delivery]) -> None:
-    for delivery in deliveries:
-        delivery.inbox.put(delivery.item)

@@ -93,13 +93,19 @@ class Link:
                 return
             self._unsent.popleft()
 
-    def receive(self) -> list[bytes] | None:
-        """The next message; None if there is none now."""
-        if not _has_message(self.socket):
+    def receive(self) -> bytes | None:
+        """The next message, each of which has one frame; None if there is none now."""
+        try:
+            frame = self.socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
             return None
-        frames = self.socket.recv_multipart(zmq.NOBLOCK)
         self.was_heard = True
-        return frames
+        return frame
+
+    def has_message(self) -> bool:
+        """Whether one can be received now; to ask costs half of what an exception that says no
+        does."""
+        return _has_message(self.socket)
 
     def update(self) -> LinkState:
         """The state, after reading the monitor. LOST may leave messages to receive."""
@@ -128,6 +134,5 @@ class Link:
 
 
 def _has_message(socket: zmq.Socket[bytes]) -> bool:
-    """Whether one can be received now; to ask costs half of what an exception that says no does."""
     events: Any = socket.getsockopt(zmq.EVENTS)
     return bool(events & POLLIN)

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlxsup.protocol.client_messages import Timings, Usage
-from mlxsup.protocol.message import Logprobs
+from mlxsup.protocol.message import Logprobs, Record, record
 from mlxsup.protocol.states import Channel, FinishReason, NoticeKind
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
+@record
+class Delta(Record):
     """One piece of an answer.
 
     Attributes:

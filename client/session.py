@@ -5,7 +5,7 @@ The synchronous and the asynchronous client share this: a message comes in, deli
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -29,6 +29,7 @@ from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestId, unpack_tokens
 from mlxsup.protocol.message import Logprobs
 from mlxsup.protocol.states import Channel, FinishReason
+from mlxsup.protocol.text_pieces import TextPiece, read_text_pieces
 
 from .errors import ConnectionLost, RequestError, internal
 from .results import Delta, Notice, Result
@@ -58,12 +59,8 @@ class Inbox(Protocol):
         """Takes one item; never blocks."""
 
 
-@dataclass(slots=True)
-class Delivery:
-    """An item for an inbox; not frozen, because one is made for every token."""
-
-    inbox: Inbox
-    item: Item
+Delivery = tuple[Inbox, Item]
+"""An item for an inbox."""
 
 
 @dataclass(slots=True)
@@ -166,26 +163,30 @@ class Session:
             del self._open[request_id]
         return Outcome(sends=[encode(Cancel(id=request_id))])
 
-    def receive(self, frames: Sequence[bytes], now: float) -> Outcome:
-        """Handles one message from the supervisor."""
-        self._hear(now)
+    def receive(self, frame: bytes, now: float) -> Outcome:
+        """Handles one message from the supervisor, which has one frame."""
+        self._heard_at = now
+        self._doubted_at = None
+        pieces = read_text_pieces(frame)
+        if pieces is not None:
+            try:
+                return self._take_texts(pieces)
+            except Exception as error:  # noqa: BLE001 - as below
+                return self._give_up([piece[0] for piece in pieces], error)
         try:
-            message = self._decoder.decode(frames)
+            message = self._decoder.decode([frame])
         except DecodeError as error:
             return self._broken(f"the daemon sent something that is not a message: {error.message}")
         try:
             return self._handle(message)
         except Exception as error:  # noqa: BLE001 - a bug here must leave nobody waiting
-            return self._give_up(message, error)
+            if isinstance(message, Deltas):
+                return self._give_up([delta.id for delta in message.deltas], error)
+            return self._give_up([getattr(message, "id", None)], error)
 
-    def _give_up(self, message: MessageToClient, error: Exception) -> Outcome:
+    def _give_up(self, ids: Iterable[Any], error: Exception) -> Outcome:
         """Ends what a message was for with an error because the message could not be handled."""
         outcome = Outcome()
-        ids: list[Any] = (
-            [delta.id for delta in message.deltas]
-            if isinstance(message, Deltas)
-            else [getattr(message, "id", None)]
-        )
         text = f"internal error in the client: {type(error).__name__}: {error}"
         for request_id in dict.fromkeys(ids):
             opened = self._open.get(request_id)
@@ -228,13 +229,22 @@ class Session:
             case Alive():
                 return Outcome()
 
+    def _take_texts(self, pieces: list[TextPiece]) -> Outcome:
+        outcome = Outcome()
+        for request_id, seq, token, text in pieces:
+            opened = self._awaiting(request_id, seq, outcome)
+            if opened is not None:
+                token_ids = [token]
+                opened.next_seq += 1
+                opened.token_ids += token_ids
+                opened.text.append(text)
+                piece = Delta(text=text, token_ids=token_ids)
+                outcome.deliveries.append((opened.inbox, piece))
+        return outcome
+
     def _take_delta(self, delta: ClientDelta, outcome: Outcome) -> None:
-        opened = self._open.get(delta.id)
-        if opened is None or not opened.is_stream:
-            # Sent before the supervisor saw that the stream had ended here.
-            return
-        if delta.seq != opened.next_seq:
-            self._break_off(delta.id, opened, _gap(opened.next_seq, delta.seq), outcome)
+        opened = self._awaiting(delta.id, delta.seq, outcome)
+        if opened is None:
             return
         try:
             token_ids = unpack_tokens(delta.tokens)
@@ -264,7 +274,17 @@ class Session:
             channel=body.channel,
             logprobs=body.logprobs,
         )
-        outcome.deliveries.append(Delivery(opened.inbox, piece))
+        outcome.deliveries.append((opened.inbox, piece))
+
+    def _awaiting(self, request_id: RequestId, seq: int, outcome: Outcome) -> _Open | None:
+        """The stream that this piece is the next one of. One that has a hole ends."""
+        opened = self._open.get(request_id)
+        if opened is None or not opened.is_stream:
+            return None  # sent before the supervisor saw that the stream had ended here
+        if seq == opened.next_seq:
+            return opened
+        self._break_off(request_id, opened, _gap(opened.next_seq, seq), outcome)
+        return None
 
     def _break_off(
         self, request_id: RequestId, opened: _Open, error: RequestError, outcome: Outcome
@@ -272,7 +292,7 @@ class Session:
         """A stream with a hole is an error, never a shorter answer (H7, J2)."""
         del self._open[request_id]
         outcome.sends.append(encode(Cancel(id=request_id)))
-        outcome.deliveries.append(Delivery(opened.inbox, error))
+        outcome.deliveries.append((opened.inbox, error))
 
     def _take_done(self, done: Done) -> Outcome:
         opened = self._open.get(done.id)
@@ -304,13 +324,13 @@ class Session:
         outcome = Outcome(
             sends=[encode(Cancel(id=i)) for i, o in self._open.items() if o.is_stream]
         )
-        outcome.deliveries = [Delivery(o.inbox, internal(message)) for o in self._open.values()]
+        outcome.deliveries = [(o.inbox, internal(message)) for o in self._open.values()]
         self._open.clear()
         return outcome
 
     @staticmethod
     def _deliver(opened: _Open, item: Item) -> Outcome:
-        return Outcome(deliveries=[Delivery(opened.inbox, item)])
+        return Outcome(deliveries=[(opened.inbox, item)])
 
     def is_silent(self, now: float) -> bool:
         """Whether a sign of life is overdue; called at `deadline`, after reading everything."""
@@ -339,7 +359,7 @@ class Session:
             )
             if opened.is_stream and opened.is_cancelled:
                 item = opened.cancelled_result(request_id)
-            deliveries.append(Delivery(opened.inbox, item))
+            deliveries.append((opened.inbox, item))
         self._open.clear()
         return deliveries
 

@@ -40,10 +40,14 @@ class EventStream:
         scope: of the ASGI connection.
         send: of the same.
         headers: further ones.
+
+    Attributes:
+        pass_on: sends whole events at once, the head having been sent. Nothing waits: what a reader
+            leaves unread piles up, no more than its answer, until the connection is cut for it.
     """
 
     def __init__(self, scope: Scope, send: Send, headers: dict[str, str]) -> None:
-        self._write: Callable[[bytes], None] = scope["extensions"][WRITE]
+        self.pass_on: Callable[[bytes], None] = scope["extensions"][WRITE]
         self._send = send
         self._headers = [
             *HEADERS, *((name.encode(), value.encode()) for name, value in headers.items())
@@ -60,14 +64,6 @@ class EventStream:
                 start = {"type": "http.response.start", "status": 200, "headers": self._headers}
                 await self._send(start)
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
-
-    def pass_on(self, data: bytes) -> None:
-        """Sends whole events at once, the head having been sent.
-
-        Nothing waits: what a reader leaves unread piles up, no more than its answer, until the
-        connection is cut for it.
-        """
-        self._write(data)
 
     async def end(self) -> None:
         """The answer is whole."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import types
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -50,6 +50,8 @@ class DecodeError(Exception):
         self.message = message
         self.id = id
 
+
+Unpack = Callable[[bytes], Any]
 
 M = TypeVar("M", bound=Message)
 P = TypeVar("P")
@@ -244,10 +246,16 @@ def pack(value: object) -> bytes:
     return typing.cast(bytes, msgpack.Packer(buf_size=PACK_BYTES).pack(value))
 
 
+unpack: Unpack = msgpack.unpackb
+"""One value, without limits of ours; raises one of NOT_MSGPACK."""
+
+NOT_MSGPACK = (ValueError, msgpack.UnpackException, RecursionError, OverflowError, TypeError)
+
+
 def _unpack(frame: bytes, what: str, limits: dict[str, Any]) -> Any:
     try:
         return msgpack.unpackb(frame, raw=False, **limits)
-    except (ValueError, msgpack.UnpackException, RecursionError, OverflowError, TypeError) as error:
+    except NOT_MSGPACK as error:
         raise undecodable(f"{what} is not msgpack within the limits: {error}") from None
 
 

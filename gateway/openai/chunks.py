@@ -6,6 +6,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from json.encoder import encode_basestring
 from typing import Any
 
 from mlxsup.client import Channel, Delta, Logprobs, Result, TokenLogprob
@@ -157,7 +158,12 @@ class ChatShape(OpenAiShape):
         """New text, reasoning, or whole tool calls."""
         if delta.channel is Channel.CONTENT and delta.logprobs is None:
             # Nearly every piece, written without a map of its parts.
-            return self._content(index, delta.text) if delta.text else None
+            if not (text := delta.text):
+                return None
+            return (
+                f'{self.begin},"choices":[{{"index":{index},"delta":{{"content":'
+                f'{encode_basestring(text)}}},"finish_reason":null}}]{self.close}'
+            ).encode()
         counted = self.count(index)
         counted.take(delta)
         if not delta.text and delta.logprobs is None:
@@ -178,10 +184,6 @@ class ChatShape(OpenAiShape):
         """Why it ended."""
         reason = result.finish_reason.value
         return self._chunk({"index": index, "delta": {}, "finish_reason": reason})
-
-    def _content(self, index: int, text: str) -> bytes:
-        start = f'{self.begin},"choices":[{{"index":{index},"delta":{{"content":'
-        return f'{start}{_encode(text)}}},"finish_reason":null}}]{self.close}'.encode()
 
     def _delta(
         self, index: int, content: dict[str, Any], logprobs: dict[str, Any] | None = None
@@ -232,10 +234,10 @@ class CompletionShape(OpenAiShape):
         )
 
     def _text(self, index: int, text: str) -> bytes:
-        start = f'{self.begin},"choices":[{{"index":{index},"text":'
         return (
-            f'{start}{_encode(text)},"logprobs":null,"finish_reason":null}}]{self.close}'.encode()
-        )
+            f'{self.begin},"choices":[{{"index":{index},"text":{encode_basestring(text)},'
+            f'"logprobs":null,"finish_reason":null}}]{self.close}'
+        ).encode()
 
     def last(self, index: int, result: Result) -> bytes:
         """Why it ended."""

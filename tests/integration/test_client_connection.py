@@ -203,8 +203,8 @@ class SeenLink:
     def flush(self) -> None:
         """Nothing can be sent."""
 
-    def receive(self) -> None:
-        """Nothing has come."""
+    def has_message(self) -> bool:
+        return False
 
     def close(self, linger_ms: int) -> None:
         """Nothing is open."""

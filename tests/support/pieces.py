@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from mlxsup.protocol.client_messages import ClientDelta, Deltas
+from mlxsup.protocol.codec import encode
 from mlxsup.protocol.delta_body import DeltaBody, pack_body, read_body
 from mlxsup.protocol.ids import RequestId
-from mlxsup.protocol.message import Logprobs
+from mlxsup.protocol.message import Logprobs, Message
 from mlxsup.protocol.packed_rows import Row
 from mlxsup.protocol.states import Channel
 from mlxsup.protocol.worker_messages import RowDelta
@@ -26,6 +27,12 @@ def piece(
     """A piece of a stream."""
     body = pack_body(text, channel, logprobs, stop)
     return ClientDelta(id=RequestId(id), seq=seq, tokens=tokens, body=body)
+
+
+def frame_of(message: Message) -> bytes:
+    """A message to a client, as it travels."""
+    [frame] = encode(message)
+    return frame
 
 
 def body_of(one: ClientDelta | Row) -> DeltaBody:

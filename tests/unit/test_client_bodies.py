@@ -15,13 +15,13 @@ from mlxsup.protocol.client_messages import (
     Deltas,
     Done,
 )
-from mlxsup.protocol.codec import Decoder, encode
+from mlxsup.protocol.codec import Decoder
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import FinishReason
 
-from support.pieces import piece
+from support.pieces import frame_of, piece
 
 A, B = RequestId("a"), RequestId("b")
 HOSTILE = {
@@ -51,9 +51,9 @@ class Box:
 
 
 def receive(session: Session, message: Message) -> Outcome:
-    outcome = session.receive(encode(message), 0.0)
-    for delivery in outcome.deliveries:
-        delivery.inbox.put(delivery.item)
+    outcome = session.receive(frame_of(message), 0.0)
+    for inbox, item in outcome.deliveries:
+        inbox.put(item)
     return outcome
 
 

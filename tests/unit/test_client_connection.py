@@ -13,6 +13,8 @@ from mlxsup.protocol.clock import Clock
 from mlxsup.protocol.codec import encode
 from mlxsup.protocol.ids import RequestId
 
+from support import pieces
+
 A = RequestId("a")
 
 
@@ -44,9 +46,12 @@ class FloodedLink:
     def flush(self) -> None:
         """Nothing was kept."""
 
-    def receive(self) -> list[bytes]:
+    def has_message(self) -> bool:
+        return True
+
+    def receive(self) -> bytes:
         self.received += 1
-        return encode(Alive())
+        return pieces.frame_of(Alive())
 
     def close(self, linger_ms: int) -> None:
         self.lingers_ms.append(linger_ms)
@@ -80,6 +85,9 @@ def test_messages_alone_are_read_without_a_look_at_the_link(
     assert connection.pump_messages() is True
     assert link.received == 256
     link.state = LinkState.LOST
+    monkeypatch.setattr(link, "has_message", lambda: False)
+    assert connection.pump_messages() is False
+    assert link.received == 257, "whoever is woken tries first"
     monkeypatch.setattr(link, "receive", lambda: None)
     assert connection.pump_messages() is False
     assert connection.link is not None, "its end is for whoever looks"

@@ -26,7 +26,7 @@ from mlxsup.protocol.client_messages import (
     Usage,
 )
 from mlxsup.protocol.client_messages import Notice as NoticeMessage
-from mlxsup.protocol.codec import Decoder, encode
+from mlxsup.protocol.codec import Decoder
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestId, pack_tokens
 from mlxsup.protocol.message import Logprobs, Message, TokenLogprob
@@ -59,7 +59,7 @@ class Open:
 
     def receive(self, message: Message, now: float = 0.0) -> list[Message]:
         """Delivers, and gives what is sent."""
-        return self.take(self.session.receive(encode(message), now))
+        return self.take(self.session.receive(pieces.frame_of(message), now))
 
     def take(self, outcome: Outcome) -> list[Message]:
         deliver(outcome.deliveries)
@@ -77,8 +77,8 @@ class Open:
 
 
 def deliver(deliveries: list[Delivery]) -> None:
-    for delivery in deliveries:
-        delivery.inbox.put(delivery.item)
+    for inbox, item in deliveries:
+        inbox.put(item)
 
 
 def piece(seq: int, text: str = "", *, tokens: bytes = b"", **values: Any) -> Deltas:
@@ -233,7 +233,7 @@ def test_an_error_without_an_id_ends_everything() -> None:
 
 def test_bytes_that_are_no_message_end_everything() -> None:
     opened = Open()
-    assert opened.take(opened.session.receive([b"\xc1"], 0.0)) == [Cancel(id=A)]
+    assert opened.take(opened.session.receive(b"\xc1", 0.0)) == [Cancel(id=A)]
     assert all(
         code == "internal"
         and message.startswith("the daemon sent something that is not a message: ")

@@ -29,7 +29,7 @@ from mlxsup.protocol.client_messages import (
     Failed,
     Reply,
 )
-from mlxsup.protocol.codec import Decoder, encode
+from mlxsup.protocol.codec import Decoder
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestId, pack_tokens
 from mlxsup.protocol.message import Message
@@ -51,12 +51,12 @@ class Box:
 
 
 def deliver(deliveries: list[Delivery]) -> None:
-    for delivery in deliveries:
-        delivery.inbox.put(delivery.item)
+    for inbox, item in deliveries:
+        inbox.put(item)
 
 
 def receive(session: Session, message: Message, now: float = 0.0) -> Outcome:
-    outcome = session.receive(encode(message), now)
+    outcome = session.receive(pieces.frame_of(message), now)
     deliver(outcome.deliveries)
     return outcome
 
@@ -166,12 +166,17 @@ def test_a_cancelled_stream_with_half_a_tool_call_ends_where_the_connection_does
 
 
 @pytest.mark.parametrize(
-    "bad", [piece(A, 0, "x"), Done(id=A, seq=0, finish_reason=FinishReason.STOP)]
+    "bad",
+    [
+        piece(A, 0, "x"),
+        piece(A, 0, "x", channel=Channel.REASONING),
+        Done(id=A, seq=0, finish_reason=FinishReason.STOP),
+    ],
 )
 def test_a_bug_in_here_ends_the_stream_that_it_struck_and_no_other(
     bad: Message, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise TypeError("a bug")
 
     session, box, other = Session(), Box(), Box()
@@ -179,7 +184,7 @@ def test_a_bug_in_here_ends_the_stream_that_it_struck_and_no_other(
     session.open_stream(B, other, 0.0)
     with monkeypatch.context() as patched:
         patched.setattr("mlxsup.client.session._Open.result", broken)
-        patched.setattr("mlxsup.client.session.unpack_tokens", broken)
+        patched.setattr("mlxsup.client.session.Delta", broken)
         outcome = receive(session, bad)
     [error] = box.items
     assert isinstance(error, RequestError)
