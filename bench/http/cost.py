@@ -2,8 +2,8 @@
 
 *Unpaced*: sixteen answers of an engine that takes no time, from the first request to the last mark;
 what the gateway has spent is divided by the chunks that have arrived, one for each token. *Paced*:
-one answer of an engine whose steps take 5 ms, next to a bare forwarder (`forwarder.py`) that is
-handed events of the same size at the same pace.
+one answer of an engine whose steps take 5 ms, next to bare forwarders (`forwarder.py`) that are
+handed events of the same size at the same pace, one on asyncio's own event loop and one on uvloop.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from mlxsup.cli.benchmark.http_reading import Address
@@ -42,6 +42,7 @@ PROMPT = "[[fault big=4]]"
 """Makes every token four letters, so that each is a chunk."""
 
 LOOP, OTHERS = "its event loop", "its other threads"
+SIDES = GATEWAY, ASYNCIO, UVLOOP = "gateway", "asyncio", "uvloop"
 
 
 @contextmanager
@@ -72,14 +73,16 @@ def serving(step_s: float) -> Iterator[tuple[Address, int]]:
 
 
 @contextmanager
-def forwarding(size_bytes: int) -> Iterator[tuple[Address, int]]:
-    """A bare forwarder that is handed events of that size: its address and its pid."""
+def forwarding(size_bytes: int, loop: str) -> Iterator[tuple[Address, int]]:
+    """A bare forwarder on that loop that is handed events of that size: its address and its pid."""
     event = event_of(size_bytes)
     with (
         tempfile.TemporaryDirectory(prefix="mlxsup-f-", dir="/tmp") as folder,
-        Child("-m", "bench.http.forwarder", folder) as forwarder,
+        Child("-m", "bench.http.forwarder", folder, loop) as forwarder,
     ):
-        address = ("127.0.0.1", forwarder.line()["port"])
+        about = forwarder.line()
+        assert about["loop"] == loop
+        address = ("127.0.0.1", about["port"])
         with Child("-m", "bench.http.forwarder", folder, event, STEP_S):
             yield address, forwarder.pid
 
@@ -165,22 +168,34 @@ async def unpaced_row(setting: Setting, wanted: Sequence[str]) -> Rows:
 
 
 async def paced_row(setting: Setting, wanted: Sequence[str]) -> Rows:
-    """One answer at its pace, and a forwarder at the same, in changing order."""
+    """One answer at its pace, and forwarders at the same, each first, second and last in turn."""
     window_s = 0.5 if setting.is_small else WINDOW_S
-    ours: list[float] = []
-    bare: list[float] = []
+    spent: dict[str, list[float]] = {side: [] for side in SIDES}
     with serving(STEP_S) as (address, pid):
         _, framed_bytes = paced(address, pid, 0.5)
         # Less what frames a chunk in HTTP, which the forwarder adds as well.
         size_bytes = framed_bytes - len(b"%x\r\n\r\n" % framed_bytes)
         for repeat in range(setting.runs(REPEATS)):
             await until_quiet(setting)
-            for is_ours in (True, False) if repeat % 2 else (False, True):
-                if is_ours:
-                    ours.append(paced(address, pid, window_s)[0])
+            place = repeat % len(SIDES)
+            for side in (*SIDES[place:], *SIDES[:place]):
+                if side == GATEWAY:
+                    spent[side].append(paced(address, pid, window_s)[0])
                 else:
-                    with forwarding(size_bytes) as (other, forwarder):
-                        bare.append(paced(other, forwarder, window_s)[0])
-    values = [our - its for our, its in zip(ours, bare, strict=True)]
-    sides = {"gateway": ours, "forwarder": bare}
-    yield "http_paced", {"http_paced": Found(values=values, sides=sides, unit="µs")}
+                    with forwarding(size_bytes, side) as (other, forwarder):
+                        spent[side].append(paced(other, forwarder, window_s)[0])
+    yield "http_paced", paced_founds(spent)
+
+
+def paced_founds(spent: Mapping[str, Sequence[float]]) -> dict[str, Found]:
+    """What the gateway costs more than each forwarder, round by round.
+
+    Args:
+        spent: µs per chunk, of each side in each round.
+    """
+    founds = {}
+    for loop, id in ((ASYNCIO, "http_paced"), (UVLOOP, "http_paced_uvloop")):
+        both = zip(spent[GATEWAY], spent[loop], strict=True)
+        sides = {GATEWAY: list(spent[GATEWAY]), f"forwarder, {loop}": list(spent[loop])}
+        founds[id] = Found(values=[our - its for our, its in both], sides=sides, unit="µs")
+    return founds

@@ -1,10 +1,11 @@
 """A bare forwarder, for comparison: asyncio, and nothing that a gateway does besides passing on.
 
-Run as a child process: `forwarder FOLDER` listens at `back.sock`, where one source connects, and at
-a port of this machine, which it prints. Whoever connects there may ask for anything. Once the empty
-line at the end of the question's head has come, the answer begins: a fixed head, and from then on
-whatever one read of the source brings, as one HTTP chunk, to everybody who is connected. Nothing is
-decoded, counted or kept. Its event loop is the one that the gateway runs on.
+Run as a child process: `forwarder FOLDER LOOP` listens at `back.sock`, where one source connects,
+and at a port of this machine, which it prints. Whoever connects there may ask for anything. Once
+the empty line at the end of the question's head has come, the answer begins: a fixed head, and from
+then on whatever one read of the source brings, as one HTTP chunk, to everybody who is connected.
+Nothing is decoded, counted or kept. Its event loop is asyncio's own one, or uvloop, on which the
+gateway runs.
 
 `forwarder FOLDER EVENT STEP_S` is the source: writes the event after each pause.
 """
@@ -24,6 +25,8 @@ HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
     b"transfer-encoding: chunked\r\n\r\n"
 )
+
+LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
 class Client(asyncio.Protocol):
@@ -68,7 +71,9 @@ async def forward(folder: str) -> None:
     clients: set[asyncio.Transport] = set()
     await loop.create_unix_server(lambda: Source(clients), f"{folder}/back.sock")
     server = await loop.create_server(lambda: Client(clients), "127.0.0.1", 0)
-    print(json.dumps({"port": server.sockets[0].getsockname()[1]}), flush=True)
+    package, *_ = type(loop).__module__.split(".")
+    about = {"port": server.sockets[0].getsockname()[1], "loop": package}
+    print(json.dumps(about), flush=True)
     is_over = asyncio.Event()
     loop.add_reader(sys.stdin.fileno(), is_over.set)
     await is_over.wait()
@@ -84,7 +89,8 @@ def send(folder: str, event: bytes, step_s: float) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 2:
+    if len(sys.argv) > 3:
         send(sys.argv[1], sys.argv[2].encode(), float(sys.argv[3]))
     else:
-        uvloop.run(forward(sys.argv[1]))
+        with asyncio.Runner(loop_factory=LOOPS[sys.argv[2]]) as runner:
+            runner.run(forward(sys.argv[1]))

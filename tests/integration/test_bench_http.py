@@ -14,9 +14,9 @@ from support.verdict import NotShown
 SIZE_BYTES = 205
 
 
-@pytest.fixture
-def forwarder() -> Iterator[tuple[Address, int]]:
-    with forwarding(SIZE_BYTES) as about:
+@pytest.fixture(params=["asyncio", "uvloop"])
+def forwarder(request: pytest.FixtureRequest) -> Iterator[tuple[Address, int]]:
+    with forwarding(SIZE_BYTES, request.param) as about:
         yield about
 
 
@@ -37,7 +37,7 @@ def test_the_forwarder_passes_every_event_on_as_one_chunk(
 
 
 def test_streams_that_nobody_answers_are_no_figure() -> None:
-    with forwarding(SIZE_BYTES) as (address, _):
+    with forwarding(SIZE_BYTES, "asyncio") as (address, _):
         pass
     with pytest.raises(NotShown, match="brought nothing"), readers(address, 1, 1):
         pass
