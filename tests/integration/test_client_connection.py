@@ -119,7 +119,7 @@ def test_a_flood_is_read_in_portions(router: Router) -> None:
         is_more = router.connection.pump()
         got = len(box.items) - before
         largest = max(largest, got)
-        assert is_more == (got == MESSAGES_PER_PUMP)
+        assert got == MESSAGES_PER_PUMP or not is_more
         return len(box.items) == sent
 
     eventually(all_came, timeout_s=60.0)
