@@ -19,6 +19,7 @@ from mlxsup.client import AsyncClient
 
 from .fast_path.bursts import counted_burst, prompts_of
 from .report import interval_of_median, print_table, spread
+from .rounds import order_in_round
 from support.daemon import Daemon
 
 MODEL = "tiny"
@@ -105,7 +106,7 @@ async def ratios(endpoint: str, streams: int, tokens: int, repeats: int) -> dict
         length = asked.usage.prompt_tokens
         for repeat in range(repeats + 1):
             sides: dict[str, Figures] = {}
-            for side in _order(repeat):
+            for side in order_in_round(SIDES, repeat):
                 if side == COMMAND:
                     sides[side] = await asyncio.to_thread(
                         of_command, endpoint, streams, tokens, length
@@ -117,12 +118,6 @@ async def ratios(endpoint: str, streams: int, tokens: int, repeats: int) -> dict
                 one.command.append(sides[COMMAND][name] / sides[FIRST][name])
                 one.again.append(sides[AGAIN][name] / sides[FIRST][name])
     return found
-
-
-def _order(repeat: int) -> Sequence[str]:
-    """Each comes first, second and last equally often."""
-    place = repeat % len(SIDES)
-    return (*SIDES[place:], *SIDES[:place])
 
 
 def run(model: Path, repeats: int) -> None:

@@ -273,8 +273,7 @@ class AsyncClient(AsyncRequestCommands[AsyncStream]):
         if self._pump_handle is None and not self._is_closed:
             if self._connection.pump_messages():
                 self._pump_soon()
-            if self._timer is None:
-                self._set_timer()
+            self._set_timer()
 
     def _pump(self) -> None:
         self._pump_handle = None

@@ -160,8 +160,8 @@ class Connection:
     def _carry_out(self, outcome: Outcome) -> None:
         for inbox, item in outcome.deliveries:
             inbox.put(item)
-        for frames in outcome.sends:
-            if self.link is not None:
+        if self.link is not None:
+            for frames in outcome.sends:
                 self.link.send(frames)
 
     def _drop(self, error: ConnectionLost) -> None:

@@ -5,7 +5,6 @@ The synchronous and the asynchronous client share this: a message comes in, deli
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -165,28 +164,27 @@ class Session:
 
     def receive(self, frame: bytes, now: float) -> Outcome:
         """Handles one message from the supervisor, which has one frame."""
-        self._heard_at = now
-        self._doubted_at = None
-        pieces = read_text_pieces(frame)
-        if pieces is not None:
-            try:
-                return self._take_texts(pieces)
-            except Exception as error:  # noqa: BLE001 - as below
-                return self._give_up([piece[0] for piece in pieces], error)
+        self._hear(now)
         try:
-            message = self._decoder.decode([frame])
+            message = read_text_pieces(frame) or self._decoder.decode([frame])
         except DecodeError as error:
             return self._broken(f"the daemon sent something that is not a message: {error.message}")
         try:
-            return self._handle(message)
+            return self._take_texts(message) if isinstance(message, list) else self._handle(message)
         except Exception as error:  # noqa: BLE001 - a bug here must leave nobody waiting
-            if isinstance(message, Deltas):
-                return self._give_up([delta.id for delta in message.deltas], error)
-            return self._give_up([getattr(message, "id", None)], error)
+            return self._give_up(message, error)
 
-    def _give_up(self, ids: Iterable[Any], error: Exception) -> Outcome:
+    def _give_up(self, message: MessageToClient | list[TextPiece], error: Exception) -> Outcome:
         """Ends what a message was for with an error because the message could not be handled."""
         outcome = Outcome()
+        ids: list[Any]
+        match message:
+            case list():
+                ids = [request_id for request_id, *_ in message]
+            case Deltas():
+                ids = [delta.id for delta in message.deltas]
+            case _:
+                ids = [getattr(message, "id", None)]
         text = f"internal error in the client: {type(error).__name__}: {error}"
         for request_id in dict.fromkeys(ids):
             opened = self._open.get(request_id)

@@ -51,8 +51,6 @@ class DecodeError(Exception):
         self.id = id
 
 
-Unpack = Callable[[bytes], Any]
-
 M = TypeVar("M", bound=Message)
 P = TypeVar("P")
 
@@ -246,7 +244,7 @@ def pack(value: object) -> bytes:
     return typing.cast(bytes, msgpack.Packer(buf_size=PACK_BYTES).pack(value))
 
 
-unpack: Unpack = msgpack.unpackb
+unpack: Callable[[bytes], Any] = msgpack.unpackb
 """One value, without limits of ours; raises one of NOT_MSGPACK."""
 
 NOT_MSGPACK = (ValueError, msgpack.UnpackException, RecursionError, OverflowError, TypeError)

@@ -19,6 +19,7 @@ from mlxsup.cli.benchmark.http_reading import Address
 from ..fast_path.quiet import until_quiet
 from ..fast_path.results import Found
 from ..fast_path.stages import Rows, Setting
+from ..rounds import order_in_round
 from ..thread_clock import threads_ns
 from support.child import Child, EndedError
 from support.daemon import fake
@@ -177,8 +178,7 @@ async def paced_row(setting: Setting, wanted: Sequence[str]) -> Rows:
         size_bytes = framed_bytes - len(b"%x\r\n\r\n" % framed_bytes)
         for repeat in range(setting.runs(REPEATS)):
             await until_quiet(setting)
-            place = repeat % len(SIDES)
-            for side in (*SIDES[place:], *SIDES[:place]):
+            for side in order_in_round(SIDES, repeat):
                 if side == GATEWAY:
                     spent[side].append(paced(address, pid, window_s)[0])
                 else:

@@ -99,7 +99,7 @@ def test_what_is_unusual_is_left_to_the_codec(unusual: bytes) -> None:
     assert read_text_pieces(unusual) is None
 
 
-def test_longest_id() -> None:
+def test_an_id_may_have_128_characters() -> None:
     assert read_text_pieces(packed(id="a" * 128)) == [("a" * 128, 0, 7, "x")]
 
 
