@@ -21,7 +21,7 @@ from mlxsup.worker.engines.mlx.shapes import COMPILE_S
 from mlxsup.worker.engines.mlx.warm_up import powers_up_to
 
 from support.bad_learned import KERNELS, BadLearned
-from support.mlx_lives import SIZES, Lives, learned_in, play_cuda
+from support.mlx_lives import SIZES, Lives, burst, learned_in, play_cuda
 from support.mlx_rows import make_row, run_rows
 from support.tiny_model import make_tiny_model
 
@@ -108,7 +108,7 @@ def test_no_pass_holds_memory_any_more_when_a_model_is_ready(
 @pytest.mark.usefixtures("cuda")
 def test_cuda_has_the_usual_shapes_compiled_and_learns_after_that(tiny: Path, lives: Lives) -> None:
     lives.load(tiny, max_concurrency=6)
-    bursts = [33] * (1 + 2 + 4 + 6)
+    bursts = [length for count in (1, 2, 4, 6) for length in burst(count)]
     assert lives.rows == [9, *bursts, *SIZES, 9, 129, 1025]
     assert lives.passes[1:5] == [(1, 32), (2, 32), (4, 32), (6, 32)], "each burst is one pass"
     assert lives.read[5:] == [32, 128, 512, 1024, 2048, 0, 8, 128, 1024]

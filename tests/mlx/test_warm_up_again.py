@@ -10,10 +10,11 @@ import mlx.core as mx
 import pytest
 
 from mlxsup.protocol.states import Batching
+from mlxsup.worker.engines.mlx import batch as mlx_batch
 from mlxsup.worker.engines.mlx import warm_up as mlx_warm_up
 
-from support.mlx_lives import SIZES, Lives, learned_in, play_cuda
-from support.mlx_rows import known_as
+from support.mlx_lives import SIZES, Lives, burst, learned_in, play_cuda
+from support.mlx_rows import known_as, make_row, run_rows
 from support.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.mlx
@@ -42,10 +43,65 @@ def test_a_restart_runs_the_shapes_again_and_the_largest_bursts_first(
     lives.load(tiny, **learned_in(tmp_path, 2), **MANY)
     assert lives.passes[1:4] == [(1, 32), (2, 32), (4, 32)], "nothing was learned"
     lives.load(tiny, **learned_in(tmp_path, 2), **MANY)
-    assert lives.rows == [9, *[33] * (4 + 2 + 1), *SIZES, 9]
+    assert lives.rows == [9, *burst(4), *burst(2), *burst(1), *SIZES, 9]
     assert lives.passes[1:4] == [(4, 32), (2, 32), (1, 32)]
     lives.load(tiny, **learned_in(tmp_path, 1), **MANY)
     assert lives.passes[1:4] == [(1, 32), (2, 32), (4, 32)]
+
+
+def serve_bursts(tiny: Path, lives: Lives, folder: Path, *bursts: list[int]) -> None:
+    """A first life that serves these bursts, one after the other, and ends well."""
+    engine = lives.begin(tiny, **learned_in(folder, 1), **MANY)
+    for number, lengths in enumerate(bursts):
+        run_rows(
+            engine,
+            [
+                make_row(10 * number + place, list(range(number, number + length)), max_tokens=3)
+                for place, length in enumerate(lengths)
+            ],
+        )
+    engine.close()
+
+
+def test_a_restart_first_reads_a_burst_like_the_last_one(
+    tiny: Path, lives: Lives, tmp_path: Path
+) -> None:
+    """With CUDA a pass over other numbers of prompts or tokens is prepared for 50 ms each."""
+    serve_bursts(tiny, lives, tmp_path, [70, 71], [40, 45, 41])
+    lives.load(tiny, **learned_in(tmp_path, 2), **MANY)
+    assert lives.rows[1:8] == [*burst(3, 44), *burst(4)]
+    assert lives.passes[1:3] == [(3, 44), (4, 32)]
+    lives.load(tiny, **learned_in(tmp_path, 3), **MANY)
+    assert lives.passes[1:3] == [(3, 44), (4, 32)], "this life has served none, and keeps it"
+    lives.load(tiny, **learned_in(tmp_path, 4), max_concurrency=2)
+    assert lives.passes[1] == (2, 32), "there are no longer as many places"
+    lives.load(tiny, **learned_in(tmp_path, 1), **MANY)
+    assert lives.passes[1] == (1, 32), "what every request needs comes first"
+
+
+def test_a_prompt_alone_and_the_rest_of_long_ones_are_no_burst(
+    tiny: Path, lives: Lives, tmp_path: Path
+) -> None:
+    serve_bursts(tiny, lives, tmp_path, [70, 71], [90], [2090, 2080])
+    lives.load(tiny, **learned_in(tmp_path, 2), **MANY)
+    assert lives.passes[1] == (2, 1024), "their first chunk"
+
+
+def test_caches_of_bursts_are_copied_as_if_they_were_kept(
+    tiny: Path, lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first copies in a process take CUDA 0.1 s, for which the next request would wait."""
+    copied: list[int] = []
+    own_arrays = mlx_batch.own_arrays
+
+    def noted(cache: list[Any]) -> int:
+        copied.append(cache[0].offset)
+        return own_arrays(cache)
+
+    monkeypatch.setattr(mlx_batch, "own_arrays", noted)
+    lives.load(tiny, **MANY)
+    assert len(copied) == len(burst(2) + burst(4)), "one that runs alone ends by itself"
+    assert min(copied) > 32
 
 
 @pytest.mark.parametrize(("step_s", "passes"), [(0.125, [4, 2]), (0.75, [4]), (30.0, [4])])
@@ -54,7 +110,7 @@ def test_a_restart_begins_no_step_of_these_after_its_limit(
 ) -> None:
     lives.load(tiny, **learned_in(tmp_path, 1), **MANY)
     lives.load(tiny, lambda: step_s * lives.steps, **learned_in(tmp_path, 2), **MANY)
-    rows = [33 for count in passes for _ in range(count)]
+    rows = [length for count in passes for length in burst(count)]
     assert lives.rows == [9, *rows, 9]
     assert lives.passes == [(1, 8), *((count, 32) for count in passes), (1, 8)]
     alone = 2 * STEPS_OF_ONE
@@ -62,7 +118,11 @@ def test_a_restart_begins_no_step_of_these_after_its_limit(
 
 
 @pytest.mark.parametrize(
-    ("generation", "rows"), [(1, [33] * (1 + 2 + 4 + 8)), (2, [*[2] * (8 + 4 + 2), 33])]
+    ("generation", "rows"),
+    [
+        (1, [*burst(1), *burst(2), *burst(4), *burst(8)]),
+        (2, [*[2] * (8 + 4 + 2), *burst(1)]),
+    ],
 )
 def test_prompts_that_might_not_fit_into_memory_together_are_only_decoded(
     generation: int,

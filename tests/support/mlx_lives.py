@@ -28,6 +28,11 @@ SIZES = (33, 129, 513, 1025, 2049)
 """Prompts whose passes are compiled alone."""
 
 
+def burst(count: int, tokens: int = 32) -> list[int]:
+    """The lengths of the prompts of which one pass reads so many tokens, and pads one of several."""
+    return [tokens + 1] * (count - 1) + [tokens + (count == 1)]
+
+
 class Lives:
     """Loads and notes what each load runs.
 

@@ -40,6 +40,8 @@ paces = st.builds(
     largest_cost=counts,
     decode_s=seconds,
     decode_rows=counts,
+    burst_prompts=st.just(0) | counts,
+    burst_tokens=st.just(0) | counts,
 )
 
 

@@ -23,6 +23,8 @@ class Pace:
         largest_cost: rows × tokens of the largest pass that was measured.
         decode_s: seconds of a step that only decodes; 0: not measured.
         decode_rows: the rows of that step.
+        burst_prompts: how many prompts the last burst had that one pass read; 0: there was none.
+        burst_tokens: of each of them, at most.
     """
 
     unit_s: float
@@ -30,6 +32,8 @@ class Pace:
     largest_cost: int
     decode_s: float
     decode_rows: int
+    burst_prompts: int = 0
+    burst_tokens: int = 0
 
     def predict_s(self, cost: int) -> float:
         """Seconds of a pass of that cost."""
@@ -48,6 +52,8 @@ def pace_from(value: Mapping[str, Any]) -> Pace:
         largest_cost=_count(value["largest_cost"]),
         decode_s=_seconds(value["decode_s"]),
         decode_rows=_count(value["decode_rows"]),
+        burst_prompts=_count(value["burst_prompts"], least=0),
+        burst_tokens=_count(value["burst_tokens"], least=0),
     )
     if pace.unit_s == 0.0:
         raise ValueError("no token takes no time")
@@ -60,7 +66,7 @@ def _seconds(value: object) -> float:
     return value
 
 
-def _count(value: object) -> int:
-    if type(value) is not int or not 1 <= value <= MOST:
+def _count(value: object, least: int = 1) -> int:
+    if type(value) is not int or not least <= value <= MOST:
         raise ValueError("not a count")
     return value

@@ -17,7 +17,7 @@ from mlxsup.protocol.text import log_line
 from .pace import Pace, pace_from
 
 FILE_NAME = "pace.json"
-FORMAT = 1
+FORMAT = 2
 """Changes when the file means something else."""
 
 MAX_BYTES = 4096

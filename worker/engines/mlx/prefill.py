@@ -78,6 +78,7 @@ class PrefillPacer:
         self._shown = 0
         self._decode_s = 0.0
         self._decode_rows = 1
+        self._burst = (0, 0)  # prompts, and tokens of each at most
 
     def chunk(self, *, prefill_rows: int, decode_rows: int) -> int:
         """Prompt tokens of each row to process in the next step: 1 to the largest chunk."""
@@ -115,6 +116,7 @@ class PrefillPacer:
         self._earlier = None
         self._depth = 0
         self._decode_s, self._decode_rows = 0.0, 1
+        self._burst = (0, 0)
 
     def learned(self) -> Pace | None:
         """What is worth keeping for the next life; None until two sizes in this
@@ -128,6 +130,8 @@ class PrefillPacer:
             largest_cost=self._cost.largest_cost,
             decode_s=self._decode_s,
             decode_rows=self._decode_rows,
+            burst_prompts=self._burst[0],
+            burst_tokens=self._burst[1],
         )
 
     def resume(self, pace: Pace) -> None:
@@ -146,6 +150,7 @@ class PrefillPacer:
             largest_cost=pace.largest_cost,
         )
         self._decode_s, self._decode_rows = slower * pace.decode_s, pace.decode_rows
+        self._burst = pace.burst_prompts, pace.burst_tokens
 
     def target_s(self, *, decode_rows: int) -> float:
         """How long the reading part of a step is planned to take."""
@@ -203,6 +208,8 @@ class PrefillPacer:
         if cost <= 0:
             return
         is_shown, self._shown = bool(self._shown), 0
+        if prefill_rows > 1 and not decode_rows and not depth:
+            self._burst = prefill_rows, longest
         # A share of the step always counts for the chunk: estimates from slower times must not
         # make prefill look free.
         spent_s = max(took_s - self.predict_decode_s(decode_rows), took_s / 2)

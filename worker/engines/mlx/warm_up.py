@@ -172,7 +172,10 @@ class WarmUp:
         """
         self._read(FIRST_CHUNK)
         if compiles:
-            self._compile(most_rows, is_again=is_again, reads_together=reads_together)
+            ends_at = self._batch.clock() + (AGAIN_LIMIT_S if is_again else COMPILE_LIMIT_S)
+            if is_again and pace is not None and pace.burst_prompts <= most_rows:
+                self._read_burst(pace.burst_prompts, pace.burst_tokens, ends_at)
+            self._compile(most_rows, ends_at, is_again=is_again, reads_together=reads_together)
             # Until here, passes had kernels compiled, or loaded from where they are kept.
             self._batch.pacer.forget()
             self._read(FIRST_CHUNK)
@@ -184,24 +187,31 @@ class WarmUp:
                 break
             self._read(tokens)
 
-    def _compile(self, most_rows: int, *, is_again: bool, reads_together: bool) -> None:
+    def _compile(
+        self, most_rows: int, ends_at: float, *, is_again: bool, reads_together: bool
+    ) -> None:
         """Runs the usual shapes, those first that most depends on: if they were compiled before,
         bursts as large as they come; otherwise what every request needs."""
-        ends_at = self._batch.clock() + (AGAIN_LIMIT_S if is_again else COMPILE_LIMIT_S)
         counts = powers_up_to(most_rows)
         for count in reversed(counts) if is_again else counts:
             if self._batch.clock() >= ends_at:
                 return
-            if reads_together and self._fits(BURST_TOKENS, rows=count):
-                self._batch.pacer.shows_chunk(BURST_TOKENS, math.inf)
-                self._read(BURST_TOKENS, rows=count, ends_at=ends_at)
-            else:
+            if not reads_together or not self._read_burst(count, BURST_TOKENS, ends_at):
                 self._run([PROMPT_TOKENS] * count, ends_at=ends_at)
         for tokens in COMPILED:
             if self._batch.clock() >= ends_at or not self._fits(tokens):
                 return
             self._batch.pacer.shows_chunk(tokens, math.inf)
             self._read(tokens, ends_at=ends_at)
+
+    def _read_burst(self, prompts: int, tokens: int, ends_at: float) -> bool:
+        """Has one pass read so many prompts of that many tokens; returns False, and does nothing,
+        if they are none, or do not fit."""
+        if not prompts or not self._fits(tokens, rows=prompts):
+            return False
+        self._batch.pacer.shows_chunk(tokens, math.inf)
+        self._read(tokens, rows=prompts, ends_at=ends_at)
+        return True
 
     def _fits(self, tokens: int, *, rows: int = 1) -> bool:
         """Whether prompts have room in the context, and their pass in memory: at most what
@@ -214,7 +224,10 @@ class WarmUp:
         """Requests with one token more, which a pass of their own reads; notes what one took."""
         mx.reset_peak_memory()
         before = mx.get_active_memory()
-        self._run([tokens + 1] * rows, ends_at=ends_at)
+        lengths = [tokens + 1] * rows
+        if rows > 1:
+            lengths[-1] = tokens  # one is shorter, as in most bursts: what pads it is compiled, too
+        self._run(lengths, ends_at=ends_at)
         if rows == 1:
             self._largest, self._largest_bytes = tokens, max(mx.get_peak_memory() - before, 0)
 
@@ -233,7 +246,7 @@ class WarmUp:
                 if self._batch.clock() >= ends_at:
                     return
         finally:
-            self._batch.remove(*keys)
+            self._batch.remove_and_copy(*keys)
 
     def _row(self, key: RequestKey, length: int, *, of: int) -> Row:
         """A request as long as the context allows; of several, the first decode until all do."""
