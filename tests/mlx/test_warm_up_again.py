@@ -142,6 +142,23 @@ def test_prompts_that_might_not_fit_into_memory_together_are_only_decoded(
     assert lives.rows == [9, *rows, *SIZES, 9]
 
 
+@pytest.mark.parametrize(("free_bytes", "is_read"), [(3 * 44 * 1000 // 8, True), (16_000, False)])
+def test_a_burst_that_an_earlier_life_has_read_needs_memory_for_its_tokens(
+    free_bytes: int,
+    is_read: bool,
+    tiny: Path,
+    lives: Lives,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    serve_bursts(tiny, lives, tmp_path, [40, 45, 41])
+    monkeypatch.setattr(mx, "get_active_memory", lambda: 0)
+    monkeypatch.setattr(mx, "get_peak_memory", lambda: 1000)  # for the first 8 tokens
+    monkeypatch.setattr(mlx_warm_up, "free_memory_bytes", lambda *_: free_bytes)
+    lives.load(tiny, **learned_in(tmp_path, 2), **MANY)
+    assert (lives.passes[1] == (3, 44)) is is_read
+
+
 def test_prompts_that_are_read_one_by_one_make_no_burst(tiny: Path, lives: Lives) -> None:
     known = known_as(tiny, Batching.SERIAL_PREFILL)
     lives.load(tiny, max_concurrency=4, known_batching=known)

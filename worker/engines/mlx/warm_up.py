@@ -174,7 +174,9 @@ class WarmUp:
         if compiles:
             ends_at = self._batch.clock() + (AGAIN_LIMIT_S if is_again else COMPILE_LIMIT_S)
             if is_again and pace is not None and pace.burst_prompts <= most_rows:
-                self._read_burst(pace.burst_prompts, pace.burst_tokens, ends_at)
+                self._read_burst(
+                    pace.burst_prompts, pace.burst_tokens, ends_at, has_run_before=True
+                )
             self._compile(most_rows, ends_at, is_again=is_again, reads_together=reads_together)
             # Until here, passes had kernels compiled, or loaded from where they are kept.
             self._batch.pacer.forget()
@@ -204,19 +206,22 @@ class WarmUp:
             self._batch.pacer.shows_chunk(tokens, math.inf)
             self._read(tokens, ends_at=ends_at)
 
-    def _read_burst(self, prompts: int, tokens: int, ends_at: float) -> bool:
+    def _read_burst(
+        self, prompts: int, tokens: int, ends_at: float, *, has_run_before: bool = False
+    ) -> bool:
         """Has one pass read so many prompts of that many tokens; returns False, and does nothing,
         if they are none, or do not fit."""
-        if not prompts or not self._fits(tokens, rows=prompts):
+        if not prompts or not self._fits(tokens, rows=prompts, has_run_before=has_run_before):
             return False
         self._batch.pacer.shows_chunk(tokens, math.inf)
         self._read(tokens, rows=prompts, ends_at=ends_at)
         return True
 
-    def _fits(self, tokens: int, *, rows: int = 1) -> bool:
+    def _fits(self, tokens: int, *, rows: int = 1, has_run_before: bool = False) -> bool:
         """Whether prompts have room in the context, and their pass in memory: at most what
-        attention takes, which grows with the square of the tokens, for each of the rows."""
-        growth = rows * (tokens / self._largest) ** 2
+        attention takes, which grows with the square of the tokens, for each of the rows. Of a pass
+        that an earlier life could run, which shows that it does not take that, the tokens count."""
+        growth = rows * (tokens / self._largest) ** (1 if has_run_before else 2)
         has_memory = growth * self._largest_bytes <= self._free_bytes()
         return has_memory and tokens + 1 + ANSWER_TOKENS <= self._context_length
 
