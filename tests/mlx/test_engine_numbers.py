@@ -53,7 +53,7 @@ NUMBERS: dict[ModuleType, dict[str, Any]] = {
     logprobs: {"LEAST_LOGPROB": -9999},
     memory_need: {"COMFORTABLE_SHARE": 0.8},
     pace: {"LONGEST_S": 3600, "MOST": 2**31},
-    pace_file: {"FORMAT": 1, "MAX_BYTES": 4096, "KEEP_EVERY_S": 60},
+    pace_file: {"FORMAT": 2, "MAX_BYTES": 4096, "KEEP_EVERY_S": 60},
     pass_cost: {
         "APART": 4, "LEAST_SHARE": 0.25, "LEAST_SHARE_APART": 0.0625, "SMALL_PASSES": 3,
         "EASE": 0.3, "DRIFT": 0.02, "LEAST_S": 1e-9,
@@ -61,7 +61,7 @@ NUMBERS: dict[ModuleType, dict[str, Any]] = {
     prefill: {
         "SMALLEST_CHUNK": 1, "LARGEST_CHUNK": 2048, "LARGEST_CPU_CHUNK": 256, "FIRST_CHUNK": 8,
         "FIXED_CHUNK": 256,
-        "IDLE_TARGET_S": 2, "STEP_TIMEOUT_SHARE": 0.1, "HEADROOM": 0.75, "GROWTH": 2, "DEEP": 2048,
+        "IDLE_TARGET_S": 2, "STEP_TIMEOUT_SHARE": 0.1, "HEADROOM": 0.7, "GROWTH": 2, "DEEP": 2048,
         "CAUTION": 2,
     },
     prefix_cache: {"LEAST_TOKENS": 16, "MAX_ENTRIES": 4096},

@@ -5,7 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxsup.worker.engines.mlx.prefill import DEEP, LARGEST_CHUNK, PrefillPacer
+from mlxsup.worker.engines.mlx.pass_cost import APART
+from mlxsup.worker.engines.mlx.prefill import (
+    DEEP,
+    HEADROOM,
+    LARGEST_CHUNK,
+    LARGEST_CPU_CHUNK,
+    PrefillPacer,
+)
 
 TARGET_S = 0.25
 
@@ -16,10 +23,15 @@ class Machine:
     Args:
         token_s: of a token with none before it.
         doubles_after: so many tokens before it double its cost.
+        largest_chunk: of the pacer.
     """
 
-    def __init__(self, token_s: float, doubles_after: int) -> None:
-        self.pacer = PrefillPacer(decode_stall_target_s=TARGET_S, step_timeout_s=30.0)
+    def __init__(
+        self, token_s: float, doubles_after: int, largest_chunk: int = LARGEST_CHUNK
+    ) -> None:
+        self.pacer = PrefillPacer(
+            decode_stall_target_s=TARGET_S, step_timeout_s=30.0, largest_chunk=largest_chunk
+        )
         self._token_s = token_s
         self._doubles_after = doubles_after
 
@@ -46,8 +58,17 @@ def test_the_next_turn_of_a_long_chat_begins_where_the_last_one_ended() -> None:
     slow = Machine(token_s=1e-4, doubles_after=4000)
     first = slow.read(0, 30_000)
     second = slow.read(30_100, 2000)
-    assert second[0][0] >= 0.4 * first[-2][0] > 100
+    assert second[0][0] >= 0.4 * first[-2][0] > 80
     assert all(took_s <= TARGET_S for _, took_s in second)
+
+
+def test_no_chunk_of_a_long_prompt_takes_longer_than_was_planned() -> None:
+    """Far behind the beginning all of them are small next to the first: what they take counts."""
+    machine = Machine(1e-4, 1000, LARGEST_CPU_CHUNK)
+    machine.pacer.saw_chunk(prefill_rows=1, longest=1024, decode_rows=0, took_s=0.1)
+    chunks = machine.read(0, 40_000)
+    assert min(size for size, _ in chunks) * APART < 1024
+    assert max(took_s for _, took_s in chunks) <= 1.05 * HEADROOM * TARGET_S
 
 
 def test_a_prompt_deeper_than_any_before_begins_with_as_much_smaller_a_chunk() -> None:

@@ -26,7 +26,7 @@ IDLE_TARGET_S = 2.0
 STEP_TIMEOUT_SHARE = 0.1
 """No chunk may come closer to the stall limit (F5: legitimate work is never killed)."""
 
-HEADROOM = 0.75
+HEADROOM = 0.7
 """The share of the target to plan for; the rest absorbs a machine that slows down meanwhile."""
 
 GROWTH = 2.0
@@ -217,7 +217,7 @@ class PrefillPacer:
             return
         if depth < self._depth or cost * APART >= self._cost.largest_cost:
             self._depth = depth
-        self._cost.saw(cost, spent_s, is_slow=spent_s > self._busy_target_s)
+        self._cost.saw(cost, spent_s, is_slow=spent_s > self.target_s(decode_rows=1))
 
     def _is_preparation(self, cost: int, spent_s: float) -> bool:
         """Whether what the first pass of a shape took says nothing about its tokens: it is slower
