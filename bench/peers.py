@@ -84,9 +84,7 @@ class Mlxsup:
         """See `Server`."""
         asked_at = time.perf_counter()
         first_at = 0.0
-        stream = self._client.generate(
-            model, prompt=prompt, max_tokens=max_tokens, ignore_eos=True
-        )
+        stream = self._client.generate(model, prompt=prompt, max_tokens=max_tokens, ignore_eos=True)
         async for delta in stream:
             if delta.text:
                 now = time.perf_counter()

@@ -113,8 +113,8 @@ class AsyncStream(StreamBase):
         with self._inbox.handing_on(on_item):
             try:
                 await ended
-            except (asyncio.CancelledError, *ENDS_OF_READING):
-                self.cancel()
+            except BaseException:
+                self.cancel()  # which does nothing if the stream has ended
                 raise
 
     async def __aenter__(self) -> Self:

@@ -17,6 +17,7 @@ from ..failure import Failure
 from ..shape import Shape
 from ..sse import event
 from .errors import body_of
+from .text_offsets import TextOffsets
 
 FINGERPRINT = f"mlxsup-{VERSION}"
 
@@ -32,17 +33,27 @@ class Counted:
     Attributes:
         reasoning_tokens: generated as reasoning.
         calls: tool calls that were sent.
-        characters: of the text that was sent; where the next token begins.
+        offsets: finds where a completion's tokens begin.
+        begins: where those begin that have log-probabilities.
     """
 
     reasoning_tokens: int = 0
     calls: int = 0
-    characters: int = 0
+    offsets: TextOffsets = field(default_factory=TextOffsets)
+    begins: list[int] = field(default_factory=list)
 
     def take(self, delta: Delta) -> None:
         """One more piece has come."""
         if delta.channel is Channel.REASONING:
             self.reasoning_tokens += len(delta.token_ids)
+
+    def take_text(self, delta: Delta) -> list[int]:
+        """The same of a completion; gives where each token begins that has log-probabilities."""
+        self.take(delta)
+        tokens = [one.chosen.text for one in delta.logprobs or ()]
+        if delta.channel is Channel.CONTENT:
+            return self.offsets.take(delta.text, tokens)
+        return [self.offsets.shown] * len(tokens)  # no part of the text
 
 
 @dataclass(slots=True)
@@ -222,16 +233,19 @@ class CompletionShape(OpenAiShape):
 
     def piece(self, index: int, delta: Delta) -> bytes | None:
         """New text of the answer; reasoning and calls of a bare prompt are no part of it."""
-        counted = self.count(index)
-        counted.take(delta)
+        offsets = self.count(index).take_text(delta)
         text = delta.text if delta.channel is Channel.CONTENT else ""
-        begin, counted.characters = counted.characters, counted.characters + len(text)
         if delta.logprobs is None:
             return self._text(index, text) if text else None
-        logprobs = completion_logprobs(delta.logprobs, begin)
+        logprobs = completion_logprobs(delta.logprobs, offsets)
         return self._chunk(
             {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
         )
+
+    def take(self, index: int, delta: Delta) -> None:
+        """Counts it, and where its tokens begin."""
+        counted = self.count(index)
+        counted.begins += counted.take_text(delta)
 
     def _text(self, index: int, text: str) -> bytes:
         return (
@@ -245,11 +259,11 @@ class CompletionShape(OpenAiShape):
         return self._chunk({"index": index, "text": "", "logprobs": None, "finish_reason": reason})
 
     def _choice(self, index: int, result: Result) -> dict[str, Any]:
-        logprobs = result.logprobs
+        logprobs, begins = result.logprobs, self.count(index).begins
         return {
             "index": index,
             "text": result.text,
-            "logprobs": None if logprobs is None else completion_logprobs(logprobs, 0),
+            "logprobs": None if logprobs is None else completion_logprobs(logprobs, begins),
             "finish_reason": result.finish_reason.value,
         }
 
@@ -263,17 +277,13 @@ def chat_logprobs(logprobs: Sequence[Logprobs]) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(logprobs: Sequence[Logprobs], begin: int) -> dict[str, Any]:
+def completion_logprobs(logprobs: Sequence[Logprobs], offsets: list[int]) -> dict[str, Any]:
     """The log-probabilities of tokens, as a completion has them.
 
     Args:
         logprobs: of the tokens.
-        begin: characters of the text before them.
+        offsets: characters of the text before each of them.
     """
-    offsets = []
-    for one in logprobs:
-        offsets.append(begin)
-        begin += len(one.chosen.text)
     return {
         "tokens": [one.chosen.text for one in logprobs],
         "token_logprobs": [one.chosen.logprob for one in logprobs],

@@ -49,6 +49,27 @@ def test_a_completion_over_http_is_that_of_the_python_client(daemon: HttpDaemon)
     assert (status, [choice["text"] for choice in value["choices"]]) == (200, texts)
 
 
+def test_tokens_of_a_completion_begin_where_their_text_does_streamed_or_whole(
+    daemon: HttpDaemon,
+) -> None:
+    """Half characters are no text, what is held back as the beginning of a stop string is, and the
+    stop string itself would have begun where the text ends."""
+    body = {"model": "m", "prompt": "[[say é</b> STOP x]]", "max_tokens": 30, "logprobs": 0}
+    body |= {"stop": ["STOP"]}
+    status, value = daemon.post("/v1/completions", body)
+    (whole,) = value["choices"]
+    assert (status, whole["text"]) == (200, "é</b> ")
+    streamed = SseReader(daemon, body, path="/v1/completions").finished()
+    choices = [choice for one in streamed.events[:-1] for choice in one["choices"]]
+    logprobs = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+    tokens = [token for one in logprobs for token in one["tokens"]]
+    offsets = [offset for one in logprobs for offset in one["text_offset"]]
+    assert (tokens, offsets) == (whole["logprobs"]["tokens"], whole["logprobs"]["text_offset"])
+    begins = dict(zip(tokens, offsets, strict=True))
+    assert [begins[token] for token in "</b> "] == [1, 2, 3, 4, 5]
+    assert begins["S"] == len("é</b> ")
+
+
 def test_a_tool_call_and_reasoning_have_their_places(daemon: HttpDaemon) -> None:
     call = '{"name": "weather", "arguments": {"city": "Rome"}}'
     said = f"[[say <think>hm</think>It is <tool_call>{call}</tool_call>]]"

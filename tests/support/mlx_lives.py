@@ -29,7 +29,7 @@ SIZES = (33, 129, 513, 1025, 2049)
 
 
 def burst(count: int, tokens: int = 32) -> list[int]:
-    """The lengths of the prompts of which one pass reads so many tokens, and pads one of several."""
+    """The lengths of prompts of which one pass reads so many tokens, and pads one of several."""
     return [tokens + 1] * (count - 1) + [tokens + (count == 1)]
 
 

@@ -87,7 +87,7 @@ def test_the_error_of_a_stream_is_raised_to_its_reader() -> None:
         reading.put(delta("a"), ConnectionLost("it is gone", "ipc:///x"))
         with pytest.raises(ConnectionLost):
             await reading.task
-        assert reading.taken == ["a"]
+        assert (reading.taken, reading.cancelled) == (["a"], [])
 
     asyncio.run(read())
 
@@ -99,6 +99,7 @@ def test_a_bug_of_the_reader_is_raised_to_it_and_not_to_whoever_delivers() -> No
         assert reading.put(delta("a"), delta("bug"), delta("b")) == ["a"]
         with pytest.raises(KeyError):
             await reading.task
+        assert reading.cancelled == [ID], "nobody reads the rest"
 
     asyncio.run(read())
 
@@ -110,5 +111,6 @@ def test_a_reader_that_is_cancelled_is_given_nothing_more() -> None:
         reading.task.cancel()
         await asyncio.gather(reading.task, return_exceptions=True)
         assert reading.put(delta("a")) == []
+        assert reading.cancelled == [ID]
 
     asyncio.run(read())

@@ -97,7 +97,8 @@ def test_logprobs_have_tokens_bytes_and_rivals() -> None:
 
 def test_a_completion_is_one_text_with_offsets() -> None:
     body = {"model": "m", "prompt": "p", "logprobs": 1}
-    daemon = PlayedDaemon([result("éé", logprobs=LOGPROBS * 2)])
+    pieces = [delta("é", logprobs=LOGPROBS), delta("é", logprobs=LOGPROBS)]
+    daemon = PlayedDaemon([*pieces, result("éé", logprobs=LOGPROBS * 2)])
     response = asyncio.run(Site(daemon).ask("POST", "/v1/completions", body))
     (choice,) = response.json()["choices"]
     assert (choice["text"], choice["finish_reason"]) == ("éé", "stop")

@@ -118,7 +118,7 @@ def test_a_chunk_is_the_json_of_its_parts(text: str, logprobs: list[Logprobs] | 
     }
     chat = ChatShape("i", 7, "m\n").piece(3, piece)
     assert chat == chunk("chat.completion.chunk", choice)
-    of_tokens = None if logprobs is None else completion_logprobs(logprobs, 0)
+    of_tokens = None if logprobs is None else completion_logprobs(logprobs, [0])
     choice = {"index": 3, "text": text, "logprobs": of_tokens, "finish_reason": None}
     assert CompletionShape("i", 7, "m\n").piece(3, piece) == chunk("text_completion", choice)
 
