@@ -322,17 +322,17 @@ def test_the_warm_up_row_is_removed_even_when_it_fails_B5(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     removed: list[RequestKey] = []
-    real_remove = mlx_batch.MlxBatch.remove
+    real_take_out = mlx_batch.MlxBatch.take_out
 
     def step(self: mlx_batch.MlxBatch) -> StepResult:
         raise ValueError("shapes (1,2) and (3,4) cannot be multiplied")
 
-    def remove(self: mlx_batch.MlxBatch, *keys: RequestKey) -> None:
+    def take_out(self: mlx_batch.MlxBatch, keys: list[RequestKey]) -> object:
         removed.extend(keys)
-        real_remove(self, *keys)
+        return real_take_out(self, keys)
 
     monkeypatch.setattr(mlx_batch.MlxBatch, "step", step)
-    monkeypatch.setattr(mlx_batch.MlxBatch, "remove", remove)
+    monkeypatch.setattr(mlx_batch.MlxBatch, "take_out", take_out)
     engine = MlxEngine(make_spec(tiny))
     with pytest.raises(BadModelError, match="cannot run: shapes"):
         engine.load(lambda phase, progress: None)

@@ -10,11 +10,12 @@ import mlx.core as mx
 import pytest
 
 from mlxsup.protocol.states import Batching
-from mlxsup.worker.engines.mlx import batch as mlx_batch
 from mlxsup.worker.engines.mlx import warm_up as mlx_warm_up
+from mlxsup.worker.engines.mlx.engine import MlxEngine
+from mlxsup.worker.engines.mlx.prefix_cache import own_arrays
 
 from support.mlx_lives import SIZES, Lives, burst, learned_in, play_cuda
-from support.mlx_rows import known_as, make_row, run_rows
+from support.mlx_rows import known_as, make_row, make_spec, run_rows
 from support.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.mlx
@@ -79,6 +80,27 @@ def test_a_restart_first_reads_a_burst_like_the_last_one(
     assert lives.passes[1] == (1, 32), "what every request needs comes first"
 
 
+def test_a_burst_that_ends_a_life_while_it_warms_up_is_not_read_by_the_next_one(
+    tiny: Path, lives: Lives, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may hold the memory that there was for it."""
+    serve_bursts(tiny, lives, tmp_path, [40, 45, 41])
+
+    def has_no_memory(cache: list[Any]) -> int:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mlx_warm_up, "own_arrays", has_no_memory)
+        engine = MlxEngine(make_spec(tiny, **learned_in(tmp_path, 2), **MANY))
+        lives.passes = []
+        with pytest.raises(MemoryError):
+            engine.load(lambda phase, share: None)
+        engine.close()
+    assert lives.passes[1] == (3, 44)
+    lives.load(tiny, **learned_in(tmp_path, 3), **MANY)
+    assert lives.passes[1] == (4, 32)
+
+
 def test_a_prompt_alone_and_the_rest_of_long_ones_are_no_burst(
     tiny: Path, lives: Lives, tmp_path: Path
 ) -> None:
@@ -92,13 +114,12 @@ def test_caches_of_bursts_are_copied_as_if_they_were_kept(
 ) -> None:
     """The first copies in a process take CUDA 0.1 s, for which the next request would wait."""
     copied: list[int] = []
-    own_arrays = mlx_batch.own_arrays
 
     def noted(cache: list[Any]) -> int:
         copied.append(cache[0].offset)
         return own_arrays(cache)
 
-    monkeypatch.setattr(mlx_batch, "own_arrays", noted)
+    monkeypatch.setattr(mlx_warm_up, "own_arrays", noted)
     lives.load(tiny, **MANY)
     assert len(copied) == len(burst(2) + burst(4)), "one that runs alone ends by itself"
     assert min(copied) > 32

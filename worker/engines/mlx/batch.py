@@ -25,7 +25,7 @@ from .new_row import NewRow
 from .pace_file import PaceFile
 from .passes import Passes
 from .prefill import PrefillPacer
-from .prefix_cache import PrefixCache, own_arrays
+from .prefix_cache import PrefixCache
 from .prompt_turns import PromptTurns
 from .sampling import make_draws
 from .shapes import SeenShapes, Shape
@@ -148,14 +148,7 @@ class MlxBatch:
 
     def remove(self, *keys: RequestKey) -> None:
         """Takes rows out at once, in one change; unknown keys are ignored (D6)."""
-        self._keep(self._take_out(keys).values())
-
-    def remove_and_copy(self, *keys: RequestKey) -> None:
-        """Takes rows out that warm up the engine, and copies their caches as if they were kept: the
-        first such copies take a GPU a hundred times as long as others."""
-        with mx.stream(self._stream):
-            for cache, _ in self._take_out(keys).values():
-                own_arrays(cache)
+        self._keep(self.take_out(keys).values())
 
     def set_aside(self, *keys: RequestKey, keep: bool) -> list[RowSetAside]:
         """See `Engine.set_aside`.
@@ -165,7 +158,7 @@ class MlxBatch:
         """
         ahead = self._compute_ahead(keys)
         ended = {key for key, token in ahead.items() if token.finish is not None}
-        caches = self._take_out(keys)
+        caches = self.take_out(keys)
         if keep:
             with mx.stream(self._stream):
                 for key in caches.keys() - ended:
@@ -202,9 +195,7 @@ class MlxBatch:
         tokens = [self._take_token(one, logprobs.get(one.uid)) for one in responses]
         return {token.key: token for token in tokens}
 
-    def _take_out(
-        self, keys: Iterable[RequestKey]
-    ) -> dict[RequestKey, tuple[list[Any], list[int]]]:
+    def take_out(self, keys: Iterable[RequestKey]) -> dict[RequestKey, tuple[list[Any], list[int]]]:
         """Takes rows out in one change; gives the caches of those that have read anything."""
         out: dict[int, RequestKey] = {}
         kept: set[int] = set()
@@ -345,7 +336,7 @@ class MlxBatch:
                 self._forget_ended(token)
         # Those that a grammar has ended; the others left by themselves.
         if ended := [token.key for token in taken if token.finish is not None]:
-            self._ended += self._take_out(ended).values()
+            self._ended += self.take_out(ended).values()
         decode_s = self._pacer.predict_decode_s(decoding)
         progress: list[RowPrefill] = []
         if has_prompts:

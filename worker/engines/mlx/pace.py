@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 LONGEST_S = 3600.0
@@ -38,6 +38,10 @@ class Pace:
     def predict_s(self, cost: int) -> float:
         """Seconds of a pass of that cost."""
         return self.pass_s + self.unit_s * cost
+
+    def without_burst(self) -> Pace:
+        """The same of a life that has served none."""
+        return replace(self, burst_prompts=0, burst_tokens=0)
 
 
 def pace_from(value: Mapping[str, Any]) -> Pace:

@@ -25,6 +25,7 @@ from .batch import WARMUP_KEY, MlxBatch
 from .pace import Pace
 from .pace_file import PaceFile, this_machine
 from .prefill import FIRST_CHUNK
+from .prefix_cache import own_arrays
 from .prefix_size import free_memory_bytes
 
 SHOWN = (128, 1024)
@@ -82,16 +83,19 @@ def warm_up(
         report=report,
     )
     pace = paces.read()
+    compiles = facts.backend == "cuda"
+    is_again = pace is not None and spec.generation > 1
+    if pace is not None and is_again and compiles:
+        paces.keep(pace.without_burst())  # whoever dies of it is not followed by others that do
     most_rows = 1 if facts.batching is Batching.ONE_ROW else spec.max_concurrency
     work.run(
         pace,
         most_rows=most_rows,
-        compiles=facts.backend == "cuda",
-        is_again=pace is not None and spec.generation > 1,
+        compiles=compiles,
+        is_again=is_again,
         reads_together=facts.batching is Batching.TOGETHER,
     )
-    if pace is None:
-        paces.keep(batch.pacer.learned())
+    paces.keep(batch.pacer.learned() if pace is None else pace)
     batch.paces = paces
     if facts.backend == "cpu":
         batch.wait()  # what a pass still holds would count as weights
@@ -251,7 +255,9 @@ class WarmUp:
                 if self._batch.clock() >= ends_at:
                     return
         finally:
-            self._batch.remove_and_copy(*keys)
+            # The first copies of caches take a GPU a hundred times as long as others.
+            for cache, _ in self._batch.take_out(keys).values():
+                own_arrays(cache)
 
     def _row(self, key: RequestKey, length: int, *, of: int) -> Row:
         """A request as long as the context allows; of several, the first decode until all do."""
