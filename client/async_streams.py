@@ -113,9 +113,8 @@ class AsyncStream(StreamBase):
         with self._inbox.handing_on(on_item):
             try:
                 await ended
-            except BaseException:
-                self.cancel()  # which does nothing if the stream has ended
-                raise
+            finally:
+                self.cancel()  # does nothing once the stream has ended
 
     async def __aenter__(self) -> Self:
         return self

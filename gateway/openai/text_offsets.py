@@ -1,9 +1,8 @@
 """Where in a completion's text each token begins. Pure.
 
-A token is known by its text alone, in which half a character is a replacement character, and the
-text that it makes may come later: when the character is whole, or when it is clear that a stop
-string does not begin there. So what has come as text counts as it is, and what is still held back
-counts by its tokens.
+A token's own text has a replacement character for each part of a character, and the text that it
+adds to the answer may come later: once the character is complete, or once it is clear that no stop
+string begins there. So text counts once it has come; until then, its tokens are counted instead.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ class TextOffsets:
         """One more piece.
 
         Args:
-            text: that it adds; tokens before it may be part of that.
-            tokens: the text of each of its own; none if they are not known.
+            text: new text, of these tokens or of earlier ones whose text was held back.
+            tokens: the text of each new token; empty if the piece has no log-probabilities.
 
         Returns:
             For each token the number of characters of the text before it.
@@ -46,11 +45,12 @@ class TextOffsets:
                 self._held += 1  # the character before it is whole
             offsets.append(self.shown + self._held)
             self._held += len(token.replace(HALF, ""))
-            self._in_half = is_half if token else self._in_half
+            if token:
+                self._in_half = is_half
         if not self.shown and text and self._starts_with_space and not text.startswith(" "):
             self._held -= 1  # the tokenizer drops the space before the first word
         self.shown += len(text)
-        self._held = max(self._held - len(text), 0) if tokens else 0
+        self._held = max(self._held - len(text), 0)
         if text and not self._held:
             self._in_half = False
         return offsets

@@ -320,8 +320,8 @@ def test_the_warm_up_leaves_nothing(bench: Bench) -> None:
     bench.batch.insert(make_row(-1, [1, 2]))
     bench.step(response(11, 5, "length"))
     bench.batch.insert(make_row(-1, [1, 2]))
-    bench.batch.take_out([WARMUP_KEY])
-    assert bench.passes.removed == [([12], {12})]
+    bench.batch.remove(WARMUP_KEY)
+    assert bench.passes.removed == [([12], set())]
     assert bench.prefixes.kept == []
 
 

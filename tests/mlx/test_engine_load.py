@@ -322,17 +322,17 @@ def test_the_warm_up_row_is_removed_even_when_it_fails_B5(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     removed: list[RequestKey] = []
-    real_take_out = mlx_batch.MlxBatch.take_out
+    real_remove = mlx_batch.MlxBatch.remove
 
     def step(self: mlx_batch.MlxBatch) -> StepResult:
         raise ValueError("shapes (1,2) and (3,4) cannot be multiplied")
 
-    def take_out(self: mlx_batch.MlxBatch, keys: list[RequestKey]) -> object:
+    def remove(self: mlx_batch.MlxBatch, *keys: RequestKey) -> None:
         removed.extend(keys)
-        return real_take_out(self, keys)
+        real_remove(self, *keys)
 
     monkeypatch.setattr(mlx_batch.MlxBatch, "step", step)
-    monkeypatch.setattr(mlx_batch.MlxBatch, "take_out", take_out)
+    monkeypatch.setattr(mlx_batch.MlxBatch, "remove", remove)
     engine = MlxEngine(make_spec(tiny))
     with pytest.raises(BadModelError, match="cannot run: shapes"):
         engine.load(lambda phase, progress: None)

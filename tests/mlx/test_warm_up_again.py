@@ -10,6 +10,7 @@ import mlx.core as mx
 import pytest
 
 from mlxsup.protocol.states import Batching
+from mlxsup.worker.engines.mlx import kept_rows as mlx_kept_rows
 from mlxsup.worker.engines.mlx import warm_up as mlx_warm_up
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.prefix_cache import own_arrays
@@ -90,7 +91,7 @@ def test_a_burst_that_ends_a_life_while_it_warms_up_is_not_read_by_the_next_one(
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(mlx_warm_up, "own_arrays", has_no_memory)
+        patch.setattr(mlx_kept_rows, "own_arrays", has_no_memory)
         engine = MlxEngine(make_spec(tiny, **learned_in(tmp_path, 2), **MANY))
         lives.passes = []
         with pytest.raises(MemoryError):
@@ -119,8 +120,11 @@ def test_caches_of_bursts_are_copied_as_if_they_were_kept(
         copied.append(cache[0].offset)
         return own_arrays(cache)
 
-    monkeypatch.setattr(mlx_warm_up, "own_arrays", noted)
-    lives.load(tiny, **MANY)
+    monkeypatch.setattr(mlx_kept_rows, "own_arrays", noted)
+    engine = lives.begin(tiny, **MANY)
+    assert engine.batch is not None
+    assert not any(engine.batch.books()), "the copies are gone"
+    engine.close()
     assert len(copied) == len(burst(2) + burst(4)), "one that runs alone ends by itself"
     assert min(copied) > 32
 

@@ -29,7 +29,8 @@ SIZES = (33, 129, 513, 1025, 2049)
 
 
 def burst(count: int, tokens: int = 32) -> list[int]:
-    """The lengths of prompts of which one pass reads so many tokens, and pads one of several."""
+    """Prompt lengths of a burst from which one pass reads `tokens` tokens; if there are several
+    prompts, the last one is a token shorter and is padded."""
     return [tokens + 1] * (count - 1) + [tokens + (count == 1)]
 
 

@@ -148,7 +148,7 @@ class MlxBatch:
 
     def remove(self, *keys: RequestKey) -> None:
         """Takes rows out at once, in one change; unknown keys are ignored (D6)."""
-        self._keep(self.take_out(keys).values())
+        self._keep(self._take_out(keys).values())
 
     def set_aside(self, *keys: RequestKey, keep: bool) -> list[RowSetAside]:
         """See `Engine.set_aside`.
@@ -158,7 +158,7 @@ class MlxBatch:
         """
         ahead = self._compute_ahead(keys)
         ended = {key for key, token in ahead.items() if token.finish is not None}
-        caches = self.take_out(keys)
+        caches = self._take_out(keys, of_warm_up=keep)
         if keep:
             with mx.stream(self._stream):
                 for key in caches.keys() - ended:
@@ -195,8 +195,11 @@ class MlxBatch:
         tokens = [self._take_token(one, logprobs.get(one.uid)) for one in responses]
         return {token.key: token for token in tokens}
 
-    def take_out(self, keys: Iterable[RequestKey]) -> dict[RequestKey, tuple[list[Any], list[int]]]:
-        """Takes rows out in one change; gives the caches of those that have read anything."""
+    def _take_out(
+        self, keys: Iterable[RequestKey], *, of_warm_up: bool = False
+    ) -> dict[RequestKey, tuple[list[Any], list[int]]]:
+        """Takes rows out in one change; gives the caches of those that have read anything, those
+        of the warm-up only if asked for."""
         out: dict[int, RequestKey] = {}
         kept: set[int] = set()
         for key in keys:
@@ -207,8 +210,7 @@ class MlxBatch:
             del self._keys[uid]
             self._wanted_logprobs.pop(uid, None)
             self._grammars.pop(uid, None)
-            has_computed = self._turns.drop(uid)
-            if has_computed:
+            if self._turns.drop(uid) and (of_warm_up or not _warms_up(key)):
                 kept.add(uid)
         caches = self.passes.remove(list(out), kept=kept) if out else {}
         return {out[uid]: held for uid, held in caches.items()}
@@ -336,7 +338,7 @@ class MlxBatch:
                 self._forget_ended(token)
         # Those that a grammar has ended; the others left by themselves.
         if ended := [token.key for token in taken if token.finish is not None]:
-            self._ended += self.take_out(ended).values()
+            self._ended += self._take_out(ended).values()
         decode_s = self._pacer.predict_decode_s(decoding)
         progress: list[RowPrefill] = []
         if has_prompts:

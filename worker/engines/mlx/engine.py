@@ -251,13 +251,11 @@ class MlxEngine:
 
     def _warm_up(self, steps: LoadSteps) -> None:
         """Runs short requests, and learns from them how fast the model is."""
-        import mlx.core as mx
-
         from .load import blaming_the_model
         from .warm_up import warm_up
 
         batch = self._ready()
-        with blaming_the_model(self._spec.path), mx.stream(self.stream):
+        with blaming_the_model(self._spec.path):
             warm_up(batch, self._spec, self.facts, steps)
         self._narrow_vocabulary(batch.logits_width)
         if not batch.gives_numbers:

@@ -25,7 +25,6 @@ from .batch import WARMUP_KEY, MlxBatch
 from .pace import Pace
 from .pace_file import PaceFile, this_machine
 from .prefill import FIRST_CHUNK
-from .prefix_cache import own_arrays
 from .prefix_size import free_memory_bytes
 
 SHOWN = (128, 1024)
@@ -86,7 +85,7 @@ def warm_up(
     compiles = facts.backend == "cuda"
     is_again = pace is not None and spec.generation > 1
     if pace is not None and is_again and compiles:
-        paces.keep(pace.without_burst())  # whoever dies of it is not followed by others that do
+        paces.keep(pace.without_burst())  # if it kills this life, the next one must not try it
     most_rows = 1 if facts.batching is Batching.ONE_ROW else spec.max_concurrency
     work.run(
         pace,
@@ -177,7 +176,7 @@ class WarmUp:
         self._read(FIRST_CHUNK)
         if compiles:
             ends_at = self._batch.clock() + (AGAIN_LIMIT_S if is_again else COMPILE_LIMIT_S)
-            if is_again and pace is not None and pace.burst_prompts <= most_rows:
+            if is_again and pace is not None and 0 < pace.burst_prompts <= most_rows:
                 self._read_burst(
                     pace.burst_prompts, pace.burst_tokens, ends_at, has_run_before=True
                 )
@@ -213,18 +212,26 @@ class WarmUp:
     def _read_burst(
         self, prompts: int, tokens: int, ends_at: float, *, has_run_before: bool = False
     ) -> bool:
-        """Has one pass read so many prompts of that many tokens; returns False, and does nothing,
-        if they are none, or do not fit."""
-        if not prompts or not self._fits(tokens, rows=prompts, has_run_before=has_run_before):
+        """Reads several prompts in one pass if they fit; returns whether it did.
+
+        Args:
+            prompts: how many.
+            tokens: the length of each.
+            ends_at: no step begins after this time.
+            has_run_before: whether an earlier life has read such a burst.
+        """
+        if not self._fits(tokens, rows=prompts, has_run_before=has_run_before):
             return False
         self._batch.pacer.shows_chunk(tokens, math.inf)
         self._read(tokens, rows=prompts, ends_at=ends_at)
         return True
 
     def _fits(self, tokens: int, *, rows: int = 1, has_run_before: bool = False) -> bool:
-        """Whether prompts have room in the context, and their pass in memory: at most what
-        attention takes, which grows with the square of the tokens, for each of the rows. Of a pass
-        that an earlier life could run, which shows that it does not take that, the tokens count."""
+        """Whether prompts fit into the context, and the pass that reads them into memory.
+
+        A pass takes at most what attention does, which grows with the square of the tokens. One
+        that an earlier life could run takes less: its memory is taken to grow with its tokens.
+        """
         growth = rows * (tokens / self._largest) ** (1 if has_run_before else 2)
         has_memory = growth * self._largest_bytes <= self._free_bytes()
         return has_memory and tokens + 1 + ANSWER_TOKENS <= self._context_length
@@ -253,11 +260,13 @@ class WarmUp:
                 got.update(token.key for token in self._batch.step().tokens)
                 self._report()
                 if self._batch.clock() >= ends_at:
-                    return
+                    break
+            if len(keys) > 1:
+                # Copies their caches: on a GPU the first copies are a hundred times as slow.
+                self._batch.set_aside(*keys, keep=True)
+                self._batch.drop_kept(*keys)
         finally:
-            # The first copies of caches take a GPU a hundred times as long as others.
-            for cache, _ in self._batch.take_out(keys).values():
-                own_arrays(cache)
+            self._batch.remove(*keys)
 
     def _row(self, key: RequestKey, length: int, *, of: int) -> Row:
         """A request as long as the context allows; of several, the first decode until all do."""
