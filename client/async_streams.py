@@ -88,13 +88,13 @@ class AsyncStream(StreamBase):
 
         Raises:
             RequestError, ConnectionLost: the stream ended with this error.
-            Exception: what `take` has raised.
+            BaseException: what `take` has raised; a StopIteration comes as RuntimeError.
 
         Nothing can be read after an error, or if this is cancelled.
         """
         if self._end is not None:
             return
-        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        ended: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
 
         def on_item(item: Item) -> None:
             if ended.done():
@@ -107,12 +107,14 @@ class AsyncStream(StreamBase):
                 else:
                     self._take(item)
                     ended.set_result(None)
-            except Exception as error:  # noqa: BLE001 - raised where the stream is read
-                ended.set_exception(error)
+            except BaseException as error:  # noqa: BLE001 - raised where the stream is read
+                # A result, because a future takes no StopIteration as its exception.
+                ended.set_result(error)
 
         with self._inbox.handing_on(on_item):
             try:
-                await ended
+                if (error := await ended) is not None:
+                    raise error
             finally:
                 self.cancel()  # does nothing once the stream has ended
 

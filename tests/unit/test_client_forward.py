@@ -30,6 +30,7 @@ class Reading:
         self.inbox = AsyncInbox()
         self.taken: list[str] = []
         self.told: list[Notice] = []
+        self.bug: BaseException = KeyError("bug")
         self.cancelled: list[RequestId] = []
         for item in before:
             self.inbox.put(item)
@@ -38,7 +39,7 @@ class Reading:
 
     def take(self, piece: Delta) -> None:
         if piece.text == "bug":
-            raise KeyError(piece.text)
+            raise self.bug
         self.taken.append(piece.text)
 
     def put(self, *items: Item) -> Sequence[str]:
@@ -92,12 +93,25 @@ def test_the_error_of_a_stream_is_raised_to_its_reader() -> None:
     asyncio.run(read())
 
 
-def test_a_bug_of_the_reader_is_raised_to_it_and_not_to_whoever_delivers() -> None:
+@pytest.mark.parametrize(
+    ("bug", "raised"),
+    [
+        (KeyError("bug"), KeyError),
+        (StopIteration(), RuntimeError),
+        (asyncio.CancelledError(), asyncio.CancelledError),
+        (GeneratorExit(), GeneratorExit),
+    ],
+    ids=lambda value: getattr(value, "__name__", type(value).__name__),
+)
+def test_a_bug_of_the_reader_is_raised_to_it_and_not_to_whoever_delivers(
+    bug: BaseException, raised: type[BaseException]
+) -> None:
     async def read() -> None:
         reading = Reading()
+        reading.bug = bug
         await asyncio.sleep(0)
         assert reading.put(delta("a"), delta("bug"), delta("b")) == ["a"]
-        with pytest.raises(KeyError):
+        with pytest.raises(raised):
             await reading.task
         assert reading.cancelled == [ID], "nobody reads the rest"
 
