@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, get_args
 
-from .codec import MAX_ID_CHARACTERS, read_part, undecodable
+from .codec import MAX_ID_CHARACTERS, read_known, undecodable
 from .ids import ModelName, RequestId
 from .log_level import ChangeLogLevel
 from .message import Message, Record, record
@@ -263,7 +263,7 @@ def _read(value: Any, path: str) -> list[ClientDelta]:
             if is_named and type(seq) is int and type(tokens) is type(body) is bytes:
                 deltas.append(ClientDelta(id=id, seq=seq, tokens=tokens, body=body))
                 continue
-        deltas.append(read_part(ClientDelta, item, path))
+        deltas.append(read_known(ClientDelta, item, path))
     return deltas
 
 

@@ -61,12 +61,12 @@ class Decoder(Generic[M]):
     Args:
         classes: the messages that may arrive.
         is_strict: whether the peer is not one of our processes: then headers are limited to
-            64 KiB and to small containers.
+            64 KiB and to small containers, and what is not known is refused. A newer process of
+            ours may send fields that this side does not know; they are ignored.
     """
 
     def __init__(self, classes: Iterable[type[M]], *, is_strict: bool) -> None:
-        self._plans = {cls.TYPE: _Plan(cls) for cls in classes}
-        self._is_strict = is_strict
+        self._plans = {cls.TYPE: _Plan(cls, is_strict=is_strict) for cls in classes}
         self._max_header_bytes = MAX_HEADER_BYTES if is_strict else MAX_FRAME_BYTES
         # msgpack derives the remaining limits from the length of the frame.
         self._limits: dict[str, Any] = {"strict_map_key": True, "max_ext_len": 0}
@@ -98,9 +98,6 @@ class Decoder(Generic[M]):
             known = ", ".join(sorted(self._plans))
             raise undecodable(f"unknown type {str(kind)[:64]!r}; known are {known}", request_id)
         try:
-            if not self._is_strict:
-                # A newer peer of ours may send fields that this side does not know.
-                header = _known(header, plan.header_names)
             return plan.build(header, frames[1] if len(frames) == 2 else None)
         except DecodeError as error:
             error.id = request_id
@@ -118,18 +115,14 @@ class Decoder(Generic[M]):
 
 
 class _Plan(Generic[M]):
-    """How messages of a class are read, found out once: there is one for every step of an engine.
+    """How messages of a class are read, found out once: there is one for each step of an engine."""
 
-    Attributes:
-        header_names: its fields, and the one that must not be in a header.
-    """
-
-    def __init__(self, cls: type[M]) -> None:
+    def __init__(self, cls: type[M], *, is_strict: bool) -> None:
         self._type = cls.TYPE
         self._has_body = "body" in cls.__dataclass_fields__  # type: ignore[attr-defined]
         self._schema: Check | None = None
         self._cls: Any = cls
-        self.header_names = frozenset([*cls.__dataclass_fields__, "body"])  # type: ignore[attr-defined]
+        self._is_strict = is_strict
 
     def build(self, header: dict[str, Any], body: bytes | None) -> M:
         """The message.
@@ -145,7 +138,7 @@ class _Plan(Generic[M]):
                 raise undecodable(f"a body has at most {MAX_BODY_BYTES} bytes, not {len(body)}")
             header["body"] = body
         if self._schema is None:  # not before it is needed: most processes read few classes
-            self._schema = _schema(self._cls)
+            self._schema = _schema(self._cls, is_strict=self._is_strict)
         message: M = self._schema(header, "")
         return message
 
@@ -216,13 +209,13 @@ def unpack_map(packed: bytes, what: str) -> dict[str, Any]:
     return value
 
 
-def read_known(cls: type[P], value: dict[str, Any]) -> P:
-    """A part of this class; its fields are checked, and unknown ones ignored.
+def read_known(cls: type[P], value: dict[str, Any], path: str = "") -> P:
+    """A part of this class; its fields are checked, and unknown ones ignored, in its parts too.
 
     Raises:
         DecodeError: one is wrong.
     """
-    return read_part(cls, _known(value, _field_names(typing.cast(Any, cls))), "")
+    return typing.cast(P, _schema(typing.cast(Any, cls), is_strict=False)(value, path))
 
 
 def read_part(cls: type[P], value: dict[str, Any], path: str) -> P:
@@ -231,7 +224,7 @@ def read_part(cls: type[P], value: dict[str, Any], path: str) -> P:
     Raises:
         DecodeError: one is wrong.
     """
-    return typing.cast(P, _schema(typing.cast(Any, cls))(value, path))
+    return typing.cast(P, _schema(typing.cast(Any, cls), is_strict=True)(value, path))
 
 
 def pack(value: object) -> bytes:
@@ -262,25 +255,13 @@ def undecodable(message: str, request_id: str = "") -> DecodeError:
     return DecodeError(ErrorCode.INVALID_REQUEST, message, request_id)
 
 
-def _known(value: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
-    """Without what is not known; the same map if that is nothing."""
-    if value.keys() <= names:
-        return value
-    return {name: item for name, item in value.items() if name in names}
-
-
-@functools.cache
-def _field_names(cls: Any) -> frozenset[str]:
-    return frozenset(f.name for f in fields(cls))
-
-
 # ---------------------------------------------------------------- maps to dataclasses
 
 
 @functools.cache
-def _schema(cls: Any) -> Check:
+def _schema(cls: Any, *, is_strict: bool) -> Check:
     hints = typing.get_type_hints(cls)
-    checks = {f.name: own_check(f) or _check_for(hints[f.name]) for f in fields(cls)}
+    checks = {f.name: own_check(f) or _check_for(hints[f.name], is_strict) for f in fields(cls)}
     required = [
         f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING
     ]
@@ -293,6 +274,8 @@ def _schema(cls: Any) -> Check:
         for name, item in value.items():
             check = checks.get(name)
             if check is None:
+                if not is_strict:
+                    continue
                 known = ", ".join(sorted(checks))
                 raise undecodable(f"unknown field {prefix}{str(name)[:64]}; known are {known}")
             arguments[name] = check(item, prefix + name)
@@ -304,23 +287,23 @@ def _schema(cls: Any) -> Check:
     return build
 
 
-def _check_for(hint: Any) -> Check:
+def _check_for(hint: Any, is_strict: bool) -> Check:
     if isinstance(hint, typing.NewType):
         supertype = hint.__supertype__
-        return _name_check if supertype is str else _check_for(supertype)
+        return _name_check if supertype is str else _check_for(supertype, is_strict)
     origin = typing.get_origin(hint)
     if origin in (types.UnionType, typing.Union):
-        inner = _check_for(without_none(hint))
+        inner = _check_for(without_none(hint), is_strict)
         return lambda value, path: None if value is None else inner(value, path)
     if origin is list:
-        item_check = _check_for(typing.get_args(hint)[0])
+        item_check = _check_for(typing.get_args(hint)[0], is_strict)
         return _list_check(item_check)
     if origin is dict:
         return _type_check((dict,), "a map")
     if isinstance(hint, type) and issubclass(hint, Enum):
         return _enum_check(hint)
     if is_dataclass(hint):
-        return _schema(typing.cast(Any, hint))
+        return _schema(typing.cast(Any, hint), is_strict=is_strict)
     return _PLAIN_CHECKS[hint]
 
 

@@ -64,4 +64,5 @@ def read_body(packed: bytes) -> DeltaBody:
 
 
 def _plain(one: TokenLogprob) -> dict[str, Any]:
-    return {"token": one.token, "logprob": one.logprob, "text": one.text}
+    plain = {"token": one.token, "logprob": one.logprob, "text": one.text}
+    return plain | {"raw_bytes": one.raw_bytes} if one.raw_bytes else plain

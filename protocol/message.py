@@ -49,11 +49,13 @@ class TokenLogprob(Record):
         token: its id.
         logprob: after biases, penalties and grammar, before temperature and the filters.
         text: the token alone; half a character shows as a replacement character.
+        raw_bytes: of a token that is no whole text, if the tokenizer tells them; otherwise empty.
     """
 
     token: int
     logprob: float
     text: str = ""
+    raw_bytes: bytes = b""
 
 
 @record

@@ -110,7 +110,8 @@ class AnswerText:
         """Log-probabilities as clients see them, with the tokens' texts."""
 
         def one(token: int, logprob: float) -> TokenLogprob:
-            return TokenLogprob(token=token, logprob=logprob, text=self._codec.token_text(token))
+            text, raw_bytes = self._codec.token_alone(token)
+            return TokenLogprob(token=token, logprob=logprob, text=text, raw_bytes=raw_bytes)
 
         return Logprobs(
             chosen=one(token, logprobs.logprob),

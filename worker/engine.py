@@ -281,8 +281,8 @@ class TextCodec(Protocol):
     def detokenizer(self) -> Detokenizer:
         """A new detokenizer for one answer."""
 
-    def token_text(self, token: int) -> str:
-        """One token alone; half a character becomes a replacement character."""
+    def token_alone(self, token: int) -> tuple[str, bytes]:
+        """See `TokenLogprob`: its `text` and `raw_bytes`."""
 
 
 class Engine(Protocol):

@@ -77,7 +77,11 @@ def result_map(model: str, request_id: str, result: Result) -> dict[str, Any]:
     """A result as `--json` prints it."""
     from dataclasses import asdict
 
-    return {"model": model, "request_id": request_id, **asdict(result)}
+    value = asdict(result)
+    for one in value["logprobs"] or ():
+        for token in (one["chosen"], *one["top"]):
+            token["raw_bytes"] = list(token["raw_bytes"])  # JSON has no bytes
+    return {"model": model, "request_id": request_id, **value}
 
 
 def speed_line(result: Result) -> str:

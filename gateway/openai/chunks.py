@@ -285,16 +285,21 @@ def completion_logprobs(logprobs: Sequence[Logprobs], offsets: list[int]) -> dic
         offsets: characters of the text before each of them.
     """
     return {
-        "tokens": [one.chosen.text for one in logprobs],
+        "tokens": [_name(one.chosen) for one in logprobs],
         "token_logprobs": [one.chosen.logprob for one in logprobs],
-        "top_logprobs": [{other.text: other.logprob for other in one.top} for one in logprobs],
+        "top_logprobs": [{_name(other): other.logprob for other in one.top} for one in logprobs],
         "text_offset": offsets,
     }
+
+
+def _name(token: TokenLogprob) -> str:
+    """One that is no whole text has its bytes as its name, or several would have the same one."""
+    return f"bytes:{repr(token.raw_bytes)[2:-1]}" if token.raw_bytes else token.text
 
 
 def _token(token: TokenLogprob) -> dict[str, Any]:
     return {
         "token": token.text,
         "logprob": token.logprob,
-        "bytes": list(token.text.encode("utf-8", "replace")),
+        "bytes": list(token.raw_bytes or token.text.encode("utf-8", "replace")),
     }

@@ -68,6 +68,17 @@ def test_tokens_of_a_completion_begin_where_their_text_does_streamed_or_whole(
     begins = dict(zip(tokens, offsets, strict=True))
     assert [begins[token] for token in "</b> "] == [1, 2, 3, 4, 5]
     assert begins["S"] == len("é</b> ")
+    assert [begins[half] for half in (r"bytes:\xc3", r"bytes:\xa9")] == [0, 0]
+
+
+def test_the_bytes_of_tokens_add_up_to_the_answer(daemon: HttpDaemon) -> None:
+    body = chat("[[say a🦊é]]", max_tokens=7, logprobs=True, top_logprobs=1)
+    status, value = daemon.post("/v1/chat/completions", body)
+    (choice,) = value["choices"]
+    content = choice["logprobs"]["content"]
+    assert (status, choice["message"]["content"]) == (200, "a🦊é")
+    assert bytes(byte for token in content for byte in token["bytes"]).decode() == "a🦊é"
+    assert [len(token["bytes"]) for token in content] == [1] * 7
 
 
 def test_a_tool_call_and_reasoning_have_their_places(daemon: HttpDaemon) -> None:

@@ -46,7 +46,7 @@ def test_a_model_that_always_draws_its_end_answers_nothing(worker: LoopDriver) -
 def test_an_end_that_is_ignored_is_a_token_like_any_other(worker: LoopDriver) -> None:
     got = worker.answer(prompt="x", max_tokens=8, ignore_eos=True, **ALWAYS)
     assert (got.tokens, got.finish) == ([EOS] * 8, FinishReason.LENGTH)
-    assert got.text == worker.engine.text.token_text(EOS) * 8
+    assert got.text == worker.engine.text.token_alone(EOS)[0] * 8
     check_every_resume(worker, got)
 
 
@@ -54,7 +54,7 @@ def test_all_else_still_ends_an_answer_that_ignores_the_end(worker: LoopDriver) 
     asked: dict[str, Any] = {"prompt": "x", "max_tokens": 8, "ignore_eos": True}
     by_token = worker.answer(stop_token_ids=[EOS], **asked, **ALWAYS)
     assert (by_token.tokens, by_token.finish) == ([], FinishReason.STOP)
-    text = worker.engine.text.token_text(EOS)
+    text = worker.engine.text.token_alone(EOS)[0]
     by_text = worker.answer(stop=[text + text], **asked, **ALWAYS)
     assert (by_text.tokens, by_text.text) == ([EOS, EOS], "")
     assert by_text.finish is FinishReason.STOP

@@ -183,12 +183,12 @@ def test_ids_that_end_an_answer_and_those_that_are_spared(tmp_path: Path) -> Non
 
 def test_one_token_alone_is_text_and_an_id_of_nobody_is_none(tmp_path: Path) -> None:
     text = tiny(tmp_path)
-    assert text.token_text(33) == text.decode([33]) == "!"
-    assert text.token_text(0) == "\0"
-    assert text.token_text(VOCABULARY_SIZE - 1) == text.decode([VOCABULARY_SIZE - 1])
-    assert text.token_text(VOCABULARY_SIZE) == text.token_text(-1) == ""
-    half = text.encode(RequestBody(prompt="é")).tokens[0]
-    assert text.token_text(half) == "\ufffd"
+    assert text.token_alone(33) == (text.decode([33]), b"") == ("!", b"")
+    assert text.token_alone(0) == ("\0", b"")
+    assert text.token_alone(VOCABULARY_SIZE - 1) == (text.decode([VOCABULARY_SIZE - 1]), b"")
+    assert text.token_alone(VOCABULARY_SIZE) == text.token_alone(-1) == ("", b"")
+    halves = text.encode(RequestBody(prompt="é")).tokens
+    assert [text.token_alone(half) for half in halves] == [("\ufffd", b"\xc3"), ("\ufffd", b"\xa9")]
 
 
 def test_a_twin_shares_no_tokenizer(tmp_path: Path) -> None:

@@ -26,7 +26,11 @@ CLIENTS = Decoder(SUPERVISOR_TO_CLIENT, is_strict=False)
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=3).map(pack_tokens)
 NUMBERS = st.floats(-9999, 0)
 TOKEN_LOGPROBS = st.builds(
-    TokenLogprob, token=st.integers(0, 2**32), logprob=NUMBERS, text=st.text(max_size=3)
+    TokenLogprob,
+    token=st.integers(0, 2**32),
+    logprob=NUMBERS,
+    text=st.text(max_size=3),
+    raw_bytes=st.binary(max_size=3),
 )
 LOGPROBS = st.builds(Logprobs, chosen=TOKEN_LOGPROBS, top=st.lists(TOKEN_LOGPROBS, max_size=3))
 BODIES = st.builds(
@@ -159,6 +163,10 @@ def test_a_body_that_never_ends_is_refused() -> None:
 
 def test_a_newer_worker_may_say_more() -> None:
     assert read_body(msgpack.packb({"text": "x", "colour": 1})) == DeltaBody(text="x")
+    token = {"token": 1, "logprob": 0.0}
+    logprobs = [{"chosen": {**token, "colour": 1}, "top": [], "colour": 1}]
+    read = read_body(msgpack.packb({"text": "x", "logprobs": logprobs}))
+    assert read.logprobs == [Logprobs(chosen=TokenLogprob(token=1, logprob=0.0))]
 
 
 def test_rows_are_equal_by_their_fields_whichever_way_they_were_read() -> None:

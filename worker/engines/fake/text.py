@@ -257,9 +257,10 @@ class FakeTextCodec:
         """See `TextCodec.detokenizer`."""
         return ByteDetokenizer()
 
-    def token_text(self, token: int) -> str:
-        """See `TextCodec.token_text`."""
-        return decode_tokens([token])
+    def token_alone(self, token: int) -> tuple[str, bytes]:
+        """See `TextCodec.token_alone`."""
+        byte = token - BYTE_OFFSET
+        return decode_tokens([token]), bytes([byte]) if 128 <= byte < 256 else b""
 
     @staticmethod
     def _obey(how: str) -> None:

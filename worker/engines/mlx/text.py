@@ -177,13 +177,17 @@ class MlxText:
             return ByteDetokenizer(self.token_bytes, strips_first_space=self._strips_first_space)
         return WindowDetokenizer(self.decode)
 
-    def token_text(self, token: int) -> str:
-        """One token alone; half a character becomes a replacement character."""
+    def token_alone(self, token: int) -> tuple[str, bytes]:
+        """See `TextCodec.token_alone`."""
         if self.token_bytes is None:
-            return self.decode([token])
+            return self.decode([token]), b""
         if not 0 <= token < len(self.token_bytes):
-            return ""
-        return self.token_bytes[token].decode(errors="replace")
+            return "", b""
+        content = self.token_bytes[token]
+        try:
+            return content.decode(), b""
+        except UnicodeDecodeError:
+            return content.decode(errors="replace"), content
 
     def decode(self, tokens: list[int]) -> str:
         """All tokens at once, special ones included."""
