@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from mlxsup.protocol.ids import RequestId
 
+from .errors import ConnectionLost, RequestError, SubscriptionClosed
 from .results import Delta, Notice
 from .session import Item
 from .streams import ENDS_OF_READING, OnNotice, StreamBase, value_of
@@ -142,10 +143,16 @@ class AsyncEventStream:
     async def __anext__(self) -> dict[str, Any]:
         if self._is_closed:
             raise StopAsyncIteration
-        return value_of(await self._inbox.get())
+        try:
+            return value_of(await self._inbox.get())
+        except SubscriptionClosed:
+            raise StopAsyncIteration from None
+        except (RequestError, ConnectionLost):
+            self._is_closed = True
+            raise
 
     def close(self) -> None:
-        """Ends the subscription."""
+        """Ends the subscription, and with it the iteration; may be called from any thread."""
         self._is_closed = True
         self._cancel(self._request_id)
 

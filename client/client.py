@@ -22,6 +22,7 @@ from mlxsup.protocol.request_messages import PauseRequest, ResumeRequest
 
 from .api import GenerateParameters
 from .connection import Connection
+from .errors import ConnectionLost, RequestError, SubscriptionClosed
 from .io_thread import IoThread
 from .parameters import (
     Command,
@@ -98,10 +99,16 @@ class EventStream:
     def __next__(self) -> dict[str, Any]:
         if self._is_closed:
             raise StopIteration
-        return value_of(self._inbox.get())
+        try:
+            return value_of(self._inbox.get())
+        except SubscriptionClosed:
+            raise StopIteration from None
+        except (RequestError, ConnectionLost):
+            self._is_closed = True
+            raise
 
     def close(self) -> None:
-        """Ends the subscription."""
+        """Ends the subscription, and with it the iteration; may be called from any thread."""
         self._is_closed = True
         self._cancel(self._request_id)
 

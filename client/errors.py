@@ -44,6 +44,10 @@ class ConnectionLost(ConnectionError):
         self.is_turned_away = is_turned_away
 
 
+class SubscriptionClosed(Exception):
+    """Ends the wait for an event of a subscription that its owner has closed; no user meets it."""
+
+
 def internal(message: str) -> RequestError:
     """The error for a peer that broke the protocol."""
     return RequestError(ErrorCode.INTERNAL, message)

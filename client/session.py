@@ -30,7 +30,7 @@ from mlxsup.protocol.message import Logprobs
 from mlxsup.protocol.states import Channel, FinishReason
 from mlxsup.protocol.text_pieces import TextPiece, read_text_pieces
 
-from .errors import ConnectionLost, RequestError, internal
+from .errors import ConnectionLost, RequestError, SubscriptionClosed, internal
 from .results import Delta, Notice, Result
 from .tool_calls import read_tool_calls
 
@@ -158,9 +158,12 @@ class Session:
         if opened is None or opened.is_cancelled:
             return Outcome()
         opened.is_cancelled = True
+        outcome = Outcome(sends=[encode(Cancel(id=request_id))])
         if opened.is_subscription:
             del self._open[request_id]
-        return Outcome(sends=[encode(Cancel(id=request_id))])
+            # Somebody may be waiting for the next event.
+            outcome.deliveries.append((opened.inbox, SubscriptionClosed()))
+        return outcome
 
     def receive(self, frame: bytes, now: float) -> Outcome:
         """Handles one message from the supervisor, which has one frame."""

@@ -21,7 +21,7 @@ from .keep_alive import check_keep_alive
 from .keys import CALLER
 from .metrics.meter import Meter
 from .one_call import OneCall
-from .openai.errors import failure_of, interrupted
+from .openai.errors import cancelled, failure_of, interrupted
 from .progress import Progress
 from .shape import Shape
 from .sse import EventStream, Send
@@ -42,10 +42,12 @@ class OpenAnswers:
 
     Attributes:
         meter: counts those that have ended.
+        is_ending: whether all have been ended, because the gateway is about to.
     """
 
     def __init__(self, meter: Meter) -> None:
         self.meter = meter
+        self.is_ending = False
         # One entry for each request of the daemon that is open, and for each that follows changes.
         self._streams: set[Endable] = set()
 
@@ -59,6 +61,7 @@ class OpenAnswers:
 
     def cancel(self) -> None:
         """Ends all."""
+        self.is_ending = True
         for stream in list(self._streams):
             stream.cancel()
 
@@ -154,7 +157,7 @@ class Answer:
             await asyncio.gather(has_left, *tasks, return_exceptions=True)
         self._meter.answered(self._model, results)
         if any(result.finish_reason is FinishReason.CANCELLED for result in results):
-            raise self._named(interrupted())
+            raise self._named(interrupted() if self._open_answers.is_ending else cancelled())
         return results
 
     async def _are_accepted(self, tasks: Sequence[asyncio.Task[None]]) -> bool:

@@ -134,7 +134,7 @@ class Gateway:
         async with (
             self._connect() as self._client,
             self._changes.watching(self._client),
-            self._page.watching(self._changes.follow()),
+            self._page.watching(self._changes),
         ):
             yield
 

@@ -20,6 +20,7 @@ class Ask:
         n: answers to each.
         parameters: the other arguments of `generate`, which checks them.
         preset: parameters of the model's preset, for what the request leaves out.
+        defaults: those of the API, for what the preset leaves out, too.
         template: what the chat template is given unless the preset or the request say otherwise.
         is_streamed: whether the answer comes in pieces.
         has_usage: whether a streamed answer ends with its usage, if the API leaves that open.
@@ -32,6 +33,7 @@ class Ask:
     n: int = 1
     parameters: dict[str, Any] = field(default_factory=dict)
     preset: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     template: Mapping[str, Any] = field(default_factory=dict)
     is_streamed: bool = False
     has_usage: bool = False
@@ -57,7 +59,7 @@ class Ask:
     def _effective(self, *, is_chat: bool) -> dict[str, Any]:
         """The parameters, with those that the request leaves out."""
         preset = {name: value for name, value in self.preset.items() if name != TEMPLATE}
-        effective = preset | self.parameters
+        effective = {**self.defaults, **preset, **self.parameters}
         given = self.parameters.get(TEMPLATE, {})
         if is_chat and isinstance(given, dict):  # otherwise `generate` says what is wrong with it
             extra = {**self.template, **self.preset.get(TEMPLATE, {}), **given}

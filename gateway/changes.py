@@ -71,7 +71,7 @@ class Changes:
         self._on_change = on_change
         # At most MAX_FOLLOWERS.
         self._followers: set[Follower] = set()
-        self._end: Failure | None = None
+        self._gap: Failure | None = None  # why there is no subscription now
 
     def watching(self, client: AsyncClient) -> AbstractAsyncContextManager[None]:
         """Subscribes, and passes on until the block is left."""
@@ -92,8 +92,8 @@ class Changes:
                 retry_after_s=1.0,
             )
         follower = Follower(self)
-        if self._end is not None:
-            follower.put(self._end)
+        if self._gap is not None:
+            follower.put(self._gap)
         self._followers.add(follower)
         return follower
 
@@ -102,21 +102,20 @@ class Changes:
         self._followers.discard(follower)
 
     async def _pass_on(self, client: AsyncClient) -> None:
-        while self._end is None:
+        while True:
+            self._gap = None
             try:
                 async with client.events() as changes:
                     async for change in changes:
                         self._on_change(change)
                         self._tell(change)
-            except RequestError as error:
-                # The daemon has ended the subscription because this process fell behind: those who
-                # follow have missed something, and whoever comes now begins with a new one.
-                if error.code is not ErrorCode.SLOW_CONSUMER:
-                    self._end = failure_of(error)
-                self._tell(failure_of(error))
-            except ConnectionLost as error:  # the gateway is about to end
-                self._end = failure_of(error)
-                self._tell(self._end)
+            except (RequestError, ConnectionLost) as error:
+                # Those who follow have missed something, or are about to; whoever comes once there
+                # is a new subscription begins with that.
+                self._gap = failure_of(error)
+                self._tell(self._gap)
+                if not isinstance(error, RequestError) or error.code is not ErrorCode.SLOW_CONSUMER:
+                    await asyncio.sleep(limits.FOLLOW_AGAIN_S)
 
     def _tell(self, item: Item) -> None:
         for follower in tuple(self._followers):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from mlxsup.client.parameters import MAX_LIMIT_S
 from mlxsup.protocol.text import parse_duration
 
 from .failure import bad_field
@@ -61,7 +62,9 @@ def _seconds(name: str, value: Any) -> float:
             return parse_duration(value, default_unit="s")
         except ValueError:
             raise _wrong(name) from None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    # Not `math.isfinite`, which integers of hundreds of digits are too large for.
+    if not is_number or not -math.inf < value <= MAX_LIMIT_S:
         raise _wrong(name)
     return float(value) if value >= 0 else FOR_EVER
 

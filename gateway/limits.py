@@ -30,6 +30,9 @@ MAX_FOLLOWERS = 256
 MAX_CHANGES_BEHIND = 1024
 """Changes that wait for a follower; with one more it is cut off."""
 
+FOLLOW_AGAIN_S = 1.0
+"""How long after the daemon was lost its changes are followed again."""
+
 HOLD_S = 5.0
 """How long the head of a streamed answer is held back, so that a refusal can still be a status."""
 

@@ -6,7 +6,6 @@ configuration and its documents read names, ranges, defaults and descriptions fr
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from types import MappingProxyType
@@ -54,7 +53,7 @@ class NumberParameter:
             return False
         if self.is_integer and not isinstance(value, int):
             return False
-        if math.isnan(value) or not self.low <= value <= self.high:
+        if not self.low <= value <= self.high:  # nor is NaN between them
             return False
         return not (self.is_low_open and value == self.low)
 

@@ -197,6 +197,8 @@ def _is_readable(call: dict[str, Any]) -> bool:
 def _arguments(call: dict[str, Any]) -> dict[str, Any] | None:
     try:
         value = json.loads(call["function"]["arguments"])
+        # What Python reads and JSON has not: NaN, infinities, halves of characters.
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -72,6 +72,8 @@ SHOWN = ("known", "close")
 LOST = Row(503, SERVER, True, 2.0)
 """The daemon is gone; another one may be about to start."""
 
+CANCELLED = Row(410, BAD, False)
+
 TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
@@ -107,8 +109,14 @@ def advice_of(close: Any) -> str:
     return f"; did you mean {' or '.join(map(str, close))}?" if close else ""
 
 
+def cancelled() -> Failure:
+    """An answer that somebody else has ended by hand, and that must not be asked for again."""
+    message = "somebody has ended this request (`mlxsup cancel`)"
+    return _failure(CANCELLED, message, code="cancelled", param="", after_s=None)
+
+
 def interrupted() -> Failure:
-    """An answer that somebody else than its reader has ended."""
+    """An answer that the gateway has ended, because it is ending itself."""
     row = ROWS[ErrorCode.SHUTTING_DOWN]
     message = "the gateway is ending, and with it this answer"
     return _failure(row, message, code="shutting_down", param="", after_s=None)

@@ -58,13 +58,12 @@ def read_completion(body: dict[str, Any]) -> Ask:
     if "prompt" not in given:
         raise bad_field("prompt", "prompt is missing; it takes a text")
     inputs = _prompts(given.pop("prompt"))
-    given.setdefault("max_tokens", COMPLETION_TOKENS)
     listed = given.pop("logprobs", None)
     if listed is not None:
         if type(listed) is not int or not 0 <= listed <= MAX_TOP_LOGPROBS:
             raise bad_field("logprobs", f"logprobs takes an integer from 0 to {MAX_TOP_LOGPROBS}")
         given |= {"logprobs": True, "top_logprobs": listed}
-    return _ask(model, inputs, given)
+    return replace(_ask(model, inputs, given), defaults={"max_tokens": COMPLETION_TOKENS})
 
 
 def _ask(model: str, inputs: tuple[dict[str, Any], ...], given: dict[str, Any]) -> Ask:

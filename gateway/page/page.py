@@ -16,8 +16,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from .. import limits
 from ..background import background
-from ..changes import Follower
+from ..changes import Changes
 from ..failure import Failure, bad_field
 from ..operator import Operator
 from .crashes import Crashes, lines_of
@@ -78,13 +79,13 @@ class Page:
             Route("/page/{name}", self.file, methods=["GET"]),
         ]
 
-    def watching(self, follower: Follower) -> AbstractAsyncContextManager[None]:
+    def watching(self, changes: Changes) -> AbstractAsyncContextManager[None]:
         """Notes the crashes of workers in the meantime, also those that no page sees.
 
         Args:
-            follower: of the changes of all models.
+            changes: of all models.
         """
-        return background(self._watch(follower), lost="crashes are no longer noted")
+        return background(self._watch(changes), lost="crashes are no longer noted")
 
     # ------------------------------------------------------------ routes
 
@@ -125,15 +126,16 @@ class Page:
 
     # ------------------------------------------------------------ inside
 
-    async def _watch(self, follower: Follower) -> None:
-        try:
-            with follower:
-                await self._look()
-                async for _ in follower:
+    async def _watch(self, changes: Changes) -> None:
+        while True:
+            try:
+                with changes.follow() as follower:
                     await self._look()
-        except Failure as failure:
-            # Without a daemon, the gateway is about to end.
-            logger.info("no longer watching for crashes: %s", failure.message)
+                    async for _ in follower:
+                        await self._look()
+            except Failure as failure:
+                logger.info("not watching for crashes: %s", failure.message)
+            await asyncio.sleep(limits.FOLLOW_AGAIN_S)
 
     async def _look(self) -> None:
         """Asks for the status; if the daemon is too busy to answer, the next change asks again."""

@@ -269,6 +269,10 @@ def test_commands_and_events(path: Path) -> None:
         assert caught.value.detail == {"known": ["m"]}
         with client.events() as events:
             assert [next(events)["generation"] for _ in range(2)] == [1, 2]
+            reader = threading.Thread(target=lambda: list(events), daemon=True)
+            reader.start()
+        reader.join(60)
+        assert not reader.is_alive(), "it waited for the next event"
         assert list(events) == []
         assert client.stop(now=True, timeout_s=1)["supervisor_pid"] == 3
         assert supervisor.got(Stop)[0].timeout_s == 1

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mlxsup.client import session as session_module
-from mlxsup.client.errors import ConnectionLost, RequestError
+from mlxsup.client.errors import ConnectionLost, RequestError, SubscriptionClosed
 from mlxsup.client.results import Delta, Result
 from mlxsup.client.session import (
     DOUBT_S,
@@ -262,7 +262,11 @@ def test_events_go_on_until_the_subscription_is_cancelled() -> None:
     receive(session, Reply(id=A, value={}))
     receive(session, Event(id=A, value={"n": 1}))
     assert box.items == [{"n": 1}]
-    assert sent(session.cancel(A)) == [Cancel(id=A)]
+    outcome = session.cancel(A)
+    assert sent(outcome) == [Cancel(id=A)]
+    [(inbox, item)] = outcome.deliveries
+    assert inbox is box
+    assert isinstance(item, SubscriptionClosed), "somebody may be waiting"
     receive(session, Event(id=A, value={"n": 2}))
     assert box.items == [{"n": 1}]
 

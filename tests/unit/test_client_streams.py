@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Generator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
 from mlxsup.client.async_streams import AsyncEventStream, AsyncInbox, AsyncStream
 from mlxsup.client.client import EventStream, Stream, SyncInbox
+from mlxsup.client.errors import ConnectionLost, SubscriptionClosed
 from mlxsup.client.results import Delta, Notice, Result
 from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.states import FinishReason, NoticeKind
@@ -17,6 +19,10 @@ from mlxsup.protocol.states import FinishReason, NoticeKind
 ID = RequestId("r")
 DELTA, NOTICE = Delta(text="x", token_ids=[1]), Notice(kind=NoticeKind.LOADING, detail={})
 DONE = Result(text="x", finish_reason=FinishReason.STOP)
+
+
+def ignore(request_id: RequestId) -> None:
+    """Nobody asks for the end."""
 
 
 def test_a_stream_gives_pieces_tells_notices_and_stays_at_its_end() -> None:
@@ -76,6 +82,30 @@ def test_a_subscription_ends_when_it_is_closed() -> None:
 
     assert asyncio.run(read()) == [{"n": 1}, "over"]
     assert cancelled == [ID, ID]
+
+
+@pytest.mark.parametrize("end", [SubscriptionClosed(), ConnectionLost("it is gone", "ipc:///x")])
+def test_whoever_waits_for_an_event_is_ended_once_and_stays_so(end: Exception) -> None:
+    """By whoever closes the subscription, or by its error."""
+    inbox = SyncInbox()
+    inbox.put(end)
+    events = EventStream(ID, inbox, ignore)
+    with nullcontext() if isinstance(end, SubscriptionClosed) else pytest.raises(ConnectionLost):
+        assert next(events, "over") == "over"
+    if isinstance(end, ConnectionLost):
+        assert next(events, "over") == "over"
+
+    async def read() -> None:
+        inbox = AsyncInbox()
+        inbox.put(end)
+        events = AsyncEventStream(ID, inbox, ignore)
+        is_closed = isinstance(end, SubscriptionClosed)
+        with nullcontext() if is_closed else pytest.raises(ConnectionLost):
+            assert await anext(events, "over") == "over"
+        if not is_closed:
+            assert await anext(events, "over") == "over"
+
+    asyncio.run(asyncio.wait_for(read(), 60))
 
 
 # ---------------------------------------------------------------- readers that leave early

@@ -18,6 +18,7 @@ from mlxsup.client import (
     TokenLogprob,
 )
 from mlxsup.gateway import limits
+from mlxsup.gateway.openai.chunks import completion_logprobs
 from mlxsup.gateway.openai.errors import ROWS
 
 from support.played_gateway import (
@@ -106,6 +107,21 @@ def test_a_completion_is_one_text_with_offsets() -> None:
         "tokens": ["é", "é"], "token_logprobs": [-0.5, -0.5],
         "top_logprobs": [{"a": -0.1}, {"a": -0.1}], "text_offset": [0, 1],
     }  # fmt: skip
+
+
+def test_tokens_that_are_no_whole_text_are_told_apart_by_their_bytes() -> None:
+    halves = [
+        TokenLogprob(token=nth, logprob=-nth, text=" \ufffd", raw_bytes=content)
+        for nth, content in enumerate((b" \xc3", b" \xe2"))
+    ]
+    logprobs = [Logprobs(chosen=halves[0], top=halves)]
+    value = answer(result("", logprobs=logprobs), logprobs=True, top_logprobs=2).json()
+    (token,) = value["choices"][0]["logprobs"]["content"]
+    assert (token["token"], token["bytes"]) == (" \ufffd", [32, 0xC3])
+    assert [other["bytes"] for other in token["top_logprobs"]] == [[32, 0xC3], [32, 0xE2]]
+    found = completion_logprobs(logprobs, [0])
+    assert found["tokens"] == [r"bytes: \xc3"]
+    assert found["top_logprobs"] == [{r"bytes: \xc3": 0, r"bytes: \xe2": -1}]
 
 
 # ---------------------------------------------------------------- in pieces
@@ -233,6 +249,18 @@ def test_an_answer_that_somebody_else_ends_is_not_whole() -> None:
     assert last["error"]["code"] == "shutting_down"
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, None]
     assert not response.is_whole
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_is_ended_by_hand_is_not_to_be_asked_for_again(stream: bool) -> None:
+    response = answer(delta("a"), result("a", FinishReason.CANCELLED), stream=stream)
+    if stream:
+        assert response.events()[-1]["error"]["code"] == "cancelled"
+        assert not response.is_whole
+    else:
+        assert (response.status, response.error["code"]) == (410, "cancelled")
+        assert response.headers["x-should-retry"] == "false"
+        assert "mlxsup cancel" in response.error["message"]
 
 
 ENDS: dict[str, list[Item]] = {

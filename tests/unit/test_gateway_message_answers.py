@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -100,6 +101,17 @@ def test_a_call_that_cannot_be_read_is_text() -> None:
     streamed = answer(delta(BROKEN + "\n", channel=Channel.TOOL_CALL), result(""), stream=True)
     deltas = [data["delta"] for data in data_of(streamed, "content_block_delta")]
     assert deltas == [{"type": "text_delta", "text": "f{a"}]
+
+
+@pytest.mark.parametrize("arguments", ['{"x": NaN}', '{"x": 1e999}', '{"x": "\\ud83d"}'])
+def test_what_only_python_reads_as_json_is_text(arguments: str) -> None:
+    call = {"id": "c2", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    value = answer(result("", FinishReason.TOOL_CALLS, tool_calls=[call])).json()
+    assert value["content"] == [{"type": "text", "text": f"f{arguments}"}]
+    piece = delta(json.dumps(call) + "\n", channel=Channel.TOOL_CALL)
+    streamed = answer(piece, result(""), stream=True)
+    deltas = [data["delta"] for data in data_of(streamed, "content_block_delta")]
+    assert deltas == [{"type": "text_delta", "text": f"f{arguments}"}]
 
 
 def test_a_call_without_a_name_is_text() -> None:

@@ -71,6 +71,14 @@ def test_a_prompt_gets_no_arguments_for_the_template() -> None:
     assert request["temperature"] == 0.8
 
 
+@pytest.mark.parametrize(
+    ("given", "limit"), [({}, 7), ({"max_tokens": 3}, 3), ({"model": "m"}, 16)]
+)
+def test_a_preset_comes_before_the_default_of_an_api(given: dict[str, Any], limit: int) -> None:
+    _, request = asked("/v1/completions", **{"model": "m:warm", "prompt": "hi", **given})
+    assert request["max_tokens"] == limit
+
+
 def test_a_preset_decides_about_thinking_unless_a_message_does() -> None:
     body: dict[str, Any] = {"model": "m:warm", "messages": MESSAGES, "max_tokens": 3}
     _, request = asked("/v1/messages", **body)

@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from mlxsup.client import AsyncClient
+from mlxsup.client import AsyncClient, ConnectionLost
+from mlxsup.gateway import limits
 from mlxsup.gateway.keys import Keys
 from mlxsup.gateway.operator import TOKEN_HEADER, Operator
 from mlxsup.gateway.page.crashes import MOST_CRASHES, MOST_LINES, Crashes, lines_of
@@ -190,6 +191,24 @@ class BusyDaemon(PlayedDaemon):
         async with asyncio.timeout(TIMEOUT_S):
             while self.looks < times:  # noqa: ASYNC110 - nothing else says so
                 await asyncio.sleep(0)
+
+
+def test_crashes_are_noted_again_once_a_daemon_is_back_in_reach(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "FOLLOW_AGAIN_S", 0.0)
+    daemon = BusyDaemon()
+    site = Site(daemon)
+
+    async def run() -> None:
+        async with site.life():
+            for times in (1, 2):
+                await daemon.looked_at(times)
+                lost = ConnectionLost("the daemon is silent", "ipc:///x")
+                daemon.subscriptions[-1].items.put_nowait(lost)
+            await daemon.looked_at(3)
+
+    asyncio.run(run())
 
 
 def test_a_daemon_that_was_too_busy_is_asked_again_at_the_next_change() -> None:

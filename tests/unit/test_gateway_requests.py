@@ -67,7 +67,7 @@ def test_how_long_a_model_stays_is_read_as_other_programs_write_it(
     assert sent(asked)
 
 
-@pytest.mark.parametrize("value", ["soon", True, [1], float("nan"), float("inf")])
+@pytest.mark.parametrize("value", ["soon", True, [1], float("nan"), float("inf"), 10**400])
 @pytest.mark.parametrize("name", ["keep_alive", "ttl"])
 def test_what_is_no_time_is_refused_by_its_name(name: str, value: Any) -> None:
     body = {"model": "m", "messages": HELLO, name: value}
@@ -143,7 +143,7 @@ def test_a_stream_may_end_with_its_usage() -> None:
 
 
 def test_a_completion_has_sixteen_tokens_unless_it_says_otherwise() -> None:
-    assert completion().parameters == {"max_tokens": 16}
+    assert completion().choices()[0]["max_tokens"] == 16
     assert completion(max_tokens=3).parameters == {"max_tokens": 3}
 
 

@@ -68,12 +68,13 @@ def test_every_value_in_range_travels_and_is_accepted(chosen: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-@pytest.mark.parametrize("wrong", ["below", "above", "text", "flag", "nan", "list"])
+@pytest.mark.parametrize("wrong", ["below", "above", "huge", "text", "flag", "nan", "list"])
 def test_what_is_out_of_range_is_refused_by_name_and_range_C7(name: str, wrong: str) -> None:
     number = NUMBERS[name]
     values: dict[str, Any] = {
         "below": number.low if number.is_low_open else number.low - 1,
         "above": number.high + 1,
+        "huge": 10**400,
         "text": "1",
         "flag": True,
         "nan": float("nan"),
@@ -96,6 +97,7 @@ def test_what_is_out_of_range_is_refused_by_name_and_range_C7(name: str, wrong: 
         ({"logit_bias": {"²": 1.0}}, "token ids as keys"),
         ({"logit_bias": {5: 101}}, "a number from -100 to 100"),
         ({"logit_bias": {5: float("nan")}}, "a number from -100 to 100"),
+        ({"logit_bias": {5: 10**400}}, "a number from -100 to 100"),
         ({"logit_bias": dict.fromkeys(range(1025), 1.0)}, "at most 1024"),
         ({"logprobs": 1}, "true or false"),
         ({"top_logprobs": 3}, "0 unless logprobs is true"),
