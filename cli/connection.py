@@ -105,6 +105,7 @@ class Target:
         if is_lost and (source := self.endpoint_source):
             error.hint = f"{source} may be wrong: a daemon prints its endpoint when it starts"
         else:
+            error.message = _COMMAND.sub(self._repeat, error.message)
             error.hint = self.repeat_in(error.hint)
             if is_lost:
                 error.hint = self._with_place(error.hint)
@@ -122,6 +123,8 @@ class Target:
 
     def _repeat(self, command: re.Match[str]) -> str:
         word, rest = command.groups()
+        if "--endpoint" in rest or "--config" in rest:
+            return command.group()  # it says itself which daemon it means
         given: dict[str, object] = {"--endpoint": self.endpoint, "--config": self.config}
         options = "".join(
             f" {option} {shlex.quote(str(value))}"

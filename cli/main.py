@@ -92,8 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except OSError as error:
         status = ExitStatus.FAILED
         discard_stdout()
-        what = error.filename or "cannot write the output"
-        message = f"{what}: {error.strerror or error}"
+        message = f"cannot write the output: {error.strerror or error}"
         Output(is_plain=output.is_plain).error(CliError(message, code="output"))
     sys.exit(status)
 
@@ -136,9 +135,11 @@ def _run(arguments: list[str], output: Output) -> int:
         return ExitStatus.USAGE
     except (KeyboardInterrupt, click.Abort):
         return ExitStatus.INTERRUPTED
-    except OSError:
-        # Most likely the output's; `main` knows what is left to say.
-        raise
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            raise  # that of a stream, most likely the output; `main` knows what is left to say
+        output.error(_system_error(error))
+        return ExitStatus.FAILED
     except Exception as error:
         if os.environ.get(TRACEBACK_VARIABLE):
             raise
@@ -194,6 +195,15 @@ def _options_below(group: click.Group) -> set[str]:
         elif command is not None:
             options.update(word for parameter in command.params for word in parameter.opts)
     return options
+
+
+def _system_error(error: OSError) -> CliError:
+    path = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
+    return CliError(
+        f"{path}{error.strerror or error}",
+        code="system",
+        hint=f"make that possible, and run it again; {TRACEBACK_VARIABLE}=1 shows where it failed",
+    )
 
 
 def _internal_error(error: Exception) -> CliError:

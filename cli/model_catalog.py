@@ -33,7 +33,7 @@ def optional_configuration(given: Path | None) -> DaemonConfig | None:
         CliError: the file is wrong, or a file that was named is missing.
     """
     found = find_config(given)
-    if found is None or (given is None and not found.path.expanduser().exists()):
+    if found is None or (given is None and not os.path.exists(found.path.expanduser())):
         return None
     from .commands.start import read_configuration
 

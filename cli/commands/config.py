@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import click
@@ -33,7 +34,7 @@ def check(file: Path, output: Output) -> None:
     valid.
     """
     if (
-        file.exists() and not output.is_json
+        os.path.exists(file) and not output.is_json
     ):  # reading and checking it takes longer than a command may be silent
         output.data(f"checking {file}")
     configuration = read_configuration(file, has_sockets=True)

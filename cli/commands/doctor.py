@@ -104,6 +104,6 @@ def _examine(target: Target, output: Output) -> int:
 def _with_options(finding: Finding, target: Target) -> Finding:
     """The finding, whose commands have the options that were given."""
     command = finding.command
-    if command.startswith("mlxsup ") and "--endpoint" not in command:
+    if command.startswith("mlxsup "):
         command = target.repeat_in(f"`{command}`").strip("`")
     return replace(finding, fix=target.repeat_in(finding.fix), command=command)

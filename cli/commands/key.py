@@ -73,6 +73,7 @@ def new(name: str, account: str | None, is_operator: bool, target: Target, outpu
         return
     output.data(made)
     output.note(f"keep it: nothing shows it again; `mlxsup key revoke {name}` ends it")
+    output.note(f"its hash is in {path}")
     if is_first:
         output.note("from now on every request over HTTP needs a key")
     if account is not None and target.config is not None and not _is_listed(account, target.config):

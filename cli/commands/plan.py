@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,7 @@ def plan(config_path: Path | None, output: Output) -> None:
 
     path = find_configuration(config_path)
     if (
-        path.exists() and not output.is_json
+        os.path.exists(path) and not output.is_json
     ):  # reading and checking it takes longer than a command may be silent
         output.data("\n".join(head_lines(path)))
     value = plan_of(read_configuration(path))

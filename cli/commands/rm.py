@@ -44,6 +44,12 @@ def rm(repo: str, is_sure: bool, target: Target, output: Output) -> None:
     folder = repository_folder(repo, cache)
     if not folder.is_dir():
         raise _absent(repo, cache)
+    if folder.is_symlink():
+        raise CliError(
+            f"{folder} is a link to {os.readlink(folder)}",
+            code="is_link",
+            hint="remove what it links to, then the link",
+        )
     status = status_of_daemon(target) or {"models": []}
     rows = [row for row in status["models"] if _is_of(row, folder)]
     _refuse_if_used(repo, rows)
@@ -56,6 +62,13 @@ def rm(repo: str, is_sure: bool, target: Target, output: Output) -> None:
     except InUseError:
         message, hint = f"{repo} is being downloaded", "wait for that, or end it, and try again"
         raise CliError(message, code="in_use", hint=hint) from None
+    except OSError as error:
+        left = "part of it is left" if folder.exists() else "its lock is left"
+        raise CliError(
+            f"{repo} could not be removed, {left}: {error.filename}: {error.strerror}",
+            code="not_removed",
+            hint=f"make that possible, then `mlxsup rm {repo}` removes the rest",
+        ) from None
     if output.is_json:
         output.object({"repo": repo, "folder": str(folder), "freed_bytes": size})
         return

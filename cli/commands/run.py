@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,7 @@ def _start_configured(repo: str, config: Path, target: Target, output: Output) -
         raise _unconfigured(repo, config, [str(one.name) for one in configuration.models])
     if entry.download is not None:
         download(entry.download, output, again=f"mlxsup run {repo}")
-    arguments = ["--config", str(config.expanduser().resolve())]
+    arguments = ["--config", os.path.abspath(config.expanduser())]
     pid = _detach(configuration.runtime_dir, configuration.log_dir, arguments)
     _tell(repo, pid, target, output)
     return str(entry.name)

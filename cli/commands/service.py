@@ -56,7 +56,7 @@ def install(
     """
     from ..service.install import install as carry_out
     from ..service.install import plan_of, refuse_other, refuse_running
-    from ..service.managers import find_manager, need_root
+    from ..service.managers import find_manager, install_by_root, need_root
 
     manager = find_manager(is_system=is_system)
     facts = _facts_of(config_path, is_system=is_system)
@@ -64,9 +64,10 @@ def install(
     if is_dry:
         _show_plan(plan, output)
         return
+    by_root = install_by_root(facts.config)
     if is_system:
-        need_root(manager, "install")
-    manager.check(facts.program)
+        need_root(manager, by_root)
+    manager.check(by_root)
     if not is_forced:
         if plan.difference:
             output.note(plan.difference)
@@ -76,7 +77,9 @@ def install(
         done = f"already installed: {plan.path}; nothing has changed"
     else:
         carry_out(plan, manager, facts, output.note)
-        done = f"installed: {plan.path}"
+        done = f"{'started' if plan.is_same else 'installed'}: {plan.path}"
+        if is_system:
+            output.note(f"it looks for downloaded models in {facts.model_cache}")
     state, notes = manager.state(), manager.notes()
     if output.is_json:
         output.object({**_plan_map(plan), "is_changed": not plan.is_done, "notes": notes,
@@ -99,7 +102,7 @@ def uninstall(is_system: bool, is_dry: bool, output: Output) -> None:
     """
     from ..service.install import read_file, refuse_foreign
     from ..service.install import uninstall as carry_out
-    from ..service.managers import find_manager, need_root
+    from ..service.managers import find_manager, need_root, uninstall_by_root
 
     manager = find_manager(is_system=is_system)
     text = read_file(manager.path)
@@ -113,8 +116,8 @@ def uninstall(is_system: bool, is_dry: bool, output: Output) -> None:
         _say_removed(manager.path, "would be removed", commands, output, is_removed=False)
         return
     if is_system:
-        need_root(manager, "uninstall")
-    manager.check(Path(manager.program_in(text) or "mlxsup"))
+        need_root(manager, uninstall_by_root())
+    manager.check("")
     steps: list[str] = []
 
     def on_step(command: str) -> None:
@@ -242,11 +245,12 @@ def _facts_of(config_path: Path | None, *, is_system: bool) -> ServiceFacts:
     Raises:
         CliError: the configuration is missing or wrong, or no service can be made of it.
     """
-    from ..service.managers import find_facts
+    from ..service.managers import acting_for_user, find_facts
     from .start import find_configuration, read_configuration
 
-    path = Path(os.path.abspath(find_configuration(config_path).expanduser()))
-    configuration = read_configuration(path)
+    with acting_for_user(is_system=is_system):
+        path = Path(os.path.abspath(find_configuration(config_path).expanduser()))
+        configuration = read_configuration(path)
     return find_facts(
         path,
         drain_s=configuration.core.drain_timeout_s,
@@ -270,7 +274,7 @@ def _show_plan(plan: Plan, output: Output) -> None:
     for command in plan.commands:
         output.note(f"would run {shlex.join(command.argv)}")
     if plan.is_done:
-        output.note("it is installed exactly so: nothing would change")
+        output.note("it is installed exactly so, and runs: nothing would change")
 
 
 def _say_removed(

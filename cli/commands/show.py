@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -66,7 +67,7 @@ def _find(model: str, config_path: Path | None) -> dict[str, Any]:
             if is_it(row):
                 return row
     path = Path(model).expanduser()
-    if model and path.exists():
+    if model and os.path.exists(path):
         return row_of_path(path.absolute())
     raise _unknown(model, [row["name"] or row["title"] for row in rows])
 

@@ -17,15 +17,13 @@ from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.places import config_places, endpoint_in, find_config
 
 from ..checked_folders import refuse_wrong_folders, warn_of_folders
-from ..connection import RUNNING_HINT, output_options, target_to_reach
+from ..connection import RUNNING_HINT, Target, output_options, target_to_reach
 from ..exit_status import CliError, ExitStatus
 from ..service.permanent import service_option
 from ..terminal.output import Output, settle_streams
 
 if TYPE_CHECKING:
     from mlxsup.supervisor.config.load import DaemonConfig
-
-    from ..connection import Target
 
 NO_FILE_HINT = "write one with `mlxsup init`, or name one with --config FILE"
 NO_FILE_TO_START_HINT = f"{NO_FILE_HINT}, or use none: `mlxsup start --model FOLDER`"
@@ -108,7 +106,7 @@ def start(
         path = find_configuration(config_path, hint=NO_FILE_TO_START_HINT)
         configuration = read_configuration(path)
         warn_of_folders(configuration, output)
-        arguments = ["--config", str(path.expanduser().resolve())]
+        arguments = ["--config", os.path.abspath(path.expanduser())]
     if http is not None:
         configuration = with_http(configuration, http)
         arguments += ["--http", http]
@@ -315,7 +313,8 @@ def with_http(configuration: DaemonConfig, listen: str) -> DaemonConfig:
     from mlxsup.supervisor.config.gateway_table import gateway_problems
 
     if problems := list(gateway_problems(listen, configuration.runtime_dir)):
-        message = "; ".join(f"--http {problem}" for problem in problems)
+        target = Target(config=configuration.config_path)
+        message = "; ".join(f"--http {target.repeat_in(problem)}" for problem in problems)
         hint = f"for example `mlxsup start --http {DEFAULT_LISTEN}`"
         raise CliError(message, code="usage", hint=hint, status=ExitStatus.USAGE)
     return replace(configuration, http=Address.parse(listen))
@@ -332,13 +331,17 @@ def read_configuration(path: Path, *, has_sockets: bool = False) -> DaemonConfig
         CliError: the file is missing or wrong; the message names every problem.
     """
     expanded = path.expanduser()
-    if not expanded.exists():
+    try:
+        expanded.stat()
+    except (FileNotFoundError, NotADirectoryError):
         raise CliError(
             f"no configuration file at {path}",
             code="bad_configuration",
             hint=f"write one with `mlxsup init {shlex.quote(str(path))}`, or name another one",
             status=ExitStatus.BAD_CONFIGURATION,
-        )
+        ) from None
+    except OSError:
+        pass  # it cannot be read, as is said below
     from mlxsup.supervisor.config.load import load_config
 
     with configuration_errors(path):
@@ -360,7 +363,8 @@ def configuration_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        lines = "".join(f"\n  {problem}" for problem in error.problems)
+        target = Target(config=path)
+        lines = "".join(f"\n  {target.repeat_in(problem)}" for problem in error.problems)
         raise CliError(
             f"{path} is not a valid configuration:{lines}",
             code="bad_configuration",

@@ -18,8 +18,8 @@ ORPHANED = 1
 NATIVE = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP"})
 """Signals that a process brings upon itself."""
 
-STACKS = "`mlxsup logs MODEL --previous` has the stacks of its threads"
-LAST_LINES = "`mlxsup logs MODEL --previous` has its last lines"
+STACKS = "`mlxsup logs MODEL OPTIONS` has the stacks of its threads"
+LAST_LINES = "`mlxsup logs MODEL OPTIONS` has its last lines"
 AGAIN = "once that is done: `mlxsup restart MODEL`"
 REPORT = "please report it, with the file that `mlxsup why MODEL --report FILE` writes"
 NOBODY = "no request is to blame"
@@ -38,7 +38,8 @@ class Kind:
         name: for programs.
         fits: whether a death is of this kind; the first kind that fits counts.
         what: the sentence, with fields of the entry in braces.
-        advice: what to do, the most useful first; MODEL stands for the model's name.
+        advice: what to do, the most useful first; MODEL stands for the model's name, OPTIONS for
+            those of `mlxsup logs`.
     """
 
     name: str
@@ -56,8 +57,14 @@ class Explanation:
     advice: tuple[str, ...]
 
 
-def explain(died: WorkerDied) -> Explanation:
-    """What a death means, and what to do."""
+def explain(died: WorkerDied, log_options: str = "") -> Explanation:
+    """What a death means, and what to do.
+
+    Args:
+        died: the death.
+        log_options: with which `mlxsup logs` shows its last lines: none, unless a process of the
+            model has started since.
+    """
     kind = next(kind for kind in KINDS if kind.fits(died))
     ended = died.signal or (f"exit code {died.code}" if died.code is not None else "no exit")
     what = kind.what.format(
@@ -78,7 +85,9 @@ def explain(died: WorkerDied) -> Explanation:
         what += f"; its last words: {died.detail}"
     pid = str(died.pid or "PID")
     advice = tuple(
-        one.replace("PID", pid).replace("MODEL", died.model)
+        one.replace("PID", pid)
+        .replace(" OPTIONS", log_options and f" {log_options}")
+        .replace("MODEL", died.model)
         for one in kind.advice
         if died.rows or one != QUARANTINE
     )

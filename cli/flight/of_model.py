@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlxsup.protocol.flight import (
@@ -57,7 +58,8 @@ def of_model(recording: Recording, name: str, row: Mapping[str, Any] | None, now
     if deaths:
         _tell_death(story, deaths[-1], now)
         _tell_earlier(story, deaths[:-1])
-        _advise(story, deaths[-1], row, now)
+        log_options = _log_options(recording, deaths[-1], now)
+        _advise(story, explain(deaths[-1].died, log_options).advice, deaths[-1], row, now)
     else:
         since = story.entries[0].at if story.entries else None
         known = f" since {moment(since, now)}, which is as far as is recorded" if since else ""
@@ -227,10 +229,26 @@ def _tell_earlier(story: Story, deaths: list[Death]) -> None:
         story.say(f"and {len(deaths) - EARLIER_SHOWN} more", below=True)
 
 
-def _advise(story: Story, death: Death, row: Mapping[str, Any] | None, now: float) -> None:
+def _log_options(recording: Recording, death: Death, now: float) -> str:
+    """With which `mlxsup logs` shows what a process wrote before its death."""
+    match recording.processes_since(death):
+        case 0:
+            return ""
+        case 1:
+            return "--previous"
+    return f"--since {math.ceil(max(now - death.recorded.at, 0.0) / 60.0) + 1}m"
+
+
+def _advise(
+    story: Story,
+    advice: Sequence[str],
+    death: Death,
+    row: Mapping[str, Any] | None,
+    now: float,
+) -> None:
     is_well = row is not None and row["state"] in WELL
     if not is_well or now - death.recorded.at < RECENT_S:
-        story.advice += explain(death.died).advice
+        story.advice += advice
 
 
 def _advise_failed(story: Story, death: Death | None) -> None:

@@ -14,6 +14,7 @@ from mlxsup.protocol.flight import (
     REQUESTS_FILE_NAME,
     DaemonEnded,
     DaemonStarted,
+    ModelChanged,
     Recorded,
     WorkerDied,
     read_line,
@@ -99,6 +100,19 @@ class Recording:
             for one in run.entries
             if isinstance(one.entry, WorkerDied) and one.entry.model == model
         ]
+
+    def processes_since(self, death: Death) -> int:
+        """How many processes of its model have been started after a death."""
+        place, count = self.runs.index(death.run), 0
+        for run in self.runs[place:]:
+            generations = [
+                one.entry.generation
+                for one in run.entries
+                if isinstance(one.entry, ModelChanged) and one.entry.model == death.died.model
+            ]
+            known = death.died.generation if run is death.run else 0
+            count += max(max(generations, default=0) - known, 0)
+        return count
 
     def of_model(self, model: str) -> Iterator[Recorded]:
         """What happened to a model, oldest first."""

@@ -21,7 +21,9 @@ END_S = 15
 
 SYSTEM_PATH = ("/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin")
 
-KEPT_VARIABLES = ("HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "HF_ENDPOINT")
+KEPT_VARIABLES = (
+    "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "HF_ENDPOINT",
+)  # fmt: skip
 """Of the environment in which the service is installed: they say where models are. No shell of the
 user's is asked when it starts, so they would be missing. Secrets are not among them."""
 

@@ -39,9 +39,14 @@ class Plan:
     commands: Sequence[Command]
 
     @property
-    def is_done(self) -> bool:
-        """Whether the service is installed exactly so."""
+    def is_same(self) -> bool:
+        """Whether the file is there exactly so."""
         return self.before == self.text
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the service is installed exactly so, and runs."""
+        return not self.commands
 
     @property
     def difference(self) -> str:
@@ -61,7 +66,7 @@ def plan_of(manager: Manager, facts: ServiceFacts) -> Plan:
         CliError: the file that is there cannot be read.
     """
     text, before = manager.text(facts), read_file(manager.path)
-    is_done = before == text
+    is_done = before == text and manager.state().is_on
     commands = [] if is_done else manager.install_commands(is_new=before is None)
     return Plan(path=manager.path, text=text, before=before, commands=commands)
 
@@ -72,7 +77,7 @@ def refuse_other(plan: Plan, manager: Manager, facts: ServiceFacts) -> None:
     Raises:
         CliError: says whose it is.
     """
-    if plan.before is None or plan.is_done:
+    if plan.before is None or plan.is_same:
         return
     program = manager.program_in(plan.before)
     if MARKER not in plan.before:
@@ -172,7 +177,8 @@ def run(commands: Sequence[Command], manager: Manager, on_step: Callable[[str], 
 def _make_folders(facts: ServiceFacts) -> None:
     """The folders that a service manager needs before the daemon makes them, as their user's."""
     owner = pwd.getpwnam(facts.user)
-    for folder in (facts.home / ".mlxsup", facts.runtime_dir, facts.log_dir):
+    own = facts.home / ".mlxsup"
+    for folder in (own, facts.runtime_dir, facts.log_dir, facts.model_cache):
         missing = [one for one in (folder, *folder.parents) if not one.exists()]
         for one in reversed(missing):
             one.mkdir(mode=0o700)

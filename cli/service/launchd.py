@@ -79,8 +79,11 @@ class Launchd:
         """What follows the removal of the file."""
         return []
 
-    def check(self, program: Path) -> None:
+    def check(self, instead: str) -> None:
         """Whether launchd can be reached.
+
+        Args:
+            instead: what may be run if that of the user cannot; may be empty.
 
         Raises:
             CliError: it cannot.
@@ -90,7 +93,7 @@ class Launchd:
             raise CliError(
                 f"launchd cannot be reached: {called.last_words}",
                 code="no_service_manager",
-                hint=f"log in as the user, or `sudo {program} service install --system`",
+                hint="log in as the user" + (f", or `{instead}`" if instead else ""),
             )
 
     def notes(self) -> list[str]:

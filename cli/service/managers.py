@@ -7,6 +7,8 @@ import pwd
 import shlex
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from mlxsup.store.hub_cache import find_cache
@@ -48,6 +50,10 @@ def find_manager(*, is_system: bool) -> Manager:
 def need_root(manager: Manager, command: str) -> None:
     """Refuses to write a service of the machine as anybody but root.
 
+    Args:
+        manager: of the machine.
+        command: what root has to run.
+
     Raises:
         CliError: somebody else asks.
     """
@@ -56,9 +62,38 @@ def need_root(manager: Manager, command: str) -> None:
     raise CliError(
         f"only root may change {manager.path}",
         code="no_permission",
-        hint=f"`sudo {shlex.quote(str(_find_program()))} service {command} --system`",
+        hint=f"`{command}`",
         status=ExitStatus.NO_PERMISSION,
     )
+
+
+def install_by_root(config: Path) -> str:
+    """The command that installs a service of the machine; sudo drops what only variables say."""
+    words = [str(_find_program()), "service", "install", "--system", "--config", str(config)]
+    return f"sudo {shlex.join(words)}"
+
+
+def uninstall_by_root() -> str:
+    """The command that removes a service of the machine."""
+    return f"sudo {shlex.quote(str(_find_program()))} service uninstall --system"
+
+
+@contextmanager
+def acting_for_user(*, is_system: bool) -> Iterator[None]:
+    """Under sudo: reads as the user that the service will run as, whose files must be that user's
+    own; writes nothing."""
+    user = os.environ.get("SUDO_USER", "") if is_system and os.geteuid() == 0 else ""
+    if not user:
+        yield
+        return
+    entry, group = pwd.getpwnam(user), os.getegid()
+    os.setegid(entry.pw_gid)
+    os.seteuid(entry.pw_uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(group)
 
 
 def find_facts(

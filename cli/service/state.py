@@ -28,6 +28,11 @@ class ServiceState:
     last_exit: int | None = None
     restarts: int | None = None
 
+    @property
+    def is_on(self) -> bool:
+        """Whether it runs, and starts by itself as far as is known."""
+        return self.pid is not None and self.is_enabled is not False
+
     def as_map(self) -> dict[str, Any]:
         """As `--json` prints it."""
         return asdict(self)

@@ -72,8 +72,11 @@ class Systemd:
         """
         must(command.argv)
 
-    def check(self, program: Path) -> None:
+    def check(self, instead: str) -> None:
         """Whether systemd runs and can be reached.
+
+        Args:
+            instead: what may be run if only that of the user cannot; may be empty.
 
         Raises:
             CliError: it does not; with what to do instead.
@@ -96,10 +99,9 @@ class Systemd:
                 if not self._is_system
                 else f"systemd cannot be reached: {cause}",
                 code="no_service_manager",
-                hint=f"log in as the user (not with su), or `sudo {program} service install"
-                " --system`"
-                if not self._is_system
-                else "is it running?",
+                hint="is it running?"
+                if self._is_system
+                else "log in as the user (not with su)" + (f", or `{instead}`" if instead else ""),
             )
 
     def notes(self) -> list[str]:

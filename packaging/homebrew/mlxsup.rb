@@ -34,7 +34,7 @@ class Mlxsup < Formula
 
   def caveats
     <<~EOS
-      The service reads ~/.config/mlxsup/config.toml; `mlxsup init` writes one.
+      The service reads ~/.mlxsup/config.toml, which `mlxsup init` writes.
       Use either `brew services` or `mlxsup service`, not both.
     EOS
   end

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from dataclasses import dataclass, field, fields
@@ -93,9 +94,11 @@ def load_config(path: Path, *, has_sockets: bool = False) -> DaemonConfig:
     Raises:
         ConfigError: it cannot be read, or anything in it is wrong.
     """
-    real = path.resolve()
+    # Not where a link leads now: a reload follows it anew.
+    named = Path(os.path.abspath(path))
+    folder = path.resolve().parent
     return parse_config(
-        _read(path), path=path, config_path=real, folder=real.parent, has_sockets=has_sockets
+        _read(path), path=path, config_path=named, folder=folder, has_sockets=has_sockets
     )
 
 

@@ -205,6 +205,18 @@ def test_rm_removes_what_pull_has_fetched_if_it_is_sure(hub: LocalHub, home: Pat
     assert f"{REPO} is not in {home}/hf/hub" in missing.stderr
 
 
+def test_rm_leaves_a_link_alone(hub: LocalHub, home: Path) -> None:
+    mlxsup(hub, home, "pull", REPO)
+    elsewhere = home / "elsewhere"
+    repo_folder(home).rename(elsewhere)
+    repo_folder(home).symlink_to(elsewhere)
+    done = mlxsup(hub, home, "rm", REPO, "--yes", "--json")
+    assert done.returncode == 1
+    error = json.loads(done.stdout)["error"]
+    assert (error["code"], str(elsewhere) in error["message"]) == ("is_link", True)
+    assert elsewhere.is_dir()
+
+
 @pytest.mark.parametrize(("answer", "is_kept"), [("n\r", True), ("\r", True), ("y\r", False)])
 def test_rm_asks_on_a_terminal(hub: LocalHub, home: Path, answer: str, is_kept: bool) -> None:
     mlxsup(hub, home, "pull", REPO)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,7 @@ import pytest
 from mlxsup.cli.exit_status import CliError
 from mlxsup.cli.service.facts import MARKER
 from mlxsup.cli.service.systemd import Systemd
+from mlxsup.protocol.key_file import KEYS_NAME, add_key
 
 from support.cli import ESCAPE, run_cli
 from support.daemon import Daemon, fake
@@ -75,6 +80,18 @@ def test_a_second_install_says_so_and_changes_nothing(played: PlayedServiceManag
     assert played.unit.stat().st_mtime_ns == before
 
 
+def test_one_that_does_not_run_is_started_by_another_install(played: PlayedServiceManagers) -> None:
+    """As after a first start that has failed."""
+    played.answer("systemctl.enable", "exit 1")
+    assert played.install().returncode == 1
+    played.answer("systemctl.enable", "")
+    played.answer("systemctl.show", "printf 'ActiveState=inactive\\nSubState=dead\\nMainPID=0\\n'")
+    assert played.calls
+    done = played.install()
+    assert (done.returncode, changes(played.calls)) == (0, REPLACED)
+    assert done.stdout.startswith(f"started: {played.unit}\n")
+
+
 def test_other_settings_are_shown_and_not_written_unless_forced(
     played: PlayedServiceManagers,
 ) -> None:
@@ -136,15 +153,51 @@ def test_a_dry_run_prints_the_file_and_does_nothing(played: PlayedServiceManager
     assert (value["is_changed"], value["service"]) == (False, None)
 
 
+@pytest.fixture
+def of_nobody() -> Iterator[PlayedServiceManagers]:
+    """The same; what only root can give away belongs to the user nobody."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield PlayedServiceManagers(Path(folder))
+
+
+def give_away(folder: Path) -> None:
+    """Makes it, and all that is in it, the user nobody's."""
+    user = pwd.getpwnam("nobody")
+    for parent, _, files in os.walk(folder):
+        for one in (parent, *(os.path.join(parent, file) for file in files)):
+            os.chown(one, user.pw_uid, user.pw_gid)
+
+
 def test_a_service_of_the_machine_runs_as_the_user_who_asks(
-    played: PlayedServiceManagers,
+    of_nobody: PlayedServiceManagers,
 ) -> None:
-    done = played.install("--system", "--dry-run", SUDO_USER="nobody")
+    if os.geteuid() == 0:
+        give_away(of_nobody.config.parent)
+    done = of_nobody.install("--system", "--dry-run", SUDO_USER="nobody")
     assert done.returncode == 0, done.stderr
     assert "User=nobody\n" in done.stdout
     assert "would write /etc/systemd/system/mlxsup.service:" in done.stderr
     assert "would run systemctl enable --now mlxsup.service" in done.stderr
     assert 'ReadWritePaths="-/nonexistent/.mlxsup"' in done.stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play sudo")
+def test_under_sudo_files_are_read_as_the_user_as_whom_the_daemon_will_read_them(
+    of_nobody: PlayedServiceManagers,
+) -> None:
+    folder = of_nobody.config.parent
+    of_nobody.config.write_text(
+        '[supervisor]\nruntime_dir = "run"\n[gateway]\nlisten = "0.0.0.0:8484"\n'
+        '[models.m]\nengine = "fake"\n'
+    )
+    (folder / "run").mkdir(mode=0o700)
+    add_key(
+        folder / "run" / KEYS_NAME,
+        name="k", account="k", is_operator=False, created="2026-01-01T00:00:00Z",
+    )  # fmt: skip
+    give_away(folder)
+    done = of_nobody.install("--system", "--dry-run", SUDO_USER="nobody")
+    assert done.returncode == 0, done.stderr
 
 
 def test_sudo_without_the_system_is_refused_before_anything_is_written(
@@ -225,7 +278,7 @@ def test_in_a_container_its_own_restarts_are_advised(
     monkeypatch.setenv("PATH", f"{played.home.parent}/bin:/usr/bin:/bin")
     played.answer("systemctl.is-system-running", "echo offline; exit 1")
     with pytest.raises(CliError) as caught:
-        Systemd(played.home, is_system=False).check(Path("/bin/mlxsup"))
+        Systemd(played.home, is_system=False).check("")
     where = "in this container" if is_contained else "on this machine"
     assert caught.value.message == f"systemd does not run {where}"
     assert ("restart policy" in caught.value.hint) == is_contained
@@ -238,7 +291,7 @@ def test_a_systemd_that_cannot_be_reached_is_named(played: PlayedServiceManagers
     done = played.install()
     assert done.returncode == 1
     assert done.stderr.splitlines()[0] == f"error: the user's systemd cannot be reached: {cause}"
-    assert "service install --system" in done.stderr
+    assert f"service install --system --config {played.config}`" in done.stderr
     assert played.files() == []
 
 

@@ -83,6 +83,9 @@ def test_install_twice_force_and_uninstall(mac: Mac) -> None:
     assert done_by(mac) == ["bootstrap"]
     again = mac.value("install", "--config", str(mac.config))
     assert (again["is_changed"], done_by(mac)) == (False, [])
+    mac.loaded.unlink()  # as after `launchctl bootout` by hand
+    assert mac.install().stdout.startswith(f"started: {mac.plist}\n")
+    assert done_by(mac) == ["bootstrap"]
     mac.write_config(drain_timeout_s=100)
     assert mac.install().returncode == 1
     assert done_by(mac) == []

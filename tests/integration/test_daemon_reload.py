@@ -55,6 +55,22 @@ def test_a_reload_touches_only_what_has_changed(daemon: Daemon, how: str) -> Non
         assert row(client, "kept")["pid"] == before["pid"]
 
 
+def test_a_link_is_followed_anew() -> None:
+    """As whatever builds configurations switches from one to the next."""
+    daemon = Daemon({})
+    targets = [daemon.config.with_name(f"v{number}.toml") for number in (1, 2)]
+    for name, target in zip(("old", "new"), targets, strict=True):
+        daemon.write_config({name: fake(fake=SLOW)})
+        daemon.config.rename(target)
+    daemon.config.symlink_to(targets[0])
+    with daemon, daemon.client() as client:
+        daemon.config.unlink()
+        targets[0].unlink()
+        daemon.config.symlink_to(targets[1])
+        value = client.reload()
+        assert (value["added"], value["removed"]) == (["new"], ["old"])
+
+
 def test_a_bad_file_changes_nothing_and_names_every_problem_P20(daemon: Daemon) -> None:
     good = daemon.config.read_text()
     with daemon.client() as client:

@@ -100,6 +100,7 @@ def test_an_address_that_others_reach_is_served_with_a_key_and_refused_without_o
     refused = run_cli("start", "--config", str(daemon.config), "--http", daemon.listen)
     assert refused.returncode == 64
     assert "there is no key that would keep strangers out" in refused.stderr
+    assert f"`mlxsup key new NAME --config {daemon.config}`" in refused.stderr
     key = new_key(daemon, "laptop")
     with daemon:
         assert daemon.url.startswith("http://0.0.0.0:")
@@ -108,6 +109,20 @@ def test_an_address_that_others_reach_is_served_with_a_key_and_refused_without_o
         (daemon.folder / "run" / KEYS_NAME).unlink()
         assert daemon.ask("GET", "/v1/models")[0] == 401, "a lost file opens nothing"
         assert daemon.ask("GET", "/v1/models", key=key)[0] == 401
+
+
+def test_a_configuration_that_needs_a_key_names_the_command_that_makes_it() -> None:
+    daemon = HttpDaemon({"m": fake()})
+    daemon.config.write_text(f'[gateway]\nlisten = "0.0.0.0:0"\n{daemon.config.read_text()}')
+    command = ("key", "new", "NAME", "--config", str(daemon.config))
+    for refused in (
+        run_cli("start", "--config", str(daemon.config)),
+        run_cli("config", "check", str(daemon.config)),
+    ):
+        assert refused.returncode == EXIT_CODE
+        assert f"`mlxsup {' '.join(command)}`" in refused.stderr
+    assert str(daemon.folder / "run" / KEYS_NAME) in run_cli(*command).stderr
+    assert run_cli("config", "check", str(daemon.config)).returncode == 0
 
 
 def test_the_first_key_says_that_all_need_one_now_and_no_keys_what_that_means() -> None:

@@ -59,6 +59,8 @@ def test_a_file_that_names_no_runtime_folder_means_the_default_one(
         ("`mlxsup config check f`", "`mlxsup config check f`"),
         ("`mlxsup pull a/b`, `mlxsup log-level`", "`mlxsup pull a/b`, `mlxsup log-level OPTIONS`"),
         ("`kill -KILL 7`", "`kill -KILL 7`"),
+        ("`mlxsup stop --endpoint ipc:///o`", "`mlxsup stop --endpoint ipc:///o`"),
+        ("`mlxsup start --config o`", "`mlxsup start --config o`"),
     ],
 )
 def test_hints_repeat_the_options(hint: str, expected: str, tmp_path: Path) -> None:

@@ -68,6 +68,25 @@ def test_a_model_says_what_ran_and_what_became_of_it(tmp_path: Path) -> None:
     assert "generation 1 (pid 77), READY for 10.0 s, 1 step ended" in before
 
 
+@pytest.mark.parametrize(("later", "options"), [(0, ""), (1, " --previous"), (2, " --since 335m")])
+def test_the_log_of_the_process_that_died_is_named_wherever_it_is(
+    tmp_path: Path, later: int, options: str
+) -> None:
+    driver = in_state(State.READY)
+    recorder = Recorder(driver)
+    driver.exit(signal="SIGSEGV")  # the next process begins at once
+    driver.come_up()
+    if later == 0:
+        driver.exit(signal="SIGSEGV")
+        assert driver.state() is State.BACKOFF
+    if later == 2:
+        driver.restart(now=True)
+        driver.exit(signal="SIGKILL")
+        driver.come_up()
+    advice = of_model(recorder.read(tmp_path, code=0), "m", driver.row(), NOW).advice
+    assert any(f"`mlxsup logs m{options}` has the stacks" in one for one in advice), advice
+
+
 def test_a_healthy_model_says_so_and_since_when_that_is_known(tmp_path: Path) -> None:
     driver = Driver()
     recorder = Recorder(driver)
