@@ -135,6 +135,8 @@ def _run(arguments: list[str], output: Output) -> int:
         return ExitStatus.USAGE
     except (KeyboardInterrupt, click.Abort):
         return ExitStatus.INTERRUPTED
+    except BrokenPipeError:
+        raise
     except OSError as error:
         if error.filename is None and error.errno is not None:
             raise  # that of a stream, most likely the output; `main` knows what is left to say
