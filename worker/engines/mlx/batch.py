@@ -18,8 +18,7 @@ from mlxsup.protocol.states import FinishReason
 from ...engine import Row, RowLogprobs, RowPrefill, RowSetAside, RowToken, StepResult
 from ...text.grammar import Grammar
 from .kept_rows import KeptRows
-from .kernels import discard_if_unloadable
-from .load import raise_if_innocent, raise_if_memory
+from .load import judging_errors
 from .logprobs import LogprobReader
 from .new_row import NewRow
 from .pace_file import PaceFile
@@ -102,6 +101,7 @@ class MlxBatch:
         """Sizes the prefill chunks."""
         return self._pacer
 
+    @judging_errors()
     def insert(self, row: Row) -> int:
         """Adds a row; its prefill starts with the next step.
 
@@ -146,10 +146,12 @@ class MlxBatch:
         own = [] if row.ignore_eos else self._stop_tokens
         return [*own, *row.stop_token_ids]
 
+    @judging_errors()
     def remove(self, *keys: RequestKey) -> None:
         """Takes rows out at once, in one change; unknown keys are ignored (D6)."""
         self._keep(self._take_out(keys).values())
 
+    @judging_errors()
     def set_aside(self, *keys: RequestKey, keep: bool) -> list[RowSetAside]:
         """See `Engine.set_aside`.
 
@@ -221,12 +223,14 @@ class MlxBatch:
             for cache, tokens in caches:
                 self._prefixes.keep(tokens, cache)
 
+    @judging_errors()
     def settle(self) -> None:
         """See `Engine.settle`; nothing reads or frees what is kept before this was done."""
         if self._ended:
             ended, self._ended = self._ended, []
             self._keep(ended)
 
+    @judging_errors()
     def give_back(self, *, keeps_prefixes: bool = False) -> None:
         """See `Engine.give_back`."""
         self.settle()
@@ -305,23 +309,18 @@ class MlxBatch:
         """One token for each row that decodes; raises what `step` raises."""
         return self._run(self._turns.hold())
 
+    @judging_errors()
     def _run(self, plan: dict[int, int]) -> StepResult:
         self.settle()
         decoding = self._decode_rows()
         has_prompts = len(self._turns) > 0
         shape = None if self._shapes is None else self._shape(reads=any(plan.values()))
         started = self.clock()
-        try:
-            self._tell_grammars()
-            reads, tokens = self.passes.step(plan)
-            passes_s = self.clock() - started
-            if checkpoints := self.passes.take_checkpoints():
-                self._keep(checkpoints)
-        except RuntimeError as error:
-            raise_if_memory(error)
-            raise_if_innocent(error)
-            discard_if_unloadable(error)
-            raise
+        self._tell_grammars()
+        reads, tokens = self.passes.step(plan)
+        passes_s = self.clock() - started
+        if checkpoints := self.passes.take_checkpoints():
+            self._keep(checkpoints)
         if self._shapes is not None and shape is not None:
             self._pacer.is_first = self._shapes.is_new(shape)
             self._shapes.saw(shape)
@@ -388,6 +387,7 @@ class MlxBatch:
         if not _warms_up(key):
             self._ended.append((response.prompt_cache, response.all_tokens))
 
+    @judging_errors()
     def close(self) -> None:
         """Removes every row; the process's limits are restored afterwards (E2, E3)."""
         if self.paces is not None:

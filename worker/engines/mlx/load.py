@@ -115,6 +115,25 @@ def blaming_the_model(path: str) -> Iterator[None]:
         raise BadModelError(f"{path}: the model cannot run: {shorten(error)}") from error
 
 
+@contextmanager
+def judging_errors() -> Iterator[None]:
+    """Goes around whatever may evaluate arrays while rows are served: MLX raises an error about
+    earlier work wherever the next array is evaluated, and only some errors accuse rows.
+
+    Raises:
+        MemoryError: MLX ran out of memory.
+        GpuFaultElsewhereError: another process's fault on the GPU.
+        RuntimeError: any other error of MLX; a row may have caused it.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        raise_if_memory(error)
+        raise_if_innocent(error)
+        discard_if_unloadable(error)
+        raise
+
+
 def shorten(error: BaseException) -> str:
     """An error's text in one line."""
     text = " ".join(str(error).split()) or type(error).__name__
