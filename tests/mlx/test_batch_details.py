@@ -73,7 +73,7 @@ class Turns:
     """Remembers what it was asked; every prompt that was dropped had been read in part."""
 
     def __init__(self) -> None:
-        self.waiting: dict[int, tuple[int, int]] = {}
+        self.waiting: dict[int, tuple[int, int, int]] = {}
         self.asked: list[tuple[str, int]] = []
         self.took: list[tuple[int, bool]] = []
         self.passes_s: list[float] = []
@@ -81,8 +81,8 @@ class Turns:
     def __len__(self) -> int:
         return len(self.waiting)
 
-    def add(self, uid: int, *, total: int, known: int) -> None:
-        self.waiting[uid] = (total, known)
+    def add(self, uid: int, *, total: int, known: int, own: int) -> None:
+        self.waiting[uid] = (total, known, own)
 
     def drop(self, uid: int) -> bool:
         self.waiting.pop(uid, None)
@@ -195,7 +195,7 @@ def test_a_row_begins_behind_what_is_known_and_what_was_delivered(bench: Bench) 
     (new,) = bench.passes.rows
     assert (new.known, new.tokens) == (tokens[:3], [*tokens[3:], 7, 8])
     assert (new.cache, new.checkpoints, new.max_tokens) == (["known"], (5,), 6)
-    assert bench.turns.waiting == {11: (11, 3)}
+    assert bench.turns.waiting == {11: (11, 3, 0)}
     assert bench.batch.insert(make_row(2, [1, 2])) == 0
     assert (bench.passes.rows[1].known, bench.passes.rows[1].cache) == ([], None)
     with pytest.raises(ValueError, match=r"^request 1 is in the batch already$"):
@@ -231,7 +231,7 @@ def test_reads_and_tokens_are_told_by_the_requests_keys(bench: Bench) -> None:
     )
     assert result.tokens == [RowToken(key=ONE, token=5)]
     assert result.prefill == [RowPrefill(key=TWO, done=30, total=50, computed=7)]
-    assert bench.turns.waiting == {12: (2, 0)}
+    assert bench.turns.waiting == {12: (2, 0, 0)}
 
 
 @pytest.mark.parametrize(("passes_s", "decode_s"), [(2.5, 1.0), (0.5, 0.5)])

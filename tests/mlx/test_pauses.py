@@ -75,6 +75,46 @@ def test_a_prompt_that_is_set_aside_while_it_is_read_continues_there(
     check_no_row_is_left(engine)
 
 
+@pytest.mark.parametrize("held_steps", [0, 1])
+def test_a_prompt_that_is_set_aside_again_before_its_next_chunk_keeps_its_state(
+    engine: MlxEngine, held_steps: int
+) -> None:
+    """As after a resume that waits for a lease, or behind other prompts."""
+    expected = solo(engine, row_of(2))
+    engine.insert(row_of())
+    for _ in range(2):
+        engine.step()
+    engine.set_aside(KEY, keep=True)
+    kept = engine.bytes_held().kept
+    for _ in range(2):
+        assert engine.insert(row_of()) == 2 * CHUNK
+        for _ in range(held_steps):
+            engine.decode()
+        [left] = engine.set_aside(KEY, keep=True)
+        assert (left.token, left.is_kept, engine.bytes_held().kept) == (None, True, kept)
+    assert solo(engine, row_of()) == expected
+    check_no_row_is_left(engine)
+
+
+def test_an_answer_that_is_set_aside_again_before_its_next_step_keeps_its_state(
+    engine: MlxEngine,
+) -> None:
+    expected = solo(engine, row_of(2))
+    engine.insert(row_of())
+    got: list[int] = []
+    while not got:
+        got += [token.token for token in engine.step().tokens if token.token is not None]
+    [left] = engine.set_aside(KEY, keep=True)
+    assert left.token is not None
+    assert left.token.token is not None
+    got.append(left.token.token)
+    kept = engine.bytes_held().kept
+    assert engine.insert(row_of(delivered=got)) == len(PROMPT) + 1
+    assert [again.is_kept for again in engine.set_aside(KEY, keep=True)] == [True]
+    assert engine.bytes_held().kept == kept
+    assert got + solo(engine, row_of(delivered=got)) == expected
+
+
 def test_a_row_of_which_nothing_was_read_has_no_state(engine: MlxEngine) -> None:
     engine.insert(row_of())
     [left] = engine.set_aside(KEY, keep=True)

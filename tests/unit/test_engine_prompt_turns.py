@@ -168,14 +168,16 @@ def test_before_anything_is_known_one_prompt_is_read_and_nothing_predicted() -> 
 
 
 @pytest.mark.parametrize("kind", [TogetherTurns, SerialTurns])
-def test_what_is_dropped_was_computed_or_not(kind: type[PromptTurns]) -> None:
+def test_what_is_dropped_holds_something_new_or_not(kind: type[PromptTurns]) -> None:
     turns = kind(PrefillPacer(decode_stall_target_s=0.25, step_timeout_s=30.0))
     turns.add(0, total=100, known=40)
     turns.add(1, total=100, known=40)
+    turns.add(2, total=100, known=40, own=40)
     turns.take([PromptRead(uid=1, done=8, is_over=False)], decode_rows=0, took_s=0.1)
     assert not turns.drop(0)
     assert turns.drop(1)
-    assert turns.drop(2), "a row that decodes"
+    assert turns.drop(2), "it was read before a pause"
+    assert turns.drop(3), "a row that decodes"
     assert len(turns) == 0
 
 

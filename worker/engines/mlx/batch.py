@@ -116,10 +116,11 @@ class MlxBatch:
         self.settle()
         tokens = row.tokens + row.delivered
         with mx.stream(self._stream):
-            found = self._kept.take(row.key, tokens) or self._prefixes.find(tokens)
+            own = self._kept.take(row.key, tokens)
+            found = own or self._prefixes.find(tokens)
             cached = found.count
             ending = self._ending_of(row)
-            uid = self.passes.insert(
+            uid = self._uids[row.key] = self.passes.insert(
                 NewRow(
                     tokens=tokens[cached:],
                     known=tokens[:cached],
@@ -130,9 +131,8 @@ class MlxBatch:
                     stops=StopSequences([(token,) for token in ending]),
                 )
             )
-        self._uids[row.key] = uid
         self._keys[uid] = row.key
-        self._turns.add(uid, total=len(tokens), known=cached)
+        self._turns.add(uid, total=len(tokens), known=cached, own=cached if own else 0)
         if row.top_logprobs is not None:
             self._wanted_logprobs[uid] = row.top_logprobs
         if row.grammar is not None:
@@ -200,8 +200,8 @@ class MlxBatch:
     def _take_out(
         self, keys: Iterable[RequestKey], *, of_warm_up: bool = False
     ) -> dict[RequestKey, tuple[list[Any], list[int]]]:
-        """Takes rows out in one change; gives the caches of those that have read anything, those
-        of the warm-up only if asked for."""
+        """Takes rows out in one change; gives the caches that hold anything new, those of the
+        warm-up only if asked for."""
         out: dict[int, RequestKey] = {}
         kept: set[int] = set()
         for key in keys:

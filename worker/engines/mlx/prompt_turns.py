@@ -32,10 +32,12 @@ class PromptRead:
 
 @dataclass(slots=True)
 class _Prompt:
-    """A row that does not decode yet; `known` of its tokens came from the prefix cache."""
+    """A row that does not decode yet; `known` of its tokens were read before it came, and `own` of
+    these are kept nowhere else."""
 
     total: int
     known: int
+    own: int
     done: int
 
     @property
@@ -59,16 +61,23 @@ class PromptTurns(ABC):
     def __len__(self) -> int:
         return len(self._prompts)
 
-    def add(self, uid: int, *, total: int, known: int) -> None:
-        """A row waits from now on."""
-        self._prompts[uid] = _Prompt(total=total, known=known, done=known)
+    def add(self, uid: int, *, total: int, known: int, own: int = 0) -> None:
+        """A row waits from now on.
+
+        Args:
+            uid: the row's uid.
+            total: its tokens.
+            known: how many of them need not be read.
+            own: how many of those nothing but the row itself holds: what was kept for it alone.
+        """
+        self._prompts[uid] = _Prompt(total=total, known=known, own=own, done=known)
         self._pacer.begins_deep(known)
 
     def drop(self, uid: int) -> bool:
-        """Removes a row; returns whether anything was computed for it."""
+        """Removes a row; returns whether it holds anything that is kept nowhere else."""
         self._due.discard(uid)
         prompt = self._prompts.pop(uid, None)
-        return prompt is None or prompt.done > prompt.known
+        return prompt is None or prompt.done > prompt.known - prompt.own
 
     def got_token(self, uid: int) -> None:
         """A row has got a token, so its first one is no longer due."""
