@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import pytest
+from mlx_lm import tool_parsers
+from mlx_lm.tool_parsers import glm47
 
-from mlxsup.worker.engines.mlx.channels import ChatFormat, chat_format
+from mlxsup.worker.engines.mlx.channels import GLM_PARSERS, ChatFormat, chat_format
 from mlxsup.worker.text import harmony, tool_formats
 from mlxsup.worker.text.channels import NORMAL, REASONING, TOOL, ChannelRules
 from mlxsup.worker.text.tool_calls import CallIds
@@ -171,11 +175,23 @@ def test_parsers_that_read_too_much_are_replaced_or_held_back() -> None:
     mistral = format_of(calls=CALLS, kind="mistral").rules
     assert mistral.parse_tool_call is tool_formats.MISTRAL.parse
     assert mistral.call_ids is tool_formats.MISTRAL.call_ids
-    glm = format_of(calls=CALLS, kind="glm47").rules.parse_tool_call
-    assert glm is not None
-    assert glm is not parse
-    with pytest.raises(ValueError):
-        glm("weather<arg_key>city", None)
+    for kind in ("glm47", "laguna"):
+        glm = format_of(calls=CALLS, kind=kind).rules.parse_tool_call
+        assert glm is not None
+        assert glm is not parse
+        with pytest.raises(ValueError):
+            glm("weather<arg_key>city", None)
+
+
+def test_every_parser_that_is_that_of_glm_is_held_back() -> None:
+    """mlx-lm has it under more than one name."""
+    same = {
+        module.name
+        for module in pkgutil.iter_modules(tool_parsers.__path__)
+        if import_module(f"mlx_lm.tool_parsers.{module.name}").parse_tool_call
+        is glm47.parse_tool_call
+    }
+    assert same == GLM_PARSERS
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,9 @@ OWN_REASONING = (("<|START_THINKING|>", "<|END_THINKING|>"), ("[THINK]", "[/THIN
 OWN_STRUCTURE = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
 """Markers around an answer's content, Command A's."""
 
+GLM_PARSERS = {"glm47", "laguna"}
+"""The names under which mlx-lm has its parser for GLM, which makes a call of any text."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatFormat:
@@ -112,7 +115,7 @@ def _tool_format(tokenizer: TokenizerWrapper) -> ToolFormat | None:
     if kind == "mistral":
         return tool_formats.MISTRAL
     parse, ids = tokenizer.tool_parser, CallIds.OURS
-    if kind == "glm47":
+    if kind in GLM_PARSERS:
         parse = tool_formats.only_whole_calls(parse)
     elif kind == "kimi_k2":
         ids = CallIds.NUMBERED
