@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlx_lm.tool_parsers import json_tools
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.worker.engine import BadModelError
@@ -118,6 +119,35 @@ def test_a_tokenizer_that_needs_code_of_the_folder_is_refused_B6(folder: Path) -
         f"{folder / 'tokenizer_config.json'}: the tokenizer cannot be used: it is a program in the "
         "model's folder, and mlxsup runs none"
     )
+
+
+def muse_spark(folder: Path) -> None:
+    """mlx-lm's module for this type has settings for folders without them."""
+    change(folder, "config.json", model_type="muse_spark")
+
+
+def test_what_a_folder_does_not_say_comes_from_mlx_lms_module_of_its_model_type(
+    folder: Path,
+) -> None:
+    plain = text_of(folder)
+    muse_spark(folder)
+    text = text_of(folder)
+    assert text.stop_tokens == sorted({*plain.stop_tokens, 200001, 200008})
+    assert (plain.channel_rules.initial, text.channel_rules.initial) == (None, "header")
+    parse = text.channel_rules.parse_tool_call
+    assert parse is not None
+    assert parse(
+        '<atem:invoke name="f"><atem:parameter name="x">1</atem:parameter></atem:invoke>', None
+    ) == {"name": "f", "arguments": {"x": 1}}
+
+
+def test_what_a_folder_says_counts_more_than_its_model_type(folder: Path) -> None:
+    muse_spark(folder)
+    change(folder, "tokenizer_config.json", tool_parser_type="json_tools")
+    text = text_of(folder, [7])
+    assert 7 in text.stop_tokens
+    assert not {200001, 200008}.intersection(text.stop_tokens)
+    assert text.channel_rules.parse_tool_call is json_tools.parse_tool_call
 
 
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])

@@ -8,6 +8,7 @@ from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.tokenizer_utils import load as load_with_mlx_lm
+from mlx_lm.utils import _tokenizer_defaults
 from tokenizers import Tokenizer
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
@@ -20,7 +21,8 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 
 
 def load_tokenizer(folder: Path, eos_token_ids: Any) -> TokenizerWrapper:
-    """Loads it, without ever running code of the folder.
+    """Loads it, without ever running code of the folder; what the folder does not say comes from
+    mlx-lm's own module for the model type, if that has settings for it.
 
     Args:
         folder: has passed `check_folder`.
@@ -33,7 +35,7 @@ def load_tokenizer(folder: Path, eos_token_ids: Any) -> TokenizerWrapper:
     _check_end_tokens(folder, eos_token_ids)
     # Never code from a model folder, and never a question on standard input about it.
     options = {"trust_remote_code": False, "config": _settings(folder)}
-    return load_with_mlx_lm(folder, options, eos_token_ids)
+    return load_with_mlx_lm(folder, options, eos_token_ids, _tokenizer_defaults(folder))
 
 
 def tokenizer_error(folder: Path, error: Exception) -> BadModelError:
