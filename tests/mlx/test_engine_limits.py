@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 
 from mlxsup.protocol.states import LoadPhase
-from mlxsup.worker.engine import BadLaunchError, EngineFacts
+from mlxsup.worker.engine import BadLaunchError, EngineFacts, StepResult
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.limits import MemoryLimits
 
@@ -198,19 +198,21 @@ def test_more_than_that_is_noticed(tiny: Path, memory_limit: Callable[[], int]) 
     limits.restore()
 
 
+@pytest.mark.parametrize("call", [MlxEngine.step, MlxEngine.decode])
 def test_known_prompts_go_when_rows_need_their_memory(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[MlxEngine], StepResult]
 ) -> None:
+    """Also while a long prompt waits for a lease, and the others only decode."""
     engine = MlxEngine(make_spec(tiny, prefix_cache_bytes=10**7))
     try:
         engine.load(lambda phase, progress: None)
         run_rows(engine, [make_row(1, list(range(2, 60)), max_tokens=4)])
         assert engine.bytes_held().prefix > 0
         engine.insert(make_row(2, list(range(70, 90)), max_tokens=4))
-        engine.step()
+        call(engine)
         assert engine.bytes_held().prefix > 0, "there is memory for it"
         monkeypatch.setattr(MemoryLimits, "is_exceeded", lambda limits: True)
-        engine.step()
+        call(engine)
         assert engine.bytes_held().prefix == 0
     finally:
         engine.close()

@@ -124,7 +124,6 @@ class MlxEngine:
             from .load import keep_kernels, open_stream
         except ImportError as error:
             raise NoDeviceError(f"MLX cannot be imported here: {error}") from error
-
         keep_kernels(self._spec)
         # The stream of every pass, made before any work and kept for all of it (A2).
         backend, self.stream = open_stream()
@@ -347,13 +346,17 @@ class MlxEngine:
 
     def step(self) -> StepResult:
         """See `Engine.step` (F3); raises MemoryError if MLX ran out of memory."""
-        if self._limits is not None and self._limits.is_exceeded() and self.prefixes is not None:
-            self.prefixes.clear()
-        return self._ready().step()
+        return self._within_limits().step()
 
     def decode(self) -> StepResult:
         """A step that reads no prompt; raises what `step` raises."""
-        return self._ready().decode()
+        return self._within_limits().decode()
+
+    def _within_limits(self) -> MlxBatch:
+        """The batch; known prompts were given up if its rows need their memory."""
+        if self._limits is not None and self._limits.is_exceeded() and self.prefixes is not None:
+            self.prefixes.clear()
+        return self._ready()
 
     def settle(self) -> None:
         """See `Engine.settle`."""
