@@ -109,10 +109,10 @@ class DrawingBatch(GenerationBatch):  # type: ignore[misc]
     def _step(self) -> tuple[list[int], list[TableRow]]:
         """Computes each row's next token, and returns the one before with its log-probabilities.
 
-        The next one is under way when this returns.
+        The next one is under way when this returns. What is returned is not kept, as mlx-lm would
+        (`_current_tokens`, `_current_logprobs`), which never looks at it again.
         """
         latest, logprobs = self._next_tokens, self._next_logprobs
-        self._current_tokens, self._current_logprobs = latest, logprobs
         logits = self.model(latest[:, None], cache=self.prompt_cache)[:, -1, :]
         sampler = self._sampler_for(logits.shape[-1])
         logits = sampler.shape(logits.astype(mx.float32), latest)
@@ -125,6 +125,12 @@ class DrawingBatch(GenerationBatch):  # type: ignore[misc]
         for held, token in zip(self.tokens, tokens, strict=True):
             held.append(token)
         return tokens, logprobs
+
+    def filter(self, keep: list[int]) -> None:
+        """Keeps only these rows; without any, nothing that was made for rows is left."""
+        super().filter(keep)
+        if not keep:
+            self._sampler = None
 
     def _sampler_for(self, width: int) -> BatchSampler:
         """The sampler of these rows, made anew if any has joined or left."""
