@@ -24,6 +24,7 @@ from .memory.planner import (
 from .memory.sentences import needs
 from .model import Model
 from .residents import residents_of
+from .rows_memory import bytes_to_load
 from .settings import CoreSettings
 
 
@@ -44,7 +45,7 @@ def forecast(
         raise load_failed(model.name, model.life.failure, is_retryable=False)
     answer: dict[str, Any] = {
         "model": model.name,
-        "needed_bytes": model.life.needed_bytes,
+        "needed_bytes": bytes_to_load(model),
         "evicts": [],
         "swaps": [],
     }
@@ -65,7 +66,7 @@ def forecast(
             return {**answer, "outcome": "fits", "reason": "there is no memory budget"}
         case Admit():
             reserved_bytes = sum(one.life.reserved_bytes for one in others if one is not model)
-            short = needs(model.life.needed_bytes, budget_bytes - reserved_bytes)
+            short = needs(bytes_to_load(model), budget_bytes - reserved_bytes)
             return {**answer, "outcome": "fits", "reason": f"it {short}"}
         case GiveBack(reason=reason):
             return {**answer, "outcome": "fits", "reason": reason}
@@ -79,7 +80,7 @@ def forecast(
             raise does_not_fit(
                 model.name,
                 reason,
-                needed_bytes=model.life.needed_bytes,
+                needed_bytes=bytes_to_load(model),
                 budget_bytes=whole_bytes,
                 blockers=blockers,
             )
@@ -97,7 +98,7 @@ def _foresee(model: Model, models: Iterable[Model], settings: CoreSettings, now:
     others = residents_of((one for one in models if one is not model), settings, now)
     wish = Wish(
         name=model.name,
-        needed_bytes=model.life.needed_bytes,
+        needed_bytes=bytes_to_load(model),
         urgency=Urgency.COMMAND,
         priority=Priority.INTERACTIVE,
         swaps_from=now + settings.swap_after_s if settings.swap else None,

@@ -20,6 +20,7 @@ from .memory.raising import bounded
 from .model import Model
 from .reload import reload_trigger
 from .residents import residents_of
+from .rows_memory import longest_stream
 from .settings import CoreSettings, ModelSettings
 
 
@@ -82,6 +83,7 @@ def _after(
     by_name = {entry.name: entry for entry in entries}
     for model in models:
         life = deepcopy(model.life)
+        life.stream_tokens = longest_stream(model)
         if life.name in by_name or life.wanted is not Wanted.GONE:
             outcomes = apply(life, reload_trigger(model, by_name, settings.drain_timeout_s), now)
             if any(isinstance(outcome, Erased) for outcome in outcomes):

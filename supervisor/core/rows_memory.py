@@ -96,7 +96,7 @@ def rows_bytes(model: Model, claim: Claim, without: Collection[RequestKey] = ())
 def needed_bytes(model: Model, without: Collection[RequestKey] = ()) -> int:
     """What a model needs for its rows and itself; with `without`, once these rows have left."""
     needs_bytes = fixed_bytes(model) + rows_bytes(model, claim_of(model), without)
-    return max(needs_bytes, _pinned_bytes(model))
+    return max(needs_bytes, model.life.pinned_bytes)
 
 
 def longest_stream(model: Model) -> int:
@@ -105,20 +105,25 @@ def longest_stream(model: Model) -> int:
     return max(begun, default=-GROWTH_TOKENS) + GROWTH_TOKENS
 
 
+def bytes_to_load(model: Model) -> int:
+    """What must be free before it is loaded, or loaded again, with a row for its longest answer."""
+    return model.life.needed_for(longest_stream(model))
+
+
 def spare_bytes(model: Model, now: float) -> int:
     """How much less would be reserved for a model if it gave back what it does not need now; once
     its process is about to go, that is all but what the next one needs, if there is to be one, or
     what is kept for a pinned model."""
     if isinstance(model.life.phase, Stopping):
-        next_bytes = model.life.needed_bytes if model.life.wanted is Wanted.UP else 0
-        return max(0, model.life.reserved_bytes - max(next_bytes, _pinned_bytes(model)))
+        next_bytes = bytes_to_load(model) if model.life.wanted is Wanted.UP else 0
+        return max(0, model.life.reserved_bytes - max(next_bytes, model.life.pinned_bytes))
     budget = model.row_budget
     if budget is None or not has_row_budget(model) or is_given(model):
         return 0
     left_bytes = fixed_bytes(model) + rows_bytes(model, claim_of(model))
     if not budget.may_give_back(now):  # what it holds is what it needs
         left_bytes = max(left_bytes, model.measured_bytes)
-    return max(0, model.life.reserved_bytes - max(left_bytes, _pinned_bytes(model)))
+    return max(0, model.life.reserved_bytes - max(left_bytes, model.life.pinned_bytes))
 
 
 def reserve(model: Model) -> None:
@@ -129,7 +134,7 @@ def reserve(model: Model) -> None:
     model.life.reserved_bytes = max(
         fixed_bytes(model) + model.row_budget.most_bytes,
         model.measured_bytes,
-        _pinned_bytes(model),
+        model.life.pinned_bytes,
         given_bytes,
     )
 
@@ -211,7 +216,3 @@ def open_requests(model: Model) -> Iterable[Request]:
 def _bytes_of(model: Model, *, rows: int, longest: int) -> int:
     assert model.ready is not None
     return cache_bytes(model.ready.cache_layers, rows=rows, longest=longest)
-
-
-def _pinned_bytes(model: Model) -> int:
-    return model.life.needed_bytes if model.life.settings.pinned else 0

@@ -11,6 +11,7 @@ from .lifecycle.states import Ready, Shortage
 from .memory.budget import Budget
 from .memory.planner import FIXED, Resident, Standing
 from .model import Model
+from .rows_memory import bytes_to_load
 from .swapping import CLASSES
 
 OTHERS = "because other programs need memory"
@@ -47,7 +48,7 @@ def goes_for_shortage(
         for one in ready
         if one.turn_ends_at is not None
         and one.turn_ends_at <= now
-        and models[one.name].life.needed_bytes <= left_bytes
+        and bytes_to_load(models[one.name]) <= left_bytes
     ]
     if not may_go or len(ready) < 2:
         return None
@@ -91,7 +92,7 @@ def _counted_bytes(resident: Resident, model: Model, budget: Budget) -> int:
     """What a model cannot give back without going. While others do not lack memory, what it has
     grown by does not count: it would be let in again at once, and grow again."""
     least_bytes = resident.reserved_bytes - resident.spare_bytes
-    return least_bytes if budget.is_short else min(least_bytes, model.life.needed_bytes)
+    return least_bytes if budget.is_short else min(least_bytes, bytes_to_load(model))
 
 
 def _goes_first(resident: Resident) -> tuple[int, float]:

@@ -23,6 +23,7 @@ from .queue_status import (
 )
 from .requests.ledger import Ledger
 from .residents import overshoot_bytes
+from .rows_memory import bytes_to_load, longest_stream
 
 SCHEMA_VERSION = 1
 
@@ -180,8 +181,8 @@ def _planned_map(model: Model) -> dict[str, int | None]:
     it ran out of memory."""
     life = model.life
     return {
-        "needed_bytes": life.needed_bytes,
-        "raised_bytes": life.need.raise_for(life.stream_tokens) if life.need else 0,
+        "needed_bytes": bytes_to_load(model),
+        "raised_bytes": life.need.raise_for(longest_stream(model)) if life.need else 0,
         "reserved_bytes": life.reserved_bytes,
         "row_budget_bytes": model.row_budget.size_bytes if model.row_budget else None,
     }

@@ -53,6 +53,7 @@ from .log_level import WorkerLogLevel
 from .memory.given import loaded_problem
 from .memory.residency import Residency
 from .model import Model
+from .rows_memory import longest_stream
 from .serving import Serving
 
 MAX_LAST_WORDS = 200
@@ -172,6 +173,7 @@ class WorkerEvents:
                 is_over_memory=event.signal_name == "SIGKILL" and model.is_over_memory,
             ),
         )
+        model.life.stream_tokens = longest_stream(model)
         self._appraising.exited(model, event.exit_code, event.now)
         self._fleet.bury(model, died, event.now)
 

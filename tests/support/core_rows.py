@@ -73,11 +73,13 @@ class RowsDriver(MemoryDriver):
         budget_bytes: int,
         needs: dict[str, Need] | None = None,
         own_bytes: int | None = FIXED // 4,
+        pinned: str = "",
         **changes: Any,
     ) -> None:
         self.own_bytes = own_bytes
         self.budgets: dict[str, list[SetBudget]] = {name: [] for name in names}
-        super().__init__([served(name) for name in names], limited(budget_bytes, **changes))
+        models = [served(name, pinned=name in pinned) for name in names]
+        super().__init__(models, limited(budget_bytes, **changes))
         self.obey = self.listen
         everybody = {name: need_of() for name in names} | (needs or {})
         self.do(

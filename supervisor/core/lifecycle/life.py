@@ -87,7 +87,8 @@ class Life:
         footprint_bytes: resident memory of the process, as last measured.
         need: what the model was appraised at; None before, and if its files cannot be read.
         granted_bytes: what its live process was started with of the memory budget.
-        stream_tokens: how long its longest answer is that has begun; its next load has room for it.
+        stream_tokens: how long its longest answer is that has begun, as of the exit of its last
+            process, and from then on while it waits for a load, which has room for it.
         raise_bytes: how much of that is there because processes before it ran out of memory.
         reserved_bytes: its part of the memory budget: from before the spawn until the exit is seen,
             and across a restart; if it is pinned, for as long as it is configured.
@@ -168,12 +169,13 @@ class Life:
 
     @property
     def needed_bytes(self) -> int:
-        """What must be free before it is loaded: the `memory` of its entry, or else what it was
-        appraised at, with a row for its longest answer; 0 if nothing is known of it."""
-        given_bytes = self.settings.launch.memory_limit_bytes
-        if given_bytes is not None:
-            return given_bytes
-        return self.need.needed_for(self.stream_tokens) if self.need else 0
+        """What must be free before it is loaded, as far as `stream_tokens` is known."""
+        return self.needed_for(self.stream_tokens)
+
+    @property
+    def pinned_bytes(self) -> int:
+        """What is kept for it even if no answer is open, because it is pinned."""
+        return self.needed_for(0) if self.settings.pinned else 0
 
     @property
     def kill_limit_s(self) -> float:
@@ -197,6 +199,14 @@ class Life:
 
     # ------------------------------------------------------------ memory
 
+    def needed_for(self, stream_tokens: int) -> int:
+        """What must be free before it is loaded if an answer that has begun is that long: the
+        `memory` of its entry, or else what it was appraised at; 0 if nothing is known of it."""
+        given_bytes = self.settings.launch.memory_limit_bytes
+        if given_bytes is not None:
+            return given_bytes
+        return self.need.needed_for(stream_tokens) if self.need else 0
+
     def appraise(self, need: Need | None) -> None:
         """The model needs so much memory: its next load is planned with that."""
         self.need = need
@@ -210,8 +220,7 @@ class Life:
         held_bytes = self.reserved_bytes if self.phase.keeps_memory else 0
         if not self.has_process:
             held_bytes = min(held_bytes, self.needed_bytes)
-        least_bytes = self.needed_bytes if self.settings.pinned else 0
-        self.reserved_bytes = max(held_bytes, least_bytes)
+        self.reserved_bytes = max(held_bytes, self.pinned_bytes)
 
     def holds(self, measured_bytes: int, *, may_shrink: bool) -> bool:
         """Corrects what is reserved by what the process was measured at.
