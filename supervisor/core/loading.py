@@ -32,7 +32,6 @@ from .lifecycle.triggers import (
 )
 from .load_turns import LoadTurns
 from .memory.planner import (
-    FIXED,
     Admit,
     Evict,
     GiveBack,
@@ -258,7 +257,7 @@ class _Desk:
             whole_bytes=self._budget.whole_bytes,
             now=self._now,
         )
-        fixed_bytes = sum(r.reserved_bytes - r.spare_bytes for r in others if r.standing in FIXED)
+        fixed_bytes = sum(resident.never_bytes for resident in others)
         leaves_room = fixed_bytes + needed_bytes + self._promised_bytes <= self._budget.size_bytes
         is_back = needed_bytes <= model.life.reserved_bytes  # after a crash or a restart
         if isinstance(verdict, Admit | GiveBack | Evict) and not (leaves_room or is_back):
@@ -368,7 +367,10 @@ class _Desk:
         standing = Standing.PINNED if model.life.settings.pinned else Standing.BUSY
         needed_bytes = model.life.needed_bytes
         self._residents[model.name] = Resident(
-            name=model.name, reserved_bytes=needed_bytes, standing=standing
+            name=model.name,
+            reserved_bytes=needed_bytes,
+            standing=standing,
+            never_bytes=model.life.pinned_bytes,
         )
 
     def _evict(self, names: Iterable[ModelName], why: str) -> None:

@@ -105,7 +105,12 @@ def _added(
 
 def _pinned(added: Iterable[Life]) -> list[Resident]:
     return [
-        Resident(name=one.name, reserved_bytes=one.reserved_bytes, standing=Standing.PINNED)
+        Resident(
+            name=one.name,
+            reserved_bytes=one.reserved_bytes,
+            standing=Standing.PINNED,
+            never_bytes=one.pinned_bytes,
+        )
         for one in added
         if one.reserved_bytes
     ]

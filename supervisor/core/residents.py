@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from mlxsup.protocol.states import Wanted
 
 from .changed_files import why_it_stays
+from .lifecycle.life import Life
 from .lifecycle.states import Abandoned, Draining, Ready, StopCause, Stopping, Swapping
 from .memory.budget import Budget
 from .memory.planner import Resident, Standing
@@ -31,15 +32,16 @@ def overshoot_bytes(models: Iterable[Model], budget: Budget | None) -> int:
 
 
 def _resident(model: Model, settings: CoreSettings, now: float) -> Resident:
-    phase = model.life.phase
+    life, phase, standing = model.life, model.life.phase, _standing(model)
     ready_since = phase.since if isinstance(phase, Ready) else 0.0
     residency_s = max(settings.min_residency_s, RESIDENCY_LOADS * model.load_s)
     return Resident(
         name=model.name,
-        reserved_bytes=model.life.reserved_bytes,
+        reserved_bytes=life.reserved_bytes,
+        never_bytes=_never_bytes(life, standing),
         spare_bytes=spare_bytes(model, now),
         is_ending=isinstance(phase, Stopping),
-        standing=_standing(model),
+        standing=standing,
         used_at=model.idle_since,
         ripe_at=min(model.idle_since + model.load_s, ready_since + residency_s),
         resident_since=ready_since,
@@ -47,6 +49,13 @@ def _resident(model: Model, settings: CoreSettings, now: float) -> Resident:
         runs=highest_class(model),
         stays_because=why_it_stays(model),
     )
+
+
+def _never_bytes(life: Life, standing: Standing) -> int:
+    """What rows of a pinned model take besides comes back when they end."""
+    if standing is Standing.STUCK:
+        return life.reserved_bytes
+    return life.pinned_bytes if standing is Standing.PINNED else 0
 
 
 def _standing(model: Model) -> Standing:

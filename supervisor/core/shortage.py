@@ -9,7 +9,7 @@ from mlxsup.protocol.text import size_text
 
 from .lifecycle.states import Ready, Shortage
 from .memory.budget import Budget
-from .memory.planner import FIXED, Resident, Standing
+from .memory.planner import Resident, Standing
 from .model import Model
 from .rows_memory import bytes_to_load
 from .swapping import CLASSES
@@ -41,8 +41,7 @@ def goes_for_shortage(
     if sum(counted.values()) <= budget.kept_bytes:
         return None
     ready = [one for one in staying if isinstance(models[one.name].life.phase, Ready)]
-    fixed_bytes = sum(counted[one.name] for one in staying if one.standing in FIXED)
-    left_bytes = budget.whole_bytes - fixed_bytes
+    left_bytes = budget.whole_bytes - sum(one.never_bytes for one in staying)
     may_go = [
         one
         for one in ready

@@ -113,16 +113,11 @@ def refuse(record: Record) -> None:
 
 
 def _kept_by(record: Record, book: Book) -> int:
-    """What a model keeps whatever is asked for: a process that goes keeps nothing, but a pinned
-    model keeps what it needs; one that serves gives back what it holds for speed alone."""
+    """What a model keeps whatever is asked for, and whoever ends: all that it holds if its process
+    cannot be ended, and what it needs if it is pinned."""
     life = book.life
-    if life is not None and life.cause is not None and not life.is_abandoned:
-        return need_of(record, book)
-    if life is None or not life.serves or not room.has_budget(life):
-        return held_by(record, book)
-    if room.needs_what_it_holds(record, life):
-        return least_by(record, book)
-    return min(held_by(record, book), room.needed_of(record, book, life))
+    is_stuck = life is not None and life.is_abandoned
+    return held_by(record, book) if is_stuck else need_of(record, book)
 
 
 def forget(record: Record) -> None:

@@ -73,6 +73,7 @@ def test_the_plan_and_the_daemon_agree_and_a_change_makes_everything_fit(
                 name=other.model,
                 reserved_bytes=other.need.needed_bytes,
                 standing=Standing.PINNED,
+                never_bytes=other.need.needed_bytes,
             )
             for other in pinned
             if other is not one

@@ -12,7 +12,6 @@ from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.text import GIB
 from mlxsup.supervisor.core.memory.pins import pins_problem
 from mlxsup.supervisor.core.memory.planner import (
-    FIXED,
     Admit,
     Evict,
     GiveBack,
@@ -40,11 +39,12 @@ def held(
     used_at: float = 0.0,
     ripe_at: float = 0.0,
 ) -> Resident:
-    """A model that holds so many GiB."""
+    """A model that holds so many GiB, and all of them for good if it never goes."""
     return Resident(
         name=name,
         reserved_bytes=int(gib * GIB),
         standing=standing,
+        never_bytes=int(gib * GIB) if standing in (Standing.PINNED, Standing.STUCK) else 0,
         used_at=used_at,
         ripe_at=ripe_at,
     )
@@ -154,6 +154,21 @@ def test_a_refusal_names_what_would_have_to_go_and_why_it_stays_I4() -> None:
     )
 
 
+def test_what_rows_of_a_pinned_model_take_is_waited_for() -> None:
+    pinned = replace(held(A, 6, Standing.PINNED), never_bytes=3 * GIB)
+    assert verdict(5, pinned, held(B, 1, Standing.BUSY)) == Wait(
+        reason="needs 5.00 GiB, 1.00 GiB is free: b is busy; a is pinned and holds 6.00 GiB for now"
+    )
+    giving = replace(pinned, spare_bytes=2 * GIB)
+    assert isinstance(verdict(4, giving), GiveBack)
+    assert verdict(5, giving) == Wait(
+        reason="needs 5.00 GiB, 2.00 GiB is free: a is pinned and holds 4.00 GiB for now"
+    )
+    found = verdict(6, pinned)
+    assert isinstance(found, Refuse)
+    assert found.reason == "needs 6.00 GiB of 8.00 GiB: a is pinned and holds 3.00 GiB"
+
+
 def test_a_preload_that_can_never_fit_waits_and_says_so() -> None:
     assert verdict(9, urgency=Urgency.NOBODY) == Wait(
         reason="needs 9.00 GiB, and the memory budget is 8.00 GiB"
@@ -190,17 +205,23 @@ def test_pinned_models_must_fit_together() -> None:
 
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
-residents = st.lists(
-    st.builds(
-        Resident,
-        name=st.sampled_from([A, B, C, *map(ModelName, "defgh")]),
-        reserved_bytes=st.integers(1, 10),
-        standing=st.sampled_from(Standing),
-        used_at=st.integers(0, 99).map(float),
-        ripe_at=st.integers(50, 150).map(float),
-    ),
-    unique_by=lambda resident: resident.name,
-)
+
+@st.composite
+def one_resident(draw: st.DrawFn) -> Resident:
+    reserved_bytes = draw(st.integers(1, 10))
+    standing = draw(st.sampled_from(Standing))
+    least = {Standing.PINNED: 1, Standing.STUCK: reserved_bytes}.get(standing)
+    return Resident(
+        name=draw(st.sampled_from([A, B, C, *map(ModelName, "defgh")])),
+        reserved_bytes=reserved_bytes,
+        standing=standing,
+        never_bytes=0 if least is None else draw(st.integers(least, reserved_bytes)),
+        used_at=float(draw(st.integers(0, 99))),
+        ripe_at=float(draw(st.integers(50, 150))),
+    )
+
+
+residents = st.lists(one_resident(), unique_by=lambda resident: resident.name)
 
 
 @patient
@@ -222,7 +243,7 @@ def test_any_verdict_keeps_the_rules_H9_I2(
     by_name = {resident.name: resident for resident in others}
     everything = sum(resident.reserved_bytes for resident in others)
     leaving = sum(r.reserved_bytes for r in others if r.standing is Standing.LEAVING)
-    fixed = sum(r.reserved_bytes for r in others if r.standing in FIXED)
+    never = sum(resident.never_bytes for resident in others)
     match found:
         case Admit():
             assert everything + needed <= budget
@@ -239,9 +260,10 @@ def test_any_verdict_keeps_the_rules_H9_I2(
         case Wait(until=until, is_under_way=is_under_way):
             assert everything + needed > budget
             assert until is None or until > NOW
-            assert is_under_way == (everything - leaving + needed <= budget and fixed <= budget)
+            assert is_under_way == (everything - leaving + needed <= budget)
+            assert never + needed <= budget or urgency is Urgency.NOBODY
         case Refuse():
-            assert fixed + needed > budget
+            assert never + needed > budget
             assert urgency is not Urgency.NOBODY
 
 

@@ -15,7 +15,7 @@ from mlxsup.protocol.states import Priority
 from mlxsup.protocol.text import size_text
 
 from .room import Fits, FitsWithout, Room, find_room
-from .sentences import is_or_are, must_stay, needs
+from .sentences import holds_up, is_or_are, needs
 
 
 class Urgency(Enum):
@@ -47,9 +47,6 @@ class Standing(Enum):
 SHORTAGE = "other programs hold the rest of the memory budget"
 """Why a model waits that would fit if memory were not short."""
 
-FIXED = frozenset({Standing.PINNED, Standing.STUCK})
-"""What no load can wait for."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resident:
@@ -59,6 +56,7 @@ class Resident:
         name: its name.
         reserved_bytes: how much it holds.
         standing: what can be done about it.
+        never_bytes: how much of that no load can wait for, because it never goes.
         used_at: when it was last used, monotonic seconds.
         ripe_at: from when on a request for another model may evict it, if it stays idle.
         resident_since: since when it has been READY.
@@ -73,6 +71,7 @@ class Resident:
     name: ModelName
     reserved_bytes: int
     standing: Standing
+    never_bytes: int = 0
     spare_bytes: int = 0
     is_ending: bool = False
     used_at: float = 0.0
@@ -202,8 +201,8 @@ def plan(
         whole_bytes: what they may hold once memory is no longer short; None: it is not short.
     """
     others = {resident.name: resident for resident in residents}
-    fixed = [resident for resident in others.values() if resident.standing in FIXED]
-    fixed_bytes = sum(_least(resident) for resident in fixed)
+    fixed = [resident for resident in others.values() if resident.never_bytes]
+    fixed_bytes = sum(resident.never_bytes for resident in fixed)
     most_bytes = budget_bytes if whole_bytes is None else whole_bytes
     if wish.needed_bytes > most_bytes - fixed_bytes:
         return _never(wish, fixed, most_bytes)
@@ -263,7 +262,7 @@ def _never(wish: Wish, fixed: list[Resident], budget_bytes: int) -> Wait | Refus
     else:
         why = {Standing.PINNED: "is pinned", Standing.STUCK: "has a process that cannot be ended"}
         held = "; ".join(
-            f"{r.name} {why[r.standing]} and holds {size_text(_least(r))}" for r in fixed
+            f"{r.name} {why[r.standing]} and holds {size_text(r.never_bytes)}" for r in fixed
         )
         reason = f"{size} of {budget}: {held}"
         blockers = tuple(r.name for r in fixed)
@@ -281,7 +280,8 @@ def _later(
     budget_bytes: int,
     now: float,
 ) -> Swap | Wait:
-    """Waits for models that were just used, if that is enough, and otherwise for busy ones."""
+    """Waits for models that were just used, if that is enough, and otherwise for busy ones, or for
+    what rows of pinned ones take."""
     in_time = sorted(idle, key=_ripens)
     room = find_room(
         wish.needed_bytes,
@@ -296,9 +296,11 @@ def _later(
     turns = _Turns(wish, short, staying, others, now)
     if wish.swaps_from is not None and (swap := turns.swap(wish.swaps_from, budget_bytes)):
         return swap
-    busy = [name for name in staying if others[name].standing is Standing.BUSY]
-    stay = {name: others[name].stays_because for name in busy}
-    return Wait(reason=f"{short}: {is_or_are(busy)} busy{must_stay(stay)}")
+    there = [others[name] for name in staying]
+    busy = {one.name: one.stays_because for one in there if one.standing is Standing.BUSY}
+    pinned = {r.name: _least(r) for r in there if r.standing is Standing.PINNED}
+    in_the_way = {n: size for n, size in pinned.items() if size > others[n].never_bytes}
+    return Wait(reason=f"{short}: {holds_up(busy, in_the_way)}")
 
 
 class _Turns:

@@ -20,15 +20,23 @@ def is_or_are(names: Iterable[str]) -> str:
     return f"{listed(found)} {'is' if len(found) == 1 else 'are'}"
 
 
-def must_stay(reasons: Mapping[ModelName, str]) -> str:
-    """The end of a sentence about busy models: which of them stay until their answers have ended,
-    and why; an empty reason is none."""
-    why = [
-        f"; {name} stays until its answers have ended, because {reason}"
-        for name, reason in reasons.items()
+def holds_up(busy: Mapping[ModelName, str], pinned: Mapping[ModelName, int]) -> str:
+    """What a load waits for.
+
+    Args:
+        busy: models, and why they stay until their answers have ended; an empty reason is none.
+        pinned: models that hold more than they keep for good, and how much that is in all.
+    """
+    why = [f"{is_or_are(busy)} busy"] if busy else []
+    why += [
+        f"{name} stays until its answers have ended, because {reason}"
+        for name, reason in busy.items()
         if reason
     ]
-    return "".join(why)
+    why += [
+        f"{name} is pinned and holds {size_text(size)} for now" for name, size in pinned.items()
+    ]
+    return "; ".join(why)
 
 
 def needs(needed_bytes: int, free_bytes: int) -> str:
