@@ -26,6 +26,7 @@ from .config.load import ConfigError, DaemonConfig, load_config
 from .core.actions import (
     Abandon,
     Action,
+    AdoptLaunch,
     Announce,
     AppraiseLaunch,
     BudgetChanged,
@@ -284,8 +285,10 @@ class App:
             case BudgetChanged(budget=budget):
                 self._briefing.changed(budget)
             case AppraiseLaunch():
-                need = self._briefing.relaunched(action.model, action.launch)
+                need = self._briefing.appraise(action.launch)
                 self.dispatch(action.answered(need, now=self._clock.now()))
+            case AdoptLaunch(model=model, launch=launch, need=need):
+                self._briefing.relaunched(model, launch, need)
             case NeedRaised(launch=launch, raised_bytes=raised_bytes):
                 self._briefing.raised(launch, raised_bytes)
                 self._appraised()

@@ -189,7 +189,7 @@ class AppraiseLaunch:
 
     Attributes:
         model: its name.
-        launch: it stands for that of the configuration, until that is read again.
+        launch: as it is asked for.
         caller: who asked for the load; handed back with the answer.
     """
 
@@ -202,6 +202,21 @@ class AppraiseLaunch:
         return LaunchAppraised(
             now=now, model=self.model, launch=self.launch, caller=self.caller, need=need
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdoptLaunch:
+    """A model is loaded with a launch that it was appraised for: that one counts from now on.
+
+    Attributes:
+        model: its name.
+        launch: it stands for that of the configuration, until that is read again.
+        need: what it needs then; None: its files cannot be read.
+    """
+
+    model: ModelName
+    launch: LaunchSettings
+    need: Need | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,6 +299,7 @@ Action = (
     | SetLogLevel
     | ReadConfiguration
     | AppraiseLaunch
+    | AdoptLaunch
     | WakeAt
     | Abandon
     | ForgetModel

@@ -32,7 +32,8 @@ from mlxsup.protocol.request_messages import (
 )
 from mlxsup.protocol.states import State, Wanted, Why
 
-from .actions import AppraiseLaunch, ReadConfiguration, RequestEnded
+from .actions import AdoptLaunch, AppraiseLaunch, ReadConfiguration, RequestEnded
+from .appraising import Appraising
 from .attaching import Attaching
 from .endings import Endings
 from .errors import duplicate_id, shutting_down, slow_consumer, superseded_subscription
@@ -48,7 +49,7 @@ from .fleet import Fleet
 from .forecast import forecast
 from .keep_alive import check_keep_alive
 from .lifecycle.triggers import Reconfigured, WantDown, WantRestart, WantUp
-from .load_options import launch_asked_for, refuse_dry
+from .load_options import check_room, launch_asked_for, refuse_dry
 from .log_level import WorkerLogLevel
 from .model import Model
 from .outbox import Outbox
@@ -70,6 +71,7 @@ class ClientEvents:
         endings: ends their requests.
         pausing: pauses and resumes them.
         attaching: lets others join them.
+        appraising: plans the loads of models.
         log_level: changes how much is logged.
         outbox: takes what they are sent.
         daemon: what the status says about the daemon itself.
@@ -85,6 +87,7 @@ class ClientEvents:
         endings: Endings,
         pausing: Pausing,
         attaching: Attaching,
+        appraising: Appraising,
         log_level: WorkerLogLevel,
         outbox: Outbox,
         daemon: Daemon,
@@ -94,6 +97,7 @@ class ClientEvents:
         self._endings = endings
         self._pausing = pausing
         self._attaching = attaching
+        self._appraising = appraising
         self._log_level = log_level
         self._outbox = outbox
         self._daemon = daemon
@@ -255,9 +259,12 @@ class ClientEvents:
         """A load with another launch is asked for, and what the model needs then is known."""
         try:
             model = self._model(event.model)
+            check_room(model, event.need, self._fleet, self._fleet.settings, event.now)
         except RemoteError as error:
             self._outbox.fail(event.caller, error)
             return
+        self._outbox.add(AdoptLaunch(model=model.name, launch=event.launch, need=event.need))
+        self._appraising.relaunched(model.name, event.need)
         model.blame.lift()
         entry = model.life.settings
         launch = replace(entry.launch, context_length=event.launch.context_length)

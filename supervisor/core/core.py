@@ -122,17 +122,18 @@ class Core:
             is_strict=is_strict,
         )
         log_level = WorkerLogLevel(self.outbox)
+        self._appraising = Appraising(self.fleet, self.outbox)
         self._clients = ClientEvents(
             self.fleet,
             serving,
             self._endings,
             pausing,
             self._attaching,
+            self._appraising,
             log_level,
             self.outbox,
             self._daemon,
         )
-        self._appraising = Appraising(self.fleet, self.outbox)
         self._workers = WorkerEvents(
             self.fleet, serving, leasing, self._appraising, self._attaching, log_level
         )
@@ -226,8 +227,7 @@ class Core:
                 self._on_sampled(event)
             case Appraised(needs=needs):
                 self._appraising.appraised(needs)
-            case LaunchAppraised(model=model, need=need):
-                self._appraising.relaunched(model, need)
+            case LaunchAppraised():
                 self._clients.launch_appraised(event)
             case Started():
                 self._daemon.started_at = event.now

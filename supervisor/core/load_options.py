@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from mlxsup.protocol.client_messages import Load
 from mlxsup.protocol.context_length import MAX_CONTEXT_LENGTH
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.launch import LaunchSettings
+
+from .errors import does_not_fit
+from .memory.need import Need
+from .memory.planner import Refuse, Resident, Standing, Urgency, Wish, plan
+from .model import Model
+from .residents import residents_of
+from .settings import CoreSettings
 
 
 def launch_asked_for(launch: LaunchSettings, context_length: int | None) -> LaunchSettings:
@@ -41,3 +49,47 @@ def refuse_dry(load: Load) -> None:
         f"a dry run says what a load as configured would lead to: leave {name} out",
         detail={"parameter": name},
     )
+
+
+def check_room(
+    model: Model, need: Need | None, models: Iterable[Model], settings: CoreSettings, now: float
+) -> None:
+    """Refuses another launch with which a model could never be loaded, before anything changes:
+    what it needs must fit into the whole budget next to what never goes, as at a reload.
+
+    Args:
+        model: which.
+        need: what it needs then; None: its files cannot be read, which its load will say.
+        models: all of them.
+        settings: the budget.
+        now: monotonic seconds.
+
+    Raises:
+        RemoteError: `insufficient_memory`.
+    """
+    if need is None or settings.budget is None:
+        return
+    others = {one.name: one for one in models if one is not model}
+    residents = [
+        _unraised(one, others[one.name]) for one in residents_of(others.values(), settings, now)
+    ]
+    whole_bytes = settings.budget.whole_bytes
+    needed_bytes = need.unraised_bytes
+    wish = Wish(name=model.name, needed_bytes=needed_bytes, urgency=Urgency.COMMAND)
+    verdict = plan(wish, residents, budget_bytes=whole_bytes, now=now)
+    if isinstance(verdict, Refuse):
+        raise does_not_fit(
+            model.name,
+            verdict.reason,
+            needed_bytes=needed_bytes,
+            budget_bytes=whole_bytes,
+            blockers=verdict.blockers,
+        )
+
+
+def _unraised(resident: Resident, model: Model) -> Resident:
+    """What running out of memory has raised for a pinned model gives way to a load."""
+    need = model.life.need
+    if need is None or resident.standing is not Standing.PINNED:
+        return resident
+    return replace(resident, never_bytes=resident.never_bytes - need.raise_for(0))

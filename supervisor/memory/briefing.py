@@ -93,7 +93,7 @@ class MemoryBriefing:
         """
         needs = {}
         for model in config.models:
-            need = self._appraise(model.launch) if model.download is None else None
+            need = self.appraise(model.launch) if model.download is None else None
             if need is not None:
                 needs[model.name] = need
         check_needs(config, needs, self._budget(config.memory_budget))
@@ -105,26 +105,32 @@ class MemoryBriefing:
         self._lacking = {model.name: model.download for model in models if model.download}
         self.needs = needs
 
-    def relaunched(self, name: ModelName, launch: LaunchSettings) -> Need | None:
-        """What a model needs with another launch than that of its entry; None: its files cannot be
-        read. It counts as the model's launch from now on."""
-        need = self._appraise(launch)
+    def appraise(self, launch: LaunchSettings) -> Need | None:
+        """What a model needs with this launch; None: its files cannot be read."""
+        try:
+            return self._appraiser.appraise(launch)
+        except (FolderError, OSError):
+            return None
+
+    def relaunched(self, name: ModelName, launch: LaunchSettings, need: Need | None) -> None:
+        """A model has another launch than that of its entry from now on, with which it needs this;
+        None: its files cannot be read."""
         others = {one: known for one, known in self.needs.items() if one != name}
         self.needs = others if need is None else {**others, name: need}
         self._launches[name] = launch
-        return need
 
     def found(self, repository: Repository, folder: str) -> None:
         """A repository is complete, in that folder: the models that lacked it are read, each with
         the launch that it is loaded with, which a load may have asked for."""
         for name, lacking in self._lacking.items():
             if lacking == repository:
-                self.relaunched(name, replace(self._launches[name], path=folder))
+                launch = replace(self._launches[name], path=folder)
+                self.relaunched(name, launch, self.appraise(launch))
 
     def measured(self, launch: LaunchSettings) -> None:
         """A worker with these settings has measured its model."""
         found = {name for name, own in self._launches.items() if own == launch}
-        need = self._appraise(launch) if found else None
+        need = self.appraise(launch) if found else None
         if need is not None:
             self.needs = {**self.needs, **dict.fromkeys(found, need)}
 
@@ -148,12 +154,6 @@ class MemoryBriefing:
         self.needs = {**self.needs, **raised}
 
     # ------------------------------------------------------------ inside
-
-    def _appraise(self, launch: LaunchSettings) -> Need | None:
-        try:
-            return self._appraiser.appraise(launch)
-        except (FolderError, OSError):
-            return None
 
     def _budget(self, given_bytes: int | None) -> Budget | None:
         if given_bytes is not None:

@@ -13,13 +13,15 @@ from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.supervisor.core.actions import AppraiseLaunch
 from mlxsup.supervisor.core.events import LaunchAppraised
+from mlxsup.supervisor.core.memory.need import Need
 
-from . import wishes
+from . import memory, wishes
 from .asks import Ask
 from .books import Book, Wanted
 from .violation import check
 
 if TYPE_CHECKING:
+    from .plan import Plan
     from .record import Record
 
 FOR_EVER = -1.0
@@ -30,6 +32,9 @@ SAYS_S = (0.0, 0.0, 0.3, 3.0, FOR_EVER)
 SENSIBLE_S: tuple[float | None, ...] = (None, None, 0.3, 3.0, FOR_EVER)
 SENSELESS_S: tuple[float | None, ...] = (0.0, -2.0, math.inf)
 LENGTHS: tuple[int | None, ...] = (None, None, 0, 600, 1150)
+TOO_LONG_SHARE = 0.3
+"""Of runs with a memory budget, those in which the longest of these needs more than that."""
+
 SENSELESS_LENGTHS: tuple[int | None, ...] = (-1, 10**12)
 
 Key = tuple[bytes, str]
@@ -50,6 +55,18 @@ class Saying:
         """Nearly all requests say nothing."""
         if self._dice.random() < self._share:
             ask.keep_alive_s = self._dice.choice(SAYS_S)
+
+
+def need_with(plan: Plan, need: Need, launch: LaunchSettings) -> Need:
+    """What a model needs with that launch, if it needs this as it is configured; nothing but the
+    longest context makes a difference."""
+    is_longest = launch.context_length == max(length or 0 for length in LENGTHS)
+    dice = random.Random(f"too long in {plan.seed}")
+    if need.given_bytes is not None or not is_longest or dice.random() >= TOO_LONG_SHARE:
+        return need
+    assert plan.budget_bytes is not None
+    weights = replace(need.weights, size_bytes=need.weights.size_bytes + plan.budget_bytes)
+    return replace(need, weights=weights)
 
 
 def stays_s(book: Book) -> float | None:
@@ -92,12 +109,17 @@ class LoadOptions:
         check("appraised unasked", launch == action.launch, f"{action}, {launch}")
 
     def appraised(self, record: Record, event: LaunchAppraised) -> None:
-        """From now on it is as if the file said so, until that is read again."""
-        if event.need is not None:
-            record.appraised.add(event.model)
+        """From now on it is as if the file said so, until that is read again; unless it could never
+        be loaded so: then it is refused, and nothing changes."""
         book = record.books.get(event.model)
         if book is None or book.wanted is Wanted.GONE or record.is_shutting_down:
             return
+        if event.need is not None:
+            if not memory.could_be_loaded(record, book, event.need.unraised_bytes):
+                self._refused.add((bytes(event.caller.connection), event.caller.id))
+                record.count("another context refused")
+                return
+            record.appraised.add(event.model)
         record.count("another context")
         book.suspicion.lift()
         length = event.launch.context_length

@@ -120,6 +120,18 @@ def _kept_by(record: Record, book: Book) -> int:
     return held_by(record, book) if is_stuck else need_of(record, book)
 
 
+def could_be_loaded(record: Record, book: Book, needed_bytes: int) -> bool:
+    """Whether a model that needs so much fits next to what never goes, if nothing was raised."""
+    fixed = 0
+    for other in record.books.values():
+        if other is not book and _is_fixed(other):
+            is_stuck = other.life is not None and other.life.is_abandoned
+            raised_bytes = 0 if is_stuck else raised(record, other)
+            fixed += _kept_by(record, other) - raised_bytes
+    budget = record.plan.budget_bytes
+    return budget is None or fixed + needed_bytes <= budget
+
+
 def forget(record: Record) -> None:
     """Who has made room is not wanted any longer once nobody waits for it."""
     for book in record.books.values():

@@ -12,6 +12,7 @@ from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.supervisor.core.actions import (
     Abandon,
     Action,
+    AdoptLaunch,
     Announce,
     AppraiseLaunch,
     BudgetChanged,
@@ -47,7 +48,7 @@ from mlxsup.supervisor.core.events import (
     WorkerSeen,
 )
 
-from . import stories
+from . import load_options, stories
 from .clients import Client
 from .gateway import Gateways
 from .hub import Hub, lack_files
@@ -247,7 +248,7 @@ class World:
                 self._appraisals.append(action)
             case Abandon(model=model, generation=generation):
                 self._workers[model, generation].is_abandoned = True
-            case Announce() | BudgetChanged() | ForgetModel() | NeedRaised():
+            case AdoptLaunch() | Announce() | BudgetChanged() | ForgetModel() | NeedRaised():
                 pass
             case RequestEnded() | SetLogLevel() | Entry():
                 pass  # the record looks at them
@@ -260,6 +261,8 @@ class World:
 
     def _appraise(self, action: AppraiseLaunch) -> None:
         need = self.hub.needs().get(action.model)
+        if need is not None:
+            need = load_options.need_with(self.plan, need, action.launch)
         self.handle(action.answered(need, now=self.time.now))
 
     def _wake_at(self, when: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -89,3 +90,18 @@ def test_a_file_that_cannot_be_written_is_a_line_in_the_log(tmp_path: Path) -> N
     bench.briefing.measured(bench.launch)
     assert bench.raised() == 700
     assert "measurements not written" in bench.logged()
+
+
+def test_another_launch_counts_once_it_is_adopted_and_not_because_it_was_appraised(
+    bench: Bench,
+) -> None:
+    """A load with it may be refused."""
+    before = bench.briefing.needs[MODEL]
+    longer = replace(bench.launch, context_length=before.context_tokens // 2)
+    need = bench.briefing.appraise(longer)
+    assert need is not None
+    bench.briefing.measured(bench.launch)
+    assert bench.briefing.needs[MODEL] == before
+    bench.briefing.relaunched(MODEL, longer, need)
+    bench.briefing.measured(longer)
+    assert bench.briefing.needs[MODEL] == need != before

@@ -24,6 +24,8 @@ MUTANTS = (
         "if not 0 <= context_length <= MAX_CONTEXT_LENGTH:", "if False:"),
     bug("load_options: a dry run of anything", "load_options",
         "if load.context_length is None and load.keep_alive is None:", "if True:"),
+    bug("load_options: another context, however much it needs", "load_options",
+        "if isinstance(verdict, Refuse):", "if False:"),
     bug("load_options: another context waits for the next load", "client_events",
         "self._fleet.trigger(model, Reconfigured(settings=settings, drain_s=drain_s), event.now)",
         "model.life.settings = settings"),
