@@ -371,7 +371,6 @@ class App:
             self._clients.limit_to(room)
             self._announcer.reloaded(later)
             self._briefing.adopt(config.models, needs)
-            self.dispatch(Appraised(now=now, needs=needs))
         self.dispatch(replace(read, caller=caller, is_dry=is_dry))
 
     def _room_for(self, config: DaemonConfig) -> int:

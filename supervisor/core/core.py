@@ -287,7 +287,7 @@ class Core:
             return
         settings = self._giving_back.after_reload(event.settings)
         self.fleet.reload(settings, event.models, event.now)
-        self._appraising.settle()
+        self._appraising.appraised(event.needs)
         over_bytes = overshoot_bytes(self.fleet, settings.budget)
         if event.caller is not None:
             answer = {**changes, "later": list(event.later), "over_budget_bytes": over_bytes}

@@ -300,7 +300,7 @@ class Reloaded(_Event):
         caller: who asked for it; None for a signal.
         later: keys that have changed but only take effect at the next start.
         is_dry: whether to answer what it would change, and to change nothing.
-        needs: for that answer, what the models of the file that was read need.
+        needs: of every model of that file that could be appraised; it replaces what was known.
     """
 
     settings: CoreSettings

@@ -62,6 +62,7 @@ class Operators:
                     models=entries,
                     caller=caller,
                     later=("log_dir",) if dice.random() < 0.3 else (),
+                    needs=world.hub.needs(),
                 )
             )
 

@@ -199,7 +199,8 @@ class Record:
                 heard.process(self, event)
             case Sampled():
                 heard.sampled(self, event)
-            case Reloaded():
+            case Reloaded(needs=needs):
+                self.appraised = set(needs)
                 self.changes = wishes.changes(self, event)
                 wishes.reloaded(self, event)
             case ShutdownAsked(is_immediate=is_immediate):

@@ -9,7 +9,7 @@ import pytest
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.states import State
 from mlxsup.supervisor.config.values import parse_size
-from mlxsup.supervisor.core.events import Appraised, Reloaded
+from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.memory.given import known_problem
 from mlxsup.supervisor.core.memory.need import Figure, Need, Source
 from mlxsup.supervisor.core.settings import ModelSettings
@@ -63,9 +63,8 @@ def test_an_entry_with_more_that_comes_meanwhile_is_loaded() -> None:
     driver = driver_of(FIXED)
     driver.load("a")
     driver.come_up("a")
-    driver.do(Appraised(now=driver.now, needs={driver.model("a").name: need_of(given=ENOUGH)}))
-    models = (_with_memory(ENOUGH),)
-    driver.do(Reloaded(now=driver.now, settings=limited(10**9), models=models))
+    models, needs = (_with_memory(ENOUGH),), {driver.model("a").name: need_of(given=ENOUGH)}
+    driver.do(Reloaded(now=driver.now, settings=limited(10**9), models=models, needs=needs))
     driver.exit("a", 143)
     assert driver.state("a") is State.LOADING
     driver.come_up("a")

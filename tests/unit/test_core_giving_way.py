@@ -267,7 +267,8 @@ def test_nobody_leaves_for_a_budget_that_a_reload_has_lowered() -> None:
         driver.batch("a", f"a{number}")
         driver.batch("b", f"b{number}")
     models, settings = (served("a"), served("b")), limited(needs([LONG]))
-    driver.do(Reloaded(now=driver.now, settings=settings, models=models, caller=None))
+    known = driver.core.fleet.needs
+    driver.do(Reloaded(now=driver.now, settings=settings, models=models, needs=known))
     assert driver.asked() == []
 
 

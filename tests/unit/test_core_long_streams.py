@@ -76,7 +76,9 @@ def test_who_could_not_return_with_its_answer_stays() -> None:
     models = tuple(served(name) for name in "ab")
     settings = limited(WITH_LONG - 1, min_residency_s=0.0)
     assert settings.budget is not None
-    driver.do(Reloaded(now=driver.now, settings=settings, models=models))
+    driver.do(
+        Reloaded(now=driver.now, settings=settings, models=models, needs=driver.core.fleet.needs)
+    )
     driver.measure()
     assert states(driver, "ab") == [State.READY, State.DRAINING]
     assert not [one for one in driver.terminals.get((ALICE, "r1"), []) if isinstance(one, Failed)]

@@ -74,7 +74,11 @@ def test_answers_of_a_model_that_crashed_wait_for_rows_of_a_pinned_one() -> None
     driver = RowsDriver("pm", BUDGET, pinned="p")
     slow = replace(RESTART, backoff_initial_s=8.0, backoff_max_s=8.0)
     models = (served("p", pinned=True), served("m", restart=slow))
-    driver.do(Reloaded(now=driver.now, settings=limited(BUDGET), models=models))
+    driver.do(
+        Reloaded(
+            now=driver.now, settings=limited(BUDGET), models=models, needs=driver.core.fleet.needs
+        )
+    )
     driver.bring_up("p")
     driver.load("m")
     for _ in range(2):
@@ -99,7 +103,11 @@ def test_a_small_model_passes_one_that_waits_for_rows_of_a_pinned_model() -> Non
     """However long that one has waited, it is not in the way once those rows have ended."""
     driver = RowsDriver("pms", BUDGET, pinned="p")
     models = (served("p", pinned=True), served("m"), sized("s", 1000))
-    driver.do(Reloaded(now=driver.now, settings=limited(BUDGET), models=models))
+    driver.do(
+        Reloaded(
+            now=driver.now, settings=limited(BUDGET), models=models, needs=driver.core.fleet.needs
+        )
+    )
     driver.bring_up("p")
     run_long_rows(driver)
     driver.ask("r1", "m", priority=Priority.INTERACTIVE)
@@ -119,6 +127,8 @@ def test_who_can_return_when_rows_of_a_pinned_model_end_goes_for_a_lowered_budge
     driver.measure()
     settings = limited(2 * MODEL + 2000, min_residency_s=0.0)
     models = (served("p", pinned=True), served("m"))
-    driver.do(Reloaded(now=driver.now, settings=settings, models=models))
+    driver.do(
+        Reloaded(now=driver.now, settings=settings, models=models, needs=driver.core.fleet.needs)
+    )
     driver.measure()
     assert states(driver, "pm") == [State.READY, State.DRAINING]

@@ -191,7 +191,8 @@ def test_a_smaller_budget_takes_the_raise_back_first() -> None:
     driver.bring_up("a")
     driver.exit("a", code=75)
     assert driver.row("a")["raised_bytes"] == LEAST
-    driver.do(Reloaded(now=driver.now, settings=limited(MODEL + 50), models=(served("a"),)))
+    settings, needs = limited(MODEL + 50), driver.core.fleet.needs
+    driver.do(Reloaded(now=driver.now, settings=settings, models=(served("a"),), needs=needs))
     assert driver.row("a")["raised_bytes"] == 50
 
 
