@@ -144,7 +144,11 @@ class _Desk:
             must_go = lasts(phase.cause, self._models, self._residents, self._budget)
         else:
             target = self._models.get(phase.cause)
-            must_go = is_still_wanted(phase, target, self._may_run)
+            must_go = (
+                target is not None
+                and is_still_wanted(phase, target, self._may_run)
+                and not isinstance(self._verdict(target), Admit)
+            )
         if not must_go:
             self.steps.append((model, SwapCalledOff()))
             resident = self._residents[model.name]
@@ -168,8 +172,12 @@ class _Desk:
                 self._evict(names, f" for {model.name}, which needs {needed}")
                 wait = Wait(reason=reason, is_under_way=True, takes_spare=takes_spare)
                 self._lacks(model, wait)
-            case Admit() | GiveBack() | Evict():
-                if phase.lack is not None:
+            case Admit() | GiveBack() | Evict() if phase.lack is not None:
+                if phase.lack.is_promised:
+                    needed = size_text(model.life.needed_bytes)
+                    reason = f"needs {needed}, which is kept for it: other models load first"
+                    self._lacks(model, Wait(reason=reason, is_under_way=True))
+                else:
                     self.steps.append((model, HasMemory()))
             case Swap(models=names, reason=reason) if not self._settings.swap:
                 why = f"{reason}, and with `swap` off nothing that is busy makes room"

@@ -73,10 +73,10 @@ def place_in_line(
     return _place(request, model, models)
 
 
-def is_still_wanted(phase: Swapping, target: Model | None, may_run: MayRun) -> bool:
+def is_still_wanted(phase: Swapping, target: Model, may_run: MayRun) -> bool:
     """Whether the model that another one makes room for still waits for that, and may have it."""
-    lack = _lack(target) if target else None
-    if target is None or lack is None or not lack.is_promised:
+    lack = _lack(target)
+    if lack is None or not lack.is_promised:
         return False
     wants = _priority(target, may_run)
     return wants is not None and not (phase.ran is not None and phase.ran.is_above(wants))
