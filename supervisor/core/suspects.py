@@ -66,7 +66,8 @@ def next_in_line(model: Model, ledger: Ledger) -> Request | None:
     if turns.is_taken:
         return None
     if not turns.are_on:
-        return next((r for r in turns.waiting if r not in turns.due), None)
+        others = (request for request in turns.waiting if request not in turns.due)
+        return next((r for r in others if not turns.due or _may_leave(model, r)), None)
     if model.lets_newcomers_in:
         newcomer = next((r for r in turns.waiting if _is_newcomer(model, r)), None)
         if newcomer is not None:

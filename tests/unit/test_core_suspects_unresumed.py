@@ -72,6 +72,28 @@ def test_a_row_that_may_not_be_resumed_holds_up_a_turn_and_nobody_else() -> None
     assert [told.key for told in driver.told(PauseRow)] == [5, 6]
 
 
+def test_rows_that_may_not_be_resumed_do_not_hold_up_a_turn_by_overlapping() -> None:
+    driver = waits_for_a_row_that_may_not_be_resumed()
+    driver.row_left(3)
+    assert driver.serve("next", resume=False) == [], "a turn is due, and 6 would hold it up again"
+    assert driver.serve("new") == [7]
+    driver.token(4, 5, 7)
+    finish(driver, 4)
+    for key in (5, 7):
+        driver.row_left(key)
+    assert driver.dispatched() == [3]
+    assert finish(driver, 3) == [5, 6, 7], "no turn is due any longer"
+
+
+def test_one_that_may_not_be_resumed_starts_while_no_suspect_is_near_its_crash() -> None:
+    driver = waits_for_a_row_that_may_not_be_resumed()
+    driver.row_left(3)
+    driver.cancel("long")
+    assert driver.serve("long") == [6]
+    assert driver.row()["on_probation"] == 2
+    assert driver.serve("next", resume=False) == [7]
+
+
 def test_a_crash_in_company_convicts_nobody_who_was_near_his_own() -> None:
     driver = waits_for_a_row_that_may_not_be_resumed()
     crash(driver)
