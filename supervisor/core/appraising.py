@@ -60,6 +60,8 @@ class Appraising:
         need = model.life.need
         if exit_code != ExitCode.OUT_OF_MEMORY or need is None or model.life.is_outdated:
             return
+        if model.name not in self._fleet.needs:
+            return  # the files that it has loaded cannot be read, or a reload has removed it
         held_bytes = model.measured_bytes - model.reusable_bytes
         higher = raised(need, planned_bytes=planned_bytes(model), held_bytes=held_bytes)
         if higher.raised_bytes == need.raised_bytes:

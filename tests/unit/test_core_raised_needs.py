@@ -270,3 +270,16 @@ def test_a_process_of_an_older_entry_raises_nothing() -> None:
     driver.do(Reloaded(now=driver.now, settings=limited(10 * MODEL), models=(changed,)))
     driver.exit("a", code=75)
     assert need_raised(driver) == []
+
+
+def test_what_is_no_longer_known_counts_for_its_process_and_is_not_raised() -> None:
+    driver = RowsDriver("a", 10 * MODEL)
+    driver.bring_up("a")
+    driver.do(Appraised(now=driver.now, needs={}))
+    assert driver.row("a")["needed_bytes"] == MODEL
+    driver.exit("a", code=75)
+    assert need_raised(driver) == []
+    driver.unload("a")
+    driver.exit("a", code=0)
+    driver.do(Appraised(now=driver.now, needs={}))
+    assert driver.row("a")["needed_bytes"] == 0

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mlxsup.protocol.client_messages import Notice
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.states import Priority
 from mlxsup.protocol.worker_messages import Dispatch
+from mlxsup.supervisor.core.events import Appraised, Reloaded
 from mlxsup.supervisor.core.settings import ClientSettings
 
-from support.core_rows import FIXED, LEAST, ONE_ROW, RowsDriver, bytes_for, need_of
+from support.core_rows import FIXED, LEAST, ONE_ROW, RowsDriver, bytes_for, need_of, served
 
 MODEL = FIXED + ONE_ROW
 
@@ -41,6 +44,25 @@ def test_it_waits_until_a_row_has_ended() -> None:
     assert driver.dispatched() == []
     assert driver.row("a")["queued"] == 1
     driver.gain("a", first, 5)
+    assert driver.dispatched() == []
+    driver.end("a", first)
+    assert driver.dispatched() == [second]
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_it_waits_on_if_it_is_no_longer_known_what_its_model_needs(is_removed: bool) -> None:
+    """Its folder cannot be read at a reload, or that removes it: its rows are what they were."""
+    driver = serving(TWO_ROWS)
+    first = driver.begin("a", "r1", 900)
+    second = driver.begin("a", "r2", 900)
+    driver.gain("a", second, 1)
+    driver.short("a", second)
+    models = () if is_removed else (served("a"),)
+    driver.do(Appraised(now=driver.now, needs={}))
+    assert driver.dispatched() == []
+    driver.do(Reloaded(now=driver.now, settings=driver.core.fleet.settings, models=models))
+    assert driver.dispatched() == []
+    driver.gain("a", first, 1)
     assert driver.dispatched() == []
     driver.end("a", first)
     assert driver.dispatched() == [second]

@@ -85,7 +85,8 @@ class Life:
         exits: how many processes have ended each way, since the supervisor's start.
         removal: the error for requests once a reload has removed the model.
         footprint_bytes: resident memory of the process, as last measured.
-        need: what the model was appraised at; None before, and if its files cannot be read.
+        need: what the model was appraised at; None before, and if its files cannot be read, unless
+            a process of it lives.
         granted_bytes: what its live process was started with of the memory budget.
         stream_tokens: how long its longest answer is that has begun, as of the exit of its last
             process, and from then on while it waits for a load, which has room for it.
@@ -208,8 +209,10 @@ class Life:
         return self.need.needed_for(stream_tokens) if self.need else 0
 
     def appraise(self, need: Need | None) -> None:
-        """The model needs so much memory: its next load is planned with that."""
-        self.need = need
+        """The model needs so much memory: its next load is planned with that. If that is no longer
+        known, what was known still counts for the live process and its rows."""
+        if need is not None or not self.has_process:
+            self.need = need
         self.keep_books()
 
     def keep_books(self) -> None:
