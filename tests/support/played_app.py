@@ -109,6 +109,7 @@ class Case:
     Attributes:
         now: what the clock says.
         announcer: its own.
+        briefing: what it asks about memory.
         looks: how often it was asked.
         sampled: what became of the measuring.
         end: asks for the end, as a signal would; given the signal and whether it is a repeated one.
@@ -128,8 +129,9 @@ class Case:
         self.end: Callable[..., None]
         self.reload: Callable[[], None]
         self.clients = SimpleNamespace(
-            endpoint="e", pulse=object(), finish=self._nothing, close=lambda linger_s: None
-        )
+            endpoint="e", pulse=object(), finish=self._nothing, close=lambda linger_s: None,
+            admitted=0, limit_to=lambda room: None,
+        )  # fmt: skip
         self.spares = SimpleNamespace(end=self._nothing)
         self._monkeypatch = monkeypatch
         self._play()
@@ -203,10 +205,10 @@ class Case:
 
         clock = SimpleNamespace(now=self._clock_now, delay_until=lambda when: when - self.now)
         workers = SimpleNamespace(
-            pids=[7], end=self._nothing, leave=lambda: 0, close=lambda: None,
+            pids=[7], models=frozenset(), end=self._nothing, leave=lambda: 0, close=lambda: None,
             measurements=None, spares=self.spares,
         )  # fmt: skip
-        briefing = SimpleNamespace(
+        self.briefing = SimpleNamespace(
             needs={},
             needs_of=lambda config: {},
             adopt=lambda models, needs: None,
@@ -216,7 +218,7 @@ class Case:
         parts = {
             "Clock": lambda: clock, "Core": core, "Signals": signals,
             "Clients": lambda *_, **__: self.clients, "Workers": lambda *_: workers,
-            "Sampler": self._sampler, "MemoryBriefing": lambda *_: briefing,
+            "Sampler": self._sampler, "MemoryBriefing": lambda *_: self.briefing,
         }  # fmt: skip
         for name, part in parts.items():
             self._monkeypatch.setattr(app_module, name, part)

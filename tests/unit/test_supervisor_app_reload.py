@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlxsup.protocol.ids import ModelName
+from mlxsup.supervisor import app as app_module
 from mlxsup.supervisor.core.events import Reloaded
 
 from support.needs import GIB, need
@@ -20,9 +21,8 @@ def test_the_core_gets_the_needs_of_the_file_with_everything_else_of_it(
     path.write_text(f'[models.m]\npath = "{tmp_path}"\n')
     needs = {ModelName("m"): need(GIB)}
     case = Case(monkeypatch, config_path=path)
-    monkeypatch.setattr(case.app, "_room_for", lambda config: 10)
-    monkeypatch.setattr(case.app._briefing, "needs_of", lambda config: needs)
-    case.clients.limit_to = lambda room: None
+    monkeypatch.setattr(app_module, "room_for", lambda *_: 10)
+    case.briefing.needs_of = lambda config: needs
     case.run(lambda: case.reload())
     [reloaded] = case.core.events
     assert isinstance(reloaded, Reloaded)
