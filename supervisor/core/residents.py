@@ -7,13 +7,12 @@ from collections.abc import Iterable
 from mlxsup.protocol.states import Wanted
 
 from .changed_files import why_it_stays
-from .lifecycle.life import Life
 from .lifecycle.states import Abandoned, Draining, Ready, StopCause, Stopping, Swapping
 from .memory.budget import Budget
 from .memory.planner import Resident, Standing
 from .memory.residency import RESIDENCY_LOADS
 from .model import Model
-from .rows_memory import spare_bytes
+from .rows_memory import lasting_bytes, spare_bytes
 from .settings import CoreSettings
 from .swapping import highest_class, turn_ends_at
 
@@ -38,7 +37,7 @@ def _resident(model: Model, settings: CoreSettings, now: float) -> Resident:
     return Resident(
         name=model.name,
         reserved_bytes=life.reserved_bytes,
-        never_bytes=_never_bytes(life, standing),
+        never_bytes=_never_bytes(model, standing, now),
         spare_bytes=spare_bytes(model, now),
         is_ending=isinstance(phase, Stopping),
         standing=standing,
@@ -51,11 +50,10 @@ def _resident(model: Model, settings: CoreSettings, now: float) -> Resident:
     )
 
 
-def _never_bytes(life: Life, standing: Standing) -> int:
-    """What rows of a pinned model take besides comes back when they end."""
+def _never_bytes(model: Model, standing: Standing, now: float) -> int:
     if standing is Standing.STUCK:
-        return life.reserved_bytes
-    return life.pinned_bytes if standing is Standing.PINNED else 0
+        return model.life.reserved_bytes
+    return lasting_bytes(model, now) if standing is Standing.PINNED else 0
 
 
 def _standing(model: Model) -> Standing:

@@ -10,7 +10,7 @@ from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import PauseReason, Wanted
 
 from .errors import row_does_not_fit
-from .lifecycle.states import Stopping
+from .lifecycle.states import Ready, Stopping
 from .memory.head_room import Claim
 from .model import Model
 from .requests.ledger import Request, Stage
@@ -124,6 +124,20 @@ def spare_bytes(model: Model, now: float) -> int:
     if not budget.may_give_back(now):  # what it holds is what it needs
         left_bytes = max(left_bytes, model.measured_bytes)
     return max(0, model.life.reserved_bytes - max(left_bytes, model.life.pinned_bytes))
+
+
+def lasting_bytes(model: Model, now: float) -> int:
+    """What a pinned model holds whoever of its requests ends: what a load of it needs, because what
+    its rows take besides comes back with them. If its process has outgrown that, it is all that is
+    left once it is idle and has given back; without a budget for its rows, nothing comes back."""
+    life, budget = model.life, model.row_budget
+    if not isinstance(life.phase, Ready):
+        return life.pinned_bytes
+    held_bytes = life.reserved_bytes - spare_bytes(model, now)
+    if not has_row_budget(model) or is_given(model):
+        return held_bytes
+    has_given_back = budget is not None and budget.has_just_given_back(model.idle_since, now)
+    return held_bytes if model.is_idle and has_given_back else life.pinned_bytes
 
 
 def reserve(model: Model) -> None:

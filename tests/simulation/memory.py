@@ -114,10 +114,18 @@ def refuse(record: Record) -> None:
 
 def _kept_by(record: Record, book: Book) -> int:
     """What a model keeps whatever is asked for, and whoever ends: all that it holds if its process
-    cannot be ended, and what it needs if it is pinned."""
+    cannot be ended, or serves rows that have no budget; otherwise what a pinned one needs, or what
+    is left of it when it has just given back and does nothing."""
     life = book.life
-    is_stuck = life is not None and life.is_abandoned
-    return held_by(record, book) if is_stuck else need_of(record, book)
+    if life is not None and life.is_abandoned:
+        return held_by(record, book)
+    if life is None or not book.serves or book.drain_until is not None:
+        return need_of(record, book)
+    if not record.plan.layers_of(life.launch):
+        return held_by(record, book)
+    is_idle = not (book.waiting or life.given)
+    has_given_back = life.gave_back_at > book.busy_at and room.needs_what_it_holds(record, life)
+    return least_by(record, book) if is_idle and has_given_back else need_of(record, book)
 
 
 def could_be_loaded(record: Record, book: Book, needed_bytes: int) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.ids import RequestKey
-from mlxsup.protocol.states import Priority, State
+from mlxsup.protocol.states import FinishReason, Priority, State
 from mlxsup.protocol.text import size_text
 from mlxsup.supervisor.core.events import Reloaded
 
@@ -132,3 +132,60 @@ def test_who_can_return_when_rows_of_a_pinned_model_end_goes_for_a_lowered_budge
     )
     driver.measure()
     assert states(driver, "pm") == [State.READY, State.DRAINING]
+
+
+def grown(held: int) -> RowsDriver:
+    """`p` is pinned and idle, and its process holds so much for no row."""
+    driver = RowsDriver("pm", BUDGET, pinned="p")
+    driver.bring_up("p")
+    driver.confirm("p")
+    driver.now += 1.0
+    driver.measure(p=held)
+    return driver
+
+
+def test_what_a_process_has_outgrown_is_in_the_way_for_good_once_it_gave_nothing_back() -> None:
+    held = BUDGET - 100
+    driver = grown(held)
+    driver.ask("r1", "m")
+    assert driver.errors() == {}, "it may keep that for speed alone"
+    driver.confirm("p")
+    driver.now += 1.0
+    driver.measure(p=held)
+    error = driver.failure_of("r1").error
+    assert f"p is pinned and holds {size_text(held)}" in error["message"]
+
+
+def test_what_it_does_give_back_is_not() -> None:
+    driver = grown(BUDGET - 100)
+    driver.ask("r1", "m")
+    driver.confirm("p")
+    driver.now += 1.0
+    driver.measure(p=MODEL)
+    assert driver.state("m") is State.LOADING
+
+
+def test_what_is_measured_while_rows_run_says_nothing_of_what_stays() -> None:
+    """It gave back just before, so what it holds is what it needs; that was for its rows."""
+    driver = RowsDriver("pms", BUDGET, pinned="p")
+    models = (served("p", pinned=True), served("m"), sized("s", 1000))
+    needs = driver.core.fleet.needs
+    driver.do(Reloaded(now=driver.now, settings=limited(BUDGET), models=models, needs=needs))
+    driver.bring_up("p")
+    keys = run_long_rows(driver)
+    driver.ask("r1", "m")
+    driver.ask("r2", "s")
+    driver.confirm("p")
+    driver.now += 1.0
+    driver.measure(p=BUSY)
+    assert driver.state("s") is State.LOADING
+    driver.come_up("s")
+    driver.token(*keys, model="p", finish=FinishReason.STOP)
+    assert (driver.errors(), driver.state("m")) == ({}, State.PENDING)
+    driver.unload("s")
+    driver.exit("s", code=0)
+    for _ in range(12):
+        driver.now += 1.0
+        driver.measure(p=MODEL)
+        driver.confirm("p")
+    assert driver.state("m") is State.LOADING

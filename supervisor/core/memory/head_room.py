@@ -101,6 +101,11 @@ class RowBudget:
         at = self._gave_back_at
         return self._stage is not _Stage.NOT_ASKED or at is None or now >= at + GIVES_AGAIN_AFTER_S
 
+    def has_just_given_back(self, since: float, now: float) -> bool:
+        """Whether what it holds now is what is left after it gave back, later than that."""
+        at = self._gave_back_at
+        return at is not None and at > since and not self.may_give_back(now)
+
     @property
     def is_asked(self) -> bool:
         """Whether it was asked to give back and the result is not known yet."""
