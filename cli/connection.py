@@ -105,7 +105,6 @@ class Target:
         if is_lost and (source := self.endpoint_source):
             error.hint = f"{source} may be wrong: a daemon prints its endpoint when it starts"
         else:
-            error.message = _COMMAND.sub(self._repeat, error.message)
             error.hint = self.repeat_in(error.hint)
             if is_lost:
                 error.hint = self._with_place(error.hint)
