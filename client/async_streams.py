@@ -9,10 +9,9 @@ from typing import Any, Self
 
 from mlxsup.protocol.ids import RequestId
 
-from .errors import ConnectionLost, RequestError, SubscriptionClosed
 from .results import Delta, Notice
 from .session import Item
-from .streams import ENDS_OF_READING, OnNotice, StreamBase, value_of
+from .streams import ENDS_OF_READING, OnNotice, StreamBase, SubscriptionBase
 
 
 class AsyncInbox:
@@ -126,16 +125,14 @@ class AsyncStream(StreamBase):
         self.cancel()
 
 
-class AsyncEventStream:
+class AsyncEventStream(SubscriptionBase):
     """State changes from the call on, as maps; `close` ends it."""
 
     def __init__(
         self, request_id: RequestId, inbox: AsyncInbox, cancel: Callable[[RequestId], None]
     ) -> None:
-        self._request_id = request_id
+        super().__init__(request_id, cancel)
         self._inbox = inbox
-        self._cancel = cancel
-        self._is_closed = False
 
     def __aiter__(self) -> Self:
         return self
@@ -143,18 +140,10 @@ class AsyncEventStream:
     async def __anext__(self) -> dict[str, Any]:
         if self._is_closed:
             raise StopAsyncIteration
-        try:
-            return value_of(await self._inbox.get())
-        except SubscriptionClosed:
-            raise StopAsyncIteration from None
-        except (RequestError, ConnectionLost):
-            self._is_closed = True
-            raise
-
-    def close(self) -> None:
-        """Ends the subscription, and with it the iteration; may be called from any thread."""
-        self._is_closed = True
-        self._cancel(self._request_id)
+        change = self._take(await self._inbox.get())
+        if change is None:
+            raise StopAsyncIteration
+        return change
 
     async def __aenter__(self) -> Self:
         return self

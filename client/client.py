@@ -22,7 +22,6 @@ from mlxsup.protocol.request_messages import PauseRequest, ResumeRequest
 
 from .api import GenerateParameters
 from .connection import Connection
-from .errors import ConnectionLost, RequestError, SubscriptionClosed
 from .io_thread import IoThread
 from .parameters import (
     Command,
@@ -36,7 +35,7 @@ from .parameters import (
 from .request_commands import RequestCommands
 from .results import Delta, Notice, Result
 from .session import Item
-from .streams import ENDS_OF_READING, OnNotice, StreamBase, value_of
+from .streams import ENDS_OF_READING, OnNotice, StreamBase, SubscriptionBase, value_of
 
 SyncInbox = queue.SimpleQueue[Item]
 
@@ -82,16 +81,14 @@ class Stream(StreamBase):
         self.cancel()
 
 
-class EventStream:
+class EventStream(SubscriptionBase):
     """State changes from the call on, as maps; `close` ends it."""
 
     def __init__(
         self, request_id: RequestId, inbox: SyncInbox, cancel: Callable[[RequestId], None]
     ) -> None:
-        self._request_id = request_id
+        super().__init__(request_id, cancel)
         self._inbox = inbox
-        self._cancel = cancel
-        self._is_closed = False
 
     def __iter__(self) -> Self:
         return self
@@ -99,18 +96,10 @@ class EventStream:
     def __next__(self) -> dict[str, Any]:
         if self._is_closed:
             raise StopIteration
-        try:
-            return value_of(self._inbox.get())
-        except SubscriptionClosed:
-            raise StopIteration from None
-        except (RequestError, ConnectionLost):
-            self._is_closed = True
-            raise
-
-    def close(self) -> None:
-        """Ends the subscription, and with it the iteration; may be called from any thread."""
-        self._is_closed = True
-        self._cancel(self._request_id)
+        change = self._take(self._inbox.get())
+        if change is None:
+            raise StopIteration
+        return change
 
     def __enter__(self) -> Self:
         return self

@@ -7,7 +7,7 @@ from typing import Any
 
 from mlxsup.protocol.ids import RequestId
 
-from .errors import internal
+from .errors import SubscriptionClosed, internal
 from .results import Delta, Notice, Result
 from .session import Item
 
@@ -90,6 +90,37 @@ class StreamBase:
         if isinstance(item, Exception):
             raise item
         return None
+
+
+class SubscriptionBase:
+    """State changes from the call on, as maps; `close` ends it.
+
+    Args:
+        request_id: its name.
+        cancel: asks for its end; called from any thread.
+    """
+
+    def __init__(self, request_id: RequestId, cancel: Callable[[RequestId], None]) -> None:
+        self._request_id = request_id
+        self._cancel = cancel
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Ends the subscription, and with it the iteration; may be called from any thread."""
+        self._is_closed = True
+        self._cancel(self._request_id)
+
+    def _take(self, item: Item) -> dict[str, Any] | None:
+        """The change to return, or None if the subscription was closed meanwhile.
+
+        Raises:
+            RequestError, ConnectionLost: the subscription ended with this error.
+        """
+        if isinstance(item, SubscriptionClosed):
+            return None
+        if isinstance(item, Exception):
+            self._is_closed = True
+        return value_of(item)
 
 
 def value_of(item: Item) -> dict[str, Any]:
