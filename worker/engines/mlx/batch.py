@@ -101,7 +101,7 @@ class MlxBatch:
         """Sizes the prefill chunks."""
         return self._pacer
 
-    @judging_errors()
+    @judging_errors
     def insert(self, row: Row) -> int:
         """Adds a row; its prefill starts with the next step.
 
@@ -146,12 +146,12 @@ class MlxBatch:
         own = [] if row.ignore_eos else self._stop_tokens
         return [*own, *row.stop_token_ids]
 
-    @judging_errors()
+    @judging_errors
     def remove(self, *keys: RequestKey) -> None:
         """Takes rows out at once, in one change; unknown keys are ignored (D6)."""
         self._keep(self._take_out(keys).values())
 
-    @judging_errors()
+    @judging_errors
     def set_aside(self, *keys: RequestKey, keep: bool) -> list[RowSetAside]:
         """See `Engine.set_aside`.
 
@@ -223,14 +223,14 @@ class MlxBatch:
             for cache, tokens in caches:
                 self._prefixes.keep(tokens, cache)
 
-    @judging_errors()
+    @judging_errors
     def settle(self) -> None:
         """See `Engine.settle`; nothing reads or frees what is kept before this was done."""
         if self._ended:
             ended, self._ended = self._ended, []
             self._keep(ended)
 
-    @judging_errors()
+    @judging_errors
     def give_back(self, *, keeps_prefixes: bool = False) -> None:
         """See `Engine.give_back`."""
         self.settle()
@@ -309,7 +309,7 @@ class MlxBatch:
         """One token for each row that decodes; raises what `step` raises."""
         return self._run(self._turns.hold())
 
-    @judging_errors()
+    @judging_errors
     def _run(self, plan: dict[int, int]) -> StepResult:
         self.settle()
         decoding = self._decode_rows()
@@ -387,7 +387,7 @@ class MlxBatch:
         if not _warms_up(key):
             self._ended.append((response.prompt_cache, response.all_tokens))
 
-    @judging_errors()
+    @judging_errors
     def close(self) -> None:
         """Removes every row; the process's limits are restored afterwards (E2, E3)."""
         if self.paces is not None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from importlib.metadata import version
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import mlx.core as mx
 from mlx_lm.models.cache import RotatingKVCache
@@ -19,6 +20,9 @@ from ...engine import BadModelError, GpuFaultElsewhereError, NoDeviceError
 from .folder import ModelFolder
 from .kernels import discard_if_unloadable, use_kernel_folder
 from .known_faults import Remedy, find_fault
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 GROUP_BYTES = 128 * 1024 * 1024
 """How much is read between two reports of progress."""
@@ -115,23 +119,27 @@ def blaming_the_model(path: str) -> Iterator[None]:
         raise BadModelError(f"{path}: the model cannot run: {shorten(error)}") from error
 
 
-@contextmanager
-def judging_errors() -> Iterator[None]:
-    """Goes around whatever may evaluate arrays while rows are served: MLX raises an error about
-    earlier work wherever the next array is evaluated, and only some errors accuse rows.
+def judging_errors(method: Callable[P, R]) -> Callable[P, R]:
+    """For whatever may evaluate arrays while rows are served: MLX raises an error about earlier
+    work wherever the next array is evaluated, and only some errors accuse rows.
 
     Raises:
         MemoryError: MLX ran out of memory.
         GpuFaultElsewhereError: another process's fault on the GPU.
         RuntimeError: any other error of MLX; a row may have caused it.
     """
-    try:
-        yield
-    except RuntimeError as error:
-        raise_if_memory(error)
-        raise_if_innocent(error)
-        discard_if_unloadable(error)
-        raise
+
+    @wraps(method)
+    def judged(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return method(*args, **kwargs)
+        except RuntimeError as error:
+            raise_if_memory(error)
+            raise_if_innocent(error)
+            discard_if_unloadable(error)
+            raise
+
+    return judged
 
 
 def shorten(error: BaseException) -> str:
