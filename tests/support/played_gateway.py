@@ -114,6 +114,7 @@ class PlayedDaemon:
         asked: the arguments of each.
         state: of the only model.
         subscriptions: those that were opened.
+        opened: the same, one after the other, for a test that waits for the next.
         presets: of the only model, by name.
     """
 
@@ -123,6 +124,7 @@ class PlayedDaemon:
         self.asked: list[dict[str, Any]] = []
         self.state: str | Exception = "READY"
         self.subscriptions: list[PlayedEvents] = []
+        self.opened: asyncio.Queue[PlayedEvents] = asyncio.Queue()
         self.presets: dict[str, dict[str, Any]] = {}
 
     async def __aenter__(self) -> Self:
@@ -147,6 +149,7 @@ class PlayedDaemon:
     def events(self) -> PlayedEvents:
         """Changes, if the test has any."""
         self.subscriptions.append(PlayedEvents())
+        self.opened.put_nowait(self.subscriptions[-1])
         return self.subscriptions[-1]
 
     async def status(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from mlxsup.gateway.model_events import ModelEvents, event_of
 from mlxsup.gateway.sse import WRITE
 from mlxsup.protocol.errors import ErrorCode
 
-from support.played_events import Item, PlayedEvents
+from support.played_events import Item
 from support.played_gateway import PlayedDaemon, Response, Site
 
 
@@ -246,13 +246,6 @@ def test_who_comes_when_the_daemon_is_gone_hears_so() -> None:
     asyncio.run(run())
 
 
-async def subscribed(daemon: PlayedDaemon) -> PlayedEvents:
-    """The subscription that is open now, once there is one."""
-    while not daemon.subscriptions or daemon.subscriptions[-1].is_closed:  # noqa: ASYNC110
-        await asyncio.sleep(0)
-    return daemon.subscriptions[-1]
-
-
 def test_a_daemon_that_was_only_out_of_reach_is_followed_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -263,12 +256,12 @@ def test_a_daemon_that_was_only_out_of_reach_is_followed_again(
         changes = Changes(seen.append)
         async with changes.watching(cast(AsyncClient, daemon)):
             for _ in range(2):
-                told = await subscribed(daemon)
+                told = await daemon.opened.get()
                 follower = changes.follow()
                 told.items.put_nowait(ConnectionLost("the daemon is silent", "ipc:///x"))
                 with pytest.raises(Failure):
                     await anext(follower)
-            told = await subscribed(daemon)
+            told = await daemon.opened.get()
             follower = changes.follow()
             told.items.put_nowait({"number": 1})
             assert await anext(follower) == {"number": 1}
