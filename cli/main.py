@@ -204,7 +204,7 @@ def _system_error(error: OSError) -> CliError:
     return CliError(
         f"{path}{error.strerror or error}",
         code="system",
-        hint=f"make that possible, and run it again; {TRACEBACK_VARIABLE}=1 shows where it failed",
+        hint="make that possible, and run it again",
     )
 
 

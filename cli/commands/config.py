@@ -33,9 +33,8 @@ def check(file: Path, output: Output) -> None:
     Lists everything that is wrong with FILE and with the folders of its models, or says that it is
     valid.
     """
-    if (
-        os.path.exists(file) and not output.is_json
-    ):  # reading and checking it takes longer than a command may be silent
+    # Reading and checking it takes longer than a command may be silent.
+    if os.path.exists(file) and not output.is_json:
         output.data(f"checking {file}")
     configuration = read_configuration(file, has_sockets=True)
     with configuration_errors(file):

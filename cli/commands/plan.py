@@ -39,9 +39,8 @@ def plan(config_path: Path | None, output: Output) -> None:
     from .start import find_configuration, read_configuration
 
     path = find_configuration(config_path)
-    if (
-        os.path.exists(path) and not output.is_json
-    ):  # reading and checking it takes longer than a command may be silent
+    # Reading and checking it takes longer than a command may be silent.
+    if os.path.exists(path) and not output.is_json:
         output.data("\n".join(head_lines(path)))
     value = plan_of(read_configuration(path))
     if output.is_json:

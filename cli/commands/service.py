@@ -64,7 +64,7 @@ def install(
     if is_dry:
         _show_plan(plan, output)
         return
-    by_root = install_by_root(facts.config)
+    by_root = install_by_root(facts)
     if is_system:
         need_root(manager, by_root)
     manager.check(by_root)

@@ -67,15 +67,18 @@ def need_root(manager: Manager, command: str) -> None:
     )
 
 
-def install_by_root(config: Path) -> str:
+def install_by_root(facts: ServiceFacts) -> str:
     """The command that installs a service of the machine; sudo drops what only variables say."""
-    words = [str(_find_program()), "service", "install", "--system", "--config", str(config)]
-    return f"sudo {shlex.join(words)}"
+    return _by_root(facts.program, "install", "--config", str(facts.config))
 
 
 def uninstall_by_root() -> str:
     """The command that removes a service of the machine."""
-    return f"sudo {shlex.quote(str(_find_program()))} service uninstall --system"
+    return _by_root(_find_program(), "uninstall")
+
+
+def _by_root(program: Path, command: str, *options: str) -> str:
+    return shlex.join(["sudo", str(program), "service", command, "--system", *options])
 
 
 @contextmanager

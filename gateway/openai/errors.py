@@ -73,6 +73,7 @@ LOST = Row(503, SERVER, True, 2.0)
 """The daemon is gone; another one may be about to start."""
 
 CANCELLED = Row(410, BAD, False)
+"""Ended by hand; clients must not bring it back."""
 
 TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 

@@ -62,6 +62,7 @@ def test_install_writes_the_unit_starts_it_and_says_how_it_is(
     assert played.unit.stat().st_mode & 0o777 == 0o644
     made = [played.home / ".mlxsup", played.config.parent / "run", played.config.parent / "logs"]
     assert [one.stat().st_mode & 0o777 for one in made] == [0o700] * 3, "or no daemon starts there"
+    assert (played.home / ".cache/huggingface/hub").is_dir(), "or a unit of root may not write it"
 
 
 def test_a_second_install_says_so_and_changes_nothing(played: PlayedServiceManagers) -> None:

@@ -180,6 +180,8 @@ def test_programs_are_looked_for_next_to_this_one_and_in_the_usual_folders_once(
 def test_what_says_where_models_are_is_kept_and_no_secret_is() -> None:
     environment = {"HF_HOME": "/hf", "HF_TOKEN": "secret", "PATH": "/x", "HF_HUB_CACHE": ""}
     assert kept_variables(environment) == (("HF_HOME", "/hf"),)
+    older = {"HUGGINGFACE_HUB_CACHE": "/hub"}
+    assert kept_variables(older) == tuple(older.items()), "it counts for downloads, too"
     text = systemd_unit.unit_text(facts(variables=kept_variables(environment)))
     assert 'Environment="HF_HOME=/hf"' in text
     assert "secret" not in text

@@ -41,13 +41,23 @@ def test_a_file_that_is_refused_is_named_and_is_not_called_the_output(
     assert (error["code"], error["message"]) == ("system", "/some/file: Permission denied")
 
 
+@pytest.mark.parametrize(
+    "command", [("start", "--config"), ("plan", "--config"), ("config", "check")]
+)
 def test_a_configuration_that_the_system_does_not_open_is_a_bad_one(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: tuple[str, ...]
 ) -> None:
     path = tmp_path / ("x" * 300)
-    code, _, err = run(capsys, "start", "--config", str(path))
+    code, _, err = run(capsys, *command, str(path))
     assert code == 78
     assert os.strerror(errno.ENAMETOOLONG) in err
+
+
+def test_what_the_system_takes_for_no_name_of_a_file_is_no_model(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, out, _ = run(capsys, "show", "x" * 300, "--json")
+    assert (code, json.loads(out)["error"]["code"]) == (1, "unknown_model")
 
 
 def test_what_rm_could_not_remove_is_named_and_so_is_what_removes_the_rest(

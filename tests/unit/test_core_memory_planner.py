@@ -39,7 +39,7 @@ def held(
     used_at: float = 0.0,
     ripe_at: float = 0.0,
 ) -> Resident:
-    """A model that holds so many GiB, and all of them for good if it never goes."""
+    """A model that holds this many GiB; one that never goes gives none of them back."""
     return Resident(
         name=name,
         reserved_bytes=int(gib * GIB),
