@@ -112,7 +112,13 @@ def restart(record: Record, book: Book, *, is_now: bool) -> None:
         record.stops(life, Cause.ASKED)
         life.is_restart = True
     elif book.drain_until is None:
-        book.drain_until = record.now + record.plan.settings.drain_timeout_s
+        _drains_to_return(record, book)
+
+
+def _drains_to_return(record: Record, book: Book) -> None:
+    """It goes down to come up again: a swap that had begun ends with this drain instead."""
+    book.drain_until = record.now + record.plan.settings.drain_timeout_s
+    book.swaps_until = None
 
 
 def shut_down(record: Record, drain_s: float, *, is_now: bool) -> None:
@@ -240,6 +246,6 @@ def reconfigured(record: Record, book: Book, entry: ModelSettings) -> None:
         life.is_restart = True
     elif book.drain_until is None:
         _wanted_by_reload(book)
-        book.drain_until = record.now + record.plan.settings.drain_timeout_s
+        _drains_to_return(record, book)
     elif book.wanted is not Wanted.DOWN:
         _wanted_by_reload(book)
