@@ -148,7 +148,7 @@ def test_a_step_under_way_keeps_its_limit_when_a_reload_lowers_it_P7() -> None:
 def test_a_dry_run_says_what_would_happen_and_changes_nothing(daemon: Daemon) -> None:
     with daemon.client() as client:
         before = client.status()
-        logged = daemon.log_text().count("memory budget")
+        logged = daemon.log_text().count("memory budget size=")
         stream = Reader(client, "busy", "runs", max_tokens=2000).started()
         daemon.write_config(
             {"kept": fake(fake=SLOW, idle_unload_s=500), "new": fake(fake=SLOW, preload=False)}
@@ -167,7 +167,7 @@ def test_a_dry_run_says_what_would_happen_and_changes_nothing(daemon: Daemon) ->
         after = client.status()
         assert [row["name"] for row in after["models"]] == ["kept", "busy"]
         assert [row["pid"] for row in after["models"]] == [row["pid"] for row in before["models"]]
-        assert daemon.log_text().count("memory budget") == logged, "it is no other one yet"
+        assert daemon.log_text().count("memory budget size=") == logged, "it is no other one yet"
         daemon.config.write_text("nonsense")
         wrong = daemon.run("reload", "--dry-run")
         assert wrong.returncode == 78
