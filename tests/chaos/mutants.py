@@ -23,6 +23,8 @@ from support.verdict import EXIT_CODES, Verdict
 SABOTAGE = Path(__file__).parent / "sabotage"
 VARIABLE = "MLXSUP_PLANTED"
 REQUESTS = 2000
+LEAST_OF_EACH = 20
+"""So many faults of each kind: a bug that only some of them bring out is not left to chance."""
 KILLS = ("SIGKILL", "SIGSEGV")
 SERVING = "mlxsup.supervisor.core.serving"
 ENDINGS = "mlxsup.supervisor.core.endings"
@@ -39,6 +41,7 @@ class Mutant:
         check: the name of the check that sees it.
         kinds: the faults that bring it out.
         is_crowded: whether that takes models that do not fit together.
+        is_single: whether that takes faults that cross each other in the same model.
     """
 
     name: str
@@ -48,6 +51,7 @@ class Mutant:
     check: str
     kinds: tuple[str, ...] = KILLS
     is_crowded: bool = False
+    is_single: bool = False
 
 
 MUTANTS = (
@@ -236,6 +240,7 @@ MUTANTS = (
         wrong="            if False:\n",
         check="unprovoked unloaded",
         kinds=("pause", "unload"),
+        is_single=True,
     ),
     Mutant(
         name="the budget is not what the configuration says",
@@ -291,13 +296,21 @@ def small(kinds: tuple[str, ...], *, is_crowded: bool = False) -> Setting:
     return replace(setting, kinds=kinds, pause_s=0.3, end_limit_s=60.0, run_limit_s=60.0)
 
 
+def setting_for(mutant: Mutant) -> Setting:
+    """The small campaign that brings this bug out."""
+    setting = small(mutant.kinds, is_crowded=mutant.is_crowded)
+    if mutant.is_single:
+        name = next(iter(setting.models))
+        setting = replace(setting, models={name: setting.models[name]})
+    return replace(setting, requests_per_fault=REQUESTS // LEAST_OF_EACH)
+
+
 def plant(mutant: Mutant, seed: int = 1) -> Report:
     """Runs the small campaign against a daemon with the bug."""
     planted = {"module": mutant.module, "right": mutant.right, "wrong": mutant.wrong}
     path = os.pathsep.join(filter(None, (str(SABOTAGE), os.environ.get("PYTHONPATH", ""))))
     environment = {"PYTHONPATH": path, VARIABLE: json.dumps(planted)}
-    setting = small(mutant.kinds, is_crowded=mutant.is_crowded)
-    return run_chaos(setting, REQUESTS, seed, environment=environment)
+    return run_chaos(setting_for(mutant), REQUESTS, seed, environment=environment)
 
 
 def is_seen(mutant: Mutant, outcome: Report) -> bool:
