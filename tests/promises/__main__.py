@@ -104,8 +104,8 @@ def measure_and_keep(results: Results, names: Sequence[str], sizes: Sizes) -> No
 def main() -> int:
     """Measures what is not known of this commit yet, and writes docs/reliability.md.
 
-    Results are kept in build/promises/COMMIT, one file each, so that a run can be interrupted and
-    made in pieces. A measure is repeated only when its file is removed.
+    Results are kept in docs/promises/COMMIT, one file each, so that a run can be interrupted and
+    made in pieces, also on another machine. A measure is repeated only when its file is removed.
     """
     parser = argparse.ArgumentParser(prog="promises", description=main.__doc__)
     parser.add_argument(

@@ -21,7 +21,8 @@ from .measure import Measure, Outcome
 from support.verdict import Verdict
 
 NOT_DOCS = ":(exclude)docs"
-FOLDER = ROOT / "build" / "promises"
+FOLDER = ROOT / "docs" / "promises"
+"""Of the results, which belong to a commit and are published with its figures."""
 
 
 class UncleanTreeError(Exception):
