@@ -6,6 +6,7 @@ import argparse
 import io
 import json
 import os
+import site
 import subprocess
 import sys
 import tarfile
@@ -54,9 +55,12 @@ def step_us(tree: Path, rows: Sequence[int], child: Path) -> dict[int, float]:
     Raises:
         AssertionError: the process measured the code of another tree.
     """
-    paths = os.pathsep.join(str(tree / part) for part in ("typings", "tests"))
+    # Without site, whose path has this tree: its `mlxsup` would go before one that is a namespace
+    # package, as it is in older trees.
+    places = [str(tree / "typings"), str(tree / "tests"), *site.getsitepackages()]
+    paths = os.pathsep.join(places)
     done = subprocess.run(
-        [sys.executable, "-P", str(child), *map(str, rows)],
+        [sys.executable, "-P", "-S", str(child), *map(str, rows)],
         env={**os.environ, "PYTHONPATH": paths}, cwd=tree, capture_output=True, text=True,
         check=True,
     )  # fmt: skip
