@@ -55,10 +55,9 @@ def step_us(tree: Path, rows: Sequence[int], child: Path) -> dict[int, float]:
     Raises:
         AssertionError: the process measured the code of another tree.
     """
-    # Without site, whose path has this tree: its `mlxsup` would go before one that is a namespace
-    # package, as it is in older trees.
-    places = [str(tree / "typings"), str(tree / "tests"), *site.getsitepackages()]
-    paths = os.pathsep.join(places)
+    # Without `site`, which puts this checkout on the path: its `mlxsup` is a regular package, and
+    # would be imported instead of the namespace package of an older tree.
+    paths = os.pathsep.join([f"{tree}/typings", f"{tree}/tests", *site.getsitepackages()])
     done = subprocess.run(
         [sys.executable, "-P", "-S", str(child), *map(str, rows)],
         env={**os.environ, "PYTHONPATH": paths}, cwd=tree, capture_output=True, text=True,

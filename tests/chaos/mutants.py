@@ -24,7 +24,7 @@ SABOTAGE = Path(__file__).parent / "sabotage"
 VARIABLE = "MLXSUP_PLANTED"
 REQUESTS = 2000
 LEAST_OF_EACH = 20
-"""So many faults of each kind: a bug that only some of them bring out is not left to chance."""
+"""Faults of each kind: whether a bug is seen must not depend on when they happen to strike."""
 KILLS = ("SIGKILL", "SIGSEGV")
 SERVING = "mlxsup.supervisor.core.serving"
 ENDINGS = "mlxsup.supervisor.core.endings"
@@ -41,7 +41,7 @@ class Mutant:
         check: the name of the check that sees it.
         kinds: the faults that bring it out.
         is_crowded: whether that takes models that do not fit together.
-        is_single: whether that takes faults that cross each other in the same model.
+        is_single: whether that takes two faults at once in the same model.
     """
 
     name: str

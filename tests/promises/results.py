@@ -22,7 +22,7 @@ from support.verdict import Verdict
 
 NOT_DOCS = ":(exclude)docs"
 FOLDER = ROOT / "docs" / "promises"
-"""Of the results, which belong to a commit and are published with its figures."""
+"""Results of each commit; they are published with its figures."""
 
 
 class UncleanTreeError(Exception):

@@ -162,6 +162,11 @@ def test_a_run_continues_with_the_rounds_that_are_due(tmp_path: Path) -> None:
     assert Results("d" * 40, tmp_path).load_outcome(measure) == (Outcome(measure=measure), None)
 
 
+def test_results_are_published_with_the_document() -> None:
+    path = Results("c" * 40).path("simulation")
+    assert path.is_relative_to(document.DOCUMENT.parent)
+
+
 def test_what_was_not_run_at_this_commit_is_named_as_not_shown(tmp_path: Path) -> None:
     findings = gather(Results("c" * 40, tmp_path), MEASURES)
     assert set(verdicts_of(findings)) == {NOT_SHOWN}
