@@ -89,8 +89,7 @@ class Newcomer:
         """
         if block.language == "text":
             return ""
-        text = block.text.replace(DEFAULT_LISTEN, self._listen)
-        text = re.sub(r"--http\b", f"--http {self._listen}", text)
+        text = self._own_port(block.text)
         file = self._home / f"block-of-line-{block.line}"
         file.write_text(text)
         command = {
@@ -104,19 +103,32 @@ class Newcomer:
         return said
 
     def ask(self, block: Block) -> list[str]:
-        """Runs a block whose last command has a model answer; what that printed, as it came.
+        """Runs a block, a command of which has a model answer; what that printed, as it came.
 
         Raises:
             AssertionError: a command ended with an error.
         """
-        *before, question = block.commands
-        earlier = "".join(f"{command}\n" for command in before)
-        self.run_block(Block(block.line, block.language, earlier))
+        commands = block.commands
+        [asks] = [at for at, command in enumerate(commands) if QUESTION in command]
+        self._run_commands(block, commands[:asks])
+        pieces = self._read_answer(block, commands[asks])
+        self._run_commands(block, commands[asks + 1 :])
+        return pieces
+
+    def _own_port(self, text: str) -> str:
+        text = text.replace(DEFAULT_LISTEN, self._listen)
+        return re.sub(r"--http\b", f"--http {self._listen}", text)
+
+    def _run_commands(self, block: Block, commands: list[str]) -> None:
+        text = "".join(f"{command}\n" for command in commands)
+        self.run_block(Block(block.line, block.language, text))
+
+    def _read_answer(self, block: Block, question: str) -> list[str]:
         errors = self._home / "errors"
         with (
             errors.open("wb") as said,
             subprocess.Popen(
-                ["sh", "-e", "-c", question],
+                ["sh", "-e", "-c", self._own_port(question)],
                 stdout=subprocess.PIPE,
                 stderr=said,
                 cwd=self._home,
