@@ -31,14 +31,19 @@ def imported(path: Path) -> Iterator[str]:
             yield str(node.module)
 
 
+def subpackages() -> list[Path]:
+    """The folders of the package that hold Python files: links, and nothing that Python compiled."""
+    return [path for path in (FOLDER / "mlxsup").iterdir() if (path / "__init__.py").is_file()]
+
+
 def sources() -> list[Path]:
     """The files of the package, through its links."""
-    folders = [path for path in (FOLDER / "mlxsup").iterdir() if path.is_dir()]
+    folders = subpackages()
     return [FOLDER / "mlxsup/__init__.py", *(p for f in folders for p in f.glob("**/*.py"))]
 
 
 def test_its_files_import_what_it_requires_or_contains() -> None:
-    folders = {path.name for path in (FOLDER / "mlxsup").iterdir() if path.is_dir()}
+    folders = {path.name for path in subpackages()}
     assert folders == {"client", "protocol"}
     found = set()
     for path in sources():
