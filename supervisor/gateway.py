@@ -130,6 +130,8 @@ class GatewayKeeper:
     # ------------------------------------------------------------ one life
 
     async def _live(self, number: int, listener: socket.socket, output: ModelLog) -> None:
+        if self._is_ending:  # before it began: its socket is closed
+            return
         ready_pipe, theirs = os.pipe()
         try:
             try:
@@ -170,8 +172,6 @@ class GatewayKeeper:
         self._process = process
         write_record(around.log, lambda: around.record.add(RECORDED_AS, process.pid))
         around.log.write("info", "gateway started", pid=process.pid)
-        if self._is_ending:
-            process.signal(signal.SIGTERM)
         return process
 
     def _watch(self, ready_pipe: int, number: int, pid: int, listener: socket.socket) -> None:
