@@ -298,7 +298,7 @@ class Model:
         """Rows have come, gained tokens or gone; whether the time that it may stay has begun with
         that (`Residency`)."""
         residency = self.residency
-        if residency is None or not residency.is_open:
+        if residency is None:
             return False
         return residency.look(self.running, self.tokens, now)
 
