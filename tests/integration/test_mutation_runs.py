@@ -127,10 +127,29 @@ def test_how_known_bugs_end(tmp_path: Path, tests: str, outcomes: dict[str, Outc
         source = (toy.copy.root / "toy" / "places.py").read_bytes()
         bugs = {diff_of(m, source): m for m in mutations_of("toy/places.py", source)}
         assert {
-            diff: try_mutant(toy, bugs[diff], choose(reach, bugs[diff]), LIMITS).outcome
+            diff: try_mutant(toy, bugs[diff], choose(toy.copy, reach, bugs[diff]), LIMITS).outcome
             for diff in outcomes
         } == outcomes
         assert (toy.copy.root / "toy" / "places.py").read_bytes() == source
+
+
+@pytest.mark.parametrize(
+    ("most_work_s", "chosen"),
+    [(0.1, ["own"]), (3.1, ["own", "quick"]), (9.0, ["own", "quick", "slow"])],
+)
+def test_tests_of_files_that_name_the_module_go_first(
+    tmp_path: Path, most_work_s: float, chosen: list[str]
+) -> None:
+    (tmp_path / "own.py").write_text("import toy.places\n")
+    (tmp_path / "others.py").write_text("import toy\n")
+    (mutation,) = (m for m in mutations_of("toy/places.py", b"def f():\n    return 1 + g()\n")
+                   if m.operator == "arithmetic")  # fmt: skip
+    costs = {"others.py::slow": 5.0, "others.py::quick": 0.1, "own.py::own": 3.0}
+    tests = {name: FastTest(id=name, work_s=work_s) for name, work_s in costs.items()}
+    reach = Reach(tests=tests, lines={("toy/places.py", 2): set(tests)})
+    project = Project(root=tmp_path, namespace="")
+    found = choose(project, reach, mutation, most_work_s)
+    assert [test.id.split("::")[1] for test in found] == chosen
 
 
 @pytest.mark.timeout(600)

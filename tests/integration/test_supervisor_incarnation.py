@@ -142,6 +142,7 @@ def live_of(
         )
         unit = WorkerUnit(around, spawn, 1, log, ignore)  # type: ignore[arg-type]  # stand-ins
         assert (unit.model, unit.generation, unit.pid) == ("m", 4, None)
+        assert unit.loaded_files is None, "it has read nothing yet"
         if is_killed:
             unit.kill()
         await unit.live()

@@ -263,13 +263,18 @@ def test_a_window_that_a_long_chunk_filled_is_kept_without_the_chunk() -> None:
     sequence = numbered(1, 500)
     layers: list[Any] = [RotatingKVCache(max_size=WINDOW)]
     read(layers, sequence)
-    expected = content(layers)
+    whole: list[Any] = [RotatingKVCache(max_size=WINDOW)]
+    read(whole, sequence)
     cache = PrefixCache(PrefixRoom(max_bytes=2**20))
     cache.keep(sequence, layers)
     assert cache.held_bytes == WINDOW * 8 + len(sequence) * 4
     found = cache.find((*sequence, 1))
     assert found.cache is not None
-    assert content(found.cache) == expected
+    assert content(found.cache) == content(whole)
+    for token in (5, 6, 7):
+        read(whole, (token,))
+        read(found.cache, (token,))
+        assert content(found.cache) == content(whole), "an answer continues after it"
 
 
 @pytest.mark.parametrize("count", [WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW - 7])

@@ -138,7 +138,8 @@ def run_part(
         if result is None:
             interpreter = idle.get()
             try:
-                tests = choose(reach, mutation) or mentioning(project, reach, mutation.path)
+                tests = choose(project, reach, mutation)
+                tests = tests or mentioning(project, reach, mutation.path)
                 result = try_mutant(interpreter, mutation, tests, limits)
             finally:
                 idle.put(interpreter)

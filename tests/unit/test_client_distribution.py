@@ -32,7 +32,7 @@ def imported(path: Path) -> Iterator[str]:
 
 
 def subpackages() -> list[Path]:
-    """The folders of the package that hold Python files: links, and nothing that Python compiled."""
+    """The folders of the package that hold Python files, which are links."""
     return [path for path in (FOLDER / "mlxsup").iterdir() if (path / "__init__.py").is_file()]
 
 

@@ -11,7 +11,14 @@ import pytest
 from mlxsup.client.async_client import AsyncClient
 from mlxsup.client.client import Client
 from mlxsup.client.errors import ConnectionLost, RequestError, internal
-from mlxsup.client.parameters import check_limit, check_model, encode_generate
+from mlxsup.client.parameters import (
+    check_client,
+    check_limit,
+    check_model,
+    check_request,
+    encode_generate,
+    load,
+)
 from mlxsup.client.results import Delta, Notice, Result
 from mlxsup.client.session import Item
 from mlxsup.client.streams import StreamBase, value_of
@@ -86,6 +93,32 @@ def test_what_is_wrong_is_named_before_anything_is_sent_C7(
     assert caught.value.message.startswith(words)
     assert caught.value.code is ErrorCode.INVALID_REQUEST
     assert caught.value.detail["parameter"] == next(iter(changes))
+
+
+COUNT = "context_length takes an integer from 0 to 2147483647, not "
+STAYS = "keep_alive takes seconds, from 0 up, or -1 for ever, not "
+
+
+def load_with(**changes: Any) -> Message:
+    return load(ID, "m", dry_run=False, **({"keep_alive": None, "context_length": None} | changes))
+
+
+@pytest.mark.parametrize(
+    ("check", "parameter", "value", "words"),
+    [
+        *((load_with, "context_length", value, COUNT) for value in (-1, 1.5, True, "1", 2**31)),
+        *((load_with, "keep_alive", value, STAYS) for value in (-2, True, "1", float("nan"))),
+        (check_client, "client", "", "client takes text of 1 to 1024 characters, not text of 0"),
+        (check_request, "request", "", "request takes text of 1 to 128 characters, not text of 0"),
+    ],
+)
+def test_what_is_wrong_with_a_command_is_named(
+    check: Any, parameter: str, value: object, words: str
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        check(**{parameter: value})
+    assert caught.value.message.startswith(words)
+    assert caught.value.detail["parameter"] == parameter
 
 
 def test_what_is_just_right_is_sent_C7() -> None:

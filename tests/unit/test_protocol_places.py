@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from mlxsup.protocol.places import (
     find_place,
     log_dir_of,
 )
+
+from support.played_daemon import short_folder
 
 
 class Home:
@@ -45,8 +48,9 @@ class Home:
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    return Home(tmp_path, monkeypatch)
+def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
+    with short_folder() as folder:  # a socket of a place that is found must fit
+        yield Home(folder, monkeypatch)
 
 
 def test_each_place_beats_all_that_come_after_it(home: Home) -> None:
