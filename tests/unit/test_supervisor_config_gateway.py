@@ -88,6 +88,11 @@ def test_the_option_takes_precedence_over_the_table(tmp_path: Path) -> None:
     assert (str(given.http), str(given.gateway)) == ("127.0.0.1:7", DEFAULT_LISTEN)
 
 
+def test_a_key_of_the_gateway_in_another_table_is_shown_where_it_belongs(tmp_path: Path) -> None:
+    (found,) = problems_of(tmp_path, f'[supervisor]\nlisten = "127.0.0.1:1"\n{MODELS}')
+    assert found == "2: unknown key supervisor.listen; it belongs to [gateway]"
+
+
 @pytest.mark.parametrize("name", ["mlxsup-gateway", "MLXSUP-gateway"])
 def test_no_model_has_the_name_of_the_gateways_log(tmp_path: Path, name: str) -> None:
     (found,) = problems_of(tmp_path, f'[models.{name}]\npath = "m"\n')

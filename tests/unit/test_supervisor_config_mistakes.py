@@ -56,7 +56,6 @@ UNKNOWN = [
         2,
         "unknown key supervisor.preload; it belongs to [models.NAME] or [defaults]",
     ),
-    (f"{M}listen = 1\n", 3, "unknown key models.m.listen; it belongs to [gateway]"),
     (
         f"{M}window_s = 1\n",
         3,
