@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import calendar
 import time
-from pathlib import Path
 
 import click
 import pytest
 
 from mlxsup.cli.duration import duration
 from mlxsup.cli.log_selection import previous_generation, since
-from mlxsup.protocol.folders import log_path
-from mlxsup.protocol.log_files import all_lines, written_at
 
 NOON = calendar.timegm(time.strptime("2026-11-21 12:00", "%Y-%m-%d %H:%M"))
 RULE_1 = "--- generation 1 pid 7 2026-11-21T11:00:00Z"
@@ -50,17 +47,6 @@ def test_previous_generation_is_what_stands_before_the_last_rule() -> None:
     assert previous_generation([RULE_2, NEW]) is None
     assert previous_generation([NEW]) is None
     assert previous_generation([]) is None
-
-
-def test_all_lines_come_oldest_first_out_of_the_rotated_files(tmp_path: Path) -> None:
-    log = log_path(tmp_path, "m")
-    assert (all_lines(log), written_at(log)) == ([], 0.0)
-    log.with_name("m.log.2").write_text("a\n")
-    log.with_name("m.log.1").write_text("b\n\n")
-    log.write_text("c\nunfinished")
-    assert all_lines(log) == ["a", "b", "", "c", "unfinished"]
-    log.write_text("")
-    assert all_lines(log) == ["a", "b", ""]
 
 
 @pytest.mark.parametrize(

@@ -6,78 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxsup.protocol.cache_cost import (
-    CHUNK_TOKENS,
-    GROWTH_TOKENS,
-    cache_bytes,
-    tokens_within,
-)
-from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.ids import ModelName
 from mlxsup.supervisor.core.memory.need import Source
 from mlxsup.supervisor.core.memory.room import Fits, FitsWithout, NoRoom, find_room
 
 from support.needs import GIB, GROWTH, MIB, need
-
-FULL = CacheLayers(layers=3, token_bytes=10)
-WINDOWED = CacheLayers(layers=2, token_bytes=4, window=100)
-STATE = CacheLayers(layers=5, row_bytes=7)
-
-# ---------------------------------------------------------------- caches
-
-
-def test_each_layer_keeps_every_token_and_one_is_there_twice() -> None:
-    held = 1000 + GROWTH_TOKENS
-    assert cache_bytes([FULL], rows=1, longest=1000) == (3 + 1) * 10 * held
-    assert cache_bytes([FULL], rows=4, longest=1000) == 4 * (3 + 1) * 10 * held
-
-
-def test_a_window_holds_its_tokens_and_the_chunk_that_is_read() -> None:
-    assert cache_bytes([WINDOWED], rows=1, longest=50) == 3 * 4 * (50 + GROWTH_TOKENS)
-    most = 3 * 4 * (100 + CHUNK_TOKENS)
-    assert cache_bytes([WINDOWED], rows=1, longest=10_000) == most
-    assert cache_bytes([WINDOWED], rows=1, longest=1_000_000) == most
-
-
-def test_a_state_takes_the_same_however_long_the_row_is() -> None:
-    assert cache_bytes([STATE], rows=2, longest=1) == 2 * (5 + 1) * 7
-    assert cache_bytes([STATE], rows=2, longest=100_000) == 2 * (5 + 1) * 7
-
-
-def test_kinds_of_layers_add_up_and_only_the_largest_is_copied() -> None:
-    held = 10 + GROWTH_TOKENS
-    each = 3 * 10 * held + 2 * 4 * held + 5 * 7
-    assert cache_bytes([FULL, WINDOWED, STATE], rows=1, longest=10) == each + 10 * held
-
-
-def test_without_rows_or_layers_nothing_is_kept() -> None:
-    assert cache_bytes([FULL], rows=0, longest=10) == 0
-    assert cache_bytes([], rows=3, longest=10) == 0
-
-
-layers = st.lists(
-    st.builds(
-        CacheLayers,
-        layers=st.integers(0, 80),
-        token_bytes=st.integers(0, 2**20),
-        row_bytes=st.integers(0, 2**24),
-        window=st.none() | st.integers(1, 8192),
-    ),
-    max_size=4,
-)
-
-
-@given(layers=layers, rows=st.integers(1, 64), most=st.integers(1, 2**20), size=st.integers(0))
-def test_the_longest_context_that_fits_is_found(
-    layers: list[CacheLayers], rows: int, most: int, size: int
-) -> None:
-    tokens = tokens_within(size, layers, rows=rows, most=most)
-    assert 0 <= tokens <= most
-    if tokens:
-        assert cache_bytes(layers, rows=rows, longest=tokens) <= size
-    if tokens < most:
-        assert cache_bytes(layers, rows=rows, longest=tokens + 1) > size
-
 
 # ---------------------------------------------------------------- needs
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from mlxsup.protocol import flight
-from mlxsup.protocol.client_messages import Usage
+from mlxsup.protocol.client_messages import Timings, Usage
 from mlxsup.protocol.flight import (
     MAX_LINE_BYTES,
     DaemonEnded,
@@ -83,3 +83,28 @@ def test_a_field_that_a_later_version_has_is_ignored() -> None:
 def test_a_damaged_line_is_a_value_error(line: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         read_line(line)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "first_token_s", "total_s", "expected"),
+    [
+        (5, 1.0, 3.0, 2.0),
+        (2, 1.0, 1.5, 2.0),
+        (1, 1.0, 3.0, None),
+        (0, 0.0, 3.0, None),
+        (5, 3.0, 3.0, None),
+    ],
+)
+def test_how_fast_an_answer_came_after_its_first_token(
+    tokens: int, first_token_s: float, total_s: float, expected: float | None
+) -> None:
+    ended = RequestEnded(
+        id="r",
+        number=3,
+        model="m",
+        outcome="stop",
+        usage=Usage(completion_tokens=tokens),
+        timings=Timings(first_token_s=first_token_s, total_s=total_s),
+    )
+    assert ended.tokens_per_s == expected
+    assert (ended.client, ended.resumed, ended.paused) == ("", 0, 0)

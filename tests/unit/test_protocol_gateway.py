@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from mlxsup.protocol.gateway import Address, GatewayRules, GatewaySpec, is_local_origin, is_loopback
+from mlxsup.protocol.gateway import (
+    Address,
+    GatewayRules,
+    GatewaySpec,
+    gateway_argv,
+    is_local_origin,
+    is_loopback,
+)
 
 SPEC = GatewaySpec(
     endpoint="ipc:///run/client.sock", host="::1", port=8484, listener=5, ready_pipe=6,
@@ -79,3 +86,7 @@ def test_origins_of_this_machine_are_known_as_such(origin: str) -> None:
 )  # fmt: skip
 def test_origins_of_others_are_none_of_this_machine(origin: str) -> None:
     assert not is_local_origin(origin)
+
+
+def test_a_gateway_does_not_import_from_the_working_folder() -> None:
+    assert gateway_argv("py") == ["py", "-P", "-m", "mlxsup.gateway"]

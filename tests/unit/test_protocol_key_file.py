@@ -155,3 +155,24 @@ def test_a_folder_that_cannot_be_made_is_an_error_with_its_name(tmp_path: Path) 
     (tmp_path / "run").write_text("")
     with pytest.raises(KeyFileError, match=f"{tmp_path}/run cannot be used"):
         made(tmp_path / "run" / KEYS_NAME, "a")
+
+
+def test_a_file_of_keys_may_be_as_long_as_is_read(path: Path) -> None:
+    path.parent.mkdir()
+    text = json.dumps({"schema_version": 1, "keys": [KEY]})
+    path.write_text(text.rjust(MAX_FILE_BYTES))
+    path.chmod(0o600)
+    assert [key.name for key in read_keys(path) or ()] == ["a"]
+    path.write_text(text.rjust(MAX_FILE_BYTES + 1))
+    with pytest.raises(KeyFileError, match="is not a file of keys"):
+        read_keys(path)
+
+
+def test_a_file_that_cannot_be_read_or_written_is_an_error_with_its_name(path: Path) -> None:
+    path.parent.mkdir()
+    path.with_suffix(".new").mkdir()
+    with pytest.raises(KeyFileError, match=f"^{path} cannot be written: "):
+        made(path, "a")
+    path.write_text("")
+    with pytest.raises(KeyFileError, match=f"^{path}/x cannot be read: Not a directory$"):
+        read_keys(path / "x")

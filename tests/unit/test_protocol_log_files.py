@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from mlxsup.protocol.folders import generation_header, log_path
-from mlxsup.protocol.log_files import FollowedFile, clean, last_line, tail
+from mlxsup.protocol.log_files import (
+    MAX_LINE_BYTES,
+    FollowedFile,
+    all_lines,
+    clean,
+    last_line,
+    tail,
+    written_at,
+)
 
 
 @pytest.fixture
@@ -103,4 +112,87 @@ def test_follower_begins_again_when_the_file_is_cut(log: Path) -> None:
     follower = FollowedFile(log)
     log.write_text("b\n")
     assert list(follower.read_lines()) == ["b"]
+    follower.close()
+
+
+def test_all_lines_come_oldest_first_out_of_the_rotated_files(tmp_path: Path) -> None:
+    log = log_path(tmp_path, "m")
+    assert (all_lines(log), written_at(log)) == ([], 0.0)
+    log.with_name("m.log.2").write_text("a\n")
+    log.with_name("m.log.1").write_text("b\n\n")
+    log.write_text("c\nunfinished")
+    assert all_lines(log) == ["a", "b", "", "c", "unfinished"]
+    log.write_text("")
+    assert all_lines(log) == ["a", "b", ""]
+
+
+def test_a_log_that_is_being_rotated_has_the_lines_of_its_rotated_files(log: Path) -> None:
+    log.with_name("m.log.1").write_text("a\nb\n")
+    assert tail(log, 1) == ["b"]
+    assert tail(log, 5) == ["a", "b"]
+
+
+def test_the_ninth_rotated_file_is_the_last_that_is_looked_for(log: Path) -> None:
+    for number in (9, 10):
+        log.with_name(f"m.log.{number}").write_text(f"{number}\n")
+    assert all_lines(log) == ["9"]
+
+
+def test_a_log_says_when_it_was_written_to(log: Path) -> None:
+    log.write_text("a\n")
+    os.utime(log, (5.0, 77.5))
+    assert written_at(log) == 77.5
+
+
+def test_a_log_without_a_word_has_an_empty_last_line_and_tabs_are_blanks(log: Path) -> None:
+    assert last_line(log) == ""
+    log.write_text(f"{STARTED}\n\n")
+    assert last_line(log) == STARTED
+    assert clean(b"a\tb") == "a       b"
+
+
+def test_a_follower_shows_a_very_long_line_in_parts(log: Path) -> None:
+    follower = FollowedFile(log)
+    log.write_text("x" * (MAX_LINE_BYTES + 1))
+    assert list(follower.read_lines()) == ["x" * (MAX_LINE_BYTES + 1)]
+    with log.open("a") as file:
+        file.write("y\n")
+    assert list(follower.read_lines()) == ["y"]
+    follower.close()
+
+
+def test_a_follower_gives_the_rest_of_a_line_whose_file_was_replaced(log: Path) -> None:
+    log.write_text("")
+    follower = FollowedFile(log)
+    log.write_text("half")
+    assert list(follower.read_lines()) == []
+    log.rename(log.with_name("m.log.1"))
+    assert list(follower.read_lines()) == [], "the next file does not exist yet"
+    log.write_text("next\n")
+    assert list(follower.read_lines()) == ["half", "next"]
+    follower.close()
+
+
+def test_the_first_line_of_a_tail_is_whole_also_if_it_is_longer_than_what_is_read_at_once(
+    log: Path,
+) -> None:
+    log.write_text(f"a\n{'x' * 100_000}\nb\n")
+    assert tail(log, 2) == ["x" * 100_000, "b"]
+
+
+def test_a_follower_gives_nothing_twice_and_may_be_closed_twice(log: Path) -> None:
+    log.write_text("")
+    follower = FollowedFile(log)
+    log.write_text("a\n")
+    assert list(follower.read_lines()) == ["a"]
+    assert list(follower.read_lines()) == []
+    follower.close()
+    follower.close()
+
+
+def test_a_follower_that_was_closed_opens_its_file_again(log: Path) -> None:
+    log.write_text("a\n")
+    follower = FollowedFile(log)
+    follower.close()
+    assert list(follower.read_lines()) == ["a"]
     follower.close()
