@@ -10,10 +10,11 @@ import importlib.util
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 from mlxsup.supervisor.memory.known_types import KNOWN_TYPES
 from mlxsup.supervisor.memory.windows import WINDOWED
+
+NOT_COMPARED = {"gear", "muse_spark"}
+"""Types with windows whose caches cannot be looked at on every machine, so that a remark stays."""
 
 
 @cache
@@ -52,12 +53,19 @@ def defaults_in(module: Path, names: tuple[str, ...]) -> set[int]:
     return {value for value in values if value is not None}
 
 
-@pytest.mark.parametrize("model_type", sorted(KNOWN_TYPES))
-def test_a_known_type_is_one_of_mlx_lm(model_type: str) -> None:
-    assert module_of(model_type).is_file()
+# Each is one test of all names: as parameters, a wrong name would only be another test.
 
 
-@pytest.mark.parametrize("model_type", sorted(WINDOWED))
-def test_a_window_without_a_size_has_the_one_that_mlx_lm_gives_it(model_type: str) -> None:
-    _, names, size = WINDOWED[model_type]
-    assert defaults_in(module_of(model_type), names) == ({size} if size else set())
+def test_the_known_types_are_types_of_mlx_lm() -> None:
+    assert {name for name in KNOWN_TYPES if not module_of(name).is_file()} == set()
+
+
+def test_the_types_with_windows_are_known() -> None:
+    assert set(WINDOWED) - KNOWN_TYPES == NOT_COMPARED
+    assert {name for name in NOT_COMPARED if not module_of(name).is_file()} == set()
+
+
+def test_a_window_without_a_size_has_the_one_that_mlx_lm_gives_it() -> None:
+    sizes = {name: ({size} if size else set()) for name, (_, _, size) in WINDOWED.items()}
+    found = {name: defaults_in(module_of(name), names) for name, (_, names, _) in WINDOWED.items()}
+    assert sizes == found

@@ -12,7 +12,9 @@ import pytest
 
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.supervisor.memory import loaded_files
-from mlxsup.supervisor.memory.loaded_files import UNKNOWN, FileLooks, difference, stamp
+from mlxsup.supervisor.memory.loaded_files import FileLooks, difference, stamp
+
+from support.eventually import eventually
 
 
 @pytest.fixture
@@ -83,26 +85,37 @@ def test_a_folder_that_is_gone_has_changed(folder: Path) -> None:
 def test_the_fake_engine_loads_no_files(folder: Path) -> None:
     assert look(folder, rewrite, engine="fake") == ""
 
+    async def run() -> object:
+        looks = FileLooks()
+        loaded = await looks.before_load(launch(folder, "fake"))
+        looks.close()
+        return loaded
+
+    assert asyncio.run(run()) is None
+
 
 def test_a_folder_that_could_not_be_read_before_the_load_counts_as_changed(folder: Path) -> None:
     missing = folder / "missing"
-    assert look(missing, lambda missing: missing.mkdir()) == UNKNOWN
+    found = look(missing, lambda missing: missing.mkdir())
+    assert found == "its folder could not be read when it was loaded"
 
 
 def test_a_disk_that_does_not_answer_keeps_nobody_waiting(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers = threading.Event()
+    answers, ended = threading.Event(), list[bool]()
 
     async def run() -> tuple[object, str]:
         looks = FileLooks(limit_s=0.05)
-        monkeypatch.setattr(loaded_files, "stamp", lambda path: answers.wait(60.0))
+        monkeypatch.setattr(loaded_files, "stamp", lambda path: ended.append(answers.wait(5.0)))
         found = await looks.before_load(launch(folder)), await looks.change(launch(folder), {})
-        answers.set()
         looks.close()
+        answers.set()
         return found
 
     assert asyncio.run(run()) == (None, "its folder could not be read within 0.05 s")
+    eventually(lambda: len(ended) == 1)
+    assert ended == [True]
 
 
 def test_sizes_and_times_are_compared_by_name(folder: Path) -> None:

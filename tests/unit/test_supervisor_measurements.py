@@ -15,7 +15,6 @@ from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.worker_messages import Ready
 from mlxsup.supervisor.core.memory.need import Figure, Source
-from mlxsup.supervisor.memory import measurements as measurements_module
 from mlxsup.supervisor.memory.appraiser import (
     FAKE_PROCESS_BYTES,
     FIRST_GUESS_BYTES,
@@ -103,16 +102,33 @@ def test_what_is_known_already_is_not_written_again(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_oldest_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measurements_module, "MAX_ENTRIES", 3)
+def test_a_thousand_are_kept_and_the_oldest_is_forgotten(tmp_path: Path) -> None:
+    known = [
+        stored()["models"][0] | {"layers": [], "path": f"/models/{number}"}
+        for number in range(1000)
+    ]
+    (tmp_path / FILE_NAME).write_text(json.dumps(stored() | {"models": known}))
     measurements = Measurements(tmp_path)
-    for number in range(3):
-        measurements.learn(replace(ONE, path=f"/models/{number}"))
+
+    def numbers(among: range) -> list[int]:
+        return [n for n in among if measurements.find(f"/models/{n}", "cpu", "f1")]
+
     measurements.learn(replace(ONE, path="/models/0", weight_bytes=7))  # it is the newest now
-    measurements.learn(replace(ONE, path="/models/new"))
-    assert measurements.find("/models/1", "cpu", "f1") is None
-    assert measurements.find("/models/0", "cpu", "f1") is not None
-    assert measurements.find("/models/new", "cpu", "f1") is not None
+    assert numbers(range(1001)) == list(range(1000))
+    measurements.learn(replace(ONE, path="/models/1000"))
+    assert numbers(range(1001)) == [0, *range(2, 1001)]
+    again = [one["path"] for one in json.loads((tmp_path / FILE_NAME).read_text())["models"]]
+    assert again[-2:] == ["/models/0", "/models/1000"]
+
+
+def test_a_file_with_too_many_is_cut_to_a_thousand(tmp_path: Path) -> None:
+    known = [
+        stored()["models"][0] | {"layers": [], "path": f"/models/{number}"}
+        for number in range(1003)
+    ]
+    (tmp_path / FILE_NAME).write_text(json.dumps(stored() | {"models": known}))
+    Measurements(tmp_path).learn(ONE)
+    assert len(json.loads((tmp_path / FILE_NAME).read_text())["models"]) == 1000
 
 
 def test_what_cannot_be_written_is_known_as_long_as_the_daemon_lives(tmp_path: Path) -> None:
@@ -140,7 +156,7 @@ def test_the_file_is_as_documented(tmp_path: Path) -> None:
     measurements = Measurements(tmp_path)
     measurements.learn(ONE)
     measurements.learn_raised(RAISED)
-    assert json.loads((tmp_path / FILE_NAME).read_text()) == stored()
+    assert json.loads((tmp_path / "measured.json").read_text()) == stored()
 
 
 def _without(key: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxsup.supervisor.memory.folder import FolderError, fingerprint, read_folder
+from mlxsup.supervisor.memory.folder import FolderError, Tensor, fingerprint, read_folder
 from mlxsup.supervisor.memory.weights import loaded_bytes, number_bytes
 
 from support.safetensors_files import Arrays, llama_arrays, llama_config, write_folder
@@ -78,6 +78,41 @@ def test_the_fingerprint_follows_the_files(tmp_path: Path) -> None:
     write_folder(tmp_path, llama_config(rope_theta=1), llama_arrays())
     os.utime(tmp_path / "model.safetensors", ns=(1, 1))
     assert len({first, second, fingerprint(tmp_path)}) == 3
+
+
+def test_the_fingerprint_follows_the_name_and_the_size_of_each_file(tmp_path: Path) -> None:
+    write_folder(tmp_path, llama_config(), llama_arrays())
+    path = tmp_path / "model.safetensors"
+
+    def seen() -> str:
+        os.utime(path, ns=(1, 1))
+        return fingerprint(tmp_path)
+
+    found = [seen()]
+    os.truncate(path, path.stat().st_size + 1)
+    found.append(seen())
+    path = path.rename(tmp_path / "model-1.safetensors")
+    found.append(seen())
+    assert len(set(found)) == 3
+    (tmp_path / "notes.txt").touch()
+    assert seen() == found[-1]
+
+
+def test_a_weight_file_may_be_without_arrays(tmp_path: Path) -> None:
+    write_folder(tmp_path, llama_config(), {})
+    assert read_folder(tmp_path).tensors == ()
+    _header(b"{}")(tmp_path)
+    assert read_folder(tmp_path).tensors == ()
+
+
+def test_each_array_has_its_shape_its_type_and_its_size(tmp_path: Path) -> None:
+    arrays: Arrays = {"a.weight": ("F32", (3, 5)), "b.scales": ("BF16", (7,)), "c": ("U8", ())}
+    write_folder(tmp_path, llama_config(), arrays)
+    assert read_folder(tmp_path).tensors == (
+        Tensor(name="a.weight", shape=(3, 5), dtype="F32", size_bytes=60),
+        Tensor(name="b.scales", shape=(7,), dtype="BF16", size_bytes=14),
+        Tensor(name="c", shape=(), dtype="U8", size_bytes=1),
+    )
 
 
 # ---------------------------------------------------------------- wrong files
@@ -149,3 +184,11 @@ def test_a_wrong_folder_is_named_with_its_file(tmp_path: Path, what: str) -> Non
     with pytest.raises(FolderError) as raised:
         read_folder(folder)
     assert str(raised.value).startswith(message.format(folder=folder))
+
+
+def test_a_file_that_is_cut_short_is_named_with_both_sizes(tmp_path: Path) -> None:
+    write_folder(tmp_path, llama_config(), llama_arrays())
+    whole = (tmp_path / "model.safetensors").stat().st_size
+    _cut(tmp_path)
+    with pytest.raises(FolderError, match=f"is cut short: {whole - 1} bytes of {whole}$"):
+        read_folder(tmp_path)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.supervisor.memory.folder import Tensor
 from mlxsup.supervisor.memory.layout import NO_NAMES, UNKNOWN_STATE, UNKNOWN_TYPE, find_layout
-from mlxsup.supervisor.memory.windows import find_window
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -131,29 +128,172 @@ def test_without_known_names_the_heads_of_config_json_count() -> None:
     assert found.remark == NO_NAMES
 
 
-@pytest.mark.parametrize(
-    ("settings", "windows"),
-    [
-        ({"model_type": "gemma3_text", "sliding_window": 512}, [512] * 5 + [None]),
-        ({"model_type": "gemma3_text", "sliding_window": 512, "sliding_window_pattern": 2},
-         [512, None] * 3),
-        ({"model_type": "cohere2"}, [4096, 4096, 4096, None, 4096, 4096]),
-        ({"model_type": "exaone4", "sliding_window": 64, "sliding_window_pattern": "LLG"},
-         [64, 64, None] * 2),
-        ({"model_type": "olmo3", "sliding_window": 64}, [64, 64, 64, None, 64, 64]),
-        ({"model_type": "plamo3", "window_size": 64, "sliding_window_pattern": 3},
-         [65, 65, None] * 2),
-        ({"model_type": "baichuan_m1", "sliding_window": 8, "sliding_window_layers": [1]},
-         [None, 8, None, None, None, None]),
-        ({"model_type": "mimo_v2_flash", "sliding_window_size": 8,
-          "hybrid_layer_pattern": [1, 0, 1]}, [8, None, 8, None, None, None]),
-        ({"model_type": "mistral", "sliding_window": 4096}, [None] * 6),
-        ({"model_type": "mistral", "sliding_window": 4096,
-          "layer_types": ["sliding_attention", "full_attention"] * 3}, [4096, None] * 3),
-        ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True}, [None] * 6),
-    ],
-)  # fmt: skip
-def test_windows_are_where_mlx_lm_makes_them(
-    settings: dict[str, Any], windows: list[int | None]
-) -> None:
-    assert [find_window(settings, layer) for layer in range(6)] == windows
+def test_a_remark_about_the_type_goes_before_one_about_the_names() -> None:
+    layers = tensors({n: {"attn.everything.weight": (9, 9)} for n in range(4)})
+    found = find_layout(config("novel", 4, num_key_value_heads=8, head_dim=128), layers)
+    assert found.layers == (CacheLayers(layers=4, token_bytes=2 * 8 * 128 * 2),)
+    assert found.remark == UNKNOWN_TYPE.format("novel")
+    mixer = tensors({0: {"mixer.A_log": (32,)}})
+    assert find_layout(config("novel", 1), mixer).remark == UNKNOWN_TYPE.format("novel")
+
+
+def test_the_remarks_are_as_documented() -> None:
+    assert find_layout({}, []).remark == (
+        "counted as if every layer kept all tokens: model type None is not known here"
+    )
+    assert find_layout(config("llama", 1), []).remark == (
+        "counted from config.json: the names of its arrays do not say what a layer keeps"
+    )
+    assert find_layout(config("mamba2", 1), tensors({0: {"mixer.A_log": (32,)}})).remark == (
+        "the state of some layers is left out: config.json does not say how large it is"
+    )
+
+
+# ---------------------------------------------------------------- which arrays count
+
+
+def test_a_state_of_unknown_size_is_named_whatever_the_other_layers_say() -> None:
+    mixer: Shapes = {"mixer.A_log": (32,), "mixer.conv1d.weight": (64, 1, 4)}
+    for layers in ({0: mixer, 1: attention(8)}, {0: attention(8), 1: mixer}):
+        assert find_layout(config("mamba2", 2), tensors(layers)).remark == UNKNOWN_STATE
+
+
+def test_layers_that_share_keys_keep_none() -> None:
+    layers = tensors({n: attention(8) for n in range(6)})
+    found = find_layout(config("gemma4_text", 6, num_kv_shared_layers=2), layers)
+    assert sum(one.layers for one in found.layers) == 4
+    for nothing in (None, 0, "2"):
+        found = find_layout(config("gemma4_text", 6, num_kv_shared_layers=nothing), layers)
+        assert sum(one.layers for one in found.layers) == 6
+
+
+def test_without_a_number_of_layers_all_of_them_count() -> None:
+    layers = tensors({n: attention(8) for n in range(3)})
+    found = find_layout({"model_type": "llama", "num_kv_shared_layers": 2}, layers)
+    assert found.layers == (CacheLayers(layers=3, token_bytes=32),)
+
+
+def test_arrays_outside_layers_and_those_without_a_shape_do_not_count() -> None:
+    outside = [
+        Tensor(name=name, shape=(8, 8), dtype="BF16", size_bytes=0)
+        for name in ("lm_head.k_proj.weight", "k_proj.weight", "model.0", "model.x.0.k_proj")
+    ]
+    scalar = tensors({0: {"self_attn.k_proj.weight": ()}})
+    layer = tensors({0: attention(8) | {"self_attn.k_proj.bias": (8,)}})
+    assert find_layout(config("llama", 1), [*outside, *layer]).layers == (
+        CacheLayers(layers=1, token_bytes=32),
+    )
+    assert find_layout(config("llama", 1), scalar).remark == NO_NAMES
+
+
+def test_towers_that_are_not_loaded_keep_nothing() -> None:
+    tower = [
+        Tensor(name=f"vision_tower.layers.0.self_attn.{name}", shape=shape, dtype="F32",
+               size_bytes=0)
+        for name, shape in attention(64).items()
+    ]  # fmt: skip
+    found = find_layout(config("llama", 1), [*tower, *tensors({0: attention(8)})])
+    assert found.layers == (CacheLayers(layers=1, token_bytes=32),)
+
+
+def test_numbers_of_32_bits_take_twice_as_much() -> None:
+    found = find_layout(config("llama", 1), tensors({0: attention(8)}, "F32"))
+    assert found.layers == (CacheLayers(layers=1, token_bytes=64),)
+
+
+def test_each_mixer_and_attention_of_a_layer_is_counted() -> None:
+    layer: Shapes = {
+        **attention(8), "mamba.A_log": (32,), "mamba.conv1d.weight": (64, 1, 4),
+    }  # fmt: skip
+    sizes = {"mamba_d_head": 4, "mamba_d_state": 2}
+    found = find_layout(config("falcon_h1", 2, **sizes), tensors({0: layer, 1: layer}))
+    assert sorted(found.layers, key=lambda one: one.row_bytes) == [
+        CacheLayers(layers=2, token_bytes=32),
+        CacheLayers(layers=2, row_bytes=64 * 3 * 2 + 32 * 8 * 4),
+    ]
+
+
+def test_stacks_of_layers_are_told_apart() -> None:
+    both = [
+        Tensor(name=f"{stack}.0.self_attn.{name}_proj.weight", shape=(8, 8), dtype="BF16",
+               size_bytes=0)
+        for stack in ("model.layers", "model.more_layers") for name in "kv"
+    ]  # fmt: skip
+    assert find_layout(config("llama", 1), both).layers == (CacheLayers(layers=2, token_bytes=32),)
+
+
+# ---------------------------------------------------------------- types that run otherwise
+
+
+def test_baichuan_keeps_the_last_keys_before_their_convolution_without_a_window() -> None:
+    layer: Shapes = {
+        "self_attn.W_pack.weight": (64 + 16, 64), "self_attn.conv_k": (1, 1, 8, 1, 2),
+    }  # fmt: skip
+    settings = {"num_attention_heads": 8, "head_dim": 8, "sliding_window": 4}
+    found = find_layout(
+        config("baichuan_m1", 2, sliding_window_layers=[1], **settings),
+        tensors({0: layer, 1: layer}),
+    )
+    assert sorted(found.layers, key=lambda one: (one.row_bytes, one.window or 0)) == [
+        CacheLayers(layers=1, token_bytes=32),
+        CacheLayers(layers=1, token_bytes=32, window=4),
+        CacheLayers(layers=2, row_bytes=32),
+    ]
+
+
+def test_nanbeige_keeps_keys_for_each_of_its_loops() -> None:
+    layers = tensors({n: attention(8) for n in range(3)})
+    assert find_layout(config("nanbeige", 3, num_loops=4), layers).layers == (
+        CacheLayers(layers=12, token_bytes=32),
+    )
+    assert find_layout(config("nanbeige", 3), layers).layers == (
+        CacheLayers(layers=3, token_bytes=32),
+    )
+    assert find_layout(config("llama", 3, num_loops=4), layers).layers == (
+        CacheLayers(layers=3, token_bytes=32),
+    )
+
+
+def test_iquestloopcoder_keeps_all_tokens_and_those_of_a_window_again() -> None:
+    layers = tensors({n: attention(8) for n in range(3)})
+    for given, window in (({"loop_window_size": 9}, 9), ({}, 64)):
+        found = find_layout(config("iquestloopcoder", 3, **given), layers)
+        assert sorted(found.layers, key=lambda one: one.window or 0) == [
+            CacheLayers(layers=3, token_bytes=32),
+            CacheLayers(layers=3, token_bytes=32, window=window),
+        ]
+
+
+def test_hunyuan_keeps_keys_again_in_layers_that_take_those_of_the_one_before() -> None:
+    own = attention(8)
+    none: Shapes = {"self_attn.q_proj.weight": (8, 8)}
+    layers = tensors({0: own, 1: none, 2: own, 3: none, 4: none})
+    assert find_layout(config("hunyuan", 5), layers).layers == (
+        CacheLayers(layers=5, token_bytes=32),
+    )
+    assert find_layout({"model_type": "hunyuan"}, layers).layers == (
+        CacheLayers(layers=2, token_bytes=32),
+    )
+    assert find_layout(config("llama", 5), layers).layers == (
+        CacheLayers(layers=2, token_bytes=32),
+    )
+
+
+# ---------------------------------------------------------------- config.json alone
+
+
+def test_without_heads_of_keys_they_are_as_wide_as_the_model() -> None:
+    for given in ({}, {"num_key_value_heads": 8}, {"head_dim": 128}):
+        found = find_layout(config("llama", 4, hidden_size=100, **given), [])
+        assert found.layers == (CacheLayers(layers=4, token_bytes=2 * 100 * 2),)
+
+
+def test_heads_of_keys_have_four_names() -> None:
+    names = ("num_key_value_heads", "n_kv_heads", "num_kv_heads", "n_head_kv")
+    found = [find_layout(config("llama", 4, head_dim=5, **{name: 3}), []).layers for name in names]
+    assert found == [(CacheLayers(layers=4, token_bytes=2 * 15 * 2),)] * 4
+
+
+def test_nothing_is_counted_from_a_config_that_says_too_little() -> None:
+    assert find_layout({"model_type": "llama", "hidden_size": 64}, []).layers == ()
+    assert find_layout(config("llama", 4), []).layers == ()

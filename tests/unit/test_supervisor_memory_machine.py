@@ -188,6 +188,51 @@ def test_a_mac_without_the_setting_or_with_it(monkeypatch: pytest.MonkeyPatch) -
     assert find_budget(None, "metal").size_bytes == 56 * GIB
 
 
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, script: str) -> None:
+    """Puts a program where programs are found, instead of all others."""
+    program = folder / name
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+
+
+SMI = "--query-gpu=memory.total,memory.used --format=csv,noheader,nounits --id=0"
+
+
+def test_nvidia_smi_is_asked_about_the_first_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, monkeypatch, "nvidia-smi", f'[ "$*" = "{SMI}" ] && echo "81559, 523"')
+    assert machine.read_device() == DeviceMemory(total_bytes=81559 * 2**20, used_bytes=523 * 2**20)
+
+
+def test_what_nvidia_smi_says_when_it_fails_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, monkeypatch, "nvidia-smi", 'echo "81559, 523"; exit 9')
+    with pytest.raises(NoDeviceMemoryError) as caught:
+        machine.read_device()
+    assert str(caught.value) == (
+        "MLX would use CUDA here, and nvidia-smi does not say how much memory the GPU has: "
+        "set memory_budget to a size"
+    )
+
+
+@pytest.mark.parametrize(("ends", "gib"), [("", 60), ("; exit 1", 48)])
+def test_sysctl_is_asked_about_the_wired_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str, gib: int
+) -> None:
+    monkeypatch.setattr(machine, "ram_bytes", lambda: 64 * GIB)
+    script = f'[ "$*" = "-n iogpu.wired_limit_mb" ] && echo {60 * 1024}{ends}'
+    install(tmp_path, monkeypatch, "sysctl", script)
+    assert find_budget(None, "metal").size_bytes == gib * GIB
+
+
+def test_the_control_groups_are_where_linux_has_them() -> None:
+    places = machine.CGROUP_ROOT, machine.OWN_CGROUPS
+    assert places == (Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))
+
+
 def test_the_largest_budget_is_what_the_machine_or_its_gpu_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -64,7 +64,7 @@ def watch(folder: Path, said: list[str] | None = None) -> LinuxWatch:
 def test_what_meminfo_says() -> None:
     said = host_memory(MEMINFO)
     assert said == HostMemory(total_bytes=32874708 * 1024, available_bytes=20457724 * 1024)
-    with pytest.raises(ValueError, match="MemAvailable"):
+    with pytest.raises(ValueError, match=r"^no line 'MemAvailable'$"):
         host_memory("MemTotal: 7 kB\nMemAvailable: lots kB\n")
 
 
@@ -130,6 +130,13 @@ def test_a_group_with_more_left_than_the_machine_only_bounds_what_stays_free(
     files = {"memory.max": f"{30 * GIB}", "memory.current": "0", "memory.stat": ""}
     found = machine(tmp_path, **files).read()
     assert found == Reading(available_bytes=20457724 * 1024, kept_free_bytes=3 * GIB // 4)
+
+
+def test_a_group_that_may_have_all_of_the_machine_is_not_limited(tmp_path: Path) -> None:
+    total = 32874708 * 1024
+    files = {"memory.max": f"{total}", "memory.current": f"{total}", "memory.stat": ""}
+    found = machine(tmp_path, **files).read()
+    assert found == Reading(available_bytes=20457724 * 1024, kept_free_bytes=total // 10 // 4)
 
 
 def test_a_kernel_without_stalls_is_no_fault(tmp_path: Path) -> None:

@@ -1,0 +1,252 @@
+"""What the core is told of memory at the start, at a reload and after a download, and what of it
+stands in the log."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxsup.protocol.download import Repository
+from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.launch import LaunchSettings
+from mlxsup.supervisor.config.load import ConfigError, DaemonConfig
+from mlxsup.supervisor.core.memory.budget import Budget
+from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
+from mlxsup.supervisor.log_files import LogWriter
+from mlxsup.supervisor.logs import DaemonLog
+from mlxsup.supervisor.memory import briefing as briefing_module
+from mlxsup.supervisor.memory import machine
+from mlxsup.supervisor.memory.briefing import MemoryBriefing
+from mlxsup.supervisor.memory.measurements import Measurements
+
+from support.core_driver import entry
+from support.safetensors_files import llama_arrays, llama_config, write_folder
+
+GIB = 2**30
+MODEL, OTHER = ModelName("m"), ModelName("other")
+ONE, TWO = Repository(repo="someone/one"), Repository(repo="someone/two")
+WHOLE = Budget(size_bytes=14 * GIB, machine_bytes=16 * GIB, is_given=False, reason="r")
+
+
+class Desk:
+    """A briefing on a machine of 16 GiB whose `nvidia-smi` says nothing, and its log."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, backend: str = "cpu") -> None:
+        self.folder = folder
+        self.ram_bytes = 16 * GIB
+        monkeypatch.setattr(briefing_module, "find_backend", lambda: backend)
+        monkeypatch.setattr(machine, "ram_bytes", lambda: self.ram_bytes)
+        monkeypatch.setattr(machine, "control_group_limit", lambda: None)
+        monkeypatch.setattr(subprocess, "run", self._ask)
+        self._writer = LogWriter(lambda text: None)
+        self._log = DaemonLog(folder, "info", self._writer, is_json=True)
+        self.briefing = MemoryBriefing(Measurements(folder), self._log)
+
+    def _ask(self, *_: Any, **__: Any) -> None:
+        raise FileNotFoundError("nvidia-smi")
+
+    def model_folder(self, name: str = "model") -> str:
+        write_folder(self.folder / name, llama_config(), llama_arrays())
+        return str(self.folder / name)
+
+    def config(self, *models: ModelSettings, budget: int | None = None) -> DaemonConfig:
+        return DaemonConfig(
+            config_path=None,
+            runtime_dir=self.folder,
+            log_dir=self.folder,
+            log_level="info",
+            memory_budget=budget,
+            core=CoreSettings(max_queue=3),
+            models=models,
+        )
+
+    def logged(self) -> list[dict[str, Any]]:
+        """The lines without their time."""
+        self._log.close()
+        assert self._writer.close(60.0)
+        path = self.folder / "mlxsup.log"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [{k: v for k, v in json.loads(line).items() if k != "at"} for line in lines]
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    return Desk(tmp_path, monkeypatch)
+
+
+# ---------------------------------------------------------------- the budget
+
+
+def test_the_core_is_told_the_budget_and_keeps_its_other_settings(desk: Desk) -> None:
+    settings = desk.briefing.settings_of(desk.config())
+    assert settings.budget is not None
+    assert (settings.max_queue, settings.budget.size_bytes) == (3, 14 * GIB)
+    assert desk.logged() == [
+        {"level": "info", "message": "memory budget", "size": "14.00 GiB",
+         "reason": "16.00 GiB of RAM less a reserve of 2.00 GiB"},
+    ]  # fmt: skip
+
+
+def test_what_would_be_told_is_not_logged(desk: Desk) -> None:
+    budget = desk.briefing.settings_of(desk.config(), is_dry=True).budget
+    assert budget is not None
+    assert desk.logged() == []
+
+
+def test_a_given_budget_goes_before_that_of_the_machine(desk: Desk) -> None:
+    desk.briefing.settings_of(desk.config())
+    given = desk.briefing.settings_of(desk.config(budget=5 * GIB)).budget
+    assert given is not None
+    assert (given.size_bytes, given.automatic_bytes) == (5 * GIB, 14 * GIB)
+    again = desk.briefing.settings_of(desk.config()).budget
+    assert again is not None
+    assert again.size_bytes == 14 * GIB
+
+
+def test_the_machine_is_asked_once_because_workers_hold_some_of_it_later(desk: Desk) -> None:
+    first = desk.briefing.settings_of(desk.config()).budget
+    desk.ram_bytes = 8 * GIB
+    assert desk.briefing.settings_of(desk.config()).budget == first
+
+
+@pytest.mark.parametrize(
+    ("backend", "spare_bytes"), [("cpu", 256 * 2**20), ("metal", 256 * 2**20), ("cuda", 0)]
+)
+def test_a_spare_process_takes_memory_unless_that_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, spare_bytes: int
+) -> None:
+    desk = Desk(tmp_path, monkeypatch, backend)
+    assert desk.briefing.settings_of(desk.config(budget=GIB)).spare_bytes == spare_bytes
+    desk.logged()
+
+
+def test_a_gpu_that_does_not_say_its_memory_leaves_models_without_a_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = Desk(tmp_path, monkeypatch, "cuda")
+    assert desk.briefing.settings_of(desk.config()).budget is None
+    (line,) = desk.logged()
+    assert (line["level"], line["message"]) == ("warning", "memory not budgeted")
+    assert line["cause"].startswith("MLX would use CUDA here, and nvidia-smi does not say")
+
+
+def test_a_shortage_and_its_end_are_in_the_log(desk: Desk) -> None:
+    lowered = replace(WHOLE, size_bytes=3 * GIB, lowered_from_bytes=14 * GIB, shortage="others")
+    desk.briefing.changed(lowered)
+    desk.briefing.changed(WHOLE)
+    assert desk.logged() == [
+        {"level": "warning", "message": "memory budget lowered", "size": "3.00 GiB",
+         "whole": "14.00 GiB", "cause": "others"},
+        {"level": "info", "message": "memory budget whole again", "size": "14.00 GiB"},
+    ]  # fmt: skip
+
+
+def test_what_cannot_be_read_of_the_available_memory_is_in_the_log(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.system", lambda: "Linux")
+    proc = desk.folder / "proc"
+    assert desk.briefing.watch(proc).read() is None
+    assert desk.logged() == [
+        {"level": "warning", "message": "available memory not read",
+         "cause": f"{proc / 'meminfo'}: No such file or directory"},
+    ]  # fmt: skip
+
+
+# ---------------------------------------------------------------- the needs
+
+
+def test_models_that_cannot_be_read_or_are_not_here_yet_have_no_needs(desk: Desk) -> None:
+    here = LaunchSettings(path=desk.model_folder())
+    models = (
+        entry("here", launch=here),
+        entry("gone", launch=LaunchSettings(path=str(desk.folder / "gone"))),
+        entry("lacking", launch=here, download=ONE),
+    )
+    needs = desk.briefing.needs_of(desk.config(*models))
+    assert needs == {ModelName("here"): desk.briefing.appraise(here)}
+    assert desk.logged() == []
+
+
+def test_pinned_models_that_do_not_fit_are_a_mistake_of_the_configuration(desk: Desk) -> None:
+    launch = LaunchSettings(path=desk.model_folder())
+    models = [entry(name, launch=launch, pinned=True) for name in "abc"]
+    desk.briefing.needs_of(desk.config(*models, budget=GIB))
+    with pytest.raises(ConfigError, match=r"the pinned models a .* together"):
+        desk.briefing.needs_of(desk.config(*models, budget=2**29))
+    # Without a budget of the user, that of the machine counts.
+    desk.ram_bytes = 2**30
+    with pytest.raises(ConfigError, match=r"the pinned models a .* together"):
+        desk.briefing.needs_of(desk.config(*models))
+    desk.logged()
+
+
+def test_what_has_arrived_is_read_for_the_models_that_lacked_it(desk: Desk) -> None:
+    lacking = LaunchSettings(path=str(desk.folder / "nowhere"), context_length=700)
+    third = ModelName("third")
+    models = [
+        entry(MODEL, launch=lacking, download=ONE),
+        entry(OTHER, launch=lacking, download=TWO),
+        entry(third, launch=lacking),
+    ]
+    desk.briefing.adopt(models, {})
+    folder = desk.model_folder()
+    desk.briefing.found(ONE, folder)
+    need = desk.briefing.needs[MODEL]
+    assert (list(desk.briefing.needs), need.context_tokens) == ([MODEL], 700)
+    # From now on that is its launch.
+    desk.briefing.raised(replace(lacking, path=folder), 50)
+    assert desk.briefing.needs == {MODEL: replace(need, raised_bytes=50)}
+    desk.logged()
+
+
+def test_what_has_arrived_damaged_has_no_needs_and_the_others_keep_theirs(desk: Desk) -> None:
+    launch = LaunchSettings(path=desk.model_folder())
+    need = desk.briefing.appraise(launch)
+    assert need is not None
+    models = [entry(MODEL, launch=launch, download=ONE), entry(OTHER, launch=launch)]
+    desk.briefing.adopt(models, {MODEL: need, OTHER: need})
+    desk.briefing.found(ONE, str(desk.folder / "damaged"))
+    assert desk.briefing.needs == {OTHER: need}
+    desk.logged()
+
+
+def test_a_measurement_counts_for_all_models_with_the_same_launch(desk: Desk) -> None:
+    launch = LaunchSettings(path=desk.model_folder())
+    longer = replace(launch, context_length=700)
+    names = [MODEL, OTHER, ModelName("longer")]
+    launches = [launch, launch, longer]
+    models = [entry(n, launch=one) for n, one in zip(names, launches, strict=True)]
+    desk.briefing.adopt(models, {})
+    desk.briefing.measured(replace(launch, context_length=5))
+    assert desk.briefing.needs == {}
+    desk.briefing.measured(launch)
+    need = desk.briefing.appraise(launch)
+    assert desk.briefing.needs == {MODEL: need, OTHER: need}
+    desk.briefing.measured(longer)
+    assert set(desk.briefing.needs) == set(names)
+    desk.logged()
+
+
+def test_a_measurement_of_a_folder_that_is_gone_changes_nothing(desk: Desk) -> None:
+    gone = LaunchSettings(path=str(desk.folder / "gone"))
+    need = desk.briefing.appraise(LaunchSettings(path=desk.model_folder()))
+    assert need is not None
+    desk.briefing.adopt([entry(MODEL, launch=gone)], {MODEL: need})
+    desk.briefing.measured(gone)
+    assert desk.briefing.needs == {MODEL: need}
+    desk.logged()
+
+
+def test_a_full_disk_is_named_in_the_log(desk: Desk) -> None:
+    launch = LaunchSettings(path=desk.model_folder())
+    (desk.folder / "measured.new").mkdir()
+    desk.briefing.raised(launch, 50)
+    assert desk.logged() == [
+        {"level": "warning", "message": "measurements not written", "error": "Is a directory"},
+    ]
