@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import gc
 import os
 import signal
+import socket
 import sys
-from collections.abc import Awaitable, Callable
+import warnings
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from mlxsup.protocol.gateway import Address, GatewayRules
+from mlxsup.supervisor import gateway as gateway_module
 from mlxsup.supervisor.core.actions import StartGateway
 from mlxsup.supervisor.core.events import Event, GatewayEnded, GatewayListening
-from mlxsup.supervisor.gateway import GatewayKeeper
+from mlxsup.supervisor.gateway import GatewayKeeper, address_of, bind, why_not
 from mlxsup.supervisor.log_files import LogWriter
 
 from support.eventually_async import eventually_async
@@ -30,30 +36,66 @@ signal.pause()
 """
 ANYWHERE = StartGateway(number=1, address=Address(host="127.0.0.1", port=0))
 
+DEAF = PLAYED.replace("lambda *_: sys.exit(0)", "signal.SIG_IGN")
+DIES = "import sys; sys.stdin.readline(); sys.exit(3)"
+LINGERS = """\
+import os, sys
+sys.stdin.readline()
+ready, theirs = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    os.write(theirs, b"!")
+    sys.stdin.read()
+    os._exit(0)
+os.read(ready, 1)
+os._exit(3)
+"""
+"""Ends at once; another process, which is not in its group, still has its pipes."""
+
 Logged = list[tuple[str, str]]
 
 
 def live(
     scene: Callable[[GatewayKeeper, list[Event]], Awaitable[None]],
+    *,
+    script: str = PLAYED,
+    argv: Sequence[str] | None = None,
+    start: StartGateway = ANYWHERE,
+    facts: list[dict[str, Any]] | None = None,
+    listens: Callable[[str, int], None] = lambda *_: None,
 ) -> tuple[list[Event], Logged]:
-    """What is posted and logged while a scene is played with a keeper."""
+    """What is posted and logged while a scene is played with a keeper.
+
+    Args:
+        scene: what is played.
+        script: of the process.
+        argv: the command that starts a gateway, instead of that.
+        start: how it is started.
+        facts: gets those of each line of the log.
+        listens: called when it listens.
+    """
     events: list[Event] = []
     logged: Logged = []
+
+    def log(level: str, text: str, **given: Any) -> None:
+        logged.append((level, text))
+        if facts is not None:
+            facts.append(given)
 
     async def play(folder: Path) -> None:
         writer = LogWriter(pytest.fail)
         around: Any = SimpleNamespace(
             folder=SimpleNamespace(path=folder, client_socket=folder / "client.sock"),
             record=SimpleNamespace(add=lambda *_: None, remove=lambda *_: None),
-            log=SimpleNamespace(write=lambda level, text, **_: logged.append((level, text))),
+            log=SimpleNamespace(write=log),
             log_level="info",
             post=events.append,
             now=lambda: 5.0,
         )
-        argv = (sys.executable, "-c", PLAYED)
-        keeper = GatewayKeeper(around, folder, writer, lambda *_: None, GatewayRules(), argv)
+        command = argv or (sys.executable, "-c", script)
+        keeper = GatewayKeeper(around, folder, writer, listens, GatewayRules(), command)
         async with asyncio.TaskGroup() as tasks:
-            keeper.start(ANYWHERE, tasks)
+            keeper.start(start, tasks)
             await scene(keeper, events)
         keeper.close()
         assert writer.close(60.0)
@@ -100,3 +142,181 @@ def test_an_end_that_nobody_asked_for_is_a_crash() -> None:
         now=5.0, number=1, cause="it ended with signal SIGKILL", is_crash=True
     )
     assert ("warning", "gateway exited") in logged
+
+
+async def until_it_ended(keeper: GatewayKeeper, events: list[Event]) -> None:
+    await eventually_async(lambda: events and isinstance(events[-1], GatewayEnded), timeout_s=30.0)
+
+
+def crash(cause: str) -> GatewayEnded:
+    return GatewayEnded(now=5.0, number=1, cause=cause, is_crash=True)
+
+
+def test_the_exit_code_of_a_crash_is_told() -> None:
+    facts: list[dict[str, Any]] = []
+    events, logged = live(until_it_ended, script=DIES, facts=facts)
+    assert events == [crash("it ended with exit code 3")]
+    assert logged[-1] == ("warning", "gateway exited")
+    assert facts[-1]["code"] == 3
+
+
+def test_one_whose_pipes_somebody_keeps_has_ended_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert gateway_module.LAST_WORDS_S == 1.0
+    monkeypatch.setattr(gateway_module, "LAST_WORDS_S", 0.01)
+    events, _ = live(until_it_ended, script=LINGERS)
+    assert events == [crash("it ended with exit code 3")]
+
+
+def test_one_that_cannot_be_started_is_a_crash_and_leaves_nothing_open() -> None:
+    own, facts = psutil.Process(), list[dict[str, Any]]()
+    open_files = own.num_fds()
+    events, logged = live(until_it_ended, argv=["/nowhere/python"], facts=facts)
+    assert events == [crash("it could not be started: No such file or directory")]
+    assert logged == [("error", "gateway not started")]
+    assert facts == [{"error": "No such file or directory"}]
+    assert own.num_fds() == open_files
+
+
+def test_one_that_does_not_end_when_it_is_asked_to_is_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert (gateway_module.END_LIMIT_S, gateway_module.KILL_LIMIT_S) == (4.0, 10.0)
+    monkeypatch.setattr(gateway_module, "END_LIMIT_S", 0.01)
+    facts: list[dict[str, Any]] = []
+
+    async def scene(keeper: GatewayKeeper, events: list[Event]) -> None:
+        await until_it_listens(events)
+        await keeper.end()
+        assert keeper.pid is None
+
+    _, logged = live(scene, script=DEAF, facts=facts)
+    assert logged[-1] == ("info", "gateway exited")
+    assert facts[-1]["signal"] == "SIGKILL"
+
+
+def test_one_that_cannot_be_killed_is_left_behind_and_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("END_LIMIT_S", "KILL_LIMIT_S"):
+        monkeypatch.setattr(gateway_module, name, 0.01)
+    facts: list[dict[str, Any]] = []
+    pids: list[int] = []
+
+    async def scene(keeper: GatewayKeeper, events: list[Event]) -> None:
+        await until_it_listens(events)
+        assert keeper.pid is not None
+        pids.append(keeper.pid)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "killpg", lambda *_: None)
+            await keeper.end()
+            await asyncio.sleep(0)
+        os.kill(pids[0], signal.SIGKILL)
+        await eventually_async(lambda: os.waitpid(pids[0], os.WNOHANG) != (0, 0))
+
+    events, logged = live(scene, facts=facts)
+    assert [type(event) for event in events] == [GatewayListening]
+    assert (logged[-1], facts[-1]) == (("error", "gateway left behind"), {"pid": pids[0]})
+    with warnings.catch_warnings():  # nobody has waited for it, which is what this is about
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+
+
+def test_its_address_is_told_with_the_port_that_it_got_and_refuses_after_its_end() -> None:
+    told: list[tuple[str, int]] = []
+    addresses: list[Address] = []
+
+    async def scene(keeper: GatewayKeeper, events: list[Event]) -> None:
+        await until_it_listens(events)
+        [event] = events
+        assert isinstance(event, GatewayListening)
+        addresses.append(event.address)
+        assert (event.now, event.number, event.pid) == (5.0, 1, keeper.pid)
+        socket.create_connection((event.address.host, event.address.port)).close()
+        await keeper.end()
+
+    facts: list[dict[str, Any]] = []
+    _, logged = live(scene, facts=facts, listens=lambda url, pid: told.append((url, pid)))
+    [address] = addresses
+    assert (address.host, address.port > 0) == ("127.0.0.1", True)
+    [(url, pid)] = told
+    assert url == address.url
+    assert list(zip(logged, facts, strict=True)) == [
+        (("info", "gateway started"), {"pid": pid}),
+        (("info", "gateway listening"), {"pid": pid, "url": url}),
+        (("info", "gateway exited"), {"pid": pid, "code": 0}),
+    ]
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((address.host, address.port))
+
+
+def test_an_address_that_is_taken_is_told_once_and_posted_each_time(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = Address(host="127.0.0.1", port=other.getsockname()[1])
+        start = StartGateway(number=1, address=address)
+
+        async def scene(keeper: GatewayKeeper, events: list[Event]) -> None:
+            unused: Any = None
+            for _ in range(2):
+                keeper.start(start, unused)
+            await until_it_ended(keeper, events)
+            assert keeper.pid is None
+
+        facts: list[dict[str, Any]] = []
+        events, logged = live(scene, start=start, facts=facts)
+    why = f"the address {address} is taken: set another one as gateway.listen, or with --http"
+    assert events == [GatewayEnded(now=5.0, number=1, cause=why, is_crash=False)] * 3
+    assert logged == [("error", "gateway cannot listen")] * 3
+    assert facts == [{"address": address, "cause": why}] * 3
+    assert capfd.readouterr().err == f"mlxsup: the gateway cannot listen: {why}\n"
+
+
+def test_one_that_has_listened_in_between_is_told_of_again(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    others = [socket.create_server(("127.0.0.1", 0))]
+    address = Address(host="127.0.0.1", port=others[0].getsockname()[1])
+    start = StartGateway(number=1, address=address)
+
+    async def scene(keeper: GatewayKeeper, events: list[Event]) -> None:
+        others.pop().close()
+        async with asyncio.TaskGroup() as tasks:
+            keeper.start(start, tasks)
+            await until_it_listens(events)
+            keeper.close_listener()
+            keeper.start(start, tasks)  # its process still has the address
+            await keeper.end()
+
+    live(scene, start=start)
+    assert capfd.readouterr().err.count("mlxsup: the gateway cannot listen: ") == 2
+
+
+def test_each_reason_not_to_listen_says_what_helps() -> None:
+    address = Address(host="10.0.0.1", port=80)
+    small = f"the port of {address} is not for ordinary users: set one from 1024 on"
+    for number, why in (
+        (errno.EACCES, small),
+        (errno.EPERM, small),
+        (errno.EADDRNOTAVAIL, f"{address}: {os.strerror(errno.EADDRNOTAVAIL)}"),
+    ):
+        assert why_not(address, OSError(number, os.strerror(number))) == why
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_it_listens_where_an_address_of_either_kind_says() -> None:
+    families = {"127.0.0.1": socket.AF_INET, **({"::1": socket.AF_INET6} if has_ipv6() else {})}
+    for host, family in families.items():
+        with bind(Address(host=host, port=0)) as listener:
+            address = address_of(listener)
+            assert (address.host, address.port > 0) == (host, True)
+            assert listener.family == family

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sys
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from mlxsup.supervisor.core.events import Event, SpareEnded, SpareReady
+from mlxsup.supervisor.workers import spare as spare_module
 from mlxsup.supervisor.workers.spare import SpareUnit, SpareUnits
 
 from support.eventually_async import eventually_async
@@ -163,3 +166,56 @@ def test_all_are_gone_when_the_daemon_ends() -> None:
             assert (units.pids, units.leave()) == ([], 0)
 
     asyncio.run(play())
+
+
+def test_one_that_cannot_be_ended_is_counted_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for it any longer; it ends here because its input does."""
+    monkeypatch.setattr(spare_module, "END_LIMIT_S", 0.01)
+
+    async def play() -> None:
+        around = Around(ECHO)
+        units = SpareUnits(around)  # type: ignore[arg-type]  # a stand-in
+        async with asyncio.TaskGroup() as tasks:
+            units.start(7, tasks)
+            pid = await until_ready(around)
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "killpg", lambda *_: None)
+                await units.end()
+                assert units.pids == [pid]
+                assert units.leave() == 1
+                await eventually_async(lambda: units.pids == [])
+            assert around.lines[-1] == "error spare worker left behind"
+            assert around.recorded == {pid: "(spare worker)"}, "the next start looks for it"
+            await eventually_async(lambda: os.waitpid(pid, os.WNOHANG) != (0, 0))
+
+    asyncio.run(play())
+    with warnings.catch_warnings():  # nobody has waited for it, which is what this is about
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+
+
+def test_the_others_are_ended_by_their_numbers_and_nobody_by_an_unknown_one() -> None:
+    async def play() -> None:
+        around = Around(ECHO)
+        units = SpareUnits(around)  # type: ignore[arg-type]  # a stand-in
+        async with asyncio.TaskGroup() as tasks:
+            for number in (1, 2):
+                units.start(number, tasks)
+            await eventually_async(lambda: len(around.events) == 2, timeout_s=60.0)
+            units.kill(3)
+            assert (units.get(None), units.get(3)) == (None, None)
+            first, second = units.get(1), units.get(2)
+            assert first is not None
+            assert second is not None
+            assert units.pids == [first.pid, second.pid]
+            units.kill(1)
+            await eventually_async(lambda: units.get(1) is None)
+            assert units.pids == [second.pid]
+            units.kill(2)
+        assert [e.number for e in around.events if isinstance(e, SpareEnded)] == [1, 2]
+
+    asyncio.run(play())
+
+
+def test_the_limits_of_spares_are_those_that_are_documented() -> None:
+    assert (spare_module.KEPT_BYTES, spare_module.END_LIMIT_S) == (16 * 1024, 10.0)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.supervisor import app as app_module
 from mlxsup.supervisor.announcements import Announcer, OnChange
 from mlxsup.supervisor.app import App
@@ -114,6 +115,8 @@ class Case:
         sampled: what became of the measuring.
         end: asks for the end, as a signal would; given the signal and whether it is a repeated one.
         reload: asks for a reload, as SIGHUP would.
+        workers: plays the workers, with `spares`.
+        learnt: what a worker that has measured its model calls.
     """
 
     def __init__(
@@ -128,6 +131,7 @@ class Case:
         self.sampled: list[object] = []
         self.end: Callable[..., None]
         self.reload: Callable[[], None]
+        self.learnt: Callable[[LaunchSettings], None]
         self.clients = SimpleNamespace(
             endpoint="e", pulse=object(), finish=self._nothing, close=lambda linger_s: None,
             admitted=0, limit_to=lambda room: None,
@@ -203,8 +207,12 @@ class Case:
             self.end, self.reload = end, reload
             return SimpleNamespace(ignore=lambda: None)
 
+        def workers(around: object, log_dir: object, writer: object, learnt: Any) -> Any:
+            self.learnt = learnt
+            return self.workers
+
         clock = SimpleNamespace(now=self._clock_now, delay_until=lambda when: when - self.now)
-        workers = SimpleNamespace(
+        self.workers = SimpleNamespace(
             pids=[7], models=frozenset(), end=self._nothing, leave=lambda: 0, close=lambda: None,
             measurements=None, spares=self.spares,
         )  # fmt: skip
@@ -217,7 +225,7 @@ class Case:
         )
         parts = {
             "Clock": lambda: clock, "Core": core, "Signals": signals,
-            "Clients": lambda *_, **__: self.clients, "Workers": lambda *_: workers,
+            "Clients": lambda *_, **__: self.clients, "Workers": workers,
             "Sampler": self._sampler, "MemoryBriefing": lambda *_: self.briefing,
         }  # fmt: skip
         for name, part in parts.items():
