@@ -35,6 +35,8 @@ from mlxsup.worker.engines.mlx.prefill import LARGEST_CHUNK, LARGEST_CPU_CHUNK, 
 from mlxsup.worker.engines.mlx.text import MlxText, load_text
 
 from support.mlx_rows import loaded_engine, make_row, make_spec, solo
+from support.model_types.build import make_model
+from support.model_types.listed import model_types
 from support.tiny_model import CONTEXT_LENGTH, VOCABULARY_SIZE, make_tiny_model
 
 pytestmark = pytest.mark.mlx
@@ -172,6 +174,17 @@ def test_the_room_for_known_prompts_is_told_and_makes_the_text_look_for_them(tin
             assert (engine.facts.prefix_cache_tokens > 0) == (room > 0)
             text: Any = engine.text
             assert text.wants_checkpoints is wants, "a plain cache can be cut back anywhere"
+
+
+def test_the_text_of_a_model_with_states_is_looked_through_for_places_to_keep(
+    tmp_path: Path,
+) -> None:
+    """Its caches cannot be cut back, so they are kept where other prompts may leave this one."""
+    [mamba] = model_types(["mamba"])
+    folder = make_model(tmp_path, mamba)
+    with loaded_engine(folder, prefix_cache_bytes=1 << 24, max_concurrency=1) as engine:
+        text: Any = engine.text
+        assert text.wants_checkpoints
 
 
 def test_a_model_that_fills_its_memory_keeps_its_other_warnings(

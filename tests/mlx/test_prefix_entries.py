@@ -20,6 +20,8 @@ from mlxsup.worker.engines.mlx.prefix_cache import LEAST_TOKENS, Found, PrefixCa
 from mlxsup.worker.engines.mlx.prefix_index import Node
 from mlxsup.worker.engines.mlx.prefix_size import PrefixRoom
 
+from support.mlx_rows import make_row
+
 pytestmark = pytest.mark.mlx
 
 Sequence = tuple[int, ...]
@@ -330,3 +332,16 @@ def test_what_was_cut_back_to_fit_gives_its_memory_back() -> None:
     mx.synchronize()
     assert 2**19 < kept.held_bytes <= 2**20
     assert mx.get_active_memory() - before <= 2**20
+
+
+def test_checkpoints_are_for_rows_that_outgrow_what_can_be_cut_back() -> None:
+    row = make_row(1, list(numbered(1, 300)), max_tokens=50, checkpoints=(100, 200))
+
+    def planned(max_bytes: int, cuttable: int | None, known: int = 0) -> tuple[int, ...]:
+        room = PrefixRoom(max_bytes=max_bytes, cuttable_tokens=cuttable)
+        return PrefixCache(room).plan_checkpoints(row, Found(count=known))
+
+    places = (100, 200, 299)
+    assert planned(2**20, 0) == planned(2**20, 349) == planned(2**20, 350) == places
+    assert planned(2**20, 351) == planned(2**20, None) == planned(0, 0) == ()
+    assert planned(2**20, 0, known=150) == (200, 299)

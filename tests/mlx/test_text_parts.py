@@ -255,7 +255,11 @@ def test_a_decoder_that_needs_the_tokenizer_has_one_of_its_own(tmp_path: Path) -
     text = load_text(tmp_path, eos_token_ids=None, vocabulary_size=None)
     assert text.token_bytes is None
     assert text.decoding_tokenizer not in (text.tokenizer, text.inner_tokenizer)
-    assert text.decode(text.encode(RequestBody(prompt="babe")).tokens) == "babe"
+    tokens = text.encode(RequestBody(prompt="babe")).tokens
+    assert text.decode(tokens) == "babe"
+    alone = [text.token_alone(token) for token in tokens]
+    assert "".join(content for content, _ in alone) == "babe"
+    assert {rest for _, rest in alone} == {b""}, "what it is made of is not known"
 
 
 def test_the_first_space_of_a_byte_level_answer_is_its_own(tmp_path: Path) -> None:

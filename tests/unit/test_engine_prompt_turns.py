@@ -159,6 +159,16 @@ def test_a_prompt_of_one_token_needs_no_pass() -> None:
     assert len(machine.turns) == 0
 
 
+def test_a_step_reads_at_most_the_longest_prompt_or_nothing_if_none_waits() -> None:
+    machine = make_machine()
+    assert machine.turns.longest(decode_rows=0) == 0
+    for uid, total in ((1, 5), (2, 9)):
+        machine.add(uid, total)
+    assert machine.turns.longest(decode_rows=0) == 9
+    machine.add(3, 100_000)
+    assert machine.turns.longest(decode_rows=0) == machine.turns.chunk(decode_rows=0) < 100_000
+
+
 def test_before_anything_is_known_one_prompt_is_read_and_nothing_predicted() -> None:
     turns = SerialTurns(PrefillPacer(decode_stall_target_s=0.25, step_timeout_s=30.0))
     turns.add(0, total=100, known=0)

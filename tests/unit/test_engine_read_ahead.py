@@ -136,3 +136,14 @@ def test_a_file_system_that_cannot_say_what_it_holds_is_left_alone(
     monkeypatch.setattr(os, "preadv", refuse)
     read_files([path, path], threading.Event())
     assert asked == [1]
+
+
+def test_a_system_that_cannot_say_what_it_holds_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = cold_file(tmp_path / "a", 1)
+    reads, before = Reads(monkeypatch), threading.active_count()
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with reading_ahead([path]):
+        assert threading.active_count() == before
+    assert reads.sizes == []

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mlxsup.protocol.launch import LaunchSpec
+from mlxsup.protocol.launch import SPARE_OPTION, LaunchSpec
 from mlxsup.worker import __main__ as worker_main
 from mlxsup.worker import bootstrap
 from mlxsup.worker.bootstrap import LaunchError, prepare_process
@@ -142,6 +142,7 @@ class Started:
             monkeypatch.setattr(worker_main, name, lambda name=name: self.done.append(name))
         monkeypatch.setattr(os, "isatty", lambda descriptor: self.is_terminal)
         monkeypatch.setattr(worker_main, "read_launch_spec", self.read)
+        monkeypatch.setattr(worker_main, "wait_for_spec", self.wait)
         monkeypatch.setattr(worker_main, "check_parent", self.check)
         monkeypatch.setattr(
             worker_main, "watch_pipe", lambda descriptor: self.done.append(("watch", descriptor))
@@ -156,6 +157,10 @@ class Started:
         if isinstance(self.spec, Exception):
             raise self.spec
         return self.spec
+
+    def wait(self, spec_pipe: int, ready_pipe: int) -> LaunchSpec:
+        self.done.append(("spare", ready_pipe))
+        return self.read(spec_pipe)
 
     def check(self, pid: int) -> None:
         self.done.append(("parent", pid))
@@ -181,6 +186,31 @@ def test_a_worker_guards_itself_before_it_lives(monkeypatch: pytest.MonkeyPatch)
         ("info", sys.stderr),
         ("life", SPEC),
     ]
+
+
+def test_a_spare_worker_watches_its_input_already_when_it_gets_its_spec(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started = Started(monkeypatch)
+    assert worker_main.main([SPARE_OPTION, "9"]) == 7
+    assert started.done == [
+        *BEFORE,
+        ("spare", 9),
+        ("read", 0),
+        ("parent", 1),
+        ("info", sys.stderr),
+        ("life", SPEC),
+    ]
+
+
+def test_a_spare_worker_without_mlx_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started = Started(monkeypatch)
+    started.spec = ImportError("no module named mlx")
+    assert worker_main.main([SPARE_OPTION, "9"]) == 69
+    said = "mlxsup worker: MLX cannot be imported: no module named mlx\n"
+    assert capsys.readouterr() == ("", said)
 
 
 @pytest.mark.parametrize(

@@ -15,19 +15,28 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "load": ("report",),
     "insert": ("row",),
     "remove": (RequestKey(1), RequestKey(2)),
+    "drop_kept": (RequestKey(3), RequestKey(4)),
+    "free_kept": (),
     "has_rows": (),
     "row_count": (),
     "predict_step_s": (),
     "prefill_chunk": (),
+    "has_long_prompt": (),
+    "has_decoding": (),
     "shared_pass_s": (7,),
     "step": (),
+    "decode": (),
+    "settle": (),
     "give_back": (),
+    "bound_rows": (9,),
     "bytes_held": (),
     "close": (),
 }
-PASSED_ON = {"give_back": (False,)}
+PASSED_ON = {"give_back": (False,), "free_kept": (None,)}
 """What is passed on of a call that leaves out what it need not give."""
-GIVES_NOTHING = {"remove", "give_back", "close"}
+GIVES_NOTHING = {
+    "remove", "drop_kept", "free_kept", "settle", "give_back", "bound_rows", "close",
+}  # fmt: skip
 
 
 class Recorder:
@@ -78,6 +87,32 @@ def test_another_thread_is_refused_by_name_A1(name: str) -> None:
     owner = threading.get_ident()
     assert refused == [f"the engine belongs to thread {owner}, not to {thread.ident}"]
     assert recorder.calls == []
+
+
+def test_what_a_call_names_passes_on_by_its_name() -> None:
+    engine, recorder = owned()
+    for keep in (True, False):
+        kept: object = engine.set_aside(RequestKey(1), RequestKey(2), keep=keep)
+        assert kept == "value of set_aside"
+        assert recorder.calls.pop() == ("set_aside", RequestKey(1), RequestKey(2), keep)
+    engine.free_kept(spared=RequestKey(5))
+    engine.give_back(keeps_prefixes=True)
+    assert recorder.calls == [("free_kept", RequestKey(5)), ("give_back", True)]
+
+
+def test_no_other_thread_sets_a_row_aside_A1() -> None:
+    engine, recorder = owned()
+    refused: list[type[BaseException]] = []
+
+    def use() -> None:
+        with pytest.raises(WrongThreadError) as caught:
+            engine.set_aside(RequestKey(1), keep=True)
+        refused.append(caught.type)
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join(60)
+    assert (refused, recorder.calls) == ([WrongThreadError], [])
 
 
 def test_the_text_side_is_the_engines() -> None:
@@ -133,5 +168,7 @@ def test_the_timer_is_for_systems_without_pdeathsig(
     timers: list[str] = []
     for name in ("dump_traceback_later", "cancel_dump_traceback_later"):
         monkeypatch.setattr(faulthandler, name, lambda *_, name=name, **__: timers.append(name))
-    engine.step()
-    assert bool(timers) is has_timer
+    for step in (engine.step, engine.decode):
+        timers.clear()
+        step()
+        assert bool(timers) is has_timer

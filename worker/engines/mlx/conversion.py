@@ -113,8 +113,10 @@ def _run(source: Path, partial: Path, bits: int | None, say: Say) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Converts; says on standard output what it does, and on standard error what went wrong."""
 
+    output = sys.stdout  # what is printed during the conversion goes elsewhere
+
     def say(line: str) -> None:
-        print(line, flush=True)
+        print(line, file=output, flush=True)
 
     def fail(error: BaseException, code: int) -> int:
         print(f"error: {error}", file=sys.stderr, flush=True)

@@ -1,0 +1,322 @@
+"""A model folder becomes another one: what is written, what is said, and what is refused."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from safetensors.numpy import load_file
+
+from mlxsup.worker.engine import BadModelError, ModelMissingError
+from mlxsup.worker.engines.mlx import conversion
+from mlxsup.worker.engines.mlx.conversion import Stages, convert, main
+
+from support.tiny_model import as_4_bit, make_tiny_model
+
+pytestmark = pytest.mark.mlx
+
+
+@pytest.fixture(autouse=True)
+def the_signal_of_before() -> Iterator[None]:
+    """`main` takes SIGTERM over, as a process of its own may."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return make_tiny_model(tmp_path / "model")
+
+
+def quietly(line: str) -> None:
+    """Says nothing."""
+
+
+def config_of(folder: Path) -> Any:
+    return json.loads((folder / "config.json").read_text())
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def fails_with(error: Exception) -> Callable[..., None]:
+    """Stands for mlx-lm's conversion; it has begun to write when it fails."""
+
+    def fail(source: str, target: str, **_: Any) -> None:
+        Path(target).mkdir()
+        (Path(target) / "model.safetensors").write_bytes(b"half")
+        raise error
+
+    return fail
+
+
+def free_disk(monkeypatch: pytest.MonkeyPatch, free: int) -> list[Path]:
+    """Has every disk this many free bytes; returns the folders that are asked about."""
+    asked: list[Path] = []
+
+    def usage(path: Path) -> SimpleNamespace:
+        asked.append(path)
+        return SimpleNamespace(free=free)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    return asked
+
+
+def test_weights_are_quantised_to_the_bits_that_are_asked_for(model: Path, tmp_path: Path) -> None:
+    target = tmp_path / "new"
+    for bits, size in ((4, "5.025"), (8, "9.021")):
+        said: list[str] = []
+        convert(model, target, bits, said.append)
+        assert config_of(target)["quantization"]["bits"] == bits
+        assert said == ["loading", "quantizing", f"quantized model with {size} bits per weight."]
+        shutil.rmtree(target)
+
+
+def test_without_bits_the_weights_stay_as_they_are(model: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    convert(model, tmp_path / "new", None, said.append)
+    assert "quantization" not in config_of(tmp_path / "new")
+    before, after = (load_file(at / "model.safetensors") for at in (model, tmp_path / "new"))
+    assert before.keys() == after.keys()
+    assert all((before[name] == after[name]).all() for name in before)
+    assert said == ["loading"]
+
+
+def test_what_is_quantised_already_is_only_copied(tmp_path: Path) -> None:
+    model = as_4_bit(make_tiny_model(tmp_path / "model"))
+    with pytest.raises(BadModelError) as caught:
+        convert(model, tmp_path / "new", 8, quietly)
+    assert str(caught.value) == f"{model} is quantised already"
+    assert names(tmp_path) == ["model"]
+    convert(model, tmp_path / "new", None, quietly)
+    assert config_of(tmp_path / "new")["quantization"]["bits"] == 4
+
+
+def test_either_way_to_say_that_weights_are_packed_counts(tmp_path: Path) -> None:
+    for number, name in enumerate(("quantization", "quantization_config")):
+        config = {name: {"bits": 4, "group_size": 64}}
+        model = make_tiny_model(tmp_path / f"{number}", config=config)
+        with pytest.raises(BadModelError, match=r"is quantised already$"):
+            convert(model, tmp_path / "new", 4, quietly)
+
+
+def test_the_folders_around_a_new_one_are_made_and_hold_nothing_else(
+    model: Path, tmp_path: Path
+) -> None:
+    for name in ("one", "two"):
+        convert(model, tmp_path / "deep/er" / name, None, quietly)
+    assert names(tmp_path / "deep/er") == ["one", "two"]
+    assert names(tmp_path / "deep") == ["er"]
+
+
+def test_a_folder_that_exists_is_left_as_it_is(model: Path, tmp_path: Path) -> None:
+    target = tmp_path / "new"
+    target.mkdir()
+    with pytest.raises(FileExistsError) as caught:
+        convert(model, target, 4, quietly)
+    assert str(caught.value) == f"{target} exists already"
+    assert names(target) == []
+
+
+def test_a_folder_without_a_model_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ModelMissingError, match="nothing"):
+        convert(tmp_path / "nothing", tmp_path / "deep" / "new", 4, quietly)
+    assert names(tmp_path) == []
+
+
+def test_a_conversion_that_fails_leaves_nothing(model: Path, tmp_path: Path) -> None:
+    """The weights are written when a file beside them turns out to be gone."""
+    (model / "code.py").symlink_to("gone")
+    said: list[str] = []
+    with pytest.raises(OSError, match=r"code\.py"):
+        convert(model, tmp_path / "new", 4, said.append)
+    assert said[-1].startswith("quantized")
+    assert names(tmp_path) == ["model"]
+
+
+def test_a_model_is_written_beside_its_place_where_nobody_looks_for_one(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def write(source: str, target: str, **_: Any) -> None:
+        Path(target).mkdir()
+        seen.extend(names(tmp_path / "deep"))
+
+    monkeypatch.setattr(conversion, "convert_folder", write)
+    convert(model, tmp_path / "deep" / "new", 4, quietly)
+    [name] = seen
+    assert name.startswith(".new.")
+    assert name.endswith(".partial")
+    assert names(tmp_path / "deep") == ["new"]
+
+
+def test_a_stage_is_said_when_it_begins(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reads the other end of the pipe shows it."""
+    piped = io.BytesIO()
+    came: list[bytes] = []
+
+    def talk(source: str, target: str, **_: Any) -> None:
+        print("[INFO] Loading")
+        came.append(piped.getvalue())
+        Path(target).mkdir()
+
+    monkeypatch.setattr(conversion, "convert_folder", talk)
+    with io.TextIOWrapper(piped) as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        assert main([str(model), str(tmp_path / "new")]) == 0
+    assert came == [b"loading\n"]
+
+
+def test_a_model_type_that_mlx_lm_does_not_know_is_a_bad_model(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model", config={"model_type": "of_tomorrow"})
+    with pytest.raises(BadModelError) as caught:
+        convert(model, tmp_path / "new", 4, quietly)
+    begin, cause = str(caught.value).split(" cannot be converted: ")
+    assert begin == str(model)
+    assert "of_tomorrow" in cause
+    assert names(tmp_path) == ["model"]
+
+
+def test_a_conversion_for_which_there_is_no_memory_says_so(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = RuntimeError("[metal::malloc] Unable to allocate 8 bytes")
+    monkeypatch.setattr(conversion, "convert_folder", fails_with(error))
+    free_disk(monkeypatch, 0)
+    with pytest.raises(MemoryError, match="Unable to allocate 8 bytes"):
+        convert(model, tmp_path / "new", 4, quietly)
+    assert names(tmp_path) == ["model"]
+
+
+def test_less_than_a_mebibyte_of_disk_is_why_nothing_could_be_written(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLX only says that it could not."""
+    error = RuntimeError("[write] Unable to write 9 bytes")
+    monkeypatch.setattr(conversion, "convert_folder", fails_with(error))
+    asked = free_disk(monkeypatch, 2**20 - 1)
+    with pytest.raises(OSError) as full:
+        convert(model, tmp_path / "new", 4, quietly)
+    assert str(full.value) == f"{tmp_path}: no space left: {error}"
+    assert asked == [tmp_path]
+    free_disk(monkeypatch, 2**20)
+    with pytest.raises(BadModelError) as bad:
+        convert(model, tmp_path / "new", 4, quietly)
+    assert str(bad.value) == f"{model} cannot be converted: {error}"
+    assert names(tmp_path) == ["model"]
+
+
+def test_stages_are_said_and_other_lines_go_to_standard_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said: list[str] = []
+    stages = Stages(said.append)
+    for piece in ("[INFO] Load", "ing\n", "a warn", "ing\n[INFO] Quantizing\nof [INFO]\nrest"):
+        assert stages.write(piece) == len(piece)
+    assert said == ["loading", "quantizing"]
+    assert capsys.readouterr() == ("", "a warning\nof [INFO]\n")
+
+
+def test_what_libraries_print_is_not_the_commands_answer(
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def talk(source: str, target: str, **_: Any) -> None:
+        print("[INFO] Using dtype:", "bfloat16", flush=True)
+        print("a word of a library")
+        Path(target).mkdir()
+
+    monkeypatch.setattr(conversion, "convert_folder", talk)
+    assert main([str(model), str(tmp_path / "new")]) == 0
+    assert capsys.readouterr() == ("using dtype: bfloat16\n", "a word of a library\n")
+
+
+def test_the_command_converts_with_bits_or_without(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(model), str(tmp_path / "packed"), "8"]) == 0
+    stages = "loading\nquantizing\nquantized model with 9.021 bits per weight.\n"
+    assert capsys.readouterr() == (stages, "")
+    assert main([str(model), str(tmp_path / "plain")]) == 0
+    assert capsys.readouterr() == ("loading\n", "")
+    assert config_of(tmp_path / "packed")["quantization"]["bits"] == 8
+    assert "quantization" not in config_of(tmp_path / "plain")
+
+
+def test_a_file_goes_to_the_reader_of_gguf(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "m.gguf"
+    arrays = {"token_embd.weight": mx.zeros((8, 32))}
+    mx.save_gguf(str(source), arrays, {"general.architecture": "mamba"})
+    assert main([str(source), str(tmp_path / "new")]) == 65
+    out, err = capsys.readouterr()
+    assert out.startswith("reading m.gguf")
+    assert err == f"error: {source} holds a mamba model; only llama can be converted\n"
+    assert names(tmp_path) == ["m.gguf"]
+
+
+def test_what_went_wrong_is_one_line_and_an_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, packed = make_tiny_model(tmp_path / "model"), as_4_bit(make_tiny_model(tmp_path / "4"))
+    (tmp_path / "there").mkdir()
+    new = str(tmp_path / "new")
+    (tmp_path / "empty").mkdir()
+    assert main([str(tmp_path / "empty"), new, "4"]) == 66
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'empty'}")
+    assert main([str(packed), new, "4"]) == 65
+    assert capsys.readouterr() == ("", f"error: {packed} is quantised already\n")
+    assert main([str(model), str(tmp_path / "there"), "4"]) == 1
+    assert capsys.readouterr() == ("", f"error: {tmp_path / 'there'} exists already\n")
+    monkeypatch.setattr(conversion, "convert_folder", fails_with(RuntimeError("out of memory")))
+    assert main([str(model), new, "4"]) == 75
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "error: out of memory\n")
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(conversion, "convert_folder", fails_with(full))
+    assert main([str(model), new, "4"]) == 1
+    assert capsys.readouterr() == ("", "error: [Errno 28] No space left on device\n")
+
+
+class Interrupted(io.StringIO):
+    """A standard output at whose first line a signal comes."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__()
+        self._number = number
+
+    def write(self, text: str) -> int:
+        signal.raise_signal(self._number)
+        return super().write(text)
+
+
+def test_an_interrupted_conversion_leaves_nothing(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = [str(model), str(tmp_path / "new"), "4"]
+    monkeypatch.setattr(sys, "stdout", Interrupted(signal.SIGINT))
+    assert main(arguments) == 130
+    assert names(tmp_path) == ["model"]
+    monkeypatch.setattr(sys, "stdout", Interrupted(signal.SIGTERM))
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert left.value.code == 130
+    assert names(tmp_path) == ["model"]
