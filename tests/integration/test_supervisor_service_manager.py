@@ -80,7 +80,7 @@ def test_only_a_watchdog_of_this_process_is_fed(
         ({"WATCHDOG_USEC": "soon"}, False, "WATCHDOG_USEC is 'soon'"),
         ({"WATCHDOG_USEC": "9" * 5000}, False, f"WATCHDOG_USEC is '{'9' * 40}'"),
         ({"NOTIFY_SOCKET": ""}, False, "NOTIFY_SOCKET names no socket"),
-        ({"WATCHDOG_USEC": "1999999"}, True, "silent for "),
+        ({"WATCHDOG_USEC": "1999999"}, True, "it ends what is silent for 2 s"),
     ],
 )
 def test_a_watchdog_that_may_end_a_daemon_that_is_well_is_named_with_the_next_step(
@@ -90,7 +90,7 @@ def test_a_watchdog_that_may_end_a_daemon_that_is_well_is_named_with_the_next_st
         manager = ServiceManager.from_environment(played.variables(watchdog_s=4.0) | changes)
         assert manager.trouble is not None
         assert manager.trouble.is_fed == is_fed
-        assert words in manager.trouble.cause
+        assert manager.trouble.cause.startswith(words)
         assert manager.trouble.hint
         manager.pulse(READY)
         assert (["WATCHDOG=1"] in played.take_all()) == is_fed

@@ -89,8 +89,7 @@ def test_of_many_accounts_that_left_the_least_debt_is_forgotten_first() -> None:
         of.join(account, {A})
         of.charge(account, float(number))
     of.join(B, {A})
-    assert len(of) <= MAX_ACCOUNTS + 2
-    assert len(of) >= MAX_ACCOUNTS - MAX_ACCOUNTS // 8
+    assert len(of) == MAX_ACCOUNTS - MAX_ACCOUNTS // 8 + 2, "an eighth is forgotten at once"
     assert of.of(Account("n1")) == 0.0, "forgotten"
     assert of.of(Account(f"n{MAX_ACCOUNTS}")) == MAX_ACCOUNTS
     for number in range(3 * MAX_ACCOUNTS):

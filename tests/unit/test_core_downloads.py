@@ -253,6 +253,16 @@ def test_who_waits_is_notified_of_each_percent_of_the_download() -> None:
     assert driver.row()["progress"]["fraction"] == 0.99
 
 
+def test_a_download_that_has_not_come_further_is_no_news() -> None:
+    driver = Driver([lacking()])
+    driver.ask(notices=True)
+    say(driver, progress(995))
+    assert driver.sent(Notice) != []
+    say(driver, progress(995))
+    say(driver, progress(999))
+    assert driver.sent(Notice) == []
+
+
 def test_who_lacks_files_holds_no_memory_though_an_earlier_process_did() -> None:
     settings = limited(4 * GIB)
     driver = Driver([sized("a", 3 * GIB), sized("b", 3 * GIB)], settings)
