@@ -19,6 +19,8 @@ from support.notify_socket import NotifySocket
 from support.played_daemon import Stage, generate, play, short_folder
 
 LAZY = fake(preload=False)
+LITTLE = {"memory_budget": "1GiB"}
+"""So little that it need not be lowered, which is warned of, when the machine is busy."""
 WATCHED = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 
@@ -28,7 +30,7 @@ def warnings_of(folder: Path) -> list[str]:
     async def body(stage: Stage) -> None:
         assert (await stage.peer().ask(Ping(id=RequestId("p")), Reply)).id == "p"
 
-    assert play(body, {"a": LAZY}, folder=folder) == 0
+    assert play(body, {"a": LAZY}, folder=folder, supervisor=LITTLE) == 0
     lines = (folder / "logs" / "mlxsup.log").read_text().splitlines()
     return [line.split(" ", 1)[1] for line in lines if " WARNING " in line]
 
