@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import sys
-import warnings
 from collections.abc import Awaitable, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +27,7 @@ from mlxsup.supervisor.core.events import DownloadSaid
 from mlxsup.supervisor.downloads import DownloadKeeper
 
 from support.eventually_async import eventually_async
+from support.unwaited import collect_unwaited
 
 MODEL = Repository("org/model", "v2")
 START = StartDownload(number=3, repository=MODEL)
@@ -301,9 +300,7 @@ def test_one_that_cannot_be_killed_does_not_hold_up_the_end(
         await eventually_async(lambda: os.waitpid(played.pids[0], os.WNOHANG) != (0, 0))
 
     assert live(says(HALF) + STAYS, scene).told == [said(HALF)]
-    with warnings.catch_warnings():  # nobody has waited for it, which is what this is about
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
+    collect_unwaited()
 
 
 HEIR = """

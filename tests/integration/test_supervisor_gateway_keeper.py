@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import gc
 import os
 import signal
 import socket
 import sys
-import warnings
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +25,7 @@ from mlxsup.supervisor.log_files import LogWriter
 
 from support.eventually_async import eventually_async
 from support.played_daemon import short_folder
+from support.unwaited import collect_unwaited
 
 PLAYED = """\
 import json, os, signal, sys
@@ -111,6 +110,14 @@ async def until_it_listens(events: list[Event]) -> None:
     )
 
 
+async def until_it_ended(keeper: GatewayKeeper, events: list[Event]) -> None:
+    await eventually_async(lambda: events and isinstance(events[-1], GatewayEnded), timeout_s=30.0)
+
+
+def crash(cause: str) -> GatewayEnded:
+    return GatewayEnded(now=5.0, number=1, cause=cause, is_crash=True)
+
+
 def test_an_end_that_was_asked_for_is_no_crash() -> None:
     async def scene(keeper: GatewayKeeper, events: list[Event]) -> None:
         await until_it_listens(events)
@@ -135,21 +142,11 @@ def test_an_end_that_nobody_asked_for_is_a_crash() -> None:
         await until_it_listens(events)
         assert keeper.pid is not None
         os.kill(keeper.pid, signal.SIGKILL)
-        await eventually_async(lambda: isinstance(events[-1], GatewayEnded), timeout_s=30.0)
+        await until_it_ended(keeper, events)
 
     events, logged = live(scene)
-    assert events[-1] == GatewayEnded(
-        now=5.0, number=1, cause="it ended with signal SIGKILL", is_crash=True
-    )
+    assert events[-1] == crash("it ended with signal SIGKILL")
     assert ("warning", "gateway exited") in logged
-
-
-async def until_it_ended(keeper: GatewayKeeper, events: list[Event]) -> None:
-    await eventually_async(lambda: events and isinstance(events[-1], GatewayEnded), timeout_s=30.0)
-
-
-def crash(cause: str) -> GatewayEnded:
-    return GatewayEnded(now=5.0, number=1, cause=cause, is_crash=True)
 
 
 def test_the_exit_code_of_a_crash_is_told() -> None:
@@ -218,9 +215,7 @@ def test_one_that_cannot_be_killed_is_left_behind_and_named(
     events, logged = live(scene, facts=facts)
     assert [type(event) for event in events] == [GatewayListening]
     assert (logged[-1], facts[-1]) == (("error", "gateway left behind"), {"pid": pids[0]})
-    with warnings.catch_warnings():  # nobody has waited for it, which is what this is about
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
+    collect_unwaited()
 
 
 def test_its_address_is_told_with_the_port_that_it_got_and_refuses_after_its_end() -> None:

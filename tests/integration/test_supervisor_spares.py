@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 import sys
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +16,7 @@ from mlxsup.supervisor.workers import spare as spare_module
 from mlxsup.supervisor.workers.spare import SpareUnit, SpareUnits
 
 from support.eventually_async import eventually_async
+from support.unwaited import collect_unwaited
 
 READY = "import os, sys; print('imported', flush=True); os.write(int(sys.argv[-1]), b'!')"
 ECHO = f"{READY}; print('got', sys.stdin.readline().strip(), flush=True); sys.stdin.read()"
@@ -52,6 +51,10 @@ class Around:
 
 def unit_of(around: Around) -> SpareUnit:
     return SpareUnit(around, 7)  # type: ignore[arg-type]  # a stand-in
+
+
+def units_of(around: Around) -> SpareUnits:
+    return SpareUnits(around)  # type: ignore[arg-type]  # a stand-in
 
 
 async def until_ready(around: Around) -> int:
@@ -136,7 +139,7 @@ def test_one_that_cannot_be_started_has_ended() -> None:
 def test_one_that_is_told_to_end_does_so_whenever_that_comes(is_early: bool) -> None:
     async def play() -> None:
         around = Around(ECHO)
-        units = SpareUnits(around)  # type: ignore[arg-type]  # a stand-in
+        units = units_of(around)
         async with asyncio.TaskGroup() as tasks:
             units.start(7, tasks)
             if not is_early:
@@ -157,7 +160,7 @@ def test_one_that_is_told_to_end_does_so_whenever_that_comes(is_early: bool) -> 
 def test_all_are_gone_when_the_daemon_ends() -> None:
     async def play() -> None:
         around = Around(ECHO)
-        units = SpareUnits(around)  # type: ignore[arg-type]  # a stand-in
+        units = units_of(around)
         async with asyncio.TaskGroup() as tasks:
             for number in (1, 2):
                 units.start(number, tasks)
@@ -174,7 +177,7 @@ def test_one_that_cannot_be_ended_is_counted_and_named(monkeypatch: pytest.Monke
 
     async def play() -> None:
         around = Around(ECHO)
-        units = SpareUnits(around)  # type: ignore[arg-type]  # a stand-in
+        units = units_of(around)
         async with asyncio.TaskGroup() as tasks:
             units.start(7, tasks)
             pid = await until_ready(around)
@@ -189,15 +192,13 @@ def test_one_that_cannot_be_ended_is_counted_and_named(monkeypatch: pytest.Monke
             await eventually_async(lambda: os.waitpid(pid, os.WNOHANG) != (0, 0))
 
     asyncio.run(play())
-    with warnings.catch_warnings():  # nobody has waited for it, which is what this is about
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
+    collect_unwaited()
 
 
 def test_the_others_are_ended_by_their_numbers_and_nobody_by_an_unknown_one() -> None:
     async def play() -> None:
         around = Around(ECHO)
-        units = SpareUnits(around)  # type: ignore[arg-type]  # a stand-in
+        units = units_of(around)
         async with asyncio.TaskGroup() as tasks:
             for number in (1, 2):
                 units.start(number, tasks)

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.mlx
 
 @pytest.fixture(autouse=True)
 def the_signal_of_before() -> Iterator[None]:
-    """`main` takes SIGTERM over, as a process of its own may."""
+    """`main` replaces the handler of SIGTERM, because it runs in a process of its own."""
     before = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, before)

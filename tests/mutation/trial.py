@@ -95,7 +95,9 @@ def choose(
 def mentioning(project: Project, reach: Reach, path: str) -> list[FastTest]:
     """Tests of files that name the module: a child that is killed says of no line that it ran."""
     module = project.module_of(path)
-    tests = [t for t in reach.tests.values() if module in (project.root / t.file).read_text()]
+    files = {test.file for test in reach.tests.values()}
+    naming = {file for file in files if module in (project.root / file).read_text()}
+    tests = [test for test in reach.tests.values() if test.file in naming]
     return sorted(tests, key=lambda test: (test.work_s, test.id))
 
 

@@ -108,9 +108,3 @@ def test_nothing_and_whole_numbers_with_a_point() -> None:
     assert find_context_length({"max_position_embeddings": 8192.0}, 0).tokens == 8192
     assert "declares no" in find_context_length({"max_position_embeddings": None}, 0).warnings[0]
     assert "declares no" in find_context_length({"text_config": "x"}, 0).warnings[0]
-
-
-def test_the_largest_length_is_what_a_signed_number_of_four_bytes_holds() -> None:
-    largest = 2**31 - 1
-    assert find_context_length({"n_ctx": largest}, 0).tokens == largest
-    assert find_context_length({"n_ctx": largest + 1}, 0).tokens == 4096

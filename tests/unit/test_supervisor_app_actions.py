@@ -153,9 +153,9 @@ def test_what_a_worker_measured_and_what_a_download_brought_is_planned_with(
 ) -> None:
     given: dict[str, tuple[Any, ...]] = {}
 
-    def keeper(*arguments: object) -> DownloadKeeper:
+    def keeper(*arguments: Any) -> DownloadKeeper:
         given["downloads"] = arguments
-        return DownloadKeeper(*arguments)  # type: ignore[arg-type]
+        return DownloadKeeper(*arguments)
 
     monkeypatch.setattr(app_module, "DownloadKeeper", keeper)
     case = Case(monkeypatch)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from mlxsup.supervisor.config.load import ConfigError, DaemonConfig, load_config
+from mlxsup.supervisor.config.load import ConfigError
 from mlxsup.supervisor.config.model_folders import check_model_folders, model_problems, sentence
 
+from support.config_here import empty_cache, read
 from support.hub_caches import MODEL, REPO, write_folder, write_repository
 
 NO_JSON = {**MODEL, "config.json": b"{"}
@@ -18,19 +19,9 @@ NO_WEIGHTS = {name: content for name, content in MODEL.items() if name != "model
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache of a machine that may ask the hub, and an empty working folder next to it."""
-    cache = tmp_path / "hub"
-    monkeypatch.setenv("HF_HUB_CACHE", str(cache))
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
-    folder = tmp_path / "here"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    return cache
-
-
-def read(text: str) -> DaemonConfig:
-    Path("mlxsup.toml").write_text(text)
-    return load_config(Path("mlxsup.toml"))
+    return empty_cache(tmp_path, monkeypatch)
 
 
 def problems_of(text: str) -> dict[str, str]:

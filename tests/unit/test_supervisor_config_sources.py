@@ -7,25 +7,15 @@ from pathlib import Path
 import pytest
 
 from mlxsup.supervisor.config.folders import config_of_folders, split_model
-from mlxsup.supervisor.config.load import ConfigError, DaemonConfig, load_config
+from mlxsup.supervisor.config.load import ConfigError
 
+from support.config_here import empty_cache, read
 from support.hub_caches import REPO, write_folder, write_repository
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, and an empty working folder next to it."""
-    cache = tmp_path / "hub"
-    monkeypatch.setenv("HF_HUB_CACHE", str(cache))
-    folder = tmp_path / "here"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    return cache
-
-
-def read(text: str) -> DaemonConfig:
-    Path("mlxsup.toml").write_text(text)
-    return load_config(Path("mlxsup.toml"))
+    return empty_cache(tmp_path, monkeypatch)
 
 
 def test_a_repo_is_served_from_its_snapshot_where_it_is(cache: Path) -> None:

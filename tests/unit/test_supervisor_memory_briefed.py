@@ -1,5 +1,5 @@
-"""What the core is told of memory at the start, at a reload and after a download, and what of it
-stands in the log."""
+"""What the core learns about memory at the start, at a reload and after a download, and what is
+logged about it."""
 
 from __future__ import annotations
 
