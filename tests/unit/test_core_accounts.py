@@ -325,13 +325,21 @@ def test_a_name_that_nobody_has_is_refused_with_those_that_are_open() -> None:
     assert driver.row()["queued_per_class"]["batch"] == 0
 
 
-def test_many_open_requests_are_not_all_listed() -> None:
+@pytest.mark.parametrize(
+    ("count", "ending"),
+    [
+        (8, "r7 (#8, waits for m)"),
+        (9, "r7 (#8, waits for m) and 1 more, see `mlxsup requests`"),
+        (12, "r7 (#8, waits for m) and 4 more, see `mlxsup requests`"),
+    ],
+)
+def test_many_open_requests_are_not_all_listed(count: int, ending: str) -> None:
     driver = driver_of(many=ClientSettings(max_queue=50))
-    for number in range(12):
+    for number in range(count):
         driver.ask(f"r{number}", client="many")
     driver.prioritize("z", BATCH)
     [failed] = driver.sent(Failed)
-    assert failed.error["message"].endswith("and 4 more, see `mlxsup requests`")
+    assert failed.error["message"].endswith(ending)
     assert len(failed.error["detail"]["known"]) == 8
 
 

@@ -145,7 +145,9 @@ def test_who_is_quarantined_is_refused_for_an_hour_wherever_it_waits() -> None:
     driver.come_up()
     assert driver.dispatched() == [3]
     driver.ask("three", body=b"poison")
-    assert driver.errors() == {"three": ErrorCode.QUARANTINED}
+    [failed] = driver.sent(Failed)
+    assert failed.error["code"] == ErrorCode.QUARANTINED
+    assert failed.error["detail"] == {"model": "m", "tokens_sent": 0, "lifted_in_s": HOUR_S}
     driver.pass_time(HOUR_S)
     driver.ask("four", body=b"poison")
     assert driver.errors() == {}

@@ -54,6 +54,11 @@ def charged(
     return charge(step, cost_s, lambda key: before.get(key, 0.0))
 
 
+def test_of_a_step_without_a_duration_those_who_read_pay_all() -> None:
+    found = charged(rows=[token(A)], prefill=[read(B, 10)], took_s=0.0, decode_s=0.5, engine_s=1.0)
+    assert found == Charges(requests={A: 0.0, B: 1.0})
+
+
 def test_rows_that_decode_pay_equal_parts_whatever_was_predicted() -> None:
     for decode_s in (0.0, 0.25, 1.0):
         found = charged(rows=[token(A), token(B)], decode_s=decode_s)

@@ -291,7 +291,7 @@ def test_files_that_were_removed_since_the_start_are_downloaded_again() -> None:
     driver.exit(code=ExitCode.MODEL_MISSING)
     assert driver.state() is State.PENDING
     assert starts(driver) == [(1, TINY)]
-    assert driver.row()["queued"] == 1
+    assert (driver.row()["queued"], driver.row()["reserved_bytes"]) == (1, 0)
     say(driver, done())
     driver.come_up()
     assert driver.row()["running"] == ["r1"]
@@ -328,3 +328,16 @@ def test_who_waits_for_the_network_is_not_told_of_a_crash() -> None:
     assert driver.state() is State.BACKOFF
     [notice] = [one for one in driver.sent(Notice) if one.kind is NoticeKind.QUEUED]
     assert notice.detail["reason"] == "download"
+
+
+def test_the_cause_of_a_failure_stands_until_the_hub_answers_the_next_attempt() -> None:
+    driver = Driver([lacking()])
+    driver.ask()
+    say(driver, DownloadFailed(problem=DownloadProblem.NETWORK, message="no route"))
+    driver.pass_time(60.0)
+    assert driver.state() is State.PENDING
+    causes = []
+    for total in (0, 1000):
+        say(driver, progress(0, total), number=2)
+        causes.append(driver.model().life.download_cause)
+    assert causes == ["waits for the network: no route", ""]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -114,6 +115,7 @@ def test_later_deaths_wait_longer_and_longer_and_become_a_crash_loop() -> None:
         assert status["state"] == ("crash loop" if deaths >= LOOP_ENDS else "backoff")
         delays.append(status["retry_in_s"])
         driven.waits(status["retry_in_s"] - 0.01)
+        assert driven.status()["retry_in_s"] == pytest.approx(0.01)
         assert driven.kinds() == []
         driven.waits(0.01)
         assert driven.kinds() == [StartGateway]

@@ -124,9 +124,13 @@ def test_classes_are_those_that_were_asked_for() -> None:
 @pytest.mark.parametrize("count", [1, 2])
 def test_those_served_last_leave_and_no_more_than_needed(count: int) -> None:
     driver = ShortageDriver()
+    driver.say(Subscribe(id=SUBSCRIPTION))
     keys = [driver.batch("a", f"r{n}") for n in range(4)]
     asked = driver.has_room(room_for(*[LONG] * (4 - count)))
     assert asked == keys[4 - count :]
+    [note] = [note for note in notes(driver) if "batch" in note]
+    said = {1: "1 batch row leaves because ", 2: "2 batch rows leave because "}
+    assert note.startswith(said[count])
     assert driver.has_room(room_for(*[LONG] * (4 - count))) == [], "they are on their way"
 
 

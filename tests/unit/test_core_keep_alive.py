@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlxsup.protocol.client_messages import Load
+from mlxsup.protocol.client_messages import Failed, Load
 from mlxsup.protocol.download import DownloadDone, Repository
 from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.states import FinishReason, State
@@ -124,7 +124,9 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing() -> None:
     driver = up()
     for value in (-2.0, float("inf"), float("nan")):
         driver.ask("wrong", keep_alive=value)
-        assert driver.errors() == {"wrong": "invalid_request"}
+        [failed] = driver.sent(Failed)
+        assert failed.error["code"] == "invalid_request"
+        assert failed.error["detail"] == {"parameter": "keep_alive"}
     assert stays_s(driver) == CONFIGURED_S
 
 

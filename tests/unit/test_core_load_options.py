@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mlxsup.protocol.client_messages import Load
+from mlxsup.protocol.client_messages import Failed, Load
+from mlxsup.protocol.context_length import MAX_CONTEXT_LENGTH
 from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.states import State
 from mlxsup.supervisor.core.actions import AppraiseLaunch, Spawn
@@ -107,7 +108,12 @@ def test_a_model_that_is_removed_meanwhile_is_unknown() -> None:
 def test_what_is_no_context_length_is_refused() -> None:
     driver = Driver()
     assert load(driver, -1) is None
-    assert driver.errors() == {"load": "invalid_request"}
+    [failed] = driver.sent(Failed)
+    assert failed.error["code"] == "invalid_request"
+    assert failed.error["message"] == (
+        f"context_length takes an integer from 0 to {MAX_CONTEXT_LENGTH}, not -1"
+    )
+    assert failed.error["detail"]["parameter"] == "context_length"
     driver.say(Load(id=RequestId("dry"), model=M, context_length=5, dry_run=True))
     assert driver.errors() == {"dry": "invalid_request"}
     assert driver.state() is State.STOPPED

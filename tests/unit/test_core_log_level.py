@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlxsup.protocol.client_messages import Reply
+from mlxsup.protocol.client_messages import Failed, Reply
 from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.log_level import ChangeLogLevel, LogLevel
 from mlxsup.supervisor.core.actions import SendToWorker, SetLogLevel
@@ -51,5 +51,8 @@ def test_a_worker_that_is_asked_to_end_before_it_is_ready_is_told_nothing() -> N
 def test_another_word_is_refused_and_changes_nothing() -> None:
     driver = Driver()
     assert change(driver, "loud") == {}
-    assert driver.errors() == {"c": "invalid_request"}
+    [failed] = driver.sent(Failed)
+    assert failed.error["code"] == "invalid_request"
+    assert failed.error["message"] == ("level takes one of debug, info, warning, error, not 'loud'")
+    assert failed.error["detail"] == {"parameter": "level"}
     assert driver.of(SetLogLevel) == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlxsup.protocol.client_messages import Notice, Subscribe
+from mlxsup.protocol.client_messages import Failed, Notice, Subscribe
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.states import FinishReason, State
 from mlxsup.protocol.worker_messages import Exit
@@ -217,7 +217,8 @@ def test_a_pinned_model_never_goes_and_holds_its_memory_from_the_start_H9() -> N
 
 def test_a_dry_run_says_what_a_load_would_do_and_changes_nothing() -> None:
     driver = pair_and_more(sized("big", 9 * GIB))
-    assert driver.foresees("a")["outcome"] == "loaded"
+    answer = driver.foresees("a")
+    assert (answer["outcome"], answer["reason"]) == ("loaded", "is READY")
     answer = driver.foresees("c")
     assert answer == {
         "model": "c",
@@ -251,9 +252,12 @@ def test_a_load_does_what_its_dry_run_said() -> None:
 
 def test_a_dry_run_without_a_budget_or_of_a_stuck_process_answers_as_the_load_would() -> None:
     driver = MemoryDriver([sized("a", GIB)], limited(0, budget=None))
-    assert driver.foresees("a")["outcome"] == "fits"
+    answer = driver.foresees("a")
+    assert (answer["outcome"], answer["reason"]) == ("fits", "there is no memory budget")
     driver.bring_up("a")
     driver.unload("a")
     driver.pass_time(100.0)
     driver.foresees("a")
-    assert driver.errors() == {"dry-a": ErrorCode.LOAD_FAILED}
+    [failed] = driver.sent(Failed)
+    assert failed.error["code"] == ErrorCode.LOAD_FAILED
+    assert not failed.error["retryable"], "the same command fails again until the process is gone"

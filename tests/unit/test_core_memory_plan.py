@@ -195,6 +195,13 @@ def test_rows_get_what_is_left_after_every_context_is_whole() -> None:
     assert made.reserved_bytes == 2 * (GIB + ROW)
 
 
+@pytest.mark.parametrize(("budget_bytes", "rows"), [(GIB // 2, 0), (GIB + ROW // 2, 1)])
+def test_who_does_not_fit_has_a_shorter_row_or_none(budget_bytes: int, rows: int) -> None:
+    [place] = make_plan([candidate("a", need(rows=4))], budget_bytes).placements
+    assert (place.is_placed, place.rows) == (False, rows)
+    assert (0 < place.context_tokens < 1024) == (rows == 1)
+
+
 def test_the_same_context_for_all_is_tried_before_anybody_has_to_go() -> None:
     models = [candidate(name, need(GIB, least=2048)) for name in "ab"]
     change = find_change(models, budget(2 * (GIB + GROWTH) + 2 * 600 * MIB))

@@ -44,6 +44,7 @@ def foresee(driver: Driver, *models: ModelSettings, **settings: Any) -> dict[str
             now=driver.now,
             settings=CoreSettings(**{"drain_timeout_s": 5.0, **settings}),
             models=models,
+            later=("log_dir",),
             caller=Caller(connection=ALICE, id=RequestId("x")),
             is_dry=True,
         )
@@ -53,6 +54,7 @@ def foresee(driver: Driver, *models: ModelSettings, **settings: Any) -> dict[str
     assert isinstance(action.message, Reply)
     assert driver.core.status(driver.now) == before
     value: dict[str, Any] = action.message.value
+    assert value["later"] == ["log_dir"]
     return value
 
 

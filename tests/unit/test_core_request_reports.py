@@ -54,6 +54,16 @@ def test_a_good_end_says_who_how_much_how_fast_and_what_it_cost() -> None:
     }
 
 
+def test_the_speed_of_an_answer_that_took_less_than_a_second_is_said_too() -> None:
+    driver = up()
+    [key] = driver.serve("one")
+    driver.compute(1.0, key)
+    for _ in range(2):
+        driver.compute(0.25, key)
+    driver.token(key, finish=FinishReason.LENGTH)
+    assert report(driver)["tokens_per_s"] == 6.0
+
+
 def test_every_way_to_end_is_one_line_with_its_outcome() -> None:
     driver = up()
     one, _ = driver.serve("one", "two")

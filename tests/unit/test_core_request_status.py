@@ -131,12 +131,15 @@ def test_cancelling_ends_the_request_of_another_connection_and_answers_at_once_D
     for id in ("waiting", f"#{running}"):
         driver.say(CancelRequest(id=ASKING, request=RequestId(id)), BOB)
         [reply] = driver.sent(Reply, BOB)
-        cancelled[reply.value["request"]] = (reply.value["tokens_sent"], reply.value["model"])
+        cancelled[id] = reply.value
         ended = driver.sent(Done, ALICE)
         assert [(done.id, done.finish_reason) for done in ended] == [
             (reply.value["request"], FinishReason.CANCELLED)
         ]
-    assert cancelled == {"waiting": (0, "m"), "running": (1, "m")}
+    assert cancelled == {
+        "waiting": {"request": "waiting", "number": "#3", "model": "m", "tokens_sent": 0},
+        "#1": {"request": "running", "number": "#1", "model": "m", "tokens_sent": 1},
+    }
     assert [message.key for message in driver.told(CancelRow)] == [running]
     assert list(seen(driver)) == ["other"]
 

@@ -120,11 +120,12 @@ def test_one_that_does_not_fit_alone_ends_with_what_it_needs() -> None:
     assert driver.row("a")["queued"] == 0
 
 
-def test_one_that_must_run_through_ends_if_it_has_to_leave() -> None:
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_one_that_must_run_through_ends_if_it_has_to_leave(tokens: int) -> None:
     driver = serving(TWO_ROWS)
     driver.begin("a", "r1", 900)
     key = driver.begin("a", "r2", 900, resume=False)
-    driver.gain("a", key, 2)
+    driver.gain("a", key, tokens)
     driver.short("a", key)
     assert driver.errors()["r2"] == ErrorCode.INSUFFICIENT_MEMORY
 

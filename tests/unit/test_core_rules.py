@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import FinishReason, State
@@ -212,6 +214,21 @@ def test_what_runs_at_restart_now_is_treated_as_after_a_crash() -> None:
     [dispatch] = driver.told(Dispatch)
     assert dispatch.resume is not None
     assert len(dispatch.resume.delivered) == 8, "both tokens"
+
+
+@pytest.mark.parametrize("drains", ["restart", "unload"])
+def test_restart_now_of_a_model_that_drains_clears_the_window(drains: str) -> None:
+    driver = in_state(State.READY)
+    driver.exit()
+    driver.come_up()
+    driver.restart() if drains == "restart" else driver.unload()
+    assert driver.state() is State.DRAINING
+    driver.restart(now=True)
+    assert driver.state() is State.STOPPING
+    driver.exit(code=0)
+    driver.come_up()
+    driver.exit()
+    assert driver.state() is State.LOADING, "the first restart after a crash is immediate"
 
 
 def test_restart_while_stopping_comes_up_again_and_supersedes_the_unload() -> None:

@@ -268,7 +268,9 @@ def test_a_preload_that_never_fits_keeps_none_away() -> None:
 def test_a_dry_run_says_that_a_load_fits_next_to_them() -> None:
     driver = SpareDriver([real("a", 9)], 1, 10)
     driver.spare_ready(1)
-    assert driver.foresees("a")["outcome"] == "fits"
+    answer = driver.foresees("a")
+    assert answer["outcome"] == "fits"
+    assert answer["reason"]
 
 
 def test_with_cuda_they_take_nothing_of_the_devices_memory() -> None:

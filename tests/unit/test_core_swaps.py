@@ -92,6 +92,15 @@ def test_a_dry_run_says_who_would_be_swapped_out() -> None:
     off = rivals(swap=False)
     off.stream("a", "r1")
     assert off.foresees("b")["outcome"] == "waits"
+    two = SwapDriver(
+        [sized("a", 2 * GIB), sized("b", 2 * GIB), sized("c", 4 * GIB)], limited(4 * GIB)
+    )
+    two.bring_up("a", "b")
+    two.stream("a", "r1")
+    two.stream("b", "r2")
+    answer = two.foresees("c")
+    assert answer["swaps"] == ["a", "b"]
+    assert answer["reason"].endswith(": a and b are busy, and go when their turns are over")
 
 
 # ---------------------------------------------------------------- how long a turn lasts
@@ -359,7 +368,10 @@ def test_with_swap_off_what_would_need_one_is_refused() -> None:
     assert isinstance(error, Failed)
     assert error.error["code"] == "insufficient_memory"
     assert error.error["detail"]["blocked_by"] == ["a"]
-    assert "with `swap` off nothing that is busy makes room" in error.error["message"]
+    assert error.error["message"] == (
+        "b cannot be loaded: it needs 4.00 GiB, 0.0 MiB is free: a is busy,"
+        " and with `swap` off nothing that is busy makes room"
+    )
 
 
 def test_rows_that_do_not_leave_are_cut_off_and_continue_later() -> None:

@@ -129,7 +129,7 @@ class Evict:
 
     models: tuple[ModelName, ...]
     reason: str
-    takes_spare: bool = False
+    takes_spare: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
