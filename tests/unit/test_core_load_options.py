@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from mlxsup.protocol.client_messages import Failed, Load
 from mlxsup.protocol.context_length import MAX_CONTEXT_LENGTH
@@ -114,6 +117,15 @@ def test_what_is_no_context_length_is_refused() -> None:
         f"context_length takes an integer from 0 to {MAX_CONTEXT_LENGTH}, not -1"
     )
     assert failed.error["detail"]["parameter"] == "context_length"
-    driver.say(Load(id=RequestId("dry"), model=M, context_length=5, dry_run=True))
-    assert driver.errors() == {"dry": "invalid_request"}
     assert driver.state() is State.STOPPED
+
+
+@pytest.mark.parametrize("name", ["context_length", "keep_alive"])
+def test_a_dry_run_of_another_load_than_the_configured_one_is_refused(name: str) -> None:
+    driver = Driver()
+    changes: dict[str, Any] = {name: 5}
+    driver.say(Load(id=RequestId("dry"), model=M, dry_run=True, **changes))
+    [failed] = driver.sent(Failed)
+    assert failed.error["code"] == "invalid_request"
+    assert failed.error["message"].endswith(f"as configured would lead to: leave {name} out")
+    assert failed.error["detail"] == {"parameter": name}

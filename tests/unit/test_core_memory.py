@@ -243,6 +243,15 @@ def test_a_dry_run_says_what_a_load_would_do_and_changes_nothing() -> None:
     assert (answer["outcome"], answer["reason"]) == ("fits", "it needs 4.00 GiB, 4.00 GiB is free")
 
 
+def test_who_was_to_go_and_is_wanted_again_goes_first_and_gives_its_memory_to_others() -> None:
+    driver = MemoryDriver([sized("a", 3 * GIB), sized("b", 3 * GIB)], limited(4 * GIB))
+    driver.bring_up("a")
+    driver.unload("a")
+    driver.load("a")
+    assert driver.state("a") is State.STOPPING
+    assert driver.foresees("b")["reason"].endswith("a is about to go")
+
+
 def test_a_load_does_what_its_dry_run_said() -> None:
     driver = pair_and_more()
     gone = driver.foresees("c")["evicts"]
