@@ -291,11 +291,26 @@ def test_files_that_were_removed_since_the_start_are_downloaded_again() -> None:
     driver.exit(code=ExitCode.MODEL_MISSING)
     assert driver.state() is State.PENDING
     assert starts(driver) == [(1, TINY)]
-    assert (driver.row()["queued"], driver.row()["reserved_bytes"]) == (1, 0)
+    assert driver.row()["queued"] == 1
     say(driver, done())
     driver.come_up()
     assert driver.row()["running"] == ["r1"]
     assert driver.row()["restarts"] == 0
+
+
+def test_who_lost_its_files_holds_no_memory_until_they_are_there() -> None:
+    settings = limited(4 * GIB)
+    entries = [
+        sized("a", 3 * GIB, repo=TINY.repo, revision=TINY.revision),
+        sized("b", 3 * GIB),
+    ]
+    driver = Driver(entries, settings)
+    driver.load("a")
+    driver.spawned("a")
+    driver.exit("a", code=ExitCode.MODEL_MISSING)
+    assert driver.row("a")["reserved_bytes"] == 0
+    driver.load("b")
+    assert driver.state("b") is State.LOADING
 
 
 def test_a_download_after_which_files_are_still_missing_is_not_made_again() -> None:
