@@ -76,6 +76,17 @@ def test_each_kind_of_request_is_listed_with_what_it_does() -> None:
     assert {one["model"] for one in listed.values()} == {"m"}
 
 
+def test_the_speed_of_an_answer_is_known_within_its_first_second() -> None:
+    driver = up()
+    [key] = driver.serve("one")
+    driver.accept(key)
+    driver.token(key)
+    assert seen(driver)["one"]["tokens_per_s"] is None
+    driver.now += 0.5
+    driver.token(key)
+    assert seen(driver)["one"]["tokens_per_s"] == 2.0
+
+
 def test_engine_seconds_are_those_until_now() -> None:
     driver = up()
     [key] = driver.serve("one")
