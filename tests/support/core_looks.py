@@ -57,6 +57,10 @@ class Looks:
         [found] = [row for row in rows if row["name"] == model]
         return found
 
+    def line(self, model: str = "m") -> list[str]:
+        """The ids of those who wait for the model, in the order of its line."""
+        return [shown["id"] for shown in self.row(model)["line"]]
+
     def state(self, model: str = "m") -> State:
         """The model's state."""
         return State(self.row(model)["state"])

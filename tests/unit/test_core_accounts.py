@@ -51,10 +51,6 @@ def work(driver: Driver, seconds: int, *keys: int) -> None:
         driver.beat()
 
 
-def line(driver: Driver, model: str = "m") -> list[str]:
-    return [shown["id"] for shown in driver.row(model)["line"]]
-
-
 # ---------------------------------------------------------------- whose it is
 
 
@@ -116,7 +112,7 @@ def test_a_higher_class_is_dispatched_first() -> None:
     driver = driver_of()
     for id, priority in (("runs", None), ("b", BATCH), ("n", None), ("i", INTERACTIVE)):
         driver.ask(id, priority=priority)
-    assert line(driver) == ["i", "n", "b"]
+    assert driver.line() == ["i", "n", "b"]
     driver.token(1, finish=FinishReason.STOP)
     assert driver.row()["running"] == ["i"]
 
@@ -126,7 +122,7 @@ def test_a_client_without_a_class_of_its_request_has_the_configured_one() -> Non
     driver.ask("runs")
     driver.ask("b", client="nightly")
     driver.ask("n")
-    assert line(driver) == ["n", "b"]
+    assert driver.line() == ["n", "b"]
 
 
 def test_a_class_above_what_a_client_may_use_is_refused_with_the_fix() -> None:
@@ -155,7 +151,7 @@ def test_a_reload_changes_what_is_granted_and_leaves_who_waits() -> None:
     driver.ask("runs")
     driver.ask("i", priority=INTERACTIVE)
     change(driver, **{ANYONE: ClientSettings(max_priority=NORMAL)})
-    assert line(driver) == ["i"]
+    assert driver.line() == ["i"]
     driver.ask("no", priority=INTERACTIVE)
     assert driver.errors() == {"no": "invalid_request"}
 
@@ -166,9 +162,9 @@ def test_a_request_that_has_waited_long_moves_up_by_itself() -> None:
     driver.ask("old", priority=BATCH)
     work(driver, 59, 1)
     driver.ask("new")
-    assert line(driver) == ["new", "old"]
+    assert driver.line() == ["new", "old"]
     driver.pass_time(1.0)
-    assert line(driver) == ["old", "new"], "both are normal now"
+    assert driver.line() == ["old", "new"], "both are normal now"
     driver.token(1, finish=FinishReason.STOP)
     [running] = driver.row()["rows"]
     assert (running["id"], running["priority"], running["class"]) == ("old", "batch", "normal")
@@ -194,7 +190,7 @@ def test_the_class_in_which_a_row_was_dispatched_outlives_a_crash() -> None:
     driver.accept(2)
     driver.ask("new")
     driver.exit()
-    assert line(driver) == ["old", "new"]
+    assert driver.line() == ["old", "new"]
     driver.come_up()
     assert driver.row()["running"] == ["old"]
 
@@ -205,7 +201,7 @@ def test_an_interrupted_answer_of_a_lower_class_waits_for_a_higher_one() -> None
     driver.accept(1)
     driver.ask("i", priority=INTERACTIVE)
     driver.exit()
-    assert line(driver) == ["i", "b"]
+    assert driver.line() == ["i", "b"]
 
 
 # ---------------------------------------------------------------- places and rows
@@ -233,7 +229,7 @@ def test_who_may_not_run_more_waits_and_others_start_before_it() -> None:
     driver.ask("a")
     driver.ask("b")
     assert driver.row()["running"] == ["n1", "a", "b"]
-    assert line(driver) == ["n2"]
+    assert driver.line() == ["n2"]
     driver.token(1, finish=FinishReason.STOP)
     assert driver.row()["running"] == ["a", "b", "n2"]
 
@@ -288,7 +284,7 @@ def test_a_waiting_request_gets_another_class_whoever_asks() -> None:
     assert (value["before"], value["priority"], value["is_running"]) == (
         "normal", "interactive", False,
     )  # fmt: skip
-    assert line(driver) == ["c", "a", "b"]
+    assert driver.line() == ["c", "a", "b"]
 
 
 def test_a_running_request_keeps_its_row_and_has_another_class_from_now_on() -> None:
@@ -299,7 +295,7 @@ def test_a_running_request_keeps_its_row_and_has_another_class_from_now_on() -> 
     [running] = driver.row()["rows"]
     assert (running["priority"], running["class"]) == ("batch", "batch")
     driver.exit()
-    assert line(driver) == ["a", "b", "runs"]
+    assert driver.line() == ["a", "b", "runs"]
 
 
 # ---------------------------------------------------------------- shares
@@ -309,9 +305,9 @@ def test_what_a_step_costs_moves_its_account_back() -> None:
     driver = driver_of(alice=ClientSettings(), bob=ClientSettings())
     for id, client in (("a1", "alice"), ("a2", "alice"), ("b1", "bob")):
         driver.ask(id, client=client)
-    assert line(driver) == ["a2", "b1"], "nothing was computed yet"
+    assert driver.line() == ["a2", "b1"], "nothing was computed yet"
     driver.compute(1.0, 1)
-    assert line(driver) == ["b1", "a2"]
+    assert driver.line() == ["b1", "a2"]
 
 
 def test_a_weight_makes_the_same_step_cost_less() -> None:
@@ -337,7 +333,7 @@ def test_a_client_that_comes_back_has_its_debt_and_no_credit() -> None:
     for id, client in (("b2", "bob"), ("b3", "bob")):
         driver.ask(id, client=client, connection=BOB)
     driver.ask("a2", client="alice", connection=ConnectionId(b"again"))
-    assert line(driver)[-1] == "a2"
+    assert driver.line()[-1] == "a2"
 
 
 def test_how_long_a_row_takes_to_be_free_follows_what_requests_have_cost() -> None:

@@ -73,16 +73,6 @@ def test_the_latest_of_each_kind_and_model_are_kept_in_order(
     assert set(numbers) == expected
 
 
-def test_eight_deaths_of_a_model_forty_changes_and_256_entries_of_requests_are_kept() -> None:
-    flight = Flight()
-    for _ in range(300):
-        for one in (died("a"), changed("a"), ended(1)):
-            flight.keep(one, 0.0)
-    kinds = [one["kind"] for one in flight.entries(0.0)]
-    counts = {one.KIND: kinds.count(one.KIND) for one in (died("a"), changed("a"), ended(1))}
-    assert counts == {WorkerDied.KIND: 8, ModelChanged.KIND: 40, RequestEnded.KIND: 256}
-
-
 def test_models_that_come_and_go_take_no_more_and_more_memory() -> None:
     flight = Flight()
     for number in range(MOST_MODELS + 5):

@@ -129,3 +129,4 @@ def test_a_dry_run_of_another_load_than_the_configured_one_is_refused(name: str)
     assert failed.error["code"] == "invalid_request"
     assert failed.error["message"].endswith(f"as configured would lead to: leave {name} out")
     assert failed.error["detail"] == {"parameter": name}
+    assert driver.state() is State.STOPPED

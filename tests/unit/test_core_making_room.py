@@ -72,7 +72,7 @@ def test_the_batch_row_that_was_served_last_makes_room() -> None:
     assert asked(driver) == [2]
     driver.row_left(2, "a")
     assert driver.dispatched() == [now]
-    assert [shown["id"] for shown in driver.row("a")["line"]] == ["r2"]
+    assert driver.line("a") == ["r2"]
 
 
 def test_who_made_room_returns_when_there_is_room_for_it_again() -> None:
@@ -323,7 +323,7 @@ def test_who_has_begun_and_left_stands_before_it_if_it_came_earlier() -> None:
     knock(driver)
     driver.gain("a", RequestKey(2), 1)
     driver.short("a", RequestKey(2))
-    assert [one["id"] for one in driver.row("a")["line"]] == ["r2", "now"]
+    assert driver.line("a") == ["r2", "now"]
 
 
 def test_a_row_that_the_worker_took_while_it_was_to_make_room_is_there_no_longer() -> None:

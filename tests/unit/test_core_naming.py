@@ -32,14 +32,10 @@ def waiting_driver() -> Driver:
     return driver
 
 
-def line(driver: Driver) -> list[str]:
-    return [shown["id"] for shown in driver.row()["line"]]
-
-
 def test_a_number_names_a_request_as_well() -> None:
     driver = waiting_driver()
     driver.prioritize("#3", INTERACTIVE)
-    assert line(driver) == ["b", "a"]
+    assert driver.line() == ["b", "a"]
 
 
 def test_of_several_with_one_id_only_the_number_names_one() -> None:

@@ -16,7 +16,6 @@ from mlxsup.supervisor.core.health.blame import Evidence
 from mlxsup.supervisor.core.health.death_cause import Cause
 from mlxsup.supervisor.core.lifecycle.on_exit import weigh
 from mlxsup.supervisor.core.lifecycle.triggers import Died, GivenUp
-from mlxsup.supervisor.core.settings import CoreSettings, RestartSettings
 
 from support.core_driver import RESTART, Driver, entry
 from support.core_states import in_state
@@ -205,23 +204,6 @@ def test_it_is_given_up_with_how_often_it_crashed_and_how_it_did_the_last_time()
     failed = driver.failure_of(load)
     assert failed.error["message"] == f"m could not be loaded: {cause}"
     assert failed.error["retryable"] is False
-
-
-def test_the_defaults_are_those_that_are_promised() -> None:
-    assert RestartSettings() == RestartSettings(
-        max_restarts=8, window_s=1800.0, stable_s=60.0, backoff_initial_s=1.0, backoff_max_s=60.0
-    )
-    assert CoreSettings() == CoreSettings(
-        max_queue=1024,
-        max_queue_per_client=64,
-        max_queue_bytes=268_435_456,
-        drain_timeout_s=30.0,
-        queue_timeout_s=600.0,
-        first_token_timeout_s=0.0,
-        max_parallel_prefills=None,
-        parallel_loads=1,
-        exit_grace_s=2.0,
-    )
 
 
 def test_every_end_is_counted_by_its_reason_and_the_class_of_its_cause() -> None:

@@ -92,6 +92,11 @@ def test_a_dry_run_says_who_would_be_swapped_out() -> None:
     off = rivals(swap=False)
     off.stream("a", "r1")
     assert off.foresees("b")["outcome"] == "waits"
+    driver.ask("r2", "b")
+    driver.passes_until("a")
+    answer = driver.foresees("a")
+    assert answer["outcome"] == "waits"
+    assert answer["reason"] == "makes room for b, and is loaded again in its turn"
     two = SwapDriver(
         [sized("a", 2 * GIB), sized("b", 2 * GIB), sized("c", 4 * GIB)], limited(4 * GIB)
     )

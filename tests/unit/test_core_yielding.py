@@ -59,10 +59,6 @@ def notices(driver: Driver, id: str, kind: str) -> list[dict[str, Any]]:
     return [n.detail for n in driver.sent(Notice) if (n.id, n.kind) == (id, kind)]
 
 
-def line(driver: Driver) -> list[str]:
-    return [shown["id"] for shown in driver.row()["line"]]
-
-
 # ---------------------------------------------------------------- whose row
 
 
@@ -72,7 +68,7 @@ def test_the_batch_row_that_was_served_last_is_freed() -> None:
     assert freed(driver) == [3]
     driver.row_left(3)
     assert driver.dispatched() == [5]
-    assert line(driver) == ["r3"]
+    assert driver.line() == ["r3"]
 
 
 def test_who_returned_later_was_served_last() -> None:
@@ -305,7 +301,7 @@ def test_a_wait_frees_no_row() -> None:
 def test_a_freed_row_goes_to_the_class_that_it_was_freed_for() -> None:
     driver = aged()
     ask(driver)
-    assert line(driver) == ["old", "now"]
+    assert driver.line() == ["old", "now"]
     assert freed(driver) == [1]
     driver.row_left(1)
     assert driver.dispatched() == [3]
@@ -330,7 +326,7 @@ def test_who_came_to_its_row_by_waiting_gives_way_like_others_of_its_class() -> 
     driver.pass_time(1.0)
     assert freed(driver) == [2]
     driver.row_left(2)
-    assert line(driver) == ["old"]
+    assert driver.line() == ["old"]
     ask(driver, "next")
     driver.token(3, finish=FinishReason.STOP)
     assert driver.dispatched() == [2], "and goes before newer ones"
@@ -342,7 +338,7 @@ def test_a_row_that_nobody_needs_any_longer_goes_to_whoever_is_first() -> None:
     driver.cancel("now")
     driver.row_left(1)
     assert driver.dispatched() == [2]
-    assert line(driver) == ["r1"]
+    assert driver.line() == ["r1"]
 
 
 def test_another_class_by_hand_frees_a_row_or_keeps_one() -> None:
