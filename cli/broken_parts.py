@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-BROKEN_MODELS = {"FAILED": "has FAILED", "BACKOFF": "keeps crashing"}
+BROKEN_MODELS = {"FAILED": "has FAILED", "BACKOFF": "is in BACKOFF"}
 BROKEN_GATEWAYS = ("backoff", "crash loop")
 
 
@@ -18,5 +18,5 @@ def broken_parts(status: Mapping[str, Any]) -> list[str]:
     ]
     gateway = status.get("gateway")
     if gateway and gateway["state"] in BROKEN_GATEWAYS:
-        parts.append("the HTTP gateway is not there")
+        parts.append("the HTTP gateway is down")
     return parts

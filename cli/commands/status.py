@@ -32,7 +32,7 @@ def status(
     """Example: mlxsup status --watch
 
     Shows every model: its state, its process, what it is doing and why it last ended. With --check
-    it exits with 1 if a model has FAILED or keeps crashing, or if the HTTP gateway is not there.
+    it exits with 1 if a model is FAILED or in BACKOFF, or if the HTTP gateway is down.
     """
     if is_watching and is_checking:
         raise CliError(

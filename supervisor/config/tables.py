@@ -59,8 +59,8 @@ class SupervisorTable(Table):
         title="one log for each model, and the daemon's own",
         description="a folder",
         json_schema_extra=documented(
-            "; of one daemon alone. Without this key: `logs` in `runtime_dir`, if that is another"
-            " one than the default"
+            "; used by one daemon only. Without this key: `logs` in `runtime_dir`, if"
+            " `runtime_dir` is not the default"
         ),
     )
     memory_budget: SizeOrAuto = Field(
@@ -123,7 +123,7 @@ class SupervisorTable(Table):
     drain_timeout_s: Duration = duration(
         CoreSettings,
         "drain_timeout_s",
-        "how long running requests may take when their model is to go",
+        "how long an unload, a restart or `stop` waits for running requests",
     )
     queue_timeout_s: Duration = duration(
         CoreSettings,
