@@ -95,7 +95,7 @@ def _plan_of(
     from mlxsup.supervisor.memory.measurements import Measurements
 
     backend = find_backend()
-    budget = _find_budget(memory_budget, backend)
+    budget = _find_budget(memory_budget, backend, runtime_dir)
     measurements = Measurements(runtime_dir)
     appraised, problems = _appraise(models, Appraiser(backend, measurements))
     pinned = [model.name for model in models if model.pinned]
@@ -164,11 +164,12 @@ def _appraise(
     return appraised, problems
 
 
-def _find_budget(memory_budget: int | None, backend: str) -> Budget:
-    from mlxsup.supervisor.memory.machine import NoDeviceMemoryError, find_budget
+def _find_budget(memory_budget: int | None, backend: str, runtime_dir: Path) -> Budget:
+    from mlxsup.supervisor.memory.command_budget import command_budget
+    from mlxsup.supervisor.memory.machine import NoDeviceMemoryError
 
     try:
-        return find_budget(memory_budget, backend)
+        return command_budget(memory_budget, backend, runtime_dir)
     except NoDeviceMemoryError as error:
         raise CliError(
             str(error),

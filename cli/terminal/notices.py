@@ -15,6 +15,7 @@ QUEUED_WORDS = {
     "turn": ", another has its turn",
     "limit": ", its client runs as many as it may",
     "memory": ", the model waits for memory",
+    "swap": ", the model waits for its next turn",
     "restart": ", the model restarts",
     "backoff": ", the model restarts after a crash",
     "download": ", the model's download failed and is tried again",
@@ -25,6 +26,7 @@ PAUSED_WORDS = {
     "user": "until `mlxsup resume`",
     "turn": "another has its turn",
     "class": "an interactive request has its row",
+    "swap": "its model makes room for another one until its next turn",
     "memory": "there is too little memory for it now",
 }
 

@@ -180,9 +180,9 @@ class SupervisorTable(Table):
     min_residency_s: Duration = duration(
         CoreSettings,
         "min_residency_s",
-        "a request evicts no model that became READY more recently",
-        more=", or three times as long as its load took if that is longer; except one that has been"
-        " idle for as long as its load took",
+        "how long a model that has loaded stays, unless it is idle",
+        more="; three times as long as its load took if that is longer. One that has been idle for"
+        " as long as its load took may be evicted before",
     )
     swap: bool = Field(
         default_of(CoreSettings, "swap"),

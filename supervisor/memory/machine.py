@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,10 @@ WIRED_LIMIT = ("sysctl", "-n", "iogpu.wired_limit_mb")
 
 NVIDIA_SMI = (
     "nvidia-smi", "--query-gpu=memory.total,memory.used", "--format=csv,noheader,nounits", "--id=0",
+)  # fmt: skip
+NVIDIA_SMI_PROCESSES = (
+    "nvidia-smi", "--query-compute-apps=pid,used_gpu_memory", "--format=csv,noheader,nounits",
+    "--id=0",
 )  # fmt: skip
 PROGRAM_LIMIT_S = 10.0
 
@@ -190,6 +195,29 @@ def read_device() -> DeviceMemory:
             "set memory_budget to a size"
         ) from error
     return DeviceMemory(total_bytes=total, used_bytes=used)
+
+
+def held_on_device(pids: Collection[int]) -> int:
+    """How many bytes of the first GPU these processes hold, as far as NVIDIA's own program knows
+    them: in a container it may know none, or by other pids."""
+    if not pids:
+        return 0
+    import subprocess
+
+    try:
+        said = subprocess.run(
+            NVIDIA_SMI_PROCESSES, capture_output=True, text=True, check=True,
+            timeout=PROGRAM_LIMIT_S,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    rows = [line.split(",") for line in said.stdout.splitlines()]
+    return sum(
+        int(row[1]) * 2**20
+        for row in rows
+        # A driver that does not know the size says "[N/A]".
+        if len(row) == 2 and row[1].strip().isdecimal() and row[0].strip() in map(str, pids)
+    )
 
 
 def control_group_limit(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUPS) -> int | None:

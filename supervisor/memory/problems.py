@@ -14,8 +14,9 @@ from ..core.memory.need import Need
 from ..core.memory.pins import pins_problem
 from .appraiser import Appraiser
 from .backend import find_backend
+from .command_budget import command_budget
 from .folder import FolderError
-from .machine import NoDeviceMemoryError, find_budget
+from .machine import NoDeviceMemoryError
 from .measurements import Measurements
 
 
@@ -63,7 +64,7 @@ def check_memory(config: DaemonConfig) -> None:
         with suppress(FolderError, OSError):  # its load will fail, and say why
             needs[model.name] = appraiser.appraise(model.launch)
     try:
-        budget = find_budget(config.memory_budget, backend)
+        budget = command_budget(config.memory_budget, backend, config.runtime_dir)
     except NoDeviceMemoryError:
         budget = None
     check_needs(config, needs, budget)

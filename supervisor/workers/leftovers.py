@@ -88,7 +88,7 @@ class WorkerRecord:
             OSError: the file cannot be written.
         """
         found: list[tuple[str, str, psutil.Process]] = []
-        for model, pid, identity in self._read():
+        for model, pid, identity in _read(self._path):
             if process_identity(pid) != identity:
                 continue
             try:
@@ -107,18 +107,6 @@ class WorkerRecord:
             for model, _, process in found
         ]
 
-    def _read(self) -> list[tuple[str, int, str]]:
-        try:
-            values = json.loads(self._path.read_bytes())
-        except (FileNotFoundError, ValueError, RecursionError):
-            return []
-        result = []
-        for value in values if isinstance(values, list) else ():
-            match value:
-                case {"model": str(model), "pid": int(pid), "identity": str(identity)} if pid > 1:
-                    result.append((model, pid, identity))
-        return result
-
     def _note(self, model: str, pid: int, identity: str) -> None:
         self._workers[pid] = {"model": model, "pid": pid, "identity": identity}
 
@@ -128,6 +116,29 @@ class WorkerRecord:
         draft.write_text(json.dumps(list(self._workers.values())))
         os.replace(draft, self._path)
         self._is_written = True
+
+
+def live_workers(runtime_dir: Path) -> list[int]:
+    """The pids of the workers in the record of this folder that still live.
+
+    Raises:
+        OSError: there is a record, and it cannot be read.
+    """
+    record = _read(runtime_dir / RECORD_NAME)
+    return [pid for _, pid, identity in record if process_identity(pid) == identity]
+
+
+def _read(path: Path) -> list[tuple[str, int, str]]:
+    try:
+        values = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError, RecursionError):
+        return []
+    result = []
+    for value in values if isinstance(values, list) else ():
+        match value:
+            case {"model": str(model), "pid": int(pid), "identity": str(identity)} if pid > 1:
+                result.append((model, pid, identity))
+    return result
 
 
 def kill_group(pid: int) -> None:

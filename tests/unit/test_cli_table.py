@@ -223,6 +223,16 @@ def test_unknown_model_names_close_and_configured_ones() -> None:
         (NoticeKind.PAUSED, {"reason": "memory"}, "paused, there is too little memory for it now"),
         (
             NoticeKind.PAUSED,
+            {"reason": "swap"},
+            "paused, its model makes room for another one until its next turn",
+        ),
+        (
+            NoticeKind.QUEUED,
+            {"position": 3, "reason": "swap"},
+            "queued, position 3, the model waits for its next turn",
+        ),
+        (
+            NoticeKind.PAUSED,
             {"reason": "class", "expected_s": 75.2},
             "paused, an interactive request has its row, about 1m 15s",
         ),

@@ -109,13 +109,14 @@ def _version(package: str) -> str | None:
 def gather_memory(setting: Setting) -> Memory:
     """The machine's memory, what is planned with it, and who else takes much of it."""
     from mlxsup.supervisor.memory.backend import find_backend
-    from mlxsup.supervisor.memory.machine import NoDeviceMemoryError, find_budget
+    from mlxsup.supervisor.memory.command_budget import command_budget
+    from mlxsup.supervisor.memory.machine import NoDeviceMemoryError
 
     backend, machine = find_backend(), psutil.virtual_memory()
     given = setting.loaded.memory_budget if setting.loaded is not None else None
     size, automatic, reason = None, 0, ""
     try:
-        budget = find_budget(given, backend)
+        budget = command_budget(given, backend, setting.runtime_dir)
         size, reason = budget.size_bytes, budget.reason
         automatic = size if budget.automatic_bytes is None else budget.automatic_bytes
     except NoDeviceMemoryError as error:
