@@ -11,6 +11,7 @@ from mlxsup.protocol.worker_messages import Step
 
 from . import shares
 from .asks import Ask
+from .plan import NAMES
 from .violation import check
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ BACKENDS = ("cpu", "metal")
 def backend_of(model: ModelName) -> str:
     """The device of a played engine: those of the plan share one, so that leases are contended even
     if there are two of them; others have theirs for themselves."""
-    return "cpu" if model in ("a", "b", "c") else "metal"
+    return "cpu" if model in NAMES else "metal"
 
 
 @dataclass(slots=True)

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from mlxsup.supervisor.core.memory.change import RaiseBudget, Unpin, apply_change, find_change
 from mlxsup.supervisor.core.memory.plan import Candidate, make_plan
 from mlxsup.supervisor.core.memory.planner import (
+    Admit,
+    Evict,
     Refuse,
     Resident,
     Standing,
@@ -89,6 +91,44 @@ def test_the_plan_and_the_daemon_agree_and_a_change_makes_everything_fit(
     change = find_change(models, available)
     if change is not None:
         assert make_plan(*apply_change(change, models, size * GIB)).fits
+
+
+crowds = st.lists(st.tuples(st.integers(1, 4), st.booleans()), min_size=2, max_size=4)
+
+
+@given(crowds, st.integers(1, 8), st.integers(4, 16))
+def test_who_goes_by_the_plan_is_whom_the_daemon_evicts(
+    sizes: list[tuple[int, bool]], wanted: int, size: int
+) -> None:
+    """If everything that the plan loads is there, and was used in the order of the entries."""
+    models = [
+        sized(name, needed, is_pinned=is_pinned)
+        for name, (needed, is_pinned) in zip("abcd", sizes, strict=False)
+    ]
+    models.append(sized("x", wanted, is_resident=False))
+    placements = make_plan(models, size * GIB).placements
+    residents = [
+        Resident(
+            name=one.model,
+            reserved_bytes=one.need.needed_bytes,
+            standing=Standing.PINNED if one.is_pinned else Standing.IDLE,
+            never_bytes=one.need.needed_bytes if one.is_pinned else 0,
+            used_at=float(number),
+        )
+        for number, (one, place) in enumerate(zip(models, placements, strict=True))
+        if place.is_placed or one.is_pinned
+    ]
+    if sum(one.reserved_bytes for one in residents) > size * GIB:
+        return  # the pinned ones alone are refused at the start
+    wish = Wish(name=models[-1].model, needed_bytes=wanted * GIB, urgency=Urgency.COMMAND)
+    verdict, place = plan(wish, residents, budget_bytes=size * GIB, now=0.0), placements[-1]
+    if place.missing_bytes:
+        assert isinstance(verdict, Refuse)
+    elif place.goes:
+        assert isinstance(verdict, Evict)
+        assert verdict.models == place.goes
+    else:
+        assert verdict == Admit()
 
 
 def test_to_unpin_is_advice() -> None:

@@ -10,6 +10,7 @@ from mlxsup.protocol.worker_messages import (
     Exit,
     Lease,
     Leases,
+    PauseRow,
     RowDelta,
     Step,
 )
@@ -30,7 +31,7 @@ def bench() -> Bench:
     return bench
 
 
-def hear(bench: Bench, *messages: Leases | Lease | CancelRow | Exit) -> bool:
+def hear(bench: Bench, *messages: Leases | Lease | CancelRow | PauseRow | Exit) -> bool:
     """One turn that begins with these messages; returns whether it made a step."""
     bench.around.inbox += messages
     return bench.loop.turn()
@@ -142,6 +143,19 @@ def test_a_cancel_needs_no_lease_and_a_lease_that_comes_too_late_goes_back_at_on
     assert bench.sent() == [Step(step=1, returns_lease=True)]
     bench.loop.turn()
     assert bench.sent() == []
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_pause_needs_no_lease(bench: Bench, keep: bool) -> None:
+    hear(bench, NEEDED)
+    bench.sent()
+    bench.engine.is_long = False
+    hear(bench, PauseRow(key=A, keep=keep))
+    (step,) = bench.sent()
+    assert isinstance(step, Step)
+    (left,) = step.rows
+    assert (left.key, left.paused is not None) == (A, True)
+    assert A not in bench.engine.rows
 
 
 def test_requests_are_taken_in_while_it_waits_and_an_exit_ends_the_wait(bench: Bench) -> None:
