@@ -3,7 +3,8 @@
 `python -m bench.leases [--shape tiny|small|7b] [--prompt-tokens N] [--repeats N]`. One daemon
 serves both models throughout. Between two rounds its configuration is reloaded, with
 `max_parallel_prefills` at 1 (the prompts are read in turns, chunk by chunk) or at 2 (leases are
-never needed), so that neither kind of round has a warmer machine than the other.
+never needed), so that neither kind of round has a warmer machine than the other. What a GPU shows
+is kept by `python -m bench.gpu FOLDER --rows leases`.
 """
 
 from __future__ import annotations
@@ -112,8 +113,10 @@ def print_rounds(rounds: dict[str, list[Round]]) -> None:
     print_table(["prompts are read", *columns], rows)
 
 
-async def measure(daemon: Daemon, models: dict[str, Any], count: int, repeats: int) -> None:
-    """Rounds of both kinds in turn; the first of each warms up."""
+async def measure(
+    daemon: Daemon, models: dict[str, Any], count: int, repeats: int
+) -> dict[str, list[Round]]:
+    """Rounds of both kinds in turn; the first of each warms up and is left out."""
     rounds: dict[str, list[Round]] = {name: [] for name in LIMITS}
     async with AsyncClient(daemon.endpoint) as client:
         for name in MODELS:
@@ -128,7 +131,7 @@ async def measure(daemon: Daemon, models: dict[str, Any], count: int, repeats: i
                     rounds[name].append(found)
     with daemon.client() as plain:
         assert all(row(plain, name)["restarts"] == 0 for name in MODELS)
-    print_rounds(rounds)
+    return rounds
 
 
 def main() -> None:
@@ -158,7 +161,7 @@ def main() -> None:
             " median (range)\n"
         )
         with Daemon(models) as daemon:
-            asyncio.run(measure(daemon, models, given.prompt_tokens, given.repeats))
+            print_rounds(asyncio.run(measure(daemon, models, given.prompt_tokens, given.repeats)))
 
 
 if __name__ == "__main__":

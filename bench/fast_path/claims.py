@@ -181,6 +181,24 @@ ON_GPU = (
         what="7b and 03b answer one after the other, to both at once: the time that it takes",
     ),
     Row(
+        name="leases",
+        claims=(
+            Claim(
+                id="leases_gap", on=GPU,
+                what="two models read long prompts at the same time, chunk by chunk in turns:"
+                " the largest gap of an answer of either, to that without turns",
+            ),
+            Claim(
+                id="leases_answers", on=GPU,
+                what="the same: tokens per second of these answers meanwhile",
+            ),
+            Claim(
+                id="leases_first", on=GPU,
+                what="the same: first token of the prompt that is read later",
+            ),
+        ),
+    ),
+    Row(
         name="equality",
         claims=tuple(
             Claim(

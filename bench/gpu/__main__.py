@@ -16,13 +16,16 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from ..fast_path.claims import ON_GPU
 from ..fast_path.document import FAST_PATH
 from ..fast_path.stages import Stage, main
-from . import against, equal, loads, recovery, together
+from . import against, equal, leases, loads, recovery, shared, together
 
-EVERY = (*against.STAGES, *recovery.STAGES, *loads.STAGES, *together.STAGES, *equal.STAGES)
+EVERY = (
+    *against.STAGES, *recovery.STAGES, *loads.STAGES, *together.STAGES, *leases.STAGES,
+    *equal.STAGES,
+)  # fmt: skip
 IN_ORDER = [row.name for row in ON_GPU]
 STAGES: tuple[Stage, ...] = tuple(
     sorted(EVERY, key=lambda stage: min(IN_ORDER.index(row) for row in stage.rows))
 )
 
 if __name__ == "__main__":
-    sys.exit(main(STAGES, "bench.gpu", __doc__, sheet=FAST_PATH, kept=equal.share))
+    sys.exit(main(STAGES, "bench.gpu", __doc__, sheet=FAST_PATH, kept=shared.share))

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from ..claim import range_of
 from ..equality import BATCH, PAUSED, RESUMED, SAMPLINGS, Rates
-from ..fast_path.results import Found, Result
+from ..fast_path.results import Found
 from ..fast_path.stages import Rows, Setting, Stage
-from ..sharing.document import render
-from ..sharing.figures import BY_ID, Figure, keep
 from .models import model
 from support.worker_harness import WorkerHarness
 
@@ -39,32 +36,6 @@ async def equality(setting: Setting, wanted: Sequence[str]) -> Rows:
                     values=[counts[way] / prompts], sides=others, unit="answers", note=note
                 )
     yield "equality", found
-
-
-def share(results: Mapping[str, Result]) -> None:
-    """Puts the rates of answers that were drawn into docs/sharing.md, which claims them as well."""
-    result = results.get("equality")
-    if result is None:
-        return
-    figures = []
-    for kind in KINDS:
-        claim = BY_ID[f"bits_gpu_{kind}"]
-        found = result.found[f"equality_{kind}_sampled"]
-        figures.append(
-            Figure(
-                claim=claim.id,
-                found=range_of(claim, found.values),
-                runs=len(found.values),
-                peers={},
-                target=claim.target,
-                unit=claim.unit,
-                commit=result.commit,
-                machine=result.machine,
-                note=found.note,
-            )
-        )
-    keep(figures)
-    render()
 
 
 STAGES = (Stage(name="equality", rows=("equality",), measure=equality),)

@@ -14,16 +14,17 @@ from mlxsup.protocol.launch import LaunchSettings
 
 from bench.claim import NOT_MEASURED
 from bench.fast_path import document
-from bench.fast_path.claims import ON_CPU, ON_GPU, ROWS, TARGET_MS, claims
+from bench.fast_path.claims import GPU, ON_CPU, ON_GPU, ROWS, TARGET_MS, claims
 from bench.fast_path.cpu import STAGES as CPU_STAGES
 from bench.fast_path.document import FAST_PATH, Kept, figure_text, line, sides_text
 from bench.fast_path.results import TRIAL, Failure, Found, Founds, Result, Store
 from bench.fast_path.stages import missing
 from bench.gpu.__main__ import STAGES as GPU_STAGES
-from bench.gpu.equal import share
+from bench.gpu.shared import SHARED, share
 from bench.long_prompt import TARGET_MS as LONG_PROMPT_TARGET_MS
 from bench.report import interval_of_median
 from bench.sharing import figures as sharing
+from bench.sharing.claims import CLAIMS as SHARING_CLAIMS
 from support.verdict import Verdict
 
 BY_ID = {claim.id: claim for claim in claims()}
@@ -51,7 +52,8 @@ LIMITS = {
     "long_prompts_died": 0, "long_prompts_lost": 0, "long_prompts_idle": None, "beside_03b": 100,
     "beside_7b": 100, "tiny_1": 0.85, "tiny_4": 0.95, "tiny_8": 0.95, "tiny_16": 0.95,
     "router_one": 4, "router_many": 9, "router_logprobs": 5, "paced_1": 1.3, "paced_16": 1.3,
-    "beside_tiny": 100, "beside_equal": 250, "within": 250,
+    "beside_tiny": 100, "beside_equal": 250, "within": 250, "leases_gap": None,
+    "leases_answers": None, "leases_first": None,
 }  # fmt: skip
 """As they were asked for; None is reported only."""
 
@@ -241,8 +243,8 @@ def test_rates_of_equality_are_also_those_of_sharing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[sharing.Figure] = []
-    monkeypatch.setattr("bench.gpu.equal.keep", kept.extend)
-    monkeypatch.setattr("bench.gpu.equal.render", lambda: None)
+    monkeypatch.setattr("bench.gpu.shared.keep", kept.extend)
+    monkeypatch.setattr("bench.gpu.shared.render", lambda: None)
     share({})
     assert kept == []
     rates = {"kept_greedy": 0.9, "dropped_greedy": 0.8, "kept_sampled": 0.7, "dropped_sampled": 0.6}
@@ -253,6 +255,27 @@ def test_rates_of_equality_are_also_those_of_sharing(
         ("bits_gpu_kept", 0.7, COMMIT, "a machine"),
         ("bits_gpu_dropped", 0.6, COMMIT, "a machine"),
     ]
+
+
+def test_so_is_the_gap_next_to_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[sharing.Figure] = []
+    monkeypatch.setattr("bench.gpu.shared.keep", kept.extend)
+    monkeypatch.setattr("bench.gpu.shared.render", lambda: None)
+    found = {
+        "leases_gap": Found(values=[0.5, 0.9, 0.6], note="two of 03b"),
+        "leases_answers": Found(values=[3.0]),
+        "leases_first": Found(values=[2.0]),
+    }
+    share({"leases": result("leases", found)})
+    [one] = kept
+    about = (one.claim, one.found.value, one.runs, one.note, one.commit)
+    assert about == ("leases_gap", 0.6, 3, "two of 03b", COMMIT)
+
+
+def test_every_figure_of_a_gpu_in_sharing_has_a_row_that_measures_it() -> None:
+    of_a_gpu = {claim.id for claim in SHARING_CLAIMS if claim.on == GPU}
+    assert set(SHARED) == of_a_gpu
+    assert all(claim in {one.id for one in ROWS[row].claims} for row, claim in SHARED.values())
 
 
 def test_a_figure_that_names_its_commit_keeps_it(

@@ -12,6 +12,8 @@ import pytest
 from bench.fast_path.bursts import CountedBurst
 from bench.fast_path.stages import Setting
 from bench.gpu import loads, together
+from bench.gpu.leases import founds as leases_founds
+from bench.leases import Round
 
 
 class Played:
@@ -121,3 +123,18 @@ def test_both_at_once_are_held_against_answers_that_take_equally_long(
     assert found.sides == {"7b alone": [1.0], "03b alone": [1.25], "at once": [1.5]}
     assert set(client.asked) == {("a", 160), ("03b", 416)}
     assert len(client.asked) == 2 * 4
+
+
+def test_rounds_in_turns_are_held_against_those_at_once_that_they_took_turns_with() -> None:
+    def round_of(gap_ms: float, per_s: float, later_s: float) -> Round:
+        return Round(first_s=(0.1, later_s), gaps_ms=[1.0, gap_ms, 2.0], decoded_per_s=per_s,
+                     read_per_s=1.0)  # fmt: skip
+
+    turns = [round_of(100, 300, 4), round_of(50, 100, 3)]
+    found = leases_founds({"in turns": turns, "at once": [round_of(200, 100, 2)] * 2}, "a note")
+    assert {name: list(one.values) for name, one in found.items()} == {
+        "leases_gap": [0.5, 0.25], "leases_answers": [3.0, 1.0], "leases_first": [2.0, 1.5],
+    }  # fmt: skip
+    assert found["leases_gap"].sides == {"in turns": [100, 50], "at once": [200, 200]}
+    assert [one.unit for one in found.values()] == ["ms", "tok/s", "s"]
+    assert found["leases_gap"].note == "a note"
