@@ -120,7 +120,6 @@ def _fetch_again(life: Life, text: str, now: float) -> None:
     settings = life.settings
     lost = Repository(settings.repo, settings.revision)
     life.settings = replace(settings, download=lost)
-    life.reserved_bytes = 0
     life.enter_after_exit(Pending(since=now), text)
 
 
