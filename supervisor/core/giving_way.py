@@ -86,7 +86,9 @@ def _freed_bytes(leaving: Leaving) -> int:
 
 
 def _kept_bytes(model: Model, without: Collection[RequestKey] = ()) -> int:
-    return min(model.life.reserved_bytes, needed_bytes(model, without))
+    """Rows that are leaving, as for a pause by hand, free what they hold without anybody's help."""
+    leaving = {one.key for one in model.running.values() if one.stage is not Stage.RUNNING}
+    return min(model.life.reserved_bytes, needed_bytes(model, leaving.union(without)))
 
 
 def _by_model(leaving: Leaving) -> list[tuple[Model, list[Request]]]:

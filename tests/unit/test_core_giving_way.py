@@ -185,6 +185,17 @@ def test_one_that_leaves_does_not_count_as_the_one_that_stays() -> None:
     assert driver.has_room(STEP) == []
 
 
+def test_nobody_leaves_for_what_a_row_frees_that_leaves_anyway() -> None:
+    """All rows are padded to the longest, and that one has been paused by hand."""
+    driver = ShortageDriver()
+    driver.start("a", "r0")
+    for number in (1, 2):
+        driver.batch("a", f"r{number}", 10)
+    assert needs([11, 11], [LONG]) == needs([11], [LONG])
+    driver.pause("r0")
+    assert driver.has_room(STEP) == []
+
+
 def test_one_that_must_not_be_interrupted_stays() -> None:
     driver = ShortageDriver()
     first = driver.batch("a", "r1")
