@@ -11,7 +11,7 @@ from mlxsup.protocol.worker_messages import Step
 
 from . import shares
 from .asks import Ask
-from .plan import NAMES
+from .model_names import NAMES
 from .violation import check
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from mlxsup.supervisor.core.settings import (
     RestartSettings,
 )
 
-from . import contrast, sizes
+from . import contrast, model_names, sizes
 
 EVENTS = 200
 """At least that many events happen in one run before its faults end."""
@@ -58,12 +58,6 @@ class Kind(StrEnum):
     STORM = "storm"
     """All of it together."""
 
-
-NAMES = ("a", "b", "c", "d", "e")
-"""Models that a run may begin with."""
-
-FEWEST_OF_MANY = 3
-"""Of the runs with so many models, some have more."""
 
 WEIGHTS = {
     Kind.CALM: 8,
@@ -174,7 +168,7 @@ class Plan:
         dice = random.Random(seed)
         kind = dice.choices(list(WEIGHTS), weights=list(WEIGHTS.values()))[0]
         is_limited = kind in (Kind.PEOPLE, Kind.STORM)
-        names = NAMES[: _models(seed, dice.choice((1, 1, 2, 3)))]
+        names = model_names.of(seed, dice.choice((1, 1, 2, 3)))
         models = [_model(dice, name, kind) for name in names]
         max_parallel_prefills, long_share = _turns(seed)
         scale = dice.choice((0.5, 1.0, 2.0))
@@ -311,12 +305,6 @@ def _poison_share(dice: random.Random, kind: Kind) -> float:
     if kind is Kind.POISON:
         return dice.choice((0.12, 0.12, 0.12, 0.6))
     return 0.12 if kind is Kind.STORM else 0.0
-
-
-def _models(seed: int, drawn: int) -> int:
-    """How many models there are: of the runs with three, some have more."""
-    dice = random.Random(f"models of {seed}")  # the other draws stay what they were
-    return drawn if drawn < FEWEST_OF_MANY else dice.choice((3, 3, 3, 4, 5))
 
 
 def _turns(seed: int) -> tuple[int | None, float]:
