@@ -74,14 +74,14 @@ def test_who_is_no_worker_of_this_folder_is_another(record: str, tmp_path: Path,
     ("said", "held"),
     [
         ("", 0),
-        (f"{MINE}, [N/A]\n", 0),
-        (f"{MINE}\n", 0),
-        (f"1{MINE}, 5\n", 0),
-        (f"{MINE}, 5\n1, 7\n{MINE}, 6\n", 11),
+        ("MINE, [N/A]\n", 0),
+        ("MINE\n", 0),
+        ("1MINE, 5\n", 0),
+        ("MINE, 5\n1, 7\nMINE, 6\n", 11),
     ],
 )
 def test_only_sizes_of_these_processes_count(said: str, held: int, smi: Path) -> None:
-    smi.write_text(said)
+    smi.write_text(said.replace("MINE", str(MINE)))
     assert held_on_device([MINE]) == held * 2**20
 
 
