@@ -25,4 +25,8 @@ def command_budget(given_bytes: int | None, backend: str, runtime_dir: Path) -> 
         return find_budget(given_bytes, backend)
     from ..workers.leftovers import live_workers
 
-    return find_budget(None, backend, own_bytes=held_on_device(live_workers(runtime_dir)))
+    try:
+        own = live_workers(runtime_dir)
+    except OSError:  # the folder is another user's, and so are its workers
+        own = []
+    return find_budget(None, backend, own_bytes=held_on_device(own))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,14 +108,9 @@ def mac_budget(total_bytes: int, wired_bytes: int) -> Budget:
 
 
 def _wired_limit() -> int:
-    import subprocess
-
     try:
-        said = subprocess.run(
-            WIRED_LIMIT, capture_output=True, text=True, check=True, timeout=PROGRAM_LIMIT_S
-        )
-        return int(said.stdout) * 2**20
-    except (OSError, subprocess.SubprocessError, ValueError):  # systems before the setting
+        return int(_said_by(WIRED_LIMIT)) * 2**20
+    except (OSError, ValueError):  # systems before the setting
         return 0
 
 
@@ -182,14 +177,10 @@ def read_device() -> DeviceMemory:
     Raises:
         NoDeviceMemoryError: the program is missing, or does not answer.
     """
-    import subprocess
-
     try:
-        said = subprocess.run(
-            NVIDIA_SMI, capture_output=True, text=True, check=True, timeout=PROGRAM_LIMIT_S
-        )
-        total, used = (int(part) * 2**20 for part in said.stdout.splitlines()[0].split(","))
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        first = _said_by(NVIDIA_SMI).splitlines()[0]
+        total, used = (int(part) * 2**20 for part in first.split(","))
+    except (OSError, ValueError, IndexError) as error:
         raise NoDeviceMemoryError(
             "MLX would use CUDA here, and nvidia-smi does not say how much memory the GPU has: "
             "set memory_budget to a size"
@@ -202,22 +193,31 @@ def held_on_device(pids: Collection[int]) -> int:
     them: in a container it may know none, or by other pids."""
     if not pids:
         return 0
+    try:
+        lines = _said_by(NVIDIA_SMI_PROCESSES).splitlines()
+    except OSError:
+        return 0
+    wanted = {str(pid) for pid in pids}
+    rows = [[part.strip() for part in line.split(",")] for line in lines]
+    # A driver that does not know the size says "[N/A]".
+    known = [row for row in rows if len(row) == 2 and row[1].isdecimal()]
+    return sum(int(size) * 2**20 for pid, size in known if pid in wanted)
+
+
+def _said_by(command: Sequence[str]) -> str:
+    """What a program prints.
+
+    Raises:
+        OSError: it is missing, fails, or takes too long.
+    """
     import subprocess
 
     try:
-        said = subprocess.run(
-            NVIDIA_SMI_PROCESSES, capture_output=True, text=True, check=True,
-            timeout=PROGRAM_LIMIT_S,
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
-        return 0
-    rows = [line.split(",") for line in said.stdout.splitlines()]
-    return sum(
-        int(row[1]) * 2**20
-        for row in rows
-        # A driver that does not know the size says "[N/A]".
-        if len(row) == 2 and row[1].strip().isdecimal() and row[0].strip() in map(str, pids)
-    )
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=PROGRAM_LIMIT_S
+        ).stdout
+    except subprocess.SubprocessError as error:
+        raise OSError(str(error)) from error
 
 
 def control_group_limit(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUPS) -> int | None:

@@ -125,3 +125,9 @@ def test_plan_doctor_and_config_check_leave_out_what_the_own_workers_hold(
     program.write_text(program.read_text().replace("30720", "81920"))
     smi.write_text(f"{MINE}, 81920\n")
     problems_module.check_memory(configuration)  # the pinned model fits
+
+
+def test_a_record_that_cannot_be_read_is_somebody_else_s(tmp_path: Path, smi: Path) -> None:
+    smi.write_text(f"{MINE}, 20480\n")
+    (tmp_path / "workers.json").mkdir()
+    assert command_budget(None, "cuda", tmp_path).size_bytes == 50 * GIB
