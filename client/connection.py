@@ -8,12 +8,14 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable
+from functools import partial
 
 import zmq
 
 from mlxsup.protocol.clock import PULSE_S, Clock
 from mlxsup.protocol.ids import RequestId
 
+from . import daemon_process
 from .errors import ConnectionLost
 from .link import CLOSE_LINGER_MS, Link, LinkState
 from .session import Inbox, Outcome, Session
@@ -44,6 +46,7 @@ class Connection:
         endpoint: where the supervisor listens.
         on_link: called when the link changes.
         clock: tells silence from a time in which this process did not run.
+        is_busy: looks whether the supervisor's process wants to run.
     """
 
     def __init__(
@@ -51,11 +54,13 @@ class Connection:
         endpoint: str,
         on_link: LinkChanged | None = None,
         clock: Clock | None = None,
+        is_busy: Callable[[], bool] | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.link: Link | None = None
         self._on_link = on_link
         self._clock = clock or Clock()
+        self._is_busy = is_busy or partial(daemon_process.is_busy, endpoint)
         self._session = Session()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
@@ -107,7 +112,7 @@ class Connection:
             return False
         if is_lost:
             self._drop(_lost(link, self.endpoint))
-        elif self._session.is_silent(self._clock.now()):
+        elif self._session.is_silent(self._clock.now(), self._is_busy):
             message = f"the daemon at {self.endpoint} has fallen silent"
             self._drop(ConnectionLost(message, self.endpoint))
         return False

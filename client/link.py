@@ -21,7 +21,10 @@ MONITOR_EVENT = struct.Struct("=HI")
 
 POLLIN = int(zmq.POLLIN)
 
-HANDSHAKE_LIMIT_MS = 2000
+HANDSHAKE_LIMIT_MS = 60_000
+"""Longer than the session waits: it tells a daemon that lacks the CPU from one that is gone, and
+libzmq does not."""
+
 CLOSE_LINGER_MS = 500
 
 

@@ -5,6 +5,7 @@ The synchronous and the asynchronous client share this: a message comes in, deli
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -39,9 +40,13 @@ SILENCE_LIMIT_S = 3.0
 missing, it is gone, or as good as gone (P2)."""
 
 DOUBT_S = 0.4
-"""How long to wait for the supervisor once more: if the whole machine stood still for too short a
-time for the clock to notice, the supervisor runs again from the same moment as this process, and
-sends at once (P2 allows half a second)."""
+"""How long to wait before looking at a silent supervisor once more: if the whole machine stood
+still for too short a time for the clock to notice, the supervisor runs again from the same moment
+as this process, and sends at once (P2 allows half a second)."""
+
+BUSY_LIMIT_S = 30.0
+"""How long a supervisor that wants to run may be silent: others may take the CPU from it, and a
+loop that never ends looks the same."""
 
 Item = Delta | Notice | Result | dict[str, Any] | Exception
 """What goes into an inbox: pieces, notices, a result, a reply, events, or the error at the end."""
@@ -122,7 +127,8 @@ class Session:
         self._open: dict[RequestId, _Open] = {}
         self._decoder = Decoder(SUPERVISOR_TO_CLIENT, is_strict=False)
         self._heard_at = 0.0
-        self._doubted_at: float | None = None
+        self._looked_at = 0.0
+        self._was_idle = False
 
     def __len__(self) -> int:
         return len(self._open)
@@ -132,9 +138,7 @@ class Session:
         """When to call `is_silent`; None while nothing is open."""
         if not self._open:
             return None
-        if self._doubted_at is not None:
-            return self._doubted_at + DOUBT_S
-        return self._heard_at + SILENCE_LIMIT_S
+        return max(self._heard_at + SILENCE_LIMIT_S, self._looked_at + DOUBT_S)
 
     def open_stream(self, request_id: RequestId, inbox: Inbox, now: float) -> None:
         """Records that a `Generate` is sent; its deltas and its end go to the inbox."""
@@ -333,19 +337,26 @@ class Session:
     def _deliver(opened: _Open, item: Item) -> Outcome:
         return Outcome(deliveries=[(opened.inbox, item)])
 
-    def is_silent(self, now: float) -> bool:
-        """Whether a sign of life is overdue; called at `deadline`, after reading everything."""
+    def is_silent(self, now: float, is_busy: Callable[[], bool]) -> bool:
+        """True if the supervisor is lost: a sign of life is overdue, and two looks saw it idle.
+
+        Called at `deadline`, after reading everything.
+
+        Args:
+            now: in seconds.
+            is_busy: looks whether the supervisor's process wants to run.
+        """
         deadline = self.deadline
         if deadline is None or now < deadline:
             return False
-        if self._doubted_at is None:
-            self._doubted_at = now
-            return False
-        return True
+        was_idle = self._was_idle
+        self._was_idle = now - self._heard_at >= BUSY_LIMIT_S or not is_busy()
+        self._looked_at = now
+        return was_idle and self._was_idle
 
     def _hear(self, now: float) -> None:
         self._heard_at = now
-        self._doubted_at = None
+        self._was_idle = False
 
     def lose(self, error: ConnectionLost) -> list[Delivery]:
         """The connection is gone, and with it everything that was open (P2).

@@ -26,7 +26,7 @@ from mlxsup.protocol.client_messages import (
     Reply,
     Subscribe,
 )
-from mlxsup.protocol.codec import MAX_FRAME_BYTES, Decoder, encode
+from mlxsup.protocol.codec import Decoder, encode
 from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.message import Message
 
@@ -249,17 +249,6 @@ def test_what_is_said_of_a_lost_connection(
 
 
 # ---------------------------------------------------------------- the socket itself
-
-
-def test_a_link_is_one_connection_with_limits_of_its_own(router: Router) -> None:
-    router.command()
-    router.next()
-    assert router.connection.link is not None
-    socket = router.connection.link.socket
-    options = (zmq.RECONNECT_IVL, zmq.HANDSHAKE_IVL, zmq.MAXMSGSIZE, zmq.RCVHWM, zmq.LINGER)
-    assert [socket.getsockopt(option) for option in options] == [
-        3_600_000, 2000, MAX_FRAME_BYTES, 0, 0,
-    ]  # fmt: skip
 
 
 def test_what_the_socket_does_not_take_is_kept_in_order(router: Router) -> None:

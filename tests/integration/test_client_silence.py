@@ -39,6 +39,17 @@ def test_silence_ends_everything_once_it_has_lasted_P2(router: Router) -> None:
     assert router.connection.delay_s is None
 
 
+def test_a_daemon_that_lacks_the_cpu_is_waited_for_P32(router: Router) -> None:
+    box = router.command()
+    router.next()
+    router.is_busy = True
+    router.pass_time(3 * SILENCE_LIMIT_S)
+    assert box.items == []
+    router.is_busy = False
+    router.pass_time(DOUBT_S + PULSE_S)
+    assert [type(item) for item in box.items] == [ConnectionLost]
+
+
 @pytest.mark.parametrize("stall_s", [1.5, SILENCE_LIMIT_S + 0.1, SILENCE_LIMIT_S + DOUBT_S, 3600.0])
 def test_while_this_process_stood_still_the_daemon_owed_nothing_P7(
     stall_s: float, router: Router

@@ -1,4 +1,4 @@
-"""P7: honest work that only looks stuck."""
+"""P7 and P32: honest work that only looks stuck."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from mlxsup.client import Client
+from mlxsup.client import Client, ConnectionLost
 
 from .bounds import equals
 from .daemons import Daemon, ready
@@ -83,6 +83,26 @@ def false_kills_after_pause(place: Place) -> Values:
         return {"kills": ended(workers)}
 
 
+def lost_on_a_busy_machine(place: Place) -> Values:
+    """Thirty burning processes, next to which the daemon and its workers are the least important:
+    they get a few hundredths of the machine."""
+    with ExitStack() as stack:
+        daemon = stack.enter_context(Daemon({"m": fake(fake={"step_s": 0.01})}))
+        client = stack.enter_context(daemon.client())
+        ready(client, "m")
+        workers = workers_of(client, ["m"])
+        for process in daemon.processes():
+            process.nice(15)
+        for _ in range(30):
+            burner = stack.enter_context(subprocess.Popen([sys.executable, "-c", BURN]))
+            stack.callback(burner.kill)
+        readers = [TimedReader(client, "m", f"{n}", max_tokens=50).started() for n in range(8)]
+        for reader in readers:
+            reader.join(600.0)
+        lost = sum(isinstance(reader.error, ConnectionLost) for reader in readers)
+        return {"lost": lost, "kills": ended(workers)}
+
+
 def long_context(tokens: int) -> dict[str, int]:
     """What config.json says of a model that takes so long a prompt."""
     return {"max_position_embeddings": 2 * tokens}
@@ -127,6 +147,23 @@ MEASURES = (
         where=FAKE,
         round=false_kills_under_load,
         figures=(kills("8 streams under 2× CPU load, step limit 1 s"),),
+    ),
+    Measure(
+        promise="P32",
+        name="busy",
+        where=FAKE,
+        round=lost_on_a_busy_machine,
+        figures=(
+            Figure(
+                key="lost",
+                what="30 burning processes, the daemon at nice 15: of 8 streams, those that call it"
+                " lost",
+                unit="",
+                digits=0,
+                bound=equals(0),
+            ),
+            kills("the same"),
+        ),
     ),
     Measure(
         promise="P7",

@@ -40,7 +40,10 @@ class Router:
         self.socket = self.bind()
         self.now = 100.0
         self.links: list[tuple[bool, bool]] = []
-        self.connection = Connection(self.endpoint, self.on_link, Clock(lambda: self.now))
+        self.is_busy = False
+        self.connection = Connection(
+            self.endpoint, self.on_link, Clock(lambda: self.now), lambda: self.is_busy
+        )
         self.peer = b""
 
     def bind(self) -> zmq.Socket[bytes]:

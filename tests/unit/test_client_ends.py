@@ -291,6 +291,6 @@ def test_every_message_is_a_sign_of_life_P2() -> None:
 
 def test_a_session_with_nothing_open_is_never_silent_P2() -> None:
     session = Session()
-    assert not session.is_silent(1e9)
+    assert not session.is_silent(1e9, lambda: False)
     session.open_command(A, Box(), 1e9)
     assert session.deadline == 1e9 + SILENCE_LIMIT_S

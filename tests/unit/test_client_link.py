@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import zmq
 
-from mlxsup.client.link import MONITOR_EVENT, Link, LinkState
+from mlxsup.client.link import HANDSHAKE_LIMIT_MS, MONITOR_EVENT, Link, LinkState
 from mlxsup.protocol.codec import MAX_FRAME_BYTES
 
 EVENTS = (
@@ -113,7 +113,7 @@ def test_a_link_sets_its_limits_and_asks_for_events_before_it_connects() -> None
         [
             (zmq.LINGER, 0),
             (zmq.RECONNECT_IVL, 3_600_000),
-            (zmq.HANDSHAKE_IVL, 2000),
+            (zmq.HANDSHAKE_IVL, HANDSHAKE_LIMIT_MS),
             (zmq.MAXMSGSIZE, MAX_FRAME_BYTES),
             (zmq.RCVHWM, 0),
         ]

@@ -11,6 +11,7 @@ from mlxsup.client import session as session_module
 from mlxsup.client.errors import ConnectionLost, RequestError, SubscriptionClosed
 from mlxsup.client.results import Delta, Result
 from mlxsup.client.session import (
+    BUSY_LIMIT_S,
     DOUBT_S,
     SILENCE_LIMIT_S,
     Delivery,
@@ -271,6 +272,11 @@ def test_events_go_on_until_the_subscription_is_cancelled() -> None:
     assert box.items == [{"n": 1}]
 
 
+def idle() -> bool:
+    """The supervisor's process wants nothing."""
+    return False
+
+
 def test_silence_counts_only_while_something_is_open_P2() -> None:
     session, box = Session(), Box()
     assert session.deadline is None
@@ -279,12 +285,39 @@ def test_silence_counts_only_while_something_is_open_P2() -> None:
     session.open_stream(B, box, 102.0)
     assert session.deadline == 100.0 + SILENCE_LIMIT_S
     receive(session, Alive(), now=102.5)
-    assert not session.is_silent(102.5 + SILENCE_LIMIT_S - 0.1)
-    assert not session.is_silent(102.5 + SILENCE_LIMIT_S), "it is waited for once more"
+    assert not session.is_silent(102.5 + SILENCE_LIMIT_S - 0.1, idle)
+    assert not session.is_silent(102.5 + SILENCE_LIMIT_S, idle), "it is waited for once more"
     assert session.deadline == 102.5 + SILENCE_LIMIT_S + DOUBT_S
-    assert not session.is_silent(102.5 + SILENCE_LIMIT_S + DOUBT_S - 0.1)
-    assert session.is_silent(102.5 + SILENCE_LIMIT_S + DOUBT_S)
+    assert not session.is_silent(102.5 + SILENCE_LIMIT_S + DOUBT_S - 0.1, idle)
+    assert session.is_silent(102.5 + SILENCE_LIMIT_S + DOUBT_S, idle)
     assert SILENCE_LIMIT_S + DOUBT_S <= 3.5
+
+
+def looks(session: Session, *are_busy: bool) -> list[bool]:
+    """Look at a silent supervisor at each deadline; return what is made of each look."""
+    found = []
+    for is_busy in are_busy:
+        assert session.deadline is not None
+        found.append(session.is_silent(session.deadline, lambda is_busy=is_busy: is_busy))
+    return found
+
+
+def test_a_supervisor_that_lacks_the_cpu_is_lost_only_once_it_was_idle_twice_in_a_row_P32() -> None:
+    session, box = Session(), Box()
+    session.open_stream(A, box, 0.0)
+    assert looks(session, True, True, False, True, False) == [False] * 5
+    receive(session, Alive(), now=6.0)
+    assert session.deadline == 6.0 + SILENCE_LIMIT_S
+    assert looks(session, False) == [False], "what was seen before it was heard does not count"
+    assert looks(session, False) == [True]
+
+
+def test_a_supervisor_that_never_comes_to_speak_is_lost_in_the_end() -> None:
+    session, box = Session(), Box()
+    session.open_stream(A, box, 0.0)
+    found = looks(session, *[True] * 100)
+    lost_at = SILENCE_LIMIT_S + found.index(True) * DOUBT_S
+    assert BUSY_LIMIT_S <= lost_at <= BUSY_LIMIT_S + 2 * DOUBT_S
 
 
 def test_loss_ends_everything_and_keeps_what_a_cancelled_stream_had_P2() -> None:
@@ -311,9 +344,9 @@ def test_a_short_stop_of_the_whole_machine_loses_nothing_P7() -> None:
     session, box = Session(), Box()
     session.open_stream(A, box, 0.0)
     woken = SILENCE_LIMIT_S + 0.1  # both stood still, for too short a time for the clock to notice
-    assert not session.is_silent(woken)
+    assert not session.is_silent(woken, idle)
     receive(session, Alive(), now=woken + DOUBT_S / 2)
-    assert not session.is_silent(woken + DOUBT_S)
+    assert not session.is_silent(woken + DOUBT_S, idle)
     assert session.deadline == woken + DOUBT_S / 2 + SILENCE_LIMIT_S
     assert box.items == []
 
