@@ -12,6 +12,7 @@ from . import (
     false_kills,
     flood,
     http_door,
+    kills,
     loads,
     lost_work,
     neighbours,
@@ -42,5 +43,6 @@ MEASURES: tuple[Measure, ...] = (
     *flood.MEASURES,
     *doors.MEASURES,
     *http_door.MEASURES,
+    *kills.MEASURES,
     *beside.MEASURES,
 )

@@ -1,0 +1,149 @@
+"""P1, over every API: answers under kill after kill are those of an undisturbed daemon."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from mlxsup.client import Client
+
+from . import daemons
+from .bounds import equals
+from .daemons import ready
+from .entries import real_entry
+from .measure import CPU, Figure, Measure, Place, Values
+from support.daemon import row
+from support.eventually import eventually
+from support.http_daemon import STREAMED, HttpDaemon, SseReader, asked_at
+from support.streams import Reader
+
+MODELS = ("m", "n")
+WAVES = 4
+OF_EACH_PATH = 5
+OVER_SOCKET = 9
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP)
+"""In turns: deaths from outside, which accuse no request."""
+
+STRIKES_PER_WAVE = 11
+TOKENS = 500
+"""Of each answer: it must last for all strikes of its wave."""
+
+ANSWER_LIMIT_S = 600.0
+
+Answer = SseReader | Reader
+
+
+class Daemon(HttpDaemon, daemons.Daemon):
+    """One with a gateway; if it does not start, nothing can be judged."""
+
+
+def ask(daemon: Daemon, client: Client, wave: int) -> list[Answer]:
+    """Ask everything of a wave at once: half of each kind of one model, half of the other."""
+    answers: list[Answer] = []
+    for number in range(OF_EACH_PATH):
+        for path in STREAMED:
+            model = MODELS[number % len(MODELS)]
+            body = asked_at(path, f"{wave} {path} {number}", TOKENS) | {"model": model}
+            answers.append(SseReader(daemon, body, path))
+    for number in range(OVER_SOCKET):
+        sampled = {"temperature": 0.8, "seed": number} if number % 2 else {}
+        model = MODELS[number % len(MODELS)]
+        prompt = f"{wave} {number}"
+        answers.append(Reader(client, model, prompt, max_tokens=TOKENS, **sampled))
+    return answers
+
+
+def pieces(answers: list[Answer]) -> int:
+    """How much has come in all."""
+    return sum(len(one.events if isinstance(one, SseReader) else one.tokens) for one in answers)
+
+
+def texts(answers: list[Answer]) -> list[str]:
+    """Each whole answer; an empty text for one that failed or was cut."""
+    for one in answers:
+        one.join(ANSWER_LIMIT_S)
+        assert not one.is_alive(), "an answer did not end"
+    return [
+        one.text if (one.is_complete if isinstance(one, SseReader) else one.error is None) else ""
+        for one in answers
+    ]
+
+
+def reason(answer: Answer) -> str:
+    """Why an answer failed; empty if it did not."""
+    if isinstance(answer, Reader):
+        return repr(answer.error or "")
+    return "" if answer.text and answer.is_complete else repr(answer.events[-1:])
+
+
+def strike(client: Client, answers: list[Answer]) -> int:
+    """Signal the worker of one model after the other, each time once everything has moved on;
+    return how many signals were sent before the wave was over."""
+    for number in range(STRIKES_PER_WAVE):
+        model = MODELS[number % len(MODELS)]
+        before = pieces(answers)
+
+        def is_due(model: str = model, before: int = before) -> bool:
+            state = row(client, model)
+            has_moved = pieces(answers) >= before + 3 * len(answers)
+            is_ready = state["state"] == "READY" and bool(state["running"])
+            return (has_moved and is_ready) or not any(one.is_alive() for one in answers)
+
+        eventually(is_due, timeout_s=ANSWER_LIMIT_S, what="a worker at work")
+        if not any(one.is_alive() for one in answers):
+            return number
+        os.kill(row(client, model)["pid"], SIGNALS[number % len(SIGNALS)])
+    return STRIKES_PER_WAVE
+
+
+def kills(place: Place) -> Values:
+    """Ask in waves, undisturbed and then under signals, and compare the texts."""
+    models = {name: real_entry(place) | {"max_concurrency": 16} for name in MODELS}
+    with Daemon(models) as daemon, daemon.client() as client:
+        for name in MODELS:
+            ready(client, name)
+        strikes = unequal = lost = count = 0
+        began_s = time.monotonic()
+        for wave in range(WAVES):
+            undisturbed = ask(daemon, client, wave)
+            right = texts(undisturbed)
+            assert all(right), [reason(one) for one in undisturbed]
+            answers = ask(daemon, client, wave)
+            strikes += strike(client, answers)
+            got = texts(answers)
+            count += len(got)
+            lost += got.count("")
+            unequal += sum(a != b for a, b in zip(got, right, strict=True) if a)
+        return {
+            "lost": lost,
+            "unequal": unequal,
+            "strikes": strikes,
+            "answers": count,
+            "took": time.monotonic() - began_s,
+        }
+
+
+def _count(key: str, what: str, **bound: object) -> Figure:
+    return Figure(key=key, what=what, unit="", digits=0, **bound)  # type: ignore[arg-type]
+
+
+MEASURES = (
+    Measure(
+        promise="P1",
+        name="kills",
+        where=CPU,
+        round=kills,
+        most_repeats=1,
+        figures=(
+            _count("answers", "answers over the socket and all four HTTP APIs, 29 at once"),
+            _count(
+                "strikes",
+                "signals that their workers get meanwhile",
+                bound=equals(WAVES * STRIKES_PER_WAVE),
+            ),
+            _count("lost", "the same: answers that failed or were cut", bound=equals(0)),
+            _count("unequal", "the same: answers with another text", bound=equals(0)),
+        ),
+    ),
+)
