@@ -357,7 +357,7 @@ class Clients:
         """Send at the end of the turn, in one call with what else this connection gets in it."""
         if not connection.leaving:
             if not self._leaving:
-                at_turn_end(self._flush)
+                at_turn_end(self._flush, self._loop)
             self._leaving.append(connection)
         connection.leaving += wire
         if len(connection.leaving) > MAX_LEAVING_BYTES:

@@ -43,10 +43,10 @@ def turn() -> Iterator[None]:
             function()
 
 
-def at_turn_end(function: Callable[[], None]) -> None:
-    """Have this called at the end of the turn under way, or in the loop's next round."""
+def at_turn_end(function: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
+    """Have this called at the end of the turn under way; between turns, in the loop's next round."""
     if _at_turn_end is None:
-        asyncio.get_running_loop().call_soon(function)
+        loop.call_soon(function)
     else:
         _at_turn_end.append(function)
 
@@ -55,9 +55,8 @@ class LoopSocket:
     """Calls `take` for each message of a socket, on the event loop's thread.
 
     The descriptor of a ZeroMQ socket is edge-triggered, and any call on the socket can swallow an
-    edge. So a socket through which something was sent is looked at once: at the end of the turn of
-    receiving in which that happened, whichever socket's turn it is, otherwise in the loop's next
-    round. A turn that only forwards then costs one round of the loop and not two.
+    edge. So a socket through which something was sent is looked at once: at the end of the turn in
+    which that happened, whichever socket's turn it is, otherwise in the loop's next round. A turn that only forwards then costs one round of the loop and not two.
 
     Args:
         socket: already bound; closed by `close`.
@@ -111,7 +110,7 @@ class LoopSocket:
             # Sending, even in vain, may have swallowed the edge of something that arrived.
             if not self._is_look_due:
                 self._is_look_due = True
-                at_turn_end(self._look)
+                at_turn_end(self._look, self._loop)
         return True
 
     def close(self, linger_ms: int = 0) -> None:
