@@ -44,7 +44,7 @@ def turn() -> Iterator[None]:
 
 
 def at_turn_end(function: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
-    """Have this called at the end of the turn under way; between turns, in the loop's next round."""
+    """Have this called at the end of the turn, or between turns in the loop's next round."""
     if _at_turn_end is None:
         loop.call_soon(function)
     else:
@@ -56,7 +56,8 @@ class LoopSocket:
 
     The descriptor of a ZeroMQ socket is edge-triggered, and any call on the socket can swallow an
     edge. So a socket through which something was sent is looked at once: at the end of the turn in
-    which that happened, whichever socket's turn it is, otherwise in the loop's next round. A turn that only forwards then costs one round of the loop and not two.
+    which that happened, whichever socket's turn it is, otherwise in the loop's next round. A turn
+    that only forwards then costs one round of the loop and not two.
 
     Args:
         socket: already bound; closed by `close`.

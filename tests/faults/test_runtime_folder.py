@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from io import FileIO
 from pathlib import Path
 
 import pytest
 
-from mlxsup.supervisor.runtime_folder import files_needed
+from mlxsup.supervisor.runtime_folder import RuntimeFolder, files_needed
 
 from promises.crowd_process import Crowd
 from support.daemon import Daemon, fake, row, wait_for_state
@@ -129,31 +129,32 @@ def test_a_folder_that_is_removed_is_made_again_and_nothing_is_lost_P1_P19() -> 
 
 
 def test_a_folder_that_another_daemon_has_taken_is_left_to_it_P19() -> None:
-    """The window: the folder is removed, and a second daemon is faster than the first."""
-    first, second = Daemon({"m": fake(fake=SLOW)}), Daemon({"m": fake(fake=SLOW)})
-    with first, first.client() as client:
+    """The window: the folder is gone, and another daemon, here the test, is faster than its own."""
+    with Daemon({"m": fake(fake=SLOW)}) as daemon, daemon.client() as client:
         pid = wait_for_state(client, "m", "READY")["pid"]
-        running = Reader(client, "m", "runs", max_tokens=600).started()
-        assert first.process is not None
-        first.process.send_signal(signal.SIGSTOP)
-        run = first.folder / "run"
-        shutil.rmtree(run)
-        second.write_config({"m": fake(fake=SLOW)}, {"runtime_dir": str(run)})
-        second.endpoint = first.endpoint
-        with second:
-            first.process.send_signal(signal.SIGCONT)
-            with second.client() as new_client:
-                new_pid = wait_for_state(new_client, "m", "READY")["pid"]
-                os.kill(pid, 9)  # the next one of the first daemon must not take a socket here
-                eventually(lambda: row(client, "m")["state"] == "BACKOFF", timeout_s=30.0)
-                assert new_client.complete("m", prompt="x", max_tokens=50).finish_reason
-                assert row(new_client, "m")["pid"] == new_pid
-                assert row(new_client, "m")["generation"] == 1
-                assert f"{new_pid}" in (run / "workers.json").read_text()
-        # The folder is free again: the first daemon takes it, and its stream continues.
-        assert running.finished().token_ids == undisturbed("runs", 600)
-        eventually(lambda: answers(first), timeout_s=30.0)
-        assert first.process.poll() is None
+        running = Reader(client, "m", "runs", max_tokens=1000).started()
+        run, others = daemon.folder / "run", daemon.folder / "others"
+        other = RuntimeFolder.claim(others)
+        record = others / "workers.json"
+        record.write_text("[]")
+        with ExitStack() as sockets:
+            for name in ("client.sock", "w2.sock"):
+                one = sockets.enter_context(socket.socket(socket.AF_UNIX))
+                one.bind(str(others / name))
+            before = {path.name: path.stat().st_ino for path in others.iterdir()}
+            run.rename(daemon.folder / "moved")
+            others.rename(run)
+            log = daemon.logs / "mlxsup.log"
+            eventually(lambda: "runtime folder lost" in log.read_text(), timeout_s=30.0)
+            os.kill(pid, 9)
+            eventually(lambda: row(client, "m")["state"] == "BACKOFF", timeout_s=30.0)
+            assert {path.name: path.stat().st_ino for path in run.iterdir()} == before
+            assert (run / "workers.json").read_text() == "[]"
+        other.release()
+        # The other one has ended: the first takes the folder again, and its stream continues.
+        assert running.finished().token_ids == undisturbed("runs", 1000)
+        eventually(lambda: answers(daemon), timeout_s=30.0)
+        assert log.read_text().count("runtime folder lost") == 1
 
 
 # ---------------------------------------------------------------- a full disk

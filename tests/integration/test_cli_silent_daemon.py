@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from support.cli import run_cli
-from support.daemon import Daemon, fake
+from support.daemon import Daemon, fake, wait_for_state
 from support.http_daemon import HttpDaemon
 from support.planted_defects import free_port
 
@@ -54,6 +54,8 @@ def test_a_daemon_whose_socket_was_removed_a_moment_ago_is_waited_for(daemon: Ht
 def test_a_daemon_that_works_and_lets_nobody_in_is_not_to_be_killed(daemon: HttpDaemon) -> None:
     assert daemon.process is not None
     process = psutil.Process(daemon.process.pid)
+    with daemon.client() as client:
+        wait_for_state(client, "m", "READY")
     limits = process.rlimit(resource.RLIMIT_NOFILE)
     process.rlimit(resource.RLIMIT_NOFILE, (process.num_fds(), limits[1]))
     try:

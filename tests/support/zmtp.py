@@ -6,6 +6,9 @@ from mlxsup.supervisor.sockets.zmtp import GREETING, Inbound
 
 READY = b"\x04\x29\x05READY\x0bSocket-Type\0\0\0\x06DEALER\x08Identity\0\0\0\0"
 
+PING = b"\x04\x09\x04PING\0\x0aab"
+"""Is to be answered within a second, with these two letters."""
+
 
 def read(inbound: Inbound, data: bytes) -> list[list[bytes]]:
     """The messages that are complete with these bytes."""

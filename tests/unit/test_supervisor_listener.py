@@ -143,7 +143,7 @@ def test_a_socket_that_cannot_be_made_again_leaves_the_old_one_open() -> None:
         moved = stage.path.with_name("moved")
         stage.path.rename(moved)
         stage.path.mkdir()
-        with pytest.raises(OSError, match="directory|permitted"):
+        with pytest.raises(OSError, match=r"directory|permitted"):
             stage.listener.bind_again()
         stage.path.rmdir()
         moved.rename(stage.path)

@@ -23,9 +23,8 @@ from mlxsup.supervisor.sockets.zmtp import (
     to_wire,
 )
 
-from support.zmtp import READY, read, ready
+from support.zmtp import PING, READY, read, ready
 
-PING = b"\x04\x09\x04PING\0\x0aab"
 PONG = b"\x04\x07\x04PONGab"
 
 frames = st.lists(st.binary(max_size=600), min_size=1, max_size=5)
