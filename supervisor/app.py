@@ -183,7 +183,9 @@ class App:
                 post=self.dispatch,
                 now=self._clock.now,
                 max_connections=connections_within(open_files, len(self._config.models)),
-                warn=lambda what, cause: self._log.write("warning", what, cause=cause),
+                warn=lambda cause: self._log.write(
+                    "warning", "clients wait to be let in", cause=cause
+                ),
             )
         except OSError as error:
             raise RuntimeFolderError(

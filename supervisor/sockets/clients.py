@@ -80,7 +80,7 @@ class Clients:
         post: called with each event.
         now: the time that events carry.
         max_connections: how many connections are let in, including silent ones.
-        warn: called with a sentence for the daemon's log, and with its cause.
+        warn: called, at most once a minute, with why connections wait to be accepted.
 
     Raises:
         OSError: the socket cannot be made.
@@ -93,7 +93,7 @@ class Clients:
         post: Callable[[CoreEvent], None],
         now: Callable[[], float],
         max_connections: int,
-        warn: Callable[[str, str], None],
+        warn: Callable[[str], None],
     ) -> None:
         self.endpoint = f"ipc://{path}"
         self._post = post

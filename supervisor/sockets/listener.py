@@ -25,7 +25,7 @@ class Listener:
         path: of the socket; what is there is replaced.
         take: called with each connection.
         now: the time, in seconds.
-        warn: called with a sentence for the daemon's log, and with its cause.
+        warn: called, at most once a minute, with why connections wait to be accepted.
 
     Raises:
         OSError: the socket cannot be made.
@@ -37,7 +37,7 @@ class Listener:
         take: Callable[[socket.socket], None],
         *,
         now: Callable[[], float],
-        warn: Callable[[str, str], None],
+        warn: Callable[[str], None],
     ) -> None:
         self._path = path
         self._take = take
@@ -113,7 +113,7 @@ class Listener:
         now = self._now()
         if self._warned_at is None or now - self._warned_at >= WARNING_INTERVAL_S:
             self._warned_at = now
-            self._warn("clients wait to be let in", cause)
+            self._warn(cause)
 
 
 def _listen(path: Path) -> tuple[socket.socket, tuple[int, int] | None]:

@@ -98,7 +98,7 @@ class Bench:
         self.moment = 100.0
         self.is_closed = False
         self.path = folder / "c.sock"
-        self.warnings: list[tuple[str, str]] = []
+        self.warnings: list[str] = []
         self.tally = Tally()
         self._made: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._noting = patch.object(clients_module, "Connection", self._make_connection)
@@ -109,7 +109,7 @@ class Bench:
                 post=self.events.append,
                 now=lambda: self.moment,
                 max_connections=max_connections,
-                warn=lambda what, cause: self.warnings.append((what, cause)),
+                warn=self.warnings.append,
             )
         self.peers: list[Peer] = []
 

@@ -26,13 +26,13 @@ class Stage:
     def __init__(self, folder: Path) -> None:
         self.path = folder / "c.sock"
         self.taken: list[socket.socket] = []
-        self.warnings: list[tuple[str, str]] = []
+        self.warnings: list[str] = []
         self.moment = 100.0
         self.listener = Listener(
             self.path,
             self.taken.append,
             now=lambda: self.moment,
-            warn=lambda what, cause: self.warnings.append((what, cause)),
+            warn=self.warnings.append,
         )
         self.clients: list[socket.socket] = []
 
@@ -90,7 +90,7 @@ def test_a_client_that_cannot_be_accepted_waits_and_nothing_spins(
             assert tries == 1
             stage.listener.start()  # the next pulse
             await eventually_async(lambda: tries == 2)
-        assert stage.warnings == [("clients wait to be let in", os.strerror(number))]
+        assert stage.warnings == [os.strerror(number)]
         stage.listener.start()
         await stage.taken_in_all(1)
 
