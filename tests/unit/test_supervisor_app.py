@@ -379,13 +379,11 @@ def test_a_socket_has_its_turn_and_no_more(size_bytes: int, in_turn: int) -> Non
             count = in_turn + 1
             for _ in range(count):
                 push.send_multipart([b"head", b"x" * size_bytes])
-            assert loop.drain_turn() is True
+            await asyncio.sleep(0)
             assert len(taken) == in_turn
             await eventually_async(lambda: len(taken) == count)  # without being asked again
             assert taken == [size_bytes] * count
-            assert loop.drain_turn() is False
             loop.close()
-            assert loop.drain_turn() is False
         context.term()
 
     asyncio.run(body())
