@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import re
 import shlex
+import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,6 +39,10 @@ LOAD_HINT = (
     "fix that, then `mlxsup restart MODEL`, or `mlxsup reload` if the fix is in the "
     "configuration; see `mlxsup logs MODEL`"
 )
+
+REACH_S = 3.0
+"""How long a command waits for a daemon that lives and is out of reach."""
+REACH_AGAIN_S = 0.1
 
 _COMMAND = re.compile(
     r"`mlxsup (?!(?:config|completion|convert|demo|init|pull)\b)([a-z-]+)([^`]*)(?<! -h)`"
@@ -204,11 +210,43 @@ def connect(target: Target) -> Iterator[Client]:
 
     try:
         with Client(target.find_endpoint()) as client:
+            _reach(client)
             yield client
     except RequestError as error:
         raise explain_request_error(error) from None
     except ConnectionLost as error:
         raise explain_connection_lost(error) from None
+
+
+def _reach(client: Client) -> None:
+    """Wait until the daemon answers: for a moment if it lives and is only out of reach.
+
+    Its queue of connections may be full, its files may have run out, or somebody has removed its
+    socket, which it is about to make again. libzmq reports all of that as it does its absence.
+
+    Raises:
+        ConnectionLost: it does not answer.
+    """
+    from mlxsup.client import ConnectionLost
+
+    from .lock_holder import lock_holder
+
+    until = time.monotonic() + REACH_S
+    is_told = not sys.stderr.isatty()
+    while True:
+        try:
+            client.ping()
+            return
+        except ConnectionLost as error:
+            if error.is_turned_away or time.monotonic() >= until:
+                raise
+            holder = lock_holder(error.endpoint)
+            if holder is None or not holder.is_beating:
+                raise
+        if not is_told:
+            is_told = True
+            click.echo("the daemon is busy; waiting for it to answer", err=True)
+        time.sleep(REACH_AGAIN_S)
 
 
 def explain_connection_lost(error: ConnectionLost) -> CliError:
@@ -225,9 +263,13 @@ def explain_connection_lost(error: ConnectionLost) -> CliError:
 
     holder = None if error.is_turned_away else lock_holder(error.endpoint)
     if holder is not None:
-        pid, state = holder.pid, ": it is stopped" if holder.is_stopped else ""
+        pid, state = holder.pid, ""
         if holder.is_stopped:
+            state = ": it is stopped"
             hint = f"resume it with `kill -CONT {pid}`, or end it with `kill -KILL {pid}`"
+        elif holder.is_beating:
+            state = ", although it works: it is busy, or may open no more files"
+            hint = "try again in a moment; `mlxsup logs` shows what it lacks"
         else:
             hint = (
                 f"see its log, or end it with `kill {pid}`, and with `kill -KILL {pid}` if it is"

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from mlxsup.protocol.folders import LOCK_NAME
+
+BEATING_S = 10.0
+"""A daemon that has not touched its lock for this long does nothing any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,10 +22,12 @@ class LockHolder:
     Attributes:
         pid: its process.
         is_stopped: whether it was stopped, by SIGSTOP or Ctrl-Z.
+        is_beating: whether its event loop turns: it touches its lock each second.
     """
 
     pid: int
     is_stopped: bool
+    is_beating: bool
 
 
 def lock_holder(endpoint: str) -> LockHolder | None:
@@ -37,7 +43,11 @@ def lock_holder(endpoint: str) -> LockHolder | None:
         real = lock.resolve()
         if not any(Path(file.path) == real for file in process.open_files()):
             return None
-        return LockHolder(pid=pid, is_stopped=process.status() == psutil.STATUS_STOPPED)
+        return LockHolder(
+            pid=pid,
+            is_stopped=process.status() == psutil.STATUS_STOPPED,
+            is_beating=abs(time.time() - lock.stat().st_mtime) < BEATING_S,
+        )
     except (OSError, ValueError, IndexError, psutil.Error):
         return None
 

@@ -12,8 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import zmq
-
 from mlxsup.protocol.clock import PULSE_S, Clock
 from mlxsup.protocol.download import Repository
 from mlxsup.protocol.flight import Entry
@@ -65,6 +63,7 @@ from .core.events import (
 )
 from .downloads import DownloadKeeper
 from .facts import daemon_facts
+from .folder_watch import FolderWatch
 from .gateway import GatewayKeeper
 from .log_files import LogWriter
 from .logs import DaemonLog
@@ -127,6 +126,7 @@ class App:
         self._config = config
         self._proc = proc
         self._log = log
+        self._writer = writer
         self._record = record
         self._announcer = announcer
         self._clock = Clock()
@@ -179,13 +179,15 @@ class App:
         around = self._surroundings
         try:
             self._clients = Clients(
-                around.context,
                 around.folder.client_socket,
                 post=self.dispatch,
                 now=self._clock.now,
                 max_connections=connections_within(open_files, len(self._config.models)),
+                warn=lambda cause: self._log.write(
+                    "warning", "clients wait to be let in", cause=cause
+                ),
             )
-        except zmq.ZMQError as error:
+        except OSError as error:
             raise RuntimeFolderError(
                 f"cannot listen at {around.folder.client_socket}: {error.strerror}",
                 hint="set another runtime_dir",
@@ -215,7 +217,7 @@ class App:
         except ExceptionGroup as group:  # a bug in a task; processes are gone
             self._break(group)
         finally:
-            self._clients.close(0.0 if self._is_broken else FAREWELL_S)
+            self._clients.close()
             self._workers.close()
             self._gateway.close()
         if self._is_broken:
@@ -319,12 +321,21 @@ class App:
     async def _pulse(self) -> None:
         """Keeps the clock running and, every second, the clients informed."""
         is_second = False
+        folder = FolderWatch(
+            self._surroundings.folder,
+            self._clients.listener,
+            self._record,
+            self._log,
+            self._config.log_dir,
+            self._writer,
+        )
         while True:
             await asyncio.sleep(PULSE_S)
             self._clock.now()
             is_second = not is_second
             if is_second:
                 self._loop.call_soon(self._clients.pulse)
+                self._loop.call_soon(folder.look)
                 self._loop.call_soon(self._announcer.pulse, self._core.outline)
 
     async def _sample(self) -> None:

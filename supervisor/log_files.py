@@ -10,6 +10,7 @@ import contextlib
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -253,6 +254,7 @@ class LogWriter:
         self._report = report
         self._has_work = threading.Condition(self.lock)
         self.files: deque[LogFile] = deque()
+        self._opened: weakref.WeakSet[LogFile] = weakref.WeakSet()
         self._queued: set[LogFile] = set()
         self._is_ending = False
         self.writes_since: float | None = None
@@ -261,7 +263,14 @@ class LogWriter:
 
     def open(self, path: Path, max_bytes: int = MAX_LOG_BYTES) -> LogFile:
         """Adds a file, which is opened with the first write and renamed at that size."""
-        return LogFile(RotatingFile(path, self._report, max_bytes=max_bytes), self)
+        file = LogFile(RotatingFile(path, self._report, max_bytes=max_bytes), self)
+        self._opened.add(file)
+        return file
+
+    def reopen(self) -> None:
+        """Closes every file, so that the next write to each opens what its path is by then."""
+        for file in list(self._opened):
+            file.close()
 
     def wake(self, file: LogFile) -> None:
         """The file has something to write; called with the lock."""

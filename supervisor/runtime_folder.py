@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import resource
@@ -25,16 +26,15 @@ from mlxsup.protocol.key_file import KEYS_NAME
 from .config.load import ConfigError
 from .memory.measurements import FILE_NAME as MEASUREMENTS_NAME
 from .process_identity import process_identity
-from .sockets.doors import MAX_CONNECTIONS, MIN_CONNECTIONS
+from .sockets.limits import MAX_CONNECTIONS, MIN_CONNECTIONS
 from .workers.leftovers import RECORD_NAME
 
 UNUSABLE_EXIT_CODE = 73
 ALREADY_RUNNING_EXIT_CODE = 75
 
-RESERVED_FILES = 2100
-"""Open files that no client's connection may take. libzmq accepts about a thousand connections
-before the loop is notified of the first, and aborts the process if it cannot accept one for lack
-of a file; the rest is for those being turned away, for logs, and for the daemon itself."""
+RESERVED_FILES = 256
+"""Open files for the daemon itself, for its logs, for connections that are being refused, and those
+that the listener keeps free."""
 
 FILES_PER_MODEL = 16
 """Open files for each model: a worker's pipes and sockets, and its log."""
@@ -96,6 +96,37 @@ class RuntimeFolder:
         self.path = path
         self._lock = lock
 
+    @property
+    def is_held(self) -> bool:
+        """True if the folder is there, and no other daemon can take it."""
+        try:
+            found = (self.path / LOCK_NAME).stat()
+        except OSError:
+            return False
+        return os.path.samestat(found, os.fstat(self._lock))
+
+    def beat(self) -> None:
+        """Touch the lock, which tells commands that the daemon lives although it cannot answer.
+
+        Raises:
+            OSError: it cannot be touched.
+        """
+        os.utime(self._lock)
+
+    def hold_again(self) -> None:
+        """Make the folder and its lock again, which somebody has removed.
+
+        A daemon that was started in the meantime keeps what it has taken (P19).
+
+        Raises:
+            RuntimeFolderError: it cannot be used now.
+            AlreadyRunningError: another daemon has taken it.
+        """
+        _prepare(self.path)
+        lock = _take_lock(self.path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(self._lock)
+        self._lock = lock
+
     @classmethod
     def claim(cls, path: Path) -> RuntimeFolder:
         """Creates the folder if it is missing, checks it, locks it, removes stale sockets (E6).
@@ -128,7 +159,13 @@ class RuntimeFolder:
         return self.path / CLIENT_SOCKET_NAME
 
     def worker_socket(self, spawn: int) -> Path:
-        """Where the worker of this spawn, counted over all models, connects."""
+        """Return where the worker of this spawn, counted over all models, connects.
+
+        Raises:
+            OSError: the folder is not held, so that the socket could take the place of another one.
+        """
+        if not self.is_held:
+            raise OSError(errno.ENOENT, "the runtime folder is gone, or another daemon's")
         return self.path / worker_socket_name(spawn)
 
     def learned_dir(self, model: ModelName) -> Path:
@@ -254,7 +291,7 @@ def is_own_name(name: str) -> bool:
     return name in OWN_NAMES or name.removesuffix(BEAT_SUFFIX).endswith(".sock")
 
 
-def _take_lock(path: Path) -> int:
+def _take_lock(path: Path, gate_lock: int = fcntl.LOCK_EX) -> int:
     """Locks the folder for life and records who holds it; returns the lock's descriptor.
 
     A lock on the folder itself, held only for these few calls, lets nobody read the holder's pid
@@ -263,7 +300,7 @@ def _take_lock(path: Path) -> int:
     try:
         gate = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            fcntl.flock(gate, fcntl.LOCK_EX)
+            fcntl.flock(gate, gate_lock)
             return _take_lock_file(path)
         finally:
             os.close(gate)

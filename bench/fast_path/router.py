@@ -37,8 +37,7 @@ REPEATS = 9
 BACKLOGS, SMALL = 24, 8
 LONG, SHORT = 8, 1
 """Steps of a backlog. Eight messages find room for each connection even if its client receives
-none of them: libzmq takes 16 (`SEND_HIGH_WATER_MARK`), and hears of every eighth only that it has
-left."""
+none of them: the kernel takes more."""
 
 STEP_S = 0.005
 WINDOW_S = 3.0

@@ -259,6 +259,7 @@ class DaemonFacts:
         config: the configuration file that commands would read; None if there is none.
         holder: the pid of the process that holds the runtime folder; None if nobody does.
         is_stopped: whether that process was stopped.
+        is_beating: whether it has touched its lock in the last seconds, as it does while it works.
         recorded: the pid that the lock names, although that process does not hold it; None if the
             lock names nobody else.
         recorded_name: the program that has that pid now; empty if none has.
@@ -273,6 +274,7 @@ class DaemonFacts:
     config: Path | None
     holder: int | None
     is_stopped: bool
+    is_beating: bool
     recorded: int | None
     recorded_name: str
     leftovers: int

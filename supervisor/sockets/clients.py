@@ -1,14 +1,18 @@
-"""The socket that clients connect to, and what each of them has yet to be sent."""
+"""The socket that clients connect to, and what each of them has yet to be sent.
+
+The daemon accepts itself (`listener.py`) and speaks ZMTP itself (`zmtp.py`): libzmq ends the
+process if it cannot accept for want of a file, and accepts without asking.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import errno
+import contextlib
 import os
+import socket
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-
-import zmq
 
 from mlxsup.protocol.client_messages import (
     CLIENT_MESSAGES,
@@ -20,113 +24,113 @@ from mlxsup.protocol.client_messages import (
     Failed,
     MessageToClient,
 )
-from mlxsup.protocol.codec import MAX_FRAME_BYTES, DecodeError, Decoder, encode
+from mlxsup.protocol.codec import DecodeError, Decoder, encode
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 
 from ..core.errors import duplicate_id, slow_consumer
 from ..core.events import ClientGone, ClientSaid, ClientTooSlow, ConnectionId
 from ..core.events import Event as CoreEvent
 from .connection import Connection
-from .doors import Doors, Verdict
+from .limits import ConnectionLimits
+from .listener import Listener
 from .outbox import Tally
-from .peer_names import PeerNames
-from .peers import connection_at, process_of, turn_away
-from .transport import NO_SOURCE, Context, Monitor, TracedSocket, bound_socket
+from .peer import NO_NAMES, Names, credentials_of, end
+from .transport import TURN_BYTES, TURN_MESSAGES, at_turn_end, turn
+from .zmtp import GREETING, ZmtpError, to_wire
 
-SEND_HIGH_WATER_MARK = 16
-"""How many messages libzmq takes for one connection; nobody counts their bytes."""
-RECEIVE_HIGH_WATER_MARK = 2
-"""How many messages of one connection libzmq reads ahead: each may be a body of 8 MiB, and none of
-them has been admitted yet."""
-HANDSHAKE_LIMIT_MS = 2000
-PROBE_DELAY_S = 0.02
-"""How long after the announcement of a connection's end the socket may still not know it."""
+HANDSHAKE_LIMIT_S = 2.0
 
-ROUTING_ID_BYTES = 5
-"""The length of an id that libzmq made: a zero, and a number."""
+MAX_REFUSED = 64
+"""How many connections beyond the limits are held until they know why they are refused."""
+
+REFUSAL_S = 2.0
+"""How long they are held: a handshake and a first message, on a busy machine."""
+
+READ_BYTES = 64 * 1024
+STEPS_OF_ONE = 16
+"""How many frames of one connection to read before another one gets its turn."""
+
+LARGE_BYTES = 64 * 1024
+MAX_LARGE = 8
+"""How many messages above LARGE_BYTES are read at once: each may take 16 MiB until it is whole. The
+others wait in the sockets of their senders."""
+LARGE_LIMIT_S = 10.0
+"""How long the reading of one may take while others wait for it."""
 
 MAX_OPEN_PER_CONNECTION = 4096
 MAX_UNSENT_BYTES = 8 * 1024 * 1024
 MAX_UNSENT_IN_ALL_BYTES = 256 * 1024 * 1024
 MAX_UNSENT_S = 10.0
 
-RETRY_FIRST_S = 0.001
-RETRY_MOST_S = 0.5
-"""A client without room is tried again after the first of these, then after twice as long each
-time: a try costs as much for a client that has stopped reading as for one that reads."""
+MAX_LEAVING_BYTES = 64 * 1024
+"""How much is collected in a turn before it is sent."""
+WRITES_IN_TURN = 16
 
-MONITOR_TURNS = 8
-"""How many events the monitor of the connections can hold."""
+_ALIVE = to_wire(encode(Alive()))
 
 
 class Clients:
     """Every client's connection; turns what it sends into events.
 
+    Attributes:
+        listener: accepts the connections.
+
     Args:
-        context: makes the socket.
         path: path of the socket.
         post: called with each event.
         now: the time that events carry.
         max_connections: how many connections are let in, including silent ones.
+        warn: called, at most once a minute, with why connections wait to be accepted.
 
     Raises:
-        zmq.ZMQError: the socket cannot be made.
+        OSError: the socket cannot be made.
     """
 
     def __init__(
         self,
-        context: Context,
         path: Path,
         *,
         post: Callable[[CoreEvent], None],
         now: Callable[[], float],
         max_connections: int,
+        warn: Callable[[str], None],
     ) -> None:
         self.endpoint = f"ipc://{path}"
-        self._path = path
         self._post = post
         self._now = now
         self._loop = asyncio.get_running_loop()
         self._decoder = Decoder(CLIENT_MESSAGES, is_strict=True)
-        self._doors = Doors(max_connections)
-        self._peer_names = PeerNames()
-        # Both are bounded by the connections that the doors let in, plus those that just ended.
+        self._limits = ConnectionLimits(max_connections)
+        self._uid = os.getuid()
+        # Bounded by the limits and MAX_REFUSED.
         self._connections: dict[ConnectionId, Connection] = {}
-        self._speakers: dict[int, Connection] = {}
-        # Connections with something in the outbox, and ones that may have ended.
+        self._refused = 0
+        self._count = 0
+        self._chunk = memoryview(bytearray(READ_BYTES))
+        self._readable: deque[Connection] = deque()
+        self._is_turn_due = False
+        # Those whose large message is being read, and since when; and those that wait for it.
+        self._large: dict[Connection, float] = {}
+        self._large_waiting: deque[Connection] = deque()
+        self._leaving: list[Connection] = []
         self._unsent: dict[ConnectionId, Connection] = {}
-        self._doubted: dict[ConnectionId, Connection] = {}
         self._tally = Tally()
-        self._probe_timer: asyncio.TimerHandle | None = None
-        self._retry_timer: asyncio.TimerHandle | None = None
-        self._is_closed = False
         self._all_sent = asyncio.Event()
         self._all_sent.set()
-        options = {
-            zmq.ROUTER_MANDATORY: 1,
-            zmq.MAXMSGSIZE: MAX_FRAME_BYTES,
-            zmq.HANDSHAKE_IVL: HANDSHAKE_LIMIT_MS,
-            zmq.SNDHWM: SEND_HIGH_WATER_MARK,
-            zmq.RCVHWM: RECEIVE_HIGH_WATER_MARK,
-            zmq.LINGER: 0,
-            zmq.IPC_FILTER_UID: os.getuid(),
-        }
-        socket = bound_socket(context, zmq.ROUTER, self.endpoint, options)
-        events = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
-        self._monitor = Monitor(socket, events, self._on_connection_event)
-        self._socket = TracedSocket(socket, self._take)
+        self._is_closed = False
+        self.listener = Listener(path, self._come, now=now, warn=warn)
 
     @property
     def admitted(self) -> int:
-        """How many connections there are."""
-        return self._doors.admitted
+        """Return how many connections there are."""
+        return self._limits.admitted
 
     def limit_to(self, max_connections: int) -> None:
-        """From now on that many connections are let in; existing ones stay."""
-        self._doors.max_connections = max_connections
+        """Let in that many connections from now on; existing ones stay."""
+        self._limits.max_connections = max_connections
 
     def send(self, connection_id: ConnectionId, message: MessageToClient) -> None:
-        """Sends a message, or keeps it if there is no room; drops it if the connection is gone."""
+        """Send a message, or keep it if there is no room; drop it if the connection is gone."""
         connection = self._connections.get(connection_id)
         if connection is None:
             return
@@ -134,87 +138,196 @@ class Clients:
         if connection.is_slow and isinstance(message, Deltas | Event):
             return
         self._send(connection, message)
-        self._forget_if_idle(connection)
 
     def pulse(self) -> None:
-        """Every second: sends signs of life, finds slow clients and ended connections."""
+        """Send signs of life, and end who is overdue; called every second."""
         if self._is_closed:
             return  # scheduled in the loop's last round
-        self._probe(self._connections)
         now = self._now()
-        for connection in list(self._unsent.values()):
-            if now - connection.progressed_at > MAX_UNSENT_S:
-                self._give_up(connection)
-        for descriptor in self._doors.take_overdue(now):
-            with connection_at(descriptor, str(self._path)) as peer:
-                if peer is not None:
-                    turn_away(peer)
+        with turn():
+            for connection in list(self._connections.values()):
+                if connection.has_anything_open and not connection.outbox:
+                    self._write(connection, _ALIVE)
+                age_s = now - connection.came_at
+                if connection.refusal:
+                    is_overdue = age_s >= REFUSAL_S
+                else:
+                    is_overdue = not connection.inbound.is_ready and age_s >= HANDSHAKE_LIMIT_S
+                if is_overdue:
+                    self._end(connection)
+            for connection in list(self._unsent.values()):
+                if now - connection.progressed_at > MAX_UNSENT_S:
+                    self._give_up(connection)
+            if self._large_waiting:
+                for connection, since in list(self._large.items()):
+                    if now - since > LARGE_LIMIT_S:
+                        self._end(connection)
+        self.listener.start()
 
     async def finish(self, limit_s: float) -> None:
-        """Sends what is unsent to clients that read, for at most this long."""
-        try:
+        """Send what is unsent to clients that read, for at most this long."""
+        self._flush()
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await self._all_sent.wait()
-        except TimeoutError:
-            pass
 
-    def close(self, linger_s: float) -> None:
-        """Closes the socket and removes its file; what was sent has this long to leave.
-
-        The socket's context must be ended next.
-        """
+    def close(self) -> None:
+        """Close the socket and all connections, and remove the socket's file."""
+        self._flush()
         self._is_closed = True
-        for timer in (self._probe_timer, self._retry_timer):
-            if timer is not None:
-                timer.cancel()
-        self._path.unlink(missing_ok=True)
-        self._socket.close(int(linger_s * 1000))
-        self._monitor.forget()
+        self.listener.close()
+        for connection in list(self._connections.values()):
+            self._close(connection)
+
+    # ------------------------------------------------------------ who comes
+
+    def _come(self, accepted: socket.socket) -> None:
+        """Let in who has come, hold it until it knows why not, or end its connection."""
+        pid, uid = credentials_of(accepted)
+        refusal = self._limits.refusal(pid)
+        if uid not in (self._uid, None) or (refusal and self._refused >= MAX_REFUSED):
+            end(accepted)
+            return
+        accepted.setblocking(False)
+        self._count += 1
+        connection = Connection(
+            ConnectionId(self._count.to_bytes(8, "big")),
+            accepted,
+            self._tally,
+            pid=pid,
+            refusal=refusal,
+            now=self._now(),
+        )
+        if refusal:
+            self._refused += 1
+        else:
+            self._limits.add(pid)
+        self._connections[connection.id] = connection
+        self._watch(connection)
+        self._write(connection, GREETING)
 
     # ------------------------------------------------------------ in
 
-    def _take(self, frames: list[bytes]) -> None:
-        id = ConnectionId(frames[0])
-        connection = self._connections.get(id)
-        try:
-            message = self._decoder.decode(frames[1:])
-        except DecodeError as error:
-            self._refuse(connection, id, error.id, RemoteError(error.code, error.message))
-            return
-        refusal = self._refusal(connection, id, message)
-        if refusal is not None:
-            self._refuse(connection, id, message.id, refusal)
-            return
-        if connection is None:
-            connection = Connection(id, self._socket.source, self._tally)
-            self._connections[id] = self._speakers[connection.descriptor] = connection
-        connection.note_said(message)
-        process = self._peer_names.of(connection.descriptor, message)
-        said = ClientSaid(now=self._now(), connection=id, message=message, process=process)
-        self._post(said)
-        if connection.outbox:
-            self._flush(connection)  # a client that writes may well have read
-        self._forget_if_idle(connection)
+    def _watch(self, connection: Connection) -> None:
+        self._loop.add_reader(connection.socket.fileno(), self._on_readable, connection)
 
-    def _refusal(
-        self,
-        connection: Connection | None,
-        id: ConnectionId,
-        message: ClientMessage,
-    ) -> RemoteError | None:
-        """Why a message is refused; None if it is not."""
-        if len(id) != ROUTING_ID_BYTES or id[0]:
+    def _on_readable(self, connection: Connection) -> None:
+        """Have it read in its turn, so that a round of the loop does not grow with who talks."""
+        if not connection.is_queued:
+            connection.is_queued = True
+            self._readable.append(connection)
+            self._read_soon()
+
+    def _read_soon(self) -> None:
+        if not self._is_turn_due:
+            self._is_turn_due = True
+            self._loop.call_soon(self._read_turn)
+
+    def _read_turn(self) -> None:
+        """Read from those that have sent something, each for a moment."""
+        self._is_turn_due = False
+        steps, size_bytes = 0, 0
+        with turn():
+            while self._readable and steps < TURN_MESSAGES and size_bytes < TURN_BYTES:
+                connection = self._readable.popleft()
+                connection.is_queued = False
+                if not connection.is_ended:
+                    size_bytes += self._read(connection)
+                    steps += STEPS_OF_ONE if connection.is_queued else 1
+        if self._readable:
+            self._read_soon()
+
+    def _read(self, connection: Connection) -> int:
+        """Take what one has sent, and receive once; return how many bytes were received."""
+        inbound = connection.inbound
+        received = 0
+        try:
+            for _ in range(STEPS_OF_ONE):
+                frames = inbound.next()
+                if frames is None:
+                    if received or not (received := self._receive(connection)):
+                        break
+                elif connection.names is NO_NAMES and inbound.is_ready:
+                    # Not before: most connections of a storm never say anything.
+                    connection.names = Names.of_process(connection.pid)
+                elif frames:
+                    self._large_is_over(connection)
+                    self._take(connection, frames)
+                if connection.is_ended:
+                    return received
+            else:
+                self._on_readable(connection)  # there may be more
+        except ZmtpError as error:
+            if error.answer and not connection.outbox:
+                self._leave(connection, error.answer)
+            self._end(connection)
+            return received
+        if inbound.answers:
+            if not connection.outbox:  # otherwise it has enough to hear
+                self._write(connection, bytes(inbound.answers))
+            inbound.answers.clear()
+        if inbound.announced_bytes > LARGE_BYTES:
+            self._wait_for_large(connection)
+        return received
+
+    def _receive(self, connection: Connection) -> int:
+        """Return how many bytes were received: 0 if there are none now, or if it has ended."""
+        try:
+            received = connection.socket.recv_into(self._chunk)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            received = 0
+        if received:
+            connection.inbound.feed(self._chunk[:received])
+        else:
+            self._end(connection)
+        return received
+
+    def _wait_for_large(self, connection: Connection) -> None:
+        """Read a large message, or wait until fewer others do."""
+        if connection in self._large or connection in self._large_waiting:
+            return
+        if len(self._large) < MAX_LARGE:
+            self._large[connection] = self._now()
+        else:
+            self._large_waiting.append(connection)
+            self._loop.remove_reader(connection.socket.fileno())
+
+    def _large_is_over(self, connection: Connection) -> None:
+        """It has none under way any longer: the next one that waits may."""
+        if self._large.pop(connection, None) is None:
+            return
+        if self._large_waiting:
+            following = self._large_waiting.popleft()
+            self._large[following] = self._now()
+            self._watch(following)
+
+    def _take(self, connection: Connection, frames: list[bytes]) -> None:
+        try:
+            message = self._decoder.decode(frames)
+        except DecodeError as error:
+            self._refuse(connection, error.id, RemoteError(error.code, error.message))
+            return
+        refusal = self._refusal(connection, message)
+        if refusal is not None:
+            self._refuse(connection, message.id, refusal)
+            return
+        connection.note_said(message)
+        process = connection.names.of(message)
+        self._post(
+            ClientSaid(now=self._now(), connection=connection.id, message=message, process=process)
+        )
+
+    def _refusal(self, connection: Connection, message: ClientMessage) -> RemoteError | None:
+        """Return why a message is refused; None if it is not."""
+        if connection.inbound.routing_id:
             return RemoteError(
                 ErrorCode.INVALID_REQUEST,
                 "a client must not set a routing id: another connection could take its place",
             )
-        if self._socket.source == NO_SOURCE:
-            return RemoteError(
-                ErrorCode.INVALID_REQUEST, "a client must speak ZMTP 3, which ZeroMQ 4 does"
-            )
-        if connection is None:
-            refusal = self._refusal_at_door(self._socket.source)
-            return RemoteError(ErrorCode.OVERLOADED, refusal) if refusal else None
+        if connection.refusal:
+            return RemoteError(ErrorCode.OVERLOADED, connection.refusal)
         if isinstance(message, Cancel):
             return None
         if connection.has_open(message.id):
@@ -226,106 +339,99 @@ class Clients:
             )
         return None
 
-    def _refusal_at_door(self, descriptor: int) -> str:
-        """Why a connection is not served; its arrival may not have been seen yet."""
-        for _ in range(MONITOR_TURNS):
-            if self._doors.knows(descriptor) or not self._monitor.drain_turn():
-                break
-        return self._doors.refusal(descriptor)
-
-    def _refuse(
-        self,
-        connection: Connection | None,
-        id: ConnectionId,
-        request_id: str,
-        error: RemoteError,
-    ) -> None:
-        """Answers a refused message; a stranger without room for the answer gets none."""
-        failed = Failed(id=request_id, error=error.to_wire())
-        if connection is not None:
-            self._send(connection, failed)
-        else:
-            self._try_send(Connection(id, self._socket.source, self._tally), encode(failed))
+    def _refuse(self, connection: Connection, request_id: str, error: RemoteError) -> None:
+        """Answer a refused message; a connection that is not served is owed nothing."""
+        if not (connection.refusal and connection.outbox):
+            self._send(connection, Failed(id=request_id, error=error.to_wire()))
 
     # ------------------------------------------------------------ out
 
     def _send(self, connection: Connection, message: MessageToClient) -> None:
         if connection.outbox:
             connection.outbox.add(message)
+            self._check_unsent(connection)
         else:
-            frames = encode(message)
-            if self._try_send(connection, frames):
+            self._write(connection, to_wire(encode(message)))
+
+    def _write(self, connection: Connection, wire: bytes) -> None:
+        """Send at the end of the turn, in one call with what else this connection gets in it."""
+        if not connection.leaving:
+            if not self._leaving:
+                at_turn_end(self._flush, self._loop)
+            self._leaving.append(connection)
+        connection.leaving += wire
+        if len(connection.leaving) > MAX_LEAVING_BYTES:
+            self._leave_now(connection)
+
+    def _flush(self) -> None:
+        """Send what was written in this turn."""
+        leaving, self._leaving = self._leaving, []
+        for connection in leaving:
+            if connection.leaving:
+                self._leave_now(connection)
+
+    def _leave_now(self, connection: Connection) -> None:
+        wire = bytes(connection.leaving)
+        connection.leaving.clear()
+        self._leave(connection, wire)
+
+    def _leave(self, connection: Connection, wire: bytes) -> None:
+        """Send bytes, and keep those that the socket has no room for."""
+        taken = self._try_send(connection, wire)
+        if connection.is_ended or taken == len(wire):
+            return
+        connection.outbox.begin(wire, taken)
+        connection.progressed_at = self._now()
+        self._unsent[connection.id] = connection
+        self._all_sent.clear()
+        self._loop.add_writer(connection.socket.fileno(), self._on_writable, connection)
+        self._check_unsent(connection)
+
+    def _try_send(self, connection: Connection, wire: bytes | memoryview) -> int:
+        """Return how many bytes there was room for; ends a connection that is gone."""
+        try:
+            return connection.socket.send(wire)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            self._end(connection)
+            return 0
+
+    def _on_writable(self, connection: Connection) -> None:
+        """Send what there is room for."""
+        outbox = connection.outbox
+        for _ in range(WRITES_IN_TURN):
+            wire = outbox.head()
+            taken = self._try_send(connection, wire)
+            if connection.is_ended:
                 return
-            connection.outbox.add(message, frames)
-            connection.progressed_at = self._now()
-            self._unsent[connection.id] = connection
-            self._all_sent.clear()
-            self._retry_later(connection, RETRY_FIRST_S)
+            if taken:
+                outbox.drop(taken)
+                connection.progressed_at = self._now()
+            if not outbox:
+                self._is_sent(connection)
+                if not connection.has_anything_open:
+                    connection.is_slow = False  # it has read its ends, and may begin anew
+                return
+            if taken < len(wire):
+                return
+
+    def _is_sent(self, connection: Connection) -> None:
+        if self._unsent.pop(connection.id, None) is not None:
+            self._loop.remove_writer(connection.socket.fileno())
+        if not self._unsent:
+            self._all_sent.set()
+
+    def _check_unsent(self, connection: Connection) -> None:
         if connection.outbox.size_bytes > MAX_UNSENT_BYTES:
             self._give_up(connection)
         elif self._tally.bytes > MAX_UNSENT_IN_ALL_BYTES:
             self._give_up(max(self._unsent.values(), key=lambda one: one.outbox.size_bytes))
 
-    def _try_send(self, connection: Connection, frames: list[bytes]) -> bool:
-        """Returns whether nothing is left to do: it was sent, or the client is gone."""
-        try:
-            return self._socket.send([connection.id, *frames])
-        except zmq.ZMQError as error:
-            if error.errno != errno.EHOSTUNREACH:
-                raise
-            self._lose(connection)
-            return True
-
-    def _flush(self, connection: Connection) -> None:
-        """Sends what there is room for."""
-        has_progressed = False
-        while connection.outbox and self._try_send(connection, connection.outbox.head()):
-            if connection.outbox:  # otherwise the connection was found to be gone
-                connection.outbox.drop_head()
-                has_progressed = True
-        if not connection.outbox:
-            self._is_sent(connection)
-            self._forget_if_idle(connection)
-            return
-        if has_progressed:
-            connection.progressed_at = self._now()
-        wait_s = RETRY_FIRST_S if has_progressed else 2 * connection.retry_s
-        self._retry_later(connection, min(wait_s, RETRY_MOST_S))
-
-    def _retry_later(self, connection: Connection, wait_s: float) -> None:
-        connection.retry_s = wait_s
-        connection.retry_at = self._loop.time() + wait_s
-        self._wake_at(connection.retry_at)
-
-    def _wake_at(self, when: float) -> None:
-        if self._retry_timer is not None:
-            if self._retry_timer.when() <= when:
-                return
-            self._retry_timer.cancel()
-        self._retry_timer = self._loop.call_at(when, self._retry)
-
-    def _retry(self) -> None:
-        """Tries all that are due, and those that are due in a moment."""
-        self._retry_timer = None
-        until = self._loop.time() + RETRY_FIRST_S
-        for connection in list(self._unsent.values()):
-            if connection.retry_at <= until:
-                self._flush(connection)
-        if self._unsent:
-            self._wake_at(min(one.retry_at for one in self._unsent.values()))
-
-    def _is_sent(self, connection: Connection) -> None:
-        self._unsent.pop(connection.id, None)
-        if not self._unsent:
-            self._all_sent.set()
-
     def _give_up(self, connection: Connection) -> None:
-        """The client does not read: its streams end; the second time, it counts as gone."""
+        """End the streams of a client that does not read; the second time, its connection."""
         if connection.is_slow:
-            with connection_at(connection.descriptor, str(self._path)) as peer:
-                if peer is not None and self._speakers.get(connection.descriptor) is connection:
-                    turn_away(peer)  # otherwise it would wait for ends that never come
-            self._lose(connection)
+            self._end(connection)
             return
         connection.is_slow = True
         connection.outbox.keep_only_ends()
@@ -336,61 +442,29 @@ class Clients:
             connection.subscription = None
         self._post(ClientTooSlow(now=self._now(), connection=connection.id))
 
-    def _lose(self, connection: Connection) -> None:
-        """The connection is gone: forgets everything about it."""
+    # ------------------------------------------------------------ who ends
+
+    def _end(self, connection: Connection) -> None:
+        """End a connection: forget everything about it, and let the core know."""
+        if connection.is_ended:
+            return
+        self._close(connection)
+        if connection.refusal:
+            self._refused -= 1
+        else:
+            self._limits.remove(connection.pid)
+        if connection.has_anything_open:
+            self._post(ClientGone(now=self._now(), connection=connection.id))
+        self.listener.start()  # a file is free
+
+    def _close(self, connection: Connection) -> None:
+        connection.is_ended = True
+        connection.leaving.clear()
         connection.outbox.clear()
         self._is_sent(connection)
-        if self._forget(connection):
-            self._post(ClientGone(now=self._now(), connection=connection.id))
-
-    def _forget_if_idle(self, connection: Connection) -> None:
-        if not connection.has_anything_open and not connection.outbox:
-            self._forget(connection)
-
-    def _forget(self, connection: Connection) -> bool:
-        """Returns whether it was known."""
-        if self._speakers.get(connection.descriptor) is connection:
-            del self._speakers[connection.descriptor]
-        return self._connections.pop(connection.id, None) is not None
-
-    # ------------------------------------------------------------ connections that come and end
-
-    def _on_connection_event(self, event: int, descriptor: int) -> None:
-        if event == zmq.EVENT_ACCEPTED:
-            self._on_accepted(descriptor)
-        else:
-            self._doors.go(descriptor)
-            self._peer_names.go(descriptor)
-            speaker = self._speakers.get(descriptor)
-            if speaker is not None:
-                self._doubt(speaker)
-
-    def _on_accepted(self, descriptor: int) -> None:
-        with connection_at(descriptor, str(self._path)) as peer:
-            process = None if peer is None else process_of(peer)
-            self._peer_names.come(descriptor, process)
-            verdict = self._doors.come(descriptor, process, self._now())
-            if verdict is Verdict.TURNED_AWAY and peer is not None:
-                turn_away(peer)
-
-    def _doubt(self, connection: Connection) -> None:
-        """Schedules a check, in a moment, of whether the connection still exists."""
-        self._doubted[connection.id] = connection
-        if self._probe_timer is None:
-            self._probe_timer = self._loop.call_later(PROBE_DELAY_S, self._probe_doubted)
-
-    def _probe_doubted(self) -> None:
-        self._probe_timer = None
-        doubted, self._doubted = self._doubted, {}
-        self._probe(doubted)
-        for connection in doubted.values():
-            is_known = connection.id in self._connections
-            if is_known and not self._doors.knows(connection.descriptor):
-                self._doubt(connection)  # the socket does not know of its end yet
-
-    def _probe(self, connections: dict[ConnectionId, Connection]) -> None:
-        """Sends a sign of life, which finds clients that are gone; retries one without room."""
-        frames = encode(Alive())
-        for connection in list(connections.values()):
-            if not connection.outbox:
-                self._try_send(connection, frames)
+        del self._connections[connection.id]
+        if connection in self._large_waiting:
+            self._large_waiting.remove(connection)
+        self._large_is_over(connection)
+        self._loop.remove_reader(connection.socket.fileno())
+        end(connection.socket)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import struct
-from collections.abc import Callable
-from typing import ClassVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import zmq
 
@@ -26,22 +26,44 @@ TURN_BYTES = 1024 * 1024
 """How many messages to take from one socket before others get their turn."""
 
 
+_at_turn_end: list[Callable[[], None]] | None = None
+"""What must still be done in the turn under way; None between turns."""
+
+
+@contextmanager
+def turn() -> Iterator[None]:
+    """Do at the end what `at_turn_end` was given, once for all that happens inside."""
+    global _at_turn_end
+    ends = _at_turn_end = []
+    try:
+        yield
+    finally:
+        _at_turn_end = None
+        for function in ends:
+            function()
+
+
+def at_turn_end(function: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
+    """Have this called at the end of the turn, or between turns in the loop's next round."""
+    if _at_turn_end is None:
+        loop.call_soon(function)
+    else:
+        _at_turn_end.append(function)
+
+
 class LoopSocket:
     """Calls `take` for each message of a socket, on the event loop's thread.
 
     The descriptor of a ZeroMQ socket is edge-triggered, and any call on the socket can swallow an
-    edge. So a socket through which something was sent is looked at once: at the end of the turn of
-    receiving in which that happened, whichever socket's turn it is, otherwise in the loop's next
-    round. A turn that only forwards then costs one round of the loop and not two.
+    edge. So a socket through which something was sent is looked at once: at the end of the turn in
+    which that happened, whichever socket's turn it is, otherwise in the loop's next round. A turn
+    that only forwards then costs one round of the loop and not two.
 
     Args:
         socket: already bound; closed by `close`.
         take: called with the frames of each message.
         on_drained: called after each turn of receiving, when there may be room to send again.
     """
-
-    _sent_in_turn: ClassVar[list[LoopSocket] | None] = None
-    """Those that have sent something in the turn under way; None between turns."""
 
     def __init__(
         self,
@@ -73,13 +95,6 @@ class LoopSocket:
         while self._receive_turn():
             pass
 
-    def drain_turn(self) -> bool:
-        """Takes some of what has arrived; returns whether there may be more to take later."""
-        may_be_more = self._receive_turn()
-        if may_be_more:
-            self.drain_soon()
-        return may_be_more
-
     def send(self, frames: list[bytes]) -> bool:
         """Sends at once and returns True, or returns False if there is no room.
 
@@ -96,11 +111,7 @@ class LoopSocket:
             # Sending, even in vain, may have swallowed the edge of something that arrived.
             if not self._is_look_due:
                 self._is_look_due = True
-                sent = LoopSocket._sent_in_turn
-                if sent is None:
-                    self._loop.call_soon(self._look)
-                else:
-                    sent.append(self)
+                at_turn_end(self._look, self._loop)
         return True
 
     def close(self, linger_ms: int = 0) -> None:
@@ -112,13 +123,9 @@ class LoopSocket:
 
     def _look(self) -> None:
         """Has what arrived while something was sent taken, if anything did."""
-        if self._has_swallowed():
-            self._drain()
-
-    def _has_swallowed(self) -> bool:
-        """Whether anything arrived while something was sent, and waits."""
         self._is_look_due = False
-        return not self._is_closed and self._has_arrived()
+        if not self._is_closed and self._has_arrived():
+            self.drain_soon()
 
     def _has_arrived(self) -> bool:
         return bool(self.socket.getsockopt(zmq.EVENTS) & _POLLIN)  # type: ignore[operator]
@@ -127,18 +134,11 @@ class LoopSocket:
         self._is_drain_scheduled = False
         if self._is_closed:
             return
-        sent: list[LoopSocket] = []
-        LoopSocket._sent_in_turn = sent
-        try:
+        with turn():
             if self._receive_turn():
                 self.drain_soon()
             if self._on_drained is not None and not self._is_closed:
                 self._on_drained()
-        finally:
-            LoopSocket._sent_in_turn = None
-            for socket in sent:
-                if socket._has_swallowed():
-                    socket.drain_soon()
 
     def _receive_turn(self) -> bool:
         """Takes some messages; returns whether there may be more."""
@@ -207,21 +207,9 @@ class Monitor:
 
         self._pair = LoopSocket(pair, take_event)
 
-    def drain_turn(self) -> bool:
-        """Takes some of the events so far; returns whether there may be more."""
-        return self._pair.drain_turn()
-
     def close(self) -> None:
         """Ends the events; must come before the socket is closed."""
         self._socket.disable_monitor()
-        self._pair.close()
-
-    def forget(self) -> None:
-        """Only ends the reading, after the socket was closed and before its context is ended.
-
-        `close` waits for a lock that libzmq holds while a storm of connections has filled the
-        monitor, which nobody reads in the meantime.
-        """
         self._pair.close()
 
 
@@ -236,19 +224,9 @@ def bound_socket(
     socket = context.socket(kind)
     try:
         for option, value in options.items():
-            _set_option(socket, option, value)
+            socket.setsockopt(option, value)
         socket.bind(endpoint)
     except zmq.ZMQError:
         socket.close(0)
         raise
     return socket
-
-
-def _set_option(socket: Socket, option: zmq.SocketOption, value: int) -> None:
-    try:
-        socket.setsockopt(option, value)
-    except zmq.ZMQError as error:
-        # libzmq only has this option if it was built with a way to ask who the peer is; the mode
-        # of the runtime folder keeps other users out in any case.
-        if option is not zmq.IPC_FILTER_UID or error.errno != errno.EINVAL:
-            raise

@@ -24,6 +24,7 @@ from mlxsup.protocol.worker_messages import (
 )
 
 from ..core.events import Event, WorkerBroke, WorkerSaid, WorkerUnlinked
+from .limits import free_files
 from .transport import NO_SOURCE, Context, LoopSocket, Monitor, TracedSocket, bound_socket
 
 RECEIVE_HIGH_WATER_MARK = 256
@@ -36,6 +37,10 @@ SEND_HIGH_WATER_MARK = 64
 RETRY_S = 0.01
 """When to retry a send that found no room: the event for new room may have come during it and be
 lost."""
+
+FILES_OF_SPAWN = 16
+"""How many files must be free before a worker is started: what its process and its sockets take,
+and what libzmq takes when it connects. libzmq ends the daemon if it finds none then."""
 
 MAX_OUTBOX_MESSAGES = 8192
 """A worker that leaves more than this unread does not follow the protocol."""
@@ -74,7 +79,7 @@ class WorkerLink:
         now: the time that events carry.
 
     Raises:
-        zmq.ZMQError: the sockets cannot be made.
+        zmq.ZMQError: the sockets cannot be made, or too few files are free.
     """
 
     def __init__(
@@ -107,6 +112,8 @@ class WorkerLink:
         self._is_closed = False
         self._outbox: deque[list[bytes]] = deque()
         self._retry: asyncio.TimerHandle | None = None
+        if free_files() < FILES_OF_SPAWN:
+            raise zmq.ZMQError(errno.EMFILE)
         common = {zmq.LINGER: 0, zmq.MAXMSGSIZE: MAX_FRAME_BYTES, zmq.HANDSHAKE_IVL: 2000}
         socket = bound_socket(
             context,

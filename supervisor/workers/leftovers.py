@@ -40,11 +40,15 @@ class Leftover:
 class WorkerRecord:
     """The file that lists the live workers; has one writer and is replaced atomically.
 
+    Attributes:
+        is_held: whether the folder is this daemon's. The record of another one is left alone.
+
     Args:
         runtime_dir: where the file is.
     """
 
     def __init__(self, runtime_dir: Path) -> None:
+        self.is_held = True
         self._path = runtime_dir / RECORD_NAME
         # One entry for each live worker, and for leftovers that could not be ended.
         self._workers: dict[int, dict[str, str | int]] = {}
@@ -71,8 +75,9 @@ class WorkerRecord:
             self._write()
 
     def write_again(self) -> bool:
-        """Tries once more if the file could not be written; returns whether it is up to date."""
-        if not self._is_written:
+        """Tries once more if the file could not be written, or is gone; returns whether it is up to
+        date."""
+        if not self._is_written or not self._path.exists():
             try:
                 self._write()
             except OSError:
@@ -112,6 +117,8 @@ class WorkerRecord:
 
     def _write(self) -> None:
         self._is_written = False
+        if not self.is_held:
+            return
         draft = self._path.with_suffix(".new")
         draft.write_text(json.dumps(list(self._workers.values())))
         os.replace(draft, self._path)

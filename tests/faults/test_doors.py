@@ -13,7 +13,8 @@ import zmq
 
 from mlxsup.client import ConnectionLost, RequestError
 from mlxsup.supervisor.runtime_folder import FILES_PER_MODEL, RESERVED_FILES
-from mlxsup.supervisor.sockets.doors import MAX_OF_ONE_PROCESS, MAX_REFUSED
+from mlxsup.supervisor.sockets.clients import MAX_REFUSED
+from mlxsup.supervisor.sockets.limits import MAX_OF_ONE_PROCESS
 
 from promises.crowd_process import Crowd
 from support.bad_input import generate, header, pack
@@ -50,6 +51,23 @@ def test_storms_of_silent_connections_break_no_stream_P24(models: int) -> None:
                 assert reader.finished().token_ids == undisturbed(f"s {name}", 400)
         assert files[-1] < daemon.open_files - 256
         assert [row(client, name)["generation"] for name in names] == [1] * models
+
+
+def test_commands_get_in_while_connections_storm_P24() -> None:
+    model = fake(fake={"step_s": 0.01}, max_concurrency=16)
+    with LimitedDaemon({"m": model}) as daemon, daemon.client() as client, ExitStack() as crowds:
+        wait_for_state(client, "m", "READY")
+        readers = [Reader(client, "m", f"s {n}", max_tokens=300).started() for n in range(16)]
+        storms = [
+            crowds.enter_context(Crowd("storm", socket_path(daemon), "4000", "2")) for _ in range(4)
+        ]
+        for _ in range(8):
+            done = daemon.run("status")
+            assert done.returncode == 0, done.stderr
+        for storm in storms:
+            assert storm.result()["connected"] == 8000
+        for number, reader in enumerate(readers):
+            assert reader.finished().token_ids == undisturbed(f"s {number}", 300)
 
 
 class FullDaemon(LimitedDaemon):
@@ -137,7 +155,7 @@ def test_a_reload_with_too_many_models_for_the_open_files_changes_nothing_P20_P2
         daemon.write_config({f"m{number}": entry for number in range(6)})
         done = daemon.run("reload")
         assert done.returncode == 78
-        assert "models: 7 are too many for 2316 open files" in done.stderr
+        assert "models: 7 are too many for 472 open files" in done.stderr
         assert [one["name"] for one in client.status()["models"]] == ["m"]
         daemon.write_config({"m": fake(), "more": entry})
         assert daemon.run("reload").returncode == 0

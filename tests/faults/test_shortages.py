@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 import os
 import resource
+import socket
 import sys
+from contextlib import ExitStack
 
 import psutil
 import pytest
 
+from support.bad_input import header
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
+from support.faults import undisturbed
+from support.raw_client import RawClient
+from support.streams import Reader
 
 LIMIT_S = 60.0
 
@@ -38,6 +44,35 @@ def test_open_files_that_run_out_end_no_daemon_and_no_stream_P18() -> None:
         assert client.complete("m", prompt="x", max_tokens=3).finish_reason == "length"
         assert "too many open files" in log.read_text().lower()
         assert log.read_text().count("memory not measured") == 1, "once a minute"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sets the limit of another process")
+def test_clients_that_come_when_no_file_is_left_wait_and_end_nothing_P18() -> None:
+    """libzmq's listener would end the daemon (ipc_listener.cpp, "Too many open files")."""
+    daemon = Daemon({"m": fake(fake={"step_s": 0.01})})
+    with daemon, daemon.client() as client, ExitStack() as crowd:
+        wait_for_state(client, "m", "READY")
+        assert daemon.process is not None
+        supervisor = psutil.Process(daemon.process.pid)
+        limits = supervisor.rlimit(resource.RLIMIT_NOFILE)
+        running = Reader(client, "m", "runs", max_tokens=1000).started()
+        supervisor.rlimit(resource.RLIMIT_NOFILE, (supervisor.num_fds(), limits[1]))
+        path = daemon.endpoint.removeprefix("ipc://")
+        for _ in range(50):
+            one = crowd.enter_context(socket.socket(socket.AF_UNIX))
+            one.connect(path)
+        with RawClient(daemon.endpoint) as early:
+            early.say([header("ping", id="p")])
+            refused = daemon.run("status")
+            assert refused.returncode == 69
+            log = daemon.logs / "mlxsup.log"
+            eventually(lambda: "clients wait to be let in" in log.read_text())
+            assert running.finished().token_ids == undisturbed("runs", 1000)
+            supervisor.rlimit(resource.RLIMIT_NOFILE, limits)
+            assert early.hear(LIMIT_S)["id"] == "p", "it has waited"
+        assert daemon.run("status").returncode == 0
+        assert log.read_text().count("clients wait to be let in") == 1, "once a minute"
+        assert row(client, "m")["generation"] == 1
 
 
 def test_a_record_that_could_not_be_written_is_written_when_it_can_be_E6() -> None:

@@ -20,6 +20,7 @@ from mlxsup.protocol.folders import BEAT_SUFFIX
 
 if TYPE_CHECKING:
     from mlxsup.supervisor.core.events import Event
+    from mlxsup.supervisor.sockets.connection import Connection
 
 Take = Callable[[list[bytes]], None]
 
@@ -28,7 +29,6 @@ MARK = b"hostile connection"
 counts by itself."""
 
 BYTES = 8
-CLIENT_SOCKET = "client.sock"
 
 
 class Slot(IntEnum):
@@ -111,15 +111,17 @@ def _time_calls(counters: Counters) -> None:
 def _watch_sockets(counters: Counters) -> None:
     """Each socket's messages are counted on their way to whom they are handed to.
 
-    Whose the socket is, its endpoint says; whose a worker's socket takes for the worker, the event
+    Whose a worker's socket is, its endpoint says; whom it takes for the worker, the event
     that follows that one's HELLO.
     """
     from mlxsup.protocol.worker_messages import Hello
     from mlxsup.supervisor.core.events import WorkerSaid
+    from mlxsup.supervisor.sockets.clients import Clients
     from mlxsup.supervisor.sockets.transport import LoopSocket, Socket
     from mlxsup.supervisor.sockets.worker_link import WorkerLink
 
     make_socket, make_link = LoopSocket.__init__, WorkerLink.__init__
+    make_clients = Clients.__init__
     greetings: list[Event] = []
 
     def socket_made(
@@ -128,9 +130,7 @@ def _watch_sockets(counters: Counters) -> None:
         endpoint = socket.getsockopt(zmq.LAST_ENDPOINT)
         assert isinstance(endpoint, bytes)
         name = endpoint.rstrip(b"\0").decode().rpartition("/")[2]
-        if name == CLIENT_SOCKET:
-            take = _count_marked(counters, take)
-        elif name.endswith(BEAT_SUFFIX):
+        if name.endswith(BEAT_SUFFIX):
             take = _count_beats(counters, take)
         elif name.endswith(".sock"):
             take = _count_strangers(counters, take, greetings)
@@ -146,19 +146,26 @@ def _watch_sockets(counters: Counters) -> None:
 
         make_link(self, *arguments, post=note_and_post, **named)
 
+    def clients_made(self: Clients, *arguments: Any, **named: Any) -> None:
+        make_clients(self, *arguments, **named)
+        vars(self)["_take"] = _count_marked(counters, self._take)
+
+    _replace(Clients, "__init__", clients_made)
     _replace(LoopSocket, "__init__", socket_made)
     _replace(WorkerLink, "__init__", link_made)
 
 
-def _count_marked(counters: Counters, take: Take) -> Take:
+def _count_marked(
+    counters: Counters, take: Callable[[Connection, list[bytes]], None]
+) -> Callable[[Connection, list[bytes]], None]:
     marked = set[bytes]()
 
-    def counted(frames: list[bytes]) -> None:
-        if frames[0] not in marked and MARK in frames[1]:
-            marked.add(frames[0])
-        if frames[0] in marked:
+    def counted(connection: Connection, frames: list[bytes]) -> None:
+        if connection.id not in marked and MARK in frames[0]:
+            marked.add(connection.id)
+        if connection.id in marked:
             counters[Slot.ARRIVED] += 1
-        take(frames)
+        take(connection, frames)
 
     return counted
 

@@ -122,24 +122,22 @@ def test_hostile_frames_through_the_socket_break_no_stream_P17(tmp_path: Path) -
 
 
 TAKE = """
-from mlxsup.supervisor.sockets import clients
-made, kept = clients.TracedSocket, []
-def planted(bound, take):
-    def taken(frames):
-        {body}
-        take(frames)
-    return made(bound, taken)
-clients.TracedSocket = planted
+from mlxsup.supervisor.sockets.clients import Clients
+take, kept = Clients._take, []
+def planted(self, connection, frames):
+    {body}
+    take(self, connection, frames)
+Clients._take = planted
 """
 SABOTAGE = {
     "an unbounded buffer": (TAKE.format(body="kept.append(bytearray(b'x' * 20_000))"), "RSS grew"),
     "a slow path": (
-        TAKE.format(body="if b'\\xc1\\xc1' in frames[1]: sum(range(10**8)) if not kept else 0;"
+        TAKE.format(body="if b'\\xc1\\xc1' in frames[0]: sum(range(10**8)) if not kept else 0;"
                     " kept.append(1)"),
         "a callback of the loop took",
     ),
     "a message that is never answered": (
-        TAKE.format(body="if frames[1][:2] == b'\\xc1\\xc1': return"),
+        TAKE.format(body="if frames[0][:2] == b'\\xc1\\xc1': return"),
         "for a message without an id never came",
     ),
     "a piece that is never sent": (
@@ -179,8 +177,8 @@ def test_a_bug_planted_in_the_supervisor_is_seen_P17(tmp_path: Path, bug: str) -
 
 
 FATAL = {
-    "an exception that nobody catches": TAKE.format(body="frames[1].index(b'\\x91\\x91') if"
-                                                    " len(frames[1]) > 5000 else 0"),
+    "an exception that nobody catches": TAKE.format(body="frames[0].index(b'\\x91\\x91') if"
+                                                    " len(frames[0]) > 5000 else 0"),
     "any HELLO counts": """
 import hmac
 hmac.compare_digest = lambda told, wanted: True

@@ -39,7 +39,8 @@ from mlxsup.protocol.states import (
     WorkerPhase,
 )
 from mlxsup.protocol.version import PROTOCOL_VERSION
-from mlxsup.supervisor.sockets import clients, doors
+from mlxsup.supervisor.sockets import clients
+from mlxsup.supervisor.sockets import limits as limits_of_connections
 from mlxsup.worker.engines.fake.text import answer_tokens, decode_tokens, encode_text
 
 from support.daemon import Daemon, fake
@@ -344,8 +345,8 @@ def test_the_limits_are_those_of_the_code() -> None:
         codec.MAX_ID_CHARACTERS,
         codec.MAX_BODY_BYTES,
         codec.MAX_FRAME_BYTES,
-        doors.MAX_CONNECTIONS,
-        doors.MAX_OF_ONE_PROCESS,
+        limits_of_connections.MAX_CONNECTIONS,
+        limits_of_connections.MAX_OF_ONE_PROCESS,
         clients.MAX_OPEN_PER_CONNECTION,
         clients.MAX_UNSENT_BYTES,
         clients.MAX_UNSENT_IN_ALL_BYTES,

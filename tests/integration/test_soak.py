@@ -56,15 +56,13 @@ def test_nothing_grows_in_ordinary_use_J4(tmp_path: Path) -> None:
 
 
 PER_MESSAGE = """
-from mlxsup.supervisor.sockets import clients
-made, kept = clients.TracedSocket, []
-def planted(bound, take):
-    def taken(frames):
-        if b"generate" in frames[1]:
-            {body}
-        take(frames)
-    return made(bound, taken)
-clients.TracedSocket = planted
+from mlxsup.supervisor.sockets.clients import Clients
+take, kept = Clients._take, []
+def planted(self, connection, frames):
+    if b"generate" in frames[0]:
+        {body}
+    take(self, connection, frames)
+Clients._take = planted
 """
 LEAKS = {
     "a file that is never closed": (

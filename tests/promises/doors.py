@@ -237,7 +237,7 @@ def _storm_figures(name: str, what: str) -> tuple[Figure, ...]:
             what="the same: open files more than before, at most",
             unit="",
             digits=0,
-            bound=at_most(1024 + 2100),
+            bound=at_most(1024 + 256),
         ),
     )
 

@@ -33,7 +33,6 @@ from mlxsup.supervisor.sockets.connection import Connection
 from mlxsup.supervisor.sockets.outbox import Tally
 
 from .eventually_async import eventually_async
-from .loop_sockets import watched_sockets
 from .pieces import piece
 
 
@@ -90,7 +89,7 @@ class Bench:
     """A `Clients` under test; its events are collected.
 
     Attributes:
-        sockets: inside of it, by their type.
+        warnings: for the daemon's log.
         tally: of what it owes.
     """
 
@@ -98,33 +97,33 @@ class Bench:
         self.events: list[Event] = []
         self.moment = 100.0
         self.is_closed = False
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.path = folder / "c.sock"
+        self.warnings: list[str] = []
         self.tally = Tally()
         self._made: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._noting = patch.object(clients_module, "Connection", self._make_connection)
         self._noting.start()
-        with watched_sockets() as self.sockets, patch.object(clients_module, "Tally", self._tally):
+        with patch.object(clients_module, "Tally", self._tally):
             self.clients = Clients(
-                self.context,
                 self.path,
                 post=self.events.append,
                 now=lambda: self.moment,
                 max_connections=max_connections,
+                warn=self.warnings.append,
             )
         self.peers: list[Peer] = []
 
     def _tally(self) -> Tally:
         return self.tally
 
-    def _make_connection(self, id: ConnectionId, descriptor: int, tally: Tally) -> Connection:
-        connection = NotedConnection(id, descriptor, tally)
+    def _make_connection(self, *given: Any, **more: Any) -> Connection:
+        connection = NotedConnection(*given, **more)
         self._made.add(connection)
         return connection
 
     @property
     def connections(self) -> dict[ConnectionId, Connection]:
-        """Those that are remembered, wherever."""
+        """Those that are remembered, wherever, although nothing ties them to a peer."""
         return {connection.id: connection for connection in self._made}
 
     def peer(self, receive_high_water_mark: int = 0) -> Peer:
@@ -142,16 +141,8 @@ class Bench:
         return found()
 
     async def gone(self, count: int) -> None:
-        """Waits until that many clients are known to be gone.
-
-        The look that follows an announced end may come too early: then the pulse finds it.
-        """
-
-        def found() -> bool:
-            self.clients.pulse()
-            return len(self.of_kind(ClientGone)) == count
-
-        await eventually_async(found)
+        """Waits until that many clients are known to be gone."""
+        await eventually_async(lambda: len(self.of_kind(ClientGone)) == count)
 
     def of_kind(self, kind: type[Event]) -> list[Any]:
         return [e for e in self.events if type(e) is kind]
@@ -165,8 +156,7 @@ class Bench:
     def close_all(self) -> None:
         self.is_closed = True
         self._noting.stop()
-        self.clients.close(0.0)
-        self.context.term()
+        self.clients.close()
 
 
 def run(body: Callable[[Bench], Awaitable[None]], **more: Any) -> None:

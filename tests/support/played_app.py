@@ -133,7 +133,7 @@ class Case:
         self.reload: Callable[[], None]
         self.learnt: Callable[[LaunchSettings], None]
         self.clients = SimpleNamespace(
-            endpoint="e", pulse=object(), finish=self._nothing, close=lambda linger_s: None,
+            endpoint="e", pulse=object(), finish=self._nothing, close=lambda: None, listener=None,
             admitted=0, limit_to=lambda room: None,
         )  # fmt: skip
         self.spares = SimpleNamespace(end=self._nothing)

@@ -55,7 +55,8 @@ PLACES = Places(
 )  # fmt: skip
 DAEMON = DaemonFacts(
     endpoint="ipc:///h/run/client.sock", version="0.1.0", config=Path("/h/mlxsup.toml"),
-    holder=None, is_stopped=False, recorded=None, recorded_name="", leftovers=0, status=None,
+    holder=None, is_stopped=False, is_beating=False,
+    recorded=None, recorded_name="", leftovers=0, status=None,
     failure="", others=(),
 )  # fmt: skip
 STATUS: dict[str, Any] = {"version": "0.1.0", "pid": 7, "config_path": None, "models": []}

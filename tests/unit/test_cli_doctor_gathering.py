@@ -39,7 +39,8 @@ def daemon(status: Mapping[str, Any] | None) -> DaemonFacts:
     """One that says this of itself; nobody holds its runtime folder, so no child listens for it."""
     return DaemonFacts(
         endpoint="ipc:///run/client.sock", version="0.1.0", config=None, holder=None,
-        is_stopped=False, recorded=None, recorded_name="", leftovers=0, status=status, failure="",
+        is_stopped=False, is_beating=False,
+        recorded=None, recorded_name="", leftovers=0, status=status, failure="",
         others=(),
     )  # fmt: skip
 

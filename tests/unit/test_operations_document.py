@@ -25,7 +25,7 @@ from mlxsup.supervisor.core.lifecycle.life import KILL_LIMIT_S
 from mlxsup.supervisor.core.settings import RestartSettings
 from mlxsup.supervisor.memory.measurements import FILE_NAME
 from mlxsup.supervisor.signals import ENDING
-from mlxsup.supervisor.sockets import clients, doors
+from mlxsup.supervisor.sockets import clients, limits, worker_link
 from mlxsup.supervisor.workers.leftovers import RECORD_NAME
 from mlxsup.worker.parent_watch import ORPHANED_EXIT
 from mlxsup.worker.process import TERMINATED_EXIT
@@ -112,20 +112,26 @@ def test_every_error_code_is_there_with_what_to_do() -> None:
 
 def test_the_limits_are_those_of_the_code() -> None:
     rows = {row[0]: f"{row[1]} · {row[2]}" for row in rows_of(section(TEXT, "Limits"))}
-    limits: dict[str, list[float]] = {
-        "connections of clients": [doors.MAX_CONNECTIONS, doors.REFUSAL_S, doors.MAX_REFUSED],
-        "connections of one process": [doors.MAX_OF_ONE_PROCESS],
-        "connections for processes that have none yet": [doors.KEPT_FOR_NEWCOMERS],
+    known: dict[str, list[float]] = {
+        "connections of clients": [
+            limits.MAX_CONNECTIONS,
+            clients.REFUSAL_S,
+            clients.MAX_REFUSED,
+        ],
+        "connections of one process": [limits.MAX_OF_ONE_PROCESS],
+        "connections for processes that have none yet": [limits.KEPT_FOR_NEWCOMERS],
         "open files": [
             runtime_folder.RESERVED_FILES,
             runtime_folder.FILES_PER_MODEL,
-            doors.MIN_CONNECTIONS,
+            limits.MIN_CONNECTIONS,
+            worker_link.FILES_OF_SPAWN,
         ],
+        "messages above 64 KiB that are read at once": [clients.MAX_LARGE, clients.LARGE_LIMIT_S],
         "requests and commands open on one connection": [clients.MAX_OPEN_PER_CONNECTION],
         "bytes that wait for one client": [clients.MAX_UNSENT_BYTES / 2**20, clients.MAX_UNSENT_S],
         "bytes that wait for all clients": [clients.MAX_UNSENT_IN_ALL_BYTES / 2**20],
     }
-    for what, numbers in limits.items():
+    for what, numbers in known.items():
         for number in numbers:
             assert re.search(rf"(?<![\d,]){number:,.0f}(?![\d,]*\d)", rows[what]), (what, number)
     assert f"too few files may be open ({runtime_folder.files_needed(0):,}, and" in TEXT

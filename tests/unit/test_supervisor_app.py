@@ -322,19 +322,18 @@ def test_the_limits_of_time_are_those_that_are_documented() -> None:
 
 def test_the_sockets_have_their_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[int, dict[zmq.SocketOption, int]]] = []
-    for module in (clients_module, link_module):
-        bound = module.bound_socket
+    bound = link_module.bound_socket
 
-        def bind(context: Any, kind: int, endpoint: str, options: Any, bound: Any = bound) -> Any:
-            made.append((kind, dict(options)))
-            return bound(context, kind, endpoint, options)
+    def bind(context: Any, kind: int, endpoint: str, options: Any) -> Any:
+        made.append((kind, dict(options)))
+        return bound(context, kind, endpoint, options)
 
-        monkeypatch.setattr(module, "bound_socket", bind)
+    monkeypatch.setattr(link_module, "bound_socket", bind)
 
     async def body(folder: Path) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         clients = Clients(
-            context, folder / "c.sock", post=print, now=lambda: 0.0, max_connections=9
+            folder / "c.sock", post=print, now=lambda: 0.0, max_connections=9, warn=print
         )
         link = WorkerLink(
             context, folder / "w.sock", model=ModelName("m"), generation=Generation(1), token="t",
@@ -343,7 +342,7 @@ def test_the_sockets_have_their_limits(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (clients.endpoint, clients.admitted) == (f"ipc://{folder}/c.sock", 0)
         assert (link.endpoint, link.has_peer, link.pid) == (f"ipc://{folder}/w.sock", False, None)
         link.close()
-        clients.close(0.0)
+        clients.close()
         context.term()
 
     with short_folder() as folder:
@@ -351,20 +350,16 @@ def test_the_sockets_have_their_limits(monkeypatch: pytest.MonkeyPatch) -> None:
         assert list(folder.iterdir()) == []
     frame_bytes = MAX_FRAME_BYTES
     common = {zmq.LINGER: 0, zmq.MAXMSGSIZE: frame_bytes, zmq.HANDSHAKE_IVL: 2000}
-    own = {zmq.ROUTER_MANDATORY: 1, zmq.SNDHWM: 16, zmq.RCVHWM: 2, zmq.IPC_FILTER_UID: os.getuid()}
     assert made == [
-        (zmq.ROUTER, {**common, **own}),
         (zmq.ROUTER, {**common, zmq.ROUTER_MANDATORY: 1, zmq.RCVHWM: 256, zmq.SNDHWM: 76}),
         (zmq.PULL, {**common, zmq.RCVHWM: 4}),
     ]
 
 
-def test_what_a_client_may_owe_and_when_it_is_tried_again() -> None:
+def test_what_a_client_may_owe() -> None:
     module = clients_module
     assert (module.MAX_OPEN_PER_CONNECTION, module.MAX_UNSENT_S) == (4096, 10.0)
     assert (module.MAX_UNSENT_BYTES, module.MAX_UNSENT_IN_ALL_BYTES) == (8 * 2**20, 256 * 2**20)
-    assert (module.RETRY_FIRST_S, module.RETRY_MOST_S) == (0.001, 0.5)
-    assert (module.PROBE_DELAY_S, module.MONITOR_TURNS) == (0.02, 8)
     assert (link_module.RETRY_S, link_module.MAX_OUTBOX_MESSAGES) == (0.01, 8192)
 
 
@@ -384,13 +379,11 @@ def test_a_socket_has_its_turn_and_no_more(size_bytes: int, in_turn: int) -> Non
             count = in_turn + 1
             for _ in range(count):
                 push.send_multipart([b"head", b"x" * size_bytes])
-            assert loop.drain_turn() is True
+            await asyncio.sleep(0)
             assert len(taken) == in_turn
             await eventually_async(lambda: len(taken) == count)  # without being asked again
             assert taken == [size_bytes] * count
-            assert loop.drain_turn() is False
             loop.close()
-            assert loop.drain_turn() is False
         context.term()
 
     asyncio.run(body())

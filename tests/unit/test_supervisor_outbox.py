@@ -24,8 +24,10 @@ from mlxsup.supervisor.sockets.outbox import (
     Outbox,
     Tally,
 )
+from mlxsup.supervisor.sockets.zmtp import to_wire
 
 from support import pieces
+from support.zmtp import read, ready
 
 BODY_OF_X = len(pieces.piece("r", 0, "x").body)
 REPLY = Reply(id=RequestId("c"), value={"a": 1})
@@ -41,11 +43,12 @@ def done(id: str = "r") -> Done:
 
 
 def sent(outbox: Outbox) -> list[Message]:
-    """Everything that goes out, in order."""
-    messages: list[Message] = []
+    """Everything that goes out, in order, a few bytes at a time."""
+    inbound, messages = ready(), list[Message]()
     while outbox:
-        messages.append(DECODER.decode(outbox.head()))
-        outbox.drop_head()
+        piece = bytes(outbox.head()[:1000])
+        outbox.drop(len(piece))
+        messages += [DECODER.decode(frames) for frames in read(inbound, piece)]
     return messages
 
 
@@ -55,7 +58,7 @@ def outbox() -> Outbox:
 
 
 def test_pieces_that_follow_each_other_become_one_and_order_is_kept_H7(outbox: Outbox) -> None:
-    outbox.add(piece(0), encode(piece(0)))  # was tried: stays what it is
+    outbox.begin(to_wire(encode(piece(0))), 0)  # was tried: stays what it is
     outbox.add(piece(1))
     outbox.add(piece(2, id="other"))
     outbox.add(REPLY)
@@ -70,9 +73,15 @@ def test_pieces_that_follow_each_other_become_one_and_order_is_kept_H7(outbox: O
 
 def test_what_was_tried_as_the_head_takes_nothing_more(outbox: Outbox) -> None:
     outbox.add(piece(0))
-    assert DECODER.decode(outbox.head()) == piece(0)
+    outbox.drop(len(outbox.head()[:1]))  # one byte has left
     outbox.add(piece(1))
-    assert sent(outbox) == [piece(0), piece(1)]
+    inbound = ready()
+    inbound.feed(to_wire(encode(piece(0)))[:1])
+    rest = b""
+    while outbox:
+        rest += outbox.head()
+        outbox.drop(len(outbox.head()))
+    assert [DECODER.decode(frames) for frames in read(inbound, rest)] == [piece(0), piece(1)]
 
 
 def test_so_many_pieces_are_one_message_and_no_more(outbox: Outbox) -> None:
@@ -107,13 +116,19 @@ def test_its_bytes_are_those_of_what_it_holds_and_shared_with_others() -> None:
     one.add(Deltas(deltas=[delta]))
     expected = MESSAGE_OVERHEAD_BYTES + 3 + 4
     assert one.size_bytes == tally.bytes == expected
-    frames = [b"x" * 10, b"y" * 5]
-    other.add(REPLY, frames)
-    assert other.size_bytes == MESSAGE_OVERHEAD_BYTES + 15
-    assert tally.bytes == expected + MESSAGE_OVERHEAD_BYTES + 15
-    assert other.head() is frames
-    other.drop_head()
+    other.add(REPLY)
+    wire = to_wire(encode(REPLY))
+    assert other.size_bytes == MESSAGE_OVERHEAD_BYTES + len(wire)
+    assert tally.bytes == expected + MESSAGE_OVERHEAD_BYTES + len(wire)
+    assert other.head() == wire
+    assert (other.size_bytes, tally.bytes) == (len(wire), expected + len(wire))
+    other.drop(3)
+    assert other.head() == wire[3:]
+    other.drop(len(wire) - 3)
     assert (other.size_bytes, tally.bytes, bool(other)) == (0, expected, False)
+    other.begin(b"abcd", 1)
+    assert (other.head(), tally.bytes) == (b"bcd", expected + 3)
+    other.drop(3)
     one.add(piece(1))
     one.clear()
     assert (one.size_bytes, tally.bytes, bool(one)) == (0, 0, False)
@@ -123,6 +138,8 @@ def test_only_ends_are_kept_and_a_good_end_is_one_no_more_P15() -> None:
     tally = Tally()
     outbox = Outbox(tally)
     failed = Failed(id=RequestId("f"), error={"code": "internal", "message": "m"})
+    begun = to_wire(encode(REPLY))
+    outbox.begin(begun, 5)
     outbox.add(piece(0))
     outbox.add(done("d"))
     outbox.add(Event(id=RequestId("e"), value={}))
@@ -130,6 +147,8 @@ def test_only_ends_are_kept_and_a_good_end_is_one_no_more_P15() -> None:
     outbox.add(REPLY)
     outbox.keep_only_ends()
     assert tally.bytes == outbox.size_bytes
+    assert outbox.head() == begun[5:], "what has begun to leave must end, or nothing can be read"
+    outbox.drop(len(begun) - 5)
     slow, *others = sent(outbox)
     assert isinstance(slow, Failed)
     assert (slow.id, slow.error["code"]) == ("d", "slow_consumer")

@@ -222,20 +222,20 @@ def test_the_longest_socket_decides_whether_a_path_is_too_long(folder: Path) -> 
 
 
 def test_connections_get_what_models_and_storms_leave_P24() -> None:
-    assert [connections_within(open_files, 2) for open_files in (2260, 3155, 3156, 9999)] == [
+    assert [connections_within(open_files, 2) for open_files in (416, 1311, 1312, 9999)] == [
         128,
         1023,
         1024,
         1024,
     ]
-    assert [files_needed(models) for models in (0, 1, 10)] == [2228, 2244, 2388]
+    assert [files_needed(models) for models in (0, 1, 10)] == [384, 400, 544]
 
 
 def test_a_new_configuration_must_leave_room_for_the_connections_there_are_P24() -> None:
-    assert room_for(1, 2244, 0) == 128
-    assert room_for(1, 2244, 128) == 128
-    assert room_for(1, 2616, 500) == 500
-    for models, open_files, connected in ((1, 2243, 0), (2, 2244, 0), (1, 2615, 500)):
+    assert room_for(1, 400, 0) == 128
+    assert room_for(1, 400, 128) == 128
+    assert room_for(1, 772, 500) == 500
+    for models, open_files, connected in ((1, 399, 0), (2, 400, 0), (1, 771, 500)):
         with pytest.raises(ConfigError) as caught:
             room_for(models, open_files, connected)
         assert caught.value.problems == [
@@ -285,17 +285,17 @@ def test_the_limit_of_open_files_is_raised_as_far_as_is_sensible(
 def test_too_few_open_files_are_refused_with_what_to_do(
     limited: Callable[..., tuple[int, list[Limits]]],
 ) -> None:
-    assert limited(2244, 2244) == (2244, [])
+    assert limited(400, 400) == (400, [])
     with pytest.raises(RuntimeFolderError) as caught:
-        limited(1024, 2243)
+        limited(300, 399)
     assert str(caught.value) == (
-        "only 2243 files may be open at once; a daemon needs 2244 for its models (1)"
+        "only 399 files may be open at once; a daemon needs 400 for its models (1)"
     )
     assert caught.value.hint == (
         "raise the hard limit of open files (`ulimit -Hn`, or LimitNOFILE of systemd)"
     )
-    with pytest.raises(RuntimeFolderError, match="only 1024 files"):
-        limited(1024, 9000, OSError())
+    with pytest.raises(RuntimeFolderError, match="only 300 files"):
+        limited(300, 9000, OSError())
 
 
 def test_the_terminal_is_looked_for_without_taking_one_and_left_closed(

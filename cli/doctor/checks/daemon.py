@@ -75,6 +75,13 @@ def _silent(facts: DaemonFacts, holder: int) -> Finding:
             command=f"kill -CONT {holder}",
         )
     said = f": {facts.failure}" if facts.failure else ""
+    if facts.is_beating:
+        return problem(
+            SUBJECT,
+            f"its process {holder} works and does not answer at {facts.endpoint}{said}",
+            why="it is busy, or may open no more files",
+            fix="run this again in a moment; the end of its log says what it lacks",
+        )
     return problem(
         SUBJECT,
         f"its process {holder} lives and does not answer at {facts.endpoint}{said}",

@@ -45,6 +45,7 @@ def gather_daemon(setting: Setting) -> DaemonFacts:
         config=config,
         holder=holder.pid if holder is not None else None,
         is_stopped=holder is not None and holder.is_stopped,
+        is_beating=holder is not None and holder.is_beating,
         recorded=recorded,
         recorded_name="" if recorded is None else _name_of(recorded),
         leftovers=len([*folder.glob("*.sock")]),

@@ -1,17 +1,21 @@
-"""The process behind a connection has one name, whatever number its connection has."""
+"""The process at the other end of a connection, its names, and how a connection is ended."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 
 from mlxsup.protocol.client_messages import Generate, StatusQuery
 from mlxsup.protocol.ids import TERMINAL, ModelName, RequestId
 from mlxsup.supervisor.process_identity import process_identity, process_start, session_of
-from mlxsup.supervisor.sockets.peer_names import PeerNames
+from mlxsup.supervisor.sockets.peer import Names, credentials_of, end
 
 NOBODY = 2**22 + 1
 """Above the pids of Linux and macOS."""
@@ -35,35 +39,12 @@ def two_of_one_session() -> Iterator[tuple[int, int]]:
         yield leader.pid, int(leader.stdout.readline())
 
 
-def test_connections_of_one_process_have_one_name_and_it_has_its_pid() -> None:
-    names = PeerNames()
-    names.come(7, os.getpid())
-    names.come(9, os.getpid())
-    assert (
-        names.of(7, PLAIN)
-        == names.of(9, PLAIN)
-        == f"process {os.getpid()}@{process_start(os.getpid())}"
-    )
-    names.come(8, os.getppid())
-    assert names.of(8, PLAIN) not in ("", names.of(7, PLAIN))
-
-
-def test_a_process_that_is_not_found_has_no_name() -> None:
-    names = PeerNames()
-    names.come(7, None)
-    names.come(8, NOBODY)
-    assert (names.of(7, PLAIN), names.of(8, PLAIN), names.of(9, PLAIN)) == ("", "", "")
-
-
-def test_a_descriptor_that_is_used_again_is_another_connection() -> None:
-    names = PeerNames()
-    names.come(7, os.getpid())
-    names.go(7)
-    assert names.of(7, PLAIN) == ""
-    names.come(7, os.getpid())
-    names.come(7, None)
-    assert names.of(7, PLAIN) == ""
-    names.go(8)
+def test_a_process_has_one_name_with_its_pid_and_one_that_is_not_found_has_none() -> None:
+    pid = os.getpid()
+    assert Names.of_process(pid).of(PLAIN) == f"process {pid}@{process_start(pid)}"
+    assert Names.of_process(os.getppid()).of(PLAIN) not in ("", Names.of_process(pid).of(PLAIN))
+    for nobody in (None, NOBODY):
+        assert Names.of_process(nobody).of(PLAIN) == Names.of_process(nobody).of(OF_TERMINAL) == ""
 
 
 def test_the_start_of_a_process_is_part_of_what_identifies_it() -> None:
@@ -76,33 +57,54 @@ def test_the_start_of_a_process_is_part_of_what_identifies_it() -> None:
 
 
 def test_processes_of_one_session_have_one_name_for_it_if_they_want_to() -> None:
-    names = PeerNames()
     with two_of_one_session() as (leader, other):
-        names.come(7, leader)
-        names.come(8, other)
-        assert names.of(7, PLAIN) != names.of(8, PLAIN)
+        mine, its = Names.of_process(leader), Names.of_process(other)
+        assert mine.of(PLAIN) != its.of(PLAIN)
         assert session_of(other) == session_of(leader) == f"{leader}@{process_start(leader)}"
-        assert names.of(7, OF_TERMINAL) == names.of(8, OF_TERMINAL)
-        assert names.of(7, OF_TERMINAL) == f"terminal {session_of(leader)}"
-        assert names.of(7, StatusQuery(id=RequestId("r"))) == names.of(7, PLAIN)
-    names.go(7)
-    assert names.of(7, OF_TERMINAL) == ""
+        assert mine.of(OF_TERMINAL) == its.of(OF_TERMINAL) == f"terminal {session_of(leader)}"
+        assert mine.of(StatusQuery(id=RequestId("r"))) == mine.of(PLAIN)
 
 
 def test_another_session_is_another_account_and_one_without_a_leader_is_none() -> None:
     command = [sys.executable, "-c", "import os; print(os.getpid(), flush=True); input()"]
     orphan = [sys.executable, "-c", f"import subprocess; subprocess.Popen({command!r})"]
-    names = PeerNames()
     with subprocess.Popen(
         orphan, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
     ) as leader:
         assert leader.stdout is not None
         pid = int(leader.stdout.readline())
-        names.come(7, leader.pid)
         leader.wait()
-        names.come(8, pid)
+        names = Names.of_process(pid)
         assert session_of(pid) is None
-        assert names.of(8, OF_TERMINAL) == names.of(8, PLAIN) != ""
+        assert names.of(OF_TERMINAL) == names.of(PLAIN) != ""
     with two_of_one_session() as (other_leader, _):
-        names.come(9, other_leader)
-        assert names.of(9, OF_TERMINAL).startswith("terminal ")
+        assert Names.of_process(other_leader).of(OF_TERMINAL).startswith("terminal ")
+
+
+@pytest.mark.skipif(sys.platform not in ("linux", "darwin"), reason="the system does not say")
+def test_the_process_and_the_user_of_a_connection_are_found(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        child = os.fork()
+        if not child:
+            with socket.socket(socket.AF_UNIX) as mine:
+                mine.connect(str(tmp_path / "s"))
+                mine.recv(1)
+            os._exit(0)
+        accepted, _ = listener.accept()
+        assert credentials_of(accepted) == (child, os.getuid())
+        end(accepted)
+        os.waitpid(child, 0)
+        assert credentials_of(accepted) == (None, None)
+
+
+def test_a_peer_whose_words_were_not_read_reads_all_of_its_own_and_then_a_clean_end() -> None:
+    """To close with something unread would be a reset, which tells of a daemon that has died."""
+    here, there = socket.socketpair()
+    there.sendall(b"x" * 50_000)
+    here.sendall(b"last words")
+    end(here)
+    assert there.recv(100) == b"last words"
+    assert there.recv(100) == b""
+    there.close()
