@@ -29,8 +29,8 @@ def model_problems(config: DaemonConfig) -> dict[ModelName, FolderProblem]:
     ]
     answers = asyncio.run(ask(questions))
     problems = {
-        config.models[number].name: _problem(config.models[number], answer)
-        for number, answer in answers.items()
+        config.models[number].name: _problem(config.models[number], answers[number])
+        for number in sorted(answers)
     }
     return {name: problem for name, problem in problems.items() if problem is not None}
 
