@@ -70,7 +70,7 @@ from .file_threads import FileThreads
 from .gateway import GatewayKeeper
 from .log_files import LogWriter
 from .logs import DaemonLog
-from .memory.briefing import MemoryBriefing, Reading
+from .memory.briefing import ConfigSnapshot, MemoryBriefing
 from .memory.estimator import Place
 from .memory.watch import PROC
 from .runtime_folder import RuntimeFolder, RuntimeFolderError, connections_within, room_for
@@ -441,7 +441,7 @@ class App:
             else:
                 self._loop.call_soon(self._adopt, asked, read)
 
-    async def _reread(self, *, is_dry: bool) -> Reading:
+    async def _reread(self, *, is_dry: bool) -> ConfigSnapshot:
         """Read the configuration, and the folders of its models.
 
         An editor may be writing the file, and half of one may be valid. So before a reload ends the
@@ -484,7 +484,7 @@ class App:
             if one.caller is not None:
                 self.dispatch(ReloadRefused(now=now, problems=problems, caller=one.caller))
 
-    def _adopt(self, asked: Sequence[_Asked], read: Reading) -> None:
+    def _adopt(self, asked: Sequence[_Asked], read: ConfigSnapshot) -> None:
         """Puts a configuration that was read into effect, unless all only ask what it would do."""
         now, config = self._clock.now(), read.config
         try:

@@ -28,7 +28,7 @@ from .watch import Watch, find_watch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class ConfigSnapshot:
     """A configuration, and what was found of its models.
 
     Attributes:
@@ -105,7 +105,7 @@ class MemoryBriefing:
         spare_bytes = 0 if self._backend == "cuda" else FIRST_GUESS_BYTES[self._backend]
         return replace(config.core, budget=budget, spare_bytes=spare_bytes)
 
-    async def read(self, config: DaemonConfig) -> Reading:
+    async def read(self, config: DaemonConfig) -> ConfigSnapshot:
         """Look at the folders of a configuration's models, and up their repositories in the cache.
 
         It takes no longer than `estimates.QUIET_S` after the last folder that answers.
@@ -122,9 +122,9 @@ class MemoryBriefing:
             for model in config.models
         )
         silent = {n: looks[at].problem for n, at in places.items() if not looks[at].is_read}
-        return Reading(config=replace(config, models=models), places=places, unread=silent)
+        return ConfigSnapshot(config=replace(config, models=models), places=places, unread=silent)
 
-    def needs_of(self, reading: Reading) -> Mapping[ModelName, Need]:
+    def needs_of(self, reading: ConfigSnapshot) -> Mapping[ModelName, Need]:
         """Return what the models need; those that cannot be read are left out, because they cannot
         be loaded either, and those that have to be downloaded: nothing is known of them yet.
 
@@ -141,7 +141,7 @@ class MemoryBriefing:
         check_needs(config, needs, self._budget(config.memory_budget))
         return needs
 
-    def adopt(self, reading: Reading, needs: Mapping[ModelName, Need]) -> None:
+    def adopt(self, reading: ConfigSnapshot, needs: Mapping[ModelName, Need]) -> None:
         """Take the models of a configuration for those that there are."""
         models = reading.config.models
         self._launches = {model.name: model.launch for model in models}

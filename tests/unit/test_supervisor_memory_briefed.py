@@ -23,7 +23,7 @@ from mlxsup.supervisor.log_files import LogWriter
 from mlxsup.supervisor.logs import DaemonLog
 from mlxsup.supervisor.memory import briefing as briefing_module
 from mlxsup.supervisor.memory import machine
-from mlxsup.supervisor.memory.briefing import MemoryBriefing, Reading
+from mlxsup.supervisor.memory.briefing import ConfigSnapshot, MemoryBriefing
 from mlxsup.supervisor.memory.folder import fingerprint, stamp
 from mlxsup.supervisor.memory.measurements import Measured, Measurements
 
@@ -69,7 +69,7 @@ class Desk:
             models=models,
         )
 
-    def read(self, *models: ModelSettings, budget: int | None = None) -> Reading:
+    def read(self, *models: ModelSettings, budget: int | None = None) -> ConfigSnapshot:
         return asyncio.run(self.briefing.read(self.config(*models, budget=budget)))
 
     def adopt(self, *models: ModelSettings) -> None:
