@@ -115,7 +115,7 @@ def test_nothing_that_it_does_with_a_model_touches_its_files_on_the_loop(
         )
         await stage.until("m", "READY")
         peer = stage.peer()
-        stage.write_config(of | {"b": fake()})
+        stage.write_config(of | {"b": fake(preload=False)})
         assert (await ask_reload(peer))["added"] == ["b"]
         load = Load(id=RequestId("load"), model=ModelName("m"), context_length=512)
         await peer.say(load)
