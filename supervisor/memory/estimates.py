@@ -149,6 +149,7 @@ async def _ask_child(
     try:
         process = await asyncio.create_subprocess_exec(
             *argv,
+            str(os.getpid()),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,

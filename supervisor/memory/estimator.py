@@ -153,7 +153,7 @@ class Answer:
 
 
 def estimator_argv(python: str = sys.executable) -> list[str]:
-    """Return the command; -P keeps the working folder out of the import path."""
+    """Return the command, without the pid of its parent; -P keeps the working folder out of the import path."""
     return [python, "-P", "-m", "mlxsup.supervisor.memory.estimator"]
 
 
@@ -239,8 +239,11 @@ def _fingerprint(path: Path) -> str:
 
 
 def main() -> None:
-    """Answer every question of standard input, in any order; end with the last, or the parent."""
-    parent = os.getppid()
+    """Answer every question of standard input, in any order; end with the last, or the parent.
+
+    The last argument is the parent's pid: it may be gone before this begins.
+    """
+    parent = int(sys.argv[-1])
     if sys.platform == "linux":
         _, most = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, most))
