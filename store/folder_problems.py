@@ -154,8 +154,8 @@ def folders_below(path: Path, depth: int = 2) -> Iterable[Path]:
 
 def _subfolders(folder: Path) -> list[Path]:
     try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-        return [Path(e.path) for e in entries if e.is_dir() and not e.name.startswith(".")]
+        names = [name for name in sorted(os.listdir(folder)) if not name.startswith(".")]
+        return [folder / name for name in names if os.path.isdir(folder / name)]
     except OSError:
         return []
 

@@ -122,9 +122,9 @@ def repositories(cache: Path) -> Iterator[str]:
     """
     if not cache.is_dir():
         return
-    for entry in sorted(os.scandir(cache), key=lambda entry: entry.name):
-        repo = repository_of(Path(entry.path))
-        if repo is not None and entry.is_dir():
+    for name in sorted(os.listdir(cache)):
+        repo = repository_of(cache / name)
+        if repo is not None and os.path.isdir(cache / name):
             yield repo
 
 

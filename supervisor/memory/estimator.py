@@ -153,7 +153,10 @@ class Answer:
 
 
 def estimator_argv(python: str = sys.executable) -> list[str]:
-    """Return the command, without the pid of its parent; -P keeps the working folder out of the import path."""
+    """Return the command, to which the pid of its parent is added.
+
+    -P keeps the working folder out of the import path.
+    """
     return [python, "-P", "-m", "mlxsup.supervisor.memory.estimator"]
 
 

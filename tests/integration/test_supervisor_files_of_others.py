@@ -28,6 +28,7 @@ from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.worker_messages import Ready
 from mlxsup.supervisor import app as app_module
 from mlxsup.supervisor import downloads as downloads_module
+from mlxsup.supervisor.config.load import read_text
 
 from support.daemon import fake
 from support.eventually_async import eventually_async
@@ -285,13 +286,13 @@ def test_a_file_that_would_stall_a_reload_is_refused_and_disturbs_nothing() -> N
 
 def hang_reads(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Reads of the configuration file hang until the event is set; what they find is read then."""
-    answers, read_text = threading.Event(), app_module.read_text
+    answers = threading.Event()
 
     def wait_and_read(path: Path) -> Any:
         answers.wait()
         return read_text(path)
 
-    monkeypatch.setattr(app_module, "read_text", wait_and_read)
+    monkeypatch.setattr(f"{app_module.__name__}.read_text", wait_and_read)
     return answers
 
 
@@ -364,14 +365,13 @@ def test_a_file_that_is_still_being_written_ends_no_process(
 ) -> None:
     """At each of twelve places, the rest is written after the daemon has read what was there."""
     reads: list[int] = []
-    read_text = app_module.read_text
 
     def noted(path: Path) -> Any:
         text = read_text(path)
         reads.append(len(text.text))
         return text
 
-    monkeypatch.setattr(app_module, "read_text", noted)
+    monkeypatch.setattr(f"{app_module.__name__}.read_text", noted)
     models = {"n": fake(), "a": fake(), "z": fake(preload=False)}
 
     async def body(stage: Stage) -> None:
@@ -419,7 +419,6 @@ def test_a_file_that_is_whole_ends_what_it_no_longer_names(
 def test_a_file_that_never_comes_to_rest_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app_module, "SETTLE_S", 0.01)
     texts = iter(range(1000))
-    read_text = app_module.read_text
 
     def growing(path: Path) -> Any:
         with path.open("a") as file:
@@ -430,7 +429,7 @@ def test_a_file_that_never_comes_to_rest_is_refused(monkeypatch: pytest.MonkeyPa
         await stage.ready("n")
         await stage.ready("a")
         stage.write_config({"a": fake()})
-        monkeypatch.setattr(app_module, "read_text", growing)
+        monkeypatch.setattr(f"{app_module.__name__}.read_text", growing)
         problem = await refused_reload(stage.peer())
         assert problem.endswith("is still being written: reload it once it is complete")
 

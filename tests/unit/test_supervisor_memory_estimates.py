@@ -147,12 +147,8 @@ def tensor(shape: list[Any], offsets: list[Any]) -> dict[str, Any]:
     return {name: {"dtype": "F32", "shape": shape, "data_offsets": offsets}}
 
 
-def weights(values: object) -> Callable[[Path], None]:
-    return lambda folder: (folder / "model.safetensors").write_bytes(header(values)) and None
-
-
-def config(**values: Any) -> Callable[[Path], None]:
-    return lambda folder: (folder / "config.json").write_text(json.dumps(values)) and None
+def weights(values: object) -> Callable[[Path], object]:
+    return lambda folder: (folder / "model.safetensors").write_bytes(header(values))
 
 
 def many_headers(folder: Path) -> None:
@@ -163,7 +159,7 @@ def many_headers(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
 
 
-ODD = {
+ODD: dict[str, tuple[Callable[[Path], object], str]] = {
     "negative": (weights(tensor([1], [10, 0])), "names sizes that no model has"),
     "huge shape": (weights(tensor([10**30, 10**30], [0, 0])), "names sizes that no model has"),
     "infinite": (weights(tensor([float("inf")], [0, 0])), "has a header that cannot be read"),
