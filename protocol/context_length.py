@@ -75,6 +75,24 @@ def find_context_length(config: Mapping[str, Any], asked: int) -> ContextLength:
     return ContextLength(tokens=UNKNOWN_CONTEXT_LENGTH, warnings=(warning,))
 
 
+def declared_context_length(config: Mapping[str, Any]) -> int | None:
+    """Return the tokens that a config.json declares; None if it declares none."""
+    lengths = (_length(value) for _, value in _declarations(config))
+    return next((length for length in lengths if length is not None), None)
+
+
+def limited_context_length(declared: int | None, asked: int) -> int:
+    """Return the tokens that a model takes if its config.json declares so many.
+
+    Args:
+        declared: see `declared_context_length`.
+        asked: as of `find_context_length`, which also gives the warnings.
+    """
+    if declared is None:
+        return asked or UNKNOWN_CONTEXT_LENGTH
+    return min(asked, declared) if asked else declared
+
+
 def _declarations(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for part in (config, *(config.get(name) for name in NESTED_NAMES)):
         if isinstance(part, Mapping):

@@ -15,6 +15,10 @@ from .folders import (
     check_socket_path,
     default_log_dir,
 )
+from .regular_file import MIB, read_regular
+
+MAX_CONFIG_BYTES = MIB
+"""Of a configuration file."""
 
 ENDPOINT_VARIABLE = "MLXSUP_ENDPOINT"
 CONFIG_VARIABLE = "MLXSUP_CONFIG"
@@ -172,7 +176,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     import tomllib  # most clients read no file
 
     try:
-        return tomllib.loads(path.expanduser().read_text(encoding="utf-8"))
+        return tomllib.loads(read_regular(path.expanduser(), MAX_CONFIG_BYTES).decode())
     except OSError as error:
         message = f"cannot read {path}: {error.strerror}"
     except (ValueError, RecursionError) as error:  # also integers of more than 4300 digits

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from mlxsup.protocol.model_files import is_weight_file
+from mlxsup.protocol.regular_file import MIB, read_regular
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
@@ -15,7 +16,17 @@ ONE_FILE = "model.safetensors"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json")
 """At least one of these must exist, or a file that ends with `.tiktoken`."""
 
-MAX_INDEX_BYTES = 64 * 1024 * 1024
+MAX_INDEX_BYTES = 64 * MIB
+
+
+def regular_files(folder: Path) -> list[str]:
+    """Return the names of the regular files in a folder, in order; links are followed.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    # An entry of `os.scandir` would hold the interpreter's lock while its disk does not answer.
+    return sorted(name for name in os.listdir(folder) if os.path.isfile(folder / name))
 
 
 def missing_files(folder: Path) -> tuple[str, ...]:
@@ -26,7 +37,7 @@ def missing_files(folder: Path) -> tuple[str, ...]:
     Raises:
         OSError: the folder cannot be read.
     """
-    names = sorted(entry.name for entry in os.scandir(folder) if entry.is_file())
+    names = regular_files(folder)
     missing = [] if CONFIG in names else [CONFIG]
     if not any(name in TOKENIZERS or name.endswith(".tiktoken") for name in names):
         missing.append(TOKENIZERS[0])
@@ -45,9 +56,7 @@ def shards_of(index: Path) -> list[str]:
     A load refuses such an index, and says what is wrong with it.
     """
     try:
-        if index.stat().st_size > MAX_INDEX_BYTES:
-            return []
-        content = json.loads(index.read_bytes())
+        content = json.loads(read_regular(index, MAX_INDEX_BYTES))
     except (OSError, ValueError, RecursionError):
         return []
     files = content.get("weight_map") if isinstance(content, dict) else None

@@ -12,7 +12,7 @@ from typing import Any
 from mlxsup.protocol.context_length import NESTED_NAMES, find_context_length
 from mlxsup.protocol.model_files import is_weight_file
 
-from .contents import CONFIG
+from .contents import CONFIG, regular_files
 
 MAX_JSON_BYTES = 16 * 1024 * 1024
 MAX_CARD_BYTES = 64 * 1024
@@ -136,9 +136,9 @@ def _card_header(card: Path) -> Iterator[str]:
 def _size(folder: Path) -> int:
     total = 0
     try:
-        for entry in os.scandir(folder):
-            if is_weight_file(entry.name) and entry.is_file():
-                total += entry.stat().st_size
+        for name in regular_files(folder):
+            if is_weight_file(name):
+                total += os.path.getsize(folder / name)
     except OSError:
         return total
     return total

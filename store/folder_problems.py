@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mlxsup.protocol.model_files import is_pointer, is_weight_file, pointer_problem
 
-from .contents import CONFIG, missing_files
+from .contents import CONFIG, missing_files, regular_files
 from .hub_cache import PREFIX, SNAPSHOTS, find_cache, repository_of
 
 GGUF_SUFFIX = ".gguf"
@@ -48,7 +48,7 @@ def folder_problem(path: Path) -> FolderProblem | None:
             return _absent(path)
         if not path.is_dir():
             return _file(path)
-        names = sorted(entry.name for entry in os.scandir(path) if entry.is_file())
+        names = regular_files(path)
         if CONFIG not in names:
             return _no_model(path, names)
         return _pointer(path, names) or _incomplete(path, names)
@@ -154,8 +154,8 @@ def folders_below(path: Path, depth: int = 2) -> Iterable[Path]:
 
 def _subfolders(folder: Path) -> list[Path]:
     try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-        return [Path(e.path) for e in entries if e.is_dir() and not e.name.startswith(".")]
+        names = [name for name in sorted(os.listdir(folder)) if not name.startswith(".")]
+        return [folder / name for name in names if os.path.isdir(folder / name)]
     except OSError:
         return []
 

@@ -6,10 +6,13 @@ files, links to `blobs`. Nothing is copied, and nothing is written here.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from mlxsup.protocol.regular_file import open_regular
 
 from .contents import missing_files
 from .repositories import DEFAULT_REVISION, check_repository, check_revision
@@ -97,10 +100,14 @@ def find_snapshot(
 def _commit(folder: Path, revision: str) -> str:
     """What a revision means; a commit means itself."""
     try:
-        with open(folder / REFERENCES / revision, "rb") as file:
+        with open(open_regular(folder / REFERENCES / revision), "rb") as file:
             text = file.read(MAX_REFERENCE_BYTES).decode("ascii", "replace").strip()
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError):
         return revision
+    except OSError as error:
+        if error.errno == errno.EINVAL:  # a folder, because other revisions begin with its name
+            return revision
+        raise
     try:
         return check_revision(text)
     except ValueError:
@@ -115,9 +122,9 @@ def repositories(cache: Path) -> Iterator[str]:
     """
     if not cache.is_dir():
         return
-    for entry in sorted(os.scandir(cache), key=lambda entry: entry.name):
-        repo = repository_of(Path(entry.path))
-        if repo is not None and entry.is_dir():
+    for name in sorted(os.listdir(cache)):
+        repo = repository_of(cache / name)
+        if repo is not None and os.path.isdir(cache / name):
             yield repo
 
 

@@ -7,10 +7,11 @@ import os
 import random
 import signal
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from mlxsup.protocol.clock import PULSE_S, Clock
 from mlxsup.protocol.download import Repository
@@ -20,7 +21,7 @@ from mlxsup.protocol.version import VERSION
 
 from .announcements import Announcer
 from .config.fixed import changed_for_later
-from .config.load import ConfigError, DaemonConfig, load_config
+from .config.load import ConfigError, DaemonConfig, parse_config, read_text
 from .core.actions import (
     Abandon,
     Action,
@@ -63,11 +64,13 @@ from .core.events import (
 )
 from .downloads import DownloadKeeper
 from .facts import daemon_facts
+from .file_threads import FileThreads
 from .folder_watch import FolderWatch
 from .gateway import GatewayKeeper
 from .log_files import LogWriter
 from .logs import DaemonLog
-from .memory.briefing import MemoryBriefing
+from .memory.briefing import ConfigSnapshot, MemoryBriefing
+from .memory.estimator import Place
 from .memory.watch import PROC
 from .runtime_folder import RuntimeFolder, RuntimeFolderError, connections_within, room_for
 from .signals import Signals
@@ -89,7 +92,23 @@ FAREWELL_S = 2.0
 LOOK_DELAY_S = 0.05
 """The time between inspecting a silent process and reporting it to the core."""
 
+READ_LIMIT_S = 5.0
+PARSE_LIMIT_S = 60.0
+"""On a machine however busy: the file has a limit of size."""
+
+SETTLE_S = 1.0
+MAX_READS = 10
+"""How often a file is read that somebody keeps writing."""
+
 OnListening = Callable[[str], None]
+Value = TypeVar("Value")
+
+
+class _Asked(NamedTuple):
+    """Who asks for a reload, if it is a client, and whether nothing may change because of it."""
+
+    caller: Caller | None
+    is_dry: bool
 
 
 class App:
@@ -149,20 +168,18 @@ class App:
             rules=config.gateway_rules,
         )
         self._briefing = MemoryBriefing(self._workers.measurements, log)
-        self._briefing.adopt(config.models, self._briefing.needs_of(config))
-        self._core = Core(
-            self._briefing.settings_of(config),
-            config.models,
-            facts=daemon_facts(config, folder.client_socket),
-            random=random.Random(),
-            is_strict=False,
-            gateway=config.http or config.gateway,
-        )
+        self._files = FileThreads()
+        # Until the folders of its models are read, it can only be asked to end.
+        self._core = self._core_of(config)
+        # What asks for a reload: clients, and signals; bounded by the connections.
+        self._asked: asyncio.Queue[_Asked] = asyncio.Queue()
         # Emptied before the loop continues: it only holds what follows from the current event.
         self._pending: deque[Event] = deque()
         self._is_handling = False
         self._is_broken = False
         self._finished = asyncio.Event()
+        # What waits for a model folder; bounded by commands, downloads and loads.
+        self._readers: set[asyncio.Task[None]] = set()
         self._timer = Timer(self._clock, lambda now: self.dispatch(Tick(now=now)))
 
     async def run(self, on_listening: OnListening, *, open_files: int) -> int:
@@ -177,6 +194,9 @@ class App:
         self._loop.set_exception_handler(self._on_loop_error)
         signals = Signals(self._on_signal, self._reload)
         around = self._surroundings
+        if not await self._begin():
+            signals.ignore()
+            return 0
         try:
             self._clients = Clients(
                 around.folder.client_socket,
@@ -200,12 +220,16 @@ class App:
             async with asyncio.TaskGroup() as self._tasks:
                 pulse = self._tasks.create_task(self._pulse())
                 sampling = self._tasks.create_task(self._sample())
+                rereading = self._tasks.create_task(self._keep_rereading())
                 on_listening(endpoint)
                 self._loop.call_soon(self._start)
                 await self._finished.wait()
                 signals.ignore()
                 self._announcer.finishes()
                 sampling.cancel()
+                rereading.cancel()
+                for reader in self._readers:
+                    reader.cancel()
                 if self._is_broken:
                     await self._workers.end()
                 await self._workers.spares.end()
@@ -277,7 +301,7 @@ class App:
             case LookAtFiles(model=model, generation=generation):
                 self._workers.look_at_files(model, generation, self._tasks)
             case ReadConfiguration(caller=caller, is_dry=is_dry):
-                self._loop.call_soon(self._reload, caller, is_dry)
+                self._reload(caller, is_dry)
             case Announce() | RequestEnded() | SetLogLevel() | Entry() | LogFault():
                 self._announcer.take(action)
             case Abandon(model=model, generation=generation):
@@ -287,8 +311,7 @@ class App:
             case BudgetChanged(budget=budget):
                 self._briefing.changed(budget)
             case AppraiseLaunch():
-                need = self._briefing.appraise(action.launch)
-                self.dispatch(action.answered(need, now=self._clock.now()))
+                self._read_aside(self._appraise_launch(action))
             case AdoptLaunch(model=model, launch=launch, need=need):
                 self._briefing.relaunched(model, launch, need)
             case NeedRaised(launch=launch, raised_bytes=raised_bytes):
@@ -301,19 +324,68 @@ class App:
 
     # ------------------------------------------------------------ what happens by itself
 
+    def _core_of(self, config: DaemonConfig) -> Core:
+        return Core(
+            self._briefing.settings_of(config, is_dry=True),
+            config.models,
+            facts=daemon_facts(config, self._surroundings.folder.client_socket),
+            random=random.Random(),
+            is_strict=False,
+            gateway=config.http or config.gateway,
+        )
+
+    async def _begin(self) -> bool:
+        """Read the folders of the models for the core; return False if a signal asks for the end
+        meanwhile.
+
+        Raises:
+            ConfigError: the pinned models do not fit into the memory budget together.
+        """
+        reading = asyncio.create_task(self._briefing.read(self._config))
+        ending = asyncio.create_task(self._finished.wait())
+        try:
+            await asyncio.wait([reading, ending], return_when=asyncio.FIRST_COMPLETED)
+            if ending.done():
+                return False
+            read = reading.result()
+        finally:
+            for one in (reading, ending):
+                one.cancel()
+            await asyncio.wait([reading, ending])  # the process that reads is ended, too
+        self._briefing.adopt(read, self._briefing.needs_of(read))
+        self._briefing.settings_of(read.config)  # which logs the budget
+        self._core = self._core_of(read.config)
+        return True
+
     def _start(self) -> None:
         self._appraised()
         self.dispatch(Started(now=self._clock.now()))
 
-    def _learnt(self, launch: LaunchSettings) -> None:
+    def _learnt(self, launch: LaunchSettings, loaded: str) -> None:
         """A worker has measured its model: the next load is planned with that."""
         self._briefing.measured(launch)
         self._appraised()
+        if outdated := self._briefing.outdated(launch, loaded):
+            self._read_aside(self._read_again(outdated))
 
-    def _downloaded(self, repository: Repository, folder: str) -> None:
+    async def _read_again(self, places: Collection[Place]) -> None:
+        await self._briefing.read_again(places)
+        self._loop.call_soon(self._appraised)
+
+    async def _downloaded(self, repository: Repository, folder: str) -> None:
         """A repository is complete: the models that lacked it are planned with what is there."""
-        self._briefing.found(repository, folder)
-        self._appraised()
+        await self._briefing.found(repository, folder)
+        self._loop.call_soon(self._appraised)
+
+    async def _appraise_launch(self, action: AppraiseLaunch) -> None:
+        need = await self._briefing.appraise(action.model, action.launch)
+        self._loop.call_soon(lambda: self.dispatch(action.answered(need, now=self._clock.now())))
+
+    def _read_aside(self, reading: Coroutine[Any, Any, None]) -> None:
+        """Runs what waits for a model folder; the end does not wait for it."""
+        task = self._tasks.create_task(reading)
+        self._readers.add(task)
+        task.add_done_callback(self._readers.discard)
 
     def _appraised(self) -> None:
         self.dispatch(Appraised(now=self._clock.now(), needs=self._briefing.needs))
@@ -359,30 +431,96 @@ class App:
         self.dispatch(ShutdownAsked(now=self._clock.now(), is_immediate=is_repeated))
 
     def _reload(self, caller: Caller | None = None, is_dry: bool = False) -> None:
-        """Reads the file again and checks all of it; if it is wrong, nothing changes (P20)."""
-        now, old = self._clock.now(), self._config
+        """Reads the file again and checks all of it; if it is wrong, nothing changes (P20).
+
+        While the file is being read, it is read once more for all who ask meanwhile: what was
+        written before they asked is what they get.
+        """
         if not is_dry:
             self._announcer.reloads()
+        self._asked.put_nowait(_Asked(caller, is_dry))
+
+    async def _keep_rereading(self) -> None:
+        while True:
+            asked = [await self._asked.get()]
+            while not self._asked.empty():
+                asked.append(self._asked.get_nowait())
+            try:
+                read = await self._reread(is_dry=all(one.is_dry for one in asked))
+            except ConfigError as error:
+                self._loop.call_soon(self._refuse, asked, error)
+            else:
+                self._loop.call_soon(self._adopt, asked, read)
+
+    async def _reread(self, *, is_dry: bool) -> ConfigSnapshot:
+        """Read the configuration, and the folders of its models.
+
+        An editor may be writing the file, and half of one may be valid. So before a reload ends the
+        process of a model, the file must read the same a second later.
+
+        Raises:
+            ConfigError: it cannot be read, or anything in it is wrong.
+        """
+        path = self._config.config_path
+        if path is None:
+            raise ConfigError(["the daemon was started without a file: there is none to read"])
+        text = await self._in_thread(path, partial(read_text, path), READ_LIMIT_S)
+        for _ in range(MAX_READS):
+            parse = partial(
+                parse_config, text.text, path=path, config_path=path, folder=text.folder
+            )
+            config = await self._in_thread(path, parse, PARSE_LIMIT_S)
+            read = await self._briefing.read(config)
+            if is_dry or not self._core.ended_by(read.config.models):
+                return read
+            await asyncio.sleep(SETTLE_S)
+            before = text
+            text = await self._in_thread(path, partial(read_text, path), READ_LIMIT_S)
+            if text == before:
+                return read
+        raise ConfigError([f"{path}: is still being written: reload it once it is complete"])
+
+    async def _in_thread(self, path: Path, function: Callable[[], Value], limit_s: float) -> Value:
         try:
-            if old.config_path is None:
-                raise ConfigError(["the daemon was started without a file: there is none to read"])
-            config = load_config(old.config_path)
-            needs = self._briefing.needs_of(config)
+            return await self._files.run(path, function, limit_s=limit_s)
+        except TimeoutError:
+            problem = f"{path}: could not be read within {limit_s:g} s: look after its disk"
+            raise ConfigError([problem]) from None
+
+    def _refuse(self, asked: Sequence[_Asked], error: ConfigError) -> None:
+        if not all(one.is_dry for one in asked):
+            self._announcer.reload_refused(error)
+        now, problems = self._clock.now(), tuple(error.problems)
+        for one in asked:
+            if one.caller is not None:
+                self.dispatch(ReloadRefused(now=now, problems=problems, caller=one.caller))
+
+    def _adopt(self, asked: Sequence[_Asked], read: ConfigSnapshot) -> None:
+        """Puts a configuration that was read into effect, unless all only ask what it would do."""
+        now, config = self._clock.now(), read.config
+        try:
+            needs = self._briefing.needs_of(read)
             room = self._room_for(config)
         except ConfigError as error:
-            if not is_dry:
-                self._announcer.reload_refused(error)
-            if caller is not None:
-                self.dispatch(ReloadRefused(now=now, problems=tuple(error.problems), caller=caller))
+            self._refuse(asked, error)
             return
-        later = changed_for_later(old, config)
-        settings = self._briefing.settings_of(config, is_dry=is_dry)
-        read = Reloaded(now=now, settings=settings, models=config.models, later=later, needs=needs)
-        if not is_dry:
-            self._clients.limit_to(room)
-            self._announcer.reloaded(later)
-            self._briefing.adopt(config.models, needs)
-        self.dispatch(replace(read, caller=caller, is_dry=is_dry))
+        is_dry = all(one.is_dry for one in asked)
+        later = changed_for_later(self._config, config)
+        reloaded = Reloaded(
+            now=now,
+            settings=self._briefing.settings_of(config, is_dry=is_dry),
+            models=config.models,
+            later=later,
+            needs=needs,
+            unread=read.unread,
+        )
+        # What it would do is said before it is done.
+        for one in sorted(asked, key=lambda one: not one.is_dry):
+            if not one.is_dry:
+                self._clients.limit_to(room)
+                self._announcer.reloaded(later)
+                self._briefing.adopt(read, needs)
+            self.dispatch(replace(reloaded, caller=one.caller, is_dry=one.is_dry))
 
     def _room_for(self, config: DaemonConfig) -> int:
         """Connections beside the new models and those still running, or raises ConfigError."""

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from mlxsup.protocol.download import (
     DownloadDone,
@@ -31,8 +31,8 @@ MAX_LINE_BYTES = 64 * 1024
 KEPT_LINES = 50
 """Of what a process says besides its reports, for the log if it ends without a last one."""
 
-OnFolder = Callable[[Repository, str], None]
-"""Called with a repository that is complete, and its folder, before the core hears of it."""
+OnFolder = Callable[[Repository, str], Awaitable[None]]
+"""Awaited with a repository that is complete, and its folder, before the core hears of it."""
 
 
 class DownloadKeeper:
@@ -100,6 +100,7 @@ class _Unit:
         self._number = action.number
         self._on_folder = on_folder
         self._process: WorkerProcess | None = None
+        self._arrival: asyncio.Future[None] | None = None
         self._is_wanted = True
         self._line = b""
         self._last: DownloadReport | None = None
@@ -110,6 +111,8 @@ class _Unit:
         self._is_wanted = False
         if self._process is not None:
             self._process.signal(signal.SIGKILL)
+        if self._arrival is not None:
+            self._arrival.cancel()
 
     async def live(self, argv: Sequence[str]) -> None:
         """Runs it, and posts what it reports; returns when its process is gone."""
@@ -119,7 +122,7 @@ class _Unit:
         try:
             process = WorkerProcess.spawn(argv, spec.to_line(), self._read)
         except OSError as error:
-            self._end(_broken(f"it could not be started: {error.strerror}"))
+            await self._end(_broken(f"it could not be started: {error.strerror}"))
             return
         self._process = process
         log = self._around.log
@@ -135,7 +138,7 @@ class _Unit:
             if not isinstance(last, DownloadDone | DownloadFailed):
                 exit_code, _, name = describe_exit(code)
                 last = _broken(f"it ended with {name or f'exit code {exit_code}'}")
-            self._end(last)
+            await self._end(last)
         finally:
             process.close()
             process.forget()
@@ -152,7 +155,7 @@ class _Unit:
             if isinstance(report, DownloadProgress):
                 self._post(report)
 
-    def _end(self, last: DownloadDone | DownloadFailed) -> None:
+    async def _end(self, last: DownloadDone | DownloadFailed) -> None:
         if not self._is_wanted:
             return
         log = self._around.log
@@ -164,11 +167,9 @@ class _Unit:
             asyncio.get_running_loop().call_soon(self._post, last)
             return
         log.write("info", "download complete", repo=self.repository, bytes=last.fetched_bytes)
-        asyncio.get_running_loop().call_soon(self._arrive, last)
-
-    def _arrive(self, done: DownloadDone) -> None:
-        self._on_folder(self.repository, done.folder)
-        self._post(done)
+        self._arrival = asyncio.ensure_future(self._on_folder(self.repository, last.folder))
+        await asyncio.wait([self._arrival])
+        asyncio.get_running_loop().call_soon(self._post, last)
 
     def _post(self, report: DownloadReport) -> None:
         if self._is_wanted:

@@ -146,13 +146,14 @@ def _appraise(
 ) -> tuple[dict[ModelName, Need], dict[ModelName, str]]:
     """What the models need, and what is wrong with the others."""
     from mlxsup.supervisor.core.memory.given import known_problem
+    from mlxsup.supervisor.memory.estimator import estimate_launch
     from mlxsup.supervisor.memory.folder import FolderError
 
     appraised: dict[ModelName, Need] = {}
     problems: dict[ModelName, str] = {}
     for model in models:
         try:
-            need = appraiser.appraise(model.launch)
+            need = appraiser.appraise(model.launch, estimate_launch(model.launch))
         except FolderError as error:
             problems[model.name] = str(error)
             continue

@@ -53,6 +53,8 @@ def reload(is_dry: bool, target: Target, output: Output) -> None:
         output.note(f"{over} more is reserved than the new memory budget: {what}")
     for refused in value.get("refuses", ()):
         output.note(f"{refused['model']} could not be loaded: it {refused['reason']}")
+    for name, cause in value["unread"].items():
+        output.note(f"{name}: {cause}")
     if output.is_json:
         output.object({**value, "models": rows})
     elif is_dry and value["foreseen"]:

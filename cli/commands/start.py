@@ -104,7 +104,7 @@ def start(
         arguments = [argument for model in models for argument in ("--model", model)]
     else:
         path = find_configuration(config_path, hint=NO_FILE_TO_START_HINT)
-        configuration = read_configuration(path)
+        configuration = read_configuration(path, is_looked_up=False)
         warn_of_folders(configuration, output)
         arguments = ["--config", os.path.abspath(path.expanduser())]
     if http is not None:
@@ -320,12 +320,16 @@ def with_http(configuration: DaemonConfig, listen: str) -> DaemonConfig:
     return replace(configuration, http=Address.parse(listen))
 
 
-def read_configuration(path: Path, *, has_sockets: bool = False) -> DaemonConfig:
+def read_configuration(
+    path: Path, *, has_sockets: bool = False, is_looked_up: bool = True
+) -> DaemonConfig:
     """A checked configuration.
 
     Args:
         path: the file.
         has_sockets: whether sockets must fit into its runtime folder.
+        is_looked_up: whether repositories are looked up in the cache, whose disk may not answer;
+            a daemon does that by itself.
 
     Raises:
         CliError: the file is missing or wrong; the message names every problem.
@@ -342,10 +346,11 @@ def read_configuration(path: Path, *, has_sockets: bool = False) -> DaemonConfig
         ) from None
     except OSError:
         pass  # it cannot be read, as is said below
-    from mlxsup.supervisor.config.load import load_config
+    from mlxsup.supervisor.config.load import looked_up, read_config
 
     with configuration_errors(path):
-        return load_config(expanded, has_sockets=has_sockets)
+        configuration = read_config(expanded, has_sockets=has_sockets)
+    return looked_up(configuration) if is_looked_up else configuration
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from mlxsup.store.hub_cache import find_snapshot
 from mlxsup.store.repositories import is_owned_repository
 
 from .entry_text import MODEL_NAME, source_line, table_key
-from .load import DaemonConfig, parse_config
+from .load import DaemonConfig, looked_up, parse_config
 
 WHERE = Path("--model")
 """What errors name instead of a file."""
@@ -59,4 +59,5 @@ def config_of_folders(sources: Mapping[str, Path | str]) -> tuple[DaemonConfig, 
     text = "\n".join(
         f"[models.{table_key(name)}]\n{source_line(source)}\n" for name, source in sources.items()
     )
-    return parse_config(text, path=WHERE, config_path=None, folder=Path.cwd()), text
+    config = parse_config(text, path=WHERE, config_path=None, folder=Path.cwd())
+    return looked_up(config), text

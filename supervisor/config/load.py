@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
+from mlxsup.protocol.download import Repository
 from mlxsup.protocol.folders import absolute, default_log_dir
 from mlxsup.protocol.gateway import Address, GatewayRules
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
+from mlxsup.protocol.places import MAX_CONFIG_BYTES
+from mlxsup.protocol.regular_file import read_regular
 from mlxsup.protocol.states import Priority
 
 from ..core.settings import ClientSettings, CoreSettings, ModelSettings, RestartSettings
@@ -22,11 +25,14 @@ from .file_table import FileTable
 from .gateway_sites import origin_as_sent
 from .gateway_table import GatewayTable
 from .lines import LineIndex
-from .sources import missing_repository, model_path, own_source
+from .sources import look_up, model_path, own_source
 from .tables import ModelTable
 from .values import count_or_auto, size_or_auto
 
 EXIT_CODE = 78
+
+MAX_MODELS = 1000
+"""More than any machine serves; a daemon keeps books of each, whether it runs or not."""
 
 MAX_DEPTH = 100
 """Tables and arrays of a useful configuration are nested less deeply; so whatever reads them later
@@ -83,8 +89,34 @@ class DaemonConfig:
     prevent_sleep: str = "off"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigText:
+    """A configuration file as it was read.
+
+    Attributes:
+        text: its content.
+        folder: what relative paths are relative to: that of the file, where links lead to now.
+    """
+
+    text: str
+    folder: Path
+
+
 def load_config(path: Path, *, has_sockets: bool = False) -> DaemonConfig:
-    """Reads a configuration file.
+    """Read a configuration file, and look up the repositories of its models in the cache.
+
+    Args:
+        path: the file.
+        has_sockets: see `read_config`.
+
+    Raises:
+        ConfigError: it cannot be read, or anything in it is wrong.
+    """
+    return looked_up(read_config(path, has_sockets=has_sockets))
+
+
+def read_config(path: Path, *, has_sockets: bool = False) -> DaemonConfig:
+    """Read a configuration file, and none of its models' folders.
 
     Args:
         path: the file.
@@ -94,30 +126,56 @@ def load_config(path: Path, *, has_sockets: bool = False) -> DaemonConfig:
     Raises:
         ConfigError: it cannot be read, or anything in it is wrong.
     """
+    read = read_text(path)
     # Not where a link leads now: a reload follows it anew.
     named = Path(os.path.abspath(path))
-    folder = path.resolve().parent
     return parse_config(
-        _read(path), path=path, config_path=named, folder=folder, has_sockets=has_sockets
+        read.text, path=path, config_path=named, folder=read.folder, has_sockets=has_sockets
     )
+
+
+def looked_up(config: DaemonConfig) -> DaemonConfig:
+    """Return a configuration with the folders that the cache has for its repositories."""
+    return replace(config, models=tuple(map(look_up, config.models)))
+
+
+def read_text(path: Path) -> ConfigText:
+    """Read a configuration file without looking at what it says.
+
+    Raises:
+        ConfigError: it cannot be read, is no regular file, or is too large.
+    """
+    try:
+        text = read_regular(path, MAX_CONFIG_BYTES).decode()
+        folder = path.resolve().parent
+    except OSError as error:
+        raise ConfigError([f"{path}: cannot be read: {error.strerror or error}"]) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError([f"{path}: is not UTF-8 text (byte {error.start})"]) from None
+    return ConfigText(text=text.replace("\r\n", "\n").replace("\r", "\n"), folder=folder)
 
 
 def parse_config(
     text: str, *, path: Path, config_path: Path | None, folder: Path, has_sockets: bool = False
 ) -> DaemonConfig:
-    """Checks the text of a configuration and turns it into settings.
+    """Check the text of a configuration and turn it into settings; no model folder is looked at.
 
     Args:
         text: the configuration, in TOML.
         path: what errors call the text.
         config_path: the file, if there is one.
         folder: what relative paths are relative to.
-        has_sockets: see `load_config`.
+        has_sockets: see `read_config`.
 
     Raises:
         ConfigError: anything in it is wrong.
     """
     values = _parse_toml(text, path)
+    models = values.get("models")
+    if isinstance(models, dict) and len(models) > MAX_MODELS:
+        raise ConfigError(
+            [f"{path}: has {len(models)} models: a daemon takes {MAX_MODELS}, so leave some out"]
+        )
     check = Check(path=path, lines=LineIndex(text), values=values)
     check.integers()
     _raise_if_wrong(check)
@@ -167,15 +225,6 @@ def _log_dir(file: FileTable, runtime_dir: Path, folder: Path) -> Path:
 def _raise_if_wrong(check: Check) -> None:
     if check.problems:
         raise ConfigError(check.problems)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError([f"{path}: cannot be read: {error.strerror or error}"]) from None
-    except UnicodeDecodeError as error:
-        raise ConfigError([f"{path}: is not UTF-8 text (byte {error.start})"]) from None
 
 
 def _parse_toml(text: str, path: Path) -> dict[str, Any]:
@@ -266,7 +315,7 @@ def _launch_settings(entry: ModelTable, folder: Path) -> LaunchSettings:
         value = getattr(entry, SIZES.get(setting.name, setting.name))
         values[setting.name] = size_or_auto(value) if setting.name in SIZES else value
     path = absolute(entry.path, folder) if entry.path is not None else None
-    values["path"] = model_path(path, entry.repo, entry.revision)
+    values["path"] = model_path(path, entry.repo)
     values["sampling"] = entry.sampling.model_dump()
     return LaunchSettings(**values)
 
@@ -277,7 +326,7 @@ def _model_settings(name: str, entry: ModelTable, folder: Path) -> ModelSettings
         launch=_launch_settings(entry, folder),
         repo=entry.repo or "",
         revision=entry.revision if entry.repo else "",
-        download=missing_repository(entry.repo, entry.revision),
+        download=Repository(entry.repo, entry.revision) if entry.repo else None,
         aliases=tuple(entry.aliases),
         presets={
             preset: table.model_dump(exclude_unset=True, exclude_none=True)

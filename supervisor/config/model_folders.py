@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 from mlxsup.protocol.ids import ModelName
-from mlxsup.store.folder_problems import FolderProblem, folder_problem, repository_problem
+from mlxsup.store.folder_problems import FolderProblem, repository_problem
 from mlxsup.store.offline import is_offline
 
 from ..core.settings import ModelSettings
-from ..memory.folder import FolderError, read_folder
+from ..memory.estimates import ask
+from ..memory.estimator import Answer, Question, place_of
 from .lines import LineIndex
-from .load import ConfigError, DaemonConfig
+from .load import ConfigError, DaemonConfig, read_text
 
 
 def model_problems(config: DaemonConfig) -> dict[ModelName, FolderProblem]:
-    """The models that a load would refuse, each with why; a worker finds out more."""
-    problems = {model.name: _problem(model) for model in config.models}
+    """Return the models that a load would refuse, each with why; a worker finds out more.
+
+    The folders are read in another process, as by a daemon: one that hangs keeps nobody waiting.
+    """
+    questions = [
+        Question(number=number, place=place, is_checked=True)
+        for number, model in enumerate(config.models)
+        if model.launch.engine == "mlx"
+        and (place := place_of(model.launch, model.repo, model.revision)) is not None
+    ]
+    answers = asyncio.run(ask(questions))
+    problems = {
+        config.models[number].name: _problem(config.models[number], answers[number])
+        for number in sorted(answers)
+    }
     return {name: problem for name, problem in problems.items() if problem is not None}
 
 
@@ -33,7 +48,7 @@ def check_model_folders(config: DaemonConfig, path: Path) -> None:
     problems = model_problems(config)
     if not problems:
         return
-    lines = LineIndex(path.expanduser().read_text(encoding="utf-8"))
+    lines = LineIndex(read_text(path.expanduser()).text)
     keys = {model.name: "repo" if model.repo else "path" for model in config.models}
     raise ConfigError(
         [
@@ -49,18 +64,11 @@ def sentence(problem: FolderProblem) -> str:
     return f"{problem.text}; {problem.hint}" if problem.hint else problem.text
 
 
-def _problem(model: ModelSettings) -> FolderProblem | None:
-    if model.launch.engine != "mlx":
-        return None
-    path = Path(model.launch.path)
-    if model.download is not None and not is_offline():
+def _problem(model: ModelSettings, answer: Answer | str) -> FolderProblem | None:
+    if isinstance(answer, str):
+        return FolderProblem(text=answer)
+    if answer.is_lacking and not is_offline():
         return None  # it is downloaded before it is loaded
-    if model.repo and not path.exists():
-        return repository_problem(model.repo, model.revision)
-    problem = folder_problem(path)
-    if problem is None:
-        try:
-            read_folder(path)
-        except FolderError as error:
-            return FolderProblem(text=str(error))
-    return problem
+    if answer.problem:
+        return FolderProblem(text=answer.problem, hint=answer.hint)
+    return repository_problem(model.repo, model.revision) if answer.is_lacking else None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mlxsup.protocol.download import Repository
 from mlxsup.store.hub_cache import find_cache, find_snapshot, repository_folder
 
+from ..core.settings import ModelSettings
 from .tables import ModelTable
 
 SOURCES = ("path", "repo", "revision")
@@ -22,40 +24,41 @@ def own_source(entry: ModelTable) -> dict[str, Any]:
     return {name: ModelTable.model_fields[name].default for name in SOURCES}
 
 
-def model_path(path: Path | None, repo: str | None, revision: str) -> str:
-    """The model folder, absolute; empty if the entry names none.
+def model_path(path: Path | None, repo: str | None) -> str:
+    """Return the model folder, absolute; empty if the entry names none. No file is looked at.
 
     Args:
         path: that of the entry, absolute.
         repo: that of the entry.
-        revision: of the repository.
 
     Returns:
-        For a repository, the folder of its snapshot; where the cache would have the repository if
-        it does not have that revision, so that the error of a load names the place.
+        For a repository, where the cache would have it, so that the error of a load names the
+        place; `located` finds the snapshot in there.
     """
     if repo is None:
         return "" if path is None else str(path)
-    cache = find_cache()
-    with suppress(OSError):
-        snapshot = find_snapshot(repo, revision, cache=cache)
-        if snapshot is not None:
-            return str(snapshot.path)
-    return str(repository_folder(repo, cache))
+    return str(repository_folder(repo, find_cache()))
 
 
-def missing_repository(repo: str | None, revision: str) -> Repository | None:
-    """What must be downloaded before a load; None if the cache has all files that a load needs, or
-    the entry names no repository.
+def located(model: ModelSettings, path: str, *, is_lacking: bool) -> ModelSettings:
+    """Return the entry of a repository with what the cache has of it.
 
     Args:
-        repo: that of the entry.
-        revision: of the repository.
+        model: its entry.
+        path: the folder of the snapshot, or where the cache would have the repository.
+        is_lacking: whether files of the repository have to be downloaded before a load.
     """
-    if repo is None:
-        return None
+    download = Repository(model.repo, model.revision) if is_lacking else None
+    return replace(model, launch=replace(model.launch, path=path), download=download)
+
+
+def look_up(model: ModelSettings) -> ModelSettings:
+    """Return the entry with what the cache has of its repository; for commands, because this reads
+    the cache in this process."""
+    if not model.repo:
+        return model
     with suppress(OSError):
-        snapshot = find_snapshot(repo, revision)
-        if snapshot is not None and snapshot.is_complete:
-            return None
-    return Repository(repo, revision)
+        snapshot = find_snapshot(model.repo, model.revision)
+        if snapshot is not None:
+            return located(model, str(snapshot.path), is_lacking=not snapshot.is_complete)
+    return model

@@ -36,7 +36,13 @@ from .actions import AdoptLaunch, AppraiseLaunch, ReadConfiguration, RequestEnde
 from .appraising import Appraising
 from .attaching import Attaching
 from .endings import Endings
-from .errors import duplicate_id, shutting_down, slow_consumer, superseded_subscription
+from .errors import (
+    duplicate_id,
+    shutting_down,
+    slow_consumer,
+    superseded,
+    superseded_subscription,
+)
 from .events import (
     Caller,
     ClientGone,
@@ -77,7 +83,7 @@ class ClientEvents:
         daemon: what the status says about the daemon itself.
 
     Attributes:
-        reads: how many times the configuration is about to be read because a client asked.
+        readers: those who wait for files that the shell reads.
     """
 
     def __init__(
@@ -101,7 +107,7 @@ class ClientEvents:
         self._log_level = log_level
         self._outbox = outbox
         self._daemon = daemon
-        self.reads = 0
+        self.readers: list[Caller] = []
 
     def said(self, event: ClientSaid) -> None:
         """Handles a message; if it cannot be done, answers with an error and changes nothing."""
@@ -251,14 +257,19 @@ class ClientEvents:
         model.keep_alive_s = message.keep_alive
         model.idle_since = now  # however long it has been idle, it stays so long from now on
         if launch != model.life.settings.launch:
+            self.readers.append(caller)
             self._outbox.add(AppraiseLaunch(model=model.name, launch=launch, caller=caller))
         else:
             self._load(caller, model, now)
 
     def launch_appraised(self, event: LaunchAppraised) -> None:
         """A load with another launch is asked for, and what the model needs then is known."""
+        if not self.has_read_for(event.caller):
+            return
         try:
             model = self._model(event.model)
+            if event.launch.path != model.life.settings.launch.path:
+                raise superseded(model.name, "a reload")
             check_room(model, event.need, self._fleet, self._fleet.settings, event.now)
         except RemoteError as error:
             self._outbox.fail(event.caller, error)
@@ -295,7 +306,7 @@ class ClientEvents:
     def _on_reload(self, caller: Caller, message: Reload) -> None:
         if self._fleet.is_shutting_down:
             raise shutting_down()
-        self.reads += 1
+        self.readers.append(caller)
         self._outbox.add(ReadConfiguration(caller=caller, is_dry=message.dry_run))
 
     def _on_stop(self, caller: Caller, message: Stop, now: float) -> None:
@@ -317,6 +328,19 @@ class ClientEvents:
         }
         self._outbox.reply(caller, value)
         self._fleet.shut_down(now, is_immediate=message.now, drain_s=message.timeout_s)
+
+    def has_read_for(self, caller: Caller) -> bool:
+        """True if this caller waited until now for what the shell has read."""
+        is_waiting = caller in self.readers
+        if is_waiting:
+            self.readers.remove(caller)
+        return is_waiting
+
+    def refuse_readers(self) -> None:
+        """Tell those who wait for files that the daemon ends; a disk may not answer before."""
+        for caller in self.readers:
+            self._outbox.fail(caller, shutting_down())
+        self.readers.clear()
 
     # ------------------------------------------------------------ questions
 

@@ -20,7 +20,7 @@ from .changed_files import may_have_been_restored
 from .client_events import ClientEvents
 from .deadlines import Deadlines, Housekeeping
 from .endings import Endings
-from .errors import bad_configuration, shutting_down
+from .errors import bad_configuration
 from .events import (
     Appraised,
     ClientGone,
@@ -58,7 +58,7 @@ from .metering import Meter
 from .outbox import Outbox
 from .outline import Outline, outline_of
 from .pausing import Pausing
-from .reload import changed_settings, differences, foreseen
+from .reload import changed_settings, differences, ends_process, foreseen
 from .reload_memory import foreseen_memory
 from .requests.ledger import Ledger
 from .residents import overshoot_bytes
@@ -170,6 +170,10 @@ class Core:
         running = sum(len(model.running) for model in self.fleet)
         return running, 0.0 if is_immediate else self.fleet.settings.drain_timeout_s
 
+    def ended_by(self, entries: Sequence[ModelSettings]) -> bool:
+        """True if a reload with these entries would end a process that serves."""
+        return ends_process(self.fleet, entries)
+
     def outline(self) -> Outline:
         """What the machine around the daemon wants to know of it."""
         return outline_of(self.fleet, self.ledger)
@@ -238,8 +242,8 @@ class Core:
             case Reloaded():
                 self._on_reloaded(event)
             case ReloadRefused(caller=caller, problems=problems):
-                self._clients.reads -= 1
-                self.outbox.fail(caller, bad_configuration(problems))
+                if self._clients.has_read_for(caller):
+                    self.outbox.fail(caller, bad_configuration(problems))
             case _:
                 assert_never(event)
 
@@ -274,12 +278,10 @@ class Core:
             self.fleet.look_at_all()
 
     def _on_reloaded(self, event: Reloaded) -> None:
-        if event.caller is not None:
-            self._clients.reads -= 1
         if self.fleet.is_shutting_down:
-            if event.caller is not None:
-                self.outbox.fail(event.caller, shutting_down())
-            return
+            return  # whoever asked has been told
+        if event.caller is not None:
+            self._clients.has_read_for(event.caller)
         changes = differences(self.fleet, event.models)
         changes["settings"] = changed_settings(self.fleet.settings, event.settings)
         if event.is_dry and event.caller is not None:
@@ -290,7 +292,12 @@ class Core:
         self._appraising.appraised(event.needs)
         over_bytes = overshoot_bytes(self.fleet, settings.budget)
         if event.caller is not None:
-            answer = {**changes, "later": list(event.later), "over_budget_bytes": over_bytes}
+            answer = {
+                **changes,
+                "later": list(event.later),
+                "over_budget_bytes": over_bytes,
+                "unread": dict(event.unread),
+            }
             self.outbox.reply(event.caller, answer)
 
     def _foreseen(self, event: Reloaded) -> dict[str, Any]:
@@ -298,6 +305,7 @@ class Core:
         memory = foreseen_memory(self.fleet, event.settings, event.models, event.needs, event.now)
         return {
             "later": list(event.later),
+            "unread": dict(event.unread),
             "foreseen": foreseen(self.fleet, event.models, drain_s, event.now),
             **memory,
         }
@@ -313,6 +321,7 @@ class Core:
     def _finish_if_done(self) -> None:
         if not self.fleet.is_shutting_down or self._has_finished:
             return
-        if not (self.fleet.has_processes() or self._clients.reads):
+        self._clients.refuse_readers()
+        if not self.fleet.has_processes():
             self._has_finished = True
             self.outbox.add(Finish())

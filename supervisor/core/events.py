@@ -301,6 +301,7 @@ class Reloaded(_Event):
         later: keys that have changed but only take effect at the next start.
         is_dry: whether to answer what it would change, and to change nothing.
         needs: of every model of that file that could be appraised; it replaces what was known.
+        unread: of the models whose folders did not answer, a sentence each.
     """
 
     settings: CoreSettings
@@ -309,6 +310,7 @@ class Reloaded(_Event):
     later: tuple[str, ...] = ()
     is_dry: bool = False
     needs: Mapping[ModelName, Need] = field(default_factory=dict)
+    unread: Mapping[ModelName, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

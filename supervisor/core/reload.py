@@ -62,6 +62,24 @@ def reload_trigger(
     return Reconfigured(settings=entry, drain_s=drain_s)
 
 
+def ends_process(models: Iterable[Model], entries: Sequence[ModelSettings]) -> bool:
+    """True if a reload would end, now or once it is idle, the process of a model.
+
+    Args:
+        models: those that there are.
+        entries: of the configuration that was read.
+    """
+    by_name = {entry.name: entry for entry in entries}
+    return any(
+        model.life.has_process
+        and (
+            (entry := by_name.get(model.name)) is None or entry.launch != model.life.settings.launch
+        )
+        for model in models
+        if model.life.wanted is not Wanted.GONE
+    )
+
+
 def foreseen(
     models: Iterable[Model], entries: Sequence[ModelSettings], drain_s: float, now: float
 ) -> list[dict[str, Any]]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlxsup.protocol.cache_layers import CacheLayers
-from mlxsup.protocol.context_length import find_context_length
+from mlxsup.protocol.context_length import limited_context_length
 from mlxsup.protocol.launch import LaunchSettings
 
 from ..core.memory.need import Figure, Need, Source
-from .folder import FolderError, fingerprint, read_folder
-from .layout import find_layout
-from .measurements import Measured, Measurements, Raised
-from .weights import loaded_bytes
+from .estimator import Estimate
+from .folder import Stamp, fingerprint
+from .measurements import Measured, Measurements
 
 if TYPE_CHECKING:
     from mlxsup.protocol.worker_messages import Ready
@@ -44,23 +42,19 @@ class Appraiser:
         self._backend = backend
         self._measurements = measurements
 
-    def appraise(self, launch: LaunchSettings) -> Need:
-        """What a model needs.
+    def appraise(self, launch: LaunchSettings, estimate: Estimate | None) -> Need:
+        """Return what a model needs.
 
         Args:
             launch: what its worker is started with.
-
-        Raises:
-            FolderError: its folder is missing or damaged; loading it will fail, too.
+            estimate: what its folder says; None for the fake engine, which has no folder.
         """
-        if launch.engine == "fake":
+        if estimate is None:
             return self._appraise_fake(launch)
-        files = read_folder(Path(launch.path))
-        context = find_context_length(files.config, launch.context_length).tokens
-        measured = self._measurements.find(launch.path, self._backend, files.fingerprint)
-        layout = find_layout(files.text_config, files.tensors)
-        layers, layers_source, remark = layout.layers, Source.ESTIMATED, layout.remark
-        weights = Figure(size_bytes=loaded_bytes(files.tensors), source=Source.ESTIMATED)
+        context = limited_context_length(estimate.context_length, launch.context_length)
+        measured = self._measurements.find(launch.path, self._backend, estimate.fingerprint)
+        layers, layers_source, remark = estimate.layers, Source.ESTIMATED, estimate.remark
+        weights = Figure(size_bytes=estimate.weight_bytes, source=Source.ESTIMATED)
         if measured is not None:
             weights = Figure(size_bytes=measured.weight_bytes, source=Source.MEASURED)
             if measured.layers:
@@ -76,7 +70,7 @@ class Appraiser:
             max_rows=launch.max_concurrency,
             given_bytes=launch.memory_limit_bytes,
             raised_bytes=self._measurements.raised_bytes(
-                launch.path, self._backend, files.fingerprint
+                launch.path, self._backend, estimate.fingerprint
             ),
         )
 
@@ -107,45 +101,24 @@ class Appraiser:
         )
 
 
-def measured_by(launch: LaunchSettings, ready: Ready) -> Measured | None:
-    """What a worker's READY says about its model; None if that is not worth remembering.
+def measured_by(launch: LaunchSettings, ready: Ready, loaded: Stamp | None) -> Measured | None:
+    """Return what a worker's READY says about its model; None if that is not worth remembering.
 
     Args:
         launch: what the worker was started with.
         ready: its message.
+        loaded: the files that it has loaded; None: not known, as for the fake engine.
     """
     sizes = [ready.active_bytes, ready.own_bytes or 0]
     for one in ready.cache_layers:
         sizes += [one.layers, one.token_bytes, one.row_bytes, one.window or 0]
-    if launch.engine == "fake" or ready.active_bytes == 0 or min(sizes) < 0:
-        return None
-    try:
-        files = fingerprint(Path(launch.path))
-    except (FolderError, OSError):  # it was taken away since the load
+    if loaded is None or ready.active_bytes == 0 or min(sizes) < 0:
         return None
     return Measured(
         path=launch.path,
         backend=ready.backend,
-        fingerprint=files,
+        fingerprint=fingerprint(loaded),
         weight_bytes=ready.active_bytes,
         own_bytes=ready.own_bytes,
         layers=tuple(ready.cache_layers),
     )
-
-
-def raised_to(launch: LaunchSettings, backend: str, raised_bytes: int) -> Raised | None:
-    """What is remembered once processes of a model have run out of memory; None if its folder
-    cannot be read, or has none.
-
-    Args:
-        launch: what the process was started with.
-        backend: that MLX uses here.
-        raised_bytes: how much more is reserved from now on.
-    """
-    if launch.engine == "fake":
-        return None
-    try:
-        files = fingerprint(Path(launch.path))
-    except (FolderError, OSError):
-        return None
-    return Raised(path=launch.path, backend=backend, fingerprint=files, raised_bytes=raised_bytes)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mlxsup.protocol.download import Repository
@@ -12,17 +12,34 @@ from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.text import size_text
 
 from ..config.load import DaemonConfig
+from ..config.sources import located
 from ..core.memory.budget import Budget
 from ..core.memory.need import Need
 from ..core.settings import CoreSettings, ModelSettings
 from ..logs import DaemonLog
-from .appraiser import FIRST_GUESS_BYTES, Appraiser, raised_to
+from .appraiser import FIRST_GUESS_BYTES, Appraiser
 from .backend import find_backend
-from .folder import FolderError
+from .estimates import Estimates, Look
+from .estimator import Place, place_of
 from .machine import NoDeviceMemoryError, find_budget
-from .measurements import Measurements
+from .measurements import Measurements, Raised
 from .problems import check_needs
 from .watch import Watch, find_watch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigSnapshot:
+    """A configuration, and what was found of its models.
+
+    Attributes:
+        config: with the folders that the cache has for its repositories.
+        places: where the models are that have a folder, by name.
+        unread: of the models whose folders did not answer, a sentence each.
+    """
+
+    config: DaemonConfig
+    places: Mapping[ModelName, Place]
+    unread: Mapping[ModelName, str]
 
 
 class MemoryBriefing:
@@ -34,17 +51,22 @@ class MemoryBriefing:
     Args:
         measurements: what workers measured, in this daemon and before.
         log: the daemon's log.
+        estimates: looks at folders.
     """
 
-    def __init__(self, measurements: Measurements, log: DaemonLog) -> None:
+    def __init__(
+        self, measurements: Measurements, log: DaemonLog, estimates: Estimates | None = None
+    ) -> None:
+        self._estimates = estimates or Estimates()
         self._backend = find_backend()
         self._measurements = measurements
         self._appraiser = Appraiser(self._backend, measurements)
         self._log = log
         # What it was when the daemon started: later, its own workers hold some of it.
         self._automatic: Budget | None = None
-        # One entry at most for each model of the configuration, in all three.
+        # One entry at most for each model of the configuration, in all four.
         self._launches: dict[ModelName, LaunchSettings] = {}
+        self._places: dict[ModelName, Place] = {}
         self._lacking: dict[ModelName, Repository] = {}
         self.needs: Mapping[ModelName, Need] = {}
 
@@ -83,77 +105,153 @@ class MemoryBriefing:
         spare_bytes = 0 if self._backend == "cuda" else FIRST_GUESS_BYTES[self._backend]
         return replace(config.core, budget=budget, spare_bytes=spare_bytes)
 
-    def needs_of(self, config: DaemonConfig) -> Mapping[ModelName, Need]:
-        """What the models need; those that cannot be read are left out, because they cannot be
-        loaded either, and those that have to be downloaded, because nothing is known of them yet.
+    async def read(self, config: DaemonConfig) -> ConfigSnapshot:
+        """Look at the folders of a configuration's models, and up their repositories in the cache.
+
+        It takes no longer than `estimates.QUIET_S` after the last folder that answers.
+        """
+        places = {
+            model.name: place
+            for model in config.models
+            if (place := place_of(model.launch, model.repo, model.revision)) is not None
+        }
+        self._estimates.keep({*self._places.values(), *places.values()})
+        looks = await self._estimates.look_at(places.values())
+        models = tuple(
+            _located(model, looks[places[model.name]]) if model.name in places else model
+            for model in config.models
+        )
+        silent = {n: looks[at].problem for n, at in places.items() if not looks[at].is_read}
+        return ConfigSnapshot(config=replace(config, models=models), places=places, unread=silent)
+
+    def needs_of(self, reading: ConfigSnapshot) -> Mapping[ModelName, Need]:
+        """Return what the models need; those that cannot be read are left out, because they cannot
+        be loaded either, and those that have to be downloaded: nothing is known of them yet.
 
         Raises:
             ConfigError: the pinned ones do not fit into the budget together, or a model cannot do
                 with its `memory`.
         """
+        config = reading.config
         needs = {}
         for model in config.models:
-            need = self.appraise(model.launch) if model.download is None else None
-            if need is not None:
+            need = self._appraise(model.launch, reading.places.get(model.name))
+            if need is not None and model.download is None:
                 needs[model.name] = need
         check_needs(config, needs, self._budget(config.memory_budget))
         return needs
 
-    def adopt(self, models: Sequence[ModelSettings], needs: Mapping[ModelName, Need]) -> None:
-        """These are the models now."""
+    def adopt(self, reading: ConfigSnapshot, needs: Mapping[ModelName, Need]) -> None:
+        """Take the models of a configuration for those that there are."""
+        models = reading.config.models
         self._launches = {model.name: model.launch for model in models}
         self._lacking = {model.name: model.download for model in models if model.download}
+        self._places = dict(reading.places)
+        self._estimates.keep(self._places.values())
         self.needs = needs
+        for name, cause in reading.unread.items():
+            self._log.write("warning", "model folder not read", model=name, cause=cause)
 
-    def appraise(self, launch: LaunchSettings) -> Need | None:
-        """What a model needs with this launch; None: its files cannot be read."""
-        try:
-            return self._appraiser.appraise(launch)
-        except (FolderError, OSError):
-            return None
+    async def appraise(self, name: ModelName, launch: LaunchSettings) -> Need | None:
+        """Return what a model needs with this launch; None if its files cannot be read.
+
+        Args:
+            name: its name; nothing is known of one that a reload has removed.
+            launch: that of its entry, but for the length of its context.
+        """
+        place = self._places.get(name)
+        if place is not None:
+            await self._estimates.look_at([place])
+        return self._appraise(launch, place)
 
     def relaunched(self, name: ModelName, launch: LaunchSettings, need: Need | None) -> None:
-        """A model has another launch than that of its entry from now on, with which it needs this;
-        None: its files cannot be read."""
+        """Note that a model has another launch than that of its entry from now on, with which it
+        needs this; None: its files cannot be read."""
         others = {one: known for one, known in self.needs.items() if one != name}
         self.needs = others if need is None else {**others, name: need}
         self._launches[name] = launch
 
-    def found(self, repository: Repository, folder: str) -> None:
-        """A repository is complete, in that folder: the models that lacked it are read, each with
-        the launch that it is loaded with, which a load may have asked for."""
+    async def found(self, repository: Repository, folder: str) -> None:
+        """Read a repository that is complete for the models that lacked it, each with the launch
+        that it is loaded with, which a load may have asked for.
+
+        Args:
+            repository: which.
+            folder: where it is now.
+        """
+        looks = await self._estimates.look_at([Place(folder)])
+        place = Place("", repository.repo, repository.revision)
+        self._estimates.know(place, looks[Place(folder)])
         for name, lacking in self._lacking.items():
             if lacking == repository:
+                self._places[name] = place
                 launch = replace(self._launches[name], path=folder)
-                self.relaunched(name, launch, self.appraise(launch))
+                self.relaunched(name, launch, self._appraise(launch, place))
 
     def measured(self, launch: LaunchSettings) -> None:
-        """A worker with these settings has measured its model."""
-        found = {name for name, own in self._launches.items() if own == launch}
-        need = self.appraise(launch) if found else None
-        if need is not None:
-            self.needs = {**self.needs, **dict.fromkeys(found, need)}
+        """Plan with what a worker with these settings has measured of its model."""
+        found = [name for name, own in self._launches.items() if own == launch]
+        needs = {name: self._appraise(launch, self._places.get(name)) for name in found}
+        self.needs = {**self.needs, **{n: need for n, need in needs.items() if need is not None}}
+
+    def outdated(self, launch: LaunchSettings, loaded: str) -> list[Place]:
+        """Return the folders of models with this launch that have changed since they were read.
+
+        Args:
+            launch: which.
+            loaded: the fingerprint of the files that a worker has loaded since.
+        """
+        places = [self._places[n] for n, own in self._launches.items() if own == launch]
+        return [place for place in places if self._fingerprint(place) != loaded]
+
+    async def read_again(self, places: Collection[Place]) -> None:
+        """Look at folders that have changed, and plan with what is there now."""
+        await self._estimates.look_at(places)
+        for name, place in self._places.items():
+            need = self._appraise(self._launches[name], place) if place in places else None
+            if need is not None:
+                self.needs = {**self.needs, name: need}
 
     def raised(self, launch: LaunchSettings, raised_bytes: int) -> None:
-        """A worker with these settings has run out of memory: so much more is reserved from now on.
+        """Reserve so much more from now on for models with these settings: a worker with them has
+        run out of memory.
 
         A full disk does not stop the serving.
         """
-        kept = raised_to(launch, self._backend, raised_bytes)
-        if kept is not None:
+        found = [name for name, own in self._launches.items() if own == launch]
+        prints = {self._fingerprint(self._places[n]) for n in found if n in self._places} - {""}
+        for known in prints:
+            kept = Raised(
+                path=launch.path,
+                backend=self._backend,
+                fingerprint=known,
+                raised_bytes=raised_bytes,
+            )
             try:
                 self._measurements.learn_raised(kept)
             except OSError as error:
                 self._log.write("warning", "measurements not written", error=error.strerror)
-        found = {name for name, own in self._launches.items() if own == launch}
         raised = {
-            name: replace(need, raised_bytes=raised_bytes)
-            for name, need in self.needs.items()
-            if name in found
+            name: replace(self.needs[name], raised_bytes=raised_bytes)
+            for name in found
+            if name in self.needs
         }
         self.needs = {**self.needs, **raised}
 
     # ------------------------------------------------------------ inside
+
+    def _appraise(self, launch: LaunchSettings, place: Place | None) -> Need | None:
+        """What is known of a model without looking at its folder; None if nothing is."""
+        if launch.engine == "fake":
+            return self._appraiser.appraise(launch, None)
+        look = self._estimates.of(place) if place is not None else None
+        if look is None or look.estimate is None:
+            return None
+        return self._appraiser.appraise(launch, look.estimate)
+
+    def _fingerprint(self, place: Place) -> str:
+        look = self._estimates.of(place)
+        return look.estimate.fingerprint if look is not None and look.estimate else ""
 
     def _budget(self, given_bytes: int | None) -> Budget | None:
         if given_bytes is not None:
@@ -164,3 +262,10 @@ class MemoryBriefing:
             except NoDeviceMemoryError as error:
                 self._log.write("warning", "memory not budgeted", cause=error)
         return self._automatic
+
+
+def _located(model: ModelSettings, look: Look) -> ModelSettings:
+    """The entry with what the cache has of its repository; as it is if that is not known."""
+    if not model.repo or not look.path:
+        return model
+    return located(model, look.path, is_lacking=look.is_lacking)

@@ -6,41 +6,21 @@ that was written anew with the same content counts as changed.
 
 from __future__ import annotations
 
-import asyncio
-import os
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from mlxsup.protocol.launch import LaunchSettings
-from mlxsup.protocol.model_files import is_tokenizer_file, is_weight_file
+
+from ..file_threads import FileThreads
+from .folder import Stamp, stamp
 
 LIMIT_S = 5.0
 """How long a look at a folder may take; a disk may not answer at all."""
 
 UNKNOWN = "its folder could not be read when it was loaded"
 
-Stamp = Mapping[str, tuple[int, int]]
-"""Size in bytes and time of modification in nanoseconds of each file, by name."""
-
-
-def stamp(folder: Path) -> Stamp:
-    """The files of a model folder that decide what the model answers.
-
-    Raises:
-        OSError: the folder cannot be read.
-    """
-    found = {}
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if (is_tokenizer_file(entry.name) or is_weight_file(entry.name)) and entry.is_file():
-                status = entry.stat()
-                found[entry.name] = status.st_size, status.st_mtime_ns
-    return found
-
 
 def difference(loaded: Stamp, present: Stamp) -> str:
-    """What has changed, the first file by name; empty if nothing has."""
+    """Return what has changed, the first file by name; empty if nothing has."""
     for name in sorted(loaded.keys() | present.keys()):
         if name not in present:
             return f"{name} was removed since it was loaded"
@@ -60,12 +40,11 @@ class FileLooks:
 
     def __init__(self, limit_s: float = LIMIT_S) -> None:
         self._limit_s = limit_s
-        # One thread: if a disk does not answer, no more than that one waits for it.
-        self._executor = ThreadPoolExecutor(1, "mlxsup-files")
+        self._threads = FileThreads()
 
     async def before_load(self, launch: LaunchSettings) -> Stamp | None:
-        """The files that a worker is about to load; None if they could not be read in time, or if
-        its engine loads none."""
+        """Return the files that a worker is about to load; None if they could not be read in time,
+        or if its engine loads none."""
         if launch.engine == "fake":
             return None
         try:
@@ -74,7 +53,7 @@ class FileLooks:
             return None
 
     async def change(self, launch: LaunchSettings, loaded: Stamp | None) -> str:
-        """What has changed since a worker loaded its files, a phrase; empty if nothing has."""
+        """Return what has changed since a worker loaded its files, a phrase; empty if nothing."""
         if launch.engine == "fake":
             return ""
         if loaded is None:
@@ -86,11 +65,6 @@ class FileLooks:
         except OSError as error:
             return f"its folder cannot be read ({error.strerror or error})"
 
-    def close(self) -> None:
-        """Lets the thread end."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
-
     async def _stamp(self, launch: LaunchSettings) -> Stamp:
-        run = asyncio.get_running_loop().run_in_executor
-        async with asyncio.timeout(self._limit_s):
-            return await run(self._executor, stamp, Path(launch.path))
+        folder = Path(launch.path)
+        return await self._threads.run(folder, lambda: stamp(folder), limit_s=self._limit_s)

@@ -15,6 +15,7 @@ from ..core.memory.pins import pins_problem
 from .appraiser import Appraiser
 from .backend import find_backend
 from .command_budget import command_budget
+from .estimator import estimate_launch
 from .folder import FolderError
 from .machine import NoDeviceMemoryError
 from .measurements import Measurements
@@ -61,8 +62,8 @@ def check_memory(config: DaemonConfig) -> None:
     appraiser = Appraiser(backend, Measurements(config.runtime_dir))
     needs = {}
     for model in config.models:
-        with suppress(FolderError, OSError):  # its load will fail, and say why
-            needs[model.name] = appraiser.appraise(model.launch)
+        with suppress(FolderError):  # its load will fail, and say why
+            needs[model.name] = appraiser.appraise(model.launch, estimate_launch(model.launch))
     try:
         budget = command_budget(config.memory_budget, backend, config.runtime_dir)
     except NoDeviceMemoryError:

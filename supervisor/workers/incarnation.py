@@ -19,7 +19,7 @@ from mlxsup.protocol.worker_messages import MessageToWorker, Ready
 from ..core.actions import Spawn, WorkerSignal
 from ..core.events import Event, Exited, Spawned, SpawnFailed, WorkerSaid
 from ..logs import DaemonLog, ModelLog
-from ..memory.loaded_files import Stamp
+from ..memory.folder import Stamp
 from ..runtime_folder import RuntimeFolder
 from ..sockets.transport import Context
 from ..sockets.worker_link import WorkerLink
@@ -94,7 +94,7 @@ class WorkerUnit:
         spawn: Spawn,
         number: int,
         model_log: ModelLog,
-        learn: Callable[[LaunchSettings, Ready], None],
+        learn: Callable[[Ready], None],
         take_spare: TakeSpare | None = None,
     ) -> None:
         self._around = surroundings
@@ -212,7 +212,7 @@ class WorkerUnit:
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, WorkerSaid) and isinstance(event.message, Ready):
-            self._learn(self._spawn.launch, event.message)
+            self._learn(event.message)
         self._around.post(event)
 
     def _announce(self) -> None:

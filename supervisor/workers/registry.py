@@ -26,6 +26,11 @@ BROKEN_LIMIT_S = 30.0
 """How long ending all processes may take after a bug."""
 
 
+OnMeasured = Callable[[LaunchSettings, str], None]
+"""Called when a worker with these settings has measured its model, with the fingerprint of the
+files that it has loaded."""
+
+
 class Workers:
     """The workers' lives, each a task.
 
@@ -37,7 +42,7 @@ class Workers:
         surroundings: what all of them share.
         log_dir: the folder of the models' logs.
         writer: writes the logs.
-        on_measured: called when a worker with these settings has measured its model.
+        on_measured: see `OnMeasured`.
     """
 
     def __init__(
@@ -45,7 +50,7 @@ class Workers:
         surroundings: Surroundings,
         log_dir: Path,
         writer: LogWriter,
-        on_measured: Callable[[LaunchSettings], None],
+        on_measured: OnMeasured,
     ) -> None:
         self._surroundings = surroundings
         self.spares = SpareUnits(surroundings)
@@ -105,22 +110,22 @@ class Workers:
             action,
             self._spawns,
             model_log,
-            self._learn,
+            lambda ready: self._learn(unit, ready),
             take_spare=spare.take if spare is not None else None,
         )
         self._units[action.model, action.generation] = unit
         self._lives[unit] = tasks.create_task(self._live(unit))
 
-    def _learn(self, launch: LaunchSettings, ready: Ready) -> None:
-        """Remembers what a worker measured; a full disk does not stop the serving."""
-        measured = measured_by(launch, ready)
+    def _learn(self, unit: WorkerUnit, ready: Ready) -> None:
+        """Remember what a worker measured; a full disk does not stop the serving."""
+        measured = measured_by(unit.launch, ready, unit.loaded_files)
         if measured is None:
             return
         try:
             self.measurements.learn(measured)
         except OSError as error:
             self._log.write("warning", "measurements not written", error=error.strerror)
-        self._on_measured(launch)
+        self._on_measured(unit.launch, measured.fingerprint)
 
     async def _live(self, unit: WorkerUnit) -> None:
         try:
@@ -208,8 +213,7 @@ class Workers:
         return len(left) + self.spares.leave()
 
     def close(self) -> None:
-        """Closes the models' logs, and looks at no more files."""
-        self._files.close()
+        """Close the models' logs."""
         for model_log in self._model_logs.values():
             model_log.close()
 

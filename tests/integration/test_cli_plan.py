@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from mlxsup.protocol.launch import LaunchSettings
-from mlxsup.supervisor.memory.appraiser import raised_to
 from mlxsup.supervisor.memory.backend import find_backend
-from mlxsup.supervisor.memory.measurements import FILE_NAME, Measurements
+from mlxsup.supervisor.memory.folder import fingerprint, stamp
+from mlxsup.supervisor.memory.measurements import FILE_NAME, Measurements, Raised
 
 from support.cli import COLUMNS, ESCAPE, on_terminal, run_cli
 from support.daemon import Daemon, fake, toml_of, wait_for_state
@@ -90,8 +89,12 @@ def test_what_running_out_of_memory_has_raised_is_said_in_one_sentence(tmp_path:
     [before] = planned(config)["models"]
     assert before["raised_bytes"] == 0
     (tmp_path / "run").mkdir(exist_ok=True)
-    kept = raised_to(LaunchSettings(path=str(tmp_path / "m")), find_backend(), GIB)
-    assert kept is not None
+    kept = Raised(
+        path=str(tmp_path / "m"),
+        backend=find_backend(),
+        fingerprint=fingerprint(stamp(tmp_path / "m")),
+        raised_bytes=GIB,
+    )
     Measurements(tmp_path / "run").learn_raised(kept)
     [after] = planned(config)["models"]
     assert after["raised_bytes"] == GIB

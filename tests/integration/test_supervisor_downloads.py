@@ -77,7 +77,7 @@ class Played:
         self.around = around
         self.keeper = DownloadKeeper(
             around,
-            lambda repository, folder: self.told.append((repository, folder)),
+            self.found,
             argv or (sys.executable, "-I", "-S", "-c", LISTENS + script),
         )
 
@@ -85,6 +85,9 @@ class Played:
         if pid := facts.pop("pid", None):
             self.pids.append(pid)
         self.logged.append((level, message, facts))
+
+    async def found(self, repository: Repository, folder: str) -> None:
+        self.told.append((repository, folder))
 
     async def until_told(self, count: int = 1) -> None:
         await eventually_async(lambda: len(self.told) >= count, timeout_s=30.0)
@@ -142,7 +145,7 @@ def test_a_download_starts_the_downloader(monkeypatch: pytest.MonkeyPatch) -> No
 
     async def play() -> None:
         played = Played("")
-        keeper = DownloadKeeper(played.around, lambda *_: None)
+        keeper = DownloadKeeper(played.around, Played("").found)
         async with asyncio.timeout(60.0), asyncio.TaskGroup() as tasks:
             keeper.carry_out(START, tasks)
         await asyncio.sleep(0)

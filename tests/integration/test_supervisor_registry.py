@@ -62,7 +62,7 @@ class All:
             post=self.events.append,
             now=lambda: 5.0,
         )
-        self.workers = Workers(around, folder, writer, lambda launch: None)
+        self.workers = Workers(around, folder, writer, lambda launch, loaded: None)
 
     async def spawn(self, model: ModelName, launch: LaunchSettings) -> int:
         """Begins the first life of a model; returns the pid."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +21,7 @@ from mlxsup.supervisor.core.memory.pressure import Reading
 from mlxsup.supervisor.core.outline import Outline
 from mlxsup.supervisor.core.settings import CoreSettings
 from mlxsup.supervisor.logs import DaemonLog
+from mlxsup.supervisor.memory.briefing import ConfigSnapshot
 from mlxsup.supervisor.service_manager import ServiceManager
 from mlxsup.supervisor.sleep import SleepGuard
 
@@ -84,6 +85,9 @@ class Core:
     def stories(self) -> dict[str, list[str]]:
         return STORIES
 
+    def ended_by(self, entries: object) -> bool:
+        return False
+
     def outline(self) -> Outline:
         return Outline(states=(), is_busy=False, is_ending=False)
 
@@ -131,7 +135,7 @@ class Case:
         self.sampled: list[object] = []
         self.end: Callable[..., None]
         self.reload: Callable[[], None]
-        self.learnt: Callable[[LaunchSettings], None]
+        self.learnt: Callable[[LaunchSettings, str], None]
         self.clients = SimpleNamespace(
             endpoint="e", pulse=object(), finish=self._nothing, close=lambda: None, listener=None,
             admitted=0, limit_to=lambda room: None,
@@ -168,26 +172,42 @@ class Case:
         self.core.answers = list(actions)
         self.app.dispatch(Tick(now=0.0))
 
-    def run(self, body: Callable[[], None] = lambda: None) -> int:
-        """Runs the app, calls this in it and then ends it; returns its exit code."""
+    async def turns(self) -> None:
+        """Lets tasks that were begun go on, and calls what they want to be called soon."""
+        for _ in range(5):
+            turn = self._real.create_future()
+            self._real.call_soon(turn.set_result, None)
+            await turn
+        soon, self.loop.soon = self.loop.soon, []
+        for function, *arguments in soon:
+            function(*arguments)
+
+    def run(self, body: Callable[[], Awaitable[None] | None] = lambda: None) -> int:
+        """Runs the app, calls or awaits this in it and then ends it; returns its exit code."""
         failures: list[BaseException] = []
 
-        def play() -> None:
+        async def play() -> None:
             try:
-                body()
+                if (rest := body()) is not None:
+                    await rest
             except BaseException as error:  # noqa: BLE001  raised again below
                 failures.append(error)
             self.do(Finish())
 
         async def run() -> int:
-            real = asyncio.get_running_loop()
+            real = self._real = asyncio.get_running_loop()
             self._monkeypatch.setattr(asyncio, "get_running_loop", lambda: self.loop)
-            return await self.app.run(lambda endpoint: _after_tasks(real, play), open_files=100)
+            begun: list[asyncio.Task[None]] = []
+            begin = lambda: begun.append(real.create_task(play()))  # noqa: E731
+            return await self.app.run(lambda endpoint: _after_tasks(real, begin), open_files=100)
 
         code = asyncio.run(run())
         if failures:
             raise failures[0]
         return code
+
+    async def _read(self, config: DaemonConfig) -> ConfigSnapshot:
+        return ConfigSnapshot(config=config, places={}, unread={})
 
     async def _nothing(self, limit_s: float = 0.0) -> None:
         pass
@@ -218,8 +238,10 @@ class Case:
         )  # fmt: skip
         self.briefing = SimpleNamespace(
             needs={},
-            needs_of=lambda config: {},
-            adopt=lambda models, needs: None,
+            read=self._read,
+            needs_of=lambda reading: {},
+            adopt=lambda reading, needs: None,
+            outdated=lambda launch, loaded: [],
             settings_of=lambda config, is_dry=False: config.core,
             watch=lambda proc: None,
         )

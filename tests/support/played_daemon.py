@@ -40,7 +40,7 @@ from mlxsup.protocol.worker_messages import (
     RowDelta,
     Step,
 )
-from mlxsup.supervisor.config.load import load_config
+from mlxsup.supervisor.config.load import read_config
 from mlxsup.supervisor.daemon import run_daemon
 
 from .daemon import fake, toml_of
@@ -346,7 +346,7 @@ def play(
         def listening(endpoint: str) -> None:
             tests.append(asyncio.get_running_loop().create_task(test(endpoint)))
 
-        config = load_config(path)
+        config = read_config(path)
         with restored_process():
             code = run_daemon(
                 replace(config, core=replace(config.core, exit_grace_s=exit_grace_s)),

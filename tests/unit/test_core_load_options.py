@@ -11,9 +11,10 @@ from mlxsup.protocol.client_messages import Failed, Load
 from mlxsup.protocol.context_length import MAX_CONTEXT_LENGTH
 from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.states import State
-from mlxsup.supervisor.core.actions import AppraiseLaunch, Spawn
-from mlxsup.supervisor.core.events import Reloaded
+from mlxsup.supervisor.core.actions import AppraiseLaunch, Finish, Spawn
+from mlxsup.supervisor.core.events import Reloaded, ShutdownAsked
 from mlxsup.supervisor.core.memory.need import Figure, Need, Source
+from mlxsup.supervisor.core.settings import CoreSettings
 
 from support.core_driver import Driver, entry
 from support.core_looks import ALICE
@@ -106,6 +107,27 @@ def test_a_model_that_is_removed_meanwhile_is_unknown() -> None:
     driver.do(Reloaded(now=driver.now, settings=settings, models=(other,)))
     answer(driver, asked)
     assert driver.errors(ALICE) == {"load": "unknown_model"}
+
+
+def test_a_model_whose_folder_is_another_one_meanwhile_is_not_loaded_as_it_was() -> None:
+    driver = Driver()
+    asked = load(driver, 4096)
+    other = entry(launch=replace(entry().launch, path="/elsewhere"))
+    driver.do(Reloaded(now=driver.now, settings=CoreSettings(), models=(other,)))
+    answer(driver, asked)
+    [failed] = driver.sent(Failed)
+    assert failed.error["code"] == "superseded"
+    assert driver.of(Spawn) == []
+
+
+def test_a_load_that_waits_for_its_folder_does_not_hold_up_the_end() -> None:
+    driver = Driver()
+    asked = load(driver, 4096)
+    driver.do(ShutdownAsked(now=driver.now, is_immediate=False))
+    assert [failed.error["code"] for failed in driver.sent(Failed)] == ["shutting_down"]
+    assert driver.of(Finish) == [Finish()]
+    answer(driver, asked)
+    assert (driver.sent(Failed), driver.of(Spawn)) == ([], []), "it was answered already"
 
 
 def test_what_is_no_context_length_is_refused() -> None:

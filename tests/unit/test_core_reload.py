@@ -6,11 +6,19 @@ from dataclasses import replace
 
 import pytest
 
+from mlxsup.protocol.client_messages import Failed, Reload
 from mlxsup.protocol.errors import ErrorCode
+from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.states import FinishReason, State, WorkerPhase
 from mlxsup.protocol.worker_messages import Dispatch, Exit
-from mlxsup.supervisor.core.actions import Finish, LookAtWorker, Spawn, WorkerSignal
-from mlxsup.supervisor.core.events import Reloaded
+from mlxsup.supervisor.core.actions import (
+    Finish,
+    LookAtWorker,
+    ReadConfiguration,
+    Spawn,
+    WorkerSignal,
+)
+from mlxsup.supervisor.core.events import Reloaded, ReloadRefused, ShutdownAsked
 from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
 
 from support.core_driver import LAUNCH, RESTART, Driver, entry
@@ -221,3 +229,28 @@ def test_a_reload_changes_how_often_a_model_that_runs_is_restarted_F2() -> None:
     assert driver.state() is State.READY
     driver.exit()
     assert driver.state() is State.FAILED
+
+
+# ---------------------------------------------------------------- what would end
+
+
+def test_a_reload_ends_a_process_that_it_removes_or_gives_another_launch_and_no_other() -> None:
+    driver = in_state(State.READY)
+    same, other = entry(idle_unload_s=7.0), entry(launch=replace(LAUNCH, max_concurrency=3))
+    assert [driver.core.ended_by(models) for models in ([same], [other], [])] == [
+        False, True, True,
+    ]  # fmt: skip
+    stopped = in_state(State.STOPPED)
+    assert not any(stopped.core.ended_by(models) for models in ([same], [other], []))
+
+
+def test_whoever_asked_for_a_reload_that_the_end_overtakes_is_told_at_once() -> None:
+    driver = Driver()
+    driver.say(Reload(id=RequestId("reload")))
+    [asked] = driver.of(ReadConfiguration)
+    driver.do(ShutdownAsked(now=driver.now, is_immediate=False))
+    assert [failed.error["code"] for failed in driver.sent(Failed)] == ["shutting_down"]
+    assert driver.of(Finish) == [Finish()]
+    driver.do(ReloadRefused(now=driver.now, problems=("late",), caller=asked.caller))
+    driver.do(Reloaded(now=driver.now, settings=CoreSettings(), models=(), caller=asked.caller))
+    assert driver.sent(Failed) == [], "it was answered already"

@@ -172,9 +172,10 @@ def test_a_bug_ends_the_daemon_though_whoever_told_it_something_looks_away(
 
 def test_it_wakes_at_the_earliest_time_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(monkeypatch)
-    later, events = case.loop.later, case.core.events
+    later = case.loop.later
 
     def body() -> None:
+        events = case.core.events
         for when in (110.0, 110.0, 120.0, 105.0):
             case.do(WakeAt(when=when))
         assert [delay_s for delay_s, _ in later] == [10.0, 5.0]
@@ -224,15 +225,15 @@ def test_a_reload_without_a_file_is_refused_with_the_reason(
     problem = "the daemon was started without a file: there is none to read"
     caller = Caller(connection=ConnectionId(b"c"), id=RequestId("r"))
 
-    def body() -> None:
+    async def body() -> None:
+        case.loop.soon.clear()
         case.log.lines.clear()
         case.reload()
         case.do(ReadConfiguration(caller=caller))
-        [reload, *given] = case.loop.soon[-1]
-        reload(*given)
+        await case.turns()
 
     case.run(body)
-    assert case.log.lines == [("error", "reload refused", {"problems": 1}), (problem,)] * 2
+    assert case.log.lines == [("error", "reload refused", {"problems": 1}), (problem,)]
     assert case.core.events == [ReloadRefused(now=100.0, problems=(problem,), caller=caller)]
 
 

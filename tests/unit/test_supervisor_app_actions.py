@@ -34,9 +34,11 @@ from mlxsup.supervisor.core.actions import (
     StartSpare,
 )
 from mlxsup.supervisor.core.events import Appraised, Caller, ConnectionId, LaunchAppraised
+from mlxsup.supervisor.core.memory.need import Need
 from mlxsup.supervisor.core.outline import Outline
 from mlxsup.supervisor.downloads import DownloadKeeper
 from mlxsup.supervisor.gateway import GatewayKeeper
+from mlxsup.supervisor.memory.estimator import Place
 
 from support.needs import GIB, need
 from support.played_app import Case, Log
@@ -119,8 +121,17 @@ def test_a_launch_that_is_asked_for_is_appraised_and_the_core_told(
 ) -> None:
     caller = Caller(connection=ConnectionId(b"c"), id=RequestId("r"))
     case = Case(monkeypatch)
-    case.briefing.appraise = lambda launch: NEED if launch is LAUNCH else None
-    case.run(lambda: case.do(AppraiseLaunch(model=M, launch=LAUNCH, caller=caller)))
+
+    async def appraise(model: ModelName, launch: LaunchSettings) -> Need | None:
+        return NEED if launch is LAUNCH else None
+
+    async def body() -> None:
+        case.loop.soon.clear()
+        case.do(AppraiseLaunch(model=M, launch=LAUNCH, caller=caller))
+        await case.turns()
+
+    case.briefing.appraise = appraise
+    case.run(body)
     answer = LaunchAppraised(now=100.0, model=M, launch=LAUNCH, caller=caller, need=NEED)
     assert case.core.events == [answer]
 
@@ -159,16 +170,34 @@ def test_what_a_worker_measured_and_what_a_download_brought_is_planned_with(
 
     monkeypatch.setattr(app_module, "DownloadKeeper", keeper)
     case = Case(monkeypatch)
-    case.briefing.measured, case.briefing.found = called.by("measured"), called.by("found")
+    place = Place("/folder")
 
-    def body() -> None:
+    async def found(repository: Repository, folder: str) -> None:
+        called.by("found")(repository, folder)
+
+    async def read_again(places: list[Place]) -> None:
+        called.by("read again")(places)
+
+    case.briefing.measured, case.briefing.found = called.by("measured"), found
+    case.briefing.outdated = lambda launch, loaded: [place] if loaded == "other" else []
+    case.briefing.read_again = read_again
+
+    async def body() -> None:
+        case.loop.soon.clear()
         case.briefing.needs = {M: NEED}
-        case.learnt(LAUNCH)
-        given["downloads"][1](REPOSITORY, "/cache/model")
+        case.learnt(LAUNCH, "same")
+        await given["downloads"][1](REPOSITORY, "/cache/model")
+        await case.turns()
+        assert case.core.events == [Appraised(now=100.0, needs={M: NEED})] * 2
+        case.learnt(LAUNCH, "other")
+        await case.turns()
 
     case.run(body)
-    assert called.calls == [("measured", LAUNCH), ("found", REPOSITORY, "/cache/model")]
-    assert case.core.events == [Appraised(now=100.0, needs={M: NEED})] * 2
+    assert called.calls == [
+        ("measured", LAUNCH), ("found", REPOSITORY, "/cache/model"), ("measured", LAUNCH),
+        ("read again", [place]),
+    ]  # fmt: skip
+    assert case.core.events == [Appraised(now=100.0, needs={M: NEED})] * 4
 
 
 @pytest.mark.parametrize("is_broken", [False, True])

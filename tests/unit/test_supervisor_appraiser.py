@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,10 @@ from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.worker_messages import Ready
 from mlxsup.supervisor.core.memory.need import Figure, Need, Source
-from mlxsup.supervisor.memory.appraiser import Appraiser, measured_by, raised_to
-from mlxsup.supervisor.memory.folder import fingerprint
-from mlxsup.supervisor.memory.measurements import Measured, Measurements, Raised
+from mlxsup.supervisor.memory.appraiser import Appraiser, measured_by
+from mlxsup.supervisor.memory.estimator import estimate_launch
+from mlxsup.supervisor.memory.folder import fingerprint, stamp
+from mlxsup.supervisor.memory.measurements import Measured, Measurements
 
 from support.safetensors_files import llama_arrays, llama_config, write_folder
 
@@ -37,7 +37,7 @@ def launch(tmp_path: Path) -> LaunchSettings:
 def test_a_process_is_guessed_by_the_backend(
     tmp_path: Path, launch: LaunchSettings, backend: str, mib: int
 ) -> None:
-    need = Appraiser(backend, Measurements(tmp_path)).appraise(launch)
+    need = Appraiser(backend, Measurements(tmp_path)).appraise(launch, estimate_launch(launch))
     assert need.own == Figure(size_bytes=mib * MIB, source=Source.ESTIMATED)
 
 
@@ -47,7 +47,7 @@ def test_memory_is_reserved_for_4096_tokens_or_a_shorter_context(
 ) -> None:
     config = llama_config(max_position_embeddings=declared)
     write_folder(tmp_path / "m", config, llama_arrays())
-    need = Appraiser("cpu", Measurements(tmp_path)).appraise(launch)
+    need = Appraiser("cpu", Measurements(tmp_path)).appraise(launch, estimate_launch(launch))
     assert (need.context_tokens, need.least_tokens) == (declared, least)
 
 
@@ -55,13 +55,13 @@ def test_a_measurement_without_layers_leaves_the_estimate_and_its_remark(tmp_pat
     folder = tmp_path / "m"
     write_folder(folder, llama_config(model_type="novel"), llama_arrays())
     launch, measurements = LaunchSettings(path=str(folder)), Measurements(tmp_path)
-    before = Appraiser("cpu", measurements).appraise(launch)
+    before = Appraiser("cpu", measurements).appraise(launch, estimate_launch(launch))
     kept = Measured(
-        path=str(folder), backend="cpu", fingerprint=fingerprint(folder), weight_bytes=5000,
+        path=str(folder), backend="cpu", fingerprint=fingerprint(stamp(folder)), weight_bytes=5000,
         own_bytes=0, layers=(),
     )  # fmt: skip
     measurements.learn(kept)
-    need = Appraiser("cpu", measurements).appraise(launch)
+    need = Appraiser("cpu", measurements).appraise(launch, estimate_launch(launch))
     assert need == replace(
         before,
         weights=Figure(size_bytes=5000, source=Source.MEASURED),
@@ -75,12 +75,14 @@ def test_a_measurement_without_layers_leaves_the_estimate_and_its_remark(tmp_pat
 
 def fake_need(folder: Path, **options: Any) -> Need:
     launch = LaunchSettings(engine="fake", fake=options)
-    return Appraiser("cpu", Measurements(folder)).appraise(launch)
+    return Appraiser("cpu", Measurements(folder)).appraise(launch, estimate_launch(launch))
 
 
 def test_a_fake_model_has_a_process_and_no_weights(tmp_path: Path) -> None:
     launch = LaunchSettings(engine="fake", max_concurrency=3, memory_limit_bytes=7)
-    assert Appraiser("cpu", Measurements(tmp_path)).appraise(launch) == Need(
+    assert Appraiser("cpu", Measurements(tmp_path)).appraise(
+        launch, estimate_launch(launch)
+    ) == Need(
         weights=Figure(size_bytes=0, source=Source.MEASURED),
         own=Figure(size_bytes=64 * MIB, source=Source.GIVEN),
         layers=(),
@@ -109,7 +111,7 @@ def test_the_context_of_a_fake_model_is_the_smaller_of_what_is_asked_and_declare
 def contexts(folder: Path, asked: int, declared: object) -> tuple[int, int]:
     """The longest context, and that for which memory is reserved."""
     launch = LaunchSettings(engine="fake", context_length=asked, fake={"context_length": declared})
-    need = Appraiser("cpu", Measurements(folder)).appraise(launch)
+    need = Appraiser("cpu", Measurements(folder)).appraise(launch, estimate_launch(launch))
     return need.context_tokens, need.least_tokens
 
 
@@ -130,41 +132,23 @@ def test_a_measurement_is_remembered_with_the_files_that_it_is_of(launch: Launch
     kept = Measured(
         path=launch.path,
         backend="metal",
-        fingerprint=fingerprint(Path(launch.path)),
+        fingerprint=fingerprint(stamp(Path(launch.path))),
         weight_bytes=5000,
         own_bytes=300,
         layers=LAYERS,
     )
-    assert measured_by(launch, READY) == kept
+    assert measured_by(launch, READY, stamp(Path(launch.path))) == kept
     unknown = replace(READY, own_bytes=None, cache_layers=[])
-    assert measured_by(launch, unknown) == replace(kept, own_bytes=None, layers=())
+    assert measured_by(launch, unknown, stamp(Path(launch.path))) == replace(
+        kept, own_bytes=None, layers=()
+    )
 
 
 def test_the_least_that_makes_sense_is_remembered(launch: LaunchSettings) -> None:
     ready = replace(READY, active_bytes=1, own_bytes=0, cache_layers=[CacheLayers(layers=0)])
-    assert measured_by(launch, ready) is not None
+    assert measured_by(launch, ready, stamp(Path(launch.path))) is not None
 
 
-def test_what_was_raised_is_remembered_with_the_files_that_it_is_of(launch: LaunchSettings) -> None:
-    assert raised_to(launch, "metal", 70) == Raised(
-        path=launch.path,
-        backend="metal",
-        fingerprint=fingerprint(Path(launch.path)),
-        raised_bytes=70,
-    )
-
-
-def test_nothing_is_remembered_of_a_fake_model_even_if_a_folder_is_there(
-    launch: LaunchSettings,
-) -> None:
-    fake = replace(launch, engine="fake")
-    assert measured_by(fake, READY) is None
-    assert raised_to(fake, "cpu", 70) is None
-
-
-def test_nothing_is_remembered_of_files_that_were_taken_away(launch: LaunchSettings) -> None:
-    folder = Path(launch.path)
-    (folder / "model.safetensors").unlink()
-    assert (measured_by(launch, READY), raised_to(launch, "cpu", 70)) == (None, None)
-    shutil.rmtree(folder)
-    assert (measured_by(launch, READY), raised_to(launch, "cpu", 70)) == (None, None)
+def test_nothing_is_remembered_of_files_that_could_not_be_looked_at(launch: LaunchSettings) -> None:
+    """As those of the fake engine, which has none."""
+    assert measured_by(launch, READY, None) is None

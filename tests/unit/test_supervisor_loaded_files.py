@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from mlxsup.protocol.launch import LaunchSettings
+from mlxsup.supervisor.file_threads import FileThreads
 from mlxsup.supervisor.memory import loaded_files
-from mlxsup.supervisor.memory.loaded_files import FileLooks, difference, stamp
+from mlxsup.supervisor.memory.folder import stamp
+from mlxsup.supervisor.memory.loaded_files import FileLooks, difference
 
 from support.eventually import eventually
 
@@ -35,9 +39,7 @@ def look(folder: Path, change: Callable[[Path], object], engine: str = "mlx") ->
         looks = FileLooks()
         loaded = await looks.before_load(launch(folder, engine))
         change(folder)
-        found = await looks.change(launch(folder, engine), loaded)
-        looks.close()
-        return found
+        return await looks.change(launch(folder, engine), loaded)
 
     return asyncio.run(run())
 
@@ -87,9 +89,7 @@ def test_the_fake_engine_loads_no_files(folder: Path) -> None:
 
     async def run() -> object:
         looks = FileLooks()
-        loaded = await looks.before_load(launch(folder, "fake"))
-        looks.close()
-        return loaded
+        return await looks.before_load(launch(folder, "fake"))
 
     assert asyncio.run(run()) is None
 
@@ -100,22 +100,56 @@ def test_a_folder_that_could_not_be_read_before_the_load_counts_as_changed(folde
     assert found == "its folder could not be read when it was loaded"
 
 
-def test_a_disk_that_does_not_answer_keeps_nobody_waiting(
+def test_a_disk_that_does_not_answer_keeps_nobody_waiting_and_has_one_thread(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers, ended = threading.Event(), list[bool]()
 
-    async def run() -> tuple[object, str]:
-        looks = FileLooks(limit_s=0.05)
-        monkeypatch.setattr(loaded_files, "stamp", lambda path: ended.append(answers.wait(5.0)))
-        found = await looks.before_load(launch(folder)), await looks.change(launch(folder), {})
-        looks.close()
-        answers.set()
-        return found
+    def hang(path: Path) -> object:
+        ended.append(answers.wait(60.0))
+        return {}
 
-    assert asyncio.run(run()) == (None, "its folder could not be read within 0.05 s")
-    eventually(lambda: len(ended) == 1)
-    assert ended == [True]
+    async def run() -> tuple[object, str, object]:
+        looks = FileLooks(limit_s=0.05)
+        monkeypatch.setattr(loaded_files, "stamp", hang)
+        found = await looks.before_load(launch(folder)), await looks.change(launch(folder), {})
+        monkeypatch.setattr(loaded_files, "stamp", stamp)
+        patient = FileLooks()
+        other = await patient.before_load(launch(folder))
+        answers.set()
+        return *found, other
+
+    silent, said, other = asyncio.run(run())
+    assert (silent, said) == (None, "its folder could not be read within 0.05 s")
+    assert other == stamp(folder), "others do not wait"
+    eventually(lambda: bool(ended))
+    assert ended == [True], "the second look has waited for the first one's thread"
+
+
+def test_a_thread_that_hangs_does_not_keep_the_process_from_ending() -> None:
+    script = (
+        "import asyncio, pathlib, threading\n"
+        "from mlxsup.supervisor.file_threads import FileThreads\n"
+        "hang = threading.Event().wait\n"
+        "run = FileThreads().run(pathlib.Path('/x'), hang, limit_s=0.01)\n"
+        "try: asyncio.run(run)\n"
+        "except TimeoutError: print('ended')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60)
+    assert done.stdout == b"ended\n", done.stderr
+
+
+def test_what_a_function_raises_is_raised_where_it_is_awaited() -> None:
+    def fail() -> None:
+        raise PermissionError(13, "no")
+
+    async def run() -> None:
+        threads = FileThreads()
+        for _ in range(2):
+            with pytest.raises(PermissionError):
+                await threads.run(Path("/x"), fail, limit_s=60.0)
+
+    asyncio.run(run())
 
 
 def test_sizes_and_times_are_compared_by_name(folder: Path) -> None:

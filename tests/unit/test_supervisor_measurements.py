@@ -21,9 +21,9 @@ from mlxsup.supervisor.memory.appraiser import (
     LEAST_TOKENS,
     Appraiser,
     measured_by,
-    raised_to,
 )
-from mlxsup.supervisor.memory.folder import FolderError, fingerprint
+from mlxsup.supervisor.memory.estimator import estimate_launch
+from mlxsup.supervisor.memory.folder import fingerprint, stamp
 from mlxsup.supervisor.memory.measurements import FILE_NAME, Measured, Measurements, Raised
 
 from support.safetensors_files import llama_arrays, llama_config, write_folder
@@ -235,7 +235,9 @@ def launch(folder: Path, **more: Any) -> LaunchSettings:
 
 def test_before_it_was_loaded_everything_is_an_estimate(tmp_path: Path) -> None:
     size = write_folder(tmp_path / "m", llama_config(), llama_arrays())
-    need = Appraiser("cpu", Measurements(tmp_path)).appraise(launch(tmp_path / "m"))
+    need = Appraiser("cpu", Measurements(tmp_path)).appraise(
+        launch(tmp_path / "m"), estimate_launch(launch(tmp_path / "m"))
+    )
     assert need.weights == Figure(size_bytes=size, source=Source.ESTIMATED)
     assert need.own == Figure(size_bytes=FIRST_GUESS_BYTES["cpu"], source=Source.ESTIMATED)
     assert need.layers == (CacheLayers(layers=2, token_bytes=2 * 32 * 2),)
@@ -249,19 +251,23 @@ def test_what_was_measured_replaces_what_was_estimated(tmp_path: Path) -> None:
     write_folder(folder, llama_config(model_type="novel"), llama_arrays())
     measurements = Measurements(tmp_path)
     appraiser = Appraiser("cpu", measurements)
-    assert "novel" in appraiser.appraise(launch(folder)).remark
+    assert "novel" in appraiser.appraise(launch(folder), estimate_launch(launch(folder))).remark
     ready = Ready(context_length=8192, fingerprint="x", backend="cpu", active_bytes=5000,
                   own_bytes=300, cache_layers=list(LAYERS))  # fmt: skip
-    measured = measured_by(launch(folder), ready)
+    measured = measured_by(launch(folder), ready, stamp(folder))
     assert measured is not None
     measurements.learn(measured)
-    need = appraiser.appraise(launch(folder))
+    need = appraiser.appraise(launch(folder), estimate_launch(launch(folder)))
     assert need.weights == Figure(size_bytes=5000, source=Source.MEASURED)
     assert need.own == Figure(size_bytes=300, source=Source.MEASURED)
     assert (need.layers, need.layers_source, need.remark) == (LAYERS, Source.MEASURED, "")
     assert need.is_measured
     # Another backend keeps other things.
-    assert not Appraiser("cuda", measurements).appraise(launch(folder)).is_measured
+    assert (
+        not Appraiser("cuda", measurements)
+        .appraise(launch(folder), estimate_launch(launch(folder)))
+        .is_measured
+    )
 
 
 def test_a_gpu_cannot_tell_what_a_process_holds_so_that_stays_an_estimate(tmp_path: Path) -> None:
@@ -269,10 +275,10 @@ def test_a_gpu_cannot_tell_what_a_process_holds_so_that_stays_an_estimate(tmp_pa
     write_folder(folder, llama_config(), llama_arrays())
     measurements = Measurements(tmp_path)
     measurements.learn(
-        replace(ONE, path=str(folder), backend="cuda", fingerprint=fingerprint(folder),
+        replace(ONE, path=str(folder), backend="cuda", fingerprint=fingerprint(stamp(folder)),
                 own_bytes=None, layers=())
     )  # fmt: skip
-    need = Appraiser("cuda", measurements).appraise(launch(folder))
+    need = Appraiser("cuda", measurements).appraise(launch(folder), estimate_launch(launch(folder)))
     assert need.weights.source is Source.MEASURED
     assert need.own == Figure(size_bytes=FIRST_GUESS_BYTES["cuda"], source=Source.ESTIMATED)
     assert need.layers_source is Source.ESTIMATED
@@ -285,7 +291,9 @@ def test_a_process_is_guessed_from_the_largest_of_the_same_backend(tmp_path: Pat
     measurements.learn(replace(ONE, path="/models/two", own_bytes=700))
     measurements.learn(replace(ONE, path="/models/three", own_bytes=None))
     measurements.learn(replace(ONE, path="/models/four", backend="cuda", own_bytes=9000))
-    need = Appraiser("cpu", measurements).appraise(launch(tmp_path / "m"))
+    need = Appraiser("cpu", measurements).appraise(
+        launch(tmp_path / "m"), estimate_launch(launch(tmp_path / "m"))
+    )
     assert need.own == Figure(size_bytes=700, source=Source.ESTIMATED)
 
 
@@ -298,7 +306,7 @@ def test_memory_is_reserved_for_the_context_that_is_asked_for(
 ) -> None:
     write_folder(tmp_path / "m", llama_config(), llama_arrays())
     settings = launch(tmp_path / "m", context_length=asked)
-    need = Appraiser("cpu", Measurements(tmp_path)).appraise(settings)
+    need = Appraiser("cpu", Measurements(tmp_path)).appraise(settings, estimate_launch(settings))
     assert (need.context_tokens, need.least_tokens) == (context, least)
 
 
@@ -307,43 +315,43 @@ def test_what_was_raised_is_part_of_the_need_until_the_files_change(tmp_path: Pa
     write_folder(folder, llama_config(), llama_arrays())
     measurements = Measurements(tmp_path)
     appraiser = Appraiser("cpu", measurements)
-    before = appraiser.appraise(launch(folder)).needed_bytes
-    kept = raised_to(launch(folder), "cpu", 70)
-    assert kept is not None
+    before = appraiser.appraise(launch(folder), estimate_launch(launch(folder))).needed_bytes
+    kept = Raised(
+        path=str(folder), backend="cpu", fingerprint=fingerprint(stamp(folder)), raised_bytes=70
+    )
     measurements.learn_raised(kept)
-    assert appraiser.appraise(launch(folder)).needed_bytes == before + 70
-    assert Appraiser("cuda", measurements).appraise(launch(folder)).raised_bytes == 0
+    assert (
+        appraiser.appraise(launch(folder), estimate_launch(launch(folder))).needed_bytes
+        == before + 70
+    )
+    assert (
+        Appraiser("cuda", measurements)
+        .appraise(launch(folder), estimate_launch(launch(folder)))
+        .raised_bytes
+        == 0
+    )
     write_folder(folder, llama_config(), llama_arrays(layers=3))
-    assert appraiser.appraise(launch(folder)).raised_bytes == 0
-
-
-def test_nothing_is_remembered_of_a_folder_that_is_gone_or_that_no_model_has(
-    tmp_path: Path,
-) -> None:
-    assert raised_to(launch(tmp_path / "none"), "cpu", 70) is None
-    assert raised_to(LaunchSettings(engine="fake"), "cpu", 70) is None
+    assert appraiser.appraise(launch(folder), estimate_launch(launch(folder))).raised_bytes == 0
 
 
 def test_the_entry_gives_memory_and_rows(tmp_path: Path) -> None:
     write_folder(tmp_path / "m", llama_config(), llama_arrays())
     settings = launch(tmp_path / "m", memory_limit_bytes=2**30, max_concurrency=3)
-    need = Appraiser("cpu", Measurements(tmp_path)).appraise(settings)
+    need = Appraiser("cpu", Measurements(tmp_path)).appraise(settings, estimate_launch(settings))
     assert (need.given_bytes, need.needed_bytes, need.max_rows) == (2**30, 2**30, 3)
-
-
-def test_a_folder_that_is_missing_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FolderError, match="does not exist"):
-        Appraiser("cpu", Measurements(tmp_path)).appraise(launch(tmp_path / "none"))
 
 
 def test_the_fake_engine_needs_its_process_and_what_is_given(tmp_path: Path) -> None:
     appraiser = Appraiser("cpu", Measurements(tmp_path))
-    need = appraiser.appraise(LaunchSettings(engine="fake", fake={"context_length": 100}))
+    need = appraiser.appraise(
+        LaunchSettings(engine="fake", fake={"context_length": 100}),
+        estimate_launch(LaunchSettings(engine="fake", fake={"context_length": 100})),
+    )
     assert need.needed_bytes == FAKE_PROCESS_BYTES
     assert (need.context_tokens, need.least_tokens) == (100, 100)
     given = LaunchSettings(engine="fake", memory_limit_bytes=3 * 2**30, context_length=50)
-    assert appraiser.appraise(given).needed_bytes == 3 * 2**30
-    assert appraiser.appraise(given).context_tokens == 50
+    assert appraiser.appraise(given, estimate_launch(given)).needed_bytes == 3 * 2**30
+    assert appraiser.appraise(given, estimate_launch(given)).context_tokens == 50
 
 
 # ---------------------------------------------------------------- what a worker says
@@ -365,11 +373,5 @@ READY = Ready(context_length=1, fingerprint="x", backend="cpu", active_bytes=500
 )
 def test_what_makes_no_sense_is_not_remembered(tmp_path: Path, ready: Ready) -> None:
     write_folder(tmp_path, llama_config(), llama_arrays())
-    assert measured_by(launch(tmp_path), READY) is not None
-    assert measured_by(launch(tmp_path), ready) is None
-
-
-def test_neither_is_a_folder_that_is_gone_nor_the_fake_engine(tmp_path: Path) -> None:
-    assert measured_by(launch(tmp_path / "gone"), READY) is None
-    write_folder(tmp_path, llama_config(), llama_arrays())
-    assert measured_by(launch(tmp_path, engine="fake"), READY) is None
+    assert measured_by(launch(tmp_path), READY, stamp(tmp_path)) is not None
+    assert measured_by(launch(tmp_path), ready, stamp(tmp_path)) is None

@@ -3,6 +3,7 @@ logged about it."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 from dataclasses import replace
@@ -16,13 +17,15 @@ from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.supervisor.config.load import ConfigError, DaemonConfig
 from mlxsup.supervisor.core.memory.budget import Budget
+from mlxsup.supervisor.core.memory.need import Need
 from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
 from mlxsup.supervisor.log_files import LogWriter
 from mlxsup.supervisor.logs import DaemonLog
 from mlxsup.supervisor.memory import briefing as briefing_module
 from mlxsup.supervisor.memory import machine
-from mlxsup.supervisor.memory.briefing import MemoryBriefing
-from mlxsup.supervisor.memory.measurements import Measurements
+from mlxsup.supervisor.memory.briefing import ConfigSnapshot, MemoryBriefing
+from mlxsup.supervisor.memory.folder import fingerprint, stamp
+from mlxsup.supervisor.memory.measurements import Measured, Measurements
 
 from support.core_driver import entry
 from support.safetensors_files import llama_arrays, llama_config, write_folder
@@ -45,7 +48,8 @@ class Desk:
         monkeypatch.setattr(subprocess, "run", self._ask)
         self._writer = LogWriter(lambda text: None)
         self._log = DaemonLog(folder, "info", self._writer, is_json=True)
-        self.briefing = MemoryBriefing(Measurements(folder), self._log)
+        self.measurements = Measurements(folder)
+        self.briefing = MemoryBriefing(self.measurements, self._log)
 
     def _ask(self, *_: Any, **__: Any) -> None:
         raise FileNotFoundError("nvidia-smi")
@@ -64,6 +68,19 @@ class Desk:
             core=CoreSettings(max_queue=3),
             models=models,
         )
+
+    def read(self, *models: ModelSettings, budget: int | None = None) -> ConfigSnapshot:
+        return asyncio.run(self.briefing.read(self.config(*models, budget=budget)))
+
+    def adopt(self, *models: ModelSettings) -> None:
+        """As a reload with these entries does."""
+        reading = self.read(*models)
+        self.briefing.adopt(reading, self.briefing.needs_of(reading))
+
+    def need(self, launch: LaunchSettings) -> Need:
+        """What a model with this launch needs."""
+        (need,) = self.briefing.needs_of(self.read(entry("x", launch=launch))).values()
+        return need
 
     def logged(self) -> list[dict[str, Any]]:
         """The lines without their time."""
@@ -161,57 +178,65 @@ def test_what_cannot_be_read_of_the_available_memory_is_in_the_log(
 # ---------------------------------------------------------------- the needs
 
 
-def test_models_that_cannot_be_read_or_are_not_here_yet_have_no_needs(desk: Desk) -> None:
+def test_models_that_cannot_be_read_or_are_not_here_yet_have_no_needs(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(desk.folder / "hub"))
     here = LaunchSettings(path=desk.model_folder())
     models = (
         entry("here", launch=here),
         entry("gone", launch=LaunchSettings(path=str(desk.folder / "gone"))),
-        entry("lacking", launch=here, download=ONE),
+        entry("lacking", launch=here, repo=ONE.repo, revision=ONE.revision, download=ONE),
     )
-    needs = desk.briefing.needs_of(desk.config(*models))
-    assert needs == {ModelName("here"): desk.briefing.appraise(here)}
+    reading = desk.read(*models)
+    assert desk.briefing.needs_of(reading) == {ModelName("here"): desk.need(here)}
+    assert reading.unread == {}, "all have answered"
     assert desk.logged() == []
 
 
 def test_pinned_models_that_do_not_fit_are_a_mistake_of_the_configuration(desk: Desk) -> None:
     launch = LaunchSettings(path=desk.model_folder())
     models = [entry(name, launch=launch, pinned=True) for name in "abc"]
-    desk.briefing.needs_of(desk.config(*models, budget=GIB))
+    desk.briefing.needs_of(desk.read(*models, budget=GIB))
     with pytest.raises(ConfigError, match=r"the pinned models a .* together"):
-        desk.briefing.needs_of(desk.config(*models, budget=2**29))
+        desk.briefing.needs_of(desk.read(*models, budget=2**29))
     # Without a budget of the user, that of the machine counts.
     desk.ram_bytes = 2**30
     with pytest.raises(ConfigError, match=r"the pinned models a .* together"):
-        desk.briefing.needs_of(desk.config(*models))
+        desk.briefing.needs_of(desk.read(*models))
     desk.logged()
 
 
-def test_what_has_arrived_is_read_for_the_models_that_lacked_it(desk: Desk) -> None:
-    lacking = LaunchSettings(path=str(desk.folder / "nowhere"), context_length=700)
-    third = ModelName("third")
-    models = [
-        entry(MODEL, launch=lacking, download=ONE),
-        entry(OTHER, launch=lacking, download=TWO),
-        entry(third, launch=lacking),
-    ]
-    desk.briefing.adopt(models, {})
+def lacking(name: str, launch: LaunchSettings, repository: Repository) -> ModelSettings:
+    source = {"repo": repository.repo, "revision": repository.revision}
+    return entry(name, launch=launch, download=repository, **source)
+
+
+def test_what_has_arrived_is_read_for_the_models_that_lacked_it(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(desk.folder / "hub"))
+    launch = LaunchSettings(path=str(desk.folder / "nowhere"), context_length=700)
+    third = entry("third", launch=launch)
+    desk.adopt(lacking(MODEL, launch, ONE), lacking(OTHER, launch, TWO), third)
     folder = desk.model_folder()
-    desk.briefing.found(ONE, folder)
+    asyncio.run(desk.briefing.found(ONE, folder))
     need = desk.briefing.needs[MODEL]
     assert (list(desk.briefing.needs), need.context_tokens) == ([MODEL], 700)
     # From now on that is its launch.
-    desk.briefing.raised(replace(lacking, path=folder), 50)
+    desk.briefing.raised(replace(launch, path=folder), 50)
     assert desk.briefing.needs == {MODEL: replace(need, raised_bytes=50)}
     desk.logged()
 
 
-def test_what_has_arrived_damaged_has_no_needs_and_the_others_keep_theirs(desk: Desk) -> None:
+def test_what_has_arrived_damaged_has_no_needs_and_the_others_keep_theirs(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(desk.folder / "hub"))
     launch = LaunchSettings(path=desk.model_folder())
-    need = desk.briefing.appraise(launch)
-    assert need is not None
-    models = [entry(MODEL, launch=launch, download=ONE), entry(OTHER, launch=launch)]
-    desk.briefing.adopt(models, {MODEL: need, OTHER: need})
-    desk.briefing.found(ONE, str(desk.folder / "damaged"))
+    desk.adopt(lacking(MODEL, launch, ONE), entry(OTHER, launch=launch))
+    need = desk.briefing.needs[OTHER]
+    asyncio.run(desk.briefing.found(ONE, str(desk.folder / "damaged")))
     assert desk.briefing.needs == {OTHER: need}
     desk.logged()
 
@@ -221,30 +246,52 @@ def test_a_measurement_counts_for_all_models_with_the_same_launch(desk: Desk) ->
     longer = replace(launch, context_length=700)
     names = [MODEL, OTHER, ModelName("longer")]
     launches = [launch, launch, longer]
-    models = [entry(n, launch=one) for n, one in zip(names, launches, strict=True)]
-    desk.briefing.adopt(models, {})
+    desk.adopt(*(entry(n, launch=one) for n, one in zip(names, launches, strict=True)))
+    before = desk.briefing.needs
+    files = fingerprint(stamp(Path(launch.path)))
+    desk.measurements.learn(
+        Measured(
+            path=launch.path, backend="cpu", fingerprint=files, weight_bytes=7, own_bytes=1,
+            layers=(),
+        )
+    )  # fmt: skip
     desk.briefing.measured(replace(launch, context_length=5))
-    assert desk.briefing.needs == {}
+    assert desk.briefing.needs == before
     desk.briefing.measured(launch)
-    need = desk.briefing.appraise(launch)
-    assert desk.briefing.needs == {MODEL: need, OTHER: need}
-    desk.briefing.measured(longer)
-    assert set(desk.briefing.needs) == set(names)
+    measured = {name for name, need in desk.briefing.needs.items() if need.weights.size_bytes == 7}
+    assert measured == {MODEL, OTHER}
+    assert desk.briefing.outdated(launch, files) == []
+    desk.logged()
+
+
+def test_files_that_were_changed_before_a_load_are_read_once_a_worker_has_measured_them(
+    desk: Desk,
+) -> None:
+    launch = LaunchSettings(path=desk.model_folder())
+    desk.adopt(entry(MODEL, launch=launch))
+    before = desk.briefing.needs[MODEL]
+    write_folder(Path(launch.path), llama_config(), llama_arrays(layers=3))
+    desk.briefing.measured(launch)
+    assert desk.briefing.needs[MODEL] == before
+    outdated = desk.briefing.outdated(launch, fingerprint(stamp(Path(launch.path))))
+    asyncio.run(desk.briefing.read_again(outdated))
+    assert desk.briefing.needs[MODEL].weights.size_bytes > before.weights.size_bytes
     desk.logged()
 
 
 def test_a_measurement_of_a_folder_that_is_gone_changes_nothing(desk: Desk) -> None:
-    gone = LaunchSettings(path=str(desk.folder / "gone"))
-    need = desk.briefing.appraise(LaunchSettings(path=desk.model_folder()))
-    assert need is not None
-    desk.briefing.adopt([entry(MODEL, launch=gone)], {MODEL: need})
-    desk.briefing.measured(gone)
+    launch = LaunchSettings(path=desk.model_folder())
+    desk.adopt(entry(MODEL, launch=launch))
+    need = desk.briefing.needs[MODEL]
+    Path(launch.path).rename(desk.folder / "gone")
+    desk.briefing.measured(launch)
     assert desk.briefing.needs == {MODEL: need}
     desk.logged()
 
 
 def test_a_full_disk_is_named_in_the_log(desk: Desk) -> None:
     launch = LaunchSettings(path=desk.model_folder())
+    desk.adopt(entry(MODEL, launch=launch))
     (desk.folder / "measured.new").mkdir()
     desk.briefing.raised(launch, 50)
     assert desk.logged() == [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,12 +10,14 @@ import pytest
 
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
-from mlxsup.supervisor.core.settings import ModelSettings
+from mlxsup.supervisor.config.load import DaemonConfig
+from mlxsup.supervisor.core.settings import CoreSettings
 from mlxsup.supervisor.log_files import LogWriter
 from mlxsup.supervisor.logs import DaemonLog
 from mlxsup.supervisor.memory.appraiser import Appraiser
 from mlxsup.supervisor.memory.backend import find_backend
 from mlxsup.supervisor.memory.briefing import MemoryBriefing
+from mlxsup.supervisor.memory.estimator import estimate_launch
 from mlxsup.supervisor.memory.measurements import FILE_NAME, Measurements
 
 from support.core_driver import entry
@@ -39,13 +42,18 @@ class Bench:
         self.writer = LogWriter(lambda text: None)
         self.log = DaemonLog(folder, "info", self.writer)
         self.briefing = MemoryBriefing(Measurements(run), self.log)
-        appraiser = Appraiser(find_backend(), Measurements(run))
-        models: list[ModelSettings] = [
-            entry(MODEL, launch=self.launch),
-            entry(FAKE, launch=self.fake),
-        ]
-        needs = {one.name: appraiser.appraise(one.launch) for one in models}
-        self.briefing.adopt(models, needs)
+        models = (entry(MODEL, launch=self.launch), entry(FAKE, launch=self.fake))
+        config = DaemonConfig(
+            config_path=None,
+            runtime_dir=run,
+            log_dir=folder,
+            log_level="info",
+            memory_budget=None,
+            core=CoreSettings(),
+            models=models,
+        )
+        reading = asyncio.run(self.briefing.read(config))
+        self.briefing.adopt(reading, self.briefing.needs_of(reading))
 
     def raised(self, name: ModelName = MODEL) -> int:
         return self.briefing.needs[name].raised_bytes
@@ -53,7 +61,7 @@ class Bench:
     def appraised_anew(self) -> int:
         """What the next daemon will say."""
         appraiser = Appraiser(find_backend(), Measurements(self.run))
-        return appraiser.appraise(self.launch).raised_bytes
+        return appraiser.appraise(self.launch, estimate_launch(self.launch)).raised_bytes
 
     def logged(self) -> str:
         self.log.close()
@@ -98,7 +106,7 @@ def test_another_launch_counts_once_it_is_adopted_and_not_because_it_was_apprais
     """A load with it may be refused."""
     before = bench.briefing.needs[MODEL]
     longer = replace(bench.launch, context_length=before.context_tokens // 2)
-    need = bench.briefing.appraise(longer)
+    need = asyncio.run(bench.briefing.appraise(MODEL, longer))
     assert need is not None
     bench.briefing.measured(bench.launch)
     assert bench.briefing.needs[MODEL] == before

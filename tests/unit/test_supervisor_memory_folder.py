@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxsup.supervisor.memory.folder import FolderError, Tensor, fingerprint, read_folder
+from mlxsup.supervisor.memory.folder import FolderError, Tensor, fingerprint, read_folder, stamp
 from mlxsup.supervisor.memory.weights import loaded_bytes, number_bytes
 
 from support.safetensors_files import Arrays, llama_arrays, llama_config, write_folder
@@ -71,13 +71,13 @@ def test_a_nested_text_model_is_on_top_but_the_type_is_that_of_the_whole(tmp_pat
 
 def test_the_fingerprint_follows_the_files(tmp_path: Path) -> None:
     write_folder(tmp_path, llama_config(), llama_arrays())
-    first = fingerprint(tmp_path)
-    assert first == fingerprint(tmp_path) == read_folder(tmp_path).fingerprint
+    first = fingerprint(stamp(tmp_path))
+    assert first == fingerprint(stamp(tmp_path))
     os.utime(tmp_path / "model.safetensors", ns=(1, 1))
-    second = fingerprint(tmp_path)
+    second = fingerprint(stamp(tmp_path))
     write_folder(tmp_path, llama_config(rope_theta=1), llama_arrays())
     os.utime(tmp_path / "model.safetensors", ns=(1, 1))
-    assert len({first, second, fingerprint(tmp_path)}) == 3
+    assert len({first, second, fingerprint(stamp(tmp_path))}) == 3
 
 
 def test_the_fingerprint_follows_the_name_and_the_size_of_each_file(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_the_fingerprint_follows_the_name_and_the_size_of_each_file(tmp_path: Pa
 
     def seen() -> str:
         os.utime(path, ns=(1, 1))
-        return fingerprint(tmp_path)
+        return fingerprint(stamp(tmp_path))
 
     found = [seen()]
     os.truncate(path, path.stat().st_size + 1)

@@ -13,7 +13,8 @@ from mlxsup.protocol.ids import ModelName
 from mlxsup.supervisor.config.load import ConfigError, DaemonConfig, load_config
 from mlxsup.supervisor.memory import problems as problems_module
 from mlxsup.supervisor.memory.appraiser import Appraiser
-from mlxsup.supervisor.memory.folder import fingerprint
+from mlxsup.supervisor.memory.estimator import estimate_launch
+from mlxsup.supervisor.memory.folder import fingerprint, stamp
 from mlxsup.supervisor.memory.machine import find_budget
 from mlxsup.supervisor.memory.measurements import Measured, Measurements
 from mlxsup.supervisor.memory.problems import check_memory, check_needs
@@ -81,7 +82,9 @@ def test_without_a_file_the_mistakes_name_none(tmp_path: Path) -> None:
 
 def test_pinned_models_fit_up_to_the_last_byte_and_others_do_not_count(tmp_path: Path) -> None:
     config = config_of(tmp_path, "2GiB", "pinned = true")
-    need = Appraiser("cpu", Measurements(tmp_path)).appraise(config.models[0].launch)
+    need = Appraiser("cpu", Measurements(tmp_path)).appraise(
+        config.models[0].launch, estimate_launch(config.models[0].launch)
+    )
     raised = replace(need, raised_bytes=2**30)  # what was raised can be given up
     needs = {ModelName("a"): need, ModelName("b"): raised}
     whole = 2 * need.needed_bytes
@@ -117,15 +120,23 @@ def test_what_was_measured_of_a_process_does_not_count_and_its_weights_do(
     monkeypatch.setattr(problems_module, "find_backend", lambda: "cpu")
     config = config_of(tmp_path, "2GiB", "")
     folder = config.models[0].launch.path
-    layers = Appraiser("cpu", Measurements(tmp_path)).appraise(config.models[0].launch).layers
+    layers = (
+        Appraiser("cpu", Measurements(tmp_path))
+        .appraise(config.models[0].launch, estimate_launch(config.models[0].launch))
+        .layers
+    )
     measured = Measured(
-        path=folder, backend="cpu", fingerprint=fingerprint(Path(folder)), weight_bytes=2**28,
-        own_bytes=2**29, layers=layers,
-    )  # fmt: skip
+        path=folder,
+        backend="cpu",
+        fingerprint=fingerprint(stamp(Path(folder))),
+        weight_bytes=2**28,
+        own_bytes=2**29,
+        layers=layers,
+    )
     least = 2**28 + cache_bytes(layers, rows=1, longest=GROWTH_TOKENS)
     for given, count in ((least, 0), (least - 1, 2)):
         config = replace(config_of(tmp_path, "2GiB", f"memory = {given}"), runtime_dir=tmp_path)
         Measurements(tmp_path).learn(
-            replace(measured, fingerprint=fingerprint(Path(folder)))
+            replace(measured, fingerprint=fingerprint(stamp(Path(folder))))
         )  # the folder is written anew each time
         assert len(problems_of(config)) == count

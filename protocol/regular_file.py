@@ -1,0 +1,70 @@
+"""Reads files of other people: regular ones only, and never more of one than a limit."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+MIB = 2**20
+
+KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def read_regular(path: Path, max_bytes: int) -> bytes:
+    """Return the content of a file; a pipe or a device is refused, and never waited for.
+
+    Args:
+        path: the file; links are followed.
+        max_bytes: that it may have, a whole number of MiB.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or has more bytes than it may.
+    """
+    descriptor = open_regular(path)
+    try:
+        if os.fstat(descriptor).st_size > max_bytes:
+            raise _too_large(path, max_bytes)
+        with open(descriptor, "rb", closefd=False) as file:
+            data = file.read(max_bytes + 1)
+    finally:
+        os.close(descriptor)
+    if len(data) > max_bytes:  # it has grown, or it is a file whose size the system does not say
+        raise _too_large(path, max_bytes)
+    return data
+
+
+def open_regular(path: Path) -> int:
+    """Open a regular file for reading and return its descriptor.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    # Without O_NONBLOCK, a named pipe keeps its reader waiting until it has a writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, f"it is {kind_of(mode)}, not a regular file", str(path))
+
+
+def kind_of(mode: int) -> str:
+    """Return what a file that is not regular is called, with its article.
+
+    Args:
+        mode: its `st_mode`.
+    """
+    return next((kind for is_kind, kind in KINDS if is_kind(mode)), "something else")
+
+
+def _too_large(path: Path, max_bytes: int) -> OSError:
+    what = f"it has more than the {max_bytes // MIB} MiB that are read of such a file"
+    return OSError(errno.EFBIG, what, str(path))

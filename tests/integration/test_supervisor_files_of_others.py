@@ -1,0 +1,436 @@
+"""No file of somebody else is touched on the supervisor's loop, and none of them stalls it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxsup.protocol.client_messages import (
+    Deltas,
+    Done,
+    Failed,
+    Load,
+    Reload,
+    Reply,
+    StatusQuery,
+)
+from mlxsup.protocol.download import DownloadDone, report_line
+from mlxsup.protocol.ids import ModelName, RequestId
+from mlxsup.protocol.worker_messages import Ready
+from mlxsup.supervisor import app as app_module
+from mlxsup.supervisor import downloads as downloads_module
+from mlxsup.supervisor.config.load import read_text
+
+from support.daemon import fake
+from support.eventually_async import eventually_async
+from support.hub_caches import MODEL, REPO
+from support.hub_caches import write_folder as write_files
+from support.loop_probe import no_stall, watched_files
+from support.played_daemon import Peer, PlayedWorker, Stage, generate, play, token
+from support.safetensors_files import llama_arrays, llama_config, write_folder
+
+SILENT = Path(__file__).parents[1] / "support" / "silent_folders"
+LOOKS = {"preload": False}
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """A folder for models, which is somebody else's."""
+    write_folder(tmp_path / "models" / "m", llama_config(), llama_arrays())
+    return tmp_path / "models"
+
+
+def entries(models: Path, *names: str, **more: Any) -> dict[str, dict[str, Any]]:
+    """A model `a` with a played worker, and others that are not loaded."""
+    return {"a": fake()} | {n: {"path": str(models / n), **LOOKS, **more} for n in names}
+
+
+async def ask_reload(peer: Peer, id: str = "reload") -> dict[str, Any]:
+    reply: dict[str, Any] = (await peer.ask(Reload(id=RequestId(id)), Reply)).value
+    return reply
+
+
+async def refused_reload(peer: Peer) -> str:
+    failed = await peer.ask(Reload(id=RequestId("reload")), Failed)
+    (problem,) = failed.error["detail"]["problems"]
+    return str(problem)
+
+
+class Stream:
+    """A request that goes on while something happens: steps of 10 ms."""
+
+    def __init__(self, peer: Peer, worker: PlayedWorker) -> None:
+        self._peer, self._worker = peer, worker
+        self._count = 0
+
+    async def begin(self) -> None:
+        await self._peer.say(generate())
+        self._key = await self._worker.accept()
+        self._steps = asyncio.create_task(self._step())
+
+    async def _step(self) -> None:
+        while True:
+            self._count += 1
+            await self._worker.step(token(self._key, self._count))
+            await self._worker.beat()
+            await self._peer.hear(Deltas)
+            await asyncio.sleep(0.01)
+
+    async def end(self) -> None:
+        """Fails if it has been disturbed."""
+        self._steps.cancel()
+        await asyncio.wait([self._steps])
+        assert self._steps.cancelled(), self._steps.exception()
+        await self._worker.step(token(self._key, 0, is_last=True))
+        while not isinstance(await self._peer.hear_any(), Done):
+            pass
+
+
+# ---------------------------------------------------------------- nothing is touched
+
+
+def test_nothing_that_it_does_with_a_model_touches_its_files_on_the_loop(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(models / "hub"))
+    fetched = write_files(models / "fetched", MODEL)
+    done = report_line(DownloadDone(folder=str(fetched), total_bytes=1, fetched_bytes=1))
+    argv = [sys.executable, "-c", f"import sys; sys.stdin.readline(); print({done!r}, flush=True)"]
+    monkeypatch.setattr(downloads_module, "download_argv", lambda: argv)
+    is_watching = threading.Event()
+
+    async def body(stage: Stage) -> None:
+        worker = await stage.worker("m")
+        await worker.say(worker.hello())
+        await worker.say(
+            Ready(context_length=4096, fingerprint="f", backend="cpu", active_bytes=500)
+        )
+        await stage.until("m", "READY")
+        peer = stage.peer()
+        stage.write_config(of | {"b": fake(preload=False)})
+        assert (await ask_reload(peer))["added"] == ["b"]
+        load = Load(id=RequestId("load"), model=ModelName("m"), context_length=512)
+        await peer.say(load)
+        second = await stage.worker("m", 2)
+        assert second.spec.context_length == 512
+        await second.come_up()
+        await peer.hear(Reply)
+        second.die()
+        await stage.ready("m", 3)
+        await peer.say(Load(id=RequestId("fetch"), model=ModelName("fetched")))
+        assert (await stage.worker("fetched")).spec.path == str(fetched)
+        status = (await peer.ask(StatusQuery(id=RequestId("s")), Reply)).value
+        rows = {row["name"]: row for row in status["models"]}
+        assert rows["m"]["needed_bytes"] > 0
+        assert rows["fetched"]["needed_bytes"] > 0, "its folder was read"
+        is_watching.set()
+
+    of = {
+        "m": {"path": str(models / "m"), "preload": True},
+        "fetched": {"repo": REPO, "preload": False},
+    }
+    with watched_files(models, monkeypatch) as watch:
+        assert play(body, of) == 0
+    assert is_watching.is_set()
+    assert watch.touched == []
+
+
+# ---------------------------------------------------------------- nothing stalls it
+
+
+def make_pipe(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+def make_endless(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.symlink_to("/dev/zero")
+
+
+def make_odd_folders(models: Path) -> dict[str, str]:
+    """Folders that stall whoever reads them as if they were good ones; returns what is said."""
+    names = ("pipe", "endless", "weights", "index", "silent")
+    for name in names:
+        write_folder(models / name, llama_config(), llama_arrays())
+    make_pipe(models / "pipe" / "config.json")
+    make_endless(models / "endless" / "config.json")
+    make_pipe(models / "weights" / "model.safetensors")
+    with open(models / "index" / "model.safetensors.index.json", "wb") as file:
+        file.truncate(10**9)
+    write_folder(models / "large", llama_config(), llama_arrays(layers=23_040))
+    return {name: str(models / name) for name in (*names, "large")}
+
+
+@pytest.fixture
+def odd(models: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    monkeypatch.setenv("PYTHONPATH", str(SILENT), prepend=os.pathsep)
+    yield make_odd_folders(models)
+    shutil.rmtree(models)  # 70,000 arrays are not kept
+
+
+def test_a_reload_with_odd_folders_disturbs_nothing_and_loses_only_what_it_needs(
+    models: Path, odd: dict[str, str]
+) -> None:
+    async def body(stage: Stage) -> None:
+        worker, peer = await stage.ready(), stage.peer()
+        stream = Stream(stage.peer(), worker)
+        await stream.begin()
+        stage.write_config(entries(models, "m", *odd))
+        async with no_stall():
+            value = await ask_reload(peer)
+            again = await ask_reload(peer)
+        assert sorted(value["added"]) == sorted(["m", *odd])
+        assert (again["added"], again["changed"]) == ([], [])
+        assert list(value["unread"]) == list(again["unread"]) == ["silent"]
+        assert "does not answer" in value["unread"]["silent"]
+        await stream.end()
+        status = (await peer.ask(StatusQuery(id=RequestId("s")), Reply)).value
+        needed = {row["name"]: row["needed_bytes"] for row in status["models"]}
+        assert needed["m"] > 0
+        assert needed["large"] > needed["m"]
+        assert {name: needed[name] for name in odd if name != "large"} == dict.fromkeys(
+            [name for name in odd if name != "large"], 0
+        )
+        await stage.logged("model folder not read model=silent")
+
+    assert play(body) == 0
+
+
+def test_a_start_with_odd_folders_serves_all_others(models: Path, odd: dict[str, str]) -> None:
+    async def body(stage: Stage) -> None:
+        await stage.ready()
+        peer = stage.peer()
+        status = (await peer.ask(StatusQuery(id=RequestId("s")), Reply)).value
+        needed = {row["name"]: row["needed_bytes"] for row in status["models"]}
+        assert needed["m"] > 0
+        assert (needed["silent"], needed["pipe"]) == (0, 0)
+        assert needed["large"] > 0
+
+    assert play(body, entries(models, "m", *odd)) == 0
+
+
+def test_a_hundred_models_of_which_one_is_silent_do_not_stall_the_loop(
+    models: Path, odd: dict[str, str]
+) -> None:
+    names = [f"m{number}" for number in range(100)]
+    for name in names:
+        shutil.copytree(models / "m", models / name)
+
+    async def body(stage: Stage) -> None:
+        worker, peer = await stage.ready(), stage.peer()
+        stream = Stream(stage.peer(), worker)
+        await stream.begin()
+        stage.write_config(entries(models, "silent", *names))
+        async with no_stall():
+            value = await ask_reload(peer)
+        assert (len(value["added"]), list(value["unread"])) == (101, ["silent"])
+        await stream.end()
+
+    assert play(body) == 0
+
+
+# ---------------------------------------------------------------- the configuration file
+
+
+def write_comments(path: Path) -> None:
+    path.write_text("# a comment that says nothing at all\n" * 330_000)
+
+
+def write_models(path: Path) -> None:
+    path.write_text("".join(f'[models.m{n}]\npath = "m"\n' for n in range(60_000)))
+
+
+def write_many_models(path: Path) -> None:
+    """Below the limit of bytes."""
+    path.write_text("".join(f'[models.m{n}]\npath="m"\n' for n in range(30_000)))
+
+
+BAD_FILES = {
+    make_pipe: "cannot be read: it is a named pipe, not a regular file",
+    make_endless: "cannot be read: it is a device, not a regular file",
+    write_comments: "cannot be read: it has more than the 1 MiB that are read of such a file",
+    write_models: "cannot be read: it has more than the 1 MiB that are read of such a file",
+    write_many_models: "has 30000 models: a daemon takes 1000, so leave some out",
+}
+
+
+def test_a_file_that_would_stall_a_reload_is_refused_and_disturbs_nothing() -> None:
+    async def body(stage: Stage) -> None:
+        worker, peer = await stage.ready(), stage.peer()
+        stream = Stream(stage.peer(), worker)
+        await stream.begin()
+        path = stage.folder / "config.toml"
+        good = path.read_text()
+        for damage, problem in BAD_FILES.items():
+            path.unlink()
+            damage(path)
+            async with no_stall():
+                assert await refused_reload(peer) == f"{path}: {problem}"
+        path.unlink()
+        path.write_text(good)
+        assert (await ask_reload(peer))["changed"] == []
+        await stream.end()
+
+    assert play(body) == 0
+
+
+def hang_reads(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Reads of the configuration file hang until the event is set; what they find is read then."""
+    answers = threading.Event()
+
+    def wait_and_read(path: Path) -> Any:
+        answers.wait()
+        return read_text(path)
+
+    monkeypatch.setattr(f"{app_module.__name__}.read_text", wait_and_read)
+    return answers
+
+
+def test_a_file_whose_disk_does_not_answer_is_refused_and_read_once_it_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(app_module, "READ_LIMIT_S", 0.2)
+
+    async def body(stage: Stage) -> None:
+        await stage.ready()
+        peer = stage.peer()
+        answers = hang_reads(monkeypatch)
+        problem = await refused_reload(peer)
+        assert problem.endswith("could not be read within 0.2 s: look after its disk")
+        assert "read within" in await refused_reload(peer), "the first still hangs"
+        answers.set()
+        monkeypatch.setattr(app_module, "READ_LIMIT_S", 60.0)
+        stage.write_config(entries(stage.folder) | {"b": fake(preload=False)})
+        assert (await ask_reload(peer))["added"] == ["b"]
+
+    assert play(body) == 0
+
+
+def test_the_end_does_not_wait_for_a_file_and_whoever_asked_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[str] = []
+
+    async def body(stage: Stage) -> None:
+        await stage.ready()
+        peer = stage.peer()
+        hang_reads(monkeypatch)
+        await peer.say(Reload(id=RequestId("reload")))
+        await peer.ask(StatusQuery(id=RequestId("s")), Reply)
+        os.kill(os.getpid(), signal.SIGTERM)
+        told.append((await peer.hear(Failed)).error["code"])
+
+    assert play(body) == 0
+    assert told == ["shutting_down"]
+
+
+def test_reloads_that_are_asked_for_meanwhile_get_what_was_written_before_they_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def body(stage: Stage) -> None:
+        await stage.ready()
+        peers = [stage.peer() for _ in range(3)]
+        answers = hang_reads(monkeypatch)
+        await peers[0].say(Reload(id=RequestId("0")))
+        await peers[0].ask(StatusQuery(id=RequestId("s")), Reply)
+        stage.write_config({"a": fake(), "b": fake(preload=False)})
+        for peer in peers[1:]:
+            await peer.say(Reload(id=RequestId("more")))
+            await peer.ask(StatusQuery(id=RequestId("s")), Reply)
+        os.kill(os.getpid(), signal.SIGHUP)
+        answers.set()
+        values = [(await peer.hear(Reply)).value for peer in peers]
+        assert sum(value["added"] == ["b"] for value in values) == 1
+        await stage.logged("configuration reloaded")
+        await eventually_async(lambda: stage.log().count(" configuration reloaded") == 4)
+
+    assert play(body) == 0
+
+
+# ---------------------------------------------------------------- half a file
+
+
+def test_a_file_that_is_still_being_written_ends_no_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At each of twelve places, the rest is written after the daemon has read what was there."""
+    reads: list[int] = []
+
+    def noted(path: Path) -> Any:
+        text = read_text(path)
+        reads.append(len(text.text))
+        return text
+
+    monkeypatch.setattr(f"{app_module.__name__}.read_text", noted)
+    models = {"n": fake(), "a": fake(), "z": fake(preload=False)}
+
+    async def body(stage: Stage) -> None:
+        workers = {name: await stage.ready(name) for name in "na"}
+        peer = stage.peer()
+        stream = Stream(stage.peer(), workers["a"])
+        await stream.begin()
+        path = stage.folder / "config.toml"
+        whole = path.read_text()
+        valid = 0
+        for number in range(1, 13):
+            cut = whole[: len(whole) * number // 13]
+            path.write_text(cut)
+            reads.clear()
+            await peer.say(Reload(id=RequestId(f"{number}")))
+            await eventually_async(lambda: bool(reads))
+            path.write_text(whole)
+            answer = await peer.hear_any()
+            while not isinstance(answer, Reply | Failed):
+                answer = await peer.hear_any()
+            if isinstance(answer, Reply):
+                valid += 1
+                assert answer.value["removed"] == [], cut
+        assert valid, "one of the cuts is a configuration"
+        await stream.end()
+        status = (await peer.ask(StatusQuery(id=RequestId("s")), Reply)).value
+        rows = {row["name"]: (row["state"], row["generation"]) for row in status["models"]}
+        assert (rows["n"], rows["a"]) == (("READY", 1), ("READY", 1))
+
+    assert play(body, models) == 0
+
+
+def test_a_file_that_is_whole_ends_what_it_no_longer_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def body(stage: Stage) -> None:
+        await stage.ready("n")
+        await stage.ready("a")
+        stage.write_config({"a": fake()})
+        assert (await ask_reload(stage.peer()))["removed"] == ["n"]
+
+    assert play(body, {"n": fake(), "a": fake()}) == 0
+
+
+def test_a_file_that_never_comes_to_rest_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app_module, "SETTLE_S", 0.01)
+    texts = iter(range(1000))
+
+    def growing(path: Path) -> Any:
+        with path.open("a") as file:
+            file.write(f"# {next(texts)}\n")
+        return read_text(path)
+
+    async def body(stage: Stage) -> None:
+        await stage.ready("n")
+        await stage.ready("a")
+        stage.write_config({"a": fake()})
+        monkeypatch.setattr(f"{app_module.__name__}.read_text", growing)
+        problem = await refused_reload(stage.peer())
+        assert problem.endswith("is still being written: reload it once it is complete")
+
+    assert play(body, {"n": fake(), "a": fake()}) == 0
