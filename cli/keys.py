@@ -6,25 +6,56 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mlxsup.protocol.key_file import KEYS_NAME, KeyFileError
+from mlxsup.protocol.key_file import KeyFileError, KeyPlace, find_trouble
 
 from .connection import Target
 from .exit_status import CliError, ExitStatus
+from .lock_holder import lock_holder
+from .terminal.output import Output
+
+if TYPE_CHECKING:
+    from mlxsup.supervisor.config.load import DaemonConfig
+
+
+def find_keys(target: Target) -> KeyPlace:
+    """Return where the keys of a daemon are: as the one that runs has written down, else beside the
+    configuration, else as the latest one has.
+
+    Raises:
+        CliError: what counts does not name an endpoint.
+    """
+    place = target.find()
+    runtime_dir = Path(place.endpoint.removeprefix("ipc://")).parent
+    recorded = KeyPlace.recorded(runtime_dir)
+    if recorded is not None and (place.config is None or lock_holder(place.endpoint) is not None):
+        return recorded
+    return KeyPlace.beside(place.config, runtime_dir)
 
 
 @contextmanager
-def key_file(target: Target) -> Iterator[Path]:
-    """The file of a daemon's keys, whether it runs or not.
+def usable_keys(target: Target) -> Iterator[KeyPlace]:
+    """Give the place of a daemon's keys, whether it runs or not.
 
     Raises:
-        CliError: it cannot be used, or there is no such daemon.
+        CliError: they cannot be used, or there is no such daemon.
     """
-    path = Path(target.find_endpoint().removeprefix("ipc://")).parent / KEYS_NAME
     try:
-        yield path
+        yield find_keys(target)
     except KeyFileError as error:
         raise CliError(str(error), code="keys", status=ExitStatus.RUNTIME_FOLDER) from None
+
+
+def warn_of_keys(configuration: DaemonConfig, output: Output) -> None:
+    """Say that the gateway will refuse every request, if its keys are lost."""
+    has_gateway = configuration.http is not None or configuration.gateway is not None
+    if has_gateway and (trouble := find_trouble(configuration.keys)):
+        target = Target(config=configuration.config_path)
+        ways = "`mlxsup key new NAME` makes a key, `mlxsup key off` ends the need for keys"
+        output.note(
+            f"warning: the HTTP gateway refuses every request: {trouble}; {target.repeat_in(ways)}"
+        )
 
 
 def read_key(given: str | None) -> str | None:

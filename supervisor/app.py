@@ -35,6 +35,7 @@ from .core.actions import (
     EndSpare,
     Finish,
     ForgetModel,
+    KillGateway,
     LogFault,
     LookAtFiles,
     LookAtWorker,
@@ -147,6 +148,7 @@ class App:
             writer,
             self._announcer.gateway_listens,
             rules=config.gateway_rules,
+            keys=config.keys,
         )
         self._briefing = MemoryBriefing(self._workers.measurements, log)
         self._briefing.adopt(config.models, self._briefing.needs_of(config))
@@ -265,6 +267,8 @@ class App:
                 self._downloads.carry_out(action, self._tasks)
             case StartGateway():
                 self._gateway.start(action, self._tasks)
+            case KillGateway(cause=cause):
+                self._gateway.kill(cause)
             case CloseListener():
                 self._gateway.close_listener()
             case SignalWorker(model=model, generation=generation, signal=worker_signal):

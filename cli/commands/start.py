@@ -14,11 +14,13 @@ import click
 
 from mlxsup.protocol.gateway import DEFAULT_LISTEN, Address, GatewayRules
 from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.key_file import MARK_NAME, KeyPlace
 from mlxsup.protocol.places import config_places, endpoint_in, find_config
 
 from ..checked_folders import refuse_wrong_folders, warn_of_folders
 from ..connection import RUNNING_HINT, Target, output_options, target_to_reach
 from ..exit_status import CliError, ExitStatus
+from ..keys import warn_of_keys
 from ..service.permanent import service_option
 from ..terminal.output import Output, settle_streams
 
@@ -110,6 +112,7 @@ def start(
     if http is not None:
         configuration = with_http(configuration, http)
         arguments += ["--http", http]
+    warn_of_keys(configuration, output)
     target = target_to_reach(_endpoint_of(configuration), config_path)
     try:
         if is_detached:
@@ -250,6 +253,7 @@ def serve_two(
         configuration,
         config_path=None,
         runtime_dir=folder / "run",
+        keys=KeyPlace(folder / "keys.json", folder / "run" / MARK_NAME),
         log_dir=folder / "logs",
         core=CoreSettings(drain_timeout_s=SHOW_DRAIN_TIMEOUT_S),
         models=tuple(replace(one, restart=RestartSettings()) for one in (first, second)),
@@ -312,9 +316,13 @@ def with_http(configuration: DaemonConfig, listen: str) -> DaemonConfig:
     """
     from mlxsup.supervisor.config.gateway_table import gateway_problems
 
-    if problems := list(gateway_problems(listen, configuration.runtime_dir)):
+    rules, keys = configuration.gateway_rules, configuration.keys
+    if problems := list(gateway_problems(listen, rules, keys)):
         target = Target(config=configuration.config_path)
-        message = "; ".join(f"--http {target.repeat_in(problem)}" for problem in problems)
+        message = "; ".join(
+            f"{'--http' if setting == 'listen' else f'gateway.{setting}'} {target.repeat_in(text)}"
+            for setting, text in problems
+        )
         hint = f"for example `mlxsup start --http {DEFAULT_LISTEN}`"
         raise CliError(message, code="usage", hint=hint, status=ExitStatus.USAGE)
     return replace(configuration, http=Address.parse(listen))

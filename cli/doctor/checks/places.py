@@ -125,13 +125,15 @@ def _room(subject: str, folder: Folder, why: str) -> Iterator[Finding]:
 
 
 def _keys(facts: Places) -> Iterator[Finding]:
-    if not facts.key_refusal:
+    if not facts.key_trouble:
         return
     command = f"chmod 600 {shlex.quote(str(facts.key_path))}" if facts.is_key_file_open else ""
     yield problem(
         KEYS,
-        facts.key_refusal,
-        why="the HTTP gateway lets nobody in while it cannot trust its keys",
-        fix="" if command else "make it a file of yours, or remove it and make new keys",
+        facts.key_trouble,
+        why="the HTTP gateway refuses every request",
+        fix=""
+        if command
+        else "make a key with `mlxsup key new NAME`, or end the need for keys with `mlxsup key off`",
         command=command,
     )
