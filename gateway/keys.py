@@ -157,7 +157,7 @@ class Keys:
             self.are_in_force = True
         elif is_marked is False:
             self.are_in_force = False
-        if is_there and not is_marked:
+        if self.are_in_force and not is_marked:
             self._mark(place)
         if data is not None:
             return self._parsed(place, data)
@@ -176,7 +176,7 @@ class Keys:
             return Seen({}, str(error), data)
 
     def _mark(self, place: KeyPlace) -> None:
-        """Write the mark, which was lost with its folder or was never made."""
+        """Write the mark, which was lost with its folder or never made."""
         try:
             remember(place)
         except KeyFileError as error:

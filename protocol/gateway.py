@@ -33,8 +33,8 @@ MAX_SPEC_BYTES = 64 * 1024
 
 BEAT_S = 1.0
 BEAT, BEAT_WITH_KEYS = b".", b"K"
-"""What the gateway's loop writes; the second one while keys are in force, so that the supervisor can
-tell the next process even if every file that says so is gone."""
+"""What the gateway's loop writes; the second one while keys are in force, so that the supervisor
+can tell the next process even if every file that says so is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ def find_key_need(address: Address, rules: GatewayRules) -> tuple[str, str] | No
     """Return the key of `[gateway]` because of which every request needs an API key, and what it
     has, as a phrase that follows it; None if requests of this machine need none."""
     if rules.needs_keys:
-        return "keys", "is \"required\""
+        return "keys", 'is "required"'
     if not is_loopback(address.host):
         return "listen", f"'{address}' can be reached from other machines"
     for host in rules.hosts:

@@ -22,7 +22,7 @@ from typing import Any
 from .places import user_config
 
 KEYS_SUFFIX = ".keys.json"
-"""Replaces `.toml` in the name of the configuration, so that no two of a folder share their keys."""
+"""Replaces `.toml` in the name of the configuration: no two of a folder share their keys."""
 
 MARK_NAME = "keys_in_force"
 KEY_RECORD_NAME = "key_file"
@@ -251,13 +251,14 @@ def turn_off(place: KeyPlace) -> None:
 
 
 def remember(place: KeyPlace) -> None:
-    """Write the mark of a file that is there, if somebody has removed it with its folder.
+    """Write the mark of keys that are in force, if it was lost with its folder; makes no folder.
 
     Raises:
         KeyFileError: it cannot be written, or a command is writing.
     """
-    with _only_writer(place.file, waits=False):
-        if os.path.lexists(place.file) and not read_mark(place.mark):
+    with _only_writer(place.file, is_command=False):
+        mark = read_mark(place.mark)
+        if mark is None or (mark is False and os.path.lexists(place.file)):
             _set_mark(place.mark, ON, makes_folder=False)
 
 
@@ -299,16 +300,17 @@ def _parse_key(entry: Any) -> Key:
 
 
 @contextmanager
-def _only_writer(path: Path, *, waits: bool = True) -> Iterator[None]:
-    """Make the folder if it is missing, and keep other writers out."""
+def _only_writer(path: Path, *, is_command: bool = True) -> Iterator[None]:
+    """Keep other writers out; a command waits for them, and makes the folder if it is missing."""
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if is_command:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise KeyFileError(f"{path.parent} cannot be used: {error.strerror}") from None
     try:
         try:
-            fcntl.flock(folder, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+            fcntl.flock(folder, fcntl.LOCK_EX | (0 if is_command else fcntl.LOCK_NB))
         except OSError as error:
             raise KeyFileError(f"{path.parent} cannot be locked: {error.strerror}") from None
         yield

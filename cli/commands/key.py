@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -26,6 +27,7 @@ from ..confirmation import confirm
 from ..connection import Target, daemon_options, read_toml
 from ..exit_status import CliError, ExitStatus
 from ..keys import find_keys, usable_keys
+from ..optional_daemon import status_of_daemon
 from ..terminal.output import Output
 
 REFUSED = (
@@ -168,12 +170,17 @@ def _need(target: Target) -> str:
 
     path = target.find().config
     found = None if path is None else key_need_in(read_toml(path).get("gateway"))
-    if found is None:
+    why = "" if found is None else f"gateway.{found[0]} {found[1]}"
+    if not why:
+        with suppress(CliError):  # one that does not answer has no gateway to speak of
+            gateway = (status_of_daemon(target) or {}).get("gateway") or {}
+            need = key_need_in({"listen": gateway.get("address")})
+            why = "" if need is None else f"its gateway's address {need[1]}"
+    if not why:
         return ""
-    setting, why = found
     return (
-        f"keys stay necessary, because gateway.{setting} {why}: every request is refused, and the"
-        " daemon does not start again, until `mlxsup key new NAME` has made one"
+        f"keys stay necessary, because {why}: every request is refused, and the daemon does not"
+        " start again, until `mlxsup key new NAME` has made one"
     )
 
 

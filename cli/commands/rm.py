@@ -19,7 +19,7 @@ from mlxsup.store.hub_cache import find_cache, repositories, repository_folder
 from ..confirmation import confirm
 from ..connection import Target, daemon_options
 from ..downloading import checked_repository
-from ..exit_status import CliError, ExitStatus
+from ..exit_status import CliError
 from ..optional_daemon import status_of_daemon
 from ..repository_names import repository_argument
 from ..terminal.output import Output

@@ -54,7 +54,7 @@ def key_need_in(table: Any) -> tuple[str, str] | None:
 
     def names(key: str) -> tuple[str, ...]:
         value = table.get(key)
-        return tuple(one for one in value if isinstance(one, str)) if isinstance(value, list) else ()
+        return tuple(map(str, value)) if isinstance(value, list) else ()
 
     try:
         address = Address.parse(str(table.get("listen", DEFAULT_LISTEN)))

@@ -78,7 +78,6 @@ class GatewayTable(Table):
     )
 
 
-
 def gateway_problems(listen: str, rules: GatewayRules, keys: KeyPlace) -> Iterator[tuple[str, str]]:
     """Yield what keeps a gateway from running here: the key of `[gateway]`, and a phrase behind it.
 
@@ -97,9 +96,7 @@ def gateway_problems(listen: str, rules: GatewayRules, keys: KeyPlace) -> Iterat
         need = find_key_need(address, rules)
         if need is not None and not have_been_made(keys):
             setting, why = need
-            yield (
-                setting,
-                f"{why}, and there is no key that would keep strangers out: `{KEYS_HINT}` makes one",
-            )
+            missing_key = "there is no key that would keep strangers out"
+            yield setting, f"{why}, and {missing_key}: `{KEYS_HINT}` makes one"
     if missing := [name for name in EXTRA_MODULES if find_spec(name) is None]:
         yield "listen", f"needs {', '.join(missing)}: {INSTALL_HINT}"

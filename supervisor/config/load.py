@@ -21,7 +21,6 @@ from .check import Check
 from .client_table import ClientTable
 from .file_table import FileTable
 from .gateway_sites import rules_of
-from .gateway_table import GatewayTable
 from .lines import LineIndex
 from .sources import missing_repository, model_path, own_source
 from .tables import ModelTable

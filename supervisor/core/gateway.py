@@ -27,8 +27,8 @@ LOOP_ENDS = 3
 
 
 FROZEN_S = 7.0
-"""Without a beat of its event loop for this long it is killed; beats come every second. The clock of
-the supervisor leaves out the time in which that did not run itself."""
+"""Without a beat of its event loop for this long it is killed; beats come every second. The
+supervisor's clock leaves out the time in which that did not run itself."""
 
 START_LIMIT_S = 60.0
 """From its start to its first beat."""

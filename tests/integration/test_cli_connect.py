@@ -178,7 +178,7 @@ def test_a_key_is_written_and_an_address_for_everybody_is_one_of_this_machine(
         unknown = connect(daemon, tmp_path, "opencode", "--key", "sk-mlxsup-x", "--write")
         missing = connect(daemon, tmp_path, "opencode", "--write")
         as_json = connect(daemon, tmp_path, "opencode", "--json").stdout
-        (daemon.folder / "run" / "keys.json").chmod(0o644)
+        daemon.config.with_name("config.keys.json").chmod(0o644)
         unusable = connect(daemon, tmp_path, "opencode")
     assert f'"apiKey": "{key}"' in given.stdout
     assert f"http://127.0.0.1:{daemon.address[1]}/v1" in given.stdout

@@ -24,6 +24,8 @@ from mlxsup.supervisor.logs import DaemonLog
 from mlxsup.supervisor.service_manager import ServiceManager
 from mlxsup.supervisor.sleep import SleepGuard
 
+from support.key_place import place_in
+
 READING = Reading(available_bytes=9, kept_free_bytes=1)
 STORIES = {"a": ["one", "two"], "b": []}
 
@@ -148,6 +150,7 @@ class Case:
             DaemonConfig(
                 config_path=config_path,
                 runtime_dir=Path("/run"),
+                keys=place_in(Path("/")),
                 log_dir=Path("/l"),
                 log_level="info",
                 memory_budget=None,

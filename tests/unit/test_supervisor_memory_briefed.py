@@ -25,6 +25,7 @@ from mlxsup.supervisor.memory.briefing import MemoryBriefing
 from mlxsup.supervisor.memory.measurements import Measurements
 
 from support.core_driver import entry
+from support.key_place import place_in
 from support.safetensors_files import llama_arrays, llama_config, write_folder
 
 GIB = 2**30
@@ -58,6 +59,7 @@ class Desk:
         return DaemonConfig(
             config_path=None,
             runtime_dir=self.folder,
+            keys=place_in(self.folder),
             log_dir=self.folder,
             log_level="info",
             memory_budget=budget,

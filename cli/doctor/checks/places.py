@@ -17,6 +17,8 @@ FULL_BYTES = 256 * 2**20
 NEARLY_FULL_BYTES = 5 * 2**30
 """Less than most models take."""
 
+NEW_KEY = "make a key with `mlxsup key new NAME`"
+
 NETWORK = (
     "nfs", "nfs4", "smbfs", "cifs", "smb3", "afpfs", "webdav", "fuse.sshfs", "9p", "afs", "ceph",
 )  # fmt: skip
@@ -132,8 +134,6 @@ def _keys(facts: Places) -> Iterator[Finding]:
         KEYS,
         facts.key_trouble,
         why="the HTTP gateway refuses every request",
-        fix=""
-        if command
-        else "make a key with `mlxsup key new NAME`, or end the need for keys with `mlxsup key off`",
+        fix="" if command else f"{NEW_KEY}, or end the need for keys with `mlxsup key off`",
         command=command,
     )

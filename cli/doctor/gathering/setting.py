@@ -17,6 +17,7 @@ from mlxsup.store.offline import VARIABLES, YES
 
 from ...connection import Target
 from ...exit_status import CliError
+from ...keys import find_keys
 from ..facts import ConfigFile, Configuration, Hub, ModelFolder
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def find_setting(target: Target) -> Setting:
         log_dir=log_dir,
         listen="" if path is None else _listen(path),
         key_need="" if path is None else _key_need(path),
-        keys=KeyPlace.beside(path, runtime_dir),
+        keys=_keys(target, path, runtime_dir),
     )
 
 
@@ -133,6 +134,13 @@ def _listen(path: Path) -> str:
         return ""
     listen = table.get("listen", DEFAULT_LISTEN) if isinstance(table, dict) else ""
     return listen if isinstance(listen, str) else ""
+
+
+def _keys(target: Target, path: Path | None, runtime_dir: Path) -> KeyPlace:
+    try:
+        return find_keys(target)
+    except CliError:  # what is wrong with the file, or with its folder, is a finding
+        return KeyPlace.beside(path, runtime_dir)
 
 
 def _key_need(path: Path) -> str:
