@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlxsup.protocol.folders import DEFAULT_RUNTIME_DIR
 from mlxsup.protocol.key_file import KeyFileError, KeyPlace, find_trouble
+from mlxsup.protocol.places import endpoint_in
 
 from .connection import Target
 from .exit_status import CliError, ExitStatus
@@ -24,13 +26,21 @@ def find_keys(target: Target) -> KeyPlace:
     configuration, else as the latest one has.
 
     Raises:
-        CliError: what counts does not name an endpoint.
+        CliError: what counts does not name an endpoint, or names one at which no daemon ever was:
+            a key beside another configuration would have no effect.
     """
     place = target.find()
     runtime_dir = Path(place.endpoint.removeprefix("ipc://")).parent
     recorded = KeyPlace.recorded(runtime_dir)
     if recorded is not None and (place.config is None or lock_holder(place.endpoint) is not None):
         return recorded
+    if place.config is None and place.endpoint != endpoint_in(DEFAULT_RUNTIME_DIR):
+        raise CliError(
+            f"no daemon has run at {place.endpoint} yet, so where its keys are is not known",
+            code="unknown_endpoint",
+            hint="name its configuration with --config FILE, or start it first",
+            status=ExitStatus.USAGE,
+        )
     return KeyPlace.beside(place.config, runtime_dir)
 
 

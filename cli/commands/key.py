@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -168,20 +169,21 @@ def _need(target: Target) -> str:
     """Return what keeps keys necessary although there is none, as a sentence; empty for nothing."""
     from mlxsup.supervisor.config.gateway_sites import key_need_in
 
-    path = target.find().config
-    found = None if path is None else key_need_in(read_toml(path).get("gateway"))
-    why = "" if found is None else f"gateway.{found[0]} {found[1]}"
-    if not why:
-        with suppress(CliError):  # one that does not answer has no gateway to speak of
-            gateway = (status_of_daemon(target) or {}).get("gateway") or {}
-            need = key_need_in({"listen": gateway.get("address")})
-            why = "" if need is None else f"its gateway's address {need[1]}"
-    if not why:
-        return ""
-    return (
-        f"keys stay necessary, because {why}: every request is refused, and the daemon does not"
-        " start again, until `mlxsup key new NAME` has made one"
+    status: dict[str, Any] = {}
+    with suppress(CliError):  # one that does not answer says nothing
+        status = status_of_daemon(target) or {}
+    path = target.find().config or (
+        Path(status["config_path"]) if status.get("config_path") else None
     )
+    given = (status.get("gateway") or {}).get("address")  # also with --http
+    for table in (None if path is None else read_toml(path).get("gateway"), {"listen": given}):
+        if need := key_need_in(table):
+            setting, why = need
+            return (
+                f"keys stay necessary, because gateway.{setting} {why}: every request is refused,"
+                " and the daemon does not start again, until `mlxsup key new NAME` has made one"
+            )
+    return ""
 
 
 def _is_listed(account: str, config: Path) -> bool:

@@ -169,7 +169,7 @@ def test_a_key_is_written_and_an_address_for_everybody_is_one_of_this_machine(
 ) -> None:
     daemon = HttpDaemon({"m": fake()})
     daemon.listen = "0.0.0.0:0"
-    key = daemon.run("key", "new", "tool").stdout.strip()
+    key = run_cli("key", "new", "tool", "--config", str(daemon.config)).stdout.strip()
     with daemon:
         given = connect(daemon, tmp_path, "opencode", "--key", key)
         where = ("--endpoint", daemon.endpoint)

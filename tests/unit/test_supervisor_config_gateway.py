@@ -182,7 +182,10 @@ def test_what_others_may_reach_needs_a_key_by_one_rule(
 def test_hosts_and_origins_are_kept_as_browsers_send_them(tmp_path: Path) -> None:
     hosts = '["ai.example", "[2001:db8::1]", "10.0.0.1"]'
     origins = '["HTTP://LocalHost:3000", "https://127.0.0.1:443", "http://localhost:8080"]'
-    text = f"[gateway]\nhosts = {hosts}\norigins = {origins}\n{MODELS}"
+    text = with_run(tmp_path, "127.0.0.1:8484").replace(
+        "[gateway]\n", f"[gateway]\nhosts = {hosts}\norigins = {origins}\n"
+    )
+    add_key(keys_in(tmp_path), name="a", account="a", is_operator=False, created="")
     rules = config_of(tmp_path, text).gateway_rules
     assert rules.hosts == ("ai.example", "[2001:db8::1]", "10.0.0.1")
     assert rules.origins == ("http://localhost:3000", "https://127.0.0.1", "http://localhost:8080")
