@@ -6,19 +6,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mlxsup.protocol.folders import DEFAULT_RUNTIME_DIR
-from mlxsup.protocol.key_file import KeyFileError, KeyPlace, find_trouble
+from mlxsup.protocol.key_file import KeyFileError, KeyPlace
 from mlxsup.protocol.places import endpoint_in
 
 from .connection import Target
 from .exit_status import CliError, ExitStatus
 from .lock_holder import lock_holder
-from .terminal.output import Output
-
-if TYPE_CHECKING:
-    from mlxsup.supervisor.config.load import DaemonConfig
 
 
 def find_keys(target: Target) -> KeyPlace:
@@ -55,17 +50,6 @@ def usable_keys(target: Target) -> Iterator[KeyPlace]:
         yield find_keys(target)
     except KeyFileError as error:
         raise CliError(str(error), code="keys", status=ExitStatus.RUNTIME_FOLDER) from None
-
-
-def warn_of_keys(configuration: DaemonConfig, output: Output) -> None:
-    """Say that the gateway will refuse every request, if its keys are lost."""
-    has_gateway = configuration.http is not None or configuration.gateway is not None
-    if has_gateway and (trouble := find_trouble(configuration.keys)):
-        target = Target(config=configuration.config_path)
-        ways = "`mlxsup key new NAME` makes a key, `mlxsup key off` ends the need for keys"
-        output.note(
-            f"warning: the HTTP gateway refuses every request: {trouble}; {target.repeat_in(ways)}"
-        )
 
 
 def read_key(given: str | None) -> str | None:

@@ -133,6 +133,25 @@ def find_key_need(address: Address, rules: GatewayRules) -> tuple[str, str] | No
     return None
 
 
+def key_need_in(table: object) -> tuple[str, str] | None:
+    """Return what `find_key_need` says of a table `[gateway]` that was not checked; None also if it
+    is no table, or has no address."""
+    if not isinstance(table, dict):
+        return None
+
+    def names(key: str) -> tuple[str, ...]:
+        value = table.get(key)
+        return tuple(map(str, value)) if isinstance(value, list) else ()
+
+    try:
+        address = Address.parse(str(table.get("listen", DEFAULT_LISTEN)))
+    except ValueError:
+        return None
+    needs_keys = table.get("keys") == "required"
+    rules = GatewayRules(hosts=names("hosts"), origins=names("origins"), needs_keys=needs_keys)
+    return find_key_need(address, rules)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySpec:
     """Everything that a gateway gets at its start.

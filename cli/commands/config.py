@@ -11,10 +11,9 @@ import click
 from mlxsup.protocol.places import ConfigPlace, config_places, find_config
 
 from ..connection import Target, daemon_options, output_options
-from ..keys import warn_of_keys
 from ..schema_file import schema_text
 from ..terminal.output import Output
-from .start import configuration_errors, read_configuration
+from .start import configuration_errors, read_configuration, warn_of_keys
 
 
 @click.group()

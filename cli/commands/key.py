@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from mlxsup.protocol.close_names import close_names
+from mlxsup.protocol.gateway import key_need_in
 from mlxsup.protocol.key_file import (
     NAME,
     NAME_EXPECTED,
@@ -167,8 +168,6 @@ def off(is_sure: bool, target: Target, output: Output) -> None:
 
 def _need(target: Target) -> str:
     """Return what keeps keys necessary although there is none, as a sentence; empty for nothing."""
-    from mlxsup.supervisor.config.gateway_sites import key_need_in
-
     status: dict[str, Any] = {}
     with suppress(CliError):  # one that does not answer says nothing
         status = status_of_daemon(target) or {}

@@ -14,13 +14,12 @@ import click
 
 from mlxsup.protocol.gateway import DEFAULT_LISTEN, Address, GatewayRules
 from mlxsup.protocol.ids import ModelName
-from mlxsup.protocol.key_file import MARK_NAME, KeyPlace
+from mlxsup.protocol.key_file import MARK_NAME, KeyPlace, find_trouble
 from mlxsup.protocol.places import config_places, endpoint_in, find_config
 
 from ..checked_folders import refuse_wrong_folders, warn_of_folders
 from ..connection import RUNNING_HINT, Target, output_options, target_to_reach
 from ..exit_status import CliError, ExitStatus
-from ..keys import warn_of_keys
 from ..service.permanent import service_option
 from ..terminal.output import Output, settle_streams
 
@@ -306,6 +305,17 @@ def read_models(models: Sequence[str]) -> tuple[DaemonConfig, str]:
         message = "; ".join(problem.split(": ", 1)[1] for problem in error.problems)
         hint = "name it: --model NAME=FOLDER"
         raise CliError(message, code="usage", hint=hint, status=ExitStatus.USAGE) from None
+
+
+def warn_of_keys(configuration: DaemonConfig, output: Output) -> None:
+    """Say that the gateway will refuse every request, if its keys are lost."""
+    has_gateway = configuration.http is not None or configuration.gateway is not None
+    if has_gateway and (trouble := find_trouble(configuration.keys)):
+        target = Target(config=configuration.config_path)
+        ways = "`mlxsup key new NAME` makes a key, `mlxsup key off` ends the need for keys"
+        output.note(
+            f"warning: the HTTP gateway refuses every request: {trouble}; {target.repeat_in(ways)}"
+        )
 
 
 def with_http(configuration: DaemonConfig, listen: str) -> DaemonConfig:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
-from mlxsup.protocol.gateway import DEFAULT_LISTEN, Address, GatewayRules, find_key_need
+from mlxsup.protocol.gateway import GatewayRules
 
 from .gateway_table import GatewayTable
 from .model_names import Problem
@@ -44,28 +43,6 @@ def origin_as_sent(origin: str) -> str:
     """The origin as browsers send it: in small letters, without the usual port."""
     scheme, _, rest = origin.lower().partition("://")
     return f"{scheme}://{rest.removesuffix(':' + USUAL_PORTS.get(scheme, ''))}"
-
-
-def key_need_in(table: Any) -> tuple[str, str] | None:
-    """Return what `find_key_need` says of a table `[gateway]` that was not checked; None also if it
-    is no table, or has no address."""
-    if not isinstance(table, dict):
-        return None
-
-    def names(key: str) -> tuple[str, ...]:
-        value = table.get(key)
-        return tuple(map(str, value)) if isinstance(value, list) else ()
-
-    try:
-        address = Address.parse(str(table.get("listen", DEFAULT_LISTEN)))
-    except ValueError:
-        return None
-    rules = GatewayRules(
-        hosts=names("hosts"),
-        origins=tuple(map(origin_as_sent, names("origins"))),
-        needs_keys=table.get("keys") == "required",
-    )
-    return find_key_need(address, rules)
 
 
 def rules_of(table: GatewayTable) -> GatewayRules:

@@ -73,7 +73,8 @@ class GatewayTable(Table):
         description=KEYS_EXPECTED,
         json_schema_extra=documented(
             ". `auto`: from the first key on, and where other machines reach the gateway;"
-            " `required`: always; see [keys](gateway.md#keys)"
+            " `required`: always; see [keys](gateway.md#keys)",
+            "word",
         ),
     )
 

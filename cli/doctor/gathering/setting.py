@@ -145,7 +145,7 @@ def _keys(target: Target, path: Path | None, runtime_dir: Path) -> KeyPlace:
 
 def _key_need(path: Path) -> str:
     """Return why requests to the gateway of a file need keys, as far as the file can be read."""
-    from mlxsup.supervisor.config.gateway_sites import key_need_in
+    from mlxsup.protocol.gateway import key_need_in
 
     with suppress(UnreadableConfigError):
         need = key_need_in(places.read_toml(path).get("gateway"))
