@@ -184,8 +184,8 @@ DAMAGES: dict[str, Damage] = {
     "a list": lambda path: write(path, "[]"),
     "binary": lambda path: path.write_bytes(b"\xff" * 100),
     "too long": lambda path: write(path, " " * 2_000_000),
-    "others can write": lambda path: (write(path, "{}"), path.chmod(0o602)),
-    "others can read": lambda path: (write(path, "{}"), path.chmod(0o644)),
+    "others can write": lambda path: write(path, "{}", 0o602),
+    "others can read": lambda path: write(path, "{}", 0o644),
     "a folder": Path.mkdir,
     "a pipe": os.mkfifo,
     "a link to zeros": lambda path: path.symlink_to("/dev/zero"),
@@ -195,9 +195,9 @@ DAMAGES: dict[str, Damage] = {
 }
 
 
-def write(path: Path, text: str) -> None:
+def write(path: Path, text: str, mode: int = 0o600) -> None:
     path.write_text(text)
-    path.chmod(0o600)
+    path.chmod(mode)
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
