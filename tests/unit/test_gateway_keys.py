@@ -228,6 +228,18 @@ def test_whatever_becomes_of_the_file_nobody_is_let_in(
         assert ask(one, x_api_key=key).status == 200, "a copy that is put back counts again"
 
 
+@pytest.mark.parametrize("damage", [name for name in DAMAGES if name != "gone"])
+def test_a_file_that_was_damaged_before_anything_marked_it_opens_nothing_either(
+    place: KeyPlace, damage: str
+) -> None:
+    place.file.parent.mkdir()
+    DAMAGES[damage](place.file)
+    site = Site(PlayedDaemon(), keys=Keys(place))  # its runtime folder is not there yet
+    assert is_refused(site, "a")
+    place.file.rename(place.file.with_name("away"))
+    assert is_refused(site, "a")
+
+
 @pytest.mark.parametrize("damage", ["off", "others can read", "a folder", "a pipe"])
 def test_a_mark_that_is_not_the_one_of_key_off_keeps_the_gateway_closed(
     place: KeyPlace, damage: str
