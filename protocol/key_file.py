@@ -93,10 +93,10 @@ class KeyPlace:
     def recorded(cls, runtime_dir: Path) -> KeyPlace | None:
         """Return the place that the latest daemon in this runtime folder used; None if none did."""
         try:
-            path = Path(os.fsdecode((runtime_dir / KEY_RECORD_NAME).read_bytes()))
-        except OSError:
+            data = read_key_file(runtime_dir / KEY_RECORD_NAME)
+        except KeyFileError:
             return None
-        return cls(path, runtime_dir / MARK_NAME)
+        return cls(Path(os.fsdecode(data)), runtime_dir / MARK_NAME) if data else None
 
     def record(self) -> None:
         """Write down where the key file is.
