@@ -43,6 +43,7 @@ ALONE: Mapping[tuple[str, ...], list[str]] = {
     ("key", "new"): ["KEY"],
     ("key", "list"): [],
     ("key", "revoke"): ["KEY"],
+    ("key", "off"): ["--yes"],
     ("config", "check"): ["CONFIG"],
     ("config", "path"): ["--config", "CONFIG"],
     ("config", "schema"): [],

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 BROKEN_MODELS = {"FAILED": "has FAILED", "BACKOFF": "is in BACKOFF"}
-BROKEN_GATEWAYS = ("backoff", "crash loop")
+BROKEN_GATEWAYS = ("frozen", "backoff", "crash loop")
 
 
 def broken_parts(status: Mapping[str, Any]) -> list[str]:

@@ -7,22 +7,47 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mlxsup.protocol.key_file import KEYS_NAME, KeyFileError
+from mlxsup.protocol.folders import DEFAULT_RUNTIME_DIR
+from mlxsup.protocol.key_file import KeyFileError, KeyPlace
+from mlxsup.protocol.places import endpoint_in
 
 from .connection import Target
 from .exit_status import CliError, ExitStatus
+from .lock_holder import lock_holder
+
+
+def find_keys(target: Target) -> KeyPlace:
+    """Return where the keys of a daemon are: as the one that runs has written down, else beside the
+    configuration, else as the latest one has.
+
+    Raises:
+        CliError: what counts does not name an endpoint, or names one at which no daemon ever was:
+            a key beside another configuration would have no effect.
+    """
+    place = target.find()
+    runtime_dir = Path(place.endpoint.removeprefix("ipc://")).parent
+    recorded = KeyPlace.recorded(runtime_dir)
+    if recorded is not None and (place.config is None or lock_holder(place.endpoint) is not None):
+        return recorded
+    if place.config is None and place.endpoint != endpoint_in(DEFAULT_RUNTIME_DIR):
+        raise CliError(
+            f"no daemon has run at {place.endpoint} yet, so where its keys are is not known",
+            code="unknown_endpoint",
+            hint="name its configuration with --config FILE, or start it first",
+            status=ExitStatus.USAGE,
+        )
+    return KeyPlace.beside(place.config, runtime_dir)
 
 
 @contextmanager
-def key_file(target: Target) -> Iterator[Path]:
-    """The file of a daemon's keys, whether it runs or not.
+def usable_keys(target: Target) -> Iterator[KeyPlace]:
+    """Give the place of a daemon's keys, whether it runs or not.
 
     Raises:
-        CliError: it cannot be used, or there is no such daemon.
+        CliError: they cannot be used, or there is no such daemon.
     """
-    path = Path(target.find_endpoint().removeprefix("ipc://")).parent / KEYS_NAME
     try:
-        yield path
+        yield find_keys(target)
     except KeyFileError as error:
         raise CliError(str(error), code="keys", status=ExitStatus.RUNTIME_FOLDER) from None
 

@@ -7,12 +7,10 @@ other page may send that token.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from typing import Any
 
 from starlette.responses import Response
-
-from mlxsup.protocol.gateway import is_local_origin
 
 from .apis import ANTHROPIC_REQUEST_ID, REQUEST_ID
 from .operator import TOKEN_HEADER
@@ -38,14 +36,12 @@ class CrossOrigin:
     """Knows the origins that may ask.
 
     Args:
-        origins: as browsers send them.
-        needs_keys: whether requests need keys at the moment. While they do not, only pages of this
-            machine count: who serves those may run programs here, and so may ask in any case.
+        origins: as browsers send them. One that is not of this machine makes keys necessary
+            (`find_key_need`); who serves the pages of the others may run programs here anyway.
     """
 
-    def __init__(self, origins: Iterable[str], needs_keys: Callable[[], bool]) -> None:
+    def __init__(self, origins: Iterable[str]) -> None:
         self._origins = frozenset(origins)
-        self._needs_keys = needs_keys
 
     def headers(self, scope: MutableMapping[str, Any]) -> Headers:
         """Those that the response to this request gets besides its own."""
@@ -78,7 +74,7 @@ class CrossOrigin:
         given = _values(scope, ORIGIN)
         if len(given) != 1 or given[0] not in self._origins:
             return ""
-        return given[0] if is_local_origin(given[0]) or self._needs_keys() else ""
+        return given[0]
 
 
 def _wanted(scope: MutableMapping[str, Any]) -> Iterator[str]:

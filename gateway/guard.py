@@ -65,7 +65,7 @@ class Guard:
             None if hosts is None else frozenset([*LOCAL_NAMES, *(host.lower() for host in hosts)])
         )
         self._keys = keys
-        self._cross_origin = CrossOrigin(origins, lambda: keys.are_needed)
+        self._cross_origin = CrossOrigin(origins)
         self._ids = RequestIds()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,24 +1,41 @@
-"""Who asks: API keys, read again whenever their file changes."""
+"""Who asks: API keys, read again and again by a thread, so that no disk holds up a request."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from pathlib import Path
 
-from mlxsup.protocol.key_file import Key, KeyFileError, digest_of, read_keys
+from mlxsup.protocol.key_file import (
+    Key,
+    KeyFileError,
+    KeyPlace,
+    digest_of,
+    parse_keys,
+    read_key_file,
+    read_mark,
+    remember,
+)
 
 from .failure import Failure
 
 CALLER = "mlxsup.caller"
 """The key of an ASGI scope under which `Guard` keeps the `Caller`."""
 
-logger = logging.getLogger(__name__)
+LOOK_S = 0.5
+"""How often the file is read."""
 
-Seen = tuple[int, ...] | None
-"""What tells one version of a file from another; None: there is none."""
+STALE_PULSES = 4
+"""So many pulses of the event loop without an answer of the disk, and nobody is let in. Pulses and
+not seconds: a process that was stopped has counted none when it goes on."""
+
+FIRST_LOOK_S = 4.0
+"""How long the start waits for the file; after that, requests are refused until it was read."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,91 +53,136 @@ class Caller:
     has_key: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the latest look has found; never changed, so that any thread may read it.
+
+    Attributes:
+        keys: those that count, by their digests; None: none is needed.
+        problem: why nobody is let in; empty if somebody may be.
+        data: what is in the file; None: nothing that could be read.
+    """
+
+    keys: Mapping[str, Key] | None
+    problem: str = ""
+    data: bytes | None = None
+
+
+OPEN = Seen(None)
+UNREAD = Seen({}, "they have not been read yet")
+
+
 class Keys:
     """The keys that a gateway takes.
 
+    Once keys were in force, only the mark that `mlxsup key off` leaves opens the gateway.
+
     Args:
-        path: their file; None: there are none, and none is needed.
-        is_needed: whether a key is needed even while there is no file, because others than the
-            users of this machine reach the gateway.
+        place: where they are; None: there are none, and none is needed.
+        are_required: whether a key is needed even if there never was one.
+        were_in_force: whether they were in force before this process.
+
+    Attributes:
+        are_in_force: whether somebody has made a key, and nobody has turned keys off since.
     """
 
-    def __init__(self, path: Path | None = None, *, is_needed: bool = False) -> None:
-        self._path = path
-        self._is_needed = is_needed
-        self._seen: Seen = None
-        # By digest; None while no key is needed.
-        self._keys: dict[str, Key] | None = {} if is_needed else None
-        self._problem = ""
+    def __init__(
+        self,
+        place: KeyPlace | None = None,
+        *,
+        are_required: bool = False,
+        were_in_force: bool = False,
+    ) -> None:
+        self._place = place
+        self._are_required = are_required
+        self.are_in_force = were_in_force
+        self._seen = OPEN if place is None else UNREAD
+        self._unanswered = 0
+        self._unmarked = ""
+
+    def watch(self) -> None:
+        """Start to read the file; returns once it was read, or after `FIRST_LOOK_S`."""
+        has_looked = threading.Event()
+        threading.Thread(target=self._watch, args=(has_looked,), name="keys", daemon=True).start()
+        has_looked.wait(FIRST_LOOK_S)
+
+    def pulse(self) -> None:
+        """Count a second of the event loop; `look` begins the count again."""
+        self._unanswered += 1
 
     def caller(self, headers: Iterable[tuple[bytes, bytes]]) -> Caller:
-        """Who has sent a request with these headers.
+        """Return who has sent a request with these headers.
 
         Raises:
             Failure: it needs a key and has none, or one that is not known; or the file is unusable.
         """
-        self._look()
-        if self._problem:
-            raise Failure(
-                HTTPStatus.SERVICE_UNAVAILABLE,
-                "the gateway cannot read its keys; see `mlxsup logs mlxsup-gateway`",
-                code="keys_unusable",
-                is_retryable=False,
-            )
-        if self._keys is None:
+        seen = self._seen
+        if self._place is not None and (seen.problem or self._unanswered > STALE_PULSES):
+            raise _unusable(are_lost=self.are_in_force)
+        if seen.keys is None:
             return Caller()
         given = list(_given(headers))
         for key in given:
             # No key can be found by how long this takes: nobody chooses a digest.
-            if found := self._keys.get(digest_of(key)):
+            if found := seen.keys.get(digest_of(key)):
                 return Caller(found.account, is_operator=found.is_operator, has_key=True)
         raise _refused(is_wrong=bool(given))
 
-    @property
-    def are_needed(self) -> bool:
-        """Whether requests need one now."""
-        self._look()
-        return self._keys is not None
-
-    def _look(self) -> None:
-        """Reads the file if it is not the one that was read last."""
-        if self._path is None:
+    def look(self) -> None:
+        """Read the file, and what the mark says; only on the thread that watches, and in tests."""
+        if self._place is None:
             return
-        seen = _version(self._path)
-        if seen == self._seen:
-            return
+        seen = self._read(self._place)
+        if seen.problem and seen.problem != self._seen.problem:
+            logger.error("keys cannot be used: %s", seen.problem)
+        elif not seen.problem and seen is not self._seen:
+            logger.info("keys read count=%s", "none" if seen.keys is None else len(seen.keys))
         self._seen = seen
+        self._unanswered = 0
+
+    def _watch(self, has_looked: threading.Event) -> None:
+        while True:
+            self.look()
+            has_looked.set()
+            time.sleep(LOOK_S)
+
+    def _read(self, place: KeyPlace) -> Seen:
+        is_marked = read_mark(place.mark)
         try:
-            keys = read_keys(self._path)
+            data, problem = read_key_file(place.file), ""
         except KeyFileError as error:
-            # Refused is safer than open.
-            self._problem = str(error)
-            self._keys = {}
-            logger.error("keys cannot be used: %s", error)
-            return
-        self._problem = ""
-        if keys is None:
-            self._keys = {} if self._is_needed else None
-        else:
-            self._keys = {key.digest: key for key in keys}
-        logger.info("keys read count=%s", "none" if keys is None else len(keys))
+            data, problem = None, str(error)
+        is_there = data is not None or bool(problem)
+        if is_there or is_marked:
+            self.are_in_force = True
+        elif is_marked is False:
+            self.are_in_force = False
+        if self.are_in_force and not is_marked:
+            self._mark(place)
+        if data is not None:
+            return self._parsed(place, data)
+        if not problem and self.are_in_force:
+            problem = f"{place.file} is gone, and keys were in force"
+        if not problem and self._are_required:
+            problem = f"there is no key in {place.file} yet"
+        return Seen({}, problem) if problem else OPEN
 
+    def _parsed(self, place: KeyPlace, data: bytes) -> Seen:
+        if data == self._seen.data:
+            return self._seen
+        try:
+            return Seen({key.digest: key for key in parse_keys(place.file, data)}, data=data)
+        except KeyFileError as error:
+            return Seen({}, str(error), data)
 
-def _version(path: Path) -> Seen:
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        return (error.errno or 0,)
-    return (
-        status.st_ino,
-        status.st_mtime_ns,
-        status.st_ctime_ns,
-        status.st_size,
-        status.st_mode,
-        status.st_uid,
-    )
+    def _mark(self, place: KeyPlace) -> None:
+        """Write the mark, which was lost with its folder or never made."""
+        try:
+            remember(place)
+        except KeyFileError as error:
+            if str(error) != self._unmarked:  # once, and not with each look
+                logger.warning("keys in force not marked: %s", error)
+            self._unmarked = str(error)
 
 
 def _given(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[str]:
@@ -132,6 +194,24 @@ def _given(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[str]:
                 yield key.strip()
         elif name == b"x-api-key" and value.strip():
             yield value.decode("latin-1").strip()
+
+
+def _unusable(*, are_lost: bool) -> Failure:
+    """Return the refusal of every request.
+
+    Args:
+        are_lost: whether keys were in force; otherwise there never was one.
+    """
+    message = "this gateway needs keys and has none yet: `mlxsup key new NAME` makes one"
+    if are_lost:
+        message = (
+            "the gateway cannot read its keys, so it refuses every request: `mlxsup logs"
+            " mlxsup-gateway` says why, `mlxsup key new NAME` makes a new key, and `mlxsup key off`"
+            " ends the need for keys"
+        )
+    return Failure(
+        HTTPStatus.SERVICE_UNAVAILABLE, message, code="keys_unusable", is_retryable=False
+    )
 
 
 def _refused(*, is_wrong: bool) -> Failure:

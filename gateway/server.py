@@ -15,7 +15,15 @@ from typing import Any, cast
 import uvicorn
 
 from mlxsup.client import AsyncClient
-from mlxsup.protocol.gateway import GatewaySpec, is_loopback
+from mlxsup.protocol.gateway import (
+    BEAT,
+    BEAT_S,
+    BEAT_WITH_KEYS,
+    Address,
+    GatewaySpec,
+    find_key_need,
+)
+from mlxsup.protocol.key_file import KeyPlace
 
 from . import limits
 from .app import Gateway
@@ -30,28 +38,39 @@ CUT_OFF = "ASGI callable returned without completing response."
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which says when it accepts connections.
+    """uvicorn's server, which says when it accepts connections, and that its loop runs.
 
     Args:
         config: of the server.
         gateway: ends what is open when the server is to end.
-        ready_pipe: the descriptor that gets one byte.
+        keys: hear the pulse of the loop.
+        beat_pipe: the descriptor that gets the beats.
     """
 
-    def __init__(self, config: uvicorn.Config, gateway: Gateway, ready_pipe: int) -> None:
+    def __init__(
+        self, config: uvicorn.Config, gateway: Gateway, keys: Keys, beat_pipe: int
+    ) -> None:
         super().__init__(config)
         self._gateway = gateway
-        self._ready_pipe = ready_pipe
+        self._keys = keys
+        self._beat_pipe = beat_pipe
+        self._beating: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See uvicorn."""
         await super().startup(sockets=sockets)
         if self.started:
+            self._beating = asyncio.create_task(self._beat())
+
+    async def _beat(self) -> None:
+        os.set_blocking(self._beat_pipe, False)
+        while True:
             try:
-                os.write(self._ready_pipe, b"1")
-            except BrokenPipeError:  # the supervisor has died, as is about to be seen
-                pass
-        os.close(self._ready_pipe)
+                os.write(self._beat_pipe, BEAT_WITH_KEYS if self._keys.are_in_force else BEAT)
+            except (BlockingIOError, BrokenPipeError):
+                pass  # the supervisor was stopped for hours; or it has died, as is about to be seen
+            self._keys.pulse()
+            await asyncio.sleep(BEAT_S)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """See uvicorn. What has not ended by half of the time is ended with an error."""
@@ -71,7 +90,13 @@ def serve(spec: GatewaySpec) -> None:
     for noisy in ("uvicorn", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     gateway = Gateway(lambda: AsyncClient(spec.endpoint), spec.rules.names)
-    keys = Keys(Path(spec.keys), is_needed=not is_loopback(spec.host))
+    need = find_key_need(Address(host=spec.host, port=spec.port), spec.rules)
+    keys = Keys(
+        KeyPlace(Path(spec.key_file), Path(spec.key_mark)),
+        are_required=need is not None,
+        were_in_force=spec.has_had_keys,
+    )
+    keys.watch()
     config = uvicorn.Config(
         gateway.app(spec.host, keys, spec.rules.hosts, spec.rules.origins),
         http=cast(Any, partial(LimitedProtocol, responded=gateway.open_answers.meter.responded)),
@@ -84,7 +109,7 @@ def serve(spec: GatewaySpec) -> None:
         timeout_keep_alive=int(limits.IDLE_LIMIT_S),
         timeout_graceful_shutdown=int(limits.END_LIMIT_S),
     )
-    server = Server(config, gateway, spec.ready_pipe)
+    server = Server(config, gateway, keys, spec.beat_pipe)
     threading.Thread(target=_watch_parent, args=(server,), name="parent-watch", daemon=True).start()
     server.run(sockets=[socket.socket(fileno=spec.listener)])
 

@@ -4,6 +4,10 @@ The supervisor binds the address, runs `python -P -m mlxsup.gateway`, which inhe
 socket, and writes one `GatewaySpec` as a line of JSON to its standard input. It keeps that pipe
 open for as long as it lives: EOF on it means that the supervisor has died. The socket outlives the
 process: who connects while the gateway is being replaced waits, and is not refused.
+
+The gateway's event loop writes a byte into another pipe every second. The first one says that it
+accepts connections; without any, the supervisor takes it for frozen. Connections cannot keep a byte
+from its pipe, as they could a request to `/health`: they fill the listener's backlog and its slots.
 """
 
 from __future__ import annotations
@@ -26,6 +30,11 @@ EXTRA_MODULES = ("starlette", "uvicorn", "httptools", "prometheus_client")
 INSTALL_HINT = "pip install 'mlxsup[gateway]'"
 
 MAX_SPEC_BYTES = 64 * 1024
+
+BEAT_S = 1.0
+BEAT, BEAT_WITH_KEYS = b".", b"K"
+"""What the gateway's loop writes; the second one while keys are in force, so that the supervisor
+can tell the next process even if every file that says so is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,14 +83,21 @@ def is_loopback(host: str) -> bool:
     return ipaddress.ip_address(host).is_loopback
 
 
+def is_local_name(name: str) -> bool:
+    """True if a name or an address, as in the header `host` without its port, is of this machine
+    whoever says it."""
+    name = name.lower()
+    try:
+        return is_loopback(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return name == LOCAL_NAME or name.endswith(f".{LOCAL_NAME}")
+
+
 def is_local_origin(origin: str) -> bool:
-    """Whether the pages of an origin, as browsers send it, come from this machine."""
+    """True if the pages of an origin, as browsers send it, come from this machine."""
     host = origin.partition("://")[2]
     host = host[: host.find("]") + 1] if host.startswith("[") else host.partition(":")[0]
-    try:
-        return host == LOCAL_NAME or is_loopback(host.removeprefix("[").removesuffix("]"))
-    except ValueError:
-        return False
+    return is_local_name(host)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,11 +108,48 @@ class GatewayRules:
         names: names that requests may use, and the models they mean, in their order.
         hosts: names that requests may be sent to, besides those of this machine.
         origins: pages of other sites that may ask, as browsers send them.
+        needs_keys: whether every request needs a key, wherever it may come from.
     """
 
     names: tuple[tuple[str, str], ...] = ()
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
+    needs_keys: bool = False
+
+
+def find_key_need(address: Address, rules: GatewayRules) -> tuple[str, str] | None:
+    """Return the key of `[gateway]` because of which every request needs an API key, and what it
+    has, as a phrase that follows it; None if requests of this machine need none."""
+    if rules.needs_keys:
+        return "keys", 'is "required"'
+    if not is_loopback(address.host):
+        return "listen", f"'{address}' can be reached from other machines"
+    for host in rules.hosts:
+        if not is_local_name(host):
+            return "hosts", f"has {host[:60]!r}, a name that other machines use"
+    for origin in rules.origins:
+        if not is_local_origin(origin):
+            return "origins", f"has {origin[:60]!r}, a page that is not of this machine"
+    return None
+
+
+def key_need_in(table: object) -> tuple[str, str] | None:
+    """Return what `find_key_need` says of a table `[gateway]` that was not checked; None also if it
+    is no table, or has no address."""
+    if not isinstance(table, dict):
+        return None
+
+    def names(key: str) -> tuple[str, ...]:
+        value = table.get(key)
+        return tuple(map(str, value)) if isinstance(value, list) else ()
+
+    try:
+        address = Address.parse(str(table.get("listen", DEFAULT_LISTEN)))
+    except ValueError:
+        return None
+    needs_keys = table.get("keys") == "required"
+    rules = GatewayRules(hosts=names("hosts"), origins=names("origins"), needs_keys=needs_keys)
+    return find_key_need(address, rules)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,9 +161,11 @@ class GatewaySpec:
         host: the address that it listens at.
         port: the port that it listens at.
         listener: the descriptor of the listening socket.
-        ready_pipe: the descriptor to which it writes one byte once it accepts connections.
+        beat_pipe: the descriptor to which its event loop writes a byte every `BEAT_S` seconds.
         supervisor_pid: the process whose death it watches for.
-        keys: the file of the keys that it takes.
+        key_file: has the keys that it takes.
+        key_mark: says whether keys were in force.
+        has_had_keys: whether they were in force under this supervisor.
         log_level: `debug`, `info`, `warning` or `error`.
         rules: what the configuration says about requests.
     """
@@ -119,9 +174,11 @@ class GatewaySpec:
     host: str
     port: int
     listener: int
-    ready_pipe: int
+    beat_pipe: int
     supervisor_pid: int
-    keys: str
+    key_file: str
+    key_mark: str
+    has_had_keys: bool = False
     log_level: str = "info"
     rules: GatewayRules = field(default_factory=GatewayRules)
 
@@ -147,6 +204,7 @@ class GatewaySpec:
             names=tuple((name, model) for name, model in rules["names"]),
             hosts=tuple(rules["hosts"]),
             origins=tuple(rules["origins"]),
+            needs_keys=rules["needs_keys"],
         )
         return cls(**values)
 

@@ -1,4 +1,8 @@
-"""The file of the gateway's API keys: their names, and hashes from which no key can be made."""
+"""The file of the gateway's API keys: their names, and hashes from which no key can be made.
+
+The file is beside the configuration. A mark in the runtime folder says whether keys were in force,
+so that a file that has vanished opens nothing: only `mlxsup key off` does.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,17 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-KEYS_NAME = "keys.json"
-"""In the runtime folder, which only its owner can enter."""
+from .places import user_config
+
+KEYS_SUFFIX = ".keys.json"
+"""Replaces `.toml` in the name of the configuration: no two of a folder share their keys."""
+
+MARK_NAME = "keys_in_force"
+KEY_RECORD_NAME = "key_file"
+"""Both are in the runtime folder, which only its owner can enter. The record has the path of the
+key file that the latest daemon used, for commands that are given an endpoint only."""
+
+ON, OFF = b"on\n", b"off\n"
 
 SCHEMA_VERSION = 1
 PREFIX = "sk-mlxsup-"
@@ -52,48 +65,147 @@ class Key:
     created: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class KeyPlace:
+    """Where the keys of a daemon are.
+
+    Attributes:
+        file: has the keys.
+        mark: says whether keys were in force.
+    """
+
+    file: Path
+    mark: Path
+
+    @classmethod
+    def beside(cls, config: Path | None, runtime_dir: Path) -> KeyPlace:
+        """Return the place for a configuration file, whichever link names it.
+
+        Args:
+            config: the file; None without one, as for the file in the user's folder.
+            runtime_dir: of the daemon.
+        """
+        path = (user_config() if config is None else config.expanduser()).resolve()
+        name = path.name.removesuffix(".toml") + KEYS_SUFFIX
+        return cls(path.with_name(name), runtime_dir / MARK_NAME)
+
+    @classmethod
+    def recorded(cls, runtime_dir: Path) -> KeyPlace | None:
+        """Return the place that the latest daemon in this runtime folder used; None if none did."""
+        try:
+            data = read_key_file(runtime_dir / KEY_RECORD_NAME)
+        except KeyFileError:
+            return None
+        return cls(Path(os.fsdecode(data)), runtime_dir / MARK_NAME) if data else None
+
+    def record(self) -> None:
+        """Write down where the key file is.
+
+        Raises:
+            OSError: that cannot be written.
+        """
+        _replace(self.mark.with_name(KEY_RECORD_NAME), os.fsencode(self.file))
+
+
 def digest_of(key: str) -> str:
-    """What the file has in a key's place."""
+    """Return what the file has in a key's place."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
+# ---------------------------------------------------------------- reading
+
+
 def read_keys(path: Path) -> tuple[Key, ...] | None:
-    """The keys of a file; None if there is no file.
+    """Return the keys of a file; None if there is no file.
 
     Raises:
         KeyFileError: it cannot be read, others can read or write it, or it is not such a file.
     """
+    data = read_key_file(path)
+    return None if data is None else parse_keys(path, data)
+
+
+def read_key_file(path: Path) -> bytes | None:
+    """Return what is in a file of at most 1 MiB, or the first byte beyond that, too; None if there
+    is no file.
+
+    Raises:
+        KeyFileError: it cannot be read, or is no file of this user alone.
+    """
     try:
         # A pipe in its place must not make anybody wait.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except FileNotFoundError:
+        if path.is_symlink():
+            raise KeyFileError(f"{path} is a link to a file that is not there") from None
         return None
     except OSError as error:
         raise KeyFileError(f"{path} cannot be read: {error.strerror}") from None
     try:
         _check_owner(path, os.fstat(descriptor))
-        data = os.read(descriptor, MAX_FILE_BYTES + 1)
+        return os.read(descriptor, MAX_FILE_BYTES + 1)
     except OSError as error:
         raise KeyFileError(f"{path} cannot be read: {error.strerror}") from None
     finally:
         os.close(descriptor)
+
+
+def parse_keys(path: Path, data: bytes) -> tuple[Key, ...]:
+    """Return the keys in what `read_key_file` has read.
+
+    Raises:
+        KeyFileError: it is something else.
+    """
     try:
         return _parse(data)
     except (ValueError, RecursionError):
         raise KeyFileError(
-            f"{path} is not a file of keys: remove it, and make new keys with `mlxsup key new NAME`"
+            f"{path} is not a whole file of keys: put a copy of it back, or move it away and make"
+            " new keys with `mlxsup key new NAME`"
         ) from None
 
 
-def add_key(path: Path, *, name: str, account: str, is_operator: bool, created: str) -> str | None:
-    """Makes a key, and returns it; it can never be read again. None if there is one of this name.
+def read_mark(path: Path) -> bool | None:
+    """Return whether keys were in force: True unless `mlxsup key off` was the last to say so; None
+    if there were never any. What cannot be read counts as True."""
+    try:
+        data = read_key_file(path)
+    except KeyFileError:
+        return True
+    return None if data is None else data != OFF
+
+
+def have_been_made(place: KeyPlace) -> bool:
+    """Return whether there is a key, or was one, since `mlxsup key off` at the latest."""
+    return os.path.lexists(place.file) or bool(read_mark(place.mark))
+
+
+def find_trouble(place: KeyPlace) -> str:
+    """Return why a gateway with these keys refuses every request; empty if it does not, or if keys
+    were never in force."""
+    try:
+        keys = read_keys(place.file)
+    except KeyFileError as error:
+        return str(error)
+    if keys is None:
+        return f"{place.file} is gone, and keys were in force" if read_mark(place.mark) else ""
+    return "" if keys else f"{place.file} has no key: the last one was revoked"
+
+
+# ---------------------------------------------------------------- writing
+
+
+def add_key(
+    place: KeyPlace, *, name: str, account: str, is_operator: bool, created: str
+) -> str | None:
+    """Make a key, and return it; it can never be read again. None if there is one of this name.
 
     Raises:
-        KeyFileError: the file cannot be used.
+        KeyFileError: the file cannot be used; then keys are in force only if they were before.
     """
     key = PREFIX + secrets.token_urlsafe(SECRET_BYTES)
-    with _only_writer(path):
-        keys = read_keys(path) or ()
+    with _only_writer(place.file):
+        keys = read_keys(place.file) or ()
         if any(one.name == name for one in keys):
             return None
         new = Key(
@@ -103,28 +215,55 @@ def add_key(path: Path, *, name: str, account: str, is_operator: bool, created: 
             is_operator=is_operator,
             created=created,
         )
-        _write(path, [*keys, new])
+        _write(place, [*keys, new])
     return key
 
 
-def revoke_key(path: Path, name: str) -> tuple[Key, ...] | None:
-    """Takes a key out of the file, and returns those that are left; None if none has that name.
+def revoke_key(place: KeyPlace, name: str) -> tuple[Key, ...] | None:
+    """Take a key out of the file, and return those that are left; None if none has that name.
 
     Raises:
         KeyFileError: the file cannot be used.
     """
-    with _only_writer(path):
-        keys = read_keys(path) or ()
+    with _only_writer(place.file):
+        keys = read_keys(place.file) or ()
         left = tuple(one for one in keys if one.name != name)
         if len(left) == len(keys):
             return None
-        # Also an empty file is one: revoking the last key does not let everybody in.
-        _write(path, left)
+        # Also an empty list is one: revoking the last key does not let everybody in.
+        _write(place, left)
     return left
 
 
+def turn_off(place: KeyPlace) -> None:
+    """Remove all keys, and say that none is needed any longer.
+
+    Raises:
+        KeyFileError: that cannot be done; then keys are in force as they were before.
+    """
+    with _only_writer(place.file):
+        try:
+            # The mark last: whatever is lost between the two, nothing is open.
+            place.file.unlink(missing_ok=True)
+        except OSError as error:
+            raise KeyFileError(f"{place.file} cannot be removed: {error.strerror}") from None
+        _set_mark(place.mark, OFF)
+
+
+def remember(place: KeyPlace) -> None:
+    """Write the mark of keys that are in force, if it was lost with its folder; makes no folder.
+
+    Raises:
+        KeyFileError: it cannot be written, or a command is writing.
+    """
+    with _only_writer(place.file, is_command=False):
+        mark = read_mark(place.mark)
+        if mark is None or (mark is False and os.path.lexists(place.file)):
+            _set_mark(place.mark, ON, makes_folder=False)
+
+
 def _check_owner(path: Path, status: os.stat_result) -> None:
-    """Refuses what is no file of this user alone."""
+    """Refuse what is no file of this user alone."""
     if not stat.S_ISREG(status.st_mode):
         raise KeyFileError(f"{path} is not a file")
     if status.st_uid != os.geteuid():
@@ -136,7 +275,7 @@ def _check_owner(path: Path, status: os.stat_result) -> None:
 
 
 def _parse(data: bytes) -> tuple[Key, ...]:
-    """Reads the text of a file.
+    """Return the keys in the text of a file.
 
     Raises:
         ValueError, RecursionError: it is something else.
@@ -161,32 +300,56 @@ def _parse_key(entry: Any) -> Key:
 
 
 @contextmanager
-def _only_writer(path: Path) -> Iterator[None]:
-    """Makes the folder if it is missing, and keeps other writers out."""
+def _only_writer(path: Path, *, is_command: bool = True) -> Iterator[None]:
+    """Keep other writers out; a command waits for them, and makes the folder if it is missing."""
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if is_command:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise KeyFileError(f"{path.parent} cannot be used: {error.strerror}") from None
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | (0 if is_command else fcntl.LOCK_NB))
+        except OSError as error:
+            raise KeyFileError(f"{path.parent} cannot be locked: {error.strerror}") from None
         yield
     finally:
         os.close(folder)
 
 
-def _write(path: Path, keys: Sequence[Key]) -> None:
-    """Replaces the file as a whole, so that nobody reads half of it."""
+def _write(place: KeyPlace, keys: Sequence[Key]) -> None:
+    """Replace the file as a whole, so that nobody reads half of it."""
     value = {"schema_version": SCHEMA_VERSION, "keys": [asdict(key) for key in keys]}
-    new = path.with_suffix(".new")
     try:
-        new.unlink(missing_ok=True)  # of a writer that was killed
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            json.dump(value, file, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fsync(descriptor)
-        new.replace(path)
+        new = _prepare(place.file, json.dumps(value, indent=1).encode() + b"\n")
+        # Before the first key counts, and after all that may fail of a disk that is full.
+        _set_mark(place.mark, ON)
+        new.replace(place.file)
+    except OSError as error:
+        raise KeyFileError(f"{place.file} cannot be written: {error.strerror}") from None
+
+
+def _set_mark(path: Path, value: bytes, *, makes_folder: bool = True) -> None:
+    try:
+        if makes_folder:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _replace(path, value)
     except OSError as error:
         raise KeyFileError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _replace(path: Path, data: bytes) -> None:
+    _prepare(path, data).replace(path)
+
+
+def _prepare(path: Path, data: bytes) -> Path:
+    """Write a file of its owner alone that is to replace another one, and return its path."""
+    new = path.with_name(f"{path.name}.new")
+    new.unlink(missing_ok=True)  # of a writer that was killed
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return new

@@ -88,12 +88,21 @@ def config_places(given: Path | None = None) -> Iterator[ConfigPlace]:
     if named := os.environ.get(CONFIG_VARIABLE):
         yield ConfigPlace(Path(named), CONFIG_VARIABLE, True)
     yield ConfigPlace(Path(WORKING_CONFIG), WORKING_CONFIG, False)
-    folder = os.environ.get(USER_FOLDER_VARIABLE, "")
-    # A relative path is invalid there, says the specification of these folders.
-    is_usable = os.path.isabs(folder)
-    user = os.path.join(folder if is_usable else DEFAULT_USER_FOLDER, USER_CONFIG)
-    yield ConfigPlace(Path(user), f"${USER_FOLDER_VARIABLE}" if is_usable else user, False)
+    user = os.path.join(_user_folder() or DEFAULT_USER_FOLDER, USER_CONFIG)
+    yield ConfigPlace(Path(user), f"${USER_FOLDER_VARIABLE}" if _user_folder() else user, False)
     yield ConfigPlace(Path(DEFAULT_CONFIG), DEFAULT_CONFIG, False)
+
+
+def user_config() -> Path:
+    """Return where the configuration file of this user is, if there is one."""
+    return Path(_user_folder() or DEFAULT_USER_FOLDER, USER_CONFIG).expanduser()
+
+
+def _user_folder() -> str:
+    """Return what the variable names; a relative path is invalid there, says the specification of
+    these folders."""
+    folder = os.environ.get(USER_FOLDER_VARIABLE, "")
+    return folder if os.path.isabs(folder) else ""
 
 
 def find_config(given: Path | None = None) -> ConfigPlace | None:

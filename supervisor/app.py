@@ -34,6 +34,7 @@ from .core.actions import (
     EndSpare,
     Finish,
     ForgetModel,
+    KillGateway,
     LogFault,
     LookAtFiles,
     LookAtWorker,
@@ -166,6 +167,7 @@ class App:
             writer,
             self._announcer.gateway_listens,
             rules=config.gateway_rules,
+            keys=config.keys,
         )
         self._briefing = MemoryBriefing(self._workers.measurements, log)
         self._files = FileThreads()
@@ -291,6 +293,8 @@ class App:
                 self._downloads.carry_out(action, self._tasks)
             case StartGateway():
                 self._gateway.start(action, self._tasks)
+            case KillGateway(cause=cause):
+                self._gateway.kill(cause)
             case CloseListener():
                 self._gateway.close_listener()
             case SignalWorker(model=model, generation=generation, signal=worker_signal):

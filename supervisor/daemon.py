@@ -94,7 +94,7 @@ def _serve(
     log = DaemonLog(config.log_dir, config.log_level, writer, is_json=is_json)
     sleep = SleepGuard(config.prevent_sleep, log)
     _warn_of_watchdog(manager, log)
-    _record_log_folder(config, log)
+    _record_places(config, log)
     record = WorkerRecord(config.runtime_dir)
     _end_leftovers(record, log)
     context: Context = zmq.Context()
@@ -137,9 +137,11 @@ def _warn_of_watchdog(manager: ServiceManager, log: DaemonLog) -> None:
         log.write("warning", "watchdog not fed", cause=trouble.cause, hint=trouble.hint)
 
 
-def _record_log_folder(config: DaemonConfig, log: DaemonLog) -> None:
+def _record_places(config: DaemonConfig, log: DaemonLog) -> None:
+    """Write down where logs and keys are, for commands that know the runtime folder only."""
     try:
         record_log_folder(config.runtime_dir, config.log_dir)
+        config.keys.record()
     except OSError as error:
         log.write("warning", "log folder not recorded", error=error.strerror)
 

@@ -12,11 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from mlxsup.protocol.folders import GATEWAY_LOG_NAME
-from mlxsup.protocol.gateway import Address, GatewayRules, GatewaySpec, gateway_argv
-from mlxsup.protocol.key_file import KEYS_NAME
+from mlxsup.protocol.gateway import (
+    BEAT_WITH_KEYS,
+    Address,
+    GatewayRules,
+    GatewaySpec,
+    gateway_argv,
+)
+from mlxsup.protocol.key_file import KeyPlace
 
 from .core.actions import StartGateway
-from .core.events import GatewayEnded, GatewayListening
+from .core.events import GatewayBeat, GatewayEnded, GatewayListening
 from .log_files import LogWriter
 from .logs import ModelLog
 from .workers.incarnation import Surroundings, write_record
@@ -34,13 +40,15 @@ END_LIMIT_S = 4.0
 
 KILL_LIMIT_S = 10.0
 LAST_WORDS_S = 1.0
+READ_BYTES = 4096
 
 OnListening = Callable[[str, int], None]
 """Called with the URL and the pid when it accepts connections."""
 
 
 class GatewayKeeper:
-    """Starts the gateway when the core says so, and says when it listens and when it has ended.
+    """Starts and kills the gateway when the core says so, and says when it listens, that its loop
+    runs, and when it has ended.
 
     Args:
         around: what all processes of the supervisor share.
@@ -48,6 +56,7 @@ class GatewayKeeper:
         writer: writes the logs.
         on_listening: see `OnListening`.
         rules: what the configuration says about requests.
+        keys: where the keys are that it takes.
         argv: the command that starts a gateway.
     """
 
@@ -58,6 +67,7 @@ class GatewayKeeper:
         writer: LogWriter,
         on_listening: OnListening,
         rules: GatewayRules,
+        keys: KeyPlace,
         argv: Sequence[str] | None = None,
     ) -> None:
         self._around = around
@@ -65,6 +75,8 @@ class GatewayKeeper:
         self._writer = writer
         self._on_listening = on_listening
         self._rules = rules
+        self._keys = keys
+        self._has_had_keys = False
         self._argv = list(argv) if argv is not None else gateway_argv()
         self._log: ModelLog | None = None
         self._listener: socket.socket | None = None
@@ -99,6 +111,12 @@ class GatewayKeeper:
         life = self._live(action.number, self._listener, self._log)
         self._life = tasks.create_task(life)
 
+    def kill(self, cause: str) -> None:
+        """End its process, whose loop does nothing any longer."""
+        if self._process is not None and self.pid is not None:
+            self._around.log.write("error", "gateway killed", pid=self.pid, cause=cause)
+            self._process.signal(signal.SIGKILL)
+
     def close_listener(self) -> None:
         """Refuses who connects, until the next start."""
         if self._listener is not None:
@@ -132,7 +150,7 @@ class GatewayKeeper:
     async def _live(self, number: int, listener: socket.socket, output: ModelLog) -> None:
         if self._is_ending:  # before it began: its socket is closed
             return
-        ready_pipe, theirs = os.pipe()
+        beats, theirs = os.pipe()
         try:
             try:
                 process = self._spawn(listener, theirs, output)
@@ -144,16 +162,16 @@ class GatewayKeeper:
             finally:
                 os.close(theirs)
             output.begin(number, process.pid)
-            self._watch(ready_pipe, number, process.pid, listener)
+            self._watch(beats, number, process.pid, listener)
             await self._wait(number, process, output)
         finally:
-            asyncio.get_running_loop().remove_reader(ready_pipe)
-            os.close(ready_pipe)
+            asyncio.get_running_loop().remove_reader(beats)
+            os.close(beats)
             if self._process is not None:
                 self._process.close()
                 self._process.forget()
 
-    def _spawn(self, listener: socket.socket, ready_pipe: int, output: ModelLog) -> WorkerProcess:
+    def _spawn(self, listener: socket.socket, beat_pipe: int, output: ModelLog) -> WorkerProcess:
         around = self._around
         address = address_of(listener)
         spec = GatewaySpec(
@@ -161,34 +179,44 @@ class GatewayKeeper:
             host=address.host,
             port=address.port,
             listener=listener.fileno(),
-            ready_pipe=ready_pipe,
+            beat_pipe=beat_pipe,
             supervisor_pid=os.getpid(),
-            keys=str(around.folder.path / KEYS_NAME),
+            key_file=str(self._keys.file),
+            key_mark=str(self._keys.mark),
+            has_had_keys=self._has_had_keys,
             log_level=around.log_level,
             rules=self._rules,
         )
-        inherited = [listener.fileno(), ready_pipe]
+        inherited = [listener.fileno(), beat_pipe]
         process = WorkerProcess.spawn(self._argv, spec.to_line(), output.write, inherited=inherited)
         self._process = process
         write_record(around.log, lambda: around.record.add(RECORDED_AS, process.pid))
         around.log.write("info", "gateway started", pid=process.pid)
         return process
 
-    def _watch(self, ready_pipe: int, number: int, pid: int, listener: socket.socket) -> None:
-        """Waits for the byte that says that it accepts connections."""
-        loop, address = asyncio.get_running_loop(), address_of(listener)
+    def _watch(self, beats: int, number: int, pid: int, listener: socket.socket) -> None:
+        """Report each beat of its event loop; the first says that it accepts connections."""
+        loop, around = asyncio.get_running_loop(), self._around
+        address = address_of(listener)
+        is_listening = False
 
-        def on_ready() -> None:
-            is_ready = os.read(ready_pipe, 1) != b""  # or it has ended, as is about to be seen
-            loop.remove_reader(ready_pipe)
-            if not is_ready:
+        def on_beat() -> None:
+            nonlocal is_listening
+            read = os.read(beats, READ_BYTES)
+            if not read:  # it has ended, as is about to be seen
+                loop.remove_reader(beats)
                 return
-            around = self._around
+            self._has_had_keys = read.endswith(BEAT_WITH_KEYS)
+            now = around.now()
+            if is_listening:
+                around.post(GatewayBeat(now=now, number=number))
+                return
+            is_listening = True
             around.log.write("info", "gateway listening", url=address.url, pid=pid)
-            around.post(GatewayListening(now=around.now(), number=number, pid=pid, address=address))
+            around.post(GatewayListening(now=now, number=number, pid=pid, address=address))
             self._on_listening(address.url, pid)
 
-        loop.add_reader(ready_pipe, on_ready)
+        loop.add_reader(beats, on_beat)
 
     async def _wait(self, number: int, process: WorkerProcess, output: ModelLog) -> None:
         code = await process.exited

@@ -21,7 +21,7 @@ from mlxsup.protocol.folders import (
     worker_socket_name,
 )
 from mlxsup.protocol.ids import ModelName
-from mlxsup.protocol.key_file import KEYS_NAME
+from mlxsup.protocol.key_file import KEY_RECORD_NAME, MARK_NAME
 
 from .config.load import ConfigError
 from .memory.measurements import FILE_NAME as MEASUREMENTS_NAME
@@ -49,7 +49,8 @@ OWN_NAMES = {
     LEARNED_NAME,
     LOG_DIR_NAME,
     LOGS_NAME,
-    KEYS_NAME,
+    MARK_NAME,
+    KEY_RECORD_NAME,
     RECORD_NAME,
     MEASUREMENTS_NAME,
 }

@@ -13,7 +13,7 @@ from mlxsup.protocol.places import ConfigPlace, config_places, find_config
 from ..connection import Target, daemon_options, output_options
 from ..schema_file import schema_text
 from ..terminal.output import Output
-from .start import configuration_errors, read_configuration
+from .start import configuration_errors, read_configuration, warn_of_keys
 
 
 @click.group()
@@ -43,6 +43,7 @@ def check(file: Path, output: Output) -> None:
 
         check_model_folders(configuration, file)
         check_memory(configuration)
+    warn_of_keys(configuration, output)
     if output.is_json:
         output.object({"path": str(file), "valid": True})
     else:

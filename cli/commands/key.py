@@ -4,25 +4,38 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import click
 
 from mlxsup.protocol.close_names import close_names
+from mlxsup.protocol.gateway import key_need_in
 from mlxsup.protocol.key_file import (
     NAME,
     NAME_EXPECTED,
     Key,
     add_key,
+    find_trouble,
+    have_been_made,
     read_keys,
     revoke_key,
+    turn_off,
 )
 from mlxsup.protocol.text import timestamp
 
+from ..confirmation import confirm
 from ..connection import Target, daemon_options, read_toml
 from ..exit_status import CliError, ExitStatus
-from ..keys import key_file
+from ..keys import find_keys, usable_keys
+from ..optional_daemon import status_of_daemon
 from ..terminal.output import Output
+
+REFUSED = (
+    "every request is refused until `mlxsup key new NAME` makes one, or `mlxsup key off` ends the"
+    " need for keys"
+)
 
 HEADINGS = ("NAME", "ACCOUNT", "OPERATOR", "CREATED")
 
@@ -32,7 +45,7 @@ def key() -> None:
     """Example: mlxsup key new laptop
 
     Makes, lists and revokes the API keys of the HTTP gateway. Once there is one, every request
-    needs one.
+    needs one, until `mlxsup key off`.
     """
 
 
@@ -48,7 +61,8 @@ def key() -> None:
 def new(name: str, account: str | None, is_operator: bool, target: Target, output: Output) -> None:
     """Example: mlxsup key new laptop --account alice
 
-    Prints a new key, which nothing shows again: only a hash of it is kept. It works at once.
+    Prints a new key, which nothing shows again: only a hash of it is kept. It works within a
+    second.
     """
     for what in (name, account or name):
         if not NAME.fullmatch(what):
@@ -59,21 +73,21 @@ def new(name: str, account: str | None, is_operator: bool, target: Target, outpu
                 status=ExitStatus.USAGE,
             )
     created = timestamp(time.time())
-    with key_file(target) as path:
-        is_first = read_keys(path) is None
+    with usable_keys(target) as place:
+        is_first = not have_been_made(place)
         made = add_key(
-            path, name=name, account=account or name, is_operator=is_operator, created=created
+            place, name=name, account=account or name, is_operator=is_operator, created=created
         )
     if made is None:
         hint = f"`mlxsup key revoke {name}` ends it; or choose another name"
         raise CliError(f"there is a key called {name!r}", code="key_exists", hint=hint)
     if output.is_json:
         output.object({"name": name, "account": account or name, "is_operator": is_operator,
-                       "key": made, "path": str(path)})  # fmt: skip
+                       "key": made, "path": str(place.file)})  # fmt: skip
         return
     output.data(made)
     output.note(f"keep it: nothing shows it again; `mlxsup key revoke {name}` ends it")
-    output.note(f"its hash is in {path}")
+    output.note(f"its hash is in {place.file}")
     if is_first:
         output.note("from now on every request over HTTP needs a key")
     if account is not None and target.config is not None and not _is_listed(account, target.config):
@@ -89,20 +103,22 @@ def list_keys(target: Target, output: Output) -> None:
 
     Lists the names of the keys, whose account each has, and which of them are of operators.
     """
-    with key_file(target) as path:
-        keys = read_keys(path)
+    with usable_keys(target) as place:
+        keys = read_keys(place.file)
+        is_needed = have_been_made(place)
     if output.is_json:
-        output.object({"path": str(path), "is_needed": keys is not None, "keys": [
+        output.object({"path": str(place.file), "is_needed": is_needed, "keys": [
             {"name": one.name, "account": one.account, "is_operator": one.is_operator,
              "created": one.created} for one in keys or ()]})  # fmt: skip
     elif keys:
         output.data("\n".join(_table(keys)))
-    elif keys is None:
+    elif is_needed:
+        output.data(f"no keys: {REFUSED}")
+        output.note(find_trouble(place))
+    else:
         output.data(
             "no keys: none is needed, but a gateway that other machines reach refuses every request"
         )
-    else:
-        output.data(f"no keys: every request is refused until there is one, or {path} is removed")
 
 
 @key.command(short_help="Revoke a key.")
@@ -111,11 +127,11 @@ def list_keys(target: Target, output: Output) -> None:
 def revoke(name: str, target: Target, output: Output) -> None:
     """Example: mlxsup key revoke laptop
 
-    From now on, requests with this key are refused. Answers that have begun are not cut off.
+    Within a second, requests with this key are refused. Answers that have begun are not cut off.
     """
-    with key_file(target) as path:
-        known = [one.name for one in read_keys(path) or ()]
-        left = revoke_key(path, name)
+    with usable_keys(target) as place:
+        known = [one.name for one in read_keys(place.file) or ()]
+        left = revoke_key(place, name)
     if left is None:
         close = close_names(name, known, most=1)
         hint = f"did you mean {close[0]}?" if close else "see `mlxsup key list`"
@@ -125,7 +141,48 @@ def revoke(name: str, target: Target, output: Output) -> None:
         return
     output.data(f"{name} is revoked")
     if not left:
-        output.note(f"no key is left: every request is refused, unless {path} is removed")
+        output.note(f"no key is left: {REFUSED}")
+
+
+@key.command(short_help="Remove all keys, and need none.")
+@click.option("--yes", "is_sure", is_flag=True, help="Do not ask.")
+@daemon_options
+def off(is_sure: bool, target: Target, output: Output) -> None:
+    """Example: mlxsup key off
+
+    Removes all keys, after asking. From then on programs of this machine need none.
+    """
+    place = find_keys(target)
+    need = _need(target)
+    if not is_sure:
+        then = need or "every program of this machine may use the gateway without one"
+        confirm(f"Remove all keys? {then[0].upper()}{then[1:]}.")
+    with usable_keys(target):
+        turn_off(place)
+    if output.is_json:
+        output.object({"path": str(place.file), "is_needed": bool(need)})
+        return
+    output.data("all keys are removed")
+    output.note(need or "within a second, requests need none")
+
+
+def _need(target: Target) -> str:
+    """Return what keeps keys necessary although there is none, as a sentence; empty for nothing."""
+    status: dict[str, Any] = {}
+    with suppress(CliError):  # one that does not answer says nothing
+        status = status_of_daemon(target) or {}
+    path = target.find().config or (
+        Path(status["config_path"]) if status.get("config_path") else None
+    )
+    given = (status.get("gateway") or {}).get("address")  # also with --http
+    for table in (None if path is None else read_toml(path).get("gateway"), {"listen": given}):
+        if need := key_need_in(table):
+            setting, why = need
+            return (
+                f"keys stay necessary, because gateway.{setting} {why}: every request is refused,"
+                " and the daemon does not start again, until `mlxsup key new NAME` has made one"
+            )
+    return ""
 
 
 def _is_listed(account: str, config: Path) -> bool:

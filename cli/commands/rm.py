@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,10 @@ from mlxsup.protocol.states import State
 from mlxsup.store.download_lock import InUseError, lock_of, nobody_downloads
 from mlxsup.store.hub_cache import find_cache, repositories, repository_folder
 
+from ..confirmation import confirm
 from ..connection import Target, daemon_options
 from ..downloading import checked_repository
-from ..exit_status import CliError, ExitStatus
+from ..exit_status import CliError
 from ..optional_daemon import status_of_daemon
 from ..repository_names import repository_argument
 from ..terminal.output import Output
@@ -55,7 +55,7 @@ def rm(repo: str, is_sure: bool, target: Target, output: Output) -> None:
     _refuse_if_used(repo, rows)
     size = _size_bytes(folder)
     if not is_sure:
-        _ask(f"remove {repo} ({format_bytes(size)}) from {cache}?")
+        confirm(f"remove {repo} ({format_bytes(size)}) from {cache}?")
     try:
         with nobody_downloads(lock_of(folder)):
             shutil.rmtree(folder)
@@ -105,20 +105,3 @@ def _size_bytes(folder: Path) -> int:
             found = os.lstat(os.path.join(parent, name))
             total += found.st_size if stat.S_ISREG(found.st_mode) else 0
     return total
-
-
-def _ask(question: str) -> None:
-    """Returns if the user says yes.
-
-    Raises:
-        CliError: the answer is no, or nobody can be asked.
-    """
-    if not sys.stdin.isatty():
-        raise CliError(
-            "nobody can be asked here whether that is meant",
-            code="usage",
-            hint="add --yes",
-            status=ExitStatus.USAGE,
-        )
-    if not click.confirm(question, default=False, err=True):
-        raise CliError("nothing was removed", code="declined")

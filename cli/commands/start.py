@@ -14,6 +14,7 @@ import click
 
 from mlxsup.protocol.gateway import DEFAULT_LISTEN, Address, GatewayRules
 from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.key_file import MARK_NAME, KeyPlace, find_trouble
 from mlxsup.protocol.places import config_places, endpoint_in, find_config
 
 from ..checked_folders import refuse_wrong_folders, warn_of_folders
@@ -110,6 +111,7 @@ def start(
     if http is not None:
         configuration = with_http(configuration, http)
         arguments += ["--http", http]
+    warn_of_keys(configuration, output)
     target = target_to_reach(_endpoint_of(configuration), config_path)
     try:
         if is_detached:
@@ -250,6 +252,7 @@ def serve_two(
         configuration,
         config_path=None,
         runtime_dir=folder / "run",
+        keys=KeyPlace(folder / "keys.json", folder / "run" / MARK_NAME),
         log_dir=folder / "logs",
         core=CoreSettings(drain_timeout_s=SHOW_DRAIN_TIMEOUT_S),
         models=tuple(replace(one, restart=RestartSettings()) for one in (first, second)),
@@ -304,6 +307,17 @@ def read_models(models: Sequence[str]) -> tuple[DaemonConfig, str]:
         raise CliError(message, code="usage", hint=hint, status=ExitStatus.USAGE) from None
 
 
+def warn_of_keys(configuration: DaemonConfig, output: Output) -> None:
+    """Say that the gateway will refuse every request, if its keys are lost."""
+    has_gateway = configuration.http is not None or configuration.gateway is not None
+    if has_gateway and (trouble := find_trouble(configuration.keys)):
+        target = Target(config=configuration.config_path)
+        ways = "`mlxsup key new NAME` makes a key, `mlxsup key off` ends the need for keys"
+        output.note(
+            f"warning: the HTTP gateway refuses every request: {trouble}; {target.repeat_in(ways)}"
+        )
+
+
 def with_http(configuration: DaemonConfig, listen: str) -> DaemonConfig:
     """The configuration, with a gateway that listens there.
 
@@ -312,9 +326,13 @@ def with_http(configuration: DaemonConfig, listen: str) -> DaemonConfig:
     """
     from mlxsup.supervisor.config.gateway_table import gateway_problems
 
-    if problems := list(gateway_problems(listen, configuration.runtime_dir)):
+    rules, keys = configuration.gateway_rules, configuration.keys
+    if problems := list(gateway_problems(listen, rules, keys)):
         target = Target(config=configuration.config_path)
-        message = "; ".join(f"--http {target.repeat_in(problem)}" for problem in problems)
+        message = "; ".join(
+            f"{'--http' if setting == 'listen' else f'gateway.{setting}'} {target.repeat_in(text)}"
+            for setting, text in problems
+        )
         hint = f"for example `mlxsup start --http {DEFAULT_LISTEN}`"
         raise CliError(message, code="usage", hint=hint, status=ExitStatus.USAGE)
     return replace(configuration, http=Address.parse(listen))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mlxsup.protocol.key_file import digest_of, read_keys
+from mlxsup.protocol.key_file import digest_of, have_been_made, read_keys
 
 from ..connection import Target, unknown_model
 from ..exit_status import CliError
-from ..keys import key_file
+from ..keys import usable_keys
 from ..model_rows import row_called
 from .tools import ANY_KEY, Model, Site
 
@@ -71,11 +71,11 @@ def is_key_missing(target: Target, given: str | None) -> bool:
     Raises:
         CliError: the one that was given is unknown, or the keys cannot be read.
     """
-    with key_file(target) as path:
-        keys = read_keys(path)
-    if keys is None:
+    with usable_keys(target) as place:
+        keys = read_keys(place.file)
+    if keys is None and not have_been_made(place):
         return False
-    if given is not None and digest_of(given) not in {one.digest for one in keys}:
+    if given is not None and digest_of(given) not in {one.digest for one in keys or ()}:
         raise CliError(
             "the gateway knows no such key",
             code="unknown_key",

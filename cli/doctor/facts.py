@@ -148,7 +148,7 @@ class Places:
         logs: for logs.
         cache: the Hugging Face cache.
         too_long: why sockets do not fit into the runtime folder; empty if they do.
-        key_refusal: why the file of API keys cannot be used; empty if it can, or is not there.
+        key_trouble: why a gateway refuses every request for its keys; empty if it does not.
         key_path: that file.
         is_key_file_open: whether others may read or change it, and that alone is wrong.
     """
@@ -158,7 +158,7 @@ class Places:
     logs: Folder
     cache: Folder
     too_long: str
-    key_refusal: str
+    key_trouble: str
     key_path: Path
     is_key_file_open: bool
 
@@ -291,8 +291,7 @@ class GatewayFacts:
         address: where it is to listen; empty without one.
         missing: packages of its extra that are not installed.
         installer: as for `Software`.
-        is_exposed: whether other machines reach the address.
-        has_keys: whether there is a key.
+        key_need: why requests need keys, if there never was one; else empty.
         is_ours: whether the daemon's gateway listens there now.
         refusal: why nobody could listen there now; empty if somebody could.
         taken_by: the program that listens there instead; empty if that is not known.
@@ -302,8 +301,7 @@ class GatewayFacts:
     address: str
     missing: tuple[str, ...]
     installer: str
-    is_exposed: bool
-    has_keys: bool
+    key_need: str
     is_ours: bool
     refusal: str
     taken_by: str

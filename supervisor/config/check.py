@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails
 
 from mlxsup.protocol.folders import DAEMON_LOG_NAME, GATEWAY_LOG_NAME, check_runtime_dir
 from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.key_file import KeyPlace
 from mlxsup.protocol.states import Priority
 from mlxsup.protocol.text import size_text
 from mlxsup.store.repositories import DEFAULT_REVISION
@@ -25,7 +26,7 @@ from ..memory.machine import largest_budget_bytes
 from .client_table import ClientTable
 from .entry_text import MODEL_NAME, MODEL_NAME_EXPECTED
 from .file_table import FileTable
-from .gateway_sites import site_problems
+from .gateway_sites import rules_of, site_problems
 from .gateway_table import GatewayTable, gateway_problems
 from .kinds import Table
 from .lines import LineIndex
@@ -219,15 +220,16 @@ class Check:
         if problem:
             self._add(("models", [*pinned][-1], "pinned"), problem)
 
-    def gateway(self, table: GatewayTable | None, runtime_dir: Path) -> None:
-        """Checks that the gateway, if there is one, could run on this machine."""
-        where = ("gateway", "listen")
-        if table is not None and where not in self._wrong:
-            for problem in gateway_problems(table.listen, runtime_dir):
-                self._add(where, f"gateway.listen {problem}")
-        if table is not None:
-            for place, text in site_problems(table, runtime_dir):
-                self._add(place, f"{_joined(place)} {text}")
+    def gateway(self, table: GatewayTable | None, keys: KeyPlace) -> None:
+        """Check that the gateway, if there is one, could run on this machine."""
+        if table is None:
+            return
+        sites = [*site_problems(table)]
+        for place, text in sites:
+            self._add(place, f"{_joined(place)} {text}")
+        if not sites and ("gateway", "listen") not in self._wrong:
+            for setting, text in gateway_problems(table.listen, rules_of(table), keys):
+                self._add(("gateway", setting), f"gateway.{setting} {text}")
 
     def runtime_dir(self, path: Path) -> None:
         """Checks that the paths of the sockets in this folder are short enough."""

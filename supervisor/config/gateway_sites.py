@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
-from mlxsup.protocol.gateway import KEYS_HINT, is_local_origin
-from mlxsup.protocol.key_file import KEYS_NAME, KeyFileError, read_keys
+from mlxsup.protocol.gateway import GatewayRules
 
 from .gateway_table import GatewayTable
 from .model_names import Problem
@@ -28,13 +26,8 @@ MAX_SITES = 32
 USUAL_PORTS = {"http": "80", "https": "443"}
 
 
-def site_problems(table: GatewayTable, runtime_dir: Path) -> Iterator[Problem]:
-    """What is wrong with the two lists.
-
-    Args:
-        table: has them.
-        runtime_dir: where the gateway's keys are.
-    """
+def site_problems(table: GatewayTable) -> Iterator[Problem]:
+    """Yield what is wrong with the two lists."""
     for key, values in (("hosts", table.hosts), ("origins", table.origins)):
         if len(values) > MAX_SITES:
             yield ("gateway", key), f"takes at most {MAX_SITES}, not {len(values)}"
@@ -42,8 +35,8 @@ def site_problems(table: GatewayTable, runtime_dir: Path) -> Iterator[Problem]:
         if not HOST.fullmatch(host):
             yield ("gateway", "hosts"), f"takes {HOST_EXPECTED}, not {host[:60]!r}"
     for origin in table.origins:
-        if problem := _origin_problem(origin, runtime_dir):
-            yield ("gateway", "origins"), problem
+        if not ORIGIN.fullmatch(origin):
+            yield ("gateway", "origins"), f"takes {ORIGIN_EXPECTED}, not {origin[:60]!r}"
 
 
 def origin_as_sent(origin: str) -> str:
@@ -52,19 +45,11 @@ def origin_as_sent(origin: str) -> str:
     return f"{scheme}://{rest.removesuffix(':' + USUAL_PORTS.get(scheme, ''))}"
 
 
-def _origin_problem(origin: str, runtime_dir: Path) -> str:
-    if not ORIGIN.fullmatch(origin):
-        return f"takes {ORIGIN_EXPECTED}, not {origin[:60]!r}"
-    if is_local_origin(origin_as_sent(origin)) or _has_keys(runtime_dir / KEYS_NAME):
-        return ""
-    return (
-        f"has {origin[:60]!r}, a page that is not of this machine, and there is no key that would"
-        f" keep it out: `{KEYS_HINT}` makes one"
+def rules_of(table: GatewayTable) -> GatewayRules:
+    """Return what a table says about requests."""
+    return GatewayRules(
+        names=tuple(table.names.items()),
+        hosts=tuple(table.hosts),
+        origins=tuple(origin_as_sent(origin) for origin in table.origins),
+        needs_keys=table.keys == "required",
     )
-
-
-def _has_keys(path: Path) -> bool:
-    try:
-        return bool(read_keys(path))
-    except KeyFileError:
-        return True  # with keys that cannot be used nobody is let in; `listen` says what is wrong

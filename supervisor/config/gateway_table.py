@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -15,13 +15,14 @@ from mlxsup.protocol.gateway import (
     INSTALL_HINT,
     KEYS_HINT,
     Address,
-    is_loopback,
+    GatewayRules,
+    find_key_need,
 )
-from mlxsup.protocol.key_file import KEYS_NAME, KeyFileError, read_keys
+from mlxsup.protocol.key_file import KeyPlace, have_been_made
 
 from .fields import documented
 from .kinds import NameMap, Names, Table
-from .values import HOSTS_EXPECTED, NAME_MAP_EXPECTED, ORIGINS_EXPECTED
+from .values import HOSTS_EXPECTED, KEYS_EXPECTED, NAME_MAP_EXPECTED, ORIGINS_EXPECTED
 
 
 class GatewayTable(Table):
@@ -51,7 +52,9 @@ class GatewayTable(Table):
         title="further names in the `host` header, as a proxy passes them on",
         description=HOSTS_EXPECTED,
         json_schema_extra=documented(
-            ': `hosts = ["ai.example"]`; see [behind a proxy](gateway.md#behind-a-proxy)', "names"
+            ': `hosts = ["ai.example"]`; see [behind a proxy](gateway.md#behind-a-proxy). Those'
+            " that are not of this machine need [keys](gateway.md#keys)",
+            "names",
         ),
     )
     origins: Names = Field(
@@ -64,33 +67,37 @@ class GatewayTable(Table):
             "origins",
         ),
     )
+    keys: Literal["auto", "required"] = Field(
+        "auto",
+        title="whether each request needs an API key",
+        description=KEYS_EXPECTED,
+        json_schema_extra=documented(
+            ". `auto`: from the first key on, and where other machines reach the gateway;"
+            " `required`: always; see [keys](gateway.md#keys)",
+            "word",
+        ),
+    )
 
 
-def gateway_problems(listen: str, runtime_dir: Path) -> Iterator[str]:
-    """What keeps a gateway from running here, each a phrase that follows the name of the setting.
+def gateway_problems(listen: str, rules: GatewayRules, keys: KeyPlace) -> Iterator[tuple[str, str]]:
+    """Yield what keeps a gateway from running here: the key of `[gateway]`, and a phrase behind it.
+
+    Keys that were lost keep it from nothing: it runs, refuses every request and says why.
 
     Args:
         listen: where it is to listen.
-        runtime_dir: where its keys are.
+        rules: what the configuration says about requests.
+        keys: where its keys are.
     """
     try:
         address = Address.parse(listen)
     except ValueError as error:
-        yield f"{listen!r} {error}"
+        yield "listen", f"{listen!r} {error}"
     else:
-        yield from _key_problems(address, runtime_dir / KEYS_NAME)
+        need = find_key_need(address, rules)
+        if need is not None and not have_been_made(keys):
+            setting, why = need
+            missing_key = "there is no key that would keep strangers out"
+            yield setting, f"{why}, and {missing_key}: `{KEYS_HINT}` makes one"
     if missing := [name for name in EXTRA_MODULES if find_spec(name) is None]:
-        yield f"needs {', '.join(missing)}: {INSTALL_HINT}"
-
-
-def _key_problems(address: Address, path: Path) -> Iterator[str]:
-    try:
-        keys = read_keys(path)
-    except KeyFileError as error:
-        yield f"needs keys that can be used: {error}"
-        return
-    if not keys and not is_loopback(address.host):
-        yield (
-            f"'{address}' can be reached from other machines, and there is no key that would keep"
-            f" strangers out: `{KEYS_HINT}` makes one"
-        )
+        yield "listen", f"needs {', '.join(missing)}: {INSTALL_HINT}"

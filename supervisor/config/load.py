@@ -13,6 +13,7 @@ from mlxsup.protocol.download import Repository
 from mlxsup.protocol.folders import absolute, default_log_dir
 from mlxsup.protocol.gateway import Address, GatewayRules
 from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.key_file import KeyPlace
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.places import MAX_CONFIG_BYTES
 from mlxsup.protocol.regular_file import read_regular
@@ -22,8 +23,7 @@ from ..core.settings import ClientSettings, CoreSettings, ModelSettings, Restart
 from .check import Check
 from .client_table import ClientTable
 from .file_table import FileTable
-from .gateway_sites import origin_as_sent
-from .gateway_table import GatewayTable
+from .gateway_sites import rules_of
 from .lines import LineIndex
 from .sources import look_up, model_path, own_source
 from .tables import ModelTable
@@ -63,6 +63,7 @@ class DaemonConfig:
     Attributes:
         config_path: the file; None if the command line named the models.
         runtime_dir: where the sockets and the lock are.
+        keys: where the API keys of the gateway are.
         log_dir: where the logs are.
         log_level: `debug`, `info`, `warning` or `error`.
         log_format: `text` or `json`.
@@ -77,6 +78,7 @@ class DaemonConfig:
 
     config_path: Path | None
     runtime_dir: Path
+    keys: KeyPlace
     log_dir: Path
     log_level: str
     memory_budget: int | None
@@ -187,13 +189,15 @@ def parse_config(
     check.names(effective, table.gateway)
     check.pins(effective, table.supervisor.memory_budget)
     runtime_dir = absolute(table.supervisor.runtime_dir, folder)
-    check.gateway(table.gateway, runtime_dir)
+    keys = KeyPlace.beside(config_path, runtime_dir)
+    check.gateway(table.gateway, keys)
     if has_sockets:
         check.runtime_dir(runtime_dir)
     _raise_if_wrong(check)
     return DaemonConfig(
         config_path=config_path,
         runtime_dir=runtime_dir,
+        keys=keys,
         log_dir=_log_dir(table, runtime_dir, folder),
         log_level=table.supervisor.log_level,
         log_format=table.supervisor.log_format,
@@ -202,17 +206,7 @@ def parse_config(
         core=_core_settings(table),
         models=tuple(_model_settings(name, entry, folder) for name, entry in effective.items()),
         gateway=Address.parse(table.gateway.listen) if table.gateway is not None else None,
-        gateway_rules=_gateway_rules(table.gateway),
-    )
-
-
-def _gateway_rules(table: GatewayTable | None) -> GatewayRules:
-    if table is None:
-        return GatewayRules()
-    return GatewayRules(
-        names=tuple(table.names.items()),
-        hosts=tuple(table.hosts),
-        origins=tuple(origin_as_sent(origin) for origin in table.origins),
+        gateway_rules=GatewayRules() if table.gateway is None else rules_of(table.gateway),
     )
 
 

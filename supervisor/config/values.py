@@ -28,6 +28,8 @@ NAME_MAP_EXPECTED = "a table of names, each with the name of a model"
 
 HOSTS_EXPECTED = "an array of names, without schemes, ports and paths"
 
+KEYS_EXPECTED = '"auto" or "required"'
+
 ORIGINS_EXPECTED = "an array of schemes and names, without paths"
 
 COUNT_OR_AUTO_EXPECTED = '"auto", or an integer from 1'

@@ -82,6 +82,14 @@ class StartGateway:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KillGateway:
+    """Kill the gateway's process, which does nothing any longer; answered by `GatewayEnded`."""
+
+    number: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CloseListener:
     """Stop listening at the gateway's address: whoever connects is refused until the next start."""
 
@@ -287,6 +295,7 @@ Action = (
     | StartDownload
     | EndDownload
     | StartGateway
+    | KillGateway
     | CloseListener
     | SignalWorker
     | LookAtWorker

@@ -30,6 +30,7 @@ from .events import (
     Event,
     Exited,
     FilesSeen,
+    GatewayBeat,
     GatewayEnded,
     GatewayListening,
     LaunchAppraised,
@@ -222,6 +223,8 @@ class Core:
                 self.fleet.downloads.said(event, self.fleet)
             case GatewayListening(number=number, pid=pid, address=address):
                 self._gateway.listening(number, pid, address, event.now)
+            case GatewayBeat(number=number):
+                self._gateway.beat(number, event.now)
             case GatewayEnded(number=number, cause=cause, is_crash=is_crash):
                 is_ending = self.fleet.is_shutting_down
                 self._gateway.ended(
@@ -255,7 +258,7 @@ class Core:
             elif isinstance(subject, int):
                 self._request_due(subject, now)
             elif subject is Housekeeping.GATEWAY and not self.fleet.is_shutting_down:
-                self._gateway.start(now)
+                self._gateway.due(now)
 
     def _request_due(self, key: RequestKey, now: float) -> None:
         request = self.ledger.get(key)

@@ -15,7 +15,7 @@ class Housekeeping(Enum):
     SPARES = auto()
     """The next attempt to start a spare worker."""
     GATEWAY = auto()
-    """The next attempt to start the gateway."""
+    """The next attempt to start the gateway, or its next sign of life."""
 
 
 Subject = ModelName | RequestKey | Housekeeping

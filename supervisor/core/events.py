@@ -224,6 +224,13 @@ class GatewayListening(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayBeat(_Event):
+    """The event loop of the gateway that was started under this number runs."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayEnded(_Event):
     """The gateway's process has ended, or it could not be started.
 
@@ -344,6 +351,7 @@ Event = (
     | SpareEnded
     | DownloadSaid
     | GatewayListening
+    | GatewayBeat
     | GatewayEnded
     | Sampled
     | Appraised

@@ -11,7 +11,7 @@ from typing import Any
 
 from mlxsup.protocol.gateway import Address
 
-from .actions import CloseListener, StartGateway
+from .actions import CloseListener, KillGateway, StartGateway
 from .deadlines import Deadlines, Housekeeping
 from .outbox import Outbox
 
@@ -26,11 +26,21 @@ LOOP_ENDS = 3
 """After this many crashes in a row it is in a crash loop."""
 
 
+FROZEN_S = 7.0
+"""Without a beat of its event loop for this long it is killed; beats come every second. The
+supervisor's clock leaves out the time in which that did not run itself."""
+
+START_LIMIT_S = 60.0
+"""From its start to its first beat."""
+
+
 class GatewayState(StrEnum):
     """What the gateway does."""
 
     STARTING = "starting"
     LISTENING = "listening"
+    FROZEN = "frozen"
+    """Its loop does nothing, and it was killed; usually gone within milliseconds."""
     BACKOFF = "backoff"
     CRASH_LOOP = "crash loop"
 
@@ -52,6 +62,7 @@ class Gateway:
         self._state = GatewayState.STARTING
         self._since = 0.0
         self._number = 0
+        self._has_listened = False
         self._pid: int | None = None
         self._ends_in_a_row = 0
         self._crashes_in_a_row = 0
@@ -64,7 +75,9 @@ class Gateway:
             return
         self._number += 1
         self._retry_at = None
+        self._has_listened = False
         self._enter(GatewayState.STARTING, now)
+        self._deadlines.set(Housekeeping.GATEWAY, now + START_LIMIT_S)
         self._outbox.add(StartGateway(number=self._number, address=self._address))
 
     def listening(self, number: int, pid: int, address: Address, now: float) -> None:
@@ -76,9 +89,33 @@ class Gateway:
             address: with the port that it was given.
             now: monotonic seconds.
         """
-        if number == self._number:
+        if number == self._number and self._state is GatewayState.STARTING:
             self._pid, self._shown = pid, address
+            self._has_listened = True
             self._enter(GatewayState.LISTENING, now)
+            self.beat(number, now)
+
+    def beat(self, number: int, now: float) -> None:
+        """Its event loop runs; `number` is that of the attempt."""
+        if number == self._number and self._state is GatewayState.LISTENING:
+            self._deadlines.set(Housekeeping.GATEWAY, now + FROZEN_S)
+
+    def due(self, now: float) -> None:
+        """The time of the next attempt has come, or a sign of life has not."""
+        match self._state:
+            case GatewayState.STARTING:
+                self._kill(f"it did not listen within {START_LIMIT_S:g} s", now)
+            case GatewayState.LISTENING:
+                if now - self._since >= STABLE_S:
+                    self._ends_in_a_row = self._crashes_in_a_row = 0
+                self._kill(f"it was frozen: no sign of life for {FROZEN_S:g} s", now)
+            case _:
+                self.start(now)
+
+    def _kill(self, cause: str, now: float) -> None:
+        self._cause = cause
+        self._enter(GatewayState.FROZEN, now)
+        self._outbox.add(KillGateway(number=self._number, cause=cause))
 
     def ended(
         self, number: int, cause: str, now: float, *, is_crash: bool, is_ending: bool
@@ -94,17 +131,18 @@ class Gateway:
         """
         if number != self._number:
             return
-        has_listened = self._state is GatewayState.LISTENING
-        if has_listened and now - self._since >= STABLE_S:
+        was_frozen = self._state is GatewayState.FROZEN
+        if self._state is GatewayState.LISTENING and now - self._since >= STABLE_S:
             self._ends_in_a_row = self._crashes_in_a_row = 0
         self._ends_in_a_row += 1
         self._crashes_in_a_row = self._crashes_in_a_row + 1 if is_crash else 0
-        self._pid, self._cause = None, cause
+        self._pid, self._cause = None, self._cause if was_frozen else cause
+        self._deadlines.set(Housekeeping.GATEWAY, None)
         is_loop = self._crashes_in_a_row >= LOOP_ENDS
         self._enter(GatewayState.CRASH_LOOP if is_loop else GatewayState.BACKOFF, now)
         if is_ending:
             return
-        if has_listened and self._ends_in_a_row == 1:
+        if self._has_listened and self._ends_in_a_row == 1:
             self.start(now)
             return
         # Refused is better than to wait for somebody who is not about to come.

@@ -169,7 +169,7 @@ def test_a_key_is_written_and_an_address_for_everybody_is_one_of_this_machine(
 ) -> None:
     daemon = HttpDaemon({"m": fake()})
     daemon.listen = "0.0.0.0:0"
-    key = daemon.run("key", "new", "tool").stdout.strip()
+    key = run_cli("key", "new", "tool", "--config", str(daemon.config)).stdout.strip()
     with daemon:
         given = connect(daemon, tmp_path, "opencode", "--key", key)
         where = ("--endpoint", daemon.endpoint)
@@ -178,7 +178,7 @@ def test_a_key_is_written_and_an_address_for_everybody_is_one_of_this_machine(
         unknown = connect(daemon, tmp_path, "opencode", "--key", "sk-mlxsup-x", "--write")
         missing = connect(daemon, tmp_path, "opencode", "--write")
         as_json = connect(daemon, tmp_path, "opencode", "--json").stdout
-        (daemon.folder / "run" / "keys.json").chmod(0o644)
+        daemon.config.with_name("config.keys.json").chmod(0o644)
         unusable = connect(daemon, tmp_path, "opencode")
     assert f'"apiKey": "{key}"' in given.stdout
     assert f"http://127.0.0.1:{daemon.address[1]}/v1" in given.stdout

@@ -13,7 +13,7 @@ import pytest
 
 from mlxsup.client import Client
 from mlxsup.client.client import Stream
-from mlxsup.protocol.key_file import KEYS_NAME, add_key
+from mlxsup.protocol.key_file import KeyPlace, add_key
 
 from support.cli import COLUMNS, ESCAPE, Piped, check_plain, environment, on_terminal, run_cli
 from support.command_tree import leaf_of
@@ -59,9 +59,9 @@ def filled(arguments: list[str], daemon: Daemon) -> list[str]:
 def run(daemon: Daemon, arguments: list[str], *more: str) -> subprocess.CompletedProcess[str]:
     """Runs a command; there is one API key, whatever the tests before have made or revoked."""
     if arguments[0] == "key":
-        file = daemon.folder / "run" / KEYS_NAME
-        file.unlink(missing_ok=True)
-        add_key(file, name="old", account="old", is_operator=False, created="now")
+        place = KeyPlace.beside(daemon.config, daemon.folder / "run")
+        place.file.unlink(missing_ok=True)
+        add_key(place, name="old", account="old", is_operator=False, created="now")
     where = [] if arguments[0] in LOCAL else ["--endpoint", daemon.endpoint]
     home = {}
     if arguments[0] in ("models", "ls", "show", "init"):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxsup.protocol.key_file import KEYS_NAME, add_key
+from mlxsup.protocol.key_file import KeyPlace, add_key
 
 from support.played_service_managers import PlayedServiceManagers
 
@@ -57,7 +57,7 @@ def test_under_sudo_files_are_read_as_the_user_as_whom_the_daemon_will_read_them
     )
     (folder / "run").mkdir(mode=0o700)
     add_key(
-        folder / "run" / KEYS_NAME,
+        KeyPlace.beside(of_nobody.config, folder / "run"),
         name="k", account="k", is_operator=False, created="2026-01-01T00:00:00Z",
     )  # fmt: skip
     give_away(folder)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from mlxsup.protocol.key_file import KEYS_NAME
+from mlxsup.protocol.key_file import MARK_NAME, digest_of
 from mlxsup.supervisor.config.load import EXIT_CODE
 
 from support.cli import run_cli
-from support.daemon import Daemon, fake, row
+from support.daemon import Daemon, fake, is_alive, row
 from support.eventually import eventually
 from support.http_daemon import HttpDaemon, everything, gateway_of
+from support.streams import Reader
 
 CHAT = "/v1/chat/completions"
 
@@ -36,7 +41,7 @@ def daemon() -> Iterator[HttpDaemon]:
 
 def new_key(daemon: Daemon, *arguments: str) -> str:
     """A key that the command line has made."""
-    done = daemon.run("key", "new", *arguments)
+    done = run_cli("key", "new", *arguments, "--config", str(daemon.config))
     assert done.returncode == 0, done.stderr
     key: str = done.stdout.strip()
     return key
@@ -51,7 +56,7 @@ def body(**fields: object) -> bytes:
 def test_keys_count_from_the_moment_they_are_made_to_that_of_their_end(daemon: HttpDaemon) -> None:
     assert daemon.ask("POST", CHAT, body())[0] == 200
     key = new_key(daemon, "laptop")
-    assert daemon.ask("POST", CHAT, body())[0] == 401
+    eventually(lambda: daemon.ask("POST", CHAT, body())[0] == 401)
     assert daemon.ask("POST", CHAT, body(), key=key)[0] == 200
     assert daemon.ask("GET", "/health")[0] == 200
     listed = daemon.run("key", "list").stdout.splitlines()
@@ -59,8 +64,9 @@ def test_keys_count_from_the_moment_they_are_made_to_that_of_their_end(daemon: H
     assert listed[1].split()[:3] == ["laptop", "laptop", "no"]
     assert key not in "".join(listed)
     assert daemon.run("key", "revoke", "laptop").stdout == "laptop is revoked\n"
-    assert daemon.ask("POST", CHAT, body(), key=key)[0] == 401
+    eventually(lambda: daemon.ask("POST", CHAT, body(), key=key)[0] == 401)
     assert key not in daemon.log_text()
+    assert digest_of(key) not in daemon.log_text()
     with daemon.client() as client:
         assert client.complete("m", prompt="no key here", max_tokens=3).text
         assert gateway_of(client)["restarts"] == 0
@@ -68,6 +74,8 @@ def test_keys_count_from_the_moment_they_are_made_to_that_of_their_end(daemon: H
 
 def test_a_request_runs_in_the_class_of_its_keys_account(daemon: HttpDaemon) -> None:
     key = new_key(daemon, "laptop", "--account", "alice")
+    eventually(lambda: daemon.ask("GET", "/v1/models", key=key)[0] == 200)
+    eventually(lambda: daemon.ask("GET", "/v1/models")[0] == 401)
     data = body(max_tokens=3000, stream=True)
     head = (
         f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
@@ -83,6 +91,7 @@ def test_a_long_body_with_a_wrong_key_gets_its_answer_and_nothing_behind_it(
     daemon: HttpDaemon,
 ) -> None:
     new_key(daemon, "laptop")
+    eventually(lambda: daemon.ask("GET", "/v1/models")[0] == 401)
     data = body(user="x" * 4_000_000)
     head = (
         f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer wrong\r\n"
@@ -106,9 +115,8 @@ def test_an_address_that_others_reach_is_served_with_a_key_and_refused_without_o
         assert daemon.url.startswith("http://0.0.0.0:")
         assert daemon.ask("GET", "/v1/models")[0] == 401
         assert daemon.ask("GET", "/v1/models", key=key)[0] == 200
-        (daemon.folder / "run" / KEYS_NAME).unlink()
-        assert daemon.ask("GET", "/v1/models")[0] == 401, "a lost file opens nothing"
-        assert daemon.ask("GET", "/v1/models", key=key)[0] == 401
+        key_file_of(daemon).unlink()
+        eventually(lambda: is_closed(daemon, key), what="a gateway that is closed")
 
 
 def test_a_configuration_that_needs_a_key_names_the_command_that_makes_it() -> None:
@@ -121,7 +129,7 @@ def test_a_configuration_that_needs_a_key_names_the_command_that_makes_it() -> N
     ):
         assert refused.returncode == EXIT_CODE
         assert f"`mlxsup {' '.join(command)}`" in refused.stderr
-    assert str(daemon.folder / "run" / KEYS_NAME) in run_cli(*command).stderr
+    assert str(key_file_of(daemon)) in run_cli(*command).stderr
     assert run_cli("config", "check", str(daemon.config)).returncode == 0
 
 
@@ -132,27 +140,167 @@ def test_the_first_key_says_that_all_need_one_now_and_no_keys_what_that_means() 
     assert ["every request over HTTP needs a key" in one for one in said] == [True, False]
 
 
-def test_keys_that_others_can_read_keep_a_daemon_from_starting_and_a_gateway_from_serving() -> None:
+def test_keys_that_others_can_read_let_nobody_in_and_are_said_by_every_command() -> None:
     daemon = HttpDaemon({"m": fake()})
     daemon.config.write_text(f"[gateway]\n{daemon.config.read_text()}")
     key = new_key(daemon, "laptop")
-    file = daemon.folder / "run" / KEYS_NAME
+    file = key_file_of(daemon)
     file.chmod(0o644)
-    refused = run_cli("start", "--config", str(daemon.config))
-    assert refused.returncode == EXIT_CODE
-    assert f"run: chmod 600 {file}" in refused.stderr
+    checked = run_cli("config", "check", str(daemon.config))
+    assert checked.returncode == 0
+    assert "warning: the HTTP gateway refuses every request: " in checked.stderr
+    assert f"run: chmod 600 {file}" in checked.stderr
     listing = run_cli("key", "list", "--config", str(daemon.config))
     assert (listing.returncode, listing.stdout) == (73, "")
     assert f"run: chmod 600 {file}" in listing.stderr
-    file.chmod(0o600)
+    with daemon:
+        assert "the HTTP gateway refuses every request" in daemon.output
+        assert is_closed(daemon, key)
+        assert "keys cannot be used" in daemon.run("logs", "mlxsup-gateway").stdout
+        with daemon.client() as client:
+            assert client.complete("m", prompt="the socket needs no key", max_tokens=3).text
+        file.chmod(0o600)
+        eventually(lambda: daemon.ask("GET", "/v1/models", key=key)[0] == 200)
+
+
+def key_file_of(daemon: Daemon) -> Path:
+    return daemon.config.with_name("config.keys.json")
+
+
+def is_closed(daemon: HttpDaemon, key: str) -> bool:
+    """Whether nobody is let in, with a sentence that names both ways out."""
+    answers = [daemon.ask("GET", "/v1/models", key=key), daemon.ask("GET", "/v1/models")]
+    return all(
+        status == 503
+        and value["error"]["code"] == "keys_unusable"
+        and "`mlxsup key new NAME`" in value["error"]["message"]
+        and "`mlxsup key off`" in value["error"]["message"]
+        for status, value in answers
+    )
+
+
+class ProxiedDaemon(HttpDaemon):
+    """One behind a proxy that the world reaches."""
+
+    def __init__(self) -> None:
+        super().__init__({"m": fake(fake={"step_s": 0.01})})
+        hosts = '[gateway]\nhosts = ["ai.example"]\n'
+        self.config.write_text(hosts + self.config.read_text())
+
+    def ask_through_proxy(self, key: str = "") -> int:
+        """The status for a client of the world."""
+        return self.ask("GET", "/v1/models", headers={"Host": "ai.example"}, key=key)[0]
+
+
+def test_once_a_key_was_in_force_nothing_opens_the_gateway_but_key_off() -> None:
+    daemon = ProxiedDaemon()
+    refused = run_cli("start", "--config", str(daemon.config))
+    assert refused.returncode == EXIT_CODE
+    assert "gateway.hosts has 'ai.example', a name that other machines use" in refused.stderr
+    key = new_key(daemon, "laptop")
+    file = key_file_of(daemon)
+    with daemon:
+        assert (daemon.ask_through_proxy(), daemon.ask_through_proxy(key)) == (401, 200)
+        with daemon.client() as client:
+            stream = Reader(client, "m", "goes on", max_tokens=1500)
+            stream.started()
+            file.rename(file.with_suffix(".moved"))
+            eventually(lambda: daemon.ask_through_proxy() == 503)
+            assert is_closed(daemon, key)
+            pid = gateway_of(client)["pid"]
+            os.kill(pid, signal.SIGKILL)
+            assert gateway_of(client, after=pid)["restarts"] == 1
+            assert is_closed(daemon, key), "also by the next process"
+            assert stream.finished().text
+        checked = run_cli("config", "check", str(daemon.config))
+        assert f"{file} is gone, and keys were in force" in checked.stderr
+        found = run_cli("doctor", "--config", str(daemon.config)).stdout
+        assert f"{file} is gone, and keys were in force" in found
+        daemon.kill()
+        daemon.start()
+        assert daemon.ask_through_proxy() == 503, "also by the next daemon"
+        assert is_closed(daemon, key)
+        file.with_suffix(".moved").rename(file)
+        eventually(lambda: daemon.ask_through_proxy(key) == 200)
+        assert daemon.ask_through_proxy() == 401
+
+
+def test_keys_outlive_a_runtime_folder_that_is_replaced_while_it_serves() -> None:
+    daemon = HttpDaemon({"m": fake()})
+    key = new_key(daemon, "laptop")
+    with daemon:
+        with daemon.client() as client:
+            gateway = psutil.Process(gateway_of(client)["pid"])
+            run = daemon.folder / "run"
+            gateway.suspend()  # it has no time to write the mark again
+            run.rename(daemon.folder / "away")
+            run.mkdir(mode=0o700)
+            key_file_of(daemon).unlink()
+            gateway.kill()
+            eventually(lambda: not is_alive(gateway))
+            assert gateway_of(client, after=gateway.pid)["restarts"] == 1
+            assert is_closed(daemon, key)
+            eventually(lambda: (run / MARK_NAME).exists(), what="the mark in the new folder")
+        (daemon.folder / "away" / "client.sock").rename(run / "client.sock")
+
+
+def test_revoking_the_last_key_leaves_the_gateway_closed_and_key_off_is_the_way_back(
+    daemon: HttpDaemon,
+) -> None:
+    key = new_key(daemon, "laptop")
+    revoked = daemon.run("key", "revoke", "laptop")
+    assert "every request is refused until `mlxsup key new NAME" in revoked.stderr
+    assert "`mlxsup key off" in revoked.stderr
+    eventually(lambda: daemon.ask("GET", "/v1/models", key=key)[0] == 401)
+    assert daemon.ask("GET", "/v1/models")[0] == 401
+    listed = daemon.run("key", "list")
+    assert "every request is refused" in listed.stdout
+    unsure = daemon.run("key", "off")
+    assert (unsure.returncode, "add --yes" in unsure.stderr) == (64, True)
+    assert daemon.ask("GET", "/v1/models")[0] == 401
+    off = daemon.run("key", "off", "--yes")
+    assert off.stdout == "all keys are removed\n"
+    assert "within a second, requests need none" in off.stderr
+    eventually(lambda: daemon.ask("GET", "/v1/models")[0] == 200)
+    with daemon.client() as client:
+        pid = gateway_of(client)["pid"]
+        os.kill(pid, signal.SIGKILL)
+        gateway_of(client, after=pid)
+    assert daemon.ask("GET", "/v1/models")[0] == 200, "nor does the next process need any"
+
+
+def test_where_keys_are_required_key_off_says_what_it_does_not_change() -> None:
+    daemon = HttpDaemon({"m": fake()})
+    daemon.config.write_text(f'[gateway]\nkeys = "required"\n{daemon.config.read_text()}')
+    refused = run_cli("start", "--config", str(daemon.config))
+    assert (refused.returncode, "gateway.keys is" in refused.stderr) == (EXIT_CODE, True)
+    key = new_key(daemon, "laptop")
     with daemon:
         assert daemon.ask("GET", "/v1/models", key=key)[0] == 200
-        file.chmod(0o644)
-        status, value = daemon.ask("GET", "/v1/models", key=key)
-        assert (status, value["error"]["code"]) == (503, "keys_unusable")
-        assert "keys cannot be used" in daemon.run("logs", "mlxsup-gateway").stdout
-        file.chmod(0o600)
-        assert daemon.ask("GET", "/v1/models", key=key)[0] == 200
+        off = daemon.run("key", "off", "--yes")
+        assert 'keys stay necessary, because gateway.keys is "required"' in off.stderr
+        eventually(lambda: daemon.ask("GET", "/v1/models", key=key)[0] == 503)
+        assert daemon.ask("GET", "/v1/models")[0] == 503
+        again = new_key(daemon, "laptop")
+        eventually(lambda: daemon.ask("GET", "/v1/models", key=again)[0] == 200)
+
+
+def test_a_key_for_an_endpoint_at_which_no_daemon_was_is_refused_before_it_has_no_effect() -> None:
+    refused = HttpDaemon({"m": fake()}).run("key", "new", "laptop")
+    assert (refused.returncode, refused.stdout) == (64, "")
+    assert "no daemon has run at" in refused.stderr
+    assert "--config FILE" in refused.stderr
+
+
+def test_a_key_for_an_endpoint_is_one_of_the_configuration_that_its_daemon_reads(
+    daemon: HttpDaemon, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.toml"
+    other.write_text(daemon.config.read_text())
+    for option, value in (("--endpoint", daemon.endpoint), ("--config", str(other))):
+        made = run_cli("key", "new", option.strip("-"), option, value)
+        assert made.returncode == 0, made.stderr
+        assert str(key_file_of(daemon)) in made.stderr
 
 
 class Follower:

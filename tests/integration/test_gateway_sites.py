@@ -25,18 +25,27 @@ def with_table(daemon: HttpDaemon, table: str) -> None:
     daemon.config.write_text(f"{table}\n{rest}")
 
 
+class KeyedDaemon(HttpDaemon):
+    """One with a key, which a name that other machines use makes necessary."""
+
+    key = ""
+
+
 @pytest.fixture(scope="module")
-def daemon() -> Iterator[HttpDaemon]:
-    running = HttpDaemon({"m": fake()})
+def daemon() -> Iterator[KeyedDaemon]:
+    running = KeyedDaemon({"m": fake()})
     with_table(running, TABLE)
+    made = run_cli("key", "new", "proxy", "--config", str(running.config))
+    running.key = made.stdout.strip()
     with running:
         yield running
 
 
-def head_of(daemon: HttpDaemon, method: str, *lines: str) -> str:
-    """The head of the answer to a request with these headers, in small letters."""
+def head_of(daemon: KeyedDaemon, method: str, *lines: str) -> str:
+    """The head of the answer to a request with a key and these headers, in small letters."""
     with daemon.connect() as connection:
-        request = [f"{method} /v1/models HTTP/1.1", *lines, "Connection: close", "", ""]
+        key = f"x-api-key: {daemon.key}"
+        request = [f"{method} /v1/models HTTP/1.1", key, *lines, "Connection: close", "", ""]
         connection.sendall("\r\n".join(request).encode())
         return everything(connection).partition(b"\r\n\r\n")[0].decode().lower()
 
@@ -45,12 +54,12 @@ def head_of(daemon: HttpDaemon, method: str, *lines: str) -> str:
     ("host", "status"), [("ai.example", 200), ("localhost", 200), ("evil.example", 403)]
 )
 def test_the_names_that_are_listed_are_let_in_and_no_others(
-    daemon: HttpDaemon, host: str, status: int
+    daemon: KeyedDaemon, host: str, status: int
 ) -> None:
     assert head_of(daemon, "GET", f"Host: {host}").startswith(f"http/1.1 {status} ")
 
 
-def test_a_page_that_is_listed_gets_what_its_browser_needs(daemon: HttpDaemon) -> None:
+def test_a_page_that_is_listed_gets_what_its_browser_needs(daemon: KeyedDaemon) -> None:
     host = "Host: ai.example"
     wanted = "Access-Control-Request-Method: GET"
     question = head_of(daemon, "OPTIONS", host, f"Origin: {LOCAL}", wanted)
@@ -66,7 +75,7 @@ def test_a_page_that_is_listed_gets_what_its_browser_needs(daemon: HttpDaemon) -
         assert "access-control" not in refused
 
 
-def test_a_reload_says_that_a_change_takes_effect_at_the_next_start(daemon: HttpDaemon) -> None:
+def test_a_reload_says_that_a_change_takes_effect_at_the_next_start(daemon: KeyedDaemon) -> None:
     with daemon.client() as client:
         with_table(daemon, TABLE.replace("ai.example", "other.example"))
         assert client.reload()["later"] == ["gateway"]

@@ -24,13 +24,14 @@ from mlxsup.supervisor.gateway import GatewayKeeper, address_of, bind, why_not
 from mlxsup.supervisor.log_files import LogWriter
 
 from support.eventually_async import eventually_async
+from support.key_place import place_in
 from support.played_daemon import short_folder
 from support.unwaited import collect_unwaited
 
 PLAYED = """\
 import json, os, signal, sys
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-os.write(json.loads(sys.stdin.readline())["ready_pipe"], b"1")
+os.write(json.loads(sys.stdin.readline())["beat_pipe"], b".")
 signal.pause()
 """
 ANYWHERE = StartGateway(number=1, address=Address(host="127.0.0.1", port=0))
@@ -92,7 +93,9 @@ def live(
             now=lambda: 5.0,
         )
         command = argv or (sys.executable, "-c", script)
-        keeper = GatewayKeeper(around, folder, writer, listens, GatewayRules(), command)
+        keeper = GatewayKeeper(
+            around, folder, writer, listens, GatewayRules(), place_in(folder), command
+        )
         async with asyncio.TaskGroup() as tasks:
             keeper.start(start, tasks)
             await scene(keeper, events)

@@ -10,10 +10,18 @@ import random
 from collections.abc import Callable
 
 from mlxsup.protocol.gateway import Address
-from mlxsup.supervisor.core.actions import Action, CloseListener, Finish, StartGateway, WakeAt
+from mlxsup.supervisor.core.actions import (
+    Action,
+    CloseListener,
+    Finish,
+    KillGateway,
+    StartGateway,
+    WakeAt,
+)
 from mlxsup.supervisor.core.core import Core
 from mlxsup.supervisor.core.events import (
     Event,
+    GatewayBeat,
     GatewayEnded,
     GatewayListening,
     ShutdownAsked,
@@ -29,14 +37,15 @@ ADDRESS = Address(host="127.0.0.1", port=0)
 GIVEN = Address(host="127.0.0.1", port=40_000)
 MOST_ENDS = 12
 STABLE_S = 60.0
+BEAT_S, FROZEN_S, START_LIMIT_S = 1.0, 7.0, 60.0
 FIRST_DELAY_S, MOST_DELAY_S = 0.5, 30.0
 TICK_LATE_S, SLACK_S = 0.05, 0.1
 EPSILON_S = 1e-6
 
 
 class Gateways:
-    """One run: a process that listens after a while, and dies now and then, or never gets its
-    address; at some time the daemon ends.
+    """One run: a process that listens after a while, and dies or freezes now and then, or never
+    gets its address; at some time the daemon ends.
 
     Args:
         seed: decides everything.
@@ -54,7 +63,9 @@ class Gateways:
         self._ends = 0
         self._is_ending = self._has_finished = False
         # The oracle's account.
-        self._is_alive = self._is_closed = self._is_at_once = False
+        self._is_alive = self._is_closed = self._is_at_once = self._is_killed = False
+        self._frozen_at: float | None = None
+        self._number = 0
         self._listens_since: float | None = None
         self._ends_in_a_row = 0
         self._due_at: float | None = None
@@ -88,6 +99,9 @@ class Gateways:
                 is_served = self._is_alive or self._is_at_once
                 check("listener of a gateway closed", not is_served)
                 self._is_closed = True
+            case KillGateway(number=number):
+                self._check_kill(number)
+                self._time.after(self._dice.choice((0.0, 0.01, 5.0)), lambda: self._die(number))
             case WakeAt(when=when):
                 late_s = self._dice.uniform(0.0, TICK_LATE_S)
                 self._time.at(when + late_s, lambda: self._handle(Tick(now=self._time.now)))
@@ -103,23 +117,48 @@ class Gateways:
             fate = 1.0
         if fate < 0.2:
             self._time.after(0.0, lambda: self._end(number, is_crash=False))
-        elif fate < 0.4:
+        elif fate < 0.35:
             self._time.after(delay_s, lambda: self._end(number, is_crash=True))
+        elif fate < 0.4:
+            self._frozen_at = self._time.now + START_LIMIT_S - FROZEN_S
         else:
             self._time.after(delay_s, lambda: self._listen(number))
-            if fate < 0.8:
+            if fate < 0.7:
                 self._time.after(delay_s + lives_s, lambda: self._end(number, is_crash=True))
+            elif fate < 0.8:
+                self._time.after(delay_s + lives_s, lambda: self._freeze(number))
 
     def _listen(self, number: int) -> None:
         now = self._time.now
         self._listens_since = now
         self._handle(GatewayListening(now=now, number=number, pid=number, address=GIVEN))
+        self._time.after(BEAT_S, lambda: self._beat(number))
+
+    def _beat(self, number: int) -> None:
+        if self._number == number and self._is_alive and self._frozen_at is None:
+            self._handle(GatewayBeat(now=self._time.now, number=number))
+            if not self._has_finished:
+                late_s = self._dice.choice((0.0, 0.0, 0.0, FROZEN_S - BEAT_S - SLACK_S))
+                self._time.after(BEAT_S + late_s, lambda: self._beat(number))
+
+    def _freeze(self, number: int) -> None:
+        """Its latest beat, and then nothing more."""
+        self._handle(GatewayBeat(now=self._time.now, number=number))
+        self._frozen_at = self._time.now
+
+    def _die(self, number: int) -> None:
+        if self._is_alive:
+            self._end(number, is_crash=True)
 
     def _end(self, number: int, *, is_crash: bool) -> None:
+        if self._number != number or not self._is_alive:
+            return  # it was killed meanwhile
         now = self._time.now
         self._ends += 1
         since, self._listens_since = self._listens_since, None
-        if since is not None and now - since >= STABLE_S:
+        until = now if self._frozen_at is None else self._frozen_at
+        self._frozen_at, self._is_killed = None, False
+        if since is not None and until - since >= STABLE_S:
             self._ends_in_a_row = 0
         self._ends_in_a_row += 1
         self._is_alive = self._is_closed = False
@@ -139,10 +178,23 @@ class Gateways:
         is_due = self._due_at is not None and self._time.now >= self._due_at - EPSILON_S
         check("gateway without delay", is_due, self._due_at)
         self._is_alive, self._due_at, self._is_at_once = True, None, False
+        self._number = action.number
         self._count("gateway started")
+
+    def _check_kill(self, number: int) -> None:
+        """It is frozen, and for long enough."""
+        check("gateway killed that lives", self._frozen_at is not None, number)
+        silent_s = self._time.now - (self._frozen_at or 0.0)
+        check("gateway killed early", silent_s >= FROZEN_S - EPSILON_S, silent_s)
+        check("gateway killed twice", not self._is_killed, number)
+        self._is_killed = True
+        self._count("gateway killed")
 
     def _look(self) -> None:
         """What is due was done."""
+        if self._frozen_at is not None and not self._is_killed and not self._is_ending:
+            frozen_s = self._time.now - self._frozen_at
+            check("gateway left frozen", frozen_s <= FROZEN_S + SLACK_S, frozen_s)
         if self._due_at is None or self._is_ending:
             return
         check("gateway not at once", not self._is_at_once, self._due_at)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlxsup.protocol.key_file import KEYS_NAME, add_key
+from mlxsup.protocol.key_file import KeyPlace, add_key
 
 from .daemon import fake, toml_of
 from .doctor_ground import FULL, HIDING, LINGERING, MAC, NO_BACK_END, Ground
@@ -274,9 +274,9 @@ def exposed(ground: Ground) -> None:
 
 
 def open_keys(ground: Ground) -> None:
-    path = ground.folder / "run" / KEYS_NAME
-    add_key(path, name="a", account="a", is_operator=False, created="now")
-    path.chmod(0o644)
+    place = KeyPlace.beside(ground.config, ground.folder / "run")
+    add_key(place, name="a", account="a", is_operator=False, created="now")
+    place.file.chmod(0o644)
     gateway(ground, f"127.0.0.1:{free_port()}")
 
 

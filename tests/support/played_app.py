@@ -25,6 +25,8 @@ from mlxsup.supervisor.memory.briefing import ConfigSnapshot
 from mlxsup.supervisor.service_manager import ServiceManager
 from mlxsup.supervisor.sleep import SleepGuard
 
+from support.key_place import place_in
+
 READING = Reading(available_bytes=9, kept_free_bytes=1)
 STORIES = {"a": ["one", "two"], "b": []}
 
@@ -152,6 +154,7 @@ class Case:
             DaemonConfig(
                 config_path=config_path,
                 runtime_dir=Path("/run"),
+                keys=place_in(Path("/")),
                 log_dir=Path("/l"),
                 log_level="info",
                 memory_budget=None,

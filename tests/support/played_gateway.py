@@ -240,7 +240,7 @@ class Site:
     Args:
         daemon: what it does.
         host: the address that the gateway listens at.
-        keys: those that it takes; None: it needs none.
+        keys: those that it takes, which are read before each request; None: it needs none.
         names: names of other APIs, and the models they mean.
         hosts: further names that requests may be sent to.
         origins: pages of other sites that may ask.
@@ -257,7 +257,8 @@ class Site:
     ) -> None:
         self.daemon = daemon
         self.gateway = Gateway(lambda: cast(AsyncClient, daemon), names)
-        self._app: Guard = self.gateway.app(host, keys or Keys(), hosts, origins)
+        self._keys = keys or Keys()
+        self._app: Guard = self.gateway.app(host, self._keys, hosts, origins)
 
     async def ask(
         self,
@@ -284,6 +285,7 @@ class Site:
                 block of `life`.
             is_whole: whether all of the body comes.
         """
+        self._keys.look()
         data = _bytes_of(body)
         given = {"host": "localhost:8484", "content-type": "application/json", **(headers or {})}
         scope: dict[str, Any] = {

@@ -31,6 +31,7 @@ ONCE: list[list[str]] = [
     ["key", "new", "laptop"],
     ["key", "list"],
     ["key", "revoke", "old"],
+    ["key", "off", "--yes"],
     ["wait", "alpha"],
     ["bench", "alpha", "--prompt-tokens", "4", "--output-tokens", "4", "--concurrency", "2"],
     ["config", "check", "SOUND"],

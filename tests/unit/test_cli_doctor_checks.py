@@ -50,7 +50,7 @@ FOLDER = Folder(
     is_private_use=True, file_system="apfs", free_bytes=100 * GIB, refusal="",
 )  # fmt: skip
 PLACES = Places(
-    user=501, runtime=FOLDER, logs=FOLDER, cache=FOLDER, too_long="", key_refusal="",
+    user=501, runtime=FOLDER, logs=FOLDER, cache=FOLDER, too_long="", key_trouble="",
     key_path=Path("/h/run/keys.json"), is_key_file_open=False,
 )  # fmt: skip
 DAEMON = DaemonFacts(
@@ -61,8 +61,8 @@ DAEMON = DaemonFacts(
 )  # fmt: skip
 STATUS: dict[str, Any] = {"version": "0.1.0", "pid": 7, "config_path": None, "models": []}
 GATEWAY = GatewayFacts(
-    address="127.0.0.1:8484", missing=(), installer="pip install", is_exposed=False,
-    has_keys=False, is_ours=False, refusal="", taken_by="", free_address="",
+    address="127.0.0.1:8484", missing=(), installer="pip install", key_need="",
+    is_ours=False, refusal="", taken_by="", free_address="",
 )  # fmt: skip
 MAC = Machine(
     system="Darwin", sleep_minutes=0, now_s=2e9, written_s=1.9e9, written_path=Path("/h/a")

@@ -22,6 +22,8 @@ from mlxsup.cli.doctor.gathering.machine import LARGE_BYTES, gather_memory
 from mlxsup.cli.doctor.gathering.setting import Setting, gather_hub
 from mlxsup.protocol.download import Repository
 
+from support.key_place import place_in
+
 SERVER = "import sys; held = bytearray(int(sys.argv[2])); print('ready', flush=True); input()"
 """Holds as much memory as its second argument says; its name is the first."""
 
@@ -31,7 +33,8 @@ def setting(folder: Path, listen: str = "") -> Setting:
     nothing = Configuration(looked_at=(), endpoint_variable="", problems=(), models=0)
     return Setting(
         endpoint=f"ipc://{folder}/run/client.sock", configuration=nothing, loaded=None,
-        runtime_dir=folder / "run", log_dir=folder / "logs", listen=listen,
+        runtime_dir=folder / "run", log_dir=folder / "logs", listen=listen, key_need="",
+        keys=place_in(folder),
     )  # fmt: skip
 
 

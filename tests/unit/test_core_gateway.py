@@ -10,17 +10,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxsup.protocol.gateway import Address
-from mlxsup.supervisor.core.actions import Action, CloseListener, Finish, StartGateway, WakeAt
+from mlxsup.supervisor.core.actions import (
+    Action,
+    CloseListener,
+    Finish,
+    KillGateway,
+    StartGateway,
+    WakeAt,
+)
 from mlxsup.supervisor.core.core import Core
 from mlxsup.supervisor.core.events import (
     Event,
+    GatewayBeat,
     GatewayEnded,
     GatewayListening,
     ShutdownAsked,
     Started,
     Tick,
 )
-from mlxsup.supervisor.core.gateway import LOOP_ENDS, MOST_DELAY_S, STABLE_S
+from mlxsup.supervisor.core.gateway import (
+    FROZEN_S,
+    LOOP_ENDS,
+    MOST_DELAY_S,
+    STABLE_S,
+    START_LIMIT_S,
+)
 from mlxsup.supervisor.core.settings import CoreSettings
 
 from support.core_driver import entry
@@ -56,6 +70,10 @@ class Driven:
         """It accepts connections."""
         self.do(GatewayListening(now=self.now, number=self.number, pid=pid, address=GIVEN))
 
+    def beats(self) -> None:
+        """Its event loop runs."""
+        self.do(GatewayBeat(now=self.now, number=self.number))
+
     def ends(self, cause: str = "it died", *, is_crash: bool = True) -> None:
         """Its process is gone, or never was."""
         self.do(GatewayEnded(now=self.now, number=self.number, cause=cause, is_crash=is_crash))
@@ -83,7 +101,7 @@ def test_without_an_address_there_is_none() -> None:
 
 def test_it_is_started_first_and_its_address_is_the_one_that_it_was_given() -> None:
     driven = Driven()
-    assert driven.actions == [StartGateway(number=1, address=ADDRESS)]
+    assert StartGateway(number=1, address=ADDRESS) in driven.actions
     assert (driven.status()["state"], driven.status()["pid"]) == ("starting", None)
     driven.listens()
     assert driven.status() == {
@@ -143,6 +161,62 @@ def test_a_long_life_makes_the_next_death_the_first() -> None:
     driven.now += STABLE_S
     driven.ends()
     assert driven.kinds() == [StartGateway]
+    driven.listens()
+    driven.ends()
+    driven.waits(MOST_DELAY_S)
+    driven.listens()
+    for _ in range(int(STABLE_S)):
+        driven.now += 1.0
+        driven.beats()
+    driven.waits(FROZEN_S)
+    driven.ends()
+    assert driven.kinds() == [StartGateway], "also if that is because it froze"
+
+
+def test_one_whose_loop_beats_is_left_alone_and_one_that_is_silent_is_killed_and_replaced() -> None:
+    driven = Driven()
+    driven.listens()
+    for _ in range(20):
+        driven.waits(FROZEN_S - 0.01)
+        assert driven.kinds() == []
+        driven.beats()
+    driven.waits(FROZEN_S - 0.01)
+    assert driven.kinds() == []
+    driven.waits(0.01)
+    cause = f"it was frozen: no sign of life for {FROZEN_S:g} s"
+    assert KillGateway(number=1, cause=cause) in driven.actions
+    assert (driven.status()["state"], driven.status()["cause"]) == ("frozen", cause)
+    driven.beats()  # of a loop that goes on in its last moment
+    driven.waits(STABLE_S)
+    assert driven.kinds() == [], "it is killed once"
+    driven.ends("it ended with signal SIGKILL")
+    assert driven.kinds() == [StartGateway], "at once, and its socket stays"
+    assert (driven.status()["cause"], driven.status()["restarts"]) == (cause, 1)
+
+
+def test_one_that_freezes_again_and_again_is_in_a_crash_loop() -> None:
+    driven = Driven()
+    for deaths in range(1, LOOP_ENDS + 1):
+        driven.listens()
+        driven.waits(FROZEN_S)
+        driven.ends()
+        assert driven.status()["ends_in_a_row"] == deaths
+        driven.waits(driven.status()["retry_in_s"] or 0.0)
+    driven.listens()
+    driven.waits(FROZEN_S)
+    driven.ends()
+    assert driven.status()["state"] == "crash loop"
+
+
+def test_one_that_freezes_while_it_starts_is_killed_and_tried_again_later() -> None:
+    driven = Driven()
+    driven.waits(START_LIMIT_S - 0.01)
+    assert driven.kinds() == []
+    driven.waits(0.01)
+    assert driven.kinds() == [KillGateway]
+    driven.ends()
+    assert driven.kinds() == [CloseListener]
+    assert driven.status()["cause"] == f"it did not listen within {START_LIMIT_S:g} s"
 
 
 def test_while_the_daemon_ends_it_is_not_started_again() -> None:
@@ -167,13 +241,16 @@ def test_what_an_earlier_process_says_changes_nothing() -> None:
     for late in (
         GatewayListening(now=driven.now, number=1, pid=9, address=ADDRESS),
         GatewayEnded(now=driven.now, number=1, cause="late", is_crash=True),
+        GatewayBeat(now=driven.now, number=1),
     ):
         driven.do(late)
         assert (driven.kinds(), driven.status()) == ([], before)
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(["listen", "crash", "refuse", "wait"]), st.floats(0, 90)))
+    st.lists(
+        st.tuples(st.sampled_from(["listen", "beat", "crash", "refuse", "wait"]), st.floats(0, 90))
+    )
 )
 def test_there_is_never_more_than_one_and_always_one_to_come(
     steps: list[tuple[str, float]],
@@ -185,6 +262,8 @@ def test_there_is_never_more_than_one_and_always_one_to_come(
             driven.waits(seconds)
         elif what == "listen" and alive:
             driven.listens()
+        elif what == "beat":
+            driven.beats()
         elif alive:
             driven.ends(is_crash=what == "crash")
             alive = False

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from mlxsup.gateway.keys import Keys
-from mlxsup.protocol.key_file import KEYS_NAME, add_key, revoke_key
+from mlxsup.protocol.key_file import add_key
 
+from support.key_place import place_in
 from support.played_gateway import PlayedDaemon, Response, Site, delta, result
 
 CHAT = "/v1/chat/completions"
@@ -99,26 +100,13 @@ def test_a_page_that_is_listed_cannot_load_a_model_without_a_key() -> None:
 
 
 def test_with_keys_a_page_may_ask_whether_it_may_ask_without_one(tmp_path: Path) -> None:
-    path = tmp_path / KEYS_NAME
-    key = add_key(path, name="a", account="a", is_operator=False, created="")
-    site = site_of(AWAY, keys=Keys(path))
+    place = place_in(tmp_path)
+    key = add_key(place, name="a", account="a", is_operator=False, created="")
+    site = site_of(AWAY, keys=Keys(place))
     assert preflight(site, CHAT, AWAY, "authorization").status == 204
     refused = ask(site, "GET", "/v1/models", AWAY)
     assert (refused.status, refused.headers["access-control-allow-origin"]) == (401, AWAY)
     assert ask(site, "GET", "/v1/models", AWAY, authorization=f"Bearer {key}").status == 200
-
-
-def test_while_no_keys_are_needed_a_page_from_elsewhere_counts_for_nothing(tmp_path: Path) -> None:
-    path = tmp_path / KEYS_NAME
-    site = site_of(AWAY, LOCAL, keys=Keys(path))
-    assert shared(ask(site, "GET", "/v1/models", AWAY)) == {}
-    assert preflight(site, CHAT, AWAY).status == 405
-    assert preflight(site, CHAT, LOCAL).status == 204
-    add_key(path, name="a", account="a", is_operator=False, created="")
-    assert preflight(site, CHAT, AWAY).status == 204
-    revoke_key(path, "a")
-    assert preflight(site, CHAT, AWAY).status == 204, "who has no key is refused all the same"
-    assert ask(site, "GET", "/v1/models", AWAY).status == 401
 
 
 # ---------------------------------------------------------------- names that a proxy passes on

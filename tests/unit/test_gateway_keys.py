@@ -4,14 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from mlxsup.gateway import keys as keys_module
+from mlxsup.gateway.failure import Failure
 from mlxsup.gateway.keys import Caller, Keys
-from mlxsup.protocol.key_file import KEYS_NAME, add_key, revoke_key
+from mlxsup.protocol.gateway import BEAT_S
+from mlxsup.protocol.key_file import (
+    KeyFileError,
+    KeyPlace,
+    add_key,
+    read_key_file,
+    read_keys,
+    read_mark,
+    revoke_key,
+    turn_off,
+)
 
+from support.eventually import TIMEOUT_S, eventually
+from support.key_place import place_in
 from support.played_gateway import Item, PlayedDaemon, Response, Site, delta, result
 
 CHAT = "/v1/chat/completions"
@@ -19,12 +42,12 @@ BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / KEYS_NAME
+def place(tmp_path: Path) -> KeyPlace:
+    return place_in(tmp_path)
 
 
-def made(path: Path, name: str, *, account: str = "", is_operator: bool = False) -> str:
-    key = add_key(path, name=name, account=account or name, is_operator=is_operator, created="now")
+def made(place: KeyPlace, name: str, *, account: str = "", is_operator: bool = False) -> str:
+    key = add_key(place, name=name, account=account or name, is_operator=is_operator, created="now")
     assert key is not None
     return key
 
@@ -40,14 +63,15 @@ def ask(
     return asyncio.run(site.ask(method, path, body, headers=given))
 
 
-def test_without_a_file_anybody_of_this_machine_may_ask_with_any_key(path: Path) -> None:
-    keys = Keys(path)
+def test_without_a_file_anybody_of_this_machine_may_ask_with_any_key(place: KeyPlace) -> None:
+    keys = Keys(place)
+    keys.look()
     assert keys.caller([]) == keys.caller(bearer("anything")) == Caller()
 
 
-def test_with_a_file_nobody_may_ask_without_a_key(path: Path) -> None:
-    key = made(path, "a")
-    site = Site(PlayedDaemon(), keys=Keys(path))
+def test_with_a_file_nobody_may_ask_without_a_key(place: KeyPlace) -> None:
+    key = made(place, "a")
+    site = Site(PlayedDaemon(), keys=Keys(place))
     response = ask(site)
     assert (response.status, response.error["code"]) == (401, "missing_api_key")
     assert response.error["type"] == "authentication_error"
@@ -63,116 +87,384 @@ def test_with_a_file_nobody_may_ask_without_a_key(path: Path) -> None:
     [{"authorization": "Bearer sk-mlxsup-x"}, {"x_api_key": "sk-mlxsup-x"},
      {"authorization": "Bearer \xff\xfe"}, {"authorization": "Bearer " + "x" * 60_000}],
 )  # fmt: skip
-def test_a_wrong_key_is_refused(path: Path, headers: dict[str, str]) -> None:
-    made(path, "a")
-    response = ask(Site(PlayedDaemon(), keys=Keys(path)), **headers)
+def test_a_wrong_key_is_refused(place: KeyPlace, headers: dict[str, str]) -> None:
+    made(place, "a")
+    response = ask(Site(PlayedDaemon(), keys=Keys(place)), **headers)
     assert (response.status, response.error["code"]) == (401, "invalid_api_key")
     assert "x-should-retry" not in response.headers
 
 
 @pytest.mark.parametrize("value", ["Bearer", "Bearer ", "Basic {}", "{}", "Bearer: {}"])
-def test_a_key_that_is_sent_in_another_way_is_missing(path: Path, value: str) -> None:
-    key = made(path, "a")
-    response = ask(Site(PlayedDaemon(), keys=Keys(path)), authorization=value.format(key))
+def test_a_key_that_is_sent_in_another_way_is_missing(place: KeyPlace, value: str) -> None:
+    key = made(place, "a")
+    response = ask(Site(PlayedDaemon(), keys=Keys(place)), authorization=value.format(key))
     assert (response.status, response.error["code"]) == (401, "missing_api_key")
 
 
-def test_one_of_two_keys_is_enough(path: Path) -> None:
-    key = made(path, "a")
-    keys = Keys(path)
+def test_one_of_two_keys_is_enough(place: KeyPlace) -> None:
+    key = made(place, "a")
+    keys = Keys(place)
+    keys.look()
     assert keys.caller([*bearer("other"), (b"x-api-key", key.encode())]).account == "a"
     assert keys.caller([*bearer(key), (b"x-api-key", b"other")]).account == "a"
 
 
-def test_the_hash_in_the_file_is_no_key(path: Path) -> None:
-    made(path, "a")
-    digest = path.read_text().split('"digest": "')[1].split('"')[0]
-    assert ask(Site(PlayedDaemon(), keys=Keys(path)), x_api_key=digest).status == 401
+def test_the_hash_in_the_file_is_no_key(place: KeyPlace) -> None:
+    made(place, "a")
+    digest = place.file.read_text().split('"digest": "')[1].split('"')[0]
+    assert ask(Site(PlayedDaemon(), keys=Keys(place)), x_api_key=digest).status == 401
 
 
-def test_a_request_without_a_key_reaches_no_route(path: Path) -> None:
-    made(path, "a")
+def test_a_request_without_a_key_reaches_no_route(place: KeyPlace) -> None:
+    made(place, "a")
     daemon = PlayedDaemon([delta("a"), result("a")])
-    site = Site(daemon, keys=Keys(path))
+    site = Site(daemon, keys=Keys(place))
     for method, route in (("POST", CHAT), ("GET", "/ready"), ("GET", "/nothing"), ("PUT", CHAT)):
         assert ask(site, route, method, BODY).status == 401
     assert daemon.asked == []
 
 
-def test_only_whether_it_lives_is_answered_without_a_key(path: Path) -> None:
-    made(path, "a")
-    site = Site(PlayedDaemon(), keys=Keys(path))
+def test_only_whether_it_lives_is_answered_without_a_key(place: KeyPlace) -> None:
+    made(place, "a")
+    site = Site(PlayedDaemon(), keys=Keys(place))
     assert ask(site, "/health").status == 200
     assert ask(site, "/health/").status == 401
 
 
-def test_new_and_revoked_keys_count_at_once(path: Path) -> None:
-    keys = Keys(path)
+def test_new_and_revoked_keys_count_with_the_next_look(place: KeyPlace) -> None:
+    keys = Keys(place)
+    keys.look()
     assert keys.caller([]) == Caller()
-    first = made(path, "first")
+    first = made(place, "first")
+    keys.look()
     assert keys.caller(bearer(first)).account == "first"
-    second = made(path, "second", account="alice", is_operator=True)
+    second = made(place, "second", account="alice", is_operator=True)
+    keys.look()
     assert keys.caller(bearer(second)) == Caller("alice", is_operator=True, has_key=True)
-    revoke_key(path, "first")
+    revoke_key(place, "first")
     site = Site(PlayedDaemon(), keys=keys)
     assert ask(site, x_api_key=first).error["code"] == "invalid_api_key"
-    revoke_key(path, "second")
+    revoke_key(place, "second")
     assert ask(site, x_api_key=second).status == 401
     assert ask(site).status == 401, "revoking the last key does not let everybody in"
-    path.unlink()
+    turn_off(place)
     assert ask(site).status == 200
 
 
-def test_where_others_reach_it_a_key_is_needed_even_without_a_file(path: Path) -> None:
-    keys = Keys(path, is_needed=True)
-    site = Site(PlayedDaemon(), "10.0.0.1", keys)
-    assert ask(site).status == 401
-    key = made(path, "a")
+def test_where_keys_are_required_nobody_is_let_in_before_there_is_one(place: KeyPlace) -> None:
+    site = Site(PlayedDaemon(), "10.0.0.1", Keys(place, are_required=True))
+    response = ask(site)
+    assert (response.status, response.error["code"]) == (503, "keys_unusable")
+    assert response.error["message"].endswith("has none yet: `mlxsup key new NAME` makes one")
+    key = made(place, "a")
     assert ask(site, x_api_key=key).status == 200
-    path.unlink()
-    assert ask(site, x_api_key=key).status == 401
+    turn_off(place)
+    assert ask(site, x_api_key=key).status == 503
+
+
+# ---------------------------------------------------------------- keys that were in force (P30)
+
+
+def is_refused(site: Site, key: str) -> bool:
+    """Whether nobody is let in, with a sentence that names both ways out."""
+    responses = [ask(site, x_api_key=key), ask(site)]
+    codes = {(one.status, one.error["code"]) for one in responses}
+    return codes == {(503, "keys_unusable")} and all(
+        way in one.error["message"] for one in responses
+        for way in ("`mlxsup key new NAME`", "`mlxsup key off`")
+    )  # fmt: skip
+
+
+Damage = Callable[[Path], object]
+
+DAMAGES: dict[str, Damage] = {
+    "gone": lambda path: None,
+    "empty": lambda path: write(path, ""),
+    "no keys": lambda path: write(path, "{}"),
+    "a list": lambda path: write(path, "[]"),
+    "binary": lambda path: path.write_bytes(b"\xff" * 100),
+    "too long": lambda path: write(path, " " * 2_000_000),
+    "others can write": lambda path: write(path, "{}", 0o602),
+    "others can read": lambda path: write(path, "{}", 0o644),
+    "a folder": Path.mkdir,
+    "a pipe": os.mkfifo,
+    "a link to zeros": lambda path: path.symlink_to("/dev/zero"),
+    "a link to nothing": lambda path: path.symlink_to("/dev/null"),
+    "a link to itself": lambda path: path.symlink_to(path),
+    "a link that is broken": lambda path: path.symlink_to("/nowhere/keys.json"),
+}
+
+
+def write(path: Path, text: str, mode: int = 0o600) -> None:
+    path.write_text(text)
+    path.chmod(mode)
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+@pytest.mark.parametrize("has_mark", [True, False], ids=["", "new runtime folder"])
+def test_whatever_becomes_of_the_file_nobody_is_let_in(
+    place: KeyPlace, damage: Damage, has_mark: bool
+) -> None:
+    key = made(place, "a")
+    site = Site(PlayedDaemon(), keys=Keys(place))
+    assert ask(site, x_api_key=key).status == 200
+    copy = place.file.read_bytes()
+    if not has_mark:
+        shutil.rmtree(place.mark.parent)
+        place.mark.parent.mkdir(mode=0o700)
+    place.file.unlink()
+    damage(place.file)
+    assert is_refused(site, key)
+    if has_mark or os.path.lexists(place.file):
+        assert is_refused(Site(PlayedDaemon(), keys=Keys(place)), key), "nor by the next process"
+    after = Site(PlayedDaemon(), keys=Keys(place, were_in_force=True))
+    assert is_refused(after, key), "nor by one that its daemon has told"
+    if place.file.is_dir():
+        place.file.rmdir()
+    place.file.unlink(missing_ok=True)
+    place.file.write_bytes(copy)
+    place.file.chmod(0o600)
+    for one in (site, after):
+        assert ask(one, x_api_key=key).status == 200, "a copy that is put back counts again"
+
+
+@pytest.mark.parametrize("damage", [name for name in DAMAGES if name != "gone"])
+def test_a_file_that_was_damaged_before_anything_marked_it_opens_nothing_either(
+    place: KeyPlace, damage: str
+) -> None:
+    place.file.parent.mkdir()
+    DAMAGES[damage](place.file)
+    site = Site(PlayedDaemon(), keys=Keys(place))  # its runtime folder is not there yet
+    assert is_refused(site, "a")
+    place.file.rename(place.file.with_name("away"))
+    assert is_refused(site, "a")
+
+
+@pytest.mark.parametrize("damage", ["off", "others can read", "a folder", "a pipe"])
+def test_a_mark_that_is_not_the_one_of_key_off_keeps_the_gateway_closed(
+    place: KeyPlace, damage: str
+) -> None:
+    key = made(place, "a")
+    place.file.unlink()
+    place.mark.unlink()
+    DAMAGES.get(damage, lambda path: write(path, damage))(place.mark)
+    assert is_refused(Site(PlayedDaemon(), keys=Keys(place)), key)
+
+
+def test_half_a_file_lets_nobody_in_wherever_it_is_cut(place: KeyPlace) -> None:
+    for name in ("first", "second"):
+        key = made(place, name)
+    whole = place.file.read_bytes()
+    keys = Keys(place)
+    site = Site(PlayedDaemon(), keys=keys)
+    assert ask(site, x_api_key=key).status == 200
+    for length in range(len(whole.rstrip())):
+        with place.file.open("r+b") as file:  # in place, as an editor or a full disk may do
+            file.truncate(0)
+            file.write(whole[:length])
+        keys.look()
+        for headers in ([], bearer(key)):
+            with pytest.raises(Failure) as caught:
+                keys.caller(headers)
+            assert caught.value.code == "keys_unusable", length
+        if length % 50 == 0:
+            assert is_refused(Site(PlayedDaemon(), keys=Keys(place)), key)
+    place.file.write_bytes(whole)
+    assert ask(site, x_api_key=key).status == 200
+
+
+class Life(RuleBasedStateMachine):
+    """What commands, cleaners and restarts may do in any order, and never opens the gateway."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._folder = tempfile.TemporaryDirectory()
+        self._place = place_in(Path(self._folder.name))
+        self._keys = Keys(self._place)
+        self._valid: dict[str, str] = {}
+        self._is_closed = False
+
+    def teardown(self) -> None:
+        self._folder.cleanup()
+
+    @rule(name=st.sampled_from("abc"))
+    def new(self, name: str) -> None:
+        with suppress(KeyFileError):
+            key = add_key(self._place, name=name, account=name, is_operator=False, created="")
+            if key is not None:
+                self._valid = {n: k for n, k in self._valid.items() if n in self._names()}
+                self._valid[name] = key
+            self._is_closed = True
+
+    @rule(name=st.sampled_from("abc"))
+    def revoke(self, name: str) -> None:
+        with suppress(KeyFileError):
+            revoke_key(self._place, name)
+            self._valid.pop(name, None)
+
+    @rule()
+    def off(self) -> None:
+        turn_off(self._place)
+        self._valid, self._is_closed = {}, False
+
+    @rule(length=st.floats(0, 0.9))
+    def cut(self, length: float) -> None:
+        if self._place.file.exists():
+            data = self._place.file.read_bytes()
+            self._place.file.write_bytes(data[: int(len(data) * length)])
+
+    @rule()
+    def lose_the_file(self) -> None:
+        self._place.file.unlink(missing_ok=True)
+
+    @rule()
+    def replace_the_runtime_folder(self) -> None:
+        shutil.rmtree(self._place.mark.parent, ignore_errors=True)
+        self._place.mark.parent.mkdir()
+
+    @rule()
+    def restart_the_gateway(self) -> None:
+        self._keys = Keys(self._place, were_in_force=self._keys.are_in_force)
+
+    @rule()
+    def restart_the_daemon(self) -> None:
+        self._keys = Keys(self._place)
+
+    @invariant()
+    def is_never_open(self) -> None:
+        self._keys.look()
+        try:
+            is_open = self._keys.caller([]) == Caller()
+        except Failure:
+            is_open = False
+        assert is_open == (not self._is_closed)
+
+    @invariant()
+    def lets_in_valid_keys_only(self) -> None:
+        self._keys.look()
+        names = self._names()
+        for name, key in self._valid.items():
+            if name in names:
+                assert self._keys.caller(bearer(key)).account == name
+
+    def _names(self) -> set[str]:
+        with suppress(KeyFileError):
+            return {key.name for key in read_keys(self._place.file) or ()}
+        return set()
+
+
+TestLife = Life.TestCase
+TestLife.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+
+
+def test_the_mark_comes_back_into_a_runtime_folder_that_was_replaced(place: KeyPlace) -> None:
+    made(place, "a")
+    keys = Keys(place)
+    keys.look()
+    shutil.rmtree(place.mark.parent)
+    keys.look()
+    assert not place.mark.parent.exists(), "that is the daemon's to make"
+    place.mark.parent.mkdir()
+    keys.look()
+    assert read_mark(place.mark)
+
+
+def test_while_a_key_is_made_the_others_are_let_in(place: KeyPlace) -> None:
+    key = made(place, "first")
+    keys = Keys(place)
+    names = [f"k{n}" for n in range(50)]
+    writer = threading.Thread(target=lambda: [made(place, name) for name in names])
+    writer.start()
+    while writer.is_alive():
+        keys.look()
+        assert keys.caller(bearer(key)).account == "first"
+        with pytest.raises(Failure):
+            keys.caller([])
+    writer.join()
+
+
+def test_a_disk_that_does_not_answer_lets_nobody_in_and_holds_nobody_up(
+    place: KeyPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = made(place, "a")
+    keys = Keys(place)
+    answers, is_asked = threading.Event(), threading.Event()
+
+    def read(path: Path) -> bytes | None:
+        is_asked.set()
+        answers.wait()
+        return read_key_file(path)
+
+    keys.watch()
+    assert keys.caller(bearer(key)).account == "a"
+    monkeypatch.setattr(keys_module, "read_key_file", read)
+    assert is_asked.wait(TIMEOUT_S)
+    seconds = 0.0
+    while is_let_in(keys, key):
+        keys.pulse()  # of the event loop
+        seconds += BEAT_S
+    assert 3.0 <= seconds <= 8.0
+    with pytest.raises(Failure) as caught:
+        keys.caller(bearer(key))
+    assert caught.value.code == "keys_unusable"
+    answers.set()
+    eventually(lambda: is_let_in(keys, key))
+
+
+def is_let_in(keys: Keys, key: str) -> bool:
+    with suppress(Failure):
+        return keys.caller(bearer(key)).has_key
+    return False
+
+
+def test_before_the_file_was_read_nobody_is_let_in(place: KeyPlace) -> None:
+    with pytest.raises(Failure):
+        Keys(place).caller([])
 
 
 def test_a_file_that_cannot_be_used_lets_nobody_in(
-    path: Path, caplog: pytest.LogCaptureFixture
+    place: KeyPlace, caplog: pytest.LogCaptureFixture
 ) -> None:
-    key = made(path, "a")
-    site = Site(PlayedDaemon(), keys=Keys(path))
+    key = made(place, "a")
+    site = Site(PlayedDaemon(), keys=Keys(place))
     assert ask(site, x_api_key=key).status == 200
-    path.chmod(0o644)
+    place.file.chmod(0o644)
     with caplog.at_level(logging.ERROR):
         responses = [ask(site, x_api_key=key), ask(site)]
     for response in responses:
         assert (response.status, response.error["code"]) == (503, "keys_unusable")
         assert response.headers["x-should-retry"] == "false"
-        assert str(path) not in response.error["message"]
+        assert str(place.file) not in response.error["message"]
+        assert key not in response.error["message"]
     (record,) = [one for one in caplog.records if one.name == "mlxsup.gateway.keys"]
-    assert str(path) in record.getMessage()
-    path.chmod(0o600)
+    assert str(place.file) in record.getMessage()
+    place.file.chmod(0o600)
     assert ask(site, x_api_key=key).status == 200
 
 
-def test_a_request_belongs_to_the_account_of_its_key(path: Path) -> None:
-    key = made(path, "laptop", account="alice")
+def test_a_request_belongs_to_the_account_of_its_key(place: KeyPlace) -> None:
+    key = made(place, "laptop", account="alice")
     daemon = PlayedDaemon([delta("a"), result("a")], [delta("a"), result("a")])
-    site = Site(daemon, keys=Keys(path))
+    site = Site(daemon, keys=Keys(place))
     assert ask(site, CHAT, "POST", BODY, x_api_key=key).status == 200
-    path.unlink()
+    turn_off(place)
     assert ask(site, CHAT, "POST", BODY).status == 200
     assert [asked.get("client") for asked in daemon.asked] == ["alice", None]
 
 
 @pytest.mark.parametrize("host", ["box.example:8484", "10.0.0.1", "", "localhost"])
-def test_where_every_request_needs_a_key_it_may_be_sent_to_any_name(path: Path, host: str) -> None:
-    key = made(path, "a")
-    site = Site(PlayedDaemon(), "10.0.0.1", Keys(path, is_needed=True))
+def test_where_every_request_needs_a_key_it_may_be_sent_to_any_name(
+    place: KeyPlace, host: str
+) -> None:
+    key = made(place, "a")
+    site = Site(PlayedDaemon(), "10.0.0.1", Keys(place, are_required=True))
     assert ask(site, host=host, x_api_key=key).status == 200
     assert ask(site, host=host).status == 401
 
 
-def test_on_loopback_the_name_still_counts(path: Path) -> None:
-    key = made(path, "a")
-    site = Site(PlayedDaemon(), keys=Keys(path))
+def test_on_loopback_the_name_still_counts(place: KeyPlace) -> None:
+    key = made(place, "a")
+    site = Site(PlayedDaemon(), keys=Keys(place))
     assert ask(site, host="evil.example", x_api_key=key).status == 403
 
 
@@ -185,12 +477,12 @@ def test_on_loopback_the_name_still_counts(path: Path) -> None:
     ],
 )  # fmt: skip
 def test_with_keys_only_an_operator_unloads_a_model_or_keeps_it_for_ever(
-    path: Path, path_of: str, field: dict[str, Any]
+    place: KeyPlace, path_of: str, field: dict[str, Any]
 ) -> None:
-    user, operator = made(path, "user"), made(path, "admin", is_operator=True)
+    user, operator = made(place, "user"), made(place, "admin", is_operator=True)
     whole: list[Item] = [delta("a"), result("a")]
     daemon = PlayedDaemon(*[whole] * 5)
-    site = Site(daemon, keys=Keys(path))
+    site = Site(daemon, keys=Keys(place))
     body = {"model": "m", "messages": BODY["messages"]} if path_of == CHAT else {
         "model": "m", "prompt": "hi"
     }  # fmt: skip
@@ -204,5 +496,5 @@ def test_with_keys_only_an_operator_unloads_a_model_or_keeps_it_for_ever(
         assert response.status == 200
     assert ask(site, path_of, "POST", body, x_api_key=user).status == 200
     assert ask(site, path_of, "POST", body | field, x_api_key=operator).status == 200
-    path.unlink()
+    turn_off(place)
     assert ask(site, path_of, "POST", body | field).status == 200

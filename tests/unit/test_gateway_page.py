@@ -15,9 +15,10 @@ from mlxsup.gateway.keys import Keys
 from mlxsup.gateway.operator import TOKEN_HEADER, Operator
 from mlxsup.gateway.page.crashes import MOST_CRASHES, MOST_LINES, Crashes, lines_of
 from mlxsup.gateway.page.page import FILES, Page
-from mlxsup.protocol.key_file import KEYS_NAME, add_key
+from mlxsup.protocol.key_file import add_key
 
 from support.eventually import TIMEOUT_S
+from support.key_place import place_in
 from support.played_gateway import PlayedDaemon, Response, Site
 
 TEXTS = {path.name: path.read_text() for path in sorted(FILES.iterdir()) if path.is_file()}
@@ -136,14 +137,14 @@ def test_a_wrong_action_says_what_is_wrong(body: dict[str, Any], param: str) -> 
 
 
 def test_where_keys_are_needed_the_page_opens_and_nothing_else(tmp_path: Path) -> None:
-    path = tmp_path / KEYS_NAME
+    place = place_in(tmp_path)
     keys = {
-        name: add_key(path, name=name, account=name, is_operator=name == "boss", created="now")
+        name: add_key(place, name=name, account=name, is_operator=name == "boss", created="now")
         for name in ("boss", "guest")
     }
 
     def status(where: str, **headers: str) -> int:
-        site = Site(PlayedDaemon(), keys=Keys(path))
+        site = Site(PlayedDaemon(), keys=Keys(place))
         given = {"x-mlxsup-token": token_of(asyncio.run(site.ask("GET", "/"))), **headers}
         return asyncio.run(site.ask("GET", where, headers=given)).status
 

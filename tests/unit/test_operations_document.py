@@ -49,7 +49,13 @@ def example_tables() -> dict[str, dict[str, Any]]:
     model = {"path": model.pop("path"), "repo": None, **model}
     return {
         "`[supervisor]`": EXAMPLE["supervisor"],
-        "`[gateway]`": {"listen": DEFAULT_LISTEN, "names": {}, "hosts": [], "origins": []},
+        "`[gateway]`": {
+            "listen": DEFAULT_LISTEN,
+            "names": {},
+            "hosts": [],
+            "origins": [],
+            "keys": "auto",
+        },
         "`[clients.NAME]`": EXAMPLE["clients"]["*"],
         "`[models.NAME]`": model,
         "`[models.NAME.restart]`": restart,

@@ -14,11 +14,12 @@ from mlxsup.protocol.gateway import (
 )
 
 SPEC = GatewaySpec(
-    endpoint="ipc:///run/client.sock", host="::1", port=8484, listener=5, ready_pipe=6,
-    supervisor_pid=7, keys="/run/keys.json", log_level="debug",
+    endpoint="ipc:///run/client.sock", host="::1", port=8484, listener=5, beat_pipe=6,
+    supervisor_pid=7, key_file="/c.keys.json", key_mark="/run/mark", has_had_keys=True,
+    log_level="debug",
     rules=GatewayRules(
         names=(("gpt-*", "m"), ("x", "m:warm")), hosts=("ai.example",),
-        origins=("https://chat.example",),
+        origins=("https://chat.example",), needs_keys=True,
     ),
 )  # fmt: skip
 
@@ -73,7 +74,7 @@ def test_what_is_no_spec_is_refused(line: bytes) -> None:
 @pytest.mark.parametrize(
     "origin",
     ["http://localhost:3000", "http://localhost", "https://127.0.0.1", "http://127.3.0.1:8",
-     "http://[::1]:8", "tauri://localhost"],
+     "http://[::1]:8", "tauri://localhost", "http://a.localhost:80"],
 )  # fmt: skip
 def test_origins_of_this_machine_are_known_as_such(origin: str) -> None:
     assert is_local_origin(origin)
@@ -82,7 +83,8 @@ def test_origins_of_this_machine_are_known_as_such(origin: str) -> None:
 @pytest.mark.parametrize(
     "origin",
     ["", "null", "localhost", "https://ai.example", "http://localhost.evil.example", "http://10.0.0.1",
-     "http://127.0.0.1.evil.example", "http://[2001:db8::1]", "app://-", "http://evil:80"],
+     "http://127.0.0.1.evil.example", "http://[2001:db8::1]", "app://-", "http://evil:80",
+     "http://alocalhost"],
 )  # fmt: skip
 def test_origins_of_others_are_none_of_this_machine(origin: str) -> None:
     assert not is_local_origin(origin)

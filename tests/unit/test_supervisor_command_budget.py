@@ -116,7 +116,7 @@ def test_plan_doctor_and_config_check_leave_out_what_the_own_workers_hold(
     configuration = load_config(path)
     setting = Setting(
         endpoint="", listen="", loaded=configuration, runtime_dir=configuration.runtime_dir,
-        log_dir=configuration.log_dir,
+        log_dir=configuration.log_dir, key_need="", keys=configuration.keys,
         configuration=Configuration(looked_at=(), endpoint_variable="", problems=(), models=1),
     )  # fmt: skip
     assert plan_of(configuration)["budget"]["bytes"] == 80 * GIB

@@ -9,7 +9,7 @@ import pytest
 from mlxsup.cli.commands.start import with_http
 from mlxsup.cli.exit_status import CliError
 from mlxsup.protocol.gateway import DEFAULT_LISTEN
-from mlxsup.protocol.key_file import KEYS_NAME, add_key, revoke_key
+from mlxsup.protocol.key_file import KeyPlace, add_key, revoke_key, turn_off
 from mlxsup.supervisor.config import gateway_table
 from mlxsup.supervisor.config.load import ConfigError, DaemonConfig, load_config
 
@@ -104,13 +104,18 @@ def test_no_model_has_the_name_of_the_gateways_log(tmp_path: Path, name: str) ->
 PUBLIC = "0.0.0.0:8484"
 
 
+def keys_in(folder: Path) -> KeyPlace:
+    """Where the keys of the file in this folder are."""
+    return KeyPlace.beside(folder / "c.toml", folder / "run")
+
+
 def with_run(folder: Path, listen: str) -> str:
     """A file whose runtime folder is in this folder."""
     return f'[supervisor]\nruntime_dir = "{folder}/run"\n[gateway]\nlisten = "{listen}"\n{MODELS}'
 
 
 def test_an_address_that_others_reach_needs_a_key(tmp_path: Path) -> None:
-    text, keys = with_run(tmp_path, PUBLIC), tmp_path / "run" / KEYS_NAME
+    text, keys = with_run(tmp_path, PUBLIC), keys_in(tmp_path)
     expected = (
         "4: gateway.listen '0.0.0.0:8484' can be reached from other machines, and there is no key"
         " that would keep strangers out: `mlxsup key new NAME` makes one"
@@ -119,7 +124,11 @@ def test_an_address_that_others_reach_needs_a_key(tmp_path: Path) -> None:
     add_key(keys, name="a", account="a", is_operator=False, created="")
     assert str(config_of(tmp_path, text).gateway) == PUBLIC
     revoke_key(keys, "a")
-    assert problems_of(tmp_path, text) == [expected], "the last one was revoked"
+    assert str(config_of(tmp_path, text).gateway) == PUBLIC, "it runs, and refuses every request"
+    keys.file.unlink()
+    assert str(config_of(tmp_path, text).gateway) == PUBLIC, "likewise"
+    turn_off(keys)
+    assert problems_of(tmp_path, text) == [expected]
 
 
 def test_the_option_needs_a_key_as_well(tmp_path: Path) -> None:
@@ -127,22 +136,44 @@ def test_the_option_needs_a_key_as_well(tmp_path: Path) -> None:
     with pytest.raises(CliError) as caught:
         with_http(configuration, PUBLIC)
     assert "there is no key that would keep strangers out" in caught.value.message
-    add_key(tmp_path / "run" / KEYS_NAME, name="a", account="a", is_operator=False, created="")
+    add_key(keys_in(tmp_path), name="a", account="a", is_operator=False, created="")
     assert str(with_http(configuration, PUBLIC).http) == PUBLIC
 
 
-@pytest.mark.parametrize("listen", ["127.0.0.1:8484", PUBLIC])
-def test_keys_that_others_can_read_are_refused_at_the_start(tmp_path: Path, listen: str) -> None:
-    keys = tmp_path / "run" / KEYS_NAME
-    add_key(keys, name="a", account="a", is_operator=False, created="")
-    keys.chmod(0o644)
-    (found,) = problems_of(tmp_path, with_run(tmp_path, listen))
-    assert found == (
-        f"4: gateway.listen needs keys that can be used: {keys} has mode 0644, so others may read"
-        f" or change it; run: chmod 600 {keys}"
+@pytest.mark.parametrize(
+    ("table", "needed"),
+    [
+        ("", False),
+        ('hosts = ["localhost", "127.0.0.7", "[::1]", "a.localhost", "LOCALHOST"]', False),
+        ('origins = ["http://localhost:3000", "http://a.localhost"]', False),
+        ('keys = "auto"', False),
+        ('keys = "required"', True),
+        ('hosts = ["localhost", "ai.example"]', True),
+        ('hosts = ["localhost.example"]', True),
+        ('hosts = ["0.0.0.0"]', True),
+        ('hosts = ["10.0.0.1"]', True),
+        ('origins = ["http://localhost", "https://chat.example"]', True),
+    ],
+)
+def test_what_others_may_reach_needs_a_key_by_one_rule(
+    tmp_path: Path, table: str, needed: bool
+) -> None:
+    listen = 'listen = "127.0.0.1:8484"\n'
+    text = with_run(tmp_path, "127.0.0.1:8484").replace(listen, f"{listen}{table}\n")
+    without = with_run(tmp_path, "127.0.0.1:8484").replace(f"[gateway]\n{listen}", "")
+    if not needed:
+        assert config_of(tmp_path, text).gateway is not None
+        return
+    (found,) = problems_of(tmp_path, text)
+    assert found.startswith(f"5: gateway.{table.split()[0]} ")
+    assert found.endswith(
+        "and there is no key that would keep strangers out: `mlxsup key new NAME` makes one"
     )
-    without = with_run(tmp_path, listen).replace(f'[gateway]\nlisten = "{listen}"\n', "")
-    assert config_of(tmp_path, without).gateway is None, "without a gateway nobody needs them"
+    assert config_of(tmp_path, without).gateway is None, "without a gateway no key is needed"
+    add_key(keys_in(tmp_path), name="a", account="a", is_operator=False, created="")
+    assert config_of(tmp_path, text).gateway is not None
+    keys_in(tmp_path).file.write_text("{")
+    assert config_of(tmp_path, text).gateway is not None, "it runs, and refuses every request"
 
 
 # ---------------------------------------------------------------- hosts and origins
@@ -151,7 +182,10 @@ def test_keys_that_others_can_read_are_refused_at_the_start(tmp_path: Path, list
 def test_hosts_and_origins_are_kept_as_browsers_send_them(tmp_path: Path) -> None:
     hosts = '["ai.example", "[2001:db8::1]", "10.0.0.1"]'
     origins = '["HTTP://LocalHost:3000", "https://127.0.0.1:443", "http://localhost:8080"]'
-    text = f"[gateway]\nhosts = {hosts}\norigins = {origins}\n{MODELS}"
+    text = with_run(tmp_path, "127.0.0.1:8484").replace(
+        "[gateway]\n", f"[gateway]\nhosts = {hosts}\norigins = {origins}\n"
+    )
+    add_key(keys_in(tmp_path), name="a", account="a", is_operator=False, created="")
     rules = config_of(tmp_path, text).gateway_rules
     assert rules.hosts == ("ai.example", "[2001:db8::1]", "10.0.0.1")
     assert rules.origins == ("http://localhost:3000", "https://127.0.0.1", "http://localhost:8080")
@@ -187,17 +221,3 @@ def test_what_is_no_host_or_origin_is_said_to_be_none(
 ) -> None:
     (found,) = problems_of(tmp_path, f"[gateway]\n{table}\n{MODELS}")
     assert found.startswith(problem)
-
-
-def test_an_origin_that_is_not_of_this_machine_needs_a_key(tmp_path: Path) -> None:
-    text = with_run(tmp_path, "127.0.0.1:8484").replace(
-        "[gateway]\n", '[gateway]\norigins = ["https://chat.example"]\n'
-    )
-    (found,) = problems_of(tmp_path, text)
-    assert found == (
-        "4: gateway.origins has 'https://chat.example', a page that is not of this machine, and"
-        " there is no key that would keep it out: `mlxsup key new NAME` makes one"
-    )
-    keys = tmp_path / "run" / KEYS_NAME
-    add_key(keys, name="a", account="a", is_operator=False, created="")
-    assert config_of(tmp_path, text).gateway_rules.origins == ("https://chat.example",)

@@ -28,6 +28,7 @@ from mlxsup.supervisor.memory.folder import fingerprint, stamp
 from mlxsup.supervisor.memory.measurements import Measured, Measurements
 
 from support.core_driver import entry
+from support.key_place import place_in
 from support.safetensors_files import llama_arrays, llama_config, write_folder
 
 GIB = 2**30
@@ -62,6 +63,7 @@ class Desk:
         return DaemonConfig(
             config_path=None,
             runtime_dir=self.folder,
+            keys=place_in(self.folder),
             log_dir=self.folder,
             log_level="info",
             memory_budget=budget,

@@ -182,7 +182,8 @@ def test_a_folder_with_anything_of_somebody_else_is_not_to_be_locked(folder: Pat
         "learned",
         "log_dir",
         "logs",
-        "keys.json",
+        "keys_in_force",
+        "key_file",
         "workers.json",
         "measured.json",
     ):

@@ -30,10 +30,10 @@ def _found(facts: GatewayFacts) -> Iterator[Finding]:
             why="`mlxsup start` exits with 78",
             command=f"{facts.installer} 'mlxsup[gateway]'",
         )
-    if facts.is_exposed and not facts.has_keys:
+    if facts.key_need:
         yield problem(
             SUBJECT,
-            f"other machines reach {facts.address}, and there is no key",
+            f"{facts.key_need}, and there is no key",
             why="strangers could use your models, so `mlxsup start` exits with 78",
             command="mlxsup key new laptop",
         )

@@ -17,6 +17,8 @@ FULL_BYTES = 256 * 2**20
 NEARLY_FULL_BYTES = 5 * 2**30
 """Less than most models take."""
 
+NEW_KEY = "make a key with `mlxsup key new NAME`"
+
 NETWORK = (
     "nfs", "nfs4", "smbfs", "cifs", "smb3", "afpfs", "webdav", "fuse.sshfs", "9p", "afs", "ceph",
 )  # fmt: skip
@@ -125,13 +127,13 @@ def _room(subject: str, folder: Folder, why: str) -> Iterator[Finding]:
 
 
 def _keys(facts: Places) -> Iterator[Finding]:
-    if not facts.key_refusal:
+    if not facts.key_trouble:
         return
     command = f"chmod 600 {shlex.quote(str(facts.key_path))}" if facts.is_key_file_open else ""
     yield problem(
         KEYS,
-        facts.key_refusal,
-        why="the HTTP gateway lets nobody in while it cannot trust its keys",
-        fix="" if command else "make it a file of yours, or remove it and make new keys",
+        facts.key_trouble,
+        why="the HTTP gateway refuses every request",
+        fix="" if command else f"{NEW_KEY}, or end the need for keys with `mlxsup key off`",
         command=command,
     )

@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 
 from mlxsup.protocol.folders import CLIENT_SOCKET_NAME, LOCK_NAME
-from mlxsup.protocol.gateway import EXTRA_MODULES, Address, is_loopback
-from mlxsup.protocol.key_file import KEYS_NAME, KeyFileError, read_keys
+from mlxsup.protocol.gateway import EXTRA_MODULES, Address
+from mlxsup.protocol.key_file import have_been_made
 from mlxsup.protocol.version import VERSION
 
 from ...lock_holder import lock_holder
@@ -127,20 +127,12 @@ def gather_gateway(setting: Setting, daemon: DaemonFacts) -> GatewayFacts:
         address=setting.listen if address is not None else "",
         missing=tuple(name for name in EXTRA_MODULES if find_spec(name) is None),
         installer=installer(),
-        is_exposed=address is not None and not is_loopback(address.host),
-        has_keys=_has_keys(setting.runtime_dir / KEYS_NAME),
+        key_need="" if have_been_made(setting.keys) else setting.key_need,
         is_ours=is_ours or (listener is not None and _is_child(listener, daemon.holder)),
         refusal=(refused.strerror or str(refused)) if refused is not None else "",
         taken_by=f"{_name_of(listener)} (pid {listener})" if listener is not None else "",
         free_address=_free_address(address) if address is not None and is_taken else "",
     )
-
-
-def _has_keys(path: Path) -> bool:
-    try:
-        return bool(read_keys(path))
-    except KeyFileError:
-        return True  # which cannot be used: another finding says so
 
 
 def _refused(address: Address) -> OSError | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from mlxsup.protocol.folders import check_runtime_dir
-from mlxsup.protocol.key_file import KEYS_NAME, KeyFileError, read_keys
+from mlxsup.protocol.key_file import find_trouble
 from mlxsup.store.hub_cache import find_cache
 
 from ..facts import Folder, OpenFiles, Places
@@ -23,12 +23,7 @@ from .setting import Setting
 
 def gather_places(setting: Setting) -> Places:
     """The runtime folder, the log folder, the cache of models, and the file of API keys."""
-    keys = setting.runtime_dir / KEYS_NAME
-    refusal = ""
-    try:
-        read_keys(keys)
-    except KeyFileError as error:
-        refusal, _, _ = str(error).partition("; run: ")  # the finding has it as its command
+    trouble, _, _ = find_trouble(setting.keys).partition("; run: ")  # the finding's command
     too_long = ""
     try:
         check_runtime_dir(setting.runtime_dir)
@@ -40,9 +35,9 @@ def gather_places(setting: Setting) -> Places:
         logs=look_at(setting.log_dir),
         cache=look_at(find_cache()),
         too_long=too_long,
-        key_refusal=refusal,
-        key_path=keys,
-        is_key_file_open=_is_open(keys),
+        key_trouble=trouble,
+        key_path=setting.keys.file,
+        is_key_file_open=_is_open(setting.keys.file),
     )
 
 

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 
 from mlxsup.protocol import places
 from mlxsup.protocol.folders import CLIENT_SOCKET_NAME, DEFAULT_RUNTIME_DIR, default_log_dir
+from mlxsup.protocol.key_file import KeyPlace
 from mlxsup.protocol.places import ConfigPlace, UnreadableConfigError
 from mlxsup.store.offline import VARIABLES, YES
 
 from ...connection import Target
 from ...exit_status import CliError
+from ...keys import find_keys
 from ..facts import ConfigFile, Configuration, Hub, ModelFolder
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ class Setting:
         runtime_dir: that a daemon with this configuration would use.
         log_dir: likewise.
         listen: where a gateway is to listen, unchecked; empty without one.
+        key_need: why its requests need keys even if there never was one, unchecked.
+        keys: where its keys are.
     """
 
     endpoint: str
@@ -43,6 +47,8 @@ class Setting:
     runtime_dir: Path
     log_dir: Path
     listen: str
+    key_need: str
+    keys: KeyPlace
 
 
 def find_setting(target: Target) -> Setting:
@@ -74,6 +80,8 @@ def find_setting(target: Target) -> Setting:
         runtime_dir=runtime_dir,
         log_dir=log_dir,
         listen="" if path is None else _listen(path),
+        key_need="" if path is None else _key_need(path),
+        keys=_keys(target, path, runtime_dir),
     )
 
 
@@ -126,6 +134,23 @@ def _listen(path: Path) -> str:
         return ""
     listen = table.get("listen", DEFAULT_LISTEN) if isinstance(table, dict) else ""
     return listen if isinstance(listen, str) else ""
+
+
+def _keys(target: Target, path: Path | None, runtime_dir: Path) -> KeyPlace:
+    try:
+        return find_keys(target)
+    except CliError:  # what is wrong with the file, or with its folder, is a finding
+        return KeyPlace.beside(path, runtime_dir)
+
+
+def _key_need(path: Path) -> str:
+    """Return why requests to the gateway of a file need keys, as far as the file can be read."""
+    from mlxsup.protocol.gateway import key_need_in
+
+    with suppress(UnreadableConfigError):
+        need = key_need_in(places.read_toml(path).get("gateway"))
+        return f"gateway.{need[0]} {need[1]}" if need is not None else ""
+    return ""
 
 
 def gather_configuration(setting: Setting) -> Configuration:
