@@ -48,10 +48,10 @@ class Output:
         click.echo(text, nl=newline)
 
     def answer(self, text: str, stream: TextIO, **style: Any) -> None:
-        """Write a piece of a model's text, in which a terminal shows what honest languages need."""
+        """Write a piece of a model's text: as it is, but for what a terminal would act on."""
         styled = self.style(text, stream, **style) if style else text
         guarded = cast(object, stream)
-        if stream.isatty() and isinstance(guarded, GuardedStream):
+        if isinstance(guarded, GuardedStream):
             guarded.write_answer(styled)
             guarded.flush()
         else:

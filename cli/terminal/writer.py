@@ -1,8 +1,9 @@
-"""The one way from the command line to a terminal: text is shown, and only our own style acts.
+"""The one way out of the command line: text is shown, and only our own style acts.
 
 `guard_streams` puts a `GuardedStream` in front of standard output and standard error, so that
 `print`, click, prompts, tracebacks and warnings pass through it as `Output` does. What comes from a
-model, a client, a daemon or a file may contain anything; a terminal obeys none of it.
+model, a client, a daemon or a file may contain anything; a terminal obeys none of it. In a pipe,
+whose other end may be a pager or a file that is shown later, only answers are written as they are.
 """
 
 from __future__ import annotations
@@ -80,8 +81,8 @@ def for_terminal(text: str, *, is_answer: bool = False) -> str:
 
 
 class GuardedStream(io.TextIOBase):
-    """A text stream that passes everything through `for_terminal` if it is a terminal, and
-    otherwise only drops our own sequences. It has no `buffer`: there is no way around it.
+    """A text stream that writes nothing which a terminal would obey, but our own style and, where
+    it is none, answers. It has no `buffer`: there is no way around it.
 
     Args:
         stream: written to.
@@ -94,12 +95,14 @@ class GuardedStream(io.TextIOBase):
         self.stream = stream
 
     def write(self, text: str) -> int:
-        """Write text; its sequences and other controls become signs on a terminal."""
-        self.stream.write(for_terminal(text) if self.isatty() else plain(text))
+        """Write text, with signs for controls that are not ours; without ours if this is no
+        terminal."""
+        self.stream.write(for_terminal(text if self.isatty() else plain(text)))
         return len(text)
 
     def write_answer(self, text: str) -> None:
-        """Write text of a model, in which marks of direction and joiners stay."""
+        """Write text of a model: with marks of direction and joiners, and to what is no terminal
+        as it is."""
         self.stream.write(for_terminal(text, is_answer=True) if self.isatty() else plain(text))
 
     def flush(self) -> None:

@@ -23,5 +23,10 @@ def table_key(name: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """A basic string of TOML, which has the escapes of JSON; only ASCII is left unescaped."""
-    return json.dumps(text)
+    """Return a basic string of TOML, with escapes for what is not printable.
+
+    TOML has the escapes of JSON but for pairs of surrogates, which only stand for what lies beyond
+    the first 65,536 characters.
+    """
+    written = json.dumps(text, ensure_ascii=False)
+    return "".join(sign if sign.isprintable() else f"\\U{ord(sign):08X}" for sign in written)

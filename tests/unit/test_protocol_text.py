@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mlxsup.protocol.text import log_line, parse_duration, size_text, timestamp
 
@@ -72,3 +75,20 @@ def test_a_log_line_quotes_what_has_spaces() -> None:
         log_line("x", took_s=1.23456, empty="", pair="a=b") == 'x took_s=1.235 empty="" pair="a=b"'
     )
     assert log_line("x", name="XeX", where="in Köln") == 'x name=XeX where="in Köln"'
+
+
+@pytest.mark.parametrize(
+    "evil", ["\x1b[31mX", "a\x9b2J", "\u202e", "\U000e0041", "\udc80", "x\x85y"]
+)
+def test_no_log_line_holds_a_raw_control_character(evil: str) -> None:
+    line = log_line(f"said {evil}", model=evil, **{f"{evil}_s": 1.5})
+    assert line.isprintable()
+    assert json.loads(re.findall(r'model=("[^"]*")', line)[0]) == evil
+
+
+@given(st.text())
+def test_a_value_of_a_log_line_can_be_read_back(text: str) -> None:
+    line = log_line("x", value=text)
+    assert line.isprintable()
+    shown = line.removeprefix("x value=")
+    assert (json.loads(shown) if shown.startswith('"') else shown) == text
