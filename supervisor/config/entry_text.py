@@ -23,10 +23,9 @@ def table_key(name: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return a basic string of TOML, with escapes for what is not printable.
+    """Return a basic string of TOML, in which only ASCII is left unescaped.
 
-    TOML has the escapes of JSON but for pairs of surrogates, which only stand for what lies beyond
-    the first 65,536 characters.
+    TOML has the escapes of JSON, but none of pairs of surrogates.
     """
-    written = json.dumps(text, ensure_ascii=False)
-    return "".join(sign if sign.isprintable() else f"\\U{ord(sign):08X}" for sign in written)
+    signs = (json.dumps(c)[1:-1] if ord(c) < 0x10000 else f"\\U{ord(c):08X}" for c in text)
+    return f'"{"".join(signs)}"'

@@ -13,7 +13,7 @@ from mlxsup.client import RequestError
 from mlxsup.client.connection import RequestIds
 from mlxsup.protocol.ids import RequestId
 
-from support.cli import Terminal
+from support.cli import Terminal, run_cli
 from support.command_tree import Leaf, leaves
 from support.daemon import Daemon, fake, wait_for_state
 from support.hostile import EVIL, WORD, acting, raising_template, unknown_type
@@ -88,7 +88,7 @@ TRIED: Mapping[Leaf, tuple[Try, ...]] = {
     ("pause",): (once("pause", "REQUEST"),),
     ("resume",): (once("resume", "REQUEST"),),
     ("prioritize",): (once("prioritize", "REQUEST", "batch"), once("prioritize", "x", "EVIL")),
-    ("reload",): (once("reload", "--config", "WRONG"),),
+    ("reload",): (once("reload"),),
     ("generate",): (
         once("generate", "raising", "hello"),
         once("generate", "raising", "hello", "--json"),
@@ -126,10 +126,7 @@ TRIED: Mapping[Leaf, tuple[Try, ...]] = {
     ("config", "check"): (once("config", "check", "WRONG"), once("config", "check", "EVIL")),
     ("config", "path"): (once("config", "path", "--config", "EVIL"),),
     ("config", "schema"): (once("config", "schema", shows=False), once("config", "schema", "EVIL")),
-    ("service", "install"): (
-        once("service", "install", "--config", "WRONG"),
-        once("service", "install", "--config", "OTHER", shows=False),
-    ),
+    ("service", "install"): (once("service", "install", "--config", "WRONG"),),
     ("service", "uninstall"): (once("service", "uninstall", "EVIL"),),
     ("service", "status"): (once("service", "status"),),
     ("service", "logs"): (once("service", "logs"),),
@@ -154,6 +151,8 @@ class Ground:
 
     def on_terminal(self, one: Try) -> str:
         """All that a command writes to a terminal of many columns."""
+        if one.arguments[0] == "reload":
+            self.daemon.config.write_text(WRONG_FILE)
         arguments = [self.files.get(word, word) for word in one.arguments]
         has_own_daemon = one.arguments[0] == "start" or "--config" in arguments
         found = {} if has_own_daemon else {"MLXSUP_ENDPOINT": self.daemon.endpoint}
@@ -186,7 +185,7 @@ def ground() -> Iterator[Ground]:
         unknown_type(path)
     raising_template(daemon.folder / "raising")
     played = PlayedServiceManagers(made(daemon.folder / "played"))
-    (daemon.folder / "evil").write_text(EVIL)
+    (daemon.folder / "evil").write_text(f"ActiveState=active\nStatusText={EVIL}\n")
     for program in ("journalctl.--user-unit", "systemctl.show"):
         played.answer(program, f"cat {daemon.folder}/evil")
     other = daemon.folder / "other.toml"
@@ -210,6 +209,8 @@ def ground() -> Iterator[Ground]:
         "HF_HUB_CACHE": str(home / "hub"),
         "PATH": f"{daemon.folder}/played/bin:{os.environ['PATH']}",
     }
+    installed = run_cli("service", "install", "--config", str(other), **variables)
+    assert installed.returncode == 0, installed.stderr
     with daemon, daemon.client() as client:
         wait_for_state(client, "wrong", "FAILED")
         wait_for_state(client, "raising", "READY")
