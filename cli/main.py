@@ -110,9 +110,16 @@ def _closed_stdout() -> CliError:
 
 def _complete(instruction: str) -> int:
     """Answers a shell: what may be typed at the cursor."""
-    from click.shell_completion import shell_complete
+    from click.shell_completion import get_completion_class
 
-    return shell_complete(root, {}, PROGRAM, COMPLETE_VARIABLE, instruction)
+    shell, _, what = instruction.partition("_")
+    kind = get_completion_class(shell)
+    if kind is None or what not in ("source", "complete"):
+        return ExitStatus.FAILED
+    completion = kind(root, {}, PROGRAM, COMPLETE_VARIABLE)
+    # Not click's `shell_complete`: it writes bytes, which pass no guard.
+    click.echo(completion.complete() if what == "complete" else completion.source())
+    return ExitStatus.OK
 
 
 def _replace_closed_streams() -> None:

@@ -17,6 +17,7 @@ MIB = 2**20
 GIB = 2**30
 TIB = 2**40
 
+_NOT_ASCII = re.compile(r"[^ -~]")
 _DURATION = re.compile(DURATION_PATTERN + "?")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -65,9 +66,12 @@ def escaped(text: str) -> str:
 
     A line of JSON stays JSON with the same meaning, because such characters are only in its texts.
     """
-    if text.isprintable():
-        return text
-    return "".join(sign if sign.isprintable() else json.dumps(sign).strip('"') for sign in text)
+    return text if text.isprintable() else _NOT_ASCII.sub(_escape_of, text)
+
+
+def _escape_of(found: re.Match[str]) -> str:
+    sign = found[0]
+    return sign if sign.isprintable() else json.dumps(sign).strip('"')
 
 
 def log_line(message: str, **facts: object) -> str:

@@ -28,10 +28,11 @@ _TAGS = range(0xE0000, 0xE0100)
 """Invisible letters: a model can hide instructions in them from whoever copies its answer."""
 
 _NEVER_SHOWN = frozenset({"Cc", "Cs", "Zl", "Zp"})
+_MOST_KEPT = 8192
 
 
-class _Signs:
-    """What stands for each character, as `str.translate` asks for it.
+class _Signs(dict[int, str]):
+    """What stands for each character, as `str.translate` asks for it; the first ones are kept.
 
     Args:
         is_answer: whether the text is an answer, in which honest Arabic, Hebrew, Persian and emoji
@@ -39,9 +40,16 @@ class _Signs:
     """
 
     def __init__(self, *, is_answer: bool) -> None:
+        super().__init__()
         self._is_answer = is_answer
 
-    def __getitem__(self, code: int) -> str:
+    def __missing__(self, code: int) -> str:
+        sign = self._sign_of(code)
+        if len(self) < _MOST_KEPT:
+            self[code] = sign
+        return sign
+
+    def _sign_of(self, code: int) -> str:
         sign = chr(code)
         if sign in "\n\t":
             return sign

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,11 +17,12 @@ from mlxsup.protocol.ids import RequestId
 from support.cli import Terminal, run_cli
 from support.command_tree import Leaf, leaves
 from support.daemon import Daemon, fake, wait_for_state
+from support.full_screen import Script
 from support.hostile import EVIL, WORD, acting, raising_template, unknown_type
 from support.played_service_managers import PlayedServiceManagers
 from support.streams import Reader
 
-CTRL_C, CTRL_D = "\x03", "\x04"
+CTRL_C, CTRL_D, CLEAR, UP = "\x03", "\x04", "\x15", "\x1b[A"
 LOAD = "load"
 """Typed by nobody: the model with the hostile type is loaded again, and fails."""
 
@@ -245,9 +247,47 @@ def test_no_control_character_of_another_reaches_a_terminal_P31(
     assert "Traceback" not in seen or leaf == ("logs",)
 
 
+def test_an_earlier_turn_that_is_recalled_steers_no_terminal_P31(ground: Ground) -> None:
+    history = Path(ground.variables["HOME"]) / ".mlxsup" / "history"
+    history.write_text(json.dumps(EVIL) + "\n")
+    keys = (("> ", UP), (WORD, f"{CLEAR}{CTRL_D}"))
+    seen = ground.on_terminal(Try(arguments=("chat", "quick"), keys=keys))
+    assert set(acting(seen)) <= set("\u200f\u061c"), repr(seen)
+
+
 def test_own_style_is_still_there(ground: Ground) -> None:
     assert "\x1b[31m\x1b[1mFAILED" in ground.on_terminal(once("status"))
     assert "\x1b[31merror:\x1b[0m " in ground.on_terminal(once("load", "wrong"))
+
+
+WAYS = f"""
+import sys, threading, warnings
+from mlxsup.cli.terminal.writer import guard_streams
+guard_streams()
+evil = {EVIL!r}
+print(evil, flush=True)
+sys.stdout.writelines([evil, "\\n"])
+sys.stderr.write(evil + "\\n")
+warnings.warn(evil)
+thread = threading.Thread(target=lambda: exec("raise ValueError(evil)"))
+thread.start()
+thread.join()
+raise ValueError(evil)
+"""
+
+
+def test_no_way_to_the_streams_leads_around_the_writer_P31() -> None:
+    with Script(WAYS) as terminal:
+        seen = terminal.end()
+    assert (acting(seen), seen.count(WORD)) == ([], 6), repr(seen)
+
+
+def test_a_shell_is_offered_no_id_that_it_would_run_or_show_P31(ground: Ground) -> None:
+    words = {"_MLXSUP_COMPLETE": "bash_complete", "MLXSUP_ENDPOINT": ground.daemon.endpoint}
+    for command, offered in (("cancel", ""), ("load", "plain,slow\n")):
+        done = run_cli(**words, COMP_WORDS=f"mlxsup {command} ", COMP_CWORD="2")
+        assert WORD not in done.stdout
+        assert offered in done.stdout
 
 
 def test_the_files_of_the_logs_hold_none_of_it_either_P31(ground: Ground) -> None:

@@ -18,7 +18,7 @@ EVIL = f"\x1b]0;{WORD}\x07\x1b[2J\x9b35m\u202e\u2066\u200f\u061c\U000e0041\x7f\x
 OWN = re.compile(
     r"\x1b\[(?:0|1|2|4|7|22|31|32|33|36)?(?:;(?:1|2|7|31|32|33))*m"
     r"|\r?\x1b\[(?:\d+A\r?|K|J|H)|\r"
-    r"|\x1b\[\?(?:1049|25|2004)[hl]"
+    r"|\x1b\[\?(?:1049|25|2004)[hl]|\x1b\[\d*[CDP@]"
 )
 """What `Output`, rich's other screen and readline write."""
 
