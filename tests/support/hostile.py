@@ -36,10 +36,13 @@ def unknown_type(folder: Path) -> Path:
 
 
 def raising_template(folder: Path) -> Path:
-    """A model that loads, and whose chat template refuses each conversation in hostile words."""
+    """A model that loads, and whose chat template refuses each conversation in hostile words.
+
+    Its text has half a surrogate pair, too, which no message between processes can contain.
+    """
     make_tiny_model(folder)
     path = folder / "tokenizer_config.json"
     value = json.loads(path.read_text())
-    value["chat_template"] = "{{ raise_exception(" + json.dumps(EVIL) + ") }}"
+    value["chat_template"] = "{{ raise_exception(" + json.dumps(f"{EVIL}\ud800") + ") }}"
     path.write_text(json.dumps(value))
     return folder
