@@ -15,6 +15,7 @@ from mlxsup.protocol.version import VERSION
 from .command_table import COMMANDS, expand, guess
 from .exit_status import CliError, ExitStatus
 from .terminal.output import Output, discard_stdout
+from .terminal.writer import guard_streams
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -75,14 +76,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     output = Output.from_arguments(given)
     is_closed = sys.stdout is None
     _replace_closed_streams()
+    if hasattr(sys.stdout, "reconfigure"):
+        # An answer may contain what the terminal's encoding cannot express.
+        sys.stdout.reconfigure(errors="replace")
+    guard_streams()
     if is_closed:
         Output(is_plain=output.is_plain).error(_closed_stdout())
         sys.exit(ExitStatus.FAILED)
     if instruction := os.environ.get(COMPLETE_VARIABLE):
         sys.exit(_complete(instruction))
-    if hasattr(sys.stdout, "reconfigure"):
-        # An answer may contain what the terminal's encoding cannot express.
-        sys.stdout.reconfigure(errors="replace")
     try:
         status = _run(given, output)
         sys.stdout.flush()
@@ -108,9 +110,16 @@ def _closed_stdout() -> CliError:
 
 def _complete(instruction: str) -> int:
     """Answers a shell: what may be typed at the cursor."""
-    from click.shell_completion import shell_complete
+    from click.shell_completion import get_completion_class
 
-    return shell_complete(root, {}, PROGRAM, COMPLETE_VARIABLE, instruction)
+    shell, _, what = instruction.partition("_")
+    kind = get_completion_class(shell)
+    if kind is None or what not in ("source", "complete"):
+        return ExitStatus.FAILED
+    completion = kind(root, {}, PROGRAM, COMPLETE_VARIABLE)
+    # Not click's `shell_complete`: it writes bytes, which pass no guard.
+    click.echo(completion.complete() if what == "complete" else completion.source())
+    return ExitStatus.OK
 
 
 def _replace_closed_streams() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,13 @@ import click
 
 from .connection import Target, read_toml, unknown_model
 from .model_rows import row_called
+from .terminal.writer import for_terminal
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
+
+SAFE_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+=-]*")
+"""What no shell expands, splits or takes for an option."""
 
 ANSWER_LIMIT_S = 0.5
 """Pressing Tab waits no longer than this for a daemon."""
@@ -23,15 +28,28 @@ def complete_model(
     context: click.Context, _: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """The names that begin so, each with the model's state if a daemon answers."""
-    from click.shell_completion import CompletionItem
-
     target = target_of(context)
     states = {row["name"]: str(row["state"]) for row in ask_status(target)}
     names = states or _read_configuration(target)
+    return completions(names.items(), incomplete)
+
+
+def completions(words: Iterable[tuple[str, str]], incomplete: str) -> list[CompletionItem]:
+    """Return what a shell may insert: words that begin so, none of which it would take for more.
+
+    A shell inserts them as they are, and clients choose the ids of their requests: one called
+    `x;rm -r ~` would be run with the next Enter.
+
+    Args:
+        words: each with what is said about it.
+        incomplete: what has been typed so far.
+    """
+    from click.shell_completion import CompletionItem
+
     return [
-        CompletionItem(name, help=state)
-        for name, state in names.items()
-        if name.startswith(incomplete)
+        CompletionItem(word, help=for_terminal(about) or None)
+        for word, about in words
+        if word.startswith(incomplete) and SAFE_WORD.fullmatch(word)
     ]
 
 

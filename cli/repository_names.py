@@ -8,7 +8,7 @@ import click
 
 from mlxsup.store.hub_cache import find_cache, repositories
 
-from .model_names import complete_model
+from .model_names import complete_model, completions
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -18,13 +18,11 @@ def complete_repository(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """The repositories in the cache that begin so."""
-    from click.shell_completion import CompletionItem
-
     try:
         found = list(repositories(find_cache()))
     except OSError:
         return []  # a shell has no place for errors
-    return [CompletionItem(repo) for repo in found if repo.startswith(incomplete)]
+    return completions(((repo, "") for repo in found), incomplete)
 
 
 def complete_model_or_repository(

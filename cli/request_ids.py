@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .model_names import ask_status, target_of
+from .model_names import ask_status, completions, target_of
+from .terminal.columns import in_a_line
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -17,15 +18,13 @@ def complete_request(
     context: click.Context, _: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """The ids that begin so, of requests that run, wait or are paused, each with its model."""
-    from click.shell_completion import CompletionItem
-
-    return [
-        CompletionItem(one["id"], help=f"{row['name']}, {kind}")
+    words = (
+        (one["id"], f"{row['name']}, {kind}")
         for row in ask_status(target_of(context))
         for key, kind in (("rows", "running"), ("line", "waiting"), ("paused_rows", "paused"))
         for one in row[key]
-        if one["id"].startswith(incomplete)
-    ]
+    )
+    return completions(words, incomplete)
 
 
 request_argument = click.argument("request", metavar="ID", shell_complete=complete_request)
@@ -35,4 +34,4 @@ def stage_line(value: Mapping[str, Any]) -> str:
     """`5f0c12ab-1 of smollm2: paused after 12 tokens`."""
     sent = value["tokens_sent"]
     tokens = "1 token" if sent == 1 else f"{sent} tokens"
-    return f"{value['request']} of {value['model']}: {value['stage']} after {tokens}"
+    return in_a_line(f"{value['request']} of {value['model']}: {value['stage']} after {tokens}")

@@ -24,6 +24,7 @@ from mlxsup.protocol.gateway import (
     find_key_need,
 )
 from mlxsup.protocol.key_file import KeyPlace
+from mlxsup.protocol.log_format import PrintableFormatter
 
 from . import limits
 from .app import Gateway
@@ -81,11 +82,9 @@ class Server(uvicorn.Server):
 
 def serve(spec: GatewaySpec) -> None:
     """Serves until SIGTERM, or until standard input ends because the supervisor has died."""
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=spec.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logging.basicConfig(handlers=[handler], level=spec.log_level.upper())
     logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != CUT_OFF)
     for noisy in ("uvicorn", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -153,9 +153,16 @@ def encode(message: Message) -> list[bytes]:
     body = header.pop("body", None)
     if body is None:
         if "body" in message.__dataclass_fields__:  # type: ignore[attr-defined]
-            return [pack(header), b""]
-        return [pack(header)]
-    return [pack(header), body]
+            return [_packed_header(header), b""]
+        return [_packed_header(header)]
+    return [_packed_header(header), body]
+
+
+def _packed_header(header: dict[str, Any]) -> bytes:
+    """A header; half a surrogate pair, which a model's chat template or config.json may put into an
+    error, becomes a question mark, or the error would end the process that reports it."""
+    packer = msgpack.Packer(buf_size=PACK_BYTES, unicode_errors="replace")
+    return typing.cast(bytes, packer.pack(header))
 
 
 def encode_body(body: RequestBody) -> bytes:

@@ -15,6 +15,7 @@ from .client_messages import Timings, Usage
 from .codec import DecodeError, read_known
 from .message import Record, record
 from .plain import to_map
+from .text import escaped
 
 MODELS_FILE_NAME = "mlxsup-flight.jsonl"
 """In the log folder: what happened to the daemon and its models, an entry on each line."""
@@ -276,7 +277,7 @@ class Recorded(Record):
 
     def to_line(self) -> bytes:
         """As a line of a file."""
-        return json.dumps(self.to_map(), ensure_ascii=False).encode(errors="replace") + b"\n"
+        return escaped(json.dumps(self.to_map(), ensure_ascii=False)).encode() + b"\n"
 
 
 def read_recorded(value: object) -> Recorded:

@@ -19,7 +19,7 @@ MAX_LINE_BYTES = 64 * 1024
 MAX_ROTATED = 9
 """The highest number of a rotated file to look for; the supervisor keeps fewer."""
 
-ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|[@-_]|)|[\x00-\x08\x0b-\x1f\x7f]")
+ESCAPES = re.compile(r"(\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[@-_]?|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """What could move a reader's cursor; a worker's libraries may well print it."""
 
 ROUTINE = re.compile(r"\S+Z (DEBUG|INFO) |Extension modules:|--- generation ")

@@ -17,6 +17,7 @@ MIB = 2**20
 GIB = 2**30
 TIB = 2**40
 
+_NOT_ASCII = re.compile(r"[^ -~]")
 _DURATION = re.compile(DURATION_PATTERN + "?")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -60,15 +61,32 @@ def timestamp(moment: float, *, has_milliseconds: bool = False) -> str:
     return f"{second}.{int(moment % 1 * 1000):03d}Z" if has_milliseconds else f"{second}Z"
 
 
+def escaped(text: str) -> str:
+    """Return the text with what is not printable as JSON escapes it: `\\u001b`, `\\n`.
+
+    A line of JSON stays JSON with the same meaning, because such characters are only in its texts.
+    """
+    return text if text.isprintable() else _NOT_ASCII.sub(_escape_of, text)
+
+
+def _escape_of(found: re.Match[str]) -> str:
+    sign = found[0]
+    return sign if sign.isprintable() else json.dumps(sign).strip('"')
+
+
 def log_line(message: str, **facts: object) -> str:
-    """The message followed by its facts as `key=value`; values with spaces are quoted."""
-    return " ".join([message, *(f"{name}={_shown(value)}" for name, value in facts.items())])
+    """Return the message followed by its facts as `key=value`, all of it printable.
+
+    Values are quoted if they have spaces, quotation marks or anything that is not printable.
+    """
+    shown = (f"{escaped(name)}={_shown(value)}" for name, value in facts.items())
+    return " ".join([escaped(message), *shown])
 
 
 def _shown(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.3f}"
     text = str(value)
-    if not text or any(character.isspace() or character in '"=' for character in text):
-        return json.dumps(text, ensure_ascii=False)
+    if not text or not text.isprintable() or any(sign in ' "=' for sign in text):
+        return escaped(json.dumps(text, ensure_ascii=False))
     return text

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 
-from mlxsup.protocol.text import log_line, timestamp
+from mlxsup.protocol.text import escaped, log_line, timestamp
 
 
 def text_line(moment: float, level: str, message: str, facts: Mapping[str, object]) -> bytes:
@@ -33,7 +33,7 @@ def json_line(moment: float, level: str, message: str, facts: Mapping[str, objec
     if not level:
         del begin["level"]
     values = {name: _plain(value) for name, value in facts.items()}
-    return (json.dumps(begin | values, ensure_ascii=False) + "\n").encode(errors="replace")
+    return (escaped(json.dumps(begin | values, ensure_ascii=False)) + "\n").encode()
 
 
 def _plain(value: object) -> object:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from mlxsup.protocol.folders import DAEMON_LOG_NAME, generation_header, log_path
-from mlxsup.protocol.text import LOG_LEVELS, timestamp
+from mlxsup.protocol.text import LOG_LEVELS, escaped, timestamp
 
 from .flight_files import FlightFiles
 from .log_files import LogWriter
@@ -139,11 +139,11 @@ class DaemonLog:
             self._file.write(line_of(time.time(), level, message, facts))
 
     def block(self, text: str) -> None:
-        """Writes lines as they are, below the line that announced them; as JSON, in one line."""
+        """Write printable lines below the line that announced them; as JSON, in one line."""
         if self._is_json:
             self._file.write(json_line(time.time(), "", "details", {"text": text}))
         else:
-            self._file.write("".join(f"  {line}\n" for line in text.splitlines()).encode())
+            self._file.write("".join(f"  {escaped(line)}\n" for line in text.splitlines()).encode())
 
     def bug(self, error: Exception, stories: Mapping[str, Sequence[str]]) -> None:
         """Writes where a bug was met, and the stories of all models."""

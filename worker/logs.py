@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 from typing import TextIO
 
+from mlxsup.protocol.log_format import PrintableFormatter
 from mlxsup.protocol.text import LOG_LEVELS, timestamp
 
 LEVELS = {level: getattr(logging, level.upper()) for level in LOG_LEVELS}
 
 
-class LineFormatter(logging.Formatter):
+class LineFormatter(PrintableFormatter):
     """Puts the UTC time with milliseconds and the level before the message."""
 
     def __init__(self) -> None:

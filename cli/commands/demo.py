@@ -29,7 +29,7 @@ from ..demo_http import ANY_PORT, PATH, HttpDoor, has_extra
 from ..demo_http import ask as ask_over_http
 from ..exit_status import CliError
 from ..own_daemon import visit_own_daemon
-from ..terminal.output import VISIBLE, Output
+from ..terminal.output import Output
 from ..terminal.status_table import show_models
 from ..terminal.waiting import progress_shown
 
@@ -145,7 +145,7 @@ def _load_both(client: Client, names: Sequence[str], output: Output) -> None:
 def _ask_both(client: Client, names: Sequence[str], output: Output) -> None:
     _headline(output, f"both answer at once: {QUESTION}")
     for answer in [_ask(client, name, QUESTION, QUESTION_TOKENS) for name in names]:
-        _tell(output, f"{answer.model}: {_shown(answer.finish().text)}")
+        _tell(output, f"{answer.model}: {answer.finish().text.strip()}")
 
 
 def _kill_one(client: Client, names: Sequence[str], output: Output) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def _kill_one(client: Client, names: Sequence[str], output: Output) -> dict[str,
     for name in names:
         _headline(output, f"{name} alone: {STORY}")
         alone[name] = _ask(client, name, STORY, STORY_TOKENS).finish().text
-        _tell(output, f"{name}: {_shown(alone[name])}")
+        _tell(output, f"{name}: {alone[name].strip()}")
 
     _headline(output, f"both, with kill -9 for the worker of {victim} while it answers")
     changes = client.events()
@@ -250,11 +250,6 @@ def _row(client: Client, model: str) -> dict[str, Any]:
     """The model's entry of the status."""
     row: dict[str, Any] = next(r for r in client.status()["models"] if r["name"] == model)
     return row
-
-
-def _shown(text: str) -> str:
-    """A model's text, made harmless for terminals."""
-    return text.strip().translate(VISIBLE)
 
 
 def _headline(output: Output, text: str) -> None:

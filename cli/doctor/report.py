@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ..terminal.columns import wrapped
-from ..terminal.output import VISIBLE, Output, width_of
+from ..terminal.output import Output, width_of
 from .finding import Finding, Level
 
 COLOURS = {Level.OK: "green", Level.NOTE: "yellow", Level.PROBLEM: "red"}
@@ -53,13 +53,13 @@ def summary(findings: Sequence[Finding]) -> str:
 def _lines(one: Finding, width: int | None, output: Output) -> list[str]:
     word = one.level.value.ljust(WORD_WIDTH)
     styled = output.style(word, sys.stdout, fg=COLOURS[one.level])
-    first, *more = wrapped(_visible(f"{word}  {one.subject}: {one.what}"), width)
+    first, *more = wrapped(f"{word}  {one.subject}: {one.what}", width)
     lines = [styled + first[len(word) :], *(" " * INDENT + text for text in _again(more, width))]
     for name, text in (("why", one.why), ("fix", one.fix)):
         if text:
-            lines += wrapped(_visible(f"{name}: {text}"), width, INDENT)
+            lines += wrapped(f"{name}: {text}", width, INDENT)
     if one.command:
-        command = output.style(_visible(one.command), sys.stdout, bold=True)
+        command = output.style(one.command, sys.stdout, bold=True)
         lines.append(f"{' ' * INDENT}run: {command}")  # never broken: it is to be copied
     return lines
 
@@ -69,8 +69,3 @@ def _again(more: Sequence[str], width: int | None) -> list[str]:
     if not more or width is None:
         return list(more)
     return [line.strip() for line in wrapped(" ".join(more), width - INDENT)]
-
-
-def _visible(text: str) -> str:
-    """A text with the names of files in it, made harmless for terminals."""
-    return text.translate(VISIBLE)

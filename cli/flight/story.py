@@ -9,7 +9,6 @@ from mlxsup.protocol.flight import Recorded
 from mlxsup.protocol.text import timestamp
 
 from ..terminal.columns import wrapped
-from ..terminal.output import VISIBLE
 from ..terminal.quantities import format_duration
 
 ADVICE = "what to do:"
@@ -36,8 +35,7 @@ class Story:
 
     def say(self, sentence: str, *, below: bool = False) -> None:
         """Adds a sentence; `below`: it belongs to the one above."""
-        text = sentence.translate(VISIBLE)
-        self.sentences.append(f"  {text}" if below else text)
+        self.sentences.append(f"  {sentence}" if below else sentence)
 
     def lines(self, width: int | None) -> list[str]:
         """As people read it.

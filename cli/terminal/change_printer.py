@@ -10,15 +10,15 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from .columns import in_a_line
 from .model_row import progress_text, warning_lines
-from .output import Output
+from .output import CLEAR_LINE, Output
 from .quantities import format_duration
 
 MAX_WAITING = 1000
 """How many lines wait for a reader that has stopped reading; more are dropped and counted."""
 
 FLUSH_LIMIT_S = 1.0
-CLEAR_LINE = "\r\x1b[K"
 
 
 class ChangePrinter:
@@ -135,4 +135,5 @@ def change_line(change: Mapping[str, Any]) -> str:
         facts.append(progress)
     if note:
         facts.append(note)
-    return f"{at} {change.get('model')}: {states}" + (f" ({', '.join(facts)})" if facts else "")
+    said = f" ({', '.join(facts)})" if facts else ""
+    return in_a_line(f"{at} {change.get('model')}: {states}{said}")

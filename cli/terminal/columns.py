@@ -8,6 +8,8 @@ from collections.abc import Collection, Sequence
 GAP = 2
 INDENT = 2
 
+_BREAKS = dict.fromkeys(map(ord, "\n\t"), " ")
+
 
 def columns(
     headers: Sequence[str],
@@ -67,6 +69,11 @@ def wrapped(text: str, width: int | None, indent: int = 0) -> list[str]:
     )
 
 
+def in_a_line(text: str) -> str:
+    """Return the text without line breaks and tabs, which would make a row of a table two."""
+    return text.translate(_BREAKS)
+
+
 def cut(text: str, width: int | None) -> str:
     """The text, with an ellipsis at its end if it is longer than that."""
     if width is None or len(text) <= width:
@@ -79,7 +86,7 @@ def _aligned(row: Sequence[str], widths: Sequence[int], right: Collection[int]) 
         cell.rjust(width) if place in right else cell.ljust(width)
         for place, (cell, width) in enumerate(zip(row, widths, strict=True))
     ]
-    return (" " * GAP).join(cells).rstrip()
+    return in_a_line((" " * GAP).join(cells)).rstrip()
 
 
 def _stacked(row: Sequence[str], width: int) -> list[str]:

@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from .columns import in_a_line
 from .key_reader import KeyReader
+from .writer import beneath, for_terminal
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -101,13 +103,14 @@ class FullScreen:
         """Replaces what is on the screen.
 
         Args:
-            lines: with styles as click makes them; what does not fit is cut.
+            lines: with styles as `Output` makes them; what does not fit is cut.
         """
         from rich.text import Text
 
         if self._live is not None:
             self._live.console.size = self.size
-            text = Text.from_ansi("\n".join(lines), no_wrap=True, overflow="crop")
+            shown = "\n".join(for_terminal(in_a_line(line)) for line in lines)
+            text = Text.from_ansi(shown, no_wrap=True, overflow="crop")
             self._live.update(text, refresh=True)
 
     def wake(self) -> None:
@@ -184,7 +187,7 @@ class FullScreen:
             keyboard = self._keyboard
             _uninterrupted(lambda: tty.setcbreak(keyboard, termios.TCSANOW))
         console = Console(
-            file=sys.stdout,
+            file=beneath(sys.stdout),
             force_terminal=True,
             force_interactive=True,
             no_color=not self._has_colour,

@@ -10,9 +10,7 @@ from typing import Self, TextIO
 import click
 
 from .columns import cut
-from .output import Output
-
-CLEAR_LINE = "\r\x1b[K"
+from .output import CLEAR_LINE, Output
 
 
 class LiveLine:

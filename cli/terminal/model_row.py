@@ -6,6 +6,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .columns import in_a_line
 from .quantities import format_bytes, format_duration
 from .table import Row
 
@@ -116,7 +117,8 @@ def _waiting_words(per_class: object) -> str | None:
 
 def warning_lines(name: object, warnings: object) -> list[str]:
     """The warnings of a model, one line each."""
-    return [f"warning: {name}: {text}" for text in warnings] if isinstance(warnings, list) else []
+    texts = warnings if isinstance(warnings, list) else []
+    return [in_a_line(f"warning: {name}: {text}") for text in texts]
 
 
 def cause_of(last_exit: object, now: float) -> str:

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import click
 
+from mlxsup.protocol.text import escaped
+
 from ..exit_status import CliError
+from .writer import GuardedStream, own
 
 SCHEMA_VERSION = 1
+RESET = "\x1b[0m"
+CLEAR_LINE = own("\r\x1b[K")
 
-_CONTROLS = set(range(0x20)) - {ord("\n"), ord("\t")}
-VISIBLE = {
-    **{code: 0x2400 + code for code in _CONTROLS},
-    **dict.fromkeys((0x7F, *range(0x80, 0xA0)), 0xFFFD),
-}
-"""Control characters as visible signs, because a model may write anything."""
+_NEW_LINE = re.compile(r"\n(?=\S)")
+"""Before a line of an error that is not indented."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +48,14 @@ class Output:
         click.echo(text, nl=newline)
 
     def answer(self, text: str, stream: TextIO, **style: Any) -> None:
-        """Writes a piece of a model's text, with control characters made harmless."""
-        shown = text.translate(VISIBLE) if stream.isatty() else text
-        click.echo(self.style(shown, stream, **style) if style else shown, file=stream, nl=False)
+        """Write a piece of a model's text: as it is, but for what a terminal would act on."""
+        styled = self.style(text, stream, **style) if style else text
+        guarded = cast(object, stream)
+        if isinstance(guarded, GuardedStream):
+            guarded.write_answer(styled)
+            guarded.flush()
+        else:
+            click.echo(styled, file=stream, nl=False)
 
     def object(self, value: Mapping[str, Any]) -> None:
         """Writes one object, on one line."""
@@ -56,8 +63,9 @@ class Output:
 
     @staticmethod
     def object_line(value: Mapping[str, Any]) -> str:
-        """One object as the line that programs read."""
-        return json.dumps({"schema_version": SCHEMA_VERSION, **value}, ensure_ascii=False)
+        """One object as the line that programs read, with escapes for what is not printable."""
+        line = json.dumps({"schema_version": SCHEMA_VERSION, **value}, ensure_ascii=False)
+        return escaped(line)
 
     def note(self, text: str) -> None:
         """Writes what only a person wants to know."""
@@ -75,7 +83,9 @@ class Output:
             value = {"code": error.code, "message": error.message, "hint": error.hint}
             self.object({"error": value})
             return
-        click.echo(f"{self.style('error:', sys.stderr, fg='red')} {error.message}", err=True)
+        # Indented, a line of somebody else's text cannot pass for the hint.
+        message = _NEW_LINE.sub("\n  ", error.message)
+        click.echo(f"{self.style('error:', sys.stderr, fg='red')} {message}", err=True)
         if error.hint:
             click.echo(self.style(f"hint: {error.hint}", sys.stderr, dim=True), err=True)
 
@@ -91,7 +101,18 @@ class Output:
 
     def style(self, text: str, stream: TextIO, **attributes: Any) -> str:
         """The text, with colour if the stream supports it."""
-        return click.style(text, **attributes) if self.has_colour(stream) else text
+        return styled(text, **attributes) if self.has_colour(stream) else text
+
+
+def styled(text: str, **attributes: Any) -> str:
+    """Return the text between our own sequences.
+
+    Args:
+        text: from anywhere.
+        attributes: of `click.style`.
+    """
+    begin = click.style("", reset=False, **attributes)
+    return f"{own(begin)}{text}{own(RESET)}" if begin else text
 
 
 def width_of(stream: TextIO) -> int | None:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .columns import kept_columns
+from .columns import in_a_line, kept_columns
 from .notices import PAUSED_WORDS, QUEUED_WORDS
 from .output import Output, width_of
 from .quantities import format_duration
@@ -66,7 +66,8 @@ def request_line(one: Mapping[str, Any]) -> str:
     sent = one["tokens_sent"]
     tokens = "1 token" if sent == 1 else f"{sent} tokens"
     parts = [str(one["state"]), _doing(one), tokens if sent else "", str(one["client"])]
-    return f"{one['id']} of {one['model']}: {', '.join(part for part in parts if part)}"
+    said = ", ".join(part for part in parts if part)
+    return in_a_line(f"{one['id']} of {one['model']}: {said}")
 
 
 def _cells(one: Mapping[str, Any]) -> tuple[str, ...]:
@@ -107,7 +108,7 @@ def _line(
         else row[place].rjust(widths[place])
         for place in places
     ]
-    return _cut((" " * GAP).join(cells).rstrip(), width)
+    return _cut(in_a_line((" " * GAP).join(cells)).rstrip(), width)
 
 
 def _cut(text: str, room: int | None) -> str:

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from .columns import cut, kept_columns
+from .columns import cut, in_a_line, kept_columns
 
 COLUMNS = (
     "MODEL",
@@ -120,16 +120,18 @@ def _layout(
 def _row_lines(row: Row, layout: _Layout, style: Style) -> list[str]:
     width, room = layout.width, layout.note_room
     state = row.cells[STATE_COLUMN]
-    cells = [cut(row.cells[0], None if width is None else layout.widths[0]), *row.cells[1:]]
-    is_inline = room is None or len(row.note) <= room
-    padded = _pad([*cells, row.note if is_inline else ""], layout)
+    name, *others = map(in_a_line, row.cells)
+    cells = [cut(name, None if width is None else layout.widths[0]), *others]
+    note = in_a_line(row.note)
+    is_inline = room is None or len(note) <= room
+    padded = _pad([*cells, note if is_inline else ""], layout)
     padded[STATE_COLUMN] = style(padded[STATE_COLUMN], state)
     lines = [(" " * layout.gap).join(padded).rstrip()]
     if not is_inline:
         # A cause is too important to be cut: it gets its own lines.
-        lines += textwrap.wrap(row.note, width or 80, initial_indent="  ", subsequent_indent="  ")
+        lines += textwrap.wrap(note, width or 80, initial_indent="  ", subsequent_indent="  ")
     if row.below:
-        lines.append(style(cut(f"  {row.below}", width), "dim"))
+        lines.append(style(cut(in_a_line(f"  {row.below}"), width), "dim"))
     return lines
 
 

@@ -11,6 +11,7 @@ import click
 
 from ..exit_status import CliError, ExitStatus
 from .history import History
+from .writer import for_terminal
 
 PROMPT = "> "
 PROMPT_ON = "| "
@@ -123,7 +124,7 @@ class TerminalReader:
         if self._has_editing:
             import readline
 
-            readline.add_history(turn)
+            readline.add_history(for_terminal(turn, is_answer=True))
 
 
 def read_plain_line() -> str | None:
@@ -157,5 +158,6 @@ def _prepare_readline(entries: list[str]) -> bool:
         is_dumb = os.environ.get("TERM") == "dumb"
         readline.parse_and_bind(f"set enable-bracketed-paste {'off' if is_dumb else 'on'}")
     for entry in entries:
-        readline.add_history(entry)
+        # Past our guard, readline itself writes what is recalled.
+        readline.add_history(for_terminal(entry, is_answer=True))
     return True

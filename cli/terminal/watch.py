@@ -8,16 +8,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import click
-
 from ..state_changes import state_changes
+from .columns import in_a_line
 from .output import Output
 from .reader_watch import reader_watched
+from .writer import own, plain
 
 if TYPE_CHECKING:
     from mlxsup.client import Client
 
 REDRAW_INTERVAL_S = 1.0
+CLEAR_REST, CLEAR_BELOW = own("\x1b[K"), own("\x1b[J")
 
 Draw = Callable[[], Sequence[str]]
 """Asks the daemon, and returns the lines to show."""
@@ -55,13 +56,13 @@ def redraw(draw: Draw, output: Output) -> None:
     while True:
         size = shutil.get_terminal_size()
         # Lines that scrolled off the terminal could not be overwritten.
-        lines = list(draw())[: size.lines - 1]
-        up = f"\x1b[{rows_above}A" if rows_above else ""
-        body = "".join(f"{line}\x1b[K\n" for line in lines)
-        output.data(f"{up}\r{body}\x1b[J", newline=False)
+        lines = [in_a_line(line) for line in draw()][: size.lines - 1]
+        up = own(f"\x1b[{rows_above}A\r" if rows_above else "\r")
+        body = "".join(f"{line}{CLEAR_REST}\n" for line in lines)
+        output.data(f"{up}{body}{CLEAR_BELOW}", newline=False)
         rows_above = sum(_rows_of(line, size.columns) for line in lines)
         time.sleep(REDRAW_INTERVAL_S)
 
 
 def _rows_of(line: str, columns: int) -> int:
-    return max(1, -(-len(click.unstyle(line)) // columns))
+    return max(1, -(-len(plain(line)) // columns))

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..exit_status import CliError
 from ..terminal.change_printer import change_line
-from ..terminal.output import VISIBLE
 from ..terminal.status_table import table_rows
 from .keys import Item
 
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
 
 MAX_EVENTS = 200
 """How many of the latest events are kept; more fit on no screen."""
-
-HARMLESS = {**VISIBLE, **dict.fromkeys((0x09, 0x0A, 0x2028, 0x2029), ord(" "))}
-"""A text of the daemon is part of a line, whatever it contains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +75,7 @@ def look(client: Client) -> Looked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """All that is shown, with control characters made harmless.
+    """All that is shown.
 
     Attributes:
         looked: the latest answers.
@@ -98,7 +94,6 @@ class Facts:
     @classmethod
     def first(cls, looked: Looked) -> Facts:
         """What is known after the first look."""
-        looked = harmless(looked)
         rows = table_rows(looked.status, looked.status["models"])
         return cls(looked=looked, rows=tuple(rows))
 
@@ -110,10 +105,10 @@ class Facts:
             case Changed(change=change):
                 return self._with_event(change_line(change))
             case Lost(at=at, error=error) if self.lost_at is None:
-                lost = replace(self, lost_at=at, lost=_in_a_line(error.message))
+                lost = replace(self, lost_at=at, lost=error.message)
                 return lost._with_event(f"{clock(at)} no daemon answers")
             case Lost(error=error):
-                return replace(self, lost=_in_a_line(error.message))
+                return replace(self, lost=error.message)
 
     def is_same_daemon(self, other: Facts) -> bool:
         """Whether numbers of requests mean the same in both."""
@@ -133,14 +128,7 @@ class Facts:
         return now
 
     def _with_event(self, line: str) -> Facts:
-        return replace(self, events=(*self.events, _in_a_line(line))[-MAX_EVENTS:])
-
-
-def harmless(looked: Looked) -> Looked:
-    """The same without any character that could move the cursor."""
-    return replace(
-        looked, status=_harmless_value(looked.status), requests=_harmless_value(looked.requests)
-    )
+        return replace(self, events=(*self.events, line)[-MAX_EVENTS:])
 
 
 def clock(at: float) -> str:
@@ -159,17 +147,3 @@ def _items(looked: Looked) -> Iterator[Item]:
         # connections may use the same one.
         name = str(one["id"] if ids[one["id"]] == 1 else one["number"])
         yield Item(kind="request", name=name, title=str(one["id"]), state=str(one["state"]))
-
-
-def _harmless_value(value: Any) -> Any:
-    if isinstance(value, str):
-        return _in_a_line(value)
-    if isinstance(value, Mapping):
-        return {_harmless_value(key): _harmless_value(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_harmless_value(item) for item in value]
-    return value
-
-
-def _in_a_line(text: str) -> str:
-    return text.translate(HARMLESS)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import click
-
 from ..terminal.gateway_lines import gateway_lines
 from ..terminal.memory_bar import memory_bar
 from ..terminal.memory_lines import memory_lines
@@ -16,6 +14,7 @@ from ..terminal.sharing_lines import sharing_lines
 from ..terminal.spare_lines import spare_lines
 from ..terminal.status_table import STATE_COLOURS
 from ..terminal.table import Style, render_rows
+from ..terminal.writer import plain
 from .facts import Facts, clock
 from .keys import Controls, Kind, question_text
 from .sections import Section, shared
@@ -26,7 +25,7 @@ STYLES: dict[str, dict[str, Any]] = {
     "lost": {"fg": "red", "bold": True},
     "question": {"bold": True},
 }
-"""How `click.style` shows what a text is; it is never said by its style alone."""
+"""How `Output.style` shows what a text is; it is never said by its style alone."""
 
 MARK, NO_MARK = "> ", "  "
 MARK_WIDTH = len(MARK)
@@ -156,7 +155,7 @@ def _marked(
     marked = []
     for place, lines in enumerate(groups):
         if place == focus:
-            text = f"{MARK}{click.unstyle(lines[0])}".ljust(columns)
+            text = f"{MARK}{plain(lines[0])}".ljust(columns)
             marked.append([style(text, "selected"), *(f"{NO_MARK}{line}" for line in lines[1:])])
         else:
             marked.append([f"{NO_MARK}{line}" for line in lines])

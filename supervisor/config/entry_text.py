@@ -23,5 +23,9 @@ def table_key(name: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """A basic string of TOML, which has the escapes of JSON; only ASCII is left unescaped."""
-    return json.dumps(text)
+    """Return a basic string of TOML, in which only ASCII is left unescaped.
+
+    TOML has the escapes of JSON, but none of pairs of surrogates.
+    """
+    signs = (json.dumps(c)[1:-1] if ord(c) < 0x10000 else f"\\U{ord(c):08X}" for c in text)
+    return f'"{"".join(signs)}"'

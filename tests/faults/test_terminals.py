@@ -38,7 +38,7 @@ def serve(configuration, **_):
     except OSError:
         pass  # the terminal is gone
     for name in {names!r}:
-        getattr(sys, name).buffer.write(b"left")
+        getattr(sys, name).stream.buffer.write(b"left")
     return 0
 
 start.serve = serve

@@ -20,7 +20,9 @@ BARE = {
     "mlxsup.cli.main",
     "mlxsup.cli.terminal",
     "mlxsup.cli.terminal.output",
+    "mlxsup.cli.terminal.writer",
     "mlxsup.protocol",
+    "mlxsup.protocol.text",
     "mlxsup.protocol.version",
 }
 """What everything needs: each of these is paid for by every command."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from support.browser import CHROMIUM, NO_CHROMIUM, Browser
 from support.daemon import fake, row, wait_for_state
 from support.eventually import eventually
 from support.http_daemon import HttpDaemon, gateway_of
+from support.tiny_model import make_tiny_model
 
 pytestmark = [
     pytest.mark.slow,
@@ -315,3 +317,37 @@ def test_in_the_dark_it_is_dark(daemon: HttpDaemon, browser: Browser) -> None:
     assert browser.evaluate(shade) > 600
     browser.scheme("dark")
     assert browser.evaluate(shade) < 150
+
+
+# ---------------------------------------------------------------- whoever else's text
+
+
+MARKUP = "<img src=x onerror=window.pwned=1><script>window.pwned=1</script>\u202e"
+
+
+def test_texts_of_a_hostile_model_client_and_answer_are_shown_and_run_nothing_P31() -> None:
+    models = {"m": fake(), "wrong": {"path": "wrong", "preload": True}}
+    daemon = HttpDaemon(models)
+    make_tiny_model(daemon.folder / "wrong", config={"model_type": MARKUP})
+    with daemon, daemon.client() as client, Browser() as browser:
+        wait_for_state(client, "wrong", "FAILED")
+        stream = client.generate("m", prompt="[[fault slow=0.05]]", client=MARKUP, max_tokens=3000)
+        browser.size(*DESKTOP)
+        browser.open(f"{daemon.url}/")
+        browser.until(shows(card("wrong", ".note"), MARKUP))
+        browser.until(shows("#crashes li", MARKUP))
+        browser.click("#crashes summary")
+        browser.until(shows("#crashes pre", "<script>"))
+        browser.until("document.querySelector('#open tr')")
+        say(browser, f"[[say {MARKUP}]]")
+        browser.until(shows("#said .turn:last-child .text", MARKUP))
+        assert browser.evaluate("document.querySelectorAll('main img, main script').length") == 0
+        assert browser.evaluate("typeof window.pwned") == "undefined"
+        # Should a text become markup after all, the browser still runs nothing of it.
+        browser.evaluate(
+            "new Promise((blocked) => { document.addEventListener('securitypolicyviolation',"
+            " (one) => one.violatedDirective.startsWith('script-src') && blocked(1));"
+            f" document.body.insertAdjacentHTML('beforeend', {json.dumps(MARKUP)}); }})"
+        )
+        assert browser.evaluate("typeof window.pwned") == "undefined"
+        stream.cancel()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxsup.cli.exit_status import CliError
 from mlxsup.cli.terminal.memory_bar import memory_bar
+from mlxsup.cli.terminal.output import styled
+from mlxsup.cli.terminal.writer import for_terminal
+from mlxsup.cli.terminal.writer import plain as plain_of
 from mlxsup.cli.top.facts import MAX_EVENTS, Changed, Facts, Lost
 from mlxsup.cli.top.keys import Controls, Order, Verb, press, see
 from mlxsup.cli.top.screen import STYLES, screen
@@ -38,7 +40,7 @@ def plain(text: str, what: str) -> str:
 
 
 def coloured(text: str, what: str) -> str:
-    return click.style(text, **STYLES.get(what, {}))
+    return styled(text, **STYLES.get(what, {}))
 
 
 def shown(
@@ -102,7 +104,7 @@ def test_it_never_overflows_and_what_is_selected_is_shown(
     for name in [*["down"] * steps, key]:
         controls, _ = press(controls, name)
     lines = [
-        click.unstyle(line)
+        plain_of(line)
         for line in screen(known, controls, columns=columns, rows=rows, style=coloured)
     ]
     assert len(lines) == rows
@@ -122,7 +124,8 @@ def test_a_state_is_a_word_and_the_selection_a_sign_without_any_colour() -> None
 def test_the_state_keeps_its_colour_unless_its_row_is_selected() -> None:
     known = facts(MODELS)
     controls = press(see(Controls(), known.items()), "down")[0]
-    text = "\n".join(screen(known, controls, columns=80, rows=24, style=coloured))
+    lines = screen(known, controls, columns=80, rows=24, style=coloured)
+    text = for_terminal("\n".join(lines))
     assert "\x1b[31mBACKOFF" in text
     assert "\x1b[7m> alpha" in text
 
@@ -176,18 +179,6 @@ def test_events_are_the_newest_and_bounded() -> None:
     assert len(known.events) == MAX_EVENTS
     assert known.events[-1] in shown(known)
     assert known.events[0] not in shown(known)
-
-
-def test_no_text_of_a_daemon_moves_the_cursor() -> None:
-    evil = "\x1b[2Jx\r\n\x9b1;1Hy\u2028z\t"
-    known = facts(
-        [model("m", "FAILED", last_exit={**KILLED, "detail": evil})],
-        [request("i-1", client=evil)],
-    )
-    known = known.after(Changed(change={"at": AT, "model": "m", "from": "A", "to": evil}))
-    known = known.after(Lost(at=AT, error=CliError(evil)))
-    lines = shown(known, columns=200)
-    assert not [sign for line in lines for sign in line if not sign.isprintable()]
 
 
 def test_two_requests_with_one_id_are_told_apart_by_their_numbers() -> None:

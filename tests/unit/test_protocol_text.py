@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import re
+import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from mlxsup.protocol.log_format import PrintableFormatter
 from mlxsup.protocol.text import log_line, parse_duration, size_text, timestamp
 
 ROOT = Path(__file__).parents[2]
@@ -72,3 +78,32 @@ def test_a_log_line_quotes_what_has_spaces() -> None:
         log_line("x", took_s=1.23456, empty="", pair="a=b") == 'x took_s=1.235 empty="" pair="a=b"'
     )
     assert log_line("x", name="XeX", where="in Köln") == 'x name=XeX where="in Köln"'
+
+
+@pytest.mark.parametrize(
+    "evil", ["\x1b[31mX", "a\x9b2J", "\u202e", "\U000e0041", "\udc80", "x\x85y"]
+)
+def test_no_log_line_holds_a_raw_control_character(evil: str) -> None:
+    line = log_line(f"said {evil}", model=evil, **{f"{evil}_s": 1.5})
+    assert line.isprintable()
+    assert json.loads(re.findall(r'model=("[^"]*")', line)[0]) == evil
+
+
+@given(st.text())
+def test_a_value_of_a_log_line_can_be_read_back(text: str) -> None:
+    line = log_line("x", value=text)
+    assert line.isprintable()
+    shown = line.removeprefix("x value=")
+    assert (json.loads(shown) if shown.startswith('"') else shown) == text
+
+
+def test_what_the_worker_and_the_gateway_log_is_printable_tracebacks_included() -> None:
+    evil = "\x1b]0;x\x07\x9b2J\u202e"
+    try:
+        raise ValueError(evil)
+    except ValueError:
+        record = logging.LogRecord("x", 40, "f", 1, "at %s", (evil,), sys.exc_info())
+    lines = PrintableFormatter("%(message)s").format(record).split("\n")
+    assert all(line.isprintable() for line in lines)
+    assert lines[0] == r"at \u001b]0;x\u0007\u009b2J\u202e"
+    assert lines[-1] == r"ValueError: \u001b]0;x\u0007\u009b2J\u202e"

@@ -180,10 +180,10 @@ def test_what_is_inside_of_a_value_is_no_key_and_what_follows_it_is(
 
 
 def test_folders_are_written_so_that_each_name_and_path_can_be_read_again(tmp_path: Path) -> None:
-    odd = tmp_path / 'q"\\\t\x7fé'
+    odd = tmp_path / 'q"\\\t\x7fé📦'
     config, text = config_of_folders({"a": tmp_path, "b.c": odd})
-    escaped = json.dumps(str(odd))
-    assert escaped.endswith('/q\\"\\\\\\t\\u007f\\u00e9"')
+    escaped = json.dumps(str(odd)).replace("\\ud83d\\udce6", "\\U0001F4E6")
+    assert escaped.endswith('/q\\"\\\\\\t\\u007f\\u00e9\\U0001F4E6"')
     assert text == (f'[models.a]\npath = "{tmp_path}"\n\n[models."b.c"]\npath = {escaped}\n')
     assert [(model.name, model.launch.path) for model in config.models] == [
         ("a", str(tmp_path)),

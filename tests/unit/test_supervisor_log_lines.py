@@ -50,3 +50,21 @@ def test_a_block_is_one_line_and_levels_apply(tmp_path: Path) -> None:
     assert [line["message"] for line in lines] == ["reload refused", "details", "not left out"]
     assert (lines[0]["problems"], lines[1]["text"]) == (2, "one\n  two")
     assert all(line["at"] <= time.strftime("%Y-%m-%dT%H:%M:%SZ~", time.gmtime()) for line in lines)
+
+
+EVIL = "\x1b[2J\x9b31m\u202e\udc80"
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+def test_the_daemon_writes_no_control_character_whatever_it_is_told(
+    tmp_path: Path, is_json: bool
+) -> None:
+    writer = LogWriter(print)
+    log = DaemonLog(tmp_path, "debug", writer, is_json=is_json)
+    log.write("error", EVIL, model=EVIL, cause=EVIL)
+    log.block(f"one {EVIL}\ntwo")
+    log.close()
+    assert writer.close(60.0)
+    lines = (tmp_path / "mlxsup.log").read_text().split("\n")
+    assert len(lines) == (3 if is_json else 4)
+    assert all(line.isprintable() for line in lines)
