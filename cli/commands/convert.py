@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from mlxsup.protocol.folders import MODELS_DIR
-from mlxsup.protocol.launch import ExitCode
+from mlxsup.protocol.launch import ExitCode, child_environment
 from mlxsup.store.description import describe
 from mlxsup.store.folder_problems import GGUF_SUFFIX, folder_problem, repository_problem
 from mlxsup.store.hub_cache import find_snapshot
@@ -158,7 +158,7 @@ def _run(source: Path, target: Path, bits: int | None, output: Output) -> None:
                     stdout=subprocess.PIPE,
                     stderr=errors,
                     text=True,
-                    env=os.environ | OFFLINE,
+                    env=child_environment(os.environ) | OFFLINE,
                 )
             assert child.stdout is not None
             for line in child.stdout:

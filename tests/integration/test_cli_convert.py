@@ -165,10 +165,14 @@ def test_a_child_that_is_killed_is_named_with_its_signal(home: Path) -> None:
     assert "error: the conversion ended with signal 9" in err
 
 
-def test_ctrl_c_ends_the_child_as_well(home: Path) -> None:
+def test_ctrl_c_ends_the_child_which_got_no_token_as_well(home: Path) -> None:
     source = make_tiny_model(home / "m")
-    with Piped("convert", str(source), f"{home}/new", **variables(home)) as converting:
+    given = variables(home) | {"HF_TOKEN": "secret"}
+    with Piped("convert", str(source), f"{home}/new", **given) as converting:
         child = eventually(lambda: child_of(converting.process.pid))
+        # Between fork and exec it still has its parent's.
+        eventually(lambda: psutil.Process(child).environ().get("HF_HUB_OFFLINE") == "1")
+        assert "HF_TOKEN" not in psutil.Process(child).environ()
         code, out, _ = converting.interrupt()
     assert (code, out) == (130, "")
     assert not psutil.pid_exists(child)
