@@ -15,11 +15,15 @@ from typing import Any
 
 from ...engine import BadModelError
 
-LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+LAYER_KEYS = (
+    "num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_transformer_layers",
+    "num_kv_reuse_layers", "num_loops",
+)  # fmt: skip
 WIDTH_KEYS = (
     "hidden_size", "d_model", "n_embd", "dim", "intermediate_size", "moe_intermediate_size",
     "n_inner", "vocab_size", "num_attention_heads", "n_head", "n_heads", "num_key_value_heads",
     "num_kv_heads", "head_dim", "num_experts", "num_local_experts", "n_routed_experts",
+    "moe_num_experts",
 )  # fmt: skip
 NESTED = ("text_config", "llm_config", "language_config")
 """Where a model for more than text keeps the sizes of its language model."""
