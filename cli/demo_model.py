@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import importlib.util
+import os
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,8 @@ import zipfile
 from pathlib import Path
 
 import click
+
+from mlxsup.protocol.launch import child_environment
 
 from .connection import output_options
 from .exit_status import CliError
@@ -120,6 +123,7 @@ def _convert(source: Path, target: Path, output: Output) -> None:
     output.note("converting")
     result = subprocess.run(
         [sys.executable, "-P", "-m", "mlxsup.worker.engines.mlx.gguf", str(source), str(target)],
+        env=child_environment(os.environ),
         capture_output=True,
         text=True,
         timeout=CONVERT_TIMEOUT_S,

@@ -7,13 +7,17 @@ not in the argument list or the environment, which others can read.
 
 A spare worker (`SPARE_OPTION`) is started in the same way, but gets its line only when a model
 needs it.
+
+Every process that runs code of a model or of the network gets a part of the daemon's environment
+only (`child_environment`): tokens and passwords stay with the daemon and its downloads.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from enum import IntEnum
 from typing import Any
@@ -203,3 +207,38 @@ def spare_argv(worker: Sequence[str], ready_pipe: int) -> list[str]:
 def worker_argv(python: str = sys.executable) -> list[str]:
     """The command that starts a worker; -P keeps the working folder out of the import path."""
     return [python, "-P", "-m", "mlxsup.worker"]
+
+
+INHERITED = frozenset({
+    "HOME", "LANG", "LANGUAGE", "LOGNAME", "PATH", "SHELL", "TEMP", "TERM", "TMP", "TMPDIR", "TZ",
+    "TZDIR", "USER", "VIRTUAL_ENV", "__CF_USER_TEXT_ENCODING",
+})  # fmt: skip
+"""Variables that workers and the gateway inherit, beside those with an inherited prefix."""
+
+INHERITED_PREFIXES = (
+    "LC_", "XDG_", "LD_", "DYLD_", "PYTHON", "CONDA_", "MLXSUP_",
+    "MLX_", "MTL_", "METAL_", "CUDA_", "CUDNN_", "CUBLAS_", "NVIDIA_", "NCCL_",
+    "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "VECLIB_", "MALLOC_", "GLIBC_TUNABLES",
+    "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TOKENIZERS_", "TIKTOKEN_", "RAYON_", "RUST_",
+)  # fmt: skip
+
+_SECRET_NAME = re.compile(
+    r"TOKEN(?!IZERS)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|COOKIE|(^|_)(KEY|KEYS|PAT|PASS)(_|$)"
+)
+_SECRET_VALUE = re.compile(r"://[^/\s]*@")
+"""A URL with a password, as of a private mirror; workers fetch nothing."""
+
+
+def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the part of an environment that workers and the gateway inherit.
+
+    They need what finds programs, libraries and devices, and what sets those up. The list names
+    what passes, because a list of secrets is never complete.
+    """
+    return {
+        name: value
+        for name, value in environment.items()
+        if (name in INHERITED or name.startswith(INHERITED_PREFIXES))
+        and not _SECRET_NAME.search(name.upper())
+        and not _SECRET_VALUE.search(value)
+    }

@@ -120,7 +120,8 @@ class _Unit:
             return
         spec = DownloadSpec(repository=self.repository, parent_pid=os.getpid())
         try:
-            process = WorkerProcess.spawn(argv, spec.to_line(), self._read)
+            # Of all children only this one needs proxies, mirrors and the hub's token.
+            process = WorkerProcess.spawn(argv, spec.to_line(), self._read, environment=os.environ)
         except OSError as error:
             await self._end(_broken(f"it could not be started: {error.strerror}"))
             return

@@ -22,6 +22,7 @@ from mlxsup.protocol.states import WorkerPhase
 from mlxsup.protocol.worker_messages import Heartbeat
 
 from .engine import EngineBytes
+from .memory_guard import LOOK_EVERY_S, MemoryGuard
 
 BEAT_HIGH_WATER_MARK = 4
 
@@ -136,6 +137,7 @@ class HeartbeatThread:
         endpoint: that of the worker's messages.
         board: what the beats say.
         on_end: called on the thread when it ends, for whatever reason.
+        guard: looks at the memory between the beats.
     """
 
     def __init__(
@@ -144,7 +146,9 @@ class HeartbeatThread:
         board: Board,
         interval_s: float = PULSE_S,
         on_end: Callable[[], None] = lambda: None,
+        guard: MemoryGuard | None = None,
     ) -> None:
+        self._guard = guard
         self._endpoint = endpoint + BEAT_SUFFIX
         self._board = board
         self._interval_s = interval_s
@@ -182,5 +186,14 @@ class HeartbeatThread:
                     socket.send_multipart(encode(self._board.beat()), zmq.NOBLOCK)
                 except zmq.Again:
                     pass
-                if self._end.wait(self._interval_s):
+                if self._is_over_before_next():
                     return
+
+    def _is_over_before_next(self) -> bool:
+        """Wait until the next beat is due; True if it is not to come."""
+        left_s = self._interval_s
+        while left_s > LOOK_EVERY_S and self._guard is not None and self._guard.look():
+            left_s -= LOOK_EVERY_S
+            if self._end.wait(LOOK_EVERY_S):
+                return True
+        return self._end.wait(left_s)

@@ -33,6 +33,7 @@ from .engines.fake.engine import FakeEngine, FakeOptionError, Reach
 from .heartbeat import Board, HeartbeatThread
 from .link import Link, LinkBrokenError
 from .loop import StepLoop
+from .memory_guard import MemoryGuard
 from .own_memory import own_bytes
 from .preparing import StuckPreprocessingError
 from .text_threads import TextThreads
@@ -139,6 +140,7 @@ class Life:
     Attributes:
         board: what the owner thread publishes.
         link: to the supervisor.
+        guard: watches the memory that the load and the prompts take.
         heartbeat: sends what is on the board.
         termination: what SIGTERM does.
 
@@ -151,7 +153,10 @@ class Life:
         self._clock = Clock()
         self.board = Board(self._clock.now)
         self.link = Link(spec.endpoint)
-        self.heartbeat = HeartbeatThread(spec.endpoint, self.board, on_end=self.link.wake)
+        self.guard = MemoryGuard()
+        self.heartbeat = HeartbeatThread(
+            spec.endpoint, self.board, on_end=self.link.wake, guard=self.guard
+        )
         self.termination = TerminationHandler(self.link)
         self._started_at = time.monotonic()
 
@@ -206,7 +211,7 @@ class Life:
 
     def _serve(self, engine: Engine, facts: EngineFacts) -> int:
         spec, held = self._spec, engine.bytes_held()
-        text = TextThreads(engine.text, self.link.wake)
+        text = TextThreads(engine.text, self.link.wake, guard=self.guard)
         text.start()
         loop = StepLoop(
             engine=engine,
@@ -265,6 +270,7 @@ class Life:
 
     def report(self, phase: LoadPhase, progress: float) -> None:
         """Sends load progress, and checks for an Exit at the same time (B9)."""
+        self.guard.loads(phase)
         if self.link.flush():  # progress is only worth sending fresh
             self.link.send(LoadProgress(phase=phase, progress=progress))
         self._look_for_exit()

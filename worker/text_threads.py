@@ -23,6 +23,7 @@ from mlxsup.protocol.text import log_line
 from mlxsup.protocol.worker_messages import Resume
 
 from .engine import Prompt, TextCodec
+from .memory_guard import MemoryGuard
 
 SLOW_S = 1.0
 """Preprocessing that takes longer is logged (G4)."""
@@ -87,6 +88,7 @@ class TextThreads:
     Args:
         codec: the engine's text side.
         wake: called from either thread after each result, so that the step loop looks.
+        guard: watches the memory that each prompt takes.
     """
 
     def __init__(
@@ -94,11 +96,13 @@ class TextThreads:
         codec: TextCodec,
         wake: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
+        guard: MemoryGuard | None = None,
     ) -> None:
+        guard = guard or MemoryGuard()
         self._results: deque[Tokenised | Refused] = deque()
         self._wake = wake
-        self._short = Lane("text", lambda: codec, self._finished, clock)
-        self._long = Lane("long text", codec.twin, self._finished, clock)
+        self._short = Lane("text", lambda: codec, self._finished, clock, guard)
+        self._long = Lane("long text", codec.twin, self._finished, clock, guard)
         self.lanes = (self._short, self._long)
 
     def start(self) -> None:
@@ -160,6 +164,7 @@ class Lane:
         name: the thread's name.
         make_codec: called on the thread, with its first job.
         finished: called with each result, on the thread.
+        guard: watches the memory that each prompt takes.
     """
 
     def __init__(
@@ -168,7 +173,9 @@ class Lane:
         make_codec: Callable[[], TextCodec],
         finished: Callable[[Tokenised | Refused], None],
         clock: Callable[[], float],
+        guard: MemoryGuard,
     ) -> None:
+        self._guard = guard
         self._make_codec = make_codec
         self._codec: TextCodec | None = None
         self._finished = finished
@@ -212,7 +219,8 @@ class Lane:
                 job = heapq.heappop(self._jobs)
                 began_at = self._clock()
                 self.busy = (job.key, began_at)
-            result = self._prepare(job)
+            with self._guard.prepares(job.key, len(job.body)):
+                result = self._prepare(job)
             self.busy = None
             self._finished(result)
             took_s = self._clock() - began_at

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import sys
 from pathlib import Path
 
 import click
 
 from mlxsup.protocol.folders import MODELS_DIR
-from mlxsup.protocol.launch import ExitCode
+from mlxsup.protocol.launch import ExitCode, child_environment
 from mlxsup.store.description import describe
 from mlxsup.store.folder_problems import GGUF_SUFFIX, folder_problem, repository_problem
 from mlxsup.store.hub_cache import find_snapshot
@@ -32,6 +33,9 @@ BITS = ("2", "3", "4", "5", "6", "8")
 FULL_BITS = 16
 SPARE_FACTOR = 1.3
 """Scales, biases and layers that stay as precise as they were."""
+
+CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
+"""Signals that a process brings on itself by what it reads; memory that runs out is SIGKILL."""
 
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
 
@@ -78,6 +82,9 @@ def _source(given: str) -> Path:
     """
     path = Path(given).expanduser().absolute()
     if path.suffix.lower() == GGUF_SUFFIX and not path.is_dir():
+        if path.exists() and not path.is_file():
+            hint = "name the file itself"
+            raise CliError(f"{path} is not a regular file", code="model_folder", hint=hint)
         if not path.is_file():
             hint = "check its path, or download it first"
             raise CliError(f"there is no file {path}", code="model_folder", hint=hint)
@@ -158,7 +165,7 @@ def _run(source: Path, target: Path, bits: int | None, output: Output) -> None:
                     stdout=subprocess.PIPE,
                     stderr=errors,
                     text=True,
-                    env=os.environ | OFFLINE,
+                    env=child_environment(os.environ) | OFFLINE,
                 )
             assert child.stdout is not None
             for line in child.stdout:
@@ -168,6 +175,9 @@ def _run(source: Path, target: Path, bits: int | None, output: Output) -> None:
             if child is not None and child.poll() is None:
                 child.terminate()  # it removes what it has written
                 child.wait()
+            if child is not None and child.returncode < 0:
+                partial = target.with_name(f".{target.name}.{child.pid}.partial")
+                shutil.rmtree(partial, ignore_errors=True)
         if code:
             errors.seek(0)
             raise _failure(code, errors.read(), source)
@@ -179,10 +189,15 @@ def _failure(code: int, printed: str, source: Path) -> CliError:
     if said:
         message, hint = said[-1].removeprefix("error: "), _failure_hint(code, source)
         return CliError(message, code="conversion_failed", hint=hint)
+    if -code in CRASHES:
+        name = signal.Signals(-code).name
+        message = f"{source} is damaged, or made to crash readers: the reader ended with {name}"
+        hint = _failure_hint(ExitCode.BAD_MODEL, source)
+        return CliError(message, code="conversion_failed", hint=hint)
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
     last = next((line for line in reversed(printed.splitlines()) if line.strip()), "")
     message = f"the conversion ended with {how}{f': {last}' if last else ''}"
-    hint = "it may need more memory than there is" if code < 0 else ""
+    hint = "it may need more memory than there is" if -code == signal.SIGKILL else ""
     return CliError(message, code="conversion_failed", hint=hint)
 
 

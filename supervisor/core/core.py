@@ -271,6 +271,10 @@ class Core:
             pid = model.life.pid
             model.life.footprint_bytes = event.footprint_bytes.get(pid, 0) if pid else 0
             model.machine_bytes = event.machine_bytes
+            if model.watch is not None:
+                model.watch.measured(model.life.footprint_bytes)
+                if model.watch.grows_silently(event.now):
+                    self.fleet.look_after(model, event.now)
             model.sample_rate(event.now)
             if may_have_been_restored(model, event.now):
                 self.fleet.trigger(model, FilesDoubted(), event.now)

@@ -8,8 +8,10 @@ import errno
 import math
 import os
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from signal import SIGKILL, Signals
+
+from mlxsup.protocol.launch import child_environment
 
 from .exit_watch import watch_exit
 
@@ -60,6 +62,7 @@ class WorkerProcess:
         on_output: Callable[[bytes], None],
         *,
         inherited: Sequence[int] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> WorkerProcess:
         """Starts a process and writes one line to its standard input.
 
@@ -68,16 +71,19 @@ class WorkerProcess:
             first_line: shorter than a pipe is wide; empty for none yet.
             on_output: called with each piece of the output.
             inherited: descriptors that it gets, too.
+            environment: its variables; None: those of this process that are no secrets.
 
         Raises:
             OSError: it cannot be started.
         """
+        if environment is None:
+            environment = child_environment(os.environ)
         process = subprocess.Popen(
             argv,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            env={**environment, "PYTHONUNBUFFERED": "1"},
             process_group=0,
             bufsize=0,
             pass_fds=inherited,

@@ -163,12 +163,40 @@ def test_a_child_that_is_killed_is_named_with_its_signal(home: Path) -> None:
         code, _, err = converting.end()
     assert code == 1
     assert "error: the conversion ended with signal 9" in err
+    assert "hint: it may need more memory than there is" in err
 
 
-def test_ctrl_c_ends_the_child_as_well(home: Path) -> None:
+def test_a_reader_that_crashes_accuses_the_file_and_leaves_no_folder(home: Path) -> None:
     source = make_tiny_model(home / "m")
     with Piped("convert", str(source), f"{home}/new", **variables(home)) as converting:
         child = eventually(lambda: child_of(converting.process.pid))
+        (home / f".new.{child}.partial").mkdir()  # what it would have begun to write
+        os.kill(child, signal.SIGSEGV)
+        code, _, err = converting.end()
+    assert code == 1
+    expected = (
+        f"error: {source} is damaged, or made to crash readers: the reader ended with SIGSEGV"
+    )
+    assert expected in err
+    assert "memory" not in err
+    assert sorted(path.name for path in home.iterdir()) == ["m"]
+
+
+def test_a_gguf_file_that_is_a_pipe_is_no_regular_file(home: Path) -> None:
+    os.mkfifo(home / "pipe.gguf")
+    done = run_cli("convert", f"{home}/pipe.gguf", f"{home}/new", **variables(home))
+    assert done.returncode == 1
+    assert f"error: {home}/pipe.gguf is not a regular file" in done.stderr
+
+
+def test_ctrl_c_ends_the_child_which_got_no_token_as_well(home: Path) -> None:
+    source = make_tiny_model(home / "m")
+    given = variables(home) | {"HF_TOKEN": "secret"}
+    with Piped("convert", str(source), f"{home}/new", **given) as converting:
+        child = eventually(lambda: child_of(converting.process.pid))
+        # Between fork and exec it still has its parent's.
+        eventually(lambda: psutil.Process(child).environ().get("HF_HUB_OFFLINE") == "1")
+        assert "HF_TOKEN" not in psutil.Process(child).environ()
         code, out, _ = converting.interrupt()
     assert (code, out) == (130, "")
     assert not psutil.pid_exists(child)

@@ -17,7 +17,7 @@ import pytest
 
 from .warm import SERVER
 
-MARK = "TEST_RUN"
+MARK = "MLXSUP_TEST_RUN"
 """The variable that every process inherits from the tests that started it, orphans too."""
 
 CHECKOUT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,7 @@ from mlxsup.protocol.states import State, WorkerPhase
 from mlxsup.protocol.worker_messages import Step
 from mlxsup.supervisor.core.actions import LookAtWorker, WorkerSignal
 
-from support.beats import LIMIT_S, beats, serving
+from support.beats import LIMIT_S, beats, seen_running, serving
 from support.core_driver import Driver, entry
 from support.core_states import in_state
 
@@ -176,3 +176,81 @@ def test_nobody_is_killed_for_silence_before_its_process_was_looked_at() -> None
     assert driver.state() is State.READY
     driver.seen(is_stopped=False)
     assert driver.state() is State.STOPPING
+
+
+GIB = 2**30
+
+
+def silent_growth(driver: Driver, gib_per_s: float, seconds: int) -> None:
+    """No beat comes while each sample, one a second, shows the process larger."""
+    for second in range(1, seconds + 1):
+        driver.pass_time(1.0)
+        seen_running(driver)
+        driver.sample(int((10 + second * gib_per_s) * GIB))
+        seen_running(driver)
+        if driver.state() is State.STOPPING:
+            break
+
+
+def test_a_silent_worker_that_grows_is_killed_long_before_its_time_is_up_P6() -> None:
+    driver = serving(step_timeout_s=30.0)
+    driver.sample(10 * GIB)
+    start = driver.now
+    silent_growth(driver, 1.5, 30)
+    assert driver.state() is State.STOPPING
+    assert driver.now - start <= 2.5
+    driver.pass_time(0.6)
+    driver.exit()
+    assert driver.row()["suspects"] == 1
+    assert "while the process grew by 3.00 GiB" in driver.row()["last_exit"]["detail"]
+
+
+def test_slow_growth_in_silence_is_found_once_it_is_too_much() -> None:
+    driver = serving(step_timeout_s=30.0)
+    start = driver.now
+    silent_growth(driver, 0.3, 30)
+    assert driver.state() is State.STOPPING
+    assert 4.0 <= driver.now - start <= 6.0
+
+
+def test_a_worker_that_grows_and_beats_is_honest_P7() -> None:
+    driver = serving(step_timeout_s=30.0)
+    for second in range(20):
+        driver.pass_time(1.0)
+        driver.sample((10 + 3 * second) * GIB)
+        seen_running(driver)
+        driver.pass_time(0.4)
+        driver.beat(WorkerPhase.PREFILL, phase_s=1.4 * second)
+    assert driver.state() is State.READY
+
+
+def test_what_it_grew_by_before_its_latest_sign_of_life_says_nothing_P7() -> None:
+    driver = serving(step_timeout_s=30.0)
+    driver.sample(10 * GIB)
+    driver.pass_time(1.4)
+    driver.beat(WorkerPhase.PREFILL, phase_s=1.4)
+    for _ in range(10):
+        driver.pass_time(1.0)
+        driver.sample(20 * GIB)
+        seen_running(driver)
+    assert driver.state() is State.READY
+
+
+def test_a_beat_that_arrives_during_the_look_ends_the_suspicion_P7() -> None:
+    driver = serving(step_timeout_s=30.0)
+    driver.sample(10 * GIB)
+    driver.pass_time(2.0)
+    driver.sample(20 * GIB)
+    assert driver.of(LookAtWorker)
+    driver.beat(WorkerPhase.PREFILL, phase_s=2.0)
+    driver.seen(is_stopped=False)
+    assert driver.state() is State.READY
+
+
+def test_a_load_that_grows_in_silence_has_its_own_limits_P7() -> None:
+    driver = Driver([entry()])
+    driver.load()
+    driver.spawned()
+    driver.hello()
+    silent_growth(driver, 4.0, 5)
+    assert driver.state() is State.LOADING

@@ -4,7 +4,8 @@ Every message of a worker is a sign of life. These faults are distinguished:
 
 - Signs come and the work under way does not end: a step, or what the owner thread does between two
   steps, by the counter and the phase of the beats (F5).
-- No sign comes though the process runs: something holds the interpreter (F6).
+- No sign comes though the process runs: something holds the interpreter (F6). If the process grows
+  by a gigabyte meanwhile, this is found before its time is up: a template may ask for all memory.
 - No sign comes because the process was stopped from outside (F7).
 - Its connection has ended and the process lives: whatever it does, nothing arrives (P23).
 - It holds fewer requests than it was given: it has lost one (P23).
@@ -30,6 +31,7 @@ from enum import Enum, auto
 
 from mlxsup.protocol.launch import TEXT_LIMIT_STEPS
 from mlxsup.protocol.states import WorkerPhase
+from mlxsup.protocol.text import size_text
 from mlxsup.protocol.worker_messages import Heartbeat
 
 SILENCE_S = 2.5
@@ -49,6 +51,12 @@ UNLINKED_S = 2.0
 """A process whose connection has ended is usually about to die, and is judged by its own exit: it
 may take this long from closing its socket to exiting. The kernel may then need far longer to free
 its memory, and no signal changes how such a process ended."""
+
+GROWTH_SILENCE_S = 1.5
+GROWTH_LIMIT_BYTES = 2**30
+"""A worker that serves, sends nothing for so long and grows by more than that meanwhile, is stuck.
+Honest work that grows lets the heartbeats go on: MLX computes without the interpreter. A load may
+hold it for long while it reads files, and is not judged by this."""
 
 WORKS = frozenset(
     {
@@ -94,6 +102,9 @@ class Watch:
         looked_at: when the process was last inspected.
         seen_running_at, seen_stopped_at: what was seen then; forgotten with the next beat.
         is_stopped: whether it was seen stopped twice.
+        base_bytes: its footprint when it was first measured after its latest sign of life; 0:
+            it was not.
+        grown_bytes: how much larger it was when it was last measured.
     """
 
     heard_at: float
@@ -115,6 +126,8 @@ class Watch:
     seen_stopped_at: float | None = None
     is_stopped: bool = False
     is_working: bool = False
+    base_bytes: int = 0
+    grown_bytes: int = 0
 
     @classmethod
     def over(cls, now: float) -> Watch:
@@ -182,6 +195,14 @@ class Watch:
         self.heard_at = now
         self.looked_at = self.seen_running_at = self.seen_stopped_at = None
         self.is_stopped = False
+        self.base_bytes = self.grown_bytes = 0
+
+    def measured(self, footprint_bytes: int) -> None:
+        """The process was measured; 0 if that was not possible."""
+        if not self.base_bytes:
+            self.base_bytes = footprint_bytes
+        elif footprint_bytes:
+            self.grown_bytes = footprint_bytes - self.base_bytes
 
     def looked(self, *, is_stopped: bool, now: float) -> None:
         """The process was inspected."""
@@ -214,6 +235,11 @@ class Watch:
         """When a running process that sends nothing will have been silent for too long."""
         limit_s = step_timeout_s + PREDICTIONS * self.predicted_s + SLACK_S
         return self.heard_at + max(limit_s, SILENCE_S)
+
+    def grows_silently(self, now: float) -> bool:
+        """True if the process takes much memory and says nothing, as no honest work does."""
+        is_silent = now >= self.heard_at + GROWTH_SILENCE_S
+        return is_silent and self.grown_bytes > GROWTH_LIMIT_BYTES
 
     def idle_for_s(self, now: float) -> float:
         """How long it has been idle without any message moving; 0 if it is not idle."""
@@ -262,6 +288,7 @@ class Watch:
                 return Alarm.BROKEN
             stuck_at = self.stuck_at(step_timeout_s)
             is_stuck = stuck_at is not None and now >= stuck_at
+            is_stuck = is_stuck or self.grows_silently(now)
             if is_stuck or now >= self.silent_at(step_timeout_s):
                 # Its requests depend on whether it was stopped from outside since its last
                 # beat.
@@ -286,6 +313,12 @@ class Watch:
             return "its connection has ended, though the process lives"
         if self.lost:
             return f"it has lost {self.lost} of its requests"
+        if self.grows_silently(now):
+            return (
+                f"no sign of life for {now - self.heard_at:.1f} s while the process grew by"
+                f" {size_text(self.grown_bytes)}: a chat template or tokenizer may ask for memory"
+                " without end"
+            )
         if now >= self.heard_at + SILENCE_S:
             return f"no sign of life for {now - self.heard_at:.1f} s, though the process runs"
         if self.phase is WorkerPhase.IDLE:

@@ -16,7 +16,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-FOLDER = "TEST_TRANSFORMERS_INDEX"
+FOLDER = "MLXSUP_TEST_TRANSFORMERS_INDEX"
 """The variable with the folder in which indexes are kept; without it, nothing is."""
 
 MODULE = "transformers.utils.import_utils"

@@ -244,7 +244,9 @@ WAYS = {
     "takes turns": take_turns,
 }
 
-if "TEST_TRANSFORMERS_INDEX" in os.environ:  # this file stands in front of the one that does it
+if (
+    "MLXSUP_TEST_TRANSFORMERS_INDEX" in os.environ
+):  # this file stands in front of the one that does it
     importlib.import_module("transformers_index").install()
 
 if wanted := os.environ.get("MLXSUP_SABOTAGE"):

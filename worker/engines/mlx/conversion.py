@@ -9,6 +9,7 @@ standard error.
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -26,6 +27,12 @@ from . import gguf
 from .folder import check_folder
 from .gguf import Say
 from .load import MODEL_FAULTS, is_memory_text, shorten
+
+GGUF_FACTOR = 8
+"""Memory for each byte of a GGUF file: weights of two bits become 16, and some are copied once."""
+
+GGUF_SPARE_BYTES = 4 * 2**30
+"""For the libraries, the stacks of their threads and a vocabulary."""
 
 STAGE = "[INFO] "
 """Begins the lines in which mlx-lm says what it does."""
@@ -95,6 +102,14 @@ def is_quantised(config: Mapping[str, Any]) -> bool:
     return any(config.get(name) for name in ("quantization", "quantization_config"))
 
 
+def limit_memory(limit_bytes: int) -> None:
+    """Have the system refuse this process more memory, where it can: on Linux."""
+    if sys.platform == "linux":
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        limit = limit_bytes if hard == resource.RLIM_INFINITY else min(limit_bytes, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+
+
 def _run(source: Path, partial: Path, bits: int | None, say: Say) -> None:
     """Calls mlx-lm, and turns what it raises into whose fault it is."""
     stages: Any = Stages(say)
@@ -127,7 +142,8 @@ def main(arguments: Sequence[str]) -> int:
     # The folder that is being written is removed in any case.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(INTERRUPTED))
     try:
-        if source.is_file():
+        if not source.is_dir():
+            limit_memory(GGUF_FACTOR * source.stat().st_size + GGUF_SPARE_BYTES)
             gguf.convert(source, target, say)
         else:
             convert(source, target, bits, say)

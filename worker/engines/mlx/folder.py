@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+import stat
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,8 +23,11 @@ from mlxsup.protocol.model_files import (
     is_weight_file,
     pointer_problem,
 )
+from mlxsup.protocol.text import size_text
 
 from ...engine import BadModelError, ModelMissingError
+from .config_sizes import check_sizes
+from .gguf_header import shown
 from .known_faults import Remedy, find_fault
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json")
@@ -42,6 +47,19 @@ READ_AS_JSON = (
 
 MAX_HEADER_BYTES = 100 * 1024 * 1024
 """The largest header of a safetensors file, by its specification."""
+
+MAX_TEXT_BYTES = 100 * 1024 * 1024
+"""The largest configuration or tokenizer file; the largest of any known model has 35 MB."""
+
+MAX_DIMENSIONS = 8
+MAX_SIDE = 2**31 - 1
+"""MLX keeps each side of a shape in 32 bits."""
+
+NUMBER_BYTES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "U16": 2, "I16": 2,
+    "F16": 2, "BF16": 2, "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8, "C64": 8,
+}  # fmt: skip
+"""Bytes of one number by its type; MLX refuses the types that it does not know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +116,7 @@ def _check_folder(path: Path, report: Callable[[float], None]) -> ModelFolder:
         raise ModelMissingError(f"the model folder {path} does not exist")
     if not path.is_dir():
         raise BadModelError(f"{path} is not a folder; a model is a folder with a config.json")
-    names = sorted(entry.name for entry in os.scandir(path) if entry.is_file())
+    names = sorted(name for name in os.listdir(path) if _is_file(path / name))
     if "config.json" not in names:
         raise ModelMissingError(f"{path / 'config.json'} does not exist")
     for name in READ_AS_JSON:
@@ -119,14 +137,42 @@ def _check_folder(path: Path, report: Callable[[float], None]) -> ModelFolder:
     shards = _find_shards(path, names)
     total = sum(shard.stat().st_size for shard in shards)
     shard_of: dict[str, Path] = {}
+    shapes: dict[str, list[int]] = {}
     done = 0
     for shard in shards:
-        shard_of |= dict.fromkeys(read_safetensors_header(shard), shard)
+        found = read_safetensors_header(shard)
+        shard_of |= dict.fromkeys(found, shard)
+        shapes |= found
         done += shard.stat().st_size
         report(done / total)
+    check_sizes(path / "config.json", config, shapes)
     return ModelFolder(
         path=path, config=config, shards=shards, shard_of=shard_of, weight_bytes=total
     )
+
+
+def _is_file(path: Path) -> bool:
+    """True if a loader may open this file; False for a folder, or a link that leads nowhere.
+
+    Raises:
+        BadModelError: it is neither: reading a pipe or a device may never end. Or it is larger than
+            any file of its kind.
+    """
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return False
+    if stat.S_ISDIR(status.st_mode):
+        return False
+    if not stat.S_ISREG(status.st_mode):
+        raise BadModelError(f"{path} is not a regular file; copy the file itself to its place")
+    is_text = is_tokenizer_file(path.name) or path.name in READ_AS_JSON
+    if is_text and status.st_size > MAX_TEXT_BYTES:
+        raise BadModelError(
+            f"{path} has {size_text(status.st_size)}; a file of its kind has"
+            f" {size_text(MAX_TEXT_BYTES)} at most"
+        )
+    return True
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -163,8 +209,10 @@ def _find_shards(path: Path, names: list[str]) -> list[Path]:
     return [path / name for name in shards]
 
 
-def read_safetensors_header(path: Path) -> list[str]:
-    """The names of a weight file's arrays; checks that all of their bytes are there.
+def read_safetensors_header(path: Path) -> dict[str, list[int]]:
+    """Return the shapes of a weight file's arrays; check that all of their bytes are there.
+
+    MLX believes the header: where shape and bytes do not fit, it reads other arrays' bytes.
 
     Raises:
         BadModelError: the file is empty, cut short, or not safetensors at all.
@@ -180,14 +228,35 @@ def read_safetensors_header(path: Path) -> list[str]:
         if 8 + length > size:
             raise BadModelError(f"{path} is cut short: {size} bytes, its header alone has more")
         try:
-            header = json.loads(file.read(length))
+            header = json.loads(file.read(length).decode())
             header.pop("__metadata__", None)
             end = 8 + length + max((v["data_offsets"][1] for v in header.values()), default=0)
+            if size < end:
+                raise BadModelError(f"{path} is cut short: {size} bytes of {end}")
+            return {name: _shape(path, name, entry) for name, entry in header.items()}
         except (ValueError, AttributeError, LookupError, TypeError, RecursionError) as error:
             raise BadModelError(f"{path} has a header that cannot be read: {error}") from error
-    if size < end:
-        raise BadModelError(f"{path} is cut short: {size} bytes of {end}")
-    return list(header)
+
+
+def _shape(path: Path, name: str, entry: Mapping[str, Any]) -> list[int]:
+    """Return the shape of an array in a header.
+
+    Raises:
+        BadModelError: its type, its shape and its place in the file do not fit together.
+        LookupError, TypeError, ValueError: something is missing, or of another kind.
+    """
+    shape: list[int] = entry["shape"]
+    begin, end = entry["data_offsets"]
+    if not all(type(number) is int and number >= 0 for number in [begin, end, *shape]):
+        raise BadModelError(f"{path}: {shown(name)} has a shape or a place that is no number")
+    if len(shape) > MAX_DIMENSIONS or max(shape, default=0) > MAX_SIDE:
+        raise BadModelError(f"{path}: {shown(name)} has a shape that no array has")
+    number_bytes = NUMBER_BYTES.get(entry["dtype"])
+    if begin > end or (number_bytes is not None and math.prod(shape) * number_bytes != end - begin):
+        raise BadModelError(
+            f"{path}: {shown(name)} has {end - begin} bytes, which do not fit its shape {shape}"
+        )
+    return shape
 
 
 def fingerprint(folder: ModelFolder, facts: Mapping[str, str]) -> str:

@@ -10,6 +10,7 @@ all: it is written next to its place and renamed.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -25,6 +26,8 @@ from mlxsup.protocol.launch import ExitCode
 from mlxsup.protocol.text import size_text
 
 from ...engine import BadModelError, ModelMissingError
+from .gguf_header import check_gguf, shown
+from .load import raise_if_memory, shorten
 
 GROUP_SIZE = 32
 """Weights that share a scale, in every format that MLX reads out of GGUF."""
@@ -58,6 +61,10 @@ _PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
 Say = Callable[[str], None]
 
 
+def _is_real(array: mx.array) -> bool:
+    return bool(mx.issubdtype(array.dtype, mx.floating))
+
+
 class Metadata:
     """A GGUF file's key-value pairs, by type; a missing one is named.
 
@@ -74,13 +81,28 @@ class Metadata:
         """Whether there is such a key."""
         return name in self._values
 
-    def integer(self, name: str, default: int | None = None) -> int:
-        """A whole number."""
-        return int(self._number(name, default))
+    def integer(self, name: str, default: int | None = None, *, below: int = 2**31) -> int:
+        """A whole number from 0."""
+        value = self._number(name, default)
+        if not (0 <= value < below and value == int(value)):
+            raise BadModelError(
+                f"{self._source}: {name} is {value}, no number from 0 to {below - 1}"
+            )
+        return int(value)
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """A whole number from 1."""
+        value = self.integer(name, default)
+        if value == 0:
+            raise BadModelError(f"{self._source}: {name} is 0")
+        return value
 
     def real(self, name: str, default: float | None = None) -> float:
         """A number with its shortest decimal form; the file keeps 32 bits of it."""
-        return float(f"{self._number(name, default):.7g}")
+        value = self._number(name, default)
+        if not math.isfinite(value):
+            raise BadModelError(f"{self._source}: {name} is {value}, no number to compute with")
+        return float(f"{value:.7g}")
 
     def text(self, name: str, default: str | None = None) -> str:
         """A string."""
@@ -92,14 +114,14 @@ class Metadata:
     def texts(self, name: str) -> list[str]:
         """A list of strings."""
         value = self._values.get(name)
-        if not isinstance(value, list):
+        if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
             raise BadModelError(f"{self._source}: the metadata has no list {name}")
         return value
 
     def integers(self, name: str) -> list[int]:
         """A list of whole numbers."""
         value = self._values.get(name)
-        if not isinstance(value, mx.array) or value.ndim != 1:
+        if not isinstance(value, mx.array) or value.ndim != 1 or _is_real(value):
             raise BadModelError(f"{self._source}: the metadata has no list {name}")
         items: Any = value.tolist()
         return [int(item) for item in items]
@@ -124,6 +146,7 @@ def convert(source: Path, target: Path, say: Say) -> None:
     Raises:
         ModelMissingError: there is no such file.
         BadModelError: the file is not one that can be converted.
+        MemoryError: it does not fit into memory.
         FileExistsError: the folder exists.
         OSError: the folder cannot be written.
     """
@@ -164,46 +187,49 @@ def save_weights(path: Path, arrays: dict[str, mx.array]) -> None:
 
 
 def _read(source: Path, say: Say) -> tuple[dict[str, mx.array], Metadata]:
-    if not source.is_file():
-        raise ModelMissingError(f"{source} does not exist")
+    check_gguf(source)
     say(f"reading {source.name}, {size_text(source.stat().st_size)}")
     loaded: Any
     try:
         loaded = mx.load(str(source), format="gguf", return_metadata=True)
     except (RuntimeError, ValueError) as error:
+        raise_if_memory(error)
         raise BadModelError(f"{source} is not a GGUF file that MLX reads: {error}") from error
     weights, values = loaded
     metadata = Metadata(source, values)
     architecture = metadata.text("general.architecture")
     if architecture != "llama":
-        raise BadModelError(f"{source} holds a {architecture} model; only llama can be converted")
+        raise BadModelError(
+            f"{source} holds a {shown(architecture)} model; only llama can be converted"
+        )
     return weights, metadata
 
 
 def _config(metadata: Metadata, weights: Mapping[str, mx.array], source: Path) -> dict[str, Any]:
-    heads = metadata.integer("llama.attention.head_count")
-    hidden = metadata.integer("llama.embedding_length")
-    head_size = metadata.integer("llama.attention.key_length", hidden // heads)
+    heads = metadata.size("llama.attention.head_count")
+    hidden = metadata.size("llama.embedding_length")
+    head_size = metadata.size("llama.attention.key_length", hidden // heads)
+    tokens = len(metadata.texts("tokenizer.ggml.tokens"))
     if metadata.integer("llama.rope.dimension_count", head_size) != head_size:
         raise BadModelError(f"{source} rotates a part of each head only; that is not supported")
     config = {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
         "hidden_size": hidden,
-        "intermediate_size": metadata.integer("llama.feed_forward_length"),
-        "num_hidden_layers": metadata.integer("llama.block_count"),
+        "intermediate_size": metadata.size("llama.feed_forward_length"),
+        "num_hidden_layers": metadata.size("llama.block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": metadata.integer("llama.attention.head_count_kv", heads),
+        "num_key_value_heads": metadata.size("llama.attention.head_count_kv", heads),
         "head_dim": head_size,
         "rms_norm_eps": metadata.real("llama.attention.layer_norm_rms_epsilon"),
-        "vocab_size": len(metadata.texts("tokenizer.ggml.tokens")),
+        "vocab_size": tokens,
         "rope_theta": metadata.real("llama.rope.freq_base", 10000.0),
-        "max_position_embeddings": metadata.integer("llama.context_length"),
+        "max_position_embeddings": metadata.size("llama.context_length"),
         "tie_word_embeddings": "output.weight" not in weights,
-        "eos_token_id": metadata.integer("tokenizer.ggml.eos_token_id"),
+        "eos_token_id": metadata.integer("tokenizer.ggml.eos_token_id", below=tokens),
     }
     if metadata.has("tokenizer.ggml.bos_token_id"):
-        config["bos_token_id"] = metadata.integer("tokenizer.ggml.bos_token_id")
+        config["bos_token_id"] = metadata.integer("tokenizer.ggml.bos_token_id", below=tokens)
     return config
 
 
@@ -220,8 +246,15 @@ def _arrays(
         layer, kind, part = match.groups() if match else (None, "", "")
         names = _TOP_NAMES if layer is None else _LAYER_NAMES
         if kind not in names:
-            raise BadModelError(f"{source} holds {name}, which is not known of a llama model")
+            raise BadModelError(
+                f"{source} holds {shown(name)}, which is not known of a llama model"
+            )
         if kind in heads_of:
+            if array.ndim != 2 or array.shape[0] % (2 * heads_of[kind]):
+                raise BadModelError(
+                    f"{source}: {name} has the shape {list(array.shape)}, which does not fit"
+                    f" {heads_of[kind]} heads"
+                )
             array = undo_interleave(array, heads_of[kind])
         prefix = "" if layer is None else f"model.layers.{layer}."
         arrays[f"{prefix}{names[kind]}.{part}"] = array
@@ -267,27 +300,31 @@ def _write_tokenizer(folder: Path, metadata: Metadata, source: Path) -> None:
     if kind != "gpt2" or pre not in _PRE_TOKENIZERS:
         known = ", ".join(sorted(_PRE_TOKENIZERS))
         raise BadModelError(
-            f"{source} has a {kind} tokenizer of the kind {pre}; gpt2 of {known} can be converted"
+            f"{source} has a {shown(kind)} tokenizer of the kind {shown(pre)};"
+            f" gpt2 of {known} can be converted"
         )
     tokens = metadata.texts("tokenizer.ggml.tokens")
+    kinds = metadata.integers("tokenizer.ggml.token_type")
+    if len(kinds) != len(tokens):
+        raise BadModelError(f"{source} has {len(tokens)} tokens and {len(kinds)} types of them")
     content = _tokenizer(
-        tokens,
-        metadata.texts("tokenizer.ggml.merges"),
-        metadata.integers("tokenizer.ggml.token_type"),
-        _PRE_TOKENIZERS[pre],
+        tokens, metadata.texts("tokenizer.ggml.merges"), kinds, _PRE_TOKENIZERS[pre]
     )
-    # Parsed once by the library that will read it, so that a bad vocabulary shows here.
-    Tokenizer.from_str(json.dumps(content))
+    try:
+        # Parsed once by the library that will read it, so that a bad vocabulary shows here.
+        Tokenizer.from_str(json.dumps(content))
+    except Exception as error:  # the library raises nothing more special
+        raise BadModelError(f"{source} has a vocabulary that is none: {shorten(error)}") from error
     _write_json(folder / "tokenizer.json", content)
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
-        "model_max_length": metadata.integer("llama.context_length"),
+        "model_max_length": metadata.size("llama.context_length"),
     }
     for name in ("bos", "eos", "unknown", "padding"):
         if metadata.has(key := f"tokenizer.ggml.{name}_token_id"):
             short = {"unknown": "unk", "padding": "pad"}.get(name, name)
-            config[f"{short}_token"] = tokens[metadata.integer(key)]
+            config[f"{short}_token"] = tokens[metadata.integer(key, below=len(tokens))]
     if metadata.has("tokenizer.chat_template"):
         config["chat_template"] = metadata.text("tokenizer.chat_template")
     _write_json(folder / "tokenizer_config.json", config)
