@@ -67,14 +67,21 @@ class Converter:
         """True unless its end is known."""
         return self._process.returncode is None
 
-    def end(self) -> None:
-        """End it at once; it has nothing to lose."""
+    async def end(self) -> int:
+        """End it at once, as it has nothing to lose; return its exit code, or minus the signal that
+        has ended it."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         if self.is_alive:
             self._process.kill()
-
-    async def ended(self) -> int:
-        """Return its exit code once it has ended; below 0 the signal that ended it."""
+        self._process.stdin.close()
+        await self._process.stdout.read()  # to its end, or the pipe would be left open
         return await self._process.wait()
+
+    def release(self) -> None:
+        """Let it end by itself."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
 
     async def ask(self, values: dict[str, Any], *blobs: bytes) -> Frame:
         """Return its answer.
@@ -127,15 +134,14 @@ class Converters:
             try:
                 yield converter
             finally:
-                self._put_back(converter)
+                await self._put_back(converter)
         finally:
             self._turns.release()
 
     async def close(self) -> None:
         """End those without work; the others end with the gateway."""
-        for converter in self._idle:
-            converter.end()
-            await converter.ended()
+        while (converter := self._take()) is not None:
+            await converter.end()
 
     def _take(self) -> Converter | None:
         while self._idle:
@@ -146,9 +152,9 @@ class Converters:
                 return converter
         return None
 
-    def _put_back(self, converter: Converter) -> None:
+    async def _put_back(self, converter: Converter) -> None:
         if converter.is_asked or not converter.is_alive:
-            converter.end()  # it is still at a body that nobody waits for any longer
+            await converter.end()  # it is still at a body that nobody waits for any longer
             return
         self._idle.append(converter)
         loop = asyncio.get_running_loop()
@@ -156,7 +162,7 @@ class Converters:
 
     def _expire(self, converter: Converter) -> None:
         self._idle.remove(converter)
-        converter.end()
+        converter.release()
 
 
 class Bodies:
@@ -206,7 +212,7 @@ class Bodies:
             except TimeoutError:
                 raise _too_slow() from None
             except ConverterLost:
-                raise _lost(await converter.ended()) from None
+                raise _lost(await converter.end()) from None
         with self._counting(ask):
             named, frames = _checked(answer)
         pairs = [frames[place : place + 2] for place in range(0, len(frames), 2)]
