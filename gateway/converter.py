@@ -43,6 +43,7 @@ def frame_of(values: dict[str, Any], blobs: Sequence[bytes] = ()) -> Iterable[by
 def main() -> int:
     """Convert until standard input ends; return the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the daemon, which ends the gateway
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a gateway that is gone is no error
     os.nice(NICENESS)
     if sys.platform == "linux":  # macOS does not keep to it
         most = limits.CONVERTER_MEMORY_BYTES

@@ -17,7 +17,7 @@ from mlxsup.gateway.keys import Caller, Keys
 
 from support.eventually import eventually
 from support.eventually_async import eventually_async
-from support.played_gateway import PlayedDaemon, Response, Site, delta, result
+from support.played_gateway import PlayedDaemon, Response, Site, delta, refused, result
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -91,6 +91,7 @@ def timeless(response: Response) -> list[str]:
 
 def errors_of(site: Site) -> list[bytes]:
     """The errors that a gateway has counted."""
+    site.daemon.state = refused("internal")  # its own metrics are not asked for
     page = asyncio.run(site.ask("GET", "/metrics")).body
     return [line for line in page.split(b"\n") if line.startswith(b"mlxsup_request_errors_total")]
 
@@ -110,6 +111,17 @@ def test_what_a_converter_reads_is_asked_and_answered_as_if_it_was_read_here(
     assert errors_of(sites[0]) == errors_of(sites[1])
 
 
+@pytest.mark.parametrize("most_bytes", [0, 1000])
+def test_a_wrong_parameter_is_counted_wherever_it_is_found(
+    most_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MAX_SMALL_BODY_BYTES", most_bytes)
+    site = Site(played())
+    assert asyncio.run(site.ask("POST", CHAT, {**CHATS, "temperature": 99})).status == 400
+    (counted,) = errors_of(site)
+    assert counted.endswith(b'{code="invalid_request",model="m"} 1.0')
+
+
 class OneKey(Keys):
     """Every request has the key of an account."""
 
@@ -122,8 +134,8 @@ def test_the_key_of_a_request_counts_for_a_long_body_as_well() -> None:
     site = Site(daemon, keys=OneKey())
     assert asyncio.run(site.ask("POST", CHAT, LONG)).status == 200
     assert daemon.asked[0]["client"] == "alice"
-    refused = asyncio.run(site.ask("POST", CHAT, {**LONG, "keep_alive": 0}))
-    assert (refused.status, refused.error["code"]) == (403, "operator_only")
+    response = asyncio.run(site.ask("POST", CHAT, {**LONG, "keep_alive": 0}))
+    assert (response.status, response.error["code"]) == (403, "operator_only")
 
 
 # ---------------------------------------------------------------- one that fails

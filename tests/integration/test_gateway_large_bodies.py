@@ -78,7 +78,7 @@ def test_the_tokens_of_a_long_body_are_counted(daemon: Probed) -> None:
     assert answer["input_tokens"] > 300_000
 
 
-def test_a_gateway_that_is_killed_leaves_no_converter() -> None:
+def test_a_gateway_that_is_killed_with_its_daemon_leaves_no_converter() -> None:
     slow = LargeBody("", CHAT, b'{"metadata":{' + b",".join(
         b'"%x":1' % n for n in range(700_000)) + b'},"wrong":1}')  # fmt: skip
     with HttpDaemon({"m": fake()}) as daemon, daemon.client() as client:
@@ -86,7 +86,7 @@ def test_a_gateway_that_is_killed_leaves_no_converter() -> None:
         sender = threading.Thread(target=send, args=(daemon, slow))
         sender.start()
         converters = eventually(gateway.children, what="a converter that has begun")
+        daemon.kill()
         os.kill(gateway.pid, signal.SIGKILL)
-        eventually(lambda: not any(map(is_alive, converters)), what="no converter")
         sender.join()
-        gateway_of(client, after=gateway.pid)
+        eventually(lambda: not any(map(is_alive, converters)), what="no converter")

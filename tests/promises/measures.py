@@ -12,6 +12,7 @@ from . import (
     false_kills,
     flood,
     http_door,
+    large_bodies,
     loads,
     lost_work,
     neighbours,
@@ -42,5 +43,6 @@ MEASURES: tuple[Measure, ...] = (
     *flood.MEASURES,
     *doors.MEASURES,
     *http_door.MEASURES,
+    *large_bodies.MEASURES,
     *beside.MEASURES,
 )
