@@ -228,6 +228,12 @@ class AsyncClient(AsyncRequestCommands[AsyncStream]):
         self._pump_soon()
         return inbox
 
+    def send_encoded(
+        self, request_id: RequestId, frames: list[bytes], on_notice: OnNotice | None = None
+    ) -> AsyncStream:
+        """Send what `encode_generate` made, maybe in another process, and return its stream."""
+        return self._open_stream(request_id, frames, on_notice)
+
     def _open_stream(
         self, request_id: RequestId, frames: list[bytes], on_notice: OnNotice | None
     ) -> AsyncStream:

@@ -16,9 +16,8 @@ from mlxsup.client.async_streams import AsyncStream
 from .apis import REQUEST_ID, error_response
 from .ask import Ask
 from .body import Disconnected, Receive
+from .conversion import Sent
 from .failure import Failure
-from .keep_alive import check_keep_alive
-from .keys import CALLER
 from .metrics.meter import Meter
 from .one_call import OneCall
 from .openai.errors import cancelled, failure_of, interrupted
@@ -72,35 +71,26 @@ class Answer:
     Args:
         client: of the daemon.
         ask: what was asked for.
+        sent: the requests.
         open_answers: where they are listed while they run.
         progress: is given their notices; None for none.
         meter: counts how it ends.
-
-    Raises:
-        Failure: a parameter is wrong.
     """
 
     def __init__(
         self,
         client: AsyncClient,
         ask: Ask,
+        sent: Sequence[Sent],
         open_answers: OpenAnswers,
         progress: Progress | None,
         meter: Meter,
     ) -> None:
-        self.streams: list[AsyncStream] = []
         self._client = client
         self._model = ask.target or ask.model
         self._open_answers = open_answers
         self._meter = meter
-        try:
-            for choice in ask.choices():
-                stream = client.generate(self._model, **choice, on_notice=progress)
-                self.streams.append(stream)
-        except RequestError as error:
-            self.cancel()
-            meter.failed(self._model, error)
-            raise failure_of(error) from None
+        self.streams = [client.send_encoded(name, frames, progress) for name, frames in sent]
         open_answers.add(self.streams)
 
     @property
@@ -183,22 +173,24 @@ class Answer:
 
 
 async def answer(
-    request: Request, client: AsyncClient, ask: Ask, open_answers: OpenAnswers, shape: MakeShape
+    request: Request,
+    client: AsyncClient,
+    ask: Ask,
+    sent: Sequence[Sent],
+    open_answers: OpenAnswers,
+    shape: MakeShape,
 ) -> Response:
-    """The response to a request whose body was read.
+    """Return the response to a request whose body was read.
 
     Raises:
-        Failure: a parameter is wrong, or the daemon has refused; not if the response is streamed.
+        Failure: the daemon has refused; not if the response is streamed.
         Disconnected: nobody waits for the answer any longer.
     """
-    caller = request.scope[CALLER]
-    check_keep_alive(ask.parameters, caller)
-    ask = ask.in_name_of(caller.account)
     if ask.is_streamed:
         progress = Progress(time.monotonic)
-        streamed = Answer(client, ask, open_answers, progress, open_answers.meter)
+        streamed = Answer(client, ask, sent, open_answers, progress, open_answers.meter)
         return _Streamed(streamed, _shaped(ask, shape, streamed), progress)
-    whole = Answer(client, ask, open_answers, None, open_answers.meter)
+    whole = Answer(client, ask, sent, open_answers, None, open_answers.meter)
     shaped = _shaped(ask, shape, whole)
 
     async def take(index: int, stream: AsyncStream) -> None:

@@ -24,24 +24,26 @@ from .answers import OpenAnswers, answer
 from .anthropic import models as anthropic_models
 from .anthropic.counting import count_tokens
 from .anthropic.events import MessageShape
-from .anthropic.requests import read_count, read_message
+from .anthropic.requests import MessageAsk
 from .apis import error_response, is_anthropic
-from .body import Disconnected, read_json
+from .ask import Ask
+from .bodies import Bodies
+from .body import Disconnected
 from .changes import Changes
+from .conversion import Api
 from .failure import Failure
 from .guard import Guard
 from .keys import Keys
 from .metrics.meter import CONTENT_TYPE, Meter
 from .model_events import ModelEvents
-from .names import FRESH_S, AnyAsk, Names
+from .names import FRESH_S, Names
 from .openai.chunks import ChatShape, CompletionShape
 from .openai.errors import failure_of
 from .openai.models import model_list, one_model, readiness
-from .openai.requests import read_chat, read_completion
 from .operator import Operator, daemon_silent
 from .page.page import Page
 from .responses.events import ResponseShape
-from .responses.requests import read_response
+from .responses.requests import ResponseAsk
 
 MISSING = {
     "/v1/embeddings": "embeddings are",
@@ -70,6 +72,7 @@ class Gateway:
         self._meter = Meter()
         self.open_answers = OpenAnswers(self._meter)
         self._names = Names(names, self._status)
+        self._bodies = Bodies(self._resolved, self._meter)
         self._connect = connect
         self._created = int(time.time())
         self._learning = asyncio.Lock()
@@ -136,50 +139,55 @@ class Gateway:
             self._changes.watching(self._client),
             self._page.watching(self._changes),
         ):
-            yield
+            try:
+                yield
+            finally:
+                await self._bodies.close()
 
     # ------------------------------------------------------------ routes
 
     async def chat(self, request: Request) -> Response:
         """`POST /v1/chat/completions`."""
-        ask = await self._resolved(read_chat(await read_json(request)))
+        ask, sent = await self._bodies.read(request, Api.CHAT)
 
         def shape(name: str, created: int) -> ChatShape:
             return ChatShape(f"chatcmpl-{name}", created, ask.model, ask.n, ask.has_usage)
 
-        return await answer(request, self._daemon, ask, self.open_answers, shape)
+        return await answer(request, self._daemon, ask, sent, self.open_answers, shape)
 
     async def completion(self, request: Request) -> Response:
         """`POST /v1/completions`."""
-        ask = await self._resolved(read_completion(await read_json(request)))
+        ask, sent = await self._bodies.read(request, Api.COMPLETION)
 
         def shape(name: str, created: int) -> CompletionShape:
             return CompletionShape(f"cmpl-{name}", created, ask.model, ask.n, ask.has_usage)
 
-        return await answer(request, self._daemon, ask, self.open_answers, shape)
+        return await answer(request, self._daemon, ask, sent, self.open_answers, shape)
 
     async def response(self, request: Request) -> Response:
         """`POST /v1/responses`."""
-        ask = await self._resolved(read_response(await read_json(request)))
+        ask, sent = await self._bodies.read(request, Api.RESPONSE)
+        assert isinstance(ask, ResponseAsk)
 
         def shape(name: str, created: int) -> ResponseShape:
             return ResponseShape(name, created, ask)
 
-        return await answer(request, self._daemon, ask, self.open_answers, shape)
+        return await answer(request, self._daemon, ask, sent, self.open_answers, shape)
 
     async def message(self, request: Request) -> Response:
         """`POST /v1/messages`."""
-        ask = await self._resolved(read_message(await read_json(request)))
+        ask, sent = await self._bodies.read(request, Api.MESSAGE)
+        assert isinstance(ask, MessageAsk)
 
         def shape(name: str, _: int) -> MessageShape:
             return MessageShape(f"msg_{name}", ask)
 
-        return await answer(request, self._daemon, ask, self.open_answers, shape)
+        return await answer(request, self._daemon, ask, sent, self.open_answers, shape)
 
     async def count(self, request: Request) -> Response:
         """`POST /v1/messages/count_tokens`."""
-        ask = await self._names.resolved(read_count(await read_json(request)))
-        return await count_tokens(request, self._daemon, ask, self.open_answers)
+        ask, sent = await self._bodies.read(request, Api.COUNT)
+        return await count_tokens(request, self._daemon, ask, sent, self.open_answers)
 
     async def models(self, request: Request) -> Response:
         """`GET /v1/models`, and the same at `GET /models`."""
@@ -224,7 +232,7 @@ class Gateway:
         assert self._client is not None, "the lifespan has begun before any request"
         return self._client
 
-    async def _resolved(self, ask: AnyAsk) -> AnyAsk:
+    async def _resolved(self, ask: Ask) -> Ask:
         """The same request, which knows what its model's name means; so does the meter.
 
         Raises:

@@ -10,12 +10,13 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from http import HTTPStatus
-from typing import Any, NoReturn
-
-from starlette.requests import Request
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import limits
 from .failure import Failure
+
+if TYPE_CHECKING:  # a converter needs no server
+    from starlette.requests import Request
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
@@ -50,36 +51,53 @@ class Heard:
         return message
 
     async def discard(self) -> None:
-        """Reads on for a moment, if there is something to read: who is still sending does not read
-        the answer yet."""
+        """Read on for a moment and drop what comes: who is still sending does not read the answer
+        yet. What comes after that is left to the end of the connection."""
         if self._waits:
             return
+        dropped = 0
         try:
             async with asyncio.timeout(limits.DISCARD_LIMIT_S):
-                while not self.is_over:
-                    await self()
+                while not self.is_over and dropped <= limits.MAX_DISCARD_BYTES:
+                    dropped += len((await self()).get("body", b""))
         except TimeoutError:
             pass
 
 
 async def read_json(request: Request) -> dict[str, Any]:
-    """The object that a request's body holds.
+    """Return the object that a short body holds.
 
     Raises:
         Failure: the body is too long, too slow, of another type, or not an object in JSON.
         Disconnected: its sender has left.
     """
-    _check_headers(request)
+    return parse_object(await read_body(request, limits.MAX_SMALL_BODY_BYTES))
+
+
+async def read_body(
+    request: Request, most_bytes: int, take: Callable[[int], None] = lambda length: None
+) -> bytes:
+    """Return a request's body.
+
+    Args:
+        request: its request.
+        most_bytes: how long it may be.
+        take: called with the length of each piece that has come; may refuse it.
+
+    Raises:
+        Failure: the body is too long, too slow, or of another type.
+        Disconnected: its sender has left.
+    """
+    _check_headers(request, most_bytes)
     try:
         async with asyncio.timeout(limits.BODY_LIMIT_S):
-            data = await _read(request.receive)
+            return await _read(request.receive, most_bytes, take)
     except TimeoutError:
         raise Failure(
             HTTPStatus.REQUEST_TIMEOUT,
             f"the body did not arrive within {limits.BODY_LIMIT_S:g} s",
             code="request_timeout",
         ) from None
-    return parse_object(data)
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
@@ -96,7 +114,7 @@ def parse_object(data: bytes) -> dict[str, Any]:
         where = f"line {error.lineno}, column {error.colno}"
         raise _bad(f"the body is not JSON: {error.msg} ({where})") from None
     except RecursionError:
-        raise _bad("the body is nested too deeply") from None
+        raise nested_too_deeply() from None
     except ValueError:
         raise _bad("a number in the body has more digits than any field takes") from None
     if not isinstance(value, dict):
@@ -106,7 +124,7 @@ def parse_object(data: bytes) -> dict[str, Any]:
     return value
 
 
-def _check_headers(request: Request) -> None:
+def _check_headers(request: Request, most_bytes: int) -> None:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != JSON_TYPE:
         raise Failure(
@@ -121,12 +139,11 @@ def _check_headers(request: Request) -> None:
             code="unsupported_media_type",
         )
     announced = request.headers.get("content-length", "0")  # digits, or the server refuses it
-    if int(announced) > limits.MAX_BODY_BYTES:
-        raise _too_long()
+    if int(announced) > most_bytes:
+        raise _too_long(most_bytes)
 
 
-async def _read(receive: Receive) -> bytes:
-    """The whole body."""
+async def _read(receive: Receive, most_bytes: int, take: Callable[[int], None]) -> bytes:
     pieces, length, is_complete = [], 0, False
     while not is_complete:
         message = await receive()
@@ -134,18 +151,20 @@ async def _read(receive: Receive) -> bytes:
             raise Disconnected
         piece = message.get("body", b"")
         length += len(piece)
-        if length > limits.MAX_BODY_BYTES:
-            raise _too_long()
+        if length > most_bytes:
+            raise _too_long(most_bytes)
+        take(len(piece))
         pieces.append(piece)
         is_complete = not message.get("more_body", False)
     return b"".join(pieces)
 
 
-def _too_long() -> Failure:
-    size = limits.MAX_BODY_BYTES // 2**20
+def _too_long(most_bytes: int) -> Failure:
+    is_large = most_bytes >= 2**20
+    size = f"{most_bytes // 2**20} MiB" if is_large else f"{most_bytes // 2**10} KiB"
     return Failure(
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        f"a body has at most {size} MiB",
+        f"a body has at most {size}: send less",
         code="request_too_large",
     )
 
@@ -165,4 +184,9 @@ def _check_characters(value: dict[str, Any]) -> None:
     except UnicodeEncodeError:
         raise _bad("a text of the body has half a surrogate pair: no character is that") from None
     except RecursionError:
-        raise _bad("the body is nested too deeply") from None
+        raise nested_too_deeply() from None
+
+
+def nested_too_deeply() -> Failure:
+    """Return the refusal of a body whose lists and objects are within too many others."""
+    return _bad("the body is nested too deeply")

@@ -89,6 +89,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._stuck_bytes = 0  # that have come since then
         self._is_too_long = False
         self._is_refused = False
+        self._discarded_bytes = 0  # that have come since then
         # Requests whose answers are not complete, in their order; uvicorn does not read on while
         # more than one waits.
         self._cycles: list[RequestResponseCycle] = []
@@ -103,6 +104,9 @@ class LimitedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Some bytes have come."""
         if self._is_refused:
+            self._discarded_bytes += len(data)
+            if self._discarded_bytes > limits.MAX_DISCARD_BYTES:
+                self.transport.abort()
             return
         self._has_advanced = False
         super().data_received(data)

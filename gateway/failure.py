@@ -43,6 +43,10 @@ class Failure(Exception):
         self.headers = headers or {}
         self.detail = detail or {}
 
+    def to_plain(self) -> dict[str, Any]:
+        """Return its arguments by name: `Failure(**failure.to_plain())` is the same again."""
+        return dict(vars(self))
+
 
 def bad_field(param: str, message: str) -> Failure:
     """A field of the body that cannot be used."""

@@ -7,11 +7,14 @@ exceptions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from mlxsup.protocol.codec import MAX_ID_CHARACTERS
+
+from . import limits
 from .failure import bad_field
 
 
@@ -93,3 +96,30 @@ def check_fields(
             continue
         given[name] = value
     return given
+
+
+def read_model(given: dict[str, Any]) -> str:
+    """Take the name of the model out of the fields.
+
+    Raises:
+        Failure: it is missing, or no name.
+    """
+    model = given.pop("model", None)
+    if not isinstance(model, str) or not model:
+        raise bad_field("model", "model takes the name of a model; GET /v1/models lists them")
+    if len(model) > MAX_ID_CHARACTERS:
+        message = f"model takes text of 1 to {MAX_ID_CHARACTERS} characters, not of {len(model)}"
+        raise bad_field("model", f"{message}; GET /v1/models lists the names")
+    return model
+
+
+def check_count(values: Sized, path: str, things: str, most: int = limits.MAX_ITEMS) -> None:
+    """Raise if a list is too long.
+
+    Raises:
+        Failure: it is; the message says how many there may be.
+    """
+    if len(values) > most:
+        raise bad_field(
+            path, f"{path} takes at most {most} {things}, not {len(values)}: send fewer"
+        )

@@ -2,14 +2,53 @@
 
 from __future__ import annotations
 
-MAX_BODY_BYTES = 16 * 1024 * 1024
-"""Of one request; twice what the daemon takes, because JSON may be that much longer."""
+from mlxsup.protocol import codec
+
+MAX_BODY_BYTES = codec.MAX_BODY_BYTES
+"""Of one request: what the daemon takes."""
+
+MAX_SMALL_BODY_BYTES = 64 * 1024
+"""A longer body is read in a converter. One of this length takes the event loop up to 17 ms of CPU
+(2,000 blocks of text), one of 256 KiB took 68."""
+
+MAX_ITEMS = 10_000
+"""Messages, items of an input, or parts of a message."""
+
+MAX_TOOLS = 1024
+
+MAX_TEMPLATE_BYTES = 64 * 1024
+"""Of `chat_template_kwargs`, packed: they are options, and every chat template sees them."""
+
+MAX_ECHO_BYTES = 64 * 1024
+"""A field that a response would repeat in three of its events is left out there if it is longer."""
+
+MAX_ASKED_BYTES = 2 * MAX_BODY_BYTES
+"""What one HTTP request may ask of the daemon: with `n`, its body counts that many times."""
+
+MAX_HELD_BYTES = 128 * 1024 * 1024
+"""Of bodies that are too long for the event loop and are not converted yet."""
+
+MAX_WAITING_BODIES = 64
+"""Bodies that wait for a converter."""
+
+MAX_CONVERTERS = 2
+CONVERT_LIMIT_S = 30
+"""How long a converter may take for one body: a hundred times what the worst of 8 MiB takes."""
+
+CONVERTER_MEMORY_BYTES = 1024 * 1024 * 1024
+"""Address space of a converter; 8 MiB of `[]` take 0.3 GiB."""
+
+CONVERTER_IDLE_S = 300.0
+"""How long a converter without work is kept: its next body starts at once."""
 
 BODY_LIMIT_S = 30.0
 """From the end of a request's head to the end of its body."""
 
 DISCARD_LIMIT_S = 1.0
 """How long the rest of a refused body is read, so that its sender gets to see the refusal."""
+
+MAX_DISCARD_BYTES = 2 * MAX_BODY_BYTES
+"""How much of it is read."""
 
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_LIMIT_S = 10.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import groupby
 from typing import Any
 
 Message = dict[str, Any]
@@ -12,10 +14,16 @@ BETWEEN_TEXTS = "\n"
 JOINED = frozenset({"user", "system"})
 
 
-def append_turn(turns: list[Message], message: Message) -> None:
-    """Adds a message; texts of the user in a row are one, because many templates want turns."""
-    last = turns[-1] if turns else {}
-    if message["role"] == last.get("role") and message["role"] in JOINED:
-        last["content"] += BETWEEN_TEXTS + message["content"]
-    else:
-        turns.append(message)
+def join_turns(messages: Iterable[Message]) -> list[Message]:
+    """Return the messages with texts of the user in a row as one: many templates want turns.
+
+    The time it takes grows with the length of the texts, however many there are.
+    """
+    turns: list[Message] = []
+    for role, run in groupby(messages, key=lambda message: message["role"]):
+        if role in JOINED:
+            text = BETWEEN_TEXTS.join(message["content"] for message in run)
+            turns.append({"role": role, "content": text})
+        else:
+            turns += run
+    return turns

@@ -65,6 +65,17 @@ def limit_table() -> list[str]:
     rows = (
         ("the body of a request", f"{limits.MAX_BODY_BYTES // 2**20} MiB, within "
          f"{limits.BODY_LIMIT_S:g} s", "413, 408"),
+        ("messages, items of an input, parts of a message", f"{limits.MAX_ITEMS}", "400"),
+        ("tools", f"{limits.MAX_TOOLS}", "400"),
+        ("`chat_template_kwargs`", f"{limits.MAX_TEMPLATE_BYTES // 2**10} KiB", "400"),
+        ("a body times its `n`", f"{limits.MAX_ASKED_BYTES // 2**20} MiB", "400"),
+        (f"bodies of more than {limits.MAX_SMALL_BODY_BYTES // 2**10} KiB at once",
+         f"{limits.MAX_HELD_BYTES // 2**20} MiB; {limits.MAX_WAITING_BODIES} that wait for a "
+         "converter", "429 (Anthropic: 529), to be tried again"),
+        ("to read one of these", f"{limits.CONVERT_LIMIT_S} s, "
+         f"{limits.CONVERTER_MEMORY_BYTES // 2**30} GiB of memory (on Linux)", "503, 413"),
+        ("the rest of a refused body", f"{limits.MAX_DISCARD_BYTES // 2**20} MiB, for "
+         f"{limits.DISCARD_LIMIT_S:g} s", "the connection ends"),
         ("the head of a request", f"{limits.MAX_HEAD_BYTES // 2**10} KiB, within "
          f"{limits.HEAD_LIMIT_S:g} s", "431, or the connection is cut"),
         ("a connection without a request", f"{limits.HEAD_LIMIT_S:g} s before the first, "

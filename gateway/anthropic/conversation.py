@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from .. import limits
 from ..failure import Failure, bad_field
-from ..fields import check_fields
-from ..turns import BETWEEN_TEXTS, Message, append_turn
+from ..fields import check_count, check_fields
+from ..turns import BETWEEN_TEXTS, Message, join_turns
 from .fields import BLOCK_FIELDS, MESSAGE_FIELDS, TOOL_FIELDS
 
 ROLES = ("user", "assistant", "system")
@@ -42,10 +43,12 @@ def read_messages(given: Any) -> list[Message]:
         raise bad_field("messages", "messages takes a list of messages")
     if not given:
         raise bad_field("messages", "messages takes at least one message, not an empty list")
-    read: list[Message] = []
-    for place, message in enumerate(given):
-        for one in _message(message, f"messages[{place}]"):
-            append_turn(read, one)
+    check_count(given, "messages", "messages")
+    read = join_turns(
+        one
+        for place, message in enumerate(given)
+        for one in _message(message, f"messages[{place}]")
+    )
     if read[-1]["role"] == "assistant":
         raise bad_field(
             f"messages[{len(given) - 1}]",
@@ -62,6 +65,7 @@ def read_tools(given: Any) -> list[dict[str, Any]]:
     """
     if not isinstance(given, list):
         raise bad_field("tools", "tools takes a list of tools")
+    check_count(given, "tools", "tools", limits.MAX_TOOLS)
     return [_tool(tool, f"tools[{place}]") for place, tool in enumerate(given)]
 
 
@@ -77,6 +81,7 @@ def _message(message: Any, path: str) -> list[Message]:
         return [{"role": role, "content": content}]
     if not isinstance(content, list):
         raise bad_field(path, f"{path} takes a text, or a list of blocks")
+    check_count(content, path, "blocks")
     blocks = [_block(block, f"{path}[{place}]") for place, block in enumerate(content)]
     if role == "assistant":
         return [_assistant(blocks, path)]
@@ -105,7 +110,7 @@ def _others(role: str, blocks: list[dict[str, Any]], path: str) -> list[Message]
         where = f"{path}[{place}]"
         match block["type"]:
             case "text":
-                append_turn(read, {"role": role, "content": _text(block, "text", where)})
+                read.append({"role": role, "content": _text(block, "text", where)})
             case "tool_result" if role == "user":
                 texts = _texts(block.get("content"), f"{where}.content")
                 call = _text(block, "tool_use_id", where)
@@ -167,6 +172,7 @@ def _texts(content: Any, path: str) -> list[str]:
         return [content]
     if not isinstance(content, list):
         raise bad_field(path, f"{path} takes a text, or a list of blocks of type text")
+    check_count(content, path, "blocks")
     texts = []
     for place, block in enumerate(content):
         where = f"{path}[{place}]"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -11,8 +13,8 @@ from mlxsup.client.async_streams import AsyncStream
 from ..answers import Answer, OpenAnswers
 from ..apis import REQUEST_ID
 from ..ask import Ask
+from ..conversion import Sent
 from ..failure import Failure
-from ..keys import CALLER
 from ..metrics.meter import Meter
 
 UNCOUNTED = Meter()
@@ -20,7 +22,11 @@ UNCOUNTED = Meter()
 
 
 async def count_tokens(
-    request: Request, client: AsyncClient, ask: Ask, open_answers: OpenAnswers
+    request: Request,
+    client: AsyncClient,
+    ask: Ask,
+    sent: Sequence[Sent],
+    open_answers: OpenAnswers,
 ) -> Response:
     """The number of tokens of a prompt.
 
@@ -31,8 +37,7 @@ async def count_tokens(
         Failure: the daemon has refused it for another reason.
         Disconnected: nobody waits for the answer any longer.
     """
-    ask = ask.in_name_of(request.scope[CALLER].account)
-    asked = Answer(client, ask, open_answers, None, UNCOUNTED)
+    asked = Answer(client, ask, sent, open_answers, None, UNCOUNTED)
     lengths: list[int] = []
 
     async def take(_: int, stream: AsyncStream) -> None:

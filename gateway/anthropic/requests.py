@@ -11,7 +11,7 @@ from mlxsup.protocol.parameters import MOST_TOKENS
 
 from ..ask import TEMPLATE, Ask
 from ..failure import bad_field
-from ..fields import Field, check_fields
+from ..fields import Field, check_fields, read_model
 from .conversation import read_messages, read_system, read_tools
 from .fields import (
     CHOICE_FIELDS,
@@ -72,9 +72,7 @@ def read_count(body: dict[str, Any]) -> MessageAsk:
 
 
 def _ask(given: dict[str, Any], *, is_streamed: bool, max_tokens: int) -> MessageAsk:
-    model = given.pop("model", None)
-    if not isinstance(model, str) or not model:
-        raise bad_field("model", "model takes the name of a model; GET /v1/models lists them")
+    model = read_model(given)
     system = read_system(given.pop("system", None))
     messages = [*system, *read_messages(given.pop("messages", []))]
     has_one_call = _read_tools(given)
@@ -91,7 +89,7 @@ def _ask(given: dict[str, Any], *, is_streamed: bool, max_tokens: int) -> Messag
         is_streamed=is_streamed,
         has_one_call=has_one_call,
         shows_thinking=shows_thinking,
-        max_tokens=max_tokens,
+        max_tokens=min(max_tokens, MOST_TOKENS),
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from .. import limits
 from ..failure import bad_field
-from ..fields import check_fields
+from ..fields import check_count, check_fields
 from .fields import MESSAGE_FIELDS
 
 ROLES = {
@@ -43,6 +44,7 @@ def read_messages(given: Any) -> list[dict[str, Any]]:
         raise bad_field("messages", "messages takes a list of messages")
     if not given:
         raise bad_field("messages", "messages takes at least one message, not an empty list")
+    check_count(given, "messages", "messages")
     return [_message(message, f"messages[{place}]") for place, message in enumerate(given)]
 
 
@@ -50,6 +52,7 @@ def read_tools(given: Any) -> Any:
     """The tools without what templates must not show: `strict` is no part of a description."""
     if not isinstance(given, list):
         return given
+    check_count(given, "tools", "tools", limits.MAX_TOOLS)
     return [_tool(tool) for tool in given]
 
 
@@ -73,6 +76,7 @@ def _content(content: Any, path: str) -> str | None:
         return content
     if not isinstance(content, list):
         raise bad_field(f"{path}.content", f"{path}.content takes a text, or a list of parts")
+    check_count(content, f"{path}.content", "parts")
     return "".join(_part(part, f"{path}.content[{place}]") for place, part in enumerate(content))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from .. import limits
 from ..ask import Ask
 from ..failure import bad_field
-from ..fields import check_fields
+from ..fields import check_fields, read_model
 from ..keep_alive import read_keep_alive
 from .fields import CHAT_FIELDS, COMPLETION_FIELDS, STREAM_FIELDS
 from .messages import read_messages, read_tools
@@ -26,7 +26,7 @@ def read_chat(body: dict[str, Any]) -> Ask:
         Failure: a field is missing, unknown or of another type; `param` names it.
     """
     given = check_fields(body, CHAT_FIELDS)
-    model = _model(given)
+    model = read_model(given)
     messages = read_messages(given.pop("messages", []))
     older, newer = given.pop("max_tokens", None), given.pop("max_completion_tokens", None)
     if older is not None and newer is not None and older != newer:
@@ -54,7 +54,7 @@ def read_completion(body: dict[str, Any]) -> Ask:
         Failure: as for `read_chat`.
     """
     given = check_fields(body, COMPLETION_FIELDS)
-    model = _model(given)
+    model = read_model(given)
     if "prompt" not in given:
         raise bad_field("prompt", "prompt is missing; it takes a text")
     inputs = _prompts(given.pop("prompt"))
@@ -96,13 +96,6 @@ def _ask(model: str, inputs: tuple[dict[str, Any], ...], given: dict[str, Any]) 
         is_streamed=is_streamed,
         has_usage=has_usage,
     )
-
-
-def _model(given: dict[str, Any]) -> str:
-    model = given.pop("model", None)
-    if not isinstance(model, str) or not model:
-        raise bad_field("model", "model takes the name of a model; GET /v1/models lists them")
-    return model
 
 
 def _prompts(prompt: Any) -> tuple[dict[str, Any], ...]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..failure import bad_field
-from ..fields import check_fields
-from ..turns import BETWEEN_TEXTS, Message, append_turn
+from ..fields import check_count, check_fields
+from ..turns import BETWEEN_TEXTS, Message, join_turns
 from .fields import ITEM_FIELDS
 from .tools import Called, Tools
 
@@ -41,12 +41,13 @@ def read_input(given: Any, tools: Tools) -> list[Message]:
         raise bad_field("input", "input takes a text, or a list of items")
     if not given:
         raise bad_field("input", "input takes at least one item, not an empty list")
+    check_count(given, "input", "items")
     conversation = _Conversation(tools)
     for place, item in enumerate(given):
         conversation.add(item, f"input[{place}]")
     if not conversation.turns:
         raise bad_field("input", "input takes at least one message")
-    return conversation.turns
+    return conversation.joined()
 
 
 class _Conversation:
@@ -56,7 +57,7 @@ class _Conversation:
         tools: what the model may call.
 
     Attributes:
-        turns: the messages so far.
+        turns: the messages so far; the texts of the assistant's are still lists.
     """
 
     def __init__(self, tools: Tools) -> None:
@@ -90,6 +91,10 @@ class _Conversation:
                 call = _text(read, "call_id", path)
                 self.turns.append({"role": "tool", "tool_call_id": call, "content": output})
 
+    def joined(self) -> list[Message]:
+        """Return the messages with their texts as one each."""
+        return join_turns(map(_joined, self.turns))
+
     def _add_message(self, read: dict[str, Any], path: str) -> None:
         role = read.get("role")
         if not isinstance(role, str) or role not in ROLES:
@@ -98,9 +103,9 @@ class _Conversation:
             raise bad_field(f"{path}.content", f"{path}.content is missing; it takes a text")
         text = BETWEEN_TEXTS.join(_texts(read["content"], f"{path}.content"))
         if role == "assistant":
-            self._assistant()["content"] += text
+            self._assistant()["content"].append(text)
         else:
-            append_turn(self.turns, {"role": ROLES[role], "content": text})
+            self.turns.append({"role": ROLES[role], "content": text})
 
     def _add_call(self, read: dict[str, Any], path: str) -> None:
         namespace = _text(read, "namespace", path) if "namespace" in read else ""
@@ -113,13 +118,22 @@ class _Conversation:
         """The assistant's turn that continues, or a new one."""
         last = self.turns[-1] if self.turns else {}
         if last.get("role") != "assistant":
-            last = {"role": "assistant", "content": ""}
+            last = {"role": "assistant", "content": []}
             self.turns.append(last)
         if self._reasoning:
-            thoughts = [last["reasoning_content"]] if "reasoning_content" in last else []
-            last["reasoning_content"] = BETWEEN_TEXTS.join(thoughts + self._reasoning)
+            last.setdefault("reasoning_content", []).extend(self._reasoning)
             self._reasoning = []
         return last
+
+
+def _joined(turn: Message) -> Message:
+    """Return a turn of the assistant with its texts as one each; another one as it is."""
+    if turn["role"] != "assistant":
+        return turn
+    joined = turn | {"content": "".join(turn["content"])}
+    if "reasoning_content" in turn:
+        joined["reasoning_content"] = BETWEEN_TEXTS.join(turn["reasoning_content"])
+    return joined
 
 
 def _texts(content: Any, path: str) -> list[str]:
@@ -130,6 +144,7 @@ def _texts(content: Any, path: str) -> list[str]:
         return [content]
     if not isinstance(content, list):
         raise bad_field(path, f"{path} takes a text, or a list of parts")
+    check_count(content, path, "parts")
     return [_part(part, f"{path}[{place}]") for place, part in enumerate(content)]
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
 from mlxsup.protocol.parameters import MOST_TOKENS
 
+from .. import limits
 from ..ask import Ask
 from ..failure import bad_field
-from ..fields import check_fields
-from ..turns import append_turn
+from ..fields import check_fields, read_model
+from ..turns import join_turns
 from .fields import REASONING_FIELDS, RESPONSE_FIELDS, TEXT_FIELDS
 from .input import read_input
 from .tools import Called, Tools, read_tools
@@ -25,8 +27,8 @@ class ResponseAsk(Ask):
     """A request for a response.
 
     Attributes:
-        called: for each name that the model may call, the function that the client knows.
-        echo: what the response says of the request.
+        called: for names that the client does not know, the functions that they stand for.
+        echo: what the response says of the request; null, or no tools, for what is long.
     """
 
     called: dict[str, Called] = field(default_factory=dict)
@@ -40,9 +42,7 @@ def read_response(body: dict[str, Any]) -> ResponseAsk:
         Failure: a field is missing, unknown or of another type; `param` names it.
     """
     given = check_fields(body, RESPONSE_FIELDS)
-    model = given.pop("model", None)
-    if not isinstance(model, str) or not model:
-        raise bad_field("model", "model takes the name of a model; GET /v1/models lists them")
+    model = read_model(given)
     is_streamed = _flag(given, "stream", default=False)
     is_parallel = _flag(given, "parallel_tool_calls", default=True)
     echo = {"parallel_tool_calls": is_parallel, **_echo(given)}
@@ -65,7 +65,12 @@ def read_response(body: dict[str, Any]) -> ResponseAsk:
 
 def _echo(given: dict[str, Any]) -> dict[str, Any]:
     names = ("instructions", "max_output_tokens", "temperature", "top_p", "text", "reasoning")
-    return {name: given.get(name) for name in names}
+    return {name: value if _is_short(value := given.get(name)) else None for name in names}
+
+
+def _is_short(value: Any) -> bool:
+    """True if a response may repeat this in three of its events."""
+    return len(json.dumps(value, ensure_ascii=False)) <= limits.MAX_ECHO_BYTES
 
 
 def _flag(given: dict[str, Any], name: str, *, default: bool) -> bool:
@@ -81,10 +86,9 @@ def _read_messages(given: dict[str, Any], tools: Tools) -> list[dict[str, Any]]:
         raise bad_field("instructions", "instructions takes a text")
     if "input" not in given:
         raise bad_field("input", "input is missing; it takes a text")
-    first, *others = read_input(given.pop("input"), tools)
-    turns = [{"role": "system", "content": instructions}] if instructions else []
-    append_turn(turns, first)
-    return turns + others
+    messages = read_input(given.pop("input"), tools)
+    system = [{"role": "system", "content": instructions}] if instructions else []
+    return join_turns([*system, *messages])
 
 
 def _read_limit(given: dict[str, Any]) -> None:
@@ -98,7 +102,8 @@ def _read_limit(given: dict[str, Any]) -> None:
 
 def _read_tools(given: dict[str, Any], echo: dict[str, Any]) -> Tools:
     tools = read_tools(given.pop("tools", []))
-    echo["tools"] = [{"type": "function", "strict": False, **one} for one in tools.functions]
+    shown = [{"type": "function", "strict": False, **one} for one in tools.functions]
+    echo["tools"] = shown if _is_short(shown) else []
     if tools.functions:
         given["tools"] = [{"type": "function", "function": one} for one in tools.functions]
     choice = given.get("tool_choice", "auto")

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+from .. import limits
 from ..failure import bad_field
-from ..fields import check_fields
+from ..fields import check_count, check_fields
 from .fields import NAMESPACE_FIELDS, TOOL_FIELDS
 
 HOSTED = ("web_search", "file_search", "code_interpreter", "image_generation", "mcp")
 """How the types of tools begin that run on OpenAI's servers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Called:
+class Called(NamedTuple):
     """A function as the client calls it.
 
     Attributes:
@@ -34,16 +34,20 @@ class Tools:
 
     Attributes:
         functions: in the form that chat templates know.
-        called: for each name in them, the function that the client knows.
+        names: of functions that have another name there, by the function that the client knows.
     """
 
     functions: list[dict[str, Any]] = field(default_factory=list)
-    called: dict[str, Called] = field(default_factory=dict)
+    names: dict[Called, str] = field(default_factory=dict)
+
+    @property
+    def called(self) -> dict[str, Called]:
+        """Return what each of these names stands for."""
+        return {name: called for called, name in self.names.items()}
 
     def shown(self, called: Called) -> str:
-        """The name under which the model knows a function."""
-        names = (name for name, one in self.called.items() if one == called)
-        return next(names, called.name)
+        """Return the name under which the model knows a function."""
+        return self.names.get(called, called.name)
 
 
 def read_tools(given: Any) -> Tools:
@@ -57,14 +61,17 @@ def read_tools(given: Any) -> Tools:
     """
     if not isinstance(given, list):
         raise bad_field("tools", "tools takes a list of tools")
+    check_count(given, "tools", "tools", limits.MAX_TOOLS)
     found = [one for place, tool in enumerate(given) for one in _functions(tool, f"tools[{place}]")]
+    check_count(found, "tools", "functions", limits.MAX_TOOLS)
     count = Counter(called.name for called, _ in found)
     tools = Tools()
     for called, function in found:
         is_alone = count[called.name] == 1 or not called.namespace
         name = called.name if is_alone else f"{called.namespace}__{called.name}"
         tools.functions.append({"name": name, **function})
-        tools.called[name] = called
+        if called != Called(name):
+            tools.names[called] = name
     return tools
 
 

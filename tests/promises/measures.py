@@ -13,6 +13,7 @@ from . import (
     flood,
     http_door,
     kills,
+    large_bodies,
     loads,
     lost_work,
     neighbours,
@@ -46,5 +47,6 @@ MEASURES: tuple[Measure, ...] = (
     *doors.MEASURES,
     *http_door.MEASURES,
     *kills.MEASURES,
+    *large_bodies.MEASURES,
     *beside.MEASURES,
 )

@@ -90,10 +90,10 @@ REQUESTS = (
          415, "content-type: application/json"),
     _raw("a compressed body", request(b"{}", headers={**JSON, "Content-Encoding": "gzip"}), 415,
          "send it uncompressed"),
-    _raw("a body of more than 16 MiB", request(b" " * (limits.MAX_BODY_BYTES + 1)), 413,
-         "at most 16 MiB"),
-    _raw("a length of more than 16 MiB, and no body", _HEAD
-         + b"Content-Length: %d\r\n\r\n" % (limits.MAX_BODY_BYTES + 1), 413, "at most 16 MiB"),
+    _raw("a body of more than 8 MiB", request(b" " * (limits.MAX_BODY_BYTES + 1)), 413,
+         "at most 8 MiB"),
+    _raw("a length of more than 8 MiB, and no body", _HEAD
+         + b"Content-Length: %d\r\n\r\n" % (limits.MAX_BODY_BYTES + 1), 413, "at most 8 MiB"),
     _raw("a tunnel", b"CONNECT localhost:22 HTTP/1.1\r\nHost: localhost\r\n\r\n"),
     _raw("a GET where a POST belongs", request(None, method="GET"), 405, "this path takes POST"),
     _raw("an unknown path", request(None, method="GET", path="/v2"), 404, "no such path"),

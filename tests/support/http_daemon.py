@@ -111,7 +111,7 @@ class SseReader(threading.Thread):
         events: the data of its events; `[DONE]` as text.
         is_cut: whether the response ended without its closing mark.
         has_text: set with the first piece of text, or at the end.
-        last_at: when the last event came, by the monotonic clock.
+        times: when each event came, by the monotonic clock.
 
     Args:
         daemon: whose gateway.
@@ -125,7 +125,7 @@ class SseReader(threading.Thread):
         self.events: list[Any] = []
         self.is_cut = False
         self.has_text = threading.Event()
-        self.last_at = 0.0
+        self.times: list[float] = []
         self._path = path
         self._connection = http.client.HTTPConnection(*daemon.address, timeout=TIMEOUT_S)
         self._body = json.dumps({**body, "stream": True}).encode()
@@ -135,6 +135,11 @@ class SseReader(threading.Thread):
     def text(self) -> str:
         """The content so far."""
         return "".join(text_in(one) for one in self.events if one != "[DONE]")
+
+    @property
+    def last_at(self) -> float:
+        """When the last event came; 0 if none has."""
+        return self.times[-1] if self.times else 0.0
 
     @property
     def is_complete(self) -> bool:
@@ -150,7 +155,7 @@ class SseReader(threading.Thread):
             response = self._connection.getresponse()
             self.status = response.status
             for data in _events(response):
-                self.last_at = time.monotonic()
+                self.times.append(time.monotonic())
                 self.events.append(data if data == "[DONE]" else json.loads(data))
                 if not self.has_text.is_set() and self.text:
                     self.has_text.set()

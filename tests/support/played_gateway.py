@@ -28,7 +28,7 @@ from mlxsup.gateway.sse import WRITE
 from mlxsup.protocol.ids import RequestId
 
 from .played_events import PlayedEvents
-from .sent_requests import frames_of
+from .sent_requests import asked_in
 
 Item = Delta | Notice | Result | Exception | asyncio.Event
 """What happens to a stream, in order; an event is waited for."""
@@ -111,7 +111,7 @@ class PlayedDaemon:
     Attributes:
         answers: what happens to each request, in the order of the requests.
         streams: those that were opened.
-        asked: the arguments of each.
+        asked: what each of them asks for, without the id and what `generate` always sends.
         state: of the only model.
         subscriptions: those that were opened.
         opened: the same, one after the other, for a test that waits for the next.
@@ -133,11 +133,10 @@ class PlayedDaemon:
     async def __aexit__(self, *_: object) -> None:
         pass
 
-    def generate(self, model: str, *, on_notice: Any = None, **given: Any) -> PlayedStream:
-        """Checks the arguments as the real client does."""
+    def send_encoded(self, _: RequestId, frames: list[bytes], on_notice: Any) -> PlayedStream:
+        """Reads the request as a daemon does."""
         name = f"r{len(self.streams) + 1}"
-        frames_of(name, model, given)
-        self.asked.append({"model": model, **given})
+        self.asked.append(asked_in(frames))
         stream = PlayedStream(name, self.answers[len(self.streams)], on_notice)
         self.streams.append(stream)
         return stream
@@ -175,7 +174,7 @@ class FedDaemon(PlayedDaemon):
         self.pings: list[AsyncInbox] = []
         self.cancelled: set[str] = set()
 
-    def generate(self, model: str, *, on_notice: Any = None, **given: Any) -> Any:
+    def send_encoded(self, _: RequestId, frames: list[bytes], on_notice: Any) -> Any:
         """An answer that is fed."""
         self.inboxes.append(AsyncInbox())
         name = RequestId(f"r{len(self.inboxes)}")

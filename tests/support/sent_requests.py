@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from hypothesis import strategies as st
 
 from mlxsup.client import RequestError
-from mlxsup.client.parameters import encode_generate
 from mlxsup.gateway.ask import Ask
+from mlxsup.gateway.conversion import OPTIONS, encode_ask
 from mlxsup.gateway.failure import Failure
 from mlxsup.gateway.openai.errors import failure_of
-from mlxsup.protocol.ids import RequestId
+from mlxsup.protocol.client_messages import Generate
+from mlxsup.protocol.codec import Decoder, decode_body
 
 JSON: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
@@ -21,21 +22,17 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 )
 """Any value that JSON has."""
 
-HEADER = (
-    "priority", "timeout_s", "queue_timeout_s", "first_token_timeout_s", "client", "keep_alive",
-)  # fmt: skip
-"""The arguments of `generate` that the supervisor reads; the others are in the body."""
 
-
-def frames_of(name: str, model: str, given: Mapping[str, Any]) -> list[bytes]:
-    """What the client sends for these arguments of `generate`.
+def asked_in(frames: list[bytes]) -> dict[str, Any]:
+    """What a request of the client asks for, as the arguments of `generate`.
 
     Raises:
-        RequestError: one of them is wrong.
+        DecodeError, RemoteError: a daemon, or a worker, would refuse it.
     """
-    body = {key: value for key, value in given.items() if key not in HEADER}
-    header: dict[str, Any] = {key: given.get(key) for key in HEADER}
-    return encode_generate(RequestId(name), model, body, resume=True, notices=False, **header)
+    header = Decoder([Generate], is_strict=True).decode(frames)
+    given = {name: getattr(header, name) for name in ("model", *OPTIONS)}
+    given |= decode_body(header.body).to_wire()
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def sent(ask: Ask) -> list[list[bytes]]:
@@ -44,7 +41,7 @@ def sent(ask: Ask) -> list[list[bytes]]:
     Raises:
         RequestError: a parameter is wrong.
     """
-    return [frames_of("x", ask.model, choice) for choice in ask.choices()]
+    return [frames for _, frames in encode_ask(ask)]
 
 
 def outcome(do: Callable[[], object]) -> object:

@@ -199,6 +199,12 @@ def test_a_head_is_too_long_however_it_comes(piece_bytes: int) -> None:
     assert wire.responded == [431]
 
 
+def test_no_more_than_so_much_is_read_behind_a_head_that_is_too_long() -> None:
+    most = [bytes(2**20)] * (limits.MAX_DISCARD_BYTES // 2**20)
+    assert said(GET + LONG + b"\r\n", *most).aborts == 0
+    assert said(GET + LONG + b"\r\n", *most, b"x").aborts > 0
+
+
 def test_a_head_that_is_too_long_and_whole_behind_an_open_answer_is_cut_off() -> None:
     wire = said(GET + b"\r\n", GET + LONG + b"\r\n")
     assert (wire.aborts, b"431" in wire.written) == (1, False)

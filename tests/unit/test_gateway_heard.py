@@ -77,6 +77,14 @@ def test_an_endless_body_ends_the_connection(monkeypatch: pytest.MonkeyPatch) ->
     assert (seen.status, seen.headers[b"connection"]) == (403, b"close")
 
 
+def test_no_more_than_so_much_is_read_of_a_body_that_nobody_wants() -> None:
+    piece = PIECE | {"body": bytes(2**20)}
+    seen = Exchange(*[piece] * 100, host="evil.example")
+    most = limits.MAX_DISCARD_BYTES // 2**20
+    assert (seen.status, seen.headers[b"connection"]) == (403, b"close")
+    assert seen.asks == most + 1
+
+
 @pytest.mark.parametrize("word", ["100-continue", "100-Continue"])
 def test_who_waits_for_a_word_gets_the_answer_instead(word: str) -> None:
     seen = Exchange(host="evil.example", expect=word)

@@ -1,0 +1,310 @@
+"""Bodies that a converter reads: what comes of them is the same, and a converter that is stopped,
+killed, slow or full harms one request."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from typing import Any, Self
+
+import psutil
+import pytest
+
+from mlxsup.gateway import bodies, limits
+from mlxsup.gateway.bodies import Converter
+from mlxsup.gateway.keys import Caller, Keys
+
+from support.eventually import eventually
+from support.eventually_async import eventually_async
+from support.played_gateway import PlayedDaemon, Response, Site, delta, refused, result
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+RESPONSES = "/v1/responses"
+MESSAGES = "/v1/messages"
+COUNT = "/v1/messages/count_tokens"
+
+TURNS = [{"role": "user", "content": "hi"}]
+CHATS: dict[str, Any] = {"model": "m", "messages": TURNS}
+LONG = {"model": "m", "messages": [{"role": "user", "content": "x" * 100_000}]}
+
+TOOLS = [
+    {"type": "namespace", "name": space, "description": "d",
+     "tools": [{"type": "function", "name": "f", "parameters": {}}]}
+    for space in ("s", "t")
+]  # fmt: skip
+
+
+@pytest.fixture
+def everything_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A converter reads every body, however short it is."""
+    monkeypatch.setattr(limits, "MAX_SMALL_BODY_BYTES", 0)
+
+
+def played(count: int = 16) -> PlayedDaemon:
+    """A daemon that answers this many requests; its model has a preset."""
+    daemon = PlayedDaemon(*[[delta("a"), result("a")]] * count)
+    daemon.presets = {"warm": {"temperature": 0.8, "chat_template_kwargs": {"mood": "good"}}}
+    return daemon
+
+
+def converters() -> list[psutil.Process]:
+    """Those of this process."""
+    return [
+        child for child in psutil.Process().children() if "mlxsup.gateway.converter" in " ".join(
+            child.cmdline())
+    ]  # fmt: skip
+
+
+# ---------------------------------------------------------------- the same comes of them
+
+SAME: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, {**CHATS, "model": "n:warm", "stop": "\n", "chat_template_kwargs": {"a": 1}}),
+    (CHAT, {**CHATS, "seed": 3, "n": 3, "timeout_s": 60, "priority": "batch", "ttl": "5m"}),
+    (CHAT, {**CHATS, "stream": True, "stream_options": {"include_usage": True}}),
+    (CHAT, {**CHATS, "logit_bias": {"1": -3}, "parallel_tool_calls": False}),
+    (COMPLETIONS, {"model": "m", "prompt": [[1, 2], [3]], "n": 2}),
+    (COMPLETIONS, {"model": "m:warm", "prompt": ["a", "b"], "logprobs": 2}),
+    (RESPONSES, {"model": "m", "instructions": "be", "input": "hi", "tools": TOOLS}),
+    (RESPONSES, {"model": "m", "input": "hi", "stream": True, "tools": TOOLS}),
+    (MESSAGES, {**CHATS, "max_tokens": 9, "thinking": {"type": "enabled"}, "system": "be"}),
+    (MESSAGES, {**CHATS, "model": "m:warm", "max_tokens": 9, "stream": True}),
+    (CHAT, {**CHATS, "wrong": 1}),
+    (CHAT, {**CHATS, "temperature": 99}),
+    (CHAT, {**CHATS, "chat_template_kwargs": {"tools": 1}}),
+    (CHAT, {**CHATS, "chat_template_kwargs": {"a": "x" * 70_000}}),
+    (CHAT, {"messages": TURNS}),
+    (CHAT, {**CHATS, "model": "m" * 200}),
+    (MESSAGES, {**CHATS, "stop_sequences": ["x"] * 20, "max_tokens": 9}),
+    (RESPONSES, {"model": "m", "input": [{"type": "odd"}]}),
+    (COUNT, {**CHATS, "max_tokens": 9}),
+]
+
+
+def timeless(response: Response) -> list[str]:
+    """A response without times and the ids of requests."""
+    text = response.body.decode().replace(response.headers["x-request-id"], "ID")
+    words = text.replace('"created_at"', '"created"').split('"created":')
+    return [words[0], *(word.lstrip("0123456789") for word in words[1:])]
+
+
+def errors_of(site: Site) -> list[bytes]:
+    """The errors that a gateway has counted."""
+    site.daemon.state = refused("internal")  # its own metrics are not asked for
+    page = asyncio.run(site.ask("GET", "/metrics")).body
+    return [line for line in page.split(b"\n") if line.startswith(b"mlxsup_request_errors_total")]
+
+
+@pytest.mark.parametrize(("path", "body"), SAME)
+def test_what_a_converter_reads_is_asked_and_answered_as_if_it_was_read_here(
+    path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, apart = played(), played()
+    sites = Site(here), Site(apart)
+    responses = [asyncio.run(sites[0].ask("POST", path, body))]
+    monkeypatch.setattr(limits, "MAX_SMALL_BODY_BYTES", 0)
+    responses.append(asyncio.run(sites[1].ask("POST", path, body)))
+    assert apart.asked == here.asked
+    assert responses[0].status == responses[1].status
+    assert timeless(responses[0]) == timeless(responses[1])
+    assert errors_of(sites[0]) == errors_of(sites[1])
+
+
+@pytest.mark.parametrize("most_bytes", [0, 1000])
+def test_a_wrong_parameter_is_counted_wherever_it_is_found(
+    most_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MAX_SMALL_BODY_BYTES", most_bytes)
+    site = Site(played())
+    assert asyncio.run(site.ask("POST", CHAT, {**CHATS, "temperature": 99})).status == 400
+    (counted,) = errors_of(site)
+    assert counted.endswith(b'{code="invalid_request",model="m"} 1.0')
+
+
+class OneKey(Keys):
+    """Every request has the key of an account."""
+
+    def caller(self, headers: Any) -> Caller:
+        return Caller(account="alice", has_key=True)
+
+
+def test_the_key_of_a_request_counts_for_a_long_body_as_well() -> None:
+    daemon = played()
+    site = Site(daemon, keys=OneKey())
+    assert asyncio.run(site.ask("POST", CHAT, LONG)).status == 200
+    assert daemon.asked[0]["client"] == "alice"
+    response = asyncio.run(site.ask("POST", CHAT, {**LONG, "keep_alive": 0}))
+    assert (response.status, response.error["code"]) == (403, "operator_only")
+
+
+# ---------------------------------------------------------------- one that fails
+
+
+@pytest.fixture
+def asks(monkeypatch: pytest.MonkeyPatch) -> list[Converter]:
+    """Who was asked something, in order."""
+    noted: list[Converter] = []
+    ask = Converter.ask
+
+    async def note(self: Converter, values: dict[str, Any], *blobs: bytes) -> Any:
+        noted.append(self)
+        return await ask(self, values, *blobs)
+
+    monkeypatch.setattr(Converter, "ask", note)
+    return noted
+
+
+class Held:
+    """A gateway, and a request whose body is at a converter that stands still.
+
+    Attributes:
+        site: the gateway.
+        converter: the process.
+        asked: the request.
+
+    Args:
+        asks: who was asked something.
+    """
+
+    def __init__(self, asks: list[Converter]) -> None:
+        self.site = Site(played())
+        self._asks = asks
+
+    async def __aenter__(self) -> Self:
+        self._life = self.site.life()
+        await self._life.__aenter__()
+        assert (await self.ask()).status == 200
+        (self.converter,) = converters()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._life.__aexit__(*error)
+        assert not converters()
+
+    async def ask(self, path: str = CHAT, body: Any = LONG, **request: Any) -> Response:
+        """The response to a long body."""
+        return await self.site.ask("POST", path, body, has_life=False, **request)
+
+    async def hold(self, **request: Any) -> None:
+        """Let it come to that."""
+        self.converter.send_signal(signal.SIGSTOP)
+        before = len(self._asks)
+        self.asked = asyncio.create_task(self.ask(**request))
+        await eventually_async(lambda: len(self._asks) > before)
+
+
+def test_a_converter_that_dies_in_the_middle_of_a_body_is_one_request_to_be_sent_again(
+    asks: list[Converter],
+) -> None:
+    async def run() -> None:
+        async with Held(asks) as held:
+            await held.hold()
+            held.converter.kill()
+            response = await held.asked
+            assert (response.status, response.error["code"]) == (503, "converter_lost")
+            assert "(signal 9): send it again" in response.error["message"]
+            assert response.headers["x-should-retry"] == "true"
+            assert response.headers["retry-after"] == "1"
+            assert (await held.ask()).status == 200
+
+    asyncio.run(run())
+
+
+def test_a_converter_that_dies_without_work_harms_nothing(asks: list[Converter]) -> None:
+    async def run() -> None:
+        async with Held(asks) as held:
+            held.converter.kill()
+            await eventually_async(lambda: not asks[0].is_alive)
+            assert (await held.ask()).status == 200
+
+    asyncio.run(run())
+
+
+def test_a_body_has_a_limited_time(asks: list[Converter], monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with Held(asks) as held:
+            monkeypatch.setattr(limits, "CONVERT_LIMIT_S", 0.2)
+            await held.hold()
+            response = await held.asked
+            assert (response.status, response.error["code"]) == (503, "body_too_slow")
+            assert "took more than 0.2 s: send a shorter one" in response.error["message"]
+            assert response.headers["x-should-retry"] == "false"
+
+    asyncio.run(run())
+
+
+def test_who_leaves_makes_room_at_once(
+    asks: list[Converter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MAX_CONVERTERS", 1)
+    monkeypatch.setattr(limits, "MAX_HELD_BYTES", 150_000)
+
+    async def run() -> None:
+        async with Held(asks) as held:
+            leaves = asyncio.Event()
+            await held.hold(until=leaves.wait())
+            leaves.set()
+            assert (await held.asked).status == 0
+            assert (await held.ask()).status == 200
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("path", "status"), [(CHAT, 429), (MESSAGES, 529)])
+@pytest.mark.parametrize(("name", "most"), [("MAX_WAITING_BODIES", 0), ("MAX_HELD_BYTES", 150_000)])
+def test_bodies_that_wait_are_limited(
+    path: str,
+    status: int,
+    name: str,
+    most: int,
+    asks: list[Converter],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        async with Held(asks) as held:
+            await held.hold()
+            monkeypatch.setattr(limits, name, most)
+            response = await held.ask(path, {**LONG, "max_tokens": 9})
+            assert response.status == status
+            error = response.error
+            assert "send this one again in a moment" in error["message"]
+            assert response.headers["retry-after"] == "1"
+            assert (await held.ask(body=CHATS)).status == 200, "a short one needs no converter"
+            held.converter.send_signal(signal.SIGCONT)
+            assert (await held.asked).status == 200
+
+    asyncio.run(run())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS does not keep to the limit")
+@pytest.mark.usefixtures("everything_apart")
+def test_a_body_has_limited_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = (
+        "from mlxsup.gateway import converter, limits; limits.CONVERTER_MEMORY_BYTES = 2**27;"
+        " converter.main()"
+    )
+    monkeypatch.setattr(bodies, "ARGV", (sys.executable, "-P", "-c", code))
+    greedy = b'{"a":[' + b",".join([b"[]"] * 2_600_000) + b"]}"
+
+    async def run() -> None:
+        site = Site(played())
+        async with site.life():
+            response = await site.ask("POST", CHAT, greedy, has_life=False)
+            assert (response.status, response.error["code"]) == (413, "request_too_large")
+            assert "more than 128 MiB of memory" in response.error["message"]
+            assert (await site.ask("POST", CHAT, CHATS, has_life=False)).status == 200
+
+    asyncio.run(run())
+
+
+# ---------------------------------------------------------------- the process
+
+
+def test_a_converter_ends_with_its_standard_input_and_not_with_ctrl_c() -> None:
+    with psutil.Popen([*bodies.ARGV], stdin=-1, stdout=-1) as process:
+        own = psutil.Process().nice()
+        eventually(lambda: process.nice() > own, what="a converter that has begun")
+        process.send_signal(signal.SIGINT)
+        process.stdin.close()
+        assert process.wait(60) == 0

@@ -1,0 +1,92 @@
+"""Large bodies at a real gateway: they hold up nobody, those that are meant are answered, and the
+processes that read them end with the gateway."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from support.daemon import fake, is_alive
+from support.eventually import eventually
+from support.http_daemon import CHAT, HttpDaemon, SseReader, chat, gateway_of
+from support.large_bodies import (
+    MESSAGES,
+    LargeBody,
+    hostile_bodies,
+    meant_bodies,
+    send,
+    send_all,
+)
+
+PROBE = Path(__file__).parents[1] / "support" / "loop_probe"
+
+WIDE = {"context_length": 3_900_000, "prefill_tokens_per_step": 1_000_000}
+MODELS = {"m": fake(fake={"step_s": 0.005, **WIDE}), "other": fake(fake=WIDE)}
+
+
+class Probed(HttpDaemon):
+    """A daemon whose gateway says when a turn of its loop was long."""
+
+    @property
+    def turns(self) -> str:
+        """What it has said."""
+        return (self.folder / "turns.txt").read_text()
+
+    def start(self, *, environment: dict[str, str] | None = None) -> None:
+        """Start it."""
+        probe = {"PYTHONPATH": str(PROBE), "MLXSUP_LOOP_PROBE": str(self.folder / "turns.txt")}
+        super().start(environment={**(environment or {}), **probe})
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Probed]:
+    with Probed(MODELS) as running:
+        yield running
+        assert re.fullmatch(r"started \d+\n", running.turns), running.turns
+
+
+def test_hostile_bodies_are_refused_and_hold_up_no_stream(daemon: Probed) -> None:
+    reader = SseReader(daemon, chat("beside them", max_tokens=2_000_000)).started()
+    bodies = hostile_bodies()
+    answers = zip(bodies, send_all(daemon, bodies), strict=True)
+    wrong = [(body.what, status) for body, (status, _) in answers if status not in (200, 400, 413)]
+    assert not wrong
+    assert reader.is_alive(), "its answer goes on"
+    assert re.fullmatch(r"started \d+\n", daemon.turns), daemon.turns
+
+
+def test_long_bodies_that_are_meant_are_answered(daemon: Probed) -> None:
+    bodies = meant_bodies()
+    for body, (status, answer) in zip(bodies, send_all(daemon, bodies), strict=True):
+        assert status == 200, (body.what, answer[:300])
+        usage = json.loads(answer)["usage"]
+        assert usage.get("input_tokens", usage.get("prompt_tokens")) > 400_000, body.what
+
+
+def test_the_tokens_of_a_long_body_are_counted(daemon: Probed) -> None:
+    turns = [{"role": "user", "content": "x" * 300_000}]
+    status, answer = daemon.post(MESSAGES + "/count_tokens", {"model": "m", "messages": turns})
+    assert status == 200
+    assert answer["input_tokens"] > 300_000
+
+
+def test_a_gateway_that_is_killed_with_its_daemon_leaves_no_converter() -> None:
+    slow = LargeBody("", CHAT, b'{"metadata":{' + b",".join(
+        b'"%x":1' % n for n in range(700_000)) + b'},"wrong":1}')  # fmt: skip
+    with HttpDaemon({"m": fake()}) as daemon, daemon.client() as client:
+        gateway = psutil.Process(gateway_of(client)["pid"])
+        sender = threading.Thread(target=send, args=(daemon, slow))
+        sender.start()
+        converters = eventually(gateway.children, what="a converter that has begun")
+        daemon.kill()
+        os.kill(gateway.pid, signal.SIGKILL)
+        sender.join()
+        eventually(lambda: not any(map(is_alive, converters)), what="no converter")
