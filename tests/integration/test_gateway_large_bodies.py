@@ -26,7 +26,7 @@ from support.large_bodies import (
     send_all,
 )
 
-PROBE = Path(__file__).parents[1] / "support" / "loop_probe"
+PROBE = Path(__file__).parents[1] / "support" / "stall_probe"
 
 WIDE = {"context_length": 3_900_000, "prefill_tokens_per_step": 1_000_000}
 MODELS = {"m": fake(fake={"step_s": 0.005, **WIDE}), "other": fake(fake=WIDE)}
