@@ -22,7 +22,7 @@ def test_no_other_state_is_broken(state: str) -> None:
     assert broken_parts({"models": [{"name": "m", "state": state}]}) == []
 
 
-@pytest.mark.parametrize("state", ["backoff", "crash loop"])
+@pytest.mark.parametrize("state", ["frozen", "backoff", "crash loop"])
 def test_a_gateway_that_crashes_is_broken(state: str) -> None:
     status = {"models": [], "gateway": {"state": state}}
     assert broken_parts(status) == ["the HTTP gateway is down"]

@@ -247,7 +247,10 @@ def test_a_mark_that_is_not_the_one_of_key_off_keeps_the_gateway_closed(
     key = made(place, "a")
     place.file.unlink()
     place.mark.unlink()
-    DAMAGES.get(damage, lambda path: write(path, damage))(place.mark)
+    if damage in DAMAGES:
+        DAMAGES[damage](place.mark)
+    else:
+        write(place.mark, damage)
     assert is_refused(Site(PlayedDaemon(), keys=Keys(place)), key)
 
 
