@@ -53,7 +53,7 @@ class Listener:
     @property
     def is_reachable(self) -> bool:
         """True if the socket's file is there, and is not another one."""
-        return _identity(self._path) == self._identity
+        return identity_of(self._path) == self._identity
 
     def bind_again(self) -> None:
         """Make the socket's file again.
@@ -131,10 +131,10 @@ def _listen(path: Path) -> tuple[socket.socket, tuple[int, int] | None]:
     except OSError:
         listener.close()
         raise
-    return listener, _identity(path)
+    return listener, identity_of(path)
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
+def identity_of(path: Path) -> tuple[int, int] | None:
     """Return what tells a file from others; None if there is none."""
     try:
         status = path.stat()

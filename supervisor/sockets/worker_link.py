@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import hmac
 from collections import deque
@@ -25,6 +26,7 @@ from mlxsup.protocol.worker_messages import (
 
 from ..core.events import Event, WorkerBroke, WorkerSaid, WorkerUnlinked
 from .limits import free_files
+from .listener import identity_of
 from .transport import NO_SOURCE, Context, LoopSocket, Monitor, TracedSocket, bound_socket
 
 RECEIVE_HIGH_WATER_MARK = 256
@@ -98,6 +100,7 @@ class WorkerLink:
         self.has_peer = False
         self.disconnected = asyncio.Event()
         self._path = path
+        self._beat_path = path.with_name(path.name + BEAT_SUFFIX)
         self._model = model
         self._generation = generation
         self._token = token
@@ -139,6 +142,8 @@ class WorkerLink:
         self._monitor = Monitor(
             socket, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED, self._on_connection_event
         )
+        # A path may be another daemon's by the time that its file is removed.
+        self._files = {one: identity_of(one) for one in (self._path, self._beat_path)}
         self._socket = _PeerSocket(socket, self._take, self._flush)
         self._beats = LoopSocket(beats, self._take_beat)
 
@@ -174,8 +179,26 @@ class WorkerLink:
         self._monitor.close()
         self._socket.close()
         self._beats.close()
-        for path in (self._path, self._path.with_name(self._path.name + BEAT_SUFFIX)):
+        for path in list(self._files):
+            self._remove(path)
+
+    def _remove(self, path: Path) -> None:
+        """Remove a socket's file, so that nobody else connects to it.
+
+        Raises:
+            OSError: it cannot be removed.
+        """
+        if self._files[path] is not None and identity_of(path) == self._files[path]:
             path.unlink(missing_ok=True)
+        del self._files[path]
+
+    def _hide(self, path: Path) -> None:
+        """Remove a socket's file once its worker has connected.
+
+        libzmq would accept others until no file is left, and then end the daemon.
+        """
+        with contextlib.suppress(OSError):  # it is tried again at the end, and reported then
+            self._remove(path)
 
     def _flush(self) -> None:
         if self._peer is None:
@@ -237,6 +260,7 @@ class WorkerLink:
                 return
             self._peer, self._peer_connection = sender, self._socket.source
             self._socket.is_traced = False
+            self._hide(self._path)
         self._say(message)
         self._flush()
 
@@ -244,9 +268,12 @@ class WorkerLink:
         if self._is_broken or self._peer is None:
             return
         try:
-            self._say(self._beat_decoder.decode(frames))
+            beat = self._beat_decoder.decode(frames)
         except DecodeError:
-            pass  # a stranger's: beats carry no token, and the worker's own still come
+            return  # a stranger's: beats carry no token, and the worker's own still come
+        if self._beat_path in self._files:
+            self._hide(self._beat_path)
+        self._say(beat)
 
     def _has_token(self, hello: Hello) -> bool:
         """Whether this is the HELLO of the process that was given the token."""

@@ -379,7 +379,41 @@ def test_a_worker_that_reads_nothing_is_broken_once_and_owed_no_more(
     run(body)
 
 
-def test_strangers_come_and_go_and_the_workers_connection_stays_P23() -> None:
+def test_who_connects_when_the_worker_has_finds_no_socket() -> None:
+    """libzmq would accept strangers until no file is left, and then end the daemon."""
+
+    async def body(bench: Bench) -> None:
+        beats = bench.path.with_name("w1.sock.beat")
+        assert bench.path.exists()
+        bench.say(HELLO)
+        await bench.event(0)
+        assert not bench.path.exists()
+        assert beats.exists()
+        beats.unlink()
+        beats.write_text("another daemon's by now")
+        bench.link.close()
+        assert beats.read_text() == "another daemon's by now"
+        beats.unlink()
+
+    run(body)
+
+
+def test_a_socket_for_beats_is_hidden_with_the_first_one() -> None:
+    async def body(bench: Bench) -> None:
+        bench.say(HELLO)
+        await bench.event(0)
+        bench.beat(BEAT)
+        assert await bench.said(1) == BEAT
+        assert not bench.path.with_name("w1.sock.beat").exists()
+
+    run(body)
+
+
+def test_strangers_come_and_go_and_the_workers_connection_stays_P23(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker_link.WorkerLink, "_hide", lambda self, path: None)
+
     async def body(bench: Bench) -> None:
         def visit() -> None:
             with bench.worker_context.socket(zmq.DEALER) as stranger:

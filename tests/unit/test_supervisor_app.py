@@ -33,7 +33,7 @@ from mlxsup.supervisor.gateway import GatewayKeeper
 from mlxsup.supervisor.sockets import clients as clients_module
 from mlxsup.supervisor.sockets import worker_link as link_module
 from mlxsup.supervisor.sockets.clients import Clients
-from mlxsup.supervisor.sockets.transport import LoopSocket
+from mlxsup.supervisor.sockets.transport import LoopSocket, bound_socket
 from mlxsup.supervisor.sockets.worker_link import WorkerLink
 
 from support.eventually_async import eventually_async
@@ -323,7 +323,7 @@ def test_the_limits_of_time_are_those_that_are_documented() -> None:
 
 def test_the_sockets_have_their_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[int, dict[zmq.SocketOption, int]]] = []
-    bound = link_module.bound_socket
+    bound = bound_socket
 
     def bind(context: Any, kind: int, endpoint: str, options: Any) -> Any:
         made.append((kind, dict(options)))

@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 import os
 import select
+import struct
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from mlxsup.supervisor.sockets.peers import process_of
+from mlxsup.supervisor.sockets.peer import credentials_of
 from mlxsup.supervisor.workers import exit_watch
 from mlxsup.supervisor.workers.exit_watch import watch_exit, watch_with_thread
 
@@ -199,8 +200,9 @@ def test_macos_without_a_free_file_watches_nothing_and_says_so(
 
 def test_macos_names_the_process_of_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    pids = {(0, 2): 77}  # SOL_LOCAL, LOCAL_PEERPID
-    connection: Any = SimpleNamespace(getsockopt=lambda *option: pids[option])
-    assert process_of(connection) == 77
-    pids = {(0, 2): 0}
-    assert process_of(connection) is None
+    # SOL_LOCAL; LOCAL_PEERPID, and LOCAL_PEERCRED with version, uid and the groups
+    said: dict[Any, Any] = {(0, 2): 77, (0, 1, 128): struct.pack("2I68x", 0, 501)}
+    connection: Any = SimpleNamespace(getsockopt=lambda *option: said[option])
+    assert credentials_of(connection) == (77, 501)
+    said[0, 2] = 0
+    assert credentials_of(connection) == (None, 501)
