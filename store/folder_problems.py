@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlxsup.protocol.model_files import is_pointer, is_weight_file, pointer_problem
+from mlxsup.protocol.regular_file import kind_of
 
 from .contents import CONFIG, missing_files, regular_files
 from .hub_cache import PREFIX, SNAPSHOTS, find_cache, repository_of
@@ -50,11 +51,21 @@ def folder_problem(path: Path) -> FolderProblem | None:
             return _file(path)
         names = regular_files(path)
         if CONFIG not in names:
-            return _no_model(path, names)
+            return _odd_file(path / CONFIG) or _no_model(path, names)
         return _pointer(path, names) or _incomplete(path, names)
     except OSError as error:
         what = error.strerror or str(error)
         return FolderProblem(text=f"{error.filename or path} cannot be read: {what}")
+
+
+def _odd_file(path: Path) -> FolderProblem | None:
+    """What is wrong with a path that is no regular file; None if there is nothing."""
+    if not path.exists():
+        return None
+    kind = kind_of(path.stat().st_mode)
+    return FolderProblem(
+        text=f"{path} is {kind}, not a regular file", hint="copy the file itself there"
+    )
 
 
 def repository_problem(repo: str, revision: str) -> FolderProblem:

@@ -25,7 +25,7 @@ KILL_LIMIT_S = 2.0
 
 MAX_LINE_BYTES = 2**20
 
-SILENT = "its folder does not answer: what it needs is not known until a reload finds the disk back"
+SILENT = "its folder does not answer: look after its disk, then `mlxsup reload`"
 FATAL = "its folder ended the process that read it ({cause}): a file in it is damaged, or made to"
 
 
@@ -161,12 +161,14 @@ async def _ask_child(
     except OSError as error:
         return f"it could not be started: {error.strerror}"
     assert process.stdin is not None
+    is_silent = True  # so if this is cancelled
     try:
         process.stdin.writelines(question.to_line() for question in questions)
         process.stdin.close()
         is_silent = not await _collect(process, len(questions), quiet_s, found)
     finally:
-        if process.returncode is None:
+        # Otherwise it ends by itself; asyncio loses the exit code of one that is killed just then.
+        if is_silent and process.returncode is None:
             process.kill()
         with suppress(TimeoutError):  # if its disk does not let go of it, the system reaps it later
             async with asyncio.timeout(KILL_LIMIT_S):

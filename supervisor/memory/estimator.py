@@ -192,7 +192,7 @@ def estimate(read: FolderBytes) -> Estimate:
         fingerprint=fingerprint(read.stamp),
         weight_bytes=weight_bytes,
         layers=layout.layers,
-        remark=layout.remark[:MAX_TEXT],
+        remark=_readable(layout.remark),
         context_length=declared_context_length(files.config),
     )
 
@@ -231,7 +231,12 @@ def look(question: Question) -> Answer:
             problem = problem or FolderProblem(text=f"{path}: its headers take too much memory")
     if problem is None:
         return answer
-    return replace(answer, problem=problem.text[:MAX_TEXT], hint=problem.hint)
+    return replace(answer, problem=_readable(problem.text), hint=problem.hint)
+
+
+def _readable(text: str) -> str:
+    """A sentence that may name what a file has made up: not too long, and Unicode."""
+    return text[:MAX_TEXT].encode(errors="replace").decode()
 
 
 def _fingerprint(path: Path) -> str:

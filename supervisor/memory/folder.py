@@ -7,6 +7,7 @@ not answer, so that one thread would stop all others of its process.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -167,8 +168,12 @@ def _read_bytes(path: Path) -> FolderBytes:
 
 def _files(folder: Path) -> dict[str, os.stat_result]:
     """The regular files of a folder, by name; a link that leads nowhere is none."""
+    try:
+        names = os.listdir(folder)
+    except ValueError as error:
+        raise OSError(errno.EINVAL, str(error), str(folder)) from None
     found = {}
-    for name in os.listdir(folder):
+    for name in names:
         with suppress(OSError):
             status = os.stat(folder / name)
             if stat.S_ISREG(status.st_mode):

@@ -13,6 +13,8 @@ from mlxsup.protocol.launch import LaunchSettings
 from ..file_threads import FileThreads
 from .folder import Stamp, stamp
 
+SILENT = "its folder does not answer: look after its disk"
+
 LIMIT_S = 5.0
 """How long a look at a folder may take; a disk may not answer at all."""
 
@@ -43,13 +45,19 @@ class FileLooks:
         self._threads = FileThreads()
 
     async def before_load(self, launch: LaunchSettings) -> Stamp | None:
-        """Return the files that a worker is about to load; None if they could not be read in time,
-        or if its engine loads none."""
+        """Return the files that a worker is about to load; None if they cannot be read, or if its
+        engine loads none.
+
+        Raises:
+            TimeoutError: the folder does not answer, and would keep a worker waiting, too.
+        """
         if launch.engine == "fake":
             return None
         try:
             return await self._stamp(launch)
-        except OSError:  # and TimeoutError, which is one: the load itself says what is wrong
+        except TimeoutError:
+            raise
+        except OSError:  # the load itself says what is wrong
             return None
 
     async def change(self, launch: LaunchSettings, loaded: Stamp | None) -> str:

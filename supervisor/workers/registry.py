@@ -12,11 +12,11 @@ from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.worker_messages import MessageToWorker, Ready
 
 from ..core.actions import Spawn, WorkerSignal
-from ..core.events import FilesSeen, WorkerSeen
+from ..core.events import FilesSeen, SpawnFailed, WorkerSeen
 from ..log_files import LogWriter
 from ..logs import ModelLog
 from ..memory.appraiser import measured_by
-from ..memory.loaded_files import FileLooks
+from ..memory.loaded_files import SILENT, FileLooks
 from ..memory.measurements import Measurements
 from .incarnation import Surroundings, WorkerUnit
 from .measure import is_process_stopped
@@ -114,7 +114,7 @@ class Workers:
             take_spare=spare.take if spare is not None else None,
         )
         self._units[action.model, action.generation] = unit
-        self._lives[unit] = tasks.create_task(self._live(unit))
+        self._lives[unit] = tasks.create_task(self._live(unit, action.spare))
 
     def _learn(self, unit: WorkerUnit, ready: Ready) -> None:
         """Remember what a worker measured; a full disk does not stop the serving."""
@@ -127,13 +127,27 @@ class Workers:
             self._log.write("warning", "measurements not written", error=error.strerror)
         self._on_measured(unit.launch, measured.fingerprint)
 
-    async def _live(self, unit: WorkerUnit) -> None:
+    async def _live(self, unit: WorkerUnit, spare: int | None) -> None:
         try:
-            unit.loaded_files = await self._files.before_load(unit.launch)
-            await unit.live()
+            try:
+                unit.loaded_files = await self._files.before_load(unit.launch)
+            except TimeoutError:
+                self._cannot_live(unit, spare)
+            else:
+                await unit.live()
         finally:
             del self._units[unit.model, unit.generation]
             del self._lives[unit]
+
+    def _cannot_live(self, unit: WorkerUnit, spare: int | None) -> None:
+        """The folder of its model does not answer: a process would only hang, and keep its turn."""
+        if spare is not None:
+            self.spares.kill(spare)  # the core has given it to this life
+        around = self._surroundings
+        failed = SpawnFailed(
+            now=around.now(), model=unit.model, generation=unit.generation, detail=SILENT
+        )
+        asyncio.get_running_loop().call_soon(around.post, failed)
 
     def look_at(self, model: ModelName, generation: Generation, delay_s: float) -> None:
         """Posts `WorkerSeen` after that time, unless the state of its process cannot be known."""

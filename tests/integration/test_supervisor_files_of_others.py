@@ -6,12 +6,14 @@ import asyncio
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from mlxsup.protocol.client_messages import (
@@ -31,11 +33,21 @@ from mlxsup.supervisor import downloads as downloads_module
 from mlxsup.supervisor.config.load import read_text
 
 from support.daemon import fake
+from support.eventually import eventually
 from support.eventually_async import eventually_async
 from support.hub_caches import MODEL, REPO
 from support.hub_caches import write_folder as write_files
 from support.loop_probe import no_stall, watched_files
-from support.played_daemon import Peer, PlayedWorker, Stage, generate, play, token
+from support.played_daemon import (
+    Peer,
+    PlayedWorker,
+    Stage,
+    generate,
+    play,
+    short_folder,
+    token,
+    write_config,
+)
 from support.safetensors_files import llama_arrays, llama_config, write_folder
 
 SILENT = Path(__file__).parents[1] / "support" / "silent_folders"
@@ -217,6 +229,28 @@ def test_a_start_with_odd_folders_serves_all_others(models: Path, odd: dict[str,
         assert needed["large"] > 0
 
     assert play(body, entries(models, "m", *odd)) == 0
+
+
+def test_a_signal_ends_a_start_whose_folders_do_not_answer(odd: dict[str, str]) -> None:
+    """Its own reading of them; what `mlxsup start` says of folders comes before."""
+    with short_folder() as folder:
+        config = write_config(folder, {"silent": {"path": odd["silent"], **LOOKS}})
+        script = (
+            "import pathlib\n"
+            "from mlxsup.supervisor.config.load import read_config\n"
+            "from mlxsup.supervisor.daemon import run_daemon\n"
+            f"config = read_config(pathlib.Path({str(config)!r}))\n"
+            "never = lambda endpoint: print('listens', flush=True)\n"
+            "raise SystemExit(run_daemon(config, on_change=print, on_listening=never))\n"
+        )
+        with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as daemon:
+            children = psutil.Process(daemon.pid).children
+            eventually(lambda: any("estimator" in str(one.cmdline()) for one in children()))
+            daemon.send_signal(signal.SIGTERM)
+            output, _ = daemon.communicate(timeout=60)
+        assert daemon.returncode == 0
+        assert b"listens" not in output
+        assert "daemon ended code=0" in (folder / "logs" / "mlxsup.log").read_text()
 
 
 def test_a_hundred_models_of_which_one_is_silent_do_not_stall_the_loop(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,8 +20,16 @@ from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.states import Batching
 from mlxsup.protocol.worker_messages import Ready
 from mlxsup.supervisor.core.actions import Spawn, WorkerSignal
-from mlxsup.supervisor.core.events import Event, Exited, FilesSeen, Spawned, WorkerSeen
+from mlxsup.supervisor.core.events import (
+    Event,
+    Exited,
+    FilesSeen,
+    Spawned,
+    SpawnFailed,
+    WorkerSeen,
+)
 from mlxsup.supervisor.log_files import LogWriter
+from mlxsup.supervisor.memory.loaded_files import FileLooks
 from mlxsup.supervisor.workers import registry as registry_module
 from mlxsup.supervisor.workers.registry import Workers
 
@@ -46,7 +55,7 @@ class All:
     def __init__(self, folder: Path, writer: LogWriter, tasks: asyncio.TaskGroup) -> None:
         self.events: list[Event] = []
         self.folder = folder
-        self._tasks = tasks
+        self.tasks = tasks
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         around: Any = SimpleNamespace(
             context=self.context,
@@ -67,7 +76,7 @@ class All:
     async def spawn(self, model: ModelName, launch: LaunchSettings) -> int:
         """Begins the first life of a model; returns the pid."""
         spawn = Spawn(model=model, generation=FIRST, launch=launch)
-        self.workers.spawn(spawn, self._tasks)
+        self.workers.spawn(spawn, self.tasks)
 
         def pid() -> int | None:
             unit = self.workers.get(model, FIRST)
@@ -76,7 +85,7 @@ class All:
         return await eventually_async(pid)
 
     def look_at_files(self, model: ModelName, generation: Generation = FIRST) -> None:
-        self.workers.look_at_files(model, generation, self._tasks)
+        self.workers.look_at_files(model, generation, self.tasks)
 
     def of(self, kind: type[Any], model: ModelName = A) -> list[Any]:
         """The events of one kind about a model."""
@@ -173,6 +182,27 @@ def test_files_are_compared_with_those_that_were_there_before_the_load() -> None
             [seen] = everyone.of(FilesSeen)
             assert (seen.now, seen.generation, seen.change) == (5.0, FIRST, change)
             everyone.events.clear()
+
+    live(scene)
+
+
+def test_a_folder_that_does_not_answer_gets_no_process_and_leaves_no_spare(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers, killed = threading.Event(), list[int]()
+    monkeypatch.setattr("mlxsup.supervisor.memory.loaded_files.stamp", lambda _: answers.wait())
+
+    async def scene(everyone: All) -> None:
+        monkeypatch.setattr(everyone.workers.spares, "kill", killed.append)
+        monkeypatch.setattr(everyone.workers, "_files", FileLooks(limit_s=0.05))
+        launch = LaunchSettings(path=str(everyone.folder))
+        spawn = Spawn(model=A, generation=FIRST, launch=launch, spare=7)
+        everyone.workers.spawn(spawn, everyone.tasks)
+        await eventually_async(lambda: everyone.of(SpawnFailed))
+        [failed] = everyone.of(SpawnFailed)
+        assert failed.detail == "its folder does not answer: look after its disk"
+        assert (killed, everyone.workers.models) == ([7], set())
+        answers.set()
 
     live(scene)
 

@@ -159,6 +159,12 @@ def many_headers(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
 
 
+def odd_letters(folder: Path) -> None:
+    """A name that JSON can spell and no message can hold; the folder is named in its problem."""
+    text = b'{"model_type": "\\ud800", "text_config": {"hidden_size": "\\ud800"}}'
+    (folder / "config.json").write_bytes(text)
+
+
 ODD: dict[str, tuple[Callable[[Path], object], str]] = {
     "negative": (weights(tensor([1], [10, 0])), "names sizes that no model has"),
     "huge shape": (weights(tensor([10**30, 10**30], [0, 0])), "names sizes that no model has"),
@@ -175,6 +181,21 @@ def test_what_no_model_has_is_no_estimate(tmp_path: Path, what: str) -> None:
     [found] = look(place)
     assert found.estimate is None
     assert problem in found.problem
+
+
+def test_what_no_message_can_hold_is_replaced(tmp_path: Path) -> None:
+    place = model(tmp_path / "m")
+    odd_letters(tmp_path / "m")
+    [found] = look(place)
+    assert found.estimate is not None
+    assert "model type ? is not known" in found.estimate.remark
+
+
+def test_a_path_that_cannot_be_one_is_a_problem_of_its_model(tmp_path: Path) -> None:
+    there = model(tmp_path / "m")
+    found, odd = look(there, Place("/a\0b"))
+    assert found.estimate is not None
+    assert "null" in odd.problem
 
 
 def test_a_long_name_is_cut(tmp_path: Path) -> None:

@@ -38,7 +38,9 @@ def gather_daemon(setting: Setting) -> DaemonFacts:
     holder = lock_holder(setting.endpoint)
     recorded = None if holder is not None else _recorded(folder)
     counting = setting.configuration.counting
-    config = counting.path.resolve() if counting is not None and counting.is_there else None
+    config = None
+    if counting is not None and counting.is_there:
+        config = Path(os.path.realpath(counting.path))  # also of links that lead in a circle
     return DaemonFacts(
         endpoint=setting.endpoint,
         version=VERSION,
