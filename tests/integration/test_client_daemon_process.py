@@ -25,12 +25,14 @@ Start = Callable[[str], subprocess.Popen[bytes]]
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Starts a program that holds the lock of `tmp_path`."""
-    started = []
+    started: list[subprocess.Popen[bytes]] = []
 
     def run(program: str) -> subprocess.Popen[bytes]:
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        process = subprocess.Popen([sys.executable, "-c", program], **pipes)  # type: ignore[call-overload]
+        process = subprocess.Popen(
+            [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
         started.append(process)
+        assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         (tmp_path / LOCK_NAME).write_text(f"{process.pid} 12345\n")
         return process

@@ -79,7 +79,11 @@ def test_a_download_has_the_token_and_the_proxy(monkeypatch: pytest.MonkeyPatch)
         now=lambda: 0.0,
     )
     prints = "import os; print(sorted(os.environ.items()))"
-    keeper = DownloadKeeper(around, lambda *_: None, (sys.executable, "-I", "-c", prints))
+
+    async def found(*_: object) -> None:
+        """The folder does not matter here."""
+
+    keeper = DownloadKeeper(around, found, (sys.executable, "-I", "-c", prints))
 
     async def download() -> None:
         async with asyncio.TaskGroup() as tasks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -298,7 +299,7 @@ def looks(session: Session, *are_busy: bool) -> list[bool]:
     found = []
     for is_busy in are_busy:
         assert session.deadline is not None
-        found.append(session.is_silent(session.deadline, lambda is_busy=is_busy: is_busy))
+        found.append(session.is_silent(session.deadline, partial(bool, is_busy)))
     return found
 
 
