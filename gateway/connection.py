@@ -129,7 +129,7 @@ class LimitedProtocol(HttpToolsProtocol):
         """The head of a request was read.
 
         Raises:
-            httptools.HttpParserError: it is too long.
+            httptools.HttpParserError: it is too long, or behind too many others.
         """
         self._has_advanced = True
         self._is_in_head = False
@@ -142,6 +142,9 @@ class LimitedProtocol(HttpToolsProtocol):
             extensions: dict[str, Any] = {WRITE: partial(write_piece, self.cycle)}
             self.scope["extensions"] = extensions
         self._cycles = [one for one in self._cycles if not one.response_complete]
+        if len(self._cycles) >= limits.MAX_PIPELINED:
+            self._abort()
+            raise httptools.HttpParserError("too many requests wait")
         if self.cycle is not None and self.cycle not in self._cycles:
             self._cycles.append(self.cycle)
 
@@ -157,6 +160,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """What has come is no request, or one that is not put up with."""
+        if self._is_refused:
+            return
         if self._is_too_long:
             self._refuse()
         elif any(one.response_started and not one.response_complete for one in self._cycles):

@@ -7,9 +7,9 @@ from mlxsup.protocol import codec
 MAX_BODY_BYTES = codec.MAX_BODY_BYTES
 """Of one request: what the daemon takes."""
 
-MAX_SMALL_BODY_BYTES = 64 * 1024
-"""A longer body is read in a converter. One of this length takes the event loop up to 17 ms of CPU
-(2,000 blocks of text), one of 256 KiB took 68."""
+MAX_SMALL_BODY_BYTES = 32 * 1024
+"""A longer body is read in a converter. One of this length takes the event loop up to 9 ms of CPU
+(1,200 blocks of text), one of 256 KiB took 68."""
 
 MAX_ITEMS = 10_000
 """Messages, items of an input, or parts of a message."""
@@ -53,6 +53,9 @@ MAX_DISCARD_BYTES = 2 * MAX_BODY_BYTES
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_LIMIT_S = 10.0
 """From the connection, or the first byte of a further request, to the end of its head."""
+
+MAX_PIPELINED = 64
+"""Requests of one connection that wait for their answers; with one more it is cut."""
 
 IDLE_LIMIT_S = 60.0
 """How long a connection may stay open without a request."""

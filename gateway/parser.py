@@ -1,4 +1,4 @@
-"""The parser of requests: httptools', without two things that it does for other servers."""
+"""The parser of requests: httptools', without three things that it does for other servers."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ class RequestParser:
       parsed once more without its offer.
     - A field behind the chunks of a body is no header. httptools calls the same function for both,
       and a key or a host there would count.
+    - The chunks of a body that come in one read are one piece. httptools calls a function for each,
+      and a body of chunks of one byte would take the event loop seconds.
 
     Args:
         protocol: gets what httptools calls.
@@ -29,7 +31,8 @@ class RequestParser:
         # Those of one head: the connection limits its length.
         self._headers: list[tuple[bytes, bytes]] = []
         self._is_head = False
-        self.on_body = protocol.on_body
+        self._pieces: list[bytes] = []  # of a body, from the read under way
+        self.on_body = self._pieces.append
         self._parser = self._new()
 
     def feed_data(self, data: bytes) -> None:
@@ -47,6 +50,7 @@ class RequestParser:
                 data = self._plain_head() + data[stop.args[0] :]
                 self._parser = self._new()
             else:
+                self._pass_body_on()
                 return
 
     @property
@@ -98,10 +102,17 @@ class RequestParser:
 
     def on_message_complete(self) -> None:
         """It is complete."""
+        self._pass_body_on()
         if not self._parser.should_upgrade():
             self._protocol.on_message_complete()
 
     # ------------------------------------------------------------ inside
+
+    def _pass_body_on(self) -> None:
+        if self._pieces:
+            body = b"".join(self._pieces)
+            self._pieces.clear()
+            self._protocol.on_body(body)
 
     def _new(self) -> httptools.HttpRequestParser:
         parser = httptools.HttpRequestParser(self)

@@ -80,6 +80,8 @@ def limit_table() -> list[str]:
          f"{limits.HEAD_LIMIT_S:g} s", "431, or the connection is cut"),
         ("a connection without a request", f"{limits.HEAD_LIMIT_S:g} s before the first, "
          f"{limits.IDLE_LIMIT_S:g} s after one", "the connection is closed"),
+        ("requests of one connection that wait", f"{limits.MAX_PIPELINED}",
+         "the connection is cut"),
         ("what a reader leaves unread", f"64 KiB, for {limits.UNREAD_LIMIT_S:g} s",
          "the connection is cut, and its request cancelled"),
         ("followers of `/models/sse`", f"{limits.MAX_FOLLOWERS}, each up to "

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from mlxsup.protocol.codec import pack
 from mlxsup.protocol.parameters import MOST_TOKENS
 
 from .. import limits
@@ -70,7 +70,10 @@ def _echo(given: dict[str, Any]) -> dict[str, Any]:
 
 def _is_short(value: Any) -> bool:
     """True if a response may repeat this in three of its events."""
-    return len(json.dumps(value, ensure_ascii=False)) <= limits.MAX_ECHO_BYTES
+    try:
+        return len(pack(value)) <= limits.MAX_ECHO_BYTES
+    except (ValueError, OverflowError):
+        return False  # too deep, or a number that nothing takes
 
 
 def _flag(given: dict[str, Any], name: str, *, default: bool) -> bool:

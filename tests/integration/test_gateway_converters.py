@@ -17,7 +17,7 @@ from mlxsup.gateway.keys import Caller, Keys
 
 from support.eventually import eventually
 from support.eventually_async import eventually_async
-from support.played_gateway import PlayedDaemon, Response, Site, delta, refused, result
+from support.played_gateway import Item, PlayedDaemon, Response, Site, delta, refused, result
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -44,7 +44,8 @@ def everything_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def played(count: int = 16) -> PlayedDaemon:
     """A daemon that answers this many requests; its model has a preset."""
-    daemon = PlayedDaemon(*[[delta("a"), result("a")]] * count)
+    answer: list[Item] = [delta("a"), result("a")]
+    daemon = PlayedDaemon(*[answer] * count)
     daemon.presets = {"warm": {"temperature": 0.8, "chat_template_kwargs": {"mood": "good"}}}
     return daemon
 

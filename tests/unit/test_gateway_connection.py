@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -211,7 +212,14 @@ def test_a_head_that_is_too_long_and_whole_behind_an_open_answer_is_cut_off() ->
 
 
 def test_many_short_heads_are_no_long_one() -> None:
-    assert said(*[GET + b"\r\n"] * 3, (GET + b"\r\n") * 3000).aborts == 0
+    head = GET + b"a: " + b"x" * 2000 + b"\r\n\r\n"
+    assert said(*[head] * 3, head * (limits.MAX_PIPELINED - 3)).aborts == 0
+
+
+def test_requests_that_wait_for_their_answers_are_counted() -> None:
+    begun_s = time.thread_time()
+    assert said((GET + b"\r\n") * 14_000).aborts == 1
+    assert time.thread_time() - begun_s < 0.5
 
 
 def test_what_is_no_request_is_answered_only_if_that_is_no_part_of_another_answer() -> None:

@@ -24,6 +24,7 @@ class Seen:
     def __init__(self) -> None:
         self.requests: list[list[Any]] = []
         self.more_may_follow: list[bool] = []
+        self.pieces: list[bytes] = []
         self.parser = RequestParser(cast(Any, self))
 
     def on_message_begin(self) -> None:
@@ -43,6 +44,7 @@ class Seen:
         self.requests.append([method, self._url, self._names, b"", "begun"])
 
     def on_body(self, body: bytes) -> None:
+        self.pieces.append(body)
         self.requests[-1][3] += body
 
     def on_message_complete(self) -> None:
@@ -93,6 +95,12 @@ def test_a_field_behind_the_chunks_is_no_header_of_this_request_or_the_next() ->
     first, second = seen(chunked(b"abc", behind) + GET)
     assert (first[2], first[3]) == ([*PLAIN, b"transfer-encoding"], b"abc")
     assert second[2] == [b"host"]
+
+
+def test_chunks_that_come_in_one_read_are_one_piece() -> None:
+    protocol = Seen()
+    protocol.parser.feed_data(chunked(b"abc") + chunked(b"de"))
+    assert protocol.pieces == [b"abc", b"de"]
 
 
 def test_a_tunnel_is_refused() -> None:
