@@ -64,10 +64,11 @@ def test_own_style_survives_around_anything_and_only_it(text: str) -> None:
     assert "\x1b" not in for_terminal(plain(text))
 
 
-@given(mixed, st.integers(0, 400), st.integers(0, 400))
-@example(styled("\x1b[31m", fg="red"), 1, 400)
-def test_a_style_that_is_cut_in_two_sets_nothing_else_free(text: str, begin: int, end: int) -> None:
-    assert acting(OURS.sub("", for_terminal(text[begin : begin + end]))) == []
+@given(mixed, st.integers(0, 400), st.integers(0, 400), foreign)
+@example(styled("\x1b[31m", fg="red"), 1, 400, "")
+@example(styled("x", fg="red"), 0, len(BEGIN) + len("\x1b[31m"), "\x1b[2J")
+def test_a_style_that_is_cut_sets_nothing_free(text: str, begin: int, end: int, more: str) -> None:
+    assert acting(OURS.sub("", for_terminal(text[begin : begin + end] + more))) == []
 
 
 @given(foreign)
