@@ -6,6 +6,7 @@ import io
 import json
 import re
 import unicodedata
+from typing import TextIO, cast
 
 import click
 import pytest
@@ -89,9 +90,9 @@ def test_click_and_print_pass_the_guard_and_there_is_no_way_around_it() -> None:
     screen = Screen()
     stream = GuardedStream(screen)
     print("\x1b[2J", file=stream)
-    click.secho("\x9b", file=stream, fg="red")
+    click.secho("\x9b", file=cast(TextIO, stream), fg="red")
     stream.writelines(["\x07", "\u202e"])
-    Output().answer("\x1b]0;\u200f", stream)  # type: ignore[arg-type]
+    Output().answer("\x1b]0;\u200f", cast(TextIO, stream))
     assert acting(screen.getvalue()) == ["\u200f"]
     assert not hasattr(GuardedStream(io.TextIOWrapper(io.BytesIO())), "buffer")
 
