@@ -15,11 +15,13 @@ import sys
 import unicodedata
 from typing import Any, TextIO, cast
 
-_MARK = os.urandom(16).hex()
-"""Stands on both sides of our own sequences; no text from outside can contain what is drawn anew in
-each process and never written."""
+_BEGIN, _END = os.urandom(16).hex(), os.urandom(16).hex()
+"""Stand around our own sequences; no text from outside can contain what is drawn anew in each
+process and never written. They differ, or the text between two sequences of which the first is cut
+off would stand between marks, too."""
 
-_OWN = re.compile(rf"{_MARK}((?:\r|\x1b\[[0-9;]*[A-Za-z])+){_MARK}")
+_OWN = re.compile(rf"{_BEGIN}((?:\r|\x1b\[[0-9;]*[A-Za-z])+){_END}")
+_LEFT = re.compile(f"{_BEGIN}|{_END}")
 
 _FORCING = frozenset({*range(0x202A, 0x202F), *range(0x2066, 0x2070)})
 """Embeddings, overrides and isolates, which show text in another order than it is read in."""
@@ -69,12 +71,12 @@ def own(sequence: str) -> str:
     Args:
         sequence: carriage returns and CSI sequences, none of whose bytes come from outside.
     """
-    return f"{_MARK}{sequence}{_MARK}"
+    return f"{_BEGIN}{sequence}{_END}"
 
 
 def plain(text: str) -> str:
     """Return the text without our own sequences, as it is written to what is no terminal."""
-    return _OWN.sub("", text).replace(_MARK, "")
+    return _LEFT.sub("", _OWN.sub("", text))
 
 
 def for_terminal(text: str, *, is_answer: bool = False) -> str:
@@ -84,7 +86,7 @@ def for_terminal(text: str, *, is_answer: bool = False) -> str:
     """
     signs = _ANSWER_SIGNS if is_answer else _TEXT_SIGNS
     pieces = _OWN.split(text)
-    pieces[::2] = [piece.replace(_MARK, "").translate(signs) for piece in pieces[::2]]
+    pieces[::2] = [_LEFT.sub("", piece).translate(signs) for piece in pieces[::2]]
     return "".join(pieces)
 
 

@@ -207,6 +207,7 @@ def ground() -> Iterator[Ground]:
         "ENDPOINT": f"ipc://{daemon.folder}/{EVIL[:20]}/client.sock",
     }
     variables = {
+        "LC_ALL": "C.UTF-8",
         "HOME": str(home),
         "HF_HUB_CACHE": str(home / "hub"),
         "PATH": f"{daemon.folder}/played/bin:{os.environ['PATH']}",
