@@ -210,7 +210,7 @@ def connect(target: Target) -> Iterator[Client]:
 
     try:
         with Client(target.find_endpoint()) as client:
-            _reach(client)
+            _reach(client, target.find_endpoint())
             yield client
     except RequestError as error:
         raise explain_request_error(error) from None
@@ -218,8 +218,8 @@ def connect(target: Target) -> Iterator[Client]:
         raise explain_connection_lost(error) from None
 
 
-def _reach(client: Client) -> None:
-    """Wait until the daemon answers: for a moment if it lives and is only out of reach.
+def _reach(client: Client, endpoint: str) -> None:
+    """Wait until a daemon that lives answers, for a moment.
 
     Its queue of connections may be full, its files may have run out, or somebody has removed its
     socket, which it is about to make again. libzmq reports all of that as it does its absence.
@@ -229,8 +229,10 @@ def _reach(client: Client) -> None:
     """
     from mlxsup.client import ConnectionLost
 
-    from .lock_holder import lock_holder
+    from .lock_holder import is_beating, lock_holder
 
+    if not is_beating(endpoint):
+        return
     until = time.monotonic() + REACH_S
     is_told = not sys.stderr.isatty()
     while True:

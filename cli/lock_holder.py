@@ -7,8 +7,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from mlxsup.protocol.folders import LOCK_NAME
 
 BEATING_S = 10.0
@@ -37,6 +35,8 @@ def lock_holder(endpoint: str) -> LockHolder | None:
     file open is the holder, no matter which process has the recorded pid by now.
     """
     lock = Path(endpoint.removeprefix("ipc://")).parent / LOCK_NAME
+    import psutil  # most commands never need it
+
     try:
         pid = int(lock.read_text().split()[0])
         process = psutil.Process(pid)
@@ -46,10 +46,19 @@ def lock_holder(endpoint: str) -> LockHolder | None:
         return LockHolder(
             pid=pid,
             is_stopped=process.status() == psutil.STATUS_STOPPED,
-            is_beating=abs(time.time() - lock.stat().st_mtime) < BEATING_S,
+            is_beating=is_beating(endpoint),
         )
     except (OSError, ValueError, IndexError, psutil.Error):
         return None
+
+
+def is_beating(endpoint: str) -> bool:
+    """True if a daemon has touched its lock there in the last seconds; it may have ended since."""
+    lock = Path(endpoint.removeprefix("ipc://")).parent / LOCK_NAME
+    try:
+        return abs(time.time() - lock.stat().st_mtime) < BEATING_S
+    except OSError:
+        return False
 
 
 def is_forbidden(endpoint: str) -> bool:

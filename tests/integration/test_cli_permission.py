@@ -18,7 +18,7 @@ from support.cli import environment
 LIMIT_S = 60.0
 AS_NOBODY = """
 import importlib, os, sys
-import mlxsup.cli.lock_holder, mlxsup.client
+import mlxsup.cli.lock_holder, mlxsup.client, psutil
 from mlxsup.cli.main import main
 importlib.import_module(f"mlxsup.cli.commands.{sys.argv[1]}")
 if os.geteuid() == 0:
