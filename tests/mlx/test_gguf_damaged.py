@@ -51,7 +51,7 @@ def tensor(*shape: int, kind: int = 0, offset: int = 0, name: bytes = b"t") -> b
     ("content", "said"),
     [
         (header(2**63, 0), "its header announces 9223372036854775808 tensors"),
-        (header(0, 2**64 - 1), "metadata entries, more than the file has room for"),
+        (header(0, 2**64 - 1), "metadata entries, more than a header has room for"),
         (header(1, 0) + tensor(2**31 - 1, 2**31 - 1, 2**31 - 1, 8), "after the end of the file"),
         (header(1, 0) + tensor(2**63, 2, 1, 1), "a shape that does not fit its type"),
         (header(1, 0) + tensor(*[1] * 9) + bytes(64), "9 dimensions; 1 to 4"),
@@ -94,3 +94,14 @@ def test_a_pipe_and_a_device_are_refused_at_once(tmp_path: Path) -> None:
     for name in ("pipe.gguf", "zero.gguf"):
         with pytest.raises(BadModelError, match="is not a regular file"):
             check_gguf(tmp_path / name)
+
+
+def test_a_file_of_holes_costs_neither_memory_nor_time(tmp_path: Path) -> None:
+    """A terabyte on no disk: its key is 500 GB long, or its list has a hundred billion texts."""
+    key, texts = header(0, 1) + struct.pack("<Q", 5 * 10**11), struct.pack("<IIQ", 9, 8, 10**11)
+    for content in (key, header(0, 1) + text(b"k") + texts):
+        file = tmp_path / "m.gguf"
+        file.write_bytes(content)
+        os.truncate(file, 10**12)
+        with pytest.raises(BadModelError, match="more than a header has room for"):
+            check_gguf(file)

@@ -50,7 +50,6 @@ NO_NUMBERS = "its log-probabilities are not numbers (NaN): its answers mean noth
 
 _CHECKED = 0.02
 _IMPORTED = 0.05
-_BUILT = 0.1
 _WEIGHTS_FOUND = 0.15
 _MATERIALISED = 0.9
 
@@ -145,13 +144,12 @@ class MlxEngine:
             # Not the files' sizes: mlx-lm leaves parts out (vision), and may widen others.
             weight_bytes = sum(array.nbytes for array in iterate_arrays(model))
             check_weights(folder.path, weight_bytes, self._spec.memory_limit_bytes)
-            report(LoadPhase.WEIGHTS, _BUILT)  # each report renews what memory a step may take
+            report(LoadPhase.WEIGHTS, _WEIGHTS_FOUND)
             self._text = load_text(
                 folder.path,
                 eos_token_ids=config.get("eos_token_id"),
                 vocabulary_size=folder.number("vocab_size"),
             )
-            report(LoadPhase.WEIGHTS, _WEIGHTS_FOUND)
             width = _MATERIALISED - _WEIGHTS_FOUND
             materialise(
                 model,

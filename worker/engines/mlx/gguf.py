@@ -52,6 +52,7 @@ _LAYER_NAMES = {
     "ffn_norm": "post_attention_layernorm",
 }
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+_REALS = (mx.float16, mx.bfloat16, mx.float32)
 _DIGITS = {"type": "Digits", "individual_digits": True}
 _PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
     "smollm": [_DIGITS, _BYTE_LEVEL | {"use_regex": True}],
@@ -59,10 +60,6 @@ _PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
 }
 
 Say = Callable[[str], None]
-
-
-def _is_real(array: mx.array) -> bool:
-    return bool(mx.issubdtype(array.dtype, mx.floating))
 
 
 class Metadata:
@@ -121,7 +118,7 @@ class Metadata:
     def integers(self, name: str) -> list[int]:
         """A list of whole numbers."""
         value = self._values.get(name)
-        if not isinstance(value, mx.array) or value.ndim != 1 or _is_real(value):
+        if not isinstance(value, mx.array) or value.ndim != 1 or value.dtype in _REALS:
             raise BadModelError(f"{self._source}: the metadata has no list {name}")
         items: Any = value.tolist()
         return [int(item) for item in items]

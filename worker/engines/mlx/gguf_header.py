@@ -28,6 +28,10 @@ MAX_SIDE = 2**31 - 1
 
 MAX_SHOWN = 80
 
+MAX_HEADER_BYTES = 256 * 2**20
+"""More than ten times the header of a vocabulary of 262,000 tokens: a file with holes in it may
+have any size, and a header as large."""
+
 _STRING = 8
 _ARRAY = 9
 _UINT32 = 4
@@ -81,6 +85,7 @@ class _Walk:
         self._path = path
         self._file = file
         self._size = size
+        self._end = min(size, MAX_HEADER_BYTES)
         self._position = 0
         self._alignment = DEFAULT_ALIGNMENT
         self.place = "its header"
@@ -175,13 +180,15 @@ class _Walk:
         ends[name] = (self.place, offset + size)
 
     def _check_count(self, count: int, each_bytes: int, what: str) -> None:
-        if count > (self._size - self._position) // each_bytes:
-            self._refuse(f"announces {count} {what}, more than the file has room for")
+        if count > (self._end - self._position) // each_bytes:
+            self._refuse(f"announces {count} {what}, more than a header has room for here")
 
     def _text(self) -> str:
         length = self._number("<Q")
-        if length > self._size - self._position:
-            self._refuse(f"announces a text of {length} bytes, more than the file holds")
+        if length > self._end - self._position:
+            self._refuse(
+                f"announces a text of {length} bytes, more than a header has room for here"
+            )
         try:
             return self._take(length).decode()
         except UnicodeDecodeError:
@@ -201,7 +208,7 @@ class _Walk:
     def _skip(self, count: int) -> None:
         """Move on by what `_check_count` allows, or a value's few bytes."""
         self._position += count
-        if self._position > self._size:
+        if self._position > self._end:
             self._refuse("is cut short: the file ends within it")
         self._file.seek(count, os.SEEK_CUR)
 
