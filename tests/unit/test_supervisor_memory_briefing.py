@@ -21,7 +21,7 @@ from mlxsup.supervisor.memory.estimator import estimate_launch
 from mlxsup.supervisor.memory.measurements import FILE_NAME, Measurements
 
 from support.core_driver import entry
-from support.key_place import key_place
+from support.key_place import place_in
 from support.safetensors_files import llama_arrays, llama_config, write_folder
 
 MODEL, FAKE = ModelName("m"), ModelName("fake")
@@ -50,7 +50,7 @@ class Bench:
             log_dir=folder,
             log_level="info",
             memory_budget=None,
-            keys=key_place(folder),
+            keys=place_in(folder),
             core=CoreSettings(),
             models=models,
         )
