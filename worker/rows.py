@@ -48,6 +48,11 @@ def check_resume(resume: Resume, facts: EngineFacts) -> RemoteError | None:
     )
 
 
+MOST_TOKENS_OF_ROW = 3_500_000
+"""Prompt and answer together, whatever the model takes. What resumes a row after a crash has four
+bytes for each token and must fit into one frame of 16 MiB."""
+
+
 def plan_row(
     key: RequestKey,
     body: RequestBody,
@@ -67,7 +72,8 @@ def plan_row(
         RemoteError: `context_length_exceeded`, with the numbers; `invalid_request`, for ids that
             the model does not have.
     """
-    max_tokens, min_tokens = _limits(body, len(prompt.tokens), facts.context_length)
+    context = min(facts.context_length, MOST_TOKENS_OF_ROW)
+    max_tokens, min_tokens = _limits(body, len(prompt.tokens), context)
     bias = body.bias_by_token()
     stop_token_ids = tuple(sorted(set(body.stop_token_ids or ())))
     _check_ids("logit_bias", bias, facts)

@@ -3,11 +3,12 @@
 import pytest
 
 from mlxsup.protocol.body import RequestBody
+from mlxsup.protocol.codec import MAX_FRAME_BYTES, encode
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey, pack_tokens
 from mlxsup.protocol.parameters import MAX_SEED, sampling_defaults
 from mlxsup.protocol.states import FinishReason
-from mlxsup.protocol.worker_messages import RowDelta
+from mlxsup.protocol.worker_messages import Accepted, RowDelta
 from mlxsup.worker.answer import AnswerText
 from mlxsup.worker.engine import EngineFacts, Prompt, RowToken
 from mlxsup.worker.engines.fake.text import FakeTextCodec, encode_text
@@ -53,6 +54,21 @@ def one_delta(row: RunningRow, token: RowToken) -> RowDelta:
 def test_an_absent_max_tokens_is_what_fits() -> None:
     row = plan_row(KEY, RequestBody(prompt="x"), Prompt(tokens=[5] * 4), FACTS)
     assert row.max_tokens == 6
+
+
+def test_a_row_has_no_more_tokens_than_one_frame_carries() -> None:
+    facts = EngineFacts(
+        context_length=10_000_000, vocabulary_size=300, fingerprint="f", backend="fake"
+    )
+    most = plan_row(KEY, RequestBody(prompt="x"), Prompt(tokens=[5]), facts).max_tokens + 1
+    body, prompt = RequestBody(prompt="x"), Prompt(tokens=[5] * (most - 1))
+    row = plan_row(KEY, body, prompt, facts)
+    accepted = acceptance(row, body, prompt, facts)
+    said = Accepted(key=KEY, acceptance=accepted, tokenize_s=0.0)
+    assert sum(map(len, encode(said))) < MAX_FRAME_BYTES
+    with pytest.raises(RemoteError) as caught:
+        plan_row(KEY, RequestBody(prompt="x"), Prompt(tokens=[5] * most), facts)
+    assert caught.value.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED
 
 
 @pytest.mark.parametrize(
