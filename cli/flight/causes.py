@@ -275,7 +275,7 @@ KINDS: tuple[Kind, ...] = (
     Kind(
         name="stuck_prompt",
         fits=_exited_with(ExitCode.STUCK_PROMPT),
-        what="a template or a tokeniser did not come to an end: {detail}",
+        what="a template or a tokeniser took too long, or too much memory: {detail}",
         advice=(
             STACKS,
             QUARANTINE,

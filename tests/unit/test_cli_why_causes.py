@@ -151,7 +151,7 @@ DEATHS: dict[str, tuple[State, Fault, str, str]] = {
     "a step that raises": (State.READY, exits(70, "boom"), "step_error", "failed: boom"),
     "an endless template": (
         State.READY, exits(73, "preparing the prompt of request 1 took more than 300 s"),
-        "stuck_prompt", "did not come to an end: preparing the prompt of request 1"),
+        "stuck_prompt", "or too much memory: preparing the prompt of request 1"),
     "a broken link": (
         State.READY, exits(76, "the supervisor sent no message"), "broken_link",
         "did not expect: the supervisor sent no message"),
