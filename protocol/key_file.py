@@ -245,6 +245,10 @@ def turn_off(place: KeyPlace) -> None:
         try:
             # The mark last: whatever is lost between the two, nothing is open.
             place.file.unlink(missing_ok=True)
+        except IsADirectoryError:
+            raise KeyFileError(
+                f"{place.file} is a folder: move it away, then `mlxsup key off`"
+            ) from None
         except OSError as error:
             raise KeyFileError(f"{place.file} cannot be removed: {error.strerror}") from None
         _set_mark(place.mark, OFF)
@@ -265,7 +269,7 @@ def remember(place: KeyPlace) -> None:
 def _check_owner(path: Path, status: os.stat_result) -> None:
     """Refuse what is no file of this user alone."""
     if not stat.S_ISREG(status.st_mode):
-        raise KeyFileError(f"{path} is not a file")
+        raise KeyFileError(f"{path} is not a file: move it away, then `mlxsup key new NAME`")
     if status.st_uid != os.geteuid():
         raise KeyFileError(f"{path} belongs to another user (uid {status.st_uid})")
     mode = stat.S_IMODE(status.st_mode)

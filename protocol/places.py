@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +21,13 @@ from .regular_file import MIB, read_regular
 MAX_CONFIG_BYTES = MIB
 """Of a configuration file."""
 
+MAX_KEY_PARTS = 32
+"""Of a dotted key: what tomllib takes to read one grows with the square of its parts, up to
+gigabytes for a file of 60 KB. A configuration needs six."""
+
+_PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+"""
+_LONG_KEY = re.compile(rf"(?<![\w-])(?:{_PART}){{{MAX_KEY_PARTS}}}")
+
 ENDPOINT_VARIABLE = "MLXSUP_ENDPOINT"
 CONFIG_VARIABLE = "MLXSUP_CONFIG"
 USER_FOLDER_VARIABLE = "XDG_CONFIG_HOME"
@@ -29,6 +37,10 @@ USER_CONFIG = "mlxsup/config.toml"
 """In the user's folder for configurations."""
 
 DEFAULT_USER_FOLDER = "~/.config"
+
+
+class LongKeyError(ValueError):
+    """A dotted key has too many parts; the message says in which line."""
 
 
 class UnreadableConfigError(ValueError):
@@ -176,19 +188,33 @@ def log_dir_of(config: Path) -> Path:
     return _folder_in(config, "log_dir") or default_log_dir(runtime_dir_of(config))
 
 
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return the tables of a configuration, unchecked.
+
+    Raises:
+        ValueError: it is not TOML (`tomllib.TOMLDecodeError`), has an integer of more than 4300
+            digits, or a key of too many parts.
+        RecursionError: it is nested too deeply.
+    """
+    import tomllib  # most clients read no file
+
+    if found := _LONG_KEY.search(text):
+        line = text.count("\n", 0, found.start()) + 1
+        raise LongKeyError(f"line {line} has a key of more than {MAX_KEY_PARTS} parts")
+    return tomllib.loads(text)
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """A configuration file, unchecked; `mlxsup config check` does the checking.
 
     Raises:
         UnreadableConfigError: it cannot be read, or is not TOML.
     """
-    import tomllib  # most clients read no file
-
     try:
-        return tomllib.loads(read_regular(path.expanduser(), MAX_CONFIG_BYTES).decode())
+        return parse_toml(read_regular(path.expanduser(), MAX_CONFIG_BYTES).decode())
     except OSError as error:
         message = f"cannot read {path}: {error.strerror}"
-    except (ValueError, RecursionError) as error:  # also integers of more than 4300 digits
+    except (ValueError, RecursionError) as error:
         message = f"{path} is not TOML: {error}"
     raise UnreadableConfigError(message, path)
 

@@ -185,6 +185,9 @@ def _incomplete(path: Path, names: list[str]) -> FolderProblem | None:
     if not missing:
         return None
     weights = [name for name in missing if is_weight_file(name)]
+    if (first := path / missing[0]).exists():
+        text = f"{first} is {kind_of(first.stat().st_mode)}, not a regular file"
+        return FolderProblem(text=text, hint="put the file itself there")
     text = f"{path / missing[0]} does not exist"
     if len(missing) > 1:
         text += f", nor {len(missing) - 1} more of the model's files"

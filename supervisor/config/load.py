@@ -15,7 +15,7 @@ from mlxsup.protocol.gateway import Address, GatewayRules
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.key_file import KeyPlace
 from mlxsup.protocol.launch import LaunchSettings
-from mlxsup.protocol.places import MAX_CONFIG_BYTES
+from mlxsup.protocol.places import MAX_CONFIG_BYTES, LongKeyError, parse_toml
 from mlxsup.protocol.regular_file import read_regular
 from mlxsup.protocol.states import Priority
 
@@ -224,7 +224,7 @@ def _raise_if_wrong(check: Check) -> None:
 def _parse_toml(text: str, path: Path) -> dict[str, Any]:
     too_deep = f"{path}: is nested too deeply to be a configuration"
     try:
-        values = tomllib.loads(text)
+        values = parse_toml(text)
     except RecursionError:
         raise ConfigError([too_deep]) from None
     except tomllib.TOMLDecodeError as error:
@@ -234,6 +234,8 @@ def _parse_toml(text: str, path: Path) -> dict[str, Any]:
         what = _SYNTAX_PLACE.sub("", message)
         column = f", column {place.group(2)}" if place and place.group(2) else ""
         raise ConfigError([f"{path}:{line}: is not TOML: {what}{column}"]) from None
+    except LongKeyError as error:
+        raise ConfigError([f"{path}: {error}"]) from None
     except ValueError:  # Python reads no integers of more than 4300 digits
         raise ConfigError([f"{path}: contains an integer of more than 64 bits"]) from None
     if _is_deeper_than(MAX_DEPTH, values):  # dotted keys nest as deeply as they are long

@@ -77,7 +77,7 @@ class WorkerRecord:
     def write_again(self) -> bool:
         """Tries once more if the file could not be written, or is gone; returns whether it is up to
         date."""
-        if not self._is_written or not self._path.exists():
+        if not self._is_written or (self._workers and not self._path.exists()):
             try:
                 self._write()
             except OSError:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zmq
 
 from mlxsup.protocol.client_messages import Deltas, Ping, Reply
 from mlxsup.protocol.ids import Generation, ModelName, RequestId
@@ -142,13 +141,13 @@ def test_a_socket_that_cannot_listen_is_named_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(*arguments: object, **more: object) -> None:
-        raise zmq.ZMQError(errno.EOPNOTSUPP)
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
     monkeypatch.setattr(app_module, "Clients", fail)
     with short_folder() as folder:
         with pytest.raises(RuntimeFolderError) as caught:
             start(folder)
-        reason = zmq.ZMQError(errno.EOPNOTSUPP).strerror
+        reason = os.strerror(errno.EOPNOTSUPP)
         assert str(caught.value) == f"cannot listen at {folder}/run/client.sock: {reason}"
         assert (caught.value.hint, caught.value.exit_code) == ("set another runtime_dir", 73)
 

@@ -153,7 +153,7 @@ def test_a_reload_says_what_it_changes_and_not_again() -> None:
         added = ["n"] if removed else []
         changes: dict[str, object] = {"added": added, "changed": [], "removed": removed}
         settings = ["max_queue", "max_queue_per_client", "drain_timeout_s"] if removed else []
-        value = {**changes, "settings": settings, "later": [], "over_budget_bytes": 0}
+        value = {**changes, "settings": settings, "later": [], "over_budget_bytes": 0, "unread": {}}
         assert driver.sent(Reply) == [Reply(id=RequestId("x"), value=value)]
     assert driver.row("n")["why"] == "reload"
 

@@ -113,6 +113,13 @@ def _(tmp: Path) -> Path:
     return write_folder(tmp, without("tokenizer.json"))
 
 
+@case("a device for a file", "tokenizer.json is a device, not a regular file", "the file itself")
+def _(tmp: Path) -> Path:
+    folder = write_folder(tmp, without("tokenizer.json"))
+    (folder / "tokenizer.json").symlink_to("/dev/zero")
+    return folder
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_path_that_is_no_model_folder_is_named_for_what_it_is(name: str, tmp_path: Path) -> None:
     make, text, hint = CASES[name]

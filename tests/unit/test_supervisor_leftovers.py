@@ -62,7 +62,7 @@ def test_what_could_not_be_recorded_is_recorded_later(
     assert entry["model"] == "own"
     (tmp_path / "run" / "workers.json").unlink()
     assert record.write_again() is True
-    assert not (tmp_path / "run" / "workers.json").exists(), "it is written only if it must be"
+    assert (tmp_path / "run" / "workers.json").exists(), "the folder was removed and made again"
 
 
 def test_a_leftover_that_does_not_go_is_named_and_looked_for_again_E6(
