@@ -114,7 +114,8 @@ def test_what_checks_a_configuration_imports_what_checks_it(
     found = imported(tmp_path, *arguments, "file.toml", status=0)
     # pydantic looks for its plugins with importlib.metadata, which parses them as e-mails.
     checking = {"pydantic", "importlib.metadata", "email.message", "mlxsup.supervisor"}
-    assert found & HEAVY == checking
+    # Another process looks at the folders, and a loop waits for it.
+    assert checking <= found & HEAVY <= checking | {"asyncio", "psutil", "subprocess"}
     assert "mlxsup.protocol.worker_messages" not in found
 
 

@@ -47,7 +47,11 @@ def test_a_file_without_such_a_key_is_looked_through_in_a_moment(tmp_path: Path,
 
 
 def test_texts_may_have_any_number_of_dots(tmp_path: Path) -> None:
-    text = '[models.m]\nengine = "fake"\n[models.m.presets.p]\nchat_template_kwargs = { x = "' + "a.b... " * 50 + '" }\n'
+    text = (
+        '[models.m]\nengine = "fake"\n[models.m.presets.p]\nchat_template_kwargs = { x = "'
+        + "a.b... " * 50
+        + '" }\n'
+    )
     (tmp_path / "dots.toml").write_text(text)
     assert load_config(tmp_path / "dots.toml").models[0].name == "m"
 
