@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import resource
 import shutil
 import signal
 import sys
@@ -27,11 +28,12 @@ pytestmark = pytest.mark.mlx
 
 
 @pytest.fixture(autouse=True)
-def the_signal_of_before() -> Iterator[None]:
-    """`main` replaces the handler of SIGTERM, because it runs in a process of its own."""
-    before = signal.getsignal(signal.SIGTERM)
+def the_process_of_before() -> Iterator[None]:
+    """`main` replaces the handler of SIGTERM and limits memory: its process is its own."""
+    before, limits = signal.getsignal(signal.SIGTERM), resource.getrlimit(resource.RLIMIT_DATA)
     yield
     signal.signal(signal.SIGTERM, before)
+    resource.setrlimit(resource.RLIMIT_DATA, limits)
 
 
 @pytest.fixture

@@ -38,25 +38,30 @@ class Daemon(HttpDaemon, daemons.Daemon):
     """One with a gateway; if it does not start, nothing can be judged."""
 
 
-def ask(daemon: Daemon, client: Client, wave: int) -> list[Answer]:
-    """Ask everything of a wave at once: half of each kind of one model, half of the other."""
-    answers: list[Answer] = []
+def ask(daemon: Daemon, client: Client, wave: int) -> dict[str, list[Answer]]:
+    """Ask everything of a wave at once, and return the answers by model."""
+    answers: dict[str, list[Answer]] = {name: [] for name in MODELS}
     for number in range(OF_EACH_PATH):
-        for path in STREAMED:
-            model = MODELS[number % len(MODELS)]
-            body = asked_at(path, f"{wave} {path} {number}", TOKENS) | {"model": model}
-            answers.append(SseReader(daemon, body, path))
-    for number in range(OVER_SOCKET):
-        sampled = {"temperature": 0.8, "seed": number} if number % 2 else {}
         model = MODELS[number % len(MODELS)]
-        prompt = f"{wave} {number}"
-        answers.append(Reader(client, model, prompt, max_tokens=TOKENS, **sampled))
+        for path in STREAMED:
+            body = asked_at(path, f"{wave} {path} {number}", TOKENS) | {"model": model}
+            answers[model].append(SseReader(daemon, body, path))
+    for number in range(OVER_SOCKET):
+        model = MODELS[number % len(MODELS)]
+        sampled = {"temperature": 0.8, "seed": number} if number % 4 else {}
+        reader = Reader(client, model, f"{wave} {number}", max_tokens=TOKENS, **sampled)
+        answers[model].append(reader)
     return answers
 
 
-def pieces(answers: list[Answer]) -> int:
-    """How much has come in all."""
-    return sum(len(one.events if isinstance(one, SseReader) else one.tokens) for one in answers)
+def pieces(answer: Answer) -> int:
+    """How much of it has come."""
+    return len(answer.events if isinstance(answer, SseReader) else answer.tokens)
+
+
+def flat(asked: dict[str, list[Answer]]) -> list[Answer]:
+    """All answers of a wave."""
+    return [one for answers in asked.values() for one in answers]
 
 
 def texts(answers: list[Answer]) -> list[str]:
@@ -77,22 +82,28 @@ def reason(answer: Answer) -> str:
     return "" if answer.text and answer.is_complete else repr(answer.events[-1:])
 
 
-def strike(client: Client, answers: list[Answer]) -> int:
-    """Signal the worker of one model after the other, each time once everything has moved on;
-    return how many signals were sent before the wave was over."""
+def strike(client: Client, asked: dict[str, list[Answer]]) -> int:
+    """Signal the worker of one model after the other, and return how many signals were sent before
+    the wave was over.
+
+    Each answer of the model has moved on since the last one: three deaths without a token would
+    end a request, as they must.
+    """
+    before: dict[str, list[int]] = {name: [0] * len(answers) for name, answers in asked.items()}
     for number in range(STRIKES_PER_WAVE):
         model = MODELS[number % len(MODELS)]
-        before = pieces(answers)
+        answers = asked[model]
 
-        def is_due(model: str = model, before: int = before) -> bool:
-            state = row(client, model)
-            has_moved = pieces(answers) >= before + 3 * len(answers)
-            is_ready = state["state"] == "READY" and bool(state["running"])
-            return (has_moved and is_ready) or not any(one.is_alive() for one in answers)
+        def is_due(model: str = model, answers: list[Answer] = answers) -> bool:
+            moved = zip(answers, before[model], strict=True)
+            have_moved = all(pieces(one) >= had + 5 or not one.is_alive() for one, had in moved)
+            is_over = not any(one.is_alive() for one in answers)
+            return is_over or (have_moved and row(client, model)["state"] == "READY")
 
         eventually(is_due, timeout_s=ANSWER_LIMIT_S, what="a worker at work")
         if not any(one.is_alive() for one in answers):
             return number
+        before[model] = [pieces(one) for one in answers]
         os.kill(row(client, model)["pid"], SIGNALS[number % len(SIGNALS)])
     return STRIKES_PER_WAVE
 
@@ -106,12 +117,12 @@ def kills(place: Place) -> Values:
         strikes = unequal = lost = count = 0
         began_s = time.monotonic()
         for wave in range(WAVES):
-            undisturbed = ask(daemon, client, wave)
+            undisturbed = flat(ask(daemon, client, wave))
             right = texts(undisturbed)
             assert all(right), [reason(one) for one in undisturbed]
-            answers = ask(daemon, client, wave)
-            strikes += strike(client, answers)
-            got = texts(answers)
+            asked = ask(daemon, client, wave)
+            strikes += strike(client, asked)
+            got = texts(flat(asked))
             count += len(got)
             lost += got.count("")
             unequal += sum(a != b for a, b in zip(got, right, strict=True) if a)

@@ -6,6 +6,7 @@ Tests run in several processes at once, so what one of them leaves disturbs test
 from __future__ import annotations
 
 import os
+import resource
 import sys
 import uuid
 from collections.abc import Iterator
@@ -82,14 +83,20 @@ def run_of_tests() -> str:
 @pytest.fixture(scope="module", autouse=True)
 def nothing_is_left_behind(run_of_tests: str) -> Iterator[None]:
     """Fails a module that leaves a process, limits of MLX, or a file where others can see it."""
-    before, limits = Files.now(), limits_of_mlx()
+    before, limits, memory = Files.now(), limits_of_mlx(), limits_of_memory()
     yield
+    assert limits_of_memory() == memory, "the process is left with a limit of memory"
     limits_now = limits_of_mlx()
     left = end_processes_of(run_of_tests, GONE_TIMEOUT_S)
     written = Files.now().differences(before)
     assert not left, f"processes are left: {left}"
     assert not written, f"written where every test can see it: {written}"
     assert limits is None or limits_now == limits, f"MLX is left with limits: {limits_now}"
+
+
+def limits_of_memory() -> list[tuple[int, int]]:
+    """Those of the system: with one that is too low, no later test can start a thread."""
+    return [resource.getrlimit(kind) for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
 
 
 def limits_of_mlx() -> tuple[int, int] | None:
