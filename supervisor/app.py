@@ -349,7 +349,7 @@ class App:
         ending = asyncio.create_task(self._finished.wait())
         try:
             await asyncio.wait([reading, ending], return_when=asyncio.FIRST_COMPLETED)
-            if ending.done():
+            if self._finished.is_set():  # also if both have ended in the same turn of the loop
                 return False
             read = reading.result()
         finally:

@@ -1,6 +1,6 @@
 """mlxsup-client, the client without MLX: what is in it, and that it works next to a daemon.
 
-The daemon runs in another environment; the client's own has pyzmq and msgpack from a registry.
+The daemon runs in another environment; the client's own has pyzmq, msgpack and psutil from a registry.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def of_client(built_client: Built, tmp_path_factory: pytest.TempPathFactory) -> 
     """A clean environment with mlxsup-client and what it requires, and nothing lent."""
     environment = Environment.make(tmp_path_factory.mktemp("client") / "env")
     done = environment.pip("install", "--quiet", built_client.wheel)
-    need_registry(done, "pyzmq and msgpack")
+    need_registry(done, "pyzmq, msgpack and psutil")
     return environment
 
 
@@ -73,6 +73,7 @@ def test_it_has_a_licence_and_no_command(built_client: Built) -> None:
     ] == [
         "Requires-Dist: pyzmq>=26",
         "Requires-Dist: msgpack>=1.1.0",
+        "Requires-Dist: psutil>=5.9",
     ]
 
 
@@ -83,7 +84,7 @@ def test_it_streams_from_a_daemon_of_another_environment(
     of_client: Environment, installed: Environment
 ) -> None:
     packages = {path.name.partition("-")[0] for path in of_client.site_packages.glob("*.dist-info")}
-    assert packages == {"mlxsup_client", "pyzmq", "msgpack"}
+    assert packages == {"mlxsup_client", "pyzmq", "msgpack", "psutil"}
     program = of_client.elsewhere / "program.py"
     program.write_text(PROGRAM)
     with daemon_of(installed) as config:

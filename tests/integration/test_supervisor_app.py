@@ -67,6 +67,7 @@ def test_a_request_is_served_and_the_end_leaves_nothing() -> None:
     with short_folder() as folder:
         assert play(body, folder=folder) == 0
         assert sorted(path.name for path in (folder / "run").iterdir()) == [
+            "key_file",
             "lock",
             "log_dir",
             "workers.json",
@@ -88,7 +89,7 @@ def test_everything_it_makes_is_for_its_user_alone() -> None:
     async def body(stage: Stage) -> None:
         await stage.ready()
         made = [path for name in ("run", "logs") for path in (stage.folder / name).rglob("*")]
-        assert {"client.sock", "w1.sock", "w1.sock.beat", "lock", "workers.json", "a.log"} <= {
+        assert {"client.sock", "w1.sock.beat", "lock", "workers.json", "a.log"} <= {
             path.name for path in made
         }
         modes = {path.name: stat.S_IMODE(path.stat().st_mode) & 0o077 for path in made}

@@ -52,7 +52,7 @@ def test_it_serves_and_ends_with_nothing_left(client_of: Any) -> None:
         assert daemon.process.wait(60) == 0
         assert not any(map(is_alive, processes))
         left = sorted(p.name for p in (daemon.folder / "run").iterdir())
-        assert left == ["lock", "log_dir", "workers.json"]
+        assert left == ["key_file", "lock", "log_dir", "workers.json"]
 
 
 def test_the_supervisor_never_imports_mlx_A3() -> None:
@@ -276,4 +276,4 @@ def test_processes_come_and_go_without_leaving_anything_P14(client_of: Any) -> N
             client.restart("a", now=True)
         eventually(lambda: counts() == before)
         sockets = [p.name for p in (daemon.folder / "run").glob("*.sock*")]
-        assert len(sockets) == 3
+        assert len(sockets) == 2

@@ -14,7 +14,17 @@ from typing import Any
 import psutil
 import pytest
 
-from mlxsup.protocol.client_messages import Deltas, Failed, Load, Ping, Reload, Reply, Stop, Unload
+from mlxsup.protocol.client_messages import (
+    Alive,
+    Deltas,
+    Failed,
+    Load,
+    Ping,
+    Reload,
+    Reply,
+    Stop,
+    Unload,
+)
 from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.worker_messages import Exit
@@ -64,7 +74,8 @@ async def reload(stage: Stage) -> Any:
     """The answer to a reload."""
     peer = stage.peer()
     await peer.say(Reload(id=RequestId("reload")))
-    message = await peer.hear_any()
+    while isinstance(message := await peer.hear_any(), Alive):
+        pass  # the file must read the same a second later
     if isinstance(message, Reply):
         return message.value
     assert isinstance(message, Failed)

@@ -15,7 +15,11 @@ RAW: dict[str, tuple[BadInput, ...]] = {
 
 UNANSWERED = (
     ("a frame over 16 MiB", "the connection is closed"),
-    ("bytes that are not ZeroMQ's", "nothing, or the error of a frame that is no message"),
+    (
+        "bytes that are not ZMTP 3's, another mechanism than `NULL`, another socket than a `DEALER`",
+        "the connection is closed, for another socket with ZMTP's `ERROR`",
+    ),
+    ("more than 1,024 frames, or 16 MiB, in one message", "the connection is closed"),
     ("a connection that does not finish ZeroMQ's greeting", "it is closed after 2 s"),
 )
 """What cannot be answered, for it carries no message."""
