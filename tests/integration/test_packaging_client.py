@@ -1,6 +1,6 @@
 """mlxsup-client, the client without MLX: what is in it, and that it works next to a daemon.
 
-The daemon runs in another environment; the client's own has pyzmq, msgpack and psutil from a registry.
+The daemon runs in another environment; the client has pyzmq, msgpack and psutil from a registry.
 """
 
 from __future__ import annotations

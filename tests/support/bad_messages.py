@@ -16,7 +16,8 @@ RAW: dict[str, tuple[BadInput, ...]] = {
 UNANSWERED = (
     ("a frame over 16 MiB", "the connection is closed"),
     (
-        "bytes that are not ZMTP 3's, another mechanism than `NULL`, another socket than a `DEALER`",
+        "bytes that are not ZMTP 3's, another mechanism than `NULL`, another socket than a"
+        " `DEALER`",
         "the connection is closed, for another socket with ZMTP's `ERROR`",
     ),
     ("more than 1,024 frames, or 16 MiB, in one message", "the connection is closed"),
