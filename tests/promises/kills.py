@@ -26,7 +26,11 @@ SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP)
 """In turns: deaths from outside, which accuse no request."""
 
 STRIKES_PER_WAVE = 11
-TOKENS = 500
+OVER = -1
+STEPS = 40
+"""Of a worker before it is struck: every row has gained tokens by then."""
+
+TOKENS = 800
 """Of each answer: it must last for all strikes of its wave."""
 
 ANSWER_LIMIT_S = 600.0
@@ -52,11 +56,6 @@ def ask(daemon: Daemon, client: Client, wave: int) -> dict[str, list[Answer]]:
         reader = Reader(client, model, f"{wave} {number}", max_tokens=TOKENS, **sampled)
         answers[model].append(reader)
     return answers
-
-
-def pieces(answer: Answer) -> int:
-    """How much of it has come."""
-    return len(answer.events if isinstance(answer, SseReader) else answer.tokens)
 
 
 def flat(asked: dict[str, list[Answer]]) -> list[Answer]:
@@ -86,25 +85,24 @@ def strike(client: Client, asked: dict[str, list[Answer]]) -> int:
     """Signal the worker of one model after the other, and return how many signals were sent before
     the wave was over.
 
-    Each answer of the model has moved on since the last one: three deaths without a token would
-    end a request, as they must.
+    Each worker has made some steps before: three deaths without a token would end a request, as
+    they must.
     """
-    before: dict[str, list[int]] = {name: [0] * len(answers) for name, answers in asked.items()}
     for number in range(STRIKES_PER_WAVE):
         model = MODELS[number % len(MODELS)]
-        answers = asked[model]
 
-        def is_due(model: str = model, answers: list[Answer] = answers) -> bool:
-            moved = zip(answers, before[model], strict=True)
-            have_moved = all(pieces(one) >= had + 5 or not one.is_alive() for one, had in moved)
-            is_over = not any(one.is_alive() for one in answers)
-            return is_over or (have_moved and row(client, model)["state"] == "READY")
+        def target(model: str = model) -> int | None:
+            """The pid of a worker that is due; OVER once its model has nothing left to answer."""
+            if not any(one.is_alive() for one in asked[model]):
+                return OVER
+            state = row(client, model)
+            is_due = state["state"] == "READY" and state["steps"] >= STEPS
+            return int(state["pid"]) if is_due else None
 
-        eventually(is_due, timeout_s=ANSWER_LIMIT_S, what="a worker at work")
-        if not any(one.is_alive() for one in answers):
+        pid = eventually(target, timeout_s=ANSWER_LIMIT_S, what="a worker at work")
+        if pid == OVER:
             return number
-        before[model] = [pieces(one) for one in answers]
-        os.kill(row(client, model)["pid"], SIGNALS[number % len(SIGNALS)])
+        os.kill(pid, SIGNALS[number % len(SIGNALS)])
     return STRIKES_PER_WAVE
 
 
