@@ -38,7 +38,7 @@ LEAST_OF_PACE = 0.5
 """Of the chunks that the pace would give: a step takes longer than its pause, and on a busy machine
 much longer."""
 
-CONTEXT = 10_000_000
+CONTEXT = 6_000_000
 PROMPT = "[[fault big=4]]"
 """Makes every token four letters, so that each is a chunk."""
 

@@ -125,6 +125,7 @@ TRIED: Mapping[Leaf, tuple[Try, ...]] = {
     ("key", "new"): (once("key", "new", "EVIL", shows=False),),
     ("key", "list"): (once("key", "list", shows=False),),
     ("key", "revoke"): (once("key", "revoke", "EVIL"),),
+    ("key", "off"): (once("key", "off", "--yes", shows=False),),
     ("config", "check"): (once("config", "check", "WRONG"), once("config", "check", "EVIL")),
     ("config", "path"): (once("config", "path", "--config", "EVIL"),),
     ("config", "schema"): (once("config", "schema", shows=False), once("config", "schema", "EVIL")),

@@ -23,6 +23,7 @@ from support.played_service_managers import PlayedServiceManagers
 
 PROGRAM = """
 import sys
+import psutil
 import mlxsup.cli.commands.start, mlxsup.cli.service.install, mlxsup.supervisor.config.load
 from mlxsup.cli.main import main
 sys.platform = "darwin"
