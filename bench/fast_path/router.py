@@ -41,7 +41,7 @@ none of them: the kernel takes more."""
 
 STEP_S = 0.005
 WINDOW_S = 3.0
-CONTEXT = 10_000_000
+CONTEXT = 3_000_000
 WOKEN, USED = "backlogs of one step, in µs each", f"pairs used, of {BACKLOGS}"
 
 

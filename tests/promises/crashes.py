@@ -34,7 +34,7 @@ def all_run(row: dict[str, Any]) -> bool:
 
 def news_of_crashes(place: Place) -> Values:
     """From the end of the process to the state change, as a client hears of it."""
-    longest = 10_000_000
+    longest = 3_000_000
     # What a row has said is read again after each crash, in one step however long it has become.
     options = {"step_s": 0.005, "context_length": longest, "prefill_tokens_per_step": longest}
     models = {"m": fake(fake=options, max_concurrency=ROWS, restart=SOON)}
