@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 TICK_S = 0.002
-MOST_CPU_S = 0.1
-"""Of a loop's thread between two ticks: CPU time, so that a busy machine makes no difference."""
+MOST_CPU_S = 0.3
+"""Of a loop's thread between two ticks. CPU time, but a busy machine inflates that, too: 0.015 s alone
+were 0.175 s beside four others. A model folder that is read on the loop takes 0.4 s and more."""
 
 TOUCHES = {"open", "os.listdir", "os.scandir", "os.stat", "os.lstat"}
 """Audit events of the interpreter, and what it does not tell of: looks at a file."""
