@@ -16,7 +16,7 @@ import pytest
 
 TICK_S = 0.002
 MOST_CPU_S = 0.3
-"""Of a loop's thread between two ticks. CPU time, but a busy machine inflates that, too: 0.015 s alone
+"""Of a loop's thread between two ticks. A busy machine inflates CPU time, too: 0.015 s alone
 were 0.175 s beside four others. A model folder that is read on the loop takes 0.4 s and more."""
 
 TOUCHES = {"open", "os.listdir", "os.scandir", "os.stat", "os.lstat"}
