@@ -17,7 +17,7 @@ import pytest
 
 TICK_S = 0.002
 MOST_CPU_S = 0.1
-"""Of a loop's thread between two ticks: CPU time, so that a busy machine makes little difference."""
+"""Of a loop's thread between two ticks: CPU time, which a busy machine changes little."""
 
 TOUCHES = {"open", "os.listdir", "os.scandir", "os.stat", "os.lstat"}
 """Audit events of the interpreter, and what it does not tell of: looks at a file."""
