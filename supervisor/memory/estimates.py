@@ -74,7 +74,8 @@ class Estimates:
 
     def keep(self, places: Collection[Place]) -> None:
         """Forget all other places."""
-        self._known = {place: look for place, look in self._known.items() if place in places}
+        wanted = set(places)  # a view would be searched from its beginning for each of them
+        self._known = {place: look for place, look in self._known.items() if place in wanted}
 
     async def look_at(self, places: Collection[Place]) -> Mapping[Place, Look]:
         """Return what is there now; in about `quiet_s` after the last folder that answers."""

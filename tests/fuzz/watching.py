@@ -12,7 +12,7 @@ from mlxsup.protocol.ids import unpack_tokens
 from support.faults import undisturbed
 from support.raw_client import RawClient
 
-MAX_TOKENS = 5_000_000
+MAX_TOKENS = 3_000_000
 PAUSE_S = 0.005
 LOOK_S = 0.5
 CALM_PINGS = 100
@@ -83,7 +83,7 @@ class RawStream(threading.Thread):
         body = msgpack.packb({"prompt": prompt, "max_tokens": MAX_TOKENS})
         self._client.say([msgpack.packb({"type": "generate", "id": "s", "model": model}), body])
         self.start()
-        assert self._has_started.wait(60), "no first token"
+        assert self._has_started.wait(60), f"no first token: {self._ends}"
 
     def __enter__(self) -> RawStream:
         return self

@@ -28,6 +28,9 @@ pytestmark = pytest.mark.mlx
 QUESTIONS = {"device_info", "default_device", "is_available"}
 """Functions of `mx` that make no work and no array; limits are set besides."""
 
+COUNTERS = {"get_active_memory", "get_cache_memory", "get_peak_memory"}
+"""Functions of `mx` that read a number of the allocator, which the memory guard does from the
+threads of prompts and heartbeats."""
 
 READY = "(ready)"
 """Stands between the calls of the load and those of requests."""
@@ -89,7 +92,8 @@ def test_one_thread_calls_mlx_from_the_load_to_the_close_A1_A6(
 ) -> None:
     live(make_tiny_model(tmp_path / "tiny"), calls)
     me = threading.get_ident()
-    assert calls.threads.keys() == {me}, calls.threads
+    of_others = {name for thread, names in calls.threads.items() if thread != me for name in names}
+    assert of_others <= COUNTERS, calls.threads
     expected = {
         "new_stream", "eval", "__init__", "insert_segments", "next", "remove", "cumsum",
         "put_along_axis", "synchronize", "clear_cache", "close", "get_active_memory",
