@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -196,7 +197,7 @@ async def _collect(
             done, _ = await asyncio.wait([line], timeout=quiet_s)
             if not done:
                 before, worked_s = worked_s, _cpu_s(process.pid)
-                is_at_work = worked_s - before >= WORK_S
+                is_at_work = worked_s - before >= WORK_S or _is_runnable(process.pid)
                 if not is_at_work or loop.time() - answered_at > BUSY_S:
                     return False
                 continue
@@ -219,3 +220,11 @@ def _cpu_s(pid: int) -> float:
     except psutil.Error:
         return 0.0
     return float(times.user + times.system)
+
+
+def _is_runnable(pid: int) -> bool:
+    """True if a process only waits for a CPU; macOS says so of processes that sleep, too."""
+    try:
+        return sys.platform == "linux" and psutil.Process(pid).status() == psutil.STATUS_RUNNING
+    except psutil.Error:
+        return False
