@@ -1,4 +1,4 @@
-.PHONY: help setup wheels demo test unit slow check bench sharing simulate fuzz chaos promises soak models mutants captures clean
+.PHONY: help setup wheels demo test unit slow check bench simulate fuzz chaos promises soak models mutants captures clean
 
 help: ## list targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -34,10 +34,6 @@ check: setup ## format, lint and types
 
 bench: setup models/smollm2/config.json ## throughput, router CPU, memory and start-up, side by side
 	@.venv/bin/python -m bench
-
-sharing: setup models/smollm2/config.json ## every figure and plot of docs/sharing.md, measured at this commit
-	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[cpu,dev,plots]'
-	@PYTHONPATH=tests .venv/bin/python -m bench.sharing
 
 SEEDS ?= 10000
 FIRST ?= 1

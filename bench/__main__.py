@@ -1,167 +1,91 @@
-"""`python -m bench [NAME …] [--repeats N]`: the named benchmarks, or all that need no name."""
+"""`python -m bench [NAME …] [--repeats N] [--model FOLDER | --shape NAME] [--base COMMIT]`.
+
+Each benchmark measures its sides in one run, interleaved, and prints a table.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))  # the daemon and the tiny model that tests use, too
 
 SMOLLM2 = ROOT / "models" / "smollm2"
-KEPT = ROOT / "build"
-"""Rows of the fast path and of the HTTP gateway that were measured, a folder for each: they are not
-measured again at the same commit."""
-
-NAMES = (
-    "fast_path",
-    "footprint",
-    "control",
-    "two_models",
-    "burst",
-    "long_prompt",
-    "second_turn",
-    "look_up",
-    "readiness",
-    "engine_seconds",
-    "dispatch",
-    "recorder",
-    "sampling",
-    "commands",
-    "model_command",
-)
-"""What runs if no name is given."""
-
-CLIENTS = "clients"
-"""It compares what works, not how fast, and may install programs."""
-
-ONLY_BY_NAME = (CLIENTS, "http")
-"""These run only if they are named: `http` takes hours, and starts the servers of others."""
-
-
-def chosen(given: Sequence[str]) -> argparse.Namespace:
-    """What the words of a command line ask for, with the names of what is to run.
-
-    Raises:
-        SystemExit: they ask for nothing that there is.
-    """
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    known, left_out = (*NAMES, *ONLY_BY_NAME), " and ".join(ONLY_BY_NAME)
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"{', '.join(known)}; none: all but {left_out}"
-    )
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument(
-        "--programs",
-        action="store_true",
-        help="with `clients`: other people's programs instead of packages, installed if need be",
-    )
-    parser.add_argument(
-        "--only", nargs="+", metavar="PROGRAM", default=[], help="with --programs: these alone"
-    )
-    parser.add_argument(
-        "--prompt-tokens", type=int, default=40_000, metavar="N", help="of the long prompt"
-    )
-    arguments = parser.parse_args(given)
-    for name in set(arguments.names).difference(known):
-        parser.error(f"no benchmark is called {name!r}; there are {', '.join(known)}")
-    if (arguments.programs or arguments.only) and CLIENTS not in arguments.names:
-        parser.error(f"--programs and --only are for `{CLIENTS}`: name it")
-    arguments.names = arguments.names or list(NAMES)
-    return arguments
+ONLY_BY_NAME = ("against",)
+"""It needs `--base`."""
 
 
 def main() -> None:
-    """Runs them one after the other and prints one report."""
+    """Run the named benchmarks one after the other; by default, all that need no option."""
     from . import (
-        burst,
+        against,
+        commands,
         control,
         dispatch,
         engine_seconds,
         footprint,
-        long_prompt,
-        look_up,
-        model_command,
+        gateway,
         readiness,
-        recorder,
+        router,
         sampling,
         second_turn,
+        sharing,
+        spare,
+        throughput,
         two_models,
     )
     from .report import machine_lines
+    from .shaped_model import SEVEN_B, SMALL, make_shaped_model
     from support.tiny_model import make_tiny_model
 
-    arguments = chosen(sys.argv[1:])
-    print("\n".join(machine_lines()) + "\n", flush=True)
-    repeats, tokens = arguments.repeats, arguments.prompt_tokens
-    few = min(repeats, 3)
+    shapes = {"small": SMALL, "7b": SEVEN_B}
     with tempfile.TemporaryDirectory() as folder:
         tiny = make_tiny_model(Path(folder) / "tiny")
-        runs: dict[str, Callable[[], object]] = {
-            "fast_path": fast_path,
-            "http": http,
-            "footprint": lambda: footprint.run(SMOLLM2, max(3, repeats // 2)),
-            "control": lambda: control.run(tiny, SMOLLM2, few),
-            "two_models": lambda: two_models.run(tiny, SMOLLM2, few),
-            "burst": lambda: burst.run(tiny, repeats),
-            "long_prompt": lambda: long_prompt.run(Path(folder) / "long", repeats, tokens),
-            "second_turn": lambda: second_turn.run(SMOLLM2, Path(folder) / "kinds", few),
-            "look_up": lambda: look_up.run(repeats),
-            "readiness": lambda: readiness.run(tiny, SMOLLM2, repeats),
-            "engine_seconds": lambda: engine_seconds.run(SMOLLM2, repeats),
-            "dispatch": lambda: dispatch.run(repeats),
-            "recorder": lambda: recorder.run(repeats),
-            "sampling": lambda: sampling.run(repeats),
-            "commands": commands,
-            "model_command": lambda: model_command.run(
-                tiny, max(repeats, model_command.LEAST_REPEATS)
-            ),
-            CLIENTS: lambda: clients(Path(folder) / "known", arguments.programs, arguments.only),
+
+        def model() -> Path:
+            if given.shape:
+                shape = shapes[given.shape]
+                return make_shaped_model(
+                    Path(folder) / given.shape, shape, seed=1, context_length=8192
+                )
+            return Path(given.model or SMOLLM2)
+
+        runs: dict[str, Callable[[int], object]] = {
+            "throughput": lambda repeats: throughput.run(model(), repeats),
+            "router": router.run,
+            "gateway": gateway.run,
+            "footprint": lambda repeats: footprint.run(model(), repeats),
+            "control": lambda repeats: control.run(tiny, SMOLLM2, repeats),
+            "two_models": lambda repeats: two_models.run(tiny, SMOLLM2, repeats),
+            "second_turn": lambda repeats: second_turn.run(model(), Path(folder), repeats),
+            "readiness": lambda repeats: readiness.run(tiny, model(), repeats),
+            "spare": lambda repeats: spare.run(tiny, repeats),
+            "engine_seconds": lambda repeats: engine_seconds.run(model(), repeats),
+            "dispatch": dispatch.run,
+            "sampling": sampling.run,
+            "commands": lambda repeats: commands.run(),
+            "sharing": lambda repeats: sharing.run(20 * repeats),
+            "against": lambda repeats: against.run(given.base, repeats),
         }
-        for name in arguments.names:
-            runs[name]()
-
-
-def fast_path() -> int:
-    """What lacks of the fast path on a CPU."""
-    from .fast_path.cpu import STAGES
-    from .fast_path.document import FAST_PATH
-    from .fast_path.stages import main as measure
-
-    return measure(
-        STAGES, "bench.fast_path", None, sheet=FAST_PATH, words=[str(KEPT / "fast_path")]
-    )
-
-
-def http() -> int:
-    """What lacks of the HTTP gateway's speed."""
-    from .fast_path.stages import main as measure
-    from .http.document import HTTP
-    from .http.stages import STAGES
-
-    return measure(STAGES, "bench.http", None, sheet=HTTP, words=[str(KEPT / "http")])
-
-
-def commands() -> None:
-    """How long commands take to begin."""
-    from .commands import run
-
-    run()
-
-
-def clients(folder: Path, has_programs: bool, only: list[str]) -> None:
-    """What packages, or programs, can do with the gateway."""
-    if has_programs:
-        from .clients.programs.run import run as run_programs
-
-        run_programs(only)
-    else:
-        from .clients.run import run
-
-        run(folder)
+        parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+        parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(runs))
+        parser.add_argument("--repeats", type=int, default=5)
+        which = parser.add_mutually_exclusive_group()
+        which.add_argument("--model", metavar="FOLDER", help="instead of SmolLM2")
+        which.add_argument("--shape", choices=shapes, help="random weights of that size instead")
+        parser.add_argument("--base", help="for `against`: a commit, or the folder of a tree")
+        given = parser.parse_args()
+        if unknown := sorted(set(given.names) - set(runs)):
+            parser.error(f"there is no benchmark {unknown[0]!r}; there are {', '.join(runs)}")
+        if "against" in given.names and not given.base:
+            parser.error("`against` needs --base")
+        print("\n".join(machine_lines()) + "\n", flush=True)
+        for name in given.names or [name for name in runs if name not in ONLY_BY_NAME]:
+            runs[name](given.repeats)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The child of `bench.loop_cost`: microseconds that the worker's step loop adds to a step, as JSON.
+"""The child of `bench against`: microseconds that the worker's step loop adds to a step, as JSON.
 
 `python -P bench/loop_steps.py ROWS [ROWS …]`, with `typings` and `tests` of the tree that is to be
 measured in PYTHONPATH. The engine computes nothing: what is timed is everything around it, from a

@@ -1,10 +1,11 @@
-"""What every benchmark prints beside its figures, and how figures are summed up."""
+"""Tables and figures of benchmarks, and what they need of the machine."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
 
 from mlxsup.cli.benchmark.machine import machine_facts
 
@@ -55,3 +56,42 @@ def interval_of_median(values: Sequence[float]) -> tuple[float, float] | None:
         outside += 2 * math.comb(count, place) / 2**count
         place += 1
     return (ordered[place - 1], ordered[count - place]) if place else None
+
+
+class NotMeasured(Exception):
+    """A run could not do what its figure needs."""
+
+
+def order_in_round(sides: Sequence[str], repeat: int) -> Sequence[str]:
+    """Return the sides so that each comes first, second and last equally often.
+
+    Args:
+        sides: what is measured in each round.
+        repeat: the number of the round.
+    """
+    place = repeat % len(sides)
+    return (*sides[place:], *sides[:place])
+
+
+def thread_ns(pid: int, thread: int | None = None) -> int:
+    """Return the processor time of a thread of another process; by default, of its first.
+
+    Raises:
+        NotMeasured: this system does not tell.
+    """
+    try:
+        times = Path(f"/proc/{pid}/task/{thread or pid}/schedstat").read_text()
+    except FileNotFoundError:
+        raise NotMeasured("the processor time of a thread is read from /proc, on Linux") from None
+    return int(times.split()[0])
+
+
+def threads_ns(pid: int) -> dict[int, int]:
+    """Return that of every thread of a process, by its number; the first one's is the pid.
+
+    Raises:
+        NotMeasured: this system does not tell.
+    """
+    folder = Path(f"/proc/{pid}/task")
+    threads = [int(one.name) for one in folder.iterdir()] if folder.exists() else [pid]
+    return {thread: thread_ns(pid, thread) for thread in threads}

@@ -1,4 +1,4 @@
-"""`python -m bench.spare [--repeats N] [--model FOLDER]`: what a spare worker saves (P8).
+"""What a spare worker saves (P8).
 
 The time from SIGKILL of a model's process to READY, as a client sees it, in two daemons that differ
 in `spare_workers` alone. They take turns, and each kill waits until the spare worker does.
@@ -6,12 +6,9 @@ in `spare_workers` alone. They take turns, and each kill waits until the spare w
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import statistics
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -19,15 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests"))  # the daemon and the tiny model that tests use, too
+from mlxsup.client import Client
 
-from mlxsup.client import Client  # noqa: E402
-
-from .report import machine_lines, print_table, spread  # noqa: E402
-from support.daemon import Daemon, row  # noqa: E402
-from support.eventually import eventually  # noqa: E402
-from support.tiny_model import make_tiny_model  # noqa: E402
+from .report import print_table, spread
+from support.daemon import Daemon, row
+from support.eventually import eventually
 
 WAIT_S = 300.0
 RESTART = {"max_restarts": 1_000_000, "stable_s": 0.0}
@@ -82,19 +75,3 @@ def run(folder: Path, repeats: int) -> None:
         ["spare_workers", "kill to READY", "to that without"],
         [[str(n), spread(times[n], digits=2), f"{medians[n] / medians[0]:.2f}"] for n in counts],
     )
-
-
-def main() -> None:
-    """Runs it with the tiny model, or with the one that is given."""
-    parser = argparse.ArgumentParser(prog="python -m bench.spare", description=__doc__)
-    parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--model", type=Path, metavar="FOLDER")
-    arguments = parser.parse_args()
-    print("\n".join(machine_lines()) + "\n", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        model = arguments.model or make_tiny_model(Path(folder) / "tiny")
-        run(model, arguments.repeats)
-
-
-if __name__ == "__main__":
-    main()

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from mlxsup.client import AsyncClient
 
-from .peers import MlxLmServer, Mlxsup, Server
 from .report import print_table, spread
+from .servers import MlxLmServer, Mlxsup, Server
 from support.daemon import Daemon
 
 PREFILL_S = 9.0

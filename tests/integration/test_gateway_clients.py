@@ -1,4 +1,4 @@
-"""Every case of `python -m bench clients` passes with the gateway, over a real daemon and model."""
+"""What users of the OpenAI and Anthropic packages do, over a real daemon and model."""
 
 from __future__ import annotations
 
@@ -9,18 +9,30 @@ import pytest
 pytest.importorskip("openai")
 pytest.importorskip("anthropic")
 
-from bench.clients.case import Case, Outcome, Place, Verdict, outcome
-from bench.clients.places import gateway
-from bench.clients.run import CASES
+from clients import anthropic_cases, openai_cases
+from clients.case import Case, Outcome, Place, Verdict, outcome
+from clients.crowd import ROWS, WAITING
+from support.daemon import row
+from support.http_daemon import HttpDaemon
 from support.known_model import make_known_model
 
 pytestmark = pytest.mark.mlx
 
+MODEL = "known"
+CASES = (*openai_cases.CASES, *anthropic_cases.CASES)
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    with gateway(make_known_model(tmp_path_factory.mktemp("known"))) as running:
-        yield running
+    folder = make_known_model(tmp_path_factory.mktemp("known"))
+    entry = {"path": str(folder), "preload": True, "max_concurrency": ROWS}
+    with HttpDaemon({MODEL: entry}, {"max_queue": WAITING}) as daemon, daemon.client() as client:
+        client.load(MODEL)
+
+        def is_idle() -> bool:
+            return not row(client, MODEL)["running"]
+
+        yield Place(name="mlxsup", url=daemon.url, model=MODEL, is_idle=is_idle)
 
 
 def _name(case: Case) -> str:

@@ -1,1 +1,0 @@
-"""Other people's programs against the gateway: each in a separate environment below build/."""

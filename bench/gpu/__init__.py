@@ -1,1 +1,0 @@
-"""The rows of `bench.fast_path` that need a GPU, in one script that continues where it stopped."""

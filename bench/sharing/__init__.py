@@ -1,1 +1,0 @@
-"""What sharing one machine promises, measured: in virtual time and with real processes."""

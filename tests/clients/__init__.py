@@ -1,0 +1,1 @@
+"""Cases of client packages, which real daemons must pass."""
