@@ -1,4 +1,4 @@
-"""docs/metrics.md, the board and the alert rules know the metrics that there are, and no others."""
+"""The queries of docs/metrics, the board and the alert rules, ask for metrics that exist."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -21,7 +20,6 @@ from mlxsup.supervisor.core.health.death_cause import Cause
 from support.exposed import declared_samples
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = (DOCS / "metrics.md").read_text()
 BOARD: dict[str, Any] = json.loads((DOCS / "metrics" / "grafana.json").read_text())
 RULES: list[dict[str, Any]] = importlib.import_module("yaml").safe_load(
     (DOCS / "metrics" / "alerts.yml").read_text()
@@ -48,7 +46,7 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 
 def problems(expression: str) -> list[str]:
-    """What a query asks for that nobody exposes."""
+    """What a query asks for that is not exposed."""
     known, found, used = declared_samples(), [], set()
     for name, selector in SAMPLE.findall(expression):
         if name not in known:
@@ -77,20 +75,20 @@ def parsed(expression: str) -> object:
 
 
 @pytest.mark.parametrize(("where", "expression"), list(expressions()))
-def test_every_query_asks_for_what_there_is(where: str, expression: str) -> None:
+def test_query_names_existing_metrics_and_labels(where: str, expression: str) -> None:
     assert SAMPLE.search(expression), "it asks for nothing of ours"
     assert problems(expression) == [], where
 
 
 @pytest.mark.parametrize(("where", "expression"), list(expressions()))
-def test_every_query_can_be_read(where: str, expression: str) -> None:
+def test_query_parses(where: str, expression: str) -> None:
     assert parsed(expression), where
 
 
 @pytest.mark.parametrize(
     "expression", ["rate(a[5m]", "sum by le (a)", "rate(a)", "a{b=c}", "average(a)", "a[5m] > 1"]
 )
-def test_a_query_that_cannot_be_read_would_be_found(expression: str) -> None:
+def test_bad_query_is_found(expression: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         parsed(expression)
 
@@ -105,29 +103,18 @@ def test_a_query_that_cannot_be_read_would_be_found(expression: str) -> None:
         ("sum by (le, model) (rate(mlxsup_steps_total[5m]))", "nothing there has a label le"),
     ],
 )
-def test_a_query_for_what_is_not_there_would_be_found(expression: str, problem: str) -> None:
+def test_unknown_metric_or_label_is_found(expression: str, problem: str) -> None:
     assert problems(expression) == [problem]
 
 
-def test_counters_are_only_asked_for_their_growth() -> None:
+def test_counters_are_read_as_rates() -> None:
     for where, expression in expressions():
         for match in re.finditer(r"mlxsup_\w+_(?:total|bucket|sum|count)\b", expression):
             before = expression[: match.start()]
             assert re.search(r"(rate|increase)\($", before), (where, match.group())
 
 
-@pytest.fixture
-def document(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(DOCS.parent))
-    return importlib.import_module("tools.metrics_document")
-
-
-def test_the_page_and_the_board_are_those_of_the_code(document: ModuleType) -> None:
-    assert document.with_tables(PAGE) == PAGE, "python tools/metrics_document.py"
-    assert document.board_text() == (DOCS / "metrics" / "grafana.json").read_text()
-
-
-def test_rules_say_what_is_wrong_and_how_bad() -> None:
+def test_rules_have_severity_and_text() -> None:
     assert len({rule["alert"] for rule in RULES}) == len(RULES)
     for rule in RULES:
         assert rule["labels"]["severity"] in ("warning", "critical")
@@ -146,7 +133,7 @@ ENDS_OF_MODELS = (
 ENDS_OF_DAEMONS = ("mlxsup_up", "resets(mlxsup_uptime_seconds")
 
 
-def test_a_rule_about_an_end_names_the_command_that_says_why() -> None:
+def test_rule_about_an_exit_names_mlxsup_why() -> None:
     found = set()
     for rule in RULES:
         said = rule["annotations"]["description"]
@@ -158,7 +145,7 @@ def test_a_rule_about_an_end_names_the_command_that_says_why() -> None:
     assert found == {*ENDS_OF_MODELS, *ENDS_OF_DAEMONS}
 
 
-def test_a_rule_fires_when_there_is_too_much_of_something_bad_or_no_sign_of_life() -> None:
+def test_rules_stay_quiet_on_a_healthy_daemon() -> None:
     """And not for a daemon with nothing wrong, of which every metric but those of life is 0."""
     for rule in RULES:
         compared = re.findall(r"(==|[<>]=?) ([\d.]+)", rule["expr"])
@@ -170,7 +157,7 @@ def test_a_rule_fires_when_there_is_too_much_of_something_bad_or_no_sign_of_life
             assert is_of_life or sign == ">" or float(number) > 0, rule["alert"]
 
 
-def test_panels_do_not_cover_each_other() -> None:
+def test_panels_do_not_overlap() -> None:
     places = [(one["gridPos"]["x"], one["gridPos"]["y"]) for one in BOARD["panels"]]
     assert len(set(places)) == len(places)
     assert len({one["id"] for one in BOARD["panels"]}) == len(places)
