@@ -27,10 +27,13 @@ SLOW ?= tests
 slow: setup models/smollm2/config.json ## the tests that take minutes each; SLOW=folder or file
 	PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -m slow $(SLOW)
 
-check: setup ## format, lint and types
+check: setup ## format, lint, imports, types and documents; then what proselint advises
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
+	.venv/bin/lint-imports --no-logo
 	.venv/bin/mypy
+	.venv/bin/python tools/check_docs.py
+	-@.venv/bin/proselint check README.md CHANGELOG.md docs
 
 bench: setup models/smollm2/config.json ## throughput, router CPU, memory and start-up, side by side
 	@.venv/bin/python -m bench

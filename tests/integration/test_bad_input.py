@@ -11,9 +11,7 @@ import json
 import random
 import socket as sockets
 import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -44,7 +42,6 @@ from support.daemon import Daemon, row
 from support.raw_client import RawClient
 from support.streams import Reader
 
-ROOT = Path(__file__).parents[2]
 ENDS = ("done", "failed", "reply")
 GARBAGE_MESSAGES = 2000
 GARBAGE_SEED = 20261121
@@ -322,16 +319,3 @@ def test_every_parameter_and_every_field_has_a_case() -> None:
     for cls in CLIENT_MESSAGES:
         for field in (f.name for f in dataclasses.fields(cls)):
             assert field in ("id", "v", "body") or f"`{cls.TYPE}` with `{field}`" in names
-
-
-def test_the_document_is_printed_from_these_cases() -> None:
-    printed = subprocess.run(
-        [sys.executable, str(ROOT / "tools" / "bad_input_table.py")],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert (ROOT / "docs" / "bad-input.md").read_text() == printed.stdout, (
-        "run: python tools/bad_input_table.py > docs/bad-input.md"
-    )

@@ -1,7 +1,6 @@
 """Bad frames, headers and requests with the error that each gets, as data.
 
-tests/integration/test_bad_input.py sends each of these to a real daemon, and
-tools/bad_input_table.py prints docs/bad-input.md from them.
+tests/integration/test_bad_input.py sends each of these to a real daemon.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What can be wrong with what earlier workers of a model have kept; as data.
 
-tests/integration/test_bad_learned.py and tests/mlx/test_warm_up.py provoke each of these, and
-tools/bad_input_table.py prints them.
+tests/integration/test_bad_learned.py and tests/mlx/test_warm_up.py provoke each of these.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What can be wrong about memory: with the budget, a model's size, or what is remembered; as data.
 
-tests/integration/test_bad_memory.py provokes each of these, and tools/bad_input_table.py prints
-them.
+tests/integration/test_bad_memory.py provokes each of these.
 """
 
 from __future__ import annotations

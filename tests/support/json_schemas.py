@@ -1,8 +1,7 @@
-"""The schemas of docs/schemas, and what of an output they do not allow or do not mention.
+"""What each command prints with `--json`, as JSON Schemas: json_schemas.json next to this file.
 
-Reads the few keywords of JSON Schema that those files use, and refuses a file with any other. A
-published schema lets keys be added, as a reader must; here a key that it does not mention is a
-problem, because then the schema is incomplete.
+Reads the few keywords of JSON Schema that the file uses. A key that a schema does not mention is a
+problem.
 """
 
 from __future__ import annotations
@@ -12,15 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).parents[2] / "docs" / "schemas"
-DIALECT = "https://json-schema.org/draft/2020-12/schema"
-SHARED = ("model", "error")
-"""Schemas of no command: what several of them print."""
-
-KEYWORDS = {
-    "$schema", "$ref", "title", "description", "type", "required", "properties",
-    "additionalProperties", "items", "enum", "const", "anyOf",
-}  # fmt: skip
+SCHEMAS: Mapping[str, dict[str, Any]] = json.loads(
+    Path(__file__).with_name("json_schemas.json").read_text()
+)
+"""One for each command, and `model` and `error`, which several commands print."""
 
 TYPES: Mapping[str, tuple[type, ...]] = {
     "object": (dict,),
@@ -33,40 +27,15 @@ TYPES: Mapping[str, tuple[type, ...]] = {
 }
 
 
-def schema_of(path: Sequence[str]) -> dict[str, Any]:
-    """The schema of what a command prints with `--json`; `path` is the command's words."""
-    return read("-".join(path))
-
-
-def read(name: str) -> dict[str, Any]:
-    """A file of the folder, without `.json`."""
-    schema: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
-    return schema
-
-
 def problems(line: str, path: Sequence[str], *, is_error: bool = False) -> list[str]:
     """What is wrong with a line of a command's output; `is_error`: the command has failed."""
-    schema = read("error") if is_error else schema_of(path)
+    schema = SCHEMAS["error" if is_error else "-".join(path)]
     return list(_problems(json.loads(line), schema, "$"))
-
-
-def unknown_keywords(schema: object) -> set[str]:
-    """Keywords that this reader would ignore."""
-    if isinstance(schema, list):
-        return set().union(*map(unknown_keywords, schema))
-    if not isinstance(schema, dict):
-        return set()
-    found = set(schema) - KEYWORDS
-    for name in ("additionalProperties", "items", "anyOf"):
-        found |= unknown_keywords(schema.get(name))
-    for below in schema.get("properties", {}).values():
-        found |= unknown_keywords(below)
-    return found
 
 
 def _problems(value: object, schema: Mapping[str, Any], place: str) -> Iterator[str]:
     if "$ref" in schema:
-        schema = {**read(schema["$ref"].removesuffix(".json")), **schema}
+        schema = {**SCHEMAS[schema["$ref"]], **schema}
     if "anyOf" in schema:
         found = [list(_problems(value, one, place)) for one in schema["anyOf"]]
         if all(found):

@@ -1,1 +1,0 @@
-"""Random small bugs, planted one at a time, and whether the fast tests notice each."""
