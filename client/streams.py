@@ -1,4 +1,8 @@
-"""What the synchronous and the asynchronous stream have in common."""
+"""What the synchronous and the asynchronous stream have in common.
+
+A stream that nothing references any longer is cancelled, and so is one whose wait an interrupt or
+a cancelled task ends: the traceback would keep it alive, and its request would run for no reader.
+"""
 
 from __future__ import annotations
 

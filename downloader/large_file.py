@@ -1,4 +1,8 @@
-"""One large file: fetched from where an earlier attempt stopped, and checked against its digest."""
+"""One large file: fetched from where an earlier attempt stopped, and checked against its digest.
+
+Plain HTTP is used and not Xet, which keeps nothing of half a file. A file that is wrong is fetched
+once more from its beginning; wrong again, the hub's data is damaged.
+"""
 
 from __future__ import annotations
 

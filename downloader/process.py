@@ -40,7 +40,7 @@ def run() -> int:
 
 
 def _download(repository: Repository) -> DownloadReport:
-    # No bars: progress is reported. Plain HTTP, of which half a file can be kept (decision 57).
+    # No bars: progress is reported. Plain HTTP, of which half a file can be kept.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ["HF_HUB_DISABLE_XET"] = "1"
     from .failures import explain

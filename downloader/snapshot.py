@@ -2,7 +2,7 @@
 
 huggingface_hub lists the repository, fetches files, and makes the snapshot. What it does not do is
 keep half a file when its process ends, and so the large files are fetched here, into the places
-where it looks for them, before it is asked for the snapshot (decision 57).
+where it looks for them, before it is asked for the snapshot.
 """
 
 from __future__ import annotations

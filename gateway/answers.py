@@ -1,4 +1,8 @@
-"""Has the daemon answer a request, whole or in pieces, and ends it when nobody reads any longer."""
+"""Has the daemon answer a request, whole or in pieces, and ends it when nobody reads any longer.
+
+Each piece is written in the turn of the event loop that brings it, without waking a task: at 200
+pieces per second the cost is how much different code each one touches.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The fields of requests, and what each is for: the lists that checks and documents share.
 
 A field that cannot change the text of an answer is accepted. One that would, and that has no effect
-here, is refused, so that nobody takes an answer for what it is not; docs/gateway.md names the few
+here, is refused, so that nobody takes an answer for what it is not; docs/http-api.md names the few
 exceptions.
 """
 
@@ -46,7 +46,7 @@ class Field:
 
 def passed(*names: str) -> tuple[Field, ...]:
     """Parameters of `generate`."""
-    says = "see [parameters.md](parameters.md)"
+    says = "see [parameters](http-api.md#parameters)"
     return tuple(Field(name, Use.PASSED, says) for name in names)
 
 

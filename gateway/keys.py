@@ -1,4 +1,8 @@
-"""Who asks: API keys, read again and again by a thread, so that no disk holds up a request."""
+"""Who asks: API keys, read again and again by a thread, so that no disk holds up a request.
+
+A thread compares the bytes of the file, whose time is coarser than two edits may be, and requests
+read a snapshot. Without an answer of the disk for four seconds every request is refused.
+"""
 
 from __future__ import annotations
 

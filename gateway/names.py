@@ -1,4 +1,8 @@
-"""Which model a name means: a model's own, an alias, a preset (`x:high`), or one of another API."""
+"""Which model a name means: a model's own, an alias, a preset (`x:high`), or one of another API.
+
+A model's own names come first, so that `gpt-*` does not take away a model called `gpt-oss`.
+Presets are known here only, because the core reads no parameters.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The parser of requests: httptools', without three things that it does for other servers."""
+"""The parser of requests: httptools', without three things that it does for other servers.
+
+An offer of another protocol is left out of the head, because httptools would skip the body; fields
+behind a body are dropped, because no proxy has seen them.
+"""
 
 from __future__ import annotations
 

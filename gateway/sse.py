@@ -1,4 +1,8 @@
-"""Server-sent events: one response that is sent in pieces, and how it ends."""
+"""Server-sent events: one response that is sent in pieces, and how it ends.
+
+An answer that breaks off is cut without its closing mark: a stream that ends cleanly would be
+taken for a whole answer.
+"""
 
 from __future__ import annotations
 

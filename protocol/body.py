@@ -57,7 +57,7 @@ class RequestBody:
     """What a client asks of an engine. Exactly one of the three inputs is given.
 
     A field that is None was left out: the model's entry or `parameters.NUMBERS` gives its default.
-    docs/parameters.md describes each in more detail.
+    docs/http-api.md describes each in more detail.
 
     Attributes:
         prompt: text, tokenised as it is.

@@ -1,4 +1,8 @@
-"""The clock of every process: it stands still while the process itself does."""
+"""The clock of every process: it stands still while the process itself does.
+
+A stop by a signal is noticed because the heartbeats ask for the time every half second: a longer
+gap was no running time. Processor time would say nothing about a GPU.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class ErrorCode(StrEnum):
-    """Every error that a client can get; docs/operations.md says what to do about each."""
+    """Every error that a client can get; docs/troubleshooting.md says what to do."""
 
     INVALID_REQUEST = "invalid_request"
     UNKNOWN_MODEL = "unknown_model"

@@ -2,6 +2,9 @@
 
 The file is beside the configuration. A mark in the runtime folder says whether keys were in force,
 so that a file that has vanished opens nothing: only `mlxsup key off` does.
+
+Keys are 256 random bits, so a fast hash protects them as well as a slow one. The file is not in
+the runtime folder, because people empty that to tidy up.
 """
 
 from __future__ import annotations

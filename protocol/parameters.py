@@ -65,7 +65,7 @@ def _number(default: float, low: float, high: float, unit: str, says: str, **mor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How a token is picked; a model's entry may set other defaults (docs/parameters.md).
+    """How a token is picked; a model's entry may set other defaults (docs/http-api.md).
 
     A parameter is added here, in the signature of `client.api` and in `worker/engines/mlx/`.
     """

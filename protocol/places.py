@@ -1,4 +1,9 @@
-"""Which daemon and which configuration file are meant: one rule for every command and client."""
+"""Which daemon and which configuration file are meant: one rule for every command and client.
+
+There is one rule because two were a trap: with `MLXSUP_CONFIG` for `start` alone, `stop` ended
+another daemon than the one that had been started. A place that was named counts even if it is
+missing, so that a typing error never selects another daemon.
+"""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class State(StrEnum):
-    """One worker's life; docs/architecture.md holds the table of what leads where."""
+    """One worker's life; docs/architecture.md says where each one leads."""
 
     STOPPED = "STOPPED"
     PENDING = "PENDING"

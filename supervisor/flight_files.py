@@ -1,4 +1,9 @@
-"""The files of the flight recorder: they outlive the daemon, whatever ends it."""
+"""The files of the flight recorder: they outlive the daemon, whatever ends it.
+
+Models and requests have separate files, because requests come a thousand times as often. A daemon
+that is killed cannot write its end; the time of the file, renewed every five seconds, says until
+when it lived.
+"""
 
 from __future__ import annotations
 

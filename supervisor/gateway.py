@@ -1,4 +1,8 @@
-"""The gateway's process, and the socket that it listens at, which outlives it."""
+"""The gateway's process, and the socket that it listens at, which outlives it.
+
+The supervisor binds the address, so that a port that is taken is its own error, and who connects
+while the gateway is replaced waits instead of being refused.
+"""
 
 from __future__ import annotations
 

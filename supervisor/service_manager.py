@@ -1,4 +1,8 @@
-"""What a service manager that has started the daemon learns of it, by systemd's sd_notify(3)."""
+"""What a service manager that has started the daemon learns of it, by systemd's sd_notify(3).
+
+The watchdog is fed by the event loop: a thread would say that all is well while the loop stands
+still. Nothing waits for the service manager; a message that is lost is lost.
+"""
 
 from __future__ import annotations
 

@@ -6,6 +6,9 @@ So while nothing runs, the rows that are ready wait while another request is abo
 short time if a pass costs much more than that, and not at all if it does not. Once several have
 come at short intervals, more are likely, and a longer pause is no end yet: a supervisor that others
 keep from a processor for some milliseconds would otherwise cut a burst in two.
+
+The pause that ends a burst is 2 ms, which a lone request hardly notices, and the whole wait is at
+most 50 ms, because 64 requests that are sent at once arrive over that long on a busy machine.
 """
 
 from __future__ import annotations

@@ -1,5 +1,10 @@
 """What a worker does while its engine has nothing to do: it looks at its memory again, and gives
-back: soon what nothing uses, and after a while what is known of earlier prompts."""
+back: soon what nothing uses, and after a while what is known of earlier prompts.
+
+Memory that MLX keeps for reuse goes after three seconds, because its next use is in the next step
+or never. Known prompts stay for five minutes: people take longer than seconds to write the next
+turn of a chat.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""A spare worker: it imports everything, and then waits for its launch spec."""
+"""A spare worker: it imports everything, and then waits for its launch spec.
+
+It is spawned and not forked: MLX and the tokenizers start threads, and a forked process must not
+use Metal. It has no token and no socket until it has a model, so taking it over needs no second
+handshake.
+"""
 
 from __future__ import annotations
 

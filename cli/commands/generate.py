@@ -1,4 +1,9 @@
-"""`mlxsup generate`: one answer, as it comes."""
+"""`mlxsup generate`: one answer, as it comes.
+
+The prompt becomes a message, because an instruction model answers a bare question with an empty
+line. Only the worker knows whether there is a chat template, so the request says what to do
+without one.
+"""
 
 from __future__ import annotations
 

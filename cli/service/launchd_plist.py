@@ -1,4 +1,8 @@
-"""The property list of launchd; see launchd.plist(5)."""
+"""The property list of launchd; see launchd.plist(5).
+
+launchd joins several conditions of `KeepAlive` by *or*, so there is only `SuccessfulExit`, and
+`start --service` ends with 0 if another start would not help.
+"""
 
 from __future__ import annotations
 

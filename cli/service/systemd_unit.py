@@ -1,4 +1,9 @@
-"""The unit file of systemd; see systemd.service(5), systemd.exec(5) and systemd.syntax(7)."""
+"""The unit file of systemd; see systemd.service(5), systemd.exec(5) and systemd.syntax(7).
+
+A colon before the command keeps systemd from replacing `$NAME` in paths. The unit of a machine has
+no `PrivateDevices`, which would hide the GPU, and no `MemoryMax`, which would kill what the daemon
+would rather pause.
+"""
 
 from __future__ import annotations
 

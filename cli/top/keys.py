@@ -1,4 +1,8 @@
-"""What the keys of `mlxsup top` mean: a selection, a question, and the orders that follow."""
+"""What the keys of `mlxsup top` mean: a selection, a question, and the orders that follow.
+
+A selection never moves by itself: if its neighbour were selected when it ends, the key that was
+meant for the one would reach the other.
+"""
 
 from __future__ import annotations
 

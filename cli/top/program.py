@@ -1,4 +1,8 @@
-"""The loop of `mlxsup top` on a terminal: news and keys in, pictures and orders out."""
+"""The loop of `mlxsup top` on a terminal: news and keys in, pictures and orders out.
+
+Signals only write their number into the pipe that the loop waits for: KeyboardInterrupt could come
+while the terminal is being given back.
+"""
 
 from __future__ import annotations
 

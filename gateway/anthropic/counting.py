@@ -1,4 +1,8 @@
-"""`POST /v1/messages/count_tokens`: how long a prompt is, without computing it."""
+"""`POST /v1/messages/count_tokens`: how long a prompt is, without computing it.
+
+The count is a request for more tokens than any context has: its refusal names the length of the
+prompt, so the same template and tokenizer count it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Counts what is answered over HTTP, and prints all metrics."""
+"""Counts what is answered over HTTP, and prints all metrics.
+
+Answers are counted at their end, so a piece of a stream costs nothing, and no name becomes a label
+because a request uses it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The page's routes: the page itself, its files, and what it asks for again and again."""
+"""The page's routes: the page itself, its files, and what it asks for again and again.
+
+It asks once a second instead of following events, so it needs no state for a lost connection, and
+it keeps its own curves. There is no cookie, which a browser would send for pages of other sites,
+too.
+"""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ def default_of(settings: type, name: str) -> Any:
 
 
 def documented(text: str = "", unit: str = "") -> dict[str, Any]:
-    """What docs/operations.md adds: behind the sentence, and as the unit if neither the name nor
-    the type of the key gives it."""
+    """What a document adds: behind the sentence, and as the unit if neither the name nor the type
+    of the key gives it."""
     return {"more": text, "unit": unit}
 
 

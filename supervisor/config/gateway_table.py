@@ -34,7 +34,7 @@ class GatewayTable(Table):
         description=ADDRESS_EXPECTED,
         json_schema_extra=documented(
             "; port 0: any that is free. An address that other machines reach needs"
-            " [keys](gateway.md#keys)",
+            " [keys](http-api.md#keys)",
             "address",
         ),
     )
@@ -52,8 +52,8 @@ class GatewayTable(Table):
         title="further names in the `host` header, as a proxy passes them on",
         description=HOSTS_EXPECTED,
         json_schema_extra=documented(
-            ': `hosts = ["ai.example"]`; see [behind a proxy](gateway.md#behind-a-proxy). Those'
-            " that are not of this machine need [keys](gateway.md#keys)",
+            ': `hosts = ["ai.example"]`; see [behind a proxy](http-api.md#behind-a-proxy). Those'
+            " that are not of this machine need [keys](http-api.md#keys)",
             "names",
         ),
     )
@@ -63,7 +63,7 @@ class GatewayTable(Table):
         description=ORIGINS_EXPECTED,
         json_schema_extra=documented(
             ': `origins = ["https://chat.example"]`; those that are not of this machine need'
-            " [keys](gateway.md#pages-of-other-sites)",
+            " [keys](http-api.md#pages-of-other-sites)",
             "origins",
         ),
     )
@@ -73,7 +73,7 @@ class GatewayTable(Table):
         description=KEYS_EXPECTED,
         json_schema_extra=documented(
             ". `auto`: from the first key on, and where other machines reach the gateway;"
-            " `required`: always; see [keys](gateway.md#keys)",
+            " `required`: always; see [keys](http-api.md#keys)",
             "word",
         ),
     )

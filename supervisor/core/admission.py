@@ -1,4 +1,8 @@
-"""Decides whether a request may wait; the one gate that every request passes (H2)."""
+"""Decides whether a request may wait; the one gate that every request passes (H2).
+
+What can start at once is never refused for a queue, and beyond `max_queue` each model has an equal
+share of it, so that one model that loads for a minute does not shut all the others.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Which downloads run: of what wanted models lack, each repository once, whoever waits for it."""
+"""Which downloads run: of what wanted models lack, each repository once, whoever waits for it.
+
+Downloads follow from who waits after each change of a state, and no command starts or ends one, so
+that no path can forget to. A network that is away is no crash: the model waits in BACKOFF for as
+long as it takes.
+"""
 
 from __future__ import annotations
 

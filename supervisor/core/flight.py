@@ -1,4 +1,10 @@
-"""The latest entries of the flight recorder, for whoever asks while the daemon lives."""
+"""The latest entries of the flight recorder, for whoever asks while the daemon lives.
+
+Only what is rare is recorded (changes of state, deaths, and the start, pauses and end of each
+request), as facts and not as sentences: a better sentence then explains an old death, too.
+Requests that are refused on arrival are left out, because a flood of them would push out what
+others ask for.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,10 @@
 
 It serves no request of the core's: to the core it is one more client. So it has no part in memory,
 in turns or in drains, and it ends last, when the shell does.
+
+It is never given up, because no command would start it again. Its event loop beats through a pipe:
+a request for `/health` could be starved by clients that fill the backlog, and a healthy gateway
+would be killed for it.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 First workers give back what they keep for reuse, then idle models are evicted, and at last busy
 ones are swapped out (`loading.py`, `shortage.py`).
+
+The budget is lowered at once and raised after ten calm seconds in small steps, so that it does not
+follow every change.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which rows leave because other programs need memory (docs/decisions/0036-pressure.md).
+"""Which rows leave because other programs need memory (docs/decisions/0006-memory.md).
 
 If nothing is left that workers keep for speed and nobody idle is left to go, rows of the lowest
 class leave before a busy model is swapped out. What they have computed is dropped; they return when

@@ -1,4 +1,8 @@
-"""How long a model stays loaded while it is idle: as its latest request says, or as configured."""
+"""How long a model stays loaded while it is idle: as its latest request says, or as configured.
+
+It belongs to the model and not to the request, so whoever asks last decides. It does not outlive
+an unload: a model that went because of a 0 would go again as soon as a person has loaded it.
+"""
 
 from __future__ import annotations
 

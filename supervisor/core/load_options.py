@@ -1,4 +1,8 @@
-"""What a load may ask for that the configuration says otherwise, until that is read again."""
+"""What a load may ask for that the configuration says otherwise, until that is read again.
+
+Another context length is another entry, under the rules of a reload: the model is appraised anew
+before anything happens, and a load that could never succeed is refused before anything changes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Every open request and how far it is: the answer to `mlxsup requests`."""
+"""Every open request and how far it is: the answer to `mlxsup requests`.
+
+It is no part of the status, which is asked for every second: the list is made only on request, and
+nothing is kept for it.
+"""
 
 from __future__ import annotations
 

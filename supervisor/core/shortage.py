@@ -1,4 +1,8 @@
-"""Which busy model goes because memory is short, though no other one waits for what it holds."""
+"""Which busy model goes because memory is short, though no other one waits for what it holds.
+
+One READY model always stays: with none, nothing is served, and the load that follows needs as much
+memory.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,9 @@
 They are counted in memory, and are the first to go when a model needs it. The core decides how many
 there are and which load takes one over; from then on it is that model's worker, and nothing here
 knows it any longer.
+
+A dead one is replaced after a growing delay and never given up: if MLX cannot be imported, each
+load says so itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Who gets the next turn when models do not fit together, and who may be asked to go for it."""
+"""Who gets the next turn when models do not fit together, and who may be asked to go for it.
+
+Answers that a swap has interrupted do not come before new ones of other models: two models with
+open streams would otherwise pass the memory to each other for ever. The class that was asked for
+decides who makes room, or a stream that has once waited long would never make room again.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Which rows are freed for requests of a higher class (docs/decisions/0033-higher-class.md).
+"""Which rows are freed for requests of a higher class (docs/decisions/0005-fairness.md).
 
 If a request whose own class is `interactive` finds no free row, the row of a `batch` request is
 paused for it: the one dispatched last of those that have gained tokens for long enough. Only the
 classes that were asked for count: what a request has gained by waiting is a place in the line.
 
 If a row is free and there is no memory for it, as many of these rows leave as make room for the
-request, or none if all of them do not (docs/decisions/0035-rows.md).
+request, or none if all of them do not (docs/decisions/0006-memory.md).
 """
 
 from __future__ import annotations

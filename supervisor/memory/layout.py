@@ -1,4 +1,8 @@
-"""What the layers of a model keep for each row, by its config.json and the shapes of its arrays."""
+"""What the layers of a model keep for each row, by its config.json and the shapes of its arrays.
+
+The outputs of `k_proj`, `v_proj` or a fused projection are the numbers that a layer keeps for each
+token, whatever an architecture calls its heads.
+"""
 
 from __future__ import annotations
 

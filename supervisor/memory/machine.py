@@ -1,4 +1,8 @@
-"""How much memory the machine has for models, and how much of it they may take."""
+"""How much memory the machine has for models, and how much of it they may take.
+
+On CUDA the figure is nvidia-smi's, because the supervisor must not import MLX. The reserve is at
+most half, or a small machine would have no budget at all.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""What workers measured of their models, remembered from one daemon to the next."""
+"""What workers measured of their models, remembered from one daemon to the next.
+
+The file may be lost or damaged at any time: it only holds what a load finds out again, and how
+much more is reserved for models that ran out of memory.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The sockets of one worker's life: private to it, so that a dead one's late frames get lost."""
+"""The sockets of one worker's life: private to it, so that a dead one's late frames get lost.
+
+The worker's socket is a ROUTER that knows one peer, the one whose HELLO carried the token: with a
+DEALER one stray frame of another process ended a healthy worker.
+"""
 
 from __future__ import annotations
 

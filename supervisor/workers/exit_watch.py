@@ -1,4 +1,8 @@
-"""Notices that a child has exited, while it is not reaped yet and its group still has its id."""
+"""Notices that a child has exited, while it is not reaped yet and its group still has its id.
+
+A worker's group is killed between its exit and its reaping, because only then is its id certain to
+be that of the group; asyncio's own transport reaps first.
+"""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ costs = st.lists(st.integers(1, 24).map(lambda steps: steps * STEP_S), min_size=
 def test_two_accounts_that_always_wait_stay_within_the_bound(
     rows: int, cost_of: tuple[list[float], list[float]], backlog: tuple[int, int], weight: float
 ) -> None:
-    """docs/decisions/0028: by twice the largest cost, over weight, of as many requests as rows."""
+    """By twice the largest cost, over weight, of as many requests as there are rows."""
     played, weights = engine(rows, a=weight), {A: weight, B: 1.0}
     largest = [max(given_costs) + STEP_S for given_costs in cost_of]  # it ends with a step
     bound = 2 * rows * max(largest[0] / weight, largest[1])

@@ -6,6 +6,9 @@
 `analysis` is reasoning, `final` is content, and a part with a recipient is a tool call whatever its
 channel. `commentary` without one is what the model says to the user before it calls, so it is
 content; in an answer with a format, whose content is nothing else, it is reasoning.
+
+Text that is no header is shown at once, with a warning: a model that leaves its format must not
+fall silent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Decides what follows the end of a process; nothing else does."""
+"""Decides what follows the end of a process; nothing else does.
+
+The same error in two loads in a row is permanent, because most of what a load raises follows from
+the files; lack of memory, faults of the GPU and signals depend on the neighbours and are tried
+again.
+"""
 
 from __future__ import annotations
 

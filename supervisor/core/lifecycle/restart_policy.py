@@ -1,4 +1,7 @@
-"""Decides when a crashed worker is restarted: at once, after a delay, or never."""
+"""Decides when a crashed worker is restarted: at once, after a delay, or never.
+
+Delays are shortened at random, so that models that died together do not come back together.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The transition table: which rule meets which trigger in which state.
 
-`apply` is the only way to change a life. docs/architecture.md shows the table for people.
+`apply` is the only way to change a life. docs/architecture.md says where each state leads.
 """
 
 from __future__ import annotations

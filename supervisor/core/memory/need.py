@@ -1,4 +1,8 @@
-"""What a model needs in memory: its weights, its process, and the caches of its rows."""
+"""What a model needs in memory: its weights, its process, and the caches of its rows.
+
+One row of 4,096 tokens is reserved and not the whole context, which few requests come near:
+reserving that would refuse combinations of models that serve well.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
 """Decides whether a model may be loaded now: who goes for it, what it waits for, or why it cannot.
 
 `core/loading.py` turns a verdict into triggers, and `load --dry-run` only shows it.
+
+A verdict carries its sentence, so that status, events, notices and errors say the same. While the
+models leave that go for one that waits, its need counts as taken for all others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""What a model needs is more than it was appraised at if its processes run out of memory."""
+"""What a model needs is more than it was appraised at if its processes run out of memory.
+
+A raise never keeps out a model that fits as it was appraised: it is cut to what the budget has
+next to the pinned models.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""How long a model may stay before a swap may end its turn."""
+"""How long a model may stay before a swap may end its turn.
+
+It begins with the first tokens and not with READY: a slow machine would otherwise spend its turns
+on reading prompts. Three times the load bounds the time that is lost to loading to a quarter.
+"""
 
 from __future__ import annotations
 

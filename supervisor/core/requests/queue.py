@@ -4,6 +4,10 @@ By class; within a class, requests that had been dispatched before come first, i
 before paused ones, and new ones in the order of their accounts' counters (`Line`). A request that
 has waited long moves up one class. What was asked for as `interactive`, which is more than to have
 come there by waiting, also stands in a separate line: rows may be freed for it.
+
+A place in line is a prediction, because the order changes with each step: it assumes that each
+request costs as much as earlier ones did. Costs are charged when they arise and not in advance, so
+that counters only grow and a heap entry is corrected when it reaches the top.
 """
 
 from __future__ import annotations

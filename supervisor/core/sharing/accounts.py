@@ -1,4 +1,9 @@
-"""Accounts: on whose behalf a request is, and what the configuration grants them."""
+"""Accounts: on whose behalf a request is, and what the configuration grants them.
+
+Names can be invented and connections multiplied, so a name counts only if `[clients]` lists it;
+otherwise the process behind the connection is the account, or its terminal session for requests
+that name `terminal`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Who pays for one engine step, in engine seconds (docs/decisions/0027-engine-seconds.md)."""
+"""Who pays for one engine step, in engine seconds (docs/decisions/0005-fairness.md).
+
+What is computed again after a crash or a pause is recognised by its place in the prompt and not by
+its cause: tokens before the mark up to which any process has read are repeated, and free.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Divides the time of one device among the engines that work on it at once."""
+"""Divides the time of one device among the engines that work on it at once.
+
+While several engines work on a backend, each is given an equal part of each moment. To intersect
+their steps would miss half of the overlap, because the step that another engine is making has not
+been reported yet.
+"""
 
 from __future__ import annotations
 

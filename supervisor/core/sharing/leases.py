@@ -3,6 +3,10 @@
 Models whose prompts take several chunks share one device. While there are more of them than may
 read at the same time, each chunk takes a lease. A model that has given its lease back asks again
 for the next chunk, and then stands behind all who have waited meanwhile, so they read in turns.
+
+On a GPU two readers gain nothing by reading at once, and each chunk takes as long as both. Nothing
+is taken away from a worker: a lease that is over four seconds old only no longer keeps others
+waiting.
 """
 
 from __future__ import annotations

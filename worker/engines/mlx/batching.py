@@ -1,4 +1,8 @@
-"""Finds out which way of running rows changes no answer; see `protocol.states.Batching`."""
+"""Finds out which way of running rows changes no answer; see `protocol.states.Batching`.
+
+It is measured at each load and not listed by model type, because a list would age with each
+release of mlx-lm and cannot know configurations: `rope_type: dynamic` breaks any type.
+"""
 
 from __future__ import annotations
 

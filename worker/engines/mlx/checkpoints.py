@@ -3,6 +3,9 @@
 For models whose caches cannot be cut back, as those of sliding windows and of state-space layers:
 what they hold only serves a prompt that continues exactly where it ends, so it must be kept where
 other prompts will diverge from this one.
+
+A snapshot every n tokens would take the memory of a row each and miss by up to n; these places are
+known beforehand or learned from other prompts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,10 @@
 """What rows that were set aside had computed, kept for them alone.
 
 Everything here belongs to the thread that owns the engine.
+
+This is no prefix cache, which forgets when it is full: a kept state goes when the supervisor says
+so, when its row returns, or with the process. Text, grammar and draws are replayed from the
+delivered ids, as after a crash.
 """
 
 from __future__ import annotations

@@ -2,6 +2,10 @@
 
 N workers that each wire what the machine recommends wire more than there is, and hang it (I3), so
 nothing is wired unless the launch spec says how much.
+
+On a GPU MLX keeps nearly the whole device for reuse in each process, mostly arrays that caches
+have outgrown, so the default bound is 8 GiB or an eighth of the device. With CUDA a memory limit
+makes MLX wait for queued work: without it a prompt of 32,768 tokens took 81 GiB, with it 36.
 """
 
 from __future__ import annotations

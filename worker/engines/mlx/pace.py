@@ -1,4 +1,8 @@
-"""How fast a model is on a machine, as one life has learned it and the next can use it; pure."""
+"""How fast a model is on a machine, as one life has learned it and the next can use it; pure.
+
+A pace is never trusted blindly: the first pass of a new life is measured against it, and a token
+counts as twice as slow until this life has read a chunk.
+"""
 
 from __future__ import annotations
 

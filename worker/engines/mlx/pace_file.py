@@ -1,4 +1,9 @@
-"""The file in which a worker keeps its model's pace for the lives after it; no MLX."""
+"""The file in which a worker keeps its model's pace for the lives after it; no MLX.
+
+It names the machine, the model's fingerprint and the way of batching, and has a checksum, because
+one wrong digit could have the first chunk take minutes. A life that has measured nothing writes
+nothing, or each life would pass on the caution of the one before.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,10 @@
 """What earlier requests have computed of a prompt, kept for later ones with the same prefix.
 
 Everything here belongs to the thread that owns the engine.
+
+Copies share their arrays with the entry until one of both is written to. What mlx-lm extracts from
+a batch of states is copied down before it is counted, because the view would keep the whole batch
+alive.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 The import of MLX takes a second or more in which the disk has nothing to do. No MLX here, and no
 effect but that of time: whatever goes wrong, the load reads the same files and says so.
+
+At most half of the available memory is read ahead, because more would push out what was read
+first.
 """
 
 from __future__ import annotations

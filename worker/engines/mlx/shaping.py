@@ -1,7 +1,7 @@
 """What changes logits before they become probabilities: for all rows of a batch that ask for it.
 
 Each kind is one computation for its rows, whatever their number, and leaves all other rows as they
-are, bit by bit. The order is that of docs/parameters.md.
+are, bit by bit. The order is that of docs/http-api.md.
 """
 
 from __future__ import annotations

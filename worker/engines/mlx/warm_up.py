@@ -3,6 +3,10 @@ knows what a pass costs and what its tokens do.
 
 With CUDA they also have the kernels compiled that requests of a usual size need, which may take
 half a minute for one of them: while the model loads, each step of them is progress.
+
+Several sizes are shown, because a pacer that has seen 8 tokens cannot tell the cost of a pass from
+that of its tokens. A restarted worker runs the shapes again for 0.6 s at most: its kernels are on
+disk, but their first run in a process is slow, too.
 """
 
 from __future__ import annotations
