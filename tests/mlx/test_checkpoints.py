@@ -1,4 +1,4 @@
-"""What a prompt shares with another one is not computed again, whatever caches a model has."""
+"""What a prompt shares with another is not computed again, whatever caches a model has."""
 
 from __future__ import annotations
 
@@ -10,22 +10,25 @@ from typing import Any
 
 import pytest
 
-from mlxsup.protocol.ids import unpack_tokens
 from mlxsup.protocol.states import Batching
 from mlxsup.worker.engine import Row
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 
-from support.cache_models import CONFIGURATIONS, WINDOW, make_cache_model
-from support.loop_driver import LoopDriver
-from support.mlx_rows import known_as, loaded_engine, make_row, make_spec, run_rows, solo
+from support.cache_models import CONFIGURATIONS, make_cache_model
+from support.mlx_rows import known_as, loaded_engine, make_row, run_rows, solo
 from support.tiny_model import VOCABULARY_SIZE, add_tokens
 
 pytestmark = pytest.mark.mlx
 
+
 BYTES = 256 * 2**20
+
 RECURRENT = ("lfm2", "mamba", "qwen3_next", "falcon_h1")
+
 NEVER_CUTTABLE = ("gemma3_text", *RECURRENT)
+
 ROUNDING = 1e-3
+
 ANSWER = 8
 """Tokens of an answer."""
 
@@ -195,19 +198,6 @@ def test_rows_side_by_side_keep_and_use_checkpoints(pair: Pair) -> None:
             assert [token.token for token in got] == [token.token for token in alone[key]]
 
 
-def test_what_is_kept_stays_within_its_bytes(
-    folder_of: Make, model_type: str, changes: dict[str, Any]
-) -> None:
-    limit = 2**17
-    with loaded_engine(folder_of(model_type), prefix_cache_bytes=limit, **changes) as engine:
-        assert engine.prefixes is not None
-        for key in range(12):
-            stem = tokens_of(key % 3, 50)
-            prompt = stem + tokens_of(key, 40)
-            run_rows(engine, [make_row(key, prompt, max_tokens=1, checkpoints=(50,))])
-            assert 0 < engine.prefixes.held_bytes <= limit
-
-
 @pytest.mark.bits
 def test_a_row_that_is_cancelled_at_any_step_leaves_what_is_right(pair: Pair) -> None:
     tokens = tokens_of(1, 150)
@@ -217,68 +207,3 @@ def test_a_row_that_is_cancelled_at_any_step_leaves_what_is_right(pair: Pair) ->
             pair.cached.step()
         pair.cached.remove(row_of(100 + steps, tokens).key)
     assert pair.known(row_of(1, tokens + tokens_of(77, 20))) >= 64
-
-
-# ---------------------------------------------------------------- through the whole worker
-
-
-def said(role: str, text: str) -> dict[str, str]:
-    return {"role": role, "content": text}
-
-
-def words(seed: int, count: int) -> str:
-    numbers = random.Random(seed)
-    return " ".join(
-        "".join(numbers.choice("bdkmnst") + numbers.choice("aeiou") for _ in range(3))
-        for _ in range(count)
-    )
-
-
-def cached_counts(folder: Path, **changes: Any) -> dict[str, tuple[int, int]]:
-    """Of each kind of prompt how many tokens it had, and how many were known."""
-    engine = MlxEngine(make_spec(folder, prefix_cache_bytes=BYTES, **changes))
-    facts = engine.load(lambda phase, at: None)
-    driver = LoopDriver(engine, facts)
-    system, question = said("system", words(1, 150)), said("user", words(2, 40))
-    reasoned = said("assistant", f"<think>{words(4, 30)}</think>{words(5, 10)}")
-    chats = {
-        "first": [system, question],
-        "the same again": [system, question],
-        "another chat": [system, said("user", words(3, 40))],
-        "reasoning stripped": [system, question, reasoned, said("user", words(6, 20))],
-        "and its next turn": [
-            *[system, question, reasoned, said("user", words(6, 20))],
-            *[said("assistant", words(7, 9)), said("user", words(8, 9))],
-        ],
-    }
-    counts = {}
-    for name, messages in chats.items():
-        answer = driver.answer(messages=messages, max_tokens=8)
-        assert answer.acceptance is not None
-        total = len(unpack_tokens(answer.acceptance.prompt_tokens))
-        counts[name] = (total, answer.deltas[0].cached_tokens)
-    driver.close()
-    engine.close()
-    return counts
-
-
-@pytest.fixture(scope="module")
-def counts_of_llama(folder_of: Make) -> dict[str, tuple[int, int]]:
-    return cached_counts(folder_of("llama"))
-
-
-@pytest.mark.parametrize("name", NEVER_CUTTABLE)
-def test_chats_hit_as_they_do_where_caches_can_be_cut(
-    name: str, folder_of: Make, counts_of_llama: dict[str, tuple[int, int]]
-) -> None:
-    folder = folder_of(name)
-    counts = cached_counts(folder, known_batching=known_as(folder, way_of(name)))
-    for what, (total, known) in counts.items():
-        assert total == counts_of_llama[what][0]
-        assert known == pytest.approx(counts_of_llama[what][1], rel=0.05), what
-    assert counts["the same again"][1] > 300
-    assert counts["another chat"][1] > 250
-
-
-def test_windows_are_filled_in_these_tests() -> None:
-    assert WINDOW < 50

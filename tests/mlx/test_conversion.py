@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 
 from mlxsup.worker.engine import BadModelError, ModelMissingError
 from mlxsup.worker.engines.mlx import conversion
-from mlxsup.worker.engines.mlx.conversion import Stages, convert, main
+from mlxsup.worker.engines.mlx.conversion import convert, main
 
 from support.tiny_model import as_4_bit, make_tiny_model
 
@@ -106,14 +106,6 @@ def test_what_is_quantised_already_is_only_copied(tmp_path: Path) -> None:
     assert config_of(tmp_path / "new")["quantization"]["bits"] == 4
 
 
-def test_either_way_to_say_that_weights_are_packed_counts(tmp_path: Path) -> None:
-    for number, name in enumerate(("quantization", "quantization_config")):
-        config = {name: {"bits": 4, "group_size": 64}}
-        model = make_tiny_model(tmp_path / f"{number}", config=config)
-        with pytest.raises(BadModelError, match=r"is quantised already$"):
-            convert(model, tmp_path / "new", 4, quietly)
-
-
 def test_the_folders_around_a_new_one_are_made_and_hold_nothing_else(
     model: Path, tmp_path: Path
 ) -> None:
@@ -165,25 +157,6 @@ def test_a_model_is_written_beside_its_place_where_nobody_looks_for_one(
     assert names(tmp_path / "deep") == ["new"]
 
 
-def test_a_stage_is_said_when_it_begins(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever reads the other end of the pipe shows it."""
-    piped = io.BytesIO()
-    came: list[bytes] = []
-
-    def talk(source: str, target: str, **_: Any) -> None:
-        print("[INFO] Loading")
-        came.append(piped.getvalue())
-        Path(target).mkdir()
-
-    monkeypatch.setattr(conversion, "convert_folder", talk)
-    with io.TextIOWrapper(piped) as output:
-        monkeypatch.setattr(sys, "stdout", output)
-        assert main([str(model), str(tmp_path / "new")]) == 0
-    assert came == [b"loading\n"]
-
-
 def test_a_model_type_that_mlx_lm_does_not_know_is_a_bad_model(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "model", config={"model_type": "of_tomorrow"})
     with pytest.raises(BadModelError) as caught:
@@ -221,17 +194,6 @@ def test_less_than_a_mebibyte_of_disk_is_why_nothing_could_be_written(
         convert(model, tmp_path / "new", 4, quietly)
     assert str(bad.value) == f"{model} cannot be converted: {error}"
     assert names(tmp_path) == ["model"]
-
-
-def test_stages_are_said_and_other_lines_go_to_standard_error(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    said: list[str] = []
-    stages = Stages(said.append)
-    for piece in ("[INFO] Load", "ing\n", "a warn", "ing\n[INFO] Quantizing\nof [INFO]\nrest"):
-        assert stages.write(piece) == len(piece)
-    assert said == ["loading", "quantizing"]
-    assert capsys.readouterr() == ("", "a warning\nof [INFO]\n")
 
 
 def test_what_libraries_print_is_not_the_commands_answer(

@@ -1,4 +1,4 @@
-"""The fake engine's options and directives."""
+"""Options and directives of the fake engine."""
 
 import inspect
 import threading
@@ -36,14 +36,6 @@ def test_answers_are_a_pure_function_of_prompt_index_and_seed() -> None:
     assert answer_tokens(prompt, 50, voice="") == answer_tokens(prompt, 50)
     assert answer_tokens(prompt, 50, 1) != answer_tokens(prompt, 50, 2)
     assert "\N{REPLACEMENT CHARACTER}" not in decode_tokens(answer_tokens(prompt, 800))
-
-
-def test_models_of_different_voices_answer_differently() -> None:
-    one, other = (
-        FakeEngine(replace(SPEC, fake={"voice": voice})).load(lambda phase, at: None)
-        for voice in ("one", "other")
-    )
-    assert one.fingerprint != other.fingerprint
 
 
 def test_directives_are_found_anywhere_in_a_prompt() -> None:
@@ -93,10 +85,6 @@ def test_wrong_directives_are_refused(text: str) -> None:
 def test_wrong_options_are_refused_by_name(options: dict[str, object]) -> None:
     with pytest.raises(FakeOptionError, match=next(iter(options))):
         FakeOptions.from_map(options)
-
-
-def test_an_integer_is_a_number() -> None:
-    assert FakeOptions.from_map({"step_s": 1}).step_s == 1.0
 
 
 def test_an_engine_refuses_every_thread_but_its_owner_A1() -> None:

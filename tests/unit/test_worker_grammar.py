@@ -1,9 +1,10 @@
-"""The state of an answer that keeps to a form, and what a request with a form is answered with."""
+"""The state of an answer that keeps to a form, and how its vocabulary is handed to llguidance."""
 
 from __future__ import annotations
 
 import json
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.worker.text import grammar as module
 from mlxsup.worker.text.grammar import Grammar, GrammarCompiler
+from mlxsup.worker.text.grammar_tokenizer import PlainTokens
 
 END = 7
 
@@ -51,23 +53,6 @@ class Matcher:
 
 def bits(*tokens: int) -> bytes:
     return sum(1 << token for token in tokens).to_bytes(2, "little")
-
-
-def test_the_mask_follows_the_tokens_until_nothing_can_follow() -> None:
-    matcher = Matcher({1, 9}, {2, END})
-    state = Grammar(matcher, [END])
-    assert state.has_begun
-    assert (state.mask(), state.is_over) == (bits(1, 9), False)
-    state.accept(9)
-    assert (state.mask(), state.is_over) == (bits(2, END), False)
-    assert not state.is_end(END), "the answer is not over yet"
-    state.accept(END)
-    assert (state.mask(), state.is_over) == (None, True)
-    assert state.is_end(END)
-    assert not state.is_end(2)
-    state.accept(1)
-    assert matcher.consumed == [9, END], "what comes after the end is nobody's"
-    assert (state.error, state.refusal) == ("", None)
 
 
 def test_an_answer_is_over_as_soon_as_only_the_end_may_follow() -> None:
@@ -169,23 +154,6 @@ class Library:
 SCHEMA = {"type": "json_schema", "json_schema": {"schema": {"enum": [1]}}}
 
 
-def test_each_kind_of_form_is_compiled_as_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    library = Library(monkeypatch, *(Matcher({1}) for _ in range(3)))
-    compiler = library.compiler()
-    assert compiler.compile(None) is None
-    assert compiler.compile({"type": "text"}) is None
-    assert (library.asked, library.tokenizers) == ([], 0)
-    for form in ({"type": "regex", "regex": "ab"}, SCHEMA, {"type": "json_object"}):
-        compiler.compile(form)
-    tight, limits = '{"whitespace_flexible": false}', {"max_items_in_row": 20_000}
-    assert library.asked == [
-        ("regex ab", 0, limits),
-        (f'schema {{"enum": [1]}} {tight}', 0, limits),
-        (f'schema {{"type": "object"}} {tight}', 0, limits),
-    ]
-    assert library.tokenizers == 1
-
-
 def test_each_answer_has_a_state_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     matcher = Matcher({1, END}, {2})
     compiler = Library(monkeypatch, matcher).compiler()
@@ -247,18 +215,6 @@ def test_a_form_that_no_answer_can_have_is_refused_with_the_reason(
     assert refused(Library(monkeypatch, found).compiler()) == said(why)
 
 
-def test_a_form_is_tried_only_as_far_as_every_answer_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two first tokens, then those that leave no choice, and 16 in all."""
-    free = Matcher({1, 2}, {3, 4}, {5, 6}, {1}, breaks_at=3)
-    forced = Matcher({1, 2}, {3, 4}, {5}, {1, 2}, {1}, breaks_at=4)
-    long = Matcher(*({1} for _ in range(30)), breaks_at=16)
-    compiler = Library(monkeypatch, free, forced, long).compiler()
-    for number in range(3):
-        assert compiler.compile({"type": "regex", "regex": str(number)}) is not None
-    beyond = Library(monkeypatch, Matcher({1, 2}, {3, 4}, {5}, {1}, breaks_at=3)).compiler()
-    assert refused(beyond) == said("too many items")
-
-
 def test_a_form_that_is_no_json_is_refused() -> None:
     compiler = GrammarCompiler(Tokenizer)
     for value in (object(), {1}):
@@ -270,3 +226,68 @@ def test_a_missing_library_is_named_with_what_installs_it(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "llguidance", None)
     message = refused(GrammarCompiler(Tokenizer))
     assert message == "response_format needs llguidance: install mlxsup[structured]"
+
+
+TEXTS = (b"a", b"b", b" ", b"<end>")
+
+
+class Core:
+    """The core of a tokenizer, which writes its tokens with a space before them or not."""
+
+    def __init__(self, *, adds_space: bool) -> None:
+        self.adds_space = adds_space
+        self.encode_special_tokens = False
+        self.unset: list[str] = []
+        self.asked: list[tuple[str, bool]] = []
+
+    def __copy__(self) -> Core:
+        other = Core(adds_space=self.adds_space)
+        other.asked = self.asked
+        other.unset = self.unset
+        return other
+
+    def no_padding(self) -> None:
+        self.unset.append("padding")
+
+    def no_truncation(self) -> None:
+        self.unset.append("truncation")
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> SimpleNamespace:
+        assert self.encode_special_tokens, "the names of special tokens are text"
+        self.asked.append((text, add_special_tokens))
+        ids = [TEXTS.index(character.encode()) for character in text]
+        return SimpleNamespace(ids=[2, *ids] if self.adds_space else ids)
+
+
+class View:
+    """llguidance's view of the same vocabulary."""
+
+    vocab_size = len(TEXTS)
+
+    def decode_bytes(self, tokens: list[int]) -> bytes:
+        return b"".join(TEXTS[token] for token in tokens)
+
+    def is_special_token(self, token: int) -> bool:
+        return token == 3
+
+    def greedy_tokenize(self, text: str) -> list[int]:
+        return [90 + len(text)]
+
+
+def made(core: Core) -> PlainTokens:
+    tokenizer: Any = SimpleNamespace(backend_tokenizer=core)
+    return PlainTokens(tokenizer, View(), 3)
+
+
+def test_a_vocabulary_is_told_in_bytes_with_its_special_tokens_and_its_end() -> None:
+    plain = made(Core(adds_space=False))
+    assert plain.tokens == list(TEXTS)
+    assert (plain.special_token_ids, plain.eos_token_id, plain.bos_token_id) == ([3], 3, None)
+
+
+def test_text_is_written_as_the_tokenizer_does_without_special_tokens() -> None:
+    core = Core(adds_space=False)
+    assert made(core)("ab") == [0, 1]
+    assert core.asked == [("ab", False)]
+    assert core.unset == ["padding", "truncation"]
+    assert not core.encode_special_tokens, "the tokenizer's own core is left as it was"
