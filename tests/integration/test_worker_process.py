@@ -88,7 +88,7 @@ def test_cancel_in_each_window_D3_G5(window: str) -> None:
         assert worker.ask_for_exit() == 0
 
 
-def test_a_preparation_that_never_ends_stops_nobody_G1() -> None:
+def test_an_endless_preparation_stops_no_row_G1() -> None:
     """A loop in Python, which fights for the GIL: rows continue, and steps count their tokens."""
     with WorkerHarness() as worker:
         worker.wait_until_ready()

@@ -194,7 +194,7 @@ def test_a_storm_of_cancels_is_one_change(
     assert {key: got[key] for key in (1, 8)} == alone
 
 
-def test_what_was_computed_for_each_is_kept(engine_of_removal: MlxEngine) -> None:
+def test_removed_rows_keep_their_prefixes(engine_of_removal: MlxEngine) -> None:
     long = {key: prompt(key) * 10 for key in range(4)}
     for key, tokens in long.items():
         engine_of_removal.insert(make_row(key, tokens, max_tokens=30))

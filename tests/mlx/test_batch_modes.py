@@ -185,7 +185,7 @@ def test_a_right_model_runs_its_rows_together(model: Any) -> None:
         (becomes_nan, ONE_ROW, "change each other when decoded together (tiny)"),
     ],
 )
-def test_what_rows_do_to_each_other_is_seen_and_said(
+def test_the_probe_sees_rows_that_change_each_other(
     model: Any, fault: Any, way: Batching, reason: str, model_is_exact: bool
 ) -> None:
     """Also where only a coarse difference counts."""
@@ -307,7 +307,7 @@ def test_a_context_that_is_too_short_is_not_exceeded(model: Any) -> None:
         ("[broadcast_shapes] Shapes (3,1) and (2,1) cannot be broadcast.", None),
     ],
 )  # fmt: skip
-def test_what_the_model_is_not_to_blame_for_passes(
+def test_errors_of_the_machine_leave_the_probe(
     model: Any, text: str, error: type[Exception] | None
 ) -> None:
     fault = RuntimeError(text)
@@ -420,7 +420,7 @@ READ = "rows of different length change each other when read together (tiny)"
         (0.0101, 9.0, False),
     ],
 )
-def test_what_exact_numbers_may_differ_by(
+def test_the_probe_allows_exact_numbers_a_small_distance(
     monkeypatch: pytest.MonkeyPatch, found: float, noise: float, is_allowed: bool
 ) -> None:
     """A thousandth, or four times the noise up to a hundredth; one sequence of ids is enough."""
@@ -451,7 +451,7 @@ def test_the_ids_of_the_probe_change_only_with_its_version() -> None:
         ),
     ],
 )
-def test_what_the_probe_cannot_see_is_said_in_words(
+def test_known_faults_of_types_keep_rows_apart(
     monkeypatch: pytest.MonkeyPatch, model_type: str, why: str
 ) -> None:
     probe = Probe(monkeypatch, [0.0] * 3)
@@ -530,7 +530,7 @@ def found_in(folder: Path, way: str, **changes: str) -> dict[str, str]:
     ],
     ids=["another model", "an unknown way", "one row by configuration", "a short context"],
 )
-def test_what_is_not_known_of_this_model_is_probed(folder: Path, changes: dict[str, str]) -> None:
+def test_an_unknown_way_is_probed(folder: Path, changes: dict[str, str]) -> None:
     with loaded_engine(folder, known_batching=found_in(folder, ONE_ROW, **changes)) as engine:
         assert engine.facts.batching is TOGETHER
 

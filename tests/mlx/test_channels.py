@@ -349,7 +349,7 @@ def test_calls_begin_in_the_content_and_in_the_reasoning() -> None:
         (None, CallIds.OURS, True),
     ],
 )
-def test_what_a_parser_of_mlx_lm_needs(
+def test_each_parser_has_its_ids_and_its_ends(
     kind: str | None, call_ids: CallIds, needs_ends: bool
 ) -> None:
     rules = format_of(calls=CALLS, kind=kind).rules
@@ -512,7 +512,7 @@ BAD = [
 
 @pytest.mark.parametrize("typed", BAD, ids=range(len(BAD)))
 @pytest.mark.parametrize("role", ["user", "tool", "assistant", "system"])
-def test_what_is_typed_opens_no_part(driver: LoopDriver, typed: str, role: str) -> None:
+def test_typed_markers_open_no_part(driver: LoopDriver, typed: str, role: str) -> None:
     codec: Any = driver.engine.text
     calls = [{"id": "a", "function": {"name": "f", "arguments": typed}}]
     messages: list[dict[str, Any]] = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from mlxsup.worker.engines.mlx.engine import MlxEngine
 
 from support.cache_models import CONFIGURATIONS, make_cache_model
 from support.mlx_rows import known_as, loaded_engine, make_row, run_rows, solo
-from support.tiny_model import VOCABULARY_SIZE, add_tokens
+from support.tiny_model import VOCABULARY_SIZE
 
 pytestmark = pytest.mark.mlx
 
@@ -32,16 +31,6 @@ ROUNDING = 1e-3
 ANSWER = 8
 """Tokens of an answer."""
 
-CHAT_TEMPLATE = (
-    "{%- set ns = namespace(last=0) -%}"
-    "{%- for m in messages if m.role == 'user' -%}{%- set ns.last = loop.index0 -%}{%- endfor -%}"
-    "{%- for m in messages -%}<|im_start|>{{ m.role + '\n' }}"
-    "{%- if m.role == 'assistant' -%}{{ m.content.split('</think>')[-1] }}"
-    "{%- else -%}{{ m.content }}{%- endif -%}{{ '<|im_end|>\n' }}{%- endfor -%}"
-    "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n<think>\n' }}{%- endif -%}"
-)
-"""Strips the reasoning of earlier answers and opens that of the next one, as Qwen's do."""
-
 Make = Callable[[str], Path]
 
 
@@ -51,15 +40,8 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Make:
 
     def make(model_type: str) -> Path:
         if model_type not in made:
-            folder = make_cache_model(tmp_path_factory.mktemp("models") / model_type, model_type)
-            add_tokens(
-                folder, ["<|im_start|>", "<|im_end|>", "<think>", "</think>"], is_special=True
-            )
-            path = folder / "tokenizer_config.json"
-            path.write_text(
-                json.dumps(json.loads(path.read_text()) | {"chat_template": CHAT_TEMPLATE})
-            )
-            made[model_type] = folder
+            folder = tmp_path_factory.mktemp("models") / model_type
+            made[model_type] = make_cache_model(folder, model_type)
         return made[model_type]
 
     return make
@@ -70,13 +52,18 @@ def way_of(model_type: str) -> Batching:
     return Batching.SERIAL_PREFILL if model_type in RECURRENT else Batching.TOGETHER
 
 
-OTHER_WAYS = [
-    pytest.param(("gemma3_text", Batching.SERIAL_PREFILL), marks=pytest.mark.slow),
+QUICK = {
+    ("llama", Batching.TOGETHER),
+    ("gemma3_text", Batching.TOGETHER),
     ("gemma3_text", Batching.ONE_ROW),
-    ("lfm2", Batching.TOGETHER),
-    pytest.param(("lfm2", Batching.ONE_ROW), marks=pytest.mark.slow),
+    ("mamba", Batching.SERIAL_PREFILL),
+}
+KINDS = [
+    *((name, way_of(name)) for name in sorted(CONFIGURATIONS)),
+    # These types are right in any way of running rows.
+    *(("gemma3_text", way) for way in (Batching.SERIAL_PREFILL, Batching.ONE_ROW)),
+    *(("lfm2", way) for way in (Batching.TOGETHER, Batching.ONE_ROW)),
 ]
-"""These types are right in any way of running rows."""
 
 
 def tokens_of(seed: int, length: int) -> list[int]:
@@ -110,7 +97,7 @@ class Pair:
 
 @pytest.fixture(
     scope="module",
-    params=[*((name, way_of(name)) for name in sorted(CONFIGURATIONS)), *OTHER_WAYS],
+    params=[pytest.param(kind, marks=[] if kind in QUICK else pytest.mark.slow) for kind in KINDS],
     ids="-".join,
 )
 def kind(request: pytest.FixtureRequest) -> tuple[str, Batching]:
@@ -156,7 +143,7 @@ def test_the_same_prompt_again_computes_its_last_token(pair: Pair) -> None:
 
 
 @pytest.mark.bits
-def test_a_checkpoint_serves_whoever_goes_on_from_it(pair: Pair) -> None:
+def test_a_checkpoint_serves_every_prompt_that_continues_it(pair: Pair) -> None:
     system = tokens_of(1, 60)
     first = pair.known(row_of(1, system + tokens_of(2, 40), checkpoints=(60, 95)))
     others = [
@@ -199,7 +186,7 @@ def test_rows_side_by_side_keep_and_use_checkpoints(pair: Pair) -> None:
 
 
 @pytest.mark.bits
-def test_a_row_that_is_cancelled_at_any_step_leaves_what_is_right(pair: Pair) -> None:
+def test_a_row_cancelled_at_any_step_leaves_right_caches(pair: Pair) -> None:
     tokens = tokens_of(1, 150)
     for steps in range(6):
         pair.cached.insert(row_of(100 + steps, tokens + tokens_of(steps, 9), checkpoints=(64, 150)))

@@ -96,7 +96,7 @@ def test_without_bits_the_weights_stay_as_they_are(model: Path, tmp_path: Path) 
     assert said == ["loading"]
 
 
-def test_what_is_quantised_already_is_only_copied(tmp_path: Path) -> None:
+def test_a_quantised_model_is_only_copied(tmp_path: Path) -> None:
     model = as_4_bit(make_tiny_model(tmp_path / "model"))
     with pytest.raises(BadModelError) as caught:
         convert(model, tmp_path / "new", 8, quietly)
@@ -140,7 +140,7 @@ def test_a_conversion_that_fails_leaves_nothing(model: Path, tmp_path: Path) -> 
     assert names(tmp_path) == ["model"]
 
 
-def test_a_model_is_written_beside_its_place_where_nobody_looks_for_one(
+def test_a_model_is_written_beside_its_place_under_a_hidden_name(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
@@ -196,7 +196,7 @@ def test_less_than_a_mebibyte_of_disk_is_why_nothing_could_be_written(
     assert names(tmp_path) == ["model"]
 
 
-def test_what_libraries_print_is_not_the_commands_answer(
+def test_output_of_libraries_goes_to_standard_error(
     model: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -237,7 +237,7 @@ def test_a_file_goes_to_the_reader_of_gguf(
     assert names(tmp_path) == ["m.gguf"]
 
 
-def test_what_went_wrong_is_one_line_and_an_exit_code(
+def test_a_failed_conversion_has_one_line_and_an_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, packed = make_tiny_model(tmp_path / "model"), as_4_bit(make_tiny_model(tmp_path / "4"))

@@ -212,7 +212,7 @@ def test_the_tokenizer_is_that_of_the_vocabulary(tmp_path: Path) -> None:
     assert tokenizer.encode("ab ab12<|end|>").ids == [3, 5, 7, 8, 0]
 
 
-def test_what_a_file_does_not_say_is_left_out_or_the_usual(tmp_path: Path) -> None:
+def test_missing_gguf_entries_are_left_out_or_default(tmp_path: Path) -> None:
     gone = {
         "llama__attention__head_count_kv": None, "llama__rope__freq_base": None,
         "tokenizer__ggml__pre": None, "tokenizer__ggml__bos_token_id": None,
@@ -311,9 +311,7 @@ REFUSED: dict[str, tuple[dict[str, mx.array], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_cannot_be_converted_is_refused_by_name_and_leaves_nothing(
-    tmp_path: Path, what: str
-) -> None:
+def test_a_refused_gguf_leaves_nothing(tmp_path: Path, what: str) -> None:
     arrays, entries, message = REFUSED[what]
     with pytest.raises(BadModelError) as caught:
         converted(tmp_path, weights(**arrays), metadata(**entries))

@@ -17,7 +17,7 @@ from mlx_lm.models.llama import Model, ModelArgs
 from mlxsup.protocol.cache_cost import cache_bytes
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.ids import RequestKey
-from mlxsup.protocol.states import LoadPhase
+from mlxsup.protocol.states import Batching, LoadPhase
 from mlxsup.supervisor.memory.folder import read_folder
 from mlxsup.supervisor.memory.known_types import KNOWN_TYPES
 from mlxsup.supervisor.memory.layout import find_layout
@@ -37,7 +37,7 @@ from mlxsup.worker.engines.mlx.passes import SerialPasses, TogetherPasses
 from mlxsup.worker.engines.mlx.prefix_size import row_after_one_token
 from mlxsup.worker.engines.mlx.sampling import PLAIN
 
-from support.mlx_rows import loaded_engine, make_row, make_spec, run_rows, solo
+from support.mlx_rows import known_as, loaded_engine, make_row, make_spec, run_rows, solo
 from support.model_types.build import make_model
 from support.model_types.listed import MODEL_TYPES, model_file, model_types
 from support.tiny_model import CONTEXT_LENGTH, make_tiny_model
@@ -350,7 +350,8 @@ CALLS: list[tuple[str, str, Callable[[MlxEngine], object]]] = [
 @pytest.fixture
 def engine(tiny: Path) -> Iterator[MlxEngine]:
     """One row decodes, and one has ended in the last step, of which nothing is kept yet."""
-    with loaded_engine(tiny, prefix_cache_bytes=10**7) as engine:
+    known = known_as(tiny, Batching.TOGETHER)
+    with loaded_engine(tiny, prefix_cache_bytes=10**7, known_batching=known) as engine:
         engine.insert(make_row(RUNNING, PROMPTS[RUNNING], top_logprobs=1))
         engine.insert(make_row(ENDED, PROMPTS[ENDED], max_tokens=2))
         while engine.row_count() == 2:
@@ -392,7 +393,7 @@ def test_no_row_is_accused_if_there_is_no_memory_anywhere_in_a_call(
         ("There is no Stream(gpu, 1) in current thread.", RuntimeError),
     ],
 )
-def test_what_mlx_raised_decides_who_is_accused(
+def test_the_error_of_mlx_decides_the_exit(
     engine: MlxEngine, monkeypatch: pytest.MonkeyPatch, text: str, kind: type[Exception]
 ) -> None:
     """Exit 75 and exit 72 accuse nobody; exit 70 makes suspects of the rows."""
@@ -418,7 +419,7 @@ def test_a_closed_engine_is_as_before_its_load(tiny: Path) -> None:
     assert mx.get_active_memory() <= before + (1 << 20)
 
 
-def test_what_is_given_back_is_computed_again(tiny: Path) -> None:
+def test_prefixes_given_back_are_computed_again(tiny: Path) -> None:
     """Answers stay what they were, and nothing is left for reuse."""
     prompt = list(range(300, 340))
     with loaded_engine(tiny, prefix_cache_bytes=1 << 24, max_concurrency=1) as engine:
@@ -514,7 +515,7 @@ def test_the_files_of_every_type_say_what_the_caches_keep(tmp_path: Path, name: 
     check_layout(tmp_path, name)
 
 
-def test_whatever_the_estimate_knows_was_compared() -> None:
+def test_every_known_type_was_compared() -> None:
     compared = {model_file(one.config) for one in MODEL_TYPES if one.name not in UNKNOWN | UNBUILT}
     known = {model_file({"model_type": name}) for name in KNOWN_TYPES}
     # The last one is known by the model type that it shares with another architecture.
@@ -643,7 +644,7 @@ def test_an_answer_writes_where_its_prompt_did(model: FloatLogits, stream: mx.St
     passes.close()
 
 
-def test_what_caches_have_outgrown_does_not_pile_up_on_a_gpu(
+def test_outgrown_caches_do_not_pile_up_on_a_gpu(
     model: FloatLogits, stream: mx.Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each row that comes or goes makes all arrays anew in another size, and MLX keeps the old ones
@@ -674,3 +675,15 @@ def test_what_caches_have_outgrown_does_not_pile_up_on_a_gpu(
         mx.set_cache_limit(before)
     # Two rows, both of the same length in a batch, and what is kept.
     assert max(held) < 2 * caches_bytes + 2 * limit_bytes, [one / caches_bytes for one in held]
+
+
+def test_memory_is_given_back_between_two_waits_for_the_stream(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass under way would give its memory back too late, and CUDA's pool only at a wait."""
+    order: list[str] = []
+    with loaded_engine(tiny, max_concurrency=1) as engine, monkeypatch.context() as patch:
+        patch.setattr(mx, "synchronize", lambda stream: order.append("wait"))
+        patch.setattr(mx, "clear_cache", lambda: order.append("clear"))
+        engine.give_back()
+    assert order == ["wait", "clear", "wait"]

@@ -107,147 +107,68 @@ def replace_with_dangling_link(path: Path) -> None:
 
 Spoil = Callable[[Path], object]
 
+CONFIG, TOKENIZER, WEIGHTS = "config.json", "tokenizer.json", "model.safetensors"
+SHARD = "model-00002-of-00002.safetensors"
+BAD, MISSING = BadModelError, ModelMissingError
 BAD_FOLDERS: dict[str, tuple[Spoil, type[Exception], str, str]] = {
-    "no folder": (shutil.rmtree, ModelMissingError, "model", "does not exist"),
+    "no folder": (shutil.rmtree, MISSING, "model", "does not exist"),
     "a file": (
         lambda f: f.rename(f.with_name("moved")).is_dir() and f.write_text("x"),
-        BadModelError,
-        "model",
-        "not a folder",
+        BAD, "model", "not a folder",
     ),
-    "no config": (
-        lambda f: (f / "config.json").unlink(),
-        ModelMissingError,
-        "config.json",
-        "does not exist",
-    ),
-    "no tokenizer": (
-        lambda f: (f / "tokenizer.json").unlink(),
-        ModelMissingError,
-        "tokenizer.json",
-        "does not exist",
-    ),
-    "no weights": (
-        lambda f: (f / "model.safetensors").unlink(),
-        ModelMissingError,
-        "model.safetensors",
-        "does not exist",
-    ),
-    "missing shard": (
-        lambda f: write_index(f, "model-00002-of-00002.safetensors"),
-        ModelMissingError,
-        "model-00002-of-00002.safetensors",
-        "does not exist",
-    ),
-    "config is not JSON": (
-        lambda f: (f / "config.json").write_text("{"),
-        BadModelError,
-        "config.json",
-        "not JSON",
-    ),
-    "config is a list": (
-        lambda f: (f / "config.json").write_text("[]"),
-        BadModelError,
-        "config.json",
-        "JSON object",
-    ),
+    "no config": (lambda f: (f / CONFIG).unlink(), MISSING, CONFIG, "does not exist"),
+    "no tokenizer": (lambda f: (f / TOKENIZER).unlink(), MISSING, TOKENIZER, "does not exist"),
+    "no weights": (lambda f: (f / WEIGHTS).unlink(), MISSING, WEIGHTS, "does not exist"),
+    "missing shard": (lambda f: write_index(f, SHARD), MISSING, SHARD, "does not exist"),
+    "config is not JSON": (lambda f: (f / CONFIG).write_text("{"), BAD, CONFIG, "not JSON"),
+    "config is a list": (lambda f: (f / CONFIG).write_text("[]"), BAD, CONFIG, "JSON object"),
     "tokenizer is not JSON": (
-        lambda f: (f / "tokenizer.json").write_text("]"),
-        BadModelError,
-        "tokenizer.json",
-        "not JSON",
+        lambda f: (f / TOKENIZER).write_text("]"), BAD, TOKENIZER, "not JSON",
     ),
     "tokenizer is another thing": (
-        lambda f: (f / "tokenizer.json").write_text('{"version": "1.0"}'),
-        BadModelError,
-        "tokenizer.json",
-        "cannot be used",
+        lambda f: (f / TOKENIZER).write_text('{"version": "1.0"}'),
+        BAD, TOKENIZER, "cannot be used",
     ),
     "config nested too deeply": (
-        lambda f: (f / "config.json").write_text("[" * 100_000),
-        BadModelError,
-        "config.json",
-        "not JSON",
+        lambda f: (f / CONFIG).write_text("[" * 100_000), BAD, CONFIG, "not JSON",
     ),
     "config is a folder": (
-        lambda f: replace_with_folder(f / "config.json"),
-        ModelMissingError,
-        "config.json",
-        "does not exist",
+        lambda f: replace_with_folder(f / CONFIG), MISSING, CONFIG, "does not exist",
     ),
     "weights are a dangling link": (
-        lambda f: replace_with_dangling_link(f / "model.safetensors"),
-        ModelMissingError,
-        "model.safetensors",
-        "does not exist",
+        lambda f: replace_with_dangling_link(f / WEIGHTS), MISSING, WEIGHTS, "does not exist",
     ),
-    "no model_type": (
-        lambda f: (f / "config.json").write_text("{}"),
-        BadModelError,
-        "config.json",
-        "model_type",
-    ),
+    "no model_type": (lambda f: (f / CONFIG).write_text("{}"), BAD, CONFIG, "model_type"),
     "unknown model_type": (
         lambda f: change_config(f, model_type="perceptron"),
-        BadModelError,
-        "config.json",
-        "perceptron not supported",
+        BAD, CONFIG, "perceptron not supported",
     ),
     "code in the folder": (
-        lambda f: change_config(f, model_file="model.py"),
-        BadModelError,
-        "config.json",
-        "model.py",
+        lambda f: change_config(f, model_file="model.py"), BAD, CONFIG, "model.py",
     ),
     "setting of a wrong type": (
-        lambda f: change_config(f, hidden_size="large"),
-        BadModelError,
-        "config.json",
-        "",
+        lambda f: change_config(f, hidden_size="large"), BAD, CONFIG, "",
     ),
     "shape mismatch": (
-        lambda f: change_config(f, intermediate_size=512),
-        BadModelError,
-        "model.safetensors",
-        "Expected shape",
+        lambda f: change_config(f, intermediate_size=512), BAD, WEIGHTS, "Expected shape",
     ),
     "missing arrays": (
-        lambda f: change_config(f, num_hidden_layers=3),
-        BadModelError,
-        "model.safetensors",
-        "Missing",
+        lambda f: change_config(f, num_hidden_layers=3), BAD, WEIGHTS, "Missing",
     ),
-    "empty shard": (
-        lambda f: cut(f / "model.safetensors", 0),
-        BadModelError,
-        "model.safetensors",
-        "is empty",
-    ),
-    "shard cut in its header": (
-        lambda f: cut(f / "model.safetensors", 100),
-        BadModelError,
-        "model.safetensors",
-        "cut short",
-    ),
+    "empty shard": (lambda f: cut(f / WEIGHTS, 0), BAD, WEIGHTS, "is empty"),
+    "shard cut in its header": (lambda f: cut(f / WEIGHTS, 100), BAD, WEIGHTS, "cut short"),
     "shard cut in its data": (
-        lambda f: cut(f / "model.safetensors", (f / "model.safetensors").stat().st_size - 1),
-        BadModelError,
-        "model.safetensors",
-        "cut short",
+        lambda f: cut(f / WEIGHTS, (f / WEIGHTS).stat().st_size - 1), BAD, WEIGHTS, "cut short",
     ),
     "shard of something else": (
-        lambda f: (f / "model.safetensors").write_bytes(b"GGUF" * 100),
-        BadModelError,
-        "model.safetensors",
-        "not a safetensors file",
+        lambda f: (f / WEIGHTS).write_bytes(b"GGUF" * 100),
+        BAD, WEIGHTS, "not a safetensors file",
     ),
     "shard with a bad header": (
-        lambda f: (f / "model.safetensors").write_bytes(struct.pack("<Q", 4) + b"[1]x"),
-        BadModelError,
-        "model.safetensors",
-        "header",
+        lambda f: (f / WEIGHTS).write_bytes(struct.pack("<Q", 4) + b"[1]x"),
+        BAD, WEIGHTS, "header",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", BAD_FOLDERS)
@@ -538,7 +459,7 @@ def test_arrays_are_read_in_groups_and_each_is_reported(monkeypatch: pytest.Monk
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_goes_wrong_while_arrays_are_read_says_whose_fault_it_is(
+def test_errors_of_materialise_blame_file_memory_or_driver(
     monkeypatch: pytest.MonkeyPatch, error: Exception, expected: type[Exception], message: str
 ) -> None:
     def fail(group: list[mx.array]) -> None:

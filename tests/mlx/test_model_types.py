@@ -262,7 +262,7 @@ def plamo3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("plamo3"), model_type)
 
 
-def test_plamo3_answers_the_same_whatever_is_cached_past_its_window(plamo3: Path) -> None:
+def test_plamo3_answers_the_same_past_its_window(plamo3: Path) -> None:
     model = load_model(plamo3)[0]
     expected = {
         length: answer_without_cache(model, prompt_of_known_faults(length)) for length in LENGTHS
@@ -343,7 +343,15 @@ WAYS = {
 LENGTHS_OF_BATCHING = (1, 7, 40, 100)
 
 
-@pytest.fixture(scope="module", params=list(WAYS))
+QUICK_WAYS = {"mamba", "recurrent_gemma", "gpt_bigcode", "gemma3_text"}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=[] if name in QUICK_WAYS else pytest.mark.slow) for name in WAYS
+    ],
+)
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

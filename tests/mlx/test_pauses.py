@@ -119,7 +119,7 @@ def test_an_answer_that_is_set_aside_again_before_its_next_step_keeps_its_state(
     assert got + solo(engine, row_of(delivered=got)) == expected
 
 
-def test_a_state_serves_nobody_but_its_own_row(engine: MlxEngine) -> None:
+def test_a_kept_state_serves_its_own_row_alone(engine: MlxEngine) -> None:
     engine.insert(row_of())
     for _ in range(3):
         engine.step()

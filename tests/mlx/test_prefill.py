@@ -272,7 +272,7 @@ def pair(
         made.loop.close()
 
 
-def test_what_all_requests_pay_is_what_the_steps_took(pair: Pair) -> None:
+def test_requests_pay_for_all_seconds_of_steps(pair: Pair) -> None:
     pair.loop.finish(*pair.ask(**PROMPTS))
     steps = pair.hear()
     assert all(step.took_s > 0 for step in steps)

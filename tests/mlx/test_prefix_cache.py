@@ -30,7 +30,7 @@ from mlxsup.worker.engines.mlx.prefix_size import (
     tokens_that_fit,
 )
 
-from support.cache_models import CONFIGURATIONS, make_cache_model
+from support.cache_models import make_cache_model
 from support.loop_driver import LoopDriver
 from support.mlx_rows import loaded_engine, make_row, make_spec, run_rows, solo
 from support.model_types.scenarios import chunks_of
@@ -154,7 +154,7 @@ def test_removal_at_any_time_leaves_the_others_alone_D8(
 
 @pytest.mark.bits
 @pytest.mark.parametrize("seed", range(3))
-def test_answers_stay_what_they_are_under_sharing_and_churn_C10(
+def test_answers_stay_the_same_under_sharing_and_churn_C10(
     engine: MlxEngine, plain: MlxEngine, seed: int
 ) -> None:
     """Prompts that share beginnings, in random company, with penalties that look at them."""
@@ -399,7 +399,7 @@ def test_the_least_recently_used_entry_goes_first() -> None:
 
 
 @pytest.mark.parametrize("kind", ["KVCache", "CacheList", "RotatingKVCache"])
-def test_what_is_too_large_is_cut_back_to_what_fits(kind: str) -> None:
+def test_an_entry_is_cut_back_to_fit(kind: str) -> None:
     sequence = numbered(1, WINDOW - 1)
     cache = PrefixCache(PrefixRoom(max_bytes=20 * (TOKEN_BYTES + 8)))
     cache.keep(sequence, filled(kind, sequence))
@@ -497,8 +497,8 @@ def test_free_memory_is_below_the_limit_of_the_process(monkeypatch: pytest.Monke
     assert free_memory_bytes("cuda", None) == 0
 
 
-@pytest.mark.parametrize("model_type", sorted(CONFIGURATIONS))
-def test_what_a_row_takes_is_known_from_one_token(tmp_path: Path, model_type: str) -> None:
+@pytest.mark.parametrize("model_type", ["gemma3_text", "llama", "mamba"])
+def test_row_bytes_are_known_from_one_token(tmp_path: Path, model_type: str) -> None:
     """Nothing is computed for it, and it is what a real row of that length is kept with."""
     folder = make_cache_model(tmp_path, model_type)
     with loaded_engine(folder, prefix_cache_bytes=2**26, max_concurrency=1) as engine:

@@ -166,7 +166,7 @@ def test_a_grammars_mask_may_be_longer_or_shorter_than_the_logits(width: int) ->
     assert len(values) == width
 
 
-def test_what_forbids_the_end_sees_what_the_bias_left() -> None:
+def test_a_bias_does_not_undo_a_forbidden_end() -> None:
     row = make_row(1, [1], logit_bias={0: 5.0, 1: 7.0}, min_tokens=1)
     assert shape(row, [1], [0.0, 0.0, 1.0], ending=[1]) == [5.0, -math.inf, 1.0]
 

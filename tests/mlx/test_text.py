@@ -83,7 +83,7 @@ def test_the_general_detokenizer_gives_the_same_G7(demo_text: MlxText, written: 
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_any_tokens_at_all_give_what_decode_gives_G7(demo_text: MlxText, seed: int) -> None:
+def test_detokenizer_equals_decode_for_any_tokens_G7(demo_text: MlxText, seed: int) -> None:
     """Random ids: broken characters, special tokens, ids beyond the vocabulary."""
     numbers = random.Random(seed)
     tokens = [numbers.choice([numbers.randrange(49152), numbers.randrange(300)]) for _ in range(99)]
@@ -343,7 +343,7 @@ OPENS = "{% if add_generation_prompt %}[assistant]{% endif %}"
         ("{{ messages[0].content }}" + OPENS.replace("[assistant]", "b" * 600), "b" * 512),
     ],
 )
-def test_what_the_template_adds_behind_the_messages_opens_the_answer(
+def test_the_generation_prompt_opens_the_answer(
     tmp_path: Path, template: str, opening: str
 ) -> None:
     assert tiny(tmp_path, template).encode(RequestBody(messages=HELLO)).opening == opening
@@ -358,7 +358,7 @@ def test_ids_that_end_an_answer_and_those_that_are_spared(tmp_path: Path) -> Non
     assert text.wants_checkpoints is False
 
 
-def test_one_token_alone_is_text_and_an_id_of_nobody_is_none(tmp_path: Path) -> None:
+def test_token_alone_gives_text_or_nothing(tmp_path: Path) -> None:
     text = tiny(tmp_path)
     assert text.token_alone(33) == (text.decode([33]), b"") == ("!", b"")
     assert text.token_alone(0) == ("\0", b"")
@@ -480,7 +480,7 @@ def test_a_tokenizer_does_not_hang_on_the_models_settings(
     assert ids_of(text_of(folder)) == ids_of(text_of(tiny_of_tokenizer_files))
 
 
-@pytest.mark.parametrize("model_type", ["llama", "qwen2", "phi3", "cohere", "mamba", "afm7"])
+@pytest.mark.parametrize("model_type", ["llama", "cohere", "afm7"])
 @pytest.mark.parametrize("place", ["config.json", "tokenizer_config.json"])
 @pytest.mark.parametrize("name", ["Qwen2Tokenizer", "LlamaTokenizerFast", "GPT2Tokenizer", None])
 def test_the_class_of_a_tokenizer_is_the_one_that_transformers_takes(
@@ -536,7 +536,7 @@ def muse_spark(folder: Path) -> None:
     change(folder, "config.json", model_type="muse_spark")
 
 
-def test_what_a_folder_does_not_say_comes_from_mlx_lms_module_of_its_model_type(
+def test_missing_settings_come_from_mlx_lms_module(
     folder: Path,
 ) -> None:
     plain = text_of(folder)
@@ -551,7 +551,7 @@ def test_what_a_folder_does_not_say_comes_from_mlx_lms_module_of_its_model_type(
     ) == {"name": "f", "arguments": {"x": 1}}
 
 
-def test_what_a_folder_says_counts_more_than_its_model_type(folder: Path) -> None:
+def test_settings_of_the_folder_win_over_mlx_lms(folder: Path) -> None:
     muse_spark(folder)
     change(folder, "tokenizer_config.json", tool_parser_type="json_tools")
     text = text_of(folder, [7])

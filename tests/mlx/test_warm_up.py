@@ -117,7 +117,7 @@ def test_fixed_chunks_are_compiled_as_they_are(tiny: Path, lives: Lives) -> None
 
 
 @pytest.mark.usefixtures("cuda")
-def test_what_takes_too_long_to_compile_is_left_for_later(tiny: Path, lives: Lives) -> None:
+def test_slow_compiling_is_left_for_later(tiny: Path, lives: Lives) -> None:
     ticks = count(step=25.0)
     lives.load(tiny, lambda: next(ticks))
     assert lives.rows[0] == lives.rows[-1] == 9

@@ -121,7 +121,7 @@ def test_a_number_of_the_configuration_is_positive_and_that_outside_counts_first
 
 
 # ---------------------------------------------------------------- what is refused
-def test_what_is_no_folder_is_named(folder: Path, tmp_path: Path) -> None:
+def test_a_missing_folder_is_named(folder: Path, tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     assert refused(gone, ModelMissingError) == f"the model folder {gone} does not exist"
     file = tmp_path / "file"
@@ -348,7 +348,7 @@ def refused_of_config_sizes(path: Path) -> str:
     "name", ["config.json", "tokenizer.json", "chat_template.jinja", "model-2.safetensors", "x.txt"]
 )
 @pytest.mark.parametrize("kind", ["pipe", "device"])
-def test_what_is_no_regular_file_is_refused_before_it_is_opened(
+def test_a_special_file_is_refused_unopened(
     folder_of_config_sizes: Path, name: str, kind: str
 ) -> None:
     (folder_of_config_sizes / name).unlink(missing_ok=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxsup.worker.engines.mlx.kernels import (
@@ -67,19 +67,21 @@ def every_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="mlxsup")
 
 
+@settings(max_examples=40)
 @given(paces)
-def test_what_is_kept_is_read_as_it_was(pace: Pace) -> None:
+def test_a_pace_survives_the_file(pace: Pace) -> None:
     assert parse(to_bytes(pace, OF), OF) == pace
     assert pace_from(asdict(pace)) == pace
 
 
+@settings(max_examples=40)
 @given(st.binary(max_size=MAX_BYTES + 10) | st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(
         st.sampled_from(["format", "check", "of", "pace", "unit_s"]) | st.text(), inner
     ),
 ).map(lambda value: json.dumps(value).encode()))  # fmt: skip
-def test_whatever_is_in_the_file_is_no_error(tmp_path_factory: Any, content: bytes) -> None:
+def test_any_content_of_the_pace_file_is_no_error(tmp_path_factory: Any, content: bytes) -> None:
     folder = tmp_path_factory.getbasetemp() / "whatever"
     folder.mkdir(exist_ok=True)
     (folder / FILE_NAME).write_bytes(content)
@@ -114,7 +116,7 @@ def sealed(of: object, pace: object) -> bytes:
         {"largest_cost": MOST + 1}, {"decode_s": "1"}, {"decode_rows": -1},
     ],
 )  # fmt: skip
-def test_what_no_machine_can_have_is_damaged(
+def test_an_impossible_pace_is_damaged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, changed: dict[str, Any]
 ) -> None:
     (tmp_path / FILE_NAME).write_bytes(sealed(OF, asdict(PACE) | changed))

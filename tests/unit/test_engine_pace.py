@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mlxsup.worker.engines.mlx.pace import Pace
@@ -130,6 +130,7 @@ def test_the_pass_of_a_prompt_can_be_shared_unless_its_tokens_take_longer() -> N
     assert pacer.shared_pass_s(950) == 0.0
 
 
+@settings(max_examples=40)
 @given(
     steps=st.lists(
         st.tuples(
@@ -228,7 +229,7 @@ def test_a_slower_decode_step_counts_at_once_and_a_faster_one_by_three_tenths() 
         (0, 0.0, 1e-10),
     ],
 )
-def test_what_a_token_cost_is_what_the_rest_of_the_step_leaves(
+def test_tokens_cost_the_step_less_decode_and_pass(
     decode_rows: int, took_s: float, unit_s: float
 ) -> None:
     pacer = make_pacer()
@@ -327,6 +328,7 @@ def test_a_pass_that_is_slow_itself_stays_below_the_stall_limit() -> None:
     assert pacer.chunk(prefill_rows=1, decode_rows=4) in (4, 5), "a tenth of the limit, not 45"
 
 
+@settings(max_examples=40)
 @given(
     passes=st.lists(
         st.tuples(st.integers(1, 4096), st.floats(0, 100, allow_nan=False), st.booleans()),
@@ -383,7 +385,7 @@ def burst_s(pacer: PrefillPacer) -> float:
     return pacer.predict_chunk_s(prefill_rows=PROMPTS, longest=TOKENS)
 
 
-def test_what_is_shown_counts_also_in_the_first_step_of_its_shape() -> None:
+def test_a_shown_size_counts_in_a_first_step() -> None:
     assert burst_s(shown()) == pytest.approx(machine(PROMPTS * TOKENS), rel=0.1)
     pacer = shown()
     assert pacer.shows_chunk(2048, 0.1)
@@ -503,7 +505,7 @@ def test_until_a_chunk_was_read_a_token_counts_as_slower_than_it_was() -> None:
     assert pacer.chunk(prefill_rows=1, decode_rows=0) == pytest.approx(target_s / 0.01, rel=0.02)
 
 
-def test_what_was_not_measured_in_this_life_is_not_kept_as_learned() -> None:
+def test_an_unmeasured_pace_is_not_kept() -> None:
     """Otherwise each life would make the pace slower by the caution of the next."""
     takes = machine_of_learned_pace()
     pace = learned_of_learned_pace(takes)
@@ -517,6 +519,7 @@ def test_what_was_not_measured_in_this_life_is_not_kept_as_learned() -> None:
     assert kept.unit_s == pytest.approx(pace.unit_s, rel=0.05)
 
 
+@settings(max_examples=40)
 @given(
     unit_s=st.floats(1e-9, 10.0),
     pass_s=st.floats(0.0, 10.0),
@@ -572,7 +575,7 @@ def test_fixed_chunks_are_never_shown_another_size() -> None:
     assert pacer.chunk(prefill_rows=1, decode_rows=0) == FIXED_CHUNK
 
 
-def test_what_had_kernels_compiled_is_forgotten() -> None:
+def test_forget_drops_times_of_compiling() -> None:
     pacer = new_pacer()
     pacer.saw_chunk(prefill_rows=1, longest=8, decode_rows=0, took_s=1.5)
     pacer.saw_decode(rows=4, took_s=20.0)
@@ -640,6 +643,7 @@ def test_a_prompt_deeper_than_any_before_begins_with_as_much_smaller_a_chunk() -
     assert begin[0] < 0.15 * last, "the last chunks were measured near the beginning of a text"
 
 
+@settings(max_examples=40)
 @given(
     token_s=st.floats(1e-5, 2e-3),
     doubles_after=st.integers(1000, 20_000),
@@ -682,8 +686,9 @@ def test_a_shape_is_new_until_one_of_its_class_has_run(
     assert shapes.extra_s(shape) == (COMPILE_S if is_new else 0.0)
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(sizes, sizes, sizes)))
-def test_what_has_run_is_never_new_again(ran: list[tuple[int, int, int]]) -> None:
+def test_a_shape_that_ran_is_never_new(ran: list[tuple[int, int, int]]) -> None:
     shapes = SeenShapes()
     for shape in ran:
         shapes.saw(shape)

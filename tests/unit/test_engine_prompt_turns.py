@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxsup.worker.engines.mlx.prefill import FIXED_CHUNK, HEADROOM, PrefillPacer
@@ -153,7 +153,7 @@ def test_a_first_token_that_is_due_comes_before_more_of_a_long_prompt() -> None:
 
 
 @pytest.mark.parametrize("kind", [TogetherTurns, SerialTurns])
-def test_what_is_dropped_holds_something_new_or_not(kind: type[PromptTurns]) -> None:
+def test_drop_says_whether_the_row_read_anything(kind: type[PromptTurns]) -> None:
     turns = kind(PrefillPacer(decode_stall_target_s=0.25, step_timeout_s=30.0))
     turns.add(0, total=100, known=40)
     turns.add(1, total=100, known=40)
@@ -245,7 +245,7 @@ class Recorder:
         (SerialTurns, [(1, 5, 3, 0.2, 20), (1, 3, 0, 0.1, 0)]),
     ],
 )
-def test_what_a_step_teaches(
+def test_a_step_teaches_the_pacer(
     kind: type[PromptTurns], seen: list[tuple[int, int, int, float, int]]
 ) -> None:
     pacer: Any = Recorder()
@@ -275,6 +275,7 @@ def test_a_prompt_of_which_nothing_had_to_be_read_teaches_nothing_of_its_pass(
     assert pacer.seen == seen
 
 
+@settings(max_examples=40)
 @given(
     totals=st.lists(st.integers(1, 3000), min_size=1, max_size=12),
     target_s=st.floats(0.02, 1.0),

@@ -92,7 +92,7 @@ def test_a_load_whose_steps_take_as_long_as_the_limit_together_does_not_stall() 
     assert driver.state() is State.STOPPING, "no step takes that long"
 
 
-CHUNKS = 24
+CHUNKS = 6
 
 
 def cold_file(path: Path, chunks: int = CHUNKS) -> Path:
@@ -142,16 +142,20 @@ class Reads:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what it holds")
-def test_files_are_in_memory_before_anybody_asks_for_them(tmp_path: Path) -> None:
+def test_files_come_into_memory_while_the_block_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    available = SimpleNamespace(available=1 << 40)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: available)
     files = [cold_file(tmp_path / "a"), cold_file(tmp_path / "b", 3)]
     with reading_ahead(files):
         eventually(lambda: [resident_pages(one) for one in files] == [all_pages(f) for f in files])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what it holds")
-def test_what_is_in_memory_is_looked_at_and_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resident_files_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    available = SimpleNamespace(available=1 << 40)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: available)
     path = cold_file(tmp_path / "a")
     reads = Reads(monkeypatch)
     read_files([path], threading.Event())

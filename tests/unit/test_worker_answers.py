@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mlxsup.protocol.body import RequestBody
@@ -115,7 +115,7 @@ def test_logprobs_are_told_of_if_they_were_asked_for(
         ),
     ],
 )
-def test_what_exceeds_the_context_is_refused_with_all_numbers_I6(
+def test_a_request_above_the_context_names_all_numbers_I6(
     asked: dict[str, Any], message: str, more: dict[str, int]
 ) -> None:
     with pytest.raises(RemoteError) as caught:
@@ -126,7 +126,7 @@ def test_what_exceeds_the_context_is_refused_with_all_numbers_I6(
     assert caught.value.detail == numbers | more
 
 
-def test_what_does_not_fit_is_capped_if_the_request_says_so() -> None:
+def test_max_tokens_is_capped_on_demand() -> None:
     assert plan(4, max_tokens=7, cap_max_tokens=True).max_tokens == 6
     assert plan(4, max_tokens=5, cap_max_tokens=True).max_tokens == 5
     with pytest.raises(RemoteError, match="the prompt has 10 tokens"):
@@ -206,7 +206,7 @@ HEADED = ChannelRules(
         ({"tools": TOOLS, "response_format": JSON}, HEADED, ()),
     ],
 )
-def test_who_offers_tools_is_warned_if_no_call_can_come(
+def test_tools_without_a_format_are_warned_of(
     body: dict[str, Any], rules: ChannelRules, warnings: tuple[str, ...]
 ) -> None:
     messages = [{"role": "user", "content": "x"}]
@@ -433,7 +433,7 @@ def test_logprobs_come_with_their_token_and_the_texts() -> None:
         ("a", None, FinishReason.CANCELLED, FinishReason.CANCELLED),
     ],
 )
-def test_an_end_is_what_the_answer_makes_of_it(
+def test_an_end_follows_from_the_answer(
     text: str, last: str | None, finish: FinishReason, expected: FinishReason
 ) -> None:
     row = running_of_answers()
@@ -621,6 +621,7 @@ def number(word: bytes) -> int:
     return WORDS.index(word)
 
 
+@settings(max_examples=40)
 @given(
     st.sampled_from(sorted(KINDS)),
     st.sampled_from([[], ["END"], ["ND", "a of"]]),

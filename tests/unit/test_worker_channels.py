@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mlxsup.protocol.states import Channel
@@ -143,6 +143,7 @@ PARTS = st.sampled_from(
 )
 
 
+@settings(max_examples=40)
 @given(st.lists(PARTS, max_size=14), st.lists(st.integers(1, 5), min_size=1, max_size=80))
 def test_the_cut_makes_no_difference(parts: list[str], sizes: list[int]) -> None:
     text = "".join(parts)
@@ -169,7 +170,7 @@ def test_text_that_might_have_become_a_call_is_shown_before_the_next_part() -> N
     ]
 
 
-def test_what_comes_within_a_call_is_content_until_the_call_is_whole() -> None:
+def test_an_unfinished_call_is_content() -> None:
     rules = ChannelRules(transitions={"normal": [("<call>", "tool")]})
     parser = ChannelParser(rules, "", ToolCallReader(None, 1))
     assert parser.add("<call>{") == []
@@ -299,6 +300,7 @@ WORDS = st.sampled_from(
 )  # fmt: skip
 
 
+@settings(max_examples=40)
 @given(st.lists(WORDS, max_size=16), st.lists(st.integers(1, 7), min_size=1, max_size=60))
 @example([" to=functions.f"] * 3, [1])
 @example([" to=functions.f", "<|message|>", "<|message|>"], [1])
@@ -368,7 +370,7 @@ def test_a_call_without_a_body_is_none() -> None:
         ("<|channel|>final" + " " * 497, None, None),
     ],
 )
-def test_what_a_header_leads_to(header: str, state: str | None, with_form: str | None) -> None:
+def test_read_header_gives_the_state(header: str, state: str | None, with_form: str | None) -> None:
     assert (read_header(header, False), read_header(header, True)) == (state, with_form)
 
 
@@ -443,7 +445,7 @@ def test_calls_of_known_tools_are_held_to_their_end(text: str, size: int) -> Non
         ('{"name": "time", "a": "\\"} x"} y', 32),
     ],
 )
-def test_what_can_be_no_call_is_let_out_at_once(text: str, behind: int) -> None:
+def test_text_that_is_no_call_is_shown_at_once(text: str, behind: int) -> None:
     assert shown_of_bare_calls(text) == (text, behind, "")
     assert shown_of_bare_calls(text, 1000) == (text, 1000, "")
 

@@ -136,7 +136,7 @@ def test_a_step_takes_as_long_as_was_asked_for_whatever_a_clock_says() -> None:
     assert alone <= {(0.001, 0.001)}
 
 
-def test_what_a_row_had_read_before_it_was_taken_out_is_not_computed_again() -> None:
+def test_a_row_set_aside_is_not_read_again() -> None:
     engine = FakeEngine(replace(SPEC, fake={"prefill_tokens_per_step": 4}))
     engine.load(lambda phase, at: None)
     row = Row(key=RequestKey(1), tokens=list(range(20, 30)), max_tokens=1, seed=1)

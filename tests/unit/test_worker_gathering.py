@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxsup.protocol.ids import RequestKey
@@ -84,7 +84,7 @@ def test_a_longer_pause_is_no_end_of_a_burst_unless_a_pass_costs_less(
 
 
 @pytest.mark.parametrize(("pass_s", "waits"), [(0.0, False), (0.0039, False), (0.0041, True)])
-def test_nobody_waits_for_passes_that_cost_little(pass_s: float, waits: bool) -> None:
+def test_cheap_passes_are_not_waited_for(pass_s: float, waits: bool) -> None:
     made, _ = gathering()
     assert made.is_on(pass_s=pass_s, is_preparing=True) is waits
     assert (made.left_s is not None) is waits
@@ -123,7 +123,7 @@ def test_the_loop_waits_no_longer_than_the_rows(bench: Bench) -> None:
     assert bench.loop.wait_s() == pytest.approx(MOST_S)
 
 
-def test_nobody_waits_when_all_places_are_taken(bench: Bench) -> None:
+def test_a_full_batch_does_not_wait(bench: Bench) -> None:
     keys = [RequestKey(number) for number in range(1, 6)]
     bench.dispatch(*keys)
     for key in keys[:4]:
@@ -132,7 +132,7 @@ def test_nobody_waits_when_all_places_are_taken(bench: Bench) -> None:
     assert list(bench.engine.rows) == keys[:4]
 
 
-def test_who_comes_while_others_run_joins_at_once_C2(bench: Bench) -> None:
+def test_a_request_joins_running_rows_at_once_C2(bench: Bench) -> None:
     bench.dispatch(A)
     bench.prepare(A)
     bench.now += QUIET_S
@@ -154,9 +154,7 @@ def test_a_prompt_that_is_mostly_tokens_is_waited_for_by_nobody(bench: Bench) ->
 
 
 @pytest.mark.parametrize("how", ["cancel", "pause"])
-def test_who_leaves_while_it_waits_is_answered_at_once_and_the_others_still_begin_D2(
-    bench: Bench, how: str
-) -> None:
+def test_a_waiting_row_leaves_at_once_D2(bench: Bench, how: str) -> None:
     bench.dispatch(A, B)
     bench.prepare(A)
     bench.prepare(B)
@@ -226,10 +224,11 @@ def test_the_watchdog_sees_requests_that_are_all_there_F5(
 
 
 # ---------------------------------------------------------------- any order of things
+@settings(max_examples=40)
 @given(st.lists(st.one_of(
     st.sampled_from(["arrive", "prepare", "end"]), st.integers(1, 9000)
 ), max_size=60))  # fmt: skip
-def test_nobody_waits_longer_than_was_said_and_nobody_for_ever(events: list[str | int]) -> None:
+def test_rows_wait_within_the_limits_in_any_order_of_events(events: list[str | int]) -> None:
     """Integers are microseconds that pass. What is due is known from what was done to the loop."""
     bench = Bench(places=3)
     bench.engine.pass_s = DEAR_PASS_S

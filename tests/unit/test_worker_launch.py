@@ -127,7 +127,7 @@ def test_a_line_without_an_end_is_refused_while_the_pipe_stays_open() -> None:
 
 
 @pytest.mark.parametrize("written", [b"[]\n", b"{}\n", b"nonsense\n", b'"x"\n'])
-def test_what_is_no_spec_is_refused(written: bytes) -> None:
+def test_a_bad_spec_is_refused(written: bytes) -> None:
     with pytest.raises(LaunchError, match="launch spec"):
         read(written)
 
@@ -547,7 +547,7 @@ def test_a_wrong_spec_is_refused_once_it_is_ready(spare: Spare) -> None:
     spare.outlived_by_nobody()
 
 
-def test_what_cannot_be_imported_makes_none_that_is_ready(spare: Spare) -> None:
+def test_a_failed_import_makes_no_ready_spare(spare: Spare) -> None:
     def imports() -> None:
         raise ImportError("no MLX")
 
@@ -581,7 +581,7 @@ def test_the_thread_that_waits_keeps_no_process_alive(spare: Spare) -> None:
     spare.outlived_by_nobody()
 
 
-def test_it_lives_whatever_comes_behind_its_spec_E6(spare: Spare) -> None:
+def test_a_spare_ignores_input_behind_its_spec_E6(spare: Spare) -> None:
     os.write(spare.supervisor, SPEC.to_line())
     assert spare.wait_for_spec() == SPEC
     os.write(spare.supervisor, b"more")

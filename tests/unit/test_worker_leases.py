@@ -157,7 +157,7 @@ def test_a_lease_that_was_asked_for_is_waited_for_though_none_is_needed_any_long
     assert bench.sent() == [Step(step=3, reads_on=True)]
 
 
-def test_a_lease_that_nobody_asked_for_breaks_the_rules(bench: Bench) -> None:
+def test_an_unasked_lease_breaks_the_rules(bench: Bench) -> None:
     with pytest.raises(LinkBrokenError, match=r"^a lease came that was not asked for$"):
         hear(bench, Lease())
 

@@ -184,7 +184,7 @@ def test_beats_say_what_was_published_last_F11(far: Far) -> None:
     beats.close()
 
 
-def test_beats_to_nobody_are_dropped(far: Far) -> None:
+def test_beats_without_a_reader_are_dropped(far: Far) -> None:
     tried = itertools.count()
     has_tried_more_than_wait = threading.Event()
 
@@ -214,7 +214,7 @@ def test_heartbeats_that_have_ended_are_known_to_have_P23(far: Far) -> None:
     assert ended.is_set()
 
 
-def test_what_a_link_takes_unread_is_bounded(far: Far) -> None:
+def test_unread_messages_of_a_link_are_bounded(far: Far) -> None:
     """Requests wait in the supervisor, where they can be cancelled and survive a crash."""
     endpoint = far.endpoint + "-full"
     sender: zmq.Socket[bytes] = far.context.socket(zmq.DEALER)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxsup.protocol.cache_cost import GROWTH_TOKENS, cache_bytes
@@ -222,8 +222,9 @@ def without(rows: list[Row], *keys: RequestKey) -> list[Row]:
     return [row for row in rows if row.key not in keys]
 
 
+@settings(max_examples=40)
 @given(lists_of_rows, budgets)
-def test_whoever_stays_fits_and_nobody_leaves_without_need(rows: list[Row], budget: int) -> None:
+def test_rows_leave_only_if_they_must(rows: list[Row], budget: int) -> None:
     leaving = who_leaves(rows, LAYERS_OF_ROW_MEMORY, budget)
     staying = without(rows, *leaving)
     assert size(staying) <= budget
@@ -232,6 +233,7 @@ def test_whoever_stays_fits_and_nobody_leaves_without_need(rows: list[Row], budg
         assert size(without(rows, *leaving[:count])) > budget, "it fitted already"
 
 
+@settings(max_examples=40)
 @given(lists_of_rows, budgets)
 def test_the_one_that_leaves_is_the_last_served_of_the_lowest_class(
     rows: list[Row], budget: int
@@ -265,7 +267,7 @@ def test_a_row_joins_others_only_with_a_step_of_growth_to_spare() -> None:
     assert not memory(exactly - 1)[0].has_room(other, [one])
 
 
-def test_what_is_kept_of_paused_rows_goes_before_a_row_does() -> None:
+def test_kept_states_go_before_a_row_leaves() -> None:
     rows = rows_of_of_row_memory(100, 100)
     made, engine = memory(bytes_of_of_row_memory(2, 100) + 9)
     engine.kept = {RequestKey(7): 9}
@@ -276,7 +278,7 @@ def test_what_is_kept_of_paused_rows_goes_before_a_row_does() -> None:
     assert engine.kept == {}
 
 
-def test_what_is_kept_of_others_goes_for_a_row_that_joins() -> None:
+def test_a_joining_row_frees_the_states_of_others() -> None:
     """Its own state becomes its row, so it is not there twice."""
     one, other = rows_of_of_row_memory(100, 90)
     made, engine = memory(bytes_of_of_row_memory(2, 100 + GROWTH_TOKENS))
@@ -301,7 +303,7 @@ def test_the_engine_is_told_what_its_rows_may_take() -> None:
     assert engine.bounds == [300, 200]
 
 
-def test_what_is_kept_is_freed_before_the_next_step_and_no_row_leaves() -> None:
+def test_give_back_frees_before_the_next_step() -> None:
     bench = Bench()
     bench.start(A)
     bench.around.inbox.append(GiveBack())
@@ -369,7 +371,7 @@ def play(monkeypatch: pytest.MonkeyPatch, rss: int) -> None:
     monkeypatch.setattr(psutil, "Process", lambda: process)
 
 
-def test_on_a_cpu_it_is_what_is_resident_without_the_arrays(
+def test_own_memory_is_resident_without_arrays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     play(monkeypatch, 1000)

@@ -105,7 +105,7 @@ def test_a_request_without_a_row_is_taken_back_wherever_it_is(bench: Bench) -> N
     assert bench.loop.open_keys == {A, B}
 
 
-def test_a_pause_of_what_is_not_there_is_not_answered(bench: Bench) -> None:
+def test_a_pause_of_an_unknown_request_is_not_answered(bench: Bench) -> None:
     bench.start(A)
     assert rows_of(pause(bench, B)) == [], "its end is on the way"
     assert bench.engine.set_asides == []
@@ -186,7 +186,7 @@ def test_each_tool_call_is_a_piece_of_its_own() -> None:
     assert [json.loads(text)["function"]["name"] for _, text in calls] == ["look"] * 2
 
 
-def test_what_the_stream_holds_back_is_held_back_here_too() -> None:
+def test_rendering_holds_back_like_the_stream() -> None:
     work, sent = rendering()
     work.begin(asked("one, EN", stop=["END"]))
     work.advance()

@@ -81,7 +81,7 @@ def idle_loop(monkeypatch: pytest.MonkeyPatch) -> type[IdleLoop]:
     return IdleLoop
 
 
-def test_a_life_says_who_it_is_how_it_loads_and_what_it_has_loaded(
+def test_a_life_says_hello_progress_and_ready(
     supervisor: Supervisor, idle_loop: type[IdleLoop]
 ) -> None:
     options = {
@@ -196,7 +196,7 @@ def test_an_exit_during_the_load_ends_it_without_a_cause_B9(
     assert not life.termination.is_interrupting
 
 
-def test_what_comes_before_ready_and_is_no_exit_is_a_broken_link(
+def test_a_message_before_ready_breaks_the_link(
     supervisor: Supervisor, idle_loop: type[IdleLoop]
 ) -> None:
     life = Life(make_spec(supervisor))
@@ -256,7 +256,7 @@ def test_sigterm_is_a_death_unless_the_exit_was_asked_for_too_E5(
     ("message", "code", "last"),
     [(Exit(), 0, "ready"), (CancelRow(key=RequestKey(1)), 143, "dying")],
 )
-def test_an_exit_that_came_with_sigterm_is_what_counts(
+def test_an_exit_counts_more_than_sigterm(
     supervisor: Supervisor,
     monkeypatch: pytest.MonkeyPatch,
     message: Message,
@@ -385,7 +385,7 @@ def owned() -> tuple[OwnedEngine, Recorder]:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_passes_on_with_what_it_is_given_and_gives(
+def test_owned_engine_passes_calls_and_results_on(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.platform", "linux")

@@ -114,7 +114,7 @@ def test_encodes_beside_the_calling_thread_and_wakes_it_A7(text: Text) -> None:
         (MemoryError(), ErrorCode.INSUFFICIENT_MEMORY),
     ],
 )
-def test_what_a_template_raises_is_the_requests_own_error_G6(
+def test_a_template_error_is_the_requests_own_G6(
     text: Text, raised: BaseException, code: ErrorCode
 ) -> None:
     text.codec.raises = raised
@@ -127,7 +127,7 @@ def test_what_a_template_raises_is_the_requests_own_error_G6(
     assert isinstance(text.results(1)[0], Tokenised)
 
 
-def test_what_a_template_raises_travels_whatever_it_says_G6(text: Text) -> None:
+def test_any_template_error_travels_G6(text: Text) -> None:
     text.codec.raises = ValueError("half a letter: \ud83e")
     text.submit(A, "abc")
     (result,) = text.results(1)
@@ -207,7 +207,7 @@ def test_a_long_prompt_is_overtaken_by_shorter_ones_but_not_for_ever_G7(text: Te
     assert [key for key in order if key >= 10] == shorter
 
 
-def test_what_was_begun_first_is_the_busy_one(text: Text) -> None:
+def test_the_oldest_preparation_is_the_busy_one(text: Text) -> None:
     assert text.threads.busy() is None
     for_long = hold_with_a_long_one(text)
     text.codec.gate.clear()
@@ -238,7 +238,7 @@ def test_slow_preprocessing_is_logged_without_its_text_G4(
     join(threads)
 
 
-def test_what_was_not_known_of_a_refusal_is_said_G6(text: Text) -> None:
+def test_an_odd_refusal_is_logged_G6(text: Text) -> None:
     text.codec.raises = MemoryError("x")
     text.submit(A, "abc")
     text.codec.raises, (refused,) = KeyError("y" * 400), text.results(1)
@@ -305,7 +305,7 @@ def test_threads_are_daemons_with_names_and_are_alive_together() -> None:
     join(threads)
 
 
-def test_what_waits_when_the_threads_are_closed_is_not_begun() -> None:
+def test_closed_threads_begin_nothing() -> None:
     codec, woken = ScriptedCodec(), threading.Semaphore(0)
     threads = TextThreads(codec, woken.release)
     codec.gate.clear()

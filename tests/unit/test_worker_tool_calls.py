@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxsup.protocol.body import RequestBody
@@ -74,7 +74,7 @@ Parser = Callable[..., list[dict[str, Any]]]
          [{"name": "f", "arguments": {}}]),
     ],
 )  # fmt: skip
-def test_what_a_parser_reads(parse: Parser, text: str, calls: list[dict[str, Any]]) -> None:
+def test_parsers_read_calls(parse: Parser, text: str, calls: list[dict[str, Any]]) -> None:
     assert parse(text) == calls
     assert parse(text, []) == calls, "the tools say nothing more"
 
@@ -94,7 +94,7 @@ def test_what_a_parser_reads(parse: Parser, text: str, calls: list[dict[str, Any
         (parse_deepseek_calls, "x<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}", "no calls alone"),
     ],
 )
-def test_what_a_parser_does_not_read(parse: Parser, text: str, words: str) -> None:
+def test_parsers_refuse_text_that_is_no_call(parse: Parser, text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         parse(text)
 
@@ -221,7 +221,7 @@ def test_an_id_that_is_taken_is_not_given_again() -> None:
      {"name": "f", "arguments": {"a": float("nan")}}, {"name": "\ud800"},
      [{"name": "f"}, {"name": ""}]],
 )  # fmt: skip
-def test_what_is_no_call_counts_nothing(calls: Any) -> None:
+def test_a_bad_call_counts_nothing(calls: Any) -> None:
     reader = ToolCallReader(named("f"), 7)
     assert read(reader, calls) is None
     assert reader.count == 0
@@ -337,7 +337,7 @@ def test_each_format_is_read_however_it_is_cut(
 
 @pytest.mark.parametrize("kind", [kind for kind, _, _ in WRITTEN])
 @pytest.mark.parametrize("broken", ["{", "no call", '{"a": ', "[" * 3000, "x(", '[{"name": 5}]'])
-def test_what_is_no_call_stays_text_with_a_warning(kind: ToolFormat, broken: str) -> None:
+def test_a_bad_call_stays_text_with_a_warning(kind: ToolFormat, broken: str) -> None:
     whole = kind.begins[0] + broken + (kind.ends[0] if kind.ends else "")
     got = parse(kind, [whole])
     assert text_of(got) == whole
@@ -425,6 +425,7 @@ BITS = st.sampled_from(
 )  # fmt: skip
 
 
+@settings(max_examples=40)
 @given(st.lists(BITS, max_size=12), st.lists(st.integers(1, 6), min_size=1, max_size=40))
 def test_the_cut_of_bare_calls_makes_no_difference(bits: list[str], sizes: list[int]) -> None:
     text = "".join(bits)
