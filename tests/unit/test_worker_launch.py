@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
-import faulthandler
 import io
 import logging
 import os
 import queue
-import re
 import select
 import signal
 import sys
@@ -20,12 +17,11 @@ from typing import Any
 
 import pytest
 
-from mlxsup.protocol.launch import MAX_LAUNCH_SPEC_BYTES, SPARE_OPTION, LaunchSpec
+from mlxsup.protocol.launch import SPARE_OPTION, LaunchSpec
 from mlxsup.protocol.text import log_line
 from mlxsup.worker import __main__ as worker_main
-from mlxsup.worker import bootstrap
 from mlxsup.worker.__main__ import main
-from mlxsup.worker.bootstrap import LaunchError, check_spec, prepare_process, read_launch_spec
+from mlxsup.worker.bootstrap import LaunchError, check_spec, read_launch_spec
 from mlxsup.worker.engine import (
     BadLaunchError,
     BadModelError,
@@ -39,9 +35,6 @@ from mlxsup.worker.logs import LEVELS, LineFormatter, configure
 from mlxsup.worker.parent_watch import (
     ORPHANED_EXIT,
     OrphanedError,
-    check_parent,
-    die_with_parent,
-    watch_pipe,
 )
 from mlxsup.worker.preparing import StuckPreprocessingError
 from mlxsup.worker.process import TerminatedError, TerminationHandler, judge
@@ -78,10 +71,6 @@ def read(written: bytes) -> LaunchSpec:
         os.close(writer)
 
 
-def test_a_spec_is_read_while_the_pipe_stays_open() -> None:
-    assert read(spec().to_line()) == spec()
-
-
 def test_a_spec_may_come_in_pieces_and_nothing_behind_it_is_waited_for() -> None:
     line = spec().to_line()
     reader, writer = os.pipe()
@@ -94,42 +83,6 @@ def test_a_spec_may_come_in_pieces_and_nothing_behind_it_is_waited_for() -> None
     finally:
         os.close(reader)
         os.close(writer)
-
-
-@pytest.mark.parametrize(
-    ("written", "words"),
-    [(b"", "there is no launch spec"), (spec().to_line()[:-1], "one line of JSON")],
-)
-def test_an_input_that_ends_before_the_line_does_is_said(written: bytes, words: str) -> None:
-    reader, writer = os.pipe()
-    try:
-        os.write(writer, written)
-        os.close(writer)
-        with pytest.raises(LaunchError, match=words):
-            read_launch_spec(reader)
-    finally:
-        os.close(reader)
-
-
-def test_a_line_without_an_end_is_refused_while_the_pipe_stays_open() -> None:
-    reader, writer = os.pipe()
-    try:
-        endless = threading.Thread(
-            target=os.write, args=(writer, b" " * (MAX_LAUNCH_SPEC_BYTES + 1))
-        )
-        endless.start()
-        with pytest.raises(LaunchError, match="at most 64 KiB"):
-            read_launch_spec(reader)
-        endless.join()
-    finally:
-        os.close(reader)
-        os.close(writer)
-
-
-@pytest.mark.parametrize("written", [b"[]\n", b"{}\n", b"nonsense\n", b'"x"\n'])
-def test_a_bad_spec_is_refused(written: bytes) -> None:
-    with pytest.raises(LaunchError, match="launch spec"):
-        read(written)
 
 
 @pytest.mark.parametrize(
@@ -168,110 +121,7 @@ def test_a_sigterm_before_the_load_still_interrupts_it_B9() -> None:
     link.close(0.0)
 
 
-def test_log_lines_have_time_level_message_and_facts() -> None:
-    stream = io.StringIO()
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(LineFormatter())
-    logger = logging.Logger("x")
-    logger.addHandler(handler)
-    logger.info(log_line("model ready", model="a b", seconds=1.5, code=3))
-    assert re.fullmatch(
-        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO "
-        r'model ready model="a b" seconds=1.500 code=3\n',
-        stream.getvalue(),
-    )
-
-
 # ---------------------------------------------------------------- the process
-def test_a_worker_leaves_the_terminals_signals_and_prints_its_stacks_F5(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    done: list[object] = []
-    monkeypatch.setattr(signal, "signal", lambda *given: done.append(given))
-    monkeypatch.setattr(faulthandler, "enable", lambda **given: done.append(("enable", given)))
-    monkeypatch.setattr(
-        faulthandler, "register", lambda number, **given: done.append((number, given))
-    )
-    monkeypatch.setattr(sys, "setswitchinterval", done.append)
-    prepare_process()
-    everything = {"file": sys.stderr, "all_threads": True}
-    assert done == [
-        (signal.SIGHUP, signal.SIG_DFL),
-        (signal.SIGINT, signal.SIG_IGN),
-        ("enable", everything),
-        (signal.SIGUSR1, everything),
-        0.001,
-    ]
-    assert bootstrap.SWITCH_INTERVAL_S == 0.001
-
-
-def test_an_orphan_names_both_processes_E6() -> None:
-    with pytest.raises(OrphanedError) as caught:
-        check_parent(1 << 30)
-    assert str(caught.value) == f"the supervisor {1 << 30} is gone: the parent is {os.getppid()}"
-
-
-class Libc:
-    """A C library whose prctl gives this."""
-
-    def __init__(self, result: int) -> None:
-        self.calls: list[tuple[int, ...]] = []
-        self.result = result
-
-    def prctl(self, *given: int) -> int:
-        self.calls.append(given)
-        return self.result
-
-
-@pytest.mark.parametrize(("platform", "calls"), [("linux", [(1, 9, 0, 0, 0)]), ("darwin", [])])
-def test_the_kernel_kills_a_worker_with_its_parent_where_it_can_E6(
-    monkeypatch: pytest.MonkeyPatch, platform: str, calls: list[tuple[int, ...]]
-) -> None:
-    libc = Libc(0)
-    monkeypatch.setattr(sys, "platform", platform)
-    monkeypatch.setattr(ctypes, "CDLL", lambda name, use_errno: libc)
-    die_with_parent()
-    assert libc.calls == calls
-
-
-def test_a_kernel_that_refuses_is_an_error_E6(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(ctypes, "CDLL", lambda name, use_errno: Libc(-1))
-    monkeypatch.setattr(ctypes, "get_errno", lambda: 22)
-    with pytest.raises(OSError, match="PDEATHSIG") as caught:
-        die_with_parent()
-    assert caught.value.errno == 22
-
-
-def test_the_end_of_the_pipe_ends_the_process_E6(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Ended(BaseException):
-        """In place of the end."""
-
-    threads, codes = [], []
-
-    class Thread:
-        def __init__(self, *, target: Callable[[], None], name: str, daemon: bool) -> None:
-            threads.append((target, name, daemon))
-
-        def start(self) -> None:
-            pass
-
-    def end(code: int) -> None:
-        codes.append(code)
-        raise Ended
-
-    reader, writer = os.pipe()
-    monkeypatch.setattr(threading, "Thread", Thread)
-    watch_pipe(reader)
-    [(watch, name, is_daemon)] = threads
-    assert (name, is_daemon) == ("parent-watch", True)
-    monkeypatch.setattr(os, "_exit", end)
-    os.write(writer, b"x")
-    os.close(writer)
-    with pytest.raises(Ended):
-        watch()
-    assert codes == [1]
-    os.close(reader)
 
 
 # ---------------------------------------------------------------- the command
