@@ -144,17 +144,15 @@ def test_a_second_row_with_the_same_key_is_refused(engine: MlxEngine) -> None:
 
 
 @pytest.fixture(params=list(Batching))
-def engine_of_removal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MlxEngine]:
+def keeping_engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MlxEngine]:
     folder = make_tiny_model(tmp_path / "m")
     known = known_as(folder, request.param)
     # Whole prompts in one step, however busy the machine is: no row ends while another is read.
     with (
         chunks_of(64),
-        loaded_engine(
-            folder, known_batching=known, prefix_cache_bytes=1 << 28
-        ) as engine_of_removal,
+        loaded_engine(folder, known_batching=known, prefix_cache_bytes=1 << 28) as keeping_engine,
     ):
-        yield engine_of_removal
+        yield keeping_engine
 
 
 @pytest.fixture
@@ -176,39 +174,39 @@ def prompt(key: int) -> list[int]:
 
 
 def test_a_storm_of_cancels_is_one_change(
-    engine_of_removal: MlxEngine, removals: list[list[int]]
+    keeping_engine: MlxEngine, removals: list[list[int]]
 ) -> None:
-    alone = {key: solo(engine_of_removal, make_row(key, prompt(key))) for key in (1, 8)}
+    alone = {key: solo(keeping_engine, make_row(key, prompt(key))) for key in (1, 8)}
     removals.clear()
     for key in range(1, 9):
-        engine_of_removal.insert(make_row(key, prompt(key)))
+        keeping_engine.insert(make_row(key, prompt(key)))
     got: dict[int, list[int]] = {}
     while len(got.get(8, [])) < 3:
-        for token in engine_of_removal.step().tokens:
+        for token in keeping_engine.step().tokens:
             got.setdefault(int(token.key), []).append(token.token or 0)
-    engine_of_removal.remove(*map(RequestKey, range(2, 8)))
+    keeping_engine.remove(*map(RequestKey, range(2, 8)))
     assert [len(uids) for uids in removals] in ([6], []), "lone rows are in no generator"
-    assert engine_of_removal.row_count() == 2
-    for key, tokens in run_rows(engine_of_removal).items():
+    assert keeping_engine.row_count() == 2
+    for key, tokens in run_rows(keeping_engine).items():
         got[key] += token_ids(tokens)
     assert {key: got[key] for key in (1, 8)} == alone
 
 
-def test_removed_rows_keep_their_prefixes(engine_of_removal: MlxEngine) -> None:
+def test_removed_rows_keep_their_prefixes(keeping_engine: MlxEngine) -> None:
     long = {key: prompt(key) * 10 for key in range(4)}
     for key, tokens in long.items():
-        engine_of_removal.insert(make_row(key, tokens, max_tokens=30))
+        keeping_engine.insert(make_row(key, tokens, max_tokens=30))
     seen: set[int] = set()
     while len(seen) < 4:
-        seen |= {int(token.key) for token in engine_of_removal.step().tokens}
+        seen |= {int(token.key) for token in keeping_engine.step().tokens}
     waiting = RequestKey(7)
-    engine_of_removal.insert(make_row(7, prompt(7) * 10))
-    engine_of_removal.remove(*map(RequestKey, long), waiting)
-    assert not engine_of_removal.has_rows()
-    cached = {key: engine_of_removal.insert(make_row(key, tokens)) for key, tokens in long.items()}
+    keeping_engine.insert(make_row(7, prompt(7) * 10))
+    keeping_engine.remove(*map(RequestKey, long), waiting)
+    assert not keeping_engine.has_rows()
+    cached = {key: keeping_engine.insert(make_row(key, tokens)) for key, tokens in long.items()}
     assert min(cached.values()) >= 48
-    assert engine_of_removal.insert(make_row(7, prompt(7) * 10)) < 10, "nothing was computed for it"
-    run_rows(engine_of_removal)
+    assert keeping_engine.insert(make_row(7, prompt(7) * 10)) < 10, "nothing was computed for it"
+    run_rows(keeping_engine)
 
 
 @pytest.fixture(scope="module")
@@ -217,11 +215,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=[Batching.TOGETHER, Batching.SERIAL_PREFILL])
-def engine_of_drawing_batch(request: pytest.FixtureRequest, folder: Path) -> Iterator[MlxEngine]:
-    with loaded_engine(
-        folder, known_batching=known_as(folder, request.param)
-    ) as engine_of_drawing_batch:
-        yield engine_of_drawing_batch
+def batched_engine(request: pytest.FixtureRequest, folder: Path) -> Iterator[MlxEngine]:
+    with loaded_engine(folder, known_batching=known_as(folder, request.param)) as batched_engine:
+        yield batched_engine
 
 
 def rows_of_all_kinds(max_tokens: int = 16) -> list[Row]:
@@ -247,22 +243,22 @@ def rows_of_all_kinds(max_tokens: int = 16) -> list[Row]:
 
 @pytest.mark.bits
 def test_rows_of_all_kinds_answer_as_alone_while_others_join_and_leave(
-    engine_of_drawing_batch: MlxEngine,
+    batched_engine: MlxEngine,
 ) -> None:
-    alone = {int(row.key): solo(engine_of_drawing_batch, row) for row in rows_of_all_kinds()}
+    alone = {int(row.key): solo(batched_engine, row) for row in rows_of_all_kinds()}
     dice = random.Random(2)
     for _ in range(4):
         rows = rows_of_all_kinds()
         dice.shuffle(rows)
         leaves = rows.pop()
-        engine_of_drawing_batch.insert(leaves)
+        batched_engine.insert(leaves)
         got: dict[int, list[int]] = {}
-        while rows or engine_of_drawing_batch.has_rows():
+        while rows or batched_engine.has_rows():
             if rows:
-                engine_of_drawing_batch.insert(rows.pop())
+                batched_engine.insert(rows.pop())
             elif leaves.key is not None:
-                engine_of_drawing_batch.remove(leaves.key)
-            for token in engine_of_drawing_batch.step().tokens:
+                batched_engine.remove(leaves.key)
+            for token in batched_engine.step().tokens:
                 if token.token is not None:
                     got.setdefault(int(token.key), []).append(token.token)
         left = got.pop(int(leaves.key), [])
@@ -272,20 +268,20 @@ def test_rows_of_all_kinds_answer_as_alone_while_others_join_and_leave(
 
 @pytest.mark.parametrize("leave", ["ended", "removed"])
 def test_rows_that_have_left_leave_no_table_and_no_sampler(
-    engine_of_drawing_batch: MlxEngine, leave: str
+    batched_engine: MlxEngine, leave: str
 ) -> None:
     """With 64 rows and 150,000 ids each table has 38 MB."""
 
     def held_after(rows: list[Row]) -> int:
         for row in rows:
-            engine_of_drawing_batch.insert(row)
-        while leave == "ended" and engine_of_drawing_batch.has_rows():
-            engine_of_drawing_batch.step()
+            batched_engine.insert(row)
+        while leave == "ended" and batched_engine.has_rows():
+            batched_engine.step()
         for _ in range(8):
-            engine_of_drawing_batch.step()
-        engine_of_drawing_batch.remove(*(row.key for row in rows))
-        engine_of_drawing_batch.give_back()
-        return engine_of_drawing_batch.bytes_held().active
+            batched_engine.step()
+        batched_engine.remove(*(row.key for row in rows))
+        batched_engine.give_back()
+        return batched_engine.bytes_held().active
 
     rows = rows_of_all_kinds(max_tokens=16)
     assert held_after(rows) == held_after(rows[:1]) == held_after(rows)

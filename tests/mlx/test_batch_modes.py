@@ -394,9 +394,7 @@ class Probe:
         monkeypatch.setattr(mlx_way, "largest_distance", measure)
 
 
-def find_of_way_details(
-    *, model_type: str = "tiny", is_exact: bool = True, **changes: Any
-) -> Finding:
+def judge(*, model_type: str = "tiny", is_exact: bool = True, **changes: Any) -> Finding:
     """What a finder finds for a model of these numbers."""
     model = FloatLogits(Model(changes.pop("dtype", mx.float32)))
     values: dict[str, Any] = {
@@ -426,7 +424,7 @@ def test_the_probe_allows_exact_numbers_a_small_distance(
     """A thousandth, or four times the noise up to a hundredth; one sequence of ids is enough."""
     Probe(monkeypatch, [found, 0.0, 0.0], noise=noise)
     expected = Finding(way=TOGETHER) if is_allowed else Finding(way=SERIAL, reason=READ)
-    assert find_of_way_details() == expected
+    assert judge() == expected
 
 
 def test_the_ids_of_the_probe_change_only_with_its_version() -> None:
@@ -456,7 +454,7 @@ def test_known_faults_of_types_keep_rows_apart(
 ) -> None:
     probe = Probe(monkeypatch, [0.0] * 3)
     expected = Finding(way=ONE_ROW, reason=f"{why} ({model_type})")
-    assert find_of_way_details(model_type=model_type) == expected
+    assert judge(model_type=model_type) == expected
     assert [name for _, name, _ in probe.scripts] == ["run_alone"]
 
 

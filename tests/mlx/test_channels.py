@@ -402,7 +402,7 @@ def test_formats_of_ours_are_known_by_vocabulary_and_template(
     assert rules.needs_ends == expected.needs_ends
 
 
-MARKERS_OF_HARMONY = [
+HARMONY_MARKERS = [
     "<|start|>",
     "<|end|>",
     "<|return|>",
@@ -412,7 +412,7 @@ MARKERS_OF_HARMONY = [
     "<|constrain|>",
 ]
 
-TEMPLATE_OF_HARMONY = (
+HARMONY_TEMPLATE = (
     "{% for message in messages %}<|start|>{{ message.role }}<|message|>{{ message.content }}"
     "<|end|>{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"
 )
@@ -421,7 +421,7 @@ ASK = [{"role": "user", "content": "what is <|channel|>final<|message|> or <thin
 
 THINKS = "<|channel|>analysis<|message|>hm ra<|end|><|start|>assistant"
 
-CALLS_OF_HARMONY = (
+HARMONY_CALLS = (
     '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city":"Rome"}<|call|>'
 )
 
@@ -431,11 +431,9 @@ FORM = {"type": "regex", "regex": "[0-9]{5}"}
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopDriver]:
     folder = make_tiny_model(tmp_path_factory.mktemp("harmony"))
-    add_tokens(folder, MARKERS_OF_HARMONY, is_special=True)
+    add_tokens(folder, HARMONY_MARKERS, is_special=True)
     path = folder / "tokenizer_config.json"
-    path.write_text(
-        json.dumps(json.loads(path.read_text()) | {"chat_template": TEMPLATE_OF_HARMONY})
-    )
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": HARMONY_TEMPLATE}))
     engine = MlxEngine(make_spec(folder))
     driver = LoopDriver(engine, engine.load(lambda phase, at: None))
     yield driver
@@ -474,7 +472,7 @@ def every_third(whole: Answer) -> list[int]:
 def test_reasoning_and_a_call_are_apart(
     driver: LoopDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script(monkeypatch, driver, THINKS + CALLS_OF_HARMONY)
+    script(monkeypatch, driver, THINKS + HARMONY_CALLS)
     whole = driver.answer(messages=ASK, tools=TOOLS, max_tokens=90, seed=4)
     assert whole.text_of(Channel.REASONING) == "hm ra"
     assert whole.text == ""

@@ -467,7 +467,7 @@ UNBUILT = {"bitnet", "gear", "muse_spark", "phi3small"}
 are refused. The estimate does not know them."""
 
 
-def load_of_memory_layout(tmp_path: Path, name: str) -> tuple[Path, Any]:
+def load_type(tmp_path: Path, name: str) -> tuple[Path, Any]:
     """A tiny model of a type: its folder, and the model as mlx-lm makes it."""
     (model_type,) = model_types([name])
     folder = make_model(tmp_path / name, model_type)
@@ -483,7 +483,7 @@ def total(layers: Sequence[CacheLayers], tokens: int) -> int:
 
 
 def check_layout(tmp_path: Path, name: str) -> None:
-    folder, model = load_of_memory_layout(tmp_path, name)
+    folder, model = load_type(tmp_path, name)
     files = read_folder(folder)
     estimate = find_layout(files.text_config, files.tensors)
     measured = measure_layers(row_after_one_token(model))
@@ -525,7 +525,7 @@ def test_every_known_type_was_compared() -> None:
 # ---------------------------------------------------------------- what mlx-lm allocates
 @pytest.mark.parametrize("name", QUICK)
 def test_a_batch_takes_no_more_than_estimated_and_not_much_less(tmp_path: Path, name: str) -> None:
-    _, model = load_of_memory_layout(tmp_path, name)
+    _, model = load_type(tmp_path, name)
     layers = measure_layers(row_after_one_token(model))
     for lengths in ([5], [40, 7], [300, 20, 100], [257]):
         rows = [read(model, length) for length in lengths]
@@ -603,7 +603,7 @@ def row_of(count: int, answer: int = 4, seed: int = 0) -> NewRow:
     )  # fmt: skip
 
 
-def read_of_prompt_batch(passes: TogetherPasses, uid: int, count: int) -> None:
+def read_prompt(passes: TogetherPasses, uid: int, count: int) -> None:
     for done in range(0, count - 1, CHUNK):
         passes.step({uid: min(CHUNK, count - 1 - done)})
 
@@ -635,7 +635,7 @@ def test_an_answer_writes_where_its_prompt_did(model: FloatLogits, stream: mx.St
     watched = Watched(model)
     passes = TogetherPasses(watched, stream=stream, max_concurrency=4)
     uid = passes.insert(row_of(TOKENS))
-    read_of_prompt_batch(passes, uid, TOKENS)
+    read_prompt(passes, uid, TOKENS)
     written = watched.places()
     assert len(written) == LAYERS
     passes.step({uid: 0})
@@ -661,7 +661,7 @@ def test_outgrown_caches_do_not_pile_up_on_a_gpu(
         base = mx.get_active_memory()
         held = []
         uid = passes.insert(row_of(TOKENS, answer=40))
-        read_of_prompt_batch(passes, uid, TOKENS)
+        read_prompt(passes, uid, TOKENS)
         passes.step({uid: 0})
         for seed in range(1, 4):
             short = passes.insert(row_of(3, answer=2, seed=seed))

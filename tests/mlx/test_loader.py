@@ -472,7 +472,7 @@ def test_errors_of_materialise_blame_file_memory_or_driver(
     assert (caught.type, str(caught.value), shares) == (expected, message, [])
 
 
-def load_of_details(
+def load_with(
     path: Path, report: Callable[..., None] = lambda *_: None, **changes: Any
 ) -> EngineFacts:
     """Loads it; by this clock, no step takes any time."""
@@ -488,7 +488,7 @@ def load_of_details(
 def test_each_step_of_the_probe_and_of_the_warm_up_is_progress_B1(tiny: Path) -> None:
     """A report that repeats the one before does not renew the limit of a load that stalls."""
     seen: list[tuple[LoadPhase, float]] = []
-    load_of_details(tiny, lambda *step: seen.append(step), max_concurrency=2)
+    load_with(tiny, lambda *step: seen.append(step), max_concurrency=2)
     place = seen.index((LoadPhase.MATERIALISE, 0.9))
     phases, shares = zip(*seen[place + 1 :], strict=True)
     assert set(phases) == {LoadPhase.WARMUP}
@@ -522,7 +522,7 @@ def test_ids_of_the_warm_up_are_in_the_smallest_vocabulary(
 def test_a_machine_without_mlx_is_said_so(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlxsup.worker.engines.mlx.limits", None)
     with pytest.raises(NoDeviceError, match=r"^MLX cannot be imported here: .*mlx\.limits halted"):
-        load_of_details(tiny)
+        load_with(tiny)
 
 
 def test_a_fingerprint_depends_on_all_that_answers_depend_on(
@@ -536,7 +536,7 @@ def test_a_fingerprint_depends_on_all_that_answers_depend_on(
         return "f"
 
     monkeypatch.setattr(mlx_engine, "fingerprint", noted)
-    facts = load_of_details(tiny)
+    facts = load_with(tiny)
     assert facts.fingerprint == "f"
     sampler = SAMPLER_VERSIONS[choose_draw(facts.backend)]
     ours = {"kv_cache": "plain", "probe": PROBE_VERSION, "sampler": sampler}
@@ -552,9 +552,7 @@ def test_prompts_are_paced_as_the_launch_says(tiny: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(mlx_engine, "PrefillPacer", noted)
     for deterministic in (False, True):
-        load_of_details(
-            tiny, decode_stall_target_ms=125, step_timeout_s=7.0, deterministic=deterministic
-        )
+        load_with(tiny, decode_stall_target_ms=125, step_timeout_s=7.0, deterministic=deterministic)
     given = {
         "decode_stall_target_s": 0.125, "step_timeout_s": 7.0, "largest_chunk": LARGEST_CPU_CHUNK,
     }  # fmt: skip
@@ -576,7 +574,7 @@ def test_only_the_cpu_is_probed_as_exact(
     monkeypatch.setattr(mlx_way, "WayFinder", watch)
     monkeypatch.setattr(mlx_load, "open_stream", lambda: (backend, mx.new_stream(mx.cpu)))
     monkeypatch.setattr(mlx_prefix_size, "free_memory_bytes", lambda *_: 0)
-    load_of_details(tiny)
+    load_with(tiny)
     (options,) = asked
     assert (options["is_exact"], options["model_type"]) == (is_exact, "llama")
     assert (options["max_concurrency"], options["context_length"]) == (1, CONTEXT_LENGTH)

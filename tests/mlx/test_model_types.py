@@ -243,7 +243,7 @@ LENGTHS = (7, WINDOW - 1, WINDOW, WINDOW + 1, 40)
 ANSWER_TOKENS = 10
 
 
-def prompt_of_known_faults(length: int) -> list[int]:
+def make_prompt(length: int) -> list[int]:
     return [(37 * place + 11 * length) % 2048 for place in range(length)]
 
 
@@ -264,20 +264,18 @@ def plamo3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_plamo3_answers_the_same_past_its_window(plamo3: Path) -> None:
     model = load_model(plamo3)[0]
-    expected = {
-        length: answer_without_cache(model, prompt_of_known_faults(length)) for length in LENGTHS
-    }
+    expected = {length: answer_without_cache(model, make_prompt(length)) for length in LENGTHS}
     with loaded_engine(plamo3, prefix_cache_bytes=64 << 20) as engine:
         alone = {
-            length: solo(engine, make_row(length, prompt_of_known_faults(length), ANSWER_TOKENS))
+            length: solo(engine, make_row(length, make_prompt(length), ANSWER_TOKENS))
             for length in LENGTHS
         }
         got = run_rows(
             engine,
-            [make_row(length, prompt_of_known_faults(length), ANSWER_TOKENS) for length in LENGTHS],
+            [make_row(length, make_prompt(length), ANSWER_TOKENS) for length in LENGTHS],
         )
         together = {length: token_ids(got[length]) for length in LENGTHS}
-        second_turn = prompt_of_known_faults(40) + expected[40] + prompt_of_known_faults(7)
+        second_turn = make_prompt(40) + expected[40] + make_prompt(7)
         turn = solo(engine, make_row(1, second_turn, ANSWER_TOKENS))
     assert alone == expected
     assert together == expected
@@ -316,12 +314,12 @@ def test_recurrent_gemma_reads_a_prompt_of_one_token_as_it_does_alone(tmp_path: 
     lengths = (1, 7, 40)
     with loaded_engine(make_model(tmp_path, model_type), prefix_cache_bytes=0) as engine:
         alone = {
-            length: solo(engine, make_row(length, prompt_of_known_faults(length), ANSWER_TOKENS))
+            length: solo(engine, make_row(length, make_prompt(length), ANSWER_TOKENS))
             for length in lengths
         }
         got = run_rows(
             engine,
-            [make_row(length, prompt_of_known_faults(length), ANSWER_TOKENS) for length in lengths],
+            [make_row(length, make_prompt(length), ANSWER_TOKENS) for length in lengths],
         )
     assert {length: token_ids(tokens) for length, tokens in got.items()} == alone
 
@@ -340,7 +338,7 @@ WAYS = {
     "qwen3": Batching.TOGETHER,
 }
 
-LENGTHS_OF_BATCHING = (1, 7, 40, 100)
+PROMPT_LENGTHS = (1, 7, 40, 100)
 
 
 QUICK_WAYS = {"mamba", "recurrent_gemma", "gpt_bigcode", "gemma3_text"}
@@ -366,16 +364,16 @@ def engine(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlxE
 @pytest.fixture(scope="module")
 def alone(engine: MlxEngine) -> dict[int, list[int]]:
     got = {}
-    for key in range(len(LENGTHS_OF_BATCHING)):
-        got[key] = token_ids(run_rows(engine, [make_of_batching(key)])[key])
-    assert len({tuple(tokens) for tokens in got.values()}) == len(LENGTHS_OF_BATCHING)
+    for key in range(len(PROMPT_LENGTHS)):
+        got[key] = token_ids(run_rows(engine, [make_mixed_row(key)])[key])
+    assert len({tuple(tokens) for tokens in got.values()}) == len(PROMPT_LENGTHS)
     return got
 
 
-def make_of_batching(key: int, max_tokens: int = 24) -> Row:
+def make_mixed_row(key: int, max_tokens: int = 24) -> Row:
     """Every other row is seeded, the rest are greedy."""
     numbers = random.Random(key)
-    prompt = [numbers.randrange(VOCABULARY_SIZE) for _ in range(LENGTHS_OF_BATCHING[key])]
+    prompt = [numbers.randrange(VOCABULARY_SIZE) for _ in range(PROMPT_LENGTHS[key])]
     return make_row(key, prompt, max_tokens, temperature=key % 2, seed=key)
 
 
@@ -391,8 +389,8 @@ def test_the_way_and_its_reason(name: str, engine: MlxEngine) -> None:
 def test_rows_that_join_late_and_stay_beside_cancelled_ones_C2_D8(
     engine: MlxEngine, alone: dict[int, list[int]]
 ) -> None:
-    engine.insert(make_of_batching(3))
-    engine.insert(make_of_batching(0))
+    engine.insert(make_mixed_row(3))
+    engine.insert(make_mixed_row(0))
     got: dict[int, list[int]] = {key: [] for key in alone}
 
     def step_until(key: int, count: int) -> None:
@@ -402,9 +400,9 @@ def test_rows_that_join_late_and_stay_beside_cancelled_ones_C2_D8(
                 got[int(token.key)].append(token.token)
 
     step_until(0, 5)
-    engine.insert(make_of_batching(2))
+    engine.insert(make_mixed_row(2))
     step_until(2, 3)
-    engine.insert(make_of_batching(1))
+    engine.insert(make_mixed_row(1))
     engine.remove(RequestKey(0))
     step_until(1, 24)
     step_until(2, 24)

@@ -228,7 +228,7 @@ ALWAYS: dict[str, Any] = {"logit_bias": {str(EOS): 100}}
 
 
 @pytest.fixture(scope="module")
-def worker_of_ends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopDriver]:
+def ending_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopDriver]:
     folder: Path = make_tiny_model(tmp_path_factory.mktemp("tiny"), eos_token_id=EOS)
     engine = MlxEngine(make_spec(folder))
     driver = LoopDriver(engine, engine.load(lambda phase, at: None), 8)
@@ -238,19 +238,19 @@ def worker_of_ends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopDri
 
 
 @pytest.mark.bits
-def test_an_end_that_is_ignored_is_a_token_like_any_other(worker_of_ends: LoopDriver) -> None:
-    got = worker_of_ends.answer(prompt="x", max_tokens=8, ignore_eos=True, **ALWAYS)
+def test_an_end_that_is_ignored_is_a_token_like_any_other(ending_worker: LoopDriver) -> None:
+    got = ending_worker.answer(prompt="x", max_tokens=8, ignore_eos=True, **ALWAYS)
     assert (got.tokens, got.finish) == ([EOS] * 8, FinishReason.LENGTH)
-    assert got.text == worker_of_ends.engine.text.token_alone(EOS)[0] * 8
-    check_every_resume(worker_of_ends, got)
+    assert got.text == ending_worker.engine.text.token_alone(EOS)[0] * 8
+    check_every_resume(ending_worker, got)
 
 
-def test_all_else_still_ends_an_answer_that_ignores_the_end(worker_of_ends: LoopDriver) -> None:
+def test_all_else_still_ends_an_answer_that_ignores_the_end(ending_worker: LoopDriver) -> None:
     asked: dict[str, Any] = {"prompt": "x", "max_tokens": 8, "ignore_eos": True}
-    by_token = worker_of_ends.answer(stop_token_ids=[EOS], **asked, **ALWAYS)
+    by_token = ending_worker.answer(stop_token_ids=[EOS], **asked, **ALWAYS)
     assert (by_token.tokens, by_token.finish) == ([], FinishReason.STOP)
-    text = worker_of_ends.engine.text.token_alone(EOS)[0]
-    by_text = worker_of_ends.answer(stop=[text + text], **asked, **ALWAYS)
+    text = ending_worker.engine.text.token_alone(EOS)[0]
+    by_text = ending_worker.answer(stop=[text + text], **asked, **ALWAYS)
     assert (by_text.tokens, by_text.text) == ([EOS, EOS], "")
     assert by_text.finish is FinishReason.STOP
 
@@ -258,45 +258,45 @@ def test_all_else_still_ends_an_answer_that_ignores_the_end(worker_of_ends: Loop
 @pytest.mark.bits
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_end_is_not_drawn_before_min_tokens(
-    worker_of_ends: LoopDriver, temperature: float
+    ending_worker: LoopDriver, temperature: float
 ) -> None:
     asked: dict[str, Any] = {"prompt": "x", "max_tokens": 20, "temperature": temperature, "seed": 2}
-    got = worker_of_ends.answer(min_tokens=7, **asked, **ALWAYS)
+    got = ending_worker.answer(min_tokens=7, **asked, **ALWAYS)
     assert len(got.tokens) == 7
     assert EOS not in got.tokens
     assert got.finish is FinishReason.STOP
-    check_every_resume(worker_of_ends, got)
-    beside = [worker_of_ends.dispatch(prompt=f"{n}", max_tokens=20, **ALWAYS) for n in range(3)]
-    together = worker_of_ends.dispatch(min_tokens=7, **asked, **ALWAYS)
-    worker_of_ends.finish(*beside)
-    assert worker_of_ends.finish(together)[0].tokens == got.tokens
+    check_every_resume(ending_worker, got)
+    beside = [ending_worker.dispatch(prompt=f"{n}", max_tokens=20, **ALWAYS) for n in range(3)]
+    together = ending_worker.dispatch(min_tokens=7, **asked, **ALWAYS)
+    ending_worker.finish(*beside)
+    assert ending_worker.finish(together)[0].tokens == got.tokens
 
 
-def test_a_grammar_that_can_only_end_wins_over_min_tokens(worker_of_ends: LoopDriver) -> None:
+def test_a_grammar_that_can_only_end_wins_over_min_tokens(ending_worker: LoopDriver) -> None:
     pytest.importorskip("llguidance")
     form = {"type": "regex", "regex": "ab"}
-    got = worker_of_ends.answer(prompt="x", max_tokens=9, min_tokens=9, response_format=form)
+    got = ending_worker.answer(prompt="x", max_tokens=9, min_tokens=9, response_format=form)
     assert (got.text, got.finish) == ("ab", FinishReason.STOP)
 
 
-def test_a_grammar_that_may_end_goes_on_until_min_tokens(worker_of_ends: LoopDriver) -> None:
+def test_a_grammar_that_may_end_goes_on_until_min_tokens(ending_worker: LoopDriver) -> None:
     pytest.importorskip("llguidance")
     form = {"type": "regex", "regex": "[ab]+"}
     asked: dict[str, Any] = {"prompt": "x", "max_tokens": 9, "response_format": form}
-    assert len(worker_of_ends.answer(**asked, **ALWAYS).tokens) == 1
-    got = worker_of_ends.answer(min_tokens=6, **asked, **ALWAYS)
+    assert len(ending_worker.answer(**asked, **ALWAYS).tokens) == 1
+    got = ending_worker.answer(min_tokens=6, **asked, **ALWAYS)
     assert (len(got.tokens), got.finish) == (6, FinishReason.STOP)
     assert set(got.text) <= {"a", "b"}
     for ends in ([EOS], []):
-        ended = worker_of_ends.answer(ignore_eos=True, stop_token_ids=ends, **asked, **ALWAYS)
+        ended = ending_worker.answer(ignore_eos=True, stop_token_ids=ends, **asked, **ALWAYS)
         assert (len(ended.tokens), ended.finish) == (1, FinishReason.STOP), "the form ends it"
 
 
-def test_a_stop_token_that_a_grammar_leaves_alone_is_drawn(worker_of_ends: LoopDriver) -> None:
+def test_a_stop_token_that_a_grammar_leaves_alone_is_drawn(ending_worker: LoopDriver) -> None:
     pytest.importorskip("llguidance")
-    letter = worker_of_ends.engine.text.encode(_body("q")).tokens
+    letter = ending_worker.engine.text.encode(_body("q")).tokens
     form = {"type": "regex", "regex": "abqqqqqq"}
-    got = worker_of_ends.answer(
+    got = ending_worker.answer(
         prompt="x", max_tokens=9, min_tokens=8, stop_token_ids=letter, response_format=form
     )
     assert (got.text, got.finish) == ("ab", FinishReason.STOP)
@@ -351,8 +351,8 @@ def test_xtc_never_leaves_out_a_stop_token() -> None:
     assert 0 in drawn((0,))
 
 
-def test_every_id_may_end_an_answer(worker_of_ends: LoopDriver) -> None:
-    got = worker_of_ends.answer(
+def test_every_id_may_end_an_answer(ending_worker: LoopDriver) -> None:
+    got = ending_worker.answer(
         prompt="x", max_tokens=4, stop_token_ids=[0, VOCABULARY_SIZE - 1], min_tokens=4
     )
     assert len(got.tokens) == 4

@@ -433,14 +433,14 @@ TEXT = "babe di fo wörld"
 
 
 @pytest.fixture(scope="module")
-def tiny_of_tokenizer_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture
-def folder(tiny_of_tokenizer_files: Path, tmp_path: Path) -> Path:
+def folder(tiny_folder: Path, tmp_path: Path) -> Path:
     """A copy to be changed."""
-    return Path(shutil.copytree(tiny_of_tokenizer_files, tmp_path / "model"))
+    return Path(shutil.copytree(tiny_folder, tmp_path / "model"))
 
 
 def change(folder: Path, file: str, **changes: Any) -> None:
@@ -474,10 +474,10 @@ def ids_of(text: MlxText) -> list[int]:
     ids=lambda changes: next(iter(changes)),
 )
 def test_a_tokenizer_does_not_hang_on_the_models_settings(
-    tiny_of_tokenizer_files: Path, folder: Path, changes: dict[str, Any]
+    tiny_folder: Path, folder: Path, changes: dict[str, Any]
 ) -> None:
     change(folder, "config.json", **changes)
-    assert ids_of(text_of(folder)) == ids_of(text_of(tiny_of_tokenizer_files))
+    assert ids_of(text_of(folder)) == ids_of(text_of(tiny_folder))
 
 
 @pytest.mark.parametrize("model_type", ["llama", "cohere", "afm7"])
@@ -584,9 +584,7 @@ def test_of_two_files_with_the_same_wrong_end_token_the_one_that_is_used_is_name
     assert str(caught.value).startswith(f"{folder / 'generation_config.json'}: eos_token_id")
 
 
-def test_an_error_is_about_the_file_that_can_be_wrong(
-    tmp_path: Path, tiny_of_tokenizer_files: Path
-) -> None:
+def test_an_error_is_about_the_file_that_can_be_wrong(tmp_path: Path, tiny_folder: Path) -> None:
     """tokenizer_config.json only if the tokenizer itself can be read; the folder if none is."""
 
     def blamed() -> str:
@@ -596,7 +594,7 @@ def test_an_error_is_about_the_file_that_can_be_wrong(
         return place.removeprefix(str(tmp_path))
 
     assert blamed() == ""
-    shutil.copy(tiny_of_tokenizer_files / "tokenizer.json", tmp_path)
+    shutil.copy(tiny_folder / "tokenizer.json", tmp_path)
     assert blamed() == "/tokenizer.json"
     (tmp_path / "tokenizer_config.json").write_text("{}")
     assert blamed() == "/tokenizer_config.json"

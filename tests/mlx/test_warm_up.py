@@ -246,22 +246,22 @@ STEPS_OF_ONE = 4
 
 
 @pytest.fixture
-def lives_of_warm_up_again(monkeypatch: pytest.MonkeyPatch) -> Lives:
+def cuda_lives(monkeypatch: pytest.MonkeyPatch) -> Lives:
     play_cuda(monkeypatch)
     return Lives(monkeypatch)
 
 
 def test_a_restart_runs_the_shapes_again_and_the_largest_bursts_first(
-    tiny: Path, lives_of_warm_up_again: Lives, tmp_path: Path
+    tiny: Path, cuda_lives: Lives, tmp_path: Path
 ) -> None:
     """The next daemon may find the folder of kernels empty, and begins with what is needed most."""
-    lives_of_warm_up_again.load(tiny, **learned_in(tmp_path, 2), **MANY)
-    assert lives_of_warm_up_again.passes[1:4] == [(1, 32), (2, 32), (4, 32)], "nothing was learned"
-    lives_of_warm_up_again.load(tiny, **learned_in(tmp_path, 2), **MANY)
-    assert lives_of_warm_up_again.rows == [9, *burst(4), *burst(2), *burst(1), *SIZES, 9]
-    assert lives_of_warm_up_again.passes[1:4] == [(4, 32), (2, 32), (1, 32)]
-    lives_of_warm_up_again.load(tiny, **learned_in(tmp_path, 1), **MANY)
-    assert lives_of_warm_up_again.passes[1:4] == [(1, 32), (2, 32), (4, 32)]
+    cuda_lives.load(tiny, **learned_in(tmp_path, 2), **MANY)
+    assert cuda_lives.passes[1:4] == [(1, 32), (2, 32), (4, 32)], "nothing was learned"
+    cuda_lives.load(tiny, **learned_in(tmp_path, 2), **MANY)
+    assert cuda_lives.rows == [9, *burst(4), *burst(2), *burst(1), *SIZES, 9]
+    assert cuda_lives.passes[1:4] == [(4, 32), (2, 32), (1, 32)]
+    cuda_lives.load(tiny, **learned_in(tmp_path, 1), **MANY)
+    assert cuda_lives.passes[1:4] == [(1, 32), (2, 32), (4, 32)]
 
 
 def serve_bursts(tiny: Path, lives: Lives, folder: Path, *bursts: list[int]) -> None:
@@ -279,28 +279,26 @@ def serve_bursts(tiny: Path, lives: Lives, folder: Path, *bursts: list[int]) -> 
 
 
 def test_a_restart_first_reads_a_burst_like_the_last_one(
-    tiny: Path, lives_of_warm_up_again: Lives, tmp_path: Path
+    tiny: Path, cuda_lives: Lives, tmp_path: Path
 ) -> None:
     """With CUDA a pass over other numbers of prompts or tokens is prepared for 50 ms each."""
-    serve_bursts(tiny, lives_of_warm_up_again, tmp_path, [70, 71], [40, 45, 41])
-    lives_of_warm_up_again.load(tiny, **learned_in(tmp_path, 2), **MANY)
-    assert lives_of_warm_up_again.rows[1:8] == [*burst(3, 44), *burst(4)]
-    assert lives_of_warm_up_again.passes[1:3] == [(3, 44), (4, 32)]
-    lives_of_warm_up_again.load(tiny, **learned_in(tmp_path, 3), **MANY)
-    assert lives_of_warm_up_again.passes[1:3] == [(3, 44), (4, 32)], (
-        "this life has served none, and keeps it"
-    )
-    lives_of_warm_up_again.load(tiny, **learned_in(tmp_path, 4), max_concurrency=2)
-    assert lives_of_warm_up_again.passes[1] == (2, 32), "there are no longer as many places"
-    lives_of_warm_up_again.load(tiny, **learned_in(tmp_path, 1), **MANY)
-    assert lives_of_warm_up_again.passes[1] == (1, 32), "what every request needs comes first"
+    serve_bursts(tiny, cuda_lives, tmp_path, [70, 71], [40, 45, 41])
+    cuda_lives.load(tiny, **learned_in(tmp_path, 2), **MANY)
+    assert cuda_lives.rows[1:8] == [*burst(3, 44), *burst(4)]
+    assert cuda_lives.passes[1:3] == [(3, 44), (4, 32)]
+    cuda_lives.load(tiny, **learned_in(tmp_path, 3), **MANY)
+    assert cuda_lives.passes[1:3] == [(3, 44), (4, 32)], "this life has served none, and keeps it"
+    cuda_lives.load(tiny, **learned_in(tmp_path, 4), max_concurrency=2)
+    assert cuda_lives.passes[1] == (2, 32), "there are no longer as many places"
+    cuda_lives.load(tiny, **learned_in(tmp_path, 1), **MANY)
+    assert cuda_lives.passes[1] == (1, 32), "what every request needs comes first"
 
 
 def test_a_burst_that_ends_a_life_while_it_warms_up_is_not_read_by_the_next_one(
-    tiny: Path, lives_of_warm_up_again: Lives, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, cuda_lives: Lives, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process may hold the memory that there was for it."""
-    serve_bursts(tiny, lives_of_warm_up_again, tmp_path, [40, 45, 41])
+    serve_bursts(tiny, cuda_lives, tmp_path, [40, 45, 41])
 
     def has_no_memory(cache: list[Any]) -> int:
         raise MemoryError
@@ -308,36 +306,34 @@ def test_a_burst_that_ends_a_life_while_it_warms_up_is_not_read_by_the_next_one(
     with monkeypatch.context() as patch:
         patch.setattr(mlx_kept_rows, "own_arrays", has_no_memory)
         engine = MlxEngine(make_spec(tiny, **learned_in(tmp_path, 2), **MANY))
-        lives_of_warm_up_again.passes = []
+        cuda_lives.passes = []
         with pytest.raises(MemoryError):
             engine.load(lambda phase, share: None)
         engine.close()
-    assert lives_of_warm_up_again.passes[1] == (3, 44)
-    lives_of_warm_up_again.load(tiny, **learned_in(tmp_path, 3), **MANY)
-    assert lives_of_warm_up_again.passes[1] == (4, 32)
+    assert cuda_lives.passes[1] == (3, 44)
+    cuda_lives.load(tiny, **learned_in(tmp_path, 3), **MANY)
+    assert cuda_lives.passes[1] == (4, 32)
 
 
 def test_a_prompt_alone_and_the_rest_of_long_ones_are_no_burst(
-    tiny: Path, lives_of_warm_up_again: Lives, tmp_path: Path
+    tiny: Path, cuda_lives: Lives, tmp_path: Path
 ) -> None:
-    serve_bursts(tiny, lives_of_warm_up_again, tmp_path, [70, 71], [90], [2090, 2080])
-    lives_of_warm_up_again.load(tiny, **learned_in(tmp_path, 2), **MANY)
-    assert lives_of_warm_up_again.passes[1] == (2, 1024), "their first chunk"
+    serve_bursts(tiny, cuda_lives, tmp_path, [70, 71], [90], [2090, 2080])
+    cuda_lives.load(tiny, **learned_in(tmp_path, 2), **MANY)
+    assert cuda_lives.passes[1] == (2, 1024), "their first chunk"
 
 
 @pytest.mark.parametrize(("step_s", "passes"), [(0.125, [4, 2]), (0.75, [4]), (30.0, [4])])
 def test_a_restart_begins_no_step_of_these_after_its_limit(
-    step_s: float, passes: list[int], tiny: Path, lives_of_warm_up_again: Lives, tmp_path: Path
+    step_s: float, passes: list[int], tiny: Path, cuda_lives: Lives, tmp_path: Path
 ) -> None:
-    lives_of_warm_up_again.load(tiny, **learned_in(tmp_path, 1), **MANY)
-    lives_of_warm_up_again.load(
-        tiny, lambda: step_s * lives_of_warm_up_again.steps, **learned_in(tmp_path, 2), **MANY
-    )
+    cuda_lives.load(tiny, **learned_in(tmp_path, 1), **MANY)
+    cuda_lives.load(tiny, lambda: step_s * cuda_lives.steps, **learned_in(tmp_path, 2), **MANY)
     rows = [length for count in passes for length in burst(count)]
-    assert lives_of_warm_up_again.rows == [9, *rows, 9]
-    assert lives_of_warm_up_again.passes == [(1, 8), *((count, 32) for count in passes), (1, 8)]
+    assert cuda_lives.rows == [9, *rows, 9]
+    assert cuda_lives.passes == [(1, 8), *((count, 32) for count in passes), (1, 8)]
     alone = 2 * STEPS_OF_ONE
-    assert lives_of_warm_up_again.steps - alone == math.ceil(0.6 / step_s)
+    assert cuda_lives.steps - alone == math.ceil(0.6 / step_s)
 
 
 @pytest.mark.parametrize(("free_bytes", "is_read"), [(3 * 44 * 1000 // 8, True), (16_000, False)])
@@ -345,21 +341,19 @@ def test_a_burst_that_an_earlier_life_has_read_needs_memory_for_its_tokens(
     free_bytes: int,
     is_read: bool,
     tiny: Path,
-    lives_of_warm_up_again: Lives,
+    cuda_lives: Lives,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    serve_bursts(tiny, lives_of_warm_up_again, tmp_path, [40, 45, 41])
+    serve_bursts(tiny, cuda_lives, tmp_path, [40, 45, 41])
     monkeypatch.setattr(mx, "get_active_memory", lambda: 0)
     monkeypatch.setattr(mx, "get_peak_memory", lambda: 1000)  # for the first 8 tokens
     monkeypatch.setattr(mlx_warm_up, "free_memory_bytes", lambda *_: free_bytes)
-    lives_of_warm_up_again.load(tiny, **learned_in(tmp_path, 2), **MANY)
-    assert (lives_of_warm_up_again.passes[1] == (3, 44)) is is_read
+    cuda_lives.load(tiny, **learned_in(tmp_path, 2), **MANY)
+    assert (cuda_lives.passes[1] == (3, 44)) is is_read
 
 
-def test_prompts_that_are_read_one_by_one_make_no_burst(
-    tiny: Path, lives_of_warm_up_again: Lives
-) -> None:
+def test_prompts_that_are_read_one_by_one_make_no_burst(tiny: Path, cuda_lives: Lives) -> None:
     known = known_as(tiny, Batching.SERIAL_PREFILL)
-    lives_of_warm_up_again.load(tiny, max_concurrency=4, known_batching=known)
-    assert lives_of_warm_up_again.rows == [9, *[2] * (1 + 2 + 4), *SIZES, 9, 129, 1025]
+    cuda_lives.load(tiny, max_concurrency=4, known_batching=known)
+    assert cuda_lives.rows == [9, *[2] * (1 + 2 + 4), *SIZES, 9, 129, 1025]

@@ -356,7 +356,7 @@ QUESTION = [{"role": "user", "content": "Name three animals, with an emoji for e
 
 
 @pytest.fixture(scope="module")
-def worker_of_resume_demo() -> Iterator[LoopDriver]:
+def demo_worker() -> Iterator[LoopDriver]:
     from mlxsup.worker.engines.mlx.engine import MlxEngine
 
     engine = MlxEngine(make_spec(demo_model_folder()))
@@ -406,22 +406,18 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.bits
 @pytest.mark.parametrize("parameters", CASES.values(), ids=CASES.keys())
 def test_an_answer_alone_is_the_one_among_seven_that_come_and_go_C10(
-    worker_of_resume_demo: LoopDriver, parameters: dict[str, Any]
+    demo_worker: LoopDriver, parameters: dict[str, Any]
 ) -> None:
-    alone = worker_of_resume_demo.answer(messages=QUESTION, max_tokens=LENGTH, **parameters)
+    alone = demo_worker.answer(messages=QUESTION, max_tokens=LENGTH, **parameters)
     neighbours = [
-        worker_of_resume_demo.dispatch(
-            prompt=f"Tale {n}", max_tokens=4 + 3 * n, temperature=n % 2, seed=n
-        )
+        demo_worker.dispatch(prompt=f"Tale {n}", max_tokens=4 + 3 * n, temperature=n % 2, seed=n)
         for n in range(4)
     ]
-    key = worker_of_resume_demo.dispatch(messages=QUESTION, max_tokens=LENGTH, **parameters)
-    while len(worker_of_resume_demo.answers[key].tokens) < len(alone.tokens) // 2:
-        worker_of_resume_demo.turn()
-    neighbours += [
-        worker_of_resume_demo.dispatch(prompt=f"Late {n}", max_tokens=8, seed=n) for n in range(3)
-    ]
-    among, *_ = worker_of_resume_demo.finish(key, *neighbours)
+    key = demo_worker.dispatch(messages=QUESTION, max_tokens=LENGTH, **parameters)
+    while len(demo_worker.answers[key].tokens) < len(alone.tokens) // 2:
+        demo_worker.turn()
+    neighbours += [demo_worker.dispatch(prompt=f"Late {n}", max_tokens=8, seed=n) for n in range(3)]
+    among, *_ = demo_worker.finish(key, *neighbours)
     assert (among.tokens, among.text, among.finish) == (alone.tokens, alone.text, alone.finish)
 
 
@@ -430,8 +426,8 @@ def test_an_answer_alone_is_the_one_among_seven_that_come_and_go_C10(
 @pytest.mark.bits
 @pytest.mark.parametrize("parameters", CASES.values(), ids=CASES.keys())
 def test_resumed_at_every_token_equals_the_undisturbed_answer_F10(
-    worker_of_resume_demo: LoopDriver, parameters: dict[str, Any]
+    demo_worker: LoopDriver, parameters: dict[str, Any]
 ) -> None:
-    whole = worker_of_resume_demo.answer(messages=QUESTION, max_tokens=LENGTH, **parameters)
+    whole = demo_worker.answer(messages=QUESTION, max_tokens=LENGTH, **parameters)
     assert len(whole.tokens) > 10
-    check_every_resume(worker_of_resume_demo, whole, at_once=8)
+    check_every_resume(demo_worker, whole, at_once=8)

@@ -326,7 +326,7 @@ LAYERS = {
 
 
 @pytest.fixture
-def folder_of_config_sizes(tmp_path: Path) -> Path:
+def sized_folder(tmp_path: Path) -> Path:
     """A model of three layers whose weights share their bytes."""
     path = tmp_path / "m"
     path.mkdir()
@@ -338,7 +338,7 @@ def folder_of_config_sizes(tmp_path: Path) -> Path:
     return path
 
 
-def refused_of_config_sizes(path: Path) -> str:
+def refused_sizes(path: Path) -> str:
     with pytest.raises(BadModelError) as caught:
         check_folder(path, lambda share: None)
     return str(caught.value)
@@ -348,27 +348,21 @@ def refused_of_config_sizes(path: Path) -> str:
     "name", ["config.json", "tokenizer.json", "chat_template.jinja", "model-2.safetensors", "x.txt"]
 )
 @pytest.mark.parametrize("kind", ["pipe", "device"])
-def test_a_special_file_is_refused_unopened(
-    folder_of_config_sizes: Path, name: str, kind: str
-) -> None:
-    (folder_of_config_sizes / name).unlink(missing_ok=True)
+def test_a_special_file_is_refused_unopened(sized_folder: Path, name: str, kind: str) -> None:
+    (sized_folder / name).unlink(missing_ok=True)
     if kind == "pipe":
-        os.mkfifo(folder_of_config_sizes / name)
+        os.mkfifo(sized_folder / name)
     else:
-        (folder_of_config_sizes / name).symlink_to("/dev/zero")
-    assert refused_of_config_sizes(folder_of_config_sizes).startswith(
-        f"{folder_of_config_sizes / name} is not a regular file"
-    )
+        (sized_folder / name).symlink_to("/dev/zero")
+    assert refused_sizes(sized_folder).startswith(f"{sized_folder / name} is not a regular file")
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "chat_template.jinja"])
-def test_a_text_of_a_gigabyte_is_refused_before_it_is_read(
-    folder_of_config_sizes: Path, name: str
-) -> None:
-    with open(folder_of_config_sizes / name, "wb") as file:
+def test_a_text_of_a_gigabyte_is_refused_before_it_is_read(sized_folder: Path, name: str) -> None:
+    with open(sized_folder / name, "wb") as file:
         file.truncate(2**30)
-    assert refused_of_config_sizes(folder_of_config_sizes) == (
-        f"{folder_of_config_sizes / name} has 1.00 GiB; a file of its kind has 100.0 MiB at most"
+    assert refused_sizes(sized_folder) == (
+        f"{sized_folder / name} has 1.00 GiB; a file of its kind has 100.0 MiB at most"
     )
 
 
@@ -396,13 +390,11 @@ def test_a_text_of_a_gigabyte_is_refused_before_it_is_read(
     ],
 )
 def test_a_size_that_no_weight_file_has_is_refused_by_its_key(
-    folder_of_config_sizes: Path, config: dict[str, Any], said: str
+    sized_folder: Path, config: dict[str, Any], said: str
 ) -> None:
-    (folder_of_config_sizes / "config.json").write_text(
-        json.dumps({"model_type": "llama"} | config)
-    )
-    error = refused_of_config_sizes(folder_of_config_sizes)
-    assert error.startswith(f"{folder_of_config_sizes / 'config.json'}: {said}")
+    (sized_folder / "config.json").write_text(json.dumps({"model_type": "llama"} | config))
+    error = refused_sizes(sized_folder)
+    assert error.startswith(f"{sized_folder / 'config.json'}: {said}")
 
 
 @pytest.mark.parametrize(
@@ -414,9 +406,7 @@ def test_a_size_that_no_weight_file_has_is_refused_by_its_key(
     ],
 )
 def test_sizes_that_cost_nothing_are_left_to_the_loader(
-    folder_of_config_sizes: Path, config: dict[str, Any]
+    sized_folder: Path, config: dict[str, Any]
 ) -> None:
-    (folder_of_config_sizes / "config.json").write_text(
-        json.dumps({"model_type": "llama"} | config)
-    )
-    assert check_folder(folder_of_config_sizes, lambda share: None).config["model_type"] == "llama"
+    (sized_folder / "config.json").write_text(json.dumps({"model_type": "llama"} | config))
+    assert check_folder(sized_folder, lambda share: None).config["model_type"] == "llama"

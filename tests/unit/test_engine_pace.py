@@ -424,7 +424,7 @@ PREDICTIONS = 4.0
 """How many times its prediction a step may take beyond the limit."""
 
 
-def machine_of_learned_pace(
+def steady_machine(
     *, pass_s: float = PASS_S_OF_LEARNED_PACE, token_s: float = TOKEN_S_OF_LEARNED_PACE
 ) -> Callable[[int], float]:
     return lambda cost: pass_s + token_s * cost
@@ -436,9 +436,7 @@ def new_pacer(*, is_fixed: bool = False) -> PrefillPacer:
     )
 
 
-def read_of_learned_pace(
-    pacer: PrefillPacer, tokens: int, takes: Callable[[int], float]
-) -> list[int]:
+def read_prompt(pacer: PrefillPacer, tokens: int, takes: Callable[[int], float]) -> list[int]:
     """The chunks of a prompt."""
     chunks = []
     while tokens > 0:
@@ -452,14 +450,14 @@ def read_of_learned_pace(
 def resumed(pace: Pace, takes: Callable[[int], float]) -> PrefillPacer:
     """A pacer as the warm-up of a later life leaves it."""
     pacer = new_pacer()
-    read_of_learned_pace(pacer, FIRST_CHUNK, takes)
+    read_prompt(pacer, FIRST_CHUNK, takes)
     pacer.resume(pace)
     return pacer
 
 
-def learned_of_learned_pace(takes: Callable[[int], float], tokens: int = 8000) -> Pace:
+def learned_pace(takes: Callable[[int], float], tokens: int = 8000) -> Pace:
     pacer = new_pacer()
-    read_of_learned_pace(pacer, tokens, takes)
+    read_prompt(pacer, tokens, takes)
     pacer.saw_decode(rows=2, took_s=takes(2))
     pace = pacer.learned()
     assert pace is not None
@@ -469,12 +467,10 @@ def learned_of_learned_pace(takes: Callable[[int], float], tokens: int = 8000) -
 def test_a_pace_is_learned_once_two_sizes_have_told_the_parts_apart() -> None:
     pacer = new_pacer()
     assert pacer.learned() is None
-    pacer.saw_chunk(prefill_rows=1, longest=8, decode_rows=0, took_s=machine_of_learned_pace()(8))
-    pacer.saw_chunk(prefill_rows=1, longest=31, decode_rows=0, took_s=machine_of_learned_pace()(31))
+    pacer.saw_chunk(prefill_rows=1, longest=8, decode_rows=0, took_s=steady_machine()(8))
+    pacer.saw_chunk(prefill_rows=1, longest=31, decode_rows=0, took_s=steady_machine()(31))
     assert pacer.learned() is None
-    pacer.saw_chunk(
-        prefill_rows=4, longest=256, decode_rows=0, took_s=machine_of_learned_pace()(1024)
-    )
+    pacer.saw_chunk(prefill_rows=4, longest=256, decode_rows=0, took_s=steady_machine()(1024))
     pacer.saw_decode(rows=3, took_s=0.01)
     pace = pacer.learned()
     assert pace is not None
@@ -485,33 +481,31 @@ def test_a_pace_is_learned_once_two_sizes_have_told_the_parts_apart() -> None:
 
 
 def test_the_first_prompt_of_a_later_life_is_not_read_in_small_chunks() -> None:
-    takes = machine_of_learned_pace()
-    assert (
-        len(read_of_learned_pace(resumed(learned_of_learned_pace(takes), takes), 2000, takes)) == 1
-    )
+    takes = steady_machine()
+    assert len(read_prompt(resumed(learned_pace(takes), takes), 2000, takes)) == 1
     afresh = new_pacer()
-    read_of_learned_pace(afresh, FIRST_CHUNK, takes)
-    assert len(read_of_learned_pace(afresh, 2000, takes)) > 5
+    read_prompt(afresh, FIRST_CHUNK, takes)
+    assert len(read_prompt(afresh, 2000, takes)) > 5
 
 
 def test_until_a_chunk_was_read_a_token_counts_as_slower_than_it_was() -> None:
-    takes = machine_of_learned_pace(pass_s=0.0, token_s=0.01)
-    pace = learned_of_learned_pace(takes)
+    takes = steady_machine(pass_s=0.0, token_s=0.01)
+    pace = learned_pace(takes)
     pacer = resumed(pace, takes)
     target_s = HEADROOM * IDLE_TARGET_S
     first = pacer.chunk(prefill_rows=1, decode_rows=0)
     assert first == int(target_s / (CAUTION * pace.unit_s))
-    read_of_learned_pace(pacer, first, takes)
+    read_prompt(pacer, first, takes)
     assert pacer.chunk(prefill_rows=1, decode_rows=0) == pytest.approx(target_s / 0.01, rel=0.02)
 
 
 def test_an_unmeasured_pace_is_not_kept() -> None:
     """Otherwise each life would make the pace slower by the caution of the next."""
-    takes = machine_of_learned_pace()
-    pace = learned_of_learned_pace(takes)
+    takes = steady_machine()
+    pace = learned_pace(takes)
     pacer = resumed(pace, takes)
     assert pacer.learned() is None
-    read_of_learned_pace(pacer, FIRST_CHUNK, takes)
+    read_prompt(pacer, FIRST_CHUNK, takes)
     assert pacer.learned() is None
     pacer.saw_chunk(prefill_rows=1, longest=500, decode_rows=0, took_s=takes(500))
     kept = pacer.learned()
@@ -533,7 +527,7 @@ def test_no_pace_has_a_worker_taken_for_stuck(
 ) -> None:
     """Whatever is in the file: a token is never free, and what this life measures wins."""
     pace = Pace(unit_s=unit_s, pass_s=pass_s, largest_cost=largest, decode_s=0.0, decode_rows=1)
-    takes = machine_of_learned_pace(pass_s=real_pass_s, token_s=real_token_s)
+    takes = steady_machine(pass_s=real_pass_s, token_s=real_token_s)
     pacer = resumed(pace, takes)
     for _ in range(30):
         chunk = pacer.chunk(prefill_rows=1, decode_rows=0)
@@ -545,8 +539,8 @@ def test_no_pace_has_a_worker_taken_for_stuck(
 
 
 def test_decoding_is_predicted_from_the_first_step() -> None:
-    takes = machine_of_learned_pace()
-    pace = replace(learned_of_learned_pace(takes), decode_s=0.04, decode_rows=4)
+    takes = steady_machine()
+    pace = replace(learned_pace(takes), decode_s=0.04, decode_rows=4)
     assert resumed(pace, takes).predict_decode_s(8) == pytest.approx(0.08)
     slow = resumed(pace, lambda cost: 3 * takes(cost))
     assert slow.predict_decode_s(4) == pytest.approx(0.12, rel=0.01)
@@ -554,7 +548,7 @@ def test_decoding_is_predicted_from_the_first_step() -> None:
 
 def test_a_step_that_reads_nothing_leaves_the_size_for_the_next() -> None:
     pacer = new_pacer()
-    read_of_learned_pace(pacer, FIRST_CHUNK, machine_of_learned_pace())
+    read_prompt(pacer, FIRST_CHUNK, steady_machine())
     assert pacer.shows_chunk(128, 0.1)
     pacer.saw_chunk(prefill_rows=0, longest=0, decode_rows=0, took_s=0.01)
     assert pacer.chunk(prefill_rows=1, decode_rows=0) == 128

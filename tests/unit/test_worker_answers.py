@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.codec import MAX_FRAME_BYTES, encode
 from mlxsup.protocol.errors import ErrorCode, RemoteError
-from mlxsup.protocol.ids import Generation, ModelName, RequestKey, pack_tokens
+from mlxsup.protocol.ids import Generation, ModelName, pack_tokens
 from mlxsup.protocol.launch import LaunchSpec
 from mlxsup.protocol.message import Logprobs, TokenLogprob
 from mlxsup.protocol.parameters import Sampling
@@ -216,16 +216,11 @@ def test_tools_without_a_format_are_warned_of(
     )
 
 
-FACTS_OF_ROWS = EngineFacts(context_length=10, vocabulary_size=300, fingerprint="f", backend="fake")
-
-KEY_OF_ROWS = RequestKey(1)
-
-
 def running(stops: list[str] | None = None) -> RunningRow:
     answer = AnswerText(
         FakeTextCodec(), stops or [], "", ToolCallReader(None, 0), has_form=False, min_tokens=0
     )
-    return RunningRow(key=KEY_OF_ROWS, answer=answer, inserted_at=100.0)
+    return RunningRow(key=KEY, answer=answer, inserted_at=100.0)
 
 
 def advance(row: RunningRow, text: str, finish: FinishReason | None = None) -> list[RowDelta]:
@@ -234,7 +229,7 @@ def advance(row: RunningRow, text: str, finish: FinishReason | None = None) -> l
     return [
         one_delta(
             row,
-            RowToken(key=KEY_OF_ROWS, token=token, finish=finish if i == len(tokens) - 1 else None),
+            RowToken(key=KEY, token=token, finish=finish if i == len(tokens) - 1 else None),
         )
         for i, token in enumerate(tokens)
     ]
@@ -242,7 +237,7 @@ def advance(row: RunningRow, text: str, finish: FinishReason | None = None) -> l
 
 def token_of(token: int, finish: FinishReason | None = None) -> RowToken:
     """What a step gives for it."""
-    return RowToken(key=KEY_OF_ROWS, token=token, finish=finish)
+    return RowToken(key=KEY, token=token, finish=finish)
 
 
 def one_delta(row: RunningRow, token: RowToken) -> RowDelta:
@@ -258,20 +253,20 @@ def test_a_row_has_no_more_tokens_than_one_frame_carries() -> None:
     facts = EngineFacts(
         context_length=10_000_000, vocabulary_size=300, fingerprint="f", backend="fake"
     )
-    most = plan_row(KEY_OF_ROWS, RequestBody(prompt="x"), Prompt(tokens=[5]), facts).max_tokens + 1
+    most = plan_row(KEY, RequestBody(prompt="x"), Prompt(tokens=[5]), facts).max_tokens + 1
     body, prompt = RequestBody(prompt="x"), Prompt(tokens=[5] * (most - 1))
-    row = plan_row(KEY_OF_ROWS, body, prompt, facts)
+    row = plan_row(KEY, body, prompt, facts)
     accepted = acceptance(row, body, prompt, facts)
-    said = Accepted(key=KEY_OF_ROWS, acceptance=accepted, tokenize_s=0.0)
+    said = Accepted(key=KEY, acceptance=accepted, tokenize_s=0.0)
     assert sum(map(len, encode(said))) < MAX_FRAME_BYTES
     with pytest.raises(RemoteError) as caught:
-        plan_row(KEY_OF_ROWS, RequestBody(prompt="x"), Prompt(tokens=[5] * most), facts)
+        plan_row(KEY, RequestBody(prompt="x"), Prompt(tokens=[5] * most), facts)
     assert caught.value.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED
 
 
 def test_the_whole_context_can_be_used() -> None:
     body = RequestBody(prompt="x", max_tokens=1)
-    assert plan_row(KEY_OF_ROWS, body, Prompt(tokens=[5] * 9), FACTS_OF_ROWS).max_tokens == 1
+    assert plan_row(KEY, body, Prompt(tokens=[5] * 9), FACTS).max_tokens == 1
 
 
 def test_a_character_split_over_tokens_is_shown_whole_G7() -> None:
@@ -282,7 +277,7 @@ def test_a_character_split_over_tokens_is_shown_whole_G7() -> None:
 def test_half_a_character_at_the_end_is_flushed() -> None:
     row = running()
     half = encode_text("🦊")[0]
-    delta = one_delta(row, RowToken(key=KEY_OF_ROWS, token=half, finish=FinishReason.LENGTH))
+    delta = one_delta(row, RowToken(key=KEY, token=half, finish=FinishReason.LENGTH))
     assert delta.text == "\N{REPLACEMENT CHARACTER}"
 
 
@@ -330,7 +325,7 @@ def test_delivered_tokens_that_were_the_whole_answer_end_it_as_it_would_have_end
 ) -> None:
     facts = EngineFacts(context_length=99, vocabulary_size=300, fingerprint="f", backend="fake")
     body = RequestBody(prompt="x", max_tokens=max_tokens)
-    row = plan_row(KEY_OF_ROWS, body, Prompt(tokens=[5]), facts, delivered=encode_text(text))
+    row = plan_row(KEY, body, Prompt(tokens=[5]), facts, delivered=encode_text(text))
     deltas = running(["stop"]).replay(row)
     if finish is None:
         assert deltas is None
@@ -356,7 +351,7 @@ class Form(Grammar):
 
 
 # ---------------------------------------------------------------- deltas
-def running_of_answers(
+def running_form(
     *, stops: Sequence[str] = (), form: Form | None = None, warnings: Sequence[str] = ()
 ) -> RunningRow:
     answer = AnswerText(Codec(), stops, "", ToolCallReader(TOOLS, 1), has_form=False, min_tokens=0)
@@ -370,9 +365,7 @@ def running_of_answers(
     )
 
 
-def token_of_of_answers(
-    letter: str | None, finish: FinishReason | None = None, **more: Any
-) -> RowToken:
+def letter_token(letter: str | None, finish: FinishReason | None = None, **more: Any) -> RowToken:
     token = None if letter is None else encode_text(letter)[0]
     return RowToken(key=KEY, token=token, finish=finish, **more)
 
@@ -381,9 +374,7 @@ def say(row: RunningRow, text: str, finish: FinishReason | None = None) -> list[
     """The deltas of the last character."""
     deltas: list[RowDelta] = []
     for number, letter in enumerate(text, 1):
-        deltas = row.advance(
-            token_of_of_answers(letter, finish if number == len(text) else None), 102.5
-        )
+        deltas = row.advance(letter_token(letter, finish if number == len(text) else None), 102.5)
     return deltas
 
 
@@ -392,7 +383,7 @@ def packed(letter: str) -> bytes:
 
 
 def test_the_first_delta_says_how_long_the_prompt_took_and_the_next_does_not() -> None:
-    row = running_of_answers()
+    row = running_form()
     assert say(row, "a") == [
         RowDelta(key=KEY, text="a", tokens=packed("a"), prefill_s=2.5, cached_tokens=3)
     ]
@@ -400,7 +391,7 @@ def test_the_first_delta_says_how_long_the_prompt_took_and_the_next_does_not() -
 
 
 def test_warnings_come_before_the_first_text_and_once() -> None:
-    row = running_of_answers(warnings=("mind", "this"))
+    row = running_form(warnings=("mind", "this"))
     assert say(row, "a") == [
         RowDelta(key=KEY, warning="mind", tokens=packed("a"), prefill_s=2.5, cached_tokens=3),
         RowDelta(key=KEY, warning="this"),
@@ -410,16 +401,16 @@ def test_warnings_come_before_the_first_text_and_once() -> None:
 
 
 def test_logprobs_come_with_their_token_and_the_texts() -> None:
-    row = running_of_answers()
+    row = running_form()
     asked = RowLogprobs(logprob=-0.5, top=[(encode_text("z")[0], -0.25)])
-    [delta] = row.advance(token_of_of_answers("a", logprobs=asked), 102.5)
+    [delta] = row.advance(letter_token("a", logprobs=asked), 102.5)
     assert delta.logprobs == [
         Logprobs(
             chosen=TokenLogprob(token=encode_text("a")[0], logprob=-0.5, text="a"),
             top=[TokenLogprob(token=encode_text("z")[0], logprob=-0.25, text="z")],
         )
     ]
-    [delta] = row.advance(token_of_of_answers("b"), 102.5)
+    [delta] = row.advance(letter_token("b"), 102.5)
     assert delta.logprobs is None
 
 
@@ -436,9 +427,9 @@ def test_logprobs_come_with_their_token_and_the_texts() -> None:
 def test_an_end_follows_from_the_answer(
     text: str, last: str | None, finish: FinishReason, expected: FinishReason
 ) -> None:
-    row = running_of_answers()
+    row = running_form()
     assert [delta.finish for delta in say(row, text)][-1] is None
-    deltas = row.advance(token_of_of_answers(last, finish), 102.5)
+    deltas = row.advance(letter_token(last, finish), 102.5)
     assert [delta.finish for delta in deltas] == [None] * (len(deltas) - 1) + [expected]
     assert deltas[0].tokens == (b"" if last is None else packed(last))
 
@@ -456,9 +447,9 @@ def test_an_end_follows_from_the_answer(
 def test_an_answer_that_stopped_before_its_form_says_so(
     form: Form | None, text: str, finish: FinishReason, warning: str | None
 ) -> None:
-    row = running_of_answers(form=form)
+    row = running_form(form=form)
     say(row, text)
-    deltas = row.advance(token_of_of_answers(None, finish), 102.5)
+    deltas = row.advance(letter_token(None, finish), 102.5)
     assert [delta.warning for delta in deltas if delta.warning] == ([warning] if warning else [])
     assert deltas[-1].finish is not None
 
@@ -473,38 +464,36 @@ def replayed(row: RunningRow, text: str, max_tokens: int) -> list[RowDelta] | No
 
 
 def test_a_replay_ends_as_the_answer_had_ended_F10() -> None:
-    assert replayed(running_of_answers(), "ab", 3) is None
-    assert replayed(running_of_answers(), "ab", 2) == [
-        RowDelta(key=KEY, finish=FinishReason.LENGTH)
-    ]
+    assert replayed(running_form(), "ab", 3) is None
+    assert replayed(running_form(), "ab", 2) == [RowDelta(key=KEY, finish=FinishReason.LENGTH)]
     stopped = RowDelta(key=KEY, finish=FinishReason.STOP, stop="b")
-    assert replayed(running_of_answers(stops=["b"]), "ab", 3) == [stopped]
-    assert replayed(running_of_answers(), "<t>time</t>", 11) == [
+    assert replayed(running_form(stops=["b"]), "ab", 3) == [stopped]
+    assert replayed(running_form(), "<t>time</t>", 11) == [
         RowDelta(key=KEY, finish=FinishReason.LENGTH)
     ]
 
 
 def test_a_replay_takes_the_form_along_F10() -> None:
     form = Form(is_over_after=2)
-    assert replayed(running_of_answers(form=form), "a", 9) is None
+    assert replayed(running_form(form=form), "a", 9) is None
     assert form.taken == encode_text("a")
     over = Form(is_over_after=2)
-    assert replayed(running_of_answers(form=over), "ab", 9) == [
+    assert replayed(running_form(form=over), "ab", 9) == [
         RowDelta(key=KEY, finish=FinishReason.STOP)
     ]
     before = Form(is_over_after=2, has_begun=False)
-    assert replayed(running_of_answers(form=before), "ab", 9) == [
+    assert replayed(running_form(form=before), "ab", 9) == [
         RowDelta(key=KEY, warning=NO_FORM, finish=FinishReason.STOP)
     ]
     call = Form(is_over_after=11)
-    deltas = replayed(running_of_answers(form=call), "<t>time</t>", 99)
+    deltas = replayed(running_form(form=call), "<t>time</t>", 99)
     assert deltas is not None
     assert deltas[-1].finish is FinishReason.TOOL_CALLS
 
 
 @pytest.mark.parametrize(("count", "reports"), [(1, 1), (1024, 1), (1025, 2), (2049, 3)])
 def test_a_replay_reports_before_each_1024_tokens_P7(count: int, reports: int) -> None:
-    row, told = running_of_answers(), []
+    row, told = running_form(), []
     planned = Row(
         key=KEY, tokens=[5], max_tokens=9999, seed=1,
         delivered=[100] * count,
@@ -570,14 +559,14 @@ def test_a_stop_string_ends_reasoning_too(fake: LoopDriver) -> None:
     assert got.finish is FinishReason.STOP
 
 
-CALL_OF_PLAIN_PATH = b'{"name": "time"}'
+PLAIN_CALL = b'{"name": "time"}'
 
 WORDS = [
     b"a", b" of", b"<", b"r>", b"<r>", b"b</r", b">c", b"<t>time", b"</t>d", b"\xc3", b"\xb6", b"E",
-    b"ND", b"END", CALL_OF_PLAIN_PATH, b"<h>", b"content", b"nonsense", b"|", b"\n", b"<x>", b"",
+    b"ND", b"END", PLAIN_CALL, b"<h>", b"content", b"nonsense", b"|", b"\n", b"<x>", b"",
 ]  # fmt: skip
 
-HEADED_OF_PLAIN_PATH = ChannelRules(
+PLAIN_HEADED = ChannelRules(
     transitions={NORMAL: [("<h>", HEADER)], REASONING: [("<h>", HEADER)]},
     header=Header(
         end="|",
@@ -591,7 +580,7 @@ KINDS = {
     "markers": RULES,
     "reasoning first": replace(RULES, initial=REASONING),
     "calls without markers": replace(RULES, has_bare_calls=True),
-    "headers": HEADED_OF_PLAIN_PATH,
+    "headers": PLAIN_HEADED,
     "hidden parts": HIDDEN,
     "no markers": ChannelRules(),
 }
@@ -629,9 +618,7 @@ def number(word: bytes) -> int:
     st.sampled_from([None, FinishReason.STOP, FinishReason.LENGTH]),
 )
 @example("markers", [], [(number(b"a"), False), (number(b"<"), False), (number(b"a"), False)], None)
-@example(
-    "calls without markers", [], [(number(CALL_OF_PLAIN_PATH), False), (number(b"\n"), False)], None
-)
+@example("calls without markers", [], [(number(PLAIN_CALL), False), (number(b"\n"), False)], None)
 @example("hidden parts", [], [(number(b"<x>"), False), (number(b"a"), False)], None)
 def test_the_short_way_says_what_the_long_one_does(
     name: str, stops: list[str], tokens: list[tuple[int, bool]], finish: FinishReason | None

@@ -180,10 +180,10 @@ def test_an_unfinished_call_is_content() -> None:
 
 OPENING = "<|start|>assistant"
 
-CALL_OF_HARMONY = '{"city": "Köln"}'
+HARMONY_CALL = '{"city": "Köln"}'
 
 
-def parse_of_harmony(
+def parse_harmony(
     pieces: list[str], opening: str = OPENING, *, has_form: bool = False
 ) -> list[Piece]:
     parser = ChannelParser(
@@ -192,7 +192,7 @@ def parse_of_harmony(
     return [piece for text in pieces for piece in parser.add(text)] + parser.finish()
 
 
-def shown_of_harmony(pieces: list[Piece]) -> list[tuple[str, str]]:
+def shown_parts(pieces: list[Piece]) -> list[tuple[str, str]]:
     joined: list[tuple[str, str]] = []
     for channel, text in [(piece.channel.value, piece.text) for piece in pieces if piece.text]:
         if joined and joined[-1][0] == channel:
@@ -203,22 +203,22 @@ def shown_of_harmony(pieces: list[Piece]) -> list[tuple[str, str]]:
 
 
 def test_reasoning_preamble_call_and_answer_are_apart() -> None:
-    got = parse_of_harmony(
+    got = parse_harmony(
         [
             "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary"
             "<|message|>I look. <|end|><|start|>assistant<|channel|>commentary "
-            f"to=functions.weather <|constrain|>json<|message|>{CALL_OF_HARMONY}<|call|>"
+            f"to=functions.weather <|constrain|>json<|message|>{HARMONY_CALL}<|call|>"
             "<|start|>assistant<|channel|>final"
             "<|message|>Rain.<|return|>"
         ]
     )
-    kinds = [kind for kind, _ in shown_of_harmony(got)]
+    kinds = [kind for kind, _ in shown_parts(got)]
     assert kinds == ["reasoning", "content", "tool_call", "content"]
-    assert shown_of_harmony(got)[0][1] == "hm"
-    assert shown_of_harmony(got)[1][1] == "I look. "
-    call = json.loads(shown_of_harmony(got)[2][1])["function"]
-    assert call == {"name": "weather", "arguments": CALL_OF_HARMONY}
-    assert shown_of_harmony(got)[3][1] == "Rain."
+    assert shown_parts(got)[0][1] == "hm"
+    assert shown_parts(got)[1][1] == "I look. "
+    call = json.loads(shown_parts(got)[2][1])["function"]
+    assert call == {"name": "weather", "arguments": HARMONY_CALL}
+    assert shown_parts(got)[3][1] == "Rain."
     assert not [piece for piece in got if piece.warning]
 
 
@@ -235,23 +235,23 @@ def test_reasoning_preamble_call_and_answer_are_apart() -> None:
 )
 @pytest.mark.parametrize("end", ["<|call|>", "<|end|>", ""])
 def test_a_recipient_makes_a_call_wherever_it_stands(header: str, end: str) -> None:
-    got = parse_of_harmony([header + CALL_OF_HARMONY + end])
+    got = parse_harmony([header + HARMONY_CALL + end])
     assert [piece.channel for piece in got] == [Channel.TOOL_CALL]
-    assert json.loads(got[0].text)["function"] == {"name": "f", "arguments": CALL_OF_HARMONY}
+    assert json.loads(got[0].text)["function"] == {"name": "f", "arguments": HARMONY_CALL}
 
 
 def test_a_call_that_is_no_json_stays_text_without_its_header() -> None:
-    got = parse_of_harmony(
+    got = parse_harmony(
         ["<|channel|>commentary to=functions.f <|constrain|>json<|message|>{no<|call|>"]
     )
-    assert shown_of_harmony(got) == [("content", "{no")]
+    assert shown_parts(got) == [("content", "{no")]
     assert [piece.warning for piece in got] == [UNREADABLE_CALL]
 
 
 def test_with_a_form_the_content_is_the_final_part_alone() -> None:
     text = "<|channel|>commentary<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b"
-    assert shown_of_harmony(parse_of_harmony([text])) == [("content", "ab")]
-    assert shown_of_harmony(parse_of_harmony([text], has_form=True)) == [
+    assert shown_parts(parse_harmony([text])) == [("content", "ab")]
+    assert shown_parts(parse_harmony([text], has_form=True)) == [
         ("reasoning", "a"),
         ("content", "b"),
     ]
@@ -261,7 +261,7 @@ def test_with_a_form_the_content_is_the_final_part_alone() -> None:
     "cut", ["", "<|chan", "<|channel|>", "<|channel|>fin", "<|channel|>final<|mess", " to=func"]
 )
 def test_a_header_without_its_end_is_not_shown(cut: str) -> None:
-    assert parse_of_harmony([cut]) == []
+    assert parse_harmony([cut]) == []
 
 
 @pytest.mark.parametrize(
@@ -275,8 +275,8 @@ def test_a_header_without_its_end_is_not_shown(cut: str) -> None:
     ],
 )
 def test_text_that_is_no_header_is_shown_with_a_warning(text: str, content: str) -> None:
-    got = parse_of_harmony([text])
-    assert shown_of_harmony(got) == [("content", content)]
+    got = parse_harmony([text])
+    assert shown_parts(got) == [("content", content)]
     assert [piece.warning for piece in got if piece.warning] == [BROKEN_HEADER]
 
 
@@ -287,10 +287,10 @@ def test_a_raw_prompt_may_open_a_part_at_its_end() -> None:
     assert opening_of(final + "so far") == ""
     assert opening_of("<|channel|>analysis<|message|>") == ""
     assert opening_of("2+2=") == ""
-    assert shown_of_harmony(parse_of_harmony(["4"], "")) == [("content", "4")]
-    assert shown_of_harmony(parse_of_harmony(["4"], final)) == [("content", "4")]
+    assert shown_parts(parse_harmony(["4"], "")) == [("content", "4")]
+    assert shown_parts(parse_harmony(["4"], final)) == [("content", "4")]
     analysis = "<|start|>assistant<|channel|>analysis<|message|>"
-    assert shown_of_harmony(parse_of_harmony(["4"], analysis)) == [("reasoning", "4")]
+    assert shown_parts(parse_harmony(["4"], analysis)) == [("reasoning", "4")]
 
 
 WORDS = st.sampled_from(
@@ -313,9 +313,9 @@ def test_the_cut_makes_no_difference_and_no_marker_is_shown(
     while at < len(text):
         pieces.append(text[at : at + sizes[len(pieces) % len(sizes)]])
         at += len(pieces[-1])
-    whole = parse_of_harmony([text])
-    cut = parse_of_harmony(pieces)
-    assert shown_of_harmony(cut) == shown_of_harmony(whole)
+    whole = parse_harmony([text])
+    cut = parse_harmony(pieces)
+    assert shown_parts(cut) == shown_parts(whole)
     assert [piece.warning for piece in cut if piece.warning] == [
         piece.warning for piece in whole if piece.warning
     ]
@@ -377,9 +377,7 @@ def test_read_header_gives_the_state(header: str, state: str | None, with_form: 
 NAMES = ("weather", "time")
 
 
-def shown_of_bare_calls(
-    text: str, size: int = 1, names: tuple[str, ...] = NAMES
-) -> tuple[str, int, str]:
+def shown_text(text: str, size: int = 1, names: tuple[str, ...] = NAMES) -> tuple[str, int, str]:
     """What is let out, behind how many characters the first of it was, and what is held."""
     watch, out, first = BareCallWatch(names), "", -1
     for at in range(0, len(text), size):
@@ -391,16 +389,16 @@ def shown_of_bare_calls(
     return out, first, watch.text
 
 
-CALL_OF_BARE_CALLS = '{"name": "weather", "parameters": {"city": "Rome"}}'
+BARE_CALL = '{"name": "weather", "parameters": {"city": "Rome"}}'
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        CALL_OF_BARE_CALLS,
-        " \n" + CALL_OF_BARE_CALLS + " \n",
-        CALL_OF_BARE_CALLS + ";" + CALL_OF_BARE_CALLS,
-        CALL_OF_BARE_CALLS + " ; \n" + CALL_OF_BARE_CALLS,
+        BARE_CALL,
+        " \n" + BARE_CALL + " \n",
+        BARE_CALL + ";" + BARE_CALL,
+        BARE_CALL + " ; \n" + BARE_CALL,
         '{"name":"time"}',
         '{ "name" : "time" }',
         '{"function": "time"}',
@@ -416,7 +414,7 @@ CALL_OF_BARE_CALLS = '{"name": "weather", "parameters": {"city": "Rome"}}'
 )
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_calls_of_known_tools_are_held_to_their_end(text: str, size: int) -> None:
-    assert shown_of_bare_calls(text, size) == ("", -1, text)
+    assert shown_text(text, size) == ("", -1, text)
 
 
 @pytest.mark.parametrize(
@@ -446,8 +444,8 @@ def test_calls_of_known_tools_are_held_to_their_end(text: str, size: int) -> Non
     ],
 )
 def test_text_that_is_no_call_is_shown_at_once(text: str, behind: int) -> None:
-    assert shown_of_bare_calls(text) == (text, behind, "")
-    assert shown_of_bare_calls(text, 1000) == (text, 1000, "")
+    assert shown_text(text) == (text, behind, "")
+    assert shown_text(text, 1000) == (text, 1000, "")
 
 
 def test_a_beginning_is_waited_for_up_to_512_characters() -> None:
@@ -458,6 +456,4 @@ def test_a_beginning_is_waited_for_up_to_512_characters() -> None:
     assert watch.add(" ") == " " * 513
     assert not watch.is_undecided
     whole = BareCallWatch(NAMES)
-    assert whole.add(" " * 600 + CALL_OF_BARE_CALLS) == "", (
-        "complete, however long the beginning is"
-    )
+    assert whole.add(" " * 600 + BARE_CALL) == "", "complete, however long the beginning is"

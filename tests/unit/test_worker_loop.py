@@ -250,302 +250,286 @@ def test_a_row_that_a_stop_string_ended_leaves_the_engine_with_that_step(bench: 
 
 
 @pytest.fixture
-def bench_of_loop() -> LoopBench:
+def loop_bench() -> LoopBench:
     return LoopBench()
 
 
 def test_one_round_is_insert_step_send_and_the_acceptance_goes_first_C1(
-    bench_of_loop: LoopBench,
+    loop_bench: LoopBench,
 ) -> None:
-    bench_of_loop.start(1)
-    assert bench_of_loop.loop.turn()
-    assert bench_of_loop.story == ["send accepted", "insert 1", "step", "send step"]
+    loop_bench.start(1)
+    assert loop_bench.loop.turn()
+    assert loop_bench.story == ["send accepted", "insert 1", "step", "send step"]
 
 
-def test_never_more_rows_than_slots_and_first_come_first_in(bench_of_loop: LoopBench) -> None:
-    bench_of_loop.start(*range(1, 7))
-    bench_of_loop.loop.turn()
-    assert [s for s in bench_of_loop.story if s.startswith("insert")] == [
+def test_never_more_rows_than_slots_and_first_come_first_in(loop_bench: LoopBench) -> None:
+    loop_bench.start(*range(1, 7))
+    loop_bench.loop.turn()
+    assert [s for s in loop_bench.story if s.startswith("insert")] == [
         f"insert {k}" for k in (1, 2, 3, 4)
     ]
-    assert sum(isinstance(message, Accepted) for message in bench_of_loop.link.outbox) == 6
-    while bench_of_loop.loop.turn():
+    assert sum(isinstance(message, Accepted) for message in loop_bench.link.outbox) == 6
+    while loop_bench.loop.turn():
         pass
-    assert bench_of_loop.finishes() == dict.fromkeys(range(1, 7), FinishReason.LENGTH)
-    assert [s for s in bench_of_loop.story if s.startswith("insert")][4:] == [
+    assert loop_bench.finishes() == dict.fromkeys(range(1, 7), FinishReason.LENGTH)
+    assert [s for s in loop_bench.story if s.startswith("insert")][4:] == [
         "insert 5",
         "insert 6",
     ]
 
 
-def test_no_step_when_idle_C5(bench_of_loop: LoopBench) -> None:
-    assert [bench_of_loop.loop.turn() for _ in range(3)] == [False] * 3
-    assert bench_of_loop.story == []
+def test_no_step_when_idle_C5(loop_bench: LoopBench) -> None:
+    assert [loop_bench.loop.turn() for _ in range(3)] == [False] * 3
+    assert loop_bench.story == []
 
 
-def test_idle_waits_and_publishes_it_C5(bench_of_loop: LoopBench) -> None:
+def test_idle_waits_and_publishes_it_C5(loop_bench: LoopBench) -> None:
     phases = []
 
     def see() -> None:
-        phases.append(bench_of_loop.board.current.phase)
-        bench_of_loop.link.inbox.append(Exit())
+        phases.append(loop_bench.board.current.phase)
+        loop_bench.link.inbox.append(Exit())
 
-    bench_of_loop.link.on_wait = see
-    bench_of_loop.loop.run(lambda: False)
-    assert bench_of_loop.link.waits == 1
+    loop_bench.link.on_wait = see
+    loop_bench.loop.run(lambda: False)
+    assert loop_bench.link.waits == 1
     assert phases == [WorkerPhase.IDLE]
-    assert bench_of_loop.loop.is_exit_asked
+    assert loop_bench.loop.is_exit_asked
 
 
 def test_no_token_waits_for_what_a_step_leaves_to_do(
-    bench_of_loop: LoopBench, monkeypatch: pytest.MonkeyPatch
+    loop_bench: LoopBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its message is on its way before a row that has ended leaves the batch, and is kept."""
     tokens = answer_tokens(encode_text("ppp"), 8)
     monkeypatch.setitem(STOPS, 1, [decode_tokens(tokens)])
     monkeypatch.setitem(BUDGETS, 1, 20)
-    bench_of_loop.start(1)
-    while bench_of_loop.loop.turn():
+    loop_bench.start(1)
+    while loop_bench.loop.turn():
         pass
-    assert bench_of_loop.story[-3:] == ["step", "send step", "remove 1"]
-    settled_after = bench_of_loop.engine.settled_after
-    assert settled_after == ["send step"] * (bench_of_loop.story.count("step") - 1) + ["remove 1"]
+    assert loop_bench.story[-3:] == ["step", "send step", "remove 1"]
+    settled_after = loop_bench.engine.settled_after
+    assert settled_after == ["send step"] * (loop_bench.story.count("step") - 1) + ["remove 1"]
 
 
 def test_stop_strings_of_one_step_change_the_batch_once(
-    bench_of_loop: LoopBench, monkeypatch: pytest.MonkeyPatch
+    loop_bench: LoopBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens = answer_tokens(encode_text("ppp"), 8)
     for key in (1, 2, 3):
         # The fake engine reads one prompt in a step: each answer is a token behind the one before.
         monkeypatch.setitem(STOPS, key, [decode_tokens(tokens[: 9 - key])])
         monkeypatch.setitem(BUDGETS, key, 20)
-    bench_of_loop.start(1, 2, 3, 4)
-    while bench_of_loop.loop.turn():
+    loop_bench.start(1, 2, 3, 4)
+    while loop_bench.loop.turn():
         pass
-    assert [said for said in bench_of_loop.story if said.startswith("remove")] == ["remove 1 2 3"]
-    assert bench_of_loop.finishes() == dict.fromkeys((1, 2, 3), FinishReason.STOP) | {
+    assert [said for said in loop_bench.story if said.startswith("remove")] == ["remove 1 2 3"]
+    assert loop_bench.finishes() == dict.fromkeys((1, 2, 3), FinishReason.STOP) | {
         4: FinishReason.LENGTH
     }
 
 
-def test_a_refused_request_fails_alone_C7(bench_of_loop: LoopBench) -> None:
-    bench_of_loop.start(1)
-    bench_of_loop.dispatch(2)
-    bench_of_loop.loop.drain()
+def test_a_refused_request_fails_alone_C7(loop_bench: LoopBench) -> None:
+    loop_bench.start(1)
+    loop_bench.dispatch(2)
+    loop_bench.loop.drain()
     error = RemoteError(ErrorCode.INVALID_REQUEST, "wrong")
-    bench_of_loop.text.results.append(Refused(key=RequestKey(2), error=error))
-    while bench_of_loop.loop.turn():
+    loop_bench.text.results.append(Refused(key=RequestKey(2), error=error))
+    while loop_bench.loop.turn():
         pass
-    rejected = [message for message in bench_of_loop.link.outbox if isinstance(message, Rejected)]
+    rejected = [message for message in loop_bench.link.outbox if isinstance(message, Rejected)]
     assert [(r.key, r.error["code"]) for r in rejected] == [(2, "invalid_request")]
-    assert bench_of_loop.finishes() == {1: FinishReason.LENGTH}
+    assert loop_bench.finishes() == {1: FinishReason.LENGTH}
 
 
 def test_a_supervisor_that_does_not_read_stops_the_steps_but_not_the_cancels(
-    bench_of_loop: LoopBench,
+    loop_bench: LoopBench,
 ) -> None:
-    bench_of_loop.start(1, 2)
-    bench_of_loop.loop.turn()
-    bench_of_loop.link.is_blocked = True
-    bench_of_loop.cancel(1)
-    assert not bench_of_loop.loop.turn()
-    assert bench_of_loop.story.count("step") == 1
-    assert bench_of_loop.story[-1] == "remove 1"
-    bench_of_loop.link.is_blocked = False
-    assert bench_of_loop.loop.turn()
-    assert bench_of_loop.finishes() == {1: FinishReason.CANCELLED}
+    loop_bench.start(1, 2)
+    loop_bench.loop.turn()
+    loop_bench.link.is_blocked = True
+    loop_bench.cancel(1)
+    assert not loop_bench.loop.turn()
+    assert loop_bench.story.count("step") == 1
+    assert loop_bench.story[-1] == "remove 1"
+    loop_bench.link.is_blocked = False
+    assert loop_bench.loop.turn()
+    assert loop_bench.finishes() == {1: FinishReason.CANCELLED}
 
 
-def test_a_key_dispatched_twice_breaks_the_protocol(bench_of_loop: LoopBench) -> None:
-    bench_of_loop.dispatch(1)
-    bench_of_loop.dispatch(1)
+def test_a_key_dispatched_twice_breaks_the_protocol(loop_bench: LoopBench) -> None:
+    loop_bench.dispatch(1)
+    loop_bench.dispatch(1)
     with pytest.raises(LinkBrokenError, match="twice"):
-        bench_of_loop.loop.turn()
+        loop_bench.loop.turn()
 
 
-def test_an_exit_stops_the_steps(bench_of_loop: LoopBench) -> None:
-    bench_of_loop.start(1)
-    bench_of_loop.loop.turn()
-    bench_of_loop.link.inbox.append(Exit())
-    bench_of_loop.loop.run(lambda: False)
-    assert bench_of_loop.loop.is_exit_asked
-    assert bench_of_loop.story.count("step") == 1
-
-
-@pytest.fixture
-def bench_of_loop_faults() -> LoopBench:
-    return LoopBench()
+def test_an_exit_stops_the_steps(loop_bench: LoopBench) -> None:
+    loop_bench.start(1)
+    loop_bench.loop.turn()
+    loop_bench.link.inbox.append(Exit())
+    loop_bench.loop.run(lambda: False)
+    assert loop_bench.loop.is_exit_asked
+    assert loop_bench.story.count("step") == 1
 
 
 def test_an_exception_out_of_a_step_leaves_the_loop_F3(
-    bench_of_loop_faults: LoopBench, monkeypatch: pytest.MonkeyPatch
+    loop_bench: LoopBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def explode() -> StepResult:
         raise ValueError("broken")
 
-    monkeypatch.setattr(bench_of_loop_faults.engine, "step", explode)
-    bench_of_loop_faults.start(1)
+    monkeypatch.setattr(loop_bench.engine, "step", explode)
+    loop_bench.start(1)
     with pytest.raises(ValueError, match="broken"):
-        bench_of_loop_faults.loop.run(lambda: False)
+        loop_bench.loop.run(lambda: False)
 
 
 def test_the_preparation_of_a_cancelled_request_has_its_limit_too(
-    bench_of_loop_faults: LoopBench,
+    loop_bench: LoopBench,
 ) -> None:
-    bench_of_loop_faults.dispatch(1)
-    bench_of_loop_faults.loop.drain()
-    bench_of_loop_faults.cancel(1)
-    bench_of_loop_faults.now = 99.0
-    bench_of_loop_faults.run()
+    loop_bench.dispatch(1)
+    loop_bench.loop.drain()
+    loop_bench.cancel(1)
+    loop_bench.now = 99.0
+    loop_bench.run()
     # The first wait comes after the engine has freed what it keeps for reuse, the second after it
     # has given back all that it kept.
     for now in (99.0 + FREE_AFTER_S, 99.0 + GIVE_BACK_AFTER_S):
-        bench_of_loop_faults.now, bench_of_loop_faults.text.busy_since = now, now - 10.0
-        bench_of_loop_faults.run()
-        assert bench_of_loop_faults.link.waited_s == 290.0
-    assert "give back" in bench_of_loop_faults.story
+        loop_bench.now, loop_bench.text.busy_since = now, now - 10.0
+        loop_bench.run()
+        assert loop_bench.link.waited_s == 290.0
+    assert "give back" in loop_bench.story
 
 
 def test_work_between_steps_has_its_own_phase_P23(
-    bench_of_loop_faults: LoopBench,
+    loop_bench: LoopBench,
 ) -> None:
     """Whatever blocks there, the beats say so."""
     seen: dict[str, WorkerPhase] = {}
 
     def note(name: str) -> None:
-        method = getattr(bench_of_loop_faults.engine, name)
+        method = getattr(loop_bench.engine, name)
 
         def call(*arguments: Any, **named: Any) -> Any:
-            seen[name] = bench_of_loop_faults.board.current.phase
+            seen[name] = loop_bench.board.current.phase
             return method(*arguments, **named)
 
-        setattr(bench_of_loop_faults.engine, name, call)
+        setattr(loop_bench.engine, name, call)
 
     for name in ("insert", "remove", "bytes_held", "give_back", "step"):
         note(name)
-    bench_of_loop_faults.start(1)
-    bench_of_loop_faults.loop.turn()
-    bench_of_loop_faults.cancel(1)
-    bench_of_loop_faults.loop.turn()
-    bench_of_loop_faults.run()
-    bench_of_loop_faults.now = 2 * GIVE_BACK_AFTER_S
-    bench_of_loop_faults.run()
+    loop_bench.start(1)
+    loop_bench.loop.turn()
+    loop_bench.cancel(1)
+    loop_bench.loop.turn()
+    loop_bench.run()
+    loop_bench.now = 2 * GIVE_BACK_AFTER_S
+    loop_bench.run()
     assert seen.pop("step") is WorkerPhase.PREFILL
     assert seen == dict.fromkeys(seen, WorkerPhase.ROWS)
     assert len(seen) == 4
 
 
 def test_beats_count_what_is_held_and_what_was_exchanged_P23(
-    bench_of_loop_faults: LoopBench,
+    loop_bench: LoopBench,
 ) -> None:
     def books() -> tuple[int, int, int, int]:
-        held = bench_of_loop_faults.board.current.books
+        held = loop_bench.board.current.books
         return held.requests, held.preparing, held.sent, held.received
 
     counts = []
-    bench_of_loop_faults.link.on_wait = lambda: counts.append(books())
-    bench_of_loop_faults.dispatch(1)
-    bench_of_loop_faults.dispatch(2)
-    bench_of_loop_faults.run()
+    loop_bench.link.on_wait = lambda: counts.append(books())
+    loop_bench.dispatch(1)
+    loop_bench.dispatch(2)
+    loop_bench.run()
     assert counts == [(2, 2, 0, 2)]
-    bench_of_loop_faults.text.prepare()
-    bench_of_loop_faults.loop.turn()
+    loop_bench.text.prepare()
+    loop_bench.loop.turn()
     assert books() == (2, 0, 2, 2), "both accepted"
-    bench_of_loop_faults.cancel(1)
-    bench_of_loop_faults.loop.turn()
+    loop_bench.cancel(1)
+    loop_bench.loop.turn()
     assert books() == (2, 0, 3, 3), "the end of a row that was cancelled has yet to be reported"
-    bench_of_loop_faults.loop.turn()
+    loop_bench.loop.turn()
     assert books() == (1, 0, 4, 3)
 
 
-@pytest.fixture
-def bench_of_loop_cancels() -> LoopBench:
-    return LoopBench()
-
-
-def test_the_cancels_of_a_turn_change_the_batch_once_D3(bench_of_loop_cancels: LoopBench) -> None:
+def test_the_cancels_of_a_turn_change_the_batch_once_D3(loop_bench: LoopBench) -> None:
     """Each change costs a read for every layer."""
-    bench_of_loop_cancels.start(1, 2, 3, 4, 5)
-    bench_of_loop_cancels.loop.turn()
+    loop_bench.start(1, 2, 3, 4, 5)
+    loop_bench.loop.turn()
     for key in (3, 1, 99, 3, 4, 5):
-        bench_of_loop_cancels.cancel(key)
-    bench_of_loop_cancels.loop.turn()
-    assert [said for said in bench_of_loop_cancels.story if said.startswith("remove")] == [
-        "remove 3 1 4"
-    ]
-    assert bench_of_loop_cancels.finishes() == dict.fromkeys((1, 3, 4, 5), FinishReason.CANCELLED)
-    assert bench_of_loop_cancels.engine.row_count() == 1
-    assert bench_of_loop_cancels.loop.open_keys == {2}
+        loop_bench.cancel(key)
+    loop_bench.loop.turn()
+    assert [said for said in loop_bench.story if said.startswith("remove")] == ["remove 3 1 4"]
+    assert loop_bench.finishes() == dict.fromkeys((1, 3, 4, 5), FinishReason.CANCELLED)
+    assert loop_bench.engine.row_count() == 1
+    assert loop_bench.loop.open_keys == {2}
 
 
-def test_a_cancel_while_nothing_steps_is_answered_at_once(bench_of_loop_cancels: LoopBench) -> None:
-    bench_of_loop_cancels.start(1)
-    bench_of_loop_cancels.loop.turn()
-    bench_of_loop_cancels.cancel(1)
-    assert not bench_of_loop_cancels.loop.turn()
-    assert bench_of_loop_cancels.finishes() == {1: FinishReason.CANCELLED}
-    assert bench_of_loop_cancels.steps()[-1].step == 1, "no step was made for it"
+def test_a_cancel_while_nothing_steps_is_answered_at_once(loop_bench: LoopBench) -> None:
+    loop_bench.start(1)
+    loop_bench.loop.turn()
+    loop_bench.cancel(1)
+    assert not loop_bench.loop.turn()
+    assert loop_bench.finishes() == {1: FinishReason.CANCELLED}
+    assert loop_bench.steps()[-1].step == 1, "no step was made for it"
 
 
 def test_a_cancel_while_tokenising_drops_the_late_result_G5_D2(
-    bench_of_loop_cancels: LoopBench,
+    loop_bench: LoopBench,
 ) -> None:
-    bench_of_loop_cancels.dispatch(1)
-    bench_of_loop_cancels.loop.turn()
-    bench_of_loop_cancels.cancel(1)
-    bench_of_loop_cancels.loop.turn()
-    assert bench_of_loop_cancels.finishes() == {1: FinishReason.CANCELLED}
-    bench_of_loop_cancels.text.prepare()
-    bench_of_loop_cancels.loop.turn()
-    assert not any(s.startswith("insert") for s in bench_of_loop_cancels.story)
-    assert bench_of_loop_cancels.loop.open_keys == frozenset()
+    loop_bench.dispatch(1)
+    loop_bench.loop.turn()
+    loop_bench.cancel(1)
+    loop_bench.loop.turn()
+    assert loop_bench.finishes() == {1: FinishReason.CANCELLED}
+    loop_bench.text.prepare()
+    loop_bench.loop.turn()
+    assert not any(s.startswith("insert") for s in loop_bench.story)
+    assert loop_bench.loop.open_keys == frozenset()
 
 
-def test_double_and_unknown_cancels_are_harmless_D6(bench_of_loop_cancels: LoopBench) -> None:
-    bench_of_loop_cancels.start(1)
-    bench_of_loop_cancels.loop.turn()
+def test_double_and_unknown_cancels_are_harmless_D6(loop_bench: LoopBench) -> None:
+    loop_bench.start(1)
+    loop_bench.loop.turn()
     for key in (1, 1, 99):
-        bench_of_loop_cancels.cancel(key)
-    bench_of_loop_cancels.loop.turn()
-    assert bench_of_loop_cancels.story.count("remove 1") == 1
-    assert sum(len(step.rows) for step in bench_of_loop_cancels.steps()) == 2
+        loop_bench.cancel(key)
+    loop_bench.loop.turn()
+    assert loop_bench.story.count("remove 1") == 1
+    assert sum(len(step.rows) for step in loop_bench.steps()) == 2
 
 
 def test_a_cancel_that_overtakes_its_request_is_remembered_D5(
-    bench_of_loop_cancels: LoopBench,
+    loop_bench: LoopBench,
 ) -> None:
-    bench_of_loop_cancels.start(2)
-    bench_of_loop_cancels.cancel(1)
-    bench_of_loop_cancels.loop.turn()
-    bench_of_loop_cancels.dispatch(1)
-    bench_of_loop_cancels.loop.turn()
-    assert 1 not in bench_of_loop_cancels.text.pending, "nobody prepares it"
-    bench_of_loop_cancels.dispatch(3)
-    bench_of_loop_cancels.loop.turn()
-    assert bench_of_loop_cancels.finishes() == {1: FinishReason.CANCELLED}
-    assert [row.key for step in bench_of_loop_cancels.steps() for row in step.rows].count(
-        RequestKey(1)
-    ) == 1
-    assert bench_of_loop_cancels.loop.open_keys == {2, 3}
-    bench_of_loop_cancels.loop.turn()
-    assert bench_of_loop_cancels.board.current.books.requests == 2
+    loop_bench.start(2)
+    loop_bench.cancel(1)
+    loop_bench.loop.turn()
+    loop_bench.dispatch(1)
+    loop_bench.loop.turn()
+    assert 1 not in loop_bench.text.pending, "nobody prepares it"
+    loop_bench.dispatch(3)
+    loop_bench.loop.turn()
+    assert loop_bench.finishes() == {1: FinishReason.CANCELLED}
+    assert [row.key for step in loop_bench.steps() for row in step.rows].count(RequestKey(1)) == 1
+    assert loop_bench.loop.open_keys == {2, 3}
+    loop_bench.loop.turn()
+    assert loop_bench.board.current.books.requests == 2
 
 
 def test_of_cancels_that_came_early_as_many_are_remembered_as_there_are_places_D5_D9(
-    bench_of_loop_cancels: LoopBench,
+    loop_bench: LoopBench,
 ) -> None:
     for key in range(1, 1001):
-        bench_of_loop_cancels.cancel(key)
-    bench_of_loop_cancels.loop.turn()
-    assert bench_of_loop_cancels.loop.open_keys == frozenset()
+        loop_bench.cancel(key)
+    loop_bench.loop.turn()
+    assert loop_bench.loop.open_keys == frozenset()
     for key in range(996, 1001):
-        bench_of_loop_cancels.dispatch(key)
-    bench_of_loop_cancels.loop.turn()
-    assert bench_of_loop_cancels.finishes() == dict.fromkeys(
-        (997, 998, 999, 1000), FinishReason.CANCELLED
-    )
-    assert bench_of_loop_cancels.loop.open_keys == {996}
+        loop_bench.dispatch(key)
+    loop_bench.loop.turn()
+    assert loop_bench.finishes() == dict.fromkeys((997, 998, 999, 1000), FinishReason.CANCELLED)
+    assert loop_bench.loop.open_keys == {996}
 
 
 class Churn(RuleBasedStateMachine):

@@ -182,10 +182,6 @@ def test_it_gives_back_after_the_rows_have_left_that_must_leave(
     assert rows_then == [[A]]
 
 
-LAYERS_OF_ROW_MEMORY = (CacheLayers(layers=1, token_bytes=1),)
-"""A row takes two bytes for each token and each of a step of growth."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Row:
     key: RequestKey
@@ -194,12 +190,8 @@ class Row:
     may_leave: bool = True
 
 
-def rows_of_of_row_memory(*tokens: int, **more: object) -> list[Row]:
+def places_of(*tokens: int, **more: object) -> list[Row]:
     return [Row(key=RequestKey(n), tokens=count) for n, count in enumerate(tokens, start=1)]
-
-
-def bytes_of_of_row_memory(rows: int, longest: int) -> int:
-    return cache_bytes(LAYERS_OF_ROW_MEMORY, rows=rows, longest=longest)
 
 
 lists_of_rows = st.lists(
@@ -215,7 +207,7 @@ budgets = st.integers(0, 20_000)
 
 
 def size(rows: list[Row]) -> int:
-    return bytes_of_of_row_memory(len(rows), max((row.tokens for row in rows), default=0))
+    return bytes_of(len(rows), max((row.tokens for row in rows), default=0))
 
 
 def without(rows: list[Row], *keys: RequestKey) -> list[Row]:
@@ -225,7 +217,7 @@ def without(rows: list[Row], *keys: RequestKey) -> list[Row]:
 @settings(max_examples=40)
 @given(lists_of_rows, budgets)
 def test_rows_leave_only_if_they_must(rows: list[Row], budget: int) -> None:
-    leaving = who_leaves(rows, LAYERS_OF_ROW_MEMORY, budget)
+    leaving = who_leaves(rows, LAYERS, budget)
     staying = without(rows, *leaving)
     assert size(staying) <= budget
     assert len(set(leaving)) == len(leaving)
@@ -238,7 +230,7 @@ def test_rows_leave_only_if_they_must(rows: list[Row], budget: int) -> None:
 def test_the_one_that_leaves_is_the_last_served_of_the_lowest_class(
     rows: list[Row], budget: int
 ) -> None:
-    for key in who_leaves(rows, LAYERS_OF_ROW_MEMORY, budget)[:1]:
+    for key in who_leaves(rows, LAYERS, budget)[:1]:
         enough = [row for row in rows if size(without(rows, row.key)) <= budget]
         among = [row for row in enough or rows if row.may_leave] or enough or rows
         lowest = max(list(Priority).index(row.priority) for row in among)
@@ -248,28 +240,28 @@ def test_the_one_that_leaves_is_the_last_served_of_the_lowest_class(
 
 
 def test_the_longest_row_leaves_if_that_alone_is_enough() -> None:
-    rows = rows_of_of_row_memory(900, 100, 100)
-    assert who_leaves(rows, LAYERS_OF_ROW_MEMORY, bytes_of_of_row_memory(2, 100)) == [1]
-    assert who_leaves(rows, LAYERS_OF_ROW_MEMORY, bytes_of_of_row_memory(2, 900)) == [3]
+    rows = places_of(900, 100, 100)
+    assert who_leaves(rows, LAYERS, bytes_of(2, 100)) == [1]
+    assert who_leaves(rows, LAYERS, bytes_of(2, 900)) == [3]
 
 
 def memory(budget: int) -> tuple[RowMemory, Engine]:
     engine = Engine()
-    made = RowMemory(engine, LAYERS_OF_ROW_MEMORY)
+    made = RowMemory(engine, LAYERS)
     made.heard(SetBudget(number=1, rows_bytes=budget))
     return made, engine
 
 
 def test_a_row_joins_others_only_with_a_step_of_growth_to_spare() -> None:
-    one, other = rows_of_of_row_memory(100, 90)
-    exactly = bytes_of_of_row_memory(2, 100 + GROWTH_TOKENS)
+    one, other = places_of(100, 90)
+    exactly = bytes_of(2, 100 + GROWTH_TOKENS)
     assert memory(exactly)[0].has_room(other, [one])
     assert not memory(exactly - 1)[0].has_room(other, [one])
 
 
 def test_kept_states_go_before_a_row_leaves() -> None:
-    rows = rows_of_of_row_memory(100, 100)
-    made, engine = memory(bytes_of_of_row_memory(2, 100) + 9)
+    rows = places_of(100, 100)
+    made, engine = memory(bytes_of(2, 100) + 9)
     engine.kept = {RequestKey(7): 9}
     assert made.leaving(rows) == []
     assert engine.kept, "it still fits"
@@ -280,19 +272,19 @@ def test_kept_states_go_before_a_row_leaves() -> None:
 
 def test_a_joining_row_frees_the_states_of_others() -> None:
     """Its own state becomes its row, so it is not there twice."""
-    one, other = rows_of_of_row_memory(100, 90)
-    made, engine = memory(bytes_of_of_row_memory(2, 100 + GROWTH_TOKENS))
+    one, other = places_of(100, 90)
+    made, engine = memory(bytes_of(2, 100 + GROWTH_TOKENS))
     engine.kept = {RequestKey(2): 5, RequestKey(7): 5}
     assert made.has_room(other, [one])
     assert engine.kept == {RequestKey(2): 5}
 
 
 def test_a_row_that_has_grown_too_long_is_found_at_any_step() -> None:
-    made, _ = memory(bytes_of_of_row_memory(2, 100))
-    assert made.leaving(rows_of_of_row_memory(99, 100)) == []
-    assert made.leaving(rows_of_of_row_memory(99, 101)) == [2]
-    made.heard(SetBudget(number=2, rows_bytes=bytes_of_of_row_memory(2, 101)))
-    assert made.leaving(rows_of_of_row_memory(99, 101)) == []
+    made, _ = memory(bytes_of(2, 100))
+    assert made.leaving(places_of(99, 100)) == []
+    assert made.leaving(places_of(99, 101)) == [2]
+    made.heard(SetBudget(number=2, rows_bytes=bytes_of(2, 101)))
+    assert made.leaving(places_of(99, 101)) == []
 
 
 def test_the_engine_is_told_what_its_rows_may_take() -> None:

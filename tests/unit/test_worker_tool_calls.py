@@ -606,7 +606,7 @@ def test_results_belong_to_the_latest_calls_and_each_to_one() -> None:
     ]
 
 
-TOOL_OF_CHAT_MESSAGES = {"type": "function", "function": {"name": "f"}}
+CHAT_TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 def said(*contents: Any) -> list[dict[str, Any]]:
@@ -631,13 +631,13 @@ def test_a_request_that_needs_a_template_is_told_that_there_is_none() -> None:
             ", which chat_template_kwargs are for",
             "chat_template_kwargs",
         ),
-        ({"tools": [TOOL_OF_CHAT_MESSAGES]}, ", which tools are shown with", "tools"),
+        ({"tools": [CHAT_TOOL]}, ", which tools are shown with", "tools"),
         # What is said first is what helps with all of them.
         (
             {
                 "messages_as_text": False,
                 "chat_template_kwargs": {"a": 1},
-                "tools": [TOOL_OF_CHAT_MESSAGES],
+                "tools": [CHAT_TOOL],
             },
             ": send prompt instead of messages",
             "messages",
