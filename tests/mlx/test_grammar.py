@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mlxsup.protocol.body import RequestBody
+from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.states import FinishReason
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.text import MlxText
-from mlxsup.worker.text.grammar import Grammar
+from mlxsup.worker.text.grammar import MAX_KEPT, Grammar, GrammarCompiler
 
 from support.demo_model import demo_model_folder
 from support.forms import SCHEMAS, check, of_schema
@@ -369,3 +371,49 @@ def test_an_answer_that_cannot_go_on_in_its_form_is_an_error_and_no_good_end(
     assert broken.error["detail"]["parameter"] == "response_format"
     assert kept.tokens == alone
     assert not worker.engine.has_rows()
+
+
+def test_compiled_grammars_are_kept_and_bounded(
+    monkeypatch: pytest.MonkeyPatch, worker: LoopDriver
+) -> None:
+    from llguidance import LLMatcher
+
+    made: list[int] = []
+    compiled: list[str] = []
+    text: Any = worker.engine.text
+
+    def make() -> Any:
+        made.append(1)
+        return text.grammar_tokenizer()
+
+    class Matcher:
+        """llguidance's own, and a note that one was compiled."""
+
+        grammar_from_regex = LLMatcher.grammar_from_regex
+
+        def __new__(cls, tokenizer: Any, grammar: str, **options: Any) -> Any:
+            compiled.append(grammar)
+            return LLMatcher(tokenizer, grammar, **options)
+
+    monkeypatch.setattr("llguidance.LLMatcher", Matcher)
+    compiler = GrammarCompiler(make)
+
+    def compile_all(numbers: Iterable[int]) -> int:
+        """How many of these forms were not known."""
+        before = len(compiled)
+        for number in numbers:
+            assert compiler.compile({"type": "regex", "regex": f"a{number}"}) is not None
+        return len(compiled) - before
+
+    assert compile_all(range(MAX_KEPT + 5)) == MAX_KEPT + 5
+    assert len(made) == 1
+    assert compile_all(range(5, MAX_KEPT + 5)) == 0, "the latest ones are kept"
+    assert compile_all(range(5)) == 5, "and no more of them"
+
+
+def test_without_llguidance_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(RemoteError, match=r"mlxsup\[structured\]"):
+        GrammarCompiler(lambda: None).compile({"type": "json_object"})

@@ -351,7 +351,7 @@ def test_estimates_are_never_below_nothing(
         assert found.worthwhile >= 0
 
 
-PASS_S_OF_FIRST_OF_SHAPE, TOKEN_S_OF_FIRST_OF_SHAPE = 0.0055, 17e-6
+SMALL_PASS_S, SMALL_TOKEN_S = 0.0055, 17e-6
 
 PREPARED_S = 0.4
 
@@ -359,7 +359,7 @@ PROMPTS, TOKENS = 16, 91
 
 
 def machine(cost: int) -> float:
-    return PASS_S_OF_FIRST_OF_SHAPE + TOKEN_S_OF_FIRST_OF_SHAPE * cost
+    return SMALL_PASS_S + SMALL_TOKEN_S * cost
 
 
 def shown() -> PrefillPacer:
@@ -401,7 +401,7 @@ def test_a_burst_of_a_new_shape_does_not_end_the_waiting_for_others() -> None:
     pacer.is_first = True
     read(pacer, PREPARED_S)
     assert (burst_s(pacer), pacer.shared_pass_s(TOKENS)) == before
-    assert before[1] == pytest.approx(PASS_S_OF_FIRST_OF_SHAPE, rel=0.1)
+    assert before[1] == pytest.approx(SMALL_PASS_S, rel=0.1)
 
 
 def test_the_second_step_of_a_shape_is_believed() -> None:
@@ -418,15 +418,11 @@ def test_a_first_step_that_comes_near_the_stall_limit_is_believed() -> None:
     assert burst_s(pacer) == pytest.approx(0.15 * STEP_TIMEOUT_S, rel=0.1)
 
 
-PASS_S_OF_LEARNED_PACE, TOKEN_S_OF_LEARNED_PACE = 0.018, 15e-6
-
 PREDICTIONS = 4.0
 """How many times its prediction a step may take beyond the limit."""
 
 
-def steady_machine(
-    *, pass_s: float = PASS_S_OF_LEARNED_PACE, token_s: float = TOKEN_S_OF_LEARNED_PACE
-) -> Callable[[int], float]:
+def steady_machine(*, pass_s: float = PASS_S, token_s: float = TOKEN_S) -> Callable[[int], float]:
     return lambda cost: pass_s + token_s * cost
 
 
@@ -474,9 +470,7 @@ def test_a_pace_is_learned_once_two_sizes_have_told_the_parts_apart() -> None:
     pacer.saw_decode(rows=3, took_s=0.01)
     pace = pacer.learned()
     assert pace is not None
-    assert (pace.pass_s, pace.unit_s) == pytest.approx(
-        (PASS_S_OF_LEARNED_PACE, TOKEN_S_OF_LEARNED_PACE)
-    )
+    assert (pace.pass_s, pace.unit_s) == pytest.approx((PASS_S, TOKEN_S))
     assert (pace.largest_cost, pace.decode_s, pace.decode_rows) == (1024, 0.01, 3)
 
 

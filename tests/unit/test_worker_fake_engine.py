@@ -117,25 +117,6 @@ def steps_of(engine: FakeEngine) -> list[StepResult]:
     return steps
 
 
-def test_a_step_takes_as_long_as_was_asked_for_whatever_a_clock_says() -> None:
-    options = {"step_s": 0.001, "prefill_tokens_per_step": 4}
-    engine = FakeEngine(replace(SPEC, fake=options))
-    engine.load(lambda phase, at: None)
-    slow = encode_text("[[fault slow=0.002]]")
-    engine.insert(Row(key=RequestKey(1), tokens=[20, 21, 22], max_tokens=9, seed=1))
-    first = engine.step()
-    assert [row.computed for row in first.prefill] == [3]
-    assert (first.took_s, first.decode_s) == (0.001, 0.0005), "it reads, and has a token at once"
-    engine.insert(Row(key=RequestKey(2), tokens=slow, max_tokens=1, seed=1))
-    rest = steps_of(engine)
-    read = [step for step in rest if step.prefill]
-    assert sum(step.prefill[0].computed for step in read) == len(slow)
-    assert [step.prefill[0].done for step in read][:2] == [4, 8]
-    assert {(step.took_s, step.decode_s) for step in read} == {(0.003, 0.0015)}
-    alone = {(step.took_s, step.decode_s) for step in rest if not step.prefill}
-    assert alone <= {(0.001, 0.001)}
-
-
 def test_a_row_set_aside_is_not_read_again() -> None:
     engine = FakeEngine(replace(SPEC, fake={"prefill_tokens_per_step": 4}))
     engine.load(lambda phase, at: None)

@@ -395,24 +395,6 @@ def test_owned_engine_passes_calls_and_results_on(
     assert recorder.calls == [(name, *PASSED_ON.get(name, CALLS[name]))]
 
 
-@pytest.mark.parametrize("name", [*CALLS, "text"])
-def test_another_thread_is_refused_by_name_A1(name: str) -> None:
-    engine, recorder = owned()
-    refused: list[str] = []
-
-    def use() -> None:
-        with pytest.raises(WrongThreadError) as caught:
-            engine.text if name == "text" else getattr(engine, name)(*CALLS[name])
-        refused.append(str(caught.value))
-
-    thread = threading.Thread(target=use)
-    thread.start()
-    thread.join(60)
-    owner = threading.get_ident()
-    assert refused == [f"the engine belongs to thread {owner}, not to {thread.ident}"]
-    assert recorder.calls == []
-
-
 @pytest.mark.parametrize("is_broken", [False, True])
 def test_where_nothing_else_ends_a_wedged_step_a_timer_does_E6(
     monkeypatch: pytest.MonkeyPatch, is_broken: bool
