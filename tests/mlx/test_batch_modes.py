@@ -569,3 +569,28 @@ def test_a_model_without_numbers_warns_in_every_life(tmp_path: Path) -> None:
     for known in (None, found_in(folder, TOGETHER)):
         with loaded_engine(folder, known_batching=known) as engine:
             assert engine.facts.warnings == (NO_NUMBERS,)
+
+
+@pytest.mark.parametrize(
+    ("finding", "level", "said"),
+    [
+        (Finding(way=TOGETHER), "INFO", "rows run as configured model=m way=together"),
+        (
+            Finding(way=ONE_ROW, reason=ONLY_ROW),
+            "INFO",
+            "rows run as configured model=m way=one_row",
+        ),
+        (
+            Finding(way=SERIAL, reason="it mixes rows"),
+            "WARNING",
+            'rows may not share all passes model=m way=serial_prefill reason="it mixes rows"',
+        ),
+    ],
+)
+def test_log_finding_warns_of_ways_that_were_not_configured(
+    caplog: pytest.LogCaptureFixture, finding: Finding, level: str, said: str
+) -> None:
+    with caplog.at_level("INFO", logger="mlxsup"):
+        mlx_way.log_finding(finding, "m", 0.256)
+    [line] = caplog.records
+    assert (line.levelname, line.getMessage()) == (level, f"{said} seconds=0.256")

@@ -284,3 +284,11 @@ def test_an_interrupted_conversion_leaves_nothing(
         main(arguments)
     assert left.value.code == 130
     assert names(tmp_path) == ["model"]
+
+
+def test_either_way_to_say_that_weights_are_packed_counts(tmp_path: Path) -> None:
+    for number, name in enumerate(("quantization", "quantization_config")):
+        config = {name: {"bits": 4, "group_size": 64}}
+        model = make_tiny_model(tmp_path / f"{number}", config=config)
+        with pytest.raises(BadModelError, match=r"is quantised already$"):
+            convert(model, tmp_path / "new", 4, quietly)

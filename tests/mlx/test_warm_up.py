@@ -357,3 +357,28 @@ def test_prompts_that_are_read_one_by_one_make_no_burst(tiny: Path, cuda_lives: 
     known = known_as(tiny, Batching.SERIAL_PREFILL)
     cuda_lives.load(tiny, max_concurrency=4, known_batching=known)
     assert cuda_lives.rows == [9, *[2] * (1 + 2 + 4), *SIZES, 9, 129, 1025]
+
+
+@pytest.mark.parametrize(
+    ("generation", "rows"),
+    [
+        (1, [*burst(1), *burst(2), *burst(4), *burst(8)]),
+        (2, [*[2] * (8 + 4 + 2), *burst(1)]),
+    ],
+)
+def test_prompts_that_might_not_fit_into_memory_together_are_only_decoded(
+    generation: int,
+    rows: list[int],
+    tiny: Path,
+    cuda_lives: Lives,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A pass over four times the tokens needs 16 times the memory at most, and so does each row;
+    what many rows have taken is not what each of them takes."""
+    cuda_lives.load(tiny, **learned_in(tmp_path, 1), max_concurrency=8)
+    monkeypatch.setattr(mx, "get_active_memory", lambda: 0)
+    monkeypatch.setattr(mx, "get_peak_memory", lambda: 1000 * cuda_lives.passes[-1][0])
+    monkeypatch.setattr(mlx_warm_up, "free_memory_bytes", lambda *_: 17_000)
+    cuda_lives.load(tiny, **learned_in(tmp_path, generation), max_concurrency=8)
+    assert cuda_lives.rows == [9, *rows, *SIZES, 9]
