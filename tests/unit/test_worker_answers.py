@@ -19,7 +19,7 @@ from mlxsup.protocol.launch import LaunchSpec
 from mlxsup.protocol.message import Logprobs, TokenLogprob
 from mlxsup.protocol.parameters import Sampling
 from mlxsup.protocol.states import Channel, FinishReason
-from mlxsup.protocol.worker_messages import Acceptance, Accepted, Resume, RowDelta
+from mlxsup.protocol.worker_messages import Acceptance, Accepted, Dispatch, Resume, RowDelta
 from mlxsup.worker.answer import AnswerText
 from mlxsup.worker.engine import EngineFacts, Prompt, Row, RowLogprobs, RowToken
 from mlxsup.worker.engines.fake.engine import FakeEngine
@@ -32,6 +32,7 @@ from mlxsup.worker.rows import (
     acceptance,
     check_resume,
     plan_row,
+    running_row,
     tools_warnings,
 )
 from mlxsup.worker.text.channels import HEADER, NORMAL, REASONING, ChannelRules, Header
@@ -214,6 +215,16 @@ def test_tools_without_a_format_are_warned_of(
         tools_warnings(RequestBody.from_wire({"messages": messages, **body}), Codec(rules))
         == warnings
     )
+
+
+@pytest.mark.parametrize(("delivered", "warnings"), [((), (NO_CALLS_KNOWN,)), ((7,), ())])
+def test_warnings_are_not_said_again_after_a_resume(
+    delivered: tuple[int, ...], warnings: tuple[str, ...]
+) -> None:
+    body = RequestBody(messages=[{"role": "user", "content": "x"}], tools=TOOLS)
+    dispatched = Dispatch(key=KEY, body=b"")
+    row = running_row(plan(delivered=delivered), body, "", Codec(ChannelRules()), dispatched)
+    assert row.warnings == warnings
 
 
 def running(stops: list[str] | None = None) -> RunningRow:
