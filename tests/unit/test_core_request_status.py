@@ -87,7 +87,7 @@ def test_the_speed_of_an_answer_is_known_within_its_first_second() -> None:
     assert seen(driver)["one"]["tokens_per_s"] == 2.0
 
 
-def test_prefill_are_those_until_now() -> None:
+def test_engine_seconds_are_those_until_now() -> None:
     driver = up()
     [key] = driver.serve("one")
     driver.accept(key)
