@@ -62,7 +62,7 @@ def alone(engine: MlxEngine) -> dict[int, list[int]]:
 
 
 @pytest.mark.bits
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_answers_survive_insert_and_remove_churn_C10_D6_D8(
     engine: MlxEngine, alone: dict[int, list[int]], seed: int
 ) -> None:
@@ -98,7 +98,7 @@ def test_a_key_can_be_used_again_at_once_D7(engine: MlxEngine) -> None:
 
 def test_nothing_is_left_of_many_cancelled_rows_D9(engine: MlxEngine) -> None:
     numbers = random.Random(0)
-    for key in range(200):
+    for key in range(60):
         engine.insert(make_row(key, make_prompt(key, numbers.randrange(1, 40))))
         for _ in range(numbers.randrange(4)):
             engine.step()

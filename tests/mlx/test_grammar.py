@@ -309,7 +309,8 @@ def test_the_name_of_a_special_token_is_text_like_any_other(
     found = json.loads(answer.text)
     assert (found["stop"] if form == "object" else found.rstrip("!")) == name
     assert not SPECIAL & set(answer.tokens[:-1])
-    check_every_resume(named, answer)
+    if form == "object":
+        check_every_resume(named, answer)
 
 
 ENDLESS_SCHEMA = {

@@ -523,7 +523,7 @@ def test_every_known_type_was_compared() -> None:
 
 
 # ---------------------------------------------------------------- what mlx-lm allocates
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", ["falcon_h1", "gemma3_text", "llama"])
 def test_a_batch_takes_no_more_than_estimated_and_not_much_less(tmp_path: Path, name: str) -> None:
     _, model = load_type(tmp_path, name)
     layers = measure_layers(row_after_one_token(model))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -43,14 +42,18 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
-WAYS = [("llama", way) for way in Batching] + [("gemma3_text", None), ("mamba", None)]
+WAYS = [
+    *(("llama", way) for way in Batching),
+    ("gemma3_text", Batching.TOGETHER),
+    ("mamba", Batching.SERIAL_PREFILL),
+]
 
 
-@pytest.fixture(params=WAYS, ids=lambda way: f"{way[0]} {way[1] or ''}".strip())
+@pytest.fixture(scope="module", params=WAYS, ids=" ".join)
 def engine(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Iterator[MlxEngine]:
     name, way = request.param
-    known: dict[str, Any] = {"known_batching": known_as(folders[name], way)} if way else {}
-    with chunks_of(CHUNK), loaded_engine(folders[name], **known) as engine:
+    known = known_as(folders[name], way)
+    with chunks_of(CHUNK), loaded_engine(folders[name], known_batching=known) as engine:
         yield engine
 
 

@@ -159,9 +159,9 @@ def test_a_later_life_uses_the_pace_of_an_earlier_one(
         engine.close()
 
 
-def of_3000(first: int) -> list[Row]:
+def of_300(first: int) -> list[Row]:
     """Requests whose chunks together are larger than what the warm-up has shown."""
-    return [make_row(key, list(range(first + key, first + key + 3000))) for key in range(1, 6)]
+    return [make_row(key, list(range(first + key, first + key + 300))) for key in range(1, 6)]
 
 
 def test_a_pace_is_kept_at_ready_and_again_when_the_batch_is_empty(
@@ -171,21 +171,21 @@ def test_a_pace_is_kept_at_ready_and_again_when_the_batch_is_empty(
     now = [0.0]
     engine = lives.begin(tiny, lambda: now[0], max_concurrency=5, **learned_in(tmp_path, 1))
     at_ready = pace_in(tmp_path)
-    run_rows(engine, of_3000(0))
+    run_rows(engine, of_300(0))
     served = pace_in(tmp_path)
     assert served != at_ready
     now[0] = 30.0
-    run_rows(engine, of_3000(200))
+    run_rows(engine, of_300(200))
     assert pace_in(tmp_path) == served
     now[0] = 61.0
-    run_rows(engine, of_3000(400))
+    run_rows(engine, of_300(400))
     engine.close()
 
 
 def test_a_clean_exit_keeps_what_was_learned_last(tiny: Path, lives: Lives, tmp_path: Path) -> None:
     engine = lives.begin(tiny, max_concurrency=5, **learned_in(tmp_path, 1))
     at_ready = pace_in(tmp_path)
-    for row in of_3000(0):
+    for row in of_300(0):
         engine.insert(row)
     engine.step()
     engine.close()
@@ -241,6 +241,9 @@ def test_kernels_that_cannot_be_used_are_said_once_and_the_model_loads(
 
 MANY: dict[str, Any] = {"max_concurrency": 4}
 
+FEW = (33, 65)
+"""In place of `SIZES`, of which the largest takes seconds."""
+
 STEPS_OF_ONE = 4
 """Of a request that runs alone, until it has two tokens."""
 
@@ -248,6 +251,7 @@ STEPS_OF_ONE = 4
 @pytest.fixture
 def cuda_lives(monkeypatch: pytest.MonkeyPatch) -> Lives:
     play_cuda(monkeypatch)
+    monkeypatch.setattr(mlx_warm_up, "COMPILED", tuple(size - 1 for size in FEW))
     return Lives(monkeypatch)
 
 
@@ -258,7 +262,7 @@ def test_a_restart_runs_the_shapes_again_and_the_largest_bursts_first(
     cuda_lives.load(tiny, **learned_in(tmp_path, 2), **MANY)
     assert cuda_lives.passes[1:4] == [(1, 32), (2, 32), (4, 32)], "nothing was learned"
     cuda_lives.load(tiny, **learned_in(tmp_path, 2), **MANY)
-    assert cuda_lives.rows == [9, *burst(4), *burst(2), *burst(1), *SIZES, 9]
+    assert cuda_lives.rows == [9, *burst(4), *burst(2), *burst(1), *FEW, 9]
     assert cuda_lives.passes[1:4] == [(4, 32), (2, 32), (1, 32)]
     cuda_lives.load(tiny, **learned_in(tmp_path, 1), **MANY)
     assert cuda_lives.passes[1:4] == [(1, 32), (2, 32), (4, 32)]
@@ -356,7 +360,7 @@ def test_a_burst_that_an_earlier_life_has_read_needs_memory_for_its_tokens(
 def test_prompts_that_are_read_one_by_one_make_no_burst(tiny: Path, cuda_lives: Lives) -> None:
     known = known_as(tiny, Batching.SERIAL_PREFILL)
     cuda_lives.load(tiny, max_concurrency=4, known_batching=known)
-    assert cuda_lives.rows == [9, *[2] * (1 + 2 + 4), *SIZES, 9, 129, 1025]
+    assert cuda_lives.rows == [9, *[2] * (1 + 2 + 4), *FEW, 9, 129, 1025]
 
 
 @pytest.mark.parametrize(
@@ -381,4 +385,4 @@ def test_prompts_that_might_not_fit_into_memory_together_are_only_decoded(
     monkeypatch.setattr(mx, "get_peak_memory", lambda: 1000 * cuda_lives.passes[-1][0])
     monkeypatch.setattr(mlx_warm_up, "free_memory_bytes", lambda *_: 17_000)
     cuda_lives.load(tiny, **learned_in(tmp_path, generation), max_concurrency=8)
-    assert cuda_lives.rows == [9, *rows, *SIZES, 9]
+    assert cuda_lives.rows == [9, *rows, *FEW, 9]
