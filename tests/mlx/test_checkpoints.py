@@ -56,7 +56,8 @@ QUICK = {
     ("llama", Batching.TOGETHER),
     ("gemma3_text", Batching.TOGETHER),
     ("gemma3_text", Batching.ONE_ROW),
-    ("mamba", Batching.SERIAL_PREFILL),
+    ("lfm2", Batching.SERIAL_PREFILL),
+    ("falcon_h1", Batching.SERIAL_PREFILL),
 }
 KINDS = [
     *((name, way_of(name)) for name in sorted(CONFIGURATIONS)),
@@ -150,7 +151,8 @@ def test_a_checkpoint_serves_every_prompt_that_continues_it(pair: Pair) -> None:
         pair.known(row_of(key, system + tokens_of(key, 50), checkpoints=(60,))) for key in (3, 4)
     ]
     turn = pair.known(row_of(5, system + tokens_of(2, 40)[:35] + tokens_of(5, 30)))
-    assert (first, others, turn) == (0, [60, 60], 95)
+    again = pair.known(row_of(6, system + tokens_of(3, 50)))
+    assert (first, others, turn, again) == (0, [60, 60], 95, 109)
 
 
 @pytest.mark.bits
