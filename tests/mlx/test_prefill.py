@@ -147,6 +147,21 @@ def test_a_step_is_predicted_C9(machine: SteadyMachine, tmp_path: Path) -> None:
         run_rows(engine)
 
 
+def test_a_step_says_what_part_of_it_was_decoding(machine: SteadyMachine, tmp_path: Path) -> None:
+    """Requests pay by that: who decodes for one part, who reads for the other."""
+    with paced_engine(machine, tmp_path) as engine:
+        engine.insert(make_row(1, [1, 2, 3], max_tokens=40))
+        for _ in range(6):
+            engine.step()
+        engine.insert(make_row(2, list(range(1000)), max_tokens=2))
+        both = engine.step()
+        assert both.decode_s == pytest.approx(PASS_S + TOKEN_S)
+        assert both.took_s > both.decode_s
+        engine.remove(RequestKey(1))
+        assert engine.step().decode_s == 0.0
+        run_rows(engine)
+
+
 def test_a_first_token_that_is_due_does_not_wait_for_another_prompt_C3_C9(
     machine: SteadyMachine, tmp_path: Path
 ) -> None:
