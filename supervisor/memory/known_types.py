@@ -1,4 +1,4 @@
-"""The model types whose caches the estimate knows; `tests/mlx/test_memory_layout.py` compares them
+"""The model types whose caches the estimate knows; `tests/mlx/test_limits.py` compares them
 with the caches that mlx-lm makes."""
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ ROUNDS = {
 """Tiny models of other types than llama, and whether their numbers are rounded differently in other
 company or after a resume."""
 
-SLOW = {"deepseek_v3", "falcon_h1", "qwen3_next"}
-"""Of these types, `make test` tries the caches alone (mlx/test_model_types.py)."""
+SLOW = {"bf16", "deepseek_v3", "falcon_h1", "gemma3_text", "qwen3_next"}
+"""Of these, `make test` tries the caches and the log-probabilities alone (tests/mlx)."""
 
 
 def spec_for(name: str, path: Path) -> LaunchSpec:

@@ -129,7 +129,7 @@ def test_every_token_has_its_logprob_where_asked(worker: LoopDriver) -> None:
     assert nothing.tokens == got.tokens
 
 
-def test_what_a_request_alone_gets_wrong_is_its_own_error_C7(worker: LoopDriver) -> None:
+def test_a_wrong_request_fails_alone_C7(worker: LoopDriver) -> None:
     good = worker.dispatch(prompt="fine", max_tokens=3)
     bad = worker.dispatch(prompt="x", logit_bias={"4000000": 1.0})
     answers = worker.finish(good, bad)

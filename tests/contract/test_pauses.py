@@ -112,7 +112,7 @@ def test_half_a_stop_string_is_completed_after_a_pause(worker: LoopDriver) -> No
 
 @pytest.mark.draws
 @pytest.mark.bits
-def test_a_pause_changes_nobody_who_stays(worker: LoopDriver) -> None:
+def test_a_pause_changes_no_other_answer(worker: LoopDriver) -> None:
     parameters: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_tokens": LENGTH}
     whole = [worker.answer(prompt=prompt, **parameters) for prompt in (PROMPT, "another")]
     keys = [worker.dispatch(prompt=prompt, **parameters) for prompt in (PROMPT, "another")]

@@ -27,9 +27,7 @@ def shown(deltas: list[RowDelta]) -> dict[Channel, str]:
 
 @pytest.mark.parametrize("make", ONE_OF_EACH_ENGINE, indirect=True, scope="module")
 @pytest.mark.parametrize("has_stop", [False, True])
-def test_what_is_rendered_is_what_had_been_shown_at_every_token(
-    worker: LoopDriver, has_stop: bool
-) -> None:
+def test_rendering_equals_the_stream_at_every_token(worker: LoopDriver, has_stop: bool) -> None:
     parameters: dict[str, Any] = {"prompt": PROMPT, "max_tokens": LENGTH, "seed": 3}
     if has_stop:  # one that only begins to match, so that text is held back
         parameters["stop"] = [worker.answer(**parameters).text[3:6] + "\0"]

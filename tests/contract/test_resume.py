@@ -64,7 +64,7 @@ def test_half_a_stop_string_goes_on_rightly_F10(worker: LoopDriver) -> None:
 
 @pytest.mark.draws
 @pytest.mark.bits
-def test_a_resume_beside_other_rows_changes_nobody_F10_C10(worker: LoopDriver) -> None:
+def test_a_resume_changes_no_other_answer_F10_C10(worker: LoopDriver) -> None:
     parameters: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_tokens": LENGTH}
     whole = worker.answer(prompt=PROMPT, **parameters)
     other = worker.answer(prompt="another", **parameters)

@@ -1,6 +1,9 @@
 """How a real worker process ends: crashes, signals, a dead supervisor, a bad launch or load."""
 
+from __future__ import annotations
+
 import os
+import selectors
 import signal
 import subprocess
 import sys
@@ -12,6 +15,7 @@ import pytest
 from mlxsup.protocol.launch import ExitCode, worker_argv
 from mlxsup.protocol.states import FinishReason, WorkerPhase
 from mlxsup.protocol.worker_messages import Dying, Exit, Hello, Ready, Step
+from mlxsup.worker.parent_watch import ORPHANED_EXIT
 
 from support.eventually import eventually
 from support.worker_harness import WorkerHarness
@@ -26,8 +30,6 @@ def is_gone(pid: int) -> bool:
 
 
 # ---------------------------------------------------------------- deaths
-
-
 def test_a_template_that_loops_for_ever_ends_the_worker_even_when_idle() -> None:
     with WorkerHarness(step_timeout_s=0.1) as worker:
         worker.wait_until_ready()
@@ -171,18 +173,10 @@ def test_a_killed_supervisor_takes_its_worker_with_it_P13(prompt: str) -> None:
 
 
 # ---------------------------------------------------------------- launch
-
-
 def run_worker(stdin: bytes, *arguments: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
         [*worker_argv(), *arguments], input=stdin, capture_output=True, timeout=60, check=False
     )
-
-
-def test_help_needs_no_spec() -> None:
-    done = run_worker(b"", "--help")
-    assert done.returncode == 0
-    assert done.stdout.startswith(b"usage:")
 
 
 @pytest.mark.parametrize(
@@ -201,13 +195,7 @@ def test_a_missing_or_bad_spec_is_exit_64_in_one_sentence(stdin: bytes, says: st
     assert done.stderr.count(b"\n") == 1
 
 
-def test_an_unknown_argument_is_exit_64() -> None:
-    assert run_worker(b"", "--fast").returncode == 64
-
-
 # ---------------------------------------------------------------- load
-
-
 @pytest.mark.parametrize(
     ("error", "code", "says"),
     [
@@ -263,3 +251,57 @@ def test_a_load_that_hangs_is_interrupted_by_sigterm() -> None:
         assert worker.beat().phase is WorkerPhase.LOADING
         os.kill(worker.process.pid, signal.SIGTERM)
         assert worker.wait_for(Dying).code == worker.exit_code() == 143
+
+
+LIMIT_S = 60.0
+
+WATCHES_ITS_PARENT = """
+import time
+from mlxsup.worker.parent_watch import die_with_parent
+die_with_parent()
+print("watching", flush=True)
+time.sleep(600)
+"""
+
+STARTS_ONE_AND_ENDS = """
+import subprocess, sys
+kept = int(sys.argv[2])
+command = [sys.executable, "-c", sys.argv[1]]
+child = subprocess.Popen(command, stdout=subprocess.PIPE, pass_fds=[kept])
+assert child.stdout.readline() == b"watching\\n"
+"""
+"""The worker keeps the pipe `kept` open for as long as it lives."""
+
+WATCHES_ITS_INPUT = """
+import time
+from mlxsup.worker.parent_watch import watch_pipe
+watch_pipe(0)
+print("watching", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel of no other system does this")
+def test_the_kernel_ends_a_worker_whose_parent_ends_P13() -> None:
+    reader, kept = os.pipe()
+    command = [sys.executable, "-c", STARTS_ONE_AND_ENDS, WATCHES_ITS_PARENT, str(kept)]
+    try:
+        parent = subprocess.run(command, pass_fds=[kept], timeout=LIMIT_S, check=False)
+    finally:
+        os.close(kept)
+    assert parent.returncode == 0
+    with selectors.DefaultSelector() as selector, open(reader, "rb") as pipe:
+        selector.register(pipe, selectors.EVENT_READ)
+        assert selector.select(LIMIT_S), "the worker outlives its parent"
+        assert pipe.read() == b""
+
+
+def test_a_worker_whose_input_ends_ends_at_once_P13() -> None:
+    command = [sys.executable, "-c", WATCHES_ITS_INPUT]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == b"watching\n"
+        worker.stdin.close()
+        assert worker.wait(LIMIT_S) == ORPHANED_EXIT
+    assert ORPHANED_EXIT != 0

@@ -1,8 +1,7 @@
-"""What a prompt shares with another one is not computed again, whatever caches a model has."""
+"""What a prompt shares with another is not computed again, whatever caches a model has."""
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,34 +9,27 @@ from typing import Any
 
 import pytest
 
-from mlxsup.protocol.ids import unpack_tokens
 from mlxsup.protocol.states import Batching
 from mlxsup.worker.engine import Row
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 
-from support.cache_models import CONFIGURATIONS, WINDOW, make_cache_model
-from support.loop_driver import LoopDriver
-from support.mlx_rows import known_as, loaded_engine, make_row, make_spec, run_rows, solo
-from support.tiny_model import VOCABULARY_SIZE, add_tokens
+from support.cache_models import CONFIGURATIONS, make_cache_model
+from support.mlx_rows import known_as, loaded_engine, make_row, run_rows, solo
+from support.tiny_model import VOCABULARY_SIZE
 
 pytestmark = pytest.mark.mlx
 
+
 BYTES = 256 * 2**20
+
 RECURRENT = ("lfm2", "mamba", "qwen3_next", "falcon_h1")
+
 NEVER_CUTTABLE = ("gemma3_text", *RECURRENT)
+
 ROUNDING = 1e-3
+
 ANSWER = 8
 """Tokens of an answer."""
-
-CHAT_TEMPLATE = (
-    "{%- set ns = namespace(last=0) -%}"
-    "{%- for m in messages if m.role == 'user' -%}{%- set ns.last = loop.index0 -%}{%- endfor -%}"
-    "{%- for m in messages -%}<|im_start|>{{ m.role + '\n' }}"
-    "{%- if m.role == 'assistant' -%}{{ m.content.split('</think>')[-1] }}"
-    "{%- else -%}{{ m.content }}{%- endif -%}{{ '<|im_end|>\n' }}{%- endfor -%}"
-    "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n<think>\n' }}{%- endif -%}"
-)
-"""Strips the reasoning of earlier answers and opens that of the next one, as Qwen's do."""
 
 Make = Callable[[str], Path]
 
@@ -48,15 +40,8 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Make:
 
     def make(model_type: str) -> Path:
         if model_type not in made:
-            folder = make_cache_model(tmp_path_factory.mktemp("models") / model_type, model_type)
-            add_tokens(
-                folder, ["<|im_start|>", "<|im_end|>", "<think>", "</think>"], is_special=True
-            )
-            path = folder / "tokenizer_config.json"
-            path.write_text(
-                json.dumps(json.loads(path.read_text()) | {"chat_template": CHAT_TEMPLATE})
-            )
-            made[model_type] = folder
+            folder = tmp_path_factory.mktemp("models") / model_type
+            made[model_type] = make_cache_model(folder, model_type)
         return made[model_type]
 
     return make
@@ -67,13 +52,19 @@ def way_of(model_type: str) -> Batching:
     return Batching.SERIAL_PREFILL if model_type in RECURRENT else Batching.TOGETHER
 
 
-OTHER_WAYS = [
-    pytest.param(("gemma3_text", Batching.SERIAL_PREFILL), marks=pytest.mark.slow),
+QUICK = {
+    ("llama", Batching.TOGETHER),
+    ("gemma3_text", Batching.TOGETHER),
     ("gemma3_text", Batching.ONE_ROW),
-    ("lfm2", Batching.TOGETHER),
-    pytest.param(("lfm2", Batching.ONE_ROW), marks=pytest.mark.slow),
+    ("lfm2", Batching.SERIAL_PREFILL),
+    ("falcon_h1", Batching.SERIAL_PREFILL),
+}
+KINDS = [
+    *((name, way_of(name)) for name in sorted(CONFIGURATIONS)),
+    # These types are right in any way of running rows.
+    *(("gemma3_text", way) for way in (Batching.SERIAL_PREFILL, Batching.ONE_ROW)),
+    *(("lfm2", way) for way in (Batching.TOGETHER, Batching.ONE_ROW)),
 ]
-"""These types are right in any way of running rows."""
 
 
 def tokens_of(seed: int, length: int) -> list[int]:
@@ -107,7 +98,7 @@ class Pair:
 
 @pytest.fixture(
     scope="module",
-    params=[*((name, way_of(name)) for name in sorted(CONFIGURATIONS)), *OTHER_WAYS],
+    params=[pytest.param(kind, marks=[] if kind in QUICK else pytest.mark.slow) for kind in KINDS],
     ids="-".join,
 )
 def kind(request: pytest.FixtureRequest) -> tuple[str, Batching]:
@@ -153,14 +144,15 @@ def test_the_same_prompt_again_computes_its_last_token(pair: Pair) -> None:
 
 
 @pytest.mark.bits
-def test_a_checkpoint_serves_whoever_goes_on_from_it(pair: Pair) -> None:
+def test_a_checkpoint_serves_every_prompt_that_continues_it(pair: Pair) -> None:
     system = tokens_of(1, 60)
     first = pair.known(row_of(1, system + tokens_of(2, 40), checkpoints=(60, 95)))
     others = [
         pair.known(row_of(key, system + tokens_of(key, 50), checkpoints=(60,))) for key in (3, 4)
     ]
     turn = pair.known(row_of(5, system + tokens_of(2, 40)[:35] + tokens_of(5, 30)))
-    assert (first, others, turn) == (0, [60, 60], 95)
+    again = pair.known(row_of(6, system + tokens_of(3, 50)))
+    assert (first, others, turn, again) == (0, [60, 60], 95, 109)
 
 
 @pytest.mark.bits
@@ -195,21 +187,8 @@ def test_rows_side_by_side_keep_and_use_checkpoints(pair: Pair) -> None:
             assert [token.token for token in got] == [token.token for token in alone[key]]
 
 
-def test_what_is_kept_stays_within_its_bytes(
-    folder_of: Make, model_type: str, changes: dict[str, Any]
-) -> None:
-    limit = 2**17
-    with loaded_engine(folder_of(model_type), prefix_cache_bytes=limit, **changes) as engine:
-        assert engine.prefixes is not None
-        for key in range(12):
-            stem = tokens_of(key % 3, 50)
-            prompt = stem + tokens_of(key, 40)
-            run_rows(engine, [make_row(key, prompt, max_tokens=1, checkpoints=(50,))])
-            assert 0 < engine.prefixes.held_bytes <= limit
-
-
 @pytest.mark.bits
-def test_a_row_that_is_cancelled_at_any_step_leaves_what_is_right(pair: Pair) -> None:
+def test_a_row_cancelled_at_any_step_leaves_right_caches(pair: Pair) -> None:
     tokens = tokens_of(1, 150)
     for steps in range(6):
         pair.cached.insert(row_of(100 + steps, tokens + tokens_of(steps, 9), checkpoints=(64, 150)))
@@ -217,68 +196,3 @@ def test_a_row_that_is_cancelled_at_any_step_leaves_what_is_right(pair: Pair) ->
             pair.cached.step()
         pair.cached.remove(row_of(100 + steps, tokens).key)
     assert pair.known(row_of(1, tokens + tokens_of(77, 20))) >= 64
-
-
-# ---------------------------------------------------------------- through the whole worker
-
-
-def said(role: str, text: str) -> dict[str, str]:
-    return {"role": role, "content": text}
-
-
-def words(seed: int, count: int) -> str:
-    numbers = random.Random(seed)
-    return " ".join(
-        "".join(numbers.choice("bdkmnst") + numbers.choice("aeiou") for _ in range(3))
-        for _ in range(count)
-    )
-
-
-def cached_counts(folder: Path, **changes: Any) -> dict[str, tuple[int, int]]:
-    """Of each kind of prompt how many tokens it had, and how many were known."""
-    engine = MlxEngine(make_spec(folder, prefix_cache_bytes=BYTES, **changes))
-    facts = engine.load(lambda phase, at: None)
-    driver = LoopDriver(engine, facts)
-    system, question = said("system", words(1, 150)), said("user", words(2, 40))
-    reasoned = said("assistant", f"<think>{words(4, 30)}</think>{words(5, 10)}")
-    chats = {
-        "first": [system, question],
-        "the same again": [system, question],
-        "another chat": [system, said("user", words(3, 40))],
-        "reasoning stripped": [system, question, reasoned, said("user", words(6, 20))],
-        "and its next turn": [
-            *[system, question, reasoned, said("user", words(6, 20))],
-            *[said("assistant", words(7, 9)), said("user", words(8, 9))],
-        ],
-    }
-    counts = {}
-    for name, messages in chats.items():
-        answer = driver.answer(messages=messages, max_tokens=8)
-        assert answer.acceptance is not None
-        total = len(unpack_tokens(answer.acceptance.prompt_tokens))
-        counts[name] = (total, answer.deltas[0].cached_tokens)
-    driver.close()
-    engine.close()
-    return counts
-
-
-@pytest.fixture(scope="module")
-def counts_of_llama(folder_of: Make) -> dict[str, tuple[int, int]]:
-    return cached_counts(folder_of("llama"))
-
-
-@pytest.mark.parametrize("name", NEVER_CUTTABLE)
-def test_chats_hit_as_they_do_where_caches_can_be_cut(
-    name: str, folder_of: Make, counts_of_llama: dict[str, tuple[int, int]]
-) -> None:
-    folder = folder_of(name)
-    counts = cached_counts(folder, known_batching=known_as(folder, way_of(name)))
-    for what, (total, known) in counts.items():
-        assert total == counts_of_llama[what][0]
-        assert known == pytest.approx(counts_of_llama[what][1], rel=0.05), what
-    assert counts["the same again"][1] > 300
-    assert counts["another chat"][1] > 250
-
-
-def test_windows_are_filled_in_these_tests() -> None:
-    assert WINDOW < 50

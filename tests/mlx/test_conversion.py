@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 
 from mlxsup.worker.engine import BadModelError, ModelMissingError
 from mlxsup.worker.engines.mlx import conversion
-from mlxsup.worker.engines.mlx.conversion import Stages, convert, main
+from mlxsup.worker.engines.mlx.conversion import convert, main
 
 from support.tiny_model import as_4_bit, make_tiny_model
 
@@ -96,7 +96,7 @@ def test_without_bits_the_weights_stay_as_they_are(model: Path, tmp_path: Path) 
     assert said == ["loading"]
 
 
-def test_what_is_quantised_already_is_only_copied(tmp_path: Path) -> None:
+def test_a_quantised_model_is_only_copied(tmp_path: Path) -> None:
     model = as_4_bit(make_tiny_model(tmp_path / "model"))
     with pytest.raises(BadModelError) as caught:
         convert(model, tmp_path / "new", 8, quietly)
@@ -104,14 +104,6 @@ def test_what_is_quantised_already_is_only_copied(tmp_path: Path) -> None:
     assert names(tmp_path) == ["model"]
     convert(model, tmp_path / "new", None, quietly)
     assert config_of(tmp_path / "new")["quantization"]["bits"] == 4
-
-
-def test_either_way_to_say_that_weights_are_packed_counts(tmp_path: Path) -> None:
-    for number, name in enumerate(("quantization", "quantization_config")):
-        config = {name: {"bits": 4, "group_size": 64}}
-        model = make_tiny_model(tmp_path / f"{number}", config=config)
-        with pytest.raises(BadModelError, match=r"is quantised already$"):
-            convert(model, tmp_path / "new", 4, quietly)
 
 
 def test_the_folders_around_a_new_one_are_made_and_hold_nothing_else(
@@ -148,7 +140,7 @@ def test_a_conversion_that_fails_leaves_nothing(model: Path, tmp_path: Path) -> 
     assert names(tmp_path) == ["model"]
 
 
-def test_a_model_is_written_beside_its_place_where_nobody_looks_for_one(
+def test_a_model_is_written_beside_its_place_under_a_hidden_name(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
@@ -163,25 +155,6 @@ def test_a_model_is_written_beside_its_place_where_nobody_looks_for_one(
     assert name.startswith(".new.")
     assert name.endswith(".partial")
     assert names(tmp_path / "deep") == ["new"]
-
-
-def test_a_stage_is_said_when_it_begins(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever reads the other end of the pipe shows it."""
-    piped = io.BytesIO()
-    came: list[bytes] = []
-
-    def talk(source: str, target: str, **_: Any) -> None:
-        print("[INFO] Loading")
-        came.append(piped.getvalue())
-        Path(target).mkdir()
-
-    monkeypatch.setattr(conversion, "convert_folder", talk)
-    with io.TextIOWrapper(piped) as output:
-        monkeypatch.setattr(sys, "stdout", output)
-        assert main([str(model), str(tmp_path / "new")]) == 0
-    assert came == [b"loading\n"]
 
 
 def test_a_model_type_that_mlx_lm_does_not_know_is_a_bad_model(tmp_path: Path) -> None:
@@ -223,18 +196,7 @@ def test_less_than_a_mebibyte_of_disk_is_why_nothing_could_be_written(
     assert names(tmp_path) == ["model"]
 
 
-def test_stages_are_said_and_other_lines_go_to_standard_error(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    said: list[str] = []
-    stages = Stages(said.append)
-    for piece in ("[INFO] Load", "ing\n", "a warn", "ing\n[INFO] Quantizing\nof [INFO]\nrest"):
-        assert stages.write(piece) == len(piece)
-    assert said == ["loading", "quantizing"]
-    assert capsys.readouterr() == ("", "a warning\nof [INFO]\n")
-
-
-def test_what_libraries_print_is_not_the_commands_answer(
+def test_output_of_libraries_goes_to_standard_error(
     model: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -275,7 +237,7 @@ def test_a_file_goes_to_the_reader_of_gguf(
     assert names(tmp_path) == ["m.gguf"]
 
 
-def test_what_went_wrong_is_one_line_and_an_exit_code(
+def test_a_failed_conversion_has_one_line_and_an_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, packed = make_tiny_model(tmp_path / "model"), as_4_bit(make_tiny_model(tmp_path / "4"))
@@ -322,3 +284,11 @@ def test_an_interrupted_conversion_leaves_nothing(
         main(arguments)
     assert left.value.code == 130
     assert names(tmp_path) == ["model"]
+
+
+def test_either_way_to_say_that_weights_are_packed_counts(tmp_path: Path) -> None:
+    for number, name in enumerate(("quantization", "quantization_config")):
+        config = {name: {"bits": 4, "group_size": 64}}
+        model = make_tiny_model(tmp_path / f"{number}", config=config)
+        with pytest.raises(BadModelError, match=r"is quantised already$"):
+            convert(model, tmp_path / "new", 4, quietly)

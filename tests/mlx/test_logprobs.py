@@ -1,4 +1,4 @@
-"""Log-probabilities are those of the logits, whatever type the model computes in."""
+"""Log-probabilities are those of the logits in float32, whatever type a model computes in."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load_model
 
 from mlxsup.worker.engines.mlx.engine import MlxEngine
+from mlxsup.worker.engines.mlx.logits import FloatLogits
 from mlxsup.worker.engines.mlx.logprobs import LogprobReader
 
 from support.mlx_rows import loaded_engine, make_row, run_rows
 from support.tiny_model import VOCABULARY_SIZE, as_4_bit, as_bfloat16, make_tiny_model
 
 pytestmark = pytest.mark.mlx
+
 
 KINDS: dict[str, Any] = {
     "float32": lambda folder: folder,
@@ -159,6 +162,32 @@ def test_probabilities_of_a_place_never_add_up_to_more_than_1() -> None:
     assert seen > 1 - 1e-6
 
 
-def test_as_many_tokens_are_told_as_were_asked_for() -> None:
-    told = [[token for token, _ in read([-3.0, -1.0, -2.0], 0, count).top] for count in range(5)]
-    assert told == [[], [1], [1, 2], [1, 2, 0], [1, 2, 0]]
+PROMPT = [7, 301, 42, 1999, 640]
+
+
+@pytest.fixture(scope="module")
+def bf16_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_tiny_model(tmp_path_factory.mktemp("bf16"))
+    weights: Any = mx.load(str(folder / "model.safetensors"))
+    halves = {name: array.astype(mx.bfloat16) for name, array in weights.items()}
+    mx.eval(halves)
+    mx.save_safetensors(str(folder / "model.safetensors"), halves, {"format": "mlx"})
+    return folder
+
+
+def test_logits_are_the_models_own_numbers_as_float32(bf16_folder: Path) -> None:
+    model: Any = load_model(bf16_folder)[0]
+    wrapped = FloatLogits(model)
+    own = model(mx.array([PROMPT]), cache=make_prompt_cache(model))
+    logits = wrapped(mx.array([PROMPT]), cache=make_prompt_cache(wrapped))
+    assert (own.dtype, logits.dtype, wrapped.own_dtype) == (mx.bfloat16, mx.float32, mx.bfloat16)
+    assert mx.array_equal(own.astype(mx.float32), logits)
+
+
+def test_all_else_of_the_model_passes_through(bf16_folder: Path) -> None:
+    model: Any = load_model(bf16_folder)[0]
+    wrapped = FloatLogits(model)
+    assert wrapped.layers is model.layers
+    assert wrapped.args.vocab_size == 2048
+    with pytest.raises(AttributeError):
+        _ = wrapped.no_such_thing

@@ -112,12 +112,6 @@ def test_an_empty_prompt_raises_at_insert_and_changes_nothing(generator: BatchGe
     assert generator.next() == ([], [])
 
 
-def test_the_larger_batch_size_wins(model: Any) -> None:
-    generator = BatchGenerator(model, completion_batch_size=2, prefill_batch_size=8)
-    assert generator.completion_batch_size == 8
-    generator.close()
-
-
 def test_equal_samplers_are_called_once_for_the_batch(generator: BatchGenerator) -> None:
     shapes: list[tuple[int, ...]] = []
 
@@ -198,15 +192,6 @@ def test_the_default_sampler_draws_from_the_global_state_so_ours_does_not_use_it
     assert make_sampler(temp=0.0) is greedy_sampler
 
 
-def test_categorical_with_a_key_needs_no_global_state() -> None:
-    logits = mx.zeros((1, 1000))
-    draws = []
-    for seed in (1, 2):
-        mx.random.seed(seed)
-        draws.append(mx.random.categorical(logits, key=mx.random.key(2**64 - 1)).item())
-    assert draws[0] == draws[1]
-
-
 def test_the_constructor_sets_the_wired_limit_and_close_sets_it_back() -> None:
     constructor = inspect.getsource(BatchGenerator.__init__)
     assert "maybe_set_recommended_wired_limit()" in constructor
@@ -223,14 +208,6 @@ def test_a_lazy_load_leaves_the_arrays_to_us(tmp_path: Path) -> None:
     mx.eval(model.parameters())
     assert mx.get_active_memory() - before > 1_000_000
     assert config["model_type"] == "llama"
-
-
-def test_a_path_that_is_not_a_folder_would_be_taken_for_a_hub_id() -> None:
-    """Hence our own check before mlx-lm sees a path."""
-    from mlx_lm import utils
-
-    assert "snapshot_download" in inspect.getsource(vars(utils)["_download"])
-    assert "_download" not in inspect.getsource(load_model)
 
 
 def test_a_generation_batch_of_one_row_runs_over_a_plain_cache(model: Any) -> None:

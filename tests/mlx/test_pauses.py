@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import Batching, FinishReason
-from mlxsup.worker.engine import Row, RowToken
+from mlxsup.worker.engine import Row
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 
 from support.loop_driver import LoopDriver
@@ -23,9 +22,13 @@ from support.tiny_model import make_tiny_model
 
 pytestmark = [pytest.mark.mlx, pytest.mark.bits]
 
+
 CHUNK = 8
+
 PROMPT = [3 + 7 * n % 90 for n in range(45)]
+
 KEY = RequestKey(1)
+
 LONG = 120
 """Tokens of an answer: several times the windows of the tiny models."""
 
@@ -39,14 +42,18 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
-WAYS = [("llama", way) for way in Batching] + [("gemma3_text", None), ("mamba", None)]
+WAYS = [
+    *(("llama", way) for way in Batching),
+    ("gemma3_text", Batching.TOGETHER),
+    ("mamba", Batching.SERIAL_PREFILL),
+]
 
 
-@pytest.fixture(params=WAYS, ids=lambda way: f"{way[0]} {way[1] or ''}".strip())
+@pytest.fixture(scope="module", params=WAYS, ids=" ".join)
 def engine(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Iterator[MlxEngine]:
     name, way = request.param
-    known: dict[str, Any] = {"known_batching": known_as(folders[name], way)} if way else {}
-    with chunks_of(CHUNK), loaded_engine(folders[name], **known) as engine:
+    known = known_as(folders[name], way)
+    with chunks_of(CHUNK), loaded_engine(folders[name], known_batching=known) as engine:
         yield engine
 
 
@@ -115,14 +122,7 @@ def test_an_answer_that_is_set_aside_again_before_its_next_step_keeps_its_state(
     assert got + solo(engine, row_of(delivered=got)) == expected
 
 
-def test_a_row_of_which_nothing_was_read_has_no_state(engine: MlxEngine) -> None:
-    engine.insert(row_of())
-    [left] = engine.set_aside(KEY, keep=True)
-    assert (left.token, left.is_kept, engine.bytes_held().kept) == (None, False, 0)
-    check_no_row_is_left(engine)
-
-
-def test_a_state_serves_nobody_but_its_own_row(engine: MlxEngine) -> None:
+def test_a_kept_state_serves_its_own_row_alone(engine: MlxEngine) -> None:
     engine.insert(row_of())
     for _ in range(3):
         engine.step()
@@ -131,17 +131,6 @@ def test_a_state_serves_nobody_but_its_own_row(engine: MlxEngine) -> None:
     assert engine.insert(other) == 0, "other tokens under the same key: the state is dropped"
     engine.remove(KEY)
     assert engine.bytes_held().kept == 0
-
-
-def test_the_token_that_is_delivered_may_be_the_last(engine: MlxEngine) -> None:
-    engine.insert(make_row(1, PROMPT, max_tokens=3))
-    got: list[RowToken] = []
-    while len(got) < 2:
-        got += engine.step().tokens
-    [left] = engine.set_aside(KEY, keep=True)
-    assert left.token is not None
-    assert (left.token.finish, left.is_kept) == (FinishReason.LENGTH, False)
-    check_no_row_is_left(engine)
 
 
 def test_an_end_of_text_that_was_drawn_already_ends_the_answer(engine: MlxEngine) -> None:
@@ -155,33 +144,6 @@ def test_an_end_of_text_that_was_drawn_already_ends_the_answer(engine: MlxEngine
     assert left.token is not None
     assert (left.token.token, left.token.finish) == (None, FinishReason.STOP)
     assert not left.is_kept
-
-
-def test_several_rows_leave_at_once_and_the_others_stay(engine: MlxEngine) -> None:
-    expected = solo(engine, row_of(9))
-    for key in (1, 2, 3):
-        engine.insert(row_of(key))
-    got: dict[int, list[int | None]] = {1: [], 2: [], 3: []}
-
-    def step() -> None:
-        for token in engine.step().tokens:
-            got[int(token.key)].append(token.token)
-
-    while not all(got.values()):
-        step()
-    for left in engine.set_aside(RequestKey(1), RequestKey(3), keep=True):
-        assert left.token is not None
-        got[int(left.key)].append(left.token.token)
-    while engine.has_rows():
-        step()
-    for key in (1, 3):
-        delivered = [token for token in got[key] if token is not None]
-        known = engine.insert(row_of(key, delivered=delivered))
-        assert known == len(PROMPT) + len(delivered) - 1
-    while engine.has_rows():
-        step()
-    assert got == dict.fromkeys((1, 2, 3), expected)
-    check_no_row_is_left(engine)
 
 
 def test_a_window_that_has_turned_many_times_continues(engine: MlxEngine) -> None:

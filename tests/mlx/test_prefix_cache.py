@@ -3,23 +3,41 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import LRUPromptCache, make_prompt_cache
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
 from mlxsup.protocol.ids import RequestKey
+from mlxsup.worker.engines.mlx import prefix_cache as mlx_prefix_cache
+from mlxsup.worker.engines.mlx import prefix_size as mlx_prefix_size
+from mlxsup.worker.engines.mlx.caches import can_cut, row_bytes
 from mlxsup.worker.engines.mlx.engine import MlxEngine
+from mlxsup.worker.engines.mlx.load import iterate_arrays
+from mlxsup.worker.engines.mlx.prefix_cache import LEAST_TOKENS, Found, PrefixCache
+from mlxsup.worker.engines.mlx.prefix_index import Node
+from mlxsup.worker.engines.mlx.prefix_size import (
+    PrefixRoom,
+    automatic_bytes,
+    free_memory_bytes,
+    row_after_one_token,
+    tokens_that_fit,
+)
 
+from support.cache_models import make_cache_model
 from support.loop_driver import LoopDriver
 from support.mlx_rows import loaded_engine, make_row, make_spec, run_rows, solo
 from support.model_types.scenarios import chunks_of
-from support.tiny_model import BYTES_PER_TOKEN, VOCABULARY_SIZE, make_tiny_model
+from support.tiny_model import BYTES_PER_TOKEN, CONTEXT_LENGTH, VOCABULARY_SIZE, make_tiny_model
 
 pytestmark = pytest.mark.mlx
+
 
 BYTES = 64 * 1024 * 1024
 
@@ -83,21 +101,6 @@ def test_two_chats_pay_for_a_shared_system_prompt_once(engine: MlxEngine, plain:
     assert solo(engine, row) == solo(plain, row)
 
 
-@pytest.mark.bits
-def test_the_same_prompt_again_computes_its_last_tokens(engine: MlxEngine) -> None:
-    tokens = tokens_of(1, 100)
-    prefilled(engine, tokens)
-    cached, computed = prefilled(engine, tokens)
-    assert cached >= 97
-    assert computed >= 1
-    assert cached + computed == 100
-
-
-def test_short_prompts_are_not_kept(engine: MlxEngine) -> None:
-    prefilled(engine, [5] * 8)
-    assert prefilled(engine, [5] * 8) == (0, 8)
-
-
 def test_bytes_are_bounded_and_given_back(folder: Path) -> None:
     limit = 500 * BYTES_PER_TOKEN
     with loaded_engine(folder, prefix_cache_bytes=limit) as engine:
@@ -115,17 +118,6 @@ def test_bytes_are_bounded_and_given_back(folder: Path) -> None:
         engine.give_back()
         assert (len(prefixes), prefixes.held_bytes) == (0, 0)
         assert (engine.bytes_held().cache, engine.bytes_held().prefix) == (0, 0)
-
-
-def test_memory_comes_back_to_what_it_was(folder: Path) -> None:
-    with loaded_engine(folder, prefix_cache_bytes=BYTES) as engine:
-        mx.synchronize()
-        before = engine.bytes_held().active
-        for seed in range(5):
-            run_rows(engine, [make_row(1, tokens_of(seed, 300), max_tokens=9)])
-        assert engine.bytes_held().active > before
-        engine.give_back()
-        assert engine.bytes_held().active <= before + 64 * 1024
 
 
 def test_a_cancelled_prompt_is_not_computed_twice_D3(engine: MlxEngine, plain: MlxEngine) -> None:
@@ -162,7 +154,7 @@ def test_removal_at_any_time_leaves_the_others_alone_D8(
 
 @pytest.mark.bits
 @pytest.mark.parametrize("seed", range(3))
-def test_answers_stay_what_they_are_under_sharing_and_churn_C10(
+def test_answers_stay_the_same_under_sharing_and_churn_C10(
     engine: MlxEngine, plain: MlxEngine, seed: int
 ) -> None:
     """Prompts that share beginnings, in random company, with penalties that look at them."""
@@ -219,21 +211,335 @@ def test_the_loop_tells_of_cached_tokens_with_the_first_token(folder: Path) -> N
     engine.close()
 
 
-# ---------------------------------------------------------------- facts of mlx-lm
+Sequence = tuple[int, ...]
+
+WINDOW = 40
+
+TOKEN_BYTES = 8 + 4
+"""Keys and values of one float32 each, and the id."""
 
 
-def test_an_exact_hit_of_mlx_lms_cache_leaves_nothing_to_compute(plain: MlxEngine) -> None:
-    """Hence our look-up without the last token."""
-    cache = LRUPromptCache()
-    model: Any = plain.model
-    layers = make_prompt_cache(model)
-    with mx.stream(plain.stream):
-        model(mx.array([[1, 2, 3]]), cache=layers)
-        mx.eval([layer.state for layer in layers])
-    cache.insert_cache("m", [1, 2, 3], layers)
-    found, rest = cache.fetch_nearest_cache("m", [1, 2, 3])
-    assert (found is not None, rest) == (True, [])
-    found, rest = cache.fetch_nearest_cache("m", [1, 2, 9, 9])
-    assert rest == [9, 9]
-    assert found[0].offset == 2
-    assert layers[0].offset == 3, "the kept one is not touched"
+def read(cache: list[Any], tokens: Sequence) -> None:
+    """Feeds tokens to caches, as a model with one feature would."""
+    for layer in cache:
+        if isinstance(layer, CacheList):
+            read(list(layer.caches), tokens)
+        elif isinstance(layer, ArraysCache):
+            before = layer[0] if layer[0] is not None else mx.zeros((1, 1), dtype=mx.int32)
+            layer[0] = before * 0
+            for token in tokens:
+                before = before * 31 + token
+            layer[0] = before
+        elif tokens:
+            new = mx.array(tokens, dtype=mx.float32).reshape(1, 1, -1, 1)
+            layer.update_and_fetch(new, -new)
+
+
+def ring(layer: RotatingKVCache) -> list[float]:
+    """The numbers of a ring, oldest first."""
+    keys, _, offset, keep, _, place = layer.state
+    numbers: list[float] = keys[0, 0, :, 0].tolist()
+    if place == len(numbers) or place >= offset:
+        return numbers[:place]
+    return [*numbers[:keep], *numbers[place:], *numbers[keep:place]]
+
+
+def content(cache: list[Any]) -> list[Any]:
+    """What caches hold, oldest first."""
+    result: list[Any] = []
+    for layer in cache:
+        if isinstance(layer, CacheList):
+            result.append(content(list(layer.caches)))
+        elif isinstance(layer, ArraysCache):
+            result.append(None if layer[0] is None else layer[0].tolist())
+        elif isinstance(layer, RotatingKVCache):
+            result.append((layer.offset, ring(layer)[-layer.size() :]))
+        else:
+            result.append(layer.keys[0, 0, : layer.offset, 0].tolist())
+    return result
+
+
+MAKERS: dict[str, Callable[[], list[Any]]] = {
+    "KVCache": lambda: [KVCache(), KVCache()],
+    "RotatingKVCache": lambda: [KVCache(), RotatingKVCache(max_size=WINDOW)],
+    "ArraysCache": lambda: [ArraysCache(size=1), KVCache()],
+    "CacheList": lambda: [CacheList(KVCache(), KVCache())],
+    "CacheList with ArraysCache": lambda: [CacheList(ArraysCache(size=1), KVCache())],
+}
+
+
+def filled(kind: str, tokens: Sequence) -> list[Any]:
+    cache = MAKERS[kind]()
+    read(cache, tokens)
+    return cache
+
+
+def sequence_of(node: Node[Any]) -> Sequence:
+    above = sequence_of(node.parent) if node.parent is not None else ()
+    return (*above, *map(int, node.run))
+
+
+def shared_of(one: Sequence, other: Sequence) -> int:
+    pairs = zip(one, other, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """The cache beside a list in order of use; long tokens stand for many, so lengths are few."""
+
+    kept: list[Sequence]
+
+    @initialize(kind=st.sampled_from(sorted(MAKERS)), entries=st.integers(2, 6))
+    def begin(self, kind: str, entries: int) -> None:
+        self.kind = kind
+        layers = sum(1 for _ in iterate_arrays(filled(kind, (1,)))) // 2 or 1
+        self.limit = entries * 60 * TOKEN_BYTES * layers
+        self.cache = PrefixCache(PrefixRoom(max_bytes=self.limit))
+        self.kept = []
+
+    def order(self) -> list[Sequence]:
+        return [sequence_of(node) for node in self.cache.entries()]
+
+    def is_cuttable(self, sequence: Sequence) -> bool:
+        return can_cut(filled(self.kind, sequence))
+
+    def served(self, sequence: Sequence, known: Sequence) -> int:
+        """How many tokens a kept sequence gives to another one."""
+        shared = shared_of(known, sequence)
+        return shared if shared == len(known) or self.is_cuttable(known) else 0
+
+    @staticmethod
+    def sequences() -> st.SearchStrategy[Sequence]:
+        pieces = st.lists(st.integers(0, 2), min_size=1, max_size=6)
+        return pieces.map(lambda ps: tuple(t for p in ps for t in (p, *range(100, 111))))
+
+    @rule(sequence=sequences())
+    def keep(self, sequence: Sequence) -> None:
+        self.cache.keep(list(sequence), filled(self.kind, sequence))
+        new = self.order()
+        if len(sequence) < LEAST_TOKENS:
+            assert new == self.kept
+        elif any(self.served(sequence, known) == len(sequence) for known in self.kept):
+            assert sorted(new) == sorted(self.kept), "nothing new"
+            assert self.served(sequence, new[-1]) == len(sequence), "used just now"
+        else:
+            assert new[-1] == sequence
+            left = self.kept
+            if self.is_cuttable(sequence):
+                left = [known for known in left if shared_of(known, sequence) < len(known)]
+            # What went went for memory: the ones used the longest time ago.
+            assert new[:-1] == left[len(left) - (len(new) - 1) :]
+        self.kept = new
+
+    @rule(sequence=sequences())
+    def find(self, sequence: Sequence) -> None:
+        found = self.cache.find(list(sequence))
+        known = sequence[:-1]
+        best = max((self.served(known, one) for one in self.kept), default=0)
+        if len(sequence) <= LEAST_TOKENS or best < LEAST_TOKENS:
+            best = 0
+        assert found.count == best
+        assert (found.cache is None) == (best == 0)
+        if self.kept and len(sequence) > LEAST_TOKENS:
+            assert found.shared == max(shared_of(known, one) for one in self.kept)
+        if found.cache is None:
+            assert self.order() == self.kept
+            return
+        assert content(found.cache) == content(filled(self.kind, known[:best]))
+        new = self.order()
+        assert self.served(known, new[-1]) == best
+        assert [one for one in self.kept if one != new[-1]] == new[:-1], "used last, goes last"
+        self.kept = new
+        # A row does as it likes with its copy.
+        rest = sequence[best:]
+        read(found.cache, rest[:5])
+        for token in rest[5:]:
+            read(found.cache, (token,))
+        assert content(found.cache) == content(filled(self.kind, sequence))
+
+    @rule()
+    def give_back(self) -> None:
+        self.cache.clear()
+        self.kept = []
+        assert self.cache.held_bytes == 0
+
+    @invariant()
+    def what_is_kept_is_whole_and_bounded(self) -> None:
+        if not hasattr(self, "kind"):
+            return
+        assert self.cache.held_bytes <= self.limit
+        arrays = 0
+        for node in self.cache.entries():
+            assert node.value is not None
+            expected = filled(self.kind, sequence_of(node))
+            assert content(node.value.cache) == content(expected)
+            arrays += sum(array.nbytes for array in iterate_arrays(node.value.cache))
+        ids = {one[:n] for one in self.order() for n in range(1, len(one) + 1)}
+        assert self.cache.held_bytes == arrays + 4 * len(ids)
+
+
+CacheMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+
+TestCache = CacheMachine.TestCase
+
+
+def numbered(seed: int, length: int) -> Sequence:
+    return tuple((seed * 7919 + n * 31) % 1000 for n in range(length))
+
+
+def test_the_least_recently_used_entry_goes_first() -> None:
+    one, two, three = (numbered(seed, 100) for seed in (1, 2, 3))
+    cache = PrefixCache(PrefixRoom(max_bytes=2 * 100 * (TOKEN_BYTES + 8)))
+    for sequence in (one, two):
+        cache.keep(sequence, filled("KVCache", sequence))
+    assert cache.find((*one, 5)).count == 100
+    cache.keep(three, filled("KVCache", three))
+    counts = [cache.find((*sequence, 5)).count for sequence in (one, two, three)]
+    assert counts == [100, 0, 100]
+
+
+@pytest.mark.parametrize("kind", ["KVCache", "CacheList", "RotatingKVCache"])
+def test_an_entry_is_cut_back_to_fit(kind: str) -> None:
+    sequence = numbered(1, WINDOW - 1)
+    cache = PrefixCache(PrefixRoom(max_bytes=20 * (TOKEN_BYTES + 8)))
+    cache.keep(sequence, filled(kind, sequence))
+    assert cache.held_bytes == 20 * (TOKEN_BYTES + 8)
+    found = cache.find(sequence)
+    assert found.count == 20
+    assert found.cache is not None
+    assert content(found.cache) == content(filled(kind, sequence[:20]))
+
+
+def test_entries_are_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mlx_prefix_cache, "MAX_ENTRIES", 5)
+    cache = PrefixCache(PrefixRoom(max_bytes=2**30))
+    for seed in range(20):
+        cache.keep(numbered(seed, 20), filled("KVCache", numbered(seed, 20)))
+        assert len(cache) == min(seed + 1, 5)
+
+
+def test_a_row_of_a_batch_does_not_hold_the_batch() -> None:
+    """A slice of an array is a view of all of it: 8 rows would be held for one."""
+    rows = 8
+    batch = ArraysCache(size=1)
+    batch[0] = mx.ones((rows, 1024, 256))
+    mx.eval(batch[0])
+    mx.synchronize()
+    cache = PrefixCache(PrefixRoom(max_bytes=2**30))
+    before = mx.get_active_memory()
+    cache.keep(numbered(1, 20), [batch.extract(3)])
+    mx.synchronize()
+    del batch
+    mx.clear_cache()
+    assert mx.get_active_memory() <= before - (rows - 1) * 1024 * 256 * 4 + 2**14
+
+
+@pytest.mark.parametrize("count", [WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW - 7])
+def test_a_window_that_was_filled_token_by_token_is_kept_in_its_order(count: int) -> None:
+    sequence = numbered(1, count)
+    layers: list[Any] = [RotatingKVCache(max_size=WINDOW)]
+    for token in sequence:
+        read(layers, (token,))
+    cache = PrefixCache(PrefixRoom(max_bytes=2**20))
+    cache.keep(sequence, layers)
+    found = cache.find((*sequence, 1))
+    assert found.cache is not None
+    for rest in ((5,), (6, 7, 8), (9,)):
+        sequence = (*sequence, *rest)
+        read(found.cache, rest)
+    whole: list[Any] = [RotatingKVCache(max_size=WINDOW)]
+    read(whole, sequence)
+    assert content(found.cache) == content(whole)
+
+
+def test_checkpoints_are_for_rows_that_outgrow_what_can_be_cut_back() -> None:
+    row = make_row(1, list(numbered(1, 300)), max_tokens=50, checkpoints=(100, 200))
+
+    def planned(max_bytes: int, cuttable: int | None, known: int = 0) -> tuple[int, ...]:
+        room = PrefixRoom(max_bytes=max_bytes, cuttable_tokens=cuttable)
+        return PrefixCache(room).plan_checkpoints(row, Found(count=known))
+
+    places = (100, 200, 299)
+    assert planned(2**20, 0) == planned(2**20, 349) == planned(2**20, 350) == places
+    assert planned(2**20, 351) == planned(2**20, None) == planned(0, 0) == ()
+    assert planned(2**20, 0, known=150) == (200, 299)
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("free", "row", "expected"),
+    [
+        (50 * GIB, 2 * GIB, 5 * GIB),
+        (50 * GIB, 16 * GIB, 16 * GIB),
+        (50 * GIB, 100 * GIB, 25 * GIB),
+        (0, GIB, 0),
+    ],
+)
+def test_a_tenth_of_the_free_memory_or_a_row_but_not_most_of_it(
+    free: int, row: int, expected: int
+) -> None:
+    assert automatic_bytes(free_bytes=free, row_bytes=row) == expected
+
+
+def test_free_memory_is_below_the_limit_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert free_memory_bytes("cpu", None) > GIB // 4
+    limit = mx.get_active_memory() + 1000
+    assert 0 <= free_memory_bytes("cpu", limit) <= 1000
+    assert free_memory_bytes("cpu", 0) == 0
+    told = {"free_memory": 7 * GIB, "total_memory": 8 * GIB}
+    monkeypatch.setattr(mx, "device_info", lambda: told)
+    assert free_memory_bytes("cuda", None) == 7 * GIB, "of the device, not of the machine"
+    del told["free_memory"]
+    assert free_memory_bytes("cuda", None) == 8 * GIB, "an older MLX tells only the whole"
+    told.clear()
+    assert free_memory_bytes("cuda", None) == 0
+
+
+@pytest.mark.parametrize("model_type", ["gemma3_text", "llama", "mamba"])
+def test_row_bytes_are_known_from_one_token(tmp_path: Path, model_type: str) -> None:
+    """Nothing is computed for it, and it is what a real row of that length is kept with."""
+    folder = make_cache_model(tmp_path, model_type)
+    with loaded_engine(folder, prefix_cache_bytes=2**26, max_concurrency=1) as engine:
+        prefixes = engine.prefixes
+        assert prefixes is not None
+        with mx.stream(engine.stream):
+            row = row_after_one_token(engine.model)
+        run_rows(engine, [make_row(1, list(range(200)), max_tokens=1)])
+        longest = max(prefixes.entries(), key=lambda node: node.end)
+        assert longest.value is not None
+        # The state-space layers and the windows do not grow.
+        assert longest.value.array_bytes == row_bytes(row, longest.end)
+        is_bounded = model_type == "mamba"
+        assert (row_bytes(row, 4000) == row_bytes(row, 8000)) == is_bounded
+
+
+def test_how_many_tokens_fit_beside_what_does_not_grow() -> None:
+    state, window, keys = ArraysCache(size=1), RotatingKVCache(max_size=8), KVCache()
+    state[0] = mx.zeros((1, 100))
+    for layer in (window, keys):
+        layer.update_and_fetch(mx.zeros((1, 1, 1, 1)), mx.zeros((1, 1, 1, 1)))
+    row = [CacheList(state, window), keys]
+    assert row_bytes(row, 20) == 400 + 8 * 8 + 20 * 8
+    limits = (0, 400, 416, 400 + 64 + 159, 400 + 64 + 160, 10**6)
+    assert [tokens_that_fit(limit, row, 50) for limit in limits] == [0, 0, 1, 19, 20, 50]
+
+
+def test_the_engine_says_what_it_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_tiny_model(tmp_path)
+    monkeypatch.setattr(mlx_prefix_size, "free_memory_bytes", lambda backend, limit: 6 * 2**20)
+
+    def facts_of(**changes: Any) -> tuple[int, int]:
+        engine = MlxEngine(make_spec(folder, **changes))
+        facts = engine.load(lambda phase, at: None)
+        engine.close()
+        return facts.prefix_cache_bytes, facts.prefix_cache_tokens
+
+    row = BYTES_PER_TOKEN * CONTEXT_LENGTH
+    assert row == 4 * 2**20
+    assert facts_of(prefix_cache_bytes=None) == (3 * 2**20, 3 * 2**20 // BYTES_PER_TOKEN)
+    assert facts_of(prefix_cache_bytes=None, context_length=1024) == (row // 4, 1024)
+    assert facts_of(prefix_cache_bytes=2**20) == (2**20, 2**20 // BYTES_PER_TOKEN)
+    assert facts_of(prefix_cache_bytes=0) == (0, 0)
+    assert facts_of(prefix_cache_bytes=None, deterministic=True) == (0, 0)

@@ -1,23 +1,22 @@
-"""What each sampling parameter does to real logits."""
+"""What each parameter does to real logits, and what ends an answer."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 import struct
-import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
-from mlxsup.worker.engines.mlx import picking
+from mlxsup.protocol.states import FinishReason
+from mlxsup.worker.engines.mlx.batch_sampler import BatchSampler
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.grammar import GrammarProcessor
-from mlxsup.worker.engines.mlx.places import entries_at
 from mlxsup.worker.engines.mlx.sampling import PLAIN, derive_key, derive_share, make_draws
-from mlxsup.worker.engines.mlx.shaping import make_shapers
 
 from support.loop_driver import LoopDriver, check_every_resume
 from support.mlx_draws import drawer, draws_of, shape, weigh
@@ -25,6 +24,7 @@ from support.mlx_rows import make_row, make_spec
 from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
 
 pytestmark = pytest.mark.mlx
+
 
 SHARES = [0.4, 0.3, 0.2, 0.1]
 
@@ -49,18 +49,6 @@ def draws(count: int = 300, spared: list[int] | None = None, **parameters: Any) 
     return counts
 
 
-@pytest.mark.parametrize("top_k", [1, 2, 3, 4, 5, 0])
-def test_top_k_keeps_so_many(top_k: int) -> None:
-    counts = draws(top_k=top_k)
-    assert sum(count > 0 for count in counts) == (top_k or 4) - (top_k == 5)
-    assert counts == sorted(counts, reverse=True)
-
-
-@pytest.mark.parametrize(("min_p", "kept"), [(0.0, 4), (0.3, 3), (0.6, 2), (1.0, 1)])
-def test_min_p_is_a_share_of_the_likeliest(min_p: float, kept: int) -> None:
-    assert sum(count > 0 for count in draws(min_p=min_p)) == kept
-
-
 @pytest.mark.parametrize("top_p", [0.01, 1e-30, 1e-46, 5e-324])
 def test_a_tiny_top_p_keeps_the_likeliest(top_p: float) -> None:
     assert draws(top_p=top_p)[1:] == [0, 0, 0]
@@ -74,18 +62,6 @@ def test_xtc_leaves_out_the_top_choices_so_often() -> None:
     sometimes = draws(xtc_probability=0.5, xtc_threshold=0.15)
     assert 60 <= sometimes[0] + sometimes[1] <= 150  # 105 of 300 expected
     assert draws(xtc_probability=1.0, xtc_threshold=0.45) == draws(), "none is as likely as that"
-
-
-def test_xtc_spares_what_ends_an_answer() -> None:
-    counts = draws(spared=[0], xtc_probability=1.0, xtc_threshold=0.15)
-    assert counts[0] > 0
-    assert counts[1] == 0
-
-
-def test_filters_come_one_after_the_other() -> None:
-    """0.4 and 0.3 remain of top_k; of these two, 0.4 is 0.57, which is enough for top_p 0.5."""
-    assert draws(top_k=2, top_p=0.5)[1:] == [0, 0, 0]
-    assert draws(top_p=0.5)[2:] == [0, 0]
 
 
 def test_shares_of_xtc_are_spread_evenly() -> None:
@@ -128,39 +104,6 @@ def test_a_bias_forces_and_forbids_tokens(worker: LoopDriver) -> None:
     assert forced.tokens == [70, 70, 70]
 
 
-def test_every_draw_is_made_on_the_owner_thread_with_a_key_of_its_own_A6(
-    worker: LoopDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    derived: list[tuple[int, int]] = []
-    threads: set[int] = set()
-
-    def derive(seed: int, number: int) -> int:
-        derived.append((seed, number))
-        threads.add(threading.get_ident())
-        return derive_key(seed, number)
-
-    def keyed(plain: Any) -> Any:
-        def call(*args: Any, key: mx.array | None = None, **named: Any) -> mx.array:
-            assert key is not None, "a draw that is not ours"
-            drawn: mx.array = plain(*args, key=key, **named)
-            return drawn
-
-        return call
-
-    monkeypatch.setattr(picking, "derive_key", derive)
-    for name in ("categorical", "uniform", "gumbel", "randint"):
-        monkeypatch.setattr(mx.random, name, keyed(getattr(mx.random, name)))
-    keys = [
-        worker.dispatch(prompt=f"row {n}", temperature=1.0, seed=n, max_tokens=8) for n in range(4)
-    ]
-    worker.finish(*keys)
-    assert threads == {threading.get_ident()}
-    for seed in range(4):
-        numbers = [number for other, number in derived if other == seed]
-        assert numbers == list(range(len(numbers))), "each once, in order"
-        assert len(numbers) >= 8
-
-
 def emoji_bias(worker: LoopDriver) -> dict[str, float]:
     """Makes the four bytes of a fox, each a token, take turns with letters."""
     ids = worker.engine.text.encode(body_of(FOX)).tokens
@@ -194,35 +137,6 @@ def test_half_an_emoji_goes_on_rightly_F10_G7(worker: LoopDriver) -> None:
     check_every_resume(worker, stopped, at_once=8)
 
 
-def test_logprobs_are_those_of_the_model(worker: LoopDriver) -> None:
-    got = worker.answer(prompt="hello", max_tokens=6, logprobs=True, top_logprobs=20)
-    entries = [entry for delta in got.deltas for entry in delta.logprobs or ()]
-    everything = worker.answer(
-        prompt="hello", max_tokens=6, temperature=1.0, seed=1, logprobs=True, top_logprobs=20
-    )
-    first = next(entry for delta in everything.deltas for entry in delta.logprobs or ())
-    assert first.top == entries[0].top, "before the temperature"
-    for entry in entries:
-        assert sum(math.exp(other.logprob) for other in entry.top) <= 1.0001
-        assert len({other.token for other in entry.top}) == 20
-    prompt = worker.engine.text.encode(body_of("hello")).tokens
-    assert isinstance(worker.engine, MlxEngine)
-    with mx.stream(worker.engine.stream):
-        logits = worker.engine.model(mx.array([prompt]))[0, -1]
-        logprobs = logits - mx.logsumexp(logits)
-        expected: Any = logprobs[mx.argmax(logprobs)].item()
-    assert entries[0].chosen.logprob == pytest.approx(expected, abs=1e-5)
-
-
-def test_a_probability_of_nothing_is_a_number_still(worker: LoopDriver) -> None:
-    """-inf does not travel."""
-    got = worker.answer(
-        prompt="x", max_tokens=1, logit_bias={"7": 100}, logprobs=True, top_logprobs=20
-    )
-    entries = [entry for delta in got.deltas for entry in delta.logprobs or ()]
-    assert all(-9999.0 <= other.logprob <= 0 for entry in entries for other in entry.top)
-
-
 def test_asking_for_logprobs_changes_no_token(worker: LoopDriver) -> None:
     plain = [worker.dispatch(prompt=f"p{n}", max_tokens=20, seed=n) for n in range(4)]
     expected = [answer.tokens for answer in worker.finish(*plain)]
@@ -231,17 +145,6 @@ def test_asking_for_logprobs_changes_no_token(worker: LoopDriver) -> None:
         for n in range(4)
     ]
     assert [answer.tokens for answer in worker.finish(*asked)] == expected
-
-
-def test_every_id_of_the_vocabulary_can_be_biased(worker: LoopDriver) -> None:
-    got = worker.answer(prompt="x", max_tokens=2, logit_bias={str(VOCABULARY_SIZE - 1): 100})
-    assert got.tokens == [VOCABULARY_SIZE - 1] * 2
-
-
-def test_a_temperature_that_cannot_be_divided_by_takes_the_likeliest() -> None:
-    for temperature in (0.0, 1e-320, 1e-40, 9e-6):
-        assert draws_of(temperature=temperature) is PLAIN
-    assert draws_of(temperature=1e-5) is not PLAIN
 
 
 def test_the_dice_of_xtc_are_not_the_key_of_the_draw() -> None:
@@ -263,35 +166,7 @@ def test_a_grammars_mask_may_be_longer_or_shorter_than_the_logits(width: int) ->
     assert len(values) == width
 
 
-def test_an_answer_cannot_end_before_its_least_length_unless_nothing_else_is_left() -> None:
-    row = make_row(1, [1], min_tokens=4, delivered=[7, 7])
-    minus = -math.inf
-    logits, only_ends = [0.5, 2.0, -1.0, 3.0], [minus, 2.0, minus, 3.0]
-    assert shape(row, [0], logits, ending=[1, 3, 9]) == [0.5, minus, -1.0, minus]
-    assert shape(row, [0], only_ends, ending=[1, 3, 9]) == only_ends
-
-
-@pytest.mark.parametrize(
-    ("changes", "ending", "count"),
-    [
-        ({}, [1], 0),
-        ({"min_tokens": 2}, [1], 1),
-        ({"min_tokens": 2}, [], 0),
-        ({"min_tokens": 2, "delivered": [5]}, [1], 1),
-        ({"min_tokens": 2, "delivered": [5, 5]}, [1], 0),
-        ({"repetition_penalty": 1.1}, [], 1),
-        ({"presence_penalty": -0.1, "frequency_penalty": 0.1}, [], 1),
-        ({"logit_bias": {1: 1.0}, "repetition_penalty": 0.9, "min_tokens": 1}, [1], 3),
-    ],
-)
-def test_nothing_is_computed_that_no_row_asks_for(
-    changes: dict[str, Any], ending: list[int], count: int
-) -> None:
-    draws = make_draws(make_row(1, [1], **changes), ending=ending)
-    assert len(make_shapers([draws], [[]], 8)) == count
-
-
-def test_what_forbids_the_end_sees_what_the_bias_left() -> None:
+def test_a_bias_does_not_undo_a_forbidden_end() -> None:
     row = make_row(1, [1], logit_bias={0: 5.0, 1: 7.0}, min_tokens=1)
     assert shape(row, [1], [0.0, 0.0, 1.0], ending=[1]) == [5.0, -math.inf, 1.0]
 
@@ -302,17 +177,6 @@ def test_keys_and_shares_are_those_of_seed_number_and_purpose() -> None:
     assert derive_key(-1, 3) == int.from_bytes(digest, "little")
     named = hashlib.blake2b(struct.pack("<QQ", 7, 3), digest_size=8, person=b"xtc").digest()
     assert derive_share(7, 3) == (int.from_bytes(named, "little") >> 11) / 2**53
-
-
-@pytest.mark.parametrize(
-    ("tokens", "inside"), [([0, 3, 4, -1, 9], [0, 3]), ([], None), ([4], None), ([2], [2])]
-)
-def test_ids_without_a_place_in_the_logits_are_left_out(
-    tokens: list[int], inside: list[int] | None
-) -> None:
-    found = entries_at([[], tokens], 4)
-    assert (found and found[1].tolist()) == inside
-    assert found is None or mx.all(found[0] == 1).item()
 
 
 @pytest.mark.parametrize(
@@ -357,16 +221,144 @@ def test_a_low_temperature_favours_the_likeliest_and_a_high_one_levels() -> None
     assert (hot[0] < 110, hot[3] > 40) == (True, True)
 
 
-@pytest.mark.parametrize(
-    "parameters",
-    [{"top_k": 1}, {"top_p": 0.1}, {"min_p": 0.9}, {"xtc_probability": 1.0, "xtc_threshold": 0.1}],
-)
-def test_each_row_of_the_logits_is_filtered_by_itself(parameters: dict[str, Any]) -> None:
-    """The likeliest of each is drawn; under XTC anything else, because all below 0.1 stay."""
-    draw = drawer(draws_of(**parameters), draws_of(**parameters, seed=6))
-    shares = mx.array([[0.7, 0.2, 0.05, 0.05], [0.05, 0.05, 0.3, 0.6]])
-    drawn: list[set[int]] = [set(), set()]
-    for _ in range(60):
-        for seen, token in zip(drawn, draw(mx.log(shares)), strict=True):
-            seen.add(token)
-    assert drawn == ([{1, 2, 3}, {0, 1, 2}] if "xtc_probability" in parameters else [{0}, {3}])
+EOS = 300
+
+ALWAYS: dict[str, Any] = {"logit_bias": {str(EOS): 100}}
+"""Makes the model draw its end-of-text token wherever it may."""
+
+
+@pytest.fixture(scope="module")
+def ending_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopDriver]:
+    folder: Path = make_tiny_model(tmp_path_factory.mktemp("tiny"), eos_token_id=EOS)
+    engine = MlxEngine(make_spec(folder))
+    driver = LoopDriver(engine, engine.load(lambda phase, at: None), 8)
+    yield driver
+    driver.close()
+    engine.close()
+
+
+@pytest.mark.bits
+def test_an_end_that_is_ignored_is_a_token_like_any_other(ending_worker: LoopDriver) -> None:
+    got = ending_worker.answer(prompt="x", max_tokens=8, ignore_eos=True, **ALWAYS)
+    assert (got.tokens, got.finish) == ([EOS] * 8, FinishReason.LENGTH)
+    assert got.text == ending_worker.engine.text.token_alone(EOS)[0] * 8
+    check_every_resume(ending_worker, got)
+
+
+def test_all_else_still_ends_an_answer_that_ignores_the_end(ending_worker: LoopDriver) -> None:
+    asked: dict[str, Any] = {"prompt": "x", "max_tokens": 8, "ignore_eos": True}
+    by_token = ending_worker.answer(stop_token_ids=[EOS], **asked, **ALWAYS)
+    assert (by_token.tokens, by_token.finish) == ([], FinishReason.STOP)
+    text = ending_worker.engine.text.token_alone(EOS)[0]
+    by_text = ending_worker.answer(stop=[text + text], **asked, **ALWAYS)
+    assert (by_text.tokens, by_text.text) == ([EOS, EOS], "")
+    assert by_text.finish is FinishReason.STOP
+
+
+@pytest.mark.bits
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_end_is_not_drawn_before_min_tokens(
+    ending_worker: LoopDriver, temperature: float
+) -> None:
+    asked: dict[str, Any] = {"prompt": "x", "max_tokens": 20, "temperature": temperature, "seed": 2}
+    got = ending_worker.answer(min_tokens=7, **asked, **ALWAYS)
+    assert len(got.tokens) == 7
+    assert EOS not in got.tokens
+    assert got.finish is FinishReason.STOP
+    check_every_resume(ending_worker, got)
+    beside = [ending_worker.dispatch(prompt=f"{n}", max_tokens=20, **ALWAYS) for n in range(3)]
+    together = ending_worker.dispatch(min_tokens=7, **asked, **ALWAYS)
+    ending_worker.finish(*beside)
+    assert ending_worker.finish(together)[0].tokens == got.tokens
+
+
+def test_a_grammar_that_can_only_end_wins_over_min_tokens(ending_worker: LoopDriver) -> None:
+    pytest.importorskip("llguidance")
+    form = {"type": "regex", "regex": "ab"}
+    got = ending_worker.answer(prompt="x", max_tokens=9, min_tokens=9, response_format=form)
+    assert (got.text, got.finish) == ("ab", FinishReason.STOP)
+
+
+def test_a_grammar_that_may_end_goes_on_until_min_tokens(ending_worker: LoopDriver) -> None:
+    pytest.importorskip("llguidance")
+    form = {"type": "regex", "regex": "[ab]+"}
+    asked: dict[str, Any] = {"prompt": "x", "max_tokens": 9, "response_format": form}
+    assert len(ending_worker.answer(**asked, **ALWAYS).tokens) == 1
+    got = ending_worker.answer(min_tokens=6, **asked, **ALWAYS)
+    assert (len(got.tokens), got.finish) == (6, FinishReason.STOP)
+    assert set(got.text) <= {"a", "b"}
+    for ends in ([EOS], []):
+        ended = ending_worker.answer(ignore_eos=True, stop_token_ids=ends, **asked, **ALWAYS)
+        assert (len(ended.tokens), ended.finish) == (1, FinishReason.STOP), "the form ends it"
+
+
+def test_a_stop_token_that_a_grammar_leaves_alone_is_drawn(ending_worker: LoopDriver) -> None:
+    pytest.importorskip("llguidance")
+    letter = ending_worker.engine.text.encode(_body("q")).tokens
+    form = {"type": "regex", "regex": "abqqqqqq"}
+    got = ending_worker.answer(
+        prompt="x", max_tokens=9, min_tokens=8, stop_token_ids=letter, response_format=form
+    )
+    assert (got.text, got.finish) == ("ab", FinishReason.STOP)
+
+
+def test_no_id_beyond_the_logits_is_written_to() -> None:
+    """A tokenizer may know ids that the model has no output for."""
+    logits = [1.0, 2.0, 3.0, 4.0]
+    row = make_row(1, [1], min_tokens=1)
+    assert shape(row, [0], logits, ending=[3, 4, 4_000_000]) == [1.0, 2.0, 3.0, -math.inf]
+    assert shape(row, [0], logits, ending=[9]) == logits
+    row = make_row(1, [1], logit_bias={1: 2.0, 4: 9.0, 4_000_000: 9.0})
+    assert shape(row, [0], logits) == [1.0, 4.0, 3.0, 4.0]
+    row = make_row(1, [1], temperature=1.0, xtc_probability=1.0, xtc_threshold=0.0, seed=1)
+    weights = weigh(make_draws(row, spared=[9]), logits)
+    assert [weight > 0 for weight in weights] == [True, False, False, False]
+
+
+@pytest.mark.parametrize("delivered", [0, 2, 3])
+def test_ends_are_forbidden_by_the_number_of_the_token(delivered: int) -> None:
+    row = make_row(1, [1], min_tokens=3, delivered=[5] * delivered)
+    sampler = BatchSampler([make_draws(row, ending=[6])], [[]], 8)
+    is_allowed = []
+    for _ in range(delivered, 5):
+        logits = sampler.shape(mx.zeros((1, 8)), mx.array([1]))
+        value: Any = logits[0, 6].item()
+        is_allowed.append(value == 0)
+        sampler.draw(logits)
+    assert is_allowed == [number >= 3 for number in range(delivered, 5)]
+
+
+def test_where_only_ends_are_left_they_stay() -> None:
+    logits = [-math.inf, 1.0, 2.0, -math.inf]
+    assert shape(make_row(1, [1], min_tokens=9), [0], logits, ending=[1, 2]) == logits
+
+
+def test_xtc_never_leaves_out_a_stop_token() -> None:
+    def drawn(stop_token_ids: tuple[int, ...]) -> set[int]:
+        row = make_row(
+            1,
+            [1],
+            temperature=1.0,
+            xtc_probability=1.0,
+            xtc_threshold=0.1,
+            stop_token_ids=stop_token_ids,
+        )
+        draw = drawer(make_draws(row))
+        logprobs = mx.log(mx.array([[0.6, 0.2, 0.2]]))
+        return {draw(logprobs)[0] for _ in range(40)}
+
+    assert 0 not in drawn(())
+    assert 0 in drawn((0,))
+
+
+def test_every_id_may_end_an_answer(ending_worker: LoopDriver) -> None:
+    got = ending_worker.answer(
+        prompt="x", max_tokens=4, stop_token_ids=[0, VOCABULARY_SIZE - 1], min_tokens=4
+    )
+    assert len(got.tokens) == 4
+
+
+def _body(prompt: str) -> Any:
+    from mlxsup.protocol.body import RequestBody
+
+    return RequestBody(prompt=prompt)

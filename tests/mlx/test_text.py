@@ -1,29 +1,37 @@
-"""Templates, tokenisation and detokenisation."""
+"""Templates, tokenisation and detokenisation of real tokenizers, and their files."""
 
 from __future__ import annotations
 
-import ast
 import json
 import random
-import subprocess
-import sys
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mlx_lm.tool_parsers import json_tools
+from tokenizers.pre_tokenizers import ByteLevel
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import ErrorCode, RemoteError
-from mlxsup.worker.engine import Detokenizer
+from mlxsup.worker.engine import BadModelError, Detokenizer
 from mlxsup.worker.engines.mlx import text as mlx_text
-from mlxsup.worker.engines.mlx.text import MlxText, load_text
+from mlxsup.worker.engines.mlx.text import (
+    MlxText,
+    byte_level_tokens,
+    load_text,
+    sentencepiece_strips,
+    sentencepiece_tokens,
+)
+from mlxsup.worker.engines.mlx.tokenizer import tokenizer_error
 from mlxsup.worker.text.detokenizer import WindowDetokenizer
 
 from support.demo_model import demo_model_folder
-from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
+from support.tiny_model import VOCABULARY_SIZE, make_tiny_model, write_tokenizer
 
 pytestmark = pytest.mark.mlx
+
 
 TEXTS = [
     "plain words, and more of them",
@@ -75,25 +83,12 @@ def test_the_general_detokenizer_gives_the_same_G7(demo_text: MlxText, written: 
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_any_tokens_at_all_give_what_decode_gives_G7(demo_text: MlxText, seed: int) -> None:
+def test_detokenizer_equals_decode_for_any_tokens_G7(demo_text: MlxText, seed: int) -> None:
     """Random ids: broken characters, special tokens, ids beyond the vocabulary."""
     numbers = random.Random(seed)
     tokens = [numbers.choice([numbers.randrange(49152), numbers.randrange(300)]) for _ in range(99)]
     assert "".join(stream(demo_text.detokenizer(), tokens)) == demo_text.decode(tokens)
     assert "".join(stream(demo_text.detokenizer(), [*tokens, 10**6])) == demo_text.decode(tokens)
-
-
-def test_two_detokenizers_do_not_share_state(text: MlxText) -> None:
-    tokens = text.encode(body(prompt="é")).tokens
-    assert len(tokens) == 2
-    first, second = text.detokenizer(), text.detokenizer()
-    assert first.add(tokens[0]) == second.add(tokens[0]) == ""
-    assert first.add(tokens[1]) == second.add(tokens[1]) == "é"
-
-
-def test_half_a_character_at_the_end_is_marked(text: MlxText) -> None:
-    tokens = text.encode(body(prompt="é")).tokens
-    assert stream(text.detokenizer(), tokens[:1]) == ["", "\ufffd"]
 
 
 def test_sentencepiece_vocabularies_stream_too(tmp_path: Path) -> None:
@@ -157,33 +152,10 @@ def test_content_in_text_parts_is_joined(text: MlxText) -> None:
     assert text.decode(tokens) == "[user] Hi there\n[assistant]"
 
 
-@pytest.mark.parametrize("content", [5, [{"type": "image_url"}], ["text"]])
-def test_content_that_is_not_text_is_the_requests_own_error_C7(
-    text: MlxText, content: object
-) -> None:
-    with pytest.raises(RemoteError, match="content that is text") as caught:
-        text.encode(body(messages=[{"role": "user", "content": content}]))
-    assert caught.value.code is ErrorCode.INVALID_REQUEST
-
-
 def test_no_content_is_empty_text(text: MlxText) -> None:
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": None}]
     tokens = text.encode(body(messages=[*messages, {"role": "user"}])).tokens
     assert text.decode(tokens) == "[user] a\n[assistant] \n[user] \n[assistant]"
-
-
-def test_a_template_error_is_the_requests_own_and_says_why_G6(text: MlxText) -> None:
-    with pytest.raises(RemoteError, match="unknown role robot") as caught:
-        text.encode(body(messages=[{"role": "robot", "content": "beep"}]))
-    assert caught.value.code is ErrorCode.INVALID_REQUEST
-
-
-def test_without_a_template_the_error_says_to_use_prompt_G6(tmp_path: Path) -> None:
-    folder = make_tiny_model(tmp_path, has_chat_template=False)
-    codec = load_text(folder, eos_token_ids=None, vocabulary_size=VOCABULARY_SIZE)
-    with pytest.raises(RemoteError, match="no chat template: send prompt") as caught:
-        codec.encode(body(messages=[{"role": "user", "content": "Hi"}]))
-    assert caught.value.code is ErrorCode.INVALID_REQUEST
 
 
 def test_messages_become_text_if_there_is_no_template_and_the_request_says_so(
@@ -203,72 +175,6 @@ def test_messages_become_text_if_there_is_no_template_and_the_request_says_so(
         with pytest.raises(RemoteError, match=f"no chat template, which {parameter} are") as caught:
             codec.encode(body(**asked, **wants))
         assert caught.value.detail == {"parameter": parameter}
-
-
-def test_token_ids_are_checked_against_the_vocabulary_C7(text: MlxText) -> None:
-    assert text.encode(body(prompt_tokens=[0, VOCABULARY_SIZE - 1])).tokens == [0, 2047]
-    with pytest.raises(RemoteError, match="below this model's vocabulary of 2048, not 2048"):
-        text.encode(body(prompt_tokens=[5, VOCABULARY_SIZE]))
-
-
-def test_an_end_of_text_token_of_the_configuration_counts(tmp_path: Path) -> None:
-    folder = make_tiny_model(tmp_path)
-    assert load_text(folder, eos_token_ids=[7, 9], vocabulary_size=None).stop_tokens == [7, 9]
-    assert load_text(folder, eos_token_ids=7, vocabulary_size=None).stop_tokens == [7]
-    assert load_text(folder, eos_token_ids=None, vocabulary_size=None).stop_tokens == []
-
-
-def test_encoding_and_decoding_touch_no_mlx_object_A3(tmp_path: Path) -> None:
-    """They run on another thread, so any use of MLX's work functions there would be the error."""
-    script = (
-        "import sys, threading\n"
-        "from pathlib import Path\n"
-        "import mlx.core as mx\n"
-        "from mlxsup.protocol.body import RequestBody\n"
-        "from mlxsup.worker.engines.mlx.text import load_text\n"
-        "text = load_text(Path(sys.argv[1]), eos_token_ids=None, vocabulary_size=None)\n"
-        "def refuse(*arguments, **named):\n"
-        "    raise AssertionError('MLX was touched')\n"
-        "for name in ('array', 'eval', 'zeros', 'async_eval', 'stream'):\n"
-        "    setattr(mx, name, refuse)\n"
-        "said = []\n"
-        "def work():\n"
-        "    messages = [{'role': 'user', 'content': 'hello'}]\n"
-        "    tokens = text.encode(RequestBody(messages=messages)).tokens\n"
-        "    detokenizer = text.detokenizer()\n"
-        "    said.append(''.join(map(detokenizer.add, tokens)) + detokenizer.finish())\n"
-        "thread = threading.Thread(target=work)\n"
-        "thread.start()\n"
-        "thread.join()\n"
-        "print(said[0])\n"
-    )
-    command = [sys.executable, "-c", script, str(make_tiny_model(tmp_path))]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout == "[user] hello\n[assistant]\n"
-
-
-def test_a_prompt_leaves_the_helper_thread_as_plain_lists_G2(tmp_path: Path) -> None:
-    # The module that runs there does not even import what could make an array.
-    tree = ast.parse(Path(mlx_text.__file__).read_text())
-    names = {
-        alias.name if isinstance(node, ast.Import) else node.module
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for alias in node.names
-    }
-    assert not any(name and name.split(".")[0] == "mlx" for name in names)
-    codec = mlx_text.load_text(
-        make_tiny_model(tmp_path / "tiny"), eos_token_ids=None, vocabulary_size=2048
-    )
-    prompts = []
-    thread = threading.Thread(
-        target=lambda: prompts.append(codec.encode(RequestBody(prompt="hello there")))
-    )
-    thread.start()
-    thread.join()
-    assert type(prompts[0].tokens) is list
-    assert {type(token) for token in prompts[0].tokens} == {int}
 
 
 @pytest.mark.parametrize("written", TEXTS)
@@ -292,3 +198,405 @@ def test_a_tokenizer_in_use_is_not_copied_meanwhile_G7(demo_text: MlxText) -> No
         assert twins == []
     thread.join(60)
     assert len(twins) == 1
+
+
+class Vocabulary:
+    """As much of a tokenizer as gives its tokens."""
+
+    def __init__(self, *tokens: str | None) -> None:
+        self._tokens = tokens
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def convert_ids_to_tokens(self, ids: list[int]) -> list[str | None]:
+        return [self._tokens[token] for token in ids]
+
+
+def test_every_byte_has_its_character_in_a_byte_level_vocabulary() -> None:
+    split = ByteLevel(add_prefix_space=False, use_regex=False)
+    stand_ins = []
+    for byte in range(256):
+        # No text holds every byte, but these two hold those above and below 128.
+        character = chr(byte) if byte < 128 else bytes([byte]).decode("latin-1")
+        ((shown, _),) = split.pre_tokenize_str(character)
+        stand_ins.append((shown, character.encode()))
+    tokens: Any = Vocabulary(*(shown for shown, _ in stand_ins))
+    assert byte_level_tokens(tokens) == [encoded for _, encoded in stand_ins]
+    alphabet = sorted(ByteLevel.alphabet())
+    singles: Any = Vocabulary(*alphabet)
+    assert sorted(byte_level_tokens(singles)) == [bytes([byte]) for byte in range(256)]
+
+
+def test_a_token_outside_the_byte_alphabet_is_plain_text() -> None:
+    tokens: Any = Vocabulary("Ġa", "a b", None, "", "€Ġ", "\ud800", "ń")
+    assert byte_level_tokens(tokens) == [
+        b" a", b"a b", b"", b"", "€Ġ".encode(), b"?", "ń".encode(),
+    ]  # fmt: skip
+
+
+def test_a_sentencepiece_vocabulary_has_single_bytes_and_spaces() -> None:
+    tokens: Any = Vocabulary(
+        "\u2581a\u2581", "<0x0A>", "<0xFF>", "<0x0A", "<0x0A>>", "(0x0A>", "<0x0A)", None, "\ud800"
+    )
+    assert sentencepiece_tokens(tokens) == [
+        b" a ", b"\n", b"\xff", b"<0x0A", b"<0x0A>>", b"(0x0A>", b"<0x0A)", b"", b"?",
+    ]  # fmt: skip
+
+
+REPLACE = {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}
+
+STEPS = [REPLACE, {"type": "ByteFallback"}, {"type": "Fuse"}]
+
+STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+
+
+@pytest.mark.parametrize(
+    ("decoder", "strips"),
+    [
+        ({"type": "Sequence", "decoders": STEPS}, False),
+        ({"type": "Sequence", "decoders": [*STEPS, STRIP]}, True),
+        ({"type": "Sequence", "decoders": [*STEPS, STRIP, STRIP]}, None),
+        ({"type": "Sequence", "decoders": [*STEPS, STRIP | {"start": 2}]}, None),
+        ({"type": "Sequence", "decoders": [*STEPS, STRIP | {"stop": 1}]}, None),
+        ({"type": "Sequence", "decoders": [REPLACE | {"content": "x"}, *STEPS[1:]]}, None),
+        ({"type": "Sequence", "decoders": STEPS[:2]}, None),
+        ({"type": "Sequence", "decoders": [STEPS[0], STEPS[2], STEPS[1]]}, None),
+        ({"type": "Sequence", "decoders": ["x", *STEPS]}, None),
+        ({"type": "Sequence", "decoders": "x"}, None),
+        ({"type": "Sequence"}, None),
+        ({"type": "Other", "decoders": STEPS}, None),
+        ({}, None),
+    ],
+)
+def test_which_decoder_is_sentencepieces(decoder: dict[str, Any], strips: bool | None) -> None:
+    assert sentencepiece_strips(decoder) is strips
+
+
+def tiny(folder: Path, template: str | None = None) -> MlxText:
+    """The tiny model's text side with this template, or with none."""
+    folder.mkdir(exist_ok=True)
+    write_tokenizer(folder, has_chat_template=False)
+    if template is not None:
+        place = folder / "tokenizer_config.json"
+        place.write_text(json.dumps(json.loads(place.read_text()) | {"chat_template": template}))
+    return load_text(folder, eos_token_ids=[7, 5], vocabulary_size=None)
+
+
+def refusal(text: MlxText, **body: Any) -> tuple[str, Any]:
+    with pytest.raises(RemoteError) as caught:
+        text.encode(RequestBody.from_wire(body))
+    assert caught.value.code is ErrorCode.INVALID_REQUEST
+    return caught.value.message, caught.value.detail
+
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def test_a_request_that_cannot_be_encoded_says_which_parameter_is_wrong(tmp_path: Path) -> None:
+    text = tiny(tmp_path / "plain")
+    message, detail = refusal(text, messages=HELLO)
+    assert message == "this model has no chat template: send prompt instead of messages"
+    assert detail["parameter"] == "messages"
+    message, detail = refusal(tiny(tmp_path / "empty", "{{ '' }}"), messages=HELLO)
+    assert message == "prompt takes text of at least one token, not text of none"
+    assert detail["parameter"] == "prompt"
+    message, detail = refusal(text, prompt_tokens=[1, VOCABULARY_SIZE])
+    assert f"ids below this model's vocabulary of {VOCABULARY_SIZE}" in message
+    assert detail["parameter"] == "prompt_tokens"
+    assert text.encode(RequestBody(prompt_tokens=[VOCABULARY_SIZE - 1])).tokens == [2047]
+    odd = tiny(tmp_path / "odd", "{{ raise_exception('n' * 300) }}")
+    message, detail = refusal(odd, messages=HELLO)
+    assert message == f"the model's chat template refuses these messages: {'n' * 200}"
+    assert detail["parameter"] == "messages"
+
+
+def test_only_raw_text_gets_the_tokens_that_begin_a_text(tmp_path: Path) -> None:
+    """A chat template writes its own."""
+    tiny(tmp_path, "{{ messages[0].content }}")
+    place = tmp_path / "tokenizer.json"
+    first = {"SpecialToken": {"id": "!", "type_id": 0}}
+    begins = {
+        "type": "TemplateProcessing",
+        "single": [first, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [first, {"Sequence": {"id": "A", "type_id": 0}}],
+        "special_tokens": {"!": {"id": "!", "ids": [33], "tokens": ["!"]}},
+    }
+    place.write_text(json.dumps(json.loads(place.read_text()) | {"post_processor": begins}))
+    text = load_text(tmp_path, eos_token_ids=[7], vocabulary_size=None)
+    raw = text.encode(RequestBody(prompt="hello")).tokens
+    assert raw[0] == 33
+    assert text.encode(RequestBody(messages=HELLO)).tokens == raw[1:]
+    assert 33 not in text.spared_tokens
+
+
+OPENS = "{% if add_generation_prompt %}[assistant]{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "opening"),
+    [
+        ("{{ messages[0].content }}" + OPENS, "[assistant]"),
+        ("{{ messages[0].content }}", ""),
+        # What also stands before the messages cannot be distinguished from them.
+        (OPENS + "{{ messages[0].content }}", ""),
+        ("{{ messages[0].content }}" + OPENS.replace("[assistant]", "b" * 600), "b" * 512),
+    ],
+)
+def test_the_generation_prompt_opens_the_answer(
+    tmp_path: Path, template: str, opening: str
+) -> None:
+    assert tiny(tmp_path, template).encode(RequestBody(messages=HELLO)).opening == opening
+
+
+def test_ids_that_end_an_answer_and_those_that_are_spared(tmp_path: Path) -> None:
+    text = tiny(tmp_path)
+    assert text.stop_tokens == [5, 7]
+    (line_break,) = text.encode(RequestBody(prompt="\n")).tokens
+    assert text.spared_tokens == sorted([5, 7, line_break])
+    assert text.vocabulary_size == VOCABULARY_SIZE
+    assert text.wants_checkpoints is False
+
+
+def test_token_alone_gives_text_or_nothing(tmp_path: Path) -> None:
+    text = tiny(tmp_path)
+    assert text.token_alone(33) == (text.decode([33]), b"") == ("!", b"")
+    assert text.token_alone(0) == ("\0", b"")
+    assert text.token_alone(VOCABULARY_SIZE - 1) == (text.decode([VOCABULARY_SIZE - 1]), b"")
+    assert text.token_alone(VOCABULARY_SIZE) == text.token_alone(-1) == ("", b"")
+    halves = text.encode(RequestBody(prompt="é")).tokens
+    assert [text.token_alone(half) for half in halves] == [("\ufffd", b"\xc3"), ("\ufffd", b"\xa9")]
+
+
+def test_a_tokenizer_that_no_form_works_with_is_said_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("llguidance")
+    asked: list[dict[str, Any]] = []
+
+    def refuse(tokenizer: Any, **options: Any) -> None:
+        asked.append(options)
+        raise ValueError("s" * 300)
+
+    monkeypatch.setattr(mlx_text, "make_grammar_tokenizer", refuse)
+    text = tiny(tmp_path)
+    with pytest.raises(RemoteError) as caught:
+        text.grammar(RequestBody(prompt="x", response_format={"type": "json_object"}), "")
+    assert caught.value.code is ErrorCode.INVALID_REQUEST
+    assert caught.value.message == (
+        f"response_format does not work with this model's tokenizer: {'s' * 200}"
+    )
+    assert caught.value.detail == {"parameter": "response_format"}
+    assert asked == [{"vocabulary_size": VOCABULARY_SIZE, "end_tokens": [5, 7]}]
+
+
+@pytest.mark.parametrize(
+    ("token_bytes", "unused"),
+    [([b"a", b"\xff", b"b", b"\xff"], 1), ([b"a", b"b"], VOCABULARY_SIZE - 1), (None, 2047)],
+)
+def test_an_answer_in_a_form_ends_with_an_id_that_is_in_no_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token_bytes: Any, unused: int
+) -> None:
+    """A model without an end of text has the byte that no text holds, or else its last id."""
+    ends: list[list[int]] = []
+    write_tokenizer(tmp_path)
+    text = load_text(tmp_path, eos_token_ids=None, vocabulary_size=None)
+    assert text.stop_tokens == []
+    text.token_bytes = token_bytes
+
+    def watch(tokenizer: Any, *, end_tokens: list[int], **options: Any) -> None:
+        ends.append(end_tokens)
+        raise ValueError("seen enough")
+
+    monkeypatch.setattr(mlx_text, "make_grammar_tokenizer", watch)
+    with pytest.raises(RemoteError, match="seen enough"):
+        text.grammar(RequestBody(prompt="x", response_format={"type": "json_object"}), "")
+    assert ends == [[unused]]
+
+
+def test_a_decoder_that_needs_the_tokenizer_has_one_of_its_own(tmp_path: Path) -> None:
+    """Two threads may not use one at once: answers are decoded while prompts are encoded."""
+    write_tokenizer(tmp_path)
+    place = tmp_path / "tokenizer.json"
+    place.write_text(json.dumps(json.loads(place.read_text()) | {"decoder": {"type": "Fuse"}}))
+    text = load_text(tmp_path, eos_token_ids=None, vocabulary_size=None)
+    assert text.token_bytes is None
+    assert text.decoding_tokenizer not in (text.tokenizer, text.inner_tokenizer)
+    tokens = text.encode(RequestBody(prompt="babe")).tokens
+    assert text.decode(tokens) == "babe"
+    alone = [text.token_alone(token) for token in tokens]
+    assert "".join(content for content, _ in alone) == "babe"
+    assert {rest for _, rest in alone} == {b""}, "what it is made of is not known"
+
+
+TEXT = "babe di fo wörld"
+
+
+@pytest.fixture(scope="module")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def folder(tiny_folder: Path, tmp_path: Path) -> Path:
+    """A copy to be changed."""
+    return Path(shutil.copytree(tiny_folder, tmp_path / "model"))
+
+
+def change(folder: Path, file: str, **changes: Any) -> None:
+    path = folder / file
+    values = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**values, **changes}))
+
+
+def text_of(folder: Path, eos_token_ids: Any = None) -> MlxText:
+    return load_text(folder, eos_token_ids=eos_token_ids, vocabulary_size=None)
+
+
+def ids_of(text: MlxText) -> list[int]:
+    return text.encode(RequestBody(prompt=TEXT)).tokens
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_scaling": "linear"},
+        {"rope_scaling": {"type": "odd"}},
+        {"quantization_config": "4bit"},
+        {"max_position_embeddings": "4096"},
+        {"num_labels": "x"},
+        {"id2label": 5},
+        {"bos_token_id": "x"},
+        {"layer_types": ["odd"]},
+        {"auto_map": {"AutoConfig": "code.Config", "AutoTokenizer": ["code.Tokenizer", None]}},
+        {"model_type": "nobody_knows", "auto_map": {"AutoConfig": "code.Config"}},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_tokenizer_does_not_hang_on_the_models_settings(
+    tiny_folder: Path, folder: Path, changes: dict[str, Any]
+) -> None:
+    change(folder, "config.json", **changes)
+    assert ids_of(text_of(folder)) == ids_of(text_of(tiny_folder))
+
+
+@pytest.mark.parametrize("model_type", ["llama", "cohere", "afm7"])
+@pytest.mark.parametrize("place", ["config.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("name", ["Qwen2Tokenizer", "LlamaTokenizerFast", "GPT2Tokenizer", None])
+def test_the_class_of_a_tokenizer_is_the_one_that_transformers_takes(
+    folder: Path, model_type: str, place: str, name: str | None
+) -> None:
+    from transformers import AutoTokenizer
+
+    change(folder, "config.json", model_type=model_type)
+    (folder / "tokenizer_config.json").write_text("{}")
+    if name is not None:
+        change(folder, place, tokenizer_class=name)
+    expected = AutoTokenizer.from_pretrained(folder)
+    loaded = text_of(folder)
+    assert type(loaded.inner_tokenizer) is type(expected)
+    assert ids_of(loaded) == expected.encode(TEXT)
+
+
+@pytest.mark.parametrize(
+    ("file", "changes"),
+    [
+        ("tokenizer.json", {"model": {"type": "odd"}}),
+        ("tokenizer.json", {"added_tokens": [{"id": "x"}]}),
+        ("tokenizer.json", {"decoder": {"type": "odd"}}),
+        ("tokenizer_config.json", {"eos_token": 5}),
+        ("tokenizer_config.json", {"tokenizer_class": 5}),
+    ],
+)
+def test_an_error_of_the_tokenizer_names_its_file_in_one_line_B6(
+    folder: Path, file: str, changes: dict[str, Any]
+) -> None:
+    change(folder, file, **changes)
+    with pytest.raises(BadModelError) as caught:
+        text_of(folder)
+    message = str(caught.value)
+    assert message.startswith(f"{folder / file}: the tokenizer cannot be used: ")
+    assert "\n" not in message
+
+
+def test_a_tokenizer_that_needs_code_of_the_folder_is_refused_B6(folder: Path) -> None:
+    change(folder, "config.json", model_type="nobody_knows")
+    auto_map = {"AutoTokenizer": ["code.Tokenizer", None]}
+    change(folder, "tokenizer_config.json", tokenizer_class="Own", auto_map=auto_map)
+    with pytest.raises(BadModelError) as caught:
+        text_of(folder)
+    assert str(caught.value) == (
+        f"{folder / 'tokenizer_config.json'}: the tokenizer cannot be used: it is a program in the "
+        "model's folder, and mlxsup runs none"
+    )
+
+
+def muse_spark(folder: Path) -> None:
+    """mlx-lm's module for this type has settings for folders without them."""
+    change(folder, "config.json", model_type="muse_spark")
+
+
+def test_missing_settings_come_from_mlx_lms_module(
+    folder: Path,
+) -> None:
+    plain = text_of(folder)
+    muse_spark(folder)
+    text = text_of(folder)
+    assert text.stop_tokens == sorted({*plain.stop_tokens, 200001, 200008})
+    assert (plain.channel_rules.initial, text.channel_rules.initial) == (None, "header")
+    parse = text.channel_rules.parse_tool_call
+    assert parse is not None
+    assert parse(
+        '<atem:invoke name="f"><atem:parameter name="x">1</atem:parameter></atem:invoke>', None
+    ) == {"name": "f", "arguments": {"x": 1}}
+
+
+def test_settings_of_the_folder_win_over_mlx_lms(folder: Path) -> None:
+    muse_spark(folder)
+    change(folder, "tokenizer_config.json", tool_parser_type="json_tools")
+    text = text_of(folder, [7])
+    assert 7 in text.stop_tokens
+    assert not {200001, 200008}.intersection(text.stop_tokens)
+    assert text.channel_rules.parse_tool_call is json_tools.parse_tool_call
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("value", ["</s>", [[1]], [1, None], True, 1.5, {"a": 1}])
+def test_end_tokens_that_are_no_ids_name_the_file_that_has_them_B6(
+    folder: Path, file: str, value: Any
+) -> None:
+    change(folder, file, eos_token_id=value)
+    with pytest.raises(BadModelError) as caught:
+        text_of(folder, value)
+    assert str(caught.value) == (
+        f"{folder / file}: eos_token_id takes a token id or a list of them, not {json.dumps(value)}"
+    )
+
+
+def test_of_two_files_with_the_same_wrong_end_token_the_one_that_is_used_is_named(
+    folder: Path,
+) -> None:
+    """mlx-lm takes generation_config.json's."""
+    for file in ("config.json", "generation_config.json"):
+        change(folder, file, eos_token_id="</s>")
+    with pytest.raises(BadModelError) as caught:
+        text_of(folder, "</s>")
+    assert str(caught.value).startswith(f"{folder / 'generation_config.json'}: eos_token_id")
+
+
+def test_an_error_is_about_the_file_that_can_be_wrong(tmp_path: Path, tiny_folder: Path) -> None:
+    """tokenizer_config.json only if the tokenizer itself can be read; the folder if none is."""
+
+    def blamed() -> str:
+        message = str(tokenizer_error(tmp_path, ValueError("odd\nvalue")))
+        place, _, rest = message.partition(": ")
+        assert rest == "the tokenizer cannot be used: odd value"
+        return place.removeprefix(str(tmp_path))
+
+    assert blamed() == ""
+    shutil.copy(tiny_folder / "tokenizer.json", tmp_path)
+    assert blamed() == "/tokenizer.json"
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    assert blamed() == "/tokenizer_config.json"
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert blamed() == "/tokenizer.json"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +88,15 @@ def random_state() -> list[int]:
 
 
 def fingerprint_of(path: Path) -> str:
-    """The fingerprint that an engine finds for a folder."""
-    engine = MlxEngine(make_spec(path, max_concurrency=1))
-    facts = engine.load(lambda phase, progress: None)
-    engine.close()
-    return facts.fingerprint
+    """The fingerprint that an engine finds for a folder; one load for each state of it."""
+    files = sorted(path.glob("*"))
+    return _load_fingerprint(path, tuple(file.stat().st_mtime_ns for file in files))
+
+
+@cache
+def _load_fingerprint(path: Path, changed_ns: tuple[int, ...]) -> str:
+    with loaded_engine(path, max_concurrency=1) as engine:
+        return engine.facts.fingerprint
 
 
 def known_as(path: Path, way: Batching) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A model folder as files: what is read, what is refused and how it is named, what is counted."""
+"""A model folder as files: what is read, and what is refused by which name."""
 
 from __future__ import annotations
 
@@ -67,8 +67,6 @@ def refused(path: Path, error: type[Exception]) -> str:
 
 
 # ---------------------------------------------------------------- what is found
-
-
 def test_a_folder_of_one_weight_file(folder: Path) -> None:
     file = folder / "model.safetensors"
     assert check(folder) == ModelFolder(
@@ -94,18 +92,6 @@ def test_shards_are_read_in_order_of_name_and_reported_by_their_bytes(folder: Pa
     sizes = [first.stat().st_size, second.stat().st_size]
     assert found.weight_bytes == sum(sizes)
     assert shares == [sizes[0] / sum(sizes), 1.0]
-
-
-@pytest.mark.parametrize(
-    "name", ["tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json", "x.tiktoken"]
-)
-def test_any_of_these_is_a_tokenizer(folder: Path, name: str) -> None:
-    (folder / "tokenizer.json").unlink()
-    (folder / "tokenizer_config.json").write_text("{}")
-    expected = f"{folder / 'tokenizer.json'} does not exist, nor another tokenizer"
-    assert refused(folder, ModelMissingError) == expected
-    (folder / name).write_text("{}")
-    assert check(folder).path == folder
 
 
 @pytest.mark.parametrize(
@@ -135,9 +121,7 @@ def test_a_number_of_the_configuration_is_positive_and_that_outside_counts_first
 
 
 # ---------------------------------------------------------------- what is refused
-
-
-def test_what_is_no_folder_is_named(folder: Path, tmp_path: Path) -> None:
+def test_a_missing_folder_is_named(folder: Path, tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     assert refused(gone, ModelMissingError) == f"the model folder {gone} does not exist"
     file = tmp_path / "file"
@@ -159,19 +143,6 @@ def test_a_file_that_is_not_json_is_named(folder: Path, name: str) -> None:
     assert refused(folder, BadModelError).startswith(f"{folder / name} is not JSON: ")
     (folder / name).write_text("[]")
     assert refused(folder, BadModelError) == f"{folder / name} does not hold a JSON object"
-
-
-def test_the_files_that_loaders_parse() -> None:
-    assert set(READ_AS_JSON) == {
-        "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
-        "special_tokens_map.json", "added_tokens.json", "hf_quant_config.json",
-        "model.safetensors.index.json",
-    }  # fmt: skip
-
-
-def test_another_file_may_hold_anything(folder: Path) -> None:
-    (folder / "notes.json").write_text("[")
-    assert check(folder).weight_bytes > 0
 
 
 @pytest.mark.parametrize("config", ["{}", '{"model_type": 7}', '{"model_type": null}'])
@@ -200,13 +171,6 @@ def test_an_index_names_its_shards(folder: Path) -> None:
     assert refused(folder, ModelMissingError) == expected
     index.write_text('{"weight_map": ["model.safetensors"]}')
     assert refused(folder, BadModelError) == f"{index} has no weight_map"
-
-
-@pytest.mark.parametrize("name", ["weights.safetensors", "model.bin"])
-def test_only_weights_under_their_usual_name_are_found(folder: Path, name: str) -> None:
-    (folder / "model.safetensors").rename(folder / name)
-    expected = f"{folder / 'model.safetensors'} does not exist, nor any shard"
-    assert refused(folder, ModelMissingError) == expected
 
 
 @pytest.mark.parametrize("error", [PermissionError, OSError])
@@ -242,20 +206,9 @@ def test_every_file_of_the_tokenizer_must_be_readable(folder: Path) -> None:
 
 
 # ---------------------------------------------------------------- weight files
-
-
 def header_of(path: Path, content: bytes) -> list[str]:
     path.write_bytes(content)
     return list(read_safetensors_header(path))
-
-
-def test_a_weight_file_names_its_arrays(tmp_path: Path) -> None:
-    file = tmp_path / "w"
-    assert header_of(file, arrays("a", "b")) == ["a", "b"]
-    assert header_of(file, arrays("a") + b"more") == ["a"]
-    assert header_of(file, safetensors({})) == []
-    meta = {"__metadata__": {"format": "mlx"}, "a": entry([2], 0, 2)}
-    assert header_of(file, safetensors(meta, b"xy")) == ["a"]
 
 
 BAD_WEIGHTS: dict[str, tuple[bytes, str]] = {
@@ -337,8 +290,6 @@ def test_a_pointer_of_git_lfs_is_called_so(folder: Path, name: str) -> None:
 
 
 # ---------------------------------------------------------------- the fingerprint
-
-
 @pytest.mark.parametrize(
     ("name", "is_one"),
     [
@@ -366,3 +317,96 @@ def test_a_fingerprint_is_that_of_these_lines(folder: Path) -> None:
     lines += ["fact a 2\n", "fact b 1\n"]
     expected = hashlib.sha256("".join(lines).encode()).hexdigest()
     assert fingerprint(check(folder), {"b": "1", "a": "2"}) == expected
+
+
+LAYERS = {
+    f"model.layers.{n}.w": {"dtype": "U8", "shape": [64, 32], "data_offsets": [0, 2048]}
+    for n in range(3)
+}
+
+
+@pytest.fixture
+def sized_folder(tmp_path: Path) -> Path:
+    """A model of three layers whose weights share their bytes."""
+    path = tmp_path / "m"
+    path.mkdir()
+    (path / "config.json").write_text('{"model_type": "llama"}')
+    (path / "tokenizer.json").write_text("{}")
+    header = json.dumps(LAYERS).encode()
+    weights = struct.pack("<Q", len(header)) + header + bytes(2048)
+    (path / "model.safetensors").write_bytes(weights)
+    return path
+
+
+def refused_sizes(path: Path) -> str:
+    with pytest.raises(BadModelError) as caught:
+        check_folder(path, lambda share: None)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "chat_template.jinja", "model-2.safetensors", "x.txt"]
+)
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_special_file_is_refused_unopened(sized_folder: Path, name: str, kind: str) -> None:
+    (sized_folder / name).unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(sized_folder / name)
+    else:
+        (sized_folder / name).symlink_to("/dev/zero")
+    assert refused_sizes(sized_folder).startswith(f"{sized_folder / name} is not a regular file")
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "chat_template.jinja"])
+def test_a_text_of_a_gigabyte_is_refused_before_it_is_read(sized_folder: Path, name: str) -> None:
+    with open(sized_folder / name, "wb") as file:
+        file.truncate(2**30)
+    assert refused_sizes(sized_folder) == (
+        f"{sized_folder / name} has 1.00 GiB; a file of its kind has 100.0 MiB at most"
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (
+            {"num_hidden_layers": 10**9},
+            "num_hidden_layers is 1000000000; the weight files hold 3 l",
+        ),
+        ({"num_hidden_layers": 10**7}, "num_hidden_layers is 10000000; the weight files hold 3 l"),
+        ({"num_hidden_layers": 1e300}, "num_hidden_layers is 1e+300; the weight files hold 3"),
+        ({"n_layer": 10**9}, "n_layer is 1000000000; "),
+        ({"text_config": {"num_hidden_layers": 10**9}}, "text_config.num_hidden_layers is 1000000"),
+        ({"hidden_size": 10**9}, "hidden_size is 1000000000; the longest side of an array in the"),
+        ({"vocab_size": 10**9}, "vocab_size is 1000000000; the longest side of an array in the w"),
+        ({"num_attention_heads": 10**9}, "num_attention_heads is 1000000000; the longest side of"),
+        ({"intermediate_size": [64, 10**9]}, "intermediate_size is 1000000000; the longest side"),
+        ({"hidden_size": -1}, "hidden_size is -1; it takes a whole number from 0"),
+        ({"hidden_size": "64"}, 'hidden_size is "64"; it takes a whole number from 0'),
+        ({"hidden_size": float("nan")}, "hidden_size is NaN; it takes a whole number from 0"),
+        ({"hidden_size": float("inf")}, "hidden_size is Infinity; "),
+        ({"hidden_size": True}, "hidden_size is true; it takes a whole number from 0"),
+        ({"hidden_size": {"a": 1}}, 'hidden_size is {"a": 1}; it takes a whole number from 0'),
+    ],
+)
+def test_a_size_that_no_weight_file_has_is_refused_by_its_key(
+    sized_folder: Path, config: dict[str, Any], said: str
+) -> None:
+    (sized_folder / "config.json").write_text(json.dumps({"model_type": "llama"} | config))
+    error = refused_sizes(sized_folder)
+    assert error.startswith(f"{sized_folder / 'config.json'}: {said}")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"num_hidden_layers": 3, "hidden_size": 64, "num_key_value_heads": None, "n_layer": 106},
+        {"num_hidden_layers": 3.0, "num_experts": 0, "vocab_size": 4096},
+        {"intermediate_size": [64, 64, None], "vision_config": {"hidden_size": 10**9}},
+    ],
+)
+def test_sizes_that_cost_nothing_are_left_to_the_loader(
+    sized_folder: Path, config: dict[str, Any]
+) -> None:
+    (sized_folder / "config.json").write_text(json.dumps({"model_type": "llama"} | config))
+    assert check_folder(sized_folder, lambda share: None).config["model_type"] == "llama"

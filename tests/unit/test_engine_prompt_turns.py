@@ -1,14 +1,14 @@
-"""Which prompts a step reads, on a simulated machine."""
+"""Which prompts a step reads, and which are long, on a simulated machine."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxsup.worker.engines.mlx.prefill import HEADROOM, PrefillPacer
+from mlxsup.worker.engines.mlx.prefill import FIXED_CHUNK, HEADROOM, PrefillPacer
 from mlxsup.worker.engines.mlx.prompt_turns import (
     PromptRead,
     PromptTurns,
@@ -17,6 +17,7 @@ from mlxsup.worker.engines.mlx.prompt_turns import (
 )
 
 PASS_S, TOKEN_S, DECODE_S = 0.01, 0.001, 0.01
+
 TARGET_S = 0.1
 
 
@@ -151,34 +152,8 @@ def test_a_first_token_that_is_due_comes_before_more_of_a_long_prompt() -> None:
     assert machine.step()
 
 
-def test_a_prompt_of_one_token_needs_no_pass() -> None:
-    machine = make_machine()
-    machine.add(0, 1)
-    assert machine.turns.predict_s(decode_rows=0) == 0.0
-    assert machine.step() == {0: 0}
-    assert len(machine.turns) == 0
-
-
-def test_a_step_reads_at_most_the_longest_prompt_or_nothing_if_none_waits() -> None:
-    machine = make_machine()
-    assert machine.turns.longest(decode_rows=0) == 0
-    for uid, total in ((1, 5), (2, 9)):
-        machine.add(uid, total)
-    assert machine.turns.longest(decode_rows=0) == 9
-    machine.add(3, 100_000)
-    assert machine.turns.longest(decode_rows=0) == machine.turns.chunk(decode_rows=0) < 100_000
-
-
-def test_before_anything_is_known_one_prompt_is_read_and_nothing_predicted() -> None:
-    turns = SerialTurns(PrefillPacer(decode_stall_target_s=0.25, step_timeout_s=30.0))
-    turns.add(0, total=100, known=0)
-    turns.add(1, total=100, known=0)
-    assert turns.plan(decode_rows=0) == {0: 8}
-    assert turns.predict_s(decode_rows=0) == 0.0
-
-
 @pytest.mark.parametrize("kind", [TogetherTurns, SerialTurns])
-def test_what_is_dropped_holds_something_new_or_not(kind: type[PromptTurns]) -> None:
+def test_drop_says_whether_the_row_read_anything(kind: type[PromptTurns]) -> None:
     turns = kind(PrefillPacer(decode_stall_target_s=0.25, step_timeout_s=30.0))
     turns.add(0, total=100, known=40)
     turns.add(1, total=100, known=40)
@@ -270,7 +245,7 @@ class Recorder:
         (SerialTurns, [(1, 5, 3, 0.2, 20), (1, 3, 0, 0.1, 0)]),
     ],
 )
-def test_what_a_step_teaches(
+def test_a_step_teaches_the_pacer(
     kind: type[PromptTurns], seen: list[tuple[int, int, int, float, int]]
 ) -> None:
     pacer: Any = Recorder()
@@ -300,6 +275,7 @@ def test_a_prompt_of_which_nothing_had_to_be_read_teaches_nothing_of_its_pass(
     assert pacer.seen == seen
 
 
+@settings(max_examples=40)
 @given(
     totals=st.lists(st.integers(1, 3000), min_size=1, max_size=12),
     target_s=st.floats(0.02, 1.0),
@@ -324,3 +300,67 @@ def test_every_prompt_is_read_once_to_its_end_in_bounded_steps(
         assert machine.took_s[-1] <= max(2 * limit_s, first_s)
         assert machine.steps < 4000
     assert [machine.read[uid] for uid in range(len(totals))] == [total - 1 for total in totals]
+
+
+WAYS = [SerialTurns, TogetherTurns]
+
+
+def turns_of(way: type[PromptTurns]) -> PromptTurns:
+    """Turns with chunks of a fixed size."""
+    return way(PrefillPacer(decode_stall_target_s=0.25, step_timeout_s=30.0, is_fixed=True))
+
+
+def read(turns: PromptTurns, uid: int, done: int, *, is_over: bool = False) -> None:
+    turns.take([PromptRead(uid=uid, done=done, is_over=is_over)], decode_rows=0, took_s=0.1)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_prompt_that_one_chunk_reads_is_short(way: type[PromptTurns]) -> None:
+    turns = turns_of(way)
+    assert not turns.has_long(decode_rows=0)
+    turns.add(1, total=FIXED_CHUNK + 1, known=0)  # its last token is not read
+    assert not turns.has_long(decode_rows=0)
+    turns.add(2, total=FIXED_CHUNK + 2, known=0)
+    assert turns.has_long(decode_rows=0)
+    turns.drop(2)
+    assert not turns.has_long(decode_rows=0)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_prompt_that_took_one_chunk_is_long_up_to_its_last(way: type[PromptTurns]) -> None:
+    turns = turns_of(way)
+    turns.add(1, total=FIXED_CHUNK + 50, known=0)
+    read(turns, 1, FIXED_CHUNK)
+    assert turns.has_long(decode_rows=0)
+    assert not turns.has_read
+    read(turns, 1, FIXED_CHUNK + 49)
+    assert not turns.has_long(decode_rows=0)
+    assert turns.has_read
+    read(turns, 1, FIXED_CHUNK + 50, is_over=True)
+    assert not turns.has_read
+
+
+def test_serial_passes_that_are_held_only_take_prompts_that_need_no_reading() -> None:
+    turns = turns_of(SerialTurns)
+    turns.add(1, total=600, known=0)
+    turns.add(2, total=600, known=599)
+    turns.add(3, total=1, known=0)
+    assert turns.hold() == {2: 0, 3: 0}
+
+
+def test_a_pass_over_all_prompts_that_is_held_reads_none_of_them() -> None:
+    turns = turns_of(TogetherTurns)
+    turns.add(1, total=600, known=0)
+    turns.add(2, total=600, known=599)
+    assert turns.hold() == {1: 0, 2: 0}
+
+
+def test_only_what_was_read_is_progress() -> None:
+    turns = turns_of(TogetherTurns)
+    turns.add(1, total=600, known=0)
+    turns.add(2, total=10, known=9)
+    reads = [PromptRead(uid=1, done=0, is_over=False), PromptRead(uid=2, done=1, is_over=True)]
+    assert turns.take(reads, decode_rows=0, took_s=0.1) == [(2, 10, 10, 1)]
+    assert turns.take([reads[0]], decode_rows=0, took_s=0.1) == []
+    again = PromptRead(uid=1, done=256, is_over=False)
+    assert turns.take([again], decode_rows=0, took_s=0.1) == [(1, 256, 600, 256)]

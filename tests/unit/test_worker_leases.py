@@ -5,15 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mlxsup.protocol.states import FinishReason, WorkerPhase
-from mlxsup.protocol.worker_messages import (
-    CancelRow,
-    Exit,
-    Lease,
-    Leases,
-    PauseRow,
-    RowDelta,
-    Step,
-)
+from mlxsup.protocol.worker_messages import CancelRow, Exit, Lease, Leases, PauseRow, RowDelta, Step
 from mlxsup.worker.link import LinkBrokenError
 
 from support.turn_bench import A, B, Bench
@@ -103,15 +95,6 @@ def test_when_its_last_answer_ends_it_says_that_it_only_waits(bench: Bench) -> N
     assert (said.wants_lease, said.only_waits) == (False, True)
 
 
-def test_a_step_that_only_decodes_says_so_in_its_phase(bench: Bench) -> None:
-    bench.engine.is_decoding = True
-    phases = []
-    for messages in ([], [NEEDED]):
-        hear(bench, *messages)
-        phases.append(bench.board.current.phase)
-    assert phases == [WorkerPhase.PREFILL, WorkerPhase.DECODE]
-
-
 def test_short_prompts_take_no_lease(bench: Bench) -> None:
     bench.engine.is_long = False
     assert hear(bench, NEEDED)
@@ -121,13 +104,6 @@ def test_short_prompts_take_no_lease(bench: Bench) -> None:
 def test_while_it_waits_it_says_so_and_not_that_it_is_idle(bench: Bench) -> None:
     hear(bench, NEEDED)
     assert phase_after_a_wait(bench) is WorkerPhase.WAITING
-
-
-def test_without_a_row_it_is_idle_though_it_has_asked(bench: Bench) -> None:
-    hear(bench, NEEDED)
-    hear(bench, CancelRow(key=A))
-    bench.engine.is_long = False
-    assert phase_after_a_wait(bench) is WorkerPhase.IDLE
 
 
 def test_a_cancel_needs_no_lease_and_a_lease_that_comes_too_late_goes_back_at_once(
@@ -181,7 +157,7 @@ def test_a_lease_that_was_asked_for_is_waited_for_though_none_is_needed_any_long
     assert bench.sent() == [Step(step=3, reads_on=True)]
 
 
-def test_a_lease_that_nobody_asked_for_breaks_the_rules(bench: Bench) -> None:
+def test_an_unasked_lease_breaks_the_rules(bench: Bench) -> None:
     with pytest.raises(LinkBrokenError, match=r"^a lease came that was not asked for$"):
         hear(bench, Lease())
 

@@ -1,20 +1,17 @@
-"""The worker's socket and its heartbeats, against real sockets in this process."""
+"""The socket of a worker and its heartbeats, against real sockets in this process."""
 
 import itertools
 import shutil
-import socket
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgpack
 import pytest
 import zmq
 
-from mlxsup.protocol.codec import MAX_FRAME_BYTES, Decoder, encode
+from mlxsup.protocol.codec import Decoder, encode
 from mlxsup.protocol.folders import BEAT_SUFFIX
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import WorkerPhase
@@ -59,14 +56,6 @@ def far() -> Iterator[Far]:
     yield made
     made.context.destroy(linger=0)
     shutil.rmtree(made.folder)
-
-
-def test_a_look_finds_out_that_nothing_has_come(far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which is cheaper than an error that says so, after each step."""
-    link = Link(far.endpoint)
-    monkeypatch.setattr(zmq.Socket, "recv_multipart", None)
-    assert link.receive() is None
-    link.close(0.0)
 
 
 @pytest.fixture
@@ -144,15 +133,6 @@ def test_a_reader_that_stands_still_fills_the_outbox_and_order_is_kept(
     assert numbers == list(range(sent))
 
 
-def test_a_wait_ends_when_there_is_room_again(far: Far, link: Link) -> None:
-    while link.flush():
-        link.send_frames([b"p" * 65536])
-    while not link.flush():
-        far.socket.recv_multipart()
-        link.wait(0.01)
-    assert link.flush()
-
-
 def test_close_sends_what_is_left(far: Far) -> None:
     # A receiver at its high-water mark loses what is behind it when the peer closes.
     far.socket.close()
@@ -204,7 +184,7 @@ def test_beats_say_what_was_published_last_F11(far: Far) -> None:
     beats.close()
 
 
-def test_beats_to_nobody_are_dropped(far: Far) -> None:
+def test_beats_without_a_reader_are_dropped(far: Far) -> None:
     tried = itertools.count()
     has_tried_more_than_wait = threading.Event()
 
@@ -234,7 +214,7 @@ def test_heartbeats_that_have_ended_are_known_to_have_P23(far: Far) -> None:
     assert ended.is_set()
 
 
-def test_what_a_link_takes_unread_is_bounded(far: Far) -> None:
+def test_unread_messages_of_a_link_are_bounded(far: Far) -> None:
     """Requests wait in the supervisor, where they can be cancelled and survive a crash."""
     endpoint = far.endpoint + "-full"
     sender: zmq.Socket[bytes] = far.context.socket(zmq.DEALER)
@@ -268,41 +248,6 @@ def test_a_link_counts_what_it_was_given_and_what_came_P23(far: Far, link: Link)
     assert (link.sent, link.received) == (2, 2)
 
 
-class RecordingPoller:
-    """Notes what is waited for."""
-
-    def __init__(self) -> None:
-        self.flags: list[int] = []
-        self.timeouts: list[int | None] = []
-
-    def register(self, socket: object, flags: int) -> None:
-        self.flags.append(flags)
-
-    def poll(self, timeout_ms: int | None) -> None:
-        self.timeouts.append(timeout_ms)
-
-    def __contains__(self, socket: object) -> bool:
-        return False
-
-
-def test_a_wait_is_never_shorter_than_it_should_be_and_never_negative(
-    far: Far, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recorder = RecordingPoller()
-    monkeypatch.setattr(zmq, "Poller", lambda: recorder)
-    link = Link(far.endpoint + "-nobody")
-    assert recorder.flags == [zmq.POLLIN], "its wakes"
-    recorder.flags.clear()
-    for timeout_s in (None, 0.5, 0.0, 0.0001, -1.0):
-        link.wait(timeout_s)
-    assert recorder.timeouts == [None, 501, 1, 1, 0]
-    while link.flush():
-        link.send(Step(step=1))
-    link.wait(None)
-    link.close(0.0)
-    assert recorder.flags == [zmq.POLLIN] * 5 + [zmq.POLLIN | zmq.POLLOUT]
-
-
 def test_a_dropped_link_is_silent_both_ways(far: Far, link: Link) -> None:
     link.wait(0.0)
     link.send(Step(step=1))
@@ -316,83 +261,9 @@ def test_a_dropped_link_is_silent_both_ways(far: Far, link: Link) -> None:
     link.drop()
 
 
-class OneSocket(zmq.Context[zmq.Socket[bytes]]):
-    """Notes the sockets that are made of it."""
-
-    made: list[zmq.Socket[bytes]] = []  # noqa: RUF012
-
-    def socket(self, *given: Any, **named: Any) -> Any:
-        self.made.append(super().socket(*given, **named))
-        return self.made[-1]
-
-
-def test_a_link_holds_little_and_a_forgotten_one_keeps_no_process_alive(
-    far: Far, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(zmq, "Context", OneSocket)
-    monkeypatch.setattr(OneSocket, "made", [])
-    link = Link(far.endpoint)
-    [made] = OneSocket.made
-    options = (zmq.SNDHWM, zmq.RCVHWM, zmq.MAXMSGSIZE, zmq.LINGER)
-    assert [made.get(option) for option in options] == [
-        HIGH_WATER_MARK, HIGH_WATER_MARK, MAX_FRAME_BYTES, 0
-    ]  # fmt: skip
-    assert made.type == zmq.DEALER
-    link.close(0.0)
-
-
-def test_a_link_closes_with_the_time_that_is_left(
-    far: Far, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of ten seconds two have gone when the outbox is empty; of one, none is left."""
-    closed: list[Any] = []
-    close = zmq.Socket.close
-
-    def close_noted(self: Any, linger: int | None = None) -> None:
-        closed.append(linger)
-        close(self, 0)
-
-    for given_s, times in ((10.0, [5.0, 7.0]), (1.0, [5.0, 7.0])):
-        link = Link(far.endpoint)
-        monkeypatch.setattr(zmq.Socket, "close", close_noted)
-        now = iter(times)
-        monkeypatch.setattr(time, "monotonic", lambda now=now: next(now))
-        link.close(given_s)
-        monkeypatch.undo()
-    assert closed == [8000, 0]
-
-
-def test_a_wake_is_one_byte_so_that_many_fit_before_one_is_lost(
-    far: Far, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    receiver, sender = wakes = socket.socketpair()
-    monkeypatch.setattr(socket, "socketpair", lambda: wakes)
-    link = Link(far.endpoint)
-    link.wake()
-    link.wake()
-    assert receiver.recv(16) == bytes(2)
-    link.close(0.0)
-    assert sender.fileno() == -1
-
-
 def test_a_key_that_a_newer_supervisor_sends_is_ignored(far: Far, link: Link) -> None:
     header, *rest = encode(CancelRow(key=RequestKey(7)))
     newer = msgpack.packb(msgpack.unpackb(header) | {"mood": "calm"})
     far.socket.send_multipart([newer, *rest])
     link.wait(60.0)
     assert link.receive() == CancelRow(key=RequestKey(7))
-
-
-def test_the_sockets_of_a_link_are_closed_with_it(
-    far: Far, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    context, wakes = zmq.Context(), socket.socketpair()
-    monkeypatch.setattr(zmq, "Context", lambda: context)
-    monkeypatch.setattr(socket, "socketpair", lambda: wakes)
-    link = Link(far.endpoint)
-    assert not link.is_closed
-    link.close(0.0)
-    assert link.is_closed
-    assert context.closed
-    assert [one.fileno() for one in wakes] == [-1, -1]
-    link.wake()  # nobody is waiting now

@@ -1,31 +1,29 @@
-"""A worker's life in this process: what its loop drives, and what it says last."""
+"""A worker in this process: what its loop drives, what it says last, and how its life ends."""
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from itertools import count
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from mlxsup.protocol.launch import ExitCode, LaunchSpec
+from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.launch import ExitCode
+from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import Batching, LoadPhase, WorkerPhase
 from mlxsup.protocol.version import VERSION
-from mlxsup.protocol.worker_messages import (
-    Dying,
-    Hello,
-    LoadProgress,
-    Ready,
-)
+from mlxsup.protocol.worker_messages import CancelRow, Dying, Exit, Hello, LoadProgress, Ready
 from mlxsup.worker import process as process_module
-from mlxsup.worker.engine import Engine, EngineBytes
+from mlxsup.worker.engine import Engine, EngineBytes, EngineFacts, ReportProgress
 from mlxsup.worker.engines.fake.engine import FakeEngine
-from mlxsup.worker.engines.mlx import engine as mlx_engine
-from mlxsup.worker.process import LINGER_S, Life
+from mlxsup.worker.link import Link
+from mlxsup.worker.process import LINGER_S, Life, TerminatedError, TerminationHandler
 from mlxsup.worker.thread_guard import OwnedEngine, WrongThreadError
 
 from support.worker_life import IdleLoop, Supervisor, listening, make_spec, run_loop
@@ -83,7 +81,7 @@ def idle_loop(monkeypatch: pytest.MonkeyPatch) -> type[IdleLoop]:
     return IdleLoop
 
 
-def test_a_life_says_who_it_is_how_it_loads_and_what_it_has_loaded(
+def test_a_life_says_hello_progress_and_ready(
     supervisor: Supervisor, idle_loop: type[IdleLoop]
 ) -> None:
     options = {
@@ -186,44 +184,250 @@ def test_a_machine_without_mlx_has_no_device(
     assert (last.code, last.message.split(": ")[0]) == (69, "MLX cannot be imported")
 
 
-def test_the_log_says_how_long_the_start_took_and_what_was_started(
+def test_an_exit_during_the_load_ends_it_without_a_cause_B9(
+    supervisor: Supervisor, idle_loop: type[IdleLoop]
+) -> None:
+    life = Life(make_spec(supervisor))
+    supervisor.say(Exit())
+    life.link.wait(60.0)
+    assert life.run() == ExitCode.ASKED
+    types = [message.TYPE for message in supervisor.heard(last="load_progress")]
+    assert types == ["hello", "load_progress"], "the load ends at its first report"
+    assert not life.termination.is_interrupting
+
+
+def test_a_message_before_ready_breaks_the_link(
+    supervisor: Supervisor, idle_loop: type[IdleLoop]
+) -> None:
+    life = Life(make_spec(supervisor))
+    supervisor.say(CancelRow(key=RequestKey(1)))
+    life.link.wait(60.0)
+    assert life.run() == 76
+    assert supervisor.heard(last="dying")[-1] == Dying(
+        code=76, message="cancel_row came before READY"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fake", "code", "cause", "has_traceback"),
+    [
+        ({"load_error": "missing"}, 66, "the model folder /nowhere does not exist", False),
+        ({"load_error": "memory"}, 75, "the weights do not fit into memory", False),
+        ({"load_error": "exception"}, 70, "RuntimeError: life 1 raises this on demand", True),
+        ({"load_steps": 0}, 64, "the fake engine's load_steps takes an integer from 1", False),
+    ],
+)
+def test_a_load_that_fails_is_the_last_thing_said_F3(
     supervisor: Supervisor,
     idle_loop: type[IdleLoop],
-    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
+    fake: dict[str, Any],
+    code: int,
+    cause: str,
+    has_traceback: bool,
 ) -> None:
-    times = iter([100.0, 102.5])
-    monkeypatch.setattr(process_module, "time", SimpleNamespace(monotonic=lambda: next(times)))
-    with caplog.at_level(logging.INFO):
-        Life(make_spec(supervisor)).run()
-    assert [record.message for record in caplog.records] == [
-        "worker started model=m generation=1",
-        'model ready model=m backend=fake seconds=2.500 prefix_cache="0.0 MiB" '
-        "prefix_cache_tokens=0",
-        "worker exits model=m code=0",
-    ]
+    life = Life(make_spec(supervisor, fake=fake))
+    with caplog.at_level(logging.ERROR):
+        assert life.run() == code
+    assert not life.termination.is_interrupting, "a SIGTERM interrupts no end that is under way"
+    assert supervisor.heard(last="dying")[-1] == Dying(code=code, message=cause)
+    assert ("Traceback" in capsys.readouterr().err) is has_traceback
+    assert f"worker dies code={code} cause=" in caplog.text
 
 
-def test_steps_are_timed_with_the_clock_that_every_beat_asks_P7(
+def test_sigterm_is_a_death_unless_the_exit_was_asked_for_too_E5(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_come = []
+
+    def run(loop: IdleLoop, must_end: Callable[[], bool]) -> None:
+        has_come.append(must_end())
+        signal.raise_signal(signal.SIGTERM)
+        has_come.append(must_end())
+
+    run_loop(monkeypatch, run, asked=False)
+    assert Life(make_spec(supervisor)).run() == 143
+    assert has_come == [False, True], "it is seen between two steps, and interrupts none"
+    assert supervisor.heard(last="dying")[-1] == Dying(code=143, message="ended by SIGTERM")
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "last"),
+    [(Exit(), 0, "ready"), (CancelRow(key=RequestKey(1)), 143, "dying")],
+)
+def test_an_exit_counts_more_than_sigterm(
+    supervisor: Supervisor,
+    monkeypatch: pytest.MonkeyPatch,
+    message: Message,
+    code: int,
+    last: str,
+) -> None:
+    def run(loop: IdleLoop, must_end: Callable[[], bool]) -> None:
+        supervisor.say(message)
+        loop.given["link"].wait(60.0)
+        signal.raise_signal(signal.SIGTERM)
+
+    run_loop(monkeypatch, run, asked=False)
+    assert Life(make_spec(supervisor)).run() == code
+    assert last == supervisor.heard(last=last)[-1].TYPE
+
+
+def test_sigterm_interrupts_a_load_where_it_stands_B9(
     supervisor: Supervisor, idle_loop: type[IdleLoop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that nobody asks meanwhile would not notice that the process was stopped."""
-    clocks: list[Callable[[], float]] = []
+    reached = []
 
-    class TimedEngine(FakeEngine):
-        def __init__(self, spec: LaunchSpec, clock: Callable[[], float]) -> None:
-            super().__init__(spec)
-            clocks.append(clock)
+    class Loading(FakeEngine):
+        def load(self, report: ReportProgress) -> EngineFacts:
+            reached.append("load")
+            signal.raise_signal(signal.SIGTERM)
+            reached.append("behind the signal")
+            return super().load(report)
 
-    monkeypatch.setattr(mlx_engine, "MlxEngine", TimedEngine)
-    values = count(7.0)
+    monkeypatch.setattr(process_module, "FakeEngine", Loading)
+    life = Life(make_spec(supervisor))
+    assert life.run() == 143
+    assert reached == ["load"]
+    assert not life.termination.is_interrupting
 
-    def make_clock() -> SimpleNamespace:
-        value = next(values)
-        return SimpleNamespace(now=lambda: value)
 
-    monkeypatch.setattr(process_module, "Clock", make_clock)
-    life = Life(make_spec(supervisor, engine="mlx"))
-    assert life.run() == ExitCode.ASKED
-    assert [clock() for clock in clocks] == [7.0]
-    assert life.board.current.since == 7.0
+def test_heartbeats_that_have_ended_end_the_worker_P23(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(loop: IdleLoop, must_end: Callable[[], bool]) -> None:
+        assert not must_end()
+        life.heartbeat.stop()
+        must_end()
+
+    run_loop(monkeypatch, run, asked=False)
+    life = Life(make_spec(supervisor))
+    assert life.run() == 71
+    last = supervisor.heard(last="dying")[-1]
+    assert last == Dying(code=71, message="the thread that sends heartbeats has ended")
+
+
+class Waking(Link):
+    """What a termination handler needs of a link, without a socket."""
+
+    def __init__(self) -> None:
+        self.wakes = 0
+
+    def wake(self) -> None:
+        self.wakes += 1
+
+
+def test_sigterm_interrupts_once_while_it_may_and_else_wakes_the_loop() -> None:
+    link = Waking()
+    handler = TerminationHandler(link)
+    assert not handler.has_come()
+    handler.interrupt_from_now_on()
+    with pytest.raises(TerminatedError, match=r"^ended by SIGTERM$"):
+        handler(signal.SIGTERM, None)
+    assert (handler.has_come(), link.wakes) == (True, 0)
+    handler(signal.SIGTERM, None)
+    assert link.wakes == 1
+    with pytest.raises(TerminatedError, match=r"^ended by SIGTERM$"):
+        handler.interrupt_from_now_on()
+    handler(signal.SIGTERM, None)
+    assert link.wakes == 2
+
+
+CALLS: dict[str, tuple[Any, ...]] = {
+    "load": ("report",),
+    "insert": ("row",),
+    "remove": (RequestKey(1), RequestKey(2)),
+    "drop_kept": (RequestKey(3), RequestKey(4)),
+    "free_kept": (),
+    "has_rows": (),
+    "row_count": (),
+    "predict_step_s": (),
+    "prefill_chunk": (),
+    "has_long_prompt": (),
+    "has_decoding": (),
+    "shared_pass_s": (7,),
+    "step": (),
+    "decode": (),
+    "settle": (),
+    "give_back": (),
+    "bound_rows": (9,),
+    "bytes_held": (),
+    "close": (),
+}
+
+PASSED_ON = {"give_back": (False,), "free_kept": (None,)}
+"""What is passed on of a call that leaves out what it need not give."""
+
+GIVES_NOTHING = {
+    "remove", "drop_kept", "free_kept", "settle", "give_back", "bound_rows", "close",
+}  # fmt: skip
+
+
+class Recorder:
+    """An engine that notes what is called, and gives a different value for each."""
+
+    def __init__(self) -> None:
+        self.text: Any = object()
+        self.calls: list[tuple[Any, ...]] = []
+        self.predicted_s: Any = "value of predict_step_s"
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
+            self.calls.append((name, *arguments, *named.values()))
+            return self.predicted_s if name == "predict_step_s" else f"value of {name}"
+
+        return call
+
+
+def owned() -> tuple[OwnedEngine, Recorder]:
+    recorder = Recorder()
+    return OwnedEngine(recorder, 30.0), recorder
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_owned_engine_passes_calls_and_results_on(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.platform", "linux")
+    engine, recorder = owned()
+    value = getattr(engine, name)(*CALLS[name])
+    assert value == (None if name in GIVES_NOTHING else f"value of {name}")
+    assert recorder.calls == [(name, *PASSED_ON.get(name, CALLS[name]))]
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_where_nothing_else_ends_a_wedged_step_a_timer_does_E6(
+    monkeypatch: pytest.MonkeyPatch, is_broken: bool
+) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    engine, recorder = owned()
+    recorder.predicted_s = 2.5
+    timers: list[tuple[object, ...]] = []
+    monkeypatch.setattr(
+        faulthandler,
+        "dump_traceback_later",
+        lambda limit_s, *, exit: timers.append((limit_s, exit, list(recorder.calls))),
+    )
+    monkeypatch.setattr(
+        faulthandler,
+        "cancel_dump_traceback_later",
+        lambda: timers.append(("cancelled", list(recorder.calls))),
+    )
+    if is_broken:
+
+        def broken() -> None:
+            raise ValueError("broken")
+
+        monkeypatch.setattr(recorder, "step", broken, raising=False)
+        with pytest.raises(ValueError, match="broken"):
+            engine.step()
+        steps = []
+    else:
+        stepped: object = engine.step()
+        assert stepped == "value of step"
+        steps = [("step",)]
+    predicted = ("predict_step_s",)
+    assert timers == [
+        (10 * (30.0 + 4 * 2.5), True, [predicted]),
+        ("cancelled", [predicted, *steps]),
+    ]

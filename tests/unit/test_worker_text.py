@@ -1,4 +1,4 @@
-"""The helper thread for templates and tokenisation."""
+"""The threads beside the step loop that render templates and tokenise."""
 
 from __future__ import annotations
 
@@ -15,12 +15,7 @@ from mlxsup.protocol.worker_messages import Acceptance, Rejected, Resume
 from mlxsup.worker.engine import Prompt
 from mlxsup.worker.engines.fake.text import FakeTextCodec
 from mlxsup.worker.text.grammar import Grammar
-from mlxsup.worker.text_threads import (
-    LONG_BODY_BYTES,
-    Refused,
-    TextThreads,
-    Tokenised,
-)
+from mlxsup.worker.text_threads import LONG_BODY_BYTES, Refused, TextThreads, Tokenised
 
 from support.eventually import eventually
 
@@ -119,7 +114,7 @@ def test_encodes_beside_the_calling_thread_and_wakes_it_A7(text: Text) -> None:
         (MemoryError(), ErrorCode.INSUFFICIENT_MEMORY),
     ],
 )
-def test_what_a_template_raises_is_the_requests_own_error_G6(
+def test_a_template_error_is_the_requests_own_G6(
     text: Text, raised: BaseException, code: ErrorCode
 ) -> None:
     text.codec.raises = raised
@@ -132,7 +127,7 @@ def test_what_a_template_raises_is_the_requests_own_error_G6(
     assert isinstance(text.results(1)[0], Tokenised)
 
 
-def test_what_a_template_raises_travels_whatever_it_says_G6(text: Text) -> None:
+def test_any_template_error_travels_G6(text: Text) -> None:
     text.codec.raises = ValueError("half a letter: \ud83e")
     text.submit(A, "abc")
     (result,) = text.results(1)
@@ -200,16 +195,6 @@ def test_long_prompts_never_wait_for_small_ones_G7(text: Text) -> None:
     assert [result.key for result in text.results(1)] == [A]
 
 
-def test_two_threads_never_share_a_codec_G7(text: Text) -> None:
-    for_long = hold_with_a_long_one(text)
-    for_long.gate.set()
-    text.submit(B, "small")
-    text.submit(C, long_prompt())
-    text.results(3)
-    assert len(text.codec.threads) == len(for_long.threads) == 1
-    assert text.codec.threads.isdisjoint(for_long.threads)
-
-
 def test_a_long_prompt_is_overtaken_by_shorter_ones_but_not_for_ever_G7(text: Text) -> None:
     for_long = hold_with_a_long_one(text)
     text.submit(B, long_prompt(4))
@@ -222,16 +207,7 @@ def test_a_long_prompt_is_overtaken_by_shorter_ones_but_not_for_ever_G7(text: Te
     assert [key for key in order if key >= 10] == shorter
 
 
-def test_a_forgotten_long_prompt_is_not_begun_G5(text: Text) -> None:
-    for_long = hold_with_a_long_one(text)
-    text.submit(B, long_prompt())
-    text.threads.forget(B)
-    text.submit(C, long_prompt())
-    for_long.gate.set()
-    assert [result.key for result in text.results(2)] == [A, C]
-
-
-def test_what_was_begun_first_is_the_busy_one(text: Text) -> None:
+def test_the_oldest_preparation_is_the_busy_one(text: Text) -> None:
     assert text.threads.busy() is None
     for_long = hold_with_a_long_one(text)
     text.codec.gate.clear()
@@ -262,7 +238,7 @@ def test_slow_preprocessing_is_logged_without_its_text_G4(
     join(threads)
 
 
-def test_what_was_not_known_of_a_refusal_is_said_G6(text: Text) -> None:
+def test_an_odd_refusal_is_logged_G6(text: Text) -> None:
     text.codec.raises = MemoryError("x")
     text.submit(A, "abc")
     text.codec.raises, (refused,) = KeyError("y" * 400), text.results(1)
@@ -276,40 +252,6 @@ def test_what_was_not_known_of_a_refusal_is_said_G6(text: Text) -> None:
     assert isinstance(refused, Refused)
     said = "the prompt could not be prepared: KeyError: '" + "y" * 299
     assert (refused.key, refused.error.message) == (B, said)
-
-
-@pytest.mark.parametrize(("took_s", "is_slow"), [(1.0, False), (1.001, True)])
-def test_above_a_second_is_slow_G4(
-    caplog: pytest.LogCaptureFixture, took_s: float, is_slow: bool
-) -> None:
-    times = iter([10.0, 10.5, 11.0, 10.5 + took_s])
-    woken = threading.Event()
-    threads = TextThreads(ScriptedCodec(), woken.set, clock=lambda: next(times))
-    threads.submit(A, encode_body(RequestBody(prompt="words")))
-    threads.start()
-    assert woken.wait(60)
-    (result,) = threads.take()
-    assert isinstance(result, Tokenised)
-    assert result.tokenize_s == 1.0, "from the submission on"
-    threads.close()
-    join(threads)
-    assert ("slow preprocessing" in caplog.text) is is_slow
-
-
-def test_a_refused_prompt_that_was_slow_has_no_tokens_G4(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    times = iter([0.0, 0.0, 5.0])
-    codec, woken = ScriptedCodec(), threading.Event()
-    codec.raises = ValueError("x")
-    threads = TextThreads(codec, woken.set, clock=lambda: next(times))
-    threads.submit(A, encode_body(RequestBody(prompt="words")))
-    threads.start()
-    assert woken.wait(60)
-    threads.close()
-    join(threads)
-    assert "a prompt could not be prepared key=1 error=ValueError" in caplog.text
-    assert "slow preprocessing key=1 tokens=0 seconds=5.000" in caplog.text
 
 
 def test_a_resumed_request_is_not_encoded_again_F10(text: Text) -> None:
@@ -346,17 +288,6 @@ def test_a_form_is_compiled_for_the_part_that_the_prompt_opened(text: Text) -> N
     assert len(text.codec.asked) == 1
 
 
-def test_a_body_of_16_kib_is_short_G7(text: Text) -> None:
-    assert LONG_BODY_BYTES == 16384
-    text.threads.submit(A, b"\xc1" * LONG_BODY_BYTES)
-    text.results(1)
-    assert text.codec.for_long is None
-    assert [lane.arrivals for lane in text.threads.lanes] == [1, 0]
-    text.threads.submit(B, b"\xc1" * (LONG_BODY_BYTES + 1))
-    text.results(1)
-    assert [lane.arrivals for lane in text.threads.lanes] == [1, 1]
-
-
 def test_threads_are_daemons_with_names_and_are_alive_together() -> None:
     threads = TextThreads(ScriptedCodec(), lambda: None)
     assert [(lane.thread.name, lane.thread.daemon) for lane in threads.lanes] == [
@@ -374,7 +305,7 @@ def test_threads_are_daemons_with_names_and_are_alive_together() -> None:
     join(threads)
 
 
-def test_what_waits_when_the_threads_are_closed_is_not_begun() -> None:
+def test_closed_threads_begin_nothing() -> None:
     codec, woken = ScriptedCodec(), threading.Semaphore(0)
     threads = TextThreads(codec, woken.release)
     codec.gate.clear()

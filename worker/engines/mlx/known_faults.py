@@ -1,7 +1,7 @@
 """Known faults of model types in mlx-lm itself, and what a worker does about them.
 
 No MLX here. A fault is named by file and line of mlx-lm, and
-`tests/unit/test_engine_known_faults.py` fails when a release moves or fixes that line, so that no
+`tests/unit/test_engine_start.py` fails when a release moves or fixes that line, so that no
 entry outlives its fault. Faults that show only when rows share a pass are not here: the probe at
 the end of a load finds those.
 """

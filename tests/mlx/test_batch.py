@@ -1,0 +1,298 @@
+"""Rows in a batch of real MLX, in each way of running them: answers, joins, leaves."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.generate import BatchGenerator
+
+from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.states import Batching, FinishReason
+from mlxsup.worker.engine import Row
+from mlxsup.worker.engines.mlx.decode import LoneDecode
+from mlxsup.worker.engines.mlx.engine import MlxEngine
+
+from support.mlx_rows import (
+    check_no_row_is_left,
+    known_as,
+    loaded_engine,
+    make_row,
+    random_state,
+    run_rows,
+    solo,
+    token_ids,
+)
+from support.model_types.scenarios import chunks_of
+from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
+
+pytestmark = pytest.mark.mlx
+
+
+@pytest.fixture(scope="module", params=list(Batching))
+def engine(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[MlxEngine]:
+    folder = make_tiny_model(tmp_path_factory.mktemp("tiny"))
+    with loaded_engine(folder, known_batching=known_as(folder, request.param)) as engine:
+        yield engine
+
+
+def make_prompt(seed: int, length: int) -> list[int]:
+    numbers = random.Random(seed)
+    return [numbers.randrange(VOCABULARY_SIZE) for _ in range(length)]
+
+
+def greedy_rows() -> list[Row]:
+    lengths = [1, 2, 3, 9, 17, 40, 75, 120]
+    return [
+        make_row(key, make_prompt(key, length), max_tokens=12 + 3 * key)
+        for key, length in enumerate(lengths)
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone(engine: MlxEngine) -> dict[int, list[int]]:
+    """The answer of each greedy row with nobody else in the engine."""
+    return {int(row.key): solo(engine, row) for row in greedy_rows()}
+
+
+@pytest.mark.bits
+@pytest.mark.parametrize("seed", range(2))
+def test_answers_survive_insert_and_remove_churn_C10_D6_D8(
+    engine: MlxEngine, alone: dict[int, list[int]], seed: int
+) -> None:
+    rows = {int(row.key): row for row in greedy_rows()}
+    numbers = random.Random(seed)
+    waiting = list(rows)
+    numbers.shuffle(waiting)
+    victims = set(waiting[::3])
+    got: dict[int, list[int]] = {key: [] for key in rows}
+    while waiting or engine.has_rows():
+        if waiting and numbers.random() < 0.4:
+            engine.insert(rows[waiting.pop()])
+        for token in engine.step().tokens:
+            assert token.token is not None
+            got[int(token.key)].append(token.token)
+        if numbers.random() < 0.2 and (key := numbers.choice(list(rows))) in victims:
+            engine.remove(RequestKey(key))
+            engine.remove(RequestKey(key))
+    for key, tokens in got.items():
+        if key in victims:
+            assert tokens == alone[key][: len(tokens)]
+        else:
+            assert tokens == alone[key]
+
+
+def test_a_key_can_be_used_again_at_once_D7(engine: MlxEngine) -> None:
+    engine.insert(make_row(1, make_prompt(1, 9)))
+    engine.step()
+    engine.remove(RequestKey(1))
+    row = make_row(1, make_prompt(2, 9))
+    assert token_ids(run_rows(engine, [row])[1]) == solo(engine, row)
+
+
+def test_nothing_is_left_of_many_cancelled_rows_D9(engine: MlxEngine) -> None:
+    numbers = random.Random(0)
+    for key in range(60):
+        engine.insert(make_row(key, make_prompt(key, numbers.randrange(1, 40))))
+        for _ in range(numbers.randrange(4)):
+            engine.step()
+        engine.remove(RequestKey(key))
+    assert not engine.has_rows()
+    check_no_row_is_left(engine)
+
+
+def sampled(key: int, **changes: float | int) -> Row:
+    values: dict[str, float | int] = {"temperature": 1.0, "top_p": 0.95, "seed": 42}
+    return make_row(key, make_prompt(3, 12), max_tokens=24, **(values | changes))
+
+
+def test_sampling_leaves_the_global_random_state_alone_A6(engine: MlxEngine) -> None:
+    mx.random.seed(7)
+    before = random_state()
+    first = solo(engine, sampled(1))
+    assert random_state() == before
+    mx.random.seed(8)
+    assert solo(engine, sampled(1)) == first
+
+
+def test_an_end_of_text_token_ends_the_row_without_a_token(
+    engine: MlxEngine, tmp_path: Path
+) -> None:
+    prompt = make_prompt(1, 12)
+    answer = solo(engine, make_row(1, prompt, max_tokens=10))
+    end = answer[4]
+    stop_at = answer.index(end)
+    with loaded_engine(make_tiny_model(tmp_path, eos_token_id=end)) as stopping:
+        got = run_rows(stopping, [make_row(1, prompt, max_tokens=10)])[1]
+        at_the_limit = run_rows(stopping, [make_row(1, prompt, max_tokens=stop_at + 1)])[1]
+    assert token_ids(got) == answer[:stop_at]
+    assert (got[-1].token, got[-1].finish) == (None, FinishReason.STOP)
+    assert at_the_limit == got, "the end of the text counts before the limit"
+
+
+def test_a_second_row_with_the_same_key_is_refused(engine: MlxEngine) -> None:
+    engine.insert(make_row(1, [1, 2]))
+    with pytest.raises(ValueError, match="already"):
+        engine.insert(make_row(1, [1, 2]))
+    engine.remove(RequestKey(1))
+
+
+@pytest.fixture(params=list(Batching))
+def keeping_engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MlxEngine]:
+    folder = make_tiny_model(tmp_path / "m")
+    known = known_as(folder, request.param)
+    # Whole prompts in one step, however busy the machine is: no row ends while another is read.
+    with (
+        chunks_of(64),
+        loaded_engine(folder, known_batching=known, prefix_cache_bytes=1 << 28) as keeping_engine,
+    ):
+        yield keeping_engine
+
+
+@pytest.fixture
+def removals(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """How many rows each change of the generator took out."""
+    seen: list[list[int]] = []
+    real = BatchGenerator.remove
+
+    def remove(self: BatchGenerator, uids: list[int], *args: Any, **named: Any) -> Any:
+        seen.append(list(uids))
+        return real(self, uids, *args, **named)
+
+    monkeypatch.setattr(BatchGenerator, "remove", remove)
+    return seen
+
+
+def prompt(key: int) -> list[int]:
+    return [50 + key, 200 + key, 3, 900 - key, 17]
+
+
+def test_a_storm_of_cancels_is_one_change(
+    keeping_engine: MlxEngine, removals: list[list[int]]
+) -> None:
+    alone = {key: solo(keeping_engine, make_row(key, prompt(key))) for key in (1, 8)}
+    removals.clear()
+    for key in range(1, 9):
+        keeping_engine.insert(make_row(key, prompt(key)))
+    got: dict[int, list[int]] = {}
+    while len(got.get(8, [])) < 3:
+        for token in keeping_engine.step().tokens:
+            got.setdefault(int(token.key), []).append(token.token or 0)
+    keeping_engine.remove(*map(RequestKey, range(2, 8)))
+    assert [len(uids) for uids in removals] in ([6], []), "lone rows are in no generator"
+    assert keeping_engine.row_count() == 2
+    for key, tokens in run_rows(keeping_engine).items():
+        got[key] += token_ids(tokens)
+    assert {key: got[key] for key in (1, 8)} == alone
+
+
+def test_removed_rows_keep_their_prefixes(keeping_engine: MlxEngine) -> None:
+    long = {key: prompt(key) * 10 for key in range(4)}
+    for key, tokens in long.items():
+        keeping_engine.insert(make_row(key, tokens, max_tokens=30))
+    seen: set[int] = set()
+    while len(seen) < 4:
+        seen |= {int(token.key) for token in keeping_engine.step().tokens}
+    waiting = RequestKey(7)
+    keeping_engine.insert(make_row(7, prompt(7) * 10))
+    keeping_engine.remove(*map(RequestKey, long), waiting)
+    assert not keeping_engine.has_rows()
+    cached = {key: keeping_engine.insert(make_row(key, tokens)) for key, tokens in long.items()}
+    assert min(cached.values()) >= 48
+    assert keeping_engine.insert(make_row(7, prompt(7) * 10)) < 10, "nothing was computed for it"
+    run_rows(keeping_engine)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module", params=[Batching.TOGETHER, Batching.SERIAL_PREFILL])
+def batched_engine(request: pytest.FixtureRequest, folder: Path) -> Iterator[MlxEngine]:
+    with loaded_engine(folder, known_batching=known_as(folder, request.param)) as batched_engine:
+        yield batched_engine
+
+
+def rows_of_all_kinds(max_tokens: int = 16) -> list[Row]:
+    kinds: tuple[dict[str, Any], ...] = (
+        {},
+        {"temperature": 1.0},
+        {"temperature": 0.7, "top_p": 0.8, "top_k": 20},
+        {"repetition_penalty": 1.3, "penalty_window": 0},
+        {"temperature": 1.0, "frequency_penalty": 0.5, "penalty_window": 4, "min_tokens": 6},
+        {"logit_bias": {7: 3.0}, "temperature": 2.0, "xtc_probability": 0.5},
+    )
+    dice = random.Random(1)
+    return [
+        make_row(
+            key,
+            [dice.randrange(VOCABULARY_SIZE) for _ in range(3 + 5 * key)],
+            max_tokens=max_tokens,
+            **{"seed": key, **kind},
+        )
+        for key, kind in enumerate(kinds)
+    ]
+
+
+@pytest.mark.bits
+def test_rows_of_all_kinds_answer_as_alone_while_others_join_and_leave(
+    batched_engine: MlxEngine,
+) -> None:
+    alone = {int(row.key): solo(batched_engine, row) for row in rows_of_all_kinds()}
+    dice = random.Random(2)
+    for _ in range(4):
+        rows = rows_of_all_kinds()
+        dice.shuffle(rows)
+        leaves = rows.pop()
+        batched_engine.insert(leaves)
+        got: dict[int, list[int]] = {}
+        while rows or batched_engine.has_rows():
+            if rows:
+                batched_engine.insert(rows.pop())
+            elif leaves.key is not None:
+                batched_engine.remove(leaves.key)
+            for token in batched_engine.step().tokens:
+                if token.token is not None:
+                    got.setdefault(int(token.key), []).append(token.token)
+        left = got.pop(int(leaves.key), [])
+        assert left == alone[int(leaves.key)][: len(left)]
+        assert got == {key: tokens for key, tokens in alone.items() if key != int(leaves.key)}
+
+
+@pytest.mark.parametrize("leave", ["ended", "removed"])
+def test_rows_that_have_left_leave_no_table_and_no_sampler(
+    batched_engine: MlxEngine, leave: str
+) -> None:
+    """With 64 rows and 150,000 ids each table has 38 MB."""
+
+    def held_after(rows: list[Row]) -> int:
+        for row in rows:
+            batched_engine.insert(row)
+        while leave == "ended" and batched_engine.has_rows():
+            batched_engine.step()
+        for _ in range(8):
+            batched_engine.step()
+        batched_engine.remove(*(row.key for row in rows))
+        batched_engine.give_back()
+        return batched_engine.bytes_held().active
+
+    rows = rows_of_all_kinds(max_tokens=16)
+    assert held_after(rows) == held_after(rows[:1]) == held_after(rows)
+
+
+def test_memory_for_reuse_is_given_back_every_512_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As mlx-lm does: a row's cache grows in new buffers, and the old ones would stay."""
+    steps: list[list[Any]] = []
+    given_back_in: list[int] = []
+    monkeypatch.setattr(mx, "clear_cache", lambda: given_back_in.append(1 + len(steps)))
+    decode = LoneDecode(None)
+    while len(steps) < 1100:
+        steps.append(decode.next())
+    assert given_back_in == [512, 1024]

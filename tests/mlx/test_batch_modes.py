@@ -1,0 +1,596 @@
+"""The way in which rows run: what the probe of a load sees, and what engines make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import KVCache
+from mlx_lm.utils import load_model
+
+from mlxsup.protocol.states import Batching
+from mlxsup.worker.engine import BadModelError, GpuFaultElsewhereError
+from mlxsup.worker.engines.mlx import batching as mlx_way
+from mlxsup.worker.engines.mlx.batching import (
+    ONLY_ROW,
+    PROBE_VERSION,
+    TOO_SHORT,
+    Finding,
+    WayFinder,
+)
+from mlxsup.worker.engines.mlx.engine import NO_NUMBERS, MlxEngine
+from mlxsup.worker.engines.mlx.load import MODEL_FAULTS, raise_if_passing
+from mlxsup.worker.engines.mlx.logits import FloatLogits
+from mlxsup.worker.engines.mlx.probe import (
+    SEQUENCE_LENGTH,
+    STARTS,
+    distance,
+    largest_distance,
+    make_sequence,
+    run_side_by_side,
+)
+
+from support.mlx_numbers import number_of
+from support.mlx_rows import loaded_engine, make_row, make_spec, random_state, run_rows, solo
+from support.tiny_model import make_tiny_model
+
+pytestmark = pytest.mark.mlx
+
+
+TOGETHER, SERIAL, ONE_ROW = Batching.TOGETHER, Batching.SERIAL_PREFILL, Batching.ONE_ROW
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Any:
+    return load_model(folder)[0]
+
+
+class Broken:
+    """A model that does something wrong with several rows.
+
+    Args:
+        model: right by itself.
+        fault: gets the number of the pass, ids (rows, tokens), the cache and the logits; gives
+            the logits.
+    """
+
+    def __init__(self, model: Any, fault: Callable[[int, mx.array, Any, mx.array], mx.array]):
+        self._model = model
+        self._fault = fault
+        self._passes = 0
+
+    def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
+        self._passes += 1
+        return self._fault(self._passes, tokens, cache, self._model(tokens, cache=cache))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+def find(model: Any, **changes: Any) -> Finding:
+    stream = mx.new_stream(mx.default_device())
+    values: dict[str, Any] = {
+        "model_type": "tiny",
+        "stream": stream,
+        "is_exact": True,
+        "max_concurrency": 4,
+        "context_length": 4096,
+        "vocabulary_size": 2048,
+        "report": lambda: None,
+    }
+    return WayFinder(FloatLogits(model), **(values | changes)).find()
+
+
+def mixed(logits: mx.array) -> mx.array:
+    """Each row gets some of another one's logits."""
+    return logits + 0.3 * logits[::-1]
+
+
+def reads_wrongly(number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
+    """Padding goes into what is kept of the prompts."""
+    for layer in cache:
+        if getattr(layer, "_right_padding", None) is not None:
+            layer.values = layer.values * 1.5
+    return logits
+
+
+def decodes_wrongly(number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
+    return mixed(logits) if tokens.shape[0] > 1 and tokens.shape[1] == 1 else logits
+
+
+def joins_wrongly(number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
+    """What is kept of the others is damaged when the third row is there."""
+    if tokens.shape[0] == 3:
+        for layer in cache:
+            layer.values = layer.values * 1.3
+    return logits
+
+
+class LeavesWrongly:
+    """As soon as a row has left, each of the others gets some of another one's logits."""
+
+    rows = 0
+
+    def __call__(self, number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
+        rows = tokens.shape[0]
+        self.rows = rows if rows == 1 or rows > self.rows else self.rows
+        return mixed(logits) if 1 < rows < self.rows else logits
+
+
+class JoinsLateWrongly:
+    """As soon as a row joins others that decode, each gets some of another one's logits."""
+
+    rows = 0
+    is_joined = False
+
+    def __call__(self, number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
+        rows, length = tokens.shape
+        if length == 1:
+            self.is_joined = self.is_joined or 1 < self.rows < rows
+            self.rows = max(rows, self.rows)
+        return mixed(logits) if self.is_joined and rows > 1 else logits
+
+
+class ForgetsWrongly:
+    """The first tokens of a row in company are those of the other; what follows is right."""
+
+    def __call__(self, number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
+        is_early = tokens.shape[0] > 1 and cache[0].size() < 7
+        return mixed(logits) if is_early else logits
+
+
+def raises(number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
+    if tokens.shape[0] > 1:
+        raise ValueError("only size-1 arrays can be converted")
+    return logits
+
+
+def raises_with_three(number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
+    if tokens.shape[0] > 2:
+        raise IndexError("no third row")
+    return logits
+
+
+def becomes_nan(number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
+    return logits * float("nan") if tokens.shape[0] > 1 else logits
+
+
+def test_a_right_model_runs_its_rows_together(model: Any) -> None:
+    mx.random.seed(11)
+    before = random_state()
+    assert find(model) == Finding(way=TOGETHER)
+    assert random_state() == before
+
+
+@pytest.mark.parametrize("model_is_exact", [True, False], ids=["exact", "rounded"])
+@pytest.mark.parametrize(
+    ("fault", "way", "reason"),
+    [
+        (reads_wrongly, SERIAL, "change each other when read together (tiny)"),
+        (decodes_wrongly, ONE_ROW, "change each other when decoded together (tiny)"),
+        (joins_wrongly, ONE_ROW, "change each other when decoded together (tiny)"),
+        (LeavesWrongly, ONE_ROW, "change each other when decoded together (tiny)"),
+        (JoinsLateWrongly, ONE_ROW, "change each other when decoded together (tiny)"),
+        (ForgetsWrongly, ONE_ROW, "change each other when decoded together (tiny)"),
+        (raises, ONE_ROW, "cannot be decoded together (tiny): only size-1 arrays"),
+        (raises_with_three, ONE_ROW, "cannot be decoded together (tiny): no third row"),
+        (becomes_nan, ONE_ROW, "change each other when decoded together (tiny)"),
+    ],
+)
+def test_the_probe_sees_rows_that_change_each_other(
+    model: Any, fault: Any, way: Batching, reason: str, model_is_exact: bool
+) -> None:
+    """Also where only a coarse difference counts."""
+    broken = Broken(model, fault() if isinstance(fault, type) else fault)
+    finding = find(broken, is_exact=model_is_exact)
+    assert finding.way is way
+    assert reason in finding.reason
+
+
+def test_one_step_that_differs_costs_a_model_nothing(model: Any) -> None:
+    """As when the router of a mixture of experts chooses otherwise once."""
+    flips: list[int] = []
+
+    def flip(number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
+        if tokens.shape == (3, 1) and not flips:
+            flips.append(number)
+            return mixed(logits)
+        return logits
+
+    assert find(Broken(model, flip)).way is TOGETHER
+    assert len(flips) == 1
+
+
+def test_ids_that_a_router_sends_elsewhere_cost_only_an_exact_model_its_batch(model: Any) -> None:
+    """Where numbers are rounded, a fault must show in other ids, too."""
+    first = set(make_sequence(2048))
+
+    def flip(number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
+        is_flipped = tokens.shape[0] > 1 and int(number_of(tokens[0, 0])) in first
+        return mixed(logits) if is_flipped else logits
+
+    assert find(Broken(model, flip), is_exact=False).way is TOGETHER
+    assert find(Broken(model, flip), is_exact=True).way is ONE_ROW
+
+
+def test_noise_of_rows_that_pad_nothing_is_allowed_up_to_a_limit(model: Any) -> None:
+    def noisy(scale: float) -> Broken:
+        def add(number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
+            wave = mx.sin(mx.arange(logits.shape[-1]) * number) if tokens.shape[0] > 1 else 0.0
+            return logits + scale * wave
+
+        return Broken(model, add)
+
+    size = number_of(mx.std(model(mx.array([[1, 2, 3]]))))
+    assert find(noisy(0.004 * size)).way is TOGETHER, "four times the floor, as in the control"
+    assert find(noisy(0.1 * size)).way is ONE_ROW, "beyond the cap, whatever the control"
+
+
+@pytest.mark.parametrize(
+    ("is_exact", "dtype", "way"),
+    [(True, mx.float32, ONE_ROW), (True, mx.bfloat16, TOGETHER), (False, mx.float32, TOGETHER)],
+    ids=["float32 on the CPU", "bfloat16 on the CPU", "float32 on a GPU"],
+)
+def test_how_much_is_rounding_follows_from_the_numbers_and_the_device(
+    model: Any, is_exact: bool, dtype: mx.Dtype, way: Batching
+) -> None:
+    """A distance of 0.015 is between the limits of both kinds."""
+    scale = 0.021 * number_of(mx.std(model(mx.array([[1, 2, 3]]))))
+
+    def add(number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
+        wave = mx.sin(mx.arange(logits.shape[-1]) * number) if tokens.shape[0] > 1 else 0.0
+        return (logits + scale * wave).astype(dtype)
+
+    assert find(Broken(model, add), is_exact=is_exact).way is way
+
+
+def test_a_model_with_a_state_reads_its_prompts_one_by_one(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once: right in these few tokens is not right."""
+    monkeypatch.setattr(mlx_way, "has_state", lambda cache: True)
+    assert find(model) == Finding(
+        way=SERIAL, reason="its layers keep a state, which padding may change (tiny)"
+    )
+
+
+def test_ids_that_can_never_be_drawn_are_no_fault(model: Any) -> None:
+    never = Broken(
+        model, lambda number, tokens, cache, logits: mx.concatenate(
+            [logits[..., :-1], mx.full((*logits.shape[:-1], 1), -mx.inf)], axis=-1
+        )
+    )  # fmt: skip
+    assert find(never) == Finding(way=TOGETHER)
+
+
+def test_numbers_that_are_none_end_nothing(model: Any) -> None:
+    nothing = Broken(model, lambda number, tokens, cache, logits: logits * float("nan"))
+    assert find(nothing).way is TOGETHER
+
+
+def test_one_row_at_most_needs_no_probe(model: Any) -> None:
+    def fail(number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
+        raise AssertionError("the probe ran")
+
+    assert find(Broken(model, fail), max_concurrency=1) == Finding(way=ONE_ROW, reason=ONLY_ROW)
+
+
+def test_a_context_that_is_too_short_is_not_exceeded(model: Any) -> None:
+    for context_length in (5, SEQUENCE_LENGTH - 1):
+        finding = find(model, context_length=context_length)
+        assert finding == Finding(way=ONE_ROW, reason=TOO_SHORT)
+    assert find(model, context_length=SEQUENCE_LENGTH).way is TOGETHER
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("[METAL] Command buffer execution failed: Caused GPU Timeout Error", RuntimeError),
+        ("[METAL] Command buffer execution failed: Impacting Interactivity", RuntimeError),
+        ("cudaStreamSynchronize(stream_) failed: unspecified launch failure", RuntimeError),
+        ("cublasLtMatmul(handle) failed with code: 13.", RuntimeError),
+        ("Failed to load compiled binary_Add kernel: it is invalid.", RuntimeError),
+        ("There is no kernel named mlx::core::cu::binary_vv.", RuntimeError),
+        ("[METAL] (5:kIOGPUCommandBufferCallbackErrorInnocentVictim)", GpuFaultElsewhereError),
+        ("[METAL] Command buffer execution failed: Innocent Victim", GpuFaultElsewhereError),
+        ("[malloc] Unable to allocate 99 bytes.", MemoryError),
+        ("[GatherMM::eval] Currently only supports float32.", None),
+        ("[metal_kernel] No Metal back-end.", None),
+        ("[broadcast_shapes] Shapes (3,1) and (2,1) cannot be broadcast.", None),
+    ],
+)  # fmt: skip
+def test_errors_of_the_machine_leave_the_probe(
+    model: Any, text: str, error: type[Exception] | None
+) -> None:
+    fault = RuntimeError(text)
+    if error is None:
+        raise_if_passing(fault)
+        return
+    with pytest.raises(error) as caught:
+        raise_if_passing(fault)
+    assert caught.type is error
+
+    def fail(number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
+        if tokens.shape[0] > 1:
+            raise fault
+        return logits
+
+    with pytest.raises(error):
+        find(Broken(model, fail))
+
+
+def test_faults_of_models_are_neither_memory_nor_the_end_of_the_process() -> None:
+    for error in (MemoryError, GpuFaultElsewhereError, KeyboardInterrupt, SystemExit):
+        assert not issubclass(error, MODEL_FAULTS)
+
+
+def test_a_distance_is_that_of_probabilities_not_of_a_constant() -> None:
+    alone = mx.array([1.0, 2.0, -mx.inf, 4.0])
+    assert distance(alone + 5.0, alone) == pytest.approx(0.0, abs=1e-6)
+    assert distance(mx.array([1.0, 2.0, 3.0, 4.0]), alone) == pytest.approx(0.0, abs=1e-6)
+    assert distance(mx.array([1.0, mx.nan, 0.0, 4.0]), alone) == float("inf")
+    assert distance(mx.array([4.0, 2.0, 0.0, 1.0]), alone) > 1.0
+    assert largest_distance({}, {}) == 0.0
+
+
+VOCABULARY = 1000
+
+
+class Model:
+    """Gives logits of one type of number for ids below the vocabulary."""
+
+    def __init__(self, dtype: mx.Dtype) -> None:
+        self._dtype = dtype
+
+    def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
+        return mx.zeros((*tokens.shape, VOCABULARY), dtype=self._dtype)
+
+    def make_cache(self) -> list[Any]:
+        return [KVCache()]
+
+
+class Probe:
+    """The decision alone: no row runs, and the distances are given.
+
+    Attributes:
+        scripts: of all runs, with what ran them, in order.
+
+    Args:
+        together: the distance of rows that are read together, for each start in turn.
+        apart: the same of rows that only decode together.
+        noise: of rows of equal length.
+    """
+
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        together: Sequence[float],
+        apart: Sequence[float] = (0.0, 0.0, 0.0),
+        noise: float = 0.0,
+    ) -> None:
+        self.scripts: list[tuple[Batching, str, Any]] = []
+        self._found = {TOGETHER: together, SERIAL: apart}
+        self._noise = noise
+        firsts = [make_sequence(VOCABULARY, start)[0] for start in STARTS]
+
+        def run(finder: WayFinder, way: Batching, scenario: Any, script: Any) -> Any:
+            self.scripts.append((way, scenario.__name__, script))
+            return way, scenario, firsts.index(script.prompts[0][0])
+
+        def measure(company: Any, alone: Any) -> float:
+            way, scenario, start = company
+            assert (alone[0], alone[2]) == (ONE_ROW, start)
+            return self._noise if scenario is run_side_by_side else self._found[way][start]
+
+        monkeypatch.setattr(WayFinder, "run", run)
+        monkeypatch.setattr(mlx_way, "largest_distance", measure)
+
+
+def judge(*, model_type: str = "tiny", is_exact: bool = True, **changes: Any) -> Finding:
+    """What a finder finds for a model of these numbers."""
+    model = FloatLogits(Model(changes.pop("dtype", mx.float32)))
+    values: dict[str, Any] = {
+        "max_concurrency": 2, "context_length": 99, "vocabulary_size": 5000, "report": lambda: None,
+        "stream": mx.new_stream(mx.default_device()),
+    }  # fmt: skip
+    return WayFinder(model, model_type=model_type, is_exact=is_exact, **(values | changes)).find()
+
+
+READ = "rows of different length change each other when read together (tiny)"
+
+
+@pytest.mark.parametrize(
+    ("found", "noise", "is_allowed"),
+    [
+        (0.001, 0.0, True),
+        (0.00101, 0.0, False),
+        (0.004, 0.001, True),
+        (0.00401, 0.001, False),
+        (0.01, 9.0, True),
+        (0.0101, 9.0, False),
+    ],
+)
+def test_the_probe_allows_exact_numbers_a_small_distance(
+    monkeypatch: pytest.MonkeyPatch, found: float, noise: float, is_allowed: bool
+) -> None:
+    """A thousandth, or four times the noise up to a hundredth; one sequence of ids is enough."""
+    Probe(monkeypatch, [found, 0.0, 0.0], noise=noise)
+    expected = Finding(way=TOGETHER) if is_allowed else Finding(way=SERIAL, reason=READ)
+    assert judge() == expected
+
+
+def test_the_ids_of_the_probe_change_only_with_its_version() -> None:
+    """A model's answers depend on what the probe finds, and its fingerprint on the version."""
+    assert PROBE_VERSION == "3"
+    assert [make_sequence(1000, start) for start in STARTS] == [
+        [118, 736, 354, 972, 590, 208, 826],
+        [418, 36, 654, 272, 890, 508, 126],
+        [818, 436, 54, 672, 290, 908, 526],
+    ]
+    assert make_sequence(1000) == make_sequence(1000, 0.5)
+    assert set(make_sequence(2)) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "why"),
+    [
+        ("minimax_m3_vl", "its attention picks blocks of tokens and counts the padding in"),
+        (
+            "recurrent_gemma",
+            "its first token is computed otherwise if the batch has a state already",
+        ),
+    ],
+)
+def test_known_faults_of_types_keep_rows_apart(
+    monkeypatch: pytest.MonkeyPatch, model_type: str, why: str
+) -> None:
+    probe = Probe(monkeypatch, [0.0] * 3)
+    expected = Finding(way=ONE_ROW, reason=f"{why} ({model_type})")
+    assert judge(model_type=model_type) == expected
+    assert [name for _, name, _ in probe.scripts] == ["run_alone"]
+
+
+def test_a_row_differs_by_the_smaller_one_of_two_steps_in_a_row() -> None:
+    alone = [mx.array([-1.0, 1.0])] * 4
+
+    def of(*sizes: float) -> list[mx.array]:
+        return [mx.array([-1.0 - size, 1.0 + size]) for size in sizes]
+
+    def largest(*rows: list[mx.array]) -> float:
+        return largest_distance(dict(enumerate(rows)), dict.fromkeys(range(len(rows)), alone))
+
+    assert largest(of(0, 3, 0, 0)) == 0.0
+    assert largest(of(0, 3, 2, 0)) == pytest.approx(2.0)
+    assert largest(of(1, 0, 2, 3)) == pytest.approx(2.0)
+    assert largest(of(1, 1), of(0, 0), of(0.5, 0.5, 0.5)) == pytest.approx(1.0)
+    assert largest(of(3)) == 0.0, "one step alone may be a router's choice"
+
+
+def test_a_row_alone_that_raises_is_a_bad_model_by_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call(self: FloatLogits, *args: Any, **named: Any) -> mx.array:
+        raise RuntimeError("[GatherMM::eval] Currently only supports float32.")
+
+    monkeypatch.setattr(FloatLogits, "__call__", call)
+    for max_concurrency in (1, 4):
+        engine = MlxEngine(make_spec(folder, max_concurrency=max_concurrency))
+        with pytest.raises(BadModelError, match=r"cannot run: \[GatherMM") as caught:
+            engine.load(lambda phase, progress: None)
+        assert str(folder) in str(caught.value)
+        engine.close()
+
+
+def test_the_probe_leaves_nothing_behind(folder: Path) -> None:
+    with loaded_engine(folder, prefix_cache_bytes=1 << 24) as engine:
+        assert not engine.has_rows()
+        assert engine.prefixes is not None
+        assert len(engine.prefixes) == 0
+        assert (engine.facts.batching, engine.facts.batching_reason) == (TOGETHER, "")
+
+
+def test_the_load_goes_on_during_the_probe(folder: Path) -> None:
+    reports: list[float] = []
+    engine = MlxEngine(make_spec(folder))
+    engine.load(lambda phase, progress: reports.append(progress))
+    engine.close()
+    known: list[float] = []
+    engine = MlxEngine(make_spec(folder, known_batching=found_in(folder, SERIAL)))
+    facts = engine.load(lambda phase, progress: known.append(progress))
+    engine.close()
+    assert len(reports) > len(known) + 10, "each step of the probe is a report"
+    assert (facts.batching, facts.batching_reason) == (SERIAL, "an earlier life")
+
+
+def found_in(folder: Path, way: str, **changes: str) -> dict[str, str]:
+    engine = MlxEngine(make_spec(folder, max_concurrency=1))
+    facts = engine.load(lambda phase, progress: None)
+    engine.close()
+    known = {"fingerprint": facts.fingerprint, "batching": way, "reason": "an earlier life"}
+    return known | changes
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"fingerprint": "another"},
+        {"batching": "sideways"},
+        {"reason": ONLY_ROW},
+        {"reason": TOO_SHORT},
+    ],
+    ids=["another model", "an unknown way", "one row by configuration", "a short context"],
+)
+def test_an_unknown_way_is_probed(folder: Path, changes: dict[str, str]) -> None:
+    with loaded_engine(folder, known_batching=found_in(folder, ONE_ROW, **changes)) as engine:
+        assert engine.facts.batching is TOGETHER
+
+
+def test_one_row_at_a_time_gives_each_row_a_token_in_each_step(folder: Path) -> None:
+    """Twice as many rows as fit come one after the other; nobody who decodes is passed over."""
+    with loaded_engine(folder, known_batching=found_in(folder, ONE_ROW)) as engine:
+        alone = [solo(engine, make_row(key, [key + 1, 7, 9], max_tokens=9)) for key in range(16)]
+        waiting = list(range(16))
+        decoding: set[int] = set()
+        got: dict[int, list[int]] = {key: [] for key in waiting}
+        while waiting or engine.has_rows():
+            while waiting and engine.row_count() < 8:
+                key = waiting.pop(0)
+                engine.insert(make_row(key, [key + 1, 7, 9], max_tokens=9))
+            result = engine.step()
+            keys = {int(token.key) for token in result.tokens}
+            assert decoding <= keys, "a row that decodes got no token"
+            decoding |= {int(read.key) for read in result.prefill if read.done == read.total}
+            for token in result.tokens:
+                assert token.token is not None
+                got[int(token.key)].append(token.token)
+                if token.finish is not None:
+                    decoding.discard(int(token.key))
+        assert [got[key] for key in range(16)] == alone
+        assert run_rows(engine) == {}
+        assert engine.batch is not None
+        passes: Any = engine.batch.passes
+        assert (passes.waiting, passes.decode.new, passes.decode.rows) == ({}, {}, {})
+
+
+def test_a_model_without_numbers_warns_in_every_life(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "model")
+    weights: Any = mx.load(str(folder / "model.safetensors"))
+    mx.eval(weights)
+    weights["model.norm.weight"] *= float("nan")
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
+    for known in (None, found_in(folder, TOGETHER)):
+        with loaded_engine(folder, known_batching=known) as engine:
+            assert engine.facts.warnings == (NO_NUMBERS,)
+
+
+@pytest.mark.parametrize(
+    ("finding", "level", "said"),
+    [
+        (Finding(way=TOGETHER), "INFO", "rows run as configured model=m way=together"),
+        (
+            Finding(way=ONE_ROW, reason=ONLY_ROW),
+            "INFO",
+            "rows run as configured model=m way=one_row",
+        ),
+        (
+            Finding(way=SERIAL, reason="it mixes rows"),
+            "WARNING",
+            'rows may not share all passes model=m way=serial_prefill reason="it mixes rows"',
+        ),
+    ],
+)
+def test_log_finding_warns_of_ways_that_were_not_configured(
+    caplog: pytest.LogCaptureFixture, finding: Finding, level: str, said: str
+) -> None:
+    with caplog.at_level("INFO", logger="mlxsup"):
+        mlx_way.log_finding(finding, "m", 0.256)
+    [line] = caplog.records
+    assert (line.levelname, line.getMessage()) == (level, f"{said} seconds=0.256")

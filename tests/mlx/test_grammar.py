@@ -1,0 +1,421 @@
+"""Answers that keep to a JSON schema or a regular expression, and the grammars behind them."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxsup.protocol.body import RequestBody
+from mlxsup.protocol.errors import RemoteError
+from mlxsup.protocol.states import FinishReason
+from mlxsup.worker.engines.mlx.engine import MlxEngine
+from mlxsup.worker.engines.mlx.text import MlxText
+from mlxsup.worker.text.grammar import MAX_KEPT, Grammar, GrammarCompiler
+
+from support.demo_model import demo_model_folder
+from support.forms import SCHEMAS, check, of_schema
+from support.loop_driver import LoopDriver, check_every_resume
+from support.mlx_rows import check_no_row_is_left, make_spec
+from support.tiny_model import VOCABULARY_SIZE, add_tokens, make_tiny_model
+
+pytestmark = pytest.mark.mlx
+
+
+pytest.importorskip("llguidance")
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopDriver]:
+    engine = MlxEngine(make_spec(make_tiny_model(tmp_path_factory.mktemp("tiny"))))
+    driver = LoopDriver(engine, engine.load(lambda phase, at: None), 8)
+    yield driver
+    driver.close()
+    engine.close()
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_answers_keep_to_the_schema(worker: LoopDriver, name: str) -> None:
+    keys = [
+        worker.dispatch(
+            prompt="data",
+            temperature=1.5,
+            seed=seed,
+            max_tokens=200,
+            response_format=of_schema(SCHEMAS[name]),
+        )
+        for seed in range(12)
+    ]
+    answers = worker.finish(*keys)
+    for answer in answers:
+        assert answer.finish is FinishReason.STOP
+        check(name, answer.text)
+    assert name == "choice" or len({answer.text for answer in answers}) > 1
+    engine: Any = worker.engine
+    check_no_row_is_left(engine)
+
+
+@pytest.mark.bits
+def test_free_neighbours_do_not_change_C8(worker: LoopDriver) -> None:
+    free: list[dict[str, Any]] = [
+        {"prompt": f"tell {n}", "max_tokens": 40, "temperature": n % 2, "seed": n} for n in range(4)
+    ]
+    alone = [worker.answer(**one).tokens for one in free]
+    keys = [worker.dispatch(**one) for one in free]
+    bound = [
+        worker.dispatch(prompt="d", seed=n, response_format=of_schema(SCHEMAS["flat"]))
+        for n in range(3)
+    ]
+    assert [answer.tokens for answer in worker.finish(*keys)] == alone
+    for answer in worker.finish(*bound):
+        check("flat", answer.text)
+
+
+@pytest.mark.bits
+def test_half_a_json_value_goes_on_rightly_F10(worker: LoopDriver) -> None:
+    for name in ("flat", "nested"):
+        whole = worker.answer(
+            prompt="data",
+            temperature=1.0,
+            seed=8,
+            max_tokens=200,
+            presence_penalty=0.5,
+            response_format=of_schema(SCHEMAS[name]),
+        )
+        check(name, whole.text)
+        check_every_resume(worker, whole, at_once=8)
+
+
+def test_a_regex_is_matched_as_a_whole(worker: LoopDriver) -> None:
+    pattern = r"[a-f]{3}-(tide|moor) 🦊?[0-9]{2}"
+    for seed in range(6):
+        got = worker.answer(
+            prompt="x",
+            temperature=1.0,
+            seed=seed,
+            response_format={"type": "regex", "regex": pattern},
+        )
+        assert re.fullmatch(pattern, got.text), got.text
+
+
+def test_any_object_and_any_text(worker: LoopDriver) -> None:
+    got = worker.answer(prompt="x", max_tokens=30, response_format={"type": "json_object"})
+    assert got.text.startswith("{")
+    free = worker.answer(prompt="x", max_tokens=9)
+    same = worker.answer(prompt="x", max_tokens=9, response_format={"type": "text"})
+    assert same.tokens == free.tokens
+
+
+def test_the_budget_ends_an_answer_that_is_not_complete(worker: LoopDriver) -> None:
+    got = worker.answer(prompt="x", max_tokens=5, response_format=of_schema(SCHEMAS["flat"]))
+    assert got.finish is FinishReason.LENGTH
+    assert len(got.tokens) == 5
+
+
+IMPOSSIBLE: list[dict[str, Any]] = [
+    of_schema({"type": "nonsense"}),
+    of_schema({"type": "string", "minLength": 5, "maxLength": 2}),
+    of_schema({"allOf": [{"type": "string"}, {"type": "integer"}]}),
+    of_schema({"enum": []}),
+    of_schema({"$ref": "#/missing"}),
+    {"type": "regex", "regex": "(("},
+    {"type": "regex", "regex": "()"},
+]
+
+
+@pytest.mark.parametrize("response_format", IMPOSSIBLE, ids=str)
+def test_an_impossible_form_is_the_requests_own_error_C7(
+    worker: LoopDriver, response_format: dict[str, Any]
+) -> None:
+    good = worker.dispatch(prompt="fine", max_tokens=4)
+    bad = worker.dispatch(prompt="x", response_format=response_format)
+    answers = worker.finish(good, bad)
+    assert len(answers[0].tokens) == 4
+    assert answers[1].error is not None
+    assert answers[1].error["code"] == "invalid_request"
+    assert answers[1].error["detail"]["parameter"] == "response_format"
+
+
+def test_with_penalties_bias_filters_and_logprobs_at_once(worker: LoopDriver) -> None:
+    got = worker.answer(
+        prompt="x",
+        temperature=2.0,
+        top_k=3,
+        min_p=0.2,
+        xtc_probability=1.0,
+        xtc_threshold=0.0,
+        repetition_penalty=1.5,
+        frequency_penalty=2.0,
+        logit_bias={str(token): -100 for token in range(0, VOCABULARY_SIZE, 3)[:1000]},
+        seed=3,
+        logprobs=True,
+        top_logprobs=20,
+        response_format=of_schema(SCHEMAS["nested"]),
+    )
+    check("nested", got.text)
+    entries = [entry for delta in got.deltas for entry in delta.logprobs or ()]
+    assert len(entries) == len(got.tokens)
+    assert min(other.logprob for entry in entries for other in entry.top) == -9999.0
+
+
+@pytest.mark.bits
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_100_of_100_on_the_demo_model(name: str) -> None:
+    """At temperature 1, beside free neighbours whose answers stay what they are alone."""
+    engine = MlxEngine(make_spec(demo_model_folder(), prefix_cache_bytes=2**28))
+    driver = LoopDriver(engine, engine.load(lambda phase, at: None), 8)
+    try:
+        free: dict[str, Any] = {
+            "prompt": "The sea is",
+            "max_tokens": 30,
+            "seed": 5,
+            "temperature": 1.0,
+        }
+        alone = driver.answer(**free).tokens
+        beside = driver.dispatch(**free)
+        keys = [
+            driver.dispatch(
+                messages=[{"role": "user", "content": "Tell me of a person, as JSON."}],
+                temperature=1.0,
+                seed=seed,
+                max_tokens=200,
+                response_format=of_schema(SCHEMAS[name]),
+            )
+            for seed in range(100)
+        ]
+        for answer in driver.finish(*keys):
+            check(name, answer.text)
+        assert driver.finish(beside)[0].tokens == alone
+    finally:
+        driver.close()
+        engine.close()
+
+
+pytest.importorskip("llguidance")
+
+
+def test_a_grammar_begins_after_the_reasoning(worker: LoopDriver) -> None:
+    text: Any = worker.engine.text
+    body = RequestBody(prompt="x", response_format={"type": "regex", "regex": "[0-9]{2}"})
+    compiled = text.grammar(body, "")
+    assert compiled.mask() is not None
+    end = text.encode(RequestBody(prompt="tide moor")).tokens
+    stages = [end[:2], end[2:]]
+    assert all(stages)
+    waiting = text.grammars.compile(body.response_format, stages)
+    for token in [*end[:1], *end[2:], *end[:2], *end[:1], *end[2:]]:
+        assert waiting.mask() is None
+        assert not waiting.is_over
+        waiting.accept(token)
+    for digit in "42":
+        assert waiting.mask() == compiled.mask()
+        for one in (waiting, compiled):
+            one.accept(text.encode(RequestBody(prompt=digit)).tokens[0])
+    assert waiting.is_over
+
+
+def test_a_model_without_an_end_of_text_token_can_write_every_character(
+    worker: LoopDriver,
+) -> None:
+    """Token 0 is the exclamation mark here."""
+    form = {"type": "regex", "regex": "a!{2}b?"}
+    for seed in range(6):
+        got = worker.answer(prompt="x", temperature=1.0, seed=seed, response_format=form)
+        assert re.fullmatch("a!{2}b?", got.text), got.text
+
+
+@pytest.mark.bits
+def test_a_model_without_an_end_ends_where_the_form_may_and_shows_no_sign_of_it(
+    worker: LoopDriver,
+) -> None:
+    """The form may end at many places, and the model has no token to say that it does."""
+    pattern = "[a-z]{3,9}(-[0-9]{2}){1,9}"
+    form = {"type": "regex", "regex": pattern}
+    answers = [
+        worker.answer(prompt="x", temperature=1.5, seed=seed, response_format=form)
+        for seed in range(20)
+    ]
+    for answer in answers:
+        assert re.fullmatch(pattern, answer.text)
+        assert answer.finish is FinishReason.STOP
+    assert len({answer.text.count("-") for answer in answers}) > 3
+    check_every_resume(worker, answers[0])
+    assert not worker.engine.has_rows()
+
+
+@pytest.mark.bits
+def test_an_answer_may_end_with_the_models_own_token(tmp_path: Path) -> None:
+    """Where the form allows an end and more, the model decides."""
+    end = 111  # the letter o, which no number holds
+    engine = MlxEngine(make_spec(make_tiny_model(tmp_path, eos_token_id=end)))
+    driver = LoopDriver(engine, engine.load(lambda phase, at: None))
+    form = of_schema({"type": "integer", "minimum": 0})
+    answers = [
+        driver.answer(prompt="x", temperature=2.0, seed=seed, response_format=form, max_tokens=60)
+        for seed in range(4)
+    ]
+    assert all(answer.text.isdigit() for answer in answers)
+    assert {answer.finish for answer in answers} == {FinishReason.STOP}
+    check_every_resume(driver, answers[0])
+    driver.close()
+    engine.close()
+
+
+NAMES = ("<|end|>", "a<|end|>b", "<|mark|>🦊\n")
+
+SPECIAL = {VOCABULARY_SIZE - 2, VOCABULARY_SIZE - 1}
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopDriver]:
+    """A model with two special tokens, one of them its end of text."""
+    folder = tmp_path_factory.mktemp("models") / "named"
+    make_tiny_model(folder, eos_token_id=VOCABULARY_SIZE - 1)
+    add_tokens(folder, ["<|mark|>", "<|end|>"], is_special=True)
+    engine = MlxEngine(make_spec(folder))
+    driver = LoopDriver(engine, engine.load(lambda phase, at: None))
+    yield driver
+    driver.close()
+    engine.close()
+
+
+def of_names(name: str) -> dict[str, dict[str, Any]]:
+    """Forms that demand this text, and one that allows it."""
+    digit = {"enum": [3, 4]}
+    both = {"type": "object", "properties": {"stop": {"const": name}, "n": digit}}
+    return {
+        "const": of_schema({"const": name}),
+        "object": of_schema(both | {"required": ["stop", "n"], "additionalProperties": False}),
+        "enum": of_schema({"enum": [name, name + "!"]}),
+        "regex": {"type": "regex", "regex": re.escape(json.dumps(name, ensure_ascii=False))},
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("form", of_names(""))
+def test_the_name_of_a_special_token_is_text_like_any_other(
+    named: LoopDriver, form: str, name: str
+) -> None:
+    """Where the form leaves no choice, too: no end of text comes in its stead."""
+    answer = named.answer(prompt="x", max_tokens=90, response_format=of_names(name)[form])
+    assert (answer.error, answer.finish) == (None, FinishReason.STOP)
+    found = json.loads(answer.text)
+    assert (found["stop"] if form == "object" else found.rstrip("!")) == name
+    assert not SPECIAL & set(answer.tokens[:-1])
+    if form == "object":
+        check_every_resume(named, answer)
+
+
+ENDLESS_SCHEMA = {
+    "$ref": "#/$defs/n",
+    "$defs": {
+        "n": {"type": "object", "properties": {"c": {"$ref": "#/$defs/n"}}, "required": ["c"]}
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [of_schema(ENDLESS_SCHEMA), of_schema({"$ref": "#"}), {"type": "regex", "regex": r"[^\s\S]"}],
+)
+def test_a_form_that_breaks_where_every_answer_goes_is_refused(
+    worker: LoopDriver, form: dict[str, Any]
+) -> None:
+    answer = worker.answer(prompt="x", max_tokens=20, response_format=form)
+    assert answer.error is not None
+    assert answer.error["code"] == "invalid_request"
+    assert answer.tokens == []
+    assert "<state>" not in answer.error["message"]
+
+
+def test_a_wide_schema_is_followed(worker: LoopDriver) -> None:
+    properties = {f"p{number}": {"type": "integer"} for number in range(600)}
+    wide = {"type": "object", "properties": properties, "additionalProperties": False}
+    answer = worker.answer(
+        prompt="x", max_tokens=40, seed=1, temperature=1.0, response_format=of_schema(wide)
+    )
+    assert answer.error is None
+    assert answer.text.startswith(('{"p', "{}"))
+
+
+def test_an_answer_that_cannot_go_on_in_its_form_is_an_error_and_no_good_end(
+    monkeypatch: pytest.MonkeyPatch, worker: LoopDriver
+) -> None:
+    """llguidance gives up in mid-answer; its neighbour does not notice."""
+    made: list[Grammar | None] = []
+    compiled = MlxText.grammar
+
+    def noted(text: MlxText, body: RequestBody, opening: str) -> Grammar | None:
+        made.append(compiled(text, body, opening))
+        return made[-1]
+
+    monkeypatch.setattr(MlxText, "grammar", noted)
+    free: dict[str, Any] = {"prompt": "tell", "max_tokens": 30}
+    alone = worker.answer(**free).tokens
+    form = {"type": "regex", "regex": "[a-z]{40}"}
+    beside = worker.dispatch(**free)
+    key = worker.dispatch(prompt="x", max_tokens=90, seed=2, temperature=1.0, response_format=form)
+    while len(worker.answers[key].tokens) < 3:
+        worker.turn()
+    [grammar] = [grammar for grammar in made if grammar is not None]
+    grammar.accept(worker.facts.vocabulary_size - 1)
+    broken, kept = worker.finish(key, beside)
+    assert broken.finish is None
+    assert broken.error is not None
+    assert broken.error["code"] == "invalid_request"
+    assert broken.error["detail"]["parameter"] == "response_format"
+    assert kept.tokens == alone
+    assert not worker.engine.has_rows()
+
+
+def test_compiled_grammars_are_kept_and_bounded(
+    monkeypatch: pytest.MonkeyPatch, worker: LoopDriver
+) -> None:
+    from llguidance import LLMatcher
+
+    made: list[int] = []
+    compiled: list[str] = []
+    text: Any = worker.engine.text
+
+    def make() -> Any:
+        made.append(1)
+        return text.grammar_tokenizer()
+
+    class Matcher:
+        """llguidance's own, and a note that one was compiled."""
+
+        grammar_from_regex = LLMatcher.grammar_from_regex
+
+        def __new__(cls, tokenizer: Any, grammar: str, **options: Any) -> Any:
+            compiled.append(grammar)
+            return LLMatcher(tokenizer, grammar, **options)
+
+    monkeypatch.setattr("llguidance.LLMatcher", Matcher)
+    compiler = GrammarCompiler(make)
+
+    def compile_all(numbers: Iterable[int]) -> int:
+        """How many of these forms were not known."""
+        before = len(compiled)
+        for number in numbers:
+            assert compiler.compile({"type": "regex", "regex": f"a{number}"}) is not None
+        return len(compiled) - before
+
+    assert compile_all(range(MAX_KEPT + 5)) == MAX_KEPT + 5
+    assert len(made) == 1
+    assert compile_all(range(5, MAX_KEPT + 5)) == 0, "the latest ones are kept"
+    assert compile_all(range(5)) == 5, "and no more of them"
+
+
+def test_without_llguidance_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(RemoteError, match=r"mlxsup\[structured\]"):
+        GrammarCompiler(lambda: None).compile({"type": "json_object"})

@@ -1,0 +1,581 @@
+"""What a load reports and measures, what it finds wrong, and whose fault it says that is."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+
+from mlxsup.protocol.body import RequestBody
+from mlxsup.protocol.errors import RemoteError
+from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.states import LoadPhase
+from mlxsup.worker.engine import (
+    BadModelError,
+    EngineFacts,
+    ModelMissingError,
+    NoDeviceError,
+    Row,
+    StepResult,
+)
+from mlxsup.worker.engines.mlx import batch as mlx_batch
+from mlxsup.worker.engines.mlx import batching as mlx_way
+from mlxsup.worker.engines.mlx import engine as mlx_engine
+from mlxsup.worker.engines.mlx import load as mlx_load
+from mlxsup.worker.engines.mlx import passes as mlx_passes
+from mlxsup.worker.engines.mlx import prefix_size as mlx_prefix_size
+from mlxsup.worker.engines.mlx import text as mlx_text
+from mlxsup.worker.engines.mlx.batch import MlxBatch
+from mlxsup.worker.engines.mlx.batching import PROBE_VERSION, WayFinder
+from mlxsup.worker.engines.mlx.draws import SAMPLER_VERSIONS, choose_draw
+from mlxsup.worker.engines.mlx.engine import MlxEngine
+from mlxsup.worker.engines.mlx.folder import ModelFolder, check_folder
+from mlxsup.worker.engines.mlx.load import (
+    is_memory_text,
+    iterate_arrays,
+    load_lazily,
+    materialise,
+    open_stream,
+    raise_if_memory,
+    raise_if_passing,
+)
+from mlxsup.worker.engines.mlx.logits import FloatLogits
+from mlxsup.worker.engines.mlx.prefill import LARGEST_CPU_CHUNK, PrefillPacer
+from mlxsup.worker.engines.mlx.text import MlxText, load_text
+
+from support.mlx_rows import loaded_engine, make_spec
+from support.tiny_model import CONTEXT_LENGTH, VOCABULARY_SIZE, make_tiny_model
+
+pytestmark = pytest.mark.mlx
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def folder(tiny: Path, tmp_path: Path) -> Path:
+    """A copy to be spoiled."""
+    return Path(shutil.copytree(tiny, tmp_path / "model"))
+
+
+def load(path: Path) -> None:
+    engine = MlxEngine(make_spec(path))
+    try:
+        engine.load(lambda phase, progress: None)
+    finally:
+        engine.close()
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def cut(path: Path, size: int) -> None:
+    os.truncate(path, size)
+
+
+def write_index(folder: Path, shard: str) -> None:
+    index = {"weight_map": {"model.norm.weight": shard}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def replace_with_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def replace_with_dangling_link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("nowhere")
+
+
+Spoil = Callable[[Path], object]
+
+CONFIG, TOKENIZER, WEIGHTS = "config.json", "tokenizer.json", "model.safetensors"
+SHARD = "model-00002-of-00002.safetensors"
+BAD, MISSING = BadModelError, ModelMissingError
+BAD_FOLDERS: dict[str, tuple[Spoil, type[Exception], str, str]] = {
+    "no folder": (shutil.rmtree, MISSING, "model", "does not exist"),
+    "a file": (
+        lambda f: f.rename(f.with_name("moved")).is_dir() and f.write_text("x"),
+        BAD, "model", "not a folder",
+    ),
+    "no config": (lambda f: (f / CONFIG).unlink(), MISSING, CONFIG, "does not exist"),
+    "no tokenizer": (lambda f: (f / TOKENIZER).unlink(), MISSING, TOKENIZER, "does not exist"),
+    "no weights": (lambda f: (f / WEIGHTS).unlink(), MISSING, WEIGHTS, "does not exist"),
+    "missing shard": (lambda f: write_index(f, SHARD), MISSING, SHARD, "does not exist"),
+    "config is not JSON": (lambda f: (f / CONFIG).write_text("{"), BAD, CONFIG, "not JSON"),
+    "config is a list": (lambda f: (f / CONFIG).write_text("[]"), BAD, CONFIG, "JSON object"),
+    "tokenizer is not JSON": (
+        lambda f: (f / TOKENIZER).write_text("]"), BAD, TOKENIZER, "not JSON",
+    ),
+    "tokenizer is another thing": (
+        lambda f: (f / TOKENIZER).write_text('{"version": "1.0"}'),
+        BAD, TOKENIZER, "cannot be used",
+    ),
+    "config nested too deeply": (
+        lambda f: (f / CONFIG).write_text("[" * 100_000), BAD, CONFIG, "not JSON",
+    ),
+    "config is a folder": (
+        lambda f: replace_with_folder(f / CONFIG), MISSING, CONFIG, "does not exist",
+    ),
+    "weights are a dangling link": (
+        lambda f: replace_with_dangling_link(f / WEIGHTS), MISSING, WEIGHTS, "does not exist",
+    ),
+    "no model_type": (lambda f: (f / CONFIG).write_text("{}"), BAD, CONFIG, "model_type"),
+    "unknown model_type": (
+        lambda f: change_config(f, model_type="perceptron"),
+        BAD, CONFIG, "perceptron not supported",
+    ),
+    "code in the folder": (
+        lambda f: change_config(f, model_file="model.py"), BAD, CONFIG, "model.py",
+    ),
+    "setting of a wrong type": (
+        lambda f: change_config(f, hidden_size="large"), BAD, CONFIG, "",
+    ),
+    "shape mismatch": (
+        lambda f: change_config(f, intermediate_size=512), BAD, WEIGHTS, "Expected shape",
+    ),
+    "missing arrays": (
+        lambda f: change_config(f, num_hidden_layers=3), BAD, WEIGHTS, "Missing",
+    ),
+    "empty shard": (lambda f: cut(f / WEIGHTS, 0), BAD, WEIGHTS, "is empty"),
+    "shard cut in its header": (lambda f: cut(f / WEIGHTS, 100), BAD, WEIGHTS, "cut short"),
+    "shard cut in its data": (
+        lambda f: cut(f / WEIGHTS, (f / WEIGHTS).stat().st_size - 1), BAD, WEIGHTS, "cut short",
+    ),
+    "shard of something else": (
+        lambda f: (f / WEIGHTS).write_bytes(b"GGUF" * 100),
+        BAD, WEIGHTS, "not a safetensors file",
+    ),
+    "shard with a bad header": (
+        lambda f: (f / WEIGHTS).write_bytes(struct.pack("<Q", 4) + b"[1]x"),
+        BAD, WEIGHTS, "header",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BAD_FOLDERS)
+def test_a_bad_folder_is_a_typed_error_that_names_the_file_B6(folder: Path, kind: str) -> None:
+    spoil, error, file, cause = BAD_FOLDERS[kind]
+    spoil(folder)
+    with pytest.raises(error) as caught:
+        load(folder)
+    named = folder if file == "model" else folder / file
+    assert str(named) in str(caught.value)
+    assert cause in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def open_folder(tiny: Path) -> Iterator[Path]:
+    """A copy in a place that every user can enter."""
+    with tempfile.TemporaryDirectory() as place:
+        os.chmod(place, 0o755)
+        folder = Path(shutil.copytree(tiny, Path(place) / "model"))
+        folder.chmod(0o755)
+        yield folder
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_file_without_permission_is_named_B6(open_folder: Path, file: str) -> None:
+    (open_folder / file).chmod(0)
+    user = os.geteuid()
+    try:
+        if user == 0:
+            os.seteuid(65534)  # root may read everything
+        with pytest.raises(BadModelError, match="no permission") as caught:
+            check_folder(open_folder, lambda share: None)
+    finally:
+        os.seteuid(user)
+    assert str(open_folder / file) in str(caught.value)
+
+
+def test_a_path_is_never_taken_for_a_hub_id_B6(tmp_path: Path) -> None:
+    with pytest.raises(ModelMissingError, match="does not exist"):
+        load(tmp_path / "mlx-community" / "some-model")
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
+    assert os.environ["TRANSFORMERS_OFFLINE"] == "1"
+
+
+def test_progress_never_goes_back_and_names_the_phases_B1(tiny: Path) -> None:
+    seen: list[tuple[LoadPhase, float]] = []
+    engine = MlxEngine(make_spec(tiny))
+    engine.load(lambda phase, progress: seen.append((phase, progress)))
+    engine.close()
+    shares = [share for _, share in seen]
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+    phases = [LoadPhase.IMPORT, LoadPhase.WEIGHTS, LoadPhase.MATERIALISE, LoadPhase.WARMUP]
+    assert list(dict.fromkeys(phase for phase, _ in seen)) == phases
+
+
+def fingerprint_of(path: Path) -> str:
+    engine = MlxEngine(make_spec(path))
+    facts = engine.load(lambda phase, progress: None)
+    engine.close()
+    return facts.fingerprint
+
+
+def test_the_fingerprint_follows_the_files(folder: Path) -> None:
+    first = fingerprint_of(folder)
+    assert fingerprint_of(folder) == first
+    os.utime(folder / "config.json", ns=(1, 1))
+    assert fingerprint_of(folder) == first, "configuration counts by content"
+    os.utime(folder / "model.safetensors", ns=(10**18, 10**18))
+    second = fingerprint_of(folder)
+    assert second != first
+    change_config(folder, rope_theta=5000.0)
+    assert fingerprint_of(folder) != second
+
+
+def test_the_warm_up_row_is_removed_even_when_it_fails_B5(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed: list[RequestKey] = []
+    real_remove = mlx_batch.MlxBatch.remove
+
+    def step(self: mlx_batch.MlxBatch) -> StepResult:
+        raise ValueError("shapes (1,2) and (3,4) cannot be multiplied")
+
+    def remove(self: mlx_batch.MlxBatch, *keys: RequestKey) -> None:
+        removed.extend(keys)
+        real_remove(self, *keys)
+
+    monkeypatch.setattr(mlx_batch.MlxBatch, "step", step)
+    monkeypatch.setattr(mlx_batch.MlxBatch, "remove", remove)
+    engine = MlxEngine(make_spec(tiny))
+    with pytest.raises(BadModelError, match="cannot run: shapes"):
+        engine.load(lambda phase, progress: None)
+    assert len(removed) == 1
+    assert not engine.has_rows()
+    engine.close()
+
+
+def test_the_walk_finds_underscore_and_hidden_arrays_A4() -> None:
+    class Holder:
+        def __init__(self) -> None:
+            self.inner = [(mx.ones(1),)]
+
+    class Module(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = mx.ones(2)
+            self._freqs = mx.ones(3)
+            self.layers = [nn.Linear(4, 4), {"table": mx.ones(5)}]
+            self.holder = Holder()
+            self.itself = self.layers[0]
+            self.frozen = nn.Linear(6, 6, bias=False)
+            self.frozen.freeze()
+
+    shapes = sorted(array.shape for array in iterate_arrays(Module()))
+    assert shapes == sorted([(2,), (3,), (4, 4), (4,), (5,), (1,), (6, 6)])
+
+
+def test_ids_that_the_model_has_no_output_for_are_not_valid_C7(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here the configuration's own number says too much; a tokenizer may as well."""
+    folder = make_tiny_model(tmp_path)
+    whole = FloatLogits.__call__
+
+    def narrow(model: FloatLogits, *arguments: Any, **named: Any) -> mx.array:
+        return whole(model, *arguments, **named)[..., :-5]
+
+    for call, width in ((whole, VOCABULARY_SIZE), (narrow, VOCABULARY_SIZE - 5)):
+        monkeypatch.setattr(FloatLogits, "__call__", call)
+        with loaded_engine(folder) as engine:
+            assert engine.batch is not None
+            assert engine.batch.logits_width == engine.facts.vocabulary_size == width
+            with pytest.raises(RemoteError, match=f"vocabulary of {width}"):
+                engine.text.encode(RequestBody(prompt_tokens=[width]))
+
+
+def folder_of(shards: dict[str, list[str]], model_type: str = "llama") -> ModelFolder:
+    """A folder with these shards, each of which has these arrays."""
+    path = Path("/models/m")
+    return ModelFolder(
+        path=path,
+        config={"model_type": model_type},
+        shards=[path / name for name in shards],
+        shard_of={array: path / name for name, arrays in shards.items() for array in arrays},
+        weight_bytes=0,
+    )
+
+
+ONE = folder_of({"model.safetensors": ["a.weight"]})
+
+TWO = folder_of({"1.safetensors": ["a.weight"], "2.safetensors": ["a.weight.scales", "b.weight"]})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Out of memory",
+        "kIOGPUCommandBufferCallbackErrorOutOfMemory",
+        "Insufficient Memory",
+        "Unable to allocate 9 bytes",
+        "failed to allocate",
+        "greater than the maximum allowed buffer size",
+        "std::bad_alloc",
+    ],
+)
+def test_every_way_of_saying_that_memory_ran_out_is_understood(text: str) -> None:
+    assert is_memory_text(text)
+    with pytest.raises(MemoryError) as caught:
+        raise_if_memory(RuntimeError(f"[x]\n{text}"))
+    assert str(caught.value) == f"[x] {text}"
+    assert not is_memory_text("There is no Stream(gpu, 1) in current thread.")
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (RuntimeError("cuStreamSynchronize(s) failed: 700"), True),
+        (RuntimeError("cudnn failed with 3"), True),
+        (RuntimeError("the model says cudnn failed"), False),
+        (RuntimeError("the model called cuFFT(x) failed"), False),
+        (ValueError("[METAL] Command buffer execution failed: Timeout"), False),
+    ],
+)
+def test_only_a_gpu_that_fails_is_worth_another_attempt(error: Exception, passes: bool) -> None:
+    if not passes:
+        raise_if_passing(error)
+        return
+    with pytest.raises(RuntimeError) as caught:
+        raise_if_passing(error)
+    assert caught.value is error
+
+
+def test_a_machine_without_a_working_device_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(mx, "is_available", lambda device: False)
+        with pytest.raises(NoDeviceError) as caught:
+            open_stream()
+        assert str(caught.value) == (
+            f"MLX's default device {mx.default_device()} is not available on this machine"
+        )
+
+    def fail_with(text: str) -> Any:
+        def fail(array: mx.array) -> None:
+            raise RuntimeError(text)
+
+        return fail
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mx, "eval", fail_with("no\ndriver"))
+        with pytest.raises(NoDeviceError) as caught:
+            open_stream()
+        assert str(caught.value) == "MLX has no usable device: no driver"
+    with monkeypatch.context() as patch:
+        patch.setattr(mx, "eval", fail_with("[malloc] Unable to allocate 4 bytes."))
+        with pytest.raises(MemoryError):
+            open_stream()
+
+
+@pytest.mark.parametrize(
+    ("folder", "error", "message"),
+    [
+        (ONE, KeyError("hidden_size"), "config.json: 'hidden_size' is missing"),
+        (ONE, TypeError("bad"), "config.json: a value is not what mlx-lm expects (bad)"),
+        (ONE, AttributeError("bad"), "config.json: a value is not what mlx-lm expects (bad)"),
+        (ONE, IndexError("bad"), "config.json: a value is not what mlx-lm expects (bad)"),
+        (ONE, ValueError("two\nlines"), "config.json: two lines"),
+        (ONE, ValueError("Missing 3 parameters"), "model.safetensors: Missing 3 parameters"),
+        (TWO, ValueError("Missing 3 parameters"), ": Missing 3 parameters"),
+        (TWO, ValueError("config says Missing"), "config.json: config says Missing"),
+        (TWO, ValueError("shape of b.weight"), "2.safetensors: shape of b.weight"),
+        # The longest name of an array is the one that is meant.
+        (TWO, ValueError("a.weight.scales"), "2.safetensors: a.weight.scales"),
+        (TWO, RuntimeError("[load_safetensors] x"), ": [load_safetensors] x"),
+        (TWO, RuntimeError("[load] 2.safetensors"), "2.safetensors: [load] 2.safetensors"),
+        (TWO, RuntimeError("[load] end of file"), ": [load] end of file"),
+        (TWO, RuntimeError("no safetensors in it"), ": no safetensors in it"),
+        (
+            ONE,
+            SystemExit(1),
+            "config.json: mlx-lm gave up on model type llama; what it printed is in the log",
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_model_that_cannot_be_made_is_blamed_on_a_file_B6(
+    monkeypatch: pytest.MonkeyPatch, folder: ModelFolder, error: BaseException, message: str
+) -> None:
+    def fail(path: Path, *, lazy: bool) -> None:
+        assert (path, lazy) == (folder.path, True)
+        raise error
+
+    monkeypatch.setattr(mlx_load, "load_model", fail)
+    with pytest.raises(BadModelError) as caught:
+        load_lazily(folder)
+    place = "" if message.startswith(":") else "/"
+    assert str(caught.value) == f"/models/m{place}{message}"
+
+
+def test_arrays_are_read_in_groups_and_each_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 10 arrays of 4 bytes, each group takes what reaches 12 bytes."""
+    read: list[int] = []
+    shares: list[float] = []
+    real = mx.eval
+
+    def evaluate(group: list[mx.array]) -> None:
+        read.append(len(group))
+        real(group)
+
+    monkeypatch.setattr(mlx_load, "GROUP_BYTES", 12)
+    monkeypatch.setattr(mx, "eval", evaluate)
+    materialise([mx.zeros(1) for _ in range(10)], ONE, shares.append)
+    assert read == [3, 3, 3, 1]
+    assert shares == [0.3, 0.6, 0.9, 1.0]
+    shares.clear()
+    materialise([], ONE, shares.append)
+    assert shares == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("error", "expected", "message"),
+    [
+        (ValueError("bad b.weight"), BadModelError, "/models/m/2.safetensors: bad b.weight"),
+        (RuntimeError("[read]\nsafetensors"), BadModelError, "/models/m: [read] safetensors"),
+        (RuntimeError("Unable to allocate"), MemoryError, "Unable to allocate"),
+        (RuntimeError("the driver broke"), RuntimeError, "the driver broke"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_errors_of_materialise_blame_file_memory_or_driver(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, expected: type[Exception], message: str
+) -> None:
+    def fail(group: list[mx.array]) -> None:
+        raise error
+
+    monkeypatch.setattr(mx, "eval", fail)
+    shares: list[float] = []
+    with pytest.raises(expected) as caught:
+        materialise([mx.zeros(1)], TWO, shares.append)
+    assert (caught.type, str(caught.value), shares) == (expected, message, [])
+
+
+def load_with(
+    path: Path, report: Callable[..., None] = lambda *_: None, **changes: Any
+) -> EngineFacts:
+    """Loads it; by this clock, no step takes any time."""
+    engine = MlxEngine(make_spec(path, **({"max_concurrency": 1} | changes)), lambda: 0.0)
+    still = SimpleNamespace(perf_counter=lambda: 0.0)
+    try:
+        with mock.patch.object(mlx_passes, "time", still):
+            return engine.load(report)
+    finally:
+        engine.close()
+
+
+def test_each_step_of_the_probe_and_of_the_warm_up_is_progress_B1(tiny: Path) -> None:
+    """A report that repeats the one before does not renew the limit of a load that stalls."""
+    seen: list[tuple[LoadPhase, float]] = []
+    load_with(tiny, lambda *step: seen.append(step), max_concurrency=2)
+    place = seen.index((LoadPhase.MATERIALISE, 0.9))
+    phases, shares = zip(*seen[place + 1 :], strict=True)
+    assert set(phases) == {LoadPhase.WARMUP}
+    assert all(before < after for before, after in pairwise(shares))
+    assert (shares[0], shares[-1]) == (0.9, 1.0)
+    assert len(seen) > 20
+
+
+def test_ids_of_the_warm_up_are_in_the_smallest_vocabulary(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[Row] = []
+
+    def watch(batch: MlxBatch, row: Row) -> int:
+        rows.append(row)
+        raise ValueError("seen enough")
+
+    monkeypatch.setattr(MlxBatch, "insert", watch)
+    engine = MlxEngine(make_spec(tiny, max_concurrency=1))
+
+    def of_four_ids(folder: Path, *, eos_token_ids: Any, vocabulary_size: int | None) -> MlxText:
+        return load_text(folder, eos_token_ids=eos_token_ids, vocabulary_size=4)
+
+    monkeypatch.setattr(mlx_text, "load_text", of_four_ids)
+    with pytest.raises(Exception, match="seen enough"):
+        engine.load(lambda *_: None)
+    engine.close()
+    assert rows[0].tokens == [0, 1, 2, 3, 0, 1, 2, 3, 0]
+
+
+def test_a_machine_without_mlx_is_said_so(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlxsup.worker.engines.mlx.limits", None)
+    with pytest.raises(NoDeviceError, match=r"^MLX cannot be imported here: .*mlx\.limits halted"):
+        load_with(tiny)
+
+
+def test_a_fingerprint_depends_on_all_that_answers_depend_on(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same words in every release: a resume asks for the same fingerprint."""
+    given: list[dict[str, str]] = []
+
+    def noted(folder: ModelFolder, on: dict[str, str]) -> str:
+        given.append(on)
+        return "f"
+
+    monkeypatch.setattr(mlx_engine, "fingerprint", noted)
+    facts = load_with(tiny)
+    assert facts.fingerprint == "f"
+    sampler = SAMPLER_VERSIONS[choose_draw(facts.backend)]
+    ours = {"kv_cache": "plain", "probe": PROBE_VERSION, "sampler": sampler}
+    assert given == [{**facts.versions, **ours}]
+
+
+def test_prompts_are_paced_as_the_launch_says(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def noted(**of: Any) -> PrefillPacer:
+        asked.append(of)
+        return PrefillPacer(**of)
+
+    monkeypatch.setattr(mlx_engine, "PrefillPacer", noted)
+    for deterministic in (False, True):
+        load_with(tiny, decode_stall_target_ms=125, step_timeout_s=7.0, deterministic=deterministic)
+    given = {
+        "decode_stall_target_s": 0.125, "step_timeout_s": 7.0, "largest_chunk": LARGEST_CPU_CHUNK,
+    }  # fmt: skip
+    assert asked == [given | {"is_fixed": is_fixed} for is_fixed in (False, True)]
+
+
+@pytest.mark.parametrize(
+    ("backend", "is_exact"), [("cpu", True), ("metal", False), ("cuda", False)]
+)
+def test_only_the_cpu_is_probed_as_exact(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, backend: str, is_exact: bool
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def watch(model: Any, **options: Any) -> WayFinder:
+        asked.append(options)
+        return WayFinder(model, **options)
+
+    monkeypatch.setattr(mlx_way, "WayFinder", watch)
+    monkeypatch.setattr(mlx_load, "open_stream", lambda: (backend, mx.new_stream(mx.cpu)))
+    monkeypatch.setattr(mlx_prefix_size, "free_memory_bytes", lambda *_: 0)
+    load_with(tiny)
+    (options,) = asked
+    assert (options["is_exact"], options["model_type"]) == (is_exact, "llama")
+    assert (options["max_concurrency"], options["context_length"]) == (1, CONTEXT_LENGTH)
+    assert options["vocabulary_size"] == VOCABULARY_SIZE

@@ -1,0 +1,433 @@
+"""Real MLX in whole workers: processes, threads, streams, imports, and the first request."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxsup.protocol.launch import ExitCode
+from mlxsup.protocol.states import FinishReason
+from mlxsup.protocol.worker_messages import Dying, Resume, Step
+from mlxsup.worker.engines.mlx.engine import MlxEngine
+from mlxsup.worker.engines.mlx.text import MlxText
+from mlxsup.worker.thread_guard import OwnedEngine
+
+from support.demo_model import demo_model_folder
+from support.loop_driver import LoopDriver, check_every_resume
+from support.mlx_calls import KINDS, Calls
+from support.mlx_rows import make_spec
+from support.tiny_model import make_tiny_model
+from support.worker_harness import WorkerHarness
+
+pytestmark = pytest.mark.mlx
+
+
+READY_TIMEOUT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    place = tmp_path_factory.mktemp("models")
+    return [make_tiny_model(place / f"tiny{seed}", seed=seed) for seed in range(2)]
+
+
+@pytest.fixture(scope="module")
+def worker(folders: list[Path]) -> Iterator[WorkerHarness]:
+    with WorkerHarness(engine="mlx", path=str(folders[0])) as worker:
+        worker.wait_until_ready(READY_TIMEOUT_S)
+        yield worker
+        assert worker.ask_for_exit() == ExitCode.ASKED
+
+
+def test_two_models_at_once_give_each_its_solo_answer_A8(folders: list[Path]) -> None:
+    prompts = [f"tell me about number {number} " * number for number in range(1, 5)]
+    with (
+        WorkerHarness(engine="mlx", path=str(folders[0])) as first,
+        WorkerHarness(engine="mlx", path=str(folders[1])) as second,
+    ):
+        workers = [first, second]
+        solo = []
+        for one in workers:
+            one.wait_until_ready(READY_TIMEOUT_S)
+            answers = []
+            for prompt in prompts:
+                (stream,) = one.finish(one.dispatch(prompt, max_tokens=40))
+                answers.append((stream.tokens, stream.text))
+            solo.append(answers)
+        keys = [[one.dispatch(prompt, max_tokens=40) for prompt in prompts] for one in workers]
+        for one, expected, own_keys in zip(workers, solo, keys, strict=True):
+            together = one.finish(*own_keys)
+            assert [(stream.tokens, stream.text) for stream in together] == expected
+            assert {stream.finish for stream in together} == {FinishReason.LENGTH}
+        assert solo[0] != solo[1]
+        assert [one.ask_for_exit() for one in workers] == [0, 0]
+
+
+@pytest.mark.bits
+def test_a_cancelled_row_leaves_the_others_alone_D3_D8(worker: WorkerHarness) -> None:
+    (expected,) = worker.finish(worker.dispatch("stay here", max_tokens=60))
+    stays = worker.dispatch("stay here", max_tokens=60)
+    goes = worker.dispatch("go away", max_tokens=4000)
+    while not worker.streams[goes].tokens:
+        worker.wait_for(Step)
+    worker.cancel(goes)
+    cancelled, stayed = worker.finish(goes, stays)
+    assert cancelled.finish is FinishReason.CANCELLED
+    assert len(cancelled.tokens) < 4000
+    assert (stayed.tokens, stayed.text) == (expected.tokens, expected.text)
+
+
+def test_bad_requests_fail_alone_C7_G6(worker: WorkerHarness) -> None:
+    bad = [
+        worker.dispatch(messages=[{"role": "robot", "content": "x"}]),
+        worker.dispatch(prompt_tokens=[5, 99_999]),
+        worker.dispatch("far too long " * 4000),
+    ]
+    good = worker.dispatch("fine", max_tokens=5)
+    streams = worker.finish(*bad, good)
+    assert all(stream.error is not None for stream in streams[:3])
+    assert len(streams[3].tokens) == 5
+
+
+def test_a_missing_and_a_bad_model_have_their_exit_codes_B6(folders: list[Path]) -> None:
+    missing = folders[0].with_name("absent")
+    with WorkerHarness(engine="mlx", path=str(missing)) as worker:
+        assert str(missing) in worker.wait_for(Dying, READY_TIMEOUT_S).message
+        assert worker.exit_code() == ExitCode.MODEL_MISSING
+    bad = make_tiny_model(folders[0].with_name("bad"))
+    (bad / "config.json").write_text("{")
+    # The JSON error speaks of a "property name", which holds a forbidden word.
+    with WorkerHarness(engine="mlx", path=str(bad), log_may_hold=["rope"]) as worker:
+        assert str(bad / "config.json") in worker.wait_for(Dying, READY_TIMEOUT_S).message
+        assert worker.exit_code() == ExitCode.BAD_MODEL
+
+
+COUNTERS = {"get_active_memory", "get_cache_memory", "get_peak_memory"}
+"""Functions of `mx` that read a number of the allocator, which the memory guard does from the
+threads of prompts and heartbeats."""
+
+READY = "(ready)"
+"""Stands between the calls of the load and those of requests."""
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    calls = Calls()
+    calls.watch(monkeypatch.setattr)
+    return calls
+
+
+@pytest.fixture
+def encoding_on(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """The threads that tokenise."""
+    threads: set[int] = set()
+    encode = MlxText.encode
+
+    def watched_encode(self: MlxText, body: Any) -> Any:
+        threads.add(threading.get_ident())
+        return encode(self, body)
+
+    monkeypatch.setattr(MlxText, "encode", watched_encode)
+    return threads
+
+
+def live(folder: Path, calls: Calls) -> None:
+    """A load, requests of every kind, a cancel, a resume, and the end."""
+    engine = OwnedEngine(MlxEngine(make_spec(folder, max_concurrency=4)), 30.0)
+    facts = engine.load(lambda phase, progress: None)
+    calls.names.append(READY)
+    driver = LoopDriver(engine, facts)
+    messages = [{"role": "user", "content": "Hello"}]
+    keys = [
+        driver.dispatch(prompt="Once upon a time", max_tokens=20, logprobs=True, top_logprobs=3),
+        driver.dispatch(messages=messages, max_tokens=20, temperature=1.0, seed=7, top_p=0.9),
+        driver.dispatch(
+            prompt="a b c", max_tokens=20, repetition_penalty=1.2, logit_bias={"300": 2.0}
+        ),
+    ]
+    leaves = driver.dispatch(prompt="x " * 300, max_tokens=200)
+    for _ in range(8):
+        driver.turn()
+    driver.cancel(leaves)
+    whole, *others = driver.finish(*keys)
+    [left] = driver.finish(leaves)
+    assert left.finish is FinishReason.CANCELLED
+    assert all(len(answer.tokens) == 20 for answer in (whole, *others))
+    resume: Resume = whole.resume_after(10)
+    assert driver.answer(resume).tokens == whole.tokens[10:]
+    assert driver.answer(prompt="Once upon a time", max_tokens=3).tokens == whole.tokens[:3]
+    engine.give_back()
+    driver.close()
+    engine.close()
+
+
+def test_one_thread_calls_mlx_from_the_load_to_the_close_A1_A6(
+    calls: Calls, encoding_on: set[int], tmp_path: Path
+) -> None:
+    live(make_tiny_model(tmp_path / "tiny"), calls)
+    me = threading.get_ident()
+    of_others = {name for thread, names in calls.threads.items() if thread != me for name in names}
+    assert of_others <= COUNTERS, calls.threads
+    expected = {
+        "new_stream", "eval", "__init__", "insert_segments", "next", "remove", "cumsum",
+        "put_along_axis", "synchronize", "clear_cache", "close", "get_active_memory",
+    }  # fmt: skip
+    assert expected - calls.threads[me] == set(), "what was to be watched was not called"
+    assert me not in encoding_on
+    assert encoding_on, "prompts are made by the helper threads"
+
+
+def test_the_first_request_has_nothing_to_make_that_the_second_has_not_B10(tmp_path: Path) -> None:
+    """In a separate process: whatever is traced, compiled or opened late would be called once."""
+    folder = make_tiny_model(tmp_path / "tiny")
+    done = subprocess.run(
+        [sys.executable, "-m", "support.mlx_calls", str(folder)],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout)
+    assert made.keys() == KINDS.keys()
+    for kind, requests in made.items():
+        first, second, third = (Counter[str](request) for request in requests)
+        assert second == third, f"{kind}: else nothing could be said"
+        assert (kind, first - second, second - first) == (kind, Counter(), Counter())
+
+
+YARN = {
+    "rope_scaling": {
+        "type": "yarn",
+        "factor": 2.0,
+        "original_max_position_embeddings": 2048,
+    }
+}
+"""Its rotation keeps an array in `_freqs`, which loaders leave lazy."""
+
+LOAD_AND_LOOK = """
+import os, sys, threading
+from pathlib import Path
+import mlx.core as mx
+from mlxsup.worker.engines.mlx.load import iterate_arrays, load_lazily, materialise
+from mlxsup.worker.engines.mlx.folder import check_folder
+
+folder = check_folder(Path(sys.argv[1]), lambda share: None)
+stream = mx.new_stream(mx.default_device())
+with mx.stream(stream):
+    model, _ = load_lazily(folder)
+    if sys.argv[2] == "materialise":
+        materialise(model, folder, lambda share: None)
+    elif sys.argv[2] == "parameters":
+        mx.eval(model.parameters())
+lazy = []
+
+def look():
+    # An array that still has to be computed needs the stream of the thread that described it.
+    for array in iterate_arrays(model):
+        try:
+            mx.eval(array)
+        except RuntimeError as error:
+            assert "There is no Stream" in str(error), error
+            lazy.append(array.shape)
+
+thread = threading.Thread(target=look)
+thread.start()
+thread.join()
+print(len(list(iterate_arrays(model))), len(lazy), flush=True)
+os._exit(0)
+"""
+
+
+def run_script(script: str, *arguments: str) -> str:
+    """Two threads with MLX may abort at the exit, so they never run in the test's process."""
+    result = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def yarn_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("yarn"), config=YARN)
+
+
+def test_the_engine_on_its_one_thread_serves_the_same_model_A1_A2(yarn_folder: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from support.mlx_rows import loaded_engine, make_row, run_rows, token_ids\n"
+        "with loaded_engine(Path(sys.argv[1])) as engine:\n"
+        "    got = run_rows(engine, [make_row(key, [1, 2, 3, key]) for key in range(4)])\n"
+        "    print(sorted(len(token_ids(tokens)) for tokens in got.values()))\n"
+    )
+    support = str(Path(__file__).resolve().parent.parent)
+    said = run_script(f"import sys; sys.path.insert(0, {support!r})\n{script}", str(yarn_folder))
+    assert said == "[16, 16, 16, 16]"
+
+
+def test_no_array_of_the_module_tree_is_left_lazy_A4(yarn_folder: Path) -> None:
+    count, lazy = run_script(LOAD_AND_LOOK, str(yarn_folder), "materialise").split()
+    assert int(count) > 20
+    assert lazy == "0"
+
+
+def test_the_test_above_would_see_a_lazy_array_A4(yarn_folder: Path) -> None:
+    """mlx-lm's own way, evaluating the parameters, leaves `_freqs` of each layer behind."""
+    assert int(run_script(LOAD_AND_LOOK, str(yarn_folder), "parameters").split()[1]) >= 1
+    count, lazy = run_script(LOAD_AND_LOOK, str(yarn_folder), "nothing").split()
+    assert int(lazy) > int(count) / 2
+
+
+def test_every_batch_generator_is_given_a_stream_A5() -> None:
+    """Without one it falls back to the module-level stream."""
+    folder = Path(__file__).resolve().parent.parent.parent / "worker"
+    calls = [
+        node
+        for file in folder.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "BatchGenerator"
+    ]
+    assert calls
+    assert all("stream" in {keyword.arg for keyword in call.keywords} for call in calls)
+
+
+HEAVY = ("torch", "torchvision", "tensorflow", "jax", "flax", "scipy", "sklearn", "pandas")
+
+PROGRAM = """\
+import json, sys
+from pathlib import Path
+from mlxsup.worker.engines.mlx.imports import import_everything
+import_everything()
+from mlxsup.worker.engines.mlx.tokenizer import load_tokenizer
+tokenizer = load_tokenizer(Path(sys.argv[1]), None)
+ids = tokenizer.encode("hello")
+print(json.dumps([name for name, module in sys.modules.items() if module is not None]))
+"""
+
+
+def install(folder: Path, package: str) -> None:
+    """As pip would: the module, and what transformers asks for its version."""
+    (folder / package).mkdir()
+    (folder / package / "__init__.py").write_text('__version__ = "2.9.0"\nTensor = object\n')
+    about = folder / f"{package}-2.9.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 2.9.0\n")
+    (about / "RECORD").write_text(f"{package}/__init__.py,,\n")
+
+
+def test_a_worker_imports_none_of_the_heavy_packages(tmp_path: Path) -> None:
+    model, packages = make_tiny_model(tmp_path / "tiny"), tmp_path / "packages"
+    packages.mkdir()
+    for package in HEAVY:
+        install(packages, package)
+    path = os.pathsep.join([os.fspath(packages), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, os.fspath(model)],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    imported = set(json.loads(done.stdout.splitlines()[-1]))
+    assert "transformers" in imported
+    assert not imported.intersection(HEAVY)
+
+
+LENGTH = 48
+
+QUESTION = [{"role": "user", "content": "Name three animals, with an emoji for each 🦊."}]
+
+
+@pytest.fixture(scope="module")
+def demo_worker() -> Iterator[LoopDriver]:
+    from mlxsup.worker.engines.mlx.engine import MlxEngine
+
+    engine = MlxEngine(make_spec(demo_model_folder()))
+    driver = LoopDriver(engine, engine.load(lambda phase, at: None), 8)
+    yield driver
+    driver.close()
+    engine.close()
+
+
+SAMPLED = {"temperature": 1.0, "top_p": 0.9, "seed": 7}
+
+CASES: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "seeded": SAMPLED,
+    "penalties, bias and stops": SAMPLED
+    | {
+        "top_k": 40,
+        "min_p": 0.02,
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.3,
+        "frequency_penalty": 0.2,
+        "logit_bias": {"260": 2.0},
+        "stop": ["never to be found", "\n\n\n\n"],
+    },
+    "a schema": SAMPLED
+    | {
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {
+                "schema": {
+                    "type": "object",
+                    "properties": {
+                        "animal": {"type": "string", "minLength": 40, "maxLength": 80},
+                        "legs": {"type": "integer", "minimum": 0, "maximum": 99},
+                    },
+                    "required": ["animal", "legs"],
+                    "additionalProperties": False,
+                }
+            },
+        }
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.bits
+@pytest.mark.parametrize("parameters", CASES.values(), ids=CASES.keys())
+def test_an_answer_alone_is_the_one_among_seven_that_come_and_go_C10(
+    demo_worker: LoopDriver, parameters: dict[str, Any]
+) -> None:
+    alone = demo_worker.answer(messages=QUESTION, max_tokens=LENGTH, **parameters)
+    neighbours = [
+        demo_worker.dispatch(prompt=f"Tale {n}", max_tokens=4 + 3 * n, temperature=n % 2, seed=n)
+        for n in range(4)
+    ]
+    key = demo_worker.dispatch(messages=QUESTION, max_tokens=LENGTH, **parameters)
+    while len(demo_worker.answers[key].tokens) < len(alone.tokens) // 2:
+        demo_worker.turn()
+    neighbours += [demo_worker.dispatch(prompt=f"Late {n}", max_tokens=8, seed=n) for n in range(3)]
+    among, *_ = demo_worker.finish(key, *neighbours)
+    assert (among.tokens, among.text, among.finish) == (alone.tokens, alone.text, alone.finish)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.bits
+@pytest.mark.parametrize("parameters", CASES.values(), ids=CASES.keys())
+def test_resumed_at_every_token_equals_the_undisturbed_answer_F10(
+    demo_worker: LoopDriver, parameters: dict[str, Any]
+) -> None:
+    whole = demo_worker.answer(messages=QUESTION, max_tokens=LENGTH, **parameters)
+    assert len(whole.tokens) > 10
+    check_every_resume(demo_worker, whole, at_once=8)

@@ -1,0 +1,252 @@
+"""Before and during a load: imports, progress, weights read ahead, known faults of mlx-lm."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.util
+import mmap
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from mlxsup.protocol.states import LoadPhase, State
+from mlxsup.protocol.worker_messages import LoadProgress
+from mlxsup.worker.engines.mlx.imports import MODULES, OWN_MODULES, import_everything
+from mlxsup.worker.engines.mlx.known_faults import (
+    KNOWN_FAULTS,
+    KnownFault,
+    find_fault,
+    find_warnings,
+)
+from mlxsup.worker.engines.mlx.load_steps import HALF, MOST, LoadSteps
+from mlxsup.worker.engines.mlx.read_ahead import CHUNK_BYTES, read_files, reading_ahead
+
+from support.core_driver import Driver, entry
+from support.eventually import eventually
+
+
+def test_the_libraries_come_first_and_then_our_own_modules(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(importlib, "import_module", lambda *names: asked.append(names))
+    import_everything()
+    package = "mlxsup.worker.engines.mlx"
+    assert asked[: len(MODULES)] == [(name,) for name in MODULES]
+    assert asked[len(MODULES) :] == [(f".{name}", package) for name in OWN_MODULES]
+
+
+def test_a_library_that_is_missing_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*names: str) -> None:
+        raise ImportError("no " + names[0])
+
+    monkeypatch.setattr(importlib, "import_module", refuse)
+    with pytest.raises(ImportError, match=r"^no mlx\.core$"):
+        import_everything()
+
+
+BEGIN = 0.9
+
+
+def shown(calls: int) -> list[float]:
+    """The progress that so many steps show."""
+    shares: list[float] = []
+    steps = LoadSteps(shares.append, BEGIN)
+    for _ in range(calls):
+        steps()
+    return shares
+
+
+def test_each_step_is_further_than_the_one_before_and_none_is_the_last() -> None:
+    shares = shown(MOST)
+    assert shares[0] == BEGIN
+    assert shares[HALF] == (BEGIN + 1.0) / 2
+    assert all(before < after for before, after in pairwise(shares))
+    assert shares[-1] < 1.0
+
+
+def test_steps_without_an_end_are_no_progress() -> None:
+    assert len(set(shown(MOST + 20)[MOST:])) == 1
+
+
+def test_a_load_whose_steps_take_as_long_as_the_limit_together_does_not_stall() -> None:
+    """With CUDA each of them may compile a kernel for half a minute."""
+    driver = Driver([entry()])
+    driver.load()
+    driver.spawned()
+    driver.hello()
+    for share in shown(9):
+        driver.worker(LoadProgress(phase=LoadPhase.WARMUP, progress=share))
+        driver.pass_time(entry().load_stall_timeout_s / 3)
+    assert driver.state() is State.LOADING
+    driver.pass_time(entry().load_stall_timeout_s)
+    assert driver.state() is State.STOPPING, "no step takes that long"
+
+
+CHUNKS = 6
+
+
+def cold_file(path: Path, chunks: int = CHUNKS) -> Path:
+    """A file of which nothing is in memory."""
+    path.write_bytes(os.urandom(chunks * CHUNK_BYTES))
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if resident_pages(path):
+        pytest.skip("this file system keeps its files in memory")
+    return path
+
+
+def resident_pages(path: Path) -> int:
+    """How many pages of a file are in memory, as the kernel says."""
+    size = path.stat().st_size
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), size, mmap.MAP_PRIVATE) as mapped:
+        begin = ctypes.c_char.from_buffer(mapped)
+        seen = (ctypes.c_ubyte * (-(-size // mmap.PAGESIZE)))()
+        asked = libc.mincore(ctypes.byref(begin), ctypes.c_size_t(size), seen)
+        assert asked == 0, os.strerror(ctypes.get_errno())
+        del begin
+    return sum(page & 1 for page in seen)
+
+
+def all_pages(path: Path) -> int:
+    return -(-path.stat().st_size // mmap.PAGESIZE)
+
+
+class Reads:
+    """Notes what is read of files, and reads it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sizes: list[int] = []
+        self._preadv = os.preadv
+        monkeypatch.setattr(os, "preadv", self.preadv)
+
+    def preadv(self, descriptor: int, buffers: Sequence[Any], offset: int, flags: int = 0) -> int:
+        self.sizes.append(len(buffers[0]))
+        return self._preadv(descriptor, buffers, offset, flags)
+
+    @property
+    def chunks(self) -> int:
+        """How many were read, and not just looked at."""
+        return self.sizes.count(CHUNK_BYTES)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what it holds")
+def test_files_come_into_memory_while_the_block_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    available = SimpleNamespace(available=1 << 40)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: available)
+    files = [cold_file(tmp_path / "a"), cold_file(tmp_path / "b", 3)]
+    with reading_ahead(files):
+        eventually(lambda: [resident_pages(one) for one in files] == [all_pages(f) for f in files])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what it holds")
+def test_resident_files_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    available = SimpleNamespace(available=1 << 40)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: available)
+    path = cold_file(tmp_path / "a")
+    reads = Reads(monkeypatch)
+    read_files([path], threading.Event())
+    # What the kernel reads ahead by itself need not be read again.
+    assert 0 < reads.chunks <= CHUNKS
+    assert resident_pages(path) == all_pages(path)
+    reads.sizes.clear()
+    read_files([path], threading.Event())
+    assert reads.sizes == [1] * CHUNKS
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what it holds")
+def test_it_ends_with_its_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two chunks: the load has the disk from then on."""
+    path = cold_file(tmp_path / "a")
+    reads, is_over = Reads(monkeypatch), threading.Event()
+    is_over.set()
+    read_files([path], is_over)
+    assert reads.sizes == []
+    before = threading.active_count()
+    with reading_ahead([path]):
+        pass
+    assert threading.active_count() == before
+    assert not any(thread.name == "read-ahead" for thread in threading.enumerate())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what it holds")
+def test_it_takes_a_part_of_the_memory_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    available = SimpleNamespace(available=2 * 4 * CHUNK_BYTES)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: available)
+    reads = Reads(monkeypatch)
+    read_files([cold_file(tmp_path / name) for name in "ab"], threading.Event())
+    assert reads.chunks == 4
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what it holds")
+def test_a_file_that_cannot_be_read_is_left_to_the_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = cold_file(tmp_path / "a")
+    reads = Reads(monkeypatch)
+    read_files([tmp_path / "missing", path], threading.Event())
+    assert reads.sizes == []
+
+
+def mlx_lm_folder() -> Path:
+    """Where mlx-lm is, without importing it."""
+    spec = importlib.util.find_spec("mlx_lm")
+    if spec is None or spec.origin is None:
+        pytest.skip("mlx-lm is not installed")
+    return Path(spec.origin).parent
+
+
+@pytest.mark.parametrize("fault", KNOWN_FAULTS, ids=lambda fault: fault.model_type)
+def test_a_fault_is_still_at_its_line_of_mlx_lm(fault: KnownFault) -> None:
+    lines = (mlx_lm_folder() / "models" / fault.file).read_text().splitlines()
+    assert fault.symbol in lines[fault.line - 1]
+
+
+@pytest.mark.parametrize(
+    ("config", "is_concerned"),
+    [
+        ({"model_type": "plamo3"}, True),
+        ({"model_type": "plamo3", "sliding_window_pattern": 4}, True),
+        ({"model_type": "plamo3", "sliding_window_pattern": 1}, False),
+        ({"model_type": "plamo3", "num_hidden_layers": 1}, True),
+        ({"model_type": "plamo3", "num_hidden_layers": 0}, False),
+        ({"model_type": "plamo2"}, False),
+        ({"model_type": "phi3small"}, True),
+        ({"model_type": "olmo"}, True),
+        ({"model_type": "olmo2"}, False),
+        ({}, False),
+    ],
+)
+def test_a_fault_concerns_the_configurations_that_have_it(
+    config: dict[str, object], is_concerned: bool
+) -> None:
+    fault = find_fault(config)
+    assert (fault is not None) is is_concerned
+    assert fault is None or fault.model_type == config["model_type"]
+
+
+@pytest.mark.parametrize("name", ["adapters.safetensors", "adapter_model.safetensors"])
+def test_an_adapter_that_is_not_applied_is_named(tmp_path: Path, name: str) -> None:
+    config = {"model_type": "llama"}
+    assert find_warnings(tmp_path, config) == ()
+    (tmp_path / name).touch()
+    (warning,) = find_warnings(tmp_path, config)
+    assert warning == (
+        f"{name} is not applied: adapters are not supported, merge it into the weights "
+        "(mlx_lm.fuse) to use it"
+    )
