@@ -1,20 +1,24 @@
-"""A memory budget that two of three models fill: real processes, evictions, refusals, a pin."""
+"""Memory on real daemons: evictions, swaps, rows that do not fit, and what other programs take."""
 
 from __future__ import annotations
 
 import json
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mlxsup.client import Client, RequestError
+from mlxsup.client import Client, Notice, RequestError, Result
+from mlxsup.worker.engines.fake.text import answer_tokens, encode_text
+from mlxsup.worker.idle_time import GIVE_BACK_AFTER_S
 
-from support import warm
 from support.cli import run_cli
 from support.daemon import Daemon, fake, row, wait_for_state
-from support.eventually import eventually
+from support.eventually import TIMEOUT_S, eventually
+from support.streams import Reader
+from support.tiny_model import make_tiny_model
 
 MIB = 2**20
 NAMES = ("a", "b", "c")
@@ -68,29 +72,6 @@ def test_the_third_model_is_loaded_after_the_least_recently_used_has_gone_H9_I2(
         assert (memory["reserved_bytes"], memory["budget_bytes"]) == (600 * MIB, 700 * MIB)
 
 
-def test_requests_for_three_models_are_all_answered_by_two_processes_at_a_time(
-    daemon: Daemon,
-) -> None:
-    answers: list[str] = []
-
-    def ask(name: str) -> None:
-        with daemon.client() as client:
-            for number in range(3):
-                result = client.complete(name, prompt=f"{name}{number}", max_tokens=3)
-                answers.append(str(result.finish_reason))
-
-    threads = [threading.Thread(target=ask, args=(name,)) for name in NAMES]
-    for thread in threads:
-        thread.start()
-    most = 0
-    while any(thread.is_alive() for thread in threads):
-        most = max(most, workers(daemon))
-    for thread in threads:
-        thread.join()
-    assert answers == ["length"] * 9
-    assert most == 2
-
-
 def test_a_preload_waits_and_a_dry_run_and_a_load_say_and_do_the_same() -> None:
     with Daemon({name: sized() for name in NAMES}, BUDGET) as daemon, daemon.client() as client:
         for name in NAMES[:2]:
@@ -129,26 +110,6 @@ def test_what_can_never_fit_is_refused_by_every_door_I4() -> None:
             assert hint.startswith("hint: see what holds memory with `mlxsup status")
 
 
-def test_a_reload_lowers_the_budget_and_pins_that_do_not_fit_are_refused(daemon: Daemon) -> None:
-    models = {name: sized(preload=False) for name in NAMES}
-    with daemon.client() as client:
-        for name in NAMES[:2]:
-            client.load(name)
-        daemon.write_config(models, {**BUDGET, "memory_budget": "400MiB"})
-        client.reload()
-        eventually(lambda: states(client) == {"a": "STOPPED", "b": "READY", "c": "STOPPED"})
-        pinned = {name: sized(preload=False, pinned=True) for name in NAMES}
-        daemon.write_config(pinned, {**BUDGET, "memory_budget": "400MiB"})
-        with pytest.raises(RequestError) as refused:
-            client.reload()
-        assert refused.value.code == "invalid_request"
-        [problem] = refused.value.detail["problems"]
-        assert "a (300.0 MiB), b (300.0 MiB) and c (300.0 MiB) need 900.0 MiB together" in problem
-        assert states(client)["b"] == "READY"
-    checked = warm.run_text(Daemon.command("config", "check", str(daemon.config)), timeout_s=60)
-    assert checked.returncode == 78
-
-
 def test_a_model_that_ran_out_of_memory_gets_more_at_its_next_load() -> None:
     with (
         Daemon({"m": fake()}, {"memory_budget": "700MiB"}) as daemon,
@@ -168,3 +129,273 @@ def test_a_model_that_ran_out_of_memory_gets_more_at_its_next_load() -> None:
         assert after["reserved_bytes"] >= after["needed_bytes"]
         shown = run_cli("status", "--config", str(daemon.config)).stdout
         assert "of it because it ran out of memory before" in shown
+
+
+PAIR = ("a", "b")
+ONE_FITS = {"memory_budget": "400MiB", "min_residency_s": 0, "swap_after_s": 0.2}
+LENGTH = 4000
+"""Tokens of a fake answer: more than a few turns are enough for."""
+
+SWAPS = 5
+REAL_SWAPS = 3
+
+ANSWER: dict[str, Any] = {"max_tokens": 200, "seed": 7, "temperature": 0.8, "ignore_eos": True}
+
+
+def large(**options: Any) -> dict[str, Any]:
+    """A model of which one fits."""
+    return fake(memory="300MiB", preload=False, fake={"step_s": 0.005}, **options)
+
+
+def turns(client: Client) -> int:
+    """How many processes there have been."""
+    return sum(row(client, name)["generation"] for name in PAIR)
+
+
+def goes_on(reader: Reader) -> None:
+    """Waits until a stream has gained another token."""
+    sent = len(reader.tokens)
+    eventually(lambda: len(reader.tokens) > sent, timeout_s=300.0)
+
+
+def test_two_fake_models_take_turns_and_no_stream_loses_a_token() -> None:
+    with Daemon({name: large() for name in PAIR}, ONE_FITS) as daemon, daemon.client() as client:
+        told: list[tuple[str, dict[str, Any]]] = []
+        watcher = daemon.client()
+        events = watcher.events()
+        watcher.ping()
+        first = Reader(
+            client, "a", "one", max_tokens=LENGTH,
+            on_notice=lambda notice: told.append((str(notice.kind), notice.detail)),
+        ).started()  # fmt: skip
+        second = Reader(client, "b", "two", max_tokens=LENGTH)
+        eventually(lambda: turns(client) >= SWAPS + 1, timeout_s=300.0)
+        assert workers(daemon) <= 1
+        note = next(change["note"] for change in events if change["why"] == "swap")
+        assert note.startswith("swapped out for b, which needs 300.0 MiB and has waited for")
+        watcher.close()
+        for reader, prompt in ((first, "one"), (second, "two")):
+            goes_on(reader)
+            reader.stream.cancel()
+            result = reader.finished()
+            assert result.paused > 0
+            assert result.resumed == 0
+            whole = answer_tokens(encode_text(prompt), len(result.token_ids))
+            assert result.token_ids == whole
+        assert row(client, "a")["restarts"] == row(client, "b")["restarts"] == 0
+    assert {"reason": "swap"}.items() <= dict(told)["paused"].items()
+    assert [d["reason"] for kind, d in told if kind == "queued"].count("swap") > 0
+
+
+# ---------------------------------------------------------------- MLX
+
+
+class Asker(threading.Thread):
+    """Asks one model for the same answer, again and again, until it is asked to stop."""
+
+    def __init__(self, daemon: Daemon, model: str, is_over: threading.Event) -> None:
+        super().__init__(daemon=True)
+        self._daemon, self.model, self._is_over = daemon, model, is_over
+        self.results: list[Result] = []
+        self.start()
+
+    def run(self) -> None:
+        """Asks."""
+        with self._daemon.client() as client:
+            while not self._is_over.is_set():
+                self.results.append(client.complete(self.model, prompt="One", **ANSWER))
+
+
+@pytest.mark.mlx
+@pytest.mark.timeout(900)
+def test_two_real_models_take_turns_and_seeded_streams_stay_as_they_are(tmp_path: Path) -> None:
+    folders = {name: make_tiny_model(tmp_path / name, seed=n) for n, name in enumerate(PAIR)}
+    models: dict[str, dict[str, Any]] = {
+        name: {"path": str(folder), "max_concurrency": 1, "memory": "300MiB", "preload": False}
+        for name, folder in folders.items()
+    }
+    with Daemon(models) as daemon, daemon.client() as client:
+        truth = {n: client.complete(n, prompt="One", **ANSWER).token_ids for n in PAIR}
+    with Daemon(models, ONE_FITS) as daemon, daemon.client() as client:
+        is_over = threading.Event()
+        askers = [Asker(daemon, name, is_over) for name in (*PAIR, *PAIR)]  # never idle
+        eventually(lambda: turns(client) > REAL_SWAPS, timeout_s=800.0)
+        is_over.set()
+        for asker in askers:
+            asker.join(300.0)
+            assert asker.results
+            assert all(result.token_ids == truth[asker.model] for result in asker.results)
+        results = [result for asker in askers for result in asker.results]
+        assert sum(result.resumed for result in results) == 0
+        assert sum(result.paused for result in results) >= REAL_SWAPS - 1
+
+
+KIB = 1024
+ROW_MIB = 1024 * KIB
+ROWS_LENGTH = 12
+
+ROWS_MODEL = fake(memory="300MiB", preload=True, max_concurrency=4, fake={"token_bytes": 128 * KIB})
+"""A row takes a quarter of a MiB for each token, and 64 MiB to grow: two never fit."""
+
+
+@pytest.fixture
+def rows_daemon() -> Iterator[Daemon]:
+    with Daemon({"a": ROWS_MODEL}) as rows_daemon:
+        yield rows_daemon
+
+
+def test_requests_that_do_not_fit_together_are_answered_one_after_the_other(
+    rows_daemon: Daemon,
+) -> None:
+    notices: dict[int, list[Notice]] = {number: [] for number in range(4)}
+    results: dict[int, Result] = {}
+
+    def ask(number: int) -> None:
+        with rows_daemon.client() as client:
+            results[number] = client.complete(
+                "a", prompt=f"[[fault slow=0.02]] {number}", max_tokens=ROWS_LENGTH,
+                on_notice=notices[number].append,
+            )  # fmt: skip
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with rows_daemon.client() as client:
+        alone = [
+            client.complete("a", prompt=f"[[fault slow=0.02]] {number}", max_tokens=ROWS_LENGTH)
+            for number in range(4)
+        ]
+        assert 0 < row(client, "a")["row_budget_bytes"] < 300 * ROW_MIB
+    assert [results[n].token_ids for n in range(4)] == [one.token_ids for one in alone]
+    waited = [one for each in notices.values() for one in each if one.kind == "queued"]
+    assert "memory" in {one.detail["reason"] for one in waited}
+    assert [one.paused for one in results.values()] == [0] * 4  # those that waited had no row yet
+    assert [one.paused for one in alone] == [0] * 4
+
+
+OPTIONS = {"step_s": 0.05, "token_bytes": 300_000, "active_bytes": 1_000_000}
+ROOM_MODEL = fake(memory="400MiB", preload=True, max_concurrency=4, fake=OPTIONS)
+"""Two short rows do not fit together."""
+
+SETTINGS = {"min_run_s": 0.2}
+ROOM_LENGTH = 60
+
+
+@pytest.fixture
+def room_daemon() -> Iterator[Daemon]:
+    with Daemon({"a": ROOM_MODEL}, supervisor=SETTINGS) as room_daemon:
+        yield room_daemon
+
+
+class Answering:
+    """A request that has begun to answer when this returns.
+
+    Args:
+        client: who asks.
+        priority: its class.
+        length: tokens of the answer.
+    """
+
+    def __init__(self, client: Client, priority: str, length: int = ROOM_LENGTH) -> None:
+        self._stream = client.generate("a", prompt="long", max_tokens=length, priority=priority)
+        self.tokens: list[int] = []
+        self._has_begun = threading.Event()
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+        assert self._has_begun.wait(60.0)
+
+    def _read(self) -> None:
+        for delta in self._stream:
+            self.tokens += delta.token_ids
+            if len(self.tokens) >= 10:
+                self._has_begun.set()
+
+    def cancel(self) -> Result:
+        """Its client needs no more of it."""
+        self._stream.cancel()
+        return self.result()
+
+    def result(self) -> Result:
+        """Once it is complete."""
+        self._thread.join()
+        return self._stream.result
+
+
+def test_a_batch_row_makes_room_and_its_answer_continues_token_for_token(
+    room_daemon: Daemon,
+) -> None:
+    notices: list[Notice] = []
+    with room_daemon.client() as client:
+        alone = client.complete("a", prompt="long", max_tokens=ROOM_LENGTH)
+        batch = Answering(client, "batch")
+        short = client.complete(
+            "a", prompt="now", max_tokens=4, priority="interactive", queue_timeout_s=60.0,
+            on_notice=notices.append,
+        )  # fmt: skip
+        assert len(batch.tokens) < ROOM_LENGTH
+        result = batch.result()
+        assert (result.token_ids, batch.tokens) == (alone.token_ids, alone.token_ids)
+        assert result.paused == 1
+        assert (short.finish_reason, short.paused) == ("length", 0)
+    assert {notice.kind for notice in notices} <= {"queued", "prefilling"}
+    reasons = {one.detail["reason"] for one in notices if one.kind == "queued"}
+    assert "memory" in reasons
+
+
+LONG_ANSWER: dict[str, Any] = {"max_tokens": 400, "seed": 7, "temperature": 0.8, "ignore_eos": True}
+CHANGE = "config.json has changed since it was loaded"
+
+
+def touch(folder: Path) -> None:
+    """Somebody edits the configuration of a model: its answers might be others from now on."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "edited_by": "somebody"}))
+
+
+@pytest.mark.mlx
+@pytest.mark.timeout(900)
+def test_a_paused_answer_survives_a_change_of_files_because_its_model_is_not_swapped_out_I7(
+    tmp_path: Path,
+) -> None:
+    folders = {name: make_tiny_model(tmp_path / name, seed=n) for n, name in enumerate("ab")}
+    models: dict[str, dict[str, Any]] = {
+        name: {"path": str(folder), "max_concurrency": 1, "memory": "300MiB", "preload": False}
+        for name, folder in folders.items()
+    }
+    with Daemon(models, ONE_FITS) as daemon, daemon.client() as client:
+        truth = client.complete("a", prompt="One", **LONG_ANSWER).token_ids
+        watcher = daemon.client()
+        changes = watcher.events()
+        watcher.ping()
+        answer = Reader(client, "a", "One", **LONG_ANSWER).started()
+        client.pause(str(answer.stream.request_id))
+        eventually(lambda: row(client, "a")["paused"] != [])
+        touch(folders["a"])
+        other = Reader(client, "b", "Two", max_tokens=3)
+        note = next(change["note"] for change in changes if change["note"].endswith(CHANGE))
+        assert note == f"is not swapped out while its answers are open: {CHANGE}"
+        watcher.close()
+        lack = row(client, "b")["memory_wait"]["reason"]
+        assert lack.endswith(f"a stays until its answers have ended, because {CHANGE}")
+        generation = row(client, "a")["generation"]
+        client.resume(str(answer.stream.request_id))
+        assert answer.finished(300.0).token_ids == truth
+        assert len(other.finished(300.0).token_ids) == 3
+        assert row(client, "a")["generation"] == generation, "its process lived until then"
+
+
+def test_an_idle_worker_frees_its_memory_for_reuse_and_keeps_known_prompts(tmp_path: Path) -> None:
+    """Long before it frees these as well, and without being asked."""
+    assert GIVE_BACK_AFTER_S > 2 * TIMEOUT_S
+    folder = make_tiny_model(tmp_path / "tiny")
+    models: dict[str, dict[str, Any]] = {"m": {"path": str(folder), "prefix_cache": "64MiB"}}
+    with Daemon(models) as daemon, daemon.client() as client:
+        prompt = "tell me about the memory of other models " * 20
+        first = client.complete("m", prompt=prompt, max_tokens=32)
+        eventually(lambda: (seen := row(client, "m"))["cache_bytes"] == 0 < seen["prefix_bytes"])
+        again = client.complete("m", prompt=prompt, max_tokens=32)
+        assert again.usage.cached_tokens > 0
+        assert again.token_ids == first.token_ids

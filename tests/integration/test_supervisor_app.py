@@ -1,4 +1,4 @@
-"""The whole shell in this process: what the core decides is done, once, to whom it concerns."""
+"""The whole shell in this process: what the core decides is done, once, to the right parts."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ from typing import Any
 import psutil
 import pytest
 
+from mlxsup.client import AsyncClient, RequestError
+from mlxsup.client.async_streams import AsyncStream
 from mlxsup.protocol.client_messages import Alive, Deltas, Done, Ping, Reply, StatusQuery, Unload
-from mlxsup.protocol.ids import RequestId
+from mlxsup.protocol.delta_body import pack_body
+from mlxsup.protocol.ids import RequestId, pack_tokens
 from mlxsup.protocol.launch import ExitCode
-from mlxsup.protocol.states import Batching, FinishReason
+from mlxsup.protocol.packed_rows import PackedRow
+from mlxsup.protocol.states import Channel, FinishReason
 from mlxsup.protocol.version import VERSION
-from mlxsup.protocol.worker_messages import CancelRow, Dispatch, Dying, Exit, Ready, RowDelta
+from mlxsup.protocol.worker_messages import CancelRow, Dispatch, Dying, Exit, RowDelta, Step
 from mlxsup.supervisor import app as app_module
 from mlxsup.supervisor.core.health import watchdog as watchdog_module
 from mlxsup.supervisor.workers import incarnation as incarnation_module
@@ -256,26 +260,6 @@ def test_a_worker_that_cannot_be_started_is_a_crash_with_its_reason() -> None:
     assert play(body, {"a": fake(**FAST)}, argv=["/nowhere/worker"]) == 0
 
 
-def test_readiness_is_logged_with_its_warnings() -> None:
-    async def body(stage: Stage) -> None:
-        worker = await stage.worker()
-        await worker.say(worker.hello())
-        ready = Ready(
-            context_length=9,
-            fingerprint="f",
-            backend="fake",
-            batching=Batching.ONE_ROW,
-            batching_reason="it must",
-            warnings=["no chat template"],
-        )
-        await worker.say(ready)
-        await stage.until("a", "READY")
-        await stage.logged('model ready model=a batching=one_row reason="it must"')
-        await stage.logged('WARNING model warning model=a warning="no chat template"')
-
-    assert play(body) == 0
-
-
 def test_commands_and_signs_of_life_go_out() -> None:
     async def body(stage: Stage) -> None:
         peer, worker = stage.peer(), await stage.ready()
@@ -335,3 +319,38 @@ def test_a_silent_worker_that_is_not_stopped_is_left_alone_P7(
         assert (await status(stage.peer()))["state"] == "READY"
 
     assert play(body) == 0
+
+
+async def text_of(stream: AsyncStream) -> str:
+    return "".join([delta.text async for delta in stream])
+
+
+@pytest.mark.parametrize("body", [b"\xc1", b"\x80\x80", b"\xdf\xff\xff\xff\xff", b"\x91" * 9000])
+def test_a_body_that_is_none_ends_its_stream_while_others_continue(body: bytes) -> None:
+    async def script(stage: Stage) -> None:
+        worker = await stage.ready()
+        async with AsyncClient(stage.endpoint) as client:
+            hurt = client.generate("a", prompt="x", max_tokens=4)
+            first = await worker.accept()
+            fine = client.generate("a", prompt="y", max_tokens=4)
+            second = await worker.accept()
+            bad = PackedRow(key=first, tokens=pack_tokens([7]), body=body)
+            await worker.say(Step(step=1, rows=[token(second, 1), bad]))
+            with pytest.raises(RequestError) as caught:
+                await text_of(hurt)
+            assert caught.value.code == "internal"
+            assert "piece 0 of the stream cannot be read" in caught.value.message
+            assert await worker.hear(CancelRow) == CancelRow(key=first)
+            ended = RowDelta(key=first, finish=FinishReason.CANCELLED)
+            last = PackedRow(
+                key=second,
+                tokens=pack_tokens([2]),
+                body=pack_body("2 ", Channel.CONTENT),
+                finish=FinishReason.STOP,
+            )
+            await worker.say(Step(step=2, rows=[ended, last], between_steps=1))
+            assert await text_of(fine) == "1 2 "
+            status = await client.status()
+            assert [row["state"] for row in status["models"]] == ["READY"]
+
+    play(script)

@@ -20,7 +20,7 @@ from mlxsup.protocol.gateway import Address, GatewayRules
 from mlxsup.supervisor import gateway as gateway_module
 from mlxsup.supervisor.core.actions import StartGateway
 from mlxsup.supervisor.core.events import Event, GatewayEnded, GatewayListening
-from mlxsup.supervisor.gateway import GatewayKeeper, address_of, bind, why_not
+from mlxsup.supervisor.gateway import GatewayKeeper, why_not
 from mlxsup.supervisor.log_files import LogWriter
 
 from support.eventually_async import eventually_async
@@ -37,7 +37,6 @@ signal.pause()
 ANYWHERE = StartGateway(number=1, address=Address(host="127.0.0.1", port=0))
 
 DEAF = PLAYED.replace("lambda *_: sys.exit(0)", "signal.SIG_IGN")
-DIES = "import sys; sys.stdin.readline(); sys.exit(3)"
 LINGERS = """\
 import os, sys
 sys.stdin.readline()
@@ -152,14 +151,6 @@ def test_an_end_that_nobody_asked_for_is_a_crash() -> None:
     assert ("warning", "gateway exited") in logged
 
 
-def test_the_exit_code_of_a_crash_is_told() -> None:
-    facts: list[dict[str, Any]] = []
-    events, logged = live(until_it_ended, script=DIES, facts=facts)
-    assert events == [crash("it ended with exit code 3")]
-    assert logged[-1] == ("warning", "gateway exited")
-    assert facts[-1]["code"] == 3
-
-
 def test_one_whose_pipes_somebody_keeps_has_ended_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -272,26 +263,6 @@ def test_an_address_that_is_taken_is_told_once_and_posted_each_time(
     assert capfd.readouterr().err == f"mlxsup: the gateway cannot listen: {why}\n"
 
 
-def test_one_that_has_listened_in_between_is_told_of_again(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    others = [socket.create_server(("127.0.0.1", 0))]
-    address = Address(host="127.0.0.1", port=others[0].getsockname()[1])
-    start = StartGateway(number=1, address=address)
-
-    async def scene(keeper: GatewayKeeper, events: list[Event]) -> None:
-        others.pop().close()
-        async with asyncio.TaskGroup() as tasks:
-            keeper.start(start, tasks)
-            await until_it_listens(events)
-            keeper.close_listener()
-            keeper.start(start, tasks)  # its process still has the address
-            await keeper.end()
-
-    live(scene, start=start)
-    assert capfd.readouterr().err.count("mlxsup: the gateway cannot listen: ") == 2
-
-
 def test_each_reason_not_to_listen_says_what_helps() -> None:
     address = Address(host="10.0.0.1", port=80)
     small = f"the port of {address} is not for ordinary users: set one from 1024 on"
@@ -301,20 +272,3 @@ def test_each_reason_not_to_listen_says_what_helps() -> None:
         (errno.EADDRNOTAVAIL, f"{address}: {os.strerror(errno.EADDRNOTAVAIL)}"),
     ):
         assert why_not(address, OSError(number, os.strerror(number))) == why
-
-
-def has_ipv6() -> bool:
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
-        return False
-    return True
-
-
-def test_it_listens_where_an_address_of_either_kind_says() -> None:
-    families = {"127.0.0.1": socket.AF_INET, **({"::1": socket.AF_INET6} if has_ipv6() else {})}
-    for host, family in families.items():
-        with bind(Address(host=host, port=0)) as listener:
-            address = address_of(listener)
-            assert (address.host, address.port > 0) == (host, True)
-            assert listener.family == family

@@ -1,4 +1,4 @@
-"""The sockets of one incarnation of a worker: who counts, what is kept, and how it ends."""
+"""The sockets of one life of a worker: strangers, order, bounds, and how it ends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import errno
 import itertools
 import weakref
 from dataclasses import replace
-from unittest.mock import Mock
 
 import msgpack
 import pytest
@@ -161,24 +160,6 @@ def test_messages_reach_the_worker_in_order_though_it_reads_late_D5(
     run(body)
 
 
-def test_room_that_comes_while_a_send_fails_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def body(bench: Bench) -> None:
-        bench.say(HELLO)
-        await bench.event()
-        socket = bench.socket.socket
-        send = socket.send_multipart
-
-        def fail_once(frames: list[bytes], flags: int) -> None:
-            monkeypatch.setattr(socket, "send_multipart", send)
-            raise zmq.Again
-
-        monkeypatch.setattr(socket, "send_multipart", fail_once)
-        bench.link.send(Dispatch(key=RequestKey(1), body=b"x"))
-        await eventually_async(lambda: bench.worker.poll(0))
-
-    run(body)
-
-
 def test_all_that_a_worker_said_before_its_end_is_taken_F9() -> None:
     async def body(bench: Bench) -> None:
         bench.say(HELLO)
@@ -239,52 +220,6 @@ def test_a_worker_that_says_hello_and_is_gone_before_it_was_read_is_told_of_P23(
     run(body)
 
 
-def test_what_waits_for_a_hello_is_sent_though_a_strangers_end_has_it_read() -> None:
-    async def body(bench: Bench) -> None:
-        loop, descriptor = asyncio.get_running_loop(), bench.sockets[zmq.ROUTER].descriptor
-        dispatch = Dispatch(key=RequestKey(1), body=b"x")
-        bench.link.send(dispatch)
-        stranger = bench.worker_context.socket(zmq.DEALER)
-        stranger.connect(bench.link.endpoint)
-        await eventually_async(lambda: bench.heard == [zmq.EVENT_ACCEPTED] * 2)
-        loop.remove_reader(descriptor)  # it is the monitor that has it looked at
-        bench.say(HELLO)
-        assert bench.socket.socket.poll(60_000)
-        assert bench.events == []
-        stranger.close(0)
-        await eventually_async(lambda: bench.worker.poll(0))
-        decoder = Decoder(SUPERVISOR_TO_WORKER, is_strict=False)
-        assert decoder.decode(bench.worker.recv_multipart()) == dispatch
-        loop.add_reader(descriptor, bench.socket.drain_soon)
-
-    run(body)
-
-
-def test_the_loop_is_asked_for_another_try_only_while_something_waits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def body(bench: Bench) -> None:
-        loop = asyncio.get_running_loop()
-        bench.say(HELLO)
-        assert bench.socket.socket.poll(60_000)
-        asked = Mock(wraps=loop.call_later)
-        monkeypatch.setattr(loop, "call_later", asked)
-        bench.link.drain()
-        bench.link.send(Dispatch(key=RequestKey(1), body=b"x"))
-        assert asked.mock_calls == []
-        with monkeypatch.context() as full:
-            full.setattr(bench.socket, "send", lambda frames: False)
-            for key in range(2, 5):
-                bench.link.send(Dispatch(key=RequestKey(key), body=b"x"))
-            assert [call.args[0] for call in asked.mock_calls] == [0.01], "one try for all"
-        monkeypatch.undo()
-        for _ in range(4):
-            await eventually_async(lambda: bench.worker.poll(0))
-            bench.worker.recv_multipart()
-
-    run(body)
-
-
 @pytest.mark.parametrize("number", [errno.EHOSTUNREACH, errno.ENOTSOCK])
 def test_a_worker_that_cannot_be_sent_to_is_broken_unless_its_end_is_heard_of_soon(
     number: int, monkeypatch: pytest.MonkeyPatch
@@ -310,15 +245,6 @@ def test_a_worker_that_cannot_be_sent_to_is_broken_unless_its_end_is_heard_of_so
         await eventually_async(lambda: bench.worker.poll(0))
         decoder = Decoder(SUPERVISOR_TO_WORKER, is_strict=False)
         assert decoder.decode(bench.worker.recv_multipart()) == dispatch, "what failed is dropped"
-
-    run(body)
-
-
-def test_sockets_whose_files_somebody_has_removed_are_closed() -> None:
-    async def body(bench: Bench) -> None:
-        for path in (bench.path, bench.path.with_name("w1.sock.beat")):
-            path.unlink()
-        bench.link.close()
 
     run(body)
 
@@ -394,17 +320,6 @@ def test_who_connects_when_the_worker_has_finds_no_socket() -> None:
         bench.link.close()
         assert beats.read_text() == "another daemon's by now"
         beats.unlink()
-
-    run(body)
-
-
-def test_a_socket_for_beats_is_hidden_with_the_first_one() -> None:
-    async def body(bench: Bench) -> None:
-        bench.say(HELLO)
-        await bench.event(0)
-        bench.beat(BEAT)
-        assert await bench.said(1) == BEAT
-        assert not bench.path.with_name("w1.sock.beat").exists()
 
     run(body)
 

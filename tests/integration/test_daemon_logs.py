@@ -1,19 +1,67 @@
-"""What a model's READY says of it reaches people: how its rows are batched, and what to know."""
+"""What a daemon writes and prints about its models."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
+from mlxsup.client import RequestError
 from mlxsup.protocol.states import LoadPhase
+from mlxsup.protocol.text import LOG_LEVELS
 
-from support.cli import Piped
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
+from support.streams import Reader
+
+AT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
+SLOW = fake(fake={"step_s": 0.02})
+LIFE = ("daemon started", "model ready", "worker exited", "model ready", "request ended")
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    text = path.read_text()
+    assert text.endswith("\n")
+    return [json.loads(line) for line in text.split("\n")[:-1]]
+
+
+def test_every_line_is_an_object_with_when_how_grave_and_what() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as kept:
+        path = Path(kept) / "mlxsup.log"
+        tables = {"log_format": "json", "log_level": "debug", "log_dir": kept}
+        with Daemon({"m": SLOW}, tables) as daemon, daemon.client() as client:
+            wait_for_state(client, "m", "READY")
+            reader = Reader(client, "m", 'of "two"\nlines\x1b', max_tokens=200).started()
+            with pytest.raises(RequestError):
+                client.complete('no "such"\nmodel', prompt="hi")
+            os.kill(row(client, "m")["pid"], signal.SIGKILL)
+            assert reader.finished().resumed == 1
+            daemon.config.write_text("nonsense")
+            assert daemon.run("reload").returncode == 78
+            assert daemon.run("stop", "--endpoint", daemon.endpoint).returncode == 0
+        lines = lines_of(path)
+    for line in lines:
+        assert list(line)[:1] == ["at"]
+        assert AT.fullmatch(line["at"])
+        assert line["message"]
+        if "level" in line:
+            assert list(line)[1:3] == ["level", "message"]
+            assert line["level"] in LOG_LEVELS
+        else:
+            assert (line["message"], type(line["text"])) == ("details", str)
+    assert [line["at"] for line in lines] == sorted(line["at"] for line in lines)
+    said = iter([line["message"] for line in lines])
+    assert [one for one in LIFE if one not in said] == [], [one["message"] for one in lines]
+    [died] = [one for one in lines if one["message"] == "worker exited" and one.get("signal")]
+    assert (died["model"], died["generation"], died["signal"]) == ("m", 1, "SIGKILL")
+
 
 WARNING = "the context length is not declared: 4096 tokens"
 REASON = "an option asks for it in life 1"
@@ -64,28 +112,3 @@ def test_status_load_and_log_tell_it_and_its_next_life_need_not_find_it_out() ->
         assert f'INFO model ready model=odd batching=one_row reason="{REASON}" spawn_s=' in log
         assert re.search(READY_LINE, log)
         assert log.count(f'WARNING model warning model=odd warning="{WARNING}"') == 4
-
-
-def test_a_new_entry_of_one_row_does_not_pass_for_one_that_was_looked_at() -> None:
-    with Daemon({"odd": odd(max_concurrency=1)}) as daemon, daemon.client() as client:
-        client.load("odd")
-        daemon.write_config({"odd": odd(max_concurrency=4)})
-        assert daemon.run("reload").returncode == 0
-        eventually(lambda: row(client, "odd")["generation"] == 2)
-        seen = wait_for_state(client, "odd", "READY")
-        assert seen["batching"]["reason"] == "an option asks for it in life 2"
-
-
-def test_start_prints_warnings_and_events_carry_them() -> None:
-    with Daemon({"odd": odd()}) as daemon, daemon.client() as client:
-        with Piped("events", "--json", "--endpoint", daemon.endpoint) as events:
-            # The daemon answers in order: once a change is seen, none is missed.
-            eventually(lambda: client.ping() or True)
-            client.load("odd")
-            client.restart("odd")
-            changes: list[dict[str, Any]] = []
-            while len([c for c in changes if c["to"] == "READY"]) < 1:
-                changes.append(json.loads(events.line()))
-            assert (changes[-1]["batching"], changes[-1]["warnings"]) == (ONE_ROW, [WARNING])
-            events.interrupt()
-        eventually(lambda: daemon.output.count(f"warning: odd: {WARNING}") == 2)

@@ -1,0 +1,525 @@
+"""Loads, restarts, crashes, stalls and ends of real processes, while streams run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from mlxsup.client import Client, ConnectionLost, RequestError
+
+from support.daemon import Daemon, fake, gone_within, is_alive, row, wait_for_state
+from support.eventually import eventually
+from support.faults import undisturbed
+from support.streams import Reader
+
+SLOW = {"step_s": 0.02}
+
+
+@pytest.fixture
+def pair() -> Iterator[Daemon]:
+    models = {"one": fake(fake=SLOW, max_concurrency=2), "two": fake(fake=SLOW)}
+    with Daemon(models) as daemon:
+        with daemon.client() as client:
+            for name in models:
+                client.load(name)
+        yield daemon
+
+
+def test_restart_drains_while_the_other_streams_F14_E8(pair: Daemon) -> None:
+    with pair.client() as client:
+        alone = client.complete("two", prompt="other", max_tokens=150)
+        other = Reader(client, "two", "other", max_tokens=150).started()
+        running = Reader(client, "one", "runs", max_tokens=40).started()
+        before = row(client, "one")
+        finished = pair.run("restart", "one")
+        assert finished.returncode == 0, finished.stderr
+        assert running.finished().finish_reason == "length", "it was allowed to finish"
+        assert len(running.tokens) == 40
+        after = row(client, "one")
+        assert (after["state"], after["generation"]) == ("READY", before["generation"] + 1)
+        assert after["pid"] != before["pid"]
+        assert not psutil.pid_exists(before["pid"]) or not is_alive(psutil.Process(before["pid"]))
+        assert other.finished().token_ids == alone.token_ids
+        assert row(client, "two")["generation"] == 1
+
+
+def test_restart_now_does_not_wait_and_the_queue_survives_F14(pair: Daemon) -> None:
+    with pair.client() as client:
+        running = [
+            Reader(client, "one", f"r{n}", max_tokens=3000, resume=False).started()
+            for n in range(2)
+        ]
+        queued = Reader(client, "one", "queued", max_tokens=5)
+        eventually(lambda: row(client, "one")["queued"] == 1)
+        client.restart("one", now=True)
+        assert [reader.failed().code for reader in running] == ["worker_crashed"] * 2
+        assert len(queued.finished().token_ids) == 5
+        assert row(client, "one")["generation"] == 2
+
+
+def test_unload_ends_the_process_I1(pair: Daemon) -> None:
+    with pair.client() as client:
+        worker = psutil.Process(row(client, "one")["pid"])
+        finished = pair.run("unload", "one")
+        assert finished.returncode == 0, finished.stderr
+        assert not is_alive(worker)
+        after = row(client, "one")
+        assert (after["state"], after["pid"], after["footprint_bytes"]) == ("STOPPED", None, 0)
+        assert client.complete("one", prompt="hi", max_tokens=2).finish_reason == "length"
+        assert row(client, "one")["generation"] == 2
+
+
+def test_a_client_that_dies_is_a_cancel_of_all_it_asked_D12(pair: Daemon) -> None:
+    code = (
+        "import sys, time\n"
+        "from mlxsup.client import Client\n"
+        "client = Client(sys.argv[1])\n"
+        "streams = [client.generate('one', prompt='x', max_tokens=3000) for _ in range(5)]\n"
+        "next(iter(streams[0])); print('streaming', flush=True); time.sleep(600)\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, pair.endpoint], stdout=subprocess.PIPE, text=True
+    )
+    with child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "streaming\n"
+        with pair.client() as client:
+            eventually(
+                lambda: (len(row(client, "one")["running"]), row(client, "one")["queued"]) == (2, 3)
+            )
+            child.kill()
+            eventually(
+                lambda: row(client, "one")["running"] == [] and not row(client, "one")["queued"]
+            )
+            assert client.complete("one", prompt="free", max_tokens=2).finish_reason == "length"
+            assert row(client, "one")["generation"] == 1
+
+
+# ---------------------------------------------------------------- the end
+
+
+def test_stop_lets_streams_finish_and_returns_when_every_process_is_gone_E1_E3_E5() -> None:
+    with Daemon({"m": fake(fake=SLOW, max_concurrency=1)}) as daemon:
+        with daemon.client() as client:
+            running = Reader(client, "m", "runs", max_tokens=200).started()
+            queued = Reader(client, "m", "waits", max_tokens=5)
+            eventually(lambda: row(client, "m")["queued"] == 1)
+            processes = daemon.processes()
+            stopped = daemon.run("stop")
+            assert stopped.returncode == 0, stopped.stderr
+            assert [p for p in processes if is_alive(p)] == []
+            assert running.finished().finish_reason == "length"
+            assert queued.failed().code == "shutting_down"
+        assert daemon.process is not None
+        assert daemon.process.wait(60) == 0
+        assert not (daemon.folder / "run" / "client.sock").exists()
+        assert daemon.run("stop").returncode == 69
+
+
+def test_a_second_interrupt_ends_at_once() -> None:
+    daemon = Daemon({"m": fake(fake=SLOW)}, {"drain_timeout_s": 300.0})
+    with daemon, daemon.client() as client:
+        running = Reader(client, "m", "runs", max_tokens=4000).started()
+        processes = daemon.processes()
+        os.kill(processes[0].pid, signal.SIGINT)
+        wait_for_state(client, "m", "DRAINING")
+        os.kill(processes[0].pid, signal.SIGINT)
+        assert running.failed().code == "shutting_down"
+        gone_within(processes, 60.0)
+
+
+def test_a_supervisor_that_dies_gives_connection_lost() -> None:
+    daemon = Daemon({"m": fake(fake=SLOW)})
+    daemon.start()
+    with daemon.client() as client:
+        running = Reader(client, "m", "runs", max_tokens=4000).started()
+        processes = daemon.processes()
+        daemon.kill()
+        running.join(60.0)
+        assert isinstance(running.error, ConnectionLost)
+        gone_within(processes, 60.0)
+        with pytest.raises(ConnectionLost):
+            client.status()
+    daemon.__exit__(None, None, None)
+
+
+@pytest.fixture
+def one_row() -> Iterator[Daemon]:
+    """Two fake models, one row each in `one`, so that a second request must wait."""
+    models = {"one": fake(fake=SLOW, max_concurrency=1), "two": fake(fake=SLOW)}
+    with Daemon(models) as daemon:
+        yield daemon
+
+
+def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
+    os.kill(pid, number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
+def test_a_killed_worker_disturbs_nobody_and_comes_back_F1_F2(
+    one_row: Daemon, number: signal.Signals
+) -> None:
+    with one_row.client() as client:
+        for name in ("one", "two"):
+            client.load(name)
+        undisturbed = client.complete("two", prompt="the other", max_tokens=120)
+        pids = {name: row(client, name)["pid"] for name in ("one", "two")}
+        assert one_row.process is not None
+        assert len({*pids.values(), one_row.process.pid}) == 3
+        victim = Reader(client, "one", "dies", max_tokens=10_000 // 4, resume=False)
+        other = Reader(client, "two", "the other", max_tokens=120)
+        victim.started()
+        other.started()
+        queued = [Reader(client, "one", f"queued {n}", max_tokens=5) for n in range(3)]
+        eventually(lambda: row(client, "one")["queued"] == 3)
+        kill(pids["one"], number)
+        error = victim.failed()
+        assert error.code == "worker_crashed"
+        assert error.retryable
+        assert error.detail["tokens_sent"] >= len(victim.tokens) > 0
+        assert signal.Signals(number).name in error.message
+        for reader in queued:
+            assert reader.finished().finish_reason == "length", "with no new request needed"
+            assert len(reader.tokens) == 5
+        assert other.finished().token_ids == undisturbed.token_ids
+        after = row(client, "one")
+        assert (after["state"], after["generation"], after["restarts"]) == ("READY", 2, 1)
+        assert after["last_exit"]["signal"] == signal.Signals(number).name
+        assert row(client, "two")["generation"] == 1
+
+
+def test_a_crash_loop_ends_as_failed_with_the_last_cause_F2_P9() -> None:
+    restart = {"max_restarts": 2, "window_s": 60.0, "backoff_initial_s": 0.05}
+    model = fake(fake={"crash_in_load": "SIGKILL"}, preload=False, restart=restart)
+    with Daemon({"m": model}) as daemon, daemon.client() as client:
+        with pytest.raises(RequestError) as caught:
+            client.complete("m", prompt="hi", max_tokens=1)
+        assert caught.value.code == "load_failed"
+        failed = wait_for_state(client, "m", "FAILED")
+        assert failed["generation"] == 3, "max_restarts + 1 starts"
+        assert "SIGKILL" in failed["cause"]
+        with pytest.raises(RequestError) as again:
+            client.complete("m", prompt="hi", max_tokens=1)
+        assert again.value.code == "model_failed"
+        assert row(client, "m")["generation"] == 3
+
+
+def test_a_worker_that_dies_while_loading_is_noticed_at_once_B3_F8() -> None:
+    """Half a load is time enough to ask twice."""
+    options = {"crash_in_load": "SIGKILL", "load_fault_generations": 1, "load_s": 3.0}
+    model = fake(preload=False, fake=options)
+    with Daemon({"m": model}) as daemon, daemon.client() as client:
+        waiting = Reader(client, "m", "waits", max_tokens=2)
+        with pytest.raises(RequestError) as caught:
+            client.load("m")
+        assert caught.value.code == "load_failed"
+        assert caught.value.retryable
+        assert waiting.finished().finish_reason == "length", "the queue is kept"
+        assert row(client, "m")["generation"] == 2
+
+
+@pytest.mark.parametrize(("kind", "code"), [("missing", 66), ("bad", 65), ("device", 69)])
+def test_a_permanent_load_error_is_tried_once_and_everyone_hears_of_it_B2_B6(
+    kind: str, code: int
+) -> None:
+    model = fake(fake={"load_error": kind, "load_s": 2.0}, preload=False)
+    with Daemon({"m": model}) as daemon, daemon.client() as client:
+        waiting = Reader(client, "m", "waits", max_tokens=2)
+        with pytest.raises(RequestError) as caught:
+            client.load("m")
+        assert caught.value.code == "load_failed"
+        assert waiting.failed().code == "load_failed"
+        after = row(client, "m")
+        assert (after["state"], after["generation"]) == ("FAILED", 1)
+        assert after["last_exit"]["code"] == code
+        assert after["cause"]
+
+
+def test_many_requests_for_a_cold_model_cause_one_spawn_B8_B4() -> None:
+    model = fake(fake={"load_s": 5.0}, preload=False)
+    with Daemon({"m": model}) as daemon, daemon.client() as client:
+        readers = [Reader(client, "m", f"prompt {n}", max_tokens=4) for n in range(20)]
+        late = Reader(client, "m", "impatient", max_tokens=4, queue_timeout_s=0.1)
+        assert late.failed().code == "queue_timeout"
+        for reader in readers:
+            assert len(reader.finished().token_ids) == 4
+        assert row(client, "m")["generation"] == 1
+
+
+# ---------------------------------------------------------------- the supervisor dies
+
+
+@pytest.mark.parametrize("window", ["load", "prefill", "decode", "idle"])
+def test_nothing_is_left_of_a_killed_supervisor_E6(window: str) -> None:
+    options = {"step_s": 0.05, "prefill_tokens_per_step": 1}
+    if window == "load":
+        options["load_s"] = 30.0
+    daemon = Daemon({"m": fake(fake=options)})
+    daemon.start()
+    try:
+        with daemon.client() as client:
+            wait_for_state(client, "m", "LOADING" if window == "load" else "READY")
+            if window == "load":
+                eventually(lambda: row(client, "m")["pid"])
+            if window in ("prefill", "decode"):
+                prompt = "x" * 500 if window == "prefill" else "x"
+                reader = Reader(client, "m", prompt, max_tokens=1000)
+                eventually(lambda: row(client, "m")["steps"] > 2)
+                if window == "decode":
+                    reader.started()
+            processes = daemon.processes()
+            assert len(processes) == 2
+            daemon.kill()
+            gone_within(processes, 60.0)
+        assert (daemon.folder / "run" / "client.sock").exists(), "a stale socket is left"
+        if window == "load":
+            daemon.write_config({"m": fake()})
+        daemon.start()
+        with daemon.client() as client:
+            assert client.complete("m", prompt="again", max_tokens=2).finish_reason == "length"
+    finally:
+        daemon.__exit__(None, None, None)
+
+
+LIMIT_S = 1.0
+
+
+@pytest.fixture
+def watched() -> Iterator[Daemon]:
+    models = {
+        "m": fake(fake={"step_s": 0.02}, step_timeout_s=LIMIT_S),
+        "other": fake(fake={"step_s": 0.02}),
+    }
+    with Daemon(models) as watched:
+        yield watched
+
+
+@pytest.mark.parametrize("how", ["sleep", "busy", "gil"])
+def test_a_stuck_step_is_found_whoever_holds_the_interpreter_F5_F6_P6(
+    watched: Daemon, how: str
+) -> None:
+    with watched.client() as client:
+        wait_for_state(client, "m", "READY")
+        other = Reader(client, "other", "undisturbed", max_tokens=400)
+        stuck = Reader(client, "m", f"[[fault stall={how} at=3]]", max_tokens=9, resume=False)
+        error = stuck.failed()
+        assert error.code == "worker_crashed"
+        assert error.detail["tokens_sent"] == 2
+        after = wait_for_state(client, "m", "READY")
+        assert (after["generation"], after["last_exit"]["reason"]) == (2, "stall")
+        assert after["suspects"] == 1, "a stall that the supervisor found accuses"
+        assert client.complete("m", prompt="again", max_tokens=3).finish_reason == "length"
+        assert other.finished().usage.completion_tokens == 400
+    assert "most recent call first" in watched.log_text(), "the stacks are in the worker's log"
+    assert "engines/fake/options.py" in watched.log_text(), "and show where it was stuck"
+
+
+def test_a_stopped_worker_is_replaced_and_accuses_nobody_F7_P5(watched: Daemon) -> None:
+    with watched.client() as client:
+        pid = wait_for_state(client, "m", "READY")["pid"]
+        stream = Reader(client, "m", "runs", max_tokens=3000, resume=False).started()
+        os.kill(pid, signal.SIGSTOP)
+        assert "SIGSTOP" in stream.failed().message
+        after = wait_for_state(client, "m", "READY")
+        assert (after["generation"], after["suspects"]) == (2, 0)
+        assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_load_that_stalls_is_ended_by_its_own_limit() -> None:
+    stall = {"load_stall": "gil", "load_fault_generations": 1}
+    with (
+        Daemon({"m": fake(fake=stall, load_stall_timeout_s=10.0)}) as watched,
+        watched.client() as client,
+    ):
+        after = wait_for_state(client, "m", "READY")
+        assert (after["generation"], after["last_exit"]["reason"]) == (2, "stall")
+
+
+READS = """
+import sys
+from mlxsup.client import Client
+with Client(sys.argv[1]) as client:
+    stream = client.generate("m", prompt="runs", max_tokens=400)
+    next(stream)
+    print("reads", flush=True)
+    print(1 + sum(len(delta.token_ids) for delta in stream), stream.result.resumed, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_pause_of_the_whole_tree_kills_nobody_P7(watched: Daemon) -> None:
+    """As when a machine sleeps: its clients stand still, too. One that did not would hear that
+    the supervisor has fallen silent (P2)."""
+    with watched.client() as client:
+        for name in ("m", "other"):
+            wait_for_state(client, name, "READY")
+    reader = subprocess.Popen(
+        [sys.executable, "-c", READS, watched.endpoint], stdout=subprocess.PIPE, text=True
+    )
+    assert reader.stdout is not None
+    assert reader.stdout.readline() == "reads\n"
+    tree = [psutil.Process(reader.pid), *watched.processes()]
+    for process in tree:
+        process.suspend()
+    time.sleep(60.0)  # the pause itself, not a wait for anything
+    for process in tree:
+        process.resume()
+    said, _ = reader.communicate(timeout=60)
+    assert said == "400 0\n"
+    with watched.client() as client:
+        assert [row(client, name)["generation"] for name in ("m", "other")] == [1, 1]
+
+
+SLOW_PREFILL = {"step_s": 0.02, "prefill_tokens_per_step": 1, "context_length": 100_000}
+QUICK_PREFILL = {"prefill_tokens_per_step": 1000}
+ENDLESS_PROMPT = "x" * 50_000
+"""Its prefill takes a quarter of an hour."""
+
+ENDLESS_LOAD = fake(preload=False, load_stall_timeout_s=3600.0, fake={"load_stall": "sleep"})
+
+
+def is_stuck(found: dict[str, Any]) -> bool:
+    return (found["steps"], len(found["running"])) == (2, 1)
+
+
+def prefills(found: dict[str, Any]) -> bool:
+    return bool(found["phase"] == "prefill" and found["steps"] > 2)
+
+
+def decodes(found: dict[str, Any]) -> bool:
+    return bool(found["phase"] == "decode" and found["steps"] > 20)
+
+
+BUSY = {
+    "a step is stuck": ("[[fault stall=sleep at=3]]", QUICK_PREFILL, is_stuck),
+    "a step is stuck, interpreter held": ("[[fault stall=gil at=3]]", QUICK_PREFILL, is_stuck),
+    "it prefills": (ENDLESS_PROMPT, {}, prefills),
+    "it decodes": ("decodes", QUICK_PREFILL, decodes),
+}
+"""A prompt, options of the engine, and whether the model's row shows a worker busy with it."""
+
+
+@pytest.mark.parametrize("what", BUSY)
+def test_ping_status_and_cancel_are_answered_while_a_worker_is_busy_H1(what: str) -> None:
+    prompt, options, is_busy = BUSY[what]
+    model = fake(step_timeout_s=3600.0, fake={**SLOW_PREFILL, **options})
+    with Daemon({"m": model}, {"drain_timeout_s": 0.1}) as daemon, daemon.client() as client:
+        wait_for_state(client, "m", "READY")
+        stream = client.generate("m", prompt=prompt, max_tokens=90_000 - len(prompt))
+        eventually(lambda: is_busy(row(client, "m")), timeout_s=30.0, what=what)
+        for _ in range(50):
+            client.ping()
+            assert is_busy(row(client, "m")), "and it is still at it"
+        stream.cancel()
+        list(stream)
+        assert stream.result.finish_reason == "cancelled"
+        after = row(client, "m")
+        assert (after["state"], after["generation"]) == ("READY", 1), "nobody waited for a kill"
+        if "stuck" in what:
+            assert after["steps"] == 2, "while it still was"
+
+
+@pytest.mark.parametrize("how", ["sleep", "gil"])
+def test_ping_status_and_cancel_are_answered_while_a_model_loads_H1(how: str) -> None:
+    loads = {**ENDLESS_LOAD, "fake": {"load_stall": how}}
+    with Daemon({"m": loads}) as daemon, daemon.client() as client:
+        stream = client.generate("m", prompt="waits", max_tokens=5)
+        pid = eventually(lambda: (r := row(client, "m"))["state"] == "LOADING" and r["pid"])
+        for _ in range(50):
+            client.ping()
+            assert row(client, "m")["pid"] == pid
+        stream.cancel()
+        list(stream)
+        assert stream.result.finish_reason == "cancelled"
+        assert row(client, "m")["state"] == "LOADING"
+
+
+def test_a_small_model_answers_between_two_chunks_of_a_big_one_s_prompt_H8() -> None:
+    """Also what asks for the first time: its load, its prefill and every token."""
+    models = {"big": fake(fake=SLOW_PREFILL), "small": fake(preload=False)}
+    with Daemon(models) as daemon, daemon.client() as client:
+        wait_for_state(client, "big", "READY")
+        big = Reader(client, "big", ENDLESS_PROMPT, max_tokens=5)
+        before = eventually(lambda: (r := row(client, "big"))["phase"] == "prefill" and r)
+        for number in range(3):
+            answer = client.complete("small", prompt=f"small {number}", max_tokens=50)
+            assert answer.token_ids == undisturbed(f"small {number}", 50)
+        during = eventually(lambda: (r := row(client, "big"))["steps"] > before["steps"] and r)
+        assert (during["phase"], during["running"]) == ("prefill", [big.stream.request_id])
+        assert big.tokens == [], "its prompt is still being read"
+        big.stream.cancel()
+        assert big.finished().finish_reason == "cancelled"
+
+
+@pytest.mark.parametrize("how", ["sleep", "gil"])
+def test_a_load_costs_another_model_no_token_and_no_step_B7(how: str) -> None:
+    """The load is stuck for as long as the other streams, starts new requests and ends them."""
+    models = {
+        "one": fake(fake={"step_s": 0.005}),
+        "two": {**ENDLESS_LOAD, "fake": {"load_stall": how}},
+    }
+    with Daemon(models) as daemon, daemon.client() as client:
+        wait_for_state(client, "one", "READY")
+        streaming = Reader(client, "one", "streams", max_tokens=300).started()
+        waits = Reader(client, "two", "waits", max_tokens=1)
+        pid = eventually(lambda: (r := row(client, "two"))["state"] == "LOADING" and r["pid"])
+        steps = row(client, "one")["steps"]
+        fresh = client.complete("one", prompt="fresh", max_tokens=30)
+        assert fresh.token_ids == undisturbed("fresh", 30)
+        assert streaming.finished().token_ids == undisturbed("streams", 300)
+        after = row(client, "one")
+        assert after["steps"] >= steps + 30
+        assert (after["generation"], after["restarts"]) == (1, 0)
+        loading = row(client, "two")
+        assert (loading["state"], loading["pid"]) == ("LOADING", pid), "all the while"
+        client.unload("two")
+        assert waits.failed().code == "unloaded"
+
+
+WAYS_TO_STOP: dict[str, Callable[[Client], object]] = {
+    "unload": lambda client: client.unload("one"),
+    "restart": lambda client: client.restart("one", now=True),
+}
+
+
+@pytest.mark.parametrize("is_stuck", [False, True], ids=["at once", "has to be killed"])
+@pytest.mark.parametrize("way", WAYS_TO_STOP)
+def test_stopping_one_model_touches_no_other_E8(way: str, is_stuck: bool) -> None:
+    """The other has a stream that runs, one that waits, and one of another client."""
+    models = {
+        "one": fake(step_timeout_s=3600.0, fake={"step_s": 0.01}),
+        "two": fake(max_concurrency=2, fake={"step_s": 0.005}),
+    }
+    with Daemon(models, {"drain_timeout_s": 0.5}) as daemon, daemon.client() as client:
+        for name in models:
+            wait_for_state(client, name, "READY")
+        before = row(client, "two")
+        prompt = "[[fault stall=gil at=3]]" if is_stuck else "runs"
+        stopped = Reader(client, "one", prompt, max_tokens=4000, resume=False).started()
+        with daemon.client() as neighbour:
+            others = {
+                name: Reader(asks, "two", name, max_tokens=count)
+                for name, asks, count in (
+                    ("runs", client, 400), ("of another", neighbour, 400), ("waits", client, 40),
+                )
+            }  # fmt: skip
+            eventually(
+                lambda: (row(client, "two")["queued"], others["runs"].tokens != []) == (1, True)
+            )
+            WAYS_TO_STOP[way](client)
+            assert stopped.failed().code in ("unloaded", "worker_crashed")
+            for name, reader in others.items():
+                result = reader.finished()
+                assert result.token_ids == undisturbed(name, len(result.token_ids))
+                assert (result.finish_reason, result.resumed) == ("length", 0)
+        after = row(client, "two")
+        for key in ("pid", "generation", "restarts", "state", "suspects"):
+            assert after[key] == before[key], key
