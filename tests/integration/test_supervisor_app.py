@@ -17,16 +17,26 @@ import pytest
 
 from mlxsup.client import AsyncClient, RequestError
 from mlxsup.client.async_streams import AsyncStream
-from mlxsup.protocol.client_messages import Alive, Deltas, Done, Ping, Reply, StatusQuery, Unload
+from mlxsup.protocol.client_messages import (
+    Alive,
+    Deltas,
+    Done,
+    Ping,
+    Reload,
+    Reply,
+    StatusQuery,
+    Unload,
+)
 from mlxsup.protocol.delta_body import pack_body
 from mlxsup.protocol.ids import RequestId, pack_tokens
 from mlxsup.protocol.launch import ExitCode
 from mlxsup.protocol.packed_rows import PackedRow
 from mlxsup.protocol.states import Channel, FinishReason
 from mlxsup.protocol.version import VERSION
-from mlxsup.protocol.worker_messages import CancelRow, Dispatch, Dying, Exit, RowDelta, Step
+from mlxsup.protocol.worker_messages import CancelRow, Dispatch, Dying, Exit, Ready, RowDelta, Step
 from mlxsup.supervisor import app as app_module
 from mlxsup.supervisor.core.health import watchdog as watchdog_module
+from mlxsup.supervisor.memory.backend import find_backend
 from mlxsup.supervisor.workers import incarnation as incarnation_module
 from mlxsup.supervisor.workers.registry import Workers
 
@@ -34,6 +44,7 @@ from support.daemon import fake
 from support.eventually_async import eventually_async
 from support.pieces import texts_of
 from support.played_daemon import Peer, Stage, generate, play, short_folder, token
+from support.safetensors_files import llama_arrays, llama_config, write_folder
 
 FAST = {"restart": {"max_restarts": 1, "backoff_initial_s": 0.01, "backoff_max_s": 0.01}}
 LARGE = "x" * (1024 * 1024)
@@ -258,6 +269,33 @@ def test_a_worker_that_cannot_be_started_is_a_crash_with_its_reason() -> None:
         assert list((stage.folder / "run").glob("w*.sock*")) == []
 
     assert play(body, {"a": fake(**FAST)}, argv=["/nowhere/worker"]) == 0
+
+
+def test_a_model_that_a_reload_added_is_planned_for_once_another_was_measured(
+    tmp_path: Path,
+) -> None:
+    """Both needs reach the core together: those of the file before the reload would lack it."""
+    for name in ("a", "b"):
+        write_folder(tmp_path / name, llama_config(), llama_arrays())
+    entries = {n: {"path": str(tmp_path / n), "preload": n == "a"} for n in ("a", "b")}
+
+    async def body(stage: Stage) -> None:
+        worker, peer = await stage.worker(), stage.peer()
+        await worker.say(worker.hello())
+        stage.write_config(entries)
+        added = (await peer.ask(Reload(id=RequestId("r")), Reply)).value["added"]
+        needed = (await status(peer, "b"))["needed_bytes"]
+        backend = find_backend()
+        await worker.say(
+            Ready(context_length=4096, fingerprint="f", backend=backend, active_bytes=2**30)
+        )
+        async with asyncio.timeout(60.0):
+            while (await status(peer))["needed_bytes"] < 2**30:
+                pass  # each is asked when the one before was answered
+        assert (added, (await status(peer, "b"))["needed_bytes"]) == (["b"], needed)
+        assert needed > 0
+
+    assert play(body, {"a": entries["a"]}) == 0
 
 
 def test_commands_and_signs_of_life_go_out() -> None:

@@ -62,6 +62,7 @@ def live(
     start: StartGateway = ANYWHERE,
     facts: list[dict[str, Any]] | None = None,
     listens: Callable[[str, int], None] = lambda *_: None,
+    left: int = 0,
 ) -> tuple[list[Event], Logged]:
     """What is posted and logged while a scene is played with a keeper.
 
@@ -72,9 +73,11 @@ def live(
         start: how it is started.
         facts: gets those of each line of the log.
         listens: called when it listens.
+        left: processes that the record of live processes names in the end.
     """
     events: list[Event] = []
     logged: Logged = []
+    recorded: dict[int, str] = {}
 
     def log(level: str, text: str, **given: Any) -> None:
         logged.append((level, text))
@@ -85,7 +88,9 @@ def live(
         writer = LogWriter(pytest.fail)
         around: Any = SimpleNamespace(
             folder=SimpleNamespace(path=folder, client_socket=folder / "client.sock"),
-            record=SimpleNamespace(add=lambda *_: None, remove=lambda *_: None),
+            record=SimpleNamespace(
+                add=lambda name, pid: recorded.update({pid: name}), remove=recorded.pop
+            ),
             log=SimpleNamespace(write=log),
             log_level="info",
             post=events.append,
@@ -103,6 +108,7 @@ def live(
 
     with short_folder() as folder:
         asyncio.run(asyncio.wait_for(play(folder), 60.0))
+    assert len(recorded) == left, recorded
     return events, logged
 
 
@@ -206,7 +212,7 @@ def test_one_that_cannot_be_killed_is_left_behind_and_named(
         os.kill(pids[0], signal.SIGKILL)
         await eventually_async(lambda: os.waitpid(pids[0], os.WNOHANG) != (0, 0))
 
-    events, logged = live(scene, facts=facts)
+    events, logged = live(scene, facts=facts, left=1)
     assert [type(event) for event in events] == [GatewayListening]
     assert (logged[-1], facts[-1]) == (("error", "gateway left behind"), {"pid": pids[0]})
     collect_unwaited()
