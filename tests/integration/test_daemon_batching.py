@@ -1,31 +1,21 @@
-"""Rows on a real daemon: batches, bursts, classes and turns of long prompts, counted in steps."""
+"""Rows on a real daemon: batches, classes and turns of long prompts, counted in steps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import msgpack
 import pytest
 
-from mlxsup.client import Client
-from mlxsup.protocol.body import RequestBody
-from mlxsup.protocol.client_messages import Generate
-from mlxsup.protocol.codec import encode, encode_body
-from mlxsup.protocol.ids import ModelName, RequestId, unpack_tokens
 from mlxsup.worker.engines.fake.text import answer_tokens, encode_text
 
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
 from support.raw_client import RawClient
 from support.streams import Reader
-from support.tiny_model import make_tiny_model
-
-LONG_PROMPT_TOKENS = 40_000
 
 
 @pytest.mark.parametrize("concurrency", [1, 4, 8, 16])
@@ -63,149 +53,6 @@ def test_no_step_is_made_when_nothing_runs_C5() -> None:
         for _ in range(20):
             client.ping()
         assert row(client, "m")["steps"] == before
-
-
-def test_a_40k_token_prompt_on_a_slow_model_is_no_stall_C9_F5_P7() -> None:
-    """Steps far below their limit, as `worker/engines/mlx/prefill.py` cuts them, for more than two
-    limits; nothing is predicted, so that only the steps themselves say that all is well."""
-    options = {
-        "step_s": 0.05,
-        "predicted_s": 0.0,
-        "prefill_tokens_per_step": 500,
-        "context_length": 65_536,
-    }
-    model = fake(max_concurrency=4, step_timeout_s=1.5, fake=options)
-    with Daemon({"m": model}) as daemon, daemon.client() as client:
-        beside = Reader(client, "m", "beside", max_tokens=100)
-        result = client.complete("m", prompt="p" * LONG_PROMPT_TOKENS, max_tokens=3)
-        assert (result.finish_reason, result.resumed) == ("length", 0)
-        assert result.usage.prompt_tokens == LONG_PROMPT_TOKENS
-        assert len(beside.finished().token_ids) == 100
-        after = row(client, "m")
-        assert (after["generation"], after["restarts"]) == (1, 0)
-        assert after["steps"] <= 100 + LONG_PROMPT_TOKENS // 500, "both in the same steps"
-
-
-@pytest.mark.mlx
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_a_40k_token_prompt_on_real_mlx_is_no_stall_C9_F5_P7(tmp_path: Path) -> None:
-    """At this depth two cores read some two hundred tokens a second: minutes, under a limit of two
-    seconds."""
-    folder = make_tiny_model(tmp_path / "tiny", config={"max_position_embeddings": 49_152})
-    model = {"path": str(folder), "max_concurrency": 2, "step_timeout_s": 2.0}
-    with Daemon({"m": model}) as daemon, daemon.client() as client:
-        beside = Reader(client, "m", "beside", max_tokens=40_000).started()
-        prompt = [300 + (n * 7919) % 1700 for n in range(LONG_PROMPT_TOKENS)]
-        result = client.complete("m", prompt_tokens=prompt, max_tokens=3)
-        assert (result.finish_reason, result.resumed) == ("length", 0)
-        assert result.usage.prompt_tokens == LONG_PROMPT_TOKENS
-        assert beside.is_alive(), "it continued all the while"
-        beside.stream.cancel()
-        assert beside.finished().finish_reason == "cancelled"
-        after = row(client, "m")
-        assert (after["generation"], after["restarts"]) == (1, 0)
-
-
-REQUESTS = 16
-ROWS = 4
-
-
-@dataclass(slots=True)
-class Seen:
-    """What came for one request; steps are counted over the whole connection."""
-
-    tokens: list[int] = field(default_factory=list)
-    pieces: int = 0
-    first_step: int = 0
-    end_step: int = 0
-    done: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Burst:
-    """All that came.
-
-    Attributes:
-        order: `first` with a request's first token and `end` with its last, as they came.
-    """
-
-    seen: list[Seen]
-    steps: int = 0
-    order: list[tuple[str, int]] = field(default_factory=list)
-
-    @property
-    def firsts(self) -> list[int]:
-        """The requests in the order of their first tokens."""
-        return [number for what, number in self.order if what == "first"]
-
-    @property
-    def most_rows(self) -> int:
-        """How many requests were between first token and end at the same time."""
-        running = most = 0
-        for what, _ in self.order:
-            running += 1 if what == "first" else -1
-            most = max(most, running)
-        return most
-
-    def take(self, message: dict[str, Any]) -> None:
-        """Notes one message."""
-        if message["type"] == "deltas":
-            self.steps += 1
-            for delta in message["deltas"]:
-                self._take_piece(int(delta["id"]), delta)
-        elif message["type"] != "alive":
-            assert message["type"] == "done", message
-            number = int(message["id"])
-            assert not self.seen[number].done, "two ends"
-            self.seen[number].done = message
-            self.seen[number].end_step = self.steps
-            self.order.append(("end", number))
-
-    def _take_piece(self, number: int, delta: dict[str, Any]) -> None:
-        seen = self.seen[number]
-        assert not seen.done, "a piece after the end"
-        assert delta["seq"] == seen.pieces
-        seen.pieces += 1
-        tokens = unpack_tokens(delta.get("tokens", b""))
-        if tokens and not seen.tokens:
-            seen.first_step = self.steps
-            self.order.append(("first", number))
-        seen.tokens += tokens
-
-
-def run_burst(daemon: Daemon, prompts: list[str], lengths: list[int]) -> Burst:
-    """Asks for everything at once and reads until every stream has ended (J2)."""
-    burst = Burst([Seen() for _ in prompts])
-    with RawClient(daemon.endpoint) as raw:
-        for number, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
-            body = encode_body(RequestBody(prompt=prompt, max_tokens=length))
-            raw.say(encode(Generate(id=RequestId(str(number)), model=ModelName("m"), body=body)))
-        while not all(seen.done for seen in burst.seen):
-            burst.take(raw.hear_any())
-    for seen, length in zip(burst.seen, lengths, strict=True):
-        assert (seen.done["finish_reason"], seen.done["seq"]) == ("length", seen.pieces)
-        assert seen.done["usage"]["completion_tokens"] == len(seen.tokens) == length
-    return burst
-
-
-def test_who_waits_begins_as_soon_as_a_row_ends_C3() -> None:
-    """One long answer keeps the batch from ever being empty; the others share three rows and end
-    twenty steps apart, so that each end has let the next one in before there is another."""
-    long = 340
-    lengths = [long, 20, 40, 60] + [60] * (REQUESTS - ROWS)
-    model = fake(max_concurrency=ROWS, fake={"step_s": 0.03})
-    with Daemon({"m": model}) as daemon, daemon.client() as client:
-        burst = run_burst(daemon, [f"prompt {n}" for n in range(REQUESTS)], lengths)
-        steps = row(client, "m")["steps"]
-    assert burst.firsts == list(range(REQUESTS)), "first come, first served"
-    assert burst.most_rows == ROWS
-    waited = burst.order[ROWS : ROWS + 2 * (REQUESTS - ROWS)]
-    assert [what for what, _ in waited] == ["end", "first"] * (REQUESTS - ROWS)
-    assert burst.order[-1] == ("end", 0), "nobody waited for the long one"
-    # In its steps everything else was done: one more for each prompt at the most.
-    assert steps <= long + REQUESTS
-    assert burst.steps <= steps
 
 
 CHUNK = 4
@@ -253,14 +100,6 @@ def chunks_between(chunks: list[str], model: str) -> list[int]:
     return [after - before - 1 for before, after in pairwise(places)]
 
 
-def wait_for_phase(client: Client, model: str, phase: str) -> None:
-    eventually(lambda: row(client, model)["phase"] == phase, what=f"{model} in {phase}")
-
-
-def wait_for_steps(client: Client, model: str, steps: int) -> None:
-    eventually(lambda: row(client, model)["steps"] >= steps, what=f"{steps} steps of {model}")
-
-
 def test_chunks_of_two_long_prompts_alternate() -> None:
     with two_models(**ONE_AT_A_TIME) as daemon, RawClient(daemon.endpoint) as raw:
         chunks = chunks_of_both(raw)
@@ -268,26 +107,6 @@ def test_chunks_of_two_long_prompts_alternate() -> None:
         # The first chunks take no lease: both workers have yet to hear that they need one.
         between = chunks_between(chunks, "slow")[CHUNKS // 2 :]
         assert between == [1] * len(between), "the quick one reads no faster than the slow one"
-
-
-def test_a_chunk_that_never_ends_holds_nobody_up_for_longer_than_its_lease() -> None:
-    names = ("stuck", "one", "other")
-    models = {name: fake(step_timeout_s=3600.0, fake=QUICK) for name in names}
-    with Daemon(models, ONE_AT_A_TIME) as daemon, daemon.client() as client:
-        for name in names:
-            wait_for_state(client, name, "READY")
-        endless = [Reader(client, name, ENDLESS_PROMPT, max_tokens=1) for name in names[1:]]
-        for name in names[1:]:
-            wait_for_phase(client, name, "waiting")
-        stuck = Reader(client, "stuck", "[[fault stall=sleep at=0]]" + PROMPT, max_tokens=1)
-        wait_for_phase(client, "stuck", "prefill")
-        before = {name: row(client, name)["steps"] for name in names}
-        for name in names[1:]:
-            wait_for_steps(client, name, before[name] + 3)
-        assert row(client, "stuck")["steps"] == before["stuck"] == 0
-        for reader in (*endless, stuck):
-            reader.stream.cancel()
-            assert reader.finished().finish_reason == "cancelled"
 
 
 SLOW_HIGHER_CLASS = fake(max_concurrency=2, fake={"step_s": 0.01})

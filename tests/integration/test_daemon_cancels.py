@@ -6,19 +6,15 @@ import asyncio
 import os
 import random
 import signal
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
-import psutil
 import pytest
 
 from mlxsup.client import AsyncClient, Client, RequestError
 
-from support import warm
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
 from support.quiet import is_quiet
@@ -189,56 +185,6 @@ def test_two_thousand_lives_end_once_each_and_three_ledgers_agree_D2_D8_D9() -> 
         eventually(lambda: is_quiet(client))
         after = row(client, "m")
         assert (after["generation"], after["restarts"]) == (1, 0)
-
-
-ABANDON = """
-import os, random, sys
-from mlxsup.client import Client
-client = Client(sys.argv[1])
-dice = random.Random(int(sys.argv[2]))
-streams = [client.generate("m", prompt=f"p{n}", max_tokens=dice.randint(1, 40)) for n in range(20)]
-for stream in streams[: dice.randint(0, 6)]:
-    for delta in stream:
-        if dice.random() < 0.2:
-            break
-print("abandons", flush=True)
-os._exit(0)  # without a word
-"""
-
-
-def test_a_soak_of_cancels_and_disconnects_leaves_nothing_behind_J4_D9_D12() -> None:
-    model = fake(max_concurrency=8, fake={"step_s": 0.001})
-    with Daemon({"m": model}) as daemon, daemon.client() as client:
-        client.load("m")
-        client.complete("m", prompt="first", max_tokens=2)
-        asyncio.run(live_many(daemon.endpoint, 100, seed=1))
-        eventually(lambda: is_quiet(client))
-        processes = daemon.processes()
-        before = [footprint(process) for process in processes]
-        for seed in range(20):  # 20 × 20 requests abandoned, 600 lives of which many cancelled
-            abandon = [sys.executable, "-c", ABANDON, daemon.endpoint, str(seed)]
-            done = warm.run(abandon, timeout_s=60.0)
-            assert (done.returncode, done.stderr) == (0, b"")
-            asyncio.run(live_many(daemon.endpoint, 30, seed=100 + seed))
-        eventually(lambda: is_quiet(client), timeout_s=60.0)
-        assert client.complete("m", prompt="last", max_tokens=2).finish_reason == "length"
-        for process, (descriptors, threads, resident) in zip(processes, before, strict=True):
-            eventually(partial(is_as_small, process, descriptors, threads), timeout_s=60.0)
-            after = footprint(process)
-            print(f"RSS of {process.name()} grew by {(after[2] - resident) / 2**20:.1f} MiB")
-            assert after[2] - resident < 32 * 2**20
-        assert row(client, "m")["restarts"] == 0
-
-
-def footprint(process: psutil.Process) -> tuple[int, int, int]:
-    """Open descriptors, threads, resident bytes."""
-    return process.num_fds(), process.num_threads(), process.memory_info().rss
-
-
-def is_as_small(process: psutil.Process, descriptors: int, threads: int) -> bool:
-    """Whether it holds no more descriptors than it did, and as many threads."""
-    now = footprint(process)
-    return now[0] <= descriptors and now[1] == threads
 
 
 # ---------------------------------------------------------------- commands, health

@@ -25,10 +25,9 @@ from mlxsup.protocol.client_messages import (
     Ping,
     Reload,
     Reply,
-    Stop,
     Unload,
 )
-from mlxsup.protocol.ids import Generation, ModelName, RequestId
+from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.worker_messages import Exit
 from mlxsup.supervisor import app as app_module
@@ -37,7 +36,6 @@ from mlxsup.supervisor import runtime_folder as runtime_module
 from mlxsup.supervisor import signals as signals_module
 from mlxsup.supervisor import sleep as sleep_module
 from mlxsup.supervisor.config.load import load_config
-from mlxsup.supervisor.core.actions import LookAtWorker
 from mlxsup.supervisor.core.core import Core
 from mlxsup.supervisor.core.lifecycle import life as life_module
 from mlxsup.supervisor.daemon import run_daemon
@@ -51,7 +49,6 @@ from mlxsup.supervisor.runtime_folder import (
 )
 from mlxsup.supervisor.sockets.clients import Clients
 from mlxsup.supervisor.workers import leftovers as leftovers_module
-from mlxsup.supervisor.workers import registry as registry_module
 from mlxsup.supervisor.workers.leftovers import WorkerRecord
 
 from support.daemon import fake
@@ -99,24 +96,6 @@ def test_a_second_start_is_refused_and_the_first_serves_on_P19() -> None:
         assert len((await peer.hear(Deltas)).deltas) == 1
 
     assert play(body) == 0
-
-
-def test_folders_that_cannot_be_used_are_refused_by_name() -> None:
-    with short_folder() as folder:
-        (folder / "file").write_text("")
-        with pytest.raises(RuntimeFolderError) as caught:
-            start(folder, log_dir=f"{folder}/file/logs")
-        said = f"the log folder {folder}/file/logs cannot be created: Not a directory"
-        assert (str(caught.value), caught.value.hint) == (
-            said,
-            "set log_dir to a folder that you can write to",
-        )
-        (folder / "run" / "client.sock").mkdir()
-        with pytest.raises(RuntimeFolderError, match=r"client.sock is in the way"):
-            start(folder)
-        (folder / "run" / "client.sock").rmdir()
-        # Each refusal has given the folder back.
-        runtime_module.RuntimeFolder.claim(folder / "run").release()
 
 
 @pytest.mark.parametrize("is_killed", [True, False])
@@ -177,29 +156,6 @@ def test_a_socket_that_cannot_listen_is_named_with_what_to_do(
         reason = os.strerror(errno.EOPNOTSUPP)
         assert str(caught.value) == f"cannot listen at {folder}/run/client.sock: {reason}"
         assert (caught.value.hint, caught.value.exit_code) == ("set another runtime_dir", 73)
-
-
-def test_a_silent_worker_that_cannot_be_looked_at_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fail(pid: int) -> bool:
-        raise OSError(24, "Too many open files")
-
-    handle = Core.handle
-
-    def curious(self: Core, event: Any) -> Any:
-        look = LookAtWorker(model=ModelName("a"), generation=Generation(1))
-        is_ping = isinstance(getattr(event, "message", None), Ping)
-        return [*([look] if is_ping else []), *handle(self, event)]
-
-    async def body(stage: Stage) -> None:
-        await stage.ready()
-        assert (await stage.peer().ask(Ping(id=RequestId("p")), Reply)).id == "p"
-        await stage.logged('WARNING worker inspection failed model=a error="Too many open files"\n')
-
-    monkeypatch.setattr(registry_module, "is_process_stopped", fail)
-    monkeypatch.setattr(Core, "handle", curious)
-    assert play(body) == 0
 
 
 def test_lines_that_a_log_folder_does_not_take_are_reported_at_the_end(
@@ -353,23 +309,6 @@ def test_the_log_of_a_model_that_was_removed_is_closed_and_all_are_at_the_end() 
         assert open_logs(folder) == set()
 
 
-def test_a_bad_file_changes_nothing_and_every_problem_is_told_P20() -> None:
-    async def body(stage: Stage) -> None:
-        stage.write_config({"b": LAZY | {"max_concurrency": 0}}, {"max_queue": "many"})
-        peer = stage.peer()
-        await peer.say(Reload(id=RequestId("reload")))
-        failed = await peer.hear(Failed)
-        assert len(failed.error["detail"]["problems"]) == 2, failed
-        await stage.logged("ERROR reload refused problems=2\n  ")
-        for problem in failed.error["detail"]["problems"]:
-            await stage.logged(f" {problem}\n")
-        load = Load(id=RequestId("l"), model=ModelName("a"))
-        await peer.say(load)
-        await stage.until("a", "LOADING")
-
-    assert play(body, {"a": LAZY}) == 0
-
-
 def test_a_hangup_is_a_reload(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signals_module, "has_terminal", lambda: True)
 
@@ -424,26 +363,6 @@ def test_more_models_leave_fewer_files_to_connections_P24(
         assert "models: 12 are too many" in await reload(stage)
 
     assert play(body, {"a": LAZY}) == 0
-
-
-# ---------------------------------------------------------------- the end
-
-
-def test_a_stop_is_answered_and_ends_it_with_every_worker() -> None:
-    async def body(stage: Stage) -> None:
-        worker = await stage.ready()
-        peer = stage.peer()
-        await peer.say(Stop(id=RequestId("s")))
-        await worker.hear(Exit)
-        worker.die(signal.SIGTERM)
-        reply = await peer.hear(Reply)
-        assert (reply.id, reply.value["pids"]) == ("s", [worker.pid])
-        assert reply.value["supervisor_pid"] == os.getpid()
-        pids.append(worker.pid)
-
-    pids: list[int] = []
-    assert play(body) == 0
-    assert not is_alive(pids[0])
 
 
 def test_the_first_signal_drains_and_the_second_does_not_wait_P12() -> None:

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import zmq
 
-from mlxsup.protocol.codec import MAX_FRAME_BYTES
 from mlxsup.protocol.download import Repository
 from mlxsup.protocol.flight import DaemonEnded
 from mlxsup.protocol.gateway import Address
 from mlxsup.protocol.ids import Generation, ModelName, RequestId
 from mlxsup.protocol.launch import LaunchSettings
-from mlxsup.protocol.version import VERSION
 from mlxsup.supervisor import app as app_module
 from mlxsup.supervisor.announcements import Announcer
 from mlxsup.supervisor.config.load import ConfigError
@@ -59,15 +55,11 @@ from mlxsup.supervisor.core.outline import Outline
 from mlxsup.supervisor.downloads import DownloadKeeper
 from mlxsup.supervisor.gateway import GatewayKeeper
 from mlxsup.supervisor.memory.estimator import Place
-from mlxsup.supervisor.sockets import worker_link as link_module
-from mlxsup.supervisor.sockets.clients import Clients
-from mlxsup.supervisor.sockets.transport import LoopSocket, bound_socket
-from mlxsup.supervisor.sockets.worker_link import WorkerLink
+from mlxsup.supervisor.sockets.transport import LoopSocket
 
 from support.eventually_async import eventually_async
 from support.needs import GIB, need
 from support.played_app import READING, Case, Log
-from support.played_daemon import short_folder
 
 BUG = ("error", "internal error: the daemon ends")
 MEASURED = ([7], "written")
@@ -327,55 +319,6 @@ def test_processes_are_measured_each_second(monkeypatch: pytest.MonkeyPatch) -> 
     assert case.sampled == [*MEASURED, *MEASURED, "closed"]
     reported = ("warning", "memory not measured", {"error": "Too many open files"})
     assert case.log.lines[1:] == [reported]
-
-
-def test_the_facts_name_the_daemon_whatever_bytes_its_paths_have(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    facts = {"endpoint": "ipc:///run/client.sock", "pid": os.getpid(), "log_dir": "/l"}
-    odd = Path(os.fsdecode(b"/a\xff/b"))
-    for path, shown in ((Path("/c.toml"), "/c.toml"), (odd, "/a\ufffd/b"), (None, None)):
-        case = Case(monkeypatch, config_path=path)
-        assert case.core.facts == {**facts, "config_path": shown, "version": VERSION}
-
-
-# ---------------------------------------------------------------- what sockets hold
-
-
-def test_the_sockets_have_their_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[tuple[int, dict[zmq.SocketOption, int]]] = []
-    bound = bound_socket
-
-    def bind(context: Any, kind: int, endpoint: str, options: Any) -> Any:
-        made.append((kind, dict(options)))
-        return bound(context, kind, endpoint, options)
-
-    monkeypatch.setattr(link_module, "bound_socket", bind)
-
-    async def body(folder: Path) -> None:
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        clients = Clients(
-            folder / "c.sock", post=print, now=lambda: 0.0, max_connections=9, warn=print
-        )
-        link = WorkerLink(
-            context, folder / "w.sock", model=ModelName("m"), generation=Generation(1), token="t",
-            max_concurrency=3, post=print, now=lambda: 0.0,
-        )  # fmt: skip
-        assert (clients.endpoint, clients.admitted) == (f"ipc://{folder}/c.sock", 0)
-        assert (link.endpoint, link.has_peer, link.pid) == (f"ipc://{folder}/w.sock", False, None)
-        link.close()
-        clients.close()
-        context.term()
-
-    with short_folder() as folder:
-        asyncio.run(body(folder))
-        assert list(folder.iterdir()) == []
-    frame_bytes = MAX_FRAME_BYTES
-    common = {zmq.LINGER: 0, zmq.MAXMSGSIZE: frame_bytes, zmq.HANDSHAKE_IVL: 2000}
-    assert made == [
-        (zmq.ROUTER, {**common, zmq.ROUTER_MANDATORY: 1, zmq.RCVHWM: 256, zmq.SNDHWM: 76}),
-        (zmq.PULL, {**common, zmq.RCVHWM: 4}),
-    ]
 
 
 @pytest.mark.parametrize(

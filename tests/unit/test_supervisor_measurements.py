@@ -217,11 +217,6 @@ def test_brackets_without_end_are_damage_as_well(tmp_path: Path, begin: bytes) -
     assert "(it is damaged)" in Measurements(tmp_path).problem
 
 
-def test_a_file_that_cannot_be_read_is_named_with_the_cause(tmp_path: Path) -> None:
-    (tmp_path / FILE_NAME).mkdir()
-    assert "(Is a directory)" in Measurements(tmp_path).problem
-
-
 # ---------------------------------------------------------------- what a model needs
 
 
@@ -546,15 +541,6 @@ def test_both_kinds_of_mistakes_are_found_at_once(tmp_path: Path) -> None:
     assert [problem.partition(": ")[2][:22] for problem in problems] == [
         "models.a.memory is not", "models.b.memory is not", "the pinned models a (0",
     ]  # fmt: skip
-
-
-def test_without_a_file_the_mistakes_name_none(tmp_path: Path) -> None:
-    config = replace(config_of(tmp_path, "2GiB", "memory = 1"), config_path=None)
-    with pytest.raises(ConfigError) as caught:
-        check_memory(config)
-    first, second = caught.value.problems
-    assert first.startswith("models.a.memory is not enough: ")
-    assert second.startswith("models.b.memory is not enough: ")
 
 
 def test_pinned_models_fit_up_to_the_last_byte_and_others_do_not_count(tmp_path: Path) -> None:

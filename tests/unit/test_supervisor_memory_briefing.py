@@ -381,15 +381,6 @@ def test_without_files_it_is_known_until_the_daemon_ends(bench: Bench) -> None:
     bench.writer.close(60.0)
 
 
-def test_a_file_that_cannot_be_written_is_a_line_in_the_log(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, tmp_path / "missing")
-    bench.briefing.raised(bench.launch, 700)
-    assert bench.raised() == 700
-    bench.briefing.measured(bench.launch)
-    assert bench.raised() == 700
-    assert "measurements not written" in bench.logged()
-
-
 def test_another_launch_counts_once_it_is_adopted_and_not_because_it_was_appraised(
     bench: Bench,
 ) -> None:
@@ -498,9 +489,3 @@ def test_plan_doctor_and_config_check_leave_out_what_the_own_workers_hold(
     program.write_text(program.read_text().replace("30720", "81920"))
     smi.write_text(f"{MINE}, 81920\n")
     problems_module.check_memory(configuration)  # the pinned model fits
-
-
-def test_a_record_that_cannot_be_read_is_somebody_else_s(tmp_path: Path, smi: Path) -> None:
-    smi.write_text(f"{MINE}, 20480\n")
-    (tmp_path / "workers.json").mkdir()
-    assert command_budget(None, "cuda", tmp_path).size_bytes == 50 * GIB

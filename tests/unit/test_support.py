@@ -1,4 +1,4 @@
-"""The gates of the suite see what they are there for: logs, leftovers, folders."""
+"""The gates of the suite see what they are there for: logs, leftovers."""
 
 from __future__ import annotations
 
