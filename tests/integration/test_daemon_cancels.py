@@ -23,7 +23,7 @@ from support.streams import Reader
 SLOW = {"step_s": 0.02}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
     options = {**SLOW, "prefill_tokens_per_step": 8}
     with Daemon({"m": fake(fake=options, max_concurrency=2)}) as daemon:

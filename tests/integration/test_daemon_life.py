@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from support.streams import Reader
 SLOW = {"step_s": 0.02}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def pair() -> Iterator[Daemon]:
     models = {"one": fake(fake=SLOW, max_concurrency=2), "two": fake(fake=SLOW)}
     with Daemon(models) as daemon:
@@ -49,11 +48,12 @@ def test_restart_drains_while_the_other_streams_F14_E8(pair: Daemon) -> None:
         assert after["pid"] != before["pid"]
         assert not psutil.pid_exists(before["pid"]) or not is_alive(psutil.Process(before["pid"]))
         assert other.finished().token_ids == alone.token_ids
-        assert row(client, "two")["generation"] == 1
+        assert row(client, "two")["generation"] == 1, "only the other has a new process"
 
 
 def test_restart_now_does_not_wait_and_the_queue_survives_F14(pair: Daemon) -> None:
     with pair.client() as client:
+        before = row(client, "one")["generation"]
         running = [
             Reader(client, "one", f"r{n}", max_tokens=3000, resume=False).started()
             for n in range(2)
@@ -63,19 +63,20 @@ def test_restart_now_does_not_wait_and_the_queue_survives_F14(pair: Daemon) -> N
         client.restart("one", now=True)
         assert [reader.failed().code for reader in running] == ["worker_crashed"] * 2
         assert len(queued.finished().token_ids) == 5
-        assert row(client, "one")["generation"] == 2
+        assert row(client, "one")["generation"] == before + 1
 
 
 def test_unload_ends_the_process_I1(pair: Daemon) -> None:
     with pair.client() as client:
-        worker = psutil.Process(row(client, "one")["pid"])
+        before = row(client, "one")
+        worker = psutil.Process(before["pid"])
         finished = pair.run("unload", "one")
         assert finished.returncode == 0, finished.stderr
         assert not is_alive(worker)
         after = row(client, "one")
         assert (after["state"], after["pid"], after["footprint_bytes"]) == ("STOPPED", None, 0)
         assert client.complete("one", prompt="hi", max_tokens=2).finish_reason == "length"
-        assert row(client, "one")["generation"] == 2
+        assert row(client, "one")["generation"] == before["generation"] + 1
 
 
 # ---------------------------------------------------------------- the end
@@ -97,10 +98,6 @@ def test_stop_lets_streams_finish_and_returns_when_every_process_is_gone_E1_E3_E
         assert daemon.process.wait(60) == 0
         assert not (daemon.folder / "run" / "client.sock").exists()
         assert daemon.run("stop").returncode == 69
-
-
-def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
-    os.kill(pid, number)
 
 
 def test_many_requests_for_a_cold_model_cause_one_spawn_B8_B4() -> None:
@@ -127,14 +124,11 @@ def watched() -> Iterator[Daemon]:
         yield watched
 
 
-@pytest.mark.parametrize("how", ["sleep", "busy", "gil"])
-def test_a_stuck_step_is_found_whoever_holds_the_interpreter_F5_F6_P6(
-    watched: Daemon, how: str
-) -> None:
+def test_a_stuck_step_that_holds_the_interpreter_is_found_F5_F6_P6(watched: Daemon) -> None:
     with watched.client() as client:
         wait_for_state(client, "m", "READY")
         other = Reader(client, "other", "undisturbed", max_tokens=400)
-        stuck = Reader(client, "m", f"[[fault stall={how} at=3]]", max_tokens=9, resume=False)
+        stuck = Reader(client, "m", "[[fault stall=gil at=3]]", max_tokens=9, resume=False)
         error = stuck.failed()
         assert error.code == "worker_crashed"
         assert error.detail["tokens_sent"] == 2
@@ -197,7 +191,7 @@ QUICK_PREFILL = {"prefill_tokens_per_step": 1000}
 ENDLESS_PROMPT = "x" * 50_000
 """Its prefill takes a quarter of an hour."""
 
-ENDLESS_LOAD = fake(preload=False, load_stall_timeout_s=3600.0, fake={"load_stall": "sleep"})
+ENDLESS_LOAD = fake(preload=False, load_stall_timeout_s=3600.0, fake={"load_stall": "gil"})
 
 
 def is_stuck(found: dict[str, Any]) -> bool:
@@ -208,15 +202,9 @@ def prefills(found: dict[str, Any]) -> bool:
     return bool(found["phase"] == "prefill" and found["steps"] > 2)
 
 
-def decodes(found: dict[str, Any]) -> bool:
-    return bool(found["phase"] == "decode" and found["steps"] > 20)
-
-
 BUSY = {
-    "a step is stuck": ("[[fault stall=sleep at=3]]", QUICK_PREFILL, is_stuck),
     "a step is stuck, interpreter held": ("[[fault stall=gil at=3]]", QUICK_PREFILL, is_stuck),
     "it prefills": (ENDLESS_PROMPT, {}, prefills),
-    "it decodes": ("decodes", QUICK_PREFILL, decodes),
 }
 """A prompt, options of the engine, and whether the model's row shows a worker busy with it."""
 
@@ -241,10 +229,8 @@ def test_ping_status_and_cancel_are_answered_while_a_worker_is_busy_H1(what: str
             assert after["steps"] == 2, "while it still was"
 
 
-@pytest.mark.parametrize("how", ["sleep", "gil"])
-def test_ping_status_and_cancel_are_answered_while_a_model_loads_H1(how: str) -> None:
-    loads = {**ENDLESS_LOAD, "fake": {"load_stall": how}}
-    with Daemon({"m": loads}) as daemon, daemon.client() as client:
+def test_ping_status_and_cancel_are_answered_while_a_model_loads_H1() -> None:
+    with Daemon({"m": ENDLESS_LOAD}) as daemon, daemon.client() as client:
         stream = client.generate("m", prompt="waits", max_tokens=5)
         pid = eventually(lambda: (r := row(client, "m"))["state"] == "LOADING" and r["pid"])
         for _ in range(50):
@@ -273,13 +259,9 @@ def test_a_small_model_answers_between_two_chunks_of_a_big_one_s_prompt_H8() -> 
         assert big.finished().finish_reason == "cancelled"
 
 
-@pytest.mark.parametrize("how", ["sleep", "gil"])
-def test_a_load_costs_another_model_no_token_and_no_step_B7(how: str) -> None:
+def test_a_load_costs_another_model_no_token_and_no_step_B7() -> None:
     """The load is stuck for as long as the other streams, starts new requests and ends them."""
-    models = {
-        "one": fake(fake={"step_s": 0.005}),
-        "two": {**ENDLESS_LOAD, "fake": {"load_stall": how}},
-    }
+    models = {"one": fake(fake={"step_s": 0.005}), "two": ENDLESS_LOAD}
     with Daemon(models) as daemon, daemon.client() as client:
         wait_for_state(client, "one", "READY")
         streaming = Reader(client, "one", "streams", max_tokens=300).started()
@@ -304,8 +286,7 @@ WAYS_TO_STOP: dict[str, Callable[[Client], object]] = {
 }
 
 
-@pytest.mark.parametrize("is_stuck", [False, True], ids=["at once", "has to be killed"])
-@pytest.mark.parametrize("way", WAYS_TO_STOP)
+@pytest.mark.parametrize(("way", "is_stuck"), [("unload", True), ("restart", False)])
 def test_stopping_one_model_touches_no_other_E8(way: str, is_stuck: bool) -> None:
     """The other has a stream that runs, one that waits, and one of another client."""
     models = {

@@ -137,9 +137,6 @@ LENGTH = 4000
 """Tokens of a fake answer: more than a few turns are enough for."""
 
 SWAPS = 5
-REAL_SWAPS = 3
-
-ANSWER: dict[str, Any] = {"max_tokens": 200, "seed": 7, "temperature": 0.8, "ignore_eos": True}
 
 
 def large(**options: Any) -> dict[str, Any]:
@@ -190,46 +187,6 @@ def test_two_fake_models_take_turns_and_no_stream_loses_a_token() -> None:
 # ---------------------------------------------------------------- MLX
 
 
-class Asker(threading.Thread):
-    """Asks one model for the same answer, again and again, until it is asked to stop."""
-
-    def __init__(self, daemon: Daemon, model: str, is_over: threading.Event) -> None:
-        super().__init__(daemon=True)
-        self._daemon, self.model, self._is_over = daemon, model, is_over
-        self.results: list[Result] = []
-        self.start()
-
-    def run(self) -> None:
-        """Asks."""
-        with self._daemon.client() as client:
-            while not self._is_over.is_set():
-                self.results.append(client.complete(self.model, prompt="One", **ANSWER))
-
-
-@pytest.mark.mlx
-@pytest.mark.timeout(900)
-def test_two_real_models_take_turns_and_seeded_streams_stay_as_they_are(tmp_path: Path) -> None:
-    folders = {name: make_tiny_model(tmp_path / name, seed=n) for n, name in enumerate(PAIR)}
-    models: dict[str, dict[str, Any]] = {
-        name: {"path": str(folder), "max_concurrency": 1, "memory": "300MiB", "preload": False}
-        for name, folder in folders.items()
-    }
-    with Daemon(models) as daemon, daemon.client() as client:
-        truth = {n: client.complete(n, prompt="One", **ANSWER).token_ids for n in PAIR}
-    with Daemon(models, ONE_FITS) as daemon, daemon.client() as client:
-        is_over = threading.Event()
-        askers = [Asker(daemon, name, is_over) for name in (*PAIR, *PAIR)]  # never idle
-        eventually(lambda: turns(client) > REAL_SWAPS, timeout_s=800.0)
-        is_over.set()
-        for asker in askers:
-            asker.join(300.0)
-            assert asker.results
-            assert all(result.token_ids == truth[asker.model] for result in asker.results)
-        results = [result for asker in askers for result in asker.results]
-        assert sum(result.resumed for result in results) == 0
-        assert sum(result.paused for result in results) >= REAL_SWAPS - 1
-
-
 KIB = 1024
 ROW_MIB = 1024 * KIB
 ROWS_LENGTH = 12
@@ -273,75 +230,6 @@ def test_requests_that_do_not_fit_together_are_answered_one_after_the_other(
     assert "memory" in {one.detail["reason"] for one in waited}
     assert [one.paused for one in results.values()] == [0] * 4  # those that waited had no row yet
     assert [one.paused for one in alone] == [0] * 4
-
-
-OPTIONS = {"step_s": 0.05, "token_bytes": 300_000, "active_bytes": 1_000_000}
-ROOM_MODEL = fake(memory="400MiB", preload=True, max_concurrency=4, fake=OPTIONS)
-"""Two short rows do not fit together."""
-
-SETTINGS = {"min_run_s": 0.2}
-ROOM_LENGTH = 60
-
-
-@pytest.fixture
-def room_daemon() -> Iterator[Daemon]:
-    with Daemon({"a": ROOM_MODEL}, supervisor=SETTINGS) as room_daemon:
-        yield room_daemon
-
-
-class Answering:
-    """A request that has begun to answer when this returns.
-
-    Args:
-        client: who asks.
-        priority: its class.
-        length: tokens of the answer.
-    """
-
-    def __init__(self, client: Client, priority: str, length: int = ROOM_LENGTH) -> None:
-        self._stream = client.generate("a", prompt="long", max_tokens=length, priority=priority)
-        self.tokens: list[int] = []
-        self._has_begun = threading.Event()
-        self._thread = threading.Thread(target=self._read)
-        self._thread.start()
-        assert self._has_begun.wait(60.0)
-
-    def _read(self) -> None:
-        for delta in self._stream:
-            self.tokens += delta.token_ids
-            if len(self.tokens) >= 10:
-                self._has_begun.set()
-
-    def cancel(self) -> Result:
-        """Its client needs no more of it."""
-        self._stream.cancel()
-        return self.result()
-
-    def result(self) -> Result:
-        """Once it is complete."""
-        self._thread.join()
-        return self._stream.result
-
-
-def test_a_batch_row_makes_room_and_its_answer_continues_token_for_token(
-    room_daemon: Daemon,
-) -> None:
-    notices: list[Notice] = []
-    with room_daemon.client() as client:
-        alone = client.complete("a", prompt="long", max_tokens=ROOM_LENGTH)
-        batch = Answering(client, "batch")
-        short = client.complete(
-            "a", prompt="now", max_tokens=4, priority="interactive", queue_timeout_s=60.0,
-            on_notice=notices.append,
-        )  # fmt: skip
-        assert len(batch.tokens) < ROOM_LENGTH
-        result = batch.result()
-        assert (result.token_ids, batch.tokens) == (alone.token_ids, alone.token_ids)
-        assert result.paused == 1
-        assert (short.finish_reason, short.paused) == ("length", 0)
-    assert {notice.kind for notice in notices} <= {"queued", "prefilling"}
-    reasons = {one.detail["reason"] for one in notices if one.kind == "queued"}
-    assert "memory" in reasons
 
 
 LONG_ANSWER: dict[str, Any] = {"max_tokens": 400, "seed": 7, "temperature": 0.8, "ignore_eos": True}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -46,8 +45,6 @@ from mlxsup.supervisor.core.events import (
     LaunchAppraised,
     ReloadRefused,
     Sampled,
-    ShutdownAsked,
-    Started,
     Tick,
 )
 from mlxsup.supervisor.core.memory.need import Need
@@ -212,31 +209,6 @@ def test_it_wakes_at_the_earliest_time_that_was_asked_for(monkeypatch: pytest.Mo
         assert later[-1][0] == 95.0
 
     assert case.run(body) == 0
-
-
-def test_a_signal_and_the_start_become_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[dict[str, Any]] = []
-    case = Case(monkeypatch, on_change=told.append)
-
-    def body() -> None:
-        case.log.lines.clear()
-        [start] = case.loop.soon[0]
-        start()
-        case.end(signal.SIGTERM, False)
-        case.end(signal.SIGINT, True)
-
-    case.run(body)
-    assert case.core.events == [
-        Appraised(now=100.0, needs={}),
-        Started(now=100.0),
-        ShutdownAsked(now=100.0, is_immediate=False),
-        ShutdownAsked(now=100.0, is_immediate=True),
-    ]
-    assert case.log.lines == [
-        ("info", "signal received", {"signal": "SIGTERM"}),
-        ("info", "signal received", {"signal": "SIGINT"}),
-    ]
-    assert told == [{"stopping": 2, "limit_s": 30.0}, {"stopping": 2, "limit_s": 0.0}]
 
 
 def test_a_reload_without_a_file_is_refused_with_the_reason(

@@ -32,7 +32,6 @@ from mlxsup.supervisor.workers import measure as measure_module
 from mlxsup.supervisor.workers.measure import (
     Sampler,
     is_process_stopped,
-    machine_bytes,
     measure_footprints,
 )
 
@@ -194,15 +193,6 @@ def test_no_text_whatever_raises_an_error(one: bytes, other: bytes, data: st.Dat
         data.draw(st.sampled_from(files)).write_bytes(other)
         found = watch(folder).read()
         assert found is None or found.available_bytes >= 0
-
-
-@pytest.mark.skipif(platform.system() != "Linux", reason="reads this machine's /proc")
-def test_this_machine_says_what_psutil_says() -> None:
-    said: list[str] = []
-    found = find_watch("cpu", said.append).read()
-    assert found is not None
-    assert 0 < found.available_bytes <= psutil.virtual_memory().total
-    assert said == []
 
 
 # ---------------------------------------------------------------- others
@@ -368,26 +358,6 @@ def test_what_cannot_be_measured_is_reported_once_a_minute(
 
     machine.run(body)
     assert machine.reported == [(500.0, 24), (560.0, 24), (620.0, 24)]
-
-
-def test_measuring_happens_on_one_thread_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads: set[str] = set()
-
-    def measure(pids: list[int]) -> dict[int, int]:
-        threads.add(threading.current_thread().name)
-        return {}
-
-    monkeypatch.setattr(measure_module, "measure_footprints", measure)
-
-    async def main() -> None:
-        sampler = Sampler(lambda error: None, NoWatch())
-        for _ in range(3):
-            await sampler.measure([])
-        sampler.close()
-
-    asyncio.run(main())
-    assert threads == {"mlxsup-monitor_0"}
-    assert machine_bytes() == psutil.virtual_memory().total
 
 
 def test_its_thread_ends_with_it_and_nobody_waits_for_one_that_measures(

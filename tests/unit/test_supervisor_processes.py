@@ -105,27 +105,6 @@ def test_a_thread_that_waits_holds_up_no_end_of_the_process(
     assert (thread.is_alive(), raised) == (False, []), "the loop was closed meanwhile"
 
 
-def test_an_exit_that_a_descriptor_tells_of_needs_no_thread(
-    child: Child, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    threads: list[int] = []
-
-    def watch(pid: int, on_exit: Callable[[], None]) -> Callable[[], None]:
-        threads.append(pid)
-        return watch_with_thread(pid, on_exit)
-
-    monkeypatch.setattr(exit_watch, "watch_with_thread", watch)
-
-    async def body() -> None:
-        seen: list[str] = []
-        watch_exit(child.process.pid, lambda: seen.append("watched"))
-        child.end()
-        await eventually_async(lambda: seen)
-
-    run(body)
-    assert threads == []
-
-
 # ---------------------------------------------------------------- macOS
 
 

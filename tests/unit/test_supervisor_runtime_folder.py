@@ -193,18 +193,6 @@ def test_a_folder_with_anything_of_somebody_else_is_not_to_be_locked(folder: Pat
     assert refusal_of(folder)[1] == elsewhere
 
 
-def test_a_folder_whose_names_cannot_be_read_is_not_to_be_locked(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(path: Path) -> None:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-    folder.mkdir(parents=True)
-    folder.chmod(0o755)
-    monkeypatch.setattr(os, "scandir", fail)
-    assert refusal_of(folder)[1].startswith("set runtime_dir to a folder that is not there yet")
-
-
 def test_the_longest_socket_decides_whether_a_path_is_too_long(folder: Path) -> None:
     folder.parent.mkdir()
     limit = 103 if sys.platform == "darwin" else 107

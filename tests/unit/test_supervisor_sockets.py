@@ -377,19 +377,6 @@ def bind(option: zmq.SocketOption, number: int) -> tuple[list[object], Exception
     return done, None
 
 
-@pytest.mark.parametrize(
-    ("option", "number"),
-    [(zmq.SNDHWM, errno.ENOMEM), (zmq.MAXMSGSIZE, errno.EINVAL)],
-)
-def test_a_refusal_of_an_option_leaves_no_socket_open(
-    option: zmq.SocketOption, number: int
-) -> None:
-    done, error = bind(option, number)
-    assert done == [(option, 7), ("closed", 0)]
-    assert isinstance(error, zmq.ZMQError)
-    assert error.errno == number
-
-
 def test_a_link_without_room_for_beats_is_none_and_leaves_no_socket_open(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
