@@ -120,8 +120,8 @@ def watched() -> Iterator[Daemon]:
         "m": fake(fake={"step_s": 0.02}, step_timeout_s=LIMIT_S),
         "other": fake(fake={"step_s": 0.02}),
     }
-    with Daemon(models) as watched:
-        yield watched
+    with Daemon(models) as daemon:
+        yield daemon
 
 
 def test_a_stuck_step_that_holds_the_interpreter_is_found_F5_F6_P6(watched: Daemon) -> None:
@@ -144,8 +144,8 @@ def test_a_stuck_step_that_holds_the_interpreter_is_found_F5_F6_P6(watched: Daem
 def test_a_load_that_stalls_is_ended_by_its_own_limit() -> None:
     stall = {"load_stall": "gil", "load_fault_generations": 1}
     with (
-        Daemon({"m": fake(fake=stall, load_stall_timeout_s=10.0)}) as watched,
-        watched.client() as client,
+        Daemon({"m": fake(fake=stall, load_stall_timeout_s=10.0)}) as daemon,
+        daemon.client() as client,
     ):
         after = wait_for_state(client, "m", "READY")
         assert (after["generation"], after["last_exit"]["reason"]) == (2, "stall")

@@ -300,8 +300,8 @@ SLOW_PAIR = fake(max_concurrency=2, fake={"step_s": 0.01})
 
 @pytest.fixture(scope="module")
 def pausing_daemon() -> Iterator[Daemon]:
-    with Daemon({"m": SLOW_PAIR}) as pausing_daemon:
-        yield pausing_daemon
+    with Daemon({"m": SLOW_PAIR}) as daemon:
+        yield daemon
 
 
 def pause(client: Client, reader: Reader) -> str:
@@ -382,7 +382,7 @@ def test_real_caches_of_each_kind_continue_as_if_nothing_had_happened(
     folder = make_model(tmp_path / name, model_type)
     prompt = [3 + 7 * n % 90 for n in range(40)]
     models = {"m": {"path": str(folder), "prefix_cache": 0}}
-    with Daemon(models) as pausing_daemon, pausing_daemon.client() as client:
+    with Daemon(models) as daemon, daemon.client() as client:
         more: dict[str, Any] = {"prompt_tokens": prompt, "max_tokens": 400, "ignore_eos": True}
         whole = client.complete("m", **more)
         stream = Reader(client, "m", **more).started()

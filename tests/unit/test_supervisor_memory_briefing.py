@@ -29,7 +29,6 @@ from mlxsup.supervisor.memory import backend, machine
 from mlxsup.supervisor.memory import briefing as briefing_module
 from mlxsup.supervisor.memory import problems as problems_module
 from mlxsup.supervisor.memory.appraiser import Appraiser
-from mlxsup.supervisor.memory.backend import find_backend
 from mlxsup.supervisor.memory.briefing import ConfigSnapshot, MemoryBriefing
 from mlxsup.supervisor.memory.command_budget import command_budget
 from mlxsup.supervisor.memory.estimator import estimate_launch
@@ -312,88 +311,36 @@ def test_a_full_disk_is_named_in_the_log(desk: Desk) -> None:
     ]
 
 
-MODEL_MEMORY_BRIEFING, FAKE = ModelName("m"), ModelName("fake")
-
-
-class Bench:
-    """A briefing about a model with a folder and one of the fake engine.
-
-    Args:
-        folder: for everything.
-        run: the runtime folder.
-    """
-
-    def __init__(self, folder: Path, run: Path) -> None:
-        write_folder(folder / "model", llama_config(), llama_arrays())
-        self.launch = LaunchSettings(path=str(folder / "model"))
-        self.fake = LaunchSettings(engine="fake")
-        self.folder, self.run = folder, run
-        self.writer = LogWriter(lambda text: None)
-        self.log = DaemonLog(folder, "info", self.writer)
-        self.briefing = MemoryBriefing(Measurements(run), self.log)
-        models = (entry(MODEL_MEMORY_BRIEFING, launch=self.launch), entry(FAKE, launch=self.fake))
-        config = DaemonConfig(
-            config_path=None,
-            runtime_dir=run,
-            log_dir=folder,
-            log_level="info",
-            memory_budget=None,
-            keys=place_in(folder),
-            core=CoreSettings(),
-            models=models,
-        )
-        reading = asyncio.run(self.briefing.read(config))
-        self.briefing.adopt(reading, self.briefing.needs_of(reading))
-
-    def raised(self, name: ModelName = MODEL_MEMORY_BRIEFING) -> int:
-        return self.briefing.needs[name].raised_bytes
-
-    def appraised_anew(self) -> int:
-        """What the next daemon will say."""
-        appraiser = Appraiser(find_backend(), Measurements(self.run))
-        return appraiser.appraise(self.launch, estimate_launch(self.launch)).raised_bytes
-
-    def logged(self) -> str:
-        self.log.close()
-        assert self.writer.close(60.0)
-        path = self.folder / "mlxsup.log"
-        return path.read_text() if path.exists() else ""
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path, tmp_path)
-
-
-def test_it_is_remembered_and_a_measurement_does_not_take_it_away(bench: Bench) -> None:
-    bench.briefing.raised(bench.launch, 700)
-    assert (bench.raised(), bench.appraised_anew()) == (700, 700)
-    bench.briefing.measured(bench.launch)
-    assert bench.raised() == 700
-    assert (bench.raised(FAKE), bench.logged()) == (0, "")
-
-
-def test_without_files_it_is_known_until_the_daemon_ends(bench: Bench) -> None:
-    bench.briefing.raised(bench.fake, 700)
-    assert bench.raised(FAKE) == 700
-    assert not (bench.run / FILE_NAME).exists()
-    bench.log.close()
-    bench.writer.close(60.0)
+def test_what_was_raised_is_remembered_and_a_measurement_leaves_it(desk: Desk) -> None:
+    launch, fake = LaunchSettings(path=desk.model_folder()), LaunchSettings(engine="fake")
+    desk.adopt(entry(MODEL, launch=launch), entry(OTHER, launch=fake))
+    desk.briefing.raised(fake, 700)
+    assert not (desk.folder / FILE_NAME).exists(), "it has no files that could change"
+    assert desk.briefing.needs[OTHER].raised_bytes == 700
+    desk.briefing.raised(launch, 900)
+    desk.briefing.measured(launch)
+    next_daemon = Appraiser("cpu", Measurements(desk.folder))
+    kept = next_daemon.appraise(launch, estimate_launch(launch))
+    assert desk.briefing.needs[MODEL].raised_bytes == kept.raised_bytes == 900
+    assert desk.logged() == []
 
 
 def test_another_launch_counts_once_it_is_adopted_and_not_because_it_was_appraised(
-    bench: Bench,
+    desk: Desk,
 ) -> None:
     """A load with it may be refused."""
-    before = bench.briefing.needs[MODEL_MEMORY_BRIEFING]
-    longer = replace(bench.launch, context_length=before.context_tokens // 2)
-    need = asyncio.run(bench.briefing.appraise(MODEL_MEMORY_BRIEFING, longer))
+    launch = LaunchSettings(path=desk.model_folder())
+    desk.adopt(entry(MODEL, launch=launch))
+    before = desk.briefing.needs[MODEL]
+    longer = replace(launch, context_length=before.context_tokens // 2)
+    need = asyncio.run(desk.briefing.appraise(MODEL, longer))
     assert need is not None
-    bench.briefing.measured(bench.launch)
-    assert bench.briefing.needs[MODEL_MEMORY_BRIEFING] == before
-    bench.briefing.relaunched(MODEL_MEMORY_BRIEFING, longer, need)
-    bench.briefing.measured(longer)
-    assert bench.briefing.needs[MODEL_MEMORY_BRIEFING] == need != before
+    desk.briefing.measured(launch)
+    assert desk.briefing.needs[MODEL] == before
+    desk.briefing.relaunched(MODEL, longer, need)
+    desk.briefing.measured(longer)
+    assert desk.briefing.needs[MODEL] == need != before
+    desk.logged()
 
 
 MINE = os.getpid()
