@@ -108,7 +108,7 @@ def test_a_model_that_was_removed_while_it_was_stopped_is_downloaded_again(tmp_p
             assert row(client, "m")["restarts"] == 0
 
 
-def test_it_is_pending_with_its_progress_and_who_waits_gets_notices(hub: LocalHub) -> None:
+def test_a_download_is_pending_with_progress_and_notices(hub: LocalHub) -> None:
     hub.break_(WEIGHTS_NAME, Fault(hold_at=HELD_AT))
     notices: list[Notice] = []
     with serving(hub, m=lacking()) as (daemon, client):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -163,7 +164,7 @@ with Client(sys.argv[1]) as client:
 
 
 @pytest.mark.slow
-def test_a_pause_of_the_whole_tree_kills_nobody_P7(watched: Daemon) -> None:
+def test_a_pause_of_the_whole_tree_ends_no_process_P7(watched: Daemon) -> None:
     """As when a machine sleeps: its clients stand still, too. One that did not would hear that
     the supervisor has fallen silent (P2)."""
     with watched.client() as client:
@@ -393,3 +394,20 @@ def test_processes_come_and_go_without_leaving_anything_P14(client_of: Any) -> N
         eventually(lambda: counts() == before)
         sockets = [p.name for p in (daemon.folder / "run").glob("*.sock*")]
         assert len(sockets) == 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+def test_a_full_log_disk_stops_no_daemon() -> None:
+    daemon = Daemon({"a": fake()})
+    daemon.logs.mkdir(mode=0o700)
+    logs = [daemon.logs / name for name in ("a.log", "mlxsup.log")]
+    for log in logs:
+        log.symlink_to("/dev/full")
+    with daemon:
+        try:
+            with daemon.client() as client:
+                assert client.complete("a", prompt="x", max_tokens=3).finish_reason == "length"
+            assert "cannot be written, lines are lost" in daemon.output
+        finally:
+            for log in logs:
+                log.unlink()  # reading it would not end

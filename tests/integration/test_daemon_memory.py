@@ -92,7 +92,7 @@ def test_a_preload_waits_and_a_dry_run_and_a_load_say_and_do_the_same() -> None:
         assert states(client) == {"a": "STOPPED", "b": "READY", "c": "READY"}
 
 
-def test_what_can_never_fit_is_refused_by_every_door_I4() -> None:
+def test_a_model_that_can_never_fit_is_refused_everywhere_I4() -> None:
     models = {"a": sized(pinned=True), "big": fake(memory="500MiB", preload=False)}
     with Daemon(models, BUDGET) as daemon, daemon.client() as client:
         wait_for_state(client, "a", "READY")

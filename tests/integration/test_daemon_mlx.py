@@ -211,7 +211,7 @@ def test_a_spare_does_not_outlive_a_supervisor_that_is_killed(folder: Path) -> N
 WARMED_UP = re.compile(r"model warmed up model=m rows=(\d+) pace=(\w+) ")
 
 
-def test_what_a_killed_worker_has_learned_is_not_learned_again(tmp_path: Path) -> None:
+def test_a_pace_is_kept_across_a_kill_and_a_new_daemon(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "tiny")
     with Daemon({"m": {"path": str(folder), "max_concurrency": 1}}) as daemon:
         with daemon.client() as client:

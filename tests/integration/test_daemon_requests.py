@@ -283,7 +283,7 @@ def test_an_answer_costs_the_steps_that_were_made_for_it(charging_daemon: Daemon
     assert found["repeated_s"] == 0.0
 
 
-def test_what_is_read_again_after_a_crash_costs_its_client_nothing(charging_daemon: Daemon) -> None:
+def test_reading_a_prompt_again_after_a_crash_is_free(charging_daemon: Daemon) -> None:
     """The fake engine reads the prompt in the step of the first token, which is half of it."""
     prompt = "one [[fault crash=SIGKILL at=3 generation=1]]"
     with charging_daemon.client() as client:
@@ -416,7 +416,7 @@ def test_idle_unload_meets_a_new_request_I5() -> None:
 # ---------------------------------------------------------------- being told
 
 
-def test_a_waiting_request_is_told_what_it_waits_for() -> None:
+def test_a_waiting_request_gets_notices_of_its_progress() -> None:
     model = fake(fake={"load_s": 1.0, "prefill_tokens_per_step": 16}, preload=False)
     told: list[Notice] = []
     with Daemon({"m": model}) as daemon, daemon.client() as client:

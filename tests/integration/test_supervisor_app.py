@@ -135,7 +135,7 @@ def test_the_status_says_which_daemon_answers_and_what_it_measured() -> None:
     assert play(body) == 0
 
 
-def test_what_a_worker_is_started_with_is_what_its_entry_says() -> None:
+def test_the_launch_spec_follows_the_entry() -> None:
     entry = fake(
         max_concurrency=3,
         step_timeout_s=7.5,
@@ -218,7 +218,7 @@ def test_an_exit_code_and_the_last_line_reach_the_status() -> None:
     assert play(body, process="echo first; echo no such folder >&2; exit 66") == 0
 
 
-def test_what_a_worker_said_last_is_heard_though_its_connection_is_held_open() -> None:
+def test_last_words_are_read_though_the_connection_is_held_open() -> None:
     """By a grandchild, say: the exit counts after the limit, and what came before it is heard."""
 
     async def body(stage: Stage) -> None:
@@ -249,7 +249,7 @@ exit 66
 
 
 @pytest.mark.skipif(shutil.which("setsid") is None, reason="needs setsid")
-def test_what_is_printed_after_an_exit_belongs_to_its_last_words(
+def test_output_after_an_exit_belongs_to_the_last_lines(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(incarnation_module, "LAST_WORDS_S", 30.0)

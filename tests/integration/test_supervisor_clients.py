@@ -35,7 +35,7 @@ from support.clients_bench import Bench, Peer, deltas, done, encode_counted, fil
 from support.eventually_async import eventually_async
 
 
-def test_what_is_said_becomes_events_and_answers_come_back() -> None:
+def test_messages_become_events_and_answers_come_back() -> None:
     async def body(bench: Bench) -> None:
         first, second = bench.peer(), bench.peer()
         first.say(generate("a"))
@@ -89,7 +89,7 @@ def test_a_cancel_never_overtakes_its_request_whatever_their_sizes_D5() -> None:
     run(body)
 
 
-def test_garbage_is_answered_and_harms_nobody_P17() -> None:
+def test_garbage_is_answered_and_affects_no_other_client_P17() -> None:
     async def body(bench: Bench) -> None:
         good, bad = bench.peer(), bench.peer()
         good.say(generate("a"))
@@ -124,7 +124,7 @@ def test_another_user_is_not_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
     run(body)
 
 
-def test_a_client_that_ends_with_something_open_is_gone_and_nobody_else_is_asked_D12() -> None:
+def test_only_the_client_that_ends_with_an_open_request_is_gone_D12() -> None:
     async def body(bench: Bench) -> None:
         peer, other = bench.peer(), bench.peer()
         peer.say(generate("a"))
@@ -147,7 +147,7 @@ def test_a_client_that_ends_with_something_open_is_gone_and_nobody_else_is_asked
     run(body)
 
 
-def test_what_a_client_says_in_its_last_moment_is_heard() -> None:
+def test_a_message_right_before_a_client_ends_is_read() -> None:
     async def body(bench: Bench) -> None:
         for number in range(100):
             peer = bench.peer()
@@ -429,7 +429,7 @@ def test_a_client_that_reads_slowly_is_not_taken_for_one_that_never_reads() -> N
     run(body)
 
 
-def test_what_is_unsent_at_the_end_goes_out_to_a_reader() -> None:
+def test_finish_sends_unsent_messages_to_a_reader() -> None:
     async def body(bench: Bench) -> None:
         peer = bench.peer(receive_high_water_mark=1)
         peer.say(generate("a"))
@@ -470,7 +470,7 @@ async def stuck(bench: Bench, count: int) -> list[ConnectionId]:
     return ids
 
 
-def test_who_does_not_read_costs_no_call_while_others_are_served_H7(
+def test_a_stuck_client_costs_no_call_while_others_are_served_H7(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def body(bench: Bench) -> None:
@@ -499,7 +499,7 @@ def test_who_does_not_read_costs_no_call_while_others_are_served_H7(
     run(body)
 
 
-def test_what_is_sent_in_one_turn_leaves_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_of_one_turn_leave_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(bench: Bench) -> None:
         peer = bench.peer()
         peer.say(generate("a"))
@@ -548,7 +548,7 @@ def test_a_stranger_that_does_not_read_its_refusals_is_owed_none(
     run(body)
 
 
-def test_who_owes_most_is_given_up_when_all_owe_too_much_together_P15(
+def test_the_largest_debtor_is_given_up_at_the_common_limit_P15(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(clients_module, "MAX_UNSENT_IN_ALL_BYTES", MAX_UNSENT_BYTES // 2)

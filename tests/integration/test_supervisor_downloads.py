@@ -131,7 +131,7 @@ def test_its_reports_are_passed_on_and_the_folder_is_known_before_the_core_hears
     assert played.logged == [STARTED, complete]
 
 
-def test_it_is_told_what_to_download_and_for_whom() -> None:
+def test_the_downloader_gets_the_repository_and_its_parent() -> None:
     played = live("print(spec, end='')\nsys.exit(1)")
     spec = (
         '{"repository":{"repo":"org/model","revision":"v2"},"parent_pid":' + str(os.getpid()) + "}"
@@ -144,7 +144,7 @@ def test_a_report_that_arrives_in_pieces_is_one_report() -> None:
     assert live(says("x" * (64 * 1024 - 10), HALF, DONE)).told[0] == said(HALF)
 
 
-def test_one_that_says_itself_that_it_is_broken_is_logged_with_what_it_printed() -> None:
+def test_an_internal_failure_is_logged_with_the_output() -> None:
     played = live(says("a traceback", broken("a bug")) + "sys.exit(1)")
     assert played.told == [said(broken("a bug"))]
     assert played.logged == [STARTED, failed("a bug"), ("a traceback",)]
@@ -204,7 +204,7 @@ def test_one_that_was_ended_before_it_began_is_not_started() -> None:
     assert (played.told, played.logged) == ([], [CANCELLED])
 
 
-def test_what_was_said_before_its_end_is_not_reported_after_it() -> None:
+def test_reports_read_after_the_end_of_a_download_are_dropped() -> None:
     """Both lines are read at once, and the first makes the core end it."""
 
     async def scene(played: Played) -> None:
@@ -291,7 +291,7 @@ os._exit(0)
 """Ends at once; another process, which is not in its group, still has its pipes."""
 
 
-def test_what_arrives_after_its_exit_belongs_to_its_last_words(
+def test_a_report_after_the_exit_of_a_download_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(downloads_module, "LAST_WORDS_S", 30.0)

@@ -272,7 +272,7 @@ async def reload(stage: Stage) -> Any:
 # ---------------------------------------------------------------- reloads
 
 
-def test_a_reload_takes_over_models_and_names_what_has_to_wait() -> None:
+def test_a_reload_adds_models_and_names_keys_for_the_next_start() -> None:
     async def body(stage: Stage) -> None:
         stage.write_config({"a": LAZY, "b": LAZY}, {"log_level": "debug", "max_queue": 7})
         answer = await reload(stage)

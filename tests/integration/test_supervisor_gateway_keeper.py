@@ -145,7 +145,7 @@ def test_one_that_has_not_begun_when_the_end_comes_is_not_started() -> None:
     assert live(scene) == ([], [])
 
 
-def test_an_end_that_nobody_asked_for_is_a_crash() -> None:
+def test_an_unexpected_end_is_a_crash() -> None:
     async def scene(keeper: GatewayKeeper, events: list[Event]) -> None:
         await until_it_listens(events)
         assert keeper.pid is not None
@@ -157,7 +157,7 @@ def test_an_end_that_nobody_asked_for_is_a_crash() -> None:
     assert ("warning", "gateway exited") in logged
 
 
-def test_one_whose_pipes_somebody_keeps_has_ended_all_the_same(
+def test_held_pipes_do_not_delay_the_end_of_a_gateway(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert gateway_module.LAST_WORDS_S == 1.0
@@ -218,7 +218,7 @@ def test_one_that_cannot_be_killed_is_left_behind_and_named(
     collect_unwaited()
 
 
-def test_its_address_is_told_with_the_port_that_it_got_and_refuses_after_its_end() -> None:
+def test_the_gateway_reports_its_port_and_refuses_after_its_end() -> None:
     told: list[tuple[str, int]] = []
     addresses: list[Address] = []
 
@@ -246,7 +246,7 @@ def test_its_address_is_told_with_the_port_that_it_got_and_refuses_after_its_end
         socket.create_connection((address.host, address.port))
 
 
-def test_an_address_that_is_taken_is_told_once_and_posted_each_time(
+def test_a_taken_address_is_printed_once_and_posted_each_time(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:

@@ -112,7 +112,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_what_is_not_zmtp_ends_its_connection_and_no_other_P17(kind: str) -> None:
+def test_bytes_that_are_not_zmtp_end_their_connection_alone_P17(kind: str) -> None:
     async def body(door: Door) -> None:
         await door.serves()
         raw = door.knock()
@@ -124,7 +124,7 @@ def test_what_is_not_zmtp_ends_its_connection_and_no_other_P17(kind: str) -> Non
     at_door(body)
 
 
-def test_who_says_one_byte_at_a_time_is_understood_and_who_says_nothing_is_ended() -> None:
+def test_single_bytes_are_understood_and_silence_is_ended() -> None:
     async def body(door: Door) -> None:
         silent, half, slow = door.knock(), door.knock(), door.knock()
         await give(half, HELLO[:70])
@@ -143,7 +143,7 @@ def test_who_says_one_byte_at_a_time_is_understood_and_who_says_nothing_is_ended
     at_door(body)
 
 
-def test_a_flood_of_pings_that_nobody_reads_the_answers_of_is_owed_little() -> None:
+def test_a_flood_of_pings_with_unread_answers_is_bounded() -> None:
     async def body(door: Door) -> None:
         raw = door.knock()
         flood = asyncio.create_task(give(raw, HELLO + PING * 500_000))
@@ -172,7 +172,7 @@ def test_a_round_of_the_loop_does_not_grow_with_how_many_flood() -> None:
     at_door(body)
 
 
-def test_few_large_messages_are_read_at_once_and_who_dawdles_makes_room_P15() -> None:
+def test_few_large_messages_are_read_at_once_and_a_slow_sender_is_ended_P15() -> None:
     """Each may take 16 MiB until it is whole."""
 
     async def body(door: Door) -> None:
@@ -272,7 +272,7 @@ def test_a_storm_ends_what_is_over_the_limit_and_no_stream_P24(
     run(body)
 
 
-def test_who_is_over_the_limit_is_told_so_and_then_ended_P24(
+def test_a_connection_over_the_limit_is_refused_and_ended_P24(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(limits_module, "MAX_OF_ONE_PROCESS", 3)

@@ -226,7 +226,7 @@ def test_after_its_exit_nothing_is_signalled(monkeypatch: pytest.MonkeyPatch) ->
     run_with("pass", body)
 
 
-def test_return_codes_are_told_apart() -> None:
+def test_describe_exit() -> None:
     assert describe_exit(65) == (65, None, "")
     assert describe_exit(0) == (0, None, "")
     assert describe_exit(-1) == (None, 1, "SIGHUP")
@@ -257,7 +257,7 @@ def trace(pid: int) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="traces as Linux does")
-def test_a_debugger_that_holds_a_dead_worker_holds_up_nobody_else_P26() -> None:
+def test_a_debugger_that_holds_a_dead_worker_does_not_block_the_loop_P26() -> None:
     async def body(process: WorkerProcess, output: bytearray) -> None:
         await eventually_async(lambda: output == b"runs\n")
         with trace(process.pid) as tracer:
@@ -289,7 +289,7 @@ def test_its_output_never_blocks_the_loop_and_is_not_looked_at_after_its_end(
     run_with("import time; time.sleep(600)", body)
 
 
-def test_who_is_closed_while_its_output_waits_is_not_read_again(
+def test_closed_pipes_are_not_read_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     readers = Readers(monkeypatch)
@@ -310,7 +310,7 @@ def test_who_is_closed_while_its_output_waits_is_not_read_again(
     assert complaints == []
 
 
-def test_who_prints_without_end_is_read_at_a_bounded_rate() -> None:
+def test_endless_output_is_read_at_a_bounded_rate() -> None:
     code = "import os\nwhile True: os.write(1, b'x' * 65536)"
 
     async def body(process: WorkerProcess, output: bytearray) -> None:
@@ -322,7 +322,7 @@ def test_who_prints_without_end_is_read_at_a_bounded_rate() -> None:
     run_with(code, body)
 
 
-def test_what_an_orphan_of_it_prints_last_is_read_to_the_end() -> None:
+def test_the_last_output_of_an_orphan_is_read() -> None:
     code = """
 import os
 began, go = os.pipe()
@@ -439,7 +439,7 @@ def test_leftovers_are_killed_by_pid_and_start_and_nothing_else_is_E6(
     assert json.loads(path.read_text()) == []
 
 
-def test_what_a_leftover_has_started_goes_with_it_E6(tmp_path: Path) -> None:
+def test_sweep_ends_the_children_of_a_leftover_E6(tmp_path: Path) -> None:
     code = """
 import subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=0)

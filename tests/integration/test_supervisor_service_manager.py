@@ -94,7 +94,7 @@ def test_a_watchdog_that_may_end_a_daemon_that_is_well_is_named_with_the_next_st
         assert (["WATCHDOG=1"] in played.take_all()) == is_fed
 
 
-def test_the_status_is_said_when_it_changes(tmp_path: Path) -> None:
+def test_the_status_is_sent_when_it_changes(tmp_path: Path) -> None:
     with NotifySocket(tmp_path) as played:
         manager = ServiceManager(played.address)
         for one in (READY, READY, outline(("a", State.READY), ("b", State.FAILED)), outline()):
@@ -138,7 +138,7 @@ def test_a_reload_begins_with_the_time_and_ends_with_ready_also_if_it_was_refuse
         ]
 
 
-def test_the_end_is_said_once_and_more_time_is_asked_for_each_second(tmp_path: Path) -> None:
+def test_stopping_is_sent_once_and_the_timeout_extended_each_second(tmp_path: Path) -> None:
     with NotifySocket(tmp_path) as played:
         manager = ServiceManager(played.address)
         for _ in range(3):
@@ -164,7 +164,7 @@ def test_after_the_end_was_said_no_status_says_otherwise(tmp_path: Path) -> None
         ]
 
 
-def test_nobody_who_listens_and_nobody_who_reads_does_any_harm(tmp_path: Path) -> None:
+def test_an_absent_or_unread_socket_is_harmless(tmp_path: Path) -> None:
     for address in ("", "relative", "/nowhere/at/all", "@nobody-at-all", "/" + "a" * 300):
         ServiceManager.from_environment({"NOTIFY_SOCKET": address}).ready()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as unread:
@@ -216,7 +216,7 @@ def test_one_process_is_held_while_there_is_work_and_for_a_while_after_it(held: 
     assert held.processes() != first
 
 
-def test_one_that_somebody_has_ended_is_replaced(held: Held) -> None:
+def test_an_ended_guard_process_is_replaced(held: Held) -> None:
     held.guard.pulse(BUSY)
     [process] = held.processes()
     process.kill()
@@ -236,7 +236,7 @@ def test_without_the_key_the_machine_may_sleep(tmp_path: Path) -> None:
     ("argv", "cause"),
     [([], "only a Mac has caffeinate"), (["/nowhere/caffeinate"], "No such file or directory")],
 )
-def test_what_is_in_the_way_is_logged_once(argv: list[str], cause: str) -> None:
+def test_a_sleep_guard_that_fails_is_logged_once(argv: list[str], cause: str) -> None:
     log = Log()
     guard = SleepGuard("busy", log, argv)
     for _ in range(3):

@@ -64,7 +64,7 @@ STRANGE: list[list[bytes]] = [
 
 @pytest.mark.parametrize("frames", STRANGE)
 @pytest.mark.parametrize("is_before", [True, False])
-def test_a_stranger_on_the_socket_harms_nobody(frames: list[bytes], is_before: bool) -> None:
+def test_a_stranger_on_the_socket_has_no_effect(frames: list[bytes], is_before: bool) -> None:
     async def body(bench: Bench) -> None:
         progress = LoadProgress(phase=LoadPhase.WEIGHTS, progress=0.5)
         with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
@@ -109,7 +109,7 @@ def test_another_protocol_version_is_told_apart() -> None:
     run(body)
 
 
-def test_what_is_no_message_breaks_it_once() -> None:
+def test_an_invalid_message_breaks_a_worker_once() -> None:
     async def body(bench: Bench) -> None:
         bench.say(HELLO)
         await bench.event()
@@ -160,7 +160,7 @@ def test_messages_reach_the_worker_in_order_though_it_reads_late_D5(
     run(body)
 
 
-def test_all_that_a_worker_said_before_its_end_is_taken_F9() -> None:
+def test_every_message_before_the_end_of_a_worker_is_read_F9() -> None:
     async def body(bench: Bench) -> None:
         bench.say(HELLO)
         await bench.event()
@@ -180,7 +180,7 @@ GONE = WorkerUnlinked(now=5.0, model=ModelName("m"), generation=Generation(3))
 
 
 @pytest.mark.parametrize("how", ["oversized", "closed"])
-def test_the_end_of_the_workers_connection_is_told_once_P23(how: str) -> None:
+def test_the_end_of_the_workers_connection_is_reported_once_P23(how: str) -> None:
     """What connects afterwards, the same process too, is a stranger: its work is lost."""
 
     async def body(bench: Bench) -> None:
@@ -206,7 +206,7 @@ def test_the_end_of_the_workers_connection_is_told_once_P23(how: str) -> None:
     run(body)
 
 
-def test_a_worker_that_says_hello_and_is_gone_before_it_was_read_is_told_of_P23() -> None:
+def test_a_worker_that_greets_and_leaves_unread_is_reported_P23() -> None:
     async def body(bench: Bench) -> None:
         loop, descriptor = asyncio.get_running_loop(), bench.sockets[zmq.ROUTER].descriptor
         loop.remove_reader(descriptor)  # the end of its connection is heard of first
@@ -249,7 +249,7 @@ def test_a_worker_that_cannot_be_sent_to_is_broken_unless_its_end_is_heard_of_so
     run(body)
 
 
-def test_who_connects_after_a_stranger_has_gone_is_waited_for_at_its_end_P23() -> None:
+def test_a_worker_after_a_stranger_is_waited_for_P23() -> None:
     async def body(bench: Bench) -> None:
         bench.worker.close(linger=0)
         await bench.link.disconnected.wait()
@@ -264,7 +264,7 @@ def test_who_connects_after_a_stranger_has_gone_is_waited_for_at_its_end_P23() -
     run(body)
 
 
-def test_beats_before_hello_are_nobody_s() -> None:
+def test_beats_before_hello_are_ignored() -> None:
     async def body(bench: Bench) -> None:
         bench.beat(BEAT)
         await eventually_async(lambda: bench.sockets[zmq.PULL].taken)
@@ -305,7 +305,7 @@ def test_a_worker_that_reads_nothing_is_broken_once_and_owed_no_more(
     run(body)
 
 
-def test_who_connects_when_the_worker_has_finds_no_socket() -> None:
+def test_a_worker_link_hides_its_sockets_after_hello() -> None:
     """libzmq would accept strangers until no file is left, and then end the daemon."""
 
     async def body(bench: Bench) -> None:

@@ -188,7 +188,7 @@ def live_of(
     return calls, pids
 
 
-def test_a_life_is_told_in_order_from_its_spawn_to_its_exit(
+def test_a_life_is_reported_in_order_from_spawn_to_exit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(time, "time", lambda: 77.0)
@@ -226,7 +226,7 @@ def test_a_record_that_cannot_be_written_stops_no_life() -> None:
     assert calls[-1][1].exit_code == 0
 
 
-def test_a_command_that_is_not_there_is_told_and_leaves_nothing() -> None:
+def test_a_missing_command_is_reported_and_leaves_nothing() -> None:
     calls, pids = live_of(("/nonexistent/worker",))
     failed = SpawnFailed(
         now=5.0, model=ModelName("m"), generation=Generation(4), detail="No such file or directory"
@@ -234,7 +234,7 @@ def test_a_command_that_is_not_there_is_told_and_leaves_nothing() -> None:
     assert (calls, pids) == ([("post", failed)], [])
 
 
-def test_sockets_that_cannot_be_made_are_told_and_leave_nothing(
+def test_sockets_that_cannot_be_made_are_reported_and_leave_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
@@ -245,7 +245,7 @@ def test_sockets_that_cannot_be_made_are_told_and_leave_nothing(
     assert failed.detail.startswith("No such file or directory")
 
 
-def test_an_exit_is_told_though_its_socket_cannot_be_removed(
+def test_an_exit_is_reported_though_its_socket_cannot_be_removed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     close = WorkerLink.close
@@ -470,7 +470,7 @@ def served(folder: Path) -> str:
     return (folder / "logs" / "mlxsup.log").read_text()
 
 
-def test_what_a_worker_measured_is_kept_for_the_next_daemon() -> None:
+def test_a_measurement_is_kept_for_the_next_daemon() -> None:
     with short_folder() as folder:
         assert "measurements" not in served(folder)
         kept = json.loads((folder / "run" / "measured.json").read_bytes())
@@ -478,7 +478,7 @@ def test_what_a_worker_measured_is_kept_for_the_next_daemon() -> None:
     assert (one["path"], one["weight_bytes"]) == (f"{folder}/model", 12345)
 
 
-def test_what_cannot_be_kept_stops_no_serving() -> None:
+def test_a_measurement_that_cannot_be_written_stops_no_serving() -> None:
     with short_folder() as folder:
         (folder / "run" / "measured.json").mkdir(parents=True)
         (folder / "run").chmod(0o700)
@@ -574,7 +574,7 @@ def test_one_that_is_ready_gets_its_line_and_its_new_reader_everything_it_printe
     asyncio.run(scene_of_spares())
 
 
-def test_one_that_has_just_died_is_taken_over_by_nobody() -> None:
+def test_take_returns_none_for_a_spare_that_has_just_died() -> None:
     async def scene_of_spares() -> None:
         around = Around(ECHO)
         unit = unit_of(around)
@@ -620,7 +620,7 @@ def test_one_that_cannot_be_started_has_ended() -> None:
 
 
 @pytest.mark.parametrize("is_early", [True, False])
-def test_one_that_is_told_to_end_does_so_whenever_that_comes(is_early: bool) -> None:
+def test_kill_ends_a_spare_before_and_after_it_is_ready(is_early: bool) -> None:
     async def scene_of_spares() -> None:
         around = Around(ECHO)
         units = units_of(around)

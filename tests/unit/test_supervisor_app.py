@@ -74,7 +74,7 @@ def change(**fields: object) -> dict[str, Any]:
     return {**base, **rest, **fields}
 
 
-def test_a_change_is_logged_with_what_is_known_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_is_logged_with_its_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[dict[str, Any]] = []
     case = Case(monkeypatch, on_change=shown.append)
     batching = {"mode": "continuous", "reason": ""}
@@ -121,7 +121,7 @@ def test_a_reader_that_is_gone_is_named_once(monkeypatch: pytest.MonkeyPatch) ->
     assert warnings == [("warning", "status output disabled", {"error": "Broken pipe"})]
 
 
-def test_what_the_loop_complains_of_is_logged_and_a_callback_that_raised_is_a_bug(
+def test_loop_complaints_are_logged_and_a_failed_callback_is_a_bug(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     case = Case(monkeypatch)
@@ -144,7 +144,7 @@ def test_what_the_loop_complains_of_is_logged_and_a_callback_that_raised_is_a_bu
     assert case.run(body) == 70
 
 
-def test_a_bug_is_told_once_with_the_stories_of_all_models(
+def test_a_bug_is_reported_once_with_the_stories_of_all_models(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def break_twice(_: object) -> None:
@@ -169,7 +169,7 @@ def test_a_bug_is_told_once_with_the_stories_of_all_models(
     )
 
 
-def test_a_bug_ends_the_daemon_though_whoever_told_it_something_looks_away(
+def test_a_bug_ends_the_daemon_although_its_exception_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(event: object) -> None:
@@ -392,7 +392,7 @@ def test_the_files_of_a_worker_are_looked_at_and_a_model_is_forgotten(
     assert called.calls == [(M, FIRST, True), ("forget", M)]
 
 
-def test_a_launch_that_is_asked_for_is_appraised_and_the_core_told(
+def test_a_launch_is_appraised_and_reported_to_the_core(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caller = Caller(connection=ConnectionId(b"c"), id=RequestId("r"))
@@ -412,9 +412,7 @@ def test_a_launch_that_is_asked_for_is_appraised_and_the_core_told(
     assert case.core.events == [answer]
 
 
-def test_what_changes_the_memory_reaches_the_briefing(
-    monkeypatch: pytest.MonkeyPatch, called: Called
-) -> None:
+def test_memory_actions_reach_the_briefing(monkeypatch: pytest.MonkeyPatch, called: Called) -> None:
     case = Case(monkeypatch)
     for name in ("changed", "relaunched", "raised"):
         setattr(case.briefing, name, called.by(name))
@@ -435,7 +433,7 @@ def test_what_changes_the_memory_reaches_the_briefing(
     assert case.core.events == [Appraised(now=100.0, needs={M: NEED})], "only a need is news"
 
 
-def test_what_a_worker_measured_and_what_a_download_brought_is_planned_with(
+def test_measurements_and_downloads_are_planned_with(
     monkeypatch: pytest.MonkeyPatch, called: Called
 ) -> None:
     given: dict[str, tuple[Any, ...]] = {}
@@ -502,7 +500,7 @@ def test_a_process_that_is_left_behind_makes_its_own_exit_code(
     assert case.run() == 71
 
 
-def test_what_is_to_be_known_is_logged_at_its_level(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_actions_are_logged_at_their_level(monkeypatch: pytest.MonkeyPatch) -> None:
     case, levels = Case(monkeypatch), list[str]()
     monkeypatch.setattr(case.log, "change_level", levels.append)
     entry = DaemonEnded(code=0)
@@ -524,7 +522,7 @@ def test_what_is_to_be_known_is_logged_at_its_level(monkeypatch: pytest.MonkeyPa
     ]
 
 
-def test_the_gateway_that_listens_is_told_to_whoever_follows(
+def test_a_listening_gateway_is_announced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told: list[dict[str, Any]] = []
@@ -533,7 +531,7 @@ def test_the_gateway_that_listens_is_told_to_whoever_follows(
     assert told == [{"gateway": "http://127.0.0.1:1", "pid": 7}]
 
 
-def test_whoever_watches_the_daemon_hears_of_reloads_the_end_and_each_pulse(
+def test_announcer_forwards_reloads_the_end_and_each_pulse(
     called: Called,
 ) -> None:
     names = ("reloading", "reloaded", "stopping", "pulse")
@@ -560,7 +558,7 @@ def test_whoever_watches_the_daemon_hears_of_reloads_the_end_and_each_pulse(
     ]
 
 
-def test_an_action_that_nobody_knows_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_action_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(monkeypatch)
     unknown: Any = SimpleNamespace()
 

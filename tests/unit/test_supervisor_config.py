@@ -239,7 +239,7 @@ def test_models_wire_nothing_unless_each_is_asked_to_I3(tmp_path: Path) -> None:
 M = '[models.m]\npath = "m"\n'
 
 
-def test_what_is_just_within_the_limits_is_taken(tmp_path: Path) -> None:
+def test_load_config_takes_values_at_the_limits(tmp_path: Path) -> None:
     name = "A" + 63 * "."
     (tmp_path / "mlxsup.toml").write_text(
         f"""\
@@ -519,7 +519,7 @@ def test_a_duration_is_a_number_of_seconds_or_has_a_unit(given: object, seconds:
         *("", "5", "s", "5 w", "-5s", "1.s", ".5s", "5S", "x5s", "5s x"),
     ],
 )
-def test_whatever_else_is_no_duration(given: object) -> None:
+def test_check_duration_refuses(given: object) -> None:
     expected = 'seconds as a number, or text such as "90s", "5m" or "1h"'
     with pytest.raises(ValueError, match=f"^{re.escape(expected)}$"):
         check_duration(given)
@@ -554,7 +554,7 @@ def test_a_size_is_a_number_of_bytes_or_has_a_unit(given: object, size_bytes: in
         *("8388608TiB", "9" * 400 + "GiB"),
     ],
 )
-def test_whatever_else_is_no_size(given: object) -> None:
+def test_parse_size_refuses(given: object) -> None:
     expected = 'bytes as an integer, or text such as "256MiB"'
     for check in (parse_size, check_size_or_auto, check_size_auto_or_off):
         with pytest.raises(ValueError, match=f"^{re.escape(expected)}$"):
@@ -637,9 +637,7 @@ def test_each_key_is_found_on_its_line_and_what_is_absent_at_the_table_around_it
     ],
 )
 @pytest.mark.parametrize("equals", [" = ", "="])
-def test_what_is_inside_of_a_value_is_no_key_and_what_follows_it_is(
-    value: str, equals: str
-) -> None:
+def test_line_index_skips_the_inside_of_values(value: str, equals: str) -> None:
     index = LineIndex(f"\na{equals}{value}\nlast = 1\n")
     lines = value.count("\n") + 1
     assert index.find(("a",)) == 2
@@ -661,7 +659,7 @@ def test_folders_are_written_so_that_each_name_and_path_can_be_read_again(tmp_pa
     assert load_config(tmp_path / "c.toml").models == config.models
 
 
-def test_a_folder_in_a_home_is_found_and_one_of_nobody_is_no_crash(
+def test_split_model_expands_a_home_and_survives_an_unknown_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -134,7 +134,7 @@ def test_only_the_models_with_a_problem_are_named_each_with_what_to_do(
     assert str(empty) in problems["c"]
 
 
-def test_a_folder_whose_files_are_all_there_and_damaged_is_one_too(
+def test_model_problems_names_a_damaged_file(
     cache: Path,
 ) -> None:
     folder = write_folder(Path("model"), NO_JSON).absolute()
@@ -148,7 +148,7 @@ def test_a_repository_that_will_be_downloaded_is_no_problem(cache: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
-def test_one_that_is_not_there_is_a_problem_where_nothing_is_downloaded(
+def test_model_problems_names_a_missing_repository_offline(
     cache: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv(name, "1")
@@ -159,7 +159,7 @@ def test_one_that_is_not_there_is_a_problem_where_nothing_is_downloaded(
     }
 
 
-def test_half_a_repository_is_judged_by_its_folder_where_nothing_is_downloaded(
+def test_model_problems_names_half_a_repository_offline(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     half = write_repository(cache, files=NO_WEIGHTS)
@@ -193,7 +193,9 @@ def test_a_start_is_refused_with_the_line_and_the_key_of_each(
     ]
 
 
-def test_the_file_may_be_in_the_home(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_model_folders_shortens_the_home(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(Path.cwd()))
     config = read('[models.a]\npath = "nowhere"\n')
     with pytest.raises(ConfigError, match=r"^~/mlxsup\.toml:2: models\.a\.path: the model folder"):

@@ -127,9 +127,7 @@ def test_the_option_needs_a_key_as_well(tmp_path: Path) -> None:
         ('origins = ["http://localhost", "https://chat.example"]', True),
     ],
 )
-def test_what_others_may_reach_needs_a_key_by_one_rule(
-    tmp_path: Path, table: str, needed: bool
-) -> None:
+def test_gateway_for_others_needs_a_key(tmp_path: Path, table: str, needed: bool) -> None:
     listen = 'listen = "127.0.0.1:8484"\n'
     text = with_run(tmp_path, "127.0.0.1:8484").replace(listen, f"{listen}{table}\n")
     without = with_run(tmp_path, "127.0.0.1:8484").replace(f"[gateway]\n{listen}", "")

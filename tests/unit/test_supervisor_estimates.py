@@ -500,7 +500,7 @@ def odd_letters(folder: Path) -> None:
     (folder / "config.json").write_bytes(text)
 
 
-def test_what_no_message_can_hold_is_replaced(tmp_path: Path) -> None:
+def test_estimate_replaces_lone_surrogates(tmp_path: Path) -> None:
     place = model(tmp_path / "m")
     odd_letters(tmp_path / "m")
     [found] = look(place)
@@ -521,7 +521,7 @@ def test_a_long_name_is_cut(tmp_path: Path) -> None:
     assert len(found.estimate.remark) == 1000
 
 
-def test_a_check_names_what_only_a_load_needs(tmp_path: Path) -> None:
+def test_a_check_names_files_that_only_a_load_needs(tmp_path: Path) -> None:
     write_files(tmp_path / "m")
     (tmp_path / "m" / "tokenizer.json").unlink()
     questions = [

@@ -148,7 +148,7 @@ def test_the_last_lines_are_fifty_readable_ones_of_this_life() -> None:
     assert log.last_lines == (*(str(n) for n in range(12, 60)), "", "\ufffd" + "x" * 2047)
 
 
-def test_of_what_is_printed_a_bounded_tail_is_kept_in_whole_pieces() -> None:
+def test_a_bounded_tail_of_the_output_is_kept_in_whole_pieces() -> None:
     paper = Paper()
     log = ModelLog(Path("/logs"), "m", paper)
     pieces = [bytes([n]) * PIECE for n in range(60)]
@@ -248,7 +248,7 @@ def test_a_log_is_renamed_at_ten_mebibytes(tmp_path: Path) -> None:
     assert (tmp_path / "m.log.1").stat().st_size == 10 * 2**20
 
 
-def test_what_is_written_in_parts_is_whole_and_counted(
+def test_partial_writes_are_completed_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = os.write
@@ -263,7 +263,7 @@ def test_what_is_written_in_parts_is_whole_and_counted(
     assert (tmp_path / "m.log").read_bytes() == b"9"
 
 
-def test_what_somebody_else_appends_is_kept(tmp_path: Path) -> None:
+def test_appends_of_another_program_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "m.log"
     file = RotatingFile(path, pytest.fail)
     file.write(b"one ")
@@ -329,9 +329,7 @@ def read(tmp_path: Path, writer: LogWriter, file: LogFile) -> bytes:
         (b"123456789", b"123456789"),
     ],
 )
-def test_of_what_was_dropped_the_end_is_written(
-    tail: bytes, written: bytes, tmp_path: Path
-) -> None:
+def test_the_end_of_dropped_output_is_written(tail: bytes, written: bytes, tmp_path: Path) -> None:
     writer = LogWriter(pytest.fail)
     file = writer.open(tmp_path / "m.log")
     file.write(b"kept ")
@@ -368,7 +366,7 @@ def test_the_thread_that_hangs_holds_up_no_end_of_the_process(tmp_path: Path) ->
     assert not thread.is_alive()
 
 
-def test_whether_all_is_written_is_said_after_a_limit(
+def test_flushed_returns_whether_all_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer, file = stuck(tmp_path)
@@ -416,7 +414,7 @@ def test_an_existing_file_is_continued(tmp_path: Path) -> None:
     assert (tmp_path / "m.log").read_bytes() == b"b"
 
 
-def test_a_file_system_that_hangs_holds_up_nobody_but_the_writer(tmp_path: Path) -> None:
+def test_a_file_system_that_hangs_blocks_only_the_writer(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "hangs.log")  # opened for writing, it waits for a reader
     writer = LogWriter(no_report)
     hanging, other = (ModelLog(tmp_path, name, writer) for name in ("hangs", "m"))
@@ -515,7 +513,7 @@ def test_the_same_line_as_text_and_as_json() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), "\ud800"])
-def test_what_json_has_not_is_text(value: object) -> None:
+def test_json_line_turns_other_values_into_text(value: object) -> None:
     line = json_line(MOMENT, "info", "m", {"value": value})
     assert isinstance(json.loads(line.decode())["value"], str)
 
@@ -541,9 +539,7 @@ EVIL = "\x1b[2J\x9b31m\u202e\udc80"
 
 
 @pytest.mark.parametrize("is_json", [False, True])
-def test_the_daemon_writes_no_control_character_whatever_it_is_told(
-    tmp_path: Path, is_json: bool
-) -> None:
+def test_the_log_holds_no_control_character(tmp_path: Path, is_json: bool) -> None:
     writer = LogWriter(print)
     log = DaemonLog(tmp_path, "debug", writer, is_json=is_json)
     log.write("error", EVIL, model=EVIL, cause=EVIL)
@@ -587,7 +583,7 @@ def test_a_disk_that_locks_no_folders_is_as_good(
 
 
 @pytest.mark.parametrize("name", ["file", "file/logs"])
-def test_what_is_no_folder_is_refused_with_what_to_do(tmp_path: Path, name: str) -> None:
+def test_held_log_folder_refuses_a_file_with_a_hint(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RuntimeFolderError) as caught, held_log_folder(tmp_path / name):
         pass
@@ -752,9 +748,7 @@ def test_models_and_requests_have_a_file_each_which_only_their_owner_reads(
     assert {stat.S_IMODE(path.stat().st_mode) for path in (models, requests)} == {0o600}
 
 
-def test_what_is_kept_and_what_is_written_have_the_same_numbers(
-    tmp_path: Path, writer: LogWriter
-) -> None:
+def test_kept_and_written_entries_have_the_same_numbers(tmp_path: Path, writer: LogWriter) -> None:
     """`why` lays both together by them."""
     outbox, files = Outbox(), FlightFiles(tmp_path, writer)
     files.started(7)

@@ -52,7 +52,7 @@ RAISED = Raised(path="/models/one", backend="cpu", fingerprint="f1", raised_byte
 # ---------------------------------------------------------------- the file
 
 
-def test_what_was_learned_is_known_to_the_next_daemon(tmp_path: Path) -> None:
+def test_learn_is_known_to_the_next_daemon(tmp_path: Path) -> None:
     first = Measurements(tmp_path)
     assert (first.problem, first.find("/models/one", "cpu", "f1")) == ("", None)
     other = replace(ONE, backend="cuda", own_bytes=None, layers=())
@@ -67,7 +67,7 @@ def test_what_was_learned_is_known_to_the_next_daemon(tmp_path: Path) -> None:
     assert again.find("/models/two", "cpu", "f1") is None
 
 
-def test_what_was_raised_is_known_to_the_next_daemon_and_a_measurement_leaves_it(
+def test_learn_raised_is_known_to_the_next_daemon(
     tmp_path: Path,
 ) -> None:
     first = Measurements(tmp_path)
@@ -100,7 +100,7 @@ def test_a_changed_folder_is_measured_anew(tmp_path: Path) -> None:
     assert found.weight_bytes == 2000
 
 
-def test_what_is_known_already_is_not_written_again(tmp_path: Path) -> None:
+def test_learn_does_not_write_a_known_measurement(tmp_path: Path) -> None:
     measurements = Measurements(tmp_path)
     measurements.learn(ONE)
     (tmp_path / FILE_NAME).unlink()
@@ -127,7 +127,7 @@ def test_a_thousand_are_kept_and_the_oldest_is_forgotten(tmp_path: Path) -> None
     assert again[-2:] == ["/models/0", "/models/1000"]
 
 
-def test_what_cannot_be_written_is_known_as_long_as_the_daemon_lives(tmp_path: Path) -> None:
+def test_an_unwritten_measurement_is_known_while_the_daemon_lives(tmp_path: Path) -> None:
     measurements = Measurements(tmp_path / "missing")
     with pytest.raises(FileNotFoundError):
         measurements.learn(ONE)
@@ -237,7 +237,7 @@ def test_before_it_was_loaded_everything_is_an_estimate(tmp_path: Path) -> None:
     assert (need.given_bytes, need.remark, need.is_measured) == (None, "", False)
 
 
-def test_what_was_measured_replaces_what_was_estimated(tmp_path: Path) -> None:
+def test_appraise_prefers_measurements(tmp_path: Path) -> None:
     folder = tmp_path / "m"
     write_folder(folder, llama_config(model_type="novel"), llama_arrays())
     measurements = Measurements(tmp_path)
@@ -287,7 +287,7 @@ def test_memory_is_reserved_for_the_context_that_is_asked_for(
     assert (need.context_tokens, need.least_tokens) == (context, least)
 
 
-def test_what_was_raised_is_part_of_the_need_until_the_files_change(tmp_path: Path) -> None:
+def test_appraise_adds_raised_bytes_until_the_files_change(tmp_path: Path) -> None:
     folder = tmp_path / "m"
     write_folder(folder, llama_config(), llama_arrays())
     measurements = Measurements(tmp_path)
@@ -335,7 +335,7 @@ READY = Ready(context_length=1, fingerprint="x", backend="cpu", active_bytes=500
         replace(READY, cache_layers=[CacheLayers(layers=1, window=-1)]),
     ],
 )
-def test_what_makes_no_sense_is_not_remembered(tmp_path: Path, ready: Ready) -> None:
+def test_measured_by_ignores_negative_sizes(tmp_path: Path, ready: Ready) -> None:
     write_folder(tmp_path, llama_config(), llama_arrays())
     assert measured_by(launch(tmp_path), READY, stamp(tmp_path)) is not None
     assert measured_by(launch(tmp_path), ready, stamp(tmp_path)) is None
@@ -577,7 +577,7 @@ def test_without_a_budget_pinned_models_are_not_in_the_way(
     assert len(caught.value.problems) == 2
 
 
-def test_what_was_measured_of_a_process_does_not_count_and_its_weights_do(
+def test_check_memory_counts_measured_weights_and_not_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(problems_module, "find_backend", lambda: "cpu")

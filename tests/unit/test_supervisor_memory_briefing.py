@@ -111,7 +111,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
 # ---------------------------------------------------------------- the budget
 
 
-def test_the_core_is_told_the_budget_and_keeps_its_other_settings(desk: Desk) -> None:
+def test_settings_of_adds_the_budget_to_the_other_settings(desk: Desk) -> None:
     settings = desk.briefing.settings_of(desk.config())
     assert settings.budget is not None
     assert (settings.max_queue, settings.budget.size_bytes) == (3, 14 * GIB)
@@ -121,7 +121,7 @@ def test_the_core_is_told_the_budget_and_keeps_its_other_settings(desk: Desk) ->
     ]  # fmt: skip
 
 
-def test_what_would_be_told_is_not_logged(desk: Desk) -> None:
+def test_a_dry_run_logs_no_budget(desk: Desk) -> None:
     budget = desk.briefing.settings_of(desk.config(), is_dry=True).budget
     assert budget is not None
     assert desk.logged() == []
@@ -175,9 +175,7 @@ def test_a_shortage_and_its_end_are_in_the_log(desk: Desk) -> None:
     ]  # fmt: skip
 
 
-def test_what_cannot_be_read_of_the_available_memory_is_in_the_log(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unread_available_memory_is_logged(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.system", lambda: "Linux")
     proc = desk.folder / "proc"
     assert desk.briefing.watch(proc).read() is None
@@ -224,7 +222,7 @@ def lacking(name: str, launch: LaunchSettings, repository: Repository) -> ModelS
     return entry(name, launch=launch, download=repository, **source)
 
 
-def test_what_has_arrived_is_read_for_the_models_that_lacked_it(
+def test_a_download_is_read_for_the_models_that_lacked_it(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(desk.folder / "hub"))
@@ -241,9 +239,7 @@ def test_what_has_arrived_is_read_for_the_models_that_lacked_it(
     desk.logged()
 
 
-def test_what_has_arrived_damaged_has_no_needs_and_the_others_keep_theirs(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_download_has_no_needs(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(desk.folder / "hub"))
     launch = LaunchSettings(path=desk.model_folder())
     desk.adopt(lacking(MODEL, launch, ONE), entry(OTHER, launch=launch))
@@ -311,7 +307,7 @@ def test_a_full_disk_is_named_in_the_log(desk: Desk) -> None:
     ]
 
 
-def test_what_was_raised_is_remembered_and_a_measurement_leaves_it(desk: Desk) -> None:
+def test_raised_bytes_survive_a_measurement_and_the_daemon(desk: Desk) -> None:
     launch, fake = LaunchSettings(path=desk.model_folder()), LaunchSettings(engine="fake")
     desk.adopt(entry(MODEL, launch=launch), entry(OTHER, launch=fake))
     desk.briefing.raised(fake, 700)
@@ -375,7 +371,7 @@ def recorded(folder: Path) -> Path:
     return folder
 
 
-def test_what_the_daemon_s_own_workers_hold_is_not_others(tmp_path: Path, smi: Path) -> None:
+def test_command_budget_does_not_count_own_workers(tmp_path: Path, smi: Path) -> None:
     smi.write_text(f"{MINE}, 20480\n1, 10240\n")
     found = command_budget(None, "cuda", recorded(tmp_path / "run"))
     assert found.size_bytes == 70 * GIB
@@ -383,7 +379,9 @@ def test_what_the_daemon_s_own_workers_hold_is_not_others(tmp_path: Path, smi: P
 
 
 @pytest.mark.parametrize("record", ["", "[]", '[{"model": "m", "pid": %d, "identity": "x"}]'])
-def test_who_is_no_worker_of_this_folder_is_another(record: str, tmp_path: Path, smi: Path) -> None:
+def test_command_budget_counts_processes_without_a_record(
+    record: str, tmp_path: Path, smi: Path
+) -> None:
     smi.write_text(f"{MINE}, 20480\n")
     if record:
         (tmp_path / "workers.json").write_text(record.replace("%d", str(MINE)))

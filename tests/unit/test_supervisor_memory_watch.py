@@ -75,14 +75,14 @@ def watch(folder: Path, said: list[str] | None = None) -> LinuxWatch:
 # ---------------------------------------------------------------- texts
 
 
-def test_what_meminfo_says() -> None:
+def test_host_memory() -> None:
     said = host_memory(MEMINFO)
     assert said == HostMemory(total_bytes=32874708 * 1024, available_bytes=20457724 * 1024)
     with pytest.raises(ValueError, match=r"^no line 'MemAvailable'$"):
         host_memory("MemTotal: 7 kB\nMemAvailable: lots kB\n")
 
 
-def test_what_a_group_may_still_take_counts_the_files_that_it_can_drop() -> None:
+def test_group_left_bytes_counts_droppable_files() -> None:
     assert group_left_bytes(8 * GIB, "6442450944\n", STAT) == 3 * GIB
     assert group_left_bytes(8 * GIB, "6442450944\n", "") == 2 * GIB
     first = "inactive_file 1\ntotal_inactive_file 1073741824\ntotal_active_file 0\n"
@@ -91,7 +91,7 @@ def test_what_a_group_may_still_take_counts_the_files_that_it_can_drop() -> None
         group_left_bytes(8, "max", "")
 
 
-def test_memory_is_short_if_everybody_waited_for_it_and_not_if_somebody_did() -> None:
+def test_strain_counts_full_stalls_only() -> None:
     assert stalled_percent(STALLS.format(some="99.00", full="4.75")) == 4.75
     assert linux_strain(STALLS.format(some="99.00", full="5.00")) is Strain.UNSAID
     assert linux_strain(STALLS.format(some="6.00", full="5.01")) is Strain.STALLED
@@ -161,7 +161,7 @@ def test_a_kernel_without_stalls_is_no_fault(tmp_path: Path) -> None:
     assert (found is not None and found.strain, said) == (Strain.UNSAID, [])
 
 
-def test_what_cannot_be_read_is_said_once_and_done_without(tmp_path: Path) -> None:
+def test_unreadable_files_of_the_system_are_reported_once(tmp_path: Path) -> None:
     machine(tmp_path, **V2, **{"memory.stat": STAT})
     (tmp_path / "groups" / "box" / "memory.current").write_text("a lot")
     (tmp_path / "proc" / "pressure" / "memory").write_text("none")
@@ -345,7 +345,7 @@ def test_a_machine_that_could_not_be_measured_at_first_is_later(
     machine.run(body)
 
 
-def test_what_cannot_be_measured_is_reported_once_a_minute(
+def test_a_failed_measurement_is_reported_once_a_minute(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     machine = Machine(monkeypatch)
@@ -360,7 +360,7 @@ def test_what_cannot_be_measured_is_reported_once_a_minute(
     assert machine.reported == [(500.0, 24), (560.0, 24), (620.0, 24)]
 
 
-def test_its_thread_ends_with_it_and_nobody_waits_for_one_that_measures(
+def test_close_ends_the_thread_without_waiting_for_a_measurement(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     began, go = threading.Event(), threading.Event()

@@ -221,7 +221,7 @@ def test_the_record_holds_each_live_worker_and_is_replaced_whole(
     assert list(tmp_path.iterdir()) == [place]
 
 
-def test_what_could_not_be_recorded_is_recorded_later(
+def test_write_again_writes_a_record_that_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = WorkerRecord(tmp_path / "run")
@@ -260,7 +260,7 @@ def test_a_leftover_that_does_not_go_is_named_and_looked_for_again_E6(
     assert (tmp_path / "workers.json").read_text() == "[]"
 
 
-def test_who_goes_before_it_is_killed_is_no_leftover_and_the_next_is_looked_at_E6(
+def test_sweep_skips_processes_that_are_gone_E6(
     tmp_path: Path, group: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry = {"identity": "same", "pid": 2, "model": "a"}
@@ -478,7 +478,7 @@ def test_a_folder_that_could_not_be_read_before_the_load_counts_as_changed(folde
     assert found == "its folder could not be read when it was loaded"
 
 
-def test_a_disk_that_does_not_answer_keeps_nobody_waiting_and_has_one_thread(
+def test_a_silent_disk_times_out_and_has_one_thread(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers, ended = threading.Event(), list[bool]()
@@ -519,7 +519,7 @@ def test_a_thread_that_hangs_does_not_keep_the_process_from_ending() -> None:
     assert done.stdout == b"ended\n", done.stderr
 
 
-def test_what_a_function_raises_is_raised_where_it_is_awaited() -> None:
+def test_file_threads_raise_where_they_are_awaited() -> None:
     def fail() -> None:
         raise PermissionError(13, "no")
 

@@ -169,7 +169,7 @@ def test_each_folder_that_cannot_be_used_is_refused_with_what_to_do(
     )
 
 
-def test_a_folder_with_anything_of_somebody_else_is_not_to_be_locked(folder: Path) -> None:
+def test_chmod_is_not_advised_for_a_folder_with_foreign_files(folder: Path) -> None:
     elsewhere = (
         "set runtime_dir to a folder that is not there yet: mlxsup creates it with mode 0700"
     )

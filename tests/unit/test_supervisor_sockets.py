@@ -305,7 +305,7 @@ def test_the_process_and_the_user_of_a_connection_are_found(tmp_path: Path) -> N
         assert credentials_of(accepted) == (None, None)
 
 
-def test_a_peer_whose_words_were_not_read_reads_all_of_its_own_and_then_a_clean_end() -> None:
+def test_ending_a_connection_with_unread_bytes_is_no_reset() -> None:
     """To close with something unread would be a reset, which tells of a daemon that has died."""
     here, there = socket.socketpair()
     there.sendall(b"x" * 50_000)
@@ -492,7 +492,7 @@ def test_a_socket_with_more_than_a_turn_has_another_in_the_next_round(played: Pl
 
 @pytest.mark.parametrize("error", [None, zmq.Again(), zmq.ZMQError(errno.EHOSTUNREACH)])
 @pytest.mark.parametrize("arrived", [[], [[b"a"], [b"b"]]])
-def test_what_arrived_during_sends_is_taken_after_one_look(
+def test_messages_that_arrive_during_sends_are_taken_after_one_look(
     played: Played, error: zmq.ZMQError | None, arrived: list[list[bytes]]
 ) -> None:
     played.turn()
@@ -516,7 +516,7 @@ def test_what_arrived_during_sends_is_taken_after_one_look(
     assert played.soon == [], "nothing is looked at again for what there is no room for"
 
 
-def test_what_arrived_during_sends_of_a_turn_is_looked_for_at_its_end_and_taken_in_the_next_round(
+def test_messages_that_arrive_during_a_turn_are_taken_in_the_next_round(
     played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     played.turn()

@@ -286,7 +286,7 @@ def test_pieces_that_follow_each_other_become_one_and_order_is_kept_H7(outbox: O
     assert (third, fourth, fifth) == (REPLY, piece(3), done())
 
 
-def test_what_was_tried_as_the_head_takes_nothing_more(outbox: Outbox) -> None:
+def test_a_head_that_has_begun_to_leave_is_not_merged(outbox: Outbox) -> None:
     outbox.add(piece(0))
     outbox.drop(len(outbox.head()[:1]))  # one byte has left
     outbox.add(piece(1))
