@@ -9,22 +9,22 @@ import pytest
 from mlxsup.supervisor.config.folders import config_of_folders, split_model
 from mlxsup.supervisor.config.load import ConfigError
 from mlxsup.supervisor.config.model_folders import check_model_folders, model_problems, sentence
-from mlxsup.supervisor.memory import estimates
 
 from support.config_here import empty_cache, read
+from support.estimates_here import estimates_here
 from support.hub_caches import MODEL, REPO, write_folder, write_repository
+
+__all__ = ["estimates_here"]
 
 NO_JSON = {**MODEL, "config.json": b"{"}
 NO_WEIGHTS = {name: content for name, content in MODEL.items() if name != "model.safetensors"}
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, estimates_here: None) -> Path:
     """An empty cache of a machine that may ask the hub, and an empty working folder next to it."""
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
-    # A process that reads folders is waited for, however little a busy machine leaves it.
-    monkeypatch.setattr(estimates, "WORK_S", 0.0)
     return empty_cache(tmp_path, monkeypatch)
 
 

@@ -38,8 +38,11 @@ from mlxsup.supervisor.memory.measurements import FILE_NAME, Measured, Measureme
 from mlxsup.supervisor.workers.leftovers import WorkerRecord, live_workers
 
 from support.core_driver import entry
+from support.estimates_here import estimates_here
 from support.key_place import place_in
 from support.safetensors_files import llama_arrays, llama_config, write_folder
+
+__all__ = ["estimates_here"]
 
 GIB = 2**30
 MODEL, OTHER = ModelName("m"), ModelName("other")
@@ -104,7 +107,7 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, estimates_here: None) -> Desk:
     return Desk(tmp_path, monkeypatch)
 
 

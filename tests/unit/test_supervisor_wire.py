@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import zmq
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxsup.protocol.client_messages import (
@@ -145,6 +145,7 @@ def test_a_peer_that_names_itself_is_heard_to_have() -> None:
 # ---------------------------------------------------------------- pieces of any size
 
 
+@settings(max_examples=40)  # each has hundreds of pieces
 @given(messages=st.lists(frames, max_size=5), data=st.data())
 def test_bytes_may_come_in_any_pieces_with_commands_between_the_frames(
     messages: list[list[bytes]], data: st.DataObject

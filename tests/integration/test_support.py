@@ -1,16 +1,21 @@
-"""The gates of the suite see what they are there for: logs, leftovers."""
+"""The gates of the suite see what they are there for: logs, processes, files."""
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from support.daemon import Daemon
 from support.isolation import Files
 from support.log_gate import Provoked, violations
+from support.worker_harness import FORBIDDEN_IN_LOGS, WorkerHarness
 
 RAISED = """\
 2026-01-01T00:00:00.000Z ERROR worker dies code=70
@@ -140,3 +145,48 @@ def test_files_that_come_go_or_change_are_named(tmp_path: Path) -> None:
     expected = [f"{tmp_path / folder / name}" for folder in seen for name in seen[folder]]
     expected += [f"{models / name}" for name in ("changed", "gone")]
     assert Files.now(*folders).differences(before) == sorted(expected)
+
+
+WORDS = ("rope", "Stream(", "InvalidStateError", "Failed to", "Traceback", "never awaited")
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    """One that is not started: its folder alone."""
+    daemon = Daemon({})
+    yield daemon
+    shutil.rmtree(daemon.folder)
+
+
+@pytest.mark.parametrize("file", ["m.log", "mlxsup.log", "m.log.1"])
+@pytest.mark.parametrize("word", WORDS)
+def test_a_word_that_no_healthy_run_writes_fails_a_test_in_any_log_J1(
+    daemon: Daemon, word: str, file: str
+) -> None:
+    daemon.logs.mkdir()
+    (daemon.logs / "other.log").write_text("INFO worker started\n")
+    daemon.check_logs()
+    (daemon.logs / file).write_text(f"INFO fine\nfirst word {word} last word\nINFO fine\n")
+    with pytest.raises(AssertionError, match=re.escape(word)):
+        daemon.check_logs()
+
+
+def test_so_does_one_that_the_daemon_prints_J1(daemon: Daemon) -> None:
+    daemon.check_logs()
+    (daemon.folder / "output.txt").write_text("RuntimeWarning: coroutine was never awaited\n")
+    with pytest.raises(AssertionError, match="never awaited"):
+        daemon.check_logs()
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_the_gate_of_a_single_worker_knows_the_same_words_J1(word: str) -> None:
+    assert FORBIDDEN_IN_LOGS.search(f"INFO fine\nfirst word {word} last word\n")
+
+
+def test_the_gate_of_a_single_worker_closes_too_J1() -> None:
+    worker = WorkerHarness()
+    worker.wait_until_ready()
+    worker.dispatch("[[fault raise at=1]]")
+    assert worker.exit_code() == 70
+    with pytest.raises(AssertionError, match="traceback"):
+        worker.__exit__(None, None, None)
