@@ -508,20 +508,3 @@ def test_clients_have_two_seconds_to_read_unless_there_was_a_bug(
 
     assert play(body) == (70 if is_broken else 0)
     assert given == [("finish", limit_s)]
-
-
-def test_a_reader_of_the_changes_that_is_gone_ends_nothing() -> None:
-    shown: list[str] = []
-
-    def gone(change: dict[str, Any]) -> None:
-        shown.append(change["to"])
-        raise BrokenPipeError(32, "Broken pipe")
-
-    async def body(stage: Stage) -> None:
-        worker = await stage.worker()
-        await worker.come_up()
-        await stage.logged("model state model=a from=LOADING to=READY")
-        await stage.logged('status output disabled error="Broken pipe"')
-        assert len(shown) == 1
-
-    assert play(body, on_change=gone) == 0
