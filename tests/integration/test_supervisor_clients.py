@@ -571,3 +571,13 @@ def test_the_largest_debtor_is_given_up_at_the_common_limit_P15(
         assert bench.tally.bytes == 0
 
     run(body)
+
+
+def test_a_pulse_after_the_end_does_nothing() -> None:
+    async def body(bench: Bench) -> None:
+        bench.peer().say(generate("a"))
+        await bench.said(1)
+        bench.close_all()
+        bench.clients.pulse()
+
+    run(body)

@@ -311,3 +311,14 @@ def end(keeper: DownloadKeeper, number: int = START.number) -> None:
     """As the core does it, which needs no task for that."""
     unused: Any = None
     keeper.carry_out(EndDownload(number=number), unused)
+
+
+def test_a_failure_is_reported_with_its_reason() -> None:
+    gone = DownloadFailed(problem=DownloadProblem.NETWORK, message="no answer", hint="wait")
+    played = live(says("retrying", HALF, gone) + "sys.exit(1)")
+    assert played.told == [said(HALF), said(gone)]
+    assert played.logged == [STARTED, failed("no answer", DownloadProblem.NETWORK)]
+
+
+def test_output_that_is_no_text_is_logged() -> None:
+    assert live(r"os.write(1, b'\xff!\n')").logged[-1] == ("\ufffd!",)

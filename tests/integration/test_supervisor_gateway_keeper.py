@@ -20,7 +20,7 @@ from mlxsup.protocol.gateway import Address, GatewayRules
 from mlxsup.supervisor import gateway as gateway_module
 from mlxsup.supervisor.core.actions import StartGateway
 from mlxsup.supervisor.core.events import Event, GatewayEnded, GatewayListening
-from mlxsup.supervisor.gateway import GatewayKeeper, why_not
+from mlxsup.supervisor.gateway import GatewayKeeper, address_of, bind, why_not
 from mlxsup.supervisor.log_files import LogWriter
 
 from support.eventually_async import eventually_async
@@ -278,3 +278,20 @@ def test_each_reason_not_to_listen_says_what_helps() -> None:
         (errno.EADDRNOTAVAIL, f"{address}: {os.strerror(errno.EADDRNOTAVAIL)}"),
     ):
         assert why_not(address, OSError(number, os.strerror(number))) == why
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_bind_takes_addresses_of_either_kind() -> None:
+    families = {"127.0.0.1": socket.AF_INET, **({"::1": socket.AF_INET6} if has_ipv6() else {})}
+    for host, family in families.items():
+        with bind(Address(host=host, port=0)) as listener:
+            address = address_of(listener)
+            assert (address.host, address.port > 0) == (host, True)
+            assert listener.family == family

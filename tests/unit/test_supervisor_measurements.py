@@ -603,3 +603,8 @@ def test_check_memory_counts_measured_weights_and_not_processes(
             replace(measured, fingerprint=fingerprint(stamp(Path(folder))))
         )  # the folder is written anew each time
         assert len(problems_of(config)) == count
+
+
+def test_an_unreadable_file_is_named_with_the_cause(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).mkdir()
+    assert "(Is a directory)" in Measurements(tmp_path).problem

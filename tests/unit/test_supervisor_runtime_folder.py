@@ -305,3 +305,15 @@ def test_the_terminal_is_looked_for_without_taking_one_and_left_closed(
     assert has == [True, False]
     looked = ("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
     assert done == [looked, 77, looked]
+
+
+def test_chmod_is_not_advised_for_an_unreadable_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    folder.mkdir(parents=True)
+    folder.chmod(0o755)
+    monkeypatch.setattr(os, "scandir", fail)
+    assert refusal_of(folder)[1].startswith("set runtime_dir to a folder that is not there yet")

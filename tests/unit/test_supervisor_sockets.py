@@ -568,3 +568,12 @@ def test_a_socket_that_is_closed_takes_and_says_nothing_more(played: Played) -> 
     played.socket.drain_soon()
     played.turn()
     assert (played.arrived, played.drained, len(played.done)) == ([[b"late"]], 0, 2)
+
+
+def test_a_closed_socket_is_not_looked_at_for_earlier_sends(played: Played) -> None:
+    played.turn()
+    played.socket.send([b"x"])
+    played.socket.close()
+    played.looks = 0
+    played.turn()
+    assert (played.looks, played.drained) == (0, 1)
