@@ -322,3 +322,22 @@ def test_a_failure_is_reported_with_its_reason() -> None:
 
 def test_output_that_is_no_text_is_logged() -> None:
     assert live(r"os.write(1, b'\xff!\n')").logged[-1] == ("\ufffd!",)
+
+
+def test_a_silent_failure_logs_no_output() -> None:
+    played = live(says(HALF))
+    assert played.logged == [STARTED, failed("it ended with exit code 0")]
+
+
+def test_ending_an_ended_download_is_not_logged() -> None:
+    async def scene(played: Played) -> None:
+        await played.until_told(2)
+        end(played.keeper)
+
+    assert CANCELLED not in live(says(DONE), scene).logged
+
+
+def test_held_pipes_do_not_delay_the_end_of_a_download(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(downloads_module, "LAST_WORDS_S", 0.01)
+    heir = HEIR.format(does=f"{says(DONE)}\n    {STAYS}")
+    assert live(heir).told == [(MODEL, "/cache/model"), said(DONE)]

@@ -27,7 +27,7 @@ from mlxsup.protocol.client_messages import (
     Reply,
     Unload,
 )
-from mlxsup.protocol.ids import ModelName, RequestId
+from mlxsup.protocol.ids import Generation, ModelName, RequestId
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.worker_messages import Exit
 from mlxsup.supervisor import app as app_module
@@ -36,6 +36,7 @@ from mlxsup.supervisor import runtime_folder as runtime_module
 from mlxsup.supervisor import signals as signals_module
 from mlxsup.supervisor import sleep as sleep_module
 from mlxsup.supervisor.config.load import load_config
+from mlxsup.supervisor.core.actions import LookAtWorker
 from mlxsup.supervisor.core.core import Core
 from mlxsup.supervisor.core.lifecycle import life as life_module
 from mlxsup.supervisor.daemon import run_daemon
@@ -49,6 +50,7 @@ from mlxsup.supervisor.runtime_folder import (
 )
 from mlxsup.supervisor.sockets.clients import Clients
 from mlxsup.supervisor.workers import leftovers as leftovers_module
+from mlxsup.supervisor.workers import registry as registry_module
 from mlxsup.supervisor.workers.leftovers import WorkerRecord
 
 from support.daemon import fake
@@ -131,7 +133,7 @@ def test_leftovers_of_an_earlier_daemon_are_ended_and_named_E6(
     )
 
 
-def test_leftovers_that_cannot_be_looked_for_stop_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_scan_for_leftovers_stops_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: WorkerRecord) -> None:
         raise OSError(28, "No space left on device")
 
@@ -508,3 +510,55 @@ def test_clients_have_two_seconds_to_read_unless_there_was_a_bug(
 
     assert play(body) == (70 if is_broken else 0)
     assert given == [("finish", limit_s)]
+
+
+def test_a_failed_look_at_a_silent_worker_is_logged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(pid: int) -> bool:
+        raise OSError(24, "Too many open files")
+
+    handle = Core.handle
+
+    def curious(self: Core, event: Any) -> Any:
+        look = LookAtWorker(model=ModelName("a"), generation=Generation(1))
+        is_ping = isinstance(getattr(event, "message", None), Ping)
+        return [*([look] if is_ping else []), *handle(self, event)]
+
+    async def body(stage: Stage) -> None:
+        await stage.ready()
+        assert (await stage.peer().ask(Ping(id=RequestId("p")), Reply)).id == "p"
+        await stage.logged('WARNING worker inspection failed model=a error="Too many open files"\n')
+
+    monkeypatch.setattr(registry_module, "is_process_stopped", fail)
+    monkeypatch.setattr(Core, "handle", curious)
+    assert play(body) == 0
+
+
+def test_a_refused_start_gives_the_runtime_folder_back() -> None:
+    with short_folder() as folder:
+        (folder / "file").write_text("")
+        with pytest.raises(RuntimeFolderError) as caught:
+            start(folder, log_dir=f"{folder}/file/logs")
+        said = f"the log folder {folder}/file/logs cannot be created: Not a directory"
+        assert (str(caught.value), caught.value.hint) == (
+            said,
+            "set log_dir to a folder that you can write to",
+        )
+        (folder / "run" / "client.sock").mkdir()
+        with pytest.raises(RuntimeFolderError, match=r"client.sock is in the way"):
+            start(folder)
+        (folder / "run" / "client.sock").rmdir()
+        # Each refusal has given the folder back.
+        runtime_module.RuntimeFolder.claim(folder / "run").release()
+
+
+def test_a_log_folder_is_made_with_all_above_it_for_its_user_alone() -> None:
+    async def body(stage: Stage) -> None:
+        await stage.ready()
+
+    with short_folder() as folder:
+        logs = folder / "made" / "logs"
+        assert play(body, folder=folder, supervisor={"log_dir": str(logs)}) == 0
+        assert logs.stat().st_mode & 0o777 == 0o700
+        assert "INFO daemon ended code=0\n" in (logs / "mlxsup.log").read_text()

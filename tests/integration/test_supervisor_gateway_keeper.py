@@ -295,3 +295,23 @@ def test_bind_takes_addresses_of_either_kind() -> None:
             address = address_of(listener)
             assert (address.host, address.port > 0) == (host, True)
             assert listener.family == family
+
+
+def test_a_taken_address_is_printed_again_after_listening(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    others = [socket.create_server(("127.0.0.1", 0))]
+    address = Address(host="127.0.0.1", port=others[0].getsockname()[1])
+    start = StartGateway(number=1, address=address)
+
+    async def scene(keeper: GatewayKeeper, events: list[Event]) -> None:
+        others.pop().close()
+        async with asyncio.TaskGroup() as tasks:
+            keeper.start(start, tasks)
+            await until_it_listens(events)
+            keeper.close_listener()
+            keeper.start(start, tasks)  # its process still has the address
+            await keeper.end()
+
+    live(scene, start=start)
+    assert capfd.readouterr().err.count("mlxsup: the gateway cannot listen: ") == 2

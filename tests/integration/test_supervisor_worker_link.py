@@ -347,3 +347,23 @@ def test_strangers_come_and_go_and_the_workers_connection_stays_P23(
         assert await bench.event(20) == GONE
 
     run(body)
+
+
+def test_close_survives_removed_socket_files() -> None:
+    async def body(bench: Bench) -> None:
+        for path in (bench.path, bench.path.with_name("w1.sock.beat")):
+            path.unlink()
+        bench.link.close()
+
+    run(body)
+
+
+def test_the_socket_for_beats_is_hidden_with_the_first_beat() -> None:
+    async def body(bench: Bench) -> None:
+        bench.say(HELLO)
+        await bench.event(0)
+        bench.beat(BEAT)
+        assert await bench.said(1) == BEAT
+        assert not bench.path.with_name("w1.sock.beat").exists()
+
+    run(body)

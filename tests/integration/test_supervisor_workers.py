@@ -677,3 +677,26 @@ def test_one_that_cannot_be_ended_is_counted_and_named(monkeypatch: pytest.Monke
 
     asyncio.run(scene_of_spares())
     collect_unwaited()
+
+
+def test_kill_ends_the_spare_of_that_number_alone() -> None:
+    async def play() -> None:
+        around = Around(ECHO)
+        units = units_of(around)
+        async with asyncio.TaskGroup() as tasks:
+            for number in (1, 2):
+                units.start(number, tasks)
+            await eventually_async(lambda: len(around.events) == 2, timeout_s=60.0)
+            units.kill(3)
+            assert (units.get(None), units.get(3)) == (None, None)
+            first, second = units.get(1), units.get(2)
+            assert first is not None
+            assert second is not None
+            assert units.pids == [first.pid, second.pid]
+            units.kill(1)
+            await eventually_async(lambda: units.get(1) is None)
+            assert units.pids == [second.pid]
+            units.kill(2)
+        assert [e.number for e in around.events if isinstance(e, SpareEnded)] == [1, 2]
+
+    asyncio.run(play())

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +18,7 @@ from mlxsup.protocol.flight import DaemonEnded
 from mlxsup.protocol.gateway import Address
 from mlxsup.protocol.ids import Generation, ModelName, RequestId
 from mlxsup.protocol.launch import LaunchSettings
+from mlxsup.protocol.version import VERSION
 from mlxsup.supervisor import app as app_module
 from mlxsup.supervisor.announcements import Announcer
 from mlxsup.supervisor.config.load import ConfigError
@@ -45,6 +49,8 @@ from mlxsup.supervisor.core.events import (
     LaunchAppraised,
     ReloadRefused,
     Sampled,
+    ShutdownAsked,
+    Started,
     Tick,
 )
 from mlxsup.supervisor.core.memory.need import Need
@@ -567,3 +573,38 @@ def test_an_unknown_action_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
             case.do(unknown)
 
     assert case.run(body) == 70
+
+
+def test_a_signal_and_the_start_become_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[dict[str, Any]] = []
+    case = Case(monkeypatch, on_change=told.append)
+
+    def body() -> None:
+        case.log.lines.clear()
+        [start] = case.loop.soon[0]
+        start()
+        case.end(signal.SIGTERM, False)
+        case.end(signal.SIGINT, True)
+
+    case.run(body)
+    assert case.core.events == [
+        Appraised(now=100.0, needs={}),
+        Started(now=100.0),
+        ShutdownAsked(now=100.0, is_immediate=False),
+        ShutdownAsked(now=100.0, is_immediate=True),
+    ]
+    assert case.log.lines == [
+        ("info", "signal received", {"signal": "SIGTERM"}),
+        ("info", "signal received", {"signal": "SIGINT"}),
+    ]
+    assert told == [{"stopping": 2, "limit_s": 30.0}, {"stopping": 2, "limit_s": 0.0}]
+
+
+def test_facts_replace_odd_bytes_in_paths(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    facts = {"endpoint": "ipc:///run/client.sock", "pid": os.getpid(), "log_dir": "/l"}
+    odd = Path(os.fsdecode(b"/a\xff/b"))
+    for path, shown in ((Path("/c.toml"), "/c.toml"), (odd, "/a\ufffd/b"), (None, None)):
+        case = Case(monkeypatch, config_path=path)
+        assert case.core.facts == {**facts, "config_path": shown, "version": VERSION}

@@ -701,3 +701,8 @@ def test_the_schema_that_is_printed_is_that_of_the_code_and_the_example_names_it
     assert schema_text() == text
     first = EXAMPLE.read_text().splitlines()[0]
     assert first == "#:schema cli/mlxsup.schema.json"
+
+
+@pytest.mark.parametrize("text", ["a" * 900_000, '"a" ' * 200_000, "a.b " * 200_000])
+def test_a_long_line_without_a_key_is_read_in_linear_time(tmp_path: Path, text: str) -> None:
+    assert "is not TOML" in refusal(tmp_path / "flat.toml", text)

@@ -608,3 +608,17 @@ def test_check_memory_counts_measured_weights_and_not_processes(
 def test_an_unreadable_file_is_named_with_the_cause(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).mkdir()
     assert "(Is a directory)" in Measurements(tmp_path).problem
+
+
+def test_appraise_estimates_own_bytes_on_a_gpu(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    write_folder(folder, llama_config(), llama_arrays())
+    measurements = Measurements(tmp_path)
+    measurements.learn(
+        replace(ONE, path=str(folder), backend="cuda", fingerprint=fingerprint(stamp(folder)),
+                own_bytes=None, layers=())
+    )  # fmt: skip
+    need = Appraiser("cuda", measurements).appraise(launch(folder), estimate_launch(launch(folder)))
+    assert need.weights.source is Source.MEASURED
+    assert need.own == Figure(size_bytes=FIRST_GUESS_BYTES["cuda"], source=Source.ESTIMATED)
+    assert need.layers_source is Source.ESTIMATED

@@ -437,3 +437,19 @@ def test_plan_doctor_and_config_check_leave_out_what_the_own_workers_hold(
     program.write_text(program.read_text().replace("30720", "81920"))
     smi.write_text(f"{MINE}, 81920\n")
     problems_module.check_memory(configuration)  # the pinned model fits
+
+
+def test_held_on_device_ignores_a_failed_program(smi: Path) -> None:
+    smi.with_name("nvidia-smi").write_text("#!/bin/sh\necho 1, 5; exit 9\n")
+    assert held_on_device([1]) == 0
+
+
+def test_held_on_device_of_no_process_starts_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", None)
+    assert held_on_device([]) == 0
+
+
+def test_command_budget_without_a_readable_record(tmp_path: Path, smi: Path) -> None:
+    smi.write_text(f"{MINE}, 20480\n")
+    (tmp_path / "workers.json").mkdir()
+    assert command_budget(None, "cuda", tmp_path).size_bytes == 50 * GIB

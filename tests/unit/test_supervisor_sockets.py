@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import errno
 import os
+import random
 import resource
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -577,3 +579,17 @@ def test_a_closed_socket_is_not_looked_at_for_earlier_sends(played: Played) -> N
     played.looks = 0
     played.turn()
     assert (played.looks, played.drained) == (0, 1)
+
+
+def test_the_count_is_that_of_the_connections_P24() -> None:
+    dice = random.Random(1)
+    limits, there = ConnectionLimits(50 + KEPT_FOR_NEWCOMERS), Counter[int]()
+    for _ in range(20_000):
+        process = dice.randrange(4)
+        if dice.random() < 0.4 and there[process]:
+            limits.remove(process)
+            there[process] -= 1
+        else:
+            there[process] += come(limits, process)
+        assert limits.admitted == there.total()
+        assert all(count <= MAX_OF_ONE_PROCESS for count in there.values())
