@@ -101,6 +101,8 @@ LAYERS: dict[str, tuple[str, dict[str, Any], list[Shapes], list[Kept], str]] = {
     "compressed, kept for all heads": ("deepseek_v2", {**HEADS_16, **WIDTHS}, [LATENT] * 2,
                                        [(2, 16 * 320 * 2, 0, None)], ""),
     "compressed, of unknown width": ("deepseek_v2", WIDTHS, [LATENT], [(1, 1152, 0, None)], ""),
+    "compressed, with a width missing": (
+        "deepseek_v2", {**HEADS_16, "qk_nope_head_dim": 128}, [LATENT], [(1, 1152, 0, None)], ""),
     "an indexer with values": ("deepseek_v32", {}, [{**LATENT, "indexer.wk.weight": (7, 64)}],
                                [(1, 1152, 0, None), (1, 28, 0, None)], ""),
     "keys that are values": ("gemma4", {"attention_k_eq_v": True},
@@ -124,6 +126,8 @@ LAYERS: dict[str, tuple[str, dict[str, Any], list[Shapes], list[Kept], str]] = {
                           [(3, 32, 0, None), (1, 32, 0, 8)], ""),
     "a list before the period": ("olmo3", {"sliding_window": 8, "layer_types": [F, S, F, F]},
                                  [KV] * 4, [(3, 32, 0, None), (1, 32, 0, 8)], ""),
+    "windows of a type's own period": ("olmo3", {"sliding_window": 8}, [KV] * 4,
+                                       [(1, 32, 0, None), (3, 32, 0, 8)], ""),
     "windows spelled": ("exaone4", {"sliding_window": 8, "sliding_window_pattern": "LLG"},
                         [KV] * 6, [(2, 32, 0, None), (4, 32, 0, 8)], ""),
     "windows by number": ("mimo_v2_flash", {"sliding_window_size": 8,
