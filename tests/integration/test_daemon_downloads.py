@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import signal
 from collections.abc import Iterator, Mapping
@@ -95,36 +94,6 @@ def test_a_request_for_a_model_that_is_nowhere_is_answered(tmp_path: Path) -> No
 
 
 @pytest.mark.mlx
-def test_a_context_that_a_load_has_asked_for_is_planned_once_the_files_are_there(
-    tmp_path: Path,
-) -> None:
-    folder = make_tiny_model(tmp_path / "m", seed=3)
-    entry = {"repo": REPO, "preload": False}
-    with local_hub() as hub:
-        hub.add(REPO, contents(folder))
-        with serving(hub, m=entry, given={**entry, "context_length": 1}) as (_, client):
-            client.load("m", context_length=1)
-            client.load("given")
-            assert row(client, "m")["context_length"] == 1
-            assert row(client, "m")["needed_bytes"] == row(client, "given")["needed_bytes"]
-
-
-@pytest.mark.mlx
-def test_a_model_that_a_reload_has_added_is_planned_once_the_files_are_there(
-    tmp_path: Path,
-) -> None:
-    folder = make_tiny_model(tmp_path / "m", seed=3)
-    with local_hub() as hub:
-        hub.add(REPO, contents(folder))
-        with serving(hub, other=fake()) as (daemon, client):
-            added = f'\n[models.m]\nrepo = "{REPO}"\npreload = false\n'
-            daemon.config.write_text(daemon.config.read_text() + added)
-            client.reload()
-            client.load("m")
-            assert row(client, "m")["needed_bytes"] > 0
-
-
-@pytest.mark.mlx
 def test_a_model_that_was_removed_while_it_was_stopped_is_downloaded_again(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "m", seed=3)
     with local_hub() as hub:
@@ -139,7 +108,7 @@ def test_a_model_that_was_removed_while_it_was_stopped_is_downloaded_again(tmp_p
             assert row(client, "m")["restarts"] == 0
 
 
-def test_it_is_pending_with_its_progress_and_who_waits_gets_notices(hub: LocalHub) -> None:
+def test_a_download_is_pending_with_progress_and_notices(hub: LocalHub) -> None:
     hub.break_(WEIGHTS_NAME, Fault(hold_at=HELD_AT))
     notices: list[Notice] = []
     with serving(hub, m=lacking()) as (daemon, client):
@@ -246,16 +215,6 @@ def test_a_gated_repository_fails_with_what_to_do(hub: LocalHub) -> None:
         assert row(client, "m")["state"] == "READY"
 
 
-def test_a_hub_with_too_many_requests_is_asked_again_when_it_says(hub: LocalHub) -> None:
-    busy = Fault(status=429, headers={"Retry-After": "600"}, times=10)
-    hub.break_("revision/main", busy)
-    with serving(hub, m=fake(repo=REPO)) as (daemon, client):
-        seen = wait_for_state(client, "m", "BACKOFF")
-        assert seen["retry_in_s"] > 500
-        assert "too many requests" in seen["cause"]
-        assert "too many requests" in daemon.run("status").stdout
-
-
 def test_a_network_that_is_away_is_waited_for_and_costs_no_restart(hub: LocalHub) -> None:
     away = Fault(status=503, times=4)
     hub.break_("revision/main", away)
@@ -264,39 +223,3 @@ def test_a_network_that_is_away_is_waited_for_and_costs_no_restart(hub: LocalHub
         assert client.complete("m", prompt="p", max_tokens=3).usage.completion_tokens == 3
         assert away.times == 0
         assert row(client, "m")["restarts"] == 0
-
-
-def test_the_status_says_that_the_network_is_waited_for_and_a_load_tries_again(
-    hub: LocalHub,
-) -> None:
-    hub.break_("revision/main", Fault(status=503, times=1000))
-    limits = {"backoff_initial_s": 300.0, "backoff_max_s": 300.0}
-    with serving(hub, m=fake(repo=REPO, restart=limits)) as (daemon, client):
-        wait_for_state(client, "m", "BACKOFF")
-        said = " ".join(daemon.run("status").stdout.split())
-        assert re.search(r"retry in (4m \d+s|[23]m \d+s), waits for the network: http:", said)
-        assert "run it again" not in said
-        with pytest.raises(RequestError) as raised:
-            client.complete("m", prompt="p", queue_timeout_s=0.1)
-        assert raised.value.code == "queue_timeout"
-        assert "m waits for the network: http:" in raised.value.message
-        hub.heal()
-        client.load("m")
-        assert row(client, "m")["state"] == "READY"
-
-
-def test_damaged_data_fails_the_model_and_says_whose_it_is(hub: LocalHub) -> None:
-    hub.damage(REPO, WEIGHTS_NAME)
-    with serving(hub, m=fake(repo=REPO)) as (_, client):
-        seen = wait_for_state(client, "m", "FAILED")
-        assert "has another digest than was announced; the hub's data is damaged" in seen["cause"]
-        assert hub.fetched(WEIGHTS_NAME) == [0, 0]
-
-
-def test_a_reload_leaves_what_was_downloaded_as_it_is(hub: LocalHub) -> None:
-    with serving(hub, m=lacking()) as (daemon, client):
-        client.load("m")
-        before = row(client, "m")["pid"]
-        assert daemon.run("reload").returncode == 0
-        assert row(client, "m")["pid"] == before
-        assert row(client, "m")["state"] == "READY"

@@ -97,5 +97,5 @@ def test_a_download_has_the_token_and_the_proxy(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("name", ["HF_HOME", "LC_ALL", "TOKENIZERS_PARALLELISM", "CUDA_HOME"])
-def test_what_sets_up_libraries_passes(name: str) -> None:
+def test_child_environment_keeps_settings_of_libraries(name: str) -> None:
     assert child_environment({name: "x"}) == {name: "x"}

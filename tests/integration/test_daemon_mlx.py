@@ -1,22 +1,24 @@
-"""The whole stack on real MLX: two models at once, each answering as it does alone."""
+"""The whole stack on real MLX: two models at once, spare workers, and what a worker has learned."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from mlxsup.client import Client
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.client_messages import Generate
 from mlxsup.protocol.codec import encode, encode_body
 from mlxsup.protocol.ids import ModelName, RequestId, unpack_tokens
 
-from support.cli import run_cli
 from support.daemon import Daemon, row, wait_for_state
 from support.demo_model import demo_model_folder
 from support.eventually import eventually
@@ -135,18 +137,100 @@ def test_only_workers_import_mlx_A3(module: str) -> None:
     assert finished.returncode == 0, finished.stderr
 
 
-def test_a_question_on_the_command_line_gets_its_answer() -> None:
-    models: dict[str, dict[str, Any]] = {"smollm2": {"path": str(demo_model_folder())}}
-    with Daemon(models) as daemon, daemon.client() as client:
-        client.load("smollm2")
-        where = ("--endpoint", daemon.endpoint)
-        for more in (["smollm2"], []):
-            done = run_cli("generate", *more, "What is the capital of France?", *where)
-            assert done.returncode == 0, done.stderr
-            assert "Paris" in done.stdout
-        for question in (
-            "How many days are in a week?", "What color is the sky?", "Write a haiku about rain.",
-            "Who wrote Hamlet?", "Name three fruits.",
-        ):  # fmt: skip
-            done = run_cli("generate", "smollm2", question, "--max-tokens", "8", *where)
-            assert done.stdout.strip(), f"{question}: {done.stderr}"
+WAIT_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model."""
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "m", seed=3)
+
+
+def waiting(client: Client) -> list[int]:
+    """The pids of the spare workers that wait for a load."""
+    workers: list[dict[str, Any]] = client.status()["spares"]["workers"]
+    return [worker["pid"] for worker in workers if worker["state"] == "waiting"]
+
+
+def one_waiting(client: Client, *, after: int | None = None) -> int:
+    """The pid of the only one, once it waits, and is another one than that before it."""
+    found: list[int] = []
+
+    def waits() -> bool:
+        found[:] = waiting(client)
+        return len(found) == 1 and found != [after]
+
+    eventually(waits, timeout_s=WAIT_S)
+    return found[0]
+
+
+def is_gone(pid: int) -> bool:
+    """Whether the process has ended."""
+    return not psutil.pid_exists(pid)
+
+
+def test_a_restart_after_a_crash_takes_over_the_spare_and_the_answer_is_resumed(
+    folder: Path,
+) -> None:
+    entry = {"path": str(folder), "preload": True, "max_concurrency": 2}
+    with Daemon({"m": entry}, {"spare_workers": 1}) as daemon, daemon.client() as client:
+        whole = client.complete("m", prompt="tell me", max_tokens=60, seed=1)
+        spare = one_waiting(client)
+        assert row(client, "m")["pid"] != spare
+        reader = Reader(client, "m", "tell me", max_tokens=60, seed=1)
+        reader.started()
+        os.kill(row(client, "m")["pid"], signal.SIGKILL)
+        eventually(lambda: row(client, "m")["pid"] == spare, timeout_s=WAIT_S)
+        assert reader.finished(600).token_ids == whole.token_ids
+        assert row(client, "m")["generation"] == 2
+        assert one_waiting(client) != spare, "another one waits"
+        assert daemon.log_text().count(f"generation=2 pid={spare} spare=yes") == 1
+
+
+def test_a_spare_that_dies_is_replaced_and_no_model_has_crashed(folder: Path) -> None:
+    entry = {"path": str(folder), "preload": True}
+    with Daemon({"m": entry}, {"spare_workers": 1}) as daemon, daemon.client() as client:
+        spare = one_waiting(client)
+        os.kill(spare, signal.SIGKILL)
+        assert one_waiting(client, after=spare) != spare
+        model = row(client, "m")
+        assert (model["state"], model["generation"], model["restarts"]) == ("READY", 1, 0)
+        text = daemon.log_text()
+        assert "spare worker exited" in text
+
+
+def test_a_spare_does_not_outlive_a_supervisor_that_is_killed(folder: Path) -> None:
+    entry = {"path": str(folder), "preload": False}
+    with Daemon({"m": entry}, {"spare_workers": 2}) as daemon, daemon.client() as client:
+        eventually(lambda: len(waiting(client)) == 2, timeout_s=WAIT_S)
+        pids = waiting(client)
+        daemon.kill()
+        eventually(lambda: all(map(is_gone, pids)), timeout_s=WAIT_S)
+
+
+WARMED_UP = re.compile(r"model warmed up model=m rows=(\d+) pace=(\w+) ")
+
+
+def test_a_pace_is_kept_across_a_kill_and_a_new_daemon(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "tiny")
+    with Daemon({"m": {"path": str(folder), "max_concurrency": 1}}) as daemon:
+        with daemon.client() as client:
+            client.load("m")
+            # A prompt of 3,000 tokens has the parts of a pass told apart even on a busy machine,
+            # where the warm-up leaves out its larger sizes.
+            client.complete("m", prompt_tokens=[5 + n % 1000 for n in range(3000)], max_tokens=2)
+            client.restart("m")
+            reader = Reader(client, "m", "go on", max_tokens=3000)
+            reader.started()
+            os.kill(row(client, "m")["pid"], signal.SIGKILL)
+            assert len(reader.finished(600).token_ids) == 3000
+            assert row(client, "m")["generation"] == 3
+        assert daemon.run("stop").returncode == 0
+        assert daemon.process is not None
+        assert daemon.process.wait(60) == 0
+        daemon.start()
+        with daemon.client() as client:
+            client.load("m")
+        lives = WARMED_UP.findall((daemon.logs / "m.log").read_text())
+    assert [pace for _, pace in lives] == ["measured", "learned", "learned", "learned"]
+    assert [rows for rows, _ in lives[1:]] == ["1", "1", "1"], "nothing is repeated"

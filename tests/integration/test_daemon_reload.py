@@ -10,8 +10,10 @@ import pytest
 
 from mlxsup.client import RequestError
 
-from support.daemon import Daemon, fake, gone_within, row, wait_for_state
+from support.cli import run_cli
+from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
+from support.http_daemon import HttpDaemon, chat
 from support.streams import Reader
 
 SLOW = {"step_s": 0.02}
@@ -26,7 +28,7 @@ def daemon() -> Iterator[Daemon]:
         yield daemon
 
 
-@pytest.mark.parametrize("how", ["client", "signal", "command"])
+@pytest.mark.parametrize("how", ["client", "command"])
 def test_a_reload_touches_only_what_has_changed(daemon: Daemon, how: str) -> None:
     with daemon.client() as client:
         before = row(client, "kept")
@@ -37,13 +39,10 @@ def test_a_reload_touches_only_what_has_changed(daemon: Daemon, how: str) -> Non
             value = client.reload()
             assert (value["added"], value["changed"]) == (["new"], ["kept"])
             assert (value["removed"], value["later"]) == (["busy"], [])
-        elif how == "command":
+        else:
             done = daemon.run("reload", "--json")
             assert done.returncode == 0, done.stderr
             assert json.loads(done.stdout)["removed"] == ["busy"]
-        else:
-            assert daemon.process is not None
-            daemon.process.send_signal(signal.SIGHUP)
         eventually(lambda: len(client.status()["models"]) in (2, 3))
         assert removed.finished().finish_reason == "length", "a removed busy model drains"
         eventually(lambda: [m["name"] for m in client.status()["models"]] == ["kept", "new"])
@@ -94,14 +93,6 @@ def test_a_bad_file_changes_nothing_and_names_every_problem_P20(daemon: Daemon) 
         assert client.complete("kept", prompt="x", max_tokens=2).finish_reason == "length"
 
 
-def test_what_takes_effect_later_is_said(daemon: Daemon) -> None:
-    models = {"kept": fake(fake=SLOW), "busy": fake(fake=SLOW)}
-    daemon.write_config(models, {"log_level": "debug"})
-    with daemon.client() as client:
-        value = client.reload()
-        assert (value["changed"], value["later"]) == ([], ["log_level"])
-
-
 def test_a_changed_launch_gets_a_new_process_once_it_has_drained(daemon: Daemon) -> None:
     with daemon.client() as client:
         pids = {name: row(client, name)["pid"] for name in ("kept", "busy")}
@@ -113,22 +104,6 @@ def test_a_changed_launch_gets_a_new_process_once_it_has_drained(daemon: Daemon)
         eventually(lambda: row(client, "busy")["generation"] == 2)
         assert wait_for_state(client, "busy", "READY")["row_limit"] == 3
         assert row(client, "kept")["pid"] == pids["kept"]
-
-
-def test_a_stop_shortens_the_drain_of_a_model_that_a_reload_removes_P12() -> None:
-    long = {"drain_timeout_s": 600.0}
-    models = {"kept": fake(fake=SLOW), "busy": fake(fake=SLOW)}
-    with Daemon(models, long) as daemon, daemon.client() as client:
-        wait_for_state(client, "busy", "READY")
-        running = Reader(client, "busy", "runs", max_tokens=3000).started()
-        processes = daemon.processes()
-        daemon.write_config({"kept": fake(fake=SLOW)}, long)
-        assert client.reload()["removed"] == ["busy"]
-        assert row(client, "busy")["state"] == "DRAINING"
-        done = daemon.run("stop", "--timeout", "1")
-        assert done.returncode == 0, done.stderr
-        assert running.failed().code == "shutting_down"
-        gone_within(processes, 60.0)
 
 
 def test_a_step_under_way_keeps_its_limit_when_a_reload_lowers_it_P7() -> None:
@@ -175,18 +150,68 @@ def test_a_dry_run_says_what_would_happen_and_changes_nothing(daemon: Daemon) ->
         stream.stream.cancel()
 
 
-def test_a_dry_run_names_who_would_be_evicted_and_who_could_not_be_loaded() -> None:
-    models = {name: fake(memory="1GiB") for name in ("a", "b")}
-    with Daemon(models, {"memory_budget": "3GiB"}) as daemon, daemon.client() as client:
-        wait_for_state(client, "a", "READY")
-        wait_for_state(client, "b", "READY")
-        large = {**models, "large": fake(memory="3GiB", preload=False)}
-        daemon.write_config(large, {"memory_budget": "1.5GiB"})
-        said = daemon.run("reload", "--dry-run").stderr
-        assert "512.0 MiB more is reserved than the new memory budget: a would be evicted\n" in said
-        assert "large could not be loaded: it needs 3.00 GiB, and the memory budget is 1.5" in said
-        assert client.reload(dry_run=True)["evicts"] == ["a"]
-        assert [one["state"] for one in client.status()["models"]] == ["READY", "READY"]
-        client.reload()
-        wait_for_state(client, "a", "STOPPED")
-        assert row(client, "b")["state"] == "READY"
+NAMES = """
+[models.m.presets.brief]
+max_tokens = 2
+[gateway.names]
+"claude-*" = "other:brief"
+"""
+
+
+@pytest.fixture(scope="module")
+def named_daemon() -> Iterator[HttpDaemon]:
+    new = HttpDaemon({"m": fake(aliases=["other", "org/other"], preload=False)})
+    new.config.write_text(new.config.read_text() + NAMES)
+    with new as running:
+        yield running
+
+
+def test_a_client_may_use_either(named_daemon: HttpDaemon) -> None:
+    with named_daemon.client() as client:
+        client.load("org/other")
+        texts = {client.complete(name, prompt="a", max_tokens=3).text for name in ("m", "other")}
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize("word", ["load", "restart", "unload"])
+def test_commands_take_an_alias_and_show_the_model(named_daemon: HttpDaemon, word: str) -> None:
+    done = run_cli(word, "other", "--json", "--endpoint", named_daemon.endpoint)
+    assert done.returncode == 0, done.stderr
+    assert [row["name"] for row in json.loads(done.stdout)["models"]] == ["m"]
+
+
+def test_logs_are_those_of_the_model(named_daemon: HttpDaemon) -> None:
+    with named_daemon.client() as client:
+        client.load("m")
+    named, other = (
+        run_cli("logs", name, "--endpoint", named_daemon.endpoint).stdout
+        for name in ("m", "org/other")
+    )
+    assert named.startswith("--- generation 1")
+    assert other == named
+    missing = run_cli("logs", "another", "--endpoint", named_daemon.endpoint)
+    assert "configured: m" in missing.stderr
+
+
+@pytest.mark.parametrize("name", ["m:brief", "org/other:brief", "claude-opus-9"])
+def test_over_http_a_name_may_mean_a_preset(named_daemon: HttpDaemon, name: str) -> None:
+    status, answer = named_daemon.post("/v1/chat/completions", chat("a", model=name))
+    assert (status, answer["model"]) == (200, name)
+    assert answer["usage"]["completion_tokens"] == 2
+
+
+def test_a_reload_changes_presets_and_says_that_names_have_to_wait(
+    named_daemon: HttpDaemon,
+) -> None:
+    text = named_daemon.config.read_text()
+    new = text.replace("max_tokens = 2", "max_tokens = 3").replace("claude-*", "gpt-*")
+    named_daemon.config.write_text(new)
+    with named_daemon.client() as client:
+        value = client.reload()
+    assert (value["changed"], value["later"]) == (["m"], ["gateway"])
+
+    def tokens() -> bool:
+        _, answer = named_daemon.post("/v1/chat/completions", chat("a", model="claude-opus-9"))
+        return bool(answer["usage"]["completion_tokens"] == 3)
+
+    eventually(tokens)

@@ -14,7 +14,6 @@ import pytest
 
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
-from support.http_daemon import HttpDaemon, gateway_of
 from support.notify_socket import NotifySocket, environment_of
 from support.scripted_daemon import ScriptedDaemon
 from support.streams import Reader
@@ -83,48 +82,6 @@ def test_a_service_manager_sees_the_whole_life(played: NotifySocket) -> None:
         assert daemon.process.wait(60.0) == 0
     played.take_all()
     assert sum("STOPPING=1" in message for message in played.heard) == 1
-
-
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        ({"WATCHDOG_PID": "1"}, 'WARNING watchdog not fed cause="WATCHDOG_PID names process 1, '),
-        ({"WATCHDOG_USEC": "1500000"}, "WARNING watchdog fed late cause="),
-    ],
-)
-def test_a_watchdog_that_may_end_it_is_in_the_log_once(
-    played: NotifySocket, changes: dict[str, str], line: str
-) -> None:
-    daemon = Daemon({"m": fake(preload=False)})
-    with serving(daemon, played.variables(watchdog_s=60.0) | changes):
-        log = daemon.logs / "mlxsup.log"
-        eventually(lambda: line in log.read_text())
-        assert log.read_text().count("WARNING watchdog") == 1
-
-
-def test_a_stop_by_a_client_is_said_too(played: NotifySocket) -> None:
-    with serving(Daemon({"m": fake()}), played.variables()) as daemon:
-        with daemon.client() as client:
-            client.stop()
-        assert daemon.process is not None
-        assert daemon.process.wait(60) == 0
-    assert sum("STOPPING=1" in message for message in played.take_all()) == 1
-
-
-def test_the_watchdog_is_fed_while_a_gateway_that_hangs_is_waited_for(
-    played: NotifySocket,
-) -> None:
-    """It has four seconds to end, which is twice what the watchdog waits."""
-    daemon = HttpDaemon({"m": fake()})
-    with serving(daemon, played.variables(watchdog_s=WATCHDOG_S)), daemon.client() as client:
-        assert daemon.process is not None
-        psutil.Process(gateway_of(client)["pid"]).suspend()
-        daemon.process.send_signal(signal.SIGTERM)
-        played.until_line("STOPPING=1")
-        assert daemon.process.wait(60) == 0
-        said = [line for message in played.take_all() for line in message]
-    assert said.count("WATCHDOG=1") >= 2
-    assert not [line for line in said if line.startswith("STATUS=")]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

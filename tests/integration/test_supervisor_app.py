@@ -1,4 +1,4 @@
-"""The whole shell in this process: what the core decides is done, once, to whom it concerns."""
+"""The whole shell in this process: what the core decides is done, once, to the right parts."""
 
 from __future__ import annotations
 
@@ -15,14 +15,28 @@ from typing import Any
 import psutil
 import pytest
 
-from mlxsup.protocol.client_messages import Alive, Deltas, Done, Ping, Reply, StatusQuery, Unload
-from mlxsup.protocol.ids import RequestId
+from mlxsup.client import AsyncClient, RequestError
+from mlxsup.client.async_streams import AsyncStream
+from mlxsup.protocol.client_messages import (
+    Alive,
+    Deltas,
+    Done,
+    Ping,
+    Reload,
+    Reply,
+    StatusQuery,
+    Unload,
+)
+from mlxsup.protocol.delta_body import pack_body
+from mlxsup.protocol.ids import RequestId, pack_tokens
 from mlxsup.protocol.launch import ExitCode
-from mlxsup.protocol.states import Batching, FinishReason
+from mlxsup.protocol.packed_rows import PackedRow
+from mlxsup.protocol.states import Channel, FinishReason
 from mlxsup.protocol.version import VERSION
-from mlxsup.protocol.worker_messages import CancelRow, Dispatch, Dying, Exit, Ready, RowDelta
+from mlxsup.protocol.worker_messages import CancelRow, Dispatch, Dying, Exit, Ready, RowDelta, Step
 from mlxsup.supervisor import app as app_module
 from mlxsup.supervisor.core.health import watchdog as watchdog_module
+from mlxsup.supervisor.memory.backend import find_backend
 from mlxsup.supervisor.workers import incarnation as incarnation_module
 from mlxsup.supervisor.workers.registry import Workers
 
@@ -30,6 +44,7 @@ from support.daemon import fake
 from support.eventually_async import eventually_async
 from support.pieces import texts_of
 from support.played_daemon import Peer, Stage, generate, play, short_folder, token
+from support.safetensors_files import llama_arrays, llama_config, write_folder
 
 FAST = {"restart": {"max_restarts": 1, "backoff_initial_s": 0.01, "backoff_max_s": 0.01}}
 LARGE = "x" * (1024 * 1024)
@@ -120,7 +135,7 @@ def test_the_status_says_which_daemon_answers_and_what_it_measured() -> None:
     assert play(body) == 0
 
 
-def test_what_a_worker_is_started_with_is_what_its_entry_says() -> None:
+def test_the_launch_spec_follows_the_entry() -> None:
     entry = fake(
         max_concurrency=3,
         step_timeout_s=7.5,
@@ -203,7 +218,7 @@ def test_an_exit_code_and_the_last_line_reach_the_status() -> None:
     assert play(body, process="echo first; echo no such folder >&2; exit 66") == 0
 
 
-def test_what_a_worker_said_last_is_heard_though_its_connection_is_held_open() -> None:
+def test_last_words_are_read_though_the_connection_is_held_open() -> None:
     """By a grandchild, say: the exit counts after the limit, and what came before it is heard."""
 
     async def body(stage: Stage) -> None:
@@ -234,7 +249,7 @@ exit 66
 
 
 @pytest.mark.skipif(shutil.which("setsid") is None, reason="needs setsid")
-def test_what_is_printed_after_an_exit_belongs_to_its_last_words(
+def test_output_after_an_exit_belongs_to_the_last_lines(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(incarnation_module, "LAST_WORDS_S", 30.0)
@@ -256,24 +271,31 @@ def test_a_worker_that_cannot_be_started_is_a_crash_with_its_reason() -> None:
     assert play(body, {"a": fake(**FAST)}, argv=["/nowhere/worker"]) == 0
 
 
-def test_readiness_is_logged_with_its_warnings() -> None:
-    async def body(stage: Stage) -> None:
-        worker = await stage.worker()
-        await worker.say(worker.hello())
-        ready = Ready(
-            context_length=9,
-            fingerprint="f",
-            backend="fake",
-            batching=Batching.ONE_ROW,
-            batching_reason="it must",
-            warnings=["no chat template"],
-        )
-        await worker.say(ready)
-        await stage.until("a", "READY")
-        await stage.logged('model ready model=a batching=one_row reason="it must"')
-        await stage.logged('WARNING model warning model=a warning="no chat template"')
+def test_a_model_that_a_reload_added_is_planned_for_once_another_was_measured(
+    tmp_path: Path,
+) -> None:
+    """Both needs reach the core together: those of the file before the reload would lack it."""
+    for name in ("a", "b"):
+        write_folder(tmp_path / name, llama_config(), llama_arrays())
+    entries = {n: {"path": str(tmp_path / n), "preload": n == "a"} for n in ("a", "b")}
 
-    assert play(body) == 0
+    async def body(stage: Stage) -> None:
+        worker, peer = await stage.worker(), stage.peer()
+        await worker.say(worker.hello())
+        stage.write_config(entries)
+        added = (await peer.ask(Reload(id=RequestId("r")), Reply)).value["added"]
+        needed = (await status(peer, "b"))["needed_bytes"]
+        backend = find_backend()
+        await worker.say(
+            Ready(context_length=4096, fingerprint="f", backend=backend, active_bytes=2**30)
+        )
+        async with asyncio.timeout(60.0):
+            while (await status(peer))["needed_bytes"] < 2**30:
+                pass  # each is asked when the one before was answered
+        assert (added, (await status(peer, "b"))["needed_bytes"]) == (["b"], needed)
+        assert needed > 0
+
+    assert play(body, {"a": entries["a"]}) == 0
 
 
 def test_commands_and_signs_of_life_go_out() -> None:
@@ -335,3 +357,38 @@ def test_a_silent_worker_that_is_not_stopped_is_left_alone_P7(
         assert (await status(stage.peer()))["state"] == "READY"
 
     assert play(body) == 0
+
+
+async def text_of(stream: AsyncStream) -> str:
+    return "".join([delta.text async for delta in stream])
+
+
+@pytest.mark.parametrize("body", [b"\xc1", b"\x80\x80", b"\xdf\xff\xff\xff\xff", b"\x91" * 9000])
+def test_a_body_that_is_none_ends_its_stream_while_others_continue(body: bytes) -> None:
+    async def script(stage: Stage) -> None:
+        worker = await stage.ready()
+        async with AsyncClient(stage.endpoint) as client:
+            hurt = client.generate("a", prompt="x", max_tokens=4)
+            first = await worker.accept()
+            fine = client.generate("a", prompt="y", max_tokens=4)
+            second = await worker.accept()
+            bad = PackedRow(key=first, tokens=pack_tokens([7]), body=body)
+            await worker.say(Step(step=1, rows=[token(second, 1), bad]))
+            with pytest.raises(RequestError) as caught:
+                await text_of(hurt)
+            assert caught.value.code == "internal"
+            assert "piece 0 of the stream cannot be read" in caught.value.message
+            assert await worker.hear(CancelRow) == CancelRow(key=first)
+            ended = RowDelta(key=first, finish=FinishReason.CANCELLED)
+            last = PackedRow(
+                key=second,
+                tokens=pack_tokens([2]),
+                body=pack_body("2 ", Channel.CONTENT),
+                finish=FinishReason.STOP,
+            )
+            await worker.say(Step(step=2, rows=[ended, last], between_steps=1))
+            assert await text_of(fine) == "1 2 "
+            status = await client.status()
+            assert [row["state"] for row in status["models"]] == ["READY"]
+
+    play(script)

@@ -131,7 +131,7 @@ def test_its_reports_are_passed_on_and_the_folder_is_known_before_the_core_hears
     assert played.logged == [STARTED, complete]
 
 
-def test_it_is_told_what_to_download_and_for_whom() -> None:
+def test_the_downloader_gets_the_repository_and_its_parent() -> None:
     played = live("print(spec, end='')\nsys.exit(1)")
     spec = (
         '{"repository":{"repo":"org/model","revision":"v2"},"parent_pid":' + str(os.getpid()) + "}"
@@ -139,34 +139,12 @@ def test_it_is_told_what_to_download_and_for_whom() -> None:
     assert played.logged[-1] == (spec,)
 
 
-def test_a_download_starts_the_downloader(monkeypatch: pytest.MonkeyPatch) -> None:
-    command = [sys.executable, "-I", "-S", "-c", LISTENS + says(DONE)]
-    monkeypatch.setattr(downloads_module, "download_argv", lambda: command)
-
-    async def play() -> None:
-        played = Played("")
-        keeper = DownloadKeeper(played.around, Played("").found)
-        async with asyncio.timeout(60.0), asyncio.TaskGroup() as tasks:
-            keeper.carry_out(START, tasks)
-        await asyncio.sleep(0)
-        assert played.told == [said(DONE)]
-
-    asyncio.run(play())
-
-
 def test_a_report_that_arrives_in_pieces_is_one_report() -> None:
     """No pipe takes more than 64 KiB at once, so that the second line is cut."""
     assert live(says("x" * (64 * 1024 - 10), HALF, DONE)).told[0] == said(HALF)
 
 
-def test_a_failure_is_passed_on_with_its_reason() -> None:
-    gone = DownloadFailed(problem=DownloadProblem.NETWORK, message="no answer", hint="wait")
-    played = live(says("retrying", HALF, gone) + "sys.exit(1)")
-    assert played.told == [said(HALF), said(gone)]
-    assert played.logged == [STARTED, failed("no answer", DownloadProblem.NETWORK)]
-
-
-def test_one_that_says_itself_that_it_is_broken_is_logged_with_what_it_printed() -> None:
+def test_an_internal_failure_is_logged_with_the_output() -> None:
     played = live(says("a traceback", broken("a bug")) + "sys.exit(1)")
     assert played.told == [said(broken("a bug"))]
     assert played.logged == [STARTED, failed("a bug"), ("a traceback",)]
@@ -185,15 +163,6 @@ def test_an_end_without_a_last_report_is_a_failure_with_what_it_printed(
     played = live(says("one", HALF, "two") + end)
     assert played.told == [said(HALF), said(broken(cause))]
     assert played.logged == [STARTED, failed(cause), ("one\ntwo",)]
-
-
-def test_one_that_prints_nothing_has_nothing_in_the_log() -> None:
-    played = live(says(HALF))
-    assert played.logged == [STARTED, failed("it ended with exit code 0")]
-
-
-def test_bytes_that_are_no_text_are_logged_all_the_same() -> None:
-    assert live(r"os.write(1, b'\xff!\n')").logged[-1] == ("\ufffd!",)
 
 
 def test_the_last_fifty_lines_that_it_printed_are_kept() -> None:
@@ -235,7 +204,7 @@ def test_one_that_was_ended_before_it_began_is_not_started() -> None:
     assert (played.told, played.logged) == ([], [CANCELLED])
 
 
-def test_what_was_said_before_its_end_is_not_reported_after_it() -> None:
+def test_reports_read_after_the_end_of_a_download_are_dropped() -> None:
     """Both lines are read at once, and the first makes the core end it."""
 
     async def scene(played: Played) -> None:
@@ -246,14 +215,6 @@ def test_what_was_said_before_its_end_is_not_reported_after_it() -> None:
         played.post = post
 
     assert live(says(HALF, HALF, DONE), scene).told == [said(HALF)]
-
-
-def test_the_end_of_one_that_has_ended_already_is_no_news() -> None:
-    async def scene(played: Played) -> None:
-        await played.until_told(2)
-        end(played.keeper)
-
-    assert CANCELLED not in live(says(DONE), scene).logged
 
 
 def test_each_is_ended_by_its_number() -> None:
@@ -330,17 +291,11 @@ os._exit(0)
 """Ends at once; another process, which is not in its group, still has its pipes."""
 
 
-def test_what_arrives_after_its_exit_belongs_to_its_last_words(
+def test_a_report_after_the_exit_of_a_download_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(downloads_module, "LAST_WORDS_S", 30.0)
     heir = HEIR.format(does=f"outlive(parent)\n    {says(DONE)}")
-    assert live(heir).told == [(MODEL, "/cache/model"), said(DONE)]
-
-
-def test_whoever_keeps_its_pipes_does_not_hold_up_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(downloads_module, "LAST_WORDS_S", 0.01)
-    heir = HEIR.format(does=f"{says(DONE)}\n    {STAYS}")
     assert live(heir).told == [(MODEL, "/cache/model"), said(DONE)]
 
 
@@ -356,3 +311,33 @@ def end(keeper: DownloadKeeper, number: int = START.number) -> None:
     """As the core does it, which needs no task for that."""
     unused: Any = None
     keeper.carry_out(EndDownload(number=number), unused)
+
+
+def test_a_failure_is_reported_with_its_reason() -> None:
+    gone = DownloadFailed(problem=DownloadProblem.NETWORK, message="no answer", hint="wait")
+    played = live(says("retrying", HALF, gone) + "sys.exit(1)")
+    assert played.told == [said(HALF), said(gone)]
+    assert played.logged == [STARTED, failed("no answer", DownloadProblem.NETWORK)]
+
+
+def test_output_that_is_no_text_is_logged() -> None:
+    assert live(r"os.write(1, b'\xff!\n')").logged[-1] == ("\ufffd!",)
+
+
+def test_a_silent_failure_logs_no_output() -> None:
+    played = live(says(HALF))
+    assert played.logged == [STARTED, failed("it ended with exit code 0")]
+
+
+def test_ending_an_ended_download_is_not_logged() -> None:
+    async def scene(played: Played) -> None:
+        await played.until_told(2)
+        end(played.keeper)
+
+    assert CANCELLED not in live(says(DONE), scene).logged
+
+
+def test_held_pipes_do_not_delay_the_end_of_a_download(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(downloads_module, "LAST_WORDS_S", 0.01)
+    heir = HEIR.format(does=f"{says(DONE)}\n    {STAYS}")
+    assert live(heir).told == [(MODEL, "/cache/model"), said(DONE)]

@@ -1,12 +1,15 @@
-"""How a daemon reloads and ends, in this process: signals, bugs, readers that are gone."""
+"""How a daemon starts, reloads and ends, in this process: refusals, leftovers, signals, bugs."""
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import gc
 import json
 import os
 import signal
 import socket as sockets
+import subprocess
 import warnings
 from pathlib import Path
 from typing import Any
@@ -22,35 +25,46 @@ from mlxsup.protocol.client_messages import (
     Ping,
     Reload,
     Reply,
-    Stop,
     Unload,
 )
-from mlxsup.protocol.ids import ModelName, RequestId
+from mlxsup.protocol.ids import Generation, ModelName, RequestId
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.worker_messages import Exit
+from mlxsup.supervisor import app as app_module
 from mlxsup.supervisor import daemon as daemon_module
 from mlxsup.supervisor import runtime_folder as runtime_module
 from mlxsup.supervisor import signals as signals_module
-from mlxsup.supervisor.core.actions import LogFault
+from mlxsup.supervisor import sleep as sleep_module
+from mlxsup.supervisor.config.load import load_config
+from mlxsup.supervisor.core.actions import LookAtWorker
 from mlxsup.supervisor.core.core import Core
 from mlxsup.supervisor.core.lifecycle import life as life_module
+from mlxsup.supervisor.daemon import run_daemon
 from mlxsup.supervisor.log_files import LogWriter
 from mlxsup.supervisor.process_identity import process_identity
 from mlxsup.supervisor.runtime_folder import (
     FILES_PER_MODEL,
     RESERVED_FILES,
+    AlreadyRunningError,
+    RuntimeFolderError,
 )
 from mlxsup.supervisor.sockets.clients import Clients
+from mlxsup.supervisor.workers import leftovers as leftovers_module
+from mlxsup.supervisor.workers import registry as registry_module
+from mlxsup.supervisor.workers.leftovers import WorkerRecord
 
 from support.daemon import fake
 from support.eventually_async import eventually_async
+from support.notify_socket import NotifySocket
 from support.played_daemon import (
     ENDING,
     Stage,
     generate,
     play,
+    restored_process,
     short_folder,
     token,
+    write_config,
 )
 
 LAZY = fake(preload=False)
@@ -58,6 +72,181 @@ LAZY = fake(preload=False)
 
 def is_alive(pid: int) -> bool:
     return process_identity(pid) is not None
+
+
+def start(folder: Path, models: dict[str, dict[str, Any]] | None = None, **top: Any) -> int:
+    """Runs a daemon that is not expected to serve."""
+    path = write_config(folder, models or {"a": LAZY}, top)
+
+    def listening(endpoint: str) -> None:
+        raise AssertionError("it serves")
+
+    with restored_process():
+        return run_daemon(load_config(path), on_change=print, on_listening=listening)
+
+
+def test_a_second_start_is_refused_and_the_first_serves_on_P19() -> None:
+    async def body(stage: Stage) -> None:
+        worker = await stage.ready()
+        with pytest.raises(AlreadyRunningError) as raised:
+            await asyncio.to_thread(runtime_module.RuntimeFolder.claim, stage.folder / "run")
+        assert raised.value.pid == os.getpid()
+        assert raised.value.exit_code == 75
+        peer = stage.peer()
+        await peer.say(generate())
+        await worker.step(token(await worker.accept(), 1, is_last=True))
+        assert len((await peer.hear(Deltas)).deltas) == 1
+
+    assert play(body) == 0
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_leftovers_of_an_earlier_daemon_are_ended_and_named_E6(
+    is_killed: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    if not is_killed:
+        monkeypatch.setattr(leftovers_module, "kill_group", lambda pid: None)
+        monkeypatch.setattr(leftovers_module, "KILL_LIMIT_S", 0.01)
+
+    async def body(stage: Stage) -> None:
+        end = "ERROR leftover worker cannot be ended"
+        end = "WARNING leftover worker killed" if is_killed else end
+        await stage.logged(f"{end} model=old pid={left.pid}")
+        assert is_alive(left.pid) is not is_killed
+
+    with short_folder() as folder, subprocess.Popen(["sleep", "600"], process_group=0) as left:
+        (folder / "run").mkdir(mode=0o700)
+        entry = {"model": "old", "pid": left.pid, "identity": process_identity(left.pid)}
+        (folder / "run" / "workers.json").write_text(json.dumps([entry]))
+        try:
+            assert play(body, {"a": LAZY}, folder=folder) == 0
+        finally:
+            left.kill()
+        written = json.loads((folder / "run" / "workers.json").read_bytes())
+    assert written == ([] if is_killed else [entry])
+    said = capfd.readouterr().err
+    assert said == (
+        ""
+        if is_killed
+        else f"mlxsup: process {left.pid} of old, left by an earlier daemon, cannot be ended:"
+        " SIGKILL has no effect on it\n"
+    )
+
+
+def test_a_failed_scan_for_leftovers_stops_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: WorkerRecord) -> None:
+        raise OSError(28, "No space left on device")
+
+    async def body(stage: Stage) -> None:
+        await stage.logged('WARNING leftover scan failed error="No space left on device"\n')
+        await stage.ready()
+
+    monkeypatch.setattr(WorkerRecord, "sweep", fail)
+    assert play(body) == 0
+
+
+def test_a_socket_that_cannot_listen_is_named_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*arguments: object, **more: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(app_module, "Clients", fail)
+    with short_folder() as folder:
+        with pytest.raises(RuntimeFolderError) as caught:
+            start(folder)
+        reason = os.strerror(errno.EOPNOTSUPP)
+        assert str(caught.value) == f"cannot listen at {folder}/run/client.sock: {reason}"
+        assert (caught.value.hint, caught.value.exit_code) == ("set another runtime_dir", 73)
+
+
+def test_lines_that_a_log_folder_does_not_take_are_reported_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    close, limits_s = LogWriter.close, []
+
+    def late(self: LogWriter, limit_s: float) -> bool:
+        limits_s.append(limit_s)
+        close(self, 60.0)
+        return False
+
+    async def body(stage: Stage) -> None:
+        await stage.ready()
+
+    monkeypatch.setattr(LogWriter, "close", late)
+    with short_folder() as folder:
+        assert play(body, folder=folder) == 0
+    said = f"mlxsup: the log folder {folder}/logs accepts no data; lines are lost\n"
+    assert (capfd.readouterr().err, limits_s) == (said, [2.0])
+
+
+LITTLE = {"memory_budget": "1GiB"}
+"""So little that it need not be lowered, which is warned of, when the machine is busy."""
+WATCHED = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+
+
+def warnings_of(folder: Path) -> list[str]:
+    """The warnings that a daemon logs which serves in this folder, without their times."""
+
+    async def body(stage: Stage) -> None:
+        assert (await stage.peer().ask(Ping(id=RequestId("p")), Reply)).id == "p"
+
+    assert play(body, {"a": LAZY}, folder=folder, supervisor=LITTLE) == 0
+    lines = (folder / "logs" / "mlxsup.log").read_text().splitlines()
+    return [line.split(" ", 1)[1] for line in lines if " WARNING " in line]
+
+
+@pytest.mark.parametrize(
+    ("interval_us", "said"),
+    [
+        ("1500000", "WARNING watchdog fed late cause="),
+        ("soon", "WARNING watchdog not fed cause="),
+    ],
+)
+def test_a_watchdog_that_may_end_it_is_warned_of_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, interval_us: str, said: str
+) -> None:
+    with short_folder() as folder, NotifySocket(folder) as played:
+        for name, value in played.variables(watchdog_s=2.0).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("WATCHDOG_USEC", interval_us)
+        [warning] = warnings_of(folder)
+    assert warning.startswith(said)
+    assert " hint=" in warning
+
+
+def test_a_watchdog_that_is_fed_is_no_reason_to_warn(monkeypatch: pytest.MonkeyPatch) -> None:
+    with short_folder() as folder, NotifySocket(folder) as played:
+        for name, value in played.variables(watchdog_s=60.0).items():
+            monkeypatch.setenv(name, value)
+        assert warnings_of(folder) == []
+        assert not set(WATCHED) & set(os.environ), "its workers are not to speak for it"
+
+
+def test_a_place_of_the_logs_that_cannot_be_noted_stops_no_start() -> None:
+    with short_folder() as folder:
+        (folder / "run" / "log_dir.new").mkdir(parents=True)
+        (folder / "run").chmod(0o700)
+        assert warnings_of(folder) == ['WARNING log folder not recorded error="Is a directory"']
+
+
+def test_the_machine_may_sleep_when_the_daemon_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    argv = ["/bin/sh", "-c", "exec sleep 600"]
+    monkeypatch.setattr(sleep_module, "awake_argv", lambda *_: argv)
+    monkeypatch.setattr(app_module, "PULSE_S", 0.01)
+
+    def awake() -> list[psutil.Process]:
+        children = psutil.Process().children()
+        return [one for one in children if one.cmdline() == ["sleep", "600"]]
+
+    async def body(stage: Stage) -> None:
+        worker = await stage.ready()
+        await stage.peer().say(generate())
+        await worker.accept()
+        await eventually_async(awake)
+
+    assert play(body, supervisor={"prevent_sleep": "busy"}, exit_grace_s=0.05) == 0
+    assert awake() == []
 
 
 def list_sockets(folder: Path, name: str) -> list[str]:
@@ -85,7 +274,7 @@ async def reload(stage: Stage) -> Any:
 # ---------------------------------------------------------------- reloads
 
 
-def test_a_reload_takes_over_models_and_names_what_has_to_wait() -> None:
+def test_a_reload_adds_models_and_names_keys_for_the_next_start() -> None:
     async def body(stage: Stage) -> None:
         stage.write_config({"a": LAZY, "b": LAZY}, {"log_level": "debug", "max_queue": 7})
         answer = await reload(stage)
@@ -120,23 +309,6 @@ def test_the_log_of_a_model_that_was_removed_is_closed_and_all_are_at_the_end() 
     with short_folder() as folder:
         assert play(body, folder=folder) == 0
         assert open_logs(folder) == set()
-
-
-def test_a_bad_file_changes_nothing_and_every_problem_is_told_P20() -> None:
-    async def body(stage: Stage) -> None:
-        stage.write_config({"b": LAZY | {"max_concurrency": 0}}, {"max_queue": "many"})
-        peer = stage.peer()
-        await peer.say(Reload(id=RequestId("reload")))
-        failed = await peer.hear(Failed)
-        assert len(failed.error["detail"]["problems"]) == 2, failed
-        await stage.logged("ERROR reload refused problems=2\n  ")
-        for problem in failed.error["detail"]["problems"]:
-            await stage.logged(f" {problem}\n")
-        load = Load(id=RequestId("l"), model=ModelName("a"))
-        await peer.say(load)
-        await stage.until("a", "LOADING")
-
-    assert play(body, {"a": LAZY}) == 0
 
 
 def test_a_hangup_is_a_reload(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,26 +365,6 @@ def test_more_models_leave_fewer_files_to_connections_P24(
         assert "models: 12 are too many" in await reload(stage)
 
     assert play(body, {"a": LAZY}) == 0
-
-
-# ---------------------------------------------------------------- the end
-
-
-def test_a_stop_is_answered_and_ends_it_with_every_worker() -> None:
-    async def body(stage: Stage) -> None:
-        worker = await stage.ready()
-        peer = stage.peer()
-        await peer.say(Stop(id=RequestId("s")))
-        await worker.hear(Exit)
-        worker.die(signal.SIGTERM)
-        reply = await peer.hear(Reply)
-        assert (reply.id, reply.value["pids"]) == ("s", [worker.pid])
-        assert reply.value["supervisor_pid"] == os.getpid()
-        pids.append(worker.pid)
-
-    pids: list[int] = []
-    assert play(body) == 0
-    assert not is_alive(pids[0])
 
 
 def test_the_first_signal_drains_and_the_second_does_not_wait_P12() -> None:
@@ -360,37 +512,53 @@ def test_clients_have_two_seconds_to_read_unless_there_was_a_bug(
     assert given == [("finish", limit_s)]
 
 
-def test_an_event_without_a_rule_is_logged_with_its_story_and_ends_nothing(
+def test_a_failed_look_at_a_silent_worker_is_logged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def fail(pid: int) -> bool:
+        raise OSError(24, "Too many open files")
+
     handle = Core.handle
 
-    def faulty(self: Core, event: Any) -> Any:
-        fault = LogFault(model=ModelName("a"), story=("it was READY", "it was told so"))
+    def curious(self: Core, event: Any) -> Any:
+        look = LookAtWorker(model=ModelName("a"), generation=Generation(1))
         is_ping = isinstance(getattr(event, "message", None), Ping)
-        return [*([fault] if is_ping else []), *handle(self, event)]
-
-    monkeypatch.setattr(Core, "handle", faulty)
+        return [*([look] if is_ping else []), *handle(self, event)]
 
     async def body(stage: Stage) -> None:
+        await stage.ready()
         assert (await stage.peer().ask(Ping(id=RequestId("p")), Reply)).id == "p"
-        await stage.logged("ERROR no rule for an event model=a\n  it was READY\n  it was told so\n")
+        await stage.logged('WARNING worker inspection failed model=a error="Too many open files"\n')
 
+    monkeypatch.setattr(registry_module, "is_process_stopped", fail)
+    monkeypatch.setattr(Core, "handle", curious)
     assert play(body) == 0
 
 
-def test_a_reader_of_the_changes_that_is_gone_ends_nothing() -> None:
-    shown: list[str] = []
+def test_a_refused_start_gives_the_runtime_folder_back() -> None:
+    with short_folder() as folder:
+        (folder / "file").write_text("")
+        with pytest.raises(RuntimeFolderError) as caught:
+            start(folder, log_dir=f"{folder}/file/logs")
+        said = f"the log folder {folder}/file/logs cannot be created: Not a directory"
+        assert (str(caught.value), caught.value.hint) == (
+            said,
+            "set log_dir to a folder that you can write to",
+        )
+        (folder / "run" / "client.sock").mkdir()
+        with pytest.raises(RuntimeFolderError, match=r"client.sock is in the way"):
+            start(folder)
+        (folder / "run" / "client.sock").rmdir()
+        # Each refusal has given the folder back.
+        runtime_module.RuntimeFolder.claim(folder / "run").release()
 
-    def gone(change: dict[str, Any]) -> None:
-        shown.append(change["to"])
-        raise BrokenPipeError(32, "Broken pipe")
 
+def test_a_log_folder_is_made_with_all_above_it_for_its_user_alone() -> None:
     async def body(stage: Stage) -> None:
-        worker = await stage.worker()
-        await worker.come_up()
-        await stage.logged("model state model=a from=LOADING to=READY")
-        await stage.logged('status output disabled error="Broken pipe"')
-        assert len(shown) == 1
+        await stage.ready()
 
-    assert play(body, on_change=gone) == 0
+    with short_folder() as folder:
+        logs = folder / "made" / "logs"
+        assert play(body, folder=folder, supervisor={"log_dir": str(logs)}) == 0
+        assert logs.stat().st_mode & 0o777 == 0o700
+        assert "INFO daemon ended code=0\n" in (logs / "mlxsup.log").read_text()

@@ -350,7 +350,7 @@ def test_a_file_whose_disk_does_not_answer_is_refused_and_read_once_it_does(
     assert play(body) == 0
 
 
-def test_the_end_does_not_wait_for_a_file_and_whoever_asked_is_told(
+def test_the_end_does_not_wait_for_a_file_and_answers_the_reload(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told: list[str] = []

@@ -37,7 +37,6 @@ signal.pause()
 ANYWHERE = StartGateway(number=1, address=Address(host="127.0.0.1", port=0))
 
 DEAF = PLAYED.replace("lambda *_: sys.exit(0)", "signal.SIG_IGN")
-DIES = "import sys; sys.stdin.readline(); sys.exit(3)"
 LINGERS = """\
 import os, sys
 sys.stdin.readline()
@@ -63,6 +62,7 @@ def live(
     start: StartGateway = ANYWHERE,
     facts: list[dict[str, Any]] | None = None,
     listens: Callable[[str, int], None] = lambda *_: None,
+    left: int = 0,
 ) -> tuple[list[Event], Logged]:
     """What is posted and logged while a scene is played with a keeper.
 
@@ -73,9 +73,11 @@ def live(
         start: how it is started.
         facts: gets those of each line of the log.
         listens: called when it listens.
+        left: processes that the record of live processes names in the end.
     """
     events: list[Event] = []
     logged: Logged = []
+    recorded: dict[int, str] = {}
 
     def log(level: str, text: str, **given: Any) -> None:
         logged.append((level, text))
@@ -86,7 +88,9 @@ def live(
         writer = LogWriter(pytest.fail)
         around: Any = SimpleNamespace(
             folder=SimpleNamespace(path=folder, client_socket=folder / "client.sock"),
-            record=SimpleNamespace(add=lambda *_: None, remove=lambda *_: None),
+            record=SimpleNamespace(
+                add=lambda name, pid: recorded.update({pid: name}), remove=recorded.pop
+            ),
             log=SimpleNamespace(write=log),
             log_level="info",
             post=events.append,
@@ -104,6 +108,7 @@ def live(
 
     with short_folder() as folder:
         asyncio.run(asyncio.wait_for(play(folder), 60.0))
+    assert len(recorded) == left, recorded
     return events, logged
 
 
@@ -140,7 +145,7 @@ def test_one_that_has_not_begun_when_the_end_comes_is_not_started() -> None:
     assert live(scene) == ([], [])
 
 
-def test_an_end_that_nobody_asked_for_is_a_crash() -> None:
+def test_an_unexpected_end_is_a_crash() -> None:
     async def scene(keeper: GatewayKeeper, events: list[Event]) -> None:
         await until_it_listens(events)
         assert keeper.pid is not None
@@ -152,15 +157,7 @@ def test_an_end_that_nobody_asked_for_is_a_crash() -> None:
     assert ("warning", "gateway exited") in logged
 
 
-def test_the_exit_code_of_a_crash_is_told() -> None:
-    facts: list[dict[str, Any]] = []
-    events, logged = live(until_it_ended, script=DIES, facts=facts)
-    assert events == [crash("it ended with exit code 3")]
-    assert logged[-1] == ("warning", "gateway exited")
-    assert facts[-1]["code"] == 3
-
-
-def test_one_whose_pipes_somebody_keeps_has_ended_all_the_same(
+def test_held_pipes_do_not_delay_the_end_of_a_gateway(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert gateway_module.LAST_WORDS_S == 1.0
@@ -215,13 +212,13 @@ def test_one_that_cannot_be_killed_is_left_behind_and_named(
         os.kill(pids[0], signal.SIGKILL)
         await eventually_async(lambda: os.waitpid(pids[0], os.WNOHANG) != (0, 0))
 
-    events, logged = live(scene, facts=facts)
+    events, logged = live(scene, facts=facts, left=1)
     assert [type(event) for event in events] == [GatewayListening]
     assert (logged[-1], facts[-1]) == (("error", "gateway left behind"), {"pid": pids[0]})
     collect_unwaited()
 
 
-def test_its_address_is_told_with_the_port_that_it_got_and_refuses_after_its_end() -> None:
+def test_the_gateway_reports_its_port_and_refuses_after_its_end() -> None:
     told: list[tuple[str, int]] = []
     addresses: list[Address] = []
 
@@ -249,7 +246,7 @@ def test_its_address_is_told_with_the_port_that_it_got_and_refuses_after_its_end
         socket.create_connection((address.host, address.port))
 
 
-def test_an_address_that_is_taken_is_told_once_and_posted_each_time(
+def test_a_taken_address_is_printed_once_and_posted_each_time(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -272,26 +269,6 @@ def test_an_address_that_is_taken_is_told_once_and_posted_each_time(
     assert capfd.readouterr().err == f"mlxsup: the gateway cannot listen: {why}\n"
 
 
-def test_one_that_has_listened_in_between_is_told_of_again(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    others = [socket.create_server(("127.0.0.1", 0))]
-    address = Address(host="127.0.0.1", port=others[0].getsockname()[1])
-    start = StartGateway(number=1, address=address)
-
-    async def scene(keeper: GatewayKeeper, events: list[Event]) -> None:
-        others.pop().close()
-        async with asyncio.TaskGroup() as tasks:
-            keeper.start(start, tasks)
-            await until_it_listens(events)
-            keeper.close_listener()
-            keeper.start(start, tasks)  # its process still has the address
-            await keeper.end()
-
-    live(scene, start=start)
-    assert capfd.readouterr().err.count("mlxsup: the gateway cannot listen: ") == 2
-
-
 def test_each_reason_not_to_listen_says_what_helps() -> None:
     address = Address(host="10.0.0.1", port=80)
     small = f"the port of {address} is not for ordinary users: set one from 1024 on"
@@ -311,10 +288,30 @@ def has_ipv6() -> bool:
     return True
 
 
-def test_it_listens_where_an_address_of_either_kind_says() -> None:
+def test_bind_takes_addresses_of_either_kind() -> None:
     families = {"127.0.0.1": socket.AF_INET, **({"::1": socket.AF_INET6} if has_ipv6() else {})}
     for host, family in families.items():
         with bind(Address(host=host, port=0)) as listener:
             address = address_of(listener)
             assert (address.host, address.port > 0) == (host, True)
             assert listener.family == family
+
+
+def test_a_taken_address_is_printed_again_after_listening(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    others = [socket.create_server(("127.0.0.1", 0))]
+    address = Address(host="127.0.0.1", port=others[0].getsockname()[1])
+    start = StartGateway(number=1, address=address)
+
+    async def scene(keeper: GatewayKeeper, events: list[Event]) -> None:
+        others.pop().close()
+        async with asyncio.TaskGroup() as tasks:
+            keeper.start(start, tasks)
+            await until_it_listens(events)
+            keeper.close_listener()
+            keeper.start(start, tasks)  # its process still has the address
+            await keeper.end()
+
+    live(scene, start=start)
+    assert capfd.readouterr().err.count("mlxsup: the gateway cannot listen: ") == 2

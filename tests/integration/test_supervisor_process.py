@@ -1,23 +1,33 @@
-"""A worker's process: spawned, captured, signalled, and its exit seen, with real processes."""
+"""Workers' processes: spawned, read, signalled, reaped; the runtime folder's lock; leftovers."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from mlxsup.supervisor.process_identity import process_identity
+from mlxsup.supervisor.runtime_folder import AlreadyRunningError, RuntimeFolder
 from mlxsup.supervisor.workers import exit_watch
-from mlxsup.supervisor.workers import process as process_module
-from mlxsup.supervisor.workers.exit_watch import watch_with_thread
+from mlxsup.supervisor.workers.leftovers import WorkerRecord
 from mlxsup.supervisor.workers.process import (
+    READ_BYTES,
+    READ_SLICE_BYTES,
+    READ_SLICE_S,
     WorkerProcess,
     describe_exit,
 )
@@ -25,7 +35,7 @@ from mlxsup.supervisor.workers.process import (
 from support.daemon import is_alive
 from support.eventually import eventually
 from support.eventually_async import eventually_async
-from support.spawned import run_with
+from support.spawned import Readers, run_with
 
 
 def test_it_gets_its_line_and_both_outputs_come_back() -> None:
@@ -45,16 +55,6 @@ sys.exit(7)
     run_with(code, body)
 
 
-def test_its_input_stays_open_for_as_long_as_the_supervisor_lives() -> None:
-    code = "import sys; sys.stdin.readline(); print('waits', flush=True); sys.stdin.read()"
-
-    async def body(process: WorkerProcess, output: bytearray) -> None:
-        await eventually_async(lambda: output == b"waits\n")
-        assert not process.exited.done()
-
-    run_with(code, body)
-
-
 def test_it_leads_a_group_of_its_own_in_the_same_session() -> None:
     code = "import sys; print('up', flush=True); sys.stdin.read()"
 
@@ -66,17 +66,6 @@ def test_it_leads_a_group_of_its_own_in_the_same_session() -> None:
         assert await process.exited == -signal.SIGTERM
 
     run_with(code, body)
-
-
-def test_nothing_is_awaited_of_pipes_that_are_closed_and_its_exit_still_is() -> None:
-    async def body(process: WorkerProcess, output: bytearray) -> None:
-        for _ in range(2):
-            process.close_pipes()
-            assert process.output_ended.is_set()
-        assert await process.exited == 0, "the end of its input"
-        assert not output
-
-    run_with("import sys; sys.stdin.read()", body)
 
 
 def test_an_exit_is_seen_though_a_grandchild_holds_the_pipe() -> None:
@@ -155,17 +144,6 @@ sys.stdin.readline()
 def is_dead(process: psutil.Process) -> bool:
     """Whether that very process runs no more."""
     return not is_alive(process)
-
-
-def test_where_no_descriptor_tells_of_an_exit_a_thread_does(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(process_module, "watch_exit", watch_with_thread)
-
-    async def body(process: WorkerProcess, output: bytearray) -> None:
-        assert await process.exited == 7
-
-    run_with("import sys; sys.exit(7)", body)
 
 
 def test_an_exit_is_seen_though_no_file_is_left_to_tell_of_it(
@@ -248,15 +226,7 @@ def test_after_its_exit_nothing_is_signalled(monkeypatch: pytest.MonkeyPatch) ->
     run_with("pass", body)
 
 
-def test_a_command_that_is_not_there_raises() -> None:
-    async def run() -> None:
-        with pytest.raises(FileNotFoundError):
-            WorkerProcess.spawn(["/nonexistent/python"], b"\n", lambda _: None)
-
-    asyncio.run(run())
-
-
-def test_return_codes_are_told_apart() -> None:
+def test_describe_exit() -> None:
     assert describe_exit(65) == (65, None, "")
     assert describe_exit(0) == (0, None, "")
     assert describe_exit(-1) == (None, 1, "SIGHUP")
@@ -287,7 +257,7 @@ def trace(pid: int) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="traces as Linux does")
-def test_a_debugger_that_holds_a_dead_worker_holds_up_nobody_else_P26() -> None:
+def test_a_debugger_that_holds_a_dead_worker_does_not_block_the_loop_P26() -> None:
     async def body(process: WorkerProcess, output: bytearray) -> None:
         await eventually_async(lambda: output == b"runs\n")
         with trace(process.pid) as tracer:
@@ -300,3 +270,214 @@ def test_a_debugger_that_holds_a_dead_worker_holds_up_nobody_else_P26() -> None:
         assert await process.exited == -signal.SIGKILL
 
     run_with("print('runs', flush=True); import time; time.sleep(600)", body)
+
+
+def test_its_output_never_blocks_the_loop_and_is_not_looked_at_after_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    readers = Readers(monkeypatch)
+
+    async def body(process: WorkerProcess, output: bytearray) -> None:
+        ((descriptor, read),) = readers.of(process).items()
+        assert not os.get_blocking(descriptor)
+        read()  # nothing is there: it returns at once
+        process.signal(signal.SIGKILL)
+        await process.output_ended.wait()
+        assert asyncio.get_running_loop().remove_reader(descriptor) is False
+        assert await process.exited == -signal.SIGKILL
+
+    run_with("import time; time.sleep(600)", body)
+
+
+def test_closed_pipes_are_not_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    readers = Readers(monkeypatch)
+    code = "import os\nwhile True: os.write(1, b'x' * 65536)"
+    complaints: list[dict[str, Any]] = []
+
+    async def body(process: WorkerProcess, output: bytearray) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: complaints.append(context))
+        await eventually_async(lambda: not readers.of(process))
+        assert not process.output_ended.is_set()
+        process.close_pipes()
+        over = asyncio.Event()
+        loop.call_later(2 * READ_SLICE_S, over.set)
+        await over.wait()
+
+    run_with(code, body)
+    assert complaints == []
+
+
+def test_endless_output_is_read_at_a_bounded_rate() -> None:
+    code = "import os\nwhile True: os.write(1, b'x' * 65536)"
+
+    async def body(process: WorkerProcess, output: bytearray) -> None:
+        began_at = time.monotonic()
+        await eventually_async(lambda: len(output) > 20 * READ_SLICE_BYTES, timeout_s=60.0)
+        slices = (time.monotonic() - began_at) / READ_SLICE_S
+        assert len(output) <= (slices + 2) * (READ_SLICE_BYTES + READ_BYTES)
+
+    run_with(code, body)
+
+
+def test_the_last_output_of_an_orphan_is_read() -> None:
+    code = """
+import os
+began, go = os.pipe()
+if os.fork():
+    os.read(began, 1)
+    os._exit(3)
+parent = os.getppid()
+os.setsid()
+os.write(go, b"x")
+while os.getppid() == parent: pass
+os.write(1, b"the end")
+"""
+
+    async def body(process: WorkerProcess, output: bytearray) -> None:
+        assert await process.exited == 3
+        await process.output_ended.wait()
+        assert output == b"the end"
+
+    run_with(code, body)
+
+
+SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
+
+CLAIMER = """
+import sys
+from pathlib import Path
+from mlxsup.supervisor.runtime_folder import AlreadyRunningError, RuntimeFolder
+try:
+    folder = RuntimeFolder.claim(Path(sys.argv[1]))
+except AlreadyRunningError as error:
+    print(error.pid, flush=True)
+    sys.exit(error.exit_code)
+print("claimed", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A short path that is not there yet: pytest's own are too long for sockets."""
+    parent = Path(tempfile.mkdtemp(prefix="mlxsup-t-", dir="/tmp"))
+    yield parent / "run"
+    shutil.rmtree(parent)
+
+
+def sleep_until_killed() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(SLEEPER, process_group=0)
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    yield from sleep_until_killed()
+
+
+@pytest.fixture
+def bystander() -> Iterator[subprocess.Popen[bytes]]:
+    yield from sleep_until_killed()
+
+
+def test_of_twenty_starts_at_once_one_lives_and_the_others_name_it_P19(folder: Path) -> None:
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", CLAIMER, str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(20)
+    ]
+    said = {}
+    for process in processes:
+        assert process.stdout is not None
+        said[process.pid] = process.stdout.readline().strip()
+    (winner,) = [pid for pid, text in said.items() if text == "claimed"]
+    assert {text for pid, text in said.items() if pid != winner} == {str(winner)}
+    for process in processes:
+        process.communicate()
+    assert sorted(p.returncode for p in processes) == [0] + [75] * 19
+
+
+def test_the_lock_goes_with_its_holder_however_it_dies(folder: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", CLAIMER, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "claimed\n"
+        with pytest.raises(AlreadyRunningError) as caught:
+            RuntimeFolder.claim(folder)
+        assert caught.value.pid == holder.pid
+        holder.kill()
+    RuntimeFolder.claim(folder).release()
+
+
+def test_leftovers_are_killed_by_pid_and_start_and_nothing_else_is_E6(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes], bystander: subprocess.Popen[bytes]
+) -> None:
+    record = WorkerRecord(tmp_path)
+    record.add("left", sleeper.pid)
+    path = tmp_path / "workers.json"
+    (entry,) = json.loads(path.read_text())
+    reused = {"model": "reused", "pid": bystander.pid, "identity": entry["identity"]}
+    gone = {"model": "gone", "pid": 2**22 - 1, "identity": "no"}
+    path.write_text(json.dumps([entry, reused, gone, {"pid": 1}, 3]))
+    (leftover,) = WorkerRecord(tmp_path).sweep()
+    assert (leftover.model, leftover.pid, leftover.is_gone) == ("left", sleeper.pid, True)
+    assert process_identity(sleeper.pid) is None
+    assert process_identity(bystander.pid) is not None
+    assert json.loads(path.read_text()) == []
+
+
+def test_sweep_ends_the_children_of_a_leftover_E6(tmp_path: Path) -> None:
+    code = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=0)
+print(child.pid, flush=True)
+child.wait()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        process_group=0,
+    ) as leader:
+        assert leader.stdout is not None
+        child = psutil.Process(int(leader.stdout.readline()))
+        WorkerRecord(tmp_path).add("left", leader.pid)
+        assert [left.is_gone for left in WorkerRecord(tmp_path).sweep()] == [True]
+        eventually(lambda: not is_alive(child))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere psutil tells")
+def test_a_process_whose_first_thread_has_ended_is_still_one() -> None:
+    code = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+print("up", flush=True)
+ctypes.CDLL(None).pthread_exit(None)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    try:
+        known = process_identity(process.pid)
+        eventually(lambda: psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE)
+        assert process_identity(process.pid) == known is not None
+        process.kill()
+        assert process.stdout is not None
+        process.stdout.read()  # until all of it is gone, but for the zombie
+        eventually(lambda: process_identity(process.pid) is None)
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()

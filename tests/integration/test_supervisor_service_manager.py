@@ -1,19 +1,24 @@
-"""What is sent to a service manager, over a real socket and by a played clock."""
+"""What is sent to a service manager, and `prevent_sleep`, by a played clock."""
 
 from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.states import State
 from mlxsup.supervisor.core.outline import Outline
 from mlxsup.supervisor.service_manager import MAX_NAMES, ServiceManager, summary
+from mlxsup.supervisor.sleep import KEPT_LOOKS, SleepGuard, awake_argv
 
+from support.eventually import eventually
 from support.notify_socket import NotifySocket
+from support.played_app import Log
 
 
 def outline(*states: tuple[str, State], is_ending: bool = False) -> Outline:
@@ -29,13 +34,6 @@ def test_messages_reach_a_path_and_an_abstract_name(tmp_path: Path, is_abstract:
     with NotifySocket(None if is_abstract else tmp_path) as played:
         ServiceManager.from_environment(played.variables()).ready()
         assert played.take() == ["READY=1", "STATUS=ready"]
-
-
-def test_the_variables_are_taken_out_of_the_environment(tmp_path: Path) -> None:
-    with NotifySocket(tmp_path) as played:
-        environment = {"A": "b", **played.variables(watchdog_s=4.0, pid=os.getpid())}
-        ServiceManager.from_environment(environment)
-        assert environment == {"A": "b"}
 
 
 def test_the_watchdog_is_fed_at_half_of_its_interval(tmp_path: Path) -> None:
@@ -96,21 +94,7 @@ def test_a_watchdog_that_may_end_a_daemon_that_is_well_is_named_with_the_next_st
         assert (["WATCHDOG=1"] in played.take_all()) == is_fed
 
 
-@pytest.mark.parametrize(
-    "variables",
-    [
-        {},
-        {"NOTIFY_SOCKET": "/s"},
-        {"WATCHDOG_PID": "1"},
-        {"NOTIFY_SOCKET": "/s", "WATCHDOG_USEC": "2000000"},
-        {"NOTIFY_SOCKET": "/s", "WATCHDOG_USEC": "2000000", "WATCHDOG_PID": str(os.getpid())},
-    ],
-)
-def test_nothing_is_said_of_a_watchdog_that_is_fed_and_of_none(variables: dict[str, str]) -> None:
-    assert ServiceManager.from_environment(variables).trouble is None
-
-
-def test_the_status_is_said_when_it_changes(tmp_path: Path) -> None:
+def test_the_status_is_sent_when_it_changes(tmp_path: Path) -> None:
     with NotifySocket(tmp_path) as played:
         manager = ServiceManager(played.address)
         for one in (READY, READY, outline(("a", State.READY), ("b", State.FAILED)), outline()):
@@ -154,7 +138,7 @@ def test_a_reload_begins_with_the_time_and_ends_with_ready_also_if_it_was_refuse
         ]
 
 
-def test_the_end_is_said_once_and_more_time_is_asked_for_each_second(tmp_path: Path) -> None:
+def test_stopping_is_sent_once_and_the_timeout_extended_each_second(tmp_path: Path) -> None:
     with NotifySocket(tmp_path) as played:
         manager = ServiceManager(played.address)
         for _ in range(3):
@@ -180,7 +164,7 @@ def test_after_the_end_was_said_no_status_says_otherwise(tmp_path: Path) -> None
         ]
 
 
-def test_nobody_who_listens_and_nobody_who_reads_does_any_harm(tmp_path: Path) -> None:
+def test_an_absent_or_unread_socket_is_harmless(tmp_path: Path) -> None:
     for address in ("", "relative", "/nowhere/at/all", "@nobody-at-all", "/" + "a" * 300):
         ServiceManager.from_environment({"NOTIFY_SOCKET": address}).ready()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as unread:
@@ -190,13 +174,76 @@ def test_nobody_who_listens_and_nobody_who_reads_does_any_harm(tmp_path: Path) -
             manager.ready()
 
 
-def test_the_watchdog_is_fed_while_running_requests_finish(tmp_path: Path) -> None:
-    now = 0.0
-    with NotifySocket(tmp_path) as played:
-        manager = ServiceManager(played.address, 10.0, lambda: now)
-        fed = []
-        for _ in range(11):
-            manager.pulse(outline(("a", State.DRAINING), is_ending=True))
-            fed.append(["WATCHDOG=1"] in played.take_all())
-            now += 1.0
-        assert [second for second, is_fed in enumerate(fed) if is_fed] == [0, 5, 10]
+BUSY = Outline(states=(), is_busy=True, is_ending=False)
+IDLE = Outline(states=(), is_busy=False, is_ending=False)
+
+
+class Held:
+    """A guard and the processes that it has."""
+
+    def __init__(self, folder: Path, mode: str = "busy") -> None:
+        self.mark = str(folder)
+        self.log = Log()
+        argv = ["/bin/sh", "-c", "exec sleep 600", self.mark]
+        self.guard = SleepGuard(mode, self.log, argv)
+
+    def processes(self) -> list[psutil.Process]:
+        """Its living processes."""
+        children = psutil.Process(os.getpid()).children()
+        return [one for one in children if one.status() != psutil.STATUS_ZOMBIE
+                and {self.mark, "600"} & set(one.cmdline())]  # fmt: skip
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[Held]:
+    held = Held(tmp_path)
+    yield held
+    held.guard.close()
+    assert held.processes() == []
+
+
+def test_one_process_is_held_while_there_is_work_and_for_a_while_after_it(held: Held) -> None:
+    held.guard.pulse(IDLE)
+    assert held.processes() == []
+    for outline in (BUSY, BUSY, *[IDLE] * KEPT_LOOKS, BUSY, *[IDLE] * KEPT_LOOKS):
+        held.guard.pulse(outline)
+        assert len(held.processes()) == 1
+    first = held.processes()
+    held.guard.pulse(IDLE)
+    assert held.processes() == []
+    held.guard.pulse(BUSY)
+    assert len(held.processes()) == 1
+    assert held.processes() != first
+
+
+def test_an_ended_guard_process_is_replaced(held: Held) -> None:
+    held.guard.pulse(BUSY)
+    [process] = held.processes()
+    process.kill()
+    eventually(lambda: not held.processes())
+    held.guard.pulse(BUSY)
+    assert len(held.processes()) == 1
+    assert held.log.lines == []
+
+
+def test_without_the_key_the_machine_may_sleep(tmp_path: Path) -> None:
+    held = Held(tmp_path, "off")
+    held.guard.pulse(BUSY)
+    assert (held.processes(), held.log.lines) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("argv", "cause"),
+    [([], "only a Mac has caffeinate"), (["/nowhere/caffeinate"], "No such file or directory")],
+)
+def test_a_sleep_guard_that_fails_is_logged_once(argv: list[str], cause: str) -> None:
+    log = Log()
+    guard = SleepGuard("busy", log, argv)
+    for _ in range(3):
+        guard.pulse(BUSY)
+    assert log.lines == [("warning", "sleep not prevented", {"cause": cause})]
+
+
+def test_a_mac_is_kept_awake_for_as_long_as_the_daemon_lives() -> None:
+    assert awake_argv("darwin", 7) == ["/usr/bin/caffeinate", "-i", "-w", "7"]
+    assert awake_argv("linux", 7) == []

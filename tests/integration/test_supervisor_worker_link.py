@@ -1,4 +1,4 @@
-"""The sockets of one incarnation of a worker: who counts, what is kept, and how it ends."""
+"""The sockets of one life of a worker: strangers, order, bounds, and how it ends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import errno
 import itertools
 import weakref
 from dataclasses import replace
-from unittest.mock import Mock
 
 import msgpack
 import pytest
@@ -65,7 +64,7 @@ STRANGE: list[list[bytes]] = [
 
 @pytest.mark.parametrize("frames", STRANGE)
 @pytest.mark.parametrize("is_before", [True, False])
-def test_a_stranger_on_the_socket_harms_nobody(frames: list[bytes], is_before: bool) -> None:
+def test_a_stranger_on_the_socket_has_no_effect(frames: list[bytes], is_before: bool) -> None:
     async def body(bench: Bench) -> None:
         progress = LoadProgress(phase=LoadPhase.WEIGHTS, progress=0.5)
         with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
@@ -110,7 +109,7 @@ def test_another_protocol_version_is_told_apart() -> None:
     run(body)
 
 
-def test_what_is_no_message_breaks_it_once() -> None:
+def test_an_invalid_message_breaks_a_worker_once() -> None:
     async def body(bench: Bench) -> None:
         bench.say(HELLO)
         await bench.event()
@@ -161,25 +160,7 @@ def test_messages_reach_the_worker_in_order_though_it_reads_late_D5(
     run(body)
 
 
-def test_room_that_comes_while_a_send_fails_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def body(bench: Bench) -> None:
-        bench.say(HELLO)
-        await bench.event()
-        socket = bench.socket.socket
-        send = socket.send_multipart
-
-        def fail_once(frames: list[bytes], flags: int) -> None:
-            monkeypatch.setattr(socket, "send_multipart", send)
-            raise zmq.Again
-
-        monkeypatch.setattr(socket, "send_multipart", fail_once)
-        bench.link.send(Dispatch(key=RequestKey(1), body=b"x"))
-        await eventually_async(lambda: bench.worker.poll(0))
-
-    run(body)
-
-
-def test_all_that_a_worker_said_before_its_end_is_taken_F9() -> None:
+def test_every_message_before_the_end_of_a_worker_is_read_F9() -> None:
     async def body(bench: Bench) -> None:
         bench.say(HELLO)
         await bench.event()
@@ -199,7 +180,7 @@ GONE = WorkerUnlinked(now=5.0, model=ModelName("m"), generation=Generation(3))
 
 
 @pytest.mark.parametrize("how", ["oversized", "closed"])
-def test_the_end_of_the_workers_connection_is_told_once_P23(how: str) -> None:
+def test_the_end_of_the_workers_connection_is_reported_once_P23(how: str) -> None:
     """What connects afterwards, the same process too, is a stranger: its work is lost."""
 
     async def body(bench: Bench) -> None:
@@ -225,7 +206,7 @@ def test_the_end_of_the_workers_connection_is_told_once_P23(how: str) -> None:
     run(body)
 
 
-def test_a_worker_that_says_hello_and_is_gone_before_it_was_read_is_told_of_P23() -> None:
+def test_a_worker_that_greets_and_leaves_unread_is_reported_P23() -> None:
     async def body(bench: Bench) -> None:
         loop, descriptor = asyncio.get_running_loop(), bench.sockets[zmq.ROUTER].descriptor
         loop.remove_reader(descriptor)  # the end of its connection is heard of first
@@ -235,52 +216,6 @@ def test_a_worker_that_says_hello_and_is_gone_before_it_was_read_is_told_of_P23(
         assert await bench.event(1) == GONE
         assert bench.link.disconnected.is_set()
         loop.add_reader(descriptor, bench.socket.drain_soon)
-
-    run(body)
-
-
-def test_what_waits_for_a_hello_is_sent_though_a_strangers_end_has_it_read() -> None:
-    async def body(bench: Bench) -> None:
-        loop, descriptor = asyncio.get_running_loop(), bench.sockets[zmq.ROUTER].descriptor
-        dispatch = Dispatch(key=RequestKey(1), body=b"x")
-        bench.link.send(dispatch)
-        stranger = bench.worker_context.socket(zmq.DEALER)
-        stranger.connect(bench.link.endpoint)
-        await eventually_async(lambda: bench.heard == [zmq.EVENT_ACCEPTED] * 2)
-        loop.remove_reader(descriptor)  # it is the monitor that has it looked at
-        bench.say(HELLO)
-        assert bench.socket.socket.poll(60_000)
-        assert bench.events == []
-        stranger.close(0)
-        await eventually_async(lambda: bench.worker.poll(0))
-        decoder = Decoder(SUPERVISOR_TO_WORKER, is_strict=False)
-        assert decoder.decode(bench.worker.recv_multipart()) == dispatch
-        loop.add_reader(descriptor, bench.socket.drain_soon)
-
-    run(body)
-
-
-def test_the_loop_is_asked_for_another_try_only_while_something_waits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def body(bench: Bench) -> None:
-        loop = asyncio.get_running_loop()
-        bench.say(HELLO)
-        assert bench.socket.socket.poll(60_000)
-        asked = Mock(wraps=loop.call_later)
-        monkeypatch.setattr(loop, "call_later", asked)
-        bench.link.drain()
-        bench.link.send(Dispatch(key=RequestKey(1), body=b"x"))
-        assert asked.mock_calls == []
-        with monkeypatch.context() as full:
-            full.setattr(bench.socket, "send", lambda frames: False)
-            for key in range(2, 5):
-                bench.link.send(Dispatch(key=RequestKey(key), body=b"x"))
-            assert [call.args[0] for call in asked.mock_calls] == [0.01], "one try for all"
-        monkeypatch.undo()
-        for _ in range(4):
-            await eventually_async(lambda: bench.worker.poll(0))
-            bench.worker.recv_multipart()
 
     run(body)
 
@@ -314,16 +249,7 @@ def test_a_worker_that_cannot_be_sent_to_is_broken_unless_its_end_is_heard_of_so
     run(body)
 
 
-def test_sockets_whose_files_somebody_has_removed_are_closed() -> None:
-    async def body(bench: Bench) -> None:
-        for path in (bench.path, bench.path.with_name("w1.sock.beat")):
-            path.unlink()
-        bench.link.close()
-
-    run(body)
-
-
-def test_who_connects_after_a_stranger_has_gone_is_waited_for_at_its_end_P23() -> None:
+def test_a_worker_after_a_stranger_is_waited_for_P23() -> None:
     async def body(bench: Bench) -> None:
         bench.worker.close(linger=0)
         await bench.link.disconnected.wait()
@@ -338,7 +264,7 @@ def test_who_connects_after_a_stranger_has_gone_is_waited_for_at_its_end_P23() -
     run(body)
 
 
-def test_beats_before_hello_are_nobody_s() -> None:
+def test_beats_before_hello_are_ignored() -> None:
     async def body(bench: Bench) -> None:
         bench.beat(BEAT)
         await eventually_async(lambda: bench.sockets[zmq.PULL].taken)
@@ -379,7 +305,7 @@ def test_a_worker_that_reads_nothing_is_broken_once_and_owed_no_more(
     run(body)
 
 
-def test_who_connects_when_the_worker_has_finds_no_socket() -> None:
+def test_a_worker_link_hides_its_sockets_after_hello() -> None:
     """libzmq would accept strangers until no file is left, and then end the daemon."""
 
     async def body(bench: Bench) -> None:
@@ -394,17 +320,6 @@ def test_who_connects_when_the_worker_has_finds_no_socket() -> None:
         bench.link.close()
         assert beats.read_text() == "another daemon's by now"
         beats.unlink()
-
-    run(body)
-
-
-def test_a_socket_for_beats_is_hidden_with_the_first_one() -> None:
-    async def body(bench: Bench) -> None:
-        bench.say(HELLO)
-        await bench.event(0)
-        bench.beat(BEAT)
-        assert await bench.said(1) == BEAT
-        assert not bench.path.with_name("w1.sock.beat").exists()
 
     run(body)
 
@@ -430,5 +345,25 @@ def test_strangers_come_and_go_and_the_workers_connection_stays_P23(
         assert not bench.link.disconnected.is_set()
         bench.worker.close(0)
         assert await bench.event(20) == GONE
+
+    run(body)
+
+
+def test_close_survives_removed_socket_files() -> None:
+    async def body(bench: Bench) -> None:
+        for path in (bench.path, bench.path.with_name("w1.sock.beat")):
+            path.unlink()
+        bench.link.close()
+
+    run(body)
+
+
+def test_the_socket_for_beats_is_hidden_with_the_first_beat() -> None:
+    async def body(bench: Bench) -> None:
+        bench.say(HELLO)
+        await bench.event(0)
+        bench.beat(BEAT)
+        assert await bench.said(1) == BEAT
+        assert not bench.path.with_name("w1.sock.beat").exists()
 
     run(body)

@@ -1,4 +1,4 @@
-"""What the shell does by itself: what it logs, when it wakes, and what its sockets may hold."""
+"""The supervisor's shell by itself: what it does, what it logs, and when it wakes."""
 
 from __future__ import annotations
 
@@ -7,38 +7,62 @@ import os
 import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import zmq
 
-from mlxsup.protocol.codec import MAX_FRAME_BYTES
+from mlxsup.protocol.download import Repository
+from mlxsup.protocol.flight import DaemonEnded
+from mlxsup.protocol.gateway import Address
 from mlxsup.protocol.ids import Generation, ModelName, RequestId
+from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.version import VERSION
 from mlxsup.supervisor import app as app_module
-from mlxsup.supervisor.config.fixed import FIXED_KEYS
-from mlxsup.supervisor.core.actions import Announce, ReadConfiguration, WakeAt
+from mlxsup.supervisor.announcements import Announcer
+from mlxsup.supervisor.config.load import ConfigError
+from mlxsup.supervisor.core.actions import (
+    AdoptLaunch,
+    Announce,
+    AppraiseLaunch,
+    BudgetChanged,
+    CloseListener,
+    EndDownload,
+    EndSpare,
+    ForgetModel,
+    LogFault,
+    LookAtFiles,
+    NeedRaised,
+    ReadConfiguration,
+    RequestEnded,
+    SetLogLevel,
+    StartDownload,
+    StartGateway,
+    StartSpare,
+    WakeAt,
+)
 from mlxsup.supervisor.core.events import (
     Appraised,
     Caller,
     ConnectionId,
+    LaunchAppraised,
     ReloadRefused,
     Sampled,
     ShutdownAsked,
     Started,
     Tick,
 )
+from mlxsup.supervisor.core.memory.need import Need
+from mlxsup.supervisor.core.outline import Outline
 from mlxsup.supervisor.downloads import DownloadKeeper
 from mlxsup.supervisor.gateway import GatewayKeeper
-from mlxsup.supervisor.sockets import clients as clients_module
-from mlxsup.supervisor.sockets import worker_link as link_module
-from mlxsup.supervisor.sockets.clients import Clients
-from mlxsup.supervisor.sockets.transport import LoopSocket, bound_socket
-from mlxsup.supervisor.sockets.worker_link import WorkerLink
+from mlxsup.supervisor.memory.estimator import Place
+from mlxsup.supervisor.sockets.transport import LoopSocket
 
 from support.eventually_async import eventually_async
-from support.played_app import READING, Case
-from support.played_daemon import short_folder
+from support.needs import GIB, need
+from support.played_app import READING, Case, Log
 
 BUG = ("error", "internal error: the daemon ends")
 MEASURED = ([7], "written")
@@ -56,7 +80,7 @@ def change(**fields: object) -> dict[str, Any]:
     return {**base, **rest, **fields}
 
 
-def test_a_change_is_logged_with_what_is_known_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_is_logged_with_its_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[dict[str, Any]] = []
     case = Case(monkeypatch, on_change=shown.append)
     batching = {"mode": "continuous", "reason": ""}
@@ -103,7 +127,7 @@ def test_a_reader_that_is_gone_is_named_once(monkeypatch: pytest.MonkeyPatch) ->
     assert warnings == [("warning", "status output disabled", {"error": "Broken pipe"})]
 
 
-def test_what_the_loop_complains_of_is_logged_and_a_callback_that_raised_is_a_bug(
+def test_loop_complaints_are_logged_and_a_failed_callback_is_a_bug(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     case = Case(monkeypatch)
@@ -126,7 +150,7 @@ def test_what_the_loop_complains_of_is_logged_and_a_callback_that_raised_is_a_bu
     assert case.run(body) == 70
 
 
-def test_a_bug_is_told_once_with_the_stories_of_all_models(
+def test_a_bug_is_reported_once_with_the_stories_of_all_models(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def break_twice(_: object) -> None:
@@ -151,7 +175,7 @@ def test_a_bug_is_told_once_with_the_stories_of_all_models(
     )
 
 
-def test_a_bug_ends_the_daemon_though_whoever_told_it_something_looks_away(
+def test_a_bug_ends_the_daemon_although_its_exception_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(event: object) -> None:
@@ -191,31 +215,6 @@ def test_it_wakes_at_the_earliest_time_that_was_asked_for(monkeypatch: pytest.Mo
         assert later[-1][0] == 95.0
 
     assert case.run(body) == 0
-
-
-def test_a_signal_and_the_start_become_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[dict[str, Any]] = []
-    case = Case(monkeypatch, on_change=told.append)
-
-    def body() -> None:
-        case.log.lines.clear()
-        [start] = case.loop.soon[0]
-        start()
-        case.end(signal.SIGTERM, False)
-        case.end(signal.SIGINT, True)
-
-    case.run(body)
-    assert case.core.events == [
-        Appraised(now=100.0, needs={}),
-        Started(now=100.0),
-        ShutdownAsked(now=100.0, is_immediate=False),
-        ShutdownAsked(now=100.0, is_immediate=True),
-    ]
-    assert case.log.lines == [
-        ("info", "signal received", {"signal": "SIGTERM"}),
-        ("info", "signal received", {"signal": "SIGINT"}),
-    ]
-    assert told == [{"stopping": 2, "limit_s": 30.0}, {"stopping": 2, "limit_s": 0.0}]
 
 
 def test_a_reload_without_a_file_is_refused_with_the_reason(
@@ -300,70 +299,6 @@ def test_processes_are_measured_each_second(monkeypatch: pytest.MonkeyPatch) -> 
     assert case.log.lines[1:] == [reported]
 
 
-def test_the_facts_name_the_daemon_whatever_bytes_its_paths_have(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    facts = {"endpoint": "ipc:///run/client.sock", "pid": os.getpid(), "log_dir": "/l"}
-    odd = Path(os.fsdecode(b"/a\xff/b"))
-    for path, shown in ((Path("/c.toml"), "/c.toml"), (odd, "/a\ufffd/b"), (None, None)):
-        case = Case(monkeypatch, config_path=path)
-        assert case.core.facts == {**facts, "config_path": shown, "version": VERSION}
-
-
-def test_the_limits_of_time_are_those_that_are_documented() -> None:
-    limits = (app_module.FAREWELL_S, app_module.LOOK_DELAY_S)
-    codes = (app_module.INTERNAL_EXIT_CODE, app_module.LEFT_BEHIND_EXIT_CODE)
-    assert (limits, codes) == ((2.0, 0.05), (70, 71))
-    later = ("runtime_dir", "log_dir", "log_level", "log_format", "prevent_sleep", "gateway")
-    assert tuple(dict.fromkeys(FIXED_KEYS.values())) == later
-
-
-# ---------------------------------------------------------------- what sockets hold
-
-
-def test_the_sockets_have_their_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[tuple[int, dict[zmq.SocketOption, int]]] = []
-    bound = bound_socket
-
-    def bind(context: Any, kind: int, endpoint: str, options: Any) -> Any:
-        made.append((kind, dict(options)))
-        return bound(context, kind, endpoint, options)
-
-    monkeypatch.setattr(link_module, "bound_socket", bind)
-
-    async def body(folder: Path) -> None:
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        clients = Clients(
-            folder / "c.sock", post=print, now=lambda: 0.0, max_connections=9, warn=print
-        )
-        link = WorkerLink(
-            context, folder / "w.sock", model=ModelName("m"), generation=Generation(1), token="t",
-            max_concurrency=3, post=print, now=lambda: 0.0,
-        )  # fmt: skip
-        assert (clients.endpoint, clients.admitted) == (f"ipc://{folder}/c.sock", 0)
-        assert (link.endpoint, link.has_peer, link.pid) == (f"ipc://{folder}/w.sock", False, None)
-        link.close()
-        clients.close()
-        context.term()
-
-    with short_folder() as folder:
-        asyncio.run(body(folder))
-        assert list(folder.iterdir()) == []
-    frame_bytes = MAX_FRAME_BYTES
-    common = {zmq.LINGER: 0, zmq.MAXMSGSIZE: frame_bytes, zmq.HANDSHAKE_IVL: 2000}
-    assert made == [
-        (zmq.ROUTER, {**common, zmq.ROUTER_MANDATORY: 1, zmq.RCVHWM: 256, zmq.SNDHWM: 76}),
-        (zmq.PULL, {**common, zmq.RCVHWM: 4}),
-    ]
-
-
-def test_what_a_client_may_owe() -> None:
-    module = clients_module
-    assert (module.MAX_OPEN_PER_CONNECTION, module.MAX_UNSENT_S) == (4096, 10.0)
-    assert (module.MAX_UNSENT_BYTES, module.MAX_UNSENT_IN_ALL_BYTES) == (8 * 2**20, 256 * 2**20)
-    assert (link_module.RETRY_S, link_module.MAX_OUTBOX_MESSAGES) == (0.01, 8192)
-
-
 @pytest.mark.parametrize(
     ("size_bytes", "in_turn"), [(10, 128), (2**19, 2), (2**20 - 1, 2), (2**20, 1)]
 )
@@ -388,3 +323,288 @@ def test_a_socket_has_its_turn_and_no_more(size_bytes: int, in_turn: int) -> Non
         context.term()
 
     asyncio.run(body())
+
+
+M = ModelName("m")
+FIRST = Generation(1)
+LAUNCH = LaunchSettings(path="/m", engine="mlx")
+NEED = need(GIB)
+REPOSITORY = Repository("org/model")
+
+
+class Called:
+    """Notes what its parts are asked to do."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def by(self, name: str) -> Callable[..., None]:
+        return lambda *given: self.calls.append((name, *given))
+
+
+@pytest.fixture
+def called() -> Called:
+    return Called()
+
+
+def test_spares_are_started_and_ended_by_their_numbers(
+    monkeypatch: pytest.MonkeyPatch, called: Called
+) -> None:
+    case = Case(monkeypatch)
+    case.spares.start = lambda number, tasks: called.calls.append(("start", number, bool(tasks)))
+    case.spares.kill = called.by("kill")
+    case.run(lambda: case.do(StartSpare(number=4), EndSpare(number=3)))
+    assert called.calls == [("start", 4, True), ("kill", 3)]
+
+
+def test_downloads_are_started_and_ended(monkeypatch: pytest.MonkeyPatch, called: Called) -> None:
+    def carry_out(keeper: object, action: object, tasks: object) -> None:
+        called.calls.append((action, tasks is not None))
+
+    monkeypatch.setattr(DownloadKeeper, "carry_out", carry_out)
+    case = Case(monkeypatch)
+    actions = StartDownload(number=1, repository=REPOSITORY), EndDownload(number=1)
+    case.run(lambda: case.do(*actions))
+    assert called.calls == [(action, True) for action in actions]
+
+
+def test_the_gateway_is_started_and_its_socket_closed(
+    monkeypatch: pytest.MonkeyPatch, called: Called
+) -> None:
+    def start(keeper: object, action: object, tasks: object) -> None:
+        called.calls.append((action, tasks is not None))
+
+    monkeypatch.setattr(GatewayKeeper, "start", start)
+    monkeypatch.setattr(GatewayKeeper, "close_listener", lambda keeper: called.by("close")())
+    case = Case(monkeypatch)
+    starts = StartGateway(number=1, address=Address(host="127.0.0.1", port=0))
+
+    def body() -> None:
+        case.do(starts, CloseListener())
+        assert called.calls == [(starts, True), ("close",)]
+
+    case.run(body)
+
+
+def test_the_files_of_a_worker_are_looked_at_and_a_model_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch, called: Called
+) -> None:
+    case = Case(monkeypatch)
+    case.workers.look_at_files = lambda model, generation, tasks: called.calls.append(
+        (model, generation, bool(tasks))
+    )
+    case.workers.forget = called.by("forget")
+    case.run(lambda: case.do(LookAtFiles(model=M, generation=FIRST), ForgetModel(model=M)))
+    assert called.calls == [(M, FIRST, True), ("forget", M)]
+
+
+def test_a_launch_is_appraised_and_reported_to_the_core(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caller = Caller(connection=ConnectionId(b"c"), id=RequestId("r"))
+    case = Case(monkeypatch)
+
+    async def appraise(model: ModelName, launch: LaunchSettings) -> Need | None:
+        return NEED if launch is LAUNCH else None
+
+    async def body() -> None:
+        case.loop.soon.clear()
+        case.do(AppraiseLaunch(model=M, launch=LAUNCH, caller=caller))
+        await case.turns()
+
+    case.briefing.appraise = appraise
+    case.run(body)
+    answer = LaunchAppraised(now=100.0, model=M, launch=LAUNCH, caller=caller, need=NEED)
+    assert case.core.events == [answer]
+
+
+def test_memory_actions_reach_the_briefing(monkeypatch: pytest.MonkeyPatch, called: Called) -> None:
+    case = Case(monkeypatch)
+    for name in ("changed", "relaunched", "raised"):
+        setattr(case.briefing, name, called.by(name))
+    budget: Any = SimpleNamespace()
+    case.briefing.needs = {M: NEED}
+    case.run(
+        lambda: case.do(
+            BudgetChanged(budget=budget),
+            AdoptLaunch(model=M, launch=LAUNCH, need=NEED),
+            NeedRaised(model=M, launch=LAUNCH, raised_bytes=5),
+        )
+    )
+    assert called.calls == [
+        ("changed", budget),
+        ("relaunched", M, LAUNCH, NEED),
+        ("raised", LAUNCH, 5),
+    ]
+    assert case.core.events == [Appraised(now=100.0, needs={M: NEED})], "only a need is news"
+
+
+def test_measurements_and_downloads_are_planned_with(
+    monkeypatch: pytest.MonkeyPatch, called: Called
+) -> None:
+    given: dict[str, tuple[Any, ...]] = {}
+
+    def keeper(*arguments: Any) -> DownloadKeeper:
+        given["downloads"] = arguments
+        return DownloadKeeper(*arguments)
+
+    monkeypatch.setattr(app_module, "DownloadKeeper", keeper)
+    case = Case(monkeypatch)
+    place = Place("/folder")
+
+    async def found(repository: Repository, folder: str) -> None:
+        called.by("found")(repository, folder)
+
+    async def read_again(places: list[Place]) -> None:
+        called.by("read again")(places)
+
+    case.briefing.measured, case.briefing.found = called.by("measured"), found
+    case.briefing.outdated = lambda launch, loaded: [place] if loaded == "other" else []
+    case.briefing.read_again = read_again
+
+    async def body() -> None:
+        case.loop.soon.clear()
+        case.briefing.needs = {M: NEED}
+        case.learnt(LAUNCH, "same")
+        await given["downloads"][1](REPOSITORY, "/cache/model")
+        await case.turns()
+        assert case.core.events == [Appraised(now=100.0, needs={M: NEED})] * 2
+        case.learnt(LAUNCH, "other")
+        await case.turns()
+
+    case.run(body)
+    assert called.calls == [
+        ("measured", LAUNCH), ("found", REPOSITORY, "/cache/model"), ("measured", LAUNCH),
+        ("read again", [place]),
+    ]  # fmt: skip
+    assert case.core.events == [Appraised(now=100.0, needs={M: NEED})] * 4
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_only_a_bug_has_all_workers_killed(
+    monkeypatch: pytest.MonkeyPatch, called: Called, is_broken: bool
+) -> None:
+    async def end() -> None:
+        called.by("end")()
+
+    case = Case(monkeypatch)
+    case.workers.end = end
+
+    def body() -> None:
+        if is_broken:
+            case.loop.complain(case.loop, {"exception": ValueError("v"), "handle": 1})
+
+    assert case.run(body) == (70 if is_broken else 0)
+    assert called.calls == ([("end",)] if is_broken else [])
+
+
+def test_a_process_that_is_left_behind_makes_its_own_exit_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Case(monkeypatch)
+    case.workers.leave = lambda: 1
+    assert case.run() == 71
+
+
+def test_log_actions_are_logged_at_their_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, levels = Case(monkeypatch), list[str]()
+    monkeypatch.setattr(case.log, "change_level", levels.append)
+    entry = DaemonEnded(code=0)
+    case.do(
+        SetLogLevel(level="debug"),
+        entry,
+        LogFault(model=M, story=("one", "two")),
+        RequestEnded(is_refused=False, facts={"id": "r"}),
+        RequestEnded(is_refused=True, facts={"id": "s"}),
+    )
+    assert levels == ["debug"]
+    assert case.log.lines == [
+        ("info", "log level changed", {"to": "debug"}),
+        ("flight", entry),
+        ("error", "no rule for an event", {"model": M}),
+        ("one\ntwo",),
+        ("info", "request ended", {"id": "r"}),
+        ("debug", "request ended", {"id": "s"}),
+    ]
+
+
+def test_a_listening_gateway_is_announced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[dict[str, Any]] = []
+    case = Case(monkeypatch, on_change=told.append)
+    case.announcer.gateway_listens("http://127.0.0.1:1", 7)
+    assert told == [{"gateway": "http://127.0.0.1:1", "pid": 7}]
+
+
+def test_announcer_forwards_reloads_the_end_and_each_pulse(
+    called: Called,
+) -> None:
+    names = ("reloading", "reloaded", "stopping", "pulse")
+    manager: Any = SimpleNamespace(**{name: called.by(name) for name in names})
+    sleep: Any = SimpleNamespace(pulse=called.by("sleep"))
+    log = Log()
+    announcer = Announcer(log, lambda change: None, manager, sleep)
+    outline = Outline(states=(), is_busy=True, is_ending=False)
+    announcer.reloads()
+    announcer.reloaded(())
+    announcer.reloaded(("log_dir", "gateway"))
+    announcer.reload_refused(ConfigError(["one", "two"]))
+    announcer.pulse(lambda: outline)
+    announcer.finishes()
+    assert called.calls == [
+        ("reloading",), ("reloaded", 0), ("reloaded", 0), ("reloaded", 2),
+        ("pulse", outline), ("sleep", outline), ("stopping",),
+    ]  # fmt: skip
+    assert log.lines == [
+        ("info", "configuration reloaded", {"later": "-"}),
+        ("info", "configuration reloaded", {"later": "log_dir,gateway"}),
+        ("error", "reload refused", {"problems": 2}),
+        ("one\ntwo",),
+    ]
+
+
+def test_an_unknown_action_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(monkeypatch)
+    unknown: Any = SimpleNamespace()
+
+    def body() -> None:
+        with pytest.raises(AssertionError):
+            case.do(unknown)
+
+    assert case.run(body) == 70
+
+
+def test_a_signal_and_the_start_become_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[dict[str, Any]] = []
+    case = Case(monkeypatch, on_change=told.append)
+
+    def body() -> None:
+        case.log.lines.clear()
+        [start] = case.loop.soon[0]
+        start()
+        case.end(signal.SIGTERM, False)
+        case.end(signal.SIGINT, True)
+
+    case.run(body)
+    assert case.core.events == [
+        Appraised(now=100.0, needs={}),
+        Started(now=100.0),
+        ShutdownAsked(now=100.0, is_immediate=False),
+        ShutdownAsked(now=100.0, is_immediate=True),
+    ]
+    assert case.log.lines == [
+        ("info", "signal received", {"signal": "SIGTERM"}),
+        ("info", "signal received", {"signal": "SIGINT"}),
+    ]
+    assert told == [{"stopping": 2, "limit_s": 30.0}, {"stopping": 2, "limit_s": 0.0}]
+
+
+def test_facts_replace_odd_bytes_in_paths(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    facts = {"endpoint": "ipc:///run/client.sock", "pid": os.getpid(), "log_dir": "/l"}
+    odd = Path(os.fsdecode(b"/a\xff/b"))
+    for path, shown in ((Path("/c.toml"), "/c.toml"), (odd, "/a\ufffd/b"), (None, None)):
+        case = Case(monkeypatch, config_path=path)
+        assert case.core.facts == {**facts, "config_path": shown, "version": VERSION}

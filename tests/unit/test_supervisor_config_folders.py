@@ -1,4 +1,4 @@
-"""The folders of a configuration's models: those that cannot be loaded are named with why."""
+"""Where the models of a configuration are, and why a folder cannot be loaded."""
 
 from __future__ import annotations
 
@@ -6,22 +6,89 @@ from pathlib import Path
 
 import pytest
 
+from mlxsup.supervisor.config.folders import config_of_folders, split_model
 from mlxsup.supervisor.config.load import ConfigError
 from mlxsup.supervisor.config.model_folders import check_model_folders, model_problems, sentence
 
 from support.config_here import empty_cache, read
+from support.estimates_here import estimates_here
 from support.hub_caches import MODEL, REPO, write_folder, write_repository
+
+__all__ = ["estimates_here"]
 
 NO_JSON = {**MODEL, "config.json": b"{"}
 NO_WEIGHTS = {name: content for name, content in MODEL.items() if name != "model.safetensors"}
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, estimates_here: None) -> Path:
     """An empty cache of a machine that may ask the hub, and an empty working folder next to it."""
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
     return empty_cache(tmp_path, monkeypatch)
+
+
+def test_a_repo_is_served_from_its_snapshot_where_it_is(cache: Path) -> None:
+    snapshot = write_repository(cache)
+    [model] = read(f'[models.m]\nrepo = "{REPO}"\n').models
+    assert model.launch.path == str(snapshot)
+    assert (model.repo, model.revision) == (REPO, "main")
+
+
+def test_a_revision_chooses_the_snapshot_and_a_reload_sees_where_it_went(cache: Path) -> None:
+    write_repository(cache, commit="a" * 40)
+    other = write_repository(cache, commit="b" * 40, revision="v2")
+    text = f'[models.m]\nrepo = "{REPO}"\nrevision = "v2"\n'
+    before = read(text).models
+    assert before[0].launch.path == str(other)
+    moved = write_repository(cache, commit="c" * 40, revision="v2")
+    after = read(text).models
+    assert after[0].launch.path == str(moved)
+    assert after != before
+
+
+def test_a_repo_that_is_not_there_names_its_place_in_the_cache(cache: Path) -> None:
+    [model] = read(f'[models.m]\nrepo = "{REPO}"\n').models
+    assert model.launch.path == f"{cache}/models--{REPO.replace('/', '--')}"
+    assert not Path(model.launch.path).exists()
+
+
+def test_an_entry_that_says_where_its_model_is_takes_no_part_of_that_from_the_defaults(
+    cache: Path,
+) -> None:
+    snapshot = write_repository(cache)
+    config = read(
+        '[defaults]\nrepo = "a/b"\nrevision = "v1"\n'
+        '[models.folder]\npath = "m"\n'
+        f'[models.snapshot]\nrepo = "{REPO}"\n'
+        '[models.same]\nrevision = "v2"\n'
+    )
+    folder, found, same = config.models
+    assert (folder.repo, folder.revision, Path(folder.launch.path).name) == ("", "", "m")
+    assert (found.revision, found.launch.path) == ("main", str(snapshot))
+    assert (same.repo, same.revision) == ("a/b", "v2")
+
+
+def test_owner_and_name_on_the_command_line_are_a_repository(cache: Path) -> None:
+    assert split_model(REPO) == (REPO.split("/")[1], REPO)
+    assert split_model(f"small={REPO}") == ("small", REPO)
+    config, text = config_of_folders({"small": REPO})
+    assert text == f'[models.small]\nrepo = "{REPO}"\n'
+    assert read(text).models == config.models
+
+
+def test_a_folder_is_never_taken_for_a_repository(cache: Path) -> None:
+    """Not if it exists; nor if it does not, but the folder around it does."""
+    write_folder(Path("owner/name"))
+    here = Path.cwd() / "owner"
+    assert split_model("owner/name") == ("name", here / "name")
+    assert split_model("owner/nam") == ("nam", here / "nam")
+    assert split_model("./other/name") == ("name", Path.cwd() / "other" / "name")
+    # What is in the cache under exactly this name is meant, unless it is a folder as well.
+    write_repository(cache, "owner/nam")
+    assert split_model("owner/nam") == ("nam", "owner/nam")
+    write_repository(cache, "owner/name")
+    assert split_model("owner/name") == ("name", here / "name")
 
 
 def problems_of(text: str) -> dict[str, str]:
@@ -37,7 +104,9 @@ def refused(text: str) -> list[str]:
     return caught.value.problems
 
 
-def test_folders_and_snapshots_that_can_be_loaded_are_no_problem(cache: Path) -> None:
+def test_folders_and_snapshots_that_can_be_loaded_are_no_problem(
+    cache: Path,
+) -> None:
     write_folder(Path("model"))
     write_repository(cache)
     text = f'[models.a]\npath = "model"\n[models.b]\nrepo = "{REPO}"\n'
@@ -49,7 +118,9 @@ def test_the_fake_engine_has_no_folder(cache: Path) -> None:
     assert problems_of('[models.a]\nengine = "fake"\n') == {}
 
 
-def test_only_the_models_with_a_problem_are_named_each_with_what_to_do(cache: Path) -> None:
+def test_only_the_models_with_a_problem_are_named_each_with_what_to_do(
+    cache: Path,
+) -> None:
     write_folder(Path("good"))
     empty = write_folder(Path("empty"), NO_WEIGHTS).absolute()
     text = (
@@ -63,7 +134,9 @@ def test_only_the_models_with_a_problem_are_named_each_with_what_to_do(cache: Pa
     assert str(empty) in problems["c"]
 
 
-def test_a_folder_whose_files_are_all_there_and_damaged_is_one_too(cache: Path) -> None:
+def test_model_problems_names_a_damaged_file(
+    cache: Path,
+) -> None:
     folder = write_folder(Path("model"), NO_JSON).absolute()
     problem = problems_of('[models.a]\npath = "model"\n')["a"]
     assert problem.startswith(f"{folder}/config.json is not JSON: ")
@@ -75,7 +148,7 @@ def test_a_repository_that_will_be_downloaded_is_no_problem(cache: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
-def test_one_that_is_not_there_is_a_problem_where_nothing_is_downloaded(
+def test_model_problems_names_a_missing_repository_offline(
     cache: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv(name, "1")
@@ -86,7 +159,7 @@ def test_one_that_is_not_there_is_a_problem_where_nothing_is_downloaded(
     }
 
 
-def test_half_a_repository_is_judged_by_its_folder_where_nothing_is_downloaded(
+def test_model_problems_names_half_a_repository_offline(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     half = write_repository(cache, files=NO_WEIGHTS)
@@ -96,7 +169,9 @@ def test_half_a_repository_is_judged_by_its_folder_where_nothing_is_downloaded(
     assert str(half) in problems_of(text)["a"]
 
 
-def test_a_damaged_snapshot_is_a_problem_though_one_may_download(cache: Path) -> None:
+def test_a_damaged_snapshot_is_a_problem_though_one_may_download(
+    cache: Path,
+) -> None:
     files = {**MODEL, "model.safetensors": b"none"}
     snapshot = write_repository(cache, files=files)
     assert problems_of(f'[models.a]\nrepo = "{REPO}"\n') == {
@@ -118,7 +193,9 @@ def test_a_start_is_refused_with_the_line_and_the_key_of_each(
     ]
 
 
-def test_the_file_may_be_in_the_home(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_model_folders_shortens_the_home(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(Path.cwd()))
     config = read('[models.a]\npath = "nowhere"\n')
     with pytest.raises(ConfigError, match=r"^~/mlxsup\.toml:2: models\.a\.path: the model folder"):

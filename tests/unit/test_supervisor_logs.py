@@ -1,29 +1,394 @@
-"""Log files: rotation, rules, the last lines, and a disk that is full."""
+"""The logs and the flight recorder: what is written, bounded, renamed, lost on a bad disk."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
+import json
 import os
-import re
+import resource
+import signal
 import stat
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from mlxsup.cli.flight.of_daemon import of_daemon
+from mlxsup.cli.flight.recording import read_recording
+from mlxsup.protocol.flight import (
+    MODELS_FILE_NAME,
+    REQUESTS_FILE_NAME,
+    DaemonEnded,
+    DaemonStarted,
+    Entry,
+    ModelChanged,
+    Recorded,
+    RequestEnded,
+    read_line,
+)
 from mlxsup.supervisor import log_files
-from mlxsup.supervisor.log_files import MAX_WAITING_BYTES, STUCK_S, LogWriter, RotatingFile
+from mlxsup.supervisor.core.outbox import Outbox
+from mlxsup.supervisor.flight_files import ALIVE_INTERVAL_S, REQUEST_BYTES, FlightFiles
+from mlxsup.supervisor.log_files import (
+    MAX_WAITING_BYTES,
+    STUCK_S,
+    LogFile,
+    LogWriter,
+    RotatingFile,
+    Unmade,
+)
+from mlxsup.supervisor.log_folder import held_log_folder, record_log_folder
+from mlxsup.supervisor.log_lines import json_line, text_line
 from mlxsup.supervisor.logs import (
-    LAST_LINES,
-    MAX_LOG_BYTES_PER_S,
-    TAIL_BYTES,
     DaemonLog,
     ModelLog,
 )
+from mlxsup.supervisor.runtime_folder import RuntimeFolderError
 
 from support.eventually import eventually
+
+PIECE = 4096
+TAIL = 50 * PIECE
+
+
+class Sheet(LogFile):
+    """The file of such a writer."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, object]] = []
+
+    def write(self, data: bytes | Unmade) -> None:
+        self.calls.append(("write", data))
+
+    def skip(self, lost_bytes: int) -> None:
+        self.calls.append(("skip", lost_bytes))
+
+    def end(self, tail: bytes) -> None:
+        self.calls.append(("end", tail))
+
+    def close(self) -> None:
+        self.calls.append(("close", None))
+
+
+class Paper(LogWriter):
+    """A writer without a thread: what is handed over to its one file is kept in order."""
+
+    def __init__(self) -> None:
+        self.path = Path()
+        self.sheet = Sheet()
+        self.calls = self.sheet.calls
+
+    def open(self, path: Path, max_bytes: int = 0) -> LogFile:
+        self.path = path
+        return self.sheet
+
+    async def flushed(self, file: LogFile, limit_s: float) -> bool:
+        assert file is self.sheet
+        self.calls.append(("flushed", limit_s))
+        return True
+
+    def taken(self) -> list[tuple[str, object]]:
+        """What was handed over since the last time."""
+        calls = list(self.calls)
+        self.calls.clear()
+        return calls
+
+
+def tail_of(log: ModelLog, paper: Paper) -> bytes:
+    paper.calls.clear()
+    asyncio.run(log.ended(3.0))
+    (end, tail), flushed = paper.taken()
+    assert (end, flushed) == ("end", ("flushed", 3.0))
+    assert isinstance(tail, bytes)
+    return tail
+
+
+# ---------------------------------------------------------------- a model's log
+
+
+def test_a_rule_begins_each_life_on_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        time, "gmtime", lambda moment: time.struct_time((2031, 2, 3, 4, 5, 6, 0, 0, 0))
+    )
+    paper = Paper()
+    log = ModelLog(Path("/logs"), "m", paper)
+    assert paper.path == Path("/logs/m.log")
+    log.begin(1, 100)
+    log.write(b"half a line")
+    log.begin(2, 101)
+    log.write(b"a line\n")
+    log.begin(3, 102)
+    rule = b"--- generation %d pid %d 2031-02-03T04:05:06Z\n"
+    assert paper.taken() == [
+        ("write", rule % (1, 100)),
+        ("write", b"half a line"),
+        ("write", b"\n" + rule % (2, 101)),
+        ("write", b"a line\n"),
+        ("write", rule % (3, 102)),
+    ]
+    log.close()
+    assert paper.taken() == [("close", None)]
+
+
+def test_the_last_lines_are_fifty_readable_ones_of_this_life() -> None:
+    log = ModelLog(Path("/logs"), "m", Paper())
+    assert log.last_lines == ()
+    log.write(b"of the life before\n")
+    log.begin(2, 7)
+    assert log.last_lines == ()
+    log.write(b"".join(b"%d\r\n" % n for n in range(60)))
+    assert log.last_lines == tuple(str(n) for n in range(10, 60))
+    log.write(b"\n\xff" + b"x" * 3000)
+    assert log.last_lines == (*(str(n) for n in range(12, 60)), "", "\ufffd" + "x" * 2047)
+
+
+def test_a_bounded_tail_of_the_output_is_kept_in_whole_pieces() -> None:
+    paper = Paper()
+    log = ModelLog(Path("/logs"), "m", paper)
+    pieces = [bytes([n]) * PIECE for n in range(60)]
+    for piece in pieces:
+        log.write(piece)
+    assert tail_of(log, paper) == b"".join(pieces[10:])
+    log.write(b"z" * (PIECE - 1))  # one byte short of what the oldest piece may go for
+    assert len(tail_of(log, paper)) == TAIL + PIECE - 1
+    log.write(b"z")
+    assert tail_of(log, paper) == b"".join(pieces[11:]) + b"z" * PIECE
+    log.write(b"y")
+    log.write(b"x")
+    assert [len(piece) for piece in log.tail] == [PIECE] * 50 + [2], "small pieces become one"
+    log.begin(2, 7)
+    log.write(b"a" * PIECE)
+    log.write(b"b")
+    assert tail_of(log, paper) == b"a" * PIECE + b"b"
+    assert len(log.tail) == 2
+
+
+def test_eight_mebibytes_are_written_in_a_second_and_no_more() -> None:
+    paper = Paper()
+    now = [100.0]
+    log = ModelLog(Path("/logs"), "m", paper, clock=lambda: now[0])
+    most = b"x" * (8 * 2**20)
+
+    def what(data: bytes) -> list[tuple[str, object]]:
+        log.write(data)
+        return [(name, len(d) if isinstance(d, bytes) else d) for name, d in paper.taken()]
+
+    assert what(most) == [("write", len(most))]
+    assert what(b"12") == [("skip", 2)]
+    now[0] = 100.99
+    assert what(b"3") == [("skip", 1)]
+    now[0] = 101.0
+    assert what(b"1") == [("write", 1)]
+    now[0] = 101.5
+    assert what(most[2:]) == [("write", len(most) - 2)]
+    assert what(b"1") == [("write", 1)]
+    assert what(b"1") == [("skip", 1)]
+    now[0] = 102.0
+    assert what(most + b"1") == [("skip", len(most) + 1)]
+
+
+# ---------------------------------------------------------------- the daemon's own
+
+
+@pytest.mark.parametrize(
+    ("level", "shown"),
+    [
+        ("debug", ["DEBUG", "INFO", "WARNING", "ERROR"]),
+        ("info", ["INFO", "WARNING", "ERROR"]),
+        ("warning", ["WARNING", "ERROR"]),
+        ("error", ["ERROR"]),
+    ],
+)
+def test_each_level_shows_itself_and_what_is_graver(level: str, shown: list[str]) -> None:
+    paper = Paper()
+    log = DaemonLog(Path("/logs"), level, paper)
+    assert paper.path == Path("/logs/mlxsup.log")
+    for one in ("debug", "info", "warning", "error"):
+        log.write(one, "m")
+    lines = [data for _, data in paper.taken() if isinstance(data, bytes)]
+    assert [line.decode().split()[1] for line in lines] == shown
+
+
+def test_a_line_has_its_moment_its_level_its_message_and_its_facts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: 86_400.0 + 3661.0996)
+    paper = Paper()
+    log = DaemonLog(Path("/logs"), "info", paper)
+    log.write("warning", "worker exited", n=3, f=0.12345, plain="é", empty="", none=None)
+    log.write("info", "m", blank="a b", tab="a\tb", quote='a"b', equals="a=é")
+    stamp = "1970-01-02T01:01:01.099Z"
+    assert [data.decode() for _, data in paper.taken() if isinstance(data, bytes)] == [
+        f'{stamp} WARNING worker exited n=3 f=0.123 plain=é empty="" none=None\n',
+        f'{stamp} INFO m blank="a b" tab="a\\tb" quote="a\\"b" equals="a=é"\n',
+    ]
+    log.block("one\n  two\n\nthree")
+    log.close()
+    assert paper.taken() == [("write", b"  one\n    two\n  \n  three\n"), ("close", None)]
+
+
+# ---------------------------------------------------------------- files
+
+
+def test_a_log_is_renamed_at_ten_mebibytes(tmp_path: Path) -> None:
+    path = tmp_path / "m.log"
+    file = RotatingFile(path, pytest.fail)
+    file.write(b"x" * (10 * 2**20 - 1))
+    file.write(b"y")
+    assert [p.name for p in tmp_path.iterdir()] == ["m.log"]
+    file.write(b"z")
+    file.close()
+    assert path.read_bytes() == b"z"
+    assert (tmp_path / "m.log.1").stat().st_size == 10 * 2**20
+
+
+def test_partial_writes_are_completed_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:2]))
+    file = RotatingFile(tmp_path / "m.log", pytest.fail, max_bytes=8)
+    for data in (b"12345", b"678", b"9"):
+        file.write(data)
+    monkeypatch.undo()
+    file.close()
+    file.close()
+    assert (tmp_path / "m.log.1").read_bytes() == b"12345678"
+    assert (tmp_path / "m.log").read_bytes() == b"9"
+
+
+def test_appends_of_another_program_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "m.log"
+    file = RotatingFile(path, pytest.fail)
+    file.write(b"one ")
+    with path.open("ab") as other:
+        other.write(b"two ")
+    file.write(b"three")
+    file.close()
+    assert path.read_bytes() == b"one two three"
+
+
+def test_trouble_is_named_with_its_reason_and_leaves_no_file_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports: list[str] = []
+    now = [500.0]
+    path = tmp_path / "m.log"
+    file = RotatingFile(path, reports.append, clock=lambda: now[0])
+    file.write(b"kept\n")
+    opened = len(os.listdir("/dev/fd"))
+
+    def fail(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as context:
+        context.setattr(os, "write", fail)
+        for moment in (500.0, 559.9, 560.0, 560.1, 619.9, 620.0):
+            now[0] = moment
+            file.write(b"12345")
+    assert reports == [f"{path} cannot be written, lines are lost: No space left on device"] * 3
+    assert len(os.listdir("/dev/fd")) == opened - 1
+    file.skip(4)
+    file.write(b"again\n")
+    file.write(b"and again\n")
+    file.close()
+    assert path.read_bytes() == b"kept\n--- 34 bytes lost here\nagain\nand again\n"
+
+
+def stuck(tmp_path: Path) -> tuple[LogWriter, LogFile]:
+    """A writer that hangs in its first write until somebody reads the file."""
+    os.mkfifo(tmp_path / "hangs.log")
+    writer = LogWriter(pytest.fail)
+    file = writer.open(tmp_path / "hangs.log")
+    file.write(b"first\n")
+    eventually(lambda: writer.writes_since is not None and not file.pieces)
+    return writer, file
+
+
+def read(tmp_path: Path, writer: LogWriter, file: LogFile) -> bytes:
+    """All that the writer that hung writes."""
+    file.close()
+    with (tmp_path / "hangs.log").open("rb") as reader:
+        assert not writer.close(0.0)
+        text = reader.read()
+    assert writer.close(60.0)
+    return text
+
+
+@pytest.mark.parametrize(
+    ("tail", "written"),
+    [
+        (b"567", b"--- 6 bytes lost here\n567"),
+        (b"..123456789", b"123456789"),
+        (b"123456789", b"123456789"),
+    ],
+)
+def test_the_end_of_dropped_output_is_written(tail: bytes, written: bytes, tmp_path: Path) -> None:
+    writer = LogWriter(pytest.fail)
+    file = writer.open(tmp_path / "m.log")
+    file.write(b"kept ")
+    file.end(b"nothing was dropped")
+    file.skip(4)
+    file.skip(5)
+    file.end(tail)
+    file.end(tail)
+    assert writer.close(60.0)
+    assert (tmp_path / "m.log").read_bytes() == b"kept " + written
+
+
+def test_a_file_waits_once_however_much_it_is_owed(tmp_path: Path) -> None:
+    writer, file = stuck(tmp_path)
+    other = writer.open(tmp_path / "m.log")
+    called: list[bytes] = []
+    path = tmp_path / "m.log"
+    for text in (b"one ", b"two ", b"three"):
+        other.write(text)
+        file.write(text)
+    other.call(lambda _: called.append(path.read_bytes()))
+    other.write(b" four")
+    assert list(writer.files) == [other, file]
+    assert read(tmp_path, writer, file) == b"first\none two three"
+    assert path.read_bytes() == b"one two three four"
+    assert called == [b"one two three"]
+
+
+def test_the_thread_that_hangs_holds_up_no_end_of_the_process(tmp_path: Path) -> None:
+    writer, file = stuck(tmp_path)
+    (thread,) = [one for one in threading.enumerate() if one.name == "mlxsup-logs"]
+    assert thread.daemon
+    assert read(tmp_path, writer, file) == b"first\n"
+    assert not thread.is_alive()
+
+
+def test_flushed_returns_whether_all_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, file = stuck(tmp_path)
+
+    def ask(limit_s: float) -> Callable[[], bool]:
+        return lambda: asyncio.run(writer.flushed(file, limit_s))
+
+    assert ask(0.0)() is False
+    began_at = writer.writes_since
+    assert began_at is not None
+    just_begun = SimpleNamespace(monotonic=lambda: began_at)
+    monkeypatch.setattr(log_files, "time", just_begun)
+    assert ask(0.01)() is False
+    monkeypatch.undo()
+    text = read(tmp_path, writer, file)
+    assert text == b"first\n"
+    other = LogWriter(pytest.fail)
+    file = other.open(tmp_path / "m.log")
+    file.write(b"x")
+    assert asyncio.run(other.flushed(file, 60.0)) is True
+    assert (tmp_path / "m.log").read_bytes() == b"x"
+    assert other.close(60.0) is True
 
 
 def no_report(text: str) -> None:
@@ -49,70 +414,7 @@ def test_an_existing_file_is_continued(tmp_path: Path) -> None:
     assert (tmp_path / "m.log").read_bytes() == b"b"
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is full")
-def test_a_full_disk_drops_lines_and_says_so_once_a_minute(tmp_path: Path) -> None:
-    path = tmp_path / "m.log"
-    path.symlink_to("/dev/full")
-    reports: list[str] = []
-    moments = iter((0.0, 1.0, 59.0, 60.0, 61.0))
-    file = RotatingFile(path, reports.append, clock=lambda: next(moments))
-    for _ in range(5):
-        file.write(b"12345\n")
-    assert len(reports) == 2
-    assert os.strerror(errno.ENOSPC) in reports[0]
-    path.unlink()
-    file.write(b"room again\n")
-    file.close()
-    assert path.read_text() == "--- 30 bytes lost here\nroom again\n"
-
-
-def test_a_rule_line_separates_generations_even_after_half_a_line(tmp_path: Path) -> None:
-    writer = LogWriter(no_report)
-    log = ModelLog(tmp_path, "m", writer)
-    log.begin(1, 100)
-    log.write(b"one\nha")
-    log.write(b"lf")
-    assert log.last_lines == ("one", "half")
-    log.begin(2, 101)
-    log.write(b"two\n")
-    log.close()
-    assert writer.close(60.0)
-    last_lines: tuple[str, ...] = log.last_lines
-    assert last_lines == ("two",)
-    lines = (tmp_path / "m.log").read_text().splitlines()
-    rule = r"--- generation %d pid %d \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
-    assert re.fullmatch(rule % (1, 100), lines[0])
-    assert lines[1:3] == ["one", "half"]
-    assert re.fullmatch(rule % (2, 101), lines[3])
-    assert lines[4:] == ["two"]
-
-
-def test_the_last_lines_are_bounded_whatever_is_printed(tmp_path: Path) -> None:
-    writer = LogWriter(no_report)
-    log = ModelLog(tmp_path, "m", writer)
-    log.write(b"x" * 1_000_000)
-    assert sum(map(len, log.last_lines)) <= 2048
-    log.write(b"\n" + b"".join(b"%d\n" % n for n in range(1000)) + b"\xff\xfe rest")
-    assert len(log.last_lines) == LAST_LINES
-    assert log.last_lines[-2] == "999"
-    assert log.last_lines[-1].endswith(" rest")
-    log.close()
-    assert writer.close(60.0)
-
-
-def test_the_daemon_log_keeps_to_its_level_and_quotes_what_has_blanks(tmp_path: Path) -> None:
-    writer = LogWriter(no_report)
-    log = DaemonLog(tmp_path, "info", writer)
-    log.write("debug", "not shown")
-    log.write("info", "worker exited", model="m", generation=3, signal="SIGKILL", note="a b")
-    log.close()
-    assert writer.close(60.0)
-    (line,) = (tmp_path / "mlxsup.log").read_text().splitlines()
-    assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO ", line)
-    assert line.endswith('worker exited model=m generation=3 signal=SIGKILL note="a b"')
-
-
-def test_a_file_system_that_hangs_holds_up_nobody_but_the_writer(tmp_path: Path) -> None:
+def test_a_file_system_that_hangs_blocks_only_the_writer(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "hangs.log")  # opened for writing, it waits for a reader
     writer = LogWriter(no_report)
     hanging, other = (ModelLog(tmp_path, name, writer) for name in ("hangs", "m"))
@@ -159,16 +461,6 @@ def test_a_write_that_hangs_already_is_not_waited_for_and_one_that_ended_is_forg
         assert writer.close(60.0)
 
 
-def test_of_what_was_dropped_last_only_the_dropped_is_written_at_the_end(tmp_path: Path) -> None:
-    writer = LogWriter(no_report)
-    file = writer.open(tmp_path / "m.log")
-    file.write(b"written ")
-    file.skip(len(b"dropped"))
-    file.end(b"written dropped")
-    assert writer.close(60.0)
-    assert (tmp_path / "m.log").read_bytes() == b"written dropped"
-
-
 def test_logs_are_for_their_user_only(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
@@ -203,24 +495,361 @@ def test_a_file_system_that_fails_is_reported_and_never_raised(
     assert (tmp_path / "m.log").read_text().endswith("again\n")
 
 
-def test_who_prints_too_much_is_cut_and_its_last_words_are_kept(tmp_path: Path) -> None:
-    moments = [0.0]
-    writer = LogWriter(no_report)
-    log = ModelLog(tmp_path, "m", writer, clock=lambda: moments[0])
-    piece = b"%063d\n" % 0 * 1024
-    for _ in range(2 * MAX_LOG_BYTES_PER_S // len(piece)):
-        log.write(piece)
-        eventually(lambda: not log.file.waiting_bytes)
-    log.write(b"cause of death\n")
-    assert log.last_lines[-1] == "cause of death"
-    asyncio.run(log.ended(60.0))
-    text = b"".join((tmp_path / name).read_bytes() for name in ("m.log",))
-    assert text.endswith(b"cause of death\n")
-    lost = re.findall(rb"--- (\d+) bytes lost here\n", text)
-    assert len(lost) == 1
-    assert len(text) <= MAX_LOG_BYTES_PER_S + 2 * TAIL_BYTES
-    moments[0] = 1.0
-    log.write(b"the next second\n")
+MOMENT = 86_400.0 + 3661.0996
+STAMP = "1970-01-02T01:01:01.099Z"
+
+
+def test_the_same_line_as_text_and_as_json() -> None:
+    facts = {"n": 3, "f": 0.25, "text": 'é "x"\n', "none": None, "path": Path("/a"), "yes": True}
+    assert text_line(MOMENT, "warning", "worker exited", {"n": 3}).decode() == (
+        f"{STAMP} WARNING worker exited n=3\n"
+    )
+    line = json_line(MOMENT, "warning", "worker exited", facts).decode()
+    assert line.count("\n") == 1
+    assert json.loads(line) == {
+        "at": STAMP, "level": "warning", "message": "worker exited", "n": 3, "f": 0.25,
+        "text": 'é "x"\n', "none": None, "path": "/a", "yes": True,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "\ud800"])
+def test_json_line_turns_other_values_into_text(value: object) -> None:
+    line = json_line(MOMENT, "info", "m", {"value": value})
+    assert isinstance(json.loads(line.decode())["value"], str)
+
+
+def test_a_block_is_one_line_and_levels_apply(tmp_path: Path) -> None:
+    writer = LogWriter(print)
+    log = DaemonLog(tmp_path, "info", writer, is_json=True)
+    log.write("debug", "left out")
+    log.write("info", "reload refused", problems=2)
+    log.block("one\n  two")
+    log.change_level("debug")
+    assert log.level == "debug"
+    log.write("debug", "not left out")
     log.close()
     assert writer.close(60.0)
-    assert (tmp_path / "m.log").read_bytes().endswith(b"cause of death\nthe next second\n")
+    lines = [json.loads(line) for line in (tmp_path / "mlxsup.log").read_text().splitlines()]
+    assert [line["message"] for line in lines] == ["reload refused", "details", "not left out"]
+    assert (lines[0]["problems"], lines[1]["text"]) == (2, "one\n  two")
+    assert all(line["at"] <= time.strftime("%Y-%m-%dT%H:%M:%SZ~", time.gmtime()) for line in lines)
+
+
+EVIL = "\x1b[2J\x9b31m\u202e\udc80"
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+def test_the_log_holds_no_control_character(tmp_path: Path, is_json: bool) -> None:
+    writer = LogWriter(print)
+    log = DaemonLog(tmp_path, "debug", writer, is_json=is_json)
+    log.write("error", EVIL, model=EVIL, cause=EVIL)
+    log.block(f"one {EVIL}\ntwo")
+    log.close()
+    assert writer.close(60.0)
+    lines = (tmp_path / "mlxsup.log").read_text().split("\n")
+    assert len(lines) == (3 if is_json else 4)
+    assert all(line.isprintable() for line in lines)
+
+
+def test_a_second_daemon_is_kept_out_until_the_first_has_ended(tmp_path: Path) -> None:
+    logs = tmp_path / "above" / "logs"
+    files = len(os.listdir("/dev/fd"))
+    with held_log_folder(logs):
+        assert logs.is_dir()
+        with pytest.raises(RuntimeFolderError) as caught, held_log_folder(logs):
+            pass
+        assert (str(caught.value), caught.value.hint, caught.value.exit_code) == (
+            f"another daemon writes its logs to {logs}",
+            "set log_dir to another folder; without log_dir, each daemon has its own",
+            73,
+        )
+        assert len(os.listdir("/dev/fd")) == files + 1
+    assert len(os.listdir("/dev/fd")) == files
+    with held_log_folder(logs):
+        pass
+
+
+def test_a_disk_that_locks_no_folders_is_as_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    entered = []
+    with held_log_folder(tmp_path):
+        entered.append(tmp_path)
+    assert entered == [tmp_path]
+
+
+@pytest.mark.parametrize("name", ["file", "file/logs"])
+def test_held_log_folder_refuses_a_file_with_a_hint(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RuntimeFolderError) as caught, held_log_folder(tmp_path / name):
+        pass
+    assert str(caught.value).startswith(f"the log folder {tmp_path / name} cannot be created: ")
+    assert caught.value.hint == "set log_dir to a folder that you can write to"
+
+
+def test_the_place_is_noted_whatever_bytes_it_has_and_the_last_one_counts(tmp_path: Path) -> None:
+    for logs in (b"/some/where/else", b"/a\xff/b"):
+        record_log_folder(tmp_path, Path(os.fsdecode(logs)))
+        assert (tmp_path / "log_dir").read_bytes() == logs
+        assert [path.name for path in tmp_path.iterdir()] == ["log_dir"]
+
+
+CHANGE = ModelChanged(model="m", generation=1, before="READY", after="STOPPED")
+END = RequestEnded(id="r", number=1, model="m", outcome="stop")
+
+
+@contextmanager
+def files_no_larger_than(size: int) -> Iterator[None]:
+    """Within it, a write beyond that size is cut off there, and the next one fails."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+
+
+def live(folder: Path, pid: int, code: int | None) -> None:
+    """A daemon that writes its recorder; without a code, it is killed."""
+    writer = LogWriter(pytest.fail)
+    files = FlightFiles(folder, writer)
+    files.started(pid)
+    files.write(CHANGE)
+    files.write(END)
+    if code is not None:
+        files.ended(code)
+    assert writer.close(60.0)
+
+
+@pytest.mark.parametrize("name", [MODELS_FILE_NAME, REQUESTS_FILE_NAME])
+def test_a_recorder_that_ends_within_a_line_loses_nothing_of_the_next_daemon(
+    name: str, tmp_path: Path
+) -> None:
+    live(tmp_path, 7, None)
+    path = tmp_path / name
+    os.truncate(path, path.stat().st_size - 5)
+    live(tmp_path, 8, 0)
+    recording = read_recording(tmp_path, None, 0.0)
+    assert [run.pid for run in recording.runs] == [7, 8]
+    assert [run.has_died for run in recording.runs] == [True, False]
+    assert [one.entry for one in recording.runs[1].entries] == [CHANGE, END]
+    assert recording.damage.startswith("1 line of the flight recorder cannot be read")
+    told = of_daemon(recording, 0.0).sentences
+    assert told[0].startswith("the daemon (pid 8) ended at ")
+
+
+def test_a_line_that_a_full_disk_cut_off_is_ended_before_it_says_how_much_is_lost(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "m.log"
+    reports: list[str] = []
+    file = RotatingFile(path, reports.append)
+    file.write(b"whole\n")
+    with files_no_larger_than(9):
+        file.write(b"cut off\n")
+    assert len(reports) == 1
+    file.write(b"again\n")
+    file.write(b"and again\n")
+    file.close()
+    kept, cut_off, lost, *rest = path.read_bytes().splitlines()
+    assert (kept, cut_off) == (b"whole", b"cut")
+    assert lost == b"--- 8 bytes lost here"
+    assert rest == [b"again", b"and again"]
+
+
+def test_a_file_that_was_closed_within_a_line_continues_it(tmp_path: Path) -> None:
+    file = RotatingFile(tmp_path / "m.log", pytest.fail)
+    for piece in (b"ha", b"lf"):
+        file.write(piece)
+        file.close()
+    assert (tmp_path / "m.log").read_bytes() == b"half"
+
+
+@pytest.mark.parametrize("before", [b"", b"line\n"])
+def test_nothing_is_added_to_a_file_that_ends_with_a_line(before: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "m.log"
+    path.write_bytes(before)
+    file = RotatingFile(path, pytest.fail)
+    file.write(b"next\n")
+    file.close()
+    assert path.read_bytes() == before + b"next\n"
+
+
+@pytest.fixture
+def writer() -> Iterator[LogWriter]:
+    reports: list[str] = []
+    writer = LogWriter(reports.append)
+    yield writer
+    assert writer.close(60.0)
+    assert reports == []
+
+
+class FlightFilesSheet(LogFile):
+    """Keeps what the writer would be asked to call."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.calls: list[Callable[[RotatingFile], None]] = []
+
+    def call(self, function: Callable[[RotatingFile], None]) -> None:
+        self.calls.append(function)
+
+
+class FlightFilesPaper(LogWriter):
+    """A writer without a thread."""
+
+    def __init__(self) -> None:
+        self.sheets: dict[str, FlightFilesSheet] = {}
+        self.writes_since = None
+
+    def open(self, path: Path, max_bytes: int = 0) -> LogFile:
+        return self.sheets.setdefault(path.name, FlightFilesSheet(max_bytes))
+
+
+class Wall:
+    """Seconds since the epoch, as a test says."""
+
+    def __init__(self) -> None:
+        self.now = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def lines_in(path: Path) -> list[object]:
+    return [read_line(line).entry for line in path.read_text().splitlines()]
+
+
+def test_models_and_requests_have_a_file_each_which_only_their_owner_reads(
+    tmp_path: Path, writer: LogWriter
+) -> None:
+    files = FlightFiles(tmp_path, writer)
+    files.started(7)
+    files.write(CHANGE)
+    files.write(END)
+    files.ended(0)
+    assert writer.close(60.0)
+    models, requests = tmp_path / MODELS_FILE_NAME, tmp_path / REQUESTS_FILE_NAME
+    begun, change, ended = lines_in(models)
+    assert isinstance(begun, DaemonStarted)
+    assert (begun.pid, begun.before_alive_at) == (7, None)
+    assert (change, ended) == (CHANGE, DaemonEnded(code=0))
+    assert lines_in(requests) == [begun, END]
+    [run] = read_recording(tmp_path, None, 0.0).runs
+    assert [one.entry for one in run.entries] == [CHANGE, END]
+    assert run.ended is not None
+    assert run.ended.number == 3
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (models, requests)} == {0o600}
+
+
+def test_kept_and_written_entries_have_the_same_numbers(tmp_path: Path, writer: LogWriter) -> None:
+    """`why` lays both together by them."""
+    outbox, files = Outbox(), FlightFiles(tmp_path, writer)
+    files.started(7)
+    for entry in (CHANGE, END, END, CHANGE):
+        outbox.record(entry, 1.0)
+    for action in outbox.take():
+        assert isinstance(action, Entry)
+        files.write(action)
+    assert writer.close(60.0)
+    [run] = read_recording(tmp_path, None, 0.0).runs
+    kept = [(one["n"], one["kind"]) for one in outbox.flight.entries(1.0)]
+    assert [(one.number, one.entry.KIND) for one in run.entries] == kept
+    assert [number for number, _ in kept] == [1, 2, 3, 4]
+
+
+def test_the_lines_of_requests_are_made_by_the_thread_that_writes_them(
+    tmp_path: Path, writer: LogWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come often, so the loop must not; what a death says is handed over as it was."""
+    makers: dict[type[Entry], set[str]] = {}
+    to_line = Recorded.to_line
+
+    def noted(recorded: Recorded) -> bytes:
+        makers.setdefault(type(recorded.entry), set()).add(threading.current_thread().name)
+        return to_line(recorded)
+
+    monkeypatch.setattr(Recorded, "to_line", noted)
+    files = FlightFiles(tmp_path, writer)
+    for entry in (CHANGE, END, END):
+        files.write(entry)
+    assert writer.close(60.0)
+    here = threading.current_thread().name
+    assert makers == {ModelChanged: {here}, RequestEnded: {"mlxsup-logs"}}
+    assert lines_in(tmp_path / REQUESTS_FILE_NAME) == [END, END]
+
+
+def test_entries_that_wait_for_a_disk_that_hangs_are_bounded(
+    tmp_path: Path, writer: LogWriter
+) -> None:
+    path = tmp_path / REQUESTS_FILE_NAME
+    os.mkfifo(path)  # opened for writing, it waits for a reader
+    files = FlightFiles(tmp_path, writer)
+    files.write(END)
+    eventually(lambda: writer.writes_since is not None and not writer.files)
+    most = MAX_WAITING_BYTES // REQUEST_BYTES
+    for _ in range(most + 2):
+        files.write(END)
+    files.ended(0)
+    with path.open() as reader:  # it continues
+        assert len(reader.readlines()) == 1 + most
+
+
+def test_the_time_of_the_file_says_until_when_the_daemon_lived(
+    tmp_path: Path, writer: LogWriter
+) -> None:
+    path = tmp_path / MODELS_FILE_NAME
+    path.touch()
+    os.utime(path, (1000.0, 1000.0))
+    FlightFiles(tmp_path, writer).alive()
+    assert writer.close(60.0)
+    assert path.stat().st_mtime > 1000.0
+
+
+def test_the_file_is_touched_every_few_seconds_unless_its_disk_hangs(tmp_path: Path) -> None:
+    wall, paper = Wall(), FlightFilesPaper()
+    files = FlightFiles(tmp_path, paper, wall)
+    touched = paper.sheets[MODELS_FILE_NAME].calls
+    for _ in range(4):  # the first and the last of them count
+        files.alive()
+        wall.now += ALIVE_INTERVAL_S / 3
+    assert len(touched) == 2
+    wall.now -= 3600.0  # somebody has set the clock back
+    files.alive()
+    assert len(touched) == 3
+    paper.writes_since = 1.0
+    for _ in range(4):
+        wall.now += ALIVE_INTERVAL_S
+        files.alive()
+    assert len(touched) == 3
+
+
+def test_the_next_daemon_notes_when_the_one_before_it_was_last_alive(
+    tmp_path: Path, writer: LogWriter
+) -> None:
+    path = tmp_path / MODELS_FILE_NAME
+    path.touch()
+    os.utime(path, (1000.0, 1000.0))
+    FlightFiles(tmp_path, writer).started(8)
+    assert writer.close(60.0)
+    [begun] = lines_in(path)
+    assert isinstance(begun, DaemonStarted)
+    assert begun.before_alive_at == 1000.0
+
+
+@pytest.mark.parametrize(("max_bytes", "files"), [(1000, 2), (10, 3)])
+def test_a_file_is_renamed_at_the_size_that_it_was_opened_with(
+    tmp_path: Path, writer: LogWriter, max_bytes: int, files: int
+) -> None:
+    file = writer.open(tmp_path / "f", max_bytes)
+    for _ in range(3):
+        file.write(b"x" * 400)
+        file.call(lambda file: None)  # so that each write is a separate one
+    assert writer.close(60.0)
+    assert len(list(tmp_path.iterdir())) == files

@@ -1,8 +1,9 @@
-"""What workers measured outlives the daemon, replaces what was estimated, and never does harm."""
+"""What models need: estimated, measured, raised, remembered; and what cannot fit."""
 
 from __future__ import annotations
 
 import json
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlxsup.protocol.cache_cost import GROWTH_TOKENS, cache_bytes
 from mlxsup.protocol.cache_layers import CacheLayers
+from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.worker_messages import Ready
-from mlxsup.supervisor.core.memory.need import Figure, Source
+from mlxsup.supervisor.config.load import ConfigError, DaemonConfig, load_config
+from mlxsup.supervisor.core.memory.need import Figure, Need, Source
+from mlxsup.supervisor.memory import problems as problems_module
 from mlxsup.supervisor.memory.appraiser import (
-    FAKE_PROCESS_BYTES,
     FIRST_GUESS_BYTES,
     LEAST_TOKENS,
     Appraiser,
@@ -24,7 +28,9 @@ from mlxsup.supervisor.memory.appraiser import (
 )
 from mlxsup.supervisor.memory.estimator import estimate_launch
 from mlxsup.supervisor.memory.folder import fingerprint, stamp
+from mlxsup.supervisor.memory.machine import find_budget
 from mlxsup.supervisor.memory.measurements import FILE_NAME, Measured, Measurements, Raised
+from mlxsup.supervisor.memory.problems import check_memory, check_needs
 
 from support.safetensors_files import llama_arrays, llama_config, write_folder
 
@@ -46,7 +52,7 @@ RAISED = Raised(path="/models/one", backend="cpu", fingerprint="f1", raised_byte
 # ---------------------------------------------------------------- the file
 
 
-def test_what_was_learned_is_known_to_the_next_daemon(tmp_path: Path) -> None:
+def test_learn_is_known_to_the_next_daemon(tmp_path: Path) -> None:
     first = Measurements(tmp_path)
     assert (first.problem, first.find("/models/one", "cpu", "f1")) == ("", None)
     other = replace(ONE, backend="cuda", own_bytes=None, layers=())
@@ -61,7 +67,7 @@ def test_what_was_learned_is_known_to_the_next_daemon(tmp_path: Path) -> None:
     assert again.find("/models/two", "cpu", "f1") is None
 
 
-def test_what_was_raised_is_known_to_the_next_daemon_and_a_measurement_leaves_it(
+def test_learn_raised_is_known_to_the_next_daemon(
     tmp_path: Path,
 ) -> None:
     first = Measurements(tmp_path)
@@ -94,7 +100,7 @@ def test_a_changed_folder_is_measured_anew(tmp_path: Path) -> None:
     assert found.weight_bytes == 2000
 
 
-def test_what_is_known_already_is_not_written_again(tmp_path: Path) -> None:
+def test_learn_does_not_write_a_known_measurement(tmp_path: Path) -> None:
     measurements = Measurements(tmp_path)
     measurements.learn(ONE)
     (tmp_path / FILE_NAME).unlink()
@@ -121,17 +127,7 @@ def test_a_thousand_are_kept_and_the_oldest_is_forgotten(tmp_path: Path) -> None
     assert again[-2:] == ["/models/0", "/models/1000"]
 
 
-def test_a_file_with_too_many_is_cut_to_a_thousand(tmp_path: Path) -> None:
-    known = [
-        stored()["models"][0] | {"layers": [], "path": f"/models/{number}"}
-        for number in range(1003)
-    ]
-    (tmp_path / FILE_NAME).write_text(json.dumps(stored() | {"models": known}))
-    Measurements(tmp_path).learn(ONE)
-    assert len(json.loads((tmp_path / FILE_NAME).read_text())["models"]) == 1000
-
-
-def test_what_cannot_be_written_is_known_as_long_as_the_daemon_lives(tmp_path: Path) -> None:
+def test_an_unwritten_measurement_is_known_while_the_daemon_lives(tmp_path: Path) -> None:
     measurements = Measurements(tmp_path / "missing")
     with pytest.raises(FileNotFoundError):
         measurements.learn(ONE)
@@ -221,11 +217,6 @@ def test_brackets_without_end_are_damage_as_well(tmp_path: Path, begin: bytes) -
     assert "(it is damaged)" in Measurements(tmp_path).problem
 
 
-def test_a_file_that_cannot_be_read_is_named_with_the_cause(tmp_path: Path) -> None:
-    (tmp_path / FILE_NAME).mkdir()
-    assert "(Is a directory)" in Measurements(tmp_path).problem
-
-
 # ---------------------------------------------------------------- what a model needs
 
 
@@ -246,7 +237,7 @@ def test_before_it_was_loaded_everything_is_an_estimate(tmp_path: Path) -> None:
     assert (need.given_bytes, need.remark, need.is_measured) == (None, "", False)
 
 
-def test_what_was_measured_replaces_what_was_estimated(tmp_path: Path) -> None:
+def test_appraise_prefers_measurements(tmp_path: Path) -> None:
     folder = tmp_path / "m"
     write_folder(folder, llama_config(model_type="novel"), llama_arrays())
     measurements = Measurements(tmp_path)
@@ -268,20 +259,6 @@ def test_what_was_measured_replaces_what_was_estimated(tmp_path: Path) -> None:
         .appraise(launch(folder), estimate_launch(launch(folder)))
         .is_measured
     )
-
-
-def test_a_gpu_cannot_tell_what_a_process_holds_so_that_stays_an_estimate(tmp_path: Path) -> None:
-    folder = tmp_path / "m"
-    write_folder(folder, llama_config(), llama_arrays())
-    measurements = Measurements(tmp_path)
-    measurements.learn(
-        replace(ONE, path=str(folder), backend="cuda", fingerprint=fingerprint(stamp(folder)),
-                own_bytes=None, layers=())
-    )  # fmt: skip
-    need = Appraiser("cuda", measurements).appraise(launch(folder), estimate_launch(launch(folder)))
-    assert need.weights.source is Source.MEASURED
-    assert need.own == Figure(size_bytes=FIRST_GUESS_BYTES["cuda"], source=Source.ESTIMATED)
-    assert need.layers_source is Source.ESTIMATED
 
 
 def test_a_process_is_guessed_from_the_largest_of_the_same_backend(tmp_path: Path) -> None:
@@ -310,7 +287,7 @@ def test_memory_is_reserved_for_the_context_that_is_asked_for(
     assert (need.context_tokens, need.least_tokens) == (context, least)
 
 
-def test_what_was_raised_is_part_of_the_need_until_the_files_change(tmp_path: Path) -> None:
+def test_appraise_adds_raised_bytes_until_the_files_change(tmp_path: Path) -> None:
     folder = tmp_path / "m"
     write_folder(folder, llama_config(), llama_arrays())
     measurements = Measurements(tmp_path)
@@ -341,19 +318,6 @@ def test_the_entry_gives_memory_and_rows(tmp_path: Path) -> None:
     assert (need.given_bytes, need.needed_bytes, need.max_rows) == (2**30, 2**30, 3)
 
 
-def test_the_fake_engine_needs_its_process_and_what_is_given(tmp_path: Path) -> None:
-    appraiser = Appraiser("cpu", Measurements(tmp_path))
-    need = appraiser.appraise(
-        LaunchSettings(engine="fake", fake={"context_length": 100}),
-        estimate_launch(LaunchSettings(engine="fake", fake={"context_length": 100})),
-    )
-    assert need.needed_bytes == FAKE_PROCESS_BYTES
-    assert (need.context_tokens, need.least_tokens) == (100, 100)
-    given = LaunchSettings(engine="fake", memory_limit_bytes=3 * 2**30, context_length=50)
-    assert appraiser.appraise(given, estimate_launch(given)).needed_bytes == 3 * 2**30
-    assert appraiser.appraise(given, estimate_launch(given)).context_tokens == 50
-
-
 # ---------------------------------------------------------------- what a worker says
 
 READY = Ready(context_length=1, fingerprint="x", backend="cpu", active_bytes=5000, own_bytes=1)
@@ -371,7 +335,290 @@ READY = Ready(context_length=1, fingerprint="x", backend="cpu", active_bytes=500
         replace(READY, cache_layers=[CacheLayers(layers=1, window=-1)]),
     ],
 )
-def test_what_makes_no_sense_is_not_remembered(tmp_path: Path, ready: Ready) -> None:
+def test_measured_by_ignores_negative_sizes(tmp_path: Path, ready: Ready) -> None:
     write_folder(tmp_path, llama_config(), llama_arrays())
     assert measured_by(launch(tmp_path), READY, stamp(tmp_path)) is not None
     assert measured_by(launch(tmp_path), ready, stamp(tmp_path)) is None
+
+
+MIB = 2**20
+LAYERS_APPRAISER = (
+    CacheLayers(layers=3, token_bytes=64),
+    CacheLayers(layers=1, row_bytes=16, window=9),
+)
+
+
+@pytest.fixture
+def launch_appraiser(tmp_path: Path) -> LaunchSettings:
+    """A llama with a context of 8192 tokens."""
+    write_folder(tmp_path / "m", llama_config(), llama_arrays())
+    return LaunchSettings(path=str(tmp_path / "m"))
+
+
+# ---------------------------------------------------------------- nothing was measured
+
+
+@pytest.mark.parametrize(("backend", "mib"), [("cpu", 256), ("metal", 256), ("cuda", 768)])
+def test_a_process_is_guessed_by_the_backend(
+    tmp_path: Path, launch_appraiser: LaunchSettings, backend: str, mib: int
+) -> None:
+    need = Appraiser(backend, Measurements(tmp_path)).appraise(
+        launch_appraiser, estimate_launch(launch_appraiser)
+    )
+    assert need.own == Figure(size_bytes=mib * MIB, source=Source.ESTIMATED)
+
+
+@pytest.mark.parametrize(("declared", "least"), [(4095, 4095), (4096, 4096), (4097, 4096)])
+def test_memory_is_reserved_for_4096_tokens_or_a_shorter_context(
+    tmp_path: Path, launch_appraiser: LaunchSettings, declared: int, least: int
+) -> None:
+    config = llama_config(max_position_embeddings=declared)
+    write_folder(tmp_path / "m", config, llama_arrays())
+    need = Appraiser("cpu", Measurements(tmp_path)).appraise(
+        launch_appraiser, estimate_launch(launch_appraiser)
+    )
+    assert (need.context_tokens, need.least_tokens) == (declared, least)
+
+
+def test_a_measurement_without_layers_leaves_the_estimate_and_its_remark(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    write_folder(folder, llama_config(model_type="novel"), llama_arrays())
+    launch_appraiser, measurements = LaunchSettings(path=str(folder)), Measurements(tmp_path)
+    before = Appraiser("cpu", measurements).appraise(
+        launch_appraiser, estimate_launch(launch_appraiser)
+    )
+    kept = Measured(
+        path=str(folder), backend="cpu", fingerprint=fingerprint(stamp(folder)), weight_bytes=5000,
+        own_bytes=0, layers=(),
+    )  # fmt: skip
+    measurements.learn(kept)
+    need = Appraiser("cpu", measurements).appraise(
+        launch_appraiser, estimate_launch(launch_appraiser)
+    )
+    assert need == replace(
+        before,
+        weights=Figure(size_bytes=5000, source=Source.MEASURED),
+        own=Figure(size_bytes=0, source=Source.MEASURED),
+    )
+    assert "novel" in need.remark
+
+
+# ---------------------------------------------------------------- the fake engine
+
+
+def fake_need(folder: Path, **options: Any) -> Need:
+    launch_appraiser = LaunchSettings(engine="fake", fake=options)
+    return Appraiser("cpu", Measurements(folder)).appraise(
+        launch_appraiser, estimate_launch(launch_appraiser)
+    )
+
+
+def test_a_fake_model_has_a_process_and_no_weights(tmp_path: Path) -> None:
+    launch_appraiser = LaunchSettings(engine="fake", max_concurrency=3, memory_limit_bytes=7)
+    assert Appraiser("cpu", Measurements(tmp_path)).appraise(
+        launch_appraiser, estimate_launch(launch_appraiser)
+    ) == Need(
+        weights=Figure(size_bytes=0, source=Source.MEASURED),
+        own=Figure(size_bytes=64 * MIB, source=Source.GIVEN),
+        layers=(),
+        layers_source=Source.MEASURED,
+        context_tokens=4096,
+        least_tokens=4096,
+        max_rows=3,
+        given_bytes=7,
+    )
+
+
+def test_the_tokens_of_a_fake_model_take_what_its_options_say(tmp_path: Path) -> None:
+    layers = [fake_need(tmp_path, token_bytes=size).layers for size in (1, 500)]
+    assert layers == [(CacheLayers(layers=1, token_bytes=size),) for size in (1, 500)]
+    for nothing in (0, -1, True, "500", None):
+        assert fake_need(tmp_path, token_bytes=nothing).layers == (), nothing
+
+
+def test_the_context_of_a_fake_model_is_the_smaller_of_what_is_asked_and_declared(
+    tmp_path: Path,
+) -> None:
+    found = [contexts(tmp_path, asked, 100) for asked in (0, 50, 200)]
+    assert found == [(100, 100), (50, 50), (100, 100)]
+
+
+def contexts(folder: Path, asked: int, declared: object) -> tuple[int, int]:
+    """The longest context, and that for which memory is reserved."""
+    launch_appraiser = LaunchSettings(
+        engine="fake", context_length=asked, fake={"context_length": declared}
+    )
+    need = Appraiser("cpu", Measurements(folder)).appraise(
+        launch_appraiser, estimate_launch(launch_appraiser)
+    )
+    return need.context_tokens, need.least_tokens
+
+
+@pytest.mark.parametrize("declared", ["100", True, 1.5, None])
+def test_a_context_that_is_no_number_is_the_usual_one(tmp_path: Path, declared: object) -> None:
+    assert contexts(tmp_path, 0, declared) == (4096, 4096)
+
+
+# ---------------------------------------------------------------- what is remembered
+
+READY_APPRAISER = Ready(
+    context_length=1, fingerprint="x", backend="metal", active_bytes=5000, own_bytes=300,
+    cache_layers=list(LAYERS_APPRAISER),
+)  # fmt: skip
+
+
+def test_a_measurement_is_remembered_with_the_files_that_it_is_of(
+    launch_appraiser: LaunchSettings,
+) -> None:
+    kept = Measured(
+        path=launch_appraiser.path,
+        backend="metal",
+        fingerprint=fingerprint(stamp(Path(launch_appraiser.path))),
+        weight_bytes=5000,
+        own_bytes=300,
+        layers=LAYERS_APPRAISER,
+    )
+    assert (
+        measured_by(launch_appraiser, READY_APPRAISER, stamp(Path(launch_appraiser.path))) == kept
+    )
+    unknown = replace(READY_APPRAISER, own_bytes=None, cache_layers=[])
+    assert measured_by(launch_appraiser, unknown, stamp(Path(launch_appraiser.path))) == replace(
+        kept, own_bytes=None, layers=()
+    )
+
+
+def test_nothing_is_remembered_of_files_that_could_not_be_looked_at(
+    launch_appraiser: LaunchSettings,
+) -> None:
+    """As those of the fake engine, which has none."""
+    assert measured_by(launch_appraiser, READY_APPRAISER, None) is None
+
+
+def config_of(folder: Path, budget: str, entry: str) -> DaemonConfig:
+    """Two models of the same small folder, each with these keys, and one that is missing."""
+    write_folder(folder / "model", llama_config(), llama_arrays())
+    path = folder / "mlxsup.toml"
+    models = "".join(f'[models.{name}]\npath = "model"\n{entry}\n' for name in "ab")
+    gone = '[models.gone]\npath = "gone"\npinned = true\n'
+    path.write_text(f'[supervisor]\nmemory_budget = "{budget}"\n{models}{gone}')
+    return load_config(path)
+
+
+def problems_of(config: DaemonConfig) -> list[str]:
+    """What `config check` says of it."""
+    try:
+        check_memory(config)
+    except ConfigError as error:
+        return error.problems
+    return []
+
+
+def test_pinned_models_without_memory_that_do_not_fit_together_are_found(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "300MiB", "pinned = true")
+    with pytest.raises(ConfigError) as caught:
+        check_memory(config)
+    (problem,) = caught.value.problems
+    assert problem.startswith(f"{config.config_path}: the pinned models a (")
+    assert problem.endswith("unpin one, or raise supervisor.memory_budget")
+
+
+def test_those_that_fit_are_not(tmp_path: Path) -> None:
+    check_memory(config_of(tmp_path, "2GiB", "pinned = true"))
+
+
+def test_a_memory_below_the_weights_is_found_for_each_model(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_memory(config_of(tmp_path, "2GiB", "memory = 1"))
+    where = f"{tmp_path / 'mlxsup.toml'}: models"
+    first, second = caught.value.problems
+    assert first.startswith(f"{where}.a.memory is not enough: its memory is 1 B, and it needs")
+    assert second.startswith(f"{where}.b.memory is not enough")
+
+
+def test_both_kinds_of_mistakes_are_found_at_once(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "2GiB", 'pinned = true\nmemory = "300KiB"')
+    problems = problems_of(replace(config, memory_budget=2**19))
+    assert [problem.partition(": ")[2][:22] for problem in problems] == [
+        "models.a.memory is not", "models.b.memory is not", "the pinned models a (0",
+    ]  # fmt: skip
+
+
+def test_pinned_models_fit_up_to_the_last_byte_and_others_do_not_count(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "2GiB", "pinned = true")
+    need = Appraiser("cpu", Measurements(tmp_path)).appraise(
+        config.models[0].launch, estimate_launch(config.models[0].launch)
+    )
+    raised = replace(need, raised_bytes=2**30)  # what was raised can be given up
+    needs = {ModelName("a"): need, ModelName("b"): raised}
+    whole = 2 * need.needed_bytes
+    budget = find_budget(whole, "cpu")
+    check_needs(config, needs, budget)
+    with pytest.raises(ConfigError, match=r"the pinned models a .* and b .* need"):
+        check_needs(config, needs, replace(budget, size_bytes=whole - 1))
+    models = (config.models[0], replace(config.models[1], pinned=False))
+    check_needs(replace(config, models=models), needs, replace(budget, size_bytes=whole // 2))
+
+
+def test_without_a_budget_pinned_models_are_not_in_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon starts, and says in its log that it does not know the memory of the GPU."""
+
+    def ask(*_: object, **__: object) -> None:
+        raise FileNotFoundError("nvidia-smi")
+
+    monkeypatch.setattr(subprocess, "run", ask)
+    monkeypatch.setattr(problems_module, "find_backend", lambda: "cuda")
+    automatic = replace(config_of(tmp_path, "1MiB", "pinned = true"), memory_budget=None)
+    check_memory(automatic)
+    automatic = replace(config_of(tmp_path, "1MiB", "memory = 1"), memory_budget=None)
+    with pytest.raises(ConfigError) as caught:
+        check_memory(automatic)
+    assert len(caught.value.problems) == 2
+
+
+def test_check_memory_counts_measured_weights_and_not_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(problems_module, "find_backend", lambda: "cpu")
+    config = config_of(tmp_path, "2GiB", "")
+    folder = config.models[0].launch.path
+    layers = (
+        Appraiser("cpu", Measurements(tmp_path))
+        .appraise(config.models[0].launch, estimate_launch(config.models[0].launch))
+        .layers
+    )
+    measured = Measured(
+        path=folder,
+        backend="cpu",
+        fingerprint=fingerprint(stamp(Path(folder))),
+        weight_bytes=2**28,
+        own_bytes=2**29,
+        layers=layers,
+    )
+    least = 2**28 + cache_bytes(layers, rows=1, longest=GROWTH_TOKENS)
+    for memory, count in ((least, 0), (least - 1, 2)):
+        config = replace(config_of(tmp_path, "2GiB", f"memory = {memory}"), runtime_dir=tmp_path)
+        Measurements(tmp_path).learn(
+            replace(measured, fingerprint=fingerprint(stamp(Path(folder))))
+        )  # the folder is written anew each time
+        assert len(problems_of(config)) == count
+
+
+def test_an_unreadable_file_is_named_with_the_cause(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).mkdir()
+    assert "(Is a directory)" in Measurements(tmp_path).problem
+
+
+def test_appraise_estimates_own_bytes_on_a_gpu(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    write_folder(folder, llama_config(), llama_arrays())
+    measurements = Measurements(tmp_path)
+    measurements.learn(
+        replace(ONE, path=str(folder), backend="cuda", fingerprint=fingerprint(stamp(folder)),
+                own_bytes=None, layers=())
+    )  # fmt: skip
+    need = Appraiser("cuda", measurements).appraise(launch(folder), estimate_launch(launch(folder)))
+    assert need.weights.source is Source.MEASURED
+    assert need.own == Figure(size_bytes=FIRST_GUESS_BYTES["cuda"], source=Source.ESTIMATED)
+    assert need.layers_source is Source.ESTIMATED

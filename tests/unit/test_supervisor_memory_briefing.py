@@ -1,117 +1,455 @@
-"""What the core raises is remembered by the shell, on the disk if there is room for it."""
+"""What the core learns about memory at the start, at a reload and after a download."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mlxsup.cli.commands.plan import plan_of
+from mlxsup.cli.doctor.facts import Configuration
+from mlxsup.cli.doctor.gathering.machine import gather_memory
+from mlxsup.cli.doctor.gathering.setting import Setting
+from mlxsup.protocol.download import Repository
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
-from mlxsup.supervisor.config.load import DaemonConfig
-from mlxsup.supervisor.core.settings import CoreSettings
+from mlxsup.supervisor.config.load import ConfigError, DaemonConfig, load_config
+from mlxsup.supervisor.core.memory.budget import Budget
+from mlxsup.supervisor.core.memory.need import Need
+from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
 from mlxsup.supervisor.log_files import LogWriter
 from mlxsup.supervisor.logs import DaemonLog
+from mlxsup.supervisor.memory import backend, machine
+from mlxsup.supervisor.memory import briefing as briefing_module
+from mlxsup.supervisor.memory import problems as problems_module
 from mlxsup.supervisor.memory.appraiser import Appraiser
-from mlxsup.supervisor.memory.backend import find_backend
-from mlxsup.supervisor.memory.briefing import MemoryBriefing
+from mlxsup.supervisor.memory.briefing import ConfigSnapshot, MemoryBriefing
+from mlxsup.supervisor.memory.command_budget import command_budget
 from mlxsup.supervisor.memory.estimator import estimate_launch
-from mlxsup.supervisor.memory.measurements import FILE_NAME, Measurements
+from mlxsup.supervisor.memory.folder import fingerprint, stamp
+from mlxsup.supervisor.memory.machine import held_on_device
+from mlxsup.supervisor.memory.measurements import FILE_NAME, Measured, Measurements
+from mlxsup.supervisor.workers.leftovers import WorkerRecord, live_workers
 
 from support.core_driver import entry
+from support.estimates_here import estimates_here
 from support.key_place import place_in
 from support.safetensors_files import llama_arrays, llama_config, write_folder
 
-MODEL, FAKE = ModelName("m"), ModelName("fake")
+__all__ = ["estimates_here"]
+
+GIB = 2**30
+MODEL, OTHER = ModelName("m"), ModelName("other")
+ONE, TWO = Repository(repo="someone/one"), Repository(repo="someone/two")
+WHOLE = Budget(size_bytes=14 * GIB, machine_bytes=16 * GIB, is_given=False, reason="r")
 
 
-class Bench:
-    """A briefing about a model with a folder and one of the fake engine.
+class Desk:
+    """A briefing on a machine of 16 GiB whose `nvidia-smi` says nothing, and its log."""
 
-    Args:
-        folder: for everything.
-        run: the runtime folder.
-    """
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, backend: str = "cpu") -> None:
+        self.folder = folder
+        self.ram_bytes = 16 * GIB
+        monkeypatch.setattr(briefing_module, "find_backend", lambda: backend)
+        monkeypatch.setattr(machine, "ram_bytes", lambda: self.ram_bytes)
+        monkeypatch.setattr(machine, "control_group_limit", lambda: None)
+        monkeypatch.setattr(subprocess, "run", self._ask)
+        self._writer = LogWriter(lambda text: None)
+        self._log = DaemonLog(folder, "info", self._writer, is_json=True)
+        self.measurements = Measurements(folder)
+        self.briefing = MemoryBriefing(self.measurements, self._log)
 
-    def __init__(self, folder: Path, run: Path) -> None:
-        write_folder(folder / "model", llama_config(), llama_arrays())
-        self.launch = LaunchSettings(path=str(folder / "model"))
-        self.fake = LaunchSettings(engine="fake")
-        self.folder, self.run = folder, run
-        self.writer = LogWriter(lambda text: None)
-        self.log = DaemonLog(folder, "info", self.writer)
-        self.briefing = MemoryBriefing(Measurements(run), self.log)
-        models = (entry(MODEL, launch=self.launch), entry(FAKE, launch=self.fake))
-        config = DaemonConfig(
+    def _ask(self, *_: Any, **__: Any) -> None:
+        raise FileNotFoundError("nvidia-smi")
+
+    def model_folder(self, name: str = "model") -> str:
+        write_folder(self.folder / name, llama_config(), llama_arrays())
+        return str(self.folder / name)
+
+    def config(self, *models: ModelSettings, budget: int | None = None) -> DaemonConfig:
+        return DaemonConfig(
             config_path=None,
-            runtime_dir=run,
-            log_dir=folder,
+            runtime_dir=self.folder,
+            keys=place_in(self.folder),
+            log_dir=self.folder,
             log_level="info",
-            memory_budget=None,
-            keys=place_in(folder),
-            core=CoreSettings(),
+            memory_budget=budget,
+            core=CoreSettings(max_queue=3),
             models=models,
         )
-        reading = asyncio.run(self.briefing.read(config))
+
+    def read(self, *models: ModelSettings, budget: int | None = None) -> ConfigSnapshot:
+        return asyncio.run(self.briefing.read(self.config(*models, budget=budget)))
+
+    def adopt(self, *models: ModelSettings) -> None:
+        """As a reload with these entries does."""
+        reading = self.read(*models)
         self.briefing.adopt(reading, self.briefing.needs_of(reading))
 
-    def raised(self, name: ModelName = MODEL) -> int:
-        return self.briefing.needs[name].raised_bytes
+    def need(self, launch: LaunchSettings) -> Need:
+        """What a model with this launch needs."""
+        (need,) = self.briefing.needs_of(self.read(entry("x", launch=launch))).values()
+        return need
 
-    def appraised_anew(self) -> int:
-        """What the next daemon will say."""
-        appraiser = Appraiser(find_backend(), Measurements(self.run))
-        return appraiser.appraise(self.launch, estimate_launch(self.launch)).raised_bytes
-
-    def logged(self) -> str:
-        self.log.close()
-        assert self.writer.close(60.0)
+    def logged(self) -> list[dict[str, Any]]:
+        """The lines without their time."""
+        self._log.close()
+        assert self._writer.close(60.0)
         path = self.folder / "mlxsup.log"
-        return path.read_text() if path.exists() else ""
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [{k: v for k, v in json.loads(line).items() if k != "at"} for line in lines]
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path, tmp_path)
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, estimates_here: None) -> Desk:
+    return Desk(tmp_path, monkeypatch)
 
 
-def test_it_is_remembered_and_a_measurement_does_not_take_it_away(bench: Bench) -> None:
-    bench.briefing.raised(bench.launch, 700)
-    assert (bench.raised(), bench.appraised_anew()) == (700, 700)
-    bench.briefing.measured(bench.launch)
-    assert bench.raised() == 700
-    assert (bench.raised(FAKE), bench.logged()) == (0, "")
+# ---------------------------------------------------------------- the budget
 
 
-def test_without_files_it_is_known_until_the_daemon_ends(bench: Bench) -> None:
-    bench.briefing.raised(bench.fake, 700)
-    assert bench.raised(FAKE) == 700
-    assert not (bench.run / FILE_NAME).exists()
-    bench.log.close()
-    bench.writer.close(60.0)
+def test_settings_of_adds_the_budget_to_the_other_settings(desk: Desk) -> None:
+    settings = desk.briefing.settings_of(desk.config())
+    assert settings.budget is not None
+    assert (settings.max_queue, settings.budget.size_bytes) == (3, 14 * GIB)
+    assert desk.logged() == [
+        {"level": "info", "message": "memory budget", "size": "14.00 GiB",
+         "reason": "16.00 GiB of RAM less a reserve of 2.00 GiB"},
+    ]  # fmt: skip
 
 
-def test_a_file_that_cannot_be_written_is_a_line_in_the_log(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, tmp_path / "missing")
-    bench.briefing.raised(bench.launch, 700)
-    assert bench.raised() == 700
-    bench.briefing.measured(bench.launch)
-    assert bench.raised() == 700
-    assert "measurements not written" in bench.logged()
+def test_a_dry_run_logs_no_budget(desk: Desk) -> None:
+    budget = desk.briefing.settings_of(desk.config(), is_dry=True).budget
+    assert budget is not None
+    assert desk.logged() == []
+
+
+def test_a_given_budget_goes_before_that_of_the_machine(desk: Desk) -> None:
+    desk.briefing.settings_of(desk.config())
+    given = desk.briefing.settings_of(desk.config(budget=5 * GIB)).budget
+    assert given is not None
+    assert (given.size_bytes, given.automatic_bytes) == (5 * GIB, 14 * GIB)
+    again = desk.briefing.settings_of(desk.config()).budget
+    assert again is not None
+    assert again.size_bytes == 14 * GIB
+
+
+def test_the_machine_is_asked_once_because_workers_hold_some_of_it_later(desk: Desk) -> None:
+    first = desk.briefing.settings_of(desk.config()).budget
+    desk.ram_bytes = 8 * GIB
+    assert desk.briefing.settings_of(desk.config()).budget == first
+
+
+@pytest.mark.parametrize(
+    ("backend", "spare_bytes"), [("cpu", 256 * 2**20), ("metal", 256 * 2**20), ("cuda", 0)]
+)
+def test_a_spare_process_takes_memory_unless_that_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, spare_bytes: int
+) -> None:
+    desk = Desk(tmp_path, monkeypatch, backend)
+    assert desk.briefing.settings_of(desk.config(budget=GIB)).spare_bytes == spare_bytes
+    desk.logged()
+
+
+def test_a_gpu_that_does_not_say_its_memory_leaves_models_without_a_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = Desk(tmp_path, monkeypatch, "cuda")
+    assert desk.briefing.settings_of(desk.config()).budget is None
+    (line,) = desk.logged()
+    assert (line["level"], line["message"]) == ("warning", "memory not budgeted")
+    assert line["cause"].startswith("MLX would use CUDA here, and nvidia-smi does not say")
+
+
+def test_a_shortage_and_its_end_are_in_the_log(desk: Desk) -> None:
+    lowered = replace(WHOLE, size_bytes=3 * GIB, lowered_from_bytes=14 * GIB, shortage="others")
+    desk.briefing.changed(lowered)
+    desk.briefing.changed(WHOLE)
+    assert desk.logged() == [
+        {"level": "warning", "message": "memory budget lowered", "size": "3.00 GiB",
+         "whole": "14.00 GiB", "cause": "others"},
+        {"level": "info", "message": "memory budget whole again", "size": "14.00 GiB"},
+    ]  # fmt: skip
+
+
+def test_unread_available_memory_is_logged(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.system", lambda: "Linux")
+    proc = desk.folder / "proc"
+    assert desk.briefing.watch(proc).read() is None
+    assert desk.logged() == [
+        {"level": "warning", "message": "available memory not read",
+         "cause": f"{proc / 'meminfo'}: No such file or directory"},
+    ]  # fmt: skip
+
+
+# ---------------------------------------------------------------- the needs
+
+
+def test_models_that_cannot_be_read_or_are_not_here_yet_have_no_needs(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(desk.folder / "hub"))
+    here = LaunchSettings(path=desk.model_folder())
+    models = (
+        entry("here", launch=here),
+        entry("gone", launch=LaunchSettings(path=str(desk.folder / "gone"))),
+        entry("lacking", launch=here, repo=ONE.repo, revision=ONE.revision, download=ONE),
+    )
+    reading = desk.read(*models)
+    assert desk.briefing.needs_of(reading) == {ModelName("here"): desk.need(here)}
+    assert reading.unread == {}, "all have answered"
+    assert desk.logged() == []
+
+
+def test_pinned_models_that_do_not_fit_are_a_mistake_of_the_configuration(desk: Desk) -> None:
+    launch = LaunchSettings(path=desk.model_folder())
+    models = [entry(name, launch=launch, pinned=True) for name in "abc"]
+    desk.briefing.needs_of(desk.read(*models, budget=GIB))
+    with pytest.raises(ConfigError, match=r"the pinned models a .* together"):
+        desk.briefing.needs_of(desk.read(*models, budget=2**29))
+    # Without a budget of the user, that of the machine counts.
+    desk.ram_bytes = 2**30
+    with pytest.raises(ConfigError, match=r"the pinned models a .* together"):
+        desk.briefing.needs_of(desk.read(*models))
+    desk.logged()
+
+
+def lacking(name: str, launch: LaunchSettings, repository: Repository) -> ModelSettings:
+    source = {"repo": repository.repo, "revision": repository.revision}
+    return entry(name, launch=launch, download=repository, **source)
+
+
+def test_a_download_is_read_for_the_models_that_lacked_it(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(desk.folder / "hub"))
+    launch = LaunchSettings(path=str(desk.folder / "nowhere"), context_length=700)
+    third = entry("third", launch=launch)
+    desk.adopt(lacking(MODEL, launch, ONE), lacking(OTHER, launch, TWO), third)
+    folder = desk.model_folder()
+    asyncio.run(desk.briefing.found(ONE, folder))
+    need = desk.briefing.needs[MODEL]
+    assert (list(desk.briefing.needs), need.context_tokens) == ([MODEL], 700)
+    # From now on that is its launch.
+    desk.briefing.raised(replace(launch, path=folder), 50)
+    assert desk.briefing.needs == {MODEL: replace(need, raised_bytes=50)}
+    desk.logged()
+
+
+def test_a_damaged_download_has_no_needs(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(desk.folder / "hub"))
+    launch = LaunchSettings(path=desk.model_folder())
+    desk.adopt(lacking(MODEL, launch, ONE), entry(OTHER, launch=launch))
+    need = desk.briefing.needs[OTHER]
+    asyncio.run(desk.briefing.found(ONE, str(desk.folder / "damaged")))
+    assert desk.briefing.needs == {OTHER: need}
+    desk.logged()
+
+
+def test_a_measurement_counts_for_all_models_with_the_same_launch(desk: Desk) -> None:
+    launch = LaunchSettings(path=desk.model_folder())
+    longer = replace(launch, context_length=700)
+    names = [MODEL, OTHER, ModelName("longer")]
+    launches = [launch, launch, longer]
+    desk.adopt(*(entry(n, launch=one) for n, one in zip(names, launches, strict=True)))
+    before = desk.briefing.needs
+    files = fingerprint(stamp(Path(launch.path)))
+    desk.measurements.learn(
+        Measured(
+            path=launch.path, backend="cpu", fingerprint=files, weight_bytes=7, own_bytes=1,
+            layers=(),
+        )
+    )  # fmt: skip
+    desk.briefing.measured(replace(launch, context_length=5))
+    assert desk.briefing.needs == before
+    desk.briefing.measured(launch)
+    measured = {name for name, need in desk.briefing.needs.items() if need.weights.size_bytes == 7}
+    assert measured == {MODEL, OTHER}
+    assert desk.briefing.outdated(launch, files) == []
+    desk.logged()
+
+
+def test_files_that_were_changed_before_a_load_are_read_once_a_worker_has_measured_them(
+    desk: Desk,
+) -> None:
+    launch = LaunchSettings(path=desk.model_folder())
+    desk.adopt(entry(MODEL, launch=launch))
+    before = desk.briefing.needs[MODEL]
+    write_folder(Path(launch.path), llama_config(), llama_arrays(layers=3))
+    desk.briefing.measured(launch)
+    assert desk.briefing.needs[MODEL] == before
+    outdated = desk.briefing.outdated(launch, fingerprint(stamp(Path(launch.path))))
+    asyncio.run(desk.briefing.read_again(outdated))
+    assert desk.briefing.needs[MODEL].weights.size_bytes > before.weights.size_bytes
+    desk.logged()
+
+
+def test_a_measurement_of_a_folder_that_is_gone_changes_nothing(desk: Desk) -> None:
+    launch = LaunchSettings(path=desk.model_folder())
+    desk.adopt(entry(MODEL, launch=launch))
+    need = desk.briefing.needs[MODEL]
+    Path(launch.path).rename(desk.folder / "gone")
+    desk.briefing.measured(launch)
+    assert desk.briefing.needs == {MODEL: need}
+    desk.logged()
+
+
+def test_a_full_disk_is_named_in_the_log(desk: Desk) -> None:
+    launch = LaunchSettings(path=desk.model_folder())
+    desk.adopt(entry(MODEL, launch=launch))
+    (desk.folder / "measured.new").mkdir()
+    desk.briefing.raised(launch, 50)
+    assert desk.logged() == [
+        {"level": "warning", "message": "measurements not written", "error": "Is a directory"},
+    ]
+
+
+def test_raised_bytes_survive_a_measurement_and_the_daemon(desk: Desk) -> None:
+    launch, fake = LaunchSettings(path=desk.model_folder()), LaunchSettings(engine="fake")
+    desk.adopt(entry(MODEL, launch=launch), entry(OTHER, launch=fake))
+    desk.briefing.raised(fake, 700)
+    assert not (desk.folder / FILE_NAME).exists(), "it has no files that could change"
+    assert desk.briefing.needs[OTHER].raised_bytes == 700
+    desk.briefing.raised(launch, 900)
+    desk.briefing.measured(launch)
+    next_daemon = Appraiser("cpu", Measurements(desk.folder))
+    kept = next_daemon.appraise(launch, estimate_launch(launch))
+    assert desk.briefing.needs[MODEL].raised_bytes == kept.raised_bytes == 900
+    assert desk.logged() == []
 
 
 def test_another_launch_counts_once_it_is_adopted_and_not_because_it_was_appraised(
-    bench: Bench,
+    desk: Desk,
 ) -> None:
     """A load with it may be refused."""
-    before = bench.briefing.needs[MODEL]
-    longer = replace(bench.launch, context_length=before.context_tokens // 2)
-    need = asyncio.run(bench.briefing.appraise(MODEL, longer))
+    launch = LaunchSettings(path=desk.model_folder())
+    desk.adopt(entry(MODEL, launch=launch))
+    before = desk.briefing.needs[MODEL]
+    longer = replace(launch, context_length=before.context_tokens // 2)
+    need = asyncio.run(desk.briefing.appraise(MODEL, longer))
     assert need is not None
-    bench.briefing.measured(bench.launch)
-    assert bench.briefing.needs[MODEL] == before
-    bench.briefing.relaunched(MODEL, longer, need)
-    bench.briefing.measured(longer)
-    assert bench.briefing.needs[MODEL] == need != before
+    desk.briefing.measured(launch)
+    assert desk.briefing.needs[MODEL] == before
+    desk.briefing.relaunched(MODEL, longer, need)
+    desk.briefing.measured(longer)
+    assert desk.briefing.needs[MODEL] == need != before
+    desk.logged()
+
+
+MINE = os.getpid()
+
+
+@pytest.fixture
+def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program that says that the GPU has 80 GiB, of which 30 are used; the file that it reads
+    says by whom."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    program, holders = folder / "nvidia-smi", folder / "holders"
+    program.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in\n'
+        '"--query-gpu=memory.total,memory.used --format=csv,noheader,nounits --id=0")\n'
+        '    echo "81920, 30720" ;;\n'
+        '"--query-compute-apps=pid,used_gpu_memory --format=csv,noheader,nounits --id=0")\n'
+        f'    while read -r line; do echo "$line"; done < {holders} ;;\n'
+        "*) exit 9 ;;\n"
+        "esac\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+    return holders
+
+
+def recorded(folder: Path) -> Path:
+    """A runtime folder whose record has this process as a worker."""
+    folder.mkdir()
+    WorkerRecord(folder).add("m", MINE)
+    return folder
+
+
+def test_command_budget_does_not_count_own_workers(tmp_path: Path, smi: Path) -> None:
+    smi.write_text(f"{MINE}, 20480\n1, 10240\n")
+    found = command_budget(None, "cuda", recorded(tmp_path / "run"))
+    assert found.size_bytes == 70 * GIB
+    assert found.reason == "80.00 GiB of GPU memory less 10.00 GiB that others hold"
+
+
+@pytest.mark.parametrize("record", ["", "[]", '[{"model": "m", "pid": %d, "identity": "x"}]'])
+def test_command_budget_counts_processes_without_a_record(
+    record: str, tmp_path: Path, smi: Path
+) -> None:
+    smi.write_text(f"{MINE}, 20480\n")
+    if record:
+        (tmp_path / "workers.json").write_text(record.replace("%d", str(MINE)))
+    assert live_workers(tmp_path) == []
+    assert command_budget(None, "cuda", tmp_path).size_bytes == 50 * GIB
+
+
+@pytest.mark.parametrize(
+    ("said", "held"),
+    [
+        ("", 0),
+        ("1234, [N/A]\n", 0),
+        ("1234\n", 0),
+        ("12345, 5\n123, 5\n", 0),
+        ("1234, 5\n1, 7\n1234, 6\n", 11),
+    ],
+)
+def test_only_sizes_of_these_processes_count(said: str, held: int, smi: Path) -> None:
+    smi.write_text(said)
+    assert held_on_device([1234]) == held * 2**20
+
+
+def test_a_given_budget_and_another_backend_need_no_record(tmp_path: Path) -> None:
+    assert command_budget(5 * GIB, "cuda", tmp_path / "none").size_bytes == 5 * GIB
+    assert command_budget(None, "cpu", tmp_path / "none").size_bytes > 0
+
+
+def test_plan_doctor_and_config_check_leave_out_what_the_own_workers_hold(
+    tmp_path: Path, smi: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They say what the daemon plans with, which found its budget before it had workers."""
+    smi.write_text(f"{MINE}, 30720\n")
+    for module in (backend, problems_module):
+        monkeypatch.setattr(module, "find_backend", lambda: "cuda")
+    write_folder(tmp_path / "model", llama_config(), llama_arrays())
+    path = tmp_path / "mlxsup.toml"
+    path.write_text(
+        f'[supervisor]\nruntime_dir = "{recorded(tmp_path / "run")}"\n'
+        '[models.m]\npath = "model"\npinned = true\n'
+    )
+    configuration = load_config(path)
+    setting = Setting(
+        endpoint="", listen="", loaded=configuration, runtime_dir=configuration.runtime_dir,
+        log_dir=configuration.log_dir, key_need="", keys=configuration.keys,
+        configuration=Configuration(looked_at=(), endpoint_variable="", problems=(), models=1),
+    )  # fmt: skip
+    assert plan_of(configuration)["budget"]["bytes"] == 80 * GIB
+    assert gather_memory(setting).budget_bytes == 80 * GIB
+    program = smi.with_name("nvidia-smi")
+    program.write_text(program.read_text().replace("30720", "81920"))
+    smi.write_text(f"{MINE}, 81920\n")
+    problems_module.check_memory(configuration)  # the pinned model fits
+
+
+def test_held_on_device_ignores_a_failed_program(smi: Path) -> None:
+    smi.with_name("nvidia-smi").write_text("#!/bin/sh\necho 1, 5; exit 9\n")
+    assert held_on_device([1]) == 0
+
+
+def test_held_on_device_of_no_process_starts_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", None)
+    assert held_on_device([]) == 0
+
+
+def test_command_budget_without_a_readable_record(tmp_path: Path, smi: Path) -> None:
+    smi.write_text(f"{MINE}, 20480\n")
+    (tmp_path / "workers.json").mkdir()
+    assert command_budget(None, "cuda", tmp_path).size_bytes == 50 * GIB

@@ -1,9 +1,15 @@
-"""What is read of the machine's memory, from texts as systems write them and from broken ones."""
+"""What is read of the machine's memory, and of processes."""
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
+import os
 import platform
+import signal
+import subprocess
+import threading
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,6 +28,14 @@ from mlxsup.supervisor.memory.readings import (
     stalled_percent,
 )
 from mlxsup.supervisor.memory.watch import LinuxWatch, MacWatch, NoWatch, find_watch, mac_level
+from mlxsup.supervisor.workers import measure as measure_module
+from mlxsup.supervisor.workers.measure import (
+    Sampler,
+    is_process_stopped,
+    measure_footprints,
+)
+
+from support.eventually import eventually
 
 GIB = 2**30
 MEMINFO = """\
@@ -61,14 +75,14 @@ def watch(folder: Path, said: list[str] | None = None) -> LinuxWatch:
 # ---------------------------------------------------------------- texts
 
 
-def test_what_meminfo_says() -> None:
+def test_host_memory() -> None:
     said = host_memory(MEMINFO)
     assert said == HostMemory(total_bytes=32874708 * 1024, available_bytes=20457724 * 1024)
     with pytest.raises(ValueError, match=r"^no line 'MemAvailable'$"):
         host_memory("MemTotal: 7 kB\nMemAvailable: lots kB\n")
 
 
-def test_what_a_group_may_still_take_counts_the_files_that_it_can_drop() -> None:
+def test_group_left_bytes_counts_droppable_files() -> None:
     assert group_left_bytes(8 * GIB, "6442450944\n", STAT) == 3 * GIB
     assert group_left_bytes(8 * GIB, "6442450944\n", "") == 2 * GIB
     first = "inactive_file 1\ntotal_inactive_file 1073741824\ntotal_active_file 0\n"
@@ -77,7 +91,7 @@ def test_what_a_group_may_still_take_counts_the_files_that_it_can_drop() -> None
         group_left_bytes(8, "max", "")
 
 
-def test_memory_is_short_if_everybody_waited_for_it_and_not_if_somebody_did() -> None:
+def test_strain_counts_full_stalls_only() -> None:
     assert stalled_percent(STALLS.format(some="99.00", full="4.75")) == 4.75
     assert linux_strain(STALLS.format(some="99.00", full="5.00")) is Strain.UNSAID
     assert linux_strain(STALLS.format(some="6.00", full="5.01")) is Strain.STALLED
@@ -147,7 +161,7 @@ def test_a_kernel_without_stalls_is_no_fault(tmp_path: Path) -> None:
     assert (found is not None and found.strain, said) == (Strain.UNSAID, [])
 
 
-def test_what_cannot_be_read_is_said_once_and_done_without(tmp_path: Path) -> None:
+def test_unreadable_files_of_the_system_are_reported_once(tmp_path: Path) -> None:
     machine(tmp_path, **V2, **{"memory.stat": STAT})
     (tmp_path / "groups" / "box" / "memory.current").write_text("a lot")
     (tmp_path / "proc" / "pressure" / "memory").write_text("none")
@@ -179,15 +193,6 @@ def test_no_text_whatever_raises_an_error(one: bytes, other: bytes, data: st.Dat
         data.draw(st.sampled_from(files)).write_bytes(other)
         found = watch(folder).read()
         assert found is None or found.available_bytes >= 0
-
-
-@pytest.mark.skipif(platform.system() != "Linux", reason="reads this machine's /proc")
-def test_this_machine_says_what_psutil_says() -> None:
-    said: list[str] = []
-    found = find_watch("cpu", said.append).read()
-    assert found is not None
-    assert 0 < found.available_bytes <= psutil.virtual_memory().total
-    assert said == []
 
 
 # ---------------------------------------------------------------- others
@@ -232,3 +237,155 @@ def test_the_memory_of_a_gpu_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> 
     assert isinstance(find_watch("metal", print), MacWatch)
     monkeypatch.setattr(platform, "system", lambda: "Linux")
     assert isinstance(find_watch("cpu", print), LinuxWatch)
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process
+        process.kill()
+
+
+def gone_pid() -> int:
+    with subprocess.Popen(["true"]) as process:
+        pass
+    return process.pid
+
+
+def test_each_process_that_lives_is_measured_and_no_other(
+    sleeper: subprocess.Popen[bytes],
+) -> None:
+    own, gone = os.getpid(), gone_pid()
+    measured = measure_footprints([sleeper.pid, gone, own])
+    assert list(measured) == [sleeper.pid, own]
+    assert 0 < measured[sleeper.pid] < measured[own]
+    assert measured[own] == pytest.approx(psutil.Process().memory_info().rss, rel=0.5)
+
+
+def test_a_process_is_known_to_be_stopped_while_it_is_F7(
+    sleeper: subprocess.Popen[bytes],
+) -> None:
+    assert not is_process_stopped(sleeper.pid)
+    sleeper.send_signal(signal.SIGSTOP)
+    eventually(lambda: is_process_stopped(sleeper.pid))
+    sleeper.send_signal(signal.SIGCONT)
+    eventually(lambda: not is_process_stopped(sleeper.pid))
+    assert is_process_stopped(gone_pid()) is False
+
+
+class Machine:
+    """A machine that can be out of files, and a clock."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_out_of_files = False
+        self.now = 500.0
+        self.reported: list[tuple[float, int | None]] = []
+        self.asked = 0
+        monkeypatch.setattr(measure_module, "measure_footprints", self._measure)
+        monkeypatch.setattr(measure_module, "machine_bytes", self._machine)
+
+    def _measure(self, pids: list[int]) -> dict[int, int]:
+        if self.is_out_of_files:
+            raise OSError(24, "Too many open files")
+        return {pid: pid * 10 for pid in pids}
+
+    def _machine(self) -> int:
+        self.asked += 1
+        if self.is_out_of_files:
+            raise OSError(24, "Too many open files")
+        return 99
+
+    def run(self, body: Callable[[Sampler], Awaitable[None]]) -> None:
+        def report(error: OSError) -> None:
+            self.reported.append((self.now, error.errno))
+
+        async def main() -> None:
+            sampler = Sampler(report, NoWatch(), clock=lambda: self.now)
+            try:
+                await body(sampler)
+            finally:
+                sampler.close()
+
+        asyncio.run(main())
+
+
+def test_without_a_free_file_the_last_values_stay_and_are_measured_again_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = Machine(monkeypatch)
+
+    async def body(sampler: Sampler) -> None:
+        assert (sampler.footprint_bytes, sampler.machine_bytes) == ({}, 0)
+        await sampler.measure([1, 2])
+        assert (sampler.footprint_bytes, sampler.machine_bytes) == ({1: 10, 2: 20}, 99)
+        machine.is_out_of_files = True
+        await sampler.measure([3])
+        assert (sampler.footprint_bytes, sampler.machine_bytes) == ({1: 10, 2: 20}, 99)
+        machine.is_out_of_files = False
+        await sampler.measure([3])
+        assert sampler.footprint_bytes == {3: 30}
+        assert machine.asked == 1, "a machine's memory does not change"
+
+    machine.run(body)
+
+
+def test_a_machine_that_could_not_be_measured_at_first_is_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = Machine(monkeypatch)
+    machine.is_out_of_files = True
+
+    async def body(sampler: Sampler) -> None:
+        await sampler.measure([1])
+        assert (sampler.footprint_bytes, sampler.machine_bytes) == ({}, 0)
+        machine.is_out_of_files = False
+        await sampler.measure([1])
+        assert (sampler.footprint_bytes, sampler.machine_bytes) == ({1: 10}, 99)
+
+    machine.run(body)
+
+
+def test_a_failed_measurement_is_reported_once_a_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = Machine(monkeypatch)
+    machine.is_out_of_files = True
+
+    async def body(sampler: Sampler) -> None:
+        for moment in (500.0, 501.0, 559.9, 560.0, 619.9, 620.0):
+            machine.now = moment
+            await sampler.measure([1])
+
+    machine.run(body)
+    assert machine.reported == [(500.0, 24), (560.0, 24), (620.0, 24)]
+
+
+def test_close_ends_the_thread_without_waiting_for_a_measurement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    began, go = threading.Event(), threading.Event()
+
+    def measure(pids: list[int]) -> dict[int, int]:
+        began.set()
+        assert go.wait(60.0)
+        return {}
+
+    def threads() -> list[str]:
+        return [one.name for one in threading.enumerate() if one.name.startswith("mlxsup-monitor")]
+
+    monkeypatch.setattr(measure_module, "measure_footprints", measure)
+
+    kept: list[Sampler] = []
+
+    async def main() -> None:
+        sampler = Sampler(lambda error: None, NoWatch())
+        kept.append(sampler)  # else its thread ends with it
+        task = asyncio.create_task(sampler.measure([]))
+        await asyncio.to_thread(began.wait, 60.0)
+        sampler.close()
+        assert not go.is_set()
+        go.set()
+        await task
+
+    asyncio.run(main())
+    eventually(lambda: threads() == [])

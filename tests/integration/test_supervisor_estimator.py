@@ -1,0 +1,177 @@
+"""The processes that read model folders, and what becomes of those that end or hang."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from mlxsup.supervisor.memory import estimates as estimates_module
+from mlxsup.supervisor.memory.estimates import Estimates, Look, ask
+from mlxsup.supervisor.memory.estimator import Place, Question, estimator_argv
+
+from support.eventually import eventually
+from support.hub_caches import REPO, write_repository
+from support.hub_caches import write_folder as write_files
+from support.safetensors_files import llama_arrays, llama_config, write_folder
+
+SILENT = Path(__file__).parents[1] / "support" / "silent_folders"
+
+
+def look(*places: Place, estimates: Estimates | None = None) -> list[Look]:
+    """What is found, in the order of the places."""
+    looks = asyncio.run((estimates or Estimates()).look_at(places))
+    return [looks[place] for place in places]
+
+
+def model(folder: Path, **config: Any) -> Place:
+    write_folder(folder, llama_config(**config), llama_arrays())
+    return Place(str(folder))
+
+
+def test_a_folder_that_has_not_changed_is_not_read_again(tmp_path: Path) -> None:
+    """It could not be: its config.json has the size and the time of before, and other letters."""
+    place, estimates = model(tmp_path / "m"), Estimates()
+    [first] = look(place, estimates=estimates)
+    config = tmp_path / "m" / "config.json"
+    times = config.stat().st_atime_ns, config.stat().st_mtime_ns
+    config.write_text("x" * config.stat().st_size)
+    os.utime(config, ns=times)
+    assert look(place, estimates=estimates) == [first]
+    os.utime(config, ns=(times[0], times[1] + 1))
+    [changed] = look(place, estimates=estimates)
+    assert changed.estimate is None
+    assert "is not JSON" in changed.problem
+
+
+def test_a_folder_that_falls_silent_keeps_what_is_known_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = [model(tmp_path / "silent"), model(tmp_path / "m")]
+    estimates = Estimates(quiet_s=1.0)
+    known, other = look(*places, estimates=estimates)
+    monkeypatch.setenv("PYTHONPATH", str(SILENT))
+    silent, still = look(*places, estimates=estimates)
+    assert (silent.estimate, silent.is_read) == (known.estimate, False)
+    assert silent.problem.startswith("its folder does not answer")
+    assert still == other
+
+
+def test_a_repository_is_looked_up_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    snapshot = write_repository(tmp_path)
+    there, lacking = look(Place("", REPO, "main"), Place("", "some/other", "main"))
+    assert (there.path, there.is_lacking) == (str(snapshot), False)
+    assert there.estimate is not None
+    assert (lacking.path, lacking.is_lacking) == (str(tmp_path / "models--some--other"), True)
+
+
+def test_a_folder_that_ends_the_process_costs_the_others_nothing(tmp_path: Path) -> None:
+    places = [model(tmp_path / name) for name in ("a", "deadly", "b")]
+    script = (
+        "import os, runpy, sys\n"
+        "from mlxsup.supervisor.memory import estimator\n"
+        "read = estimator.read_bytes\n"
+        "def fall(path):\n"
+        "    if path.name == 'deadly': os.kill(os.getpid(), 9)\n"
+        "    return read(path)\n"
+        "estimator.read_bytes = fall\n"
+        "estimator.main()\n"
+    )
+    estimates = Estimates([sys.executable, "-c", script])
+    first, deadly, last = look(*places, estimates=estimates)
+    assert first.estimate is not None
+    assert last.estimate is not None
+    assert deadly.estimate is None
+    assert "ended the process that read it (signal 9)" in deadly.problem
+
+
+def test_a_process_that_works_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimates_module, "WORK_S", 0.01)  # a busy machine leaves it little
+    place = model(tmp_path / "m")
+    script = (
+        "import time\n"
+        "from mlxsup.supervisor.memory import estimator\n"
+        "end = time.monotonic() + 2.5\n"
+        "while time.monotonic() < end: pass\n"
+        "estimator.main()\n"
+    )
+    [found] = look(place, estimates=Estimates([sys.executable, "-c", script], quiet_s=1.0))
+    assert found.estimate is not None
+
+
+def test_a_program_that_cannot_be_started_is_named(tmp_path: Path) -> None:
+    [found] = look(model(tmp_path / "m"), estimates=Estimates([str(tmp_path / "none")]))
+    assert "could not be started" in found.problem
+
+
+def test_a_process_whose_parent_is_gone_ends(tmp_path: Path) -> None:
+    """One that hangs reads no end of its input."""
+    folder = model(tmp_path / "silent").path
+    question = Question(number=0, place=Place(folder)).to_line()
+    script = (
+        "import os, subprocess, sys\n"
+        f"argv = [*{estimator_argv()!r}, str(os.getpid())]\n"
+        "child = subprocess.Popen(argv, stdin=-1, stdout=-1, stderr=-3)\n"
+        f"child.stdin.write({question!r}); child.stdin.close()\n"
+        "print(child.pid, flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(SILENT)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, env=environment, timeout=60
+    )
+    pid = int(done.stdout)
+    eventually(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie")
+
+
+def odd_letters(folder: Path) -> None:
+    """A name that JSON can spell and no message can hold; the folder is named in its problem."""
+    text = b'{"model_type": "\\ud800", "text_config": {"hidden_size": "\\ud800"}}'
+    (folder / "config.json").write_bytes(text)
+
+
+def test_estimate_replaces_lone_surrogates(tmp_path: Path) -> None:
+    place = model(tmp_path / "m")
+    odd_letters(tmp_path / "m")
+    [found] = look(place)
+    assert found.estimate is not None
+    assert "model type ? is not known" in found.estimate.remark
+
+
+def test_a_path_that_cannot_be_one_is_a_problem_of_its_model(tmp_path: Path) -> None:
+    there = model(tmp_path / "m")
+    found, odd = look(there, Place("/a\0b"))
+    assert found.estimate is not None
+    assert "null" in odd.problem
+
+
+def test_a_long_name_is_cut(tmp_path: Path) -> None:
+    [found] = look(model(tmp_path / "m", model_type="x" * 10**6))
+    assert found.estimate is not None
+    assert len(found.estimate.remark) == 1000
+
+
+def test_a_check_names_files_that_only_a_load_needs(tmp_path: Path) -> None:
+    write_files(tmp_path / "m")
+    (tmp_path / "m" / "tokenizer.json").unlink()
+    questions = [
+        Question(number=number, place=Place(str(tmp_path / "m")), is_checked=is_checked)
+        for number, is_checked in enumerate((False, True))
+    ]
+    answers = asyncio.run(ask(questions))
+    plain, checked = answers[0], answers[1]
+    assert not isinstance(plain, str)
+    assert not isinstance(checked, str)
+    assert plain.problem == ""
+    assert checked.problem.endswith("tokenizer.json does not exist")

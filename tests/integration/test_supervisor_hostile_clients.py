@@ -1,0 +1,306 @@
+"""Bytes of every kind and storms of connections at the clients' socket."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import select
+import socket
+import socket as sockets
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+import zmq
+
+from mlxsup.protocol.client_messages import (
+    Failed,
+    Ping,
+)
+from mlxsup.protocol.codec import MAX_FRAME_BYTES, encode
+from mlxsup.protocol.ids import RequestId
+from mlxsup.supervisor.core.events import ClientGone
+from mlxsup.supervisor.sockets import clients as clients_module
+from mlxsup.supervisor.sockets import limits as limits_module
+from mlxsup.supervisor.sockets.clients import HANDSHAKE_LIMIT_S, LARGE_LIMIT_S, MAX_LARGE
+from mlxsup.supervisor.sockets.zmtp import GREETING, to_wire
+
+from support.clients_bench import Bench, Peer, deltas, generate, run
+from support.eventually_async import eventually_async
+from support.zmtp import PING, READY
+
+HELLO = GREETING + READY
+
+
+def has_ended(raw: socket.socket) -> bool:
+    """Whether the daemon has ended the connection, cleanly or not."""
+    try:
+        while raw.recv(65536):
+            pass
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        pass
+    return True
+
+
+async def give(raw: socket.socket, data: bytes) -> None:
+    """Sends all, or as much as is taken before the connection ends."""
+    try:
+        await asyncio.get_running_loop().sock_sendall(raw, data)
+    except ConnectionError:
+        pass
+
+
+class Door:
+    """A bench, bare connections to it, and a client whose pings are answered meanwhile."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.raw: list[socket.socket] = []
+        self.peer = bench.peer()
+        self._pings = 0
+
+    def knock(self) -> socket.socket:
+        raw = socket.socket(socket.AF_UNIX)
+        raw.setblocking(False)
+        raw.connect(str(self.bench.path))
+        self.raw.append(raw)
+        return raw
+
+    async def serves(self) -> None:
+        """A ping of somebody else arrives."""
+        self._pings += 1
+        self.peer.say(Ping(id=RequestId(f"p{self._pings}")))
+        await self.bench.said(self._pings)
+
+
+@contextmanager
+def door_of(bench: Bench) -> Iterator[Door]:
+    door = Door(bench)
+    try:
+        yield door
+    finally:
+        for raw in door.raw:
+            raw.close()
+
+
+def at_door(body: Callable[[Door], Awaitable[None]]) -> None:
+    async def with_bench(bench: Bench) -> None:
+        with door_of(bench) as door:
+            await body(door)
+
+    run(with_bench)
+
+
+HOSTILE = {
+    "garbage": random.Random(1).randbytes(5000),
+    "another mechanism": GREETING.replace(b"NULL\0", b"PLAIN") + READY,
+    "a frame over the limit": HELLO + b"\x02" + (MAX_FRAME_BYTES + 1).to_bytes(8, "big"),
+    "the longest length there is": HELLO + b"\x02" + b"\xff" * 8,
+    "a long command": HELLO + b"\x06" + (2**40).to_bytes(8, "big"),
+    "frames without an end": HELLO + b"\x01\x00" * 5000,
+    "large frames without an end": HELLO
+    + (b"\x03" + (2**20).to_bytes(8, "big") + bytes(2**20)) * 20,
+    "a message before READY": GREETING + to_wire([b"x"]),
+    "flags that do not exist": HELLO + b"\xf8\x00",
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_bytes_that_are_not_zmtp_end_their_connection_alone_P17(kind: str) -> None:
+    async def body(door: Door) -> None:
+        await door.serves()
+        raw = door.knock()
+        await give(raw, HOSTILE[kind])
+        await eventually_async(lambda: has_ended(raw))
+        await door.serves()
+        assert door.bench.clients.admitted == 1
+
+    at_door(body)
+
+
+def test_single_bytes_are_understood_and_silence_is_ended() -> None:
+    async def body(door: Door) -> None:
+        silent, half, slow = door.knock(), door.knock(), door.knock()
+        await give(half, HELLO[:70])
+        for byte in HELLO + to_wire(encode(Ping(id=RequestId("slow")))):
+            await give(slow, bytes([byte]))
+            await asyncio.sleep(0)
+        await door.bench.said(1)
+        door.bench.moment += HANDSHAKE_LIMIT_S - 0.1
+        door.bench.clients.pulse()
+        assert door.bench.clients.admitted >= 3
+        door.bench.moment += 0.2
+        door.bench.clients.pulse()
+        await eventually_async(lambda: has_ended(silent) and has_ended(half))
+        assert not has_ended(slow)
+
+    at_door(body)
+
+
+def test_a_flood_of_pings_with_unread_answers_is_bounded() -> None:
+    async def body(door: Door) -> None:
+        raw = door.knock()
+        flood = asyncio.create_task(give(raw, HELLO + PING * 500_000))
+        while not flood.done():
+            await door.serves()
+        assert door.bench.tally.bytes < 2 * 65536
+        assert door.bench.clients.admitted == 2
+
+    at_door(body)
+
+
+def test_a_round_of_the_loop_does_not_grow_with_how_many_flood() -> None:
+    """32 connections that have sent 50,000 pings each, and one that has sent a message."""
+
+    async def body(door: Door) -> None:
+        await door.serves()
+        longest_s = 0.0
+        floods = [asyncio.create_task(give(door.knock(), HELLO + PING * 50_000)) for _ in range(32)]
+        while not all(flood.done() for flood in floods):
+            begin = time.thread_time()
+            await asyncio.sleep(0)
+            longest_s = max(longest_s, time.thread_time() - begin)
+        await door.serves()
+        assert longest_s < 0.1
+
+    at_door(body)
+
+
+def test_few_large_messages_are_read_at_once_and_a_slow_sender_is_ended_P15() -> None:
+    """Each may take 16 MiB until it is whole."""
+
+    async def body(door: Door) -> None:
+        bench = door.bench
+        await door.serves()
+        begun = HELLO + b"\x01\x01h\x02" + (MAX_FRAME_BYTES - 1).to_bytes(8, "big")
+        dawdlers = [door.knock() for _ in range(3 * MAX_LARGE)]
+        feeding = [asyncio.create_task(give(raw, begun + bytes(2**20))) for raw in dawdlers]
+        await eventually_async(lambda: sum(feed.done() for feed in feeding) == MAX_LARGE)
+        honest = Peer(bench.clients.endpoint)
+        large = generate("large")
+        large = type(large)(id=large.id, model=large.model, body=bytes(8 * 2**20))
+        honest.say(large)
+        for _ in range(100):  # turns, in each of which the others could have been read
+            await door.serves()
+        assert sum(feed.done() for feed in feeding) == MAX_LARGE, "the others wait in their sockets"
+        for _ in range(4):
+            await door.serves()
+            bench.moment += LARGE_LIMIT_S + 0.1
+            bench.clients.pulse()
+            await asyncio.sleep(0.1)
+        await eventually_async(
+            lambda: any(said.message == large for said in bench.of_kind(type(bench.events[0])))
+        )
+        honest.close()
+        for feed in feeding:
+            feed.cancel()
+
+    at_door(body)
+
+
+def is_connected(one: sockets.socket, path: Path) -> bool:
+    """Whether another try to connect has found room."""
+    return one.connect_ex(str(path)) == 0
+
+
+class Raw:
+    """Bare connections of this process; those that were turned away have ended."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.held: list[sockets.socket] = []
+
+    async def knock(self, count: int) -> None:
+        for _ in range(count):
+            one = sockets.socket(sockets.AF_UNIX)
+            one.setblocking(False)
+            self.held.append(one)
+            await eventually_async(partial(is_connected, one, self.path))
+
+    def ended(self) -> int:
+        """How many have been ended."""
+        readable, _, _ = select.select(self.held, [], [], 0)
+        return sum(is_ended(one) for one in readable)
+
+    def close(self) -> None:
+        for one in self.held:
+            one.close()
+
+
+def is_ended(one: sockets.socket) -> bool:
+    try:
+        while one.recv(4096):
+            pass
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def test_a_storm_ends_what_is_over_the_limit_and_no_stream_P24(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits_module, "MAX_OF_ONE_PROCESS", 20)
+    monkeypatch.setattr(clients_module, "MAX_REFUSED", 5)
+
+    async def body(bench: Bench) -> None:
+        early = bench.peer()
+        early.say(generate("a"))
+        (heard,) = await bench.said(1)
+        raw = Raw(bench.path)
+        try:
+            await raw.knock(60)
+            await eventually_async(lambda: raw.ended() >= 60 - 19 - 5)
+            assert bench.clients.admitted == 20
+            bench.clients.send(heard.connection, deltas("a", 0))
+            assert await early.hear() == deltas("a", 0)
+        finally:
+            raw.close()
+        await eventually_async(lambda: bench.clients.admitted == 1)
+        late = bench.peer()
+        late.say(Ping(id=RequestId("p")))
+        await bench.said(2)
+        assert bench.of_kind(ClientGone) == []
+
+    run(body)
+
+
+def test_a_connection_over_the_limit_is_refused_and_ended_P24(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits_module, "MAX_OF_ONE_PROCESS", 3)
+
+    async def body(bench: Bench) -> None:
+        peers = [bench.peer() for _ in range(3)]
+        for number, peer in enumerate(peers):
+            peer.say(generate("a"))
+            await bench.said(number + 1)
+        beyond = bench.peer()
+        for id in ("x", "y"):
+            beyond.say(generate(id))
+            answer = await beyond.hear()
+            assert isinstance(answer, Failed)
+            assert (answer.id, answer.error["code"]) == (id, "overloaded")
+            assert f"process {os.getpid()} has 3 connections" in answer.error["message"]
+        assert len(bench.events) == 3
+        monitor = beyond.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        bench.moment += clients_module.REFUSAL_S
+        bench.clients.pulse()
+        await eventually_async(lambda: monitor.poll(0))
+        beyond.socket.disable_monitor()
+        monitor.close(0)
+        peers.pop().close()
+        bench.peers.remove(beyond)
+        beyond.close()
+        await bench.gone(1)
+        bench.peer().say(generate("b"))
+        await bench.said(4)
+
+    run(body)

@@ -1,0 +1,595 @@
+"""The clients' sockets: who is let in, whose they are, what is open on them, and their turns."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import random
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import zmq
+
+from mlxsup.protocol.client_messages import (
+    Cancel,
+    Deltas,
+    Done,
+    Event,
+    Failed,
+    Generate,
+    Reply,
+    StatusQuery,
+    Subscribe,
+)
+from mlxsup.protocol.ids import TERMINAL, Generation, ModelName, RequestId
+from mlxsup.protocol.states import FinishReason
+from mlxsup.supervisor.core.events import ConnectionId
+from mlxsup.supervisor.process_identity import process_start, session_of
+from mlxsup.supervisor.sockets import listener as listener_module
+from mlxsup.supervisor.sockets import worker_link
+from mlxsup.supervisor.sockets.connection import Connection
+from mlxsup.supervisor.sockets.limits import (
+    KEPT_FILES,
+    KEPT_FOR_NEWCOMERS,
+    MAX_CONNECTIONS,
+    MAX_OF_ONE_PROCESS,
+    ConnectionLimits,
+    free_files,
+)
+from mlxsup.supervisor.sockets.listener import Listener
+from mlxsup.supervisor.sockets.outbox import Tally
+from mlxsup.supervisor.sockets.peer import Names, credentials_of, end
+from mlxsup.supervisor.sockets.transport import LoopSocket, bound_socket
+from mlxsup.supervisor.sockets.worker_link import WorkerLink
+
+from support.eventually_async import eventually_async
+
+
+def come(limits: ConnectionLimits, process: int | None, count: int = 1) -> int:
+    """How many of so many connections are let in."""
+    admitted = 0
+    for _ in range(count):
+        if not limits.refusal(process):
+            limits.add(process)
+            admitted += 1
+    return admitted
+
+
+def test_a_process_has_its_share_and_no_more_P24() -> None:
+    limits = ConnectionLimits(MAX_CONNECTIONS)
+    assert come(limits, 7, 200) == MAX_OF_ONE_PROCESS
+    assert limits.refusal(7) == "process 7 has 128 connections, and cannot have more"
+    assert come(limits, 8) == 1
+    limits.remove(7)
+    assert come(limits, 7, 2) == 1
+
+
+def test_the_last_places_are_for_processes_that_have_none_P24() -> None:
+    limits = ConnectionLimits(200)
+    assert come(limits, 1, 100) == 100
+    assert come(limits, 2, 50) == 36
+    assert limits.refusal(2) == "the daemon has 136 connections, and accepts no more of this kind"
+    newcomers = [come(limits, 100 + n) for n in range(KEPT_FOR_NEWCOMERS + 1)]
+    assert newcomers == [1] * KEPT_FOR_NEWCOMERS + [0]
+    assert limits.admitted == 200
+    limits.max_connections = 250
+    assert come(limits, 999) == 1
+
+
+def test_peers_that_cannot_be_told_apart_have_no_share_and_no_places_of_their_own() -> None:
+    assert come(ConnectionLimits(400), None, 400) == 400 - KEPT_FOR_NEWCOMERS
+
+
+def test_the_free_files_are_those_of_this_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = free_files()
+    with socket.socket(), socket.socket():
+        assert free_files() == before - 2
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (soft - 7, hard))
+    assert free_files() == before - 7
+
+
+class Stage:
+    """A listener whose `accept` can be made to fail."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "c.sock"
+        self.taken: list[socket.socket] = []
+        self.warnings: list[str] = []
+        self.moment = 100.0
+        self.listener = Listener(
+            self.path,
+            self.taken.append,
+            now=lambda: self.moment,
+            warn=self.warnings.append,
+        )
+        self.clients: list[socket.socket] = []
+
+    def knock(self) -> None:
+        client = socket.socket(socket.AF_UNIX)
+        client.connect(str(self.path))
+        self.clients.append(client)
+
+    async def taken_in_all(self, count: int) -> None:
+        await eventually_async(lambda: len(self.taken) == count)
+
+    def close(self) -> None:
+        self.listener.close()
+        for one in (*self.taken, *self.clients):
+            one.close()
+
+
+def run(body: Callable[[Stage], Awaitable[None]]) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="mlxsup-t-", dir="/tmp"))
+
+    async def main() -> None:
+        stage = Stage(folder)
+        try:
+            async with asyncio.timeout(60):
+                await body(stage)
+        finally:
+            stage.close()
+
+    try:
+        asyncio.run(main())
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize(
+    "number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EPERM]
+)
+def test_a_client_that_cannot_be_accepted_waits_and_nothing_spins(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(stage: Stage) -> None:
+        tries = 0
+
+        def accept(self: socket.socket) -> tuple[socket.socket, object]:
+            nonlocal tries
+            tries += 1
+            raise OSError(number, os.strerror(number))
+
+        with monkeypatch.context() as patched:
+            patched.setattr(socket.socket, "accept", accept)
+            stage.knock()
+            await eventually_async(lambda: tries == 1)
+            for _ in range(50):
+                await asyncio.sleep(0)  # rounds of the loop
+            assert tries == 1
+            stage.listener.start()  # the next pulse
+            await eventually_async(lambda: tries == 2)
+        assert stage.warnings == [os.strerror(number)]
+        stage.listener.start()
+        await stage.taken_in_all(1)
+
+    run(body)
+
+
+def test_no_client_takes_one_of_the_last_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(stage: Stage) -> None:
+        free = KEPT_FILES + 3
+        monkeypatch.setattr(listener_module, "free_files", lambda: free - len(stage.taken))
+        for _ in range(5):
+            stage.knock()
+        await eventually_async(lambda: bool(stage.warnings))
+        assert len(stage.taken) == 3
+        free += 1
+        stage.moment += 61.0
+        stage.listener.start()
+        await stage.taken_in_all(4)
+        await eventually_async(lambda: len(stage.warnings) == 2)
+
+    run(body)
+
+
+def test_a_socket_is_made_again_and_those_in_its_queue_are_taken() -> None:
+    async def body(stage: Stage) -> None:
+        assert stage.listener.is_reachable
+        stage.knock()
+        stage.path.unlink()
+        assert not stage.listener.is_reachable
+        stage.listener.bind_again()
+        assert stage.listener.is_reachable
+        stage.knock()
+        await stage.taken_in_all(2)
+
+    run(body)
+
+
+def test_the_file_of_another_is_not_removed_at_the_end() -> None:
+    async def body(stage: Stage) -> None:
+        stage.path.unlink()
+        stage.path.write_text("another one's")
+        stage.listener.close()
+        assert stage.path.read_text() == "another one's"
+
+    run(body)
+
+
+def test_a_socket_that_cannot_be_made_again_leaves_the_old_one_open() -> None:
+    async def body(stage: Stage) -> None:
+        moved = stage.path.with_name("moved")
+        stage.path.rename(moved)
+        stage.path.mkdir()
+        with pytest.raises(OSError, match=r"directory|permitted"):
+            stage.listener.bind_again()
+        stage.path.rmdir()
+        moved.rename(stage.path)
+        stage.knock()
+        await stage.taken_in_all(1)
+
+    run(body)
+
+
+NOBODY = 2**22 + 1
+"""Above the pids of Linux and macOS."""
+
+PLAIN = Generate(id=RequestId("r"), model=ModelName("m"), client="somebody")
+OF_TERMINAL = Generate(id=RequestId("r"), model=ModelName("m"), client=TERMINAL)
+
+
+@contextlib.contextmanager
+def two_of_one_session() -> Iterator[tuple[int, int]]:
+    """The leader of a session and its child; the tests' own session may be led from outside their
+    container, which nobody inside it can see."""
+    program = "import os; child = os.fork(); child and print(child, flush=True); os.read(0, 1)"
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    ) as leader:
+        assert leader.stdout is not None
+        yield leader.pid, int(leader.stdout.readline())
+
+
+def test_a_process_has_one_name_with_its_pid_and_one_that_is_not_found_has_none() -> None:
+    pid = os.getpid()
+    assert Names.of_process(pid).of(PLAIN) == f"process {pid}@{process_start(pid)}"
+    assert Names.of_process(os.getppid()).of(PLAIN) not in ("", Names.of_process(pid).of(PLAIN))
+    for nobody in (None, NOBODY):
+        assert Names.of_process(nobody).of(PLAIN) == Names.of_process(nobody).of(OF_TERMINAL) == ""
+
+
+def test_processes_of_one_session_have_one_name_for_it_if_they_want_to() -> None:
+    with two_of_one_session() as (leader, other):
+        mine, its = Names.of_process(leader), Names.of_process(other)
+        assert mine.of(PLAIN) != its.of(PLAIN)
+        assert session_of(other) == session_of(leader) == f"{leader}@{process_start(leader)}"
+        assert mine.of(OF_TERMINAL) == its.of(OF_TERMINAL) == f"terminal {session_of(leader)}"
+        assert mine.of(StatusQuery(id=RequestId("r"))) == mine.of(PLAIN)
+
+
+def test_another_session_is_another_account_and_one_without_a_leader_is_none() -> None:
+    command = [sys.executable, "-c", "import os; print(os.getpid(), flush=True); input()"]
+    orphan = [sys.executable, "-c", f"import subprocess; subprocess.Popen({command!r})"]
+    with subprocess.Popen(
+        orphan, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    ) as leader:
+        assert leader.stdout is not None
+        pid = int(leader.stdout.readline())
+        leader.wait()
+        names = Names.of_process(pid)
+        assert session_of(pid) is None
+        assert names.of(OF_TERMINAL) == names.of(PLAIN) != ""
+    with two_of_one_session() as (other_leader, _):
+        assert Names.of_process(other_leader).of(OF_TERMINAL).startswith("terminal ")
+
+
+@pytest.mark.skipif(sys.platform not in ("linux", "darwin"), reason="the system does not say")
+def test_the_process_and_the_user_of_a_connection_are_found(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        child = os.fork()
+        if not child:
+            with socket.socket(socket.AF_UNIX) as mine:
+                mine.connect(str(tmp_path / "s"))
+                mine.recv(1)
+            os._exit(0)
+        accepted, _ = listener.accept()
+        assert credentials_of(accepted) == (child, os.getuid())
+        end(accepted)
+        os.waitpid(child, 0)
+        assert credentials_of(accepted) == (None, None)
+
+
+def test_ending_a_connection_with_unread_bytes_is_no_reset() -> None:
+    """To close with something unread would be a reset, which tells of a daemon that has died."""
+    here, there = socket.socketpair()
+    there.sendall(b"x" * 50_000)
+    here.sendall(b"last words")
+    end(here)
+    assert there.recv(100) == b"last words"
+    assert there.recv(100) == b""
+    there.close()
+
+
+ID = RequestId("a")
+
+
+@pytest.fixture
+def connection() -> Connection:
+    with socket.socket() as unused:
+        return Connection(ConnectionId(b"\0abcd"), unused, Tally(), pid=None, refusal="", now=0.0)
+
+
+def test_a_cancel_ends_a_subscription_at_once_and_a_request_with_its_end(
+    connection: Connection,
+) -> None:
+    connection.note_said(Subscribe(id=RequestId("s")))
+    connection.note_said(Generate(id=ID, model=ModelName("m"), body=b""))
+    for id in ("s", ID):
+        connection.note_said(Cancel(id=RequestId(id)))
+    assert (connection.has_open("s"), connection.has_open(ID)) == (False, True)
+    connection.note_sent(Failed(id=ID, error={}))
+    assert not connection.has_anything_open
+
+
+def test_the_books_hold_what_was_said_until_its_end_was_sent(connection: Connection) -> None:
+    assert not connection.has_anything_open
+    connection.note_said(Generate(id=ID, model=ModelName("m"), body=b""))
+    assert (connection.has_anything_open, connection.has_open("b")) == (True, False)
+    for id in ("s", "t"):
+        connection.note_said(Subscribe(id=RequestId(id)))
+    assert (connection.has_open("s"), connection.has_open("t")) == (False, True)
+    connection.note_said(Cancel(id=RequestId("s")))
+    connection.note_sent(Deltas(deltas=[]))
+    connection.note_sent(Event(id=RequestId("t"), value={}))
+    connection.note_sent(Reply(id=RequestId("s"), value={}))
+    assert (connection.open, connection.subscription) == ({"a"}, "t")
+    connection.note_sent(Done(id=ID, seq=1, finish_reason=FinishReason.STOP))
+    assert (connection.open, connection.has_anything_open) == (set(), True)
+    connection.note_sent(Failed(id=RequestId("t"), error={}))
+    assert not connection.has_anything_open
+
+
+def bind(option: zmq.SocketOption, number: int) -> tuple[list[object], Exception | None]:
+    """What is done with a socket that refuses an option, and what comes of it."""
+    done: list[object] = []
+
+    def refuse(given: zmq.SocketOption, value: int) -> None:
+        done.append((given, value))
+        if given is option:
+            raise zmq.ZMQError(number)
+
+    socket: Any = SimpleNamespace(
+        setsockopt=refuse,
+        bind=lambda endpoint: done.append(endpoint),
+        close=lambda linger: done.append(("closed", linger)),
+    )
+    context: Any = SimpleNamespace(socket=lambda kind: socket)
+    try:
+        assert bound_socket(context, zmq.PULL, "e", {option: 7, zmq.LINGER: 0}) is socket
+    except zmq.ZMQError as error:
+        return done, error
+    return done, None
+
+
+def test_a_link_without_room_for_beats_is_none_and_leaves_no_socket_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed: list[int] = []
+
+    def bind_one(context: object, kind: int, endpoint: str, options: object) -> Any:
+        if kind == zmq.PULL:
+            raise zmq.ZMQError(errno.EMFILE)
+        return SimpleNamespace(close=closed.append)
+
+    async def body() -> None:
+        unused: Any = None
+        WorkerLink(
+            unused, Path("/run/w1.sock"), model=ModelName("m"), generation=Generation(1),
+            token="t", max_concurrency=1, post=print, now=lambda: 0.0,
+        )  # fmt: skip
+
+    monkeypatch.setattr(worker_link, "bound_socket", bind_one)
+    with pytest.raises(zmq.ZMQError) as caught:
+        asyncio.run(body())
+    assert (caught.value.errno, closed) == (errno.EMFILE, [0])
+
+
+# ---------------------------------------------------------------- turns of the loop
+
+
+class Played:
+    """A ZeroMQ socket and an event loop; the test says when the loop turns."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.arrived: list[list[bytes]] = []
+        self.taken: list[list[bytes]] = []
+        self.soon: list[Callable[[], None]] = []
+        self.done: list[object] = []
+        self.drained = self.looks = 0
+        self.error: Exception | None = None
+        socket: Any = SimpleNamespace(
+            getsockopt=self.look,
+            recv_multipart=self.receive,
+            send=self.send,
+            close=lambda linger_ms: self.done.append(("closed", linger_ms)),
+        )
+        loop = SimpleNamespace(
+            add_reader=lambda *what: self.done.append(("reads", *what)),
+            remove_reader=lambda *what: self.done.append(("reads no more", *what)),
+            call_soon=self.soon.append,
+        )
+        monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
+        self.socket = LoopSocket(socket, self.take, self.count)
+
+    def look(self, option: int) -> int:
+        if option == zmq.FD:
+            return 5
+        assert option == zmq.EVENTS
+        self.looks += 1
+        return int(zmq.POLLOUT) | (int(zmq.POLLIN) if self.arrived else 0)
+
+    def receive(self, flags: int) -> list[bytes]:
+        assert flags == zmq.NOBLOCK
+        assert self.arrived, "received what has not arrived"
+        return self.arrived.pop(0)
+
+    def send(self, frame: bytes, flags: int) -> None:
+        assert flags in (zmq.NOBLOCK, zmq.NOBLOCK | zmq.SNDMORE)
+        if self.error is not None:
+            raise self.error
+        self.done.append((frame, bool(flags & zmq.SNDMORE)))
+
+    def take(self, frames: list[bytes]) -> None:
+        self.taken.append(frames)
+        if frames == [b"close"]:
+            self.socket.close(9)
+
+    def count(self) -> None:
+        self.drained += 1
+
+    def turn(self) -> None:
+        """One round of the loop."""
+        soon, self.soon[:] = list(self.soon), []
+        for function in soon:
+            function()
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> Played:
+    return Played(monkeypatch)
+
+
+def test_a_socket_is_looked_at_once_when_it_is_new_and_whenever_it_is_asked_for(
+    played: Played,
+) -> None:
+    [done] = played.done
+    assert isinstance(done, tuple)
+    assert done[:2] == ("reads", 5)
+    played.socket.drain_soon()
+    assert len(played.soon) == 1
+    played.arrived = [[b"a"], [b"b"]]
+    played.turn()
+    assert (played.taken, played.drained, played.soon) == ([[b"a"], [b"b"]], 1, [])
+    played.socket.drain_soon()
+    assert len(played.soon) == 1
+
+
+def test_a_socket_with_more_than_a_turn_has_another_in_the_next_round(played: Played) -> None:
+    played.arrived = [[b"%d" % n] for n in range(300)]
+    for taken, drained, soon in ((128, 1, 1), (256, 2, 1), (300, 3, 0)):
+        played.turn()
+        assert (len(played.taken), played.drained, len(played.soon)) == (taken, drained, soon)
+    played.arrived = [[b"%d" % n] for n in range(300)]
+    played.socket.drain_now()
+    assert (len(played.taken), played.drained, played.soon) == (600, 3, [])
+
+
+@pytest.mark.parametrize("error", [None, zmq.Again(), zmq.ZMQError(errno.EHOSTUNREACH)])
+@pytest.mark.parametrize("arrived", [[], [[b"a"], [b"b"]]])
+def test_messages_that_arrive_during_sends_are_taken_after_one_look(
+    played: Played, error: zmq.ZMQError | None, arrived: list[list[bytes]]
+) -> None:
+    played.turn()
+    played.done.clear()
+    played.error = error
+    played.arrived = list(arrived)
+    played.drained = played.looks = 0
+    for _ in range(16):
+        if error is None or isinstance(error, zmq.Again):
+            assert played.socket.send([b"x", b"y"]) is (error is None)
+        else:
+            with pytest.raises(zmq.ZMQError):
+                played.socket.send([b"x", b"y"])
+    assert played.done == (16 * [(b"x", True), (b"y", False)] if error is None else [])
+    assert (played.looks, len(played.soon), played.taken) == (0, 1, [])
+    played.turn()
+    assert (played.looks, played.taken) == (1, [])
+    played.turn()
+    assert (played.taken, played.drained) == (arrived, 1 if arrived else 0)
+    assert played.looks == (2 + len(arrived) if arrived else 1)
+    assert played.soon == [], "nothing is looked at again for what there is no room for"
+
+
+def test_messages_that_arrive_during_a_turn_are_taken_in_the_next_round(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played.turn()
+    other = Played(monkeypatch)  # forwards: what it takes leaves through the first one
+
+    def forward(frames: list[bytes]) -> None:
+        played.socket.send(frames)
+        played.socket.send(frames)
+        if frames == [b"b"]:
+            played.arrived = [[b"c"]]  # whose edge the sends have swallowed
+
+    other.socket = LoopSocket(other.socket.socket, forward, other.count)
+    other.turn()
+    for arrived, soon in (([[b"a"], [b"a"]], 0), ([[b"b"]], 1)):
+        other.arrived, played.looks = list(arrived), 0
+        other.socket.drain_soon()
+        other.turn()
+        assert (played.looks, len(played.soon), played.taken) == (1, soon, [])
+    played.turn()
+    assert (played.taken, played.soon) == ([[b"c"]], [])
+    played.socket.send([b"x"])
+    assert len(played.soon) == 1, "between turns the next round looks"
+
+
+def test_a_turn_that_fails_leaves_no_look_undone(played: Played) -> None:
+    played.turn()
+
+    def fail() -> None:
+        played.socket.send([b"x"])
+        raise RuntimeError
+
+    played.looks = 0
+    failing = LoopSocket(played.socket.socket, played.take, fail)
+    with pytest.raises(RuntimeError):
+        played.turn()
+    assert (played.looks, played.soon) == (2, []), "its own, and that of the one it sent through"
+    played.socket.send([b"x"])
+    assert len(played.soon) == 1
+    failing.close()
+
+
+def test_a_socket_that_is_closed_takes_and_says_nothing_more(played: Played) -> None:
+    played.arrived = [[b"close"], [b"late"]]
+    played.done.clear()
+    played.turn()
+    assert (played.taken, played.drained) == ([[b"close"]], 0)
+    assert played.done == [("reads no more", 5), ("closed", 9)]
+    played.socket.close()
+    played.socket.drain_soon()
+    played.turn()
+    assert (played.arrived, played.drained, len(played.done)) == ([[b"late"]], 0, 2)
+
+
+def test_a_closed_socket_is_not_looked_at_for_earlier_sends(played: Played) -> None:
+    played.turn()
+    played.socket.send([b"x"])
+    played.socket.close()
+    played.looks = 0
+    played.turn()
+    assert (played.looks, played.drained) == (0, 1)
+
+
+def test_the_count_is_that_of_the_connections_P24() -> None:
+    dice = random.Random(1)
+    limits, there = ConnectionLimits(50 + KEPT_FOR_NEWCOMERS), Counter[int]()
+    for _ in range(20_000):
+        process = dice.randrange(4)
+        if dice.random() < 0.4 and there[process]:
+            limits.remove(process)
+            there[process] -= 1
+        else:
+            there[process] += come(limits, process)
+        assert limits.admitted == there.total()
+        assert all(count <= MAX_OF_ONE_PROCESS for count in there.values())
