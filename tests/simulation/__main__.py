@@ -1,7 +1,7 @@
 """`python -m simulation [--seeds N] [--first N] [--jobs N]`: many seeds; a failing one is named.
 
-Exits with 1 if a promise is broken, and with 2 if the run shows nothing, because it did not meet the
-faults that it is to judge by.
+Exits with 4 if a promise is broken, and with 3 if the run shows nothing, because it did not meet
+the faults that it is to judge by.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .ground import Violation
 from .plan import EVENTS, LOADING, MEMORY, STRAY, STUCK, WITHOUT_EVIDENCE
 from .world import World
 
-VIOLATED, NOT_SHOWN = 1, 2
+VIOLATED, NOT_SHOWN = 4, 3
 """Exit codes."""
 CHUNK = 10
 """Seeds that one process takes at a time."""
@@ -35,7 +35,7 @@ COUNTED = (
     "ended: queue_timeout", "ended: deadline_exceeded", "ended: overloaded",
     "ended: slow_consumer", "swapped for another", "a swap is due", "evicted",
     "refused for memory", "dry run", "memory short", "asked to give back", "rows gave way",
-    "spare used", "downloaded", "attached later", "attach refused", "cancelled by another",
+    "downloaded", "attached later", "attach refused", "cancelled by another",
 )  # fmt: skip
 RESUMES_PER_SEED = 2
 PULSE_SHARE = 0.25

@@ -415,6 +415,7 @@ class Life:
         told: what ended it: `Exit` or a signal, and when.
         given: requests that it holds as far as is known, by key, ended ones too.
         kept: keys of rows whose state it keeps for their return.
+        cancelled: keys of rows that it was told to end.
         keeps: whether it kept the state of the last row that was freed for a higher class.
         spoke_at: when it gave its first token.
         settled_at: when all its rows had gained a token, for the first time.
@@ -448,6 +449,7 @@ class Life:
     broke_at: float | None = None
     given: dict[RequestKey, Ask] = field(default_factory=dict)
     kept: set[RequestKey] = field(default_factory=set)
+    cancelled: set[RequestKey] = field(default_factory=set)
     keeps: bool = True
     tokens_at_end: dict[RequestKey, int] = field(default_factory=dict)
     footprint: int = 0

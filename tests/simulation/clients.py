@@ -464,6 +464,8 @@ HASTY_SHARE_OF_REFUSED = 0.4
 AN_HOUR_S = 3700.0
 FORGIVEN_S = 2.0
 """Somebody who has restarted a model asks it again within so long."""
+CROWD = 10
+"""Readers of one request that come together: more than there may be."""
 BURST = 8
 """Requests at once, after an hour at rest: more than the rows that a lack of memory leaves."""
 
@@ -497,9 +499,7 @@ class People:
 
     def awaited(self) -> bool:
         """Whether anybody who is there waits for something."""
-        return any(
-            client.open_streams() or not all(client.commands.values()) for client in self.clients
-        )
+        return any(map(_waits, self.clients))
 
     def _connect(self) -> Client:
         self._connected += 1
@@ -733,160 +733,53 @@ class People:
         client.commands[id] = False
         self.say(client, message_of(id))
 
+    def _attach(self) -> None:
+        if ask := self._any_ask():
+            self.join(ask)
+
+    def _crowd(self) -> None:
+        if ask := self._any_ask():
+            for _ in range(CROWD):
+                self.join(ask)
+
+    def join(self, ask: Ask) -> Listener:
+        """Have a client join the stream of a request."""
+        client = self.client()
+        id = RequestId(self.new_id(client))
+        listener = Listener(connection=client.name, id=id)
+        client.readers[id] = self._world.record.joining.sent[client.name, id] = listener
+        self.say(client, Attach(id=id, request=self._name_of(ask)))
+        return listener
+
+    def _stop_listening(self) -> None:
+        client = self.client()
+        listening = [id for id, reader in client.readers.items() if reader.end is None]
+        if listening:
+            self.say(client, Cancel(id=RequestId(self._dice.choice(listening))))
+
+    def _cancel_any(self) -> None:
+        if ask := self._any_ask():
+            self.cancel_by_name(ask)
+
+    def cancel_by_name(self, ask: Ask) -> None:
+        """Cancel a request in the name of any client."""
+        name = self._name_of(ask)
+        self.command(lambda id: CancelRequest(id=id, request=name))
+
+    def _any_ask(self) -> Ask | None:
+        """Return any open request, or now and then one that has ended."""
+        opened = [ask for ask in self.asked if ask.is_open]
+        some = opened if self._dice.random() < 0.95 else self.asked
+        return self._dice.choice(some) if some else None
+
+    def _name_of(self, ask: Ask) -> RequestId:
+        """Return a name of a request: its number if that is known, because ids are not unique."""
+        return RequestId(_number(ask) if self._dice.random() < 0.8 else ask.id)
+
     def _quiet(self) -> None:
         """Nothing happens for a while."""
 
 
-# ---------------------------------------------------------------- onlookers
-
-THERE_SHARE = 0.5
-"""Of runs."""
-ONLOOKERS = 2
-LOOKS_ON_EVERY_S = 0.5
-DELAYS_S = (0.0, 0.02, 0.3)
-ONLOOKERS_BY_NUMBER_SHARE = 0.8
-"""Of names, if the supervisor's number is known: ids are seldom unique."""
-CROWD = 10
-"""Readers of one request that come together: more than there may be."""
-WATCH = {"attach": 12, "crowd": 1, "stop_listening": 3, "cancel": 0.5,
-         "leave": 1}  # fmt: skip
-
-
-class Onlookers:
-    """Their clients, and what they say.
-
-    Args:
-        world: that they live in.
-    """
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._dice = world.plan.dice("onlookers of")
-        is_there = self._dice.random() < THERE_SHARE
-        self._delay_s = self._dice.choice(DELAYS_S)
-        self._connected = 0
-        self._clients = [self._connect() for _ in range(ONLOOKERS)] if is_there else []
-        self._acts: list[Callable[[], None]] = [getattr(self, f"_{name}") for name in WATCH]
-        self._weights = list(WATCH.values())
-
-    def begin(self) -> None:
-        """From now on, until the faults end."""
-        if self._clients:
-            self._act()
-
-    def awaited(self) -> bool:
-        """Whether any of them waits for something."""
-        return any(_waits(client) for client in self._clients)
-
-    def deliver(self, connection: bytes, message: Message) -> None:
-        """The supervisor sends one of them something; dropped if it is gone."""
-        for client in self._clients:
-            if client.name == connection:
-                client.send_down(message)
-
-    def check_ends(self) -> None:
-        """Everybody who stayed was answered."""
-        for client in self._clients:
-            client.check_ends()
-
-    # ------------------------------------------------------------ what they do
-
-    def _act(self) -> None:
-        if self._world.is_healing:
-            return
-        [act] = self._dice.choices(self._acts, weights=self._weights)
-        act()
-        self._world.time.after(self._dice.expovariate(1 / LOOKS_ON_EVERY_S), self._act)
-
-    def _attach(self) -> None:
-        ask = self._any_ask()
-        if ask is not None:
-            self.join(ask)
-
-    def _crowd(self) -> None:
-        ask = self._any_ask()
-        for _ in range(CROWD if ask is not None else 0):
-            assert ask is not None
-            self.join(ask)
-
-    def _stop_listening(self) -> None:
-        client = self._client()
-        listening = [id for id, reader in client.readers.items() if reader.end is None]
-        if listening:
-            self._say(client, Cancel(id=RequestId(self._dice.choice(listening))))
-
-    def _cancel(self) -> None:
-        ask = self._any_ask()
-        if ask is not None:
-            name = self.name_of(ask)
-            self.command(lambda id: CancelRequest(id=id, request=name))
-
-    def _leave(self) -> None:
-        place = self._dice.randrange(len(self._clients))
-        client = self._clients[place]
-        client.has_left = True
-        client.up.send(lambda: self._gone(client))
-        self._clients[place] = self._connect()
-
-    # ------------------------------------------------------------ inside
-
-    def _connect(self) -> Client:
-        self._connected += 1
-        up, down = (Link(self._world.time, self._dice, self._delay_s, 1.0) for _ in range(2))
-        return Client(name=b"onlooker%d" % self._connected, process="", up=up, down=down)
-
-    def _client(self) -> Client:
-        return self._dice.choice(self._clients)
-
-    def _any_ask(self) -> Ask | None:
-        """Any open request, or now and then one that has ended."""
-        asked = self._world.people.asked
-        opened = [ask for ask in asked if ask.is_open]
-        some = opened if self._dice.random() < 0.95 else asked
-        return self._dice.choice(some) if some else None
-
-    def name_of(self, ask: Ask) -> RequestId:
-        is_by_number = ask.key is not None and self._dice.random() < ONLOOKERS_BY_NUMBER_SHARE
-        return RequestId(f"#{ask.key}" if is_by_number else ask.id)
-
-    def join(self, ask: Ask) -> Listener:
-        """Join the stream of a request."""
-        client = self._client()
-        id = self._new_id(client)
-        listener = Listener(connection=client.name, id=id)
-        client.readers[id] = self._world.record.joining.sent[client.name, id] = listener
-        self._say(client, Attach(id=id, request=self.name_of(ask)))
-        return listener
-
-    def command(self, message_of: Callable[[RequestId], ClientMessage]) -> None:
-        client = self._client()
-        id = self._new_id(client)
-        client.commands[id] = False
-        self._say(client, message_of(id))
-
-    @staticmethod
-    def _new_id(client: Client) -> RequestId:
-        client.said += 1
-        return RequestId(f"o{client.said}")
-
-    def _say(self, client: Client, message: ClientMessage) -> None:
-        world, connection = self._world, ConnectionId(client.name)
-
-        def deliver() -> None:
-            if world.has_finished:
-                client.unheard.add(message.id)
-            elif not client.is_gone:
-                now = world.time.now
-                world.handle(ClientSaid(now=now, connection=connection, message=message))
-
-        client.up.send(deliver)
-
-    def _gone(self, client: Client) -> None:
-        client.is_gone = True
-        now, connection = self._world.time.now, ConnectionId(client.name)
-        self._world.handle(ClientGone(now=now, connection=connection))
-
-
 def _waits(client: Client) -> bool:
     is_listening = any(reader.end is None for reader in client.readers.values())
-    return is_listening or not all(client.commands.values())
+    return bool(client.open_streams()) or is_listening or not all(client.commands.values())

@@ -23,7 +23,7 @@ from mlxsup.protocol.client_messages import (
 )
 from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.launch import LaunchSettings
-from mlxsup.protocol.request_messages import CancelRequest, PauseRequest, ResumeRequest
+from mlxsup.protocol.request_messages import PauseRequest, ResumeRequest
 from mlxsup.protocol.states import Priority
 from mlxsup.supervisor.core.events import ShutdownAsked
 from mlxsup.supervisor.core.settings import (
@@ -133,9 +133,9 @@ def _entry(name: str, rows: int, max_restarts: int) -> ModelSettings:
 class Script:
     """A world that does what it is asked for, event by event."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.world = World(plan)
-        self.people, self.onlookers = self.world.people, self.world.onlookers
+    def __init__(self, plan: Plan, *, has_invariants: bool = False) -> None:
+        self.world = World(plan, has_invariants=has_invariants)
+        self.people = self.world.people
         self.people.hands.begin()
         self.world.begin()
 
@@ -206,7 +206,7 @@ class Script:
 
     def join(self, ask: Ask) -> Listener:
         """Join the stream of a request."""
-        return self.onlookers.join(ask)
+        return self.people.join(ask)
 
     def time_passes(self, seconds: float) -> None:
         """Let what is due within these seconds happen."""
@@ -248,7 +248,6 @@ class WorldMachine(RuleBasedStateMachine):
                 "aging_s": st.sampled_from([0.0, 2.3]),
                 "max_parallel_prefills": st.sampled_from([None, 1]),
                 "parallel_loads": st.integers(1, 2),
-                "spare_workers": st.sampled_from([0, 0, 1]),
                 "queue_timeout_s": st.sampled_from([0.0, 4.0]),
                 "max_queue": st.sampled_from([100, 4]),
                 "clients": st.sampled_from(
@@ -261,7 +260,7 @@ class WorldMachine(RuleBasedStateMachine):
         """Start a daemon."""
         made = steady_plan(**plan, **settings)
         made.models = [replace(one, idle_unload_s=idle_s) for one in made.models]
-        self.script = Script(made)
+        self.script = Script(made, has_invariants=True)
 
     def say(self, message: Any, **fields: Any) -> None:
         """Send a command."""
@@ -313,7 +312,7 @@ class WorldMachine(RuleBasedStateMachine):
         """Cancel a request."""
         ask = self.script.open(place)
         if ask is not None and by_another:
-            self.say(CancelRequest, request=self.script.onlookers.name_of(ask))
+            self.script.people.cancel_by_name(ask)
         elif ask is not None:
             self.script.cancel(ask)
 

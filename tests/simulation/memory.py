@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,15 +10,13 @@ from mlxsup.protocol.cache_cost import GROWTH_TOKENS, cache_bytes, joining_bytes
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.states import Priority, State, Why
 from mlxsup.protocol.worker_messages import Ready, SetBudget
-from mlxsup.supervisor.core.actions import EndSpare, Spawn, StartSpare
-from mlxsup.supervisor.core.events import Exited, Sampled, SpareEnded, SpareReady
+from mlxsup.supervisor.core.events import Exited, Sampled
 
 from .books import Ask, Book, Cause, Life, UpFor, Wanted
-from .ground import Timeline, check
+from .ground import check
 from .requests import may_run
 
 if TYPE_CHECKING:
-    from .plan import Plan
     from .record import Record
 
 
@@ -372,11 +369,6 @@ def check_idle(record: Record, name: ModelName) -> None:
     check("busy before idle", not idle, f"{name}, {idle}")
 
 
-def is_anybody_leaving(record: Record) -> bool:
-    """Whether the process of any model is on its way out."""
-    return any(_goes(book) or book.swaps_until is not None for book in _books(record))
-
-
 def check_others(record: Record) -> None:
     """If a request is tried again that ran out of memory alone, all others were asked at once."""
     ask = record.tried_again
@@ -480,18 +472,6 @@ def held_by_all(record: Record) -> int:
     return sum(held_by(record, book) for book in record.books.values())
 
 
-def may_be_kept(record: Record) -> int:
-    """What may be kept besides, for models without a process that crashed: what they need, with
-    whatever it was raised by."""
-    back = [book for book in record.books.values() if _may_return(book) and book.held]
-    return sum(max(book.held, need_of(record, book)) for book in back)
-
-
-def _may_return(book: Book) -> bool:
-    """Whether its memory may be kept although it has no process, because it crashed."""
-    return book.life is None and book.wanted is Wanted.UP and not book.entry.pinned
-
-
 def held_by(record: Record, book: Book) -> int:
     """What its process holds, or what is kept for it if it is pinned."""
     least = need_of(record, book) if book.entry.pinned else 0
@@ -565,18 +545,6 @@ def _kept_by(record: Record, book: Book) -> int:
     return least_by(record, book) if is_idle and has_given_back else need_of(record, book)
 
 
-def could_be_loaded(record: Record, book: Book, needed_bytes: int) -> bool:
-    """Whether a model that needs so much fits next to what never goes, if nothing was raised."""
-    fixed = 0
-    for other in record.books.values():
-        if other is not book and _is_fixed(other):
-            is_stuck = other.life is not None and other.life.is_abandoned
-            raised_bytes = 0 if is_stuck else raised(record, other)
-            fixed += _kept_by(record, other) - raised_bytes
-    budget = record.plan.budget_bytes
-    return budget is None or fixed + needed_bytes <= budget
-
-
 def forget_turns(record: Record) -> None:
     """Who has made room is not wanted any longer once nobody waits for it."""
     for book in record.books.values():
@@ -600,7 +568,7 @@ def may_wait(record: Record, book: Book) -> bool:
     others = [other for other in record.books.values() if other is not book]
     if not is_whole(record):
         return True
-    if record.spares.is_one_ending() or any(_is_leaving(other) for other in others):
+    if any(_is_leaving(other) for other in others):
         return True  # what is being freed may be for another
     if any(other.life and is_lowering(other.life) for other in others):
         return True
@@ -930,7 +898,7 @@ def _is_calm(record: Record) -> bool:
     settings, books = record.plan.settings, record.books.values()
     if not settings.swap or record.is_shutting_down or record.shortage.since is not None:
         return False
-    if not is_whole(record) or record.spares.is_one_ending():
+    if not is_whole(record):
         return False
     if any(other.life is None and other.held and other.is_resting for other in books):
         return False  # what a crashed model held may be kept for it
@@ -998,181 +966,8 @@ def _budget_raised(record: Record, book: Book, life: Life) -> None:
         return
     budget = record.plan.budget_bytes
     assert budget is not None
-    total = held_by_all(record) + record.spares.held(record)
+    total = held_by_all(record)
     check("rows over the budget", total <= budget, f"{book.name}: {total} of {budget}")
     most = record.shortage.room
     check("rows over the room", total <= max(most, 0), f"{book.name}: {total} of {most}")
     record.count("a budget is raised")
-
-
-# ---------------------------------------------------------------- spares
-
-ENGINE = "mlx"
-MOST_DELAY_S = 60.0
-"""Within this time one that has died is replaced."""
-
-
-@dataclass(slots=True)
-class PlayedSpare:
-    """One process.
-
-    Attributes:
-        number: as the core counts them.
-        is_ready: it has imported everything.
-        is_told: it was told to end.
-    """
-
-    number: int
-    is_ready: bool = False
-    is_told: bool = False
-
-
-class PlayedSpares:
-    """Processes that become ready after a while, or die, until somebody takes them over.
-
-    Args:
-        plan: of the run.
-        time: when things happen.
-        handle: hands an event to the core.
-    """
-
-    def __init__(
-        self, plan: Plan, time: Timeline, handle: Callable[[SpareReady | SpareEnded], None]
-    ) -> None:
-        self._dice = plan.dice("lives of spares of")
-        self._time, self._handle = time, handle
-        self._living: set[int] = set()
-
-    def obey(self, action: StartSpare | EndSpare) -> None:
-        """What the shell does about it."""
-        number = action.number
-        if isinstance(action, EndSpare):
-            self._time.after(self._dice.choice((0.001, 0.2)), lambda: self._ends(number))
-            return
-        self._living.add(number)
-        fate, delay_s = self._dice.random(), self._dice.choice((0.05, 0.3, 2.0))
-        if fate < 0.1:
-            self._time.after(delay_s, lambda: self._ends(number))
-            return
-        self._time.after(delay_s, lambda: self._is_ready(number))
-        if fate < 0.25:
-            self._time.after(delay_s + self._dice.uniform(0.0, 4.0), lambda: self._ends(number))
-
-    def taken(self, number: int) -> None:
-        """It is a model's worker now."""
-        self._living.discard(number)
-
-    def _is_ready(self, number: int) -> None:
-        if number in self._living:
-            self._handle(SpareReady(now=self._time.now, number=number, pid=100_000 + number))
-
-    def _ends(self, number: int) -> None:
-        if number in self._living:
-            self._living.remove(number)
-            self._handle(SpareEnded(now=self._time.now, number=number))
-
-
-class Spares:
-    """The oracle's own account.
-
-    Attributes:
-        living: by number, all whose exit has not been seen and which are nobody's.
-    """
-
-    def __init__(self) -> None:
-        self.living: dict[int, PlayedSpare] = {}
-        self._died_at = -MOST_DELAY_S
-
-    def held(self, record: Record) -> int:
-        """What they hold of the budget."""
-        return len(self.living) * record.plan.settings.spare_bytes
-
-    def is_one_ending(self) -> bool:
-        """Whether memory of theirs is being freed."""
-        return any(spare.is_told for spare in self.living.values())
-
-    # ------------------------------------------------------------ events
-
-    def seen(self, record: Record, event: SpareReady | SpareEnded) -> None:
-        """What became of one."""
-        if isinstance(event, SpareReady):
-            self.living[event.number].is_ready = True
-        elif not self.living.pop(event.number).is_told:
-            self._died_at = record.now
-            record.count("spare died")
-
-    # ------------------------------------------------------------ actions
-
-    def check_start(self, record: Record, action: StartSpare) -> None:
-        """One is started: there is use and room for it, and nothing that it would hold up."""
-        settings = record.plan.settings
-        self.living[action.number] = PlayedSpare(action.number)
-        staying = [spare for spare in self.living.values() if not spare.is_told]
-        check("too many spares", len(staying) <= self._wanted(record), len(staying))
-        loading = [book.name for book in record.books.values() if is_loading(book)]
-        check("spare next to a load", not loading, loading)
-        self._check_budget(record, "spare over the budget")
-        soon = record.now < self._died_at + 1.0 - EPSILON_S
-        check("spare without delay", not soon, f"died at {self._died_at}")
-        record.count("spare started" if settings.budget is None else "spare started within budget")
-
-    def check_end(self, record: Record, action: EndSpare) -> None:
-        """One is ended: it is too many, or its memory is needed."""
-        spare = self.living[action.number]
-        check("spare ended again", not spare.is_told, action.number)
-        staying = [one for one in self.living.values() if not one.is_told]
-        is_surplus = len(staying) > self._wanted(record)
-        is_any_waiting = any(waits(book) for book in record.books.values())
-        is_short = not is_whole(record)
-        is_needed = is_any_waiting or is_short or self._is_over(record)
-        is_needed = is_needed and record.plan.budget_bytes is not None
-        check("spare ended for nothing", is_surplus or is_needed, action.number)
-        spare.is_told = True
-        record.count("spare made room" if is_needed else "spare too many")
-
-    def check_spawn(self, record: Record, spawn: Spawn) -> None:
-        """A load takes over one that waits, if there is one."""
-        is_theirs = spawn.launch.engine == ENGINE
-        fit = [one.number for one in self.living.values() if one.is_ready and not one.is_told]
-        if not is_theirs or not fit:
-            check("spare out of nothing", spawn.spare is None, spawn)
-        else:
-            check("spare not used", spawn.spare in fit, spawn)
-            assert spawn.spare is not None
-            del self.living[spawn.spare]
-            record.count("spare used")
-        budget = record.plan.budget_bytes
-        if budget is not None:
-            book = record.books[spawn.model]
-            models = held_by_others(record, book) + need_of(record, book)
-            total = models + self.held(record)
-            check("over the budget", total <= budget, f"{spawn.model}: {total} of {budget}")
-
-    def look(self, record: Record) -> None:
-        """One that is missing is started, once nothing is in the way; at the end there is none."""
-        if record.is_shutting_down:
-            staying = [spare.number for spare in self.living.values() if not spare.is_told]
-            check("spare outlives the end", not staying, staying)
-
-    # ------------------------------------------------------------ inside
-
-    def _wanted(self, record: Record) -> int:
-        engines = {book.entry.launch.engine for book in record.books.values()}
-        is_of_use = ENGINE in engines and not record.is_shutting_down
-        return record.plan.settings.spare_workers if is_of_use else 0
-
-    def _is_over(self, record: Record) -> bool:
-        budget = record.plan.budget_bytes
-        return budget is not None and self._most_held(record) > budget
-
-    def _most_held(self, record: Record) -> int:
-        """As much as may be reserved, for models and spares."""
-        models = held_by_all(record) + may_be_kept(record)
-        raised = sum(raise_of(record, book) for book in record.books.values())
-        return models + raised + self.held(record)
-
-    def _check_budget(self, record: Record, name: str) -> None:
-        budget = record.plan.budget_bytes
-        if budget is not None:
-            total = held_by_all(record) + self.held(record)
-            check(name, total <= budget, f"{total} of {budget}")

@@ -351,7 +351,6 @@ class Plan:
         )
         plan.share_memory()
         plan.make_deterministic()
-        plan.add_spares()
         return plan
 
     def share_memory(self) -> None:
@@ -408,18 +407,6 @@ class Plan:
         if random.Random(f"deterministic in {self.seed}").random() < DETERMINISTIC_SHARE:
             launch = replace(self.models[0].launch, deterministic=True)
             self.models[0] = replace(self.models[0], launch=launch)
-
-    def add_spares(self) -> None:
-        """Some runs have spare workers, and models of their engine; the rest stays as it is."""
-        dice = random.Random(f"spares of {self.seed}")
-        wanted, spare_bytes = dice.choice((0, 0, 1, 2)), dice.choice((100, 400))
-        if not wanted:
-            return
-        self.settings = replace(self.settings, spare_workers=wanted, spare_bytes=spare_bytes)
-        for place, entry in enumerate(self.models):
-            if dice.random() < 0.8:
-                launch = replace(entry.launch, engine="mlx")
-                self.models[place] = replace(entry, launch=launch)
 
     def weights(self, name: ModelName) -> int:
         """How much of what a model needs is its arrays."""
@@ -630,8 +617,9 @@ def answer_warning(acceptance: Acceptance) -> str | None:
 
 # ---------------------------------------------------------------- habits
 
-COMMON = {"ask": 60, "cancel": 7, "ping": 1, "status": 2, "quiet": 0.7, "again": 3,
-          "pause": 5, "resume": 5}  # fmt: skip
+COMMON = {"ask": 60, "cancel": 7, "ping": 1, "status": 2, "quiet": 0.7, "again": 3, "pause": 5,
+          "resume": 5, "attach": 4, "crowd": 0.3, "stop_listening": 1,
+          "cancel_any": 0.3}  # fmt: skip
 OPERATE = {"load": 1.2, "unload": 1.8, "restart": 1.6, "reload": 1.2, "edit": 0.8, "leave": 1.0,
            "slow": 0.6, "subscribe": 0.8, "twin": 1.0, "unknown": 0.6, "nonsense": 0.6,
            "signal": 0.15, "stop": 0.15}  # fmt: skip

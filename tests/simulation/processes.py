@@ -616,7 +616,6 @@ def judge_spawn(record: Record, spawn: Spawn) -> None:
         check("earlier than announced", book.retry_at is None, f"{spawn.model}: {book.retry_at}")
         record.count("back-off")
     check_turn(record, book)
-    record.spares.check_spawn(record, spawn)
 
 
 def judge_signal(
@@ -686,7 +685,6 @@ FOUND_WITHIN_S = {
 """Beside a limit for a step, for what is judged by one: from the fault to the first signal."""
 BY_STEP = ("stall", "blocked", "waits_on", "gil")
 SILENCE_S = 3.5
-LOAD_STALL_S = 6.0
 
 
 def ticked(record: Record) -> None:

@@ -59,7 +59,6 @@ from mlxsup.supervisor.core.actions import (
     Action,
     Announce,
     EndDownload,
-    EndSpare,
     Finish,
     NeedRaised,
     SendToClient,
@@ -67,7 +66,6 @@ from mlxsup.supervisor.core.actions import (
     SignalWorker,
     Spawn,
     StartDownload,
-    StartSpare,
 )
 from mlxsup.supervisor.core.events import (
     Appraised,
@@ -80,8 +78,6 @@ from mlxsup.supervisor.core.events import (
     Reloaded,
     Sampled,
     ShutdownAsked,
-    SpareEnded,
-    SpareReady,
     Spawned,
     SpawnFailed,
     Started,
@@ -105,7 +101,6 @@ from .engine import (
 from .ground import Violation, check
 from .memory import (
     Shortage,
-    Spares,
     announced,
     asked_to_give_back,
     asked_to_give_way,
@@ -497,10 +492,6 @@ def judge(record: Record, action: Action) -> None:
                 _to_worker(record, record.books[model], life, message)
         case Spawn():
             judge_spawn(record, action)
-        case StartSpare():
-            record.spares.check_start(record, action)
-        case EndSpare():
-            record.spares.check_end(record, action)
         case StartDownload() | EndDownload():
             record.downloads.obeyed(record, action)
         case SignalWorker(model=model, generation=generation, signal=signal):
@@ -526,6 +517,7 @@ def _to_worker(record: Record, book: Book, life: Life, message: Message) -> None
             ask = life.given.get(key)
             check("cancels nobody", ask is not None, key)
             check("cancelled unasked", ask not in record.open or ask in record.must, key)
+            life.cancelled.add(key)
         case PauseRow(key=key, keep=keep):
             ask = life.given.get(key)
             check("pauses nobody", ask is not None and ask.is_open, key)
@@ -693,7 +685,6 @@ class Record:
         self.counts: dict[str, int] = {}
         self.raised: dict[ModelName, int] = {}
         self.devices = Devices()
-        self.spares = Spares()
         self.downloads = Downloads()
         self.joining = Joining()
         self.appraised: set[ModelName] = set()
@@ -758,8 +749,6 @@ class Record:
                     if ask.connection == connection:
                         self.must[ask] = {"slow_consumer"}
                 self.joining.is_slow(bytes(connection))
-            case SpareReady() | SpareEnded():
-                self.spares.seen(self, event)
             case Exited() | SpawnFailed():
                 death_seen(self, event)
             case DownloadSaid():
@@ -803,6 +792,7 @@ class Record:
         self.joining.look(self)
         check_others(self)
         look_at_kept(self)
+        self._look_at_cancels()
         look_at_classes(self)
         look_at_rows(self)
         look_at_swaps(self)
@@ -810,8 +800,15 @@ class Record:
         look_at_limits(self)
         look_at_leases(self)
         look_at_shortage(self)
-        self.spares.look(self)
         self._note_who_works()
+
+    def _look_at_cancels(self) -> None:
+        """Raise if a row of a request that has ended runs on."""
+        for book in self.books.values():
+            life = book.life
+            if life is not None and life.serves and life.unlinked_at is None:
+                over = {key for key, ask in life.given.items() if not ask.is_open}
+                check("runs on for nobody", over <= life.cancelled, f"{book.name}: {over}")
 
     def _note_who_works(self) -> None:
         lives = [book.life for book in self.books.values() if book.life]

@@ -17,7 +17,6 @@ from mlxsup.supervisor.core.actions import (
     Announce,
     BudgetChanged,
     EndDownload,
-    EndSpare,
     Finish,
     ForgetModel,
     LogFault,
@@ -31,7 +30,6 @@ from mlxsup.supervisor.core.actions import (
     SignalWorker,
     Spawn,
     StartDownload,
-    StartSpare,
     WakeAt,
 )
 from mlxsup.supervisor.core.core import Core
@@ -48,9 +46,8 @@ from mlxsup.supervisor.core.events import (
     WorkerSeen,
 )
 
-from .clients import Client, Onlookers, People
+from .clients import Client, People
 from .ground import Link, Timeline, Violation, check
-from .memory import PlayedSpares
 from .plan import EVENTS, Plan, Prompt
 from .record import Record
 from .shell import Hub, Machine, lack_files
@@ -110,7 +107,6 @@ class World:
         self._has_invariants = has_invariants
         self._on_turn = on_turn
         # One for each process that lives or whose exit has not been seen.
-        self._spares = PlayedSpares(self.plan, self.time, self.handle)
         self._workers: dict[tuple[ModelName, Generation], PlayedWorker] = {}
         self._pids = 1000
         self._tick_at: float | None = None
@@ -127,7 +123,6 @@ class World:
         )
         self.record = Record(self.plan, self.core.status)
         self.people = People(self)
-        self.onlookers = Onlookers(self)
         self.machine = Machine(self)
 
     # ------------------------------------------------------------ running
@@ -143,7 +138,6 @@ class World:
         """Lives through the plan, heals, ends, and checks what must be true then."""
         self.begin()
         self.people.begin()
-        self.onlookers.begin()
         while self.happened < EVENTS and not self.has_finished:
             self.time.advance()
         self.finish()
@@ -166,12 +160,10 @@ class World:
         while len(self.time):  # what is still on its way to clients
             self.time.advance()
         self.people.check_ends()
-        self.onlookers.check_ends()
         self.record.check_ends()
 
     def _has_healed(self) -> bool:
-        is_awaited = self.people.awaited() or self.onlookers.awaited()
-        is_served = not (self.record.open or is_awaited)
+        is_served = not (self.record.open or self.people.awaited())
         return is_served or self.has_finished  # what arrives later is not heard
 
     def rest(self, seconds: float) -> None:
@@ -222,20 +214,15 @@ class World:
         match action:
             case SendToClient(connection=connection, message=message):
                 self.people.deliver(bytes(connection), message)
-                self.onlookers.deliver(bytes(connection), message)
             case SendToWorker(model=model, generation=generation, message=message):
                 worker = self._workers.get((model, generation))
                 if worker is not None and not worker.is_abandoned:
                     worker.tell(message)
-            case Spawn(model=model, generation=generation, spare=spare):
-                if spare is not None:
-                    self._spares.taken(spare)
+            case Spawn(model=model, generation=generation):
                 self._pids += 1
                 worker = PlayedWorker(self, action, self._pids)
                 self._workers[model, generation] = worker
                 self.record.begins(action, worker)
-            case StartSpare() | EndSpare():
-                self._spares.obey(action)
             case StartDownload() | EndDownload():
                 self.hub.obey(action)
             case SignalWorker(model=model, generation=generation, signal=signal):
