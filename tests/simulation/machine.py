@@ -200,9 +200,10 @@ class Script:
         self.say(Load, model=self.model(model), dry_run=dry_run)
 
     def grow(self, model: int, size: int) -> None:
-        """Let the process of a model hold so many bytes."""
-        [worker] = [w for w in self.world.living() if w.model == self.model(model)]
-        self.world.machine.overgrown[worker.pid] = size
+        """Let the process of a model hold so many bytes, if it serves."""
+        for worker in self.world.living():
+            if worker.model == self.model(model) and worker.is_ready and worker.is_alive:
+                self.world.machine.overgrown[worker.pid] = size
 
     def join(self, ask: Ask) -> Listener:
         """Join the stream of a request."""
@@ -401,6 +402,11 @@ class WorldMachine(RuleBasedStateMachine):
     def strike(self, fault: str) -> None:
         """Have a fault strike where it can."""
         self.script.strike(fault)
+
+    @rule(model=models, size=st.sampled_from([4000, 6000]))
+    def grow(self, model: int, size: int) -> None:
+        """Let a process hold more than its model needs."""
+        self.script.grow(model, size)
 
     @rule(share=st.sampled_from([0.0, 1.2, 1.6, 2.1]))
     def others_take_memory(self, share: float) -> None:

@@ -971,17 +971,16 @@ class PlayedWorker:
         if self.is_asked:
             self._time.after(self._dice.uniform(0.0, 0.1), lambda: self.exit(code=0))
             return
-        if self.batch.poison():
-            self._world.struck("poison")
-            self.exit(signal=self._dice.choice(ACCUSING))
-            return
         if lacks_memory(self, self._world):
             return
         if self.batch.rows and not self._world.is_healing and strikes(self, self._world):
             return
         self.batch.keep_to_budget()
         self.batch.prepare()
-        if self.batch.can_step:
+        if self.batch.poison():
+            self._world.struck("poison")
+            self.exit(signal=self._dice.choice(ACCUSING))
+        elif self.batch.can_step:
             self.batch.step(took_s)
         else:
             self.batch.flush()

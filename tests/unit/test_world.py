@@ -291,6 +291,12 @@ def weights_do_not_count(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Counters, "charge", wrong)
 
 
+def nothing_is_held(patch: pytest.MonkeyPatch) -> None:
+    right = residents._resident
+    nothing = {"reserved_bytes": 0, "never_bytes": 0, "spare_bytes": 0}
+    patch.setattr(residents, "_resident", lambda *of: replace(right(*of), **nothing))
+
+
 def a_cancelled_row_is_free_at_once(patch: pytest.MonkeyPatch) -> None:
     right = endings.Endings.cancel
 
@@ -463,7 +469,7 @@ PLANTED: dict[str, tuple[Plant, Callable[[], Script]]] = {
     ),
     "who completes stays a suspect": (does_nothing(Blame, "completed"), three_poisons),
     "what is at fault is never found": (returns(Watch, "judge", Alarm.NONE), killed("stall")),
-    "a load needs no memory": (instead(rows_memory.bytes_to_load, 0), turns_of_models),
+    "what others hold does not count": (nothing_is_held, turns_of_models),
     "requests evict whom they like": (returns(planner, "_may_go", True), idle_beside_a_wish),
     "a turn may end at once": (instead(swapping.turn_ends_at, 0.0), turns_of_models),
     "nothing gives way to other programs": (
