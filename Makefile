@@ -42,9 +42,8 @@ SEEDS ?= 10000
 FIRST ?= 1
 REQUESTS ?= 100000
 
-simulate: setup ## the core under 10,000 seeds of faults in virtual time, then planted bugs
+simulate: setup ## the core under 10,000 seeds of faults in virtual time
 	@PYTHONPATH=tests .venv/bin/python -m simulation --seeds $(SEEDS) --first $(FIRST)
-	@PYTHONPATH=tests .venv/bin/python -m simulation.mutants
 
 mutants: setup ## random bugs in every part that fast tests must notice: docs/mutants.md; an hour
 	@PYTHONPATH=typings:tests .venv/bin/python -m mutation

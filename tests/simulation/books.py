@@ -1,23 +1,380 @@
-"""What the oracle knows of each model and each process, from what was said and from the plan."""
+"""The oracle's books of requests, processes and models, from what was said and from the plan."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
+from typing import TYPE_CHECKING
 
-from mlxsup.protocol.ids import Generation, ModelName, RequestKey
+from mlxsup.protocol.client_messages import Done, Failed, Generate
+from mlxsup.protocol.ids import Generation, ModelName, RequestId, RequestKey
 from mlxsup.protocol.launch import LaunchSettings
-from mlxsup.protocol.worker_messages import SetBudget
+from mlxsup.protocol.states import Priority
+from mlxsup.protocol.worker_messages import Acceptance, SetBudget
 from mlxsup.supervisor.core.actions import WorkerSignal
 from mlxsup.supervisor.core.events import Exited
 from mlxsup.supervisor.core.settings import ModelSettings
 
-from .asks import Ask
-from .leases import Turn
-from .suspicion import Says, Suspicion
-from .worker import PlayedWorker
+from .plan import Prompt
+
+if TYPE_CHECKING:
+    from .worker import PlayedWorker
+
+
+# ---------------------------------------------------------------- suspicion
+
+HOUR_S = 3600.0
+TOKENS_PAST = 3
+TIME_PAST_S = 0.015
+PLACES = 8
+BROKEN_AFTER = 3
+
+
+class Says(StrEnum):
+    """What a death says of the requests that the process held."""
+
+    NOTHING = "nothing"
+    ASKED = "it was asked for"
+    ACCUSES = "accuses"
+    NO_MEMORY = "out of memory"
+
+
+@dataclass(slots=True, kw_only=True)
+class Suspect:
+    """A prompt that was held in accusing deaths.
+
+    Attributes:
+        since: the latest of them.
+        places: tokens delivered at each, those left out that it has come past.
+        takes_turns: whether it has to pass them alone.
+        gains_since: the first token near one of them, in this life.
+    """
+
+    since: float
+    places: list[int]
+    takes_turns: bool = False
+    gains_since: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What a death leads to.
+
+    Attributes:
+        says: what it was judged by.
+        culprit: the prompt that is quarantined.
+        is_alone: there was too little memory for the one request that was held.
+        is_broken: three quarantines in a row: the engine itself.
+    """
+
+    says: Says
+    culprit: int | None = None
+    is_alone: bool = False
+    is_broken: bool = False
+
+
+@dataclass(slots=True)
+class Suspicion:
+    """The account of one model; prompts by their numbers."""
+
+    suspects: dict[int, Suspect] = field(default_factory=dict)
+    quarantined: dict[int, float] = field(default_factory=dict)
+    convicts: list[int] = field(default_factory=list)
+    rows: int | None = None
+    rows_until: float = 0.0
+
+    def died(self, says: Says, held: Sequence[tuple[int, int]], now: float) -> Finding:
+        """A process has died with these in its hands: prompt and tokens delivered of each."""
+        self.forget(now)
+        for suspect in self.suspects.values():
+            suspect.gains_since = None
+        if says is Says.NO_MEMORY and held:
+            if len(held) == 1:
+                return Finding(says=says, is_alone=True)
+            self.rows, self.rows_until = len(held) // 2, now + HOUR_S
+            return Finding(says=says)
+        if says is not Says.ACCUSES or not held:
+            return Finding(says=says)
+        [first, *others] = held
+        if not others and self.takes_turn(first[0]):
+            return self._convict(first[0], now)
+        is_second = any(number in self.suspects for number, _ in held)
+        for number in dict(held):
+            places = sorted({tokens for one, tokens in held if one == number})
+            known = self.suspects.get(number)
+            ahead = [p for p in known.places if p > max(places)] if known else []
+            self.suspects[number] = Suspect(since=now, places=[*ahead, *places][-PLACES:])
+        if is_second:
+            for suspect in self.suspects.values():
+                suspect.takes_turns = bool(suspect.places)
+        return Finding(says=says)
+
+    def _convict(self, number: int, now: float) -> Finding:
+        del self.suspects[number]
+        self.convicts.append(number)
+        if len(self.convicts) < BROKEN_AFTER:
+            self.quarantined[number] = now + HOUR_S
+            return Finding(says=Says.ACCUSES, culprit=number)
+        for one in self.convicts:
+            self.quarantined.pop(one, None)
+        self.convicts.clear()
+        return Finding(says=Says.ACCUSES, is_broken=True)
+
+    def gained(self, number: int, tokens: int, now: float) -> None:
+        """A request has gained tokens."""
+        suspect = self.suspects.get(number)
+        if suspect is None or not suspect.takes_turns:
+            return
+        if suspect.gains_since is None:
+            suspect.gains_since = now
+        ahead = [place for place in suspect.places if tokens < place + TOKENS_PAST]
+        if ahead != suspect.places and now - suspect.gains_since >= TIME_PAST_S:
+            self.convicts.clear()
+            suspect.places, suspect.gains_since = ahead, None
+            suspect.takes_turns = bool(ahead)
+
+    def completed(self, number: int) -> None:
+        """It came to its own end: it is innocent, and the engine is not broken."""
+        self.suspects.pop(number, None)
+        self.convicts.clear()
+
+    def forget(self, now: float) -> None:
+        """What is an hour old."""
+        for number in [n for n, one in self.suspects.items() if now - one.since >= HOUR_S]:
+            del self.suspects[number]
+        for number in [n for n, until in self.quarantined.items() if now >= until]:
+            del self.quarantined[number]
+        if now >= self.rows_until:
+            self.rows = None
+
+    def lift(self) -> None:
+        """Somebody asked for a fresh start."""
+        self.rows = None
+        self.suspects.clear()
+        self.quarantined.clear()
+        self.convicts.clear()
+
+    def is_there(self, number: int, tokens: int) -> bool:
+        """Whether a prompt has to run alone now: its answer is as long as at a crash."""
+        suspect = self.suspects.get(number)
+        if suspect is None or not suspect.takes_turns:
+            return False
+        return any(place <= tokens for place in suspect.places)
+
+    def takes_turn(self, number: int) -> bool:
+        """Whether a prompt has to run alone."""
+        suspect = self.suspects.get(number)
+        return suspect is not None and suspect.takes_turns
+
+    @property
+    def turns_are_taken(self) -> bool:
+        """Whether anybody has to."""
+        return any(suspect.takes_turns for suspect in self.suspects.values())
+
+
+# ---------------------------------------------------------------- asks
+
+
+class Place(StrEnum):
+    """Where a request stands."""
+
+    SENT = "sent"
+    """On its way to the supervisor, or refused there."""
+    LINE = "line"
+    PAUSED = "paused"
+    """Outside the line, until somebody resumes it."""
+    GIVEN = "given"
+    """Dispatched to the process that lives now."""
+    ENDED = "ended"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Ask:
+    """One request, from its client's words to its end.
+
+    Attributes:
+        connection, id, model, prompt: what was asked, by whom, of whom.
+        client, priority: on whose behalf it asks, and how urgently, as the client said.
+        may_resume, wants_notices: as the client said.
+        queue_s, first_token_s, total_s: its own limits as the client said them; None: not said.
+        number: its place in the order of admission.
+        arrived_at: when the supervisor read it.
+        placed_at: when it came into the line, or came back.
+        queue_until, first_token_until, until: when each limit is over; None for none.
+        key: the supervisor's name for it, as its first dispatch tells.
+        started_at: of the latest dispatch without an acceptance.
+        acceptance: the first that the supervisor read.
+        sent: packed tokens that the supervisor has sent to its client.
+        first_token_at, cached, warnings: as the worker said with the first token.
+        deaths: in a row, without a token and without evidence.
+        shortages: of memory, while its process held nobody else.
+        resumed: how many times it resumed after a death.
+        is_interrupted: its process died, and no other has resumed it yet.
+        is_yielding: asked to leave the batch, and to come back by itself.
+        is_pausing: somebody wants it paused, and its row has yet to leave.
+        is_paused: its row has left, and has said nothing since.
+        is_by_hand: whether a person, and not a turn, was the last to ask for that.
+        is_for_class: whether it was last asked to leave for a request of a higher class.
+        is_for_memory: whether its row last left because there was no memory for it.
+        is_for_room: whether it was last asked to leave to make room for one of a higher class.
+        is_unread: whether its row left for want of memory before anything of it was read: it waits
+            as if it were new.
+        is_stranded: whether its row has left although its answer must run through.
+        short_at: how many rows of its process had ended by then; None once it has one again.
+        given_at: when it was last dispatched.
+        gains_since: when its row said something for the first time since then.
+        prefill_s: as the worker said with the first token.
+        paused: how many times it continued after that.
+        paused_at, paused_s: since when it waits for that, and how long it has before.
+        passed_over: turns of others that came before it while it was the oldest new one.
+        is_again: it had been dispatched before.
+        account: on whose behalf it is, as the supervisor must see it.
+        rank: its class; 0 for interactive.
+        standing: the class in which it was dispatched.
+        waits_since, waited_s: when it last began to wait, and how long it had waited before.
+        engine_s: what its steps have cost.
+        read: places of its prompt that some process has read.
+    """
+
+    connection: bytes
+    id: str
+    model: ModelName
+    prompt: Prompt
+    client: str | None = None
+    priority: Priority | None = None
+    may_resume: bool = True
+    wants_notices: bool = False
+    queue_s: float | None = None
+    first_token_s: float | None = None
+    total_s: float | None = None
+    place: Place = Place.SENT
+    number: int = 0
+    arrived_at: float = 0.0
+    ended_at: float = 0.0
+    placed_at: float = 0.0
+    queue_until: float | None = None
+    first_token_until: float | None = None
+    until: float | None = None
+    key: RequestKey | None = None
+    started_at: float = 0.0
+    acceptance: Acceptance | None = None
+    sent: bytearray = field(default_factory=bytearray)
+    first_token_at: float | None = None
+    cached: int = 0
+    warnings: list[str] = field(default_factory=list)
+    deaths: int = 0
+    shortages: int = 0
+    resumed: int = 0
+    is_interrupted: bool = False
+    is_yielding: bool = False
+    is_pausing: bool = False
+    is_paused: bool = False
+    is_by_hand: bool = False
+    is_for_class: bool = False
+    is_for_memory: bool = False
+    is_for_room: bool = False
+    is_unread: bool = False
+    is_stranded: bool = False
+    short_at: int | None = None
+    given_at: float = 0.0
+    gains_since: float | None = None
+    prefill_s: float = 0.0
+    paused: int = 0
+    paused_at: float | None = None
+    paused_s: float = 0.0
+    is_again: bool = False
+    passed_over: int = 0
+    account: str = ""
+    rank: int = 1
+    standing: int = 1
+    waits_since: float = 0.0
+    waited_s: float = 0.0
+    engine_s: float = 0.0
+    read: set[int] = field(default_factory=set)
+    end: Done | Failed | None = None
+
+    def __str__(self) -> str:
+        return f"{self.connection.decode()}/{self.id} of {self.model} ({self.place})"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the supervisor owes it an end."""
+        return self.place in (Place.LINE, Place.PAUSED, Place.GIVEN)
+
+    @property
+    def code(self) -> str:
+        """What it failed with; empty if it did not."""
+        return str(self.end.error["code"]) if isinstance(self.end, Failed) else ""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it takes a place in the queue: not if its answer has begun, nor while somebody
+        has paused it."""
+        return self.place is Place.LINE and not self.has_begun
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a worker has accepted it and had memory for its row since."""
+        return self.acceptance is not None and not self.is_unread
+
+    def ends_pause(self, now: float) -> None:
+        """It is dispatched, or may be."""
+        if self.paused_at is not None:
+            self.paused_s += now - self.paused_at
+            self.paused_at = None
+
+    @property
+    def tokens(self) -> int:
+        """Sent to its client."""
+        return len(self.sent) // 4
+
+    def message(self) -> Generate:
+        """What the client sends."""
+        return Generate(
+            id=RequestId(self.id),
+            model=self.model,
+            client=self.client,
+            priority=self.priority,
+            body=self.prompt.body,
+            resume=self.may_resume,
+            notices=self.wants_notices,
+            queue_timeout_s=self.queue_s,
+            first_token_timeout_s=self.first_token_s,
+            timeout_s=self.total_s,
+        )
+
+
+# ---------------------------------------------------------------- leases
+
+
+@dataclass(slots=True)
+class Turn:
+    """What a process has to do with leases.
+
+    Attributes:
+        reads: whether it said that a long prompt is left.
+        asked: the number of its question, while it waits.
+        only_waits: whether it computes nothing until it gets one.
+        got_at: when it got the lease that it has not given back.
+        was_told: whether it was told last that leases are needed.
+    """
+
+    reads: bool = False
+    asked: int | None = None
+    only_waits: bool = False
+    got_at: float | None = None
+    was_told: bool = False
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether it counts as a reader."""
+        return self.reads or self.asked is not None or self.got_at is not None
+
+
+# ---------------------------------------------------------------- books
 
 MACHINE_SHARE = 0.9
 PERMANENT = (64, 65, 66, 69)
@@ -58,6 +415,7 @@ class Life:
         told: what ended it: `Exit` or a signal, and when.
         given: requests that it holds as far as is known, by key, ended ones too.
         kept: keys of rows whose state it keeps for their return.
+        cancelled: keys of rows that it was told to end.
         keeps: whether it kept the state of the last row that was freed for a higher class.
         spoke_at: when it gave its first token.
         settled_at: when all its rows had gained a token, for the first time.
@@ -91,6 +449,7 @@ class Life:
     broke_at: float | None = None
     given: dict[RequestKey, Ask] = field(default_factory=dict)
     kept: set[RequestKey] = field(default_factory=set)
+    cancelled: set[RequestKey] = field(default_factory=set)
     keeps: bool = True
     tokens_at_end: dict[RequestKey, int] = field(default_factory=dict)
     footprint: int = 0
@@ -215,8 +574,6 @@ class Book:
         swaps_until: when its rows must have left for another model; None if they need not leave.
         swaps: how often it had to make room.
         up_for: what it was last wanted for.
-        keep_alive_s: how long it stays while it is idle, as was said last; None: as configured.
-        last_exit: how its latest process ended, in a word or two; empty if none has.
         last_code: the exit code of its latest process; None if that had none.
     """
 
@@ -252,8 +609,6 @@ class Book:
     swaps_until: float | None = None
     swaps: int = 0
     up_for: UpFor = UpFor.SOMEBODY
-    keep_alive_s: float | None = None
-    last_exit: str = ""
     last_code: int | None = None
 
     @property

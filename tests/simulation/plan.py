@@ -1,17 +1,22 @@
-"""What one seed decides beforehand: the kind of run, the models, the faults, the prompts."""
+"""What one run decides beforehand: its kind, the models, the limits, the faults, the prompts."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from random import Random
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from mlxsup.protocol.cache_cost import cache_bytes
 from mlxsup.protocol.cache_layers import CacheLayers
-from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.ids import ModelName, pack_tokens
 from mlxsup.protocol.launch import LaunchSettings
-from mlxsup.protocol.states import Priority
-from mlxsup.supervisor.core.memory.need import Need
+from mlxsup.protocol.message import Logprobs, TokenLogprob
+from mlxsup.protocol.states import Channel, FinishReason, Priority
+from mlxsup.protocol.worker_messages import Acceptance
+from mlxsup.supervisor.core.memory.budget import Budget
+from mlxsup.supervisor.core.memory.need import Figure, Need, Source
 from mlxsup.supervisor.core.settings import (
     ClientSettings,
     CoreSettings,
@@ -19,25 +24,141 @@ from mlxsup.supervisor.core.settings import (
     RestartSettings,
 )
 
-from . import contrast, model_names, sizes
+if TYPE_CHECKING:
+    from _typeshed import SupportsLenAndGetItem
+
+    from .books import Ask
+
+T = TypeVar("T")
+
+# ---------------------------------------------------------------- model names
+
+MODELS = ("a", "b", "c", "d", "e")
+MANY = 3
+"""A run that would have this many models may get more."""
+
+
+def names_of(seed: int, count: int) -> tuple[str, ...]:
+    """The names of `count` models, sometimes of more; no other draw of the run changes."""
+    dice = random.Random(f"models of {seed}")
+    return MODELS[: dice.choice((3, 3, 3, 4, 5)) if count == MANY else count]
+
+
+BACKENDS = ("cpu", "metal")
+
+
+def backend_of(model: ModelName) -> str:
+    """The device of a played engine: those of the plan share one, so that leases are contended even
+    if there are two of them; others have theirs for themselves."""
+    return "cpu" if model in MODELS else "metal"
+
+
+# ---------------------------------------------------------------- sizes
+
+LAYERS = (CacheLayers(layers=1, token_bytes=1),)
+LEAST_TOKENS = 1100
+"""Rows are never longer, with a step of growth: what a model needs does not change."""
+CONTEXT_TOKENS = 1200
+PROMPT_TOKENS = (0, 0, 300, 700)
+"""Beside those that tell a prompt from others."""
+
+
+def row_bytes(layers: tuple[CacheLayers, ...]) -> int:
+    """What a model needs for one row."""
+    return cache_bytes(layers, rows=1, longest=LEAST_TOKENS)
+
+
+def usual_prompt_tokens(number: int) -> int:
+    """How many tokens a prompt has, beside those that tell it from others."""
+    return PROMPT_TOKENS[number // 2 % len(PROMPT_TOKENS)]
+
+
+def need_for(
+    size_bytes: int,
+    layers: tuple[CacheLayers, ...],
+    rows: int,
+    *,
+    weights: int,
+    given: int | None,
+) -> Need:
+    """A model that needs that much with one row, or is given what its entry says."""
+    own_bytes = size_bytes - row_bytes(layers) - weights
+    return Need(
+        weights=Figure(size_bytes=weights, source=Source.MEASURED),
+        own=Figure(size_bytes=own_bytes, source=Source.MEASURED),
+        layers=layers,
+        layers_source=Source.MEASURED,
+        context_tokens=CONTEXT_TOKENS,
+        least_tokens=LEAST_TOKENS,
+        max_rows=rows,
+        given_bytes=given,
+    )
+
+
+def budget_of(size_bytes: int) -> Budget:
+    """The memory budget of a run."""
+    return Budget(
+        size_bytes=size_bytes, machine_bytes=10 * size_bytes, is_given=True, reason="of the plan"
+    )
+
+
+# ---------------------------------------------------------------- contrast
+
+CONTRAST_KINDS = ("calm", "kills", "people")
+"""Runs whose rows take memory, if they are of these kinds: crashes do not take up most of them."""
+CONTRAST_ROWS = 5
+LONGER = 3
+"""Answers are so many times as long as in other runs: rows leave only after a while."""
+LEAST_PROMPT_TOKENS = 300
+"""Of a prompt: a short one would be read again for so long, as it seems, that its row stays."""
+HIGHEST_EACH = 4
+"""One of this many prompts is asked for in the highest class, and the others in the lowest."""
+
+
+def sharpen(plan: Plan) -> None:
+    """There are many rows and little memory, nobody is pinned, and batch rows leave soon."""
+    dice = random.Random(f"contrast in {plan.seed}")
+    if plan.kind not in CONTRAST_KINDS:
+        return
+    plan.has_contrast = True
+    plan.budget_bytes = max(plan.needs.values()) + plan.row_bytes * dice.choice((1, 2, 3))
+    plan.settings = replace(
+        plan.settings,
+        budget=budget_of(plan.budget_bytes),
+        min_run_s=dice.choice((0.0, 0.11)),
+        aging_s=dice.choice((0.0, 0.37, 60.0)),
+    )
+    for place, entry in enumerate(plan.models):
+        launch = replace(entry.launch, max_concurrency=CONTRAST_ROWS)
+        plan.models[place] = replace(entry, launch=launch)
+
+
+def ask_for_in_contrast(plan: Plan, ask: Ask) -> None:
+    """How urgently a client asks in such a run."""
+    if plan.has_contrast:
+        is_highest = ask.prompt.number % HIGHEST_EACH == 0
+        ask.priority = Priority.INTERACTIVE if is_highest else Priority.BATCH
+
+
+def prompt_tokens(plan: Plan, number: int) -> int:
+    """How many tokens a prompt has, beside those that tell it from others."""
+    if not plan.layers:
+        return 0
+    return max(usual_prompt_tokens(number), LEAST_PROMPT_TOKENS if plan.has_contrast else 0)
+
+
+# ---------------------------------------------------------------- plan
 
 EVENTS = 200
 """At least that many events happen in one run before its faults end."""
-
-
 LIMITED_SHARE = 0.4
 """Of runs with a memory budget."""
-
 ROWS_SHARE = 0.5
 """Of those, runs whose rows take memory, too."""
-
 PINNED_SHARE = 0.25
 """Of those, runs with a pinned model."""
-
 DETERMINISTIC_SHARE = 0.1
 """Of all runs."""
-
-
 TOO_LARGE_EACH = 9
 """One of this many prompts of a run with poison needs more memory than there is."""
 
@@ -67,7 +188,6 @@ WEIGHTS = {
     Kind.PEOPLE: 18,
     Kind.STORM: 18,
 }
-
 WITHOUT_EVIDENCE = {
     "kill": 0.03,
     "term": 0.008,
@@ -122,6 +242,34 @@ class Prompt:
     tokens: int = 0
 
 
+class SteadyDice(random.Random):
+    """Dice without chance: what happens follows from what is asked for alone."""
+
+    def random(self) -> float:
+        """Return a bit less than a half."""
+        return 0.499
+
+    def choice(self, seq: SupportsLenAndGetItem[T]) -> T:
+        """Return the first."""
+        return seq[0]
+
+    def randint(self, a: int, b: int) -> int:
+        """Return the most."""
+        return b
+
+    def uniform(self, a: float, b: float) -> float:
+        """Return the middle."""
+        return (a + b) / 2
+
+    def randrange(self, start: int, stop: int | None = None, step: int = 1) -> int:
+        """Return the least."""
+        return start if stop is not None else 0
+
+    def expovariate(self, lambd: float = 1.0) -> float:
+        """Return the mean."""
+        return 1 / lambd
+
+
 @dataclass(slots=True, kw_only=True)
 class Plan:
     """One run.
@@ -142,6 +290,8 @@ class Plan:
         budget_bytes: what all may take together; None for no limit.
         layers: what rows take; empty if they take nothing.
         has_contrast: whether everybody asks for the highest class, or the lowest.
+        is_steady: whether no dice decide anything.
+        prompts: how many were made.
     """
 
     seed: int
@@ -160,7 +310,12 @@ class Plan:
     budget_bytes: int | None = None
     layers: tuple[CacheLayers, ...] = ()
     has_contrast: bool = False
-    _prompts: int = 0
+    is_steady: bool = False
+    prompts: int = 0
+
+    def dice(self, name: str) -> Random:
+        """Return dice that decide nothing but what they are for."""
+        return SteadyDice() if self.is_steady else Random(f"{name} {self.seed}")
 
     @classmethod
     def of(cls, seed: int) -> Plan:
@@ -168,7 +323,7 @@ class Plan:
         dice = random.Random(seed)
         kind = dice.choices(list(WEIGHTS), weights=list(WEIGHTS.values()))[0]
         is_limited = kind in (Kind.PEOPLE, Kind.STORM)
-        names = model_names.of(seed, dice.choice((1, 1, 2, 3)))
+        names = names_of(seed, dice.choice((1, 1, 2, 3)))
         models = [_model(dice, name, kind) for name in names]
         max_parallel_prefills, long_share = _turns(seed)
         scale = dice.choice((0.5, 1.0, 2.0))
@@ -196,7 +351,6 @@ class Plan:
         )
         plan.share_memory()
         plan.make_deterministic()
-        plan.add_spares()
         return plan
 
     def share_memory(self) -> None:
@@ -213,7 +367,7 @@ class Plan:
         residency_s = dice.choice((0.5, 2.0))
         self.settings = replace(
             self.settings,
-            budget=sizes.budget(self.budget_bytes),
+            budget=budget_of(self.budget_bytes),
             min_residency_s=residency_s,
             swap_after_s=residency_s,
         )
@@ -224,20 +378,20 @@ class Plan:
     @property
     def row_bytes(self) -> int:
         """What a model needs for one row."""
-        return sizes.row_bytes(self.layers)
+        return row_bytes(self.layers)
 
     def let_rows_take_memory(self) -> None:
         """In some of these, rows take memory; models whose entry limits it say nothing of that."""
         own = random.Random(f"rows of {self.seed}")
         if own.random() >= ROWS_SHARE:
             return
-        self.layers = sizes.LAYERS
+        self.layers = LAYERS
         row = self.row_bytes
         self.needs = {name: size + row for name, size in self.needs.items()}
         least, most = self._sizes()
         self.budget_bytes = own.randint(least, most) + own.choice((0, row, 2 * row, 4 * row))
-        self.settings = replace(self.settings, budget=sizes.budget(self.budget_bytes))
-        contrast.sharpen(self)
+        self.settings = replace(self.settings, budget=budget_of(self.budget_bytes))
+        sharpen(self)
 
     def _sizes(self) -> tuple[int, int]:
         """The largest model, and a byte less than all of them."""
@@ -254,18 +408,6 @@ class Plan:
             launch = replace(self.models[0].launch, deterministic=True)
             self.models[0] = replace(self.models[0], launch=launch)
 
-    def add_spares(self) -> None:
-        """Some runs have spare workers, and models of their engine; the rest stays as it is."""
-        dice = random.Random(f"spares of {self.seed}")
-        wanted, spare_bytes = dice.choice((0, 0, 1, 2)), dice.choice((100, 400))
-        if not wanted:
-            return
-        self.settings = replace(self.settings, spare_workers=wanted, spare_bytes=spare_bytes)
-        for place, entry in enumerate(self.models):
-            if dice.random() < 0.8:
-                launch = replace(entry.launch, engine="mlx")
-                self.models[place] = replace(entry, launch=launch)
-
     def weights(self, name: ModelName) -> int:
         """How much of what a model needs is its arrays."""
         return (self.needs[name] - self.row_bytes) // 2
@@ -275,7 +417,7 @@ class Plan:
         given = {entry.name: entry.launch.memory_limit_bytes for entry in self.models}
         rows = {entry.name: entry.launch.max_concurrency for entry in self.models}
         return {
-            name: sizes.need(
+            name: need_for(
                 size, self.layers, rows[name], weights=self.weights(name), given=given[name]
             )
             for name, size in self.needs.items()
@@ -284,19 +426,19 @@ class Plan:
     def new_prompt(self) -> Prompt:
         """A prompt that was never sent before."""
         dice = self.random
-        self._prompts += 1
-        length = dice.randint(1, 24) * (contrast.LONGER if self.has_contrast else 1)
+        self.prompts += 1
+        length = dice.randint(1, 24) * (LONGER if self.has_contrast else 1)
         is_poison = dice.random() < self.poison_share
         padding = b"." * (dice.choice((0, 0, 300)) if self.is_limited else 0)
         return Prompt(
-            number=self._prompts,
-            body=b"prompt %d" % self._prompts + padding,
+            number=self.prompts,
+            body=b"prompt %d" % self.prompts + padding,
             length=length,
             poison_at=dice.randrange(length) if is_poison else None,
             is_refused=self.kind is not Kind.CALM and dice.random() < 0.06,
-            is_too_large=self.kind is Kind.POISON and self._prompts % TOO_LARGE_EACH == 0,
+            is_too_large=self.kind is Kind.POISON and self.prompts % TOO_LARGE_EACH == 0,
             is_long=not is_poison and dice.random() < self.long_share,
-            tokens=contrast.prompt_tokens(self, self._prompts),
+            tokens=prompt_tokens(self, self.prompts),
         )
 
 
@@ -397,3 +539,111 @@ def _clients(dice: random.Random) -> dict[str, ClientSettings]:
                 max_running=dice.choice((0, 0, 1, 2)),
             )
     return found
+
+
+# ---------------------------------------------------------------- answers
+
+HOLDS_BACK = 5
+"""The text of a token that this divides comes with the next one, as half a character does."""
+TOKENS = 997
+STRIDE = 17
+REASONING_TOKENS = 2
+"""That many tokens at the beginning of an answer may be reasoning."""
+
+
+def accept(prompt: Prompt, generation: int) -> Acceptance:
+    """What a worker makes of a prompt; each life draws another seed."""
+    return Acceptance(
+        prompt_tokens=pack_tokens([prompt.number] + [7] * (prompt.number % 5 + prompt.tokens)),
+        opening="<think>" if prompt.number % 4 == 0 else "",
+        parameters={"temperature": prompt.number % 3 / 2, "max_tokens": prompt.length},
+        seed=prompt.number * 1000 + generation,
+        fingerprint="f",
+    )
+
+
+def number_of(acceptance: Acceptance) -> int:
+    """The prompt's number, which its tokens tell."""
+    return int.from_bytes(acceptance.prompt_tokens[:4], "little")
+
+
+def answer_token(acceptance: Acceptance, index: int) -> int:
+    """The token at this place of the answer, whichever life computes it."""
+    return (_base(acceptance) + index * STRIDE) % TOKENS + 1
+
+
+def answer_shown(acceptance: Acceptance, count: int, *, is_end: bool = False) -> str:
+    """The text that is shown once this many tokens are known."""
+    base = _base(acceptance)
+    ends = range(base, base + count * STRIDE, STRIDE)
+    if ends and not is_end and (ends[-1] % TOKENS + 1) % HOLDS_BACK == 0:
+        ends = ends[:-1]
+    return "".join([f"<{one % TOKENS + 1}>" for one in ends])
+
+
+def _base(acceptance: Acceptance) -> int:
+    warmth = int(acceptance.parameters["temperature"] * 2)
+    return number_of(acceptance) * 7919 + acceptance.seed * 31 + warmth * 101
+
+
+def answer_logprobs(acceptance: Acceptance, tokens: list[int]) -> list[Logprobs] | None:
+    """How likely these tokens were, if the prompt asked for that."""
+    if number_of(acceptance) % 5:
+        return None
+    return [Logprobs(chosen=TokenLogprob(token=one, logprob=-one / TOKENS)) for one in tokens]
+
+
+def answer_channel(acceptance: Acceptance, index: int) -> Channel:
+    """Which part of the answer a token belongs to."""
+    is_reasoning = acceptance.opening and index < REASONING_TOKENS
+    return Channel.REASONING if is_reasoning else Channel.CONTENT
+
+
+def answer_length(acceptance: Acceptance) -> int:
+    """Tokens of the whole answer."""
+    return int(acceptance.parameters["max_tokens"])
+
+
+def answer_finish(acceptance: Acceptance) -> FinishReason:
+    """How the answer ends by itself."""
+    return FinishReason.STOP if number_of(acceptance) % 3 == 0 else FinishReason.LENGTH
+
+
+def answer_warning(acceptance: Acceptance) -> str | None:
+    """What the worker warns of with the first token."""
+    number = number_of(acceptance)
+    return f"warning of {number}" if number % 7 == 0 else None
+
+
+# ---------------------------------------------------------------- habits
+
+COMMON = {"ask": 60, "cancel": 7, "ping": 1, "status": 2, "quiet": 0.7, "again": 3, "pause": 5,
+          "resume": 5, "attach": 4, "crowd": 0.3, "stop_listening": 1,
+          "cancel_any": 0.3}  # fmt: skip
+OPERATE = {"load": 1.2, "unload": 1.8, "restart": 1.6, "reload": 1.2, "edit": 0.8, "leave": 1.0,
+           "slow": 0.6, "subscribe": 0.8, "twin": 1.0, "unknown": 0.6, "nonsense": 0.6,
+           "signal": 0.15, "stop": 0.15}  # fmt: skip
+LIFT = {"load": 0.8, "quiet": 2.0}
+CROWDED = {"load": 1.5, "dry_load": 1.5, "quiet": 3.0}
+FORGIVE = {"again": 6, "copy": 5, "restart": 0.5, "load": 0.4, "reload": 0.4,
+           "forgive": 2}  # fmt: skip
+"""Requests come again; some of the others lift what is held against them, and some must not."""
+
+
+def habits(kind: Kind, *, is_limited: bool) -> dict[str, float]:
+    """How often each act happens, relative to the others.
+
+    Args:
+        kind: of the run.
+        is_limited: whether there is a memory budget.
+    """
+    weights: dict[str, float] = dict(COMMON)
+    if kind in (Kind.PEOPLE, Kind.STORM):
+        weights |= OPERATE
+    if kind is Kind.LOADS:
+        weights |= LIFT
+    if is_limited:
+        weights |= CROWDED
+    if kind is Kind.POISON:
+        weights |= FORGIVE
+    return weights

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from mlxsup.protocol.flight import Entry
 from mlxsup.protocol.ids import Generation, ModelName
@@ -14,10 +15,8 @@ from mlxsup.supervisor.core.actions import (
     Action,
     AdoptLaunch,
     Announce,
-    AppraiseLaunch,
     BudgetChanged,
     EndDownload,
-    EndSpare,
     Finish,
     ForgetModel,
     LogFault,
@@ -28,11 +27,9 @@ from mlxsup.supervisor.core.actions import (
     RequestEnded,
     SendToClient,
     SendToWorker,
-    SetLogLevel,
     SignalWorker,
     Spawn,
     StartDownload,
-    StartSpare,
     WakeAt,
 )
 from mlxsup.supervisor.core.core import Core
@@ -42,33 +39,24 @@ from mlxsup.supervisor.core.events import (
     ConnectionId,
     Event,
     Exited,
+    FilesSeen,
     Started,
     Tick,
     WorkerSaid,
     WorkerSeen,
 )
 
-from . import load_options, stories
-from .clients import Client
-from .gateway import Gateways
-from .hub import Hub, lack_files
-from .links import Link, Timeline
-from .machine import Machine
-from .onlookers import Onlookers
-from .people import People
+from .clients import Client, People
+from .ground import Link, Timeline, Violation, check
 from .plan import EVENTS, Plan, Prompt
 from .record import Record
-from .rendering import Renderer
-from .spares import PlayedSpares
-from .violation import Violation, check
-from .worker import PlayedWorker
+from .shell import Hub, Machine, lack_files
+from .worker import PlayedWorker, Renderer
 
 LOOK_S = 0.05
 """From a look at a process to its being told: what has arrived meanwhile is read before."""
-
 MAX_HEAL_S = 400.0
 """Virtual seconds in which everything that is open must end once the faults have ended."""
-
 MAX_EVENTS = 30_000
 INVARIANTS_EVERY = 8
 """Events, from one look of the core at itself to the next: what is wrong there stays wrong."""
@@ -93,66 +81,76 @@ short."""
 
 
 class World:
-    """One run of one seed.
+    """One run.
 
     Args:
-        seed: decides everything.
+        plan: what is decided beforehand.
         has_invariants: have the core check itself, too.
         on_turn: is given each event, and the actions that came of it before they are obeyed.
     """
 
     def __init__(
         self,
-        seed: int,
+        plan: Plan,
         *,
         has_invariants: bool = True,
         on_turn: Callable[[Event, Sequence[Action]], None] = lambda event, actions: None,
     ) -> None:
-        self.plan = Plan.of(seed)
-        lack_files(self.plan)
+        self.plan = plan
         self.time = Timeline()
         self.prompts = Prompts()
         self.events: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
         self.happened = 0
-        self.is_healing = self.has_finished = False
+        self.to_strike: list[str] = []
+        self.is_healing = self.has_finished = self.is_broken = False
         self._has_invariants = has_invariants
         self._on_turn = on_turn
         # One for each process that lives or whose exit has not been seen.
-        self._spares = PlayedSpares(self.plan, self.time, self.handle)
         self._workers: dict[tuple[ModelName, Generation], PlayedWorker] = {}
         self._pids = 1000
         self._tick_at: float | None = None
         self._rest_s = 0.0
         self._reported: dict[int, int] = {}
-        self._appraisals: list[AppraiseLaunch] = []
         self.hub = Hub(self)
-        self.renderer = Renderer(self.plan.seed, self.time)
+        self.renderer = Renderer(self.plan, self.time)
         self.core = Core(
             self.plan.settings,
             self.plan.models,
             facts={"pid": 1},
-            random=random.Random(seed + 1),
+            random=random.Random(plan.seed + 1),
             is_strict=has_invariants,
         )
         self.record = Record(self.plan, self.core.status)
         self.people = People(self)
-        self.onlookers = Onlookers(self)
         self.machine = Machine(self)
 
     # ------------------------------------------------------------ running
 
+    @classmethod
+    def of(cls, seed: int, **options: Any) -> World:
+        """Return the world in which a seed decides everything; the same for the same seed."""
+        plan = Plan.of(seed)
+        lack_files(plan)
+        return cls(plan, **options)
+
     def run(self) -> None:
         """Lives through the plan, heals, ends, and checks what must be true then."""
+        self.begin()
+        self.people.begin()
+        while self.happened < EVENTS and not self.has_finished:
+            self.time.advance()
+        self.finish()
+
+    def begin(self) -> None:
+        """Start the daemon."""
         if self.plan.budget_bytes is not None:
             self.handle(Appraised(now=0.0, needs=self.hub.needs()))
         self.handle(Started(now=0.0))
-        self.people.begin()
-        self.onlookers.begin()
         self.machine.begin()
-        self.record.folders.begin(self)
-        while self.happened < EVENTS and not self.has_finished:
-            self.time.advance()
+
+    def finish(self) -> None:
+        """End all faults: everything must come to its end, and then the daemon."""
         self.is_healing = True
         if not self.has_finished:
             self._until(self._has_healed, "heals")
@@ -162,14 +160,10 @@ class World:
         while len(self.time):  # what is still on its way to clients
             self.time.advance()
         self.people.check_ends()
-        self.onlookers.check_ends()
-        stories.check_all(self.record, self.core.stories())
         self.record.check_ends()
-        Gateways(self.plan.seed, self.record.count).run()
 
     def _has_healed(self) -> bool:
-        is_awaited = self.people.awaited() or self.onlookers.awaited()
-        is_served = not (self.record.open or is_awaited)
+        is_served = not (self.record.open or self.people.awaited())
         return is_served or self.has_finished  # what arrives later is not heard
 
     def rest(self, seconds: float) -> None:
@@ -188,6 +182,13 @@ class World:
         """Hands an event to the core, obeys, and lets the record judge."""
         if self.has_finished:
             return  # the daemon has ended
+        try:
+            self._handle(event)
+        except Violation:
+            self.is_broken = True
+            raise
+
+    def _handle(self, event: Event) -> None:
         kind = type(event).__name__
         if isinstance(event, WorkerSaid):
             kind = type(event.message).__name__
@@ -208,28 +209,20 @@ class World:
             self.record.act(action)
             self._obey(action)
         self.record.after()
-        while self._appraisals:  # the shell answers at once
-            self._appraise(self._appraisals.pop(0))
 
     def _obey(self, action: Action) -> None:
         match action:
             case SendToClient(connection=connection, message=message):
                 self.people.deliver(bytes(connection), message)
-                self.onlookers.deliver(bytes(connection), message)
             case SendToWorker(model=model, generation=generation, message=message):
                 worker = self._workers.get((model, generation))
                 if worker is not None and not worker.is_abandoned:
                     worker.tell(message)
-            case Spawn(model=model, generation=generation, spare=spare):
-                if spare is not None:
-                    self._spares.taken(spare)
+            case Spawn(model=model, generation=generation):
                 self._pids += 1
                 worker = PlayedWorker(self, action, self._pids)
                 self._workers[model, generation] = worker
-                self.record.folders.loads(action)
                 self.record.begins(action, worker)
-            case StartSpare() | EndSpare():
-                self._spares.obey(action)
             case StartDownload() | EndDownload():
                 self.hub.obey(action)
             case SignalWorker(model=model, generation=generation, signal=signal):
@@ -238,20 +231,18 @@ class World:
                     self.time.after(0.001, lambda: worker.signalled(signal))
             case LookAtWorker(model=model, generation=generation):
                 self._look_at(model, generation)
-            case LookAtFiles():
-                self.record.folders.look(self, action)
+            case LookAtFiles(model=model, generation=generation):
+                self._files_seen(model, generation)
             case WakeAt(when=when):
                 self._wake_at(when)
             case ReadConfiguration(caller=caller):
                 self.people.operators.read_configuration(caller)
-            case AppraiseLaunch():
-                self._appraisals.append(action)
             case Abandon(model=model, generation=generation):
                 self._workers[model, generation].is_abandoned = True
             case AdoptLaunch() | Announce() | BudgetChanged() | ForgetModel() | NeedRaised():
                 pass
-            case RequestEnded() | SetLogLevel() | Entry():
-                pass  # the record looks at them
+            case RequestEnded() | Entry():
+                pass
             case LogFault(story=story):
                 raise Violation("no rule", "; ".join(story[-3:]))
             case Finish():
@@ -259,11 +250,14 @@ class World:
             case _:
                 raise AssertionError(action)
 
-    def _appraise(self, action: AppraiseLaunch) -> None:
-        need = self.hub.needs().get(action.model)
-        if need is not None:
-            need = load_options.need_with(self.plan, need, action.launch)
-        self.handle(action.answered(need, now=self.time.now))
+    def _files_seen(self, model: ModelName, generation: Generation) -> None:
+        """The files of a model never change here."""
+
+        def tell() -> None:
+            now = self.time.now
+            self.handle(FilesSeen(now=now, model=model, generation=generation, change=""))
+
+        self.time.after(LOOK_S, tell)
 
     def _wake_at(self, when: float) -> None:
         if self._tick_at is not None and self._tick_at <= when:
@@ -298,6 +292,10 @@ class World:
 
     def happens(self, fault: str) -> bool:
         """Whether this fault strikes now."""
+        if fault in self.to_strike and not self.is_healing:
+            self.to_strike.remove(fault)
+            self.faults[fault] += 1
+            return True
         chance = self.plan.faults.get(fault)
         if chance is None or self.is_healing or self.plan.random.random() >= chance:
             return False

@@ -1,4 +1,4 @@
-"""Virtual time, and links that carry things in order, each with its own delays."""
+"""Virtual time, links that carry things in order, and what a broken promise is called."""
 
 from __future__ import annotations
 
@@ -6,6 +6,30 @@ import heapq
 import random
 from collections import deque
 from collections.abc import Callable
+
+# ---------------------------------------------------------------- violation
+
+
+class Violation(Exception):
+    """A promise is broken.
+
+    Args:
+        name: of the check, as the summary and the list of planted bugs print it.
+        detail: what was seen and what was expected.
+    """
+
+    def __init__(self, name: str, detail: str) -> None:
+        super().__init__(f"{name}: {detail}")
+        self.name = name
+
+
+def check(name: str, is_kept: object, detail: object = "") -> None:
+    """Raises Violation unless `is_kept`; not an assert, so that `python -O` keeps it."""
+    if not is_kept:
+        raise Violation(name, str(detail))
+
+
+# ---------------------------------------------------------------- links
 
 Happening = Callable[[], None]
 
@@ -33,6 +57,13 @@ class Timeline:
     def after(self, seconds: float, happen: Happening) -> None:
         """Something will happen."""
         self.at(self.now + seconds, happen)
+
+    def pass_time(self, seconds: float) -> None:
+        """Let everything happen that is due within these seconds."""
+        until = self.now + seconds
+        while self._queue and self._queue[0][0] <= until:
+            self.advance()
+        self.now = until
 
     def advance(self) -> None:
         """Lets the next thing happen."""

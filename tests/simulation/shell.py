@@ -1,7 +1,10 @@
-"""A played hub: in some runs models are repositories, which are downloaded before they load."""
+"""What surrounds the core besides workers and clients: a hub to download from, and a machine whose
+memory others need.
+"""
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -16,8 +19,9 @@ from mlxsup.protocol.download import (
 )
 from mlxsup.protocol.ids import ModelName
 from mlxsup.supervisor.core.actions import EndDownload, StartDownload
-from mlxsup.supervisor.core.events import Appraised, DownloadSaid
+from mlxsup.supervisor.core.events import Appraised, DownloadSaid, Sampled
 from mlxsup.supervisor.core.memory.need import Need
+from mlxsup.supervisor.core.memory.pressure import Reading, Strain
 from mlxsup.supervisor.core.settings import ModelSettings
 
 from .plan import Kind, Plan
@@ -25,18 +29,18 @@ from .plan import Kind, Plan
 if TYPE_CHECKING:
     from .world import World
 
+
+# ---------------------------------------------------------------- hub
+
 LACKING_SHARE = 0.3
 """Of runs."""
-
 REPOSITORIES = (Repository("org/one"), Repository("org/two", "v2"))
 TOTAL_BYTES = 1000
 STEPS_S = (0.02, 0.2, 0.6)
 FAILS_SHARE = 0.15
 """Of steps, where downloads fail at all."""
-
 REMOVED_SHARE = 0.2
 """Of readings of the file, those before which somebody has removed a snapshot."""
-
 OUTAGES = (DownloadProblem.NETWORK, DownloadProblem.RATE_LIMITED)
 BUGS = (DownloadProblem.INTERNAL,)
 PROBLEMS: dict[Kind, tuple[DownloadProblem, ...]] = {
@@ -71,7 +75,7 @@ class Hub:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._dice = random.Random(f"downloads of {world.plan.seed}")
+        self._dice = world.plan.dice("downloads of")
         self._problems = PROBLEMS.get(world.plan.kind, ())
         self._running: dict[int, Repository] = {}
         self._bytes: dict[Repository, int] = {}
@@ -168,3 +172,90 @@ class Hub:
     def _say(self, number: int, report: DownloadReport) -> None:
         world = self._world
         world.handle(DownloadSaid(now=world.time.now, number=number, report=report))
+
+
+# ---------------------------------------------------------------- machine
+
+SHARED_SHARE = 0.5
+"""Of runs with a memory budget, those in which others need memory, too."""
+MACHINE_BYTES = 10_000
+OTHERS = (0.0, 0.0, 0.5, 1.2, 1.6, 2.1)
+"""What others hold, of the budget; the machine has twice the budget, and what stays free."""
+HEALS_S = 60
+"""So long after the last shortage it is still measured; nothing changes any more."""
+LASTS_S = (2.0, 4.0, 12.0, 25.0)
+NOISE = 0.01
+
+
+class Machine:
+    """Measured each second, if others need its memory, until the daemon has ended.
+
+    Args:
+        world: whose processes live here.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._dice = world.plan.dice("others of")
+        self._whole = world.plan.budget_bytes or 0
+        self._is_shared = self._whole > 0 and self._dice.random() < SHARED_SHARE
+        self._others = 0.0
+        self._until = 0.0
+        self._healed_s = 0
+        self.overgrown: dict[int, int] = {}
+
+    def take(self, share: float) -> None:
+        """Other programs hold this share of the budget from now on."""
+        self._others, self._until = share, math.inf
+
+    def begin(self) -> None:
+        """The daemon has begun."""
+        if self._is_shared:
+            self._measure()
+
+    def sampled(self) -> Sampled:
+        """What is measured now."""
+        world = self._world
+        footprint = dict(self.overgrown)
+        if self._is_shared:
+            for worker in world.living():
+                own = worker.footprint_bytes(world.record.memory_need(worker.model))
+                footprint.setdefault(worker.pid, own)
+                if not worker.is_alive:  # its memory is being freed
+                    footprint[worker.pid] = 0
+        return Sampled(
+            now=world.time.now,
+            footprint_bytes=footprint,
+            machine_bytes=MACHINE_BYTES,
+            reading=self._reading() if self._is_shared else None,
+        )
+
+    def _measure(self) -> None:
+        if self._world.has_finished or self._healed_s == HEALS_S:
+            return
+        if self._world.is_healing:
+            self._others = 0.0
+            self._healed_s += 1
+        elif self._world.time.now >= self._until:
+            self._others = self._dice.choice(OTHERS)
+            self._until = self._world.time.now + self._dice.choice(LASTS_S)
+        self._world.handle(self.sampled())
+        self._world.time.after(1.0, self._measure)
+
+    def _reading(self) -> Reading:
+        world, kept = self._world, self._whole // 10
+        held = sum(
+            max(
+                self.overgrown.get(worker.pid, 0),
+                worker.footprint_bytes(world.record.memory_need(worker.model)),
+            )
+            for worker in world.living()
+        )
+        others = self._others + self._dice.uniform(0.0, NOISE)
+        available = 2 * self._whole + kept - held - int(others * self._whole)
+        is_stalled = available < kept and self._dice.random() < 0.3
+        return Reading(
+            available_bytes=max(0, available),
+            kept_free_bytes=kept,
+            strain=Strain.STALLED if is_stalled else Strain.UNSAID,
+        )
