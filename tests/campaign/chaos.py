@@ -69,19 +69,23 @@ class Chaos:
             self._doors = [Door(self._endpoint, self.judge) for _ in range(DOORS)]
             work = asyncio.create_task(self._ask_under_faults())
             condemned = asyncio.create_task(self.judge.condemned.wait())
-            await asyncio.wait({work, condemned}, return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                await work
-                await self._check_calm()
+            try:
+                await asyncio.wait({work, condemned}, return_when=asyncio.FIRST_COMPLETED)
+                if work.done():
+                    await work
+                    await self._check_calm()
+                    for door in self._doors:
+                        await door.fence()
+                    self.judge.check_sums(sum(len(door.requests) for door in self._doors))
+            finally:
+                for task in (*self._tasks, condemned, work):
+                    task.cancel()
+                await asyncio.gather(*self._tasks, condemned, work, return_exceptions=True)
                 for door in self._doors:
-                    await door.close()
-                self.judge.check_sums(sum(len(door.requests) for door in self._doors))
-            for task in (*self._tasks, condemned, work):
-                task.cancel()
-            await asyncio.gather(*self._tasks, condemned, work, return_exceptions=True)
+                    door.close()
 
     async def _ask_under_faults(self) -> None:
-        faults = asyncio.create_task(self._strike_all())
+        faults = self._start(self._strike_all())
         await asyncio.gather(*(self._ask(n) for n in range(ASKERS)))
         faults.cancel()
         while self._tasks:
@@ -120,6 +124,12 @@ class Chaos:
 
     # ------------------------------------------------------------ striking
 
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
     async def _strike_all(self) -> None:
         order: list[str] = []
         while True:
@@ -127,9 +137,7 @@ class Chaos:
             kind, model = order.pop(), self._dice.choice(self._models)
             # Faults that come faster than models load would only show models that load.
             least = self.judge.ends["finished"] + 4
-            task = asyncio.create_task(self._within_limit(self._blow(kind, model), kind))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._start(self._within_limit(self._blow(kind, model), kind))
             await asyncio.sleep(self._dice.uniform(0.5, 1.5) * PAUSE_S)
             while self.judge.ends["finished"] < least:  # noqa: ASYNC110 - of many writers
                 await asyncio.sleep(INTERVAL_S)

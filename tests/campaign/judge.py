@@ -276,11 +276,14 @@ class Door:
             return "none"
         return request.answer.ends[0]
 
-    async def close(self) -> None:
-        """Read what the daemon sent before it answers a ping, and end."""
+    async def fence(self) -> None:
+        """Read what the daemon sent before it answers a ping."""
         await self._say({"type": "ping", "id": "fence"})
         with suppress(TimeoutError):
             await asyncio.wait_for(self._fence.wait(), END_LIMIT_S)
+
+    def close(self) -> None:
+        """End the connection."""
         self._reading.cancel()
         self._context.destroy(linger=0)
 
