@@ -115,7 +115,8 @@ def _not_a_number(dice: Dice, id: str) -> Said:
 
 
 def _version(dice: Dice, id: str) -> Said:
-    header = {"type": "ping", "id": id, "v": dice.choice((0, 1, -1, 2**63, None, "1", [], 1.5))}
+    header: dict[str, Any] = {"type": "ping", "id": id}
+    header["v"] = dice.choice((0, 1, -1, 2**63, None, "1", [], 1.5))
     return ([pack(header)],), id, ("unsupported_version",)
 
 
@@ -162,7 +163,7 @@ def _unknown_id(dice: Dice, id: str) -> Said:
 def _odd(dice: Dice, id: str) -> Said:
     """Say what the decoder lets pass, as it must: odd, but a message."""
     body: dict[str, Any] = {"prompt": "odd", "max_tokens": 1}
-    header = _request(id, model="m")
+    header: dict[str, Any] = _request(id, model="m")
     answer = "done length"
     which = dice.randrange(7)
     if which == 0:

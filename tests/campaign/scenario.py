@@ -60,13 +60,6 @@ def equals(value: float, *, is_exact: bool = True) -> Bound:
     return Bound(f"{value:,g}", lambda seen, key: set(seen[key]) == {value}, is_exact)
 
 
-def within(low: float, high: float) -> Bound:
-    """Ask for values between two, both included."""
-    return Bound(
-        f"{low:g} to {high:g}", lambda seen, key: all(low <= one <= high for one in seen[key])
-    )
-
-
 def median_at_most(limit: float) -> Bound:
     """Hold the median against a limit."""
     return Bound(
@@ -74,15 +67,14 @@ def median_at_most(limit: float) -> Bound:
     )  # fmt: skip
 
 
-def at_most_beside(base: str, more: float, share: float = 1.0) -> Bound:
-    """Hold each sample against a share of another figure of its round, and something more."""
+def at_most_beside(base: str, more: float) -> Bound:
+    """Hold each sample against another figure of its round, and something more."""
 
     def holds(seen: Samples, key: str) -> bool:
         pairs = zip(seen[key], seen[base], strict=True)
-        return all(value <= share * usual + more for value, usual in pairs)
+        return all(value <= usual + more for value, usual in pairs)
 
-    whole = base if share == 1.0 else f"{share:g} of {base}"
-    return Bound(f"≤{whole} + {more:g}" if more else f"≤{whole}", holds)
+    return Bound(f"≤{base} + {more:g}", holds)
 
 
 def p99_at_most(limit: float, least: int = 500) -> Bound:

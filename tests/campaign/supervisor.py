@@ -1,4 +1,4 @@
-"""P2, P4, P12, P13, P19: the supervisor or its gateway ends, or is started twice."""
+"""P2, P4, P13, P19: the supervisor or its gateway ends, or is started twice."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from mlxsup.client import Client, ConnectionLost, RequestError
+from mlxsup.client import Client, ConnectionLost
 
 from .oracle import must_be_whole
 from .scenario import FAKE, Figure, Place, Scenario, Values, at_most, count
@@ -22,7 +22,7 @@ from .watch import (
     doomed,
     ready,
 )
-from support.daemon import fake, is_alive, row, wait_for_state
+from support.daemon import fake, row, wait_for_state
 from support.eventually import eventually
 from support.faults import undisturbed
 from support.http_daemon import STREAMED, SseReader, asked_at, gateway_of
@@ -32,7 +32,6 @@ SLOW = {"step_s": 0.02}
 ENDLESS = 4000
 """Tokens: more than a round waits for."""
 
-DRAIN_S = 2.0
 ALREADY_RUNNING = 75
 
 
@@ -110,53 +109,6 @@ def gateway_dies(place: Place) -> Values:
             assert stream.finished().resumed == 0
         assert row(client, "m")["generation"] == 1
     return {"back": back_s, "whole": whole}
-
-
-# ---------------------------------------------------------------- P12
-
-
-def is_refused(client: Client) -> bool:
-    """True if a new request is answered by `shutting_down`."""
-    try:
-        client.complete("m", prompt="late", max_tokens=1)
-    except RequestError as error:
-        code = error.code
-    else:
-        return False
-    assert code == "shutting_down", code
-    return True
-
-
-def drained(*, tokens: int, limit_s: float, is_twice: bool = False) -> float:
-    """Return how long the exit took after the last SIGTERM; nothing of the daemon may be left."""
-    models = {"m": fake(fake=SLOW)}
-    with Daemon(models, {"drain_timeout_s": limit_s}) as daemon, daemon.client() as client:
-        readers, processes = streams_of(client, tokens), daemon.processes()
-        start_s = time.monotonic()
-        daemon.main.terminate()
-        eventually(lambda: is_refused(client), timeout_s=20.0)
-        if is_twice:
-            start_s = time.monotonic()
-            daemon.main.terminate()
-        assert daemon.process is not None
-        daemon.process.wait(90.0)
-        took_s = time.monotonic() - start_s
-        assert not any(is_alive(process) for process in processes), "children are left"
-        for n, reader in enumerate(readers):
-            if tokens == ENDLESS:
-                assert reader.failed().code in ("shutting_down", "worker_crashed"), reader.error
-            else:
-                must_be_whole(reader, undisturbed(f"{n}", tokens))
-    return took_s
-
-
-def asked_to_end(place: Place) -> Values:
-    """P12: SIGTERM, in three situations."""
-    return {
-        "whole": drained(tokens=100, limit_s=30.0),
-        "cut": drained(tokens=ENDLESS, limit_s=DRAIN_S),
-        "second": drained(tokens=ENDLESS, limit_s=60.0, is_twice=True),
-    }
 
 
 # ---------------------------------------------------------------- P13
@@ -267,12 +219,6 @@ SCENARIOS = (
         Figure("back", "gateway SIGKILL: until `/health` answers again; 4 streams over the socket"
                " do not notice", bound=at_most(2.0)),
         count("whole", f"the same: of {HTTP}, those that a client would take for whole"))),
-    Scenario(name="exit", promises="P12", where=FAKE, rounds=5, run=asked_to_end, figures=(
-        Figure("whole", "SIGTERM, limit 30 s: exit; 8 streams of 2 s complete, 0 children",
-               bound=at_most(30.0)),
-        Figure("cut", "SIGTERM, endless streams, limit 2 s: exit, 0 children",
-               bound=at_most(DRAIN_S + 5.0)),
-        Figure("second", "second SIGTERM in a drain of 60 s: exit", bound=at_most(5.0)))),
     Scenario(name="orphans", promises="P13", where=FAKE, rounds=5, run=orphans, figures=tuple(
         Figure(window, f"supervisor SIGKILL, worker {state}: from the signal to the last exit",
                bound=at_most(1.0)) for window, state in WINDOWS.items())),

@@ -174,7 +174,7 @@ BUGS: dict[str, tuple[Callable[..., object], str, str]] = {
     ),
     "a message takes a second": (
         sockets,
-        ON_TAKE.format(body="sum(range(10**8)) if b'\\xc1\\xc1' in frames[0] and not kept else 0;"
+        ON_TAKE.format(body="if b'\\xc1\\xc1' in frames[0]: kept or sum(range(10**8));"
                             " kept.append(1)"),
         "a callback of the loop took",
     ),
@@ -208,7 +208,7 @@ BUGS: dict[str, tuple[Callable[..., object], str, str]] = {
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_bug_planted_in_the_supervisor_is_seen(bug: str) -> None:
     run, sabotage, seen = BUGS[bug]
-    with pytest.raises(AssertionError, match=seen):
+    with pytest.raises(AssertionError, match=seen or None):
         run(sabotage=sabotage)
 
 

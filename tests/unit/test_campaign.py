@@ -8,6 +8,9 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+
+from mlxsup.client import ConnectionLost
+
 from campaign.frames import MAKERS, hostile
 from campaign.oracle import Answer, wrongs
 from campaign.scenario import (
@@ -26,12 +29,8 @@ from campaign.scenario import (
     median_at_most,
     p99_at_most,  # fmt: skip
     table,
-    within,
 )
 from campaign.soak import problems_of
-
-from mlxsup.client import ConnectionLost
-
 from support.verdict import EXIT_CODES, NotShown, Verdict
 
 PLACE = Place(tiny=Path("none"))
@@ -79,14 +78,10 @@ def test_wrongs_of_text() -> None:
         (at_most(2.0), [1.0, 2.1], Verdict.MISSED),
         (equals(0), [0.0, 0.0], Verdict.KEPT),
         (equals(0), [0.0, 1.0], Verdict.MISSED),
-        (within(0.4, 0.6), [0.4, 0.6], Verdict.KEPT),
-        (within(0.4, 0.6), [0.39], Verdict.MISSED),
         (median_at_most(2.0), [1.0, 2.0, 9.0], Verdict.KEPT),
         (median_at_most(2.0), [1.0, 2.1, 9.0], Verdict.MISSED),
         (at_most_beside("base", 0.5), [1.5, 2.5], Verdict.KEPT),
         (at_most_beside("base", 0.5), [1.6, 2.5], Verdict.MISSED),
-        (at_most_beside("base", 0.0, share=0.5), [0.5, 1.0], Verdict.KEPT),
-        (at_most_beside("base", 0.0, share=0.5), [0.5, 1.1], Verdict.MISSED),
         (p99_at_most(1.0, least=100), [1.0] * 99 + [9.0], Verdict.KEPT),
         (p99_at_most(1.0, least=100), [1.0] * 98 + [9.0] * 2, Verdict.MISSED),
         (p99_at_most(1.0, least=100), [1.0] * 99, Verdict.NOT_SHOWN),
