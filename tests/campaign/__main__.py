@@ -8,7 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from . import chaos, clients, kills, soak, sockets, supervisor, workers
+from . import chaos, clients, faults, kills, soak, sockets, supervisor, workers
 from .scenario import Place, Result, Scenario, exit_code, keep, table
 from support.tiny_model import make_tiny_model
 
@@ -20,6 +20,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     *sockets.SCENARIOS,
     *chaos.SCENARIOS,
     *soak.SCENARIOS,
+    *faults.SCENARIOS,
 )
 
 

@@ -33,7 +33,7 @@ TESTS = Path(__file__).parents[1]
 QUICK = ("lost", "kills-fake", "unread", "reload")
 """Seconds each, and without a real model."""
 
-OWN_TESTS = ("chaos", "sockets", "decoder", "soak")
+OWN_TESTS = ("chaos", "sockets", "decoder", "soak", "faults")
 
 # A short run on a busy machine may take ten times the CPU time of a callback.
 chaos = partial(run_chaos, 150, seed=2, models="a", limit_s=300.0)
@@ -84,7 +84,9 @@ def marked(scenario: Scenario) -> Any:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("scenario", [marked(s) for s in SCENARIOS if s.name not in OWN_TESTS])
+@pytest.mark.parametrize(
+    "scenario", [marked(s) for s in SCENARIOS if not s.name.startswith(OWN_TESTS)]
+)
 def test_a_small_round_measures_every_figure(scenario: Scenario, place: Place) -> None:
     """What is timed in one small round is not judged; what is counted is."""
     result = Result(scenario)
@@ -100,6 +102,11 @@ def test_a_small_round_measures_every_figure(scenario: Scenario, place: Place) -
         assert result.samples.get(figure.key), figure.what
         if figure.bound is not None and figure.bound.is_exact:
             assert result.verdict(figure) is Verdict.KEPT, (figure.what, result.samples)
+
+
+def test_every_promise_of_a_daemon_has_a_scenario() -> None:
+    promises = {promise for one in SCENARIOS for promise in one.promises.split()}
+    assert {f"P{n}" for n in range(1, 34)} - promises == {"P22", "P27", "P28", "P30", "P31", "P33"}
 
 
 def test_the_command_prints_one_table_and_keeps_raw_data() -> None:
