@@ -297,7 +297,7 @@ class Chaos:
 
 
 def run_chaos(requests: int, seed: int = 1, *, kinds: tuple[str, ...] = KINDS, models: str = "abcd",
-              least: int = 1, limit_s: float = 900.0, sabotage: str = "") -> Values:  # fmt: skip
+              least: int = 1, limit_s: float = 900.0, sabotage: str = "") -> dict[str, float]:  # fmt: skip
     """Run once.
 
     Args:

@@ -156,7 +156,7 @@ def problems_of(samples: Sequence[Sample], limit_mb: Mapping[str, float]) -> lis
 
 def run_soak(minutes: float, seed: int = 1, *, tiny: Path | None = None, sabotage: str = "",
              every_s: float = 5.0, patience_s: float = 60.0,
-             limit_mb: Mapping[str, float] | None = None) -> Values:  # fmt: skip
+             limit_mb: Mapping[str, float] | None = None) -> dict[str, float]:  # fmt: skip
     """Use a daemon until each fault has struck and there are samples to fit a line to.
 
     Args:

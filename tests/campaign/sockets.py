@@ -61,7 +61,7 @@ UNASKED = ("alive", "deltas", "notice", "event")
 LONG = {"context_length": 10_000_000}
 
 
-def decoded(wanted: int, seed: int, *, max_call_s: float = MAX_CALL_S) -> Values:
+def decoded(wanted: int, seed: int, *, max_call_s: float = MAX_CALL_S) -> dict[str, float]:
     """Decode that many messages; each passes, or is refused with the right code."""
     dice, problems, seen = random.Random(seed), list[str](), Counter[str]()
     decoder, source = Decoder(CLIENT_MESSAGES, is_strict=True), hostile(dice)
@@ -340,7 +340,7 @@ def attack_early(daemon: Daemon, client: Client, counters: Counters, seed: int) 
 
 
 def through_sockets(wanted: int, seed: int = 1, *, sabotage: str = "", strangers: int = 500,
-                    max_call_s: float = MAX_CALL_S) -> Values:  # fmt: skip
+                    max_call_s: float = MAX_CALL_S) -> dict[str, float]:  # fmt: skip
     """Attack a daemon until that many messages have arrived, while two streams are compared.
 
     Args:
