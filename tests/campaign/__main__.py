@@ -41,7 +41,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, help="rounds, if not as many as each scenario says")
     parser.add_argument("--small", action="store_true", help="seconds, and no figure to publish")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--requests", type=int, help="of chaos and through the sockets")
+    parser.add_argument("--requests", type=int, help="of chaos and of hostile messages")
     parser.add_argument("--minutes", type=float, help="of the soak")
     given = parser.parse_args()
     if unknown := [name for name in given.only if not chosen([name])]:

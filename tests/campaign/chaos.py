@@ -297,7 +297,8 @@ class Chaos:
 
 
 def run_chaos(requests: int, seed: int = 1, *, kinds: tuple[str, ...] = KINDS, models: str = "abcd",
-              least: int = 1, limit_s: float = 900.0, sabotage: str = "") -> dict[str, float]:  # fmt: skip
+              least: int = 1, limit_s: float = 900.0,
+              sabotage: str = "") -> dict[str, float]:  # fmt: skip
     """Run once.
 
     Args:

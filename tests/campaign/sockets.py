@@ -46,7 +46,7 @@ MAX_CALL_S = 0.1
 MAX_RSS_MB = 34.0
 """Growth of the supervisor: a connection has at most two frames of 16 MiB read ahead."""
 
-TRACED = 5_000
+TRACED = 1_000
 """That many messages are decoded with every allocation traced, which takes several times longer."""
 
 WINDOW = 64
@@ -389,7 +389,8 @@ def through_sockets(wanted: int, seed: int = 1, *, sabotage: str = "", strangers
 
 def at_decoder(place: Place) -> Values:
     """P17: the decoder alone."""
-    return decoded(place.size(1_000_000, small=20_000), place.seed, max_call_s=_limit(place))
+    wanted = place.requests or place.size(1_000_000, small=5000)
+    return decoded(wanted, place.seed, max_call_s=_limit(place))
 
 
 def at_sockets(place: Place) -> Values:
