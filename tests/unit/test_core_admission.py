@@ -1,4 +1,4 @@
-"""Who is let in: one model's queue never shuts another model, nor one client all the others."""
+"""Test who is admitted: limits of queues, of clients and of accounts."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from typing import Any
 
 import pytest
 
-from mlxsup.protocol.client_messages import Failed
+from mlxsup.protocol.client_messages import Failed, Notice, Reply
 from mlxsup.protocol.codec import encode
 from mlxsup.protocol.errors import ErrorCode, RemoteError
-from mlxsup.protocol.states import FinishReason, State
-from mlxsup.supervisor.core.events import ConnectionId
-from mlxsup.supervisor.core.health.blame import PROBATION_S, PROBATION_TOKENS
-from mlxsup.supervisor.core.settings import CoreSettings
+from mlxsup.protocol.states import FinishReason, Priority, State
+from mlxsup.supervisor.core.events import ConnectionId, Reloaded
+from mlxsup.supervisor.core.settings import ANYONE, ClientSettings, CoreSettings, ModelSettings
+from mlxsup.supervisor.core.sharing.accounts import Terms
 
 from support.core_driver import LAUNCH, RESTART, Driver, entry
 from support.core_looks import ALICE, BOB
 from support.core_states import in_state
+
+# Limits of queues
 
 LIMITS = CoreSettings(max_queue=8, max_queue_per_client=4)
 
@@ -60,7 +62,7 @@ def test_a_request_that_can_start_at_once_is_not_refused_for_the_queue_of_anothe
     assert driver.errors() == {}
 
 
-def test_nor_for_what_its_own_client_lets_wait_elsewhere(driver: Driver) -> None:
+def test_requests_waiting_elsewhere_do_not_block_a_free_row(driver: Driver) -> None:
     for number in range(LIMITS.max_queue_per_client):
         driver.ask(f"r{number}", "slow")
     driver.ask("a")
@@ -80,16 +82,6 @@ def test_a_full_queue_leaves_every_other_model_its_share_H5(driver: Driver) -> N
     assert driver.errors(BOB) == {"more": ErrorCode.OVERLOADED}
     driver.ask("more", "slow", BOB)
     assert driver.errors(BOB) == {"more": ErrorCode.OVERLOADED}, "it has more than its share"
-
-
-def test_a_model_that_is_stopped_has_its_share_too(driver: Driver) -> None:
-    driver.unload()
-    driver.exit(code=0)
-    assert driver.state() is State.STOPPED
-    fill(driver, "slow", LIMITS.max_queue)
-    driver.ask()
-    assert driver.errors() == {}
-    assert driver.row()["queued"] == 1
 
 
 def test_every_model_has_room_for_one_even_where_there_are_more_models_than_places() -> None:
@@ -113,7 +105,7 @@ def test_a_request_behind_others_of_its_model_may_not_start_before_them(driver: 
     assert driver.errors(BOB) == {"more": ErrorCode.OVERLOADED}, "the row has not left yet"
 
 
-def test_a_connection_is_bounded_whatever_names_its_clients_have_H5(driver: Driver) -> None:
+def test_connection_limit_ignores_client_names_H5(driver: Driver) -> None:
     for number in range(LIMITS.max_queue_per_client):
         driver.ask(f"r{number}", "slow", client=f"name {number}")
     driver.ask("more", "slow", client="another name")
@@ -124,7 +116,7 @@ def test_a_connection_is_bounded_whatever_names_its_clients_have_H5(driver: Driv
     assert driver.errors(BOB) == {}
 
 
-def test_a_process_is_bounded_whatever_connections_it_has_H5(driver: Driver) -> None:
+def test_process_limit_spans_connections_H5(driver: Driver) -> None:
     for number in range(LIMITS.max_queue_per_client):
         driver.ask("r", "slow", connection(number), "process 7@1", client=f"name {number}")
     driver.ask("more", "slow", process="process 7@1")
@@ -145,7 +137,7 @@ def test_the_place_of_a_connection_is_given_back(driver: Driver) -> None:
                 driver.cancel(f"{round_}-{number}")
 
 
-def test_bytes_bound_even_what_could_start_at_once() -> None:
+def test_max_queue_bytes_holds_with_free_rows() -> None:
     driver = Driver([entry()], replace(LIMITS, max_queue_bytes=10))
     driver.load()
     driver.come_up()
@@ -182,9 +174,6 @@ def test_an_overload_names_its_limit_and_has_its_numbers_H3(
         "retry_after_s": 1.0,
     }
     assert error["retryable"] is True
-
-
-# ---------------------------------------------------------------- every refusal has its facts
 
 
 def poisoned() -> Driver:
@@ -241,15 +230,6 @@ def test_a_refusal_travels_with_its_facts_and_their_types(code: str) -> None:
     assert driver.row()["queued"] == 0
 
 
-def test_a_stop_with_a_wrong_limit_is_refused_with_its_name_and_stops_nothing() -> None:
-    driver = in_state(State.READY)
-    stop = driver.stop(timeout_s=-1.0)
-    [failed] = driver.sent(Failed)
-    assert (failed.id, failed.error["code"]) == (stop, "invalid_request")
-    assert failed.error["detail"] == {"parameter": "timeout_s"}
-    assert driver.state() is State.READY
-
-
 def crashed_twice(*ids: str) -> Driver:
     """A READY model `m` with a suspect on its turn, the first of these, and an idle model `n`."""
     settings = CoreSettings(max_queue=9, max_queue_per_client=1)
@@ -276,39 +256,312 @@ def test_an_interrupted_answer_takes_no_place_in_the_queue() -> None:
     assert driver.errors() == {"newer": "overloaded"}
 
 
-def test_what_waits_for_a_turn_to_end_is_held_to_the_queue_limits() -> None:
+def test_queue_limits_hold_while_a_suspect_runs_alone() -> None:
     driver = crashed_twice("a")
     driver.ask("elsewhere", "n")
     driver.ask("new")
     assert driver.errors() == {"new": "overloaded"}, "a row is free, and `a` runs alone"
 
 
-def test_what_waits_for_a_turn_to_come_is_held_to_the_queue_limits() -> None:
-    driver = crashed_twice("a", "b")
-    driver.ask("new")
-    for _ in range(PROBATION_TOKENS):
-        driver.pass_time(PROBATION_S)
-        driver.token(1)
-    assert driver.row()["running"] == ["a", "new"]
-    driver.row_left(1)
-    driver.ask("elsewhere", "n")
-    driver.ask("newer")
-    assert driver.errors() == {"newer": "overloaded"}, "a row is free, and a turn is next"
-
-
-def test_a_thousand_requests_of_one_client_delay_another_by_one_row_H6() -> None:
+def test_flood_of_one_client_delays_another_by_one_row_H6() -> None:
     driver = Driver([entry()], CoreSettings(max_queue=1024, max_queue_per_client=64))
     driver.load()
     driver.come_up()
     refused = 0
-    for number in range(1000):
+    for number in range(100):
         driver.ask(f"r{number}")
         refused += len(driver.errors())
     rows = LAUNCH.max_concurrency
-    assert refused == 1000 - rows - 64
+    assert refused == 100 - rows - 64
     driver.compute(1.0, *range(1, rows + 1))
     driver.ask("mine", connection=BOB)
     assert driver.errors(BOB) == {}
     driver.compute(1.0, *range(1, rows + 1))
     driver.token(1, finish=FinishReason.STOP)
     assert "mine" in driver.row()["running"]
+
+
+# Accounts: classes, places, rows and shares
+
+INTERACTIVE, NORMAL, BATCH = Priority
+PROCESS = "process 7@1"
+
+
+def driver_of(
+    *names: str, rows: int = 1, others: ClientSettings | None = None, **clients: ClientSettings
+) -> Driver:
+    """READY models with that many rows each; `others` is for clients without an entry."""
+    granted = {**clients, **({ANYONE: others} if others else {})}
+    limits = CoreSettings(max_queue=99, max_queue_per_client=4, clients=granted)
+    launch = replace(LAUNCH, max_concurrency=rows)
+    driver = Driver([entry(name, launch=launch) for name in names or ("m",)], limits)
+    for name in names or ("m",):
+        driver.load(name)
+        driver.come_up(name)
+    return driver
+
+
+def change(driver: Driver, **clients: ClientSettings) -> None:
+    """The configuration is read again, with these clients."""
+    settings = replace(driver.core.fleet.settings, clients=clients)
+    models = tuple(model.life.settings for model in driver.core.fleet)
+    driver.do(Reloaded(now=driver.now, settings=settings, models=models))
+
+
+def work(driver: Driver, seconds: int, *keys: int) -> None:
+    """The worker computes these rows all the while, at no cost, and shows signs of life."""
+    for _ in range(seconds):
+        driver.pass_time(1.0)
+        driver.token(*keys)
+        driver.beat()
+
+
+@pytest.mark.parametrize(
+    ("client", "process", "account"),
+    [
+        ("alice", PROCESS, "alice"),
+        ("alice", "", "alice"),
+        ("nobody", PROCESS, PROCESS),
+        (None, PROCESS, PROCESS),
+        (ANYONE, PROCESS, PROCESS),
+        ("nobody", "", "connection 616c696365"),
+        (None, "", "connection 616c696365"),
+    ],
+)
+def test_a_name_counts_if_it_is_listed_and_otherwise_the_process_does(
+    client: str | None, process: str, account: str
+) -> None:
+    clients = {"alice": ClientSettings(), ANYONE: ClientSettings(weight=2.0)}
+    terms = Terms(CoreSettings(clients=clients))
+    found = terms.account(client, process, ALICE)
+    assert found == account
+    assert terms.of(found).weight == (1.0 if account == "alice" else 2.0)
+
+
+def test_a_client_without_a_class_of_its_request_has_the_configured_one() -> None:
+    driver = driver_of(nightly=ClientSettings(priority=BATCH))
+    driver.ask("runs")
+    driver.ask("b", client="nightly")
+    driver.ask("n")
+    assert driver.line() == ["n", "b"]
+
+
+def test_class_above_max_priority_is_refused_with_the_fix() -> None:
+    driver = driver_of(nightly=ClientSettings(priority=BATCH, max_priority=NORMAL))
+    driver.ask("no", client="nightly", priority=INTERACTIVE)
+    [failed] = driver.sent(Failed)
+    assert failed.error["code"] == "invalid_request"
+    assert failed.error["message"] == (
+        "priority interactive is above what this client may use: send normal or a lower one, or"
+        " raise max_priority in [clients.nightly] and reload"
+    )
+    assert failed.error["detail"] == {"parameter": "priority", "max_priority": "normal"}
+    driver.ask("yes", client="nightly", priority=NORMAL)
+    assert driver.row()["running"] == ["yes"]
+
+
+def test_unlisted_clients_use_the_wildcard_entry() -> None:
+    driver = driver_of(others=ClientSettings(priority=BATCH, max_priority=BATCH))
+    driver.ask("no", client="nobody", priority=NORMAL)
+    [failed] = driver.sent(Failed)
+    assert 'in [clients."*"]' in failed.error["message"]
+
+
+def test_reload_changes_grants_and_keeps_the_line() -> None:
+    driver = driver_of()
+    driver.ask("runs")
+    driver.ask("i", priority=INTERACTIVE)
+    change(driver, **{ANYONE: ClientSettings(max_priority=NORMAL)})
+    assert driver.line() == ["i"]
+    driver.ask("no", priority=INTERACTIVE)
+    assert driver.errors() == {"no": "invalid_request"}
+
+
+def test_a_request_that_has_waited_long_moves_up_by_itself() -> None:
+    driver = driver_of()
+    driver.ask("runs")
+    driver.ask("old", priority=BATCH)
+    work(driver, 59, 1)
+    driver.ask("new")
+    assert driver.line() == ["new", "old"]
+    driver.pass_time(1.0)
+    assert driver.line() == ["old", "new"], "both are normal now"
+    driver.token(1, finish=FinishReason.STOP)
+    [running] = driver.row()["rows"]
+    assert (running["id"], running["priority"], running["class"]) == ("old", "batch", "normal")
+
+
+def test_the_class_in_which_a_row_was_dispatched_outlives_a_crash() -> None:
+    driver = driver_of()
+    driver.ask("runs")
+    driver.ask("old", priority=BATCH)
+    work(driver, 100, 1)
+    driver.token(1, finish=FinishReason.STOP)
+    driver.accept(2)
+    driver.ask("new")
+    driver.exit()
+    assert driver.line() == ["old", "new"]
+    driver.come_up()
+    assert driver.row()["running"] == ["old"]
+
+
+def test_a_client_s_own_number_of_places_counts_before_the_general_one() -> None:
+    driver = driver_of(big=ClientSettings(max_queue=6), small=ClientSettings(max_queue=1))
+    driver.ask("runs")
+    refused = []
+    for client, count in (("big", 7), ("small", 2)):
+        for number in range(count):
+            driver.ask(f"{client}{number}", client=client)
+            refused += [*driver.errors()]
+    assert refused == ["big6", "small1"]
+    [failed] = driver.sent(Failed)
+    assert failed.error["detail"]["limit"] == "clients.small max_queue"
+
+
+def test_max_running_holds_a_client_back_and_no_other() -> None:
+    driver = driver_of(rows=3, nightly=ClientSettings(max_running=1))
+    driver.ask("n1", client="nightly", notices=True)
+    driver.ask("n2", client="nightly", notices=True, priority=INTERACTIVE)
+    [notice] = driver.sent(Notice)
+    assert notice.detail == {"position": 1, "reason": "limit", "since_s": 0.0}
+    driver.ask("a")
+    driver.ask("b")
+    assert driver.row()["running"] == ["n1", "a", "b"]
+    assert driver.line() == ["n2"]
+    driver.token(1, finish=FinishReason.STOP)
+    assert driver.row()["running"] == ["a", "b", "n2"]
+
+
+def test_a_row_that_ends_at_one_model_lets_its_client_start_at_another() -> None:
+    driver = driver_of("m", "n", nightly=ClientSettings(max_running=1))
+    driver.ask("n1", "m", client="nightly")
+    driver.ask("n2", "n", client="nightly")
+    assert (driver.row("m")["running"], driver.row("n")["running"]) == (["n1"], [])
+    driver.cancel("n1")
+    assert driver.row("n")["running"] == ["n2"]
+
+
+def test_reload_that_lifts_max_running_dispatches() -> None:
+    driver = driver_of(rows=2, nightly=ClientSettings(max_running=1))
+    driver.ask("n1", client="nightly")
+    driver.ask("n2", client="nightly")
+    change(driver, nightly=ClientSettings())
+    assert driver.row()["running"] == ["n1", "n2"]
+
+
+def test_queue_limits_hold_at_max_running() -> None:
+    driver = driver_of(rows=9, nightly=ClientSettings(max_running=1, max_queue=1))
+    for number in range(3):
+        driver.ask(f"n{number}", client="nightly")
+    assert driver.errors() == {"n2": "overloaded"}, "a row is free, but not for it"
+    driver.ask("other")
+    assert driver.row()["running"] == ["n0", "other"]
+
+
+def waiting_driver() -> Driver:
+    driver = driver_of()
+    for id in ("runs", "a", "b"):
+        driver.ask(id)
+    return driver
+
+
+def reply(driver: Driver) -> dict[str, Any]:
+    [found] = driver.sent(Reply)
+    return found.value
+
+
+def test_prioritize_moves_a_waiting_request() -> None:
+    driver = waiting_driver()
+    driver.ask("c", connection=BOB)
+    driver.prioritize("c", INTERACTIVE)
+    value = reply(driver)
+    assert (value["id"], value["number"], value["model"]) == ("c", "#4", "m")
+    assert (value["before"], value["priority"], value["is_running"]) == (
+        "normal", "interactive", False,
+    )  # fmt: skip
+    assert driver.line() == ["c", "a", "b"]
+
+
+def test_a_running_request_keeps_its_row_and_has_another_class_from_now_on() -> None:
+    driver = waiting_driver()
+    driver.accept(1)
+    driver.prioritize("runs", BATCH)
+    assert reply(driver)["is_running"] is True
+    [running] = driver.row()["rows"]
+    assert (running["priority"], running["class"]) == ("batch", "batch")
+    driver.exit()
+    assert driver.line() == ["a", "b", "runs"]
+
+
+def test_charged_account_moves_back() -> None:
+    driver = driver_of(alice=ClientSettings(), bob=ClientSettings())
+    for id, client in (("a1", "alice"), ("a2", "alice"), ("b1", "bob")):
+        driver.ask(id, client=client)
+    assert driver.line() == ["a2", "b1"], "nothing was computed yet"
+    driver.compute(1.0, 1)
+    assert driver.line() == ["b1", "a2"]
+
+
+def test_a_weight_makes_the_same_step_cost_less() -> None:
+    driver = driver_of(alice=ClientSettings(weight=4.0), bob=ClientSettings())
+    for id, client in (("a1", "alice"), ("a2", "alice"), ("b1", "bob"), ("b2", "bob")):
+        driver.ask(id, client=client)
+    driver.compute(1.0, 1)
+    driver.token(1, finish=FinishReason.STOP)
+    assert driver.row()["running"] == ["b1"]
+    driver.compute(1.0, 3)
+    driver.token(3, finish=FinishReason.STOP)
+    assert driver.row()["running"] == ["a2"], "a quarter of a second, and not one"
+
+
+def test_a_client_that_comes_back_has_its_debt_and_no_credit() -> None:
+    driver = driver_of(alice=ClientSettings(), bob=ClientSettings())
+    driver.ask("a1", client="alice")
+    driver.ask("b1", connection=BOB, client="bob")
+    driver.compute(10.0, 1)
+    driver.leave(ALICE)
+    driver.row_left(1)
+    driver.compute(1.0, 2)
+    for id, client in (("b2", "bob"), ("b3", "bob")):
+        driver.ask(id, client=client, connection=BOB)
+    driver.ask("a2", client="alice", connection=ConnectionId(b"again"))
+    assert driver.line()[-1] == "a2"
+
+
+# Aliases of models
+
+
+def reload(driver: Driver, *models: ModelSettings) -> None:
+    driver.do(Reloaded(now=driver.now, settings=CoreSettings(drain_timeout_s=5.0), models=models))
+
+
+def test_requests_and_commands_find_a_model_by_an_alias() -> None:
+    driver = Driver([entry("m", preload=False, aliases=("a", "b")), entry("n", preload=False)])
+    driver.load("b")
+    assert (driver.state("m"), driver.state("n")) == (State.LOADING, State.STOPPED)
+    driver.ask("r1", "a")
+    assert [driver.row(name)["queued"] for name in "mn"] == [1, 0]
+    assert [driver.row(name)["aliases"] for name in "mn"] == [["a", "b"], []]
+    driver.unload("a")
+    assert driver.state("m") is not State.LOADING
+
+
+def test_a_reload_changes_aliases_at_once_and_restarts_nothing() -> None:
+    driver = in_state(State.READY)
+    generation = driver.row()["generation"]
+    reload(driver, entry(aliases=("a",)))
+    driver.ask("r9", "a")
+    assert (driver.state(), driver.row()["generation"]) == (State.READY, generation)
+    assert driver.row()["aliases"] == ["a"]
+    reload(driver, entry())
+    driver.ask("r10", "a")
+    assert driver.errors() == {"r10": ErrorCode.UNKNOWN_MODEL.value}
+
+
+def test_an_alias_of_a_model_that_is_going_may_be_the_name_of_a_new_one() -> None:
+    driver = in_state(State.READY)
+    reload(driver, entry(aliases=("n",)))
+    driver.ask("r2")
+    reload(driver, entry("n", preload=False))
+    driver.ask("r3", "n")
+    assert driver.row("n")["queued"] == 1

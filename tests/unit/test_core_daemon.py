@@ -1,23 +1,54 @@
-"""What concerns all models: starting, waking, loading in turn, reloading, stopping."""
+"""Test the daemon as a whole: start, stop, slow clients, log level, gateway."""
 
 from __future__ import annotations
 
+import random
+from typing import Any
+
+import hypothesis
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mlxsup.protocol.client_messages import Event, Failed, Reload, Reply, Stop, Subscribe
+from mlxsup.protocol.download import Repository
 from mlxsup.protocol.errors import ErrorCode
-from mlxsup.protocol.ids import Generation, ModelName, RequestId
+from mlxsup.protocol.gateway import Address
+from mlxsup.protocol.ids import RequestId
+from mlxsup.protocol.log_level import ChangeLogLevel, LogLevel
 from mlxsup.protocol.states import FinishReason, State
-from mlxsup.supervisor.core.actions import Finish, ReadConfiguration, WakeAt
+from mlxsup.supervisor.core.actions import (
+    Action,
+    CloseListener,
+    Finish,
+    KillGateway,
+    ReadConfiguration,
+    SendToWorker,
+    SetLogLevel,
+    StartGateway,
+    WakeAt,
+)
+from mlxsup.supervisor.core.core import Core
 from mlxsup.supervisor.core.events import (
     Caller,
     ClientTooSlow,
+    GatewayBeat,
+    GatewayEnded,
+    GatewayListening,
     Reloaded,
     ReloadRefused,
     Sampled,
+    ShutdownAsked,
     Started,
     Tick,
-    WorkerBroke,
+)
+from mlxsup.supervisor.core.events import Event as CoreEvent
+from mlxsup.supervisor.core.gateway import (
+    FROZEN_S,
+    LOOP_ENDS,
+    MOST_DELAY_S,
+    STABLE_S,
+    START_LIMIT_S,
 )
 from mlxsup.supervisor.core.health.death_cause import Cause, classify
 from mlxsup.supervisor.core.settings import CoreSettings
@@ -27,10 +58,10 @@ from support.core_driver import Driver, entry
 from support.core_looks import ALICE, BOB
 from support.core_states import in_state
 
-# ---------------------------------------------------------------- starting and waking
+# Start, stop and clients
 
 
-def test_what_is_preloaded_comes_up_in_the_order_of_the_file() -> None:
+def test_preload_follows_the_order_of_the_file() -> None:
     driver = Driver([entry("a", preload=True), entry("b"), entry("c", preload=True)])
     assert driver.spawns() == ["a"]
     assert [driver.row(n)["wanted"] for n in "abc"] == ["up", "down", "up"]
@@ -39,13 +70,7 @@ def test_what_is_preloaded_comes_up_in_the_order_of_the_file() -> None:
     assert driver.spawns() == ["c"]
 
 
-def test_the_time_that_it_is_up_counts_from_its_start() -> None:
-    driver = Driver()
-    driver.do(Started(now=1005.0))
-    assert driver.core.status(1007.5)["uptime_s"] == 2.5
-
-
-def test_who_waits_longest_loads_first_and_one_after_a_crash_before_it() -> None:
+def test_longest_wait_loads_first_and_crashed_models_before_it() -> None:
     driver = Driver([entry(name) for name in "abcd"])
     driver.load("d")
     driver.come_up("d", 4)
@@ -79,14 +104,6 @@ def test_a_wake_up_is_asked_for_once_and_again_only_if_it_is_to_be_earlier() -> 
     assert driver.of(WakeAt) == [WakeAt(when=load_stalls_at)]
 
 
-def test_a_time_that_was_put_off_does_nothing_and_the_next_one_is_asked_for() -> None:
-    driver = in_state(State.READY, idle_unload_s=30.0)
-    driver.token(1, finish=FinishReason.STOP)
-    driver.ask("r2")
-    driver.do(Tick(now=driver.now + 1000.0))
-    assert driver.state() is State.READY
-
-
 def test_samples_are_those_of_the_process_that_lives() -> None:
     driver = Driver([entry("a"), entry("b")])
     driver.load("a")
@@ -98,10 +115,7 @@ def test_samples_are_those_of_the_process_that_lives() -> None:
     assert driver.core.status(driver.now)["memory"]["machine_bytes"] == 98
 
 
-# ---------------------------------------------------------------- clients that go
-
-
-def test_only_what_the_client_that_goes_had_asked_for_is_forgotten() -> None:
+def test_disconnect_forgets_only_its_own_commands() -> None:
     driver = in_state(State.READY)
     for connection in (ALICE, BOB):
         driver.say(Subscribe(id=RequestId("s")), connection)
@@ -133,18 +147,7 @@ def test_commands_of_a_slow_client_end_in_both_directions_and_no_others() -> Non
     assert driver.errors() == {}
 
 
-def test_a_cancel_of_something_else_leaves_a_subscription_alone() -> None:
-    driver = in_state(State.READY)
-    driver.say(Subscribe(id=RequestId("s")))
-    driver.cancel("r1")
-    driver.cancel("s2")
-    assert driver.core.outbox.subscriptions == {ALICE: "s"}
-
-
-# ---------------------------------------------------------------- reloads
-
-
-def test_a_reload_says_what_it_changes_and_not_again() -> None:
+def test_reload_reply_lists_its_changes() -> None:
     driver = in_state(State.READY)
     caller = Caller(connection=ALICE, id=RequestId("x"))
     models = (entry("n", preload=True),)
@@ -158,7 +161,7 @@ def test_a_reload_says_what_it_changes_and_not_again() -> None:
     assert driver.row("n")["why"] == "reload"
 
 
-def test_a_reload_without_a_caller_answers_nobody_and_its_limits_hold_at_once() -> None:
+def test_reload_without_a_caller_applies_limits_at_once() -> None:
     driver = in_state(State.READY)
     settings = CoreSettings(max_queue=1, max_queue_per_client=9, drain_timeout_s=77.0)
     driver.do(Reloaded(now=driver.now, settings=settings, models=(entry(),)))
@@ -174,7 +177,7 @@ def test_a_reload_without_a_caller_answers_nobody_and_its_limits_hold_at_once() 
     assert (driver.actions, driver.row()["wanted"]) == ([], "down"), "it is too late"
 
 
-def test_a_refused_reload_lists_what_is_wrong() -> None:
+def test_refused_reload_lists_its_problems() -> None:
     driver = in_state(State.READY)
     driver.say(Reload(id=RequestId("x")))
     [read] = driver.of(ReadConfiguration)
@@ -184,13 +187,8 @@ def test_a_refused_reload_lists_what_is_wrong() -> None:
     assert failed.error["message"].endswith("nothing has changed:\n  a\n  b")
 
 
-# ---------------------------------------------------------------- stopping
-
-
 @pytest.mark.parametrize(("timeout_s", "drain_timeout_s"), [(None, 5.0), (0.0, 0.0), (9.5, 9.5)])
-def test_a_stop_is_answered_with_whom_it_ends_and_how_long_that_may_take(
-    timeout_s: float | None, drain_timeout_s: float
-) -> None:
+def test_stop_reply_has_pids_and_limits(timeout_s: float | None, drain_timeout_s: float) -> None:
     driver = Driver([entry("a"), entry("b"), entry("c")])
     for pid, name in enumerate("ab", start=5):
         driver.load(name)
@@ -212,7 +210,7 @@ def test_a_stop_is_answered_with_whom_it_ends_and_how_long_that_may_take(
     assert driver.errors() == dict.fromkeys("ab", ErrorCode.SHUTTING_DOWN)
 
 
-def test_a_stop_with_a_limit_below_zero_says_what_is_wrong() -> None:
+def test_stop_refuses_a_negative_limit() -> None:
     driver = Driver()
     driver.stop(timeout_s=-0.1)
     [failed] = driver.sent(Failed)
@@ -220,25 +218,11 @@ def test_a_stop_with_a_limit_below_zero_says_what_is_wrong() -> None:
     assert driver.of(Finish) == []
 
 
-def test_the_end_is_said_once() -> None:
-    driver = Driver()
-    driver.signal()
-    assert driver.of(Finish) == [Finish()]
-    driver.signal(is_immediate=True)
-    driver.do(Tick(now=driver.now))
-    assert driver.of(Finish) == []
-
-
-def test_a_first_signal_that_hurries_ends_what_runs_and_asks_what_stops_no_harder_than_once() -> (
-    None
-):
+def test_immediate_signal_ends_running_requests() -> None:
     driver = in_state(State.READY)
     driver.signal(is_immediate=True)
     assert driver.errors() == {"r1": ErrorCode.SHUTTING_DOWN}
     assert (driver.state(), driver.signals()) == (State.STOPPING, [])
-
-
-# ---------------------------------------------------------------- what a death says
 
 
 @pytest.mark.parametrize(
@@ -299,16 +283,319 @@ def test_an_error_in_the_log_may_be_thelast_words_and_a_fatal_one_always_is() ->
     assert last_words([]) == ""
 
 
-def test_garbage_of_another_version_is_another_version() -> None:
-    driver = in_state(State.READY)
-    broke = WorkerBroke(
-        now=driver.now,
-        model=ModelName("m"),
-        generation=Generation(1),
-        detail="d",
-        is_other_version=True,
+# Log level
+
+
+def change(driver: Driver, level: str) -> dict[str, str]:
+    """Changes it; returns what each worker is sent."""
+    driver.say(ChangeLogLevel(id=RequestId("c"), level=level))
+    return told(driver)
+
+
+def told(driver: Driver) -> dict[str, str]:
+    sent = [one for one in driver.of(SendToWorker) if isinstance(one.message, LogLevel)]
+    return {str(one.model): one.message.level for one in sent if isinstance(one.message, LogLevel)}
+
+
+def test_those_that_serve_are_told_at_once_and_those_that_load_when_they_are_ready() -> None:
+    driver = Driver([entry("serves"), entry("loads"), entry("rests")])
+    driver.load("serves")
+    driver.come_up("serves")
+    assert told(driver) == {}, "as it was started"
+    driver.load("loads")
+    driver.spawned("loads")
+    driver.hello("loads")
+    assert change(driver, "debug") == {"serves": "debug"}
+    assert [action.level for action in driver.of(SetLogLevel)] == ["debug"]
+    assert [reply.value for reply in driver.sent(Reply)] == [{"level": "debug"}]
+    driver.ready("loads")
+    assert told(driver) == {"loads": "debug"}
+    assert change(driver, "error") == {"serves": "error", "loads": "error"}
+
+
+def test_a_worker_that_is_asked_to_end_before_it_is_ready_is_told_nothing() -> None:
+    driver = Driver()
+    driver.load()
+    driver.spawned()
+    driver.hello()
+    change(driver, "debug")
+    driver.unload()
+    driver.ready()
+    assert told(driver) == {}
+
+
+def test_another_word_is_refused_and_changes_nothing() -> None:
+    driver = Driver()
+    assert change(driver, "loud") == {}
+    [failed] = driver.sent(Failed)
+    assert failed.error["code"] == "invalid_request"
+    assert failed.error["message"] == ("level takes one of debug, info, warning, error, not 'loud'")
+    assert failed.error["detail"] == {"parameter": "level"}
+    assert driver.of(SetLogLevel) == []
+
+
+# Outline for the service manager
+
+
+def is_busy(driver: Driver) -> bool:
+    return driver.core.outline().is_busy
+
+
+def test_a_load_is_work_and_a_model_that_waits_for_requests_is_none() -> None:
+    driver = Driver()
+    assert not is_busy(driver)
+    driver.load()
+    assert driver.core.outline().states == (("m", State.LOADING),)
+    assert is_busy(driver)
+    driver.come_up()
+    assert driver.core.outline().states == (("m", State.READY),)
+    assert not is_busy(driver)
+
+
+def test_outline_is_busy_with_unpaused_requests() -> None:
+    driver = Driver()
+    driver.load()
+    driver.come_up()
+    driver.ask()
+    assert is_busy(driver)
+    driver.accept(1)
+    driver.token(1)
+    driver.pause()
+    assert is_busy(driver)
+    driver.row_left(1, tokens=1)
+    assert not is_busy(driver)
+    driver.resume()
+    assert is_busy(driver)
+    driver.cancel()
+    assert not is_busy(driver)
+
+
+def test_a_download_is_work() -> None:
+    driver = Driver([entry(download=Repository("org/tiny"))])
+    driver.load()
+    assert driver.core.outline().states == (("m", State.PENDING),)
+    assert is_busy(driver)
+
+
+# The gateway process
+
+ADDRESS = Address(host="127.0.0.1", port=0)
+GIVEN = Address(host="127.0.0.1", port=4000)
+ROUNDING_S = 1e-6
+"""By how much sums of times may differ."""
+
+
+class Driven:
+    """A core with a gateway; the test plays the gateway's process."""
+
+    def __init__(self, address: Address | None = ADDRESS) -> None:
+        self.now = 100.0
+        self.core = Core(
+            CoreSettings(), [entry()], facts={}, random=random.Random(1), is_strict=True,
+            gateway=address,
+        )  # fmt: skip
+        self.actions: list[Action] = []
+        self.number = 0
+        self.do(Started(now=self.now))
+
+    def do(self, event: CoreEvent) -> None:
+        """One event; keeps what the core does about it."""
+        self.actions = self.core.handle(event)
+        for action in self.actions:
+            if isinstance(action, StartGateway):
+                self.number = action.number
+
+    def listens(self, pid: int = 7) -> None:
+        """It accepts connections."""
+        self.do(GatewayListening(now=self.now, number=self.number, pid=pid, address=GIVEN))
+
+    def beats(self) -> None:
+        """Its event loop runs."""
+        self.do(GatewayBeat(now=self.now, number=self.number))
+
+    def ends(self, cause: str = "it died", *, is_crash: bool = True) -> None:
+        """Its process is gone, or never was."""
+        self.do(GatewayEnded(now=self.now, number=self.number, cause=cause, is_crash=is_crash))
+
+    def waits(self, seconds: float) -> None:
+        """Time passes, and the core is woken."""
+        self.now += seconds
+        self.do(Tick(now=self.now))
+
+    def kinds(self) -> list[type[Action]]:
+        """What the latest event led to, besides wake-ups."""
+        return [type(action) for action in self.actions if not isinstance(action, WakeAt)]
+
+    def status(self) -> dict[str, Any]:
+        """What the status says of the gateway."""
+        value: dict[str, Any] = self.core.status(self.now)["gateway"]
+        return value
+
+
+def test_without_an_address_there_is_none() -> None:
+    driven = Driven(None)
+    assert driven.kinds() == []
+    assert driven.core.status(driven.now)["gateway"] is None
+
+
+def test_it_is_started_first_and_its_address_is_the_one_that_it_was_given() -> None:
+    driven = Driven()
+    assert StartGateway(number=1, address=ADDRESS) in driven.actions
+    assert (driven.status()["state"], driven.status()["pid"]) == ("starting", None)
+    driven.listens()
+    assert driven.status() == {
+        "state": "listening", "address": "127.0.0.1:4000", "url": "http://127.0.0.1:4000",
+        "pid": 7, "since_s": 0.0, "restarts": 0, "ends_in_a_row": 0, "cause": None,
+        "retry_in_s": None,
+    }  # fmt: skip
+
+
+def test_the_first_death_after_it_listened_costs_no_connection() -> None:
+    driven = Driven()
+    driven.listens()
+    driven.ends()
+    assert driven.kinds() == [StartGateway], "its socket stays: who connects now waits"
+    assert (driven.status()["restarts"], driven.status()["cause"]) == (1, "it died")
+
+
+def test_later_deaths_wait_longer_and_longer_and_become_a_crash_loop() -> None:
+    driven = Driven()
+    delays = []
+    for deaths in range(1, 9):
+        driven.listens()
+        driven.ends()
+        status = driven.status()
+        assert status["ends_in_a_row"] == deaths
+        if deaths == 1:
+            continue
+        assert driven.kinds() == [CloseListener], "who connects now is refused"
+        assert status["state"] == ("crash loop" if deaths >= LOOP_ENDS else "backoff")
+        delays.append(status["retry_in_s"])
+        driven.waits(status["retry_in_s"] - 0.01)
+        assert driven.status()["retry_in_s"] == pytest.approx(0.01)
+        assert driven.kinds() == []
+        driven.waits(0.01)
+        assert driven.kinds() == [StartGateway]
+    assert delays == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+
+
+def test_an_address_that_is_taken_is_tried_again_and_is_no_crash_loop() -> None:
+    driven = Driven()
+    for _ in range(5):
+        driven.ends("the address is taken", is_crash=False)
+        assert driven.kinds() == [CloseListener]
+        assert driven.status()["state"] == "backoff"
+        driven.waits(MOST_DELAY_S)
+        assert driven.kinds() == [StartGateway]
+    driven.listens()
+    assert driven.status()["state"] == "listening"
+
+
+def test_a_long_life_makes_the_next_death_the_first() -> None:
+    driven = Driven()
+    for _ in range(4):
+        driven.ends()
+        driven.waits(MOST_DELAY_S)
+    driven.listens()
+    driven.now += STABLE_S
+    driven.ends()
+    assert driven.kinds() == [StartGateway]
+    driven.listens()
+    driven.ends()
+    driven.waits(MOST_DELAY_S)
+    driven.listens()
+    for _ in range(int(STABLE_S)):
+        driven.now += 1.0
+        driven.beats()
+    driven.waits(FROZEN_S)
+    driven.ends()
+    assert driven.kinds() == [StartGateway], "also if that is because it froze"
+
+
+def test_silent_gateway_is_killed_and_replaced() -> None:
+    driven = Driven()
+    driven.listens()
+    for _ in range(20):
+        driven.waits(FROZEN_S - 0.01)
+        assert driven.kinds() == []
+        driven.beats()
+    driven.waits(FROZEN_S - 0.01)
+    assert driven.kinds() == []
+    driven.waits(0.01)
+    cause = f"it was frozen: no sign of life for {FROZEN_S:g} s"
+    assert KillGateway(number=1, cause=cause) in driven.actions
+    assert (driven.status()["state"], driven.status()["cause"]) == ("frozen", cause)
+    driven.beats()  # of a loop that goes on in its last moment
+    driven.waits(STABLE_S)
+    assert driven.kinds() == [], "it is killed once"
+    driven.ends("it ended with signal SIGKILL")
+    assert driven.kinds() == [StartGateway], "at once, and its socket stays"
+    assert (driven.status()["cause"], driven.status()["restarts"]) == (cause, 1)
+
+
+def test_one_that_freezes_while_it_starts_is_killed_and_tried_again_later() -> None:
+    driven = Driven()
+    driven.waits(START_LIMIT_S - 0.01)
+    assert driven.kinds() == []
+    driven.waits(0.01)
+    assert driven.kinds() == [KillGateway]
+    driven.ends()
+    assert driven.kinds() == [CloseListener]
+    assert driven.status()["cause"] == f"it did not listen within {START_LIMIT_S:g} s"
+
+
+def test_while_the_daemon_ends_it_is_not_started_again() -> None:
+    driven = Driven()
+    driven.listens()
+    driven.do(ShutdownAsked(now=driven.now, is_immediate=True))
+    assert driven.kinds() == [Finish]
+    driven.ends()
+    assert driven.kinds() == []
+    waiting = Driven()
+    waiting.ends()
+    waiting.do(ShutdownAsked(now=waiting.now, is_immediate=True))
+    waiting.waits(MOST_DELAY_S)
+    assert waiting.kinds() == []
+
+
+def test_messages_of_an_earlier_gateway_are_ignored() -> None:
+    driven = Driven()
+    driven.listens()
+    driven.ends()
+    before = driven.status()
+    for late in (
+        GatewayListening(now=driven.now, number=1, pid=9, address=ADDRESS),
+        GatewayEnded(now=driven.now, number=1, cause="late", is_crash=True),
+        GatewayBeat(now=driven.now, number=1),
+    ):
+        driven.do(late)
+        assert (driven.kinds(), driven.status()) == ([], before)
+
+
+@hypothesis.settings(max_examples=50)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["listen", "beat", "crash", "refuse", "wait"]), st.floats(0, 90))
     )
-    driver.do(broke)
-    driver.exit(code=143)
-    assert driver.row()["last_exit"]["reason"] == "version"
-    assert "upgraded to another one: restart" in driver.row()["last_exit"]["detail"]
+)
+def test_there_is_never_more_than_one_and_always_one_to_come(
+    steps: list[tuple[str, float]],
+) -> None:
+    driven = Driven()
+    alive = True
+    for what, seconds in steps:
+        if what == "wait":
+            driven.waits(seconds)
+        elif what == "listen" and alive:
+            driven.listens()
+        elif what == "beat":
+            driven.beats()
+        elif alive:
+            driven.ends(is_crash=what == "crash")
+            alive = False
+        starts = driven.kinds().count(StartGateway)
+        assert starts <= (0 if alive else 1)
+        alive = alive or starts == 1
+        retry_in_s = driven.status()["retry_in_s"]
+        assert (retry_in_s is None) == alive
+        assert alive or retry_in_s <= MOST_DELAY_S + ROUNDING_S

@@ -1,4 +1,4 @@
-"""Models that lack files: PENDING until they are downloaded, each repository once."""
+"""Test models that lack files: downloads, outages, retries."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ from mlxsup.supervisor.core.actions import EndDownload, Spawn, StartDownload
 from mlxsup.supervisor.core.events import DownloadSaid, Reloaded
 from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
 
-from support.core_driver import LAUNCH, Driver, entry
+from support.core_driver import LAUNCH, RESTART, Driver, entry
 from support.core_memory import GIB, MemoryDriver, limited, sized
+
+# Downloads
 
 TINY = Repository("org/tiny")
 OTHER = Repository("org/other", "v2")
@@ -77,25 +79,11 @@ def test_a_load_waits_for_the_download_and_spawns_with_its_folder() -> None:
     assert driver.state() is State.READY
 
 
-def test_what_is_there_is_not_downloaded() -> None:
-    driver = Driver([entry()])
-    driver.load()
-    assert starts(driver) == []
-    assert driver.state() is State.LOADING
-
-
-def test_nothing_is_downloaded_before_somebody_wants_it() -> None:
+def test_download_starts_with_the_first_request() -> None:
     driver = Driver([lacking()])
     assert starts(driver) == []
     driver.ask()
     assert starts(driver) == [(1, TINY)]
-
-
-def test_others_load_meanwhile() -> None:
-    driver = Driver([lacking("m"), entry("n")], CoreSettings(parallel_loads=1))
-    driver.load("m")
-    driver.load("n")
-    assert driver.state("n") is State.LOADING
 
 
 def test_two_models_of_one_repository_share_its_download() -> None:
@@ -125,7 +113,7 @@ def test_an_unload_ends_the_download_unless_another_model_waits_for_it() -> None
     assert starts(driver) == [(2, TINY)]
 
 
-def test_what_an_ended_download_reports_is_dropped() -> None:
+def test_reports_of_an_ended_download_are_dropped() -> None:
     driver = Driver([lacking()])
     driver.load()
     driver.unload()
@@ -137,14 +125,7 @@ def test_what_an_ended_download_reports_is_dropped() -> None:
     assert spawn.launch.path == FOLDER
 
 
-def test_a_shutdown_ends_the_download() -> None:
-    driver = Driver([lacking()])
-    driver.load()
-    driver.signal()
-    assert ends(driver) == [1]
-
-
-def test_what_a_person_must_fix_fails_the_model_and_answers_everybody() -> None:
+def test_gated_repository_fails_the_model_and_its_waiters() -> None:
     driver = Driver([lacking()])
     driver.ask()
     load = driver.load()
@@ -161,7 +142,7 @@ def test_what_a_person_must_fix_fails_the_model_and_answers_everybody() -> None:
     assert driver.state() is State.LOADING
 
 
-def test_what_may_pass_is_tried_again_and_requests_keep_waiting() -> None:
+def test_interrupted_download_is_retried_while_requests_wait() -> None:
     driver = Driver([lacking()])
     driver.ask()
     load = driver.load()
@@ -193,16 +174,6 @@ def test_a_hub_that_asks_for_patience_gets_it() -> None:
     assert driver.state() is State.BACKOFF
     driver.pass_time(1.0)
     assert starts(driver) == [(2, TINY)]
-
-
-def test_a_download_that_always_crashes_is_given_up() -> None:
-    driver = Driver([lacking()])
-    driver.load()
-    for number in range(1, 5):
-        say(driver, CUT, number=number)
-        driver.pass_time(10.0)
-    assert driver.state() is State.FAILED
-    assert "crashed 4 times" in driver.row()["cause"]
 
 
 @pytest.mark.parametrize("is_repository", [True, False])
@@ -241,7 +212,7 @@ def test_a_dry_run_of_a_model_that_lacks_files_does_not_say_that_it_fits() -> No
     assert "lacks files" in answer["reason"]
 
 
-def test_who_waits_is_notified_of_each_percent_of_the_download() -> None:
+def test_waiters_are_notified_of_each_percent_of_a_download() -> None:
     driver = Driver([lacking()])
     driver.ask(notices=True)
     told = []
@@ -253,17 +224,7 @@ def test_who_waits_is_notified_of_each_percent_of_the_download() -> None:
     assert driver.row()["progress"]["fraction"] == 0.99
 
 
-def test_a_download_that_has_not_come_further_is_no_news() -> None:
-    driver = Driver([lacking()])
-    driver.ask(notices=True)
-    say(driver, progress(995))
-    assert driver.sent(Notice) != []
-    say(driver, progress(995))
-    say(driver, progress(999))
-    assert driver.sent(Notice) == []
-
-
-def test_who_lacks_files_holds_no_memory_though_an_earlier_process_did() -> None:
+def test_model_without_files_reserves_no_memory() -> None:
     settings = limited(4 * GIB)
     driver = Driver([sized("a", 3 * GIB), sized("b", 3 * GIB)], settings)
     driver.load("a")
@@ -298,7 +259,7 @@ def test_files_that_were_removed_since_the_start_are_downloaded_again() -> None:
     assert driver.row()["restarts"] == 0
 
 
-def test_who_lost_its_files_holds_no_memory_until_they_are_there() -> None:
+def test_model_that_lost_its_files_reserves_no_memory() -> None:
     settings = limited(4 * GIB)
     entries = [
         sized("a", 3 * GIB, repo=TINY.repo, revision=TINY.revision),
@@ -326,16 +287,7 @@ def test_a_download_after_which_files_are_still_missing_is_not_made_again() -> N
     assert not driver.failure_of(load).error["retryable"]
 
 
-def test_a_folder_that_is_missing_is_not_downloaded() -> None:
-    driver = Driver([entry()])
-    driver.load()
-    driver.spawned()
-    driver.exit(code=ExitCode.MODEL_MISSING)
-    assert driver.state() is State.FAILED
-    assert starts(driver) == []
-
-
-def test_who_waits_for_the_network_is_not_told_of_a_crash() -> None:
+def test_wait_for_the_network_is_told_as_download() -> None:
     driver = Driver([lacking()])
     driver.ask(notices=True)
     away = DownloadFailed(problem=DownloadProblem.NETWORK, message="the hub answers with HTTP 500")
@@ -345,14 +297,119 @@ def test_who_waits_for_the_network_is_not_told_of_a_crash() -> None:
     assert notice.detail["reason"] == "download"
 
 
-def test_the_cause_of_a_failure_stands_until_the_hub_answers_the_next_attempt() -> None:
-    driver = Driver([lacking()])
-    driver.ask()
-    say(driver, DownloadFailed(problem=DownloadProblem.NETWORK, message="no route"))
-    driver.pass_time(60.0)
-    assert driver.state() is State.PENDING
-    causes = []
-    for total in (0, 1000):
-        say(driver, progress(0, total), number=2)
-        causes.append(driver.model().life.download_cause)
-    assert causes == ["waits for the network: no route", ""]
+# Outages of the hub
+
+AWAY = DownloadFailed(problem=DownloadProblem.NETWORK, message="the hub does not answer")
+BROKEN = DownloadFailed(problem=DownloadProblem.INTERNAL, message="it ended with SIGKILL")
+CAUSE = "waits for the network: the hub does not answer"
+
+
+class Hub:
+    """A model whose downloads all end as the test says.
+
+    Attributes:
+        driver: the core.
+        started: how many downloads it has had started.
+    """
+
+    def __init__(self) -> None:
+        self.driver = Driver([entry(download=TINY)])
+        self.started = 0
+
+    def heed(self) -> None:
+        self.started += sum(isinstance(one, StartDownload) for one in self.driver.actions)
+
+    def say(self, report: DownloadFailed | DownloadDone) -> None:
+        driver = self.driver
+        driver.do(DownloadSaid(now=driver.now, number=self.started, report=report))
+
+    def fail(self, report: DownloadFailed = AWAY) -> float:
+        """The download that runs fails; returns after how long the next one starts."""
+        self.say(report)
+        before, since = self.started, self.driver.now
+        assert self.driver.state() is State.BACKOFF
+        while self.started == before:
+            self.driver.pass_time(0.05)
+            self.heed()
+        return self.driver.now - since
+
+
+@pytest.fixture
+def hub() -> Hub:
+    hub = Hub()
+    hub.driver.ask()
+    hub.heed()
+    assert hub.started == 1
+    return hub
+
+
+def test_a_network_that_is_away_is_waited_for_with_growing_bounded_pauses(hub: Hub) -> None:
+    pauses = [hub.fail() for _ in range(30)]
+    assert 0.5 <= pauses[0] <= 1.1
+    assert all(2.0 <= pause <= RESTART.backoff_max_s + 0.1 for pause in pauses[3:])
+    assert hub.driver.state() is State.PENDING
+    assert hub.driver.row()["queued"] == 1
+    hub.say(DownloadDone(folder="/f", total_bytes=1, fetched_bytes=1))
+    hub.driver.come_up()
+    assert hub.driver.row()["running"] == ["r1"]
+    assert hub.driver.row()["restarts"] == 0
+
+
+def test_the_pauses_of_an_outage_do_not_count_as_crashes(hub: Hub) -> None:
+    for _ in range(RESTART.max_restarts + 1):
+        hub.fail()
+    for _ in range(RESTART.max_restarts):
+        hub.fail(BROKEN)
+    hub.say(BROKEN)
+    assert hub.driver.state() is State.FAILED
+    cause = hub.driver.row()["cause"]
+    assert cause.startswith("its download crashed 4 times within 100 s, the last time: not ")
+
+
+def test_the_cause_is_shown_until_the_hub_answers(hub: Hub) -> None:
+    hub.say(AWAY)
+    assert hub.driver.row()["cause"] == CAUSE
+    assert hub.driver.row()["retry_in_s"] > 0
+    hub.driver.pass_time(1.0)
+    assert hub.driver.state() is State.PENDING
+    assert hub.driver.row()["cause"] == CAUSE
+    assert hub.driver.row()["progress"]["phase"] == "download"
+
+
+def test_a_load_tries_at_once_and_pauses_begin_anew(hub: Hub) -> None:
+    for _ in range(6):
+        hub.fail()
+    hub.say(AWAY)
+    waiting = hub.driver.load()
+    hub.heed()
+    assert hub.driver.state() is State.PENDING
+    assert hub.started == 8
+    assert hub.fail() <= 1.1
+    failed = hub.driver.failure_of(waiting)
+    assert failed.error["code"] == "load_failed"
+    assert failed.error["retryable"]
+    assert failed.error["message"] == f"m could not be loaded: it {CAUSE}"
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "state"), [(0.4, State.BACKOFF), (1.5, State.PENDING)], ids=["waits", "tries"]
+)
+def test_queue_timeout_names_the_outage(limit_s: float, state: State) -> None:
+    hub = Hub()
+    hub.driver.ask(queue_timeout_s=limit_s)
+    hub.heed()
+    hub.say(AWAY)
+    hub.driver.pass_time(limit_s)
+    assert hub.driver.state() is state
+    failed = hub.driver.failure_of("r1")
+    assert failed.error["code"] == "queue_timeout"
+    assert failed.error["message"].endswith(f"without being started: m {CAUSE}")
+
+
+def test_a_hub_that_asks_for_patience_is_asked_for_ever(hub: Hub) -> None:
+    busy = DownloadFailed(
+        problem=DownloadProblem.RATE_LIMITED, message="too many requests", retry_after_s=7.0
+    )
+    for _ in range(20):
+        assert hub.fail(busy) == pytest.approx(7.0, abs=0.1)
+    assert hub.driver.row()["cause"] == "waits for the hub: too many requests"

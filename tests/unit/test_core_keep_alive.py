@@ -1,16 +1,18 @@
-"""`keep_alive` of a request or a load decides how long its model stays, until the next one."""
+"""Test `keep_alive` and the warm pool."""
 
 from __future__ import annotations
 
 import pytest
 
 from mlxsup.protocol.client_messages import Failed, Load
-from mlxsup.protocol.download import DownloadDone, Repository
 from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.states import FinishReason, State
-from mlxsup.supervisor.core.events import DownloadSaid
 
 from support.core_driver import Driver, entry
+from support.core_memory import sized
+from support.core_spares import PID, SpareDriver, real
+
+# Keep alive
 
 CONFIGURED_S = 30.0
 
@@ -30,7 +32,7 @@ def answered(driver: Driver, keep_alive: float | None) -> Driver:
     return driver
 
 
-def stays_s(driver: Driver, most_s: float = 1000.0) -> float | None:
+def stays_s(driver: Driver, most_s: float = 100.0) -> float | None:
     """How long it stays READY from now on, in seconds; None: longer than anybody looks."""
     begin = driver.now
     while driver.now < begin + most_s:
@@ -47,20 +49,13 @@ def test_the_latest_request_decides(keep_alive: float | None, expected_s: float 
     assert stays_s(answered(up(), keep_alive)) == expected_s
 
 
-def test_without_either_it_stays() -> None:
-    driver = Driver([entry()])
-    driver.load()
-    driver.come_up()
-    assert stays_s(answered(driver, None)) is None
-
-
 def test_zero_unloads_with_the_end_of_the_answer_and_not_before() -> None:
     driver = up()
     one, two = driver.serve("one", keep_alive=0.0) + driver.serve("two", keep_alive=0.0)
     for key in (one, two):
         driver.accept(key)
     driver.token(one, finish=FinishReason.STOP)
-    driver.pass_time(1000.0)
+    driver.pass_time(100.0)
     assert driver.state() is State.READY, "the other one runs"
     driver.token(two, finish=FinishReason.STOP)
     driver.pass_time(0.0)
@@ -90,7 +85,7 @@ def test_a_load_says_it_too_and_not_zero() -> None:
     assert driver.errors() == {"b": "invalid_request"}
 
 
-@pytest.mark.parametrize("idle_s", [CONFIGURED_S - 1.0, 100 * CONFIGURED_S])
+@pytest.mark.parametrize("idle_s", [CONFIGURED_S - 1.0, 3 * CONFIGURED_S])
 def test_after_a_load_that_says_nothing_it_stays_as_configured_from_then_on(idle_s: float) -> None:
     driver = answered(up(), -1.0)
     driver.pass_time(idle_s)
@@ -106,7 +101,7 @@ def test_a_dry_run_of_a_load_keeps_nothing() -> None:
     assert stays_s(driver) == 1.0
 
 
-def test_what_was_said_outlives_a_crash_and_not_an_unload() -> None:
+def test_keep_alive_outlives_a_crash_and_not_an_unload() -> None:
     driver = answered(up(), -1.0)
     driver.exit()
     driver.come_up()
@@ -120,7 +115,7 @@ def test_what_was_said_outlives_a_crash_and_not_an_unload() -> None:
     assert stays_s(driver) == CONFIGURED_S
 
 
-def test_what_makes_no_sense_is_refused_and_changes_nothing() -> None:
+def test_invalid_keep_alive_is_refused() -> None:
     driver = up()
     for value in (-2.0, float("inf"), float("nan")):
         driver.ask("wrong", keep_alive=value)
@@ -130,14 +125,222 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing() -> None:
     assert stays_s(driver) == CONFIGURED_S
 
 
-def test_an_unload_ends_what_was_said_of_a_model_that_was_never_loaded() -> None:
-    tiny = Repository("org/tiny")
-    driver = Driver([entry(idle_unload_s=CONFIGURED_S, download=tiny)])
-    driver.ask("r", keep_alive=0.0)
-    driver.unload()
-    assert driver.state() is State.STOPPED
-    driver.restart()
-    done = DownloadDone(folder="/m", total_bytes=1, fetched_bytes=1)
-    driver.do(DownloadSaid(now=driver.now, number=2, report=done))
-    driver.come_up()
-    assert stays_s(driver) == CONFIGURED_S
+# The warm pool
+
+
+def test_there_is_none_by_default() -> None:
+    driver = SpareDriver([real("a")], 0, 20)
+    assert driver.started() == []
+    assert driver.core.status(driver.now)["spares"] == {
+        "wanted": 0,
+        "retry_in_s": None,
+        "workers": [],
+    }
+
+
+def test_one_after_the_other_is_started_when_nothing_loads() -> None:
+    driver = SpareDriver([real("a")], 2, 20)
+    assert driver.started() == [1]
+    driver.spare_ready(1)
+    assert driver.started() == [2]
+    driver.spare_ready(2)
+    assert driver.started() == []
+    assert driver.spares() == {"501": "waiting", "502": "waiting"}
+
+
+def test_without_a_model_of_their_engine_there_is_none() -> None:
+    driver = SpareDriver([entry("a")], 1, 20)
+    driver.bring_up("a")
+    assert driver.spares() == {}
+    driver.entries = [entry("a"), real("b")]
+    driver.reload()
+    assert driver.started() == [1]
+    driver.spare_ready(1)
+    driver.entries = [entry("a")]
+    driver.reload()
+    assert driver.told_to_end() == [1]
+
+
+def test_a_reload_starts_more_or_ends_those_of_least_use() -> None:
+    driver = SpareDriver([real("a")], 1, 20)
+    driver.spare_ready(1)
+    driver.reload(spare_workers=3)
+    driver.spare_ready(2)
+    assert driver.started() == [3]
+    driver.reload(spare_workers=1)
+    assert driver.told_to_end() == [3, 2], "the one that is not ready, then the newest"
+
+
+def test_a_stop_ends_all_and_starts_none() -> None:
+    driver = SpareDriver([real("a")], 2, 20)
+    driver.spare_ready(1)
+    driver.signal()
+    assert sorted(driver.told_to_end()) == [1, 2]
+    driver.spare_gone(1)
+    driver.spare_gone(2)
+    assert driver.started() == []
+
+
+def test_a_load_takes_over_one_that_waits_and_the_next_is_started_after_it() -> None:
+    driver = SpareDriver([real("a")], 1, 20)
+    driver.spare_ready(1)
+    driver.load("a")
+    assert driver.spawned_with() == [("a", 1)]
+    assert (driver.started(), driver.spares()) == ([], {})
+    driver.come_up("a", PID + 1)
+    assert driver.started() == [2]
+
+
+def test_a_model_of_another_engine_takes_over_none() -> None:
+    driver = SpareDriver([real("a"), sized("b", 4)], 1, 20)
+    driver.spare_ready(1)
+    driver.load("b")
+    assert driver.spawned_with() == [("b", None)]
+    assert driver.spares() == {"501": "waiting"}
+
+
+def test_death_of_an_adopted_spare_delays_no_spare() -> None:
+    driver = SpareDriver([real("a")], 1, 20)
+    driver.spare_ready(1)
+    driver.load("a")
+    driver.spare_gone(1)  # it had died as it was taken over; the shell starts another process
+    assert driver.state("a") is State.LOADING
+    assert driver.core.status(driver.now)["spares"]["retry_in_s"] is None
+
+
+def test_one_that_dies_is_replaced_ever_later_and_no_model_has_crashed() -> None:
+    driver = SpareDriver([real("a")], 1, 20)
+    driver.bring_up("a")
+    number = 1
+    for delay_s in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0):
+        driver.spare_gone(number)
+        assert driver.started() == []
+        assert driver.core.status(driver.now)["spares"]["retry_in_s"] == delay_s
+        driver.pass_time(delay_s - 0.01)
+        assert driver.spares() == {}
+        driver.pass_time(0.02)
+        number += 1
+        assert driver.spares() == {"-": "starting"}
+    row = driver.row("a")
+    assert (row["state"], row["restarts"], row["last_exit"]) == ("READY", 0, None)
+
+
+def test_the_delay_starts_afresh_once_one_has_waited_for_long_or_was_used() -> None:
+    driver = SpareDriver([real("a")], 1, 20)
+    driver.spare_gone(1)
+    driver.pass_time(1.1)
+    driver.spare_ready(2)
+    driver.pass_time(61.0)
+    driver.spare_gone(2)
+    assert driver.core.status(driver.now)["spares"]["retry_in_s"] == 1.0
+
+
+def test_one_that_was_told_to_end_has_not_died() -> None:
+    driver = SpareDriver([real("a")], 1, 20)
+    driver.spare_ready(1)
+    driver.reload(spare_workers=0)
+    assert driver.told_to_end() == [1]
+    driver.spare_gone(1)
+    driver.reload(spare_workers=1)
+    assert driver.started() == [2], "without delay"
+
+
+def test_they_are_counted_and_need_room_like_any_model() -> None:
+    driver = SpareDriver([real("a", 4), real("b", 3)], 3, 10)
+    driver.bring_up("a")
+    driver.spare_ready(1)
+    driver.spare_ready(2)
+    assert (driver.started(), driver.reserved()) == ([3], 10)
+    driver.reload(spare_workers=4)
+    assert driver.started() == [], "a fourth has no room"
+
+
+def test_next_spare_is_planned_with_the_measured_size() -> None:
+    driver = SpareDriver([real("a", 4)], 2, 10)
+    driver.spare_ready(1)
+    driver.spare_gone(2)
+    driver.measure(1, 3)
+    assert driver.reserved() == 3
+    driver.pass_time(5.0)
+    assert driver.reserved() == 6
+
+
+@pytest.mark.parametrize("engine_is_theirs", [True, False])
+def test_they_make_room_for_a_load_before_any_model_does(engine_is_theirs: bool) -> None:
+    others = [real("b", 5)] if engine_is_theirs else [sized("b", 5)]
+    driver = SpareDriver([real("a", 4), *others], 1, 10)
+    driver.bring_up("a")
+    driver.spare_ready(1)
+    assert driver.reserved() == 6
+    driver.load("b")
+    if engine_is_theirs:
+        assert driver.spawned_with() == [("b", 1)], "what it takes over needs no extra room"
+        assert driver.reserved() == 9
+        return
+    assert (driver.told_to_end(), driver.spawned_with()) == ([1], [])
+    assert "spare workers are about to go" in driver.row("b")["memory_wait"]["reason"]
+    assert driver.state("a") is State.READY
+    driver.spare_gone(1)
+    assert driver.spawned_with() == [("b", None)]
+    driver.come_up("b")
+    assert (driver.state("a"), driver.started()) == (State.READY, [])
+
+
+def test_only_as_many_go_as_are_in_the_way() -> None:
+    driver = SpareDriver([real("a", 1), sized("b", 6)], 3, 10)
+    for number in (1, 2, 3):
+        driver.spare_ready(number)
+    driver.load("b")
+    assert driver.told_to_end() == [3]
+    driver.spare_gone(3)
+    assert driver.spawned_with() == [("b", None)]
+    assert driver.reserved() == 10
+
+
+def test_all_spares_go_before_a_model_that_must_go() -> None:
+    driver = SpareDriver([real("a", 6), real("b", 9)], 2, 10)
+    driver.bring_up("a")
+    driver.spare_ready(1)
+    driver.pass_time(100.0)
+    driver.load("b")
+    assert driver.state("a") is State.STOPPING
+    assert sorted(driver.told_to_end()) == [1, 2]
+    driver.exit("a", code=0)
+    assert (driver.spawned_with(), driver.started()) == ([], []), "they are still there"
+    driver.spare_gone(1)
+    assert driver.spawned_with() == [], "one is still there"
+    driver.spare_gone(2)
+    assert driver.spawned_with() == [("b", None)]
+
+
+def test_they_go_before_a_model_does_when_too_much_is_reserved() -> None:
+    driver = SpareDriver([real("a", 4), real("b", 4)], 1, 10)
+    driver.bring_up("a")
+    driver.spare_ready(1)
+    driver.measure(1, 7)
+    assert (driver.told_to_end(), driver.state("a")) == ([1], State.READY)
+
+
+def test_a_preload_that_never_fits_keeps_none_away() -> None:
+    driver = SpareDriver([real("a", 11, preload=True), real("b", 1)], 1, 10)
+    assert driver.state("a") is State.PENDING
+    assert driver.started() == [1]
+
+
+def test_a_dry_run_says_that_a_load_fits_next_to_them() -> None:
+    driver = SpareDriver([real("a", 9)], 1, 10)
+    driver.spare_ready(1)
+    answer = driver.foresees("a")
+    assert (answer["outcome"], answer["reason"]) == ("fits", "it needs 9 B, 10 B is free")
+
+
+def test_with_cuda_they_take_nothing_of_the_devices_memory() -> None:
+    driver = SpareDriver([real("a", 4)], 1, 4)
+    driver.load("a")
+    driver.spare_gone(1)
+    driver.come_up("a")
+    assert driver.spares() == {}, "there is no room"
+    driver.reload(spare_bytes=0)
+    driver.spare_ready(2)
+    driver.measure(2, 300)
+    assert (driver.reserved(), driver.spares()) == (4, {"502": "waiting"})

@@ -1,12 +1,26 @@
-"""Loads within a memory budget: who waits, who goes, and what each of them is notified of."""
+"""Test loads within a memory budget: admission, eviction, reservations, refusals."""
 
 from __future__ import annotations
 
-from mlxsup.protocol.client_messages import Failed, Notice, Subscribe
-from mlxsup.protocol.errors import ErrorCode
-from mlxsup.protocol.states import FinishReason, State
-from mlxsup.protocol.worker_messages import Exit
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
+import pytest
+
+from mlxsup.protocol.client_messages import Failed, Subscribe
+from mlxsup.protocol.errors import ErrorCode
+from mlxsup.protocol.ids import ModelName, RequestId
+from mlxsup.protocol.states import FinishReason, State, WorkerPhase
+from mlxsup.protocol.worker_messages import Exit, Heartbeat
+from mlxsup.supervisor.core import load_looks
+from mlxsup.supervisor.core.events import Appraised, Reloaded, Sampled
+from mlxsup.supervisor.core.loading import next_steps
+from mlxsup.supervisor.core.memory.need import Figure, Need, Source
+from mlxsup.supervisor.core.settings import CoreSettings
+
+from support.core_driver import Driver, entry
+from support.core_looks import ALICE
 from support.core_memory import (
     GIB,
     SUBSCRIPTION,
@@ -17,8 +31,11 @@ from support.core_memory import (
     sized,
     states,
 )
+from support.core_rows import FIXED, ONE_ROW, RowsDriver, bytes_for, served
+from support.core_shortage import ShortageDriver
+from support.core_swaps import SwapDriver, finish, rivals
 
-# ---------------------------------------------------------------- requests
+# Loads within the budget
 
 
 def test_a_request_evicts_the_least_recently_used_once_it_was_idle_for_its_load_time_H9() -> None:
@@ -89,17 +106,7 @@ def test_busy_models_are_waited_for_H9() -> None:
     assert driver.state("a") is State.READY
 
 
-def test_who_waits_for_memory_gets_a_notice_that_says_so() -> None:
-    driver = pair_and_more()
-    driver.serve("r1", model="a")
-    driver.serve("r2", model="b")
-    driver.ask("r3", "c", notices=True)
-    details = [notice.detail for notice in driver.sent(Notice)]
-    assert {"position": 1, "reason": "memory", "since_s": 0.0} in details
-    assert driver.row("c")["progress"] == {"phase": "waiting for memory", "fraction": 0.0}
-
-
-def test_an_evicted_model_that_is_wanted_again_waits_behind_who_evicted_it() -> None:
+def test_evicted_model_waits_behind_its_successor() -> None:
     driver = pair_and_more()
     driver.pass_time(1.0)
     driver.use("a", "r1")
@@ -132,18 +139,7 @@ def test_a_smaller_model_passes_one_that_waits_but_not_for_ever() -> None:
     assert driver.row("y")["memory_wait"]["reason"] == "needs 2.00 GiB: another has waited longer"
 
 
-def test_who_leaves_room_for_the_one_that_waits_longest_passes_it() -> None:
-    models = [sized("a", 6 * GIB), sized("c", 6 * GIB), sized("x", 2 * GIB)]
-    driver = MemoryDriver(models, limited(8 * GIB))
-    driver.bring_up("a")
-    driver.serve("r1", model="a")
-    driver.ask("r2", "c")
-    driver.pass_time(100.0)
-    driver.ask("r3", "x")
-    assert driver.spawns() == ["x"]
-
-
-def test_while_one_loads_nobody_is_evicted_for_the_next() -> None:
+def test_no_eviction_while_another_model_loads() -> None:
     models = [sized(name, 4 * GIB) for name in "abcd"]
     driver = MemoryDriver(models, limited(8 * GIB))
     driver.bring_up("a", "b")
@@ -160,9 +156,6 @@ def test_while_one_loads_nobody_is_evicted_for_the_next() -> None:
     assert driver.state("b") is State.STOPPING
 
 
-# ---------------------------------------------------------------- commands, preloads, pins
-
-
 def test_a_load_evicts_idle_models_at_once() -> None:
     driver = pair_and_more()
     driver.use("a", "r1")
@@ -174,7 +167,7 @@ def test_a_load_evicts_idle_models_at_once() -> None:
     assert driver.replies() == [command]
 
 
-def test_a_preload_evicts_nobody_and_comes_when_there_is_room() -> None:
+def test_preload_waits_for_room() -> None:
     models = [sized(name, 4 * GIB, preload=True) for name in "abc"]
     driver = MemoryDriver(models, limited(8 * GIB))
     driver.come_up("a")
@@ -185,16 +178,6 @@ def test_a_preload_evicts_nobody_and_comes_when_there_is_room() -> None:
     driver.unload("a")
     driver.exit("a", code=0)
     assert driver.spawns() == ["c"]
-
-
-def test_a_request_makes_others_go_for_a_model_whose_preload_waits() -> None:
-    models = [sized(name, 4 * GIB, preload=True) for name in "abc"]
-    driver = MemoryDriver(models, limited(8 * GIB))
-    driver.come_up("a")
-    driver.come_up("b")
-    driver.pass_time(50.0)
-    driver.ask("r1", "c")
-    assert driver.state("a") is State.STOPPING
 
 
 def test_a_pinned_model_never_goes_and_holds_its_memory_from_the_start_H9() -> None:
@@ -212,10 +195,7 @@ def test_a_pinned_model_never_goes_and_holds_its_memory_from_the_start_H9() -> N
     assert (driver.state("a"), driver.row("a")["reserved_bytes"]) == (State.STOPPED, 4 * GIB)
 
 
-# ---------------------------------------------------------------- without doing it
-
-
-def test_a_dry_run_says_what_a_load_would_do_and_changes_nothing() -> None:
+def test_load_dry_run_changes_nothing() -> None:
     driver = pair_and_more(sized("big", 9 * GIB))
     answer = driver.foresees("a")
     assert (answer["outcome"], answer["reason"]) == ("loaded", "is READY")
@@ -243,22 +223,6 @@ def test_a_dry_run_says_what_a_load_would_do_and_changes_nothing() -> None:
     assert (answer["outcome"], answer["reason"]) == ("fits", "it needs 4.00 GiB, 4.00 GiB is free")
 
 
-def test_who_was_to_go_and_is_wanted_again_goes_first_and_gives_its_memory_to_others() -> None:
-    driver = MemoryDriver([sized("a", 3 * GIB), sized("b", 3 * GIB)], limited(4 * GIB))
-    driver.bring_up("a")
-    driver.unload("a")
-    driver.load("a")
-    assert driver.state("a") is State.STOPPING
-    assert driver.foresees("b")["reason"].endswith("a is about to go")
-
-
-def test_a_load_does_what_its_dry_run_said() -> None:
-    driver = pair_and_more()
-    gone = driver.foresees("c")["evicts"]
-    driver.load("c")
-    assert [name for name in "ab" if driver.state(name) is State.STOPPING] == gone
-
-
 def test_a_dry_run_without_a_budget_or_of_a_stuck_process_answers_as_the_load_would() -> None:
     driver = MemoryDriver([sized("a", GIB)], limited(0, budget=None))
     answer = driver.foresees("a")
@@ -270,3 +234,521 @@ def test_a_dry_run_without_a_budget_or_of_a_stuck_process_answers_as_the_load_wo
     [failed] = driver.sent(Failed)
     assert failed.error["code"] == ErrorCode.LOAD_FAILED
     assert not failed.error["retryable"], "the same command fails again until the process is gone"
+
+
+# Reservations and refusals
+
+
+@pytest.mark.parametrize("is_command", [True, False])
+def test_model_larger_than_the_budget_is_refused_I4(is_command: bool) -> None:
+    driver = pair_and_more(sized("big", 9 * GIB))
+    if is_command:
+        id = driver.load("big")
+    else:
+        id = RequestId("r1")
+        driver.ask("r1", "big")
+    error = driver.failure_of(id).error
+    assert error["code"] == ErrorCode.INSUFFICIENT_MEMORY
+    assert error["message"] == (
+        "big cannot be loaded: it needs 9.00 GiB, and the memory budget is 8.00 GiB"
+    )
+    assert error["detail"]["needed_bytes"] == 9 * GIB
+    assert error["detail"]["budget_bytes"] == 8 * GIB
+    assert error["detail"]["blocked_by"] == []
+    assert states(driver) == [State.READY, State.READY, State.STOPPED], "nobody went"
+    row = driver.row("big")
+    assert (row["state"], row["wanted"], row["why"]) == ("STOPPED", "down", "memory")
+
+
+def test_a_refusal_names_the_pinned_models_in_the_way_I4() -> None:
+    models = [sized("a", 6 * GIB, pinned=True), sized("c", 4 * GIB)]
+    driver = MemoryDriver(models, limited(8 * GIB))
+    driver.ask("r1", "c")
+    assert driver.failure_of().error["detail"]["blocked_by"] == ["a"]
+
+
+def test_a_preload_that_can_never_fit_stays_wanted_and_refuses_requests_at_once_I4() -> None:
+    driver = MemoryDriver([sized("big", 9 * GIB, preload=True)], limited(8 * GIB))
+    assert driver.state("big") is State.PENDING
+    driver.ask("r1", "big")
+    assert driver.errors() == {"r1": ErrorCode.INSUFFICIENT_MEMORY}
+    row = driver.row("big")
+    assert (row["state"], row["memory_wait"]["reason"]) == (
+        "PENDING", "needs 9.00 GiB, and the memory budget is 8.00 GiB",
+    )  # fmt: skip
+    settings = limited(9 * GIB)
+    models = (sized("big", 9 * GIB, preload=True),)
+    driver.do(Reloaded(now=driver.now, settings=settings, models=models))
+    assert driver.spawns() == ["big"]
+
+
+def test_a_process_that_cannot_be_ended_keeps_its_memory_and_is_named_P26_I2() -> None:
+    driver = pair_and_more()
+    driver.unload("a")
+    driver.pass_time(100.0)
+    assert (driver.state("a"), driver.row("a")["reserved_bytes"]) == (State.FAILED, 4 * GIB)
+    driver.unload("b")
+    driver.exit("b", code=0)
+    driver.bring_up("c")
+    models = [driver.model(name).life.settings for name in "abc"]
+    driver.do(
+        Reloaded(now=driver.now, settings=limited(8 * GIB), models=(*models, sized("d", 5 * GIB)))
+    )
+    driver.ask("r1", "d")
+    error = driver.failure_of().error
+    assert error["detail"]["blocked_by"] == ["a"]
+    assert "a has a process that cannot be ended and holds 4.00 GiB" in error["message"]
+    driver.exit("a")
+    assert driver.row("a")["reserved_bytes"] == 0
+
+
+def test_a_crash_keeps_the_memory_for_the_restart_I2() -> None:
+    driver = pair_and_more()
+    driver.exit("a")
+    assert driver.state("a") is State.LOADING, "the first restart is immediate"
+    driver.exit("a")
+    assert driver.state("a") is State.BACKOFF
+    assert driver.reserved() == 8 * GIB, "it is back within seconds"
+    driver.ask("r1", "c")
+    assert driver.state("c") is State.PENDING
+
+
+def test_a_long_back_off_gives_the_memory_back() -> None:
+    policy = replace(entry().restart, backoff_initial_s=60.0, backoff_max_s=60.0)
+    models = [sized("a", 4 * GIB, restart=policy), sized("c", 8 * GIB)]
+    driver = MemoryDriver(models, limited(8 * GIB))
+    driver.bring_up("a")
+    driver.exit("a")
+    driver.come_up("a")
+    driver.exit("a")
+    assert (driver.state("a"), driver.reserved()) == (State.BACKOFF, 0)
+    driver.bring_up("c")
+    driver.pass_time(100.0)
+    assert driver.state("a") is State.PENDING, "nobody waits for it, and there is no room"
+
+
+def test_restarting_pinned_model_keeps_only_its_need() -> None:
+    """Its process goes, and the next one takes less: nobody is refused for what this one took."""
+    models = [sized("a", 4 * GIB, pinned=True), sized("c", 4 * GIB)]
+    driver = MemoryDriver(models, limited(8 * GIB))
+    driver.bring_up("a")
+    driver.do(Sampled(now=driver.now, footprint_bytes={ord("a"): 6 * GIB}, machine_bytes=0))
+    driver.restart("a")
+    assert (driver.state("a"), driver.reserved()) == (State.STOPPING, 6 * GIB)
+    assert driver.foresees("c")["outcome"] == "waits", "the process has it still"
+    driver.ask("r1", "c")
+    assert driver.state("c") is State.PENDING
+    driver.exit("a", code=0)
+    assert (driver.spawns(), driver.reserved()) == (["c"], 8 * GIB)
+    driver.come_up("c")
+    assert driver.spawns() == ["a"]
+
+
+def test_a_restart_does_not_yield_to_a_model_that_has_waited_longer() -> None:
+    models = [sized("a", 4 * GIB), sized("b", 4 * GIB), sized("c", 8 * GIB)]
+    driver = MemoryDriver(models, limited(8 * GIB))
+    driver.bring_up("a", "b")
+    driver.serve("r1", model="a")
+    driver.ask("r2", "c")
+    driver.pass_time(100.0)
+    driver.restart("b")
+    driver.exit("b", code=0)
+    assert driver.spawns() == ["b"]
+
+
+def test_two_restarts_that_need_more_do_not_wait_for_each_other() -> None:
+    driver = pair_and_more()
+    models = tuple(sized(name, 6 * GIB) for name in "abc")
+    driver.do(Reloaded(now=driver.now, settings=limited(8 * GIB), models=models))
+    driver.exit("a", code=0)
+    driver.exit("b", code=0)
+    assert sorted(str(state) for state in states(driver, "ab")) == ["LOADING", "PENDING"]
+    assert driver.reserved() == 6 * GIB
+
+
+def test_measured_excess_raises_the_reservation_and_evicts() -> None:
+    driver = pair_and_more()
+    driver.use("b", "r1")
+    driver.say(Subscribe(id=SUBSCRIPTION))
+    footprint = {ord("b"): 5 * GIB}
+    driver.do(Sampled(now=driver.now, footprint_bytes=footprint, machine_bytes=99 * GIB))
+    assert driver.row("b")["reserved_bytes"] == 5 * GIB
+    assert states(driver) == [State.STOPPING, State.READY, State.STOPPED]
+    assert any("because 9.00 GiB of 8.00 GiB are reserved" in note for note in notes(driver))
+    driver.do(Sampled(now=driver.now, footprint_bytes={}, machine_bytes=99 * GIB))
+    assert driver.row("b")["reserved_bytes"] == 5 * GIB, "until its process is gone"
+
+
+def test_reported_bytes_count_and_alone_with_cuda() -> None:
+    driver = pair_and_more()
+    beat = Heartbeat(
+        step=0, phase=WorkerPhase.IDLE, phase_s=0.0, active_bytes=4 * GIB, cache_bytes=GIB
+    )
+    driver.worker(beat, "b")
+    driver.do(Sampled(now=driver.now, footprint_bytes={}, machine_bytes=99 * GIB))
+    assert driver.row("b")["reserved_bytes"] == 5 * GIB
+    ready = driver.model("a").ready
+    assert ready is not None
+    driver.model("a").ready = replace(ready, backend="cuda")
+    footprint = {ord("a"): 7 * GIB}
+    driver.do(Sampled(now=driver.now, footprint_bytes=footprint, machine_bytes=99 * GIB))
+    assert driver.row("a")["reserved_bytes"] == 4 * GIB
+
+
+def test_a_reload_that_lowers_the_budget_evicts_down_to_it_and_says_so() -> None:
+    driver = pair_and_more()
+    [key] = driver.serve("r1", model="a")
+    driver.say(Subscribe(id=SUBSCRIPTION))
+    models = tuple(driver.model(name).life.settings for name in "abc")
+    driver.do(Reloaded(now=driver.now, settings=limited(3 * GIB), models=models))
+    assert states(driver) == [State.READY, State.STOPPING, State.STOPPED], "a is busy"
+    assert any("because 8.00 GiB of 3.00 GiB are reserved" in note for note in notes(driver))
+    driver.exit("b", code=0)
+    driver.accept(key, "a")
+    driver.token(key, model="a", finish=FinishReason.STOP)
+    assert driver.state("a") is State.STOPPING
+    assert driver.result_of().finish_reason is FinishReason.STOP
+
+
+def test_pins_that_come_with_a_reload_are_reserved_at_once_and_given_up_with_one() -> None:
+    driver = pair_and_more()
+    pinned = replace(driver.model("c").life.settings, pinned=True)
+    others = [driver.model(name).life.settings for name in "ab"]
+    driver.do(Reloaded(now=driver.now, settings=limited(8 * GIB), models=(*others, pinned)))
+    assert driver.row("c")["reserved_bytes"] == 4 * GIB
+    assert states(driver) == [State.STOPPING, State.READY, State.STOPPED]
+    unpinned = replace(pinned, pinned=False)
+    driver.do(Reloaded(now=driver.now, settings=limited(8 * GIB), models=(*others, unpinned)))
+    assert driver.row("c")["reserved_bytes"] == 0
+
+
+def test_need_without_a_given_size_is_the_estimate() -> None:
+    need = Need(
+        weights=Figure(size_bytes=5 * GIB, source=Source.ESTIMATED),
+        own=Figure(size_bytes=GIB, source=Source.ESTIMATED),
+        layers=(),
+        layers_source=Source.ESTIMATED,
+        context_tokens=100,
+        least_tokens=100,
+        max_rows=1,
+    )
+    driver = MemoryDriver([entry("a"), entry("b"), sized("c", 3 * GIB)], limited(8 * GIB))
+    driver.do(Appraised(now=driver.now, needs={ModelName("a"): need, ModelName("c"): need}))
+    assert [driver.row(name)["needed_bytes"] for name in "abc"] == [6 * GIB, 0, 3 * GIB]
+    driver.bring_up("a")
+    assert driver.reserved() == 6 * GIB
+
+
+def test_without_a_budget_nothing_is_refused_and_nothing_goes() -> None:
+    models = [sized("a", 400 * GIB, pinned=True), sized("b", 400 * GIB)]
+    driver = MemoryDriver(models, limited(0, budget=None))
+    driver.bring_up("a", "b")
+    assert states(driver, "ab") == [State.READY, State.READY]
+    assert driver.core.status(driver.now)["memory"]["budget_bytes"] is None
+
+
+# Models that are no longer wanted
+
+
+def refusing() -> MemoryDriver:
+    """`p` is pinned and loaded; `a`, which is preloaded, is down and does not fit next to it."""
+    models = [sized("p", 6 * GIB, pinned=True), sized("a", 4 * GIB, preload=True)]
+    driver = MemoryDriver(models, limited(8 * GIB))
+    driver.unload("a")
+    driver.bring_up("p")
+    assert driver.state("a") is State.STOPPED
+    return driver
+
+
+def test_a_refused_request_leaves_a_model_to_preload_as_it_was() -> None:
+    driver = refusing()
+    driver.ask("r1", "a")
+    assert driver.errors() == {"r1": ErrorCode.INSUFFICIENT_MEMORY}
+    row = driver.row("a")
+    assert (row["state"], row["wanted"], row["why"]) == ("STOPPED", "down", "memory")
+
+
+def test_a_refused_command_leaves_it_as_it_was_and_it_does_not_come_up_by_itself() -> None:
+    for command in ("load", "restart"):
+        driver = refusing()
+        id = driver.load("a") if command == "load" else driver.restart("a")
+        assert driver.failure_of(id).error["code"] == ErrorCode.INSUFFICIENT_MEMORY
+        assert driver.state("a") is State.STOPPED
+        models = tuple(driver.model(name).life.settings for name in "pa")
+        driver.do(Reloaded(now=driver.now, settings=limited(20 * GIB), models=models))
+        assert driver.spawns() == []
+
+
+def test_a_preload_that_was_refused_still_waits_when_a_request_is_refused() -> None:
+    models = [sized("p", 6 * GIB, pinned=True), sized("a", 4 * GIB, preload=True)]
+    driver = MemoryDriver(models, limited(8 * GIB))
+    driver.ask("r1", "a")
+    assert driver.errors() == {"r1": ErrorCode.INSUFFICIENT_MEMORY}
+    assert (driver.state("a"), driver.row("a")["why"]) == (State.PENDING, "preload")
+
+
+def swapped_out() -> SwapDriver:
+    """`a` has made room for `b`; its one request waits for its next turn."""
+    driver = rivals()
+    driver.stream("a", "r1")
+    driver.ask("r2", "b")
+    driver.swap("a")
+    assert states(driver, "ab") == [State.PENDING, State.LOADING]
+    return driver
+
+
+def test_swapped_out_model_stops_without_waiters() -> None:
+    driver = swapped_out()
+    driver.cancel("r1")
+    assert (driver.state("a"), driver.why("a")) == (State.STOPPED, "evict")
+    [key] = driver.turn("b")
+    finish(driver, "b", key)
+    driver.unload("b")
+    driver.exit("b", code=0)
+    assert driver.state("a") is State.STOPPED
+    driver.ask("r3", "a")
+    assert driver.state("a") is State.LOADING
+
+
+def test_swapped_out_model_waits_for_commands_and_paused_requests() -> None:
+    driver = swapped_out()
+    driver.load("a")
+    driver.cancel("r1")
+    assert driver.state("a") is State.PENDING
+    driver = swapped_out()
+    driver.pause("r1")
+    assert driver.state("a") is State.PENDING
+    driver.cancel("r1")
+    assert driver.state("a") is State.STOPPED
+
+
+# Needs of open answers
+
+MODEL = FIXED + ONE_ROW
+LONG = 5000
+WITH_LONG = FIXED + bytes_for(1, LONG + 1 + 256)
+
+
+def after_long_stream(budget_bytes: int) -> RowsDriver:
+    """`p` is pinned; it was loaded again for a long answer, which has ended since."""
+    driver = RowsDriver("pm", budget_bytes, pinned="p")
+    driver.bring_up("p")
+    key = driver.begin("p", "r1", LONG)
+    driver.gain("p", key, 1)
+    driver.exit("p")
+    assert driver.row("p")["needed_bytes"] == WITH_LONG
+    driver.come_up("p")
+    driver.end("p", key)
+    driver.confirm("p")
+    return driver
+
+
+def test_a_pinned_model_keeps_no_memory_for_an_answer_that_has_ended() -> None:
+    driver = after_long_stream(2 * MODEL)
+    assert driver.row("p")["needed_bytes"] == MODEL
+    assert driver.foresees("m")["outcome"] == "fits"
+    driver.ask("r2", "m")
+    assert driver.errors() == {}
+    driver.confirm("p")
+    driver.measure()
+    assert driver.state("m") is State.LOADING
+    assert driver.reserved() == 2 * MODEL
+
+
+@pytest.mark.parametrize("crashes", [1, 2])
+def test_crash_keeps_the_memory_of_open_answers(crashes: int) -> None:
+    """They have grown since it was loaded; the second time it waits for a while."""
+    driver = RowsDriver("a", 2 * WITH_LONG)
+    driver.bring_up("a")
+    for _ in range(crashes - 1):
+        driver.exit("a")
+        driver.come_up("a")
+    key = driver.begin("a", "r1", LONG)
+    driver.gain("a", key, 1)
+    driver.exit("a")
+    assert driver.state("a") is (State.LOADING if crashes == 1 else State.BACKOFF)
+    assert driver.reserved() == WITH_LONG
+
+
+def test_model_that_could_not_return_with_its_answer_stays() -> None:
+    """As it was loaded, the one that has been there for longest would fit."""
+    driver = ShortageDriver("ab")
+    driver.start("a", "r1", LONG)
+    driver.start("b", "r2", 100)
+    driver.now += 20.0
+    models = tuple(served(name) for name in "ab")
+    settings = limited(WITH_LONG - 1, min_residency_s=0.0)
+    assert settings.budget is not None
+    driver.do(
+        Reloaded(now=driver.now, settings=settings, models=models, needs=driver.core.fleet.needs)
+    )
+    driver.measure()
+    assert states(driver, "ab") == [State.READY, State.DRAINING]
+    assert not [one for one in driver.terminals.get((ALICE, "r1"), []) if isinstance(one, Failed)]
+
+
+# Events that call for a look
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What each look has found."""
+    found: list[object] = []
+
+    def noted(*arguments: Any) -> object:
+        found.append(next_steps(*arguments))
+        return found[-1]
+
+    monkeypatch.setattr(load_looks, "next_steps", noted)
+    return found
+
+
+def whole_answer(driver: Driver) -> None:
+    [key] = driver.serve("r", model="a")
+    driver.accept(key, "a")
+    driver.token(key, model="a")
+    driver.beat(model="a")
+    driver.token(key, model="a", finish=FinishReason.STOP)
+
+
+def test_requests_that_come_and_go_are_no_reason_to_look(looks: list[object]) -> None:
+    driver = MemoryDriver([sized("a", GIB), sized("b", GIB)], limited(2 * GIB))
+    driver.bring_up("a", "b")
+    whole_answer(driver)
+    assert looks[-1] is None, "nothing was found, once what came before had settled"
+    looks.clear()
+    for _ in range(3):
+        whole_answer(driver)
+    assert looks == []
+
+
+def measure(driver: MemoryDriver, **footprints: int) -> None:
+    """What the processes of models with these letters hold, in GiB."""
+    footprint = {ord(name): size * GIB for name, size in footprints.items()}
+    driver.do(Sampled(now=driver.now, footprint_bytes=footprint, machine_bytes=99 * GIB))
+
+
+CHANGES: dict[str, Callable[[MemoryDriver], object]] = {
+    "a load": lambda driver: driver.load("c"),
+    "an unload": lambda driver: driver.unload("a"),
+    "a crash": lambda driver: driver.exit("a"),
+    "a measurement": lambda driver: measure(driver, a=5),
+    "a reload": lambda driver: driver.do(
+        Reloaded(
+            now=driver.now,
+            settings=limited(4 * GIB),
+            models=(sized("a", 4 * GIB), sized("b", 4 * GIB)),
+            caller=None,
+            later=(),
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changes_trigger_a_look_for_loads(change: str, looks: list[object]) -> None:
+    driver = pair_and_more()
+    driver.use("a", "first")
+    driver.use("a", "second")
+    looks.clear()
+    driver.use("b", "third")
+    assert looks == []
+    CHANGES[change](driver)
+    assert looks
+
+
+def test_a_model_that_grows_while_it_is_busy_goes_once_it_is_idle() -> None:
+    """More is reserved than there is, and nothing else happens than that its request ends."""
+    driver = pair_and_more()
+    [key] = driver.serve("r", model="a")
+    [other] = driver.serve("s", model="b")
+    driver.accept(key, "a")
+    driver.accept(other, "b")
+    driver.now += 20.0
+    measure(driver, a=6, b=4)
+    driver.now += 20.0
+    measure(driver, a=6, b=4)
+    assert states(driver, "ab") == [State.READY, State.READY]
+    driver.row_ends("a", key)
+    assert driver.state("a") is State.STOPPING
+
+
+# parallel_loads
+
+NAMES = ("a", "b", "c", "d")
+
+
+def started(parallel_loads: int, *names: str) -> Driver:
+    settings = CoreSettings(parallel_loads=parallel_loads)
+    return Driver([entry(name) for name in names or NAMES], settings)
+
+
+def loading(driver: Driver) -> str:
+    return "".join(name for name in NAMES if driver.state(name) is State.LOADING)
+
+
+def load_all(driver: Driver) -> None:
+    for name in NAMES:
+        driver.load(name)
+
+
+@pytest.mark.parametrize(("most", "first"), [(1, "a"), (2, "ab"), (3, "abc"), (9, "abcd")])
+def test_as_many_load_at_once_as_the_configuration_allows(most: int, first: str) -> None:
+    driver = started(most)
+    load_all(driver)
+    assert loading(driver) == first
+    for name in NAMES[len(first) :]:
+        assert driver.row(name)["progress"]["phase"] == "waiting for turn"
+
+
+def test_each_load_that_ends_lets_the_next_one_begin() -> None:
+    driver = started(2)
+    load_all(driver)
+    driver.come_up("b")
+    assert loading(driver) == "ac"
+    driver.spawned("a")
+    driver.exit("a", code=65)  # a folder that no attempt can load
+    assert driver.state("a") is State.FAILED
+    assert loading(driver) == "cd"
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_after_a_crash_a_model_waits_for_no_other_load(most: int) -> None:
+    driver = started(most)
+    driver.load("a")
+    driver.come_up("a")
+    for name in "bcd":
+        driver.load(name)
+    assert loading(driver) == "bcd"[:most]
+    driver.exit("a")
+    assert loading(driver) == "a" + "bcd"[:most]
+
+
+def test_a_load_waits_for_those_after_a_crash() -> None:
+    driver = started(2)
+    for name in "ab":
+        driver.load(name)
+        driver.come_up(name)
+    for name in "ab":
+        driver.exit(name)
+    driver.load("c")
+    assert loading(driver) == "ab"
+    driver.come_up("b")
+    assert loading(driver) == "ac"
+
+
+def test_a_reload_changes_how_many_may_load() -> None:
+    driver = started(1)
+    load_all(driver)
+    settings = CoreSettings(parallel_loads=3)
+    entries = tuple(entry(name) for name in NAMES)
+    driver.do(Reloaded(now=driver.now, settings=settings, models=entries))
+    assert loading(driver) == "abc"
+    fewer = replace(settings, parallel_loads=1)
+    driver.do(Reloaded(now=driver.now, settings=fewer, models=entries))
+    assert loading(driver) == "abc", "what loads is not disturbed"
+    for name in "ab":
+        driver.come_up(name)
+        assert "d" not in loading(driver)
+    driver.come_up("c")
+    assert loading(driver) == "d"

@@ -1,25 +1,214 @@
-"""Which models fit together, and which change makes them fit: situations, then all of them."""
+"""Test the planner and the plan: verdicts, situations, advice, needs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+import hypothesis
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.text import GIB
 from mlxsup.supervisor.core.memory.change import (
     Change,
     LoadOnRequest,
     LowerContext,
+    RaiseBudget,
+    Unpin,
     apply_change,
     find_change,
     required_bytes,
 )
 from mlxsup.supervisor.core.memory.need import Need
+from mlxsup.supervisor.core.memory.pins import pins_problem
 from mlxsup.supervisor.core.memory.plan import Candidate, make_plan
+from mlxsup.supervisor.core.memory.planner import (
+    Admit,
+    Evict,
+    GiveBack,
+    Refuse,
+    Resident,
+    Standing,
+    Urgency,
+    Verdict,
+    Wait,
+    Wish,
+    plan,
+)
+from mlxsup.supervisor.core.memory.room import Fits, FitsWithout, NoRoom, find_room
 
-from support.needs import GIB, GROWTH, MIB, budget, candidate, need
+from support.needs import GROWTH, MIB, budget, candidate, need
+
+# Verdicts of the planner
+
+A, B, C, NEW = map(ModelName, ("a", "b", "c", "new"))
+NOW = 100.0
+
+
+def held(
+    name: ModelName,
+    gib: float,
+    standing: Standing = Standing.IDLE,
+    *,
+    used_at: float = 0.0,
+    ripe_at: float = 0.0,
+) -> Resident:
+    """A model that holds this many GiB; one that never goes gives none of them back."""
+    return Resident(
+        name=name,
+        reserved_bytes=int(gib * GIB),
+        standing=standing,
+        never_bytes=int(gib * GIB) if standing in (Standing.PINNED, Standing.STUCK) else 0,
+        used_at=used_at,
+        ripe_at=ripe_at,
+    )
+
+
+def verdict(
+    needs_gib: float,
+    *residents: Resident,
+    urgency: Urgency = Urgency.REQUEST,
+    budget_gib: float = 8,
+) -> Verdict:
+    """What follows for a model that needs so many GiB."""
+    wish = Wish(name=NEW, needed_bytes=int(needs_gib * GIB), urgency=urgency)
+    return plan(wish, residents, budget_bytes=int(budget_gib * GIB), now=NOW)
+
+
+def test_plan_evicts_no_more_than_needed() -> None:
+    found = verdict(6, held(A, 1, used_at=1.0), held(B, 6, used_at=2.0))
+    assert isinstance(found, Evict)
+    assert found.models == (B,)
+
+
+def test_a_request_waits_until_enough_models_are_ripe() -> None:
+    early = held(A, 4, used_at=99.0, ripe_at=105.0)
+    late = held(B, 4, used_at=98.0, ripe_at=110.0)
+    assert verdict(4, early, late) == Wait(
+        reason="needs 4.00 GiB, 0.0 MiB is free: a is idle, but not for long enough", until=105.0
+    )
+    found = verdict(8, early, late)
+    assert isinstance(found, Wait)
+    assert found.until == 110.0
+
+
+def test_plan_waits_for_an_ending_process() -> None:
+    """It is wanted again, and the next one needs 2 of its 6 GiB."""
+    ending = replace(held(A, 6, Standing.BUSY), spare_bytes=4 * GIB, is_ending=True)
+    waits = Wait(reason="needs 6.00 GiB, 2.00 GiB is free: a is about to go", is_under_way=True)
+    assert verdict(6, ending) == waits
+    giving = replace(held(B, 2, Standing.BUSY), spare_bytes=GIB)
+    assert verdict(5, ending, giving) == Wait(
+        reason="needs 5.00 GiB, 0.0 MiB is free: a is about to go",
+        is_under_way=True,
+        takes_spare=True,
+    )
+    less, more = replace(ending, reserved_bytes=4 * GIB, spare_bytes=GIB), held(B, 4, Standing.BUSY)
+    found = verdict(2, less, replace(more, spare_bytes=3 * GIB))
+    assert isinstance(found, GiveBack), "what the other gives back is enough"
+
+
+def test_refusal_names_its_blockers_I4() -> None:
+    pinned, stuck = held(A, 3, Standing.PINNED), held(B, 2, Standing.STUCK)
+    assert verdict(4, pinned, stuck, held(C, 3)) == Refuse(
+        reason="needs 4.00 GiB of 8.00 GiB: a is pinned and holds 3.00 GiB;"
+        " b has a process that cannot be ended and holds 2.00 GiB",
+        blockers=(A, B),
+    )
+
+
+def test_plan_waits_for_rows_of_pinned_models() -> None:
+    pinned = replace(held(A, 6, Standing.PINNED), never_bytes=3 * GIB)
+    assert verdict(5, pinned, held(B, 1, Standing.BUSY)) == Wait(
+        reason="needs 5.00 GiB, 1.00 GiB is free: b is busy; a is pinned and holds 6.00 GiB for now"
+    )
+    giving = replace(pinned, spare_bytes=2 * GIB)
+    assert isinstance(verdict(4, giving), GiveBack)
+    assert verdict(5, giving) == Wait(
+        reason="needs 5.00 GiB, 2.00 GiB is free: a is pinned and holds 4.00 GiB for now"
+    )
+    found = verdict(6, pinned)
+    assert isinstance(found, Refuse)
+    assert found.reason == "needs 6.00 GiB of 8.00 GiB: a is pinned and holds 3.00 GiB"
+
+
+def test_pinned_models_must_fit_together() -> None:
+    assert pins_problem({}, GIB) == ""
+    assert pins_problem({A: GIB, B: GIB}, 2 * GIB) == ""
+    assert pins_problem({A: GIB, B: 2 * GIB}, 2 * GIB) == (
+        "the pinned models a (1.00 GiB) and b (2.00 GiB) need 3.00 GiB together, and the memory"
+        " budget is 2.00 GiB: unpin one, or raise supervisor.memory_budget"
+    )
+
+
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@st.composite
+def one_resident(draw: st.DrawFn) -> Resident:
+    reserved_bytes = draw(st.integers(1, 10))
+    standing = draw(st.sampled_from(Standing))
+    least = {Standing.PINNED: 1, Standing.STUCK: reserved_bytes}.get(standing)
+    return Resident(
+        name=draw(st.sampled_from([A, B, C, *map(ModelName, "defgh")])),
+        reserved_bytes=reserved_bytes,
+        standing=standing,
+        never_bytes=0 if least is None else draw(st.integers(least, reserved_bytes)),
+        used_at=float(draw(st.integers(0, 99))),
+        ripe_at=float(draw(st.integers(50, 150))),
+    )
+
+
+residents = st.lists(one_resident(), unique_by=lambda resident: resident.name)
+
+
+@patient
+@given(
+    needed=st.integers(0, 30),
+    urgency=st.sampled_from(Urgency),
+    others=residents,
+    budget=st.integers(0, 40),
+)
+def test_any_verdict_keeps_the_rules_H9_I2(
+    needed: int, urgency: Urgency, others: Sequence[Resident], budget: int
+) -> None:
+    found = plan(
+        Wish(name=NEW, needed_bytes=needed, urgency=urgency),
+        others,
+        budget_bytes=budget,
+        now=NOW,
+    )
+    by_name = {resident.name: resident for resident in others}
+    everything = sum(resident.reserved_bytes for resident in others)
+    leaving = sum(r.reserved_bytes for r in others if r.standing is Standing.LEAVING)
+    never = sum(resident.never_bytes for resident in others)
+    match found:
+        case Admit():
+            assert everything + needed <= budget
+        case Evict(models=names):
+            gone = [by_name[name] for name in names]
+            freed = sum(resident.reserved_bytes for resident in gone)
+            assert all(resident.standing is Standing.IDLE for resident in gone)
+            assert everything - leaving - freed + needed <= budget
+            for one in gone:
+                assert everything - leaving - freed + one.reserved_bytes + needed > budget
+            assert urgency is not Urgency.NOBODY
+            if urgency is Urgency.REQUEST:
+                assert all(resident.ripe_at <= NOW for resident in gone)
+        case Wait(until=until, is_under_way=is_under_way):
+            assert everything + needed > budget
+            assert until is None or until > NOW
+            assert is_under_way == (everything - leaving + needed <= budget)
+            assert never + needed <= budget or urgency is Urgency.NOBODY
+        case Refuse():
+            assert never + needed > budget
+            assert urgency is not Urgency.NOBODY
+
+
+# Which models fit together
 
 ROW = GROWTH + 1024 * MIB
 """What a row of 1024 tokens takes."""
@@ -80,7 +269,6 @@ def situation(
 
 LONG = need(GIB, least=1024, context=8192, rows=2)
 """Reserved for 1024 tokens, as a model without `context_length`; takes up to 8192."""
-
 SITUATIONS = [
     situation(
         "one model with room to spare",
@@ -185,7 +373,7 @@ def test_a_situation(one: Situation) -> None:
     assert made.fits == (one.change == "")
 
 
-def test_rows_get_what_is_left_after_every_context_is_whole() -> None:
+def test_rows_share_the_rest_of_the_budget() -> None:
     models = [candidate("a", need(rows=4)), candidate("b", need(rows=2))]
     made = make_plan(models, 2 * GIB + 5 * ROW)
     assert [(place.rows, place.memory_bytes) for place in made.placements] == [
@@ -195,41 +383,13 @@ def test_rows_get_what_is_left_after_every_context_is_whole() -> None:
     assert made.reserved_bytes == 2 * (GIB + ROW)
 
 
-@pytest.mark.parametrize(("budget_bytes", "rows"), [(GIB // 2, 0), (GIB + ROW // 2, 1)])
-def test_who_does_not_fit_has_a_shorter_row_or_none(budget_bytes: int, rows: int) -> None:
-    [place] = make_plan([candidate("a", need(rows=4))], budget_bytes).placements
-    assert (place.is_placed, place.rows) == (False, rows)
-    assert (0 < place.context_tokens < 1024) == (rows == 1)
-
-
-def test_the_same_context_for_all_is_tried_before_anybody_has_to_go() -> None:
+def test_change_lowers_contexts_before_preloads() -> None:
     models = [candidate(name, need(GIB, least=2048)) for name in "ab"]
     change = find_change(models, budget(2 * (GIB + GROWTH) + 2 * 600 * MIB))
     assert isinstance(change, LowerContext)
     assert (list(change.models), change.tokens) == (["a", "b"], 512)
     assert str(change) == "set context_length = 512 for a and b, which saves 3.00 GiB"
 
-
-def test_a_context_that_is_short_enough_stays_as_it_is() -> None:
-    models = [
-        *(candidate(name, need(GIB, least=2048)) for name in "ab"),
-        candidate("c", need(GIB, least=512, context=8192)),
-    ]
-    change = find_change(models, budget(3 * (GIB + GROWTH) + (2 * 1024 + 512 + 100) * MIB))
-    assert isinstance(change, LowerContext)
-    assert (list(change.models), change.tokens) == (["a", "b"], 1024)
-
-
-def test_the_last_of_the_file_wait_first() -> None:
-    models = [candidate(name, need(2 * GIB)) for name in "abc"]
-    change = find_change(models, budget(5 * GIB))
-    assert isinstance(change, LoadOnRequest)
-    assert str(change) == (
-        "set preload = false for b and c, which then take their turns with the others"
-    )
-
-
-# ---------------------------------------------------------------- every situation
 
 needs = st.builds(
     need,
@@ -254,8 +414,9 @@ def configurations(draw: st.DrawFn) -> list[Candidate]:
     ]
 
 
+@hypothesis.settings(max_examples=40)
 @given(models=configurations(), size=st.integers(0, 64 * GIB))
-def test_what_is_planned_never_exceeds_the_budget(models: list[Candidate], size: int) -> None:
+def test_plan_never_exceeds_the_budget(models: list[Candidate], size: int) -> None:
     made = make_plan(models, size)
     by_name = {one.model: one.need for one in models}
     placed = [place for place in made.placements if place.is_placed]
@@ -279,6 +440,7 @@ def test_what_is_planned_never_exceeds_the_budget(models: list[Candidate], size:
             assert used + what.needed_bytes <= size
 
 
+@hypothesis.settings(max_examples=40)
 @given(
     models=configurations(),
     size=st.integers(0, 64 * GIB),
@@ -309,8 +471,133 @@ def _check_least(change: Change, models: list[Candidate], size: int) -> None:
         assert not make_plan(*apply_change(fewer, models, size)).fits
 
 
+@hypothesis.settings(max_examples=40)
 @given(models=configurations())
 def test_the_required_budget_is_enough_and_a_byte_less_is_not(models: list[Candidate]) -> None:
     required = required_bytes(models)
     assert make_plan(models, required).fits
     assert required == 0 or not make_plan(models, required - 1).fits
+
+
+# Pinned models in a plan
+
+
+def sized(name: str, size: int, **more: bool) -> Candidate:
+    """A model of so many GiB."""
+    return candidate(name, need(size * GIB, layers=()), **more)
+
+
+def test_a_pinned_model_does_not_go_for_another_one() -> None:
+    models = [sized("p", 4, is_pinned=True), sized("q", 2, is_resident=False)]
+    made = make_plan(models, 5 * GIB)
+    p, q = made.placements
+    assert (p.is_placed, q.is_placed, q.goes, q.missing_bytes) == (True, False, (), GIB)
+    assert not made.fits
+    assert find_change(models, budget(5 * GIB, 9 * GIB)) == RaiseBudget(size_bytes=6 * GIB)
+
+
+def test_a_pinned_model_keeps_its_memory_while_it_is_not_loaded() -> None:
+    models = [sized("p", 4, is_pinned=True, is_resident=False), sized("q", 2)]
+    made = make_plan(models, 5 * GIB)
+    p, q = made.placements
+    assert (p.is_placed, p.goes, p.missing_bytes) == (False, (), 0)
+    assert (q.is_placed, q.missing_bytes) == (False, GIB)
+    assert made.reserved_bytes == 4 * GIB
+
+
+crowds = st.lists(st.tuples(st.integers(1, 4), st.booleans()), min_size=2, max_size=4)
+
+
+@hypothesis.settings(max_examples=40)
+@given(crowds, st.integers(1, 8), st.integers(4, 16))
+def test_plan_and_planner_evict_the_same_models(
+    sizes: list[tuple[int, bool]], wanted: int, size: int
+) -> None:
+    """If everything that the plan loads is there, and was used in the order of the entries."""
+    models = [
+        sized(name, needed, is_pinned=is_pinned)
+        for name, (needed, is_pinned) in zip("abcd", sizes, strict=False)
+    ]
+    models.append(sized("x", wanted, is_resident=False))
+    placements = make_plan(models, size * GIB).placements
+    residents = [
+        Resident(
+            name=one.model,
+            reserved_bytes=one.need.needed_bytes,
+            standing=Standing.PINNED if one.is_pinned else Standing.IDLE,
+            never_bytes=one.need.needed_bytes if one.is_pinned else 0,
+            used_at=float(number),
+        )
+        for number, (one, place) in enumerate(zip(models, placements, strict=True))
+        if place.is_placed or one.is_pinned
+    ]
+    if sum(one.reserved_bytes for one in residents) > size * GIB:
+        return  # the pinned ones alone are refused at the start
+    wish = Wish(name=models[-1].model, needed_bytes=wanted * GIB, urgency=Urgency.COMMAND)
+    verdict, place = plan(wish, residents, budget_bytes=size * GIB, now=0.0), placements[-1]
+    if place.missing_bytes:
+        assert isinstance(verdict, Refuse)
+    elif place.goes:
+        assert isinstance(verdict, Evict)
+        assert verdict.models == place.goes
+    else:
+        assert verdict == Admit()
+
+
+def test_to_unpin_is_advice() -> None:
+    models = [sized("p", 4, is_pinned=True), sized("q", 2, is_resident=False)]
+    change = find_change(models, budget(5 * GIB))
+    assert change == Unpin(models=(models[0].model,))
+    assert str(change) == "set pinned = false for p"
+
+
+# Needs counted from cache layers
+
+
+def test_a_need_is_weights_process_and_a_row() -> None:
+    one = need(GIB, least=1024, context=4096, rows=4)
+    assert one.fixed_bytes == GIB
+    assert one.needed_bytes == GIB + GROWTH + 1024 * MIB
+    assert one.whole_row_bytes == GIB + GROWTH + 4096 * MIB
+    assert one.wanted_bytes == GIB + 4 * (GROWTH + 4096 * MIB)
+
+
+def test_given_memory_is_the_need() -> None:
+    one = need(GIB, least=1024, context=4096, given=3 * GIB)
+    assert (one.needed_bytes, one.whole_row_bytes, one.wanted_bytes) == (3 * GIB,) * 3
+    assert one.tokens_in(one.needed_bytes) == 2048 - 256
+
+
+def test_the_rows_in_so_much_memory() -> None:
+    one = need(GIB, rows=4)
+    row = GROWTH + 512 * MIB
+    assert one.rows_in(GIB + 3 * row - 1, longest=512) == 2
+    assert one.rows_in(GIB + 9 * row, longest=512) == 4
+    assert one.rows_in(GIB - 1, longest=512) == 0
+    assert one.rows_in(99 * GIB, longest=0) == 0
+    assert need(GIB, rows=4, layers=()).rows_in(GIB, longest=512) == 4
+
+
+@given(
+    sizes=st.dictionaries(st.sampled_from("abcdefg").map(ModelName), st.integers(0, 20)),
+    needed=st.integers(0, 40),
+    budget=st.integers(0, 60),
+)
+def test_find_room_is_minimal(sizes: dict[ModelName, int], needed: int, budget: int) -> None:
+    may_go = sorted(sizes)[: len(sizes) // 2 + 1]
+    found = find_room(needed, budget_bytes=budget, reserved=sizes, may_go=may_go)
+    used = sum(sizes.values())
+    match found:
+        case Fits(spare_bytes=spare):
+            assert used + needed + spare == budget
+        case FitsWithout(models=models, spare_bytes=spare):
+            assert used + needed > budget
+            assert set(models) <= set(may_go)
+            left = used - sum(sizes[model] for model in models)
+            assert left + needed + spare == budget
+            assert spare >= 0
+            assert all(left + sizes[model] + needed > budget for model in models)
+        case NoRoom(missing_bytes=missing):
+            kept = used - sum(sizes[model] for model in may_go)
+            assert kept + needed - missing == budget
+            assert missing > 0

@@ -1,14 +1,22 @@
-"""How far the budget is lowered while others need memory: at once, in steps, and not for ever."""
+"""Test memory pressure: reclaim, eviction, swaps, and the way back."""
 
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
+import hypothesis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxsup.protocol.text import GIB
+from mlxsup.protocol.client_messages import Failed, Reply, Subscribe
+from mlxsup.protocol.ids import Generation, ModelName, RequestId
+from mlxsup.protocol.states import Priority, State, WorkerPhase
+from mlxsup.protocol.worker_messages import Exit, GiveBack, Heartbeat, PauseRow
+from mlxsup.supervisor.core.actions import BudgetChanged, SendToWorker
+from mlxsup.supervisor.core.events import Caller, FilesSeen, Reloaded, Sampled
+from mlxsup.supervisor.core.lifecycle.files import COUNTS_FOR_S
 from mlxsup.supervisor.core.memory.pressure import (
     CALM_S,
     STEPS,
@@ -18,6 +26,23 @@ from mlxsup.supervisor.core.memory.pressure import (
     room_bytes,
     squeezed,
 )
+from mlxsup.supervisor.core.model import ASK_AGAIN_S
+from mlxsup.supervisor.core.settings import ModelSettings
+
+from support.core_looks import ALICE
+from support.core_memory import (
+    GIB,
+    SUBSCRIPTION,
+    MemoryDriver,
+    limited,
+    notes,
+    pair_and_more,
+    sized,
+    states,
+)
+from support.core_swaps import SwapDriver, finish, rivals
+
+# The lowered budget
 
 WHOLE = 5000
 STEP = WHOLE // STEPS
@@ -45,31 +70,10 @@ def after(*rooms: int | None, start: Squeeze | None = None, whole: int = WHOLE) 
         (0, Strain.EASY, None),
     ],
 )
-def test_the_room_is_what_models_hold_and_what_is_available_less_what_stays_free(
-    available: int, strain: Strain, room: int | None
-) -> None:
+def test_room_bytes(available: int, strain: Strain, room: int | None) -> None:
     assert room_bytes(reading(available, strain), 1000) == room
     assert room_bytes(None, 1000) is None
     assert room_bytes(reading(0), 40) == 0, "never below nothing"
-
-
-def test_a_shortage_says_what_is_available_and_what_stays_free() -> None:
-    short = Reading(available_bytes=GIB // 2, kept_free_bytes=GIB, place="in this control group")
-    said = "512.0 MiB is available in this control group, and 1.00 GiB must stay free"
-    assert short.shortage == said
-    stalled = Reading(available_bytes=GIB, kept_free_bytes=GIB, strain=Strain.STALLED)
-    assert stalled.shortage == (
-        "1.00 GiB is available on this machine, processes wait for memory, and 2.00 GiB must"
-        " stay free"
-    )
-
-
-def test_it_is_lowered_at_once_to_the_step_below_the_room() -> None:
-    assert after(WHOLE) == Squeeze()
-    assert after(WHOLE - 1).limit_bytes == WHOLE - STEP
-    assert after(4000).limit_bytes == 4000
-    assert after(3999, 3001).limit_bytes == 3000
-    assert after(0).limit_bytes == 0
 
 
 def test_it_is_raised_after_ten_calm_seconds_and_keeps_a_step_to_spare() -> None:
@@ -83,25 +87,19 @@ def test_it_is_raised_after_ten_calm_seconds_and_keeps_a_step_to_spare() -> None
     assert after(*low, *[1000 + STEP] * 100).limit_bytes == 1000, "not for a single step"
 
 
-def test_a_dip_begins_the_ten_seconds_afresh_or_bounds_what_it_is_raised_to() -> None:
+def test_dip_restarts_the_calm_period() -> None:
     calm = [4000] * int(CALM_S)
     assert after(1000, *calm, 1000 + STEP, *calm).limit_bytes == 1000
     assert after(1000, *calm[1:], 2000, 4000).limit_bytes == 2000 - STEP
-
-
-def test_nothing_is_lowered_if_nothing_limits_models() -> None:
-    assert after(1000, None) == Squeeze()
-    assert after(1000, None, 2000).limit_bytes == 2000
 
 
 rooms = st.lists(st.integers(0, 2 * WHOLE), min_size=1, max_size=60)
 wholes = st.integers(1, 2 * WHOLE)
 
 
+@hypothesis.settings(max_examples=50)
 @given(rooms, wholes)
-def test_it_never_exceeds_the_budget_nor_the_room_that_there_is(
-    series: list[int], whole: int
-) -> None:
+def test_squeeze_never_exceeds_budget_or_room(series: list[int], whole: int) -> None:
     state = Squeeze()
     for second, room in enumerate(series):
         state = squeezed(state, room, whole, float(second))
@@ -109,15 +107,7 @@ def test_it_never_exceeds_the_budget_nor_the_room_that_there_is(
         assert 0 <= left <= min(whole, room)
 
 
-@given(rooms, wholes)
-def test_it_comes_back_whole_once_there_is_room_again(series: list[int], whole: int) -> None:
-    state = after(*series, whole=whole)
-    enough = whole + max(1, whole // STEPS)
-    for second in range(2 * int(CALM_S) + 2):  # twice, if there was too little once before
-        state = squeezed(state, enough, whole, 1000.0 + second)
-    assert state == Squeeze()
-
-
+@hypothesis.settings(max_examples=40)
 @given(
     st.integers(STEP, WHOLE), st.lists(st.integers(0, STEP), min_size=1, max_size=200), st.data()
 )
@@ -133,3 +123,591 @@ def test_noise_of_a_step_lowers_it_and_raises_it_no_more(
         limits.append(state.limit_bytes)
     changes = [pair for pair in pairwise(limits) if pair[0] != pair[1]]
     assert len(changes) <= 1, changes
+
+
+# Reclaim and eviction
+
+KEPT = GIB // 2
+SHORTAGE = "0.0 MiB is available on this machine, and 512.0 MiB must stay free"
+
+
+def sample(driver: MemoryDriver, available_gib: float | None = None, **held_gib: float) -> None:
+    """A second later; `held_gib`: what processes are measured at, by model."""
+    driver.now += 1.0
+    reading = None
+    if available_gib is not None:
+        reading = Reading(available_bytes=int(available_gib * GIB), kept_free_bytes=KEPT)
+    footprint = {ord(name): int(size * GIB) for name, size in held_gib.items()}
+    sampled = Sampled(
+        now=driver.now, footprint_bytes=footprint, machine_bytes=99 * GIB, reading=reading
+    )
+    driver.do(sampled)
+
+
+def beat(driver: MemoryDriver, model: str, *, cache_gib: float = 0.0, prefix_gib: int = 0) -> None:
+    """Its worker says what it keeps for reuse."""
+    heartbeat = Heartbeat(
+        step=0,
+        phase=WorkerPhase.IDLE,
+        phase_s=0.0,
+        cache_bytes=int(cache_gib * GIB),
+        prefix_bytes=prefix_gib * GIB,
+    )
+    driver.worker(heartbeat, model)
+
+
+def asked(driver: MemoryDriver) -> list[str]:
+    """The models that the latest event asked to give back what they keep for reuse."""
+    sent = [action for action in driver.actions if isinstance(action, SendToWorker)]
+    return [str(one.model) for one in sent if isinstance(one.message, GiveBack)]
+
+
+def memory(driver: MemoryDriver) -> dict[str, Any]:
+    value: dict[str, Any] = driver.core.status(driver.now)["memory"]
+    return value
+
+
+def budgets(driver: MemoryDriver) -> list[int]:
+    """What the latest event said that is left of the budget."""
+    return [one.budget.size_bytes for one in driver.actions if isinstance(one, BudgetChanged)]
+
+
+def test_while_enough_is_available_the_budget_is_whole() -> None:
+    driver = pair_and_more()
+    sample(driver, 0.5, a=4, b=4)
+    assert (budgets(driver), states(driver, "ab")) == ([], [State.READY] * 2)
+    assert memory(driver)["effective_budget_bytes"] == 8 * GIB
+    sample(driver, None, a=4, b=4)
+    assert budgets(driver) == []
+
+
+def test_pressure_evicts_idle_models() -> None:
+    driver = pair_and_more()
+    driver.now += 1.0
+    driver.use("a", "r1")
+    driver.say(Subscribe(id=SUBSCRIPTION))
+    sample(driver, 0, a=4, b=4)
+    left = (8 * GIB - KEPT) // (8 * GIB // 50) * (8 * GIB // 50)
+    assert budgets(driver) == [left]
+    assert states(driver, "ab") == [State.READY, State.STOPPING]
+    assert f"8.00 GiB of 7.36 GiB are reserved and {SHORTAGE}" in notes(driver)[0]
+    shown = memory(driver)
+    assert (shown["budget_bytes"], shown["effective_budget_bytes"]) == (8 * GIB, left)
+    assert (shown["shortage"], shown["over_bytes"]) == (SHORTAGE, 0)
+
+
+def test_busy_models_stay_and_the_excess_is_shown() -> None:
+    driver = pair_and_more()
+    driver.serve("r1", model="a")
+    [key] = driver.serve("r2", model="b")
+    sample(driver, 0, a=4, b=4)
+    assert states(driver, "ab") == [State.READY] * 2
+    assert memory(driver)["over_bytes"] == 8 * GIB - memory(driver)["effective_budget_bytes"] > 0
+    driver.row_ends("b", key)
+    assert driver.state("b") is State.STOPPING, "as soon as it is idle"
+
+
+def test_caches_are_reclaimed_before_eviction() -> None:
+    driver = pair_and_more()
+    driver.say(Subscribe(id=SUBSCRIPTION))
+    beat(driver, "a", cache_gib=1)
+    beat(driver, "b", prefix_gib=1)
+    sample(driver, 0, a=4, b=4)
+    assert asked(driver) == ["a", "b"]
+    assert notes(driver)[0].startswith(
+        "asked to give back 1.00 GiB kept for reuse: 8.00 GiB of 7.36"
+    )
+    assert states(driver, "ab") == [State.READY] * 2
+    beat(driver, "a")
+    beat(driver, "b")
+    sample(driver, 2, a=3, b=3)
+    assert states(driver, "ab") == [State.READY, State.READY], (
+        "2 GiB more are available, 2 less held"
+    )
+
+
+def test_outgrown_reservation_shrinks_after_reclaim() -> None:
+    driver = pair_and_more()
+    beat(driver, "a", cache_gib=1)
+    sample(driver, 9, a=5, b=4)
+    assert (driver.reserved(), asked(driver)) == (9 * GIB, ["a"])
+    beat(driver, "a")
+    sample(driver, 9, a=3.5, b=4)
+    assert driver.reserved() == 8 * GIB, "never less than it was started with"
+    assert states(driver, "ab") == [State.READY] * 2
+    driver.now += ASK_AGAIN_S
+    sample(driver, 9, a=4.5, b=3)
+    assert driver.reserved() == int(8.5 * GIB), "what is measured above counts as before"
+
+
+def test_a_worker_is_asked_again_after_ten_seconds_and_not_for_a_trifle() -> None:
+    driver = pair_and_more()
+    driver.serve("r1", model="a")
+    driver.serve("r2", model="b")
+    beat(driver, "a", cache_gib=1)
+    beat(driver, "b", cache_gib=0.001)
+    times = []
+    for second in range(25):
+        sample(driver, 0, a=4, b=4)
+        times += [second] * len(asked(driver))
+        assert asked(driver) in ([], ["a"])
+    assert times == [0, 10, 20]
+
+
+def test_the_budget_comes_back_after_ten_calm_seconds_and_a_waiting_model_is_loaded() -> None:
+    driver = pair_and_more()
+    sample(driver, 0, a=4, b=4)
+    driver.exit("a", code=0)
+    driver.ask("r2", "b")
+    driver.ask("r1", "a")
+    reason = "needs 4.00 GiB, 3.36 GiB is free: b is busy, and goes when its turn is over"
+    assert driver.row("a")["memory_wait"]["reason"] == reason
+    for _ in range(int(CALM_S)):
+        sample(driver, 9, b=4)
+        assert budgets(driver) == []
+    sample(driver, 9, b=4)
+    assert budgets(driver) == [8 * GIB]
+    assert driver.state("a") is State.LOADING
+    assert memory(driver)["shortage"] == ""
+
+
+def test_model_within_the_whole_budget_waits_for_the_rest() -> None:
+    driver = MemoryDriver([sized("a", 4 * GIB), sized("big", 9 * GIB)], limited(8 * GIB))
+    sample(driver, 1)
+    driver.ask("r1", "a")
+    assert driver.row("a")["memory_wait"]["reason"] == (
+        "needs 4.00 GiB, 491.6 MiB is free: other programs hold the rest of the memory budget"
+    )
+    driver.load("a")
+    assert driver.sent(Failed) == []
+    driver.ask("r2", "big")
+    [failed] = driver.sent(Failed)
+    assert failed.error["code"] == "insufficient_memory"
+    assert failed.error["detail"]["budget_bytes"] == 8 * GIB
+
+
+def test_ending_process_does_not_lower_the_budget() -> None:
+    driver = pair_and_more()
+    driver.unload("a")
+    sample(driver, 0.5, b=4)
+    assert budgets(driver) == [], "it is measured at nothing, and its memory is not free yet"
+    driver.exit("a", code=0)
+    sample(driver, 4.5, b=4)
+    assert budgets(driver) == []
+
+
+def test_memory_that_does_not_come_back_after_an_exit_is_not_promised_again() -> None:
+    driver = pair_and_more()
+    driver.unload("a")
+    driver.exit("a", code=0)
+    sample(driver, 0.5, b=4)
+    assert budgets(driver) == [int(4 * GIB) // (8 * GIB // 50) * (8 * GIB // 50)]
+
+
+def test_a_reload_keeps_the_budget_lowered_and_says_how_much_must_go() -> None:
+    driver = pair_and_more()
+    driver.serve("r1", model="a")
+    driver.serve("r2", model="b")
+    sample(driver, 0, a=4, b=4)
+    lowered = memory(driver)["effective_budget_bytes"]
+    models = tuple(sized(name, 4 * GIB) for name in "abc")
+    caller = Caller(connection=ALICE, id=RequestId("x"))
+    for budget, left in ((20 * GIB, lowered), (6 * GIB, 6 * GIB)):
+        settings = limited(budget)
+        driver.do(Reloaded(now=driver.now, settings=settings, models=models, caller=caller))
+        [reply] = driver.sent(Reply)
+        assert reply.value["over_budget_bytes"] == 8 * GIB - left
+        assert memory(driver)["budget_bytes"] == budget
+        assert memory(driver)["effective_budget_bytes"] == left
+
+
+# Busy models under memory pressure
+
+TURN_S = 20.0
+
+
+def crowd(names: str = "ab", gib: int = 4, **changes: Any) -> SwapDriver:
+    """Models of these sizes in GiB are READY and fill the budget; nothing runs."""
+    models = [sized(name, gib * GIB) for name in names]
+    return ready(models, budget_gib=gib * len(names), **changes)
+
+
+def ready(models: list[ModelSettings], *, budget_gib: int, **changes: Any) -> SwapDriver:
+    """These models are READY, in this order."""
+    driver = SwapDriver(models, limited(budget_gib * GIB, **changes))
+    driver.bring_up(*(str(model.name) for model in models))
+    return driver
+
+
+def short(driver: SwapDriver, gib: float = 4, names: str = "ab") -> None:
+    """A second later nothing is available, and each model holds so much."""
+    sample(driver, 0, **dict.fromkeys(names, gib))
+
+
+def reload(driver: SwapDriver, names: str, *, budget_gib: float, **changes: Any) -> None:
+    """The same models of 4 GiB, with another budget."""
+    models = tuple(sized(name, 4 * GIB) for name in names)
+    caller = Caller(connection=ALICE, id=RequestId("x"))
+    settings = limited(int(budget_gib * GIB), **changes)
+    driver.do(Reloaded(now=driver.now, settings=settings, models=models, caller=caller))
+
+
+def test_a_busy_model_goes_while_others_need_memory_and_its_stream_continues_later() -> None:
+    driver = crowd()
+    driver.say(Subscribe(id=SUBSCRIPTION))
+    keys = {name: driver.stream(name, name) for name in "ab"}
+    short(driver)
+    assert states(driver, "ab") == [State.READY] * 2, "no turn is over"
+    driver.now += TURN_S
+    short(driver)
+    assert driver.told(PauseRow) == [PauseRow(key=keys["a"], keep=False)]
+    assert notes(driver) == [
+        f"swapped out because other programs need memory: 8.00 GiB of 7.36 GiB are reserved and"
+        f" {SHORTAGE}; it had its turn for 23 s"
+    ]
+    assert (driver.row("a")["wanted"], driver.why("a")) == ("up", "swap")
+    assert memory(driver)["over_bytes"] == 0
+    driver.row_left(keys["a"], "a")
+    assert driver.told(Exit) == [Exit()]
+    driver.exit("a", code=0)
+    assert driver.row("a")["last_exit"]["detail"] == (
+        "swapped out because other programs need memory"
+    )
+    assert (driver.state("a"), driver.state("b")) == (State.PENDING, State.READY)
+    sample(driver, 9, b=4)
+    assert driver.state("a") is State.PENDING, "memory has not been calm for long enough"
+    for _ in range(int(CALM_S)):
+        sample(driver, 9, b=4)
+    assert driver.state("a") is State.LOADING
+    driver.come_up("a")
+    assert [one.key for one in driver.resumed()] == [keys["a"]]
+    finish(driver, "a", keys["a"])
+    assert not isinstance(driver.terminals[ALICE, "a"][0], Failed)
+
+
+def test_a_reload_that_lowers_the_budget_swaps_down_to_it() -> None:
+    driver = crowd()
+    driver.say(Subscribe(id=SUBSCRIPTION))
+    for name in "ab":
+        driver.stream(name, name)
+    driver.now += TURN_S
+    reload(driver, "ab", budget_gib=6)
+    assert (
+        "swapped out because what is loaded needs more than memory_budget: 8.00 GiB of 6.00 GiB"
+        in (" ".join(notes(driver)))
+    )
+    driver.gone("a")
+    assert states(driver, "ab") == [State.PENDING, State.READY]
+    assert driver.passes_until("b") <= 21, "they take turns from now on"
+    driver.gone("b")
+    assert driver.spawns() == ["a"]
+
+
+def test_as_many_go_as_are_needed_and_the_rest_stays() -> None:
+    driver = crowd("abcd", 2)
+    for name in "abcd":
+        driver.stream(name, name)
+    driver.now += TURN_S
+    sample(driver, -2, a=2, b=2, c=2, d=2)  # 2.5 GiB must go
+    stays, goes = State.READY, State.DRAINING
+    assert states(driver, "abcd") == [goes, goes, stays, stays]
+    short(driver, 2, "abcd")
+    assert states(driver, "abcd") == [goes, goes, stays, stays], "they are enough"
+
+
+def test_nobody_goes_while_workers_may_still_give_back() -> None:
+    driver = crowd()
+    for name in "ab":
+        driver.stream(name, name)
+    driver.now += TURN_S
+    beat(driver, "b", cache_gib=1)
+    short(driver)
+    assert states(driver, "ab") == [State.READY] * 2
+    short(driver)
+    assert states(driver, "ab") == [State.DRAINING, State.READY], "it was not enough"
+
+
+def test_the_lowest_class_goes_first() -> None:
+    driver = crowd("abc")
+    classes = (Priority.INTERACTIVE, Priority.NORMAL, Priority.BATCH)
+    for name, priority in zip("abc", classes, strict=True):
+        driver.stream(name, name, priority=priority)
+    driver.now += TURN_S
+    short(driver, names="abc")
+    assert states(driver) == [State.READY, State.READY, State.DRAINING]
+
+
+def test_one_that_serves_always_stays() -> None:
+    driver = crowd()
+    for name in "ab":
+        driver.stream(name, name)
+    driver.now += TURN_S
+    for _ in range(3):
+        sample(driver, -9, a=4, b=4)
+        assert states(driver, "ab") == [State.DRAINING, State.READY]
+    driver.gone("a")
+    sample(driver, -9, b=4)
+    assert driver.state("b") is State.READY
+
+
+def test_pinned_and_unresumable_models_stay() -> None:
+    models = [sized("a", 4 * GIB, pinned=True), sized("b", 4 * GIB), sized("c", 4 * GIB)]
+    driver = ready(models, budget_gib=12)
+    driver.stream("a", "r1")
+    driver.stream("b", "r2", resume=False)
+    driver.stream("c", "r3")
+    driver.now += TURN_S
+    sample(driver, -9, a=4, b=4, c=4)
+    assert states(driver) == [State.READY, State.READY, State.DRAINING]
+
+
+@pytest.mark.parametrize("budget_gib", [3, 4])
+def test_only_models_that_can_return_are_swapped_out(budget_gib: int) -> None:
+    driver = crowd()
+    for name in "ab":
+        driver.stream(name, name)
+    driver.now += TURN_S
+    reload(driver, "ab", budget_gib=budget_gib)
+    sample(driver, 9, a=4, b=4)
+    first = State.READY if budget_gib == 3 else State.DRAINING
+    assert states(driver, "ab") == [first, State.READY], "without room its answers would end"
+
+
+def test_no_swap_without_a_shortage() -> None:
+    driver = SwapDriver([sized(name, 4 * GIB) for name in "abc"], limited(8 * GIB))
+    driver.bring_up("a", "b")
+    for name in "ab":
+        driver.stream(name, name)
+    short(driver)
+    driver.now += TURN_S
+    sample(driver, 0.5, a=4, b=4)
+    assert memory(driver)["effective_budget_bytes"] < 8 * GIB
+    driver.ask("r1", "c")
+    assert states(driver) == [State.READY, State.READY, State.PENDING]
+    assert driver.told(PauseRow) == []
+
+
+def test_no_swap_for_a_grown_process() -> None:
+    driver = crowd()
+    for name in "ab":
+        driver.stream(name, name)
+    driver.now += TURN_S
+    sample(driver, 9, a=5, b=4)
+    assert memory(driver)["over_bytes"] == GIB
+    assert states(driver, "ab") == [State.READY] * 2, "it would be back at once, and grow again"
+
+
+def test_it_is_called_off_when_memory_is_no_longer_short() -> None:
+    driver = crowd()
+    driver.say(Subscribe(id=SUBSCRIPTION))
+    keys = [driver.stream("a", "r1"), driver.stream("a", "r2")]
+    driver.stream("b", "r3")
+    driver.now += TURN_S
+    short(driver)
+    driver.row_left(keys[0], "a")
+    short(driver)
+    assert driver.state("a") is State.DRAINING
+    answer = driver.foresees("a")
+    assert (answer["outcome"], answer["reason"]) == (
+        "waits",
+        "makes room because other programs need memory, and is loaded again in its turn",
+    )
+    sample(driver, 9, a=4, b=4)
+    assert driver.state("a") is State.READY
+    assert "stays: memory is no longer short" in notes(driver)
+    assert [one.key for one in driver.resumed()] == [keys[0]]
+
+
+@pytest.mark.parametrize("budget_gib", [8, 6])
+def test_it_is_called_off_by_a_reload_only_if_there_is_room_then(budget_gib: int) -> None:
+    driver = crowd()
+    for name in "ab":
+        driver.stream(name, name)
+    driver.now += TURN_S
+    reload(driver, "ab", budget_gib=6)
+    assert driver.state("a") is State.DRAINING
+    reload(driver, "ab", budget_gib=budget_gib)
+    assert driver.state("a") is (State.READY if budget_gib == 8 else State.DRAINING)
+
+
+# Models whose files have changed
+
+CHANGE = "config.json has changed since it was loaded"
+
+
+def changed(model: str = "a", names: str = "ab") -> SwapDriver:
+    """Rivals, of which the first has a stream, and other files than it has loaded."""
+    driver = rivals(names)
+    driver.stream("a", "r1")
+    driver.folders.changes[model] = CHANGE
+    return driver
+
+
+def test_changed_files_keep_a_model_until_its_answers_end_I7() -> None:
+    driver = changed()
+    driver.say(Subscribe(id=SUBSCRIPTION))
+    driver.ask("r2", "b")
+    assert driver.stays("a")
+    assert driver.told(PauseRow) == []
+    assert driver.row("b")["memory_wait"]["reason"] == (
+        "needs 4.00 GiB, 0.0 MiB is free: a is busy; a stays until its answers have ended,"
+        f" because {CHANGE}"
+    )
+    [key] = driver.model("a").running
+    finish(driver, "a", key)
+    [done] = driver.terminals[ALICE, "r1"]
+    assert not isinstance(done, Failed)
+    driver.exit("a", code=0)
+    assert driver.spawns() == ["b"], "now it may go"
+
+
+def test_watchers_are_notified_once_why_it_stays_and_when_that_is_over() -> None:
+    driver = changed()
+    driver.say(Subscribe(id=SUBSCRIPTION))
+    driver.ask("r2", "b")
+    driver.now += TURN_S
+    driver.pass_time(0.1)
+    assert notes(driver) == [f"is not swapped out while its answers are open: {CHANGE}"]
+    for _ in range(3):
+        driver.now += COUNTS_FOR_S
+        sample(driver, 9)
+        assert notes(driver) == []
+    driver.folders.changes.clear()
+    driver.now += COUNTS_FOR_S
+    sample(driver, 9)
+    restored, swapped = notes(driver)
+    assert restored == "may be swapped out again: its files are those that it has loaded"
+    assert swapped.startswith("swapped out for b")
+
+
+@pytest.mark.parametrize("is_accepted", [True, False])
+def test_paused_answers_keep_it_if_they_have_begun(is_accepted: bool) -> None:
+    driver = rivals()
+    stream = driver.stream("a", "r1")
+    if is_accepted:
+        driver.pause("r1")
+        driver.row_left(stream, "a")
+    else:
+        [other] = driver.serve("r2", model="a")
+        driver.pause("r2")
+        driver.row_left(other, "a")
+        finish(driver, "a", stream)
+    driver.folders.changes["a"] = CHANGE
+    driver.ask("r3", "b")
+    driver.pass_time(TURN_S + 1.0)
+    assert (driver.state("a") is State.READY) is is_accepted
+
+
+def test_the_next_in_line_gets_its_turn_instead() -> None:
+    models = [sized("a", 4 * GIB), sized("b", 8 * GIB), sized("c", 4 * GIB), sized("d", 4 * GIB)]
+    driver = SwapDriver(models, limited(8 * GIB, max_queue=64, max_queue_per_client=64))
+    driver.bring_up("a", "d")
+    for name in "ad":
+        driver.stream(name, name)
+    driver.folders.changes["a"] = CHANGE
+    driver.ask("r1", "b")
+    driver.ask("r2", "c")
+    driver.passes_until("d")
+    driver.gone("d")
+    assert driver.spawns() == ["c"], "as long as `a` stays, nothing makes room for `b`"
+    assert driver.state("a") is State.READY
+
+
+def test_another_model_goes_when_memory_is_short() -> None:
+    driver = crowd()
+    for name in "ab":
+        driver.stream(name, name)
+    driver.folders.changes["a"] = CHANGE
+    driver.now += TURN_S
+    short(driver)
+    assert states(driver, "ab") == [State.READY, State.DRAINING]
+    both = crowd()
+    for name in "ab":
+        both.stream(name, name)
+        both.folders.changes[name] = CHANGE
+    both.now += TURN_S
+    short(both)
+    assert states(both, "ab") == [State.READY] * 2
+
+
+def test_files_are_looked_at_when_a_swap_depends_on_it() -> None:
+    driver = rivals()
+    driver.stream("a", "r1")
+    driver.pass_time(60.0)
+    driver.ask("r2", "b")
+    driver.pass_time(19.9)
+    assert driver.folders.looks == []
+    driver.pass_time(0.2)
+    assert (driver.folders.looks, driver.why("a")) == (["a"], "swap")
+
+
+def test_swap_waits_for_a_slow_look() -> None:
+    driver = rivals()
+    driver.folders.is_slow = True
+    driver.stream("a", "r1")
+    driver.ask("r2", "b")
+    driver.pass_time(TURN_S + 60.0)
+    sample(driver, 9)
+    assert (driver.folders.looks, driver.state("a")) == (["a"], State.READY)
+    driver.folders.answer(driver.core, "a", driver.now)
+    assert driver.why("a") == "swap"
+
+
+def test_look_counts_for_some_seconds() -> None:
+    driver = rivals()
+    driver.folders.is_slow = True
+    driver.stream("a", "r1")
+    driver.ask("r2", "b")
+    driver.pass_time(TURN_S + 0.1)
+    driver.cancel("r2")
+    driver.folders.answer(driver.core, "a", driver.now)
+    driver.ask("r3", "b")
+    driver.pass_time(TURN_S + 0.1)
+    assert driver.folders.looks == ["a", "a"], "the first look was 20 s ago"
+    driver.folders.answer(driver.core, "a", driver.now)
+    assert driver.why("a") == "swap"
+
+
+def test_files_that_keep_a_model_are_looked_at_again_while_its_answers_are_open() -> None:
+    driver = changed()
+    driver.ask("r2", "b")
+    driver.pass_time(TURN_S + 0.1)
+    for _ in range(int(4 * COUNTS_FOR_S) + 1):
+        sample(driver, 9)
+    assert driver.folders.looks == ["a"] * 5
+    [key] = driver.model("a").running
+    finish(driver, "a", key)
+    for _ in range(int(4 * COUNTS_FOR_S)):
+        sample(driver, 9)
+    assert driver.folders.looks == ["a"] * 5
+
+
+def test_all_victims_are_compared_before_any_of_them_goes() -> None:
+    models = [*(sized(name, 2 * GIB) for name in "ab"), sized("c", 4 * GIB)]
+    driver = SwapDriver(models, limited(4 * GIB))
+    driver.bring_up("a", "b")
+    driver.folders.is_slow = True
+    for name in "ab":
+        driver.stream(name, name)
+    driver.ask("r1", "c")
+    driver.pass_time(TURN_S + 10.0)
+    assert sorted(driver.folders.looks) == ["a", "b"]
+    driver.folders.answer(driver.core, "a", driver.now)
+    assert states(driver, "ab") == [State.READY] * 2
+    driver.folders.changes["b"] = CHANGE
+    driver.folders.answer(driver.core, "b", driver.now)
+    assert states(driver, "ab") == [State.READY] * 2, "without `b` it would be for nothing"
+
+
+def test_an_answer_about_an_earlier_process_says_nothing_of_this_one() -> None:
+    driver = rivals()
+    driver.folders.is_slow = True
+    driver.stream("a", "r1")
+    driver.ask("r2", "b")
+    driver.pass_time(TURN_S + 0.1)
+    old = driver.generation("a")
+    driver.exit("a", code=70)
+    driver.turn("a")
+    late = FilesSeen(now=driver.now, model=ModelName("a"), generation=Generation(old), change="x")
+    driver.do(late)
+    assert driver.model("a").life.files.change == ""

@@ -1,4 +1,4 @@
-"""Requests that a person pauses: what the worker hears, where they wait, and how they return."""
+"""Test pause and resume by hand."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from typing import Any
 
 import pytest
 
-from mlxsup.protocol.client_messages import Deltas, Done, Notice, Reply
+from mlxsup.protocol.client_messages import Deltas, Done, Failed, Notice, Reply
+from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.ids import RequestKey, pack_tokens
-from mlxsup.protocol.states import FinishReason, PauseReason, RowState, State
-from mlxsup.protocol.worker_messages import (
-    CancelRow,
-    Dispatch,
-    DropKept,
-    PauseRow,
-    RowDelta,
-    Step,
-)
+from mlxsup.protocol.states import FinishReason, PauseReason, State
+from mlxsup.protocol.worker_messages import CancelRow, Dispatch, DropKept, PauseRow
+from mlxsup.supervisor.core.events import Reloaded
+from mlxsup.supervisor.core.requests.ledger import PAUSED_BYTES
+from mlxsup.supervisor.core.settings import CoreSettings
 
 from support.core_driver import LAUNCH, Driver, entry
+from support.core_looks import BOB
+from support.core_states import in_state
+
+# Pauses
 
 KEY = RequestKey(1)
 
@@ -58,9 +59,6 @@ def value(driver: Driver) -> dict[str, Any]:
     return reply.value
 
 
-# ---------------------------------------------------------------- there and back
-
-
 def test_a_pause_asks_the_row_to_leave_and_its_state_to_be_kept() -> None:
     driver = streaming()
     driver.pause()
@@ -75,7 +73,7 @@ def test_a_pause_asks_the_row_to_leave_and_its_state_to_be_kept() -> None:
     assert driver.row()["running"] == ["r1"], "until the worker confirms, it runs"
 
 
-def test_what_was_computed_ahead_is_delivered_before_the_notice() -> None:
+def test_tokens_computed_ahead_precede_the_paused_notice() -> None:
     driver = paused()
     assert [type(message) for message in driver.sent_in_order()][:2] == [Deltas, Notice]
     assert notices(driver, "paused") == [told(3)]
@@ -126,42 +124,13 @@ def test_the_time_of_its_pauses_is_told() -> None:
     assert (done.timings.paused_s, done.paused) == (7.0, 1)
 
 
-def test_a_pause_and_a_return_are_told_to_those_who_watch() -> None:
+def test_pause_and_resume_are_announced() -> None:
     driver = streaming()
     driver.pause()
     driver.row_left(1)
     assert driver.announced() == ["request r1 is paused: somebody asked for that"]
     driver.resume()
     assert driver.announced() == ["request r1 is no longer paused"]
-
-
-def test_a_second_pause_is_told_again() -> None:
-    driver = paused()
-    driver.resume()
-    driver.pause()
-    driver.row_left(1)
-    assert notices(driver, "paused") == [told(3)]
-
-
-# ---------------------------------------------------------------- races with the worker
-
-
-def test_an_end_that_is_on_its_way_wins() -> None:
-    driver = streaming()
-    driver.pause()
-    driver.token(1, finish=FinishReason.STOP)
-    assert driver.result_of().finish_reason is FinishReason.STOP
-    assert (driver.row()["running"], driver.row()["paused"]) == ([], [])
-
-
-def test_tokens_that_cross_the_pause_count_and_are_no_return() -> None:
-    driver = streaming()
-    driver.pause()
-    driver.token(1)
-    assert len(driver.sent(Deltas)) == 1
-    assert notices(driver, "resumed") == []
-    driver.row_left(1)
-    assert notices(driver, "paused") == [told(3)]
 
 
 def test_a_cancel_that_crosses_the_pause_ends_it_and_drops_its_state() -> None:
@@ -213,27 +182,6 @@ def test_a_crash_before_the_worker_confirms_interrupts_and_leaves_it_paused() ->
     assert (driver.result_of().resumed, driver.result_of().paused) == (1, 1)
 
 
-def test_a_row_that_leaves_again_before_it_said_anything_has_not_continued() -> None:
-    driver = paused()
-    driver.resume()
-    driver.pause()
-    driver.row_left(1)
-    assert notices(driver, "resumed") == []
-    driver.resume()
-    driver.token(1, finish=FinishReason.STOP)
-    assert driver.result_of().paused == 1
-
-
-def test_a_row_that_leaves_unasked_waits_for_another_one() -> None:
-    driver = streaming()
-    row = RowDelta(key=KEY, paused=RowState.DROPPED)
-    driver.worker(Step(step=1, rows=[row]))
-    assert driver.dispatched() == [1], "no worker does so; if one did, nobody would be lost"
-
-
-# ---------------------------------------------------------------- what was not accepted
-
-
 def test_a_request_that_was_not_accepted_is_new_again() -> None:
     driver = Driver()
     driver.load()
@@ -276,9 +224,6 @@ def test_other_limits_run_on(limit: str) -> None:
     assert driver.row()["paused"] == []
 
 
-# ---------------------------------------------------------------- how a paused request ends
-
-
 @pytest.mark.parametrize("how", ["cancel", "leave"])
 def test_its_client_ends_it_at_once_and_its_state_is_dropped(how: str) -> None:
     driver = paused()
@@ -295,13 +240,6 @@ def test_a_state_that_was_not_kept_is_not_dropped() -> None:
     driver.row_left(1)
     driver.cancel()
     assert driver.told(DropKept) == []
-
-
-def test_a_state_that_was_taken_up_again_is_not_dropped() -> None:
-    driver = paused()
-    driver.resume()
-    driver.cancel()
-    assert (driver.told(DropKept), driver.told(CancelRow)) == ([], [CancelRow(key=KEY)])
 
 
 def test_a_state_goes_with_its_process() -> None:
@@ -323,7 +261,7 @@ def test_a_living_worker_brings_paused_answers_to_their_end(how: str) -> None:
     assert driver.state() is State.STOPPING
 
 
-def test_what_is_left_of_them_at_the_end_of_the_drain_ends_with_its_tokens() -> None:
+def test_drain_limit_ends_paused_answers_with_their_tokens() -> None:
     driver = paused(rows=1)
     driver.ask("r2")
     driver.accept(2)
@@ -336,7 +274,7 @@ def test_what_is_left_of_them_at_the_end_of_the_drain_ends_with_its_tokens() -> 
     assert failed.error["detail"]["tokens_sent"] == 3
 
 
-def test_a_paused_request_whose_answer_has_not_begun_ends_with_the_unload() -> None:
+def test_unload_ends_paused_requests_without_an_answer() -> None:
     driver = streaming()
     driver.ask("new")
     driver.pause("new")
@@ -355,15 +293,6 @@ def test_a_restart_lets_it_wait_and_takes_its_state() -> None:
     assert driver.dispatched() == [1]
 
 
-def test_a_model_that_fails_answers_it() -> None:
-    driver = paused()
-    driver.exit()
-    driver.spawned()
-    driver.exit(code=66)
-    assert driver.state() is State.FAILED
-    assert driver.failure_of().error["code"] == "worker_crashed"
-
-
 def test_a_model_with_paused_requests_is_not_idle() -> None:
     driver = Driver([entry(idle_unload_s=10.0)])
     driver.load()
@@ -380,3 +309,154 @@ def test_a_model_with_paused_requests_is_not_idle() -> None:
     assert driver.state() is State.READY, "from the end of the last one"
     driver.pass_time(2.0)
     assert driver.state() is not State.READY
+
+
+# Refusals
+
+
+def refusal(driver: Driver) -> str:
+    """The message of the only error; it is one of a wrong request."""
+    [failed] = driver.sent(Failed)
+    assert failed.error["code"] == ErrorCode.INVALID_REQUEST
+    assert driver.told(PauseRow) == []
+    return str(failed.error["message"])
+
+
+@pytest.mark.parametrize("command", ["pause", "resume"])
+def test_a_request_that_is_not_open_is_named_with_those_that_are(command: str) -> None:
+    driver = in_state(State.READY)
+    getattr(driver, command)("nobody")
+    assert refusal(driver) == "no open request has the id 'nobody'; open: r1 (#1, runs for m)"
+    [failed] = driver.sent(Failed)
+    assert failed.error["detail"] == {"parameter": "request", "known": ["r1"], "numbers": ["#1"]}
+
+
+def test_a_request_of_another_client_may_be_paused() -> None:
+    driver = in_state(State.READY)
+    driver.pause("r1", BOB)
+    assert [told.key for told in driver.told(PauseRow)] == [1]
+
+
+def test_a_second_pause_is_refused_before_and_after_the_row_has_left() -> None:
+    driver = in_state(State.READY)
+    driver.pause()
+    driver.pause()
+    expected = "request 'r1' is paused already: resume it, or cancel it"
+    assert refusal(driver) == expected
+    driver.row_left(1)
+    driver.pause()
+    assert refusal(driver) == expected
+
+
+def test_resume_of_an_unpaused_request_is_refused() -> None:
+    driver = in_state(State.READY)
+    expected = "request 'r1' is not paused: it runs, or waits for its turn"
+    driver.resume()
+    assert refusal(driver) == expected
+    driver.pause()
+    driver.row_left(1)
+    driver.resume()
+    driver.resume()
+    assert refusal(driver) == expected
+
+
+def test_a_request_that_wants_no_continuation_may_not_be_paused() -> None:
+    driver = in_state(State.READY)
+    driver.ask("r2", resume=False)
+    driver.pause("r2")
+    assert refusal(driver) == "request 'r2' may not be paused: it was sent with `resume` false"
+
+
+def test_requests_of_a_deterministic_model_may_not_be_paused() -> None:
+    driver = in_state(State.READY, launch=replace(LAUNCH, deterministic=True))
+    driver.pause()
+    assert refusal(driver) == "request 'r1' may not be paused: m is `deterministic`"
+
+
+def test_no_request_of_a_model_that_goes_down_may_be_paused() -> None:
+    driver = in_state(State.DRAINING)
+    driver.pause()
+    assert refusal(driver) == "request 'r1' may not be paused: m is being unloaded (user)"
+    driver = in_state(State.READY)
+    driver.do(Reloaded(now=driver.now, settings=CoreSettings(), models=(entry("other"),)))
+    driver.pause()
+    assert refusal(driver) == (
+        "request 'r1' may not be paused: no model is called 'm'; configured: other"
+    )
+
+
+def test_a_request_of_a_model_that_restarts_may_be_paused_and_waits_beyond_the_restart() -> None:
+    driver = in_state(State.READY)
+    driver.restart(now=True)
+    assert driver.state() is State.STOPPING
+    driver.pause()
+    assert driver.told(PauseRow) == [], "its process is asked to end already"
+    driver.exit(code=0)
+    driver.come_up()
+    assert (driver.dispatched(), driver.row()["paused"]) == ([], ["r1"])
+
+
+# Places and bytes
+
+
+def limit_of(driver: Driver, id: str) -> str:
+    """The setting for which a request was refused."""
+    limit: str = driver.failure_of(id).error["detail"]["limit"]
+    return limit
+
+
+def waiting(driver: Driver) -> int:
+    """How many wait, as the status says."""
+    count: int = driver.core.status(driver.now)["queue"]["waiting"]
+    return count
+
+
+def test_a_request_that_has_not_begun_gives_its_place_to_another_one() -> None:
+    driver = Driver(settings=CoreSettings(max_queue=1, max_queue_per_client=1))
+    driver.ask()
+    driver.pause()
+    assert waiting(driver) == 0
+    driver.ask("r2")
+    assert waiting(driver) == 1
+    driver.ask("r3")
+    assert limit_of(driver, "r3") == "max_queue"
+
+
+def test_a_resume_is_not_refused_because_the_queue_is_full() -> None:
+    driver = Driver(settings=CoreSettings(max_queue=1, max_queue_per_client=1))
+    driver.ask()
+    driver.pause()
+    driver.ask("r2")
+    driver.resume()
+    assert waiting(driver) == driver.row()["queued"] == 2
+    driver.ask("r3")
+    assert limit_of(driver, "r3") == "max_queue"
+
+
+def test_an_answer_that_has_begun_takes_no_place_either_paused_or_resumed() -> None:
+    driver = Driver()
+    driver.load()
+    driver.come_up()
+    driver.ask()
+    driver.accept(1)
+    driver.pause()
+    driver.row_left(1)
+    assert waiting(driver) == 0
+    driver.resume()
+    assert waiting(driver) == 0
+    driver.token(1, finish=FinishReason.STOP)
+    assert driver.core.ledger.held_bytes == 0
+
+
+def test_pausing_is_no_way_to_have_any_number_of_requests_open() -> None:
+    settings = CoreSettings(max_queue=1, max_queue_bytes=2 * PAUSED_BYTES)
+    driver = Driver(settings=settings)
+    for id in ("r1", "r2"):
+        driver.ask(id, body=b"")
+        driver.pause(id)
+    driver.ask("r3", body=b"1")
+    assert limit_of(driver, "r3") == "max_queue_bytes"
+    driver.resume()
+    assert driver.core.ledger.held_bytes == PAUSED_BYTES
+    driver.cancel("r2")
+    assert driver.core.ledger.held_bytes == 0

@@ -1,17 +1,31 @@
-"""The order of a model's queue: classes, accounts, ages, and whose place is news."""
+"""Test the queue of a model: order, places, notices, names and deadlines."""
 
 from __future__ import annotations
 
-from mlxsup.protocol.ids import ModelName, RequestId, RequestKey
-from mlxsup.protocol.states import Priority
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mlxsup.protocol.client_messages import Done, Failed, Notice, Reply
+from mlxsup.protocol.ids import ModelName, RequestId, RequestKey, pack_tokens
+from mlxsup.protocol.request_messages import CancelRequest, RequestsQuery
+from mlxsup.protocol.states import FinishReason, NoticeKind, Priority, State
+from mlxsup.protocol.worker_messages import CancelRow, PrefillProgress, RowDelta, Step
+from mlxsup.supervisor.core.deadlines import Deadlines
 from mlxsup.supervisor.core.health.blame import Digest
+from mlxsup.supervisor.core.request_status import MOST_LISTED
 from mlxsup.supervisor.core.requests.ledger import Request
 from mlxsup.supervisor.core.requests.queue import FARTHEST_TOLD, NEAR, Queue
 from mlxsup.supervisor.core.settings import ClientSettings, CoreSettings
 from mlxsup.supervisor.core.sharing.accounts import Account, Terms
 from mlxsup.supervisor.core.sharing.counters import Counters
 
-from support.core_looks import ALICE
+from support.core_driver import LAUNCH, Driver, entry
+from support.core_looks import ALICE, BOB
+
+# The order of a queue
 
 INTERACTIVE, NORMAL, BATCH = Priority
 AGING_S = 60.0
@@ -42,9 +56,6 @@ def anybody(account: Account) -> bool:
     return True
 
 
-# ---------------------------------------------------------------- the rules, one by one
-
-
 def test_classes_come_one_after_the_other() -> None:
     line = joined(queue(), request(1, priority=BATCH), request(2), request(3, "b", INTERACTIVE))
     assert order(line) == [3, 2, 1]
@@ -52,7 +63,7 @@ def test_classes_come_one_after_the_other() -> None:
     assert line.first(anybody) is next(iter(line))
 
 
-def test_who_was_dispatched_before_comes_first_in_its_class_and_the_oldest_first_of_all() -> None:
+def test_rejoined_requests_come_first_in_their_class() -> None:
     line = joined(queue(), *(request(key) for key in (5, 6, 7)), request(8, priority=INTERACTIVE))
     line.rejoin([request(4), request(2)], 0.0)
     line.rejoin([request(3), request(1, priority=BATCH)], 0.0)
@@ -62,16 +73,6 @@ def test_who_was_dispatched_before_comes_first_in_its_class_and_the_oldest_first
     for key in (3, 6, 8):
         line.leave(requests[RequestKey(key)])
     assert order(line) == [2, 4, 5, 7, 1]
-
-
-def test_the_account_that_has_received_least_is_next_and_equals_come_by_arrival() -> None:
-    line = joined(queue(), request(1, "a"), request(2, "b"), request(3, "a"), request(4, "b"))
-    line.counters.learn(1.0)
-    assert order(line) == [1, 2, 3, 4], "turns: each one is expected to cost a second"
-    line.counters.charge(Account("a"), 0.5)
-    assert order(line) == [2, 1, 4, 3]
-    line.counters.charge(Account("a"), 4.5)
-    assert order(line) == [2, 4, 1, 3]
 
 
 def test_what_is_received_counts_by_weight() -> None:
@@ -86,19 +87,6 @@ def test_what_is_received_counts_by_weight() -> None:
 
 def request_of(line: Queue, key: int) -> Request:
     return next(one for one in line if one.key == key)
-
-
-def test_an_account_that_may_not_run_more_holds_nobody_up() -> None:
-    line = joined(queue(), *(request(key, "a") for key in (1, 2)), request(3, "b", BATCH))
-    line.rejoin([request(4, "a")], 0.0)
-    first = line.first(lambda account: account != "a")
-    assert first is not None
-    assert first.key == 3
-    assert line.first(lambda account: False) is None
-    assert line.first(anybody) == request_of(line, 4), "and keeps its place"
-
-
-# ---------------------------------------------------------------- who has waited long
 
 
 def test_a_request_moves_up_one_class_each_time_it_has_waited_that_long() -> None:
@@ -133,15 +121,7 @@ def test_waits_add_up_and_the_time_between_them_does_not() -> None:
     assert (one.standing, line.ages_at) == (NORMAL, 2060.0)
 
 
-def test_who_moves_up_comes_among_the_new_ones_there_as_its_account_and_arrival_say() -> None:
-    line = joined(queue(), request(1, "a", BATCH), request(2, "b", BATCH))
-    joined(line, request(3, "a"), request(4, "b"), now=59.0)
-    line.counters.charge(Account("b"), 1.0)
-    line.age(60.0)
-    assert order(line) == [1, 2, 3, 4]
-
-
-def test_without_aging_nobody_moves_up() -> None:
+def test_without_aging_no_request_moves_up() -> None:
     line = joined(queue(0.0), request(1, priority=BATCH))
     assert line.ages_at is None
     line.age(1e6)
@@ -171,9 +151,6 @@ def test_another_class_by_hand_counts_the_wait_afresh() -> None:
     assert [one.standing for one in line] == [INTERACTIVE, INTERACTIVE]
 
 
-# ---------------------------------------------------------------- places
-
-
 def test_places_are_news_near_the_front_for_newcomers_and_at_powers_of_two() -> None:
     assert (NEAR, FARTHEST_TOLD) == (8, 1024)
     line = joined(queue(), *(request(key) for key in range(1, 41)))
@@ -194,11 +171,423 @@ def test_places_are_news_near_the_front_for_newcomers_and_at_powers_of_two() -> 
     assert set(line.take_news()) == set(order(line)[:8]), "skipped"
 
 
-def test_who_comes_before_others_learns_its_place_and_they_learn_theirs_in_time() -> None:
-    line = joined(queue(), *(request(key, priority=BATCH) for key in range(1, 17)))
-    line.take_news()
-    joined(line, request(20, "b", INTERACTIVE))
-    news = line.take_news()
-    assert news == {20: 1, **{key: key + 1 for key in range(1, 8)}}, "those near the front"
-    line.leave(request_of(line, 1))
-    assert RequestKey(16) not in line.take_news(), "it is sixteenth again"
+# Notices of places
+
+WAITING = 128
+MOST_PER_DEPARTURE = 15
+"""The first eight, and whoever comes to place 16, 32, 64, 128, 256, 512 or 1,024."""
+
+
+def long_queue(waiting: int, rows: int = 1) -> Driver:
+    """`h0`, `h1` … have all rows, and that many wait behind them: `r1`, `r2` …; all listen."""
+    limits = CoreSettings(max_queue=9999, max_queue_per_client=9999)
+    driver = Driver([entry(launch=replace(LAUNCH, max_concurrency=rows))], limits)
+    driver.load()
+    driver.come_up()
+    driver.is_checked = False  # quadratic in the line
+    for number in range(rows):
+        driver.ask(f"h{number}", notices=True)
+    for number in range(1, waiting + 1):
+        driver.ask(f"r{number}", notices=True)
+    driver.core.check_invariants()
+    return driver
+
+
+def places(driver: Driver) -> dict[str, int]:
+    """The place of each request that learned its place from the latest event."""
+    told = [n for n in driver.sent(Notice) if n.kind is NoticeKind.QUEUED]
+    found: dict[str, int] = {notice.id: notice.detail["position"] for notice in told}
+    assert len(found) == len(told), "one notice for each"
+    return found
+
+
+def true_places(driver: Driver) -> dict[str, int]:
+    return {request.id: place for place, request in enumerate(driver.model().queue, 1)}
+
+
+def test_a_departure_tells_few_however_many_wait() -> None:
+    driver = long_queue(WAITING)
+    told: Counter[str] = Counter()
+    latest = {f"r{number}": number for number in range(1, WAITING + 1)}
+    for key in range(1, WAITING + 1):
+        driver.token(key, finish=FinishReason.STOP)
+        now = places(driver)
+        assert len(now) <= MOST_PER_DEPARTURE
+        told.update(now.keys())
+        latest.update(now)
+        truth = true_places(driver)
+        for id, place in truth.items():
+            assert latest[id] >= place, "nobody believes to be further ahead than it is"
+            assert latest[id] == place if place <= NEAR else latest[id] < 2 * place
+    assert max(told.values()) <= MOST_PER_DEPARTURE
+
+
+def test_newcomer_is_told_its_place() -> None:
+    driver = long_queue(WAITING)
+    driver.ask("last", notices=True)
+    assert places(driver) == {"last": WAITING + 1}
+    driver.cancel("last")
+    assert places(driver) == {}, "nobody stood behind it"
+
+
+def test_several_departures_miss_no_notice() -> None:
+    driver = long_queue(200, rows=16)
+    latest = {f"r{number}": number for number in range(1, 201)}
+    for first in range(1, 160, 16):
+        driver.token(*range(first, first + 16), finish=FinishReason.STOP)
+        now = places(driver)
+        assert all(true_places(driver)[id] == place for id, place in now.items())
+        assert len(now) <= 16 * MOST_PER_DEPARTURE
+        latest.update(now)
+        for id, place in true_places(driver).items():
+            assert place <= latest[id] < 2 * max(place, NEAR)
+
+
+def test_departure_from_the_middle_moves_up_those_behind() -> None:
+    driver = long_queue(40)
+    for number in range(10, 30):
+        driver.cancel(f"r{number}")
+    driver.cancel("r9")
+    assert places(driver) == {"r37": 16}, "those before it stand where they stood"
+
+
+def test_crash_tells_all_places_again() -> None:
+    driver = long_queue(50, rows=2)
+    driver.exit()
+    told = places(driver)
+    assert told["h0"] == 1
+    assert told == true_places(driver)
+    assert {n.detail["reason"] for n in driver.sent(Notice) if n.kind == "queued"} == {"load"}
+
+
+def test_interrupted_requests_hear_of_each_change() -> None:
+    driver = long_queue(0, rows=2 * NEAR)
+    driver.exit()
+    driver.cancel("h0")
+    assert places(driver) == {f"h{place}": place for place in range(1, 2 * NEAR)}
+
+
+def test_same_place_is_told_again_after_a_crash() -> None:
+    driver = Driver()
+    driver.ask("a", notices=True)
+    assert places(driver) == {"a": 1}
+    driver.come_up()
+    driver.exit()
+    assert places(driver) == {"a": 1}
+
+
+def test_the_reason_is_told_and_each_change_of_it() -> None:
+    driver = Driver()
+    driver.ask("a", notices=True)
+    [queued, _] = driver.sent(Notice)
+    assert queued.detail == {"position": 1, "reason": "load", "since_s": 0.0}
+    driver.spawned()
+    driver.exit()
+    assert driver.state() is State.LOADING, "the first crash costs no delay"
+    driver.spawned()
+    driver.exit()
+    [notice] = driver.sent(Notice)
+    assert notice.detail == {"position": 1, "reason": "backoff", "since_s": 0.0}
+    driver.pass_time(2.0)
+    assert [n.detail["reason"] for n in driver.sent(Notice) if n.kind == "queued"] == ["load"]
+    driver.ask("b")
+    driver.ask("c", notices=True)
+    driver.come_up()
+    [notice] = driver.sent(Notice)
+    assert (notice.id, notice.detail) == ("c", {"position": 1, "reason": "rows", "since_s": 0.0})
+    driver.restart()
+    [notice] = driver.sent(Notice)
+    assert notice.detail == {"position": 1, "reason": "restart", "since_s": 0.0}
+
+
+def test_a_suspect_that_waits_for_its_turn_is_told_so() -> None:
+    driver = Driver(settings=CoreSettings(max_queue=99, max_queue_per_client=99))
+    driver.load()
+    driver.come_up()
+    driver.serve("a", "b", notices=True)
+    for _ in range(2):
+        driver.exit(signal="SIGSEGV")
+        driver.pass_time(5.0)
+        driver.come_up()
+    [running] = driver.row()["running"]
+    [other] = {"a", "b"} - {running}
+    told = [n for n in driver.sent(Notice) if n.kind == "queued"]
+    assert [(n.id, n.detail) for n in told] == [
+        (other, {"position": 1, "reason": "turn", "since_s": 5.0})
+    ]
+    driver.ask("innocent", body=b"innocent", notices=True)
+    told = [n for n in driver.sent(Notice) if n.kind == "queued"]
+    assert {n.id: n.detail["reason"] for n in told} == {"innocent": "turn"}
+
+
+def test_the_load_is_told_to_the_first_at_each_step_and_to_all_at_each_tenth() -> None:
+    driver = Driver(settings=CoreSettings(max_queue=99, max_queue_per_client=99))
+    for number in range(50):
+        driver.ask(f"r{number}", notices=True)
+    driver.spawned()
+    driver.hello()
+    counts = []
+    for hundredth in range(1, 100):
+        driver.progress(hundredth / 100)
+        told = [n for n in driver.sent(Notice, ALICE) if n.kind is NoticeKind.LOADING]
+        assert {n.detail["fraction"] for n in told} == {hundredth / 100}
+        assert not [n for n in driver.sent(Notice) if n.kind is NoticeKind.QUEUED]
+        counts.append(len(told))
+    assert Counter(counts) == {50: 10, NEAR: 89}
+    assert counts[0] == 50, "a new phase"
+
+
+def test_newcomer_during_a_load_hears_its_progress() -> None:
+    driver = Driver(settings=CoreSettings(max_queue=99, max_queue_per_client=99))
+    for number in range(20):
+        driver.ask(f"r{number}", notices=True)
+    driver.spawned()
+    driver.hello()
+    driver.progress(0.55)
+    driver.ask("late", notices=True)
+    assert [n.kind for n in driver.sent(Notice)] == ["queued", "loading"]
+    assert driver.sent(Notice)[1].detail["fraction"] == 0.55
+
+
+# Names of open requests
+
+
+def up() -> Driver:
+    """A READY model with one row."""
+    limits = CoreSettings(max_queue=99, max_queue_per_client=50)
+    driver = Driver([entry(launch=replace(LAUNCH, max_concurrency=1))], limits)
+    driver.load()
+    driver.come_up()
+    return driver
+
+
+def waiting_driver() -> Driver:
+    driver = up()
+    for id in ("runs", "a", "b"):
+        driver.ask(id)
+    return driver
+
+
+def test_a_number_names_a_request_as_well() -> None:
+    driver = waiting_driver()
+    driver.prioritize("#3", INTERACTIVE)
+    assert driver.line() == ["b", "a"]
+
+
+def test_of_several_with_one_id_only_the_number_names_one() -> None:
+    driver = waiting_driver()
+    driver.ask("a", connection=BOB)
+    driver.prioritize("a", BATCH)
+    [failed] = driver.sent(Failed)
+    assert failed.error["message"] == (
+        "2 open requests have the id 'a'; name one by its number;"
+        " open: a (#2, waits for m), a (#4, waits for m)"
+    )
+    assert failed.error["detail"] == {
+        "parameter": "request", "known": ["a", "a"], "numbers": ["#2", "#4"],
+    }  # fmt: skip
+    driver.prioritize("#4", INTERACTIVE)
+    assert [shown["number"] for shown in driver.row()["line"]] == ["#4", "#2", "#3"]
+
+
+@pytest.mark.parametrize(
+    ("count", "ending"),
+    [
+        (8, "r7 (#8, waits for m)"),
+        (9, "r7 (#8, waits for m) and 1 more, see `mlxsup requests`"),
+        (12, "r7 (#8, waits for m) and 4 more, see `mlxsup requests`"),
+    ],
+)
+def test_many_open_requests_are_not_all_listed(count: int, ending: str) -> None:
+    driver = up()
+    for number in range(count):
+        driver.ask(f"r{number}")
+    driver.prioritize("z", BATCH)
+    [failed] = driver.sent(Failed)
+    assert failed.error["message"].endswith(ending)
+    assert len(failed.error["detail"]["known"]) == 8
+
+
+# `requests` and `cancel`
+
+ASKING = RequestId("q")
+
+
+def requests(driver: Driver, client: str | None = None) -> dict[str, Any]:
+    """What `requests` is answered."""
+    driver.say(RequestsQuery(id=ASKING, client=client), BOB)
+    [reply] = driver.sent(Reply, BOB)
+    return reply.value
+
+
+def seen(driver: Driver, client: str | None = None) -> dict[str, dict[str, Any]]:
+    """Each request that it lists, by its id."""
+    return {one["id"]: one for one in requests(driver, client)["requests"]}
+
+
+def ready_models(models: int = 1, settings: CoreSettings | None = None) -> Driver:
+    """Models with two rows each, READY."""
+    names = [f"m{number}" if number else "m" for number in range(models)]
+    driver = Driver([entry(name) for name in names], settings)
+    for name in names:
+        driver.load(name)
+        driver.come_up(name)
+    return driver
+
+
+def read(driver: Driver, key: int, done: int, total: int) -> None:
+    """A step that has read so much of a prompt."""
+    progress = PrefillProgress(key=RequestKey(key), done=done, total=total, computed=done)
+    driver.worker(Step(step=1, prefill=[progress], took_s=1.0, reads_on=True))
+
+
+def test_requests_lists_each_stage() -> None:
+    driver = ready_models()
+    answering, reading = driver.serve("answering", "reading")
+    driver.serve("next", priority=Priority.NORMAL)
+    driver.serve("last", priority=Priority.BATCH)
+    driver.accept(answering)
+    driver.accept(reading)
+    driver.token(answering)
+    driver.now += 2.0
+    driver.token(answering)
+    read(driver, reading, 1, 3)
+    driver.pause("last")
+    listed = seen(driver)
+    assert list(listed) == ["answering", "reading", "last", "next"], "rows, paused ones, the line"
+    doing = {id: (one["state"], one["place"], one["prefill"]) for id, one in listed.items()}
+    assert doing == {
+        "answering": ("answering", None, None),
+        "reading": ("reading", None, 1 / 3),
+        "last": ("paused", None, None),
+        "next": ("waiting", 1, None),
+    }
+    assert listed["next"]["reason"] == "rows"
+    assert (listed["answering"]["tokens_sent"], listed["answering"]["tokens_per_s"]) == (2, 0.5)
+    assert (listed["reading"]["prompt_tokens"], listed["next"]["prompt_tokens"]) == (3, None)
+    # A third of the prompt took two seconds.
+    assert round(listed["reading"]["expected_s"], 6) == 4.0
+    assert {one["model"] for one in listed.values()} == {"m"}
+
+
+def test_engine_seconds_are_those_until_now() -> None:
+    driver = ready_models()
+    [key] = driver.serve("one")
+    driver.accept(key)
+    driver.is_checked = False  # that charges what has been kept
+    for _ in range(3):  # alike ones are charged together, later
+        driver.now += 2.0
+        row = RowDelta(key=key, text="x", tokens=pack_tokens([9]))
+        driver.worker(Step(step=1, rows=[row], took_s=2.0, decode_s=2.0))
+    assert seen(driver)["one"]["engine_s"] == 6.0
+
+
+def test_one_that_is_kept_waiting_by_the_limit_of_its_client_says_so() -> None:
+    terms = {"team": ClientSettings(max_running=1)}
+    driver = ready_models(settings=CoreSettings(clients=terms))
+    [key] = driver.serve("known")
+    driver.compute(2.0, key)
+    driver.token(key, finish=FinishReason.STOP)  # so that it is known what a request costs
+    driver.serve("first", "second", client="team")
+    assert (seen(driver)["second"]["reason"], seen(driver)["second"]["expected_s"]) == (
+        "limit",
+        None,
+    )
+
+
+def test_client_picks_an_account_or_a_process_by_its_number() -> None:
+    driver = ready_models(settings=CoreSettings(clients={"team": ClientSettings()}))
+    driver.serve("a", client="team")
+    driver.serve("b", process="process 12@99")
+    driver.serve("c", process="terminal 121@99")
+    found = {name: list(seen(driver, name)) for name in ("team", "12", "process 12@99", "1", "")}
+    assert found == {"team": ["a"], "12": ["b"], "process 12@99": ["b"], "1": [], "": []}
+
+
+def test_requests_list_is_cut_and_counts_the_rest() -> None:
+    limits = CoreSettings(max_queue=9999, max_queue_per_client=9999)
+    driver = Driver([entry(launch=replace(LAUNCH, max_concurrency=1))], limits)
+    driver.is_checked = False  # quadratic in the line
+    for number in range(MOST_LISTED + 3):
+        driver.ask(f"r{number}")
+    answer = requests(driver)
+    assert (len(answer["requests"]), answer["more"]) == (MOST_LISTED, 3)
+    assert [one["place"] for one in answer["requests"]] == list(range(1, MOST_LISTED + 1))
+
+
+def test_cancelling_ends_the_request_of_another_connection_and_answers_at_once_D13() -> None:
+    driver = ready_models()
+    running, _ = driver.serve("running", "other")
+    driver.serve("waiting")
+    driver.accept(running)
+    driver.token(running)
+    cancelled = {}
+    for id in ("waiting", f"#{running}"):
+        driver.say(CancelRequest(id=ASKING, request=RequestId(id)), BOB)
+        [reply] = driver.sent(Reply, BOB)
+        cancelled[id] = reply.value
+        ended = driver.sent(Done, ALICE)
+        assert [(done.id, done.finish_reason) for done in ended] == [
+            (reply.value["request"], FinishReason.CANCELLED)
+        ]
+    assert cancelled == {
+        "waiting": {"request": "waiting", "number": "#3", "model": "m", "tokens_sent": 0},
+        "#1": {"request": "running", "number": "#1", "model": "m", "tokens_sent": 1},
+    }
+    assert [message.key for message in driver.told(CancelRow)] == [running]
+    assert list(seen(driver)) == ["other"]
+
+
+def test_cancel_refuses_unknown_and_ambiguous_names() -> None:
+    driver = ready_models()
+    driver.serve("twin")
+    driver.serve("twin", connection=BOB)
+    for id in ("nobody", "twin"):
+        driver.say(CancelRequest(id=ASKING, request=RequestId(id)), BOB)
+        assert driver.errors(BOB) == {"q": "invalid_request"}
+    assert len(requests(driver)["requests"]) == 2
+
+
+# Deadlines
+
+A, B, C = (ModelName(name) for name in "abc")
+
+
+def test_subjects_are_due_at_their_time_and_not_before() -> None:
+    deadlines = Deadlines()
+    assert (deadlines.earliest(), deadlines.take_due(1e9), len(deadlines)) == (None, [], 0)
+    deadlines.set(A, 3.0)
+    deadlines.set(RequestKey(7), 1.0)
+    deadlines.set(B, 2.0)
+    assert (deadlines.earliest(), len(deadlines)) == (1.0, 3)
+    assert deadlines.take_due(0.9) == []
+    assert deadlines.take_due(2.0) == [7, B]
+    assert (deadlines.earliest(), len(deadlines)) == (3.0, 1)
+    assert deadlines.take_due(3.0) == [A]
+    assert (deadlines.take_due(1e9), len(deadlines)) == ([], 0)
+
+
+def test_the_latest_time_of_a_subject_counts_whether_earlier_later_or_none() -> None:
+    deadlines = Deadlines()
+    deadlines.set(A, 2.0)
+    deadlines.set(A, 5.0)
+    assert (deadlines.earliest(), deadlines.take_due(4.0)) == (5.0, [])
+    deadlines.set(A, 1.0)
+    assert deadlines.take_due(4.0) == [A]
+    assert deadlines.take_due(9.0) == [], "once"
+    deadlines.set(A, 10.0)
+    deadlines.set(A, None)
+    deadlines.set(B, None)
+    assert (deadlines.earliest(), deadlines.take_due(1e9), len(deadlines)) == (None, [], 0)
+    deadlines.set(A, 10.0)
+    assert deadlines.take_due(10.0) == [A], "set anew, to the same time as before"
+
+
+def test_times_that_are_put_off_again_and_again_are_forgotten() -> None:
+    deadlines = Deadlines()
+    for number in range(64):
+        deadlines.set(A, float(number))
+    assert deadlines.held == 64, "few enough to be left alone"
+    deadlines.set(A, 64.0)
+    assert deadlines.held == 1
+    assert deadlines.take_due(1e9) == [A]

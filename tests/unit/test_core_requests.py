@@ -1,23 +1,51 @@
-"""The way of a request through the core: one terminal message each, on every path."""
+"""Test requests from dispatch to their end: streams, cancels, crashes, reports."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from mlxsup.protocol.client_messages import Deltas, Done, Event, Failed, Notice, Subscribe
+from mlxsup.protocol.client_messages import (
+    Deltas,
+    Done,
+    Event,
+    Failed,
+    Notice,
+    Stop,
+    Subscribe,
+    Timings,
+    Usage,
+)
 from mlxsup.protocol.errors import ErrorCode, RemoteError
-from mlxsup.protocol.ids import RequestId, RequestKey, pack_tokens
-from mlxsup.protocol.states import FinishReason, State
-from mlxsup.protocol.worker_messages import CancelRow, Dispatch, PrefillProgress, Rejected, Step
-from mlxsup.supervisor.core.events import ClientTooSlow
-from mlxsup.supervisor.core.settings import CoreSettings
+from mlxsup.protocol.ids import ModelName, RequestId, RequestKey, pack_tokens
+from mlxsup.protocol.states import Channel, FinishReason, State
+from mlxsup.protocol.worker_messages import (
+    Acceptance,
+    Accepted,
+    CancelRow,
+    Dispatch,
+    PrefillProgress,
+    Rejected,
+    RowDelta,
+    Step,
+)
+from mlxsup.supervisor.core.actions import RequestEnded, SendToClient
+from mlxsup.supervisor.core.events import ClientTooSlow, ConnectionId
+from mlxsup.supervisor.core.health.blame import Digest
+from mlxsup.supervisor.core.requests.ledger import Ledger, Request, Stage
+from mlxsup.supervisor.core.settings import ClientSettings, CoreSettings
+from mlxsup.supervisor.core.sharing.accounts import Account, Terms
 
 from support.core_driver import Driver, entry
 from support.core_looks import ALICE, BOB
 from support.core_states import in_state
 from support.pieces import piece
+
+# From a request to its end
 
 
 def ready_driver(max_queue_bytes: int = CoreSettings().max_queue_bytes) -> Driver:
@@ -26,32 +54,6 @@ def ready_driver(max_queue_bytes: int = CoreSettings().max_queue_bytes) -> Drive
     driver.load()
     driver.come_up()
     return driver
-
-
-def test_a_request_streams_and_ends_once() -> None:
-    driver = ready_driver()
-    driver.ask()
-    assert driver.told(Dispatch) == [Dispatch(key=RequestKey(1), body=b"body")]
-    driver.now += 1.0
-    driver.accept(1)
-    driver.now += 1.0
-    driver.token(1)
-    [deltas] = driver.sent(Deltas)
-    assert deltas == Deltas(deltas=[piece("r1", 0, "x", tokens=pack_tokens([9]))])
-    driver.token(1, finish=FinishReason.LENGTH)
-    [done] = driver.sent(Done)
-    assert (done.finish_reason, done.seq, done.seed) == ("length", 2, 5)
-    assert (done.usage.prompt_tokens, done.usage.completion_tokens) == (3, 2)
-    assert (done.timings.first_token_s, done.timings.tokenize_s) == (2.0, 0.1)
-    assert driver.row()["running"] == []
-
-
-def test_the_deltas_of_a_step_reach_each_connection_in_one_message() -> None:
-    driver = ready_driver()
-    driver.ask("a")
-    driver.ask("b", connection=BOB)
-    driver.token(1, 2)
-    assert [len(driver.sent(Deltas, c)) for c in (ALICE, BOB)] == [1, 1]
 
 
 def test_dispatch_stops_at_max_concurrency_and_goes_on_in_order() -> None:
@@ -63,29 +65,6 @@ def test_dispatch_stops_at_max_concurrency_and_goes_on_in_order() -> None:
     assert dispatched == [1, 2]
     driver.token(2, finish=FinishReason.STOP)
     assert driver.dispatched() == [3]
-
-
-def test_a_wrong_request_fails_alone_C7() -> None:
-    driver = ready_driver()
-    driver.ask("good")
-    driver.ask("bad")
-    error = RemoteError(ErrorCode.INVALID_REQUEST, "no").to_wire()
-    driver.worker(Rejected(key=RequestKey(2), error=error))
-    assert driver.errors() == {"bad": ErrorCode.INVALID_REQUEST}
-    driver.token(1, finish=FinishReason.STOP)
-    assert len(driver.sent(Done)) == 1
-
-
-def test_a_rejection_that_crosses_a_cancel_gives_the_place_back_D11() -> None:
-    driver = ready_driver()
-    for id in ("a", "b", "c"):
-        driver.ask(id)
-    driver.cancel("a")
-    assert driver.dispatched() == [], "its row has not left"
-    error = RemoteError(ErrorCode.INVALID_REQUEST, "no").to_wire()
-    driver.worker(Rejected(key=RequestKey(1), error=error))
-    assert driver.dispatched() == [3]
-    assert driver.sent(Failed) == [], "it was answered when it was cancelled"
 
 
 def test_cancel_while_queued_is_never_dispatched_D1() -> None:
@@ -158,7 +137,7 @@ def test_a_slow_client_ends_with_slow_consumer_H7() -> None:
     assert driver.told(CancelRow) != []
 
 
-def test_a_crash_ends_what_does_not_want_to_go_on_and_keeps_the_rest_F1() -> None:
+def test_crash_ends_only_unresumable_answers_F1() -> None:
     driver = Driver([entry(), entry("other")])
     for name, pid in (("m", 1), ("other", 2)):
         driver.load(name)
@@ -226,39 +205,6 @@ def test_deadlines_of_a_running_request_act_as_cancels_D15() -> None:
     assert driver.told(CancelRow) == [CancelRow(key=RequestKey(1))]
 
 
-def test_queues_are_bounded_per_client_and_in_all_H5() -> None:
-    driver = ready_driver()
-    for number in range(5):
-        driver.ask(f"r{number}")
-    assert driver.errors() == {}
-    driver.ask("too many")
-    [failed] = driver.sent(Failed)
-    assert failed.error["code"] == ErrorCode.OVERLOADED
-    assert failed.error["detail"]["running"] == ["r0", "r1"], "names who holds the rows (H3)"
-    driver.ask("b1", connection=BOB)
-    assert driver.errors(BOB) == {}, "another client still has room"
-    driver.ask("b2", connection=BOB)
-    assert driver.errors(BOB) == {"b2": ErrorCode.OVERLOADED}
-
-
-def test_bytes_are_bounded_and_given_back() -> None:
-    driver = ready_driver(max_queue_bytes=10)
-    driver.ask("a")
-    driver.ask("b")
-    driver.ask("c")
-    assert driver.errors() == {"c": ErrorCode.OVERLOADED}
-    driver.cancel("a")
-    driver.ask("c")
-    assert driver.errors() == {}
-
-
-def test_a_negative_limit_is_refused() -> None:
-    driver = ready_driver()
-    driver.ask(timeout_s=-1.0)
-    assert driver.errors() == {"r1": ErrorCode.INVALID_REQUEST}
-    assert driver.state() is State.READY
-
-
 def test_after_quiescence_everything_is_empty_D9() -> None:
     driver = ready_driver()
     for round_ in range(20):
@@ -278,15 +224,6 @@ def test_after_quiescence_everything_is_empty_D9() -> None:
     model = driver.model()
     assert (len(model.queue), model.running, model.leaving) == (0, {}, {})
     assert all(len(ends) == 1 for ends in driver.terminals.values())
-
-
-def test_a_slow_client_hears_that_its_commands_were_given_up_too() -> None:
-    driver = Driver()
-    load = driver.load()
-    driver.do(ClientTooSlow(now=driver.now, connection=ALICE))
-    assert driver.errors() == {load: ErrorCode.SLOW_CONSUMER}
-    driver.come_up()
-    assert driver.replies() == []
 
 
 def test_a_second_subscription_takes_the_place_of_the_first_which_ends() -> None:
@@ -340,19 +277,493 @@ def test_a_waiting_request_is_told_its_position_and_how_the_load_goes() -> None:
     assert (shown["read_tokens"], shown["prompt_tokens"]) == (16, None), "not accepted yet"
 
 
-def test_who_did_not_ask_for_notices_gets_none() -> None:
+def test_no_notices_without_asking() -> None:
     driver = Driver()
     driver.ask()
     driver.progress(0.5)
     assert driver.sent(Notice) == []
 
 
-def test_an_overload_says_when_to_come_back_from_what_has_run_H3() -> None:
-    driver = ready_driver()
-    driver.ask("long")
-    driver.compute(8.0, 1)
+# Pieces and ends of streams
+
+INVALID = RemoteError(ErrorCode.INVALID_REQUEST, "no")
+ACCEPTANCE = Acceptance(
+    prompt_tokens=pack_tokens([1, 2, 3]), opening="", parameters={}, seed=5, fingerprint="f"
+)
+
+
+def idle(**changes: Any) -> Driver:
+    driver = Driver([entry(**changes)])
+    driver.load()
+    driver.come_up()
+    return driver
+
+
+def row(key: int = 1, **values: Any) -> RowDelta:
+    return RowDelta(key=RequestKey(key), **values)
+
+
+def step(driver: Driver, *rows: RowDelta, number: int = 1) -> None:
+    driver.worker(Step(step=number, rows=list(rows)))
+
+
+def test_an_answer_from_its_first_piece_to_its_end() -> None:
+    driver = idle()
+    driver.now = 1010.0
+    for id in ("a", "b", "r1"):
+        driver.ask(id)
+    driver.now = 1011.0
+    step(driver, row(1, tokens=pack_tokens([1]), finish=FinishReason.STOP))
+    assert driver.told(Dispatch) == [Dispatch(key=RequestKey(3), body=b"body")]
+    driver.now = 1011.5
+    driver.worker(Accepted(key=RequestKey(3), acceptance=ACCEPTANCE, tokenize_s=0.125))
+    assert driver.actions == []
+    driver.now = 1013.0
+    step(
+        driver,
+        row(
+            3, text="th", tokens=pack_tokens([7]), channel=Channel.REASONING, prefill_s=0.75,
+            cached_tokens=2, warning="odd",
+        ),
+    )  # fmt: skip
+    first = piece("r1", 0, "th", tokens=pack_tokens([7]), channel=Channel.REASONING)
+    assert driver.sent(Deltas) == [Deltas(deltas=[first])]
+    driver.now = 1014.0
+    step(driver, row(3, tokens=pack_tokens([8]), prefill_s=9.0, cached_tokens=9, warning="odd"))
+    second = piece("r1", 1, tokens=pack_tokens([8]))
+    assert driver.sent(Deltas) == [Deltas(deltas=[second])]
+    step(driver, row(3, text="!"), row(3, warning="worse"))
+    assert driver.sent(Deltas) == [Deltas(deltas=[piece("r1", 2, "!")])]
+    driver.now = 1015.0
+    step(driver, row(3, finish=FinishReason.LENGTH))
+    assert driver.sent(Deltas) == [], "nothing new"
+    assert driver.sent(Done) == [
+        Done(
+            id=RequestId("r1"),
+            seq=3,
+            finish_reason=FinishReason.LENGTH,
+            usage=Usage(prompt_tokens=3, cached_tokens=2, completion_tokens=2),
+            timings=Timings(
+                queued_s=1.0, tokenize_s=0.125, prefill_s=0.75, first_token_s=3.0, total_s=5.0
+            ),
+            seed=5,
+            resumed=0,
+            warnings=["odd", "worse"],
+        )
+    ]
+    assert driver.row()["running"] == ["b"]
+
+
+def test_a_request_that_is_cancelled_in_line_has_used_nothing() -> None:
+    driver = Driver()
+    driver.ask()
+    driver.now += 2.0
+    driver.cancel()
+    assert driver.sent(Done) == [
+        Done(
+            id=RequestId("r1"),
+            seq=0,
+            finish_reason=FinishReason.CANCELLED,
+            timings=Timings(queued_s=2.0, total_s=2.0),
+        )
+    ]
+
+
+def test_pieces_of_one_step_come_before_its_ends_and_after_an_end_nothing_is_read() -> None:
+    driver = idle()
+    driver.ask("a")
+    driver.ask("b", connection=BOB)
+    step(
+        driver,
+        row(1, text="x", finish=FinishReason.STOP),
+        row(2, text="y"),
+        row(1, text="late", finish=FinishReason.STOP),
+    )
+    sent = [(a.connection, a.message) for a in driver.of(SendToClient)]
+    assert [(who, type(message).__name__) for who, message in sent] == [
+        (ALICE, "Deltas"), (BOB, "Deltas"), (ALICE, "Done"),
+    ]  # fmt: skip
+    assert [len(m.deltas) for _, m in sent if isinstance(m, Deltas)] == [1, 1]
+
+
+def test_only_the_first_acceptance_counts() -> None:
+    driver = idle()
+    driver.ask()
+    driver.worker(Accepted(key=RequestKey(7), acceptance=ACCEPTANCE, tokenize_s=9.0))
+    driver.accept(1)
+    driver.worker(Accepted(key=RequestKey(1), acceptance=ACCEPTANCE, tokenize_s=9.0))
     driver.token(1, finish=FinishReason.STOP)
-    for number in range(6):
+    [done] = driver.sent(Done)
+    assert done.timings.tokenize_s == 0.1
+
+
+def test_prefill_notices_are_not_repeated() -> None:
+    driver = idle()
+    driver.ask(notices=True)
+    rows = [PrefillProgress(key=RequestKey(key), done=16, total=64) for key in (7, 1)]
+    for count in (1, 0):
+        driver.worker(Step(step=1, prefill=rows))
+        assert len(driver.sent(Notice)) == count
+
+
+def test_a_rejection_of_an_answer_that_had_begun_says_how_far_it_was() -> None:
+    driver = in_state(State.READY)
+    driver.token(1)
+    driver.worker(Rejected(key=RequestKey(1), error=INVALID.to_wire()))
+    [failed] = driver.sent(Failed)
+    error = RemoteError(ErrorCode.INVALID_REQUEST, "no", detail={"tokens_sent": 1})
+    assert failed.error == error.to_wire()
+    assert driver.row()["running"] == []
+
+
+def test_a_rejection_of_one_that_had_not_begun_is_passed_on_as_it_is() -> None:
+    driver = idle()
+    driver.ask()
+    driver.worker(Rejected(key=RequestKey(1), error=INVALID.to_wire()))
+    assert driver.sent(Failed) == [Failed(id=RequestId("r1"), error=INVALID.to_wire())]
+
+
+def test_a_rejection_that_is_no_error_is_garbage() -> None:
+    driver = in_state(State.READY)
+    driver.worker(Rejected(key=RequestKey(1), error={"code": "?"}))
+    assert driver.state() is State.STOPPING
+    driver.exit()
+    assert driver.row()["last_exit"]["detail"].startswith("rejected a request wrongly: an error")
+
+
+@pytest.mark.parametrize("how", ["rejected", "finished", "left"])
+def test_idleness_begins_when_the_last_row_has_left(how: str) -> None:
+    driver = idle(idle_unload_s=30.0)
+    driver.ask()
+    driver.now += 20.0
+    if how == "rejected":
+        driver.worker(Rejected(key=RequestKey(1), error=INVALID.to_wire()))
+    elif how == "finished":
+        driver.token(1, finish=FinishReason.STOP)
+    else:
+        driver.cancel()
+        driver.pass_time(15.0)
+        driver.row_left(1)
+    driver.pass_time(29.9)
+    assert driver.state() is State.READY
+    driver.pass_time(0.1)
+    assert (driver.state(), driver.row()["why"]) == (State.STOPPING, "idle")
+
+
+@pytest.mark.parametrize("name", ["queue_timeout_s", "first_token_timeout_s", "timeout_s"])
+def test_a_limit_below_zero_is_refused_by_name_and_zero_is_none(name: str) -> None:
+    driver = Driver(settings=CoreSettings(queue_timeout_s=0.0))
+    below: dict[str, Any] = {name: -0.5}
+    driver.ask("r1", "m", ALICE, **below)
+    [failed] = driver.sent(Failed)
+    assert failed.error["message"] == f"{name} takes seconds from 0, not -0.5"
+    assert failed.error["detail"] == {"parameter": name}
+    none: dict[str, Any] = {name: 0.0}
+    driver.ask("r1", "m", ALICE, **none)
+    driver.pass_time(10_000.0)
+    assert driver.terminals == {(b"alice", "r1"): [failed]}
+
+
+def test_without_limits_of_its_own_a_request_has_those_of_the_settings() -> None:
+    settings = CoreSettings(queue_timeout_s=5.0, first_token_timeout_s=8.0)
+    driver = Driver([entry(load_stall_timeout_s=1000.0)], settings)
+    driver.ask("waits")
+    driver.ask("longer", queue_timeout_s=20.0)
+    driver.pass_time(5.0)
+    [failed] = driver.sent(Failed)
+    assert (failed.id, failed.error["code"]) == ("waits", ErrorCode.QUEUE_TIMEOUT)
+    assert failed.error["message"] == "the request waited 5.0 s for m without being started"
+    driver.pass_time(3.0)
+    [failed] = driver.sent(Failed)
+    assert (failed.id, failed.error["code"]) == ("longer", ErrorCode.DEADLINE_EXCEEDED)
+    assert failed.error["message"] == (
+        "the first token of m did not arrive within the request's time limit"
+    )
+
+
+def test_the_end_of_an_answer_that_comes_too_late_is_named() -> None:
+    driver = in_state(State.READY)
+    driver.ask("r2", timeout_s=4.0)
+    driver.token(2)
+    driver.pass_time(4.0)
+    [failed] = driver.sent(Failed)
+    assert failed.error["message"] == (
+        "the end of the answer of m did not arrive within the request's time limit"
+    )
+    assert failed.error["detail"] == {"model": "m", "tokens_sent": 1}
+    assert driver.told(CancelRow) == [CancelRow(key=RequestKey(2))]
+
+
+@pytest.mark.parametrize(
+    ("cost_s", "expected"), [([], 1.0), ([8.0], 8.0), ([8.0, 3.0], 7.0), ([0.01], 0.1)]
+)
+def test_an_overload_says_when_a_row_should_be_free(cost_s: list[float], expected: float) -> None:
+    driver = Driver([entry()], CoreSettings(max_queue=1, max_queue_per_client=9))
+    driver.load()
+    driver.come_up()
+    for number, seconds in enumerate(cost_s, start=1):
+        driver.ask(f"ran{number}")
+        driver.compute(seconds, number)
+        driver.token(number, finish=FinishReason.STOP)
+    for number in range(4):
         driver.ask(f"r{number}")
     [failed] = driver.sent(Failed)
-    assert failed.error["detail"]["retry_after_s"] == pytest.approx(8.0)
+    assert failed.error["detail"]["retry_after_s"] == pytest.approx(expected)
+
+
+def test_bytes_up_to_the_limit_are_let_in() -> None:
+    driver = Driver([entry()], CoreSettings(max_queue_bytes=9))
+    driver.ask("a", body=b"123456789")
+    assert driver.errors() == {}
+
+
+# Cancels that cross other messages
+
+ROWS = 2
+"""Of the model in READY."""
+
+
+def reject(driver: Driver) -> object:
+    error = RemoteError(ErrorCode.INVALID_REQUEST, "no").to_wire()
+    return driver.worker(Rejected(key=RequestKey(1), error=error))
+
+
+CROSSINGS: dict[str, Callable[[Driver], object]] = {
+    "its end": lambda driver: driver.token(1, finish=FinishReason.STOP),
+    "a token and its end": lambda driver: (
+        driver.token(1),
+        driver.token(1, finish=FinishReason.LENGTH),
+    ),
+    "a rejection": reject,
+    "the row's leaving": lambda driver: driver.row_left(1),
+}
+"""What the worker had sent when the cancel of its request 1 reached the supervisor."""
+
+
+def ends(driver: Driver, id: str = "r1", connection: ConnectionId = ALICE) -> list[str]:
+    """How a request ended, each time that its client heard of an end."""
+    return [
+        str(message.finish_reason) if isinstance(message, Done) else message.error["code"]
+        for message in driver.terminals.get((connection, id), [])
+    ]
+
+
+@pytest.mark.parametrize("cancels", [1, 2, 3])
+@pytest.mark.parametrize("crossing", CROSSINGS)
+def test_a_cancel_that_crosses_an_end_is_one_end_and_one_free_place_D6(
+    crossing: str, cancels: int
+) -> None:
+    driver = in_state(State.READY)
+    told = []
+    for _ in range(cancels):
+        driver.cancel()
+        told += driver.told(CancelRow)
+    assert told == [CancelRow(key=RequestKey(1))], "the worker hears of it once"
+    CROSSINGS[crossing](driver)
+    driver.cancel()
+    assert driver.actions == []
+    assert ends(driver) == ["cancelled"]
+    for number in range(ROWS + 1):
+        driver.ask(f"next{number}", connection=BOB)
+    assert len(driver.row()["running"]) == ROWS, "its place is free"
+    driver.token(2, finish=FinishReason.STOP)
+    assert driver.dispatched() == [4]
+    driver.token(3, 4, finish=FinishReason.STOP)
+    assert [ends(driver, f"next{n}", BOB) for n in range(ROWS + 1)] == [["stop"]] * 3
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["cancel, exit", "exit, cancel"])
+def test_a_cancel_that_crosses_a_crash_is_one_end_and_nothing_is_resumed_D6(
+    is_first: bool,
+) -> None:
+    driver = in_state(State.READY)
+    driver.token(1)
+    events: list[Callable[[], object]] = [driver.cancel, driver.exit]
+    for event in events if is_first else reversed(events):
+        event()
+    driver.come_up()
+    assert driver.dispatched() == []
+    assert ends(driver) == ["cancelled"]
+    assert (driver.row()["running"], driver.row()["queued"]) == ([], 0)
+
+
+def test_cancel_never_precedes_its_dispatch_D5() -> None:
+    """Asked for, cancelled and asked for again in all orders of three ids: no cancel of a key goes
+    to the worker before its dispatch."""
+    for order in sorted(set(itertools.permutations("abcabc"))):
+        driver = Driver()
+        driver.load()
+        driver.come_up()
+        dispatched: set[int] = set()
+        is_open: set[str] = set()
+        for id in order:
+            (driver.cancel if id in is_open else driver.ask)(id)
+            is_open ^= {id}
+            dispatched.update(driver.dispatched())
+            for cancel in driver.told(CancelRow):
+                assert cancel.key in dispatched, order
+        assert all(ends(driver, id) == ["cancelled"] for id in "abc")
+
+
+# Answers that a command cuts off
+
+
+@pytest.mark.parametrize("how", ["stop", "drain"])
+def test_cut_off_answers_report_tokens_sent(how: str) -> None:
+    driver = Driver()
+    driver.load()
+    driver.come_up()
+    driver.ask("runs")
+    driver.ask("reads")
+    driver.accept(1)
+    driver.token(1)
+    driver.token(1)
+    if how == "stop":
+        driver.say(Stop(id=RequestId("s"), now=True))
+    else:
+        driver.unload()
+        driver.pass_time(10.0)
+    code = "shutting_down" if how == "stop" else "unloaded"
+    errors = {id: driver.failure_of(id).error for id in ("runs", "reads")}
+    assert {error["code"] for error in errors.values()} == {code}
+    assert errors["runs"]["detail"]["tokens_sent"] == 2
+    assert "tokens_sent" not in errors["reads"].get("detail", {}), "it had not begun"
+
+
+# Reports of ended requests
+
+
+def up() -> Driver:
+    driver = Driver()
+    driver.load()
+    driver.come_up()
+    return driver
+
+
+def reports(driver: Driver) -> list[tuple[str, str]]:
+    """The request and the outcome of each line that the latest event led to."""
+    return [(one.facts["id"], one.facts["outcome"]) for one in driver.of(RequestEnded)]
+
+
+def report(driver: Driver) -> dict[str, Any]:
+    [ended] = driver.of(RequestEnded)
+    return ended.facts
+
+
+def test_report_of_a_finished_request() -> None:
+    driver = up()
+    driver.now += 1.0
+    [key] = driver.serve("one", process="process 12@99")
+    driver.compute(2.0, key)
+    driver.compute(4.0, key)
+    driver.token(key, finish=FinishReason.LENGTH)
+    assert report(driver) == {
+        "id": "one",
+        "number": key,
+        "model": "m",
+        "client": "process 12@99",
+        "outcome": "length",
+        "prompt_tokens": 3,
+        "cached_tokens": 0,
+        "completion_tokens": 3,
+        "queued_s": 0.0,
+        "first_token_s": 2.0,
+        "total_s": 6.0,
+        "engine_s": 6.0,
+        "tokens_per_s": 0.5,
+    }
+
+
+def test_every_way_to_end_is_one_line_with_its_outcome() -> None:
+    driver = up()
+    one, _ = driver.serve("one", "two")
+    driver.serve("waits", queue_timeout_s=5.0)
+    driver.serve("unread")
+    driver.cancel("two")
+    assert reports(driver) == [("two", "cancelled")]
+    rejection = RemoteError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, "too long")
+    driver.worker(Rejected(key=RequestKey(one), error=rejection.to_wire()))
+    assert reports(driver) == [("one", "context_length_exceeded")]
+    driver.leave()
+    assert reports(driver) == [("waits", "gone"), ("unread", "gone")]
+    driver = up()
+    driver.serve("one", "two")
+    driver.ask("waits", queue_timeout_s=5.0)
+    driver.pass_time(5.0)
+    assert reports(driver) == [("waits", "queue_timeout")]
+
+
+def test_resumed_request_is_reported_once() -> None:
+    driver = up()
+    [key] = driver.serve("one")
+    [other] = driver.serve("other", resume=False)
+    for each in (key, other):
+        driver.accept(each)
+    driver.token(key, other)
+    driver.exit()
+    assert reports(driver) == [("other", "worker_crashed")]
+    driver.come_up()
+    driver.accept(key)
+    driver.token(key, finish=FinishReason.STOP)
+    assert (report(driver)["outcome"], report(driver)["resumed"]) == ("stop", 1)
+
+
+def test_a_request_that_is_refused_when_it_comes_is_a_line_for_debugging_only() -> None:
+    driver = up()
+    driver.ask("one", model="nobody")
+    [ended] = driver.of(RequestEnded)
+    assert ended.is_refused
+    assert ended.facts == {"id": "one", "model": "nobody", "outcome": "unknown_model"}
+    [key] = driver.serve("two")
+    driver.accept(key)
+    driver.token(key, finish=FinishReason.STOP)
+    assert not driver.of(RequestEnded)[0].is_refused
+
+
+# The ledger
+
+
+def request(key: int, **changes: Any) -> Request:
+    plain = Request(
+        key=RequestKey(key), connection=ALICE, id=RequestId(f"r{key}"), account=Account("c"),
+        model=ModelName("m"), body=b"12345", digest=Digest(b"d"), arrived_at=10.0,
+    )  # fmt: skip
+    return replace(plain, **changes)
+
+
+X = Account("x")
+
+
+def ledger_of(**clients: ClientSettings) -> Ledger:
+    return Ledger(Terms(CoreSettings(clients=clients)))
+
+
+def counts(ledger: Ledger) -> tuple[int, dict[Account, int], int, int]:
+    ledger.check_invariants()
+    return (ledger.waiting, ledger.waiting_by_account, len(ledger), ledger.held_bytes)
+
+
+def test_requests_are_counted_from_their_admission_to_their_end() -> None:
+    ledger = ledger_of()
+    assert counts(ledger) == (0, {}, 0, 0)
+    assert [ledger.new_key(), ledger.new_key()] == [1, 2]
+    one, two = request(1), request(2, connection=BOB, account=X, wants_notices=True)
+    three = request(3, account=X)
+    for each in (one, two, three):
+        ledger.add(each)
+    assert counts(ledger) == (3, {"c": 1, "x": 2}, 3, 15)
+    assert list(ledger) == [one, two, three]
+    assert (ledger.waiting_of(X), ledger.waiting_of(Account("nobody"))) == (2, 0)
+    assert ledger.has_listeners
+    ledger.move(two, Stage.RUNNING)
+    assert counts(ledger) == (2, {"c": 1, "x": 1}, 3, 15)
+    assert ledger.running_by_account == {X: 1}
+    ledger.move(two, Stage.QUEUED)
+    assert counts(ledger) == (3, {"c": 1, "x": 2}, 3, 15)
+    ledger.remove(two)
+    assert not ledger.has_listeners
+    assert counts(ledger) == (2, {"c": 1, "x": 1}, 2, 10)
+    ledger.remove(one)
+    ledger.remove(three)
+    assert counts(ledger) == (0, {}, 0, 0)
+    assert ledger.of_connection(ALICE) == []

@@ -1,106 +1,68 @@
-"""What `status --json` and watchers are shown: every key, in each kind of state."""
+"""Test status, events, stories, the flight recorder and the words of errors."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import hypothesis
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from syrupy.assertion import SnapshotAssertion
 
-from mlxsup.protocol.ids import ModelName
-from mlxsup.protocol.states import Batching, FinishReason, LoadPhase, State, WorkerPhase
+from mlxsup.protocol.client_messages import Event, Ping, Reply, StatusQuery, Subscribe
+from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.flight import (
+    Entry,
+    LostRow,
+    ModelChanged,
+    RequestContinued,
+    RequestEnded,
+    RequestPaused,
+    RequestStarted,
+    WorkerDied,
+)
+from mlxsup.protocol.ids import ModelName, RequestId
+from mlxsup.protocol.states import (
+    Batching,
+    FinishReason,
+    LoadPhase,
+    State,
+    WaitReason,
+    Why,
+    WorkerPhase,
+)
 from mlxsup.protocol.version import VERSION
 from mlxsup.protocol.worker_messages import Heartbeat, LoadProgress, Ready
-from mlxsup.supervisor.core.events import Appraised, Sampled
-from mlxsup.supervisor.core.requests.ledger import Ledger
+from mlxsup.supervisor.core import errors
+from mlxsup.supervisor.core.actions import Announce
+from mlxsup.supervisor.core.events import Appraised, Reloaded, Sampled
+from mlxsup.supervisor.core.flight import (
+    CHANGES_OF_A_MODEL,
+    DEATHS_OF_A_MODEL,
+    MOST_MODELS,
+    OF_REQUESTS,
+    Flight,
+)
+from mlxsup.supervisor.core.last_moments import MOST_ROWS
 from mlxsup.supervisor.core.settings import CoreSettings
-from mlxsup.supervisor.core.sharing.accounts import Terms
-from mlxsup.supervisor.core.status import Daemon, status_map
+from mlxsup.supervisor.core.status import wait_reason, waiting_news
 
 from support.core_driver import LAUNCH, Driver, entry
 from support.core_looks import BOB
 from support.core_states import in_state
+from support.flight import Recorder
 from support.needs import need
 
-NO_BUDGET = {
-    "budget_bytes": None,
-    "effective_budget_bytes": None,
-    "shortage": "",
-    "over_bytes": 0,
-}
-NEVER_STARTED: dict[str, Any] = {
-    "name": "m",
-    "aliases": [],
-    "presets": {},
-    "repo": None,
-    "revision": None,
-    "folder": "/m",
-    "state": "STOPPED",
-    "wanted": "down",
-    "why": "user",
-    "since_s": None,
-    "generation": 0,
-    "pid": None,
-    "restarts": 0,
-    "last_exit": None,
-    "exits": [],
-    "cause": None,
-    "retry_in_s": None,
-    "progress": None,
-    "queued": 0,
-    "queued_per_class": {"interactive": 0, "normal": 0, "batch": 0},
-    "line": [],
-    "running": [],
-    "rows": [],
-    "paused": [],
-    "yielded": [],
-    "paused_rows": [],
-    "alone": None,
-    "row_limit": 2,
-    "suspects": 0,
-    "on_probation": 0,
-    "quarantined": 0,
-    "tokens_per_s": 0.0,
-    "steps": 0,
-    "engine_s": 0.0,
-    "repeated_s": 0.0,
-    "share": None,
-    "pinned": False,
-    "needed_bytes": 0,
-    "raised_bytes": 0,
-    "reserved_bytes": 0,
-    "row_budget_bytes": None,
-    "memory_wait": None,
-    "footprint_bytes": 0,
-    "phase": None,
-    "phase_s": None,
-    "held_by_worker": 0,
-    "active_bytes": 0,
-    "cache_bytes": 0,
-    "peak_bytes": 0,
-    "kept_bytes": 0,
-    "prefix_bytes": 0,
-    "prefill_chunk": None,
-    "decode_stall_target_ms": 250,
-    "backend": None,
-    "context_length": None,
-    "batching": None,
-    "warnings": [],
-    "loaded_for_s": None,
-    "load_phases_s": None,
-}
+# Status
 
 
-def differences(row: dict[str, Any], than: dict[str, Any]) -> dict[str, Any]:
-    """What a row has otherwise; both have the same keys."""
-    assert row.keys() == than.keys()
-    return {key: value for key, value in row.items() if value != than[key]}
-
-
-def test_a_model_that_was_never_started() -> None:
+def test_a_model_that_was_never_started(snapshot: SnapshotAssertion) -> None:
     driver = Driver()
     driver.now += 5.0
-    assert driver.row() == NEVER_STARTED
+    assert driver.row() == snapshot
 
 
 def test_a_model_that_is_not_loaded_has_the_context_of_its_files() -> None:
@@ -115,39 +77,7 @@ def test_a_model_that_is_not_loaded_has_the_context_of_its_files() -> None:
     assert driver.row()["context_length"] == 100
 
 
-def test_the_memory_of_the_machine_is_nothing_until_it_was_measured() -> None:
-    memory = Driver().core.status(1000.0)["memory"]
-    assert memory == {**NO_BUDGET, "reserved_bytes": 0, "machine_bytes": 0}
-    driver = in_state(State.READY)
-    driver.model().life.footprint_bytes = 10**9
-    assert not driver.model().is_over_memory
-
-
-def shown(id: str, number: int, waited_s: float = 0.0) -> dict[str, Any]:
-    """A request of ALICE in the line or in the batch."""
-    return {
-        "id": id,
-        "number": f"#{number}",
-        "client": "connection 616c696365",
-        "priority": "normal",
-        "class": "normal",
-        "waited_s": waited_s,
-        "paused": None,
-        "resumed": 0,
-        "prompt_tokens": None,
-        "read_tokens": 0,
-        "tokens_sent": 0,
-    }
-
-
-def test_a_daemon_that_has_not_begun_counts_from_the_beginning_of_its_clock() -> None:
-    status = status_map(
-        [], Ledger(Terms(CoreSettings())), Daemon(facts={}), None, 5.0, spares={"workers": []}
-    )
-    assert status["uptime_s"] == 5.0
-
-
-def test_the_whole_status_of_a_daemon() -> None:
+def test_the_whole_status_of_a_daemon(snapshot: SnapshotAssertion) -> None:
     driver = Driver([entry("a"), entry("b")])
     for pid, name in enumerate("ab", start=5):
         driver.load(name)
@@ -160,27 +90,11 @@ def test_the_whole_status_of_a_daemon() -> None:
     status = driver.core.status(driver.now)
     rows = status.pop("models")
     assert [(row["name"], row["footprint_bytes"]) for row in rows] == [("a", 300), ("b", 40)]
-    assert status == {
-        "schema_version": 1,
-        "pid": 1,
-        "version": VERSION,
-        "uptime_s": 12.0,
-        "memory": {**NO_BUDGET, "reserved_bytes": 340, "machine_bytes": 9000},
-        "gateway": None,
-        "spares": {"wanted": 0, "retry_in_s": None, "workers": []},
-        "queue": {
-            "waiting": 1,
-            "per_client": {"process 7@1": 1},
-            "per_class": {"interactive": 0, "normal": 1, "batch": 0},
-            "clients": {
-                "connection 616c696365": {"waiting": 0, "running": 1, "weight": 1.0},
-                "process 7@1": {"waiting": 1, "running": 1, "weight": 1.0},
-            },
-        },
-    }
+    assert status.pop("version") == VERSION
+    assert status == snapshot
 
 
-def test_a_ready_model_shows_what_its_worker_says_of_itself() -> None:
+def test_status_of_a_ready_model(snapshot: SnapshotAssertion) -> None:
     driver = Driver([entry(launch=replace(LAUNCH, decode_stall_target_ms=99))])
     driver.load()
     driver.now += 1.0
@@ -202,65 +116,26 @@ def test_a_ready_model_shows_what_its_worker_says_of_itself() -> None:
     driver.sample(1234)
     driver.token(1)
     driver.now += 2.5
-    assert differences(driver.row(), NEVER_STARTED) == {
-        "state": "READY",
-        "wanted": "up",
-        "since_s": 2.5,
-        "generation": 1,
-        "pid": 77,
-        "queued": 1,
-        "queued_per_class": {"interactive": 0, "normal": 1, "batch": 0},
-        "line": [shown("r3", 3, 2.5)],
-        "running": ["r1", "r2"],
-        "rows": [shown("r1", 1) | {"tokens_sent": 1}, shown("r2", 2)],
-        "steps": 1,
-        "reserved_bytes": 1234,
-        "footprint_bytes": 1234,
-        "phase": "prefill",
-        "phase_s": 0.5,
-        "held_by_worker": 2,
-        "active_bytes": 10,
-        "cache_bytes": 20,
-        "peak_bytes": 30,
-        "prefill_chunk": 64,
-        "decode_stall_target_ms": 99,
-        "backend": "gpu",
-        "context_length": 2048,
-        "batching": {"mode": "serial_prefill", "reason": "why"},
-        "warnings": ["careful"],
-        "loaded_for_s": 2.5,
-        "load_phases_s": {"spawn": 1.0, "import": 0.0},
-    }
+    assert driver.row() == snapshot
 
 
-def test_a_load_shows_how_far_it_is_and_one_that_waits_what_for() -> None:
+def test_status_of_loading_and_pending_models(snapshot: SnapshotAssertion) -> None:
     driver = Driver([entry("z"), entry()])
     driver.load("z")
     driver.load()
     driver.now += 3.0
-    assert differences(driver.row(), NEVER_STARTED) == {
-        "state": "PENDING",
-        "wanted": "up",
-        "since_s": 3.0,
-        "progress": {"phase": "waiting for turn", "fraction": 0.0},
-    }
+    assert driver.row() == snapshot
     driver.come_up("z", 5)
     driver.spawned()
     driver.hello()
     driver.worker(LoadProgress(phase=LoadPhase.WEIGHTS, progress=0.25))
     driver.now += 4.0
-    assert differences(driver.row(), NEVER_STARTED) == {
-        "state": "LOADING",
-        "wanted": "up",
-        "since_s": 4.0,
-        "generation": 1,
-        "pid": 77,
-        "progress": {"phase": "weights", "fraction": 0.25},
-        "load_phases_s": {"spawn": 0.0, "import": 0.0, "weights": 4.0},
-    }
+    assert driver.row() == snapshot
 
 
-def test_a_model_that_crashed_shows_how_and_when_it_is_started_again() -> None:
+def test_a_model_that_crashed_shows_how_and_when_it_is_started_again(
+    snapshot: SnapshotAssertion,
+) -> None:
     driver = in_state(State.READY)
     driver.exit(signal="SIGSEGV", last_lines=("boom",), at=11.0)
     driver.come_up()
@@ -270,62 +145,17 @@ def test_a_model_that_crashed_shows_how_and_when_it_is_started_again() -> None:
     row = driver.row()
     assert row["retry_in_s"] == pytest.approx(retry_in_s - 0.25)
     driver.now += 60.0
-    assert differences(driver.row(), NEVER_STARTED) == {
-        "state": "BACKOFF",
-        "wanted": "up",
-        "since_s": 60.25,
-        "generation": 2,
-        "restarts": 1,
-        "last_exit": {
-            "reason": "crash",
-            "code": 70,
-            "signal": None,
-            "detail": "bang",
-            "at": 12.0,
-            "cause": "unknown",
-        },
-        "exits": [{"reason": "crash", "cause": "unknown", "count": 2}],
-        "retry_in_s": 0.0,
-        "queued": 1,
-        "queued_per_class": {"interactive": 1, "normal": 0, "batch": 0},
-        "line": [shown("r1", 1, 60.25) | {"class": "interactive", "prompt_tokens": 3}],
-        "load_phases_s": {"spawn": 0.0, "import": 0.0},
-        "suspects": 1,
-        "on_probation": 1,
-    }
+    assert driver.row() == snapshot
 
 
-def test_a_failed_and_a_stopped_model_show_why_and_since_when() -> None:
+def test_a_failed_and_a_stopped_model_show_why_and_since_when(snapshot: SnapshotAssertion) -> None:
     driver = in_state(State.LOADING)
     driver.exit(code=66, last_lines=("no such folder",), at=3.0)
     driver.now += 1.0
-    last_exit = {
-        "reason": "load_error",
-        "code": 66,
-        "signal": None,
-        "detail": "no such folder",
-        "at": 3.0,
-        "cause": "model missing",
-    }
-    assert differences(driver.row(), NEVER_STARTED) == {
-        "state": "FAILED",
-        "wanted": "up",
-        "since_s": 1.0,
-        "generation": 1,
-        "last_exit": last_exit,
-        "load_phases_s": {"spawn": 0.0, "import": 0.0},
-        "exits": [{"reason": "load_error", "cause": "model missing", "count": 1}],
-        "cause": "exit code 66, model missing: no such folder",
-    }
+    assert driver.row() == snapshot
     driver.unload()
     driver.now += 2.0
-    assert differences(driver.row(), NEVER_STARTED) == {
-        "since_s": 2.0,
-        "exits": [{"reason": "load_error", "cause": "model missing", "count": 1}],
-        "generation": 1,
-        "last_exit": last_exit,
-        "load_phases_s": {"spawn": 0.0, "import": 0.0},
-    }
+    assert driver.row() == snapshot
 
 
 def test_the_rate_is_that_of_the_last_seconds() -> None:
@@ -345,15 +175,7 @@ def test_the_rate_is_that_of_the_last_seconds() -> None:
     assert driver.row()["tokens_per_s"] == 0.0, "of one, nothing is known"
 
 
-def test_two_samples_of_one_moment_tell_no_rate() -> None:
-    driver = in_state(State.READY)
-    driver.sample(0)
-    driver.token(1)
-    driver.sample(0)
-    assert driver.row()["tokens_per_s"] == 0.0
-
-
-def test_what_models_have_computed_is_shown_as_shares_of_all() -> None:
+def test_status_shows_shares_of_engine_time() -> None:
     driver = Driver([entry("a"), entry("b"), entry("c")])
     for pid, name in enumerate("ab", start=5):
         driver.load(name)
@@ -368,3 +190,397 @@ def test_what_models_have_computed_is_shown_as_shares_of_all() -> None:
     total_s = sum(row["engine_s"] for row in rows)
     assert [row["share"] for row in rows] == [row["engine_s"] / total_s for row in rows]
     assert 0.0 == rows[2]["share"] < rows[1]["share"] < rows[0]["share"] < 1.0
+
+
+# Changes and stories
+
+
+def changes(driver: Driver) -> list[dict[str, Any]]:
+    return [action.change for action in driver.of(Announce)]
+
+
+def test_a_change_is_announced_whole_and_sent_to_subscribers(snapshot: SnapshotAssertion) -> None:
+    driver = Driver()
+    driver.say(Subscribe(id=RequestId("s")))
+    driver.load()
+    announced = changes(driver)
+    assert driver.sent(Event) == [Event(id=RequestId("s"), value=one) for one in announced]
+    driver.spawned()
+    driver.hello()
+    announced += changes(driver)
+    driver.now += 2.0
+    driver.progress(0.5)
+    driver.now += 0.5
+    driver.ready()
+    announced += changes(driver)
+    assert announced == snapshot
+
+
+def notes(driver: Driver) -> list[tuple[str, str]]:
+    return [(change["to"], change["note"]) for change in changes(driver)]
+
+
+def test_each_change_has_a_note_that_says_why() -> None:
+    driver = in_state(State.READY)
+    driver.restart()
+    assert notes(driver) == [("DRAINING", "restart")]
+    driver.token(1, finish=FinishReason.STOP)
+    driver.exit(code=0)
+    assert notes(driver) == [("PENDING", ""), ("LOADING", "")]
+    driver.spawned()
+    driver.hello()
+    driver.progress(1 / 3)
+    assert notes(driver) == [("LOADING", "weights 33%")]
+    driver.ready()
+    assert notes(driver) == [("READY", "")]
+    driver.ask("r2")
+    driver.unload()
+    assert notes(driver) == [("DRAINING", "user")]
+    driver.exit(signal="SIGSEGV")
+    assert notes(driver) == [("STOPPED", ""), ("STOPPED", "1 request under suspicion")]
+
+
+def test_a_ping_is_answered_with_nothing_and_a_status_with_entries_if_asked() -> None:
+    driver = Driver()
+    driver.say(Ping(id=RequestId("p")))
+    assert driver.sent(Reply) == [Reply(id=RequestId("p"), value={})]
+    driver.say(StatusQuery(id=RequestId("q")))
+    assert driver.sent(Reply) == [Reply(id=RequestId("q"), value=driver.core.status(driver.now))]
+    driver.load()
+    driver.say(StatusQuery(id=RequestId("q"), debug=True))
+    [reply] = driver.sent(Reply)
+    first, second = reply.value["flight"]
+    assert (first["before"], first["after"], first["ago_s"]) == ("STOPPED", "PENDING", 0.0)
+    assert (second["n"], second["after"], second["generation"]) == (2, "LOADING", 1)
+
+
+def test_story_has_each_death_and_verdict() -> None:
+    driver = in_state(State.READY)
+    driver.exit(signal="SIGSEGV", last_lines=("boom",))
+    story = driver.core.stories()["m"]
+    assert story[-3] == "1000.000 SIGSEGV: boom: 1 request under suspicion"
+    assert story[-2] == "1000.000 READY died (SIGSEGV: boom) → PENDING"
+    assert story[-1] == "1000.000 PENDING turn → LOADING"
+
+
+@pytest.mark.parametrize("how", ["wanted", "unloaded", "removed"])
+def test_a_process_that_cannot_be_ended_and_its_end_at_last_are_announced(how: str) -> None:
+    driver = in_state(State.READY)
+    driver.broke()
+    driver.pass_time(10.0)
+    assert notes(driver) == [("FAILED", "process 77 cannot be ended")]
+    if how == "unloaded":
+        driver.unload()
+    elif how == "removed":
+        driver.do(Reloaded(now=driver.now, settings=CoreSettings(), models=()))
+    assert (driver.row()["pid"], driver.row()["last_exit"]) == (77, None)
+    last = "process 77 has ended at last"
+    driver.exit(code=9, last_lines=("late",), at=3.0)
+    assert (
+        notes(driver)
+        == {
+            "wanted": [("PENDING", last), ("LOADING", "")],
+            "unloaded": [("STOPPED", last)],
+            "removed": [("STOPPED", "removed")],
+        }[how]
+    )
+    if how != "removed":
+        assert driver.row()["last_exit"] == {
+            "reason": "asked", "code": 9, "signal": None, "detail": "late", "at": 3.0,
+            "cause": "unknown",
+        }  # fmt: skip
+
+
+def test_a_load_is_news_to_all_at_each_tenth_and_not_between() -> None:
+    driver = in_state(State.LOADING)
+    model = driver.model()
+    assert waiting_news(model) == (WaitReason.LOAD, "import", 0)
+    for hundredth in range(1, 100):
+        driver.progress(hundredth / 100)
+        assert waiting_news(model) == (WaitReason.LOAD, "weights", hundredth // 10)
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        (State.PENDING, "load"), (State.LOADING, "load"), (State.READY, "rows"),
+        (State.DRAINING, "rows"), (State.STOPPING, "restart"), (State.BACKOFF, "backoff"),
+    ],
+)  # fmt: skip
+def test_each_state_has_a_reason_to_wait(state: State, reason: str) -> None:
+    assert wait_reason(in_state(state).model()) == reason
+
+
+def test_after_a_reload_the_models_stand_in_the_order_of_the_file() -> None:
+    driver = Driver([entry(name=name) for name in ("a", "b", "c")])
+
+    def reload(*names: str) -> list[str]:
+        models = tuple(entry(name=name) for name in names)
+        driver.do(Reloaded(now=driver.now, settings=CoreSettings(), models=models))
+        return [row["name"] for row in driver.core.status(driver.now)["models"]]
+
+    assert reload("b", "c") == ["b", "c"]
+    assert reload("a", "c", "b") == ["a", "c", "b"]
+
+
+# Flight recorder
+
+
+def changed(model: str) -> ModelChanged:
+    return ModelChanged(model=model, generation=1, before="READY", after="STOPPED")
+
+
+def died(model: str) -> WorkerDied:
+    return WorkerDied(model=model, generation=1, reason="crash", after="PENDING")
+
+
+def ended(number: int) -> RequestEnded:
+    return RequestEnded(id="r", number=number, model="m", outcome="stop")
+
+
+RUNS = st.tuples(
+    st.sampled_from([changed("a"), changed("b"), died("a"), ended(1)]), st.integers(1, 300)
+)
+
+
+@hypothesis.settings(max_examples=20)
+@given(st.lists(RUNS, max_size=6))
+def test_the_latest_of_each_kind_and_model_are_kept_in_order(
+    runs: list[tuple[Entry, int]],
+) -> None:
+    entries = [one for one, times in runs for _ in range(times)]
+    flight = Flight()
+    for place, one in enumerate(entries):
+        flight.keep(one, float(place))
+    kept = flight.entries(float(len(entries)))
+    numbers = [one["n"] for one in kept]
+    assert numbers == sorted(numbers)
+    assert all(one["ago_s"] == len(entries) - one["n"] + 1 for one in kept)
+    expected = set[int]()
+    for like, most in ((changed("a"), CHANGES_OF_A_MODEL), (changed("b"), CHANGES_OF_A_MODEL),
+                       (died("a"), DEATHS_OF_A_MODEL), (ended(1), OF_REQUESTS)):  # fmt: skip
+        alike = [place for place, one in enumerate(entries, start=1) if one == like]
+        expected |= set(alike[-most:])
+    assert set(numbers) == expected
+
+
+def test_a_model_that_has_just_changed_outlives_those_that_changed_before_it() -> None:
+    flight = Flight()
+    for number in (*range(MOST_MODELS), 0, MOST_MODELS):
+        flight.keep(changed(f"m{number}"), 0.0)
+    kept = [one["model"] for one in flight.entries(0.0)]
+    assert kept.count("m0") == 2
+    assert "m1" not in kept
+    assert f"m{MOST_MODELS}" in kept
+
+
+def test_a_request_from_its_start_to_its_end_with_a_crash_and_a_pause_between() -> None:
+    driver = Driver()
+    recorder = Recorder(driver)
+    driver.load()
+    driver.come_up()
+    [key] = driver.serve("r1")
+    driver.accept(key)
+    driver.token(key)
+    driver.now += 2.0
+    driver.exit(signal="SIGKILL")
+    driver.come_up()
+    driver.token(key)
+    driver.pause()
+    driver.row_left(key)
+    driver.resume()
+    driver.token(key)
+    driver.token(key, finish=FinishReason.STOP)
+    about = [one for one in recorder.entries if not isinstance(one, ModelChanged)]
+    assert [type(one) for one in about] == [
+        RequestStarted, WorkerDied, RequestContinued, RequestPaused, RequestContinued, RequestEnded,
+    ]  # fmt: skip
+    _, death, after_crash, pause, after_pause, end = about
+    assert isinstance(death, WorkerDied)
+    assert death.rows == [LostRow(id="r1", number=key, tokens=1)]
+    assert isinstance(after_crash, RequestContinued)
+    assert (after_crash.after, after_crash.generation, after_crash.tokens) == ("crash", 2, 1)
+    assert isinstance(pause, RequestPaused)
+    assert (pause.reason, pause.tokens) == ("user", 2)
+    assert isinstance(after_pause, RequestContinued)
+    assert after_pause.after == "pause"
+    assert isinstance(end, RequestEnded)
+    assert (end.outcome, end.usage.completion_tokens, end.resumed, end.paused) == ("stop", 4, 1, 1)
+    assert [one.number for one in recorder.recorded] == list(range(1, len(recorder.recorded) + 1))
+
+
+def test_death_entry_has_phase_memory_and_rows() -> None:
+    driver = in_state(State.READY)
+    recorder = Recorder(driver)
+    driver.token(1)
+    held = Heartbeat(step=1, phase=WorkerPhase.DECODE, phase_s=0.0, active_bytes=5, cache_bytes=3)
+    driver.worker(held)
+    driver.sample(3 * 2**30, machine_bytes=2**36)
+    driver.now += 4.0
+    driver.exit(code=70, last_lines=("boom",))
+    [death] = recorder.deaths
+    assert (death.reason, death.code, death.signal, death.detail) == ("crash", 70, "", "boom")
+    assert death.evidence == "accuses"
+    assert (death.doing, death.steps, death.ready_s) == ("decode", 1, 4.0)
+    assert (death.footprint_bytes, death.machine_bytes) == (3 * 2**30, 2**36)
+    assert (death.active_bytes, death.cache_bytes) == (5, 3)
+    assert (death.generation, death.pid, death.after) == (1, 77, "PENDING")
+    assert (death.crashes, death.most_crashes, death.window_s) == (1, 3, 100.0)
+    assert "under suspicion" in death.verdict
+    assert death.rows == [LostRow(id="r1", number=1, tokens=1, is_suspect=True)]
+
+
+def test_death_entry_has_the_fate_of_each_row() -> None:
+    driver = Driver()
+    recorder = Recorder(driver)
+    driver.load()
+    driver.come_up()
+    stays, ends = driver.serve("stays"), driver.serve("ends", resume=False)
+    for key in (*stays, *ends):
+        driver.accept(key)
+    driver.exit()
+    [death] = recorder.deaths
+    assert {row.id: row.fate for row in death.rows} == {
+        "stays": "continues",
+        "ends": driver.failure_of("ends").error["code"],
+    }
+
+
+def test_of_many_rows_some_are_named_and_the_others_counted() -> None:
+    many = MOST_ROWS + 3
+    limits = CoreSettings(max_queue=many, max_queue_per_client=many)
+    driver = Driver([entry(launch=replace(LAUNCH, max_concurrency=many))], limits)
+    recorder = Recorder(driver)
+    driver.load()
+    driver.come_up()
+    driver.serve(*(f"r{number}" for number in range(many)))
+    driver.exit()
+    [death] = recorder.deaths
+    assert (len(death.rows), death.more_rows) == (MOST_ROWS, 3)
+
+
+def test_an_end_that_was_asked_for_is_recorded_only_if_requests_ran() -> None:
+    driver = in_state(State.READY)
+    recorder = Recorder(driver)
+    driver.restart(now=True)
+    driver.exit(code=0)
+    [death] = recorder.deaths
+    assert (death.reason, [row.fate for row in death.rows]) == ("asked", ["continues"])
+    driver.come_up()
+    driver.token(1, finish=FinishReason.STOP)
+    driver.unload()
+    driver.exit(code=0)
+    assert len(recorder.deaths) == 1
+
+
+def test_a_load_that_dies_says_how_far_it_was_and_when_it_is_tried_again() -> None:
+    driver = in_state(State.LOADING)
+    recorder = Recorder(driver)
+    driver.progress(0.4)
+    driver.exit(code=75, last_lines=("MemoryError",))
+    driver.spawned()
+    driver.exit(code=75, last_lines=("MemoryError",))
+    first, second = recorder.deaths
+    assert (first.doing, first.ready_s, first.after) == ("weights 40%", None, "PENDING")
+    assert (first.active_bytes, first.cache_bytes) == (0, 0), "it has sent no beat"
+    assert second.after == "BACKOFF"
+    assert second.retry_in_s is not None
+    assert 0.5 <= second.retry_in_s <= 1.0
+
+
+def test_only_a_new_state_is_recorded_and_no_progress_of_a_load() -> None:
+    driver = in_state(State.LOADING)
+    recorder = Recorder(driver)
+    for tenth in range(1, 10):
+        driver.progress(tenth / 10)
+    assert recorder.entries == []
+    driver.ready()
+    [change] = recorder.entries
+    assert isinstance(change, ModelChanged)
+    assert (change.before, change.after) == ("LOADING", "READY")
+
+
+def test_the_status_has_it_only_if_it_is_asked_for() -> None:
+    driver = in_state(State.READY)
+    driver.say(StatusQuery(id=RequestId("q")))
+    [plain] = driver.sent(Reply)
+    assert "flight" not in plain.value
+    driver.say(StatusQuery(id=RequestId("q"), debug=True))
+    [reply] = driver.sent(Reply)
+    kinds = [one["kind"] for one in reply.value["flight"]]
+    assert kinds == ["model_changed"] * 3 + ["request_started"]
+
+
+# Errors
+
+M = ModelName("m")
+ERRORS: dict[str, Callable[[], RemoteError]] = {
+    "model failed": lambda: errors.model_failed(M, "no disk"),
+    "load failed": lambda: errors.load_failed(M, "no disk", is_retryable=False),
+    "load failed, to be tried again": lambda: errors.load_failed(M, "killed", is_retryable=True),
+    "cut off by an unload": lambda: errors.cut_off(M, Why.IDLE),
+    "cut off by a shutdown": lambda: errors.cut_off(M, Why.SHUTDOWN),
+    "superseded": lambda: errors.superseded(M, "a load"),
+    "worker crashed": lambda: errors.worker_crashed(M, "SIGKILL", 7),
+    "quarantined, for whole minutes": lambda: errors.quarantined(M, 7, 120.0),
+    "quarantined, for a part of one more": lambda: errors.quarantined(M, 0, 121.0),
+    "out of memory alone": lambda: errors.insufficient_memory(M, "exit code 75", 7),
+    "overloaded": lambda: errors.overloaded(
+        M,
+        "max_queue",
+        "9 are waiting",
+        queue_depth=9,
+        running=[RequestId("r")],
+        retry_after_s=2.5,
+    ),
+    "bad configuration": lambda: errors.bad_configuration(iter(["line 1", "line 2"])),
+    "duplicate id": lambda: errors.duplicate_id(RequestId("r")),
+    "superseded subscription": lambda: errors.superseded_subscription(),
+    "queue time-out": lambda: errors.queue_timeout(M, 2.25),
+    "deadline exceeded": lambda: errors.deadline_exceeded(M, "the first token", 0),
+    "slow consumer": lambda: errors.slow_consumer(),
+}
+
+
+def test_errors_have_their_code_words_and_facts(snapshot: SnapshotAssertion) -> None:
+    made = {name: make() for name, make in ERRORS.items()}
+    assert {
+        name: (str(one.code), one.message, one.retryable, one.detail) for name, one in made.items()
+    } == snapshot
+
+
+def test_an_unknown_model_is_answered_with_the_names_there_are_and_the_close_ones_H10() -> None:
+    known = [ModelName(name) for name in ("qwen", "Llama-3b", "llama-8b", "llama-1b", "llama-70b")]
+    error = errors.unknown_model("LLAMA-3B", known)
+    assert error.code is ErrorCode.UNKNOWN_MODEL
+    assert error.message == (
+        "no model is called 'LLAMA-3B'; configured: Llama-3b, llama-1b, llama-70b, llama-8b, qwen"
+    )
+    assert error.detail["known"] == ["Llama-3b", "llama-1b", "llama-70b", "llama-8b", "qwen"]
+    assert error.detail["close"] == ["Llama-3b", "llama-8b", "llama-1b"], "the best three"
+    assert error.retryable is False
+    assert errors.unknown_model("m", []).message == "no model is called 'm'; configured: none"
+
+
+def test_an_interrupted_answer_learns_how_far_it_had_come() -> None:
+    error = errors.for_interrupted(errors.cut_off(M, Why.USER), M, 7)
+    assert (error.code, error.message) == (ErrorCode.UNLOADED, "m is being unloaded (user)")
+    assert error.detail == {"model": "m", "why": "user", "tokens_sent": 7}
+    odd = RemoteError(ErrorCode.UNLOADED, "why", retryable=False, detail={"tokens_sent": 1})
+    assert errors.for_interrupted(odd, M, 7).retryable is False, "as the error was"
+    assert errors.for_interrupted(odd, M, 7).detail == {"tokens_sent": 7}
+
+
+def test_a_worker_that_cannot_continue_an_answer_gives_the_detail_of_every_crash() -> None:
+    said = RemoteError(ErrorCode.WORKER_CRASHED, "the model changed", detail={"tokens_sent": 1})
+    detail = {"model": "m", "cause": "the model changed", "tokens_sent": 7}
+    assert errors.for_interrupted(said, M, 7).detail == detail
+
+
+def test_to_an_interrupted_answer_a_load_that_failed_is_the_death_of_its_worker() -> None:
+    failed = errors.load_failed(M, "no disk", is_retryable=False)
+    error = errors.for_interrupted(failed, M, 7)
+    assert (error.code, error.retryable) == (ErrorCode.WORKER_CRASHED, True)
+    assert error.detail == {"model": "m", "cause": "no disk", "tokens_sent": 7}
+    nameless = RemoteError(ErrorCode.LOAD_FAILED, "failed")
+    assert errors.for_interrupted(nameless, M, 7).detail["cause"] == ""

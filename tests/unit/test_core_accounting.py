@@ -1,0 +1,753 @@
+"""Test fair-share accounting: engine seconds, charges, counters, device time."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlxsup.protocol.ids import ModelName, RequestId, RequestKey, pack_tokens
+from mlxsup.protocol.states import Channel, FinishReason, Priority
+from mlxsup.protocol.worker_messages import PrefillProgress, Ready, RowDelta, Step
+from mlxsup.supervisor.core.health.blame import Digest
+from mlxsup.supervisor.core.requests.ledger import Request
+from mlxsup.supervisor.core.requests.queue import Queue
+from mlxsup.supervisor.core.settings import ClientSettings, CoreSettings
+from mlxsup.supervisor.core.sharing import counters as sharing_counters
+from mlxsup.supervisor.core.sharing.accounts import Account, Terms
+from mlxsup.supervisor.core.sharing.charging import Charges, charge
+from mlxsup.supervisor.core.sharing.counters import MAX_ACCOUNTS, UNKNOWN_COST_S, Counters
+from mlxsup.supervisor.core.sharing.device_time import DeviceTime
+
+from support.core_driver import LAUNCH, Driver, entry
+from support.core_looks import ALICE
+
+# Engine seconds of requests and models
+
+
+def token(key: int, finish: FinishReason | None = None) -> RowDelta:
+    return RowDelta(key=RequestKey(key), text="x", tokens=pack_tokens([9]), finish=finish)
+
+
+def gone(key: int) -> RowDelta:
+    return RowDelta(key=RequestKey(key), finish=FinishReason.CANCELLED)
+
+
+def read(key: int, done: int, computed: int) -> PrefillProgress:
+    return PrefillProgress(key=RequestKey(key), done=done, total=100, computed=computed)
+
+
+def spend(
+    driver: Driver,
+    took_s: float,
+    *parts: RowDelta | PrefillProgress,
+    decode_s: float = 0.0,
+    model: str = "m",
+    **more: bool,
+) -> None:
+    """A step that ends now, with those rows; the status is not asked, which would charge it."""
+    rows = [part for part in parts if isinstance(part, RowDelta)]
+    left = [row for row in rows if row.finish is FinishReason.CANCELLED]
+    driver.now += took_s
+    driver.worker(
+        Step(
+            step=driver.model(model).steps + 1,
+            rows=[*left, *(row for row in rows if row not in left)],
+            prefill=[part for part in parts if isinstance(part, PrefillProgress)],
+            took_s=took_s,
+            decode_s=decode_s,
+            between_steps=len(left),
+            reads_on=more.get("reads_on", False),
+            returns_lease=more.get("returns_lease", False),
+            wants_lease=more.get("wants_lease", False),
+            only_waits=more.get("only_waits", False),
+        ),
+        model,
+        generation=driver.model(model).life.generation,
+    )
+
+
+def running(
+    *ids: str, models: tuple[str, ...] = ("m",), settings: CoreSettings | None = None
+) -> Driver:
+    """Each model is READY, and its requests are accepted; the first has key 1.
+
+    If there are several models, the name of each is part of its requests' ids.
+    """
+    is_one = len(models) == 1
+    driver = Driver([entry(name) for name in models], settings)
+    for model in models:
+        driver.load(model)
+        driver.come_up(model)
+        named = ids if is_one else [id + model for id in ids]
+        for key in driver.serve(*named, model=model):
+            driver.accept(key, model)
+    return driver
+
+
+def seconds(driver: Driver, model: str = "m") -> tuple[float, float]:
+    """What requests, and what nobody, paid for."""
+    row = driver.row(model)
+    return round(row["engine_s"], 9), round(row["repeated_s"], 9)
+
+
+def paid(driver: Driver, id: str) -> float:
+    """What the result of a request says."""
+    return round(driver.result_of(id).usage.engine_s, 9)
+
+
+def come_back(driver: Driver) -> None:
+    """The worker dies, and the next one gets what was interrupted."""
+    driver.exit(generation=driver.model().life.generation)
+    driver.come_up()
+    for key in driver.dispatched():
+        driver.accept(key)
+
+
+def test_a_request_pays_from_its_prompt_to_the_step_that_ends_it() -> None:
+    driver = running("a", "b")
+    spend(driver, 2.0, read(1, 30, 30), read(2, 10, 10))
+    spend(driver, 1.0, token(1), read(2, 20, 10), decode_s=0.25)
+    spend(driver, 0.5, token(1, FinishReason.STOP), token(2))
+    assert paid(driver, "a") == 1.5 + 0.25 + 0.25
+    spend(driver, 0.5, token(2, FinishReason.LENGTH))
+    assert paid(driver, "b") == 0.5 + 0.75 + 0.25 + 0.5
+    assert seconds(driver) == (4.0, 0.0)
+
+
+def test_cancelled_request_reports_its_cost_and_pays_no_later_step() -> None:
+    driver = running("a", "b")
+    spend(driver, 1.0, token(1), token(2))
+    driver.cancel("a")
+    assert paid(driver, "a") == 0.5
+    spend(driver, 1.0, token(1), token(2))
+    assert seconds(driver) == (2.0, 0.0), "its row was still in the batch"
+    spend(driver, 1.0, gone(1), token(2, FinishReason.STOP))
+    assert paid(driver, "b") == 0.5 + 0.5 + 1.0
+
+
+def test_error_reports_engine_seconds() -> None:
+    driver = running("a", "b")
+    spend(driver, 1.5, token(1))
+    driver.unload()
+    driver.pass_time(5.0)
+    ended = driver.failure_of("a").error["detail"], driver.failure_of("b").error["detail"]
+    assert [detail.get("engine_s") for detail in ended] == [1.5, None]
+    assert [detail["why"] for detail in ended] == ["user", "user"]
+
+
+def test_rereading_after_a_crash_is_charged_to_the_model() -> None:
+    driver = running("a")
+    spend(driver, 2.0, read(1, 100, 100))
+    spend(driver, 1.0, token(1))
+    come_back(driver)
+    spend(driver, 3.0, read(1, 60, 60))
+    spend(driver, 1.0, read(1, 101, 41))
+    assert seconds(driver) == (3.0, 4.0)
+    spend(driver, 1.0, token(1, FinishReason.STOP))
+    assert paid(driver, "a") == 4.0
+    assert seconds(driver) == (4.0, 4.0)
+
+
+def test_a_prompt_that_was_read_in_part_is_repeated_up_to_there() -> None:
+    driver = running("a")
+    spend(driver, 1.0, read(1, 40, 40))
+    come_back(driver)
+    spend(driver, 1.0, read(1, 20, 20))
+    spend(driver, 1.0, read(1, 60, 40))
+    spend(driver, 1.0, read(1, 100, 40))
+    assert seconds(driver) == (1.0 + 0.5 + 1.0, 1.0 + 0.5)
+
+
+def test_cached_prompt_is_not_repeated() -> None:
+    driver = running("a")
+    spend(driver, 1.0, read(1, 40, 40))
+    come_back(driver)
+    spend(driver, 1.0, read(1, 100, 60))
+    assert seconds(driver) == (2.0, 0.0)
+
+
+@pytest.mark.parametrize("took_s", [-3.0, 0.0])
+def test_a_duration_that_cannot_be_costs_nothing(took_s: float) -> None:
+    driver = running("a")
+    driver.now += 1.0
+    driver.worker(Step(step=1, rows=[token(1)], took_s=took_s, decode_s=9.0))
+    assert seconds(driver) == (0.0, 0.0)
+
+
+def test_engines_that_work_at_once_share_their_time() -> None:
+    driver = running("x", models=("a", "b"))
+    spend(driver, 2.0, token(1), model="a")
+    assert seconds(driver, "a") == (1.0, 0.0)
+    driver.worker(Step(step=1, rows=[token(2)], took_s=2.0), "b")
+    assert seconds(driver, "b") == (1.0, 0.0)
+
+
+def test_an_engine_without_requests_shares_nothing() -> None:
+    driver = running("x", models=("a", "b"))
+    driver.worker(Step(step=1, rows=[token(2, FinishReason.STOP)]), "b")
+    spend(driver, 2.0, token(1), model="a")
+    assert seconds(driver, "a") == (2.0, 0.0)
+    driver.ask("y", "b", body=b"y")
+    spend(driver, 2.0, token(1), model="a")
+    assert seconds(driver, "a") == (4.0, 0.0), "what is not accepted is not computed yet"
+
+
+def test_engine_without_a_process_shares_no_time() -> None:
+    driver = running("x", models=("a", "b"))
+    driver.exit("b")
+    spend(driver, 2.0, token(1), model="a")
+    assert seconds(driver, "a") == (2.0, 0.0)
+
+
+def test_an_engine_works_until_its_cancelled_row_has_left() -> None:
+    driver = running("x", models=("a", "b"))
+    driver.cancel("xb")
+    spend(driver, 2.0, token(1), model="a")
+    assert seconds(driver, "a") == (1.0, 0.0)
+    spend(driver, 0.0, gone(2), model="b")
+    spend(driver, 2.0, token(1), model="a")
+    assert seconds(driver, "a") == (3.0, 0.0)
+
+
+def test_an_engine_that_only_waits_for_a_lease_shares_nothing() -> None:
+    settings = CoreSettings(max_parallel_prefills=1)
+    driver = running("x", models=("a", "b"), settings=settings)
+    for model in ("a", "b"):
+        driver.worker(Step(step=0, reads_on=True), model)
+    for model in ("a", "b"):
+        asks = Step(step=0, reads_on=True, wants_lease=True, only_waits=True)
+        driver.worker(asks, model)  # a gets the lease, b waits
+    turn = {"reads_on": True, "returns_lease": True, "wants_lease": True, "only_waits": True}
+    spend(driver, 2.0, read(1, 30, 30), model="a", **turn)
+    assert seconds(driver, "a") == (2.0, 0.0)
+    driver.accept(driver.serve("y", model="a")[0], "a")
+    spend(driver, 2.0, read(2, 30, 30), model="b", **turn)
+    assert seconds(driver, "b") == (2.0, 0.0), "a has accepted a request, and still waits"
+
+
+def test_an_engine_that_decodes_while_it_waits_for_a_lease_shares_the_device() -> None:
+    settings = CoreSettings(max_parallel_prefills=1)
+    driver = running("x", models=("a", "b"), settings=settings)
+    for model in ("a", "b"):
+        driver.worker(Step(step=0, reads_on=True), model)
+    for model in ("a", "b"):
+        driver.worker(Step(step=0, reads_on=True, wants_lease=True), model)
+    spend(driver, 2.0, read(1, 30, 30), model="a", reads_on=True, returns_lease=True)
+    assert seconds(driver, "a") == (1.0, 0.0)
+
+
+def test_engines_on_different_backends_do_not_share() -> None:
+    driver = Driver([entry("a"), entry("b")])
+    for model, backend in (("a", "cpu"), ("b", "cuda")):
+        driver.load(model)
+        driver.spawned(model)
+        driver.hello(model)
+        driver.worker(Ready(context_length=100, fingerprint="f", backend=backend), model)
+        [key] = driver.serve("x" + model, model=model)
+        driver.accept(key, model)
+    spend(driver, 2.0, token(1), model="a")
+    assert seconds(driver, "a") == (2.0, 0.0)
+
+
+def test_alike_steps_are_charged_when_the_status_is_read() -> None:
+    driver = running("a", "b")
+    for _ in range(5):
+        spend(driver, 1.0, token(1), token(2))
+    alike = driver.model().alike
+    assert alike is not None
+    assert alike.took_s == 4.0, "the first one was charged by itself"
+    assert seconds(driver) == (5.0, 0.0)
+    for _ in range(3):
+        spend(driver, 1.0, token(1), token(2))
+    driver.cancel("a")
+    assert paid(driver, "a") == 4.0
+    for _ in range(3):
+        spend(driver, 1.0, token(1), token(2))
+    spend(driver, 1.0, gone(1), token(2))
+    for _ in range(3):
+        spend(driver, 1.0, token(2))
+    spend(driver, 1.0, token(2, FinishReason.STOP))
+    assert paid(driver, "b") == 4.0 + 1.5 + 5.0
+    assert seconds(driver) == (16.0, 0.0)
+
+
+def test_steps_before_another_engine_begins_or_rests_are_charged_whole() -> None:
+    driver = Driver([entry("a"), entry("b")])
+    for model in ("a", "b"):
+        driver.load(model)
+        driver.come_up(model)
+    [key] = driver.serve("xa", model="a")
+    driver.accept(key, "a")
+    for _ in range(4):
+        spend(driver, 1.0, token(1), model="a")
+    [key] = driver.serve("xb", model="b")
+    driver.accept(key, "b")
+    for _ in range(4):
+        spend(driver, 1.0, token(1), model="a")
+    driver.worker(Step(step=1, rows=[token(2, FinishReason.STOP)], took_s=4.0), "b")
+    for _ in range(4):
+        spend(driver, 1.0, token(1), model="a")
+    assert seconds(driver, "a") == (4.0 + 2.0 + 4.0, 0.0)
+    assert seconds(driver, "b") == (2.0, 0.0)
+
+
+def test_steps_are_no_longer_alike_when_another_row_reads_joins_or_ends() -> None:
+    driver = running("a", "b")
+    for _ in range(3):
+        spend(driver, 1.0, token(1))
+    for done in (5, 10, 15):
+        spend(driver, 1.0, token(1), read(2, done, 5), decode_s=0.25)
+    for _ in range(3):
+        spend(driver, 1.0, token(1), token(2))
+    spend(driver, 1.0, token(1), token(2, FinishReason.STOP))
+    assert paid(driver, "b") == 3 * 0.75 + 4 * 0.5
+    spend(driver, 1.0, token(1, FinishReason.STOP))
+    assert paid(driver, "a") == 3.0 + 3 * 0.25 + 4 * 0.5 + 1.0
+
+
+# Charges of one step
+
+A, B, C = (RequestKey(number) for number in (1, 2, 3))
+
+
+def row(key: RequestKey) -> RowDelta:
+    return RowDelta(key=key, text="x", tokens=pack_tokens([9]))
+
+
+def left(key: RequestKey) -> RowDelta:
+    return RowDelta(key=key, finish=FinishReason.CANCELLED)
+
+
+def part(key: RequestKey, computed: int, *, done: int | None = None) -> PrefillProgress:
+    """By default from the beginning of the prompt."""
+    return PrefillProgress(
+        key=key, done=computed if done is None else done, total=1000, computed=computed
+    )
+
+
+def charged(
+    *,
+    rows: list[RowDelta] | None = None,
+    prefill: list[PrefillProgress] | None = None,
+    took_s: float = 1.0,
+    decode_s: float = 0.0,
+    between_steps: int = 0,
+    engine_s: float | None = None,
+    read_before: dict[RequestKey, float] | None = None,
+) -> Charges:
+    step = Step(
+        step=1,
+        rows=rows or [],
+        prefill=prefill or [],
+        took_s=took_s,
+        decode_s=decode_s,
+        between_steps=between_steps,
+    )
+    before = read_before or {}
+    cost_s = took_s if engine_s is None else engine_s
+    return charge(step, cost_s, lambda key: before.get(key, 0.0))
+
+
+keys = st.integers(min_value=1, max_value=6).map(RequestKey)
+progress = st.builds(
+    PrefillProgress,
+    key=keys,
+    done=st.integers(min_value=0, max_value=5000),
+    total=st.just(5000),
+    computed=st.integers(min_value=-5, max_value=5000),
+)
+steps = st.builds(
+    Step,
+    step=st.just(1),
+    rows=st.lists(keys.map(row), max_size=8),
+    prefill=st.lists(progress, max_size=6, unique_by=lambda row: row.key),
+    took_s=st.floats(min_value=0.0, max_value=100.0),
+    decode_s=st.floats(min_value=0.0, max_value=100.0),
+    between_steps=st.integers(min_value=-1, max_value=9),
+)
+
+
+@hypothesis.settings(max_examples=50)
+@given(
+    step=steps,
+    engine_s=st.floats(min_value=0.0, max_value=100.0),
+    before=st.dictionaries(keys, st.one_of(st.just(math.inf), st.floats(0.0, 6000.0))),
+)
+def test_charges_add_up_to_the_step(
+    step: Step, engine_s: float, before: dict[RequestKey, float]
+) -> None:
+    found = charge(step, engine_s, lambda key: before.get(key, 0.0))
+    parts = [*found.requests.values(), found.repeated_s, found.nobody_s]
+    assert all(part >= -1e-9 for part in parts)
+    assert math.isclose(sum(parts), engine_s, rel_tol=1e-9, abs_tol=1e-9)
+    computed = {row.key for row in step.rows[max(step.between_steps, 0) :]}
+    computed |= {row.key for row in step.prefill if row.computed > 0}
+    assert found.requests.keys() <= computed
+
+
+STEPS: dict[str, tuple[dict[str, Any], dict[RequestKey, float]]] = {
+    "rows pay equal parts": ({"rows": [row(A), row(B)], "decode_s": 0.25}, {A: 0.5, B: 0.5}),
+    "two pieces of a row are one part": (
+        {"rows": [row(A), RowDelta(key=A, text="!", channel=Channel.REASONING), row(B)]},
+        {A: 0.5, B: 0.5},
+    ),
+    "a row that ends was computed": (
+        {"rows": [RowDelta(key=A, finish=FinishReason.STOP), row(B)]}, {A: 0.5, B: 0.5},
+    ),
+    "rows that left between steps pay nothing": (
+        {"rows": [left(A), left(B), row(C)], "between_steps": 2}, {C: 1.0},
+    ),
+    "prompts pay by computed tokens": (
+        {"prefill": [part(A, 10, done=900), part(B, 30)]}, {A: 0.25, B: 0.75},
+    ),
+    "decode is what was predicted": (
+        {"rows": [row(A), row(B)], "prefill": [part(C, 8)], "took_s": 2.0, "decode_s": 0.5},
+        {A: 0.25, B: 0.25, C: 1.5},
+    ),
+    "a prediction is at most the step": (
+        {"rows": [row(A)], "prefill": [part(B, 1)], "decode_s": 5.0}, {A: 1.0, B: 0.0},
+    ),
+    "a prediction is at least nothing": (
+        {"rows": [row(A)], "prefill": [part(B, 1)], "decode_s": -1.0}, {A: 0.0, B: 1.0},
+    ),
+    "without a duration prompts pay": (
+        {"rows": [row(A)], "prefill": [part(B, 8)], "took_s": 0.0, "decode_s": 0.5,
+         "engine_s": 1.0},
+        {A: 0.0, B: 1.0},
+    ),
+    "without rows prompts pay all": (
+        {"rows": [left(B)], "between_steps": 1, "prefill": [part(A, 8)], "decode_s": 0.5}, {A: 1.0},
+    ),
+    "without prompts rows pay all": (
+        {"rows": [row(A)], "prefill": [part(B, 0, done=5)], "decode_s": 0.25}, {A: 1.0},
+    ),
+    "a shared device costs less": (
+        {"rows": [row(A)], "prefill": [part(C, 8)], "took_s": 2.0, "decode_s": 0.5,
+         "engine_s": 1.0},
+        {A: 0.25, C: 0.75},
+    ),
+    "repeated in part": ({"prefill": [part(A, 10)], "read_before": {A: 5.0}}, {A: 0.5}),
+    "repeated as a whole": ({"prefill": [part(A, 10)], "read_before": {A: math.inf}}, {}),
+    "beyond what was read": (
+        {"prefill": [part(A, 10, done=20)], "read_before": {A: 10.0}}, {A: 1.0},
+    ),
+    "a row that reads and decodes pays both": (
+        {"rows": [row(A)], "prefill": [part(A, 10)], "decode_s": 0.25}, {A: 1.0},
+    ),
+    "nothing was computed": ({"rows": [left(A)], "between_steps": 1}, {}),
+}  # fmt: skip
+"""What was computed, and what each request pays; the model pays for what is repeated."""
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_charges_of_a_step(name: str) -> None:
+    step, requests = STEPS[name]
+    found = charged(**step)
+    rest = step.get("engine_s", step.get("took_s", 1.0)) - sum(requests.values())
+    assert found.requests == requests
+    assert (found.repeated_s, found.nobody_s) == (
+        (rest, 0.0) if "read_before" in step else (0.0, rest)
+    )
+
+
+# Fair-share counters
+
+ANN, BEN, CAT = map(Account, "abc")
+
+
+def counters(aging_s: float = 0.0, **weights: float) -> Counters:
+    clients = {name: ClientSettings(weight=weight) for name, weight in weights.items()}
+    return Counters(Terms(CoreSettings(aging_s=aging_s, clients=clients)))
+
+
+def test_join_begins_at_the_smallest_present_counter() -> None:
+    of = counters()
+    of.join(ANN, ())
+    of.charge(ANN, 5.0)
+    of.join(BEN, {ANN})
+    assert (of.of(ANN), of.of(BEN)) == (5.0, 5.0)
+    of.charge(BEN, 3.0)
+    of.join(CAT, {ANN, BEN})
+    assert of.of(CAT) == 5.0
+
+
+def test_join_on_an_empty_line_begins_at_the_last_dispatched_account() -> None:
+    of = counters()
+    of.join(ANN, ())
+    of.join(BEN, {ANN})
+    of.dispatched(BEN)
+    of.dispatched(ANN)
+    of.charge(BEN, 9.0)
+    of.charge(ANN, 2.0)
+    of.join(CAT, ())
+    assert of.of(CAT) == 2.0
+
+
+def test_debt_outlives_an_absence_and_credit_does_not() -> None:
+    of = counters()
+    of.join(ANN, ())
+    of.join(BEN, {ANN})
+    of.charge(ANN, 10.0)
+    of.charge(BEN, 4.0)
+    of.join(ANN, {BEN})
+    assert of.of(ANN) == 10.0, "6 seconds above the floor"
+    of.charge(ANN, 2.0)
+    of.join(BEN, {ANN})
+    assert of.of(BEN) == 12.0, "idleness earns nothing"
+
+
+def test_weight_divides_later_charges() -> None:
+    of = counters(a=4.0)
+    of.charge(ANN, 8.0)
+    of.charge(BEN, 8.0)
+    assert (of.of(ANN), of.of(BEN)) == (2.0, 8.0)
+    of.terms.change(CoreSettings(clients={"a": ClientSettings(weight=0.5)}))
+    of.charge(ANN, 1.0)
+    assert of.of(ANN) == 4.0
+
+
+def test_of_many_accounts_that_left_the_least_debt_is_forgotten_first() -> None:
+    of = counters()
+    for number in range(MAX_ACCOUNTS + 3):
+        account = Account(f"n{number}")
+        of.join(account, {ANN})
+        of.charge(account, float(number))
+    of.join(BEN, {ANN})
+    assert len(of) == MAX_ACCOUNTS - MAX_ACCOUNTS // 8 + 2, "an eighth is forgotten at once"
+    assert of.of(Account("n1")) == 0.0, "forgotten"
+    assert of.of(Account(f"n{MAX_ACCOUNTS}")) == MAX_ACCOUNTS
+    for number in range(3 * MAX_ACCOUNTS):
+        of.join(Account(f"m{number}"), {ANN})
+        assert len(of) <= MAX_ACCOUNTS + 3
+
+
+def test_waiting_accounts_are_never_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sharing_counters, "MAX_ACCOUNTS", 64)
+    of = counters()
+    present: set[Account] = set()
+    for number in range(200):
+        account = Account(f"n{number}")
+        of.join(account, present)
+        present.add(account)
+        of.charge(account, 1.0)
+    assert all(of.of(account) >= 1.0 for account in present)
+
+
+def test_expected_cost_follows_past_costs() -> None:
+    of = counters(a=2.0)
+    assert (of.cost_s, of.expected(BEN)) == (None, UNKNOWN_COST_S)
+    of.learn(10.0)
+    assert (of.cost_s, of.expected(ANN), of.expected(BEN)) == (10.0, 5.0, 10.0)
+    of.learn(5.0)
+    assert of.cost_s == 9.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """One request of a played account, and what it has yet to receive."""
+
+    request: Request
+    left_s: float
+
+
+@dataclass(slots=True)
+class Engine:
+    """Rows that share each step equally, fed from a queue; time is virtual.
+
+    Attributes:
+        queue: decides who is next.
+        rows: how many run at once.
+        received_s: engine seconds, by account.
+        dispatched: the keys, in order.
+    """
+
+    queue: Queue
+    rows: int
+    now: float = 0.0
+    received_s: dict[Account, float] = field(default_factory=lambda: defaultdict(float))
+    dispatched: list[int] = field(default_factory=list)
+    running: list[Job] = field(default_factory=list)
+    waiting: dict[RequestKey, Job] = field(default_factory=dict)
+    last_key: int = 0
+
+    def ask(self, account: Account, cost_s: float, priority: Priority = Priority.NORMAL) -> int:
+        """One more request that costs this much."""
+        self.last_key += 1
+        request = Request(
+            key=RequestKey(self.last_key), connection=ALICE, id=RequestId("r"), account=account,
+            model=ModelName("m"), body=b"", digest=Digest(b"d"), arrived_at=self.now,
+            priority=priority,
+        )  # fmt: skip
+        present = self.queue.accounts | {job.request.account for job in self.running}
+        if account not in present:
+            self.queue.counters.join(account, present)
+        self.queue.join(request, self.now)
+        self.waiting[request.key] = Job(request=request, left_s=cost_s)
+        return self.last_key
+
+    def backlog(self, account: Account) -> int:
+        """How many of an account wait."""
+        return sum(job.request.account == account for job in self.waiting.values())
+
+    def step(self, took_s: float) -> None:
+        """Fills the rows, and computes one step."""
+        self.queue.age(self.now)
+        while len(self.running) < self.rows:
+            request = self.queue.first(lambda account: True)
+            if request is None:
+                break
+            self.queue.leave(request)
+            self.queue.counters.dispatched(request.account)
+            self.dispatched.append(request.key)
+            self.running.append(self.waiting.pop(request.key))
+        for job in self.running:
+            share_s = took_s / len(self.running)
+            job.left_s -= share_s
+            self.received_s[job.request.account] += share_s
+            self.queue.counters.charge(job.request.account, share_s)
+        self.running = [job for job in self.running if job.left_s > 0]
+        self.now += took_s
+
+
+def engine(rows: int, aging_s: float = 0.0, **weights: float) -> Engine:
+    return Engine(Queue(counters(aging_s, **weights)), rows)
+
+
+STEP_S = 0.25
+costs = st.lists(st.integers(1, 24).map(lambda steps: steps * STEP_S), min_size=1, max_size=6)
+
+
+@settings(deadline=None, max_examples=12)
+@given(
+    rows=st.integers(1, 6),
+    cost_of=st.tuples(costs, costs),
+    backlog=st.tuples(st.integers(1, 12), st.integers(1, 12)),
+    weight=st.sampled_from([0.25, 1.0, 2.0, 4.0]),
+)
+def test_two_accounts_that_always_wait_stay_within_the_bound(
+    rows: int, cost_of: tuple[list[float], list[float]], backlog: tuple[int, int], weight: float
+) -> None:
+    """docs/decisions/0028: by twice the largest cost, over weight, of as many requests as rows."""
+    played, weights = engine(rows, a=weight), {ANN: weight, BEN: 1.0}
+    largest = [max(given_costs) + STEP_S for given_costs in cost_of]  # it ends with a step
+    bound = 2 * rows * max(largest[0] / weight, largest[1])
+    asked: Counter[Account] = Counter()
+    for _ in range(400):
+        for account, given_costs, depth in zip((ANN, BEN), cost_of, backlog, strict=True):
+            while played.backlog(account) < depth + rows:
+                played.ask(account, given_costs[asked[account] % len(given_costs)])
+                asked[account] += 1
+        played.step(STEP_S)
+        shares = [played.received_s[account] / weights[account] for account in (ANN, BEN)]
+        assert abs(shares[0] - shares[1]) <= bound
+
+
+@pytest.mark.parametrize("weight", [1.0, 3.0, 10.0])
+def test_shares_follow_the_weights_however_much_is_asked_for(weight: float) -> None:
+    """Within 5 %, at ten requests offered for each one of the other."""
+    played, dice = engine(4, a=weight), random.Random(5)
+    for _ in range(8000):
+        while played.backlog(ANN) < 10:
+            played.ask(ANN, dice.uniform(0.5, 4.0))
+        while played.backlog(BEN) < 100:
+            played.ask(BEN, dice.uniform(0.5, 4.0))
+        played.step(STEP_S)
+    share = played.received_s[ANN] / played.received_s[BEN]
+    assert share == pytest.approx(weight, rel=0.05)
+
+
+def test_a_light_account_next_to_a_flood_waits_for_one_row_and_not_for_the_flood() -> None:
+    played = engine(2)
+    for _ in range(100):
+        played.ask(ANN, 2.0)
+    for _ in range(10):
+        played.step(STEP_S)
+    before = len(played.dispatched)
+    key = played.ask(BEN, 1.0)
+    while key not in played.dispatched:
+        played.step(STEP_S)
+    assert played.dispatched[before] == key
+
+
+# Engines that share a device
+
+ENGINE_A, ENGINE_B, ENGINE_C = (ModelName(name) for name in "abc")
+
+
+def test_two_engines_at_once_pay_half_each_also_while_the_step_of_the_other_is_under_way() -> None:
+    device = DeviceTime()
+    device.begins(ENGINE_A, 10.0)
+    device.begins(ENGINE_B, 10.0)
+    assert device.cost_s(ENGINE_A, 1.0, 11.0) == 0.5
+    assert device.cost_s(ENGINE_A, 1.0, 12.0) == 0.5
+    assert device.cost_s(ENGINE_B, 2.0, 12.0) == 1.0, "its step began before those of the other"
+
+
+def test_only_the_time_that_was_shared_counts_less() -> None:
+    device = DeviceTime()
+    device.begins(ENGINE_A, 0.0)
+    device.begins(ENGINE_B, 3.0)
+    assert device.cost_s(ENGINE_A, 4.0, 4.0) == 3.5
+    device.rests(ENGINE_B, 5.0)
+    assert device.cost_s(ENGINE_A, 4.0, 8.0) == 3.5
+
+
+def test_an_engine_that_rests_or_is_gone_is_not_counted() -> None:
+    device = DeviceTime()
+    for engine in (ENGINE_A, ENGINE_B, ENGINE_C):
+        device.begins(engine, 0.0)
+    device.rests(ENGINE_B, 0.0)
+    device.rests(ENGINE_B, 0.0)
+    assert device.cost_s(ENGINE_A, 1.0, 1.0) == 0.5
+    device.rests(ENGINE_C, 1.0)
+    assert device.cost_s(ENGINE_A, 1.0, 2.0) == 1.0
+
+
+def test_time_between_two_periods_of_work_is_nobodys() -> None:
+    device = DeviceTime()
+    device.begins(ENGINE_A, 0.0)
+    device.rests(ENGINE_A, 1.0)
+    device.begins(ENGINE_B, 100.0)
+    device.begins(ENGINE_A, 101.0)
+    assert device.cost_s(ENGINE_B, 2.0, 102.0) == 1.5
+
+
+@pytest.mark.parametrize("engines", [1, 2, 5])
+def test_engines_that_all_work_are_charged_the_time_that_passed(engines: int) -> None:
+    device = DeviceTime()
+    names = [ModelName(f"m{number}") for number in range(engines)]
+    for name in names:
+        device.begins(name, 0.0)
+    charged_s = 0.0
+    for moment in range(1, 41):
+        for place, name in enumerate(names):
+            if moment % (place + 1) == 0:  # each with steps of another length
+                charged_s += device.cost_s(name, place + 1.0, float(moment))
+    ended = [40 - 40 % (place + 1) for place in range(engines)]
+    assert charged_s == pytest.approx(sum(ended) / engines)
+
+
+# Rows that take turns
+
+
+def test_steps_of_other_rows_are_not_alike() -> None:
+    driver = Driver([entry(launch=replace(LAUNCH, max_concurrency=3))])
+    driver.load()
+    driver.come_up()
+    for key in driver.serve("a", "b", "c"):
+        driver.accept(key)
+    for keys in ((1, 2), (1, 2), (2, 3), (2, 3), (1, 3)):
+        driver.compute(1.0, *keys)
+    driver.row()  # whoever looks has everything charged
+    running = driver.model().running
+    assert [running[RequestKey(key)].engine_s for key in (1, 2, 3)] == [1.5, 2.0, 1.5]

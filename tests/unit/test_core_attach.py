@@ -1,0 +1,249 @@
+"""Test readers that attach to the stream of another request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mlxsup.protocol.client_messages import Cancel, Deltas, Done, Failed
+from mlxsup.protocol.delta_body import pack_body
+from mlxsup.protocol.ids import RequestId, RequestKey, pack_tokens
+from mlxsup.protocol.rendering import Render, Rendered
+from mlxsup.protocol.request_messages import Attach, CancelRequest
+from mlxsup.protocol.states import Channel, FinishReason
+from mlxsup.protocol.worker_messages import CancelRow
+from mlxsup.supervisor.core import attaching
+from mlxsup.supervisor.core.events import ClientTooSlow
+
+from support.core_driver import Driver, entry
+from support.core_looks import ALICE, BOB
+
+TOKEN = pack_tokens([9])
+EARLIER = pack_body("earlier", Channel.CONTENT)
+
+
+def up(*ids: str) -> tuple[Driver, list[RequestKey]]:
+    """A model that runs these."""
+    driver = Driver()
+    driver.load()
+    driver.come_up()
+    keys = driver.serve(*ids)
+    for key in keys:
+        driver.accept(key)
+    return driver, keys
+
+
+def attach(driver: Driver, request: str = "one", *, id: str = "join") -> Render | None:
+    """Bob joins; returns what the worker is asked."""
+    driver.say(Attach(id=RequestId(id), request=RequestId(request)), BOB)
+    asked = driver.told(Render)
+    return asked[0] if asked else None
+
+
+def pieces(driver: Driver) -> list[tuple[str, int, bytes, bytes]]:
+    """What Bob got from the latest event."""
+    return [
+        (str(delta.id), delta.seq, delta.tokens, delta.body)
+        for message in driver.sent(Deltas, BOB)
+        for delta in message.deltas
+    ]
+
+
+def body(text: str) -> bytes:
+    return pack_body(text, Channel.CONTENT)
+
+
+def test_attach_before_the_first_token_gets_every_piece() -> None:
+    driver, [key] = up("one")
+    assert attach(driver) is None, "there is nothing to render"
+    driver.token(key)
+    assert pieces(driver) == [("join", 0, TOKEN, body("x"))]
+    driver.token(key, finish=FinishReason.STOP)
+    assert pieces(driver) == [("join", 1, TOKEN, body("x"))]
+    [end], [own] = driver.sent(Done, BOB), driver.sent(Done, ALICE)
+    assert (end.id, end.seq, end.finish_reason) == ("join", 2, FinishReason.STOP)
+    assert (end.usage, end.timings, end.seed) == (own.usage, own.timings, own.seed)
+
+
+def test_earlier_text_is_rendered_before_later_pieces() -> None:
+    driver, [key] = up("one")
+    driver.token(key)
+    driver.token(key)
+    asked = attach(driver)
+    assert asked is not None
+    assert (asked.delivered, asked.seed, asked.fingerprint) == (TOKEN * 2, 5, "f")
+    driver.token(key)
+    assert pieces(driver) == [], "it waits"
+    bodies = [pack_body("why", Channel.REASONING), EARLIER]
+    driver.worker(Rendered(number=asked.number, bodies=bodies))
+    assert pieces(driver) == [
+        ("join", 0, TOKEN * 2, bodies[0]),
+        ("join", 1, b"", bodies[1]),
+        ("join", 2, TOKEN, body("x")),
+    ]
+    driver.token(key)
+    assert pieces(driver) == [("join", 3, TOKEN, body("x"))]
+
+
+def test_end_waits_for_the_rendered_text() -> None:
+    driver, [key] = up("one")
+    driver.token(key)
+    asked = attach(driver)
+    driver.token(key, finish=FinishReason.LENGTH)
+    assert driver.sent_in_order(BOB) == []
+    assert asked is not None
+    driver.worker(Rendered(number=asked.number, bodies=[EARLIER]))
+    assert [piece[1:] for piece in pieces(driver)] == [(0, TOKEN, EARLIER), (1, TOKEN, body("x"))]
+    [end] = driver.sent(Done, BOB)
+    assert (end.seq, end.finish_reason) == (2, FinishReason.LENGTH)
+
+
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_leaving_ends_the_listening_and_not_the_request(is_behind: bool) -> None:
+    driver, [key] = up("one")
+    if is_behind:
+        driver.token(key)
+    asked = attach(driver)
+    driver.say(Cancel(id=RequestId("join")), BOB)
+    [end] = driver.sent(Done, BOB)
+    assert (end.id, end.finish_reason) == ("join", FinishReason.CANCELLED)
+    assert driver.told(CancelRow) == []
+    driver.token(key)
+    assert (len(driver.sent(Deltas, ALICE)), driver.sent_in_order(BOB)) == (1, [])
+    if asked is not None:
+        driver.worker(Rendered(number=asked.number, bodies=[EARLIER]))
+        assert driver.sent_in_order(BOB) == []
+    driver.token(key, finish=FinishReason.STOP)
+    assert (len(driver.sent(Done, ALICE)), driver.sent_in_order(BOB)) == (1, [])
+
+
+def test_slow_reader_fails_alone_H7() -> None:
+    driver, [key] = up("one")
+    attach(driver)
+    driver.do(ClientTooSlow(now=driver.now, connection=BOB))
+    assert driver.errors(BOB) == {"join": "slow_consumer"}
+    driver.token(key)
+    assert (len(driver.sent(Deltas, ALICE)), driver.sent_in_order(BOB)) == (1, [])
+
+
+@pytest.mark.parametrize("how", ["cancel", "gone", "cancel_request"])
+def test_cancel_of_the_request_ends_its_readers(how: str) -> None:
+    driver, [key] = up("one")
+    attach(driver)
+    driver.token(key)
+    if how == "cancel":
+        driver.cancel("one")
+    elif how == "gone":
+        driver.leave(ALICE)
+    else:
+        driver.say(CancelRequest(id=RequestId("c"), request=RequestId("one")), ALICE)
+    [end] = driver.sent(Done, BOB)
+    assert (end.id, end.seq, end.finish_reason) == ("join", 1, FinishReason.CANCELLED)
+
+
+def test_error_reaches_readers_under_their_own_id() -> None:
+    driver, [key] = up()[0], [RequestKey(1)]
+    driver.serve("one", resume=False)
+    driver.accept(key)
+    attach(driver)
+    driver.token(key)
+    driver.exit()
+    assert (driver.errors(ALICE), driver.errors(BOB)) == (
+        {"one": "worker_crashed"},
+        {"join": "worker_crashed"},
+    )
+
+
+def test_readers_get_every_token_once_over_a_crash() -> None:
+    driver, [key] = up("one")
+    attach(driver)
+    driver.token(key)
+    driver.exit()
+    driver.come_up()
+    driver.accept(key)
+    driver.token(key, finish=FinishReason.STOP)
+    assert pieces(driver) == [("join", 1, TOKEN, body("x"))]
+    assert [end.resumed for end in driver.sent(Done, BOB)] == [1]
+
+
+def test_a_worker_that_dies_over_a_question_is_an_error_and_asking_waits_for_the_next() -> None:
+    driver, [key] = up("one")
+    driver.token(key)
+    attach(driver)
+    driver.exit()
+    [failed] = driver.sent(Failed, BOB)
+    assert failed.error["code"] == "worker_crashed"
+    assert failed.error["detail"] == {
+        "model": "m",
+        "request": "one",
+        "cause": "its worker has ended, or is too slow",
+    }
+    assert failed.error["retryable"]
+    attach(driver, id="again")
+    assert driver.errors(BOB) == {"again": "invalid_request"}, "nobody can render it now"
+    driver.come_up()
+    driver.accept(key)
+    assert attach(driver, id="later") is not None
+
+
+def test_an_answer_of_another_engine_is_not_shown() -> None:
+    driver, [key] = up("one")
+    driver.token(key)
+    asked = attach(driver)
+    assert asked is not None
+    driver.worker(Rendered(number=asked.number, bodies=[]))
+    assert driver.errors(BOB) == {"join": "invalid_request"}
+    driver.token(key)
+    assert driver.sent_in_order(BOB) == []
+
+
+def test_an_answer_to_the_question_of_another_model_or_of_none_is_ignored() -> None:
+    driver = Driver([entry(), entry("other")])
+    for name in ("m", "other"):
+        driver.load(name)
+        driver.come_up(name)
+    [key] = driver.serve("one")
+    driver.accept(key)
+    driver.token(key)
+    asked = attach(driver)
+    assert asked is not None
+    driver.worker(Rendered(number=asked.number, bodies=[EARLIER]), model="other")
+    driver.worker(Rendered(number=99, bodies=[EARLIER]))
+    assert driver.sent_in_order(BOB) == []
+    driver.worker(Rendered(number=asked.number, bodies=[EARLIER]))
+    assert len(pieces(driver)) == 1
+
+
+def test_two_streams_never_come_under_one_id_of_a_connection() -> None:
+    driver, [key] = up("one")
+    driver.ask("two", connection=BOB)
+    assert attach(driver, id="two") is None
+    assert driver.errors(BOB) == {"two": "duplicate_id"}
+    attach(driver, id="join")
+    driver.ask("join", connection=BOB)
+    assert driver.errors(BOB) == {"join": "duplicate_id"}
+    driver.token(key)
+    assert pieces(driver) == [("join", 0, TOKEN, body("x"))], "who had joined hears on"
+
+
+def test_so_many_may_join_and_no_more() -> None:
+    driver, [key] = up("one")
+    for number in range(attaching.MOST_READERS):
+        attach(driver, id=f"join{number}")
+    attach(driver, id="late")
+    assert driver.errors(BOB) == {"late": "invalid_request"}
+    driver.token(key)
+    assert len(pieces(driver)) == attaching.MOST_READERS
+
+
+def test_pieces_held_for_rendering_are_bounded(monkeypatch: Any) -> None:
+    monkeypatch.setattr(attaching, "MOST_HELD_BYTES", 3 * len(TOKEN + body("x")))
+    driver, [key] = up("one")
+    driver.token(key)
+    attach(driver)
+    for _ in range(3):
+        driver.token(key)
+        assert driver.sent_in_order(BOB) == []
+    driver.token(key)
+    assert driver.errors(BOB) == {"join": "worker_crashed"}

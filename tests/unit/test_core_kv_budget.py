@@ -1,0 +1,304 @@
+"""Test the kv budget: free memory is divided among models for their rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlxsup.protocol.ids import ModelName, RequestKey
+from mlxsup.protocol.states import FinishReason, State
+from mlxsup.protocol.text import size_text
+from mlxsup.supervisor.core.events import Reloaded
+from mlxsup.supervisor.core.memory.head_room import Claim, divide
+
+from support.core_driver import RESTART
+from support.core_memory import limited, sized, states
+from support.core_rows import ALL_ROWS, FIXED, ONE_ROW, RowsDriver, bytes_for, need_of, served
+from support.core_shortage import ShortageDriver
+
+# Division of free memory
+
+MODEL = FIXED + ONE_ROW
+"""What is reserved before a load."""
+claims = st.dictionaries(
+    st.sampled_from([ModelName(name) for name in "abcdef"]),
+    st.builds(
+        lambda least, more: Claim(least_bytes=least, wanted_bytes=least + more),
+        st.integers(0, 100),
+        st.integers(0, 1000),
+    ),
+    min_size=1,
+)
+
+
+@given(st.integers(-100, 3000), claims)
+def test_divide_leaves_nothing_usable_and_wastes_nothing(
+    free: int, wanted: dict[ModelName, Claim]
+) -> None:
+    shares = divide(free, wanted)
+    extras = {name: one.wanted_bytes - one.least_bytes for name, one in wanted.items()}
+    assert shares.keys() == wanted.keys()
+    assert all(0 <= shares[name] <= extras[name] for name in shares)
+    assert sum(shares.values()) == min(max(free, 0), sum(extras.values()))
+    short = [name for name in shares if shares[name] < extras[name]]
+    least = min((shares[name] for name in short), default=10**9)
+    assert all(shares[name] <= least + 1 for name in shares), "who could use more has the most"
+
+
+def test_free_memory_is_shared_equally() -> None:
+    driver = RowsDriver("ab", 2 * MODEL + 1000)
+    driver.bring_up("a")
+    assert driver.budget("a") == ONE_ROW + MODEL + 1000
+    driver.load("b")
+    driver.confirm("a")
+    driver.now += 1
+    driver.measure()
+    assert driver.budget("a") == ONE_ROW + 1000, "what is free, until b can use it, too"
+    driver.come_up("b")
+    assert (driver.budget("a"), driver.budget("b")) == (ONE_ROW + 500, ONE_ROW)
+    driver.confirm("a")
+    assert (driver.budget("a"), driver.budget("b")) == (ONE_ROW + 500, ONE_ROW + 500)
+    assert driver.reserved() == 2 * MODEL + 1000
+
+
+def test_load_takes_head_room_back_before_evicting() -> None:
+    """And waits until the worker keeps to the lower budget."""
+    driver = RowsDriver("ab", 2 * MODEL)
+    driver.bring_up("a")
+    assert driver.reserved() == 2 * MODEL
+    driver.load("b")
+    message = driver.budgets["a"][-1]
+    assert (message.rows_bytes, message.gives_back) == (ONE_ROW, True)
+    assert driver.state("a") is State.READY
+    assert driver.state("b") is State.PENDING
+    assert driver.reserved() == 2 * MODEL, "it may still take it"
+    driver.confirm("a", number=message.number - 1)
+    assert driver.reserved() == 2 * MODEL, "that was the one before"
+    driver.confirm("a")
+    assert driver.reserved() == 2 * MODEL
+    assert driver.state("b") is State.LOADING
+
+
+def test_budget_covers_running_rows() -> None:
+    driver = RowsDriver("ab", 3 * MODEL)
+    driver.bring_up("a")
+    for id in ("r1", "r2"):
+        driver.begin("a", id, prompt=500)
+    driver.load("b")
+    assert driver.budget("a") == bytes_for(2, 500 + 256)
+
+
+def test_given_back_caches_show_at_the_next_measurement() -> None:
+    """Until then nobody is evicted for it."""
+    driver = RowsDriver("ab", 2 * MODEL)
+    driver.bring_up("a")
+    driver.measure(a=2 * MODEL - 5)
+    driver.now += 1000
+    driver.load("b")
+    driver.confirm("a")
+    assert (driver.state("a"), driver.state("b")) == (State.READY, State.PENDING)
+    driver.measure(a=MODEL)
+    assert (driver.state("a"), driver.state("b")) == (State.READY, State.LOADING)
+
+
+def test_a_model_that_cannot_give_back_is_evicted() -> None:
+    driver = RowsDriver("ab", 2 * MODEL)
+    driver.bring_up("a")
+    driver.measure(a=2 * MODEL - 5)
+    driver.now += 1000
+    driver.load("b")
+    driver.confirm("a")
+    driver.measure(a=2 * MODEL - 5)
+    assert driver.state("a") is State.STOPPING
+
+
+def test_a_process_that_takes_more_than_was_reserved_takes_the_head_room_of_others() -> None:
+    """Nobody is evicted for a little more than was expected."""
+    driver = RowsDriver("ab", 3 * MODEL)
+    driver.bring_up("a")
+    driver.load("b")
+    driver.confirm("a")
+    driver.measure()
+    driver.come_up("b")
+    for name in "ab":
+        driver.confirm(name)
+    driver.measure()
+    assert driver.reserved() == 3 * MODEL
+    driver.now += 20.0
+    driver.measure(a=2 * MODEL + 100)
+    assert driver.reserved() > 3 * MODEL
+    assert {driver.state("a"), driver.state("b")} == {State.READY}
+    assert driver.budget("b") == ONE_ROW
+    driver.confirm("b")
+    assert driver.reserved() == 3 * MODEL + 100
+    driver.confirm("a")
+    driver.measure(a=MODEL + 100)
+    assert driver.reserved() <= 3 * MODEL
+
+
+def test_a_given_memory_is_the_limit_without_a_budget_too() -> None:
+    driver = RowsDriver("a", 1, {"a": need_of(given=MODEL)}, budget=None)
+    driver.bring_up("a")
+    assert driver.budget("a") == ONE_ROW
+
+
+def test_without_a_budget_nothing_limits_rows() -> None:
+    driver = RowsDriver("a", 1, budget=None)
+    driver.bring_up("a")
+    assert driver.budgets["a"] == []
+    assert driver.row("a")["row_budget_bytes"] is None
+
+
+def test_a_load_has_room_for_its_longest_answer() -> None:
+    """A crash takes the process; what its stream needs is reserved before the next one."""
+    driver = RowsDriver("a", 10**9)
+    driver.bring_up("a")
+    driver.begin("a", "r1", prompt=3000)
+    driver.exit("a")
+    assert driver.state("a") is State.LOADING
+    assert driver.reserved() == FIXED + bytes_for(1, 3000 + 256)
+    driver.come_up("a")
+    assert driver.row("a")["row_budget_bytes"] == ALL_ROWS
+
+
+# Rows of pinned models
+
+LONG = 3000
+BUDGET = 2 * MODEL + 4000
+BUSY = FIXED + bytes_for(2, LONG + 1 + 256)
+
+
+assert MODEL > BUDGET - BUSY
+
+
+def run_long_rows(driver: RowsDriver) -> list[RequestKey]:
+    """`p` runs two rows that take all that there is beside it."""
+    driver.now += 10.0
+    driver.confirm("p")
+    driver.measure()
+    keys = [driver.begin("p", id, LONG) for id in ("p1", "p2")]
+    for key in keys:
+        driver.gain("p", key, 1)
+    return keys
+
+
+def rows_end(driver: RowsDriver, keys: list[RequestKey]) -> None:
+    for key in keys:
+        driver.end("p", key)
+    driver.confirm("p")
+    driver.measure()
+
+
+def busy() -> tuple[RowsDriver, list[RequestKey]]:
+    """`p` is pinned and runs such rows."""
+    driver = RowsDriver("pm", BUDGET, pinned="p")
+    driver.bring_up("p")
+    return driver, run_long_rows(driver)
+
+
+def test_a_request_waits_until_rows_of_a_pinned_model_have_ended() -> None:
+    driver, keys = busy()
+    assert driver.foresees("m")["outcome"] == "waits"
+    driver.ask("r1", "m")
+    assert driver.errors() == {}
+    assert driver.row("m")["memory_wait"]["reason"] == (
+        f"needs {size_text(MODEL)}, 0.0 MiB is free:"
+        f" p is pinned and holds {size_text(BUSY)} for now"
+    )
+    rows_end(driver, keys)
+    assert driver.state("m") is State.LOADING
+
+
+def test_answers_of_a_model_that_crashed_wait_for_rows_of_a_pinned_one() -> None:
+    """Its restart is too far away for its memory to be kept, so rows of the other one take it."""
+    driver = RowsDriver("pm", BUDGET, pinned="p")
+    slow = replace(RESTART, backoff_initial_s=8.0, backoff_max_s=8.0)
+    models = (served("p", pinned=True), served("m", restart=slow))
+    driver.do(
+        Reloaded(
+            now=driver.now, settings=limited(BUDGET), models=models, needs=driver.core.fleet.needs
+        )
+    )
+    driver.bring_up("p")
+    driver.load("m")
+    for _ in range(2):
+        driver.confirm("p")
+        driver.measure()
+    driver.come_up("m")
+    driver.exit("m")
+    driver.come_up("m")
+    stream = driver.begin("m", "r1", 100)
+    driver.gain("m", stream, 1)
+    driver.exit("m")
+    assert driver.state("m") is State.BACKOFF
+    keys = run_long_rows(driver)
+    driver.pass_time(10.0)
+    assert (driver.state("m"), driver.errors()) == (State.PENDING, {})
+    rows_end(driver, keys)
+    driver.come_up("m")
+    assert driver.dispatched() == [stream]
+
+
+def test_model_that_can_return_later_goes_for_a_lowered_budget() -> None:
+    driver = ShortageDriver("pm", pinned="p")
+    run_long_rows(driver)
+    driver.start("m", "m1", 100)
+    driver.now += 60.0
+    driver.measure()
+    settings = limited(2 * MODEL + 2000, min_residency_s=0.0)
+    models = (served("p", pinned=True), served("m"))
+    driver.do(
+        Reloaded(now=driver.now, settings=settings, models=models, needs=driver.core.fleet.needs)
+    )
+    driver.measure()
+    assert states(driver, "pm") == [State.READY, State.DRAINING]
+
+
+def grown(held: int) -> RowsDriver:
+    """`p` is pinned and idle, and its process holds so much for no row."""
+    driver = RowsDriver("pm", BUDGET, pinned="p")
+    driver.bring_up("p")
+    driver.confirm("p")
+    driver.now += 1.0
+    driver.measure(p=held)
+    return driver
+
+
+def test_outgrown_pinned_process_blocks_for_good() -> None:
+    held = BUDGET - 100
+    driver = grown(held)
+    driver.ask("r1", "m")
+    assert driver.errors() == {}, "it may keep that for speed alone"
+    driver.confirm("p")
+    driver.now += 1.0
+    driver.measure(p=held)
+    error = driver.failure_of("r1").error
+    assert f"p is pinned and holds {size_text(held)}" in error["message"]
+
+
+def test_measurement_under_load_does_not_block_for_good() -> None:
+    """It gave back just before, so what it holds is what it needs; that was for its rows."""
+    driver = RowsDriver("pms", BUDGET, pinned="p")
+    models = (served("p", pinned=True), served("m"), sized("s", 1000))
+    needs = driver.core.fleet.needs
+    driver.do(Reloaded(now=driver.now, settings=limited(BUDGET), models=models, needs=needs))
+    driver.bring_up("p")
+    keys = run_long_rows(driver)
+    driver.ask("r1", "m")
+    driver.ask("r2", "s")
+    driver.confirm("p")
+    driver.now += 1.0
+    driver.measure(p=BUSY)
+    assert driver.state("s") is State.LOADING
+    driver.come_up("s")
+    driver.token(*keys, model="p", finish=FinishReason.STOP)
+    assert (driver.errors(), driver.state("m")) == ({}, State.PENDING)
+    driver.unload("s")
+    driver.exit("s", code=0)
+    for _ in range(12):
+        driver.now += 1.0
+        driver.measure(p=MODEL)
+        driver.confirm("p")
+    assert driver.state("m") is State.LOADING

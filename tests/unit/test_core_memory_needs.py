@@ -1,0 +1,504 @@
+"""Test needs of models: given limits, raises, other context lengths."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mlxsup.protocol.cache_layers import CacheLayers
+from mlxsup.protocol.client_messages import Failed, Load, Subscribe
+from mlxsup.protocol.context_length import MAX_CONTEXT_LENGTH
+from mlxsup.protocol.errors import ErrorCode
+from mlxsup.protocol.ids import ModelName, RequestId
+from mlxsup.protocol.states import State, WorkerPhase
+from mlxsup.protocol.worker_messages import Heartbeat
+from mlxsup.supervisor.config.values import parse_size
+from mlxsup.supervisor.core.actions import AdoptLaunch, AppraiseLaunch, Finish, NeedRaised, Spawn
+from mlxsup.supervisor.core.events import Appraised, Reloaded, ShutdownAsked
+from mlxsup.supervisor.core.memory.given import known_problem
+from mlxsup.supervisor.core.memory.need import Figure, Need, Source
+from mlxsup.supervisor.core.memory.raising import raised
+from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
+
+from support.core_driver import LAUNCH, Driver, entry
+from support.core_memory import SUBSCRIPTION, MemoryDriver, limited, notes, sized, states
+from support.core_rows import CONTEXT, FIXED, ONE_ROW, RowsDriver, bytes_for, need_of, served
+from support.needs import GIB, MIB, need
+
+# `memory` of an entry
+
+SHORT = bytes_for(rows=1, longest=256)
+ENOUGH = FIXED + SHORT
+
+
+def driver_of(given_bytes: int, **changes: object) -> RowsDriver:
+    """One model with this `memory`, and far more budget."""
+    return RowsDriver("a", 10**9, {"a": need_of(given=given_bytes, **changes)})
+
+
+def test_enough_for_one_short_request_is_enough() -> None:
+    driver = driver_of(ENOUGH)
+    driver.bring_up("a")
+    assert driver.state("a") is State.READY
+    assert (driver.budget("a"), driver.reserved()) == (SHORT, ENOUGH)
+    assert driver.begin("a", "r1", prompt=100) in driver.model("a").running
+
+
+@pytest.mark.parametrize("given_bytes", [ENOUGH - 1, FIXED, 1])
+def test_less_than_that_fails_and_never_reserves_more(given_bytes: int) -> None:
+    driver = driver_of(given_bytes)
+    driver.ask("r1", "a")
+    assert driver.reserved() == given_bytes
+    driver.come_up("a")
+    assert (driver.state("a"), driver.reserved()) == (State.STOPPING, given_bytes)
+    assert driver.budgets["a"] == []
+    driver.exit("a", 143)
+    assert (driver.state("a"), driver.reserved()) == (State.FAILED, 0)
+    error = driver.failure_of("r1").error
+    assert error["code"] == "load_failed"
+    assert "and it needs at least" in error["message"]
+    assert error["message"].endswith('set memory to at least "10.8 KiB", or to "auto"')
+    assert parse_size("10.8 KiB") >= ENOUGH
+
+
+def test_an_entry_with_more_that_comes_meanwhile_is_loaded() -> None:
+    driver = driver_of(FIXED)
+    driver.load("a")
+    driver.come_up("a")
+    models, needs = (_with_memory(ENOUGH),), {driver.model("a").name: need_of(given=ENOUGH)}
+    driver.do(Reloaded(now=driver.now, settings=limited(10**9), models=models, needs=needs))
+    driver.exit("a", 143)
+    assert driver.state("a") is State.LOADING
+    driver.come_up("a")
+    assert driver.state("a") is State.READY
+
+
+def _with_memory(size_bytes: int) -> ModelSettings:
+    entry = served("a")
+    return replace(entry, launch=replace(entry.launch, memory_limit_bytes=size_bytes))
+
+
+def test_a_process_that_cannot_be_measured_counts_as_appraised() -> None:
+    """On a GPU, and with the fake engine."""
+    assert LAUNCH.memory_limit_bytes is None
+    for own, state in ((100 * MIB, State.READY), (100 * MIB + 1, State.STOPPING)):
+        need = replace(
+            need_of(given=100 * MIB + FIXED - FIXED // 4 + SHORT),
+            own=Figure(size_bytes=own, source=Source.ESTIMATED),
+        )
+        driver = RowsDriver("a", 10**9, {"a": need}, own_bytes=None)
+        driver.bring_up("a")
+        assert driver.state("a") is state
+
+
+def known(given: int | None, *, own: Source = Source.MEASURED, remark: str = "") -> Need:
+    """96 MiB of weights, 32 MiB of process, 512 KiB for each MiB of a row."""
+    return Need(
+        weights=Figure(size_bytes=96 * MIB, source=Source.ESTIMATED),
+        own=Figure(size_bytes=32 * MIB, source=own),
+        layers=(CacheLayers(layers=1, token_bytes=MIB // 1024),),  # a short request takes 1 MiB
+        layers_source=Source.ESTIMATED,
+        context_tokens=4096,
+        least_tokens=4096,
+        max_rows=4,
+        remark=remark,
+        given_bytes=given,
+    )
+
+
+ALL, WITHOUT_PROCESS = 129 * MIB, 97 * MIB
+
+
+@pytest.mark.parametrize(
+    ("need", "least_bytes", "least_again_bytes"),
+    [
+        (known(1), ALL, WITHOUT_PROCESS),
+        (known(1, own=Source.GIVEN), ALL, ALL),
+        (known(1, own=Source.ESTIMATED), WITHOUT_PROCESS, WITHOUT_PROCESS),
+        (known(1, remark="unknown type"), 128 * MIB, 96 * MIB),
+    ],
+)
+def test_estimates_do_not_refuse_a_load(
+    need: Need, least_bytes: int, least_again_bytes: int
+) -> None:
+    for is_measured_again, least in ((False, least_bytes), (True, least_again_bytes)):
+        for given_bytes, is_wrong in ((least - 1, True), (least, False)):
+            one = replace(need, given_bytes=given_bytes)
+            said = known_problem(one, is_measured_again=is_measured_again)
+            assert bool(said) is is_wrong
+            assert not is_wrong or f'at least "{least // MIB}.0 MiB"' in said
+
+
+# Needs raised after running out of memory
+
+MODEL = FIXED + ONE_ROW
+BESIDES = FIXED // 4 + ONE_ROW
+"""What a model here needs besides its weights."""
+LEAST = BESIDES // 10
+
+
+def test_raise_is_at_least_a_tenth_besides_weights() -> None:
+    higher = raised(need_of(), planned_bytes=MODEL, held_bytes=MODEL + 1)
+    assert higher.needed_bytes == MODEL + LEAST
+
+
+def need_raised(driver: MemoryDriver) -> list[int]:
+    """What the latest event told the shell to remember."""
+    return [one.raised_bytes for one in driver.actions if isinstance(one, NeedRaised)]
+
+
+def test_out_of_memory_raises_the_next_reservation() -> None:
+    driver = RowsDriver("a", 10 * MODEL)
+    driver.say(Subscribe(id=SUBSCRIPTION))
+    driver.bring_up("a")
+    driver.exit("a", code=75)
+    assert need_raised(driver) == [LEAST]
+    assert notes(driver)[0].startswith("it ran out of memory: from now on ")
+    row = driver.row("a")
+    assert (row["state"], row["raised_bytes"]) == (State.LOADING, LEAST)
+    assert row["needed_bytes"] == row["reserved_bytes"] == MODEL + LEAST
+
+
+def test_raise_is_not_given_to_rows() -> None:
+    driver = RowsDriver("a", MODEL + 10_000)
+    driver.bring_up("a")
+    assert driver.budget("a") == ONE_ROW + 10_000
+    driver.exit("a", code=75)
+    driver.come_up("a")
+    assert driver.budget("a") == ONE_ROW + 10_000 - LEAST
+    assert driver.reserved() == MODEL + 10_000
+
+
+def test_raise_counts_the_footprint_without_caches() -> None:
+    driver = RowsDriver("a", 10 * MODEL)
+    driver.bring_up("a")
+    planned = driver.reserved()
+    beat = Heartbeat(
+        step=0, phase=WorkerPhase.IDLE, phase_s=0.0, budget=1, cache_bytes=1000, prefix_bytes=500
+    )
+    driver.worker(beat, "a")
+    driver.measure(a=planned + 9000)
+    driver.exit("a", code=75)
+    assert need_raised(driver) == [7500]
+
+
+def test_a_load_that_runs_out_of_memory_counts() -> None:
+    driver = RowsDriver("a", 10 * MODEL)
+    driver.load("a")
+    driver.spawned("a", ord("a"))
+    driver.measure(a=MODEL + 6000)
+    driver.exit("a", code=75)
+    assert need_raised(driver) == [6000]
+    assert driver.row("a")["needed_bytes"] == MODEL + 6000
+
+
+@pytest.mark.parametrize("code", [0, 1, 70, 72])
+def test_no_other_exit_raises_anything(code: int) -> None:
+    driver = RowsDriver("a", 10 * MODEL)
+    driver.bring_up("a")
+    driver.exit("a", code=code)
+    assert (need_raised(driver), driver.row("a")["raised_bytes"]) == ([], 0)
+
+
+def test_given_memory_is_never_raised() -> None:
+    driver = MemoryDriver([sized("a", 4 * GIB)], limited(8 * GIB))
+    given_need = need(GIB, given=4 * GIB)
+    driver.do(Appraised(now=driver.now, needs={ModelName("a"): given_need}))
+    driver.bring_up("a")
+    driver.exit("a", code=75)
+    assert (need_raised(driver), driver.row("a")["needed_bytes"]) == ([], 4 * GIB)
+
+
+def test_a_model_alone_is_never_refused_because_of_it() -> None:
+    driver = RowsDriver("a", MODEL + 100)
+    for _ in range(4):
+        driver.bring_up("a")
+        driver.exit("a", code=75)
+        assert driver.row("a")["needed_bytes"] <= MODEL + 100
+        driver.now += 1000.0
+        driver.pass_time(0.0)
+    assert driver.row("a")["raised_bytes"] == 100
+    driver.come_up("a")
+    assert driver.state("a") is State.READY
+
+
+def test_a_smaller_budget_takes_the_raise_back_first() -> None:
+    driver = RowsDriver("a", MODEL + 10_000)
+    driver.bring_up("a")
+    driver.exit("a", code=75)
+    assert driver.row("a")["raised_bytes"] == LEAST
+    settings, needs = limited(MODEL + 50), driver.core.fleet.needs
+    driver.do(Reloaded(now=driver.now, settings=settings, models=(served("a"),), needs=needs))
+    assert driver.row("a")["raised_bytes"] == 50
+
+
+def test_an_answer_that_needs_all_there_is_gets_it_from_the_raise() -> None:
+    longest = bytes_for(1, 6000 + 256)
+    driver = RowsDriver("a", FIXED + longest)
+    driver.bring_up("a")
+    driver.exit("a", code=75)
+    driver.come_up("a")
+    assert driver.budget("a") == longest - LEAST
+    key = driver.begin("a", "r", prompt=6000)
+    driver.confirm("a")
+    driver.now += 1
+    driver.measure()
+    assert driver.budget("a") == longest
+    driver.end("a", key)
+    assert driver.errors() == {}
+
+
+def test_its_next_load_has_room_for_an_answer_that_has_begun() -> None:
+    longest = bytes_for(1, 6000 + 256)
+    driver = RowsDriver("a", FIXED + longest)
+    driver.bring_up("a")
+    key = driver.begin("a", "r", prompt=6000)
+    driver.exit("a", code=75)
+    assert driver.state("a") is State.LOADING, "the raise makes way"
+    driver.come_up("a")
+    assert driver.dispatched() == [key]
+
+
+def test_a_pinned_model_is_raised_no_further_than_the_budget() -> None:
+    driver = MemoryDriver(
+        [served("a", pinned=True), served("b", pinned=True)], limited(2 * MODEL + 9)
+    )
+    needs = {ModelName(name): need_of() for name in "ab"}
+    driver.do(Appraised(now=driver.now, needs=needs))
+    driver.bring_up("a", "b")
+    for name in "ab":
+        driver.exit(name, code=75)
+    assert [driver.row(name)["raised_bytes"] for name in "ab"] == [9, 0]
+    assert driver.reserved() == 2 * MODEL + 9
+
+
+def test_appraisal_replaces_a_raise() -> None:
+    driver = RowsDriver("a", 10 * MODEL)
+    driver.bring_up("a")
+    driver.exit("a", code=75)
+    remembered: dict[ModelName, Need] = {ModelName("a"): replace(need_of(), raised_bytes=123)}
+    driver.do(Appraised(now=driver.now, needs=remembered))
+    assert driver.row("a")["raised_bytes"] == 123
+    driver.do(Appraised(now=driver.now, needs={ModelName("a"): need_of(context=CONTEXT - 1)}))
+    assert driver.row("a")["raised_bytes"] == 0, "its files have changed"
+
+
+def test_unknown_need_keeps_its_process_reserved() -> None:
+    driver = RowsDriver("a", 10 * MODEL)
+    driver.bring_up("a")
+    driver.do(Appraised(now=driver.now, needs={}))
+    assert driver.row("a")["needed_bytes"] == MODEL
+    driver.exit("a", code=75)
+    assert need_raised(driver) == []
+    driver.unload("a")
+    driver.exit("a", code=0)
+    driver.do(Appraised(now=driver.now, needs={}))
+    assert driver.row("a")["needed_bytes"] == 0
+
+
+# Loads with another context length
+
+M = ModelName("m")
+
+
+def need_tokens(tokens: int) -> Need:
+    """A model that needs a byte for each token of its context."""
+    nothing = Figure(size_bytes=0, source=Source.MEASURED)
+    own = Figure(size_bytes=tokens, source=Source.MEASURED)
+    return Need(
+        weights=nothing, own=own, layers=(), layers_source=Source.MEASURED,
+        context_tokens=tokens, least_tokens=tokens, max_rows=2,
+    )  # fmt: skip
+
+
+def load(driver: Driver, tokens: int | None, *, id: str = "load") -> AppraiseLaunch | None:
+    """Asks for a load; returns what the shell is asked first."""
+    driver.say(Load(id=RequestId(id), model=M, context_length=tokens))
+    asked = driver.of(AppraiseLaunch)
+    return asked[0] if asked else None
+
+
+def answer(driver: Driver, asked: AppraiseLaunch | None) -> None:
+    assert asked is not None
+    need = need_tokens(asked.launch.context_length)
+    driver.do(asked.answered(need, now=driver.now))
+
+
+def test_a_stopped_model_is_planned_and_started_with_the_context_that_was_asked_for() -> None:
+    driver = Driver()
+    asked = load(driver, 4096)
+    assert asked is not None
+    assert (asked.model, asked.launch.context_length) == ("m", 4096)
+    assert driver.state() is State.STOPPED, "nothing begins before its need is known"
+    answer(driver, asked)
+    [spawn] = driver.of(Spawn)
+    assert spawn.launch.context_length == 4096
+    assert driver.row()["needed_bytes"] == 4096
+    driver.come_up()
+    assert driver.replies() == ["load"]
+
+
+def test_load_with_another_context_drains_first() -> None:
+    driver = Driver()
+    driver.load()
+    driver.come_up()
+    [key] = driver.serve("runs")
+    driver.accept(key)
+    answer(driver, load(driver, 4096))
+    assert driver.state() is State.DRAINING
+    assert driver.replies() == []
+    driver.cancel("runs")
+    driver.row_left(key)
+    driver.exit(code=0)
+    driver.pass_time(0.0)
+    assert driver.model().life.launch.context_length == 4096
+    driver.come_up()
+    assert driver.replies() == ["load"]
+
+
+def test_reading_the_configuration_again_brings_its_context_back() -> None:
+    driver = Driver()
+    answer(driver, load(driver, 4096))
+    driver.come_up()
+    settings = driver.core.fleet.settings
+    driver.do(Reloaded(now=driver.now, settings=settings, models=(entry(),)))
+    assert driver.state() in (State.DRAINING, State.STOPPING)
+    driver.exit(code=0)
+    driver.pass_time(0.0)
+    assert driver.model().life.launch.context_length == 0
+
+
+def test_load_is_superseded_by_a_reload_of_its_folder() -> None:
+    driver = Driver()
+    asked = load(driver, 4096)
+    other = entry(launch=replace(entry().launch, path="/elsewhere"))
+    driver.do(Reloaded(now=driver.now, settings=CoreSettings(), models=(other,)))
+    answer(driver, asked)
+    [failed] = driver.sent(Failed)
+    assert failed.error["code"] == "superseded"
+    assert driver.of(Spawn) == []
+
+
+def test_a_load_that_waits_for_its_folder_does_not_hold_up_the_end() -> None:
+    driver = Driver()
+    asked = load(driver, 4096)
+    driver.do(ShutdownAsked(now=driver.now, is_immediate=False))
+    assert [failed.error["code"] for failed in driver.sent(Failed)] == ["shutting_down"]
+    assert driver.of(Finish) == [Finish()]
+    answer(driver, asked)
+    assert (driver.sent(Failed), driver.of(Spawn)) == ([], []), "it was answered already"
+
+
+def test_invalid_context_length_is_refused() -> None:
+    driver = Driver()
+    assert load(driver, -1) is None
+    [failed] = driver.sent(Failed)
+    assert failed.error["code"] == "invalid_request"
+    assert failed.error["message"] == (
+        f"context_length takes an integer from 0 to {MAX_CONTEXT_LENGTH}, not -1"
+    )
+    assert failed.error["detail"]["parameter"] == "context_length"
+    assert driver.state() is State.STOPPED
+
+
+@pytest.mark.parametrize("name", ["context_length", "keep_alive"])
+def test_a_dry_run_of_another_load_than_the_configured_one_is_refused(name: str) -> None:
+    driver = Driver()
+    changes: dict[str, Any] = {name: 5}
+    driver.say(Load(id=RequestId("dry"), model=M, dry_run=True, **changes))
+    [failed] = driver.sent(Failed)
+    assert failed.error["code"] == "invalid_request"
+    assert failed.error["message"].endswith(f"as configured would lead to: leave {name} out")
+    assert failed.error["detail"] == {"parameter": name}
+    assert driver.state() is State.STOPPED
+
+
+# Loads with another context length that may not fit
+
+A = ModelName("a")
+
+
+def need_gib(gib: float, raised_gib: float = 0) -> Need:
+    """A model that needs so much, and what running out of memory has raised that by."""
+    return Need(
+        weights=Figure(size_bytes=0, source=Source.MEASURED),
+        own=Figure(size_bytes=int(gib * GIB), source=Source.MEASURED),
+        layers=(),
+        layers_source=Source.MEASURED,
+        context_tokens=100,
+        least_tokens=100,
+        max_rows=2,
+        raised_bytes=int(raised_gib * GIB),
+    )
+
+
+def models(pinned: str = "", raised_gib: float = 0, **changes: Any) -> MemoryDriver:
+    """`a`, `b` and `c` need 4 GiB each of 16; `b` more if its processes ran out of memory."""
+    entries = [entry(name, pinned=name in pinned) for name in "abc"]
+    driver = MemoryDriver(entries, limited(16 * GIB, **changes))
+    needs = {ModelName(name): need_gib(4) for name in "abc"}
+    needs[ModelName("b")] = need_gib(4, raised_gib)
+    driver.do(Appraised(now=driver.now, needs=needs))
+    return driver
+
+
+def load_longer(driver: MemoryDriver, gib: float) -> RequestId:
+    """Loads `a` with a context with which it needs so much."""
+    driver.say(Load(id=RequestId("longer"), model=A, context_length=4096))
+    [asked] = driver.of(AppraiseLaunch)
+    driver.do(asked.answered(need_gib(gib), now=driver.now))
+    return RequestId("longer")
+
+
+def refusal(driver: MemoryDriver) -> str:
+    """Why the load was refused; nothing of it may be left."""
+    error = driver.failure_of("longer").error
+    assert error["code"] == ErrorCode.INSUFFICIENT_MEMORY
+    assert driver.model("a").life.launch.context_length == 0
+    assert driver.row("a")["needed_bytes"] == 4 * GIB
+    assert driver.of(AdoptLaunch) == []
+    return str(error["message"])
+
+
+@pytest.mark.parametrize("pinned", ["", "a"])
+def test_load_larger_than_the_budget_changes_nothing(pinned: str) -> None:
+    driver = models(pinned)
+    driver.bring_up("a", "b", "c")
+    [key] = driver.serve("r1", model="a")
+    load_longer(driver, 40)
+    assert refusal(driver) == (
+        "a cannot be loaded: it needs 40.00 GiB, and the memory budget is 16.00 GiB"
+    )
+    assert states(driver) == [State.READY] * 3
+    assert driver.reserved() == 12 * GIB
+    driver.row_ends("a", key)
+    assert driver.errors() == {}
+
+
+def test_load_must_fit_next_to_pinned_models() -> None:
+    driver = models("bc")
+    load_longer(driver, 9)
+    assert refusal(driver) == (
+        "a cannot be loaded: it needs 9.00 GiB of 16.00 GiB: b is pinned and holds 4.00 GiB;"
+        " c is pinned and holds 4.00 GiB"
+    )
+
+
+def test_fitting_load_is_reserved_and_adopted() -> None:
+    driver = models("b")
+    load_longer(driver, 12)
+    [adopted] = driver.of(AdoptLaunch)
+    assert (adopted.model, adopted.launch.context_length) == ("a", 4096)
+    assert adopted.need == need_gib(12)
+    assert driver.state("a") is State.LOADING
+    assert driver.reserved() == 16 * GIB
+
+
+def test_raise_of_a_pinned_model_gives_way() -> None:
+    driver = models("b", raised_gib=6)
+    assert driver.row("b")["reserved_bytes"] == 10 * GIB
+    load_longer(driver, 11)
+    assert driver.state("a") is State.LOADING
+    assert driver.row("b")["reserved_bytes"] == 5 * GIB

@@ -1,0 +1,724 @@
+"""Test poison detection: suspicion, probation, quarantine, out of memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mlxsup.protocol.client_messages import Failed
+from mlxsup.protocol.errors import ErrorCode
+from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.states import FinishReason, State, WorkerPhase
+from mlxsup.protocol.worker_messages import Heartbeat, PauseRow
+from mlxsup.supervisor.core.events import Reloaded
+from mlxsup.supervisor.core.health.blame import (
+    APPROACH_TOKENS,
+    MAX_QUARANTINED,
+    MAX_SUSPECTS,
+    PROBATION_S,
+    PROBATION_TOKENS,
+    Blame,
+    Digest,
+    Evidence,
+    Held,
+)
+from mlxsup.supervisor.core.settings import ClientSettings, CoreSettings, RestartSettings
+
+from support.core_driver import LAUNCH, Driver, entry
+from support.suspects import HOUR_S, SETTINGS, crash, engine_of, finish, gain, prove
+
+# Quarantine (P10)
+
+ACCUSING = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP")
+
+
+@pytest.mark.parametrize("signal", ACCUSING)
+def test_poison_costs_three_crashes_and_no_other_request_P10(signal: str) -> None:
+    driver = engine_of(8)
+    assert driver.serve(*"abcdefgh") == [1, 2, 3, 4, 5, 6, 7, 8]
+    poison = 5
+    assert crash(driver, signal) == [1, 2, 3, 4, 5, 6, 7, 8], "all resume together"
+    assert driver.row()["suspects"] == 8
+    running = crash(driver, signal)
+    crashes = 2
+    while running:
+        [key] = running
+        assert driver.row()["alone"] == "abcdefgh"[key - 1]
+        if key == poison:
+            crashes += 1
+            running = crash(driver, signal)
+            assert driver.row()["quarantined"] == 1
+        else:
+            running = finish(driver, key)
+    assert crashes == 3
+    failed = {id for (_, id), [end] in driver.terminals.items() if isinstance(end, Failed)}
+    assert {id for id in failed if len(id) == 1} == {"e"}
+    assert driver.failure_of("e").error["code"] == ErrorCode.QUARANTINED
+    assert driver.row()["suspects"] == 0
+
+
+def test_exit_70_accuses_and_a_poison_that_is_always_by_itself_costs_three_too() -> None:
+    driver = engine_of(2)
+    driver.serve("poison")
+    assert crash(driver, code=70) == [1]
+    assert driver.row()["alone"] is None
+    assert crash(driver, code=70) == [1]
+    assert driver.row()["alone"] == "poison"
+    driver.exit(code=70)
+    assert driver.errors() == {"poison": ErrorCode.QUARANTINED}
+    assert driver.state() is State.LOADING, "at once: this crash is not counted"
+
+
+@pytest.mark.parametrize(("signal", "code"), [("SIGKILL", None), ("SIGTERM", None), ("", 72)])
+def test_deaths_without_evidence_accuse_no_request(signal: str, code: int | None) -> None:
+    driver = engine_of(4)
+    driver.serve(*"abcd")
+    for _ in range(20):
+        assert crash(driver, signal, code) == [1, 2, 3, 4]
+        driver.token(1, 2, 3, 4)
+        assert (driver.row()["suspects"], driver.row()["quarantined"]) == (0, 0)
+    driver.token(1, 2, 3, 4, finish=FinishReason.STOP)
+    assert driver.errors() == {}
+
+
+def test_cancelling_or_sending_again_does_not_clear_suspicion() -> None:
+    driver = engine_of(4)
+    for round_ in range(1, 3):
+        driver.ask(f"try{round_}", body=b"poison")
+        driver.cancel(f"try{round_}")
+        crash(driver)
+    driver.ask("try3", body=b"poison")
+    assert driver.row()["alone"] == "try3"
+    driver.cancel("try3")
+    crash(driver)
+    driver.ask("try4", body=b"poison")
+    assert driver.errors() == {"try4": ErrorCode.QUARANTINED}, "found while its row was leaving"
+
+
+def test_quarantine_lasts_an_hour() -> None:
+    driver = engine_of(1)
+    driver.ask("one", body=b"poison")
+    driver.ask("two", body=b"poison")
+    crash(driver)
+    crash(driver)
+    driver.ask("innocent", body=b"innocent")
+    driver.exit(signal="SIGSEGV")
+    assert driver.errors() == {"one": "quarantined", "two": "quarantined"}
+    driver.come_up()
+    assert driver.dispatched() == [3]
+    driver.ask("three", body=b"poison")
+    [failed] = driver.sent(Failed)
+    assert failed.error["code"] == ErrorCode.QUARANTINED
+    assert failed.error["detail"] == {"model": "m", "tokens_sent": 0, "lifted_in_s": HOUR_S}
+    driver.now += HOUR_S
+    driver.ask("four", body=b"poison")
+    assert driver.errors() == {}
+
+
+def test_a_completion_clears_and_so_does_an_hour() -> None:
+    driver = engine_of(2)
+    driver.serve("a", "b")
+    crash(driver)
+    finish(driver, 1)
+    assert driver.row()["suspects"] == 1
+    driver.now += HOUR_S
+    driver.serve("c")
+    assert driver.row()["suspects"] == 0
+
+
+def test_unasked_cancel_clears_no_suspicion() -> None:
+    driver = engine_of(2)
+    driver.serve("a", "b")
+    crash(driver)
+    driver.token(1, finish=FinishReason.CANCELLED)
+    assert driver.row()["suspects"] == 2
+
+
+def test_restart_and_a_changed_entry_lift_a_quarantine_and_an_unchanged_one_does_not() -> None:
+    driver = engine_of(2)
+    model = driver.model()
+
+    def quarantine(id: str) -> None:
+        driver.serve(id)
+        for _ in range(3):
+            crash(driver)
+        assert driver.row()["quarantined"] == 1
+
+    quarantine("p")
+    driver.do(Reloaded(now=driver.now, settings=SETTINGS, models=(model.life.settings,)))
+    assert driver.row()["quarantined"] == 1
+    changed = replace(model.life.settings, idle_unload_s=999.0)
+    driver.do(Reloaded(now=driver.now, settings=SETTINGS, models=(changed,)))
+    assert driver.row()["quarantined"] == 0
+    quarantine("p2")
+    driver.restart()
+    assert driver.row()["quarantined"] == 0
+
+
+def quarantine_three(driver: Driver, *, completes_after: int = 99) -> None:
+    for number in range(1, 4):
+        key = driver.serve(f"p{number}")[0]
+        driver.accept(key)
+        crash(driver)
+        crash(driver)
+        driver.exit(signal="SIGSEGV")
+        if driver.state() is not State.FAILED:
+            driver.come_up()
+        if number == completes_after:
+            finish(driver, driver.serve(f"fine{key}")[0])
+
+
+def test_a_third_quarantine_without_a_completion_means_that_the_engine_is_broken() -> None:
+    driver = engine_of(2)
+    quarantine_three(driver)
+    assert driver.state() is State.FAILED
+    assert "the engine is broken" in driver.row()["cause"]
+    assert driver.row()["quarantined"] == 0
+    assert driver.failure_of("p3").error["code"] == ErrorCode.WORKER_CRASHED
+    driver.load()
+    driver.come_up()
+    assert driver.serve("p1") != [], "all three are lifted"
+
+
+def test_restart_resets_quarantines_in_a_row() -> None:
+    driver = engine_of(2)
+    for number in range(1, 5):
+        driver.serve(f"p{number}")
+        for _ in range(3):
+            crash(driver)
+        if number == 2:
+            driver.restart(now=True)
+            driver.exit(code=0)
+            driver.come_up()
+    assert driver.state() is State.READY
+    assert driver.row()["quarantined"] == 2
+
+
+def test_a_completion_in_between_shows_that_it_is_not() -> None:
+    driver = engine_of(2)
+    quarantine_three(driver, completes_after=2)
+    assert driver.state() is State.READY
+    assert driver.row()["quarantined"] == 3
+
+
+def test_a_suspect_that_comes_again_has_its_turn_between_others() -> None:
+    driver = engine_of(4)
+    driver.serve("suspect")
+    driver.cancel("suspect")
+    crash(driver)
+    driver.ask("suspect", body=b"suspect")
+    driver.cancel("suspect")
+    crash(driver)
+    [plain] = driver.serve("plain")
+    driver.accept(plain)
+    driver.ask("suspect", body=b"suspect")
+    assert driver.dispatched() == []
+    driver.token(plain)
+    assert driver.told(PauseRow) == [PauseRow(key=plain, keep=False)]
+    driver.row_left(plain)
+    assert driver.row()["alone"] == "suspect"
+    [again] = driver.dispatched()
+    assert finish(driver, again) == [plain]
+
+
+def test_a_turn_is_due_from_some_way_before_the_place_of_a_crash() -> None:
+    blame, place = Blame(), 100
+    suspect, other = Digest(b"suspect"), Digest(b"other")
+    blame.judge(Evidence.ACCUSES, [Held(digest=suspect, tokens=place), Held(digest=other)], 0.0)
+    blame.judge(Evidence.ACCUSES, [Held(digest=other)], 1.0)
+    due = [n for n in range(120) if blame.is_due(Held(digest=suspect, tokens=n))]
+    assert due == list(range(place - APPROACH_TOKENS, 120))
+
+
+def test_memory_of_suspects_and_quarantines_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (MAX_SUSPECTS, MAX_QUARANTINED) == (4096, 4096)
+    monkeypatch.setattr("mlxsup.supervisor.core.health.blame.MAX_SUSPECTS", 60)
+    monkeypatch.setattr("mlxsup.supervisor.core.health.blame.MAX_QUARANTINED", 50)
+    blame = Blame()
+    many = [Digest(str(n).encode()) for n in range(70)]
+    blame.judge(Evidence.ACCUSES, [Held(digest=digest) for digest in many], 0.0)
+    assert blame.suspects == 60
+    for number, digest in enumerate(many):
+        blame.completed(Digest(b"fine"))
+        for _ in range(3):
+            blame.judge(Evidence.ACCUSES, [Held(digest=digest)], float(number) / 1000)
+    assert blame.quarantined == 50
+
+
+# Out of memory
+
+
+def test_out_of_memory_halves_the_rows() -> None:
+    driver = engine_of(4)
+    driver.serve(*"abcd")
+    assert crash(driver, code=75) == [1, 2]
+    assert (driver.row()["row_limit"], driver.row()["suspects"]) == (2, 0)
+    assert crash(driver, code=75) == [1]
+    assert crash(driver, code=75) == [1], "it tries once more"
+    driver.exit(code=75)
+    assert driver.errors() == {"a": ErrorCode.INSUFFICIENT_MEMORY}
+    driver.pass_time(10.0)
+    driver.come_up()
+    assert driver.dispatched() == [2]
+    driver.now += HOUR_S
+    finish(driver, 2)
+    assert driver.row()["row_limit"] == 4
+
+
+def test_a_kill_over_the_memory_limit_is_taken_for_out_of_memory() -> None:
+    driver = engine_of(4, memory_limit_bytes=1000)
+    driver.serve("a", "b")
+    driver.sample(1001)
+    assert crash(driver, "SIGKILL") == [1]
+    assert driver.row()["row_limit"] == 1
+    beat = Heartbeat(step=1, phase=WorkerPhase.DECODE, phase_s=0.0, active_bytes=2000)
+    driver.worker(beat)
+    assert crash(driver, "SIGKILL") == [1], "it tries once more"
+    driver.worker(beat)
+    driver.exit(signal="SIGKILL")
+    assert driver.errors() == {"a": ErrorCode.INSUFFICIENT_MEMORY}
+
+
+def test_samples_of_an_earlier_process_do_not_count() -> None:
+    driver = engine_of(4, memory_limit_bytes=1000)
+    driver.serve("a", "b")
+    before = driver.row()["pid"]
+    driver.sample(1000)
+    assert driver.row()["footprint_bytes"] == 1000
+    driver.exit()
+    driver.sample(1001, pid=before)
+    assert driver.row()["footprint_bytes"] == 0
+    driver.come_up(pid=before + 1)
+    driver.sample(1001, pid=before)
+    assert crash(driver, "SIGKILL") == [1, 2], "no kill for memory"
+
+
+def killed_holding(driver: Driver, footprint_bytes: int, machine_bytes: int) -> list[RequestKey]:
+    """SIGKILL from outside, after a sample; returns what is dispatched afterwards."""
+    driver.serve("a", "b")
+    driver.sample(footprint_bytes, machine_bytes=machine_bytes)
+    return crash(driver, "SIGKILL")
+
+
+def test_memory_limit_of_the_launch_decides() -> None:
+    launch = replace(LAUNCH, max_concurrency=4, memory_limit_bytes=1000)
+    for footprint_bytes, dispatched in ((1001, [1]), (1000, [1, 2])):
+        driver = Driver([entry(launch=launch)], SETTINGS)
+        driver.load()
+        driver.come_up()
+        assert killed_holding(driver, footprint_bytes, 10_000) == dispatched
+
+
+def test_kill_at_nine_tenths_of_the_machine_is_out_of_memory() -> None:
+    assert killed_holding(engine_of(4), 901, 1000) == [1]
+    assert killed_holding(engine_of(4), 900, 1000) == [1, 2]
+
+
+# Probation (P25)
+
+
+def test_the_suspects_of_both_crashes_take_turns_and_then_run_together_P25() -> None:
+    driver = engine_of(8)
+    keys = driver.serve(*"abcdefgh")
+    for key in keys:
+        driver.accept(key)
+    driver.token(*keys)
+    assert crash(driver) == keys
+    running = crash(driver)
+    for key in keys[:-1]:
+        assert running == [key]
+        assert driver.row()["running"] == ["abcdefgh"[key - 1]]
+        assert driver.row()["on_probation"] == 8 - keys.index(key)
+        running = prove(driver, key)
+    assert running == [8]
+    assert prove(driver, 8) == keys[:-1], "the last one stays, the others join it"
+    assert (driver.row()["on_probation"], driver.row()["alone"]) == (0, None)
+    for key in keys:
+        finish(driver, key)
+    ends = [driver.result_of(id) for id in "abcdefgh"]
+    assert [end.usage.completion_tokens for end in ends] == [1 + PROBATION_TOKENS + 1] * 8
+    assert [end.resumed for end in ends] == [1] * 8, "a turn that ends is no crash"
+    assert driver.row()["suspects"] == 0
+
+
+@pytest.mark.parametrize("at", [0, 4, 70])
+def test_a_poison_that_is_sent_again_after_each_failure_costs_three_crashes_P10(at: int) -> None:
+    driver = engine_of(8)
+    keys = driver.serve(*"abcde")
+    sends, crashes, open_ = 0, 0, False
+    while crashes < 4:
+        if not open_:
+            sends += 1
+            driver.ask(f"poison{sends}", body=b"poison", resume=False)
+            if driver.errors():
+                break
+            open_ = True
+        model = driver.model()
+        running = list(model.running.values())
+        for request in running:
+            if request.acceptance is None:
+                driver.accept(request.key)
+        due = [r for r in running if r.body == b"poison" or r.id.startswith("poison")]
+        if due and due[0].tokens_sent == at:
+            crashes += 1
+            open_ = False
+            crash(driver)
+            continue
+        for request in running:
+            gain(driver, request.key)
+            if driver.told(PauseRow):
+                for told in driver.told(PauseRow):
+                    driver.row_left(told.key)
+    assert (sends, crashes) == (4, 3)
+    assert driver.errors() == {"poison4": ErrorCode.QUARANTINED}
+    assert driver.row()["state"] == "READY"
+    assert all((b"alice", id) not in driver.terminals for id in "abcde"), keys
+
+
+def test_a_turn_ends_past_the_last_crash_and_no_earlier() -> None:
+    driver = engine_of(2)
+    driver.serve("late", "other")
+    for _ in range(2 * APPROACH_TOKENS):
+        gain(driver, 1)
+    crash(driver)
+    gain(driver, 1)
+    driver.cancel("late")
+    driver.row_left(1)
+    driver.ask("again", body=b"late")  # the same request from its beginning
+    assert crash(driver) == [2]
+    driver.cancel("other")
+    driver.row_left(2)
+    assert driver.row()["alone"] == "again"
+    driver.ask("waits", body=b"other")
+    for _ in range(PROBATION_TOKENS - 1):
+        gain(driver, 3)
+    assert driver.told(PauseRow) == []
+    gain(driver, 3)
+    assert driver.told(PauseRow) == [PauseRow(key=RequestKey(3), keep=False)]
+
+
+def test_a_suspect_that_is_sent_again_runs_in_company_until_it_is_near_the_crash() -> None:
+    driver = engine_of(4)
+    driver.serve("long", "other")
+    for _ in range(APPROACH_TOKENS + 20):
+        driver.token(1)
+    crash(driver)
+    driver.cancel("other")
+    driver.row_left(2)
+    assert crash(driver) == [1]
+    driver.cancel("long")
+    driver.row_left(1)
+    [again, new] = driver.serve("long") + driver.serve("new")
+    driver.accept(again)
+    driver.accept(new)
+    for _ in range(20 - 1):
+        driver.token(again, new)
+        assert (driver.row()["alone"], driver.told(PauseRow)) == (None, [])
+    driver.token(again, new)
+    assert [told.key for told in driver.told(PauseRow)] == [again, new]
+    driver.row_left(new)
+    assert driver.dispatched() == []
+    driver.row_left(again)
+    assert driver.dispatched() == [again], "alone, from the place where it was"
+    driver.exit(signal="SIGSEGV")
+    assert driver.errors() == {"long": ErrorCode.QUARANTINED}
+
+
+def test_time_proves_nothing() -> None:
+    driver = engine_of(2)
+    driver.serve("a", "b")
+    crash(driver)
+    assert crash(driver) == [1]
+    driver.token(1)
+    driver.now += HOUR_S / 2
+    driver.token(1)
+    assert (driver.row()["alone"], driver.dispatched()) == ("a", [])
+
+
+def in_turns_with_a_newcomer() -> Driver:
+    """Four suspects of two crashes, and a request that came while the model was loaded again."""
+    driver = engine_of(4)
+    driver.serve(*"abcd")
+    crash(driver)
+    driver.exit(signal="SIGSEGV")
+    driver.pass_time(0.2)
+    driver.ask("new", body=b"new")
+    driver.come_up()
+    return driver
+
+
+def test_a_new_request_starts_before_the_next_turn_and_waits_for_the_rest_P25() -> None:
+    driver = in_turns_with_a_newcomer()
+    assert driver.dispatched() == [5], "it came while the model loaded, and starts at READY"
+    driver.accept(5)
+    driver.ask("newer", body=b"newer")
+    assert driver.dispatched() == [], "a turn is next"
+    gain(driver, 5)
+    assert driver.told(PauseRow) == [PauseRow(key=RequestKey(5), keep=False)]
+    driver.row_left(5)
+    assert driver.dispatched() == [1]
+    assert driver.row()["alone"] == "a"
+    assert prove(driver, 1) == [6], "it waited for one turn"
+    driver.accept(6)
+    gain(driver, 6)
+    driver.row_left(6)
+    assert driver.dispatched() == [2]
+    assert prove(driver, 2) == [3]
+    assert prove(driver, 3) == [4]
+    gain(driver, 4)
+    gain(driver, 4)
+    assert driver.dispatched() == []
+    gain(driver, 4)
+    assert driver.dispatched() == [1, 2, 3], "no further turn is due: the oldest first"
+    assert finish(driver, 4) == [5]
+
+
+def test_unload_during_probation_ends_only_unbegun_requests() -> None:
+    driver = in_turns_with_a_newcomer()
+    driver.accept(5)
+    gain(driver, 5)
+    driver.row_left(5)
+    assert driver.dispatched() == [1]
+    driver.unload()
+    assert driver.errors() == dict.fromkeys("bcd", ErrorCode.UNLOADED)
+    assert finish(driver, 1) == [5], "the worker lives, and the answer had begun"
+    finish(driver, 5)
+    assert driver.state() is State.STOPPING
+
+
+def test_a_turn_is_had_alone_so_that_no_other_strike_is_taken_for_it() -> None:
+    driver = engine_of(4)
+    driver.serve("a", "b")
+    crash(driver)
+    assert crash(driver) == [1]
+    driver.ask("poison", body=b"poison")
+    assert prove(driver, 1) == [3]
+    assert crash(driver) == [2], "it struck for the first time, and nobody else was there"
+    assert (driver.row()["quarantined"], driver.row()["on_probation"]) == (0, 1)
+    assert prove(driver, 2) == [1, 3]
+    assert crash(driver) == [1]
+    assert prove(driver, 1) == [2]
+    assert prove(driver, 2) == [3]
+    driver.exit(signal="SIGSEGV")
+    assert driver.errors() == {"poison": ErrorCode.QUARANTINED}
+
+
+def test_a_suspect_passes_each_place_of_its_crashes_alone() -> None:
+    driver = engine_of(4)
+    driver.serve("a", "b")
+    for _ in range(APPROACH_TOKENS + 20):
+        gain(driver, 1)
+    crash(driver)
+    driver.cancel("a")
+    driver.row_left(1)
+    [again] = driver.serve("a")
+    for key in (2, again):
+        driver.accept(key)
+    for _ in range(4):
+        gain(driver, again)
+    assert crash(driver) == [2]
+    assert prove(driver, 2) == [again]
+    assert prove(driver, again) == [2], "past the second place, and far from the first one"
+    assert (driver.row()["alone"], driver.row()["on_probation"]) == (None, 1)
+    for _ in range(20 - PROBATION_TOKENS - 4 - 1):
+        assert driver.told(PauseRow) == []
+        gain(driver, again, 2)
+    gain(driver, again, 2)
+    assert [told.key for told in driver.told(PauseRow)] == [again, 2]
+    driver.row_left(again)
+    driver.row_left(2)
+    assert driver.dispatched() == [again]
+    for _ in range(APPROACH_TOKENS + PROBATION_TOKENS):
+        assert driver.row()["alone"] == "a"
+        gain(driver, again)
+    assert driver.row()["on_probation"] == 0
+    assert driver.dispatched() == [2]
+
+
+def test_tokens_that_come_at_once_prove_nothing_before_their_time() -> None:
+    driver = engine_of(2)
+    driver.serve("a", "b")
+    crash(driver)
+    assert crash(driver) == [1]
+    for _ in range(50):
+        driver.token(1)
+        assert driver.told(PauseRow) == []
+    driver.pass_time(2 * PROBATION_S)
+    driver.token(1)
+    assert driver.told(PauseRow) == [PauseRow(key=RequestKey(1), keep=False)]
+
+
+def test_three_poisons_do_not_make_an_engine_broken_in_which_others_come_past_their_crash() -> None:
+    driver = engine_of(8)
+    poisons = {2, 4, 6}
+    driver.serve(*"abcdefg")
+    crash(driver)
+    running = crash(driver)
+    while driver.row()["on_probation"]:
+        [key] = running
+        running = crash(driver) if key in poisons else prove(driver, key)
+    assert (driver.row()["state"], driver.row()["quarantined"]) == ("READY", 3)
+
+
+def test_a_late_poison_among_the_suspects_is_found_within_three_crashes_of_its_own_P10() -> None:
+    driver = engine_of(2)
+    driver.serve("late", "other")
+    crash(driver)
+    assert crash(driver) == [1]
+    assert prove(driver, 1) == [2]
+    assert prove(driver, 2) == [1]
+    driver.token(1, 2)
+    assert crash(driver) == [1], "in company: nobody is convicted, and all take turns again"
+    assert driver.row()["quarantined"] == 0
+    assert prove(driver, 1) == [2]
+    assert prove(driver, 2) == [1]
+    crash(driver)
+    assert driver.row()["alone"] == "late"
+    crash(driver)
+    assert driver.failure_of("late").error["code"] == "quarantined"
+
+
+# Probation with one row
+
+
+def test_a_new_request_starts_before_the_next_turn_in_an_engine_of_one_row() -> None:
+    driver = engine_of(4)
+    driver.serve("a", "b", "c")
+    crash(driver)
+    crash(driver)
+    for number in range(6):
+        driver.ask(f"n{number}", body=f"n{number}".encode())
+    prove(driver, 1)
+    crash(driver, signal="", code=75)
+    assert driver.row()["row_limit"] == 1
+    served = []
+    for _ in range(4):
+        [(key, request)] = driver.model().running.items()
+        served.append(request.id)
+        for _ in range(PROBATION_TOKENS + 2):
+            gain(driver, key)
+            if driver.told(PauseRow):
+                driver.row_left(key)
+                break
+    assert served == ["n0", "b", "n1", "c"]
+
+
+# Probation and requests that may not resume
+
+
+def test_a_suspect_that_waits_for_the_others_and_may_not_be_resumed_ends_with_its_worker() -> None:
+    driver = engine_of(2)
+    for round_ in range(2):
+        driver.ask(f"a{round_}", body=b"a")
+        driver.ask(f"b{round_}", body=b"b")
+        crash(driver)
+        driver.cancel(f"a{round_}")
+        driver.cancel(f"b{round_}")
+    for key in range(1, 5):
+        driver.row_left(key)
+    driver.ask("a", body=b"a", resume=False)
+    driver.ask("b", body=b"b")
+    driver.accept(5)
+    assert prove(driver, 5) == [6], "it may be asked to leave, because a crash accuses it"
+    driver.exit(signal="SIGKILL")
+    assert driver.errors() == {"a": ErrorCode.WORKER_CRASHED}
+
+
+def test_a_new_request_that_may_not_be_resumed_waits_until_no_turn_is_due() -> None:
+    driver = engine_of(4)
+    driver.serve("a", "b")
+    crash(driver)
+    assert crash(driver) == [1]
+    driver.ask("new", body=b"new", resume=False)
+    assert prove(driver, 1) == [2]
+    assert prove(driver, 2) == [1, 3]
+
+
+def waits_for_a_row_that_may_not_be_resumed() -> Driver:
+    """Suspect `long` (key 3) comes near its crash while `stays` (4) and `plain` (5) run."""
+    driver = engine_of(4)
+    driver.serve("long", "other")
+    for _ in range(APPROACH_TOKENS + 1):
+        driver.token(1)
+    crash(driver)
+    driver.cancel("other")
+    driver.row_left(2)
+    crash(driver)
+    driver.cancel("long")
+    driver.row_left(1)
+    running = driver.serve("long")
+    running += driver.serve("stays", resume=False)
+    running += driver.serve("plain")
+    for key in running:
+        driver.accept(key)
+    driver.token(*running)
+    return driver
+
+
+def test_unresumable_row_delays_only_the_turn() -> None:
+    driver = waits_for_a_row_that_may_not_be_resumed()
+    assert [told.key for told in driver.told(PauseRow)] == [3]
+    assert driver.row()["alone"] is None, "others run, too, until its row has left"
+    driver.row_left(3)
+    assert (driver.dispatched(), driver.row()["queued"]) == ([], 1)
+    assert driver.serve("new") == [6]
+    driver.token(4, 5, 6)
+    assert driver.told(PauseRow) == []
+    finish(driver, 4)
+    assert [told.key for told in driver.told(PauseRow)] == [5, 6]
+
+
+def test_rows_that_may_not_be_resumed_do_not_hold_up_a_turn_by_overlapping() -> None:
+    driver = waits_for_a_row_that_may_not_be_resumed()
+    driver.row_left(3)
+    assert driver.serve("next", resume=False) == [], "a turn is due, and 6 would hold it up again"
+    assert driver.serve("new") == [7]
+    driver.token(4, 5, 7)
+    finish(driver, 4)
+    for key in (5, 7):
+        driver.row_left(key)
+    assert driver.dispatched() == [3]
+    assert finish(driver, 3) == [5, 6, 7], "no turn is due any longer"
+
+
+def test_crash_in_company_convicts_no_suspect() -> None:
+    driver = waits_for_a_row_that_may_not_be_resumed()
+    crash(driver)
+    assert (driver.row()["quarantined"], driver.row()["on_probation"]) == (0, 4)
+
+
+# Probation and limits of clients
+
+
+def test_a_limit_that_a_client_reaches_elsewhere_calls_its_suspects_turn_off() -> None:
+    clients = {"ann": ClientSettings(max_running=1), "bob": ClientSettings()}
+    limits = CoreSettings(max_queue=99, max_queue_per_client=9, clients=clients)
+    launch = replace(LAUNCH, max_concurrency=4)
+    restart = RestartSettings(backoff_initial_s=0.1, backoff_max_s=0.1)
+    driver = Driver([entry(name, launch=launch, restart=restart) for name in ("m", "n")], limits)
+    for name in ("m", "n"):
+        driver.load(name)
+        driver.come_up(name)
+
+    [suspect] = driver.serve("suspect", client="ann")
+    driver.accept(suspect)
+    driver.exit(signal="SIGSEGV")
+    driver.come_up()
+    driver.accept(suspect)
+    driver.exit(signal="SIGSEGV")
+    driver.pass_time(0.2)  # of its back-off
+    [first] = driver.serve("first", model="n", client="ann")
+    driver.come_up()
+    assert driver.dispatched() == [], "its client may run one request, which runs elsewhere"
+    assert driver.row()["on_probation"] == 1
+
+    assert driver.serve("new", client="bob") == [3]
+    driver.accept(first, "n")
+    driver.token(first, model="n", finish=FinishReason.STOP)
+    assert driver.serve("waits", client="bob", resume=False) == [], "the turn is due"
+    assert driver.row()["running"] == ["new"]
+
+    driver.serve("second", model="n", client="ann")
+    assert driver.row("n")["running"] == ["second"]
+    assert driver.row()["running"] == ["new", "waits"]

@@ -1,0 +1,110 @@
+"""Test what one event costs the core, in calls of functions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mlxsup.protocol.ids import ModelName, RequestKey, pack_tokens
+from mlxsup.protocol.states import FinishReason, Priority
+from mlxsup.protocol.worker_messages import RowDelta, Step
+from mlxsup.supervisor.core.events import WorkerSaid
+from mlxsup.supervisor.core.sharing.leases import Leases
+
+from support.calls import calls_of
+from support.core_driver import LAUNCH, Driver, entry
+from support.core_memory import MemoryDriver, limited, sized
+
+OTHERS = "abcdefghijkl"
+
+
+def serving(rows: int, *, waiting: int = 0, accounts: int = 100, others: int = 0) -> MemoryDriver:
+    """A model with that many rows and waiting requests, and that many other READY models."""
+    launch = replace(LAUNCH, max_concurrency=rows, memory_limit_bytes=1)
+    models = [entry(launch=launch), *(sized(name, 1) for name in OTHERS[:others])]
+    limits = limited(len(models), max_queue=10**6, max_queue_per_client=10**6)
+    driver = MemoryDriver(models, limits)
+    driver.is_checked = False
+    driver.bring_up(*(model.name for model in models))
+    classes = tuple(Priority)
+    for number in range(rows + waiting):
+        driver.ask(
+            f"r{number}", process=f"process {number % accounts}@1", priority=classes[number % 3]
+        )
+    for key in list(driver.model().running):
+        driver.accept(key)
+    for _ in range(3):  # the first token of a row costs more than the others
+        driver.core.handle(step(driver))
+    return driver
+
+
+def step(driver: Driver, *, ends: bool = False) -> WorkerSaid:
+    """A step that gives each row a token, and may end the first."""
+    driver.now += 0.01
+    keys = list(driver.model().running)
+    rows = [
+        RowDelta(
+            key=RequestKey(key), text="x", tokens=pack_tokens([9]),
+            finish=FinishReason.STOP if ends and key == keys[0] else None,
+        )
+        for key in keys
+    ]  # fmt: skip
+    message = Step(step=1, rows=rows, took_s=0.01, decode_s=0.01)
+    return WorkerSaid(
+        now=driver.now, model=ModelName("m"), generation=driver.generation(), message=message
+    )
+
+
+def calls_of_step(driver: Driver, *, ends: bool = False) -> int:
+    event = step(driver, ends=ends)
+    return calls_of(lambda: driver.core.handle(event))
+
+
+def test_a_step_costs_the_same_however_many_wait_and_however_many_models_there_are() -> None:
+    alone = calls_of_step(serving(4))
+    assert calls_of_step(serving(4, others=12)) == alone
+    assert calls_of_step(serving(4, waiting=500)) == alone
+
+
+def test_a_step_costs_the_same_for_each_of_its_rows() -> None:
+    one, two, many = (calls_of_step(serving(rows)) for rows in (1, 2, 32))
+    assert many - one == 31 * (two - one)
+
+
+def test_an_end_next_to_twelve_models_costs_not_one_call_for_each() -> None:
+    """Nobody waits for a load, and nobody reads, so no other model is looked at."""
+    alone, among = (calls_of_step(serving(4, others=others), ends=True) for others in (0, 12))
+    assert among < alone + 12
+
+
+def test_nothing_is_granted_when_requests_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = serving(4, others=3)
+    granted: list[object] = []
+    grant = Leases.grant
+
+    def noted(self: Leases, *arguments: Any) -> list[ModelName]:
+        granted.append(arguments)
+        return grant(self, *arguments)
+
+    monkeypatch.setattr(Leases, "grant", noted)
+    driver.ask("more")
+    driver.core.handle(step(driver, ends=True))
+    assert granted == []
+    driver.unload("a")
+    assert granted, "a model takes part no longer"
+
+
+def test_an_end_and_the_next_dispatch_cost_little_more_in_a_line_of_thousands() -> None:
+    """By the logarithm of how many accounts wait."""
+
+    def in_line(waiting: int) -> int:
+        driver = serving(1, waiting=waiting, accounts=waiting // 4)
+        calls = []
+        for number in range(60):
+            driver.ask(f"more {number}", process=f"process {number % 8}@1")
+            calls.append(calls_of_step(driver, ends=True))
+        return sum(calls)
+
+    assert in_line(1024) <= 1.2 * in_line(64)
