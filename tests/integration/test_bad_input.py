@@ -1,6 +1,6 @@
 """Every kind of bad input gets its typed error, and a stream beside it does not change.
 
-The cases are data, in tests/support/bad_*.py; docs/bad-input.md is printed from them.
+The cases are data, in tests/support/bad_*.py.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from mlxsup.protocol.client_messages import CLIENT_MESSAGES, Cancel, Subscribe
 from mlxsup.protocol.codec import MAX_FRAME_BYTES, DecodeError, Decoder, encode
 from mlxsup.protocol.parameters import SAMPLING
 
+from support import warm
 from support.bad_bodies import BODIES, CLIENT_ONLY
 from support.bad_commands import COMMANDS, BadCommand
 from support.bad_input import (
@@ -54,10 +55,17 @@ def daemon() -> Iterator[Daemon]:
         yield running
 
 
-@pytest.fixture
+@pytest.fixture(scope="module", autouse=True)
 def live(daemon: Daemon) -> Iterator[Reader]:
+    """A stream beside all of these tests; in the end nothing of it may have changed."""
     with undisturbed(daemon) as reader:
         yield reader
+
+
+@pytest.fixture(autouse=True)
+def live_goes_on(live: Reader) -> Iterator[None]:
+    yield
+    assert live.error is None
 
 
 RAW_CASES = [
@@ -66,9 +74,7 @@ RAW_CASES = [
 
 
 @pytest.mark.parametrize("case", RAW_CASES)
-def test_what_is_wrong_gets_its_error_C7_D7_G6_H10(
-    daemon: Daemon, live: Reader, case: BadInput
-) -> None:
+def test_bad_message_gets_its_error_C7_D7_G6_H10(daemon: Daemon, case: BadInput) -> None:
     with RawClient(daemon.endpoint) as raw:
         for frames in case.sends:
             raw.say(frames)
@@ -92,7 +98,7 @@ CLIENT_CASES = [
 
 
 @pytest.mark.parametrize("case", CLIENT_CASES)
-def test_the_python_client_raises_the_same_C7(daemon: Daemon, live: Reader, case: BadBody) -> None:
+def test_client_raises_the_same_error_C7(daemon: Daemon, case: BadBody) -> None:
     def read_all(client: Client) -> None:
         assert isinstance(case.body, dict)
         stream = client.generate(case.model, **case.body)
@@ -111,17 +117,12 @@ def test_the_python_client_raises_the_same_C7(daemon: Daemon, live: Reader, case
 @pytest.mark.parametrize(
     "case", [pytest.param(case, id=ascii(" ".join(case.arguments)[:60])) for case in COMMANDS]
 )
-def test_the_command_line_says_one_sentence(daemon: Daemon, live: Reader, case: BadCommand) -> None:
+def test_command_says_one_sentence(daemon: Daemon, case: BadCommand) -> None:
     target = ("--endpoint", daemon.endpoint) if len(case.arguments) > 1 else ()
 
     def say(*more: str) -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run(
-            Daemon.command(*case.arguments, *target, *more),
-            input=case.standard_input,
-            capture_output=True,
-            timeout=60,
-            check=False,
-        )
+        command = Daemon.command(*case.arguments, *target, *more)
+        return warm.run(command, stdin=case.standard_input, timeout_s=60.0)
 
     said = say()
     assert (said.returncode, said.stdout) == (case.status, b""), said.stderr
@@ -134,7 +135,7 @@ def test_the_command_line_says_one_sentence(daemon: Daemon, live: Reader, case: 
         assert case.words in f"{error['message']} {error['hint']}"
 
 
-def test_over_context_is_refused_before_a_row_or_a_step_I6(daemon: Daemon, live: Reader) -> None:
+def test_prompt_over_the_context_reaches_no_engine_I6(daemon: Daemon) -> None:
     with daemon.client() as client:
         steps = row(client, SMALL)["steps"]
         for body in (
@@ -149,7 +150,7 @@ def test_over_context_is_refused_before_a_row_or_a_step_I6(daemon: Daemon, live:
         assert row(client, SMALL)["steps"] == steps, "nothing reached the engine"
 
 
-def test_a_frame_over_16_MiB_ends_the_connection_and_no_other(daemon: Daemon, live: Reader) -> None:
+def test_frame_over_16_MiB_ends_its_connection(daemon: Daemon) -> None:
     with RawClient(daemon.endpoint) as raw:
         raw.say([header("ping", id="first")])
         assert raw.hear()["id"] == "first"
@@ -174,7 +175,7 @@ def raw_bytes(daemon: Daemon, sent: bytes, *, is_ended: bool) -> bytes:
     return received
 
 
-def test_bytes_that_are_not_zeromq_are_no_messages(daemon: Daemon, live: Reader) -> None:
+def test_bytes_that_are_not_zeromq_are_no_messages(daemon: Daemon) -> None:
     draw = random.Random(GARBAGE_SEED)
     for sent in (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", *(draw.randbytes(200) for _ in range(20))):
         # The first protocol of ZeroMQ had no greeting, so a part of this may be read as frames.
@@ -182,7 +183,7 @@ def test_bytes_that_are_not_zeromq_are_no_messages(daemon: Daemon, live: Reader)
         assert not any(kind in received for kind in (b"reply", b"done", b"deltas", b"event"))
 
 
-def test_a_connection_that_never_greets_is_closed(daemon: Daemon, live: Reader) -> None:
+def test_connection_that_never_greets_is_closed(daemon: Daemon) -> None:
     assert b"type" not in raw_bytes(daemon, b"", is_ended=False)
 
 
@@ -261,8 +262,8 @@ def garbage(draw: random.Random) -> Frames:
             return _with_wrong_body(draw)
 
 
-def test_2000_garbage_messages_get_one_answer_each_beside_a_live_stream(
-    daemon: Daemon, live: Reader
+def test_garbage_messages_get_one_answer_each(
+    daemon: Daemon,
 ) -> None:
     draw = random.Random(GARBAGE_SEED)
     decoder = Decoder(CLIENT_MESSAGES, is_strict=True)
@@ -301,17 +302,14 @@ def test_2000_garbage_messages_get_one_answer_each_beside_a_live_stream(
     assert "worker_crashed" not in codes
 
 
-def test_a_frame_of_every_kind_was_decoded_as_the_client_does() -> None:
+def test_seeds_of_the_garbage_are_messages() -> None:
     """The seeds of the mutations are messages: else they would prove nothing."""
     decoder = Decoder(CLIENT_MESSAGES, is_strict=True)
     for frames in _SEEDS:
         encode(decoder.decode(frames))
 
 
-# ---------------------------------------------------------------- the table
-
-
-def test_every_parameter_and_every_field_has_a_case() -> None:
+def test_every_parameter_and_field_has_a_case() -> None:
     names = " ".join(case.name for case in BODIES)
     for parameter in {*RequestBody.__dataclass_fields__, *SAMPLING} - {"sampling"}:
         assert f"`{parameter}`" in names, f"no bad body for {parameter}"

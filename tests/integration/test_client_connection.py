@@ -1,4 +1,4 @@
-"""A connection against a ROUTER of the test's own, on a clock of the test's own."""
+"""A connection of a client against a ROUTER and on a clock of the test, and its silence."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from mlxsup.client.client import Client
 from mlxsup.client.connection import MESSAGES_PER_PUMP, TOO_MANY, Connection
 from mlxsup.client.errors import ConnectionLost
 from mlxsup.client.link import Link, LinkState
+from mlxsup.client.session import DOUBT_S, SILENCE_LIMIT_S
 from mlxsup.protocol.client_messages import (
     CLIENT_MESSAGES,
     Cancel,
@@ -26,6 +27,7 @@ from mlxsup.protocol.client_messages import (
     Reply,
     Subscribe,
 )
+from mlxsup.protocol.clock import PULSE_S
 from mlxsup.protocol.codec import Decoder, encode
 from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.message import Message
@@ -46,7 +48,7 @@ def router(tmp_path: Path) -> Iterator[Router]:
     made.context.destroy(linger=0)
 
 
-def test_a_link_is_made_for_the_first_message_and_its_owner_is_told(router: Router) -> None:
+def test_link_is_made_for_the_first_message(router: Router) -> None:
     assert (router.links, router.connection.link) == ([], None)
     assert not router.connection.pump()
     box = router.command()
@@ -59,7 +61,7 @@ def test_a_link_is_made_for_the_first_message_and_its_owner_is_told(router: Rout
     assert router.links == [(False, True)]
 
 
-def test_a_daemon_that_is_gone_is_told_to_all_and_the_next_message_has_a_new_link_P2(
+def test_lost_daemon_is_told_to_all_and_the_next_message_has_a_new_link_P2(
     router: Router,
 ) -> None:
     first, second = router.command(), router.command(B)
@@ -86,9 +88,7 @@ def test_a_daemon_that_is_gone_is_told_to_all_and_the_next_message_has_a_new_lin
 
 
 @pytest.mark.parametrize("name", ["open_command", "open_stream"])
-def test_what_is_opened_on_a_lost_link_is_sent_on_a_new_one_and_does_not_fail_P2(
-    name: str, router: Router
-) -> None:
+def test_message_on_a_lost_link_is_sent_on_a_new_one_P2(name: str, router: Router) -> None:
     first = router.command()
     router.next()
     lost = router.connection.link
@@ -104,7 +104,7 @@ def test_what_is_opened_on_a_lost_link_is_sent_on_a_new_one_and_does_not_fail_P2
     assert second.items == []
 
 
-def test_a_flood_is_read_in_portions(router: Router) -> None:
+def test_flood_is_read_in_portions(router: Router) -> None:
     box = Box()
     router.connection.open_command(A, encode(Subscribe(id=A)), box, is_subscription=True)
     router.next()
@@ -127,7 +127,7 @@ def test_a_flood_is_read_in_portions(router: Router) -> None:
     assert largest <= MESSAGES_PER_PUMP
 
 
-def test_what_is_cancelled_is_sent_once(router: Router) -> None:
+def test_cancel_is_sent_once(router: Router) -> None:
     box = Box()
     router.connection.open_stream(A, encode(Ping(id=A)), box)
     assert router.next() == Ping(id=A)
@@ -138,7 +138,7 @@ def test_what_is_cancelled_is_sent_once(router: Router) -> None:
     assert not router.socket.poll(100)
 
 
-def test_what_is_open_when_a_connection_is_closed_is_cancelled_and_the_cancel_leaves(
+def test_closed_connection_cancels_what_is_open(
     router: Router,
 ) -> None:
     box = Box()
@@ -152,7 +152,7 @@ def test_what_is_open_when_a_connection_is_closed_is_cancelled_and_the_cancel_le
     assert len(box.items) == 1
 
 
-def test_an_endpoint_that_cannot_be_connected_to_is_said_and_leaves_no_socket() -> None:
+def test_endpoint_that_cannot_be_connected_to_leaves_no_socket() -> None:
     endpoint = "ipc:///" + "x" * 200
     connection = Connection(endpoint)
     box = Box()
@@ -166,9 +166,7 @@ def test_an_endpoint_that_cannot_be_connected_to_is_said_and_leaves_no_socket() 
     gc.collect()
 
 
-def test_an_answer_is_read_when_it_comes_and_not_only_when_silence_is_judged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answer_is_read_when_it_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mlxsup.client.session.SILENCE_LIMIT_S", 1e6)
 
     def answer(peer: Peer, message: Message) -> None:
@@ -230,7 +228,7 @@ class SeenLink:
         ),
     ],
 )
-def test_what_is_said_of_a_lost_connection(
+def test_words_for_a_lost_connection(
     monkeypatch: pytest.MonkeyPatch,
     flags: tuple[str, ...],
     message: str,
@@ -248,10 +246,7 @@ def test_what_is_said_of_a_lost_connection(
     assert (error.endpoint, error.is_turned_away) == ("E", is_turned_away)
 
 
-# ---------------------------------------------------------------- the socket itself
-
-
-def test_what_the_socket_does_not_take_is_kept_in_order(router: Router) -> None:
+def test_unsent_messages_are_kept_in_order(router: Router) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     nobody_reads = context.socket(zmq.ROUTER)
     nobody_reads.setsockopt(zmq.RCVHWM, 1)
@@ -273,14 +268,14 @@ def test_what_the_socket_does_not_take_is_kept_in_order(router: Router) -> None:
         context.destroy(linger=0)
 
 
-def test_the_end_of_the_block_closes_the_client(router: Router) -> None:
+def test_end_of_the_block_closes_the_client(router: Router) -> None:
     with Client(router.endpoint) as client:
         pass
     with pytest.raises(RuntimeError, match=r"^the client is closed$"):
         client.status()
 
 
-def test_a_cancel_leaves_before_what_is_asked_next_and_notices_only_if_wanted(
+def test_cancel_leaves_before_the_next_request(
     router: Router,
 ) -> None:
     async def run() -> list[Message]:
@@ -296,3 +291,48 @@ def test_a_cancel_leaves_before_what_is_asked_next_and_notices_only_if_wanted(
     assert isinstance(second, Generate)
     assert cancel == Cancel(id=first.id)
     assert (first.notices, second.notices) == (True, False)
+
+
+# ---------------------------------------------------------------- silence
+
+
+def test_lasting_silence_ends_everything_P2(router: Router) -> None:
+    box = router.command()
+    router.next()
+    assert router.connection.delay_s == PULSE_S
+    router.pass_time(SILENCE_LIMIT_S)
+    assert box.items == []
+    assert router.connection.delay_s == pytest.approx(DOUBT_S)
+    router.pass_time(DOUBT_S)
+    [error] = box.items
+    assert isinstance(error, ConnectionLost)
+    assert str(error) == f"the daemon at {router.endpoint} has fallen silent"
+    assert (error.endpoint, error.is_turned_away) == (router.endpoint, False)
+    assert router.links == [(False, True), (True, False)]
+    assert router.connection.delay_s is None
+
+
+def test_busy_daemon_is_waited_for_P32(router: Router) -> None:
+    box = router.command()
+    router.next()
+    router.is_busy = True
+    router.pass_time(3 * SILENCE_LIMIT_S)
+    assert box.items == []
+    router.is_busy = False
+    router.pass_time(DOUBT_S + PULSE_S)
+    assert [type(item) for item in box.items] == [ConnectionLost]
+
+
+@pytest.mark.parametrize("stall_s", [1.5, SILENCE_LIMIT_S + 0.1, SILENCE_LIMIT_S + DOUBT_S, 3600.0])
+def test_daemon_owes_nothing_while_the_client_stood_still_P7(
+    stall_s: float, router: Router
+) -> None:
+    """A daemon that stood still, too, may need more than a moment to be heard again."""
+    box = router.command()
+    router.next()
+    router.now += stall_s
+    router.connection.pump()
+    router.pass_time(SILENCE_LIMIT_S - PULSE_S)
+    assert box.items == []
+    router.pass_time(DOUBT_S)
+    assert [type(item) for item in box.items] == [ConnectionLost]

@@ -1,43 +1,60 @@
-"""The synchronous client against a scripted supervisor."""
+"""The synchronous client against a scripted supervisor, and each command of both clients."""
 
 from __future__ import annotations
 
+import asyncio
+import signal
+import socket
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import zmq
 
-from mlxsup.client import Client, RequestError
-from mlxsup.client.tool_calls import NO_CALL
+from mlxsup.client import AsyncClient, Client, ConnectionLost, RequestError
 from mlxsup.protocol.client_messages import (
     Cancel,
     ClientDelta,
     Deltas,
     Event,
     Generate,
+    Load,
     Ping,
+    Prioritize,
+    Reload,
     Restart,
     StatusQuery,
     Stop,
     Subscribe,
+    Unload,
 )
 from mlxsup.protocol.codec import encode
-from mlxsup.protocol.ids import RequestId
+from mlxsup.protocol.ids import ModelName, RequestId, pack_tokens
+from mlxsup.protocol.log_level import ChangeLogLevel
 from mlxsup.protocol.message import Message
+from mlxsup.protocol.request_messages import (
+    CancelRequest,
+    PauseRequest,
+    RequestsQuery,
+    ResumeRequest,
+)
+from mlxsup.protocol.states import Priority
 
+from support.cli import environment
 from support.eventually import eventually
+from support.pieces import piece
 from support.scripted_supervisor import (
     OpenStreams,
     Peer,
     answer,
-    call_badly,
     fail,
     finish,
     say_hello,
     scripted_supervisor,
-    send_pieces,
 )
 
 WRONG_SEQ = [
@@ -70,11 +87,6 @@ def test_stream_is_read_to_its_end_and_has_a_result_J2(path: Path) -> None:
         stream.cancel()
         assert client.ping() == {}
         assert supervisor.got(Cancel) == []
-
-
-def test_complete_gives_the_result(path: Path) -> None:
-    with scripted_supervisor(path, say_hello) as supervisor, Client(supervisor.endpoint) as client:
-        assert client.complete("m", prompt_tokens=[1, 2]).text == "Hello, you!"
 
 
 def test_bad_parameters_are_refused_before_anything_is_sent(path: Path) -> None:
@@ -153,64 +165,7 @@ def test_closing_the_client_cancels_its_streams_D12(path: Path) -> None:
         eventually(lambda: not script.open)
 
 
-def test_request_error_carries_code_and_detail(path: Path) -> None:
-    def script(peer: Peer, message: Message) -> None:
-        if isinstance(message, Generate):
-            send_pieces(peer, message.id, ["He"])
-            fail(peer, message.id, "worker_crashed", "the worker crashed", tokens_sent=1)
-
-    with scripted_supervisor(path, script) as supervisor, Client(supervisor.endpoint) as client:
-        stream = client.generate("m", prompt="x")
-        assert next(stream).text == "He"
-        with pytest.raises(RequestError) as caught:
-            next(stream)
-        assert (caught.value.code, caught.value.detail) == ("worker_crashed", {"tokens_sent": 1})
-        with pytest.raises(RequestError):
-            stream.result  # noqa: B018
-        assert list(stream) == []
-
-
-def test_gap_in_the_stream_is_an_error_and_cancels_it_J2(path: Path) -> None:
-    def script(peer: Peer, message: Message) -> None:
-        if isinstance(message, Generate):
-            send_pieces(peer, message.id, ["a"])
-            send_pieces(peer, message.id, ["c"], first_seq=2)
-            finish(peer, message.id, 3)
-        elif isinstance(message, Ping):
-            answer(peer, message)
-
-    with scripted_supervisor(path, script) as supervisor, Client(supervisor.endpoint) as client:
-        stream = client.generate("m", prompt="x")
-        assert next(stream).text == "a"
-        with pytest.raises(RequestError, match="piece 1 of the stream is missing"):
-            next(stream)
-        client.ping()
-        assert [c.id for c in supervisor.got(Cancel)] == [stream.request_id]
-
-
-def test_a_tool_call_that_is_no_json_reaches_its_caller_J2(path: Path) -> None:
-    with scripted_supervisor(path, call_badly) as supervisor, Client(supervisor.endpoint) as client:
-        result = client.complete("m", prompt="x")
-        assert [call["function"]["arguments"] for call in result.tool_calls] == ["f(1)"]
-        assert result.warnings == [NO_CALL]
-        assert client.ping() == {}
-
-
-def test_missing_end_of_the_stream_is_an_error_J2(path: Path) -> None:
-    def script(peer: Peer, message: Message) -> None:
-        if isinstance(message, Generate):
-            send_pieces(peer, message.id, ["a"])
-            finish(peer, message.id, 2)
-
-    with (
-        scripted_supervisor(path, script) as supervisor,
-        Client(supervisor.endpoint) as client,
-        pytest.raises(RequestError, match="piece 1"),
-    ):
-        client.complete("m", prompt="x")
-
-
-@pytest.mark.parametrize("frames", [[b"\xc1"], [b"\x80"], [b"a", b"b", b"c"], [b""], WRONG_SEQ])
+@pytest.mark.parametrize("frames", [[b"\xc1"], [b"a", b"b", b"c"], WRONG_SEQ])
 def test_garbage_from_the_daemon_is_an_internal_error(path: Path, frames: list[bytes]) -> None:
     def script(peer: Peer, message: Message) -> None:
         if isinstance(message, Generate):
@@ -223,22 +178,6 @@ def test_garbage_from_the_daemon_is_an_internal_error(path: Path, frames: list[b
             client.complete("m", prompt="x")
         assert caught.value.code == "internal"
         client.ping()
-
-
-def test_error_without_an_id_ends_everything_that_is_open(path: Path) -> None:
-    requests: list[Message] = []
-
-    def script(peer: Peer, message: Message) -> None:
-        requests.append(message)
-        if len(requests) == 2:
-            fail(peer, "", "invalid_request", "unknown type 'x'")
-
-    with scripted_supervisor(path, script) as supervisor, Client(supervisor.endpoint) as client:
-        for stream in [client.generate("m", prompt="x") for _ in range(2)]:
-            with pytest.raises(RequestError) as caught:
-                next(stream)
-            assert caught.value.code == "internal"
-            assert "unknown type 'x'" in caught.value.message
 
 
 def test_commands_and_events(path: Path) -> None:
@@ -291,3 +230,195 @@ def test_client_that_nobody_closes_does_not_keep_the_interpreter(path: Path) -> 
             [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
         )
     assert (done.returncode, done.stdout, done.stderr) == (0, "one\n", "")
+
+
+# ---------------------------------------------------------------- a daemon that is gone
+
+
+def test_missing_daemon_is_said_at_once(path: Path) -> None:
+    with Client(f"ipc://{path}") as client:
+        with pytest.raises(ConnectionLost, match=r"no daemon answers at .*mlxsup start"):
+            client.status()
+        with pytest.raises(ConnectionLost):
+            client.complete("m", prompt="x")
+
+
+def test_stale_socket_is_as_no_daemon_E6(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+    assert path.exists()
+    with Client(f"ipc://{path}") as client, pytest.raises(ConnectionLost, match="no daemon"):
+        client.ping()
+
+
+def test_refused_connection_says_why_P24(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        told = threading.Event()
+
+        def turn_away() -> None:
+            peer, _ = listener.accept()
+            with peer:
+                peer.shutdown(socket.SHUT_RDWR)
+                told.wait(60.0)
+
+        turning = threading.Thread(target=turn_away)
+        turning.start()
+        with Client(f"ipc://{path}") as client, pytest.raises(ConnectionLost) as caught:
+            client.ping()
+        told.set()
+        turning.join()
+    assert "turned the connection away" in caught.value.message
+    assert caught.value.is_turned_away
+
+
+def test_connection_that_ends_unanswered_was_refused_P24(path: Path) -> None:
+    listening, heard = threading.Event(), threading.Event()
+
+    def listen_once() -> None:
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+            router.bind(f"ipc://{path}")
+            listening.set()
+            heard.set() if router.poll(30_000) else None
+
+    listener = threading.Thread(target=listen_once)
+    listener.start()
+    assert listening.wait(60.0)
+    with Client(f"ipc://{path}") as client, pytest.raises(ConnectionLost) as caught:
+        client.ping()
+    listener.join()
+    assert heard.is_set()
+    assert "ended the connection before it answered" in caught.value.message
+    assert caught.value.is_turned_away
+
+
+def test_client_goes_on_after_the_death_of_the_daemon_P2(path: Path) -> None:
+    with Client(f"ipc://{path}") as client:
+        with scripted_supervisor(path, OpenStreams()):
+            streams = [client.generate("m", prompt="x") for _ in range(3)]
+            cancelled = client.generate("m", prompt="x")
+            for stream in [*streams, cancelled]:
+                assert next(stream).text == "one"
+        for stream in streams:
+            with pytest.raises(ConnectionLost, match="is gone"):
+                next(stream)
+        with scripted_supervisor(path, say_hello) as supervisor:
+            assert client.complete("m", prompt="x").text == "Hello, you!"
+            # Nothing is sent a second time.
+            assert len(supervisor.got(Generate)) == 1
+
+
+def test_pieces_sent_before_the_death_are_read_H7(path: Path) -> None:
+    def script(peer: Peer, message: Message) -> None:
+        if isinstance(message, Generate):
+            for start in range(0, 3000, 10):
+                pieces = [
+                    piece(message.id, n, "x", tokens=pack_tokens([n]))
+                    for n in range(start, start + 10)
+                ]
+                peer.send(Deltas(deltas=pieces))
+            finish(peer, message.id, 3000)
+
+    with Client(f"ipc://{path}") as client:
+        with scripted_supervisor(path, script) as supervisor:
+            stream = client.generate("m", prompt="x")
+            eventually(lambda: supervisor.got(Generate))
+        assert len(list(stream)) == 3000
+        assert stream.result.token_ids == list(range(3000))
+
+
+# ---------------------------------------------------------------- interrupts
+
+
+TYPED = """\
+from mlxsup import Client
+client = Client({endpoint!r})
+for delta in client.generate("m", prompt="x"): print(delta.text, flush=True)
+
+print("ready", flush=True)
+"""
+"""In an interactive Python, which keeps the latest traceback and so every frame of the stream."""
+
+
+def test_ctrl_c_in_an_interactive_python_cancels_the_stream_D4(path: Path) -> None:
+    with (
+        scripted_supervisor(path, OpenStreams()) as supervisor,
+        subprocess.Popen(
+            [sys.executable, "-q", "-i"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment(),
+        ) as python,
+    ):
+        assert python.stdin is not None
+        assert python.stdout is not None
+        python.stdin.write(TYPED.format(endpoint=supervisor.endpoint))
+        python.stdin.flush()
+        assert python.stdout.readline() == "one\n"
+        python.send_signal(signal.SIGINT)
+        # It is interactive still, and the traceback has the stream.
+        assert python.stdout.readline() == "ready\n"
+        eventually(lambda: supervisor.got(Cancel))
+        assert [c.id for c in supervisor.got(Cancel)] == [g.id for g in supervisor.got(Generate)]
+        python.stdin.close()
+        assert python.wait(60) == 0
+
+
+# ---------------------------------------------------------------- every command of both clients
+
+
+ID = RequestId("some")
+
+
+REQUEST = RequestId("#12")
+
+
+MODEL = ModelName("m")
+
+
+COMMANDS: list[tuple[str, list[str], dict[str, Any], Message]] = [
+    ("ping", [], {}, Ping(id=ID)),
+    ("status", [], {"debug": True}, StatusQuery(id=ID, debug=True)),
+    ("load", ["m"], {"dry_run": True, "keep_alive": 9, "context_length": 512},
+     Load(id=ID, model=MODEL, dry_run=True, keep_alive=9.0, context_length=512)),
+    ("unload", ["m"], {}, Unload(id=ID, model=MODEL)),
+    ("restart", ["m"], {"now": True}, Restart(id=ID, model=MODEL, now=True)),
+    ("prioritize", ["#12", "batch"], {},
+     Prioritize(id=ID, request=REQUEST, priority=Priority.BATCH)),
+    ("pause", ["#12"], {}, PauseRequest(id=ID, request=REQUEST)),
+    ("resume", ["#12"], {}, ResumeRequest(id=ID, request=REQUEST)),
+    ("reload", [], {"dry_run": True}, Reload(id=ID, dry_run=True)),
+    ("stop", [], {"now": True, "timeout_s": 3}, Stop(id=ID, now=True, timeout_s=3.0)),
+    ("requests", [], {"client": "me"}, RequestsQuery(id=ID, client="me")),
+    ("cancel", ["#12"], {}, CancelRequest(id=ID, request=REQUEST)),
+    ("log_level", ["debug"], {}, ChangeLogLevel(id=ID, level="debug")),
+]  # fmt: skip
+
+
+def reply(peer: Peer, message: Message) -> None:
+    """A script: an answer that nothing else could have made."""
+    answer(peer, message, said="so", state="READY")
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize(("name", "given", "options", "message"), COMMANDS)
+def test_command_reaches_the_daemon_and_is_answered(
+    path: Path, name: str, given: list[str], options: dict[str, Any], message: Any, is_async: bool
+) -> None:
+    async def ask(endpoint: str) -> Any:
+        async with AsyncClient(endpoint) as client:
+            return await getattr(client, name)(*given, **options)
+
+    with scripted_supervisor(path, reply) as supervisor:
+        if is_async:
+            value = asyncio.run(ask(supervisor.endpoint))
+        else:
+            with Client(supervisor.endpoint) as client:
+                value = getattr(client, name)(*given, **options)
+        (got,) = supervisor.got(type(message))
+    assert value == {"said": "so", "state": "READY"}
+    assert replace(got, id=ID) == message

@@ -1,47 +1,72 @@
-"""The gateway in front of a real daemon: answers, a row that is free again, its own process."""
+"""The gateway in front of a real daemon: answers, waits, its process, metrics and the page."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
 import socket
 from collections.abc import Iterator
+from typing import Any
+from urllib.request import urlopen
 
+import psutil
 import pytest
 
-from support.daemon import Daemon, fake, row
-from support.eventually import eventually
-from support.http_daemon import HttpDaemon, SseReader, chat, gateway_of
+from mlxsup.gateway.operator import TOKEN_HEADER
 
-SLOW = {"step_s": 0.02}
+from support.daemon import Daemon, fake, row, wait_for_state
+from support.eventually import eventually
+from support.exposed import DECLARED, Exposed, declared_samples
+from support.faults import undisturbed
+from support.http_daemon import CHAT, HttpDaemon, SseReader, chat, gateway_of
+from support.streams import Reader
 
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[HttpDaemon]:
-    models = {"m": fake(fake=SLOW, max_concurrency=2), "other": fake(preload=False)}
+    models = {
+        "m": fake(fake={"step_s": 0.005}, max_concurrency=8),
+        "narrow": fake(fake={"step_s": 0.01}, max_concurrency=1),
+        "other": fake(preload=False),
+        "slow": fake(fake={"load_s": 60.0}, preload=False),
+    }
     with HttpDaemon(models) as running:
         with running.client() as client:
-            client.load("m")
+            for name in ("m", "narrow"):
+                wait_for_state(client, name, "READY")
         yield running
 
 
-def test_a_chat_over_http_is_the_chat_of_the_python_client(daemon: HttpDaemon) -> None:
+def data_of(**body: Any) -> bytes:
+    """Return a chat as it is sent."""
+    data = json.dumps(chat("leaves", max_tokens=3000, **body)).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\n"
+    more = f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    return (head + more).encode() + data
+
+
+# ---------------------------------------------------------------- answers
+
+
+def test_chat_is_the_chat_of_the_python_client(daemon: HttpDaemon) -> None:
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
     with daemon.client() as client:
         expected = client.complete("m", messages=messages, max_tokens=30, seed=4, temperature=1.0)
     body = {"model": "m", "messages": messages, "max_tokens": 30, "seed": 4, "temperature": 1}
-    status, value = daemon.post("/v1/chat/completions", body)
+    status, value = daemon.post(CHAT, body)
     assert status == 200
     (choice,) = value["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == (expected.text, "length")
     assert value["usage"]["prompt_tokens"] == expected.usage.prompt_tokens
     assert value["usage"]["completion_tokens"] == 30
     streamed = SseReader(daemon, body).finished()
-    assert (streamed.status, streamed.text) == (200, expected.text)
+    assert (streamed.status, streamed.text, streamed.is_cut) == (200, expected.text, False)
     assert streamed.events[-1] == "[DONE]"
-    assert not streamed.is_cut
 
 
-def test_a_completion_over_http_is_that_of_the_python_client(daemon: HttpDaemon) -> None:
+def test_completion_is_that_of_the_python_client(daemon: HttpDaemon) -> None:
     with daemon.client() as client:
         texts = [client.complete("m", prompt=p, max_tokens=9).text for p in ("one", "two")]
     body = {"model": "m", "prompt": ["one", "two"], "max_tokens": 9}
@@ -49,9 +74,7 @@ def test_a_completion_over_http_is_that_of_the_python_client(daemon: HttpDaemon)
     assert (status, [choice["text"] for choice in value["choices"]]) == (200, texts)
 
 
-def test_tokens_of_a_completion_begin_where_their_text_does_streamed_or_whole(
-    daemon: HttpDaemon,
-) -> None:
+def test_offsets_of_tokens_are_the_same_streamed_or_whole(daemon: HttpDaemon) -> None:
     """Half characters are no text, what is held back as the beginning of a stop string is, and the
     stop string itself would have begun where the text ends."""
     body = {"model": "m", "prompt": "[[say é</b> STOP x]]", "max_tokens": 30, "logprobs": 0}
@@ -71,9 +94,9 @@ def test_tokens_of_a_completion_begin_where_their_text_does_streamed_or_whole(
     assert [begins[half] for half in (r"bytes:\xc3", r"bytes:\xa9")] == [0, 0]
 
 
-def test_the_bytes_of_tokens_add_up_to_the_answer(daemon: HttpDaemon) -> None:
+def test_bytes_of_tokens_add_up_to_the_answer(daemon: HttpDaemon) -> None:
     body = chat("[[say a🦊é]]", max_tokens=7, logprobs=True, top_logprobs=1)
-    status, value = daemon.post("/v1/chat/completions", body)
+    status, value = daemon.post(CHAT, body)
     (choice,) = value["choices"]
     content = choice["logprobs"]["content"]
     assert (status, choice["message"]["content"]) == (200, "a🦊é")
@@ -81,86 +104,195 @@ def test_the_bytes_of_tokens_add_up_to_the_answer(daemon: HttpDaemon) -> None:
     assert [len(token["bytes"]) for token in content] == [1] * 7
 
 
-def test_a_tool_call_and_reasoning_have_their_places(daemon: HttpDaemon) -> None:
-    call = '{"name": "weather", "arguments": {"city": "Rome"}}'
-    said = f"[[say <think>hm</think>It is <tool_call>{call}</tool_call>]]"
-    tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
-    status, value = daemon.post("/v1/chat/completions", chat(said, tools=[tool], max_tokens=200))
-    assert status == 200
-    (choice,) = value["choices"]
-    assert choice["finish_reason"] == "tool_calls"
-    assert choice["message"]["reasoning_content"] == "hm"
-    (made,) = choice["message"]["tool_calls"]
-    assert made["function"]["name"] == "weather"
-    assert json.loads(made["function"]["arguments"]) == {"city": "Rome"}
-    assert value["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
-
-
-def test_models_are_listed_and_one_of_them_loads_with_its_first_request(daemon: HttpDaemon) -> None:
+def test_first_request_loads_its_model(daemon: HttpDaemon) -> None:
     _, value = daemon.get("/v1/models")
     states = {model["id"]: model["status"]["value"] for model in value["data"]}
-    assert states == {"m": "loaded", "other": "unloaded"}
-    status, _ = daemon.post("/v1/chat/completions", chat("hi", max_tokens=1) | {"model": "other"})
-    assert status == 200
+    assert states == {"m": "loaded", "narrow": "loaded", "other": "unloaded", "slow": "unloaded"}
+    assert daemon.post(CHAT, chat("hi", max_tokens=1) | {"model": "other"})[0] == 200
     assert daemon.get("/v1/models/other")[1]["status"] == {"value": "loaded"}
-    assert daemon.get("/health") == (200, {"status": "ok"})
     assert daemon.get("/ready")[0] == 200
 
 
-def test_errors_of_the_daemon_have_their_status_and_their_field(daemon: HttpDaemon) -> None:
-    status, value = daemon.post("/v1/chat/completions", chat("hi") | {"model": "n"})
+def test_error_of_the_daemon_has_its_status_and_field(daemon: HttpDaemon) -> None:
+    status, value = daemon.post(CHAT, chat("hi") | {"model": "n"})
     assert (status, value["error"]["code"]) == (404, "model_not_found")
-    assert "configured: m, other" in value["error"]["message"]
-    assert value["error"]["known"] == ["m", "other"]
+    assert value["error"]["known"] == ["m", "narrow", "other", "slow"]
     status, value = daemon.post("/v1/completions", {"model": "m", "prompt": [9999]})
     assert (status, value["error"]["param"]) == (400, "prompt")
     status, value = daemon.post("/v1/completions", {"model": "m", "prompt": "x" * 5000})
     assert (status, value["error"]["code"]) == (400, "context_length_exceeded")
 
 
-def test_a_request_has_the_time_limits_that_it_sets(daemon: HttpDaemon) -> None:
-    status, value = daemon.post("/v1/chat/completions", chat("a", max_tokens=3000, timeout_s=0.1))
+def test_request_has_the_time_limits_that_it_sets(daemon: HttpDaemon) -> None:
+    status, value = daemon.post(CHAT, chat("a", max_tokens=3000, timeout_s=0.1))
     assert (status, value["error"]["code"]) == (504, "deadline_exceeded")
     with daemon.client() as client:
-        others = [client.generate("m", prompt="long", max_tokens=3000) for _ in range(2)]
-        eventually(lambda: len(row(client, "m")["running"]) == 2)
-        status, value = daemon.post("/v1/chat/completions", chat("b", queue_timeout_s=0.1))
-        assert (status, value["error"]["code"]) == (503, "queue_timeout")
-        status, value = daemon.post("/v1/chat/completions", chat("c", first_token_timeout_s=0.1))
-        assert (status, value["error"]["code"]) == (504, "deadline_exceeded")
-        for other in others:
-            other.cancel()
-        eventually(lambda: not row(client, "m")["running"], what="free rows")
+        first = client.generate("narrow", prompt="long", max_tokens=3000)
+        eventually(lambda: row(client, "narrow")["running"])
+        for limit, expected in (
+            ({"queue_timeout_s": 0.1}, (503, "queue_timeout")),
+            ({"first_token_timeout_s": 0.1}, (504, "deadline_exceeded")),
+        ):
+            status, value = daemon.post(CHAT, chat("b", **limit) | {"model": "narrow"})
+            assert (status, value["error"]["code"]) == expected
+        first.cancel()
+        eventually(lambda: not row(client, "narrow")["running"], what="a free row")
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_reader_that_leaves_frees_its_row(daemon: HttpDaemon, stream: bool) -> None:
-    data = json.dumps(chat("leaves", max_tokens=3000, stream=stream)).encode()
-    head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-    )
-    with daemon.client() as client:
-        with daemon.connect() as connection:
-            connection.sendall(head.encode() + data)
-            eventually(lambda: row(client, "m")["running"])
-        eventually(lambda: not row(client, "m")["running"], what="a free row")
-
-
-def test_the_request_id_is_the_one_that_the_status_shows(daemon: HttpDaemon) -> None:
-    data = json.dumps(chat("named", max_tokens=3000, stream=True)).encode()
-    head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-    )
+def test_request_id_is_the_one_of_the_status(daemon: HttpDaemon) -> None:
     with daemon.client() as client, daemon.connect() as connection:
-        connection.sendall(head.encode() + data)
+        connection.sendall(data_of(stream=True))
         received = connection.recv(65536).decode()
         (running,) = eventually(lambda: row(client, "m")["running"])
         assert f"x-request-id: {running}\r\n" in received
 
 
-def test_the_gateway_is_a_process_that_status_shows_and_stop_ends() -> None:
+# ---------------------------------------------------------------- waits
+
+
+def test_stream_that_is_paused_and_resumed_is_only_delayed(daemon: HttpDaemon) -> None:
+    body = chat("paused", max_tokens=150)
+    expected = SseReader(daemon, body).finished().text
+    with daemon.client() as client:
+        eventually(lambda: not row(client, "m")["running"])
+        reader = SseReader(daemon, body).started()
+        (id,) = eventually(lambda: row(client, "m")["running"])
+        client.pause(id)
+        eventually(lambda: row(client, "m")["paused"] == [id])
+        client.resume(id)
+    reader.finished()
+    assert (reader.text, reader.is_cut, reader.events[-1]) == (expected, False, "[DONE]")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_client_that_leaves_the_queue_is_no_longer_in_it(daemon: HttpDaemon, stream: bool) -> None:
+    with daemon.client() as client:
+        first = Reader(client, "narrow", "first", max_tokens=4000).started()
+        with daemon.connect() as connection:
+            connection.sendall(data_of(model="narrow", stream=stream))
+            eventually(lambda: row(client, "narrow")["queued"])
+        eventually(lambda: not row(client, "narrow")["queued"], what="an empty queue")
+        assert row(client, "narrow")["running"] == [str(first.stream.request_id)]
+        first.stream.cancel()
+        count = len(first.finished().token_ids)
+        assert first.tokens == undisturbed("first", count)
+
+
+def test_client_that_leaves_during_a_load_is_no_longer_waited_for(daemon: HttpDaemon) -> None:
+    with daemon.client() as client:
+        with daemon.connect() as connection:
+            connection.sendall(data_of(model="slow", stream=True))
+            eventually(lambda: row(client, "slow")["queued"])
+        eventually(lambda: not row(client, "slow")["queued"], what="an empty queue")
+        client.unload("slow")
+        wait_for_state(client, "slow", "STOPPED")
+
+
+def test_gateway_that_does_not_read_loses_its_streams_alone(daemon: HttpDaemon) -> None:
+    with daemon.client() as client:
+        first = gateway_of(client)
+        gateway = psutil.Process(first["pid"])
+        readers = [
+            SseReader(daemon, chat(f"[[fault big=20000]] {n}", max_tokens=3000)).started()
+            for n in range(4)
+        ]
+        gateway.send_signal(signal.SIGSTOP)
+        try:
+            other = Reader(client, "m", "other", max_tokens=300)
+            eventually(lambda: len(row(client, "m")["running"]) <= 1, what="streams given up")
+            assert other.finished().token_ids == undisturbed("other", 300)
+        finally:
+            gateway.send_signal(signal.SIGCONT)
+        for reader in readers:
+            reader.finished()
+            assert reader.events[-1]["error"]["code"] == "slow_consumer"
+            assert (reader.status, reader.is_cut) == (200, True)
+        assert gateway_of(client)["pid"] == first["pid"]
+        assert daemon.get("/health")[0] == 200
+
+
+# ---------------------------------------------------------------- metrics and the page
+
+
+def scrape(daemon: HttpDaemon) -> Exposed:
+    with urlopen(f"{daemon.url}/metrics", timeout=60) as response:
+        return Exposed(response.read().decode())
+
+
+class Page:
+    """The page of a gateway, with its token."""
+
+    def __init__(self, daemon: HttpDaemon) -> None:
+        self._daemon = daemon
+        with urlopen(f"{daemon.url}/", timeout=60) as response:
+            text = response.read().decode()
+        (token,) = re.findall(r'<meta name="mlxsup-token" content="([^"]+)">', text)
+        self._token = {TOKEN_HEADER: str(token)}
+
+    def get(self, path: str) -> tuple[int, dict[str, Any]]:
+        return self._daemon.ask("GET", path, headers=self._token)
+
+    def act(self, action: str, model: str) -> tuple[int, dict[str, Any]]:
+        """Press a button."""
+        body = json.dumps({"model": model}).encode()
+        return self._daemon.ask("POST", f"/models/{action}", body, headers=self._token)
+
+
+def test_metrics_and_page_follow_crashes_loads_and_evictions() -> None:
+    sized = {"memory": "300MiB"}
+    models = {
+        "m": fake(fake={"step_s": 0.02}, **sized),
+        "n": fake(preload=False, **sized),
+        "bad": fake(preload=False, fake={"load_error": "missing"}),
+    }
+    budget = {"memory_budget": "400MiB", "min_residency_s": 0}
+    with HttpDaemon(models, budget) as daemon, daemon.client() as client:
+        wait_for_state(client, "m", "READY")
+        reader = SseReader(daemon, chat("resumed", max_tokens=100)).started()
+        running = eventually(lambda: scrape(daemon).value("mlxsup_requests_running", model="m"))
+        assert running == 1
+        os.kill(row(client, "m")["pid"], signal.SIGKILL)
+        reader.finished()
+        assert daemon.post(CHAT, chat("hi") | {"model": "nobody"})[0] == 404
+        seen = scrape(daemon)
+        assert seen.kinds == {metric.name: metric.kind for metric in DECLARED}
+        known = declared_samples()
+        for name, labels, _ in seen.samples:
+            assert set(labels) == known[name], name
+        assert seen.value("mlxsup_model_state", model="m", state="READY") == 1
+        assert seen.value("mlxsup_model_restarts_total", model="m") == 1
+        assert seen.value("mlxsup_requests_resumed_total", model="m") == 1
+        assert seen.value("mlxsup_requests_total", model="m", finish_reason="length") == 1
+        assert seen.value("mlxsup_generation_tokens_total", model="m") == 100
+        assert seen.value("mlxsup_request_errors_total", model="", code="unknown_model") == 1
+        page = Page(daemon)
+        (crash,) = page.get("/page/state")[1]["crashes"]
+        assert (crash["model"], crash["generation"], crash["signal"]) == ("m", 1, "SIGKILL")
+        _, log = page.get("/page/log?model=m&generation=1")
+        assert "worker started model=m generation=1" in log["lines"][0]
+        for query in ("model=../mlxsup&generation=1", "model=m&generation=x", "model=m", ""):
+            assert page.get(f"/page/log?{query}")[0] == 400
+        assert page.act("load", "n") == (200, {"success": True, "model": "n"})
+        wait_for_state(client, "n", "READY")
+        assert row(client, "m")["state"] == "STOPPED"
+        counted = scrape(daemon).value("mlxsup_evictions_total", model="m", reason="evict")
+        assert counted == 1
+        assert page.act("restart", "n")[0] == 200
+        eventually(lambda: row(client, "n")["generation"] == 2)
+        wait_for_state(client, "n", "READY")
+        assert page.act("unload", "n")[0] == 200
+        wait_for_state(client, "n", "STOPPED")
+        assert page.act("load", "nothing")[0] == 404
+        assert page.act("load", "bad")[0] == 200
+        eventually(
+            lambda: "load_error" in [one["reason"] for one in page.get("/page/state")[1]["crashes"]]
+        )
+
+
+# ---------------------------------------------------------------- its process
+
+
+def test_gateway_is_a_process_that_status_shows_and_stop_ends() -> None:
     with HttpDaemon({"m": fake()}) as daemon:
         with daemon.client() as client:
             gateway = gateway_of(client)
@@ -178,12 +310,12 @@ def test_the_gateway_is_a_process_that_status_shows_and_stop_ends() -> None:
         assert "gateway exited" in (daemon.logs / "mlxsup.log").read_text()
 
 
-def test_a_daemon_without_the_setting_has_no_gateway() -> None:
+def test_daemon_without_the_setting_has_no_gateway() -> None:
     with Daemon({"m": fake()}) as daemon, daemon.client() as client:
         assert client.status()["gateway"] is None
 
 
-def test_the_table_of_the_file_is_enough_and_a_reload_says_when_it_takes_effect() -> None:
+def test_table_of_the_file_starts_a_gateway_and_a_reload_changes_it_later() -> None:
     daemon = Daemon({"m": fake()})
     before = daemon.config.read_text()
     daemon.config.write_text('[gateway]\nlisten = "127.0.0.1:0"\n' + before)

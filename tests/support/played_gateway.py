@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -321,6 +322,15 @@ class Site:
             await self._app(scope, receive, send)
         return response
 
+    def routes(self) -> list[tuple[str, str]]:
+        """Return every method and path that the application takes, their parameters filled in."""
+        routed: Any = self._app._app
+        return [
+            (method, re.sub(r"{[^}]*}", "m", route.path))
+            for route in routed.routes
+            for method in sorted(route.methods)
+        ]
+
     def life(self) -> _Lifespan:
         """The time between the start and the end of the application."""
         return _Lifespan(self._app)
@@ -351,19 +361,6 @@ class _Lifespan:
     async def __aexit__(self, *_: object) -> None:
         await self._messages.put({"type": "lifespan.shutdown"})
         await self._task
-
-
-def answer(*items: Item, host: str = "127.0.0.1", **request: Any) -> Response:
-    """The response to one chat whose request to the daemon goes so.
-
-    Args:
-        items: what happens to it.
-        host: the address that the gateway listens at.
-        request: further fields of the body.
-    """
-    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **request}
-    site = Site(PlayedDaemon(*[list(items)] * request.get("n", 1)), host)
-    return asyncio.run(site.ask("POST", "/v1/chat/completions", body))
 
 
 def refused(code: str, **detail: Any) -> RequestError:

@@ -1,4 +1,4 @@
-"""What a link asks of its socket and reads from its monitor; both are scripts here."""
+"""The link of a client to its socket, and the connection around it; the socket is a script."""
 
 from __future__ import annotations
 
@@ -8,8 +8,16 @@ from typing import Any
 import pytest
 import zmq
 
+from mlxsup.client import connection as connection_module
+from mlxsup.client.connection import Connection
 from mlxsup.client.link import HANDSHAKE_LIMIT_MS, MONITOR_EVENT, Link, LinkState
-from mlxsup.protocol.codec import MAX_FRAME_BYTES
+from mlxsup.client.session import Item
+from mlxsup.protocol.client_messages import Alive, Ping
+from mlxsup.protocol.clock import Clock
+from mlxsup.protocol.codec import MAX_FRAME_BYTES, encode
+from mlxsup.protocol.ids import RequestId
+
+from support import pieces
 
 EVENTS = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED,
@@ -106,7 +114,7 @@ def linked(socket: Socket) -> Link:
     return Link(context, "ipc:///x")
 
 
-def test_a_link_sets_its_limits_and_asks_for_events_before_it_connects() -> None:
+def test_link_sets_its_limits_before_it_connects() -> None:
     socket = Socket()
     link = linked(socket)
     assert sorted(socket.done[:5]) == sorted(
@@ -140,7 +148,7 @@ def flags_of(link: Link) -> tuple[bool, bool, bool, bool]:
         (EVENTS[5], 0, LinkState.LOST, (False, False, False, False)),
     ],
 )
-def test_an_event_says_where_the_connection_stands(
+def test_event_says_where_the_connection_stands(
     event: int, value: int, state: LinkState, flags: tuple[bool, ...]
 ) -> None:
     socket = Socket()
@@ -150,7 +158,7 @@ def test_an_event_says_where_the_connection_stands(
     assert (link.update(), link.state, flags_of(link)) == (state, state, flags)
 
 
-def test_events_are_read_up_to_the_loss_and_no_further() -> None:
+def test_events_are_read_up_to_the_loss() -> None:
     socket = Socket()
     link = linked(socket)
     socket.monitor.events = [(EVENTS[0], 0), (EVENTS[5], 0), (EVENTS[0], 0)]
@@ -161,7 +169,7 @@ def test_events_are_read_up_to_the_loss_and_no_further() -> None:
 
 
 @pytest.mark.parametrize("place", ["monitor", "connect"])
-def test_a_link_that_cannot_be_made_leaves_no_socket(place: str) -> None:
+def test_failed_link_leaves_no_socket(place: str) -> None:
     socket = Socket()
     socket.fails_at = place
     with pytest.raises(zmq.ZMQError):
@@ -170,14 +178,14 @@ def test_a_link_that_cannot_be_made_leaves_no_socket(place: str) -> None:
     assert socket.monitor.is_closed == (place == "connect")
 
 
-def test_a_closed_link_waits_as_long_as_it_was_told() -> None:
+def test_closed_link_lingers_as_told() -> None:
     socket = Socket()
     linked(socket).close(70)
     assert socket.done[-2:] == [("disable monitor",), ("close", 70)]
     assert socket.monitor.is_closed
 
 
-def test_what_has_no_room_is_sent_later_in_order() -> None:
+def test_unsent_messages_are_sent_later_in_order() -> None:
     socket = Socket()
     link = linked(socket)
     socket.room = 1
@@ -192,7 +200,7 @@ def test_what_has_no_room_is_sent_later_in_order() -> None:
     assert (socket.sent, link.has_unsent) == ([[b"a"], [b"b"], [b"c"], [b"d"]], False)
 
 
-def test_a_link_was_heard_once_a_message_has_come() -> None:
+def test_link_was_heard_once_a_message_has_come() -> None:
     socket = Socket()
     link = linked(socket)
     assert (link.receive(), link.has_message(), link.was_heard) == (None, False, False)
@@ -200,3 +208,103 @@ def test_a_link_was_heard_once_a_message_has_come() -> None:
     assert link.has_message()
     assert (link.receive(), link.was_heard) == (b"a", True)
     assert [link.receive(), link.receive()] == [b"c", None]
+
+
+# ---------------------------------------------------------------- the connection around it
+
+
+ID = RequestId("a")
+
+
+class Box:
+    """An inbox that is a list."""
+
+    def __init__(self) -> None:
+        self.items: list[Item] = []
+
+    def put(self, item: Item) -> None:
+        self.items.append(item)
+
+
+class FloodedLink:
+    """ID link on which signs of life never end, and what was done with it."""
+
+    def __init__(self) -> None:
+        self.state = LinkState.CONNECTED
+        self.was_turned_away = self.was_heard = self.was_connected = self.was_reset = False
+        self.received = 0
+        self.lingers_ms: list[int] = []
+
+    def update(self) -> LinkState:
+        return self.state
+
+    def send(self, frames: list[bytes]) -> None:
+        """It is taken."""
+
+    def flush(self) -> None:
+        """Nothing was kept."""
+
+    def has_message(self) -> bool:
+        return True
+
+    def receive(self) -> bytes:
+        self.received += 1
+        return pieces.frame_of(Alive())
+
+    def close(self, linger_ms: int) -> None:
+        self.lingers_ms.append(linger_ms)
+
+
+@pytest.fixture
+def link(monkeypatch: pytest.MonkeyPatch) -> FloodedLink:
+    made = FloodedLink()
+    monkeypatch.setattr(connection_module, "Link", lambda context, endpoint: made)
+    return made
+
+
+def opened() -> Connection:
+    connection = Connection("E", clock=Clock(lambda: 100.0))
+    connection.open_command(ID, encode(Ping(id=ID)), Box())
+    return connection
+
+
+def test_pump_reads_a_flood_in_portions(link: FloodedLink) -> None:
+    connection = opened()
+    assert connection.pump() is True
+    assert link.received == 256
+    connection.close()
+    connection.terminate()
+
+
+def test_pump_messages_leaves_the_link_alone(
+    link: FloodedLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = opened()
+    assert connection.pump_messages() is True
+    assert link.received == 256
+    link.state = LinkState.LOST
+    monkeypatch.setattr(link, "has_message", lambda: False)
+    assert connection.pump_messages() is False
+    assert link.received == 257, "whoever is woken tries first"
+    monkeypatch.setattr(link, "receive", lambda: None)
+    assert connection.pump_messages() is False
+    assert connection.link is not None, "its end is for whoever looks"
+    assert connection.pump() is False
+    assert connection.link is None
+    assert connection.pump_messages() is False
+    connection.close()
+    connection.terminate()
+
+
+@pytest.mark.parametrize(
+    ("state", "linger_ms"),
+    [(LinkState.CONNECTED, 500), (LinkState.CONNECTING, 500), (LinkState.LOST, 0)],
+)
+def test_close_lingers_only_for_a_living_link(
+    link: FloodedLink, state: LinkState, linger_ms: int
+) -> None:
+    connection = opened()
+    link.state = state
+    connection.close()
+    connection.terminate()
+    assert link.lingers_ms == [linger_ms]

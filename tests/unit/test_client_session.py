@@ -1,4 +1,4 @@
-"""The client's bookkeeping, without sockets and clock."""
+"""The bookkeeping of a client: pieces, ends, errors, silence, without sockets and clock."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import json
 from functools import partial
 from typing import Any
 
+import msgpack
 import pytest
 
 from mlxsup.client import session as session_module
 from mlxsup.client.errors import ConnectionLost, RequestError, SubscriptionClosed
-from mlxsup.client.results import Delta, Result
+from mlxsup.client.results import Delta, Notice, Result
 from mlxsup.client.session import (
     BUSY_LIMIT_S,
     DOUBT_S,
@@ -25,21 +26,25 @@ from mlxsup.protocol.client_messages import (
     CLIENT_MESSAGES,
     Alive,
     Cancel,
+    ClientDelta,
     Deltas,
     Done,
     Event,
     Failed,
     Reply,
+    Timings,
+    Usage,
 )
+from mlxsup.protocol.client_messages import Notice as NoticeMessage
 from mlxsup.protocol.codec import Decoder
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestId, pack_tokens
-from mlxsup.protocol.message import Message
-from mlxsup.protocol.states import Channel, FinishReason
+from mlxsup.protocol.message import Logprobs, Message, TokenLogprob
+from mlxsup.protocol.states import Channel, FinishReason, NoticeKind
 
 from support import pieces
 
-A, B = RequestId("a"), RequestId("b")
+A, B, C = RequestId("a"), RequestId("b"), RequestId("c")
 
 
 class Box:
@@ -72,7 +77,45 @@ def piece(request_id: RequestId, seq: int, text: str, **values: Any) -> Deltas:
     return Deltas(deltas=[pieces.piece(request_id, seq, text, tokens=pack_tokens([seq]), **values)])
 
 
-def test_a_result_names_the_stop_string_of_the_last_piece() -> None:
+def test_id_that_is_used_again_is_a_new_request_D7() -> None:
+    session, first, second = Session(), Box(), Box()
+    session.open_stream(A, first, 0.0)
+    receive(session, Done(id=A, seq=0, finish_reason=FinishReason.STOP))
+    session.open_stream(A, second, 0.0)
+    receive(session, piece(A, 0, "x"))
+    assert len(first.items) == len(second.items) == 1
+
+
+def test_repeated_piece_is_an_error_too_H7() -> None:
+    session, box = Session(), Box()
+    session.open_stream(A, box, 0.0)
+    receive(session, piece(A, 0, "x"))
+    outcome = receive(session, piece(A, 0, "x"))
+    assert isinstance(box.items[-1], RequestError)
+    assert sent(outcome) == [Cancel(id=A)]
+
+
+def test_lost_connection_ends_all_and_keeps_a_cancelled_text_P2() -> None:
+    session, cancelled, running, command = Session(), Box(), Box(), Box()
+    session.open_stream(A, cancelled, 0.0)
+    session.open_stream(B, running, 0.0)
+    session.open_command(RequestId("c"), command, 0.0)
+    receive(session, piece(A, 0, "x"))
+    session.cancel(A)
+    deliver(session.lose(ConnectionLost("gone", "ipc:///x")))
+    result = cancelled.items[-1]
+    assert isinstance(result, Result)
+    assert (result.text, result.finish_reason, result.usage.completion_tokens) == (
+        "x",
+        "cancelled",
+        1,
+    )
+    assert isinstance(running.items[-1], ConnectionLost)
+    assert isinstance(command.items[-1], ConnectionLost)
+    assert len(session) == 0
+
+
+def test_result_names_its_stop_string() -> None:
     for stop in ("x", None):
         session, box = Session(), Box()
         session.open_stream(A, box, 0.0)
@@ -82,22 +125,6 @@ def test_a_result_names_the_stop_string_of_the_last_piece() -> None:
         result = box.items[-1]
         assert isinstance(result, Result)
         assert result.stop == stop
-
-
-def test_reasoning_stays_apart_from_the_text() -> None:
-    session, box = Session(), Box()
-    session.open_stream(A, box, 0.0)
-    receive(session, piece(A, 0, "h", channel=Channel.REASONING))
-    receive(session, piece(A, 1, "m", channel=Channel.REASONING))
-    receive(session, piece(A, 2, "4"))
-    receive(session, piece(A, 3, "2"))
-    receive(session, Done(id=A, seq=4, finish_reason=FinishReason.STOP))
-    *deltas, result = box.items
-    channels = [d.channel for d in deltas if isinstance(d, Delta)]
-    assert channels == ["reasoning", "reasoning", "content", "content"]
-    assert isinstance(result, Result)
-    assert (result.text, result.reasoning, result.token_ids) == ("42", "hm", [0, 1, 2, 3])
-    assert (result.tool_calls, result.logprobs, result.seed) == ([], None, None)
 
 
 GOOD_CALL = '{"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}'
@@ -119,7 +146,7 @@ GOOD_CALL = '{"id": "call_1", "type": "function", "function": {"name": "f", "arg
     ],
     ids=lambda line: line[:24],
 )
-def test_a_tool_call_that_cannot_be_read_stands_in_the_result_as_it_is_J2(line: str) -> None:
+def test_unreadable_tool_call_is_kept_with_a_warning_J2(line: str) -> None:
     session, box, other = Session(), Box(), Box()
     session.open_stream(A, box, 0.0)
     session.open_stream(B, other, 0.0)
@@ -136,7 +163,7 @@ def test_a_tool_call_that_cannot_be_read_stands_in_the_result_as_it_is_J2(line: 
 
 
 @pytest.mark.parametrize("arguments", ["not JSON", "[]", ""])
-def test_arguments_that_are_not_json_are_given_with_a_warning(arguments: str) -> None:
+def test_unreadable_arguments_are_kept_with_a_warning(arguments: str) -> None:
     session, box = Session(), Box()
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
     session.open_stream(A, box, 0.0)
@@ -147,16 +174,7 @@ def test_arguments_that_are_not_json_are_given_with_a_warning(arguments: str) ->
     assert (result.tool_calls, result.warnings) == ([call], [NO_ARGUMENTS])
 
 
-def test_what_is_said_of_tool_calls_that_cannot_be_read() -> None:
-    assert NO_CALL == (
-        "a tool call could not be read: its text stands in `arguments`, without a name"
-    )
-    assert NO_ARGUMENTS == (
-        "the arguments of a tool call are not a JSON object: they are given as they came"
-    )
-
-
-def test_a_cancelled_stream_with_half_a_tool_call_ends_where_the_connection_does_P2() -> None:
+def test_lost_connection_ends_a_cancelled_stream_with_half_a_call_P2() -> None:
     session, box, running = Session(), Box(), Box()
     session.open_stream(A, box, 0.0)
     session.open_stream(B, running, 0.0)
@@ -175,7 +193,7 @@ def test_a_cancelled_stream_with_half_a_tool_call_ends_where_the_connection_does
         Done(id=A, seq=0, finish_reason=FinishReason.STOP),
     ],
 )
-def test_a_bug_in_here_ends_the_stream_that_it_struck_and_no_other(
+def test_bug_ends_the_stream_that_it_struck_alone(
     bad: Message, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object, **__: object) -> None:
@@ -200,16 +218,7 @@ def test_a_bug_in_here_ends_the_stream_that_it_struck_and_no_other(
     assert len(session) == 1
 
 
-def test_id_that_is_used_again_is_a_new_request_D7() -> None:
-    session, first, second = Session(), Box(), Box()
-    session.open_stream(A, first, 0.0)
-    receive(session, Done(id=A, seq=0, finish_reason=FinishReason.STOP))
-    session.open_stream(A, second, 0.0)
-    receive(session, piece(A, 0, "x"))
-    assert len(first.items) == len(second.items) == 1
-
-
-def test_a_refused_second_use_is_no_end_of_the_first_D7() -> None:
+def test_refused_second_use_leaves_the_first_open_D7() -> None:
     session, box = Session(), Box()
     session.open_stream(A, box, 0.0)
     receive(session, piece(A, 0, "x"))
@@ -239,7 +248,7 @@ def test_messages_for_what_is_not_open_are_ignored_D6() -> None:
     assert len(session) == 1
 
 
-def test_cancel_is_sent_once_and_not_after_the_end_D6() -> None:
+def test_cancel_is_sent_once_before_the_end_D6() -> None:
     session, box = Session(), Box()
     session.open_stream(A, box, 0.0)
     assert sent(session.cancel(A)) == [Cancel(id=A)]
@@ -247,15 +256,6 @@ def test_cancel_is_sent_once_and_not_after_the_end_D6() -> None:
     receive(session, Done(id=A, seq=0, finish_reason=FinishReason.CANCELLED))
     assert sent(session.cancel(A)) == []
     assert len(session) == 0
-
-
-def test_repeated_piece_is_an_error_too_H7() -> None:
-    session, box = Session(), Box()
-    session.open_stream(A, box, 0.0)
-    receive(session, piece(A, 0, "x"))
-    outcome = receive(session, piece(A, 0, "x"))
-    assert isinstance(box.items[-1], RequestError)
-    assert sent(outcome) == [Cancel(id=A)]
 
 
 def test_events_go_on_until_the_subscription_is_cancelled() -> None:
@@ -303,7 +303,7 @@ def looks(session: Session, *are_busy: bool) -> list[bool]:
     return found
 
 
-def test_a_supervisor_that_lacks_the_cpu_is_lost_only_once_it_was_idle_twice_in_a_row_P32() -> None:
+def test_busy_daemon_is_lost_once_idle_twice_P32() -> None:
     session, box = Session(), Box()
     session.open_stream(A, box, 0.0)
     assert looks(session, True, True, False, True, False) == [False] * 5
@@ -313,7 +313,7 @@ def test_a_supervisor_that_lacks_the_cpu_is_lost_only_once_it_was_idle_twice_in_
     assert looks(session, False) == [True]
 
 
-def test_a_supervisor_that_never_comes_to_speak_is_lost_in_the_end() -> None:
+def test_busy_daemon_is_lost_in_the_end() -> None:
     session, box = Session(), Box()
     session.open_stream(A, box, 0.0)
     found = looks(session, *[True] * 100)
@@ -321,27 +321,7 @@ def test_a_supervisor_that_never_comes_to_speak_is_lost_in_the_end() -> None:
     assert BUSY_LIMIT_S <= lost_at <= BUSY_LIMIT_S + 2 * DOUBT_S
 
 
-def test_loss_ends_everything_and_keeps_what_a_cancelled_stream_had_P2() -> None:
-    session, cancelled, running, command = Session(), Box(), Box(), Box()
-    session.open_stream(A, cancelled, 0.0)
-    session.open_stream(B, running, 0.0)
-    session.open_command(RequestId("c"), command, 0.0)
-    receive(session, piece(A, 0, "x"))
-    session.cancel(A)
-    deliver(session.lose(ConnectionLost("gone", "ipc:///x")))
-    result = cancelled.items[-1]
-    assert isinstance(result, Result)
-    assert (result.text, result.finish_reason, result.usage.completion_tokens) == (
-        "x",
-        "cancelled",
-        1,
-    )
-    assert isinstance(running.items[-1], ConnectionLost)
-    assert isinstance(command.items[-1], ConnectionLost)
-    assert len(session) == 0
-
-
-def test_a_short_stop_of_the_whole_machine_loses_nothing_P7() -> None:
+def test_short_stop_of_the_machine_loses_nothing_P7() -> None:
     session, box = Session(), Box()
     session.open_stream(A, box, 0.0)
     woken = SILENCE_LIMIT_S + 0.1  # both stood still, for too short a time for the clock to notice
@@ -352,7 +332,7 @@ def test_a_short_stop_of_the_whole_machine_loses_nothing_P7() -> None:
     assert box.items == []
 
 
-def test_a_bug_while_a_message_is_handled_ends_everybody_it_was_for(
+def test_bug_in_a_message_ends_its_streams_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nobody waits for an answer that was thrown away."""
@@ -377,3 +357,301 @@ def test_a_bug_while_a_message_is_handled_ends_everybody_it_was_for(
         Cancel(id=A),
         Cancel(id=B),
     ]
+
+
+# ---------------------------------------------------------------- ends
+
+
+class Open:
+    """A session with a stream `a`, a command `b` and a subscription `c`."""
+
+    def __init__(self) -> None:
+        self.session = Session()
+        self.stream, self.command, self.subscription = self.boxes = Box(), Box(), Box()
+        self.session.open_stream(A, self.stream, 0.0)
+        self.session.open_command(B, self.command, 0.0)
+        self.session.open_command(C, self.subscription, 0.0, is_subscription=True)
+
+    def receive(self, message: Message, now: float = 0.0) -> list[Message]:
+        """Delivers, and gives what is sent."""
+        return self.take(self.session.receive(pieces.frame_of(message), now))
+
+    def take(self, outcome: Outcome) -> list[Message]:
+        deliver(outcome.deliveries)
+        decoder = Decoder(CLIENT_MESSAGES, is_strict=True)
+        return [decoder.decode(frames) for frames in outcome.sends]
+
+    def errors(self) -> list[tuple[str, str]]:
+        """Of each inbox the one error that it was given."""
+        found = []
+        for box in self.boxes:
+            [error] = box.items
+            assert isinstance(error, RequestError)
+            found.append((str(error.code), error.message))
+        return found
+
+
+def piece_of_a(seq: int, text: str = "", *, tokens: bytes = b"", **values: Any) -> Deltas:
+    return Deltas(deltas=[pieces.piece(A, seq, text, tokens=tokens, **values)])
+
+
+def logprobs_of(token: int) -> Logprobs:
+    return Logprobs(chosen=TokenLogprob(token=token, logprob=-1.0, text="x"))
+
+
+def test_result_holds_all_that_came() -> None:
+    opened = Open()
+    first, second = logprobs_of(7), logprobs_of(8)
+    opened.receive(piece_of_a(0, "hm", channel=Channel.REASONING))
+    opened.receive(piece_of_a(1, "a", tokens=pack_tokens([7]), logprobs=[first]))
+    opened.receive(piece_of_a(2, "b", tokens=pack_tokens([8, 9]), logprobs=[second]))
+    opened.receive(piece_of_a(3, '{"function": 1}\n', channel=Channel.TOOL_CALL))
+    usage = Usage(prompt_tokens=5, cached_tokens=2, completion_tokens=3)
+    timings = Timings(queued_s=1.0, total_s=2.0)
+    done = Done(
+        id=A,
+        seq=4,
+        finish_reason=FinishReason.LENGTH,
+        usage=usage,
+        timings=timings,
+        seed=11,
+        resumed=2,
+        warnings=["mind"],
+    )
+    assert opened.receive(done) == []
+    *deltas, result = opened.stream.items
+    assert deltas == [
+        Delta(text="hm", token_ids=[], channel=Channel.REASONING),
+        Delta(text="a", token_ids=[7], logprobs=[first]),
+        Delta(text="b", token_ids=[8, 9], logprobs=[second]),
+        Delta(text='{"function": 1}\n', token_ids=[], channel=Channel.TOOL_CALL),
+    ]
+    assert isinstance(result, Result)
+    assert (result.text, result.reasoning, result.token_ids) == ("ab", "hm", [7, 8, 9])
+    assert (result.logprobs, result.usage, result.timings) == ([first, second], usage, timings)
+    assert (result.finish_reason, result.seed, result.resumed) == (FinishReason.LENGTH, 11, 2)
+    assert result.tool_calls[0]["function"] == {"name": "", "arguments": '{"function": 1}'}
+    assert result.warnings[0] == "mind"
+    assert len(result.warnings) == 2
+    assert len(opened.session) == 2
+
+
+def test_gap_names_both_numbers_and_cancels_H7() -> None:
+    opened = Open()
+    opened.receive(piece_of_a(0, "x"))
+    assert opened.receive(piece_of_a(2, "y")) == [Cancel(id=A)]
+    error = opened.stream.items[-1]
+    assert isinstance(error, RequestError)
+    assert (error.code, error.message) == (
+        "internal",
+        "piece 1 of the stream is missing; number 2 came instead",
+    )
+    assert opened.receive(piece_of_a(1, "late")) == []
+    assert len(opened.stream.items) == 2
+
+
+def test_end_that_counts_more_pieces_is_an_error_H7() -> None:
+    opened = Open()
+    opened.receive(piece_of_a(0, "x"))
+    sent = opened.receive(Done(id=A, seq=3, finish_reason=FinishReason.STOP))
+    error = opened.stream.items[-1]
+    assert isinstance(error, RequestError)
+    assert error.message == "piece 1 of the stream is missing; number 3 came instead"
+    assert sent == [Cancel(id=A)]
+    assert len(opened.session) == 2
+
+
+def test_unreadable_token_ids_end_the_stream() -> None:
+    opened = Open()
+    assert opened.receive(piece_of_a(0, "x", tokens=b"123")) == [Cancel(id=A)]
+    [error] = opened.stream.items
+    assert isinstance(error, RequestError)
+    assert error.message.startswith("piece 0 of the stream cannot be read: bytes length")
+    assert len(opened.session) == 2
+
+
+def test_notices_reach_streams_alone() -> None:
+    opened = Open()
+    detail = {"position": 1, "reason": "rows"}
+    for request_id in (A, B, C, RequestId("unknown")):
+        message = NoticeMessage(id=request_id, kind=NoticeKind.QUEUED, detail=detail)
+        assert opened.receive(message) == []
+    assert [box.items for box in opened.boxes] == [
+        [Notice(kind=NoticeKind.QUEUED, detail=detail)],
+        [],
+        [],
+    ]
+
+
+def test_reply_ends_a_command_and_no_subscription() -> None:
+    opened = Open()
+    opened.receive(Reply(id=B, value={"n": 1}))
+    opened.receive(Reply(id=B, value={"n": 2}))
+    opened.receive(Reply(id=C, value={}))
+    opened.receive(Event(id=B, value={"n": 3}))
+    opened.receive(Event(id=C, value={"n": 4}))
+    assert [box.items for box in opened.boxes] == [[], [{"n": 1}], [{"n": 4}]]
+    assert len(opened.session) == 2
+
+
+def test_reply_to_a_stream_is_an_error() -> None:
+    opened = Open()
+    opened.receive(Reply(id=A, value={}))
+    [error] = opened.stream.items
+    assert isinstance(error, RequestError)
+    assert error.code is ErrorCode.INTERNAL
+    assert error.message == "the daemon answered a request as a command"
+    assert len(opened.session) == 2
+
+
+def test_error_reaches_its_request_alone() -> None:
+    opened = Open()
+    said = RemoteError(ErrorCode.OVERLOADED, "full", detail={"running": 4})
+    assert opened.receive(Failed(id=A, error=said.to_wire())) == []
+    assert opened.receive(Failed(id=RequestId("unknown"), error=said.to_wire())) == []
+    [error] = opened.stream.items
+    assert isinstance(error, RequestError)
+    assert (error.code, error.message, error.retryable, error.detail) == (
+        "overloaded",
+        "full",
+        True,
+        {"running": 4},
+    )
+    assert opened.command.items == opened.subscription.items == []
+    assert len(opened.session) == 2
+
+
+def test_unreadable_error_is_internal() -> None:
+    opened = Open()
+    opened.receive(Failed(id=B, error={"code": "unheard of"}))
+    [error] = opened.command.items
+    assert isinstance(error, RequestError)
+    assert (error.code, error.message) == (
+        "internal",
+        "the daemon sent an error that cannot be read",
+    )
+
+
+def test_error_without_an_id_ends_everything() -> None:
+    opened = Open()
+    refused = RemoteError(ErrorCode.INVALID_REQUEST, "no map")
+    assert opened.receive(Failed(id="", error=refused.to_wire())) == [Cancel(id=A)]
+    said = ("internal", "the daemon could not read a message: no map")
+    assert opened.errors() == [said, said, said]
+    assert len(opened.session) == 0
+
+
+def test_bytes_that_are_no_message_end_everything() -> None:
+    opened = Open()
+    assert opened.take(opened.session.receive(b"\xc1", 0.0)) == [Cancel(id=A)]
+    assert all(
+        code == "internal"
+        and message.startswith("the daemon sent something that is not a message: ")
+        for code, message in opened.errors()
+    )
+    assert len(opened.session) == 0
+
+
+def test_lost_connection_is_an_error_for_each_P2() -> None:
+    opened = Open()
+    lost = ConnectionLost("gone", "ipc:///x", "start it", is_turned_away=True)
+    deliver(opened.session.lose(lost))
+    errors = [box.items[0] for box in opened.boxes]
+    assert len(set(map(id, errors))) == 3, "a traceback belongs to one reader"
+    for error in errors:
+        assert isinstance(error, ConnectionLost)
+        assert (error.message, error.endpoint, error.hint) == ("gone", "ipc:///x", "start it")
+        assert error.is_turned_away
+        assert str(error) == "gone; start it"
+    assert len(opened.session) == 0
+    assert opened.session.deadline is None
+
+
+def test_cancelled_command_is_lost_like_any_other_P2() -> None:
+    opened = Open()
+    opened.take(opened.session.cancel(B))
+    deliver(opened.session.lose(ConnectionLost("gone", "ipc:///x")))
+    assert isinstance(opened.command.items[0], ConnectionLost)
+
+
+def test_closing_cancels_streams_and_ends_commands() -> None:
+    opened = Open()
+    opened.receive(piece_of_a(0, "x", tokens=pack_tokens([5])))
+    assert opened.take(opened.session.close("ipc:///x")) == [Cancel(id=A)]
+    result = opened.stream.items[-1]
+    assert isinstance(result, Result)
+    assert (result.text, result.finish_reason, result.seed) == ("x", FinishReason.CANCELLED, None)
+    assert result.usage == Usage(completion_tokens=1)
+    for box in (opened.command, opened.subscription):
+        [error] = box.items
+        assert isinstance(error, ConnectionLost)
+        assert (str(error), error.endpoint) == ("the client was closed", "ipc:///x")
+        assert not error.is_turned_away
+    assert len(opened.session) == 0
+
+
+def test_every_message_is_a_sign_of_life_P2() -> None:
+    opened = Open()
+    at = 0.0
+    for message in (Alive(), piece_of_a(0, "x"), Reply(id=B, value={}), Event(id=C, value={})):
+        at += 1.0
+        opened.receive(message, now=at)
+        assert opened.session.deadline == at + SILENCE_LIMIT_S
+
+
+def test_idle_session_is_never_silent_P2() -> None:
+    session = Session()
+    assert not session.is_silent(1e9, lambda: False)
+    session.open_command(A, Box(), 1e9)
+    assert session.deadline == 1e9 + SILENCE_LIMIT_S
+
+
+# ---------------------------------------------------------------- bodies that cannot be read
+
+
+HOSTILE = {
+    "nothing": b"",
+    "no msgpack": b"\xc1",
+    "cut short": b"\xa5tex",
+    "bytes that follow": b"\x80\x80",
+    "no map": msgpack.packb(["text"]),
+    "another's name": msgpack.packb({"id": "b", "seq": 0, "text": 5}),
+    "a text that is none": msgpack.packb({"text": b"\xff"}),
+    "half a character": b"\x81\xa4text\xa1\xff",
+    "an unknown channel": msgpack.packb({"channel": "loud"}),
+    "deep nesting": b"\x91" * 5000,
+    "an extension": msgpack.packb({"text": msgpack.ExtType(4, b"xx")}),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_unreadable_body_ends_its_stream_alone(name: str) -> None:
+    session, box, other = Session(), Box(), Box()
+    session.open_stream(A, box, 0.0)
+    session.open_stream(B, other, 0.0)
+    bad = ClientDelta(id=A, seq=0, tokens=b"", body=HOSTILE[name])
+    outcome = receive(
+        session, Deltas(deltas=[pieces.piece(B, 0, "x"), bad, pieces.piece(B, 1, "y")])
+    )
+    [error] = box.items
+    assert isinstance(error, RequestError)
+    assert error.code is ErrorCode.INTERNAL
+    assert error.message.startswith("piece 0 of the stream cannot be read: ")
+    decoder = Decoder(CLIENT_MESSAGES, is_strict=True)
+    assert [decoder.decode(frames) for frames in outcome.sends] == [Cancel(id=A)]
+    receive(session, Deltas(deltas=[pieces.piece(A, 1, "late")]))
+    receive(session, Done(id=B, seq=2, finish_reason=FinishReason.STOP))
+    *deltas, result = other.items
+    assert [delta.text for delta in deltas if isinstance(delta, Delta)] == ["x", "y"]
+    assert isinstance(result, Result)
+    assert result.text == "xy"
+    assert (len(box.items), len(session)) == (1, 0)
+
+
+def test_body_cannot_speak_for_its_piece() -> None:
+    """What the supervisor has written is what counts."""
+    session, box = Session(), Box()
+    session.open_stream(A, box, 0.0)
+    body = msgpack.packb({"text": "x", "id": "b", "seq": 9, "tokens": b"1234"})
+    receive(session, Deltas(deltas=[ClientDelta(id=A, seq=0, tokens=b"", body=body)]))
+    assert box.items == [Delta(text="x", token_ids=[])]

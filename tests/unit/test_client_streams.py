@@ -1,9 +1,9 @@
-"""How both kinds of stream are read: pieces, notices, the end, and what ends a subscription."""
+"""Streams of both clients: pieces, notices, ends, forwarding, and readers that leave early."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -11,13 +11,20 @@ import pytest
 
 from mlxsup.client.async_streams import AsyncEventStream, AsyncInbox, AsyncStream
 from mlxsup.client.client import EventStream, Stream, SyncInbox
-from mlxsup.client.errors import ConnectionLost, SubscriptionClosed
+from mlxsup.client.errors import ConnectionLost, RequestError, SubscriptionClosed, internal
 from mlxsup.client.results import Delta, Notice, Result
+from mlxsup.client.session import Item
+from mlxsup.client.streams import StreamBase, value_of
+from mlxsup.protocol.client_messages import Timings, Usage
 from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.states import FinishReason, NoticeKind
 
 ID = RequestId("r")
+
+
 DELTA, NOTICE = Delta(text="x", token_ids=[1]), Notice(kind=NoticeKind.LOADING, detail={})
+
+
 DONE = Result(text="x", finish_reason=FinishReason.STOP)
 
 
@@ -25,7 +32,7 @@ def ignore(request_id: RequestId) -> None:
     """Nobody asks for the end."""
 
 
-def test_a_stream_gives_pieces_tells_notices_and_stays_at_its_end() -> None:
+def test_stream_gives_pieces_and_notices() -> None:
     cancelled: list[RequestId] = []
     told: list[Notice] = []
     inbox = SyncInbox()
@@ -38,7 +45,7 @@ def test_a_stream_gives_pieces_tells_notices_and_stays_at_its_end() -> None:
     assert (told, cancelled, stream.result) == ([NOTICE, NOTICE], [], DONE)
 
 
-def test_an_asynchronous_stream_does_the_same() -> None:
+def test_async_stream_gives_pieces_and_notices() -> None:
     cancelled: list[RequestId] = []
     told: list[Notice] = []
 
@@ -58,7 +65,7 @@ def test_an_asynchronous_stream_does_the_same() -> None:
     assert (told, cancelled) == ([NOTICE, NOTICE], [])
 
 
-def test_a_subscription_ends_when_it_is_closed() -> None:
+def test_subscription_ends_when_it_is_closed() -> None:
     cancelled: list[RequestId] = []
     inbox = SyncInbox()
     inbox.put({"n": 1})
@@ -85,7 +92,7 @@ def test_a_subscription_ends_when_it_is_closed() -> None:
 
 
 @pytest.mark.parametrize("end", [SubscriptionClosed(), ConnectionLost("it is gone", "ipc:///x")])
-def test_whoever_waits_for_an_event_is_ended_once_and_stays_so(end: Exception) -> None:
+def test_ended_subscription_stays_ended(end: Exception) -> None:
     """By whoever closes the subscription, or by its error."""
     inbox = SyncInbox()
     inbox.put(end)
@@ -108,10 +115,7 @@ def test_whoever_waits_for_an_event_is_ended_once_and_stays_so(end: Exception) -
     asyncio.run(asyncio.wait_for(read(), 60))
 
 
-# ---------------------------------------------------------------- readers that leave early
-
-
-def test_a_generator_that_is_closed_cancels_what_it_reads() -> None:
+def test_closed_generator_cancels_its_stream() -> None:
     cancelled: list[RequestId] = []
     inbox = SyncInbox()
     inbox.put(DELTA)
@@ -126,7 +130,7 @@ def test_a_generator_that_is_closed_cancels_what_it_reads() -> None:
     assert cancelled == [ID]
 
 
-def test_an_asynchronous_generator_that_is_closed_cancels_what_it_reads() -> None:
+def test_closed_async_generator_cancels_its_stream() -> None:
     cancelled: list[RequestId] = []
 
     async def texts() -> AsyncGenerator[str]:
@@ -145,7 +149,7 @@ def test_an_asynchronous_generator_that_is_closed_cancels_what_it_reads() -> Non
 
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_what_ends_a_program_while_a_stream_is_read_cancels_it(end: type[BaseException]) -> None:
+def test_exception_while_reading_cancels_the_stream(end: type[BaseException]) -> None:
     cancelled: list[RequestId] = []
     inbox = SyncInbox()
     inbox.put(NOTICE)
@@ -159,7 +163,7 @@ def test_what_ends_a_program_while_a_stream_is_read_cancels_it(end: type[BaseExc
     assert cancelled == [ID], "while somebody still holds the stream"
 
 
-def test_a_coroutine_that_is_closed_while_it_waits_for_a_piece_cancels_it() -> None:
+def test_closed_coroutine_cancels_its_stream() -> None:
     cancelled: list[RequestId] = []
 
     async def read() -> None:
@@ -170,3 +174,219 @@ def test_a_coroutine_that_is_closed_while_it_waits_for_a_piece_cancels_it() -> N
         assert cancelled == [ID], "while somebody still holds the stream"
 
     asyncio.run(read())
+
+
+# ---------------------------------------------------------------- forwarding
+
+
+WHOLE = Result(text="abc", finish_reason=FinishReason.STOP)
+
+
+def piece(text: str) -> Delta:
+    return Delta(text=text, token_ids=[1])
+
+
+class Reading:
+    """A stream that is being forwarded, and what came of it."""
+
+    def __init__(self, *before: Item) -> None:
+        self.inbox = AsyncInbox()
+        self.taken: list[str] = []
+        self.told: list[Notice] = []
+        self.bug: BaseException = KeyError("bug")
+        self.cancelled: list[RequestId] = []
+        for item in before:
+            self.inbox.put(item)
+        self.stream = AsyncStream(ID, self.inbox, self.cancelled.append, self.told.append)
+        self.task = asyncio.create_task(self.stream.forward(self.take))
+
+    def take(self, piece: Delta) -> None:
+        if piece.text == "bug":
+            raise self.bug
+        self.taken.append(piece.text)
+
+    def put(self, *items: Item) -> Sequence[str]:
+        """What was taken by the time that all have been put: the loop has not turned meanwhile."""
+        for item in items:
+            self.inbox.put(item)
+        return list(self.taken)
+
+
+def test_forwarded_pieces_come_in_the_turn_that_brings_them() -> None:
+    async def read() -> None:
+        reading = Reading(piece("a"), NOTICE, piece("b"))
+        await asyncio.sleep(0)
+        assert reading.taken == ["a", "b"]
+        assert reading.put(piece("c"), NOTICE) == ["a", "b", "c"]
+        reading.put(WHOLE)
+        await reading.task
+        assert reading.stream.result is WHOLE
+        assert (reading.told, reading.cancelled) == ([NOTICE, NOTICE], [])
+        await reading.stream.forward(reading.take)  # there is nothing more
+
+    asyncio.run(read())
+
+
+def test_iterated_pieces_are_not_forwarded_again() -> None:
+    async def read() -> list[str]:
+        inbox = AsyncInbox()
+        for item in (piece("a"), piece("b"), WHOLE):
+            inbox.put(item)
+        cancelled: list[RequestId] = []
+        taken: list[str] = []
+        stream = AsyncStream(ID, inbox, cancelled.append, None)
+        async for one in stream:
+            taken.append(one.text)
+            break
+        await stream.forward(lambda one: taken.append(one.text))
+        return taken
+
+    assert asyncio.run(read()) == ["a", "b"]
+
+
+def test_forwarded_error_is_raised_to_the_reader() -> None:
+    async def read() -> None:
+        reading = Reading()
+        await asyncio.sleep(0)
+        reading.put(piece("a"), ConnectionLost("it is gone", "ipc:///x"))
+        with pytest.raises(ConnectionLost):
+            await reading.task
+        assert (reading.taken, reading.cancelled) == (["a"], [])
+
+    asyncio.run(read())
+
+
+@pytest.mark.parametrize(
+    ("bug", "raised"),
+    [
+        (KeyError("bug"), KeyError),
+        (StopIteration(), RuntimeError),
+        (asyncio.CancelledError(), asyncio.CancelledError),
+        (GeneratorExit(), GeneratorExit),
+    ],
+    ids=lambda value: getattr(value, "__name__", type(value).__name__),
+)
+def test_bug_of_the_reader_is_raised_to_the_reader(
+    bug: BaseException, raised: type[BaseException]
+) -> None:
+    async def read() -> None:
+        reading = Reading()
+        reading.bug = bug
+        await asyncio.sleep(0)
+        assert reading.put(piece("a"), piece("bug"), piece("b")) == ["a"]
+        with pytest.raises(raised):
+            await reading.task
+        assert reading.cancelled == [ID], "nobody reads the rest"
+
+    asyncio.run(read())
+
+
+def test_cancelled_reader_is_given_nothing_more() -> None:
+    async def read() -> None:
+        reading = Reading()
+        await asyncio.sleep(0)
+        reading.task.cancel()
+        await asyncio.gather(reading.task, return_exceptions=True)
+        assert reading.put(piece("a")) == []
+        assert reading.cancelled == [ID]
+
+    asyncio.run(read())
+
+
+# ---------------------------------------------------------------- what both kinds share
+
+
+class Taking(StreamBase):
+    """A stream that is given its items one by one."""
+
+    def tell(self, notice: Notice) -> None:
+        self._tell(notice)
+
+    def take(self, item: Item) -> Delta | None:
+        return self._take(item)
+
+
+class Held:
+    """A stream, with what it cancelled and what reached it."""
+
+    def __init__(self) -> None:
+        self.cancelled: list[str] = []
+        self.notices: list[Notice] = []
+        self.base = Taking(ID, self.cancelled.append, self.notices.append)
+
+
+def test_stream_has_no_result_before_its_end() -> None:
+    stream = Held()
+    assert stream.base.request_id == "r"
+    expected = "there is no result until the stream has been read to its end"
+    with pytest.raises(RuntimeError, match=f"^{expected}$"):
+        _ = stream.base.result
+    delta = Delta(text="x", token_ids=[1])
+    assert stream.base.take(delta) is delta
+    assert stream.base.take(DONE) is None
+    assert stream.base.result is DONE
+
+
+def test_failed_stream_raises_its_error_each_time() -> None:
+    stream = Held()
+    lost = ConnectionLost("gone", "ipc:///x")
+    with pytest.raises(ConnectionLost):
+        stream.base.take(lost)
+    with pytest.raises(ConnectionLost):
+        _ = stream.base.result
+
+
+def test_stream_is_cancelled_before_its_end_only_D4() -> None:
+    stream = Held()
+    stream.base.cancel()
+    stream.base.take(DONE)
+    stream.base.cancel()
+    assert stream.cancelled == ["r"]
+
+
+def test_collected_stream_is_cancelled() -> None:
+    stream, ended = Held(), Held()
+    ended.base.take(DONE)
+    del stream.base, ended.base
+    assert (stream.cancelled, ended.cancelled) == (["r"], [])
+
+
+def test_notices_are_handed_on_if_asked_for() -> None:
+    notice = Notice(kind=NoticeKind.LOADING, detail={})
+    stream = Held()
+    stream.base.tell(notice)
+    assert stream.notices == [notice]
+    silent = Taking(ID, lambda _: None, None)
+    silent.tell(notice)
+    silent.take(DONE)
+
+
+@pytest.mark.parametrize("item", [{"n": 1}, Notice(kind=NoticeKind.LOADING, detail={})])
+def test_stream_that_is_given_a_reply_fails(item: Item) -> None:
+    stream = Held()
+    with pytest.raises(RequestError, match=r"^a stream was given a reply$"):
+        stream.base.take(item)
+    with pytest.raises(RequestError):
+        _ = stream.base.result
+
+
+def test_command_gives_its_map_or_raises() -> None:
+    assert value_of({"n": 1}) == {"n": 1}
+    with pytest.raises(RequestError, match=r"^a command was given a piece of a stream$"):
+        value_of(DONE)
+    with pytest.raises(ConnectionLost):
+        value_of(ConnectionLost("gone", "ipc:///x"))
+
+
+def test_defaults_of_a_result() -> None:
+    assert (DONE.reasoning, DONE.tool_calls, DONE.token_ids, DONE.logprobs) == ("", [], [], None)
+    assert (DONE.usage, DONE.timings) == (Usage(), Timings())
+    assert (DONE.seed, DONE.resumed, DONE.warnings) == (None, 0, [])
+
+
+def test_errors_read_as_sentences() -> None:
+    plain = ConnectionLost("gone", "ipc:///x")
+    assert (str(plain), plain.hint, plain.is_turned_away) == ("gone", "", False)
+    error = internal("odd")
+    assert (error.code, str(error), error.retryable) == ("internal", "odd", False)
+    assert repr(error) == "RequestError(internal, 'odd', detail={})"

@@ -1,11 +1,15 @@
-"""Answers in OpenAI's form: whole, in pieces, refused, broken off, and left by their readers."""
+"""Answers in every API over HTTP: whole and streamed, cut, refused and broken off."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import re
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from mlxsup.client import (
     Channel,
@@ -13,329 +17,286 @@ from mlxsup.client import (
     ErrorCode,
     FinishReason,
     Logprobs,
-    Notice,
-    NoticeKind,
+    RequestError,
     TokenLogprob,
 )
-from mlxsup.gateway import limits
-from mlxsup.gateway.openai.chunks import completion_logprobs
-from mlxsup.gateway.openai.errors import ROWS
+from mlxsup.protocol.version import VERSION
 
-from support.played_gateway import (
-    Item,
-    PlayedDaemon,
-    Response,
-    Site,
-    answer,
-    delta,
-    refused,
-    result,
-)
+from support.played_gateway import Item, PlayedDaemon, Response, Site, delta, refused, result
 
-CHAT = "/v1/chat/completions"
-BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-CALL = '{"id":"c1","type":"function","function":{"name":"f","arguments":"{}"}}'
-LOGPROBS = [
-    Logprobs(
-        chosen=TokenLogprob(token=1, logprob=-0.5, text="é"),
-        top=[TokenLogprob(token=2, logprob=-0.1, text="a")],
-    )
-]
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+RESPONSE, MESSAGE = "/v1/responses", "/v1/messages"
+HI = [{"role": "user", "content": "hi"}]
+THINKING = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
+LEAST: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": HI},
+    COMPLETION: {"prompt": "hi"},
+    RESPONSE: {"input": "hi"},
+    MESSAGE: {"messages": HI, "max_tokens": 9},
+}
+NAMES = {CHAT: "chat", COMPLETION: "completion", RESPONSE: "response", MESSAGE: "message"}
+HEADERS = (
+    "content-type", "cache-control", "x-request-id", "request-id", "retry-after", "x-should-retry",
+)  # fmt: skip
 
 
-def deltas_of(response: Response) -> list[dict[str, Any]]:
-    """The `delta` of each chunk that has a choice."""
-    chunks = [event for event in response.events() if event != "[DONE]"]
-    return [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
+def ask(path: str, *items: Item, count: int = 1, **fields: Any) -> Response:
+    """Return the response to a request whose answer goes so."""
+    daemon = PlayedDaemon(*[list(items)] * count)
+    return asyncio.run(Site(daemon).ask("POST", path, {"model": "m", **LEAST[path], **fields}))
 
 
-# ---------------------------------------------------------------- whole
+def shown(response: Response) -> str:
+    """Return all of a response but times and the version."""
+    head = [f"{name}: {response.headers[name]}" for name in HEADERS if name in response.headers]
+    body = re.sub(r'("created(?:_at)?": ?)\d+', r"\g<1>0", response.body.decode())
+    end = "" if response.is_whole else "\n(cut)"
+    return "\n".join([str(response.status), *head, body.replace(VERSION, "VERSION").strip()]) + end
 
 
-def test_a_whole_answer_has_its_parts_and_what_it_took() -> None:
-    calls = [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
-    response = answer(
-        delta("hm", channel=Channel.REASONING),
-        delta("yes"),
-        result("yes", FinishReason.TOOL_CALLS, reasoning="hm", tool_calls=calls),
-    )
-    assert (response.status, response.headers["x-request-id"]) == (200, "r1")
-    value = response.json()
-    assert (value["id"], value["object"], value["model"]) == ("chatcmpl-r1", "chat.completion", "m")
-    (choice,) = value["choices"]
-    assert choice["message"] == {
-        "role": "assistant", "content": "yes", "reasoning_content": "hm", "tool_calls": calls,
-    }  # fmt: skip
-    assert (choice["index"], choice["finish_reason"]) == (0, "tool_calls")
-    assert value["usage"] == {
-        "prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8,
-        "prompt_tokens_details": {"cached_tokens": 2},
-        "completion_tokens_details": {"reasoning_tokens": 2},
-    }  # fmt: skip
+def called(name: str, arguments: str) -> dict[str, Any]:
+    return {"id": f"c-{name}", "type": "function",
+            "function": {"name": name, "arguments": arguments}}  # fmt: skip
 
 
-def test_several_answers_count_their_prompt_once() -> None:
-    value = answer(delta("ab"), result("ab"), n=3).json()
-    assert [choice["index"] for choice in value["choices"]] == [0, 1, 2]
-    assert (value["usage"]["prompt_tokens"], value["usage"]["completion_tokens"]) == (5, 6)
+def calling(*calls: dict[str, Any]) -> Item:
+    return delta("".join(json.dumps(one) + "\n" for one in calls), channel=Channel.TOOL_CALL)
 
 
-def test_an_answer_that_is_only_a_call_has_no_content() -> None:
-    calls = [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
-    value = answer(result("", FinishReason.TOOL_CALLS, tool_calls=calls)).json()
-    assert value["choices"][0]["message"]["content"] is None
+def thought(text: str) -> Item:
+    return delta(text, channel=Channel.REASONING)
 
 
-def test_logprobs_have_tokens_bytes_and_rivals() -> None:
-    value = answer(result("é", logprobs=LOGPROBS), logprobs=True, top_logprobs=1).json()
-    assert value["choices"][0]["logprobs"]["content"] == [
-        {
-            "token": "é", "logprob": -0.5, "bytes": [195, 169],
-            "top_logprobs": [{"token": "a", "logprob": -0.1, "bytes": [97]}],
-        }
-    ]  # fmt: skip
+def token(text: str, *rivals: tuple[str, bytes], raw: bytes = b"") -> Logprobs:
+    top = [TokenLogprob(token=9, logprob=-0.25, text=one, raw_bytes=bare) for one, bare in rivals]
+    chosen = TokenLogprob(token=1, logprob=-0.5, text=text, raw_bytes=raw)
+    return Logprobs(chosen=chosen, top=top)
 
 
-def test_a_completion_is_one_text_with_offsets() -> None:
-    body = {"model": "m", "prompt": "p", "logprobs": 1}
-    pieces = [delta("é", logprobs=LOGPROBS), delta("é", logprobs=LOGPROBS)]
-    daemon = PlayedDaemon([*pieces, result("éé", logprobs=LOGPROBS * 2)])
-    response = asyncio.run(Site(daemon).ask("POST", "/v1/completions", body))
-    (choice,) = response.json()["choices"]
-    assert (choice["text"], choice["finish_reason"]) == ("éé", "stop")
-    assert choice["logprobs"] == {
-        "tokens": ["é", "é"], "token_logprobs": [-0.5, -0.5],
-        "top_logprobs": [{"a": -0.1}, {"a": -0.1}], "text_offset": [0, 1],
-    }  # fmt: skip
+F, G = called("f", '{"a":1}'), called("g", "{}")
+END = result("yesmore", FinishReason.TOOL_CALLS, reasoning="hmmore", tool_calls=[F, G])
+BOTH = [thought("hm"), delta("yes"), calling(F), calling(G), thought("more"), delta("more"), END]
+ONE_CALL: dict[str, dict[str, Any]] = {
+    CHAT: {"parallel_tool_calls": False},
+    RESPONSE: {"parallel_tool_calls": False},
+    MESSAGE: {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}} | THINKING,
+}
+HALVES = ((" \ufffd", b" \xc3"), (" \ufffd", b" \xe2"))
+SCORES = [token("é", ("a", b"")), token(" \ufffd", *HALVES, raw=b" \xc3")]
+SPACE = {"type": "namespace", "name": "s", "tools": [{"type": "function", "name": "f"}]}
 
 
-def test_tokens_that_are_no_whole_text_are_told_apart_by_their_bytes() -> None:
-    halves = [
-        TokenLogprob(token=nth, logprob=-nth, text=" \ufffd", raw_bytes=content)
-        for nth, content in enumerate((b" \xc3", b" \xe2"))
-    ]
-    logprobs = [Logprobs(chosen=halves[0], top=halves)]
-    value = answer(result("", logprobs=logprobs), logprobs=True, top_logprobs=2).json()
-    (token,) = value["choices"][0]["logprobs"]["content"]
-    assert (token["token"], token["bytes"]) == (" \ufffd", [32, 0xC3])
-    assert [other["bytes"] for other in token["top_logprobs"]] == [[32, 0xC3], [32, 0xE2]]
-    found = completion_logprobs(logprobs, [0])
-    assert found["tokens"] == [r"bytes: \xc3"]
-    assert found["top_logprobs"] == [{r"bytes: \xc3": 0, r"bytes: \xe2": -1}]
+@dataclass(frozen=True)
+class Case:
+    """An answer of the daemon, and what is sent for it in each API beside the least."""
+
+    items: list[Item]
+    fields: dict[str, dict[str, Any]] = field(default_factory=lambda: {path: {} for path in LEAST})
+    count: int = 1
 
 
-# ---------------------------------------------------------------- in pieces
+def unread(arguments: str, name: str = "f") -> Case:
+    """Return an answer whose only call cannot be read as JSON."""
+    call = called(name, arguments)
+    end = result("", FinishReason.TOOL_CALLS, tool_calls=[call])
+    return Case([calling(call), end], {CHAT: {}, RESPONSE: {}, MESSAGE: {}})
 
 
-def test_a_stream_begins_with_the_role_and_ends_with_the_reason_and_done() -> None:
-    response = answer(delta("a"), delta(""), delta("b"), result("ab"), stream=True)
-    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
-    assert response.headers["cache-control"] == "no-cache"
-    assert response.headers["x-request-id"] == "r1"
-    assert deltas_of(response) == [
-        {"role": "assistant", "content": ""}, {"content": "a"}, {"content": "b"}, {},
-    ]  # fmt: skip
-    *chunks, done = response.events()
-    assert done == "[DONE]"
-    assert {chunk["id"] for chunk in chunks} == {"chatcmpl-r1"}
-    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, None, None, "stop"]
-    assert response.is_whole
+CASES = {
+    "text": Case([delta("é\n"), delta(""), delta('"b'), result('é\n"b')]),
+    "nothing": Case([result("")]),
+    "thought, text and calls": Case(
+        [thought("h"), thought("m"), delta("yes"), calling(F, G), delta("end"),
+         result("yesend", FinishReason.TOOL_CALLS, reasoning="hm", tool_calls=[F, G])],
+        {path: {} for path in LEAST} | {MESSAGE: THINKING},
+    ),
+    "thought that is not shown": Case(
+        [thought("hm"), delta("yes"), result("yes", reasoning="hm")], {MESSAGE: {}}
+    ),
+    "call alone": Case(
+        [calling(F), result("", FinishReason.TOOL_CALLS, tool_calls=[F])],
+        {CHAT: {}, RESPONSE: {}, MESSAGE: {}},
+    ),
+    "call of a namespace": Case([calling(F), result("")], {RESPONSE: {"tools": [SPACE]}}),
+    "one call at most": Case(BOTH, ONE_CALL),
+    "one call at most, both in a piece": Case([*BOTH[:2], calling(F, G), *BOTH[4:]], ONE_CALL),
+    "one call at most, none read": Case(
+        [delta("no call\n", channel=Channel.TOOL_CALL), *BOTH[2:]], ONE_CALL
+    ),
+    "one call at most, none made": Case([delta("yes"), delta("more"), result("yesmore")], ONE_CALL),
+    "one call at most, with scores": Case(
+        [delta("y", logprobs=[token("y")]),
+         delta(json.dumps(F) + "\n", channel=Channel.TOOL_CALL, logprobs=[token("f")]),
+         delta("z", logprobs=[token("z")]),
+         result("yz", logprobs=[token("y"), token("f"), token("z")])],
+        {CHAT: {"parallel_tool_calls": False, "logprobs": True}},
+    ),
+    "call without a name": unread("{}", name=""),
+    "call with half its arguments": unread("{a"),
+    "call with arguments that only Python reads": unread('{"x": NaN}'),
+    "call with a number beyond all": unread('{"x": 1e999}'),
+    "call with half a character": unread('{"x": "\\ud83d"}'),
+    "cut at the limit": Case([delta("a" * 9), result("a" * 9, FinishReason.LENGTH)]),
+    "cut at the end of the context": Case([thought("hm"), result("a" * 8, FinishReason.LENGTH)]),
+    "ended by a stop string": Case([delta("abc"), result("abc", stop="x")]),
+    "several answers": Case(
+        [delta("ab"), result("ab")], {CHAT: {"n": 3}, COMPLETION: {"n": 3}}, count=3
+    ),
+    "usage asked for": Case(
+        [delta("a"), result("a")],
+        {path: {"stream_options": {"include_usage": True}} for path in (CHAT, COMPLETION)},
+    ),
+    "scores": Case(
+        [delta("é", logprobs=SCORES[:1]), delta("", logprobs=SCORES[1:]), delta("é"),
+         delta("x", logprobs=[token("x")]), result("ééx", logprobs=[*SCORES, token("x")])],
+        {CHAT: {"logprobs": True, "top_logprobs": 1}, COMPLETION: {"logprobs": 1}},
+    ),
+    "refused": Case([refused("quarantined")]),
+    "broken off": Case([delta("a"), refused("worker_crashed", tokens_sent=1)]),
+    "daemon lost": Case([delta("a"), ConnectionLost("it is gone", "ipc:///x")]),
+    "ended by hand": Case([delta("a"), result("a", FinishReason.CANCELLED)]),
+}  # fmt: skip
 
 
-def test_reasoning_and_calls_are_pieces_of_their_own_kinds() -> None:
-    response = answer(
-        delta("hm", channel=Channel.REASONING),
-        delta(CALL + "\n", channel=Channel.TOOL_CALL),
-        delta(CALL + "\n", channel=Channel.TOOL_CALL),
-        result("", FinishReason.TOOL_CALLS),
-        stream=True,
-    )
-    _, reasoning, first, second, _ = deltas_of(response)
-    assert reasoning == {"reasoning_content": "hm"}
-    assert [one["tool_calls"][0]["index"] for one in (first, second)] == [0, 1]
-    assert first["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}
+@pytest.mark.parametrize("name", CASES)
+def test_answer_in_each_api(name: str, snapshot: SnapshotAssertion) -> None:
+    case = CASES[name]
+    for path, fields in case.fields.items():
+        for stream in (False, True):
+            if "stream_options" in fields and not stream:
+                continue
+            if path == MESSAGE and case.count > 1:
+                continue
+            response = ask(path, *case.items, count=case.count, **fields, stream=stream)
+            kind = f"{NAMES[path]}, streamed" if stream else NAMES[path]
+            assert shown(response) == snapshot(name=kind), kind
 
 
-def test_usage_comes_as_one_more_chunk_if_it_was_asked_for() -> None:
-    items = (delta("a"), result("a"))
-    *others, usage, done = answer(
-        *items, stream=True, stream_options={"include_usage": True}
-    ).events()
-    assert (usage["choices"], usage["usage"]["total_tokens"], done) == ([], 6, "[DONE]")
-    assert {one["usage"] for one in others} == {None}
-    assert all("usage" not in one for one in answer(*items, stream=True).events()[:-1])
+def test_streamed_response_ends_with_the_whole_one() -> None:
+    items = (thought("hm"), delta("ye"), calling(F), result("ye", FinishReason.LENGTH))
+    whole = ask(RESPONSE, *items).json() | {"created_at": 0}
+    named = ask(RESPONSE, *items, stream=True).named_events()
+    assert named[-1][1]["response"] | {"created_at": 0} == whole
+    assert [data["sequence_number"] for _, data in named] == list(range(len(named)))
+    assert all(name == data["type"] for name, data in named)
 
 
-def test_an_empty_answer_still_has_a_role_and_an_end() -> None:
-    response = answer(result(""), stream=True)
-    assert deltas_of(response) == [{"role": "assistant", "content": ""}, {}]
+@pytest.mark.parametrize(
+    ("path", "shows", "last"),
+    [(MESSAGE, b"tool_use", "content_block_stop"),
+     (RESPONSE, b"function_call", "response.output_item.done")],
+)  # fmt: skip
+def test_call_is_complete_when_it_is_sent(path: str, shows: bytes, last: str) -> None:
+    seen: list[str] = []
 
+    def on_sent(response: Response) -> None:
+        if shows in response.body:
+            seen.append(response.named_events()[-1][0])
 
-def test_several_streamed_answers_carry_their_numbers() -> None:
-    response = answer(delta("a"), result("a"), stream=True, n=2)
-    chunks = [event for event in response.events() if event != "[DONE]"]
-    numbers = [chunk["choices"][0]["index"] for chunk in chunks]
-    assert sorted(numbers) == [0, 0, 0, 1, 1, 1]
-    assert response.events().count("[DONE]") == 1
+    body = {"model": "m", **LEAST[path], "stream": True}
+    site = Site(PlayedDaemon([calling(F), delta("x"), result("x")]))
+    asyncio.run(site.ask("POST", path, body, on_sent=on_sent))
+    assert seen[0] == last
 
 
 # ---------------------------------------------------------------- errors
 
 
-@pytest.mark.parametrize("code", ErrorCode)
-@pytest.mark.parametrize("stream", [False, True])
-def test_an_error_before_the_first_piece_is_a_status(code: ErrorCode, stream: bool) -> None:
-    response = answer(refused(code.value), stream=stream)
-    row = ROWS[code]
-    assert response.status == row.status
-    assert response.error["message"] == f"it is {code}"
-    assert response.error["type"] == row.kind
-    should = response.headers.get("x-should-retry")
-    assert should == (None if row.is_retryable is None else str(row.is_retryable).lower())
-    assert ("retry-after" in response.headers) == bool(row.is_retryable)
-    assert response.headers["x-request-id"] == "r1"
-    assert response.is_whole
+@pytest.mark.parametrize("path", LEAST)
+def test_error_of_the_daemon_is_a_status(path: str, snapshot: SnapshotAssertion) -> None:
+    found = {}
+    for code in ErrorCode:
+        whole, streamed = (ask(path, refused(code.value), stream=one) for one in (False, True))
+        assert shown(whole) == shown(streamed), "nothing was sent before it"
+        assert whole.is_whole
+        found[code.value] = shown(whole)
+    assert found == snapshot
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(0.2, "1"), (7.1, "8"), (9000.0, "120")])
-def test_an_overload_says_when_to_come_back_and_never_later_than_clients_wait(
+def test_overload_says_when_to_come_back_and_no_later_than_clients_wait(
     seconds: float, shown: str
 ) -> None:
-    response = answer(refused("overloaded", retry_after_s=seconds))
+    response = ask(CHAT, refused("overloaded", retry_after_s=seconds))
     assert (response.status, response.headers["retry-after"]) == (429, shown)
 
 
-def test_the_field_that_is_wrong_is_named() -> None:
-    response = answer(result(""), temperature=99)
-    assert (response.status, response.error["param"]) == (400, "temperature")
-    assert answer(refused("unknown_model")).error["code"] == "model_not_found"
-    assert answer(refused("unknown_model")).error["param"] == "model"
+@pytest.mark.parametrize(
+    ("path", "fields", "parameter", "name"),
+    [
+        (COMPLETION, {"prompt": [1]}, "prompt_tokens", "prompt"),
+        (COMPLETION, {}, "stop", "stop"),
+        (CHAT, {}, "stop", "stop"),
+        (MESSAGE, {}, "stop", "stop_sequences"),
+        (MESSAGE, {}, "stop_token", "stop_token"),
+    ],
+)
+def test_refused_field_has_the_name_that_it_was_sent_with(
+    path: str, fields: dict[str, Any], parameter: str, name: str
+) -> None:
+    refusal = RequestError(
+        ErrorCode.INVALID_REQUEST,
+        f"{parameter} takes another value than that of stop",
+        retryable=False,
+        detail={"parameter": parameter},
+    )
+    response = ask(path, refusal, **fields)
+    assert response.status == 400
+    assert response.error["message"] == f"{name} takes another value than that of stop"
+
+
+@pytest.mark.parametrize("close", [["m"], ["m", "n"], []])
+@pytest.mark.parametrize("path", LEAST)
+def test_unknown_model_is_answered_with_names_like_it(path: str, close: list[str]) -> None:
+    said = "no model is called 'mm'; configured: m"
+    detail = {"known": ["m"], "close": close}
+    response = ask(path, RequestError(ErrorCode.UNKNOWN_MODEL, said, detail=detail))
+    advice = f"; did you mean {' or '.join(close)}?" if close else ""
+    assert (response.status, response.error["message"]) == (404, said + advice)
+    if path != MESSAGE:
+        assert (response.error["known"], response.error["close"]) == (["m"], close)
 
 
 @pytest.mark.parametrize(
-    "error", [refused("worker_crashed", tokens_sent=1), ConnectionLost("it is gone", "ipc:///x")]
+    ("path", "method", "headers", "status", "kind"),
+    [
+        (MESSAGE, "GET", {}, 405, "invalid_request_error"),
+        (f"{MESSAGE}/batches", "GET", {}, 404, "not_found_error"),
+        ("/v1/nothing", "GET", {"anthropic-version": "2023-06-01"}, 404, "not_found_error"),
+        (MESSAGE, "POST", {"content-type": "text/plain"}, 415, "invalid_request_error"),
+        (MESSAGE, "POST", {"host": "evil.example"}, 403, "permission_error"),
+        (MESSAGE, "POST", {}, 400, "invalid_request_error"),
+    ],
 )
-def test_an_error_in_mid_answer_is_an_event_and_the_answer_is_not_whole(error: Exception) -> None:
-    response = answer(delta("a"), error, stream=True)
-    *_, last = response.events()
-    assert response.status == 200
-    assert last["error"]["code"] in ("worker_crashed", "daemon_lost")
-    assert "[DONE]" not in response.events()
-    assert not response.is_whole, "the server cuts the connection"
-
-
-def test_one_of_several_that_fails_ends_them_all() -> None:
-    async def run() -> PlayedDaemon:
-        daemon = PlayedDaemon([refused("quarantined")], [delta("a"), asyncio.Event()])
-        response = await Site(daemon).ask("POST", CHAT, {**BODY, "n": 2})
-        assert (response.status, response.error["code"]) == (503, "quarantined")
-        return daemon
-
-    assert asyncio.run(run()).streams[1].is_cancelled
-
-
-def test_an_answer_that_somebody_else_ends_is_not_whole() -> None:
-    async def run() -> Response:
-        site = Site(PlayedDaemon([delta("a"), asyncio.Event()]))
-
-        def on_sent(response: Response) -> None:
-            if b'"a"' in response.body:
-                site.gateway.open_answers.cancel()
-
-        return await site.ask("POST", CHAT, {**BODY, "stream": True}, on_sent=on_sent)
-
-    response = asyncio.run(run())
-    *chunks, last = response.events()
-    assert last["error"]["code"] == "shutting_down"
-    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, None]
-    assert not response.is_whole
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_that_is_ended_by_hand_is_not_to_be_asked_for_again(stream: bool) -> None:
-    response = answer(delta("a"), result("a", FinishReason.CANCELLED), stream=stream)
-    if stream:
-        assert response.events()[-1]["error"]["code"] == "cancelled"
-        assert not response.is_whole
-    else:
-        assert (response.status, response.error["code"]) == (410, "cancelled")
-        assert response.headers["x-should-retry"] == "false"
-        assert "mlxsup cancel" in response.error["message"]
-
-
-ENDS: dict[str, list[Item]] = {
-    "answered": [delta("a"), result("a")],
-    "refused": [refused("overloaded")],
-    "broken off": [delta("a"), refused("worker_crashed", tokens_sent=1)],
-}
-
-
-@pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_request_that_has_ended_is_forgotten(end: str, stream: bool) -> None:
-    async def run() -> None:
-        site = Site(PlayedDaemon(ENDS[end]))
-        async with site.life():
-            await site.ask("POST", CHAT, {**BODY, "stream": stream}, has_life=False)
-            cancels = site.daemon.streams[0].cancels
-            site.gateway.open_answers.cancel()
-            assert site.daemon.streams[0].cancels == cancels
-
-    asyncio.run(run())
-
-
-# ---------------------------------------------------------------- readers that leave
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_reader_that_leaves_ends_its_request(stream: bool) -> None:
-    async def run() -> PlayedDaemon:
-        daemon = PlayedDaemon([delta("a"), asyncio.Event()])
-        body = {**BODY, "stream": stream}
-        response = await Site(daemon).ask("POST", CHAT, body, until=asyncio.sleep(0.01))
-        assert not stream or not response.is_whole
-        return daemon
-
-    daemon = asyncio.run(asyncio.wait_for(run(), 60))
-    assert daemon.streams[0].is_cancelled
-
-
-# ---------------------------------------------------------------- waiting
-
-QUEUED = Notice(kind=NoticeKind.QUEUED, detail={"position": 3, "reason": "rows"})
-LOADING = Notice(kind=NoticeKind.LOADING, detail={"state": "LOADING", "fraction": 0.5})
-READING = Notice(kind=NoticeKind.PREFILLING, detail={"done": 10, "total": 90})
-PAUSED = Notice(kind=NoticeKind.PAUSED, detail={"reason": "swap", "tokens_sent": 1})
-
-
-async def comments_of(*notices: Notice) -> list[str]:
-    """The comments of a stream that gets these notices, and of an error after them."""
-    step = asyncio.Event()
-    step.set()
-    items = [one for notice in notices for one in (notice, step)]
-    response = await Site(PlayedDaemon([*items, delta("a"), result("a")])).ask(
-        "POST", CHAT, {**BODY, "stream": True}
-    )
-    assert response.events()[-1] == "[DONE]"
-    return response.comments()
-
-
-def test_at_first_nothing_is_sent_so_that_a_refusal_can_be_a_status() -> None:
-    assert asyncio.run(comments_of(QUEUED, LOADING)) == []
-
-
-def test_a_stream_that_waits_gets_a_comment_for_its_progress_only(
-    monkeypatch: pytest.MonkeyPatch,
+def test_refusals_of_the_gateway_have_the_form_of_anthropic(
+    path: str, method: str, headers: dict[str, str], status: int, kind: str
 ) -> None:
-    monkeypatch.setattr(limits, "HOLD_S", 0.0)
-    monkeypatch.setattr(limits, "COMMENT_INTERVAL_S", 0.0)
-    assert asyncio.run(comments_of(QUEUED, PAUSED, LOADING, READING)) == [
-        "queued, place 3",
-        "loading, 50%",
-        "reading the prompt, 10 of 90 tokens",
-    ]
+    response = asyncio.run(Site(PlayedDaemon()).ask(method, path, b"", headers=headers))
+    assert (response.status, response.json()["type"]) == (status, "error")
+    assert response.error["type"] == kind
+    assert response.json()["request_id"] == response.headers["x-request-id"]
+    assert response.headers["request-id"] == response.headers["x-request-id"]
 
 
-def test_comments_keep_their_distance(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "HOLD_S", 0.0)
-    assert asyncio.run(comments_of(QUEUED, LOADING, READING)) == ["queued, place 3"]
+# ---------------------------------------------------------------- counting
+
+
+def count(*items: Item) -> tuple[Response, PlayedDaemon]:
+    """Return the response to a count whose request goes so, and the daemon."""
+    daemon = PlayedDaemon(list(items))
+    body = {"model": "m", "messages": HI}
+    return asyncio.run(Site(daemon).ask("POST", f"{MESSAGE}/count_tokens", body)), daemon
+
+
+def test_count_is_what_the_refusal_says() -> None:
+    response, daemon = count(refused("context_length_exceeded", prompt_tokens=12))
+    assert (response.status, response.json()) == (200, {"input_tokens": 12})
+    assert response.headers["x-request-id"] == "r1"
+    assert daemon.asked[0]["max_tokens"] == 2**31 - 1
+
+
+@pytest.mark.parametrize(("code", "status"), [("unknown_model", 404), ("load_failed", 503)])
+def test_count_that_is_refused_for_another_reason_says_so(code: str, status: int) -> None:
+    response, _ = count(refused(code, prompt_tokens=12))
+    assert response.status == status
+    assert response.error["message"] == f"it is {code}"

@@ -1,4 +1,4 @@
-"""Who may ask the gateway: keys that are missing, wrong, new or revoked, and their accounts."""
+"""Keys of the gateway: missing, wrong, new, revoked, damaged files, and the accounts of keys."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mlxsup.gateway import keys as keys_module
+from mlxsup.gateway.ask import Ask
 from mlxsup.gateway.failure import Failure
 from mlxsup.gateway.keys import Caller, Keys
 from mlxsup.protocol.gateway import BEAT_S
@@ -63,13 +64,13 @@ def ask(
     return asyncio.run(site.ask(method, path, body, headers=given))
 
 
-def test_without_a_file_anybody_of_this_machine_may_ask_with_any_key(place: KeyPlace) -> None:
+def test_without_a_file_any_key_or_none_is_taken(place: KeyPlace) -> None:
     keys = Keys(place)
     keys.look()
     assert keys.caller([]) == keys.caller(bearer("anything")) == Caller()
 
 
-def test_with_a_file_nobody_may_ask_without_a_key(place: KeyPlace) -> None:
+def test_with_a_file_requests_need_a_key(place: KeyPlace) -> None:
     key = made(place, "a")
     site = Site(PlayedDaemon(), keys=Keys(place))
     response = ask(site)
@@ -87,7 +88,7 @@ def test_with_a_file_nobody_may_ask_without_a_key(place: KeyPlace) -> None:
     [{"authorization": "Bearer sk-mlxsup-x"}, {"x_api_key": "sk-mlxsup-x"},
      {"authorization": "Bearer \xff\xfe"}, {"authorization": "Bearer " + "x" * 60_000}],
 )  # fmt: skip
-def test_a_wrong_key_is_refused(place: KeyPlace, headers: dict[str, str]) -> None:
+def test_wrong_key_is_refused(place: KeyPlace, headers: dict[str, str]) -> None:
     made(place, "a")
     response = ask(Site(PlayedDaemon(), keys=Keys(place)), **headers)
     assert (response.status, response.error["code"]) == (401, "invalid_api_key")
@@ -95,7 +96,7 @@ def test_a_wrong_key_is_refused(place: KeyPlace, headers: dict[str, str]) -> Non
 
 
 @pytest.mark.parametrize("value", ["Bearer", "Bearer ", "Basic {}", "{}", "Bearer: {}"])
-def test_a_key_that_is_sent_in_another_way_is_missing(place: KeyPlace, value: str) -> None:
+def test_key_in_another_header_is_missing(place: KeyPlace, value: str) -> None:
     key = made(place, "a")
     response = ask(Site(PlayedDaemon(), keys=Keys(place)), authorization=value.format(key))
     assert (response.status, response.error["code"]) == (401, "missing_api_key")
@@ -109,26 +110,10 @@ def test_one_of_two_keys_is_enough(place: KeyPlace) -> None:
     assert keys.caller([*bearer(key), (b"x-api-key", b"other")]).account == "a"
 
 
-def test_the_hash_in_the_file_is_no_key(place: KeyPlace) -> None:
+def test_digest_in_the_file_is_no_key(place: KeyPlace) -> None:
     made(place, "a")
     digest = place.file.read_text().split('"digest": "')[1].split('"')[0]
     assert ask(Site(PlayedDaemon(), keys=Keys(place)), x_api_key=digest).status == 401
-
-
-def test_a_request_without_a_key_reaches_no_route(place: KeyPlace) -> None:
-    made(place, "a")
-    daemon = PlayedDaemon([delta("a"), result("a")])
-    site = Site(daemon, keys=Keys(place))
-    for method, route in (("POST", CHAT), ("GET", "/ready"), ("GET", "/nothing"), ("PUT", CHAT)):
-        assert ask(site, route, method, BODY).status == 401
-    assert daemon.asked == []
-
-
-def test_only_whether_it_lives_is_answered_without_a_key(place: KeyPlace) -> None:
-    made(place, "a")
-    site = Site(PlayedDaemon(), keys=Keys(place))
-    assert ask(site, "/health").status == 200
-    assert ask(site, "/health/").status == 401
 
 
 def test_new_and_revoked_keys_count_with_the_next_look(place: KeyPlace) -> None:
@@ -151,7 +136,7 @@ def test_new_and_revoked_keys_count_with_the_next_look(place: KeyPlace) -> None:
     assert ask(site).status == 200
 
 
-def test_where_keys_are_required_nobody_is_let_in_before_there_is_one(place: KeyPlace) -> None:
+def test_required_keys_close_the_gateway_until_there_is_one(place: KeyPlace) -> None:
     site = Site(PlayedDaemon(), "10.0.0.1", Keys(place, are_required=True))
     response = ask(site)
     assert (response.status, response.error["code"]) == (503, "keys_unusable")
@@ -202,9 +187,7 @@ def write(path: Path, text: str, mode: int = 0o600) -> None:
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 @pytest.mark.parametrize("has_mark", [True, False], ids=["", "new runtime folder"])
-def test_whatever_becomes_of_the_file_nobody_is_let_in(
-    place: KeyPlace, damage: Damage, has_mark: bool
-) -> None:
+def test_damaged_file_closes_the_gateway(place: KeyPlace, damage: Damage, has_mark: bool) -> None:
     key = made(place, "a")
     site = Site(PlayedDaemon(), keys=Keys(place))
     assert ask(site, x_api_key=key).status == 200
@@ -229,9 +212,7 @@ def test_whatever_becomes_of_the_file_nobody_is_let_in(
 
 
 @pytest.mark.parametrize("damage", [name for name in DAMAGES if name != "gone"])
-def test_a_file_that_was_damaged_before_anything_marked_it_opens_nothing_either(
-    place: KeyPlace, damage: str
-) -> None:
+def test_damaged_file_without_a_mark_closes_the_gateway(place: KeyPlace, damage: str) -> None:
     place.file.parent.mkdir()
     DAMAGES[damage](place.file)
     site = Site(PlayedDaemon(), keys=Keys(place))  # its runtime folder is not there yet
@@ -241,9 +222,7 @@ def test_a_file_that_was_damaged_before_anything_marked_it_opens_nothing_either(
 
 
 @pytest.mark.parametrize("damage", ["off", "others can read", "a folder", "a pipe"])
-def test_a_mark_that_is_not_the_one_of_key_off_keeps_the_gateway_closed(
-    place: KeyPlace, damage: str
-) -> None:
+def test_damaged_mark_closes_the_gateway(place: KeyPlace, damage: str) -> None:
     key = made(place, "a")
     place.file.unlink()
     place.mark.unlink()
@@ -254,14 +233,14 @@ def test_a_mark_that_is_not_the_one_of_key_off_keeps_the_gateway_closed(
     assert is_refused(Site(PlayedDaemon(), keys=Keys(place)), key)
 
 
-def test_half_a_file_lets_nobody_in_wherever_it_is_cut(place: KeyPlace) -> None:
+def test_file_cut_anywhere_closes_the_gateway(place: KeyPlace) -> None:
     for name in ("first", "second"):
         key = made(place, name)
     whole = place.file.read_bytes()
     keys = Keys(place)
     site = Site(PlayedDaemon(), keys=keys)
     assert ask(site, x_api_key=key).status == 200
-    for length in range(len(whole.rstrip())):
+    for length in range(0, len(whole.rstrip()), 3):
         with place.file.open("r+b") as file:  # in place, as an editor or a full disk may do
             file.truncate(0)
             file.write(whole[:length])
@@ -270,7 +249,7 @@ def test_half_a_file_lets_nobody_in_wherever_it_is_cut(place: KeyPlace) -> None:
             with pytest.raises(Failure) as caught:
                 keys.caller(headers)
             assert caught.value.code == "keys_unusable", length
-        if length % 50 == 0:
+        if length % 60 == 0:
             assert is_refused(Site(PlayedDaemon(), keys=Keys(place)), key)
     place.file.write_bytes(whole)
     assert ask(site, x_api_key=key).status == 200
@@ -357,10 +336,10 @@ class Life(RuleBasedStateMachine):
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestLife.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
 
 
-def test_the_mark_comes_back_into_a_runtime_folder_that_was_replaced(place: KeyPlace) -> None:
+def test_mark_comes_back_into_a_replaced_runtime_folder(place: KeyPlace) -> None:
     made(place, "a")
     keys = Keys(place)
     keys.look()
@@ -372,7 +351,7 @@ def test_the_mark_comes_back_into_a_runtime_folder_that_was_replaced(place: KeyP
     assert read_mark(place.mark)
 
 
-def test_while_a_key_is_made_the_others_are_let_in(place: KeyPlace) -> None:
+def test_other_keys_count_while_one_is_made(place: KeyPlace) -> None:
     key = made(place, "first")
     keys = Keys(place)
     names = [f"k{n}" for n in range(50)]
@@ -386,7 +365,7 @@ def test_while_a_key_is_made_the_others_are_let_in(place: KeyPlace) -> None:
     writer.join()
 
 
-def test_a_disk_that_does_not_answer_lets_nobody_in_and_holds_nobody_up(
+def test_disk_that_does_not_answer_closes_the_gateway(
     place: KeyPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = made(place, "a")
@@ -420,12 +399,12 @@ def is_let_in(keys: Keys, key: str) -> bool:
     return False
 
 
-def test_before_the_file_was_read_nobody_is_let_in(place: KeyPlace) -> None:
+def test_gateway_is_closed_before_the_file_was_read(place: KeyPlace) -> None:
     with pytest.raises(Failure):
         Keys(place).caller([])
 
 
-def test_a_file_that_cannot_be_used_lets_nobody_in(
+def test_unusable_file_is_logged_and_not_told_to_clients(
     place: KeyPlace, caplog: pytest.LogCaptureFixture
 ) -> None:
     key = made(place, "a")
@@ -445,7 +424,12 @@ def test_a_file_that_cannot_be_used_lets_nobody_in(
     assert ask(site, x_api_key=key).status == 200
 
 
-def test_a_request_belongs_to_the_account_of_its_key(place: KeyPlace) -> None:
+def test_account_of_the_key_beats_what_a_request_says() -> None:
+    ask = Ask(model="m", inputs=(), parameters={"client": "bob", "top_k": 3})
+    assert ask.in_name_of("alice").parameters == {"client": "alice", "top_k": 3}
+
+
+def test_request_belongs_to_the_account_of_its_key(place: KeyPlace) -> None:
     key = made(place, "laptop", account="alice")
     daemon = PlayedDaemon([delta("a"), result("a")], [delta("a"), result("a")])
     site = Site(daemon, keys=Keys(place))
@@ -456,16 +440,14 @@ def test_a_request_belongs_to_the_account_of_its_key(place: KeyPlace) -> None:
 
 
 @pytest.mark.parametrize("host", ["box.example:8484", "10.0.0.1", "", "localhost"])
-def test_where_every_request_needs_a_key_it_may_be_sent_to_any_name(
-    place: KeyPlace, host: str
-) -> None:
+def test_required_keys_allow_any_host(place: KeyPlace, host: str) -> None:
     key = made(place, "a")
     site = Site(PlayedDaemon(), "10.0.0.1", Keys(place, are_required=True))
     assert ask(site, host=host, x_api_key=key).status == 200
     assert ask(site, host=host).status == 401
 
 
-def test_on_loopback_the_name_still_counts(place: KeyPlace) -> None:
+def test_host_counts_on_loopback_beside_keys(place: KeyPlace) -> None:
     key = made(place, "a")
     site = Site(PlayedDaemon(), keys=Keys(place))
     assert ask(site, host="evil.example", x_api_key=key).status == 403
@@ -479,7 +461,7 @@ def test_on_loopback_the_name_still_counts(place: KeyPlace) -> None:
         {"ttl": 59.9}, {"keep_alive": "25h"},
     ],
 )  # fmt: skip
-def test_with_keys_only_an_operator_unloads_a_model_or_keeps_it_for_ever(
+def test_keep_alive_out_of_bounds_needs_an_operator(
     place: KeyPlace, path_of: str, field: dict[str, Any]
 ) -> None:
     user, operator = made(place, "user"), made(place, "admin", is_operator=True)

@@ -1,4 +1,4 @@
-"""`GET /metrics`: what is counted, what is read off the status, and which labels there can be."""
+"""`GET /metrics`: what is counted, what is read off the status, and the labels."""
 
 from __future__ import annotations
 
@@ -18,8 +18,13 @@ from support.exposed import DECLARED, Exposed
 from support.played_gateway import Item, PlayedDaemon, Site, delta, result
 
 CHAT = "/v1/chat/completions"
+
+
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
 TIMES = Timings(queued_s=0.03, prefill_s=0.2, first_token_s=0.3, total_s=1.3)
+
 
 ROW: dict[str, Any] = {
     "name": "m", "aliases": ["n"], "presets": {"warm": {}},
@@ -34,6 +39,8 @@ ROW: dict[str, Any] = {
     "phase": "decode", "phase_s": 0.25,
     **{f"{kind}_bytes": number for number, kind in enumerate(MEMORY_KINDS)},
 }  # fmt: skip
+
+
 STATUS: dict[str, Any] = {
     "version": "1.2", "uptime_s": 60.0, "models": [ROW],
     "memory": {"budget_bytes": 100, "effective_budget_bytes": 80, "reserved_bytes": 50,
@@ -75,7 +82,7 @@ def answer(**more: Any) -> list[Item]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_is_counted_once_with_its_tokens_and_times(stream: bool) -> None:
+def test_answer_is_counted_with_its_tokens_and_times(stream: bool) -> None:
     seen = after(answer(), answer(resumed=2), stream=stream)
     assert seen.value("mlxsup_requests_total", model="m", finish_reason="stop") == 2
     assert seen.value("mlxsup_prompt_tokens_total", model="m") == 10
@@ -102,7 +109,7 @@ def test_each_of_several_answers_counts() -> None:
     assert seen.value("mlxsup_requests_total", model="m", finish_reason="stop") == 3
 
 
-def test_an_answer_without_a_token_has_no_time_to_its_first() -> None:
+def test_answer_without_a_token_has_no_first_token_time() -> None:
     seen = after([result("", FinishReason.LENGTH, timings=TIMES)])
     assert seen.value("mlxsup_requests_total", model="m", finish_reason="length") == 1
     assert seen.value("mlxsup_request_duration_seconds_count", model="m") == 1
@@ -124,7 +131,7 @@ def test_errors_are_counted_by_their_code() -> None:
     assert seen.value("mlxsup_requests_total", model="m", finish_reason="stop") == 1
 
 
-def test_a_reader_that_leaves_is_a_cancelled_answer() -> None:
+def test_reader_that_leaves_is_a_cancelled_answer() -> None:
     daemon = Daemon(answer(), [delta("a"), asyncio.Event()])
     site = Site(daemon)
 
@@ -141,7 +148,7 @@ def test_a_reader_that_leaves_is_a_cancelled_answer() -> None:
     assert seen.value("mlxsup_requests_total", model="m", finish_reason="cancelled") == 1
 
 
-def test_names_that_nobody_has_configured_become_no_label() -> None:
+def test_unknown_names_become_no_label() -> None:
     meter = Meter()
     meter.know([ROW])
     for number in range(100):
@@ -157,9 +164,12 @@ def test_names_that_nobody_has_configured_become_no_label() -> None:
 NAMES = (("gpt-*", "n"),)
 
 
-@pytest.mark.parametrize("name", ["m", "n", "m:warm", "n:warm", "gpt-4o"])
-@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses", "/v1/messages"])
-def test_whatever_a_model_is_called_its_label_is_its_name(name: str, path: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [(name, CHAT) for name in ("m", "n", "m:warm", "n:warm", "gpt-4o")]
+    + [("n:warm", path) for path in ("/v1/completions", "/v1/responses", "/v1/messages")],
+)
+def test_label_of_a_model_is_its_name(name: str, path: str) -> None:
     """From the first request on, and for errors, too: the first one here is one."""
     site = Site(Daemon([error(ErrorCode.OVERLOADED)], answer()), names=NAMES)
     bodies: dict[str, dict[str, Any]] = {
@@ -180,7 +190,7 @@ def test_whatever_a_model_is_called_its_label_is_its_name(name: str, path: str) 
         assert seen.labels(metric, "model") == {"m"}
 
 
-def test_a_name_that_has_come_with_a_reload_is_known_at_once(
+def test_name_of_a_reload_is_known_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     site = Site(Daemon([error(ErrorCode.OVERLOADED)]))
@@ -195,7 +205,7 @@ def test_a_name_that_has_come_with_a_reload_is_known_at_once(
     assert asyncio.run(run()).labels("mlxsup_request_errors_total", "model") == {"m"}
 
 
-def test_the_daemon_is_asked_once_in_a_while_what_an_unknown_name_means() -> None:
+def test_unknown_names_are_asked_for_once_in_a_while() -> None:
     daemon = Daemon(*[[error(ErrorCode.UNKNOWN_MODEL)]] * 3, answer())
     site, looks = Site(daemon), 0
 
@@ -218,14 +228,14 @@ def test_the_daemon_is_asked_once_in_a_while_what_an_unknown_name_means() -> Non
     assert asyncio.run(run()) == 1
 
 
-def test_a_daemon_that_does_not_say_what_it_has_still_answers() -> None:
+def test_answer_needs_no_status() -> None:
     daemon = Daemon(answer(), answer())
     site = Site(daemon)
     daemon.state = ConnectionLost("no daemon answers", "ipc:///x")
     assert asyncio.run(site.ask("POST", CHAT, BODY)).status == 200
 
 
-def test_evictions_are_counted_by_their_reason_and_wishes_of_people_are_not() -> None:
+def test_evictions_are_counted_by_reason() -> None:
     daemon = Daemon()
     site = Site(daemon)
     ends = {"evict": 2, "swap": 1, "idle": 1, "memory": 1, "user": 3, "restart": 1, "shutdown": 1}
@@ -267,7 +277,7 @@ def test_responses_are_counted_by_status_refusals_included() -> None:
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
-def test_who_leaves_before_the_answer_gets_no_response_and_none_is_counted(is_whole: bool) -> None:
+def test_client_that_leaves_early_counts_as_no_response(is_whole: bool) -> None:
     site = Site(Daemon([asyncio.Event()]))
 
     async def run() -> tuple[int, Exposed]:
@@ -278,7 +288,7 @@ def test_who_leaves_before_the_answer_gets_no_response_and_none_is_counted(is_wh
     assert (status, seen.labels("mlxsup_http_responses_total", "status")) == (0, set())
 
 
-def test_the_status_is_read_off_for_each_scrape() -> None:
+def test_scrape_shows_the_status() -> None:
     seen = asyncio.run(scraped(Site(Daemon())))
     assert seen.value("mlxsup_up") == 1
     assert seen.value("mlxsup_build_info", version="1.2") == 1
@@ -324,7 +334,7 @@ def test_only_a_step_has_an_age(
     assert seen.value("mlxsup_step_age_seconds", model="m") == age
 
 
-def test_without_a_daemon_it_says_so_and_keeps_its_counts() -> None:
+def test_scrape_without_a_daemon_keeps_the_counts() -> None:
     daemon = Daemon(answer())
     site = Site(daemon)
 
@@ -339,13 +349,13 @@ def test_without_a_daemon_it_says_so_and_keeps_its_counts() -> None:
     assert "mlxsup_model_state" not in seen.kinds
 
 
-def test_what_is_exposed_is_what_is_declared() -> None:
+def test_exposed_metrics_are_the_declared_ones() -> None:
     seen = after(answer())
     assert seen.kinds == {metric.name: metric.kind for metric in DECLARED}
 
 
 @pytest.mark.parametrize("progress", [None, {"phase": "weights", "fraction": 0.5}])
-def test_a_load_from_the_disk_downloads_nothing(
+def test_load_from_disk_shows_no_download(
     progress: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(ROW, "progress", progress)

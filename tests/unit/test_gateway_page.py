@@ -1,29 +1,26 @@
-"""The page at `/`: what browsers get, who may ask for more, and which crashes it lists."""
+"""The page at `/`: its headers and files, its token, and the crashes that it lists."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from mlxsup.client import AsyncClient, ConnectionLost
+from mlxsup.client import ConnectionLost
 from mlxsup.gateway import limits
-from mlxsup.gateway.keys import Keys
-from mlxsup.gateway.operator import TOKEN_HEADER, Operator
+from mlxsup.gateway.operator import TOKEN_HEADER
 from mlxsup.gateway.page.crashes import MOST_CRASHES, MOST_LINES, Crashes, lines_of
-from mlxsup.gateway.page.page import FILES, Page
-from mlxsup.protocol.key_file import add_key
+from mlxsup.gateway.page.page import FILES
 
 from support.eventually import TIMEOUT_S
-from support.key_place import place_in
 from support.played_gateway import PlayedDaemon, Response, Site
 
 TEXTS = {path.name: path.read_text() for path in sorted(FILES.iterdir()) if path.is_file()}
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "gateway.md").read_text()
-MOST_FILE_LINES = 400
+
+
 NOT_LOADED = {"http://www.w3.org/2000/svg"}
 
 
@@ -41,10 +38,7 @@ def token_of(page: Response) -> str:
     return str(token)
 
 
-# ---------------------------------------------------------------- what browsers get
-
-
-def test_the_page_is_shown_by_no_other_site_and_remembers_nothing() -> None:
+def test_page_forbids_frames_scripts_and_caches() -> None:
     page = ask("GET", "/")
     assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert len(token_of(page)) >= 32
@@ -61,7 +55,7 @@ def test_each_gateway_has_another_token() -> None:
     assert token_of(ask("GET", "/")) != token_of(ask("GET", "/"))
 
 
-def test_everything_that_the_page_loads_comes_from_here() -> None:
+def test_page_loads_from_the_gateway_alone() -> None:
     loaded = re.findall(r'(?:src|href)="(/[^"]*)"', TEXTS["index.html"])
     assert loaded == ["/page/style.css", "/page/main.js"]
     for text in TEXTS.values():
@@ -76,13 +70,7 @@ def test_everything_that_the_page_loads_comes_from_here() -> None:
     assert {*imported, "main.js"} == {name for name in TEXTS if name.endswith(".js")}
 
 
-def test_its_files_are_no_longer_than_a_reader_can_hold() -> None:
-    assert {name: text.count("\n") for name, text in TEXTS.items()} == {
-        name: count for name, text in TEXTS.items() if (count := text.count("\n")) < MOST_FILE_LINES
-    }
-
-
-def test_no_text_becomes_markup() -> None:
+def test_page_makes_no_markup_of_texts() -> None:
     """A model's name, its answer and its log are texts of others."""
     for name, text in TEXTS.items():
         found = re.findall(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\(", text)
@@ -90,21 +78,8 @@ def test_no_text_becomes_markup() -> None:
 
 
 @pytest.mark.parametrize("name", ["index.html", "nothing.js", "..", "../page.py"])
-def test_nothing_else_is_a_file_of_the_page(name: str) -> None:
+def test_other_names_are_no_files_of_the_page(name: str) -> None:
     assert ask("GET", f"/page/{name}").status == 404
-
-
-def test_the_document_has_its_routes() -> None:
-    """Every path of the page and of its buttons, and no other."""
-    daemon = cast(AsyncClient, PlayedDaemon())
-    operator = Operator(lambda: daemon)
-    routes = [*operator.routes(), *Page(daemon.status, operator).routes()]
-    table = DOCUMENT.partition("| route of the page |")[2].partition("\n\n")[0]
-    shown = {path.partition("?")[0] for path in re.findall(r"(/[^` ]*)`", table)}
-    assert shown == {route.path.replace("{name}", "NAME") for route in routes}
-
-
-# ---------------------------------------------------------------- who may ask
 
 
 @pytest.mark.parametrize("token", [None, "", "wrong", "ünknown"])
@@ -113,57 +88,15 @@ def test_the_document_has_its_routes() -> None:
     [("GET", "/page/state"), ("GET", "/page/log"), ("POST", "/models/load"),
      ("POST", "/models/unload"), ("POST", "/models/restart")],
 )  # fmt: skip
-def test_without_the_token_of_the_page_nothing_is_shown_or_done(
-    method: str, path: str, token: str | None
-) -> None:
+def test_page_needs_its_token(method: str, path: str, token: str | None) -> None:
     response = ask(method, path, token, body={"model": "m"} if method == "POST" else None)
     assert (response.status, response.error["code"]) == (403, "operator_only")
 
 
-def test_with_it_the_state_is_there() -> None:
+def test_state_is_shown_to_the_page() -> None:
     response = ask("GET", "/page/state", "own")
     assert (response.status, response.json()["crashes"]) == (200, [])
     assert response.json()["status"]["models"][0]["name"] == "m"
-
-
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [({}, "model"), ({"model": ""}, "model"), ({"model": 1}, "model"),
-     ({"model": "m", "now": True}, "now")],
-)  # fmt: skip
-def test_a_wrong_action_says_what_is_wrong(body: dict[str, Any], param: str) -> None:
-    response = ask("POST", "/models/load", "own", body=body)
-    assert (response.status, response.error["param"]) == (400, param)
-
-
-def test_where_keys_are_needed_the_page_opens_and_nothing_else(tmp_path: Path) -> None:
-    place = place_in(tmp_path)
-    keys = {
-        name: add_key(place, name=name, account=name, is_operator=name == "boss", created="now")
-        for name in ("boss", "guest")
-    }
-
-    def status(where: str, **headers: str) -> int:
-        site = Site(PlayedDaemon(), keys=Keys(place))
-        given = {"x-mlxsup-token": token_of(asyncio.run(site.ask("GET", "/"))), **headers}
-        return asyncio.run(site.ask("GET", where, headers=given)).status
-
-    assert {status(f"/page/{name}") for name in TEXTS if name != "index.html"} == {200}
-    for where in ("/page/state", "/page/log", "/page/nothing", "/page/", "//"):
-        assert status(where) == 401, where
-    assert status("/page/state", authorization=f"Bearer {keys['guest']}") == 403
-    assert status("/page/state", authorization=f"Bearer {keys['boss']}") == 200
-
-
-def test_an_action_takes_json_only_as_everything_does() -> None:
-    site = Site(PlayedDaemon())
-    token = token_of(asyncio.run(site.ask("GET", "/")))
-    headers = {TOKEN_HEADER: token, "content-type": "text/plain"}
-    response = asyncio.run(site.ask("POST", "/models/load", {"model": "m"}, headers=headers))
-    assert response.status == 415
-
-
-# ---------------------------------------------------------------- crashes
 
 
 class BusyDaemon(PlayedDaemon):
@@ -194,7 +127,7 @@ class BusyDaemon(PlayedDaemon):
                 await asyncio.sleep(0)
 
 
-def test_crashes_are_noted_again_once_a_daemon_is_back_in_reach(
+def test_crashes_are_noted_again_once_the_daemon_is_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(limits, "FOLLOW_AGAIN_S", 0.0)
@@ -212,7 +145,7 @@ def test_crashes_are_noted_again_once_a_daemon_is_back_in_reach(
     asyncio.run(run())
 
 
-def test_a_daemon_that_was_too_busy_is_asked_again_at_the_next_change() -> None:
+def test_busy_daemon_is_asked_again_at_the_next_change() -> None:
     daemon = BusyDaemon()
     site = Site(daemon)
 
@@ -248,18 +181,18 @@ def listed(*statuses: list[dict[str, Any]]) -> list[tuple[str, int]]:
     return [(crash.model, crash.generation) for crash in crashes.latest()]
 
 
-def test_a_crash_is_listed_once_and_the_newest_is_first() -> None:
+def test_crash_is_listed_once_newest_first() -> None:
     first, second = row(generation=1, at=10.0), row(generation=2, at=20.0)
     assert listed([first], [first], [second], [second]) == [("m", 2), ("m", 1)]
     assert listed([row("a", at=20.0), row("b", at=10.0)]) == [("a", 1), ("b", 1)]
 
 
-def test_the_process_that_runs_is_not_the_one_that_has_ended() -> None:
+def test_crash_belongs_to_the_process_before() -> None:
     states = [(2, "BACKOFF"), (3, "LOADING"), (3, "READY")]
     assert listed(*([row(generation=n, state=state)] for n, state in states)) == [("m", 2)]
 
 
-def test_who_was_asked_to_end_has_not_crashed() -> None:
+def test_asked_end_is_no_crash() -> None:
     assert listed([row(reason="asked"), {"name": "n", "last_exit": None}]) == []
 
 
@@ -273,7 +206,7 @@ def test_old_crashes_are_dropped() -> None:
 RULE = "--- generation {} pid 1 2026-01-01T00:00:00Z"
 
 
-def test_the_lines_of_a_process_are_those_between_its_rules(tmp_path: Path) -> None:
+def test_lines_of_a_process_lie_between_its_rules(tmp_path: Path) -> None:
     many = [f"line {n}" for n in range(100)]
     lines = [RULE.format(1), "one", RULE.format(2), *many, RULE.format(3), "three"]
     (tmp_path / "m.log").write_text("\n".join(lines) + "\n")
@@ -284,7 +217,7 @@ def test_the_lines_of_a_process_are_those_between_its_rules(tmp_path: Path) -> N
     assert lines_of(tmp_path, "other", 1) == []
 
 
-def test_of_two_daemons_that_counted_alike_the_later_one_counts(tmp_path: Path) -> None:
+def test_lines_are_those_of_the_later_daemon(tmp_path: Path) -> None:
     lines = [RULE.format(1), "before", RULE.format(1), "after", RULE.format(2)]
     (tmp_path / "m.log").write_text("\n".join(lines) + "\n")
     assert lines_of(tmp_path, "m", 1) == ["after"]

@@ -1,299 +1,311 @@
-"""What requests in OpenAI's form ask of the daemon, and that none of them can raise a bug."""
+"""What each body over HTTP asks of the daemon, or how it is refused, in every API."""
 
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from syrupy.assertion import SnapshotAssertion
 
-from mlxsup.gateway.ask import Ask
+from mlxsup.client import RequestError
+from mlxsup.gateway import limits
+from mlxsup.gateway.anthropic.fields import BLOCK_FIELDS, COUNT_FIELDS, MESSAGES_FIELDS
+from mlxsup.gateway.anthropic.requests import MessageAsk, read_message
 from mlxsup.gateway.body import parse_object
+from mlxsup.gateway.conversion import Api, read_ask
 from mlxsup.gateway.failure import Failure
 from mlxsup.gateway.fields import Use
+from mlxsup.gateway.openai.errors import failure_of
 from mlxsup.gateway.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS, MESSAGE_FIELDS
-from mlxsup.gateway.openai.requests import read_chat, read_completion
+from mlxsup.gateway.responses.fields import ITEM_FIELDS, RESPONSE_FIELDS
+from mlxsup.gateway.responses.requests import ResponseAsk, read_response
+from mlxsup.gateway.turns import join_turns
 
-from support.sent_requests import JSON, outcome, sent
+from support.sent_requests import JSON, asked_in, outcome, sent
 
 HELLO = [{"role": "user", "content": "hello"}]
+LEAST: dict[Api, dict[str, Any]] = {
+    Api.CHAT: {"model": "m", "messages": HELLO},
+    Api.COMPLETION: {"model": "m", "prompt": "hello"},
+    Api.RESPONSE: {"model": "m", "input": "hello"},
+    Api.MESSAGE: {"model": "m", "max_tokens": 9, "messages": HELLO},
+    Api.COUNT: {"model": "m", "messages": HELLO},
+}
+FIELDS = {
+    Api.CHAT: CHAT_FIELDS, Api.COMPLETION: COMPLETION_FIELDS, Api.RESPONSE: RESPONSE_FIELDS,
+    Api.MESSAGE: MESSAGES_FIELDS, Api.COUNT: COUNT_FIELDS,
+}  # fmt: skip
 
 
-def chat(**fields: Any) -> Ask:
-    """A chat with these fields besides the model and a message."""
-    return read_chat({"model": "m", "messages": HELLO, **fields})
+def comes_of(api: Api, **fields: Any) -> str:
+    """Return what the daemon is asked for each answer, and how it is shown; or the refusal."""
+    body = LEAST[api] | fields
+    try:
+        ask = read_ask(api, json.dumps(body, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+        choices = [asked_in(frames) for frames in sent(ask)]
+    except Failure as failure:
+        return f"{failure.status} {failure.param}: {failure.message}"
+    except RequestError as error:
+        failure = failure_of(error)
+        return f"{failure.status} {failure.param}: {failure.message}"
+    shown: dict[str, Any] = {
+        "stream": ask.is_streamed, "usage": ask.has_usage, "one_call": ask.has_one_call,
+    }  # fmt: skip
+    if isinstance(ask, MessageAsk):
+        shown |= {"thinking": ask.shows_thinking, "most": ask.max_tokens}
+    if isinstance(ask, ResponseAsk):
+        shown |= {"called": ask.called, "echo": ask.echo}
+    shown = {name: value for name, value in shown.items() if value}
+    return json.dumps([*choices, shown], ensure_ascii=False, default=asdict)
 
 
-def completion(**fields: Any) -> Ask:
-    """A completion with these fields besides the model and a prompt."""
-    return read_completion({"model": "m", "prompt": "hello", **fields})
+def without_echo(outcome: str) -> Any:
+    """Return what the daemon is asked, without what the response says of its request."""
+    *choices, shown = json.loads(outcome)
+    return choices, {name: value for name, value in shown.items() if name != "echo"}
 
 
-def refusal(read: Any, body: Any) -> Failure:
-    """The refusal of a body."""
-    with pytest.raises(Failure) as caught:
-        read(body)
-    assert caught.value.status == 400
-    return caught.value
+def name_of(fields: dict[str, Any]) -> str:
+    text = json.dumps(fields, ensure_ascii=True)
+    return text if len(text) < 300 else f"{text[:290]} … {len(text)}"
 
 
-# ---------------------------------------------------------------- chats
+def user(*blocks: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "user", "content": list(blocks)}
 
 
-def test_a_chat_becomes_messages_and_parameters() -> None:
-    ask = chat(temperature=0.5, top_p=0.9, seed=3, max_completion_tokens=9, stop="\n", user="u")
-    assert ask == Ask(
-        model="m",
-        inputs=({"messages": HELLO},),
-        parameters={"temperature": 0.5, "top_p": 0.9, "seed": 3, "max_tokens": 9, "stop": ["\n"]},
-    )
-    assert sent(ask)
+def text(words: str, **more: Any) -> dict[str, Any]:
+    return {"type": "text", "text": words, **more}
 
 
-@pytest.mark.parametrize(
-    ("value", "expected_s"),
-    [(0, 0.0), (300, 300.0), ("5m", 300.0), ("90", 90.0), (-1, -1.0), (-7.5, -1.0), ("-1m", -1.0)],
-)
-@pytest.mark.parametrize("name", ["keep_alive", "ttl"])
-@pytest.mark.parametrize("ask", [chat, completion])
-def test_how_long_a_model_stays_is_read_as_other_programs_write_it(
-    ask: Any, name: str, value: Any, expected_s: float
-) -> None:
-    asked = ask(**{name: value})
-    assert asked.parameters["keep_alive"] == expected_s
-    assert "ttl" not in asked.parameters
-    assert sent(asked)
+def said(role: str, *texts: str, kind: str = "input_text") -> dict[str, Any]:
+    return {"role": role, "content": [{"type": kind, "text": one} for one in texts]}
 
 
-@pytest.mark.parametrize("value", ["soon", True, [1], float("nan"), float("inf"), 10**400])
-@pytest.mark.parametrize("name", ["keep_alive", "ttl"])
-def test_what_is_no_time_is_refused_by_its_name(name: str, value: Any) -> None:
-    body = {"model": "m", "messages": HELLO, name: value}
-    assert refusal(read_chat, body).param == name
-    both = {"model": "m", "messages": HELLO, "keep_alive": 1, "ttl": 1}
-    assert refusal(read_chat, both).param == "ttl"
+def called(name: str, call_id: str) -> dict[str, Any]:
+    return {"type": "function_call", "call_id": call_id, "name": name, "arguments": "{}"}
 
 
-def test_null_is_as_good_as_nothing() -> None:
-    fields = {field.name: None for field in CHAT_FIELDS if field.name not in ("model", "messages")}
-    assert chat(**fields) == chat()
+def thought(words: str) -> dict[str, Any]:
+    content = [{"type": "reasoning_text", "text": words}]
+    return {"type": "reasoning", "id": "rs", "summary": [], "content": content}
 
 
-def test_a_developer_is_a_system_and_parts_are_one_text() -> None:
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b", "cache_control": {}}]
-    ask = read_chat(
-        {"model": "m", "messages": [
-            {"role": "developer", "content": "be brief"},
-            {"role": "user", "content": parts, "name": "ada"},
-        ]}
-    )  # fmt: skip
-    assert ask.inputs[0]["messages"] == [
-        {"role": "system", "content": "be brief"},
-        {"role": "user", "content": "ab", "name": "ada"},
-    ]
+def used(**result: Any) -> list[dict[str, Any]]:
+    """Return messages in which a tool of Anthropic's API was called and has answered."""
+    call = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+    answer = {"type": "tool_result", "tool_use_id": "c", **result}
+    return [*HELLO, {"role": "assistant", "content": [call]}, user(answer)]
 
 
-def test_calls_and_their_results_are_passed_on() -> None:
-    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    messages = [
-        *HELLO,
-        {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None},
-        {"role": "tool", "tool_call_id": "c", "content": "42"},
-    ]
-    read = read_chat({"model": "m", "messages": messages}).inputs[0]["messages"]
-    assert read[1] == {"role": "assistant", "content": None, "tool_calls": [call]}
-    assert read[2] == {"role": "tool", "tool_call_id": "c", "content": "42"}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+SCHEMA = {"type": "object"}
+FUNCTION = {"type": "function", "name": "f", "description": "does", "strict": True,
+            "parameters": SCHEMA}  # fmt: skip
+KEPT: list[dict[str, Any]] = [
+    {name: value} for name in ("keep_alive", "ttl")
+    for value in (0, 300, "5m", "90", -1, -7.5, "-1m", "soon", True, [1], "1e400")
+] + [{"keep_alive": 1, "ttl": 1}]  # fmt: skip
+"""How long a model stays, as other programs write it, and what is no time."""
 
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "x"}}
+INPUT_IMAGE = {"role": "user", "content": [{"type": "input_image", "image_url": "data:,x"}]}
+SPACES = [
+    {"type": "namespace", "name": space, "description": "d",
+     "tools": [{"type": "function", "name": name, "parameters": {}} for name in names]}
+    for space, names in (("s", "ab"), ("t", "bc"))
+]  # fmt: skip
 
-def test_tools_lose_what_is_no_description() -> None:
-    tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": {}}}
-    ask = chat(tools=[tool], tool_choice="auto", parallel_tool_calls=True)
-    assert ask.parameters["tools"] == [
-        {"type": "function", "function": {"name": "f", "parameters": {}}}
-    ]
-    assert not ask.has_one_call
-    assert chat(parallel_tool_calls=False).has_one_call
-    assert "tools" not in chat(tools=[]).parameters
-
-
-def test_reasoning_effort_goes_to_the_template_and_what_the_request_says_there_wins() -> None:
-    assert chat(reasoning_effort="low").parameters["chat_template_kwargs"] == {
-        "reasoning_effort": "low"
-    }
-    extra = {"reasoning_effort": "high", "enable_thinking": False}
-    ask = chat(reasoning_effort="low", chat_template_kwargs=extra)
-    assert ask.parameters["chat_template_kwargs"] == extra
-
-
-def test_n_answers_are_n_requests_with_seeds_of_their_own() -> None:
-    assert [choice["seed"] for choice in chat(n=3, seed=5).choices()] == [5, 6, 7]
-    assert ["seed" in choice for choice in chat(n=2).choices()] == [False, False]
-
-
-def test_a_stream_may_end_with_its_usage() -> None:
-    options = {"include_usage": True, "include_obfuscation": False}
-    ask = chat(stream=True, stream_options=options)
-    assert (ask.is_streamed, ask.has_usage) == (True, True)
-    assert not chat(stream=True).has_usage
-
-
-# ---------------------------------------------------------------- completions
-
-
-def test_a_completion_has_sixteen_tokens_unless_it_says_otherwise() -> None:
-    assert completion().choices()[0]["max_tokens"] == 16
-    assert completion(max_tokens=3).parameters == {"max_tokens": 3}
-
-
-@pytest.mark.parametrize(
-    ("prompt", "inputs"),
-    [
-        ("a", [{"prompt": "a"}]),
-        ([1, 2], [{"prompt_tokens": [1, 2]}]),
-        (["a", "b"], [{"prompt": "a"}, {"prompt": "b"}]),
-        ([[1], [2, 3]], [{"prompt_tokens": [1]}, {"prompt_tokens": [2, 3]}]),
+BODIES: dict[Api, list[dict[str, Any]]] = {
+    Api.CHAT: [
+        {"temperature": 0.5, "top_p": 0.9, "seed": 3, "max_completion_tokens": 9, "stop": "\n",
+         "user": "u", "timeout_s": 5, "priority": "batch"},
+        *KEPT,
+        {"messages": [{"role": "developer", "content": "be brief"},
+                      user(text("a"), text("b", cache_control={})) | {"name": "ada"}]},
+        {"messages": [*HELLO, {"role": "assistant", "content": None, "tool_calls": [CALL],
+                               "refusal": None},
+                      {"role": "tool", "tool_call_id": "c", "content": "42"}]},
+        {"tools": [{"type": "function", "function": {"name": "f", "strict": True,
+                                                     "parameters": {}}}],
+         "tool_choice": "auto", "parallel_tool_calls": True},
+        {"tools": [], "parallel_tool_calls": False},
+        {"reasoning_effort": "low"},
+        {"reasoning_effort": "low", "chat_template_kwargs": {
+            "reasoning_effort": "high", "enable_thinking": False}},
+        {"n": 3, "seed": 5},
+        {"n": 2},
+        {"stream": True},
+        {"stream": True, "stream_options": {"include_usage": True, "include_obfuscation": False}},
+        {"model": ""}, {"model": 3}, {"model": "m" * 200}, {"messages": []}, {"messages": "hi"},
+        {"messages": ["hi"]}, {"messages": [{"role": "wizard", "content": ""}]},
+        {"messages": [{"content": "a"}]}, {"messages": [{"role": "user"}]},
+        {"messages": [*HELLO, {"role": "user", "content": 3}]},
+        {"messages": [{"role": "user", "content": "a", "mood": 1}]},
+        {"n": 0}, {"n": 17}, {"n": True}, {"stream": 1},
+        {"stream_options": {"include_usage": True}}, {"stream": True, "stream_options": []},
+        {"stream": True, "stream_options": {"x": 1}},
+        {"max_tokens": 3, "max_completion_tokens": 4}, {"parallel_tool_calls": 1},
+        {"modalities": ["text", "audio"]}, {"verbosity": "low"}, {"functions": [{}]},
+        {"temprature": 1}, {"client": "bob"}, {"temperature": 99}, {"reasoning_effort": 3},
+        *({"messages": [*HELLO, user(text("look"), {"type": kind, kind: {"url": "data:,x"}})]}
+          for kind in ("image_url", "input_audio", "file")),
+        {"chat_template_kwargs": {"tools": 1}}, {"chat_template_kwargs": {"a": "x" * 70_000}},
+        *({name: "5m"} for name in ("timeout_s", "queue_timeout_s", "first_token_timeout_s")),
     ],
-)
-def test_a_prompt_may_be_text_or_tokens_or_several(prompt: Any, inputs: list[Any]) -> None:
-    assert list(completion(prompt=prompt).inputs) == inputs
-
-
-def test_several_prompts_have_n_answers_each_in_their_order() -> None:
-    choices = completion(prompt=["a", "b"], n=2, seed=1).choices()
-    assert [(choice["prompt"], choice["seed"]) for choice in choices] == [
-        ("a", 1), ("a", 2), ("b", 1), ("b", 2),
-    ]  # fmt: skip
-
-
-def test_logprobs_of_a_completion_are_a_number() -> None:
-    assert completion(logprobs=2).parameters["top_logprobs"] == 2
-    assert completion(logprobs=0).parameters["logprobs"] is True
-
-
-# ---------------------------------------------------------------- refusals
-
-
-@pytest.mark.parametrize(
-    ("fields", "param", "words"),
-    [
-        ({"model": ""}, "model", "GET /v1/models lists them"),
-        ({"model": 3}, "model", "the name of a model"),
-        ({"messages": []}, "messages", "at least one message"),
-        ({"messages": "hi"}, "messages", "a list of messages"),
-        ({"messages": ["hi"]}, "messages[0]", "an object with role and content"),
-        ({"messages": [{"role": "wizard", "content": ""}]}, "messages[0].role", "developer"),
-        ({"messages": [{"content": "a"}]}, "messages[0].role", "takes one of"),
-        ({"messages": [{"role": "user"}]}, "messages[0].content", "is missing"),
-        ({"messages": [*HELLO, {"role": "user", "content": 3}]}, "messages[1].content", "a text"),
-        ({"messages": [{"role": "user", "content": "a", "mood": 1}]}, "messages[0].mood",
-         "unknown field"),
-        ({"n": 0}, "n", "from 1 to 16"),
-        ({"n": 17}, "n", "from 1 to 16"),
-        ({"n": True}, "n", "from 1 to 16"),
-        ({"stream": 1}, "stream", "true or false"),
-        ({"stream_options": {"include_usage": True}}, "stream_options", "streamed answers only"),
-        ({"stream": True, "stream_options": []}, "stream_options", "takes an object"),
-        ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "unknown field"),
-        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "send one"),
-        ({"parallel_tool_calls": 1}, "parallel_tool_calls", "true or false"),
-        ({"modalities": ["text", "audio"]}, "modalities", "has no effect here"),
-        ({"verbosity": "low"}, "verbosity", "say it in a message"),
-        ({"functions": [{}]}, "functions", "use that"),
-        ({"temprature": 1}, "temprature", "unknown field"),
-        ({"reasoning_effort": 3}, "reasoning_effort", "takes a text"),
+    Api.COMPLETION: [
+        {}, {"max_tokens": 3}, *KEPT[:3], {"prompt": [1, 2]}, {"prompt": ["a", "b"]},
+        {"prompt": [[1], [2, 3]]}, {"prompt": ["a", "b"], "n": 2, "seed": 1}, {"logprobs": 2},
+        {"logprobs": 0}, {"prompt": None}, {"prompt": 3}, {"prompt": ["a", 3]},
+        {"prompt": ["a"] * 17}, {"prompt": ["a"] * 16, "n": 2}, {"logprobs": True},
+        {"logprobs": 21}, {"echo": True}, {"echo": 0}, {"suffix": "x"}, {"best_of": 2},
+        {"timeout_s": 2.5}, {"timeout_s": "5m"},
     ],
-)  # fmt: skip
-def test_what_cannot_be_done_is_refused_with_the_place(
-    fields: dict[str, Any], param: str, words: str
-) -> None:
-    failure = refusal(read_chat, {"model": "m", "messages": HELLO, **fields})
-    assert failure.param == param
-    assert words in failure.message
-
-
-@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])
-def test_what_is_not_text_is_refused_with_its_place(kind: str) -> None:
-    parts = [{"type": "text", "text": "look"}, {"type": kind, kind: {"url": "data:,x"}}]
-    body = {"model": "m", "messages": [*HELLO, {"role": "user", "content": parts}]}
-    failure = refusal(read_chat, body)
-    assert failure.param == "messages[1].content[1]"
-    assert "send text" in failure.message
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"prompt": None}, "prompt"),
-        ({"prompt": 3}, "prompt"),
-        ({"prompt": ["a", 3]}, "prompt"),
-        ({"prompt": ["a"] * 17}, "prompt"),
-        ({"prompt": ["a"] * 16, "n": 2}, "n"),
-        ({"logprobs": True}, "logprobs"),
-        ({"logprobs": 21}, "logprobs"),
-        ({"echo": True}, "echo"),
-        ({"echo": 0}, "echo"),
-        ({"suffix": "x"}, "suffix"),
-        ({"best_of": 2}, "best_of"),
+    Api.RESPONSE: [
+        {"temperature": 0.5, "max_output_tokens": 9, "stream": True, "user": "u", "store": True},
+        {"instructions": "a", "input": [said("developer", "b"), said("user", "c", "d"),
+                                        said("user", "e")]},
+        {"instructions": "", "input": [said("user", "a")]},
+        {"input": [
+            said("user", "hi"), thought("hm"),
+            said("assistant", "one moment", kind="output_text") | {
+                "type": "message", "id": "msg", "status": "completed"},
+            called("f", "c1"), thought("so"), called("g", "c2"),
+            {"type": "function_call_output", "call_id": "c1", "output": "42"},
+            {"type": "function_call_output", "call_id": "c2",
+             "output": [{"type": "input_text", "text": "43"}]},
+            thought("oh"), said("assistant", "done", kind="output_text")]},
+        {"input": [said("user", "hi"), {
+            "type": "reasoning", "summary": [{"type": "summary_text", "text": "so"}],
+            "encrypted_content": "x"}, called("f", "c")]},
+        {"tools": [{"type": "web_search", "external_web_access": False}, FUNCTION]},
+        {"tools": [{"type": "web_search_preview"}]},
+        {"tool_choice": "none"},
+        {"tools": [{"type": "function", "name": "c", "parameters": {}}, *SPACES],
+         "input": [said("user", "x"), called("b", "1") | {"namespace": "t"}, called("b", "2"),
+                   called("a", "3")]},
+        {"text": {"format": {"type": "json_schema", "name": "n", "strict": True,
+                             "schema": SCHEMA}}},
+        {"text": {"format": {"type": "json_object"}}},
+        {"text": {"format": {"type": "text"}, "verbosity": "medium"}},
+        {"reasoning": {"effort": "low", "summary": "auto"}},
+        {"reasoning": {"effort": "low"}, "chat_template_kwargs": {"reasoning_effort": "high"}},
+        {"parallel_tool_calls": False}, {"parallel_tool_calls": True},
+        {"model": ""}, {"input": None}, {"input": []}, {"input": 3}, {"input": [3]},
+        {"input": [{"type": "item_reference", "id": "x"}]}, {"input": [{"type": []}]},
+        {"input": [thought("x")]}, {"input": [said("wizard")]}, {"input": [{"role": "user"}]},
+        {"input": [INPUT_IMAGE]}, {"input": [{"role": "user", "content": [3]}]},
+        {"input": [{"role": "user", "content": "a", "mood": 1}]},
+        {"input": [{"type": "function_call", "call_id": "c"}]},
+        {"input": [{"type": "function_call_output", "output": "x"}]}, {"instructions": 3},
+        {"max_output_tokens": 0}, {"tools": {}}, {"tools": [3]},
+        {"tools": [{"type": "custom", "name": "f"}]}, {"tools": [{"type": "function"}]},
+        {"tools": [{"type": "namespace", "name": "s", "tools": 3}]},
+        {"tools": [{"type": "namespace", "name": "s", "tools": [{"type": "namespace"}]}]},
+        {"tools": [{"type": "namespace", "tools": [{"type": "function", "name": "f"}]}]},
+        {"tool_choice": "required"}, {"tool_choice": {"type": "function", "name": "f"}},
+        {"text": 3}, {"text": {"format": {"type": "poem"}}}, {"text": {"verbosity": "low"}},
+        {"reasoning": {"effort": 3}}, {"include": ["message.output_text.logprobs"]},
+        {"include": "x"}, {"stream": 1}, {"parallel_tool_calls": 1},
+        {"previous_response_id": "resp_1"}, {"background": True}, {"truncation": "auto"},
+        {"messages": []}, {"client": "bob"}, {"timeout_s": 2.5}, {"timeout_s": "5m"},
     ],
-)
-def test_completions_are_refused_in_the_same_way(fields: dict[str, Any], param: str) -> None:
-    body = {"model": "m", "prompt": "hello", **fields}
-    assert refusal(read_completion, body).param == param
+    Api.MESSAGE: [
+        {"temperature": 0.5, "top_k": 3, "stop_sequences": ["x"], "stream": True,
+         "metadata": {"a": 1}},
+        {"system": "be brief"}, {"system": ""},
+        *({"system": blocks} for blocks in (
+            [text("x-anthropic-billing-header: cc=1;"), text("a"), text("b", cache_control={})],
+            [text("x-anthropic-billing-header: cc=1;")])),
+        {"messages": [user(text("a"), text("b")), user(text("c", citations=None))]},
+        {"messages": [user()]},
+        {"messages": [
+            *HELLO,
+            {"role": "assistant", "content": [
+                {"type": "thinking", "thinking": "hm", "signature": "s"},
+                {"type": "redacted_thinking", "data": "x"}, text("one moment"),
+                {"type": "tool_use", "id": "c1", "name": "f", "input": {"é": 1}},
+                {"type": "tool_use", "id": "c2", "name": "g", "input": {}}]},
+            user({"type": "tool_result", "tool_use_id": "c1", "content": "42", "is_error": False},
+                 {"type": "tool_result", "tool_use_id": "c2", "content": [text("a"), text("b")]},
+                 text("and?"))]},
+        {"messages": used()},
+        *({"messages": used(is_error=True, content=content)}
+          for content in ("no such file", [text("a"), text("b")], None)),
+        {"tools": [{"name": "f", "description": "does", "input_schema": SCHEMA, "strict": True,
+                    "cache_control": {"type": "ephemeral"}, "type": "custom",
+                    "defer_loading": False}],
+         "tool_choice": {"type": "auto", "disable_parallel_tool_use": False}},
+        {"tools": [], "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
+        *({"thinking": thinking} for thinking in (
+            {"type": "disabled"}, {"type": "enabled", "budget_tokens": 1024}, {"type": "adaptive"},
+            {"type": "adaptive", "display": "summarized"},
+            {"type": "enabled", "budget_tokens": 1024, "display": "omitted"})),
+        {"output_config": {"effort": "low", "format": {"type": "json_schema", "schema": SCHEMA}}},
+        {"output_config": {"effort": "low"}, "chat_template_kwargs": {
+            "reasoning_effort": "high", "thinking": True}},
+        {"max_tokens": 2**400},
+        {"model": 3}, {"max_tokens": None}, {"max_tokens": True}, {"max_tokens": 0},
+        {"messages": []}, {"messages": "hi"}, {"messages": [3]},
+        *({"messages": [{"role": role, "content": ""}]} for role in ("tool", [])),
+        {"messages": [{"role": "user"}]}, {"messages": [user(text("a"), IMAGE)]},
+        *({"messages": [user(block)]} for block in (
+            {"type": "poem"}, {"type": []}, {"type": "text"}, text("a", mood=1),
+            {"type": "tool_use", "id": "a", "name": "f", "input": {}},
+            {"type": "tool_result", "tool_use_id": "c", "content": [IMAGE]},
+            {"type": "tool_result", "tool_use_id": "c", "is_error": 1})),
+        {"messages": [*HELLO, {"role": "assistant", "content": "once upon"}]},
+        {"messages": [{"role": "assistant", "content": [
+            {"type": "tool_use", "id": "a", "name": "f", "input": "x"}]}, *HELLO]},
+        {"system": [{"type": "thinking", "thinking": "x"}]}, {"system": 3}, {"tools": {}},
+        {"tools": [3]}, {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+        {"tools": [{"name": "f"}]}, {"tools": [{"name": 3, "input_schema": {}}]},
+        *({"tool_choice": choice} for choice in (
+            {"type": "any"}, {"type": "tool", "name": "f"}, {"type": "auto", "name": "f"}, "auto",
+            {"type": "auto", "disable_parallel_tool_use": 1})),
+        {"thinking": {"type": "much"}}, {"thinking": True}, {"output_config": 3},
+        {"output_config": {"effort": 3}}, {"output_config": {"format": {"type": "poem"}}},
+        {"stop_sequences": "x"}, {"stream": 1}, {"client": "bob"}, {"n": 2}, {"container": "c"},
+        {"mcp_servers": [{}]}, {"timeout_s": 2.5}, {"timeout_s": "5m"},
+    ],
+    Api.COUNT: [{"system": "s", "tools": []}, {"timeout_s": 1}, {"max_tokens": 9}],
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "field", [field for field in CHAT_FIELDS if field.use is Use.NEUTRAL], ids=lambda f: f.name
-)
-def test_what_is_neutral_changes_nothing_and_all_else_is_refused(field: Any) -> None:
-    for value in field.neutral:
-        assert chat(**{field.name: value}) == chat()
-    assert refusal(chat_of, {field.name: {"x": 1}}).param == field.name
+@pytest.mark.parametrize("api", BODIES)
+def test_body_is_asked_of_the_daemon_or_refused(api: Api, snapshot: SnapshotAssertion) -> None:
+    assert {name_of(fields): comes_of(api, **fields) for fields in BODIES[api]} == snapshot
 
 
-def chat_of(fields: dict[str, Any]) -> Ask:
-    """A chat with these fields."""
-    return chat(**fields)
+@pytest.mark.parametrize("api", BODIES)
+def test_null_is_as_good_as_nothing(api: Api) -> None:
+    names = {field.name for field in FIELDS[api]} - LEAST[api].keys()
+    assert comes_of(api, **dict.fromkeys(names)) == comes_of(api)
 
 
-@pytest.mark.parametrize(
-    "field", [field for field in CHAT_FIELDS if field.use is Use.IGNORED], ids=lambda f: f.name
-)
-@pytest.mark.parametrize("value", ["x", {"a": 1}, True, 3])
-def test_what_cannot_change_the_text_is_accepted(field: Any, value: Any) -> None:
-    assert chat(**{field.name: value}) == chat()
+@pytest.mark.parametrize("api", BODIES)
+def test_field_without_an_effect_is_ignored(api: Api) -> None:
+    fields = [field for field in FIELDS[api] if field.use is Use.IGNORED]
+    assert fields or api in (Api.COUNT, Api.COMPLETION)
+    for field in fields:
+        for value in ("x", {"a": 1}, True, 3):
+            assert without_echo(comes_of(api, **{field.name: value})) == without_echo(comes_of(api))
 
 
-# ---------------------------------------------------------------- junk
-
-NAMES = sorted({field.name for field in (*CHAT_FIELDS, *COMPLETION_FIELDS)})
-MESSAGES = st.lists(
-    st.dictionaries(st.sampled_from([field.name for field in MESSAGE_FIELDS]), JSON)
-    | st.fixed_dictionaries(
-        {"role": st.sampled_from(["user", "tool", "assistant"]), "content": JSON | st.text()}
-    ),
-    max_size=3,
-)
-BODIES = st.fixed_dictionaries(
-    {},
-    optional={"model": st.just("m") | JSON, "messages": MESSAGES | JSON, "prompt": st.text() | JSON}
-    | {name: JSON for name in NAMES if name not in ("model", "messages", "prompt")},
-)
-
-
-@given(BODIES)
-def test_junk_is_either_refused_or_sent(body: dict[str, Any]) -> None:
-    text = json.dumps(body).encode()
-    for read in (read_chat, read_completion):
-        found = outcome(lambda read=read: sent(read(parse_object(text))))  # type: ignore[misc]
-        assert found == 400 or isinstance(found, list)
-
-
-@given(st.binary(max_size=64) | st.text(max_size=64).map(str.encode))
-def test_bytes_are_an_object_or_refused(data: bytes) -> None:
-    found = outcome(lambda: parse_object(data))
-    assert found == 400 or isinstance(found, dict)
+@pytest.mark.parametrize("api", [Api.CHAT, Api.COMPLETION, Api.RESPONSE, Api.MESSAGE])
+def test_field_with_one_harmless_value_takes_no_other(api: Api) -> None:
+    for field in FIELDS[api]:
+        if field.use is Use.NEUTRAL:
+            for value in field.neutral:
+                found = comes_of(api, **{field.name: value})
+                assert without_echo(found) == without_echo(comes_of(api)), field.name
+            assert comes_of(api, **{field.name: {"x": 1}}).startswith(f"400 {field.name}: ")
 
 
 @pytest.mark.parametrize(
@@ -310,5 +322,122 @@ def test_bytes_are_an_object_or_refused(data: bytes) -> None:
         (rb'{"a": "\ud800"}', "half a surrogate pair"),
     ],
 )
-def test_what_is_no_object_is_refused_with_the_reason(data: bytes, words: str) -> None:
-    assert words in refusal(parse_object, data).message
+def test_bytes_that_are_no_object_are_refused_with_the_reason(data: bytes, words: str) -> None:
+    with pytest.raises(Failure) as caught:
+        parse_object(data)
+    assert caught.value.status == 400
+    assert words in caught.value.message
+
+
+# ---------------------------------------------------------------- how much a body may have
+
+MANY = limits.MAX_ITEMS
+TURN = {"role": "user", "content": "x"}
+ITEM = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+THOUGHT = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "x" * 3200}]}
+PLAIN = {"type": "function", "name": "f"}
+COUNTED: list[tuple[Api, Callable[[int], dict[str, Any]], int, str]] = [
+    (Api.CHAT, lambda n: {"messages": [TURN] * n}, MANY, "messages"),
+    (Api.CHAT, lambda n: {"messages": [user(*[text("x")] * n)]}, MANY, "messages[0].content"),
+    (Api.CHAT, lambda n: {"tools": [{"type": "function", "function": {"name": "f"}}] * n},
+     limits.MAX_TOOLS, "tools"),
+    (Api.MESSAGE, lambda n: {"messages": [TURN] * n}, MANY, "messages"),
+    (Api.MESSAGE, lambda n: {"messages": [user(*[text("x")] * n)]}, MANY, "messages[0].content"),
+    (Api.MESSAGE, lambda n: {"system": [text("x")] * n}, MANY, "system"),
+    (Api.MESSAGE, lambda n: {"tools": [{"name": "f", "input_schema": {}}] * n}, limits.MAX_TOOLS,
+     "tools"),
+    (Api.RESPONSE, lambda n: {"input": [TURN] * n}, MANY, "input"),
+    (Api.RESPONSE, lambda n: {"input": [said("user", *"x" * n)]}, MANY, "input[0].content"),
+    (Api.RESPONSE, lambda n: {"tools": [PLAIN] * n}, limits.MAX_TOOLS, "tools"),
+    (Api.RESPONSE, lambda n: {"tools": [{"type": "namespace", "name": "s", "tools": [PLAIN] * n}]},
+     limits.MAX_TOOLS, "tools"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("api", "fields", "most", "path"), COUNTED)
+def test_lists_of_a_body_are_limited(
+    api: Api, fields: Callable[[int], dict[str, Any]], most: int, path: str
+) -> None:
+    read_ask(api, json.dumps(LEAST[api] | fields(most)).encode())
+    refusal = comes_of(api, **fields(most + 1))
+    assert refusal.startswith(f"400 {path}: {path} takes at most {most} ")
+    assert f"not {most + 1}: send fewer" in refusal
+
+
+LONG: dict[str, Callable[[], object]] = {
+    "turns of one role": lambda: join_turns([{"role": "user", "content": "x" * 60}] * 100_000),
+    "messages of one role": lambda: read_message(
+        LEAST[Api.MESSAGE] | {"messages": [TURN | {"content": "x" * 800}] * MANY}
+    ),
+    **{
+        what: lambda items=items: read_response(LEAST[Api.RESPONSE] | {"input": items})
+        for what, items in (
+            ("items of one role", [TURN | {"content": "x" * 800}] * MANY),
+            ("texts of the assistant", [{"role": "assistant", "content": "x" * 800}] * MANY),
+            ("thoughts of the assistant", [THOUGHT, ITEM] * (MANY // 2)),
+        )
+    },
+    "calls among many tools": lambda: read_response(
+        LEAST[Api.RESPONSE]
+        | {"input": [ITEM] * MANY, "tools": [PLAIN | {"name": f"f{n}"} for n in range(1000)]}
+    ),
+}
+
+
+@pytest.mark.parametrize("what", LONG)
+def test_reading_takes_linear_time(what: str) -> None:
+    """CPU time of this thread alone; squared, each of these takes minutes."""
+    begun_s = time.thread_time()
+    LONG[what]()
+    assert time.thread_time() - begun_s < 5.0
+
+
+# ---------------------------------------------------------------- junk
+
+
+def parts(kinds: Any) -> st.SearchStrategy[Any]:
+    """Return lists of objects that have a type and some of its fields."""
+    objects = [
+        st.fixed_dictionaries(
+            {"type": st.just(kind)}, optional={field.name: JSON for field in fields[1:]}
+        )
+        for kind, fields in kinds.items()
+    ]
+    return st.lists(st.one_of(objects), max_size=2)
+
+
+CHATS = st.lists(
+    st.dictionaries(st.sampled_from([field.name for field in MESSAGE_FIELDS]), JSON)
+    | st.fixed_dictionaries(
+        {
+            "role": st.sampled_from(["user", "tool", "assistant", "system"]) | JSON,
+            "content": JSON | st.text() | parts(BLOCK_FIELDS),
+        }
+    ),
+    max_size=3,
+)
+INPUTS = st.text() | JSON | parts(ITEM_FIELDS)
+
+
+@pytest.mark.parametrize("api", BODIES)
+@settings(max_examples=20)
+@given(data=st.data())
+def test_junk_is_refused_or_sent(api: Api, data: st.DataObject) -> None:
+    names = [field.name for field in FIELDS[api] if field.name not in LEAST[api]]
+    chosen = data.draw(st.lists(st.sampled_from(names), max_size=4, unique=True))
+    body: dict[str, Any] = dict(LEAST[api]) | {name: data.draw(JSON) for name in chosen}
+    if "messages" in body:
+        body["messages"] = data.draw(CHATS | JSON)
+    if "input" in body:
+        body["input"] = data.draw(INPUTS)
+    if "prompt" in body:
+        body["prompt"] = data.draw(st.text() | JSON)
+    found = outcome(lambda: sent(read_ask(api, json.dumps(body).encode())))
+    assert found in (400, 413) or isinstance(found, list)
+
+
+@settings(max_examples=50)
+@given(st.binary(max_size=64) | st.text(max_size=64).map(str.encode))
+def test_any_bytes_are_an_object_or_refused(data: bytes) -> None:
+    found = outcome(lambda: parse_object(data))
+    assert found == 400 or isinstance(found, dict)

@@ -1,18 +1,35 @@
-"""A request's body: the last value that is taken, the first that is refused, and what is said."""
+"""Bodies of requests and their parameters: what is taken, what is refused, and what is said."""
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from mlxsup.protocol.body import RESERVED_TEMPLATE_NAMES, RequestBody
+from mlxsup.client.api import ClientBase, GenerateParameters
+from mlxsup.client.streams import OnNotice
+from mlxsup.protocol.body import INPUTS, RESERVED_TEMPLATE_NAMES, RequestBody
+from mlxsup.protocol.client_messages import CLIENT_MESSAGES, Generate
 from mlxsup.protocol.codec import (
+    Decoder,
     decode_body,
     encode_body,
 )
 from mlxsup.protocol.errors import ErrorCode, RemoteError, invalid
-from mlxsup.protocol.parameters import LOGIT_BIAS, NUMBERS, SAMPLING, sampling_defaults
+from mlxsup.protocol.ids import RequestId, RequestKey
+from mlxsup.protocol.parameters import (
+    NUMBERS,
+    SAMPLING,
+    NumberParameter,
+    Sampling,
+    sampling_defaults,
+)
+from mlxsup.worker.engine import EngineFacts, Prompt
+from mlxsup.worker.engines.fake.text import FakeTextCodec
+from mlxsup.worker.rows import acceptance, plan_row, tools_warnings
 
 
 def body(**values: Any) -> RequestBody:
@@ -27,9 +44,6 @@ def refusal(**values: Any) -> str:
     assert error.detail["parameter"] in {*values, "prompt"}
     assert error.message.startswith(f"{error.detail['parameter']} takes {error.detail['expected']}")
     return error.message
-
-
-# ---------------------------------------------------------------- bodies
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -71,7 +85,7 @@ def test_both_ends_of_a_range_are_taken_C7(name: str) -> None:
         },
     ],
 )
-def test_what_is_just_right_is_taken_and_travels_C7(values: dict[str, Any]) -> None:
+def test_largest_values_are_taken_and_travel_C7(values: dict[str, Any]) -> None:
     made = body(**values)
     again = decode_body(encode_body(made))
     as_sent = {
@@ -156,12 +170,19 @@ def test_what_is_just_right_is_taken_and_travels_C7(values: dict[str, Any]) -> N
          " token ids, not a map"),
         ({"prompt": "p", "logit_bias": dict.fromkeys(range(1025), 1.0)}, "logit_bias takes a map of"
          " at most 1024 token ids, not a map of 1025"),
+        ({"prompt": "p", "logprobs": 1}, "logprobs takes true or false, not 1"),
+        ({"prompt": "p", "messages_as_text": 1}, "messages_as_text takes true or false, not 1"),
+        ({"prompt": "p", "messages_as_text": True}, "messages_as_text takes messages, not none"),
+        ({"prompt": "p", "cap_max_tokens": 1}, "cap_max_tokens takes true or false, not 1"),
+        ({"prompt": "p", "logit_bias": {5: float("nan")}}, "logit_bias takes a number from -100"),
+        ({"prompt": "p", "logit_bias": {5: 101}}, "logit_bias takes a number from -100"),
+        ({"prompt": "p", "logit_bias": {5: 10**400}}, "logit_bias takes a number from -100"),
         ({"prompt": "p", "seed": 2**63}, f"seed takes an integer from 0 to {2**63 - 1}, not"),
         ({"prompt": "p", "top_p": 0}, "top_p takes a number above 0 and up to 1, not 0"),
         ({"prompt": "p", "xtc_threshold": 0.51}, "xtc_threshold takes a number from 0 to 0.5"),
     ],
 )  # fmt: skip
-def test_what_is_just_wrong_is_refused_by_name_C7(values: dict[str, Any], words: str) -> None:
+def test_smallest_wrong_values_are_refused_by_name_C7(values: dict[str, Any], words: str) -> None:
     assert refusal(**values).startswith(words)
 
 
@@ -184,13 +205,13 @@ OURS = (
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_what_mlxsup_says_to_templates_itself_is_not_taken_C7(name: str) -> None:
+def test_reserved_template_name_is_refused_C7(name: str) -> None:
     messages = [{"role": "user", "content": "x"}]
     said = refusal(messages=messages, chat_template_kwargs={name: 1, "other": 2})
     assert said == f"chat_template_kwargs takes names that are not mlxsup's own, not {name}"
 
 
-def test_all_names_that_are_not_taken_are_said_C7() -> None:
+def test_all_reserved_template_names_are_said_C7() -> None:
     said = refusal(
         messages=[{"role": "user", "content": "x"}],
         chat_template_kwargs={"tools": 1, "other": 2, "messages": 3},
@@ -199,7 +220,7 @@ def test_all_names_that_are_not_taken_are_said_C7() -> None:
     assert len(RESERVED_TEMPLATE_NAMES) == len(OURS)
 
 
-def test_a_refusal_shows_numbers_and_kinds_and_no_text() -> None:
+def test_refusal_shows_numbers_and_kinds_and_no_text() -> None:
     shown = [1.5, None, True, "secret", ["secret"], {"secret": 1}, b"secret", ("secret",)]
     said = [invalid("x", "y", value).message.removeprefix("x takes y, not ") for value in shown]
     assert said == ["1.5", "None", "True", "text", "a list", "a map", "bytes", "a tuple"]
@@ -207,7 +228,7 @@ def test_a_refusal_shows_numbers_and_kinds_and_no_text() -> None:
     assert invalid("x", "y").detail == {"parameter": "x", "expected": "y"}
 
 
-def test_an_unknown_parameter_is_shown_shortened_with_all_that_are_known() -> None:
+def test_unknown_parameter_is_shortened() -> None:
     with pytest.raises(RemoteError) as caught:
         RequestBody.from_wire({"prompt": "p", "c" * 100: 1})
     assert caught.value.detail == {"parameter": "c" * 64}
@@ -226,7 +247,7 @@ def test_sampling_as_one_map_is_no_parameter() -> None:
         RequestBody.from_wire({"prompt": "p", "sampling": {"top_k": 1}})
 
 
-def test_a_body_that_is_no_map_is_refused() -> None:
+def test_body_that_is_no_map_is_refused() -> None:
     with pytest.raises(RemoteError, match=r"^body takes a map, not a list$"):
         RequestBody.from_wire([])
 
@@ -240,9 +261,7 @@ def test_a_body_that_is_no_map_is_refused() -> None:
          " token_ids"),
     ],
 )  # fmt: skip
-def test_a_parameter_of_other_servers_is_refused_with_what_to_do_instead(
-    name: str, words: str
-) -> None:
+def test_parameter_of_other_servers_is_refused_with_advice(name: str, words: str) -> None:
     with pytest.raises(RemoteError) as caught:
         RequestBody.from_wire({"prompt": "p", name: 2})
     assert caught.value.message == f"{name} is not supported: {words}"
@@ -254,7 +273,7 @@ def test_long_words_are_shown_shortened_to_forty_characters() -> None:
         assert refusal(prompt="p", **{name: value}).endswith(", not '" + "c" * 39)
 
 
-def test_a_tool_choice_says_which_there_are_and_what_to_ask_with_instead() -> None:
+def test_tool_choice_names_its_values() -> None:
     expected = (
         'tool_choice takes "auto" or "none" (for an answer that must be a call, ask with'
         " response_format for its arguments), not "
@@ -263,7 +282,7 @@ def test_a_tool_choice_says_which_there_are_and_what_to_ask_with_instead() -> No
     assert refusal(prompt="p", tool_choice={"type": "function"}) == f"{expected}a map"
 
 
-def test_a_request_was_accepted_with_all_but_its_input_and_seed() -> None:
+def test_accepted_request_keeps_all_but_input_and_seed() -> None:
     asked = body(seed=5, max_tokens=3, logit_bias={7: 1.0}, stop=["x"])
     assert asked.parameters() == {"max_tokens": 3, "logit_bias": {"7": 1.0}, "stop": ["x"]}
     chat = [{"role": "user", "content": "x"}]
@@ -275,13 +294,7 @@ def test_a_request_was_accepted_with_all_but_its_input_and_seed() -> None:
     assert body().bias_by_token() == {}
 
 
-def test_only_what_a_models_entry_may_set_has_a_title_and_a_unit() -> None:
-    others = [*(number for name, number in NUMBERS.items() if name not in SAMPLING), LOGIT_BIAS]
-    assert {(number.says, number.unit) for number in others} == {("", "")}
-    assert all(number.says and number.unit for number in SAMPLING.values())
-
-
-def test_sampling_is_what_decides_which_token_is_taken() -> None:
+def test_sampling_defaults() -> None:
     defaults = sampling_defaults()
     assert list(defaults) == list(SAMPLING)
     assert defaults == {
@@ -291,7 +304,7 @@ def test_sampling_is_what_decides_which_token_is_taken() -> None:
     }  # fmt: skip
 
 
-def test_how_the_prompt_was_made_does_not_matter_to_an_answer_that_continues() -> None:
+def test_continued_answer_forgets_how_its_prompt_was_made() -> None:
     said = [{"role": "user", "content": "x"}]
     asked = body(
         prompt=None,
@@ -303,3 +316,178 @@ def test_how_the_prompt_was_made_does_not_matter_to_an_answer_that_continues() -
     assert RequestBody.accepted([1, 2], asked.parameters(), 3) == RequestBody(
         prompt_tokens=[1, 2], max_tokens=7, seed=3
     )
+
+
+# ---------------------------------------------------------------- parameters
+
+
+FACTS = EngineFacts(context_length=100, vocabulary_size=300, fingerprint="f", backend="fake")
+
+
+PROMPT = Prompt(tokens=[5])
+
+
+KEY = RequestKey(1)
+
+
+BODY_FIELDS = [
+    *(name for name in RequestBody.__dataclass_fields__ if name not in (*INPUTS, "sampling")),
+    *SAMPLING,
+]
+
+
+def values_of(number: NumberParameter) -> st.SearchStrategy[Any]:
+    if number.is_integer:
+        return st.integers(int(number.low), int(number.high))
+    return st.floats(number.low, number.high, exclude_min=number.is_low_open)
+
+
+def parameters() -> st.SearchStrategy[dict[str, Any]]:
+    numbers = {
+        name: values_of(n)
+        for name, n in NUMBERS.items()
+        if name not in ("min_tokens", "top_logprobs")
+    }
+    bias = st.dictionaries(st.integers(0, 299), st.floats(-100, 100), max_size=5)
+    return st.fixed_dictionaries({}, optional={**numbers, "logit_bias": bias})
+
+
+@settings(max_examples=40)
+@given(parameters())
+def test_every_value_in_range_travels_and_is_accepted(chosen: dict[str, Any]) -> None:
+    chosen.pop("max_tokens", None)
+    received = decode_body(encode_body(body(**chosen)))
+    row = plan_row(KEY, received, PROMPT, FACTS)
+    for name, value in chosen.items():
+        assert getattr(row.sampling if name in SAMPLING else row, name) == value
+    made = acceptance(row, received, PROMPT, FACTS)
+    again = RequestBody.accepted([5], made.parameters, made.seed)
+    assert plan_row(KEY, again, PROMPT, FACTS) == row
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("wrong", ["below", "above", "huge", "text", "flag", "nan", "list"])
+def test_value_out_of_range_is_refused_by_name_and_range_C7(name: str, wrong: str) -> None:
+    number = NUMBERS[name]
+    values: dict[str, Any] = {
+        "below": number.low if number.is_low_open else number.low - 1,
+        "above": number.high + 1,
+        "huge": 10**400,
+        "text": "1",
+        "flag": True,
+        "nan": float("nan"),
+        "list": [1],
+    }
+    with pytest.raises(RemoteError) as caught:
+        body(**{name: values[wrong]})
+    assert caught.value.code is ErrorCode.INVALID_REQUEST
+    assert caught.value.detail == {"parameter": name, "expected": number.expected}
+    assert caught.value.message.startswith(f"{name} takes {number.expected}, not ")
+
+
+def test_bias_for_an_unknown_token_is_refused_C7() -> None:
+    with pytest.raises(RemoteError, match="below this model's vocabulary of 300, not 300"):
+        plan_row(KEY, body(logit_bias={"300": 1.0}), PROMPT, FACTS)
+
+
+def test_unknown_stop_token_is_refused_C7() -> None:
+    with pytest.raises(RemoteError, match="below this model's vocabulary of 300, not 300"):
+        plan_row(KEY, body(stop_token_ids=[299, 300]), PROMPT, FACTS)
+
+
+def test_min_tokens_must_fit_into_the_context_C7() -> None:
+    assert plan_row(KEY, body(min_tokens=99), PROMPT, FACTS).min_tokens == 99
+    with pytest.raises(RemoteError, match="1 prompt tokens and min_tokens 100 exceed the context"):
+        plan_row(KEY, body(min_tokens=100), PROMPT, FACTS)
+
+
+@settings(max_examples=40)
+@given(
+    st.integers(0, 99),
+    st.lists(st.integers(0, 299), max_size=64),
+    st.none() | st.booleans(),
+    st.sampled_from([None, "auto", "none"]),
+)
+def test_ends_of_an_answer_travel_and_are_accepted(
+    min_tokens: int, ends: list[int], ignore_eos: bool | None, tool_choice: str | None
+) -> None:
+    asked = body(
+        min_tokens=min_tokens, stop_token_ids=ends, ignore_eos=ignore_eos, tool_choice=tool_choice
+    )
+    received = decode_body(encode_body(asked))
+    assert received == asked
+    row = plan_row(KEY, received, PROMPT, FACTS)
+    assert (row.min_tokens, set(row.stop_token_ids), row.ignore_eos) == (
+        min_tokens,
+        set(ends),
+        ignore_eos is True,
+    )
+    made = acceptance(row, received, PROMPT, FACTS)
+    again = RequestBody.accepted([5], made.parameters, made.seed)
+    assert plan_row(KEY, again, PROMPT, FACTS) == row
+    assert again.tool_choice == tool_choice
+
+
+def test_tools_are_offered_unless_none_may_be_chosen() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert body(tools=tools).offered_tools == tools
+    assert body(tools=tools, tool_choice="auto").offered_tools == tools
+    assert body(tools=tools, tool_choice="none").offered_tools is None
+    assert body(tool_choice="none").offered_tools is None
+
+
+def test_defaults_of_a_model_stand_behind_the_request() -> None:
+    defaults = {"temperature": 0.7, "top_k": 40}
+    row = plan_row(KEY, body(top_k=3), PROMPT, FACTS, sampling=defaults)
+    assert row.sampling == Sampling(temperature=0.7, top_k=3)
+    zero = plan_row(KEY, body(temperature=0), PROMPT, FACTS, sampling=defaults)
+    assert zero.sampling.temperature == 0, "asked for explicitly"
+
+
+def test_the_client_takes_every_parameter() -> None:
+    arguments = inspect.signature(ClientBase.generate).parameters
+    assert set(BODY_FIELDS) <= set(arguments)
+    assert set(BODY_FIELDS) <= set(GenerateParameters.__annotations__)
+    assert all(arguments[name].default is None for name in BODY_FIELDS)
+
+
+class EncodingClient(ClientBase[dict[str, Any]]):
+    """A client whose stream is what it would have sent."""
+
+    def _open_stream(
+        self, request_id: RequestId, frames: list[bytes], on_notice: OnNotice | None
+    ) -> dict[str, Any]:
+        message = Decoder(CLIENT_MESSAGES, is_strict=True).decode(frames)
+        assert isinstance(message, Generate)
+        return decode_body(message.body).to_wire()
+
+
+EXAMPLES: dict[str, Any] = {
+    "messages_as_text": True,
+    "logit_bias": {"5": 1.5},
+    "stop": ["."],
+    "stop_token_ids": [7, 7],
+    "cap_max_tokens": True,
+    "ignore_eos": False,
+    "logprobs": True,
+    "tools": [{"type": "function", "function": {"name": "f"}}],
+    "tool_choice": "none",
+    "chat_template_kwargs": {"enable_thinking": False},
+    "response_format": {"type": "json_object"},
+}
+
+
+def test_the_client_sends_every_parameter() -> None:
+    asked = {name: int(number.high) for name, number in NUMBERS.items()} | EXAMPLES
+    assert sorted(asked) == sorted(BODY_FIELDS)
+    messages = [{"role": "user", "content": None}]
+    sent = EncodingClient("ipc:///unused").generate("m", messages=messages, **asked)
+    assert sent == asked | {"messages": messages}
+
+
+def test_tools_that_are_not_offered_give_no_warning() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    form = {"type": "json_object"}
+    codec = FakeTextCodec()
+    assert len(tools_warnings(body(tools=tools, response_format=form), codec)) == 1
+    assert tools_warnings(body(tools=tools, tool_choice="none", response_format=form), codec) == ()

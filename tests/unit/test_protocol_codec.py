@@ -1,14 +1,34 @@
-"""What the codec refuses, and that it says what was wrong; limits against hostile headers."""
+"""The codec: what it refuses and says of it, limits, defaults, words and errors."""
 
 from __future__ import annotations
 
+import re
+import sys
+from enum import Enum
+from typing import Any
+from unittest.mock import ANY
+
 import msgpack
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlxsup.protocol import states
 from mlxsup.protocol.body import RequestBody
-from mlxsup.protocol.client_messages import CLIENT_MESSAGES, Alive, Generate, Ping
+from mlxsup.protocol.client_messages import (
+    CLIENT_MESSAGES,
+    SUPERVISOR_TO_CLIENT,
+    Alive,
+    Done,
+    Generate,
+    Load,
+    Ping,
+    Restart,
+    StatusQuery,
+    Stop,
+    Unload,
+    Usage,
+)
 from mlxsup.protocol.codec import (
     MAX_BODY_BYTES,
     MAX_HEADER_BYTES,
@@ -18,8 +38,20 @@ from mlxsup.protocol.codec import (
     encode,
     encode_body,
 )
-from mlxsup.protocol.errors import ErrorCode, RemoteError
-from mlxsup.protocol.ids import ModelName, RequestId, pack_tokens, unpack_tokens
+from mlxsup.protocol.errors import RETRYABLE, ErrorCode, RemoteError
+from mlxsup.protocol.ids import (
+    ModelName,
+    RequestId,
+    RequestKey,
+    pack_tokens,
+    unpack_tokens,
+)
+from mlxsup.protocol.worker_messages import (
+    SUPERVISOR_TO_WORKER,
+    WORKER_TO_SUPERVISOR,
+    Dispatch,
+    Step,
+)
 
 CLIENTS = Decoder(CLIENT_MESSAGES, is_strict=True)
 
@@ -31,7 +63,10 @@ def pack(value: object) -> bytes:
 
 PING = {"type": "ping", "id": "a"}
 
+
 UNREADABLE = "the header is not msgpack within the limits: "
+
+
 REFUSED: dict[str, tuple[list[bytes], str]] = {
     "no frame": ([], "a message has one or two frames, not 0"),
     "three frames": ([b"", b"", b""], "a message has one or two frames, not 3"),
@@ -95,7 +130,7 @@ REFUSED: dict[str, tuple[list[bytes], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused_with_what_was_wrong(name: str) -> None:
+def test_frames_are_refused_with_what_was_wrong(name: str) -> None:
     frames, words = REFUSED[name]
     with pytest.raises(DecodeError) as caught:
         CLIENTS.decode(frames)
@@ -104,7 +139,7 @@ def test_refused_with_what_was_wrong(name: str) -> None:
     assert caught.value.code is ErrorCode.INVALID_REQUEST
 
 
-def test_the_answer_can_be_addressed_where_the_id_was_readable() -> None:
+def test_refusal_names_the_id_if_it_was_readable() -> None:
     with pytest.raises(DecodeError) as caught:
         CLIENTS.decode([pack({"type": "load", "id": "a"})])
     assert caught.value.id == "a"
@@ -114,32 +149,18 @@ def test_the_answer_can_be_addressed_where_the_id_was_readable() -> None:
     "frames",
     [[], [b"\xc1"], [pack([])], [pack({"type": "ping", "id": 5})], [pack({"type": "load"})]],
 )
-def test_nobody_is_addressed_if_no_id_could_be_read(frames: list[bytes]) -> None:
+def test_refusal_names_no_id_that_was_unreadable(frames: list[bytes]) -> None:
     with pytest.raises(DecodeError) as caught:
         CLIENTS.decode(frames)
     assert caught.value.id == ""
 
 
-def test_a_message_names_its_type_and_its_fields() -> None:
-    assert repr(Ping(id=RequestId("a"))).startswith("Ping(id='a'")
-
-
-def test_another_version_is_named_as_such() -> None:
-    with pytest.raises(DecodeError) as caught:
-        CLIENTS.decode([pack({**PING, "v": 99})])
-    assert caught.value.code is ErrorCode.UNSUPPORTED_VERSION
-
-
-def test_a_message_of_another_link_is_refused() -> None:
+def test_message_of_another_link_is_refused() -> None:
     with pytest.raises(DecodeError):
         CLIENTS.decode(encode(Alive()))
 
 
-def test_an_empty_body_is_a_body() -> None:
-    message = Generate(id=RequestId("a"), model=ModelName("m"), body=b"")
-    assert CLIENTS.decode(encode(message)) == message
-
-
+@settings(max_examples=50)
 @given(st.lists(st.binary(max_size=200), max_size=3))
 def test_any_bytes_are_a_message_or_a_decode_error(frames: list[bytes]) -> None:
     try:
@@ -151,9 +172,12 @@ def test_any_bytes_are_a_message_or_a_decode_error(frames: list[bytes]) -> None:
 SCALARS = (
     st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats() | st.text(max_size=8)
 )
+
+
 JSON = SCALARS | st.lists(SCALARS, max_size=3) | st.dictionaries(st.text(max_size=8), SCALARS)
 
 
+@settings(max_examples=50)
 @given(st.dictionaries(st.sampled_from(["type", "id", "v", "model", "now", "client"]), JSON))
 def test_any_map_is_a_message_or_a_decode_error(header: dict[str, object]) -> None:
     try:
@@ -162,6 +186,7 @@ def test_any_map_is_a_message_or_a_decode_error(header: dict[str, object]) -> No
         pass
 
 
+@settings(max_examples=50)
 @given(JSON)
 def test_any_body_is_a_request_or_its_own_error(value: object) -> None:
     try:
@@ -170,60 +195,291 @@ def test_any_body_is_a_request_or_its_own_error(value: object) -> None:
         pass
 
 
-def test_ping_is_what_the_documentation_shows() -> None:
-    assert encode(Ping(id=RequestId("a"))) == [pack(PING)]
-
-
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 2**32 - 1)))
 def test_tokens_survive_packing(tokens: list[int]) -> None:
     assert unpack_tokens(pack_tokens(tokens)) == tokens
 
 
-BODIES: dict[str, tuple[dict[str, object], str]] = {
-    "no input": ({}, "exactly one of prompt"),
-    "two inputs": ({"prompt": "a", "prompt_tokens": [1]}, "exactly one of prompt"),
-    "an empty prompt": ({"prompt": ""}, "at least one character"),
-    "a prompt that is no text": ({"prompt": 5}, "a string"),
-    "no tokens": ({"prompt_tokens": []}, "at least one"),
-    "tokens that are no numbers": ({"prompt_tokens": ["a"]}, "takes integers"),
-    "negative tokens": ({"prompt_tokens": [-1]}, "ids from 0"),
-    "no messages": ({"messages": []}, "at least one message"),
-    "a message without a role": ({"messages": [{"content": "x"}]}, "a role"),
-    "max_tokens of nothing": ({"prompt": "a", "max_tokens": 0}, "an integer from 1"),
-    "max_tokens that is a fraction": ({"prompt": "a", "max_tokens": 1.5}, "an integer from 1"),
-    "max_tokens that is true": ({"prompt": "a", "max_tokens": True}, "an integer from 1"),
-    "temperature below 0": ({"prompt": "a", "temperature": -0.1}, "from 0 to 10"),
-    "temperature not a number": ({"prompt": "a", "temperature": float("nan")}, "from 0 to 10"),
-    "temperature as text": ({"prompt": "a", "temperature": "1"}, "from 0 to 10"),
-    "top_p of nothing": ({"prompt": "a", "top_p": 0.0}, "above 0"),
-    "top_p above 1": ({"prompt": "a", "top_p": 1.1}, "above 0"),
-    "an empty stop": ({"prompt": "a", "stop": [""]}, "at least one character"),
-    "a stop that is no list": ({"prompt": "a", "stop": "x"}, "a list of strings"),
-    "too many stops": ({"prompt": "a", "stop": ["x"] * 17}, "at most 16"),
-    "a negative seed": ({"prompt": "a", "seed": -1}, "an integer from 0"),
-    "an unknown parameter": ({"prompt": "a", "colour": 1}, "unknown parameter 'colour'"),
-    "lone surrogates": ({"prompt": "\ud800"}, "UTF-8"),
-}
-
-
-@pytest.mark.parametrize("name", BODIES)
-def test_a_body_is_refused_by_parameter_and_range(name: str) -> None:
-    value, words = BODIES[name]
-    with pytest.raises(RemoteError) as caught:
-        RequestBody.from_wire(value)
-    assert caught.value.code is ErrorCode.INVALID_REQUEST
-    assert words in caught.value.message
-
-
-def test_a_body_travels_without_its_defaults_and_equal_ones_are_equal_bytes() -> None:
+def test_body_travels_without_its_defaults() -> None:
     body = RequestBody(prompt="hello", max_tokens=4)
     assert msgpack.unpackb(encode_body(body)) == {"prompt": "hello", "max_tokens": 4}
     assert encode_body(body) == encode_body(RequestBody(max_tokens=4, prompt="hello"))
     assert decode_body(encode_body(body)) == body
 
 
-def test_an_error_never_repeats_a_prompt() -> None:
+def test_error_never_repeats_a_prompt() -> None:
     secret = "the secret " * 50
     with pytest.raises(RemoteError) as caught:
         RequestBody.from_wire({"messages": [secret]})
     assert "secret" not in caught.value.message
+
+
+# ---------------------------------------------------------------- limits
+
+
+def body(**values: Any) -> RequestBody:
+    return RequestBody.from_wire({"prompt": "p"} | values)
+
+
+def decode(header: dict[Any, Any], *more: bytes, decoder: Decoder[Any] = CLIENTS) -> Any:
+    return decoder.decode([msgpack.packb(header), *more])
+
+
+def test_header_of_just_the_limit_is_read() -> None:
+    padded = msgpack.packb(PING)
+    with pytest.raises(DecodeError, match="not msgpack"):
+        CLIENTS.decode([padded + bytes(MAX_HEADER_BYTES - len(padded))])
+    with pytest.raises(DecodeError, match=f"at most {MAX_HEADER_BYTES} bytes, not "):
+        CLIENTS.decode([padded + bytes(MAX_HEADER_BYTES - len(padded) + 1)])
+
+
+def test_containers_of_just_the_limit_are_read() -> None:
+    for header, words in (
+        ({"type": "ping", "id": [0] * 1024}, "id takes text"),
+        ({"type": "x" * 4096}, "unknown type"),
+        ({str(n): n for n in range(64)}, "unknown type"),
+    ):
+        with pytest.raises(DecodeError, match=words):
+            decode(header)
+
+
+def test_names_of_just_the_limit_are_read() -> None:
+    assert decode({"type": "ping", "id": "x" * 128}) == Ping(id=RequestId("x" * 128))
+    for model in ("", "x" * 129):
+        with pytest.raises(DecodeError, match="model takes text of 1 to 128 characters") as caught:
+            decode({"type": "load", "id": "a", "model": model})
+        assert caught.value.id == "a"
+
+
+def test_body_of_just_the_limit_is_read() -> None:
+    header = {"type": "generate", "id": "a", "model": "m"}
+    assert len(decode(header, bytes(MAX_BODY_BYTES)).body) == MAX_BODY_BYTES
+    with pytest.raises(DecodeError, match=f"a body has at most {MAX_BODY_BYTES} bytes, not"):
+        decode(header, bytes(MAX_BODY_BYTES + 1))
+    room = MAX_BODY_BYTES - len(encode_body(body(prompt="x" * 70_000))) + 70_000
+    assert len(encode_body(body(prompt="x" * room))) == MAX_BODY_BYTES
+    with pytest.raises(
+        RemoteError, match=f"^a request body has at most {MAX_BODY_BYTES} bytes, not"
+    ):
+        encode_body(body(prompt="x" * (room + 1)))
+
+
+@pytest.mark.parametrize("number", [-1e14, 0, 5, 9.9e14])
+def test_numbers_are_read_as_floats(number: float) -> None:
+    found = decode({"type": "stop", "id": "a", "timeout_s": number})
+    assert (found.timeout_s, type(found.timeout_s)) == (number, float)
+
+
+@pytest.mark.parametrize("number", [1e15, -1e15, True, "1", float("-inf")])
+def test_other_numbers_are_refused(number: object) -> None:
+    with pytest.raises(DecodeError, match="timeout_s takes a finite number"):
+        decode({"type": "stop", "id": "a", "timeout_s": number})
+
+
+def test_another_version_is_refused_with_the_id() -> None:
+    with pytest.raises(DecodeError) as caught:
+        decode({**PING, "v": "2" * 50})
+    assert caught.value.code is ErrorCode.UNSUPPORTED_VERSION
+    assert caught.value.id == "a"
+    assert caught.value.message == "this daemon speaks protocol version 2, not " + "2" * 20
+
+
+def test_lenient_decoder_ignores_what_newer_processes_say() -> None:
+    lenient = Decoder(SUPERVISOR_TO_CLIENT, is_strict=False)
+    assert decode({"type": "alive", "colour": 1}, decoder=lenient) == lenient.decode(
+        [msgpack.packb({"type": "alive"})]
+    )
+    long = {"type": "reply", "id": "a", "value": {str(n): "x" * 5000 for n in range(100)}}
+    assert len(decode(long, decoder=lenient).value) == 100
+    with pytest.raises(DecodeError, match="not msgpack"):
+        decode({"type": "alive", "x": msgpack.ExtType(1, b"x")}, decoder=lenient)
+    with pytest.raises(DecodeError, match="not msgpack"):
+        decode({"type": "alive", 1: 1}, decoder=lenient)
+
+
+def test_parts_are_refused_with_their_path() -> None:
+    worker = Decoder(WORKER_TO_SUPERVISOR, is_strict=False)
+    for rows, words in (
+        (5, "rows takes a list"),
+        ([5], "rows takes lists of key, tokens, body, and a map if there is more"),
+        ([[1, b""]], "rows takes lists of key, tokens, body"),
+        ([[1, b"", b"", {}, {}]], "rows takes lists of key, tokens, body"),
+        ([["x", b"", b""]], "rows.key takes an integer"),
+        ([[True, b"", b""]], "rows.key takes an integer"),
+        ([[1, "x", b""]], "rows.tokens takes bytes"),
+        ([[1, b"", "x"]], "rows.body takes bytes"),
+        ([[1, b"12345", b"\x80"]], "rows.tokens takes 4 bytes for each token"),
+        ([[1, b"1234", b""]], "rows.body is empty, though there are tokens"),
+        ([[1, b"", b"", []]], "rows takes a map of the other fields at the end of a list"),
+        ([[1, b"", b"", {"key": 2}]], "rows takes a map of the other fields"),
+        ([[1, b"", b"", {"finish": "loud"}]], "rows.finish takes one of stop, length, cancelled"),
+        ([[1, b"", b"", {"finish": []}]], "rows.finish takes one of"),
+        ([[1, b"", b"", {"colour": 1}]], "unknown field rows.colour; known are body, cached_"),
+        ([[1, b"", b"", {"c" * 65: 1}]], f"unknown field rows.{'c' * 64}; known are "),
+        ([[1, b"1234", b"", {"finish": "stop"}]], "rows.body is empty, though there are tokens"),
+    ):
+        with pytest.raises(DecodeError, match="^" + re.escape(words)):
+            decode({"type": "step", "step": 1, "rows": rows}, decoder=worker)
+    ready = {"type": "ready", "context_length": 1, "fingerprint": "", "backend": ""}
+    with pytest.raises(DecodeError, match=r"^versions takes a map$"):
+        decode({**ready, "versions": []}, decoder=worker)
+
+
+def test_defaults_of_messages() -> None:
+    stop = decode({"type": "stop", "id": "a"})
+    assert stop == Stop(id=RequestId("a"), now=False, timeout_s=None, v=2)
+    assert not decode({"type": "status", "id": "a"}).debug
+    assert not decode({"type": "restart", "id": "a", "model": "m"}).now
+    generate = decode({"type": "generate", "id": "a", "model": "m"}, b"")
+    assert (generate.notices, generate.resume, generate.client) == (False, True, None)
+    assert StatusQuery(id=RequestId("a"), debug=True) != StatusQuery(id=RequestId("a"))
+    assert Restart(id=RequestId("a"), model=ModelName("m")).v == 2
+
+
+def test_unknown_type_is_shortened() -> None:
+    with pytest.raises(DecodeError) as caught:
+        decode({"type": "c" * 65, "id": "a"})
+    assert caught.value.id == "a"
+    assert caught.value.message == (
+        f"unknown type {'c' * 64!r}; known are attach, cancel, cancel_request, generate, load,"
+        " log_level, pause, ping, prioritize, reload, requests, restart, resume, status, stop,"
+        " subscribe, unload"
+    )
+
+
+def test_message_shows_all_its_fields() -> None:
+    stop = Stop(id=RequestId("a"), timeout_s=2.0)
+    assert repr(stop) == "Stop(id='a', now=False, timeout_s=2.0, v=2)"
+    assert stop == ANY
+    assert stop != Ping(id=RequestId("a"))
+
+
+def test_empty_body_travels_as_a_frame() -> None:
+    assert encode(Ping(id=RequestId("a"))) == [msgpack.packb(PING)]
+    frames = encode(Generate(id=RequestId("a"), model=ModelName("m"), body=b""))
+    assert [len(frames), frames[1]] == [2, b""]
+    resumed = encode(Dispatch(key=RequestKey(1)))
+    assert Decoder(SUPERVISOR_TO_WORKER, is_strict=False).decode(resumed) == Dispatch(
+        key=RequestKey(1)
+    )
+
+
+def test_value_that_cannot_travel_is_an_error_of_the_caller() -> None:
+    deep: list[Any] = []
+    for _ in range(2000):
+        deep = [deep]
+    for value in (deep, {1, 2}, 2**70):
+        with pytest.raises(RemoteError, match=r"^the request cannot be encoded: ") as caught:
+            encode_body(body(prompt=None, messages=[{"role": "user", "content": value}]))
+        assert caught.value.code is ErrorCode.INVALID_REQUEST
+
+
+def test_body_that_is_no_msgpack_is_refused() -> None:
+    for frame in (b"\xc1", msgpack.packb({1: 2}), msgpack.packb(msgpack.ExtType(1, b"x"))):
+        with pytest.raises(RemoteError, match=r"^the body is not msgpack within the limits: "):
+            decode_body(frame)
+
+
+def test_nested_parts_leave_out_their_defaults() -> None:
+    done = Done(
+        id=RequestId("a"),
+        seq=1,
+        finish_reason=states.FinishReason.STOP,
+        usage=Usage(prompt_tokens=2),
+    )
+    [frame] = encode(done)
+    assert msgpack.unpackb(frame) == {
+        "type": "done", "id": "a", "seq": 1, "finish_reason": "stop", "usage": {"prompt_tokens": 2},
+    }  # fmt: skip
+    assert msgpack.unpackb(encode(Step(step=4))[0]) == {"type": "step", "step": 4}
+
+
+WORDS = [one for one in vars(states).values() if isinstance(one, type) and issubclass(one, Enum)]
+
+
+@pytest.mark.parametrize("words", [one for one in WORDS if list(one)], ids=lambda one: one.__name__)
+def test_word_travels_as_it_is_named(words: type[Enum]) -> None:
+    for member in words:
+        name = member.name if words is states.State else member.name.lower()
+        assert member.value == name
+
+
+def test_error_codes_travel_as_they_are_named() -> None:
+    assert [code.value for code in ErrorCode] == [code.name.lower() for code in ErrorCode]
+
+
+def test_the_sets_of_states_are_those_of_the_architecture() -> None:
+    state = states.State
+    assert {*state} - states.HAS_PROCESS == {
+        state.STOPPED, state.PENDING, state.BACKOFF, state.FAILED,
+    }  # fmt: skip
+    assert {state.READY, state.DRAINING} == states.SERVES
+
+
+def test_error_travels_with_all_that_it_says() -> None:
+    error = RemoteError(ErrorCode.OVERLOADED, "full", detail={"running": 4})
+    again = RemoteError.from_wire(error.to_wire())
+    assert (again, hash(again), str(again)) == (error, hash(error), "full")
+    assert (again.code, again.retryable, again.detail) == ("overloaded", True, {"running": 4})
+    assert repr(error) == "RemoteError(overloaded, 'full', detail={'running': 4})"
+    assert error.to_wire() == {
+        "code": "overloaded", "message": "full", "retryable": True, "detail": {"running": 4},
+    }  # fmt: skip
+    for other in (
+        RemoteError(ErrorCode.INTERNAL, "full", retryable=True, detail={"running": 4}),
+        RemoteError(ErrorCode.OVERLOADED, "empty", detail={"running": 4}),
+        RemoteError(ErrorCode.OVERLOADED, "full", retryable=False, detail={"running": 4}),
+        RemoteError(ErrorCode.OVERLOADED, "full"),
+        "full",
+    ):
+        assert error != other
+    assert {code for code in ErrorCode if RemoteError(code, "x").retryable} == RETRYABLE
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"code": "unheard of"}, {"code": 5}, {"message": None}, {"retryable": 1}, {"detail": []},
+    ],
+)  # fmt: skip
+def test_map_that_is_no_error_is_refused(wrong: dict[str, Any]) -> None:
+    wire = {"code": "internal", "message": "m", "retryable": False}
+    assert RemoteError.from_wire(wire).detail == {}
+    with pytest.raises(
+        ValueError, match=r"^an error needs a known code, a message, retryable and a detail map$"
+    ):
+        RemoteError.from_wire(wire | wrong)
+    with pytest.raises(ValueError, match="a known code"):
+        RemoteError.from_wire([])
+
+
+def test_tokens_travel_alike_from_big_endian_machines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "byteorder", "little")
+    native = pack_tokens([1, 2**32 - 2])
+    monkeypatch.setattr(sys, "byteorder", "big")
+    swapped = pack_tokens([1, 2**32 - 2])
+    assert swapped == native[3::-1] + native[:3:-1]
+    assert unpack_tokens(swapped) == [1, 2**32 - 2]
+
+
+# ---------------------------------------------------------------- messages
+
+
+ONE = Unload(id=RequestId("r"), model=ModelName("m"))
+
+
+def test_messages_are_equal_by_their_fields_and_their_type() -> None:
+    assert Unload(id=RequestId("r"), model=ModelName("m")) == ONE
+    assert Unload(id=RequestId("x"), model=ModelName("m")) != ONE
+    assert Unload(id=RequestId("r"), model=ModelName("x")) != ONE
+    assert Load(id=RequestId("r"), model=ModelName("m")) != ONE
+    assert ONE != "r"
+
+
+def test_message_takes_no_other_attribute() -> None:
+    message: Any = ONE
+    with pytest.raises(AttributeError):
+        message.other = 1

@@ -54,12 +54,12 @@ def made(place: KeyPlace, name: str) -> str:
     return key
 
 
-def test_without_a_file_there_are_none(path: Path) -> None:
+def test_missing_file_has_no_keys(path: Path) -> None:
     assert read_keys(path) is None
     assert not path.parent.exists()
 
 
-def test_a_key_is_kept_as_a_hash_in_a_file_of_its_owner_alone(place: KeyPlace, path: Path) -> None:
+def test_key_is_kept_as_a_digest_in_a_private_file(place: KeyPlace, path: Path) -> None:
     key = made(place, "laptop")
     assert key.startswith("sk-mlxsup-")
     assert len(key) >= 50
@@ -74,7 +74,7 @@ def test_a_key_is_kept_as_a_hash_in_a_file_of_its_owner_alone(place: KeyPlace, p
     assert os.listdir(path.parent) == [path.name]
 
 
-def test_a_file_is_its_owners_alone_whatever_the_umask_is(place: KeyPlace, path: Path) -> None:
+def test_file_is_private_under_any_umask(place: KeyPlace, path: Path) -> None:
     before = os.umask(0)
     try:
         made(place, "a")
@@ -83,14 +83,14 @@ def test_a_file_is_its_owners_alone_whatever_the_umask_is(place: KeyPlace, path:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_no_two_keys_are_alike_and_no_name_is_taken_twice(place: KeyPlace, path: Path) -> None:
+def test_name_is_not_taken_twice(place: KeyPlace, path: Path) -> None:
     assert made(place, "a") != made(place, "b")
     before = path.read_text()
     assert add(place, "a", is_operator=True) is None
     assert path.read_text() == before
 
 
-def test_a_revoked_key_is_gone_and_the_last_one_leaves_a_file(place: KeyPlace, path: Path) -> None:
+def test_revoking_the_last_key_leaves_a_file(place: KeyPlace, path: Path) -> None:
     made(place, "a")
     made(place, "b")
     assert revoke_key(place, "nobody") is None
@@ -108,7 +108,7 @@ def test_writers_at_once_lose_no_key(place: KeyPlace, path: Path) -> None:
     assert sorted(key.name for key in read_keys(path) or ()) == [f"k{n}" for n in range(8)]
 
 
-def test_what_a_writer_that_was_killed_has_left_is_no_obstacle(place: KeyPlace, path: Path) -> None:
+def test_leftover_of_a_killed_writer_is_no_obstacle(place: KeyPlace, path: Path) -> None:
     made(place, "a")
     left = path.with_name(f"{path.name}.new")
     left.write_text("half a fi")
@@ -119,9 +119,7 @@ def test_what_a_writer_that_was_killed_has_left_is_no_obstacle(place: KeyPlace, 
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o610])
-def test_a_file_that_others_reach_is_refused_with_the_command_that_helps(
-    place: KeyPlace, path: Path, mode: int
-) -> None:
+def test_file_that_others_reach_is_refused(place: KeyPlace, path: Path, mode: int) -> None:
     made(place, "a")
     path.chmod(mode)
     with pytest.raises(KeyFileError, match=f"has mode 0{mode:o}.*run: chmod 600 {path}"):
@@ -130,7 +128,7 @@ def test_a_file_that_others_reach_is_refused_with_the_command_that_helps(
         made(place, "b")
 
 
-def test_a_file_of_somebody_else_is_refused(
+def test_file_of_another_user_is_refused(
     place: KeyPlace, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made(place, "a")
@@ -140,7 +138,7 @@ def test_a_file_of_somebody_else_is_refused(
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["folder", "pipe"])
-def test_what_is_no_file_is_refused_at_once(path: Path, make: object) -> None:
+def test_folder_or_pipe_is_refused(path: Path, make: object) -> None:
     path.parent.mkdir()
     assert callable(make)
     make(path)
@@ -160,9 +158,7 @@ KEY = {"name": "a", "digest": "0", "account": "a", "is_operator": False, "create
      json.dumps({"schema_version": 1, "keys": [{"name": "a"}]}),
      " " * MAX_FILE_BYTES + "{}"],
 )  # fmt: skip
-def test_what_is_no_file_of_keys_is_refused_and_not_written_over(
-    place: KeyPlace, path: Path, text: str
-) -> None:
+def test_other_text_is_refused_and_not_written_over(place: KeyPlace, path: Path, text: str) -> None:
     path.parent.mkdir()
     path.write_text(text)
     path.chmod(0o600)
@@ -172,13 +168,13 @@ def test_what_is_no_file_of_keys_is_refused_and_not_written_over(
     assert path.read_text() == text
 
 
-def test_a_folder_that_cannot_be_made_is_an_error_with_its_name(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "etc").write_text("")
     with pytest.raises(KeyFileError, match=f"{tmp_path}/etc cannot be used"):
         made(place_in(tmp_path), "a")
 
 
-def test_a_file_of_keys_may_be_as_long_as_is_read(path: Path) -> None:
+def test_longest_file_is_read(path: Path) -> None:
     path.parent.mkdir()
     text = json.dumps({"schema_version": 1, "keys": [KEY]})
     path.write_text(text.rjust(MAX_FILE_BYTES))
@@ -189,9 +185,7 @@ def test_a_file_of_keys_may_be_as_long_as_is_read(path: Path) -> None:
         read_keys(path)
 
 
-def test_a_file_that_cannot_be_read_or_written_is_an_error_with_its_name(
-    place: KeyPlace, path: Path
-) -> None:
+def test_file_that_cannot_be_read_or_written_is_named(place: KeyPlace, path: Path) -> None:
     path.parent.mkdir()
     path.with_name(f"{path.name}.new").mkdir()
     with pytest.raises(KeyFileError, match=f"^{path} cannot be written: "):
@@ -204,7 +198,7 @@ def test_a_file_that_cannot_be_read_or_written_is_an_error_with_its_name(
 # ---------------------------------------------------------------- what remembers that keys count
 
 
-def test_two_configurations_of_a_folder_have_two_files_and_a_link_to_one_has_the_same(
+def test_each_configuration_has_its_file_of_keys(
     tmp_path: Path,
 ) -> None:
     one, other = tmp_path / "a.toml", tmp_path / "b.toml"
@@ -216,7 +210,7 @@ def test_two_configurations_of_a_folder_have_two_files_and_a_link_to_one_has_the
     assert files == [tmp_path / "a.keys.json", tmp_path / "b.keys.json", tmp_path / "a.keys.json"]
 
 
-def test_without_a_configuration_the_keys_are_where_the_user_has_one(
+def test_keys_without_a_configuration_are_in_the_folder_of_the_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
@@ -225,14 +219,14 @@ def test_without_a_configuration_the_keys_are_where_the_user_has_one(
     assert place.mark == tmp_path / "run" / MARK_NAME
 
 
-def test_a_place_that_is_recorded_is_found_in_its_runtime_folder(place: KeyPlace) -> None:
+def test_recorded_place_is_found(place: KeyPlace) -> None:
     place.mark.parent.mkdir()
     assert KeyPlace.recorded(place.mark.parent) is None
     place.record()
     assert KeyPlace.recorded(place.mark.parent) == place
 
 
-def test_keys_that_were_made_are_remembered_until_they_are_turned_off(place: KeyPlace) -> None:
+def test_keys_are_remembered_until_they_are_turned_off(place: KeyPlace) -> None:
     assert (read_mark(place.mark), have_been_made(place), find_trouble(place)) == (None, False, "")
     made(place, "a")
     assert (read_mark(place.mark), have_been_made(place), find_trouble(place)) == (True, True, "")
@@ -250,7 +244,7 @@ def test_keys_that_were_made_are_remembered_until_they_are_turned_off(place: Key
     assert not have_been_made(place)
 
 
-def test_a_file_without_its_mark_is_marked_again_and_no_folder_is_made_for_it(
+def test_lost_mark_is_written_again(
     place: KeyPlace,
 ) -> None:
     made(place, "a")
@@ -267,7 +261,7 @@ def test_a_file_without_its_mark_is_marked_again_and_no_folder_is_made_for_it(
     assert read_mark(place.mark) is False
 
 
-def test_whatever_cuts_a_command_off_keys_that_were_in_force_stay_so(
+def test_power_cut_at_any_call_leaves_keys_in_force(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each call that changes the disk is the last one in turn, as if the power went."""
@@ -294,6 +288,36 @@ def test_whatever_cuts_a_command_off_keys_that_were_in_force_stay_so(
     assert cuts > 20
 
 
+def test_files_reach_the_disk_before_they_replace_others(
+    place: KeyPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without that, a power cut after the rename leaves an empty file of keys."""
+    synced: dict[int, int] = {}
+    replaced: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def note_sync(descriptor: int) -> None:
+        fsync(descriptor)
+        status = os.fstat(descriptor)
+        synced[status.st_ino] = status.st_size
+
+    def check_replace(new: Path, target: Path) -> Path:
+        status = new.stat()
+        assert status.st_size > 0
+        assert synced.get(status.st_ino) == status.st_size, f"{new} is not on the disk yet"
+        replaced.append(target.name)
+        return replace(new, target)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(Path, "replace", check_replace)
+    made(place, "a")
+    made(place, "b")
+    revoke_key(place, "a")
+    turn_off(place)
+    assert replaced.count(place.file.name) == 3
+    assert replaced.count(place.mark.name) == 4
+
+
 class PowerCutError(Exception):
     """The process is gone before this call."""
 
@@ -310,7 +334,7 @@ def counted(real: Callable[..., Any], left: list[int]) -> Callable[..., Any]:
     return call
 
 
-def test_the_first_key_counts_only_once_its_mark_is_there(
+def test_mark_is_written_before_the_first_key(
     place: KeyPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[bool | None] = []
@@ -326,7 +350,7 @@ def test_the_first_key_counts_only_once_its_mark_is_there(
     assert seen == [True]
 
 
-def test_a_key_that_could_not_be_written_locks_nothing(place: KeyPlace) -> None:
+def test_key_that_could_not_be_written_locks_nothing(place: KeyPlace) -> None:
     place.file.with_name(f"{place.file.name}.new").mkdir(parents=True)
     with pytest.raises(KeyFileError, match="cannot be written"):
         made(place, "a")

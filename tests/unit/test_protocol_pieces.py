@@ -1,34 +1,233 @@
-"""Pieces of streams that arrive: the usual ones are read on a shorter way, and no less strictly."""
+"""Rows of a step and pieces of a stream: how they travel, and what is refused."""
 
 from __future__ import annotations
 
 import tracemalloc
 from typing import Any
 
+import msgpack
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from mlxsup.protocol.client_messages import SUPERVISOR_TO_CLIENT, ClientDelta, Deltas
+from mlxsup.protocol.client_messages import SUPERVISOR_TO_CLIENT, Alive, ClientDelta, Deltas
 from mlxsup.protocol.codec import PACK_BYTES, DecodeError, Decoder, encode, pack, unpack_map
 from mlxsup.protocol.delta_body import DeltaBody, pack_body, read_body
-from mlxsup.protocol.ids import RequestId
-from mlxsup.protocol.states import Channel
+from mlxsup.protocol.ids import RequestId, RequestKey, pack_tokens, unpack_tokens
+from mlxsup.protocol.message import Logprobs, Message, TokenLogprob
+from mlxsup.protocol.packed_rows import PackedRow, Row, read_rows
+from mlxsup.protocol.states import Channel, FinishReason, PauseReason, RowState
+from mlxsup.protocol.text_pieces import TextPiece, read_text_pieces
+from mlxsup.protocol.worker_messages import WORKER_TO_SUPERVISOR, RowDelta, Step
+
+from support.pieces import frame_of, piece, unpacked
+
+WORKERS = Decoder(WORKER_TO_SUPERVISOR, is_strict=False)
+
+
+CLIENTS = Decoder(SUPERVISOR_TO_CLIENT, is_strict=False)
+
+
+TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=3).map(pack_tokens)
+
+
+NUMBERS = st.floats(-9999, 0)
+
+
+TOKEN_LOGPROBS = st.builds(
+    TokenLogprob,
+    token=st.integers(0, 2**32),
+    logprob=NUMBERS,
+    text=st.text(max_size=3),
+    raw_bytes=st.binary(max_size=3),
+)
+
+
+LOGPROBS = st.builds(Logprobs, chosen=TOKEN_LOGPROBS, top=st.lists(TOKEN_LOGPROBS, max_size=3))
+
+
+BODIES = st.builds(
+    DeltaBody,
+    text=st.text(max_size=8),
+    channel=st.sampled_from(Channel),
+    logprobs=st.none() | st.lists(LOGPROBS, max_size=2),
+    stop=st.none() | st.text(min_size=1, max_size=8),
+)
+
+
+NEWS: dict[str, st.SearchStrategy[Any]] = {
+    "key": st.integers(0, 2**63).map(RequestKey),
+    "tokens": TOKENS,
+    "warning": st.none() | st.text(max_size=8),
+    "finish": st.none() | st.sampled_from(FinishReason),
+    "paused": st.none() | st.sampled_from(RowState),
+    "pause_reason": st.none() | st.sampled_from(PauseReason),
+    "prefill_s": st.none() | st.floats(0, 100),
+    "cached_tokens": st.integers(0, 9),
+}
+
+
+ROWS = st.builds(
+    lambda body, **news: RowDelta(
+        text=body.text, channel=body.channel, logprobs=body.logprobs, stop=body.stop, **news
+    ),
+    body=BODIES,
+    **NEWS,
+)
+
+
+def arrived(*rows: Row) -> list[Row]:
+    """The rows as the supervisor reads them."""
+    step = WORKERS.decode(encode(Step(step=1, rows=rows)))
+    assert isinstance(step, Step)
+    return list(step.rows)
+
+
+@settings(max_examples=40)
+@given(st.lists(ROWS, max_size=4))
+def test_row_arrives_as_it_was_made(rows: list[RowDelta]) -> None:
+    for row in rows:
+        if not (row.text or row.tokens):  # nobody is shown anything of it
+            row.channel, row.logprobs = Channel.CONTENT, None
+    assert unpacked(arrived(*rows)) == rows
+
+
+@settings(max_examples=40)
+@given(st.lists(ROWS, max_size=4))
+def test_row_travels_on_as_the_same_bytes(rows: list[RowDelta]) -> None:
+    step = Step(step=1, rows=rows)
+    assert encode(Step(step=1, rows=arrived(*rows))) == encode(step)
+
+
+@settings(max_examples=40)
+@given(st.binary(min_size=1, max_size=300), TOKENS)
+def test_body_is_not_read_on_its_way(body: bytes, tokens: bytes) -> None:
+    [row] = arrived(PackedRow(key=RequestKey(1), tokens=tokens, body=body))
+    assert (row.body, row.tokens) == (body, tokens)
+    delta = ClientDelta(id=RequestId("r"), seq=7, tokens=row.tokens, body=row.body)
+    [frame] = encode(Deltas(deltas=[delta]))
+    assert body in frame
+    assert CLIENTS.decode([frame]) == Deltas(deltas=[delta])
+
+
+def test_row_with_nothing_to_show_has_no_body() -> None:
+    ended = RowDelta(key=RequestKey(1), channel=Channel.REASONING, finish=FinishReason.STOP)
+    assert ended.body == b""
+    half = RowDelta(key=RequestKey(1), tokens=pack_tokens([5]))
+    assert half.body == b"\x80", "half a character"
+    stopped = RowDelta(key=RequestKey(1), finish=FinishReason.STOP, stop="x")
+    assert read_body(stopped.body).stop == "x", "a stop string that was complete before a crash"
+
+
+@settings(max_examples=40)
+@given(BODIES)
+def test_body_is_read_as_it_was_packed(body: DeltaBody) -> None:
+    assert read_body(pack_body(body.text, body.channel, body.logprobs, body.stop)) == body
+
+
+def test_plain_body_is_its_text() -> None:
+    assert msgpack.unpackb(pack_body("x", Channel.CONTENT)) == {"text": "x"}
+    assert msgpack.unpackb(pack_body("", Channel.CONTENT)) == {}
+
+
+SCALARS = st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats() | st.binary()
+
+
+VALUES = SCALARS | st.text(max_size=8)
+
+
+PLAIN = VALUES | st.lists(VALUES, max_size=5) | st.dictionaries(st.text(max_size=8), VALUES)
+
+
+FIELDS = st.sampled_from(["text", "channel", "logprobs", "tokens", "finish", "key"])
+
+
+@settings(max_examples=40)
+@given(st.lists(st.lists(VALUES | st.dictionaries(FIELDS, PLAIN), max_size=5) | PLAIN) | PLAIN)
+def test_any_rows_are_rows_or_a_decode_error(rows: object) -> None:
+    try:
+        step = WORKERS.decode([msgpack.packb({"type": "step", "step": 1, "rows": rows})])
+    except DecodeError:
+        return
+    assert isinstance(step, Step)
+    for row in step.rows:
+        assert isinstance(row, PackedRow)
+        assert (type(row.key), type(row.tokens), type(row.body)) == (int, bytes, bytes)
+        assert len(row.tokens) % 4 == 0
+        assert row.body or not row.tokens
+
+
+@settings(max_examples=40)
+@given(st.binary(max_size=60) | st.dictionaries(FIELDS, PLAIN).map(msgpack.packb))
+def test_any_body_is_a_body_or_a_decode_error(packed: bytes) -> None:
+    try:
+        body = read_body(packed)
+    except DecodeError:
+        return
+    assert isinstance(body.text, str)
+    assert isinstance(body.channel, Channel)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ([1], "the body of a piece is not a msgpack map"),
+        ({"text": 1}, "text takes text"),
+        ({"channel": "loud"}, "channel takes one of content, reasoning, tool_call"),
+        ({"logprobs": [{"chosen": {"token": 1}}]}, "the field logprobs.chosen.logprob is missing"),
+        ({"text": msgpack.ExtType(1, b"x")}, "the body of a piece is not msgpack within"),
+    ],
+)
+def test_body_is_refused_with_what_was_wrong(value: object, words: str) -> None:
+    with pytest.raises(DecodeError) as caught:
+        read_body(msgpack.packb(value))
+    assert caught.value.message.startswith(words)
+
+
+def test_endless_body_is_refused() -> None:
+    for packed in (b"", b"\x81", b"\x91" * 100_000, b"\xdf\xff\xff\xff\xff", b"\x80\x80"):
+        with pytest.raises(DecodeError):
+            read_body(packed)
+
+
+def test_newer_worker_may_say_more() -> None:
+    assert read_body(msgpack.packb({"text": "x", "colour": 1})) == DeltaBody(text="x")
+    token = {"token": 1, "logprob": 0.0}
+    logprobs = [{"chosen": {**token, "colour": 1}, "top": [], "colour": 1}]
+    read = read_body(msgpack.packb({"text": "x", "logprobs": logprobs}))
+    assert read.logprobs == [Logprobs(chosen=TokenLogprob(token=1, logprob=0.0))]
+
+
+def test_rows_are_equal_by_their_fields() -> None:
+    [plain, ended, short] = read_rows(
+        [[1, b"\0\0\0\0", b"\x80"], [1, b"\0\0\0\0", b"\x80", {"cached_tokens": 3}], [1, b"", b""]],
+        "rows",
+    )
+    assert plain == PackedRow(key=RequestKey(1), tokens=b"\0\0\0\0", body=b"\x80")
+    assert ended == PackedRow(key=RequestKey(1), tokens=b"\0\0\0\0", body=b"\x80", cached_tokens=3)
+    assert short == PackedRow(key=RequestKey(1))
+    assert plain != ended
+    assert plain != 1
+
+
+# ---------------------------------------------------------------- pieces for a client
+
 
 PIECE: dict[str, Any] = {"id": "r", "seq": 0, "tokens": b"\1\0\0\0", "body": b"\x80"}
-DECODER = Decoder(SUPERVISOR_TO_CLIENT, is_strict=False)
 
 
-def decoded(piece: object) -> Any:
-    return DECODER.decode([pack({"type": "deltas", "deltas": [piece]})])
+def decoded_piece(piece: object) -> Any:
+    return CLIENTS.decode([pack({"type": "deltas", "deltas": [piece]})])
 
 
-def test_what_was_sent_is_what_is_read() -> None:
+def test_pieces_are_read_as_they_were_sent() -> None:
     sent = Deltas(
         deltas=[
             ClientDelta(id=RequestId(f"r{number}"), seq=number, tokens=b"\1\0\0\0", body=b"\x80")
             for number in range(3)
         ]
     )
-    assert DECODER.decode(encode(sent)) == sent
+    assert CLIENTS.decode(encode(sent)) == sent
 
 
 @pytest.mark.parametrize(
@@ -43,35 +242,33 @@ def test_what_was_sent_is_what_is_read() -> None:
         ({"body": None}, "deltas.body"),
     ],
 )
-def test_a_piece_with_a_wrong_field_is_refused_by_its_name(
-    change: dict[str, Any], said: str
-) -> None:
+def test_wrong_field_of_a_piece_is_named(change: dict[str, Any], said: str) -> None:
     with pytest.raises(DecodeError, match=said):
-        decoded(PIECE | change)
+        decoded_piece(PIECE | change)
 
 
 @pytest.mark.parametrize("lacking", PIECE)
-def test_a_piece_that_lacks_a_field_is_refused_by_its_name(lacking: str) -> None:
+def test_missing_field_of_a_piece_is_named(lacking: str) -> None:
     with pytest.raises(DecodeError, match=f"deltas.{lacking} is missing"):
-        decoded({name: value for name, value in PIECE.items() if name != lacking})
+        decoded_piece({name: value for name, value in PIECE.items() if name != lacking})
     renamed = {("other" if name == lacking else name): value for name, value in PIECE.items()}
     with pytest.raises(DecodeError, match=f"deltas.{lacking} is missing"):
-        decoded(renamed)
+        decoded_piece(renamed)
 
 
-def test_a_newer_daemon_may_say_more_of_a_piece() -> None:
-    assert decoded(PIECE | {"more": 1}) == decoded(PIECE)
+def test_newer_daemon_may_say_more_of_a_piece() -> None:
+    assert decoded_piece(PIECE | {"more": 1}) == decoded_piece(PIECE)
 
 
 @pytest.mark.parametrize("deltas", [{}, "text", None])
 def test_pieces_are_a_list(deltas: object) -> None:
     with pytest.raises(DecodeError, match="deltas takes a list"):
-        DECODER.decode([pack({"type": "deltas", "deltas": deltas})])
+        CLIENTS.decode([pack({"type": "deltas", "deltas": deltas})])
     with pytest.raises(DecodeError, match="deltas takes a map"):
-        decoded(deltas or [])
+        decoded_piece(deltas or [])
 
 
-def test_a_body_with_only_text_is_read_as_any_other() -> None:
+def test_body_with_text_alone_is_read_as_any_other() -> None:
     assert read_body(pack_body("the", Channel.CONTENT)) == DeltaBody(text="the")
     thought = DeltaBody(text="hm", channel=Channel.REASONING)
     assert read_body(pack_body("hm", Channel.REASONING)) == thought
@@ -80,12 +277,12 @@ def test_a_body_with_only_text_is_read_as_any_other() -> None:
 
 
 @pytest.mark.parametrize("body", [{"text": 7}, {"text": None}, {"channel": "x"}, ["text"]])
-def test_a_body_that_is_none_is_refused(body: object) -> None:
+def test_map_that_is_no_body_is_refused(body: object) -> None:
     with pytest.raises(DecodeError):
         read_body(pack(body))
 
 
-def test_a_small_message_takes_no_large_buffer() -> None:
+def test_small_message_takes_no_large_buffer() -> None:
     tracemalloc.start()
     try:
         pack({"type": "deltas"})
@@ -95,3 +292,96 @@ def test_a_small_message_takes_no_large_buffer() -> None:
     assert most_bytes < 10 * PACK_BYTES
     large = bytes(10 * PACK_BYTES)
     assert unpack_map(pack({"body": large}), "a map") == {"body": large}
+
+
+# ---------------------------------------------------------------- the short way through text
+
+
+PIECES = st.builds(
+    piece,
+    id=st.text(min_size=1, max_size=3),
+    seq=st.integers(0, 2**40),
+    text=st.text(min_size=1, max_size=40),
+    tokens=st.integers(0, 2**32 - 1).map(lambda token: pack_tokens([token])),
+)
+
+
+def read_by_codec(frame: bytes) -> list[TextPiece] | None:
+    """What is in the frame; None if it is anything else than pieces of text, a token each."""
+    try:
+        message = CLIENTS.decode([frame])
+        assert isinstance(message, Deltas)
+        bodies = [read_body(delta.body) for delta in message.deltas]
+        assert all((body.channel, body.logprobs, body.stop) == (Channel.CONTENT, None, None)
+                   for body in bodies)  # fmt: skip
+        tokens = [unpack_tokens(delta.tokens) for delta in message.deltas]
+        return [
+            (delta.id, delta.seq, token, body.text)
+            for delta, [token], body in zip(message.deltas, tokens, bodies, strict=True)
+        ]
+    except (AssertionError, DecodeError, ValueError):
+        return None
+
+
+def packed(**values: Any) -> bytes:
+    """A message with one piece, with these of its fields instead."""
+    usual = {
+        "id": "a",
+        "seq": 0,
+        "tokens": pack_tokens([7]),
+        "body": pack_body("x", Channel.CONTENT),
+    }
+    one = {name: value for name, value in {**usual, **values}.items() if value is not None}
+    return pack({"type": "deltas", "deltas": [one]})
+
+
+@settings(max_examples=40)
+@given(st.lists(PIECES, max_size=4))
+def test_short_way_reads_as_the_codec(deltas: list[Any]) -> None:
+    frame = frame_of(Deltas(deltas=deltas))
+    found = read_text_pieces(frame)
+    assert found is not None
+    assert found == read_by_codec(frame)
+    assert len(found) == len(deltas)
+
+
+@settings(max_examples=40)
+@given(st.lists(PIECES, min_size=1, max_size=3), st.data())
+def test_short_way_leaves_changed_bytes_to_the_codec(
+    deltas: list[Any], data: st.DataObject
+) -> None:
+    frame = bytearray(frame_of(Deltas(deltas=deltas)))
+    place = data.draw(st.integers(0, len(frame) - 1))
+    frame[place : place + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=2))
+    assert read_text_pieces(bytes(frame)) in (None, read_by_codec(bytes(frame)))
+
+
+@pytest.mark.parametrize("unusual", [
+    packed(id=""), packed(id="a" * 129), packed(id=b"a"), packed(id=None), packed(id=5),
+    packed(seq=None), packed(seq=1.0), packed(seq=True), packed(seq="0"),
+    packed(tokens=None), packed(tokens=b""), packed(tokens=b"123"), packed(tokens=b"12345678"),
+    packed(tokens="1234"), packed(body=None), packed(body=b""), packed(body="\x81\xa4text"),
+    packed(body=b"\x80"), packed(body=b"\x81\xa4text"), packed(body=b"\x81\xa4text\x05"),
+    packed(body=b"\x81\xa4text\xa1\xff"), packed(body=b"\x81\xa4text\xc1"),
+    packed(body=b"\x81\xa4text\xa1xy"), packed(body=b"\x81\xa4text" + b"\x91" * 5000),
+    packed(body=pack_body("x", Channel.REASONING)),
+    packed(body=pack_body("x", Channel.CONTENT, [])),
+    packed(body=pack_body("x", Channel.CONTENT, stop="x")), packed(more=1),
+    packed(body=b"\x81\xa4stop\xa1x"),
+    packed()[:-1], packed() + b"\x00", b"", b"\x82\xa4type\xa6deltas\xa6deltas",
+    b"\x82\xa4type\xa6deltas\xa6deltas\x05", b"\x82\xa4type\xa6deltas\xa6deltas\x91\x05",
+    b"\x82\xa4type\xa6deltas\xa6deltas\x91\x90", b"\x82\xa4type\xa6deltas\xa6deltas\x81\x05\x05",
+    pack({"type": "deltas", "deltas": [], "more": 1}), frame_of(Alive()),
+])  # fmt: skip
+def test_short_way_leaves_unusual_pieces_to_the_codec(unusual: bytes) -> None:
+    assert read_text_pieces(packed()) == [("a", 0, 7, "x")]
+    assert read_text_pieces(unusual) is None
+
+
+def test_short_way_reads_the_longest_id() -> None:
+    assert read_text_pieces(packed(id="a" * 128)) == [("a" * 128, 0, 7, "x")]
+
+
+@pytest.mark.parametrize("message", SUPERVISOR_TO_CLIENT, ids=lambda message: message.TYPE)
+def test_no_message_to_a_client_has_a_second_frame(message: type[Message]) -> None:
+    assert "body" not in message.__slots__

@@ -1,4 +1,4 @@
-"""Reading and following log files."""
+"""Files that several processes know: logs, models, folders and sockets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from mlxsup.protocol.folders import generation_header, log_path
+from mlxsup.protocol.folders import (
+    GENERATION_HEADER,
+    check_runtime_dir,
+    check_socket_path,
+    generation_header,
+    log_path,
+)
 from mlxsup.protocol.log_files import (
     MAX_LINE_BYTES,
     FollowedFile,
@@ -17,6 +23,13 @@ from mlxsup.protocol.log_files import (
     tail,
     written_at,
 )
+from mlxsup.protocol.model_files import (
+    is_pointer,
+    is_tokenizer_file,
+    is_weight_file,
+    pointer_problem,
+)
+from mlxsup.protocol.text import timestamp
 
 
 @pytest.fixture
@@ -24,7 +37,7 @@ def log(tmp_path: Path) -> Path:
     return log_path(tmp_path, "m")
 
 
-def test_tail_reaches_into_the_rotated_files(log: Path) -> None:
+def test_tail_reaches_into_rotated_files(log: Path) -> None:
     log.write_text("e\nf\n")
     log.with_name("m.log.1").write_text("c\nd\n")
     log.with_name("m.log.2").write_text("a\nb\n")
@@ -52,7 +65,7 @@ def test_tail_takes_an_unfinished_line_and_a_missing_file(log: Path) -> None:
 STARTED = "2026-01-01T00:00:00.000Z INFO it is loaded"
 
 
-def test_the_last_line_is_one_of_the_latest_life(log: Path) -> None:
+def test_last_line_is_one_of_the_latest_life(log: Path) -> None:
     first, second = (generation_header(number, 7, "2026-01-01T00:00:00Z") for number in (1, 2))
     log.write_text("\n".join([first, "MemoryError", second, STARTED]))
     assert last_line(log) == STARTED
@@ -62,7 +75,7 @@ def test_the_last_line_is_one_of_the_latest_life(log: Path) -> None:
     assert last_line(log) == "MemoryError"
 
 
-def test_clean_takes_out_what_acts_on_a_terminal() -> None:
+def test_clean_removes_what_acts_on_a_terminal() -> None:
     assert clean(b"\x1b[31mred\x1b[0m \x07bell\r \xff") == "red bell \ufffd"
     assert "\x1b" not in clean(b"\x1b]0;title\x07\x1b")
 
@@ -126,32 +139,32 @@ def test_all_lines_come_oldest_first_out_of_the_rotated_files(tmp_path: Path) ->
     assert all_lines(log) == ["a", "b", ""]
 
 
-def test_a_log_that_is_being_rotated_has_the_lines_of_its_rotated_files(log: Path) -> None:
+def test_tail_of_a_log_that_is_being_rotated(log: Path) -> None:
     log.with_name("m.log.1").write_text("a\nb\n")
     assert tail(log, 1) == ["b"]
     assert tail(log, 5) == ["a", "b"]
 
 
-def test_the_ninth_rotated_file_is_the_last_that_is_looked_for(log: Path) -> None:
+def test_ninth_rotated_file_is_the_last(log: Path) -> None:
     for number in (9, 10):
         log.with_name(f"m.log.{number}").write_text(f"{number}\n")
     assert all_lines(log) == ["9"]
 
 
-def test_a_log_says_when_it_was_written_to(log: Path) -> None:
+def test_written_at_is_the_time_of_the_log(log: Path) -> None:
     log.write_text("a\n")
     os.utime(log, (5.0, 77.5))
     assert written_at(log) == 77.5
 
 
-def test_a_log_without_a_word_has_an_empty_last_line_and_tabs_are_blanks(log: Path) -> None:
+def test_last_line_of_a_log_without_a_word(log: Path) -> None:
     assert last_line(log) == ""
     log.write_text(f"{STARTED}\n\n")
     assert last_line(log) == STARTED
     assert clean(b"a\tb") == "a       b"
 
 
-def test_a_follower_shows_a_very_long_line_in_parts(log: Path) -> None:
+def test_follower_gives_a_very_long_line_in_parts(log: Path) -> None:
     follower = FollowedFile(log)
     log.write_text("x" * (MAX_LINE_BYTES + 1))
     assert list(follower.read_lines()) == ["x" * (MAX_LINE_BYTES + 1)]
@@ -161,7 +174,7 @@ def test_a_follower_shows_a_very_long_line_in_parts(log: Path) -> None:
     follower.close()
 
 
-def test_a_follower_gives_the_rest_of_a_line_whose_file_was_replaced(log: Path) -> None:
+def test_follower_gives_the_rest_of_a_replaced_file(log: Path) -> None:
     log.write_text("")
     follower = FollowedFile(log)
     log.write_text("half")
@@ -173,14 +186,14 @@ def test_a_follower_gives_the_rest_of_a_line_whose_file_was_replaced(log: Path) 
     follower.close()
 
 
-def test_the_first_line_of_a_tail_is_whole_also_if_it_is_longer_than_what_is_read_at_once(
+def test_tail_gives_a_very_long_line_whole(
     log: Path,
 ) -> None:
     log.write_text(f"a\n{'x' * 100_000}\nb\n")
     assert tail(log, 2) == ["x" * 100_000, "b"]
 
 
-def test_a_follower_gives_nothing_twice_and_may_be_closed_twice(log: Path) -> None:
+def test_follower_gives_nothing_twice(log: Path) -> None:
     log.write_text("")
     follower = FollowedFile(log)
     log.write_text("a\n")
@@ -190,9 +203,93 @@ def test_a_follower_gives_nothing_twice_and_may_be_closed_twice(log: Path) -> No
     follower.close()
 
 
-def test_a_follower_that_was_closed_opens_its_file_again(log: Path) -> None:
+def test_closed_follower_opens_its_file_again(log: Path) -> None:
     log.write_text("a\n")
     follower = FollowedFile(log)
     follower.close()
     assert list(follower.read_lines()) == ["a"]
     follower.close()
+
+
+# ---------------------------------------------------------------- files of a model
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.json",
+        "tokenizer.json",
+        "chat_template.jinja",
+        "qwen.tiktoken",
+        "tokenizer.model",
+        "merges.txt",
+        "rules.jsonl",
+    ],
+)
+def test_files_of_a_tokenizer(name: str) -> None:
+    assert is_tokenizer_file(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "model.safetensors.index.json", "README.md", "json", "a.py"]
+)
+def test_other_files_are_none_of_a_tokenizer(name: str) -> None:
+    assert not is_tokenizer_file(name)
+
+
+def test_weights_are_the_files_that_mlx_lm_loads() -> None:
+    assert is_weight_file("model.safetensors")
+    assert is_weight_file("model-00001-of-00002.safetensors")
+    assert not is_weight_file("model.safetensors.index.json")
+    assert not is_weight_file("adapters.safetensors")
+    assert not is_weight_file("model.bin")
+
+
+def test_pointer_of_git_lfs_is_recognised(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    assert is_pointer(file)
+    file.write_bytes(b"version https://git-lfs.github.com/spec")
+    assert not is_pointer(file)
+    file.write_bytes(b"")
+    assert not is_pointer(file)
+    with pytest.raises(OSError, match="No such file"):
+        is_pointer(tmp_path / "missing")
+
+
+def test_pointer_problem_names_the_command() -> None:
+    assert pointer_problem(Path("/my models/m/model.safetensors")) == (
+        "/my models/m/model.safetensors is a Git LFS pointer, not the file itself",
+        "fetch the files with `git -C '/my models/m' lfs pull`",
+    )
+
+
+# ---------------------------------------------------------------- folders and sockets
+
+
+def test_generation_header_is_read_as_it_was_written() -> None:
+    line = generation_header(12, 345, timestamp(0.0))
+    assert line == "--- generation 12 pid 345 1970-01-01T00:00:00Z"
+    match = GENERATION_HEADER.match(line)
+    assert match is not None
+    assert match.group(1) == "12"
+    for other in (f" {line}", "--- generation x pid 345 ", "--- generation 12 pid 345"):
+        assert GENERATION_HEADER.match(other) is None
+
+
+def test_long_socket_path_is_refused() -> None:
+    path = "/" + "ö" * 51
+    check_socket_path(path)
+    with pytest.raises(ValueError, match=r"^the socket path ") as caught:
+        check_socket_path(path + "x")
+    assert str(caught.value) == (
+        f"the socket path {path}x has 104 bytes; at most 103 work on every system"
+    )
+
+
+def test_runtime_folder_has_room_for_the_longest_socket_name() -> None:
+    longest = "/w9999999.sock.beat"
+    folder = "/" + "x" * (103 - len(longest) - 1)
+    check_runtime_dir(Path(folder))
+    with pytest.raises(ValueError, match=rf"^the socket path {folder}x{longest} has 104 bytes; "):
+        check_runtime_dir(Path(folder + "x"))

@@ -1,22 +1,101 @@
-"""How long a context may be: what config.json declares, and what is asked for."""
+"""Contexts: what the caches of a batch take, and how long one may be."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from mlxsup.protocol.context_length import CONTEXT_LENGTH_NAMES, find_context_length
+from mlxsup.protocol.cache_cost import (
+    CHUNK_TOKENS,
+    GROWTH_TOKENS,
+    cache_bytes,
+    joining_bytes,
+    tokens_within,
+)
+from mlxsup.protocol.cache_layers import CacheLayers
+from mlxsup.protocol.context_length import find_context_length
+
+FULL = CacheLayers(layers=3, token_bytes=10)
+
+
+WINDOWED = CacheLayers(layers=2, token_bytes=4, window=100)
+
+
+STATE = CacheLayers(layers=5, row_bytes=7)
+
+
+def test_full_layer_keeps_every_token() -> None:
+    held = 1000 + GROWTH_TOKENS
+    assert cache_bytes([FULL], rows=1, longest=1000) == (3 + 1) * 10 * held
+    assert cache_bytes([FULL], rows=4, longest=1000) == 4 * (3 + 1) * 10 * held
+
+
+def test_window_holds_its_tokens_and_one_chunk() -> None:
+    assert cache_bytes([WINDOWED], rows=1, longest=50) == 3 * 4 * (50 + GROWTH_TOKENS)
+    most = 3 * 4 * (100 + CHUNK_TOKENS)
+    assert cache_bytes([WINDOWED], rows=1, longest=10_000) == most
+    assert cache_bytes([WINDOWED], rows=1, longest=1_000_000) == most
+
+
+def test_state_does_not_grow() -> None:
+    assert cache_bytes([STATE], rows=2, longest=1) == 2 * (5 + 1) * 7
+    assert cache_bytes([STATE], rows=2, longest=100_000) == 2 * (5 + 1) * 7
+
+
+def test_kinds_of_layers_add_up() -> None:
+    held = 10 + GROWTH_TOKENS
+    each = 3 * 10 * held + 2 * 4 * held + 5 * 7
+    assert cache_bytes([FULL, WINDOWED, STATE], rows=1, longest=10) == each + 10 * held
+
+
+def test_no_rows_or_layers_take_nothing() -> None:
+    assert cache_bytes([FULL], rows=0, longest=10) == 0
+    assert cache_bytes([], rows=3, longest=10) == 0
+
+
+layers = st.lists(
+    st.builds(
+        CacheLayers,
+        layers=st.integers(0, 80),
+        token_bytes=st.integers(0, 2**20),
+        row_bytes=st.integers(0, 2**24),
+        window=st.none() | st.integers(1, 8192),
+    ),
+    max_size=4,
+)
+
+
+@settings(max_examples=50)
+@given(layers=layers, rows=st.integers(1, 64), most=st.integers(1, 2**20), size=st.integers(0))
+def test_longest_context_that_fits_is_found(
+    layers: list[CacheLayers], rows: int, most: int, size: int
+) -> None:
+    tokens = tokens_within(size, layers, rows=rows, most=most)
+    assert 0 <= tokens <= most
+    if tokens:
+        assert cache_bytes(layers, rows=rows, longest=tokens) <= size
+    if tokens < most:
+        assert cache_bytes(layers, rows=rows, longest=tokens + 1) > size
+
+
+def test_joining_row_needs_room_for_all() -> None:
+    alone = cache_bytes([FULL], rows=1, longest=100)
+    assert joining_bytes([FULL], [100]) == alone
+    grown = cache_bytes([FULL], rows=3, longest=300 + GROWTH_TOKENS)
+    assert joining_bytes([FULL], [100, 300, 7]) == grown
+
+
+# ---------------------------------------------------------------- how long a context may be
+
 
 NAMES = (
     "max_position_embeddings", "max_sequence_length", "max_seq_len", "max_seq_length",
     "n_positions", "seq_length", "sequence_len", "n_ctx", "max_context_length",
     "model_max_length", "block_size",
 )  # fmt: skip
-
-
-def test_the_names_of_the_length_are_tried_in_this_order() -> None:
-    assert CONTEXT_LENGTH_NAMES == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -26,7 +105,7 @@ def test_every_name_of_the_length_is_known(name: str) -> None:
 
 
 @pytest.mark.parametrize("part", ["text_config", "llm_config", "language_config"])
-def test_a_text_model_inside_another_one_declares_it(part: str) -> None:
+def test_text_model_inside_another_declares_its_length(part: str) -> None:
     assert find_context_length({part: {"max_position_embeddings": 8192}}, 0).tokens == 8192
     both = {"n_ctx": 100, part: {"max_position_embeddings": 8192}}
     assert find_context_length(both, 0).tokens == 100, "what stands outside counts first"
@@ -43,7 +122,7 @@ def test_less_may_be_asked_for(asked: int) -> None:
     assert (found.tokens, found.warnings) == (asked, ())
 
 
-def test_more_than_is_declared_is_not_given_and_both_are_named() -> None:
+def test_more_than_declared_is_cut_with_a_warning() -> None:
     found = find_context_length({"max_position_embeddings": 8192}, 32768)
     assert (found.tokens, found.warnings) == (
         8192,
@@ -52,12 +131,12 @@ def test_more_than_is_declared_is_not_given_and_both_are_named() -> None:
     )  # fmt: skip
 
 
-def test_what_is_asked_for_counts_where_nothing_is_declared() -> None:
+def test_asked_length_counts_if_none_is_declared() -> None:
     found = find_context_length({"model_type": "mamba"}, 32768)
     assert (found.tokens, found.warnings) == (32768, ())
 
 
-def test_the_length_of_a_model_that_declares_none_is_said() -> None:
+def test_undeclared_length_has_a_default() -> None:
     found = find_context_length({"model_type": "mamba"}, 0)
     assert (found.tokens, found.warnings) == (
         4096,
@@ -84,7 +163,7 @@ def test_the_length_of_a_model_that_declares_none_is_said() -> None:
         ("x" * 19, '"xxxxxxxxxxxxxxxxxx…'),
     ],
 )
-def test_what_is_no_length_is_shown_and_not_used(value: Any, shown: str) -> None:
+def test_wrong_length_is_shown_and_not_used(value: Any, shown: str) -> None:
     found = find_context_length({"max_position_embeddings": value}, 0)
     assert (found.tokens, found.warnings) == (
         4096,
@@ -97,13 +176,13 @@ def test_what_is_no_length_is_shown_and_not_used(value: Any, shown: str) -> None
     assert (other.tokens, other.warnings) == (512, ())
 
 
-def test_of_several_that_are_no_length_the_first_is_shown() -> None:
+def test_first_wrong_length_is_shown() -> None:
     found = find_context_length({"max_position_embeddings": 0, "n_ctx": "x"}, 0)
     (warning,) = found.warnings
     assert warning.startswith("max_position_embeddings of config.json is no context length (0)")
 
 
-def test_nothing_and_whole_numbers_with_a_point() -> None:
+def test_null_and_whole_floats_as_length() -> None:
     assert find_context_length({"max_position_embeddings": 2**31 - 1}, 0).tokens == 2**31 - 1
     assert find_context_length({"max_position_embeddings": 8192.0}, 0).tokens == 8192
     assert "declares no" in find_context_length({"max_position_embeddings": None}, 0).warnings[0]

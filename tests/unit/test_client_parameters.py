@@ -1,16 +1,21 @@
-"""What a client checks before it sends, and what streams and errors are to their users."""
+"""Arguments of both clients: what reaches the daemon, and what is refused before it is sent."""
 
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
+import inspect
+import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
+from mlxsup.client.api import ClientBase
 from mlxsup.client.async_client import AsyncClient
 from mlxsup.client.client import Client
-from mlxsup.client.errors import ConnectionLost, RequestError, internal
+from mlxsup.client.connection import RequestIds
+from mlxsup.client.errors import RequestError
 from mlxsup.client.parameters import (
     check_client,
     check_limit,
@@ -19,19 +24,13 @@ from mlxsup.client.parameters import (
     encode_generate,
     load,
 )
-from mlxsup.client.results import Delta, Notice, Result
-from mlxsup.client.session import Item
-from mlxsup.client.streams import StreamBase, value_of
-from mlxsup.protocol.client_messages import CLIENT_MESSAGES, Generate, Timings, Usage
+from mlxsup.protocol.client_messages import CLIENT_MESSAGES, Generate
 from mlxsup.protocol.codec import Decoder
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.message import Message
-from mlxsup.protocol.places import check_endpoint, endpoint_in, find_place
-from mlxsup.protocol.states import FinishReason, NoticeKind
 
 ID = RequestId("r")
-DONE = Result(text="x", finish_reason=FinishReason.STOP)
 
 
 def encoded(model: Any = "m", **changes: Any) -> Message:
@@ -82,10 +81,12 @@ def test_every_argument_reaches_the_header() -> None:
         ({"timeout_s": True}, "timeout_s takes seconds, from 0 up, not True"),
         ({"timeout_s": "1"}, "timeout_s takes seconds, from 0 up, not text"),
         ({"queue_timeout_s": float("nan")}, "queue_timeout_s takes seconds, from 0 up, not nan"),
+        ({"keep_alive": -2}, "keep_alive takes seconds, from 0 up, or -1 for ever, not -2"),
+        ({"keep_alive": "5m"}, "keep_alive takes seconds, from 0 up, or -1 for ever, not text"),
         ({"first_token_timeout_s": 2e9}, "first_token_timeout_s takes seconds, from 0 up, not "),
     ],
 )
-def test_what_is_wrong_is_named_before_anything_is_sent_C7(
+def test_wrong_argument_is_refused_before_anything_is_sent_C7(
     changes: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(RequestError) as caught:
@@ -96,6 +97,8 @@ def test_what_is_wrong_is_named_before_anything_is_sent_C7(
 
 
 COUNT = "context_length takes an integer from 0 to 2147483647, not "
+
+
 STAYS = "keep_alive takes seconds, from 0 up, or -1 for ever, not "
 
 
@@ -112,7 +115,7 @@ def load_with(**changes: Any) -> Message:
         (check_request, "request", "", "request takes text of 1 to 128 characters, not text of 0"),
     ],
 )
-def test_what_is_wrong_with_a_command_is_named(
+def test_wrong_argument_of_a_command_is_refused(
     check: Any, parameter: str, value: object, words: str
 ) -> None:
     with pytest.raises(RequestError) as caught:
@@ -121,7 +124,7 @@ def test_what_is_wrong_with_a_command_is_named(
     assert caught.value.detail["parameter"] == parameter
 
 
-def test_what_is_just_right_is_sent_C7() -> None:
+def test_largest_arguments_are_sent_C7() -> None:
     name, client = "x" * 128, "\U0001f98a" * 1024
     message = encoded(name, client=client, timeout_s=0, queue_timeout_s=1e9)
     assert isinstance(message, Generate)
@@ -133,28 +136,7 @@ def test_what_is_just_right_is_sent_C7() -> None:
         check_limit("timeout_s", -1)
 
 
-# ---------------------------------------------------------------- endpoints
-
-
-def test_the_endpoint_is_that_named_then_that_of_the_environment(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("HOME", "/home/somebody")
-    monkeypatch.setenv("MLXSUP_ENDPOINT", "ipc:///of/the/environment")
-    assert find_place("ipc:///named").endpoint == "ipc:///named"
-    assert find_place().endpoint == "ipc:///of/the/environment"
-    monkeypatch.delenv("MLXSUP_ENDPOINT")
-    assert find_place().endpoint == "ipc:///home/somebody/.mlxsup/run/client.sock"
-    assert endpoint_in("~/run") == "ipc:///home/somebody/run/client.sock"
-
-
-@pytest.mark.parametrize("wrong", ["tcp://127.0.0.1:5", "/a/path", "ipc://", ""])
-def test_an_endpoint_is_a_socket_in_a_folder(wrong: str) -> None:
-    with pytest.raises(ValueError, match=r"^an endpoint is ipc:// and the path of a socket, not "):
-        check_endpoint(wrong)
-
-
-def test_both_clients_look_where_the_environment_says_if_nothing_is_named(
+def test_both_clients_find_the_endpoint_of_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("MLXSUP_ENDPOINT", "ipc:///of/the/environment")
@@ -168,112 +150,7 @@ def test_both_clients_look_where_the_environment_says_if_nothing_is_named(
     assert asyncio.run(endpoint()) == "ipc:///of/the/environment"
 
 
-def test_a_path_that_some_system_cannot_bind_is_refused() -> None:
-    assert check_endpoint("ipc:///" + "x" * 102)
-    with pytest.raises(ValueError, match="103"):
-        check_endpoint("ipc:///" + "x" * 103)
-
-
-# ---------------------------------------------------------------- streams and errors
-
-
-class Taking(StreamBase):
-    """A stream that is given its items one by one."""
-
-    def tell(self, notice: Notice) -> None:
-        self._tell(notice)
-
-    def take(self, item: Item) -> Delta | None:
-        return self._take(item)
-
-
-class Stream:
-    """A stream, with what it cancelled and what reached it."""
-
-    def __init__(self) -> None:
-        self.cancelled: list[str] = []
-        self.notices: list[Notice] = []
-        self.base = Taking(ID, self.cancelled.append, self.notices.append)
-
-
-def test_a_stream_has_no_result_before_its_end() -> None:
-    stream = Stream()
-    assert stream.base.request_id == "r"
-    expected = "there is no result until the stream has been read to its end"
-    with pytest.raises(RuntimeError, match=f"^{expected}$"):
-        _ = stream.base.result
-    delta = Delta(text="x", token_ids=[1])
-    assert stream.base.take(delta) is delta
-    assert stream.base.take(DONE) is None
-    assert stream.base.result is DONE
-
-
-def test_a_stream_raises_its_error_whenever_it_is_asked() -> None:
-    stream = Stream()
-    lost = ConnectionLost("gone", "ipc:///x")
-    with pytest.raises(ConnectionLost):
-        stream.base.take(lost)
-    with pytest.raises(ConnectionLost):
-        _ = stream.base.result
-
-
-def test_a_stream_is_cancelled_while_it_runs_and_not_after_its_end_D4() -> None:
-    stream = Stream()
-    stream.base.cancel()
-    stream.base.take(DONE)
-    stream.base.cancel()
-    assert stream.cancelled == ["r"]
-
-
-def test_a_stream_that_nobody_can_read_any_more_is_cancelled() -> None:
-    stream, ended = Stream(), Stream()
-    ended.base.take(DONE)
-    del stream.base, ended.base
-    assert (stream.cancelled, ended.cancelled) == (["r"], [])
-
-
-def test_notices_are_handed_on_to_who_asked() -> None:
-    notice = Notice(kind=NoticeKind.LOADING, detail={})
-    stream = Stream()
-    stream.base.tell(notice)
-    assert stream.notices == [notice]
-    silent = Taking(ID, lambda _: None, None)
-    silent.tell(notice)
-    silent.take(DONE)
-
-
-@pytest.mark.parametrize("item", [{"n": 1}, Notice(kind=NoticeKind.LOADING, detail={})])
-def test_a_stream_that_is_given_something_else_ends_with_an_error(item: Item) -> None:
-    stream = Stream()
-    with pytest.raises(RequestError, match=r"^a stream was given a reply$"):
-        stream.base.take(item)
-    with pytest.raises(RequestError):
-        _ = stream.base.result
-
-
-def test_a_command_gives_its_map_or_raises() -> None:
-    assert value_of({"n": 1}) == {"n": 1}
-    with pytest.raises(RequestError, match=r"^a command was given a piece of a stream$"):
-        value_of(DONE)
-    with pytest.raises(ConnectionLost):
-        value_of(ConnectionLost("gone", "ipc:///x"))
-
-
-def test_a_result_that_says_no_more_is_of_text_alone() -> None:
-    assert (DONE.reasoning, DONE.tool_calls, DONE.token_ids, DONE.logprobs) == ("", [], [], None)
-    assert (DONE.usage, DONE.timings) == (Usage(), Timings())
-    assert (DONE.seed, DONE.resumed, DONE.warnings) == (None, 0, [])
-
-
-def test_errors_read_as_sentences() -> None:
-    plain = ConnectionLost("gone", "ipc:///x")
-    assert (str(plain), plain.hint, plain.is_turned_away) == ("gone", "", False)
-    error = internal("odd")
-    assert (error.code, str(error), error.retryable) == ("internal", "odd", False)
-    assert repr(error) == "RequestError(internal, 'odd', detail={})"
-
-
-def test_a_limit_of_a_stop_is_checked_by_both_clients_C7() -> None:
+def test_both_clients_check_the_limit_of_a_stop_C7() -> None:
     with Client("ipc:///x") as client, pytest.raises(RequestError) as caught:
         client.stop(timeout_s=-1)
     assert caught.value.detail["parameter"] == "timeout_s"
@@ -285,3 +162,62 @@ def test_a_limit_of_a_stop_is_checked_by_both_clients_C7() -> None:
     with pytest.raises(RequestError) as caught:
         asyncio.run(stop())
     assert caught.value.detail["parameter"] == "timeout_s"
+
+
+def test_client_imports_neither_mlx_nor_anything_heavy_A3() -> None:
+    code = (
+        "import sys, mlxsup.client\n"
+        "heavy = {'mlx', 'mlx_lm', 'pydantic', 'rich', 'numpy', 'asyncio', 'mlxsup.supervisor',"
+        " 'mlxsup.worker'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+        "mlxsup.client.AsyncClient\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["[]", "['asyncio']"]
+
+
+def test_request_ids_never_repeat() -> None:
+    one, other = RequestIds(), RequestIds()
+    ids = [ids.next() for ids in (one, other) for _ in range(3)]
+    assert len(set(ids)) == 6
+    assert [name.split("-")[1] for name in ids] == ["1", "2", "3"] * 2
+    assert len({name.split("-")[0] for name in ids}) == 2
+    assert all(re.fullmatch(r"[0-9a-f]{8}-\d", name) for name in ids), "short enough for logs"
+
+
+COMMANDS = (
+    "ping", "status", "load", "unload", "restart", "prioritize", "pause", "resume", "reload",
+    "requests", "cancel", "attach", "log_level",
+    "stop", "events", "complete",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_both_clients_take_the_same_arguments(name: str) -> None:
+    def taken(client: type[Any]) -> dict[str, Any]:
+        parameters = inspect.signature(getattr(client, name)).parameters.values()
+        return {one.name: (one.kind, one.default) for one in parameters}
+
+    assert taken(Client) == taken(AsyncClient)
+    flags = {
+        name: default
+        for name, (_, default) in taken(Client).items()
+        if default is not inspect.Parameter.empty
+    }
+    assert flags == {
+        "requests": {"client": None},
+        "status": {"debug": False},
+        "load": {"dry_run": False, "keep_alive": None, "context_length": None},
+        "reload": {"dry_run": False},
+        "restart": {"now": False, "wait": True},
+        "stop": {"now": False, "timeout_s": None},
+    }.get(name, {})
+
+
+def test_generate_needs_nothing_but_the_model() -> None:
+    parameters = inspect.signature(ClientBase.generate).parameters
+    _, model, *others = parameters.values()
+    assert model.default is inspect.Parameter.empty
+    assert {one.name for one in others if one.default is not None} == {"resume"}
+    assert parameters["resume"].default is True

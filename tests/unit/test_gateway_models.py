@@ -1,4 +1,4 @@
-"""`GET /models/sse`: changes of models, as llama.cpp's router tells them."""
+"""Models over HTTP: their names and presets, and the events of their changes."""
 
 from __future__ import annotations
 
@@ -9,18 +9,206 @@ from typing import Any, cast
 import pytest
 from starlette.requests import Request
 
-from mlxsup.client import AsyncClient, ConnectionLost, RequestError
+from mlxsup.client import AsyncClient, ConnectionLost, ErrorCode, RequestError
 from mlxsup.gateway import limits
+from mlxsup.gateway import names as names_module
 from mlxsup.gateway.answers import Endable, OpenAnswers
 from mlxsup.gateway.changes import Changes, Follower
 from mlxsup.gateway.failure import Failure
 from mlxsup.gateway.metrics.meter import Meter
 from mlxsup.gateway.model_events import ModelEvents, event_of
+from mlxsup.gateway.names import Names
 from mlxsup.gateway.sse import WRITE
-from mlxsup.protocol.errors import ErrorCode
 
 from support.played_events import Item
-from support.played_gateway import PlayedDaemon, Response, Site
+from support.played_gateway import PlayedDaemon, Response, Site, delta, refused, result
+
+CHAT = "/v1/chat/completions"
+
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+WARM: dict[str, Any] = {
+    "temperature": 0.8,
+    "max_tokens": 7,
+    "chat_template_kwargs": {"enable_thinking": True, "mood": "good"},
+}
+
+
+NAMES = (("claude-*", "m:warm"), ("gpt-4*", "m"), ("*", "n"))
+
+
+def daemon_of(*answers: Any) -> PlayedDaemon:
+    """A daemon whose model has a preset."""
+    daemon = PlayedDaemon(*(answers or ([delta("a"), result("a")],) * 2))
+    daemon.presets = {"warm": WARM}
+    return daemon
+
+
+def asked(path: str, names: Any = (), **body: Any) -> tuple[Response, dict[str, Any]]:
+    """The response to a request, and what the daemon was asked."""
+    daemon = daemon_of()
+    response = asyncio.run(Site(daemon, names=names).ask("POST", path, body))
+    return response, daemon.asked[0]
+
+
+def test_preset_fills_in_what_the_request_leaves_out() -> None:
+    response, request = asked(CHAT, model="m:warm", messages=MESSAGES, max_tokens=3)
+    assert request["model"] == "m"
+    assert (request["temperature"], request["max_tokens"]) == (0.8, 3)
+    assert request["chat_template_kwargs"] == WARM["chat_template_kwargs"]
+    assert response.json()["model"] == "m:warm"
+
+
+@pytest.mark.parametrize(("given", "seeds"), [({}, [5, 6, 7]), ({"seed": 1}, [1, 2, 3])])
+def test_seed_of_a_preset_is_counted_on(given: dict[str, int], seeds: list[int]) -> None:
+    daemon = daemon_of(*[[delta("a"), result("a")]] * 3)
+    daemon.presets = {"fixed": {"seed": 5}}
+    body = {"model": "m:fixed", "messages": MESSAGES, "n": 3, **given}
+    assert asyncio.run(Site(daemon).ask("POST", CHAT, body)).status == 200
+    assert [request["seed"] for request in daemon.asked] == seeds
+
+
+def test_template_arguments_are_joined() -> None:
+    extra = {"mood": "bad", "reasoning_effort": "low"}
+    _, request = asked(CHAT, model="n:warm", messages=MESSAGES, chat_template_kwargs=extra)
+    assert request["chat_template_kwargs"] == {"enable_thinking": True, **extra}
+
+
+def test_prompt_gets_no_template_arguments() -> None:
+    _, request = asked("/v1/completions", model="m:warm", prompt="hi")
+    assert "chat_template_kwargs" not in request
+    assert request["temperature"] == 0.8
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"input": "hi"}),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 3}),
+    ],
+)
+def test_preset_counts_in_every_api(path: str, body: dict[str, Any]) -> None:
+    response, request = asked(path, model="m:warm", **body)
+    assert (request["model"], request["temperature"]) == ("m", 0.8)
+    assert response.json()["model"] == "m:warm"
+
+
+@pytest.mark.parametrize(
+    ("given", "limit"), [({}, 7), ({"max_tokens": 3}, 3), ({"model": "m"}, 16)]
+)
+def test_preset_beats_the_default_of_an_api(given: dict[str, Any], limit: int) -> None:
+    _, request = asked("/v1/completions", **{"model": "m:warm", "prompt": "hi", **given})
+    assert request["max_tokens"] == limit
+
+
+def test_preset_decides_about_thinking_unless_a_message_does() -> None:
+    body: dict[str, Any] = {"model": "m:warm", "messages": MESSAGES, "max_tokens": 3}
+    _, request = asked("/v1/messages", **body)
+    assert request["chat_template_kwargs"] == {
+        "enable_thinking": True, "thinking": False, "mood": "good"
+    }  # fmt: skip
+    _, request = asked("/v1/messages", **body, thinking={"type": "disabled"})
+    assert request["chat_template_kwargs"]["enable_thinking"] is False
+
+
+def test_unknown_preset_is_an_unknown_model() -> None:
+    daemon = daemon_of([refused("unknown_model")])
+    body = {"model": "m:cold", "messages": MESSAGES}
+    response = asyncio.run(Site(daemon).ask("POST", CHAT, body))
+    assert (response.status, daemon.asked[0]["model"]) == (404, "m:cold")
+
+
+def test_presets_are_listed_as_models() -> None:
+    listed = asyncio.run(Site(daemon_of()).ask("GET", "/v1/models")).json()["data"]
+    assert [one["id"] for one in listed] == ["m", "m:warm"]
+    assert (listed[0]["aliases"], listed[1]["parent"]) == (["n"], "m")
+    one = asyncio.run(Site(daemon_of()).ask("GET", "/v1/models/m:warm")).json()
+    assert one == listed[1] | {"created": one["created"]}
+    alias = asyncio.run(Site(daemon_of()).ask("GET", "/v1/models/n")).json()
+    assert (alias["aliases"], "parent" in alias) == (["n"], False)
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [("M:WRM", "; did you mean m:warm?"), ("M", "; did you mean m?"), ("else", "")],
+)
+def test_looked_up_name_is_answered_with_names_like_it(name: str, advice: str) -> None:
+    response = asyncio.run(Site(daemon_of()).ask("GET", f"/v1/models/{name}"))
+    assert response.error["message"] == f"no model is called {name!r}; configured: m{advice}"
+    assert (response.error["known"], bool(response.error["close"])) == (["m"], bool(advice))
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "temperature"),
+    [
+        ("claude-opus-9", "m", 0.8),
+        ("claude-", "m", 0.8),
+        ("gpt-4o", "m", None),
+        ("else", "m", None),
+        ("m", "m", None),
+        ("m:warm", "m", 0.8),
+        ("n", "m", None),
+    ],
+)
+def test_first_foreign_name_that_fits_counts(
+    name: str, model: str, temperature: float | None
+) -> None:
+    response, request = asked(CHAT, NAMES, model=name, messages=MESSAGES)
+    assert (request["model"], request.get("temperature")) == (model, temperature)
+    assert response.json()["model"] == name
+
+
+def test_star_stands_for_anything() -> None:
+    names = (("a.c*e", "m:warm"),)
+    for name, is_it in (("a.cde", True), ("a.ce", True), ("abcde", False), ("a.cdef", False)):
+        _, request = asked(CHAT, names, model=name, messages=MESSAGES)
+        assert ("temperature" in request) is is_it, name
+
+
+def test_foreign_name_can_be_looked_up() -> None:
+    one = asyncio.run(Site(daemon_of(), names=NAMES).ask("GET", "/v1/models/gpt-4o"))
+    assert (one.status, one.json()["id"]) == (200, "gpt-4o")
+    like_preset = asyncio.run(Site(daemon_of(), names=NAMES).ask("GET", "/v1/models/gpt-4o:warm"))
+    assert "parent" not in like_preset.json(), "the name that fits has none"
+    none = asyncio.run(Site(daemon_of()).ask("GET", "/v1/models/gpt-4o"))
+    assert (none.status, none.error["code"]) == (404, "model_not_found")
+    assert "configured: m" in none.error["message"]
+
+
+def test_status_is_asked_only_for_names_that_may_mean_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def looks(name: str) -> int:
+        daemon, asked = daemon_of(), 0
+
+        async def status() -> dict[str, Any]:
+            nonlocal asked
+            asked += 1
+            return await daemon.status()
+
+        names = Names(NAMES[:2], status)
+        for _ in range(2):
+            await names.meant(name)
+        return asked
+
+    assert asyncio.run(looks("m")) == 0
+    monkeypatch.setattr(names_module, "FRESH_S", 1e9)
+    assert asyncio.run(looks("gpt-4o")) == 1
+    monkeypatch.setattr(names_module, "FRESH_S", 0.0)
+    assert asyncio.run(looks("m:warm")) == 2
+
+
+def test_preset_without_a_daemon_is_an_error() -> None:
+    daemon = daemon_of()
+    daemon.state = refused("shutting_down")
+    body = {"model": "m:warm", "messages": MESSAGES}
+    response = asyncio.run(Site(daemon).ask("POST", CHAT, body))
+    assert (response.status, response.error["code"]) == (503, "shutting_down")
+
+
+# ---------------------------------------------------------------- events of models
 
 
 def ignore(change: dict[str, Any]) -> None:
@@ -59,7 +247,7 @@ def change(to: str, **more: Any) -> dict[str, Any]:
          {"status": "unloaded", "failed": True, "message": "no such folder"}),
     ],
 )  # fmt: skip
-def test_a_change_has_the_words_of_the_router(given: dict[str, Any], data: dict[str, Any]) -> None:
+def test_change_has_the_words_of_the_router(given: dict[str, Any], data: dict[str, Any]) -> None:
     assert event_of(given) == {"model": "m", "event": "model_status", "data": data}
 
 
@@ -121,7 +309,7 @@ def statuses(response: Response) -> list[str]:
     return [event["data"]["status"] for event in response.events()]
 
 
-def test_the_head_comes_at_once_and_then_each_change_in_its_order() -> None:
+def test_followed_changes_come_in_order() -> None:
     (response,) = asyncio.run(Followers().follow(LOADING, change("READY"), until=2))
     assert response.headers["content-type"].startswith("text/event-stream")
     assert response.comments() == ["changes from now on"]
@@ -129,7 +317,7 @@ def test_the_head_comes_at_once_and_then_each_change_in_its_order() -> None:
     assert not response.is_whole
 
 
-def test_all_followers_get_each_change_by_one_subscription() -> None:
+def test_followers_share_one_subscription() -> None:
     followers = Followers(3)
     responses = asyncio.run(followers.follow(LOADING, change("READY"), until=2))
     assert [statuses(response) for response in responses] == [["loading", "loaded"]] * 3
@@ -137,14 +325,14 @@ def test_all_followers_get_each_change_by_one_subscription() -> None:
     assert followers.is_unsubscribed, "at the end of the gateway"
 
 
-def test_a_daemon_that_dies_is_an_error_and_no_clean_end() -> None:
+def test_lost_daemon_ends_followers_with_an_error() -> None:
     lost = ConnectionLost("the daemon is gone", "ipc:///x")
     for response in asyncio.run(Followers(2).follow(change("READY"), lost, until=9)):
         assert response.events()[-1]["error"]["code"] == "daemon_lost"
         assert not response.is_whole
 
 
-def test_a_gateway_that_ends_ends_its_followers() -> None:
+def test_ending_gateway_ends_its_followers() -> None:
     followers = Followers(2)
 
     async def until_the_end() -> list[Response]:
@@ -174,7 +362,7 @@ class Listed(OpenAnswers):
         self.now = [one for one in self.now if one not in streams]
 
 
-def test_who_has_left_is_forgotten() -> None:
+def test_follower_that_has_left_is_forgotten() -> None:
     listed, counts = Listed(), list[int]()
 
     async def receive() -> dict[str, Any]:
@@ -192,7 +380,7 @@ def test_who_has_left_is_forgotten() -> None:
     assert (counts[0], listed.now) == (1, [])
 
 
-def test_there_is_a_limit_and_who_leaves_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_followers_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_FOLLOWERS", 2)
     changes = Changes(ignore)
     with changes.follow(), changes.follow():
@@ -203,7 +391,7 @@ def test_there_is_a_limit_and_who_leaves_makes_room(monkeypatch: pytest.MonkeyPa
         pass
 
 
-def test_who_reads_too_slowly_is_cut_off_and_others_are_not(
+def test_slow_follower_is_cut_off_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(limits, "MAX_CHANGES_BEHIND", 3)
@@ -227,7 +415,7 @@ def test_who_reads_too_slowly_is_cut_off_and_others_are_not(
     asyncio.run(run())
 
 
-def test_who_comes_when_the_daemon_is_gone_hears_so() -> None:
+def test_follower_of_a_lost_daemon_is_told() -> None:
     async def run() -> None:
         daemon = PlayedDaemon()
         changes = Changes(ignore)
@@ -246,7 +434,7 @@ def test_who_comes_when_the_daemon_is_gone_hears_so() -> None:
     asyncio.run(run())
 
 
-def test_a_daemon_that_was_only_out_of_reach_is_followed_again(
+def test_daemon_in_reach_again_is_followed_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(limits, "FOLLOW_AGAIN_S", 0.0)
@@ -270,7 +458,7 @@ def test_a_daemon_that_was_only_out_of_reach_is_followed_again(
     asyncio.run(asyncio.wait_for(run(), 60))
 
 
-def test_a_gateway_that_fell_behind_ends_its_followers_and_subscribes_again() -> None:
+def test_gateway_that_fell_behind_subscribes_again() -> None:
     async def run() -> None:
         daemon, seen = PlayedDaemon(), list[dict[str, Any]]()
         changes = Changes(seen.append)

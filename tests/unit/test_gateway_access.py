@@ -1,0 +1,454 @@
+"""Access to the gateway: hosts, origins, routes that need a key, and what operators may do."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+
+from mlxsup.client import ConnectionLost
+from mlxsup.gateway import limits
+from mlxsup.gateway.guard import without_port
+from mlxsup.gateway.keys import Keys
+from mlxsup.gateway.operator import TOKEN_HEADER
+from mlxsup.gateway.page.page import FILES
+from mlxsup.protocol.key_file import KeyPlace, add_key
+
+from support.key_place import place_in
+from support.operated_daemon import OperatedDaemon, unknown
+from support.played_gateway import PlayedDaemon, Response, Site, delta, result
+
+CHAT = "/v1/chat/completions"
+
+
+BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> KeyPlace:
+    return place_in(tmp_path)
+
+
+def made(place: KeyPlace, name: str, *, is_operator: bool = False) -> str:
+    key = add_key(place, name=name, account=name, is_operator=is_operator, created="")
+    assert key is not None
+    return key
+
+
+# ---------------------------------------------------------------- hosts, types, lengths, paths
+
+
+def ask(method: str, path: str, body: Any = None, **more: Any) -> Response:
+    """The response to one request; a chat is answered."""
+    daemon = PlayedDaemon([delta("a"), result("a")])
+    daemon.state = more.pop("state", "READY")
+    site = Site(daemon, more.pop("at", "127.0.0.1"))
+    return asyncio.run(site.ask(method, path, body, **more))
+
+
+@pytest.mark.parametrize(
+    ("header", "name"),
+    [("a", "a"), ("a:80", "a"), ("[::1]:80", "[::1]"), ("[::1]", "[::1]"), ("a:b", "a:b"),
+     ("::1:80", "::1:80"), ("", "")],
+)  # fmt: skip
+def test_port_of_a_host_does_not_matter(header: str, name: str) -> None:
+    assert without_port(header) == name
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:8484", "[::1]:8484"])
+def test_names_of_this_machine_are_let_in(host: str) -> None:
+    assert ask("GET", "/health", headers={"host": host}).status == 200
+
+
+def test_own_address_is_let_in() -> None:
+    assert ask("GET", "/health", headers={"host": "127.0.0.9:1"}, at="127.0.0.9").status == 200
+
+
+@pytest.mark.parametrize(
+    "kind", ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"]
+)
+def test_bodies_that_pages_may_send_unasked_are_refused(kind: str) -> None:
+    response = ask("POST", CHAT, BODY, headers={"content-type": kind})
+    assert (response.status, response.error["code"]) == (415, "unsupported_media_type")
+    assert not any(name.startswith("access-control") for name in response.headers)
+
+
+def test_compressed_bodies_are_refused() -> None:
+    assert ask("POST", CHAT, BODY, headers={"content-encoding": "gzip"}).status == 415
+
+
+def test_json_with_a_charset_is_json() -> None:
+    kind = {"content-type": "Application/JSON; charset=utf-8"}
+    assert ask("POST", CHAT, BODY, headers=kind).status == 200
+
+
+def test_body_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_BODY_BYTES", 1000)
+    response = ask("POST", CHAT, {**BODY, "user": "x" * 1000})
+    assert (response.status, "connection" in response.headers) == (413, False), "it was read"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "words"),
+    [
+        ("GET", CHAT, 405, "takes POST"),
+        ("OPTIONS", CHAT, 405, "takes POST"),
+        ("DELETE", "/v1/models/m", 405, "takes GET"),
+        ("GET", "/nothing", 404, "no such path; OpenAI's API is at /v1/chat/completions"),
+        ("GET", "/pages/state", 404, "no such path; OpenAI's API is at /v1/chat/completions"),
+        ("POST", "/chat/completions", 404, "did you mean /v1/chat/completions?"),
+        ("POST", "/v1/v1/messages", 404, "did you mean /v1/messages?"),
+        ("POST", "/v1/responses/", 404, "did you mean /v1/responses?"),
+        ("GET", "/models/load", 405, "takes POST"),
+        ("POST", "/v1/embeddings", 501, "embeddings are not there yet"),
+        ("POST", "/v1/audio/speech", 501, "audio is not there yet"),
+    ],
+)
+def test_unknown_path_or_method_is_refused(method: str, path: str, status: int, words: str) -> None:
+    response = ask(method, path, BODY if method == "POST" else None)
+    assert response.status == status
+    assert words in response.error["message"]
+    assert response.headers["x-request-id"]
+    assert ("allow" in response.headers) == (status == 405)
+
+
+def test_models_are_listed_with_their_states() -> None:
+    (model,) = ask("GET", "/v1/models").json()["data"]
+    assert (model["id"], model["object"], model["owned_by"]) == ("m", "model", "mlxsup")
+    assert (model["status"], model["meta"]) == ({"value": "loaded"}, {"n_ctx": 64})
+    one = ask("GET", "/v1/models/m").json()
+    assert one == model | {"created": one["created"]}, "each gateway began when it did"
+
+
+def test_unknown_model_is_answered_with_the_known_ones() -> None:
+    response = ask("GET", "/v1/models/a/b")
+    assert (response.status, response.error["code"]) == (404, "model_not_found")
+    assert response.error["message"] == "no model is called 'a/b'; configured: m"
+
+
+@pytest.mark.parametrize(("state", "status"), [("READY", 200), ("STOPPED", 200), ("FAILED", 503)])
+def test_gateway_is_ready_when_a_model_could_answer(state: str, status: int) -> None:
+    response = ask("GET", "/ready", state=state)
+    assert (response.status, response.json()["models"]) == (status, {"m": state})
+
+
+def test_ready_without_a_model_names_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def status(self: PlayedDaemon) -> dict[str, Any]:
+        return {"models": []}
+
+    assert ask("GET", "/ready", state="FAILED").json()["status"] == "every model has failed"
+    monkeypatch.setattr(PlayedDaemon, "status", status)
+    response = ask("GET", "/ready")
+    assert (response.status, response.json()["status"]) == (503, "no model is configured")
+
+
+def test_gateway_without_a_daemon_is_alive_and_not_ready() -> None:
+    lost = ConnectionLost("no daemon answers", "ipc:///x")
+    assert ask("GET", "/health", state=lost).status == 200
+    response = ask("GET", "/ready", state=lost)
+    assert (response.status, response.error["code"]) == (503, "daemon_lost")
+
+
+def test_bug_is_an_answer_and_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR):
+        response = ask("GET", "/v1/models", state=ZeroDivisionError("planted"))
+    assert (response.status, response.error["code"]) == (500, "internal")
+    assert response.headers["x-should-retry"] == "false"
+    (record,) = [one for one in caplog.records if one.name == "mlxsup.gateway.guard"]
+    assert response.headers["x-request-id"] in record.getMessage()
+
+
+# ---------------------------------------------------------------- routes and keys
+
+
+class Leaves:
+    """What a client that leaves at once waits for."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield
+
+
+class WholeDaemon(PlayedDaemon):
+    """One with a status that `/metrics` can show."""
+
+    async def status(self) -> dict[str, Any]:
+        sizes = ("budget_bytes", "effective_budget_bytes", "reserved_bytes", "machine_bytes")
+        memory = dict.fromkeys(sizes, 0)
+        return {"version": "1", "uptime_s": 0, "memory": memory, "gateway": None, "models": []}
+
+
+def test_every_route_but_the_open_ones_needs_a_key(
+    place: KeyPlace, snapshot: SnapshotAssertion
+) -> None:
+    """Each method and path, with no key, a wrong one, that of a guest and that of an operator.
+
+    A new route shows up here. Without a key it answers 401 unless it is on this list.
+    """
+    guest, boss = made(place, "guest"), made(place, "boss", is_operator=True)
+    site = Site(WholeDaemon(), keys=Keys(place))
+    loaded = [f"/page/{one}" for one in os.listdir(FILES) if one.endswith((".js", ".css"))]
+    others = [("GET", path) for path in (*sorted(loaded), "/nothing", "/health/", "//")]
+
+    def status(method: str, path: str, key: str) -> int:
+        body = b"{}" if method == "POST" else None
+        # The events of models never end, so that the client has to leave.
+        asked = site.ask(method, path, body, headers={"x-api-key": key}, until=Leaves())
+        return int(asyncio.run(asked).status)
+
+    seen = {
+        f"{method} {path}": [status(method, path, key) for key in ("", "wrong", guest, boss)]
+        for method, path in [*site.routes(), *others]
+    }
+    assert {route: " ".join(map(str, statuses)) for route, statuses in seen.items()} == snapshot
+    assert {route for route, statuses in seen.items() if statuses[0] != 401} == {
+        "GET /", "HEAD /", "GET /health", "HEAD /health", *(f"GET {path}" for path in loaded),
+    }  # fmt: skip
+    assert all(statuses[2] != 401 for statuses in seen.values())
+
+
+def test_request_without_a_key_reaches_no_daemon(place: KeyPlace) -> None:
+    made(place, "a")
+    daemon = PlayedDaemon([delta("a"), result("a")])
+    site = Site(daemon, keys=Keys(place))
+    for method, route in (("POST", CHAT), ("GET", "/ready"), ("GET", "/nothing"), ("PUT", CHAT)):
+        assert asyncio.run(site.ask(method, route, BODY)).status == 401
+    assert daemon.asked == []
+
+
+# ---------------------------------------------------------------- pages of other sites
+
+
+LOCAL = "http://localhost:3000"
+
+
+AWAY = "https://chat.example"
+
+
+EVIL = "https://evil.example"
+
+
+def ask_from(site: Site, method: str, path: str, origin: str, **headers: str) -> Response:
+    """A browser's request for a page of this origin."""
+    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    body = BODY if method == "POST" else None
+    return asyncio.run(site.ask(method, path, body, headers={"origin": origin, **given}))
+
+
+def preflight(site: Site, path: str, origin: str, wanted: str = "content-type") -> Response:
+    """What a browser asks before."""
+    return ask_from(
+        site, "OPTIONS", path, origin,
+        access_control_request_method="POST", access_control_request_headers=wanted,
+    )  # fmt: skip
+
+
+def site_of(*origins: str, keys: Keys | None = None, hosts: tuple[str, ...] = ()) -> Site:
+    daemon = PlayedDaemon([delta("a"), result("a")])
+    return Site(daemon, keys=keys, origins=origins, hosts=hosts)
+
+
+def shared(response: Response) -> dict[str, str]:
+    """The headers that a browser looks for."""
+    return {k: v for k, v in response.headers.items() if k.startswith("access-control-")}
+
+
+@pytest.mark.parametrize("origin", [LOCAL, EVIL, "null"])
+def test_page_of_another_site_may_read_nothing_by_default(origin: str) -> None:
+    site = site_of()
+    response = ask_from(site, "GET", "/v1/models", origin)
+    assert (response.status, shared(response)) == (200, {})
+    response = ask_from(site, "POST", CHAT, origin)
+    assert (response.status, shared(response)) == (200, {})
+    response = preflight(site, CHAT, origin)
+    assert (response.status, shared(response)) == (405, {})
+
+
+def test_listed_page_may_ask_and_read() -> None:
+    site = site_of(LOCAL)
+    question = preflight(site, CHAT, LOCAL, "content-type, X-Stainless-OS,x-mlxsup-token, b d")
+    assert (question.status, question.body) == (204, b"")
+    assert shared(question) == {
+        "access-control-allow-origin": LOCAL,
+        "access-control-allow-methods": "GET, POST",
+        "access-control-allow-headers": "content-type, x-stainless-os",
+        "access-control-expose-headers": "x-request-id, request-id, retry-after, x-should-retry",
+        "access-control-max-age": "600",
+    }
+    response = ask_from(site, "POST", CHAT, LOCAL)
+    assert (response.status, response.headers["vary"]) == (200, "origin")
+    assert response.headers["access-control-allow-origin"] == LOCAL
+    refused = asyncio.run(site.ask("POST", CHAT, b"no", headers={"origin": LOCAL}))
+    assert refused.status == 400
+    assert refused.headers["access-control-allow-origin"] == LOCAL, "an error can be read, too"
+
+
+@pytest.mark.parametrize(
+    "origin", [EVIL, "null", "http://localhost:3001", "http://localhost", f"{LOCAL}/", f"{LOCAL}0"]
+)
+def test_page_that_is_not_listed_may_read_nothing(origin: str) -> None:
+    site = site_of(LOCAL)
+    response = ask_from(site, "GET", "/v1/models", origin)
+    assert (response.status, shared(response), response.headers["vary"]) == (200, {}, "origin")
+    question = preflight(site, CHAT, origin)
+    assert (question.status, shared(question)) == (405, {})
+
+
+@pytest.mark.parametrize("path", ["/", "/page/state", "/page/page.js"])
+def test_page_with_the_token_is_read_by_no_listed_page(path: str) -> None:
+    site = site_of(LOCAL)
+    assert shared(ask_from(site, "GET", path, LOCAL)) == {}
+    assert preflight(site, path, LOCAL).status == 405
+
+
+def test_preflight_needs_no_key(tmp_path: Path) -> None:
+    place = place_in(tmp_path)
+    key = add_key(place, name="a", account="a", is_operator=False, created="")
+    site = site_of(AWAY, keys=Keys(place))
+    assert preflight(site, CHAT, AWAY, "authorization").status == 204
+    refused = ask_from(site, "GET", "/v1/models", AWAY)
+    assert (refused.status, refused.headers["access-control-allow-origin"]) == (401, AWAY)
+    assert ask_from(site, "GET", "/v1/models", AWAY, authorization=f"Bearer {key}").status == 200
+
+
+@pytest.mark.parametrize("host", ["ai.example", "AI.example:443", "[2001:db8::1]:80", "localhost"])
+def test_listed_host_is_let_in(host: str) -> None:
+    site = site_of(hosts=("Ai.Example", "[2001:db8::1]"))
+    assert asyncio.run(site.ask("GET", "/v1/models", headers={"host": host})).status == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "ai.example.evil.example", "x.ai.example", ""])
+def test_host_that_is_not_listed_is_refused(host: str) -> None:
+    site = site_of(LOCAL, hosts=("ai.example",))
+    response = asyncio.run(site.ask("GET", "/v1/models", headers={"host": host}))
+    assert (response.status, response.error["code"]) == (403, "forbidden_host")
+    assert response.error["message"] == (
+        "the header `host` takes one of 127.0.0.1, [::1], ai.example, localhost; `hosts` of"
+        " [gateway] adds others"
+    )
+
+
+def test_preflight_to_another_host_is_refused() -> None:
+    site = site_of(LOCAL)
+    response = ask_from(
+        site, "OPTIONS", CHAT, LOCAL, host="evil.example", access_control_request_method="POST"
+    )
+    assert response.status == 403
+
+
+# ---------------------------------------------------------------- what operators may do
+
+
+ACTIONS = ["load", "unload", "restart"]
+
+
+def act(site: Site, action: str = "load", body: Any = None, **headers: str) -> Response:
+    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    asked = {"model": "m"} if body is None else body
+    return asyncio.run(site.ask("POST", f"/models/{action}", asked, headers=given))
+
+
+def token_of(site: Site) -> str:
+    """What a page of it would contain."""
+    token: str = site.gateway.operator.token
+    return token
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_operator_may_and_is_answered_before_the_end(place: KeyPlace, action: str) -> None:
+    key = made(place, "boss", is_operator=True)
+    daemon = OperatedDaemon()
+    response = act(Site(daemon, keys=Keys(place)), action, x_api_key=key)
+    assert (response.status, response.json()) == (200, {"success": True, "model": "m"})
+    assert daemon.commands == [(action, "m")]
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_key_of_a_guest_may_not_operate(place: KeyPlace, action: str) -> None:
+    key = made(place, "laptop")
+    daemon = OperatedDaemon()
+    response = act(Site(daemon, keys=Keys(place)), action, x_api_key=key)
+    assert (response.status, response.error["code"]) == (403, "operator_only")
+    assert "mlxsup key new NAME --operator" in response.error["message"]
+    assert daemon.commands == []
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_without_keys_only_the_page_may_operate(place: KeyPlace, action: str) -> None:
+    daemon = OperatedDaemon()
+    site = Site(daemon, keys=Keys(place))
+    for headers in ({}, {"x_mlxsup_token": "x"}, {"x_mlxsup_token": "\xff"}, {"x_api_key": "x"}):
+        response = act(site, action, **headers)
+        assert (response.status, response.error["code"]) == (403, "operator_only")
+        assert "key new" not in response.error["message"], "a first key locks all others out"
+        assert "`mlxsup load`" in response.error["message"]
+    assert daemon.commands == []
+    assert act(site, action, x_mlxsup_token=token_of(site)).status == 200
+    assert daemon.commands == [(action, "m")]
+    assert TOKEN_HEADER == "x-mlxsup-token"
+
+
+def test_token_of_the_page_is_no_key(place: KeyPlace) -> None:
+    key = made(place, "laptop")
+    daemon = OperatedDaemon()
+    site = Site(daemon, keys=Keys(place))
+    assert act(site, x_mlxsup_token=token_of(site)).status == 401
+    assert act(site, x_mlxsup_token=token_of(site), x_api_key=key).status == 403
+    assert daemon.commands == []
+
+
+def test_refusal_of_the_daemon_is_the_answer(place: KeyPlace) -> None:
+    key = made(place, "boss", is_operator=True)
+    daemon = OperatedDaemon()
+    site = Site(daemon, keys=Keys(place))
+    daemon.refusal = unknown("n")
+    response = act(site, body={"model": "n"}, x_api_key=key)
+    assert (response.status, response.error["code"]) == (404, "model_not_found")
+    daemon.refusal = ConnectionLost("no daemon answers", "ipc:///x")
+    response = act(site, x_api_key=key)
+    assert (response.status, response.error["code"]) == (503, "daemon_lost")
+
+
+def test_silent_daemon_is_not_waited_for(place: KeyPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = made(place, "boss", is_operator=True)
+    monkeypatch.setattr(limits, "STATUS_LIMIT_S", 0.01)
+
+    class Silent(OperatedDaemon):
+        async def ping(self) -> dict[str, Any]:
+            return await self._command("ping", "")
+
+    response = act(Site(Silent(), keys=Keys(place)), x_api_key=key)
+    assert (response.status, response.error["code"]) == (503, "daemon_silent")
+    assert response.headers["x-should-retry"] == "true"
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [({}, "model"), ({"model": ""}, "model"), ({"model": 3}, "model"),
+     ({"model": "m", "now": True}, "now")],
+)  # fmt: skip
+def test_wrong_action_is_refused_with_its_field(place: KeyPlace, body: Any, param: str) -> None:
+    key = made(place, "boss", is_operator=True)
+    daemon = OperatedDaemon()
+    response = act(Site(daemon, keys=Keys(place)), body=body, x_api_key=key)
+    assert (response.status, response.error["param"]) == (400, param)
+    assert daemon.commands == []
+
+
+def test_action_under_way_is_not_asked_for_twice(place: KeyPlace) -> None:
+    key = made(place, "boss", is_operator=True)
+    daemon = OperatedDaemon()
+    site = Site(daemon, keys=Keys(place))
+
+    async def twice() -> list[Response]:
+        headers = {"x-api-key": key}
+        both = (site.ask("POST", "/models/load", {"model": "m"}, headers=headers) for _ in "12")
+        return [await one for one in both]
+
+    assert [response.status for response in asyncio.run(twice())] == [200, 200]
+    assert daemon.commands == [("load", "m")]

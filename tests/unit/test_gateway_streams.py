@@ -1,0 +1,562 @@
+"""Streamed answers over HTTP: pieces, ends, comments, and readers that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import MutableMapping, Sequence
+from itertools import pairwise
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from mlxsup.client import (
+    Delta,
+    Logprobs,
+    Notice,
+    NoticeKind,
+    TokenLogprob,
+)
+from mlxsup.gateway import limits
+from mlxsup.gateway.background import background
+from mlxsup.gateway.connection import write_piece
+from mlxsup.gateway.openai.chunks import (
+    ChatShape,
+    CompletionShape,
+    chat_logprobs,
+    completion_logprobs,
+)
+from mlxsup.gateway.openai.text_offsets import TextOffsets
+from mlxsup.gateway.progress import Progress
+from mlxsup.gateway.sse import WRITE, EventStream
+
+from support.eventually_async import eventually_async
+from support.played_gateway import (
+    FedDaemon,
+    Item,
+    PlayedDaemon,
+    Response,
+    Site,
+    delta,
+    refused,
+    result,
+)
+
+CHAT = "/v1/chat/completions"
+
+
+BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+# ---------------------------------------------------------------- the bytes of pieces
+
+
+TEXTS = ("the", ' "quoted"\\', "größer\n\t\x00\x7f", "\u2028é", "👩‍💻", "</script>")
+
+
+LOGPROBS = [Logprobs(chosen=TokenLogprob(token=1, logprob=-0.5, text="é"), top=[])]
+
+
+class Wire:
+    """What a transport was given."""
+
+    def __init__(self) -> None:
+        self.sent = b""
+
+    def write(self, data: bytes) -> None:
+        self.sent += data
+
+
+def cycle_of(wire: Wire, method: str = "POST") -> RequestResponseCycle:
+    """A request as uvicorn has it once its head was read."""
+    transport = cast(Any, wire)
+    logger = logging.getLogger(__name__)
+    return RequestResponseCycle(
+        scope=cast(Any, {"type": "http", "method": method, "http_version": "1.1"}),
+        transport=transport, flow=FlowControl(transport), logger=logger, access_logger=logger,
+        access_log=False, default_headers=[], message_event=asyncio.Event(),
+        expect_100_continue=False, keep_alive=True, on_response=lambda: None,
+    )  # fmt: skip
+
+
+def streamed(pieces: Sequence[bytes], *, is_short: bool, method: str = "POST") -> bytes:
+    """The whole response, its pieces on the short way or through uvicorn's own `send`."""
+    wire = Wire()
+
+    async def run() -> None:
+        cycle = cycle_of(wire, method)
+        scope = {"extensions": {WRITE: lambda data: write_piece(cycle, data)}}
+        out = EventStream(scope, cast(Any, cycle.send), {"x-request-id": "r1"})
+        await out.write(pieces[0])
+        for piece in pieces[1:]:
+            if is_short:
+                out.pass_on(piece)
+            else:
+                await out.write(piece)
+        await out.end()
+
+    asyncio.run(run())
+    return wire.sent
+
+
+@pytest.mark.parametrize("method", ["POST", "HEAD"])
+def test_short_way_writes_the_bytes_of_uvicorn(method: str) -> None:
+    pieces = [f"data: {'x' * length}\n\n".encode() for length in (1, 9, 200, 70_000)]
+    ordinary = streamed(pieces, is_short=False, method=method)
+    assert streamed(pieces, is_short=True, method=method) == ordinary
+    assert (pieces[-1] in ordinary) == (method == "POST")
+
+
+def test_nothing_is_written_to_a_reader_that_has_left() -> None:
+    async def run() -> None:
+        wire = Wire()
+        cycle = cycle_of(wire)
+        await cycle.send(cast(Any, {"type": "http.response.start", "status": 200}))
+        cycle.disconnected = True
+        before = wire.sent
+        write_piece(cycle, b"data: x\n\n")
+        assert wire.sent == before
+
+    asyncio.run(run())
+
+
+def chunk(kind: str, choice: dict[str, Any]) -> bytes:
+    """The event of a chunk, encoded as a whole."""
+    value: dict[str, Any] = {
+        "id": "i", "object": kind, "created": 7, "model": "m\n",
+        "system_fingerprint": ChatShape("i", 7, "m").begin.split('"')[-2], "choices": [choice],
+    }  # fmt: skip
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return f"data: {text}\n\n".encode()
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("logprobs", [None, LOGPROBS])
+def test_chunk_is_the_json_of_its_parts(text: str, logprobs: list[Logprobs] | None) -> None:
+    piece = Delta(text=text, token_ids=[1], logprobs=logprobs)
+    about = {} if logprobs is None else {"logprobs": chat_logprobs(logprobs)}
+    choice: dict[str, Any] = {
+        "index": 3,
+        "delta": {"content": text},
+        **about,
+        "finish_reason": None,
+    }
+    chat = ChatShape("i", 7, "m\n").piece(3, piece)
+    assert chat == chunk("chat.completion.chunk", choice)
+    of_tokens = None if logprobs is None else completion_logprobs(logprobs, [0])
+    choice = {"index": 3, "text": text, "logprobs": of_tokens, "finish_reason": None}
+    assert CompletionShape("i", 7, "m\n").piece(3, piece) == chunk("text_completion", choice)
+
+
+def test_piece_is_written_in_the_turn_that_brings_it() -> None:
+    async def run() -> None:
+        fed = FedDaemon()
+        sent: list[Response] = []
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+        asking = asyncio.create_task(
+            Site(fed).ask("POST", "/v1/chat/completions", body, on_sent=sent.append)
+        )
+        await eventually_async(lambda: fed.inboxes)
+        (inbox,) = fed.inboxes
+        inbox.put(delta("one"))
+        await eventually_async(lambda: sent and b"one" in sent[-1].body)
+        for text in ("two", "three"):
+            inbox.put(delta(text))
+            assert text.encode() in sent[-1].body, "the loop has not turned since"
+        inbox.put(result("onetwothree"))
+        response = await asking
+        assert response.is_whole
+        assert response.body.count(b"data: ") == 6, "the role, three pieces, the reason, the mark"
+
+    asyncio.run(run())
+
+
+# ---------------------------------------------------------------- ends
+
+
+def test_one_of_several_that_fails_ends_all() -> None:
+    async def run() -> PlayedDaemon:
+        daemon = PlayedDaemon([refused("quarantined")], [delta("a"), asyncio.Event()])
+        response = await Site(daemon).ask("POST", CHAT, {**BODY, "n": 2})
+        assert (response.status, response.error["code"]) == (503, "quarantined")
+        return daemon
+
+    assert asyncio.run(run()).streams[1].is_cancelled
+
+
+def test_answer_ended_by_the_gateway_is_not_whole() -> None:
+    async def run() -> Response:
+        site = Site(PlayedDaemon([delta("a"), asyncio.Event()]))
+
+        def on_sent(response: Response) -> None:
+            if b'"a"' in response.body:
+                site.gateway.open_answers.cancel()
+
+        return await site.ask("POST", CHAT, {**BODY, "stream": True}, on_sent=on_sent)
+
+    response = asyncio.run(run())
+    *chunks, last = response.events()
+    assert last["error"]["code"] == "shutting_down"
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, None]
+    assert not response.is_whole
+
+
+ENDS: dict[str, list[Item]] = {
+    "answered": [delta("a"), result("a")],
+    "refused": [refused("overloaded")],
+    "broken off": [delta("a"), refused("worker_crashed", tokens_sent=1)],
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_ended_request_is_forgotten(end: str, stream: bool) -> None:
+    async def run() -> None:
+        site = Site(PlayedDaemon(ENDS[end]))
+        async with site.life():
+            await site.ask("POST", CHAT, {**BODY, "stream": stream}, has_life=False)
+            cancels = site.daemon.streams[0].cancels
+            site.gateway.open_answers.cancel()
+            assert site.daemon.streams[0].cancels == cancels
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_reader_that_leaves_ends_its_request(stream: bool) -> None:
+    async def run() -> PlayedDaemon:
+        daemon = PlayedDaemon([delta("a"), asyncio.Event()])
+        body = {**BODY, "stream": stream}
+        response = await Site(daemon).ask("POST", CHAT, body, until=asyncio.sleep(0.01))
+        assert not stream or not response.is_whole
+        return daemon
+
+    daemon = asyncio.run(asyncio.wait_for(run(), 60))
+    assert daemon.streams[0].is_cancelled
+
+
+# ---------------------------------------------------------------- waiting
+
+
+QUEUED = Notice(kind=NoticeKind.QUEUED, detail={"position": 3, "reason": "rows"})
+
+
+LOADING = Notice(kind=NoticeKind.LOADING, detail={"state": "LOADING", "fraction": 0.5})
+
+
+READING = Notice(kind=NoticeKind.PREFILLING, detail={"done": 10, "total": 90})
+
+
+PAUSED = Notice(kind=NoticeKind.PAUSED, detail={"reason": "swap", "tokens_sent": 1})
+
+
+async def comments_of(*notices: Notice) -> list[str]:
+    """The comments of a stream that gets these notices, and of an error after them."""
+    step = asyncio.Event()
+    step.set()
+    items = [one for notice in notices for one in (notice, step)]
+    response = await Site(PlayedDaemon([*items, delta("a"), result("a")])).ask(
+        "POST", CHAT, {**BODY, "stream": True}
+    )
+    assert response.events()[-1] == "[DONE]"
+    return response.comments()
+
+
+def test_nothing_is_sent_at_first() -> None:
+    assert asyncio.run(comments_of(QUEUED, LOADING)) == []
+
+
+def test_waiting_stream_gets_comments_on_its_progress(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "HOLD_S", 0.0)
+    monkeypatch.setattr(limits, "COMMENT_INTERVAL_S", 0.0)
+    assert asyncio.run(comments_of(QUEUED, PAUSED, LOADING, READING)) == [
+        "queued, place 3",
+        "loading, 50%",
+        "reading the prompt, 10 of 90 tokens",
+    ]
+
+
+def test_comments_keep_their_distance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "HOLD_S", 0.0)
+    assert asyncio.run(comments_of(QUEUED, LOADING, READING)) == ["queued, place 3"]
+
+
+def test_stream_of_anthropic_that_waits_gets_pings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "HOLD_S", 0.0)
+    step = asyncio.Event()
+    step.set()
+    site = Site(PlayedDaemon([QUEUED, step, delta("a"), result("a")]))
+    body = {**BODY, "max_tokens": 9, "stream": True}
+    response = asyncio.run(site.ask("POST", "/v1/messages", body))
+    assert response.named_events()[0][0] == "ping"
+    assert response.comments() == ["queued, place 3"]
+
+
+def test_comment_that_waits_for_the_reader_comes_behind_the_head() -> None:
+    sent: list[MutableMapping[str, Any]] = []
+
+    async def run() -> None:
+        reads = asyncio.Event()
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            await reads.wait()
+            sent.append(message)
+
+        now = 0.0
+        progress = Progress(lambda: now)
+        out = EventStream({"extensions": {WRITE: None}}, send, {})
+        progress.attach(out, ChatShape("chatcmpl-r1", 1, "m"))
+        now = limits.HOLD_S
+        progress(QUEUED)
+        await asyncio.sleep(0)
+        assert out.is_started
+        progress.close()
+        progress(QUEUED)
+        last = asyncio.create_task(out.write(b"data: the error"))
+        await asyncio.sleep(0)
+        reads.set()
+        await last
+
+    asyncio.run(run())
+    assert [message["type"] for message in sent] == [
+        "http.response.start", "http.response.body", "http.response.body",
+    ]  # fmt: skip
+    assert [message.get("body") for message in sent[1:]] == [
+        b": queued, place 3\n\n", b"data: the error",
+    ]  # fmt: skip
+
+
+# ---------------------------------------------------------------- several answers
+
+
+TURNS = 20
+"""Of the loop: more than anything here needs that does not wait for an event."""
+
+
+class Asking:
+    """A streamed chat, and what the daemon is made to say.
+
+    Attributes:
+        sent: the response so far.
+    """
+
+    def __init__(self, n: int) -> None:
+        self.fed = FedDaemon()
+        self.sent = Response()
+        asked = Site(self.fed).ask(
+            "POST",
+            "/v1/chat/completions",
+            {**BODY, "stream": True, "n": n},
+            on_sent=self._on_sent,
+        )
+        self._task = asyncio.create_task(asked)
+        self._n = n
+
+    def _on_sent(self, response: Response) -> None:
+        self.sent = response
+
+    async def begun(self) -> Asking:
+        """This one, once everything was asked of the daemon."""
+        await eventually_async(lambda: len(self.fed.inboxes) == self._n)
+        await self.turn()
+        return self
+
+    def answer_pings(self) -> None:
+        """The daemon has read everything that came before them."""
+        for inbox in self.fed.pings:
+            inbox.put({})
+
+    async def turn(self) -> None:
+        """Lets happen what nothing delays."""
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+
+    async def whole(self) -> Response:
+        """The response, once it has ended."""
+        return await self._task
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+@pytest.mark.parametrize("first", [[delta("a")], [delta("a"), result("a")], [result("")], [QUEUED]])
+def test_refusal_behind_pieces_of_others_is_a_status(
+    first: Sequence[object], is_split: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "HOLD_S", 0.0)
+
+    async def run() -> None:
+        asking = await Asking(3).begun()
+        for item in first:
+            asking.fed.inboxes[0].put(item)  # type: ignore[arg-type]
+        if is_split:
+            await asking.turn()
+            assert asking.sent.status == 0
+        asking.fed.inboxes[2].put(refused("overloaded"))
+        asking.answer_pings()
+        response = await asking.whole()
+        assert (response.status, response.error["code"]) == (429, "overloaded")
+        assert asking.fed.cancelled >= {"r2"}
+
+    asyncio.run(run())
+
+
+def test_waiting_answers_hold_no_other_back() -> None:
+    async def run() -> None:
+        asking = await Asking(limits.MAX_CHOICES).begun()
+        asking.fed.inboxes[1].put(delta("b"))
+        asking.answer_pings()
+        await eventually_async(lambda: b'"b"' in asking.sent.body)
+        assert asking.sent.status == 200
+        for inbox in asking.fed.inboxes:
+            inbox.put(result(""))
+        assert (await asking.whole()).is_whole
+
+    asyncio.run(run())
+
+
+def test_comments_come_once_all_requests_are_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "HOLD_S", 0.0)
+
+    async def run() -> None:
+        asking = await Asking(2).begun()
+        asking.answer_pings()
+        await asking.turn()
+        asking.fed.inboxes[1].put(QUEUED)
+        await eventually_async(lambda: asking.sent.comments() == ["queued, place 3"])
+        for inbox in asking.fed.inboxes:
+            inbox.put(result(""))
+        assert (await asking.whole()).is_whole
+
+    asyncio.run(run())
+
+
+def test_single_answer_needs_no_ping() -> None:
+    async def run() -> None:
+        asking = await Asking(1).begun()
+        asking.fed.inboxes[0].put(delta("a"))
+        await eventually_async(lambda: b'"a"' in asking.sent.body)
+        asking.fed.inboxes[0].put(result("a"))
+        assert (await asking.whole()).is_whole
+        assert not asking.fed.pings
+
+    asyncio.run(run())
+
+
+# ---------------------------------------------------------------- where tokens begin
+
+
+TEXT = st.text(st.sampled_from("ab é€𝄞\ufffd"), max_size=12)
+
+
+def parts(content: bytes, cuts: list[int]) -> list[bytes]:
+    """What lies between the cuts; nothing of it is lost."""
+    places = [0, *sorted(cut % (len(content) + 1) for cut in cuts), len(content)]
+    return [content[a:b] for a, b in pairwise(places)]
+
+
+def shown_of(content: bytes) -> str:
+    """The text of what is there of the characters that are whole."""
+    return content.decode(errors="ignore")
+
+
+@settings(max_examples=40)
+@given(TEXT.map(lambda text: text.replace("\ufffd", "")), st.lists(st.integers(0, 100)))
+def test_half_characters_begin_where_their_character_does(text: str, cuts: list[int]) -> None:
+    offsets, read, shown = TextOffsets(), b"", ""
+    for part in parts(text.encode(), cuts):
+        before, read = shown_of(read), read + part
+        now = shown_of(read)
+        found = offsets.take(now.removeprefix(shown), [part.decode(errors="replace")])
+        assert found == [len(before)]
+        shown = now
+
+
+@settings(max_examples=40)
+@given(TEXT, st.lists(st.integers(0, 100)), st.lists(st.integers(0, 5), min_size=13))
+def test_offsets_count_text_that_is_held_back(text: str, cuts: list[int], backs: list[int]) -> None:
+    """Tokens of whole characters, several in a piece, of which the text comes later."""
+    text = text.replace("\ufffd", "")
+    offsets, shown, at = TextOffsets(), 0, 0
+    places = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
+    tokens = [text[a:b] for a, b in pairwise(places)]
+    for number, back in enumerate(backs):
+        own, tokens = tokens[: number % 3], tokens[number % 3 :]
+        begins = [at + len("".join(own[:nth])) for nth in range(len(own))]
+        at += len("".join(own))
+        new = text[shown : max(at - back, shown)] if own else ""
+        if own or new:
+            assert offsets.take(new, own) == begins
+        shown += len(new)
+
+
+def test_offsets_count_a_character_held_back_once() -> None:
+    offsets = TextOffsets()
+    tokens = ["<", "\ufffd", "\ufffd", "", "b"]
+    assert [offsets.take("", [token]) for token in tokens] == [[0], [1], [1], [1], [2]]
+    assert [offsets.take("<éb>", [">"]), offsets.take("c", ["c"])] == [[3], [4]]
+
+
+def test_offsets_count_text_without_tokens() -> None:
+    offsets = TextOffsets()
+    assert offsets.take("four") == []
+    assert offsets.take("", ["a"]) == [4]
+    assert offsets.take("ab") == [], "nothing is held back behind it"
+    assert offsets.take("c", ["c"]) == [6]
+
+
+def test_offsets_follow_the_text_where_tokens_differ() -> None:
+    """Some tokenizers drop the space before the first word."""
+    offsets = TextOffsets()
+    assert [offsets.take("so", [" so"]), offsets.take(" be", [" be"])] == [[0], [2]]
+
+
+# ---------------------------------------------------------------- work beside a block
+
+
+async def fail() -> None:
+    raise ZeroDivisionError
+
+
+async def succeed() -> None:
+    pass
+
+
+def test_background_bug_is_logged_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> list[logging.LogRecord]:
+        async with background(fail(), lost="nothing is counted"):
+            for _ in range(3):  # the task, its end, and the call that follows it
+                await asyncio.sleep(0)
+            return list(caplog.records)
+
+    (record,) = asyncio.run(run())
+    assert (record.levelno, record.getMessage()) == (logging.ERROR, "nothing is counted")
+    assert record.exc_info is not None
+    assert record.exc_info[0] is ZeroDivisionError
+
+
+def test_background_work_ends_with_its_block(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ended = []
+
+    async def wait() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+
+    async def run() -> list[bool]:
+        async with background(wait(), lost="x"), background(succeed(), lost="y"):
+            await asyncio.sleep(0)
+        return list(ended)
+
+    assert asyncio.run(run()) == [True]
+    assert caplog.records == []

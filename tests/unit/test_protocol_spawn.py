@@ -1,0 +1,327 @@
+"""What processes are started with: launches of workers, gateways and downloads, and reports."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+
+import pytest
+
+from mlxsup.protocol.download import (
+    MAX_SPEC_BYTES,
+    DownloadDone,
+    DownloadFailed,
+    DownloadProblem,
+    DownloadProgress,
+    DownloadReport,
+    DownloadSpec,
+    Repository,
+    download_argv,
+    read_report,
+    report_line,
+)
+from mlxsup.protocol.gateway import (
+    Address,
+    GatewayRules,
+    GatewaySpec,
+    gateway_argv,
+    is_local_origin,
+    is_loopback,
+)
+from mlxsup.protocol.ids import (
+    Generation,
+    ModelName,
+)
+from mlxsup.protocol.launch import (
+    MAX_LAUNCH_SPEC_BYTES,
+    PERMANENT_EXITS,
+    ExitCode,
+    LaunchSettings,
+    LaunchSpec,
+    worker_argv,
+)
+from mlxsup.protocol.parameters import sampling_defaults
+
+LAUNCH = LaunchSpec(
+    model=ModelName("m"),
+    generation=Generation(1),
+    token="t",
+    endpoint="ipc:///x",
+    supervisor_pid=1,
+    engine="fake",
+    path="/x",
+    max_concurrency=4,
+    step_timeout_s=30.0,
+    decode_stall_target_ms=250,
+)
+
+
+def test_defaults_of_a_launch() -> None:
+    least = LaunchSpec(
+        model=ModelName("m"), generation=Generation(1), token="", endpoint="", supervisor_pid=1
+    )
+    said = {field.name: getattr(least, field.name) for field in dataclasses.fields(least)[:13]}
+    said |= {"known_batching": least.known_batching, "learned_dir": least.learned_dir}
+    said |= {"log_level": least.log_level}
+    assert said == {
+        "path": "", "engine": "mlx", "max_concurrency": 8, "step_timeout_s": 30.0,
+        "decode_stall_target_ms": 250, "context_length": 0, "deterministic": False,
+        "memory_limit_bytes": None, "cache_limit_bytes": None, "wired_limit_bytes": 0,
+        "prefix_cache_bytes": None, "sampling": sampling_defaults(), "fake": {},
+        "known_batching": None, "learned_dir": None, "log_level": "info",
+    }  # fmt: skip
+
+
+def test_launch_is_the_settings_and_one_life() -> None:
+    settings = {f.name: getattr(LAUNCH, f.name) for f in dataclasses.fields(LaunchSettings)}
+    others = {
+        f.name: getattr(LAUNCH, f.name)
+        for f in dataclasses.fields(LAUNCH)
+        if f.name not in settings
+    }
+    assert LaunchSpec.of(LaunchSettings(**settings), **others) == LAUNCH
+
+
+def test_launch_is_one_line() -> None:
+    line = LAUNCH.to_line()
+    assert line.count(b"\n") == 1
+    assert LaunchSpec.from_line(line) == LAUNCH
+    assert MAX_LAUNCH_SPEC_BYTES == 65536, "as the message says"
+    at_most = dataclasses.replace(LAUNCH, token="t" * (MAX_LAUNCH_SPEC_BYTES - len(line) + 1))
+    assert LaunchSpec.from_line(at_most.to_line()) == at_most
+    for wrong in (line[:-1], dataclasses.replace(at_most, path="/xx").to_line()):
+        with pytest.raises(
+            ValueError, match=r"^a launch spec is one line of JSON of at most 64 KiB$"
+        ):
+            LaunchSpec.from_line(wrong)
+    for keys in (b"[]\n", b"{}\n", line.replace(b'"token"', b'"tokens"')):
+        with pytest.raises(ValueError, match=r"^a launch spec has exactly the keys cache_limit"):
+            LaunchSpec.from_line(keys)
+    with pytest.raises(ValueError, match=r"^a launch spec is nested less deeply$"):
+        LaunchSpec.from_line(b"[" * (MAX_LAUNCH_SPEC_BYTES - 1) + b"\n")
+
+
+def test_worker_starts_without_the_working_folder() -> None:
+    assert worker_argv("/bin/python") == ["/bin/python", "-P", "-m", "mlxsup.worker"]
+
+
+def test_exits_that_cannot_heal() -> None:
+    assert {int(code) for code in PERMANENT_EXITS} == {64, 65, 66, 69}
+    assert {code.name: int(code) for code in ExitCode if code not in PERMANENT_EXITS} == {
+        "ASKED": 0, "STEP_ERROR": 70, "WORKER_FAULT": 71, "GPU_FAULT_ELSEWHERE": 72,
+        "STUCK_PROMPT": 73, "OUT_OF_MEMORY": 75, "LINK_BROKEN": 76,
+    }  # fmt: skip
+
+
+# ---------------------------------------------------------------- the gateway
+
+
+GATEWAY = GatewaySpec(
+    endpoint="ipc:///run/client.sock", host="::1", port=8484, listener=5, beat_pipe=6,
+    supervisor_pid=7, key_file="/c.keys.json", key_mark="/run/mark", has_had_keys=True,
+    log_level="debug",
+    rules=GatewayRules(
+        names=(("gpt-*", "m"), ("x", "m:warm")), hosts=("ai.example",),
+        origins=("https://chat.example",), needs_keys=True,
+    ),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("127.0.0.1:8484", "127.0.0.1:8484"),
+        ("127.9.9.9:1", "127.9.9.9:1"),
+        ("localhost:80", "127.0.0.1:80"),
+        ("[::1]:8484", "[::1]:8484"),
+        ("127.0.0.1:0", "127.0.0.1:0"),
+        ("127.0.0.1:65535", "127.0.0.1:65535"),
+    ],
+)
+def test_addresses_of_this_machine_are_taken(text: str, shown: str) -> None:
+    address = Address.parse(text)
+    assert (str(address), address.url) == (shown, f"http://{shown}")
+    assert is_loopback(address.host)
+
+
+@pytest.mark.parametrize("text", ["0.0.0.0:8484", "[::]:8484", "192.168.1.5:80", "8.8.8.8:80"])
+def test_addresses_that_others_reach_are_known(text: str) -> None:
+    address = Address.parse(text)
+    assert str(address) == text
+    assert not is_loopback(address.host)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "8484", ":8484", "127.0.0.1", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:65536", "a.b:80",
+     "127.0.0.1:-1", "127.0.0.1:٣", "http://127.0.0.1:80", "127.0.0.1:123456"],
+)  # fmt: skip
+def test_text_that_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not an address of this machine and a port"):
+        Address.parse(text)
+
+
+def test_gateway_spec_is_read_as_it_was_written() -> None:
+    line = GATEWAY.to_line()
+    assert (line.count(b"\n"), GatewaySpec.from_line(line)) == (1, GATEWAY)
+
+
+@pytest.mark.parametrize(
+    "line", [b"", b"{}\n", b"[]\n", GATEWAY.to_line()[:-1], b"x" * 70_000 + b"\n"]
+)
+def test_line_that_is_no_gateway_spec_is_refused(line: bytes) -> None:
+    with pytest.raises(ValueError, match="a gateway's spec"):
+        GatewaySpec.from_line(line)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["http://localhost:3000", "http://localhost", "https://127.0.0.1", "http://127.3.0.1:8",
+     "http://[::1]:8", "tauri://localhost", "http://a.localhost:80"],
+)  # fmt: skip
+def test_origins_of_this_machine_are_known(origin: str) -> None:
+    assert is_local_origin(origin)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["", "null", "localhost", "https://ai.example", "http://localhost.evil.example", "http://10.0.0.1",
+     "http://127.0.0.1.evil.example", "http://[2001:db8::1]", "app://-", "http://evil:80",
+     "http://alocalhost"],
+)  # fmt: skip
+def test_origins_of_others_are_known(origin: str) -> None:
+    assert not is_local_origin(origin)
+
+
+def test_gateway_starts_without_the_working_folder() -> None:
+    assert gateway_argv("py") == ["py", "-P", "-m", "mlxsup.gateway"]
+
+
+# ---------------------------------------------------------------- downloads
+
+
+DOWNLOAD = DownloadSpec(repository=Repository("a/b", "v1"), parent_pid=7)
+
+
+WORDS = "a download spec is one line of JSON"
+
+
+def test_download_spec_is_one_line() -> None:
+    line = DOWNLOAD.to_line()
+    assert line == b'{"repository":{"repo":"a/b","revision":"v1"},"parent_pid":7}\n'
+    assert DownloadSpec.from_line(line) == DOWNLOAD
+
+
+def test_revision_is_main_by_default() -> None:
+    assert DownloadSpec.from_line(b'{"repository": {"repo": "a/b"}, "parent_pid": "7"}') == (
+        DownloadSpec(repository=Repository("a/b", "main"), parent_pid=7)
+    )
+    assert (str(Repository("a/b")), str(Repository("a/b", "v1"))) == ("a/b", "a/b at v1")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"parent_pid": 7}',
+        b'{"repository": {"repo": "a/b"}}',
+        b'{"repository": {"name": "a/b"}, "parent_pid": 7}',
+        b'{"repository": {"repo": "a/b"}, "parent_pid": "x"}',
+        b"[" * 20_000,
+        b" " * MAX_SPEC_BYTES + DOWNLOAD.to_line(),
+    ],
+)
+def test_line_that_is_no_download_spec_is_refused(line: bytes) -> None:
+    with pytest.raises(ValueError, match=f"^{WORDS}$"):
+        DownloadSpec.from_line(line)
+
+
+def test_longest_download_spec_is_read() -> None:
+    line = DOWNLOAD.to_line().rstrip()
+    assert DownloadSpec.from_line(b" " * (MAX_SPEC_BYTES - len(line)) + line) == DOWNLOAD
+    assert MAX_SPEC_BYTES == 65_536
+
+
+REPORTS: list[tuple[DownloadReport, dict[str, object]]] = [
+    (
+        DownloadProgress(done_bytes=3, total_bytes=9, is_waiting=True),
+        {"mlxsup_download": "progress", "done_bytes": 3, "total_bytes": 9, "is_waiting": True},
+    ),
+    (
+        DownloadDone(folder="/f", total_bytes=9, fetched_bytes=4),
+        {"mlxsup_download": "done", "folder": "/f", "total_bytes": 9, "fetched_bytes": 4},
+    ),
+    (
+        DownloadFailed(
+            problem=DownloadProblem.RATE_LIMITED, message="m", hint="h", retry_after_s=2.5
+        ),
+        {
+            "mlxsup_download": "failed",
+            "problem": "rate_limited",
+            "message": "m",
+            "hint": "h",
+            "retry_after_s": 2.5,
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("report", "values"), REPORTS)
+def test_download_report_is_one_line(report: DownloadReport, values: dict[str, object]) -> None:
+    line = report_line(report)
+    assert json.loads(line) == values
+    assert "\n" not in line
+    found = read_report(line.encode())
+    assert found == report
+    if isinstance(found, DownloadFailed):
+        assert isinstance(found.problem, DownloadProblem)
+
+
+def test_defaults_of_a_download_report() -> None:
+    assert read_report(b'{"mlxsup_download": "progress"}') == DownloadProgress(
+        done_bytes=0, total_bytes=0, is_waiting=False
+    )
+    short = b'{"mlxsup_download": "failed", "problem": "gated", "message": "m"}'
+    assert read_report(short) == DownloadFailed(
+        problem=DownloadProblem.GATED, message="m", hint="", retry_after_s=0.0
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"Fetching 4 files",
+        b"[]",
+        b"3",
+        b'{"done_bytes": 3}',
+        b'{"mlxsup_download": "begun"}',
+        b'{"mlxsup_download": "done", "folder": "/f"}',
+        b'{"mlxsup_download": "progress", "speed": 3}',
+        b'{"mlxsup_download": "failed", "problem": "new", "message": "m"}',
+        b"[" * 20_000,
+        b"\xff",
+    ],
+)
+def test_other_lines_are_no_report(line: bytes) -> None:
+    assert read_report(line) is None
+
+
+WAITS = {DownloadProblem.NETWORK: "the network", DownloadProblem.RATE_LIMITED: "the hub"}
+
+
+@pytest.mark.parametrize("problem", DownloadProblem)
+def test_outages_and_faults_of_a_download_pass(
+    problem: DownloadProblem,
+) -> None:
+    failed = DownloadFailed(problem=problem, message="m")
+    assert failed.waits_for == WAITS.get(problem, "")
+    assert failed.is_passing is (problem in WAITS or problem is DownloadProblem.INTERNAL)
+
+
+def test_download_starts_without_the_working_folder() -> None:
+    assert download_argv("py") == ["py", "-P", "-m", "mlxsup.downloader"]
+    assert download_argv()[0] == sys.executable
