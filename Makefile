@@ -1,4 +1,4 @@
-.PHONY: help setup wheels demo test unit slow check bench simulate campaign models mutants captures clean
+.PHONY: help setup wheels demo test unit slow check bench simulate campaign models mutants reference clean
 
 help: ## list targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -33,7 +33,7 @@ check: setup ## format, lint, imports, types and documents; then what proselint 
 	.venv/bin/lint-imports --no-logo
 	.venv/bin/mypy
 	.venv/bin/python tools/check_docs.py
-	-@.venv/bin/proselint check README.md CHANGELOG.md docs
+	-@.venv/bin/proselint check README.md CHANGELOG.md docs 2>&1 || true
 
 bench: setup models/smollm2/config.json ## throughput, router CPU, memory and start-up, side by side
 	@.venv/bin/python -m bench
@@ -44,19 +44,20 @@ FIRST ?= 1
 simulate: setup ## the core under 10,000 seeds of faults in virtual time
 	@PYTHONPATH=tests .venv/bin/python -m simulation --seeds $(SEEDS) --first $(FIRST)
 
-mutants: setup ## random bugs in every part that fast tests must notice: docs/mutants.md; an hour
-	@PYTHONPATH=typings:tests .venv/bin/python -m mutation
+PACKAGES ?=
+
+mutants: setup ## small bugs that no unit test notices, with mutmut; PACKAGES="store cli"; a night
+	@tools/mutants.sh $(PACKAGES)
 
 campaign: setup ## strike real daemons and judge every promise: ONLY="kills P29", LIST=1; hours without
 	@PYTHONPATH=tests .venv/bin/python -m campaign $(if $(ONLY),--only $(ONLY)) $(if $(LIST),--list)
 
-models: setup ## every model type of mlx-lm as a tiny model, for the tables of docs/models.md; ten minutes
+models: setup ## every model type of mlx-lm as a tiny model, tried in batches: build/models.md; ten minutes
 	@PYTHONPATH=tests .venv/bin/python -m support.model_types
 
-captures: setup models/smollm2/config.json ## redraw the pictures in docs/images
-	@.venv/bin/python tools/captures.py
-	@PYTHONPATH=tests .venv/bin/python tools/page_pictures.py
+reference: setup ## settings, commands, HTTP fields, errors, limits and metrics from the code: build/reference.md
+	@.venv/bin/python tools/reference.py
 
 clean: ## remove everything that make made
-	rm -rf .venv build dist models *.egg-info typings/*.egg-info packaging/*/build packaging/*/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv build dist models *.egg-info typings/*.egg-info packaging/*/build packaging/*/*.egg-info .import_linter_cache .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

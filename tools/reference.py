@@ -1,7 +1,6 @@
 """What people look up, printed from the code: settings, commands, fields, errors, limits, metrics.
 
-`make reference` writes build/reference.md, config.example.toml and cli/mlxsup.schema.json. It fills
-the tables of documents that are marked with `<!-- NAME: tools/reference.py -->` and `<!-- end -->`.
+`make reference` writes build/reference.md, config.example.toml and cli/mlxsup.schema.json.
 """
 
 from __future__ import annotations
@@ -58,7 +57,6 @@ COPY = f"""
 [models.{MODEL}-copy]{{gap}}# the same folder again: a second process, with its own batch
 path = "models/{MODEL}"
 """
-MARK = re.compile(r"(<!-- (\w+): tools/\w+\.py -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 COMMENT_COLUMN = 32
 MAX_COLUMNS = 100
 
@@ -254,17 +252,6 @@ TITLES = {
 }
 
 
-def with_tables(page: str) -> str:
-    """The page with its marked tables as the code has them now."""
-
-    def filled(found: re.Match[str]) -> str:
-        table = TABLES.get(found[2])
-        printed = found[3] if table is None else "\n" + "\n".join(table()) + "\n\n"
-        return f"{found[1]}{printed}{found[4]}"
-
-    return MARK.sub(filled, page)
-
-
 def reference() -> str:
     """The whole reference."""
     lines = ["# Reference", "", "## Settings", ""]
@@ -316,5 +303,3 @@ if __name__ == "__main__":
     SCHEMA.write_text(schema())
     REFERENCE.parent.mkdir(exist_ok=True)
     REFERENCE.write_text(reference())
-    for document in (ROOT / "docs").glob("*.md"):
-        document.write_text(with_tables(document.read_text()))

@@ -7,9 +7,7 @@ import re
 import struct
 import subprocess
 import sys
-import types
-import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -18,14 +16,13 @@ import msgpack
 import pytest
 
 from mlxsup.protocol import client_messages, codec, worker_messages
-from mlxsup.protocol.body import MAX_STOP_LENGTH, MAX_STOP_STRINGS, RequestBody
+from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.delta_body import DeltaBody
-from mlxsup.protocol.errors import RETRYABLE, ErrorCode
+from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.ids import pack_tokens, unpack_tokens
 from mlxsup.protocol.launch import LaunchSpec
 from mlxsup.protocol.message import Message
-from mlxsup.protocol.packed_rows import PackedRow, Row
-from mlxsup.protocol.parameters import SAMPLING, Sampling
+from mlxsup.protocol.parameters import SAMPLING
 from mlxsup.protocol.states import (
     Batching,
     Channel,
@@ -39,8 +36,7 @@ from mlxsup.protocol.states import (
     WorkerPhase,
 )
 from mlxsup.protocol.version import PROTOCOL_VERSION
-from mlxsup.supervisor.sockets import clients
-from mlxsup.supervisor.sockets import limits as limits_of_connections
+from mlxsup.supervisor.sockets import clients, limits
 from mlxsup.worker.engines.fake.text import answer_tokens, decode_tokens, encode_text
 
 from support.daemon import Daemon, fake
@@ -175,7 +171,7 @@ def test_events_until_a_cancel_and_notices_until_the_answer(daemon: Daemon) -> N
         while "READY" not in states:
             event = watching.hear()
             assert (event["type"], event["id"]) == ("event", "second")
-            assert set(event["value"]) == set(re.findall(r"`(\w+)`", event_meaning()))
+            assert set(event["value"]) == set(names_in(row_of("event")[2]))
             states.append(event["value"]["to"])
         assert list(dict.fromkeys(states)) == ["PENDING", "LOADING", "READY"]
         say(watching, "cancel", id="second")
@@ -185,10 +181,6 @@ def test_events_until_a_cancel_and_notices_until_the_answer(daemon: Daemon) -> N
         assert raw.hear()["type"] == "reply"
         say(watching, "ping", id="p")
         assert watching.hear()["id"] == "p", "it was cancelled"
-
-
-def event_meaning() -> str:
-    return next(row[3] for row in rows_of(section(TEXT, "`event`")) if row[0] == "`value`")
 
 
 # ---------------------------------------------------------------- the tables
@@ -206,57 +198,6 @@ ENUMERATIONS: tuple[type[Enum], ...] = (
     Batching,
 )
 
-NESTED = (
-    client_messages.ClientDelta,
-    DeltaBody,
-    client_messages.Usage,
-    client_messages.Timings,
-    worker_messages.Acceptance,
-    PackedRow,
-    worker_messages.PrefillProgress,
-)
-
-PLAIN = {str: "text", bytes: "bytes", int: "integer", float: "number", bool: "boolean"}
-TRAVELS_AS = {Row: PackedRow}
-
-
-def type_words(hint: Any) -> str:
-    """A field's type, as the document calls it."""
-    if isinstance(hint, typing.NewType):
-        return type_words(hint.__supertype__)
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (types.UnionType, typing.Union):
-        (inner,) = [argument for argument in arguments if argument is not type(None)]
-        return f"{type_words(inner)} or nil"
-    if origin in (list, Sequence):
-        return f"list of {type_words(TRAVELS_AS.get(arguments[0], arguments[0]))}"
-    if origin is dict:
-        return "map"
-    return PLAIN.get(hint) or str(hint.__name__)
-
-
-def default_words(field: dataclasses.Field[Any]) -> str:
-    """A field's default, as the document shows it."""
-    if field.default_factory is not dataclasses.MISSING:
-        return "empty"
-    value = field.default
-    if value is dataclasses.MISSING:
-        return ""
-    words = {None: "nil", True: "true", False: "false", "": '""', b"": "empty"}
-    if value is None or isinstance(value, bool | bytes) or value == "":
-        return words[value]
-    return str(value.value if isinstance(value, Enum) else value)
-
-
-def expected_rows(cls: type[Any], *, with_body: bool) -> list[list[str]]:
-    hints = typing.get_type_hints(cls)
-    return [
-        [f"`{field.name}`", type_words(hints[field.name]), default_words(field)]
-        for field in dataclasses.fields(cls)
-        if with_body or field.name != "body"
-    ]
-
-
 MESSAGES = (
     *client_messages.CLIENT_MESSAGES,
     *client_messages.SUPERVISOR_TO_CLIENT,
@@ -264,61 +205,79 @@ MESSAGES = (
     *worker_messages.WORKER_TO_SUPERVISOR,
 )
 
+STRUCTURES: tuple[type[Any], ...] = (
+    client_messages.ClientDelta,
+    DeltaBody,
+    client_messages.Usage,
+    client_messages.Timings,
+    worker_messages.Acceptance,
+    worker_messages.PrefillProgress,
+)
+
+OF_ALL = {"id", "v", "body"}
+"""Fields that the text describes once: the name, the version and the second frame."""
+
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in TEXT.splitlines()
+    if line.startswith("| ")
+]
+
+
+def names_in(cell: str) -> list[str]:
+    """The names in a cell, without remarks in brackets."""
+    return re.findall(r"`(\w+)`", re.sub(r"\([^)]*\)", "", cell))
+
+
+def row_of(kind: str) -> list[str]:
+    """The row of a type of message."""
+    [row] = [row for row in ROWS if len(row) == 3 and kind in names_in(row[0])]
+    return row
+
+
+def fields_of(cls: type[Any]) -> set[str]:
+    return {field.name for field in dataclasses.fields(cls)} - OF_ALL
+
 
 @pytest.mark.parametrize("cls", MESSAGES, ids=lambda cls: cls.TYPE)
-def test_every_message_has_its_fields_types_and_defaults(cls: type[Message]) -> None:
-    rows = rows_of(section(TEXT, f"`{cls.TYPE}`"))
-    # The body is the second frame, which the text around the table says.
-    assert [row[:3] for row in rows] == expected_rows(cls, with_body=False)
+def test_message_has_a_row_with_its_fields(cls: type[Message]) -> None:
+    row = row_of(cls.TYPE)
+    assert fields_of(cls) - set(names_in(row[1])) == set()
+    if row[0] == f"`{cls.TYPE}`":
+        assert set(names_in(row[1])) - fields_of(cls) - OF_ALL == set()
 
 
-@pytest.mark.parametrize("cls", NESTED, ids=lambda cls: cls.__name__)
-def test_every_part_of_a_message_has_its_fields(cls: type[Any]) -> None:
-    rows = rows_of(section(TEXT, cls.__name__))
-    assert [row[:3] for row in rows] == expected_rows(cls, with_body=True)
+@pytest.mark.parametrize("cls", STRUCTURES, ids=lambda cls: cls.__name__)
+def test_structure_has_a_row_with_its_fields(cls: type[Any]) -> None:
+    [row] = [row for row in ROWS if row[0] == cls.__name__]
+    fields = {field.name for field in dataclasses.fields(cls)}
+    assert set(names_in(row[1])) == fields
 
 
-def test_the_body_has_its_parameters() -> None:
-    rows = rows_of(section(TEXT, "The body"))
-    expected = expected_rows(RequestBody, with_body=True)
-    place = [row[0] for row in expected].index("`sampling`")
-    hints = typing.get_type_hints(Sampling)
-    # On the wire they are among the others.
-    expected[place : place + 1] = [
-        [f"`{name}`", f"{type_words(hints[name])} or nil", "nil"] for name in SAMPLING
-    ]
-    assert [row[:3] for row in rows] == expected
-    assert f"up to {MAX_STOP_STRINGS} texts of up to {MAX_STOP_LENGTH} characters" in TEXT
+def test_body_names_every_parameter() -> None:
+    named = set(names_in(section(TEXT, "The body")))
+    parameters = {field.name for field in dataclasses.fields(RequestBody)} - {"sampling"}
+    assert named >= parameters | set(SAMPLING)
 
 
-def test_every_message_stands_under_its_direction_and_no_other_does() -> None:
-    chapters = (
-        ("## From client to daemon", "###", client_messages.CLIENT_MESSAGES),
-        ("## From daemon to client", "###", client_messages.SUPERVISOR_TO_CLIENT),
-        ("### From supervisor to worker", "####", worker_messages.SUPERVISOR_TO_WORKER),
-        ("### From worker to supervisor", "####", worker_messages.WORKER_TO_SUPERVISOR),
-    )
-    for title, level, classes in chapters:
-        chapter = section(TEXT, title.lstrip("# "))
-        found = re.findall(rf"^{level} `(\w+)`$", chapter, re.MULTILINE)
-        assert found == [cls.TYPE for cls in classes], title
+@pytest.mark.parametrize("kind", ENUMERATIONS, ids=lambda kind: kind.__name__)
+def test_words_are_those_of_the_code(kind: type[Enum]) -> None:
+    values = {str(member.value) for member in kind}
+    if kind is NoticeKind:
+        start = ROWS.index(["notice", "detail"])
+        assert [row[0].strip("`") for row in ROWS[start + 1 : start + 1 + len(kind)]] == [
+            member.value for member in kind
+        ]
+        return
+    [row] = [row for row in ROWS if row[0] == kind.__name__]
+    assert set(names_in(row[1])) == values
 
 
-def test_enumerations_errors_and_launch_keys_are_those_of_the_code() -> None:
-    words = {row[0]: row[1] for row in rows_of(section(TEXT, "Words"))}
-    assert words == {
-        enum.__name__: ", ".join(f"`{member.value}`" for member in enum) for enum in ENUMERATIONS
-    }
-    rows = rows_of(section(TEXT, "Errors"))
-    assert [row[0] for row in rows] == [f"`{code.value}`" for code in ErrorCode]
-    for code, retryable, *_ in rows:
-        expected = "yes" if ErrorCode(code.strip("`")) in RETRYABLE else "no"
-        assert retryable == expected or (code, retryable) == ("`load_failed`", "if a crash")
-    hints = typing.get_type_hints(LaunchSpec)
-    assert [row[:2] for row in rows_of(section(TEXT, "The launch spec"))] == [
-        [f"`{field.name}`", type_words(hints[field.name])]
-        for field in dataclasses.fields(LaunchSpec)
-    ]
+def test_every_error_code_and_launch_key_is_named() -> None:
+    codes = [name for row in rows_of(section(TEXT, "Errors")) for name in names_in(row[0])]
+    assert sorted(codes) == sorted(code.value for code in ErrorCode)
+    named = {name for row in ROWS if row[0] in ("engine", "life") for name in names_in(row[1])}
+    assert named >= {field.name for field in dataclasses.fields(LaunchSpec)}
 
 
 def refusal(value: object) -> str:
@@ -329,9 +288,14 @@ def refusal(value: object) -> str:
     return caught.value.message
 
 
-def test_the_limits_are_those_of_the_code() -> None:
-    limits = [int(row[1]) for row in rows_of(section(TEXT, "Limits"))]
-    items, entries, characters = limits[1:4]
+def test_limits_are_those_of_the_code() -> None:
+    rows = dict(row for row in ROWS if len(row) == 2)
+    shown = {
+        name: [int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", value)]
+        for name, value in rows.items()
+    }
+    header, items, entries, characters, ids = shown["header"]
+    assert (header, ids) == (codec.MAX_HEADER_BYTES, codec.MAX_ID_CHARACTERS)
     for whole, larger in (
         ([0] * items, [0] * (items + 1)),
         (dict.fromkeys(map(str, range(entries))), dict.fromkeys(map(str, range(entries + 1)))),
@@ -339,20 +303,15 @@ def test_the_limits_are_those_of_the_code() -> None:
     ):
         assert "within the limits" not in refusal(whole)
         assert "within the limits" in refusal(larger)
-    assert limits == [
-        codec.MAX_HEADER_BYTES,
-        *limits[1:4],
-        codec.MAX_ID_CHARACTERS,
-        codec.MAX_BODY_BYTES,
-        codec.MAX_FRAME_BYTES,
-        limits_of_connections.MAX_CONNECTIONS,
-        limits_of_connections.MAX_OF_ONE_PROCESS,
-        clients.MAX_OPEN_PER_CONNECTION,
-        clients.MAX_UNSENT_BYTES,
-        clients.MAX_UNSENT_IN_ALL_BYTES,
-        int(clients.MAX_UNSENT_S),
-    ]
-    assert f"**version {PROTOCOL_VERSION}**" in TEXT
+    assert shown["body; all frames of a message"] == [codec.MAX_BODY_BYTES, codec.MAX_FRAME_BYTES]
+    connections = [limits.MAX_CONNECTIONS, limits.MAX_OF_ONE_PROCESS, limits.KEPT_FOR_NEWCOMERS]
+    assert shown["connections"] == connections
+    per_connection = shown["open requests and commands of one connection"]
+    assert per_connection == [clients.MAX_OPEN_PER_CONNECTION]
+    assert shown["unread bytes"] == [
+        clients.MAX_UNSENT_BYTES, clients.MAX_UNSENT_IN_ALL_BYTES, int(clients.MAX_UNSENT_S),
+    ]  # fmt: skip
+    assert f"now **{PROTOCOL_VERSION}**" in TEXT
 
 
 def test_tokens_are_packed_as_the_document_says() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 import tarfile
 from pathlib import Path
@@ -26,7 +27,6 @@ from mlxsup.protocol.states import State
 from mlxsup.supervisor.core.health.death_cause import Cause
 
 from support.core_states import in_state
-from support.documents import rows_of, section
 from support.flight import Recorder
 from support.full_disk import full_disk
 
@@ -218,9 +218,9 @@ def test_what_is_no_toml_is_left_out_and_said(tmp_path: Path) -> None:
 
 def test_the_words_that_may_stay_are_those_of_the_code() -> None:
     assert set(Cause) == CAUSES
-    text = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
-    rows = rows_of(section(text, "In `MODEL.log`"))
-    assert {row[1].strip("`") for row in rows} == WORKER_MESSAGES
+    sources = (file.read_text() for file in (Path(__file__).parents[2] / "worker").rglob("*.py"))
+    logged = re.compile(r"logger\.\w+\(\s*\w*line\(\s*\"([^\"]+)\"")
+    assert {text for source in sources for text in logged.findall(source)} == WORKER_MESSAGES
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`make models`: tries every model type and writes the tables of docs/models.md.
+"""`make models`: tries every model type and writes their tables to build/models.md.
 
 `python -m support.model_types NAME …` tries these alone, and writes nothing.
 """
@@ -10,7 +10,7 @@ import time
 
 from .listed import model_types
 from .run import Result, try_model_type
-from .table import COLUMNS, write_document
+from .table import COLUMNS, write_tables
 
 
 def main(names: list[str]) -> int:
@@ -21,7 +21,7 @@ def main(names: list[str]) -> int:
         results.append(try_model_type(model_type))
         print(f"{_line(results[-1])} | {time.monotonic() - started:.1f} s", flush=True)
     if not names:
-        write_document(results)
+        write_tables(results)
     wrong = [result.name for result in results if result.load == "ok" and not result.is_right]
     if wrong:
         print(f"wrong: {', '.join(wrong)}")

@@ -1,4 +1,4 @@
-"""The generated parts of docs/models.md."""
+"""Tables of the model types, for people."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .faults import BATCH_FAULTS, LOAD_FAULTS, BatchFault
 from .run import Result
 from .verdict import Kind, Verdict
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "models.md"
+TABLES = Path(__file__).parents[3] / "build" / "models.md"
 
 COLUMNS = {
     "alone": "alone",
@@ -124,29 +124,16 @@ def render_versions() -> str:
     return f"Made with {listed}, on {device} ({platform.machine()}), in float32."
 
 
-def write_document(results: Sequence[Result]) -> None:
-    """Writes every generated part into docs/models.md."""
-    text = DOCUMENT.read_text(encoding="utf-8")
-    parts = {
-        "versions": render_versions(),
-        "table": render_table(results),
-        "exceptions": render_exceptions(results),
-        "other names": render_other_names(),
-    }
-    for name, part in parts.items():
-        text = replace_part(text, name, part)
-    DOCUMENT.write_text(text, encoding="utf-8")
-
-
-def replace_part(document: str, name: str, text: str) -> str:
-    """The document with another text between the marks of a part.
-
-    Raises:
-        ValueError: the marks are not there.
-    """
-    opening, closing = f"<!-- {name}: made by `make models` -->\n", f"<!-- end of {name} -->"
-    start = document.index(opening) + len(opening)
-    return f"{document[:start]}{text}\n{document[document.index(closing, start) :]}"
+def write_tables(results: Sequence[Result]) -> None:
+    """Write build/models.md."""
+    parts = (
+        render_versions(),
+        render_table(results),
+        render_exceptions(results),
+        render_other_names(),
+    )
+    TABLES.parent.mkdir(exist_ok=True)
+    TABLES.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
 def _line(cells: Sequence[str]) -> str:
