@@ -10,13 +10,13 @@ import msgpack
 import psutil
 import pytest
 import zmq
-from campaign.watch import Crowd
 
 from mlxsup.client import ConnectionLost, RequestError
 from mlxsup.supervisor.runtime_folder import FILES_PER_MODEL, RESERVED_FILES
 from mlxsup.supervisor.sockets.clients import MAX_REFUSED
 from mlxsup.supervisor.sockets.limits import MAX_OF_ONE_PROCESS
 
+from campaign.watch import Crowd
 from support.bad_input import generate, header, pack
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually

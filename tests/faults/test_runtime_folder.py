@@ -17,10 +17,10 @@ from io import FileIO
 from pathlib import Path
 
 import pytest
-from campaign.watch import Crowd
 
 from mlxsup.supervisor.runtime_folder import RuntimeFolder, files_needed
 
+from campaign.watch import Crowd
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
 from support.faults import undisturbed
