@@ -147,6 +147,9 @@ def undescribed() -> Iterator[str]:
         for name in map(str, names):
             if not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text):
                 yield f"the {kind} {name} is described nowhere"
+    for heading, table in reference.SECTIONS:
+        yield from [f"{heading} {key} has no title" for key, field in reference.keys(table)
+                    if not field.title]  # fmt: skip
 
 
 def main() -> int:

@@ -18,6 +18,10 @@ for package in $packages; do
     mkdir -p "$place"
     cp -RL typings/mlxsup "$place/mlxsup"
     cp -RL tests tools docs config.example.toml README.md packaging "$place"
+    for folder in "$place"/mlxsup/*/; do  # some tests read the source next to tests/
+        mkdir -p "$place/mutants"
+        ln -s "mlxsup/$(basename "$folder")" "$place/mutants/$(basename "$folder")"
+    done
     "$python" - "$package" "$tests" >"$place/pyproject.toml" <<'END'
 import json, sys, tomllib
 
