@@ -389,11 +389,12 @@ def test_processes_come_and_go_without_leaving_anything_P14(client_of: Any) -> N
 
         eventually(is_settled)
         before = seen[-1]
-        for _ in range(20):
+        for _ in range(5):
             client.restart("a", now=True)
         eventually(lambda: counts() == before)
         sockets = [p.name for p in (daemon.folder / "run").glob("*.sock*")]
-        assert len(sockets) == 2
+        assert "client.sock" in sockets
+        assert len(sockets) <= 2, "and that for beats until the first one has come"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")

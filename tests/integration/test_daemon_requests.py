@@ -371,7 +371,7 @@ def test_a_paused_stream_can_be_cancelled_and_leaves_nothing(pausing_daemon: Dae
 
 @pytest.mark.mlx
 @pytest.mark.bits
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba"])
+@pytest.mark.parametrize("name", ["gemma3_text"])
 def test_real_caches_of_each_kind_continue_as_if_nothing_had_happened(
     tmp_path: Path, name: str
 ) -> None:
@@ -433,8 +433,8 @@ def test_a_waiting_request_gets_notices_of_its_progress() -> None:
     assert done == sorted(done)
 
 
-def test_a_thousand_that_wait_and_listen_are_served_without_a_flood_of_notices() -> None:
-    waiting = 1024
+def test_many_waiting_requests_are_served_without_a_flood_of_notices() -> None:
+    waiting = 300
     limits = {"max_queue": waiting, "max_queue_per_client": waiting}
     model = fake(fake={"step_s": 0.002}, max_concurrency=4)
     told: list[Notice] = []

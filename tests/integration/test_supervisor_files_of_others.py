@@ -190,6 +190,14 @@ def odd(models: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str
     shutil.rmtree(models)  # 70,000 arrays are not kept
 
 
+@pytest.fixture
+def silent(models: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A folder that does not answer."""
+    monkeypatch.setenv("PYTHONPATH", str(SILENT), prepend=os.pathsep)
+    write_folder(models / "silent", llama_config(), llama_arrays())
+    return str(models / "silent")
+
+
 def test_a_reload_with_odd_folders_disturbs_nothing_and_loses_only_what_it_needs(
     models: Path, odd: dict[str, str]
 ) -> None:
@@ -231,10 +239,10 @@ def test_a_start_with_odd_folders_serves_all_others(models: Path, odd: dict[str,
     assert play(body, entries(models, "m", *odd)) == 0
 
 
-def test_a_signal_ends_a_start_whose_folders_do_not_answer(odd: dict[str, str]) -> None:
+def test_a_signal_ends_a_start_whose_folders_do_not_answer(silent: str) -> None:
     """Its own reading of them; what `mlxsup start` says of folders comes before."""
     with short_folder() as folder:
-        config = write_config(folder, {"silent": {"path": odd["silent"], **LOOKS}})
+        config = write_config(folder, {"silent": {"path": silent, **LOOKS}})
         script = (
             "import pathlib\n"
             "from mlxsup.supervisor.config.load import read_config\n"
@@ -253,9 +261,8 @@ def test_a_signal_ends_a_start_whose_folders_do_not_answer(odd: dict[str, str]) 
         assert "daemon ended code=0" in (folder / "logs" / "mlxsup.log").read_text()
 
 
-def test_a_hundred_models_of_which_one_is_silent_do_not_stall_the_loop(
-    models: Path, odd: dict[str, str]
-) -> None:
+@pytest.mark.usefixtures("silent")
+def test_a_hundred_models_of_which_one_is_silent_do_not_stall_the_loop(models: Path) -> None:
     names = [f"m{number}" for number in range(100)]
     for name in names:
         shutil.copytree(models / "m", models / name)

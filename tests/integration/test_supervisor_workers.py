@@ -352,7 +352,7 @@ def test_workers_are_known_by_model_and_generation_until_they_are_gone() -> None
         await eventually_async(lambda: workers.models == {B})
         assert workers.pids == pids[1:]
         assert workers.get(A, FIRST) is None
-        [exited] = everyone.of(Exited)
+        [exited] = await eventually_async(lambda: everyone.of(Exited))
         assert exited.signal == signal.SIGTERM
         await workers.end()
         assert (workers.models, workers.pids, workers.leave()) == (set(), [], 0)
