@@ -1,4 +1,4 @@
-.PHONY: help setup wheels demo test unit slow check bench sharing simulate fuzz chaos promises soak models mutants captures clean
+.PHONY: help setup wheels demo test unit slow check bench sharing simulate campaign models mutants captures clean
 
 help: ## list targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -41,7 +41,6 @@ sharing: setup models/smollm2/config.json ## every figure and plot of docs/shari
 
 SEEDS ?= 10000
 FIRST ?= 1
-REQUESTS ?= 100000
 
 simulate: setup ## the core under 10,000 seeds of faults in virtual time, then planted bugs
 	@PYTHONPATH=tests .venv/bin/python -m simulation --seeds $(SEEDS) --first $(FIRST)
@@ -50,23 +49,8 @@ simulate: setup ## the core under 10,000 seeds of faults in virtual time, then p
 mutants: setup ## random bugs in every part that fast tests must notice: docs/mutants.md; an hour
 	@PYTHONPATH=typings:tests .venv/bin/python -m mutation
 
-fuzz: setup ## hostile bytes: a million to the decoder, 100,000 through the socket
-	@PYTHONPATH=tests .venv/bin/python -m fuzz
-
-promises: setup models/smollm2/config.json ## every figure of docs/reliability.md, measured at this commit; hours, can be interrupted
-	@PYTHONPATH=tests .venv/bin/python -m promises
-
-chaos: setup ## requests to real processes under seeded faults and pauses: fake engine, too little memory, MLX; then planted bugs
-	@PYTHONPATH=tests .venv/bin/python -m chaos --requests $(REQUESTS)
-	@PYTHONPATH=tests .venv/bin/python -m chaos --crowded
-	@PYTHONPATH=tests .venv/bin/python -m chaos --real
-	@PYTHONPATH=tests .venv/bin/python -m chaos.mutants
-
-MINUTES ?= 30
-OUT ?= build/soak
-
-soak: setup ## ordinary use with crashes for MINUTES: nothing may grow; curves in OUT
-	@PYTHONPATH=tests .venv/bin/python -m soak --minutes $(MINUTES) --out $(OUT)
+campaign: setup ## strike real daemons and judge every promise: ONLY="kills P29", LIST=1; hours without
+	@PYTHONPATH=tests .venv/bin/python -m campaign $(if $(ONLY),--only $(ONLY)) $(if $(LIST),--list)
 
 models: setup ## every model type of mlx-lm as a tiny model, for the tables of docs/models.md; ten minutes
 	@PYTHONPATH=tests .venv/bin/python -m support.model_types

@@ -16,7 +16,7 @@ from mlxsup.supervisor.runtime_folder import FILES_PER_MODEL, RESERVED_FILES
 from mlxsup.supervisor.sockets.clients import MAX_REFUSED
 from mlxsup.supervisor.sockets.limits import MAX_OF_ONE_PROCESS
 
-from promises.crowd_process import Crowd
+from campaign.watch import Crowd
 from support.bad_input import generate, header, pack
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually

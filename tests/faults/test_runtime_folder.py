@@ -20,7 +20,7 @@ import pytest
 
 from mlxsup.supervisor.runtime_folder import RuntimeFolder, files_needed
 
-from promises.crowd_process import Crowd
+from campaign.watch import Crowd
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
 from support.faults import undisturbed

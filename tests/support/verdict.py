@@ -18,7 +18,7 @@ class Verdict(StrEnum):
 
 
 EXIT_CODES = {Verdict.KEPT: 0, Verdict.REPORTED: 0, Verdict.MISSED: 4, Verdict.NOT_SHOWN: 3}
-"""What `python -m chaos` and the like exit with; any other code, 1 of a traceback too, means not
+"""What `python -m campaign` and the like exit with; any other code, 1 of a traceback too, means not
 shown."""
 
 
@@ -28,9 +28,3 @@ class NotShown(Exception):
     Args:
         reason: why, as the document will say it.
     """
-
-
-def verdict_of(exit_code: int) -> Verdict:
-    """The verdict of a campaign that ran in its own process."""
-    judged = {code: verdict for verdict, code in reversed(EXIT_CODES.items())}
-    return judged.get(exit_code, Verdict.NOT_SHOWN)

@@ -1,0 +1,77 @@
+"""`python -m campaign [--list] [--only NAME …] [--repeats N] [--small]`: see `main`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from . import chaos, clients, faults, kills, soak, sockets, supervisor, workers
+from .scenario import Place, Result, Scenario, exit_code, keep, table
+from support.tiny_model import make_tiny_model
+
+SCENARIOS: tuple[Scenario, ...] = (
+    *kills.SCENARIOS,
+    *supervisor.SCENARIOS,
+    *workers.SCENARIOS,
+    *clients.SCENARIOS,
+    *sockets.SCENARIOS,
+    *chaos.SCENARIOS,
+    *soak.SCENARIOS,
+    *faults.SCENARIOS,
+)
+
+
+def chosen(names: list[str]) -> list[Scenario]:
+    """Return the scenarios of these names or promises; all of them if there are none."""
+    return [s for s in SCENARIOS if not names or {s.name, *s.promises.split()} & set(names)]
+
+
+def main() -> int:
+    """Run scenarios in rounds, print one table, and append raw data to build/campaign.
+
+    Each round holds every scenario once, so that other work on the machine disturbs all alike.
+    """
+    parser = argparse.ArgumentParser(prog="campaign", description=main.__doc__)
+    parser.add_argument("--list", action="store_true", help="name the scenarios and their figures")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME",
+                        help="scenarios or promises")  # fmt: skip
+    parser.add_argument("--repeats", type=int, help="rounds, if not as many as each scenario says")
+    parser.add_argument("--small", action="store_true", help="seconds, and no figure to publish")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--requests", type=int, help="of chaos and of hostile messages")
+    parser.add_argument("--minutes", type=float, help="of the soak")
+    given = parser.parse_args()
+    if unknown := [name for name in given.only if not chosen([name])]:
+        parser.error(f"{', '.join(unknown)}: known are {', '.join(s.name for s in SCENARIOS)}")
+    results = [Result(scenario) for scenario in chosen(given.only)]
+    if given.list:
+        for one in results:
+            print(f"{one.scenario.name} ({one.scenario.promises}, {one.scenario.where})")
+            for figure in one.scenario.figures:
+                print(f"    {figure.what}: {figure.bound.text if figure.bound else 'reported'}")
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        place = Place(
+            tiny=make_tiny_model(Path(folder) / "tiny"), is_small=given.small, seed=given.seed,
+            requests=given.requests, minutes=given.minutes,
+        )  # fmt: skip
+        usual = 1 if given.small else max((one.scenario.rounds for one in results), default=0)
+        for number in range(given.repeats or usual):
+            for one in results:
+                if given.repeats or given.small or number < one.scenario.rounds:
+                    start_s = time.monotonic()
+                    one.run(place)
+                    took_s = time.monotonic() - start_s
+                    print(f"round {number + 1}: {one.scenario.name} {took_s:.1f} s {one.problem}",
+                          file=sys.stderr, flush=True)  # fmt: skip
+    for one in results:
+        keep(one)
+    print(table(results))
+    return exit_code(results)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,287 @@
+"""Scenarios, their figures and targets, and the table of what came of them."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import statistics
+import subprocess
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import psutil
+
+from mlxsup.client import RequestError
+
+from support.verdict import EXIT_CODES, NotShown, Verdict
+
+FAKE = "fake engine"
+CPU = "MLX, CPU"
+ROOT = Path(__file__).parents[2]
+RAW = ROOT / "build" / "campaign"
+"""For raw data, which no repository holds."""
+
+MAX_SHOWN = 1500
+
+Values = Mapping[str, float | list[float]]
+"""What one round has measured, by key."""
+
+Samples = dict[str, list[float]]
+"""What all rounds have measured, by key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A target.
+
+    Attributes:
+        text: for people.
+        holds: judges all samples of a scenario for one key; None if they are too few.
+        is_exact: one value is right, however fast the machine is.
+    """
+
+    text: str
+    holds: Callable[[Samples, str], bool | None]
+    is_exact: bool = False
+
+
+def at_most(limit: float) -> Bound:
+    """Hold each sample against a limit."""
+    return Bound(f"≤{limit:,g}", lambda seen, key: max(seen[key]) <= limit)
+
+
+def equals(value: float, *, is_exact: bool = True) -> Bound:
+    """Ask for one value; what is counted by the clock is not exact."""
+    return Bound(f"{value:,g}", lambda seen, key: set(seen[key]) == {value}, is_exact)
+
+
+def median_at_most(limit: float) -> Bound:
+    """Hold the median against a limit."""
+    return Bound(
+        f"median ≤{limit:,g}", lambda seen, key: statistics.median(seen[key]) <= limit
+    )  # fmt: skip
+
+
+def at_most_beside(base: str, more: float) -> Bound:
+    """Hold each sample against another figure of its round, and something more."""
+
+    def holds(seen: Samples, key: str) -> bool:
+        pairs = zip(seen[key], seen[base], strict=True)
+        return all(value <= usual + more for value, usual in pairs)
+
+    return Bound(f"≤{base} + {more:g}", holds)
+
+
+def p99_at_most(limit: float, least: int = 500) -> Bound:
+    """Hold the p99 against a limit; of fewer samples it would be their maximum."""
+
+    def holds(seen: Samples, key: str) -> bool | None:
+        ordered = sorted(seen[key])
+        return (
+            ordered[math.ceil(0.99 * len(ordered)) - 1] <= limit if len(ordered) >= least else None
+        )
+
+    return Bound(f"p99 of ≥{least} ≤{limit:g}", holds)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One row of the table.
+
+    Attributes:
+        key: of the values measured with the fault.
+        what: for people.
+        unit: for people.
+        bound: the target; None where the figure is only reported.
+        without: the key of the same without the fault; empty where there is no such thing.
+    """
+
+    key: str
+    what: str
+    unit: str = "s"
+    bound: Bound | None = None
+    without: str = ""
+
+
+def count(key: str, what: str, wanted: float | None = 0) -> Figure:
+    """Return a figure that is counted, and right at one value if one is wanted."""
+    return Figure(key, what, "", None if wanted is None else equals(wanted))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What a round is given.
+
+    Attributes:
+        tiny: the folder of a real model.
+        is_small: seconds instead of minutes, and no figure to publish.
+        seed: of what is drawn.
+        requests, minutes: how much chaos, the sockets and the soak do, if not what is usual.
+    """
+
+    tiny: Path
+    is_small: bool = False
+    seed: int = 1
+    requests: int | None = None
+    minutes: float | None = None
+
+    def size(self, usual: int, small: int) -> int:
+        """Return how much a round does."""
+        return small if self.is_small else usual
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """Something that strikes, and what is measured of it.
+
+    Attributes:
+        name: by which it is chosen.
+        promises: their ids.
+        where: on what it runs.
+        run: measures once; raises AssertionError where a promise is broken, and NotShown where
+            the fault could not strike.
+        figures: what comes of it.
+        rounds: how often it is run for a published figure.
+    """
+
+    name: str
+    promises: str
+    where: str
+    run: Callable[[Place], Values]
+    figures: tuple[Figure, ...]
+    rounds: int = 3
+
+
+@dataclass(slots=True)
+class Result:
+    """What came of a scenario in all rounds; a round that fails is the last one."""
+
+    scenario: Scenario
+    samples: Samples = field(default_factory=dict)
+    rounds: int = 0
+    problem: str = ""
+    problem_verdict: Verdict = Verdict.NOT_SHOWN
+
+    def run(self, place: Place) -> None:
+        """Run another round, unless one has failed."""
+        if self.problem:
+            return
+        try:
+            values = self.scenario.run(place)
+        except NotShown as error:
+            self.problem = str(error) or "not shown"
+        except (AssertionError, RequestError, ConnectionError) as error:
+            # A request or a connection that fails where it must not is a broken promise, too.
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            self.problem = f"{error or where.line} ({where.name})"[:MAX_SHOWN]
+            self.problem_verdict = Verdict.MISSED
+        except Exception as error:  # noqa: BLE001 - the table names whatever broke
+            traceback.print_exc()
+            self.problem = f"{error!r}"[:MAX_SHOWN]
+        else:
+            self.rounds += 1
+            for key, value in values.items():
+                self.samples.setdefault(key, []).extend(
+                    value if isinstance(value, list) else [value]
+                )
+
+    def verdict(self, figure: Figure) -> Verdict:
+        """Return how the promise stands, by this figure."""
+        if self.problem:
+            return self.problem_verdict
+        if not self.samples.get(figure.key):
+            return Verdict.NOT_SHOWN
+        if figure.bound is None:
+            return Verdict.REPORTED
+        holds = figure.bound.holds(self.samples, figure.key)
+        return {True: Verdict.KEPT, False: Verdict.MISSED, None: Verdict.NOT_SHOWN}[holds]
+
+
+HEAD = ("promise", "figure", "on", "with the fault", "without", "target", "verdict", "rounds",
+        "machine", "commit", "date")  # fmt: skip
+
+
+def table(results: Sequence[Result]) -> str:
+    """Return all figures as one Markdown table, and why rounds failed."""
+    about = (hardware(), commit_name(), datetime.now(UTC).date().isoformat())
+    rows = [
+        (
+            result.scenario.promises,
+            figure.what,
+            result.scenario.where,
+            spread(result.samples.get(figure.key, []), figure.unit),
+            spread(result.samples.get(figure.without, []), figure.unit),
+            f"{figure.bound.text} {figure.unit}".rstrip() if figure.bound else "–",
+            str(result.verdict(figure)),
+            str(result.rounds),
+            *about,
+        )
+        for result in results
+        for figure in result.scenario.figures
+    ]
+    lines = ["| " + " | ".join(row) + " |" for row in (HEAD, ("---",) * len(HEAD), *rows)]
+    problems = [
+        f"{one.scenario.name}: {one.problem_verdict}: {one.problem}"
+        for one in results
+        if one.problem
+    ]
+    return "\n".join([*lines, *(["", *problems] if problems else [])])
+
+
+def commit_name() -> str:
+    """Return nine digits of the commit, with a plus if the tree differs from it."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(ROOT), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--", ".", ":(exclude)docs")
+        return git("rev-parse", "HEAD")[:9] + "+" * bool(changed)
+    except (subprocess.CalledProcessError, FileNotFoundError):
+        return "unknown"
+
+
+def hardware() -> str:
+    """Return the system, its cores and its memory."""
+    memory_gib = psutil.virtual_memory().total / 2**30
+    system = f"{platform.system()} {platform.machine()}"
+    return f"{system}, {psutil.cpu_count()} cores, {memory_gib:.0f} GiB"
+
+
+def spread(values: Sequence[float], unit: str) -> str:
+    """Return median and range, for people."""
+    if not values:
+        return "–"
+    text = f"{statistics.median(values):,.4g}"
+    if min(values) != max(values):
+        text += f" ({min(values):,.4g} to {max(values):,.4g})"
+    return f"{text} {unit}".rstrip()
+
+
+def exit_code(results: Sequence[Result]) -> int:
+    """Return the exit code of the worst verdict."""
+    found = {result.verdict(figure) for result in results for figure in result.scenario.figures}
+    worst = (v for v in (Verdict.MISSED, Verdict.NOT_SHOWN) if v in found)
+    return EXIT_CODES[next(worst, Verdict.KEPT)]
+
+
+def keep(result: Result, folder: Path = RAW) -> None:
+    """Append everything that a scenario has measured to its file of raw data."""
+    folder.mkdir(parents=True, exist_ok=True)
+    line = {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit_name(),
+        "machine": hardware(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("mlx", "mlx-lm", "pyzmq")},
+        "samples": result.samples,
+        "problem": result.problem,
+    }
+    with (folder / f"{result.scenario.name}.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")

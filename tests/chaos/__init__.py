@@ -1,1 +1,0 @@
-"""Real processes under faults, with a ledger of what was asked and what came (P1)."""

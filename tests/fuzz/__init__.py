@@ -1,1 +1,0 @@
-"""Hostile bytes: at the decoder, and through the client socket of a real daemon (P17)."""

@@ -1,0 +1,336 @@
+"""Run short campaigns, and plant bugs that they must see (P1, P2, P4, P15, P17, P29, J4)."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from mlxsup.client import Client
+from mlxsup.protocol import codec
+
+from campaign import workers
+from campaign.__main__ import SCENARIOS
+from campaign.chaos import run_chaos
+from campaign.scenario import Place, Result, Scenario
+from campaign.soak import run_soak
+from campaign.sockets import decoded, through_sockets
+from support.daemon import row
+from support.tiny_model import make_tiny_model
+from support.verdict import NotShown, Verdict
+
+TESTS = Path(__file__).parents[1]
+QUICK = ("kills-fake", "reload")
+"""Seconds each, and without a real model."""
+
+OWN_TESTS = ("chaos", "sockets", "decoder", "soak", "faults")
+
+# A short run on a busy machine may take ten times the CPU time of a callback.
+chaos = partial(run_chaos, 100, seed=2, models="a", limit_s=300.0)
+sockets = partial(through_sockets, 700, seed=4, strangers=50, max_call_s=1.0)
+soak = partial(run_soak, 0.0, every_s=0.0)
+decoder = partial(decoded, 1000, seed=3, max_call_s=1.0)
+
+
+# ---------------------------------------------------------------- short campaigns
+
+
+def test_requests_outlive_kills_and_pauses_P1() -> None:
+    values = chaos(kinds=("SIGKILL", "SIGSEGV", "unload", "pause"))
+    assert values["violations"] == 0
+
+
+def test_hostile_frames_break_no_stream_P17() -> None:
+    values = sockets()
+    assert values["strangers"] >= 100
+
+
+def test_hostile_frames_are_decoded_or_refused_P17() -> None:
+    values = decoder()
+    assert values["refused"] > 0.7 * 1000
+
+
+def test_nothing_grows_in_ordinary_use_J4() -> None:
+    values = soak()
+    assert (values["crashes"], values["unloads"]) == (1, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_requests_reconcile_under_every_fault_P1() -> None:
+    run_chaos(4000, seed=2)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """A place for small rounds."""
+    return Place(tiny=make_tiny_model(tmp_path_factory.mktemp("campaign") / "tiny"), is_small=True)
+
+
+def marked(scenario: Scenario) -> Any:
+    """Return a parameter; what needs minutes or a real model is slow."""
+    marks = () if scenario.name in QUICK else (pytest.mark.slow, pytest.mark.mlx)
+    return pytest.param(scenario, marks=marks, id=scenario.name)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "scenario", [marked(s) for s in SCENARIOS if not s.name.startswith(OWN_TESTS)]
+)
+def test_a_small_round_measures_every_figure(scenario: Scenario, place: Place) -> None:
+    """What is timed in one small round is not judged; what is counted is."""
+    result = Result(scenario)
+    result.run(place)
+    if (
+        result.problem
+        and result.problem_verdict is Verdict.NOT_SHOWN
+        and scenario.name not in QUICK
+    ):
+        pytest.skip(result.problem)
+    assert not result.problem, result.problem
+    for figure in scenario.figures:
+        assert result.samples.get(figure.key), figure.what
+        if figure.bound is not None and figure.bound.is_exact:
+            assert result.verdict(figure) is Verdict.KEPT, (figure.what, result.samples)
+
+
+def test_every_promise_of_a_daemon_has_a_scenario() -> None:
+    promises = {promise for one in SCENARIOS for promise in one.promises.split()}
+    assert {f"P{n}" for n in range(1, 34)} - promises == {"P22", "P27", "P28", "P30", "P31", "P33"}
+
+
+def test_the_command_prints_one_table_and_keeps_raw_data() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "campaign",
+        "--small",
+        "--only",
+        "decoder",
+        "--requests",
+        "100",
+    ]
+    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[0].startswith("| promise | figure | on | with the fault |")
+    assert done.stdout.count("| P17 |") == 4, done.stdout + done.stderr
+
+
+# ---------------------------------------------------------------- planted bugs
+
+ON_TAKE = """
+from mlxsup.supervisor.sockets.clients import Clients
+take, kept = Clients._take, []
+def planted(self, connection, frames):
+    {body}
+    take(self, connection, frames)
+Clients._take = planted
+"""
+ON_SEND = """
+from mlxsup.supervisor.sockets.clients import Clients
+from mlxsup.protocol.client_messages import Deltas, Done
+send, seen = Clients.send, []
+def planted(self, connection, message):
+    is_delta = isinstance(message, Deltas)
+    seen.append(1) if is_delta else None
+    {body}
+    send(self, connection, message)
+Clients.send = planted
+"""
+NEVER = """
+from mlxsup.supervisor.core.requests.ledger import Request
+Request.{} = property(lambda self: False, lambda self, value: None)
+"""
+IS_ASKED = 'if b"generate" in frames[0]: '
+BUGS: dict[str, tuple[Callable[..., object], str, str]] = {
+    "every end is sent twice": (
+        partial(chaos, kinds=("SIGKILL",)),
+        ON_SEND.format(body="send(self, connection, message) if isinstance(message, Done) else 0"),
+        "after the end",
+    ),
+    "nothing is resumed": (
+        partial(chaos, kinds=("SIGKILL",)),
+        NEVER.format("may_resume"),
+        "unprovoked worker_crashed",
+    ),
+    "a resume forgets what was delivered": (
+        partial(chaos, kinds=("SIGKILL",)),
+        "from mlxsup.supervisor.core import serving\nresume = serving.Resume\nserving.Resume ="
+        " lambda acceptance, delivered: resume(acceptance=acceptance, delivered=delivered[:-4])\n",
+        "answer: a ",
+    ),
+    "pauses are not counted": (
+        partial(chaos, kinds=("pause",)),
+        NEVER.format("is_paused"),
+        "paused: ",
+    ),
+    "a piece is never sent": (
+        sockets,
+        ON_SEND.format(body="if is_delta and len(seen) == 50: return"),
+        "stream of [mn]: ",
+    ),
+    "a message is never answered": (
+        sockets,
+        ON_TAKE.format(body="if frames[0][:2] == b'\\xc1\\xc1': return"),
+        "never came",
+    ),
+    "a buffer has no bound": (
+        sockets,
+        ON_TAKE.format(body="kept.append(bytearray(b'x' * 100_000))"),
+        "RSS grew",
+    ),
+    "a message takes a second": (
+        sockets,
+        ON_TAKE.format(body="if b'\\xc1\\xc1' in frames[0]: kept or sum(range(10**8));"
+                            " kept.append(1)"),
+        "a callback of the loop took",
+    ),
+    "any HELLO counts": (
+        sockets, "import hmac\nhmac.compare_digest = lambda told, wanted: True\n", ""),
+    "an answer is not the right one": (
+        soak,
+        ON_SEND.format(body="if len(seen) == 100 and is_delta: message.deltas[0].tokens ="
+                            " message.deltas[0].tokens[::-1]"),
+        "tokens: ",
+    ),
+    "a file is never closed": (
+        soak, ON_TAKE.format(body=IS_ASKED + "kept.append(open('/dev/null'))"),
+        "files of supervisor: between",
+    ),
+    "a list grows": (
+        soak, ON_TAKE.format(body=IS_ASKED + "kept.append(b'x' * 200_000)"),
+        "RSS of supervisor: grew by",
+    ),
+    "a thread stays for each request": (
+        soak,
+        "import threading, time\n" + ON_TAKE.format(body=IS_ASKED
+            + "threading.Thread(target=time.sleep, args=(999,), daemon=True).start()"),
+        "threads of supervisor: between",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_bug_planted_in_the_supervisor_is_seen(bug: str) -> None:
+    run, sabotage, seen = BUGS[bug]
+    with pytest.raises(AssertionError, match=seen or None):
+        run(sabotage=sabotage)
+
+
+def with_unpacked(change: Callable[..., object]) -> Callable[[pytest.MonkeyPatch], None]:
+    """Return what plants a bug in how the decoder unpacks."""
+
+    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(msgpack, "unpackb", partial(change, msgpack.unpackb))
+
+    return plant
+
+
+def without_limits(unpackb: Callable[..., object], frame: bytes, **options: Any) -> object:
+    """Unpack containers of any size."""
+    limits = ("max_array_len", "max_map_len", "max_str_len")
+    return unpackb(frame, **{name: v for name, v in options.items() if name not in limits})
+
+
+def with_any_number(unpackb: Callable[..., Any], frame: bytes, **options: Any) -> object:
+    """Let NaN pass for a number."""
+    value = unpackb(frame, **options)
+    if not isinstance(value, dict):
+        return value
+    is_bad = {k: isinstance(v, float) and not math.isfinite(v) for k, v in value.items()}
+    return {k: 1.0 if is_bad[k] else v for k, v in value.items()}
+
+
+def with_another_error(unpackb: Callable[..., object], frame: bytes, **options: Any) -> object:
+    """Raise what the decoder does not expect of msgpack."""
+    try:
+        return unpackb(frame, **options)
+    except ValueError as error:
+        raise LookupError(str(error)) from None
+
+
+def with_any_header(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unpack headers of any length before they are refused."""
+    monkeypatch.setattr(codec, "MAX_HEADER_BYTES", 2**30)
+
+
+@pytest.mark.parametrize(
+    ("plant", "seen"),
+    [
+        (with_unpacked(without_limits), "bytes were allocated for one message"),
+        (with_any_header, "bytes were allocated for one message"),
+        (with_unpacked(with_another_error), "LookupError"),
+        (with_unpacked(with_any_number), "NaN: decoded instead of invalid_request"),
+    ],
+)
+def test_a_bug_planted_in_the_decoder_is_seen_P17(
+    monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None], seen: str
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises(AssertionError, match=seen):
+        decoder()
+
+
+@pytest.mark.slow
+def test_a_neighbour_that_stands_still_misses_steps_P4(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def strike_both(client: Client) -> None:
+        other = row(client, "other")["pid"]
+        os.kill(other, signal.SIGSTOP)
+        os.kill(row(client, "first")["pid"], signal.SIGSEGV)
+        time.sleep(1.5)  # the fault itself
+        os.kill(other, signal.SIGCONT)
+
+    monkeypatch.setattr(workers, "crash_first", strike_both)
+    monkeypatch.setattr(workers, "require", lambda is_so, reason: None)
+    [scenario] = [s for s in SCENARIOS if s.name == "neighbour"]
+    result = Result(scenario)
+    result.run(place)
+    assert not result.problem
+    assert result.samples["missed"][0] >= 50
+    assert result.verdict(scenario.figures[0]) is Verdict.MISSED
+
+
+KILLED = "import os\n" + ON_TAKE.format(
+    body="kept.append(1); len(kept) == 100 and os.kill(os.getpid(), 9)"
+)
+FULL_DISK = """
+import errno, os, stat
+write = os.write
+def refused(descriptor, data):
+    seen = os.fstat(descriptor)
+    if stat.S_ISREG(seen.st_mode) and seen.st_size > 400:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return write(descriptor, data)
+os.write = refused
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", [soak, sockets], ids=["soak", "sockets"])
+@pytest.mark.parametrize(
+    ("sabotage", "reason"),
+    [(KILLED, "ended from outside, exit status -9"), (FULL_DISK, "lines of a log were lost")],
+)
+def test_what_comes_from_outside_shows_nothing(
+    run: Callable[..., object], sabotage: str, reason: str
+) -> None:
+    with pytest.raises(NotShown, match=reason):
+        run(sabotage=sabotage)
+
+
+def test_faults_that_strike_too_seldom_show_nothing() -> None:
+    with pytest.raises(NotShown, match="SIGKILL struck"):
+        chaos(kinds=("SIGKILL",), least=1000, limit_s=1.0)

@@ -1,1 +1,0 @@
-"""`make promises`: every figure of the promises P1 to P22, in one run, beside its target."""

@@ -1,1 +1,0 @@
-"""Hours of ordinary use: nothing may grow (J4)."""
