@@ -30,7 +30,7 @@ from support.scripted_daemon import ScriptedDaemon
 KINDS = (*SILENT, *EVIDENCE, "restart", "restart --now", "reload", "unload", "client gone",
          "garbage", "out of memory", "pause")  # fmt: skip
 DOORS, ASKERS = 4, 64
-SHORT, LONG = (8, 32), 200
+SHORT, LONG = (8, 32), 300
 """Tokens of most answers, and of a few."""
 
 PAUSE_S = 0.3
@@ -107,10 +107,10 @@ class Chaos:
                     pass
 
     def _draw(self, dice: random.Random, model: str) -> Request:
-        is_long, number = dice.random() < 0.04, next(self._numbers)
+        is_long, number = dice.random() < 0.05, next(self._numbers)
         tokens = LONG if is_long else dice.randint(*SHORT)
         own_end = f" [[answer {dice.randint(1, tokens)}]]" if dice.random() < 0.2 else ""
-        is_cancelled = dice.random() < (0.3 if is_long else 0.04)
+        is_cancelled = dice.random() < (0.5 if is_long else 0.04)
         return Request(
             id=str(number),
             model=model,

@@ -28,13 +28,13 @@ EVIDENCE = ("SIGSEGV", "SIGABRT", "stall", "poison")
 ORDERLY = ("restart", "unload")
 """Ends of a process in which no row is lost."""
 
-LEFT_TOKENS = 60
+LEFT_TOKENS = 100
 """Of an answer, which no client lags behind: with more to come, a request cannot have ended."""
 
 LAG_S = 1.0
 """By how much a client may see something later than the supervisor."""
 
-FEW = 10
+FEW, MANY = 3, 10
 END_LIMIT_S = 120.0
 MOST_VIOLATIONS = 20
 
@@ -246,7 +246,8 @@ class Judge:
             self.violate("liveness", f"{asked} were asked, {sums['requests']} have ended")
         for part, whole, check in (("struck_resumed", "struck", "resumed"),
                                    ("cut_short", "cut", "cancel")):  # fmt: skip
-            if sums[whole] >= FEW and 2 * sums[part] < sums[whole]:
+            is_few = 2 * sums[part] < sums[whole] if sums[whole] >= MANY else not sums[part]
+            if sums[whole] >= FEW and is_few:
                 self.violate(check, f"{sums[part]} of {sums[whole]} that were {whole}")
 
 

@@ -91,7 +91,8 @@ def kills(place: Place, *, is_real: bool) -> Values:
             ready(client, name)
         for wave in range(waves):
             undisturbed = answers_of(ask(daemon, client, wave, tokens))
-            assert [one for one in undisturbed if wrongs(one)] == []
+            failed = [one.ends for one in undisturbed if wrongs(one)]
+            assert not failed, f"undisturbed answers ended with {failed}"
             asked = ask(daemon, client, wave, tokens)
             strikes += strike(client, asked, per_wave)
             got = answers_of(asked)

@@ -177,7 +177,9 @@ class Result:
             self.problem = str(error) or "not shown"
         except (AssertionError, RequestError, ConnectionError) as error:
             # A request or a connection that fails where it must not is a broken promise, too.
-            self.problem, self.problem_verdict = f"{error!r}"[:MAX_SHOWN], Verdict.MISSED
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            self.problem = f"{error or where.line} ({where.name})"[:MAX_SHOWN]
+            self.problem_verdict = Verdict.MISSED
         except Exception as error:  # noqa: BLE001 - the table names whatever broke
             traceback.print_exc()
             self.problem = f"{error!r}"[:MAX_SHOWN]

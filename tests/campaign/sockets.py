@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import tempfile
-import threading
 import time
 import tracemalloc
 from collections import Counter
@@ -23,11 +22,10 @@ from mlxsup.client import Client
 from mlxsup.protocol.client_messages import CLIENT_MESSAGES
 from mlxsup.protocol.codec import MAX_FRAME_BYTES, MAX_HEADER_BYTES, DecodeError, Decoder
 from mlxsup.protocol.folders import BEAT_SUFFIX
-from mlxsup.protocol.ids import unpack_tokens
 
 from .frames import ANYTHING, INVALID, KINDS, Hostile, changed_bytes, hostile, hostile_frames
 from .instrument import STRANGER, Counters, Slot, setup
-from .oracle import Answer, wrongs
+from .oracle import answer_of, wrongs
 from .scenario import FAKE, Figure, Place, Scenario, Values, at_most, count
 from .watch import require
 from support.daemon import Daemon, fake, is_alive, row, wait_for_state
@@ -36,6 +34,7 @@ from support.faults import undisturbed
 from support.outside import must_have_whole_logs, why_it_ended
 from support.raw_client import RawClient
 from support.scripted_daemon import ScriptedDaemon
+from support.streams import Reader
 
 MAX_PEAK_BYTES = 4 * MAX_HEADER_BYTES
 """Of what one message makes the decoder allocate."""
@@ -115,51 +114,6 @@ def _decode(decoder: Decoder[Any], frames: list[bytes]) -> tuple[str, float, flo
 
 
 # ---------------------------------------------------------------- through the sockets
-
-
-class RawStream(threading.Thread):
-    """A stream of another client, read piece by piece while others are hostile."""
-
-    def __init__(self, endpoint: str, model: str) -> None:
-        super().__init__(daemon=True)
-        self._client, self._model = RawClient(endpoint), model
-        self.answer = Answer()
-        self._has_started = threading.Event()
-        header = {"type": "generate", "id": "s", "model": model}
-        body = {"prompt": f"stream of {model}", "max_tokens": 3_000_000}
-        self._client.say([msgpack.packb(header), msgpack.packb(body)])
-        self.start()
-        assert self._has_started.wait(PATIENCE_S), "no first token"
-
-    def run(self) -> None:
-        """Read until the answer to a ping that follows the end."""
-        while True:
-            if not self._client.has_news(0.5):
-                continue
-            message = self._client.hear_any()
-            if message["type"] == "deltas":
-                for delta in message["deltas"]:
-                    self.answer.numbers.append(delta["seq"])
-                    self.answer.tokens += unpack_tokens(delta.get("tokens", b""))
-                self._has_started.set()
-            elif message["type"] in ("done", "failed"):
-                reason = message.get("finish_reason") or message["error"]["code"]
-                self.answer.ends.append(reason)
-            elif message["type"] == "reply":
-                return
-
-    def problems(self) -> list[str]:
-        """Cancel it, and return what is wrong with it."""
-        self._client.say([msgpack.packb({"type": "cancel", "id": "s"})])
-        eventually(lambda: self.answer.ends, timeout_s=PATIENCE_S, what="an end of the stream")
-        self._client.say([msgpack.packb({"type": "ping", "id": "p"})])
-        self.join(PATIENCE_S)
-        self._client.__exit__()
-        right = undisturbed(f"stream of {self._model}", len(self.answer.tokens))
-        found = wrongs(self.answer, right, may_be_cut=True)
-        if self.answer.ends[0] != "cancelled":
-            found.append(f"ended with {self.answer.ends}")
-        return [f"stream of {self._model}: {one}" for one in found]
 
 
 class Attack:
@@ -362,7 +316,7 @@ def through_sockets(wanted: int, seed: int = 1, *, sabotage: str = "", strangers
             wait_for_state(client, name, "READY")
         assert daemon.process is not None
         attack = Attack(daemon.endpoint, psutil.Process(daemon.process.pid), seed)
-        streams = [RawStream(daemon.endpoint, model) for model in ("m", "n")]
+        streams = {m: Reader(client, m, "beside", max_tokens=3_000_000).started() for m in "mn"}
         counters[Slot.LONGEST_CALL_NS] = 0
         try:
             attack.run(wanted)
@@ -371,7 +325,13 @@ def through_sockets(wanted: int, seed: int = 1, *, sabotage: str = "", strangers
         except ConnectionError as error:
             raise why_it_ended(daemon) from error
         longest_s = counters[Slot.LONGEST_CALL_NS] / 1e9
-        problems = attack.problems + [one for stream in streams for one in stream.problems()]
+        problems = attack.problems
+        for model, stream in streams.items():
+            stream.stream.cancel()
+            answer = answer_of(stream)
+            found = wrongs(answer, undisturbed("beside", len(answer.tokens)), may_be_cut=True)
+            found += [f"{end} instead of cancelled" for end in answer.ends if end != "cancelled"]
+            problems += [f"stream of {model}: {one}" for one in found]
         problems += [f"{m} was replaced" for m in ("m", "n") if row(client, m)["generation"] != 1]
         must_have_whole_logs(daemon)
     if longest_s > max_call_s:
@@ -384,7 +344,7 @@ def through_sockets(wanted: int, seed: int = 1, *, sabotage: str = "", strangers
     return {"sent": attack.sent, "answered": attack.answered.total(),
             "strangers": counters[Slot.STRANGERS] + counters[Slot.BEATS],
             "early": counters[Slot.EARLY], "rss": attack.peak_mb, "call": 1000 * longest_s,
-            "tokens": sum(len(stream.answer.tokens) for stream in streams)}  # fmt: skip
+            "tokens": sum(len(stream.tokens) for stream in streams.values())}  # fmt: skip
 
 
 def at_decoder(place: Place) -> Values:

@@ -368,7 +368,8 @@ SCENARIOS = (
     _replaced("killed-mlx", "P8", CPU, real_entry, signal.SIGKILL, 1.0),
     Scenario(name="noticed", promises="P6 P23", where=FAKE, run=noticed, figures=tuple(
         Figure(key, f"a worker that lives, step limit 2 s: {name}: until it is noticed; the stream"
-               " continues, token for token", bound=at_most(LIMIT_S + 2.0))
+               " continues, token for token",
+               bound=at_most(LIMIT_S + (1.0 if key.startswith("stall") else 2.0)))
         for key, name in [*((k, n) for k, (_, n) in FAULTS.items()), *LOSSES.items()])),
     _kills("pause", "P7", paused_tree,
            "SIGSTOP of the whole tree for 60 s, then SIGCONT; step limit 1 s", 1),

@@ -176,7 +176,7 @@ BUGS: dict[str, tuple[Callable[..., object], str, str]] = {
     "a piece is never sent": (
         sockets,
         ON_SEND.format(body="if is_delta and len(seen) == 50: return"),
-        "numbers: pieces are missing",
+        "stream of [mn]: ",
     ),
     "a message is never answered": (
         sockets,
