@@ -22,6 +22,7 @@ from mlxsup.supervisor.core import (
     residents,
     rows_memory,
     serving,
+    suspects,
     swapping,
 )
 from mlxsup.supervisor.core.actions import EndDownload
@@ -155,6 +156,21 @@ def pause_by_hand_in_a_shortage() -> Script:
     return script
 
 
+def newcomers_beside_suspects_in_one_row() -> Script:
+    """Six suspects take turns where memory was short for more than one row."""
+    script = Script(steady_plan(count=1, rows=6, max_restarts=9))
+    for _ in range(6):
+        script.ask(length=60)
+    for rows, fault in ((6, "segv"), (6, "oom_75"), (3, "oom_75"), (1, "segv")):
+        script.until_rows(rows)
+        script.strike(fault)
+        script.time_passes(0.2)
+    for _ in range(3):
+        script.ask(length=3)
+    script.time_passes(30.0)
+    return script
+
+
 def forecast_knows_no_files(patch: pytest.MonkeyPatch) -> None:
     def wrong(model: Model, *others: Any) -> dict[str, Any]:
         kept = model.life.settings
@@ -205,6 +221,13 @@ def rows_that_leave_count_as_staying(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(giving_way, "_kept_bytes", wrong)
 
 
+def newcomers_have_one_chance(patch: pytest.MonkeyPatch) -> None:
+    def wrong(model: Model, ledger: Ledger, *, had_room: bool) -> list[Request]:
+        return suspects.end_intake(model, ledger, had_room=True)
+
+    patch.setattr(serving, "end_intake", wrong)
+
+
 MISTAKES: dict[str, tuple[Callable[[], Script], Plant, str]] = {
     "seed 818: a dry run of a model without files": (
         dry_run_of_a_model_without_files, forecast_knows_no_files, "dry run: downloads",
@@ -223,6 +246,9 @@ MISTAKES: dict[str, tuple[Callable[[], Script], Plant, str]] = {
     "seed 533: refused for what rows of a pinned model take": (
         request_beside_rows_of_a_pinned_model, rows_of_pinned_models_stay,
         "ended: insufficient_memory",
+    ),
+    "seeds 2253 and 2429: newcomers wait for every turn of suspects": (
+        newcomers_beside_suspects_in_one_row, newcomers_have_one_chance, "newcomer waits",
     ),
     "seed 20723: a row leaves for what another one frees by itself": (
         pause_by_hand_in_a_shortage, rows_that_leave_count_as_staying,
@@ -293,7 +319,7 @@ def weights_do_not_count(patch: pytest.MonkeyPatch) -> None:
 
 def nothing_is_held(patch: pytest.MonkeyPatch) -> None:
     right = residents._resident
-    nothing = {"reserved_bytes": 0, "never_bytes": 0, "spare_bytes": 0}
+    nothing: dict[str, Any] = {"reserved_bytes": 0, "never_bytes": 0, "spare_bytes": 0}
     patch.setattr(residents, "_resident", lambda *of: replace(right(*of), **nothing))
 
 
