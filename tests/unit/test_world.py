@@ -19,6 +19,7 @@ from mlxsup.protocol.worker_messages import CancelRow, DropKept
 from mlxsup.supervisor.core import (
     endings,
     giving_way,
+    pending,
     residents,
     rows_memory,
     serving,
@@ -433,6 +434,22 @@ def turns_of_models() -> Script:
     return script
 
 
+def turn_that_nobody_waits_for() -> Script:
+    """Whoever waits for the model that has made room gives up."""
+    script = Script(steady_plan(room=1))
+    asks = [script.ask(0, length=400) for _ in range(3)]
+    script.time_passes(1.2)
+    script.ask(1, length=100)
+    while all(worker.model != script.model(1) for worker in script.world.living()):
+        script.time_passes(0.1)
+    for ask in asks:
+        script.cancel(ask)
+    script.time_passes(10.0)
+    script.say(Unload, model=script.model(1))
+    script.time_passes(5.0)
+    return script
+
+
 def idle_beside_a_wish() -> Script:
     """One model has just been used when another one is asked for."""
     script = Script(steady_plan(room=1))
@@ -496,6 +513,9 @@ PLANTED: dict[str, tuple[Plant, Callable[[], Script]]] = {
     "who completes stays a suspect": (does_nothing(Blame, "completed"), three_poisons),
     "what is at fault is never found": (returns(Watch, "judge", Alarm.NONE), killed("stall")),
     "what others hold does not count": (nothing_is_held, turns_of_models),
+    "who has made room returns for nobody": (
+        instead(pending.is_unwanted, False), turn_that_nobody_waits_for,
+    ),
     "requests evict whom they like": (returns(planner, "_may_go", True), idle_beside_a_wish),
     "a turn may end at once": (instead(swapping.turn_ends_at, 0.0), turns_of_models),
     "nothing gives way to other programs": (
