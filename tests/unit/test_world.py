@@ -19,9 +19,11 @@ from mlxsup.protocol.worker_messages import CancelRow, DropKept
 from mlxsup.supervisor.core import (
     endings,
     giving_way,
+    pending,
     residents,
     rows_memory,
     serving,
+    suspects,
     swapping,
 )
 from mlxsup.supervisor.core.actions import EndDownload
@@ -155,6 +157,21 @@ def pause_by_hand_in_a_shortage() -> Script:
     return script
 
 
+def newcomers_beside_suspects_in_one_row() -> Script:
+    """Six suspects take turns where memory was short for more than one row."""
+    script = Script(steady_plan(count=1, rows=6, max_restarts=9))
+    for _ in range(6):
+        script.ask(length=60)
+    for rows, fault in ((6, "segv"), (6, "oom_75"), (3, "oom_75"), (1, "segv")):
+        script.until_rows(rows)
+        script.strike(fault)
+        script.time_passes(0.2)
+    for _ in range(3):
+        script.ask(length=3)
+    script.time_passes(30.0)
+    return script
+
+
 def forecast_knows_no_files(patch: pytest.MonkeyPatch) -> None:
     def wrong(model: Model, *others: Any) -> dict[str, Any]:
         kept = model.life.settings
@@ -205,6 +222,13 @@ def rows_that_leave_count_as_staying(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(giving_way, "_kept_bytes", wrong)
 
 
+def newcomers_have_one_chance(patch: pytest.MonkeyPatch) -> None:
+    def wrong(model: Model, ledger: Ledger, *, had_room: bool) -> list[Request]:
+        return suspects.end_intake(model, ledger, had_room=True)
+
+    patch.setattr(serving, "end_intake", wrong)
+
+
 MISTAKES: dict[str, tuple[Callable[[], Script], Plant, str]] = {
     "seed 818: a dry run of a model without files": (
         dry_run_of_a_model_without_files, forecast_knows_no_files, "dry run: downloads",
@@ -223,6 +247,9 @@ MISTAKES: dict[str, tuple[Callable[[], Script], Plant, str]] = {
     "seed 533: refused for what rows of a pinned model take": (
         request_beside_rows_of_a_pinned_model, rows_of_pinned_models_stay,
         "ended: insufficient_memory",
+    ),
+    "seeds 2253 and 2429: newcomers wait for every turn of suspects": (
+        newcomers_beside_suspects_in_one_row, newcomers_have_one_chance, "newcomer waits",
     ),
     "seed 20723: a row leaves for what another one frees by itself": (
         pause_by_hand_in_a_shortage, rows_that_leave_count_as_staying,
@@ -293,7 +320,7 @@ def weights_do_not_count(patch: pytest.MonkeyPatch) -> None:
 
 def nothing_is_held(patch: pytest.MonkeyPatch) -> None:
     right = residents._resident
-    nothing = {"reserved_bytes": 0, "never_bytes": 0, "spare_bytes": 0}
+    nothing: dict[str, Any] = {"reserved_bytes": 0, "never_bytes": 0, "spare_bytes": 0}
     patch.setattr(residents, "_resident", lambda *of: replace(right(*of), **nothing))
 
 
@@ -407,6 +434,22 @@ def turns_of_models() -> Script:
     return script
 
 
+def turn_that_nobody_waits_for() -> Script:
+    """Whoever waits for the model that has made room gives up."""
+    script = Script(steady_plan(room=1))
+    asks = [script.ask(0, length=400) for _ in range(3)]
+    script.time_passes(1.2)
+    script.ask(1, length=100)
+    while all(worker.model != script.model(1) for worker in script.world.living()):
+        script.time_passes(0.1)
+    for ask in asks:
+        script.cancel(ask)
+    script.time_passes(10.0)
+    script.say(Unload, model=script.model(1))
+    script.time_passes(5.0)
+    return script
+
+
 def idle_beside_a_wish() -> Script:
     """One model has just been used when another one is asked for."""
     script = Script(steady_plan(room=1))
@@ -470,6 +513,9 @@ PLANTED: dict[str, tuple[Plant, Callable[[], Script]]] = {
     "who completes stays a suspect": (does_nothing(Blame, "completed"), three_poisons),
     "what is at fault is never found": (returns(Watch, "judge", Alarm.NONE), killed("stall")),
     "what others hold does not count": (nothing_is_held, turns_of_models),
+    "who has made room returns for nobody": (
+        instead(pending.is_unwanted, False), turn_that_nobody_waits_for,
+    ),
     "requests evict whom they like": (returns(planner, "_may_go", True), idle_beside_a_wish),
     "a turn may end at once": (instead(swapping.turn_ends_at, 0.0), turns_of_models),
     "nothing gives way to other programs": (
