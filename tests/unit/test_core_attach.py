@@ -227,7 +227,7 @@ def test_two_streams_never_come_under_one_id_of_a_connection() -> None:
     assert pieces(driver) == [("join", 0, TOKEN, body("x"))], "who had joined hears on"
 
 
-def test_so_many_may_join_and_no_more() -> None:
+def test_readers_of_a_request_are_bounded() -> None:
     driver, [key] = up("one")
     for number in range(attaching.MOST_READERS):
         attach(driver, id=f"join{number}")
@@ -247,3 +247,29 @@ def test_pieces_held_for_rendering_are_bounded(monkeypatch: Any) -> None:
         assert driver.sent_in_order(BOB) == []
     driver.token(key)
     assert driver.errors(BOB) == {"join": "worker_crashed"}
+
+
+def test_what_is_not_open_is_refused() -> None:
+    driver, [key] = up("one")
+    attach(driver, "nobody")
+    assert driver.errors(BOB) == {"join": "invalid_request"}
+    driver.token(key, finish=FinishReason.STOP)
+    attach(driver, "one", id="late")
+    assert driver.errors(BOB) == {"late": "invalid_request"}
+    assert attach(driver, "nobody", id="x") is None
+
+
+def test_crash_fails_only_readers_of_its_model() -> None:
+    driver = Driver([entry(), entry("other")])
+    for name in ("m", "other"):
+        driver.load(name)
+        driver.come_up(name)
+    [key] = driver.serve("one")
+    driver.accept(key)
+    driver.token(key)
+    asked = attach(driver)
+    assert asked is not None
+    driver.exit("other")
+    assert driver.errors(BOB) == {}
+    driver.worker(Rendered(number=asked.number, bodies=[EARLIER]))
+    assert len(pieces(driver)) == 1

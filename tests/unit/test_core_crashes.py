@@ -14,6 +14,7 @@ from mlxsup.protocol.worker_messages import Dying
 from mlxsup.supervisor.core.actions import WorkerSignal
 from mlxsup.supervisor.core.events import Exited, SpawnFailed
 from mlxsup.supervisor.core.health.blame import Evidence
+from mlxsup.supervisor.core.health.death_cause import Cause, classify
 from mlxsup.supervisor.core.lifecycle.on_exit import weigh
 from mlxsup.supervisor.core.lifecycle.restart_policy import NOW, GiveUp, RestartPolicy
 from mlxsup.supervisor.core.lifecycle.triggers import Died
@@ -241,7 +242,7 @@ def test_the_time_of_a_drain_and_not_of_an_end_counts_as_ready(how: str, ready_s
     assert driver.state() is (State.LOADING if ready_s == 10.0 else State.BACKOFF)
 
 
-def test_it_is_given_up_with_how_often_it_crashed_and_how_it_did_the_last_time() -> None:
+def test_failed_model_names_its_crashes_and_the_last_cause() -> None:
     driver = Driver([entry(restart=replace(RESTART, max_restarts=1))])
     load = driver.load()
     driver.spawned()
@@ -276,6 +277,30 @@ def test_every_end_is_counted_by_its_reason_and_the_class_of_its_cause() -> None
 
 
 # Causes of death
+
+
+@pytest.mark.parametrize(
+    ("code", "line", "cause"),
+    [
+        (75, "", Cause.OUT_OF_MEMORY),
+        (72, "", Cause.GPU_FAULT_ELSEWHERE),
+        (69, "", Cause.NO_DEVICE),
+        (66, "", Cause.MODEL_MISSING),
+        (65, "", Cause.BAD_MODEL),
+        (70, "RuntimeError: There is no Stream(gpu, 3) in current thread.", Cause.STREAM_ERROR),
+        (None, "Insufficient Memory (00000008:kIOGPU…ErrorOutOfMemory)", Cause.OUT_OF_MEMORY),
+        (None, "terminate called after throwing 'std::bad_alloc'", Cause.OUT_OF_MEMORY),
+        (None, "Caused GPU Timeout Error (00000002:kIOGPU…ErrorTimeout)", Cause.GPU_TIMEOUT),
+        (None, "cudaErrorMemoryAllocation", Cause.OUT_OF_MEMORY),
+        (70, "FileNotFoundError: [Errno 2] tokenizer.json", Cause.MODEL_MISSING),
+        (70, "ValueError: something else", Cause.UNKNOWN),
+        (None, "", Cause.UNKNOWN),
+    ],
+)
+def test_causes_are_classified_by_exit_and_last_lines(
+    code: int | None, line: str, cause: Cause
+) -> None:
+    assert classify(code, ["started", line, "worker exits"]) is cause
 
 
 def test_crash_events_and_the_failure_carry_signal_class_and_last_line() -> None:
@@ -316,6 +341,17 @@ def test_a_model_that_dies_just_after_each_stable_time_ends_as_failed_P9() -> No
         assert driver.row()["retry_in_s"] is None, "each is the first since a stable time"
     assert starts == RESTART.max_restarts + 1
     assert driver.row()["cause"].startswith("crashed 4 times within 100 s")
+
+
+def test_a_model_that_dies_seldom_is_restarted_for_ever_F2() -> None:
+    driver = Driver()
+    driver.load()
+    driver.come_up()
+    for _ in range(3 * RESTART.max_restarts):
+        driver.pass_time(RESTART.window_s / RESTART.max_restarts + 1.0)
+        driver.exit()
+        assert driver.state() is State.LOADING
+        driver.come_up()
 
 
 def test_a_status_of_an_idle_model_shows_no_quarantine_that_is_over() -> None:

@@ -147,6 +147,14 @@ def test_commands_of_a_slow_client_end_in_both_directions_and_no_others() -> Non
     assert driver.errors() == {}
 
 
+def test_a_cancel_of_something_else_leaves_a_subscription_alone() -> None:
+    driver = in_state(State.READY)
+    driver.say(Subscribe(id=RequestId("s")))
+    driver.cancel("r1")
+    driver.cancel("s2")
+    assert driver.core.outbox.subscriptions == {ALICE: "s"}
+
+
 def test_reload_reply_lists_its_changes() -> None:
     driver = in_state(State.READY)
     caller = Caller(connection=ALICE, id=RequestId("x"))
@@ -218,6 +226,15 @@ def test_stop_refuses_a_negative_limit() -> None:
     assert driver.of(Finish) == []
 
 
+def test_the_end_is_said_once() -> None:
+    driver = Driver()
+    driver.signal()
+    assert driver.of(Finish) == [Finish()]
+    driver.signal(is_immediate=True)
+    driver.do(Tick(now=driver.now))
+    assert driver.of(Finish) == []
+
+
 def test_immediate_signal_ends_running_requests() -> None:
     driver = in_state(State.READY)
     driver.signal(is_immediate=True)
@@ -249,7 +266,7 @@ def test_immediate_signal_ends_running_requests() -> None:
         ("No such file or directory", Cause.MODEL_MISSING),
     ],
 )
-def test_each_library_has_its_own_words_for_a_cause(line: str, cause: Cause) -> None:
+def test_classify_words_of_libraries(line: str, cause: Cause) -> None:
     assert classify(70, ["before", f"… {line} …", "after"]) is cause
 
 
@@ -297,7 +314,7 @@ def told(driver: Driver) -> dict[str, str]:
     return {str(one.model): one.message.level for one in sent if isinstance(one.message, LogLevel)}
 
 
-def test_those_that_serve_are_told_at_once_and_those_that_load_when_they_are_ready() -> None:
+def test_log_level_reaches_workers_at_once_or_when_ready() -> None:
     driver = Driver([entry("serves"), entry("loads"), entry("rests")])
     driver.load("serves")
     driver.come_up("serves")
@@ -438,7 +455,7 @@ def test_without_an_address_there_is_none() -> None:
     assert driven.core.status(driven.now)["gateway"] is None
 
 
-def test_it_is_started_first_and_its_address_is_the_one_that_it_was_given() -> None:
+def test_gateway_starts_first_and_shows_its_address() -> None:
     driven = Driven()
     assert StartGateway(number=1, address=ADDRESS) in driven.actions
     assert (driven.status()["state"], driven.status()["pid"]) == ("starting", None)
@@ -533,7 +550,7 @@ def test_silent_gateway_is_killed_and_replaced() -> None:
     assert (driven.status()["cause"], driven.status()["restarts"]) == (cause, 1)
 
 
-def test_one_that_freezes_while_it_starts_is_killed_and_tried_again_later() -> None:
+def test_gateway_frozen_at_its_start_is_killed_and_retried() -> None:
     driven = Driven()
     driven.waits(START_LIMIT_S - 0.01)
     assert driven.kinds() == []

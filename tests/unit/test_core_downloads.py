@@ -86,6 +86,13 @@ def test_download_starts_with_the_first_request() -> None:
     assert starts(driver) == [(1, TINY)]
 
 
+def test_other_models_load_during_a_download() -> None:
+    driver = Driver([lacking("m"), entry("n")], CoreSettings(parallel_loads=1))
+    driver.load("m")
+    driver.load("n")
+    assert driver.state("n") is State.LOADING
+
+
 def test_two_models_of_one_repository_share_its_download() -> None:
     driver = Driver([lacking("m"), lacking("n"), lacking("o", OTHER)])
     driver.load("m")
@@ -123,6 +130,13 @@ def test_reports_of_an_ended_download_are_dropped() -> None:
     say(driver, done(), number=2)
     (spawn,) = [action for action in driver.actions if isinstance(action, Spawn)]
     assert spawn.launch.path == FOLDER
+
+
+def test_a_shutdown_ends_the_download() -> None:
+    driver = Driver([lacking()])
+    driver.load()
+    driver.signal()
+    assert ends(driver) == [1]
 
 
 def test_gated_repository_fails_the_model_and_its_waiters() -> None:
@@ -287,6 +301,15 @@ def test_a_download_after_which_files_are_still_missing_is_not_made_again() -> N
     assert not driver.failure_of(load).error["retryable"]
 
 
+def test_a_folder_that_is_missing_is_not_downloaded() -> None:
+    driver = Driver([entry()])
+    driver.load()
+    driver.spawned()
+    driver.exit(code=ExitCode.MODEL_MISSING)
+    assert driver.state() is State.FAILED
+    assert starts(driver) == []
+
+
 def test_wait_for_the_network_is_told_as_download() -> None:
     driver = Driver([lacking()])
     driver.ask(notices=True)
@@ -413,3 +436,9 @@ def test_a_hub_that_asks_for_patience_is_asked_for_ever(hub: Hub) -> None:
     for _ in range(20):
         assert hub.fail(busy) == pytest.approx(7.0, abs=0.1)
     assert hub.driver.row()["cause"] == "waits for the hub: too many requests"
+
+
+def test_damaged_data_is_for_a_person(hub: Hub) -> None:
+    hub.say(DownloadFailed(problem=DownloadProblem.DAMAGED, message="w has another digest"))
+    assert hub.driver.state() is State.FAILED
+    assert hub.driver.row()["cause"] == "not downloaded: w has another digest"

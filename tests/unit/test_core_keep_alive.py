@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from mlxsup.protocol.client_messages import Failed, Load
+from mlxsup.protocol.download import DownloadDone, Repository
 from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.states import FinishReason, State
+from mlxsup.supervisor.core.events import DownloadSaid
 
 from support.core_driver import Driver, entry
 from support.core_memory import sized
@@ -125,6 +127,19 @@ def test_invalid_keep_alive_is_refused() -> None:
     assert stays_s(driver) == CONFIGURED_S
 
 
+def test_an_unload_ends_what_was_said_of_a_model_that_was_never_loaded() -> None:
+    tiny = Repository("org/tiny")
+    driver = Driver([entry(idle_unload_s=CONFIGURED_S, download=tiny)])
+    driver.ask("r", keep_alive=0.0)
+    driver.unload()
+    assert driver.state() is State.STOPPED
+    driver.restart()
+    done = DownloadDone(folder="/m", total_bytes=1, fetched_bytes=1)
+    driver.do(DownloadSaid(now=driver.now, number=2, report=done))
+    driver.come_up()
+    assert stays_s(driver) == CONFIGURED_S
+
+
 # The warm pool
 
 
@@ -138,7 +153,7 @@ def test_there_is_none_by_default() -> None:
     }
 
 
-def test_one_after_the_other_is_started_when_nothing_loads() -> None:
+def test_spares_start_one_after_the_other() -> None:
     driver = SpareDriver([real("a")], 2, 20)
     assert driver.started() == [1]
     driver.spare_ready(1)
@@ -146,6 +161,16 @@ def test_one_after_the_other_is_started_when_nothing_loads() -> None:
     driver.spare_ready(2)
     assert driver.started() == []
     assert driver.spares() == {"501": "waiting", "502": "waiting"}
+
+
+def test_while_a_model_loads_none_is_started() -> None:
+    driver = SpareDriver([real("a", preload=True), real("b")], 1, 20)
+    assert driver.started() == []
+    driver.spawned("a", ord("a"))
+    driver.hello("a")
+    assert driver.started() == []
+    driver.ready("a")
+    assert driver.started() == [1]
 
 
 def test_without_a_model_of_their_engine_there_is_none() -> None:
@@ -191,6 +216,13 @@ def test_a_load_takes_over_one_that_waits_and_the_next_is_started_after_it() -> 
     assert driver.started() == [2]
 
 
+def test_starting_spare_is_not_adopted() -> None:
+    driver = SpareDriver([real("a")], 1, 20)
+    driver.load("a")
+    assert driver.spawned_with() == [("a", None)]
+    assert driver.spares() == {"-": "starting"}
+
+
 def test_a_model_of_another_engine_takes_over_none() -> None:
     driver = SpareDriver([real("a"), sized("b", 4)], 1, 20)
     driver.spare_ready(1)
@@ -208,7 +240,7 @@ def test_death_of_an_adopted_spare_delays_no_spare() -> None:
     assert driver.core.status(driver.now)["spares"]["retry_in_s"] is None
 
 
-def test_one_that_dies_is_replaced_ever_later_and_no_model_has_crashed() -> None:
+def test_dead_spare_is_replaced_with_growing_delay() -> None:
     driver = SpareDriver([real("a")], 1, 20)
     driver.bring_up("a")
     number = 1
@@ -235,7 +267,7 @@ def test_the_delay_starts_afresh_once_one_has_waited_for_long_or_was_used() -> N
     assert driver.core.status(driver.now)["spares"]["retry_in_s"] == 1.0
 
 
-def test_one_that_was_told_to_end_has_not_died() -> None:
+def test_ended_spare_delays_no_other() -> None:
     driver = SpareDriver([real("a")], 1, 20)
     driver.spare_ready(1)
     driver.reload(spare_workers=0)
@@ -245,7 +277,7 @@ def test_one_that_was_told_to_end_has_not_died() -> None:
     assert driver.started() == [2], "without delay"
 
 
-def test_they_are_counted_and_need_room_like_any_model() -> None:
+def test_spares_are_reserved_and_need_room() -> None:
     driver = SpareDriver([real("a", 4), real("b", 3)], 3, 10)
     driver.bring_up("a")
     driver.spare_ready(1)
@@ -266,7 +298,7 @@ def test_next_spare_is_planned_with_the_measured_size() -> None:
 
 
 @pytest.mark.parametrize("engine_is_theirs", [True, False])
-def test_they_make_room_for_a_load_before_any_model_does(engine_is_theirs: bool) -> None:
+def test_spares_make_room_before_models(engine_is_theirs: bool) -> None:
     others = [real("b", 5)] if engine_is_theirs else [sized("b", 5)]
     driver = SpareDriver([real("a", 4), *others], 1, 10)
     driver.bring_up("a")
@@ -313,7 +345,7 @@ def test_all_spares_go_before_a_model_that_must_go() -> None:
     assert driver.spawned_with() == [("b", None)]
 
 
-def test_they_go_before_a_model_does_when_too_much_is_reserved() -> None:
+def test_spares_go_first_when_too_much_is_reserved() -> None:
     driver = SpareDriver([real("a", 4), real("b", 4)], 1, 10)
     driver.bring_up("a")
     driver.spare_ready(1)

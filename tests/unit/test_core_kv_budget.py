@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import hypothesis
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +16,16 @@ from mlxsup.supervisor.core.memory.head_room import Claim, divide
 
 from support.core_driver import RESTART
 from support.core_memory import limited, sized, states
-from support.core_rows import ALL_ROWS, FIXED, ONE_ROW, RowsDriver, bytes_for, need_of, served
+from support.core_rows import (
+    ALL_ROWS,
+    CONTEXT,
+    FIXED,
+    ONE_ROW,
+    RowsDriver,
+    bytes_for,
+    need_of,
+    served,
+)
 from support.core_shortage import ShortageDriver
 
 # Division of free memory
@@ -33,6 +43,7 @@ claims = st.dictionaries(
 )
 
 
+@hypothesis.settings(max_examples=50)
 @given(st.integers(-100, 3000), claims)
 def test_divide_leaves_nothing_usable_and_wastes_nothing(
     free: int, wanted: dict[ModelName, Claim]
@@ -161,6 +172,32 @@ def test_a_load_has_room_for_its_longest_answer() -> None:
     assert driver.reserved() == FIXED + bytes_for(1, 3000 + 256)
     driver.come_up("a")
     assert driver.row("a")["row_budget_bytes"] == ALL_ROWS
+
+
+def test_a_model_that_was_swapped_out_returns_with_room_for_its_longest_answer() -> None:
+    driver = RowsDriver("ab", 2 * MODEL - 1)
+    driver.bring_up("a")
+    key = driver.begin("a", "r1", prompt=3000)
+    driver.token(key, model="a")
+    driver.ask("r2", "b")
+    while not driver.pausing:
+        driver.pass_time(1.0)
+    driver.row_left(key, "a")
+    driver.exit("a", code=0)
+    assert driver.spawns() == ["b"]
+    driver.cancel("r2")
+    driver.unload("b")
+    driver.exit("b", code=0)
+    assert driver.spawns() == ["a"]
+    assert driver.row("a")["reserved_bytes"] >= FIXED + bytes_for(1, 3000 + 256)
+
+
+def test_an_answer_of_the_whole_context_needs_no_more_than_that() -> None:
+    driver = RowsDriver("a", 10**9)
+    driver.bring_up("a")
+    driver.begin("a", "r1", prompt=CONTEXT - 1)
+    driver.exit("a")
+    assert driver.reserved() == FIXED + bytes_for(1, CONTEXT)
 
 
 # Rows of pinned models

@@ -181,6 +181,19 @@ def test_a_process_that_is_told_harder_has_as_long_again_for_each_stage() -> Non
     assert driver.state() is State.FAILED
 
 
+def test_a_process_without_a_pid_is_waited_for_beyond_all_limits_and_killed_when_it_has_one() -> (
+    None
+):
+    driver = Driver()
+    driver.load()
+    driver.unload()
+    for _ in range(5):
+        driver.pass_time(20.0)
+    assert driver.state() is State.STOPPING
+    driver.spawned(pid=9)
+    assert driver.signals() == [WorkerSignal.KILL]
+
+
 def test_a_hurry_lets_a_process_that_was_killed_its_time() -> None:
     driver = in_state(State.READY)
     driver.broke()
@@ -466,6 +479,15 @@ def test_numbers_do_not_make_an_error_another_one() -> None:
     assert (driver.state(), driver.generation()) == (State.FAILED, 2)
 
 
+def test_another_error_is_another_attempt() -> None:
+    driver = Driver()
+    driver.load()
+    for message in ("ValueError: a", "ValueError: b", "ValueError: a"):
+        die(driver, message)
+        assert driver.state() in (State.LOADING, State.BACKOFF)
+    assert driver.generation() >= RESTART.max_restarts
+
+
 def test_another_code_with_the_same_words_is_another_error() -> None:
     driver = Driver()
     driver.load()
@@ -526,6 +548,31 @@ def test_a_load_that_ended_otherwise_between_makes_it_the_first_again(between: s
     assert driver.state() is State.BACKOFF
     die(driver, RAISED)
     assert driver.state() is State.FAILED
+
+
+def test_a_load_that_was_ended_is_not_the_first_of_two() -> None:
+    driver = Driver()
+    driver.load()
+    driver.spawned()
+    driver.hello()
+    driver.worker(Dying(code=70, message=RAISED))
+    driver.unload()
+    driver.exit(code=70)
+    driver.ask()
+    die(driver, RAISED)
+    assert driver.state() is State.LOADING
+
+
+def test_a_person_who_asks_for_it_gets_two_attempts_again() -> None:
+    driver = Driver()
+    driver.load()
+    die(driver, RAISED)
+    die(driver, RAISED)
+    driver.restart()
+    die(driver, RAISED)
+    assert driver.state() is State.LOADING
+    die(driver, RAISED)
+    assert (driver.state(), driver.generation()) == (State.FAILED, 4)
 
 
 def come_up(driver: Driver, ready: Ready = READY) -> None:
@@ -644,6 +691,23 @@ def test_a_load_shows_its_phases_until_the_next_one_begins() -> None:
     assert driver.row()["load_phases_s"] == {"spawn": 0.5}, "of the latest load"
 
 
+@pytest.mark.parametrize("ends", ["dies", "is unloaded"])
+def test_a_load_that_fails_or_is_called_off_counts_until_then(ends: str) -> None:
+    driver = Driver([entry()])
+    driver.load()
+    driver.spawned()
+    driver.hello()
+    proceed(driver, LoadPhase.WEIGHTS, 0.1, 1.5)
+    if ends == "dies":
+        driver.exit(code=66)
+    else:
+        driver.unload()
+        driver.now += 1.0
+        driver.exit(code=0)
+    driver.now += 60.0
+    assert driver.row()["load_phases_s"] == {"spawn": 0.0, "import": 0.0, "weights": 1.5}
+
+
 # Processes that SIGKILL does not end (P26)
 
 SETTINGS = CoreSettings(max_queue=8, max_queue_per_client=4, drain_timeout_s=5.0)
@@ -665,7 +729,7 @@ def reload_names(driver: Driver, *models: str) -> None:
     driver.do(Reloaded(now=driver.now, settings=SETTINGS, models=entries))
 
 
-def test_it_is_failed_and_named_and_its_requests_are_answered() -> None:
+def test_stuck_process_fails_its_model_and_requests() -> None:
     driver = in_state(State.READY)
     driver.broke()
     driver.ask("waits")
@@ -745,6 +809,14 @@ def test_unloaded_stuck_model_stops_at_its_exit() -> None:
     assert (driver.state(), driver.row()["pid"]) == (State.STOPPED, None)
 
 
+def test_an_unload_that_waits_is_answered() -> None:
+    driver = in_state(State.READY)
+    unload = driver.unload()
+    driver.pass_time(5.0 + 2.0 + 2.0 + KILL_LIMIT_S + 1.0)
+    assert driver.state() is State.FAILED
+    assert driver.errors()[unload] == ErrorCode.MODEL_FAILED
+
+
 def test_the_end_does_not_wait_for_it() -> None:
     driver = stuck()
     stop = driver.stop()
@@ -754,7 +826,7 @@ def test_the_end_does_not_wait_for_it() -> None:
 
 
 @pytest.mark.parametrize("state", [State.LOADING, State.READY, State.STOPPING])
-def test_an_end_that_meets_it_comes_within_the_limit_it_has_named(state: State) -> None:
+def test_stop_with_a_stuck_process_keeps_its_limit(state: State) -> None:
     driver = in_state(state)
     driver.stop()
     [reply] = driver.sent(Reply)
@@ -777,6 +849,15 @@ def test_a_reload_that_removes_it_forgets_it_at_its_exit() -> None:
     assert driver.core.status(driver.now)["models"] == []
 
 
+def test_what_it_held_when_a_reload_removed_it_is_told_that_it_is_gone() -> None:
+    driver = in_state(State.READY)
+    driver.accept(1)
+    reload_names(driver, "other")
+    driver.broke()
+    driver.pass_time(KILL_LIMIT_S + 0.1)
+    assert driver.failure_of().error["code"] == ErrorCode.UNKNOWN_MODEL
+
+
 def test_a_reload_that_brings_it_back_starts_no_second_process() -> None:
     driver = stuck()
     reload_names(driver)
@@ -785,6 +866,13 @@ def test_a_reload_that_brings_it_back_starts_no_second_process() -> None:
     assert (driver.state(), driver.row()["wanted"]) == (State.FAILED, "up")
     driver.exit()
     assert driver.spawns() == ["m"]
+
+
+def test_messages_of_an_abandoned_worker_are_ignored() -> None:
+    driver = stuck()
+    for say in (Driver.hello, Driver.ready, Driver.broke, Driver.beat):
+        say(driver)
+        assert (driver.actions, driver.state()) == ([], State.FAILED)
 
 
 def test_late_exit_accuses_once() -> None:

@@ -139,6 +139,17 @@ def test_a_smaller_model_passes_one_that_waits_but_not_for_ever() -> None:
     assert driver.row("y")["memory_wait"]["reason"] == "needs 2.00 GiB: another has waited longer"
 
 
+def test_who_leaves_room_for_the_one_that_waits_longest_passes_it() -> None:
+    models = [sized("a", 6 * GIB), sized("c", 6 * GIB), sized("x", 2 * GIB)]
+    driver = MemoryDriver(models, limited(8 * GIB))
+    driver.bring_up("a")
+    driver.serve("r1", model="a")
+    driver.ask("r2", "c")
+    driver.pass_time(100.0)
+    driver.ask("r3", "x")
+    assert driver.spawns() == ["x"]
+
+
 def test_no_eviction_while_another_model_loads() -> None:
     models = [sized(name, 4 * GIB) for name in "abcd"]
     driver = MemoryDriver(models, limited(8 * GIB))
@@ -327,6 +338,16 @@ def test_a_long_back_off_gives_the_memory_back() -> None:
     assert driver.state("a") is State.PENDING, "nobody waits for it, and there is no room"
 
 
+def test_a_pinned_model_keeps_its_memory_in_a_long_back_off() -> None:
+    policy = replace(entry().restart, backoff_initial_s=60.0, backoff_max_s=60.0)
+    driver = MemoryDriver([sized("a", 4 * GIB, restart=policy, pinned=True)], limited(8 * GIB))
+    driver.bring_up("a")
+    driver.exit("a")
+    driver.come_up("a")
+    driver.exit("a")
+    assert (driver.state("a"), driver.reserved()) == (State.BACKOFF, 4 * GIB)
+
+
 def test_restarting_pinned_model_keeps_only_its_need() -> None:
     """Its process goes, and the next one takes less: nobody is refused for what this one took."""
     models = [sized("a", 4 * GIB, pinned=True), sized("c", 4 * GIB)]
@@ -341,6 +362,14 @@ def test_restarting_pinned_model_keeps_only_its_need() -> None:
     driver.exit("a", code=0)
     assert (driver.spawns(), driver.reserved()) == (["c"], 8 * GIB)
     driver.come_up("c")
+    assert driver.spawns() == ["a"]
+
+
+def test_a_restart_keeps_the_memory() -> None:
+    driver = pair_and_more()
+    driver.restart("a")
+    driver.ask("r1", "c")
+    driver.exit("a", code=0)
     assert driver.spawns() == ["a"]
 
 
@@ -420,6 +449,17 @@ def test_pins_that_come_with_a_reload_are_reserved_at_once_and_given_up_with_one
     unpinned = replace(pinned, pinned=False)
     driver.do(Reloaded(now=driver.now, settings=limited(8 * GIB), models=(*others, unpinned)))
     assert driver.row("c")["reserved_bytes"] == 0
+
+
+def test_a_pin_that_goes_takes_its_memory_with_it_though_the_model_waits_for_its_turn() -> None:
+    pinned = sized("b", 4 * GIB, pinned=True)
+    driver = MemoryDriver([sized("a", 4 * GIB), pinned], limited(8 * GIB))
+    driver.load("a")
+    driver.load("b")
+    assert (driver.state("b"), driver.row("b")["reserved_bytes"]) == (State.PENDING, 4 * GIB)
+    models = (driver.model("a").life.settings, replace(pinned, pinned=False))
+    driver.do(Reloaded(now=driver.now, settings=limited(8 * GIB), models=models))
+    assert (driver.state("b"), driver.row("b")["reserved_bytes"]) == (State.PENDING, 0)
 
 
 def test_need_without_a_given_size_is_the_estimate() -> None:
@@ -553,6 +593,14 @@ def test_a_pinned_model_keeps_no_memory_for_an_answer_that_has_ended() -> None:
     driver.measure()
     assert driver.state("m") is State.LOADING
     assert driver.reserved() == 2 * MODEL
+
+
+def test_unloaded_pinned_model_keeps_no_memory_for_an_ended_answer() -> None:
+    driver = after_long_stream(2 * MODEL)
+    driver.unload("p")
+    driver.exit("p", code=0)
+    assert (driver.state("p"), driver.reserved()) == (State.STOPPED, MODEL)
+    assert driver.foresees("p")["needed_bytes"] == MODEL
 
 
 @pytest.mark.parametrize("crashes", [1, 2])
@@ -722,6 +770,18 @@ def test_after_a_crash_a_model_waits_for_no_other_load(most: int) -> None:
     assert loading(driver) == "bcd"[:most]
     driver.exit("a")
     assert loading(driver) == "a" + "bcd"[:most]
+
+
+def test_after_a_crash_models_wait_for_each_other() -> None:
+    driver = started(2)
+    for name in "abc":
+        driver.load(name)
+        driver.come_up(name)
+    for name in "abc":
+        driver.exit(name)
+    assert loading(driver) == "ab"
+    driver.come_up("a")
+    assert loading(driver) == "bc"
 
 
 def test_a_load_waits_for_those_after_a_crash() -> None:

@@ -23,6 +23,7 @@ from mlxsup.supervisor.core.memory.raising import raised
 from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
 
 from support.core_driver import LAUNCH, Driver, entry
+from support.core_looks import ALICE
 from support.core_memory import SUBSCRIPTION, MemoryDriver, limited, notes, sized, states
 from support.core_rows import CONTEXT, FIXED, ONE_ROW, RowsDriver, bytes_for, need_of, served
 from support.needs import GIB, MIB, need
@@ -195,11 +196,18 @@ def test_a_load_that_runs_out_of_memory_counts() -> None:
 
 
 @pytest.mark.parametrize("code", [0, 1, 70, 72])
-def test_no_other_exit_raises_anything(code: int) -> None:
+def test_only_out_of_memory_raises_a_need(code: int) -> None:
     driver = RowsDriver("a", 10 * MODEL)
     driver.bring_up("a")
     driver.exit("a", code=code)
     assert (need_raised(driver), driver.row("a")["raised_bytes"]) == ([], 0)
+
+
+def test_a_kill_raises_nothing() -> None:
+    driver = RowsDriver("a", 10 * MODEL)
+    driver.bring_up("a")
+    driver.exit("a", signal="SIGKILL")
+    assert need_raised(driver) == []
 
 
 def test_given_memory_is_never_raised() -> None:
@@ -250,7 +258,21 @@ def test_an_answer_that_needs_all_there_is_gets_it_from_the_raise() -> None:
     assert driver.errors() == {}
 
 
-def test_its_next_load_has_room_for_an_answer_that_has_begun() -> None:
+def test_no_more_of_the_raise_gives_way_than_an_answer_needs() -> None:
+    longest = bytes_for(1, 6000 + 256)
+    driver = RowsDriver("a", FIXED + longest)
+    driver.bring_up("a")
+    driver.exit("a", code=75)
+    driver.come_up("a")
+    prompt = 6000 - LEAST // 4
+    driver.begin("a", "r", prompt=prompt)
+    driver.confirm("a")
+    driver.now += 1
+    driver.measure()
+    assert longest - LEAST < driver.budget("a") == bytes_for(1, prompt + 256) < longest
+
+
+def test_raise_gives_way_to_a_begun_answer() -> None:
     longest = bytes_for(1, 6000 + 256)
     driver = RowsDriver("a", FIXED + longest)
     driver.bring_up("a")
@@ -283,6 +305,17 @@ def test_appraisal_replaces_a_raise() -> None:
     assert driver.row("a")["raised_bytes"] == 123
     driver.do(Appraised(now=driver.now, needs={ModelName("a"): need_of(context=CONTEXT - 1)}))
     assert driver.row("a")["raised_bytes"] == 0, "its files have changed"
+
+
+def test_a_process_of_an_older_entry_raises_nothing() -> None:
+    driver = RowsDriver("a", 10 * MODEL)
+    driver.bring_up("a")
+    driver.begin("a", "r")
+    entry = served("a")
+    changed = replace(entry, launch=replace(entry.launch, context_length=77))
+    driver.do(Reloaded(now=driver.now, settings=limited(10 * MODEL), models=(changed,)))
+    driver.exit("a", code=75)
+    assert need_raised(driver) == []
 
 
 def test_unknown_need_keeps_its_process_reserved() -> None:
@@ -368,6 +401,16 @@ def test_reading_the_configuration_again_brings_its_context_back() -> None:
     driver.exit(code=0)
     driver.pass_time(0.0)
     assert driver.model().life.launch.context_length == 0
+
+
+def test_a_model_that_is_removed_meanwhile_is_unknown() -> None:
+    driver = Driver()
+    asked = load(driver, 4096)
+    settings = driver.core.fleet.settings
+    other = replace(entry(), name=ModelName("other"))
+    driver.do(Reloaded(now=driver.now, settings=settings, models=(other,)))
+    answer(driver, asked)
+    assert driver.errors(ALICE) == {"load": "unknown_model"}
 
 
 def test_load_is_superseded_by_a_reload_of_its_folder() -> None:
@@ -502,3 +545,9 @@ def test_raise_of_a_pinned_model_gives_way() -> None:
     load_longer(driver, 11)
     assert driver.state("a") is State.LOADING
     assert driver.row("b")["reserved_bytes"] == 5 * GIB
+
+
+def test_without_a_budget_nothing_is_refused() -> None:
+    driver = models(budget=None)
+    load_longer(driver, 400)
+    assert driver.state("a") is State.LOADING

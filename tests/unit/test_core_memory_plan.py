@@ -144,7 +144,7 @@ def test_pinned_models_must_fit_together() -> None:
     )
 
 
-patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+patient = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 
 
 @st.composite
@@ -383,12 +383,28 @@ def test_rows_share_the_rest_of_the_budget() -> None:
     assert made.reserved_bytes == 2 * (GIB + ROW)
 
 
+@pytest.mark.parametrize(("budget_bytes", "rows"), [(GIB // 2, 0), (GIB + ROW // 2, 1)])
+def test_who_does_not_fit_has_a_shorter_row_or_none(budget_bytes: int, rows: int) -> None:
+    [place] = make_plan([candidate("a", need(rows=4))], budget_bytes).placements
+    assert (place.is_placed, place.rows) == (False, rows)
+    assert (0 < place.context_tokens < 1024) == (rows == 1)
+
+
 def test_change_lowers_contexts_before_preloads() -> None:
     models = [candidate(name, need(GIB, least=2048)) for name in "ab"]
     change = find_change(models, budget(2 * (GIB + GROWTH) + 2 * 600 * MIB))
     assert isinstance(change, LowerContext)
     assert (list(change.models), change.tokens) == (["a", "b"], 512)
     assert str(change) == "set context_length = 512 for a and b, which saves 3.00 GiB"
+
+
+def test_the_last_of_the_file_wait_first() -> None:
+    models = [candidate(name, need(2 * GIB)) for name in "abc"]
+    change = find_change(models, budget(5 * GIB))
+    assert isinstance(change, LoadOnRequest)
+    assert str(change) == (
+        "set preload = false for b and c, which then take their turns with the others"
+    )
 
 
 needs = st.builds(
@@ -496,6 +512,12 @@ def test_a_pinned_model_does_not_go_for_another_one() -> None:
     assert find_change(models, budget(5 * GIB, 9 * GIB)) == RaiseBudget(size_bytes=6 * GIB)
 
 
+def test_a_pinned_model_has_its_memory_before_those_that_stand_above_it() -> None:
+    models = [sized("q", 2), sized("p", 4, is_pinned=True)]
+    q, p = make_plan(models, 5 * GIB).placements
+    assert (q.is_placed, p.is_placed) == (False, True)
+
+
 def test_a_pinned_model_keeps_its_memory_while_it_is_not_loaded() -> None:
     models = [sized("p", 4, is_pinned=True, is_resident=False), sized("q", 2)]
     made = make_plan(models, 5 * GIB)
@@ -503,6 +525,11 @@ def test_a_pinned_model_keeps_its_memory_while_it_is_not_loaded() -> None:
     assert (p.is_placed, p.goes, p.missing_bytes) == (False, (), 0)
     assert (q.is_placed, q.missing_bytes) == (False, GIB)
     assert made.reserved_bytes == 4 * GIB
+
+
+def test_plan_evicts_unpinned_models_only() -> None:
+    models = [sized("p", 2, is_pinned=True), sized("q", 2), sized("r", 3, is_resident=False)]
+    assert make_plan(models, 5 * GIB).placements[2].goes == ("q",)
 
 
 crowds = st.lists(st.tuples(st.integers(1, 4), st.booleans()), min_size=2, max_size=4)
@@ -568,6 +595,14 @@ def test_given_memory_is_the_need() -> None:
     assert one.tokens_in(one.needed_bytes) == 2048 - 256
 
 
+@pytest.mark.parametrize(
+    ("size", "tokens"),
+    [(GIB - 1, 0), (GIB + GROWTH, 0), (GIB + GROWTH + 7 * MIB, 7), (99 * GIB, 4096)],
+)
+def test_the_context_in_so_much_memory(size: int, tokens: int) -> None:
+    assert need(GIB, least=1024, context=4096).tokens_in(size) == tokens
+
+
 def test_the_rows_in_so_much_memory() -> None:
     one = need(GIB, rows=4)
     row = GROWTH + 512 * MIB
@@ -578,6 +613,7 @@ def test_the_rows_in_so_much_memory() -> None:
     assert need(GIB, rows=4, layers=()).rows_in(GIB, longest=512) == 4
 
 
+@hypothesis.settings(max_examples=50)
 @given(
     sizes=st.dictionaries(st.sampled_from("abcdefg").map(ModelName), st.integers(0, 20)),
     needed=st.integers(0, 40),

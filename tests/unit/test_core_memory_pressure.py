@@ -76,7 +76,7 @@ def test_room_bytes(available: int, strain: Strain, room: int | None) -> None:
     assert room_bytes(reading(0), 40) == 0, "never below nothing"
 
 
-def test_it_is_raised_after_ten_calm_seconds_and_keeps_a_step_to_spare() -> None:
+def test_budget_is_raised_after_ten_calm_seconds() -> None:
     assert CALM_S == 10.0
     seconds = int(CALM_S)
     low = [1000]
@@ -238,6 +238,16 @@ def test_outgrown_reservation_shrinks_after_reclaim() -> None:
     driver.now += ASK_AGAIN_S
     sample(driver, 9, a=4.5, b=3)
     assert driver.reserved() == int(8.5 * GIB), "what is measured above counts as before"
+
+
+def test_who_gives_back_nothing_is_evicted_at_the_next_measurement() -> None:
+    driver = pair_and_more()
+    beat(driver, "b", cache_gib=1)
+    sample(driver, 0, a=4, b=4)
+    assert asked(driver) == ["b"]
+    sample(driver, 0, a=4, b=4)
+    assert asked(driver) == [], "once in ten seconds"
+    assert states(driver, "ab") == [State.STOPPING, State.READY]
 
 
 def test_a_worker_is_asked_again_after_ten_seconds_and_not_for_a_trifle() -> None:
@@ -437,7 +447,7 @@ def test_the_lowest_class_goes_first() -> None:
     assert states(driver) == [State.READY, State.READY, State.DRAINING]
 
 
-def test_one_that_serves_always_stays() -> None:
+def test_one_serving_model_always_stays() -> None:
     driver = crowd()
     for name in "ab":
         driver.stream(name, name)
@@ -473,6 +483,15 @@ def test_only_models_that_can_return_are_swapped_out(budget_gib: int) -> None:
     assert states(driver, "ab") == [first, State.READY], "without room its answers would end"
 
 
+def test_with_swap_off_nobody_goes() -> None:
+    driver = crowd(swap=False)
+    for name in "ab":
+        driver.stream(name, name)
+    driver.now += TURN_S
+    short(driver)
+    assert states(driver, "ab") == [State.READY] * 2
+
+
 def test_no_swap_without_a_shortage() -> None:
     driver = SwapDriver([sized(name, 4 * GIB) for name in "abc"], limited(8 * GIB))
     driver.bring_up("a", "b")
@@ -497,7 +516,7 @@ def test_no_swap_for_a_grown_process() -> None:
     assert states(driver, "ab") == [State.READY] * 2, "it would be back at once, and grow again"
 
 
-def test_it_is_called_off_when_memory_is_no_longer_short() -> None:
+def test_swap_is_called_off_when_memory_is_back() -> None:
     driver = crowd()
     driver.say(Subscribe(id=SUBSCRIPTION))
     keys = [driver.stream("a", "r1"), driver.stream("a", "r2")]
@@ -519,7 +538,7 @@ def test_it_is_called_off_when_memory_is_no_longer_short() -> None:
 
 
 @pytest.mark.parametrize("budget_gib", [8, 6])
-def test_it_is_called_off_by_a_reload_only_if_there_is_room_then(budget_gib: int) -> None:
+def test_reload_calls_a_swap_off_only_with_room(budget_gib: int) -> None:
     driver = crowd()
     for name in "ab":
         driver.stream(name, name)
@@ -596,6 +615,16 @@ def test_paused_answers_keep_it_if_they_have_begun(is_accepted: bool) -> None:
     driver.ask("r3", "b")
     driver.pass_time(TURN_S + 1.0)
     assert (driver.state("a") is State.READY) is is_accepted
+
+
+def test_a_row_that_the_worker_has_not_accepted_yet_keeps_it() -> None:
+    """It may be accepted before it leaves."""
+    driver = changed()
+    [key] = driver.model("a").running
+    driver.serve("r2", model="a")
+    finish(driver, "a", key)
+    driver.ask("r3", "b")
+    assert driver.stays("a")
 
 
 def test_the_next_in_line_gets_its_turn_instead() -> None:
@@ -682,7 +711,7 @@ def test_files_that_keep_a_model_are_looked_at_again_while_its_answers_are_open(
     assert driver.folders.looks == ["a"] * 5
 
 
-def test_all_victims_are_compared_before_any_of_them_goes() -> None:
+def test_files_of_all_victims_are_compared_first() -> None:
     models = [*(sized(name, 2 * GIB) for name in "ab"), sized("c", 4 * GIB)]
     driver = SwapDriver(models, limited(4 * GIB))
     driver.bring_up("a", "b")
@@ -711,3 +740,18 @@ def test_an_answer_about_an_earlier_process_says_nothing_of_this_one() -> None:
     late = FilesSeen(now=driver.now, model=ModelName("a"), generation=Generation(old), change="x")
     driver.do(late)
     assert driver.model("a").life.files.change == ""
+
+
+def test_an_answer_that_meets_a_drain_is_kept_for_its_return() -> None:
+    driver = rivals()
+    driver.folders.is_slow = True
+    driver.stream("a", "r1")
+    driver.ask("r2", "b")
+    driver.pass_time(TURN_S + 0.1)
+    driver.unload("a")
+    driver.folders.changes["a"] = CHANGE
+    driver.folders.answer(driver.core, "a", driver.now)
+    driver.load("a")
+    assert driver.state("a") is State.READY
+    driver.folders.is_slow = False
+    assert driver.stays("a", 60.0)

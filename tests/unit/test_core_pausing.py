@@ -81,7 +81,7 @@ def test_tokens_computed_ahead_precede_the_paused_notice() -> None:
     assert driver.row()["queued"] == 0
 
 
-def test_it_gives_its_row_to_others_and_comes_back_before_new_ones_C11() -> None:
+def test_paused_request_frees_its_row_and_returns_first_C11() -> None:
     driver = streaming(rows=1)
     driver.ask("r2")
     driver.ask("r3")
@@ -96,7 +96,7 @@ def test_it_gives_its_row_to_others_and_comes_back_before_new_ones_C11() -> None
     assert driver.dispatched() == [1]
 
 
-def test_it_continues_with_all_that_was_delivered_and_is_counted_once() -> None:
+def test_resumed_request_continues_from_delivered_tokens() -> None:
     driver = paused()
     driver.resume()
     [dispatch] = driver.told(Dispatch)
@@ -131,6 +131,24 @@ def test_pause_and_resume_are_announced() -> None:
     assert driver.announced() == ["request r1 is paused: somebody asked for that"]
     driver.resume()
     assert driver.announced() == ["request r1 is no longer paused"]
+
+
+def test_end_that_crosses_a_pause_wins() -> None:
+    driver = streaming()
+    driver.pause()
+    driver.token(1, finish=FinishReason.STOP)
+    assert driver.result_of().finish_reason is FinishReason.STOP
+    assert (driver.row()["running"], driver.row()["paused"]) == ([], [])
+
+
+def test_tokens_that_cross_the_pause_count_and_are_no_return() -> None:
+    driver = streaming()
+    driver.pause()
+    driver.token(1)
+    assert len(driver.sent(Deltas)) == 1
+    assert notices(driver, "resumed") == []
+    driver.row_left(1)
+    assert notices(driver, "paused") == [told(3)]
 
 
 def test_a_cancel_that_crosses_the_pause_ends_it_and_drops_its_state() -> None:
@@ -182,6 +200,17 @@ def test_a_crash_before_the_worker_confirms_interrupts_and_leaves_it_paused() ->
     assert (driver.result_of().resumed, driver.result_of().paused) == (1, 1)
 
 
+def test_a_row_that_leaves_again_before_it_said_anything_has_not_continued() -> None:
+    driver = paused()
+    driver.resume()
+    driver.pause()
+    driver.row_left(1)
+    assert notices(driver, "resumed") == []
+    driver.resume()
+    driver.token(1, finish=FinishReason.STOP)
+    assert driver.result_of().paused == 1
+
+
 def test_a_request_that_was_not_accepted_is_new_again() -> None:
     driver = Driver()
     driver.load()
@@ -225,7 +254,7 @@ def test_other_limits_run_on(limit: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["cancel", "leave"])
-def test_its_client_ends_it_at_once_and_its_state_is_dropped(how: str) -> None:
+def test_cancel_of_a_paused_request_drops_its_state(how: str) -> None:
     driver = paused()
     getattr(driver, how)()
     assert driver.told(DropKept) == [DropKept(key=KEY)]
@@ -240,6 +269,13 @@ def test_a_state_that_was_not_kept_is_not_dropped() -> None:
     driver.row_left(1)
     driver.cancel()
     assert driver.told(DropKept) == []
+
+
+def test_a_state_that_was_taken_up_again_is_not_dropped() -> None:
+    driver = paused()
+    driver.resume()
+    driver.cancel()
+    assert (driver.told(DropKept), driver.told(CancelRow)) == ([], [CancelRow(key=KEY)])
 
 
 def test_a_state_goes_with_its_process() -> None:

@@ -14,6 +14,7 @@ from mlxsup.protocol.worker_messages import Heartbeat, PauseRow
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.health.blame import (
     APPROACH_TOKENS,
+    MAX_PLACES,
     MAX_QUARANTINED,
     MAX_SUSPECTS,
     PROBATION_S,
@@ -80,6 +81,16 @@ def test_deaths_without_evidence_accuse_no_request(signal: str, code: int | None
         assert (driver.row()["suspects"], driver.row()["quarantined"]) == (0, 0)
     driver.token(1, 2, 3, 4, finish=FinishReason.STOP)
     assert driver.errors() == {}
+
+
+def test_deaths_asked_for_and_while_loading_accuse_nobody() -> None:
+    driver = engine_of(2)
+    driver.serve("a")
+    driver.restart(now=True)
+    driver.exit(signal="SIGSEGV")
+    driver.spawned()
+    driver.exit(signal="SIGSEGV")
+    assert driver.row()["suspects"] == 0
 
 
 def test_cancelling_or_sending_again_does_not_clear_suspicion() -> None:
@@ -202,6 +213,22 @@ def test_a_completion_in_between_shows_that_it_is_not() -> None:
     assert driver.row()["quarantined"] == 3
 
 
+def test_the_crash_that_finds_the_culprit_is_not_counted_in_the_window_P9() -> None:
+    restart = RestartSettings(
+        max_restarts=2, window_s=1000.0, backoff_initial_s=0.1, backoff_max_s=0.1
+    )
+    driver = Driver([entry(restart=restart)], SETTINGS)
+    driver.load()
+    driver.come_up()
+    driver.serve("p")
+    for _ in range(3):
+        crash(driver)
+    assert driver.state() is State.READY
+    assert driver.row()["restarts"] == 3, "it is a crash all the same"
+    driver.exit()
+    assert driver.state() is State.FAILED, "two crashes had been counted before"
+
+
 def test_a_suspect_that_comes_again_has_its_turn_between_others() -> None:
     driver = engine_of(4)
     driver.serve("suspect")
@@ -229,6 +256,18 @@ def test_a_turn_is_due_from_some_way_before_the_place_of_a_crash() -> None:
     blame.judge(Evidence.ACCUSES, [Held(digest=other)], 1.0)
     due = [n for n in range(120) if blame.is_due(Held(digest=suspect, tokens=n))]
     assert due == list(range(place - APPROACH_TOKENS, 120))
+
+
+def test_tokens_before_a_turn_is_due_do_not_shorten_it() -> None:
+    blame, place = Blame(), 200
+    suspect, other = Digest(b"suspect"), Digest(b"other")
+    blame.judge(Evidence.ACCUSES, [Held(digest=suspect, tokens=place), Held(digest=other)], 0.0)
+    blame.judge(Evidence.ACCUSES, [Held(digest=other)], 1.0)
+    assert not blame.gained(Held(digest=suspect, tokens=1), 2.0), "far from the place"
+    past = place + PROBATION_TOKENS
+    assert not blame.gained(Held(digest=suspect, tokens=past), 3.0), "the first token there"
+    assert not blame.gained(Held(digest=suspect, tokens=past), 3.0 + 0.9 * PROBATION_S)
+    assert blame.gained(Held(digest=suspect, tokens=past), 3.0 + 1.1 * PROBATION_S)
 
 
 def test_memory_of_suspects_and_quarantines_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,6 +330,15 @@ def test_samples_of_an_earlier_process_do_not_count() -> None:
     assert driver.row()["footprint_bytes"] == 0
     driver.come_up(pid=before + 1)
     driver.sample(1001, pid=before)
+    assert crash(driver, "SIGKILL") == [1, 2], "no kill for memory"
+
+
+def test_new_process_is_not_judged_by_old_samples() -> None:
+    driver = engine_of(4, memory_limit_bytes=1000)
+    driver.serve("a", "b")
+    driver.sample(1001)
+    driver.exit(signal="SIGTERM")
+    driver.come_up()
     assert crash(driver, "SIGKILL") == [1, 2], "no kill for memory"
 
 
@@ -396,6 +444,40 @@ def test_a_turn_ends_past_the_last_crash_and_no_earlier() -> None:
     assert driver.told(PauseRow) == []
     gain(driver, 3)
     assert driver.told(PauseRow) == [PauseRow(key=RequestKey(3), keep=False)]
+
+
+def test_the_suspects_of_the_first_crash_take_turns_too_if_they_come_again() -> None:
+    driver = engine_of(4)
+    driver.serve("a", "b")
+    crash(driver)
+    driver.cancel("b")
+    driver.row_left(2)
+    driver.serve("c")
+    assert crash(driver) == [1]
+    assert driver.row()["on_probation"] == 3
+    driver.ask("b again", body=b"b")
+    assert prove(driver, 1) == [3]
+    assert prove(driver, 3) == [4]
+
+
+def test_of_equal_requests_the_one_that_had_come_furthest_counts() -> None:
+    driver = engine_of(2)
+    driver.ask("far", body=b"same")
+    for _ in range(9):
+        gain(driver, 1)
+    driver.ask("near", body=b"same")
+    crash(driver)
+    gain(driver, 1)
+    assert crash(driver) == [1], "it is near the place of the crash, and has its turn"
+    driver.cancel("far")
+    driver.row_left(1)
+    assert driver.dispatched() == [2]
+    driver.ask("third", body=b"same")
+    for _ in range(10 + PROBATION_TOKENS - 1):
+        gain(driver, 2)
+    assert driver.row()["on_probation"] == 1
+    gain(driver, 2)
+    assert driver.row()["on_probation"] == 0
 
 
 def test_a_suspect_that_is_sent_again_runs_in_company_until_it_is_near_the_crash() -> None:
@@ -536,6 +618,15 @@ def test_a_suspect_passes_each_place_of_its_crashes_alone() -> None:
     assert driver.dispatched() == [2]
 
 
+def test_the_places_of_a_suspect_are_bounded() -> None:
+    recovery, digest = Blame(), Digest(b"d")
+    rows = [Held(digest=digest, tokens=100 * n) for n in range(MAX_PLACES + 5)]
+    for _ in range(2):
+        recovery.judge(Evidence.ACCUSES, rows, 0.0)
+    due = [one.tokens for one in rows if recovery.is_due(one)]
+    assert due == [100 * n for n in range(5, MAX_PLACES + 5)]
+
+
 def test_tokens_that_come_at_once_prove_nothing_before_their_time() -> None:
     driver = engine_of(2)
     driver.serve("a", "b")
@@ -547,6 +638,19 @@ def test_tokens_that_come_at_once_prove_nothing_before_their_time() -> None:
     driver.pass_time(2 * PROBATION_S)
     driver.token(1)
     assert driver.told(PauseRow) == [PauseRow(key=RequestKey(1), keep=False)]
+
+
+def test_the_time_of_a_turn_counts_afresh_in_each_life() -> None:
+    driver = engine_of(2)
+    driver.serve("a", "b")
+    crash(driver)
+    crash(driver)
+    driver.token(1)
+    driver.pass_time(1.0)
+    assert crash(driver, "SIGKILL") == [1]
+    for _ in range(PROBATION_TOKENS):
+        driver.token(1)
+        assert driver.told(PauseRow) == []
 
 
 def test_three_poisons_do_not_make_an_engine_broken_in_which_others_come_past_their_crash() -> None:
@@ -680,6 +784,15 @@ def test_rows_that_may_not_be_resumed_do_not_hold_up_a_turn_by_overlapping() -> 
         driver.row_left(key)
     assert driver.dispatched() == [3]
     assert finish(driver, 3) == [5, 6, 7], "no turn is due any longer"
+
+
+def test_unresumable_request_starts_while_no_turn_is_near() -> None:
+    driver = waits_for_a_row_that_may_not_be_resumed()
+    driver.row_left(3)
+    driver.cancel("long")
+    assert driver.serve("long") == [6]
+    assert driver.row()["on_probation"] == 2
+    assert driver.serve("next", resume=False) == [7]
 
 
 def test_crash_in_company_convicts_no_suspect() -> None:

@@ -95,7 +95,7 @@ def test_latest_return_is_preempted_first() -> None:
 
 
 @pytest.mark.parametrize("priority", [NORMAL, BATCH])
-def test_no_other_class_frees_a_row(priority: Priority) -> None:
+def test_only_interactive_requests_preempt(priority: Priority) -> None:
     driver = streaming(BATCH)
     ask(driver, priority=priority)
     assert freed(driver) == []
@@ -152,6 +152,19 @@ def test_client_at_max_running_preempts_no_row() -> None:
     assert freed(driver) == []
     driver.token(2, finish=FinishReason.STOP)
     assert driver.dispatched() == [3]
+
+
+def test_of_those_who_wait_only_as_many_count_as_may_run() -> None:
+    two = {"two": ClientSettings(max_running=2)}
+    driver = driver_of(3, replace(SETTINGS, clients=two))
+    for number in (1, 2, 3):
+        begin(driver, f"r{number}", number, BATCH)
+    driver.pass_time(9.0)
+    asked = []
+    for number in range(3):
+        ask(driver, f"now{number}", client="two")
+        asked += freed(driver)
+    assert asked == [3, 2]
 
 
 def test_a_suspect_that_runs_alone_is_left_alone() -> None:
@@ -529,7 +542,7 @@ def test_crash_resets_rows_that_made_room() -> None:
     assert len(driver.told(Dispatch)) == 4
 
 
-def test_its_queue_timeout_runs_on() -> None:
+def test_queue_timeout_runs_while_waiting_for_memory() -> None:
     driver = full(NORMAL, NORMAL, NORMAL)
     knock(driver, queue_timeout_s=10.0)
     driver.pass_time(9.9)
@@ -538,7 +551,7 @@ def test_its_queue_timeout_runs_on() -> None:
     assert driver.errors() == {"now": ErrorCode.QUEUE_TIMEOUT}
 
 
-def test_it_is_queued_and_not_paused() -> None:
+def test_unbegun_row_without_memory_is_queued() -> None:
     driver = full(NORMAL, NORMAL, NORMAL)
     knock(driver)
     assert kinds(driver, "now") == [("queued", "memory")]
@@ -576,12 +589,22 @@ def test_row_with_a_read_prompt_counts_as_paused() -> None:
     assert driver.row("a")["yielded"] == ["now"]
 
 
-def test_it_ends_with_its_model_as_others_do_that_wait() -> None:
+def test_unload_ends_a_row_that_waits_for_memory() -> None:
     driver = full(NORMAL, NORMAL, NORMAL)
     knock(driver)
     driver.unload("a")
     assert driver.errors() == {"now": ErrorCode.UNLOADED}
     assert "tokens_sent" not in driver.failure_of("now").error["detail"]
+
+
+def test_what_was_dispatched_before_the_end_of_its_model_comes_to_its_own() -> None:
+    driver = full(NORMAL, NORMAL, NORMAL)
+    key = driver.begin("a", "now", 1000, priority=INTERACTIVE, notices=True)
+    driver.unload("a")
+    driver.short("a", key)
+    assert driver.errors() == {}
+    driver.end("a", RequestKey(1))
+    assert driver.dispatched() == [key]
 
 
 def test_begun_answer_stands_before_a_later_unbegun_one() -> None:
@@ -590,6 +613,25 @@ def test_begun_answer_stands_before_a_later_unbegun_one() -> None:
     driver.gain("a", RequestKey(2), 1)
     driver.short("a", RequestKey(2))
     assert driver.line("a") == ["r2", "now"]
+
+
+def test_a_row_that_the_worker_took_while_it_was_to_make_room_is_there_no_longer() -> None:
+    driver = full(BATCH, NORMAL, NORMAL)
+    now = knock(driver)
+    row = RowDelta(key=RequestKey(1), paused=RowState.DROPPED, pause_reason=PauseReason.MEMORY)
+    driver.worker(Step(step=1, rows=[row]), "a")
+    assert driver.dispatched() == [now]
+
+
+def test_unaccepted_row_starts_in_the_next_process() -> None:
+    """It waits as a new one, and what was short in the process before does not count."""
+    driver = full(NORMAL, NORMAL, NORMAL)
+    (key,) = driver.serve("now", model="a")
+    driver.short("a", key)
+    assert driver.dispatched() == []
+    driver.exit("a")
+    driver.come_up("a")
+    assert len(driver.told(Dispatch)) == 4
 
 
 # Rows shed while other programs need memory
@@ -643,7 +685,7 @@ def test_batch_rows_leave_while_others_need_memory_and_continue_later() -> None:
     assert [one.kind for one in driver.sent(Notice)] == ["resumed"]
 
 
-def test_one_that_was_not_accepted_waits_as_new() -> None:
+def test_unaccepted_row_that_is_shed_waits_as_new() -> None:
     driver = ShortageDriver()
     driver.batch("a", "r1")
     [key] = driver.serve("r2", model="a", priority=Priority.BATCH)
@@ -678,7 +720,7 @@ def test_classes_are_those_that_were_asked_for() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_those_served_last_leave_and_no_more_than_needed(count: int) -> None:
+def test_latest_rows_are_shed_first(count: int) -> None:
     driver = ShortageDriver()
     driver.say(Subscribe(id=SUBSCRIPTION))
     keys = [driver.batch("a", f"r{n}") for n in range(4)]
@@ -723,7 +765,7 @@ def test_room_to_grow_that_rows_do_not_have_is_not_freed_by_them() -> None:
     assert driver.has_room(13 * STEP) == keys[2:]
 
 
-def test_one_row_of_each_model_stays() -> None:
+def test_one_row_of_each_model_is_never_shed() -> None:
     driver = ShortageDriver("ab")
     rows = {name: [driver.batch(name, f"{name}{n}") for n in range(2)] for name in "ab"}
     assert set(driver.has_room(STEP)) == {rows["a"][1], rows["b"][1]}
@@ -733,7 +775,7 @@ def test_one_row_of_each_model_stays() -> None:
         assert driver.has_room(STEP) == []
 
 
-def test_one_that_leaves_does_not_count_as_the_one_that_stays() -> None:
+def test_leaving_row_is_not_the_one_that_stays() -> None:
     driver = ShortageDriver()
     driver.start("a", "r1")
     driver.batch("a", "r2")
@@ -741,7 +783,18 @@ def test_one_that_leaves_does_not_count_as_the_one_that_stays() -> None:
     assert driver.has_room(STEP) == []
 
 
-def test_one_that_must_not_be_interrupted_stays() -> None:
+def test_nobody_leaves_for_what_a_row_frees_that_leaves_anyway() -> None:
+    """All rows are padded to the longest, and that one has been paused by hand."""
+    driver = ShortageDriver()
+    driver.start("a", "r0")
+    for number in (1, 2):
+        driver.batch("a", f"r{number}", 10)
+    assert needs([11, 11], [LONG]) == needs([11], [LONG])
+    driver.pause("r0")
+    assert driver.has_room(STEP) == []
+
+
+def test_unresumable_row_is_not_shed() -> None:
     driver = ShortageDriver()
     first = driver.batch("a", "r1")
     driver.batch("a", "r2", resume=False)
@@ -779,6 +832,20 @@ def test_batch_rows_leave_before_a_busy_model_is_swapped_out() -> None:
         assert [driver.state(name) for name in "ab"] == [State.READY] * 2
 
 
+def test_a_busy_model_goes_if_that_was_not_enough() -> None:
+    driver = ShortageDriver("ab")
+    driver.start("a", "r1")
+    rows = [driver.batch("b", f"b{n}") for n in range(2)]
+    driver.now += TURN_S
+    assert driver.has_room(holds([LONG])) == rows[1:]
+    assert driver.state("b") is State.READY
+    driver.has_room(holds([LONG]))
+    assert driver.state("b") is State.READY, "a row is on its way"
+    driver.rows_leave("b", rows[1])
+    assert driver.asked() == rows[:1]
+    assert driver.state("b") is State.DRAINING
+
+
 def test_idle_models_go_first_and_no_row_if_they_are_enough() -> None:
     driver = ShortageDriver("ab")
     for number in range(3):
@@ -802,6 +869,17 @@ def test_no_row_leaves_without_a_shortage() -> None:
         driver.batch("a", f"r{number}")
     held = holds([LONG] * 3)
     assert driver.has_room(-(-held // STEP) * STEP) == []
+
+
+def test_nobody_leaves_for_a_budget_that_a_reload_has_lowered() -> None:
+    driver = ShortageDriver("ab")
+    for number in range(2):
+        driver.batch("a", f"a{number}")
+        driver.batch("b", f"b{number}")
+    models, settings = (served("a"), served("b")), limited(needs([LONG]))
+    known = driver.core.fleet.needs
+    driver.do(Reloaded(now=driver.now, settings=settings, models=models, needs=known))
+    assert driver.asked() == []
 
 
 @dataclass(frozen=True)
@@ -904,7 +982,7 @@ def test_a_dispatch_says_in_which_class_and_whether_the_row_may_leave() -> None:
     assert (second.priority, second.may_leave) == (Priority.NORMAL, False)
 
 
-def test_it_waits_until_a_row_has_ended() -> None:
+def test_row_without_memory_waits_for_another_to_end() -> None:
     driver = limited_rows(TWO_ROWS)
     first = driver.begin("a", "r1", 900)
     second = driver.begin("a", "r2", 900)
@@ -937,7 +1015,7 @@ def test_row_waits_for_memory_though_its_need_is_unknown(is_removed: bool) -> No
     assert driver.dispatched() == [second]
 
 
-def test_it_returns_at_once_if_its_row_fits_with_some_to_spare() -> None:
+def test_row_returns_at_once_with_room_to_spare() -> None:
     """Ten per cent of the budget, on top of a step of growth."""
     for prompt, returns in ((500, True), (660, True), (670, False)):
         driver = limited_rows(bytes_for(2, 1050))
@@ -980,7 +1058,7 @@ def test_row_that_does_not_fit_alone_is_refused() -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 2])
-def test_one_that_must_run_through_ends_if_it_has_to_leave(tokens: int) -> None:
+def test_unresumable_row_without_memory_is_refused(tokens: int) -> None:
     driver = limited_rows(TWO_ROWS)
     driver.begin("a", "r1", 900)
     key = driver.begin("a", "r2", 900, resume=False)
@@ -989,7 +1067,7 @@ def test_one_that_must_run_through_ends_if_it_has_to_leave(tokens: int) -> None:
     assert driver.errors()["r2"] == ErrorCode.INSUFFICIENT_MEMORY
 
 
-def test_one_that_must_run_through_waits_as_long_as_nothing_of_it_was_sent() -> None:
+def test_unresumable_row_waits_before_its_first_token() -> None:
     driver = limited_rows(TWO_ROWS)
     first = driver.begin("a", "r1", 900)
     key = driver.begin("a", "r2", 900, resume=False)
@@ -1028,12 +1106,27 @@ def test_a_long_request_gets_the_head_room_of_another_model() -> None:
     raise AssertionError("it waits for ever")
 
 
-def test_it_returns_at_once_if_nothing_runs_and_it_fits_alone() -> None:
+def test_row_returns_at_once_if_it_fits_alone() -> None:
     """Its worker had another budget when it left."""
     driver = limited_rows(ONE_ROW)
     key = driver.begin("a", "r1", LEAST)
     driver.short("a", key)
     assert driver.dispatched() == [key]
+
+
+def test_paused_row_without_memory_returns_to_the_next_process() -> None:
+    """How many rows had ended when its own left says nothing of another process."""
+    driver = limited_rows(TWO_ROWS)
+    for id in ("a1", "a2"):
+        driver.end("a", driver.begin("a", id, 100))
+    driver.begin("a", "r1", 900)
+    second = driver.begin("a", "r2", 900)
+    driver.short("a", second)
+    driver.pause("r2")
+    driver.exit("a")
+    driver.come_up("a")
+    driver.resume("r2")
+    assert driver.dispatched() == [second]
 
 
 def test_row_of_a_client_at_its_limit_holds_up_no_other() -> None:
@@ -1072,7 +1165,7 @@ def three_models() -> MemoryDriver:
     return driver
 
 
-def test_it_ends_at_the_second_time() -> None:
+def test_second_out_of_memory_alone_ends_the_request() -> None:
     driver = engine_of(4)
     [key] = driver.serve("a")
     driver.accept(key)
@@ -1084,7 +1177,7 @@ def test_it_ends_at_the_second_time() -> None:
     assert driver.errors() == {"a": ErrorCode.INSUFFICIENT_MEMORY}
 
 
-def test_one_that_must_not_continue_ends_like_all_of_its_kind() -> None:
+def test_unresumable_request_out_of_memory_ends() -> None:
     driver = engine_of(4)
     driver.ask("a", resume=False)
     [key] = driver.dispatched()

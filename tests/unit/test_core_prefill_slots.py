@@ -323,7 +323,7 @@ def test_late_question_gets_its_slot() -> None:
     assert (grants(driver), needs(driver)) == (["a"], {}), "its question was under way"
 
 
-def test_one_that_asks_counts_as_a_reader() -> None:
+def test_model_that_asks_counts_as_a_reader() -> None:
     driver = serving()
     step(driver, "a")
     step(driver, "b")

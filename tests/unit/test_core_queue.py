@@ -100,7 +100,7 @@ def test_a_request_moves_up_one_class_each_time_it_has_waited_that_long() -> Non
     assert line.ages_at is None, "there is no higher class"
 
 
-def test_several_steps_that_were_missed_are_made_up_for() -> None:
+def test_missed_ageing_steps_are_made_up() -> None:
     line = joined(queue(), request(1, priority=BATCH))
     line.age(1000.0)
     assert request_of(line, 1).standing is INTERACTIVE
@@ -482,7 +482,7 @@ def test_engine_seconds_are_those_until_now() -> None:
     assert seen(driver)["one"]["engine_s"] == 6.0
 
 
-def test_one_that_is_kept_waiting_by_the_limit_of_its_client_says_so() -> None:
+def test_requests_shows_the_limit_of_a_client() -> None:
     terms = {"team": ClientSettings(max_running=1)}
     driver = ready_models(settings=CoreSettings(clients=terms))
     [key] = driver.serve("known")

@@ -57,6 +57,30 @@ def test_a_draining_process_is_judged_by_the_step_limit_that_it_was_started_with
     assert spawn.launch.step_timeout_s == 0.5
 
 
+def test_successor_has_the_new_step_limit_F5() -> None:
+    driver = in_state(State.READY)
+    driver.token(1, finish=FinishReason.STOP)
+    reload(driver, entry(launch=replace(LAUNCH, step_timeout_s=0.5)))
+    driver.exit(code=0)
+    driver.come_up()
+    driver.ask("r2")
+    driver.beat(WorkerPhase.DECODE)
+    driver.pass_time(1.0)
+    driver.seen(is_stopped=False)
+    assert driver.signals() == [WorkerSignal.DUMP]
+
+
+def test_a_draining_process_is_judged_by_the_memory_limit_that_it_was_started_with() -> None:
+    driver = in_state(State.READY)
+    driver.sample(100, machine_bytes=10_000)
+    reload(driver, entry(launch=replace(LAUNCH, memory_limit_bytes=50)))
+    driver.exit(signal="SIGKILL")
+    assert driver.state() is State.LOADING
+    assert driver.row()["last_exit"]["cause"] != "out of memory"
+    driver.come_up()
+    assert driver.dispatched() == [1], "its requests continue: it did not run out of memory alone"
+
+
 def test_the_memory_limit_of_a_draining_process_still_holds() -> None:
     limited = replace(LAUNCH, memory_limit_bytes=50)
     driver = in_state(State.READY, launch=limited)
@@ -446,3 +470,18 @@ def test_unreadable_model_has_no_known_need() -> None:
     settings, models = limited(8 * GIB), (entry("a"),)
     driver.do(Reloaded(now=driver.now, settings=settings, models=models, needs={}))
     assert driver.row("a")["needed_bytes"] == 0
+
+
+def test_dry_run_plans_with_the_new_needs() -> None:
+    driver = serving(a=4)
+    driver.bring_up("a")
+    models = (entry("a"), entry("b", preload=False))
+    caller = Caller(connection=ALICE, id=RequestId("dry"))
+    driver.do(
+        Reloaded(
+            now=driver.now, settings=limited(8 * GIB), models=models,
+            needs=needs_of(a=4, b=9), caller=caller, is_dry=True,
+        )
+    )  # fmt: skip
+    [reply] = driver.sent(Reply)
+    assert [one["model"] for one in reply.value["refuses"]] == ["b"]

@@ -65,6 +65,22 @@ def test_a_crash_pauses_a_stream_and_it_goes_on_where_it_was_F10(signal: str) ->
     assert (done.usage.prompt_tokens, done.usage.completion_tokens) == (3, 4)
 
 
+def test_timings_count_from_the_first_start() -> None:
+    driver = ready_driver()
+    driver.now += 1.0
+    driver.ask()
+    driver.accept(1)
+    driver.now += 2.0
+    driver.token(1)
+    driver.exit()
+    driver.now += 5.0
+    come_back(driver)
+    driver.token(1, finish=FinishReason.STOP)
+    [done] = driver.sent(Done)
+    assert (done.timings.queued_s, done.timings.first_token_s) == (0.0, 2.0)
+    assert done.timings.total_s == 7.0
+
+
 def test_restart_now_and_the_drain_limit_of_a_restart_pause_a_stream_too() -> None:
     driver = streaming()
     driver.restart(now=True)
@@ -176,7 +192,7 @@ def test_delivered_tokens_count_among_the_bytes_that_are_bounded() -> None:
     assert ledger.held_bytes == 0
 
 
-def test_its_client_is_told_of_the_pause() -> None:
+def test_interruption_and_resume_are_notified() -> None:
     driver = streaming(notices=True)
     driver.exit()
     assert notices(driver, "interrupted") == [{"cause": "SIGKILL: last words", "tokens_sent": 2}]

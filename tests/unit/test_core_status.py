@@ -58,6 +58,13 @@ from support.needs import need
 
 # Status
 
+NO_BUDGET = {
+    "budget_bytes": None,
+    "effective_budget_bytes": None,
+    "shortage": "",
+    "over_bytes": 0,
+}
+
 
 def test_a_model_that_was_never_started(snapshot: SnapshotAssertion) -> None:
     driver = Driver()
@@ -75,6 +82,14 @@ def test_a_model_that_is_not_loaded_has_the_context_of_its_files() -> None:
     assert driver.row()["context_length"] == 100, "as its worker says"
     driver.do(Appraised(now=driver.now, needs={}))
     assert driver.row()["context_length"] == 100
+
+
+def test_the_memory_of_the_machine_is_nothing_until_it_was_measured() -> None:
+    memory = Driver().core.status(1000.0)["memory"]
+    assert memory == {**NO_BUDGET, "reserved_bytes": 0, "machine_bytes": 0}
+    driver = in_state(State.READY)
+    driver.model().life.footprint_bytes = 10**9
+    assert not driver.model().is_over_memory
 
 
 def test_the_whole_status_of_a_daemon(snapshot: SnapshotAssertion) -> None:
@@ -173,6 +188,14 @@ def test_the_rate_is_that_of_the_last_seconds() -> None:
     assert driver.row()["tokens_per_s"] == 4.0, "of two samples that are left"
     driver.now = start + 12.5
     assert driver.row()["tokens_per_s"] == 0.0, "of one, nothing is known"
+
+
+def test_two_samples_of_one_moment_tell_no_rate() -> None:
+    driver = in_state(State.READY)
+    driver.sample(0)
+    driver.token(1)
+    driver.sample(0)
+    assert driver.row()["tokens_per_s"] == 0.0
 
 
 def test_status_shows_shares_of_engine_time() -> None:
@@ -309,6 +332,12 @@ def test_a_load_is_news_to_all_at_each_tenth_and_not_between() -> None:
 )  # fmt: skip
 def test_each_state_has_a_reason_to_wait(state: State, reason: str) -> None:
     assert wait_reason(in_state(state).model()) == reason
+
+
+def test_while_a_process_is_replaced_everybody_waits_for_that() -> None:
+    driver = in_state(State.READY)
+    driver.restart()
+    assert (driver.state(), wait_reason(driver.model())) == (State.DRAINING, "restart")
 
 
 def test_after_a_reload_the_models_stand_in_the_order_of_the_file() -> None:

@@ -131,6 +131,16 @@ def test_turn_lasts_three_times_its_cost() -> None:
     assert driver.why("a") == "swap"
 
 
+def test_rows_that_come_later_do_not_make_a_turn_longer() -> None:
+    driver = rivals()
+    driver.stream("a", "r1")
+    driver.ask("r2", "b")
+    driver.pass_time(15.0)
+    driver.serve("r3", model="a")
+    driver.pass_time(5.1)
+    assert driver.why("a") == "swap"
+
+
 def test_a_turn_that_has_delivered_no_token_is_not_ended() -> None:
     driver = rivals()
     [first] = driver.serve("r1", model="a")
@@ -321,6 +331,22 @@ def test_a_swap_is_called_off_if_only_a_lower_class_still_wants_it() -> None:
     driver.passes_until("a")
     driver.cancel("r2")
     assert driver.state("a") is State.READY
+
+
+def test_with_swap_off_what_would_need_one_is_refused() -> None:
+    driver = rivals(swap=False)
+    driver.stream("a", "r1")
+    driver.ask("r2", "b")
+    driver.pass_time(21.0)
+    assert states(driver, "ab") == [State.READY, State.STOPPED]
+    [error] = driver.terminals[ALICE, "r2"]
+    assert isinstance(error, Failed)
+    assert error.error["code"] == "insufficient_memory"
+    assert error.error["detail"]["blocked_by"] == ["a"]
+    assert error.error["message"] == (
+        "b cannot be loaded: it needs 4.00 GiB, 0.0 MiB is free: a is busy,"
+        " and with `swap` off nothing that is busy makes room"
+    )
 
 
 def test_rows_that_do_not_leave_are_cut_off_and_continue_later() -> None:
