@@ -73,7 +73,13 @@ def check(name: str) -> None:
 
 
 @pytest.mark.bits
-@pytest.mark.parametrize("name", ONE_OF_EACH_CACHE)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in ("gemma3_text", "qwen3_next") else pytest.mark.slow)
+        for name in ONE_OF_EACH_CACHE
+    ],
+)
 @pytest.mark.timeout(SLOW_TIMEOUT_S)
 def test_one_model_of_each_kind_of_cache_answers_alike_in_any_company(name: str) -> None:
     check(name)
@@ -107,7 +113,13 @@ def check_attends(name: str, folder: Path) -> None:
 
 
 @pytest.mark.bits
-@pytest.mark.parametrize("name", ONE_OF_EACH_CACHE)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in ("gemma3_text", "qwen3_next") else pytest.mark.slow)
+        for name in ONE_OF_EACH_CACHE
+    ],
+)
 def test_the_tiny_models_attend_to_early_tokens(name: str, tmp_path: Path) -> None:
     check_attends(name, tmp_path / name)
 
