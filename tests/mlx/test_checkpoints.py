@@ -55,8 +55,6 @@ def way_of(model_type: str) -> Batching:
 QUICK = {
     ("llama", Batching.TOGETHER),
     ("gemma3_text", Batching.TOGETHER),
-    ("gemma3_text", Batching.ONE_ROW),
-    ("lfm2", Batching.SERIAL_PREFILL),
     ("falcon_h1", Batching.SERIAL_PREFILL),
 }
 KINDS = [
