@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxsup.store.description import describe
@@ -97,6 +97,7 @@ def test_a_context_that_nobody_declares_is_not_made_up(tmp_path: Path) -> None:
     assert describe(folder(tmp_path, {"model_type": "rwkv7"})).context_length is None
 
 
+@settings(max_examples=25)
 @given(st.dictionaries(st.sampled_from(KEYS), JSON) | JSON, st.binary(max_size=40))
 def test_no_content_of_a_file_raises_anything(config: Any, card: bytes) -> None:
     with tempfile.TemporaryDirectory() as name:

@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils._validators import validate_repo_id
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mlxsup.store.contents import missing_files
@@ -32,6 +32,7 @@ def is_valid_for_hub(name: str) -> bool:
     return True
 
 
+@settings(max_examples=40)
 @given(NAMES)
 @example("a" * 96)
 @example("a" * 97)
@@ -51,6 +52,7 @@ def test_a_name_is_a_repository_exactly_if_the_hub_library_takes_it(name: str) -
         assert is_valid_for_hub(name)
 
 
+@settings(max_examples=40)
 @given(NAMES)
 def test_a_folder_of_a_repository_never_leaves_the_cache(name: str) -> None:
     cache = Path("/cache")

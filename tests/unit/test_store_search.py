@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.utils import MODEL_REMAPPING
 
@@ -137,6 +137,7 @@ def test_a_short_name_leaves_out_what_tells_nobody_apart(title: str, name: str) 
     assert short_name(title, set()) == name
 
 
+@settings(max_examples=25)
 @given(st.lists(st.text("aA/-._ 4bité", min_size=1, max_size=70), max_size=6))
 def test_short_names_are_valid_and_all_different(titles: list[str]) -> None:
     taken = {"mlxsup", "mlxsup-gateway"}
