@@ -293,6 +293,7 @@ def test_body_has_limited_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         " converter.main()"
     )
     monkeypatch.setattr(bodies, "ARGV", (sys.executable, "-P", "-c", code))
+    monkeypatch.setattr(limits, "CONVERT_LIMIT_S", 600.0)
     greedy = b'{"a":[' + b",".join([b"[]"] * 2_600_000) + b"]}"
 
     async def run() -> None:
