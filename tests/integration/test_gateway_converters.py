@@ -290,10 +290,10 @@ def test_bodies_that_wait_are_limited(
 def test_body_has_limited_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
         "from mlxsup.gateway import converter, limits; limits.CONVERTER_MEMORY_BYTES = 2**27;"
-        " converter.main()"
+        " limits.CONVERT_LIMIT_S = 600; converter.main()"
     )
     monkeypatch.setattr(bodies, "ARGV", (sys.executable, "-P", "-c", code))
-    monkeypatch.setattr(limits, "CONVERT_LIMIT_S", 600.0)
+    monkeypatch.setattr(limits, "CONVERT_LIMIT_S", 600)
     greedy = b'{"a":[' + b",".join([b"[]"] * 2_600_000) + b"]}"
 
     async def run() -> None:
