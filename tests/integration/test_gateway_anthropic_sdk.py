@@ -42,7 +42,7 @@ def ask(text: str, **more: Any) -> dict[str, Any]:
     return {"model": "m", "max_tokens": 20, "messages": messages, **more}
 
 
-def test_it_gets_a_message(sdk: Any) -> None:
+def test_message(sdk: Any) -> None:
     raw = sdk.messages.with_raw_response.create(**ask("hi", system="be brief", max_tokens=9))
     answer = raw.parse()
     assert (answer.content[0].type, answer.stop_reason) == ("text", "max_tokens")
@@ -50,7 +50,7 @@ def test_it_gets_a_message(sdk: Any) -> None:
     assert raw.headers["request-id"] in answer.id
 
 
-def test_it_streams_the_same_text(sdk: Any) -> None:
+def test_streamed_message_is_the_same(sdk: Any) -> None:
     whole = sdk.messages.create(**ask("s"))
     with sdk.messages.stream(**ask("s")) as stream:
         text = "".join(stream.text_stream)
@@ -61,7 +61,7 @@ def test_it_streams_the_same_text(sdk: Any) -> None:
     assert seen == whole.usage.input_tokens + whole.usage.cache_read_input_tokens
 
 
-def test_it_gets_tool_calls_and_sends_back_their_results(sdk: Any) -> None:
+def test_tool_calls_and_their_results(sdk: Any) -> None:
     asked = ask(f"[[say {CALL}]]", tools=[TOOL], max_tokens=200)
     whole = sdk.messages.create(**asked)
     with sdk.messages.stream(**asked) as stream:
@@ -82,7 +82,7 @@ def test_it_gets_tool_calls_and_sends_back_their_results(sdk: Any) -> None:
     assert answer.usage.output_tokens == 5
 
 
-def test_it_gets_reasoning_apart_and_may_send_it_back(sdk: Any) -> None:
+def test_reasoning_apart_and_back(sdk: Any) -> None:
     asked = ask("[[say <think>hm</think>yes]]", thinking=THINKING, max_tokens=200)
     whole = sdk.messages.create(**asked)
     with sdk.messages.stream(**asked) as stream:
@@ -101,7 +101,7 @@ def test_it_gets_reasoning_apart_and_may_send_it_back(sdk: Any) -> None:
     )  # fmt: skip
 
 
-def test_it_is_told_which_stop_sequence_was_found(sdk: Any) -> None:
+def test_stop_sequence_that_was_found(sdk: Any) -> None:
     asked = ask("[[say one two three]]", stop_sequences=["xx", " thr"], max_tokens=200)
     answer = sdk.messages.create(**asked)
     assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", " thr")
@@ -110,14 +110,14 @@ def test_it_is_told_which_stop_sequence_was_found(sdk: Any) -> None:
         assert stream.get_final_message().stop_sequence == " thr"
 
 
-def test_more_tokens_than_fit_are_as_many_as_fit(daemon: HttpDaemon, sdk: Any) -> None:
+def test_more_tokens_than_fit_are_cut(daemon: HttpDaemon, sdk: Any) -> None:
     with sdk.messages.stream(**ask("far", max_tokens=64_000)) as stream:
         assert next(iter(stream.text_stream))
     with daemon.client() as client:
         eventually(lambda: not row(client, "m")["running"])
 
 
-def test_it_counts_tokens_as_an_answer_does(daemon: HttpDaemon, sdk: Any) -> None:
+def test_count_of_tokens(daemon: HttpDaemon, sdk: Any) -> None:
     asked = ask("how many?", system="be brief", tools=[TOOL])
     used = sdk.messages.create(**asked).usage
     del asked["max_tokens"]
@@ -130,7 +130,7 @@ def test_it_counts_tokens_as_an_answer_does(daemon: HttpDaemon, sdk: Any) -> Non
     assert sdk.messages.count_tokens(model="m", messages=long["messages"]).input_tokens > 9000
 
 
-def test_errors_are_those_that_it_knows(sdk: Any) -> None:
+def test_errors(sdk: Any) -> None:
     with pytest.raises(anthropic.NotFoundError) as missing:
         sdk.messages.create(**ask("hi", model="n"))
     assert missing.value.body["error"]["type"] == "not_found_error"
@@ -141,17 +141,17 @@ def test_errors_are_those_that_it_knows(sdk: Any) -> None:
         sdk.messages.create(**ask("hi", tools=[{"type": "bash_20250124", "name": "bash"}]))
 
 
-def test_it_lists_models(sdk: Any) -> None:
+def test_models(sdk: Any) -> None:
     assert [model.id for model in sdk.models.list()] == ["m"]
     assert sdk.models.retrieve("m").max_input_tokens == 4000
 
 
-def test_beta_requests_are_answered(sdk: Any) -> None:
+def test_beta_requests(sdk: Any) -> None:
     answer = sdk.beta.messages.create(**ask("hi", betas=["something-2030-01-01"]))
     assert answer.content[0].type == "text"
 
 
-def test_an_error_in_mid_stream_is_raised(sdk: Any) -> None:
+def test_error_in_a_stream_is_raised(sdk: Any) -> None:
     with (
         pytest.raises(anthropic.APIStatusError) as caught,
         sdk.messages.stream(**ask("[[fault crash=SIGKILL at=5]]")) as stream,
@@ -161,7 +161,7 @@ def test_an_error_in_mid_stream_is_raised(sdk: Any) -> None:
     assert caught.value.body["error"]["type"] == "api_error"
 
 
-def test_it_survives_the_death_of_a_worker(daemon: HttpDaemon, sdk: Any) -> None:
+def test_stream_survives_the_death_of_a_worker(daemon: HttpDaemon, sdk: Any) -> None:
     with daemon.client() as client:
         eventually(lambda: row(client, "m")["state"] == "READY")
         asked = ask("survives", max_tokens=100)

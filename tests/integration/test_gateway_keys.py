@@ -187,7 +187,7 @@ def test_lost_file_of_keys_closes_the_gateway_until_it_is_back() -> None:
         assert daemon.head_of("GET", key, "Host: evil.example").startswith("http/1.1 403 ")
         wanted = ("Host: ai.example", "Access-Control-Request-Method: GET")
         for origin, status, is_shared in ((LOCAL, 204, True), ("https://evil.example", 405, False)):
-            head = daemon.head_of("OPTIONS", "", *wanted, f"Origin: {origin}")
+            head = daemon.head_of("OPTIONS", key, *wanted, f"Origin: {origin}")
             assert head.startswith(f"http/1.1 {status} ")
             assert (f"access-control-allow-origin: {origin}\r\n" in head) is is_shared
         with daemon.client() as client:

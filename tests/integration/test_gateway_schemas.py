@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,7 +55,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpDaemon]:
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_schema_that_no_answer_can_follow_is_refused_and_a_stream_does_not_notice(
+def test_schema_that_no_answer_can_follow_is_refused_beside_a_stream(
     daemon: HttpDaemon, name: str
 ) -> None:
     pytest.importorskip("llguidance")
@@ -70,31 +68,8 @@ def test_a_schema_that_no_answer_can_follow_is_refused_and_a_stream_does_not_not
         assert row(client, "m")["generation"] == 1
 
 
-def test_a_schema_that_may_go_round_is_followed(daemon: HttpDaemon) -> None:
+def test_recursive_schema_is_followed(daemon: HttpDaemon) -> None:
     pytest.importorskip("llguidance")
     status, value = daemon.post(CHAT, asked({**CHILD, "required": []}))
     assert status == 200
     assert value["choices"][0]["message"]["content"].startswith("{")
-
-
-class BareDaemon(HttpDaemon):
-    """One whose environment has no llguidance."""
-
-    def start(self, *, environment: dict[str, str] | None = None) -> None:
-        """See `Daemon.start`."""
-        package = self.folder / "without" / "llguidance"
-        package.mkdir(parents=True, exist_ok=True)
-        (package / "__init__.py").write_text("raise ImportError('not installed')\n")
-        paths = f"{package.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-        super().start(environment={"PYTHONPATH": paths, **(environment or {})})
-
-
-def test_without_llguidance_the_answer_names_the_extra(tmp_path: Path) -> None:
-    folder = make_tiny_model(tmp_path / "real")
-    with BareDaemon({"m": {"path": str(folder), "preload": True}}) as daemon:
-        with daemon.client() as client:
-            client.load("m")
-        status, value = daemon.post(CHAT, asked({"type": "object"}))
-        assert (status, value["error"]["param"]) == (400, "response_format")
-        assert "install mlxsup[structured]" in value["error"]["message"]
-        assert daemon.post(CHAT, chat("x", max_tokens=3))[0] == 200

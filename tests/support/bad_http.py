@@ -1,6 +1,6 @@
 """Bad HTTP requests with the answer that each gets, as data.
 
-tests/integration/test_bad_http.py sends each of these to a real gateway.
+tests/integration/test_gateway_http.py sends each of these to a real gateway.
 """
 
 from __future__ import annotations

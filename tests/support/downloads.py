@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import resource
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -147,17 +146,13 @@ class Download:
 
 
 def start_download(
-    environment: Mapping[str, str],
-    repository: Repository | None = None,
-    *,
-    file_limit_bytes: int | None = None,
+    environment: Mapping[str, str], repository: Repository | None = None
 ) -> Download:
     """Starts a download.
 
     Args:
         environment: of the process.
         repository: what it downloads; None: the one of this module.
-        file_limit_bytes: no file of it may become longer; None: no limit.
     """
     process = subprocess.Popen(
         download_argv(),
@@ -166,9 +161,6 @@ def start_download(
         stderr=subprocess.STDOUT,
         env=dict(environment),
     )
-    if file_limit_bytes is not None:
-        limits = (file_limit_bytes, file_limit_bytes)
-        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, limits)
     spec = DownloadSpec(repository=repository or Repository(REPO), parent_pid=os.getpid())
     assert process.stdin is not None
     process.stdin.write(spec.to_line())

@@ -101,7 +101,7 @@ def link(socket: int, monitor: int | None) -> Any:
     )
 
 
-def test_a_pump_is_asked_for_once_at_a_time(looped: Looped) -> None:
+def test_pump_is_asked_for_once_at_a_time(looped: Looped) -> None:
     client = looped.client
     client.events()
     client.events()
@@ -112,7 +112,7 @@ def test_a_pump_is_asked_for_once_at_a_time(looped: Looped) -> None:
     assert looped.connection.done == ["pump"]
 
 
-def test_nothing_is_asked_of_no_loop_and_of_a_closed_client(looped: Looped) -> None:
+def test_closed_client_asks_nothing_of_its_loop(looped: Looped) -> None:
     looped.new_link(None, link(1, 2))
     looped.new_link(link(1, 2), None)
     assert looped.loop.done == [], "it has no loop yet"
@@ -133,7 +133,7 @@ def test_nothing_is_asked_of_no_loop_and_of_a_closed_client(looped: Looped) -> N
     assert (looped.loop.done, looped.connection.done) == ([], [])
 
 
-def test_a_pump_that_left_something_is_followed_by_another(looped: Looped) -> None:
+def test_pump_that_left_something_is_followed_by_another(looped: Looped) -> None:
     looped.connection.pumps = [True, False]
     looped.client.events()
     for _ in range(2):
@@ -142,7 +142,7 @@ def test_a_pump_that_left_something_is_followed_by_another(looped: Looped) -> No
     assert looped.connection.done == ["pump"] * 2
 
 
-def test_one_timer_runs_at_a_time_and_moves_on_when_it_has_come_P2(looped: Looped) -> None:
+def test_one_timer_runs_at_a_time_P2(looped: Looped) -> None:
     def pump() -> None:
         looped.client.events()
         looped.loop.call_latest()
@@ -160,7 +160,7 @@ def test_one_timer_runs_at_a_time_and_moves_on_when_it_has_come_P2(looped: Loope
     assert looped.connection.done == ["pump"] * 4
 
 
-def test_the_descriptors_of_a_link_are_read_while_it_is_there(looped: Looped) -> None:
+def test_descriptors_are_read_while_the_link_is_there(looped: Looped) -> None:
     looped.client.events()
     looped.loop.call_latest()
     looped.loop.done.clear()
@@ -189,7 +189,7 @@ def test_the_descriptors_of_a_link_are_read_while_it_is_there(looped: Looped) ->
         assert looped.connection.done == ["pump messages"] * 2 + ["pump"] * 2
 
 
-def test_a_descriptor_that_can_be_read_is_left_to_the_pump_that_is_due(looped: Looped) -> None:
+def test_readable_descriptor_is_left_to_a_due_pump(looped: Looped) -> None:
     looped.client.events()
     looped.loop.call_latest()
     looped.new_link(None, link(1, 2))
@@ -206,7 +206,7 @@ def test_a_descriptor_that_can_be_read_is_left_to_the_pump_that_is_due(looped: L
     assert looped.loop.done[-1] == ("later", 5.0), "what is owed is waited for"
 
 
-def test_a_cancel_is_carried_out_at_once_in_the_loop_and_handed_over_elsewhere_D4(
+def test_cancel_from_another_thread_is_handed_over_D4(
     looped: Looped,
 ) -> None:
     events = looped.client.events()
@@ -229,7 +229,7 @@ def test_a_cancel_is_carried_out_at_once_in_the_loop_and_handed_over_elsewhere_D
     assert looped.connection.done == [("cancel", id)] * 2
 
 
-def test_a_close_ends_timer_and_pump_and_happens_once(looped: Looped) -> None:
+def test_close_ends_timer_and_pump_once(looped: Looped) -> None:
     looped.connection.delay_s = 5.0
     looped.connection.pumps = [True]
     looped.client.events()
@@ -245,7 +245,7 @@ def test_a_close_ends_timer_and_pump_and_happens_once(looped: Looped) -> None:
     assert looped.connection.done == ["pump", "close", "terminate"]
 
 
-def test_a_client_belongs_to_the_loop_that_used_it_first(
+def test_client_belongs_to_the_loop_that_used_it_first(
     looped: Looped, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = looped.client

@@ -102,7 +102,7 @@ def driven(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driven]:
     made.thread.close()
 
 
-def test_the_thread_is_a_daemon_with_a_name_and_starts_at_once(driven: Driven) -> None:
+def test_thread_is_a_daemon_with_a_name(driven: Driven) -> None:
     assert driven.started.calls == ["start"]
     target = driven.started.given["target"]
     assert driven.started.given == {"target": target, "name": "mlxsup-client", "daemon": True}
@@ -118,7 +118,7 @@ def test_the_thread_is_a_daemon_with_a_name_and_starts_at_once(driven: Driven) -
         (False, 0.0, 1),
     ],
 )
-def test_it_waits_until_silence_is_to_be_judged_and_not_at_all_if_more_is_there_P2(
+def test_thread_waits_until_silence_is_judged_P2(
     driven: Driven, is_more: bool, delay_s: float | None, timeout_ms: int | None
 ) -> None:
     driven.connection.delay_s = delay_s
@@ -129,9 +129,7 @@ def test_it_waits_until_silence_is_to_be_judged_and_not_at_all_if_more_is_there_
 
 
 @pytest.mark.parametrize("has_unsent", [False, True])
-def test_it_waits_for_the_link_and_for_room_if_something_is_unsent(
-    driven: Driven, has_unsent: bool
-) -> None:
+def test_thread_waits_for_the_link(driven: Driven, has_unsent: bool) -> None:
     link = SimpleNamespace(socket="socket", monitor="monitor", has_unsent=has_unsent)
     driven.connection.link = link
     driven.on_poll = [lambda: setattr(link, "monitor", None), enough]
@@ -143,7 +141,7 @@ def test_it_waits_for_the_link_and_for_room_if_something_is_unsent(
     ]  # fmt: skip
 
 
-def test_what_is_posted_wakes_the_thread_with_one_byte(driven: Driven) -> None:
+def test_post_wakes_the_thread_with_one_byte(driven: Driven) -> None:
     assert driven.thread.post(lambda connection: None) is True
     assert driven.woken.recv(99) == b"\0"
     driven.on_poll = [enough]
@@ -153,7 +151,7 @@ def test_what_is_posted_wakes_the_thread_with_one_byte(driven: Driven) -> None:
         driven.woken.recv(99)
 
 
-def test_a_wait_takes_all_wakes(driven: Driven) -> None:
+def test_wait_takes_all_wakes(driven: Driven) -> None:
     assert driven.waker.send(b"x" * 4097) == 4097
 
     def look() -> None:
@@ -166,7 +164,7 @@ def test_a_wait_takes_all_wakes(driven: Driven) -> None:
     assert len(driven.polls) == 2
 
 
-def test_tasks_run_in_order_before_each_pump_and_once_more_at_the_end(driven: Driven) -> None:
+def test_tasks_run_before_each_pump_and_at_the_end(driven: Driven) -> None:
     thread, done = driven.thread, driven.connection.done
     is_over = threading.Event()
     driven.started.on_join = lambda: is_over.wait(60)
@@ -197,7 +195,7 @@ def test_tasks_run_in_order_before_each_pump_and_once_more_at_the_end(driven: Dr
     assert done[-1] == "terminate"
 
 
-def test_a_loop_that_broke_leaves_nobody_waiting(driven: Driven) -> None:
+def test_broken_loop_still_runs_its_tasks(driven: Driven) -> None:
     def broken(connection: object) -> None:
         raise ValueError("broken")
 
@@ -209,7 +207,7 @@ def test_a_loop_that_broke_leaves_nobody_waiting(driven: Driven) -> None:
     assert not driven.thread.post(broken)
 
 
-def test_a_closed_thread_was_woken_once_and_has_no_sockets(driven: Driven) -> None:
+def test_closed_thread_has_no_sockets(driven: Driven) -> None:
     woken: list[bytes] = []
 
     def read() -> None:

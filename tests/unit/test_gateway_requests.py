@@ -52,8 +52,8 @@ def comes_of(api: Api, **fields: Any) -> str:
     except Failure as failure:
         return f"{failure.status} {failure.param}: {failure.message}"
     except RequestError as error:
-        failure = failure_of(error)
-        return f"{failure.status} {failure.param}: {failure.message}"
+        refusal = failure_of(error)
+        return f"{refusal.status} {refusal.param}: {refusal.message}"
     shown: dict[str, Any] = {
         "stream": ask.is_streamed, "usage": ask.has_usage, "one_call": ask.has_one_call,
     }  # fmt: skip
@@ -121,6 +121,14 @@ SPACES = [
      "tools": [{"type": "function", "name": name, "parameters": {}} for name in names]}
     for space, names in (("s", "ab"), ("t", "bc"))
 ]  # fmt: skip
+
+BLOCKS: list[dict[str, Any]] = [
+    {"type": "poem"}, {"type": []}, {"type": "text"}, text("a", mood=1),
+    {"type": "tool_use", "id": "a", "name": "f", "input": {}},
+    {"type": "tool_result", "tool_use_id": "c", "content": [IMAGE]},
+    {"type": "tool_result", "tool_use_id": "c", "is_error": 1},
+]  # fmt: skip
+"""Blocks of a user of Anthropic's API that are refused."""
 
 BODIES: dict[Api, list[dict[str, Any]]] = {
     Api.CHAT: [
@@ -253,13 +261,10 @@ BODIES: dict[Api, list[dict[str, Any]]] = {
         {"max_tokens": 2**400},
         {"model": 3}, {"max_tokens": None}, {"max_tokens": True}, {"max_tokens": 0},
         {"messages": []}, {"messages": "hi"}, {"messages": [3]},
-        *({"messages": [{"role": role, "content": ""}]} for role in ("tool", [])),
+        {"messages": [{"role": "tool", "content": ""}]},
+        {"messages": [{"role": [], "content": ""}]},
         {"messages": [{"role": "user"}]}, {"messages": [user(text("a"), IMAGE)]},
-        *({"messages": [user(block)]} for block in (
-            {"type": "poem"}, {"type": []}, {"type": "text"}, text("a", mood=1),
-            {"type": "tool_use", "id": "a", "name": "f", "input": {}},
-            {"type": "tool_result", "tool_use_id": "c", "content": [IMAGE]},
-            {"type": "tool_result", "tool_use_id": "c", "is_error": 1})),
+        *({"messages": [user(block)]} for block in BLOCKS),
         {"messages": [*HELLO, {"role": "assistant", "content": "once upon"}]},
         {"messages": [{"role": "assistant", "content": [
             {"type": "tool_use", "id": "a", "name": "f", "input": "x"}]}, *HELLO]},
@@ -364,22 +369,20 @@ def test_lists_of_a_body_are_limited(
     assert f"not {most + 1}: send fewer" in refusal
 
 
+def read_items(*items: dict[str, Any], count: int = MANY, **fields: Any) -> object:
+    return read_response(LEAST[Api.RESPONSE] | {"input": [*items] * count, **fields})
+
+
 LONG: dict[str, Callable[[], object]] = {
     "turns of one role": lambda: join_turns([{"role": "user", "content": "x" * 60}] * 100_000),
     "messages of one role": lambda: read_message(
         LEAST[Api.MESSAGE] | {"messages": [TURN | {"content": "x" * 800}] * MANY}
     ),
-    **{
-        what: lambda items=items: read_response(LEAST[Api.RESPONSE] | {"input": items})
-        for what, items in (
-            ("items of one role", [TURN | {"content": "x" * 800}] * MANY),
-            ("texts of the assistant", [{"role": "assistant", "content": "x" * 800}] * MANY),
-            ("thoughts of the assistant", [THOUGHT, ITEM] * (MANY // 2)),
-        )
-    },
-    "calls among many tools": lambda: read_response(
-        LEAST[Api.RESPONSE]
-        | {"input": [ITEM] * MANY, "tools": [PLAIN | {"name": f"f{n}"} for n in range(1000)]}
+    "items of one role": lambda: read_items(TURN | {"content": "x" * 800}),
+    "texts of the assistant": lambda: read_items({"role": "assistant", "content": "x" * 800}),
+    "thoughts of the assistant": lambda: read_items(THOUGHT, ITEM, count=MANY // 2),
+    "calls among many tools": lambda: read_items(
+        ITEM, tools=[PLAIN | {"name": f"f{n}"} for n in range(1000)]
     ),
 }
 

@@ -15,7 +15,7 @@ class Monotonic:
         return self.value
 
 
-def test_it_goes_like_the_monotonic_one_while_somebody_asks() -> None:
+def test_clock_goes_like_the_monotonic_one() -> None:
     monotonic = Monotonic()
     clock = Clock(monotonic)
     start = clock.now()
@@ -25,7 +25,7 @@ def test_it_goes_like_the_monotonic_one_while_somebody_asks() -> None:
     assert clock.now() - start == 100 * (PULSE_S + TOLERANCE_S / 2)
 
 
-def test_a_pause_of_the_process_does_not_count_P7() -> None:
+def test_pause_of_the_process_does_not_count_P7() -> None:
     monotonic = Monotonic()
     clock = Clock(monotonic)
     start = clock.now()
@@ -35,7 +35,7 @@ def test_a_pause_of_the_process_does_not_count_P7() -> None:
     assert clock.now() - start == PULSE_S + 1.0
 
 
-def test_the_delay_until_a_time_is_real_and_never_negative() -> None:
+def test_delay_until_a_time_is_never_negative() -> None:
     monotonic = Monotonic()
     clock = Clock(monotonic)
     monotonic.value += 60.0
@@ -44,7 +44,7 @@ def test_the_delay_until_a_time_is_real_and_never_negative() -> None:
     assert clock.delay_until(now - 5.0) == 0.0
 
 
-def test_a_second_is_late_and_more_is_a_pause_of_all_but_half_a_second_P7() -> None:
+def test_more_than_a_second_is_a_pause_P7() -> None:
     monotonic = Monotonic()
     clock = Clock(monotonic)
     assert clock.now() == 100.0

@@ -45,19 +45,19 @@ ENTRIES: list[Entry] = [
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.KIND)
-def test_what_is_written_is_read_again(entry: Entry) -> None:
+def test_entry_is_read_as_it_was_written(entry: Entry) -> None:
     recorded = Recorded(number=9, at=17.5, entry=entry)
     line = recorded.to_line()
     assert line.count(b"\n") == 1
     assert read_line(line.decode()) == recorded
 
 
-def test_every_kind_of_entry_is_tried_here() -> None:
+def test_every_kind_of_entry_has_an_example() -> None:
     kinds = {*flight.OF_DAEMON, *flight.OF_MODELS, *flight.OF_REQUESTS}
     assert {type(entry) for entry in ENTRIES} == kinds
 
 
-def test_a_field_that_a_later_version_has_is_ignored() -> None:
+def test_unknown_field_is_ignored() -> None:
     value = Recorded(number=1, at=2.0, entry=DaemonEnded(code=0)).to_map()
     assert read_line(json.dumps(value | {"mood": "good"})).entry == DaemonEnded(code=0)
 
@@ -80,7 +80,7 @@ def test_a_field_that_a_later_version_has_is_ignored() -> None:
     ],
     ids=lambda line: line[:40],
 )  # fmt: skip
-def test_a_damaged_line_is_a_value_error(line: str) -> None:
+def test_damaged_line_is_a_value_error(line: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         read_line(line)
 
@@ -95,7 +95,7 @@ def test_a_damaged_line_is_a_value_error(line: str) -> None:
         (5, 3.0, 3.0, None),
     ],
 )
-def test_how_fast_an_answer_came_after_its_first_token(
+def test_tokens_per_second_after_the_first(
     tokens: int, first_token_s: float, total_s: float, expected: float | None
 ) -> None:
     ended = RequestEnded(

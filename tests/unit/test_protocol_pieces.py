@@ -356,26 +356,52 @@ def test_short_way_leaves_changed_bytes_to_the_codec(
     assert read_text_pieces(bytes(frame)) in (None, read_by_codec(bytes(frame)))
 
 
-@pytest.mark.parametrize("unusual", [
-    packed(id=""), packed(id="a" * 129), packed(id=b"a"), packed(id=None), packed(id=5),
-    packed(seq=None), packed(seq=1.0), packed(seq=True), packed(seq="0"),
-    packed(tokens=None), packed(tokens=b""), packed(tokens=b"123"), packed(tokens=b"12345678"),
-    packed(tokens="1234"), packed(body=None), packed(body=b""), packed(body="\x81\xa4text"),
-    packed(body=b"\x80"), packed(body=b"\x81\xa4text"), packed(body=b"\x81\xa4text\x05"),
-    packed(body=b"\x81\xa4text\xa1\xff"), packed(body=b"\x81\xa4text\xc1"),
-    packed(body=b"\x81\xa4text\xa1xy"), packed(body=b"\x81\xa4text" + b"\x91" * 5000),
+UNUSUAL = [
+    packed(id=""),
+    packed(id="a" * 129),
+    packed(id=b"a"),
+    packed(id=None),
+    packed(id=5),
+    packed(seq=None),
+    packed(seq=1.0),
+    packed(seq=True),
+    packed(seq="0"),
+    packed(tokens=None),
+    packed(tokens=b""),
+    packed(tokens=b"123"),
+    packed(tokens=b"12345678"),
+    packed(tokens="1234"),
+    packed(body=None),
+    packed(body=b""),
+    packed(body="\x81\xa4text"),
+    packed(body=b"\x80"),
+    packed(body=b"\x81\xa4text"),
+    packed(body=b"\x81\xa4text\x05"),
+    packed(body=b"\x81\xa4text\xa1\xff"),
+    packed(body=b"\x81\xa4text\xc1"),
+    packed(body=b"\x81\xa4text\xa1xy"),
+    packed(body=b"\x81\xa4text" + b"\x91" * 5000),
     packed(body=pack_body("x", Channel.REASONING)),
     packed(body=pack_body("x", Channel.CONTENT, [])),
-    packed(body=pack_body("x", Channel.CONTENT, stop="x")), packed(more=1),
+    packed(body=pack_body("x", Channel.CONTENT, stop="x")),
+    packed(more=1),
     packed(body=b"\x81\xa4stop\xa1x"),
-    packed()[:-1], packed() + b"\x00", b"", b"\x82\xa4type\xa6deltas\xa6deltas",
-    b"\x82\xa4type\xa6deltas\xa6deltas\x05", b"\x82\xa4type\xa6deltas\xa6deltas\x91\x05",
-    b"\x82\xa4type\xa6deltas\xa6deltas\x91\x90", b"\x82\xa4type\xa6deltas\xa6deltas\x81\x05\x05",
-    pack({"type": "deltas", "deltas": [], "more": 1}), frame_of(Alive()),
-])  # fmt: skip
-def test_short_way_leaves_unusual_pieces_to_the_codec(unusual: bytes) -> None:
+    packed()[:-1],
+    packed() + b"\x00",
+    b"",
+    b"\x82\xa4type\xa6deltas\xa6deltas",
+    b"\x82\xa4type\xa6deltas\xa6deltas\x05",
+    b"\x82\xa4type\xa6deltas\xa6deltas\x91\x05",
+    b"\x82\xa4type\xa6deltas\xa6deltas\x91\x90",
+    b"\x82\xa4type\xa6deltas\xa6deltas\x81\x05\x05",
+    pack({"type": "deltas", "deltas": [], "more": 1}),
+    frame_of(Alive()),
+]
+
+
+def test_short_way_leaves_unusual_pieces_to_the_codec() -> None:
     assert read_text_pieces(packed()) == [("a", 0, 7, "x")]
-    assert read_text_pieces(unusual) is None
+    assert [one for one in UNUSUAL if read_text_pieces(one) is not None] == []
 
 
 def test_short_way_reads_the_longest_id() -> None:

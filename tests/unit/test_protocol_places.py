@@ -53,7 +53,7 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
         yield Home(folder, monkeypatch)
 
 
-def test_each_place_beats_all_that_come_after_it(home: Home) -> None:
+def test_each_place_beats_those_behind_it(home: Home) -> None:
     assert home.found() == ("run", "")
     home.write("home", "h/.mlxsup/config.toml")
     assert home.found() == ("home", "~/.mlxsup/config.toml")
@@ -73,7 +73,7 @@ def test_each_place_beats_all_that_come_after_it(home: Home) -> None:
     assert home.found("ipc:///r/named/client.sock", option) == ("named", "--endpoint")
 
 
-def test_the_file_of_start_is_found_by_the_same_rule_without_endpoints(home: Home) -> None:
+def test_find_config_ignores_endpoints(home: Home) -> None:
     assert find_config() is None
     home.set("MLXSUP_ENDPOINT", "ipc:///r/endpoint/client.sock")
     home.write("working", "cwd/mlxsup.toml")
@@ -85,33 +85,33 @@ def test_the_file_of_start_is_found_by_the_same_rule_without_endpoints(home: Hom
     assert (given.path, given.source, given.is_there) == (Path("/x.toml"), "--config", False)
 
 
-def test_a_relative_folder_in_the_variable_of_the_user_is_none(home: Home) -> None:
+def test_relative_xdg_folder_is_ignored(home: Home) -> None:
     home.set("XDG_CONFIG_HOME", "xdg")
     home.write("wrong", "cwd/xdg/mlxsup/config.toml")
     home.write("user", "h/.config/mlxsup/config.toml")
     assert home.found() == ("user", "~/.config/mlxsup/config.toml")
 
 
-def test_a_file_that_somebody_named_counts_even_if_it_is_missing(home: Home) -> None:
+def test_named_file_counts_even_if_missing(home: Home) -> None:
     home.write("working", "cwd/mlxsup.toml")
     home.set("MLXSUP_CONFIG", "/nowhere.toml")
     with pytest.raises(UnreadableConfigError, match=r"^cannot read /nowhere\.toml: No such file"):
         find_place()
 
 
-def test_a_broken_link_is_no_missing_file(home: Home) -> None:
+def test_broken_link_is_an_error(home: Home) -> None:
     (home.folder / "cwd" / "mlxsup.toml").symlink_to("nowhere")
     with pytest.raises(UnreadableConfigError, match=r"^cannot read mlxsup\.toml: "):
         find_place()
 
 
-def test_a_client_finds_the_daemon_as_commands_do(home: Home) -> None:
+def test_client_finds_the_daemon_by_the_same_rule(home: Home) -> None:
     home.write("working", "cwd/mlxsup.toml")
     with Client() as client:
         assert client.endpoint == "ipc:///r/working/client.sock"
 
 
-def test_relative_folders_are_relative_to_the_file_even_through_a_link(home: Home) -> None:
+def test_relative_folders_are_relative_to_the_file(home: Home) -> None:
     real = home.folder / "real" / "some.toml"
     real.parent.mkdir()
     real.write_text('[supervisor]\nruntime_dir = "../run"\nlog_dir = "logs"\n')
@@ -122,7 +122,7 @@ def test_relative_folders_are_relative_to_the_file_even_through_a_link(home: Hom
     assert log_dir_of(link) == home.folder.resolve() / "real" / "logs"
 
 
-def test_daemons_with_a_runtime_folder_of_their_own_have_logs_of_their_own(home: Home) -> None:
+def test_own_runtime_folder_has_own_logs(home: Home) -> None:
     file = home.write("some", "some.toml")
     assert log_dir_of(file) == Path("/r/some/logs")
     file.write_text("")
@@ -132,7 +132,7 @@ def test_daemons_with_a_runtime_folder_of_their_own_have_logs_of_their_own(home:
 
 
 @pytest.mark.parametrize("key", ["runtime_dir", "log_dir"])
-def test_a_folder_that_is_no_text_is_refused_by_its_key(home: Home, key: str) -> None:
+def test_folder_that_is_no_text_is_refused_by_its_key(home: Home, key: str) -> None:
     file = home.folder / "some.toml"
     file.write_text(f"[supervisor]\n{key} = 7\n")
     with pytest.raises(UnreadableConfigError, match=f"supervisor.{key} takes a string"):

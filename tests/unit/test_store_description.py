@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxsup.store.description import describe
@@ -30,7 +30,7 @@ def folder(tmp_path: Path, config: dict[str, Any], **more: bytes) -> Path:
     return write_folder(tmp_path, {**MODEL, "config.json": json.dumps(config).encode(), **more})
 
 
-def test_a_folder_says_everything_that_people_choose_by(tmp_path: Path) -> None:
+def test_description_of_a_whole_folder(tmp_path: Path) -> None:
     shards = {
         "model-1.safetensors": safetensors({"a": 100}),
         "model-2.safetensors": safetensors({"b": 200}),
@@ -65,7 +65,7 @@ def test_a_folder_says_everything_that_people_choose_by(tmp_path: Path) -> None:
         ({}, ""),
     ],
 )
-def test_the_type_of_its_numbers(config: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_quantization(config: dict[str, Any], words: str, tmp_path: Path) -> None:
     assert describe(folder(tmp_path, config)).quantization == words
 
 
@@ -79,26 +79,25 @@ def test_the_type_of_its_numbers(config: dict[str, Any], words: str, tmp_path: P
         ("", ""),
     ],
 )
-def test_the_licence_is_what_the_header_of_the_card_names(
-    card: str, licence: str, tmp_path: Path
-) -> None:
+def test_licence_of_the_card(card: str, licence: str, tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text(card)
     assert describe(tmp_path).licence == licence
 
 
-def test_a_template_may_be_a_file_of_its_own(tmp_path: Path) -> None:
+def test_template_in_a_file_of_its_own(tmp_path: Path) -> None:
     write_folder(tmp_path)
     assert not describe(tmp_path).has_template
     (tmp_path / "chat_template.jinja").touch()
     assert describe(tmp_path).has_template
 
 
-def test_a_context_that_nobody_declares_is_not_made_up(tmp_path: Path) -> None:
+def test_undeclared_context_is_none(tmp_path: Path) -> None:
     assert describe(folder(tmp_path, {"model_type": "rwkv7"})).context_length is None
 
 
+@settings(max_examples=25)
 @given(st.dictionaries(st.sampled_from(KEYS), JSON) | JSON, st.binary(max_size=40))
-def test_no_content_of_a_file_raises_anything(config: Any, card: bytes) -> None:
+def test_no_content_of_a_file_raises(config: Any, card: bytes) -> None:
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         for file in ("config.json", "tokenizer_config.json"):
@@ -107,6 +106,6 @@ def test_no_content_of_a_file_raises_anything(config: Any, card: bytes) -> None:
         describe(place)
 
 
-def test_a_folder_that_is_not_there_says_nothing(tmp_path: Path) -> None:
+def test_missing_folder_is_described_as_empty(tmp_path: Path) -> None:
     said = describe(tmp_path / "gone")
     assert (said.model_type, said.size_bytes, said.licence) == ("", 0, "")

@@ -121,7 +121,7 @@ def _(tmp: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_path_that_is_no_model_folder_is_named_for_what_it_is(name: str, tmp_path: Path) -> None:
+def test_problem_of_a_path_is_named(name: str, tmp_path: Path) -> None:
     make, text, hint = CASES[name]
     path = make(tmp_path)
     found = folder_problem(path)
@@ -131,12 +131,12 @@ def test_a_path_that_is_no_model_folder_is_named_for_what_it_is(name: str, tmp_p
     assert hint in found.hint
 
 
-def test_a_model_folder_has_no_problem(tmp_path: Path) -> None:
+def test_model_folder_has_no_problem(tmp_path: Path) -> None:
     assert folder_problem(write_folder(tmp_path / "m")) is None
     assert folder_problem(write_repository(tmp_path / "hub")) is None
 
 
-def test_a_folder_that_cannot_be_read_is_a_problem_and_no_traceback(tmp_path: Path) -> None:
+def test_unreadable_folder_is_a_problem(tmp_path: Path) -> None:
     (tmp_path / "config.json").mkdir()
     (tmp_path / "loop").symlink_to("loop")
     found = folder_problem(tmp_path / "loop" / "m")
@@ -144,7 +144,7 @@ def test_a_folder_that_cannot_be_read_is_a_problem_and_no_traceback(tmp_path: Pa
     assert "loop" in found.text
 
 
-def test_a_repository_that_is_missing_is_named_with_its_revision(
+def test_missing_repository_is_named_with_its_revision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))

@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils._validators import validate_repo_id
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mlxsup.store.contents import missing_files
@@ -32,6 +32,7 @@ def is_valid_for_hub(name: str) -> bool:
     return True
 
 
+@settings(max_examples=40)
 @given(NAMES)
 @example("a" * 96)
 @example("a" * 97)
@@ -42,7 +43,7 @@ def is_valid_for_hub(name: str) -> bool:
 @example("owner/na--me")
 @example("modèle/nom")
 @example("owner/name\n")
-def test_a_name_is_a_repository_exactly_if_the_hub_library_takes_it(name: str) -> None:
+def test_repository_names_are_those_of_the_hub_library(name: str) -> None:
     try:
         assert check_repository(name) == name
     except ValueError:
@@ -51,8 +52,9 @@ def test_a_name_is_a_repository_exactly_if_the_hub_library_takes_it(name: str) -
         assert is_valid_for_hub(name)
 
 
+@settings(max_examples=40)
 @given(NAMES)
-def test_a_folder_of_a_repository_never_leaves_the_cache(name: str) -> None:
+def test_repository_folder_stays_in_the_cache(name: str) -> None:
     cache = Path("/cache")
     try:
         folder = repository_folder(name, cache)
@@ -65,14 +67,14 @@ def test_a_folder_of_a_repository_never_leaves_the_cache(name: str) -> None:
 @pytest.mark.parametrize(
     "revision", ["", "../main", "refs/../../x", "/etc", "a//b", ".hidden", "a b", "x" * 300, "a\n"]
 )
-def test_a_revision_that_could_leave_the_folder_is_refused(revision: str, tmp_path: Path) -> None:
+def test_revision_that_could_leave_the_folder_is_refused(revision: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="branch, tag or commit"):
         check_revision(revision)
     with pytest.raises(ValueError, match="branch, tag or commit"):
         find_snapshot(REPO, revision, cache=tmp_path)
 
 
-def test_owner_and_name_read_as_a_repository_and_paths_do_not() -> None:
+def test_paths_are_no_repositories() -> None:
     assert is_owned_repository(REPO)
     for text in ("./models/x", "../x", "~/x", "/models/x", "x", "a/b/c", "a/b/", "models/"):
         assert not is_owned_repository(text)
@@ -90,7 +92,7 @@ def test_owner_and_name_read_as_a_repository_and_paths_do_not() -> None:
         (OTHER_COMMIT, "main", None),
     ],
 )
-def test_a_revision_means_what_it_means_to_the_hub_library(
+def test_revisions_mean_what_the_hub_library_says(
     asked: str, kept: str | None, commit: str | None, tmp_path: Path
 ) -> None:
     write_repository(tmp_path, revision=kept)
@@ -106,7 +108,7 @@ def test_a_revision_means_what_it_means_to_the_hub_library(
         assert found.path == Path(oracle).parent
 
 
-def test_of_two_snapshots_the_one_of_the_revision_is_found(tmp_path: Path) -> None:
+def test_snapshot_of_the_revision_is_found(tmp_path: Path) -> None:
     write_repository(tmp_path, commit=OTHER_COMMIT, revision=None)
     path = write_repository(tmp_path)
     found = find_snapshot(REPO, cache=tmp_path)
@@ -114,7 +116,7 @@ def test_of_two_snapshots_the_one_of_the_revision_is_found(tmp_path: Path) -> No
     assert found.path == path
 
 
-def test_a_reference_that_leads_out_of_the_cache_is_not_followed(tmp_path: Path) -> None:
+def test_reference_out_of_the_cache_is_not_followed(tmp_path: Path) -> None:
     write_repository(tmp_path)
     outside = write_folder(tmp_path / "outside")
     reference = tmp_path / "models--mlx-community--SmolLM2-135M-Instruct-4bit" / "refs" / "main"
@@ -123,7 +125,7 @@ def test_a_reference_that_leads_out_of_the_cache_is_not_followed(tmp_path: Path)
     assert find_snapshot(REPO, cache=tmp_path) is None
 
 
-def test_a_snapshot_names_the_shards_that_have_not_come_yet(tmp_path: Path) -> None:
+def test_missing_shards_are_named(tmp_path: Path) -> None:
     files = {name: MODEL[name] for name in ("config.json", "tokenizer.json")}
     files["model.safetensors.index.json"] = index_of("model-1.safetensors", "model-2.safetensors")
     files["model-1.safetensors"] = MODEL["model.safetensors"]
@@ -134,7 +136,7 @@ def test_a_snapshot_names_the_shards_that_have_not_come_yet(tmp_path: Path) -> N
     assert not found.is_complete
 
 
-def test_a_link_to_a_blob_that_was_deleted_counts_as_missing(tmp_path: Path) -> None:
+def test_broken_link_counts_as_missing(tmp_path: Path) -> None:
     snapshot = write_repository(tmp_path)
     (snapshot / "model.safetensors").resolve().unlink()
     found = find_snapshot(REPO, cache=tmp_path)
@@ -151,14 +153,12 @@ def test_a_link_to_a_blob_that_was_deleted_counts_as_missing(tmp_path: Path) -> 
         ("tokenizer_config.json", ()),
     ],
 )
-def test_what_a_load_needs_and_does_not_find_is_named(
-    gone: str, missing: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_missing_files_are_named(gone: str, missing: tuple[str, ...], tmp_path: Path) -> None:
     write_folder(tmp_path, {name: text for name, text in MODEL.items() if name != gone})
     assert missing_files(tmp_path) == missing
 
 
-def test_a_cache_lists_its_models_and_nothing_else(tmp_path: Path) -> None:
+def test_cache_lists_its_models(tmp_path: Path) -> None:
     assert list(repositories(tmp_path / "none")) == []
     write_repository(tmp_path)
     write_repository(tmp_path, "gpt2")
@@ -180,7 +180,7 @@ ENVIRONMENTS: list[dict[str, str]] = [
 
 
 @pytest.mark.parametrize("variables", ENVIRONMENTS, ids=str)
-def test_the_cache_is_where_the_hub_library_has_it(
+def test_cache_is_where_the_hub_library_has_it(
     variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME", "WHERE"):

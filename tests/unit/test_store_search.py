@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.utils import MODEL_REMAPPING
 
@@ -29,7 +29,7 @@ def found_in(tmp_path: Path) -> dict[str, FoundModel]:
     return dict(zip(titles, found, strict=True))
 
 
-def test_every_place_is_searched_and_each_model_has_its_origin(tmp_path: Path) -> None:
+def test_every_place_is_searched(tmp_path: Path) -> None:
     snapshot = write_repository(tmp_path / "hub")
     write_folder(tmp_path / ".lmstudio/models/publisher/name")
     write_folder(tmp_path / ".cache/lm-studio/models/old/name")
@@ -47,7 +47,7 @@ def test_every_place_is_searched_and_each_model_has_its_origin(tmp_path: Path) -
     assert found["mine"].repo == ""
 
 
-def test_a_repository_without_the_usual_branch_is_found_by_what_there_is(tmp_path: Path) -> None:
+def test_repository_without_main_is_found(tmp_path: Path) -> None:
     write_repository(tmp_path / "hub", "a/tag", revision="v1.0")
     write_repository(tmp_path / "hub", "a/commit", revision=None)
     found = found_in(tmp_path)
@@ -57,7 +57,7 @@ def test_a_repository_without_the_usual_branch_is_found_by_what_there_is(tmp_pat
     }
 
 
-def test_what_cannot_be_served_is_found_with_its_reason_and_what_is_no_model_is_not(
+def test_models_that_cannot_be_served_have_a_problem(
     tmp_path: Path,
 ) -> None:
     hub = tmp_path / "hub"
@@ -78,7 +78,7 @@ def test_what_cannot_be_served_is_found_with_its_reason_and_what_is_no_model_is_
     assert "model.safetensors does not exist" in problems["a/cut"]
 
 
-def test_a_folder_that_two_programs_share_is_found_once(tmp_path: Path) -> None:
+def test_shared_folder_is_found_once(tmp_path: Path) -> None:
     snapshot = write_repository(tmp_path / "hub")
     publisher = tmp_path / ".lmstudio/models/publisher"
     publisher.mkdir(parents=True)
@@ -86,14 +86,12 @@ def test_a_folder_that_two_programs_share_is_found_once(tmp_path: Path) -> None:
     assert list(found_in(tmp_path)) == [REPO]
 
 
-def test_nothing_anywhere_is_an_empty_list(tmp_path: Path) -> None:
+def test_no_models_are_an_empty_list(tmp_path: Path) -> None:
     assert found_in(tmp_path) == {}
 
 
 @pytest.mark.parametrize("content", ["", "\0", "/nowhere\n", "["])
-def test_settings_of_lm_studio_that_make_no_sense_are_passed_over(
-    content: str, tmp_path: Path
-) -> None:
+def test_broken_settings_of_lm_studio_are_passed_over(content: str, tmp_path: Path) -> None:
     usual = tmp_path / ".lmstudio" / "models"
     usual.mkdir(parents=True)
     (tmp_path / ".lmstudio-home-pointer").write_text(content)
@@ -111,7 +109,7 @@ def test_lm_studio_may_keep_its_models_elsewhere(tmp_path: Path) -> None:
     assert model_folders(tmp_path) == [chosen, home / "models"]
 
 
-def test_the_types_that_mlx_lm_serves_are_those_that_it_says() -> None:
+def test_served_types_are_those_of_mlx_lm() -> None:
     served = served_types()
     assert served is not None
     assert all(kind in served for kind in ("llama", "qwen3", "gemma3", *MODEL_REMAPPING))
@@ -133,12 +131,13 @@ def test_the_types_that_mlx_lm_serves_are_those_that_it_says() -> None:
         ("a/--", "model"),
     ],
 )
-def test_a_short_name_leaves_out_what_tells_nobody_apart(title: str, name: str) -> None:
+def test_short_name_of_a_title(title: str, name: str) -> None:
     assert short_name(title, set()) == name
 
 
+@settings(max_examples=25)
 @given(st.lists(st.text("aA/-._ 4bité", min_size=1, max_size=70), max_size=6))
-def test_short_names_are_valid_and_all_different(titles: list[str]) -> None:
+def test_short_names_are_valid_and_different(titles: list[str]) -> None:
     taken = {"mlxsup", "mlxsup-gateway"}
     for title in titles:
         name = short_name(title, taken)
