@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from support.cli import ESCAPE, Piped, on_terminal, run_cli
+from support.cli import Piped, run_cli
 from support.daemon import fake, wait_for_state
 from support.eventually import eventually
 from support.http_daemon import HttpDaemon
@@ -92,50 +91,7 @@ def test_every_size_is_measured_in_every_repeat_and_nobody_else_is_seen(
     assert is_idle(daemon)
 
 
-def number_of(daemon: HttpDaemon, model: str) -> int:
-    """The number of a request that comes now."""
-    with daemon.client() as client:
-        with client.generate(model, prompt="[[fault slow=0.2]]", max_tokens=1000) as stream:
-            next(stream)
-            (listed,) = [
-                one for one in client.requests()["requests"] if one["id"] == stream.request_id
-            ]
-        return int(listed["number"].removeprefix("#"))
-
-
-def test_requests_of_others_are_counted_and_their_models_named(daemon: HttpDaemon) -> None:
-    arguments = ("bench", SLOW, "--prompt-tokens", "4", "--output-tokens", "8",
-                 "--concurrency", "1", "--repeats", "2")  # fmt: skip
-    with Piped(*arguments, "--endpoint", daemon.endpoint) as piped, daemon.client() as client:
-        while not piped.note().startswith("1/2"):
-            pass
-        piped.process.send_signal(signal.SIGSTOP)
-        for _ in range(3):
-            client.complete("other", prompt="hello", max_tokens=2)
-        piped.process.send_signal(signal.SIGCONT)
-        code, out, _ = piped.end()
-    assert code == 0
-    text = " ".join(out.split())
-    assert "3 other requests were sent to the daemon meanwhile, some for other" in text
-
-
 # ---------------------------------------------------------------- what is in the way
-
-
-def test_sizes_that_do_not_fit_are_refused_before_anything_is_sent(daemon: HttpDaemon) -> None:
-    first = number_of(daemon, QUICK)
-    for arguments, message in (
-        (("--concurrency", "9"), "quick runs at most 8 requests at once, not 9"),
-        (
-            ("--prompt-tokens", "90000000"),
-            "a prompt of 90000000 tokens and an answer of 128 are more than the context of quick",
-        ),
-    ):
-        done = bench(daemon, QUICK, *arguments)
-        assert (done.returncode, done.stdout) == (1, "")
-        assert message in done.stderr
-        assert "hint: " in done.stderr
-    assert number_of(daemon, QUICK) == first + 1
 
 
 @pytest.mark.parametrize(
@@ -257,26 +213,3 @@ def test_as_json_a_run_that_has_failed_prints_its_error_alone_and_keeps_its_figu
 
 
 # ---------------------------------------------------------------- terminals
-
-
-@pytest.mark.parametrize("columns", [40])
-def test_a_terminal_shows_all_figures_however_narrow_it_is(
-    daemon: HttpDaemon, columns: int
-) -> None:
-    shown = on_terminal(
-        ["bench", SLOW, "--prompt-tokens", "4", "--output-tokens", "8", "--concurrency", "1,3",
-         "--repeats", "2", "--endpoint", daemon.endpoint],
-        COLUMNS=str(columns),
-    )  # fmt: skip
-    assert "warming up 1/2: 4 + 8 tokens × 1"[: columns - 1] in shown
-    assert "left" in shown
-    # The line of the progress is gone: it was cleared before what stays was written.
-    lines = [line.rpartition("\r")[2] for line in ESCAPE.sub("", shown).split("\n")]
-    assert max(map(len, lines)) <= columns
-    text = " ".join(" ".join(lines).split())
-    assert "warming up" not in text
-    assert "/4:" not in text
-    for word in ("first token", "gap p50", "gap p99", "longest", "tok/s each", "tok/s all",
-                 "prefill tok/s", "memory"):  # fmt: skip
-        assert word in text.lower()
-    assert "±" in text

@@ -30,6 +30,9 @@ from support.scripted_supervisor import (
 
 ENDLESS = {"step_s": 0.02, "answer_tokens": 100_000}
 
+NARROW = 40
+"""The columns of a terminal in which every line must be folded."""
+
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
@@ -180,14 +183,13 @@ def test_earlier_turns_can_be_called_back_and_a_turn_can_have_lines(
     ]
 
 
-@pytest.mark.parametrize("columns", [40])
 def test_a_person_who_waits_is_told_for_what_and_the_line_is_gone_afterwards(
-    daemon: Daemon, tmp_path: Path, columns: int
+    daemon: Daemon, tmp_path: Path
 ) -> None:
     with daemon.client() as client:
         client.unload("cold")
     where = {"HOME": str(tmp_path), "MLXSUP_ENDPOINT": daemon.endpoint}
-    variables = {**where, "COLUMNS": str(columns)}
+    variables = {**where, "COLUMNS": str(NARROW)}
     with Terminal("chat", "cold", "--max-tokens", "4", **variables) as terminal:
         terminal.expect("> ")
         terminal.type("hello\r")
@@ -203,8 +205,8 @@ def test_a_person_who_waits_is_told_for_what_and_the_line_is_gone_afterwards(
     redrawn = [ESCAPE.sub("", part).split("\r")[0] for part in seen.split("\r\x1b[K")[1:-1]]
     lines = [line for line in redrawn if "\n" not in line]
     assert lines
-    assert max(map(len, lines)) < columns
-    assert all(line.endswith("…") for line in lines if len(line) == columns - 1)
+    assert max(map(len, lines)) < NARROW
+    assert all(line.endswith("…") for line in lines if len(line) == NARROW - 1)
 
 
 FITS = 3
@@ -363,12 +365,9 @@ def test_a_person_sees_what_a_command_has_done_and_errors_end_nothing(
     assert sent(supervisor.got(Generate)[-1])["seed"] == 7
 
 
-@pytest.mark.parametrize("columns", [40])
-def test_a_full_context_names_the_way_out(
-    supervisor: ScriptedSupervisor, tmp_path: Path, columns: int
-) -> None:
+def test_a_full_context_names_the_way_out(supervisor: ScriptedSupervisor, tmp_path: Path) -> None:
     where = {"HOME": str(tmp_path), "MLXSUP_ENDPOINT": supervisor.endpoint}
-    variables = {**where, "COLUMNS": str(columns)}
+    variables = {**where, "COLUMNS": str(NARROW)}
     with Terminal("chat", "m", **variables) as terminal:
         for typed, shown in (
             ("one", "answer 1"),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
 import signal
 import subprocess
@@ -26,7 +24,7 @@ from mlxsup.protocol.client_messages import (
 )
 from mlxsup.protocol.message import Message
 
-from support.cli import COLUMNS, ESCAPE, Piped, Terminal, run_cli
+from support.cli import COLUMNS, ESCAPE, Piped, Terminal, on_terminal, run_cli
 from support.cli_daemon import TIME_LIMIT_S, Daemon, at, command, environment, mlxsup
 from support.daemon import Daemon as FollowDaemon
 from support.daemon import fake, wait_for_state
@@ -263,15 +261,6 @@ def test_logs_of_one_and_of_all(supervisor: ScriptedSupervisor, folder: Path) ->
     assert json.loads(lines[0]) == {"schema_version": 1, "model": "qwen", "line": "other"}
 
 
-def test_logs_without_a_daemon_come_from_the_configuration(folder: Path) -> None:
-    config = folder / "mlxsup.toml"
-    config.write_text('[supervisor]\nruntime_dir = "run"\nlog_dir = "logs"\n[models.m]\npath="m"\n')
-    (folder / "logs").mkdir()
-    (folder / "logs" / "m.log").write_text("last words\n")
-    done = mlxsup("logs", "m", "--config", str(config))
-    assert (done.returncode, done.stdout) == (0, "last words\n")
-
-
 def test_logs_follow_across_rotation_until_interrupted(
     supervisor: ScriptedSupervisor, folder: Path
 ) -> None:
@@ -293,36 +282,10 @@ def test_logs_follow_across_rotation_until_interrupted(
     assert (process.returncode, out, err) == (130, b"", b"")
 
 
-def run_in_terminal(arguments: list[str], **variables: str) -> str:
-    """What a command writes to a terminal of 80 columns."""
-    leader, follower = pty.openpty()
-    process = subprocess.Popen(
-        command(*arguments),
-        stdin=follower,
-        stdout=follower,
-        stderr=follower,
-        env=environment(**({"COLUMNS": "80", "TERM": "xterm"} | variables)),
-    )
-    os.close(follower)
-    output = b""
-    while True:
-        try:
-            block = os.read(leader, 65536)
-        except OSError:
-            # Linux says so when the last process has closed the terminal.
-            break
-        if not block:
-            break
-        output += block
-    os.close(leader)
-    process.wait(TIME_LIMIT_S)
-    return output.decode().replace("\r\n", "\n")
-
-
 def test_generate_ends_its_line_on_a_terminal_only(supervisor: ScriptedSupervisor) -> None:
     arguments = ["generate", "smollm2", "x", "--endpoint", supervisor.endpoint]
-    assert run_in_terminal(arguments) == "Hällo wörld\n"
-    done = run_in_terminal(["generate", "qwen", "x", "--endpoint", supervisor.endpoint])
+    assert on_terminal(arguments) == "Hällo wörld\n"
+    done = on_terminal(["generate", "qwen", "x", "--endpoint", supervisor.endpoint])
     assert done.startswith("one two\n")
 
 

@@ -19,7 +19,6 @@ from support.cli import Piped, run_cli
 from support.daemon import Daemon, fake, toml_of, wait_for_state
 from support.hub_caches import MODEL, write_folder, write_repository
 from support.safetensors_files import llama_arrays, llama_config
-from support.safetensors_files import write_folder as plan_write_folder
 from support.safetensors_files import write_folder as write_weights
 from support.tiny_model import make_tiny_model
 
@@ -242,26 +241,8 @@ def test_what_fits_and_what_does_not_and_what_helps(tmp_path: Path) -> None:
     assert planned(write_config(tmp_path, models, memory_budget="400.0 MiB"))["fits"]
 
 
-def test_people_get_a_table_with_estimates_marked(tmp_path: Path) -> None:
-    plan_write_folder(tmp_path / "m", llama_config(), llama_arrays(vocabulary=2**20, hidden=512))
-    models = {"big": {"path": str(tmp_path / "m"), "context_length": 2048, "preload": True}}
-    config = write_config(tmp_path, models, memory_budget="4GiB")
-    done = run_cli("plan", "--config", str(config))
-    assert (done.returncode, done.stderr) == (0, "")
-    head, _, *lines = done.stdout.splitlines()
-    assert head == f"configuration: {config}"
-    assert lines[0] == "budget: 4.00 GiB (memory_budget)"
-    assert lines[2].split() == [
-        "MODEL", "NEEDS", "WEIGHTS", "PROCESS", "CACHE", "CONTEXT", "ROWS", "FITS",
-    ]  # fmt: skip
-    name, *figures = lines[3].split()
-    assert (name, figures[:6:2]) == ("big", ["~1.26", "~1.01", "~256.0"])
-    assert figures[-3:] == ["2048", "8/8", "yes"]
-    assert lines[-1] == "everything fits: big (1.26 GiB)"
-
-
 def test_what_running_out_of_memory_has_raised_is_said_in_one_sentence(tmp_path: Path) -> None:
-    plan_write_folder(tmp_path / "m", llama_config(), llama_arrays())
+    write_weights(tmp_path / "m", llama_config(), llama_arrays())
     models = {"big": {"path": str(tmp_path / "m"), "preload": True}}
     config = write_config(tmp_path, models, memory_budget="2GiB")
     [before] = planned(config)["models"]

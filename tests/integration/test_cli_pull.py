@@ -40,6 +40,9 @@ from support.tiny_model import make_tiny_model
 HELD_AT = 2 * MIB
 LIMIT_S = 120.0
 
+NARROW = 40
+"""The columns of a terminal in which every line must be folded."""
+
 
 @pytest.fixture
 def hub() -> Iterator[LocalHub]:
@@ -86,14 +89,13 @@ def test_pull_says_it_in_json(hub: LocalHub, home: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("columns", [40])
 def test_pull_shows_one_line_on_a_terminal_that_is_gone_at_the_end(
-    hub: LocalHub, home: Path, columns: int
+    hub: LocalHub, home: Path
 ) -> None:
-    text = on_terminal(["pull", REPO], **variables(hub, home, COLUMNS=str(columns)))
+    text = on_terminal(["pull", REPO], **variables(hub, home, COLUMNS=str(NARROW)))
     *shown, last = ESCAPE.sub("", text).split("\r")
-    assert any(f"{REPO}: 0% of 4.1 MiB"[: columns - 1] in line for line in shown)
-    assert all(len(line.strip()) < columns for line in shown if "% of" in line)
+    assert any(f"{REPO}: 0% of 4.1 MiB"[: NARROW - 1] in line for line in shown)
+    assert all(len(line.strip()) < NARROW for line in shown if "% of" in line)
     assert "% of" not in last
 
 

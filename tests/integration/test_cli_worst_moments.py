@@ -27,7 +27,7 @@ from support.scripted_supervisor import (
 )
 from support.streams import Reader
 
-WIDTHS = (40,)
+NARROW = 40
 
 
 class Seat:
@@ -348,12 +348,9 @@ def watched_by_head(seat: Seat) -> None:
 # ---------------------------------------------------------------- the table
 
 
-@pytest.mark.parametrize("columns", WIDTHS)
 @pytest.mark.parametrize("name", MOMENTS)
-def test_a_worst_moment_is_none_any_longer(
-    name: str, columns: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worst_moment_is_none_any_longer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory(prefix="mlxsup-t-", dir="/tmp") as home:
         monkeypatch.chdir(home)
-        MOMENTS[name](Seat(Path(home), columns))
+        MOMENTS[name](Seat(Path(home), NARROW))
         monkeypatch.undo()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import calendar
 import errno
+import io
 import json
 import os
 import shutil
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,6 +19,8 @@ import pytest
 from mlxsup.cli import main as cli
 from mlxsup.cli.broken_parts import broken_parts
 from mlxsup.cli.command_table import COMMANDS, ENDING_COMMANDS, expand, guess
+from mlxsup.cli.commands import rm as commands_rm
+from mlxsup.cli.commands import stop as commands_stop
 from mlxsup.cli.commands.bench import bench
 from mlxsup.cli.commands.doctor import doctor
 from mlxsup.cli.commands.init import init
@@ -259,3 +263,74 @@ def test_what_rm_could_not_remove_is_named_and_so_is_what_removes_the_rest(
     assert (code, error["code"]) == (1, "not_removed")
     assert "part of it is left: /some/file: Permission denied" in error["message"]
     assert f"`mlxsup rm o/n --endpoint {NOWHERE}`" in error["hint"]
+
+
+@pytest.mark.parametrize("state", list(State))
+def test_rm_removes_no_files_of_a_model_that_may_read_them(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    state: State,
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    folder = tmp_path / "models--o--n"
+    folder.mkdir()
+    rows = [{"name": "m", "state": state, "folder": str(folder / "snapshots" / "c")}]
+    monkeypatch.setattr(commands_rm, "status_of_daemon", lambda target: {"models": rows})
+    code, out, err = run(capsys, "rm", "o/n", "--yes")
+    if state in (State.STOPPED, State.FAILED):
+        assert (code, folder.exists()) == (0, False)
+        assert "m is still configured" in err
+    else:
+        assert (code, out, folder.exists()) == (1, "", True)
+        assert "o/n is in use by m" in err
+
+
+def test_rm_and_key_off_ask_first_and_refuse_without_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    folder = tmp_path / "models--o--n"
+    folder.mkdir()
+    config = tmp_path / "c.toml"
+    config.write_text('[supervisor]\nruntime_dir = "run"\n[models.m]\nengine = "fake"\n')
+    where = ("--config", str(config))
+    for arguments in (("rm", "o/n"), ("key", "off")):
+        code, out, err = run(capsys, *arguments, *where)
+        assert (code, out) == (64, ""), err
+        assert err.endswith("hint: add --yes\n")
+    assert folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("left", "status", "code"),
+    [([], 0, None), ([8], 71, "left_behind"), ([7, 8], 1, "still_running")],
+)
+def test_stop_succeeds_only_when_every_process_has_ended(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    left: list[int],
+    status: int,
+    code: str | None,
+) -> None:
+    class Client:
+        def status(self) -> dict[str, Any]:
+            return {"pid": 7, "models": [{"name": "m", "pid": 8}]}
+
+        def stop(self, **_: object) -> dict[str, Any]:
+            return {"pids": [8], "supervisor_pid": 7}
+
+    class Watched:
+        def __init__(self, pids: list[int]) -> None:
+            assert pids == [8, 7]
+
+        def wait(self, *_: object) -> list[int]:
+            return left
+
+    monkeypatch.setattr(commands_stop, "connect", lambda target: nullcontext(Client()))
+    monkeypatch.setattr("mlxsup.cli.processes.Watched", Watched)
+    done, out, err = run(capsys, "stop", "--json")
+    assert (done, err) == (status, "")
+    value = json.loads(out)
+    assert value["error"]["code"] == code if code else value["stopped"]

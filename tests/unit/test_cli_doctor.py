@@ -33,7 +33,6 @@ from mlxsup.cli.doctor.facts import (
     Software,
 )
 from mlxsup.cli.doctor.finding import Finding, Level
-from mlxsup.cli.doctor.gathering.services import read_unit
 
 GIB = 2**30
 
@@ -167,35 +166,6 @@ def test_one_file_that_is_named_twice_shadows_nothing() -> None:
     )
     facts = Configuration(looked_at=places, endpoint_variable="", problems=(), models=1)
     assert [one.level for one in check_configuration(facts)] == [Level.OK]
-
-
-@pytest.mark.parametrize(
-    ("line", "program", "config"),
-    [
-        ("ExecStart=/a/mlxsup start --config /c/d.toml", "/a/mlxsup", "/c/d.toml"),
-        ('ExecStart=:"/a b/mlxsup" start --config "/c/100%%.toml"', "/a b/mlxsup", "/c/100%.toml"),
-        ("ExecStart=-/a/mlxsup start --config=/c", "/a/mlxsup", "/c"),
-        ("ExecStart=/a/mlxsup start", "/a/mlxsup", None),
-    ],
-)
-def test_a_unit_says_what_it_starts(
-    tmp_path: Path, line: str, program: str, config: str | None
-) -> None:
-    unit = tmp_path / "mlxsup.service"
-    unit.write_text(f"[Unit]\nDescription=x\n\n[Service]\n{line}\nRestart=on-failure\n")
-    service = read_unit(unit, lingers=False)
-    assert (service.problem, service.program, service.has_program) == ("", program, False)
-    assert service.config == (None if config is None else Path(config))
-    assert service.lingers is False
-
-
-@pytest.mark.parametrize("text", ["", "[Service]\n", '[Service]\nExecStart="open\n'])
-def test_a_unit_that_starts_nothing_is_a_problem(tmp_path: Path, text: str) -> None:
-    unit = tmp_path / "mlxsup.service"
-    unit.write_text(text)
-    [finding] = check_services([read_unit(unit, lingers=None)], None)
-    assert finding.level is Level.PROBLEM
-    assert "does not say what to start" in finding.what
 
 
 SOUND = Service(
