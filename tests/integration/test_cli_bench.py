@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from support.cli import ESCAPE, Piped, Terminal, on_terminal, run_cli
+from support.cli import Piped, run_cli
 from support.daemon import fake, wait_for_state
 from support.eventually import eventually
 from support.http_daemon import HttpDaemon
@@ -28,8 +26,7 @@ ENDLESS = ("--prompt-tokens", "4", "--output-tokens", "8", "--concurrency", "2",
            "--repeats", "1000")  # fmt: skip
 
 
-@pytest.fixture
-def daemon() -> Iterator[HttpDaemon]:
+def started() -> Iterator[HttpDaemon]:
     models = {
         QUICK: fake(aliases=["q"]),
         SLOW: fake(fake={"step_s": STEP_S}),
@@ -39,6 +36,17 @@ def daemon() -> Iterator[HttpDaemon]:
         for model in models:
             wait_for_state(client, model, "READY")
         yield daemon
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[HttpDaemon]:
+    yield from started()
+
+
+@pytest.fixture
+def mortal() -> Iterator[HttpDaemon]:
+    """A daemon for one test."""
+    yield from started()
 
 
 def bench(daemon: HttpDaemon, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -83,76 +91,7 @@ def test_every_size_is_measured_in_every_repeat_and_nobody_else_is_seen(
     assert is_idle(daemon)
 
 
-def test_each_burst_sends_as_many_requests_as_it_says_and_warms_up_first(
-    daemon: HttpDaemon,
-) -> None:
-    first = number_of(daemon, QUICK)
-    measured(daemon, QUICK, *SMALL, "--repeats", "2")
-    # Bursts of 1, 3, 1 and 3, three times with the warm-up; a look before and after each repeat.
-    assert number_of(daemon, QUICK) - first - 1 == 3 * 8 + 3
-
-
-def test_every_other_repeat_of_all_sizes_runs_backwards(daemon: HttpDaemon) -> None:
-    done = bench(daemon, QUICK, "--prompt-tokens", "4,9", "--output-tokens", "5",
-                 "--concurrency", "1", "--repeats", "3")  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    shown = re.findall(r"^(?:warming up )?(\d)/\d: (\d) \+ 5 tokens", done.stderr, re.MULTILINE)
-    assert [int(prompt) for _, prompt in shown] == [4, 9, 4, 9, 9, 4, 4, 9]
-    assert [int(number) for number, _ in shown] == [1, 2, 1, 2, 3, 4, 5, 6]
-
-
-def number_of(daemon: HttpDaemon, model: str) -> int:
-    """The number of a request that comes now."""
-    with daemon.client() as client:
-        with client.generate(model, prompt="[[fault slow=0.2]]", max_tokens=1000) as stream:
-            next(stream)
-            (listed,) = [
-                one for one in client.requests()["requests"] if one["id"] == stream.request_id
-            ]
-        return int(listed["number"].removeprefix("#"))
-
-
-def test_requests_of_others_are_counted_and_their_models_named(daemon: HttpDaemon) -> None:
-    arguments = ("bench", SLOW, "--prompt-tokens", "4", "--output-tokens", "8",
-                 "--concurrency", "1", "--repeats", "2")  # fmt: skip
-    with Piped(*arguments, "--endpoint", daemon.endpoint) as piped, daemon.client() as client:
-        while not piped.note().startswith("1/2"):
-            pass
-        piped.process.send_signal(signal.SIGSTOP)
-        for _ in range(3):
-            client.complete("other", prompt="hello", max_tokens=2)
-        piped.process.send_signal(signal.SIGCONT)
-        code, out, _ = piped.end()
-    assert code == 0
-    text = " ".join(out.split())
-    assert "3 other requests were sent to the daemon meanwhile, some for other" in text
-
-
-def test_an_alias_is_the_model_and_one_model_alone_need_not_be_named(daemon: HttpDaemon) -> None:
-    value = measured(daemon, "q", *SMALL, "--repeats", "1")
-    assert value["model"] == QUICK
-    nameless = bench(daemon)
-    assert (nameless.returncode, nameless.stdout) == (64, "")
-    assert "name a model; configured: other, quick, slow" in nameless.stderr
-
-
 # ---------------------------------------------------------------- what is in the way
-
-
-def test_sizes_that_do_not_fit_are_refused_before_anything_is_sent(daemon: HttpDaemon) -> None:
-    first = number_of(daemon, QUICK)
-    for arguments, message in (
-        (("--concurrency", "9"), "quick runs at most 8 requests at once, not 9"),
-        (
-            ("--prompt-tokens", "90000000"),
-            "a prompt of 90000000 tokens and an answer of 128 are more than the context of quick",
-        ),
-    ):
-        done = bench(daemon, QUICK, *arguments)
-        assert (done.returncode, done.stdout) == (1, "")
-        assert message in done.stderr
-        assert "hint: " in done.stderr
-    assert number_of(daemon, QUICK) == first + 1
 
 
 @pytest.mark.parametrize(
@@ -257,56 +196,15 @@ def steps_of(client: Any) -> int:
     return int(next(row["steps"] for row in client.status()["models"] if row["name"] == SLOW))
 
 
-def test_ctrl_c_before_the_first_figure_leaves_no_file(daemon: HttpDaemon, tmp_path: Path) -> None:
-    kept = tmp_path / "run.json"
-    with Piped(
-        "bench", SLOW, *ENDLESS, "--output", str(kept), "--endpoint", daemon.endpoint
-    ) as piped:
-        assert piped.note().startswith("warming up 1/1")
-        code, out, err = piped.interrupt()
-    assert (code, out, kept.exists()) == (130, "", False)
-    assert "nothing has been measured yet" in err
-    eventually(lambda: is_idle(daemon))
-
-
-def test_a_worker_that_dies_meanwhile_is_said_and_the_run_continues(daemon: HttpDaemon) -> None:
-    with (
-        Piped(
-            "bench", SLOW, "--prompt-tokens", "4", "--output-tokens", "8", "--concurrency", "2",
-            "--repeats", "3", "--endpoint", daemon.endpoint,
-        ) as piped,
-        daemon.client() as client,
-    ):  # fmt: skip
-        while not piped.note().startswith("2/3"):
-            pass
-        (pid,) = [row["pid"] for row in client.status()["models"] if row["name"] == SLOW]
-        os.kill(pid, signal.SIGKILL)
-        code, out, _ = piped.end()
-    assert code == 0
-    assert "slow got a new process meanwhile" in " ".join(out.split())
-
-
-def test_a_daemon_that_dies_takes_no_figures_along(daemon: HttpDaemon) -> None:
-    with Piped("bench", SLOW, *ENDLESS, "--endpoint", daemon.endpoint) as piped:
-        while not piped.note().startswith("3/1000"):
-            pass
-        daemon.kill()
-        code, out, err = piped.end()
-    assert code == 69
-    assert "not complete: " in out
-    assert "error: " in err
-    assert "Traceback" not in err
-
-
 def test_as_json_a_run_that_has_failed_prints_its_error_alone_and_keeps_its_figures(
-    daemon: HttpDaemon, tmp_path: Path
+    mortal: HttpDaemon, tmp_path: Path
 ) -> None:
     kept = tmp_path / "run.json"
-    more = ("--json", "--output", str(kept), "--endpoint", daemon.endpoint)
+    more = ("--json", "--output", str(kept), "--endpoint", mortal.endpoint)
     with Piped("bench", SLOW, *ENDLESS, *more) as piped:
-        with daemon.client() as client:
+        with mortal.client() as client:
             eventually(lambda: steps_of(client) >= 60)
-        daemon.kill()
+        mortal.kill()
         code, out, err = piped.end()
     assert (code, err) == (69, "")
     assert problems(out, [], is_error=True) == [], "one object"
@@ -315,37 +213,3 @@ def test_as_json_a_run_that_has_failed_prints_its_error_alone_and_keeps_its_figu
 
 
 # ---------------------------------------------------------------- terminals
-
-
-@pytest.mark.parametrize("columns", [40, 80, 200])
-def test_a_terminal_shows_all_figures_however_narrow_it_is(
-    daemon: HttpDaemon, columns: int
-) -> None:
-    shown = on_terminal(
-        ["bench", SLOW, "--prompt-tokens", "4", "--output-tokens", "8", "--concurrency", "1,3",
-         "--repeats", "2", "--endpoint", daemon.endpoint],
-        COLUMNS=str(columns),
-    )  # fmt: skip
-    assert "warming up 1/2: 4 + 8 tokens × 1"[: columns - 1] in shown
-    assert "left" in shown
-    # The line of the progress is gone: it was cleared before what stays was written.
-    lines = [line.rpartition("\r")[2] for line in ESCAPE.sub("", shown).split("\n")]
-    assert max(map(len, lines)) <= columns
-    text = " ".join(" ".join(lines).split())
-    assert "warming up" not in text
-    assert "/4:" not in text
-    for word in ("first token", "gap p50", "gap p99", "longest", "tok/s each", "tok/s all",
-                 "prefill tok/s", "memory"):  # fmt: skip
-        assert word in text.lower()
-    assert "±" in text
-
-
-def test_ctrl_c_on_a_terminal_leaves_no_progress_behind(daemon: HttpDaemon) -> None:
-    with Terminal("bench", SLOW, *ENDLESS, "--endpoint", daemon.endpoint) as terminal:
-        terminal.expect("3/1000")
-        terminal.type("\x03")
-        terminal.expect("not complete")
-        terminal.end()
-        assert terminal.process.returncode == 130
-    lines = ESCAPE.sub("", terminal.seen).split("\n")
-    assert all("tokens × " not in line.rpartition("\r")[2] for line in lines)

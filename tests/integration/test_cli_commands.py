@@ -1,4 +1,4 @@
-"""The command line as a user runs it, against a scripted supervisor."""
+"""Commands against a scripted supervisor, `logs`, and commands that follow something."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ import re
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from mlxsup.client import Client
 from mlxsup.protocol.client_messages import (
     Cancel,
     Generate,
@@ -19,9 +23,11 @@ from mlxsup.protocol.client_messages import (
     Unload,
 )
 from mlxsup.protocol.message import Message
-from mlxsup.protocol.version import VERSION
 
+from support.cli import COLUMNS, ESCAPE, Piped, Terminal, on_terminal, run_cli
 from support.cli_daemon import TIME_LIMIT_S, Daemon, at, command, environment, mlxsup
+from support.daemon import Daemon as FollowDaemon
+from support.daemon import fake, wait_for_state
 from support.eventually import eventually
 from support.hub_caches import write_folder
 from support.scripted_supervisor import (
@@ -49,13 +55,6 @@ def test_status_shows_every_model(supervisor: ScriptedSupervisor, folder: Path) 
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_status_json_is_one_object(supervisor: ScriptedSupervisor) -> None:
-    done = at(supervisor, "status", "--json")
-    value = json.loads(done.stdout)
-    assert value["schema_version"] == 1
-    assert [entry["name"] for entry in value["models"]] == ["smollm2", "qwen"]
-
-
 def test_commands_show_the_changed_row(supervisor: ScriptedSupervisor) -> None:
     for name in ("load", "unload"):
         done = at(supervisor, name, "smollm2")
@@ -67,16 +66,6 @@ def test_commands_show_the_changed_row(supervisor: ScriptedSupervisor) -> None:
     assert [row["name"] for row in json.loads(done.stdout)["models"]] == ["smollm2"]
     assert [m.model for m in supervisor.got(Unload)] == ["smollm2"]
     assert [m.now for m in supervisor.got(Restart)] == [True, False]
-
-
-def test_unknown_model_is_answered_with_close_names(supervisor: ScriptedSupervisor) -> None:
-    for arguments in (["load", "smolm2"], ["generate", "smolm2", "x"], ["logs", "smolm2"]):
-        done = at(supervisor, *arguments)
-        assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr.splitlines() == [
-            "error: no model is called 'smolm2'; configured: qwen, smollm2",
-            "hint: did you mean smollm2?",
-        ]
 
 
 def test_failed_request_exits_1_with_a_sentence_and_a_hint(supervisor: ScriptedSupervisor) -> None:
@@ -197,43 +186,6 @@ def test_no_daemon_exits_69_with_a_hint(folder: Path) -> None:
     assert json.loads(done.stdout)["error"]["hint"] == hint
 
 
-def test_daemon_is_found_by_file_and_by_environment(
-    supervisor: ScriptedSupervisor, folder: Path
-) -> None:
-    config = folder / "mlxsup.toml"
-    config.write_text('[supervisor]\nruntime_dir = "."\n')
-    assert mlxsup("status", "--config", str(config)).returncode == 0
-    assert mlxsup("status", MLXSUP_ENDPOINT=supervisor.endpoint).returncode == 0
-    # The named file goes before the environment.
-    done = mlxsup("status", "--config", str(config), MLXSUP_ENDPOINT="ipc:///nowhere")
-    assert done.returncode == 0
-
-
-def test_usage_errors_exit_64() -> None:
-    for arguments in (
-        [],
-        ["nonsense"],
-        ["status", "--nonsense"],
-        ["load"],
-        ["generate", "m", "x", "--top-q", "3"],
-        ["generate", "m", "x", "--seed", "pi"],
-        ["status", "--endpoint", "tcp://127.0.0.1:1"],
-    ):
-        done = mlxsup(*arguments)
-        assert (done.returncode, done.stdout) == (64, ""), arguments
-        assert "error: " in done.stderr
-    assert json.loads(mlxsup("load", "--json").stdout)["error"]["code"] == "usage"
-
-
-def test_help_on_every_level_has_an_example() -> None:
-    names = ["start", "stop", "status", "load", "unload", "restart", "pause",
-             "resume", "generate", "logs", "config"]  # fmt: skip
-    for arguments in ([], ["config", "check"], *([name] for name in names)):
-        for flag in ("-h", "--help"):
-            done = mlxsup(*arguments, flag)
-            assert (done.returncode, "Example: mlxsup " in done.stdout) == (0, True)
-
-
 def test_start_without_a_file_and_bad_files_exit_78(folder: Path) -> None:
     done = mlxsup("start", HOME=str(folder))
     assert done.returncode == 78
@@ -296,24 +248,214 @@ def test_stop_returns_when_every_process_is_gone_E5(
             process.wait()
 
 
-def test_version_and_status_import_nothing_heavy(supervisor: ScriptedSupervisor) -> None:
-    code = (
-        "import sys\n"
-        "from mlxsup.cli.main import main\n"
-        "try:\n"
-        "    main(sys.argv[1:])\n"
-        "finally:\n"
-        "    heavy = {'mlx', 'mlx_lm', 'pydantic', 'rich', 'asyncio', 'psutil', 'numpy'}\n"
-        "    print(sorted(heavy & set(sys.modules)), 'zmq' in sys.modules)\n"
+def test_logs_of_one_and_of_all(supervisor: ScriptedSupervisor, folder: Path) -> None:
+    (folder / "smollm2.log.1").write_text("--- generation 1\nold\n")
+    (folder / "smollm2.log").write_text("\x1b[31mnew\x1b[0m\n")
+    (folder / "qwen.log").write_text("other\n")
+    (folder / "mlxsup.log").write_text("daemon\n")
+    assert at(supervisor, "logs", "smollm2").stdout == "--- generation 1\nold\nnew\n"
+    assert at(supervisor, "logs", "smollm2", "-n", "1").stdout == "new\n"
+    assert at(supervisor, "logs", "-n", "1").stdout == "smollm2 | new\nqwen    | other\n"
+    assert at(supervisor, "logs", "mlxsup").stdout == "daemon\n"
+    lines = at(supervisor, "logs", "qwen", "--json").stdout.splitlines()
+    assert json.loads(lines[0]) == {"schema_version": 1, "model": "qwen", "line": "other"}
+
+
+def test_logs_follow_across_rotation_until_interrupted(
+    supervisor: ScriptedSupervisor, folder: Path
+) -> None:
+    log = folder / "smollm2.log"
+    log.write_text("a\n")
+    process = subprocess.Popen(
+        command("logs", "smollm2", "-f", "--endpoint", supervisor.endpoint),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
     )
-    for arguments, has_zmq in ((["--version"], False), (["status"], True)):
-        done = subprocess.run(
-            [sys.executable, "-c", code, *arguments],
-            capture_output=True,
-            text=True,
-            env=environment(MLXSUP_ENDPOINT=supervisor.endpoint),
-            timeout=TIME_LIMIT_S,
-            check=True,
-        )
-        assert done.stdout.splitlines()[-1] == f"[] {has_zmq}"
-    assert mlxsup("--version").stdout == f"mlxsup {VERSION}\n"
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"a\n"
+    log.rename(folder / "smollm2.log.1")
+    log.write_text("--- generation 2\n")
+    assert process.stdout.readline() == b"--- generation 2\n"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=TIME_LIMIT_S)
+    assert (process.returncode, out, err) == (130, b"", b"")
+
+
+def test_generate_ends_its_line_on_a_terminal_only(supervisor: ScriptedSupervisor) -> None:
+    arguments = ["generate", "smollm2", "x", "--endpoint", supervisor.endpoint]
+    assert on_terminal(arguments) == "Hällo wörld\n"
+    done = on_terminal(["generate", "qwen", "x", "--endpoint", supervisor.endpoint])
+    assert done.startswith("one two\n")
+
+
+def test_output_that_cannot_be_written_is_an_error_in_a_sentence(
+    supervisor: ScriptedSupervisor,
+) -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("this system has no device that is always full")
+    for arguments in (["--version"], ["status", "--endpoint", supervisor.endpoint]):
+        with full.open("wb") as output:
+            done = subprocess.run(
+                command(*arguments),
+                stdout=output,
+                stderr=subprocess.PIPE,
+                env=environment(),
+                timeout=TIME_LIMIT_S,
+                check=False,
+            )
+        assert done.returncode == 1
+        assert done.stderr.startswith(b"error: cannot write the output: ")
+        assert done.stderr.count(b"\n") == 1
+
+
+SLOW_LOAD = {"load_s": 3.5, "load_steps": 10}
+
+
+@pytest.fixture(scope="module")
+def follow_daemon() -> Iterator[FollowDaemon]:
+    models = {"alpha": fake(), "cold": fake(preload=False, fake=SLOW_LOAD)}
+    with FollowDaemon(models) as follow_daemon, follow_daemon.client() as client:
+        wait_for_state(client, "alpha", "READY")
+        yield follow_daemon
+
+
+@contextmanager
+def something_to_show(arguments: list[str], client: Client) -> Iterator[None]:
+    """A request that runs, for `requests -f`, which has nothing to say without one."""
+    if arguments[0] != "requests":
+        yield
+        return
+    with client.generate("alpha", prompt="[[fault slow=0.02]]", max_tokens=4000) as stream:
+        next(stream)
+        yield
+
+
+def test_events_are_the_changes_of_state_in_their_order(follow_daemon: FollowDaemon) -> None:
+    where = ("--endpoint", follow_daemon.endpoint)
+    with Piped("events", *where) as events, follow_daemon.client() as client:
+        assert events.note() == f"following {follow_daemon.endpoint}; Ctrl-C ends\n"
+        client.restart("alpha")
+        states: list[str] = []
+        while not states or states[-1] != "READY":
+            states.append(events.line().split(" → ")[1].split()[0])
+        assert states == ["DRAINING", "STOPPING", "PENDING", "LOADING", "READY"]
+        assert events.interrupt() == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["events"],
+        ["status", "--watch"],
+        ["status", "--watch", "--json"],
+        ["top"],
+        ["logs", "-f"],
+        ["requests", "-f"],
+    ],
+    ids=" ".join,
+)
+def test_what_follows_ends_quietly_when_nobody_reads_although_nothing_happens(
+    follow_daemon: FollowDaemon, arguments: list[str]
+) -> None:
+    with (
+        follow_daemon.client() as client,
+        something_to_show(arguments, client),
+        Piped(*arguments, "--endpoint", follow_daemon.endpoint) as follower,
+    ):
+        if arguments == ["events"]:
+            follower.note()
+        elif arguments[0] != "events":
+            follower.line()
+        assert follower.process.stdout is not None
+        follower.process.stdout.close()
+        assert follower.process.wait(60) == 141
+        assert follower.note() == ""
+
+
+def test_events_and_watch_exit_69_when_the_daemon_goes() -> None:
+    follow_daemon = FollowDaemon({"alpha": fake()})
+    with follow_daemon:
+        where = ("--endpoint", follow_daemon.endpoint)
+        with (
+            Piped("events", *where) as events,
+            Piped("status", "--watch", "--json", *where) as watch,
+        ):
+            events.note()
+            assert json.loads(watch.line())["models"][0]["name"] == "alpha"
+            assert follow_daemon.process is not None
+            assert run_cli("stop", *where).returncode == 0
+            for follower in (events, watch):
+                code, _, err = follower.end()
+                assert code == 69
+                assert "Traceback" not in err
+
+
+def test_watch_draws_in_place_on_a_terminal_and_ends_with_0(follow_daemon: FollowDaemon) -> None:
+    with Terminal("status", "--watch", "--endpoint", follow_daemon.endpoint) as terminal:
+        for _ in range(3):
+            terminal.expect("alpha")
+        terminal.type("\x03")
+        shown = terminal.end()
+        assert terminal.process.returncode == 0
+    frames = re.split(r"\x1b\[(\d+)A\r", shown)
+    assert len(frames) >= 5, "three pictures, and the two ways up between them"
+    for before, up in zip(frames[::2], frames[1::2], strict=False):
+        assert int(up) == before.count("\n"), "each begins where the one before it began"
+    assert max(map(len, ESCAPE.sub("", shown).splitlines())) <= COLUMNS
+    assert "Traceback" not in shown
+
+
+def test_debug_tells_each_model_s_latest_events(follow_daemon: FollowDaemon) -> None:
+    where = ("--endpoint", follow_daemon.endpoint)
+    text = run_cli("status", "--debug", *where).stdout
+    assert "latest events of alpha:\n" in text
+    assert "READY" in text.partition("latest events of alpha:")[2]
+    debug = json.loads(run_cli("status", "--debug", "--json", *where).stdout)
+    assert "alpha" in {one["model"] for one in debug["flight"]}
+    assert "flight" not in json.loads(run_cli("status", "--json", *where).stdout)
+
+
+def assert_quiet_for_a_second(*arguments: str) -> None:
+    """Runs a command that has nothing to tell of; one that has waited for a second may."""
+    began_at = time.monotonic()
+    done = run_cli(*arguments)
+    took_s = time.monotonic() - began_at
+    assert done.returncode == 0
+    assert done.stderr == "" or took_s > 1.0
+
+
+def test_load_that_takes_longer_tells_of_it_in_lines_in_a_pipe(follow_daemon: FollowDaemon) -> None:
+    where = ("--endpoint", follow_daemon.endpoint)
+    assert_quiet_for_a_second("unload", "cold", *where)
+    done = run_cli("load", "cold", *where)
+    assert done.returncode == 0
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["MODEL", "cold"]
+    lines = done.stderr.splitlines()
+    phases = [
+        phase for line in lines for phase in ("weights", "materialise", "warmup") if phase in line
+    ]
+    assert phases == list(dict.fromkeys(phases)), "one line for each change"
+    assert "warmup" in phases
+    assert run_cli("unload", "cold", *where).returncode == 0
+    assert run_cli("load", "cold", "--json", *where).stderr == ""
+    # What is there already needs no explanation.
+    assert_quiet_for_a_second("load", "cold", *where)
+
+
+def test_logs_of_the_generation_before_and_since(follow_daemon: FollowDaemon) -> None:
+    where = ("--endpoint", follow_daemon.endpoint)
+    with follow_daemon.client() as client:
+        client.restart("alpha", now=True)
+        generation = client.status()["models"][0]["generation"]
+    lines = run_cli("logs", "alpha", "--previous", *where).stdout.splitlines()
+    assert lines[0].startswith(f"--- generation {generation - 1} pid ")
+    assert len([line for line in lines if line.startswith("--- generation")]) == 1
+    lines = run_cli("logs", "alpha", "--since", "1h", "-n", "1000", *where).stdout.splitlines()
+    rules = [line for line in lines if line.startswith("--- generation")]
+    assert len(rules) == generation
+    assert run_cli("logs", "alpha", "--since", "0s", *where).stdout == ""
+    assert (
+        len(run_cli("logs", "alpha", "--since", "1h", "-n", "2", *where).stdout.splitlines()) == 2
+    )

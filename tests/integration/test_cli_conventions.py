@@ -1,26 +1,37 @@
-"""Every line of the command line's conventions, for every command, on a daemon that runs."""
+"""The conventions of all commands: exit codes, the two streams, --json, help, and mistakes."""
 
 from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+import click
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
+from mlxsup.cli.main import main, root
 from mlxsup.client import Client
 from mlxsup.client.client import Stream
 from mlxsup.protocol.key_file import KeyPlace, add_key
+from mlxsup.protocol.message import Message
+from mlxsup.protocol.request_messages import Attach, RequestsQuery
 
-from support.cli import COLUMNS, ESCAPE, Piped, check_plain, environment, on_terminal, run_cli
-from support.command_tree import leaf_of
+from support.cli import COLUMNS, ESCAPE, Piped, check_plain, on_terminal, run_cli
+from support.command_tree import leaf_of, leaves
 from support.daemon import Daemon, fake, wait_for_state
+from support.downloads import FILES, REPO, hub_environment
 from support.hub_caches import write_folder
 from support.json_schemas import problems
-from support.tried_commands import FOLLOWING, ONCE
+from support.local_hub import local_hub
+from support.played_service_managers import PlayedServiceManagers
+from support.scripted_supervisor import Peer, answer, finish, scripted_supervisor, send_pieces
 
 LONG = "a-model-with-a-very-long-name-that-no-column-of-a-table-can-hold"
 MODELS = {
@@ -31,6 +42,64 @@ MODELS = {
     "broken": {"path": "/nowhere/" + "a-long-path/" * 8, "preload": True},
 }
 
+
+ONCE: list[list[str]] = [
+    ["status"],
+    ["status", "--debug"],
+    ["reload"],
+    ["reload", "--dry-run"],
+    ["log-level", "info"],
+    ["load", "alpha"],
+    ["unload", "beta"],
+    ["restart", "alpha", "--now"],
+    ["restart", "alpha"],
+    ["generate", "alpha", "hello", "--max-tokens", "3", "-v"],
+    ["chat", "alpha", "--max-tokens", "3", "-v"],
+    ["run", "brief"],
+    ["requests"],
+    ["requests", "--client", "nobody"],
+    ["why"],
+    ["why", "alpha"],
+    ["why", "broken"],
+    ["logs"],
+    ["logs", "alpha", "-n", "3"],
+    ["logs", "alpha", "--since", "10m"],
+    ["logs", "alpha", "--previous"],
+    ["key", "new", "laptop"],
+    ["key", "list"],
+    ["key", "revoke", "old"],
+    ["key", "off", "--yes"],
+    ["wait", "alpha"],
+    ["bench", "alpha", "--prompt-tokens", "4", "--output-tokens", "4", "--concurrency", "2"],
+    ["config", "check", "SOUND"],
+    ["config", "path", "--config", "CONFIG"],
+    ["config", "schema"],
+    ["plan", "--config", "CONFIG"],
+    ["models", "--config", "CONFIG"],
+    ["ls", "--config", "CONFIG"],
+    ["show", "MODEL"],
+    ["init", "NEW"],
+    ["completion", "bash"],
+    ["completion", "zsh"],
+    ["completion", "fish"],
+]
+"""Commands that end by themselves, in this order; each is run in a pipe, and with --json."""
+
+FOLLOWING: list[list[str]] = [
+    ["status", "--watch"],
+    ["events"],
+    ["logs", "alpha", "-f"],
+    ["top"],
+    ["requests", "-f"],
+]
+"""Every command that runs until it is interrupted, except `start`; run in the same two ways."""
+
+IN_OTHER_SURROUNDINGS = {
+    ("start",), ("stop",), ("attach",), ("cancel",), ("pause",), ("resume",), ("prioritize",),
+    ("doctor",), ("connect",), ("demo",), ("pull",), ("rm",), ("convert",),
+    ("service", "install"), ("service", "uninstall"), ("service", "status"), ("service", "logs"),
+}  # fmt: skip
+"""Commands that tests of their own run in a pipe and with --json."""
 
 LOCAL = {"config", "completion", "plan", "models", "ls", "show", "init"}
 """These ask no daemon."""
@@ -90,6 +159,11 @@ def changes(arguments: list[str], client: Client) -> Iterator[Callable[[], objec
 
 
 # ---------------------------------------------------------------- in a pipe
+
+
+def test_every_command_is_run_in_a_pipe_and_with_json() -> None:
+    in_tables = {leaf_of(arguments) for arguments in (*ONCE, *FOLLOWING)}
+    assert in_tables | IN_OTHER_SURROUNDINGS == set(leaves())
 
 
 @pytest.mark.parametrize("arguments", ONCE, ids=" ".join)
@@ -188,9 +262,6 @@ def test_start_and_stop_in_a_pipe_speak_in_plain_lines() -> None:
     ],
     ids=" ".join,
 )
-# ---------------------------------------------------------------- errors
-
-
 def test_unknown_model_is_answered_with_close_and_configured_names_on_every_door_H10(
     daemon: Daemon, arguments: list[str]
 ) -> None:
@@ -306,38 +377,274 @@ def test_errors_on_a_terminal_are_coloured_unless_it_is_not_wanted(daemon: Daemo
     assert "\x1b" not in on_terminal(arguments, NO_COLOR="1")
 
 
+DAEMON_COMMANDS = [
+    ["status"],
+    ["status", "--watch"],
+    ["events"],
+    ["load", "m"],
+    ["unload", "m"],
+    ["restart", "m"],
+    ["prioritize", "x", "batch"],
+    ["requests"],
+    ["requests", "-f"],
+    ["why"],
+    ["why", "m"],
+    ["why", "m", "--report", "/nowhere/r.tar.gz"],
+    ["attach", "r"],
+    ["cancel", "r"],
+    ["pause", "r"],
+    ["resume", "r"],
+    ["generate", "m", "x"],
+    ["chat", "m"],
+    ["logs", "m"],
+    ["connect", "zed"],
+    ["reload"],
+    ["log-level", "debug"],
+    ["stop"],
+]
+
+
+WRONG_ENDPOINT = "--endpoint may be wrong: a daemon prints its endpoint when it starts"
+
+
+# ---------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize("arguments", DAEMON_COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("is_json", [False, True])
+def test_without_a_daemon_every_command_exits_69(
+    tmp_path: object, arguments: list[str], is_json: bool
+) -> None:
+    endpoint = "ipc:///tmp/mlxsup-nobody/client.sock"
+    done = run_cli(*arguments, *(["--json"] if is_json else []), "--endpoint", endpoint)
+    assert done.returncode == 69
+    if is_json:
+        error = json.loads(done.stdout)["error"]
+        assert (error["code"], done.stderr) == ("connection_lost", "")
+        assert error["hint"] == WRONG_ENDPOINT
+    else:
+        assert done.stdout == ""
+        assert done.stderr.splitlines() == [
+            f"error: no daemon answers at {endpoint}",
+            f"hint: {WRONG_ENDPOINT}",
+        ]
+
+
+USAGE: list[list[str]] = [
+    ["staus"],
+    ["status", "--wacht"],
+    ["status", "extra"],
+    ["why", "one", "two"],
+    ["load"],
+    ["chat", "m", "--max-tokens", "many"],
+    ["generate", "m", "x", "--timeout", "soon"],
+    ["logs", "--since", "soon"],
+    ["top", "--interval", "soon"],
+    ["logs", "-n", "-1"],
+    ["logs", "m", "-f", "--previous"],
+    ["stop", "--timeout", "soon"],
+    ["completion", "tcsh"],
+    ["config", "nonsense"],
+    ["key", "new"],
+    ["key", "new", "not a name"],
+    ["key", "new", "a", "--account", "*"],
+    ["convert"],
+    ["convert", "x", "--bits", "7"],
+    ["show"],
+    ["doctor", "m"],
+    ["doctor", "--output", "figures.json"],
+    ["log-level"],
+    ["connect"],
+    ["completion"],
+    ["start", "--model", "a", "--config", "b"],
+    ["start", "--model", "x/a", "--model", "y/a"],
+    ["start", "--model", "not a name"],
+    ["events", "--endpoint", "tcp://127.0.0.1:1"],
+]
+
+
+@pytest.mark.parametrize("arguments", USAGE, ids=" ".join)
+def test_usage_errors_exit_64_with_a_hint(arguments: list[str]) -> None:
+    done = run_cli(*arguments)
+    assert (done.returncode, done.stdout) == (64, "")
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith("error: ")
+    if "tcp://127.0.0.1:1" not in arguments:
+        assert len(lines) == 2
+        assert lines[1].startswith("hint: ")
+    done = run_cli(*arguments, "--json")
+    assert (done.returncode, done.stderr) == (64, "")
+    assert json.loads(done.stdout)["error"]["code"] == "usage"
+
+
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "hint"),
     [
-        ["--version"],
-        ["-h"],
-        ["status"],
-        ["load", "alpha"],
-        ["logs", "alpha"],
-        ["generate", "alpha", "x", "--max-tokens", "1"],
-        ["chat", "alpha", "--max-tokens", "1"],
-        ["completion", "bash"],
+        (["generate", "m", "--max-tokens"], "see `mlxsup generate -h`"),
+        (["generate", "m", "--json=1", "x"], "see `mlxsup generate -h`"),
+        (["config", "check", "--json=1", "x"], "see `mlxsup config check -h`"),
+        (["--help=1", "status"], "see `mlxsup -h`"),
     ],
-    ids=" ".join,
 )
-def test_first_output_does_not_wait_for_heavy_imports(daemon: Daemon, arguments: list[str]) -> None:
-    code = (
-        "import sys\n"
-        "from mlxsup.cli.main import main\n"
-        "try:\n"
-        "    main(sys.argv[1:])\n"
-        "finally:\n"
-        "    heavy = {'mlx', 'mlx_lm', 'numpy', 'pydantic', 'rich', 'asyncio', 'psutil'}\n"
-        "    print('\\nheavy:', sorted(heavy & set(sys.modules)), 'zmq' in sys.modules)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        input="hello\n",
-        capture_output=True,
-        text=True,
-        env=environment(MLXSUP_ENDPOINT=daemon.endpoint),
-        timeout=60,
-        check=True,
-    )
-    asks_daemon = arguments[0] not in ("--version", "-h", "completion")
-    assert done.stdout.splitlines()[-1] == f"heavy: [] {asks_daemon}"
+def test_hints_of_usage_errors_name_the_command(arguments: list[str], hint: str) -> None:
+    done = run_cli(*arguments)
+    assert done.returncode == 64
+    assert done.stderr.splitlines()[1:] == [f"hint: {hint}"]
+
+
+@pytest.mark.parametrize("option", ["--json", "--endpoint", "-f"])
+def test_an_option_before_the_command_is_told_to_follow_it(option: str) -> None:
+    done = run_cli(option, "status", "--no-color")
+    assert (done.returncode, done.stdout[:1]) == (64, "{" if option == "--json" else "")
+    text = done.stdout + done.stderr
+    assert "did you mean" not in text.lower()
+    assert f"options follow the command: `mlxsup COMMAND {option}`" in text
+
+
+INTERRUPTED_IMPORT = """
+import signal, sys
+
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == "mlxsup.cli.main":
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupts())
+from mlxsup.cli.__main__ import run
+run()
+"""
+
+
+def test_an_interrupt_before_a_command_has_begun_ends_it_without_a_word() -> None:
+    command_line = [sys.executable, "-c", INTERRUPTED_IMPORT, "status"]
+    done = subprocess.run(command_line, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
+
+
+# ---------------------------------------------------------------- help
+
+
+def levels(command: click.Command, path: list[str]) -> Iterator[list[str]]:
+    yield path
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            child = command.get_command(context, name)
+            assert child is not None
+            yield from levels(child, [*path, name])
+
+
+ALL_LEVELS = list(levels(root, []))
+
+
+def test_help_on_every_level_begins_with_its_usage_and_an_example(
+    capsys: pytest.CaptureFixture[str], snapshot: SnapshotAssertion
+) -> None:
+    shown = {}
+    for path in ALL_LEVELS:
+        texts = []
+        for flag in ("-h", "--help"):
+            with pytest.raises(SystemExit) as caught:
+                main([*path, flag])
+            assert caught.value.code == 0
+            texts.append(capsys.readouterr().out)
+        assert texts[0] == texts[1]
+        usage, example, *_ = texts[0].split("\n\n")
+        assert usage.startswith("Usage: ")
+        assert example.strip().startswith("Example: mlxsup")
+        shown[" ".join(path)] = [" ".join(usage.split()), example.strip()]
+    assert shown == snapshot
+
+
+def test_every_command_takes_json() -> None:
+    for path in ALL_LEVELS:
+        command: click.Command = root
+        for name in path:
+            assert isinstance(command, click.Group)
+            child = command.get_command(click.Context(command), name)
+            assert child is not None
+            command = child
+        if not isinstance(command, click.Group):
+            assert "is_json" in {parameter.name for parameter in command.params}, path
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A home folder with a short path, because sockets go there."""
+    with tempfile.TemporaryDirectory(prefix="mlxsup-t-", dir="/tmp") as name:
+        yield Path(name)
+
+
+def test_start_in_the_foreground_writes_lines_as_published() -> None:
+    daemon = Daemon({"alpha": fake()})
+    with Piped("start", "--config", str(daemon.config), "--json") as started:
+        lines = [started.line()]
+        while '"READY"' not in lines[-1]:
+            lines.append(started.line())
+        code, out, err = started.interrupt()
+    assert (code, err) == (0, "")
+    lines += out.splitlines()
+    check_plain("".join(lines))
+    assert [found for line in lines for found in problems(line, ["start"])] == []
+    assert any('"stopping"' in line for line in lines), "the end is shown, too"
+    with daemon:
+        pass  # checks the logs and removes the folder
+
+
+def joined(peer: Peer, message: Message) -> None:
+    """A script: nothing is listed, and whoever joins gets an answer of two pieces."""
+    if isinstance(message, RequestsQuery):
+        answer(peer, message, requests=[], more=0)
+    elif isinstance(message, Attach):
+        send_pieces(peer, message.id, ["Par", "is"])
+        finish(peer, message.id, 2)
+
+
+def test_attach_prints_the_answer_plain_and_as_published(path: Path) -> None:
+    with scripted_supervisor(path, joined) as supervisor:
+        where = ("--endpoint", supervisor.endpoint)
+        done = run_cli("attach", "r-1", *where)
+        assert (done.returncode, done.stdout) == (0, "Paris"), done.stderr
+        check_plain(done.stdout + done.stderr)
+        done = run_cli("attach", "r-1", "--json", *where)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert problems(done.stdout, ["attach"]) == []
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+def test_pull_and_rm_are_plain_and_as_published(home: Path, is_json: bool) -> None:
+    more = ["--json"] if is_json else []
+    with local_hub() as hub:
+        hub.add(REPO, FILES)
+        variables = hub_environment(hub, home, HOME=str(home))
+        for arguments in (["pull", REPO], ["rm", REPO, "--yes"]):
+            done = run_cli(*arguments, *more, **variables)
+            assert done.returncode == 0, done.stderr
+            check_plain(done.stdout + done.stderr)
+            if is_json:
+                assert (problems(done.stdout, arguments[:1]), done.stderr) == ([], "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="systemd is played")
+@pytest.mark.parametrize("is_json", [False, True])
+def test_a_service_is_told_of_plain_and_as_published(tmp_path: Path, is_json: bool) -> None:
+    played = PlayedServiceManagers(tmp_path)
+    played.answer("journalctl.--user-unit", "echo one; echo two")
+    install = ["install", "--config", str(played.config)]
+    more = ["--json"] if is_json else []
+    for arguments in (
+        [*install, "--dry-run"],
+        install,
+        ["status"],
+        ["logs"],
+        ["uninstall", "--dry-run"],
+        ["uninstall"],
+    ):
+        done = played.run(*arguments, *more)
+        assert done.returncode == 0, done.stderr
+        check_plain(done.stdout + done.stderr)
+        if is_json:
+            lines = done.stdout.splitlines()
+            assert (bool(lines), done.stderr) == (True, "")
+            leaf = ["service", arguments[0]]
+            assert [found for line in lines for found in problems(line, leaf)] == []

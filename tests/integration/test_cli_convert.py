@@ -134,15 +134,6 @@ def test_a_damaged_model_is_an_error_of_one_line(home: Path) -> None:
     assert sorted(path.name for path in home.iterdir()) == ["m"]
 
 
-def test_a_home_that_is_a_file_is_not_a_matter_of_room(home: Path) -> None:
-    source = make_tiny_model(home / "m")
-    (home / "file").touch()
-    done = run_cli("convert", str(source), **variables(home) | {"HOME": f"{home}/file"})
-    assert done.returncode == 1
-    assert f"{home}/file is not a folder" in done.stderr
-    assert f"hint: name another folder: `mlxsup convert {source} TARGET`" in done.stderr
-
-
 def test_a_valid_gguf_file_becomes_a_folder_that_is_served(home: Path) -> None:
     source = tiny_gguf(home / "tiny.gguf")
     done = run_cli("convert", str(source), f"{home}/new", **variables(home))
@@ -164,29 +155,6 @@ def test_a_child_that_is_killed_is_named_with_its_signal(home: Path) -> None:
     assert code == 1
     assert "error: the conversion ended with signal 9" in err
     assert "hint: it may need more memory than there is" in err
-
-
-def test_a_reader_that_crashes_accuses_the_file_and_leaves_no_folder(home: Path) -> None:
-    source = make_tiny_model(home / "m")
-    with Piped("convert", str(source), f"{home}/new", **variables(home)) as converting:
-        child = eventually(lambda: child_of(converting.process.pid))
-        (home / f".new.{child}.partial").mkdir()  # what it would have begun to write
-        os.kill(child, signal.SIGSEGV)
-        code, _, err = converting.end()
-    assert code == 1
-    expected = (
-        f"error: {source} is damaged, or made to crash readers: the reader ended with SIGSEGV"
-    )
-    assert expected in err
-    assert "memory" not in err
-    assert sorted(path.name for path in home.iterdir()) == ["m"]
-
-
-def test_a_gguf_file_that_is_a_pipe_is_no_regular_file(home: Path) -> None:
-    os.mkfifo(home / "pipe.gguf")
-    done = run_cli("convert", f"{home}/pipe.gguf", f"{home}/new", **variables(home))
-    assert done.returncode == 1
-    assert f"error: {home}/pipe.gguf is not a regular file" in done.stderr
 
 
 def test_ctrl_c_ends_the_child_which_got_no_token_as_well(home: Path) -> None:

@@ -1,19 +1,27 @@
-"""What `mlxsup generate` sends, and what it says of answers in which there is nothing to read."""
+"""What `generate` sends, and what it shows of an answer and of waiting for it."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mlxsup.protocol.client_messages import Deltas, Generate, StatusQuery
+from mlxsup.client import Client
+from mlxsup.protocol.client_messages import Deltas, Generate, Notice, Ping, StatusQuery
 from mlxsup.protocol.codec import decode_body
+from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.message import Message
-from mlxsup.protocol.states import Channel, FinishReason
+from mlxsup.protocol.states import Channel, FinishReason, NoticeKind
 
-from support.cli import ESCAPE, Terminal, run_cli
+from support.cli import ESCAPE, Piped, Terminal, command, environment, run_cli
+from support.daemon import Daemon, fake, row, wait_for_state
 from support.pieces import piece
 from support.scripted_supervisor import (
     Peer,
@@ -165,3 +173,169 @@ def test_an_answer_that_is_all_reasoning_says_why(path: Path) -> None:
         status, out, err = run(supervisor, "m", PROMPT, "--max-tokens", "1")
     assert (status, out) == (0, "")
     assert err == "no answer: the limit of tokens came while the model was still reasoning\n"
+
+
+REMARK = "the worker ended; the answer continues when it is back"
+ANSWERS_PROMPT = "[[fault slow=0.02]] tell"
+THOUGHT = "[[say <think>hm</think>well]]"
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with Daemon({"m": fake()}) as daemon, daemon.client() as client:
+        wait_for_state(client, "m", "READY")
+        yield daemon
+
+
+def generate(daemon: Daemon, prompt: str, *more: str) -> list[str]:
+    return ["generate", "m", prompt, "--endpoint", daemon.endpoint, *more]
+
+
+def kill_worker(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        os.kill(row(client, "m")["pid"], signal.SIGKILL)
+
+
+def test_an_interrupted_answer_says_so_in_a_line_and_loses_nothing_F10(daemon: Daemon) -> None:
+    whole = run_cli(*generate(daemon, ANSWERS_PROMPT, "--max-tokens", "100")).stdout
+    with Terminal(*generate(daemon, ANSWERS_PROMPT, "--max-tokens", "100")) as terminal:
+        terminal.expect(whole[:4])
+        kill_worker(daemon)
+        terminal.expect(REMARK)
+        seen = ESCAPE.sub("", terminal.end())
+    before, after = seen.split(f"\n{REMARK}\n")
+    # What stood on the terminal was not written over, and nothing comes twice.
+    assert before.split("\r")[-1] + after.split("\r")[-1] == whole + "\n"
+
+
+def test_in_a_pipe_the_answer_is_the_same_and_the_remark_beside_it_F10(daemon: Daemon) -> None:
+    arguments = generate(daemon, ANSWERS_PROMPT, "--max-tokens", "100")
+    whole = run_cli(*arguments).stdout
+    with subprocess.Popen(
+        command(*arguments),
+        bufsize=0,  # `read` takes no more than it gives, and leaves the rest to `communicate`
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+    ) as asked:
+        assert asked.stdout is not None
+        first = asked.stdout.read(1)
+        kill_worker(daemon)
+        rest, errors = asked.communicate(timeout=60)
+    assert (first + rest).decode() == whole
+    # A machine that is busy shows the load, too, because that takes more than a second then.
+    assert re.sub(r"(?m)^\d\d:\d\d:\d\dZ m: .+\n", "", errors.decode()) == f"{REMARK}\n"
+
+
+def test_thoughts_are_for_a_terminal_and_not_in_what_a_program_reads(daemon: Daemon) -> None:
+    done = run_cli(*generate(daemon, THOUGHT, "--max-tokens", "40"))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "well", "")
+    with Terminal(*generate(daemon, THOUGHT, "--max-tokens", "40")) as terminal:
+        seen = terminal.end()
+    assert "\x1b[2mm\x1b[0m\nwell" in seen
+    assert ESCAPE.sub("", seen).split("\r")[-1].endswith("hm\nwell\n")
+
+
+def test_what_ends_an_answer_can_be_said(daemon: Daemon) -> None:
+    def tokens(prompt: str, *more: str) -> list[int]:
+        done = run_cli(*generate(daemon, prompt, "--json", *more))
+        assert done.returncode == 0, done.stderr
+        ids: list[int] = json.loads(done.stdout)["token_ids"]
+        return ids
+
+    short = "[[answer 3]] tell"
+    assert len(tokens(short)) == 3
+    assert len(tokens(short, "--min-tokens", "5")) == 5
+    assert len(tokens(short, "--ignore-eos", "--max-tokens", "9")) == 9
+    free = tokens("tell", "--max-tokens", "9")
+    ends = ["--stop-token-id", str(free[4]), "--stop-token-id", "1"]
+    assert tokens("tell", "--max-tokens", "9", *ends) == free[: free.index(free[4])]
+
+
+TOTAL = 2000
+
+
+class Waits:
+    """A script: the first notices come at once, the others and the answer after a `Ping`."""
+
+    def __init__(self, first: Sequence[Notice], then: Sequence[Notice]) -> None:
+        self._first, self._then = first, then
+        self._asked: tuple[Peer, RequestId] | None = None
+
+    def __call__(self, peer: Peer, message: Message) -> None:
+        if isinstance(message, Generate):
+            self._asked = peer, message.id
+            self._send(self._first)
+        elif isinstance(message, Ping):
+            assert self._asked is not None
+            self._send(self._then)
+            asker, request_id = self._asked
+            send_pieces(asker, request_id, ["Paris"])
+            finish(asker, request_id, 1)
+            answer(peer, message)
+
+    def _send(self, notices: Sequence[Notice]) -> None:
+        assert self._asked is not None
+        peer, request_id = self._asked
+        for notice in notices:
+            peer.send(Notice(id=request_id, kind=notice.kind, detail=notice.detail))
+
+
+def reading(done: int) -> Notice:
+    detail = {"done": done, "total": TOTAL}
+    return Notice(id=RequestId(""), kind=NoticeKind.PREFILLING, detail=detail)
+
+
+def loading(phase: str, fraction: float) -> Notice:
+    detail = {"state": "LOADING", "phase": phase, "fraction": fraction}
+    return Notice(id=RequestId(""), kind=NoticeKind.LOADING, detail=detail)
+
+
+def queued(expected_s: float) -> Notice:
+    detail = {"position": 1, "reason": "load", "expected_s": expected_s}
+    return Notice(id=RequestId(""), kind=NoticeKind.QUEUED, detail=detail)
+
+
+def said_by(
+    path: Path, first: Sequence[Notice], then: Sequence[Notice], *command: str
+) -> list[str]:
+    """What stands on standard error, without the times; the first line stood there by itself."""
+    with (
+        scripted_supervisor(path, Waits(first, then)) as supervisor,
+        Piped(*command, "--endpoint", supervisor.endpoint) as piped,
+    ):
+        lines = [piped.note()]
+        with Client(supervisor.endpoint) as other:
+            other.ping()
+        code, out, err = piped.end()
+    assert (code, out) == (0, "Paris")
+    said = [*lines, *err.splitlines(keepends=True)]
+    assert all(re.match(r"\d\d:\d\d:\d\dZ m: .+\n", line) for line in said), said
+    return [line[len("00:00:00Z m: ") :].rstrip("\n") for line in said]
+
+
+def test_a_long_prompt_is_a_line_for_each_tenth(path: Path) -> None:
+    first, then = map(reading, range(0, 420, 10)), map(reading, range(420, TOTAL + 1, 10))
+    said = said_by(path, list(first), list(then), "generate", "m", "x")
+    tokens = [410, *range(600, TOTAL + 1, 200)]
+    assert said == [
+        f"reading the prompt, {done} of {TOTAL} tokens ({done * 100 // TOTAL}%)" for done in tokens
+    ]
+
+
+def test_a_load_is_a_line_for_each_phase_and_tenth_and_an_estimate_is_none(path: Path) -> None:
+    first = [queued(9.0), loading("import", 0.0)]
+    then = [
+        queued(8.0),
+        *(loading("weights", number / 50) for number in range(26)),
+        queued(7.0),
+        loading("warm-up", 0.0),
+    ]
+    said = said_by(path, first, then, "generate", "m", "x")
+    assert said == [
+        "loading, import",
+        "queued, position 1, about 8s",
+        "loading, weights",
+        *(f"loading, weights {number}0%" for number in range(1, 6)),
+        "loading, warm-up",
+    ]

@@ -1,18 +1,21 @@
-"""`mlxsup service`, with service managers that the test plays."""
+"""`service` with service managers that the test plays."""
 
 from __future__ import annotations
 
 import json
+import os
+import pwd
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from mlxsup.cli.exit_status import CliError
 from mlxsup.cli.service.facts import MARKER
-from mlxsup.cli.service.systemd import Systemd
+from mlxsup.protocol.key_file import KeyPlace, add_key
 
-from support.cli import ESCAPE, run_cli
+from support.cli import run_cli
 from support.daemon import Daemon, fake
 from support.json_schemas import problems
 from support.played_service_managers import PlayedServiceManagers
@@ -204,22 +207,6 @@ def test_without_systemd_one_sentence_and_the_next_step(played: PlayedServiceMan
     assert played.files() == []
 
 
-@pytest.mark.parametrize("is_contained", [True, False])
-def test_in_a_container_its_own_restarts_are_advised(
-    played: PlayedServiceManagers, monkeypatch: pytest.MonkeyPatch, is_contained: bool
-) -> None:
-    mark = played.home / "mark" if not is_contained else played.config
-    monkeypatch.setattr("mlxsup.cli.service.systemd.CONTAINER_MARKS", (mark,))
-    monkeypatch.setenv("PATH", f"{played.home.parent}/bin:/usr/bin:/bin")
-    played.answer("systemctl.is-system-running", "echo offline; exit 1")
-    with pytest.raises(CliError) as caught:
-        Systemd(played.home, is_system=False).check("")
-    where = "in this container" if is_contained else "on this machine"
-    assert caught.value.message == f"systemd does not run {where}"
-    assert ("restart policy" in caught.value.hint) == is_contained
-    assert ("mlxsup start --detach" in caught.value.hint) != is_contained
-
-
 def test_a_systemd_that_cannot_be_reached_is_named(played: PlayedServiceManagers) -> None:
     cause = "Failed to connect to bus: No medium found"
     played.answer("systemctl.is-system-running", f"echo '{cause}' >&2; exit 1")
@@ -333,13 +320,6 @@ def test_logs_are_those_of_the_unit(played: PlayedServiceManagers) -> None:
     assert "error: journalctl: no rights" in done.stderr
 
 
-def test_in_a_pipe_every_command_is_plain(played: PlayedServiceManagers) -> None:
-    for arguments in (["install", "--config", str(played.config)], ["status"], ["uninstall"]):
-        done = played.run(*arguments)
-        assert not ESCAPE.search(done.stdout + done.stderr)
-    played.value("install", "--config", str(played.config))
-
-
 # ---------------------------------------------------------------- start --service
 
 
@@ -358,3 +338,64 @@ def test_a_second_daemon_of_launchd_ends_with_success_and_says_why() -> None:
         done = run_cli("start", "--service", "--config", str(daemon.config))
         assert done.returncode == 0
         assert done.stderr.startswith("error: ")
+
+
+@pytest.fixture
+def of_nobody() -> Iterator[PlayedServiceManagers]:
+    """A home folder that root can give away to the user nobody."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield PlayedServiceManagers(Path(folder))
+
+
+def give_away(folder: Path) -> None:
+    """Makes it, and all that is in it, the user nobody's."""
+    user = pwd.getpwnam("nobody")
+    for parent, _, files in os.walk(folder):
+        for one in (parent, *(os.path.join(parent, file) for file in files)):
+            os.chown(one, user.pw_uid, user.pw_gid)
+
+
+def test_a_service_of_the_machine_runs_as_the_user_who_asks(
+    of_nobody: PlayedServiceManagers,
+) -> None:
+    if os.geteuid() == 0:
+        give_away(of_nobody.config.parent)
+    done = of_nobody.install("--system", "--dry-run", SUDO_USER="nobody")
+    assert done.returncode == 0, done.stderr
+    assert "User=nobody\n" in done.stdout
+    assert "would write /etc/systemd/system/mlxsup.service:" in done.stderr
+    assert "would run systemctl enable --now mlxsup.service" in done.stderr
+    assert 'ReadWritePaths="-/nonexistent/.mlxsup"' in done.stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play sudo")
+def test_under_sudo_files_are_read_as_the_user_as_whom_the_daemon_will_read_them(
+    of_nobody: PlayedServiceManagers,
+) -> None:
+    folder = of_nobody.config.parent
+    of_nobody.config.write_text(
+        '[supervisor]\nruntime_dir = "run"\n[gateway]\nlisten = "0.0.0.0:8484"\n'
+        '[models.m]\nengine = "fake"\n'
+    )
+    (folder / "run").mkdir(mode=0o700)
+    add_key(
+        KeyPlace.beside(of_nobody.config, folder / "run"),
+        name="k", account="k", is_operator=False, created="2026-01-01T00:00:00Z",
+    )  # fmt: skip
+    give_away(folder)
+    done = of_nobody.install("--system", "--dry-run", SUDO_USER="nobody")
+    assert done.returncode == 0, done.stderr
+
+
+def test_sudo_without_the_system_is_refused_before_anything_is_written(
+    of_nobody: PlayedServiceManagers,
+) -> None:
+    done = of_nobody.install(SUDO_USER="nobody")
+    if done.returncode == 0:
+        pytest.skip("only root is taken for somebody else")
+    assert done.returncode == 64
+    assert done.stderr.splitlines() == [
+        "error: sudo does not reach the service manager of nobody",
+        "hint: run it without sudo, or with --system",
+    ]
+    assert of_nobody.files() == []

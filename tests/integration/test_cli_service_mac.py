@@ -14,7 +14,7 @@ import pytest
 
 from mlxsup.cli.exit_status import CliError
 from mlxsup.cli.service.facts import MARKER
-from mlxsup.cli.service.install import run, uninstall
+from mlxsup.cli.service.install import uninstall
 from mlxsup.cli.service.launchd import Launchd
 
 from support.cli import TIME_LIMIT_S, environment
@@ -140,23 +140,6 @@ def test_without_launchctl_it_says_so(mac: Mac) -> None:
     assert mac.files() == []
 
 
-def test_a_job_that_takes_a_while_to_end_is_gone_before_the_next_one_begins(mac: Mac) -> None:
-    mac.install()
-    mac.write_config(drain_timeout_s=100)
-    # launchctl returns at once, and launchd knows the job for three more looks.
-    left = mac.loaded.with_name("left")
-    mac.answer("launchctl.bootout", f"printf xxx > {left}; exit 36")
-    known = (
-        f"[ -f {mac.loaded} ] || exit 113; [ -f {left} ] || {{ {RUNNING}; exit 0; }};"
-        f" [ -s {left} ] || {{ rm {left} {mac.loaded}; exit 113; }}; truncate -s -1 {left}"
-    )
-    mac.answer("launchctl.print", f'case "$2" in */mlxsup) {known};; esac')
-    mac.answer("launchctl.bootstrap", f"[ ! -f {mac.loaded} ] || exit 5; touch {mac.loaded}")
-    done = mac.install("--force")
-    assert done.returncode == 0, done.stderr
-    assert done_by(mac)[-2:] == ["bootout", "bootstrap"]
-
-
 class Clock:
     """Half a minute passes with each look."""
 
@@ -184,22 +167,6 @@ def draining(mac: Mac, monkeypatch: pytest.MonkeyPatch) -> Launchd:
     monkeypatch.setenv("PATH", f"{mac.home.parent}/bin:/usr/bin:/bin")
     clock = Clock()
     return Launchd(mac.home, is_system=False, monotonic=clock.monotonic, sleep=clock.sleep)
-
-
-def test_an_uninstall_waits_as_long_as_the_installed_job_may_take(
-    mac: Mac, draining: Launchd
-) -> None:
-    uninstall(draining, lambda step: None)
-    assert not mac.plist.exists()
-
-
-def test_a_replacement_waits_as_long_as_the_job_before_it_may_take(
-    mac: Mac, draining: Launchd
-) -> None:
-    commands = draining.install_commands(is_new=False)
-    mac.plist.write_text(mac.plist.read_text().replace("615", "25"))
-    run(commands, draining, lambda step: None)
-    assert done_by(mac)[-2:] == ["bootout", "bootstrap"]
 
 
 def test_a_job_that_does_not_end_in_its_time_is_named_with_that_time(

@@ -11,10 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxsup.client import Client, RequestError
-from mlxsup.protocol.flight import MODELS_FILE_NAME
-
-from support.cli import ESCAPE, on_terminal, run_cli
+from support.cli import run_cli
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
 from support.faults import PATIENT
@@ -100,27 +97,6 @@ def written(daemon: Daemon) -> str:
     return "".join(path.read_text() for path in daemon.logs.glob("mlxsup-flight*.jsonl"))
 
 
-def test_a_daemon_that_was_asked_to_end_says_that(daemon: Daemon) -> None:
-    assert run_cli("stop", "--endpoint", daemon.endpoint).returncode == 0
-    assert "ended at" in (told := why(daemon))
-    assert "because it was asked to" in told
-
-
-def test_a_daemon_that_is_stopped_has_not_died(daemon: Daemon) -> None:
-    assert daemon.process is not None
-    eventually(lambda: '"daemon_started"' in written(daemon))
-    daemon.process.send_signal(signal.SIGSTOP)
-    try:
-        done = run_cli("why", "--endpoint", daemon.endpoint)
-        value = json.loads(why(daemon, "--json"))
-    finally:
-        daemon.process.send_signal(signal.SIGCONT)
-    assert (done.returncode, done.stdout.count("died without a word")) == (0, 0)
-    assert done.stdout.startswith(f"the daemon (pid {daemon.process.pid}) is running since ")
-    assert "this is what its flight recorder says" in done.stderr
-    assert (value["daemon"]["is_alive"], value["daemon"]["has_died"]) == (True, False)
-
-
 def test_what_nothing_is_known_of_exits_1_with_the_next_step(daemon: Daemon) -> None:
     done = run_cli("why", "nobody", "--endpoint", daemon.endpoint)
     assert (done.returncode, done.stdout) == (1, "")
@@ -130,74 +106,6 @@ def test_what_nothing_is_known_of_exits_1_with_the_next_step(daemon: Daemon) -> 
     assert f"`mlxsup requests --endpoint {daemon.endpoint}`" in hint
     done = run_cli("why", "othr", "--endpoint", daemon.endpoint)
     assert done.stderr.splitlines()[1] == "hint: did you mean other?"
-
-
-def test_a_request_that_was_refused_when_it_came_is_in_the_log_that_the_hint_names(
-    daemon: Daemon,
-) -> None:
-    def refused(client: Client) -> str:
-        stream = client.generate("nobody", prompt="p")
-        with pytest.raises(RequestError, match="nobody"):
-            list(stream)
-        return str(stream.request_id)
-
-    with daemon.client() as client:
-        request = refused(client)
-        done = run_cli("why", request, "--endpoint", daemon.endpoint)
-        assert done.returncode == 1
-        assert "after `mlxsup log-level debug" in done.stderr
-        client.log_level("debug")
-        request = refused(client)
-        line = f" DEBUG request ended id={request} model=nobody outcome=unknown_model\n"
-        eventually(lambda: line in (daemon.logs / "mlxsup.log").read_text())
-
-
-def test_an_open_request_and_one_that_waits_say_what_they_do(daemon: Daemon) -> None:
-    with daemon.client() as client:
-        reader = Reader(client, "m", PROMPT, max_tokens=4000)
-        assert reader.has_started.wait(60)
-        assert "is open: answering, after " in why(daemon, str(reader.stream.request_id))
-        reader.stream.cancel()
-
-
-def test_a_damaged_recorder_costs_one_sentence(daemon: Daemon) -> None:
-    killed_in_an_answer(daemon)
-    path = daemon.logs / MODELS_FILE_NAME
-    path.write_bytes(b"\xff\x00 damaged\n" + path.read_bytes())
-    everything = why(daemon)
-    assert "other is READY" in everything
-    assert everything.count("1 line of the flight recorder cannot be read") == 1
-    assert run_cli("stop", "--endpoint", daemon.endpoint).returncode == 0
-    told = why(daemon, "m")
-    assert "killed its process (SIGKILL)" in told
-    assert told.count("1 line of the flight recorder cannot be read") == 1
-
-
-def test_a_daemon_that_is_stopped_is_said_to_run_with_what_lets_it_continue(
-    daemon: Daemon,
-) -> None:
-    with daemon.client() as client:
-        pid = client.status()["pid"]
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        done = run_cli("why", "--endpoint", daemon.endpoint)
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    assert done.returncode == 0
-    assert done.stdout.startswith(f"the daemon (pid {pid}) is running since ")
-    silence, hint = done.stderr.splitlines()
-    assert silence.endswith(": it is stopped; this is what its flight recorder says")
-    assert hint.startswith(f"hint: resume it with `kill -CONT {pid}`")
-
-
-@pytest.mark.parametrize("columns", [40, 80, 200])
-def test_every_line_fits_the_terminal(daemon: Daemon, columns: int) -> None:
-    killed_in_an_answer(daemon)
-    shown = on_terminal(["why", "m", "--endpoint", daemon.endpoint], COLUMNS=str(columns))
-    lines = ESCAPE.sub("", shown).splitlines()
-    assert len(lines) > 5
-    # Only a word that is longer than the terminal may be cut, and none is.
-    assert max(map(len, lines)) <= columns
 
 
 @pytest.mark.parametrize("is_json", [False, True])

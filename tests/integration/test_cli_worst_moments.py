@@ -1,8 +1,4 @@
-"""The worst moments of a newcomer, on terminals of 40, 80 and 200 columns: what is said there now.
-
-Each has the number that the list of them gave it, D1 to D9. What is not here has its terminals of
-these widths in the test that `ELSEWHERE` names.
-"""
+"""The worst moments of a newcomer, on a narrow terminal: what is said there now."""
 
 from __future__ import annotations
 
@@ -21,7 +17,6 @@ from support.cli import ESCAPE, Terminal, command, on_terminal
 from support.daemon import Daemon, fake, wait_for_state
 from support.eventually import eventually
 from support.hub_caches import REPO, write_folder, write_repository
-from support.named_tests import source_of
 from support.scripted_supervisor import (
     OpenStreams,
     Peer,
@@ -32,21 +27,7 @@ from support.scripted_supervisor import (
 )
 from support.streams import Reader
 
-WIDTHS = (40, 80, 200)
-
-ELSEWHERE = {
-    "D5 a load is shown while it lasts": "test_cli_chat.py"
-    "::test_a_person_who_waits_is_told_for_what_and_the_line_is_gone_afterwards",
-    "D6 a folder that others use": "test_cli_places.py"
-    "::test_a_runtime_folder_that_others_use_is_left_as_it_is",
-    "D6 what is suggested for `htop`": "test_cli_places.py"
-    "::test_without_anything_a_newcomer_is_told_what_works",
-    "D8 a full context": "test_cli_chat_commands.py::test_a_full_context_names_the_way_out",
-    "D9 `status --debug` in words": "test_cli_readiness.py"
-    "::test_the_latest_events_of_a_model_are_told_in_words",
-    "D9 ^C on `start`": "test_cli_readiness.py"
-    "::test_an_interrupt_of_start_says_at_once_what_it_waits_for",
-}
+NARROW = 40
 
 
 class Seat:
@@ -367,21 +348,9 @@ def watched_by_head(seat: Seat) -> None:
 # ---------------------------------------------------------------- the table
 
 
-@pytest.mark.parametrize("columns", WIDTHS)
 @pytest.mark.parametrize("name", MOMENTS)
-def test_a_worst_moment_is_none_any_longer(
-    name: str, columns: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worst_moment_is_none_any_longer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory(prefix="mlxsup-t-", dir="/tmp") as home:
         monkeypatch.chdir(home)
-        MOMENTS[name](Seat(Path(home), columns))
+        MOMENTS[name](Seat(Path(home), NARROW))
         monkeypatch.undo()
-
-
-def test_each_worst_moment_has_its_terminals() -> None:
-    listed = {name.split()[0] for name in (*MOMENTS, *ELSEWHERE)}
-    assert listed == {f"D{number}" for number in range(1, 10)}
-    for named in ELSEWHERE.values():
-        source = source_of(f"integration/{named}")
-        assert 'parametrize("columns", ' in source
-        assert "WIDTHS" in source or "[40, 80, 200]" in source

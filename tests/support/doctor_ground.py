@@ -22,46 +22,6 @@ from .hub_caches import write_folder
 
 TIME_LIMIT_S = 120.0
 
-PIP = """\
-# Stands for pip: whatever is installed, the marked files that hide or replace packages are gone.
-import os, shutil, sys
-assert sys.argv[1] == "install", sys.argv
-folder = os.environ["GROUND_PLANTED"]
-shutil.rmtree(folder)
-os.mkdir(folder)
-"""
-
-HIDING = """\
-import sys
-sys.modules["starlette"] = None
-"""
-
-FULL = """\
-import shutil
-shutil.disk_usage = lambda path: shutil._ntuple_diskusage(10**12, 10**12 - 10**6, 10**6)
-"""
-
-LINGERING = """\
-from pathlib import Path
-from mlxsup.cli.doctor.gathering import services
-services.LINGERING = Path({folder!r})
-"""
-
-MAC = """\
-from mlxsup.cli.doctor.gathering import machine
-machine.system_name = lambda: "Darwin"
-"""
-
-NO_BACK_END = """\
-from importlib import metadata
-version = metadata.version
-def without_back_ends(name):
-    if name.startswith(("mlx-cpu", "mlx-cuda")):
-        raise metadata.PackageNotFoundError(name)
-    return version(name)
-metadata.version = without_back_ends
-"""
-
 
 class Ground:
     """A folder that is a home and the current folder, with a sound `mlxsup.toml` in it.
@@ -69,31 +29,21 @@ class Ground:
     Attributes:
         folder: the home.
         config: the configuration file.
-        planted: a folder on the path of Python, which the fake pip empties.
         variables: added to the environment of the shell.
-        prelude: what the shell runs before anything else.
     """
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="mlxsup-d-", dir="/tmp"))
         self.config = self.folder / "mlxsup.toml"
-        self.planted = self.folder / "planted"
-        self.prelude = ""
         self._sockets: list[socket.socket] = []
-        self._processes: list[subprocess.Popen[bytes]] = []
         (self.folder / "tools").mkdir()
-        self.planted.mkdir()
         write_folder(self.folder / "model")
-        python = os.environ.get("PYTHONPATH", "")
         self.variables = {
             "HOME": str(self.folder),
             "HF_HOME": str(self.folder / "hf"),
             "PATH": f"{self.folder / 'tools'}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(self.planted), python])),
-            "GROUND_PLANTED": str(self.planted),
         }
         self.tool("mlxsup", f'exec {sys.executable} -m mlxsup.cli "$@"')
-        self.tool("sudo", 'exec "$@"')
         self.write(self.model())
 
     # ------------------------------------------------------------ what is there
@@ -119,36 +69,6 @@ class Ground:
         path.write_text(f"#!/bin/sh\n{line}\n")
         path.chmod(0o755)
 
-    def played_tool(self, name: str, line: str) -> None:
-        """A program that stands for one that cannot run here, and notes how it was called."""
-        self.tool(name, f'echo "{name} $*" >> {self.folder}/played\n{line}')
-
-    @property
-    def played(self) -> list[str]:
-        """How such programs were called, in order."""
-        path = self.folder / "played"
-        return path.read_text().splitlines() if path.exists() else []
-
-    def fake_pip(self) -> None:
-        """From now on, pip installs nothing, and removes what was planted."""
-        package = self.planted / "pip"
-        package.mkdir()
-        (package / "__init__.py").touch()
-        (package / "__main__.py").write_text(PIP)
-
-    def start_other(self, *command: str) -> subprocess.Popen[bytes]:
-        """A process that lives until the end."""
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd=self.folder,
-            env=environment(**self.variables),
-        )
-        self._processes.append(process)
-        return process
-
     def taken_port(self) -> int:
         """A port of this machine at which something listens until the end."""
         listener = socket.socket()
@@ -160,9 +80,9 @@ class Ground:
     # ------------------------------------------------------------ what runs
 
     def shell(self, lines: str) -> subprocess.CompletedProcess[str]:
-        """Runs lines of a shell, after the prelude."""
+        """Runs lines of a shell."""
         return subprocess.run(
-            ["/bin/sh", "-c", f"{self.prelude}\n{lines}"],
+            ["/bin/sh", "-c", lines],
             cwd=self.folder,
             env=environment(**self.variables),
             stdin=subprocess.DEVNULL,
@@ -200,9 +120,6 @@ class Ground:
     ) -> None:
         for listener in self._sockets:
             listener.close()
-        for process in self._processes:
-            process.kill()
-            process.wait()
         for lock in self.folder.rglob("lock"):
             with suppress(ValueError, IndexError):
                 pid = int(lock.read_text().split()[0])

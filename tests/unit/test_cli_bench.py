@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mlxsup.cli.benchmark.burst import Burst, percentile
+from mlxsup.cli.benchmark.burst import Burst
 from mlxsup.cli.benchmark.comparison import compare, passes
-from mlxsup.cli.benchmark.figures import BY_NAME, FIGURES, Values, add_burst, summaries
+from mlxsup.cli.benchmark.figures import BY_NAME, Values, add_burst, summaries
 from mlxsup.cli.benchmark.remarks import remarks_of
 from mlxsup.cli.benchmark.run import Look, Run
 from mlxsup.cli.benchmark.saved import SavedRun, check_new, read_saved, write_new
@@ -22,11 +21,9 @@ from mlxsup.cli.benchmark.sizes import (
     cells_of,
     in_turn,
     left_out,
-    prompts_of,
 )
 from mlxsup.cli.commands.bench import sizes
 from mlxsup.cli.exit_status import CliError
-from mlxsup.cli.terminal.bench_table import figure_text
 
 from support.full_disk import full_disk
 
@@ -74,30 +71,9 @@ def test_answers_of_one_token_have_no_gaps_and_no_speed_of_their_own() -> None:
     assert shown["memory_bytes"] is None
 
 
-def test_a_percentile_is_a_value_that_was_seen() -> None:
-    values = [float(n) for n in range(1, 101)]
-    assert [percentile(values, percent) for percent in (50, 99, 100)] == [50.0, 99.0, 100.0]
-    assert percentile([3.0], 99) == 3.0
-
-
 def test_repeats_are_summed_up_by_median_and_range() -> None:
     shown = summaries({"tokens_per_s": [4.0, 1.0, 2.0]})["tokens_per_s"]
     assert shown == {"median": 2.0, "low": 1.0, "high": 4.0, "values": [4.0, 1.0, 2.0]}
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "text"),
-    [
-        ("gap_p50_s", 0.01234, "12.3 ms"),
-        ("gap_p50_s", 0.4125, "412 ms"),
-        ("gap_p50_s", 1.5, "1.50 s"),
-        ("tokens_per_s", 8.04, "8.0"),
-        ("tokens_per_s", 1234.5, "1,234"),
-        ("memory_bytes", 3 * 2**30, "3.00 GiB"),
-    ],
-)
-def test_figures_are_shown_with_the_digits_that_matter(name: str, value: float, text: str) -> None:
-    assert figure_text(BY_NAME[name], value) == text
 
 
 # ---------------------------------------------------------------- sizes
@@ -137,23 +113,9 @@ def test_what_is_given_and_does_not_fit_is_refused_with_what_does(
     assert hint in refused.value.hint
 
 
-def test_what_just_fits_is_measured() -> None:
-    wishes = Wishes(prompt_tokens=(3968,), output_tokens=(128,), concurrency=(8,))
-    assert len(cells_of(wishes, limits())) == 1
-
-
 def test_every_other_repeat_runs_backwards() -> None:
     cells = [CELL, OTHER]
     assert [in_turn(cells, repeat) for repeat in range(3)] == [cells, [OTHER, CELL], cells]
-
-
-def test_prompts_have_their_length_differ_and_need_no_large_vocabulary() -> None:
-    chooser = random.Random(1)
-    cell = Cell(prompt_tokens=16, output_tokens=1, concurrency=50)
-    prompts = [*prompts_of(cell, chooser), *prompts_of(cell, chooser)]
-    assert {len(prompt) for prompt in prompts} == {16}
-    assert len({tuple(prompt) for prompt in prompts}) == 100
-    assert all(100 <= token < 250 for prompt in prompts for token in prompt)
 
 
 def test_sizes_are_numbers_with_commas() -> None:
@@ -181,19 +143,6 @@ def looked(number: int, *, others: int = 0, generation: int = 1, **steps: int) -
     return Look(number=number, open_others=others, steps=steps, generation=generation)
 
 
-def test_how_long_the_rest_takes_is_known_once_each_size_was_measured() -> None:
-    run = Run(model="m", cells=[CELL, OTHER], repeats=2)
-    take(run, CELL)
-    assert run.left_s is None
-    take(run, OTHER)
-    assert run.left_s == 4.0
-    assert not run.is_complete
-    take(run, OTHER)
-    take(run, CELL)
-    assert run.left_s == 0.0
-    assert run.is_complete
-
-
 def test_numbers_that_are_not_ours_are_requests_of_others() -> None:
     run = Run(model="m", cells=[CELL], repeats=2)
     run.look(looked(10, m=10, a=10, b=10))
@@ -210,15 +159,6 @@ def test_numbers_that_are_not_ours_are_requests_of_others() -> None:
         " idle",
         "m got a new process meanwhile: see `mlxsup events`",
     ]
-
-
-def test_requests_of_others_that_were_open_before_count_as_well() -> None:
-    run = Run(model="m", cells=[CELL], repeats=1)
-    run.look(looked(10, others=2))
-    take(run, CELL)
-    run.look(looked(13))
-    assert run.others is not None
-    assert run.others.requests == 2
 
 
 def test_what_has_touched_the_figures_is_said() -> None:
@@ -292,12 +232,6 @@ def test_too_few_repeats_and_other_sizes_tell_nothing() -> None:
     assert not passes(found, 100.0), "what was not compared is not known to be as fast"
 
 
-def test_memory_and_the_longest_gap_are_shown_and_not_compared() -> None:
-    assert {figure.name for figure in FIGURES if figure.is_compared} == {
-        "first_token_s", "gap_p50_s", "gap_p99_s", "tokens_per_s",
-    }  # fmt: skip
-
-
 def test_other_conditions_are_named() -> None:
     machine = {**MACHINE, "versions": {"mlxsup": "2"}}
     value = {**VALUE, "through": "http", "machine": machine}
@@ -336,15 +270,6 @@ def test_what_is_no_run_is_refused_with_the_way_to_one(tmp_path: Path, text: str
     with pytest.raises(CliError, match="is no run of") as refused:
         read_saved(path)
     assert "--output FILE" in refused.value.hint
-
-
-def test_a_file_of_another_kind_is_no_run(tmp_path: Path) -> None:
-    run = Run(model="m", cells=[CELL], repeats=1)
-    take(run, CELL)
-    path = tmp_path / "run.json"
-    path.write_text(text_of(run).replace('"bench"', '"doctor"'))
-    with pytest.raises(CliError, match="is no run of"):
-        read_saved(path)
 
 
 def test_a_file_that_is_there_is_never_overwritten(tmp_path: Path) -> None:

@@ -1,20 +1,26 @@
-"""`mlxsup start`, with the supervisor played by hand."""
+"""What `start` prints, and which daemon commands look for."""
 
 from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
+from mlxsup.cli.connection import Target, explain_connection_lost
+from mlxsup.cli.exit_status import CliError, ExitStatus
+from mlxsup.cli.lock_holder import LockHolder, lock_holder
 from mlxsup.cli.main import main
 from mlxsup.cli.terminal.change_printer import MAX_WAITING, ChangePrinter
 from mlxsup.cli.terminal.output import Output
+from mlxsup.client import ConnectionLost
 from mlxsup.supervisor.announcements import OnChange
 from mlxsup.supervisor.app import OnListening
 from mlxsup.supervisor.config.load import DaemonConfig
@@ -159,3 +165,157 @@ def test_reader_who_stops_reading_does_not_hold_up_the_daemon(
     stuck.is_free.set()
     printer.close()
     assert MAX_WAITING <= len(stuck.getvalue().splitlines()) < MAX_WAITING * 2
+
+
+URL = "http://127.0.0.1:8484"
+
+
+def gateway(state: str, **values: Any) -> dict[str, Any]:
+    given = {
+        "state": state, "address": "127.0.0.1:8484", "url": URL, "pid": None, "since_s": 1.0,
+        "restarts": 0, "ends_in_a_row": 0, "cause": None, "retry_in_s": None,
+    }  # fmt: skip
+    return {"gateway": {**given, **values}}
+
+
+@pytest.mark.parametrize(
+    ("is_json", "shown"),
+    [(False, f"HTTP at {URL} (pid 7)"), (True, f'{{"gateway": "{URL}", "pid": 7}}')],
+)
+def test_start_prints_where_it_listens(
+    capsys: pytest.CaptureFixture[str], is_json: bool, shown: str
+) -> None:
+    printer = ChangePrinter(Output(is_json=is_json))
+    printer.listening("ipc:///x")
+    printer.changed({"gateway": URL, "pid": 7})
+    assert printer.close()
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert shown.strip("{}") in line
+
+
+def test_who_has_the_lock_open_is_the_holder_and_a_used_pid_is_not(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    lock.write_text(f"{os.getpid()} identity\n")
+    endpoint = f"ipc://{tmp_path}/client.sock"
+    assert lock_holder(endpoint) is None, "another process has that pid by now"
+    with lock.open():
+        assert lock_holder(endpoint) == LockHolder(
+            pid=os.getpid(), is_stopped=False, is_beating=True
+        )
+
+
+def test_a_daemon_that_works_or_turns_away_is_not_one_to_be_killed_P24(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    lock.write_text(f"{os.getpid()} identity\n")
+    endpoint = f"ipc://{tmp_path}/client.sock"
+    with lock.open():
+        lost = ConnectionLost("no daemon answers", endpoint)
+        assert "kill" not in explain_connection_lost(lost).hint, "it works"
+        os.utime(lock, (0, 0))
+        assert "kill" in explain_connection_lost(lost).hint, "it has done nothing since 1970"
+        error = ConnectionLost("turned away", endpoint, "try again later", is_turned_away=True)
+        turned_away = explain_connection_lost(error)
+        assert (turned_away.message, turned_away.hint) == ("turned away", "try again later")
+
+
+@pytest.mark.parametrize("written", ["", "no number\n", "-1 x\n", f"{2**22 - 1} gone\n"])
+def test_what_names_no_process_is_no_holder(tmp_path: Path, written: str) -> None:
+    (tmp_path / "lock").write_text(written)
+    assert lock_holder(f"ipc://{tmp_path}/client.sock") is None
+    assert lock_holder(f"ipc://{tmp_path}/nowhere/client.sock") is None
+
+
+@pytest.fixture
+def target_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MLXSUP_ENDPOINT", "ipc:///environment.sock")
+    path = tmp_path / "some.toml"
+    path.write_text('[supervisor]\nruntime_dir = "run"\n')
+    return path
+
+
+def test_what_is_named_beats_what_follows_from_something_else(target_config: Path) -> None:
+    both = Target(endpoint="ipc:///named.sock", config=target_config)
+    assert both.find_endpoint() == "ipc:///named.sock"
+    assert (
+        Target(config=target_config).find_endpoint()
+        == f"ipc://{target_config.parent}/run/client.sock"
+    )
+    assert Target().find_endpoint() == "ipc:///environment.sock"
+
+
+@pytest.mark.parametrize("text", ["x = " + "[" * 100_000, f"x = {'9' * 5000}", "x", "x = '\xff'"])
+def test_a_configuration_that_cannot_be_read_is_to_be_checked(
+    target_config: Path, text: str
+) -> None:
+    target_config.write_text(text, encoding="latin-1")
+    with pytest.raises(CliError) as caught:
+        Target(config=target_config).find_endpoint()
+    assert caught.value.status is ExitStatus.BAD_CONFIGURATION
+    assert caught.value.hint == f"check it with `mlxsup config check {target_config}`"
+
+
+def test_without_anything_it_is_the_default_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLXSUP_ENDPOINT", raising=False)
+    monkeypatch.setenv("HOME", "/h")
+    assert Target().find_endpoint() == "ipc:///h/.mlxsup/run/client.sock"
+    monkeypatch.setenv("MLXSUP_ENDPOINT", "")
+    assert Target().find_endpoint() == "ipc:///h/.mlxsup/run/client.sock"
+
+
+def test_a_file_that_names_no_runtime_folder_means_the_default_one(
+    target_config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/h")
+    target_config.write_text("")
+    assert Target(config=target_config).find_endpoint() == "ipc:///h/.mlxsup/run/client.sock"
+
+
+@pytest.mark.parametrize(
+    ("hint", "expected"),
+    [
+        ("see `mlxsup status`", "see `mlxsup status OPTIONS`"),
+        ("`mlxsup logs m`, `mlxsup stop`", "`mlxsup logs m OPTIONS`, `mlxsup stop OPTIONS`"),
+        ("see `mlxsup logs -h`", "see `mlxsup logs -h`"),
+        ("`mlxsup config check f`", "`mlxsup config check f`"),
+        ("`mlxsup pull a/b`, `mlxsup log-level`", "`mlxsup pull a/b`, `mlxsup log-level OPTIONS`"),
+        ("`kill -KILL 7`", "`kill -KILL 7`"),
+        ("`mlxsup stop --endpoint ipc:///o`", "`mlxsup stop --endpoint ipc:///o`"),
+        ("`mlxsup start --config o`", "`mlxsup start --config o`"),
+    ],
+)
+def test_hints_repeat_the_options(hint: str, expected: str, tmp_path: Path) -> None:
+    target = Target(endpoint="ipc:///a b", config=tmp_path)
+    options = f"--endpoint 'ipc:///a b' --config {tmp_path}"
+    assert target.repeat_in(hint) == expected.replace("OPTIONS", options)
+    assert Target().repeat_in(hint) == hint
+
+
+def test_a_daemon_is_not_to_be_started_where_it_would_not_be_found(
+    monkeypatch: pytest.MonkeyPatch, target_config: Path
+) -> None:
+    hint = "start a daemon with `mlxsup start`"
+    assert Target(endpoint="ipc:///x").repeat_in(hint) == ""
+    assert Target().repeat_in(hint) == ""
+    assert Target(config=target_config).repeat_in(hint) == (
+        f"start a daemon with `mlxsup start --config {target_config}`"
+    )
+    monkeypatch.setenv("MLXSUP_ENDPOINT", "")
+    assert Target().repeat_in(hint) == hint
+
+
+@pytest.mark.parametrize(
+    ("text", "endpoint", "status"),
+    [
+        ("[supervisor]\nruntime_dir = 7\n", None, 78),
+        ("", "tcp://host:1", 64),
+        ("", "ipc://", 64),
+        ("", "", 64),
+    ],
+)
+def test_what_names_no_endpoint_is_refused(
+    target_config: Path, text: str, endpoint: str | None, status: int
+) -> None:
+    target_config.write_text(text)
+    with pytest.raises(CliError) as raised:
+        Target(endpoint=endpoint, config=target_config).find_endpoint()
+    assert raised.value.status == status

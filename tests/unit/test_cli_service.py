@@ -1,4 +1,4 @@
-"""The files of a service: what follows from which fact."""
+"""The files of a service."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from mlxsup.cli.service.facts import (
 )
 from mlxsup.cli.service.permanent import service_option
 from mlxsup.cli.terminal.output import Output
-from mlxsup.supervisor.runtime_folder import files_needed
 
 from support.service_facts import facts, mac_facts
 
@@ -67,11 +66,6 @@ def test_a_daemon_that_ends_at_once_each_time_is_given_up() -> None:
     [pause] = service["RestartSec"]
     a_start_s = 60  # with many models and a slow disk
     assert int(window) > int(burst) * (int(pause) + a_start_s)
-
-
-def test_the_unit_allows_as_many_open_files_as_the_most_models_need() -> None:
-    [most] = keys(systemd_unit.unit_text(facts()))["LimitNOFILE"]
-    assert int(most) >= files_needed(500)
 
 
 @pytest.mark.parametrize("is_service", [False, True])
@@ -168,13 +162,6 @@ def test_another_file_is_no_job_of_ours(text: str) -> None:
 
 
 # ---------------------------------------------------------------- facts
-
-
-def test_programs_are_looked_for_next_to_this_one_and_in_the_usual_folders_once() -> None:
-    found = facts(more_path=("/usr/lib/wsl/lib", "/usr/bin")).environment["PATH"]
-    assert found == (
-        "/home/alice/.local/bin:/usr/lib/wsl/lib:/usr/bin:/usr/local/bin:/bin:/usr/sbin:/sbin"
-    )
 
 
 def test_what_says_where_models_are_is_kept_and_no_secret_is() -> None:

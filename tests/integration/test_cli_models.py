@@ -1,4 +1,4 @@
-"""`init`, `models` and `show`: the models on this machine, without a daemon."""
+"""The models on this disk: `init`, `models`, `show` and `plan`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from typing import Any
 
 import pytest
 
-from support.cli import ESCAPE, Piped, on_terminal, run_cli
+from mlxsup.supervisor.memory.backend import find_backend
+from mlxsup.supervisor.memory.folder import fingerprint, stamp
+from mlxsup.supervisor.memory.measurements import FILE_NAME, Measurements, Raised
+
+from support.cli import Piped, run_cli
+from support.daemon import Daemon, fake, toml_of, wait_for_state
 from support.hub_caches import MODEL, write_folder, write_repository
 from support.safetensors_files import llama_arrays, llama_config
 from support.safetensors_files import write_folder as write_weights
 from support.tiny_model import make_tiny_model
 
-LARGE = "a/Large-70B-4bit"
 BERT = {**MODEL, "config.json": b'{"model_type": "bert"}'}
-WIDTHS = ("40", "80", "200")
 
 
 @pytest.fixture
@@ -191,19 +194,138 @@ def test_show_says_why_a_folder_cannot_be_served(home: Path) -> None:
     assert json.loads(value.stdout)["problem"] == "mlx-lm serves no models of type bert"
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("arguments", [["init"], ["models"], ["show", "tiny-llama"]], ids=" ".join)
-def test_on_a_terminal_of_any_width_nothing_is_cut_but_paths_that_are_longer(
-    home: Path, arguments: list[str], width: str
+GIB = 2**30
+MIB = 2**20
+
+
+def write_config(folder: Path, models: dict[str, dict[str, Any]], **supervisor: Any) -> Path:
+    """A configuration whose runtime folder is its own."""
+    path = folder / "mlxsup.toml"
+    top = {"runtime_dir": str(folder / "run"), **supervisor}
+    path.write_text(toml_of({"supervisor": top} | {f"models.{n}": e for n, e in models.items()}))
+    return path
+
+
+def given(memory: str, **more: Any) -> dict[str, Any]:
+    """A model that needs what its entry says."""
+    return fake(memory=memory, **more)
+
+
+def planned(config: Path) -> dict[str, Any]:
+    """The plan as programs get it."""
+    done = run_cli("plan", "--config", str(config), "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    value: dict[str, Any] = json.loads(done.stdout)
+    return value
+
+
+def test_what_fits_and_what_does_not_and_what_helps(tmp_path: Path) -> None:
+    models = {
+        "small": given("100MiB"),
+        "large": given("300MiB"),
+        "later": given("250MiB", preload=False),
+    }
+    plan = planned(write_config(tmp_path, models, memory_budget="512MiB"))
+    assert plan["budget"]["bytes"] == 512 * MIB
+    assert plan["budget"]["reason"] == "memory_budget"
+    assert (plan["fits"], plan["change"], plan["needed_bytes"]) == (True, None, 400 * MIB)
+    rows = {row["name"]: row for row in plan["models"]}
+    assert [row["is_loaded"] for row in rows.values()] == [True, True, False]
+    assert rows["later"]["goes"] == ["large"]
+    assert rows["small"]["needed"] == {"bytes": 100 * MIB, "source": "given"}
+
+    plan = planned(write_config(tmp_path, models, memory_budget="300MiB"))
+    assert (plan["fits"], plan["needed_bytes"]) == (False, 100 * MIB)
+    assert plan["change"] == 'set memory_budget to at least "400.0 MiB"'
+    # Whoever follows the advice gets a plan that fits.
+    assert planned(write_config(tmp_path, models, memory_budget="400.0 MiB"))["fits"]
+
+
+def test_what_running_out_of_memory_has_raised_is_said_in_one_sentence(tmp_path: Path) -> None:
+    write_weights(tmp_path / "m", llama_config(), llama_arrays())
+    models = {"big": {"path": str(tmp_path / "m"), "preload": True}}
+    config = write_config(tmp_path, models, memory_budget="2GiB")
+    [before] = planned(config)["models"]
+    assert before["raised_bytes"] == 0
+    (tmp_path / "run").mkdir(exist_ok=True)
+    kept = Raised(
+        path=str(tmp_path / "m"),
+        backend=find_backend(),
+        fingerprint=fingerprint(stamp(tmp_path / "m")),
+        raised_bytes=GIB,
+    )
+    Measurements(tmp_path / "run").learn_raised(kept)
+    [after] = planned(config)["models"]
+    assert after["raised_bytes"] == GIB
+    assert after["needed"]["bytes"] == before["needed"]["bytes"] + GIB
+    assert (after["cache"], after["process"]) == (before["cache"], before["process"])
+    shown = run_cli("plan", "--config", str(config)).stdout.splitlines()
+    assert "  needs 1.00 GiB more than otherwise, because it ran out of memory before" in shown
+    # It never keeps a model out that would fit without it.
+    config = write_config(tmp_path, models, memory_budget="1GiB")
+    plan = planned(config)
+    assert plan["fits"]
+    assert plan["models"][0]["needed"]["bytes"] == GIB
+
+
+def test_a_folder_that_cannot_be_read_is_a_row_and_the_rest_is_planned(tmp_path: Path) -> None:
+    models = {"gone": {"path": str(tmp_path / "gone")}, "here": given("100MiB")}
+    plan = planned(write_config(tmp_path, models, memory_budget="512MiB"))
+    assert not plan["fits"]
+    gone, here = plan["models"]
+    assert gone["problem"] == f"the model folder {tmp_path / 'gone'} does not exist"
+    assert here["is_loaded"]
+    done = run_cli("plan", "--config", str(tmp_path / "mlxsup.toml"))
+    assert f"  the model folder {tmp_path / 'gone'} does not exist" in done.stdout.splitlines()
+    assert done.stdout.splitlines()[-1] == "everything else fits; cannot be loaded: gone"
+
+
+def test_a_budget_larger_than_the_machine_is_a_mistake_of_the_configuration(
+    tmp_path: Path,
 ) -> None:
-    if arguments != ["init"]:
-        assert run_cli("init", **variables(home)).returncode == 0
-    shown = ESCAPE.sub("", on_terminal(arguments, COLUMNS=width, **variables(home)))
-    notes = ("hint: ", "wrote ")
-    lines = [line for line in shown.splitlines() if not line.startswith(notes)]
-    assert max(map(len, lines)) <= int(width)
-    words = "".join(shown.split())
-    assert "tiny-llama" in words
-    assert "Tiny-Llama-Instruct-4bit" in words
-    if arguments == ["models"]:
-        assert "mlx-lmservesnomodelsoftypebert" in words
+    config = write_config(tmp_path, {"m": given("100MiB")}, memory_budget="900TiB")
+    for command in (["plan", "--config"], ["config", "check"], ["start", "--config"]):
+        done = run_cli(*command, str(config))
+        said = {"plan": f"configuration: {config}\n\n", "config": f"checking {config}\n"}
+        assert (done.returncode, done.stdout) == (78, said.get(command[0], ""))
+        assert "mlxsup.toml:3: supervisor.memory_budget takes at most what this machine has (" in (
+            done.stderr
+        )
+
+
+def test_a_missing_configuration_is_named(tmp_path: Path) -> None:
+    done = run_cli("plan", "--config", str(tmp_path / "none.toml"))
+    assert (done.returncode, done.stdout) == (78, "")
+    missing = tmp_path / "none.toml"
+    assert done.stderr.splitlines() == [
+        f"error: no configuration file at {missing}",
+        f"hint: write one with `mlxsup init {missing}`, or name another one",
+    ]
+
+
+@pytest.mark.mlx
+def test_a_model_that_was_loaded_once_is_measured(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "tiny")
+    entry = {"path": str(folder), "preload": True, "max_concurrency": 2}
+    with Daemon({"tiny": entry}, {"memory_budget": "1GiB"}) as daemon:
+        with daemon.client() as client:
+            before = planned(daemon.config)["models"][0]
+            wait_for_state(client, "tiny", "READY")
+        after = planned(daemon.config)["models"][0]
+        assert after["needed"]["source"] == "measured"
+        for part in ("weights", "process", "cache"):
+            assert after[part]["source"] == "measured"
+        # What was estimated of its arrays was right; its process holds MLX and a tokenizer.
+        assert before["cache"]["bytes"] == after["cache"]["bytes"]
+        assert abs(before["weights"]["bytes"] - after["weights"]["bytes"]) < 2**16
+        assert 30 * MIB < after["process"]["bytes"] < GIB
+        # A changed file is another model.
+        (folder / "config.json").write_text((folder / "config.json").read_text() + "\n")
+        assert planned(daemon.config)["models"][0]["weights"]["source"] == "estimated"
+        measured = daemon.folder / "run" / FILE_NAME
+        measured.write_text("{")
+        done = run_cli("plan", "--config", str(daemon.config))
+        assert done.returncode == 0
+        assert f"{measured} is not used (it is damaged): models are measured again" in (
+            done.stdout.splitlines()
+        )

@@ -1,4 +1,4 @@
-"""The doctor's checks, on facts of machines that are not this one."""
+"""The checks of `doctor`: each defect has one finding."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from mlxsup.cli.doctor.checks.configuration import check_configuration, check_models
+from mlxsup.cli.doctor.checks.configuration import check_configuration, check_hub
 from mlxsup.cli.doctor.checks.daemon import check_daemon
 from mlxsup.cli.doctor.checks.gateway import check_gateway
 from mlxsup.cli.doctor.checks.machine import check_machine
 from mlxsup.cli.doctor.checks.memory import check_memory
 from mlxsup.cli.doctor.checks.places import check_open_files, check_places
+from mlxsup.cli.doctor.checks.service import check_services
 from mlxsup.cli.doctor.checks.software import check_software
 from mlxsup.cli.doctor.facts import (
     ConfigFile,
@@ -21,17 +22,17 @@ from mlxsup.cli.doctor.facts import (
     DaemonFacts,
     Folder,
     GatewayFacts,
+    Hub,
     Machine,
     Memory,
-    ModelFolder,
     OpenFiles,
     Package,
     Places,
     Server,
+    Service,
     Software,
 )
 from mlxsup.cli.doctor.finding import Finding, Level
-from mlxsup.cli.doctor.gathering.machine import sleep_minutes
 
 GIB = 2**30
 
@@ -118,6 +119,9 @@ CASES: list[tuple[str, list[Finding], Level, str, str]] = [
      Level.PROBLEM, "does not answer at ipc:///h/run/client.sock", ""),
     ("no such address", [*check_gateway(replace(GATEWAY, refusal="Cannot assign"))],
      Level.PROBLEM, "cannot be used: Cannot assign", ""),
+    ("a token that its group can read", [*check_hub(Hub(
+        offline="", missing=(), token="a file", token_path=Path("/h/token"), token_mode=0o640))],
+     Level.NOTE, "others may read the token", "chmod 600 /h/token"),
     ("sleep", [*check_machine(replace(MAC, sleep_minutes=10))],
      Level.NOTE, "sleeps after 10 minutes", "sudo pmset -c sleep 0"),
     ("the clock of a Mac", [*check_machine(replace(MAC, now_s=0.0))],
@@ -155,14 +159,6 @@ def test_without_a_gateway_nothing_is_said_of_it() -> None:
     assert [*check_gateway(replace(GATEWAY, address="", missing=("uvicorn",)))] == []
 
 
-def test_a_pull_is_advised_so_that_it_can_work() -> None:
-    model = ModelFolder(name="m", problem="gone", hint="finish the download: `mlxsup pull a/b`")
-    [online] = check_models([model], "")
-    [offline] = check_models([model], "HF_HUB_OFFLINE")
-    assert online.command == "mlxsup pull a/b"
-    assert offline.command == "env -u HF_HUB_OFFLINE -u TRANSFORMERS_OFFLINE mlxsup pull a/b"
-
-
 def test_one_file_that_is_named_twice_shadows_nothing() -> None:
     path = Path("/h/mlxsup.toml")
     places = tuple(
@@ -172,13 +168,30 @@ def test_one_file_that_is_named_twice_shadows_nothing() -> None:
     assert [one.level for one in check_configuration(facts)] == [Level.OK]
 
 
+SOUND = Service(
+    path=Path("/u"), manager="systemd", program="/a/mlxsup", has_program=True,
+    is_own_program=True, config=Path("/c"), has_config=True, lingers=True,
+)  # fmt: skip
+
+
+def changed(**values: Any) -> Service:
+    return replace(SOUND, **values)
+
+
 @pytest.mark.parametrize(
-    ("said", "minutes"),
+    ("service", "level", "words"),
     [
-        (" sleep                10 (sleep prevented by caffeinate)\n", 10),
-        ("Currently in use:\n disksleep  10\n sleep  0\n displaysleep 5\n", 0),
-        ("no such thing", None),
+        (SOUND, Level.OK, "/u starts /a/mlxsup"),
+        (changed(has_program=False), Level.PROBLEM, "which is not there"),
+        (changed(is_own_program=False), Level.NOTE, "another mlxsup"),
+        (changed(has_config=False), Level.PROBLEM, "names /c, which does not exist"),
+        (changed(config=Path("/d")), Level.NOTE, "names /d, and commands here read /c"),
+        (changed(lingers=False), Level.NOTE, "only while you are logged in"),
+        (changed(manager="launchd", is_interactive=False), Level.NOTE, "ProcessType"),
     ],
 )
-def test_what_a_mac_says_about_sleep(said: str, minutes: int | None) -> None:
-    assert sleep_minutes(said) == minutes
+def test_what_is_said_of_a_service(service: Service, level: Level, words: str) -> None:
+    [finding] = check_services([service], Path("/c"))
+    assert finding.level is level
+    assert words in finding.what
+    assert level is Level.OK or finding.fix or finding.command

@@ -1,17 +1,22 @@
-"""What a chat remembers: turns and answers, what is answered again, and the file that keeps it."""
+"""The turns of a chat, its history and its files."""
 
 from __future__ import annotations
 
 import json
+import signal
 import stat
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from mlxsup.cli.conversation.conversation import Conversation
+from mlxsup.cli.conversation.interrupts import Interrupts
 from mlxsup.cli.conversation.saved_file import MAX_BYTES, load, save
 from mlxsup.cli.exit_status import CliError
+from mlxsup.cli.terminal.history import MAX_ENTRIES, History
+from mlxsup.cli.terminal.turns import read_turn
 
 
 def user(text: str) -> dict[str, str]:
@@ -152,3 +157,97 @@ def test_what_is_no_conversation_changes_nothing(tmp_path: Path, data: bytes) ->
 def test_a_file_that_cannot_be_read_says_why(tmp_path: Path, name: str) -> None:
     with pytest.raises(CliError, match="cannot read"):
         load(talk(), tmp_path / name)
+
+
+def lines(*texts: str, prompts: list[str] | None = None) -> Callable[[str], str | None]:
+    given = iter(texts)
+
+    def read_line(prompt: str) -> str | None:
+        if prompts is not None:
+            prompts.append(prompt)
+        return next(given, None)
+
+    return read_line
+
+
+@pytest.mark.parametrize(
+    ("typed", "turn"),
+    [
+        (["one", "two"], "one"),
+        (["one\\", "two", "three"], "one\ntwo"),
+        (["ends with two\\\\", "x"], "ends with two\\\\"),
+        (["see ```", "a\\", "", "b", "```", "x"], "see ```\na\\\n\nb\n```"),
+        (["```", "a", "``` and\\", "on", "x"], "```\na\n``` and\non"),
+        (["in ```one``` line", "x"], "in ```one``` line"),
+        (["cut off\\"], "cut off"),
+        (["```", "cut off"], "```\ncut off"),
+        (['"""', "a\\", "", "```", 'b"""', "x"], "a\\\n\n```\nb"),
+        (['""" one"""', "x"], " one"),
+        (['"""one', 'two """ three', '"""', "x"], 'one\ntwo """ three'),
+        (['"""', "cut off"], "cut off"),
+        (['""""""', "x"], ""),
+        (['say """', "x"], 'say """'),
+        ([""], ""),
+        ([], None),
+    ],
+)
+def test_turn_is_a_line_or_what_a_backslash_or_a_fence_holds_together(
+    typed: list[str], turn: str | None
+) -> None:
+    assert read_turn(lines(*typed)) == turn
+
+
+def test_history_is_kept_for_its_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / ".mlxsup" / "history"
+    history = History(path)
+    assert history.load() == []
+    assert history.add("Hällo\nwörld")
+    assert history.add("two")
+    assert History(path).load() == ["Hällo\nwörld", "two"]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_history_is_bounded_and_survives_what_it_cannot_read(tmp_path: Path) -> None:
+    path = tmp_path / "history"
+    path.write_bytes(b"no json\n\xff\n17\n" + b"[" * 100_000 + b"\n")
+    history = History(path)
+    assert history.load() == []
+    for number in range(2 * MAX_ENTRIES):
+        history.add(str(number))
+    entries = history.load()
+    assert (len(entries), entries[-1]) == (MAX_ENTRIES, str(2 * MAX_ENTRIES - 1))
+    assert len(path.read_text().splitlines()) == MAX_ENTRIES
+
+
+class Answer:
+    """Counts how often it was cancelled."""
+
+    def __init__(self) -> None:
+        self.cancels = 0
+
+    def cancel(self) -> None:
+        self.cancels += 1
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_an_interrupt_cancels_the_answer_even_before_there_is_one(is_early: bool) -> None:
+    answer, before = Answer(), signal.getsignal(signal.SIGINT)
+    with Interrupts(is_caught=True) as interrupts:
+        if is_early:
+            signal.raise_signal(signal.SIGINT)
+        interrupts.cancel(cast(Any, answer))
+        assert answer.cancels == is_early
+        if not is_early:
+            signal.raise_signal(signal.SIGINT)
+        assert answer.cancels == 1
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_without_a_person_an_interrupt_is_left_alone() -> None:
+    answer = Answer()
+    with Interrupts(is_caught=False) as interrupts:
+        interrupts.cancel(cast(Any, answer))
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert answer.cancels == 0

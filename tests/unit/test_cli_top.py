@@ -1,11 +1,11 @@
-"""What keys mean in `mlxsup top`: nothing is taken away without a question that was read."""
+"""The keys and the picture of `top`."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from mlxsup.cli.exit_status import CliError
+from mlxsup.cli.top.facts import Facts, Lost
 from mlxsup.cli.top.keys import (
     NOTHING_SELECTED,
     Controls,
@@ -18,10 +18,9 @@ from mlxsup.cli.top.keys import (
     question_text,
     see,
 )
+from mlxsup.cli.top.screen import screen
 
-TAKES_AWAY = {Verb.RESTART, Verb.UNLOAD, Verb.CANCEL}
-OF_MODELS = {Verb.RESTART, Verb.LOAD, Verb.UNLOAD}
-KEYS = [*"rlucpyYnqjk? x", "up", "down", "page up", "page down", "home", "end", "escape", "ctrl-d"]
+from support.top_facts import AT, facts, looked, model, request
 
 
 def item(kind: Kind, name: str, state: str = "READY") -> Item:
@@ -139,48 +138,64 @@ def test_another_daemon_has_other_requests_even_if_they_are_called_the_same() ->
     assert see(controls, ITEMS, is_same_daemon=False).selected == ALPHA
 
 
-class KeysMachine(RuleBasedStateMachine):
-    """Any keys in any blocks, while anything comes and goes."""
+KILLED = {"reason": "crash", "signal": "SIGKILL", "detail": "out of memory", "at": AT}
+MODELS = [
+    model("alpha", running=["5f0c12ab-1"], queued=1),
+    model("a-model-with-quite-a-long-name", "BACKOFF", retry_in_s=4.0, last_exit=KILLED, pid=None),
+    model("cold", "STOPPED", pid=None, tokens_per_s=None, footprint_bytes=0, loaded_for_s=None),
+]
+REQUESTS = [
+    request("5f0c12ab-1"),
+    request("5f0c12ab-2", "reading"),
+    request("5f0c12ab-3", "waiting"),
+    request("5f0c12ab-4", "paused"),
+]
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.controls = Controls()
 
-    @rule(
-        models=st.lists(st.sampled_from("abc"), unique=True),
-        requests=st.dictionaries(st.sampled_from("1234"), st.sampled_from(["waiting", "paused"])),
-        is_same=st.booleans(),
+def plain(text: str, what: str) -> str:
+    return text
+
+
+def shown(
+    known: Facts, controls: Controls | None = None, *, columns: int = 80, rows: int = 24
+) -> list[str]:
+    controls = controls or see(Controls(), known.items())
+    return screen(known, controls, columns=columns, rows=rows, style=plain)
+
+
+def test_a_state_is_a_word_and_the_selection_a_sign_without_any_colour() -> None:
+    known = facts(MODELS, REQUESTS)
+    controls = press(see(Controls(), known.items()), "down")[0]
+    lines = shown(known, controls)
+    assert [line.split()[1:3] for line in lines if line.startswith("> ")] == [["alpha", "READY"]]
+
+
+def test_a_question_and_what_was_said_stand_in_the_last_line() -> None:
+    known = facts(MODELS)
+    order = Order(verb=Verb.UNLOAD, item=known.items()[0])
+    assert shown(known, Controls(question=order))[-1] == (
+        "unload alpha? running answers finish first (y/n)"
     )
-    def look(self, models: list[str], requests: dict[str, str], is_same: bool) -> None:
-        items = tuple(item("model", name) for name in models)
-        items += tuple(item("request", name, state) for name, state in requests.items())
-        before = self.controls.selected
-        self.controls = see(self.controls, items, is_same_daemon=is_same)
-        assert self.controls.selected in (before, None)
-        if before in items and (is_same or before.kind == "model"):
-            assert self.controls.selected == before
-
-    @rule(keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=5))
-    def press(self, keys: list[str]) -> None:
-        before = self.controls
-        self.controls, orders = press_all(before, keys)
-        for number, order in enumerate(orders):
-            assert order.item in before.items
-            assert (order.item.kind == "model") == (order.verb in OF_MODELS)
-            if order.verb in TAKES_AWAY:
-                # It was read on the screen, and this is the answer.
-                assert number == 0
-                assert keys[0] in "yY"
-                assert before.question == order
-        if before.has_quit:
-            assert (self.controls, orders) == (before, [])
-
-    @invariant()
-    def everything_is_there(self) -> None:
-        controls = self.controls
-        assert controls.selected is None or controls.selected in controls.items
-        assert controls.question is None or controls.question.item in controls.items
-        assert controls.question is None or controls.question.verb in TAKES_AWAY
+    assert shown(known, Controls(said="alpha is loaded"))[-1] == "alpha is loaded"
 
 
-TestKeysMachine = KeysMachine.TestCase
+def test_a_daemon_that_is_gone_is_said_in_words_and_nothing_can_be_selected() -> None:
+    known = facts(MODELS, REQUESTS).after(Lost(at=AT, error=CliError("no daemon answers at X")))
+    again = known.after(Lost(at=AT + 60, error=CliError("no daemon answers at X")))
+    assert again.lost_at == AT
+    assert len(again.events) == 1
+    lines = shown(again)
+    assert lines[0] == "no daemon since 12:13:20Z, still trying: no daemon answers at X"
+    assert any("alpha" in line for line in lines), "what was known last"
+    assert again.items() == ()
+    back = again.after(looked(MODELS, at=AT + 61))
+    assert (back.lost_at, len(back.items())) == (None, 3)
+    assert back.events[-1] == "12:14:21Z the daemon answers again (pid 100)"
+    other = again.after(looked(MODELS, pid=101, at=AT + 61))
+    assert other.events[-1] == "12:14:21Z another daemon answers (pid 101)"
+    assert not other.is_same_daemon(again)
+
+
+def test_two_requests_with_one_id_are_told_apart_by_their_numbers() -> None:
+    known = facts([], [request("a", number="#1"), request("a", number="#2"), request("b")])
+    assert [one.name for one in known.items()] == ["#1", "#2", "b"]

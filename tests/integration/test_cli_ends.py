@@ -1,0 +1,250 @@
+"""The end of a command: Ctrl-C, a closed stream, a reader that leaves, a daemon of another user."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxsup.client import Client
+
+from support.cli import TIME_LIMIT_S, Piped, Terminal, command, environment
+from support.daemon import Daemon, fake, row, wait_for_state
+from support.eventually import eventually
+from support.streams import Reader
+
+ENDLESS = fake(fake={"step_s": 0.02, "answer_tokens": 100_000})
+NEVER_LOADED = fake(fake={"load_s": 3600.0, "load_steps": 36_000})
+LONG = 4000
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with Daemon({"m": ENDLESS, "never": NEVER_LOADED}) as daemon, daemon.client() as client:
+        wait_for_state(client, "m", "READY")
+        yield daemon
+
+
+def interrupted(terminal: Terminal) -> str:
+    """Signals the group of the command, as a terminal does; gives all that it wrote."""
+    assert os.getpgid(terminal.process.pid) == terminal.process.pid
+    os.killpg(terminal.process.pid, signal.SIGINT)
+    text = terminal.end()
+    assert terminal.process.returncode == 130
+    assert "Traceback" not in text
+    return text
+
+
+def test_generate_cancels_its_request(daemon: Daemon) -> None:
+    arguments = ("generate", "m", "hi", "--max-tokens", str(LONG), "--endpoint", daemon.endpoint)
+    with daemon.client() as client, Terminal(*arguments) as terminal:
+        eventually(lambda: len(row(client, "m")["running"]) == 1)
+        terminal.read_more()
+        interrupted(terminal)
+        eventually(lambda: row(client, "m")["running"] == [])
+
+
+def test_attach_leaves_the_request_alone(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        reader = Reader(client, "m", "hi", max_tokens=LONG).started()
+        id = str(reader.stream.request_id)
+        with Terminal("attach", id, "--endpoint", daemon.endpoint) as terminal:
+            terminal.read_more()
+            interrupted(terminal)
+        before = len(reader.tokens)
+        eventually(lambda: len(reader.tokens) > before)
+        assert row(client, "m")["running"] == [id]
+        reader.stream.cancel()
+
+
+def test_wait_leaves_the_load_alone(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        wait_for_state(client, "never", "LOADING")
+        pid = row(client, "never")["pid"]
+        with Terminal("wait", "never", "--endpoint", daemon.endpoint) as terminal:
+            terminal.read_more()
+            interrupted(terminal)
+        seen = row(client, "never")
+        assert (seen["state"], seen["pid"]) == ("LOADING", pid)
+
+
+LIMIT_S = 60.0
+
+
+def in_shell(line: str, closed: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    words = " ".join(command(*line.split()))
+    return subprocess.run(
+        f"{words} {closed}",
+        shell=True,
+        env=environment(**variables),
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("line", ["--version", "status --json", "config schema", "stop --now"])
+def test_a_closed_standard_output_is_an_error_that_says_so(line: str) -> None:
+    done = in_shell(line, ">&-")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: standard output is closed: nothing was done\n"
+        "hint: discard what it prints with `>/dev/null`\n"
+    )
+
+
+def test_nothing_is_written_by_a_command_that_cannot_say_so(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    done = in_shell(f"start --model {tmp_path}/m --save {tmp_path}/c.toml", ">&-")
+    assert done.returncode == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+def test_with_both_closed_there_is_the_exit_code() -> None:
+    assert in_shell("--version", ">&- 2>&-").returncode == 1
+
+
+def test_a_closed_standard_input_or_error_changes_nothing() -> None:
+    done = in_shell("--version", "<&- >/dev/null")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert in_shell("--version", "2>&- >/dev/null").returncode == 0
+
+
+BROKEN_PIPE = 141
+READER_ENDLESS = 4000
+LONG_PROMPT = "word " * 400
+
+MODELS = {
+    "loads": fake(preload=False, load_stall_timeout_s=3600, fake={"load_stall": "sleep"}),
+    "reads": fake(fake={"prefill_tokens_per_step": 1, "step_s": 0.05}),
+    "queues": fake(max_concurrency=1, fake={"step_s": 0.05}),
+}
+"""Each keeps a request waiting for its first token, for another reason."""
+
+COMMANDS: list[list[str]] = [
+    ["generate", "MODEL", LONG_PROMPT],
+    ["generate", "MODEL", LONG_PROMPT, "--json"],
+    ["chat", "MODEL"],
+]
+
+
+@pytest.fixture(scope="module")
+def reader_daemon() -> Iterator[Daemon]:
+    with Daemon(MODELS) as reader_daemon, reader_daemon.client() as client:
+        for name in ("reads", "queues"):
+            wait_for_state(client, name, "READY")
+        with client.generate("queues", prompt="first", max_tokens=READER_ENDLESS) as first:
+            next(first)  # whoever comes next waits in the queue
+            yield reader_daemon
+
+
+def requests_of(client: Client, model: str) -> list[dict[str, Any]]:
+    """Those that have no token yet."""
+    listed = client.requests()["requests"]
+    return [one for one in listed if one["model"] == model and one["tokens_sent"] == 0]
+
+
+@contextmanager
+def asking(reader_daemon: Daemon, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A command in pipes that has been asked to answer a long prompt."""
+    process = subprocess.Popen(
+        command(*arguments, "--endpoint", reader_daemon.endpoint),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment(),
+    )
+    assert process.stdin is not None
+    process.stdin.write(f"{LONG_PROMPT}\n")
+    process.stdin.close()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("arguments", COMMANDS, ids=lambda words: f"{words[0]} {words[-1][:6]}")
+def test_a_request_ends_with_its_reader_before_its_first_token(
+    reader_daemon: Daemon, arguments: list[str], model: str
+) -> None:
+    given = [model if word == "MODEL" else word for word in arguments]
+    with reader_daemon.client() as client, asking(reader_daemon, *given) as process:
+        eventually(lambda: requests_of(client, model))
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.wait(TIME_LIMIT_S) == BROKEN_PIPE
+        eventually(lambda: not requests_of(client, model))
+
+
+def test_who_has_joined_leaves_with_its_reader_and_the_request_stays(reader_daemon: Daemon) -> None:
+    with reader_daemon.client() as client:
+        own = client.generate("queues", prompt="second", max_tokens=READER_ENDLESS)
+        eventually(lambda: requests_of(client, "queues"))
+        with Piped("attach", own.request_id, "--endpoint", reader_daemon.endpoint) as piped:
+            assert "waiting, place 1" in piped.note()
+            assert piped.process.stdout is not None
+            piped.process.stdout.close()
+            assert piped.process.wait(TIME_LIMIT_S) == BROKEN_PIPE
+        assert [one["id"] for one in requests_of(client, "queues")] == [own.request_id]
+        own.cancel()
+        eventually(lambda: not requests_of(client, "queues"))
+
+
+AS_NOBODY = """
+import importlib, os, sys
+import mlxsup.cli.lock_holder, mlxsup.client, psutil
+from mlxsup.cli.main import main
+importlib.import_module(f"mlxsup.cli.commands.{sys.argv[1]}")
+if os.geteuid() == 0:
+    os.seteuid(65534)  # once everything is imported: only root may read this environment
+main(sys.argv[1:])
+"""
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    """A socket's path in a folder that only its owner may look into."""
+    folder = Path(tempfile.mkdtemp(prefix="mlxsup-t-", dir="/tmp"))
+    run = folder / "run"
+    run.mkdir(mode=0o700 if os.geteuid() == 0 else 0o000)
+    folder.chmod(0o755)
+    yield f"ipc://{run}/client.sock"
+    run.chmod(0o700)
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["status"], ["generate", "m", "hello"], ["attach", "r1"], ["wait"], ["stop"]],
+    ids=" ".join,
+)
+def test_a_daemon_of_another_user_is_named_as_that(endpoint: str, arguments: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", AS_NOBODY, *arguments, "--endpoint", endpoint, "--json"],
+        env=environment(HOME="/nonexistent"),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (77, "")
+    error = json.loads(done.stdout)["error"]
+    assert error["code"] == "no_permission"
+    assert error["message"] == f"the daemon at {endpoint} belongs to another user"
+    assert "mlxsup config path" in error["hint"]

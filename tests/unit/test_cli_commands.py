@@ -1,0 +1,336 @@
+"""The table of commands, and options that several commands share."""
+
+from __future__ import annotations
+
+import calendar
+import errno
+import io
+import json
+import os
+import shutil
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+import pytest
+
+from mlxsup.cli import main as cli
+from mlxsup.cli.broken_parts import broken_parts
+from mlxsup.cli.command_table import COMMANDS, ENDING_COMMANDS, expand, guess
+from mlxsup.cli.commands import rm as commands_rm
+from mlxsup.cli.commands import stop as commands_stop
+from mlxsup.cli.commands.bench import bench
+from mlxsup.cli.commands.doctor import doctor
+from mlxsup.cli.commands.init import init
+from mlxsup.cli.commands.why import why
+from mlxsup.cli.duration import duration
+from mlxsup.cli.keep_alive_option import keep_alive, keep_alive_of_load
+from mlxsup.cli.log_selection import previous_generation, since
+from mlxsup.protocol.ids import ModelName, RequestId
+from mlxsup.protocol.keep_alive import SHORTEST_LOAD_S
+from mlxsup.protocol.states import State
+
+FILES = Path(__file__).parents[2] / "cli" / "commands"
+
+
+def test_every_file_of_a_command_is_in_the_table_and_says_what_it_does() -> None:
+    files = {file.stem for file in FILES.glob("*.py")} - {"__init__"}
+    assert files == {name.replace("-", "_") for name in COMMANDS}
+    assert all(what.endswith(".") and len(what) <= 60 for what in COMMANDS.values())
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (["ps", "--json"], ["status", "--json"]),
+        (["ls"], ["models"]),
+        (["ls", "--json"], ["models", "--json"]),
+        (["tail", "m"], ["logs", "--follow", "m"]),
+        (["help"], ["--help"]),
+        (["help", "key", "new"], ["key", "new", "--help"]),
+        (["logs", "ps"], ["logs", "ps"]),
+        ([], []),
+    ],
+)
+def test_other_names_are_what_they_stand_for(typed: list[str], meant: list[str]) -> None:
+    assert expand(typed) == meant
+
+
+@pytest.mark.parametrize(
+    ("typed", "suggested"),
+    [
+        ("staus", "status"),
+        ("htop", "top"),
+        ("stpo", "stop"),
+        ("sing", None),
+        ("reload_", "reload"),
+        ("nload", "load"),
+        ("frobnicate", None),
+    ],
+)
+def test_what_is_suggested_does_no_harm(typed: str, suggested: str | None) -> None:
+    assert guess(typed) == suggested
+
+
+def test_nothing_that_ends_something_is_suggested_for_a_word_that_begins_otherwise() -> None:
+    for name in ENDING_COMMANDS:
+        for letter in "abcdefghijklmnopqrstuvwxyz":
+            if letter != name[0]:
+                assert guess(letter + name[1:]) not in ENDING_COMMANDS
+                assert guess(letter + name) not in ENDING_COMMANDS
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("-1", -1.0), ("0", 0.0), ("90s", 90.0), ("10m", 600.0)]
+)
+def test_a_time_is_seconds_and_minus_one_is_for_ever(text: str, seconds: float) -> None:
+    assert keep_alive(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["-2", "-10m", "soon", ""])
+def test_anything_else_is_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter):
+        keep_alive(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("-1", -1.0), ("0.001", SHORTEST_LOAD_S), ("10m", 600.0)]
+)
+def test_a_load_takes_the_same(text: str, seconds: float) -> None:
+    assert keep_alive_of_load(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["0", "0s", "0.0009", "-2", "soon"])
+def test_but_a_load_that_would_unload_at_once_is_a_wrong_option(text: str) -> None:
+    with pytest.raises(click.BadParameter):
+        keep_alive_of_load(text)
+
+
+NOON = calendar.timegm(time.strptime("2026-11-21 12:00", "%Y-%m-%d %H:%M"))
+RULE_1 = "--- generation 1 pid 7 2026-11-21T11:00:00Z"
+OLD = "2026-11-21T11:30:00.500Z INFO old"
+DUMP = "Fatal Python error: Segmentation fault"
+RULE_2 = "--- generation 2 pid 8 2026-11-21T12:00:01Z"
+AS_JSON = '{"at": "2026-11-21T%s.000Z", "level": "info", "message": "m"}'
+NEW = "2026-11-21T12:00:02.000Z INFO new"
+
+
+@pytest.mark.parametrize(
+    ("lines", "written", "expected"),
+    [
+        ([RULE_1, OLD, DUMP, RULE_2, NEW], NOON + 2, [DUMP, RULE_2, NEW]),
+        ([RULE_1, OLD], NOON + 2, []),
+        ([AS_JSON % "11:30:00", AS_JSON % "12:00:02"], NOON + 2, [AS_JSON % "12:00:02"]),
+        ([RULE_1, OLD, DUMP], NOON + 2, [DUMP]),
+        ([RULE_1, OLD, DUMP], NOON - 2, []),
+        ([DUMP], NOON + 2, [DUMP]),
+        ([DUMP], NOON - 2, []),
+        ([RULE_2, NEW], NOON + 2, [RULE_2, NEW]),
+        ([], NOON + 2, []),
+        (["2026-99-99T99:99:99Z x"], NOON + 2, ["2026-99-99T99:99:99Z x"]),
+    ],
+)
+def test_since_shows_a_line_without_a_time_in_doubt(
+    lines: list[str], written: float, expected: list[str]
+) -> None:
+    assert since(lines, NOON, written) == expected
+
+
+def test_previous_generation_is_what_stands_before_the_last_rule() -> None:
+    assert previous_generation([RULE_1, OLD, DUMP, RULE_2, NEW]) == [RULE_1, OLD, DUMP]
+    assert previous_generation([OLD, DUMP, RULE_2, NEW]) == [OLD, DUMP]
+    assert previous_generation([RULE_2, NEW]) is None
+    assert previous_generation([NEW]) is None
+    assert previous_generation([]) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("10m", 600), ("2h", 7200), ("1.5", 1.5), ("250ms", 0.25), ("2000000000", 2e9)],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-1", "5 weeks", "m"])
+def test_what_is_no_duration_is_a_usage_error(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="is not a duration"):
+        duration(text)
+
+
+TAKERS = [(why, "report"), (bench, "kept"), (doctor, "saved_path"), (init, "file")]
+
+
+def parameter_of(command: click.Command, name: str) -> click.Parameter:
+    return next(one for one in command.params if one.name == name)
+
+
+@pytest.mark.parametrize(("command", "name"), TAKERS, ids=[one.name for one, _ in TAKERS])
+def test_standard_output_is_no_file(command: click.Command, name: str) -> None:
+    parameter = parameter_of(command, name)
+    context = click.Context(command)
+    with pytest.raises(click.BadParameter, match="name a file instead"):
+        parameter.type_cast_value(context, "-")
+    assert parameter.type_cast_value(context, "./-") == Path("./-")
+    assert parameter.type_cast_value(context, "a.json") == Path("a.json")
+
+
+M, ID = ModelName("m"), RequestId("r1")
+
+
+@pytest.mark.parametrize(
+    ("state", "says"), [("FAILED", ["m has FAILED"]), ("BACKOFF", ["m is in BACKOFF"])]
+)
+def test_a_model_that_has_failed_or_waits_for_its_next_attempt_is_broken(
+    state: str, says: list[str]
+) -> None:
+    assert broken_parts({"models": [{"name": "m", "state": state}]}) == says
+
+
+@pytest.mark.parametrize("state", sorted(set(State) - {State.FAILED, State.BACKOFF}))
+def test_no_other_state_is_broken(state: str) -> None:
+    assert broken_parts({"models": [{"name": "m", "state": state}]}) == []
+
+
+@pytest.mark.parametrize("state", ["frozen", "backoff", "crash loop"])
+def test_a_gateway_that_crashes_is_broken(state: str) -> None:
+    status = {"models": [], "gateway": {"state": state}}
+    assert broken_parts(status) == ["the HTTP gateway is down"]
+
+
+@pytest.mark.parametrize("gateway", [None, {"state": "ready"}, {"state": "starting"}])
+def test_a_gateway_that_is_off_or_runs_is_not(gateway: dict[str, str] | None) -> None:
+    assert broken_parts({"models": [], "gateway": gateway}) == []
+
+
+NOWHERE = "ipc:///nowhere/client.sock"
+
+
+def refuse(*_: Any, **__: Any) -> NoReturn:
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/some/file")
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str, str]:
+    """The exit code, and what was printed."""
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    out, err = capsys.readouterr()
+    return caught.value.code, out, err
+
+
+def test_a_file_that_is_refused_is_named_and_is_not_called_the_output(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli.root, "invoke", refuse)
+    code, out, err = run(capsys, "status")
+    assert (code, out) == (1, "")
+    assert err.startswith("error: /some/file: Permission denied\nhint: ")
+    code, out, err = run(capsys, "status", "--json")
+    assert (code, err) == (1, "")
+    error = json.loads(out)["error"]
+    assert (error["code"], error["message"]) == ("system", "/some/file: Permission denied")
+
+
+@pytest.mark.parametrize(
+    "command", [("start", "--config"), ("plan", "--config"), ("config", "check")]
+)
+def test_a_configuration_that_the_system_does_not_open_is_a_bad_one(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    path = tmp_path / ("x" * 300)
+    code, _, err = run(capsys, *command, str(path))
+    assert code == 78
+    assert os.strerror(errno.ENAMETOOLONG) in err
+
+
+def test_what_the_system_takes_for_no_name_of_a_file_is_no_model(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, out, _ = run(capsys, "show", "x" * 300, "--json")
+    assert (code, json.loads(out)["error"]["code"]) == (1, "unknown_model")
+
+
+def test_what_rm_could_not_remove_is_named_and_so_is_what_removes_the_rest(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    (tmp_path / "models--o--n").mkdir()
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    code, out, _ = run(capsys, "rm", "o/n", "--yes", "--endpoint", NOWHERE, "--json")
+    error = json.loads(out)["error"]
+    assert (code, error["code"]) == (1, "not_removed")
+    assert "part of it is left: /some/file: Permission denied" in error["message"]
+    assert f"`mlxsup rm o/n --endpoint {NOWHERE}`" in error["hint"]
+
+
+@pytest.mark.parametrize("state", list(State))
+def test_rm_removes_no_files_of_a_model_that_may_read_them(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    state: State,
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    folder = tmp_path / "models--o--n"
+    folder.mkdir()
+    rows = [{"name": "m", "state": state, "folder": str(folder / "snapshots" / "c")}]
+    monkeypatch.setattr(commands_rm, "status_of_daemon", lambda target: {"models": rows})
+    code, out, err = run(capsys, "rm", "o/n", "--yes")
+    if state in (State.STOPPED, State.FAILED):
+        assert (code, folder.exists()) == (0, False)
+        assert "m is still configured" in err
+    else:
+        assert (code, out, folder.exists()) == (1, "", True)
+        assert "o/n is in use by m" in err
+
+
+def test_rm_and_key_off_ask_first_and_refuse_without_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    folder = tmp_path / "models--o--n"
+    folder.mkdir()
+    config = tmp_path / "c.toml"
+    config.write_text('[supervisor]\nruntime_dir = "run"\n[models.m]\nengine = "fake"\n')
+    where = ("--config", str(config))
+    for arguments in (("rm", "o/n"), ("key", "off")):
+        code, out, err = run(capsys, *arguments, *where)
+        assert (code, out) == (64, ""), err
+        assert err.endswith("hint: add --yes\n")
+    assert folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("left", "status", "code"),
+    [([], 0, None), ([8], 71, "left_behind"), ([7, 8], 1, "still_running")],
+)
+def test_stop_succeeds_only_when_every_process_has_ended(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    left: list[int],
+    status: int,
+    code: str | None,
+) -> None:
+    class Client:
+        def status(self) -> dict[str, Any]:
+            return {"pid": 7, "models": [{"name": "m", "pid": 8}]}
+
+        def stop(self, **_: object) -> dict[str, Any]:
+            return {"pids": [8], "supervisor_pid": 7}
+
+    class Watched:
+        def __init__(self, pids: list[int]) -> None:
+            assert pids == [8, 7]
+
+        def wait(self, *_: object) -> list[int]:
+            return left
+
+    monkeypatch.setattr(commands_stop, "connect", lambda target: nullcontext(Client()))
+    monkeypatch.setattr("mlxsup.cli.processes.Watched", Watched)
+    done, out, err = run(capsys, "stop", "--json")
+    assert (done, err) == (status, "")
+    value = json.loads(out)
+    assert value["error"]["code"] == code if code else value["stopped"]

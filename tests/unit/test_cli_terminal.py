@@ -1,0 +1,289 @@
+"""Tables, lines and what may reach a terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import unicodedata
+from typing import Any, TextIO, cast
+
+import click
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from syrupy.assertion import SnapshotAssertion
+
+from mlxsup.cli.terminal.change_printer import change_line
+from mlxsup.cli.terminal.model_row import cause_of, note_of, row_of
+from mlxsup.cli.terminal.notices import notice_text
+from mlxsup.cli.terminal.output import CLEAR_LINE, Output, styled
+from mlxsup.cli.terminal.quantities import format_bytes, format_duration
+from mlxsup.cli.terminal.sharing_lines import sharing_lines
+from mlxsup.cli.terminal.table import render
+from mlxsup.cli.terminal.writer import GuardedStream, for_terminal, own, plain
+from mlxsup.client import Notice, NoticeKind
+
+NOW = 1_000_000.0
+KILLED = {
+    "reason": "crash",
+    "code": None,
+    "signal": "SIGKILL",
+    "detail": "out of memory",
+    "at": NOW - 125,
+}
+
+
+def model(**values: Any) -> dict[str, Any]:
+    return {
+        "name": "smollm2",
+        "state": "READY",
+        "generation": 3,
+        "pid": 4711,
+        "restarts": 2,
+        "last_exit": None,
+        "retry_in_s": None,
+        "progress": None,
+        "queued": 3,
+        "running": ["a-1", "a-2"],
+        "tokens_per_s": 93.456,
+        "footprint_bytes": 3 * 2**30,
+        "context_length": 8192,
+        "loaded_for_s": 3725.0,
+        **values,
+    }
+
+
+def test_durations_and_sizes(snapshot: SnapshotAssertion) -> None:
+    seconds = (None, -3, 0.4, 59.9, 125, 3725, 90000)
+    sizes = (None, 0, 1, 2**20, 2**29, 3 * 2**30)
+    assert [
+        {value: format_duration(value) for value in seconds},
+        {value: format_bytes(value) for value in sizes},
+    ] == snapshot
+
+
+def row_that_reads(read: int, of: int | None, tokens_sent: int = 0) -> dict[str, int | None]:
+    """What a note looks at of a running request."""
+    return {"read_tokens": read, "prompt_tokens": of, "tokens_sent": tokens_sent}
+
+
+NOTED: list[dict[str, Any]] = [
+    {"state": "FAILED", "cause": "internal error"},
+    {"state": "LOADING", "progress": {"phase": "weights", "fraction": 0.4}},
+    {"state": "READY", "progress": None, "last_exit": KILLED},
+    {"state": "BACKOFF", "retry_in_s": 4.2, "last_exit": KILLED},
+    {"state": "STOPPED", "last_exit": {"reason": "asked", "code": 0, "at": NOW}},
+    {"state": "PENDING", "progress": {"phase": "waiting for turn", "fraction": 0.0}},
+    {"batching": {"mode": "together", "reason": ""}, "warnings": []},
+    {"paused": ["a", "b"]},
+    {"rows": [row_that_reads(419, 1000)], "last_exit": KILLED},
+    {"rows": [row_that_reads(9, 10), row_that_reads(1, 10)], "paused": ["a"]},
+    {"rows": [row_that_reads(0, None), row_that_reads(0, 9), row_that_reads(9, 9)]},
+    {"rows": [row_that_reads(5, 9, tokens_sent=1)]},
+    {"paused": ["a"], "yielded": ["b", "c"]},
+    {"paused": ["a"], "last_exit": KILLED},
+    {"batching": {"mode": "serial_prefill", "reason": "why"}},
+    {"batching": {"mode": "one_row", "reason": "why"}},
+    {"batching": {"mode": "together", "reason": ""}, "warnings": ["a"]},
+    {"queued_per_class": {"interactive": 0, "normal": 3, "batch": 0}},
+    {"queued_per_class": {"interactive": 1, "normal": 0, "batch": 3}, "warnings": ["a"]},
+    {"batching": {"mode": "one_row", "reason": "why"}, "warnings": ["a", "b"]},
+    {"batching": {"mode": "one_row", "reason": "why"}, "last_exit": KILLED},
+    {"state": "STOPPED", "reserved_bytes": 2**28, "pinned": True},
+    {"state": "STOPPED", "reserved_bytes": 0, "pinned": True},
+    {"state": "STOPPED", "reserved_bytes": 2**28, "pinned": False},
+    {"state": "READY", "reserved_bytes": 2**28, "pinned": True},
+]
+
+EXITS: list[dict[str, Any] | None] = [
+    None,
+    {"reason": "crash", "code": 70, "signal": None, "detail": ""},
+    {"reason": "crash", "code": None, "signal": 11, "detail": ""},
+    {"reason": "stall", "signal": "SIGKILL", "detail": ""},
+    {"reason": "load_error", "code": 66, "detail": "no /m"},
+]
+
+
+def test_the_note_and_the_cause_in_a_row(snapshot: SnapshotAssertion) -> None:
+    notes = [(values, note_of(model(**values), NOW)) for values in NOTED]
+    assert [*notes, *((exit, cause_of(exit, NOW)) for exit in EXITS)] == snapshot
+
+
+@pytest.mark.parametrize("width", [None, 80, 40])
+def test_the_table_of_models_loses_nothing_at_any_width(
+    width: int | None, snapshot: SnapshotAssertion
+) -> None:
+    rows = [
+        row_of(model(name="a-model-with-a-very-long-name-indeed"), NOW),
+        row_of(model(state="BACKOFF", retry_in_s=4, last_exit=KILLED, pid=None), NOW),
+        row_of(model(name="b", state="FAILED", last_exit=KILLED), NOW, last_line="x" * 90),
+    ]
+    lines = render(rows, width, lambda text, what: text)
+    assert width is None or max(map(len, lines)) <= width
+    assert "retry in 4s, SIGKILL, out of memory, 2m 5s ago" in " ".join(map(str.strip, lines))
+    assert lines == snapshot
+
+
+NOTICES: list[tuple[NoticeKind, dict[str, Any]]] = [
+    (NoticeKind.QUEUED, {"position": 3}),
+    (NoticeKind.LOADING, {"phase": "weights", "fraction": 0.4}),
+    (NoticeKind.LOADING, {"state": "BACKOFF"}),
+    (NoticeKind.PREFILLING, {"done": 5, "total": 9}),
+    (NoticeKind.PAUSED, {"reason": "user"}),
+    (NoticeKind.PAUSED, {"reason": "turn"}),
+    (NoticeKind.PAUSED, {"reason": "memory"}),
+    (NoticeKind.PAUSED, {"reason": "swap"}),
+    (NoticeKind.QUEUED, {"position": 3, "reason": "swap"}),
+    (NoticeKind.PAUSED, {"reason": "class", "expected_s": 75.2}),
+    (NoticeKind.QUEUED, {"position": 1, "reason": "rows", "since_s": 3.0, "expected_s": 12.9}),
+    (NoticeKind.QUEUED, {"position": 1, "expected_s": 0.9}),
+    (NoticeKind.QUEUED, {"position": 2, "reason": "limit"}),
+]
+
+
+def test_the_sentence_of_each_notice(snapshot: SnapshotAssertion) -> None:
+    assert [
+        (str(kind), detail, notice_text(Notice(kind=kind, detail=detail)))
+        for kind, detail in NOTICES
+    ] == snapshot
+
+
+def test_change_line() -> None:
+    change = {"at": NOW, "model": "m", "from": "LOADING", "to": "READY", "generation": 2, "pid": 9}
+    line = change_line(change | {"note": "loaded"})
+    assert line.endswith(" m: LOADING → READY (generation 2, pid 9, loaded)")
+
+
+def test_who_waits_and_how_models_have_shared_stands_below_the_table() -> None:
+    clients = {
+        "ann": {"waiting": 3, "running": 2, "weight": 1.0},
+        "bob": {"waiting": 1, "running": 0, "weight": 1.0},
+        "eve": {"waiting": 0, "running": 1, "weight": 1.0},
+    }
+    models = [{"name": "a", "share": 0.704}, {"name": "b", "share": 0.296}, {"name": "c"}]
+    value = {"queue": {"clients": clients}, "models": models}
+    assert sharing_lines(value, None) == [
+        "waiting: ann 3 (2 running), bob 1",
+        "engine time: a 70%, b 30%",
+    ]
+    assert sharing_lines(value, 20) == [
+        "waiting: ann 3 (2",
+        "running), bob 1",
+        "engine time: a 70%,",
+        "b 30%",
+    ]
+    assert sharing_lines({"models": [{"name": "a", "share": 1.0}]}, None) == []
+
+
+ACTING = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+FORCING = set(map(chr, (*range(0x202A, 0x202F), *range(0x2066, 0x206A))))
+BRICKS = (
+    "\x1b", "\x9b", "\x90", "[31m", "[2J", "]0;x", "\x07", "\r", "\x7f", "\x85", "\u061c", "\u200d",
+    "\u200f", "\u202e", "\u2066", "\u2028", "\U000e0041", "\udc9b", "\x1b[31m", "x", "ä", "\n",
+    "\t",
+    "0123456789abcdef" * 2,
+)  # fmt: skip
+
+FEWER = settings(max_examples=40)
+BEGIN, END = own(" ").split(" ")
+anything = st.text() | st.lists(st.sampled_from(BRICKS)).map("".join)
+foreign = anything.filter(lambda text: BEGIN not in text and END not in text)
+"""Hypothesis reads patterns of the modules that it tests, and so finds out the marks."""
+
+ours = st.sampled_from([CLEAR_LINE, own("\x1b[7A"), own("\x1b[J")])
+mixed = st.lists(foreign | ours | foreign.map(lambda text: styled(text, fg="red", bold=True))).map(
+    "".join
+)
+OURS = re.compile(r"\r\x1b\[K|\x1b\[(?:7A|J|31m\x1b\[1m|0m)")
+
+
+class Screen(io.StringIO):
+    """A terminal that notes what is written."""
+
+    def isatty(self) -> bool:
+        """See `io.IOBase.isatty`."""
+        return True
+
+
+def acting(text: str) -> list[str]:
+    return [c for c in text if unicodedata.category(c) in ACTING and c not in "\n\t"]
+
+
+@FEWER
+@given(foreign)
+def test_nothing_of_another_acts_and_every_character_keeps_its_place(text: str) -> None:
+    shown = for_terminal(text)
+    assert acting(shown) == []
+    assert len(shown) == len(text)
+    assert all(a == b for a, b in zip(text, shown, strict=True) if a.isprintable() or a in "\n\t")
+
+
+@FEWER
+@given(mixed)
+def test_own_style_survives_around_anything_and_only_it(text: str) -> None:
+    shown = for_terminal(text)
+    assert acting(OURS.sub("", shown)) == []
+    assert OURS.sub("", shown) == for_terminal(plain(text))
+    assert "\x1b" not in for_terminal(plain(text))
+
+
+@FEWER
+@given(mixed, st.integers(0, 400), st.integers(0, 400), foreign)
+@example(styled("\x1b[31m", fg="red"), 1, 400, "")
+@example(styled("x", fg="red"), 0, len(BEGIN) + len("\x1b[31m"), "\x1b[2J")
+def test_a_style_that_is_cut_sets_nothing_free(text: str, begin: int, end: int, more: str) -> None:
+    assert acting(OURS.sub("", for_terminal(text[begin : begin + end] + more))) == []
+
+
+@FEWER
+@given(foreign)
+def test_an_answer_keeps_what_languages_need_and_nothing_that_forces_an_order(text: str) -> None:
+    shown = for_terminal(text, is_answer=True)
+    assert {unicodedata.category(c) for c in acting(shown)} <= {"Cf"}
+    assert not FORCING & set(shown)
+    assert not [c for c in shown if 0xE0000 <= ord(c) <= 0xE00FF]
+
+
+def test_honest_text_is_not_changed() -> None:
+    honest = "שלום\u200f (abc)، می\u200cخواهم 👩\u200d💻 é 日本語\n\tend"
+    assert for_terminal(honest, is_answer=True) == honest
+    assert for_terminal("Grüße, 日本語, 👍\n\tend") == "Grüße, 日本語, 👍\n\tend"
+
+
+def test_click_and_print_pass_the_guard_and_there_is_no_way_around_it() -> None:
+    screen = Screen()
+    stream = GuardedStream(screen)
+    print("\x1b[2J", file=stream)
+    click.secho("\x9b", file=cast(TextIO, stream), fg="red")
+    stream.writelines(["\x07", "\u202e"])
+    Output().answer("\x1b]0;\u200f", cast(TextIO, stream))
+    assert acting(screen.getvalue()) == ["\u200f"]
+    assert not hasattr(GuardedStream(io.TextIOWrapper(io.BytesIO())), "buffer")
+
+
+def test_in_a_pipe_answers_alone_are_as_they_are_and_there_is_no_style() -> None:
+    pipe = io.StringIO()
+    stream = GuardedStream(pipe)
+    print(styled("\x1b[2J\u202e", fg="red"), file=stream, end="|")
+    stream.write_answer(own("\r") + "\x1b[2J\u202e")
+    assert pipe.getvalue() == "␛[2J\ufffd|\x1b[2J\u202e"
+
+
+@FEWER
+@given(foreign)
+def test_a_line_of_json_is_printable_and_means_the_same(text: str) -> None:
+    line = Output.object_line({"text": text, text: 1})
+    assert line.isprintable()
+    assert json.loads(line)["text"] == text.encode("utf-16", "surrogatepass").decode(
+        "utf-16", "surrogatepass"
+    )
+
+
+def test_no_line_of_an_error_passes_for_its_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    from mlxsup.cli.exit_status import CliError
+
+    Output().error(CliError("it says:\nhint: run `x`\n  - so", code="x", hint="do this"))
+    assert capsys.readouterr().err.splitlines() == [
+        "error: it says:", "  hint: run `x`", "  - so", "hint: do this",
+    ]  # fmt: skip
