@@ -276,6 +276,13 @@ def test_every_end_is_counted_by_its_reason_and_the_class_of_its_cause() -> None
     ]
 
 
+def test_stall_during_a_load_accuses_no_request() -> None:
+    driver = in_state(State.LOADING)
+    stalls(driver)
+    killed = Died(exit_code=None, signal_name="SIGKILL", said="")
+    assert weigh(driver.model().life, killed, is_over_memory=False) is Evidence.NONE
+
+
 # Causes of death
 
 
