@@ -551,8 +551,9 @@ def test_help_on_every_level_begins_with_its_usage_and_an_example(
         assert texts[0] == texts[1]
         usage, example, *_ = texts[0].split("\n\n")
         assert usage.startswith("Usage: ")
-        assert example.strip().startswith("Example: mlxsup")
-        shown[" ".join(path)] = [" ".join(usage.split()), example.strip()]
+        assert example.strip().startswith("Example: ")
+        assert "mlxsup" in example
+        shown[" ".join(path)] = [" ".join(usage.split()), " ".join(example.split())]
     assert shown == snapshot
 
 

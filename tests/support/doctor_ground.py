@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import psutil
 
-from .cli import environment
+from .cli import environment, run_cli
 from .daemon import toml_of
 from .hub_caches import write_folder
 
@@ -92,13 +92,9 @@ class Ground:
             check=False,
         )
 
-    def doctor(self, before: str = "true") -> tuple[int, list[dict[str, str]]]:
-        """The exit code of `mlxsup doctor` and its findings.
-
-        Args:
-            before: is run in the same shell before, and must succeed.
-        """
-        done = self.shell(f"{before} >/dev/null || exit 99\nmlxsup doctor --json")
+    def doctor(self) -> tuple[int, list[dict[str, str]]]:
+        """The exit code of `mlxsup doctor` and its findings; the current folder must be this."""
+        done = run_cli("doctor", "--json", **self.variables)
         assert done.stdout, (done.returncode, done.stderr)
         return done.returncode, json.loads(done.stdout)["findings"]
 
