@@ -159,8 +159,7 @@ def test_resident_files_are_not_read_again(tmp_path: Path, monkeypatch: pytest.M
     path = cold_file(tmp_path / "a")
     reads = Reads(monkeypatch)
     read_files([path], threading.Event())
-    # What the kernel reads ahead by itself need not be read again.
-    assert 0 < reads.chunks <= CHUNKS
+    assert reads.chunks <= CHUNKS  # fewer, if the kernel reads ahead by itself
     assert resident_pages(path) == all_pages(path)
     reads.sizes.clear()
     read_files([path], threading.Event())

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -670,32 +668,11 @@ def test_split_model_expands_a_home_and_survives_an_unknown_user(
     assert split_model("=m") == ("=m", tmp_path / "=m")
 
 
-ROOT = Path(__file__).parents[2]
-AGAIN = "python tools/config_documents.py"
-
-
-@pytest.fixture
-def documents(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT))
-    return importlib.import_module("tools.config_documents")
-
-
-def test_the_example_is_what_the_tables_print(documents: ModuleType) -> None:
-    assert (ROOT / "config.example.toml").read_text() == documents.example(), AGAIN
-
-
-def test_every_key_has_a_unit_and_a_sentence(documents: ModuleType) -> None:
-    for _, table in documents.SECTIONS:
-        for name, field in documents.keys(table):
-            assert documents.unit(name, field), name
-            assert field.title, name
-
-
 SCHEMA = EXAMPLE.parent / "cli" / "mlxsup.schema.json"
 
 
 def test_the_schema_that_is_printed_is_that_of_the_code_and_the_example_names_it() -> None:
-    # Made with: python tools/config_documents.py
+    # Made with: make reference
     text = json.dumps(config_schema(), indent=2, ensure_ascii=False)
     assert SCHEMA.read_text() == text + "\n"
     assert schema_text() == text
