@@ -40,7 +40,7 @@ LOAD_HINT = (
     "configuration; see `mlxsup logs MODEL`"
 )
 
-REACH_S = 3.0
+REACH_S = 10.0
 """How long a command waits for a daemon that lives and is out of reach."""
 REACH_AGAIN_S = 0.1
 

@@ -168,12 +168,15 @@ def test_ctrl_c_gives_what_was_measured_and_ends_what_runs(
 ) -> None:
     kept = tmp_path / "run.json"
     more = ["--json"] if is_json else []
-    with Piped(
-        "bench", SLOW, *ENDLESS, "--output", str(kept), *more, "--endpoint", daemon.endpoint
-    ) as piped:
+    with (
+        daemon.client() as client,
+        Piped(
+            "bench", SLOW, *ENDLESS, "--output", str(kept), *more, "--endpoint", daemon.endpoint
+        ) as piped,
+    ):
+        before = steps_of(client)
         if is_json:
-            with daemon.client() as client:
-                eventually(lambda: steps_of(client) >= 60)
+            eventually(lambda: steps_of(client) >= before + 60)
         else:
             while not piped.note().startswith("3/1000"):
                 pass

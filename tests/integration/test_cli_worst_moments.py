@@ -154,7 +154,7 @@ def no_circle(seat: Seat) -> None:
             f"error: a daemon with pid {daemon.process.pid} is already running",
             "hint: see it with `mlxsup status`, end it with `mlxsup stop`",
         )
-        assert " READY" in seat.shown("status")
+        eventually(lambda: " READY" in seat.shown("status"))
 
 
 # ---------------------------------------------------------------- D3: what is no model
