@@ -1,4 +1,4 @@
-"""What a step costs in this tree next to another commit's: each repeat asks both in turn.
+"""Processor time of a step in this tree and in another commit's, asked in turn.
 
 A figure is the processor time of the quickest of many batches of steps in a fresh process.
 """

@@ -1,4 +1,4 @@
-"""What the gateway costs, by the clocks of all threads of its process.
+"""Processor time of the gateway, by the clocks of all threads of its process.
 
 *Unpaced*: sixteen answers of an engine that takes no time, from the first request to the last mark;
 what the gateway has spent is divided by the chunks that have arrived, one for each token. *Paced*:
@@ -105,10 +105,10 @@ def paced(address: Address, pid: int, window_s: float) -> float:
 
 
 def at_pace(chunks: int, window_s: float) -> int:
-    """How many chunks came.
+    """Return the number of chunks.
 
     Raises:
-        NotMeasured: too few: whoever does nothing costs nothing.
+        NotMeasured: too few came, so the figure would be too good.
     """
     least = window_s / STEP_S * LEAST_OF_PACE
     if chunks < least:

@@ -1,4 +1,4 @@
-"""What a spare worker saves (P8).
+"""Time from SIGKILL to READY with and without a spare worker (P8).
 
 The time from SIGKILL of a model's process to READY, as a client sees it, in two daemons that differ
 in `spare_workers` alone. They take turns, and each kill waits until the spare worker does.

@@ -26,6 +26,7 @@ from mlxsup.worker.engines.mlx.load import load_lazily, widen_windows
 from support.mlx_numbers import number_of
 from support.mlx_rows import loaded_engine, make_row, make_spec, run_rows, solo, token_ids
 from support.model_types.build import make_model
+from support.model_types.faults import BATCH_FAULTS, LOAD_FAULTS, BatchFault
 from support.model_types.listed import MODEL_TYPES, NO_MODEL, NOT_TRIED, model_file, model_types
 from support.model_types.llama_configs import WINDOW
 from support.model_types.run import try_model_type
@@ -403,3 +404,11 @@ def test_every_model_file_of_mlx_lm_has_a_row_or_a_reason() -> None:
 
     assert files - tried == set(NO_MODEL) | set(NOT_TRIED)
     assert tried <= files
+
+
+@pytest.mark.parametrize("fault", [*BATCH_FAULTS, *LOAD_FAULTS], ids=lambda f: f"{f.file}:{f.line}")
+def test_fault_is_at_its_line(fault: BatchFault) -> None:
+    """A release that fixes or moves a fault fails here, so that the list stays true."""
+    path = PACKAGE / fault.file
+    assert fault.symbol in path.read_text(encoding="utf-8").splitlines()[fault.line - 1]
+    assert set(fault.rows) <= {model_type.name for model_type in MODEL_TYPES}
