@@ -183,6 +183,17 @@ def daemon_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return output_options(cast(Callable[..., Any], wrapper))
 
 
+def daemon_command(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `daemon_options`, and call the function with `client`, connected, and `output`."""
+
+    @functools.wraps(function)
+    def wrapper(*, target: Target, **arguments: Any) -> Any:
+        with connect(target) as client:
+            return function(client=client, **arguments)
+
+    return daemon_options(wrapper)
+
+
 def target_to_reach(endpoint: str, config: Path | None) -> Target:
     """The options with which commands in this shell reach a daemon; none if they need none.
 

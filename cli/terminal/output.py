@@ -8,17 +8,23 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import click
 
 from mlxsup.protocol.text import escaped
 
 from ..exit_status import CliError
-from .writer import GuardedStream, own
+from .writer import GuardedStream, beneath, own
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 SCHEMA_VERSION = 1
 RESET = "\x1b[0m"
+WHOLE = 10_000
+"""Columns of a table in a pipe, which programs read: more than any row has."""
+
 CLEAR_LINE = own("\r\x1b[K")
 
 _NEW_LINE = re.compile(r"\n(?=\S)")
@@ -46,6 +52,27 @@ class Output:
     def data(self, text: str, *, newline: bool = True) -> None:
         """Writes what was asked for, at once."""
         click.echo(text, nl=newline)
+
+    def show(self, renderable: RenderableType) -> None:
+        """Print a table or text of rich on stdout: as wide as the terminal, and whole in a pipe.
+
+        Args:
+            renderable: every text from outside in it has passed through `for_terminal`.
+        """
+        from rich.console import Console  # every command would wait for it
+
+        stream = sys.stdout
+        Console(
+            file=beneath(stream),
+            width=width_of(stream) or WHOLE,
+            color_system="auto" if self.has_colour(stream) else None,
+            force_terminal=stream.isatty(),
+            highlight=False,
+            markup=False,
+            emoji=False,
+            legacy_windows=False,
+        ).print(renderable)
+        stream.flush()
 
     def answer(self, text: str, stream: TextIO, **style: Any) -> None:
         """Write a piece of a model's text: as it is, but for what a terminal would act on."""
