@@ -39,6 +39,19 @@ from .streams import ENDS_OF_READING, OnNotice, StreamBase, SubscriptionBase, va
 
 SyncInbox = queue.SimpleQueue[Item]
 
+SIGNAL_CHECK_S = 1.0
+
+
+def _take_from(inbox: SyncInbox) -> Item:
+    """Return the next item; Ctrl-C raises within a second."""
+    while True:
+        try:
+            # Without a limit, a signal that comes just before the thread blocks is not seen until
+            # the next item: Python's handler only sets a flag, which a lock does not look at.
+            return inbox.get(timeout=SIGNAL_CHECK_S)
+        except queue.Empty:
+            continue
+
 
 class Stream(StreamBase):
     """An answer under way: iterate over its pieces. For one thread at a time, except `cancel`.
@@ -64,7 +77,7 @@ class Stream(StreamBase):
         if self._end is not None:
             raise StopIteration
         try:
-            while isinstance(item := self._inbox.get(), Notice):
+            while isinstance(item := _take_from(self._inbox), Notice):
                 self._tell(item)
         except ENDS_OF_READING:
             self.cancel()
@@ -96,7 +109,7 @@ class EventStream(SubscriptionBase):
     def __next__(self) -> dict[str, Any]:
         if self._is_closed:
             raise StopIteration
-        change = self._take(self._inbox.get())
+        change = self._take(_take_from(self._inbox))
         if change is None:
             raise StopIteration
         return change
@@ -196,7 +209,7 @@ class Client(RequestCommands[Stream]):
             self.ping()
             if inbox.empty():
                 return {}
-        return value_of(inbox.get())
+        return value_of(_take_from(inbox))
 
     def prioritize(self, request: str, priority: str) -> dict[str, Any]:
         """Gives an open request of anybody another class, and returns what is known of it.
@@ -275,7 +288,7 @@ class Client(RequestCommands[Stream]):
         return EventStream(subscribe.id, inbox, self._cancel)
 
     def _call(self, message: Command) -> dict[str, Any]:
-        return value_of(self._post(message, message.id).get())
+        return value_of(_take_from(self._post(message, message.id)))
 
     def _post(
         self, message: Message, request_id: RequestId, *, is_subscription: bool = False

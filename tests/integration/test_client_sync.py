@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import zmq
 
@@ -366,6 +367,37 @@ def test_ctrl_c_in_an_interactive_python_cancels_the_stream_D4(path: Path) -> No
         assert [c.id for c in supervisor.got(Cancel)] == [g.id for g in supervisor.got(Generate)]
         python.stdin.close()
         assert python.wait(60) == 0
+
+
+BLOCKED = """\
+import signal
+from mlxsup import Client
+client = Client({endpoint!r})
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+try:
+    for delta in client.generate("m", prompt="x"): print(delta.text, flush=True)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+"""The client's thread takes the signal, so that it does not wake the one that waits: as if it came
+just before that one had begun to wait."""
+
+
+def test_ctrl_c_that_does_not_wake_the_waiting_thread_is_seen_nevertheless_D4(path: Path) -> None:
+    with (
+        scripted_supervisor(path, OpenStreams()) as supervisor,
+        subprocess.Popen(
+            [sys.executable, "-c", BLOCKED.format(endpoint=supervisor.endpoint)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment(),
+        ) as python,
+    ):
+        assert python.stdout is not None
+        assert python.stdout.readline() == "one\n"
+        eventually(lambda: psutil.Process(python.pid).status() == psutil.STATUS_SLEEPING)
+        python.send_signal(signal.SIGINT)
+        assert python.stdout.readline() == "interrupted\n"
 
 
 # ---------------------------------------------------------------- every command of both clients
