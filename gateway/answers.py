@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from mlxsup.client import AsyncClient, ConnectionLost, Delta, FinishReason, RequestError, Result
 from mlxsup.client.async_streams import AsyncStream
 
-from .apis import REQUEST_ID, error_response
+from .apis import REQUEST_ID, WARNINGS, error_response
 from .ask import Ask
 from .body import Disconnected, Receive
 from .conversion import Sent
@@ -26,7 +26,7 @@ from .metrics.meter import Meter
 from .one_call import OneCall
 from .openai.errors import cancelled, failure_of, interrupted
 from .progress import Progress
-from .shape import Shape
+from .shape import Shape, warned
 from .sse import EventStream, Send
 
 MakeShape = Callable[[str, int], Shape]
@@ -202,7 +202,10 @@ async def answer(
             shaped.take(index, delta)
 
     results = await whole.read(take, request.receive)
-    return JSONResponse(shaped.whole(results), headers={REQUEST_ID: whole.request_id})
+    headers = {REQUEST_ID: whole.request_id}
+    if warnings := warned(results).get("warnings"):
+        headers[WARNINGS] = "; ".join(warnings)
+    return JSONResponse(shaped.whole(results), headers=headers)
 
 
 def _shaped(ask: Ask, shape: MakeShape, answer: Answer) -> Shape:

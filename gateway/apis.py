@@ -13,6 +13,8 @@ from .openai import errors as openai_errors
 
 REQUEST_ID = "x-request-id"
 ANTHROPIC_REQUEST_ID = "request-id"
+WARNINGS = "x-mlxsup-warnings"
+"""Of a whole answer; a streamed one has its warnings at its end."""
 """What Anthropic's clients call the same."""
 
 ID_KEY = "mlxsup.request_id"

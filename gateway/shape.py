@@ -50,3 +50,9 @@ class Shape(ABC):
     @abstractmethod
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
         """The whole answer."""
+
+
+def warned(results: Sequence[Result]) -> dict[str, list[str]]:
+    """Return `warnings`, each once, as a field of an answer; nothing if there are none."""
+    warnings = dict.fromkeys(warning for result in results for warning in result.warnings)
+    return {"warnings": list(warnings)} if warnings else {}

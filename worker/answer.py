@@ -94,14 +94,20 @@ class AnswerText:
         """What is shown of a text that was read."""
         return self._channels.add(text)
 
-    def finish(self) -> list[Piece]:
-        """The text that was still held back, when no more tokens come."""
+    def finish(self, *, is_cut: bool = False) -> list[Piece]:
+        """The text that was still held back, when no more tokens come.
+
+        Args:
+            is_cut: whether the model would have written more.
+        """
         text = ""
         if not self.is_stopped:
             text = self._detokenizer.finish()
             if self._matcher is not None:
                 text = self._match(text, self._matcher) + self._matcher.finish()
-        return self._channels.add(text) + self._channels.finish()
+        return self._channels.add(text) + self._channels.finish(
+            is_cut=is_cut, is_stopped=self.is_stopped
+        )
 
     def _match(self, text: str, matcher: StopMatcher) -> str:
         return matcher.add(text, may_stop=self.count >= self._min_tokens)

@@ -210,7 +210,7 @@ class RunningRow:
             return self._deltas(self._rest(is_stop=True), finish=self._stop())
         if len(row.delivered) < row.max_tokens:
             return None
-        return self._deltas(self.answer.finish(), finish=FinishReason.LENGTH)
+        return self._deltas(self.answer.finish(is_cut=True), finish=FinishReason.LENGTH)
 
     def advance(self, result: RowToken, now: float) -> list[RowDelta]:
         """What a step's token means for the stream: a delta for each channel that got text.
@@ -258,7 +258,7 @@ class RunningRow:
 
     def _rest(self, *, is_stop: bool) -> list[Piece]:
         """The text held back, and the warnings of an answer that has ended by itself."""
-        pieces = self.answer.finish()
+        pieces = self.answer.finish(is_cut=not is_stop)
         if is_stop and self.grammar and not (self.grammar.has_begun or self.answer.has_calls):
             pieces.append(Piece(channel=self.answer.channel, text="", warning=NO_FORM))
         return pieces

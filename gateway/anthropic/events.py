@@ -10,7 +10,7 @@ from mlxsup.client import Channel, Delta, FinishReason, Result
 from mlxsup.client.tool_calls import read_tool_calls
 
 from ..failure import Failure
-from ..shape import Shape
+from ..shape import Shape, warned
 from ..sse import comment, event
 from .errors import body_of
 from .requests import MessageAsk
@@ -64,7 +64,9 @@ class MessageShape(Shape):
         """Why it ended, and what it took."""
         reason, stop = self._end_of(result)
         delta = {"stop_reason": reason, "stop_sequence": stop}
-        return self._close() + _event("message_delta", delta=delta, usage=self._usage(result))
+        return self._close() + _event(
+            "message_delta", delta=delta, usage=self._usage(result), **warned([result])
+        )
 
     def end(self, results: Sequence[Result]) -> bytes:
         """The mark of a complete answer."""
@@ -96,7 +98,8 @@ class MessageShape(Shape):
             content.append(_empty("text") | {"text": result.text})
         content += [_block_of(call) for call in result.tool_calls]
         reason, stop = self._end_of(result)
-        return self._message(content, reason, stop, self._usage(result))
+        message = self._message(content, reason, stop, self._usage(result))
+        return message | warned(results)
 
     # ------------------------------------------------------------ inside
 

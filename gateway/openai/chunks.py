@@ -14,7 +14,7 @@ from mlxsup.client.tool_calls import read_tool_calls
 from mlxsup.protocol.version import VERSION
 
 from ..failure import Failure
-from ..shape import Shape
+from ..shape import Shape, warned
 from ..sse import event
 from .errors import body_of
 from .text_offsets import TextOffsets
@@ -194,7 +194,8 @@ class ChatShape(OpenAiShape):
     def last(self, index: int, result: Result) -> bytes:
         """Why it ended."""
         reason = result.finish_reason.value
-        return self._chunk({"index": index, "delta": {}, "finish_reason": reason})
+        choice = {"index": index, "delta": {}, "finish_reason": reason}
+        return self._chunk(choice | warned([result]))
 
     def _delta(
         self, index: int, content: dict[str, Any], logprobs: dict[str, Any] | None = None
@@ -218,6 +219,7 @@ class ChatShape(OpenAiShape):
             "message": message,
             "logprobs": None if result.logprobs is None else chat_logprobs(result.logprobs),
             "finish_reason": result.finish_reason.value,
+            **warned([result]),
         }
 
 
@@ -256,7 +258,8 @@ class CompletionShape(OpenAiShape):
     def last(self, index: int, result: Result) -> bytes:
         """Why it ended."""
         reason = result.finish_reason.value
-        return self._chunk({"index": index, "text": "", "logprobs": None, "finish_reason": reason})
+        choice = {"index": index, "text": "", "logprobs": None, "finish_reason": reason}
+        return self._chunk(choice | warned([result]))
 
     def _choice(self, index: int, result: Result) -> dict[str, Any]:
         logprobs, begins = result.logprobs, self.count(index).begins
@@ -265,6 +268,7 @@ class CompletionShape(OpenAiShape):
             "text": result.text,
             "logprobs": None if logprobs is None else completion_logprobs(logprobs, begins),
             "finish_reason": result.finish_reason.value,
+            **warned([result]),
         }
 
 

@@ -12,7 +12,7 @@ from mlxsup.client.tool_calls import read_tool_calls
 
 from ..failure import Failure
 from ..openai.errors import body_of
-from ..shape import Shape
+from ..shape import Shape, warned
 from ..sse import event
 from .requests import ResponseAsk
 from .tools import Called
@@ -129,7 +129,7 @@ class ResponseShape(Shape):
         self._close("incomplete" if is_cut else "completed")
         response = self._response("incomplete" if is_cut else "completed", self._usage(result))
         response["incomplete_details"] = {"reason": "max_output_tokens"} if is_cut else None
-        return response
+        return response | warned(results)
 
     # ------------------------------------------------------------ inside
 

@@ -243,7 +243,13 @@ def test_reasoning_calls_logprobs_and_warnings_arrive() -> None:
     with Daemon({"m": fake()}) as daemon, daemon.client() as client:
         said = f"<think>hm</think>Look <tool_call>{CALL}</tool_call> and <tool_call>oops"
         stream = client.generate(
-            "m", prompt=f"[[say {said}]]", seed=4, logprobs=True, top_logprobs=2, top_k=5
+            "m",
+            messages=[{"role": "user", "content": f"[[say {said}]]"}],
+            tools=[{"type": "function", "function": {"name": "weather"}}],
+            seed=4,
+            logprobs=True,
+            top_logprobs=2,
+            top_k=5,
         )
         deltas = list(stream)
         result = stream.result

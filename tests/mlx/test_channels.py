@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import json
-import pkgutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm import tool_parsers
-from mlx_lm.tool_parsers import glm47
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.states import Channel, FinishReason
 from mlxsup.worker.answer import AnswerText
 from mlxsup.worker.engine import Row
 from mlxsup.worker.engines.mlx import batch as mlx_batch
-from mlxsup.worker.engines.mlx.channels import GLM_PARSERS, ChatFormat, chat_format
+from mlxsup.worker.engines.mlx.channels import ChatFormat, chat_format
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.sampling import RowDraws, make_draws
 from mlxsup.worker.engines.mlx.text import MlxText, load_text
@@ -233,7 +229,9 @@ def test_half_a_tool_call_goes_on_rightly_F10(tmp_path: Path) -> None:
         "M</tool_call> [a-z]{5}"
     ).replace("M<", "(<|#)")
     whole = driver.answer(
-        prompt="call",
+        messages=[{"role": "user", "content": "call"}],
+        tools=[{"type": "function", "function": {"name": "f"}}],
+        chat_template_kwargs=OFF,
         temperature=1.0,
         seed=6,
         presence_penalty=0.5,
@@ -329,9 +327,9 @@ def test_a_pair_that_mlx_lm_does_not_know_counts_only_as_a_pair(pair: tuple[str,
 def test_calls_begin_in_the_content_and_in_the_reasoning() -> None:
     rules = format_of(calls=CALLS, kind="json_tools").rules
     assert rules.transitions == {NORMAL: [("<call>", TOOL)], TOOL: [("</call>", NORMAL)]}
-    assert rules.parse_tool_call is parse
-    assert (rules.call_ids, rules.needs_ends) == (CallIds.OURS, False)
-    assert (rules.has_bare_calls, rules.needs_tools) == (False, False)
+    assert rules.parse_tool_call is tool_formats.parse_json_calls
+    assert (rules.call_ids, rules.shows_its_end) == (CallIds.OURS, True)
+    assert not rules.has_bare_calls
     both = format_of(calls=CALLS, think=THINK, kind="json_tools").rules
     assert both.transitions == {
         NORMAL: [("<think>", REASONING), ("<call>", TOOL)],
@@ -341,43 +339,20 @@ def test_calls_begin_in_the_content_and_in_the_reasoning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "call_ids", "needs_ends"),
+    ("kind", "call_ids", "shows_its_end"),
     [
-        ("json_tools", CallIds.OURS, False),
+        ("json_tools", CallIds.OURS, True),
         ("kimi_k2", CallIds.NUMBERED, True),
-        ("qwen3_coder", CallIds.OURS, True),
-        (None, CallIds.OURS, True),
+        ("mistral", CallIds.NINE, True),
+        ("qwen3_coder", CallIds.OURS, False),
+        (None, CallIds.OURS, False),
     ],
 )
-def test_each_parser_has_its_ids_and_its_ends(
-    kind: str | None, call_ids: CallIds, needs_ends: bool
+def test_each_format_has_its_ids_and_its_ends(
+    kind: str | None, call_ids: CallIds, shows_its_end: bool
 ) -> None:
     rules = format_of(calls=CALLS, kind=kind).rules
-    assert (rules.call_ids, rules.needs_ends) == (call_ids, needs_ends)
-    assert rules.parse_tool_call is parse
-
-
-def test_parsers_that_read_too_much_are_replaced_or_held_back() -> None:
-    mistral = format_of(calls=CALLS, kind="mistral").rules
-    assert mistral.parse_tool_call is tool_formats.MISTRAL.parse
-    assert mistral.call_ids is tool_formats.MISTRAL.call_ids
-    for kind in ("glm47", "laguna"):
-        glm = format_of(calls=CALLS, kind=kind).rules.parse_tool_call
-        assert glm is not None
-        assert glm is not parse
-        with pytest.raises(ValueError):
-            glm("weather<arg_key>city", None)
-
-
-def test_every_parser_that_is_that_of_glm_is_held_back() -> None:
-    """mlx-lm has it under more than one name."""
-    same = {
-        module.name
-        for module in pkgutil.iter_modules(tool_parsers.__path__)
-        if import_module(f"mlx_lm.tool_parsers.{module.name}").parse_tool_call
-        is glm47.parse_tool_call
-    }
-    assert same == GLM_PARSERS
+    assert (rules.call_ids, rules.shows_its_end) == (call_ids, shows_its_end)
 
 
 @pytest.mark.parametrize(
@@ -398,8 +373,7 @@ def test_formats_of_ours_are_known_by_vocabulary_and_template(
     assert rules.parse_tool_call is expected.parse
     assert rules.call_ids is expected.call_ids
     assert rules.has_bare_calls == expected.has_bare_calls
-    assert rules.needs_tools == expected.needs_tools
-    assert rules.needs_ends == expected.needs_ends
+    assert rules.shows_its_end == expected.shows_its_end
 
 
 HARMONY_MARKERS = [

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlx_lm.tool_parsers import json_tools
 from tokenizers.pre_tokenizers import ByteLevel
 
 from mlxsup.protocol.body import RequestBody
@@ -26,6 +25,7 @@ from mlxsup.worker.engines.mlx.text import (
 )
 from mlxsup.worker.engines.mlx.tokenizer import tokenizer_error
 from mlxsup.worker.text.detokenizer import WindowDetokenizer
+from mlxsup.worker.text.tool_formats import parse_json_calls
 
 from support.demo_model import demo_model_folder
 from support.tiny_model import VOCABULARY_SIZE, make_tiny_model, write_tokenizer
@@ -547,8 +547,10 @@ def test_missing_settings_come_from_mlx_lms_module(
     parse = text.channel_rules.parse_tool_call
     assert parse is not None
     assert parse(
-        '<atem:invoke name="f"><atem:parameter name="x">1</atem:parameter></atem:invoke>', None
-    ) == {"name": "f", "arguments": {"x": 1}}
+        '<atem:invoke name="f"><atem:parameter name="x">1</atem:parameter></atem:invoke>',
+        {},
+        False,
+    ) == [{"name": "f", "arguments": {"x": 1}}]
 
 
 def test_settings_of_the_folder_win_over_mlx_lms(folder: Path) -> None:
@@ -557,7 +559,7 @@ def test_settings_of_the_folder_win_over_mlx_lms(folder: Path) -> None:
     text = text_of(folder, [7])
     assert 7 in text.stop_tokens
     assert not {200001, 200008}.intersection(text.stop_tokens)
-    assert text.channel_rules.parse_tool_call is json_tools.parse_tool_call
+    assert text.channel_rules.parse_tool_call is parse_json_calls
 
 
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])

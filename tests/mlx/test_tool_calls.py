@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import pkgutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import mlx_lm.tool_parsers
 import pytest
 
 from mlxsup.protocol.body import RequestBody
@@ -18,8 +20,10 @@ from mlxsup.protocol.states import Channel
 from mlxsup.worker.engines.mlx.text import MlxText, load_text
 from mlxsup.worker.text.channels import ChannelParser
 from mlxsup.worker.text.tool_calls import ToolCallReader
+from mlxsup.worker.text.tool_formats import PARSERS, TAGGED
 
 from support.tiny_model import VOCABULARY_SIZE, add_tokens, make_tiny_model
+from support.tool_values import HOSTILE
 
 pytestmark = pytest.mark.mlx
 
@@ -224,6 +228,31 @@ def test_a_call_comes_back_the_same(family: Family, tmp_path: Path) -> None:
     if family.name in ("mistral-v3", "kimi-k2"):
         assert again["id"] == call["id"]
     assert text.decode(prompt.tokens)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_every_value_comes_back_as_the_template_wrote_it(family: Family, tmp_path: Path) -> None:
+    text = load(tmp_path / "model", family)
+    begin, end = family.turn
+    for value in HOSTILE:
+        arguments = {"city": value, "days": 2}
+        spelled = json.dumps(arguments, ensure_ascii=False)
+        call = {"id": "abcdefghi", "function": {"name": "weather", "arguments": spelled}}
+        if family.name == "kimi-k2":
+            call["id"] = "functions.weather:0"
+        messages: list[dict[str, Any]] = [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "tool_calls": [call]},
+        ]
+        rendered = text.decode(text.encode(RequestBody(messages=messages, tools=TOOLS)).tokens)
+        turn = rendered[rendered.index("hi") :].split(begin, 1)[1].split(end)[0]
+        [again] = calls_in(text, turn, family.opening)
+        assert json.loads(again["function"]["arguments"]) == arguments, turn
+
+
+def test_every_parser_of_mlx_lm_is_ours_or_must_account_for_its_text() -> None:
+    known = {module.name for module in pkgutil.iter_modules(mlx_lm.tool_parsers.__path__)}
+    assert known - {"mistral"} == PARSERS.keys() | TAGGED.keys()
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

@@ -22,7 +22,7 @@ RULES = ChannelRules(
         REASONING: [("</r>", NORMAL)],
         TOOL: [("</t>", NORMAL)],
     },
-    parse_tool_call=lambda text, tools: {"name": text, "arguments": {}},
+    parse_tool_call=lambda text, tools, is_lenient: [{"name": text, "arguments": {}}],
 )
 
 

@@ -300,3 +300,19 @@ def test_count_that_is_refused_for_another_reason_says_so(code: str, status: int
     response, _ = count(refused(code, prompt_tokens=12))
     assert response.status == status
     assert response.error["message"] == f"it is {code}"
+
+
+@pytest.mark.parametrize("path", LEAST)
+def test_an_answer_has_its_warnings(path: str) -> None:
+    """A call that could not be read is no silent text."""
+    end = result("<tool_call>{", warnings=["a call is text", "so is this"])
+    whole = ask(path, delta("<tool_call>{"), end)
+    said = json.loads(whole.body)
+    place = said["choices"][0] if "choices" in said else said
+    assert place["warnings"] == ["a call is text", "so is this"]
+    assert whole.headers["x-mlxsup-warnings"] == "a call is text; so is this"
+    streamed = ask(path, delta("<tool_call>{"), end, stream=True).body.decode()
+    assert streamed.count('"warnings":["a call is text","so is this"]') == 1
+    plain = ask(path, delta("yes"), result("yes"))
+    assert b"warnings" not in plain.body
+    assert "x-mlxsup-warnings" not in plain.headers

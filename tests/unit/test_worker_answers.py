@@ -515,7 +515,9 @@ def test_a_replay_reports_before_each_1024_tokens_P7(count: int, reports: int) -
 
 CALL = '{"name": "weather", "arguments": {"city": "Köln 🦊"}}'
 
+WEATHER = [{"type": "function", "function": {"name": "weather"}}]
 SAID = f"<think>hm, \U0001f98a</think>Sure: <tool_call>{CALL}</tool_call> wait"
+ASKED = [{"role": "user", "content": f"[[say {SAID}]]"}]
 
 SPEC = LaunchSpec(
     model=ModelName("m"),
@@ -542,7 +544,7 @@ def fake() -> Iterator[LoopDriver]:
 
 
 def test_the_parts_of_an_answer_have_their_channels(fake: LoopDriver) -> None:
-    got = fake.answer(prompt=f"[[say {SAID}]]", seed=3)
+    got = fake.answer(messages=ASKED, tools=WEATHER, seed=3)
     assert got.text_of(Channel.REASONING) == "hm, 🦊"
     assert got.text == "Sure:  wait"
     call = json.loads(got.text_of(Channel.TOOL_CALL))
@@ -551,12 +553,12 @@ def test_the_parts_of_an_answer_have_their_channels(fake: LoopDriver) -> None:
 
 
 def test_resumed_in_every_half_of_a_call_F10(fake: LoopDriver) -> None:
-    whole = fake.answer(prompt=f"[[say {SAID}]]", seed=3)
+    whole = fake.answer(messages=ASKED, tools=WEATHER, seed=3)
     check_every_resume(fake, whole)
 
 
 def test_a_call_cut_off_by_the_budget_is_text_with_a_warning(fake: LoopDriver) -> None:
-    got = fake.answer(prompt=f"[[say {SAID}]]", max_tokens=60)
+    got = fake.answer(messages=ASKED, tools=WEATHER, max_tokens=60)
     assert got.finish is FinishReason.LENGTH
     assert "<tool_call>" in got.text
     assert [delta.warning for delta in got.deltas if delta.warning]

@@ -24,8 +24,10 @@ from mlxsup.worker.text.channels import (
 )
 from mlxsup.worker.text.harmony import CHANNELS, harmony_rules, opening_of, read_header
 from mlxsup.worker.text.tool_calls import ToolCallReader
+from mlxsup.worker.text.tool_formats import parse_json_calls
 
 CALL = '{"name": "weather", "arguments": {"city": "Köln"}}'
+OFFERED = [{"type": "function", "function": {"name": name}} for name in ("weather", "f")]
 
 
 def rules(**changes: Any) -> ChannelRules:
@@ -35,7 +37,7 @@ def rules(**changes: Any) -> ChannelRules:
             REASONING: [("</think>", NORMAL), ("<tool_call>", TOOL)],
             TOOL: [("</tool_call>", NORMAL)],
         },
-        "parse_tool_call": lambda text, tools: json.loads(text),
+        "parse_tool_call": parse_json_calls,
     }
     return ChannelRules(**(values | changes))
 
@@ -46,7 +48,7 @@ def parse(
     model: ChannelRules | None = None,
 ) -> list[Piece]:
     """All pieces, with neighbours of one channel joined."""
-    parser = ChannelParser(model or rules(), opening, ToolCallReader(None, seed=5))
+    parser = ChannelParser(model or rules(), opening, ToolCallReader(OFFERED, seed=5))
     found = [piece for text in pieces for piece in parser.add(text)] + parser.finish()
     joined: list[Piece] = []
     for piece in found:
@@ -118,7 +120,7 @@ def test_a_call_without_its_end_is_read_at_the_end_of_the_answer() -> None:
 
 
 def test_a_call_without_its_end_stays_text_if_its_parser_reads_half_a_call_too() -> None:
-    model = rules(needs_ends=True)
+    model = rules(shows_its_end=False)
     assert call_of(parse(["<tool_call>" + CALL + "</tool_call>"], model=model)[0])
     got = parse(["<tool_call>" + CALL], model=model)
     assert shown(got) == [("content", "<tool_call>" + CALL)]
@@ -172,7 +174,7 @@ def test_text_that_might_have_become_a_call_is_shown_before_the_next_part() -> N
 
 def test_an_unfinished_call_is_content() -> None:
     rules = ChannelRules(transitions={"normal": [("<call>", "tool")]})
-    parser = ChannelParser(rules, "", ToolCallReader(None, 1))
+    parser = ChannelParser(rules, "", ToolCallReader(OFFERED, 1))
     assert parser.add("<call>{") == []
     assert parser.channel is Channel.CONTENT
     assert not parser.is_in_content
@@ -187,7 +189,7 @@ def parse_harmony(
     pieces: list[str], opening: str = OPENING, *, has_form: bool = False
 ) -> list[Piece]:
     parser = ChannelParser(
-        harmony_rules(), opening, ToolCallReader(None, seed=5), has_form=has_form
+        harmony_rules(), opening, ToolCallReader(OFFERED, seed=5), has_form=has_form
     )
     return [piece for text in pieces for piece in parser.add(text)] + parser.finish()
 
@@ -326,9 +328,9 @@ def test_the_cut_makes_no_difference_and_no_marker_is_shown(
 def test_a_call_without_a_body_is_none() -> None:
     """It may have been cut short there; a call without arguments has the body `{}`."""
     head = "<|channel|>commentary to=functions.now<|message|>"
-    assert harmony.parse_call(head + "{}") == {"name": "now", "arguments": {}}
+    assert harmony.parse_call(head + "{}", {}, False) == [{"name": "now", "arguments": {}}]
     with pytest.raises(ValueError):
-        harmony.parse_call(head)
+        harmony.parse_call(head, {}, False)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Tool calls: what each format reads, ids, and messages that bring calls and results back."""
+"""Tool calls: every value comes back in every format; what is none, ids, calls without markers."""
 
 from __future__ import annotations
 
@@ -10,120 +10,435 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxsup.protocol.body import RequestBody
-from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.states import Channel
-from mlxsup.worker.text import tool_formats
+from mlxsup.worker.text import harmony
 from mlxsup.worker.text.channels import (
     NORMAL,
+    REASONING,
     TOOL,
     UNREADABLE_CALL,
     ChannelParser,
     ChannelRules,
     Piece,
 )
-from mlxsup.worker.text.chat_messages import plain_messages, text_of_messages, with_text_arguments
-from mlxsup.worker.text.tool_calls import CallIds, ToolCallParser, ToolCallReader
+from mlxsup.worker.text.tool_calls import CallIds, ToolCallReader
 from mlxsup.worker.text.tool_formats import (
+    COMMAND_A,
+    COMMAND_R,
+    DEEPSEEK,
+    GRANITE,
+    LLAMA,
+    MISTRAL,
+    OLMO,
+    PHI,
     ToolFormat,
+    format_of_mlx_lm,
     own_format,
-    parse_deepseek_calls,
-    parse_fenced_calls,
-    parse_json_calls,
-    parse_mistral_calls,
-    parse_python_calls,
 )
+from mlxsup.worker.text.tool_values import value_of
 
-# ---------------------------------------------------------------- parsers
-Parser = Callable[..., list[dict[str, Any]]]
+from support.tool_values import HOSTILE, MARKS
+
+Arguments = dict[str, Any]
+
+
+def spelled(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def in_json(name: str, arguments: Arguments) -> str:
+    return spelled({"name": name, "arguments": arguments})
+
+
+def raw(value: Any) -> str:
+    """A value as templates write it between tags."""
+    return value if isinstance(value, str) else spelled(value)
+
+
+def in_qwen(name: str, arguments: Arguments) -> str:
+    inner = "".join(
+        f"<parameter={key}>\n{raw(value)}\n</parameter>\n" for key, value in arguments.items()
+    )
+    return f"\n<function={name}>\n{inner}</function>\n"
+
+
+def in_tags(call: str, argument: str, end_argument: str, end_call: str) -> Callable[..., str]:
+    def written(name: str, arguments: Arguments) -> str:
+        inner = "".join(
+            argument.format(key) + raw(value) + end_argument for key, value in arguments.items()
+        )
+        return call.format(name) + inner + end_call
+
+    return written
+
+
+def in_cdata(name: str, arguments: Arguments) -> str:
+    inner = "".join(
+        f'<param name="{key}"><![CDATA[{raw(value)}]]></param>' for key, value in arguments.items()
+    )
+    return f'"{name}">{inner}'
+
+
+def in_kimi_k3(name: str, arguments: Arguments) -> str:
+    inner = "".join(
+        f'<|open|>argument key="{key}" type="{"string" if isinstance(value, str) else "number"}"'
+        f"<|sep|>{raw(value)}<|close|>argument<|sep|>"
+        for key, value in arguments.items()
+    )
+    return f'<|open|>call tool="{name}" index="1"<|sep|>{inner}<|close|>call<|sep|>'
+
+
+def in_python(name: str, arguments: Arguments) -> str:
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+
+
+def in_gemma(quote: str) -> Callable[..., str]:
+    def written(name: str, arguments: Arguments) -> str:
+        inner = ",".join(
+            f"{key}:{quote}{value}{quote}" if isinstance(value, str) else f"{key}:{spelled(value)}"
+            for key, value in arguments.items()
+        )
+        return f"call:{name}{{{inner}}}"
+
+    return written
+
+
+def of_mlx_lm(kind: str, begin: str, end: str) -> ToolFormat:
+    return format_of_mlx_lm(kind, begin, end, refused)
+
+
+def refused(text: str, tools: Any) -> Any:
+    raise AssertionError("mlx-lm's parser is not asked")
+
+
+FORMATS: list[tuple[ToolFormat, Callable[..., str]]] = [
+    (of_mlx_lm("json_tools", "<tool_call>", "</tool_call>"), in_json),
+    (of_mlx_lm("qwen3_coder", "<tool_call>", "</tool_call>"), in_qwen),
+    (
+        of_mlx_lm("glm47", "<tool_call>", "</tool_call>"),
+        in_tags("{}\n", "<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>\n", ""),
+    ),
+    (
+        of_mlx_lm("longcat", "<longcat_tool_call>", "</longcat_tool_call>"),
+        in_tags(
+            "{}\n",
+            "<longcat_arg_key>{}</longcat_arg_key>\n<longcat_arg_value>",
+            "</longcat_arg_value>\n",
+            "",
+        ),
+    ),
+    (
+        of_mlx_lm("minimax_m2", "<minimax:tool_call>", "</minimax:tool_call>"),
+        in_tags(
+            '\n<invoke name="{}">\n', '<parameter name="{}">', "</parameter>\n", "</invoke>\n"
+        ),
+    ),
+    (of_mlx_lm("minicpm5", "<function name=", "</function>"), in_cdata),
+    (
+        of_mlx_lm("muse_spark", "<atem:function_calls>", "</atem:function_calls>"),
+        in_tags(
+            '<atem:invoke name="{}">', '<atem:parameter name="{}">', "</atem:parameter>",
+            "</atem:invoke>",
+        ),
+    ),
+    (of_mlx_lm("kimi_k3", "<|open|>tools<|sep|>", "<|close|>tools<|sep|>"), in_kimi_k3),
+    (of_mlx_lm("gemma4", "<|tool_call>", "<tool_call|>"), in_gemma('<|"|>')),
+    (
+        of_mlx_lm("function_gemma", "<start_function_call>", "<end_function_call>"),
+        in_gemma("<escape>"),
+    ),
+    (
+        of_mlx_lm("pythonic", "<|tool_call_start|>", "<|tool_call_end|>"),
+        lambda name, arguments: f"[{in_python(name, arguments)}]",
+    ),
+    (
+        of_mlx_lm("kimi_k2", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+        lambda name, arguments: f"<|tool_call_begin|>functions.{name}:0"
+        f"<|tool_call_argument_begin|>{spelled(arguments)}<|tool_call_end|>",
+    ),
+    (MISTRAL, lambda name, arguments: f"{name}[ARGS]{spelled(arguments)}"),
+    (LLAMA, in_json),
+    (GRANITE, lambda name, arguments: f"[{in_json(name, arguments)}]"),
+    (PHI, lambda name, arguments: f"[{in_json(name, arguments)}]"),
+    (OLMO, in_python),
+    (COMMAND_A, lambda name, arguments: f"[{in_json(name, arguments)}]"),
+    (
+        DEEPSEEK,
+        lambda name, arguments: f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{spelled(arguments)}"
+        "<｜tool▁call▁end｜>",
+    ),
+    (
+        COMMAND_R,
+        lambda name, arguments: f"\n[{in_json(name, arguments)}]\n",
+    ),
+]  # fmt: skip
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"path": {"type": "string"}, "content": {"type": "string"}},
+    "required": ["path", "content"],
+}
+TOOLS = [{"type": "function", "function": {"name": "write_file", "parameters": SCHEMA}}]
+
+
+def rules_of(form: ToolFormat) -> ChannelRules:
+    """As the engine puts them together."""
+    transitions: dict[str, list[tuple[str, str]]] = {
+        NORMAL: [("<think>", REASONING), *((begin, TOOL) for begin in form.begins)],
+        REASONING: [("</think>", NORMAL), *((begin, TOOL) for begin in form.begins)],
+        TOOL: [(end, NORMAL) for end in form.ends],
+    }
+    return ChannelRules(
+        transitions=transitions,
+        parse_tool_call=form.parse,
+        call_ids=form.call_ids,
+        has_bare_calls=form.has_bare_calls,
+        shows_its_end=form.shows_its_end,
+    )
+
+
+def read(
+    rules: ChannelRules, text: str, tools: list[dict[str, Any]] | None = None, *,
+    step: int = 0, is_cut: bool = False, opening: str = "",
+) -> tuple[list[tuple[str, Any]], str, str, list[str]]:  # fmt: skip
+    """Calls, content, reasoning and warnings of an answer that comes in steps of characters."""
+    parser = ChannelParser(rules, opening, ToolCallReader(TOOLS if tools is None else tools, 7))
+    parts = [text[at : at + step] for at in range(0, len(text), step)] if step else [text]
+    pieces = [piece for part in parts for piece in parser.add(part)]
+    pieces += parser.finish(is_cut=is_cut)
+    calls = []
+    for line in "".join(p.text for p in pieces if p.channel is Channel.TOOL_CALL).splitlines():
+        function = json.loads(line)["function"]
+        calls.append((function["name"], json.loads(function["arguments"])))
+    content, reasoning = (
+        "".join(p.text for p in pieces if p.channel is channel)
+        for channel in (Channel.CONTENT, Channel.REASONING)
+    )
+    return calls, content, reasoning, [p.warning for p in pieces if p.warning]
+
+
+def said(form: ToolFormat, inner: str) -> str:
+    return form.begins[0] + inner + (form.ends[0] if form.ends else "")
+
+
+@pytest.mark.parametrize(("form", "written"), FORMATS, ids=[form.name for form, _ in FORMATS])
+def test_a_value_comes_back_as_it_was(form: ToolFormat, written: Callable[..., str]) -> None:
+    rules = rules_of(form)
+    for value in HOSTILE:
+        if form.name == "minicpm5" and "]]>" in value:
+            continue  # its CDATA has no way to write this
+        arguments = {"path": "/a", "content": value}
+        text = said(form, written("write_file", arguments))
+        for step in (0, 1):
+            seen = read(rules, text, step=step)
+            assert seen == ([("write_file", arguments)], "", "", []), (value, step)
+
+
+@pytest.mark.parametrize(("form", "written"), FORMATS, ids=[form.name for form, _ in FORMATS])
+def test_a_cut_call_is_never_shortened(form: ToolFormat, written: Callable[..., str]) -> None:
+    """As by `max_tokens`, after any character."""
+    rules = rules_of(form)
+    arguments = {"path": "/a", "content": "".join(MARKS) + "\nTail stays."}
+    text = said(form, written("write_file", arguments))
+    for cut in range(len(text)):
+        calls, content, _, _ = read(rules, text[:cut], is_cut=True)
+        assert calls in ([], [("write_file", arguments)]), text[:cut]
+        assert calls or content == text[:cut]
+
+
+SEVERAL = [(form, written) for form, written in FORMATS if form.ends]
+
+
+@pytest.mark.parametrize(("form", "written"), SEVERAL, ids=[form.name for form, _ in SEVERAL])
+def test_calls_follow_each_other_and_text_follows_them(
+    form: ToolFormat, written: Callable[..., str]
+) -> None:
+    one = {"path": "/a", "content": "x"}
+    two = {"path": "/b", "content": form.ends[0] + " y"}
+    text = f"Look: {said(form, written('write_file', one))}\n"
+    text += said(form, written("write_file", two))
+    calls, content, _, warnings = read(rules_of(form), text, step=1)
+    assert (calls, warnings) == ([("write_file", one), ("write_file", two)], [])
+    assert content.strip() == "Look:"
+    after = said(form, written("write_file", one)) + "Done."
+    assert read(rules_of(form), after)[:2] == ([("write_file", one)], "Done.")
+
+
+@pytest.mark.parametrize(("form", "written"), FORMATS, ids=[form.name for form, _ in FORMATS])
+def test_a_function_that_was_not_offered_is_text(
+    form: ToolFormat, written: Callable[..., str]
+) -> None:
+    text = said(form, written("read_file", {"path": "/a"}))
+    calls, content, _, warnings = read(rules_of(form), text)
+    assert (calls, content, warnings) == ([], text, [UNREADABLE_CALL])
+    offered = said(form, written("write_file", {"path": "/a"}))
+    assert read(rules_of(form), offered, tools=[]) == ([], offered, "", [])
+
+
+@pytest.mark.parametrize(("form", "written"), SEVERAL, ids=[form.name for form, _ in SEVERAL])
+def test_a_call_in_a_thought_counts_if_nothing_but_its_end_follows(
+    form: ToolFormat, written: Callable[..., str]
+) -> None:
+    rules = rules_of(form)
+    arguments = {"path": "/a", "content": "x"}
+    call = said(form, written("write_file", arguments))
+    for end in ("", "\n", "</think>", "\n</think>Done."):
+        calls, content, reasoning, warnings = read(rules, f"<think>So.{call}{end}", step=1)
+        assert (calls, reasoning.strip(), warnings) == ([("write_file", arguments)], "So.", [])
+        assert content == ("Done." if "Done." in end else "")
+    thought = f"One writes {call} then."
+    for more in ("", "</think>Done."):
+        seen = read(rules, f"<think>{thought}{more}", step=1)
+        assert seen == ([], more.removeprefix("</think>"), thought, [])
+    seen = read(rules, f"<think>Say {form.begins[0]} and stop.</think>{call}", step=1)
+    assert seen[0] == [("write_file", arguments)]
+    assert seen[2] == f"Say {form.begins[0]} and stop."
+
+
+JSON, QWEN, GEMMA = FORMATS[0][0], FORMATS[1][0], next(f for f, _ in FORMATS if f.name == "gemma4")
+A = {"path": "/a", "content": "x"}
 
 
 @pytest.mark.parametrize(
-    ("parse", "text", "calls"),
+    ("form", "inner", "calls"),
     [
-        (parse_json_calls, '{"name": "f", "arguments": {"a": 1}}',
-         [{"name": "f", "arguments": {"a": 1}}]),
-        (parse_json_calls, '{"tool_name": "f", "parameters": {"a": 1}, "id": "x"}',
-         [{"name": "f", "arguments": {"a": 1}, "id": "x"}]),
-        (parse_json_calls, '{"function": "f", "more": 1}', [{"name": "f", "arguments": {}}]),
-        (parse_json_calls,
-         '{"function": "h", "tool_name": "g", "name": "f", "parameters": 2, "arguments": 1}',
-         [{"name": "f", "arguments": 1}]),
-        (parse_json_calls, '{"function": "h", "tool_name": "g"}', [{"name": "g", "arguments": {}}]),
-        (parse_python_calls, "f()", [{"name": "f", "arguments": {}}]),
-        (parse_python_calls, " [f(a=1), g.h(b=[true, null, false, None])] ",
-         [{"name": "f", "arguments": {"a": 1}},
-          {"name": "g.h", "arguments": {"b": [True, None, False, None]}}]),
-        (parse_python_calls, "f(a=-1)\ng(b={'c': 'd'})",
-         [{"name": "f", "arguments": {"a": -1}}, {"name": "g", "arguments": {"b": {"c": "d"}}}]),
-        (parse_python_calls, "[ ]", []),
-        (parse_mistral_calls, ' [{"name": "f"}]', [{"name": "f", "arguments": {}}]),
-        (parse_mistral_calls, '{"name": "f"}', [{"name": "f", "arguments": {}}]),
-        (parse_mistral_calls, ' f.g-1 [CALL_ID] abc [ARGS] {"a": 1} [TOOL_CALLS] g{}  ',
-         [{"name": "f.g-1", "arguments": {"a": 1}, "id": "abc"},
-          {"name": "g", "arguments": {}, "id": None}]),
-        (parse_mistral_calls, " ", []),
-        (parse_deepseek_calls,
-         " <｜tool▁call▁begin｜> f <｜tool▁sep｜>{\"a\": 1}<｜tool▁call▁end｜>\n",
-         [{"name": "f", "arguments": {"a": 1}}]),
-        (parse_deepseek_calls,
-         "<｜tool▁call▁begin｜>function<｜tool▁sep｜> f \n```json\n{}\n``` <｜tool▁call▁end｜>",
-         [{"name": "f", "arguments": {}}]),
-        (parse_fenced_calls,
-         '[{"tool_name": "directly_answer"}, {"name": "f"}, {"name": "directly-answer"}]',
-         [{"name": "f", "arguments": {}}]),
+        (JSON, '{"name": "write_file", "parameters": {"path": "/a"}}', [{"path": "/a"}]),
+        (JSON, f'{{"type": "function", "function": {in_json("write_file", A)}}}', [A]),
+        (JSON, '{"name": "write_file", "arguments": "{\\"path\\": \\"/a\\"}"}', [{"path": "/a"}]),
+        (JSON, '{"name": "write_file", "arguments": {"content": "a\nb"}}', [{"content": "a\nb"}]),
+        (JSON, f'{in_json("write_file", A)}\n{in_json("write_file", A)}', [A, A]),
+        (JSON, in_json("write_file", A) + "}", [A]),
+        (JSON, f"```json\n{in_json('write_file', A)}\n```", [A]),
+        (JSON, '{"name": "write_file"}', [{}]),
+        (JSON, '{"name": "write_file", "args": {"path": "/a"}}', []),
+        (JSON, in_json("write_file", A) + " and so on", []),
+        (JSON, '{"name": "write_file", "arguments": [1]}', []),
+        (QWEN, "\n<function=write_file>\n<parameter=path>\n/a\n</parameter>\n", [{"path": "/a"}]),
+        (QWEN, "\n<function=write_file>\n</function>\n", [{}]),
+        (QWEN, in_json("write_file", A), [A]),
+        (QWEN, "\n<function=write_file>\nstray\n</function>\n", []),
+        (QWEN, "\n<function=write_file>\n<parameter=path>\n/a\n</function>\n", []),
+        (GEMMA, "call:write_file{path:/a*.js,content:'x'}", [{"path": "/a*.js", "content": "x"}]),
+        (GEMMA, 'call:write_file{content:{-A:[1,true,null,{}],b:<|"|>x<|"|>}}',
+         [{"content": {"-A": [1, True, None, {}], "b": "x"}}]),
+        (GEMMA, "call:write_file{path:}", []),
+        (GEMMA, "call:write_file{path:1", []),
+        (GEMMA, "call:write_file{path:1} more", []),
     ],
 )  # fmt: skip
-def test_parsers_read_calls(parse: Parser, text: str, calls: list[dict[str, Any]]) -> None:
-    assert parse(text) == calls
-    assert parse(text, []) == calls, "the tools say nothing more"
+def test_what_is_almost_a_call_is_read_if_it_has_one_meaning(
+    form: ToolFormat, inner: str, calls: list[Arguments]
+) -> None:
+    text = said(form, inner)
+    seen, content, _, warnings = read(rules_of(form), text, step=1)
+    assert seen == [("write_file", arguments) for arguments in calls]
+    assert (content, warnings) == (("", []) if calls else (text, [UNREADABLE_CALL]))
+
+
+def test_a_broken_call_does_not_take_the_next_one_along() -> None:
+    call = said(JSON, in_json("write_file", A))
+    broken = said(JSON, "{nonsense}")
+    assert read(rules_of(JSON), f"{broken}\n{call}", step=1) == (
+        [("write_file", A)], f"{broken}\n", "", [UNREADABLE_CALL],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["fs.read", "google:mcp:create-pdf", "-A"])
+def test_gemma_calls_whatever_was_offered(name: str) -> None:
+    tools = [{"type": "function", "function": {"name": name}}]
+    text = said(GEMMA, f'call:{name}{{p:<|"|>1<|"|>}}')
+    assert read(rules_of(GEMMA), text, tools=tools)[0] == [(name, {"p": "1"})]
+
+
+def test_harmony_reads_a_string_that_holds_its_marks() -> None:
+    arguments = {"path": "/a", "content": "ends <|end|> and <|call|> or <|start|>assistant"}
+    header = "<|channel|>commentary to=functions.write_file <|constrain|>json<|message|>"
+    text = header + spelled(arguments)
+    rules = harmony.harmony_rules()
+    for more in ("", "<|call|>", "<|call|><|start|>assistant<|channel|>final<|message|>Done."):
+        calls, content, _, warnings = read(rules, text + more, step=1, opening="<|start|>assistant")
+        assert (calls, warnings) == ([("write_file", arguments)], [])
+        assert content == ("Done." if "Done." in more else "")
 
 
 @pytest.mark.parametrize(
-    ("parse", "text", "words"),
+    ("text", "schema", "value"),
     [
-        (parse_json_calls, '{"name": "f"} x', "Expecting value"),
-        (parse_python_calls, "x = 1", "no call$"),
-        (parse_python_calls, "x", "no call with named arguments"),
-        (parse_python_calls, "f(1)", "no call with named arguments"),
-        (parse_python_calls, "f(**x)", "an argument without a name"),
-        (parse_python_calls, "f(a=b)", "malformed"),
-        (parse_mistral_calls, "f x", "no call"),
-        (parse_mistral_calls, "f{} ]", "no call"),
-        (parse_deepseek_calls, "", "no calls alone"),
-        (parse_deepseek_calls, "x<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}", "no calls alone"),
+        ("True", {"anyOf": [{"type": "boolean"}, {"type": "null"}]}, True),
+        ("False", {"type": ["boolean", "null"]}, False),
+        ("null", {"type": ["boolean", "null"]}, None),
+        ("null", {"type": ["string", "null"]}, "null"),
+        ("5", {"type": "integer"}, 5),
+        ("5.0", {"type": "integer"}, 5),
+        ("5.5", {"type": "integer"}, "5.5"),
+        ("2026-01-15", {"type": "integer"}, "2026-01-15"),
+        ("0.5", {"type": "number"}, 0.5),
+        ("nan", {"type": "number"}, "nan"),
+        (" 7 ", {"type": "number"}, 7),
+        ("True", {"type": "string"}, "True"),
+        ("1", {"enum": ["1", "2"]}, "1"),
+        ("1", {"enum": [1, 2]}, 1),
+        ("1", {"const": 1}, 1),
+        ('{"a": 1}', {"type": "object"}, {"a": 1}),
+        ("{'a': True}", {"type": "object"}, {"a": True}),
+        ("[1, 2]", {"type": "array"}, [1, 2]),
+        ("[1, 2", {"type": "array"}, "[1, 2"),
+        ("[1]", {"type": "string"}, "[1]"),
+        ("[1]", {"$ref": "#/$defs/Numbers"}, [1]),
+        ("[1]", {"allOf": [{"$ref": "#/$defs/Numbers"}]}, [1]),
+        ("x", {"$ref": "#/$defs/Itself"}, "x"),
+        ("x", {"$ref": "#/nowhere"}, "x"),
+        ("12", None, 12),
+        ("0123", None, "0123"),
+        ('"x"', None, '"x"'),
+        ("  x ", {}, "  x "),
+        ("null", {}, None),
+        ("true", {"type": "bool"}, True),
+        ("[[", {"type": "list"}, "[["),
     ],
-)
-def test_parsers_refuse_text_that_is_no_call(parse: Parser, text: str, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        parse(text)
-
-
-def returns(calls: object) -> ToolCallParser:
-    """A parser that makes the same of every text."""
-    return lambda text, tools: calls
+)  # fmt: skip
+def test_a_text_becomes_a_value_of_the_type_that_its_schema_allows(
+    text: str, schema: Any, value: Any
+) -> None:
+    root = {
+        "$defs": {"Numbers": {"type": "array"}, "Itself": {"$ref": "#/$defs/Itself"}},
+        "properties": {"a": schema},
+    }
+    seen = value_of(text, schema, root)
+    assert (seen, type(seen)) == (value, type(value))
 
 
 @pytest.mark.parametrize(
-    ("call", "words"),
+    ("text", "calls"),
     [
-        ({"name": "unknown", "arguments": {}}, "no call"),
-        ({"name": "f", "arguments": {"raw": 1}}, "no call"),
-        *(({"name": f"f{mark}", "arguments": {}}, "no name") for mark in " <>{}\"'\n"),
+        ("<call>write_file path=/a content=x</call>", [A]),
+        ("<call>write_file path=/a content=x tail</call>", []),
     ],
 )
-def test_calls_that_a_loose_parser_made_of_text_are_none(call: dict[str, Any], words: str) -> None:
-    right = {"name": "f", "arguments": {"raw": 1, "b": 2}}
-    for made in (call, [right, call]):
-        made_of_text = tool_formats.only_whole_calls(returns(made))
-        with pytest.raises(ValueError, match=words):
-            made_of_text("x", None)
-    strict = tool_formats.only_whole_calls(lambda text, tools: [right, {"text": text} | right])
-    assert strict("x", None) == [right, {"text": "x"} | right]
-    with pytest.raises(ValueError, match="an argument that cannot be read"):
-        strict("f<arg_key>", None)
+def test_an_unknown_parser_of_mlx_lm_must_account_for_its_text(
+    text: str, calls: list[Arguments]
+) -> None:
+    def shortens(text: str, tools: Any) -> dict[str, Any]:
+        words = text.removeprefix("<call>").removesuffix("</call>").split()
+        return {"name": words[0], "arguments": dict(word.split("=") for word in words[1:3])}
+
+    form = format_of_mlx_lm("new", "<t>", "</t>", shortens)
+    seen, content, _, _ = read(rules_of(form), f"<t>{text}</t>")
+    assert seen == [("write_file", arguments) for arguments in calls]
+    assert content == ("" if calls else f"<t>{text}</t>")
 
 
+@pytest.mark.parametrize("form", [form for form, _ in FORMATS], ids=lambda form: form.name)
+def test_nonsense_of_any_length_is_text_soon(form: ToolFormat) -> None:
+    for ballast in ("<", '{"a":', "f(x=", "</parameter>"):
+        text = form.begins[0] + ballast * (20_000 // len(ballast))
+        for more in ("", *form.ends):
+            calls, content, _, warnings = read(rules_of(form), text + more, step=5000)
+            assert (calls, content) == ([], text + more)
+            assert set(warnings) == {UNREADABLE_CALL}
+
+
+# ---------------------------------------------------------------- families, ids and lines
 @pytest.mark.parametrize(
     ("vocabulary", "template", "name"),
     [
@@ -147,7 +462,6 @@ def test_of_several_signs_the_surest_decides(
     assert (found.name if found else None) == name
 
 
-# ---------------------------------------------------------------- ids and lines
 def test_ids_are_the_same_for_the_same_key_and_number() -> None:
     assert CallIds.OURS.make("f", 0, "k") == "call_c775e643826e1ed0602dbe77"
     assert CallIds.OURS.make("g", 0, "k") == CallIds.OURS.make("f", 0, "k")
@@ -160,8 +474,8 @@ def named(*names: str) -> list[dict[str, Any]]:
     return [{"type": "function", "function": {"name": name}} for name in names]
 
 
-def read(reader: ToolCallReader, calls: Any, **more: Any) -> list[dict[str, Any]] | None:
-    lines = reader.read("text", lambda text, tools: calls, **more)
+def lines_read(reader: ToolCallReader, calls: Any, **more: Any) -> list[dict[str, Any]] | None:
+    lines = reader.read("text", lambda text, tools, is_lenient: calls, **more)
     if lines is None:
         return None
     assert all(line.endswith("\n") and line.count("\n") == 1 for line in lines)
@@ -169,90 +483,77 @@ def read(reader: ToolCallReader, calls: Any, **more: Any) -> list[dict[str, Any]
 
 
 def test_calls_are_lines_of_json_in_order() -> None:
-    reader = ToolCallReader(named("f"), 7)
-    assert reader.names == {"f"}
+    parameters = {"type": "object"}
+    tools = named("f", "g")
+    tools[0]["function"]["parameters"] = parameters
+    reader = ToolCallReader(tools, 7)
     calls: list[dict[str, Any]] = [
-             {"name": "f", "arguments": {"a": "é"}, "id": "mine"}, {"name": "g"},
-             {"name": "h", "arguments": '{"as": "text"}', "id": 5}]  # fmt: skip
+        {"name": "f", "arguments": {"a": "é"}, "id": "mine"},
+        {"name": "g", "arguments": {}, "id": 5},
+    ]
     seen = []
 
-    def parse(text: str, tools: list[Any] | None) -> list[dict[str, Any]]:
-        seen.append((text, tools))
+    def parse(text: str, tools: Any, is_lenient: bool) -> list[dict[str, Any]]:
+        seen.append((text, tools, is_lenient))
         return calls
 
-    lines = reader.read("text", parse)
+    lines = reader.read("text", parse, is_lenient=True)
+    assert seen == [("text", {"f": parameters, "g": {}}, True)]
     assert lines is not None
-    assert seen == [("text", named("f"))]
     assert lines[0] == (
         '{"id": "mine", "type": "function", "function": '
         '{"name": "f", "arguments": "{\\"a\\": \\"é\\"}"}}\n'
     )
-    made = [json.loads(line) for line in lines]
-    assert [one["function"] for one in made[1:]] == [
-        {"name": "g", "arguments": "{}"},
-        {"name": "h", "arguments": '{"as": "text"}'},
-    ]
-    assert [one["id"] for one in made[1:]] == [
-        CallIds.OURS.make("g", 1, "7"),
-        CallIds.OURS.make("h", 2, "7"),
-    ]
-    assert reader.count == 3
+    made = json.loads(lines[1])
+    assert made["function"] == {"name": "g", "arguments": "{}"}
+    assert made["id"] == CallIds.OURS.make("g", 1, "7")
+    assert reader.count == 2
 
 
 def test_an_id_that_is_taken_is_not_given_again() -> None:
-    reader = ToolCallReader(None, 7)
-    assert reader.names == frozenset()
+    reader = ToolCallReader(named("f"), 7)
     mine = CallIds.OURS.make("f", 2, "7")
-    found = read(reader, [{"name": "f", "id": mine}, {"name": "f", "id": mine}, {"name": "f"}])
+    call = {"name": "f", "arguments": {}}
+    found = lines_read(reader, [call | {"id": mine}, call | {"id": mine}, call])
     assert found is not None
     assert [one["id"] for one in found] == [
         mine,
         CallIds.OURS.make("f", 1, "7"),
         CallIds.OURS.make("f", 3, "7"),  # the second number is the model's own already
     ]
-    again = read(reader, {"name": "f", "id": mine})
+    again = lines_read(reader, [call | {"id": mine}])
     assert again is not None
     assert again[0]["id"] not in [one["id"] for one in found]
 
 
+F = {"name": "f", "arguments": {}}
+
+
 @pytest.mark.parametrize(
     "calls",
-    [[], None, 5, {}, {"name": ""}, {"name": 5}, {"name": "f", "arguments": []},
-     {"name": "f", "arguments": {"a": float("nan")}}, {"name": "\ud800"},
-     [{"name": "f"}, {"name": ""}]],
+    [[], None, 5, [{}], [F | {"name": ""}], [F | {"name": 5}], [F | {"name": "g"}],
+     [{"name": "f"}], [F | {"arguments": []}], [F | {"arguments": "{}"}],
+     [F | {"arguments": {"a": float("nan")}}], [F | {"arguments": {"a": "\ud800"}}],
+     [F, F | {"name": ""}]],
 )  # fmt: skip
 def test_a_bad_call_counts_nothing(calls: Any) -> None:
     reader = ToolCallReader(named("f"), 7)
-    assert read(reader, calls) is None
+    assert lines_read(reader, calls) is None
     assert reader.count == 0
     assert reader.read("text", None) is None
+    assert lines_read(ToolCallReader(None, 7), [F]) is None
 
 
-TOOLS = [
+# ---------------------------------------------------------------- calls without markers
+BARE = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
-    for name in ("weather", "time")
+    for name in ("weather", "time", "a", "b", "c")
 ]
 
-WEATHER = {"city": "Köln", "days": 2, "note": 'a "b" {c}; <d>'}
 
-SPELLED = json.dumps(WEATHER, ensure_ascii=False)
-
-
-def rules_of(kind: ToolFormat) -> ChannelRules:
-    transitions = {NORMAL: [(marker, TOOL) for marker in kind.begins]}
-    transitions[TOOL] = [(marker, NORMAL) for marker in kind.ends]
-    return ChannelRules(
-        transitions=transitions,
-        parse_tool_call=kind.parse,
-        call_ids=kind.call_ids,
-        has_bare_calls=kind.has_bare_calls,
-        needs_tools=kind.needs_tools,
-    )
-
-
-def parse(kind: ToolFormat, pieces: list[str], tools: Any = TOOLS, **more: Any) -> list[Piece]:
-    parser = ChannelParser(rules_of(kind), "", ToolCallReader(tools, seed=5), **more)
-    return [piece for text in pieces for piece in parser.add(text)] + parser.finish()
+def parse(form: ToolFormat, parts: list[str], tools: Any = BARE, **more: Any) -> list[Piece]:
+    parser = ChannelParser(rules_of(form), "", ToolCallReader(tools, seed=5), **more)
+    return [piece for text in parts for piece in parser.add(text)] + parser.finish()
 
 
 def calls_of(pieces: list[Piece]) -> list[tuple[str, Any]]:
@@ -263,104 +564,6 @@ def calls_of(pieces: list[Piece]) -> list[tuple[str, Any]]:
 
 def text_of(pieces: list[Piece]) -> str:
     return "".join(p.text for p in pieces if p.channel is Channel.CONTENT)
-
-
-DEEP = "<｜tool▁call▁begin｜>{}<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
-
-WRITTEN = [
-    (tool_formats.LLAMA, f'{{"name": "weather", "parameters": {SPELLED}}}', 1),
-    (
-        tool_formats.LLAMA,
-        f'\n{{"type": "function", "name": "weather", "parameters": {SPELLED}}}',
-        1,
-    ),
-    (tool_formats.LLAMA, f'<|python_tag|>{{"name": "weather", "parameters": {SPELLED}}}', 1),
-    (
-        tool_formats.LLAMA,
-        f'{{"name": "weather", "parameters": {SPELLED}}}; {{"name": "time", "parameters": {{}}}}',
-        2,
-    ),
-    (
-        tool_formats.DEEPSEEK,
-        "<｜tool▁calls▁begin｜>"
-        + DEEP.format("function", f"weather\n```json\n{SPELLED}\n```")
-        + "\n"
-        + DEEP.format("function", "time\n```json\n{}\n```")
-        + "<｜tool▁calls▁end｜>",
-        2,
-    ),
-    (
-        tool_formats.DEEPSEEK,
-        "<｜tool▁calls▁begin｜>" + DEEP.format("weather", SPELLED) + "<｜tool▁calls▁end｜>",
-        1,
-    ),
-    (tool_formats.GRANITE, f'<|tool_call|>[{{"name": "weather", "arguments": {SPELLED}}}]', 1),
-    (
-        tool_formats.PHI,
-        f'<|tool_call|>[{{"name": "weather", "arguments": {SPELLED}}}]<|/tool_call|>',
-        1,
-    ),
-    (
-        tool_formats.OLMO,
-        f"<function_calls>\nweather(city='Köln', days=2, note={WEATHER['note']!r})\ntime()\n"
-        "</function_calls>",
-        2,
-    ),
-    (
-        tool_formats.COMMAND_R,
-        f'Action: ```json\n[{{"tool_name": "weather", "parameters": {SPELLED}}}]\n```',
-        1,
-    ),
-    (
-        tool_formats.COMMAND_A,
-        '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "weather", "parameters": '
-        f"{SPELLED}}}]<|END_ACTION|>",
-        1,
-    ),
-    (tool_formats.MISTRAL, f'[TOOL_CALLS][{{"name": "weather", "arguments": {SPELLED}}}]', 1),
-    (tool_formats.MISTRAL, f"[TOOL_CALLS]weather[ARGS]{SPELLED}[TOOL_CALLS]time[ARGS]{{}}", 2),
-    (tool_formats.MISTRAL, f"[TOOL_CALLS]weather[CALL_ID]Ab3dE6gH9[ARGS]{SPELLED}", 1),
-]
-
-
-@pytest.mark.parametrize(("kind", "text", "count"), WRITTEN)
-@pytest.mark.parametrize("size", [1, 3, 10_000])
-def test_each_format_is_read_however_it_is_cut(
-    kind: ToolFormat, text: str, count: int, size: int
-) -> None:
-    pieces = [text[at : at + size] for at in range(0, len(text), size)]
-    got = parse(kind, pieces)
-    assert calls_of(got) == [("weather", WEATHER), ("time", {})][:count]
-    assert text_of(got).strip() == ""
-    assert not [piece.warning for piece in got if piece.warning]
-
-
-@pytest.mark.parametrize("kind", [kind for kind, _, _ in WRITTEN])
-@pytest.mark.parametrize("broken", ["{", "no call", '{"a": ', "[" * 3000, "x(", '[{"name": 5}]'])
-def test_a_bad_call_stays_text_with_a_warning(kind: ToolFormat, broken: str) -> None:
-    whole = kind.begins[0] + broken + (kind.ends[0] if kind.ends else "")
-    got = parse(kind, [whole])
-    assert text_of(got) == whole
-    assert [piece.warning for piece in got if piece.warning] == [UNREADABLE_CALL]
-
-
-@pytest.mark.parametrize("kind", [kind for kind, _, _ in WRITTEN])
-@pytest.mark.parametrize("part", ["{", "[", "(", "1+", "-", "a.", "{'a':", '[{"name":', "f(x="])
-def test_a_hundred_thousand_letters_of_nonsense_stay_text(kind: ToolFormat, part: str) -> None:
-    nonsense = part * (100_000 // len(part))
-    whole = kind.begins[0] + nonsense + (kind.ends[0] if kind.ends else "")
-    got = parse(kind, [whole[at : at + 4] for at in range(0, len(whole), 4)])
-    assert text_of(got) == whole
-    assert not calls_of(got)
-
-
-@pytest.mark.parametrize("place", ["before", "between", "behind"])
-def test_words_among_the_calls_of_deepseek_make_all_of_it_text(place: str) -> None:
-    call = DEEP.format("weather", SPELLED)
-    inside = {"before": f"so: {call}", "between": f"{call} and {call}", "behind": f"{call} done"}
-    whole = "<｜tool▁calls▁begin｜>" + inside[place] + "<｜tool▁calls▁end｜>"
-    got = parse(tool_formats.DEEPSEEK, [whole])
-    assert (text_of(got), calls_of(got)) == (whole, [])
 
 
 @pytest.mark.parametrize(
@@ -379,7 +582,7 @@ def test_words_among_the_calls_of_deepseek_make_all_of_it_text(place: str) -> No
     ],
 )
 def test_json_that_is_no_call_is_content_without_delay(text: str) -> None:
-    parser = ChannelParser(rules_of(tool_formats.LLAMA), "", ToolCallReader(TOOLS, seed=5))
+    parser = ChannelParser(rules_of(LLAMA), "", ToolCallReader(BARE, seed=5))
     early = parser.add(text)
     late = parser.finish()
     assert text_of(early) + text_of(late) == text
@@ -390,7 +593,7 @@ def test_json_that_is_no_call_is_content_without_delay(text: str) -> None:
 @pytest.mark.parametrize("more", [{"tools": None}, {"has_form": True}])
 def test_bare_json_is_a_call_only_if_calls_are_asked_for(more: dict[str, Any]) -> None:
     text = '{"name": "weather", "parameters": {}}'
-    got = parse(tool_formats.LLAMA, list(text), **more)
+    got = parse(LLAMA, list(text), **more)
     assert (text_of(got), calls_of(got)) == (text, [])
 
 
@@ -402,21 +605,16 @@ def test_bare_json_is_a_call_only_if_calls_are_asked_for(more: dict[str, Any]) -
     ],
 )
 def test_bare_calls_of_unknown_tools_are_text(text: str) -> None:
-    got = parse(tool_formats.LLAMA, list(text))
+    got = parse(LLAMA, list(text))
     assert (text_of(got), calls_of(got)) == (text, [])
     assert [piece.warning for piece in got if piece.warning] == [UNREADABLE_CALL]
 
 
 def test_half_a_bare_call_is_text_with_a_warning() -> None:
-    got = parse(tool_formats.LLAMA, ['{"name": "weather", "param'])
+    got = parse(LLAMA, ['{"name": "weather", "param'])
     assert [(piece.text, piece.warning) for piece in got] == [
         ('{"name": "weather", "param', UNREADABLE_CALL)
     ]
-
-
-def test_a_fence_is_a_call_only_in_a_request_with_tools() -> None:
-    text = 'Action: ```json\n[{"tool_name": "weather", "parameters": {}}]\n```'
-    assert text_of(parse(tool_formats.COMMAND_R, [text], tools=None)) == text
 
 
 BITS = st.sampled_from(
@@ -434,7 +632,7 @@ def test_the_cut_of_bare_calls_makes_no_difference(bits: list[str], sizes: list[
     while at < len(text):
         pieces.append(text[at : at + sizes[len(pieces) % len(sizes)]])
         at += len(pieces[-1])
-    cut, whole = parse(tool_formats.LLAMA, pieces), parse(tool_formats.LLAMA, [text])
+    cut, whole = parse(LLAMA, pieces), parse(LLAMA, [text])
     assert (text_of(cut), calls_of(cut)) == (text_of(whole), calls_of(whole))
     if not calls_of(whole):
         assert text_of(whole) == text
@@ -449,7 +647,7 @@ def test_ids_fit_the_family_and_are_the_same_again() -> None:
 
 
 def lines_of(text: str) -> list[str]:
-    got = parse(tool_formats.MISTRAL, [text])
+    got = parse(MISTRAL, [text])
     return "".join(p.text for p in got if p.channel is Channel.TOOL_CALL).splitlines()
 
 
@@ -463,189 +661,3 @@ def test_the_models_own_id_is_kept_once() -> None:
     assert found[0] == "Ab3dE6gH9"
     assert len(set(found)) == 3
     assert all(CallIds.NINE.fits(one) for one in found)
-
-
-def test_a_parser_that_makes_a_call_of_anything_is_not_believed() -> None:
-    loose = tool_formats.only_whole_calls(lambda text, tools: {"name": text, "arguments": {}})
-    assert loose("weather", None)["name"] == "weather"
-    for text in ("unknown", "two words", "{a"):
-        with pytest.raises(ValueError):
-            loose(text, None)
-
-
-@pytest.mark.parametrize(
-    ("text", "is_call"),
-    [
-        ("f", True),
-        ("f\n<arg_key>a</arg_key>\n<arg_value>Rome</arg_value>\n", True),
-        ("f<arg_key>a</arg_key><arg_value>1 < 2</arg_value>", True),
-        ("f<arg_key>a</arg_key><arg_value></arg_value><arg_key>b</arg_key><arg_value>", False),
-        ("f<arg_key>a</arg_value>", False),
-        ("f<arg_key>a</arg_key>", False),
-        ("f<arg_key>a</arg_key><arg_value>Ro", False),
-        ("f<arg_key>a</arg_key><arg_value>1</arg_value><arg_key>n", False),
-        ("f<arg_key>a</arg_key><arg_value>1</arg_value>stray", False),
-    ],
-)  # fmt: skip
-def test_a_call_that_loses_an_argument_is_none(text: str, is_call: bool) -> None:
-    loose = tool_formats.only_whole_calls(lambda text, tools: {"name": "f", "arguments": {}})
-    if is_call:
-        assert loose(text, None)["name"] == "f"
-    else:
-        with pytest.raises(ValueError):
-            loose(text, None)
-
-
-def call(call_id: str | None, name: str = "weather") -> dict[str, Any]:
-    function = {"name": name, "arguments": '{"city": "Rome"}'}
-    return ({} if call_id is None else {"id": call_id}) | {"function": function}
-
-
-@pytest.mark.parametrize("ids", list(CallIds))
-@pytest.mark.parametrize(
-    "given_id", ["call_0123456789abcdef01234567", "functions.f:3", "Ab3dE6gH9"]
-)
-def test_results_find_their_calls_under_ids_that_fit(ids: CallIds, given_id: str) -> None:
-    messages: list[dict[str, Any]] = [
-        {"role": "assistant", "content": None, "tool_calls": [call(given_id), call("z", "time")]},
-        {"role": "tool", "tool_call_id": "z", "content": "noon"},
-        {"role": "tool", "tool_call_id": given_id, "content": "rain"},
-    ]
-    said, second, first = plain_messages(messages, ids)
-    assert said["content"] == ""
-    made = [one["id"] for one in said["tool_calls"]]
-    assert all(ids.fits(one) for one in made)
-    assert len(set(made)) == 2
-    assert [first["tool_call_id"], second["tool_call_id"]] == made
-    assert (first["name"], second["name"]) == ("weather", "time")
-    assert said["tool_calls"][0]["function"]["arguments"] == {"city": "Rome"}
-    text = with_text_arguments([said])[0]["tool_calls"][0]["function"]["arguments"]
-    assert json.loads(text) == {"city": "Rome"}
-
-
-def test_calls_and_results_without_ids_go_by_their_order() -> None:
-    messages: list[dict[str, Any]] = [
-        {"role": "assistant", "tool_calls": [call(None), call(None, "time")]},
-        {"role": "tool", "content": "rain"},
-        {"role": "tool", "content": "noon"},
-        {"role": "tool", "content": "one too many"},
-    ]
-    said, rain, noon, odd = plain_messages(messages)
-    assert [rain["tool_call_id"], noon["tool_call_id"]] == [c["id"] for c in said["tool_calls"]]
-    assert (rain["name"], noon["name"]) == ("weather", "time")
-    assert odd == {"role": "tool", "content": "one too many"}
-
-
-def called(call_id: Any = None, **function: Any) -> dict[str, Any]:
-    return ({} if call_id is None else {"id": call_id}) | {"function": function}
-
-
-def test_messages_become_plain_and_keep_what_else_they_say() -> None:
-    given: list[dict[str, Any]] = [
-        {"role": "user", "content": [{"type": "text", "text": "a"}, {"text": "b"}], "x": 1},
-        {"role": "system", "content": None},
-        {"role": "assistant", "tool_calls": None},
-    ]
-    assert plain_messages(given) == [
-        {"role": "user", "content": "ab", "x": 1},
-        {"role": "system", "content": ""},
-        {"role": "assistant", "content": ""},
-    ]
-    assert given[1] == {"role": "system", "content": None}, "the request's own stay as they are"
-
-
-@pytest.mark.parametrize(
-    "content", [5, {}, [{"type": "image"}], [{"text": "a"}, {"text": 5}], [{"text": "a"}, "b"]]
-)
-def test_content_that_is_no_text_is_refused_C7(content: Any) -> None:
-    with pytest.raises(RemoteError) as caught:
-        plain_messages([{"role": "user", "content": content}])
-    assert caught.value.code is ErrorCode.INVALID_REQUEST
-    assert caught.value.message.startswith("messages takes content that is text, not ")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "plain"),
-    [('{"a": 1}', {"a": 1}), ("", {}), ("{", "{"), ("[" * 100_000, "[" * 100_000), ({"b": 2},) * 2],
-)
-def test_arguments_are_maps_if_they_can_be(arguments: Any, plain: Any) -> None:
-    messages = [{"role": "assistant", "tool_calls": [called("i", name="f", arguments=arguments)]}]
-    [message] = plain_messages(messages)
-    assert message["tool_calls"] == [
-        {"type": "function", "id": "i", "function": {"name": "f", "arguments": plain}}
-    ]
-
-
-def test_arguments_are_text_for_templates_that_need_it() -> None:
-    calls = [called("i", name="f", arguments={"a": "é"}), called("j", arguments="x"), {"id": 5}]
-    messages: list[dict[str, Any]] = [
-        {"role": "user"},
-        {"role": "assistant", "tool_calls": calls, "x": 1},
-    ]
-    assert with_text_arguments(messages) == [
-        {"role": "user"},
-        {"role": "assistant", "x": 1,
-         "tool_calls": [called("i", name="f", arguments='{"a": "é"}'), *calls[1:]]},
-    ]  # fmt: skip
-
-
-def test_results_belong_to_the_latest_calls_and_each_to_one() -> None:
-    messages: list[dict[str, Any]] = [
-        {"role": "assistant", "tool_calls": [called("a", name="f")]},
-        {"role": "assistant", "tool_calls": [called("b", name="g"), called("c", name="h")]},
-        {"role": "tool", "tool_call_id": "a", "content": "too late"},
-        {"role": "tool", "tool_call_id": "c", "content": "1"},
-        {"role": "tool", "tool_call_id": "c", "content": "2"},
-        {"role": "tool", "name": "own", "content": "3"},
-    ]
-    assert plain_messages(messages)[2:] == [
-        {"role": "tool", "tool_call_id": "a", "content": "too late"},
-        {"role": "tool", "tool_call_id": "c", "content": "1", "name": "h"},
-        {"role": "tool", "tool_call_id": "c", "content": "2"},
-        {"role": "tool", "tool_call_id": "b", "content": "3", "name": "own"},
-    ]
-
-
-CHAT_TOOL = {"type": "function", "function": {"name": "f"}}
-
-
-def said(*contents: Any) -> list[dict[str, Any]]:
-    return [{"role": "user", "content": content} for content in contents]
-
-
-def body(**values: Any) -> RequestBody:
-    return RequestBody.from_wire({"messages": said("Hi"), "messages_as_text": True} | values)
-
-
-def test_texts_become_paragraphs_and_empty_ones_leave_no_gap() -> None:
-    parts = [{"type": "text", "text": "in "}, {"type": "text", "text": "parts"}]
-    messages = said("Be brief.", "", None, parts)
-    assert text_of_messages(body(messages=messages)) == "Be brief.\n\nin parts"
-
-
-def test_a_request_that_needs_a_template_is_told_that_there_is_none() -> None:
-    expected: list[tuple[dict[str, Any], str, str]] = [
-        ({"messages_as_text": False}, ": send prompt instead of messages", "messages"),
-        (
-            {"chat_template_kwargs": {"enable_thinking": False}},
-            ", which chat_template_kwargs are for",
-            "chat_template_kwargs",
-        ),
-        ({"tools": [CHAT_TOOL]}, ", which tools are shown with", "tools"),
-        # What is said first is what helps with all of them.
-        (
-            {
-                "messages_as_text": False,
-                "chat_template_kwargs": {"a": 1},
-                "tools": [CHAT_TOOL],
-            },
-            ": send prompt instead of messages",
-            "messages",
-        ),
-    ]
-    for asked, problem, parameter in expected:
-        with pytest.raises(RemoteError) as caught:
-            text_of_messages(body(**asked))
-        assert caught.value.code is ErrorCode.INVALID_REQUEST
-        assert caught.value.message == f"this model has no chat template{problem}"
-        assert caught.value.detail == {"parameter": parameter}

@@ -20,7 +20,6 @@ REASONING = "reasoning"
 TOOL = "tool"
 HEADER = "header"
 
-_CHANNELS = {NORMAL: Channel.CONTENT, REASONING: Channel.REASONING, TOOL: Channel.TOOL_CALL}
 _PLAIN = {NORMAL: Channel.CONTENT, REASONING: Channel.REASONING}
 
 UNREADABLE_CALL = "the model began a tool call that cannot be read; it is left in the text"
@@ -57,9 +56,9 @@ class ChannelRules:
             call that a header announces, it gets the header, too.
         call_ids: what the ids of calls look like.
         has_bare_calls: whether a whole answer of JSON is a call if it names a tool.
-        needs_tools: whether the markers of calls are ordinary text in a request without tools.
-        needs_ends: whether a call only counts with the marker that ends it, because the parser
-            would also make a call of half a call.
+        shows_its_end: whether a whole call can be told from the beginning of a longer one. If not,
+            a marker that ends a call may be part of a value, until another call or the end of the
+            answer follows.
     """
 
     transitions: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
@@ -68,8 +67,7 @@ class ChannelRules:
     parse_tool_call: ToolCallParser | None = None
     call_ids: CallIds = CallIds.OURS
     has_bare_calls: bool = False
-    needs_tools: bool = False
-    needs_ends: bool = False
+    shows_its_end: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +77,53 @@ class Piece:
     channel: Channel
     text: str
     warning: str | None = None
+
+
+MOST_BROKEN_CALLS = 32
+"""After so many calls that cannot be read, markers are text."""
+
+MOST_ENDS = 64
+"""Of a call's end markers that are tried."""
+
+
+class _OpenCall:
+    """A call that has begun and may still become whole, or turn out to be text.
+
+    Attributes:
+        origin: the state in which it began.
+        marker: what began it; empty after a header.
+        head: the header before it, which belongs to it.
+        ends: of each marker that may end it, where it begins and ends in the text, and the state
+            it leads to.
+    """
+
+    def __init__(self, origin: str, marker: str = "", head: str = "") -> None:
+        self.origin = origin
+        self.marker = marker
+        self.head = head
+        self.ends: list[tuple[int, int, str]] = []
+        self._parts: list[str] = []
+        self._length = 0
+
+    @property
+    def text(self) -> str:
+        """Everything after the marker, with the markers that may end it."""
+        return "".join(self._parts)
+
+    def add(self, text: str) -> None:
+        """Append text."""
+        self._parts.append(text)
+        self._length += len(text)
+
+    def add_end(self, marker: str, target: str) -> None:
+        """Append a marker that may end it."""
+        self.ends.append((self._length, self._length + len(marker), target))
+        self.add(marker)
+
+    @property
+    def is_at_its_end(self) -> bool:
+        """True if nothing but white space has come since the last marker that may end it."""
+        return bool(self.ends) and not self.text[self.ends[-1][1] :].strip()
 
 
 class ChannelParser:
@@ -98,7 +143,7 @@ class ChannelParser:
         self._rules = rules
         self._calls = calls
         self._has_form = has_form
-        has_calls = bool(calls.names) or not rules.needs_tools
+        has_calls = bool(calls.names)
         # For each state: its markers, where each leads, and the characters that one may begin with.
         self._edges = {
             state: (list(targets), targets, {marker[0] for marker in targets})
@@ -113,9 +158,8 @@ class ChannelParser:
         self._is_broken = False  # said once
         self._header = ""
         self._header_from = 0  # the text before it was a marker, or the prompt's
-        self._call_head = ""  # belongs to the call; not shown if the call cannot be read
-        self._call_marker = ""
-        self._call_text: list[str] = []
+        self._call: _OpenCall | None = None
+        self._broken_calls = 0
         self._bare: BareCallWatch | None = None
         if opening:
             self.add(opening)
@@ -131,9 +175,8 @@ class ChannelParser:
     @property
     def channel(self) -> Channel:
         """The channel of text that comes now."""
-        shown = _CHANNELS.get(self._state, Channel.CONTENT)
         # A call is shown once it is complete, or as content if it never becomes one.
-        return Channel.CONTENT if shown is Channel.TOOL_CALL else shown
+        return _PLAIN.get(self._state, Channel.CONTENT)
 
     @property
     def has_calls(self) -> bool:
@@ -159,19 +202,29 @@ class ChannelParser:
         while pending:
             if self._state == HEADER and self._rules.header is not None:
                 pending, shown = self._read_header(pending)
+            elif self._call is not None:
+                pending, shown = self._read_call(self._call, pending)
             else:
                 pending, shown = self._read_part(pending)
             pieces += shown
         return pieces
 
-    def finish(self) -> list[Piece]:
+    def finish(self, *, is_cut: bool = False, is_stopped: bool = False) -> list[Piece]:
         """The pieces still held back when the answer is over; a call without its end is read if
-        its format shows whether it is complete."""
-        held, self._held = self._held, ""
-        pieces = self._show(held)
-        if self._state == TOOL:
-            pieces += self._end_call("", is_cut=self._rules.needs_ends)
-        return pieces + self._end_bare()
+        its format shows whether it is complete.
+
+        Args:
+            is_cut: whether the model would have written more, perhaps the rest of a value.
+            is_stopped: whether a stop string has ended the answer, perhaps in a value.
+        """
+        pieces: list[Piece] = []
+        while True:
+            held, self._held = self._held, ""
+            if self._call is None:
+                return pieces + self._show(held) + self._end_bare()
+            self._call.add(held)
+            rest, shown = self._settle(self._call, is_cut, is_stopped)
+            pieces += shown + self.add(rest)
 
     def _read_part(self, pending: str) -> tuple[str, list[Piece]]:
         """Up to the next marker: what is left to read, and what is shown."""
@@ -211,29 +264,22 @@ class ChannelParser:
             self._held = pending[certain:]
             return "", []
         self._state = state
-        self._call_head, self._call_marker, self._call_text = header + end, "", []
+        if state == TOOL:
+            self._call = _OpenCall(NORMAL, head=header + end)
         return rest, []
 
     def _move(self, marker: str, state: str) -> list[Piece]:
-        pieces: list[Piece] = []
-        if self._state == TOOL:
-            # After a header no marker is ever shown.
-            pieces = self._end_call("" if self._call_head else marker)
-        elif state != self._state:
-            pieces = self._end_bare()
+        pieces = self._end_bare() if state != self._state else []
         if state == TOOL:
-            self._call_head, self._call_marker, self._call_text = "", marker, []
-        elif state == HEADER:
-            self._header, self._header_from = marker, len(marker)
-        self._state = state
+            if self._broken_calls >= MOST_BROKEN_CALLS:
+                return [*pieces, *self._show(marker)]
+            self._call = _OpenCall(self._state, marker)
+        self._enter(state, marker)
         return pieces
 
     def _show(self, text: str) -> list[Piece]:
-        channel = _CHANNELS.get(self._state)
+        channel = _PLAIN.get(self._state)
         if not text or channel is None:
-            return []
-        if channel is Channel.TOOL_CALL:
-            self._call_text.append(text)
             return []
         if channel is Channel.CONTENT and self._bare is not None:
             text = self._bare.add(text)
@@ -241,19 +287,112 @@ class ChannelParser:
                 self._bare = None
         return [Piece(channel=channel, text=text)] if text else []
 
-    def _end_call(self, marker: str, *, is_cut: bool = False) -> list[Piece]:
-        text, self._call_text = "".join(self._call_text), []
-        parse = None if is_cut else self._rules.parse_tool_call
-        lines = self._calls.read(self._call_head + text, parse, self._rules.call_ids)
-        if lines is not None:
-            return [Piece(channel=Channel.TOOL_CALL, text=line) for line in lines]
-        if self._call_head and self._rules.header is not None:
+    # ---------------------------------------------------------------- calls
+
+    def _read_call(self, call: _OpenCall, pending: str) -> tuple[str, list[Piece]]:
+        """Read on to what may end the call: what is left to read, and what is shown."""
+        ends = self._edges[TOOL][1] if TOOL in self._edges else {}
+        outer = self._edges[call.origin][1] if call.origin in self._edges and not call.head else {}
+        # What ends the thought ends the call in it; another call may end this one.
+        others = {
+            text for text, to in outer.items()
+            if to == TOOL or (call.origin == REASONING and to != REASONING)
+        }  # fmt: skip
+        markers = [*ends, *(others - ends.keys())]
+        found = find_first(pending, markers)
+        if found is None:
+            certain = len(pending) - undecided(pending, markers)
+            call.add(pending[:certain])
+            self._held = pending[certain:]
+            return "", []
+        start, marker = found
+        call.add(pending[:start])
+        rest = pending[start + len(marker) :]
+        if marker in ends:
+            call.add_end(marker, ends[marker])
+            is_over = self._rules.shows_its_end and call.origin != REASONING
+            if is_over and len(call.ends) <= MOST_ENDS:
+                lines = self._read(call, -1, is_lenient=False)
+                if lines is not None:
+                    return rest, self._end_call(lines, ends[marker], marker)
+            return rest, []
+        if call.is_at_its_end:
+            for is_lenient in (False, True):
+                if (lines := self._read(call, -1, is_lenient=is_lenient)) is not None:
+                    return marker + rest, self._end_call(lines, self._after(call, -1), "")
+        if outer[marker] != TOOL:  # the thought is over, and the call in it was none
+            left, pieces = self._give_up(call)
+            return left + marker + rest, pieces
+        call.add(marker)
+        return rest, []
+
+    def _settle(self, call: _OpenCall, is_cut: bool, is_stopped: bool) -> tuple[str, list[Piece]]:
+        """Decide about a call when the answer is over: the text after it, and what is shown."""
+        numbers = range(len(call.ends) - 1, -1, -1)[:MOST_ENDS]
+        if call.origin == REASONING or (is_stopped and not self._rules.shows_its_end):
+            numbers = numbers[: call.is_at_its_end]
+        if is_cut and not self._rules.shows_its_end:
+            numbers = numbers[:0]  # what looks like its end may be in the middle of a value
+        for is_lenient in (False, True):
+            if self._rules.shows_its_end or TOOL not in self._edges:
+                lines = self._read(call, None, is_lenient=is_lenient)
+                if lines is not None:
+                    return "", self._end_call(lines, NORMAL, "")
+            for number in numbers:
+                lines = self._read(call, number, is_lenient=is_lenient)
+                if lines is not None:
+                    begin, end, _ = call.ends[number]
+                    state, marker = self._after(call, number), call.text[begin:end]
+                    return call.text[end:], self._end_call(lines, state, marker)
+        return self._give_up(call)
+
+    def _read(self, call: _OpenCall, number: int | None, *, is_lenient: bool) -> list[str] | None:
+        """Return the calls in the text before one of its ends, or in all of it."""
+        text = call.text if number is None else call.text[: call.ends[number][0]]
+        return self._calls.read(
+            call.head + text,
+            self._rules.parse_tool_call,
+            self._rules.call_ids,
+            is_lenient=is_lenient,
+        )
+
+    def _after(self, call: _OpenCall, number: int) -> str:
+        """Return the state after the call: the thought goes on in which it began."""
+        return REASONING if call.origin == REASONING else call.ends[number][2]
+
+    def _end_call(self, lines: list[str], state: str, marker: str) -> list[Piece]:
+        self._call = None
+        self._enter(state, marker)
+        return [Piece(channel=Channel.TOOL_CALL, text=line) for line in lines]
+
+    def _enter(self, state: str, marker: str) -> None:
+        self._state = state
+        if state == HEADER:
+            self._header, self._header_from = marker, len(marker)
+
+    def _give_up(self, call: _OpenCall) -> tuple[str, list[Piece]]:
+        """Make text of a call that cannot be read: what must be read once more, and what is shown.
+
+        In a thought it was a thought, so that only its marker is none.
+        """
+        self._call = None
+        self._broken_calls += 1
+        text = call.text
+        if call.origin == REASONING:
+            self._state = REASONING
+            return text, [Piece(channel=Channel.REASONING, text=call.marker)]
+        begin, end, state = call.ends[0] if call.ends else (len(text), len(text), NORMAL)
+        self._enter(state, text[begin:end])
+        if call.head and self._rules.header is not None:
+            shown = text[:begin]  # after a header no marker is ever shown
             for inner in self._rules.header.never_shown:
-                text = text.replace(inner, "")
-        whole = self._call_marker + text + marker
-        if not whole and not self._call_head:
-            return []
-        return [Piece(channel=Channel.CONTENT, text=whole, warning=UNREADABLE_CALL)]
+                shown = shown.replace(inner, "")
+        else:
+            shown = call.marker + text[:end]
+        if not shown and not call.head:
+            return text[end:], []
+        piece = Piece(channel=Channel.CONTENT, text=shown, warning=UNREADABLE_CALL)
+        return text[end:], [piece]
 
     def _end_bare(self) -> list[Piece]:
         """Decides about content that might have been a call: it is one, or stays text."""
@@ -263,7 +402,7 @@ class ChannelParser:
         if not bare.is_call_like:
             return [Piece(channel=Channel.CONTENT, text=bare.text)]
         parse = self._rules.parse_tool_call
-        lines = self._calls.read(bare.text, parse, self._rules.call_ids, are_known=True)
+        lines = self._calls.read(bare.text, parse, self._rules.call_ids)
         if lines is not None:
             return [Piece(channel=Channel.TOOL_CALL, text=line) for line in lines]
         return [Piece(channel=Channel.CONTENT, text=bare.text, warning=UNREADABLE_CALL)]

@@ -13,11 +13,12 @@ fall silent.
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
 from .channels import HEADER, NORMAL, REASONING, TOOL, ChannelRules, Header
+from .tool_calls import Tools
+from .tool_formats import json_values
 
 BEGINS = ("<|start|>", "<|end|>", "<|return|>", "<|call|>", "<|channel|>")
 """After each of these, wherever it occurs, comes a header, or nothing."""
@@ -72,8 +73,8 @@ def read_header(header: str, has_form: bool) -> str | None:
     return NORMAL
 
 
-def parse_call(text: str, tools: Any = None) -> dict[str, Any]:
-    """The call in a header and the body after it.
+def parse_call(text: str, tools: Tools, is_lenient: bool) -> list[dict[str, Any]]:
+    """Read the call in a header and the body after it.
 
     Raises:
         ValueError: it is not a call.
@@ -82,7 +83,10 @@ def parse_call(text: str, tools: Any = None) -> dict[str, Any]:
     words = _words(header)
     if words is None or words[1] in NO_RECIPIENTS:
         raise ValueError("no recipient")
-    return {"name": words[1].removeprefix("functions."), "arguments": json.loads(body)}
+    values = json_values(body, is_lenient=is_lenient)
+    if len(values) != 1:
+        raise ValueError("no map of arguments")
+    return [{"name": words[1].removeprefix("functions."), "arguments": values[0]}]
 
 
 def _words(header: str) -> tuple[str, str] | None:

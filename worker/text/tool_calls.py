@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
 
-ToolCallParser = Callable[[str, Any], Any]
-"""Takes the text of a call and the request's tools; returns a call, or a list of them, each with
-`name` and `arguments`, and `id` if the format has one."""
+Tools = Mapping[str, Mapping[str, Any]]
+"""The parameters of each function that a request offers, as JSON Schema, by its name."""
+
+ToolCallParser = Callable[[str, Tools, bool], list[dict[str, Any]]]
+"""Takes the text of a call or of several, the request's tools, and whether to be lenient; returns
+calls, each with `name` and `arguments`, and `id` if the format has one. Raises anything."""
 
 _ALPHANUMERIC = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
@@ -51,7 +54,7 @@ class CallIds(Enum):
 
 
 class ToolCallReader:
-    """Reads the calls of one answer.
+    """Reads the calls of one answer: the gate that every call passes, whatever parser found it.
 
     Attributes:
         names: names of the functions that the request offers.
@@ -63,8 +66,9 @@ class ToolCallReader:
     """
 
     def __init__(self, tools: list[dict[str, Any]] | None, seed: int) -> None:
-        self.names = frozenset(str(tool["function"]["name"]) for tool in tools or ())
-        self._tools = tools
+        functions = [tool["function"] for tool in tools or ()]
+        self._tools: Tools = {str(f["name"]): f.get("parameters") or {} for f in functions}
+        self.names = frozenset(self._tools)
         self._seed = seed
         self._ids: list[str] = []
 
@@ -79,24 +83,24 @@ class ToolCallReader:
         parse: ToolCallParser | None,
         ids: CallIds = CallIds.OURS,
         *,
-        are_known: bool = False,
+        is_lenient: bool = False,
     ) -> list[str] | None:
-        """Each call as a line of JSON in OpenAI's form; None if the text is not a call.
+        """Return each call as a line of JSON in OpenAI's form; None if the text is no call, or if
+        the request does not offer the function.
 
         Args:
             text: the text of one call or of several.
             parse: the parser of the model's format.
             ids: the form of the ids.
-            are_known: whether only calls of the request's own tools count.
+            is_lenient: whether to read what the model has written almost rightly.
         """
-        if parse is None:
+        if parse is None or not self.names:
             return None
         lines: list[str] = []
         made: list[str] = []
         try:
-            parsed = parse(text, self._tools)
-            for call in parsed if isinstance(parsed, list) else [parsed]:
-                if are_known and call["name"] not in self.names:
+            for call in parse(text, self._tools, is_lenient):
+                if call["name"] not in self.names:
                     return None
                 made.append(self._id(call, ids, made))
                 lines.append(_line(call, made[-1]))
@@ -119,13 +123,10 @@ class ToolCallReader:
 
 
 def _line(call: dict[str, Any], call_id: str) -> str:
-    name, arguments = call["name"], call.get("arguments", {})
-    if not isinstance(name, str) or not name:
-        raise ValueError("a call has a name")
-    if not isinstance(arguments, str):
-        if not isinstance(arguments, dict):
-            raise ValueError("a call's arguments are a map")
-        arguments = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    name, arguments = call["name"], call["arguments"]
+    if not isinstance(arguments, dict):
+        raise ValueError("a call's arguments are a map")
+    arguments = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     whole = {
         "id": call_id,
         "type": "function",

@@ -1,7 +1,8 @@
-"""Formats of tool calls that mlx-lm has no parser for, or reads wrongly. No MLX here.
+"""How the families of models write tool calls, and a parser for each. No MLX here.
 
-Each parser takes the text between a format's markers and the request's tools, and returns calls;
-if it raises anything, the text stays text.
+A parser takes the text between a format's markers and returns its calls. It accounts for every
+character: text that it cannot place means `ValueError`, never a shortened value. A parser is asked
+strictly first, and leniently once no more text can come that would make the call whole.
 """
 
 from __future__ import annotations
@@ -9,13 +10,17 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .tool_calls import CallIds, ToolCallParser
+from .tool_calls import CallIds, ToolCallParser, Tools
+from .tool_values import value_of
 
-_DECODER = json.JSONDecoder()
+_DECODER = json.JSONDecoder(strict=False)  # models write line breaks as they are
+_SPACE = re.compile(r"\s*")
+MOST_TRIES = 256
+"""Places at which a value may end are tried this often; a text with more of them is no call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +34,8 @@ class ToolFormat:
         parse: reads the text between them.
         call_ids: the form of the ids.
         has_bare_calls: see `ChannelRules`.
-        needs_tools: see `ChannelRules`.
-        needs_ends: see `ChannelRules`.
+        shows_its_end: whether a whole call can be told from the beginning of a longer one, as JSON
+            can; values between tags may contain any marker.
     """
 
     name: str
@@ -39,41 +44,192 @@ class ToolFormat:
     ends: tuple[str, ...] = ()
     call_ids: CallIds = CallIds.OURS
     has_bare_calls: bool = False
-    needs_tools: bool = False
-    needs_ends: bool = False
+    shows_its_end: bool = True
 
 
-def json_values(text: str) -> list[Any]:
-    """JSON values, one after the other, with whitespace, commas or semicolons between them.
+# ---------------------------------------------------------------- JSON
+_FENCE = re.compile(r"\s*```(?:json)?\s*(?P<inside>.*?)\s*(?:```)?\s*", re.DOTALL)
+
+
+def json_values(text: str, *, is_lenient: bool = False) -> list[Any]:
+    """Return JSON values that stand one after the other, with white space, commas or semicolons
+    between them.
+
+    Args:
+        text: of a model.
+        is_lenient: take the values out of a fence, and leave out brackets that close nothing.
 
     Raises:
         ValueError: there is something else.
     """
+    if is_lenient and (fenced := _FENCE.fullmatch(text)):
+        text = fenced["inside"]
+    between = re.compile(r"[\s;,\]}]*" if is_lenient else r"[\s;,]*")
     values: list[Any] = []
     at = 0
-    while found := re.compile(r"[\s;,]*").match(text, at):
-        if found.end() == len(text):
-            return values
+    while (found := between.match(text, at)) and found.end() < len(text):
+        if is_lenient and not values:
+            found = _SPACE.match(text, at)
+            assert found is not None
         value, at = _DECODER.raw_decode(text, found.end())
         values += value if isinstance(value, list) else [value]
     return values
 
 
-def parse_json_calls(text: str, tools: Any = None) -> list[dict[str, Any]]:
-    """Calls as JSON, with any of the keys that families use for name and arguments."""
-    calls = []
-    for value in json_values(text):
-        name = next(value[key] for key in ("name", "tool_name", "function") if key in value)
-        keys = [key for key in ("arguments", "parameters") if key in value]
-        call = {"name": name, "arguments": value[keys[0]] if keys else {}}
-        calls.append(call | {key: value[key] for key in ("id",) if key in value})
+def _json_call(value: Any) -> dict[str, Any]:
+    """Return a call from JSON with any of the keys that families use.
+
+    Raises:
+        ValueError: the value is no call, or has arguments under no known key.
+    """
+    if not isinstance(value, dict):
+        raise ValueError("a call is a map")
+    inner = value.get("function")
+    if isinstance(inner, dict):  # OpenAI's own form
+        value = {"id": value.get("id"), **inner}
+    names = [value[key] for key in ("name", "tool_name", "function") if key in value]
+    keys = [key for key in ("arguments", "parameters") if key in value]
+    others = value.keys() - {
+        "name",
+        "tool_name",
+        "function",
+        "arguments",
+        "parameters",
+        "id",
+        "type",
+    }
+    if not names or (not keys and others):
+        raise ValueError("no name, or no arguments")
+    arguments = value[keys[0]] if keys else {}
+    if isinstance(arguments, str):
+        arguments = _DECODER.decode(arguments) if arguments.strip() else {}
+    call_id = {"id": value["id"]} if value.get("id") is not None else {}
+    return {"name": names[0], "arguments": {} if arguments is None else arguments, **call_id}
+
+
+def parse_json_calls(text: str, tools: Tools, is_lenient: bool) -> list[dict[str, Any]]:
+    """Read `{"name": …, "arguments": {…}}`, one or several."""
+    return [_json_call(value) for value in json_values(text, is_lenient=is_lenient)]
+
+
+def parse_fenced_calls(text: str, tools: Tools, is_lenient: bool) -> list[dict[str, Any]]:
+    """Read a JSON list; a call of `directly_answer` means that the model calls nothing."""
+    calls = parse_json_calls(text, tools, is_lenient)
+    return [call for call in calls if call["name"] not in ("directly_answer", "directly-answer")]
+
+
+_DEEPSEEK_FENCE = re.compile(r"\s*(?P<name>[^\n]+)\n```json\n(?P<arguments>.*)\n```\s*", re.DOTALL)
+
+
+def parse_deepseek_calls(text: str, tools: Tools, is_lenient: bool) -> list[dict[str, Any]]:
+    """Read V3's and R1's `function<sep>NAME` with a fence of JSON, and V3.1's `NAME<sep>{…}`."""
+    return _calls_in_sections(
+        text, "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", _deepseek_call, is_lenient
+    )
+
+
+def _deepseek_call(text: str) -> dict[str, Any]:
+    name, _, arguments = text.partition("<｜tool▁sep｜>")
+    if fenced := _DEEPSEEK_FENCE.fullmatch(arguments):
+        name, arguments = fenced["name"], fenced["arguments"]
+    return {"name": name.strip(), "arguments": _DECODER.decode(arguments)}
+
+
+_KIMI = re.compile(
+    r"\s*(?P<id>(?:functions\.)?(?P<name>\S+?):\d+)\s*<\|tool_call_argument_begin\|>"
+    r"(?P<arguments>.*)",
+    re.DOTALL,
+)
+
+
+def parse_kimi_calls(text: str, tools: Tools, is_lenient: bool) -> list[dict[str, Any]]:
+    """Read Kimi K2's `functions.NAME:0<|tool_call_argument_begin|>{…}`."""
+    if "<|tool_call_begin|>" not in text:
+        return [_kimi_call(text)]
+    return _calls_in_sections(
+        text, "<|tool_call_begin|>", "<|tool_call_end|>", _kimi_call, is_lenient
+    )
+
+
+def _kimi_call(text: str) -> dict[str, Any]:
+    found = _KIMI.fullmatch(text)
+    if found is None:
+        raise ValueError("no call")
+    arguments = _DECODER.decode(found["arguments"])
+    return {"id": found["id"], "name": found["name"], "arguments": arguments}
+
+
+def _calls_in_sections(
+    text: str, begin: str, end: str, read: Callable[[str], dict[str, Any]], is_lenient: bool
+) -> list[dict[str, Any]]:
+    """Read calls between markers; an end marker inside of a string ends nothing."""
+    calls: list[dict[str, Any]] = []
+    at = 0
+    while text[at:].strip():
+        start = text.find(begin, at)
+        if start < 0 or text[at:start].strip():
+            raise ValueError("no calls alone")
+        start += len(begin)
+        for stop in _places(text, end, start, is_cut_allowed=is_lenient):
+            try:
+                calls.append(read(text[start:stop]))
+            except ValueError:
+                continue
+            at = stop + len(end)
+            break
+        else:
+            raise ValueError("a call without its end")
+    if not calls:
+        raise ValueError("no calls alone")
     return calls
 
 
-def parse_python_calls(text: str, tools: Any = None) -> list[dict[str, Any]]:
-    """Calls as Python writes them, one on each line or in a list: `f(city="Rome", days=2)`."""
+def _places(text: str, end: str, at: int, *, is_cut_allowed: bool = False) -> Iterator[int]:
+    """Yield where the end marker stands, and the end of the text if it may be missing.
+
+    Raises:
+        ValueError: there are more than `MOST_TRIES`.
+    """
+    for _ in range(MOST_TRIES):
+        at = text.find(end, at)
+        if at < 0:
+            if is_cut_allowed:
+                yield len(text)
+            return
+        yield at
+        at += len(end)
+    raise ValueError("too many ends")
+
+
+_MISTRAL = re.compile(
+    r"\s*(?:\[TOOL_CALLS\])?\s*(?P<name>[^\s\[\]{}]+)\s*(?:\[CALL_ID\]\s*(?P<id>\w+)\s*)?"
+    r"(?:\[ARGS\])?\s*(?=\{)"
+)
+
+
+def parse_mistral_calls(text: str, tools: Tools, is_lenient: bool) -> list[dict[str, Any]]:
+    """Read a JSON list, or any number of `NAME[CALL_ID]ID[ARGS]{…}`, the id left out or not."""
+    if text.lstrip()[:1] in ("[", "{"):
+        return parse_json_calls(text, tools, is_lenient)
+    calls: list[dict[str, Any]] = []
+    at = 0
+    while text[at:].strip():
+        found = _MISTRAL.match(text, at)
+        if found is None:
+            raise ValueError("no call")
+        arguments, at = _DECODER.raw_decode(text, found.end())
+        calls.append({"name": found["name"], "arguments": arguments, "id": found["id"]})
+    return calls
+
+
+# ---------------------------------------------------------------- Python
+def parse_python_calls(text: str, tools: Tools, is_lenient: bool) -> list[dict[str, Any]]:
+    """Read calls as Python writes them, one on each line or in a list: `f(city="Rome", days=2)`."""
     stripped = text.strip()
-    tree = ast.parse(stripped[1:-1].strip() if stripped[:1] == "[" else stripped)
+    try:
+        tree = ast.parse(stripped[1:-1].strip() if stripped[:1] == "[" else stripped)
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError("no Python") from error
     nodes: list[ast.expr] = []
     for statement in tree.body:
         if not isinstance(statement, ast.Expr):
@@ -103,84 +259,336 @@ class _PythonValues(ast.NodeTransformer):
         return ast.Constant(self._WORDS[node.id]) if node.id in self._WORDS else node
 
 
-_DEEPSEEK_FENCE = re.compile(r"\s*(?P<name>[^\n]+)\n```json\n(?P<arguments>.*)\n```\s*", re.DOTALL)
+# ---------------------------------------------------------------- Gemma
+@dataclass(frozen=True, slots=True)
+class _Gemma:
+    """Reader of `call:NAME{key:<quote>text<quote>,other:{…}}`, whose keys have no quotes.
+
+    Attributes:
+        quote: stands around strings.
+        is_lenient: whether strings may have other quotes, or none.
+    """
+
+    quote: str
+    is_lenient: bool
+
+    def calls(self, text: str) -> list[dict[str, Any]]:
+        """Return the calls.
+
+        Raises:
+            ValueError: the text is not calls alone.
+        """
+        calls: list[dict[str, Any]] = []
+        at = 0
+        while text[at:].strip(" \n\t,"):
+            found = re.compile(r"[\s,]*call:(?P<name>[^{]*)(?=\{)").match(text, at)
+            if found is None:
+                raise ValueError("no call")
+            arguments, at = self._value(text, found.end())
+            calls.append({"name": found["name"].strip(), "arguments": arguments})
+        return calls
+
+    def _value(self, text: str, at: int) -> tuple[Any, int]:
+        """Return the value that begins here, and where it ends."""
+        at = self._skip(text, at)
+        if text.startswith(self.quote, at):
+            return self._string(text, at + len(self.quote), self.quote)
+        if text[at : at + 1] == "{":
+            return self._map(text, at + 1)
+        if text[at : at + 1] == "[":
+            return self._list(text, at + 1)
+        if text[at : at + 1] in ('"', "'"):
+            return self._string(text, at + 1, text[at])
+        found = re.compile(r"[^,{}\[\]]*").match(text, at)
+        assert found is not None
+        word = found[0].strip()
+        try:
+            return json.loads(word), found.end()
+        except ValueError:
+            if not self.is_lenient or not word:
+                raise ValueError("a value without quotes") from None
+            return word, found.end()
+
+    def _map(self, text: str, at: int) -> tuple[dict[str, Any], int]:
+        values: dict[str, Any] = {}
+        while True:
+            at = self._skip(text, at)
+            if text[at : at + 1] == "}":
+                return values, at + 1
+            key, at = self._key(text, at)
+            values[key], at = self._value(text, at)
+            at = self._next(text, at, "}")
+
+    def _list(self, text: str, at: int) -> tuple[list[Any], int]:
+        values: list[Any] = []
+        while True:
+            at = self._skip(text, at)
+            if text[at : at + 1] == "]":
+                return values, at + 1
+            value, at = self._value(text, at)
+            values.append(value)
+            at = self._next(text, at, "]")
+
+    def _key(self, text: str, at: int) -> tuple[str, int]:
+        for quote in (self.quote, '"'):
+            if text.startswith(quote, at):
+                end = text.find(f"{quote}:", at + len(quote))
+                if end < 0:
+                    raise ValueError("no key")
+                return text[at + len(quote) : end], end + len(quote) + 1
+        end = text.find(":", at)
+        if end < 0 or not text[at:end].strip():
+            raise ValueError("no key")
+        return text[at:end].strip(), end + 1
+
+    def _string(self, text: str, at: int, quote: str) -> tuple[str, int]:
+        """A quote ends a string if what follows could not stand inside of the map."""
+        for end in _places(text, quote, at):
+            after = self._skip(text, end + len(quote))
+            if text[after : after + 1] in (",", "}", "]"):
+                return text[at:end], end + len(quote)
+        raise ValueError("a string without its end")
+
+    def _next(self, text: str, at: int, close: str) -> int:
+        """Return the place after a comma, or of the closing bracket."""
+        at = self._skip(text, at)
+        if text[at : at + 1] == ",":
+            return at + 1
+        if text[at : at + 1] == close:
+            return at
+        raise ValueError("no comma and no end")
+
+    @staticmethod
+    def _skip(text: str, at: int) -> int:
+        found = _SPACE.match(text, at)
+        assert found is not None
+        return found.end()
 
 
-def parse_deepseek_calls(text: str, tools: Any = None) -> list[dict[str, Any]]:
-    """V3 and R1 write `function<sep>NAME`, and the arguments in a fence of JSON; V3.1 writes
-    `NAME<sep>{…}`."""
-    calls = []
-    between, *parts = text.split("<｜tool▁call▁begin｜>")
-    for part in parts:
-        call, _, rest = part.partition("<｜tool▁call▁end｜>")
-        name, _, arguments = call.partition("<｜tool▁sep｜>")
-        if fenced := _DEEPSEEK_FENCE.fullmatch(arguments):
-            name, arguments = fenced["name"], fenced["arguments"]
-        calls.append({"name": name.strip(), "arguments": json.loads(arguments)})
-        between += rest
-    if not calls or between.strip():
-        raise ValueError("no calls alone")
-    return calls
+def parse_gemma_calls(text: str, tools: Tools, is_lenient: bool) -> list[dict[str, Any]]:
+    """Read Gemma 4's calls."""
+    return _Gemma('<|"|>', is_lenient).calls(text)
 
 
-_MISTRAL = re.compile(
-    r"\s*(?:\[TOOL_CALLS\])?\s*(?P<name>[\w.-]+)\s*(?:\[CALL_ID\]\s*(?P<id>\w+)\s*)?"
-    r"(?:\[ARGS\])?\s*(?=\{)"
-)
+def parse_function_gemma_calls(text: str, tools: Tools, is_lenient: bool) -> list[dict[str, Any]]:
+    """Read FunctionGemma's calls."""
+    return _Gemma("<escape>", is_lenient).calls(text)
 
 
-def parse_mistral_calls(text: str, tools: Any = None) -> list[dict[str, Any]]:
-    """A JSON list, or any number of `NAME[CALL_ID]ID[ARGS]{…}`, the id left out or not."""
-    if text.lstrip()[:1] in ("[", "{"):
-        return parse_json_calls(text)
-    calls: list[dict[str, Any]] = []
-    at = 0
-    while text[at:].strip():
-        found = _MISTRAL.match(text, at)
+# ---------------------------------------------------------------- tags
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tags:
+    """Calls as `<call NAME> <argument KEY>VALUE</argument> … </call>`.
+
+    Attributes:
+        call: matches the beginning of a call, with the group `name`.
+        end_call: ends it; empty if the end of the text does.
+        argument: matches the beginning of an argument, with the group `key`, perhaps `type`.
+        end_argument: ends its value.
+        is_on_lines: whether one line break on each side of a value belongs to the tags.
+        is_escaped: whether a value may stand in a CDATA section.
+        opens: texts that open what `end_argument` or `end_call` closes; a value that contains more
+            of them than of these is not over.
+    """
+
+    call: re.Pattern[str]
+    end_call: str
+    argument: re.Pattern[str]
+    end_argument: str
+    is_on_lines: bool = False
+    is_escaped: bool = False
+    opens: tuple[tuple[str, str], ...] = ()
+
+    def parse(self, text: str, tools: Tools, is_lenient: bool) -> list[dict[str, Any]]:
+        """Return the calls; see `ToolCallParser`."""
+        reader = _TagReader(self, text, tools, is_lenient)
+        calls: list[dict[str, Any]] = []
+        at = 0
+        while text[at:].strip():
+            call, at = reader.call(at)
+            calls.append(call)
+        if not calls:
+            raise ValueError("no call")
+        return calls
+
+
+class _TagReader:
+    """Reads one text of calls between tags, whose values may contain any of them.
+
+    A value ends at the first end tag from which the rest reads as arguments and calls.
+    """
+
+    def __init__(self, tags: Tags, text: str, tools: Tools, is_lenient: bool) -> None:
+        self._tags = tags
+        self._text = text
+        self._tools = tools
+        self._is_lenient = is_lenient
+        self._tries = 0
+
+    def call(self, at: int) -> tuple[dict[str, Any], int]:
+        """Return the call that begins here, and where it ends.
+
+        Raises:
+            ValueError: no call begins here.
+        """
+        found = self._tags.call.match(self._text, at)
         if found is None:
             raise ValueError("no call")
-        arguments, at = _DECODER.raw_decode(text, found.end())
-        calls.append({"name": found["name"], "arguments": arguments, "id": found["id"]})
-    return calls
+        name = found["name"].strip().strip("\"'")
+        parameters = self._tools.get(name, {})
+        rest = self._arguments(found.end(), parameters, frozenset())
+        if rest is None:
+            raise ValueError("an argument that cannot be read")
+        arguments, end = rest
+        return {"name": name, "arguments": dict(reversed(arguments))}, end
+
+    def _arguments(
+        self, at: int, parameters: Mapping[str, Any], seen: frozenset[str]
+    ) -> tuple[list[tuple[str, Any]], int] | None:
+        """Return the arguments from here on, last first, and the end of the call; None if the
+        text does not read so."""
+        text, tags = self._text, self._tags
+        at = self._skip(at)
+        end = self._end_of_call(at)
+        if end is not None:
+            return [], end
+        found = tags.argument.match(text, at)
+        if found is None:
+            return None
+        groups = found.groupdict()
+        key = groups["key"].strip().strip("\"'")
+        if key in seen:
+            return None
+        for stop in _places(text, tags.end_argument, found.end(), is_cut_allowed=False):
+            self._tries += 1
+            if self._tries > MOST_TRIES:
+                return None
+            value = text[found.end() : stop]
+            if not self._is_lenient and any(
+                value.count(opening) > value.count(closing) for opening, closing in tags.opens
+            ):
+                continue
+            rest = self._arguments(stop + len(tags.end_argument), parameters, seen | {key})
+            if rest is not None:
+                rest[0].append((key, self._value(value, key, groups.get("type"), parameters)))
+                return rest
+        return None
+
+    def _end_of_call(self, at: int) -> int | None:
+        """Return the place after a call's end if one stands here and no more text follows that
+        is no call."""
+        text, end = self._text, self._tags.end_call
+        if end and text.startswith(end, at):
+            at += len(end)
+        elif at < len(text) or (end and not self._is_lenient):
+            return None
+        after = self._skip(at)
+        return at if after == len(text) or self._tags.call.match(text, after) else None
+
+    def _value(self, text: str, key: str, kind: str | None, parameters: Mapping[str, Any]) -> Any:
+        tags = self._tags
+        if tags.is_escaped and (
+            data := re.fullmatch(r"\s*<!\[CDATA\[(.*)\]\]>\s*", text, re.DOTALL)
+        ):
+            text = data[1]
+        elif tags.is_on_lines:
+            text = text.removeprefix("\n").removesuffix("\n")
+        if kind is not None:  # the model says itself of which type it is
+            return text if kind == "string" else value_of(text, {"type": kind}, parameters)
+        return value_of(text, (parameters.get("properties") or {}).get(key), parameters)
+
+    def _skip(self, at: int) -> int:
+        found = _SPACE.match(self._text, at)
+        assert found is not None
+        return found.end()
 
 
-def parse_llama_calls(text: str, tools: Any = None) -> list[dict[str, Any]]:
-    """`{"name": …, "parameters": {…}}`, several with semicolons between them."""
-    return parse_json_calls(text)
+QWEN_TAGS = Tags(
+    call=re.compile(r"\s*<function=(?P<name>[^\n<>]+)>"),
+    end_call="</function>",
+    argument=re.compile(r"<parameter=(?P<key>[^\n<>]+)>"),
+    end_argument="</parameter>",
+    is_on_lines=True,
+    opens=(("<parameter=", "</parameter>"), ("<function=", "</function>")),
+)
+MINIMAX_TAGS = Tags(
+    call=re.compile(r"\s*<invoke name=(?P<name>[^\n<>]+)>"),
+    end_call="</invoke>",
+    argument=re.compile(r"<parameter name=(?P<key>[^\n<>]+)>"),
+    end_argument="</parameter>",
+    opens=(("<parameter name=", "</parameter>"), ("<invoke name=", "</invoke>")),
+)
+MUSE_TAGS = Tags(
+    call=re.compile(r'\s*<atem:invoke\b[^>]*?\bname="(?P<name>[^"]+)"[^>]*>'),
+    end_call="</atem:invoke>",
+    argument=re.compile(r'<atem:parameter\b[^>]*?\bname="(?P<key>[^"]+)"[^>]*>'),
+    end_argument="</atem:parameter>",
+    opens=(("<atem:parameter", "</atem:parameter>"), ("<atem:invoke", "</atem:invoke>")),
+)
+MINICPM_TAGS = Tags(
+    call=re.compile(r"\s*(?:<function\s+name\s*=\s*)?(?P<name>\"[^\"]*\"|'[^']*'|[^\s\"'<>]+)\s*>"),
+    end_call="",
+    argument=re.compile(r"<param\s+name\s*=\s*(?P<key>\"[^\"]*\"|'[^']*'|[^\s\"'<>]+)\s*>"),
+    end_argument="</param>",
+    is_escaped=True,
+    opens=(("<param name=", "</param>"),),
+)
+GLM_TAGS = Tags(
+    call=re.compile(r"\s*(?P<name>[^\s<>{}\"']+)\s*(?=<arg_key>|$)"),
+    end_call="",
+    argument=re.compile(r"<arg_key>(?P<key>[^<]*)</arg_key>(?:\\n|\s)*<arg_value>"),
+    end_argument="</arg_value>",
+    opens=(("<arg_value>", "</arg_value>"),),
+)
+LONGCAT_TAGS = Tags(
+    call=re.compile(r"\s*(?P<name>[^\s<>{}\"']+)\s*(?=<longcat_arg_key>|$)"),
+    end_call="",
+    argument=re.compile(
+        r"<longcat_arg_key>(?P<key>[^<]*)</longcat_arg_key>(?:\\n|\s)*<longcat_arg_value>"
+    ),
+    end_argument="</longcat_arg_value>",
+    opens=(("<longcat_arg_value>", "</longcat_arg_value>"),),
+)
+KIMI_K3_TAGS = Tags(
+    call=re.compile(r'\s*<\|open\|>call\b(?:(?!<\|sep\|>).)*?\btool="(?P<name>[^"]+)".*?<\|sep\|>'),
+    end_call="<|close|>call<|sep|>",
+    argument=re.compile(
+        r'<\|open\|>argument\b(?:(?!<\|sep\|>).)*?\bkey="(?P<key>[^"]+)"'
+        r'(?:(?!<\|sep\|>).)*?(?:\btype="(?P<type>[^"]+)")?(?:(?!<\|sep\|>).)*?<\|sep\|>'
+    ),
+    end_argument="<|close|>argument<|sep|>",
+    opens=(("<|open|>argument", "<|close|>argument"), ("<|open|>call", "<|close|>call")),
+)
 
-
-def parse_fenced_calls(text: str, tools: Any = None) -> list[dict[str, Any]]:
-    """A JSON list; a call of `directly_answer` means that the model calls nothing."""
-    calls = parse_json_calls(text)
-    return [call for call in calls if call["name"] not in ("directly_answer", "directly-answer")]
-
-
-_GLM_ARGUMENTS = re.compile(
-    r"[^<]+(?:<arg_key>[^<]*</arg_key>(?:\\n|\s)*<arg_value>(?:(?!</arg_value>).)*</arg_value>\s*)+",
+_KIMI_K3_JSON = re.compile(
+    r"(?P<call>\s*<\|open\|>call\b(?:(?!<\|sep\|>).)*?\btool=\"(?P<name>[^\"]+)\".*?<\|sep\|>)\s*"
+    r"<\|open\|>json\b(?:(?!<\|sep\|>).)*<\|sep\|>(?P<arguments>.*)<\|close\|>json<\|sep\|>\s*"
+    r"<\|close\|>call<\|sep\|>\s*",
     re.DOTALL,
 )
 
 
-def only_whole_calls(parse: ToolCallParser) -> ToolCallParser:
-    """mlx-lm's parser for GLM makes a call of any text, and leaves out arguments that it cannot
-    read; such text is not a call here."""
-
-    def parse_strictly(text: str, tools: Any = None) -> Any:
-        if "<arg_" in text and not _GLM_ARGUMENTS.fullmatch(text):
-            raise ValueError("an argument that cannot be read")
-        parsed = parse(text, tools)
-        for call in parsed if isinstance(parsed, list) else [parsed]:
-            if call["name"] == "unknown" or set(call["arguments"]) == {"raw"}:
-                raise ValueError("no call")
-            if re.search(r"[\s<>{}\"']", call["name"]):
-                raise ValueError("no name")
-        return parsed
-
-    return parse_strictly
+def parse_kimi_k3_calls(text: str, tools: Tools, is_lenient: bool) -> list[dict[str, Any]]:
+    """Read Kimi K3's arguments one by one, or as one block of JSON."""
+    if found := _KIMI_K3_JSON.fullmatch(text):
+        return [{"name": found["name"], "arguments": _DECODER.decode(found["arguments"])}]
+    return KIMI_K3_TAGS.parse(text, tools, is_lenient)
 
 
+def parse_tags_or_json(tags: Tags) -> ToolCallParser:
+    """Return a parser of a family that also writes JSON between its markers."""
+
+    def parse(text: str, tools: Tools, is_lenient: bool) -> list[dict[str, Any]]:
+        if text.lstrip()[:1] in ("{", "["):
+            return parse_json_calls(text, tools, is_lenient)
+        return tags.parse(text, tools, is_lenient)
+
+    return parse
+
+
+# ---------------------------------------------------------------- families
 LLAMA = ToolFormat(
-    name="llama", begins=("<|python_tag|>",), parse=parse_llama_calls, has_bare_calls=True
+    name="llama", begins=("<|python_tag|>",), parse=parse_json_calls, has_bare_calls=True
 )
 DEEPSEEK = ToolFormat(
     name="deepseek",
@@ -212,15 +620,104 @@ COMMAND_R = ToolFormat(
     begins=("Action: ```json", "Action:```json", "Action:\n```json"),
     ends=("```",),
     parse=parse_fenced_calls,
-    needs_tools=True,
 )
 MISTRAL = ToolFormat(
     name="mistral", begins=("[TOOL_CALLS]",), parse=parse_mistral_calls, call_ids=CallIds.NINE
 )
 
+PARSERS: dict[str, ToolCallParser] = {
+    "json_tools": parse_json_calls,
+    "kimi_k2": parse_kimi_calls,
+    "pythonic": parse_python_calls,
+    "gemma4": parse_gemma_calls,
+    "function_gemma": parse_function_gemma_calls,
+}
+"""By mlx-lm's name of the format, those whose calls show by themselves where they end."""
+
+TAGGED: dict[str, ToolCallParser] = {
+    "qwen3_coder": parse_tags_or_json(QWEN_TAGS),
+    "minimax_m2": MINIMAX_TAGS.parse,
+    "muse_spark": MUSE_TAGS.parse,
+    "minicpm5": MINICPM_TAGS.parse,
+    "glm47": parse_tags_or_json(GLM_TAGS),
+    "laguna": parse_tags_or_json(GLM_TAGS),
+    "longcat": parse_tags_or_json(LONGCAT_TAGS),
+    "kimi_k3": parse_kimi_k3_calls,
+}
+"""Those whose values stand between tags."""
+
+
+def format_of_mlx_lm(kind: str, begin: str, end: str, parse: Callable[..., Any]) -> ToolFormat:
+    """Return the format of a model that mlx-lm recognises.
+
+    Args:
+        kind: mlx-lm's name of it.
+        begin: the marker that begins a call.
+        end: the one that ends it; may be empty.
+        parse: mlx-lm's parser, for a format that is new to us.
+    """
+    if kind == "mistral":
+        return MISTRAL
+    ours = PARSERS.get(kind) or TAGGED.get(kind) or accounted(parse)
+    return ToolFormat(
+        name=kind,
+        begins=(begin,),
+        ends=(end,) if end else (),
+        parse=ours,
+        call_ids=CallIds.NUMBERED if kind == "kimi_k2" else CallIds.OURS,
+        shows_its_end=kind in PARSERS,
+    )
+
+
+_TAG = re.compile(r"<[^<>]*>")
+_WORD = re.compile(r"\w+")
+_KEYWORDS = frozenset({"call", "name", "arguments", "parameters", "function", "type", "id"})
+
+
+def accounted(parse: Callable[..., Any]) -> ToolCallParser:
+    """Return a parser that takes the calls of another one, if they hold all of the text.
+
+    Tags and keywords are all that may be left of the text without names, keys and values.
+    """
+
+    def strictly(text: str, tools: Tools, is_lenient: bool) -> list[dict[str, Any]]:
+        shaped = [
+            {"type": "function", "function": {"name": name, "parameters": parameters}}
+            for name, parameters in tools.items()
+        ]
+        parsed = parse(text, shaped)
+        calls: list[dict[str, Any]] = parsed if isinstance(parsed, list) else [parsed]
+        rest = text
+        for leaf in sorted(_leaves(calls), key=len, reverse=True):
+            escaped = json.dumps(leaf, ensure_ascii=False)[1:-1]
+            written = next((one for one in (leaf, escaped) if one in rest), None)
+            if written is None:
+                raise ValueError("a value that the model did not write")
+            rest = rest.replace(written, " ", 1)
+        if set(_WORD.findall(_TAG.sub(" ", rest))) - _KEYWORDS:
+            raise ValueError("text that belongs to no value")
+        return calls
+
+    return strictly
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    """Yield the texts in a call: names, keys, and values."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from () if key in _KEYWORDS else (key,)
+            yield from _leaves(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _leaves(inner)
+    elif isinstance(value, str):
+        yield value
+    else:
+        yield json.dumps(value)
+
 
 def own_format(vocabulary: Collection[str], template: str) -> ToolFormat | None:
-    """The format of a model that mlx-lm has no parser for.
+    """Return the format of a model that mlx-lm has no parser for.
 
     Args:
         vocabulary: the model's tokens.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import codecs
 import hashlib
-import json
 import math
 import re
 import time
@@ -22,6 +21,7 @@ from mlxsup.protocol.ids import pack_tokens
 from ...engine import Prompt, RowLogprobs
 from ...text.channels import NORMAL, REASONING, TOOL, ChannelRules
 from ...text.grammar import Grammar
+from ...text.tool_formats import parse_json_calls
 from .options import STALLS, FakeOptionError, check_crash, stall
 
 BYTE_OFFSET = 3
@@ -246,7 +246,7 @@ class FakeTextCodec:
                 REASONING: (("</think>", NORMAL),),
                 TOOL: (("</tool_call>", NORMAL),),
             },
-            parse_tool_call=lambda text, tools: json.loads(text),
+            parse_tool_call=parse_json_calls,
         )
 
     def grammar(self, body: RequestBody, opening: str) -> Grammar | None:

@@ -17,9 +17,6 @@ OWN_REASONING = (("<|START_THINKING|>", "<|END_THINKING|>"), ("[THINK]", "[/THIN
 OWN_STRUCTURE = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
 """Markers around an answer's content, Command A's."""
 
-GLM_PARSERS = {"glm47", "laguna"}
-"""The names under which mlx-lm has its parser for GLM, which makes a call of any text."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatFormat:
@@ -100,31 +97,19 @@ def _rules(tokenizer: TokenizerWrapper, reasoning: tuple[str, str] | None) -> Ch
         parse_tool_call=calls.parse if calls else None,
         call_ids=calls.call_ids if calls else CallIds.OURS,
         has_bare_calls=calls is not None and calls.has_bare_calls,
-        needs_tools=calls is not None and calls.needs_tools,
-        needs_ends=calls is not None and calls.needs_ends,
+        shows_its_end=calls is None or calls.shows_its_end,
     )
 
 
 def _tool_format(tokenizer: TokenizerWrapper) -> ToolFormat | None:
-    """mlx-lm's parser for the model if it has one; ours if not, or if it reads too much."""
+    """Return how the model writes calls, as mlx-lm recognises it, or else as we do."""
     if not tokenizer.has_tool_calling:
         template = tokenizer.chat_template
         text = template if isinstance(template, str) else str(template or "")
         return tool_formats.own_format(tokenizer.get_vocab(), text)
-    kind = tokenizer.init_kwargs.get("tool_parser_type")
-    if kind == "mistral":
-        return tool_formats.MISTRAL
-    parse, ids = tokenizer.tool_parser, CallIds.OURS
-    if kind in GLM_PARSERS:
-        parse = tool_formats.only_whole_calls(parse)
-    elif kind == "kimi_k2":
-        ids = CallIds.NUMBERED
-    ends = (tokenizer.tool_call_end,) if tokenizer.tool_call_end else ()
-    return ToolFormat(
-        name=str(kind),
-        begins=(tokenizer.tool_call_start,),
-        ends=ends,
-        parse=parse,
-        call_ids=ids,
-        needs_ends=kind != "json_tools",  # JSON shows by itself whether it is complete
+    return tool_formats.format_of_mlx_lm(
+        str(tokenizer.init_kwargs.get("tool_parser_type")),
+        tokenizer.tool_call_start,
+        tokenizer.tool_call_end or "",
+        tokenizer.tool_parser,
     )
