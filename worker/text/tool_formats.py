@@ -284,21 +284,21 @@ class _Gemma:
             found = re.compile(r"[\s,]*call:(?P<name>[^{]*)(?=\{)").match(text, at)
             if found is None:
                 raise ValueError("no call")
-            arguments, at = self._value(text, found.end())
+            arguments, at = self._map(text, found.end() + 1)
             calls.append({"name": found["name"].strip(), "arguments": arguments})
         return calls
 
-    def _value(self, text: str, at: int) -> tuple[Any, int]:
-        """Return the value that begins here, and where it ends."""
+    def _value(self, text: str, at: int, close: str) -> tuple[Any, int]:
+        """Return the value that begins here, and where it ends; `close` ends what it is in."""
         at = self._skip(text, at)
         if text.startswith(self.quote, at):
-            return self._string(text, at + len(self.quote), self.quote)
+            return self._string(text, at + len(self.quote), self.quote, close)
         if text[at : at + 1] == "{":
             return self._map(text, at + 1)
         if text[at : at + 1] == "[":
             return self._list(text, at + 1)
         if text[at : at + 1] in ('"', "'"):
-            return self._string(text, at + 1, text[at])
+            return self._string(text, at + 1, text[at], close)
         found = re.compile(r"[^,{}\[\]]*").match(text, at)
         assert found is not None
         word = found[0].strip()
@@ -316,7 +316,7 @@ class _Gemma:
             if text[at : at + 1] == "}":
                 return values, at + 1
             key, at = self._key(text, at)
-            values[key], at = self._value(text, at)
+            values[key], at = self._value(text, at, "}")
             at = self._next(text, at, "}")
 
     def _list(self, text: str, at: int) -> tuple[list[Any], int]:
@@ -325,7 +325,7 @@ class _Gemma:
             at = self._skip(text, at)
             if text[at : at + 1] == "]":
                 return values, at + 1
-            value, at = self._value(text, at)
+            value, at = self._value(text, at, "]")
             values.append(value)
             at = self._next(text, at, "]")
 
@@ -341,11 +341,11 @@ class _Gemma:
             raise ValueError("no key")
         return text[at:end].strip(), end + 1
 
-    def _string(self, text: str, at: int, quote: str) -> tuple[str, int]:
-        """A quote ends a string if what follows could not stand inside of the map."""
+    def _string(self, text: str, at: int, quote: str, close: str) -> tuple[str, int]:
+        """Return the text up to a quote after which its map or list goes on, or ends."""
         for end in _places(text, quote, at):
             after = self._skip(text, end + len(quote))
-            if text[after : after + 1] in (",", "}", "]"):
+            if text[after : after + 1] in (",", close):
                 return text[at:end], end + len(quote)
         raise ValueError("a string without its end")
 
