@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import select
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -184,26 +183,6 @@ def test_unread_body_is_no_further_request(
     assert found == ([b"%d" % status] if is_closed else [b"%d" % status, b"404"])
 
 
-def test_sender_that_asks_first_is_not_told_to_send(daemon: HttpDaemon) -> None:
-    head = begun(b"Content-Length: 5", b"Expect: 100-continue\r\n")
-    status, lines, _ = told(daemon, head.replace(b"application/json", b"text/plain"))
-    assert (status, b"connection: close" in lines) == (415, True)
-
-
-def test_endless_chunks_are_answered_with_413(daemon: HttpDaemon) -> None:
-    chunk = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
-    with daemon.connect() as connection:
-        connection.sendall(begun(b"Transfer-Encoding: chunked"))
-        try:
-            while not select.select([connection], [], [], 0)[0]:
-                connection.sendall(chunk)
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # what was answered before is still there
-        status, lines, body = read(everything(connection))
-    assert (status, json.loads(body)["error"]["code"]) == (413, "request_too_large")
-    assert b"connection: close" in lines
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("is_chunked", [False, True])
 def test_body_that_does_not_come_is_answered_with_408(daemon: HttpDaemon, is_chunked: bool) -> None:
@@ -281,21 +260,6 @@ def takes(connection: socket.socket, data: bytes) -> bool:
     except (BrokenPipeError, ConnectionResetError):
         return False
     return True
-
-
-def test_endless_head_is_cut_off(daemon: HttpDaemon) -> None:
-    with daemon.connect() as connection:
-        connection.sendall(HEAD)
-        eventually(lambda: not takes(connection, b"x"), what="a sender that is cut off")
-
-
-def test_endless_head_behind_an_open_answer_is_cut_off(daemon: HttpDaemon, live: Reader) -> None:
-    with daemon.client() as client, daemon.connect() as connection:
-        connection.sendall(asking())
-        eventually(lambda: others(row(client, MODEL), live)[0])
-        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n")
-        lines = b"X: y\r\n" * 1000
-        eventually(lambda: not takes(connection, lines), what="a sender that is cut off")
 
 
 def test_thousand_idle_connections_keep_no_other_out(daemon: HttpDaemon) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.message import Message
+from mlxsup.protocol.states import FinishReason
 from mlxsup.protocol.worker_messages import (
+    CancelRow,
     Dispatch,
     MessageToWorker,
     Resume,
@@ -22,7 +25,7 @@ from mlxsup.worker.engine import (
     RowToken,
     StepResult,
 )
-from mlxsup.worker.engines.fake.text import FakeTextCodec
+from mlxsup.worker.engines.fake.text import FakeTextCodec, encode_text
 from mlxsup.worker.heartbeat import Board
 from mlxsup.worker.loop import StepLoop
 from mlxsup.worker.text.grammar import Grammar
@@ -33,14 +36,24 @@ FACTS = EngineFacts(context_length=99, vocabulary_size=300, fingerprint="f", bac
 
 A, B, C = RequestKey(1), RequestKey(2), RequestKey(3)
 
+X = encode_text("x")[0]
 
 STEP_TIMEOUT_S = 3.0
 
 
 class Engine:
-    """Gives the results it was given, in order, and notes what it is asked."""
+    """Gives the results it was given, in order, and notes what it is asked.
 
-    def __init__(self) -> None:
+    Attributes:
+        story: calls that change rows or compute, in order, with what the loop sends between them.
+        plays: give each row the token of "x" in each step, up to its limit.
+    """
+
+    def __init__(self, story: list[str] | None = None) -> None:
+        self.story: list[str] = [] if story is None else story
+        self.settled_after: list[str] = []
+        self.plays = False
+        self.played: dict[RequestKey, int] = {}
         self.text = FakeTextCodec()
         self.rows: dict[RequestKey, Row] = {}
         self.results: list[StepResult] = []
@@ -65,10 +78,12 @@ class Engine:
         pass
 
     def insert(self, row: Row) -> int:
+        self.story.append(f"insert {row.key}")
         self.rows[row.key] = row
         return self.cached
 
     def remove(self, *keys: RequestKey) -> None:
+        self.story.append(" ".join(["remove", *map(str, keys)]))
         self.removed.append(keys)
         for key in keys:
             self.rows.pop(key, None)
@@ -118,12 +133,13 @@ class Engine:
             self.returned += 1
 
     def settle(self) -> None:
-        pass
+        self.settled_after.append(self.story[-1] if self.story else "")
 
     def bound_rows(self, rows_bytes: int) -> None:
         self.bounds.append(rows_bytes)
 
     def step(self) -> StepResult:
+        self.story.append("step")
         self.made.append("step")
         return self._result()
 
@@ -133,16 +149,27 @@ class Engine:
 
     def _result(self) -> StepResult:
         result = self.results.pop(0) if self.results else StepResult()
+        if self.plays:
+            result = StepResult(tokens=[self._play(row) for row in self.rows.values()])
         for token in result.tokens:
             if token.finish is not None:
                 self.rows.pop(token.key, None)
         return result
 
+    def _play(self, row: Row) -> RowToken:
+        count = self.played[row.key] = self.played.get(row.key, 0) + 1
+        finish = FinishReason.LENGTH if count == row.max_tokens else None
+        return RowToken(key=row.key, token=X, finish=finish)
+
 
 class Around:
     """The loop's link and its text side."""
 
-    def __init__(self) -> None:
+    def __init__(self, story: list[str]) -> None:
+        self.story = story
+        self.is_blocked = False
+        self.waited_s: list[float | None] = []
+        self.on_wait: Callable[[], object] = lambda: None
         self.inbox: list[MessageToWorker] = []
         self.sent_messages: list[Message] = []
         self.sent = self.received = 0
@@ -154,17 +181,22 @@ class Around:
         self.is_there = True
 
     def receive(self) -> MessageToWorker | None:
-        return self.inbox.pop(0) if self.inbox else None
+        if not self.inbox:
+            return None
+        self.received += 1
+        return self.inbox.pop(0)
 
     def send(self, message: Message) -> None:
+        self.story.append(f"send {message.TYPE}")
         self.sent += 1
         self.sent_messages.append(message)
 
     def flush(self) -> bool:
-        return self.flushes.pop(0) if self.flushes else True
+        return self.flushes.pop(0) if self.flushes else not self.is_blocked
 
     def wait(self, timeout_s: float | None) -> None:
-        raise NotImplementedError
+        self.waited_s.append(timeout_s)
+        self.on_wait()
 
     def submit(self, *given: Any) -> None:
         self.submitted.append(given)
@@ -188,7 +220,8 @@ class Bench:
 
     def __init__(self, places: int = 2) -> None:
         self.now = 1000.0
-        self.engine, self.around = Engine(), Around()
+        self.story: list[str] = []
+        self.engine, self.around = Engine(self.story), Around(self.story)
         self.board = Board(clock=lambda: self.now)
         self.loop = StepLoop(
             engine=self.engine,
@@ -205,6 +238,19 @@ class Bench:
     def dispatch(self, *keys: RequestKey, resume: Resume | None = None) -> None:
         self.around.inbox += [Dispatch(key=key, body=b"body", resume=resume) for key in keys]
         self.loop.drain()
+
+    def cancel(self, *keys: int) -> None:
+        self.around.inbox += [CancelRow(key=RequestKey(key)) for key in keys]
+
+    def run(self) -> None:
+        """Run the loop until it has waited once more."""
+        waits = len(self.around.waited_s)
+        self.loop.run(lambda: len(self.around.waited_s) > waits)
+
+    def run_out(self) -> None:
+        """Take turns while there is something to compute."""
+        while self.loop.turn():
+            pass
 
     def prepare(
         self,

@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter, defaultdict
-from dataclasses import dataclass, field, replace
+from collections import defaultdict
+from dataclasses import dataclass, field
 from typing import Any
 
 import hypothesis
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import ModelName, RequestId, RequestKey, pack_tokens
 from mlxsup.protocol.states import Channel, FinishReason, Priority
-from mlxsup.protocol.worker_messages import PrefillProgress, Ready, Rejected, RowDelta, Step
+from mlxsup.protocol.worker_messages import PrefillProgress, Rejected, RowDelta, Step
 from mlxsup.supervisor.core.health.blame import Digest
 from mlxsup.supervisor.core.requests.ledger import Request
 from mlxsup.supervisor.core.requests.queue import Queue
 from mlxsup.supervisor.core.settings import ClientSettings, CoreSettings
-from mlxsup.supervisor.core.sharing import counters as sharing_counters
 from mlxsup.supervisor.core.sharing.accounts import Account, Terms
 from mlxsup.supervisor.core.sharing.charging import Charges, charge
-from mlxsup.supervisor.core.sharing.counters import MAX_ACCOUNTS, UNKNOWN_COST_S, Counters
+from mlxsup.supervisor.core.sharing.counters import MAX_ACCOUNTS, Counters
 from mlxsup.supervisor.core.sharing.device_time import DeviceTime
 
-from support.core_driver import LAUNCH, Driver, entry
+from support.core_driver import Driver, entry
 from support.core_looks import ALICE
 
 # Engine seconds of requests and models
@@ -35,10 +34,6 @@ from support.core_looks import ALICE
 
 def token(key: int, finish: FinishReason | None = None) -> RowDelta:
     return RowDelta(key=RequestKey(key), text="x", tokens=pack_tokens([9]), finish=finish)
-
-
-def gone(key: int) -> RowDelta:
-    return RowDelta(key=RequestKey(key), finish=FinishReason.CANCELLED)
 
 
 def read(key: int, done: int, computed: int) -> PrefillProgress:
@@ -123,17 +118,6 @@ def test_a_request_pays_from_its_prompt_to_the_step_that_ends_it() -> None:
     assert seconds(driver) == (4.0, 0.0)
 
 
-def test_cancelled_request_reports_its_cost_and_pays_no_later_step() -> None:
-    driver = running("a", "b")
-    spend(driver, 1.0, token(1), token(2))
-    driver.cancel("a")
-    assert paid(driver, "a") == 0.5
-    spend(driver, 1.0, token(1), token(2))
-    assert seconds(driver) == (2.0, 0.0), "its row was still in the batch"
-    spend(driver, 1.0, gone(1), token(2, FinishReason.STOP))
-    assert paid(driver, "b") == 0.5 + 0.5 + 1.0
-
-
 def test_error_reports_engine_seconds() -> None:
     driver = running("a", "b")
     spend(driver, 1.5, token(1))
@@ -175,49 +159,6 @@ def test_cached_prompt_is_not_repeated() -> None:
     assert seconds(driver) == (2.0, 0.0)
 
 
-@pytest.mark.parametrize("took_s", [-3.0, 0.0])
-def test_a_duration_that_cannot_be_costs_nothing(took_s: float) -> None:
-    driver = running("a")
-    driver.now += 1.0
-    driver.worker(Step(step=1, rows=[token(1)], took_s=took_s, decode_s=9.0))
-    assert seconds(driver) == (0.0, 0.0)
-
-
-def test_engines_that_work_at_once_share_their_time() -> None:
-    driver = running("x", models=("a", "b"))
-    spend(driver, 2.0, token(1), model="a")
-    assert seconds(driver, "a") == (1.0, 0.0)
-    driver.worker(Step(step=1, rows=[token(2)], took_s=2.0), "b")
-    assert seconds(driver, "b") == (1.0, 0.0)
-
-
-def test_an_engine_without_requests_shares_nothing() -> None:
-    driver = running("x", models=("a", "b"))
-    driver.worker(Step(step=1, rows=[token(2, FinishReason.STOP)]), "b")
-    spend(driver, 2.0, token(1), model="a")
-    assert seconds(driver, "a") == (2.0, 0.0)
-    driver.ask("y", "b", body=b"y")
-    spend(driver, 2.0, token(1), model="a")
-    assert seconds(driver, "a") == (4.0, 0.0), "what is not accepted is not computed yet"
-
-
-def test_engine_without_a_process_shares_no_time() -> None:
-    driver = running("x", models=("a", "b"))
-    driver.exit("b")
-    spend(driver, 2.0, token(1), model="a")
-    assert seconds(driver, "a") == (2.0, 0.0)
-
-
-def test_an_engine_works_until_its_cancelled_row_has_left() -> None:
-    driver = running("x", models=("a", "b"))
-    driver.cancel("xb")
-    spend(driver, 2.0, token(1), model="a")
-    assert seconds(driver, "a") == (1.0, 0.0)
-    spend(driver, 0.0, gone(2), model="b")
-    spend(driver, 2.0, token(1), model="a")
-    assert seconds(driver, "a") == (3.0, 0.0)
-
-
 def test_an_engine_that_only_waits_for_a_lease_shares_nothing() -> None:
     settings = CoreSettings(max_parallel_prefills=1)
     driver = running("x", models=("a", "b"), settings=settings)
@@ -232,72 +173,6 @@ def test_an_engine_that_only_waits_for_a_lease_shares_nothing() -> None:
     driver.accept(driver.serve("y", model="a")[0], "a")
     spend(driver, 2.0, read(2, 30, 30), model="b", **turn)
     assert seconds(driver, "b") == (2.0, 0.0), "a has accepted a request, and still waits"
-
-
-def test_an_engine_that_decodes_while_it_waits_for_a_lease_shares_the_device() -> None:
-    settings = CoreSettings(max_parallel_prefills=1)
-    driver = running("x", models=("a", "b"), settings=settings)
-    for model in ("a", "b"):
-        driver.worker(Step(step=0, reads_on=True), model)
-    for model in ("a", "b"):
-        driver.worker(Step(step=0, reads_on=True, wants_lease=True), model)
-    spend(driver, 2.0, read(1, 30, 30), model="a", reads_on=True, returns_lease=True)
-    assert seconds(driver, "a") == (1.0, 0.0)
-
-
-def test_engines_on_different_backends_do_not_share() -> None:
-    driver = Driver([entry("a"), entry("b")])
-    for model, backend in (("a", "cpu"), ("b", "cuda")):
-        driver.load(model)
-        driver.spawned(model)
-        driver.hello(model)
-        driver.worker(Ready(context_length=100, fingerprint="f", backend=backend), model)
-        [key] = driver.serve("x" + model, model=model)
-        driver.accept(key, model)
-    spend(driver, 2.0, token(1), model="a")
-    assert seconds(driver, "a") == (2.0, 0.0)
-
-
-def test_alike_steps_are_charged_when_the_status_is_read() -> None:
-    driver = running("a", "b")
-    for _ in range(5):
-        spend(driver, 1.0, token(1), token(2))
-    alike = driver.model().alike
-    assert alike is not None
-    assert alike.took_s == 4.0, "the first one was charged by itself"
-    assert seconds(driver) == (5.0, 0.0)
-    for _ in range(3):
-        spend(driver, 1.0, token(1), token(2))
-    driver.cancel("a")
-    assert paid(driver, "a") == 4.0
-    for _ in range(3):
-        spend(driver, 1.0, token(1), token(2))
-    spend(driver, 1.0, gone(1), token(2))
-    for _ in range(3):
-        spend(driver, 1.0, token(2))
-    spend(driver, 1.0, token(2, FinishReason.STOP))
-    assert paid(driver, "b") == 4.0 + 1.5 + 5.0
-    assert seconds(driver) == (16.0, 0.0)
-
-
-def test_steps_before_another_engine_begins_or_rests_are_charged_whole() -> None:
-    driver = Driver([entry("a"), entry("b")])
-    for model in ("a", "b"):
-        driver.load(model)
-        driver.come_up(model)
-    [key] = driver.serve("xa", model="a")
-    driver.accept(key, "a")
-    for _ in range(4):
-        spend(driver, 1.0, token(1), model="a")
-    [key] = driver.serve("xb", model="b")
-    driver.accept(key, "b")
-    for _ in range(4):
-        spend(driver, 1.0, token(1), model="a")
-    driver.worker(Step(step=1, rows=[token(2, FinishReason.STOP)], took_s=4.0), "b")
-    for _ in range(4):
-        spend(driver, 1.0, token(1), model="a")
-    assert seconds(driver, "a") == (4.0 + 2.0 + 4.0, 0.0)
-    assert seconds(driver, "b") == (2.0, 0.0)
 
 
 def test_a_crash_that_ends_a_request_is_told_with_all_its_steps() -> None:
@@ -500,42 +375,6 @@ def counters(aging_s: float = 0.0, **weights: float) -> Counters:
     return Counters(Terms(CoreSettings(aging_s=aging_s, clients=clients)))
 
 
-def test_join_begins_at_the_smallest_present_counter() -> None:
-    of = counters()
-    of.join(ANN, ())
-    of.charge(ANN, 5.0)
-    of.join(BEN, {ANN})
-    assert (of.of(ANN), of.of(BEN)) == (5.0, 5.0)
-    of.charge(BEN, 3.0)
-    of.join(CAT, {ANN, BEN})
-    assert of.of(CAT) == 5.0
-
-
-def test_join_on_an_empty_line_begins_at_the_last_dispatched_account() -> None:
-    of = counters()
-    of.join(ANN, ())
-    of.join(BEN, {ANN})
-    of.dispatched(BEN)
-    of.dispatched(ANN)
-    of.charge(BEN, 9.0)
-    of.charge(ANN, 2.0)
-    of.join(CAT, ())
-    assert of.of(CAT) == 2.0
-
-
-def test_debt_outlives_an_absence_and_credit_does_not() -> None:
-    of = counters()
-    of.join(ANN, ())
-    of.join(BEN, {ANN})
-    of.charge(ANN, 10.0)
-    of.charge(BEN, 4.0)
-    of.join(ANN, {BEN})
-    assert of.of(ANN) == 10.0, "6 seconds above the floor"
-    of.charge(ANN, 2.0)
-    of.join(BEN, {ANN})
-    assert of.of(BEN) == 12.0, "idleness earns nothing"
-
-
 def test_weight_divides_later_charges() -> None:
     of = counters(a=4.0)
     of.charge(ANN, 8.0)
@@ -559,29 +398,6 @@ def test_of_many_accounts_that_left_the_least_debt_is_forgotten_first() -> None:
     for number in range(3 * MAX_ACCOUNTS):
         of.join(Account(f"m{number}"), {ANN})
         assert len(of) <= MAX_ACCOUNTS + 3
-
-
-def test_waiting_accounts_are_never_forgotten(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sharing_counters, "MAX_ACCOUNTS", 64)
-    of = counters()
-    present: set[Account] = set()
-    for number in range(200):
-        account = Account(f"n{number}")
-        of.join(account, present)
-        present.add(account)
-        of.charge(account, 1.0)
-    assert all(of.of(account) >= 1.0 for account in present)
-
-
-def test_expected_cost_follows_past_costs() -> None:
-    of = counters(a=2.0)
-    assert (of.cost_s, of.expected(BEN)) == (None, UNKNOWN_COST_S)
-    of.learn(10.0)
-    assert (of.cost_s, of.expected(ANN), of.expected(BEN)) == (10.0, 5.0, 10.0)
-    of.learn(5.0)
-    assert of.cost_s == 9.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -659,31 +475,6 @@ STEP_S = 0.25
 costs = st.lists(st.integers(1, 24).map(lambda steps: steps * STEP_S), min_size=1, max_size=6)
 
 
-@settings(deadline=None, max_examples=12)
-@given(
-    rows=st.integers(1, 6),
-    cost_of=st.tuples(costs, costs),
-    backlog=st.tuples(st.integers(1, 12), st.integers(1, 12)),
-    weight=st.sampled_from([0.25, 1.0, 2.0, 4.0]),
-)
-def test_two_accounts_that_always_wait_stay_within_the_bound(
-    rows: int, cost_of: tuple[list[float], list[float]], backlog: tuple[int, int], weight: float
-) -> None:
-    """docs/decisions/0028: by twice the largest cost, over weight, of as many requests as rows."""
-    played, weights = engine(rows, a=weight), {ANN: weight, BEN: 1.0}
-    largest = [max(given_costs) + STEP_S for given_costs in cost_of]  # it ends with a step
-    bound = 2 * rows * max(largest[0] / weight, largest[1])
-    asked: Counter[Account] = Counter()
-    for _ in range(400):
-        for account, given_costs, depth in zip((ANN, BEN), cost_of, backlog, strict=True):
-            while played.backlog(account) < depth + rows:
-                played.ask(account, given_costs[asked[account] % len(given_costs)])
-                asked[account] += 1
-        played.step(STEP_S)
-        shares = [played.received_s[account] / weights[account] for account in (ANN, BEN)]
-        assert abs(shares[0] - shares[1]) <= bound
-
-
 @pytest.mark.parametrize("weight", [1.0, 10.0])
 def test_shares_follow_the_weights_however_much_is_asked_for(weight: float) -> None:
     """Within 5 %, at ten requests offered for each one of the other."""
@@ -696,19 +487,6 @@ def test_shares_follow_the_weights_however_much_is_asked_for(weight: float) -> N
         played.step(STEP_S)
     share = played.received_s[ANN] / played.received_s[BEN]
     assert share == pytest.approx(weight, rel=0.05)
-
-
-def test_a_light_account_next_to_a_flood_waits_for_one_row_and_not_for_the_flood() -> None:
-    played = engine(2)
-    for _ in range(100):
-        played.ask(ANN, 2.0)
-    for _ in range(10):
-        played.step(STEP_S)
-    before = len(played.dispatched)
-    key = played.ask(BEN, 1.0)
-    while key not in played.dispatched:
-        played.step(STEP_S)
-    assert played.dispatched[before] == key
 
 
 # Engines that share a device
@@ -725,69 +503,4 @@ def test_two_engines_at_once_pay_half_each_also_while_the_step_of_the_other_is_u
     assert device.cost_s(ENGINE_B, 2.0, 12.0) == 1.0, "its step began before those of the other"
 
 
-def test_only_the_time_that_was_shared_counts_less() -> None:
-    device = DeviceTime()
-    device.begins(ENGINE_A, 0.0)
-    device.begins(ENGINE_B, 3.0)
-    assert device.cost_s(ENGINE_A, 4.0, 4.0) == 3.5
-    device.rests(ENGINE_B, 5.0)
-    assert device.cost_s(ENGINE_A, 4.0, 8.0) == 3.5
-
-
-def test_an_engine_that_rests_or_is_gone_is_not_counted() -> None:
-    device = DeviceTime()
-    for engine in (ENGINE_A, ENGINE_B, ENGINE_C):
-        device.begins(engine, 0.0)
-    device.rests(ENGINE_B, 0.0)
-    device.rests(ENGINE_B, 0.0)
-    assert device.cost_s(ENGINE_A, 1.0, 1.0) == 0.5
-    device.rests(ENGINE_C, 1.0)
-    assert device.cost_s(ENGINE_A, 1.0, 2.0) == 1.0
-
-
-def test_time_between_two_periods_of_work_is_nobodys() -> None:
-    device = DeviceTime()
-    device.begins(ENGINE_A, 0.0)
-    device.rests(ENGINE_A, 1.0)
-    device.begins(ENGINE_B, 100.0)
-    device.begins(ENGINE_A, 101.0)
-    assert device.cost_s(ENGINE_B, 2.0, 102.0) == 1.5
-
-
-def test_more_work_does_not_begin_it_again() -> None:
-    device = DeviceTime()
-    device.begins(ENGINE_A, 0.0)
-    device.begins(ENGINE_B, 1.0)
-    device.begins(ENGINE_A, 1.0)
-    assert device.cost_s(ENGINE_A, 2.0, 2.0) == 1.5
-
-
-@pytest.mark.parametrize("engines", [1, 2, 5])
-def test_engines_that_all_work_are_charged_the_time_that_passed(engines: int) -> None:
-    device = DeviceTime()
-    names = [ModelName(f"m{number}") for number in range(engines)]
-    for name in names:
-        device.begins(name, 0.0)
-    charged_s = 0.0
-    for moment in range(1, 41):
-        for place, name in enumerate(names):
-            if moment % (place + 1) == 0:  # each with steps of another length
-                charged_s += device.cost_s(name, place + 1.0, float(moment))
-    ended = [40 - 40 % (place + 1) for place in range(engines)]
-    assert charged_s == pytest.approx(sum(ended) / engines)
-
-
 # Rows that take turns
-
-
-def test_steps_of_other_rows_are_not_alike() -> None:
-    driver = Driver([entry(launch=replace(LAUNCH, max_concurrency=3))])
-    driver.load()
-    driver.come_up()
-    for key in driver.serve("a", "b", "c"):
-        driver.accept(key)
-    for keys in ((1, 2), (1, 2), (2, 3), (2, 3), (1, 3)):
-        driver.compute(1.0, *keys)
-    driver.row()  # whoever looks has everything charged
-    running = driver.model().running
-    assert [running[RequestKey(key)].engine_s for key in (1, 2, 3)] == [1.5, 2.0, 1.5]

@@ -62,15 +62,6 @@ def test_a_request_that_can_start_at_once_is_not_refused_for_the_queue_of_anothe
     assert driver.errors() == {}
 
 
-def test_requests_waiting_elsewhere_do_not_block_a_free_row(driver: Driver) -> None:
-    for number in range(LIMITS.max_queue_per_client):
-        driver.ask(f"r{number}", "slow")
-    driver.ask("a")
-    assert driver.row()["running"] == ["a"]
-    driver.ask("too many", "slow")
-    assert driver.errors() == {"too many": ErrorCode.OVERLOADED}
-
-
 def test_a_full_queue_leaves_every_other_model_its_share_H5(driver: Driver) -> None:
     fill(driver, "slow", LIMITS.max_queue)
     driver.serve("a", "b")
@@ -308,14 +299,6 @@ def change(driver: Driver, **clients: ClientSettings) -> None:
     driver.do(Reloaded(now=driver.now, settings=settings, models=models))
 
 
-def work(driver: Driver, seconds: int, *keys: int) -> None:
-    """The worker computes these rows all the while, at no cost, and shows signs of life."""
-    for _ in range(seconds):
-        driver.pass_time(1.0)
-        driver.token(*keys)
-        driver.beat()
-
-
 @pytest.mark.parametrize(
     ("client", "process", "account"),
     [
@@ -336,14 +319,6 @@ def test_a_name_counts_if_it_is_listed_and_otherwise_the_process_does(
     found = terms.account(client, process, ALICE)
     assert found == account
     assert terms.of(found).weight == (1.0 if account == "alice" else 2.0)
-
-
-def test_a_client_without_a_class_of_its_request_has_the_configured_one() -> None:
-    driver = driver_of(nightly=ClientSettings(priority=BATCH))
-    driver.ask("runs")
-    driver.ask("b", client="nightly")
-    driver.ask("n")
-    assert driver.line() == ["n", "b"]
 
 
 def test_class_above_max_priority_is_refused_with_the_fix() -> None:
@@ -377,47 +352,6 @@ def test_reload_changes_grants_and_keeps_the_line() -> None:
     assert driver.errors() == {"no": "invalid_request"}
 
 
-def test_a_request_that_has_waited_long_moves_up_by_itself() -> None:
-    driver = driver_of()
-    driver.ask("runs")
-    driver.ask("old", priority=BATCH)
-    work(driver, 59, 1)
-    driver.ask("new")
-    assert driver.line() == ["new", "old"]
-    driver.pass_time(1.0)
-    assert driver.line() == ["old", "new"], "both are normal now"
-    driver.token(1, finish=FinishReason.STOP)
-    [running] = driver.row()["rows"]
-    assert (running["id"], running["priority"], running["class"]) == ("old", "batch", "normal")
-
-
-def test_the_class_in_which_a_row_was_dispatched_outlives_a_crash() -> None:
-    driver = driver_of()
-    driver.ask("runs")
-    driver.ask("old", priority=BATCH)
-    work(driver, 100, 1)
-    driver.token(1, finish=FinishReason.STOP)
-    driver.accept(2)
-    driver.ask("new")
-    driver.exit()
-    assert driver.line() == ["old", "new"]
-    driver.come_up()
-    assert driver.row()["running"] == ["old"]
-
-
-def test_a_client_s_own_number_of_places_counts_before_the_general_one() -> None:
-    driver = driver_of(big=ClientSettings(max_queue=6), small=ClientSettings(max_queue=1))
-    driver.ask("runs")
-    refused = []
-    for client, count in (("big", 7), ("small", 2)):
-        for number in range(count):
-            driver.ask(f"{client}{number}", client=client)
-            refused += [*driver.errors()]
-    assert refused == ["big6", "small1"]
-    [failed] = driver.sent(Failed)
-    assert failed.error["detail"]["limit"] == "clients.small max_queue"
-
-
 def test_max_running_holds_a_client_back_and_no_other() -> None:
     driver = driver_of(rows=3, nightly=ClientSettings(max_running=1))
     driver.ask("n1", client="nightly", notices=True)
@@ -439,14 +373,6 @@ def test_a_row_that_ends_at_one_model_lets_its_client_start_at_another() -> None
     assert (driver.row("m")["running"], driver.row("n")["running"]) == (["n1"], [])
     driver.cancel("n1")
     assert driver.row("n")["running"] == ["n2"]
-
-
-def test_reload_that_lifts_max_running_dispatches() -> None:
-    driver = driver_of(rows=2, nightly=ClientSettings(max_running=1))
-    driver.ask("n1", client="nightly")
-    driver.ask("n2", client="nightly")
-    change(driver, nightly=ClientSettings())
-    assert driver.row()["running"] == ["n1", "n2"]
 
 
 def test_queue_limits_hold_at_max_running() -> None:
@@ -493,75 +419,8 @@ def test_a_running_request_keeps_its_row_and_has_another_class_from_now_on() -> 
     assert driver.line() == ["a", "b", "runs"]
 
 
-def test_charged_account_moves_back() -> None:
-    driver = driver_of(alice=ClientSettings(), bob=ClientSettings())
-    for id, client in (("a1", "alice"), ("a2", "alice"), ("b1", "bob")):
-        driver.ask(id, client=client)
-    assert driver.line() == ["a2", "b1"], "nothing was computed yet"
-    driver.compute(1.0, 1)
-    assert driver.line() == ["b1", "a2"]
-
-
-def test_a_weight_makes_the_same_step_cost_less() -> None:
-    driver = driver_of(alice=ClientSettings(weight=4.0), bob=ClientSettings())
-    for id, client in (("a1", "alice"), ("a2", "alice"), ("b1", "bob"), ("b2", "bob")):
-        driver.ask(id, client=client)
-    driver.compute(1.0, 1)
-    driver.token(1, finish=FinishReason.STOP)
-    assert driver.row()["running"] == ["b1"]
-    driver.compute(1.0, 3)
-    driver.token(3, finish=FinishReason.STOP)
-    assert driver.row()["running"] == ["a2"], "a quarter of a second, and not one"
-
-
-def test_a_client_that_comes_back_has_its_debt_and_no_credit() -> None:
-    driver = driver_of(alice=ClientSettings(), bob=ClientSettings())
-    driver.ask("a1", client="alice")
-    driver.ask("b1", connection=BOB, client="bob")
-    driver.compute(10.0, 1)
-    driver.leave(ALICE)
-    driver.row_left(1)
-    driver.compute(1.0, 2)
-    for id, client in (("b2", "bob"), ("b3", "bob")):
-        driver.ask(id, client=client, connection=BOB)
-    driver.ask("a2", client="alice", connection=ConnectionId(b"again"))
-    assert driver.line()[-1] == "a2"
-
-
 # Aliases of models
 
 
 def reload(driver: Driver, *models: ModelSettings) -> None:
     driver.do(Reloaded(now=driver.now, settings=CoreSettings(drain_timeout_s=5.0), models=models))
-
-
-def test_requests_and_commands_find_a_model_by_an_alias() -> None:
-    driver = Driver([entry("m", preload=False, aliases=("a", "b")), entry("n", preload=False)])
-    driver.load("b")
-    assert (driver.state("m"), driver.state("n")) == (State.LOADING, State.STOPPED)
-    driver.ask("r1", "a")
-    assert [driver.row(name)["queued"] for name in "mn"] == [1, 0]
-    assert [driver.row(name)["aliases"] for name in "mn"] == [["a", "b"], []]
-    driver.unload("a")
-    assert driver.state("m") is not State.LOADING
-
-
-def test_a_reload_changes_aliases_at_once_and_restarts_nothing() -> None:
-    driver = in_state(State.READY)
-    generation = driver.row()["generation"]
-    reload(driver, entry(aliases=("a",)))
-    driver.ask("r9", "a")
-    assert (driver.state(), driver.row()["generation"]) == (State.READY, generation)
-    assert driver.row()["aliases"] == ["a"]
-    reload(driver, entry())
-    driver.ask("r10", "a")
-    assert driver.errors() == {"r10": ErrorCode.UNKNOWN_MODEL.value}
-
-
-def test_an_alias_of_a_model_that_is_going_may_be_the_name_of_a_new_one() -> None:
-    driver = in_state(State.READY)
-    reload(driver, entry(aliases=("n",)))
-    driver.ask("r2")
-    reload(driver, entry("n", preload=False))
-    driver.ask("r3", "n")
-    assert driver.row("n")["queued"] == 1

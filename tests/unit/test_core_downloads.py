@@ -79,20 +79,6 @@ def test_a_load_waits_for_the_download_and_spawns_with_its_folder() -> None:
     assert driver.state() is State.READY
 
 
-def test_download_starts_with_the_first_request() -> None:
-    driver = Driver([lacking()])
-    assert starts(driver) == []
-    driver.ask()
-    assert starts(driver) == [(1, TINY)]
-
-
-def test_other_models_load_during_a_download() -> None:
-    driver = Driver([lacking("m"), entry("n")], CoreSettings(parallel_loads=1))
-    driver.load("m")
-    driver.load("n")
-    assert driver.state("n") is State.LOADING
-
-
 def test_two_models_of_one_repository_share_its_download() -> None:
     driver = Driver([lacking("m"), lacking("n"), lacking("o", OTHER)])
     driver.load("m")
@@ -105,19 +91,6 @@ def test_two_models_of_one_repository_share_its_download() -> None:
     say(driver, done())
     assert {driver.state("m"), driver.state("n")} == {State.LOADING, State.PENDING}
     assert driver.row("n")["progress"]["phase"] == "waiting for turn"
-
-
-def test_an_unload_ends_the_download_unless_another_model_waits_for_it() -> None:
-    driver = Driver([lacking("m"), lacking("n")])
-    driver.load("m")
-    driver.load("n")
-    driver.unload("m")
-    assert ends(driver) == []
-    driver.unload("n")
-    assert ends(driver) == [1]
-    assert driver.state("n") is State.STOPPED
-    driver.load("n")
-    assert starts(driver) == [(2, TINY)]
 
 
 def test_reports_of_an_ended_download_are_dropped() -> None:
@@ -176,20 +149,6 @@ def test_interrupted_download_is_retried_while_requests_wait() -> None:
     assert driver.row()["running"] == ["r1"]
 
 
-def test_a_hub_that_asks_for_patience_gets_it() -> None:
-    driver = Driver([lacking()])
-    driver.load()
-    busy = DownloadFailed(
-        problem=DownloadProblem.RATE_LIMITED, message="too many requests", retry_after_s=77.0
-    )
-    say(driver, busy)
-    assert driver.row()["retry_in_s"] == 77.0
-    driver.pass_time(76.0)
-    assert driver.state() is State.BACKOFF
-    driver.pass_time(1.0)
-    assert starts(driver) == [(2, TINY)]
-
-
 @pytest.mark.parametrize("is_repository", [True, False])
 def test_a_reload_to_another_source_ends_the_download(is_repository: bool) -> None:
     driver = Driver([lacking(), entry("n")])
@@ -209,16 +168,6 @@ def test_a_reload_to_another_source_ends_the_download(is_repository: bool) -> No
         assert driver.state() is State.LOADING
 
 
-def test_a_reload_that_finds_the_files_changes_nothing() -> None:
-    driver = Driver([lacking()])
-    driver.load()
-    say(driver, done())
-    driver.come_up()
-    found = entry(launch=replace(LAUNCH, path=FOLDER))
-    driver.do(Reloaded(now=driver.now, settings=CoreSettings(), models=(found,)))
-    assert driver.state() is State.READY
-
-
 def test_a_dry_run_of_a_model_that_lacks_files_does_not_say_that_it_fits() -> None:
     driver = MemoryDriver([lacking()], limited(4 * GIB))
     answer = driver.foresees("m")
@@ -236,22 +185,6 @@ def test_waiters_are_notified_of_each_percent_of_a_download() -> None:
     assert [int(one.detail["fraction"] * 100 + 1e-9) for one in told] == list(range(100))
     assert {one.detail["phase"] for one in told} == {"download"}
     assert driver.row()["progress"]["fraction"] == 0.99
-
-
-def test_model_without_files_reserves_no_memory() -> None:
-    settings = limited(4 * GIB)
-    driver = Driver([sized("a", 3 * GIB), sized("b", 3 * GIB)], settings)
-    driver.load("a")
-    driver.come_up("a")
-    before = sized("a", 3 * GIB, download=TINY)
-    lacks = replace(before, launch=replace(before.launch, path="/elsewhere"))
-    models = (lacks, sized("b", 3 * GIB))
-    driver.do(Reloaded(now=driver.now, settings=settings, models=models))
-    driver.exit("a", code=0)
-    assert starts(driver) == [(1, TINY)]
-    assert driver.row("a")["reserved_bytes"] == 0
-    driver.load("b")
-    assert driver.state("b") is State.LOADING
 
 
 def lost(**changes: Any) -> ModelSettings:
@@ -387,31 +320,6 @@ def test_the_pauses_of_an_outage_do_not_count_as_crashes(hub: Hub) -> None:
     assert hub.driver.state() is State.FAILED
     cause = hub.driver.row()["cause"]
     assert cause.startswith("its download crashed 4 times within 100 s, the last time: not ")
-
-
-def test_the_cause_is_shown_until_the_hub_answers(hub: Hub) -> None:
-    hub.say(AWAY)
-    assert hub.driver.row()["cause"] == CAUSE
-    assert hub.driver.row()["retry_in_s"] > 0
-    hub.driver.pass_time(1.0)
-    assert hub.driver.state() is State.PENDING
-    assert hub.driver.row()["cause"] == CAUSE
-    assert hub.driver.row()["progress"]["phase"] == "download"
-
-
-def test_a_load_tries_at_once_and_pauses_begin_anew(hub: Hub) -> None:
-    for _ in range(6):
-        hub.fail()
-    hub.say(AWAY)
-    waiting = hub.driver.load()
-    hub.heed()
-    assert hub.driver.state() is State.PENDING
-    assert hub.started == 8
-    assert hub.fail() <= 1.1
-    failed = hub.driver.failure_of(waiting)
-    assert failed.error["code"] == "load_failed"
-    assert failed.error["retryable"]
-    assert failed.error["message"] == f"m could not be loaded: it {CAUSE}"
 
 
 @pytest.mark.parametrize(

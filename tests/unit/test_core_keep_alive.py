@@ -2,17 +2,87 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from mlxsup.protocol.client_messages import Failed, Load
 from mlxsup.protocol.download import DownloadDone, Repository
 from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.states import FinishReason, State
-from mlxsup.supervisor.core.events import DownloadSaid
+from mlxsup.supervisor.core.actions import EndSpare, Spawn, StartSpare
+from mlxsup.supervisor.core.events import DownloadSaid, Reloaded, Sampled, SpareEnded, SpareReady
+from mlxsup.supervisor.core.settings import ModelSettings
 
-from support.core_driver import Driver, entry
-from support.core_memory import sized
-from support.core_spares import PID, SpareDriver, real
+from support.core_driver import LAUNCH, Driver, entry
+from support.core_memory import MemoryDriver, limited, sized
+
+PID = 500
+"""Of the first spare worker; the next ones count on."""
+
+
+def real(name: str, needed_bytes: int = 4, **changes: Any) -> ModelSettings:
+    """A model of the engine that spare workers have imported."""
+    launch = replace(LAUNCH, engine="mlx", memory_limit_bytes=needed_bytes)
+    return entry(name, launch=launch, **changes)
+
+
+class SpareDriver(MemoryDriver):
+    """Plays spare workers of two bytes each.
+
+    Args:
+        models: the entries.
+        spare_workers: how many the configuration asks for.
+        budget_bytes: for all.
+        changes: of the settings.
+    """
+
+    def __init__(
+        self, models: list[ModelSettings], spare_workers: int, budget_bytes: int, **changes: Any
+    ) -> None:
+        self.settings_now = limited(
+            budget_bytes, spare_workers=spare_workers, spare_bytes=2, **changes
+        )
+        self.entries = models
+        super().__init__(models, self.settings_now)
+
+    def started(self) -> list[int]:
+        """The numbers of the spares that the latest event has started."""
+        return [action.number for action in self.actions if isinstance(action, StartSpare)]
+
+    def told_to_end(self) -> list[int]:
+        """The numbers of those that it has ended."""
+        return [action.number for action in self.actions if isinstance(action, EndSpare)]
+
+    def spawned_with(self) -> list[tuple[ModelName, int | None]]:
+        """The models that it has spawned, and with which spare."""
+        return [(a.model, a.spare) for a in self.actions if isinstance(a, Spawn)]
+
+    def spare_ready(self, number: int) -> None:
+        """One has imported everything."""
+        self.do(SpareReady(now=self.now, number=number, pid=PID + number))
+
+    def spare_gone(self, number: int) -> None:
+        """The process of one is gone."""
+        self.do(SpareEnded(now=self.now, number=number))
+
+    def measure(self, number: int, held_bytes: int) -> None:
+        """A spare is measured."""
+        held = {PID + number: held_bytes}
+        self.do(Sampled(now=self.now, footprint_bytes=held, machine_bytes=100))
+
+    def reload(self, **changes: Any) -> None:
+        """The configuration is read again, with these settings changed."""
+        self.settings_now = replace(self.settings_now, **changes)
+        models = tuple(self.entries)
+        self.do(Reloaded(now=self.now, settings=self.settings_now, models=models))
+
+    def spares(self) -> dict[str, str]:
+        """By pid, or by `-` for one that has none yet, what the status says of each."""
+        workers = self.core.status(self.now)["spares"]["workers"]
+        return {str(worker["pid"] or "-"): worker["state"] for worker in workers}
+
 
 # Keep alive
 
@@ -51,29 +121,6 @@ def test_the_latest_request_decides(keep_alive: float | None, expected_s: float 
     assert stays_s(answered(up(), keep_alive)) == expected_s
 
 
-def test_zero_unloads_with_the_end_of_the_answer_and_not_before() -> None:
-    driver = up()
-    one, two = driver.serve("one", keep_alive=0.0) + driver.serve("two", keep_alive=0.0)
-    for key in (one, two):
-        driver.accept(key)
-    driver.token(one, finish=FinishReason.STOP)
-    driver.pass_time(100.0)
-    assert driver.state() is State.READY, "the other one runs"
-    driver.token(two, finish=FinishReason.STOP)
-    driver.pass_time(0.0)
-    assert driver.state() is not State.READY
-
-
-def test_the_next_request_that_says_nothing_brings_the_configured_time_back() -> None:
-    for before in (0.0, -1.0):
-        driver = up()
-        [key] = driver.serve("one", keep_alive=before)
-        driver.accept(key)
-        assert stays_s(answered(driver, None)) is None, "the first one runs"
-        driver.token(key, finish=FinishReason.STOP)
-        assert stays_s(driver) == CONFIGURED_S
-
-
 def test_a_load_says_it_too_and_not_zero() -> None:
     driver = up()
     name = ModelName("m")
@@ -103,20 +150,6 @@ def test_a_dry_run_of_a_load_keeps_nothing() -> None:
     assert stays_s(driver) == 1.0
 
 
-def test_keep_alive_outlives_a_crash_and_not_an_unload() -> None:
-    driver = answered(up(), -1.0)
-    driver.exit()
-    driver.come_up()
-    assert stays_s(driver) is None
-    driver = answered(up(), 0.0)
-    driver.pass_time(0.0)
-    driver.exit(code=0)
-    assert driver.state() is State.STOPPED
-    driver.restart()
-    driver.come_up()
-    assert stays_s(driver) == CONFIGURED_S
-
-
 def test_invalid_keep_alive_is_refused() -> None:
     driver = up()
     for value in (-2.0, float("inf"), float("nan")):
@@ -141,36 +174,6 @@ def test_an_unload_ends_what_was_said_of_a_model_that_was_never_loaded() -> None
 
 
 # The warm pool
-
-
-def test_there_is_none_by_default() -> None:
-    driver = SpareDriver([real("a")], 0, 20)
-    assert driver.started() == []
-    assert driver.core.status(driver.now)["spares"] == {
-        "wanted": 0,
-        "retry_in_s": None,
-        "workers": [],
-    }
-
-
-def test_spares_start_one_after_the_other() -> None:
-    driver = SpareDriver([real("a")], 2, 20)
-    assert driver.started() == [1]
-    driver.spare_ready(1)
-    assert driver.started() == [2]
-    driver.spare_ready(2)
-    assert driver.started() == []
-    assert driver.spares() == {"501": "waiting", "502": "waiting"}
-
-
-def test_while_a_model_loads_none_is_started() -> None:
-    driver = SpareDriver([real("a", preload=True), real("b")], 1, 20)
-    assert driver.started() == []
-    driver.spawned("a", ord("a"))
-    driver.hello("a")
-    assert driver.started() == []
-    driver.ready("a")
-    assert driver.started() == [1]
 
 
 def test_without_a_model_of_their_engine_there_is_none() -> None:
@@ -214,21 +217,6 @@ def test_a_load_takes_over_one_that_waits_and_the_next_is_started_after_it() -> 
     assert (driver.started(), driver.spares()) == ([], {})
     driver.come_up("a", PID + 1)
     assert driver.started() == [2]
-
-
-def test_starting_spare_is_not_adopted() -> None:
-    driver = SpareDriver([real("a")], 1, 20)
-    driver.load("a")
-    assert driver.spawned_with() == [("a", None)]
-    assert driver.spares() == {"-": "starting"}
-
-
-def test_a_model_of_another_engine_takes_over_none() -> None:
-    driver = SpareDriver([real("a"), sized("b", 4)], 1, 20)
-    driver.spare_ready(1)
-    driver.load("b")
-    assert driver.spawned_with() == [("b", None)]
-    assert driver.spares() == {"501": "waiting"}
 
 
 def test_death_of_an_adopted_spare_delays_no_spare() -> None:
@@ -275,16 +263,6 @@ def test_ended_spare_delays_no_other() -> None:
     driver.spare_gone(1)
     driver.reload(spare_workers=1)
     assert driver.started() == [2], "without delay"
-
-
-def test_spares_are_reserved_and_need_room() -> None:
-    driver = SpareDriver([real("a", 4), real("b", 3)], 3, 10)
-    driver.bring_up("a")
-    driver.spare_ready(1)
-    driver.spare_ready(2)
-    assert (driver.started(), driver.reserved()) == ([3], 10)
-    driver.reload(spare_workers=4)
-    assert driver.started() == [], "a fourth has no room"
 
 
 def test_next_spare_is_planned_with_the_measured_size() -> None:

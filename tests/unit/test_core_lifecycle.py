@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import get_args
 
 import hypothesis
 import pytest
@@ -16,7 +15,7 @@ from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.launch import ExitCode
 from mlxsup.protocol.states import Batching, FinishReason, LoadPhase, State
-from mlxsup.protocol.worker_messages import Dispatch, Dying, Exit, LoadProgress, Ready
+from mlxsup.protocol.worker_messages import Dying, Exit, Ready
 from mlxsup.supervisor.core.actions import (
     Abandon,
     Announce,
@@ -30,8 +29,7 @@ from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.lifecycle import triggers
 from mlxsup.supervisor.core.lifecycle.life import KILL_LIMIT_S
 from mlxsup.supervisor.core.lifecycle.load_times import LoadTimes
-from mlxsup.supervisor.core.lifecycle.states import Phase
-from mlxsup.supervisor.core.lifecycle.table import TABLE, ImpossibleTransitionError
+from mlxsup.supervisor.core.lifecycle.table import ImpossibleTransitionError
 from mlxsup.supervisor.core.lifecycle.triggers import BecameReady
 from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
 
@@ -52,38 +50,6 @@ def reload(driver: Driver, *models: ModelSettings, drain_s: float = 5.0) -> None
 def why(driver: Driver) -> tuple[str, str, str]:
     row = driver.row()
     return row["state"], row["wanted"], row["why"]
-
-
-def test_a_command_that_came_true_is_answered_with_the_state_of_its_model() -> None:
-    driver = Driver()
-    load = driver.load()
-    driver.come_up()
-    row = driver.row()
-    del row["share"]  # next to the other models, which only the whole status has
-    assert driver.sent(Reply) == [Reply(id=load, value={"model": row})]
-    driver.ask()
-    unload = driver.unload()
-    driver.token(1, finish=FinishReason.STOP)
-    driver.exit(code=0, at=5.0)
-    [reply] = driver.sent(Reply)
-    assert (reply.id, reply.value["model"]["state"]) == (unload, "STOPPED")
-    assert reply.value["model"]["last_exit"]["at"] == 5.0
-
-
-def test_an_unload_supersedes_a_load_and_says_so() -> None:
-    driver = in_state(State.LOADING)
-    driver.unload()
-    [failed] = driver.sent(Failed)
-    assert (failed.id, failed.error["message"]) == (
-        "c1",
-        "an unload of m was requested in the meantime",
-    )
-    load = driver.load()
-    [failed] = driver.sent(Failed)
-    assert failed.error["message"] == "a load of m was requested in the meantime"
-    driver.signal()
-    [failed] = driver.sent(Failed)
-    assert (failed.id, failed.error["code"]) == (load, ErrorCode.SHUTTING_DOWN)
 
 
 def test_unload_ends_requests_that_wait_for_a_restart() -> None:
@@ -110,16 +76,6 @@ def test_waiters_end_when_the_process_will_not_come_back(how: str) -> None:
     assert driver.failure_of().error["code"] == code, "its row had been cut off"
 
 
-def test_an_unload_while_it_drains_shortens_the_drain_and_never_lengthens_it() -> None:
-    driver = in_state(State.DRAINING)
-    driver.pass_time(3.0)
-    driver.unload()
-    driver.pass_time(1.9)
-    assert driver.state() is State.DRAINING
-    driver.pass_time(0.1)
-    assert driver.state() is State.STOPPING, "five seconds after the first"
-
-
 def test_load_takes_a_drain_back() -> None:
     driver = in_state(State.READY)
     driver.now += 7.0
@@ -143,44 +99,6 @@ def test_a_drain_for_a_restart_is_not_taken_back() -> None:
     assert why(driver) == ("READY", "up", "user"), "the restart is fulfilled"
 
 
-def test_drain_limit_of_a_restart_ends_no_request() -> None:
-    driver = in_state(State.READY)
-    driver.restart()
-    driver.pass_time(5.0)
-    assert (driver.state(), driver.told(Exit), driver.errors()) == (State.STOPPING, [Exit()], {})
-    driver.exit(code=0)
-    assert (driver.state(), driver.row()["restarts"]) == (State.LOADING, 0)
-    driver.come_up()
-    [dispatch] = driver.told(Dispatch)
-    assert dispatch.key == 1
-
-
-def test_a_reason_is_not_replaced_by_a_later_one_of_the_same_wish() -> None:
-    driver = Driver()
-    driver.ask()
-    assert why(driver) == ("LOADING", "up", "request")
-    driver.load()
-    assert why(driver) == ("LOADING", "up", "request")
-    driver.unload()
-    assert why(driver) == ("STOPPING", "down", "user")
-    driver.load()
-    assert why(driver) == ("STOPPING", "up", "user")
-
-
-def test_a_process_that_is_told_harder_has_as_long_again_for_each_stage() -> None:
-    driver = in_state(State.LOADING)
-    driver.unload()
-    assert driver.signals() == [WorkerSignal.TERM]
-    driver.pass_time(1.9)
-    assert driver.signals() == []
-    driver.pass_time(0.1)
-    assert driver.signals() == [WorkerSignal.KILL]
-    driver.pass_time(9.9)
-    assert driver.state() is State.STOPPING
-    driver.pass_time(0.1)
-    assert driver.state() is State.FAILED
-
-
 def test_a_process_without_a_pid_is_waited_for_beyond_all_limits_and_killed_when_it_has_one() -> (
     None
 ):
@@ -192,18 +110,6 @@ def test_a_process_without_a_pid_is_waited_for_beyond_all_limits_and_killed_when
     assert driver.state() is State.STOPPING
     driver.spawned(pid=9)
     assert driver.signals() == [WorkerSignal.KILL]
-
-
-def test_a_hurry_lets_a_process_that_was_killed_its_time() -> None:
-    driver = in_state(State.READY)
-    driver.broke()
-    driver.pass_time(9.0)
-    driver.signal(is_immediate=True)
-    assert driver.signals() == [WorkerSignal.KILL], "said again"
-    driver.pass_time(0.9)
-    assert driver.state() is State.STOPPING
-    driver.pass_time(0.2)
-    assert driver.state() is State.FAILED
 
 
 def test_a_bug_of_ours_while_a_process_ends_makes_the_model_fail_at_its_exit() -> None:
@@ -274,20 +180,6 @@ def test_a_model_that_is_removed_is_forgotten_once_nothing_of_it_lives(state: St
 
 # The state table
 
-PHASES = get_args(Phase)
-
-
-def test_every_state_answers_to_every_command() -> None:
-    commands = (
-        triggers.WantUp,
-        triggers.WantDown,
-        triggers.WantRestart,
-        triggers.Removed,
-        triggers.Reconfigured,
-        triggers.HitBug,
-    )
-    assert [(p, c) for p in PHASES for c in commands if (p, c) not in TABLE] == []
-
 
 @pytest.mark.parametrize("say", [Driver.hello, Driver.ready, lambda d: d.progress(0.5)])
 @pytest.mark.parametrize("state", [State.READY, State.DRAINING])
@@ -298,47 +190,6 @@ def test_hello_ready_or_progress_after_ready_is_a_crash_without_evidence(
     say(driver)
     assert driver.state() is State.STOPPING
     assert driver.signals() == [WorkerSignal.KILL]
-
-
-@pytest.mark.parametrize(
-    "say", [Driver.hello, Driver.ready, lambda d: d.progress(0.5), Driver.broke]
-)
-def test_worker_messages_while_stopping_are_ignored(say: Callable[[Driver], object]) -> None:
-    driver = in_state(State.LOADING)
-    driver.unload()
-    say(driver)
-    assert driver.state() is State.STOPPING
-    assert driver.actions == []
-
-
-def test_a_load_without_progress_stalls_and_is_a_crash_at_the_exit() -> None:
-    driver = in_state(State.LOADING)
-    driver.pass_time(19.0)
-    driver.progress(0.5)
-    driver.pass_time(19.0)
-    assert driver.state() is State.LOADING, "progress renews the limit"
-    driver.progress(0.5)
-    driver.pass_time(1.5)
-    assert driver.state() is State.STOPPING
-    assert driver.signals() == [WorkerSignal.DUMP, WorkerSignal.KILL], "its stacks, then its end"
-    driver.exit()
-    assert driver.row()["last_exit"]["reason"] == "stall"
-    assert driver.state() is State.LOADING, "the first crash is answered at once"
-
-
-def test_backoff_ends_at_its_time() -> None:
-    driver = in_state(State.BACKOFF)
-    retry_in_s = driver.row()["retry_in_s"]
-    assert 0.5 <= retry_in_s <= 1.0
-    driver.pass_time(retry_in_s + 0.01)
-    assert driver.state() is State.LOADING
-
-
-def test_the_drain_limit_stops() -> None:
-    driver = in_state(State.DRAINING)
-    driver.pass_time(5.1)
-    assert driver.state() is State.STOPPING
-    assert len(driver.told(Exit)) == 1
 
 
 def test_stopping_escalates_from_asking_to_term_to_kill_E5() -> None:
@@ -441,11 +292,6 @@ READY = Ready(
     batching_reason="rows of different length differ by 0.4",
     warnings=["memory is short", "the context is unknown"],
 )
-KNOWN = {
-    "fingerprint": "print-1",
-    "batching": "serial_prefill",
-    "reason": "rows of different length differ by 0.4",
-}
 
 
 def die(driver: Driver, message: str, code: int = 70) -> None:
@@ -488,14 +334,6 @@ def test_another_error_is_another_attempt() -> None:
     assert driver.generation() >= RESTART.max_restarts
 
 
-def test_another_code_with_the_same_words_is_another_error() -> None:
-    driver = Driver()
-    driver.load()
-    die(driver, "gone", code=70)
-    die(driver, "gone", code=71)
-    assert driver.state() is State.BACKOFF
-
-
 @pytest.mark.parametrize(
     ("code", "message"),
     [
@@ -515,18 +353,6 @@ def test_outside_causes_use_the_whole_restart_budget_P9(code: int, message: str)
     die(driver, message, code=code)
     assert driver.state() is State.FAILED
     assert "crashed 4 times" in driver.row()["cause"]
-
-
-def test_a_load_that_succeeded_between_makes_it_the_first_again() -> None:
-    driver = Driver()
-    driver.load()
-    die(driver, RAISED)
-    driver.come_up()
-    driver.worker(Dying(code=70, message=RAISED))
-    driver.exit(code=70)
-    assert driver.state() is State.BACKOFF, "a crash after READY is no load that failed"
-    die(driver, RAISED)
-    assert driver.state() is State.BACKOFF
 
 
 @pytest.mark.parametrize("between", ["silence", "a stall", "no process"])
@@ -582,59 +408,6 @@ def come_up(driver: Driver, ready: Ready = READY) -> None:
     driver.worker(ready)
 
 
-def known(driver: Driver) -> list[dict[str, str] | None]:
-    """What the spawns of the latest event hand over."""
-    return [spawn.known_batching for spawn in driver.of(Spawn)]
-
-
-def test_status_shows_batching_and_warnings() -> None:
-    driver = Driver()
-    driver.load()
-    assert (driver.row()["batching"], driver.row()["warnings"]) == (None, [])
-    come_up(driver)
-    assert driver.row()["batching"] == {"mode": "serial_prefill", "reason": READY.batching_reason}
-    assert driver.row()["warnings"] == ["memory is short", "the context is unknown"]
-    driver.exit()
-    assert (driver.row()["batching"], driver.row()["warnings"]) == (None, [])
-
-
-def test_the_change_to_ready_tells_it_and_no_other_change_does() -> None:
-    driver = Driver()
-    driver.load()
-    come_up(driver)
-    told = {"batching": {"mode": "serial_prefill", "reason": READY.batching_reason}}
-    [change] = [action.change for action in driver.of(Announce)]
-    assert change["to"] == "READY"
-    assert {key: change[key] for key in told} == told
-    assert change["warnings"] == READY.warnings
-    driver.ask()
-    driver.unload()
-    driver.load()
-    [drains, *_] = changes = [action.change for action in driver.of(Announce)]
-    assert drains["to"] == "READY", "it was reported already"
-    assert all((one["batching"], one["warnings"]) == (None, []) for one in changes)
-
-
-def test_known_batching_survives_crashes_restarts_and_unloads() -> None:
-    driver = Driver()
-    driver.load()
-    assert known(driver) == [None]
-    come_up(driver)
-    driver.exit()
-    assert known(driver) == [KNOWN]
-    come_up(driver)
-    driver.restart()
-    driver.exit(code=0)
-    assert known(driver) == [KNOWN]
-    driver.exit()  # while loading
-    assert known(driver) == [KNOWN]
-    come_up(driver)
-    driver.unload()
-    driver.exit(code=0)
-    driver.load()
-    assert known(driver) == [KNOWN]
-
-
 # Phases of a load
 
 LOAD_PHASES = st.sampled_from(LoadPhase)
@@ -661,57 +434,9 @@ def test_load_phases_add_up(steps: list[tuple[int, LoadPhase]], rest: int, later
     assert ended.seconds(now + later) == ended.ended(now + later).seconds(0) == shown
 
 
-def proceed(driver: Driver, phase: LoadPhase, fraction: float, seconds: float) -> None:
-    """The load says what it does, and does it for so long."""
-    driver.worker(LoadProgress(phase=phase, progress=fraction))
-    driver.now += seconds
-
-
-def test_a_load_shows_its_phases_until_the_next_one_begins() -> None:
-    driver = Driver([entry()])
-    assert driver.row()["load_phases_s"] is None
-    driver.load()
-    driver.now += 0.25
-    assert driver.row()["load_phases_s"] == {"spawn": 0.25}
-    driver.spawned()
-    driver.hello()
-    driver.now += 2.0
-    proceed(driver, LoadPhase.WEIGHTS, 0.1, 1.0)
-    proceed(driver, LoadPhase.MATERIALISE, 0.2, 3.0)
-    proceed(driver, LoadPhase.MATERIALISE, 0.9, 4.0)
-    proceed(driver, LoadPhase.WARMUP, 1.0, 0.5)
-    whole = {"spawn": 0.25, "import": 2.0, "weights": 1.0, "materialise": 7.0, "warmup": 0.5}
-    assert driver.row()["load_phases_s"] == whole
-    driver.ready()
-    driver.now += 60.0
-    assert driver.row()["load_phases_s"] == whole, "it has ended"
-    driver.exit(signal="SIGKILL")
-    assert driver.state() is State.LOADING
-    driver.now += 0.5
-    assert driver.row()["load_phases_s"] == {"spawn": 0.5}, "of the latest load"
-
-
-@pytest.mark.parametrize("ends", ["dies", "is unloaded"])
-def test_a_load_that_fails_or_is_called_off_counts_until_then(ends: str) -> None:
-    driver = Driver([entry()])
-    driver.load()
-    driver.spawned()
-    driver.hello()
-    proceed(driver, LoadPhase.WEIGHTS, 0.1, 1.5)
-    if ends == "dies":
-        driver.exit(code=66)
-    else:
-        driver.unload()
-        driver.now += 1.0
-        driver.exit(code=0)
-    driver.now += 60.0
-    assert driver.row()["load_phases_s"] == {"spawn": 0.0, "import": 0.0, "weights": 1.5}
-
-
 # Processes that SIGKILL does not end (P26)
 
 SETTINGS = CoreSettings(max_queue=8, max_queue_per_client=4, drain_timeout_s=5.0)
-GB = 1_000_000_000
 LONG_S = 3600.0
 
 
@@ -743,38 +468,6 @@ def test_stuck_process_fails_its_model_and_requests() -> None:
     assert [(a.model, a.generation) for a in driver.of(Abandon)] == [("m", 1)]
     driver.pass_time(LONG_S)
     assert driver.actions == []
-
-
-def test_kill_limit_grows_with_the_footprint() -> None:
-    driver = in_state(State.READY)
-    driver.sample(100 * GB)
-    driver.broke()
-    driver.pass_time(KILL_LIMIT_S + 49.0)
-    assert driver.state() is State.STOPPING
-    driver.pass_time(2.0)
-    assert driver.state() is State.FAILED
-
-
-def test_memory_of_a_stuck_process_counts() -> None:
-    driver = stuck()
-    driver.sample(5 * GB)
-    assert driver.row()["footprint_bytes"] == 5 * GB
-    assert driver.core.status(driver.now)["memory"]["reserved_bytes"] == 5 * GB
-
-
-@pytest.mark.parametrize("is_silent", [True, False])
-def test_a_load_that_cannot_be_ended_gives_its_turn_back(is_silent: bool) -> None:
-    driver = Driver([entry("m"), entry("other")])
-    command = driver.load("m")
-    driver.spawned("m")
-    if not is_silent:
-        driver.hello("m")
-    driver.load("other")
-    driver.pass_time(LONG_S)
-    assert driver.state("m") is State.FAILED
-    assert driver.errors()[command] == ErrorCode.LOAD_FAILED
-    assert [spawn.model for spawn in driver.of(Spawn)] == ["other"]
-    assert driver.generation("m") == 1
 
 
 @pytest.mark.parametrize("command", [Driver.load, Driver.restart])

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from mlxsup.protocol.client_messages import Failed, Subscribe
 from mlxsup.protocol.errors import ErrorCode
-from mlxsup.protocol.ids import ModelName, RequestId
+from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.states import FinishReason, State, WorkerPhase
 from mlxsup.protocol.worker_messages import Exit, Heartbeat
-from mlxsup.supervisor.core import load_looks
-from mlxsup.supervisor.core.events import Appraised, Reloaded, Sampled
-from mlxsup.supervisor.core.loading import next_steps
-from mlxsup.supervisor.core.memory.need import Figure, Need, Source
-from mlxsup.supervisor.core.settings import CoreSettings
+from mlxsup.supervisor.core.events import Reloaded, Sampled
 
-from support.core_driver import Driver, entry
-from support.core_looks import ALICE
+from support.core_driver import Driver
 from support.core_memory import (
     GIB,
     SUBSCRIPTION,
@@ -31,9 +24,7 @@ from support.core_memory import (
     sized,
     states,
 )
-from support.core_rows import FIXED, ONE_ROW, RowsDriver, bytes_for, served
-from support.core_shortage import ShortageDriver
-from support.core_swaps import SwapDriver, finish, rivals
+from support.core_rows import FIXED, ONE_ROW, RowsDriver, bytes_for
 
 # Loads within the budget
 
@@ -148,34 +139,6 @@ def test_who_leaves_room_for_the_one_that_waits_longest_passes_it() -> None:
     driver.pass_time(100.0)
     driver.ask("r3", "x")
     assert driver.spawns() == ["x"]
-
-
-def test_no_eviction_while_another_model_loads() -> None:
-    models = [sized(name, 4 * GIB) for name in "abcd"]
-    driver = MemoryDriver(models, limited(8 * GIB))
-    driver.bring_up("a", "b")
-    driver.pass_time(50.0)
-    driver.ask("r1", "c")
-    driver.ask("r2", "d")
-    assert states(driver, "abcd") == [
-        State.STOPPING, State.READY, State.PENDING, State.PENDING,
-    ]  # fmt: skip
-    driver.exit("a", code=0)
-    assert driver.state("b") is State.READY
-    assert driver.row("d")["progress"]["phase"] == "waiting for turn"
-    driver.come_up("c")
-    assert driver.state("b") is State.STOPPING
-
-
-def test_a_load_evicts_idle_models_at_once() -> None:
-    driver = pair_and_more()
-    driver.use("a", "r1")
-    driver.use("b", "r2")
-    command = driver.load("c")
-    assert states(driver) == [State.STOPPING, State.READY, State.PENDING]
-    driver.exit("a", code=0)
-    driver.come_up("c")
-    assert driver.replies() == [command]
 
 
 def test_preload_waits_for_room() -> None:
@@ -324,30 +287,6 @@ def test_a_crash_keeps_the_memory_for_the_restart_I2() -> None:
     assert driver.state("c") is State.PENDING
 
 
-def test_a_long_back_off_gives_the_memory_back() -> None:
-    policy = replace(entry().restart, backoff_initial_s=60.0, backoff_max_s=60.0)
-    models = [sized("a", 4 * GIB, restart=policy), sized("c", 8 * GIB)]
-    driver = MemoryDriver(models, limited(8 * GIB))
-    driver.bring_up("a")
-    driver.exit("a")
-    driver.come_up("a")
-    driver.exit("a")
-    assert (driver.state("a"), driver.reserved()) == (State.BACKOFF, 0)
-    driver.bring_up("c")
-    driver.pass_time(100.0)
-    assert driver.state("a") is State.PENDING, "nobody waits for it, and there is no room"
-
-
-def test_a_pinned_model_keeps_its_memory_in_a_long_back_off() -> None:
-    policy = replace(entry().restart, backoff_initial_s=60.0, backoff_max_s=60.0)
-    driver = MemoryDriver([sized("a", 4 * GIB, restart=policy, pinned=True)], limited(8 * GIB))
-    driver.bring_up("a")
-    driver.exit("a")
-    driver.come_up("a")
-    driver.exit("a")
-    assert (driver.state("a"), driver.reserved()) == (State.BACKOFF, 4 * GIB)
-
-
 def test_restarting_pinned_model_keeps_only_its_need() -> None:
     """Its process goes, and the next one takes less: nobody is refused for what this one took."""
     models = [sized("a", 4 * GIB, pinned=True), sized("c", 4 * GIB)]
@@ -385,29 +324,6 @@ def test_a_restart_does_not_yield_to_a_model_that_has_waited_longer() -> None:
     assert driver.spawns() == ["b"]
 
 
-def test_two_restarts_that_need_more_do_not_wait_for_each_other() -> None:
-    driver = pair_and_more()
-    models = tuple(sized(name, 6 * GIB) for name in "abc")
-    driver.do(Reloaded(now=driver.now, settings=limited(8 * GIB), models=models))
-    driver.exit("a", code=0)
-    driver.exit("b", code=0)
-    assert sorted(str(state) for state in states(driver, "ab")) == ["LOADING", "PENDING"]
-    assert driver.reserved() == 6 * GIB
-
-
-def test_measured_excess_raises_the_reservation_and_evicts() -> None:
-    driver = pair_and_more()
-    driver.use("b", "r1")
-    driver.say(Subscribe(id=SUBSCRIPTION))
-    footprint = {ord("b"): 5 * GIB}
-    driver.do(Sampled(now=driver.now, footprint_bytes=footprint, machine_bytes=99 * GIB))
-    assert driver.row("b")["reserved_bytes"] == 5 * GIB
-    assert states(driver) == [State.STOPPING, State.READY, State.STOPPED]
-    assert any("because 9.00 GiB of 8.00 GiB are reserved" in note for note in notes(driver))
-    driver.do(Sampled(now=driver.now, footprint_bytes={}, machine_bytes=99 * GIB))
-    assert driver.row("b")["reserved_bytes"] == 5 * GIB, "until its process is gone"
-
-
 def test_reported_bytes_count_and_alone_with_cuda() -> None:
     driver = pair_and_more()
     beat = Heartbeat(
@@ -422,21 +338,6 @@ def test_reported_bytes_count_and_alone_with_cuda() -> None:
     footprint = {ord("a"): 7 * GIB}
     driver.do(Sampled(now=driver.now, footprint_bytes=footprint, machine_bytes=99 * GIB))
     assert driver.row("a")["reserved_bytes"] == 4 * GIB
-
-
-def test_a_reload_that_lowers_the_budget_evicts_down_to_it_and_says_so() -> None:
-    driver = pair_and_more()
-    [key] = driver.serve("r1", model="a")
-    driver.say(Subscribe(id=SUBSCRIPTION))
-    models = tuple(driver.model(name).life.settings for name in "abc")
-    driver.do(Reloaded(now=driver.now, settings=limited(3 * GIB), models=models))
-    assert states(driver) == [State.READY, State.STOPPING, State.STOPPED], "a is busy"
-    assert any("because 8.00 GiB of 3.00 GiB are reserved" in note for note in notes(driver))
-    driver.exit("b", code=0)
-    driver.accept(key, "a")
-    driver.token(key, model="a", finish=FinishReason.STOP)
-    assert driver.state("a") is State.STOPPING
-    assert driver.result_of().finish_reason is FinishReason.STOP
 
 
 def test_pins_that_come_with_a_reload_are_reserved_at_once_and_given_up_with_one() -> None:
@@ -460,31 +361,6 @@ def test_a_pin_that_goes_takes_its_memory_with_it_though_the_model_waits_for_its
     models = (driver.model("a").life.settings, replace(pinned, pinned=False))
     driver.do(Reloaded(now=driver.now, settings=limited(8 * GIB), models=models))
     assert (driver.state("b"), driver.row("b")["reserved_bytes"]) == (State.PENDING, 0)
-
-
-def test_need_without_a_given_size_is_the_estimate() -> None:
-    need = Need(
-        weights=Figure(size_bytes=5 * GIB, source=Source.ESTIMATED),
-        own=Figure(size_bytes=GIB, source=Source.ESTIMATED),
-        layers=(),
-        layers_source=Source.ESTIMATED,
-        context_tokens=100,
-        least_tokens=100,
-        max_rows=1,
-    )
-    driver = MemoryDriver([entry("a"), entry("b"), sized("c", 3 * GIB)], limited(8 * GIB))
-    driver.do(Appraised(now=driver.now, needs={ModelName("a"): need, ModelName("c"): need}))
-    assert [driver.row(name)["needed_bytes"] for name in "abc"] == [6 * GIB, 0, 3 * GIB]
-    driver.bring_up("a")
-    assert driver.reserved() == 6 * GIB
-
-
-def test_without_a_budget_nothing_is_refused_and_nothing_goes() -> None:
-    models = [sized("a", 400 * GIB, pinned=True), sized("b", 400 * GIB)]
-    driver = MemoryDriver(models, limited(0, budget=None))
-    driver.bring_up("a", "b")
-    assert states(driver, "ab") == [State.READY, State.READY]
-    assert driver.core.status(driver.now)["memory"]["budget_bytes"] is None
 
 
 # Models that are no longer wanted
@@ -525,41 +401,6 @@ def test_a_preload_that_was_refused_still_waits_when_a_request_is_refused() -> N
     driver.ask("r1", "a")
     assert driver.errors() == {"r1": ErrorCode.INSUFFICIENT_MEMORY}
     assert (driver.state("a"), driver.row("a")["why"]) == (State.PENDING, "preload")
-
-
-def swapped_out() -> SwapDriver:
-    """`a` has made room for `b`; its one request waits for its next turn."""
-    driver = rivals()
-    driver.stream("a", "r1")
-    driver.ask("r2", "b")
-    driver.swap("a")
-    assert states(driver, "ab") == [State.PENDING, State.LOADING]
-    return driver
-
-
-def test_swapped_out_model_stops_without_waiters() -> None:
-    driver = swapped_out()
-    driver.cancel("r1")
-    assert (driver.state("a"), driver.why("a")) == (State.STOPPED, "evict")
-    [key] = driver.turn("b")
-    finish(driver, "b", key)
-    driver.unload("b")
-    driver.exit("b", code=0)
-    assert driver.state("a") is State.STOPPED
-    driver.ask("r3", "a")
-    assert driver.state("a") is State.LOADING
-
-
-def test_swapped_out_model_waits_for_commands_and_paused_requests() -> None:
-    driver = swapped_out()
-    driver.load("a")
-    driver.cancel("r1")
-    assert driver.state("a") is State.PENDING
-    driver = swapped_out()
-    driver.pause("r1")
-    assert driver.state("a") is State.PENDING
-    driver.cancel("r1")
-    assert driver.state("a") is State.STOPPED
 
 
 # Needs of open answers
@@ -618,56 +459,7 @@ def test_crash_keeps_the_memory_of_open_answers(crashes: int) -> None:
     assert driver.reserved() == WITH_LONG
 
 
-def test_model_that_could_not_return_with_its_answer_stays() -> None:
-    """As it was loaded, the one that has been there for longest would fit."""
-    driver = ShortageDriver("ab")
-    driver.start("a", "r1", LONG)
-    driver.start("b", "r2", 100)
-    driver.now += 20.0
-    models = tuple(served(name) for name in "ab")
-    settings = limited(WITH_LONG - 1, min_residency_s=0.0)
-    assert settings.budget is not None
-    driver.do(
-        Reloaded(now=driver.now, settings=settings, models=models, needs=driver.core.fleet.needs)
-    )
-    driver.measure()
-    assert states(driver, "ab") == [State.READY, State.DRAINING]
-    assert not [one for one in driver.terminals.get((ALICE, "r1"), []) if isinstance(one, Failed)]
-
-
 # Events that call for a look
-
-
-@pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """What each look has found."""
-    found: list[object] = []
-
-    def noted(*arguments: Any) -> object:
-        found.append(next_steps(*arguments))
-        return found[-1]
-
-    monkeypatch.setattr(load_looks, "next_steps", noted)
-    return found
-
-
-def whole_answer(driver: Driver) -> None:
-    [key] = driver.serve("r", model="a")
-    driver.accept(key, "a")
-    driver.token(key, model="a")
-    driver.beat(model="a")
-    driver.token(key, model="a", finish=FinishReason.STOP)
-
-
-def test_requests_that_come_and_go_are_no_reason_to_look(looks: list[object]) -> None:
-    driver = MemoryDriver([sized("a", GIB), sized("b", GIB)], limited(2 * GIB))
-    driver.bring_up("a", "b")
-    whole_answer(driver)
-    assert looks[-1] is None, "nothing was found, once what came before had settled"
-    looks.clear()
-    for _ in range(3):
-        whole_answer(driver)
-    assert looks == []
 
 
 def measure(driver: MemoryDriver, **footprints: int) -> None:
@@ -676,139 +468,10 @@ def measure(driver: MemoryDriver, **footprints: int) -> None:
     driver.do(Sampled(now=driver.now, footprint_bytes=footprint, machine_bytes=99 * GIB))
 
 
-CHANGES: dict[str, Callable[[MemoryDriver], object]] = {
-    "a load": lambda driver: driver.load("c"),
-    "an unload": lambda driver: driver.unload("a"),
-    "a crash": lambda driver: driver.exit("a"),
-    "a measurement": lambda driver: measure(driver, a=5),
-    "a reload": lambda driver: driver.do(
-        Reloaded(
-            now=driver.now,
-            settings=limited(4 * GIB),
-            models=(sized("a", 4 * GIB), sized("b", 4 * GIB)),
-            caller=None,
-            later=(),
-        )
-    ),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_changes_trigger_a_look_for_loads(change: str, looks: list[object]) -> None:
-    driver = pair_and_more()
-    driver.use("a", "first")
-    driver.use("a", "second")
-    looks.clear()
-    driver.use("b", "third")
-    assert looks == []
-    CHANGES[change](driver)
-    assert looks
-
-
-def test_a_model_that_grows_while_it_is_busy_goes_once_it_is_idle() -> None:
-    """More is reserved than there is, and nothing else happens than that its request ends."""
-    driver = pair_and_more()
-    [key] = driver.serve("r", model="a")
-    [other] = driver.serve("s", model="b")
-    driver.accept(key, "a")
-    driver.accept(other, "b")
-    driver.now += 20.0
-    measure(driver, a=6, b=4)
-    driver.now += 20.0
-    measure(driver, a=6, b=4)
-    assert states(driver, "ab") == [State.READY, State.READY]
-    driver.row_ends("a", key)
-    assert driver.state("a") is State.STOPPING
-
-
 # parallel_loads
 
 NAMES = ("a", "b", "c", "d")
 
 
-def started(parallel_loads: int, *names: str) -> Driver:
-    settings = CoreSettings(parallel_loads=parallel_loads)
-    return Driver([entry(name) for name in names or NAMES], settings)
-
-
 def loading(driver: Driver) -> str:
     return "".join(name for name in NAMES if driver.state(name) is State.LOADING)
-
-
-def load_all(driver: Driver) -> None:
-    for name in NAMES:
-        driver.load(name)
-
-
-@pytest.mark.parametrize(("most", "first"), [(1, "a"), (2, "ab"), (3, "abc"), (9, "abcd")])
-def test_as_many_load_at_once_as_the_configuration_allows(most: int, first: str) -> None:
-    driver = started(most)
-    load_all(driver)
-    assert loading(driver) == first
-    for name in NAMES[len(first) :]:
-        assert driver.row(name)["progress"]["phase"] == "waiting for turn"
-
-
-def test_each_load_that_ends_lets_the_next_one_begin() -> None:
-    driver = started(2)
-    load_all(driver)
-    driver.come_up("b")
-    assert loading(driver) == "ac"
-    driver.spawned("a")
-    driver.exit("a", code=65)  # a folder that no attempt can load
-    assert driver.state("a") is State.FAILED
-    assert loading(driver) == "cd"
-
-
-@pytest.mark.parametrize("most", [1, 2])
-def test_after_a_crash_a_model_waits_for_no_other_load(most: int) -> None:
-    driver = started(most)
-    driver.load("a")
-    driver.come_up("a")
-    for name in "bcd":
-        driver.load(name)
-    assert loading(driver) == "bcd"[:most]
-    driver.exit("a")
-    assert loading(driver) == "a" + "bcd"[:most]
-
-
-def test_after_a_crash_models_wait_for_each_other() -> None:
-    driver = started(2)
-    for name in "abc":
-        driver.load(name)
-        driver.come_up(name)
-    for name in "abc":
-        driver.exit(name)
-    assert loading(driver) == "ab"
-    driver.come_up("a")
-    assert loading(driver) == "bc"
-
-
-def test_a_load_waits_for_those_after_a_crash() -> None:
-    driver = started(2)
-    for name in "ab":
-        driver.load(name)
-        driver.come_up(name)
-    for name in "ab":
-        driver.exit(name)
-    driver.load("c")
-    assert loading(driver) == "ab"
-    driver.come_up("b")
-    assert loading(driver) == "ac"
-
-
-def test_a_reload_changes_how_many_may_load() -> None:
-    driver = started(1)
-    load_all(driver)
-    settings = CoreSettings(parallel_loads=3)
-    entries = tuple(entry(name) for name in NAMES)
-    driver.do(Reloaded(now=driver.now, settings=settings, models=entries))
-    assert loading(driver) == "abc"
-    fewer = replace(settings, parallel_loads=1)
-    driver.do(Reloaded(now=driver.now, settings=fewer, models=entries))
-    assert loading(driver) == "abc", "what loads is not disturbed"
-    for name in "ab":
-        driver.come_up(name)
-        assert "d" not in loading(driver)
-    driver.come_up("c")
-    assert loading(driver) == "d"

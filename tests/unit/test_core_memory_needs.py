@@ -12,8 +12,7 @@ from mlxsup.protocol.client_messages import Failed, Load, Subscribe
 from mlxsup.protocol.context_length import MAX_CONTEXT_LENGTH
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.ids import ModelName, RequestId
-from mlxsup.protocol.states import State, WorkerPhase
-from mlxsup.protocol.worker_messages import Heartbeat
+from mlxsup.protocol.states import State
 from mlxsup.supervisor.config.values import parse_size
 from mlxsup.supervisor.core.actions import AdoptLaunch, AppraiseLaunch, Finish, NeedRaised, Spawn
 from mlxsup.supervisor.core.events import Appraised, Reloaded, ShutdownAsked
@@ -25,7 +24,7 @@ from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
 from support.core_driver import LAUNCH, Driver, entry
 from support.core_looks import ALICE
 from support.core_memory import SUBSCRIPTION, MemoryDriver, limited, notes, sized, states
-from support.core_rows import CONTEXT, FIXED, ONE_ROW, RowsDriver, bytes_for, need_of, served
+from support.core_rows import FIXED, ONE_ROW, RowsDriver, bytes_for, need_of, served
 from support.needs import GIB, MIB, need
 
 # `memory` of an entry
@@ -37,14 +36,6 @@ ENOUGH = FIXED + SHORT
 def driver_of(given_bytes: int, **changes: object) -> RowsDriver:
     """One model with this `memory`, and far more budget."""
     return RowsDriver("a", 10**9, {"a": need_of(given=given_bytes, **changes)})
-
-
-def test_enough_for_one_short_request_is_enough() -> None:
-    driver = driver_of(ENOUGH)
-    driver.bring_up("a")
-    assert driver.state("a") is State.READY
-    assert (driver.budget("a"), driver.reserved()) == (SHORT, ENOUGH)
-    assert driver.begin("a", "r1", prompt=100) in driver.model("a").running
 
 
 @pytest.mark.parametrize("given_bytes", [ENOUGH - 1, FIXED, 1])
@@ -162,29 +153,6 @@ def test_out_of_memory_raises_the_next_reservation() -> None:
     assert row["needed_bytes"] == row["reserved_bytes"] == MODEL + LEAST
 
 
-def test_raise_is_not_given_to_rows() -> None:
-    driver = RowsDriver("a", MODEL + 10_000)
-    driver.bring_up("a")
-    assert driver.budget("a") == ONE_ROW + 10_000
-    driver.exit("a", code=75)
-    driver.come_up("a")
-    assert driver.budget("a") == ONE_ROW + 10_000 - LEAST
-    assert driver.reserved() == MODEL + 10_000
-
-
-def test_raise_counts_the_footprint_without_caches() -> None:
-    driver = RowsDriver("a", 10 * MODEL)
-    driver.bring_up("a")
-    planned = driver.reserved()
-    beat = Heartbeat(
-        step=0, phase=WorkerPhase.IDLE, phase_s=0.0, budget=1, cache_bytes=1000, prefix_bytes=500
-    )
-    driver.worker(beat, "a")
-    driver.measure(a=planned + 9000)
-    driver.exit("a", code=75)
-    assert need_raised(driver) == [7500]
-
-
 def test_a_load_that_runs_out_of_memory_counts() -> None:
     driver = RowsDriver("a", 10 * MODEL)
     driver.load("a")
@@ -193,21 +161,6 @@ def test_a_load_that_runs_out_of_memory_counts() -> None:
     driver.exit("a", code=75)
     assert need_raised(driver) == [6000]
     assert driver.row("a")["needed_bytes"] == MODEL + 6000
-
-
-@pytest.mark.parametrize("code", [0, 1, 70, 72])
-def test_only_out_of_memory_raises_a_need(code: int) -> None:
-    driver = RowsDriver("a", 10 * MODEL)
-    driver.bring_up("a")
-    driver.exit("a", code=code)
-    assert (need_raised(driver), driver.row("a")["raised_bytes"]) == ([], 0)
-
-
-def test_a_kill_raises_nothing() -> None:
-    driver = RowsDriver("a", 10 * MODEL)
-    driver.bring_up("a")
-    driver.exit("a", signal="SIGKILL")
-    assert need_raised(driver) == []
 
 
 def test_given_memory_is_never_raised() -> None:
@@ -242,36 +195,6 @@ def test_a_smaller_budget_takes_the_raise_back_first() -> None:
     assert driver.row("a")["raised_bytes"] == 50
 
 
-def test_an_answer_that_needs_all_there_is_gets_it_from_the_raise() -> None:
-    longest = bytes_for(1, 6000 + 256)
-    driver = RowsDriver("a", FIXED + longest)
-    driver.bring_up("a")
-    driver.exit("a", code=75)
-    driver.come_up("a")
-    assert driver.budget("a") == longest - LEAST
-    key = driver.begin("a", "r", prompt=6000)
-    driver.confirm("a")
-    driver.now += 1
-    driver.measure()
-    assert driver.budget("a") == longest
-    driver.end("a", key)
-    assert driver.errors() == {}
-
-
-def test_no_more_of_the_raise_gives_way_than_an_answer_needs() -> None:
-    longest = bytes_for(1, 6000 + 256)
-    driver = RowsDriver("a", FIXED + longest)
-    driver.bring_up("a")
-    driver.exit("a", code=75)
-    driver.come_up("a")
-    prompt = 6000 - LEAST // 4
-    driver.begin("a", "r", prompt=prompt)
-    driver.confirm("a")
-    driver.now += 1
-    driver.measure()
-    assert longest - LEAST < driver.budget("a") == bytes_for(1, prompt + 256) < longest
-
-
 def test_raise_gives_way_to_a_begun_answer() -> None:
     longest = bytes_for(1, 6000 + 256)
     driver = RowsDriver("a", FIXED + longest)
@@ -294,28 +217,6 @@ def test_a_pinned_model_is_raised_no_further_than_the_budget() -> None:
         driver.exit(name, code=75)
     assert [driver.row(name)["raised_bytes"] for name in "ab"] == [9, 0]
     assert driver.reserved() == 2 * MODEL + 9
-
-
-def test_appraisal_replaces_a_raise() -> None:
-    driver = RowsDriver("a", 10 * MODEL)
-    driver.bring_up("a")
-    driver.exit("a", code=75)
-    remembered: dict[ModelName, Need] = {ModelName("a"): replace(need_of(), raised_bytes=123)}
-    driver.do(Appraised(now=driver.now, needs=remembered))
-    assert driver.row("a")["raised_bytes"] == 123
-    driver.do(Appraised(now=driver.now, needs={ModelName("a"): need_of(context=CONTEXT - 1)}))
-    assert driver.row("a")["raised_bytes"] == 0, "its files have changed"
-
-
-def test_a_process_of_an_older_entry_raises_nothing() -> None:
-    driver = RowsDriver("a", 10 * MODEL)
-    driver.bring_up("a")
-    driver.begin("a", "r")
-    entry = served("a")
-    changed = replace(entry, launch=replace(entry.launch, context_length=77))
-    driver.do(Reloaded(now=driver.now, settings=limited(10 * MODEL), models=(changed,)))
-    driver.exit("a", code=75)
-    assert need_raised(driver) == []
 
 
 def test_unknown_need_keeps_its_process_reserved() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import hypothesis
 import pytest
@@ -28,7 +28,6 @@ from mlxsup.supervisor.core.memory.plan import Candidate, make_plan
 from mlxsup.supervisor.core.memory.planner import (
     Admit,
     Evict,
-    GiveBack,
     Refuse,
     Resident,
     Standing,
@@ -84,33 +83,6 @@ def test_plan_evicts_no_more_than_needed() -> None:
     assert found.models == (B,)
 
 
-def test_a_request_waits_until_enough_models_are_ripe() -> None:
-    early = held(A, 4, used_at=99.0, ripe_at=105.0)
-    late = held(B, 4, used_at=98.0, ripe_at=110.0)
-    assert verdict(4, early, late) == Wait(
-        reason="needs 4.00 GiB, 0.0 MiB is free: a is idle, but not for long enough", until=105.0
-    )
-    found = verdict(8, early, late)
-    assert isinstance(found, Wait)
-    assert found.until == 110.0
-
-
-def test_plan_waits_for_an_ending_process() -> None:
-    """It is wanted again, and the next one needs 2 of its 6 GiB."""
-    ending = replace(held(A, 6, Standing.BUSY), spare_bytes=4 * GIB, is_ending=True)
-    waits = Wait(reason="needs 6.00 GiB, 2.00 GiB is free: a is about to go", is_under_way=True)
-    assert verdict(6, ending) == waits
-    giving = replace(held(B, 2, Standing.BUSY), spare_bytes=GIB)
-    assert verdict(5, ending, giving) == Wait(
-        reason="needs 5.00 GiB, 0.0 MiB is free: a is about to go",
-        is_under_way=True,
-        takes_spare=True,
-    )
-    less, more = replace(ending, reserved_bytes=4 * GIB, spare_bytes=GIB), held(B, 4, Standing.BUSY)
-    found = verdict(2, less, replace(more, spare_bytes=3 * GIB))
-    assert isinstance(found, GiveBack), "what the other gives back is enough"
-
-
 def test_refusal_names_its_blockers_I4() -> None:
     pinned, stuck = held(A, 3, Standing.PINNED), held(B, 2, Standing.STUCK)
     assert verdict(4, pinned, stuck, held(C, 3)) == Refuse(
@@ -118,21 +90,6 @@ def test_refusal_names_its_blockers_I4() -> None:
         " b has a process that cannot be ended and holds 2.00 GiB",
         blockers=(A, B),
     )
-
-
-def test_plan_waits_for_rows_of_pinned_models() -> None:
-    pinned = replace(held(A, 6, Standing.PINNED), never_bytes=3 * GIB)
-    assert verdict(5, pinned, held(B, 1, Standing.BUSY)) == Wait(
-        reason="needs 5.00 GiB, 1.00 GiB is free: b is busy; a is pinned and holds 6.00 GiB for now"
-    )
-    giving = replace(pinned, spare_bytes=2 * GIB)
-    assert isinstance(verdict(4, giving), GiveBack)
-    assert verdict(5, giving) == Wait(
-        reason="needs 5.00 GiB, 2.00 GiB is free: a is pinned and holds 4.00 GiB for now"
-    )
-    found = verdict(6, pinned)
-    assert isinstance(found, Refuse)
-    assert found.reason == "needs 6.00 GiB of 8.00 GiB: a is pinned and holds 3.00 GiB"
 
 
 def test_pinned_models_must_fit_together() -> None:
@@ -373,23 +330,6 @@ def test_a_situation(one: Situation) -> None:
     assert made.fits == (one.change == "")
 
 
-def test_rows_share_the_rest_of_the_budget() -> None:
-    models = [candidate("a", need(rows=4)), candidate("b", need(rows=2))]
-    made = make_plan(models, 2 * GIB + 5 * ROW)
-    assert [(place.rows, place.memory_bytes) for place in made.placements] == [
-        (3, GIB + 3 * ROW),
-        (2, GIB + 2 * ROW),
-    ]
-    assert made.reserved_bytes == 2 * (GIB + ROW)
-
-
-@pytest.mark.parametrize(("budget_bytes", "rows"), [(GIB // 2, 0), (GIB + ROW // 2, 1)])
-def test_who_does_not_fit_has_a_shorter_row_or_none(budget_bytes: int, rows: int) -> None:
-    [place] = make_plan([candidate("a", need(rows=4))], budget_bytes).placements
-    assert (place.is_placed, place.rows) == (False, rows)
-    assert (0 < place.context_tokens < 1024) == (rows == 1)
-
-
 def test_change_lowers_contexts_before_preloads() -> None:
     models = [candidate(name, need(GIB, least=2048)) for name in "ab"]
     change = find_change(models, budget(2 * (GIB + GROWTH) + 2 * 600 * MIB))
@@ -518,20 +458,6 @@ def test_a_pinned_model_has_its_memory_before_those_that_stand_above_it() -> Non
     assert (q.is_placed, p.is_placed) == (False, True)
 
 
-def test_a_pinned_model_keeps_its_memory_while_it_is_not_loaded() -> None:
-    models = [sized("p", 4, is_pinned=True, is_resident=False), sized("q", 2)]
-    made = make_plan(models, 5 * GIB)
-    p, q = made.placements
-    assert (p.is_placed, p.goes, p.missing_bytes) == (False, (), 0)
-    assert (q.is_placed, q.missing_bytes) == (False, GIB)
-    assert made.reserved_bytes == 4 * GIB
-
-
-def test_plan_evicts_unpinned_models_only() -> None:
-    models = [sized("p", 2, is_pinned=True), sized("q", 2), sized("r", 3, is_resident=False)]
-    assert make_plan(models, 5 * GIB).placements[2].goes == ("q",)
-
-
 crowds = st.lists(st.tuples(st.integers(1, 4), st.booleans()), min_size=2, max_size=4)
 
 
@@ -579,28 +505,6 @@ def test_to_unpin_is_advice() -> None:
 
 
 # Needs counted from cache layers
-
-
-def test_a_need_is_weights_process_and_a_row() -> None:
-    one = need(GIB, least=1024, context=4096, rows=4)
-    assert one.fixed_bytes == GIB
-    assert one.needed_bytes == GIB + GROWTH + 1024 * MIB
-    assert one.whole_row_bytes == GIB + GROWTH + 4096 * MIB
-    assert one.wanted_bytes == GIB + 4 * (GROWTH + 4096 * MIB)
-
-
-def test_given_memory_is_the_need() -> None:
-    one = need(GIB, least=1024, context=4096, given=3 * GIB)
-    assert (one.needed_bytes, one.whole_row_bytes, one.wanted_bytes) == (3 * GIB,) * 3
-    assert one.tokens_in(one.needed_bytes) == 2048 - 256
-
-
-@pytest.mark.parametrize(
-    ("size", "tokens"),
-    [(GIB - 1, 0), (GIB + GROWTH, 0), (GIB + GROWTH + 7 * MIB, 7), (99 * GIB, 4096)],
-)
-def test_the_context_in_so_much_memory(size: int, tokens: int) -> None:
-    assert need(GIB, least=1024, context=4096).tokens_in(size) == tokens
 
 
 def test_the_rows_in_so_much_memory() -> None:

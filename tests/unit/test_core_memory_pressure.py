@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mlxsup.protocol.client_messages import Failed, Reply, Subscribe
 from mlxsup.protocol.ids import Generation, ModelName, RequestId
-from mlxsup.protocol.states import Priority, State, WorkerPhase
+from mlxsup.protocol.states import State, WorkerPhase
 from mlxsup.protocol.worker_messages import Exit, GiveBack, Heartbeat, PauseRow
 from mlxsup.supervisor.core.actions import BudgetChanged, SendToWorker
 from mlxsup.supervisor.core.events import Caller, FilesSeen, Reloaded, Sampled
@@ -23,10 +23,8 @@ from mlxsup.supervisor.core.memory.pressure import (
     Reading,
     Squeeze,
     Strain,
-    room_bytes,
     squeezed,
 )
-from mlxsup.supervisor.core.model import ASK_AGAIN_S
 from mlxsup.supervisor.core.settings import ModelSettings
 
 from support.core_looks import ALICE
@@ -58,22 +56,6 @@ def after(*rooms: int | None, start: Squeeze | None = None, whole: int = WHOLE) 
     for second, room in enumerate(rooms):
         state = squeezed(state, room, whole, float(second))
     return state
-
-
-@pytest.mark.parametrize(
-    ("available", "strain", "room"),
-    [
-        (100, Strain.UNSAID, 1000),
-        (350, Strain.UNSAID, 1250),
-        (0, Strain.UNSAID, 900),
-        (350, Strain.STALLED, 1150),
-        (0, Strain.EASY, None),
-    ],
-)
-def test_room_bytes(available: int, strain: Strain, room: int | None) -> None:
-    assert room_bytes(reading(available, strain), 1000) == room
-    assert room_bytes(None, 1000) is None
-    assert room_bytes(reading(0), 40) == 0, "never below nothing"
 
 
 def test_budget_is_raised_after_ten_calm_seconds() -> None:
@@ -196,17 +178,6 @@ def test_pressure_evicts_idle_models() -> None:
     assert (shown["shortage"], shown["over_bytes"]) == (SHORTAGE, 0)
 
 
-def test_busy_models_stay_and_the_excess_is_shown() -> None:
-    driver = pair_and_more()
-    driver.serve("r1", model="a")
-    [key] = driver.serve("r2", model="b")
-    sample(driver, 0, a=4, b=4)
-    assert states(driver, "ab") == [State.READY] * 2
-    assert memory(driver)["over_bytes"] == 8 * GIB - memory(driver)["effective_budget_bytes"] > 0
-    driver.row_ends("b", key)
-    assert driver.state("b") is State.STOPPING, "as soon as it is idle"
-
-
 def test_caches_are_reclaimed_before_eviction() -> None:
     driver = pair_and_more()
     driver.say(Subscribe(id=SUBSCRIPTION))
@@ -224,20 +195,6 @@ def test_caches_are_reclaimed_before_eviction() -> None:
     assert states(driver, "ab") == [State.READY, State.READY], (
         "2 GiB more are available, 2 less held"
     )
-
-
-def test_outgrown_reservation_shrinks_after_reclaim() -> None:
-    driver = pair_and_more()
-    beat(driver, "a", cache_gib=1)
-    sample(driver, 9, a=5, b=4)
-    assert (driver.reserved(), asked(driver)) == (9 * GIB, ["a"])
-    beat(driver, "a")
-    sample(driver, 9, a=3.5, b=4)
-    assert driver.reserved() == 8 * GIB, "never less than it was started with"
-    assert states(driver, "ab") == [State.READY] * 2
-    driver.now += ASK_AGAIN_S
-    sample(driver, 9, a=4.5, b=3)
-    assert driver.reserved() == int(8.5 * GIB), "what is measured above counts as before"
 
 
 def test_who_gives_back_nothing_is_evicted_at_the_next_measurement() -> None:
@@ -294,24 +251,6 @@ def test_model_within_the_whole_budget_waits_for_the_rest() -> None:
     [failed] = driver.sent(Failed)
     assert failed.error["code"] == "insufficient_memory"
     assert failed.error["detail"]["budget_bytes"] == 8 * GIB
-
-
-def test_ending_process_does_not_lower_the_budget() -> None:
-    driver = pair_and_more()
-    driver.unload("a")
-    sample(driver, 0.5, b=4)
-    assert budgets(driver) == [], "it is measured at nothing, and its memory is not free yet"
-    driver.exit("a", code=0)
-    sample(driver, 4.5, b=4)
-    assert budgets(driver) == []
-
-
-def test_memory_that_does_not_come_back_after_an_exit_is_not_promised_again() -> None:
-    driver = pair_and_more()
-    driver.unload("a")
-    driver.exit("a", code=0)
-    sample(driver, 0.5, b=4)
-    assert budgets(driver) == [int(4 * GIB) // (8 * GIB // 50) * (8 * GIB // 50)]
 
 
 def test_a_reload_keeps_the_budget_lowered_and_says_how_much_must_go() -> None:
@@ -395,36 +334,6 @@ def test_a_busy_model_goes_while_others_need_memory_and_its_stream_continues_lat
     assert not isinstance(driver.terminals[ALICE, "a"][0], Failed)
 
 
-def test_a_reload_that_lowers_the_budget_swaps_down_to_it() -> None:
-    driver = crowd()
-    driver.say(Subscribe(id=SUBSCRIPTION))
-    for name in "ab":
-        driver.stream(name, name)
-    driver.now += TURN_S
-    reload(driver, "ab", budget_gib=6)
-    assert (
-        "swapped out because what is loaded needs more than memory_budget: 8.00 GiB of 6.00 GiB"
-        in (" ".join(notes(driver)))
-    )
-    driver.gone("a")
-    assert states(driver, "ab") == [State.PENDING, State.READY]
-    assert driver.passes_until("b") <= 21, "they take turns from now on"
-    driver.gone("b")
-    assert driver.spawns() == ["a"]
-
-
-def test_as_many_go_as_are_needed_and_the_rest_stays() -> None:
-    driver = crowd("abcd", 2)
-    for name in "abcd":
-        driver.stream(name, name)
-    driver.now += TURN_S
-    sample(driver, -2, a=2, b=2, c=2, d=2)  # 2.5 GiB must go
-    stays, goes = State.READY, State.DRAINING
-    assert states(driver, "abcd") == [goes, goes, stays, stays]
-    short(driver, 2, "abcd")
-    assert states(driver, "abcd") == [goes, goes, stays, stays], "they are enough"
-
-
 def test_nobody_goes_while_workers_may_still_give_back() -> None:
     driver = crowd()
     for name in "ab":
@@ -435,16 +344,6 @@ def test_nobody_goes_while_workers_may_still_give_back() -> None:
     assert states(driver, "ab") == [State.READY] * 2
     short(driver)
     assert states(driver, "ab") == [State.DRAINING, State.READY], "it was not enough"
-
-
-def test_the_lowest_class_goes_first() -> None:
-    driver = crowd("abc")
-    classes = (Priority.INTERACTIVE, Priority.NORMAL, Priority.BATCH)
-    for name, priority in zip("abc", classes, strict=True):
-        driver.stream(name, name, priority=priority)
-    driver.now += TURN_S
-    short(driver, names="abc")
-    assert states(driver) == [State.READY, State.READY, State.DRAINING]
 
 
 def test_one_serving_model_always_stays() -> None:
@@ -469,51 +368,6 @@ def test_pinned_and_unresumable_models_stay() -> None:
     driver.now += TURN_S
     sample(driver, -9, a=4, b=4, c=4)
     assert states(driver) == [State.READY, State.READY, State.DRAINING]
-
-
-@pytest.mark.parametrize("budget_gib", [3, 4])
-def test_only_models_that_can_return_are_swapped_out(budget_gib: int) -> None:
-    driver = crowd()
-    for name in "ab":
-        driver.stream(name, name)
-    driver.now += TURN_S
-    reload(driver, "ab", budget_gib=budget_gib)
-    sample(driver, 9, a=4, b=4)
-    first = State.READY if budget_gib == 3 else State.DRAINING
-    assert states(driver, "ab") == [first, State.READY], "without room its answers would end"
-
-
-def test_with_swap_off_nobody_goes() -> None:
-    driver = crowd(swap=False)
-    for name in "ab":
-        driver.stream(name, name)
-    driver.now += TURN_S
-    short(driver)
-    assert states(driver, "ab") == [State.READY] * 2
-
-
-def test_no_swap_without_a_shortage() -> None:
-    driver = SwapDriver([sized(name, 4 * GIB) for name in "abc"], limited(8 * GIB))
-    driver.bring_up("a", "b")
-    for name in "ab":
-        driver.stream(name, name)
-    short(driver)
-    driver.now += TURN_S
-    sample(driver, 0.5, a=4, b=4)
-    assert memory(driver)["effective_budget_bytes"] < 8 * GIB
-    driver.ask("r1", "c")
-    assert states(driver) == [State.READY, State.READY, State.PENDING]
-    assert driver.told(PauseRow) == []
-
-
-def test_no_swap_for_a_grown_process() -> None:
-    driver = crowd()
-    for name in "ab":
-        driver.stream(name, name)
-    driver.now += TURN_S
-    sample(driver, 9, a=5, b=4)
-    assert memory(driver)["over_bytes"] == GIB
-    assert states(driver, "ab") == [State.READY] * 2, "it would be back at once, and grow again"
 
 
 def test_swap_is_called_off_when_memory_is_back() -> None:
@@ -617,31 +471,6 @@ def test_paused_answers_keep_it_if_they_have_begun(is_accepted: bool) -> None:
     assert (driver.state("a") is State.READY) is is_accepted
 
 
-def test_a_row_that_the_worker_has_not_accepted_yet_keeps_it() -> None:
-    """It may be accepted before it leaves."""
-    driver = changed()
-    [key] = driver.model("a").running
-    driver.serve("r2", model="a")
-    finish(driver, "a", key)
-    driver.ask("r3", "b")
-    assert driver.stays("a")
-
-
-def test_the_next_in_line_gets_its_turn_instead() -> None:
-    models = [sized("a", 4 * GIB), sized("b", 8 * GIB), sized("c", 4 * GIB), sized("d", 4 * GIB)]
-    driver = SwapDriver(models, limited(8 * GIB, max_queue=64, max_queue_per_client=64))
-    driver.bring_up("a", "d")
-    for name in "ad":
-        driver.stream(name, name)
-    driver.folders.changes["a"] = CHANGE
-    driver.ask("r1", "b")
-    driver.ask("r2", "c")
-    driver.passes_until("d")
-    driver.gone("d")
-    assert driver.spawns() == ["c"], "as long as `a` stays, nothing makes room for `b`"
-    assert driver.state("a") is State.READY
-
-
 def test_another_model_goes_when_memory_is_short() -> None:
     driver = crowd()
     for name in "ab":
@@ -657,29 +486,6 @@ def test_another_model_goes_when_memory_is_short() -> None:
     both.now += TURN_S
     short(both)
     assert states(both, "ab") == [State.READY] * 2
-
-
-def test_files_are_looked_at_when_a_swap_depends_on_it() -> None:
-    driver = rivals()
-    driver.stream("a", "r1")
-    driver.pass_time(60.0)
-    driver.ask("r2", "b")
-    driver.pass_time(19.9)
-    assert driver.folders.looks == []
-    driver.pass_time(0.2)
-    assert (driver.folders.looks, driver.why("a")) == (["a"], "swap")
-
-
-def test_swap_waits_for_a_slow_look() -> None:
-    driver = rivals()
-    driver.folders.is_slow = True
-    driver.stream("a", "r1")
-    driver.ask("r2", "b")
-    driver.pass_time(TURN_S + 60.0)
-    sample(driver, 9)
-    assert (driver.folders.looks, driver.state("a")) == (["a"], State.READY)
-    driver.folders.answer(driver.core, "a", driver.now)
-    assert driver.why("a") == "swap"
 
 
 def test_look_counts_for_some_seconds() -> None:
@@ -709,23 +515,6 @@ def test_files_that_keep_a_model_are_looked_at_again_while_its_answers_are_open(
     for _ in range(int(4 * COUNTS_FOR_S)):
         sample(driver, 9)
     assert driver.folders.looks == ["a"] * 5
-
-
-def test_files_of_all_victims_are_compared_first() -> None:
-    models = [*(sized(name, 2 * GIB) for name in "ab"), sized("c", 4 * GIB)]
-    driver = SwapDriver(models, limited(4 * GIB))
-    driver.bring_up("a", "b")
-    driver.folders.is_slow = True
-    for name in "ab":
-        driver.stream(name, name)
-    driver.ask("r1", "c")
-    driver.pass_time(TURN_S + 10.0)
-    assert sorted(driver.folders.looks) == ["a", "b"]
-    driver.folders.answer(driver.core, "a", driver.now)
-    assert states(driver, "ab") == [State.READY] * 2
-    driver.folders.changes["b"] = CHANGE
-    driver.folders.answer(driver.core, "b", driver.now)
-    assert states(driver, "ab") == [State.READY] * 2, "without `b` it would be for nothing"
 
 
 def test_an_answer_about_an_earlier_process_says_nothing_of_this_one() -> None:

@@ -14,7 +14,6 @@ from mlxsup.protocol.worker_messages import Heartbeat, PauseRow
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.health.blame import (
     APPROACH_TOKENS,
-    MAX_PLACES,
     MAX_QUARANTINED,
     MAX_SUSPECTS,
     PROBATION_S,
@@ -59,18 +58,6 @@ def test_poison_costs_three_crashes_and_no_other_request_P10(signal: str) -> Non
     assert driver.row()["suspects"] == 0
 
 
-def test_exit_70_accuses_and_a_poison_that_is_always_by_itself_costs_three_too() -> None:
-    driver = engine_of(2)
-    driver.serve("poison")
-    assert crash(driver, code=70) == [1]
-    assert driver.row()["alone"] is None
-    assert crash(driver, code=70) == [1]
-    assert driver.row()["alone"] == "poison"
-    driver.exit(code=70)
-    assert driver.errors() == {"poison": ErrorCode.QUARANTINED}
-    assert driver.state() is State.LOADING, "at once: this crash is not counted"
-
-
 @pytest.mark.parametrize(("signal", "code"), [("SIGKILL", None), ("SIGTERM", None), ("", 72)])
 def test_deaths_without_evidence_accuse_no_request(signal: str, code: int | None) -> None:
     driver = engine_of(4)
@@ -81,16 +68,6 @@ def test_deaths_without_evidence_accuse_no_request(signal: str, code: int | None
         assert (driver.row()["suspects"], driver.row()["quarantined"]) == (0, 0)
     driver.token(1, 2, 3, 4, finish=FinishReason.STOP)
     assert driver.errors() == {}
-
-
-def test_deaths_asked_for_and_while_loading_accuse_nobody() -> None:
-    driver = engine_of(2)
-    driver.serve("a")
-    driver.restart(now=True)
-    driver.exit(signal="SIGSEGV")
-    driver.spawned()
-    driver.exit(signal="SIGSEGV")
-    assert driver.row()["suspects"] == 0
 
 
 def test_cancelling_or_sending_again_does_not_clear_suspicion() -> None:
@@ -192,27 +169,6 @@ def test_a_third_quarantine_without_a_completion_means_that_the_engine_is_broken
     assert driver.serve("p1") != [], "all three are lifted"
 
 
-def test_restart_resets_quarantines_in_a_row() -> None:
-    driver = engine_of(2)
-    for number in range(1, 5):
-        driver.serve(f"p{number}")
-        for _ in range(3):
-            crash(driver)
-        if number == 2:
-            driver.restart(now=True)
-            driver.exit(code=0)
-            driver.come_up()
-    assert driver.state() is State.READY
-    assert driver.row()["quarantined"] == 2
-
-
-def test_a_completion_in_between_shows_that_it_is_not() -> None:
-    driver = engine_of(2)
-    quarantine_three(driver, completes_after=2)
-    assert driver.state() is State.READY
-    assert driver.row()["quarantined"] == 3
-
-
 def test_the_crash_that_finds_the_culprit_is_not_counted_in_the_window_P9() -> None:
     restart = RestartSettings(
         max_restarts=2, window_s=1000.0, backoff_initial_s=0.1, backoff_max_s=0.1
@@ -227,35 +183,6 @@ def test_the_crash_that_finds_the_culprit_is_not_counted_in_the_window_P9() -> N
     assert driver.row()["restarts"] == 3, "it is a crash all the same"
     driver.exit()
     assert driver.state() is State.FAILED, "two crashes had been counted before"
-
-
-def test_a_suspect_that_comes_again_has_its_turn_between_others() -> None:
-    driver = engine_of(4)
-    driver.serve("suspect")
-    driver.cancel("suspect")
-    crash(driver)
-    driver.ask("suspect", body=b"suspect")
-    driver.cancel("suspect")
-    crash(driver)
-    [plain] = driver.serve("plain")
-    driver.accept(plain)
-    driver.ask("suspect", body=b"suspect")
-    assert driver.dispatched() == []
-    driver.token(plain)
-    assert driver.told(PauseRow) == [PauseRow(key=plain, keep=False)]
-    driver.row_left(plain)
-    assert driver.row()["alone"] == "suspect"
-    [again] = driver.dispatched()
-    assert finish(driver, again) == [plain]
-
-
-def test_a_turn_is_due_from_some_way_before_the_place_of_a_crash() -> None:
-    blame, place = Blame(), 100
-    suspect, other = Digest(b"suspect"), Digest(b"other")
-    blame.judge(Evidence.ACCUSES, [Held(digest=suspect, tokens=place), Held(digest=other)], 0.0)
-    blame.judge(Evidence.ACCUSES, [Held(digest=other)], 1.0)
-    due = [n for n in range(120) if blame.is_due(Held(digest=suspect, tokens=n))]
-    assert due == list(range(place - APPROACH_TOKENS, 120))
 
 
 def test_tokens_before_a_turn_is_due_do_not_shorten_it() -> None:
@@ -317,29 +244,6 @@ def test_a_kill_over_the_memory_limit_is_taken_for_out_of_memory() -> None:
     driver.worker(beat)
     driver.exit(signal="SIGKILL")
     assert driver.errors() == {"a": ErrorCode.INSUFFICIENT_MEMORY}
-
-
-def test_samples_of_an_earlier_process_do_not_count() -> None:
-    driver = engine_of(4, memory_limit_bytes=1000)
-    driver.serve("a", "b")
-    before = driver.row()["pid"]
-    driver.sample(1000)
-    assert driver.row()["footprint_bytes"] == 1000
-    driver.exit()
-    driver.sample(1001, pid=before)
-    assert driver.row()["footprint_bytes"] == 0
-    driver.come_up(pid=before + 1)
-    driver.sample(1001, pid=before)
-    assert crash(driver, "SIGKILL") == [1, 2], "no kill for memory"
-
-
-def test_new_process_is_not_judged_by_old_samples() -> None:
-    driver = engine_of(4, memory_limit_bytes=1000)
-    driver.serve("a", "b")
-    driver.sample(1001)
-    driver.exit(signal="SIGTERM")
-    driver.come_up()
-    assert crash(driver, "SIGKILL") == [1, 2], "no kill for memory"
 
 
 def killed_holding(driver: Driver, footprint_bytes: int, machine_bytes: int) -> list[RequestKey]:
@@ -424,89 +328,6 @@ def test_a_poison_that_is_sent_again_after_each_failure_costs_three_crashes_P10(
     assert all((b"alice", id) not in driver.terminals for id in "abcde"), keys
 
 
-def test_a_turn_ends_past_the_last_crash_and_no_earlier() -> None:
-    driver = engine_of(2)
-    driver.serve("late", "other")
-    for _ in range(2 * APPROACH_TOKENS):
-        gain(driver, 1)
-    crash(driver)
-    gain(driver, 1)
-    driver.cancel("late")
-    driver.row_left(1)
-    driver.ask("again", body=b"late")  # the same request from its beginning
-    assert crash(driver) == [2]
-    driver.cancel("other")
-    driver.row_left(2)
-    assert driver.row()["alone"] == "again"
-    driver.ask("waits", body=b"other")
-    for _ in range(PROBATION_TOKENS - 1):
-        gain(driver, 3)
-    assert driver.told(PauseRow) == []
-    gain(driver, 3)
-    assert driver.told(PauseRow) == [PauseRow(key=RequestKey(3), keep=False)]
-
-
-def test_the_suspects_of_the_first_crash_take_turns_too_if_they_come_again() -> None:
-    driver = engine_of(4)
-    driver.serve("a", "b")
-    crash(driver)
-    driver.cancel("b")
-    driver.row_left(2)
-    driver.serve("c")
-    assert crash(driver) == [1]
-    assert driver.row()["on_probation"] == 3
-    driver.ask("b again", body=b"b")
-    assert prove(driver, 1) == [3]
-    assert prove(driver, 3) == [4]
-
-
-def test_of_equal_requests_the_one_that_had_come_furthest_counts() -> None:
-    driver = engine_of(2)
-    driver.ask("far", body=b"same")
-    for _ in range(9):
-        gain(driver, 1)
-    driver.ask("near", body=b"same")
-    crash(driver)
-    gain(driver, 1)
-    assert crash(driver) == [1], "it is near the place of the crash, and has its turn"
-    driver.cancel("far")
-    driver.row_left(1)
-    assert driver.dispatched() == [2]
-    driver.ask("third", body=b"same")
-    for _ in range(10 + PROBATION_TOKENS - 1):
-        gain(driver, 2)
-    assert driver.row()["on_probation"] == 1
-    gain(driver, 2)
-    assert driver.row()["on_probation"] == 0
-
-
-def test_a_suspect_that_is_sent_again_runs_in_company_until_it_is_near_the_crash() -> None:
-    driver = engine_of(4)
-    driver.serve("long", "other")
-    for _ in range(APPROACH_TOKENS + 20):
-        driver.token(1)
-    crash(driver)
-    driver.cancel("other")
-    driver.row_left(2)
-    assert crash(driver) == [1]
-    driver.cancel("long")
-    driver.row_left(1)
-    [again, new] = driver.serve("long") + driver.serve("new")
-    driver.accept(again)
-    driver.accept(new)
-    for _ in range(20 - 1):
-        driver.token(again, new)
-        assert (driver.row()["alone"], driver.told(PauseRow)) == (None, [])
-    driver.token(again, new)
-    assert [told.key for told in driver.told(PauseRow)] == [again, new]
-    driver.row_left(new)
-    assert driver.dispatched() == []
-    driver.row_left(again)
-    assert driver.dispatched() == [again], "alone, from the place where it was"
-    driver.exit(signal="SIGSEGV")
-    assert driver.errors() == {"long": ErrorCode.QUARANTINED}
-
-
 def test_time_proves_nothing() -> None:
     driver = engine_of(2)
     driver.serve("a", "b")
@@ -586,73 +407,6 @@ def test_a_turn_is_had_alone_so_that_no_other_strike_is_taken_for_it() -> None:
     assert driver.errors() == {"poison": ErrorCode.QUARANTINED}
 
 
-def test_a_suspect_passes_each_place_of_its_crashes_alone() -> None:
-    driver = engine_of(4)
-    driver.serve("a", "b")
-    for _ in range(APPROACH_TOKENS + 20):
-        gain(driver, 1)
-    crash(driver)
-    driver.cancel("a")
-    driver.row_left(1)
-    [again] = driver.serve("a")
-    for key in (2, again):
-        driver.accept(key)
-    for _ in range(4):
-        gain(driver, again)
-    assert crash(driver) == [2]
-    assert prove(driver, 2) == [again]
-    assert prove(driver, again) == [2], "past the second place, and far from the first one"
-    assert (driver.row()["alone"], driver.row()["on_probation"]) == (None, 1)
-    for _ in range(20 - PROBATION_TOKENS - 4 - 1):
-        assert driver.told(PauseRow) == []
-        gain(driver, again, 2)
-    gain(driver, again, 2)
-    assert [told.key for told in driver.told(PauseRow)] == [again, 2]
-    driver.row_left(again)
-    driver.row_left(2)
-    assert driver.dispatched() == [again]
-    for _ in range(APPROACH_TOKENS + PROBATION_TOKENS):
-        assert driver.row()["alone"] == "a"
-        gain(driver, again)
-    assert driver.row()["on_probation"] == 0
-    assert driver.dispatched() == [2]
-
-
-def test_the_places_of_a_suspect_are_bounded() -> None:
-    recovery, digest = Blame(), Digest(b"d")
-    rows = [Held(digest=digest, tokens=100 * n) for n in range(MAX_PLACES + 5)]
-    for _ in range(2):
-        recovery.judge(Evidence.ACCUSES, rows, 0.0)
-    due = [one.tokens for one in rows if recovery.is_due(one)]
-    assert due == [100 * n for n in range(5, MAX_PLACES + 5)]
-
-
-def test_tokens_that_come_at_once_prove_nothing_before_their_time() -> None:
-    driver = engine_of(2)
-    driver.serve("a", "b")
-    crash(driver)
-    assert crash(driver) == [1]
-    for _ in range(50):
-        driver.token(1)
-        assert driver.told(PauseRow) == []
-    driver.pass_time(2 * PROBATION_S)
-    driver.token(1)
-    assert driver.told(PauseRow) == [PauseRow(key=RequestKey(1), keep=False)]
-
-
-def test_the_time_of_a_turn_counts_afresh_in_each_life() -> None:
-    driver = engine_of(2)
-    driver.serve("a", "b")
-    crash(driver)
-    crash(driver)
-    driver.token(1)
-    driver.pass_time(1.0)
-    assert crash(driver, "SIGKILL") == [1]
-    for _ in range(PROBATION_TOKENS):
-        driver.token(1)
-        assert driver.told(PauseRow) == []
-
-
 def test_three_poisons_do_not_make_an_engine_broken_in_which_others_come_past_their_crash() -> None:
     driver = engine_of(8)
     poisons = {2, 4, 6}
@@ -729,16 +483,6 @@ def test_a_suspect_that_waits_for_the_others_and_may_not_be_resumed_ends_with_it
     assert driver.errors() == {"a": ErrorCode.WORKER_CRASHED}
 
 
-def test_a_new_request_that_may_not_be_resumed_waits_until_no_turn_is_due() -> None:
-    driver = engine_of(4)
-    driver.serve("a", "b")
-    crash(driver)
-    assert crash(driver) == [1]
-    driver.ask("new", body=b"new", resume=False)
-    assert prove(driver, 1) == [2]
-    assert prove(driver, 2) == [1, 3]
-
-
 def waits_for_a_row_that_may_not_be_resumed() -> Driver:
     """Suspect `long` (key 3) comes near its crash while `stays` (4) and `plain` (5) run."""
     driver = engine_of(4)
@@ -758,19 +502,6 @@ def waits_for_a_row_that_may_not_be_resumed() -> Driver:
         driver.accept(key)
     driver.token(*running)
     return driver
-
-
-def test_unresumable_row_delays_only_the_turn() -> None:
-    driver = waits_for_a_row_that_may_not_be_resumed()
-    assert [told.key for told in driver.told(PauseRow)] == [3]
-    assert driver.row()["alone"] is None, "others run, too, until its row has left"
-    driver.row_left(3)
-    assert (driver.dispatched(), driver.row()["queued"]) == ([], 1)
-    assert driver.serve("new") == [6]
-    driver.token(4, 5, 6)
-    assert driver.told(PauseRow) == []
-    finish(driver, 4)
-    assert [told.key for told in driver.told(PauseRow)] == [5, 6]
 
 
 def test_rows_that_may_not_be_resumed_do_not_hold_up_a_turn_by_overlapping() -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from hypothesis import strategies as st
 
-from mlxsup.protocol.ids import ModelName, RequestKey, pack_tokens
-from mlxsup.protocol.states import FinishReason, Priority, State, WorkerPhase
+from mlxsup.protocol.ids import ModelName, pack_tokens
+from mlxsup.protocol.states import Priority, State, WorkerPhase
 from mlxsup.protocol.worker_messages import Lease, Ready, RowDelta, Step
 from mlxsup.protocol.worker_messages import Leases as LeasesNeeded
 from mlxsup.supervisor.core.actions import LookAtWorker, SendToWorker, WorkerSignal
@@ -95,44 +95,6 @@ def contended(models: int = 2, *classes: Priority) -> Driver:
     return driver
 
 
-def test_the_second_that_reads_makes_leases_needed_and_the_last_but_one_ends_it() -> None:
-    driver = serving(models=3)
-    step(driver, "a")
-    assert needs(driver) == {}
-    step(driver, "b")
-    assert needs(driver) == {"a": True, "b": True, "c": True}
-    step(driver, "c")
-    assert needs(driver) == {}, "no news"
-    step(driver, "a", reads_on=False)
-    assert needs(driver) == {}
-    step(driver, "b", reads_on=False)
-    assert needs(driver) == {"a": False, "b": False, "c": False}
-
-
-def test_two_that_read_take_turns_chunk_by_chunk() -> None:
-    driver = serving()
-    step(driver, "a")
-    step(driver, "b")
-    ask(driver, "a")
-    assert grants(driver) == ["a"]
-    ask(driver, "b")
-    assert grants(driver) == []
-    turns = []
-    for reader in ("a", "b", "a", "b"):
-        step(driver, reader, returns=True, wants=True)
-        turns += grants(driver)
-    assert turns == ["b", "a", "b", "a"]
-
-
-def test_decoding_keeps_the_place_in_line() -> None:
-    driver = contended(models=3)
-    for _ in range(3):
-        step(driver, "b")
-        assert grants(driver) == []
-    step(driver, "a", returns=True)
-    assert grants(driver) == ["b"]
-
-
 def test_turns_go_by_class_and_then_in_the_order_of_asking() -> None:
     driver = contended(3, Priority.BATCH, Priority.BATCH, Priority.INTERACTIVE)
     turns = []
@@ -172,17 +134,6 @@ def test_as_many_read_at_the_same_time_as_the_limit_says() -> None:
     assert granted == [["a"], ["b"], []]
 
 
-@pytest.mark.parametrize(
-    ("backend", "is_limited"),
-    [("metal", True), ("cuda", True), ("cpu", False), ("fake", False)],
-)
-def test_by_default_one_model_reads_at_a_time_on_a_gpu(backend: str, is_limited: bool) -> None:
-    driver = serving(None, backend=backend)
-    step(driver, "a")
-    step(driver, "b")
-    assert bool(needs(driver)) is is_limited
-
-
 def test_models_on_different_backends_do_not_wait_for_each_other() -> None:
     driver = Driver([entry("a"), entry("b")], CoreSettings(max_parallel_prefills=1))
     ready(driver, "a", "metal")
@@ -190,17 +141,6 @@ def test_models_on_different_backends_do_not_wait_for_each_other() -> None:
     step(driver, "a")
     step(driver, "b")
     assert needs(driver) == {}
-
-
-def test_ready_model_is_told_that_slots_are_needed() -> None:
-    driver = serving(models=3)
-    driver.unload("c")
-    driver.exit("c", code=0)
-    step(driver, "a")
-    step(driver, "b")
-    assert needs(driver) == {"a": True, "b": True}
-    ready(driver, "c")
-    assert needs(driver) == {"c": True}
 
 
 def exits(driver: Driver) -> None:
@@ -275,24 +215,6 @@ def test_stalled_reader_holds_up_no_other() -> None:
     assert live(driver, 20, since=since, **phases) == []
     assert live(driver, 20, since=since, **phases)[:1] == [WorkerSignal.DUMP]
     assert driver.state("b") is State.READY
-
-
-def test_a_drained_model_keeps_its_turns_until_nothing_runs() -> None:
-    driver = contended()
-    driver.unload("a")
-    assert driver.state("a") is State.DRAINING
-    assert grants(driver) == [], "it reads on"
-    step(driver, "a", returns=True)
-    assert grants(driver) == ["b"]
-    ask(driver, "a")
-    step(driver, "b", returns=True)
-    assert grants(driver) == ["a"]
-    driver.cancel("of a")
-    row = RowDelta(key=RequestKey(1), finish=FinishReason.CANCELLED)
-    driver.worker(Step(step=2, rows=[row]), "a")
-    assert driver.state("a") is State.STOPPING
-    ask(driver, "b")
-    assert grants(driver) == ["b"]
 
 
 def test_a_chunk_that_outlasts_its_lease_may_end_and_ask_again() -> None:
@@ -387,35 +309,11 @@ A, B, C, D = (ModelName(name) for name in "abcd")
 NAMES = (A, B, C, D)
 
 
-def equal(name: ModelName) -> int:
-    return 0
-
-
 def asked(*names: ModelName) -> Leases:
     leases = Leases()
     for name in names:
         assert leases.ask(name)
     return leases
-
-
-def test_a_lower_limit_takes_none_away_and_grants_none() -> None:
-    leases = asked(A, B, C)
-    leases.grant(2, equal, 0.0)
-    leases.give_back(A)
-    assert leases.grant(1, equal, 0.0) == []
-    leases.give_back(B)
-    assert leases.grant(1, equal, 0.0) == [C]
-
-
-@pytest.mark.parametrize("limit", [1, None])
-def test_a_model_that_waits_for_a_free_lease_is_a_contradiction(limit: int | None) -> None:
-    leases = asked(A)
-    with pytest.raises(AssertionError):
-        leases.check_invariants([A], limit)
-    leases.grant(1, equal, 0.0)
-    leases.check_invariants([A], limit)
-    with pytest.raises(AssertionError):
-        leases.check_invariants([], limit)
 
 
 names = st.sampled_from(NAMES)

@@ -17,7 +17,7 @@ from mlxsup.supervisor.core.deadlines import Deadlines
 from mlxsup.supervisor.core.health.blame import Digest
 from mlxsup.supervisor.core.request_status import MOST_LISTED
 from mlxsup.supervisor.core.requests.ledger import Request
-from mlxsup.supervisor.core.requests.queue import FARTHEST_TOLD, NEAR, Queue
+from mlxsup.supervisor.core.requests.queue import NEAR, Queue
 from mlxsup.supervisor.core.settings import ClientSettings, CoreSettings
 from mlxsup.supervisor.core.sharing.accounts import Account, Terms
 from mlxsup.supervisor.core.sharing.counters import Counters
@@ -63,28 +63,6 @@ def test_classes_come_one_after_the_other() -> None:
     assert line.first(anybody) is next(iter(line))
 
 
-def test_rejoined_requests_come_first_in_their_class() -> None:
-    line = joined(queue(), *(request(key) for key in (5, 6, 7)), request(8, priority=INTERACTIVE))
-    line.rejoin([request(4), request(2)], 0.0)
-    line.rejoin([request(3), request(1, priority=BATCH)], 0.0)
-    assert order(line) == [8, 2, 3, 4, 5, 6, 7, 1]
-    assert (len(line), RequestKey(2) in line, RequestKey(9) in line) == (8, True, False)
-    requests = {one.key: one for one in line}
-    for key in (3, 6, 8):
-        line.leave(requests[RequestKey(key)])
-    assert order(line) == [2, 4, 5, 7, 1]
-
-
-def test_what_is_received_counts_by_weight() -> None:
-    line = joined(queue(a=ClientSettings(weight=4.0)), *(request(key, "a") for key in range(1, 6)))
-    line.counters.learn(1.0)
-    joined(line, request(6, "b"), request(7, "b"))
-    assert order(line) == [1, 6, 2, 3, 4, 5, 7], "four of a for each of b"
-    line.counters.charge(Account("a"), 2.0)
-    line.counters.charge(Account("b"), 0.5)
-    assert line.first(anybody) == request_of(line, 1), "both stand at half a second"
-
-
 def request_of(line: Queue, key: int) -> Request:
     return next(one for one in line if one.key == key)
 
@@ -98,34 +76,6 @@ def test_a_request_moves_up_one_class_each_time_it_has_waited_that_long() -> Non
     assert stands == [BATCH, NORMAL, NORMAL, INTERACTIVE, INTERACTIVE]
     assert request_of(line, 1).priority is BATCH
     assert line.ages_at is None, "there is no higher class"
-
-
-def test_missed_ageing_steps_are_made_up() -> None:
-    line = joined(queue(), request(1, priority=BATCH))
-    line.age(1000.0)
-    assert request_of(line, 1).standing is INTERACTIVE
-
-
-def test_waits_add_up_and_the_time_between_them_does_not() -> None:
-    one = request(1, priority=BATCH)
-    line = joined(queue(), one)
-    line.age(40.0)
-    line.leave(one)
-    one.waited_s += 40.0
-    line.rejoin([one], 1000.0)
-    assert (one.standing, line.ages_at) == (BATCH, 1020.0)
-    line.age(1020.0)
-    assert one.standing is NORMAL
-    line.leave(one)
-    line.rejoin([one], 2000.0)
-    assert (one.standing, line.ages_at) == (NORMAL, 2060.0)
-
-
-def test_without_aging_no_request_moves_up() -> None:
-    line = joined(queue(0.0), request(1, priority=BATCH))
-    assert line.ages_at is None
-    line.age(1e6)
-    assert request_of(line, 1).standing is BATCH
 
 
 def test_another_limit_counts_for_the_wait_so_far() -> None:
@@ -149,26 +99,6 @@ def test_another_class_by_hand_counts_the_wait_afresh() -> None:
     assert line.ages_at == 179.0
     line.prioritize(request_of(line, 2), INTERACTIVE, 120.0)
     assert [one.standing for one in line] == [INTERACTIVE, INTERACTIVE]
-
-
-def test_places_are_news_near_the_front_for_newcomers_and_at_powers_of_two() -> None:
-    assert (NEAR, FARTHEST_TOLD) == (8, 1024)
-    line = joined(queue(), *(request(key) for key in range(1, 41)))
-    requests = {one.key: one for one in line}
-    near = {key: key for key in range(1, 9)}
-    assert line.take_news() == {key: key for key in range(1, 41)}, "all have come"
-    assert line.take_news() == near, "nothing has changed"
-    line.leave(requests[RequestKey(20)])
-    assert line.take_news() == {**near, 33: 32}
-    for key in (1, 2, 3):
-        line.leave(requests[RequestKey(key)])
-    joined(line, request(99))
-    near = {key: key - 3 for key in range(4, 12)}
-    assert line.take_news() == {**near, 17: 14, 18: 15, 19: 16, 34: 30, 35: 31, 36: 32, 99: 37}
-    line.leave(requests[RequestKey(10)])
-    joined(line, request(100))
-    line.skip_news()
-    assert set(line.take_news()) == set(order(line)[:8]), "skipped"
 
 
 # Notices of places
@@ -251,31 +181,6 @@ def test_departure_from_the_middle_moves_up_those_behind() -> None:
     assert places(driver) == {"r37": 16}, "those before it stand where they stood"
 
 
-def test_crash_tells_all_places_again() -> None:
-    driver = long_queue(50, rows=2)
-    driver.exit()
-    told = places(driver)
-    assert told["h0"] == 1
-    assert told == true_places(driver)
-    assert {n.detail["reason"] for n in driver.sent(Notice) if n.kind == "queued"} == {"load"}
-
-
-def test_interrupted_requests_hear_of_each_change() -> None:
-    driver = long_queue(0, rows=2 * NEAR)
-    driver.exit()
-    driver.cancel("h0")
-    assert places(driver) == {f"h{place}": place for place in range(1, 2 * NEAR)}
-
-
-def test_same_place_is_told_again_after_a_crash() -> None:
-    driver = Driver()
-    driver.ask("a", notices=True)
-    assert places(driver) == {"a": 1}
-    driver.come_up()
-    driver.exit()
-    assert places(driver) == {"a": 1}
-
-
 def test_the_reason_is_told_and_each_change_of_it() -> None:
     driver = Driver()
     driver.ask("a", notices=True)
@@ -298,26 +203,6 @@ def test_the_reason_is_told_and_each_change_of_it() -> None:
     driver.restart()
     [notice] = driver.sent(Notice)
     assert notice.detail == {"position": 1, "reason": "restart", "since_s": 0.0}
-
-
-def test_a_suspect_that_waits_for_its_turn_is_told_so() -> None:
-    driver = Driver(settings=CoreSettings(max_queue=99, max_queue_per_client=99))
-    driver.load()
-    driver.come_up()
-    driver.serve("a", "b", notices=True)
-    for _ in range(2):
-        driver.exit(signal="SIGSEGV")
-        driver.pass_time(5.0)
-        driver.come_up()
-    [running] = driver.row()["running"]
-    [other] = {"a", "b"} - {running}
-    told = [n for n in driver.sent(Notice) if n.kind == "queued"]
-    assert [(n.id, n.detail) for n in told] == [
-        (other, {"position": 1, "reason": "turn", "since_s": 5.0})
-    ]
-    driver.ask("innocent", body=b"innocent", notices=True)
-    told = [n for n in driver.sent(Notice) if n.kind == "queued"]
-    assert {n.id: n.detail["reason"] for n in told} == {"innocent": "turn"}
 
 
 def test_the_load_is_told_to_the_first_at_each_step_and_to_all_at_each_tenth() -> None:

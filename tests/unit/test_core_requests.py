@@ -33,12 +33,12 @@ from mlxsup.protocol.worker_messages import (
     RowDelta,
     Step,
 )
-from mlxsup.supervisor.core.actions import RequestEnded, SendToClient
+from mlxsup.supervisor.core.actions import RequestEnded
 from mlxsup.supervisor.core.events import ClientTooSlow, ConnectionId
 from mlxsup.supervisor.core.health.blame import Digest
-from mlxsup.supervisor.core.requests.ledger import Ledger, Request, Stage
-from mlxsup.supervisor.core.settings import ClientSettings, CoreSettings
-from mlxsup.supervisor.core.sharing.accounts import Account, Terms
+from mlxsup.supervisor.core.requests.ledger import Request
+from mlxsup.supervisor.core.settings import CoreSettings
+from mlxsup.supervisor.core.sharing.accounts import Account
 
 from support.core_driver import Driver, entry
 from support.core_looks import ALICE, BOB
@@ -54,17 +54,6 @@ def ready_driver(max_queue_bytes: int = CoreSettings().max_queue_bytes) -> Drive
     driver.load()
     driver.come_up()
     return driver
-
-
-def test_dispatch_stops_at_max_concurrency_and_goes_on_in_order() -> None:
-    driver = ready_driver()
-    dispatched = []
-    for id in "abcd":
-        driver.ask(id)
-        dispatched += driver.dispatched()
-    assert dispatched == [1, 2]
-    driver.token(2, finish=FinishReason.STOP)
-    assert driver.dispatched() == [3]
 
 
 def test_cancel_while_queued_is_never_dispatched_D1() -> None:
@@ -277,13 +266,6 @@ def test_a_waiting_request_is_told_its_position_and_how_the_load_goes() -> None:
     assert (shown["read_tokens"], shown["prompt_tokens"]) == (16, None), "not accepted yet"
 
 
-def test_no_notices_without_asking() -> None:
-    driver = Driver()
-    driver.ask()
-    driver.progress(0.5)
-    assert driver.sent(Notice) == []
-
-
 # Pieces and ends of streams
 
 INVALID = RemoteError(ErrorCode.INVALID_REQUEST, "no")
@@ -369,23 +351,6 @@ def test_a_request_that_is_cancelled_in_line_has_used_nothing() -> None:
     ]
 
 
-def test_pieces_of_one_step_come_before_its_ends_and_after_an_end_nothing_is_read() -> None:
-    driver = idle()
-    driver.ask("a")
-    driver.ask("b", connection=BOB)
-    step(
-        driver,
-        row(1, text="x", finish=FinishReason.STOP),
-        row(2, text="y"),
-        row(1, text="late", finish=FinishReason.STOP),
-    )
-    sent = [(a.connection, a.message) for a in driver.of(SendToClient)]
-    assert [(who, type(message).__name__) for who, message in sent] == [
-        (ALICE, "Deltas"), (BOB, "Deltas"), (ALICE, "Done"),
-    ]  # fmt: skip
-    assert [len(m.deltas) for _, m in sent if isinstance(m, Deltas)] == [1, 1]
-
-
 def test_only_the_first_acceptance_counts() -> None:
     driver = idle()
     driver.ask()
@@ -431,25 +396,6 @@ def test_a_rejection_that_is_no_error_is_garbage() -> None:
     assert driver.row()["last_exit"]["detail"].startswith("rejected a request wrongly: an error")
 
 
-@pytest.mark.parametrize("how", ["rejected", "finished", "left"])
-def test_idleness_begins_when_the_last_row_has_left(how: str) -> None:
-    driver = idle(idle_unload_s=30.0)
-    driver.ask()
-    driver.now += 20.0
-    if how == "rejected":
-        driver.worker(Rejected(key=RequestKey(1), error=INVALID.to_wire()))
-    elif how == "finished":
-        driver.token(1, finish=FinishReason.STOP)
-    else:
-        driver.cancel()
-        driver.pass_time(15.0)
-        driver.row_left(1)
-    driver.pass_time(29.9)
-    assert driver.state() is State.READY
-    driver.pass_time(0.1)
-    assert (driver.state(), driver.row()["why"]) == (State.STOPPING, "idle")
-
-
 @pytest.mark.parametrize("name", ["queue_timeout_s", "first_token_timeout_s", "timeout_s"])
 def test_a_limit_below_zero_is_refused_by_name_and_zero_is_none(name: str) -> None:
     driver = Driver(settings=CoreSettings(queue_timeout_s=0.0))
@@ -492,29 +438,6 @@ def test_the_end_of_an_answer_that_comes_too_late_is_named() -> None:
     )
     assert failed.error["detail"] == {"model": "m", "tokens_sent": 1}
     assert driver.told(CancelRow) == [CancelRow(key=RequestKey(2))]
-
-
-@pytest.mark.parametrize(
-    ("cost_s", "expected"), [([], 1.0), ([8.0], 8.0), ([8.0, 3.0], 7.0), ([0.01], 0.1)]
-)
-def test_an_overload_says_when_a_row_should_be_free(cost_s: list[float], expected: float) -> None:
-    driver = Driver([entry()], CoreSettings(max_queue=1, max_queue_per_client=9))
-    driver.load()
-    driver.come_up()
-    for number, seconds in enumerate(cost_s, start=1):
-        driver.ask(f"ran{number}")
-        driver.compute(seconds, number)
-        driver.token(number, finish=FinishReason.STOP)
-    for number in range(4):
-        driver.ask(f"r{number}")
-    [failed] = driver.sent(Failed)
-    assert failed.error["detail"]["retry_after_s"] == pytest.approx(expected)
-
-
-def test_bytes_up_to_the_limit_are_let_in() -> None:
-    driver = Driver([entry()], CoreSettings(max_queue_bytes=9))
-    driver.ask("a", body=b"123456789")
-    assert driver.errors() == {}
 
 
 # Cancels that cross other messages
@@ -693,33 +616,6 @@ def test_every_way_to_end_is_one_line_with_its_outcome() -> None:
     assert reports(driver) == [("waits", "queue_timeout")]
 
 
-def test_resumed_request_is_reported_once() -> None:
-    driver = up()
-    [key] = driver.serve("one")
-    [other] = driver.serve("other", resume=False)
-    for each in (key, other):
-        driver.accept(each)
-    driver.token(key, other)
-    driver.exit()
-    assert reports(driver) == [("other", "worker_crashed")]
-    driver.come_up()
-    driver.accept(key)
-    driver.token(key, finish=FinishReason.STOP)
-    assert (report(driver)["outcome"], report(driver)["resumed"]) == ("stop", 1)
-
-
-def test_a_request_that_is_refused_when_it_comes_is_a_line_for_debugging_only() -> None:
-    driver = up()
-    driver.ask("one", model="nobody")
-    [ended] = driver.of(RequestEnded)
-    assert ended.is_refused
-    assert ended.facts == {"id": "one", "model": "nobody", "outcome": "unknown_model"}
-    [key] = driver.serve("two")
-    driver.accept(key)
-    driver.token(key, finish=FinishReason.STOP)
-    assert not driver.of(RequestEnded)[0].is_refused
-
-
 # The ledger
 
 
@@ -729,41 +625,3 @@ def request(key: int, **changes: Any) -> Request:
         model=ModelName("m"), body=b"12345", digest=Digest(b"d"), arrived_at=10.0,
     )  # fmt: skip
     return replace(plain, **changes)
-
-
-X = Account("x")
-
-
-def ledger_of(**clients: ClientSettings) -> Ledger:
-    return Ledger(Terms(CoreSettings(clients=clients)))
-
-
-def counts(ledger: Ledger) -> tuple[int, dict[Account, int], int, int]:
-    ledger.check_invariants()
-    return (ledger.waiting, ledger.waiting_by_account, len(ledger), ledger.held_bytes)
-
-
-def test_requests_are_counted_from_their_admission_to_their_end() -> None:
-    ledger = ledger_of()
-    assert counts(ledger) == (0, {}, 0, 0)
-    assert [ledger.new_key(), ledger.new_key()] == [1, 2]
-    one, two = request(1), request(2, connection=BOB, account=X, wants_notices=True)
-    three = request(3, account=X)
-    for each in (one, two, three):
-        ledger.add(each)
-    assert counts(ledger) == (3, {"c": 1, "x": 2}, 3, 15)
-    assert list(ledger) == [one, two, three]
-    assert (ledger.waiting_of(X), ledger.waiting_of(Account("nobody"))) == (2, 0)
-    assert ledger.has_listeners
-    ledger.move(two, Stage.RUNNING)
-    assert counts(ledger) == (2, {"c": 1, "x": 1}, 3, 15)
-    assert ledger.running_by_account == {X: 1}
-    ledger.move(two, Stage.QUEUED)
-    assert counts(ledger) == (3, {"c": 1, "x": 2}, 3, 15)
-    ledger.remove(two)
-    assert not ledger.has_listeners
-    assert counts(ledger) == (2, {"c": 1, "x": 1}, 2, 10)
-    ledger.remove(one)
-    ledger.remove(three)
-    assert counts(ledger) == (0, {}, 0, 0)
-    assert ledger.of_connection(ALICE) == []

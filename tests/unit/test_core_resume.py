@@ -8,7 +8,7 @@ from mlxsup.protocol.client_messages import Deltas, Done, Notice
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey, pack_tokens
 from mlxsup.protocol.states import FinishReason, State
-from mlxsup.protocol.worker_messages import Acceptance, Accepted, Dispatch, Rejected, RowDelta, Step
+from mlxsup.protocol.worker_messages import Dispatch, Rejected, RowDelta, Step
 from mlxsup.supervisor.core.actions import SignalWorker
 from mlxsup.supervisor.core.settings import CoreSettings
 
@@ -65,55 +65,6 @@ def test_a_crash_pauses_a_stream_and_it_goes_on_where_it_was_F10(signal: str) ->
     assert (done.usage.prompt_tokens, done.usage.completion_tokens) == (3, 4)
 
 
-def test_timings_count_from_the_first_start() -> None:
-    driver = ready_driver()
-    driver.now += 1.0
-    driver.ask()
-    driver.accept(1)
-    driver.now += 2.0
-    driver.token(1)
-    driver.exit()
-    driver.now += 5.0
-    come_back(driver)
-    driver.token(1, finish=FinishReason.STOP)
-    [done] = driver.sent(Done)
-    assert (done.timings.queued_s, done.timings.first_token_s) == (0.0, 2.0)
-    assert done.timings.total_s == 7.0
-
-
-def test_restart_now_and_the_drain_limit_of_a_restart_pause_a_stream_too() -> None:
-    driver = streaming()
-    driver.restart(now=True)
-    driver.exit(code=0)
-    assert come_back(driver).resume is not None
-    driver.token(1)
-    driver.restart()
-    driver.pass_time(31.0)
-    assert driver.state() is State.STOPPING
-    driver.exit(code=0)
-    assert come_back(driver).resume is not None
-    driver.token(1, finish=FinishReason.STOP)
-    assert driver.sent(Done)[0].resumed == 2
-
-
-def test_a_second_acceptance_does_not_replace_the_first() -> None:
-    driver = streaming()
-    driver.exit()
-    come_back(driver)
-    other = Acceptance(
-        prompt_tokens=pack_tokens([7] * 50),
-        opening="",
-        parameters={},
-        seed=99,
-        fingerprint="other",
-    )
-    driver.worker(Accepted(key=RequestKey(1), acceptance=other, tokenize_s=3.0))
-    driver.exit()
-    resume = come_back(driver).resume
-    assert resume is not None
-    assert resume.acceptance.seed == 5
-
-
 def test_rejected_resume_ends_the_stream() -> None:
     driver = streaming()
     driver.exit()
@@ -149,24 +100,6 @@ def test_with_progress_there_is_no_limit_and_deaths_asked_for_do_not_count() -> 
     assert driver.sent(Done)[0].resumed == 13, "only where it resumed"
 
 
-@pytest.mark.parametrize("window", ["queued", "loading", "dispatched", "running"])
-def test_an_interrupted_stream_can_be_cancelled_anywhere(window: str) -> None:
-    driver = streaming()
-    driver.exit()
-    if window != "queued":
-        driver.spawned()
-    if window in ("dispatched", "running"):
-        driver.hello()
-        driver.ready()
-    if window == "running":
-        driver.token(1)
-    driver.cancel()
-    done = driver.result_of()
-    assert isinstance(done, Done)
-    assert done.finish_reason is FinishReason.CANCELLED
-    assert done.usage.completion_tokens == (3 if window == "running" else 2)
-
-
 def test_an_interrupted_answer_was_started_and_only_its_end_has_a_limit() -> None:
     driver = ready_driver()
     driver.ask(timeout_s=50.0, queue_timeout_s=5.0, first_token_timeout_s=6.0)
@@ -178,51 +111,6 @@ def test_an_interrupted_answer_was_started_and_only_its_end_has_a_limit() -> Non
     assert driver.errors() == {}
     driver.pass_time(1.1)
     assert driver.errors() == {"r1": ErrorCode.DEADLINE_EXCEEDED}
-
-
-def test_delivered_tokens_count_among_the_bytes_that_are_bounded() -> None:
-    driver = streaming()
-    ledger = driver.core.ledger
-    parameters = len(repr({}))
-    assert ledger.held_bytes == 12 + parameters + 8, "prompt, parameters and answer"
-    driver.exit()
-    assert ledger.held_bytes == 12 + parameters + 8
-    come_back(driver)
-    driver.token(1, finish=FinishReason.STOP)
-    assert ledger.held_bytes == 0
-
-
-def test_interruption_and_resume_are_notified() -> None:
-    driver = streaming(notices=True)
-    driver.exit()
-    assert notices(driver, "interrupted") == [{"cause": "SIGKILL: last words", "tokens_sent": 2}]
-    assert notices(driver, "queued") == [{"position": 1, "reason": "load", "since_s": 0.0}]
-    come_back(driver)
-    assert notices(driver, "resumed") == []
-    driver.token(1)
-    assert notices(driver, "resumed") == [{"times": 1, "after": "crash"}]
-    driver.token(1)
-    assert notices(driver, "resumed") == []
-
-
-def test_failed_model_ends_streams_with_their_tokens() -> None:
-    driver = streaming()
-    driver.exit()
-    driver.spawned()
-    driver.exit(code=66)
-    assert driver.state() is State.FAILED
-    failed = driver.failure_of()
-    assert failed.error["code"] == ErrorCode.WORKER_CRASHED
-    assert failed.error["detail"]["tokens_sent"] == 2
-
-
-def test_unload_ends_interrupted_streams() -> None:
-    driver = streaming()
-    driver.exit()
-    driver.unload()
-    failed = driver.failure_of()
-    assert failed.error["code"] == ErrorCode.UNLOADED
-    assert failed.error["detail"]["tokens_sent"] == 2
 
 
 def test_tokens_of_the_dead_worker_are_not_taken_for_the_new_ones_F9() -> None:

@@ -12,22 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
-from mlxsup.protocol.client_messages import Event, Ping, Reply, StatusQuery, Subscribe
+from mlxsup.protocol.client_messages import Ping, Reply, StatusQuery
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.flight import (
     Entry,
-    LostRow,
     ModelChanged,
-    RequestContinued,
     RequestEnded,
-    RequestPaused,
-    RequestStarted,
     WorkerDied,
 )
 from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.states import (
     Batching,
-    FinishReason,
     LoadPhase,
     State,
     WaitReason,
@@ -38,7 +33,7 @@ from mlxsup.protocol.version import VERSION
 from mlxsup.protocol.worker_messages import Heartbeat, LoadProgress, Ready
 from mlxsup.supervisor.core import errors
 from mlxsup.supervisor.core.actions import Announce
-from mlxsup.supervisor.core.events import Appraised, Reloaded, Sampled
+from mlxsup.supervisor.core.events import Reloaded, Sampled
 from mlxsup.supervisor.core.flight import (
     CHANGES_OF_A_MODEL,
     DEATHS_OF_A_MODEL,
@@ -46,7 +41,6 @@ from mlxsup.supervisor.core.flight import (
     OF_REQUESTS,
     Flight,
 )
-from mlxsup.supervisor.core.last_moments import MOST_ROWS
 from mlxsup.supervisor.core.settings import CoreSettings
 from mlxsup.supervisor.core.status import wait_reason, waiting_news
 
@@ -54,42 +48,14 @@ from support.core_driver import LAUNCH, Driver, entry
 from support.core_looks import BOB
 from support.core_states import in_state
 from support.flight import Recorder
-from support.needs import need
 
 # Status
-
-NO_BUDGET = {
-    "budget_bytes": None,
-    "effective_budget_bytes": None,
-    "shortage": "",
-    "over_bytes": 0,
-}
 
 
 def test_a_model_that_was_never_started(snapshot: SnapshotAssertion) -> None:
     driver = Driver()
     driver.now += 5.0
     assert driver.row() == snapshot
-
-
-def test_a_model_that_is_not_loaded_has_the_context_of_its_files() -> None:
-    driver = Driver()
-    known = {ModelName("m"): need(context=2048)}
-    driver.do(Appraised(now=driver.now, needs=known))
-    assert driver.row()["context_length"] == 2048
-    driver.load()
-    driver.come_up()
-    assert driver.row()["context_length"] == 100, "as its worker says"
-    driver.do(Appraised(now=driver.now, needs={}))
-    assert driver.row()["context_length"] == 100
-
-
-def test_the_memory_of_the_machine_is_nothing_until_it_was_measured() -> None:
-    memory = Driver().core.status(1000.0)["memory"]
-    assert memory == {**NO_BUDGET, "reserved_bytes": 0, "machine_bytes": 0}
-    driver = in_state(State.READY)
-    driver.model().life.footprint_bytes = 10**9
-    assert not driver.model().is_over_memory
 
 
 def test_the_whole_status_of_a_daemon(snapshot: SnapshotAssertion) -> None:
@@ -173,48 +139,6 @@ def test_a_failed_and_a_stopped_model_show_why_and_since_when(snapshot: Snapshot
     assert driver.row() == snapshot
 
 
-def test_the_rate_is_that_of_the_last_seconds() -> None:
-    driver = in_state(State.READY)
-    start = driver.now
-    for second, count in enumerate([0, 10, 10, 10, 4, 4, 4, 4]):
-        driver.now = start + second
-        for _ in range(count):
-            driver.token(1)
-        driver.sample(0)
-        expected = {0: 0.0, 1: 10.0, 2: 10.0, 4: 34 / 4, 5: 38 / 5, 6: 32 / 5, 7: 26 / 5}
-        if second in expected:
-            assert driver.row()["tokens_per_s"] == expected[second], second
-    driver.now = start + 11.0
-    assert driver.row()["tokens_per_s"] == 4.0, "of two samples that are left"
-    driver.now = start + 12.5
-    assert driver.row()["tokens_per_s"] == 0.0, "of one, nothing is known"
-
-
-def test_two_samples_of_one_moment_tell_no_rate() -> None:
-    driver = in_state(State.READY)
-    driver.sample(0)
-    driver.token(1)
-    driver.sample(0)
-    assert driver.row()["tokens_per_s"] == 0.0
-
-
-def test_status_shows_shares_of_engine_time() -> None:
-    driver = Driver([entry("a"), entry("b"), entry("c")])
-    for pid, name in enumerate("ab", start=5):
-        driver.load(name)
-        driver.come_up(name, pid)
-        [key] = driver.serve(f"r{name}", model=name)
-        driver.accept(key, name)
-    for seconds in (1.0, 2.0):
-        driver.compute(seconds, 1, model="a")
-    driver.token(1, model="a", finish=FinishReason.STOP)
-    driver.compute(1.0, 2, model="b")
-    rows = driver.core.status(driver.now)["models"]
-    total_s = sum(row["engine_s"] for row in rows)
-    assert [row["share"] for row in rows] == [row["engine_s"] / total_s for row in rows]
-    assert 0.0 == rows[2]["share"] < rows[1]["share"] < rows[0]["share"] < 1.0
-
-
 # Changes and stories
 
 
@@ -222,45 +146,8 @@ def changes(driver: Driver) -> list[dict[str, Any]]:
     return [action.change for action in driver.of(Announce)]
 
 
-def test_a_change_is_announced_whole_and_sent_to_subscribers(snapshot: SnapshotAssertion) -> None:
-    driver = Driver()
-    driver.say(Subscribe(id=RequestId("s")))
-    driver.load()
-    announced = changes(driver)
-    assert driver.sent(Event) == [Event(id=RequestId("s"), value=one) for one in announced]
-    driver.spawned()
-    driver.hello()
-    announced += changes(driver)
-    driver.now += 2.0
-    driver.progress(0.5)
-    driver.now += 0.5
-    driver.ready()
-    announced += changes(driver)
-    assert announced == snapshot
-
-
 def notes(driver: Driver) -> list[tuple[str, str]]:
     return [(change["to"], change["note"]) for change in changes(driver)]
-
-
-def test_each_change_has_a_note_that_says_why() -> None:
-    driver = in_state(State.READY)
-    driver.restart()
-    assert notes(driver) == [("DRAINING", "restart")]
-    driver.token(1, finish=FinishReason.STOP)
-    driver.exit(code=0)
-    assert notes(driver) == [("PENDING", ""), ("LOADING", "")]
-    driver.spawned()
-    driver.hello()
-    driver.progress(1 / 3)
-    assert notes(driver) == [("LOADING", "weights 33%")]
-    driver.ready()
-    assert notes(driver) == [("READY", "")]
-    driver.ask("r2")
-    driver.unload()
-    assert notes(driver) == [("DRAINING", "user")]
-    driver.exit(signal="SIGSEGV")
-    assert notes(driver) == [("STOPPED", ""), ("STOPPED", "1 request under suspicion")]
 
 
 def test_a_ping_is_answered_with_nothing_and_a_status_with_entries_if_asked() -> None:
@@ -340,18 +227,6 @@ def test_while_a_process_is_replaced_everybody_waits_for_that() -> None:
     assert (driver.state(), wait_reason(driver.model())) == (State.DRAINING, "restart")
 
 
-def test_after_a_reload_the_models_stand_in_the_order_of_the_file() -> None:
-    driver = Driver([entry(name=name) for name in ("a", "b", "c")])
-
-    def reload(*names: str) -> list[str]:
-        models = tuple(entry(name=name) for name in names)
-        driver.do(Reloaded(now=driver.now, settings=CoreSettings(), models=models))
-        return [row["name"] for row in driver.core.status(driver.now)["models"]]
-
-    assert reload("b", "c") == ["b", "c"]
-    assert reload("a", "c", "b") == ["a", "c", "b"]
-
-
 # Flight recorder
 
 
@@ -401,120 +276,6 @@ def test_a_model_that_has_just_changed_outlives_those_that_changed_before_it() -
     assert kept.count("m0") == 2
     assert "m1" not in kept
     assert f"m{MOST_MODELS}" in kept
-
-
-def test_a_request_from_its_start_to_its_end_with_a_crash_and_a_pause_between() -> None:
-    driver = Driver()
-    recorder = Recorder(driver)
-    driver.load()
-    driver.come_up()
-    [key] = driver.serve("r1")
-    driver.accept(key)
-    driver.token(key)
-    driver.now += 2.0
-    driver.exit(signal="SIGKILL")
-    driver.come_up()
-    driver.token(key)
-    driver.pause()
-    driver.row_left(key)
-    driver.resume()
-    driver.token(key)
-    driver.token(key, finish=FinishReason.STOP)
-    about = [one for one in recorder.entries if not isinstance(one, ModelChanged)]
-    assert [type(one) for one in about] == [
-        RequestStarted, WorkerDied, RequestContinued, RequestPaused, RequestContinued, RequestEnded,
-    ]  # fmt: skip
-    _, death, after_crash, pause, after_pause, end = about
-    assert isinstance(death, WorkerDied)
-    assert death.rows == [LostRow(id="r1", number=key, tokens=1)]
-    assert isinstance(after_crash, RequestContinued)
-    assert (after_crash.after, after_crash.generation, after_crash.tokens) == ("crash", 2, 1)
-    assert isinstance(pause, RequestPaused)
-    assert (pause.reason, pause.tokens) == ("user", 2)
-    assert isinstance(after_pause, RequestContinued)
-    assert after_pause.after == "pause"
-    assert isinstance(end, RequestEnded)
-    assert (end.outcome, end.usage.completion_tokens, end.resumed, end.paused) == ("stop", 4, 1, 1)
-    assert [one.number for one in recorder.recorded] == list(range(1, len(recorder.recorded) + 1))
-
-
-def test_death_entry_has_phase_memory_and_rows() -> None:
-    driver = in_state(State.READY)
-    recorder = Recorder(driver)
-    driver.token(1)
-    held = Heartbeat(step=1, phase=WorkerPhase.DECODE, phase_s=0.0, active_bytes=5, cache_bytes=3)
-    driver.worker(held)
-    driver.sample(3 * 2**30, machine_bytes=2**36)
-    driver.now += 4.0
-    driver.exit(code=70, last_lines=("boom",))
-    [death] = recorder.deaths
-    assert (death.reason, death.code, death.signal, death.detail) == ("crash", 70, "", "boom")
-    assert death.evidence == "accuses"
-    assert (death.doing, death.steps, death.ready_s) == ("decode", 1, 4.0)
-    assert (death.footprint_bytes, death.machine_bytes) == (3 * 2**30, 2**36)
-    assert (death.active_bytes, death.cache_bytes) == (5, 3)
-    assert (death.generation, death.pid, death.after) == (1, 77, "PENDING")
-    assert (death.crashes, death.most_crashes, death.window_s) == (1, 3, 100.0)
-    assert "under suspicion" in death.verdict
-    assert death.rows == [LostRow(id="r1", number=1, tokens=1, is_suspect=True)]
-
-
-def test_death_entry_has_the_fate_of_each_row() -> None:
-    driver = Driver()
-    recorder = Recorder(driver)
-    driver.load()
-    driver.come_up()
-    stays, ends = driver.serve("stays"), driver.serve("ends", resume=False)
-    for key in (*stays, *ends):
-        driver.accept(key)
-    driver.exit()
-    [death] = recorder.deaths
-    assert {row.id: row.fate for row in death.rows} == {
-        "stays": "continues",
-        "ends": driver.failure_of("ends").error["code"],
-    }
-
-
-def test_of_many_rows_some_are_named_and_the_others_counted() -> None:
-    many = MOST_ROWS + 3
-    limits = CoreSettings(max_queue=many, max_queue_per_client=many)
-    driver = Driver([entry(launch=replace(LAUNCH, max_concurrency=many))], limits)
-    recorder = Recorder(driver)
-    driver.load()
-    driver.come_up()
-    driver.serve(*(f"r{number}" for number in range(many)))
-    driver.exit()
-    [death] = recorder.deaths
-    assert (len(death.rows), death.more_rows) == (MOST_ROWS, 3)
-
-
-def test_an_end_that_was_asked_for_is_recorded_only_if_requests_ran() -> None:
-    driver = in_state(State.READY)
-    recorder = Recorder(driver)
-    driver.restart(now=True)
-    driver.exit(code=0)
-    [death] = recorder.deaths
-    assert (death.reason, [row.fate for row in death.rows]) == ("asked", ["continues"])
-    driver.come_up()
-    driver.token(1, finish=FinishReason.STOP)
-    driver.unload()
-    driver.exit(code=0)
-    assert len(recorder.deaths) == 1
-
-
-def test_a_load_that_dies_says_how_far_it_was_and_when_it_is_tried_again() -> None:
-    driver = in_state(State.LOADING)
-    recorder = Recorder(driver)
-    driver.progress(0.4)
-    driver.exit(code=75, last_lines=("MemoryError",))
-    driver.spawned()
-    driver.exit(code=75, last_lines=("MemoryError",))
-    first, second = recorder.deaths
-    assert (first.doing, first.ready_s, first.after) == ("weights 40%", None, "PENDING")
-    assert (first.active_bytes, first.cache_bytes) == (0, 0), "it has sent no beat"
-    assert second.after == "BACKOFF"
-    assert second.retry_in_s is not None
-    assert 0.5 <= second.retry_in_s <= 1.0
 
 
 def test_only_a_new_state_is_recorded_and_no_progress_of_a_load() -> None:
@@ -591,25 +352,7 @@ def test_an_unknown_model_is_answered_with_the_names_there_are_and_the_close_one
     assert errors.unknown_model("m", []).message == "no model is called 'm'; configured: none"
 
 
-def test_an_interrupted_answer_learns_how_far_it_had_come() -> None:
-    error = errors.for_interrupted(errors.cut_off(M, Why.USER), M, 7)
-    assert (error.code, error.message) == (ErrorCode.UNLOADED, "m is being unloaded (user)")
-    assert error.detail == {"model": "m", "why": "user", "tokens_sent": 7}
-    odd = RemoteError(ErrorCode.UNLOADED, "why", retryable=False, detail={"tokens_sent": 1})
-    assert errors.for_interrupted(odd, M, 7).retryable is False, "as the error was"
-    assert errors.for_interrupted(odd, M, 7).detail == {"tokens_sent": 7}
-
-
 def test_a_worker_that_cannot_continue_an_answer_gives_the_detail_of_every_crash() -> None:
     said = RemoteError(ErrorCode.WORKER_CRASHED, "the model changed", detail={"tokens_sent": 1})
     detail = {"model": "m", "cause": "the model changed", "tokens_sent": 7}
     assert errors.for_interrupted(said, M, 7).detail == detail
-
-
-def test_to_an_interrupted_answer_a_load_that_failed_is_the_death_of_its_worker() -> None:
-    failed = errors.load_failed(M, "no disk", is_retryable=False)
-    error = errors.for_interrupted(failed, M, 7)
-    assert (error.code, error.retryable) == (ErrorCode.WORKER_CRASHED, True)
-    assert error.detail == {"model": "m", "cause": "no disk", "tokens_sent": 7}
-    nameless = RemoteError(ErrorCode.LOAD_FAILED, "failed")
-    assert errors.for_interrupted(nameless, M, 7).detail["cause"] == ""

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
-from mlxsup.protocol.client_messages import Deltas
 from mlxsup.protocol.ids import RequestKey
-from mlxsup.protocol.states import FinishReason
-from mlxsup.protocol.worker_messages import Dispatch, PauseRow
-from mlxsup.supervisor.core.events import Reloaded
+from mlxsup.protocol.worker_messages import PauseRow
 from mlxsup.supervisor.core.health.blame import PROBATION_TOKENS
 
 from support.core_driver import Driver
-from support.suspects import SETTINGS, crash, engine_of, finish, gain, prove
+from support.suspects import crash, engine_of, gain, prove
 
 
 def yielding() -> Driver:
@@ -28,58 +23,11 @@ def yielding() -> Driver:
     return driver
 
 
-def test_tokens_that_cross_the_end_of_a_turn_are_delivered_once() -> None:
-    driver = yielding()
-    driver.token(1)
-    assert len(driver.sent(Deltas)) == 1
-    driver.row_left(1)
-    finish(driver, 2)
-    [dispatch] = driver.told(Dispatch)
-    assert dispatch.resume is not None
-    assert (dispatch.key, len(dispatch.resume.delivered)) == (1, 4 * (PROBATION_TOKENS + 1))
-
-
-def test_an_end_that_crosses_the_end_of_a_turn_wins() -> None:
-    driver = yielding()
-    assert finish(driver, 1) == [2]
-    end = driver.result_of("a")
-    assert end.finish_reason is FinishReason.STOP
-
-
-def test_a_cancel_that_crosses_the_end_of_a_turn_is_answered_once() -> None:
-    driver = yielding()
-    driver.cancel("a")
-    end = driver.result_of("a")
-    assert end.finish_reason is FinishReason.CANCELLED
-    driver.row_left(1)
-    assert driver.dispatched() == [2]
-    assert driver.row()["queued"] == 0
-
-
 def test_a_crash_that_crosses_the_end_of_a_turn_accuses_whom_it_held_and_convicts_nobody() -> None:
     driver = yielding()
     assert crash(driver) == [1]
     assert driver.row()["quarantined"] == 0
     assert driver.row()["alone"] == "a", "it has to come past this crash as well"
-
-
-def test_a_kill_from_outside_takes_nobody_his_turn_and_convicts_nobody() -> None:
-    driver = engine_of(2)
-    driver.serve("a", "b")
-    crash(driver)
-    crash(driver)
-    assert crash(driver, "SIGKILL") == [1]
-    assert (driver.row()["alone"], driver.row()["quarantined"]) == ("a", 0)
-
-
-def test_a_row_is_asked_to_leave_once_whatever_happens_until_it_has_left() -> None:
-    driver = yielding()
-    driver.beat()
-    assert driver.told(PauseRow) == []
-    driver.ask("new", body=b"new")
-    assert driver.told(PauseRow) == []
-    driver.token(1)
-    assert driver.told(PauseRow) == []
 
 
 def test_a_turn_that_was_cancelled_lasts_until_its_row_has_left() -> None:
@@ -93,17 +41,6 @@ def test_a_turn_that_was_cancelled_lasts_until_its_row_has_left() -> None:
     assert driver.dispatched() == []
     driver.row_left(1)
     assert driver.dispatched() == [3]
-
-
-def test_an_end_with_the_last_token_of_a_turn_asks_no_row_to_leave() -> None:
-    driver = engine_of(2)
-    driver.serve("a", "b")
-    crash(driver)
-    crash(driver)
-    for _ in range(PROBATION_TOKENS - 1):
-        driver.token(1)
-    assert finish(driver, 1) == [2]
-    assert driver.told(PauseRow) == []
 
 
 def test_a_turn_that_ended_leaves_no_limit_for_the_start() -> None:
@@ -123,35 +60,3 @@ def test_a_turn_that_ended_leaves_no_limit_for_the_start() -> None:
     driver.pass_time(6.0)
     assert driver.row()["queued"] == 1
     assert prove(driver, 6) == [5]
-
-
-def test_a_drain_lets_the_suspect_on_its_turn_finish() -> None:
-    driver = engine_of(2)
-    driver.serve("a", "b")
-    crash(driver)
-    crash(driver)
-    driver.unload()
-    assert driver.errors() == {"b": "unloaded"}
-    for _ in range(PROBATION_TOKENS):
-        driver.token(1)
-    assert driver.told(PauseRow) == []
-    finish(driver, 1)
-    end = driver.result_of("a")
-    assert end.finish_reason is FinishReason.STOP
-
-
-@pytest.mark.parametrize("how", ["unload", "stop", "removed"])
-def test_a_row_that_leaves_for_another_turn_while_the_model_goes_down_comes_to_its_end(
-    how: str,
-) -> None:
-    driver = yielding()
-    if how == "removed":
-        driver.do(Reloaded(now=driver.now, settings=SETTINGS, models=()))
-    else:
-        getattr(driver, how)()
-    code = {"unload": "unloaded", "stop": "shutting_down", "removed": "unknown_model"}[how]
-    assert driver.errors() == {"b": code}, "its answer had not begun in this life"
-    driver.row_left(1)
-    assert driver.dispatched() == [1], "it was paused, and the worker lives"
-    finish(driver, 1)
-    assert driver.result_of("a").finish_reason is FinishReason.STOP

@@ -11,7 +11,6 @@ from mlxsup.protocol.client_messages import Done, Failed, Notice, Reply, Subscri
 from mlxsup.protocol.ids import unpack_tokens
 from mlxsup.protocol.states import FinishReason, Priority, State
 from mlxsup.protocol.worker_messages import Exit, PauseRow
-from mlxsup.supervisor.core.actions import ForgetModel
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.settings import ClientSettings, ModelSettings
 
@@ -57,23 +56,6 @@ def test_a_busy_model_makes_room_and_its_stream_continues_in_its_next_turn() -> 
     assert not isinstance(done, Failed)
     assert (done.paused, done.resumed) == (1, 0)
     assert driver.why("a") == "request"
-
-
-def test_swap_is_neither_crash_nor_stable_start() -> None:
-    driver = rivals()
-    driver.stream("a", "r1")
-    driver.exit("a", code=70)  # the first crash: at once again
-    driver.turn("a")
-    driver.ask("r2", "b")
-    driver.swap("a")  # after more than `stable_s`
-    row = driver.row("a")
-    assert (row["restarts"], row["last_exit"]["reason"]) == (1, "asked")
-    assert (row["last_exit"]["detail"], row["suspects"]) == ("swapped out for b", 1)
-    driver.turn("b")
-    driver.swap("b")
-    driver.turn("a")
-    driver.exit("a", code=70)
-    assert driver.state("a") is State.BACKOFF, "the second in a row"
 
 
 def test_notices_of_swaps_name_the_reason() -> None:
@@ -131,40 +113,6 @@ def test_turn_lasts_three_times_its_cost() -> None:
     assert driver.why("a") == "swap"
 
 
-def test_rows_that_come_later_do_not_make_a_turn_longer() -> None:
-    driver = rivals()
-    driver.stream("a", "r1")
-    driver.ask("r2", "b")
-    driver.pass_time(15.0)
-    driver.serve("r3", model="a")
-    driver.pass_time(5.1)
-    assert driver.why("a") == "swap"
-
-
-def test_a_turn_that_has_delivered_no_token_is_not_ended() -> None:
-    driver = rivals()
-    [first] = driver.serve("r1", model="a")
-    driver.ask("r2", "b")
-    driver.pass_time(5.0)
-    [second] = driver.serve("r3", model="a")
-    driver.cancel("r1")
-    driver.row_left(first, "a")
-    assert driver.stays("a", 50.0)
-    driver.token(second, model="a")
-    assert driver.passes_until("a") > 150, "three times as long as it took"
-
-
-@pytest.mark.parametrize("waits", [Priority.NORMAL, Priority.BATCH])
-def test_model_with_a_higher_class_is_not_swapped_out(waits: Priority) -> None:
-    driver = rivals()
-    key = driver.stream("a", "r1", priority=waits.above)
-    driver.ask("r2", "b", priority=waits)
-    assert driver.stays("a"), "however long the other one has waited"
-    driver.stream("a", "r3", priority=waits)
-    finish(driver, "a", key)
-    assert driver.why("a") == "swap"
-
-
 def test_unresumable_answer_blocks_a_swap() -> None:
     driver = rivals()
     key = driver.stream("a", "r1", resume=False)
@@ -187,28 +135,6 @@ def test_a_deterministic_model_is_not_interrupted() -> None:
     assert driver.stays("d")
 
 
-def test_a_pinned_model_stays() -> None:
-    models = [sized("p", 2 * GIB, pinned=True), sized("a", 2 * GIB), sized("b", 2 * GIB)]
-    driver = SwapDriver(models, limited(4 * GIB))
-    driver.bring_up("p", "a")
-    driver.stream("p", "r1")
-    driver.stream("a", "r2")
-    driver.ask("r3", "b")
-    driver.passes_until("a")
-    assert driver.state("p") is State.READY
-
-
-def test_the_longest_resident_goes_and_no_more_than_needed() -> None:
-    models = [sized(name, 2 * GIB) for name in "abcde"]
-    driver = SwapDriver(models, limited(6 * GIB))
-    driver.bring_up("b", "a", "c")
-    for name in "abc":
-        driver.stream(name, f"r-{name}")
-    driver.ask("r1", "d")
-    driver.passes_until("b")
-    assert states(driver, "abc") == [State.READY, State.DRAINING, State.READY]
-
-
 def test_idle_models_go_first() -> None:
     models = [sized("a", 2 * GIB), sized("b", 2 * GIB), sized("c", 4 * GIB)]
     driver = SwapDriver(models, limited(4 * GIB))
@@ -218,21 +144,6 @@ def test_idle_models_go_first() -> None:
     assert driver.stays("b", 19.0), "without the other one it is of no use"
     driver.passes_until("a")
     assert (driver.row("b")["wanted"], driver.why("b")) == ("down", "evict")
-
-
-def three_want_in(**changes: object) -> SwapDriver:
-    """`a` runs a stream; `b` and then `c` have waited for nearly 20 seconds."""
-    driver = rivals("abc", **changes)
-    driver.stream("a", "r1")
-    return driver
-
-
-def test_the_higher_class_is_next() -> None:
-    driver = three_want_in()
-    driver.ask("r2", "b")
-    driver.ask("r3", "c", priority=Priority.INTERACTIVE)
-    driver.swap("a")
-    assert driver.spawns() == ["c"]
 
 
 def test_the_account_that_has_received_less_from_all_models_is_next() -> None:
@@ -268,24 +179,6 @@ def test_three_models_of_one_client_take_turns() -> None:
     assert "".join(served) == "abcabcabca"
 
 
-def test_clients_that_have_received_less_do_not_keep_a_model_out_for_ever() -> None:
-    driver = rivals("abc", aging_s=60.0, min_residency_s=25.0)
-    driver.stream("a", "s-a", connection=BOB, priority=Priority.INTERACTIVE)
-    key = driver.stream("a", "r-a", connection=ALICE)
-    driver.compute(5000.0, key, model="a")
-    finish(driver, "a", key)
-    for name, who in (("b", ALICE), ("c", BOB)):
-        driver.ask(f"s-{name}", name, who, priority=Priority.INTERACTIVE)
-    out, served = "a", ""
-    for _ in range(12):
-        driver.swap(out)
-        [out] = driver.spawns()
-        driver.turn(out)
-        served += out
-    assert served.startswith("caca"), "the client that has received less"
-    assert "b" in served, served
-
-
 def test_a_client_at_its_own_limit_swaps_nothing_out() -> None:
     driver = rivals(clients={"*": ClientSettings(max_running=1)})
     key = driver.stream("a", "r1")
@@ -309,18 +202,6 @@ def test_swap_without_waiters_is_called_off() -> None:
     assert [one.key for one in driver.resumed()] == [keys[0]]
     driver.row_left(keys[1], "a")
     assert [one.key for one in driver.resumed()] == [keys[1]]
-
-
-def test_once_its_process_is_to_exit_a_swap_is_not_called_off() -> None:
-    driver = rivals()
-    driver.stream("a", "r1")
-    driver.ask("r2", "b")
-    driver.passes_until("a")
-    driver.rows_leave("a")
-    driver.cancel("r2")
-    assert driver.state("a") is State.STOPPING
-    driver.exit("a", code=0)
-    assert driver.spawns() == ["a"], "it is wanted, and there is room"
 
 
 def test_a_swap_is_called_off_if_only_a_lower_class_still_wants_it() -> None:
@@ -442,20 +323,6 @@ def test_an_unload_while_rows_leave_brings_begun_answers_to_their_end() -> None:
     assert states(driver, "ab") == [State.STOPPED, State.LOADING]
 
 
-def test_an_unload_of_a_swapped_out_model_ends_its_queue() -> None:
-    driver = swapped_out()
-    driver.unload("a")
-    assert ended(driver) == ("unloaded", 1)
-    assert driver.state("a") is State.STOPPED
-
-
-def test_a_removal_of_a_swapped_out_model_ends_its_queue() -> None:
-    driver = swapped_out()
-    reload(driver, B)
-    assert ended(driver) == ("unknown_model", 1)
-    assert driver.of(ForgetModel)
-
-
 def test_a_shutdown_ends_the_queue_of_a_swapped_out_model() -> None:
     driver = swapped_out()
     driver.stop()
@@ -490,14 +357,6 @@ def test_a_changed_entry_while_rows_leave_restarts_it() -> None:
     reload(driver, OTHER_A, B)
     driver.row_left(key, "a")
     driver.exit("a", code=0)
-    assert driver.spawns() == ["a"]
-
-
-def test_swapped_out_model_loads_its_changed_entry() -> None:
-    driver = swapped_out()
-    reload(driver, OTHER_A, B)
-    assert driver.state("a") is State.PENDING
-    driver.swap("b")
     assert driver.spawns() == ["a"]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from mlxsup.client import ConnectionLost
+from mlxsup.client import ConnectionLost, ErrorCode, RequestError
 from mlxsup.gateway import limits
 from mlxsup.gateway.guard import without_port
 from mlxsup.gateway.keys import Keys
@@ -21,8 +21,55 @@ from mlxsup.gateway.page.page import FILES
 from mlxsup.protocol.key_file import KeyPlace, add_key
 
 from support.key_place import place_in
-from support.operated_daemon import OperatedDaemon, unknown
 from support.played_gateway import PlayedDaemon, Response, Site, delta, result
+
+
+class OperatedDaemon(PlayedDaemon):
+    """One that accepts or refuses, as the test says.
+
+    Attributes:
+        commands: each with its model, in their order.
+        refusal: the answer to all of them; None: they are accepted.
+        over: when the accepted ones are.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.commands: list[tuple[str, str]] = []
+        self.refusal: Exception | None = None
+        self.over = asyncio.Event()
+
+    async def load(self, model: str) -> dict[str, Any]:
+        return await self._command("load", model)
+
+    async def unload(self, model: str) -> dict[str, Any]:
+        return await self._command("unload", model)
+
+    async def restart(self, model: str) -> dict[str, Any]:
+        return await self._command("restart", model)
+
+    async def ping(self) -> dict[str, Any]:
+        """Answered after what was asked before."""
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        if isinstance(self.refusal, ConnectionLost):
+            raise self.refusal
+        return {}
+
+    async def _command(self, action: str, model: str) -> dict[str, Any]:
+        self.commands.append((action, model))
+        await asyncio.sleep(0)
+        if self.refusal is not None:
+            raise self.refusal
+        await self.over.wait()
+        return {}
+
+
+def unknown(name: str) -> RequestError:
+    """What a daemon says of a model that it does not have."""
+    message = f"no model is called {name!r}; configured: m"
+    return RequestError(ErrorCode.UNKNOWN_MODEL, message, retryable=False, detail={})
+
 
 CHAT = "/v1/chat/completions"
 

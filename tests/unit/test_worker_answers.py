@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.codec import MAX_FRAME_BYTES, encode
 from mlxsup.protocol.errors import ErrorCode, RemoteError
-from mlxsup.protocol.ids import Generation, ModelName, pack_tokens
+from mlxsup.protocol.ids import Generation, ModelName, RequestKey, pack_tokens
 from mlxsup.protocol.launch import LaunchSpec
 from mlxsup.protocol.message import Logprobs, TokenLogprob
 from mlxsup.protocol.parameters import Sampling
@@ -35,13 +35,42 @@ from mlxsup.worker.rows import (
     running_row,
     tools_warnings,
 )
-from mlxsup.worker.text.channels import HEADER, NORMAL, REASONING, ChannelRules, Header
+from mlxsup.worker.text.channels import HEADER, NORMAL, REASONING, TOOL, ChannelRules, Header
 from mlxsup.worker.text.detokenizer import ByteDetokenizer
 from mlxsup.worker.text.grammar import Grammar
 from mlxsup.worker.text.tool_calls import ToolCallReader
 
 from support.loop_driver import LoopDriver, check_every_resume
-from support.planned_rows import FACTS, KEY, RULES, TOOLS, Codec
+
+FACTS = EngineFacts(context_length=10, vocabulary_size=300, fingerprint="f", backend="fake")
+
+
+KEY = RequestKey(1)
+
+
+TOOLS = [{"type": "function", "function": {"name": "time"}}]
+
+
+RULES = ChannelRules(
+    transitions={
+        NORMAL: [("<r>", REASONING), ("<t>", TOOL)],
+        REASONING: [("</r>", NORMAL)],
+        TOOL: [("</t>", NORMAL)],
+    },
+    parse_tool_call=lambda text, tools, is_lenient: [{"name": text, "arguments": {}}],
+)
+
+
+class Codec(FakeTextCodec):
+    """The fake engine's text side with other markers."""
+
+    def __init__(self, rules: ChannelRules = RULES) -> None:
+        super().__init__()
+        self.rules = rules
+
+    @property
+    def channel_rules(self) -> ChannelRules:
+        return self.rules
 
 
 def plan(tokens: int = 4, delivered: Sequence[int] = (), sampling: Any = None, **body: Any) -> Row:

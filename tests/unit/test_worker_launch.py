@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.launch import SPARE_OPTION, LaunchSpec
 from mlxsup.protocol.text import log_line
 from mlxsup.worker import __main__ as worker_main
@@ -40,7 +41,18 @@ from mlxsup.worker.preparing import StuckPreprocessingError
 from mlxsup.worker.process import TerminatedError, TerminationHandler, judge
 from mlxsup.worker.spare import wait_for_spec
 
-from support.launch_specs import SPEC
+SPEC = LaunchSpec(
+    model=ModelName("m"),
+    generation=Generation(1),
+    token="t",
+    endpoint="ipc:///tmp/x.sock",
+    supervisor_pid=1,
+    engine="fake",
+    path="/x",
+    max_concurrency=4,
+    step_timeout_s=30.0,
+    decode_stall_target_ms=250,
+)
 
 
 def spec(**changes: Any) -> LaunchSpec:

@@ -26,18 +26,16 @@ from mlxsup.protocol.worker_messages import (
     Step,
 )
 from mlxsup.worker.engine import EngineBytes, RowPrefill, RowToken, StepResult, WorkerFaultError
-from mlxsup.worker.engines.fake.text import answer_tokens, decode_tokens, encode_text
+from mlxsup.worker.engines.fake.text import encode_text
 from mlxsup.worker.idle_time import FREE_AFTER_S, GIVE_BACK_AFTER_S, LOOK_AGAIN_AFTER_S
 from mlxsup.worker.link import LinkBrokenError
 from mlxsup.worker.preparing import StuckPreprocessingError
 from mlxsup.worker.text.grammar import Grammar
 from mlxsup.worker.text_threads import Refused
 
-from support.loop_bench import BUDGETS, STOPS
-from support.loop_bench import Bench as LoopBench
-from support.turn_bench import STEP_TIMEOUT_S, A, B, Bench, C
+from support.turn_bench import STEP_TIMEOUT_S, A, B, Bench, C, X
 
-X = encode_text("x")[0]
+TEXT_LIMIT_S = TEXT_LIMIT_STEPS * STEP_TIMEOUT_S
 
 
 @pytest.fixture
@@ -249,287 +247,254 @@ def test_a_row_that_a_stop_string_ended_leaves_the_engine_with_that_step(bench: 
     )  # fmt: skip
 
 
+# ---------------------------------------------------------------- turns of four places
+
+
 @pytest.fixture
-def loop_bench() -> LoopBench:
-    return LoopBench()
+def four() -> Bench:
+    """A loop of four places whose engine gives each row an "x" in each step."""
+    bench = Bench(places=4)
+    bench.engine.plays = True
+    return bench
 
 
-def test_one_round_is_insert_step_send_and_the_acceptance_goes_first_C1(
-    loop_bench: LoopBench,
-) -> None:
-    loop_bench.start(1)
-    assert loop_bench.loop.turn()
-    assert loop_bench.story == ["send accepted", "insert 1", "step", "send step"]
+def ask(bench: Bench, *keys: int, max_tokens: int = 5, **body: Any) -> None:
+    """Dispatch and prepare requests, so that the next turn inserts them."""
+    for key in map(RequestKey, keys):
+        bench.dispatch(key)
+        bench.prepare(key, max_tokens=max_tokens, **body)
 
 
-def test_never_more_rows_than_slots_and_first_come_first_in(loop_bench: LoopBench) -> None:
-    loop_bench.start(*range(1, 7))
-    loop_bench.loop.turn()
-    assert [s for s in loop_bench.story if s.startswith("insert")] == [
-        f"insert {k}" for k in (1, 2, 3, 4)
-    ]
-    assert sum(isinstance(message, Accepted) for message in loop_bench.link.outbox) == 6
-    while loop_bench.loop.turn():
-        pass
-    assert loop_bench.finishes() == dict.fromkeys(range(1, 7), FinishReason.LENGTH)
-    assert [s for s in loop_bench.story if s.startswith("insert")][4:] == [
-        "insert 5",
-        "insert 6",
-    ]
+def calls(bench: Bench, name: str) -> list[str]:
+    """Return the calls of one name so far, in order."""
+    return [said for said in bench.story if said.split()[0] == name]
 
 
-def test_no_step_when_idle_C5(loop_bench: LoopBench) -> None:
-    assert [loop_bench.loop.turn() for _ in range(3)] == [False] * 3
-    assert loop_bench.story == []
+def steps(bench: Bench) -> list[Step]:
+    return [message for message in bench.around.sent_messages if isinstance(message, Step)]
 
 
-def test_idle_waits_and_publishes_it_C5(loop_bench: LoopBench) -> None:
+def ends(bench: Bench) -> dict[int, FinishReason]:
+    return {row.key: row.finish for step in steps(bench) for row in step.rows if row.finish}
+
+
+CANCELLED, LENGTH, STOP = FinishReason.CANCELLED, FinishReason.LENGTH, FinishReason.STOP
+
+
+def test_a_turn_accepts_inserts_steps_and_sends_in_this_order_C1(four: Bench) -> None:
+    ask(four, 1)
+    assert four.loop.turn()
+    assert four.story == ["send accepted", "insert 1", "step", "send step"]
+
+
+def test_no_more_rows_than_places_are_inserted_and_in_order(four: Bench) -> None:
+    ask(four, *range(1, 7))
+    four.loop.turn()
+    assert calls(four, "insert") == [f"insert {key}" for key in (1, 2, 3, 4)]
+    assert len([said for said in four.story if said == "send accepted"]) == 6
+    four.run_out()
+    assert ends(four) == dict.fromkeys(range(1, 7), LENGTH)
+    assert calls(four, "insert")[4:] == ["insert 5", "insert 6"]
+
+
+def test_an_idle_loop_makes_no_step_waits_and_publishes_it_C5(four: Bench) -> None:
     phases = []
 
     def see() -> None:
-        phases.append(loop_bench.board.current.phase)
-        loop_bench.link.inbox.append(Exit())
+        phases.append(four.board.current.phase)
+        four.around.inbox.append(Exit())
 
-    loop_bench.link.on_wait = see
-    loop_bench.loop.run(lambda: False)
-    assert loop_bench.link.waits == 1
-    assert phases == [WorkerPhase.IDLE]
-    assert loop_bench.loop.is_exit_asked
-
-
-def test_no_token_waits_for_what_a_step_leaves_to_do(
-    loop_bench: LoopBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its message is on its way before a row that has ended leaves the batch, and is kept."""
-    tokens = answer_tokens(encode_text("ppp"), 8)
-    monkeypatch.setitem(STOPS, 1, [decode_tokens(tokens)])
-    monkeypatch.setitem(BUDGETS, 1, 20)
-    loop_bench.start(1)
-    while loop_bench.loop.turn():
-        pass
-    assert loop_bench.story[-3:] == ["step", "send step", "remove 1"]
-    settled_after = loop_bench.engine.settled_after
-    assert settled_after == ["send step"] * (loop_bench.story.count("step") - 1) + ["remove 1"]
+    four.around.on_wait = see
+    four.loop.run(lambda: False)
+    assert (len(four.around.waited_s), phases) == (1, [WorkerPhase.IDLE])
+    assert four.loop.is_exit_asked
+    assert four.story == []
 
 
-def test_stop_strings_of_one_step_change_the_batch_once(
-    loop_bench: LoopBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokens = answer_tokens(encode_text("ppp"), 8)
-    for key in (1, 2, 3):
-        # The fake engine reads one prompt in a step: each answer is a token behind the one before.
-        monkeypatch.setitem(STOPS, key, [decode_tokens(tokens[: 9 - key])])
-        monkeypatch.setitem(BUDGETS, key, 20)
-    loop_bench.start(1, 2, 3, 4)
-    while loop_bench.loop.turn():
-        pass
-    assert [said for said in loop_bench.story if said.startswith("remove")] == ["remove 1 2 3"]
-    assert loop_bench.finishes() == dict.fromkeys((1, 2, 3), FinishReason.STOP) | {
-        4: FinishReason.LENGTH
-    }
+def test_a_step_is_sent_before_ended_rows_leave_and_the_engine_settles(four: Bench) -> None:
+    ask(four, 1, max_tokens=20, stop=["x" * 8])
+    four.run_out()
+    assert four.story[-3:] == ["step", "send step", "remove 1"]
+    settled = ["send step"] * (len(calls(four, "step")) - 1) + ["remove 1"]
+    assert four.engine.settled_after == settled
 
 
-def test_a_refused_request_fails_alone_C7(loop_bench: LoopBench) -> None:
-    loop_bench.start(1)
-    loop_bench.dispatch(2)
-    loop_bench.loop.drain()
+def test_stop_strings_found_in_one_step_change_the_batch_once(four: Bench) -> None:
+    ask(four, 1, 2, 3, stop=["xx"])
+    ask(four, 4)
+    four.run_out()
+    assert calls(four, "remove") == ["remove 1 2 3"]
+    assert ends(four) == {1: STOP, 2: STOP, 3: STOP, 4: LENGTH}
+
+
+def test_a_request_that_the_text_side_refuses_fails_alone_C7(four: Bench) -> None:
+    ask(four, 1)
+    four.dispatch(B)
     error = RemoteError(ErrorCode.INVALID_REQUEST, "wrong")
-    loop_bench.text.results.append(Refused(key=RequestKey(2), error=error))
-    while loop_bench.loop.turn():
-        pass
-    rejected = [message for message in loop_bench.link.outbox if isinstance(message, Rejected)]
-    assert [(r.key, r.error["code"]) for r in rejected] == [(2, "invalid_request")]
-    assert loop_bench.finishes() == {1: FinishReason.LENGTH}
+    four.around.ready.append(Refused(key=B, error=error))
+    four.run_out()
+    rejected = [said for said in four.around.sent_messages if isinstance(said, Rejected)]
+    assert [(said.key, said.error["code"]) for said in rejected] == [(2, "invalid_request")]
+    assert ends(four) == {1: LENGTH}
 
 
-def test_a_supervisor_that_does_not_read_stops_the_steps_but_not_the_cancels(
-    loop_bench: LoopBench,
-) -> None:
-    loop_bench.start(1, 2)
-    loop_bench.loop.turn()
-    loop_bench.link.is_blocked = True
-    loop_bench.cancel(1)
-    assert not loop_bench.loop.turn()
-    assert loop_bench.story.count("step") == 1
-    assert loop_bench.story[-1] == "remove 1"
-    loop_bench.link.is_blocked = False
-    assert loop_bench.loop.turn()
-    assert loop_bench.finishes() == {1: FinishReason.CANCELLED}
+def test_a_supervisor_that_does_not_read_stops_the_steps_but_not_the_cancels(four: Bench) -> None:
+    ask(four, 1, 2)
+    four.loop.turn()
+    four.around.is_blocked = True
+    four.cancel(1)
+    assert not four.loop.turn()
+    assert len(calls(four, "step")) == 1
+    assert four.story[-1] == "remove 1"
+    four.around.is_blocked = False
+    assert four.loop.turn()
+    assert ends(four) == {1: CANCELLED}
 
 
-def test_a_key_dispatched_twice_breaks_the_protocol(loop_bench: LoopBench) -> None:
-    loop_bench.dispatch(1)
-    loop_bench.dispatch(1)
+def test_a_key_dispatched_twice_breaks_the_protocol(four: Bench) -> None:
     with pytest.raises(LinkBrokenError, match="twice"):
-        loop_bench.loop.turn()
+        four.dispatch(A, A)
 
 
-def test_an_exit_stops_the_steps(loop_bench: LoopBench) -> None:
-    loop_bench.start(1)
-    loop_bench.loop.turn()
-    loop_bench.link.inbox.append(Exit())
-    loop_bench.loop.run(lambda: False)
-    assert loop_bench.loop.is_exit_asked
-    assert loop_bench.story.count("step") == 1
+def test_an_exit_stops_the_steps(four: Bench) -> None:
+    ask(four, 1)
+    four.loop.turn()
+    four.around.inbox.append(Exit())
+    four.loop.run(lambda: False)
+    assert four.loop.is_exit_asked
+    assert len(calls(four, "step")) == 1
 
 
 def test_an_exception_out_of_a_step_leaves_the_loop_F3(
-    loop_bench: LoopBench, monkeypatch: pytest.MonkeyPatch
+    four: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def explode() -> StepResult:
         raise ValueError("broken")
 
-    monkeypatch.setattr(loop_bench.engine, "step", explode)
-    loop_bench.start(1)
+    monkeypatch.setattr(four.engine, "step", explode)
+    ask(four, 1)
     with pytest.raises(ValueError, match="broken"):
-        loop_bench.loop.run(lambda: False)
+        four.loop.run(lambda: False)
 
 
-def test_the_preparation_of_a_cancelled_request_has_its_limit_too(
-    loop_bench: LoopBench,
-) -> None:
-    loop_bench.dispatch(1)
-    loop_bench.loop.drain()
-    loop_bench.cancel(1)
-    loop_bench.now = 99.0
-    loop_bench.run()
+def test_the_preparation_of_a_cancelled_request_has_its_limit_too(four: Bench) -> None:
+    four.dispatch(A)
+    four.cancel(1)
+    four.run()
+    start = four.now
     # The first wait comes after the engine has freed what it keeps for reuse, the second after it
     # has given back all that it kept.
-    for now in (99.0 + FREE_AFTER_S, 99.0 + GIVE_BACK_AFTER_S):
-        loop_bench.now, loop_bench.text.busy_since = now, now - 10.0
-        loop_bench.run()
-        assert loop_bench.link.waited_s == 290.0
-    assert "give back" in loop_bench.story
+    for idle_s in (FREE_AFTER_S, GIVE_BACK_AFTER_S):
+        four.now = start + idle_s
+        four.around.busy_with = (A, four.now - TEXT_LIMIT_S + 20.0)
+        four.run()
+        assert four.around.waited_s[-1] == 20.0
+    assert four.engine.returned == 1
 
 
-def test_work_between_steps_has_its_own_phase_P23(
-    loop_bench: LoopBench,
-) -> None:
-    """Whatever blocks there, the beats say so."""
+def test_beats_name_the_phase_of_work_between_steps_P23(four: Bench) -> None:
     seen: dict[str, WorkerPhase] = {}
 
     def note(name: str) -> None:
-        method = getattr(loop_bench.engine, name)
+        method = getattr(four.engine, name)
 
         def call(*arguments: Any, **named: Any) -> Any:
-            seen[name] = loop_bench.board.current.phase
+            seen[name] = four.board.current.phase
             return method(*arguments, **named)
 
-        setattr(loop_bench.engine, name, call)
+        setattr(four.engine, name, call)
 
     for name in ("insert", "remove", "bytes_held", "give_back", "step"):
         note(name)
-    loop_bench.start(1)
-    loop_bench.loop.turn()
-    loop_bench.cancel(1)
-    loop_bench.loop.turn()
-    loop_bench.run()
-    loop_bench.now = 2 * GIVE_BACK_AFTER_S
-    loop_bench.run()
+    ask(four, 1)
+    four.loop.turn()
+    four.cancel(1)
+    four.loop.turn()
+    four.run()
+    four.now += 2 * GIVE_BACK_AFTER_S
+    four.run()
     assert seen.pop("step") is WorkerPhase.PREFILL
-    assert seen == dict.fromkeys(seen, WorkerPhase.ROWS)
-    assert len(seen) == 4
+    assert seen == dict.fromkeys(("insert", "remove", "bytes_held", "give_back"), WorkerPhase.ROWS)
 
 
-def test_beats_count_what_is_held_and_what_was_exchanged_P23(
-    loop_bench: LoopBench,
-) -> None:
+def test_beats_count_what_is_held_and_what_was_exchanged_P23(four: Bench) -> None:
     def books() -> tuple[int, int, int, int]:
-        held = loop_bench.board.current.books
+        held = four.board.current.books
         return held.requests, held.preparing, held.sent, held.received
 
     counts = []
-    loop_bench.link.on_wait = lambda: counts.append(books())
-    loop_bench.dispatch(1)
-    loop_bench.dispatch(2)
-    loop_bench.run()
+    four.around.on_wait = lambda: counts.append(books())
+    four.dispatch(A, B)
+    four.run()
     assert counts == [(2, 2, 0, 2)]
-    loop_bench.text.prepare()
-    loop_bench.loop.turn()
+    for key in (A, B):
+        four.prepare(key)
+    four.loop.turn()
     assert books() == (2, 0, 2, 2), "both accepted"
-    loop_bench.cancel(1)
-    loop_bench.loop.turn()
+    four.cancel(1)
+    four.loop.turn()
     assert books() == (2, 0, 3, 3), "the end of a row that was cancelled has yet to be reported"
-    loop_bench.loop.turn()
+    four.loop.turn()
     assert books() == (1, 0, 4, 3)
 
 
-def test_the_cancels_of_a_turn_change_the_batch_once_D3(loop_bench: LoopBench) -> None:
-    """Each change costs a read for every layer."""
-    loop_bench.start(1, 2, 3, 4, 5)
-    loop_bench.loop.turn()
-    for key in (3, 1, 99, 3, 4, 5):
-        loop_bench.cancel(key)
-    loop_bench.loop.turn()
-    assert [said for said in loop_bench.story if said.startswith("remove")] == ["remove 3 1 4"]
-    assert loop_bench.finishes() == dict.fromkeys((1, 3, 4, 5), FinishReason.CANCELLED)
-    assert loop_bench.engine.row_count() == 1
-    assert loop_bench.loop.open_keys == {2}
+# ---------------------------------------------------------------- cancels
 
 
-def test_a_cancel_while_nothing_steps_is_answered_at_once(loop_bench: LoopBench) -> None:
-    loop_bench.start(1)
-    loop_bench.loop.turn()
-    loop_bench.cancel(1)
-    assert not loop_bench.loop.turn()
-    assert loop_bench.finishes() == {1: FinishReason.CANCELLED}
-    assert loop_bench.steps()[-1].step == 1, "no step was made for it"
+def test_the_cancels_of_a_turn_change_the_batch_once_D3(four: Bench) -> None:
+    """Each change costs a read for every layer; a second cancel and one of nothing are harmless."""
+    ask(four, 1, 2, 3, 4, 5)
+    four.loop.turn()
+    four.cancel(3, 1, 99, 3, 4, 5)
+    four.loop.turn()
+    assert calls(four, "remove") == ["remove 3 1 4"]
+    assert ends(four) == dict.fromkeys((1, 3, 4, 5), CANCELLED)
+    assert four.loop.open_keys == {2}
 
 
-def test_a_cancel_while_tokenising_drops_the_late_result_G5_D2(
-    loop_bench: LoopBench,
-) -> None:
-    loop_bench.dispatch(1)
-    loop_bench.loop.turn()
-    loop_bench.cancel(1)
-    loop_bench.loop.turn()
-    assert loop_bench.finishes() == {1: FinishReason.CANCELLED}
-    loop_bench.text.prepare()
-    loop_bench.loop.turn()
-    assert not any(s.startswith("insert") for s in loop_bench.story)
-    assert loop_bench.loop.open_keys == frozenset()
+def test_a_cancel_while_nothing_steps_is_answered_at_once(four: Bench) -> None:
+    ask(four, 1)
+    four.loop.turn()
+    four.cancel(1)
+    assert not four.loop.turn()
+    assert ends(four) == {1: CANCELLED}
+    assert steps(four)[-1].step == 1, "no step was made for it"
 
 
-def test_double_and_unknown_cancels_are_harmless_D6(loop_bench: LoopBench) -> None:
-    loop_bench.start(1)
-    loop_bench.loop.turn()
-    for key in (1, 1, 99):
-        loop_bench.cancel(key)
-    loop_bench.loop.turn()
-    assert loop_bench.story.count("remove 1") == 1
-    assert sum(len(step.rows) for step in loop_bench.steps()) == 2
+def test_a_cancel_while_tokenising_drops_the_late_result_G5_D2(four: Bench) -> None:
+    four.dispatch(A)
+    four.cancel(1)
+    four.loop.turn()
+    assert ends(four) == {1: CANCELLED}
+    four.prepare(A)
+    four.loop.turn()
+    assert calls(four, "insert") == []
+    assert four.loop.open_keys == frozenset()
 
 
-def test_a_cancel_that_overtakes_its_request_is_remembered_D5(
-    loop_bench: LoopBench,
-) -> None:
-    loop_bench.start(2)
-    loop_bench.cancel(1)
-    loop_bench.loop.turn()
-    loop_bench.dispatch(1)
-    loop_bench.loop.turn()
-    assert 1 not in loop_bench.text.pending, "nobody prepares it"
-    loop_bench.dispatch(3)
-    loop_bench.loop.turn()
-    assert loop_bench.finishes() == {1: FinishReason.CANCELLED}
-    assert [row.key for step in loop_bench.steps() for row in step.rows].count(RequestKey(1)) == 1
-    assert loop_bench.loop.open_keys == {2, 3}
-    loop_bench.loop.turn()
-    assert loop_bench.board.current.books.requests == 2
+def test_a_cancel_that_overtakes_its_request_is_remembered_D5(four: Bench) -> None:
+    ask(four, 2)
+    four.cancel(1)
+    four.loop.turn()
+    four.dispatch(A)
+    assert [given[0] for given in four.around.submitted] == [B], "its prompt is not prepared"
+    four.loop.turn()
+    four.dispatch(C)
+    four.loop.turn()
+    assert ends(four) == {1: CANCELLED}
+    assert four.loop.open_keys == {2, 3}
+    four.loop.turn()
+    assert four.board.current.books.requests == 2
 
 
-def test_of_cancels_that_came_early_as_many_are_remembered_as_there_are_places_D5_D9(
-    loop_bench: LoopBench,
-) -> None:
-    for key in range(1, 1001):
-        loop_bench.cancel(key)
-    loop_bench.loop.turn()
-    assert loop_bench.loop.open_keys == frozenset()
-    for key in range(996, 1001):
-        loop_bench.dispatch(key)
-    loop_bench.loop.turn()
-    assert loop_bench.finishes() == dict.fromkeys((997, 998, 999, 1000), FinishReason.CANCELLED)
-    assert loop_bench.loop.open_keys == {996}
+def test_as_many_early_cancels_are_remembered_as_there_are_places_D5_D9(four: Bench) -> None:
+    four.cancel(*range(1, 1001))
+    four.loop.turn()
+    assert four.loop.open_keys == frozenset()
+    four.dispatch(*map(RequestKey, range(996, 1001)))
+    four.loop.turn()
+    assert ends(four) == dict.fromkeys((997, 998, 999, 1000), CANCELLED)
+    assert four.loop.open_keys == {996}
 
 
 class Churn(RuleBasedStateMachine):
@@ -537,19 +502,20 @@ class Churn(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bench = LoopBench()
+        self.bench = Bench(places=4)
+        self.bench.engine.plays = True
         self.next_key = 1
 
     @rule(count=st.integers(1, 3))
     def dispatch(self, count: int) -> None:
-        for _ in range(count):
-            BUDGETS[self.next_key] = self.next_key % 7 + 1
-            self.bench.dispatch(self.next_key)
-            self.next_key += 1
+        self.bench.dispatch(*map(RequestKey, range(self.next_key, self.next_key + count)))
+        self.next_key += count
 
     @rule()
     def prepare(self) -> None:
-        self.bench.text.prepare()
+        for key, *_ in self.bench.around.submitted:
+            self.bench.prepare(key, max_tokens=key % 7 + 1)
+        self.bench.around.submitted.clear()
 
     @rule()
     def turn(self) -> None:
@@ -561,36 +527,37 @@ class Churn(RuleBasedStateMachine):
 
     @rule(is_blocked=st.booleans())
     def block(self, is_blocked: bool) -> None:
-        self.bench.link.is_blocked = is_blocked
+        self.bench.around.is_blocked = is_blocked
 
     @invariant()
     def one_end_each_and_nothing_after_it(self) -> None:
         ended: set[int] = set()
-        for step in self.bench.steps():
+        for step in steps(self.bench):
             for row in step.rows:
                 assert row.key not in ended
                 if row.finish is not None:
                     ended.add(row.key)
 
     def teardown(self) -> None:
-        self.bench.link.is_blocked = False
-        while self.bench.link.inbox or self.bench.text.pending or self.bench.loop.open_keys:
+        self.bench.around.is_blocked = False
+        around = self.bench.around
+        while around.inbox or around.submitted or self.bench.loop.open_keys:
             self.bench.loop.drain()
-            self.bench.text.prepare()
+            self.prepare()
             self.bench.loop.turn()
         self.bench.loop.turn()
-        # Each request has its end, and the engine is empty (D9). A cancel can come before its
-        # request only for a key that was not dispatched yet: it is ignored.
-        assert set(self.bench.finishes()) == set(range(1, self.next_key))
+        # A cancel can come before its request only for a key that was not dispatched yet.
+        assert set(ends(self.bench)) == set(range(1, self.next_key))
         assert not self.bench.engine.has_rows()
         super().teardown()
 
 
 TestChurnD2D9 = Churn.TestCase
 
-TestChurnD2D9.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
+TestChurnD2D9.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
 
-TEXT_LIMIT_S = TEXT_LIMIT_STEPS * STEP_TIMEOUT_S
+
+# ---------------------------------------------------------------- time limits
 
 
 def test_a_row_begins_only_while_what_was_accepted_can_leave(bench: Bench) -> None:
