@@ -20,7 +20,7 @@ from mlxsup.protocol.download import (
 )
 
 from .cli import OFFLINE
-from .local_hub import COMMIT, LocalHub, digest
+from .local_hub import COMMIT, LocalHub
 
 MIB = 2**20
 REPO = "org/tiny-model"
@@ -51,8 +51,8 @@ class Full(io.FileIO):
         return super().write(memoryview(data)[:room])
 
 def opened(path, mode="r", *others, **more):
-    if path.name.endswith(".mlxsup.incomplete") and mode in ("wb", "r+b"):
-        return Full(path, mode)
+    if path.name.endswith(".incomplete") and mode == "wb":
+        return io.BufferedWriter(Full(path, mode))
     return open_path(path, mode, *others, **more)
 
 pathlib.Path.open = opened
@@ -91,9 +91,9 @@ def snapshot(home: Path, repo: str = REPO) -> Path:
     return repo_folder(home, repo) / "snapshots" / COMMIT
 
 
-def partial(home: Path) -> Path:
-    """What has arrived of the weights."""
-    return repo_folder(home) / "blobs" / f"{digest(WEIGHTS)}.mlxsup.incomplete"
+def parts(home: Path) -> list[Path]:
+    """What is there of files that have not arrived."""
+    return list(repo_folder(home).glob("blobs/*.incomplete"))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
