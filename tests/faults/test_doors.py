@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import msgpack
 import psutil
@@ -21,9 +22,43 @@ from support.bad_input import generate, header, pack
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
 from support.faults import undisturbed
-from support.files import LimitedDaemon, most_files
 from support.raw_client import RawClient
 from support.streams import Reader
+
+
+class LimitedDaemon(Daemon):
+    """May open that many files.
+
+    Attributes:
+        open_files: the limit.
+        is_soft: whether the hard limit stays, up to which a daemon raises its own.
+    """
+
+    open_files = 4096
+    is_soft = False
+
+    def start_command(self) -> list[str]:
+        """The command line, under the limit."""
+        line = f'ulimit {"-Sn" if self.is_soft else "-n"} {self.open_files}; exec "$@"'
+        return ["sh", "-c", line, "sh", *super().start_command()]
+
+
+@contextmanager
+def most_files(process: psutil.Process) -> Iterator[list[int]]:
+    """The last item is the most files that the process had open at any look."""
+    ended, seen = threading.Event(), [process.num_fds()]
+
+    def look() -> None:
+        while not ended.wait(0.01):
+            seen.append(max(seen[-1], process.num_fds()))
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        yield seen
+    finally:
+        ended.set()
+        looking.join()
 
 
 def socket_path(daemon: Daemon) -> str:

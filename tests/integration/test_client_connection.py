@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from mlxsup.client.client import Client
 from mlxsup.client.connection import MESSAGES_PER_PUMP, TOO_MANY, Connection
 from mlxsup.client.errors import ConnectionLost
 from mlxsup.client.link import Link, LinkState
-from mlxsup.client.session import DOUBT_S, SILENCE_LIMIT_S
+from mlxsup.client.session import DOUBT_S, SILENCE_LIMIT_S, Item
 from mlxsup.protocol.client_messages import (
     CLIENT_MESSAGES,
     Cancel,
@@ -27,14 +27,84 @@ from mlxsup.protocol.client_messages import (
     Reply,
     Subscribe,
 )
-from mlxsup.protocol.clock import PULSE_S
+from mlxsup.protocol.clock import PULSE_S, Clock
 from mlxsup.protocol.codec import Decoder, encode
 from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.message import Message
 
 from support.eventually import eventually
-from support.played_router import Box, Router
 from support.scripted_supervisor import Peer, ScriptedSupervisor
+
+A = RequestId("a")
+
+
+class Box:
+    """An inbox that is a list."""
+
+    def __init__(self) -> None:
+        self.items: list[Item] = []
+
+    def put(self, item: Item) -> None:
+        self.items.append(item)
+
+
+class Router:
+    """The daemon's socket, and a connection to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.endpoint = f"ipc://{folder}/c.sock"
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.socket = self.bind()
+        self.now = 100.0
+        self.links: list[tuple[bool, bool]] = []
+        self.is_busy = False
+        self.connection = Connection(
+            self.endpoint, self.on_link, Clock(lambda: self.now), lambda: self.is_busy
+        )
+        self.peer = b""
+
+    def bind(self) -> zmq.Socket[bytes]:
+        socket: zmq.Socket[bytes] = self.context.socket(zmq.ROUTER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.bind(self.endpoint)
+        return socket
+
+    def on_link(self, old: Link | None, new: Link | None) -> None:
+        self.links.append((old is not None, new is not None))
+
+    def pass_time(self, seconds: float) -> None:
+        """Pumps in each pulse of this time, and at its end."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + PULSE_S)
+            assert not self.connection.pump()
+
+    def next(self) -> Message:
+        """What the client sent."""
+        eventually(self.can_read, timeout_s=60.0)
+        self.peer, *frames = self.socket.recv_multipart()
+        return Decoder(CLIENT_MESSAGES, is_strict=True).decode(frames)
+
+    def can_read(self) -> bool:
+        self.connection.pump()
+        return bool(self.socket.poll(10))
+
+    def send(self, message: Message) -> None:
+        self.socket.send_multipart([self.peer, *encode(message)])
+
+    def pump_until(self, is_so: Callable[[], bool]) -> None:
+        def pumped() -> bool:
+            self.connection.pump()
+            return is_so()
+
+        eventually(pumped, timeout_s=60.0)
+
+    def command(self, request_id: RequestId = A) -> Box:
+        box = Box()
+        self.connection.open_command(request_id, encode(Ping(id=request_id)), box)
+        return box
+
 
 A, B = RequestId("a"), RequestId("b")
 

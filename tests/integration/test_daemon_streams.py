@@ -21,9 +21,20 @@ from mlxsup.worker.engines.fake.text import answer_tokens, encode_text
 
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
-from support.quiet import is_quiet
 from support.raw_client import RawClient
 from support.streams import Reader
+
+
+def is_quiet(client: Client, model: str = "m") -> bool:
+    """Whether neither the supervisor nor the worker holds any request of the model."""
+    status = client.status()
+    [found] = [r for r in status["models"] if r["name"] == model]
+    return bool(
+        (status["queue"]["waiting"], status["queue"]["clients"]) == (0, {})
+        and found["running"] == []
+        and found["queued"] == 0
+        and found["held_by_worker"] == 0
+    )
 
 
 def test_every_chunk_exactly_once_in_order_J2() -> None:

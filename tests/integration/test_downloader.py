@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -37,8 +40,37 @@ from support.downloads import (
     start_download,
 )
 from support.eventually import eventually
-from support.http_answers import answering
 from support.local_hub import COMMIT, NEXT_COMMIT, Fault, LocalHub, digest, local_hub
+
+
+@contextmanager
+def answering(status: int, body: bytes) -> Iterator[str]:
+    """Its address, for as long as the block lasts.
+
+    Args:
+        status: of an answer to a request without a query; searches are answered with 200.
+        body: of every answer.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if "?" in self.path else status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Says nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
 
 HELD_AT = 2 * MIB
 OFTEN = 100
