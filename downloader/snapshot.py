@@ -256,8 +256,8 @@ def _check_files(repository: Repository, files: Sequence[RepoFile], snapshot: Pa
 class _Progress:
     """Bytes that have arrived, over all files, reported now and then.
 
-    The library counts what it receives and what it writes on two bars, which are the same over
-    plain HTTP; the one that is ahead is reported.
+    The library counts files, the bytes that it receives and those that it writes, each on a bar;
+    the bar that is ahead is reported.
 
     Args:
         done_bytes: what was there before.
@@ -277,17 +277,15 @@ class _Progress:
         self._count(0, 0)
 
     def bar_class(self) -> type[Any]:
-        """Return the class of a bar that draws nothing and counts here if it counts bytes."""
+        """Return the class of a bar that draws nothing and counts here."""
         progress = self
 
         class Bar(tqdm):  # type: ignore[misc]
             def __init__(self, *args: Any, **options: Any) -> None:
-                self._counts_bytes = options.get("unit") == "B"
                 super().__init__(*args, **{**options, "disable": True})
 
             def update(self, n: float | None = 1) -> None:
-                if self._counts_bytes:
-                    progress._count(id(self), int(n or 0))
+                progress._count(id(self), int(n or 0))
 
         return Bar
 

@@ -65,9 +65,8 @@ def socket_path(daemon: Daemon) -> str:
     return daemon.endpoint.removeprefix("ipc://")
 
 
-@pytest.mark.parametrize("models", [1, 6])
-def test_storms_of_silent_connections_break_no_stream_P24(models: int) -> None:
-    names = [f"m{number}" for number in range(models)]
+def test_storms_of_silent_connections_break_no_stream_P24() -> None:
+    names = ["m0", "m1", "m2"]
     entry = fake(fake={"step_s": 0.005}, max_concurrency=4)
     with LimitedDaemon(dict.fromkeys(names, entry)) as daemon, daemon.client() as client:
         for name in names:
@@ -85,7 +84,7 @@ def test_storms_of_silent_connections_break_no_stream_P24(models: int) -> None:
             for reader, name in zip(readers, names, strict=True):
                 assert reader.finished().token_ids == undisturbed(f"s {name}", 400)
         assert files[-1] < daemon.open_files - 256
-        assert [row(client, name)["generation"] for name in names] == [1] * models
+        assert [row(client, name)["generation"] for name in names] == [1, 1, 1]
 
 
 def test_commands_get_in_while_connections_storm_P24() -> None:
@@ -94,9 +93,9 @@ def test_commands_get_in_while_connections_storm_P24() -> None:
         wait_for_state(client, "m", "READY")
         readers = [Reader(client, "m", f"s {n}", max_tokens=300).started() for n in range(16)]
         storms = [
-            crowds.enter_context(Crowd("storm", socket_path(daemon), "4000", "2")) for _ in range(4)
+            crowds.enter_context(Crowd("storm", socket_path(daemon), "4000", "2")) for _ in range(2)
         ]
-        for _ in range(8):
+        for _ in range(4):
             done = daemon.run("status")
             assert done.returncode == 0, done.stderr
         for storm in storms:

@@ -99,32 +99,29 @@ MODELS = (
 
 pytestmark = pytest.mark.mlx
 
-ALSO_QUICK = {
+IN_A_DAEMON = {
     "a `model_type` that mlx-lm does not have",
     "what loads and cannot compute",
     "settings that transformers dislikes and mlx-lm does not read",
 }
-"""Beside the cases with an entry, which only a daemon reads."""
+"""Beside the cases with an entry, which only a daemon reads; the others go the same way."""
 
-NAMES = {case.name: f"m{number}" for number, case in enumerate(MODELS)}
+SERVED = [case for case in MODELS if case.entry or case.name in IN_A_DAEMON]
+NAMES = {case.name: f"m{number}" for number, case in enumerate(SERVED)}
 
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     base = tmp_path_factory.mktemp("models")
-    with Daemon({NAMES[case.name]: case.write(base / NAMES[case.name]) for case in MODELS}) as one:
+    with Daemon({NAMES[case.name]: case.write(base / NAMES[case.name]) for case in SERVED}) as one:
         name, error = NAMES["what loads and cannot compute"], r"the model cannot run: rope\(\):"
         one.provoke("rope", model=name, pattern=error, at_most=1)
         yield one
 
 
-def chosen(is_bad: bool) -> list[Any]:
-    """The cases that do not load, or those that do; slow where others go the same way."""
-    cases = [case for case in MODELS if (case.code is not None) is is_bad]
-    return [
-        pytest.param(case, marks=[] if case.entry or case.name in ALSO_QUICK else pytest.mark.slow)
-        for case in cases
-    ]
+def chosen(is_bad: bool) -> list[BadModel]:
+    """The cases of the daemon that do not load, or those that do."""
+    return [case for case in SERVED if (case.code is not None) is is_bad]
 
 
 @pytest.mark.parametrize(

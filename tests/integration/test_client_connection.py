@@ -14,18 +14,16 @@ import zmq
 from mlxsup.client import connection as connection_module
 from mlxsup.client.async_client import AsyncClient
 from mlxsup.client.client import Client
-from mlxsup.client.connection import MESSAGES_PER_PUMP, TOO_MANY, Connection
+from mlxsup.client.connection import TOO_MANY, Connection
 from mlxsup.client.errors import ConnectionLost
 from mlxsup.client.link import Link, LinkState
 from mlxsup.client.session import DOUBT_S, SILENCE_LIMIT_S, Item
 from mlxsup.protocol.client_messages import (
     CLIENT_MESSAGES,
     Cancel,
-    Event,
     Generate,
     Ping,
     Reply,
-    Subscribe,
 )
 from mlxsup.protocol.clock import PULSE_S, Clock
 from mlxsup.protocol.codec import Decoder, encode
@@ -174,40 +172,6 @@ def test_message_on_a_lost_link_is_sent_on_a_new_one_P2(name: str, router: Route
     assert second.items == []
 
 
-def test_flood_is_read_in_portions(router: Router) -> None:
-    box = Box()
-    router.connection.open_command(A, encode(Subscribe(id=A)), box, is_subscription=True)
-    router.next()
-    sent = 3 * MESSAGES_PER_PUMP
-    for n in range(sent):
-        router.send(Event(id=A, value={"n": n}))
-    largest = 0
-
-    def all_came() -> bool:
-        nonlocal largest
-        before = len(box.items)
-        is_more = router.connection.pump()
-        got = len(box.items) - before
-        largest = max(largest, got)
-        assert got == MESSAGES_PER_PUMP or not is_more
-        return len(box.items) == sent
-
-    eventually(all_came, timeout_s=60.0)
-    assert [item["n"] for item in box.items if isinstance(item, dict)] == list(range(sent))
-    assert largest <= MESSAGES_PER_PUMP
-
-
-def test_cancel_is_sent_once(router: Router) -> None:
-    box = Box()
-    router.connection.open_stream(A, encode(Ping(id=A)), box)
-    assert router.next() == Ping(id=A)
-    router.connection.cancel(A)
-    router.connection.cancel(A)
-    assert router.next() == Cancel(id=A)
-    router.connection.cancel(B)
-    assert not router.socket.poll(100)
-
-
 def test_closed_connection_cancels_what_is_open(
     router: Router,
 ) -> None:
@@ -314,28 +278,6 @@ def test_words_for_a_lost_connection(
     assert isinstance(error, ConnectionLost)
     assert (error.message, error.hint) == (message, hint)
     assert (error.endpoint, error.is_turned_away) == ("E", is_turned_away)
-
-
-def test_unsent_messages_are_kept_in_order(router: Router) -> None:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    nobody_reads = context.socket(zmq.ROUTER)
-    nobody_reads.setsockopt(zmq.RCVHWM, 1)
-    nobody_reads.bind(router.endpoint + "2")
-    link = Link(context, router.endpoint + "2")
-    try:
-        assert not link.has_unsent
-        count = 0
-        while not link.has_unsent:
-            link.send([b"%d" % count, bytes(10_000)])
-            count += 1
-        for number in range(count):
-            link.flush()
-            assert nobody_reads.poll(60_000)
-            assert nobody_reads.recv_multipart()[1] == b"%d" % number
-        assert not link.has_unsent
-    finally:
-        link.close(linger_ms=0)
-        context.destroy(linger=0)
 
 
 def test_end_of_the_block_closes_the_client(router: Router) -> None:

@@ -180,7 +180,8 @@ def test_part_of_a_killed_download_is_removed_by_the_next(
 def test_digest_is_compared_although_the_process_before_died(
     hub: LocalHub, tmp_path: Path, start: Start
 ) -> None:
-    start().end()
+    first = start().end()
+    assert isinstance(first, DownloadDone), first
     (repo_folder(tmp_path) / "refs" / "main").unlink()  # it is written last
     blob = repo_folder(tmp_path) / "blobs" / digest(WEIGHTS)
     blob.write_bytes(bytes(len(WEIGHTS)))

@@ -283,7 +283,7 @@ def make_endless(path: Path) -> None:
     path.symlink_to("/dev/zero")
 
 
-def make_odd_folders(models: Path) -> dict[str, str]:
+def make_odd_folders(models: Path, large: Path) -> dict[str, str]:
     """Folders that stall whoever reads them as if they were good ones; returns what is said."""
     names = ("pipe", "endless", "weights", "index", "silent")
     for name in names:
@@ -293,15 +293,23 @@ def make_odd_folders(models: Path) -> dict[str, str]:
     make_pipe(models / "weights" / "model.safetensors")
     with open(models / "index" / "model.safetensors.index.json", "wb") as file:
         file.truncate(10**9)
-    write_folder(models / "large", llama_config(), llama_arrays(layers=23_040))
+    (models / "large").symlink_to(large)
     return {name: str(models / name) for name in (*names, "large")}
 
 
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A model of 70,000 arrays, which is not kept."""
+    folder = tmp_path_factory.mktemp("others") / "large"
+    write_folder(folder, llama_config(), llama_arrays(layers=23_040))
+    yield folder
+    shutil.rmtree(folder)
+
+
 @pytest.fixture
-def odd(models: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+def odd(models: Path, large: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     monkeypatch.setenv("PYTHONPATH", str(SILENT), prepend=os.pathsep)
-    yield make_odd_folders(models)
-    shutil.rmtree(models)  # 70,000 arrays are not kept
+    return make_odd_folders(models, large)
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def test_files_are_on_the_disk_before_the_reference_names_them(
     assert flushed == [(tmp_path / "config.json").stat().st_ino]
 
 
-def test_progress_counts_the_bar_of_bytes_that_is_ahead() -> None:
+def test_progress_is_that_of_the_bar_that_is_ahead() -> None:
     told: list[DownloadReport] = []
     progress = snapshot._Progress(10, 100, told.append)
     bar_class = progress.bar_class()
