@@ -100,8 +100,6 @@ RELOADED = BadMemory(
 )
 """Met by a daemon that has two models loaded."""
 
-MEMORY = (*BEFORE_START, *SERVED, RELOADED)
-
 
 def daemon_of(case: BadMemory) -> Daemon:
     models: dict[str, dict[str, Any]] = {name: dict(one) for name, one in case.models.items()}

@@ -6,7 +6,6 @@ import os
 import random
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -166,15 +165,3 @@ def start_download(
     process.stdin.write(spec.to_line())
     process.stdin.flush()
     return Download(process)
-
-
-@contextmanager
-def downloading(
-    environment: Mapping[str, str], repository: Repository | None = None
-) -> Iterator[Download]:
-    """A download that ends with the block."""
-    download = start_download(environment, repository)
-    try:
-        yield download
-    finally:
-        download.close()
