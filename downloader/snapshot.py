@@ -281,12 +281,16 @@ class _Progress:
         progress = self
 
         class Bar(tqdm):  # type: ignore[misc]
+            monitor_interval = 0  # no thread that redraws
+
             def __init__(self, *args: Any, **options: Any) -> None:
                 super().__init__(*args, **{**options, "disable": True})
 
             def update(self, n: float | None = 1) -> None:
                 progress._count(id(self), int(n or 0))
 
+        # tqdm's own lock is shared by processes, for which a Mac starts one more.
+        Bar.set_lock(threading.RLock())
         return Bar
 
     def _count(self, bar: int, count: int) -> None:

@@ -190,7 +190,7 @@ def write_reference(folder: Path, revision: str, commit: str) -> None:
     Raises:
         OSError: the cache cannot be written to.
     """
-    if revision == commit:
+    if commit_of(folder, revision) == commit:  # a commit means itself
         return
     reference = folder / REFERENCES / revision
     reference.parent.mkdir(parents=True, exist_ok=True)
