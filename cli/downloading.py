@@ -18,7 +18,7 @@ from mlxsup.protocol.download import (
     download_argv,
     read_report,
 )
-from mlxsup.store.repositories import (
+from mlxsup.store.hub_cache import (
     DEFAULT_REVISION,
     REPOSITORY_EXPECTED,
     REVISION_EXPECTED,
@@ -63,7 +63,7 @@ def _usage(message: str) -> CliError:
 
 
 def download(repository: Repository, output: Output, *, again: str) -> DownloadDone:
-    """Downloads what is missing of a repository; what has arrived is kept, however it ends.
+    """Downloads what is missing of a repository; files that have arrived are kept.
 
     Args:
         repository: which.
@@ -90,7 +90,7 @@ def download(repository: Repository, output: Output, *, again: str) -> DownloadD
         except KeyboardInterrupt:
             line.clear()
             output.end_line()
-            output.note(f"what has arrived is kept: `{again}` continues")
+            output.note(f"files that have arrived are kept: `{again}` continues")
             raise
     if isinstance(last, DownloadDone):
         return last

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlxsup.protocol.places import find_config
-from mlxsup.store.repositories import DEFAULT_REVISION
-from mlxsup.store.search import FoundModel, Origin, find_models, look_at
-from mlxsup.store.served_types import served_types
+from mlxsup.store.hub_cache import DEFAULT_REVISION
+from mlxsup.store.search import FoundModel, Origin, find_models, look_at, served_types
 
 if TYPE_CHECKING:
     from mlxsup.supervisor.config.load import DaemonConfig

@@ -1,10 +1,10 @@
-"""What ended a download, as a sentence and the next step; repeats no text of a hub, no token."""
+"""Put what ended a download into a sentence and a next step; no text of a hub, no token."""
 
 from __future__ import annotations
 
 import difflib
 import errno
-from collections.abc import Sequence
+import re
 from typing import Any
 
 import httpx2
@@ -19,88 +19,65 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.utils._http import parse_ratelimit_headers
 
 from mlxsup.protocol.download import DownloadFailed, DownloadProblem, Repository
-from mlxsup.store.repositories import REPOSITORY_EXPECTED, is_owned_repository
+from mlxsup.store.hub_cache import REPOSITORY_EXPECTED, is_owned_repository
 
 FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-KEPT_HINT = "what has arrived is kept"
+KEPT_HINT = "files that have arrived are kept"
 DAMAGED_HINT = (
     "the hub's data is damaged, or a proxy changes it: report it to the owner of the repository, or"
     " name another revision or repository"
 )
+DISK_HINT = f"free some space, or set HF_HOME to a folder on another disk than {constants.HF_HOME}"
+ENDPOINT_HINT = "check HF_ENDPOINT, firewall and proxy"
 LOGIN_HINT = "set HF_TOKEN, or use `hf auth login`"
+NO_MODEL_HINT = "mlx-lm's format is needed: look for a repository with `mlx` in its name"
+ANOTHER_WAY = "`hf download {repo}` may get it: it knows another way"
 REQUEST_TIMEOUT = 408
 MAX_CLOSE_NAMES = 3
 SEARCHED_MODELS = 50
 
-MISSHAPEN = (ValueError, TypeError, KeyError, AttributeError)
-"""What huggingface_hub raises about an answer that is not JSON, or JSON of another shape."""
 
-
-class BadRepositoryError(Exception):
-    """No repository or revision can be called that."""
-
-
-class DiskFullError(Exception):
-    """The model does not fit on the disk; the message is one sentence."""
-
-
-class DamagedError(Exception):
-    """What arrived twice is not what had been announced; the message is one sentence."""
-
-
-class MissingFileError(Exception):
-    """The hub does not have a file that it lists; the message is one sentence."""
-
-
-class MisleadingHubError(Exception):
-    """The hub's answer cannot be used; the message is one sentence."""
-
-
-class NoModelError(Exception):
-    """The repository holds no model that can be served.
+class DownloadError(Exception):
+    """A failure that is already in words.
 
     Args:
-        repository: which.
-        paths: the files that it holds.
+        problem: what kind of failure.
+        message: one sentence, without a full stop.
+        hint: what to do.
     """
 
-    def __init__(self, repository: Repository, paths: Sequence[str]) -> None:
-        suffixes = {path.rpartition(".")[2] for path in paths}
-        what = next((name for name in ("gguf", "bin", "npz") if name in suffixes), "")
-        has = f"; it has .{what} files" if what else ""
-        super().__init__(f"{repository} holds no config.json with model*.safetensors{has}")
+    def __init__(self, problem: DownloadProblem, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.report = DownloadFailed(problem=problem, message=message, hint=hint)
+
+
+def bad_repository(repository: Repository) -> DownloadError:
+    """Return the failure of an id or a revision that no repository can have."""
+    message = f"no repository can be called {repository.repo!r} ({repository.revision})"
+    hint = f"name {REPOSITORY_EXPECTED}, as in its address"
+    return DownloadError(DownloadProblem.BAD_REPOSITORY, message, hint)
 
 
 def explain(error: BaseException, repository: Repository) -> DownloadFailed:
-    """Puts any error of a download into words."""
+    """Put any error of a download into words."""
     match error:
+        case DownloadError():
+            return error.report
         case OfflineModeIsEnabled():
             return _failed(
                 DownloadProblem.OFFLINE,
                 f"{repository} is not complete on this disk, and HF_HUB_OFFLINE is set",
                 "unset HF_HUB_OFFLINE to download it",
             )
-        case DiskFullError():
-            return _failed(DownloadProblem.DISK_FULL, str(error), _disk_hint())
-        case DamagedError() | MissingFileError():
-            return _failed(DownloadProblem.DAMAGED, str(error), DAMAGED_HINT)
-        case MisleadingHubError():
-            return _failed(DownloadProblem.NETWORK, str(error), _endpoint_hint())
-        case NoModelError():
-            hint = "mlx-lm's format is needed: look for a repository with `mlx` in its name"
-            return _failed(DownloadProblem.NO_MODEL, str(error), hint)
         case HfHubHTTPError():
             return _of_hub(error, repository)
-        case BadRepositoryError() | HFValidationError():
-            message = f"no repository can be called {repository.repo!r} ({repository.revision})"
-            hint = f"name {REPOSITORY_EXPECTED}, as in its address"
-            return _failed(DownloadProblem.BAD_REPOSITORY, message, hint)
+        case HFValidationError():
+            return bad_repository(repository).report
         case ValueError():
             message = f"{constants.ENDPOINT} does not answer as a model hub does"
-            return _failed(DownloadProblem.NETWORK, message, _endpoint_hint())
+            return _failed(DownloadProblem.NETWORK, message, ENDPOINT_HINT)
         case LocalEntryNotFoundError() if isinstance(error.__cause__, Exception):
             return explain(error.__cause__, repository)
         case httpx2.HTTPError():
@@ -108,20 +85,21 @@ def explain(error: BaseException, repository: Repository) -> DownloadFailed:
             return _failed(DownloadProblem.NETWORK, message, KEPT_HINT)
         case OSError(errno=number) if number in FULL_DISK:
             message = f"the disk is full: {repository} is not complete"
-            return _failed(DownloadProblem.DISK_FULL, message, f"{_disk_hint()}; {KEPT_HINT}")
+            return _failed(DownloadProblem.DISK_FULL, message, f"{DISK_HINT}; {KEPT_HINT}")
         case OSError(errno=None):
             message = f"{repository} did not arrive as it was announced"
             return _failed(DownloadProblem.DAMAGED, message, DAMAGED_HINT)
         case OSError():
             message = f"{constants.HF_HUB_CACHE} cannot be written: {error.strerror}"
-            return _failed(DownloadProblem.UNWRITABLE, message, _folder_hint())
+            hint = f"set HF_HOME to a folder that you can write to; it is {constants.HF_HOME}"
+            return _failed(DownloadProblem.UNWRITABLE, message, hint)
         case _:
             message = f"internal error: {type(error).__name__}"
             return _failed(DownloadProblem.INTERNAL, message, "please report it")
 
 
 def _of_hub(error: HfHubHTTPError, repository: Repository) -> DownloadFailed:
-    """The hub has refused."""
+    """Put a refusal of the hub into words."""
     status = error.response.status_code
     match error:
         case GatedRepoError():
@@ -154,8 +132,7 @@ def _of_hub(error: HfHubHTTPError, repository: Repository) -> DownloadFailed:
         return _not_found(repository)
     if 400 <= status < 500 and status != REQUEST_TIMEOUT:
         message = f"{constants.ENDPOINT} does not send {repository} over plain HTTP (HTTP {status})"
-        hint = f"`hf download {repository.repo}` may get it: it knows another way"
-        return _failed(DownloadProblem.REFUSED, message, hint)
+        return _failed(DownloadProblem.REFUSED, message, ANOTHER_WAY.format(repo=repository.repo))
     message = f"{constants.ENDPOINT} answers with HTTP {status}"
     return _failed(DownloadProblem.NETWORK, message, KEPT_HINT)
 
@@ -173,14 +150,14 @@ def _not_found(repository: Repository) -> DownloadFailed:
 
 
 def _close_names(repo: str) -> list[str]:
-    """Repositories with similar names; none if the hub has this one, or cannot be asked."""
+    """Return repositories with similar names; none if the hub has this one, or does not say."""
     author, _, name = repo.partition("/")
     api = HfApi()
     try:
         found = [one.id for one in api.list_models(search=name, limit=SEARCHED_MODELS)]
         found += [one.id for one in api.list_models(author=author, limit=SEARCHED_MODELS)]
-    except (HfHubHTTPError, httpx2.HTTPError, *MISSHAPEN):
-        return []
+    except (httpx2.HTTPError, ValueError, TypeError, KeyError, AttributeError):
+        return []  # it is away, or answers with JSON of another shape
     if repo in found:
         return []  # it is there, and cannot be read
     known = [one for one in dict.fromkeys(found) if is_owned_repository(one)]
@@ -188,24 +165,13 @@ def _close_names(repo: str) -> list[str]:
 
 
 def _retry_after(headers: Any) -> float:
-    """Seconds until the hub allows another request; 0 if it does not say."""
+    """Return the seconds until the hub allows another request; 0 if it does not say."""
     given = headers.get("Retry-After", "")
     if given.isascii() and given.isdigit():
         return float(min(int(given), 24 * 3600))
-    limits = parse_ratelimit_headers(headers)
-    return float(limits.reset_in_seconds) if limits is not None else 0.0
-
-
-def _disk_hint() -> str:
-    return f"free some space, or set HF_HOME to a folder on another disk than {constants.HF_HOME}"
-
-
-def _folder_hint() -> str:
-    return f"set HF_HOME to a folder that you can write to; it is {constants.HF_HOME}"
-
-
-def _endpoint_hint() -> str:
-    return "check HF_ENDPOINT, firewall and proxy"
+    # The hub's own header: `"api";r=0;t=55`.
+    found = re.search(r"\bt\s*=\s*(\d{1,5})\b", headers.get("RateLimit", ""))
+    return float(found[1]) if found else 0.0
 
 
 def _failed(problem: DownloadProblem, message: str, hint: str) -> DownloadFailed:

@@ -1,4 +1,4 @@
-"""The life of a download's process: reads its spec, reports, and dies with whoever started it."""
+"""The process of a download: it reads its spec, reports, and dies with its parent."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ ORPHANED_EXIT = 1
 
 
 def run() -> int:
-    """Downloads what the spec on standard input names; returns the exit code."""
-    # A terminal's Ctrl-C is for whoever started this process.
+    """Download what the spec on standard input names, and return the exit code."""
+    # A Ctrl-C in the terminal is for the parent.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         spec = DownloadSpec.from_line(sys.stdin.buffer.readline())
@@ -40,9 +40,9 @@ def run() -> int:
 
 
 def _download(repository: Repository) -> DownloadReport:
-    # No bars: progress is reported. Plain HTTP, of which half a file can be kept.
+    # No bars: progress is reported. Plain HTTP: its failures have sentences, those of Xet do not.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ["HF_HUB_DISABLE_XET"] = "1"
+    os.environ.setdefault("HF_HUB_DISABLE_XET", "1")
     from .failures import explain
     from .snapshot import fetch
 
@@ -60,7 +60,7 @@ def _say(report: DownloadReport) -> None:
 
 
 def _die_with_parent() -> None:
-    """Ends the process at once when standard input ends; what has arrived is kept."""
+    """End the process at once when standard input ends."""
     while os.read(0, 4096):
         pass
     os._exit(ORPHANED_EXIT)

@@ -1,46 +1,60 @@
-"""Fetches one repository into the Hugging Face cache, and picks up what an earlier attempt left.
+"""Download one repository into the Hugging Face cache, by the hub library's public functions.
 
-huggingface_hub lists the repository, fetches files, and makes the snapshot. What it does not do is
-keep half a file when its process ends, and so the large files are fetched here, into the places
-where it looks for them, before it is asked for the snapshot.
+huggingface_hub fetches the files and makes the snapshot. Here is decided which files a model needs
+and whether the disk has room for them; digests are compared; and the branch is written down last.
+Until then a worker that loads the model finds the commit that was complete before.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 import shutil
+import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import HfApi, constants, snapshot_download
-from huggingface_hub.file_download import (
-    _cache_commit_hash_for_specific_revision as write_reference,
-)
 from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.utils._paths import filter_repo_objects
+from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from mlxsup.protocol.download import (
     DownloadDone,
+    DownloadProblem,
     DownloadProgress,
     DownloadReport,
     Repository,
 )
 from mlxsup.protocol.text import size_text
 from mlxsup.protocol.version import VERSION
-from mlxsup.store.download_lock import lock_of, sole_download
-from mlxsup.store.hub_cache import find_snapshot, repository_folder
-from mlxsup.store.repositories import check_repository, check_revision
+from mlxsup.store.hub_cache import (
+    SNAPSHOTS,
+    InUseError,
+    check_repository,
+    check_revision,
+    commit_of,
+    find_snapshot,
+    lock_of,
+    no_download,
+    repository_folder,
+    sole_download,
+    write_reference,
+)
 
 from .failures import (
-    BadRepositoryError,
-    DiskFullError,
-    MisleadingHubError,
-    NoModelError,
+    ANOTHER_WAY,
+    DAMAGED_HINT,
+    DISK_HINT,
+    ENDPOINT_HINT,
+    NO_MODEL_HINT,
+    DownloadError,
+    bad_repository,
 )
-from .large_file import LargeFile, fetch_large
-from .progress import Meter
 
 PATTERNS = (
     "*.json",
@@ -57,28 +71,19 @@ PATTERNS = (
 its card, which names its licence."""
 
 PARALLEL_FILES = 4
+ATTEMPTS = 2
+"""A byte may be damaged on the way; a file that is wrong twice is wrong at the hub."""
+
 SPARE_DISK_BYTES = 64 * 2**20
-"""What stays free on the disk, for logs and for the files that come with the large ones."""
+"""What stays free on the disk, for logs and for the records of the cache."""
+
+REPORT_INTERVAL_S = 0.25
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Listing:
-    """What a repository holds at a commit.
-
-    Attributes:
-        commit: its id.
-        files: those that a model needs.
-    """
-
-    commit: str
-    files: Sequence[RepoFile]
 
 
 def fetch(repository: Repository, report: Callable[[DownloadReport], None]) -> DownloadDone:
-    """Downloads what is missing of a repository, and returns when all of it is there.
+    """Download what is missing of a repository, and return when all of it is there.
 
     Offline, nothing is asked: a repository that is complete is done, and any other one fails.
 
@@ -92,19 +97,19 @@ def fetch(repository: Repository, report: Callable[[DownloadReport], None]) -> D
     try:
         check_repository(repository.repo)
         check_revision(repository.revision)
-    except ValueError as error:
-        raise BadRepositoryError from error
+    except ValueError:
+        raise bad_repository(repository) from None
     cache = Path(constants.HF_HUB_CACHE).absolute()
     if constants.HF_HUB_OFFLINE and (done := _found_offline(repository, cache)):
         return done
     folder = repository_folder(repository.repo, cache)
     with sole_download(lock_of(folder), lambda: report(DownloadProgress(is_waiting=True))):
-        listing = _list(HfApi(library_name="mlxsup", library_version=VERSION), repository)
-        return _fetch_files(repository, listing, folder, report)
+        commit, files = _list(repository)
+        return _fetch_files(repository, commit, files, folder, report)
 
 
 def _found_offline(repository: Repository, cache: Path) -> DownloadDone | None:
-    """What the cache has of a repository; None if files of it are missing."""
+    """Return what the cache has of a repository; None if files of it are missing."""
     snapshot = find_snapshot(repository.repo, repository.revision, cache=cache)
     if snapshot is None or not snapshot.is_complete:
         return None
@@ -113,79 +118,187 @@ def _found_offline(repository: Repository, cache: Path) -> DownloadDone | None:
     return DownloadDone(folder=str(snapshot.path), total_bytes=total_bytes, fetched_bytes=0)
 
 
-def _list(api: HfApi, repository: Repository) -> _Listing:
+def _list(repository: Repository) -> tuple[str, list[RepoFile]]:
+    """Return the commit that a revision means, and those of its files that a model needs."""
+    api = HfApi(library_name="mlxsup", library_version=VERSION)
+    endpoint = constants.ENDPOINT
     try:
         commit = api.model_info(repository.repo, revision=repository.revision).sha or ""
-    except (TypeError, KeyError, AttributeError) as error:
-        message = f"{constants.ENDPOINT} does not answer as a model hub does"
-        raise MisleadingHubError(message) from error
+    except (TypeError, KeyError, AttributeError):
+        message = f"{endpoint} does not answer as a model hub does"
+        raise DownloadError(DownloadProblem.NETWORK, message, ENDPOINT_HINT) from None
     if not _COMMIT.fullmatch(commit):
-        raise MisleadingHubError(f"{constants.ENDPOINT} gives no commit for {repository}")
+        message = f"{endpoint} gives no commit for {repository}"
+        raise DownloadError(DownloadProblem.NETWORK, message, ENDPOINT_HINT)
     tree = api.list_repo_tree(repository.repo, recursive=True, revision=commit)
     files = {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
-    chosen = list(filter_repo_objects(files, allow_patterns=list(PATTERNS)))
-    has_weights = any(path.endswith(".safetensors") for path in chosen)
-    if "config.json" not in chosen or not has_weights:
-        raise NoModelError(repository, list(files))
-    return _Listing(commit=commit, files=[files[path] for path in chosen])
+    chosen = [path for path in files if any(fnmatchcase(path, name) for name in PATTERNS)]
+    if "config.json" not in chosen or not any(path.endswith(".safetensors") for path in chosen):
+        suffixes = {path.rpartition(".")[2] for path in files}
+        other = next((name for name in ("gguf", "bin", "npz") if name in suffixes), "")
+        message = f"{repository} holds no config.json with model*.safetensors"
+        message += f"; it has .{other} files" if other else ""
+        raise DownloadError(DownloadProblem.NO_MODEL, message, NO_MODEL_HINT)
+    return commit, [files[path] for path in chosen]
 
 
 def _fetch_files(
     repository: Repository,
-    listing: _Listing,
+    commit: str,
+    files: Sequence[RepoFile],
     folder: Path,
     report: Callable[[DownloadReport], None],
 ) -> DownloadDone:
-    """Fetches the large files, then has the snapshot made of them, with the small ones."""
-    snapshot = folder / "snapshots" / listing.commit
-    missing = [one for one in listing.files if not (snapshot / one.path).exists()]
-    large = [found for one in missing if (found := _large(repository, listing, one, folder))]
-    total_bytes = sum(one.size for one in listing.files)
-    here_bytes = total_bytes - sum(one.size for one in missing)
-    large_bytes = sum(one.done_bytes for one in large)
-    fetched_before = here_bytes + large_bytes
-    _check_disk(folder, total_bytes - fetched_before, repository)
-    meter = Meter(total_bytes, fetched_before, report)
-    with ThreadPoolExecutor(PARALLEL_FILES, thread_name_prefix="fetch") as pool:
-        for done in [pool.submit(fetch_large, one, meter) for one in large]:
-            done.result()
-    path = snapshot_download(
-        repository.repo,
-        revision=listing.commit,  # the branch may have moved since
-        allow_patterns=[one.path for one in listing.files],
-        library_name="mlxsup",
-        library_version=VERSION,
-    )
-    write_reference(str(folder), repository.revision, listing.commit)
+    snapshot = folder / SNAPSHOTS / commit
+    _remove_parts(folder)
+    missing = [file for file in files if not _is_here(file, folder, snapshot)]
+    missing_bytes = sum(file.size for file in missing)
+    total_bytes = sum(file.size for file in files)
+    _check_sizes(repository, missing)
+    _check_disk(folder, missing_bytes, repository)
+    # Files of a commit that no reference names may come from a process that died before it had
+    # compared their digests.
+    is_known = commit_of(folder, repository.revision) == commit != repository.revision
+    unchecked = missing if is_known else files
+    for attempt in range(ATTEMPTS):
+        progress = _Progress(total_bytes - missing_bytes, total_bytes, report)
+        try:
+            path = snapshot_download(
+                repository.repo,
+                revision=commit,  # the branch may have moved since
+                allow_patterns=[file.path for file in files],
+                max_workers=PARALLEL_FILES,
+                tqdm_class=progress.bar_class(),
+                library_name="mlxsup",
+                library_version=VERSION,
+            )
+            _check_files(repository, unchecked, snapshot)
+            break
+        except DownloadError as error:
+            if error.report.problem is not DownloadProblem.DAMAGED or attempt == ATTEMPTS - 1:
+                raise
+        except OSError as error:
+            # The library raises an OSError without a number about a file of another size.
+            if error.errno is not None or attempt == ATTEMPTS - 1:
+                raise
+    write_reference(folder, repository.revision, commit)
     report(DownloadProgress(done_bytes=total_bytes, total_bytes=total_bytes))
-    return DownloadDone(
-        folder=path, total_bytes=total_bytes, fetched_bytes=total_bytes - fetched_before
-    )
+    return DownloadDone(folder=path, total_bytes=total_bytes, fetched_bytes=missing_bytes)
 
 
-def _large(
-    repository: Repository, listing: _Listing, file: RepoFile, folder: Path
-) -> LargeFile | None:
-    """A file that is fetched here; None for a small one, and for one whose digest is not given."""
-    digest = file.lfs.sha256 if file.lfs is not None else ""
-    if not _DIGEST.fullmatch(digest):
-        return None
-    return LargeFile(
-        repo=repository.repo,
-        commit=listing.commit,
-        path=file.path,
-        size_bytes=file.size,
-        digest=digest,
-        blob=folder / "blobs" / digest,
-    )
+def _remove_parts(folder: Path) -> None:
+    """Remove the halves of files that killed downloads have left: the library begins anew.
+
+    It names each part after its file's digest and a random number (huggingface_hub pull request
+    4228), and holds the file's lock meanwhile.
+    """
+    for part in folder.glob("blobs/*.incomplete"):
+        lock = lock_of(folder).with_name(f"{part.name.partition('.')[0]}.lock")
+        try:
+            with no_download(lock):
+                part.unlink(missing_ok=True)
+        except (InUseError, OSError):  # another program fetches it, or another user owns it
+            continue
+
+
+def _is_here(file: RepoFile, folder: Path, snapshot: Path) -> bool:
+    blob = file.lfs.sha256 if file.lfs is not None else file.blob_id
+    return (snapshot / file.path).exists() or (folder / "blobs" / blob).exists()
+
+
+def _check_sizes(repository: Repository, missing: Sequence[RepoFile]) -> None:
+    """Raise DownloadError if a file is larger than the library fetches without Xet."""
+    most = max((file.size for file in missing), default=0)
+    if constants.HF_HUB_DISABLE_XET and most > constants.MAX_HTTP_DOWNLOAD_SIZE:
+        message = (
+            f"{constants.ENDPOINT} does not send {repository} over plain HTTP: a file of it has"
+            f" {size_text(most)}"
+        )
+        hint = ANOTHER_WAY.format(repo=repository.repo)
+        raise DownloadError(DownloadProblem.REFUSED, message, hint)
 
 
 def _check_disk(folder: Path, missing_bytes: int, repository: Repository) -> None:
-    """Raises DiskFullError if what is missing cannot fit."""
+    """Raise DownloadError if what is missing cannot fit."""
     existing = next(parent for parent in folder.parents if parent.is_dir())
     free_bytes = shutil.disk_usage(existing).free
     if missing_bytes and missing_bytes + SPARE_DISK_BYTES > free_bytes:
-        raise DiskFullError(
+        message = (
             f"{repository} needs {size_text(missing_bytes)} more on the disk of {existing}, of"
             f" which {size_text(free_bytes)} are free"
         )
+        raise DownloadError(DownloadProblem.DISK_FULL, message, DISK_HINT)
+
+
+def _check_files(repository: Repository, files: Sequence[RepoFile], snapshot: Path) -> None:
+    """Flush files to the disk, and remove each one whose digest is not what the hub lists.
+
+    Raises:
+        DownloadError: a file is damaged, or the library has given up without an error.
+    """
+    for file in files:
+        path = snapshot / file.path
+        if not path.exists():  # the library takes a folder that is there if the hub falls silent
+            message = f"{constants.ENDPOINT} does not answer, or no longer: {file.path} is missing"
+            raise DownloadError(DownloadProblem.NETWORK, message, ENDPOINT_HINT)
+        with path.open("rb") as content:
+            os.fsync(content.fileno())  # the reference must not outlive them in a power cut
+            if file.lfs is None:
+                continue
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
+        if digest != file.lfs.sha256:
+            path.resolve().unlink()
+            path.unlink(missing_ok=True)
+            message = f"{file.path} of {repository} has another digest than was announced"
+            raise DownloadError(DownloadProblem.DAMAGED, message, DAMAGED_HINT)
+
+
+class _Progress:
+    """Bytes that have arrived, over all files, reported now and then.
+
+    The library counts files, the bytes that it receives and those that it writes, each on a bar;
+    the bar that is ahead is reported.
+
+    Args:
+        done_bytes: what was there before.
+        total_bytes: of the model.
+        report: called with the progress, from any thread, one call at a time.
+    """
+
+    def __init__(
+        self, done_bytes: int, total_bytes: int, report: Callable[[DownloadReport], None]
+    ) -> None:
+        self._before = done_bytes
+        self._total_bytes = total_bytes
+        self._report = report
+        self._arrived: Counter[int] = Counter()
+        self._lock = threading.Lock()
+        self._reported_at = 0.0
+        self._count(0, 0)
+
+    def bar_class(self) -> type[Any]:
+        """Return the class of a bar that draws nothing and counts here."""
+        progress = self
+
+        class Bar(tqdm):  # type: ignore[misc]
+            monitor_interval = 0  # no thread that redraws
+
+            def __init__(self, *args: Any, **options: Any) -> None:
+                super().__init__(*args, **{**options, "disable": True})
+
+            def update(self, n: float | None = 1) -> None:
+                progress._count(id(self), int(n or 0))
+
+        # tqdm's own lock is shared by processes, for which a Mac starts one more.
+        Bar.set_lock(threading.RLock())
+        return Bar
+
+    def _count(self, bar: int, count: int) -> None:
+        with self._lock:
+            self._arrived[bar] += count
+            now = time.monotonic()
+            if now < self._reported_at + REPORT_INTERVAL_S:
+                return
+            self._reported_at = now
+            done_bytes = min(self._before + max(self._arrived.values()), self._total_bytes)
+            self._report(DownloadProgress(done_bytes=done_bytes, total_bytes=self._total_bytes))

@@ -1,4 +1,7 @@
-"""What a model folder says of its model, for people who choose one: never an error, only gaps."""
+"""The files of a model folder: which are missing, and what they say of the model.
+
+What they say is for people who choose a model: a file that cannot be read is a gap, never an error.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,17 @@ from typing import Any
 
 from mlxsup.protocol.context_length import NESTED_NAMES, find_context_length
 from mlxsup.protocol.model_files import is_weight_file
+from mlxsup.protocol.regular_file import MIB, read_regular
 
-from .contents import CONFIG, regular_files
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
+ONE_FILE = "model.safetensors"
 
-MAX_JSON_BYTES = 16 * 1024 * 1024
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json")
+"""At least one of these must exist, or a file that ends with `.tiktoken`."""
+
+MAX_INDEX_BYTES = 64 * MIB
+MAX_JSON_BYTES = 16 * MIB
 MAX_CARD_BYTES = 64 * 1024
 TOKENIZER_CONFIG = "tokenizer_config.json"
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
@@ -22,16 +32,60 @@ CARD = "README.md"
 FENCE = "---"
 
 
+def regular_files(folder: Path) -> list[str]:
+    """Return the names of the regular files in a folder, in order; links are followed.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    # An entry of `os.scandir` would hold the interpreter's lock while its disk does not answer.
+    return sorted(name for name in os.listdir(folder) if os.path.isfile(folder / name))
+
+
+def missing_files(folder: Path) -> tuple[str, ...]:
+    """Return the names of files that a model needs and a folder does not have, in order of a load.
+
+    A link that leads nowhere counts as missing. Sizes and contents are not looked at.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    names = regular_files(folder)
+    missing = [] if CONFIG in names else [CONFIG]
+    if not any(name in TOKENIZERS or name.endswith(".tiktoken") for name in names):
+        missing.append(TOKENIZERS[0])
+    return (*missing, *_missing_weights(folder, names))
+
+
+def _missing_weights(folder: Path, names: list[str]) -> list[str]:
+    if INDEX in names:
+        return [name for name in shards_of(folder / INDEX) if name not in names]
+    return [] if any(map(is_weight_file, names)) else [ONE_FILE]
+
+
+def shards_of(index: Path) -> list[str]:
+    """Return the weight files that an index names, in order; none if it cannot be read.
+
+    A load refuses such an index, and says what is wrong with it.
+    """
+    try:
+        content = json.loads(read_regular(index, MAX_INDEX_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return []
+    files = content.get("weight_map") if isinstance(content, dict) else None
+    return sorted({str(name) for name in files.values()}) if isinstance(files, dict) else []
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """What a folder says.
+    """The statements of a folder about its model.
 
     Attributes:
         architecture: the class that its makers gave it; empty if it does not say.
         model_type: what mlx-lm chooses its code by; empty if it does not say.
         quantization: "4 bit, groups of 64", or the type of its numbers; empty if it does not say.
         context_length: tokens of prompt and answer together; None if it declares none.
-        has_template: whether a chat template comes with it.
+        has_template: a chat template comes with it.
         licence: as its card names it; empty if it does not say.
         size_bytes: of the weight files.
     """
@@ -46,7 +100,7 @@ class Description:
 
 
 def describe(folder: Path) -> Description:
-    """What a model folder says; a file that cannot be read says nothing."""
+    """Return what a model folder says; a file that cannot be read says nothing."""
     config = _json_object(folder / CONFIG)
     context = find_context_length(config, 0)
     return Description(
@@ -61,7 +115,7 @@ def describe(folder: Path) -> Description:
 
 
 def model_type_of(config: Mapping[str, Any]) -> str:
-    """The model type of a config.json; empty if it has none."""
+    """Return the model type of a config.json; empty if it has none."""
     given = config.get("model_type")
     return given if isinstance(given, str) else ""
 
@@ -108,7 +162,7 @@ def _has_template(folder: Path) -> bool:
 
 
 def _licence(folder: Path) -> str:
-    """The licence that the header of the model's card names."""
+    """Return the licence that the header of the model's card names."""
     named: dict[str, str] = {}
     for line in _card_header(folder / CARD):
         key, colon, value = line.partition(":")
@@ -119,7 +173,7 @@ def _licence(folder: Path) -> str:
 
 
 def _card_header(card: Path) -> Iterator[str]:
-    """The lines between the first two fences of a card; none if it begins with no fence."""
+    """Yield the lines between the first two fences of a card; none if it begins with no fence."""
     try:
         with open(card, "rb") as file:
             lines = file.read(MAX_CARD_BYTES).decode("utf-8", "replace").splitlines()

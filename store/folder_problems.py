@@ -1,4 +1,4 @@
-"""What a path is that was meant to be a model folder and is none, and what to name instead.
+"""Reasons why a path is no model folder, and what to name instead.
 
 By names and the first bytes of files: cheap enough for each model of a configuration, at every
 start.
@@ -15,7 +15,7 @@ from pathlib import Path
 from mlxsup.protocol.model_files import is_pointer, is_weight_file, pointer_problem
 from mlxsup.protocol.regular_file import kind_of
 
-from .contents import CONFIG, missing_files, regular_files
+from .description import CONFIG, missing_files, regular_files
 from .hub_cache import PREFIX, SNAPSHOTS, find_cache, repository_of
 
 GGUF_SUFFIX = ".gguf"
@@ -27,7 +27,7 @@ MAX_LOOKED_AT = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderProblem:
-    """Why a path cannot be served.
+    """The reason why a path cannot be served.
 
     Attributes:
         text: a sentence without a full stop that names the path.
@@ -39,7 +39,7 @@ class FolderProblem:
 
 
 def folder_problem(path: Path) -> FolderProblem | None:
-    """Why a path is no model folder; None if it has all files of one, whatever they contain.
+    """Return why a path is no model folder; None if it has all files of one, whatever they contain.
 
     Args:
         path: absolute.
@@ -59,7 +59,7 @@ def folder_problem(path: Path) -> FolderProblem | None:
 
 
 def _odd_file(path: Path) -> FolderProblem | None:
-    """What is wrong with a path that is no regular file; None if there is nothing."""
+    """Return what is wrong with a path that is no regular file; None if there is nothing."""
     if not path.exists():
         return None
     kind = kind_of(path.stat().st_mode)
@@ -69,7 +69,7 @@ def _odd_file(path: Path) -> FolderProblem | None:
 
 
 def repository_problem(repo: str, revision: str) -> FolderProblem:
-    """What to say of a repository that the cache does not have at this revision."""
+    """Return what to say of a repository that the cache does not have at this revision."""
     at = "" if revision == "main" else f" at {revision}"
     more = "" if revision == "main" else f" --revision {shlex.quote(revision)}"
     return FolderProblem(
@@ -103,7 +103,7 @@ def _gguf(path: Path) -> FolderProblem:
 
 
 def _no_model(path: Path, names: list[str]) -> FolderProblem:
-    """A folder without a config.json."""
+    """Return what a folder without a config.json is instead."""
     if (path / SNAPSHOTS).is_dir() and path.name.startswith(PREFIX):
         repo = repository_of(path) or path.name
         return FolderProblem(
@@ -130,7 +130,7 @@ def _no_model(path: Path, names: list[str]) -> FolderProblem:
 
 
 def _parent(path: Path) -> FolderProblem:
-    """A folder that holds nothing of a model itself."""
+    """Return which models are below a folder that is none itself."""
     found = list(folders_below(path))
     if not found:
         return FolderProblem(
@@ -146,7 +146,7 @@ def _parent(path: Path) -> FolderProblem:
 
 
 def folders_below(path: Path, depth: int = 2) -> Iterable[Path]:
-    """The folders with a config.json at most `depth` levels below a folder, in the order of names.
+    """Yield the folders with a config.json at most `depth` levels below a folder, in order.
 
     Looks at a limited number of folders; what cannot be read is passed over.
     """

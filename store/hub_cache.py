@@ -1,32 +1,97 @@
-"""The Hugging Face cache: the repositories that it holds, and the folder of a snapshot.
+"""The Hugging Face cache: names of repositories, their snapshots, and the lock of a download.
 
 `models--OWNER--NAME/refs/REVISION` names a commit, and `snapshots/COMMIT` is the folder with the
-files, links to `blobs`. Nothing is copied, and nothing is written here.
+files, links to `blobs`.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlxsup.protocol.download import DEFAULT_REVISION as DEFAULT_REVISION
 from mlxsup.protocol.regular_file import open_regular
 
-from .contents import missing_files
-from .repositories import DEFAULT_REVISION, check_repository, check_revision
+from .description import missing_files
 
 PREFIX = "models--"
 SNAPSHOTS = "snapshots"
 REFERENCES = "refs"
+LOCKS = ".locks"
+LOCK_NAME = "mlxsup.lock"
+
+OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+YES = {"1", "ON", "YES", "TRUE"}
+"""What huggingface_hub takes for true in these variables."""
+
+REPOSITORY_EXPECTED = 'a repository such as "mlx-community/SmolLM2-135M-Instruct"'
+REVISION_EXPECTED = "a branch, tag or commit"
 
 MAX_REFERENCE_BYTES = 256
+
+# The hub's own rules: at most 96 characters for each of the two parts.
+_PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?"
+_REPOSITORY = re.compile(f"(?:{_PART}/)?{_PART}")
+_OWNED = re.compile(f"{_PART}/{_PART}")
+_REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./+@-]{0,254}")
+_WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}
+
+
+# ---------------------------------------------------------------- names
+
+
+def check_repository(name: str) -> str:
+    """Return the name if a hub may have a repository that is called so.
+
+    Raises:
+        ValueError: no hub has; says what was expected.
+    """
+    if _REPOSITORY.fullmatch(name) and not _leads_elsewhere(name):
+        return name
+    raise ValueError(REPOSITORY_EXPECTED)
+
+
+def check_revision(name: str) -> str:
+    """Return the name if a branch, tag or commit may be called so.
+
+    Raises:
+        ValueError: none may; says what was expected.
+    """
+    parts = name.split("/")
+    if _REVISION.fullmatch(name) and all(
+        part and ".." not in part and not part.startswith(".") for part in parts
+    ):
+        return name
+    raise ValueError(REVISION_EXPECTED)
+
+
+def is_owned_repository(text: str) -> bool:
+    """True if a text reads as OWNER/NAME; a relative folder may be called so as well."""
+    return bool(_OWNED.fullmatch(text)) and not _leads_elsewhere(text)
+
+
+def _leads_elsewhere(name: str) -> bool:
+    # In the names of a cache's folders `--` separates the parts, and `..` leaves the folder.
+    return "--" in name or ".." in name or name.endswith(".git")
+
+
+def is_offline() -> bool:
+    """True if the user has forbidden to ask a hub, by huggingface_hub's variables."""
+    return any(os.environ.get(name, "").upper() in YES for name in OFFLINE_VARIABLES)
+
+
+# ---------------------------------------------------------------- folders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The files of a repository at one revision, as far as they are in the cache.
+    """The files of a repository at one revision.
 
     Attributes:
         repo: OWNER/NAME.
@@ -45,12 +110,12 @@ class Snapshot:
 
     @property
     def is_complete(self) -> bool:
-        """Whether a load finds all its files."""
+        """True if a load finds all its files."""
         return not self.missing
 
 
 def find_cache(environment: Mapping[str, str] | None = None) -> Path:
-    """The folder of the cache, as huggingface_hub finds it; it need not exist.
+    """Return the folder of the cache, as huggingface_hub finds it; it need not exist.
 
     Args:
         environment: of the process; None: this one's.
@@ -65,7 +130,7 @@ def find_cache(environment: Mapping[str, str] | None = None) -> Path:
 
 
 def repository_folder(repo: str, cache: Path) -> Path:
-    """Where the cache has, or would have, a repository.
+    """Return where the cache has, or would have, a repository.
 
     Raises:
         ValueError: there is no repository of this name.
@@ -76,7 +141,7 @@ def repository_folder(repo: str, cache: Path) -> Path:
 def find_snapshot(
     repo: str, revision: str = DEFAULT_REVISION, *, cache: Path | None = None
 ) -> Snapshot | None:
-    """The snapshot of a repository; None if the cache does not have it.
+    """Return the snapshot of a repository; None if the cache does not have it.
 
     Args:
         repo: OWNER/NAME.
@@ -88,7 +153,7 @@ def find_snapshot(
         OSError: the cache cannot be read.
     """
     folder = repository_folder(repo, find_cache() if cache is None else cache)
-    commit = _commit(folder, check_revision(revision))
+    commit = commit_of(folder, check_revision(revision))
     path = folder / SNAPSHOTS / commit
     if not path.is_dir():
         return None
@@ -97,8 +162,8 @@ def find_snapshot(
     )
 
 
-def _commit(folder: Path, revision: str) -> str:
-    """What a revision means; a commit means itself."""
+def commit_of(folder: Path, revision: str) -> str:
+    """Return the commit that a revision means; a commit means itself."""
     try:
         with open(open_regular(folder / REFERENCES / revision), "rb") as file:
             text = file.read(MAX_REFERENCE_BYTES).decode("ascii", "replace").strip()
@@ -114,8 +179,28 @@ def _commit(folder: Path, revision: str) -> str:
         return revision
 
 
+def write_reference(folder: Path, revision: str, commit: str) -> None:
+    """Write down which commit a revision means; its files are complete.
+
+    Args:
+        folder: of the repository.
+        revision: a branch or tag; nothing is written for a commit.
+        commit: that it means.
+
+    Raises:
+        OSError: the cache cannot be written to.
+    """
+    if commit_of(folder, revision) == commit:  # a commit means itself
+        return
+    reference = folder / REFERENCES / revision
+    reference.parent.mkdir(parents=True, exist_ok=True)
+    new = reference.with_name(f"{reference.name}.{os.getpid()}.tmp")
+    new.write_text(commit)
+    os.replace(new, reference)
+
+
 def repositories(cache: Path) -> Iterator[str]:
-    """The models in a cache, in the order of their names.
+    """Yield the models in a cache, in the order of their names.
 
     Raises:
         OSError: the cache cannot be read.
@@ -129,7 +214,7 @@ def repositories(cache: Path) -> Iterator[str]:
 
 
 def repository_of(folder: Path) -> str | None:
-    """The repository that a folder of a cache is for, by its name; None if it is none."""
+    """Return the repository that a folder of a cache is for, by its name; None: for none."""
     if not folder.name.startswith(PREFIX):
         return None
     repo = folder.name.removeprefix(PREFIX).replace("--", "/", 1)
@@ -137,3 +222,65 @@ def repository_of(folder: Path) -> str | None:
         return check_repository(repo)
     except ValueError:
         return None
+
+
+# ---------------------------------------------------------------- one download at a time
+
+
+class InUseError(Exception):
+    """Another process of this machine downloads or removes the repository."""
+
+
+def lock_of(folder: Path) -> Path:
+    """Return the file that is locked for a repository, beside huggingface_hub's own locks.
+
+    Args:
+        folder: where the cache has, or would have, the repository.
+    """
+    return folder.parent / LOCKS / folder.name / LOCK_NAME
+
+
+@contextmanager
+def sole_download(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Wait until no other process of this machine has the lock, and hold it.
+
+    The kernel drops the lock when its process ends, however it ends. A cache on a disk without
+    locks is used without one: what huggingface_hub writes is safe, but may be fetched twice.
+
+    Args:
+        path: of `lock_of`.
+        on_wait: called if there is another one to wait for; what it raises ends the waiting.
+
+    Raises:
+        OSError: the file cannot be made.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait()
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in _WITHOUT_LOCKS:
+                raise
+        yield
+
+
+@contextmanager
+def no_download(path: Path) -> Iterator[None]:
+    """Hold the lock.
+
+    Args:
+        path: of `lock_of`.
+
+    Raises:
+        InUseError: another process has it.
+        OSError: the file cannot be made.
+    """
+
+    def refuse() -> None:
+        raise InUseError
+
+    with sole_download(path, refuse):
+        yield

@@ -1,17 +1,21 @@
-"""Finds the models on this machine: in the Hugging Face cache, LM Studio's folders, and our own."""
+"""Find the models on this machine: in the Hugging Face cache, LM Studio's folders, and our own."""
 
 from __future__ import annotations
 
+import ast
+import json
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
 
+from mlxsup.protocol.download import DEFAULT_REVISION
 from mlxsup.protocol.folders import MODELS_DIR
 
-from .contents import CONFIG
-from .description import Description, describe
+from .description import CONFIG, Description, describe
 from .folder_problems import GGUF_SUFFIX, FolderProblem, folder_problem, folders_below
 from .hub_cache import (
     REFERENCES,
@@ -21,15 +25,28 @@ from .hub_cache import (
     repositories,
     repository_folder,
 )
-from .lm_studio import model_folders
-from .repositories import DEFAULT_REVISION
-from .served_types import ServedTypes, served_types
 
 MAX_REFERENCES = 100
+MAX_NAME_LENGTH = 64
+
+REMAPPING = "MODEL_REMAPPING"
+"""The name that mlx-lm has for its table of types that run the code of another."""
+
+LM_STUDIO_POINTER = ".lmstudio-home-pointer"
+"""In the user's home: the folder that LM Studio uses, if it is another than the usual one."""
+
+LM_STUDIO_HOMES = (".lmstudio", ".cache/lm-studio")
+
+_DROPPED = re.compile(
+    r"instruct|it|chat|mlx|hf|gguf|dwq|qat|\d+bits?|(bf|fp|f|q|mxfp|nvfp|int)\d+|model"
+)
+"""Words of a repository's name that are the same for most models."""
+
+_UNUSABLE = re.compile(r"[^a-z0-9._-]+")
 
 
 class Origin(StrEnum):
-    """Whose folder a model is in, or who has named it."""
+    """The owner of the folder that a model is in, or where it is named."""
 
     HUB = "Hugging Face cache"
     LM_STUDIO = "LM Studio"
@@ -62,7 +79,7 @@ class FoundModel:
 
 
 def find_models(*, cache: Path | None = None, home: Path | None = None) -> list[FoundModel]:
-    """All models, each folder once; what cannot be read is passed over.
+    """Return all models, each folder once; what cannot be read is passed over.
 
     Args:
         cache: the Hugging Face cache; None: that of this process's environment.
@@ -81,7 +98,7 @@ def find_models(*, cache: Path | None = None, home: Path | None = None) -> list[
 def look_at(
     path: Path, title: str, origin: Origin, served: ServedTypes | None, **more: str
 ) -> FoundModel:
-    """One folder, whatever it is.
+    """Return what one folder is, whatever it holds.
 
     Args:
         path: the folder.
@@ -119,7 +136,7 @@ def _in_hub(cache: Path, served: ServedTypes | None) -> Iterator[FoundModel]:
 
 
 def _revisions(folder: Path) -> Iterator[str]:
-    """The usual revision, then the others that have a name, then the commits without one."""
+    """Yield the usual revision, then the others that have a name, then the commits without one."""
     yield DEFAULT_REVISION
     references = folder / REFERENCES
     try:
@@ -131,7 +148,7 @@ def _revisions(folder: Path) -> Iterator[str]:
 
 
 def _may_be_model(folder: Path) -> bool:
-    """Whether a snapshot is worth a line: a language model, or a file that could become one."""
+    """True if a snapshot is worth a line: a language model, or a file that could become one."""
     try:
         names = os.listdir(folder)
     except OSError:
@@ -140,9 +157,124 @@ def _may_be_model(folder: Path) -> bool:
 
 
 def _below(folder: Path, origin: Origin, served: ServedTypes | None) -> Iterator[FoundModel]:
-    """The models at most two levels below a folder."""
+    """Yield the models at most two levels below a folder."""
     for path in folders_below(folder):
         yield look_at(path, path.relative_to(folder).as_posix(), origin, served)
     for path in sorted(folder.glob("*/*")) if folder.is_dir() else ():
         if path.is_dir() and not (path / CONFIG).is_file() and _may_be_model(path):
             yield look_at(path, path.relative_to(folder).as_posix(), origin, served)
+
+
+# ---------------------------------------------------------------- LM Studio
+
+
+def model_folders(home: Path | None = None) -> list[Path]:
+    """Return the folders of LM Studio with publishers in them that exist.
+
+    Args:
+        home: the user's home; None: that of this process.
+    """
+    user = Path.home() if home is None else home
+    homes = [_pointed_to(user / LM_STUDIO_POINTER), *(user / name for name in LM_STUDIO_HOMES)]
+    folders: list[Path] = []
+    for one in homes:
+        if one is None:
+            continue
+        for folder in (_chosen(one / "settings.json"), one / "models"):
+            if folder is not None and folder.is_dir() and folder not in folders:
+                folders.append(folder)
+    return folders
+
+
+def _pointed_to(pointer: Path) -> Path | None:
+    try:
+        text = pointer.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return None
+    return Path(text) if text else None
+
+
+def _chosen(settings: Path) -> Path | None:
+    """Return the folder that a user has chosen for downloads."""
+    try:
+        value = json.loads(settings.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    folder = value.get("downloadsFolder") if isinstance(value, dict) else None
+    return Path(folder) if isinstance(folder, str) and folder else None
+
+
+# ---------------------------------------------------------------- types that mlx-lm serves
+
+
+class ServedTypes:
+    """The model types that the installed mlx-lm has code for, found without importing it.
+
+    Args:
+        package: the folder of mlx-lm.
+    """
+
+    def __init__(self, package: Path) -> None:
+        self._package = package
+        names = os.listdir(package / "models")
+        self._modules = {name.removesuffix(".py") for name in names if name.endswith(".py")}
+        self._remapped: set[str] | None = None
+
+    def __contains__(self, kind: str) -> bool:
+        """True if models of a type can be served; most types have a module of their name."""
+        if kind in self._modules:
+            return True
+        if self._remapped is None:
+            self._remapped = _remapped(self._package / "utils.py")
+        return kind in self._remapped
+
+
+def served_types() -> ServedTypes | None:
+    """Return the model types that can be served; None if mlx-lm is not installed."""
+    spec = find_spec("mlx_lm")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return ServedTypes(Path(spec.submodule_search_locations[0]))
+
+
+def _remapped(source: Path) -> set[str]:
+    """Return the keys of the table, read from its source; none if it has moved."""
+    try:
+        tree = ast.parse(source.read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError):
+        return set()
+    for node in tree.body:
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Dict):
+            continue
+        if any(isinstance(target, ast.Name) and target.id == REMAPPING for target in node.targets):
+            keys = (key.value for key in node.value.keys if isinstance(key, ast.Constant))
+            return {key for key in keys if isinstance(key, str)}
+    return set()
+
+
+# ---------------------------------------------------------------- short names
+
+
+def short_name(title: str, taken: Collection[str]) -> str:
+    """Return a free name that is easy to type: `qwen3-0.6b` for `mlx-community/Qwen3-0.6B-4bit`.
+
+    Args:
+        title: OWNER/NAME, or the name of a folder.
+        taken: names that other models have, in lower case.
+    """
+    whole = _usable(title.rstrip("/").rpartition("/")[2])
+    words = whole.split("-")
+    short = "-".join([words[0], *(word for word in words[1:] if not _DROPPED.fullmatch(word))])
+    for name in (short, whole, _usable(title.replace("/", "-"))):
+        if name not in taken:
+            return name
+    number = 2
+    while (name := f"{whole[: MAX_NAME_LENGTH - 6]}-{number}") in taken:
+        number += 1
+    return name
+
+
+def _usable(text: str) -> str:
+    """Return the text in lower case, with the characters that a model's name may have."""
+    usable = _UNUSABLE.sub("-", text.lower()).strip("._-")[:MAX_NAME_LENGTH].rstrip("._-")
+    return usable or "model"

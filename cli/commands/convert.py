@@ -15,9 +15,8 @@ from mlxsup.protocol.folders import MODELS_DIR
 from mlxsup.protocol.launch import ExitCode, child_environment
 from mlxsup.store.description import describe
 from mlxsup.store.folder_problems import GGUF_SUFFIX, folder_problem, repository_problem
-from mlxsup.store.hub_cache import find_snapshot
-from mlxsup.store.repositories import DEFAULT_REVISION, is_owned_repository
-from mlxsup.store.short_names import short_name
+from mlxsup.store.hub_cache import DEFAULT_REVISION, find_snapshot, is_owned_repository
+from mlxsup.store.search import short_name
 
 from ..connection import output_options
 from ..exit_status import CliError, ExitStatus

@@ -14,7 +14,7 @@ import click
 
 from mlxsup.protocol.folders import DEFAULT_CONFIG
 from mlxsup.protocol.places import find_config
-from mlxsup.store.short_names import short_name
+from mlxsup.store.search import short_name
 
 from ..connection import output_options
 from ..exit_status import CliError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from mlxsup.store.repositories import DEFAULT_REVISION
+from mlxsup.store.hub_cache import DEFAULT_REVISION
 
 from ..connection import output_options
 from ..downloading import checked_repository, download

@@ -13,8 +13,14 @@ import click
 
 from mlxsup.protocol.close_names import close_names
 from mlxsup.protocol.states import State
-from mlxsup.store.download_lock import InUseError, lock_of, nobody_downloads
-from mlxsup.store.hub_cache import find_cache, repositories, repository_folder
+from mlxsup.store.hub_cache import (
+    InUseError,
+    find_cache,
+    lock_of,
+    no_download,
+    repositories,
+    repository_folder,
+)
 
 from ..confirmation import confirm
 from ..connection import Target, daemon_options
@@ -57,7 +63,7 @@ def rm(repo: str, is_sure: bool, target: Target, output: Output) -> None:
     if not is_sure:
         confirm(f"remove {repo} ({format_bytes(size)}) from {cache}?")
     try:
-        with nobody_downloads(lock_of(folder)):
+        with no_download(lock_of(folder)):
             shutil.rmtree(folder)
     except InUseError:
         message, hint = f"{repo} is being downloaded", "wait for that, or end it, and try again"

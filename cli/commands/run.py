@@ -9,8 +9,7 @@ from typing import Any
 
 import click
 
-from mlxsup.store.hub_cache import find_snapshot
-from mlxsup.store.repositories import is_owned_repository
+from mlxsup.store.hub_cache import find_snapshot, is_owned_repository
 
 from ..connection import Target, daemon_options, unknown_model
 from ..downloading import checked_repository, download

@@ -17,7 +17,7 @@ from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.key_file import KeyPlace
 from mlxsup.protocol.states import Priority
 from mlxsup.protocol.text import size_text
-from mlxsup.store.repositories import DEFAULT_REVISION
+from mlxsup.store.hub_cache import DEFAULT_REVISION
 
 from ..core.memory.pins import pins_problem
 from ..core.settings import ANYONE

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from mlxsup.store.hub_cache import find_snapshot
-from mlxsup.store.repositories import is_owned_repository
+from mlxsup.store.hub_cache import find_snapshot, is_owned_repository
 
 from .entry_text import MODEL_NAME, source_line, table_key
 from .load import DaemonConfig, looked_up, parse_config

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mlxsup.protocol.ids import ModelName
 from mlxsup.store.folder_problems import FolderProblem, repository_problem
-from mlxsup.store.offline import is_offline
+from mlxsup.store.hub_cache import is_offline
 
 from ..core.settings import ModelSettings
 from ..memory.estimates import ask

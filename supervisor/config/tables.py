@@ -12,7 +12,7 @@ from pydantic import Field
 
 from mlxsup.protocol.folders import DEFAULT_LOG_DIR, DEFAULT_RUNTIME_DIR
 from mlxsup.protocol.launch import LaunchSettings
-from mlxsup.store.repositories import DEFAULT_REVISION, REPOSITORY_EXPECTED, REVISION_EXPECTED
+from mlxsup.store.hub_cache import DEFAULT_REVISION, REPOSITORY_EXPECTED, REVISION_EXPECTED
 
 from ..core.settings import CoreSettings, ModelSettings, RestartSettings
 from .fields import default_of, documented, duration, integer

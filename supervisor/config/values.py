@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from mlxsup.protocol.text import parse_duration
-from mlxsup.store.repositories import (
+from mlxsup.store.hub_cache import (
     REPOSITORY_EXPECTED,
     REVISION_EXPECTED,
     check_repository,

@@ -67,7 +67,7 @@ class StartDownload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndDownload:
-    """End a download at once, and report nothing more of it; what has arrived is kept."""
+    """End a download at once, and report nothing more of it."""
 
     number: int
 

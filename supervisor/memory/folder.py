@@ -22,7 +22,7 @@ from typing import Any
 from mlxsup.protocol.context_length import NESTED_NAMES
 from mlxsup.protocol.model_files import is_tokenizer_file, is_weight_file
 from mlxsup.protocol.regular_file import MIB, kind_of, open_regular, read_regular
-from mlxsup.store.contents import CONFIG, INDEX, MAX_INDEX_BYTES
+from mlxsup.store.description import CONFIG, INDEX, MAX_INDEX_BYTES
 
 MAX_CONFIG_BYTES = 16 * MIB
 MAX_HEADERS_BYTES = 64 * MIB

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import msgpack
 import psutil
@@ -21,18 +22,51 @@ from support.bad_input import generate, header, pack
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
 from support.faults import undisturbed
-from support.files import LimitedDaemon, most_files
 from support.raw_client import RawClient
 from support.streams import Reader
+
+
+class LimitedDaemon(Daemon):
+    """May open that many files.
+
+    Attributes:
+        open_files: the limit.
+        is_soft: whether the hard limit stays, up to which a daemon raises its own.
+    """
+
+    open_files = 4096
+    is_soft = False
+
+    def start_command(self) -> list[str]:
+        """The command line, under the limit."""
+        line = f'ulimit {"-Sn" if self.is_soft else "-n"} {self.open_files}; exec "$@"'
+        return ["sh", "-c", line, "sh", *super().start_command()]
+
+
+@contextmanager
+def most_files(process: psutil.Process) -> Iterator[list[int]]:
+    """The last item is the most files that the process had open at any look."""
+    ended, seen = threading.Event(), [process.num_fds()]
+
+    def look() -> None:
+        while not ended.wait(0.01):
+            seen.append(max(seen[-1], process.num_fds()))
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        yield seen
+    finally:
+        ended.set()
+        looking.join()
 
 
 def socket_path(daemon: Daemon) -> str:
     return daemon.endpoint.removeprefix("ipc://")
 
 
-@pytest.mark.parametrize("models", [1, 6])
-def test_storms_of_silent_connections_break_no_stream_P24(models: int) -> None:
-    names = [f"m{number}" for number in range(models)]
+def test_storms_of_silent_connections_break_no_stream_P24() -> None:
+    names = ["m0", "m1", "m2"]
     entry = fake(fake={"step_s": 0.005}, max_concurrency=4)
     with LimitedDaemon(dict.fromkeys(names, entry)) as daemon, daemon.client() as client:
         for name in names:
@@ -50,7 +84,7 @@ def test_storms_of_silent_connections_break_no_stream_P24(models: int) -> None:
             for reader, name in zip(readers, names, strict=True):
                 assert reader.finished().token_ids == undisturbed(f"s {name}", 400)
         assert files[-1] < daemon.open_files - 256
-        assert [row(client, name)["generation"] for name in names] == [1] * models
+        assert [row(client, name)["generation"] for name in names] == [1, 1, 1]
 
 
 def test_commands_get_in_while_connections_storm_P24() -> None:
@@ -59,9 +93,9 @@ def test_commands_get_in_while_connections_storm_P24() -> None:
         wait_for_state(client, "m", "READY")
         readers = [Reader(client, "m", f"s {n}", max_tokens=300).started() for n in range(16)]
         storms = [
-            crowds.enter_context(Crowd("storm", socket_path(daemon), "4000", "2")) for _ in range(4)
+            crowds.enter_context(Crowd("storm", socket_path(daemon), "4000", "2")) for _ in range(2)
         ]
-        for _ in range(8):
+        for _ in range(4):
             done = daemon.run("status")
             assert done.returncode == 0, done.stderr
         for storm in storms:

@@ -22,7 +22,7 @@ from support.streams import Reader
 SLOW = {"step_s": 0.02}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def daemon() -> Iterator[HttpDaemon]:
     with HttpDaemon({"m": fake(fake=SLOW)}) as running:
         with running.client() as client:
@@ -30,32 +30,24 @@ def daemon() -> Iterator[HttpDaemon]:
         yield running
 
 
-def test_a_worker_that_dies_in_mid_stream_is_only_a_delay(daemon: HttpDaemon) -> None:
+def test_a_worker_that_dies_is_only_a_delay(daemon: HttpDaemon) -> None:
     body = chat("resumed", max_tokens=120, seed=1, temperature=1)
     whole = SseReader(daemon, body).finished()
     with daemon.client() as client:
+        before = row(client, "m")
         reader = SseReader(daemon, body).started()
-        os.kill(row(client, "m")["pid"], signal.SIGKILL)
+        os.kill(before["pid"], signal.SIGKILL)
+        status, value = daemon.post("/v1/chat/completions", {**body, "stream": False})
         reader.finished()
-        assert row(client, "m")["generation"] == 2
+        assert row(client, "m")["generation"] == before["generation"] + 1
     assert (reader.text, reader.is_cut, reader.events[-1]) == (whole.text, False, "[DONE]")
-
-
-def test_a_worker_that_dies_in_mid_answer_is_only_a_delay(daemon: HttpDaemon) -> None:
-    body = chat("whole", max_tokens=120)
-    with daemon.client() as client:
-        _, expected = daemon.post("/v1/chat/completions", body)
-        other = Reader(client, "m", "other", max_tokens=200)
-        other.started()
-        os.kill(row(client, "m")["pid"], signal.SIGKILL)
-        status, value = daemon.post("/v1/chat/completions", body)
-        assert other.finished().resumed == 1
-    assert (status, value["choices"]) == (200, expected["choices"])
+    assert (status, value["choices"][0]["message"]["content"]) == (200, whole.text)
 
 
 def test_a_gateway_that_dies_comes_back_and_other_streams_do_not_notice(daemon: HttpDaemon) -> None:
     with daemon.client() as client:
         expected = client.complete("m", prompt="untouched", max_tokens=150).token_ids
+        generation = row(client, "m")["generation"]
         untouched = Reader(client, "m", "untouched", max_tokens=150)
         untouched.started()
         through = SseReader(daemon, chat("cut", max_tokens=3000)).started()
@@ -66,14 +58,14 @@ def test_a_gateway_that_dies_comes_back_and_other_streams_do_not_notice(daemon: 
             waiting.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert b"200 OK" in waiting.recv(65536), "it was answered by the next one"
         second = gateway_of(client, after=first["pid"])
-        assert (second["restarts"], second["url"]) == (1, daemon.url)
+        assert (second["restarts"], second["url"]) == (first["restarts"] + 1, daemon.url)
         assert second["cause"] == "it ended with signal SIGKILL"
         assert untouched.finished().token_ids == expected
         through.finished()
         assert through.is_cut
         assert "[DONE]" not in through.events
         eventually(lambda: not row(client, "m")["running"], what="the row of the cut stream")
-        assert row(client, "m")["generation"] == 1
+        assert row(client, "m")["generation"] == generation
 
 
 def test_a_gateway_that_is_asked_to_end_says_so_in_every_stream(daemon: HttpDaemon) -> None:
@@ -102,25 +94,25 @@ def test_a_gateway_that_dies_again_and_again_is_said_to_be_in_a_crash_loop(
         gateway = eventually(
             lambda: (value := client.status()["gateway"])["state"] == "crash loop" and value
         )
-        assert gateway["ends_in_a_row"] == 3
+        times = gateway["ends_in_a_row"]
+        assert times >= 3, "with those of the tests before"
         assert gateway["retry_in_s"] > 0
-        assert "http: crash loop, 3 times in a row" in daemon.run("status").stdout
+        assert f"http: crash loop, {times} times in a row" in daemon.run("status").stdout
         assert client.complete("m", prompt="still here", max_tokens=3).text
         assert gateway_of(client, after=pid)["url"].startswith("http://127.0.0.1:")
 
 
-@pytest.mark.parametrize("path", STREAMED)
-def test_a_daemon_that_dies_ends_every_stream_with_an_error_and_frees_the_port(path: str) -> None:
-    daemon = HttpDaemon({"m": fake(fake=SLOW)})
+def test_a_daemon_that_dies_ends_every_stream_with_an_error_and_frees_the_port() -> None:
+    daemon = HttpDaemon({"m": fake(fake=SLOW, max_concurrency=len(STREAMED))})
     with daemon:
-        readers = [SseReader(daemon, asked_at(path, f"{n}", 3000), path) for n in range(3)]
-        for reader in readers:
+        readers = {path: SseReader(daemon, asked_at(path, "x", 3000), path) for path in STREAMED}
+        for reader in readers.values():
             reader.started()
         with daemon.client() as client:
             gateway = psutil.Process(gateway_of(client)["pid"])
         address = daemon.address
         daemon.kill()
-        for reader in readers:
+        for path, reader in readers.items():
             reader.finished()
             error = reader.events[-1]["error"]
             assert error["message"].endswith(" is gone")

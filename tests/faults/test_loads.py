@@ -38,12 +38,8 @@ def name_a_shard_that_is_missing(folder: Path) -> None:
 
 FAULTS: dict[str, tuple[Callable[[Path], object], int, str]] = {
     "folder-missing": (shutil.rmtree, 66, ""),
-    "config-missing": (lambda f: (f / "config.json").unlink(), 66, "config.json"),
     "config-bad": (lambda f: write(f / "config.json", "{ half"), 65, "config.json"),
-    "config-empty": (lambda f: cut(f / "config.json", 0), 65, "config.json"),
     "shard-truncated": (lambda f: cut(f / WEIGHTS, 100_000), 65, WEIGHTS),
-    "shard-0-byte": (lambda f: cut(f / WEIGHTS, 0), 65, WEIGHTS),
-    "shard-missing": (lambda f: (f / WEIGHTS).unlink(), 66, ""),
     "shard-of-two-missing": (name_a_shard_that_is_missing, 66, "model-00002-of-00002"),
     "no-permission": (lambda f: (f / WEIGHTS).chmod(0), 65, WEIGHTS),
 }

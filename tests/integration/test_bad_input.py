@@ -27,7 +27,10 @@ from support import warm
 from support.bad_bodies import BODIES, CLIENT_ONLY
 from support.bad_commands import COMMANDS, BadCommand
 from support.bad_input import (
+    FRAMES,
+    HEADERS,
     HELLO_BODY,
+    REQUESTS,
     SMALL,
     SMALL_CONTEXT,
     BadBody,
@@ -38,10 +41,18 @@ from support.bad_input import (
     pack,
 )
 from support.bad_input_daemon import large_and_small, undisturbed
-from support.bad_messages import RAW
 from support.daemon import Daemon, row
 from support.raw_client import RawClient
 from support.streams import Reader
+
+RAW: dict[str, tuple[BadInput, ...]] = {
+    "Frames": FRAMES,
+    "Headers": HEADERS,
+    "Requests and commands": REQUESTS,
+    "Bodies": tuple(case.as_input() for case in BODIES),
+}
+"""All that is sent through a raw socket, by heading."""
+
 
 ENDS = ("done", "failed", "reply")
 GARBAGE_MESSAGES = 2000

@@ -30,7 +30,7 @@ from support.tiny_model import make_tiny_model
 from support.verdict import NotShown, Verdict
 
 TESTS = Path(__file__).parents[1]
-QUICK = ("kills-fake", "reload")
+QUICK = ("kills-fake",)
 """Seconds each, and without a real model."""
 
 OWN_TESTS = ("chaos", "sockets", "decoder", "soak", "faults")

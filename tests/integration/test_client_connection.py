@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +14,95 @@ import zmq
 from mlxsup.client import connection as connection_module
 from mlxsup.client.async_client import AsyncClient
 from mlxsup.client.client import Client
-from mlxsup.client.connection import MESSAGES_PER_PUMP, TOO_MANY, Connection
+from mlxsup.client.connection import TOO_MANY, Connection
 from mlxsup.client.errors import ConnectionLost
 from mlxsup.client.link import Link, LinkState
-from mlxsup.client.session import DOUBT_S, SILENCE_LIMIT_S
+from mlxsup.client.session import DOUBT_S, SILENCE_LIMIT_S, Item
 from mlxsup.protocol.client_messages import (
     CLIENT_MESSAGES,
     Cancel,
-    Event,
     Generate,
     Ping,
     Reply,
-    Subscribe,
 )
-from mlxsup.protocol.clock import PULSE_S
+from mlxsup.protocol.clock import PULSE_S, Clock
 from mlxsup.protocol.codec import Decoder, encode
 from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.message import Message
 
 from support.eventually import eventually
-from support.played_router import Box, Router
 from support.scripted_supervisor import Peer, ScriptedSupervisor
+
+A = RequestId("a")
+
+
+class Box:
+    """An inbox that is a list."""
+
+    def __init__(self) -> None:
+        self.items: list[Item] = []
+
+    def put(self, item: Item) -> None:
+        self.items.append(item)
+
+
+class Router:
+    """The daemon's socket, and a connection to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.endpoint = f"ipc://{folder}/c.sock"
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.socket = self.bind()
+        self.now = 100.0
+        self.links: list[tuple[bool, bool]] = []
+        self.is_busy = False
+        self.connection = Connection(
+            self.endpoint, self.on_link, Clock(lambda: self.now), lambda: self.is_busy
+        )
+        self.peer = b""
+
+    def bind(self) -> zmq.Socket[bytes]:
+        socket: zmq.Socket[bytes] = self.context.socket(zmq.ROUTER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.bind(self.endpoint)
+        return socket
+
+    def on_link(self, old: Link | None, new: Link | None) -> None:
+        self.links.append((old is not None, new is not None))
+
+    def pass_time(self, seconds: float) -> None:
+        """Pumps in each pulse of this time, and at its end."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + PULSE_S)
+            assert not self.connection.pump()
+
+    def next(self) -> Message:
+        """What the client sent."""
+        eventually(self.can_read, timeout_s=60.0)
+        self.peer, *frames = self.socket.recv_multipart()
+        return Decoder(CLIENT_MESSAGES, is_strict=True).decode(frames)
+
+    def can_read(self) -> bool:
+        self.connection.pump()
+        return bool(self.socket.poll(10))
+
+    def send(self, message: Message) -> None:
+        self.socket.send_multipart([self.peer, *encode(message)])
+
+    def pump_until(self, is_so: Callable[[], bool]) -> None:
+        def pumped() -> bool:
+            self.connection.pump()
+            return is_so()
+
+        eventually(pumped, timeout_s=60.0)
+
+    def command(self, request_id: RequestId = A) -> Box:
+        box = Box()
+        self.connection.open_command(request_id, encode(Ping(id=request_id)), box)
+        return box
+
 
 A, B = RequestId("a"), RequestId("b")
 
@@ -102,40 +170,6 @@ def test_message_on_a_lost_link_is_sent_on_a_new_one_P2(name: str, router: Route
     assert router.links == [(False, True), (True, False), (False, True)]
     assert router.next() == Ping(id=B)
     assert second.items == []
-
-
-def test_flood_is_read_in_portions(router: Router) -> None:
-    box = Box()
-    router.connection.open_command(A, encode(Subscribe(id=A)), box, is_subscription=True)
-    router.next()
-    sent = 3 * MESSAGES_PER_PUMP
-    for n in range(sent):
-        router.send(Event(id=A, value={"n": n}))
-    largest = 0
-
-    def all_came() -> bool:
-        nonlocal largest
-        before = len(box.items)
-        is_more = router.connection.pump()
-        got = len(box.items) - before
-        largest = max(largest, got)
-        assert got == MESSAGES_PER_PUMP or not is_more
-        return len(box.items) == sent
-
-    eventually(all_came, timeout_s=60.0)
-    assert [item["n"] for item in box.items if isinstance(item, dict)] == list(range(sent))
-    assert largest <= MESSAGES_PER_PUMP
-
-
-def test_cancel_is_sent_once(router: Router) -> None:
-    box = Box()
-    router.connection.open_stream(A, encode(Ping(id=A)), box)
-    assert router.next() == Ping(id=A)
-    router.connection.cancel(A)
-    router.connection.cancel(A)
-    assert router.next() == Cancel(id=A)
-    router.connection.cancel(B)
-    assert not router.socket.poll(100)
 
 
 def test_closed_connection_cancels_what_is_open(
@@ -244,28 +278,6 @@ def test_words_for_a_lost_connection(
     assert isinstance(error, ConnectionLost)
     assert (error.message, error.hint) == (message, hint)
     assert (error.endpoint, error.is_turned_away) == ("E", is_turned_away)
-
-
-def test_unsent_messages_are_kept_in_order(router: Router) -> None:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    nobody_reads = context.socket(zmq.ROUTER)
-    nobody_reads.setsockopt(zmq.RCVHWM, 1)
-    nobody_reads.bind(router.endpoint + "2")
-    link = Link(context, router.endpoint + "2")
-    try:
-        assert not link.has_unsent
-        count = 0
-        while not link.has_unsent:
-            link.send([b"%d" % count, bytes(10_000)])
-            count += 1
-        for number in range(count):
-            link.flush()
-            assert nobody_reads.poll(60_000)
-            assert nobody_reads.recv_multipart()[1] == b"%d" % number
-        assert not link.has_unsent
-    finally:
-        link.close(linger_ms=0)
-        context.destroy(linger=0)
 
 
 def test_end_of_the_block_closes_the_client(router: Router) -> None:

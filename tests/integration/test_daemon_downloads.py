@@ -26,7 +26,6 @@ from support.downloads import (
     WEIGHTS_NAME,
     contents,
     disk_full_at,
-    partial,
     runs_first,
     snapshot,
 )
@@ -61,8 +60,7 @@ def lacking(**more: Any) -> dict[str, Any]:
 
 def held(hub: LocalHub, daemon: Daemon, client: Client) -> None:
     """Waits until half of the weights has arrived, and the daemon has heard of it."""
-    eventually(lambda: partial(daemon.folder).exists())
-    eventually(lambda: partial(daemon.folder).stat().st_size == HELD_AT)
+    eventually(hub.held.is_set)
     eventually(lambda: (row(client, "m")["progress"] or {}).get("total_bytes") == NEEDED_BYTES)
 
 
@@ -89,21 +87,10 @@ def test_a_request_for_a_model_that_is_nowhere_is_answered(tmp_path: Path) -> No
             assert row(client, "m")["generation"] == 1
             assert row(client, "m")["needed_bytes"] > 0
             assert snapshot(daemon.folder).is_dir()
-            client.restart("m")
-            assert hub.fetched(WEIGHTS_NAME) == [0]
-
-
-@pytest.mark.mlx
-def test_a_model_that_was_removed_while_it_was_stopped_is_downloaded_again(tmp_path: Path) -> None:
-    folder = make_tiny_model(tmp_path / "m", seed=3)
-    with local_hub() as hub:
-        hub.add(REPO, contents(folder))
-        with serving(hub, m={"repo": REPO, "preload": False}) as (daemon, client):
-            before = client.complete("m", prompt="tell me", max_tokens=4, seed=1)
             client.unload("m")
             shutil.rmtree(snapshot(daemon.folder).parents[1])  # as `mlxsup rm` does
             after = client.complete("m", prompt="tell me", max_tokens=4, seed=1)
-            assert after.token_ids == before.token_ids
+            assert after.token_ids == result.token_ids
             assert hub.fetched(WEIGHTS_NAME) == [0, 0]
             assert row(client, "m")["restarts"] == 0
 
@@ -132,7 +119,7 @@ def test_a_download_is_pending_with_progress_and_notices(hub: LocalHub) -> None:
     assert "weights" in phases
 
 
-def test_an_unload_ends_the_download_and_a_load_continues_it(hub: LocalHub) -> None:
+def test_an_unload_ends_the_download_and_a_load_begins_it_again(hub: LocalHub) -> None:
     hub.break_(WEIGHTS_NAME, Fault(hold_at=HELD_AT))
     with serving(hub, m=lacking()) as (daemon, client):
         stream = client.generate("m", prompt="p", max_tokens=3)
@@ -144,7 +131,7 @@ def test_an_unload_ends_the_download_and_a_load_continues_it(hub: LocalHub) -> N
         eventually(lambda: downloaders(daemon) == [])
         hub.release.set()
         client.load("m")
-        assert hub.fetched(WEIGHTS_NAME) == [0, HELD_AT]
+        assert hub.fetched(WEIGHTS_NAME) == [0, 0]
         assert contents(snapshot(daemon.folder)) == NEEDED
 
 
@@ -155,7 +142,6 @@ def test_a_stop_ends_the_download(hub: LocalHub) -> None:
         (process,) = downloaders(daemon)
         assert daemon.run("stop").returncode == 0
         assert not process.is_running()
-        assert partial(daemon.folder).stat().st_size == HELD_AT
 
 
 def test_a_download_does_not_outlive_its_supervisor(hub: LocalHub) -> None:
@@ -168,7 +154,7 @@ def test_a_download_does_not_outlive_its_supervisor(hub: LocalHub) -> None:
         eventually(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
 
 
-def test_a_killed_download_is_tried_again_and_continues(hub: LocalHub) -> None:
+def test_a_killed_download_is_tried_again(hub: LocalHub) -> None:
     hub.break_(WEIGHTS_NAME, Fault(hold_at=HELD_AT))
     with serving(hub, m=fake(repo=REPO)) as (daemon, client):
         held(hub, daemon, client)
@@ -189,12 +175,10 @@ def test_a_disk_that_fills_up_fails_the_model_and_a_restart_continues(
     with serving(hub, {"PYTHONPATH": paths}, m=fake(repo=REPO)) as (daemon, client):
         seen = wait_for_state(client, "m", "FAILED")
         assert f"the disk is full: {REPO} is not complete; free some space" in seen["cause"]
-        assert "what has arrived is kept" in seen["cause"]
-        assert partial(daemon.folder).stat().st_size == full_at
+        assert "files that have arrived are kept" in seen["cause"]
         (tmp_path / "first" / "sitecustomize.py").write_text("")  # there is room again
         client.restart("m")
         assert row(client, "m")["state"] == "READY"
-        assert hub.fetched(WEIGHTS_NAME) == [0, full_at]
         assert contents(snapshot(daemon.folder)) == NEEDED
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,17 +102,6 @@ def test_stop_lets_streams_finish_and_returns_when_every_process_is_gone_E1_E3_E
         assert daemon.run("stop").returncode == 69
 
 
-def test_many_requests_for_a_cold_model_cause_one_spawn_B8_B4() -> None:
-    model = fake(fake={"load_s": 5.0}, preload=False)
-    with Daemon({"m": model}) as daemon, daemon.client() as client:
-        readers = [Reader(client, "m", f"prompt {n}", max_tokens=4) for n in range(20)]
-        late = Reader(client, "m", "impatient", max_tokens=4, queue_timeout_s=0.1)
-        assert late.failed().code == "queue_timeout"
-        for reader in readers:
-            assert len(reader.finished().token_ids) == 4
-        assert row(client, "m")["generation"] == 1
-
-
 LIMIT_S = 1.0
 
 
@@ -188,59 +178,48 @@ def test_a_pause_of_the_whole_tree_ends_no_process_P7(watched: Daemon) -> None:
 
 
 SLOW_PREFILL = {"step_s": 0.02, "prefill_tokens_per_step": 1, "context_length": 100_000}
-QUICK_PREFILL = {"prefill_tokens_per_step": 1000}
 ENDLESS_PROMPT = "x" * 50_000
 """Its prefill takes a quarter of an hour."""
 
 ENDLESS_LOAD = fake(preload=False, load_stall_timeout_s=3600.0, fake={"load_stall": "gil"})
 
 
-def is_stuck(found: dict[str, Any]) -> bool:
-    return (found["steps"], len(found["running"])) == (2, 1)
-
-
-def prefills(found: dict[str, Any]) -> bool:
-    return bool(found["phase"] == "prefill" and found["steps"] > 2)
-
-
-BUSY = {
-    "a step is stuck, interpreter held": ("[[fault stall=gil at=3]]", QUICK_PREFILL, is_stuck),
-    "it prefills": (ENDLESS_PROMPT, {}, prefills),
+BUSY: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
+    "stuck": ("[[fault stall=gil at=3]]", lambda r: (r["steps"], len(r["running"])) == (2, 1)),
+    "prefills": (ENDLESS_PROMPT, lambda r: r["phase"] == "prefill" and r["steps"] > 2),
+    "loads": ("waits", lambda r: r["state"] == "LOADING" and r["pid"] is not None),
 }
-"""A prompt, options of the engine, and whether the model's row shows a worker busy with it."""
+"""Models with a prompt that keeps their worker busy, and whether a row shows that it is."""
 
 
-@pytest.mark.parametrize("what", BUSY)
-def test_ping_status_and_cancel_are_answered_while_a_worker_is_busy_H1(what: str) -> None:
-    prompt, options, is_busy = BUSY[what]
-    model = fake(step_timeout_s=3600.0, fake={**SLOW_PREFILL, **options})
-    with Daemon({"m": model}, {"drain_timeout_s": 0.1}) as daemon, daemon.client() as client:
-        wait_for_state(client, "m", "READY")
-        stream = client.generate("m", prompt=prompt, max_tokens=90_000 - len(prompt))
-        eventually(lambda: is_busy(row(client, "m")), timeout_s=30.0, what=what)
-        for _ in range(50):
-            client.ping()
-            assert is_busy(row(client, "m")), "and it is still at it"
-        stream.cancel()
-        list(stream)
-        assert stream.result.finish_reason == "cancelled"
-        after = row(client, "m")
-        assert (after["state"], after["generation"]) == ("READY", 1), "nobody waited for a kill"
-        if "stuck" in what:
-            assert after["steps"] == 2, "while it still was"
+def test_ping_status_and_cancel_are_answered_while_a_worker_is_busy_H1() -> None:
+    models = {
+        "stuck": fake(
+            step_timeout_s=3600.0, fake={**SLOW_PREFILL, "prefill_tokens_per_step": 1000}
+        ),
+        "prefills": fake(step_timeout_s=3600.0, fake=SLOW_PREFILL),
+        "loads": ENDLESS_LOAD,
+    }
+    with Daemon(models, {"drain_timeout_s": 0.1}) as daemon, daemon.client() as client:
+        for name in ("stuck", "prefills"):
+            wait_for_state(client, name, "READY")
+        for name, (prompt, is_busy) in BUSY.items():
+            stream = client.generate(name, prompt=prompt, max_tokens=90_000 - len(prompt))
+            eventually(partial(is_busy_now, client, name, is_busy), timeout_s=30.0, what=name)
+            for _ in range(50):
+                client.ping()
+                assert is_busy(row(client, name)), "and it is still at it"
+            stream.cancel()
+            list(stream)
+            assert stream.result.finish_reason == "cancelled"
+        after = {name: row(client, name) for name in BUSY}
+        assert [one["state"] for one in after.values()] == ["READY", "READY", "LOADING"]
+        assert [one["generation"] for one in after.values()] == [1, 1, 1], "no wait for a kill"
+        assert after["stuck"]["steps"] == 2, "while it still was"
 
 
-def test_ping_status_and_cancel_are_answered_while_a_model_loads_H1() -> None:
-    with Daemon({"m": ENDLESS_LOAD}) as daemon, daemon.client() as client:
-        stream = client.generate("m", prompt="waits", max_tokens=5)
-        pid = eventually(lambda: (r := row(client, "m"))["state"] == "LOADING" and r["pid"])
-        for _ in range(50):
-            client.ping()
-            assert row(client, "m")["pid"] == pid
-        stream.cancel()
-        list(stream)
-        assert stream.result.finish_reason == "cancelled"
-        assert row(client, "m")["state"] == "LOADING"
+def is_busy_now(client: Client, name: str, is_busy: Callable[[dict[str, Any]], bool]) -> bool:
+    return is_busy(row(client, name))
 
 
 def test_a_small_model_answers_between_two_chunks_of_a_big_one_s_prompt_H8() -> None:

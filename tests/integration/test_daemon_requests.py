@@ -408,7 +408,7 @@ def test_idle_unload_meets_a_new_request_I5() -> None:
     model = fake(idle_unload_s=0.3, preload=False)
     with Daemon({"m": model}) as daemon, daemon.client() as client:
         dice = random.Random(5)
-        for _ in range(12):
+        for _ in range(6):
             assert client.complete("m", prompt="x", max_tokens=2).finish_reason == "length"
             if dice.random() < 0.5:
                 wait_for_state(client, "m", ("DRAINING", "STOPPING", "STOPPED"))
@@ -440,7 +440,7 @@ def test_a_waiting_request_gets_notices_of_its_progress() -> None:
 
 
 def test_many_waiting_requests_are_served_without_a_flood_of_notices() -> None:
-    waiting = 300
+    waiting = 100
     limits = {"max_queue": waiting, "max_queue_per_client": waiting}
     model = fake(fake={"step_s": 0.002}, max_concurrency=4)
     told: list[Notice] = []

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 
-from support.daemon import Daemon, fake, row, wait_for_state
+from support.daemon import Daemon, fake
 from support.eventually import eventually
-from support.notify_socket import NotifySocket, environment_of
+from support.notify_socket import NotifySocket
 from support.scripted_daemon import ScriptedDaemon
 from support.streams import Reader
 
@@ -84,16 +82,6 @@ def test_a_service_manager_sees_the_whole_life(played: NotifySocket) -> None:
     assert sum("STOPPING=1" in message for message in played.heard) == 1
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_worker_cannot_speak_for_the_daemon(played: NotifySocket) -> None:
-    variables = played.variables(watchdog_s=60.0)
-    with serving(Daemon({"m": fake()}), variables) as daemon, daemon.client() as client:
-        wait_for_state(client, "m", "READY")
-        found = environment_of(row(client, "m")["pid"])
-        assert not set(variables) & set(found)
-        assert "PATH" in found
-
-
 def test_a_loop_that_is_wedged_says_nothing(played: NotifySocket, tmp_path: Path) -> None:
     file = str(tmp_path / "now")
     daemon = ScriptedDaemon({"m": fake()}).scripted(WEDGED.format(file=file))
@@ -105,19 +93,3 @@ def test_a_loop_that_is_wedged_says_nothing(played: NotifySocket, tmp_path: Path
         played.take_all()
         assert played.take(SILENCE_S) is None
         daemon.kill()
-
-
-def test_a_stopped_daemon_says_nothing_and_then_continues(played: NotifySocket) -> None:
-    variables = played.variables(watchdog_s=WATCHDOG_S)
-    with serving(Daemon({"m": fake()}), variables) as daemon:
-        played.until_line("WATCHDOG=1")
-        assert daemon.process is not None
-        supervisor = psutil.Process(daemon.process.pid)
-        supervisor.suspend()
-        try:
-            eventually(lambda: supervisor.status() == psutil.STATUS_STOPPED)
-            played.take_all()
-            assert played.take(SILENCE_S) is None
-        finally:
-            supervisor.resume()
-        played.until_line("WATCHDOG=1")

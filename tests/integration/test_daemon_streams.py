@@ -21,9 +21,20 @@ from mlxsup.worker.engines.fake.text import answer_tokens, encode_text
 
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
-from support.quiet import is_quiet
 from support.raw_client import RawClient
 from support.streams import Reader
+
+
+def is_quiet(client: Client, model: str = "m") -> bool:
+    """Whether neither the supervisor nor the worker holds any request of the model."""
+    status = client.status()
+    [found] = [r for r in status["models"] if r["name"] == model]
+    return bool(
+        (status["queue"]["waiting"], status["queue"]["clients"]) == (0, {})
+        and found["running"] == []
+        and found["queued"] == 0
+        and found["held_by_worker"] == 0
+    )
 
 
 def test_every_chunk_exactly_once_in_order_J2() -> None:
@@ -52,15 +63,6 @@ def test_requests_share_steps_instead_of_waiting_for_the_batch_to_empty_C1_C2() 
         steps = row(client, "m")["steps"]
         first.stream.cancel()
         assert steps <= len(first.finished().token_ids), "both ran in the same steps"
-
-
-def test_no_step_is_made_when_nothing_runs_C5() -> None:
-    with Daemon({"m": fake()}) as daemon, daemon.client() as client:
-        client.complete("m", prompt="hi", max_tokens=5)
-        before = row(client, "m")["steps"]
-        for _ in range(20):
-            client.ping()
-        assert row(client, "m")["steps"] == before
 
 
 CHUNK = 4
@@ -312,8 +314,8 @@ def test_many_lives_end_once_each_and_three_ledgers_agree_D2_D8_D9() -> None:
     limits = {"max_queue_per_client": 1000}
     with Daemon({"m": model}, limits) as daemon, daemon.client() as client:
         client.load("m")
-        ends = asyncio.run(live_many(daemon.endpoint, 600, seed=20))
-        assert sum(ends.values()) == 600
+        ends = asyncio.run(live_many(daemon.endpoint, 300, seed=20))
+        assert sum(ends.values()) == 300
         assert min(ends["length"], ends["cancelled"], ends["deadline_exceeded"]) > 5, ends
         eventually(lambda: is_quiet(client))
         after = row(client, "m")

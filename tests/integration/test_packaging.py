@@ -135,20 +135,12 @@ def peer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return wheel
 
 
-@pytest.mark.parametrize(
-    "is_peer_first",
-    [
-        pytest.param(True, id="peer first"),
-        pytest.param(False, id="mlxsup first", marks=pytest.mark.slow),
-    ],
-)
 def test_pypi_supervisor_works_beside_it_and_after_it(
-    built: Built, peer: Path, tmp_path: Path, is_peer_first: bool
+    built: Built, peer: Path, tmp_path: Path
 ) -> None:
     environment = Environment.make(tmp_path / "env")
     environment.lend_libraries()
-    wheels = [peer, built.wheel] if is_peer_first else [built.wheel, peer]
-    for wheel in wheels:
+    for wheel in (peer, built.wheel):
         environment.pip_well("install", "--quiet", "--no-deps", "--no-index", wheel)
     files = sorted(names_in(built.wheel) & names_in(peer))
     assert files == [], "both install the same files"

@@ -132,13 +132,13 @@ def test_only_the_client_that_ends_with_an_open_request_is_gone_D12() -> None:
         other.say(generate("b"))
         await bench.said(2)
         connection = bench.of_kind(ClientSaid)[0].connection
-        for number in range(200):
+        for number in range(20):
             passer_by = bench.peer()
             passer_by.say(Ping(id=RequestId("p")))
             await bench.said(3 + number)
             bench.peers.pop().close()
         peer.close()
-        await eventually_async(lambda: len(bench.of_kind(ClientGone)) == 201)
+        await eventually_async(lambda: len(bench.of_kind(ClientGone)) == 21)
         assert connection in [e.connection for e in bench.of_kind(ClientGone)]
         bench.clients.send(connection, done("a", 0))  # crosses its end: dropped
         bench.clients.send(bench.of_kind(ClientSaid)[1].connection, done("b", 0))
@@ -149,16 +149,16 @@ def test_only_the_client_that_ends_with_an_open_request_is_gone_D12() -> None:
 
 def test_a_message_right_before_a_client_ends_is_read() -> None:
     async def body(bench: Bench) -> None:
-        for number in range(100):
+        for number in range(30):
             peer = bench.peer()
             peer.say(Ping(id=RequestId(str(number))))
             peer.socket.close(linger=5000)
             await asyncio.to_thread(peer.context.term)
-        heard = await bench.said(100)
+        heard = await bench.said(30)
         assert {e.message.id for e in heard if isinstance(e.message, Ping)} == {
-            str(number) for number in range(100)
+            str(number) for number in range(30)
         }
-        await bench.gone(100)
+        await bench.gone(30)
 
     run(body)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import gc
 import json
@@ -19,7 +18,6 @@ import pytest
 
 from mlxsup.protocol.client_messages import (
     Alive,
-    Deltas,
     Failed,
     Load,
     Ping,
@@ -33,7 +31,6 @@ from mlxsup.protocol.worker_messages import Exit
 from mlxsup.supervisor import app as app_module
 from mlxsup.supervisor import daemon as daemon_module
 from mlxsup.supervisor import runtime_folder as runtime_module
-from mlxsup.supervisor import signals as signals_module
 from mlxsup.supervisor import sleep as sleep_module
 from mlxsup.supervisor.config.load import load_config
 from mlxsup.supervisor.core.actions import LookAtWorker
@@ -45,7 +42,6 @@ from mlxsup.supervisor.process_identity import process_identity
 from mlxsup.supervisor.runtime_folder import (
     FILES_PER_MODEL,
     RESERVED_FILES,
-    AlreadyRunningError,
     RuntimeFolderError,
 )
 from mlxsup.supervisor.sockets.clients import Clients
@@ -63,7 +59,6 @@ from support.played_daemon import (
     play,
     restored_process,
     short_folder,
-    token,
     write_config,
 )
 
@@ -83,21 +78,6 @@ def start(folder: Path, models: dict[str, dict[str, Any]] | None = None, **top: 
 
     with restored_process():
         return run_daemon(load_config(path), on_change=print, on_listening=listening)
-
-
-def test_a_second_start_is_refused_and_the_first_serves_on_P19() -> None:
-    async def body(stage: Stage) -> None:
-        worker = await stage.ready()
-        with pytest.raises(AlreadyRunningError) as raised:
-            await asyncio.to_thread(runtime_module.RuntimeFolder.claim, stage.folder / "run")
-        assert raised.value.pid == os.getpid()
-        assert raised.value.exit_code == 75
-        peer = stage.peer()
-        await peer.say(generate())
-        await worker.step(token(await worker.accept(), 1, is_last=True))
-        assert len((await peer.hear(Deltas)).deltas) == 1
-
-    assert play(body) == 0
 
 
 @pytest.mark.parametrize("is_killed", [True, False])
@@ -311,31 +291,6 @@ def test_the_log_of_a_model_that_was_removed_is_closed_and_all_are_at_the_end() 
         assert open_logs(folder) == set()
 
 
-def test_a_hangup_is_a_reload(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signals_module, "has_terminal", lambda: True)
-
-    async def body(stage: Stage) -> None:
-        stage.write_config({"a": LAZY, "b": fake()})
-        os.kill(os.getpid(), signal.SIGHUP)
-        await stage.until("b", "LOADING")
-
-    assert play(body, {"a": LAZY}) == 0
-
-
-def test_the_end_of_the_terminal_is_the_end_P12(monkeypatch: pytest.MonkeyPatch) -> None:
-    has_terminal = [True]
-    monkeypatch.setattr(signals_module, "has_terminal", lambda: has_terminal[0])
-
-    async def body(stage: Stage) -> None:
-        await stage.ready()
-        has_terminal[0] = False
-        os.kill(os.getpid(), signal.SIGHUP)
-        await stage.until("a", "STOPPING")
-        await stage.logged("signal received signal=SIGHUP")
-
-    assert play(body) == 0
-
-
 def test_more_models_leave_fewer_files_to_connections_P24(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -365,23 +320,6 @@ def test_more_models_leave_fewer_files_to_connections_P24(
         assert "models: 12 are too many" in await reload(stage)
 
     assert play(body, {"a": LAZY}) == 0
-
-
-def test_the_first_signal_drains_and_the_second_does_not_wait_P12() -> None:
-    async def body(stage: Stage) -> None:
-        worker = await stage.ready()
-        peer = stage.peer()
-        await peer.say(generate())
-        key = await worker.accept()
-        os.kill(os.getpid(), signal.SIGTERM)
-        await stage.until("a", "DRAINING")
-        await worker.step(token(key, 1))
-        await peer.hear(Deltas)
-        os.kill(os.getpid(), signal.SIGINT)
-        await stage.until("a", "STOPPING")
-        assert (await peer.hear(Failed)).error["code"] == "shutting_down"
-
-    assert play(body) == 0
 
 
 def test_a_worker_that_ignores_sigterm_is_killed_at_the_end_E5() -> None:
@@ -551,14 +489,3 @@ def test_a_refused_start_gives_the_runtime_folder_back() -> None:
         (folder / "run" / "client.sock").rmdir()
         # Each refusal has given the folder back.
         runtime_module.RuntimeFolder.claim(folder / "run").release()
-
-
-def test_a_log_folder_is_made_with_all_above_it_for_its_user_alone() -> None:
-    async def body(stage: Stage) -> None:
-        await stage.ready()
-
-    with short_folder() as folder:
-        logs = folder / "made" / "logs"
-        assert play(body, folder=folder, supervisor={"log_dir": str(logs)}) == 0
-        assert logs.stat().st_mode & 0o777 == 0o700
-        assert "INFO daemon ended code=0\n" in (logs / "mlxsup.log").read_text()

@@ -641,20 +641,6 @@ def test_kill_ends_a_spare_before_and_after_it_is_ready(is_early: bool) -> None:
     asyncio.run(scene_of_spares())
 
 
-def test_all_are_gone_when_the_daemon_ends() -> None:
-    async def scene_of_spares() -> None:
-        around = Around(ECHO)
-        units = units_of(around)
-        async with asyncio.TaskGroup() as tasks:
-            for number in (1, 2):
-                units.start(number, tasks)
-            await eventually_async(lambda: len(around.events) == 2, timeout_s=60.0)
-            await units.end()
-            assert (units.pids, units.leave()) == ([], 0)
-
-    asyncio.run(scene_of_spares())
-
-
 def test_one_that_cannot_be_ended_is_counted_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for it any longer; it ends here because its input does."""
     monkeypatch.setattr(spare_module, "END_LIMIT_S", 0.01)
@@ -680,7 +666,7 @@ def test_one_that_cannot_be_ended_is_counted_and_named(monkeypatch: pytest.Monke
 
 
 def test_kill_ends_the_spare_of_that_number_alone() -> None:
-    async def play() -> None:
+    async def scene_of_spares() -> None:
         around = Around(ECHO)
         units = units_of(around)
         async with asyncio.TaskGroup() as tasks:
@@ -696,7 +682,8 @@ def test_kill_ends_the_spare_of_that_number_alone() -> None:
             units.kill(1)
             await eventually_async(lambda: units.get(1) is None)
             assert units.pids == [second.pid]
-            units.kill(2)
+            await units.end()
+            assert (units.pids, units.leave()) == ([], 0)
         assert [e.number for e in around.events if isinstance(e, SpareEnded)] == [1, 2]
 
-    asyncio.run(play())
+    asyncio.run(scene_of_spares())

@@ -1,16 +1,13 @@
 """A real worker process over real sockets: life, streams, stalls, back-pressure."""
 
-import json
 import os
 import signal
-import subprocess
 import sys
 import time
 
 import psutil
 import pytest
 
-from mlxsup.protocol.launch import worker_argv
 from mlxsup.protocol.states import FinishReason, WorkerPhase
 from mlxsup.protocol.worker_messages import Dying, Heartbeat, Hello, Step
 from mlxsup.worker.engines.fake.text import answer_tokens, decode_tokens, encode_text
@@ -45,47 +42,6 @@ def test_the_fake_engine_never_imports_mlx_A3() -> None:
         worker.wait_until_ready()
         worker.finish(worker.dispatch("x", max_tokens=3))
         assert "mlx" not in loaded_modules(worker.process.pid).replace("mlxsup", "")
-
-
-def test_sixteen_streams_at_once_are_whole_and_in_order_C4() -> None:
-    with WorkerHarness(max_concurrency=16) as worker:
-        worker.wait_until_ready()
-        prompts = {worker.dispatch(p, max_tokens=64): p for p in (f"canary {n}" for n in range(16))}
-        for key, stream in zip(prompts, worker.finish(*prompts), strict=True):
-            assert stream.tokens == answer_tokens(encode_text(prompts[key]), 64)
-            assert stream.text == decode_tokens(stream.tokens)
-            assert stream.steps == sorted(stream.steps)
-        steps = [message.step for message in worker.messages if isinstance(message, Step)]
-        assert steps == sorted(steps)
-        assert worker.ask_for_exit() == 0
-
-
-@pytest.mark.parametrize("window", ["tokenising", "prefill", "decode", "over"])
-def test_cancel_in_each_window_D3_G5(window: str) -> None:
-    fake = {"step_s": 0.005, "prefill_tokens_per_step": 1}
-    with WorkerHarness(fake=fake, max_concurrency=1) as worker:
-        worker.wait_until_ready()
-        match window:
-            case "tokenising":
-                key = worker.dispatch("[[tokenize slow=0.3]]")
-            case "prefill":
-                key = worker.dispatch("p" * 3000)
-                worker.wait_for(Step)
-            case "decode":
-                key = worker.dispatch("d")
-                eventually(lambda: worker.receive() and worker.streams[key].tokens)
-            case _:
-                key = worker.dispatch("o", max_tokens=1)
-                worker.finish(key)
-        worker.cancel(key)
-        worker.cancel(key)
-        (stream,) = worker.finish(key)
-        if window != "over":
-            assert stream.finish is FinishReason.CANCELLED
-        # The only slot is free at once, and nothing comes for the old key (asserted on receipt).
-        (after,) = worker.finish(worker.dispatch("next", max_tokens=3))
-        assert len(after.tokens) == 3
-        assert worker.ask_for_exit() == 0
 
 
 def test_an_endless_preparation_stops_no_row_G1() -> None:
@@ -183,35 +139,6 @@ def test_a_supervisor_that_does_not_read_stops_the_steps() -> None:
         (stream,) = worker.finish(key)
         assert stream.finish is FinishReason.CANCELLED
         assert worker.ask_for_exit() == 0
-
-
-def test_wrong_frames_on_demand() -> None:
-    with WorkerHarness() as worker:
-        worker.wait_until_ready()
-        worker.dispatch("[[fault frames=garbage at=2]]", max_tokens=3)
-        received: list[list[bytes]] = []
-        while len(received) < 5:  # accepted, step, garbage, step, step
-            assert worker.socket.poll(10_000)
-            received.append(worker.socket.recv_multipart())
-        assert [b"\xc1not a message"] in received
-
-
-def test_a_spec_that_comes_in_pieces_is_read_whole() -> None:
-    with WorkerHarness() as worker:
-        values = json.loads(worker.spec.to_line())
-        worker.wait_until_ready()
-    values["endpoint"] = "tcp://nowhere:1"
-    values["supervisor_pid"] = os.getpid()
-    line = json.dumps(values).encode() + b"\n"
-    process = subprocess.Popen(
-        worker_argv(), stdin=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
-    )
-    assert process.stdin is not None
-    for piece in (line[:10], line[10:200], line[200:]):
-        process.stdin.write(piece)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 64
-    assert b"endpoint takes an ipc:// endpoint" in errors
 
 
 def test_nothing_of_a_prompt_reaches_the_log() -> None:

@@ -6,7 +6,6 @@ import os
 import random
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from mlxsup.protocol.download import (
 )
 
 from .cli import OFFLINE
-from .local_hub import COMMIT, LocalHub, digest
+from .local_hub import COMMIT, LocalHub
 
 MIB = 2**20
 REPO = "org/tiny-model"
@@ -51,8 +50,8 @@ class Full(io.FileIO):
         return super().write(memoryview(data)[:room])
 
 def opened(path, mode="r", *others, **more):
-    if path.name.endswith(".mlxsup.incomplete") and mode in ("wb", "r+b"):
-        return Full(path, mode)
+    if path.name.endswith(".incomplete") and mode == "wb":
+        return io.BufferedWriter(Full(path, mode))
     return open_path(path, mode, *others, **more)
 
 pathlib.Path.open = opened
@@ -91,9 +90,9 @@ def snapshot(home: Path, repo: str = REPO) -> Path:
     return repo_folder(home, repo) / "snapshots" / COMMIT
 
 
-def partial(home: Path) -> Path:
-    """What has arrived of the weights."""
-    return repo_folder(home) / "blobs" / f"{digest(WEIGHTS)}.mlxsup.incomplete"
+def parts(home: Path) -> list[Path]:
+    """What is there of files that have not arrived."""
+    return list(repo_folder(home).glob("blobs/*.incomplete"))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -166,15 +165,3 @@ def start_download(
     process.stdin.write(spec.to_line())
     process.stdin.flush()
     return Download(process)
-
-
-@contextmanager
-def downloading(
-    environment: Mapping[str, str], repository: Repository | None = None
-) -> Iterator[Download]:
-    """A download that ends with the block."""
-    download = start_download(environment, repository)
-    try:
-        yield download
-    finally:
-        download.close()

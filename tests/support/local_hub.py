@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -84,7 +85,7 @@ class LocalHub:
         self.release = threading.Event()
         self._commits: dict[str, dict[str, dict[str, bytes]]] = {}
         self._listed_sizes: dict[tuple[str, str], int] = {}
-        self._damaged: set[tuple[str, str]] = set()
+        self._damaged: Counter[tuple[str, str]] = Counter()
         self._faults: dict[str, Fault] = {}
         self._lock = threading.Lock()
         self._server = _Server(self)
@@ -109,9 +110,9 @@ class LocalHub:
         """Lists a file with another size."""
         self._listed_sizes[repo, path] = size_bytes
 
-    def damage(self, repo: str, path: str) -> None:
-        """Always sends a file with another last byte than it is listed with."""
-        self._damaged.add((repo, path))
+    def damage(self, repo: str, path: str, times: int = 100) -> None:
+        """Sends a file so often with another last byte than it is listed with."""
+        self._damaged[repo, path] = times
 
     def break_(self, path: str, fault: Fault) -> None:
         """Has requests meet a fault if their path ends so."""
@@ -154,7 +155,7 @@ class LocalHub:
                 return {"id": repo, "sha": list(commits)[-1], "siblings": []}
         return None
 
-    def content(self, path: str) -> Found | None:
+    def content(self, path: str, *, is_sent: bool) -> Found | None:
         """The file at an address; None if there is none."""
         for repo, commits in self._commits.items():
             revisions = {**{commit: commit for commit in commits}, "main": list(commits)[-1]}
@@ -163,7 +164,8 @@ class LocalHub:
                 name = path.removeprefix(prefix)
                 if path.startswith(prefix) and name in commits[commit]:
                     content = commits[commit][name]
-                    if (repo, name) in self._damaged:
+                    if is_sent and self._damaged[repo, name] > 0:
+                        self._damaged[repo, name] -= 1
                         content = content[:-1] + bytes([content[-1] ^ 1])
                     return Found(name=name, content=content, commit=commit)
         return None
@@ -204,6 +206,9 @@ class _Server(ThreadingHTTPServer):
         self.hub = hub
         super().__init__(("127.0.0.1", 0), _Handler)
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Says nothing: its clients are killed."""
+
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
@@ -237,7 +242,7 @@ class _Handler(BaseHTTPRequestHandler):
         if fault is not None and fault.status:
             self._send(fault.status, {**fault.headers}, b"{}", has_body=has_body)
             return
-        if (found := self._hub.content(path)) is not None:
+        if (found := self._hub.content(path, is_sent=has_body)) is not None:
             self._send_file(found, asked, fault, has_body=has_body)
             return
         answer = self._hub.answer(path, parse_qs(parts.query))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import uuid
@@ -86,9 +85,3 @@ class NotifySocket:
             return any(line.startswith(start) for line in message)
 
         return next(line for line in self.until(is_wanted) if line.startswith(start))
-
-
-def environment_of(pid: int) -> dict[str, str]:
-    """What a process was started with (Linux)."""
-    pairs = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    return dict(os.fsdecode(pair).partition("=")[::2] for pair in pairs if pair)

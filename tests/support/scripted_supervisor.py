@@ -26,7 +26,7 @@ from mlxsup.protocol.client_messages import (
 from mlxsup.protocol.codec import Decoder, encode
 from mlxsup.protocol.ids import RequestId, pack_tokens
 from mlxsup.protocol.message import Message
-from mlxsup.protocol.states import Channel, FinishReason
+from mlxsup.protocol.states import FinishReason
 
 from .pieces import piece
 
@@ -149,16 +149,6 @@ def say_hello(peer: Peer, message: Message) -> None:
     if isinstance(message, Generate):
         send_pieces(peer, message.id, ["He", "llo", ",", " you", "!"])
         finish(peer, message.id, 5)
-    elif isinstance(message, Ping):
-        answer(peer, message)
-
-
-def call_badly(peer: Peer, message: Message) -> None:
-    """A script: every answer is one tool call that is no JSON."""
-    if isinstance(message, Generate):
-        call = piece(message.id, 0, "f(1)\n", channel=Channel.TOOL_CALL)
-        peer.send(Deltas(deltas=[call]))
-        finish(peer, message.id, 1, FinishReason.TOOL_CALLS)
     elif isinstance(message, Ping):
         answer(peer, message)
 

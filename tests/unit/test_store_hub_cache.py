@@ -13,9 +13,16 @@ from huggingface_hub.utils._validators import validate_repo_id
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mlxsup.store.contents import missing_files
-from mlxsup.store.hub_cache import find_cache, find_snapshot, repositories, repository_folder
-from mlxsup.store.repositories import check_repository, check_revision, is_owned_repository
+from mlxsup.store.description import missing_files
+from mlxsup.store.hub_cache import (
+    check_repository,
+    check_revision,
+    find_cache,
+    find_snapshot,
+    is_owned_repository,
+    repositories,
+    repository_folder,
+)
 
 from support.hub_caches import COMMIT, MODEL, REPO, index_of, write_folder, write_repository
 

@@ -10,10 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.utils import MODEL_REMAPPING
 
-from mlxsup.store.lm_studio import model_folders
-from mlxsup.store.search import FoundModel, Origin, find_models
-from mlxsup.store.served_types import served_types
-from mlxsup.store.short_names import short_name
+from mlxsup.store.search import (
+    FoundModel,
+    Origin,
+    find_models,
+    model_folders,
+    served_types,
+    short_name,
+)
 from mlxsup.supervisor.config.entry_text import MODEL_NAME
 
 from support.hub_caches import COMMIT, MODEL, REPO, write_folder, write_repository

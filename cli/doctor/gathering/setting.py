@@ -13,7 +13,7 @@ from mlxsup.protocol import places
 from mlxsup.protocol.folders import CLIENT_SOCKET_NAME, DEFAULT_RUNTIME_DIR, default_log_dir
 from mlxsup.protocol.key_file import KeyPlace
 from mlxsup.protocol.places import ConfigPlace, UnreadableConfigError
-from mlxsup.store.offline import VARIABLES, YES
+from mlxsup.store.hub_cache import OFFLINE_VARIABLES, YES
 
 from ...connection import Target
 from ...exit_status import CliError
@@ -187,7 +187,7 @@ def gather_models(setting: Setting) -> tuple[ModelFolder, ...]:
 
 def offline_variable() -> str:
     """The variable that forbids downloads; empty if none does."""
-    return next((name for name in VARIABLES if os.environ.get(name, "").upper() in YES), "")
+    return next((name for name in OFFLINE_VARIABLES if os.environ.get(name, "").upper() in YES), "")
 
 
 def gather_hub(setting: Setting) -> Hub:
