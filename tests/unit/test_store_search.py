@@ -14,7 +14,7 @@ from mlxsup.store.lm_studio import model_folders
 from mlxsup.store.search import FoundModel, Origin, find_models
 from mlxsup.store.served_types import served_types
 from mlxsup.store.short_names import short_name
-from mlxsup.supervisor.config.entry_text import MODEL_NAME
+from mlxsup.supervisor.config.lines import MODEL_NAME
 
 from support.hub_caches import COMMIT, MODEL, REPO, write_folder, write_repository
 
