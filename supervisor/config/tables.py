@@ -65,9 +65,9 @@ def key(default: Any, does: str, more: str = "", *, unit: str = "", **others: An
     return Field(default, title=does, json_schema_extra={"more": more, "unit": unit}, **others)
 
 
-def table(kind: Any, does: str, takes: str = "a table", **schema: Any) -> Any:
+def table(does: str, takes: str = "a table", **schema: Any) -> Any:
     """Declare a key that takes a table, which is empty if a file leaves it out."""
-    return Field(default_factory=kind, title=does, description=takes, json_schema_extra={**schema})
+    return Field(default_factory=dict, title=does, description=takes, json_schema_extra=schema)
 
 
 def _for_editors(schema: dict[str, Any], shown: type[BaseModel]) -> None:
@@ -342,7 +342,6 @@ else:
         chat_template_kwargs=(
             dict[str, Any],
             table(
-                dict,
                 "further arguments for the chat template, such as enable_thinking",
                 "a table of texts, numbers, truth values and tables",
             ),
@@ -457,16 +456,12 @@ class ModelTable(Table):
         description='"mlx" or "fake"',
     )
     fake: dict[str, Any] = table(
-        dict,
         'options of the fake engine; only with engine = "fake"',
         "a table of the fake engine's options",
     )
-    restart: RestartTable = table(
-        RestartTable, "how often and how soon a crashed worker is started again"
-    )
-    sampling: SamplingTable = table(SamplingTable, "the parameters of requests that leave them out")
+    restart: RestartTable = table("how often and how soon a crashed worker is started again")
+    sampling: SamplingTable = table("the parameters of requests that leave them out")
     presets: dict[str, PresetTable] = table(
-        dict,
         "over HTTP, NAME:PRESET is the model with these parameters",
         "a table for each preset, [models.NAME.presets.PRESET]",
     )
@@ -475,19 +470,17 @@ class ModelTable(Table):
 class FileTable(Table):
     """The whole file."""
 
-    supervisor: SupervisorTable = table(SupervisorTable, "the daemon itself")
+    supervisor: SupervisorTable = table("the daemon itself")
     gateway: GatewayTable | None = Field(
         None, title="the HTTP gateway; without this table there is none", description="a table"
     )
     clients: dict[str, ClientTable] = table(
-        dict,
         'clients by name; "*" is for all that have no entry',
         "a table for each client, [clients.NAME]",
         propertyNames={"pattern": rf"^(\{ANYONE}|{CLIENT_NAME})$"},
     )
-    defaults: ModelTable = table(ModelTable, "defaults for all models: any key of [models.NAME]")
+    defaults: ModelTable = table("defaults for all models: any key of [models.NAME]")
     models: dict[str, ModelTable] = table(
-        dict,
         "the models to serve, by name",
         "a table for each model, [models.NAME]",
         propertyNames={"pattern": f"^{MODEL_NAME.pattern}$"},
