@@ -375,24 +375,10 @@ def test_names_of_other_apis_are_kept_in_their_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("250ms", 0.25),
-        ("90s", 90.0),
-        (" 1.5 m ", 90.0),
-        ("2h", 7200.0),
-        ("2d", 172_800.0),
-        ("99999d", 1e9),
-        ("9" * 400 + "d", 1e9),
-        *((text, None) for text in ("", "5", "s", "5 w", "-5s", "1.s", ".5s", "5S", "x5s", "5s x")),
-    ],
+    ("text", "seconds"), [("1.5m", 90.0), ("99999d", 1e9), ("9" * 400 + "d", 1e9)]
 )
-def test_a_duration_is_written_with_its_unit(text: str, seconds: float | None) -> None:
-    if seconds is not None:
-        assert parse_seconds(text) == pytest.approx(seconds, rel=1e-12)
-        return
-    with pytest.raises(ValueError):
-        parse_seconds(text)
+def test_a_duration_is_cut_to_thirty_years(text: str, seconds: float) -> None:
+    assert parse_seconds(text) == seconds
 
 
 @pytest.mark.parametrize(
