@@ -104,7 +104,7 @@ def _row(name: str | None, aliases: Sequence[str], model: FoundModel | None) -> 
 
 def source_of(row: dict[str, Any]) -> str:
     """The lines of an entry that say where a model is."""
-    from mlxsup.supervisor.config.entry_text import quoted, source_line
+    from mlxsup.supervisor.config.lines import quoted, source_line
 
     if not row["repo"]:
         return source_line(Path(row["path"]))

@@ -20,8 +20,7 @@ from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.version import VERSION
 
 from .announcements import Announcer
-from .config.fixed import changed_for_later
-from .config.load import ConfigError, DaemonConfig, parse_config, read_text
+from .config.load import ConfigError, DaemonConfig, changed_for_later, parse_config, read_text
 from .core.actions import (
     Abandon,
     Action,

@@ -23,6 +23,7 @@ from mlxsup.cli.command_table import ALIASES, COMMANDS, HELP_ALIAS
 from mlxsup.cli.main import root
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.states import State
+from mlxsup.supervisor.config.tables import SECTIONS
 from tools import reference
 
 ROOT = Path(__file__).parents[1]
@@ -147,7 +148,7 @@ def undescribed() -> Iterator[str]:
         for name in map(str, names):
             if not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text):
                 yield f"the {kind} {name} is described nowhere"
-    for heading, table in reference.SECTIONS:
+    for heading, table in SECTIONS.items():
         yield from [f"{heading} {key} has no title" for key, field in reference.keys(table)
                     if not field.title]  # fmt: skip
 

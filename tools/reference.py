@@ -25,17 +25,16 @@ from mlxsup.gateway.metrics.of_status import OF_DAEMON, OF_MODELS, UP
 from mlxsup.gateway.openai.errors import NAMES, ROWS, failure_of
 from mlxsup.gateway.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS, MESSAGE_FIELDS
 from mlxsup.gateway.responses.fields import RESPONSE_FIELDS
-from mlxsup.supervisor.config.client_table import ClientTable
-from mlxsup.supervisor.config.file_table import FileTable
-from mlxsup.supervisor.config.gateway_table import GatewayTable
-from mlxsup.supervisor.config.kinds import Table
-from mlxsup.supervisor.config.preset_table import PresetTable
-from mlxsup.supervisor.config.sampling_table import SamplingTable
-from mlxsup.supervisor.config.schema import config_schema
 from mlxsup.supervisor.config.tables import (
+    SECTIONS,
+    ClientTable,
+    FileTable,
+    GatewayTable,
     ModelTable,
     RestartTable,
+    SamplingTable,
     SupervisorTable,
+    Table,
 )
 
 ROOT = Path(__file__).parents[1]
@@ -60,18 +59,10 @@ path = "models/{MODEL}"
 COMMENT_COLUMN = 32
 MAX_COLUMNS = 100
 
-SECTIONS: tuple[tuple[str, type[Table]], ...] = (
-    ("[supervisor]", SupervisorTable),
-    ("[gateway]", GatewayTable),
-    ("[clients.NAME]", ClientTable),
-    ("[models.NAME]", ModelTable),
-    ("[models.NAME.restart]", RestartTable),
-    ("[models.NAME.sampling]", SamplingTable),
-    ("[models.NAME.presets.NAME]", PresetTable),
-)
 ENDINGS = {"_s": "seconds", "_ms": "milliseconds", "_bytes": "bytes", "_dir": "folder"}
 KINDS: dict[Any, str] = {bool: "yes or no", dict: "table"}
 SIZE_WORDS = ("auto", "off")
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def keys(table: type[Table]) -> Iterator[tuple[str, FieldInfo]]:
@@ -255,7 +246,7 @@ TITLES = {
 def reference() -> str:
     """The whole reference."""
     lines = ["# Reference", "", "## Settings", ""]
-    for heading, table in SECTIONS:
+    for heading, table in SECTIONS.items():
         lines += [f"### `{heading}`", "", *setting_table(table), ""]
     for name, print_table in TABLES.items():
         lines += [f"## {TITLES[name]}", "", *print_table(), ""]
@@ -263,8 +254,13 @@ def reference() -> str:
 
 
 def schema() -> str:
-    """The schema of the configuration, for editors."""
-    return json.dumps(config_schema(), indent=2, ensure_ascii=False) + "\n"
+    """The schema of the configuration, for editors.
+
+    For each key it says what the key does, what it takes, and its default. Rules between keys, and
+    about keys that a file leaves out, are checked by `mlxsup config check` alone.
+    """
+    made = {"$schema": DIALECT, "title": "mlxsup", **FileTable.model_json_schema()}
+    return json.dumps(made, indent=2, ensure_ascii=False) + "\n"
 
 
 def _section(header: str, table: type[Table], title: str = "") -> list[str]:

@@ -131,7 +131,7 @@ def _with_plan(entry: Entry, planned: Mapping[str, Any]) -> Entry:
 
 def _text(entries: Sequence[Entry], left_out: Sequence[Mapping[str, Any]]) -> str:
     """The file."""
-    from mlxsup.supervisor.config.entry_text import table_key
+    from mlxsup.supervisor.config.lines import table_key
 
     parts = [HEAD]
     for entry in entries:

@@ -324,7 +324,7 @@ def with_http(configuration: DaemonConfig, listen: str) -> DaemonConfig:
     Raises:
         CliError: it is no address, or needs keys that are not there, or the extra is not installed.
     """
-    from mlxsup.supervisor.config.gateway_table import gateway_problems
+    from mlxsup.supervisor.config.check import gateway_problems
 
     rules, keys = configuration.gateway_rules, configuration.keys
     if problems := list(gateway_problems(listen, rules, keys)):

@@ -1,20 +1,34 @@
-"""Checks the tables of a configuration file, and collects everything that is wrong with them."""
+"""Checks a configuration file, and says of each mistake where it is and what is allowed there.
+
+pydantic finds what is wrong with a single value; its own wording reaches no user. The rules between
+keys, between entries and about this machine are below.
+"""
 
 from __future__ import annotations
 
 import difflib
 import json
 import re
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from mlxsup.protocol.folders import DAEMON_LOG_NAME, GATEWAY_LOG_NAME, check_runtime_dir
+from mlxsup.protocol.gateway import (
+    EXTRA_MODULES,
+    INSTALL_HINT,
+    KEYS_HINT,
+    Address,
+    GatewayRules,
+    find_key_need,
+)
 from mlxsup.protocol.ids import ModelName
-from mlxsup.protocol.key_file import KeyPlace
+from mlxsup.protocol.key_file import KeyPlace, have_been_made
 from mlxsup.protocol.states import Priority
 from mlxsup.protocol.text import size_text
 from mlxsup.store.hub_cache import DEFAULT_REVISION
@@ -23,36 +37,50 @@ from ..core.memory.pins import pins_problem
 from ..core.settings import ANYONE
 from ..memory.backend import find_backend
 from ..memory.machine import largest_budget_bytes
-from .client_table import ClientTable
-from .entry_text import MODEL_NAME, MODEL_NAME_EXPECTED
-from .file_table import FileTable
-from .gateway_sites import rules_of, site_problems
-from .gateway_table import GatewayTable, gateway_problems
-from .kinds import Table
-from .lines import LineIndex
-from .model_names import foreign_problems, name_problems
-from .preset_table import PresetTable
-from .sampling_table import SamplingTable
+from .lines import MODEL_NAME, MODEL_NAME_EXPECTED, LineIndex, Place
 from .tables import (
+    CLIENT_NAME,
+    SECTIONS,
+    ClientTable,
+    FileTable,
+    GatewayTable,
     ModelTable,
-    RestartTable,
-    SupervisorTable,
+    Table,
 )
-from .values import size_or_auto
 
-CLIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@:/+-]{0,63}")
-CLIENT_NAME_EXPECTED = (
-    "1 to 64 of the characters A-Z a-z 0-9 . _ @ : / + -, the first a letter or digit"
-)
+Problem = tuple[Place, str]
+"""Where it is in the file, and a phrase that follows the key."""
+
 RESERVED_NAMES = (DAEMON_LOG_NAME, GATEWAY_LOG_NAME)
 """The log files of the daemon and of its gateway have these names."""
 
+CLIENT_NAME_EXPECTED = (
+    "1 to 64 of the characters A-Z a-z 0-9 . _ @ : / + -, the first a letter or digit"
+)
+ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
+ALIAS_EXPECTED = "1 to 128 of the characters A-Z a-z 0-9 . _ / -, the first a letter or digit"
+FOREIGN = re.compile(r"[!-~]{1,128}")
+FOREIGN_EXPECTED = "1 to 128 printable characters without spaces"
 
-AnyTable = TypeVar("AnyTable", bound=Table)
+_HOST = r"(?:[A-Za-z0-9_][A-Za-z0-9._-]{0,252}|\[[0-9A-Fa-f:.]{2,45}\])"
+HOST = re.compile(_HOST)
+HOST_EXPECTED = 'names without a scheme, a port or a path, such as "ai.example"'
+ORIGIN = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]{{0,31}}://{_HOST}(?::[0-9]{{1,5}})?")
+ORIGIN_EXPECTED = (
+    "a scheme and a name, with a port if it is not the usual one and no path, such as "
+    '"https://chat.example"'
+)
+
+# These travel with the command that starts the gateway.
+MAX_FOREIGN = 64
+MAX_SITES = 32
+
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_SOURCES = {"path", "repo", "revision"}
 
 
 class Check:
-    """Collects everything that is wrong with one file.
+    """Everything that is wrong with one file.
 
     Args:
         path: the file, for the messages.
@@ -65,218 +93,289 @@ class Check:
         self._lines = lines
         self._values = values
         self._problems: list[tuple[int, str]] = []
-        self._wrong: set[tuple[str, ...]] = set()
+        self._wrong: set[Place] = set()
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong so far, in the order of the file."""
+        """The problems so far, in the order of the file."""
         return [text for _, text in sorted(self._problems, key=lambda problem: problem[0])]
 
-    def integers(self) -> None:
-        """Checks that all integers fit into the 64 bits that TOML promises."""
-        for where in _long_integers(self._values):
-            self._add(where, f"{'.'.join(where)} cannot take an integer of more than 64 bits")
-
     def tables(self) -> FileTable:
-        """The checked tables, without what is wrong."""
-        for key in self._values.keys() - FileTable.model_fields.keys():
-            self._add((key,), f"unknown key {key}{_suggestion((key,))}")
-        supervisor = self._table(SupervisorTable, ("supervisor",))
-        defaults = self._table(ModelTable, ("defaults",))
-        gateway = self._table(GatewayTable, ("gateway",)) if "gateway" in self._values else None
-        clients = self._clients()
-        entries = self._values.get("models", {})
-        if not isinstance(entries, dict):
-            self._add(("models",), f"models takes a table for each model, not {_shown(entries)}")
-        elif not entries:
-            self._add(
-                ("models",), "names no model: add a table [models.NAME] with a path or a repo"
-            )
-        else:
-            self._check_names(list(entries))
-        models: dict[str, ModelTable] = {}
-        for name in entries if isinstance(entries, dict) else ():
-            entry = self._table(ModelTable, ("models", name))
-            if entry is not None:
-                models[name] = entry
-        return FileTable(
-            supervisor=supervisor or SupervisorTable(),
-            gateway=gateway,
-            clients=clients,
-            defaults=defaults or ModelTable(),
-            models=models,
-        )
-
-    def _clients(self) -> dict[str, ClientTable]:
-        """The checked entries of `clients`, without what is wrong in them."""
-        entries = self._values.get("clients", {})
-        if not isinstance(entries, dict):
-            shown = _shown(entries)
-            self._add(("clients",), f"clients takes a table for each client, not {shown}")
-            return {}
-        clients = {}
-        for name in entries:
-            where = ("clients", name)
-            if name != ANYONE and not CLIENT_NAME.fullmatch(name):
-                expected = f'{CLIENT_NAME_EXPECTED}; or "{ANYONE}" for all others'
-                self._add(where, f"clients.{name!r}: a client's name takes {expected}")
-            entry = self._table(ClientTable, where)
-            if entry is not None:
-                clients[name] = entry
-                self._check_classes(name, entry)
-        return clients
-
-    def _check_classes(self, name: str, entry: ClientTable) -> None:
-        where = ("clients", name, "priority")
-        if where in self._wrong or ("clients", name, "max_priority") in self._wrong:
-            return
-        if Priority(entry.priority).is_above(Priority(entry.max_priority)):
-            expected = f"max_priority ({entry.max_priority}) or a lower class"
-            self._add(where, f"{_joined(where)} takes {expected}, not {_shown(entry.priority)}")
-
-    def _table(self, table: type[AnyTable], where: tuple[str, ...]) -> AnyTable | None:
-        """The table at a place in the file, without what is wrong in it; an empty one if it is
-        absent, None if it is no table."""
-        value: Any = self._values
-        for part in where:
-            value = value.get(part, {})
+        """Return the tables without what is wrong in them, the defaults in each model's entry."""
+        for where in _long_integers(self._values):
+            self._wrong.add(where)
+            self._add(where, f"{_joined(where)} cannot take an integer of more than 64 bits")
         try:
-            return table.model_validate(value)
+            FileTable.model_validate(_without(self._values, self._wrong))
         except ValidationError as error:
             for details in error.errors():
-                self._add_details(where, details)
-        if where in self._wrong:
-            return None
-        return table.model_validate(_without(value, self._wrong, where))
+                self._add_details(details)
+        return FileTable.model_validate(_with_defaults(_without(self._values, self._wrong)))
 
-    def effective(self, name: str, entry: ModelTable) -> None:
-        """Checks an entry, after the defaults are applied, for keys that contradict each other.
+    def rules(self, file: FileTable) -> None:
+        """Check the rules between the keys and entries of a file; a wrong value is not judged."""
+        self._add_all(_client_name_problems(self._values.get("clients")))
+        self._add_all(_model_name_problems(self._values.get("models")))
+        for name, client in file.clients.items():
+            if self._is_right(("clients", name), "priority", "max_priority"):
+                self._add_all(_class_problems(name, client))
+        for name, model in file.models.items():
+            self._add_all(self._entry_problems(name, model))
+        self._add_all(_alias_problems(file.models))
+        if file.gateway is not None and self._is_right(("gateway",), "names"):
+            self._add_all(_foreign_problems(file.gateway.names, file.models))
 
-        What depends on a value that is wrong is not judged.
+    def machine(self, file: FileTable, keys: KeyPlace) -> None:
+        """Check that this machine can serve a file.
+
+        Args:
+            file: the tables.
+            keys: where the API keys of the gateway are.
         """
-        where = ("models", name)
-        if self._is_right(name, "path") and self._is_right(name, "repo"):
-            self._check_source(name, entry)
-        if entry.fake and entry.engine == "mlx" and self._is_right(name, "engine"):
-            self._add((*where, "fake"), f'models.{name}.fake needs engine = "fake"')
-        if not _is_plain(entry.fake):
-            self._add((*where, "fake"), f"models.{name}.fake takes texts, numbers and tables")
-        for preset, table in entry.presets.items():
-            if not _is_plain(table.model_dump()["chat_template_kwargs"]):
-                key = f"models.{name}.presets.{preset}.chat_template_kwargs"
-                self._add((*where, "presets", preset), f"{key} takes texts, numbers and tables")
-        restart = entry.restart
-        backoffs = ("backoff_initial_s", "backoff_max_s")
-        is_right = all(self._is_right(name, "restart", key) for key in backoffs)
-        if is_right and restart.backoff_max_s < restart.backoff_initial_s:
-            self._add(
-                (*where, "restart", "backoff_max_s"),
-                f"models.{name}.restart.backoff_max_s takes at least backoff_initial_s"
-                f" ({restart.backoff_initial_s:g}), not {restart.backoff_max_s:g}",
-            )
-
-    def _check_source(self, name: str, entry: ModelTable) -> None:
-        """Checks that an entry says in one way where its model is."""
-        where = ("models", name)
-        is_needed = entry.engine == "mlx" and self._is_right(name, "engine")
-        if entry.path is not None and entry.repo is not None:
-            self._add((*where, "repo"), f"models.{name} takes either path or repo, not both")
-        elif is_needed and entry.path is None and entry.repo is None:
-            self._add(where, f"models.{name} names neither a folder with path, nor a repo")
-        elif entry.repo is None and entry.revision != DEFAULT_REVISION:
-            self._add((*where, "revision"), f"models.{name}.revision needs repo")
-
-    def memory_budget(self, value: int | str) -> None:
-        """Checks that the machine has as much memory as the models may take."""
-        size = size_or_auto(value)
-        where = ("supervisor", "memory_budget")
-        if size == 0:
-            self._add(where, "supervisor.memory_budget takes a size above 0")
-        elif size is not None:
-            most = largest_budget_bytes(size, find_backend())
-            if size > most:
-                self._add(
-                    where,
-                    f"supervisor.memory_budget takes at most what this machine has "
-                    f"({size_text(most)}), not {size_text(size)}",
-                )
-
-    def names(self, entries: Mapping[str, ModelTable], gateway: GatewayTable | None) -> None:
-        """Checks that each name means one model, and that those of other APIs mean one at all."""
-        for where, text in name_problems(entries):
-            self._add(where, f"{_joined(where)} {text}")
-        if gateway is not None and ("gateway", "names") not in self._wrong:
-            for where, text in foreign_problems(gateway.names, entries):
-                self._add(where, f"{_joined(where)} {text}")
-
-    def pins(self, entries: Mapping[str, ModelTable], budget: int | str) -> None:
-        """Checks that the pinned models fit together, as far as the file gives the sizes."""
-        budget_bytes = size_or_auto(budget)
-        sizes = {
-            name: size_or_auto(entry.memory) for name, entry in entries.items() if entry.pinned
-        }
-        pinned = {ModelName(name): size for name, size in sizes.items() if size is not None}
-        problem = pins_problem(pinned, budget_bytes) if budget_bytes else ""
-        if problem:
-            self._add(("models", [*pinned][-1], "pinned"), problem)
-
-    def gateway(self, table: GatewayTable | None, keys: KeyPlace) -> None:
-        """Check that the gateway, if there is one, could run on this machine."""
-        if table is None:
+        budget = file.supervisor.memory_budget
+        if budget is not None:
+            self._add_all(_budget_problems(budget))
+            pinned = {
+                ModelName(name): entry.memory
+                for name, entry in file.models.items()
+                if entry.pinned and entry.memory is not None
+            }
+            if budget > 0 and (problem := pins_problem(pinned, budget)):
+                self._add(("models", [*pinned][-1], "pinned"), problem)
+        if file.gateway is None:
             return
-        sites = [*site_problems(table)]
-        for place, text in sites:
-            self._add(place, f"{_joined(place)} {text}")
-        if not sites and ("gateway", "listen") not in self._wrong:
-            for setting, text in gateway_problems(table.listen, rules_of(table), keys):
-                self._add(("gateway", setting), f"gateway.{setting} {text}")
+        sites = [*_site_problems(file.gateway)]
+        self._add_all(sites)
+        if not sites and self._is_right(("gateway",), "listen"):
+            found = gateway_problems(file.gateway.listen, rules_of(file.gateway), keys)
+            self._add_all((("gateway", key), text) for key, text in found)
 
-    def runtime_dir(self, path: Path) -> None:
-        """Checks that the paths of the sockets in this folder are short enough."""
+    def sockets(self, runtime_dir: Path) -> None:
+        """Check that the paths of the sockets in this folder are short enough."""
         try:
-            check_runtime_dir(path)
+            check_runtime_dir(runtime_dir)
         except ValueError as error:
             where = ("supervisor", "runtime_dir")
-            self._add(where, f"supervisor.runtime_dir takes a shorter folder: {error}")
+            self._add_all([(where, f"takes a shorter folder: {error}")])
 
-    def _check_names(self, names: list[str]) -> None:
-        seen: dict[str, str] = {}
-        for name in names:
-            where = ("models", name)
-            if not MODEL_NAME.fullmatch(name):
-                self._add(where, f"models.{name!r}: a model's name takes {MODEL_NAME_EXPECTED}")
-            elif name.lower() in RESERVED_NAMES:
-                self._add(where, f"models.{name}: the name {name.lower()} is the daemon's own")
-            elif name.lower() in seen:  # names become log files, and some file systems ignore case
-                other = seen[name.lower()]
-                self._add(where, f"models.{name}: differs from models.{other} only in case")
-            seen.setdefault(name.lower(), name)
+    def _entry_problems(self, name: str, entry: ModelTable) -> Iterator[Problem]:
+        where = ("models", name)
 
-    def _is_right(self, name: str, *key: str) -> bool:
-        """Whether neither the model's entry nor the defaults have a wrong value there."""
-        return not any(
-            (*table, *key[:length]) in self._wrong
-            for table in (("models", name), ("defaults",))
-            for length in range(len(key) + 1)
+        def is_right(*keys: str) -> bool:
+            return self._is_right(where, *keys) and self._is_right(("defaults",), *keys)
+
+        if is_right("path", "repo"):
+            needs_one = entry.engine == "mlx" and is_right("engine")
+            if entry.path is not None and entry.repo is not None:
+                yield (*where, "repo"), "cannot be used together with path: leave one of them out"
+            elif needs_one and entry.path is None and entry.repo is None:
+                yield where, "names neither a folder with path, nor a repo"
+            elif entry.repo is None and entry.revision != DEFAULT_REVISION:
+                yield (*where, "revision"), "needs repo"
+        if entry.fake and entry.engine == "mlx" and is_right("engine"):
+            yield (*where, "fake"), 'needs engine = "fake"'
+        if not _is_plain(entry.fake):
+            yield (*where, "fake"), "takes texts, numbers and tables"
+        for preset, table in entry.presets.items():
+            arguments = "chat_template_kwargs"
+            if not _is_plain(getattr(table, arguments)):
+                yield (*where, "presets", preset, arguments), "takes texts, numbers and tables"
+        restart = entry.restart
+        if (
+            restart.backoff_max_s < restart.backoff_initial_s
+            and is_right("restart")
+            and self._is_right((*where, "restart"), "backoff_initial_s", "backoff_max_s")
+            and self._is_right(("defaults", "restart"), "backoff_initial_s", "backoff_max_s")
+        ):
+            yield (
+                (*where, "restart", "backoff_max_s"),
+                f"takes at least backoff_initial_s ({restart.backoff_initial_s:g}),"
+                f" not {restart.backoff_max_s:g}",
+            )
+
+    def _is_right(self, table: Place, *keys: str) -> bool:
+        """True if no mistake was found in these keys of a table, nor in the table itself."""
+        return table not in self._wrong and not any((*table, key) in self._wrong for key in keys)
+
+    def _add(self, where: Place, sentence: str) -> None:
+        line = self._lines.find(where)
+        self._problems.append((line, f"{self._path}:{line}: {sentence}"))
+
+    def _add_all(self, problems: Iterable[Problem]) -> None:
+        for where, phrase in problems:
+            self._add(where, f"{_joined(where)} {phrase}")
+
+    def _add_details(self, details: ErrorDetails) -> None:
+        """Say in our own words what pydantic has found."""
+        value: Any = self._values
+        for part in details["loc"]:  # as the file has it, not as it was converted
+            value = value[part]
+        where = tuple(map(str, details["loc"]))
+        table, rest = _table_around(where)
+        if details["type"] == "extra_forbidden":
+            self._wrong.add(where)
+            self._add(where, f"unknown key {_joined(where)}{_suggestion(table, rest[0])}")
+            return
+        field = table.model_fields[rest[0]]
+        inside = rest[1:]
+        if not inside or _table_in(field) is not None:
+            expected = "a table" if inside else field.description
+            self._wrong.add(where)
+            self._add(where, f"{_joined(where)} takes {expected}, not {_shown(value)}")
+            return
+        key = where[: -len(inside)]
+        outside = "a table" if get_origin(field.annotation) is dict else "an array"
+        self._wrong.add(key)
+        self._add(
+            where, f"{_joined(key)} takes {field.description}, not {outside} with {_shown(value)}"
         )
 
-    def _add(self, where: tuple[str, ...], text: str) -> None:
-        line = self._lines.find(where)
-        self._problems.append((line, f"{self._path}:{line}: {text}"))
 
-    def _add_details(self, table: tuple[str, ...], details: ErrorDetails) -> None:
-        where = table + tuple(str(part) for part in details["loc"] if part != "[key]")
-        self._wrong.add(where)
-        key = _joined(where)
-        if details["type"] == "extra_forbidden":
-            self._add(where, f"unknown key {key}{_suggestion(where)}")
-            return
-        expected = _expected(where)
-        self._add(where, f"{key} takes {expected}, not {_shown(details['input'])}")
+def gateway_problems(listen: str, rules: GatewayRules, keys: KeyPlace) -> Iterator[tuple[str, str]]:
+    """Yield what keeps a gateway from running here: the key of `[gateway]`, and a phrase behind it.
+
+    Keys that were lost keep it from nothing: it runs, refuses every request and says why.
+
+    Args:
+        listen: where it is to listen.
+        rules: what the configuration says about requests.
+        keys: where its keys are.
+    """
+    try:
+        address = Address.parse(listen)
+    except ValueError as error:
+        yield "listen", f"{listen!r} {error}"
+    else:
+        need = find_key_need(address, rules)
+        if need is not None and not have_been_made(keys):
+            setting, why = need
+            missing_key = "there is no key that would keep strangers out"
+            yield setting, f"{why}, and {missing_key}: `{KEYS_HINT}` makes one"
+    if missing := [name for name in EXTRA_MODULES if find_spec(name) is None]:
+        yield "listen", f"needs {', '.join(missing)}: {INSTALL_HINT}"
 
 
-def _without(value: Any, wrong: Set[tuple[str, ...]], where: tuple[str, ...]) -> Any:
-    """The value at a place in the file, without what is wrong in it."""
+def rules_of(table: GatewayTable) -> GatewayRules:
+    """Return what a table says about requests; origins as browsers send them: in small letters,
+    without the usual port."""
+    usual_ports = {"http": ":80", "https": ":443"}
+    origins = []
+    for origin in map(str.lower, table.origins):
+        origins.append(origin.removesuffix(usual_ports.get(origin.partition("://")[0], "")))
+    return GatewayRules(
+        names=tuple(table.names.items()),
+        hosts=tuple(table.hosts),
+        origins=tuple(origins),
+        needs_keys=table.keys == "required",
+    )
+
+
+def _client_name_problems(clients: object) -> Iterator[Problem]:
+    for name in clients if isinstance(clients, dict) else ():
+        if name != ANYONE and not re.fullmatch(CLIENT_NAME, name):
+            expected = f'{CLIENT_NAME_EXPECTED}; or "{ANYONE}" for all others'
+            yield ("clients", name), f"is no name for a client, which takes {expected}"
+
+
+def _class_problems(name: str, client: ClientTable) -> Iterator[Problem]:
+    if Priority(client.priority).is_above(Priority(client.max_priority)):
+        expected = f"max_priority ({client.max_priority}) or a lower class"
+        yield ("clients", name, "priority"), f"takes {expected}, not {_shown(client.priority)}"
+
+
+def _model_name_problems(models: object) -> Iterator[Problem]:
+    if models == {} or models is None:
+        yield ("models",), "has no entry: add a table [models.NAME] with a path or a repo"
+    seen: dict[str, str] = {}
+    for name in models if isinstance(models, dict) else ():
+        where = ("models", name)
+        if not MODEL_NAME.fullmatch(name):
+            yield where, f"is no name for a model, which takes {MODEL_NAME_EXPECTED}"
+        elif name.lower() in RESERVED_NAMES:
+            yield where, f"is no name for a model: a log of the daemon is called {name.lower()}"
+        elif name.lower() in seen:  # names become log files, and some file systems ignore case
+            yield where, f"differs from models.{seen[name.lower()]} only in case"
+        seen.setdefault(name.lower(), name)
+
+
+def _alias_problems(models: Mapping[str, ModelTable]) -> Iterator[Problem]:
+    """Yield what is wrong with the names of aliases and presets."""
+    owners = {name: name for name in models}
+    for name, entry in models.items():
+        where = ("models", name, "aliases")
+        for alias in entry.aliases:
+            if not ALIAS.fullmatch(alias):
+                yield where, f"takes names of {ALIAS_EXPECTED}, not {_shown(alias)}"
+            elif alias in owners:
+                yield where, f"has {alias}, which already means models.{owners[alias]}"
+            owners.setdefault(alias, name)
+        for preset in entry.presets:
+            if not MODEL_NAME.fullmatch(preset):
+                place = ("models", name, "presets", preset)
+                yield place, f"is no name for a preset, which takes {MODEL_NAME_EXPECTED}"
+
+
+def _foreign_problems(
+    names: Mapping[str, str], models: Mapping[str, ModelTable]
+) -> Iterator[Problem]:
+    """Yield what is wrong with the names of other APIs."""
+    known = {one: name for name, entry in models.items() for one in (name, *entry.aliases)}
+    if len(names) > MAX_FOREIGN:
+        yield ("gateway", "names"), f"takes at most {MAX_FOREIGN} names, not {len(names)}"
+    for foreign, model in names.items():
+        where = ("gateway", "names", foreign)
+        base, _, preset = model.rpartition(":")
+        if not FOREIGN.fullmatch(foreign):
+            yield where, f"is no name: it takes {FOREIGN_EXPECTED}"
+        elif foreign in known:
+            yield where, f"has no effect: it is a name of models.{known[foreign]}"
+        elif model not in known and not (base in known and preset in models[known[base]].presets):
+            yield where, f"takes the name of a model, or NAME:PRESET, not {_shown(model)}"
+
+
+def _site_problems(table: GatewayTable) -> Iterator[Problem]:
+    """Yield what is wrong with `hosts` and `origins`."""
+    for key, values, pattern, expected in (
+        ("hosts", table.hosts, HOST, HOST_EXPECTED),
+        ("origins", table.origins, ORIGIN, ORIGIN_EXPECTED),
+    ):
+        if len(values) > MAX_SITES:
+            yield ("gateway", key), f"takes at most {MAX_SITES}, not {len(values)}"
+        for value in values:
+            if not pattern.fullmatch(value):
+                yield ("gateway", key), f"takes {expected}, not {_shown(value)}"
+
+
+def _budget_problems(budget_bytes: int) -> Iterator[Problem]:
+    where = ("supervisor", "memory_budget")
+    if budget_bytes == 0:
+        yield where, "takes a size above 0"
+        return
+    most = largest_budget_bytes(budget_bytes, find_backend())
+    if budget_bytes > most:
+        given = size_text(budget_bytes)
+        yield where, f"takes at most what this machine has ({size_text(most)}), not {given}"
+
+
+def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
+    """Return a file whose entries have the keys that they leave out from `[defaults]`.
+
+    An entry that says where its model is takes no part of that from there.
+    """
+    defaults = values.get("defaults", {})
+    elsewhere = {key: value for key, value in defaults.items() if key not in _SOURCES}
+    models = {}
+    for name, entry in values.get("models", {}).items():
+        taken = elsewhere if {"path", "repo"} & entry.keys() else defaults
+        merged = {**taken, **entry}
+        for inner in ("restart", "sampling"):
+            merged[inner] = {**taken.get(inner, {}), **entry.get(inner, {})}
+        models[name] = merged
+    return {**values, "models": models}
+
+
+def _without(value: Any, wrong: Set[Place], where: Place = ()) -> Any:
+    """Return the value at a place in the file without what is wrong in it."""
     if not isinstance(value, dict):
         return value
     return {
@@ -286,62 +385,48 @@ def _without(value: Any, wrong: Set[tuple[str, ...]], where: tuple[str, ...]) ->
     }
 
 
-def _table_at(where: tuple[str, ...]) -> type[BaseModel]:
-    """The table that holds the key at this place."""
-    match where:
-        case ("supervisor", _):
-            return SupervisorTable
-        case ("gateway", _):
-            return GatewayTable
-        case ("clients", _, _):
-            return ClientTable
-        case ("defaults", _) | ("models", _, _):
-            return ModelTable
-        case ("defaults", "restart", _) | ("models", _, "restart", _):
-            return RestartTable
-        case ("defaults", "sampling", _) | ("models", _, "sampling", _):
-            return SamplingTable
-        case ("defaults", "presets", _, _) | ("models", _, "presets", _, _):
-            return PresetTable
-    return FileTable
+def _table_around(where: Place) -> tuple[type[Table], Place]:
+    """Return the innermost table around a place, and the way from there: one of its keys, and what
+    is inside the value of that key, if the place is."""
+    table: type[Table] = FileTable
+    while (field := table.model_fields.get(where[0])) and (inner := _table_in(field)):
+        way = 2 if get_origin(field.annotation) is dict else 1
+        if len(where) <= way:
+            break
+        table, where = inner, where[way:]
+    return table, where
 
 
-def _expected(where: tuple[str, ...]) -> str:
-    if (len(where) == 2 and where[0] in ("clients", "models")) or where[-2:-1] == ("presets",):
-        return "a table"
-    description = _table_at(where).model_fields[where[-1]].description
-    assert description is not None
-    return description
+def _table_in(field: FieldInfo) -> type[Table] | None:
+    """Return the table that a key takes, or takes one of for each name; None if it takes none."""
+    for kind in (field.annotation, *get_args(field.annotation)):
+        if isinstance(kind, type) and issubclass(kind, Table):
+            return kind
+    return None
 
 
-def _suggestion(where: tuple[str, ...]) -> str:
-    known = list(_table_at(where).model_fields)
-    for table, title in (
-        (SupervisorTable, "[supervisor]"),
-        (GatewayTable, "[gateway]"),
-        (ClientTable, "[clients.NAME]"),
-        (ModelTable, "[models.NAME] or [defaults]"),
-        (RestartTable, "[models.NAME.restart]"),
-        (SamplingTable, "[models.NAME.sampling]"),
-    ):
-        if where[-1] in table.model_fields:
-            return f"; it belongs to {title}"
-    close = difflib.get_close_matches(where[-1], known, n=1, cutoff=0.6)
-    if close:
-        return f"; did you mean {close[0]}?"
-    return f"; known are {', '.join(known)}"
+def _suggestion(table: type[Table], key: str) -> str:
+    """Return what was probably meant by a key that a table does not have."""
+    for heading, other in SECTIONS.items():
+        if key in other.model_fields:
+            also = " or [defaults]" if other is ModelTable else ""
+            return f"; it belongs to {heading}{also}"
+    known = list(table.model_fields)
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
 
 
-def _joined(where: tuple[str, ...]) -> str:
-    """A key as a file writes it."""
-    return ".".join(f'"{part}"' if part == ANYONE else part for part in where)
+def _joined(where: Place) -> str:
+    """Return a key as a file writes it."""
+    return ".".join(part if _BARE_KEY.fullmatch(part) else _quoted(part, 128) for part in where)
 
 
 def _shown(value: object) -> str:
+    """Return a value as a file writes it, tables and arrays by their kind."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return json.dumps(value[:60], ensure_ascii=False)  # TOML has the same escapes
+        return _quoted(value, 60)
     if isinstance(value, dict):
         return "a table"
     if isinstance(value, list):
@@ -349,8 +434,12 @@ def _shown(value: object) -> str:
     return str(value)[:60]
 
 
-def _long_integers(value: object, where: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The places of integers that 64 bits do not hold."""
+def _quoted(text: str, length: int) -> str:
+    return json.dumps(text[:length], ensure_ascii=False)  # TOML has the same escapes
+
+
+def _long_integers(value: object, where: Place = ()) -> Iterator[Place]:
+    """Yield the places of integers that 64 bits do not hold."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _long_integers(inner, (*where, key))
@@ -362,7 +451,7 @@ def _long_integers(value: object, where: tuple[str, ...] = ()) -> Iterator[tuple
 
 
 def _is_plain(value: object) -> bool:
-    """Whether the value fits into JSON, which the launch contract uses: TOML also has dates."""
+    """True if the value fits into JSON, which the launch contract uses: TOML also has dates."""
     if isinstance(value, dict):
         return all(map(_is_plain, value.values()))
     if isinstance(value, list):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mlxsup.store.hub_cache import find_snapshot, is_owned_repository
 
-from .entry_text import MODEL_NAME, source_line, table_key
+from .lines import MODEL_NAME, source_line, table_key
 from .load import DaemonConfig, looked_up, parse_config
 
 WHERE = Path("--model")
@@ -17,7 +17,7 @@ WHERE = Path("--model")
 
 
 def split_model(given: str) -> tuple[str, Path | str]:
-    """The name of a model, and where it is.
+    """Return the name of a model, and where it is.
 
     Args:
         given: a folder, or a repository as OWNER/NAME; NAME= may stand before it.
@@ -35,7 +35,7 @@ def split_model(given: str) -> tuple[str, Path | str]:
 
 
 def _is_repository(text: str) -> bool:
-    """Whether it reads as one and is no folder; below a folder that exists, only one in the cache
+    """True if it reads as one and is no folder; below a folder that exists, only one in the cache
     is."""
     if not is_owned_repository(text) or Path(text).exists():
         return False
@@ -47,7 +47,7 @@ def _is_repository(text: str) -> bool:
 
 
 def config_of_folders(sources: Mapping[str, Path | str]) -> tuple[DaemonConfig, str]:
-    """The configuration that a daemon runs with, and the file that would say the same.
+    """Return the configuration that a daemon runs with, and the file that would say the same.
 
     Args:
         sources: folders and repositories by model name.

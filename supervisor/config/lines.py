@@ -1,10 +1,19 @@
-"""Finds the lines of a TOML file's tables and keys: `tomllib` reads values and forgets lines."""
+"""The lines of a configuration file: where each key stands, and how an entry is written.
+
+`tomllib` reads values and forgets lines.
+"""
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
-Path = tuple[str, ...]
+Place = tuple[str, ...]
+"""The keys that lead to a value."""
+
+MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+MODEL_NAME_EXPECTED = "1 to 64 of the characters A-Z a-z 0-9 . _ -, the first a letter or digit"
 
 _TABLE = re.compile(r"^\s*\[\[?([^\[\]]+)\]\]?\s*(?:#.*)?$")
 _KEY_PART = re.compile(r"""\s*(?:"((?:[^"\\]|\\.)*)"|'([^']*)'|([A-Za-z0-9_-]+))\s*""")
@@ -15,7 +24,7 @@ _DEEPER = {"[": 1, "{": 1, "]": -1, "}": -1}
 
 
 class LineIndex:
-    """The line of each table and key of a file that `tomllib` has accepted.
+    """The lines of the tables and keys of a file that `tomllib` has accepted.
 
     A value that spans lines (an array, a string in triple quotes) is skipped, so that nothing
     inside it is mistaken for a key.
@@ -25,15 +34,15 @@ class LineIndex:
     """
 
     def __init__(self, text: str) -> None:
-        self._lines: dict[Path, int] = {}
-        self._table: Path = ()
+        self._lines: dict[Place, int] = {}
+        self._table: Place = ()
         self._open_quotes = ""
         self._depth = 0
         for number, line in enumerate(text.splitlines(), start=1):
             self._read(line, number)
 
-    def find(self, path: Path) -> int:
-        """The line of the key, or of the nearest table around it; 1 if neither is in the file."""
+    def find(self, path: Place) -> int:
+        """Return the line of the key, or of the nearest table around it; 1 if there is neither."""
         while path:
             if path in self._lines:
                 return self._lines[path]
@@ -63,13 +72,13 @@ class LineIndex:
                 self._note(path + inner, number)
         self._pass_over(value)
 
-    def _note(self, path: Path, number: int) -> None:
+    def _note(self, path: Place, number: int) -> None:
         for length in range(1, len(path)):
             self._lines.setdefault(path[:length], number)
         self._lines[path] = number
 
     def _pass_over(self, text: str) -> None:
-        """Follows quotes, brackets and comments to the end of the line."""
+        """Follow quotes, brackets and comments to the end of the line."""
         position = 0
         while position < len(text):
             if self._open_quotes:
@@ -92,7 +101,7 @@ class LineIndex:
 
 
 def _closing(text: str, position: int, quotes: str) -> int | None:
-    """The position after the closing quotes; None if the text does not have them."""
+    """Return the position after the closing quotes; None if the text does not have them."""
     while position < len(text):
         if text[position] == "\\" and quotes[0] == '"':
             position += 2
@@ -103,8 +112,8 @@ def _closing(text: str, position: int, quotes: str) -> int | None:
     return None
 
 
-def _split_key(text: str) -> tuple[Path, str]:
-    """The parts of a dotted key at the start of the text, and what follows it."""
+def _split_key(text: str) -> tuple[Place, str]:
+    """Return the parts of a dotted key at the start of the text, and what follows it."""
     parts: list[str] = []
     position = 0
     while match := _KEY_PART.match(text, position):
@@ -114,3 +123,24 @@ def _split_key(text: str) -> tuple[Path, str]:
             break
         position += 1
     return tuple(parts), text[position:]
+
+
+def source_line(source: Path | str) -> str:
+    """Return the line of an entry that says where the model is: a folder, or a repository."""
+    if isinstance(source, Path):
+        return f"path = {quoted(str(source))}"
+    return f"repo = {quoted(source)}"
+
+
+def table_key(name: str) -> str:
+    """Return a model's name as the heading of its table takes it."""
+    return name if MODEL_NAME.fullmatch(name) and "." not in name else quoted(name)
+
+
+def quoted(text: str) -> str:
+    """Return a basic string of TOML, in which only ASCII is left unescaped.
+
+    TOML has the escapes of JSON, but none of pairs of surrogates.
+    """
+    signs = (json.dumps(c)[1:-1] if ord(c) < 0x10000 else f"\\U{ord(c):08X}" for c in text)
+    return f'"{"".join(signs)}"'

@@ -1,10 +1,11 @@
-"""Reads the configuration file, checks all of it, and turns it into the parts' settings."""
+"""Reads the configuration file, has it checked, and turns it into the settings of the parts."""
 
 from __future__ import annotations
 
 import os
 import re
 import tomllib
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, cast
@@ -18,16 +19,12 @@ from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.places import MAX_CONFIG_BYTES, LongKeyError, parse_toml
 from mlxsup.protocol.regular_file import read_regular
 from mlxsup.protocol.states import Priority
+from mlxsup.store.hub_cache import find_cache, find_snapshot, repository_folder
 
 from ..core.settings import ClientSettings, CoreSettings, ModelSettings, RestartSettings
-from .check import Check
-from .client_table import ClientTable
-from .file_table import FileTable
-from .gateway_sites import rules_of
+from .check import Check, rules_of
 from .lines import LineIndex
-from .sources import look_up, model_path, own_source
-from .tables import ModelTable
-from .values import count_or_auto, size_or_auto
+from .tables import ClientTable, ModelTable, Table
 
 EXIT_CODE = 78
 
@@ -37,6 +34,25 @@ MAX_MODELS = 1000
 MAX_DEPTH = 100
 """Tables and arrays of a useful configuration are nested less deeply; so whatever reads them later
 may descend into them."""
+
+_FIXED_KEYS = {
+    "runtime_dir": "runtime_dir",
+    "log_dir": "log_dir",
+    "log_level": "log_level",
+    "log_format": "log_format",
+    "prevent_sleep": "prevent_sleep",
+    "gateway": "gateway",
+    "gateway_rules": "gateway",
+}
+"""Attributes of a configuration, and the key or table of the file that has them."""
+
+_SIZES = {
+    "memory_limit_bytes": "memory",
+    "cache_limit_bytes": "cache_limit",
+    "wired_limit_bytes": "wired",
+    "prefix_cache_bytes": "prefix_cache",
+}
+"""The settings whose keys have shorter names; every other key has the same name."""
 
 _SYNTAX_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 
@@ -137,8 +153,39 @@ def read_config(path: Path, *, has_sockets: bool = False) -> DaemonConfig:
 
 
 def looked_up(config: DaemonConfig) -> DaemonConfig:
-    """Return a configuration with the folders that the cache has for its repositories."""
-    return replace(config, models=tuple(map(look_up, config.models)))
+    """Return a configuration with the folders that the cache has for its repositories.
+
+    For commands: a daemon has the cache read in another process.
+    """
+    return replace(config, models=tuple(map(_looked_up, config.models)))
+
+
+def _looked_up(model: ModelSettings) -> ModelSettings:
+    if not model.repo:
+        return model
+    with suppress(OSError):
+        snapshot = find_snapshot(model.repo, model.revision)
+        if snapshot is not None:
+            return located(model, str(snapshot.path), is_lacking=not snapshot.is_complete)
+    return model
+
+
+def located(model: ModelSettings, path: str, *, is_lacking: bool) -> ModelSettings:
+    """Return the entry of a repository with what the cache has of it.
+
+    Args:
+        model: its entry.
+        path: the folder of the snapshot, or where the cache would have the repository.
+        is_lacking: whether files of the repository have to be downloaded before a load.
+    """
+    download = Repository(model.repo, model.revision) if is_lacking else None
+    return replace(model, launch=replace(model.launch, path=path), download=download)
+
+
+def changed_for_later(old: DaemonConfig, new: DaemonConfig) -> tuple[str, ...]:
+    """Return the keys of `[supervisor]` and the tables that a reload leaves for the next start."""
+    changed = (name for name in _FIXED_KEYS if getattr(old, name) != getattr(new, name))
+    return tuple(dict.fromkeys(_FIXED_KEYS[name] for name in changed))
 
 
 def read_text(path: Path) -> ConfigText:
@@ -179,46 +226,34 @@ def parse_config(
             [f"{path}: has {len(models)} models: a daemon takes {MAX_MODELS}, so leave some out"]
         )
     check = Check(path=path, lines=LineIndex(text), values=values)
-    check.integers()
-    _raise_if_wrong(check)
-    table = check.tables()
-    effective = {name: _with_defaults(table, entry) for name, entry in table.models.items()}
-    for name, entry in effective.items():
-        check.effective(name, entry)
-    check.memory_budget(table.supervisor.memory_budget)
-    check.names(effective, table.gateway)
-    check.pins(effective, table.supervisor.memory_budget)
-    runtime_dir = absolute(table.supervisor.runtime_dir, folder)
+    file = check.tables()
+    supervisor = file.supervisor
+    runtime_dir = absolute(supervisor.runtime_dir, folder)
+    log_dir = absolute(supervisor.log_dir, folder)
+    if "log_dir" not in supervisor.model_fields_set:
+        log_dir = default_log_dir(runtime_dir)
     keys = KeyPlace.beside(config_path, runtime_dir)
-    check.gateway(table.gateway, keys)
+    check.rules(file)
+    check.machine(file, keys)
     if has_sockets:
-        check.runtime_dir(runtime_dir)
-    _raise_if_wrong(check)
+        check.sockets(runtime_dir)
+    if check.problems:
+        raise ConfigError(check.problems)
+    clients = {name: _client_settings(entry) for name, entry in file.clients.items()}
     return DaemonConfig(
         config_path=config_path,
         runtime_dir=runtime_dir,
         keys=keys,
-        log_dir=_log_dir(table, runtime_dir, folder),
-        log_level=table.supervisor.log_level,
-        log_format=table.supervisor.log_format,
-        prevent_sleep=table.supervisor.prevent_sleep,
-        memory_budget=size_or_auto(table.supervisor.memory_budget),
-        core=_core_settings(table),
-        models=tuple(_model_settings(name, entry, folder) for name, entry in effective.items()),
-        gateway=Address.parse(table.gateway.listen) if table.gateway is not None else None,
-        gateway_rules=GatewayRules() if table.gateway is None else rules_of(table.gateway),
+        log_dir=log_dir,
+        log_level=supervisor.log_level,
+        log_format=supervisor.log_format,
+        prevent_sleep=supervisor.prevent_sleep,
+        memory_budget=supervisor.memory_budget,
+        core=CoreSettings(**_shared(CoreSettings, supervisor), clients=clients),
+        models=tuple(_model_settings(name, entry, folder) for name, entry in file.models.items()),
+        gateway=Address.parse(file.gateway.listen) if file.gateway is not None else None,
+        gateway_rules=GatewayRules() if file.gateway is None else rules_of(file.gateway),
     )
-
-
-def _log_dir(file: FileTable, runtime_dir: Path, folder: Path) -> Path:
-    if "log_dir" in file.supervisor.model_fields_set:
-        return absolute(file.supervisor.log_dir, folder)
-    return default_log_dir(runtime_dir)
-
-
-def _raise_if_wrong(check: Check) -> None:
-    if check.problems:
-        raise ConfigError(check.problems)
 
 
 def _parse_toml(text: str, path: Path) -> dict[str, Any]:
@@ -244,7 +279,7 @@ def _parse_toml(text: str, path: Path) -> dict[str, Any]:
 
 
 def _is_deeper_than(depth: int, values: dict[str, Any]) -> bool:
-    """Whether tables and arrays are nested more than that deeply in one another."""
+    """True if tables and arrays are nested more than that deeply in one another."""
     level: list[object] = [values]
     for _ in range(depth):
         below: list[object] = []
@@ -254,83 +289,46 @@ def _is_deeper_than(depth: int, values: dict[str, Any]) -> bool:
     return bool(level)
 
 
-def _with_defaults(file: FileTable, entry: ModelTable) -> ModelTable:
-    """The entry, with the keys it leaves out taken from `[defaults]`."""
-    restart = file.defaults.restart.model_copy(update=entry.restart.model_dump(exclude_unset=True))
-    sampling = file.defaults.sampling.model_copy(
-        update=entry.sampling.model_dump(exclude_unset=True)
-    )
-    given = {name: getattr(entry, name) for name in entry.model_fields_set}
-    defaults = file.defaults.model_copy(update=own_source(entry))
-    return defaults.model_copy(update={**given, "restart": restart, "sampling": sampling})
-
-
-def _core_settings(file: FileTable) -> CoreSettings:
-    table = file.supervisor
-    return CoreSettings(
-        max_queue=table.max_queue,
-        max_queue_per_client=table.max_queue_per_client,
-        max_queue_bytes=table.max_queue_bytes,
-        drain_timeout_s=table.drain_timeout_s,
-        queue_timeout_s=table.queue_timeout_s,
-        first_token_timeout_s=table.first_token_timeout_s,
-        aging_s=table.aging_s,
-        min_run_s=table.min_run_s,
-        max_parallel_prefills=count_or_auto(table.max_parallel_prefills),
-        parallel_loads=table.parallel_loads,
-        spare_workers=table.spare_workers,
-        min_residency_s=table.min_residency_s,
-        swap=table.swap,
-        swap_after_s=table.swap_after_s,
-        clients={name: _client_settings(entry) for name, entry in file.clients.items()},
-    )
+def _shared(settings: type, table: Table) -> dict[str, Any]:
+    """Return the values of the keys that the settings have under the same name."""
+    return {
+        setting.name: getattr(table, setting.name)
+        for setting in fields(settings)
+        if setting.name in type(table).model_fields
+    }
 
 
 def _client_settings(entry: ClientTable) -> ClientSettings:
-    return ClientSettings(
-        weight=entry.weight,
-        priority=Priority(entry.priority),
-        max_priority=Priority(entry.max_priority),
-        max_queue=entry.max_queue,
-        max_running=entry.max_running,
-    )
-
-
-SIZES = {
-    "memory_limit_bytes": "memory",
-    "cache_limit_bytes": "cache_limit",
-    "wired_limit_bytes": "wired",
-    "prefix_cache_bytes": "prefix_cache",
-}
-"""The keys of sizes, which have shorter names in the file; every other key has the same name."""
-
-
-def _launch_settings(entry: ModelTable, folder: Path) -> LaunchSettings:
-    values: dict[str, Any] = {}
-    for setting in fields(LaunchSettings):
-        value = getattr(entry, SIZES.get(setting.name, setting.name))
-        values[setting.name] = size_or_auto(value) if setting.name in SIZES else value
-    path = absolute(entry.path, folder) if entry.path is not None else None
-    values["path"] = model_path(path, entry.repo)
-    values["sampling"] = entry.sampling.model_dump()
-    return LaunchSettings(**values)
+    classes = {
+        "priority": Priority(entry.priority),
+        "max_priority": Priority(entry.max_priority),
+    }
+    return ClientSettings(**{**_shared(ClientSettings, entry), **classes})
 
 
 def _model_settings(name: str, entry: ModelTable, folder: Path) -> ModelSettings:
-    return ModelSettings(
-        name=ModelName(name),
-        launch=_launch_settings(entry, folder),
-        repo=entry.repo or "",
-        revision=entry.revision if entry.repo else "",
-        download=Repository(entry.repo, entry.revision) if entry.repo else None,
-        aliases=tuple(entry.aliases),
-        presets={
-            preset: table.model_dump(exclude_unset=True, exclude_none=True)
+    settings = {
+        **_shared(ModelSettings, entry),
+        "name": ModelName(name),
+        "launch": _launch_settings(entry, folder),
+        "repo": entry.repo or "",
+        "revision": entry.revision if entry.repo else "",
+        "download": Repository(entry.repo, entry.revision) if entry.repo else None,
+        "aliases": tuple(entry.aliases),
+        "presets": {
+            preset: {key: value for key, value in table if key in table.model_fields_set}
             for preset, table in entry.presets.items()
         },
-        preload=entry.preload,
-        pinned=entry.pinned,
-        idle_unload_s=entry.idle_unload_s,
-        load_stall_timeout_s=entry.load_stall_timeout_s,
-        restart=RestartSettings(**entry.restart.model_dump()),
-    )
+        "restart": RestartSettings(**dict(entry.restart)),
+    }
+    return ModelSettings(**settings)
+
+
+def _launch_settings(entry: ModelTable, folder: Path) -> LaunchSettings:
+    path = str(absolute(entry.path, folder)) if entry.path is not None else ""
+    if entry.repo is not None:
+        # Where the cache would have it, so that the error of a load names the place.
+        path = str(repository_folder(entry.repo, find_cache()))
+    sizes = {setting: getattr(entry, key) for setting, key in _SIZES.items()}
+    shared = _shared(LaunchSettings, entry)
+    return LaunchSettings(**{**shared, **sizes, "path": path, "sampling": dict(entry.sampling)})

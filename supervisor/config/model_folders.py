@@ -36,7 +36,7 @@ def model_problems(config: DaemonConfig) -> dict[ModelName, FolderProblem]:
 
 
 def check_model_folders(config: DaemonConfig, path: Path) -> None:
-    """Checks the folders of all models.
+    """Check the folders of all models.
 
     Args:
         config: what the file says.
@@ -60,7 +60,7 @@ def check_model_folders(config: DaemonConfig, path: Path) -> None:
 
 
 def sentence(problem: FolderProblem) -> str:
-    """The problem and what to do, in one line."""
+    """Return the problem and what to do, in one line."""
     return f"{problem.text}; {problem.hint}" if problem.hint else problem.text
 
 

@@ -1,387 +1,499 @@
 """The tables of the configuration file: their keys, what each takes, and the defaults.
 
-The defaults come from `core/settings.py` if the core knows the key. A field's description is what
-an error says was expected; its title says what the key does, for editors.
+A default comes from the settings that the key becomes, so that no number is written twice. The
+description of a field is what an error says was expected. Its title says what the key does;
+`tools/reference.py` prints titles for people, and for editors as the schema of the file.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from mlxsup.protocol.folders import DEFAULT_LOG_DIR, DEFAULT_RUNTIME_DIR
+from mlxsup.protocol.gateway import ADDRESS_EXPECTED, DEFAULT_LISTEN
+from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
-from mlxsup.store.hub_cache import DEFAULT_REVISION, REPOSITORY_EXPECTED, REVISION_EXPECTED
+from mlxsup.protocol.parameters import NUMBERS, SAMPLING, NumberParameter
+from mlxsup.store.hub_cache import DEFAULT_REVISION, REPOSITORY_EXPECTED
 
-from ..core.settings import CoreSettings, ModelSettings, RestartSettings
-from .fields import default_of, documented, duration, integer
-from .kinds import (
+from ..core.settings import (
+    ANYONE,
+    ClientSettings,
+    CoreSettings,
+    ModelSettings,
+    RestartSettings,
+)
+from .lines import MODEL_NAME
+from .values import (
+    Class,
+    Count,
+    CountFromOne,
     CountOrAuto,
     Duration,
+    DurationAboveZero,
+    Flag,
     Folder,
-    LogFormat,
-    LogLevel,
-    Names,
-    PreventSleep,
     Repository,
     Revision,
-    Size,
+    SizeAboveZero,
     SizeAutoOrOff,
     SizeOrAuto,
-    Table,
-)
-from .preset_table import PresetTable
-from .sampling_table import SamplingTable
-from .values import (
-    AUTO,
-    COUNT_OR_AUTO_EXPECTED,
-    NAMES_EXPECTED,
-    OFF,
-    SIZE_EXPECTED,
 )
 
 MAX_CONCURRENCY = 1024
 MAX_SPARE_WORKERS = 16
+MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000
+CLIENT_NAME = r"[A-Za-z0-9][A-Za-z0-9._@:/+-]{0,63}"
+
+_CORE, _CLIENT, _RESTART = CoreSettings(), ClientSettings(), RestartSettings()
+_LAUNCH = LaunchSettings()
+_MODEL = ModelSettings(name=ModelName(""), launch=_LAUNCH)
+
+
+def key(default: Any, does: str, more: str = "", *, unit: str = "", **others: Any) -> Any:
+    """Declare a key.
+
+    Args:
+        default: its value if a file leaves it out, as a file would write it.
+        does: says what the key does, in a phrase that fits behind it in the example file.
+        more: is added in the reference.
+        unit: of its values, if neither its name nor its type says so.
+        others: further arguments of pydantic's `Field`.
+    """
+    return Field(default, title=does, json_schema_extra={"more": more, "unit": unit}, **others)
+
+
+def table(does: str, takes: str = "a table", **schema: Any) -> Any:
+    """Declare a key that takes a table, which is empty if a file leaves it out."""
+    return Field(default_factory=dict, title=does, description=takes, json_schema_extra=schema)
+
+
+def _for_editors(schema: dict[str, Any], shown: type[BaseModel]) -> None:
+    """Say in a table's schema what each key does and takes; TOML has no null."""
+    schema.pop("title", None)
+    for name, field in shown.model_fields.items():
+        entry = schema["properties"][name]
+        if entry.get("default", "") is None:
+            del entry["default"]
+            for choice in entry.pop("anyOf"):
+                entry |= choice if choice != {"type": "null"} else {}
+        for ours in ("title", "more", "unit"):
+            entry.pop(ours, None)
+        does = field.title or name
+        entry["description"] = f"{does[:1].upper()}{does[1:]}. Takes {field.description}."
+
+
+class Table(BaseModel):
+    """A table of the file: it takes no unknown keys, and converts nothing silently."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        validate_default=True,
+        defer_build=True,
+        json_schema_extra=_for_editors,
+    )
 
 
 class SupervisorTable(Table):
     """`[supervisor]`."""
 
-    runtime_dir: Folder = Field(
+    runtime_dir: Folder = key(
         DEFAULT_RUNTIME_DIR,
-        title="created with mode 0700; holds the sockets and the lock",
-        description="a folder",
-        json_schema_extra=documented("; refused with any other mode"),
+        "created with mode 0700; holds the sockets and the lock",
+        "; refused with any other mode",
     )
-    log_dir: Folder = Field(
+    log_dir: Folder = key(
         DEFAULT_LOG_DIR,
-        title="one log for each model, and the daemon's own",
-        description="a folder",
-        json_schema_extra=documented(
-            "; used by one daemon only. Without this key: `logs` in `runtime_dir`, if"
-            " `runtime_dir` is not the default"
-        ),
+        "one log for each model, and the daemon's own",
+        "; used by one daemon only. Without this key: `logs` in `runtime_dir`, if `runtime_dir` is"
+        " not the default",
     )
-    memory_budget: SizeOrAuto = Field(
-        AUTO,
-        title="what `mlxsup plan` fits all models into",
-        description=f'"auto", or {SIZE_EXPECTED}',
-        json_schema_extra=documented(
-            '; not more than the machine has. `"auto"`: see [memory](#what-fits-into-memory)'
-        ),
+    memory_budget: SizeOrAuto = key(
+        "auto",
+        "what `mlxsup plan` fits all models into",
+        '; not more than the machine has. `"auto"`: see [memory](#what-fits-into-memory)',
     )
-    max_queue: int = integer(
-        CoreSettings,
-        "max_queue",
+    max_queue: CountFromOne = key(
+        _CORE.max_queue,
         "waiting requests, over all models",
-        1,
+        "; beyond that they are answered `overloaded`. When the queue is full, each model may still"
+        " have its equal share of it waiting",
         unit="requests",
-        more="; beyond that they are answered `overloaded`. When the queue is full, each model may"
-        " still have its equal share of it waiting",
     )
-    max_queue_per_client: int = integer(
-        CoreSettings,
-        "max_queue_per_client",
+    max_queue_per_client: CountFromOne = key(
+        _CORE.max_queue_per_client,
         "waiting requests of one client",
-        1,
+        ", unless its own entry says otherwise; beyond that they are answered `overloaded`",
         unit="requests",
-        more=", unless its own entry says otherwise; beyond that they are answered `overloaded`",
     )
-    max_queue_bytes: Size = Field(
-        default_of(CoreSettings, "max_queue_bytes"),
-        ge=1,
-        title="the bodies of all open requests together",
-        description=SIZE_EXPECTED,
-        json_schema_extra=documented("; beyond it, requests are answered `overloaded`"),
+    max_queue_bytes: SizeAboveZero = key(
+        _CORE.max_queue_bytes,
+        "the bodies of all open requests together",
+        "; beyond it, requests are answered `overloaded`",
     )
-    log_level: LogLevel = Field(
+    log_level: Literal["debug", "info", "warning", "error"] = key(
         "info",
-        title="the lowest level that is logged",
+        "the lowest level that is logged",
+        ": `debug`, `info`, `warning` or `error`; applies to workers, too. `mlxsup log-level`"
+        " changes it at once",
         description='"debug", "info", "warning" or "error"',
-        json_schema_extra=documented(
-            ": `debug`, `info`, `warning` or `error`; applies to workers, too. `mlxsup log-level`"
-            " changes it at once"
-        ),
     )
-    log_format: LogFormat = Field(
+    log_format: Literal["text", "json"] = key(
         "text",
-        title='how mlxsup.log is written; "json": an object on each line',
+        'how mlxsup.log is written; "json": an object on each line',
+        "; what workers print stays as it is",
         description='"text" or "json"',
-        json_schema_extra=documented("; what workers print stays as it is"),
     )
-    prevent_sleep: PreventSleep = Field(
+    prevent_sleep: Literal["off", "busy"] = key(
         "off",
-        title='"busy": a Mac stays awake while something runs or loads',
+        '"busy": a Mac stays awake while something runs or loads',
+        ": requests that nobody has paused, loads and downloads. It sleeps again after its own idle"
+        " time. Elsewhere it has no effect, and a line of `mlxsup.log` says so",
+        unit="word",
         description='"off" or "busy"',
-        json_schema_extra=documented(
-            ": requests that nobody has paused, loads and downloads. It sleeps again after its own"
-            " idle time. Elsewhere it has no effect, and a line of `mlxsup.log` says so",
-            "word",
-        ),
     )
-    drain_timeout_s: Duration = duration(
-        CoreSettings,
-        "drain_timeout_s",
+    drain_timeout_s: Duration = key(
+        _CORE.drain_timeout_s,
         "how long an unload, a restart or `stop` waits for running requests",
     )
-    queue_timeout_s: Duration = duration(
-        CoreSettings,
-        "queue_timeout_s",
+    queue_timeout_s: Duration = key(
+        _CORE.queue_timeout_s,
         "how long a request may wait; requests can override it",
-        more="; 0: no limit. An interrupted answer counts as started",
+        "; 0: no limit. An interrupted answer counts as started",
     )
-    first_token_timeout_s: Duration = duration(
-        CoreSettings,
-        "first_token_timeout_s",
+    first_token_timeout_s: Duration = key(
+        _CORE.first_token_timeout_s,
         "time limit for the first token; 0: none; requests can override it",
     )
-    aging_s: Duration = duration(
-        CoreSettings,
-        "aging_s",
+    aging_s: Duration = key(
+        _CORE.aging_s,
         "a request moves up one class each time it has waited this long",
-        more="; 0: never",
+        "; 0: never",
     )
-    min_run_s: Duration = duration(
-        CoreSettings,
-        "min_run_s",
+    min_run_s: Duration = key(
+        _CORE.min_run_s,
         "a batch answer runs this long before it may lose its row",
-        more=" to an interactive request, from its first new token on",
+        " to an interactive request, from its first new token on",
     )
-    max_parallel_prefills: CountOrAuto = Field(
-        AUTO,
-        title="models on one backend that read long prompts at the same time",
-        description=COUNT_OR_AUTO_EXPECTED,
-        json_schema_extra=documented(
-            "; more of them take turns, chunk by chunk."
-            ' `"auto"`: one on a GPU, any number on a CPU',
-            "models",
-        ),
-    )
-    parallel_loads: int = integer(
-        CoreSettings,
-        "parallel_loads",
-        "models that load at the same time",
-        1,
+    max_parallel_prefills: CountOrAuto = key(
+        "auto",
+        "models on one backend that read long prompts at the same time",
+        '; more of them take turns, chunk by chunk. `"auto"`: one on a GPU, any number on a CPU',
         unit="models",
-        more=", each with its memory reserved before. A restart after a crash only waits for other"
-        " such restarts, of which there may be as many again",
     )
-    spare_workers: int = integer(
-        CoreSettings,
-        "spare_workers",
+    parallel_loads: CountFromOne = key(
+        _CORE.parallel_loads,
+        "models that load at the same time",
+        ", each with its memory reserved before. A restart after a crash only waits for other such"
+        " restarts, of which there may be as many again",
+        unit="models",
+    )
+    spare_workers: int = key(
+        _CORE.spare_workers,
         "processes that have imported MLX and wait for a load",
-        0,
-        MAX_SPARE_WORKERS,
+        f", up to {MAX_SPARE_WORKERS}. A load or restart takes one over and so skips the imports;"
+        " see [spare workers](#spare-workers)",
         unit="processes",
-        more=f", up to {MAX_SPARE_WORKERS}. A load or restart takes one over and so skips the"
-        " imports; see [spare workers](#spare-workers)",
+        ge=0,
+        le=MAX_SPARE_WORKERS,
+        description=f"an integer from 0 to {MAX_SPARE_WORKERS}",
     )
-    min_residency_s: Duration = duration(
-        CoreSettings,
-        "min_residency_s",
+    min_residency_s: Duration = key(
+        _CORE.min_residency_s,
         "how long a model that has loaded stays, unless it is idle",
-        more="; three times as long as its load took if that is longer. One that has been idle for"
-        " as long as its load took may be evicted before",
+        "; three times as long as its load took if that is longer. One that has been idle for as"
+        " long as its load took may be evicted before",
     )
-    swap: bool = Field(
-        default_of(CoreSettings, "swap"),
-        title="models that do not fit together take turns; false: refuse instead",
-        description="true or false",
-        json_schema_extra=documented(
-            ". A busy model whose turn is over makes room; its requests wait, and continue where"
-            " they stood"
-        ),
+    swap: Flag = key(
+        _CORE.swap,
+        "models that do not fit together take turns; false: refuse instead",
+        ". A busy model whose turn is over makes room; its requests wait, and continue where they"
+        " stood",
     )
-    swap_after_s: Duration = duration(
-        CoreSettings,
-        "swap_after_s",
+    swap_after_s: Duration = key(
+        _CORE.swap_after_s,
         "how long a model waits for memory before a busy one makes room",
-        more=", or, with `swap` off, before what waits for it is refused",
+        ", or, with `swap` off, before what waits for it is refused",
+    )
+
+
+class GatewayTable(Table):
+    """`[gateway]`."""
+
+    listen: str = key(
+        DEFAULT_LISTEN,
+        "where the HTTP gateway listens",
+        "; port 0: any that is free. An address that other machines reach needs"
+        " [keys](http-api.md#keys)",
+        unit="address",
+        description=ADDRESS_EXPECTED,
+    )
+    names: dict[str, str] = key(
+        {},
+        "names that programs use, and the models they mean",
+        '; `*` stands for anything: `"claude-*" = "qwen"`. The first that fits counts, after the'
+        " models' own names, aliases and presets",
+        description="a table of names, each with the name of a model",
+    )
+    hosts: list[str] = key(
+        [],
+        "further names in the `host` header, as a proxy passes them on",
+        ': `hosts = ["ai.example"]`; see [behind a proxy](http-api.md#behind-a-proxy). Those that'
+        " are not of this machine need [keys](http-api.md#keys)",
+        unit="names",
+        description="an array of names, without schemes, ports and paths",
+    )
+    origins: list[str] = key(
+        [],
+        "pages of other sites that may ask (CORS)",
+        ': `origins = ["https://chat.example"]`; those that are not of this machine need'
+        " [keys](http-api.md#pages-of-other-sites)",
+        unit="origins",
+        description="an array of schemes and names, without paths",
+    )
+    keys: Literal["auto", "required"] = key(
+        "auto",
+        "whether each request needs an API key",
+        ". `auto`: from the first key on, and where other machines reach the gateway; `required`:"
+        " always; see [keys](http-api.md#keys)",
+        unit="word",
+        description='"auto" or "required"',
+    )
+
+
+class ClientTable(Table):
+    """`[clients.NAME]`."""
+
+    weight: float = key(
+        _CLIENT.weight,
+        "its share of each model, next to other clients that wait for it",
+        f"; with 2 it gets twice the engine's time; from {MIN_WEIGHT} to {MAX_WEIGHT:,}",
+        unit="factor",
+        ge=MIN_WEIGHT,
+        le=MAX_WEIGHT,
+        description=f"a number from {MIN_WEIGHT} to {MAX_WEIGHT:,}",
+    )
+    priority: Class = key(_CLIENT.priority.value, "the class of its requests that name none")
+    max_priority: Class = key(
+        _CLIENT.max_priority.value,
+        "the highest class that its requests may name",
+        "; others are refused. Below `normal`, set `priority` too",
+    )
+    max_queue: Count = key(
+        _CLIENT.max_queue,
+        "its waiting requests; 0: max_queue_per_client",
+        "; beyond that they are answered `overloaded`",
+        unit="requests",
+    )
+    max_running: Count = key(
+        _CLIENT.max_running,
+        "its requests that run at once, over all models; 0: no limit",
+        "; more of them wait, and those of others start before them",
+        unit="requests",
     )
 
 
 class RestartTable(Table):
     """`[models.NAME.restart]`."""
 
-    max_restarts: int = integer(
-        RestartSettings,
-        "max_restarts",
+    max_restarts: Count = key(
+        _RESTART.max_restarts,
         "restarts within window_s; one more crash makes the model FAILED",
-        0,
         unit="restarts",
     )
-    window_s: Duration = duration(
-        RestartSettings, "window_s", "the time in which restarts are counted", is_zero_allowed=False
+    window_s: DurationAboveZero = key(_RESTART.window_s, "the time in which restarts are counted")
+    stable_s: Duration = key(_RESTART.stable_s, "once READY for this long, the delay is reset")
+    backoff_initial_s: Duration = key(
+        _RESTART.backoff_initial_s, "the delay after the first, immediate restart"
     )
-    stable_s: Duration = duration(
-        RestartSettings, "stable_s", "once READY for this long, the delay is reset"
+    backoff_max_s: Duration = key(_RESTART.backoff_max_s, "the delay doubles up to this")
+
+
+def _number(number: NumberParameter, default: float | None, does: str, unit: str) -> Any:
+    """Declare a parameter of requests, with the range it has there."""
+    kind = int if number.is_integer else float
+    limits: dict[str, Any] = {"gt" if number.is_low_open else "ge": number.low, "le": number.high}
+    declared = key(default, does, unit=unit, description=number.expected, **limits)
+    return kind if default is not None else kind | None, declared
+
+
+if TYPE_CHECKING:  # a checker of types does not see what `create_model` makes
+    SamplingTable = Table
+    PresetTable = Table
+else:
+    SamplingTable = create_model(
+        "SamplingTable",
+        __base__=Table,
+        __doc__="`[models.NAME.sampling]`: the parameters of requests that leave them out.",
+        **{name: _number(n, n.default, n.says, n.unit) for name, n in SAMPLING.items()},
     )
-    backoff_initial_s: Duration = duration(
-        RestartSettings, "backoff_initial_s", "the delay after the first, immediate restart"
-    )
-    backoff_max_s: Duration = duration(
-        RestartSettings, "backoff_max_s", "the delay doubles up to this"
+    PresetTable = create_model(
+        "PresetTable",
+        __base__=Table,
+        __doc__="`[models.NAME.presets.NAME]`: the parameters of requests that leave them out.",
+        **{name: _number(n, None, n.says, n.unit or "tokens") for name, n in SAMPLING.items()},
+        max_tokens=_number(
+            NUMBERS["max_tokens"], None, "how many tokens to generate at most", "tokens"
+        ),
+        chat_template_kwargs=(
+            dict[str, Any],
+            table(
+                "further arguments for the chat template, such as enable_thinking",
+                "a table of texts, numbers, truth values and tables",
+            ),
+        ),
     )
 
 
 class ModelTable(Table):
     """`[models.NAME]`, and `[defaults]`."""
 
-    path: Folder | None = Field(
+    path: Folder | None = key(
         None,
-        title="a model folder in mlx-lm's format",
+        "a model folder in mlx-lm's format",
+        "; this or `repo` is required",
         description="a folder",
-        json_schema_extra=documented("; this or `repo` is required"),
     )
-    repo: Repository | None = Field(
+    repo: Repository | None = key(
         None,
-        title="instead of path: in the Hugging Face cache",
+        "instead of path: in the Hugging Face cache",
+        ", the repository `OWNER/NAME`. Its files are used where they are, and those that are"
+        " missing are [downloaded](#downloads) when it is loaded; the cache is where"
+        " `HF_HUB_CACHE`, `HF_HOME` or `XDG_CACHE_HOME` says, or `~/.cache/huggingface/hub`",
+        unit="name",
         description=REPOSITORY_EXPECTED,
-        json_schema_extra=documented(
-            ", the repository `OWNER/NAME`. Its files are used where they are, and those that are"
-            " missing are [downloaded](#downloads) when it is loaded; the cache is where"
-            " `HF_HUB_CACHE`, `HF_HOME` or `XDG_CACHE_HOME` says, or `~/.cache/huggingface/hub`",
-            "name",
-        ),
     )
-    revision: Revision = Field(
+    revision: Revision = key(
         DEFAULT_REVISION,
-        title="with repo: its branch, tag or commit",
-        description=REVISION_EXPECTED,
-        json_schema_extra=documented(
-            "; which commit a branch means is looked up at the start and at a reload", "name"
-        ),
+        "with repo: its branch, tag or commit",
+        "; which commit a branch means is looked up at the start and at a reload",
+        unit="name",
     )
-    aliases: Names = Field(
+    aliases: list[str] = key(
         [],
-        title="other names for it, in requests and commands",
-        description=NAMES_EXPECTED,
-        json_schema_extra=documented("; the status shows it under its name", "names"),
+        "other names for it, in requests and commands",
+        "; the status shows it under its name",
+        unit="names",
+        description="an array of names",
     )
-    preload: bool = Field(
-        default_of(ModelSettings, "preload"),
-        title="load at startup; otherwise on the first request",
-        description="true or false",
-        json_schema_extra=documented(
-            ". At startup nothing is evicted: what does not fit into `memory_budget` stays PENDING"
-        ),
+    preload: Flag = key(
+        _MODEL.preload,
+        "load at startup; otherwise on the first request",
+        ". At startup nothing is evicted: what does not fit into `memory_budget` stays PENDING",
     )
-    pinned: bool = Field(
-        default_of(ModelSettings, "pinned"),
-        title="never evicted; its memory is reserved even while it is not loaded",
-        description="true or false",
+    pinned: Flag = key(
+        _MODEL.pinned, "never evicted; its memory is reserved even while it is not loaded"
     )
-    max_concurrency: int = integer(
-        LaunchSettings,
-        "max_concurrency",
+    max_concurrency: int = key(
+        _LAUNCH.max_concurrency,
         "requests that run at the same time, as rows of one batch",
-        1,
-        MAX_CONCURRENCY,
+        f"; up to {MAX_CONCURRENCY}",
         unit="requests",
-        more=f"; up to {MAX_CONCURRENCY}",
+        ge=1,
+        le=MAX_CONCURRENCY,
+        description=f"an integer from 1 to {MAX_CONCURRENCY}",
     )
-    idle_unload_s: Duration = duration(
-        ModelSettings, "idle_unload_s", "unload after this long without a request; 0: never"
+    idle_unload_s: Duration = key(
+        _MODEL.idle_unload_s, "unload after this long without a request; 0: never"
     )
-    load_stall_timeout_s: Duration = duration(
-        ModelSettings,
-        "load_stall_timeout_s",
+    load_stall_timeout_s: DurationAboveZero = key(
+        _MODEL.load_stall_timeout_s,
         "a load is ended after this long without progress",
-        is_zero_allowed=False,
-        more=", which counts as a crash",
+        ", which counts as a crash",
     )
-    step_timeout_s: Duration = duration(
-        LaunchSettings,
-        "step_timeout_s",
+    step_timeout_s: DurationAboveZero = key(
+        _LAUNCH.step_timeout_s,
         "time limit for one step; a chunk of a prompt takes at most a tenth",
-        is_zero_allowed=False,
-        more=", and preparing one prompt may take ten times as long",
+        ", and preparing one prompt may take ten times as long",
     )
-    decode_stall_target_ms: int = integer(
-        LaunchSettings,
-        "decode_stall_target_ms",
+    decode_stall_target_ms: CountFromOne = key(
+        _LAUNCH.decode_stall_target_ms,
         "how long a chunk of a new prompt may hold up running answers",
-        1,
         unit="milliseconds",
     )
-    context_length: int = integer(
-        LaunchSettings,
-        "context_length",
+    context_length: Count = key(
+        _LAUNCH.context_length,
         "tokens of prompt and answer together; 0: the model's own limit",
-        0,
+        ", or 4,096 with a warning if config.json declares none. It is capped at what the model"
+        " declares, with a warning",
         unit="tokens",
-        more=", or 4,096 with a warning if config.json declares none. It is capped at what the"
-        " model declares, with a warning",
     )
-    deterministic: bool = Field(
-        default_of(LaunchSettings, "deterministic"),
-        title="read prompts in chunks of a fixed size, and never from a cache",
-        description="true or false",
+    deterministic: Flag = key(
+        _LAUNCH.deterministic,
+        "read prompts in chunks of a fixed size, and never from a cache",
     )
-    memory: SizeOrAuto = Field(
-        AUTO,
-        title="above this, MLX frees memory that it keeps for reuse",
-        description=f'"auto", or {SIZE_EXPECTED}',
-        json_schema_extra=documented(
-            ", `mlxsup plan` counts this much, and what the weights and the process leave of it is"
-            ' the limit of its rows; `"auto"`: MLX\'s own limit, and what the model'
-            " needs. Less than the weights, the process and a request of 256 tokens take: exit code"
-            " 78 if the files show it, otherwise FAILED after the load; more than 0.8 of it in"
-            " use before the first request: a warning"
-        ),
+    memory: SizeOrAuto = key(
+        "auto",
+        "above this, MLX frees memory that it keeps for reuse",
+        ", `mlxsup plan` counts this much, and what the weights and the process leave of it is the"
+        ' limit of its rows; `"auto"`: MLX\'s own limit, and what the model needs. Less than the'
+        " weights, the process and a request of 256 tokens take: exit code 78 if the files show it,"
+        " otherwise FAILED after the load; more than 0.8 of it in use before the first request: a"
+        " warning",
     )
-    cache_limit: SizeOrAuto = Field(
-        AUTO,
-        title="how much memory MLX may keep for reuse",
-        description=f'"auto", or {SIZE_EXPECTED}',
-        json_schema_extra=documented(
-            '; `"auto"`: on a GPU 8 GiB, or an eighth of its memory if that is less; on a CPU'
-            " MLX's own limit. An idle worker frees this memory after three seconds in any case"
-        ),
+    cache_limit: SizeOrAuto = key(
+        "auto",
+        "how much memory MLX may keep for reuse",
+        '; `"auto"`: on a GPU 8 GiB, or an eighth of its memory if that is less; on a CPU MLX\'s'
+        " own limit. An idle worker frees this memory after three seconds in any case",
     )
-    prefix_cache: SizeOrAuto = Field(
-        AUTO,
-        title="memory for the prefixes of earlier prompts, to be reused; 0: none",
-        description=f'"auto", or {SIZE_EXPECTED}',
-        json_schema_extra=documented(
-            '; `"auto"`: a tenth of the memory that is free after the load, or as much as a prompt'
-            " of the whole context takes if that is more, but never more than half of what is free"
-        ),
+    prefix_cache: SizeOrAuto = key(
+        "auto",
+        "memory for the prefixes of earlier prompts, to be reused; 0: none",
+        '; `"auto"`: a tenth of the memory that is free after the load, or as much as a prompt of'
+        " the whole context takes if that is more, but never more than half of what is free",
     )
-    wired: SizeAutoOrOff = Field(
-        OFF,
-        title='memory that cannot be paged out; "auto": the size of the weights',
-        description=f'"off", "auto", or {SIZE_EXPECTED}',
+    wired: SizeAutoOrOff = key(
+        "off", 'memory that cannot be paged out; "auto": the size of the weights'
     )
-    engine: Literal["mlx", "fake"] = Field(
-        default_of(LaunchSettings, "engine"),
-        title='"mlx", or "fake", which answers without a model, for tests',
+    engine: Literal["mlx", "fake"] = key(
+        _LAUNCH.engine,
+        '"mlx", or "fake", which answers without a model, for tests',
         description='"mlx" or "fake"',
     )
-    fake: dict[str, Any] = Field(
-        default_factory=dict,
-        title='options of the fake engine; only with engine = "fake"',
-        description="a table of the fake engine's options",
+    fake: dict[str, Any] = table(
+        'options of the fake engine; only with engine = "fake"',
+        "a table of the fake engine's options",
     )
-    restart: RestartTable = Field(
-        default_factory=RestartTable,
-        title="how often and how soon a crashed worker is started again",
-        description="a table",
+    restart: RestartTable = table("how often and how soon a crashed worker is started again")
+    sampling: SamplingTable = table("the parameters of requests that leave them out")
+    presets: dict[str, PresetTable] = table(
+        "over HTTP, NAME:PRESET is the model with these parameters",
+        "a table for each preset, [models.NAME.presets.PRESET]",
     )
-    if TYPE_CHECKING:
-        sampling: Table = Table()
-    else:
-        sampling: SamplingTable = Field(
-            default_factory=SamplingTable,
-            title="the parameters of requests that leave them out",
-            description="a table",
-        )
-    if TYPE_CHECKING:
-        presets: dict[str, Table] = {}
-    else:
-        presets: dict[str, PresetTable] = Field(
-            default_factory=dict,
-            title="over HTTP, NAME:PRESET is the model with these parameters",
-            description="a table for each preset, [models.NAME.presets.PRESET]",
-        )
+
+
+class FileTable(Table):
+    """The whole file."""
+
+    supervisor: SupervisorTable = table("the daemon itself")
+    gateway: GatewayTable | None = Field(
+        None, title="the HTTP gateway; without this table there is none", description="a table"
+    )
+    clients: dict[str, ClientTable] = table(
+        'clients by name; "*" is for all that have no entry',
+        "a table for each client, [clients.NAME]",
+        propertyNames={"pattern": rf"^(\{ANYONE}|{CLIENT_NAME})$"},
+    )
+    defaults: ModelTable = table("defaults for all models: any key of [models.NAME]")
+    models: dict[str, ModelTable] = table(
+        "the models to serve, by name",
+        "a table for each model, [models.NAME]",
+        propertyNames={"pattern": f"^{MODEL_NAME.pattern}$"},
+    )
+
+
+SECTIONS: dict[str, type[Table]] = {
+    "[supervisor]": SupervisorTable,
+    "[gateway]": GatewayTable,
+    "[clients.NAME]": ClientTable,
+    "[models.NAME]": ModelTable,
+    "[models.NAME.restart]": RestartTable,
+    "[models.NAME.sampling]": SamplingTable,
+    "[models.NAME.presets.NAME]": PresetTable,
+}
+"""The tables with keys of their own, as a file begins them."""

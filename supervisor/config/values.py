@@ -1,158 +1,116 @@
-"""Configuration values in a form that people write: durations, sizes."""
+"""The kinds of values that keys take: how people write them, and what an error says of them."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 
-from mlxsup.protocol.text import parse_duration
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+from mlxsup.protocol.text import DURATION_PATTERN, parse_duration
 from mlxsup.store.hub_cache import (
-    REPOSITORY_EXPECTED,
     REVISION_EXPECTED,
     check_repository,
     check_revision,
 )
 
-DURATION_EXPECTED = 'seconds as a number, or text such as "90s", "5m" or "1h"'
-
 MAX_DURATION_S = 1e9
 
-SIZE_EXPECTED = 'bytes as an integer, or text such as "256MiB"'
+_DURATION = 'seconds as a number, or text such as "90s", "5m" or "1h"'
+_SIZE = 'bytes as an integer, or text such as "256MiB"'
 
-AUTO = "auto"
-OFF = "off"
-
-NAMES_EXPECTED = "an array of names"
-
-NAME_MAP_EXPECTED = "a table of names, each with the name of a model"
-
-HOSTS_EXPECTED = "an array of names, without schemes, ports and paths"
-
-KEYS_EXPECTED = '"auto" or "required"'
-
-ORIGINS_EXPECTED = "an array of schemes and names, without paths"
-
-COUNT_OR_AUTO_EXPECTED = '"auto", or an integer from 1'
-
-SIZE_PATTERN = r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)"
-
-_SIZE = re.compile(SIZE_PATTERN)
+_SIZE_PATTERN = r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)"
 _BYTES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
-def check_duration(value: Any) -> float:
-    """Converts a number or a string to seconds.
+def parse_seconds(text: str) -> float:
+    """Return the seconds of a text such as `90s`, at most `MAX_DURATION_S`.
 
     Raises:
-        ValueError: it is neither a finite number from 0 up nor such a string.
+        ValueError: it is no duration.
     """
-    if isinstance(value, str):
-        try:
-            return min(parse_duration(value), MAX_DURATION_S)
-        except ValueError:
-            raise ValueError(DURATION_EXPECTED) from None
-    if type(value) in (int, float) and 0 <= value <= MAX_DURATION_S:  # never true of NaN
-        return float(value)
-    raise ValueError(DURATION_EXPECTED)
+    return min(parse_duration(text), MAX_DURATION_S)
 
 
-def parse_size(value: object) -> int:
-    """Converts an integer or a string to bytes.
+def parse_size(text: str) -> int:
+    """Return the bytes of a text such as `256MiB`.
 
     Raises:
-        ValueError: it is neither an integer from 0 up nor such a string.
+        ValueError: it is no size, or 64 bits do not hold it.
     """
-    if isinstance(value, str):
-        match = _SIZE.fullmatch(value.strip())
-        if match and (size_bytes := float(match.group(1)) * _BYTES[match.group(2)]) < 2**63:
-            return int(size_bytes)
-    elif isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
-    raise ValueError(SIZE_EXPECTED)
+    match = re.fullmatch(_SIZE_PATTERN, text.strip())
+    if match and (size_bytes := float(match.group(1)) * _BYTES[match.group(2)]) < 2**63:
+        return int(size_bytes)
+    raise ValueError(text)
 
 
-def check_size_or_auto(value: Any) -> Any:
-    """Converts a size to bytes; leaves "auto" as it is.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    if value != AUTO:
-        parse_size(value)
-    return value
+def _from_text(parse: Callable[[str], object]) -> BeforeValidator:
+    """Have texts parsed, and leave the rest as it is."""
+    return BeforeValidator(lambda value: parse(value) if isinstance(value, str) else value)
 
 
-def check_size_auto_or_off(value: Any) -> Any:
-    """Converts a size to bytes; leaves "auto" and "off" as they are.
-
-    Raises:
-        ValueError: it is none of these.
-    """
-    return value if value == OFF else check_size_or_auto(value)
+def _word(word: str, meant: int | None) -> BeforeValidator:
+    """Replace a word by the value it stands for, and leave the rest as it is."""
+    return BeforeValidator(lambda value: meant if value == word else value)
 
 
-def check_count_or_auto(value: Any) -> Any:
-    """Leaves an integer from 1, and "auto", as they are.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    if value == AUTO or (type(value) is int and value >= 1):
-        return value
-    raise ValueError(COUNT_OR_AUTO_EXPECTED)
+def _written(number: dict[str, Any], *patterns: str) -> WithJsonSchema:
+    """Have editors take a number or a text."""
+    text = {"type": "string", "pattern": f"^({'|'.join(patterns)})$"}
+    return WithJsonSchema({"anyOf": [number, text]})
 
 
-def check_names(value: Any) -> Any:
-    """Leaves a list of texts as it is.
-
-    Raises:
-        ValueError: it is something else.
-    """
-    if isinstance(value, list) and all(isinstance(name, str) for name in value):
-        return value
-    raise ValueError(NAMES_EXPECTED)
-
-
-def check_repository_name(value: Any) -> Any:
-    """Leaves the name of a repository as it is.
-
-    Raises:
-        ValueError: no repository can be called so.
-    """
-    if isinstance(value, str):
-        return check_repository(value)
-    raise ValueError(REPOSITORY_EXPECTED)
-
-
-def check_revision_name(value: Any) -> Any:
-    """Leaves the name of a revision as it is.
-
-    Raises:
-        ValueError: no branch, tag or commit can be called so.
-    """
-    if isinstance(value, str):
-        return check_revision(value)
-    raise ValueError(REVISION_EXPECTED)
-
-
-def check_name_map(value: Any) -> Any:
-    """Leaves a map of texts as it is.
-
-    Raises:
-        ValueError: it is something else.
-    """
-    if isinstance(value, dict) and all(isinstance(name, str) for name in value.values()):
-        return value
-    raise ValueError(NAME_MAP_EXPECTED)
-
-
-def count_or_auto(value: int | str) -> int | None:
-    """The number; None for "auto"."""
-    return None if isinstance(value, str) else value
-
-
-def size_or_auto(value: int | str) -> int | None:
-    """Bytes; None for "auto", 0 for "off"."""
-    if value == OFF:
-        return 0
-    return None if value == AUTO else parse_size(value)
+Duration = Annotated[
+    float,
+    Field(ge=0, le=MAX_DURATION_S, description=_DURATION),
+    _from_text(parse_seconds),
+    _written({"type": "number", "minimum": 0}, DURATION_PATTERN),
+]
+DurationAboveZero = Annotated[
+    float,
+    Field(gt=0, le=MAX_DURATION_S, description=f"{_DURATION}, above 0"),
+    _from_text(parse_seconds),
+    _written({"type": "number", "exclusiveMinimum": 0}, DURATION_PATTERN),
+]
+Size = Annotated[
+    int,
+    Field(ge=0, description=_SIZE),
+    _from_text(parse_size),
+    _written({"type": "integer", "minimum": 0}, _SIZE_PATTERN),
+]
+SizeAboveZero = Annotated[
+    int,
+    Field(ge=1, description=_SIZE),
+    _from_text(parse_size),
+    _written({"type": "integer", "minimum": 1}, _SIZE_PATTERN),
+]
+SizeOrAuto = Annotated[
+    Size | None,
+    Field(description=f'"auto", or {_SIZE}'),
+    _word("auto", None),
+    _written({"type": "integer", "minimum": 0}, "auto", _SIZE_PATTERN),
+]
+SizeAutoOrOff = Annotated[
+    SizeOrAuto,
+    Field(description=f'"off", "auto", or {_SIZE}'),
+    _word("off", 0),
+    _written({"type": "integer", "minimum": 0}, "off", "auto", _SIZE_PATTERN),
+]
+Count = Annotated[int, Field(ge=0, description="an integer from 0")]
+CountFromOne = Annotated[int, Field(ge=1, description="an integer from 1")]
+CountOrAuto = Annotated[
+    CountFromOne | None,
+    Field(description='"auto", or an integer from 1'),
+    _word("auto", None),
+    _written({"type": "integer", "minimum": 1}, "auto"),
+]
+Folder = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$", description="a folder")]
+"""No system call takes a path with a NUL in it."""
+Repository = Annotated[str, _from_text(check_repository)]
+Revision = Annotated[str, Field(description=REVISION_EXPECTED), _from_text(check_revision)]
+Flag = Annotated[bool, Field(description="true or false")]
+Class = Annotated[
+    Literal["interactive", "normal", "batch"],
+    Field(description='"interactive", "normal" or "batch"'),
+]

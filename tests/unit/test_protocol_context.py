@@ -20,9 +20,7 @@ from mlxsup.protocol.context_length import find_context_length
 
 FULL = CacheLayers(layers=3, token_bytes=10)
 
-
 WINDOWED = CacheLayers(layers=2, token_bytes=4, window=100)
-
 
 STATE = CacheLayers(layers=5, row_bytes=7)
 
@@ -90,7 +88,6 @@ def test_joining_row_needs_room_for_all() -> None:
 
 # ---------------------------------------------------------------- how long a context may be
 
-
 NAMES = (
     "max_position_embeddings", "max_sequence_length", "max_seq_len", "max_seq_length",
     "n_positions", "seq_length", "sequence_len", "n_ctx", "max_context_length",
@@ -111,15 +108,23 @@ def test_text_model_inside_another_declares_its_length(part: str) -> None:
     assert find_context_length(both, 0).tokens == 100, "what stands outside counts first"
 
 
-def test_one_token_is_a_length() -> None:
-    found = find_context_length({"max_position_embeddings": 1}, 0)
-    assert (found.tokens, found.warnings) == (1, ())
-
-
-@pytest.mark.parametrize("asked", [1, 8191, 8192])
-def test_less_may_be_asked_for(asked: int) -> None:
-    found = find_context_length({"max_position_embeddings": 8192}, asked)
-    assert (found.tokens, found.warnings) == (asked, ())
+@pytest.mark.parametrize(
+    ("config", "asked", "tokens"),
+    [
+        ({"max_position_embeddings": 1}, 0, 1),
+        ({"max_position_embeddings": 2**31 - 1}, 0, 2**31 - 1),
+        ({"max_position_embeddings": 8192.0}, 0, 8192),
+        ({"max_position_embeddings": 8192}, 1, 1),
+        ({"max_position_embeddings": 8192}, 8191, 8191),
+        ({"max_position_embeddings": 8192}, 8192, 8192),
+        ({"model_type": "mamba"}, 32768, 32768),
+    ],
+)
+def test_declared_length_counts_unless_less_is_asked_for(
+    config: dict[str, Any], asked: int, tokens: int
+) -> None:
+    found = find_context_length(config, asked)
+    assert (found.tokens, found.warnings) == (tokens, ())
 
 
 def test_more_than_declared_is_cut_with_a_warning() -> None:
@@ -129,11 +134,6 @@ def test_more_than_declared_is_cut_with_a_warning() -> None:
         ("context_length = 32768 is more than the 8192 tokens of config.json "
          "(max_position_embeddings): 8192 are used",),
     )  # fmt: skip
-
-
-def test_asked_length_counts_if_none_is_declared() -> None:
-    found = find_context_length({"model_type": "mamba"}, 32768)
-    assert (found.tokens, found.warnings) == (32768, ())
 
 
 def test_undeclared_length_has_a_default() -> None:
@@ -182,8 +182,6 @@ def test_first_wrong_length_is_shown() -> None:
     assert warning.startswith("max_position_embeddings of config.json is no context length (0)")
 
 
-def test_null_and_whole_floats_as_length() -> None:
-    assert find_context_length({"max_position_embeddings": 2**31 - 1}, 0).tokens == 2**31 - 1
-    assert find_context_length({"max_position_embeddings": 8192.0}, 0).tokens == 8192
+def test_null_declares_no_length() -> None:
     assert "declares no" in find_context_length({"max_position_embeddings": None}, 0).warnings[0]
     assert "declares no" in find_context_length({"text_config": "x"}, 0).warnings[0]

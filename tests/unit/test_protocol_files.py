@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -215,34 +216,25 @@ def test_closed_follower_opens_its_file_again(log: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("is_kind", "names", "others"),
     [
-        "config.json",
-        "tokenizer.json",
-        "chat_template.jinja",
-        "qwen.tiktoken",
-        "tokenizer.model",
-        "merges.txt",
-        "rules.jsonl",
+        (
+            is_tokenizer_file,
+            "config.json tokenizer.json chat_template.jinja qwen.tiktoken tokenizer.model"
+            " merges.txt rules.jsonl",
+            "model.safetensors model.safetensors.index.json README.md json a.py",
+        ),
+        (
+            is_weight_file,
+            "model.safetensors model-00001-of-00002.safetensors",
+            "model.safetensors.index.json adapters.safetensors model.bin",
+        ),
     ],
 )
-def test_files_of_a_tokenizer(name: str) -> None:
-    assert is_tokenizer_file(name)
-
-
-@pytest.mark.parametrize(
-    "name", ["model.safetensors", "model.safetensors.index.json", "README.md", "json", "a.py"]
-)
-def test_other_files_are_none_of_a_tokenizer(name: str) -> None:
-    assert not is_tokenizer_file(name)
-
-
-def test_weights_are_the_files_that_mlx_lm_loads() -> None:
-    assert is_weight_file("model.safetensors")
-    assert is_weight_file("model-00001-of-00002.safetensors")
-    assert not is_weight_file("model.safetensors.index.json")
-    assert not is_weight_file("adapters.safetensors")
-    assert not is_weight_file("model.bin")
+def test_kind_of_a_file_is_known_by_its_name(
+    is_kind: Callable[[str], bool], names: str, others: str
+) -> None:
+    assert [name for name in f"{names} {others}".split() if is_kind(name)] == names.split()
 
 
 def test_pointer_of_git_lfs_is_recognised(tmp_path: Path) -> None:

@@ -41,7 +41,6 @@ from mlxsup.protocol.launch import (
     LaunchSpec,
     worker_argv,
 )
-from mlxsup.protocol.parameters import sampling_defaults
 
 LAUNCH = LaunchSpec(
     model=ModelName("m"),
@@ -55,22 +54,6 @@ LAUNCH = LaunchSpec(
     step_timeout_s=30.0,
     decode_stall_target_ms=250,
 )
-
-
-def test_defaults_of_a_launch() -> None:
-    least = LaunchSpec(
-        model=ModelName("m"), generation=Generation(1), token="", endpoint="", supervisor_pid=1
-    )
-    said = {field.name: getattr(least, field.name) for field in dataclasses.fields(least)[:13]}
-    said |= {"known_batching": least.known_batching, "learned_dir": least.learned_dir}
-    said |= {"log_level": least.log_level}
-    assert said == {
-        "path": "", "engine": "mlx", "max_concurrency": 8, "step_timeout_s": 30.0,
-        "decode_stall_target_ms": 250, "context_length": 0, "deterministic": False,
-        "memory_limit_bytes": None, "cache_limit_bytes": None, "wired_limit_bytes": 0,
-        "prefix_cache_bytes": None, "sampling": sampling_defaults(), "fake": {},
-        "known_batching": None, "learned_dir": None, "log_level": "info",
-    }  # fmt: skip
 
 
 def test_launch_is_the_settings_and_one_life() -> None:
@@ -102,8 +85,11 @@ def test_launch_is_one_line() -> None:
         LaunchSpec.from_line(b"[" * (MAX_LAUNCH_SPEC_BYTES - 1) + b"\n")
 
 
-def test_worker_starts_without_the_working_folder() -> None:
-    assert worker_argv("/bin/python") == ["/bin/python", "-P", "-m", "mlxsup.worker"]
+def test_processes_start_without_the_working_folder() -> None:
+    assert worker_argv("py") == ["py", "-P", "-m", "mlxsup.worker"]
+    assert gateway_argv("py") == ["py", "-P", "-m", "mlxsup.gateway"]
+    assert download_argv("py") == ["py", "-P", "-m", "mlxsup.downloader"]
+    assert download_argv()[0] == sys.executable
 
 
 def test_exits_that_cannot_heal() -> None:
@@ -115,7 +101,6 @@ def test_exits_that_cannot_heal() -> None:
 
 
 # ---------------------------------------------------------------- the gateway
-
 
 GATEWAY = GatewaySpec(
     endpoint="ipc:///run/client.sock", host="::1", port=8484, listener=5, beat_pipe=6,
@@ -129,27 +114,25 @@ GATEWAY = GatewaySpec(
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "shown", "is_ours"),
     [
-        ("127.0.0.1:8484", "127.0.0.1:8484"),
-        ("127.9.9.9:1", "127.9.9.9:1"),
-        ("localhost:80", "127.0.0.1:80"),
-        ("[::1]:8484", "[::1]:8484"),
-        ("127.0.0.1:0", "127.0.0.1:0"),
-        ("127.0.0.1:65535", "127.0.0.1:65535"),
+        ("127.9.9.9:1", "127.9.9.9:1", True),
+        ("localhost:80", "127.0.0.1:80", True),
+        ("[::1]:8484", "[::1]:8484", True),
+        ("127.0.0.1:0", "127.0.0.1:0", True),
+        ("127.0.0.1:65535", "127.0.0.1:65535", True),
+        ("0.0.0.0:8484", "0.0.0.0:8484", False),
+        ("[::]:8484", "[::]:8484", False),
+        ("192.168.1.5:80", "192.168.1.5:80", False),
+        ("8.8.8.8:80", "8.8.8.8:80", False),
     ],
 )
-def test_addresses_of_this_machine_are_taken(text: str, shown: str) -> None:
+def test_address_is_known_as_this_machine_or_for_others(
+    text: str, shown: str, is_ours: bool
+) -> None:
     address = Address.parse(text)
     assert (str(address), address.url) == (shown, f"http://{shown}")
-    assert is_loopback(address.host)
-
-
-@pytest.mark.parametrize("text", ["0.0.0.0:8484", "[::]:8484", "192.168.1.5:80", "8.8.8.8:80"])
-def test_addresses_that_others_reach_are_known(text: str) -> None:
-    address = Address.parse(text)
-    assert str(address) == text
-    assert not is_loopback(address.host)
+    assert is_loopback(address.host) is is_ours
 
 
 @pytest.mark.parametrize(
@@ -175,34 +158,25 @@ def test_line_that_is_no_gateway_spec_is_refused(line: bytes) -> None:
         GatewaySpec.from_line(line)
 
 
-@pytest.mark.parametrize(
-    "origin",
-    ["http://localhost:3000", "http://localhost", "https://127.0.0.1", "http://127.3.0.1:8",
-     "http://[::1]:8", "tauri://localhost", "http://a.localhost:80"],
+OURS = (
+    "http://localhost:3000", "http://localhost", "https://127.0.0.1", "http://127.3.0.1:8",
+    "http://[::1]:8", "tauri://localhost", "http://a.localhost:80",
 )  # fmt: skip
-def test_origins_of_this_machine_are_known(origin: str) -> None:
-    assert is_local_origin(origin)
-
-
-@pytest.mark.parametrize(
-    "origin",
-    ["", "null", "localhost", "https://ai.example", "http://localhost.evil.example", "http://10.0.0.1",
-     "http://127.0.0.1.evil.example", "http://[2001:db8::1]", "app://-", "http://evil:80",
-     "http://alocalhost"],
+OTHERS = (
+    "", "null", "localhost", "https://ai.example", "http://localhost.evil.example",
+    "http://10.0.0.1", "http://127.0.0.1.evil.example", "http://[2001:db8::1]", "app://-",
+    "http://evil:80", "http://alocalhost",
 )  # fmt: skip
-def test_origins_of_others_are_known(origin: str) -> None:
-    assert not is_local_origin(origin)
 
 
-def test_gateway_starts_without_the_working_folder() -> None:
-    assert gateway_argv("py") == ["py", "-P", "-m", "mlxsup.gateway"]
+@pytest.mark.parametrize("origin", [*OURS, *OTHERS])
+def test_origin_is_known_as_this_machine_or_another(origin: str) -> None:
+    assert is_local_origin(origin) is (origin in OURS)
 
 
 # ---------------------------------------------------------------- downloads
 
-
 DOWNLOAD = DownloadSpec(repository=Repository("a/b", "v1"), parent_pid=7)
-
 
 WORDS = "a download spec is one line of JSON"
 
@@ -320,8 +294,3 @@ def test_outages_and_faults_of_a_download_pass(
     failed = DownloadFailed(problem=problem, message="m")
     assert failed.waits_for == WAITS.get(problem, "")
     assert failed.is_passing is (problem in WAITS or problem is DownloadProblem.INTERNAL)
-
-
-def test_download_starts_without_the_working_folder() -> None:
-    assert download_argv("py") == ["py", "-P", "-m", "mlxsup.downloader"]
-    assert download_argv()[0] == sys.executable

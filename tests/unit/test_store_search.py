@@ -18,7 +18,7 @@ from mlxsup.store.search import (
     served_types,
     short_name,
 )
-from mlxsup.supervisor.config.entry_text import MODEL_NAME
+from mlxsup.supervisor.config.lines import MODEL_NAME
 
 from support.hub_caches import COMMIT, MODEL, REPO, write_folder, write_repository
 

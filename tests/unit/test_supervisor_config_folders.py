@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,38 @@ def test_owner_and_name_on_the_command_line_are_a_repository(cache: Path) -> Non
     config, text = config_of_folders({"small": REPO})
     assert text == f'[models.small]\nrepo = "{REPO}"\n'
     assert read(text).models == config.models
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "folder"),
+    [
+        ("models/smollm2/", "smollm2", "models/smollm2"),
+        ("small=./models/smollm2", "small", "models/smollm2"),
+        ("./a=b", "a=b", "a=b"),
+        (".", "here", "."),
+        ("~/m", "m", "/home/me/m"),
+        ("n=~/m", "n", "/home/me/m"),
+        ("~no-such-user/m", "m", "~no-such-user/m"),
+        ("=m", "=m", "=m"),
+    ],
+)
+def test_a_folder_gives_its_name_unless_one_is_given(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, given: str, name: str, folder: str
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert split_model(given) == (name, Path.cwd() / folder)
+
+
+def test_folders_are_written_so_that_each_name_and_path_can_be_read_again(cache: Path) -> None:
+    odd = Path('/q"\\\t\x7fé📦')
+    config, text = config_of_folders({"a": Path("/m"), "b.c": odd})
+    escaped = json.dumps(str(odd)).replace("\\ud83d\\udce6", "\\U0001F4E6")
+    assert escaped == '"/q\\"\\\\\\t\\u007f\\u00e9\\U0001F4E6"'
+    assert text == f'[models.a]\npath = "/m"\n\n[models."b.c"]\npath = {escaped}\n'
+    assert [model.launch.path for model in config.models] == ["/m", str(odd)]
+    assert read(text).models == config.models
+    with pytest.raises(ConfigError, match=r'--model:1: models\."a=b" is no name for a model'):
+        config_of_folders({"a=b": Path("/m")})
 
 
 def test_a_folder_is_never_taken_for_a_repository(cache: Path) -> None:

@@ -228,11 +228,6 @@ def test_sysctl_is_asked_about_the_wired_memory(
     assert find_budget(None, "metal").size_bytes == gib * GIB
 
 
-def test_the_control_groups_are_where_linux_has_them() -> None:
-    places = machine.CGROUP_ROOT, machine.OWN_CGROUPS
-    assert places == (Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))
-
-
 def test_the_largest_budget_is_what_the_machine_or_its_gpu_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
