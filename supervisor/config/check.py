@@ -21,8 +21,7 @@ from mlxsup.store.repositories import DEFAULT_REVISION
 
 from ..core.memory.pins import pins_problem
 from ..core.settings import ANYONE
-from ..memory.backend import find_backend
-from ..memory.machine import largest_budget_bytes
+from ..memory.machine import find_backend, largest_budget_bytes
 from .client_table import ClientTable
 from .entry_text import MODEL_NAME, MODEL_NAME_EXPECTED
 from .file_table import FileTable

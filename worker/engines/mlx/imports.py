@@ -24,7 +24,7 @@ MODULES = (
 OWN_MODULES = (
     "batch",
     "batching",
-    "cache_layers",
+    "caches",
     "engine",
     "kernels",
     "limits",
