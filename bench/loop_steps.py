@@ -67,7 +67,7 @@ class Encoding(Around):
 def serving(rows: int) -> loop.StepLoop:
     """A loop whose rows have their first tokens."""
     keys = [RequestKey(number) for number in range(1, rows + 1)]
-    around = Encoding()
+    around = Encoding([])
     made = loop.StepLoop(
         engine=Rows(keys), facts=replace(FACTS, context_length=10**7), link=around, text=around,
         board=Board(), max_concurrency=rows, step_timeout_s=30.0,

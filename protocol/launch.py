@@ -146,7 +146,7 @@ class LaunchSpec(LaunchSettings):
         supervisor_pid: the process whose death the worker watches for.
         known_batching: what an earlier life found out, so that this one need not: `fingerprint`,
             `batching` and `reason`; None for nothing.
-        learned_dir: where it keeps what it learns of its model on this machine, for later lives;
+        learned_dir: where it keeps what it has compiled for its model, for later lives;
             None for nowhere.
         log_level: `debug`, `info`, `warning` or `error`.
     """

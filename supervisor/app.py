@@ -69,8 +69,8 @@ from .folder_watch import FolderWatch
 from .gateway import GatewayKeeper
 from .log_files import LogWriter
 from .logs import DaemonLog
-from .memory.briefing import ConfigSnapshot, MemoryBriefing
-from .memory.estimator import Place
+from .memory.folder_reader import Place
+from .memory.snapshot import ConfigSnapshot, MemorySnapshot
 from .memory.watch import PROC
 from .runtime_folder import RuntimeFolder, RuntimeFolderError, connections_within, room_for
 from .signals import Signals
@@ -168,7 +168,7 @@ class App:
             rules=config.gateway_rules,
             keys=config.keys,
         )
-        self._briefing = MemoryBriefing(self._workers.measurements, log)
+        self._memory = MemorySnapshot(self._workers.measurements, log)
         self._files = FileThreads()
         # Until the folders of its models are read, it can only be asked to end.
         self._core = self._core_of(config)
@@ -312,13 +312,13 @@ class App:
             case ForgetModel(model=model):
                 self._workers.forget(model)
             case BudgetChanged(budget=budget):
-                self._briefing.changed(budget)
+                self._memory.changed(budget)
             case AppraiseLaunch():
                 self._read_aside(self._appraise_launch(action))
             case AdoptLaunch(model=model, launch=launch, need=need):
-                self._briefing.relaunched(model, launch, need)
+                self._memory.relaunched(model, launch, need)
             case NeedRaised(launch=launch, raised_bytes=raised_bytes):
-                self._briefing.raised(launch, raised_bytes)
+                self._memory.raised(launch, raised_bytes)
                 self._appraised()
             case Finish():
                 self._finished.set()
@@ -329,7 +329,7 @@ class App:
 
     def _core_of(self, config: DaemonConfig) -> Core:
         return Core(
-            self._briefing.settings_of(config, is_dry=True),
+            self._memory.settings_of(config, is_dry=True),
             config.models,
             facts=daemon_facts(config, self._surroundings.folder.client_socket),
             random=random.Random(),
@@ -344,7 +344,7 @@ class App:
         Raises:
             ConfigError: the pinned models do not fit into the memory budget together.
         """
-        reading = asyncio.create_task(self._briefing.read(self._config))
+        reading = asyncio.create_task(self._memory.read(self._config))
         ending = asyncio.create_task(self._finished.wait())
         try:
             await asyncio.wait([reading, ending], return_when=asyncio.FIRST_COMPLETED)
@@ -355,8 +355,8 @@ class App:
             for one in (reading, ending):
                 one.cancel()
             await asyncio.wait([reading, ending])  # the process that reads is ended, too
-        self._briefing.adopt(read, self._briefing.needs_of(read))
-        self._briefing.settings_of(read.config)  # which logs the budget
+        self._memory.adopt(read, self._memory.needs_of(read))
+        self._memory.settings_of(read.config)  # which logs the budget
         self._core = self._core_of(read.config)
         return True
 
@@ -366,22 +366,22 @@ class App:
 
     def _learnt(self, launch: LaunchSettings, loaded: str) -> None:
         """A worker has measured its model: the next load is planned with that."""
-        self._briefing.measured(launch)
+        self._memory.measured(launch)
         self._appraised()
-        if outdated := self._briefing.outdated(launch, loaded):
+        if outdated := self._memory.outdated(launch, loaded):
             self._read_aside(self._read_again(outdated))
 
     async def _read_again(self, places: Collection[Place]) -> None:
-        await self._briefing.read_again(places)
+        await self._memory.read_again(places)
         self._loop.call_soon(self._appraised)
 
     async def _downloaded(self, repository: Repository, folder: str) -> None:
         """A repository is complete: the models that lacked it are planned with what is there."""
-        await self._briefing.found(repository, folder)
+        await self._memory.found(repository, folder)
         self._loop.call_soon(self._appraised)
 
     async def _appraise_launch(self, action: AppraiseLaunch) -> None:
-        need = await self._briefing.appraise(action.model, action.launch)
+        need = await self._memory.appraise(action.model, action.launch)
         self._loop.call_soon(lambda: self.dispatch(action.answered(need, now=self._clock.now())))
 
     def _read_aside(self, reading: Coroutine[Any, Any, None]) -> None:
@@ -391,7 +391,7 @@ class App:
         task.add_done_callback(self._readers.discard)
 
     def _appraised(self) -> None:
-        self.dispatch(Appraised(now=self._clock.now(), needs=self._briefing.needs))
+        self.dispatch(Appraised(now=self._clock.now(), needs=self._memory.needs))
 
     async def _pulse(self) -> None:
         """Keeps the clock running and, every second, the clients informed."""
@@ -423,7 +423,7 @@ class App:
 
         sampler = Sampler(
             lambda error: self._log.write("warning", "memory not measured", error=error.strerror),
-            self._briefing.watch(self._proc),
+            self._memory.watch(self._proc),
         )
         await keep_measuring(
             sampler, pids=lambda: self._workers.pids, now=self._clock.now, on_sampled=sampled
@@ -473,7 +473,7 @@ class App:
                 parse_config, text.text, path=path, config_path=path, folder=text.folder
             )
             config = await self._in_thread(path, parse, PARSE_LIMIT_S)
-            read = await self._briefing.read(config)
+            read = await self._memory.read(config)
             if is_dry or not self._core.ended_by(read.config.models):
                 return read
             await asyncio.sleep(SETTLE_S)
@@ -502,7 +502,7 @@ class App:
         """Puts a configuration that was read into effect, unless all only ask what it would do."""
         now, config = self._clock.now(), read.config
         try:
-            needs = self._briefing.needs_of(read)
+            needs = self._memory.needs_of(read)
             room = self._room_for(config)
         except ConfigError as error:
             self._refuse(asked, error)
@@ -511,7 +511,7 @@ class App:
         later = changed_for_later(self._config, config)
         reloaded = Reloaded(
             now=now,
-            settings=self._briefing.settings_of(config, is_dry=is_dry),
+            settings=self._memory.settings_of(config, is_dry=is_dry),
             models=config.models,
             later=later,
             needs=needs,
@@ -522,7 +522,7 @@ class App:
             if not one.is_dry:
                 self._clients.limit_to(room)
                 self._announcer.reloaded(later)
-                self._briefing.adopt(read, needs)
+                self._memory.adopt(read, needs)
             self.dispatch(replace(reloaded, caller=one.caller, is_dry=one.is_dry))
 
     def _room_for(self, config: DaemonConfig) -> int:

@@ -1,4 +1,7 @@
-"""Threads in which the supervisor touches files of other people: their disk may never answer."""
+"""Threads in which the supervisor touches files of other people: their disk may never answer.
+
+So it learns, too, whether the files of a model still are those that its worker has loaded.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,17 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
+
+from mlxsup.protocol.launch import LaunchSettings
+
+from .memory.folder import Stamp, difference, stamp
+
+SILENT = "its folder does not answer: look after its disk"
+
+LIMIT_S = 5.0
+"""How long a look at a folder may take; a disk may not answer at all."""
+
+UNKNOWN = "its folder could not be read when it was loaded"
 
 Value = TypeVar("Value")
 
@@ -57,3 +71,49 @@ class FileThreads:
         else:
             del self._running[path]
             future.set_result(value)
+
+
+class FileLooks:
+    """Looks at the folders of models; each has a time limit.
+
+    Args:
+        limit_s: how long a look may take.
+    """
+
+    def __init__(self, limit_s: float = LIMIT_S) -> None:
+        self._limit_s = limit_s
+        self._threads = FileThreads()
+
+    async def before_load(self, launch: LaunchSettings) -> Stamp | None:
+        """Return the files that a worker is about to load.
+
+        None if they cannot be read, or if its engine loads none.
+
+        Raises:
+            TimeoutError: the folder does not answer, and would keep a worker waiting, too.
+        """
+        if launch.engine == "fake":
+            return None
+        try:
+            return await self._stamp(launch)
+        except TimeoutError:
+            raise
+        except OSError:  # the load itself says what is wrong
+            return None
+
+    async def change(self, launch: LaunchSettings, loaded: Stamp | None) -> str:
+        """Return what has changed since a worker loaded its files, a phrase; empty if nothing."""
+        if launch.engine == "fake":
+            return ""
+        if loaded is None:
+            return UNKNOWN
+        try:
+            return difference(loaded, await self._stamp(launch))
+        except TimeoutError:
+            return f"its folder could not be read within {self._limit_s:g} s"
+        except OSError as error:
+            return f"its folder cannot be read ({error.strerror or error})"
+
+    async def _stamp(self, launch: LaunchSettings) -> Stamp:
+        folder = Path(launch.path)
+        return await self._threads.run(folder, lambda: stamp(folder), limit_s=self._limit_s)

@@ -39,6 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(functools.partial(shutil.rmtree, folder))
     quick = os.fspath(Path(transformers_index.__file__).parent)
     os.environ[transformers_index.FOLDER] = folder
+    # What mlx-lm has said of a tiny model for one test holds for the others.
+    os.environ["XDG_CACHE_HOME"] = os.path.join(folder, "cache")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [quick, os.environ.get("PYTHONPATH")]))
     transformers_index.install()
 

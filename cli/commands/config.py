@@ -39,7 +39,7 @@ def check(file: Path, output: Output) -> None:
     configuration = read_configuration(file, has_sockets=True)
     with configuration_errors(file):
         from mlxsup.supervisor.config.model_folders import check_model_folders
-        from mlxsup.supervisor.memory.problems import check_memory
+        from mlxsup.supervisor.memory.estimator import check_memory
 
         check_model_folders(configuration, file)
         check_memory(configuration)

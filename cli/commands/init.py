@@ -78,7 +78,7 @@ def init(file: Path, output: Output) -> None:
     if os.path.lexists(path):
         raise _exists(path)
     rows = catalogue(None)
-    entries = _planned(_named([row for row in rows if row["problem"] is None]))
+    entries = _planned(_named([row for row in rows if row["problem"] is None]), output)
     left_out = [row for row in rows if row["problem"] is not None]
     if not any(entry.is_served for entry in entries):
         raise _nothing(entries, left_out)
@@ -104,7 +104,7 @@ def _named(rows: Sequence[Mapping[str, Any]]) -> list[Entry]:
     return entries
 
 
-def _planned(entries: Sequence[Entry]) -> list[Entry]:
+def _planned(entries: Sequence[Entry], output: Output) -> list[Entry]:
     """The entries with what the plan says of each alone."""
     from .plan import plan_of_folders
 
@@ -112,7 +112,7 @@ def _planned(entries: Sequence[Entry]) -> list[Entry]:
         return []
     folders = {entry.name: Path(entry.row["path"]) for entry in entries}
     try:
-        planned = {row["name"]: row for row in plan_of_folders(folders)["models"]}
+        planned = {row["name"]: row for row in plan_of_folders(folders, output)["models"]}
     except CliError:
         return list(entries)  # nobody says how much memory there is: `start` will
     return [_with_plan(entry, planned[entry.name]) for entry in entries]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from mlxsup.supervisor.core.memory.need import Figure, Need
     from mlxsup.supervisor.core.memory.plan import Candidate, Placement
     from mlxsup.supervisor.core.settings import ModelSettings
-    from mlxsup.supervisor.memory.appraiser import Appraiser
+    from mlxsup.supervisor.memory.estimator import MemoryEstimator
 
 
 @click.command()
@@ -42,14 +43,14 @@ def plan(config_path: Path | None, output: Output) -> None:
     # Reading and checking it takes longer than a command may be silent.
     if os.path.exists(path) and not output.is_json:
         output.data("\n".join(head_lines(path)))
-    value = plan_of(read_configuration(path))
+    value = plan_of(read_configuration(path), output)
     if output.is_json:
         output.object(value)
     else:
         output.data("\n".join(plan_lines(output, value)))
 
 
-def plan_of(configuration: DaemonConfig) -> dict[str, Any]:
+def plan_of(configuration: DaemonConfig, output: Output | None = None) -> dict[str, Any]:
     """The plan as `--json` prints it.
 
     Raises:
@@ -60,10 +61,11 @@ def plan_of(configuration: DaemonConfig) -> dict[str, Any]:
         runtime_dir=configuration.runtime_dir,
         memory_budget=configuration.memory_budget,
         swap=configuration.core.swap,
+        output=output,
     )
 
 
-def plan_of_folders(folders: Mapping[str, Path]) -> dict[str, Any]:
+def plan_of_folders(folders: Mapping[str, Path], output: Output | None = None) -> dict[str, Any]:
     """The plan of folders by name, as for a file that says nothing else.
 
     No such file is made and checked: that takes longer than a command may take to begin.
@@ -82,22 +84,28 @@ def plan_of_folders(folders: Mapping[str, Path]) -> dict[str, Any]:
         for name, folder in folders.items()
     ]
     runtime_dir = absolute(DEFAULT_RUNTIME_DIR, here)
-    return _plan_of(models, runtime_dir=runtime_dir, memory_budget=None, swap=CoreSettings().swap)
+    swap = CoreSettings().swap
+    return _plan_of(models, runtime_dir=runtime_dir, memory_budget=None, swap=swap, output=output)
 
 
 def _plan_of(
-    models: Sequence[ModelSettings], *, runtime_dir: Path, memory_budget: int | None, swap: bool
+    models: Sequence[ModelSettings],
+    *,
+    runtime_dir: Path,
+    memory_budget: int | None,
+    swap: bool,
+    output: Output | None,
 ) -> dict[str, Any]:
     from mlxsup.supervisor.core.memory.plan import Candidate, make_plan
     from mlxsup.supervisor.core.memory.raising import bounded
-    from mlxsup.supervisor.memory.appraiser import Appraiser
-    from mlxsup.supervisor.memory.backend import find_backend
+    from mlxsup.supervisor.memory.estimator import MemoryEstimator
+    from mlxsup.supervisor.memory.machine import find_backend
     from mlxsup.supervisor.memory.measurements import Measurements
 
     backend = find_backend()
     budget = _find_budget(memory_budget, backend, runtime_dir)
     measurements = Measurements(runtime_dir)
-    appraised, problems = _appraise(models, Appraiser(backend, measurements))
+    appraised, problems = _needs_of(models, MemoryEstimator(backend, measurements), output)
     pinned = [model.name for model in models if model.pinned]
     bounds = bounded(appraised, pinned, budget.size_bytes)
     candidates = [
@@ -141,33 +149,39 @@ def _find_change(candidates: Sequence[Candidate], budget: Budget) -> Change | No
     return find_change(candidates, budget)
 
 
-def _appraise(
-    models: Sequence[ModelSettings], appraiser: Appraiser
+def _needs_of(
+    models: Sequence[ModelSettings], estimator: MemoryEstimator, output: Output | None
 ) -> tuple[dict[ModelName, Need], dict[ModelName, str]]:
-    """What the models need, and what is wrong with the others."""
+    """Return the needs of the models, and the problems of those that have none."""
     from mlxsup.supervisor.core.memory.given import known_problem
-    from mlxsup.supervisor.memory.estimator import estimate_launch
+    from mlxsup.supervisor.memory.estimates import estimate_folders
     from mlxsup.supervisor.memory.folder import FolderError
 
-    appraised: dict[ModelName, Need] = {}
+    def asking(count: int) -> None:
+        """Say why the next seconds are silent; they come once for each model."""
+        if output is not None and sys.stderr.isatty():
+            output.note(f"asking mlx-lm how much memory {count} models take")
+
+    paths = [model.launch.path for model in models if model.launch.engine != "fake"]
+    found = estimate_folders(paths, asking)
+    needs: dict[ModelName, Need] = {}
     problems: dict[ModelName, str] = {}
     for model in models:
-        try:
-            need = appraiser.appraise(model.launch, estimate_launch(model.launch))
-        except FolderError as error:
-            problems[model.name] = str(error)
+        estimate = None if model.launch.engine == "fake" else found[model.launch.path]
+        if isinstance(estimate, FolderError):
+            problems[model.name] = str(estimate)
             continue
+        need = estimator.need_of(model.launch, estimate)
         too_little = known_problem(need)
         if too_little:
             problems[model.name] = too_little
         else:
-            appraised[model.name] = need
-    return appraised, problems
+            needs[model.name] = need
+    return needs, problems
 
 
 def _find_budget(memory_budget: int | None, backend: str, runtime_dir: Path) -> Budget:
-    from mlxsup.supervisor.memory.command_budget import command_budget
-    from mlxsup.supervisor.memory.machine import NoDeviceMemoryError
+    from mlxsup.supervisor.memory.machine import NoDeviceMemoryError, command_budget
 
     try:
         return command_budget(memory_budget, backend, runtime_dir)

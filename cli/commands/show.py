@@ -35,7 +35,7 @@ def show(model: str, config_path: Path | None, output: Output) -> int:
     exit code is 1 if it cannot be served as it is.
     """
     row = _find(model, config_path)
-    needs = _needs(row)
+    needs = _needs(row, output)
     status = ExitStatus.FAILED if row["problem"] else ExitStatus.OK
     if output.is_json:
         output.object(row | {"needs": needs})
@@ -79,13 +79,13 @@ def _unknown(model: str, known: Sequence[str]) -> CliError:
     return CliError(message, code="unknown_model", hint=hint)
 
 
-def _needs(row: Mapping[str, Any]) -> dict[str, Any] | None:
+def _needs(row: Mapping[str, Any], output: Output) -> dict[str, Any] | None:
     """What the model needs in memory, as the plan has it; None if it cannot be loaded."""
     from .plan import plan_of_folders
 
     if row["engine"] != "mlx" or row["problem"]:
         return None
-    plan = plan_of_folders({"model": Path(row["path"])})
+    plan = plan_of_folders({"model": Path(row["path"])}, output)
     [planned] = plan["models"]
     if planned["problem"]:
         return None

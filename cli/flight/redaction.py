@@ -37,7 +37,7 @@ CAUSES = frozenset(
 WORKER_MESSAGES = frozenset(
     {
         "a prompt could not be prepared", "answer not rendered", "compiled kernels not kept",
-        "damaged kernels deleted", "learned pace not kept", "learned pace not used",
+        "damaged kernels deleted",
         "model ready", "model warmed up", "request rejected", "rows may not share all passes",
         "rows run as configured", "slow preprocessing", "token for a row that is gone",
         "unusable kernels deleted", "worker dies", "worker exits", "worker started",

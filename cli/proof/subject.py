@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -119,8 +121,7 @@ def _of_configuration(named: str | None, configuration: DaemonConfig) -> DaemonC
 def _within_reach(configuration: DaemonConfig) -> DaemonConfig:
     """The configuration with a budget of what is available now: a daemon that runs, and other
     programs, keep what they have."""
-    from mlxsup.supervisor.memory.backend import find_backend
-    from mlxsup.supervisor.memory.machine import find_budget
+    from mlxsup.supervisor.memory.machine import find_backend, find_budget
 
     backend = find_backend()
     if backend == "cuda":
@@ -131,15 +132,19 @@ def _within_reach(configuration: DaemonConfig) -> DaemonConfig:
 
 
 def _keeps_every_token(path: str) -> bool:
-    """By the files of the model; False if they do not say, or are not there yet."""
-    from mlxsup.supervisor.memory.folder import FolderError, read_folder
-    from mlxsup.supervisor.memory.layout import find_layout
+    """True if mlx-lm says so of the model; False if it does not, or its files are not there yet."""
+    from mlxsup.supervisor.memory.estimates import estimate_folders
+    from mlxsup.supervisor.memory.folder import FolderError
 
-    try:
-        files = read_folder(Path(path))
-    except FolderError:
+    found = estimate_folders([path])[path]
+    if isinstance(found, FolderError):
         return False
-    config = files.text_config
-    layout = find_layout(config, files.tensors)
-    is_plain = all(not one.row_bytes and one.window is None for one in layout.layers)
-    return bool(layout.layers) and is_plain and not layout.remark and not config.get(COMPRESSED)
+    is_plain = all(not one.row_bytes and one.window is None for one in found.layers)
+    return bool(found.layers) and is_plain and not _is_compressed(Path(path))
+
+
+def _is_compressed(path: Path) -> bool:
+    with suppress(OSError, ValueError):
+        config = json.loads((path / "config.json").read_bytes())
+        return any(COMPRESSED in one for one in (config, config.get("text_config") or {}))
+    return False

@@ -35,8 +35,7 @@ from mlxsup.store.hub_cache import DEFAULT_REVISION
 
 from ..core.memory.pins import pins_problem
 from ..core.settings import ANYONE
-from ..memory.backend import find_backend
-from ..memory.machine import largest_budget_bytes
+from ..memory.machine import find_backend, largest_budget_bytes
 from .lines import MODEL_NAME, MODEL_NAME_EXPECTED, LineIndex, Place
 from .tables import (
     CLIENT_NAME,

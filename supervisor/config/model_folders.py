@@ -11,7 +11,7 @@ from mlxsup.store.hub_cache import is_offline
 
 from ..core.settings import ModelSettings
 from ..memory.estimates import ask
-from ..memory.estimator import Answer, Question, place_of
+from ..memory.folder_reader import Answer, Question, place_of
 from .lines import LineIndex
 from .load import ConfigError, DaemonConfig, read_text
 

@@ -1,26 +1,42 @@
-"""What is known of the models' folders, asked of processes that read them."""
+"""The memory of models, asked of processes that read their folders and of one that asks mlx-lm.
+
+Nothing here opens a file or waits for one. A folder that does not answer, ends the process that
+looks at it, or keeps it busy costs an answer and nothing else.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import psutil
 
-from .estimator import Answer, Estimate, Place, Question, estimator_argv
+from mlxsup.protocol.estimate import ModelMemory, estimate_argv
+from mlxsup.protocol.launch import child_environment
+
+from .folder import UNASKED, Estimate, FolderError
+from .folder_reader import Answer, Place, Question, read_folder, reader_argv
 
 QUIET_S = 5.0
 """Without an answer and without work for so long, the folders that are left do not answer."""
 
+ENGINE_QUIET_S = 20.0
+"""The same for the process that asks mlx-lm, which first imports it, maybe from a
+cold disk."""
+
 BUSY_S = 60.0
-"""The same if the process works; what makes it do so is a folder that is made to."""
+"""Without an answer for so long, a process that works is ended; what makes it work so long is a
+folder that is made to."""
 
 WORK_S = 0.25
-"""Seconds of a CPU within `QUIET_S` that are work, on a busy machine, too; a start takes less."""
+"""Seconds of a CPU within the quiet time that are work, on a busy machine, too; a start takes
+less."""
 
 KILL_LIMIT_S = 2.0
 
@@ -28,11 +44,13 @@ MAX_LINE_BYTES = 2**20
 
 SILENT = "its folder does not answer: look after its disk, then `mlxsup reload`"
 FATAL = "its folder ended the process that read it ({cause}): a file in it is damaged, or made to"
+ENGINE_SILENT = "mlx-lm takes too long to build it"
+ENGINE_FATAL = "the process that asked mlx-lm has ended ({cause})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What is known of a place.
+    """The knowledge about a place.
 
     Attributes:
         path: the folder; empty if it did not answer and never has.
@@ -55,13 +73,14 @@ class Estimates:
     """Looks at folders in processes of their own, and remembers what they hold.
 
     Args:
-        argv: the command that starts such a process, for tests.
+        argv: the command that reads folders, for tests.
         quiet_s: see `QUIET_S`, for tests.
     """
 
     def __init__(self, argv: Sequence[str] | None = None, quiet_s: float = QUIET_S) -> None:
         self._argv = argv
         self._quiet_s = quiet_s
+        self._asking_engine = asyncio.Lock()  # one process of mlx-lm at a time takes enough memory
         # Bounded by `keep`: one entry at most for each model of the configuration.
         self._known: dict[Place, Look] = {}
 
@@ -79,7 +98,11 @@ class Estimates:
         self._known = {place: look for place, look in self._known.items() if place in wanted}
 
     async def look_at(self, places: Collection[Place]) -> Mapping[Place, Look]:
-        """Return what is there now; in about `quiet_s` after the last folder that answers."""
+        """Return what is there now.
+
+        It takes about `quiet_s` after the last folder that answers, and two seconds more if
+        mlx-lm has never been asked about some of them.
+        """
         asked = list(dict.fromkeys(places))
         questions = [
             Question(number=number, place=place, known=self._fingerprint(place))
@@ -91,12 +114,51 @@ class Estimates:
             place: _look_of(place, answers[number], before[place])
             for number, place in enumerate(asked)
         }
+        looks = await self._with_layers(looks)
         self._known |= {place: look for place, look in looks.items() if look.is_read}
         return looks
+
+    async def _with_layers(self, looks: Mapping[Place, Look]) -> dict[Place, Look]:
+        unasked = {look.path: look.estimate for look in looks.values() if look.estimate}
+        unasked = {path: one for path, one in unasked.items() if one.remark == UNASKED}
+        if not unasked:
+            return dict(looks)
+        async with self._asking_engine:
+            found = await ask_engine(unasked)
+        return {
+            place: replace(look, estimate=found.get(look.path, look.estimate))
+            for place, look in looks.items()
+        }
 
     def _fingerprint(self, place: Place) -> str:
         known = self._known.get(place)
         return known.estimate.fingerprint if known is not None and known.estimate else ""
+
+
+def estimate_folders(
+    paths: Collection[str], asking: Callable[[int], None] = lambda count: None
+) -> dict[str, Estimate | FolderError]:
+    """Return what is known of folders, for a command: it reads them itself.
+
+    Args:
+        paths: the folders.
+        asking: called with the number of models before mlx-lm is asked, which takes seconds.
+    """
+    found: dict[str, Estimate | FolderError] = {}
+    for path in paths:
+        try:
+            found[path] = read_folder(Path(path))
+        except FolderError as error:
+            found[path] = error
+    unasked = {
+        path: one
+        for path, one in found.items()
+        if isinstance(one, Estimate) and one.remark == UNASKED
+    }
+    if unasked:
+        asking(len(unasked))
+        found |= asyncio.run(ask_engine(unasked))
+    return found
 
 
 def _look_of(place: Place, answer: Answer | str, known: Look | None) -> Look:
@@ -122,7 +184,7 @@ async def ask(
 
     Args:
         questions: with different numbers.
-        argv: the command; None: of the estimator.
+        argv: the command; None: that of the reader.
         quiet_s: see `QUIET_S`.
 
     Returns:
@@ -131,7 +193,13 @@ async def ask(
     if not questions:
         return {}
     found: dict[int, Answer | str] = {}
-    cause = await _ask_child(questions, argv or estimator_argv(), quiet_s, found)
+
+    def take(line: bytes) -> None:
+        answer = Answer.of_line(line)
+        found[answer.number] = answer
+
+    lines = [question.to_line() for question in questions]
+    cause = await _converse(_Program(argv or reader_argv(), quiet_s=quiet_s), lines, take)
     left = [question for question in questions if question.number not in found]
     if not cause or len(questions) == 1:
         sentence = FATAL.format(cause=cause) if cause else SILENT
@@ -141,33 +209,109 @@ async def ask(
     return found
 
 
-async def _ask_child(
-    questions: Sequence[Question],
-    argv: Sequence[str],
-    quiet_s: float,
-    found: dict[int, Answer | str],
+async def ask_engine(
+    unasked: Mapping[str, Estimate],
+    *,
+    argv: Sequence[str] | None = None,
+    quiet_s: float = ENGINE_QUIET_S,
+) -> dict[str, Estimate]:
+    """Ask mlx-lm what models take, one after the other in one process.
+
+    Args:
+        unasked: what the files of their folders say, by folder.
+        argv: the command; None: that of the worker's package.
+        quiet_s: see `ENGINE_QUIET_S`.
+
+    Returns:
+        The same with the layers; without them, and with the cause as its remark, for a model whose
+        layers can only be measured when it is loaded. The folder that a process ends with, or does
+        not answer for, is not asked about again; those behind it are.
+    """
+    found: dict[str, Estimate] = {}
+    left = list(unasked)
+
+    def take(line: bytes) -> None:
+        value = json.loads(line)
+        path = left[value["number"]]
+        found[path] = _answered(unasked[path], value)
+
+    while left:
+        lines = [
+            json.dumps({"number": number, "path": path, "key": unasked[path].key}).encode() + b"\n"
+            for number, path in enumerate(left)
+        ]
+        environment = child_environment(os.environ) | {"OPENBLAS_NUM_THREADS": "1"}
+        program = _Program(argv or estimate_argv(), quiet_s=quiet_s, environment=environment)
+        cause = await _converse(program, lines, take)
+        left = [path for path in left if path not in found]
+        if left:
+            problem = ENGINE_FATAL.format(cause=cause) if cause else ENGINE_SILENT
+            found[left[0]] = _unanswered(unasked[left[0]], problem)
+            left = left[1:]
+    return found
+
+
+def _answered(estimate: Estimate, value: Mapping[str, object]) -> Estimate:
+    memory = value["memory"]
+    if not isinstance(memory, dict):
+        return _unanswered(estimate, str(value["problem"]))
+    try:
+        said = ModelMemory.of_json(memory)
+    except (ValueError, TypeError, LookupError):
+        return _unanswered(estimate, "its config.json names sizes that no model has")
+    return replace(estimate, weight_bytes=said.weight_bytes, layers=said.layers, remark="")
+
+
+def _unanswered(estimate: Estimate, problem: str) -> Estimate:
+    return replace(estimate, remark=f"{UNASKED}: {problem}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Program:
+    """A program that answers each line of its input with one of its output.
+
+    Attributes:
+        argv: its command, without the pid of its parent.
+        quiet_s: see `QUIET_S`.
+        environment: its variables.
+    """
+
+    argv: Sequence[str] = field(kw_only=False)
+    quiet_s: float
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+
+async def _converse(
+    program: _Program, lines: Sequence[bytes], take: Callable[[bytes], None]
 ) -> str:
-    """Collect answers; return why the process ended before the last, or nothing if it did not."""
+    """Pass on the answers of a process; return why it ended before the last, or nothing.
+
+    Args:
+        program: which.
+        lines: one for each question.
+        take: takes the line of an answer; if it raises that the line is none, the process counts
+            as ended.
+    """
     try:
         process = await asyncio.create_subprocess_exec(
-            *argv,
+            *program.argv,
             str(os.getpid()),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
             # Arenas of each thread would use up the address space.
-            env={**os.environ, "MALLOC_ARENA_MAX": "1"},
+            env={**program.environment, "MALLOC_ARENA_MAX": "1"},
             limit=MAX_LINE_BYTES,
             process_group=0,  # an interrupt of the terminal is for the daemon
         )
     except OSError as error:
         return f"it could not be started: {error.strerror}"
     assert process.stdin is not None
-    is_silent = True  # so if this is cancelled
+    is_silent, is_whole = True, False  # so if this is cancelled
     try:
-        process.stdin.writelines(question.to_line() for question in questions)
+        process.stdin.writelines(lines)
         process.stdin.close()
-        is_silent = not await _collect(process, len(questions), quiet_s, found)
+        is_silent, is_whole = await _collect(process, len(lines), program.quiet_s, take)
     finally:
         # Otherwise it ends by itself; asyncio loses the exit code of one that is killed just then.
         if is_silent and process.returncode is None:
@@ -175,7 +319,7 @@ async def _ask_child(
         with suppress(TimeoutError):  # if its disk does not let go of it, the system reaps it later
             async with asyncio.timeout(KILL_LIMIT_S):
                 await process.wait()
-    if is_silent or len(found) == len(questions) or process.returncode is None:
+    if is_silent or is_whole or process.returncode is None:
         return ""
     code = process.returncode
     return f"signal {-code}" if code < 0 else f"exit code {code}"
@@ -185,36 +329,40 @@ async def _collect(
     process: asyncio.subprocess.Process,
     count: int,
     quiet_s: float,
-    found: dict[int, Answer | str],
-) -> bool:
-    """Collect answers; return False once no more come, True when all have or the process ends."""
+    take: Callable[[bytes], None],
+) -> tuple[bool, bool]:
+    """Collect answers until the last, or the end of the process, or until no more come.
+
+    Returns:
+        Whether it has fallen silent, and whether it has given every answer.
+    """
     assert process.stdout is not None
     loop = asyncio.get_running_loop()
     answered_at, worked_s = loop.time(), 0.0
     line = asyncio.ensure_future(process.stdout.readline())
     try:
-        while len(found) < count:
+        while count:
             done, _ = await asyncio.wait([line], timeout=quiet_s)
             if not done:
                 before, worked_s = worked_s, _cpu_s(process.pid)
                 is_at_work = worked_s - before >= WORK_S or _is_runnable(process.pid)
                 if not is_at_work or loop.time() - answered_at > BUSY_S:
-                    return False
+                    return True, False
                 continue
             data = line.result()
             if not data:
-                return True
-            answer = Answer.of_line(data)
-            found[answer.number] = answer
+                return False, False
+            take(data)
+            count -= 1
             answered_at, worked_s = loop.time(), _cpu_s(process.pid)
             line = asyncio.ensure_future(process.stdout.readline())
-        return True
+        return False, True
     finally:
         line.cancel()
 
 
 def _cpu_s(pid: int) -> float:
-    """How long a process has computed, in seconds; 0 once it is gone."""
+    """Return how long a process has computed, in seconds; 0 once it is gone."""
     try:
         times = psutil.Process(pid).cpu_times()
     except psutil.Error:

@@ -1,295 +1,189 @@
-"""Estimates what models need, from their folders, in a process of its own.
-
-A folder is somebody else's: its disk may never answer, and its headers may take long to parse. So
-the daemon never opens it; `estimates.py` starts this program, gives it a line for each folder on
-standard input, and reads a line for each answer. Each folder has a thread, in which it may hang
-without keeping the others; nobody waits for those that do.
-"""
+"""The memory that a model of the configuration needs, and what is wrong if it cannot have it."""
 
 from __future__ import annotations
 
-import json
-import os
-import resource
-import sys
-import threading
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from mlxsup.protocol.cache_layers import CacheLayers
-from mlxsup.protocol.context_length import declared_context_length
+from mlxsup.protocol.context_length import limited_context_length
+from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
-from mlxsup.store.folder_problems import FolderProblem, folder_problem
-from mlxsup.store.hub_cache import find_cache, find_snapshot, repository_folder
 
-from .folder import FolderBytes, FolderError, fingerprint, parse_folder, read_bytes, stamp
-from .layout import find_layout
-from .weights import loaded_bytes
+from ..config.load import ConfigError, DaemonConfig
+from ..core.memory.budget import Budget
+from ..core.memory.given import known_problem
+from ..core.memory.need import Figure, Need, Source
+from ..core.memory.pins import pins_problem
+from .folder import Estimate, FolderError, Stamp, fingerprint
+from .machine import NoDeviceMemoryError, command_budget, find_backend
+from .measurements import Measured, Measurements
 
-THREADS = 64
-"""Folders that are read at the same time; as many may hang before others have to wait."""
+if TYPE_CHECKING:
+    from mlxsup.protocol.worker_messages import Ready
 
-STACK_BYTES = 2 * 2**20
-MEMORY_BYTES = 3 * 2**30
-"""Address space of the process, on Linux: files that are made to take more end one answer, or this
-process, and not the machine."""
+MIB = 2**20
 
-PARENT_LOOK_S = 1.0
-INTERNAL_EXIT_CODE = 70
+FIRST_GUESS_BYTES = {"cpu": 256 * MIB, "metal": 256 * MIB, "cuda": 768 * MIB}
+"""Bytes that a process takes besides its arrays, before anything was measured: on a CPU the
+interpreter, the libraries and a tokenizer; with CUDA what the driver keeps for it on the device."""
 
-MAX_BYTES = 2**50
-MAX_TOKEN_BYTES = 2**30
-"""No model has more weights or keeps more for a token; sums of such sizes fit into 64 bits."""
+LEAST_TOKENS = 4096
+"""Memory is reserved for one row of this many tokens, unless the entry sets `context_length`: the
+whole context of a model may take more than its weights, and few requests come near it."""
 
-
-MAX_LAYERS = 1000
-"""Groups of layers that keep the same."""
-
-MAX_TEXT = 1000
-"""Letters of a sentence, which may name what a file has made up."""
+FAKE_PROCESS_BYTES = 64 * MIB
+FAKE_CONTEXT_LENGTH = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where the model of an entry is.
+class MemoryEstimator:
+    """Needs of models: measured if a worker has run, or else estimated.
 
-    Attributes:
-        path: its folder, absolute; empty if it is a repository.
-        repo: OWNER/NAME in the Hugging Face cache; empty if it is a folder.
-        revision: of the repository.
+    Args:
+        backend: that MLX uses here: `cpu`, `cuda` or `metal`.
+        measurements: what is remembered.
     """
 
-    path: str
-    repo: str = ""
-    revision: str = ""
+    def __init__(self, backend: str, measurements: Measurements) -> None:
+        self._backend = backend
+        self._measurements = measurements
 
+    def need_of(self, launch: LaunchSettings, estimate: Estimate | None) -> Need:
+        """Return what a model needs.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """What the files of a folder say that memory depends on.
-
-    Attributes:
-        fingerprint: of the files; see `folder.fingerprint`.
-        weight_bytes: the arrays, once they are loaded.
-        layers: what the layers keep for each row.
-        remark: why the layers may keep another amount; empty if nothing is known.
-        context_length: tokens that config.json declares; None if it does not.
-    """
-
-    fingerprint: str
-    weight_bytes: int
-    layers: tuple[CacheLayers, ...]
-    remark: str
-    context_length: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """A folder to look at.
-
-    Attributes:
-        number: of the question; its answer has the same.
-        place: where it is.
-        known: the fingerprint of what is known of it: if that still holds, nothing is read.
-        is_checked: whether to look for files that only a load needs, too.
-    """
-
-    number: int
-    place: Place
-    known: str = ""
-    is_checked: bool = False
-
-    def to_line(self) -> bytes:
-        """Return the line that asks it."""
-        return json.dumps(asdict(self)).encode() + b"\n"
-
-    @classmethod
-    def of_line(cls, line: bytes) -> Question:
-        """Return the question that a line asks."""
-        values = json.loads(line)
-        return cls(**{**values, "place": Place(**values["place"])})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What was found in a folder.
-
-    Attributes:
-        number: of the question.
-        path: the folder; for a repository that of its snapshot, or where the cache would have it.
-        is_lacking: the cache does not have all files of the repository.
-        is_same: what was known of it still holds.
-        estimate: what its files say; None if that is known, or cannot be read.
-        problem: what is wrong with it, a sentence without a full stop; empty if nothing is.
-        hint: what to do about it; may be empty.
-    """
-
-    number: int
-    path: str
-    is_lacking: bool = False
-    is_same: bool = False
-    estimate: Estimate | None = None
-    problem: str = ""
-    hint: str = ""
-
-    def to_line(self) -> str:
-        """Return the line that gives it, without its newline."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def of_line(cls, line: bytes) -> Answer:
-        """Return the answer that a line gives.
-
-        Raises:
-            ValueError, TypeError, LookupError: the line is something else.
+        Args:
+            launch: what its worker is started with.
+            estimate: what its folder says; None for the fake engine, which has no folder.
         """
-        values: dict[str, Any] = json.loads(line)
-        if (found := values["estimate"]) is not None:
-            layers = tuple(CacheLayers(**one) for one in found["layers"])
-            values["estimate"] = Estimate(**{**found, "layers": layers})
-        return cls(**values)
+        if estimate is None:
+            return self._need_of_fake(launch)
+        context = limited_context_length(estimate.context_length, launch.context_length)
+        measured = self._measurements.find(launch.path, self._backend, estimate.fingerprint)
+        layers, layers_source, remark = estimate.layers, Source.ESTIMATED, estimate.remark
+        weights = Figure(size_bytes=estimate.weight_bytes, source=Source.ESTIMATED)
+        if measured is not None:
+            weights = Figure(size_bytes=measured.weight_bytes, source=Source.MEASURED)
+            if measured.layers:
+                layers, layers_source, remark = measured.layers, Source.MEASURED, ""
+        return Need(
+            weights=weights,
+            own=self._own(measured),
+            layers=layers,
+            layers_source=layers_source,
+            remark=remark,
+            context_tokens=context,
+            least_tokens=context if launch.context_length else min(context, LEAST_TOKENS),
+            max_rows=launch.max_concurrency,
+            given_bytes=launch.memory_limit_bytes,
+            raised_bytes=self._measurements.raised_bytes(
+                launch.path, self._backend, estimate.fingerprint
+            ),
+        )
+
+    def _own(self, measured: Measured | None) -> Figure:
+        if measured is not None and measured.own_bytes is not None:
+            return Figure(size_bytes=measured.own_bytes, source=Source.MEASURED)
+        largest = self._measurements.largest_own_bytes(self._backend)
+        guess = FIRST_GUESS_BYTES[self._backend] if largest is None else largest
+        return Figure(size_bytes=guess, source=Source.ESTIMATED)
+
+    def _need_of_fake(self, launch: LaunchSettings) -> Need:
+        """The fake engine has no weights; its rows take what its options say."""
+        declared = launch.fake.get("context_length", FAKE_CONTEXT_LENGTH)
+        asked = launch.context_length or declared
+        context = min(asked, declared) if type(declared) is int else FAKE_CONTEXT_LENGTH
+        token_bytes = launch.fake.get("token_bytes", 0)
+        is_size = type(token_bytes) is int and token_bytes > 0
+        layers = (CacheLayers(layers=1, token_bytes=token_bytes),) if is_size else ()
+        return Need(
+            weights=Figure(size_bytes=0, source=Source.MEASURED),
+            own=Figure(size_bytes=FAKE_PROCESS_BYTES, source=Source.GIVEN),
+            layers=layers,
+            layers_source=Source.MEASURED,
+            context_tokens=context,
+            least_tokens=context,
+            max_rows=launch.max_concurrency,
+            given_bytes=launch.memory_limit_bytes,
+        )
 
 
-def estimator_argv(python: str = sys.executable) -> list[str]:
-    """Return the command, to which the pid of its parent is added.
+def measured_by(launch: LaunchSettings, ready: Ready, loaded: Stamp | None) -> Measured | None:
+    """Return what a worker's READY says about its model; None if that is not worth remembering.
 
-    -P keeps the working folder out of the import path.
+    Args:
+        launch: what the worker was started with.
+        ready: its message.
+        loaded: the files that it has loaded; None: not known, as for the fake engine.
     """
-    return [python, "-P", "-m", "mlxsup.supervisor.memory.estimator"]
-
-
-def estimate_launch(launch: LaunchSettings) -> Estimate | None:
-    """Return what the folder of a launch says, read in this process; None for the fake engine.
-
-    Raises:
-        FolderError: the folder is missing or damaged; loading it will fail, too.
-    """
-    return None if launch.engine == "fake" else estimate(read_bytes(Path(launch.path)))
-
-
-def estimate(read: FolderBytes) -> Estimate:
-    """Return what the files of a folder say.
-
-    Raises:
-        FolderError: a file is damaged.
-    """
-    files = parse_folder(read)
-    try:
-        layout = find_layout(files.text_config, files.tensors)
-    except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
-        raise FolderError(f"{read.path / 'config.json'} cannot be understood: {error}") from error
-    weight_bytes = loaded_bytes(files.tensors)
-    token_bytes = [one.layers * one.token_bytes for one in layout.layers]
-    row_bytes = [one.layers * one.row_bytes for one in layout.layers]
-    sizes = [weight_bytes, *token_bytes, *row_bytes]
-    sizes += [tensor.size_bytes for tensor in files.tensors]
-    is_odd = min(sizes) < 0 or max(sizes) > MAX_BYTES or sum(token_bytes) > MAX_TOKEN_BYTES
-    if is_odd or len(layout.layers) > MAX_LAYERS:
-        raise FolderError(f"{read.path}: config.json or a header names sizes that no model has")
-    return Estimate(
-        fingerprint=fingerprint(read.stamp),
-        weight_bytes=weight_bytes,
-        layers=layout.layers,
-        remark=_readable(layout.remark),
-        context_length=declared_context_length(files.config),
+    sizes = [ready.active_bytes, ready.own_bytes or 0]
+    for one in ready.cache_layers:
+        sizes += [one.layers, one.token_bytes, one.row_bytes, one.window or 0]
+    if loaded is None or ready.active_bytes == 0 or min(sizes) < 0:
+        return None
+    return Measured(
+        path=launch.path,
+        backend=ready.backend,
+        fingerprint=fingerprint(loaded),
+        weight_bytes=ready.active_bytes,
+        own_bytes=ready.own_bytes,
+        layers=tuple(ready.cache_layers),
     )
 
 
-_ESTIMATING = threading.Lock()
-"""Parsed headers take ten times their bytes: those of one folder are in memory at a time. Held only
-while nothing waits for a disk."""
+def check_needs(
+    config: DaemonConfig, needs: Mapping[ModelName, Need], budget: Budget | None
+) -> None:
+    """Check that each model can do with its `memory`, and that the pinned ones fit together.
 
+    Args:
+        config: with the models.
+        needs: of those models whose folders can be read.
+        budget: what all of them may take; None: it is not known.
 
-def look(question: Question) -> Answer:
-    """Return what is found in a folder; this waits for its disk."""
-    place, path, is_lacking, is_there = question.place, question.place.path, False, True
-    if place.repo:
-        cache = find_cache()
-        path = str(repository_folder(place.repo, cache))
-        try:
-            snapshot = find_snapshot(place.repo, place.revision, cache=cache)
-        except OSError:
-            snapshot = None
-        if snapshot is not None:
-            path = str(snapshot.path)
-        is_there = snapshot is not None
-        is_lacking = snapshot is None or not snapshot.is_complete
-    answer = Answer(number=question.number, path=path, is_lacking=is_lacking)
-    problem = folder_problem(Path(path)) if question.is_checked and is_there else None
-    if not is_lacking:
-        if question.known and question.known == _fingerprint(Path(path)):
-            return replace(answer, is_same=True)
-        try:
-            read = read_bytes(Path(path))
-            with _ESTIMATING:
-                answer = replace(answer, estimate=estimate(read))
-        except FolderError as error:
-            problem = problem or FolderProblem(text=str(error))
-        except MemoryError:
-            problem = problem or FolderProblem(text=f"{path}: its headers take too much memory")
-    if problem is None:
-        return answer
-    return replace(answer, problem=_readable(problem.text), hint=problem.hint)
-
-
-def _readable(text: str) -> str:
-    """A sentence that may name what a file has made up: not too long, and Unicode."""
-    return text[:MAX_TEXT].encode(errors="replace").decode()
-
-
-def _fingerprint(path: Path) -> str:
-    try:
-        return fingerprint(stamp(path))
-    except OSError:  # reading it says why
-        return ""
-
-
-def main() -> None:
-    """Answer every question of standard input, in any order; end with the last, or the parent.
-
-    The last argument is the parent's pid: it may be gone before this begins.
+    Raises:
+        ConfigError: names everything that is wrong.
     """
-    parent = int(sys.argv[-1])
-    if sys.platform == "linux":
-        _, most = resource.getrlimit(resource.RLIMIT_AS)
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, most))
-    threading.excepthook = lambda _: os._exit(INTERNAL_EXIT_CODE)
-    questions: SimpleQueue[Question] = SimpleQueue()
-    count = 0
-    for line in sys.stdin.buffer:
-        questions.put(Question.of_line(line))
-        count += 1
-    answers: SimpleQueue[Answer] = SimpleQueue()
-    threading.stack_size(STACK_BYTES)
-    for _ in range(min(count, THREADS)):
-        threading.Thread(target=_work, args=(questions, answers), daemon=True).start()
-    while count and os.getppid() == parent:
-        try:
-            line_ = answers.get(timeout=PARENT_LOOK_S).to_line()
-        except Empty:
-            continue
-        print(line_, flush=True)
-        count -= 1
-    os._exit(0)  # whatever hangs, hangs in a daemonic thread
+    problems = []
+    for name, need in needs.items():
+        too_little = known_problem(need, is_measured_again=True)
+        if too_little:
+            problems.append(f"models.{name}.memory is not enough: {too_little}")
+    pinned = {
+        model.name: needs[model.name].unraised_bytes
+        for model in config.models
+        if model.pinned and model.name in needs
+    }
+    pins = pins_problem(pinned, budget.size_bytes) if budget else ""
+    if pins:
+        problems.append(pins)
+    if problems:
+        where = f"{config.config_path}: " if config.config_path else ""
+        raise ConfigError([where + problem for problem in problems])
 
 
-def _work(questions: SimpleQueue[Question], answers: SimpleQueue[Answer]) -> None:
-    while True:
-        try:
-            question = questions.get_nowait()
-        except Empty:
-            return
-        answers.put(look(question))
+def check_memory(config: DaemonConfig) -> None:
+    """Check the same without a daemon, by what the runtime folder remembers of the models.
 
+    Raises:
+        ConfigError: as `check_needs`.
+    """
+    from .estimates import estimate_folders
 
-def place_of(launch: LaunchSettings, repo: str, revision: str) -> Place | None:
-    """Return where a model is; None if it is no folder, as with the fake engine."""
-    if repo:
-        return Place("", repo, revision)
-    return None if launch.engine == "fake" else Place(launch.path)
-
-
-if __name__ == "__main__":
-    main()
+    backend = find_backend()
+    estimator = MemoryEstimator(backend, Measurements(config.runtime_dir))
+    launches = {model.name: model.launch for model in config.models}
+    folders = estimate_folders([one.path for one in launches.values() if one.engine != "fake"])
+    found = {
+        name: None if launch.engine == "fake" else folders[launch.path]
+        for name, launch in launches.items()
+    }
+    needs = {
+        name: estimator.need_of(launches[name], estimate)
+        for name, estimate in found.items()
+        if not isinstance(estimate, FolderError)  # its load will fail, and say why
+    }
+    try:
+        budget = command_budget(config.memory_budget, backend, config.runtime_dir)
+    except NoDeviceMemoryError:
+        budget = None
+    check_needs(config, needs, budget)

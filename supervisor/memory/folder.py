@@ -1,4 +1,4 @@
-"""A model folder as the daemon reads it: config.json and the headers of its weights, without MLX.
+"""A model folder as the daemon knows it: config.json and the headers of its weights, without MLX.
 
 The worker checks a folder in full before it loads it; here only what memory depends on is read.
 Nothing here calls a method of `os.DirEntry`: those hold the interpreter's lock while a disk does
@@ -10,16 +10,21 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
+import re
 import stat
 import struct
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlxsup.protocol.context_length import NESTED_NAMES
+from mlxsup.protocol.cache_layers import CacheLayers
+from mlxsup.protocol.context_length import declared_context_length
+from mlxsup.protocol.estimate import MAX_BYTES
 from mlxsup.protocol.model_files import is_tokenizer_file, is_weight_file
 from mlxsup.protocol.regular_file import MIB, kind_of, open_regular, read_regular
 from mlxsup.store.description import CONFIG, INDEX, MAX_INDEX_BYTES
@@ -28,66 +33,60 @@ MAX_CONFIG_BYTES = 16 * MIB
 MAX_HEADERS_BYTES = 64 * MIB
 """Of all weight files together; a model of 90,000 arrays has 10 MiB of headers."""
 
+QUANTIZATION = "hf_quant_config.json"
+"""Says in some folders how the weights are packed, instead of config.json."""
+
+WIDENED = {"F8_E4M3": 2, "F8_E5M2": 2}
+"""mlx-lm widens these types to 16 bits when it loads them."""
+
+OTHER_PARTS = ("vision", "visual", "audio", "multi_modal", "mm_projector", "patch_merge", "mtp")
+"""In the names of arrays that mlx-lm leaves out: it only serves the text model."""
+
+_ENGINE_VERSION = re.compile(r"(?:mlx|mlx_lm)-[^-]+\.dist-info")
+
 Stamp = Mapping[str, tuple[int, int]]
 """Size in bytes and time of modification in nanoseconds of each file, by name."""
 
 
 class FolderError(Exception):
-    """What a model needs cannot be found out: its folder is missing or damaged.
-
-    The message names the file.
-    """
+    """A folder that is missing or damaged; the message names the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tensor:
-    """An array of a weight file.
+class Estimate:
+    """The memory of a model that has not been loaded.
 
     Attributes:
-        name: with dots between the parts.
-        shape: of the array.
-        dtype: as safetensors names it: `BF16`, `U32`.
-        size_bytes: in the file.
+        fingerprint: of the files, by name, size and time; see `fingerprint`.
+        key: of what config.json and the headers say to the installed mlx-lm.
+        weight_bytes: the arrays, once they are loaded.
+        layers: what the layers keep for each row; empty if that is not known.
+        remark: why the layers are not known; empty if mlx-lm has said it.
+        context_length: tokens that config.json declares; None if it does not.
     """
 
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    size_bytes: int
+    fingerprint: str
+    key: str
+    weight_bytes: int
+    layers: tuple[CacheLayers, ...]
+    remark: str
+    context_length: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFiles:
-    """What a folder says about its model.
-
-    Attributes:
-        config: the content of config.json.
-        tensors: the arrays of all weight files.
-    """
-
-    config: Mapping[str, Any]
-    tensors: tuple[Tensor, ...]
-
-    @property
-    def text_config(self) -> Mapping[str, Any]:
-        """The same with that of a nested text model on top, but the model type of the whole."""
-        for name in NESTED_NAMES:
-            inner = self.config.get(name)
-            if isinstance(inner, dict):
-                return {**self.config, **inner, "model_type": self.config.get("model_type")}
-        return self.config
+UNASKED = "the caches of its rows are measured at its first load"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderBytes:
-    """What is read of a folder, before any of it is parsed.
+    """The content of a folder's files, before any of it is parsed.
 
     Attributes:
         path: the folder.
-        stamp: of its files.
+        stamp: of config.json and the weight files.
         names: of its files, in order.
         config: config.json.
         index: the index of the shards; None if there is none.
+        quantization: the file of that name; empty if there is none.
         headers: of each weight file its name, its size in bytes, and its header.
     """
 
@@ -96,6 +95,7 @@ class FolderBytes:
     names: list[str]
     config: bytes
     index: bytes | None
+    quantization: bytes
     headers: list[tuple[str, int, bytes]]
 
 
@@ -113,22 +113,29 @@ def stamp(folder: Path) -> Stamp:
 
 
 def fingerprint(of: Stamp) -> str:
-    """Return what changes when config.json or a weight file does, by its name, size or time."""
+    """Return a text that changes when config.json or a weight file does, by name, size or time."""
     known = {name: of[name] for name in sorted(of) if name == CONFIG or is_weight_file(name)}
     return hashlib.sha256(json.dumps(known).encode()).hexdigest()
 
 
-def read_folder(path: Path) -> ModelFiles:
-    """Read a model folder.
+def difference(loaded: Stamp, present: Stamp) -> str:
+    """Return what has changed since a load, the first file by name; empty if nothing has.
 
-    Raises:
-        FolderError: it or one of its files is missing or damaged.
+    A worker knows its files by their content, too; to read that again would take too long. So a
+    file that was written anew with the same content counts as changed.
     """
-    return parse_folder(read_bytes(path))
+    for name in sorted(loaded.keys() | present.keys()):
+        if name not in present:
+            return f"{name} was removed since it was loaded"
+        if name not in loaded:
+            return f"{name} was added since it was loaded"
+        if loaded[name] != present[name]:
+            return f"{name} has changed since it was loaded"
+    return ""
 
 
 def read_bytes(path: Path) -> FolderBytes:
-    """Read what `parse_folder` needs; this may wait for a disk, and takes little time otherwise.
+    """Read what `estimate` needs; this may wait for a disk, and takes little time otherwise.
 
     Raises:
         FolderError: the folder or one of its files is missing, or no regular file of its size.
@@ -143,11 +150,39 @@ def read_bytes(path: Path) -> FolderBytes:
         raise FolderError(f"{error.filename or path}: {error.strerror or error}") from error
 
 
+def estimate(read: FolderBytes) -> Estimate:
+    """Return what the files of a folder say; this takes time, and waits for nothing.
+
+    The weights are as large as in the files, but for what mlx-lm leaves out or widens; it has not
+    been asked yet what the layers keep.
+
+    Raises:
+        FolderError: a file is damaged, or one is missing that the index names.
+    """
+    config = _json_object(read.path / CONFIG, read.config)
+    if read.index is not None:
+        _check_index(read.path / INDEX, read.index, read.names)
+    weight_bytes = sum(
+        _array_bytes(read.path / name, size, header) for name, size, header in read.headers
+    )
+    if weight_bytes > MAX_BYTES:
+        raise FolderError(f"{read.path}: a header names sizes that no model has")
+    return Estimate(
+        fingerprint=fingerprint(read.stamp),
+        key=_key(read),
+        weight_bytes=weight_bytes,
+        layers=(),
+        remark=UNASKED,
+        context_length=declared_context_length(config),
+    )
+
+
 def _read_bytes(path: Path) -> FolderBytes:
     files = _files(path)
     names = sorted(files)
     config = read_regular(path / CONFIG, MAX_CONFIG_BYTES)
     index = read_regular(path / INDEX, MAX_INDEX_BYTES) if INDEX in names else None
+    is_packed = QUANTIZATION in names
     shards = [name for name in names if is_weight_file(name)]
     if not shards:
         raise FolderError(f"{path / 'model.safetensors'} {_absence(path)}, nor any shard")
@@ -162,12 +197,13 @@ def _read_bytes(path: Path) -> FolderBytes:
         names=names,
         config=config,
         index=index,
+        quantization=read_regular(path / QUANTIZATION, MAX_CONFIG_BYTES) if is_packed else b"",
         headers=headers,
     )
 
 
 def _files(folder: Path) -> dict[str, os.stat_result]:
-    """The regular files of a folder, by name; a link that leads nowhere is none."""
+    """Return the regular files of a folder by name; a link that leads nowhere is none."""
     try:
         names = os.listdir(folder)
     except ValueError as error:
@@ -182,27 +218,32 @@ def _files(folder: Path) -> dict[str, os.stat_result]:
 
 
 def _absence(path: Path) -> str:
-    """Why there is no regular file `model.safetensors`."""
+    """Return why there is no regular file `model.safetensors`."""
     with suppress(OSError):
         return f"is {kind_of(os.stat(path / 'model.safetensors').st_mode)}"
     return "does not exist"
 
 
-def parse_folder(read: FolderBytes) -> ModelFiles:
-    """Return what the files of a folder say; this takes time, and waits for nothing.
+def _read_header(path: Path, max_bytes: int) -> tuple[int, bytes]:
+    """Return the size of a weight file and its header.
 
     Raises:
-        FolderError: a file is damaged, or one is missing that the index names.
+        FolderError: it is no safetensors file, or has more of a header than that.
+        OSError: it cannot be read.
     """
-    config = _json_object(read.path / CONFIG, read.config)
-    if read.index is not None:
-        _check_index(read.path / INDEX, read.index, read.names)
-    tensors = [
-        tensor
-        for name, size, header in read.headers
-        for tensor in parse_header(read.path / name, size, header)
-    ]
-    return ModelFiles(config=config, tensors=tuple(tensors))
+    descriptor = open_regular(path)
+    with open(descriptor, "rb") as file:
+        size = os.fstat(descriptor).st_size
+        start = file.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else MAX_HEADERS_BYTES + 1
+        if length > MAX_HEADERS_BYTES:
+            raise FolderError(f"{path} is not a safetensors file")
+        if length > max_bytes:
+            raise FolderError(
+                f"{path.parent}: the headers of its weight files have more than the"
+                f" {MAX_HEADERS_BYTES // MIB} MiB that are read of a model"
+            )
+        return size, file.read(length)
 
 
 def _check_index(index: Path, content: bytes, names: list[str]) -> None:
@@ -225,30 +266,8 @@ def _json_object(path: Path, content: bytes) -> dict[str, Any]:
     return value
 
 
-def _read_header(path: Path, max_bytes: int) -> tuple[int, bytes]:
-    """The size of a weight file and its header.
-
-    Raises:
-        FolderError: it is no safetensors file, or has more of a header than that.
-        OSError: it cannot be read.
-    """
-    descriptor = open_regular(path)
-    with open(descriptor, "rb") as file:
-        size = os.fstat(descriptor).st_size
-        start = file.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else MAX_HEADERS_BYTES + 1
-        if length > MAX_HEADERS_BYTES:
-            raise FolderError(f"{path} is not a safetensors file")
-        if length > max_bytes:
-            raise FolderError(
-                f"{path.parent}: the headers of its weight files have more than the"
-                f" {MAX_HEADERS_BYTES // MIB} MiB that are read of a model"
-            )
-        return size, file.read(length)
-
-
-def parse_header(path: Path, size: int, header: bytes) -> list[Tensor]:
-    """Return the arrays of a weight file, from its header alone.
+def _array_bytes(path: Path, size: int, header: bytes) -> int:
+    """Return what the arrays of a weight file take once they are loaded, from its header alone.
 
     Args:
         path: the file, as errors call it.
@@ -258,26 +277,41 @@ def parse_header(path: Path, size: int, header: bytes) -> list[Tensor]:
     Raises:
         FolderError: the file is cut short, or has no header of a safetensors file.
     """
+    total_bytes, last = 0, 0
     try:
         values = json.loads(header)
         values.pop("__metadata__", None)
-        tensors = [_tensor(name, value) for name, value in values.items()]
-        last = max((value["data_offsets"][1] for value in values.values()), default=0)
-        end = 8 + len(header) + last
+        for name, value in values.items():
+            begin, end = (int(place) for place in value["data_offsets"])
+            if begin > end or math.prod(map(int, value["shape"])) > MAX_BYTES:
+                raise FolderError(f"{path}: its header names sizes that no model has")
+            last = max(last, end)
+            if not any(part in name for part in OTHER_PARTS):
+                total_bytes += (end - begin) * WIDENED.get(str(value["dtype"]), 1)
     except (
         ValueError, ArithmeticError, AttributeError, LookupError, TypeError, RecursionError
     ) as error:  # fmt: skip
         raise FolderError(f"{path} has a header that cannot be read: {error}") from error
-    if size < end:
-        raise FolderError(f"{path} is cut short: {size} bytes of {end}")
-    return tensors
+    if size < 8 + len(header) + last:
+        raise FolderError(f"{path} is cut short: {size} bytes of {8 + len(header) + last}")
+    return total_bytes
 
 
-def _tensor(name: str, value: Mapping[str, Any]) -> Tensor:
-    begin, end = value["data_offsets"]
-    return Tensor(
-        name=name,
-        shape=tuple(int(length) for length in value["shape"]),
-        dtype=str(value["dtype"]),
-        size_bytes=int(end) - int(begin),
-    )
+def _key(read: FolderBytes) -> str:
+    """Return a text that changes whenever mlx-lm might say something else of a folder."""
+    digest = hashlib.sha256(f"1 {sys.platform} {_engine_versions()}".encode())
+    for content in (read.config, read.quantization, *(header for _, _, header in read.headers)):
+        digest.update(b"%d " % len(content) + content)
+    return digest.hexdigest()
+
+
+def _engine_versions() -> list[str]:
+    """Return the installed versions of MLX and mlx-lm.
+
+    `importlib.metadata` looks for the same; to import it takes longer than all of `mlxsup show`.
+    """
+    found: list[str] = []
+    for folder in sys.path:
+        with suppress(OSError):  # not every entry of the path is a folder that exists
+            found += filter(_ENGINE_VERSION.fullmatch, os.listdir(folder or os.curdir))
+    return sorted(found)

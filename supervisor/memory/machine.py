@@ -8,13 +8,22 @@ from __future__ import annotations
 
 import os
 import platform
+import re
+import sys
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from mlxsup.protocol.text import size_text
 
 from ..core.memory.budget import Budget
+
+CUDA_PACKAGES = ("mlx-cuda-13", "mlx-cuda-12", "mlx-cuda")
+
+_FOLDER = re.compile(rf"({'|'.join(CUDA_PACKAGES).replace('-', '_')})-[^-]+\.dist-info")
+"""The name that an installed one of them has next to its modules. `importlib.metadata` looks for
+the same, but importing it takes longer than all that `mlxsup show` does besides."""
 
 RESERVE_SHARE = 10
 """Divides the memory: one part is left to everything else."""
@@ -60,8 +69,21 @@ class DeviceMemory:
     used_bytes: int
 
 
+def find_backend() -> str:
+    """Return `metal`, `cuda` or `cpu`, by the system and the installed packages."""
+    if platform.system() == "Darwin":
+        return "metal" if platform.machine() == "arm64" else "cpu"
+    return "cuda" if any(map(_has_cuda, sys.path)) else "cpu"
+
+
+def _has_cuda(folder: str) -> bool:
+    with suppress(OSError):  # not every entry of the path is a folder that exists
+        return any(map(_FOLDER.fullmatch, os.listdir(folder or os.curdir)))
+    return False
+
+
 def find_budget(given_bytes: int | None, backend: str, *, own_bytes: int = 0) -> Budget:
-    """The budget on this machine.
+    """Return the budget on this machine.
 
     Args:
         given_bytes: the key `memory_budget`; None: automatic.
@@ -88,14 +110,38 @@ def find_budget(given_bytes: int | None, backend: str, *, own_bytes: int = 0) ->
     )
 
 
+def command_budget(given_bytes: int | None, backend: str, runtime_dir: Path) -> Budget:
+    """Return the budget that a daemon with this runtime folder has, or would have.
+
+    Memory that the workers of that folder hold on a GPU is not others'.
+
+    Args:
+        given_bytes: the key `memory_budget`; None: automatic.
+        backend: that MLX uses: `cpu`, `cuda` or `metal`.
+        runtime_dir: has the record of the workers that live.
+
+    Raises:
+        NoDeviceMemoryError: as of `find_budget`.
+    """
+    if backend != "cuda" or given_bytes is not None:
+        return find_budget(given_bytes, backend)
+    from ..workers.leftovers import live_workers
+
+    try:
+        own = live_workers(runtime_dir)
+    except OSError:  # the folder is another user's, and so are its workers
+        own = []
+    return find_budget(None, backend, own_bytes=held_on_device(own))
+
+
 def ram_bytes() -> int:
-    """The memory of the machine."""
+    """Return the memory of the machine in bytes."""
     # As psutil has it, whose import takes a tenth of the time that a command may take to begin.
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def mac_budget(total_bytes: int, wired_bytes: int) -> Budget:
-    """What macOS recommends for the GPU.
+    """Return what macOS recommends for the GPU.
 
     Args:
         total_bytes: of the machine.
@@ -119,12 +165,12 @@ def _wired_limit() -> int:
 
 
 def reserve_bytes(total_bytes: int) -> int:
-    """What is left to everything else on a machine with so much memory."""
+    """Return what is left to everything else on a machine with so much memory."""
     return min(max(total_bytes // RESERVE_SHARE, LEAST_RESERVE_BYTES), total_bytes // 2)
 
 
 def host_budget(total_bytes: int, group_bytes: int | None) -> Budget:
-    """The machine's memory or its control group's limit, less a reserve.
+    """Return the machine's memory or its control group's limit, less a reserve.
 
     Args:
         total_bytes: RAM.
@@ -144,7 +190,7 @@ def host_budget(total_bytes: int, group_bytes: int | None) -> Budget:
 
 
 def device_budget(device: DeviceMemory, own_bytes: int) -> Budget:
-    """The device's memory less what others hold."""
+    """Return the device's memory less what others hold."""
     others = max(0, device.used_bytes - own_bytes)
     reason = (
         f"{size_text(device.total_bytes)} of GPU memory less {size_text(others)} that others hold"
@@ -158,7 +204,7 @@ def device_budget(device: DeviceMemory, own_bytes: int) -> Budget:
 
 
 def largest_budget_bytes(given_bytes: int, backend: str) -> int:
-    """What a budget may be at most here: the memory of the machine, or of its GPU.
+    """Return the largest budget here: the memory of the machine, or of its GPU.
 
     Args:
         given_bytes: the budget in question; the device is only asked if it exceeds the RAM.
@@ -176,7 +222,7 @@ def largest_budget_bytes(given_bytes: int, backend: str) -> int:
 
 
 def read_device() -> DeviceMemory:
-    """The memory of the first GPU, as NVIDIA's own program says.
+    """Return the memory of the first GPU, as NVIDIA's own program says.
 
     Raises:
         NoDeviceMemoryError: the program is missing, or does not answer.
@@ -193,8 +239,10 @@ def read_device() -> DeviceMemory:
 
 
 def held_on_device(pids: Collection[int]) -> int:
-    """How many bytes of the first GPU these processes hold, as far as NVIDIA's own program knows
-    them: in a container it may know none, or by other pids."""
+    """Return how many bytes of the first GPU these processes hold.
+
+    In a container, NVIDIA's own program may know none of them, or by other pids.
+    """
     if not pids:
         return 0
     try:
@@ -209,7 +257,7 @@ def held_on_device(pids: Collection[int]) -> int:
 
 
 def _said_by(command: Sequence[str]) -> str:
-    """What a program prints.
+    """Return what a program prints.
 
     Raises:
         OSError: it is missing, fails, or takes too long.
@@ -225,7 +273,7 @@ def _said_by(command: Sequence[str]) -> str:
 
 
 def control_group_limit(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUPS) -> int | None:
-    """The smallest memory limit of the control groups that this process is in; None: none.
+    """Return the smallest memory limit of the control groups that this process is in; None: none.
 
     Args:
         root: where the file system of control groups is mounted.
@@ -238,7 +286,7 @@ def control_group_limit(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUPS) -> in
 
 
 def limit_files(root: Path, own: Path) -> list[Path]:
-    """The files of limits, of each group and of those around it; version 2, then version 1."""
+    """Return the files of limits of each group and of those around it: version 2, then 1."""
     try:
         lines = own.read_text().splitlines()
     except (OSError, ValueError):
@@ -266,7 +314,7 @@ def _is_in(folder: Path, base: Path) -> bool:
 
 
 def read_limit(path: Path) -> int | None:
-    """What a file of a limit says; None: there is no limit, or no such file."""
+    """Return what a file of a limit says; None: there is no limit, or no such file."""
     try:
         text = path.read_text().strip()
     except (OSError, ValueError):

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mlxsup.protocol.cache_layers import CacheLayers
+from mlxsup.protocol.cache_layers import CacheLayers, size_of_json
 
 FILE_NAME = "measured.json"
 FORMAT = 2
@@ -25,7 +25,7 @@ MAX_ENTRIES = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What a worker measured when its model was READY.
+    """The sizes that a worker measured when its model was READY.
 
     Attributes:
         path: the model folder.
@@ -46,8 +46,9 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Raised:
-    """How much more than it is appraised at is reserved for a model, because its processes ran out
-    of memory. It is kept apart from what a worker measured, so that a READY does not lower it.
+    """Memory that is reserved for a model beyond what it needs, because it has run out of it.
+
+    It is kept apart from what a worker measured, so that a READY does not lower it.
 
     Attributes:
         path: the model folder.
@@ -95,23 +96,23 @@ class Measurements:
         self._raised = {(one.path, one.backend): one for one in raised}
 
     def find(self, path: str, backend: str, fingerprint: str) -> Measured | None:
-        """What is known of a model, if its files are still those that were measured."""
+        """Return what is known of a model, if its files are still those that were measured."""
         found = self._entries.get((path, backend))
         return found if found is not None and found.fingerprint == fingerprint else None
 
     def raised_bytes(self, path: str, backend: str, fingerprint: str) -> int:
-        """How much more is reserved for a model, if its files are still those with which its
+        """Return how much more is reserved for a model, if its files are still those with which its
         processes ran out of memory; otherwise 0."""
         found = self._raised.get((path, backend))
         return found.raised_bytes if found is not None and found.fingerprint == fingerprint else 0
 
     def largest_own_bytes(self, backend: str) -> int | None:
-        """The most that a process held besides its arrays; None: nothing was measured."""
+        """Return the most that a process held besides its arrays; None: nothing was measured."""
         known = (entry.own_bytes for entry in self._entries.values() if entry.backend == backend)
         return max((size for size in known if size is not None), default=None)
 
     def learn(self, measured: Measured) -> None:
-        """Remembers a measurement instead of an earlier one of the same folder and backend.
+        """Remember a measurement instead of an earlier one of the same folder and backend.
 
         Raises:
             OSError: the file cannot be written; it is remembered for as long as this object lives.
@@ -120,7 +121,7 @@ class Measurements:
             self._write()
 
     def learn_raised(self, raised: Raised) -> None:
-        """Remembers how much more is reserved for a model, instead of what was said before.
+        """Remember how much more is reserved for a model, instead of what was said before.
 
         Raises:
             OSError: as `learn`.
@@ -140,7 +141,7 @@ class Measurements:
 
 
 def _remember(entries: dict[tuple[str, str], Entry], entry: Entry) -> bool:
-    """Enters one as the newest; returns whether that changes anything."""
+    """Enter one as the newest; return whether that changes anything."""
     key = entry.path, entry.backend
     if entries.get(key) == entry:
         return False
@@ -152,7 +153,7 @@ def _remember(entries: dict[tuple[str, str], Entry], entry: Entry) -> bool:
 
 
 def _read(path: Path) -> tuple[list[Measured], list[Raised]]:
-    """The entries of a file.
+    """Return the entries of a file.
 
     Raises:
         OSError: it cannot be read.
@@ -171,9 +172,9 @@ def _entry(value: Mapping[str, Any]) -> Measured:
         path=_text(value["path"]),
         backend=_text(value["backend"]),
         fingerprint=_text(value["fingerprint"]),
-        weight_bytes=_size(value["weight_bytes"]),
-        own_bytes=None if own is None else _size(own),
-        layers=tuple(_layers(one) for one in value["layers"]),
+        weight_bytes=size_of_json(value["weight_bytes"]),
+        own_bytes=None if own is None else size_of_json(own),
+        layers=tuple(CacheLayers.of_json(one) for one in value["layers"]),
     )
 
 
@@ -182,27 +183,11 @@ def _raised(value: Mapping[str, Any]) -> Raised:
         path=_text(value["path"]),
         backend=_text(value["backend"]),
         fingerprint=_text(value["fingerprint"]),
-        raised_bytes=_size(value["raised_bytes"]),
-    )
-
-
-def _layers(value: Mapping[str, Any]) -> CacheLayers:
-    window = value["window"]
-    return CacheLayers(
-        layers=_size(value["layers"]),
-        token_bytes=_size(value["token_bytes"]),
-        row_bytes=_size(value["row_bytes"]),
-        window=None if window is None else _size(window),
+        raised_bytes=size_of_json(value["raised_bytes"]),
     )
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError("not a text")
-    return value
-
-
-def _size(value: object) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError("not a size")
     return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import platform
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -12,7 +13,6 @@ import psutil
 
 from ..core.memory.pressure import Reading, Strain
 from .machine import CGROUP_ROOT, limit_files, read_limit, reserve_bytes
-from .readings import HostMemory, group_left_bytes, host_memory, linux_strain, mac_strain
 
 KEPT_FREE_SHARE = 4
 """Divides the reserve of `machine.py`, which is for all that other programs hold: so much of it
@@ -22,6 +22,16 @@ MAC_LEVEL = b"kern.memorystatus_vm_pressure_level"
 
 PROC = Path("/proc")
 
+STALLED_PERCENT = 5.0
+"""Memory is short if all processes waited for it for more of the last ten seconds."""
+
+MAC_LEVELS = {1: Strain.EASY, 2: Strain.UNSAID, 4: Strain.STALLED}
+"""What `kern.memorystatus_vm_pressure_level` says: normal, warning, critical."""
+
+FILE_CACHE = ("inactive_file", "active_file")
+"""In `memory.stat`: what the system drops if the group needs memory; `total_` is version 1."""
+
+
 Report = Callable[[str], None]
 
 
@@ -29,7 +39,7 @@ class Watch(Protocol):
     """Reads memory."""
 
     def read(self) -> Reading | None:
-        """What is available now; None: nothing limits models, as far as is known."""
+        """Return what is available now; None: nothing limits models, as far as is known."""
 
 
 class NoWatch:
@@ -37,7 +47,7 @@ class NoWatch:
     knows."""
 
     def read(self) -> Reading | None:
-        """Nothing is known."""
+        """Return None."""
         return None
 
 
@@ -58,7 +68,7 @@ class LinuxWatch:
         self._reported: set[Path] = set()
 
     def read(self) -> Reading | None:
-        """See `Watch.read`."""
+        """Return what is available, as `Watch.read` says."""
         host = self._host()
         if host is None:
             return None
@@ -127,7 +137,7 @@ class MacWatch:
         self._level = level
 
     def read(self) -> Reading | None:
-        """See `Watch.read`."""
+        """Return what is available, as `Watch.read` says."""
         level = self._level()
         if level is None:
             return None
@@ -140,7 +150,7 @@ class MacWatch:
 
 
 def mac_level() -> int | None:
-    """The level of memory pressure; None if the system does not say it."""
+    """Return the level of memory pressure; None if the system does not say it."""
     level, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
     try:
         ask = ctypes.CDLL(None).sysctlbyname
@@ -151,7 +161,7 @@ def mac_level() -> int | None:
 
 
 def find_watch(backend: str, report: Report, proc: Path = PROC) -> Watch:
-    """What reads the memory that models live in.
+    """Return what reads the memory that models live in.
 
     Args:
         backend: that MLX uses: `cpu`, `cuda` or `metal`.
@@ -161,3 +171,92 @@ def find_watch(backend: str, report: Report, proc: Path = PROC) -> Watch:
     if backend == "cuda":
         return NoWatch()
     return MacWatch(mac_level) if platform.system() == "Darwin" else LinuxWatch(report, proc)
+
+
+# ------------------------------------------------------------ the texts of the system
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostMemory:
+    """The content of `/proc/meminfo`.
+
+    Attributes:
+        total_bytes: RAM.
+        available_bytes: what could be allocated without swapping.
+    """
+
+    total_bytes: int
+    available_bytes: int
+
+
+def host_memory(text: str) -> HostMemory:
+    """Return the content of a `/proc/meminfo`.
+
+    Raises:
+        ValueError: it does not.
+    """
+    sizes = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        number, _, unit = value.strip().partition(" ")
+        if unit == "kB" and number.isdecimal():
+            sizes[name] = int(number) * 1024
+    try:
+        return HostMemory(total_bytes=sizes["MemTotal"], available_bytes=sizes["MemAvailable"])
+    except KeyError as missing:
+        raise ValueError(f"no line {missing}") from None
+
+
+def group_left_bytes(limit_bytes: int, used: str, statistics: str) -> int:
+    """Return what a control group may still take, the file cache that it holds included.
+
+    Args:
+        limit_bytes: its limit.
+        used: `memory.current`, or `memory.usage_in_bytes` of version 1.
+        statistics: `memory.stat`; what it does not say counts as 0.
+
+    Raises:
+        ValueError: `used` is not a number.
+    """
+    sizes = {}
+    for line in statistics.splitlines():
+        name, _, number = line.partition(" ")
+        if number.isdecimal():
+            sizes[name] = int(number)
+    dropped = sum(sizes.get(f"total_{name}", sizes.get(name, 0)) for name in FILE_CACHE)
+    return limit_bytes - int(used) + dropped
+
+
+def stalled_percent(text: str) -> float:
+    """Return for how much of the last ten seconds all processes waited for memory, in percent.
+
+    Args:
+        text: of `/proc/pressure/memory`, or of a group's `memory.pressure`.
+
+    Raises:
+        ValueError: it does not say so.
+    """
+    for line in text.splitlines():
+        kind, *fields = line.split()
+        if kind != "full":
+            continue
+        for field in fields:
+            name, _, number = field.partition("=")
+            if name == "avg10":
+                return float(number)
+    raise ValueError("no line full with avg10")
+
+
+def linux_strain(stalls: str | None) -> Strain:
+    """Return what a text of stalls says; None: there is none.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    is_stalled = stalls is not None and stalled_percent(stalls) > STALLED_PERCENT
+    return Strain.STALLED if is_stalled else Strain.UNSAID
+
+
+def mac_strain(level: int) -> Strain:
+    """Return what a pressure level of macOS says; an unknown one says nothing."""
+    return MAC_LEVELS.get(level, Strain.UNSAID)

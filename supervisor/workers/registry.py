@@ -13,10 +13,10 @@ from mlxsup.protocol.worker_messages import MessageToWorker, Ready
 
 from ..core.actions import Spawn, WorkerSignal
 from ..core.events import FilesSeen, SpawnFailed, WorkerSeen
+from ..file_threads import SILENT, FileLooks
 from ..log_files import LogWriter
 from ..logs import ModelLog
-from ..memory.appraiser import measured_by
-from ..memory.loaded_files import SILENT, FileLooks
+from ..memory.estimator import measured_by
 from ..memory.measurements import Measurements
 from .incarnation import Surroundings, WorkerUnit
 from .measure import is_process_stopped

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from mlxsup.supervisor.memory.backend import find_backend
 from mlxsup.supervisor.memory.folder import fingerprint, stamp
+from mlxsup.supervisor.memory.machine import find_backend
 from mlxsup.supervisor.memory.measurements import FILE_NAME, Measurements, Raised
 
 from support.cli import Piped, run_cli

@@ -1,9 +1,8 @@
-"""The whole stack on real MLX: two models at once, spare workers, and what a worker has learned."""
+"""The whole stack on real MLX: two models at once, and spare workers."""
 
 from __future__ import annotations
 
 import os
-import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -169,30 +168,3 @@ def test_a_spare_is_taken_over_replaced_and_ended_with_its_daemon(
 
         daemon.kill()
         eventually(lambda: is_gone(last), timeout_s=WAIT_S)
-
-
-WARMED_UP = re.compile(r"model warmed up model=m rows=(\d+) pace=(\w+) ")
-
-
-def test_a_pace_is_kept_across_a_kill_and_a_new_daemon(tmp_path: Path) -> None:
-    folder = make_tiny_model(tmp_path / "tiny")
-    with Daemon({"m": {"path": str(folder), "max_concurrency": 1}}) as daemon:
-        with daemon.client() as client:
-            client.load("m")
-            # A prompt of 3,000 tokens has the parts of a pass told apart even on a busy machine,
-            # where the warm-up leaves out its larger sizes.
-            client.complete("m", prompt_tokens=[5 + n % 1000 for n in range(3000)], max_tokens=2)
-            reader = Reader(client, "m", "go on", max_tokens=3000)
-            reader.started()
-            os.kill(row(client, "m")["pid"], signal.SIGKILL)
-            assert len(reader.finished(600).token_ids) == 3000
-            assert row(client, "m")["generation"] == 2
-        assert daemon.run("stop").returncode == 0
-        assert daemon.process is not None
-        assert daemon.process.wait(60) == 0
-        daemon.start()
-        with daemon.client() as client:
-            client.load("m")
-        lives = WARMED_UP.findall((daemon.logs / "m.log").read_text())
-    assert [pace for _, pace in lives] == ["measured", "learned", "learned"]
-    assert [rows for rows, _ in lives[1:]] == ["1", "1"], "nothing is repeated"

@@ -36,7 +36,7 @@ from mlxsup.protocol.version import VERSION
 from mlxsup.protocol.worker_messages import CancelRow, Dispatch, Dying, Exit, Ready, RowDelta, Step
 from mlxsup.supervisor import app as app_module
 from mlxsup.supervisor.core.health import watchdog as watchdog_module
-from mlxsup.supervisor.memory.backend import find_backend
+from mlxsup.supervisor.memory.machine import find_backend
 from mlxsup.supervisor.workers import incarnation as incarnation_module
 from mlxsup.supervisor.workers.registry import Workers
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,9 @@ import psutil
 import pytest
 
 from mlxsup.supervisor.memory import estimates as estimates_module
-from mlxsup.supervisor.memory.estimates import Estimates, Look, ask
-from mlxsup.supervisor.memory.estimator import Place, Question, estimator_argv
+from mlxsup.supervisor.memory.estimates import Estimates, Look, ask, ask_engine
+from mlxsup.supervisor.memory.folder import UNASKED, Estimate
+from mlxsup.supervisor.memory.folder_reader import Place, Question, reader_argv
 
 from support.eventually import eventually
 from support.hub_caches import REPO, write_repository
@@ -78,13 +81,13 @@ def test_a_folder_that_ends_the_process_costs_the_others_nothing(tmp_path: Path)
     places = [model(tmp_path / name) for name in ("a", "deadly", "b")]
     script = (
         "import os, runpy, sys\n"
-        "from mlxsup.supervisor.memory import estimator\n"
-        "read = estimator.read_bytes\n"
+        "from mlxsup.supervisor.memory import folder_reader\n"
+        "read = folder_reader.read_bytes\n"
         "def fall(path):\n"
         "    if path.name == 'deadly': os.kill(os.getpid(), 9)\n"
         "    return read(path)\n"
-        "estimator.read_bytes = fall\n"
-        "estimator.main()\n"
+        "folder_reader.read_bytes = fall\n"
+        "folder_reader.main()\n"
     )
     estimates = Estimates([sys.executable, "-c", script])
     first, deadly, last = look(*places, estimates=estimates)
@@ -101,12 +104,12 @@ def test_a_process_that_works_is_waited_for(
     place = model(tmp_path / "m")
     script = (
         "import time\n"
-        "from mlxsup.supervisor.memory import estimator\n"
-        "end = time.monotonic() + 2.5\n"
+        "from mlxsup.supervisor.memory import folder_reader\n"
+        "end = time.monotonic() + 8\n"
         "while time.monotonic() < end: pass\n"
-        "estimator.main()\n"
+        "folder_reader.main()\n"
     )
-    [found] = look(place, estimates=Estimates([sys.executable, "-c", script], quiet_s=1.0))
+    [found] = look(place, estimates=Estimates([sys.executable, "-c", script], quiet_s=3.0))
     assert found.estimate is not None
 
 
@@ -121,7 +124,7 @@ def test_a_process_whose_parent_is_gone_ends(tmp_path: Path) -> None:
     question = Question(number=0, place=Place(folder)).to_line()
     script = (
         "import os, subprocess, sys\n"
-        f"argv = [*{estimator_argv()!r}, str(os.getpid())]\n"
+        f"argv = [*{reader_argv()!r}, str(os.getpid())]\n"
         "child = subprocess.Popen(argv, stdin=-1, stdout=-1, stderr=-3)\n"
         f"child.stdin.write({question!r}); child.stdin.close()\n"
         "print(child.pid, flush=True)\n"
@@ -135,20 +138,6 @@ def test_a_process_whose_parent_is_gone_ends(tmp_path: Path) -> None:
     eventually(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie")
 
 
-def odd_letters(folder: Path) -> None:
-    """A name that JSON can spell and no message can hold; the folder is named in its problem."""
-    text = b'{"model_type": "\\ud800", "text_config": {"hidden_size": "\\ud800"}}'
-    (folder / "config.json").write_bytes(text)
-
-
-def test_estimate_replaces_lone_surrogates(tmp_path: Path) -> None:
-    place = model(tmp_path / "m")
-    odd_letters(tmp_path / "m")
-    [found] = look(place)
-    assert found.estimate is not None
-    assert "model type ? is not known" in found.estimate.remark
-
-
 def test_a_path_that_cannot_be_one_is_a_problem_of_its_model(tmp_path: Path) -> None:
     there = model(tmp_path / "m")
     found, odd = look(there, Place("/a\0b"))
@@ -156,10 +145,13 @@ def test_a_path_that_cannot_be_one_is_a_problem_of_its_model(tmp_path: Path) -> 
     assert "null" in odd.problem
 
 
-def test_a_long_name_is_cut(tmp_path: Path) -> None:
-    [found] = look(model(tmp_path / "m", model_type="x" * 10**6))
-    assert found.estimate is not None
-    assert len(found.estimate.remark) == 1000
+def test_a_long_name_is_cut_and_has_no_lone_surrogates(tmp_path: Path) -> None:
+    place = model(tmp_path / "m")
+    index = {"weight_map": {"a": "\ud800" + "x" * 10**5}}
+    (tmp_path / "m" / "model.safetensors.index.json").write_text(json.dumps(index))
+    [found] = look(place)
+    assert "/m/?xxx" in found.problem
+    assert len(found.problem) == 1000
 
 
 def test_a_check_names_files_that_only_a_load_needs(tmp_path: Path) -> None:
@@ -175,3 +167,94 @@ def test_a_check_names_files_that_only_a_load_needs(tmp_path: Path) -> None:
     assert not isinstance(checked, str)
     assert plain.problem == ""
     assert checked.problem.endswith("tokenizer.json does not exist")
+
+
+# ---------------------------------------------------------------- the process that asks mlx-lm
+
+
+def unasked(*paths: str) -> dict[str, Estimate]:
+    return {
+        path: Estimate(
+            fingerprint="f", key=path, weight_bytes=1, layers=(), remark=UNASKED,
+            context_length=None,
+        )
+        for path in paths
+    }  # fmt: skip
+
+
+ENGINE = """
+import json, os, sys, time
+for line in sys.stdin:
+    question = json.loads(line)
+    path = question["path"]
+    if path == "deadly":
+        os.kill(os.getpid(), 9)
+    if path == "busy":
+        while True: pass
+    if path == "silent":
+        time.sleep(600)
+    memory = {"weight_bytes": 5, "layers": []}
+    if path == "huge":
+        memory["weight_bytes"] = 2**60
+    problem = "why" if path == "refused" else ""
+    memory = None if problem else memory
+    answer = {"number": question["number"], "memory": memory, "problem": problem}
+    print(json.dumps(answer), flush=True)
+"""
+
+
+def test_a_model_that_cannot_be_asked_about_is_measured_and_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those around it are asked about, and no process is left."""
+    monkeypatch.setattr(estimates_module, "BUSY_S", 3.0)
+    monkeypatch.setattr(estimates_module, "WORK_S", 0.01)  # a busy machine leaves it little
+    paths = ["a", "deadly", "b", "busy", "silent", "huge", "refused", "c"]
+    argv = [sys.executable, "-c", ENGINE]
+    found = asyncio.run(ask_engine(unasked(*paths), argv=argv, quiet_s=5.0))
+    ended = "the process that asked mlx-lm has ended (signal 9)"
+    slow = "mlx-lm takes too long to build it"
+    assert {path: one.remark for path, one in found.items()} == {
+        "a": "", "b": "", "c": "", "deadly": f"{UNASKED}: {ended}",
+        "busy": f"{UNASKED}: {slow}", "silent": f"{UNASKED}: {slow}",
+        "huge": f"{UNASKED}: its config.json names sizes that no model has",
+        "refused": f"{UNASKED}: why",
+    }  # fmt: skip
+    assert {path: one.weight_bytes for path, one in found.items() if one.weight_bytes != 1} == (
+        dict.fromkeys("abc", 5)
+    )
+    children = psutil.Process().children()
+    assert not [one for one in children if ENGINE in one.cmdline()]
+
+
+def test_an_engine_that_cannot_be_started_is_named(tmp_path: Path) -> None:
+    found = asyncio.run(ask_engine(unasked("a", "b"), argv=[str(tmp_path / "none")]))
+    assert all("could not be started" in one.remark for one in found.values())
+
+
+def test_one_process_asks_mlx_lm_at_a_time_and_an_answer_is_not_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, most = 0, 0
+    asked: list[str] = []
+
+    async def engine(some: dict[str, Estimate]) -> dict[str, Estimate]:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        asked.extend(some)
+        return {path: replace(one, remark="") for path, one in some.items()}
+
+    monkeypatch.setattr(estimates_module, "ask_engine", engine)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    places = [model(tmp_path / name) for name in ("a", "b")]
+    estimates = Estimates()
+
+    async def look_at_both() -> None:
+        await asyncio.gather(*(estimates.look_at([place]) for place in places))
+        await estimates.look_at(places)
+
+    asyncio.run(look_at_both())
+    assert (most, sorted(asked)) == (1, [place.path for place in places])

@@ -37,8 +37,8 @@ from mlxsup.supervisor.core.events import (
     WorkerSaid,
     WorkerSeen,
 )
+from mlxsup.supervisor.file_threads import FileLooks
 from mlxsup.supervisor.log_files import LogWriter
-from mlxsup.supervisor.memory.loaded_files import FileLooks
 from mlxsup.supervisor.sockets.worker_link import WorkerLink
 from mlxsup.supervisor.workers import incarnation
 from mlxsup.supervisor.workers import registry as registry_module
@@ -414,7 +414,7 @@ def test_a_folder_that_does_not_answer_gets_no_process_and_leaves_no_spare(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answers, killed = threading.Event(), list[int]()
-    monkeypatch.setattr("mlxsup.supervisor.memory.loaded_files.stamp", lambda _: answers.wait())
+    monkeypatch.setattr("mlxsup.supervisor.file_threads.stamp", lambda _: answers.wait())
 
     async def scene(everyone: All) -> None:
         monkeypatch.setattr(everyone.workers.spares, "kill", killed.append)

@@ -18,15 +18,11 @@ from mlxsup.protocol.cache_cost import cache_bytes
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import Batching, LoadPhase
-from mlxsup.supervisor.memory.folder import read_folder
-from mlxsup.supervisor.memory.known_types import KNOWN_TYPES
-from mlxsup.supervisor.memory.layout import find_layout
-from mlxsup.supervisor.memory.weights import loaded_bytes
 from mlxsup.worker.engine import BadLaunchError, EngineFacts, GpuFaultElsewhereError, StepResult
 from mlxsup.worker.engines.mlx import load as mlx_load
-from mlxsup.worker.engines.mlx.cache_layers import measure_layers
-from mlxsup.worker.engines.mlx.caches import layers_of
+from mlxsup.worker.engines.mlx.caches import layers_of, measure_layers
 from mlxsup.worker.engines.mlx.engine import MlxEngine
+from mlxsup.worker.engines.mlx.estimate import estimate
 from mlxsup.worker.engines.mlx.folder import check_folder
 from mlxsup.worker.engines.mlx.limits import CACHE_SHARE, MemoryLimits
 from mlxsup.worker.engines.mlx.load import iterate_arrays, load_lazily
@@ -34,12 +30,11 @@ from mlxsup.worker.engines.mlx.logits import FloatLogits
 from mlxsup.worker.engines.mlx.logprobs import LogprobReader
 from mlxsup.worker.engines.mlx.new_row import NewRow
 from mlxsup.worker.engines.mlx.passes import SerialPasses, TogetherPasses
-from mlxsup.worker.engines.mlx.prefix_size import row_after_one_token
 from mlxsup.worker.engines.mlx.sampling import PLAIN
 
 from support.mlx_rows import known_as, loaded_engine, make_row, make_spec, run_rows, solo
 from support.model_types.build import make_model
-from support.model_types.listed import MODEL_TYPES, model_file, model_types
+from support.model_types.listed import model_types
 from support.tiny_model import CONTEXT_LENGTH, make_tiny_model
 
 pytestmark = pytest.mark.mlx
@@ -446,27 +441,6 @@ def test_memory_for_reuse_is_freed_and_known_prompts_stay(tiny: Path) -> None:
         assert engine.insert(make_row(2, prompt)) == 39
 
 
-QUICK = [
-    "llama",  # keys and values
-    "llama_sliding",  # a window
-    "gemma3_text",
-    "gemma4_text",  # layers that share keys
-    "deepseek_v3",  # compressed
-    "deepseek_v32",  # and an indexer
-    "qwen3_next",  # a state
-    "falcon_h1",  # a state and keys in each layer
-    "mamba",
-    "nanbeige",  # layers that run twice
-]
-
-UNKNOWN = {"deepseek_v41", "llama4", "longcat_flash_ngram"}
-"""Types that the estimate does not know: counted as full attention, and marked."""
-
-UNBUILT = {"bitnet", "gear", "muse_spark", "phi3small"}
-"""Types whose caches cannot be looked at here: MLX or mlx-lm cannot compute them on a CPU, or they
-are refused. The estimate does not know them."""
-
-
 def load_type(tmp_path: Path, name: str) -> tuple[Path, Any]:
     """A tiny model of a type: its folder, and the model as mlx-lm makes it."""
     (model_type,) = model_types([name])
@@ -482,51 +456,11 @@ def total(layers: Sequence[CacheLayers], tokens: int) -> int:
     )
 
 
-def check_layout(tmp_path: Path, name: str) -> None:
-    folder, model = load_type(tmp_path, name)
-    files = read_folder(folder)
-    estimate = find_layout(files.text_config, files.tensors)
-    measured = measure_layers(row_after_one_token(model))
-    assert bool(estimate.remark) == (name in UNKNOWN), estimate.remark
-    if name in UNKNOWN:
-        return
-    assert describe(estimate.layers) == describe(measured)
-
-
-def describe(layers: Sequence[CacheLayers]) -> list[tuple[int, int, int, int]]:
-    """Groups in one order; what takes nothing is left out."""
-    return sorted(
-        (part.token_bytes, part.row_bytes, part.window or 0, part.layers)
-        for part in layers
-        if part.token_bytes or part.row_bytes
-    )
-
-
-@pytest.mark.parametrize("name", QUICK)
-def test_the_files_say_what_the_caches_keep(tmp_path: Path, name: str) -> None:
-    check_layout(tmp_path, name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [one.name for one in MODEL_TYPES if one.name not in {*QUICK, *UNBUILT}]
-)
-def test_the_files_of_every_type_say_what_the_caches_keep(tmp_path: Path, name: str) -> None:
-    check_layout(tmp_path, name)
-
-
-def test_every_known_type_was_compared() -> None:
-    compared = {model_file(one.config) for one in MODEL_TYPES if one.name not in UNKNOWN | UNBUILT}
-    known = {model_file({"model_type": name}) for name in KNOWN_TYPES}
-    # The last one is known by the model type that it shares with another architecture.
-    assert known == compared - {"bailing_moe_v3"}
-
-
 # ---------------------------------------------------------------- what mlx-lm allocates
 @pytest.mark.parametrize("name", ["falcon_h1", "gemma3_text", "llama"])
 def test_a_batch_takes_no_more_than_estimated_and_not_much_less(tmp_path: Path, name: str) -> None:
     _, model = load_type(tmp_path, name)
-    layers = measure_layers(row_after_one_token(model))
+    layers = measure_layers(model)
     for lengths in ([5], [40, 7], [300, 20, 100], [257]):
         rows = [read(model, length) for length in lengths]
         batch = [kept[0].merge(list(kept)) for kept in zip(*rows, strict=True)]
@@ -551,15 +485,14 @@ def bytes_of(caches: Sequence[Any]) -> int:
 
 
 # ---------------------------------------------------------------- what a worker reports
-def test_the_weights_of_a_tiny_model_are_those_of_its_file(tmp_path: Path) -> None:
+def test_a_worker_reports_what_was_estimated(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "tiny")
-    files = read_folder(folder)
+    found = estimate(folder)
     with loaded_engine(folder) as engine:
+        assert engine.facts.cache_layers == found.layers
+        # The warm-up may leave tables of positions in the model.
         arrays = sum(int(array.nbytes) for array in iterate_arrays(engine.model))
-        assert loaded_bytes(files.tensors) <= arrays <= loaded_bytes(files.tensors) + 4096
-        assert list(engine.facts.cache_layers) == list(
-            find_layout(files.text_config, files.tensors).layers
-        )
+        assert found.weight_bytes <= arrays <= found.weight_bytes + 4096
 
 
 LAYERS = 16

@@ -17,7 +17,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.worker.engines.mlx import prefix_cache as mlx_prefix_cache
 from mlxsup.worker.engines.mlx import prefix_size as mlx_prefix_size
-from mlxsup.worker.engines.mlx.caches import can_cut, row_bytes
+from mlxsup.worker.engines.mlx.caches import can_cut, row_after, row_bytes
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.load import iterate_arrays
 from mlxsup.worker.engines.mlx.prefix_cache import LEAST_TOKENS, Found, PrefixCache
@@ -26,7 +26,6 @@ from mlxsup.worker.engines.mlx.prefix_size import (
     PrefixRoom,
     automatic_bytes,
     free_memory_bytes,
-    row_after_one_token,
     tokens_that_fit,
 )
 
@@ -505,7 +504,7 @@ def test_row_bytes_are_known_from_one_token(tmp_path: Path, model_type: str) -> 
         prefixes = engine.prefixes
         assert prefixes is not None
         with mx.stream(engine.stream):
-            row = row_after_one_token(engine.model)
+            row = row_after(engine.model, 1)
         run_rows(engine, [make_row(1, list(range(200)), max_tokens=1)])
         longest = max(prefixes.entries(), key=lambda node: node.end)
         assert longest.value is not None

@@ -1,14 +1,22 @@
-"""Folders that are read in this process, instead of one of their own that has to start first."""
+"""Folders that are read in this process, instead of those of their own that have to start first."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from mlxsup.protocol.cache_layers import CacheLayers
+from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.supervisor.config import model_folders
 from mlxsup.supervisor.memory import estimates
-from mlxsup.supervisor.memory.estimator import Answer, Question, look
+from mlxsup.supervisor.memory.folder import UNASKED, Estimate, FolderError
+from mlxsup.supervisor.memory.folder_reader import Answer, Question, look
+
+UNSERVED = f"{UNASKED}: mlx-lm does not know its type"
 
 
 async def ask_here(questions: Sequence[Question], **_: object) -> dict[int, Answer | str]:
@@ -17,8 +25,32 @@ async def ask_here(questions: Sequence[Question], **_: object) -> dict[int, Answ
     return {one.number: Answer.of_line(look(one).to_line().encode()) for one in asked}
 
 
+async def ask_engine_here(unasked: Mapping[str, Estimate], **_: object) -> dict[str, Estimate]:
+    """Answers for the llama of `safetensors_files` as mlx-lm does, and for no other type."""
+    found = {}
+    for path, one in unasked.items():
+        config = json.loads((Path(path) / "config.json").read_bytes())
+        if config["model_type"] != "llama":
+            found[path] = replace(one, remark=UNSERVED)
+            continue
+        numbers = 2 * config["num_key_value_heads"] * 16
+        layers = (CacheLayers(layers=config["num_hidden_layers"], token_bytes=2 * numbers),)
+        found[path] = replace(one, layers=layers, remark="")
+    return found
+
+
+def estimated(launch: LaunchSettings) -> Estimate | None:
+    """What is known of a model before its first load; None of the fake engine."""
+    if launch.engine == "fake":
+        return None
+    found = estimates.estimate_folders([launch.path])[launch.path]
+    assert not isinstance(found, FolderError), found
+    return found
+
+
 @pytest.fixture
 def estimates_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has every folder read in this process."""
     for module in (estimates, model_folders):
         monkeypatch.setattr(module, "ask", ask_here)
+    monkeypatch.setattr(estimates, "ask_engine", ask_engine_here)

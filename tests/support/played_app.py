@@ -21,7 +21,7 @@ from mlxsup.supervisor.core.memory.pressure import Reading
 from mlxsup.supervisor.core.outline import Outline
 from mlxsup.supervisor.core.settings import CoreSettings
 from mlxsup.supervisor.logs import DaemonLog
-from mlxsup.supervisor.memory.briefing import ConfigSnapshot
+from mlxsup.supervisor.memory.snapshot import ConfigSnapshot
 from mlxsup.supervisor.service_manager import ServiceManager
 from mlxsup.supervisor.sleep import SleepGuard
 
@@ -251,7 +251,7 @@ class Case:
         parts = {
             "Clock": lambda: clock, "Core": core, "Signals": signals,
             "Clients": lambda *_, **__: self.clients, "Workers": workers,
-            "Sampler": self._sampler, "MemoryBriefing": lambda *_: self.briefing,
+            "Sampler": self._sampler, "MemorySnapshot": lambda *_: self.briefing,
         }  # fmt: skip
         for name, part in parts.items():
             self._monkeypatch.setattr(app_module, name, part)

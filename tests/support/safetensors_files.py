@@ -30,9 +30,10 @@ def write_weights(path: Path, arrays: Arrays) -> int:
 
 
 def write_folder(folder: Path, config: Mapping[str, Any], *shards: Arrays) -> int:
-    """Writes config.json and the weight files of a model; returns the size of all arrays."""
+    """Writes the files of a model, a tokenizer too; returns the size of all arrays."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text("{}")  # for mlx-lm, which is asked about whole models
     if len(shards) == 1:
         return write_weights(folder / "model.safetensors", shards[0])
     names = [f"model-{n:05}-of-{len(shards):05}.safetensors" for n in range(1, len(shards) + 1)]
@@ -50,16 +51,26 @@ def llama_arrays(
     vocabulary: int = 1000,
     dtype: str = "BF16",
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """The arrays of a llama that memory depends on."""
+    """The arrays of a llama, as mlx-lm wants them."""
     width = hidden // heads
     arrays: dict[str, tuple[str, tuple[int, ...]]] = {
-        "model.embed_tokens.weight": (dtype, (vocabulary, hidden))
+        "model.embed_tokens.weight": (dtype, (vocabulary, hidden)),
+        "model.norm.weight": (dtype, (hidden,)),
     }
     for layer in range(layers):
-        base = f"model.layers.{layer}.self_attn"
-        arrays[f"{base}.q_proj.weight"] = (dtype, (heads * width, hidden))
-        arrays[f"{base}.k_proj.weight"] = (dtype, (kv_heads * width, hidden))
-        arrays[f"{base}.v_proj.weight"] = (dtype, (kv_heads * width, hidden))
+        shapes: dict[str, tuple[int, ...]] = {
+            "self_attn.q_proj": (heads * width, hidden),
+            "self_attn.k_proj": (kv_heads * width, hidden),
+            "self_attn.v_proj": (kv_heads * width, hidden),
+            "self_attn.o_proj": (hidden, heads * width),
+            "input_layernorm": (hidden,),
+            "post_attention_layernorm": (hidden,),
+            "mlp.gate_proj": (2 * hidden, hidden),
+            "mlp.up_proj": (2 * hidden, hidden),
+            "mlp.down_proj": (hidden, 2 * hidden),
+        }
+        for name, shape in shapes.items():
+            arrays[f"model.layers.{layer}.{name}.weight"] = (dtype, shape)
     return arrays
 
 
@@ -68,6 +79,10 @@ def llama_config(**changes: Any) -> dict[str, Any]:
     return {
         "model_type": "llama",
         "hidden_size": 64,
+        "intermediate_size": 128,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": 1000,
+        "tie_word_embeddings": True,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,

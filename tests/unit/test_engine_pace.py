@@ -1,25 +1,20 @@
-"""The pace of reading prompts: chunks, predictions, costs, later lives; on simulated machines."""
+"""The pace of reading prompts: chunks, predictions, costs; on simulated machines."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxsup.worker.engines.mlx.pace import Pace
-from mlxsup.worker.engines.mlx.pass_cost import PassCost
 from mlxsup.worker.engines.mlx.prefill import (
-    CAUTION,
     DEEP,
     FIRST_CHUNK,
     FIXED_CHUNK,
-    HEADROOM,
-    IDLE_TARGET_S,
     LARGEST_CHUNK,
     SMALLEST_CHUNK,
+    PassCost,
     PrefillPacer,
 )
 from mlxsup.worker.engines.mlx.shapes import COMPILE_S, SeenShapes
@@ -441,103 +436,6 @@ def read_prompt(pacer: PrefillPacer, tokens: int, takes: Callable[[int], float])
         chunks.append(chunk)
         tokens -= chunk
     return chunks
-
-
-def resumed(pace: Pace, takes: Callable[[int], float]) -> PrefillPacer:
-    """A pacer as the warm-up of a later life leaves it."""
-    pacer = new_pacer()
-    read_prompt(pacer, FIRST_CHUNK, takes)
-    pacer.resume(pace)
-    return pacer
-
-
-def learned_pace(takes: Callable[[int], float], tokens: int = 8000) -> Pace:
-    pacer = new_pacer()
-    read_prompt(pacer, tokens, takes)
-    pacer.saw_decode(rows=2, took_s=takes(2))
-    pace = pacer.learned()
-    assert pace is not None
-    return pace
-
-
-def test_a_pace_is_learned_once_two_sizes_have_told_the_parts_apart() -> None:
-    pacer = new_pacer()
-    assert pacer.learned() is None
-    pacer.saw_chunk(prefill_rows=1, longest=8, decode_rows=0, took_s=steady_machine()(8))
-    pacer.saw_chunk(prefill_rows=1, longest=31, decode_rows=0, took_s=steady_machine()(31))
-    assert pacer.learned() is None
-    pacer.saw_chunk(prefill_rows=4, longest=256, decode_rows=0, took_s=steady_machine()(1024))
-    pacer.saw_decode(rows=3, took_s=0.01)
-    pace = pacer.learned()
-    assert pace is not None
-    assert (pace.pass_s, pace.unit_s) == pytest.approx((PASS_S, TOKEN_S))
-    assert (pace.largest_cost, pace.decode_s, pace.decode_rows) == (1024, 0.01, 3)
-
-
-def test_the_first_prompt_of_a_later_life_is_not_read_in_small_chunks() -> None:
-    takes = steady_machine()
-    assert len(read_prompt(resumed(learned_pace(takes), takes), 2000, takes)) == 1
-    afresh = new_pacer()
-    read_prompt(afresh, FIRST_CHUNK, takes)
-    assert len(read_prompt(afresh, 2000, takes)) > 5
-
-
-def test_until_a_chunk_was_read_a_token_counts_as_slower_than_it_was() -> None:
-    takes = steady_machine(pass_s=0.0, token_s=0.01)
-    pace = learned_pace(takes)
-    pacer = resumed(pace, takes)
-    target_s = HEADROOM * IDLE_TARGET_S
-    first = pacer.chunk(prefill_rows=1, decode_rows=0)
-    assert first == int(target_s / (CAUTION * pace.unit_s))
-    read_prompt(pacer, first, takes)
-    assert pacer.chunk(prefill_rows=1, decode_rows=0) == pytest.approx(target_s / 0.01, rel=0.02)
-
-
-def test_an_unmeasured_pace_is_not_kept() -> None:
-    """Otherwise each life would make the pace slower by the caution of the next."""
-    takes = steady_machine()
-    pace = learned_pace(takes)
-    pacer = resumed(pace, takes)
-    assert pacer.learned() is None
-    read_prompt(pacer, FIRST_CHUNK, takes)
-    assert pacer.learned() is None
-    pacer.saw_chunk(prefill_rows=1, longest=500, decode_rows=0, took_s=takes(500))
-    kept = pacer.learned()
-    assert kept is not None
-    assert kept.unit_s == pytest.approx(pace.unit_s, rel=0.05)
-
-
-@settings(max_examples=40)
-@given(
-    unit_s=st.floats(1e-9, 10.0),
-    pass_s=st.floats(0.0, 10.0),
-    largest=st.integers(32, 2**31),
-    real_pass_s=st.floats(0.0, 1.0),
-    real_token_s=st.floats(1e-6, 0.1),
-)
-@example(unit_s=1e-9, pass_s=1.0, largest=2**20, real_pass_s=0.0, real_token_s=0.1)
-def test_no_pace_has_a_worker_taken_for_stuck(
-    unit_s: float, pass_s: float, largest: int, real_pass_s: float, real_token_s: float
-) -> None:
-    """Whatever is in the file: a token is never free, and what this life measures wins."""
-    pace = Pace(unit_s=unit_s, pass_s=pass_s, largest_cost=largest, decode_s=0.0, decode_rows=1)
-    takes = steady_machine(pass_s=real_pass_s, token_s=real_token_s)
-    pacer = resumed(pace, takes)
-    for _ in range(30):
-        chunk = pacer.chunk(prefill_rows=1, decode_rows=0)
-        assert 1 <= chunk <= LARGEST_CHUNK
-        predicted_s = pacer.predict_chunk_s(prefill_rows=1, longest=chunk)
-        assert predicted_s > 0
-        assert takes(chunk) < STEP_TIMEOUT_S + PREDICTIONS * predicted_s
-        pacer.saw_chunk(prefill_rows=1, longest=chunk, decode_rows=0, took_s=takes(chunk))
-
-
-def test_decoding_is_predicted_from_the_first_step() -> None:
-    takes = steady_machine()
-    pace = replace(learned_pace(takes), decode_s=0.04, decode_rows=4)
-    assert resumed(pace, takes).predict_decode_s(8) == pytest.approx(0.08)
-    slow = resumed(pace, lambda cost: 3 * takes(cost))
-    assert slow.predict_decode_s(4) == pytest.approx(0.12, rel=0.01)
 
 
 def test_a_step_that_reads_nothing_leaves_the_size_for_the_next() -> None:

@@ -57,7 +57,7 @@ from mlxsup.supervisor.core.memory.need import Need
 from mlxsup.supervisor.core.outline import Outline
 from mlxsup.supervisor.downloads import DownloadKeeper
 from mlxsup.supervisor.gateway import GatewayKeeper
-from mlxsup.supervisor.memory.estimator import Place
+from mlxsup.supervisor.memory.folder_reader import Place
 from mlxsup.supervisor.sockets.transport import LoopSocket
 
 from support.eventually_async import eventually_async

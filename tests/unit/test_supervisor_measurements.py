@@ -19,20 +19,25 @@ from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.worker_messages import Ready
 from mlxsup.supervisor.config.load import ConfigError, DaemonConfig, load_config
 from mlxsup.supervisor.core.memory.need import Figure, Need, Source
-from mlxsup.supervisor.memory import problems as problems_module
-from mlxsup.supervisor.memory.appraiser import (
+from mlxsup.supervisor.memory import estimator as estimator_module
+from mlxsup.supervisor.memory.estimator import (
     FIRST_GUESS_BYTES,
     LEAST_TOKENS,
-    Appraiser,
+    MemoryEstimator,
+    check_memory,
+    check_needs,
     measured_by,
 )
-from mlxsup.supervisor.memory.estimator import estimate_launch
 from mlxsup.supervisor.memory.folder import fingerprint, stamp
 from mlxsup.supervisor.memory.machine import find_budget
 from mlxsup.supervisor.memory.measurements import FILE_NAME, Measured, Measurements, Raised
-from mlxsup.supervisor.memory.problems import check_memory, check_needs
 
+from support.estimates_here import UNSERVED, estimated, estimates_here
 from support.safetensors_files import llama_arrays, llama_config, write_folder
+
+__all__ = ["estimates_here"]
+
+pytestmark = pytest.mark.usefixtures("estimates_here")
 
 LAYERS = (
     CacheLayers(layers=3, token_bytes=64),
@@ -226,8 +231,8 @@ def launch(folder: Path, **more: Any) -> LaunchSettings:
 
 def test_before_it_was_loaded_everything_is_an_estimate(tmp_path: Path) -> None:
     size = write_folder(tmp_path / "m", llama_config(), llama_arrays())
-    need = Appraiser("cpu", Measurements(tmp_path)).appraise(
-        launch(tmp_path / "m"), estimate_launch(launch(tmp_path / "m"))
+    need = MemoryEstimator("cpu", Measurements(tmp_path)).need_of(
+        launch(tmp_path / "m"), estimated(launch(tmp_path / "m"))
     )
     assert need.weights == Figure(size_bytes=size, source=Source.ESTIMATED)
     assert need.own == Figure(size_bytes=FIRST_GUESS_BYTES["cpu"], source=Source.ESTIMATED)
@@ -237,26 +242,29 @@ def test_before_it_was_loaded_everything_is_an_estimate(tmp_path: Path) -> None:
     assert (need.given_bytes, need.remark, need.is_measured) == (None, "", False)
 
 
-def test_appraise_prefers_measurements(tmp_path: Path) -> None:
+def test_need_of_prefers_measurements(tmp_path: Path) -> None:
     folder = tmp_path / "m"
     write_folder(folder, llama_config(model_type="novel"), llama_arrays())
     measurements = Measurements(tmp_path)
-    appraiser = Appraiser("cpu", measurements)
-    assert "novel" in appraiser.appraise(launch(folder), estimate_launch(launch(folder))).remark
+    estimator = MemoryEstimator("cpu", measurements)
+    assert (
+        "mlx-lm does not know its type"
+        in estimator.need_of(launch(folder), estimated(launch(folder))).remark
+    )
     ready = Ready(context_length=8192, fingerprint="x", backend="cpu", active_bytes=5000,
                   own_bytes=300, cache_layers=list(LAYERS))  # fmt: skip
     measured = measured_by(launch(folder), ready, stamp(folder))
     assert measured is not None
     measurements.learn(measured)
-    need = appraiser.appraise(launch(folder), estimate_launch(launch(folder)))
+    need = estimator.need_of(launch(folder), estimated(launch(folder)))
     assert need.weights == Figure(size_bytes=5000, source=Source.MEASURED)
     assert need.own == Figure(size_bytes=300, source=Source.MEASURED)
     assert (need.layers, need.layers_source, need.remark) == (LAYERS, Source.MEASURED, "")
     assert need.is_measured
     # Another backend keeps other things.
     assert (
-        not Appraiser("cuda", measurements)
-        .appraise(launch(folder), estimate_launch(launch(folder)))
+        not MemoryEstimator("cuda", measurements)
+        .need_of(launch(folder), estimated(launch(folder)))
         .is_measured
     )
 
@@ -268,8 +276,8 @@ def test_a_process_is_guessed_from_the_largest_of_the_same_backend(tmp_path: Pat
     measurements.learn(replace(ONE, path="/models/two", own_bytes=700))
     measurements.learn(replace(ONE, path="/models/three", own_bytes=None))
     measurements.learn(replace(ONE, path="/models/four", backend="cuda", own_bytes=9000))
-    need = Appraiser("cpu", measurements).appraise(
-        launch(tmp_path / "m"), estimate_launch(launch(tmp_path / "m"))
+    need = MemoryEstimator("cpu", measurements).need_of(
+        launch(tmp_path / "m"), estimated(launch(tmp_path / "m"))
     )
     assert need.own == Figure(size_bytes=700, source=Source.ESTIMATED)
 
@@ -283,38 +291,35 @@ def test_memory_is_reserved_for_the_context_that_is_asked_for(
 ) -> None:
     write_folder(tmp_path / "m", llama_config(), llama_arrays())
     settings = launch(tmp_path / "m", context_length=asked)
-    need = Appraiser("cpu", Measurements(tmp_path)).appraise(settings, estimate_launch(settings))
+    need = MemoryEstimator("cpu", Measurements(tmp_path)).need_of(settings, estimated(settings))
     assert (need.context_tokens, need.least_tokens) == (context, least)
 
 
-def test_appraise_adds_raised_bytes_until_the_files_change(tmp_path: Path) -> None:
+def test_need_of_adds_raised_bytes_until_the_files_change(tmp_path: Path) -> None:
     folder = tmp_path / "m"
     write_folder(folder, llama_config(), llama_arrays())
     measurements = Measurements(tmp_path)
-    appraiser = Appraiser("cpu", measurements)
-    before = appraiser.appraise(launch(folder), estimate_launch(launch(folder))).needed_bytes
+    estimator = MemoryEstimator("cpu", measurements)
+    before = estimator.need_of(launch(folder), estimated(launch(folder))).needed_bytes
     kept = Raised(
         path=str(folder), backend="cpu", fingerprint=fingerprint(stamp(folder)), raised_bytes=70
     )
     measurements.learn_raised(kept)
+    assert estimator.need_of(launch(folder), estimated(launch(folder))).needed_bytes == before + 70
     assert (
-        appraiser.appraise(launch(folder), estimate_launch(launch(folder))).needed_bytes
-        == before + 70
-    )
-    assert (
-        Appraiser("cuda", measurements)
-        .appraise(launch(folder), estimate_launch(launch(folder)))
+        MemoryEstimator("cuda", measurements)
+        .need_of(launch(folder), estimated(launch(folder)))
         .raised_bytes
         == 0
     )
     write_folder(folder, llama_config(), llama_arrays(layers=3))
-    assert appraiser.appraise(launch(folder), estimate_launch(launch(folder))).raised_bytes == 0
+    assert estimator.need_of(launch(folder), estimated(launch(folder))).raised_bytes == 0
 
 
 def test_the_entry_gives_memory_and_rows(tmp_path: Path) -> None:
     write_folder(tmp_path / "m", llama_config(), llama_arrays())
     settings = launch(tmp_path / "m", memory_limit_bytes=2**30, max_concurrency=3)
-    need = Appraiser("cpu", Measurements(tmp_path)).appraise(settings, estimate_launch(settings))
+    need = MemoryEstimator("cpu", Measurements(tmp_path)).need_of(settings, estimated(settings))
     assert (need.given_bytes, need.needed_bytes, need.max_rows) == (2**30, 2**30, 3)
 
 
@@ -342,14 +347,14 @@ def test_measured_by_ignores_negative_sizes(tmp_path: Path, ready: Ready) -> Non
 
 
 MIB = 2**20
-LAYERS_APPRAISER = (
+LAYERS_OF_READY = (
     CacheLayers(layers=3, token_bytes=64),
     CacheLayers(layers=1, row_bytes=16, window=9),
 )
 
 
 @pytest.fixture
-def launch_appraiser(tmp_path: Path) -> LaunchSettings:
+def whole(tmp_path: Path) -> LaunchSettings:
     """A llama with a context of 8192 tokens."""
     write_folder(tmp_path / "m", llama_config(), llama_arrays())
     return LaunchSettings(path=str(tmp_path / "m"))
@@ -360,64 +365,52 @@ def launch_appraiser(tmp_path: Path) -> LaunchSettings:
 
 @pytest.mark.parametrize(("backend", "mib"), [("cpu", 256), ("metal", 256), ("cuda", 768)])
 def test_a_process_is_guessed_by_the_backend(
-    tmp_path: Path, launch_appraiser: LaunchSettings, backend: str, mib: int
+    tmp_path: Path, whole: LaunchSettings, backend: str, mib: int
 ) -> None:
-    need = Appraiser(backend, Measurements(tmp_path)).appraise(
-        launch_appraiser, estimate_launch(launch_appraiser)
-    )
+    need = MemoryEstimator(backend, Measurements(tmp_path)).need_of(whole, estimated(whole))
     assert need.own == Figure(size_bytes=mib * MIB, source=Source.ESTIMATED)
 
 
 @pytest.mark.parametrize(("declared", "least"), [(4095, 4095), (4096, 4096), (4097, 4096)])
 def test_memory_is_reserved_for_4096_tokens_or_a_shorter_context(
-    tmp_path: Path, launch_appraiser: LaunchSettings, declared: int, least: int
+    tmp_path: Path, whole: LaunchSettings, declared: int, least: int
 ) -> None:
     config = llama_config(max_position_embeddings=declared)
     write_folder(tmp_path / "m", config, llama_arrays())
-    need = Appraiser("cpu", Measurements(tmp_path)).appraise(
-        launch_appraiser, estimate_launch(launch_appraiser)
-    )
+    need = MemoryEstimator("cpu", Measurements(tmp_path)).need_of(whole, estimated(whole))
     assert (need.context_tokens, need.least_tokens) == (declared, least)
 
 
 def test_a_measurement_without_layers_leaves_the_estimate_and_its_remark(tmp_path: Path) -> None:
     folder = tmp_path / "m"
     write_folder(folder, llama_config(model_type="novel"), llama_arrays())
-    launch_appraiser, measurements = LaunchSettings(path=str(folder)), Measurements(tmp_path)
-    before = Appraiser("cpu", measurements).appraise(
-        launch_appraiser, estimate_launch(launch_appraiser)
-    )
+    whole, measurements = LaunchSettings(path=str(folder)), Measurements(tmp_path)
+    before = MemoryEstimator("cpu", measurements).need_of(whole, estimated(whole))
     kept = Measured(
         path=str(folder), backend="cpu", fingerprint=fingerprint(stamp(folder)), weight_bytes=5000,
         own_bytes=0, layers=(),
     )  # fmt: skip
     measurements.learn(kept)
-    need = Appraiser("cpu", measurements).appraise(
-        launch_appraiser, estimate_launch(launch_appraiser)
-    )
+    need = MemoryEstimator("cpu", measurements).need_of(whole, estimated(whole))
     assert need == replace(
         before,
         weights=Figure(size_bytes=5000, source=Source.MEASURED),
         own=Figure(size_bytes=0, source=Source.MEASURED),
     )
-    assert "novel" in need.remark
+    assert need.remark == UNSERVED
 
 
 # ---------------------------------------------------------------- the fake engine
 
 
 def fake_need(folder: Path, **options: Any) -> Need:
-    launch_appraiser = LaunchSettings(engine="fake", fake=options)
-    return Appraiser("cpu", Measurements(folder)).appraise(
-        launch_appraiser, estimate_launch(launch_appraiser)
-    )
+    whole = LaunchSettings(engine="fake", fake=options)
+    return MemoryEstimator("cpu", Measurements(folder)).need_of(whole, estimated(whole))
 
 
 def test_a_fake_model_has_a_process_and_no_weights(tmp_path: Path) -> None:
-    launch_appraiser = LaunchSettings(engine="fake", max_concurrency=3, memory_limit_bytes=7)
-    assert Appraiser("cpu", Measurements(tmp_path)).appraise(
-        launch_appraiser, estimate_launch(launch_appraiser)
-    ) == Need(
+    whole = LaunchSettings(engine="fake", max_concurrency=3, memory_limit_bytes=7)
+    assert MemoryEstimator("cpu", Measurements(tmp_path)).need_of(whole, estimated(whole)) == Need(
         weights=Figure(size_bytes=0, source=Source.MEASURED),
         own=Figure(size_bytes=64 * MIB, source=Source.GIVEN),
         layers=(),
@@ -445,12 +438,8 @@ def test_the_context_of_a_fake_model_is_the_smaller_of_what_is_asked_and_declare
 
 def contexts(folder: Path, asked: int, declared: object) -> tuple[int, int]:
     """The longest context, and that for which memory is reserved."""
-    launch_appraiser = LaunchSettings(
-        engine="fake", context_length=asked, fake={"context_length": declared}
-    )
-    need = Appraiser("cpu", Measurements(folder)).appraise(
-        launch_appraiser, estimate_launch(launch_appraiser)
-    )
+    whole = LaunchSettings(engine="fake", context_length=asked, fake={"context_length": declared})
+    need = MemoryEstimator("cpu", Measurements(folder)).need_of(whole, estimated(whole))
     return need.context_tokens, need.least_tokens
 
 
@@ -461,37 +450,35 @@ def test_a_context_that_is_no_number_is_the_usual_one(tmp_path: Path, declared: 
 
 # ---------------------------------------------------------------- what is remembered
 
-READY_APPRAISER = Ready(
+READY_OF_METAL = Ready(
     context_length=1, fingerprint="x", backend="metal", active_bytes=5000, own_bytes=300,
-    cache_layers=list(LAYERS_APPRAISER),
+    cache_layers=list(LAYERS_OF_READY),
 )  # fmt: skip
 
 
 def test_a_measurement_is_remembered_with_the_files_that_it_is_of(
-    launch_appraiser: LaunchSettings,
+    whole: LaunchSettings,
 ) -> None:
     kept = Measured(
-        path=launch_appraiser.path,
+        path=whole.path,
         backend="metal",
-        fingerprint=fingerprint(stamp(Path(launch_appraiser.path))),
+        fingerprint=fingerprint(stamp(Path(whole.path))),
         weight_bytes=5000,
         own_bytes=300,
-        layers=LAYERS_APPRAISER,
+        layers=LAYERS_OF_READY,
     )
-    assert (
-        measured_by(launch_appraiser, READY_APPRAISER, stamp(Path(launch_appraiser.path))) == kept
-    )
-    unknown = replace(READY_APPRAISER, own_bytes=None, cache_layers=[])
-    assert measured_by(launch_appraiser, unknown, stamp(Path(launch_appraiser.path))) == replace(
+    assert measured_by(whole, READY_OF_METAL, stamp(Path(whole.path))) == kept
+    unknown = replace(READY_OF_METAL, own_bytes=None, cache_layers=[])
+    assert measured_by(whole, unknown, stamp(Path(whole.path))) == replace(
         kept, own_bytes=None, layers=()
     )
 
 
 def test_nothing_is_remembered_of_files_that_could_not_be_looked_at(
-    launch_appraiser: LaunchSettings,
+    whole: LaunchSettings,
 ) -> None:
     """As those of the fake engine, which has none."""
-    assert measured_by(launch_appraiser, READY_APPRAISER, None) is None
+    assert measured_by(whole, READY_OF_METAL, None) is None
 
 
 def config_of(folder: Path, budget: str, entry: str) -> DaemonConfig:
@@ -545,8 +532,8 @@ def test_both_kinds_of_mistakes_are_found_at_once(tmp_path: Path) -> None:
 
 def test_pinned_models_fit_up_to_the_last_byte_and_others_do_not_count(tmp_path: Path) -> None:
     config = config_of(tmp_path, "2GiB", "pinned = true")
-    need = Appraiser("cpu", Measurements(tmp_path)).appraise(
-        config.models[0].launch, estimate_launch(config.models[0].launch)
+    need = MemoryEstimator("cpu", Measurements(tmp_path)).need_of(
+        config.models[0].launch, estimated(config.models[0].launch)
     )
     raised = replace(need, raised_bytes=2**30)  # what was raised can be given up
     needs = {ModelName("a"): need, ModelName("b"): raised}
@@ -568,7 +555,7 @@ def test_without_a_budget_pinned_models_are_not_in_the_way(
         raise FileNotFoundError("nvidia-smi")
 
     monkeypatch.setattr(subprocess, "run", ask)
-    monkeypatch.setattr(problems_module, "find_backend", lambda: "cuda")
+    monkeypatch.setattr(estimator_module, "find_backend", lambda: "cuda")
     automatic = replace(config_of(tmp_path, "1MiB", "pinned = true"), memory_budget=None)
     check_memory(automatic)
     automatic = replace(config_of(tmp_path, "1MiB", "memory = 1"), memory_budget=None)
@@ -580,12 +567,12 @@ def test_without_a_budget_pinned_models_are_not_in_the_way(
 def test_check_memory_counts_measured_weights_and_not_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(problems_module, "find_backend", lambda: "cpu")
+    monkeypatch.setattr(estimator_module, "find_backend", lambda: "cpu")
     config = config_of(tmp_path, "2GiB", "")
     folder = config.models[0].launch.path
     layers = (
-        Appraiser("cpu", Measurements(tmp_path))
-        .appraise(config.models[0].launch, estimate_launch(config.models[0].launch))
+        MemoryEstimator("cpu", Measurements(tmp_path))
+        .need_of(config.models[0].launch, estimated(config.models[0].launch))
         .layers
     )
     measured = Measured(
@@ -610,7 +597,7 @@ def test_an_unreadable_file_is_named_with_the_cause(tmp_path: Path) -> None:
     assert "(Is a directory)" in Measurements(tmp_path).problem
 
 
-def test_appraise_estimates_own_bytes_on_a_gpu(tmp_path: Path) -> None:
+def test_need_of_estimates_own_bytes_on_a_gpu(tmp_path: Path) -> None:
     folder = tmp_path / "m"
     write_folder(folder, llama_config(), llama_arrays())
     measurements = Measurements(tmp_path)
@@ -618,7 +605,7 @@ def test_appraise_estimates_own_bytes_on_a_gpu(tmp_path: Path) -> None:
         replace(ONE, path=str(folder), backend="cuda", fingerprint=fingerprint(stamp(folder)),
                 own_bytes=None, layers=())
     )  # fmt: skip
-    need = Appraiser("cuda", measurements).appraise(launch(folder), estimate_launch(launch(folder)))
+    need = MemoryEstimator("cuda", measurements).need_of(launch(folder), estimated(launch(folder)))
     assert need.weights.source is Source.MEASURED
     assert need.own == Figure(size_bytes=FIRST_GUESS_BYTES["cuda"], source=Source.ESTIMATED)
     assert need.layers_source is Source.ESTIMATED

@@ -12,7 +12,6 @@ from typing import Any
 import psutil
 import pytest
 
-from mlxsup.supervisor.memory import backend as backend_module
 from mlxsup.supervisor.memory import machine
 from mlxsup.supervisor.memory.machine import (
     DeviceMemory,
@@ -264,4 +263,4 @@ def test_the_backend_follows_from_the_system_and_what_is_installed(
     monkeypatch.setattr(platform, "system", lambda: system)
     monkeypatch.setattr(platform, "machine", lambda: processor)
     monkeypatch.setattr(sys, "path", [str(tmp_path / "nowhere"), str(tmp_path)])
-    assert backend_module.find_backend() == expected
+    assert machine.find_backend() == expected

@@ -19,15 +19,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxsup.supervisor.core.memory.pressure import Reading, Strain
-from mlxsup.supervisor.memory.readings import (
+from mlxsup.supervisor.memory.watch import (
     HostMemory,
+    LinuxWatch,
+    MacWatch,
+    NoWatch,
+    find_watch,
     group_left_bytes,
     host_memory,
     linux_strain,
+    mac_level,
     mac_strain,
     stalled_percent,
 )
-from mlxsup.supervisor.memory.watch import LinuxWatch, MacWatch, NoWatch, find_watch, mac_level
 from mlxsup.supervisor.workers import measure as measure_module
 from mlxsup.supervisor.workers.measure import (
     Sampler,

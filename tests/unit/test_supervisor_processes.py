@@ -22,11 +22,9 @@ import psutil
 import pytest
 
 from mlxsup.protocol.launch import LaunchSettings
-from mlxsup.supervisor import allocator, process_identity
-from mlxsup.supervisor.file_threads import FileThreads
-from mlxsup.supervisor.memory import loaded_files
+from mlxsup.supervisor import allocator, file_threads, process_identity
+from mlxsup.supervisor.file_threads import FileLooks, FileThreads
 from mlxsup.supervisor.memory.folder import stamp
-from mlxsup.supervisor.memory.loaded_files import FileLooks
 from mlxsup.supervisor.process_identity import process_identity as identity_of
 from mlxsup.supervisor.sockets.peer import credentials_of
 from mlxsup.supervisor.workers import exit_watch, leftovers
@@ -489,11 +487,11 @@ def test_a_silent_disk_times_out_and_has_one_thread(
 
     async def run() -> tuple[str, object]:
         looks = FileLooks(limit_s=0.05)
-        monkeypatch.setattr(loaded_files, "stamp", hang)
+        monkeypatch.setattr(file_threads, "stamp", hang)
         with pytest.raises(TimeoutError):
             await looks.before_load(launch(folder))
         said = await looks.change(launch(folder), {})
-        monkeypatch.setattr(loaded_files, "stamp", stamp)
+        monkeypatch.setattr(file_threads, "stamp", stamp)
         patient = FileLooks()
         other = await patient.before_load(launch(folder))
         answers.set()

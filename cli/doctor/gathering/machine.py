@@ -54,7 +54,7 @@ def system_name() -> str:
 
 def gather_software() -> Software:
     """Versions of what is installed next to mlxsup."""
-    from mlxsup.supervisor.memory.backend import CUDA_PACKAGES, find_backend
+    from mlxsup.supervisor.memory.machine import CUDA_PACKAGES, find_backend
 
     needs_back_end = system_name() == "Linux"
     return Software(
@@ -108,9 +108,7 @@ def _version(package: str) -> str | None:
 
 def gather_memory(setting: Setting) -> Memory:
     """The machine's memory, what is planned with it, and who else takes much of it."""
-    from mlxsup.supervisor.memory.backend import find_backend
-    from mlxsup.supervisor.memory.command_budget import command_budget
-    from mlxsup.supervisor.memory.machine import NoDeviceMemoryError
+    from mlxsup.supervisor.memory.machine import NoDeviceMemoryError, command_budget, find_backend
 
     backend, machine = find_backend(), psutil.virtual_memory()
     given = setting.loaded.memory_budget if setting.loaded is not None else None

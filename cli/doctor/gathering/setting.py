@@ -158,7 +158,7 @@ def gather_configuration(setting: Setting) -> Configuration:
     if setting.loaded is None:
         return setting.configuration
     from mlxsup.supervisor.config.load import ConfigError
-    from mlxsup.supervisor.memory.problems import check_memory
+    from mlxsup.supervisor.memory.estimator import check_memory
 
     try:
         check_memory(setting.loaded)

@@ -21,7 +21,6 @@ from .kept_rows import KeptRows
 from .load import judging_errors
 from .logprobs import LogprobReader
 from .new_row import NewRow
-from .pace_file import PaceFile
 from .passes import Passes
 from .prefill import PrefillPacer
 from .prefix_cache import PrefixCache
@@ -45,7 +44,6 @@ class MlxBatch:
 
     Attributes:
         passes: the ways of running the rows.
-        paces: where this life keeps what it learns; None until it is warmed up.
         clock: seconds that this process has worked, to time the steps with.
         logits_width: width of the model's output, known after the first token.
         gives_numbers: whether no log-probability of the first token was NaN; minus infinity is
@@ -82,7 +80,6 @@ class MlxBatch:
         self._pacer = pacer
         self._prefixes = prefixes
         self._shapes = shapes
-        self.paces: PaceFile | None = None
         self.clock = clock
         self._kept = KeptRows()
         self._ended: list[tuple[list[Any], list[int]]] = []  # in the last step: caches, tokens
@@ -350,8 +347,6 @@ class MlxBatch:
         elif decoding:
             self._pacer.saw_decode(rows=decoding, took_s=passes_s)
         took_s = self.clock() - started
-        if self.paces is not None and not self._keys:
-            self.paces.keep_in_time(self._pacer.learned, started)
         return StepResult(
             tokens=taken, prefill=progress, took_s=took_s, decode_s=min(decode_s, took_s)
         )
@@ -390,8 +385,6 @@ class MlxBatch:
     @judging_errors
     def close(self) -> None:
         """Removes every row; the process's limits are restored afterwards (E2, E3)."""
-        if self.paces is not None:
-            self.paces.keep(self._pacer.learned())
         self.remove(*self._uids)
         self._ended.clear()
         self._kept.clear()

@@ -8,6 +8,8 @@ assigning to a slice of one changes it for everybody who holds it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import mlx.core as mx
@@ -15,11 +17,28 @@ from mlx_lm.models.cache import (
     ArraysCache,
     CacheList,
     ChunkedKVCache,
+    ConcatenateKVCache,
     KVCache,
+    QuantizedKVCache,
     RotatingKVCache,
     can_trim_prompt_cache,
+    make_prompt_cache,
     trim_prompt_cache,
 )
+
+from mlxsup.protocol.cache_layers import CacheLayers
+
+GROWTH_TOKENS = (512, 1024)
+"""Lengths of the rows that show how a cache of an unknown class grows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class _Kept:
+    """What one layer keeps; as in `CacheLayers`, with 0 for no window."""
+
+    token_bytes: int = 0
+    row_bytes: int = 0
+    window: int = 0
 
 
 def layers_of(cache: Sequence[Any]) -> Iterator[Any]:
@@ -29,6 +48,72 @@ def layers_of(cache: Sequence[Any]) -> Iterator[Any]:
             yield from layers_of(layer.caches)
         else:
             yield layer
+
+
+def row_after(model: Any, tokens: int) -> list[Any]:
+    """Return the caches of a row that has read so many tokens, on the current stream.
+
+    Nothing is computed: their shapes are known without that.
+    """
+    cache: list[Any] = make_prompt_cache(model)
+    model(mx.array([[0] * tokens]), cache=cache)
+    return cache
+
+
+def measure_layers(model: Any) -> tuple[CacheLayers, ...]:
+    """Return the layers of a model by what they keep, in groups; those that keep nothing are left
+    out.
+
+    Args:
+        model: loaded, or built lazily; nothing is computed.
+    """
+    kept = [_known(layer) for layer in layers_of(row_after(model, 1))]
+    if None in kept:
+        short, long = (list(layers_of(row_after(model, count))) for count in GROWTH_TOKENS)
+        kept = [one or _growing(*pair) for one, *pair in zip(kept, short, long, strict=True)]
+    groups = groupby(sorted(one for one in kept if one is not None and one != _Kept()))
+    return tuple(
+        CacheLayers(
+            layers=len(list(equal)),
+            token_bytes=one.token_bytes,
+            row_bytes=one.row_bytes,
+            window=one.window or None,
+        )
+        for one, equal in groups
+    )
+
+
+def _known(layer: Any) -> _Kept | None:
+    """Return what a layer keeps by the class of its cache; None if the class is unknown.
+
+    Args:
+        layer: after the first token.
+    """
+    if layer.empty():
+        return _Kept()
+    match layer:
+        case ArraysCache():
+            return _Kept(row_bytes=int(layer.nbytes))
+        case RotatingKVCache():
+            return _Kept(token_bytes=_token_bytes(layer), window=int(layer.max_size))
+        case ChunkedKVCache():
+            return _Kept(token_bytes=_token_bytes(layer), window=int(layer.chunk_size))
+        case KVCache() | QuantizedKVCache() | ConcatenateKVCache():
+            return _Kept(token_bytes=_token_bytes(layer))
+    return None
+
+
+def _token_bytes(layer: Any) -> int:
+    """Divide by the tokens that there is room for, which are more than those that were read."""
+    keys = layer.keys[0] if isinstance(layer, QuantizedKVCache) else layer.keys
+    return int(layer.nbytes) // int(keys.shape[2])
+
+
+def _growing(short: Any, long: Any) -> _Kept:
+    """Compare a cache after `GROWTH_TOKENS`: what grows is kept for each token, the rest once."""
+    fewer, more = GROWTH_TOKENS
+    token_bytes = max(0, int(long.nbytes) - int(short.nbytes)) // (more - fewer)
+    return _Kept(token_bytes=token_bytes, row_bytes=int(short.nbytes) - fewer * token_bytes)
 
 
 def can_cut(cache: Sequence[Any]) -> bool:

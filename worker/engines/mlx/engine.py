@@ -264,14 +264,14 @@ class MlxEngine:
         """From now on rows are kept; before, neither the model nor its memory was final."""
         import mlx.core as mx
 
-        from .cache_layers import measure_layers
-        from .prefix_size import find_room, row_after_one_token
+        from .caches import measure_layers
+        from .prefix_size import find_room
 
         assert self._text is not None
         assert self.prefixes is not None
         with mx.stream(self.stream):
             room = find_room(self.model, self._spec, self.facts)
-            layers = measure_layers(row_after_one_token(self.model))
+            layers = measure_layers(self.model)
         self.prefixes.room = room
         self._text.wants_checkpoints = room.max_bytes > 0 and room.cuttable_tokens is not None
         self._facts = replace(

@@ -8,8 +8,7 @@ every step teaches (`PassCost`).
 
 from __future__ import annotations
 
-from .pace import Pace
-from .pass_cost import APART, EASE, LEAST_SHARE_APART, PassCost
+from collections import deque
 
 SMALLEST_CHUNK = 1
 LARGEST_CHUNK = 2048
@@ -33,16 +32,133 @@ GROWTH = 2.0
 """A chunk is at most this many times the last one: small chunks do not show at which size the
 speed falls."""
 
-CAUTION = 2.0
-"""How much slower than an earlier life has learned a token is taken to be before a chunk was read:
-the first chunk is about half as large as it might be."""
-
 DEEP = 2048
 """Known tokens from which a prompt costs noticeably more: attention looks at all of them."""
 
 FIXED_CHUNK = 256
 """The chunk size if answers must not depend on measurements: on a GPU the size of a chunk affects
 rounding."""
+
+APART = 4
+"""Two sizes that differ by this factor tell the cost of a pass from that of its tokens."""
+
+LEAST_SHARE = 1 / 4
+"""Of a pass that is the cost of its tokens, at least."""
+
+LEAST_SHARE_APART = 1 / 16
+"""The same if a much smaller pass was seen."""
+
+SMALL_PASSES = 3
+"""The quickest of this many small passes counts: a pause of the machine is not the pass's."""
+
+EASE = 0.3
+"""Weight of a new measurement that is faster than the estimate; a slower one counts at once."""
+
+DRIFT = 0.02
+"""Weight of a slower measurement of what a step without any prompt takes: a lower bound."""
+
+LEAST_S = 1e-9
+
+
+class PassCost:
+    """The cost of a pass: so much for the pass, and so much for each token of a row.
+
+    A machine that needs 18 ms for whatever it is asked to read, and 15 µs for each token of it,
+    looks as slow as 2 ms a token after eight tokens. Two sizes tell the parts apart. A cost is
+    rows × tokens of the longest.
+
+    Attributes:
+        unit_s: seconds for each token of a row; None: nothing was measured.
+        largest_cost: of the passes that were measured, as far as they are not forgotten.
+    """
+
+    def __init__(self) -> None:
+        self.unit_s: float | None = None
+        self.largest_cost = 0
+        self._counted_cost = 0  # the one that counted at once because it was much larger
+        self._small: deque[tuple[int, float]] = deque(maxlen=SMALL_PASSES)
+        self._least_s = 0.0
+
+    @property
+    def pass_s(self) -> float:
+        """Seconds of a pass besides its tokens: what small passes leave beside theirs, once a much
+        larger one tells what tokens cost, and no less than a step that reads nothing."""
+        if self.unit_s is None or not self.is_told_apart:
+            return self._least_s
+        rest_s = min(took_s - self.unit_s * cost for cost, took_s in self._small)
+        return max(self._least_s, rest_s)
+
+    @property
+    def is_told_apart(self) -> bool:
+        """Whether passes were measured that differ enough to tell a pass from its tokens."""
+        return self._is_apart(self.largest_cost)
+
+    @property
+    def worthwhile(self) -> int:
+        """The cost whose tokens take as long as the pass: with less, most of it is the pass."""
+        return int(self.pass_s / self.unit_s) if self.unit_s else 0
+
+    def predict_s(self, cost: int) -> float:
+        """Seconds of a pass of that cost; 0 when unknown."""
+        return 0.0 if self.unit_s is None else self.pass_s + self.unit_s * cost
+
+    def saw_none(self, took_s: float) -> None:
+        """A step has read nothing: a pass takes at least as long."""
+        if self._least_s == 0.0 or took_s < self._least_s:
+            self._least_s = took_s
+        else:
+            self._least_s += DRIFT * (took_s - self._least_s)
+
+    def saw(self, cost: int, took_s: float, *, is_slow: bool) -> None:
+        """A pass has ended.
+
+        Args:
+            cost: rows × tokens of the longest, at least 1.
+            took_s: of the pass alone.
+            is_slow: whether it took so long that tokens must be slow, however few it read.
+        """
+        # A share of the pass is its tokens' in any case: a noisy clock must not make them free.
+        share = LEAST_SHARE_APART if self._is_apart(cost) else LEAST_SHARE
+        seen_s = self._unit_of(cost, took_s)
+        unit_s = max(seen_s, share * took_s / cost, LEAST_S / cost)
+        if self.unit_s is None or cost >= APART * self._counted_cost:
+            self.unit_s, self._counted_cost = unit_s, cost
+        elif unit_s < self.unit_s:
+            self.unit_s += EASE * (unit_s - self.unit_s)
+        elif seen_s > self.unit_s and (cost * APART >= self.largest_cost or is_slow):
+            # A small pass is mostly overhead: it only means that the machine is slow if it was
+            # slow by itself.
+            self.unit_s = seen_s
+        self.largest_cost = max(self.largest_cost, cost)
+        self._note_small(cost, took_s)
+
+    def forget_large(self, cost: int) -> None:
+        """What follows is not what was measured with passes above this cost."""
+        self.largest_cost = min(self.largest_cost, cost)
+        self._counted_cost = min(self._counted_cost, cost)
+
+    # ---------------------------------------------------------------- inside
+
+    def _unit_of(self, cost: int, took_s: float) -> float:
+        """What each token of a pass took, beside what the pass is known to take itself."""
+        if not self._is_apart(cost):
+            return (took_s - self.pass_s) / cost
+        small, small_s = min(self._small, key=lambda one: one[1])
+        return (took_s - max(small_s, self._least_s)) / (cost - small)
+
+    def _is_apart(self, cost: int) -> bool:
+        return bool(self._small) and cost >= APART * max(small for small, _ in self._small)
+
+    def _note_small(self, cost: int, took_s: float) -> None:
+        """Keeps the smallest passes; what a larger one took, they take at most."""
+        least = min((small for small, _ in self._small), default=cost)
+        if cost <= least * 2:
+            self._small.append((cost, took_s))
+        self._small = deque(
+            ((small, min(small_s, took_s) if small <= cost else small_s)
+             for small, small_s in self._small),
+            maxlen=SMALL_PASSES,
+        )  # fmt: skip
 
 
 class PrefillPacer:
@@ -73,12 +189,10 @@ class PrefillPacer:
         self._busy_target_s = min(decode_stall_target_s, self._ceiling_s)
         self._idle_target_s = min(IDLE_TARGET_S, self._ceiling_s)
         self._cost = PassCost()
-        self._earlier: Pace | None = None  # of the life before
         self._depth = 0  # the tokens before the chunk that was measured last
         self._shown = 0
         self._decode_s = 0.0
         self._decode_rows = 1
-        self._burst = (0, 0)  # prompts, and tokens of each at most
 
     def chunk(self, *, prefill_rows: int, decode_rows: int) -> int:
         """Prompt tokens of each row to process in the next step: 1 to the largest chunk."""
@@ -113,44 +227,8 @@ class PrefillPacer:
     def forget(self) -> None:
         """What was measured until now had kernels compiled, and will not be as slow again."""
         self._cost = PassCost()
-        self._earlier = None
         self._depth = 0
         self._decode_s, self._decode_rows = 0.0, 1
-        self._burst = (0, 0)
-
-    def learned(self) -> Pace | None:
-        """What is worth keeping for the next life; None until two sizes in this
-        one have told the cost of a pass from that of its tokens."""
-        unit_s = self._cost.unit_s
-        if unit_s is None or not self._cost.was_told_apart:
-            return None
-        return Pace(
-            unit_s=unit_s,
-            pass_s=self._cost.pass_s,
-            largest_cost=self._cost.largest_cost,
-            decode_s=self._decode_s,
-            decode_rows=self._decode_rows,
-            burst_prompts=self._burst[0],
-            burst_tokens=self._burst[1],
-        )
-
-    def resume(self, pace: Pace) -> None:
-        """Begins with what an earlier life has learned, after a pass of the first chunk.
-
-        The machine may have become slower since: until a chunk of this life tells, its tokens
-        count as slow as that pass was, and slower still; they are never free.
-        """
-        self._earlier = pace
-        seen_s = self._cost.predict_s(FIRST_CHUNK)
-        slower = max(1.0, seen_s / pace.predict_s(FIRST_CHUNK))
-        least_s = LEAST_SHARE_APART * seen_s / FIRST_CHUNK
-        self._cost.resume(
-            unit_s=max(CAUTION * slower * pace.unit_s, least_s),
-            small=(FIRST_CHUNK, pace.predict_s(FIRST_CHUNK)),
-            largest_cost=pace.largest_cost,
-        )
-        self._decode_s, self._decode_rows = slower * pace.decode_s, pace.decode_rows
-        self._burst = pace.burst_prompts, pace.burst_tokens
 
     def target_s(self, *, decode_rows: int) -> float:
         """How long the reading part of a step is planned to take."""
@@ -178,12 +256,7 @@ class PrefillPacer:
     def shared_pass_s(self, tokens: int) -> float:
         """Seconds that a pass over one prompt takes besides its tokens; 0 if those take longer, or
         nothing was measured.
-
-        Caution with what an earlier life has learned would only have the prompts of a burst read in
-        several passes, so it does not count here.
         """
-        if (pace := self._trusted()) is not None:
-            return pace.pass_s if pace.unit_s * tokens <= pace.pass_s else 0.0
         return self._cost.pass_s if tokens <= self._cost.worthwhile else 0.0
 
     def predict_decode_s(self, rows: int) -> float:
@@ -208,8 +281,6 @@ class PrefillPacer:
         if cost <= 0:
             return
         is_shown, self._shown = bool(self._shown), 0
-        if prefill_rows > 1 and not decode_rows and not depth:
-            self._burst = prefill_rows, longest
         # A share of the step always counts for the chunk: estimates from slower times must not
         # make prefill look free.
         spent_s = max(took_s - self.predict_decode_s(decode_rows), took_s / 2)
@@ -222,9 +293,5 @@ class PrefillPacer:
     def _is_preparation(self, cost: int, spent_s: float) -> bool:
         """Whether what the first pass of a shape took says nothing about its tokens: it is slower
         than others have taught, but not by so much that the next one could meet the stall limit."""
-        is_slower = spent_s > (self._trusted() or self._cost).predict_s(cost)
+        is_slower = spent_s > self._cost.predict_s(cost)
         return self._cost.is_told_apart and is_slower and spent_s <= self._ceiling_s
-
-    def _trusted(self) -> Pace | None:
-        """What an earlier life has learned, until this one has told a pass from its tokens."""
-        return None if self._cost.was_told_apart else self._earlier

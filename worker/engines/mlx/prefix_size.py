@@ -13,7 +13,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlxsup.protocol.launch import LaunchSpec
 
 from ...engine import EngineFacts
-from .caches import row_bytes, tokens_that_can_be_cut
+from .caches import row_after, row_bytes, tokens_that_can_be_cut
 
 FREE_SHARE = 10
 """Divides the free memory: the cache gets one part, if a row of the whole context needs no more."""
@@ -42,7 +42,7 @@ def find_room(model: Any, spec: LaunchSpec, facts: EngineFacts) -> PrefixRoom:
     # Cached prefixes were computed in other chunks.
     if spec.deterministic or spec.prefix_cache_bytes == 0:
         return PrefixRoom()
-    row = row_after_one_token(model)
+    row = row_after(model, 1)
     max_bytes = spec.prefix_cache_bytes
     if max_bytes is None:
         max_bytes = automatic_bytes(
@@ -76,16 +76,6 @@ def free_memory_bytes(backend: str, memory_limit_bytes: int | None) -> int:
     if memory_limit_bytes is not None:
         free = min(free, memory_limit_bytes - mx.get_active_memory())
     return max(free, 0)
-
-
-def row_after_one_token(model: Any) -> Sequence[Any]:
-    """The caches of a row that has read one token, on the current stream.
-
-    Nothing is computed: their shapes are known without that.
-    """
-    cache: list[Any] = make_prompt_cache(model)
-    model(mx.array([[0]]), cache=cache)
-    return cache
 
 
 def tokens_that_fit(max_bytes: int, row: Sequence[Any], context_length: int) -> int:

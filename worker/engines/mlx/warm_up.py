@@ -5,8 +5,8 @@ With CUDA they also have the kernels compiled that requests of a usual size need
 half a minute for one of them: while the model loads, each step of them is progress.
 
 Several sizes are shown, because a pacer that has seen 8 tokens cannot tell the cost of a pass from
-that of its tokens. A restarted worker runs the shapes again for 0.6 s at most: its kernels are on
-disk, but their first run in a process is slow, too.
+that of its tokens. A worker that follows a crash or a restart of the same daemon runs the shapes
+again for 0.6 s at most: their kernels are on disk, but their first run in a process is slow, too.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ from mlxsup.protocol.text import log_line
 
 from ...engine import EngineFacts, Row
 from .batch import WARMUP_KEY, MlxBatch
-from .pace import Pace
-from .pace_file import PaceFile, this_machine
 from .prefill import FIRST_CHUNK
 from .prefix_size import free_memory_bytes
 
@@ -68,7 +66,7 @@ logger = logging.getLogger(__name__)
 def warm_up(
     batch: MlxBatch, spec: LaunchSpec, facts: EngineFacts, report: Callable[[], None]
 ) -> None:
-    """Warms up a batch, and keeps what it has shown for the lives after this one.
+    """Warm up a batch.
 
     Args:
         batch: empty, before and after.
@@ -77,7 +75,6 @@ def warm_up(
         report: called after each step.
     """
     began = batch.clock()
-    paces = open_paces(spec, facts)
     work = WarmUp(
         batch,
         vocabulary_size=facts.vocabulary_size,
@@ -85,21 +82,12 @@ def warm_up(
         free_bytes=lambda: free_memory_bytes(facts.backend, spec.memory_limit_bytes),
         report=report,
     )
-    pace = paces.read()
-    compiles = facts.backend == "cuda"
-    is_again = pace is not None and spec.generation > 1
-    if pace is not None and is_again and compiles:
-        paces.keep(pace.without_burst())  # if it kills this life, the next one must not try it
-    most_rows = 1 if facts.batching is Batching.ONE_ROW else spec.max_concurrency
     work.run(
-        pace,
-        most_rows=most_rows,
-        compiles=compiles,
-        is_again=is_again,
+        most_rows=1 if facts.batching is Batching.ONE_ROW else spec.max_concurrency,
+        compiles=facts.backend == "cuda",
+        is_again=spec.generation > 1,
         reads_together=facts.batching is Batching.TOGETHER,
     )
-    paces.keep(batch.pacer.learned() if pace is None else pace)
-    batch.paces = paces
     if facts.backend == "cpu":
         batch.wait()  # what a pass still holds would count as weights
     else:
@@ -109,24 +97,8 @@ def warm_up(
             "model warmed up",
             model=spec.model,
             rows=work.rows,
-            pace="measured" if pace is None else "learned",
             seconds=batch.clock() - began,
         )
-    )
-
-
-def open_paces(spec: LaunchSpec, facts: EngineFacts) -> PaceFile:
-    """The file of a model's paces, for this machine, device and way of batching."""
-    info = mx.device_info()
-    device = info.get("device_name", info.get("architecture", facts.backend))
-    return PaceFile(
-        spec.learned_dir,
-        model=spec.model,
-        of={
-            "machine": this_machine(f"{facts.backend} {device}"),
-            "model or version of MLX": facts.fingerprint,
-            "way of batching": str(facts.batching.value),
-        },
     )
 
 
@@ -161,7 +133,6 @@ class WarmUp:
 
     def run(
         self,
-        pace: Pace | None,
         *,
         most_rows: int,
         compiles: bool,
@@ -171,7 +142,6 @@ class WarmUp:
         """Runs what this load needs.
 
         Args:
-            pace: what an earlier life has learned; None: nothing is known.
             most_rows: rows that may decode in one pass.
             compiles: whether the device compiles what it runs for the first time.
             is_again: whether an earlier life of the same daemon has compiled it.
@@ -180,17 +150,10 @@ class WarmUp:
         self._read(FIRST_CHUNK)
         if compiles:
             ends_at = self._batch.clock() + (AGAIN_LIMIT_S if is_again else COMPILE_LIMIT_S)
-            if is_again and pace is not None and 0 < pace.burst_prompts <= most_rows:
-                self._read_burst(
-                    pace.burst_prompts, pace.burst_tokens, ends_at, has_run_before=True
-                )
             self._compile(most_rows, ends_at, is_again=is_again, reads_together=reads_together)
             # Until here, passes had kernels compiled, or loaded from where they are kept.
             self._batch.pacer.forget()
             self._read(FIRST_CHUNK)
-        if pace is not None:
-            self._batch.pacer.resume(pace)
-            return
         for tokens in SHOWN:
             if not self._fits(tokens) or not self._batch.pacer.shows_chunk(tokens, CHEAP_S):
                 break
@@ -213,32 +176,29 @@ class WarmUp:
             self._batch.pacer.shows_chunk(tokens, math.inf)
             self._read(tokens, ends_at=ends_at)
 
-    def _read_burst(
-        self, prompts: int, tokens: int, ends_at: float, *, has_run_before: bool = False
-    ) -> bool:
-        """Reads several prompts in one pass if they fit; returns whether it did.
+    def _read_burst(self, prompts: int, tokens: int, ends_at: float) -> bool:
+        """Read several prompts in one pass if they fit; return whether it did.
 
         Args:
             prompts: how many.
             tokens: the length of each.
             ends_at: no step begins after this time.
-            has_run_before: whether an earlier life has read such a burst.
         """
-        if not self._fits(tokens, rows=prompts, has_run_before=has_run_before):
+        if not self._fits(tokens, rows=prompts):
             return False
         self._batch.pacer.shows_chunk(tokens, math.inf)
         self._read(tokens, rows=prompts, ends_at=ends_at)
         return True
 
-    def _fits(self, tokens: int, *, rows: int = 1, has_run_before: bool = False) -> bool:
-        """Whether prompts fit into the context, and the pass that reads them into memory.
+    def _fits(self, tokens: int, *, rows: int = 1) -> bool:
+        """True if prompts fit into the context, and the pass that reads them into memory.
 
-        A pass takes at most what attention does, which grows with the square of the tokens. One
-        that an earlier life could run takes less: its memory is taken to grow with its tokens.
+        A pass takes at most what attention does, which grows with the square of the tokens.
         """
-        growth = rows * (tokens / self._largest) ** (1 if has_run_before else 2)
-        has_memory = growth * self._largest_bytes <= self._free_bytes()
-        return has_memory and tokens + 1 + ANSWER_TOKENS <= self._context_length
+        most_bytes = rows * (tokens / self._largest) ** 2 * self._largest_bytes
+        return (
+            most_bytes <= self._free_bytes() and tokens + 1 + ANSWER_TOKENS <= self._context_length
+        )
 
     def _read(self, tokens: int, *, rows: int = 1, ends_at: float = math.inf) -> None:
         """Requests with one token more, which a pass of their own reads; notes what one took."""

@@ -25,20 +25,18 @@ from mlxsup.supervisor.core.memory.need import Need
 from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
 from mlxsup.supervisor.log_files import LogWriter
 from mlxsup.supervisor.logs import DaemonLog
-from mlxsup.supervisor.memory import backend, machine
-from mlxsup.supervisor.memory import briefing as briefing_module
-from mlxsup.supervisor.memory import problems as problems_module
-from mlxsup.supervisor.memory.appraiser import Appraiser
-from mlxsup.supervisor.memory.briefing import ConfigSnapshot, MemoryBriefing
-from mlxsup.supervisor.memory.command_budget import command_budget
-from mlxsup.supervisor.memory.estimator import estimate_launch
+from mlxsup.supervisor.memory import estimator as estimator_module
+from mlxsup.supervisor.memory import machine
+from mlxsup.supervisor.memory import snapshot as snapshot_module
+from mlxsup.supervisor.memory.estimator import MemoryEstimator, check_memory
 from mlxsup.supervisor.memory.folder import fingerprint, stamp
-from mlxsup.supervisor.memory.machine import held_on_device
+from mlxsup.supervisor.memory.machine import command_budget, held_on_device
 from mlxsup.supervisor.memory.measurements import FILE_NAME, Measured, Measurements
+from mlxsup.supervisor.memory.snapshot import ConfigSnapshot, MemorySnapshot
 from mlxsup.supervisor.workers.leftovers import WorkerRecord, live_workers
 
 from support.core_driver import entry
-from support.estimates_here import estimates_here
+from support.estimates_here import estimated, estimates_here
 from support.key_place import place_in
 from support.safetensors_files import llama_arrays, llama_config, write_folder
 
@@ -51,19 +49,19 @@ WHOLE = Budget(size_bytes=14 * GIB, machine_bytes=16 * GIB, is_given=False, reas
 
 
 class Desk:
-    """A briefing on a machine of 16 GiB whose `nvidia-smi` says nothing, and its log."""
+    """A snapshot on a machine of 16 GiB whose `nvidia-smi` says nothing, and its log."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, backend: str = "cpu") -> None:
         self.folder = folder
         self.ram_bytes = 16 * GIB
-        monkeypatch.setattr(briefing_module, "find_backend", lambda: backend)
+        monkeypatch.setattr(snapshot_module, "find_backend", lambda: backend)
         monkeypatch.setattr(machine, "ram_bytes", lambda: self.ram_bytes)
         monkeypatch.setattr(machine, "control_group_limit", lambda: None)
         monkeypatch.setattr(subprocess, "run", self._ask)
         self._writer = LogWriter(lambda text: None)
         self._log = DaemonLog(folder, "info", self._writer, is_json=True)
         self.measurements = Measurements(folder)
-        self.briefing = MemoryBriefing(self.measurements, self._log)
+        self.memory = MemorySnapshot(self.measurements, self._log)
 
     def _ask(self, *_: Any, **__: Any) -> None:
         raise FileNotFoundError("nvidia-smi")
@@ -85,16 +83,16 @@ class Desk:
         )
 
     def read(self, *models: ModelSettings, budget: int | None = None) -> ConfigSnapshot:
-        return asyncio.run(self.briefing.read(self.config(*models, budget=budget)))
+        return asyncio.run(self.memory.read(self.config(*models, budget=budget)))
 
     def adopt(self, *models: ModelSettings) -> None:
         """As a reload with these entries does."""
         reading = self.read(*models)
-        self.briefing.adopt(reading, self.briefing.needs_of(reading))
+        self.memory.adopt(reading, self.memory.needs_of(reading))
 
     def need(self, launch: LaunchSettings) -> Need:
         """What a model with this launch needs."""
-        (need,) = self.briefing.needs_of(self.read(entry("x", launch=launch))).values()
+        (need,) = self.memory.needs_of(self.read(entry("x", launch=launch))).values()
         return need
 
     def logged(self) -> list[dict[str, Any]]:
@@ -115,7 +113,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, estimates_here: None) 
 
 
 def test_settings_of_adds_the_budget_to_the_other_settings(desk: Desk) -> None:
-    settings = desk.briefing.settings_of(desk.config())
+    settings = desk.memory.settings_of(desk.config())
     assert settings.budget is not None
     assert (settings.max_queue, settings.budget.size_bytes) == (3, 14 * GIB)
     assert desk.logged() == [
@@ -125,25 +123,25 @@ def test_settings_of_adds_the_budget_to_the_other_settings(desk: Desk) -> None:
 
 
 def test_a_dry_run_logs_no_budget(desk: Desk) -> None:
-    budget = desk.briefing.settings_of(desk.config(), is_dry=True).budget
+    budget = desk.memory.settings_of(desk.config(), is_dry=True).budget
     assert budget is not None
     assert desk.logged() == []
 
 
 def test_a_given_budget_goes_before_that_of_the_machine(desk: Desk) -> None:
-    desk.briefing.settings_of(desk.config())
-    given = desk.briefing.settings_of(desk.config(budget=5 * GIB)).budget
+    desk.memory.settings_of(desk.config())
+    given = desk.memory.settings_of(desk.config(budget=5 * GIB)).budget
     assert given is not None
     assert (given.size_bytes, given.automatic_bytes) == (5 * GIB, 14 * GIB)
-    again = desk.briefing.settings_of(desk.config()).budget
+    again = desk.memory.settings_of(desk.config()).budget
     assert again is not None
     assert again.size_bytes == 14 * GIB
 
 
 def test_the_machine_is_asked_once_because_workers_hold_some_of_it_later(desk: Desk) -> None:
-    first = desk.briefing.settings_of(desk.config()).budget
+    first = desk.memory.settings_of(desk.config()).budget
     desk.ram_bytes = 8 * GIB
-    assert desk.briefing.settings_of(desk.config()).budget == first
+    assert desk.memory.settings_of(desk.config()).budget == first
 
 
 @pytest.mark.parametrize(
@@ -153,7 +151,7 @@ def test_a_spare_process_takes_memory_unless_that_is_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, spare_bytes: int
 ) -> None:
     desk = Desk(tmp_path, monkeypatch, backend)
-    assert desk.briefing.settings_of(desk.config(budget=GIB)).spare_bytes == spare_bytes
+    assert desk.memory.settings_of(desk.config(budget=GIB)).spare_bytes == spare_bytes
     desk.logged()
 
 
@@ -161,7 +159,7 @@ def test_a_gpu_that_does_not_say_its_memory_leaves_models_without_a_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk = Desk(tmp_path, monkeypatch, "cuda")
-    assert desk.briefing.settings_of(desk.config()).budget is None
+    assert desk.memory.settings_of(desk.config()).budget is None
     (line,) = desk.logged()
     assert (line["level"], line["message"]) == ("warning", "memory not budgeted")
     assert line["cause"].startswith("MLX would use CUDA here, and nvidia-smi does not say")
@@ -169,8 +167,8 @@ def test_a_gpu_that_does_not_say_its_memory_leaves_models_without_a_budget(
 
 def test_a_shortage_and_its_end_are_in_the_log(desk: Desk) -> None:
     lowered = replace(WHOLE, size_bytes=3 * GIB, lowered_from_bytes=14 * GIB, shortage="others")
-    desk.briefing.changed(lowered)
-    desk.briefing.changed(WHOLE)
+    desk.memory.changed(lowered)
+    desk.memory.changed(WHOLE)
     assert desk.logged() == [
         {"level": "warning", "message": "memory budget lowered", "size": "3.00 GiB",
          "whole": "14.00 GiB", "cause": "others"},
@@ -181,7 +179,7 @@ def test_a_shortage_and_its_end_are_in_the_log(desk: Desk) -> None:
 def test_unread_available_memory_is_logged(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.system", lambda: "Linux")
     proc = desk.folder / "proc"
-    assert desk.briefing.watch(proc).read() is None
+    assert desk.memory.watch(proc).read() is None
     assert desk.logged() == [
         {"level": "warning", "message": "available memory not read",
          "cause": f"{proc / 'meminfo'}: No such file or directory"},
@@ -202,7 +200,7 @@ def test_models_that_cannot_be_read_or_are_not_here_yet_have_no_needs(
         entry("lacking", launch=here, repo=ONE.repo, revision=ONE.revision, download=ONE),
     )
     reading = desk.read(*models)
-    assert desk.briefing.needs_of(reading) == {ModelName("here"): desk.need(here)}
+    assert desk.memory.needs_of(reading) == {ModelName("here"): desk.need(here)}
     assert reading.unread == {}, "all have answered"
     assert desk.logged() == []
 
@@ -210,13 +208,13 @@ def test_models_that_cannot_be_read_or_are_not_here_yet_have_no_needs(
 def test_pinned_models_that_do_not_fit_are_a_mistake_of_the_configuration(desk: Desk) -> None:
     launch = LaunchSettings(path=desk.model_folder())
     models = [entry(name, launch=launch, pinned=True) for name in "abc"]
-    desk.briefing.needs_of(desk.read(*models, budget=GIB))
+    desk.memory.needs_of(desk.read(*models, budget=GIB))
     with pytest.raises(ConfigError, match=r"the pinned models a .* together"):
-        desk.briefing.needs_of(desk.read(*models, budget=2**29))
+        desk.memory.needs_of(desk.read(*models, budget=2**29))
     # Without a budget of the user, that of the machine counts.
     desk.ram_bytes = 2**30
     with pytest.raises(ConfigError, match=r"the pinned models a .* together"):
-        desk.briefing.needs_of(desk.read(*models))
+        desk.memory.needs_of(desk.read(*models))
     desk.logged()
 
 
@@ -233,12 +231,12 @@ def test_a_download_is_read_for_the_models_that_lacked_it(
     third = entry("third", launch=launch)
     desk.adopt(lacking(MODEL, launch, ONE), lacking(OTHER, launch, TWO), third)
     folder = desk.model_folder()
-    asyncio.run(desk.briefing.found(ONE, folder))
-    need = desk.briefing.needs[MODEL]
-    assert (list(desk.briefing.needs), need.context_tokens) == ([MODEL], 700)
+    asyncio.run(desk.memory.found(ONE, folder))
+    need = desk.memory.needs[MODEL]
+    assert (list(desk.memory.needs), need.context_tokens) == ([MODEL], 700)
     # From now on that is its launch.
-    desk.briefing.raised(replace(launch, path=folder), 50)
-    assert desk.briefing.needs == {MODEL: replace(need, raised_bytes=50)}
+    desk.memory.raised(replace(launch, path=folder), 50)
+    assert desk.memory.needs == {MODEL: replace(need, raised_bytes=50)}
     desk.logged()
 
 
@@ -246,9 +244,9 @@ def test_a_damaged_download_has_no_needs(desk: Desk, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("HF_HUB_CACHE", str(desk.folder / "hub"))
     launch = LaunchSettings(path=desk.model_folder())
     desk.adopt(lacking(MODEL, launch, ONE), entry(OTHER, launch=launch))
-    need = desk.briefing.needs[OTHER]
-    asyncio.run(desk.briefing.found(ONE, str(desk.folder / "damaged")))
-    assert desk.briefing.needs == {OTHER: need}
+    need = desk.memory.needs[OTHER]
+    asyncio.run(desk.memory.found(ONE, str(desk.folder / "damaged")))
+    assert desk.memory.needs == {OTHER: need}
     desk.logged()
 
 
@@ -258,7 +256,7 @@ def test_a_measurement_counts_for_all_models_with_the_same_launch(desk: Desk) ->
     names = [MODEL, OTHER, ModelName("longer")]
     launches = [launch, launch, longer]
     desk.adopt(*(entry(n, launch=one) for n, one in zip(names, launches, strict=True)))
-    before = desk.briefing.needs
+    before = desk.memory.needs
     files = fingerprint(stamp(Path(launch.path)))
     desk.measurements.learn(
         Measured(
@@ -266,12 +264,12 @@ def test_a_measurement_counts_for_all_models_with_the_same_launch(desk: Desk) ->
             layers=(),
         )
     )  # fmt: skip
-    desk.briefing.measured(replace(launch, context_length=5))
-    assert desk.briefing.needs == before
-    desk.briefing.measured(launch)
-    measured = {name for name, need in desk.briefing.needs.items() if need.weights.size_bytes == 7}
+    desk.memory.measured(replace(launch, context_length=5))
+    assert desk.memory.needs == before
+    desk.memory.measured(launch)
+    measured = {name for name, need in desk.memory.needs.items() if need.weights.size_bytes == 7}
     assert measured == {MODEL, OTHER}
-    assert desk.briefing.outdated(launch, files) == []
+    assert desk.memory.outdated(launch, files) == []
     desk.logged()
 
 
@@ -280,23 +278,23 @@ def test_files_that_were_changed_before_a_load_are_read_once_a_worker_has_measur
 ) -> None:
     launch = LaunchSettings(path=desk.model_folder())
     desk.adopt(entry(MODEL, launch=launch))
-    before = desk.briefing.needs[MODEL]
+    before = desk.memory.needs[MODEL]
     write_folder(Path(launch.path), llama_config(), llama_arrays(layers=3))
-    desk.briefing.measured(launch)
-    assert desk.briefing.needs[MODEL] == before
-    outdated = desk.briefing.outdated(launch, fingerprint(stamp(Path(launch.path))))
-    asyncio.run(desk.briefing.read_again(outdated))
-    assert desk.briefing.needs[MODEL].weights.size_bytes > before.weights.size_bytes
+    desk.memory.measured(launch)
+    assert desk.memory.needs[MODEL] == before
+    outdated = desk.memory.outdated(launch, fingerprint(stamp(Path(launch.path))))
+    asyncio.run(desk.memory.read_again(outdated))
+    assert desk.memory.needs[MODEL].weights.size_bytes > before.weights.size_bytes
     desk.logged()
 
 
 def test_a_measurement_of_a_folder_that_is_gone_changes_nothing(desk: Desk) -> None:
     launch = LaunchSettings(path=desk.model_folder())
     desk.adopt(entry(MODEL, launch=launch))
-    need = desk.briefing.needs[MODEL]
+    need = desk.memory.needs[MODEL]
     Path(launch.path).rename(desk.folder / "gone")
-    desk.briefing.measured(launch)
-    assert desk.briefing.needs == {MODEL: need}
+    desk.memory.measured(launch)
+    assert desk.memory.needs == {MODEL: need}
     desk.logged()
 
 
@@ -304,7 +302,7 @@ def test_a_full_disk_is_named_in_the_log(desk: Desk) -> None:
     launch = LaunchSettings(path=desk.model_folder())
     desk.adopt(entry(MODEL, launch=launch))
     (desk.folder / "measured.new").mkdir()
-    desk.briefing.raised(launch, 50)
+    desk.memory.raised(launch, 50)
     assert desk.logged() == [
         {"level": "warning", "message": "measurements not written", "error": "Is a directory"},
     ]
@@ -313,14 +311,14 @@ def test_a_full_disk_is_named_in_the_log(desk: Desk) -> None:
 def test_raised_bytes_survive_a_measurement_and_the_daemon(desk: Desk) -> None:
     launch, fake = LaunchSettings(path=desk.model_folder()), LaunchSettings(engine="fake")
     desk.adopt(entry(MODEL, launch=launch), entry(OTHER, launch=fake))
-    desk.briefing.raised(fake, 700)
+    desk.memory.raised(fake, 700)
     assert not (desk.folder / FILE_NAME).exists(), "it has no files that could change"
-    assert desk.briefing.needs[OTHER].raised_bytes == 700
-    desk.briefing.raised(launch, 900)
-    desk.briefing.measured(launch)
-    next_daemon = Appraiser("cpu", Measurements(desk.folder))
-    kept = next_daemon.appraise(launch, estimate_launch(launch))
-    assert desk.briefing.needs[MODEL].raised_bytes == kept.raised_bytes == 900
+    assert desk.memory.needs[OTHER].raised_bytes == 700
+    desk.memory.raised(launch, 900)
+    desk.memory.measured(launch)
+    next_daemon = MemoryEstimator("cpu", Measurements(desk.folder))
+    kept = next_daemon.need_of(launch, estimated(launch))
+    assert desk.memory.needs[MODEL].raised_bytes == kept.raised_bytes == 900
     assert desk.logged() == []
 
 
@@ -330,15 +328,15 @@ def test_another_launch_counts_once_it_is_adopted_and_not_because_it_was_apprais
     """A load with it may be refused."""
     launch = LaunchSettings(path=desk.model_folder())
     desk.adopt(entry(MODEL, launch=launch))
-    before = desk.briefing.needs[MODEL]
+    before = desk.memory.needs[MODEL]
     longer = replace(launch, context_length=before.context_tokens // 2)
-    need = asyncio.run(desk.briefing.appraise(MODEL, longer))
+    need = asyncio.run(desk.memory.appraise(MODEL, longer))
     assert need is not None
-    desk.briefing.measured(launch)
-    assert desk.briefing.needs[MODEL] == before
-    desk.briefing.relaunched(MODEL, longer, need)
-    desk.briefing.measured(longer)
-    assert desk.briefing.needs[MODEL] == need != before
+    desk.memory.measured(launch)
+    assert desk.memory.needs[MODEL] == before
+    desk.memory.relaunched(MODEL, longer, need)
+    desk.memory.measured(longer)
+    assert desk.memory.needs[MODEL] == need != before
     desk.logged()
 
 
@@ -413,11 +411,11 @@ def test_a_given_budget_and_another_backend_need_no_record(tmp_path: Path) -> No
 
 
 def test_plan_doctor_and_config_check_leave_out_what_the_own_workers_hold(
-    tmp_path: Path, smi: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, smi: Path, monkeypatch: pytest.MonkeyPatch, estimates_here: None
 ) -> None:
     """They say what the daemon plans with, which found its budget before it had workers."""
     smi.write_text(f"{MINE}, 30720\n")
-    for module in (backend, problems_module):
+    for module in (machine, estimator_module):
         monkeypatch.setattr(module, "find_backend", lambda: "cuda")
     write_folder(tmp_path / "model", llama_config(), llama_arrays())
     path = tmp_path / "mlxsup.toml"
@@ -436,7 +434,7 @@ def test_plan_doctor_and_config_check_leave_out_what_the_own_workers_hold(
     program = smi.with_name("nvidia-smi")
     program.write_text(program.read_text().replace("30720", "81920"))
     smi.write_text(f"{MINE}, 81920\n")
-    problems_module.check_memory(configuration)  # the pinned model fits
+    check_memory(configuration)  # the pinned model fits
 
 
 def test_held_on_device_ignores_a_failed_program(smi: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the shell finds out about memory for the core: the budget, and what each model needs."""
+"""The budget and the needs of all models, as the shell finds them out for the core."""
 
 from __future__ import annotations
 
@@ -16,19 +16,17 @@ from ..core.memory.budget import Budget
 from ..core.memory.need import Need
 from ..core.settings import CoreSettings, ModelSettings
 from ..logs import DaemonLog
-from .appraiser import FIRST_GUESS_BYTES, Appraiser
-from .backend import find_backend
 from .estimates import Estimates, Look
-from .estimator import Place, place_of
-from .machine import NoDeviceMemoryError, find_budget
+from .estimator import FIRST_GUESS_BYTES, MemoryEstimator, check_needs
+from .folder_reader import Place, place_of
+from .machine import NoDeviceMemoryError, find_backend, find_budget
 from .measurements import Measurements, Raised
-from .problems import check_needs
 from .watch import Watch, find_watch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigSnapshot:
-    """A configuration, and what was found of its models.
+    """A configuration, and the places of its models.
 
     Attributes:
         config: with the folders that the cache has for its repositories.
@@ -41,11 +39,11 @@ class ConfigSnapshot:
     unread: Mapping[ModelName, str]
 
 
-class MemoryBriefing:
-    """Reads the machine and the models' folders for the core, which does neither.
+class MemorySnapshot:
+    """The budget and the needs of the models, kept current for the core, which reads neither.
 
     Attributes:
-        needs: what the models of the configuration need.
+        needs: of the models of the configuration.
 
     Args:
         measurements: what workers measured, in this daemon and before.
@@ -59,7 +57,7 @@ class MemoryBriefing:
         self._estimates = estimates or Estimates()
         self._backend = find_backend()
         self._measurements = measurements
-        self._appraiser = Appraiser(self._backend, measurements)
+        self._estimator = MemoryEstimator(self._backend, measurements)
         self._log = log
         # What it was when the daemon started: later, its own workers hold some of it.
         self._automatic: Budget | None = None
@@ -70,7 +68,7 @@ class MemoryBriefing:
         self.needs: Mapping[ModelName, Need] = {}
 
     def watch(self, proc: Path) -> Watch:
-        """What reads the memory that is available.
+        """Return what reads the memory that is available.
 
         Args:
             proc: where the system's files are.
@@ -82,7 +80,7 @@ class MemoryBriefing:
         return find_watch(self._backend, report, proc)
 
     def changed(self, budget: Budget) -> None:
-        """Memory is short, or no longer: logs what is left of the budget."""
+        """Log what is left of the budget: memory is short, or no longer."""
         size = size_text(budget.size_bytes)
         if budget.lowered_from_bytes is None:
             self._log.write("info", "memory budget whole again", size=size)
@@ -91,7 +89,7 @@ class MemoryBriefing:
         self._log.write("warning", "memory budget lowered", size=size, whole=whole, cause=cause)
 
     def settings_of(self, config: DaemonConfig, *, is_dry: bool = False) -> CoreSettings:
-        """The settings of the core, with the budget; without one if the machine does not say it.
+        """Return the settings of the core, with the budget if the machine says it.
 
         Args:
             config: which.
@@ -107,7 +105,7 @@ class MemoryBriefing:
     async def read(self, config: DaemonConfig) -> ConfigSnapshot:
         """Look at the folders of a configuration's models, and up their repositories in the cache.
 
-        It takes no longer than `estimates.QUIET_S` after the last folder that answers.
+        How long it takes: see `Estimates.look_at`.
         """
         places = {
             model.name: place
@@ -134,7 +132,7 @@ class MemoryBriefing:
         config = reading.config
         needs = {}
         for model in config.models:
-            need = self._appraise(model.launch, reading.places.get(model.name))
+            need = self._need_of(model.launch, reading.places.get(model.name))
             if need is not None and model.download is None:
                 needs[model.name] = need
         check_needs(config, needs, self._budget(config.memory_budget))
@@ -161,7 +159,7 @@ class MemoryBriefing:
         place = self._places.get(name)
         if place is not None:
             await self._estimates.look_at([place])
-        return self._appraise(launch, place)
+        return self._need_of(launch, place)
 
     def relaunched(self, name: ModelName, launch: LaunchSettings, need: Need | None) -> None:
         """Note that a model has another launch than that of its entry from now on, with which it
@@ -185,12 +183,12 @@ class MemoryBriefing:
             if lacking == repository:
                 self._places[name] = place
                 launch = replace(self._launches[name], path=folder)
-                self.relaunched(name, launch, self._appraise(launch, place))
+                self.relaunched(name, launch, self._need_of(launch, place))
 
     def measured(self, launch: LaunchSettings) -> None:
         """Plan with what a worker with these settings has measured of its model."""
         found = [name for name, own in self._launches.items() if own == launch]
-        needs = {name: self._appraise(launch, self._places.get(name)) for name in found}
+        needs = {name: self._need_of(launch, self._places.get(name)) for name in found}
         self.needs = {**self.needs, **{n: need for n, need in needs.items() if need is not None}}
 
     def outdated(self, launch: LaunchSettings, loaded: str) -> list[Place]:
@@ -207,7 +205,7 @@ class MemoryBriefing:
         """Look at folders that have changed, and plan with what is there now."""
         await self._estimates.look_at(places)
         for name, place in self._places.items():
-            need = self._appraise(self._launches[name], place) if place in places else None
+            need = self._need_of(self._launches[name], place) if place in places else None
             if need is not None:
                 self.needs = {**self.needs, name: need}
 
@@ -239,14 +237,14 @@ class MemoryBriefing:
 
     # ------------------------------------------------------------ inside
 
-    def _appraise(self, launch: LaunchSettings, place: Place | None) -> Need | None:
-        """What is known of a model without looking at its folder; None if nothing is."""
+    def _need_of(self, launch: LaunchSettings, place: Place | None) -> Need | None:
+        """Return what is known of a model without looking at its folder; None if nothing is."""
         if launch.engine == "fake":
-            return self._appraiser.appraise(launch, None)
+            return self._estimator.need_of(launch, None)
         look = self._estimates.of(place) if place is not None else None
         if look is None or look.estimate is None:
             return None
-        return self._appraiser.appraise(launch, look.estimate)
+        return self._estimator.need_of(launch, look.estimate)
 
     def _fingerprint(self, place: Place) -> str:
         look = self._estimates.of(place)
@@ -264,7 +262,7 @@ class MemoryBriefing:
 
 
 def _located(model: ModelSettings, look: Look) -> ModelSettings:
-    """The entry with what the cache has of its repository; as it is if that is not known."""
+    """Return the entry with what the cache has of its repository; as it is if that is not known."""
     if not model.repo or not look.path:
         return model
     return located(model, look.path, is_lacking=look.is_lacking)

@@ -1,0 +1,238 @@
+"""Reads model folders in a process of its own.
+
+A folder is somebody else's: its disk may never answer, and its headers may take long to parse. So
+the daemon never opens it; `estimates.py` starts this program, gives it a line for each folder on
+standard input, and reads a line for each answer. Each folder has a thread, in which it may hang
+without keeping the others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import threading
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from mlxsup.protocol.cache_layers import CacheLayers
+from mlxsup.protocol.estimate import estimates_folder, find_kept
+from mlxsup.protocol.launch import LaunchSettings
+from mlxsup.store.folder_problems import FolderProblem, folder_problem
+from mlxsup.store.hub_cache import find_cache, find_snapshot, repository_folder
+
+from .folder import Estimate, FolderError, estimate, fingerprint, read_bytes, stamp
+
+THREADS = 64
+"""Folders that are read at the same time; as many may hang before others have to wait."""
+
+STACK_BYTES = 2 * 2**20
+MEMORY_BYTES = 3 * 2**30
+"""Address space of the process, on Linux: files that are made to take more end one answer, or this
+process, and not the machine."""
+
+PARENT_LOOK_S = 1.0
+INTERNAL_EXIT_CODE = 70
+
+MAX_TEXT = 1000
+"""Letters of a sentence, which may name what a file has made up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The place of an entry's model.
+
+    Attributes:
+        path: its folder, absolute; empty if it is a repository.
+        repo: OWNER/NAME in the Hugging Face cache; empty if it is a folder.
+        revision: of the repository.
+    """
+
+    path: str
+    repo: str = ""
+    revision: str = ""
+
+
+def place_of(launch: LaunchSettings, repo: str, revision: str) -> Place | None:
+    """Return where a model is; None if it is no folder, as with the fake engine."""
+    if repo:
+        return Place("", repo, revision)
+    return None if launch.engine == "fake" else Place(launch.path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A folder to look at.
+
+    Attributes:
+        number: of the question; its answer has the same.
+        place: where it is.
+        known: the fingerprint of what is known of it: if that still holds, nothing is read.
+        is_checked: whether to look for files that only a load needs, too.
+    """
+
+    number: int
+    place: Place
+    known: str = ""
+    is_checked: bool = False
+
+    def to_line(self) -> bytes:
+        """Return the line that asks it."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def of_line(cls, line: bytes) -> Question:
+        """Return the question that a line asks."""
+        values = json.loads(line)
+        return cls(**{**values, "place": Place(**values["place"])})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The content of a folder, as far as memory and loads depend on it.
+
+    Attributes:
+        number: of the question.
+        path: the folder; for a repository that of its snapshot, or where the cache would have it.
+        is_lacking: the cache does not have all files of the repository.
+        is_same: what was known of it still holds.
+        estimate: what its files say; None if that is known, or cannot be read.
+        problem: what is wrong with it, a sentence without a full stop; empty if nothing is.
+        hint: what to do about it; may be empty.
+    """
+
+    number: int
+    path: str
+    is_lacking: bool = False
+    is_same: bool = False
+    estimate: Estimate | None = None
+    problem: str = ""
+    hint: str = ""
+
+    def to_line(self) -> str:
+        """Return the line that gives it, without its newline."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def of_line(cls, line: bytes) -> Answer:
+        """Return the answer that a line gives.
+
+        Raises:
+            ValueError, TypeError, LookupError: the line is something else.
+        """
+        values: dict[str, Any] = json.loads(line)
+        if (found := values["estimate"]) is not None:
+            layers = tuple(CacheLayers.of_json(one) for one in found["layers"])
+            values["estimate"] = Estimate(**{**found, "layers": layers})
+        return cls(**values)
+
+
+def reader_argv(python: str = sys.executable) -> list[str]:
+    """Return the command, to which the pid of its parent is added.
+
+    -P keeps the working folder out of the import path.
+    """
+    return [python, "-P", "-m", "mlxsup.supervisor.memory.folder_reader"]
+
+
+_PARSING = threading.Lock()
+"""Parsed headers take ten times their bytes: those of one folder are in memory at a time. Held only
+while nothing waits for a disk."""
+
+
+def read_folder(path: Path) -> Estimate:
+    """Return what the files of a folder say, and what mlx-lm has said of such files before.
+
+    Raises:
+        FolderError: the folder is missing or damaged; loading it will fail, too.
+    """
+    read = read_bytes(path)
+    with _PARSING:
+        found = estimate(read)
+    kept = find_kept(found.key, estimates_folder())
+    if kept is None:
+        return found
+    return replace(found, weight_bytes=kept.weight_bytes, layers=kept.layers, remark="")
+
+
+def look(question: Question) -> Answer:
+    """Return what is found in a folder; this waits for its disk."""
+    place, path, is_lacking, is_there = question.place, question.place.path, False, True
+    if place.repo:
+        cache = find_cache()
+        path = str(repository_folder(place.repo, cache))
+        try:
+            snapshot = find_snapshot(place.repo, place.revision, cache=cache)
+        except OSError:
+            snapshot = None
+        if snapshot is not None:
+            path = str(snapshot.path)
+        is_there = snapshot is not None
+        is_lacking = snapshot is None or not snapshot.is_complete
+    answer = Answer(number=question.number, path=path, is_lacking=is_lacking)
+    problem = folder_problem(Path(path)) if question.is_checked and is_there else None
+    if not is_lacking:
+        if question.known and question.known == _fingerprint(Path(path)):
+            return replace(answer, is_same=True)
+        try:
+            answer = replace(answer, estimate=read_folder(Path(path)))
+        except FolderError as error:
+            problem = problem or FolderProblem(text=str(error))
+        except MemoryError:
+            problem = problem or FolderProblem(text=f"{path}: its headers take too much memory")
+    if problem is None:
+        return answer
+    text = problem.text[:MAX_TEXT].encode(errors="replace").decode()
+    return replace(answer, problem=text, hint=problem.hint)
+
+
+def _fingerprint(path: Path) -> str:
+    try:
+        return fingerprint(stamp(path))
+    except OSError:  # reading it says why
+        return ""
+
+
+def main() -> None:
+    """Answer every question of standard input, in any order; end with the last, or the parent.
+
+    The last argument is the parent's pid: it may be gone before this begins.
+    """
+    parent = int(sys.argv[-1])
+    if sys.platform == "linux":
+        _, most = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, most))
+    threading.excepthook = lambda _: os._exit(INTERNAL_EXIT_CODE)
+    questions: SimpleQueue[Question] = SimpleQueue()
+    count = 0
+    for line in sys.stdin.buffer:
+        questions.put(Question.of_line(line))
+        count += 1
+    answers: SimpleQueue[Answer] = SimpleQueue()
+    threading.stack_size(STACK_BYTES)
+    for _ in range(min(count, THREADS)):
+        threading.Thread(target=_work, args=(questions, answers), daemon=True).start()
+    while count and os.getppid() == parent:
+        try:
+            line_ = answers.get(timeout=PARENT_LOOK_S).to_line()
+        except Empty:
+            continue
+        print(line_, flush=True)
+        count -= 1
+    os._exit(0)  # whatever hangs, hangs in a daemonic thread
+
+
+def _work(questions: SimpleQueue[Question], answers: SimpleQueue[Answer]) -> None:
+    while True:
+        try:
+            question = questions.get_nowait()
+        except Empty:
+            return
+        answers.put(look(question))
+
+
+if __name__ == "__main__":
+    main()

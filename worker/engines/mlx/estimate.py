@@ -1,0 +1,123 @@
+"""Finds out what models take in memory by asking mlx-lm, without loading them.
+
+The supervisor starts `python -m mlxsup.worker.engines.mlx.estimate PARENT`, writes a line for each
+folder to its standard input, and reads a line for each answer. mlx-lm builds the model as for a
+worker, but lazily: no weight is read and nothing is computed, because the shapes of arrays are
+known without that. A folder is somebody else's: it never runs code of its own (`trust_remote_code`
+stays off), and the limits below end this process if a folder makes mlx-lm take too long or too
+much.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from mlxsup.protocol.estimate import ModelMemory, estimates_folder, find_kept, keep
+
+from ...engine import BadModelError, ModelMissingError
+
+MEMORY_BYTES = 3 * 2**30
+"""What the process may allocate, on Linux; a model of 400 layers takes a tenth of a GiB."""
+
+CPU_S = 30
+"""Time of a processor for each folder, the import included; the largest models take three."""
+
+LIMIT_S = 60
+"""Time for each folder by the clock."""
+
+PARENT_LOOK_S = 1.0
+MAX_TEXT = 300
+"""Letters of a sentence, which may name what a file has made up."""
+
+
+def main() -> None:
+    """Answer every question of standard input in order."""
+    _limit_memory()
+    threading.Thread(target=_end_with, args=(int(sys.argv[-1]),), daemon=True).start()
+    os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # model files print
+    for line in sys.stdin.buffer:
+        _limit_time()
+        print(json.dumps(answer_to(json.loads(line))), file=answers, flush=True)
+
+
+def answer_to(question: dict[str, Any]) -> dict[str, Any]:
+    """Return the answer to a question: `number`, `memory` or None, and `problem`.
+
+    Args:
+        question: has `number`, `path` and the `key` under which the answer is kept.
+    """
+    folder = estimates_folder()
+    memory, problem = find_kept(question["key"], folder), ""
+    if memory is None:
+        try:
+            memory = estimate(Path(question["path"]))
+            keep(question["key"], memory, folder)
+        except (BadModelError, ModelMissingError) as error:
+            problem = str(error)
+        except MemoryError:
+            problem = "mlx-lm takes too much memory to build it"
+        except Exception as error:  # noqa: BLE001  a model type's own code may raise anything
+            problem = f"{type(error).__name__}: {error}"
+    value = None if memory is None else memory.to_json()
+    return {"number": question["number"], "memory": value, "problem": _readable(problem)}
+
+
+def estimate(path: Path) -> ModelMemory:
+    """Return the memory of the model in a folder, as a worker that loads it would report it.
+
+    Raises:
+        ModelMissingError, BadModelError: a worker would refuse the folder.
+        Exception: a model type's own code fails.
+    """
+    import mlx.core as mx
+
+    from .caches import measure_layers
+    from .folder import check_folder
+    from .load import iterate_arrays, load_lazily
+
+    if not mx.metal.is_available():
+        mx.set_default_device(mx.cpu)  # a context of CUDA takes half a GiB of the GPU
+    model, _ = load_lazily(check_folder(path, lambda share: None))
+    # Before the pass, which may leave masks and tables of positions in the model.
+    weight_bytes = sum(array.nbytes for array in iterate_arrays(model))
+    return ModelMemory(weight_bytes=weight_bytes, layers=measure_layers(model))
+
+
+def _limit_memory() -> None:
+    if sys.platform == "linux":  # macOS has the limit, and does not keep to it
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, most))
+
+
+def _limit_time() -> None:
+    """Let the next folder end the process by a signal if it takes too long."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _, most = resource.getrlimit(resource.RLIMIT_CPU)
+    soft = int(used.ru_utime + used.ru_stime) + CPU_S
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, most))
+    signal.alarm(LIMIT_S)
+
+
+def _end_with(parent: int) -> None:
+    """End the process once its parent is gone, which may be before this begins."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_LOOK_S)
+    os._exit(0)
+
+
+def _readable(text: str) -> str:
+    return " ".join(text.split())[:MAX_TEXT].encode(errors="replace").decode()
+
+
+if __name__ == "__main__":
+    main()
