@@ -22,7 +22,6 @@ from mlxsup.cli.command_table import COMMANDS, ENDING_COMMANDS, expand, guess
 from mlxsup.cli.commands import rm as commands_rm
 from mlxsup.cli.commands import stop as commands_stop
 from mlxsup.cli.commands.bench import bench
-from mlxsup.cli.commands.doctor import doctor
 from mlxsup.cli.commands.init import init
 from mlxsup.cli.commands.why import why
 from mlxsup.cli.duration import duration
@@ -160,7 +159,7 @@ def test_what_is_no_duration_is_a_usage_error(text: str) -> None:
         duration(text)
 
 
-TAKERS = [(why, "report"), (bench, "kept"), (doctor, "saved_path"), (init, "file")]
+TAKERS = [(why, "report"), (bench, "kept"), (init, "file")]
 
 
 def parameter_of(command: click.Command, name: str) -> click.Parameter:
