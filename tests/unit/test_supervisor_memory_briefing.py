@@ -13,9 +13,7 @@ from typing import Any
 import pytest
 
 from mlxsup.cli.commands.plan import plan_of
-from mlxsup.cli.doctor.facts import Configuration
-from mlxsup.cli.doctor.gathering.machine import gather_memory
-from mlxsup.cli.doctor.gathering.setting import Setting
+from mlxsup.cli.doctor.installed import Setting, check_memory
 from mlxsup.protocol.download import Repository
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
@@ -429,10 +427,10 @@ def test_plan_doctor_and_config_check_leave_out_what_the_own_workers_hold(
     setting = Setting(
         endpoint="", listen="", loaded=configuration, runtime_dir=configuration.runtime_dir,
         log_dir=configuration.log_dir, key_need="", keys=configuration.keys,
-        configuration=Configuration(looked_at=(), endpoint_variable="", problems=(), models=1),
+        places=(), counting=None, problems=(),
     )  # fmt: skip
     assert plan_of(configuration)["budget"]["bytes"] == 80 * GIB
-    assert gather_memory(setting).budget_bytes == 80 * GIB
+    assert any("models may take 80.00 GiB" in one.what for one in check_memory(setting))
     program = smi.with_name("nvidia-smi")
     program.write_text(program.read_text().replace("30720", "81920"))
     smi.write_text(f"{MINE}, 81920\n")
