@@ -13,15 +13,10 @@ from typing import Any
 import pytest
 
 from mlxsup.cli.exit_status import CliError
-from mlxsup.cli.flight.archive import FOLDER, write_report
-from mlxsup.cli.flight.causes import KINDS, explain
-from mlxsup.cli.flight.of_model import of_model
-from mlxsup.cli.flight.recording import read_recording
-from mlxsup.cli.flight.redaction import (
-    LEFT_OUT,
-    redacted,
-    redacted_line,
-)
+from mlxsup.cli.why.causes import CAUSES, explain
+from mlxsup.cli.why.recording import read_recording
+from mlxsup.cli.why.report import FOLDER, LEFT_OUT, redacted, redacted_line, write_report
+from mlxsup.cli.why.stories import of_model
 from mlxsup.protocol.flight import WorkerDied
 from mlxsup.protocol.key_file import PREFIX
 from mlxsup.protocol.states import State, WorkerPhase
@@ -112,7 +107,7 @@ STREAM = "RuntimeError: There is no Stream(gpu, 1) in current thread."
 
 DEATHS: dict[str, tuple[State, Fault, str, str]] = {
     "SIGKILL while it serves": (
-        State.READY, is_killed("SIGKILL"), "killed_from_outside", "killed its process (SIGKILL)"),
+        State.READY, is_killed("SIGKILL"), "killed_from_outside", "from outside mlxsup (SIGKILL)"),
     "SIGKILL while it loads": (
         State.LOADING, is_killed("SIGKILL"), "killed_from_outside", "while it was being loaded"),
     "SIGSEGV": (State.READY, is_killed("SIGSEGV"), "native_crash", "native code (SIGSEGV)"),
@@ -123,9 +118,9 @@ DEATHS: dict[str, tuple[State, Fault, str, str]] = {
     "SIGABRT while it loads": (
         State.LOADING, is_killed("SIGABRT"), "native_crash", "native code (SIGABRT)"),
     "SIGTERM": (
-        State.READY, is_killed("SIGTERM"), "terminated_from_outside", "to end (SIGTERM)"),
+        State.READY, is_killed("SIGTERM"), "terminated_from_outside", "to end from outside mlxsup"),
     "SIGTERM that it handles": (
-        State.READY, exits(143), "terminated_from_outside", "to end (SIGTERM)"),
+        State.READY, exits(143), "terminated_from_outside", "to end from outside mlxsup"),
     "another signal": (State.READY, is_killed("SIGHUP"), "signal", "(SIGHUP)"),
     "a kill over its limit": (
         State.READY, is_killed_over_its_limit, "killed_over_memory",
@@ -171,7 +166,7 @@ DEATHS: dict[str, tuple[State, Fault, str, str]] = {
         State.READY, exits(72, "InnocentVictim"), "gpu_fault_elsewhere", "another process"),
     "a stream of another thread": (State.READY, exits(70, STREAM), "stream_error", STREAM),
     "it thinks that it is an orphan": (State.READY, exits(1), "orphaned", "exit code 1"),
-    "it just exits": (State.READY, exits(0), "exited", "nobody had asked"),
+    "it just exits": (State.READY, exits(0), "exited", "without having been asked"),
     "an unknown exit code": (State.READY, exits(99), "unknown", "exit code 99"),
     "another version": (State.LOADING, is_another_version, "other_version", "upgraded to 9.9.9"),
     "SIGKILL has no effect": (
@@ -219,9 +214,9 @@ def test_what_no_played_worker_does_has_its_cause_too(name: str) -> None:
     assert BY_HAND[name].detail in explanation.what
 
 
-def test_every_kind_is_tried() -> None:
+def test_every_cause_is_tried() -> None:
     tried = {name for _, _, name, _ in DEATHS.values()} | set(BY_HAND)
-    assert tried == {kind.name for kind in KINDS}
+    assert tried == {cause.name for cause in CAUSES}
 
 
 PROMPT = "please keep my secret diary"

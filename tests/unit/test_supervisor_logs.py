@@ -19,8 +19,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from mlxsup.cli.flight.of_daemon import of_daemon
-from mlxsup.cli.flight.recording import read_recording
+from mlxsup.cli.why.recording import read_recording
+from mlxsup.cli.why.stories import of_daemon
 from mlxsup.protocol.flight import (
     MODELS_FILE_NAME,
     REQUESTS_FILE_NAME,
