@@ -354,7 +354,7 @@ class ClientEvents:
     def _on_status(self, caller: Caller, message: StatusQuery, now: float) -> None:
         value = self.status(now)
         if message.debug:
-            value["flight"] = self._outbox.flight.entries(now)
+            value["flight"] = self._outbox.journal.entries(now)
         self._outbox.reply(caller, value)
 
     def _on_subscribe(self, caller: Caller) -> None:

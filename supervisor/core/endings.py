@@ -23,8 +23,8 @@ from .errors import (
     with_engine_s,
     worker_crashed,
 )
-from .flight_entries import request_ended
 from .health.blame import QUARANTINE_S, Evidence, Verdict
+from .journal import request_ended
 from .model import Model
 from .outbox import Outbox
 from .pausing import Pausing

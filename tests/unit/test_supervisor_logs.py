@@ -759,7 +759,7 @@ def test_kept_and_written_entries_have_the_same_numbers(tmp_path: Path, writer: 
         files.write(action)
     assert writer.close(60.0)
     [run] = read_recording(tmp_path, None, 0.0).runs
-    kept = [(one["n"], one["kind"]) for one in outbox.flight.entries(1.0)]
+    kept = [(one["n"], one["kind"]) for one in outbox.journal.entries(1.0)]
     assert [(one.number, one.entry.KIND) for one in run.entries] == kept
     assert [number for number, _ in kept] == [1, 2, 3, 4]
 
