@@ -21,6 +21,7 @@ from mlxsup.protocol.client_messages import (
     Usage,
 )
 from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.flight import RequestEnded
 from mlxsup.protocol.ids import ModelName, RequestId, RequestKey, pack_tokens
 from mlxsup.protocol.states import Channel, FinishReason, State
 from mlxsup.protocol.worker_messages import (
@@ -33,7 +34,8 @@ from mlxsup.protocol.worker_messages import (
     RowDelta,
     Step,
 )
-from mlxsup.supervisor.core.actions import RequestEnded, SendToClient
+from mlxsup.supervisor.announcements import facts_of
+from mlxsup.supervisor.core.actions import RequestRefused, SendToClient
 from mlxsup.supervisor.core.events import ClientTooSlow, ConnectionId
 from mlxsup.supervisor.core.health.blame import Digest
 from mlxsup.supervisor.core.requests.ledger import Ledger, Request, Stage
@@ -641,13 +643,13 @@ def up() -> Driver:
 
 
 def reports(driver: Driver) -> list[tuple[str, str]]:
-    """The request and the outcome of each line that the latest event led to."""
-    return [(one.facts["id"], one.facts["outcome"]) for one in driver.of(RequestEnded)]
+    """Return the request and the outcome of each end that the latest event led to."""
+    return [(one.id, one.outcome) for one in driver.of(RequestEnded)]
 
 
 def report(driver: Driver) -> dict[str, Any]:
     [ended] = driver.of(RequestEnded)
-    return ended.facts
+    return facts_of(ended)
 
 
 def test_report_of_a_finished_request() -> None:
@@ -711,13 +713,14 @@ def test_resumed_request_is_reported_once() -> None:
 def test_a_request_that_is_refused_when_it_comes_is_a_line_for_debugging_only() -> None:
     driver = up()
     driver.ask("one", model="nobody")
-    [ended] = driver.of(RequestEnded)
-    assert ended.is_refused
-    assert ended.facts == {"id": "one", "model": "nobody", "outcome": "unknown_model"}
+    assert driver.of(RequestEnded) == []
+    [refused] = driver.of(RequestRefused)
+    assert (refused.id, refused.model, refused.outcome) == ("one", "nobody", "unknown_model")
     [key] = driver.serve("two")
     driver.accept(key)
     driver.token(key, finish=FinishReason.STOP)
-    assert not driver.of(RequestEnded)[0].is_refused
+    assert driver.of(RequestRefused) == []
+    assert reports(driver) == [("two", "stop")]
 
 
 # The ledger
