@@ -1,4 +1,4 @@
-"""What happens in the daemon, for its log, its terminal, and the machine around it."""
+"""The news of the daemon, for its log, its terminal, and the machine around it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Announcer:
         self._on_change = on_change
 
     def take(self, action: Announce | RequestRefused | SetLogLevel | Entry | LogFault) -> None:
-        """What the core wants to be known, or how much of it."""
+        """Write what the core wants to be known, or change how much of it."""
         match action:
             case Announce(change=change):
                 self.announce(change)

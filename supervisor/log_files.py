@@ -16,13 +16,14 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
+from typing import NamedTuple
 
 MAX_LOG_BYTES = 10 * 1024 * 1024
 LOG_FILES = 3
-"""How many files each log has: the current one, and the older `.1` and `.2`."""
+"""The files that each log has: the current one, and the older `.1` and `.2`."""
 
 MAX_WAITING_BYTES = 4 * 1024 * 1024
-"""How much of each log may wait while its file system hangs; more is dropped and counted."""
+"""So much of each log may wait while its file system hangs; more is dropped and counted."""
 
 STUCK_S = 1.0
 """A write that has taken this long is not waited for."""
@@ -137,8 +138,14 @@ def _ends_within_a_line(path: Path) -> bool:
         return file.read(1) != b"\n"
 
 
+class Unmade(NamedTuple):
+    """A piece that the writer's thread makes."""
+
+    make: Callable[[], bytes]
+
+
 class LogFile:
-    """What is to be written to one file; made by `LogWriter.open`.
+    """A log, as the code that writes to it has it; made by `LogWriter.open`.
 
     Attributes:
         waiting_bytes: how much waits for the writer's thread.
@@ -153,20 +160,20 @@ class LogFile:
         self._file = file
         self._work = work
         self._lock = threading.Lock()
+        # Bounded by MAX_WAITING_BYTES, and a few marks.
+        self._pieces: list[bytes | Unmade | Callable[[RotatingFile], None]] = []
         self.waiting_bytes = 0
         self.lost_bytes = 0
 
     def write(self, data: bytes) -> None:
         """Append, or drop and count if too much waits already."""
-        self.write_made(len(data), lambda: data)
+        with self._lock:
+            self._add(len(data), data)
 
     def write_made(self, size_bytes: int, make: Callable[[], bytes]) -> None:
         """Append what `make` returns on the writer's thread; until then it counts as that many."""
         with self._lock:
-            if self.waiting_bytes + size_bytes > MAX_WAITING_BYTES:
-                self.lost_bytes += size_bytes
-            else:
-                self._add(size_bytes, make)
+            self._add(size_bytes, Unmade(make))
 
     def skip(self, lost_bytes: int) -> None:
         """Record that this many bytes are dropped on purpose; the file says so."""
@@ -183,28 +190,54 @@ class LogFile:
             if self.lost_bytes:
                 kept = tail[-self.lost_bytes :]
                 self.lost_bytes -= len(kept)
-                self._add(len(kept), lambda: kept)
+                self._keep(len(kept), kept)
 
     def call(self, function: Callable[[RotatingFile], None]) -> None:
         """Have the writer's thread call this once everything before it is written."""
-        self._work.put(lambda: function(self._file))
+        with self._lock:
+            self._push(function)
 
     def close(self) -> None:
         """Close the file once everything is written; a later write opens it again."""
         self.call(RotatingFile.close)
 
-    def _add(self, size_bytes: int, make: Callable[[], bytes]) -> None:
+    def _add(self, size_bytes: int, piece: bytes | Unmade) -> None:
+        if self.waiting_bytes + size_bytes > MAX_WAITING_BYTES:
+            self.lost_bytes += size_bytes
+        else:
+            self._keep(size_bytes, piece)
+
+    def _keep(self, size_bytes: int, piece: bytes | Unmade) -> None:
         if self.lost_bytes:
             lost_bytes, self.lost_bytes = self.lost_bytes, 0
-            self.call(lambda file: file.skip(lost_bytes))
+            self._push(lambda file: file.skip(lost_bytes))
         self.waiting_bytes += size_bytes
+        self._push(piece)
 
-        def write(file: RotatingFile) -> None:
-            with self._lock:
-                self.waiting_bytes -= size_bytes
-            file.write(make())
+    def _push(self, piece: bytes | Unmade | Callable[[RotatingFile], None]) -> None:
+        # Waking the thread for each of ten thousand entries costs six times as much as for all.
+        if not self._pieces:
+            self._work.put(self._write_out)
+        self._pieces.append(piece)
 
-        self.call(write)
+    def _write_out(self) -> None:
+        """Write what waits, in one piece between two calls; on the writer's thread."""
+        with self._lock:
+            pieces, self._pieces = self._pieces, []
+            self.waiting_bytes = 0
+        waiting = bytearray()
+        for piece in pieces:
+            if isinstance(piece, bytes):
+                waiting += piece
+            elif isinstance(piece, Unmade):
+                waiting += piece.make()
+            else:
+                if waiting:
+                    self._file.write(bytes(waiting))
+                    waiting.clear()
+                piece(self._file)
+        if waiting:
+            self._file.write(bytes(waiting))
 
 
 class LogWriter:
@@ -219,7 +252,7 @@ class LogWriter:
 
     def __init__(self, report: Report) -> None:
         self._report = report
-        # Bounded by MAX_WAITING_BYTES of each file, and a few marks.
+        # Bounded by the files, each of which is in it once.
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._opened: weakref.WeakSet[LogFile] = weakref.WeakSet()
         self.writes_since: float | None = None

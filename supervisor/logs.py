@@ -30,7 +30,7 @@ from .log_files import LogWriter, RotatingFile
 LAST_LINES = 50
 MAX_LAST_LINE_BYTES = 2048
 TAIL_BYTES = 2 * LAST_LINES * MAX_LAST_LINE_BYTES
-"""How much of a worker's last output is kept, written or not: it shows the cause of its death."""
+"""So much of a worker's last output is kept, written or not: it shows the cause of its death."""
 
 SMALL_PIECE_BYTES = 4096
 
@@ -45,7 +45,7 @@ REQUEST_BYTES = 1024
 """As which an entry of a request counts while its disk hangs: more than almost every line takes."""
 
 ALIVE_INTERVAL_S = 5.0
-"""How often the models' file is touched, so that its time says until when the daemon lived."""
+"""Between two touches of the models' file, whose time says until when the daemon lived."""
 
 
 class ModelLog:

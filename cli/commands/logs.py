@@ -37,7 +37,7 @@ Show = Callable[[str, Iterable[str]], None]
 """Prints lines of a model's log."""
 
 FOLLOW_INTERVAL_S = 0.15
-"""How often a follower looks: no file event exists on every system."""
+"""Between two looks of a follower: no file event exists on every system."""
 
 DEFAULT_LINES = 100
 
@@ -49,7 +49,7 @@ _STAMP = re.compile(r"(?:\{\"at\": \")?(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?Z
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFolder:
-    """Where the logs are, which models may have one, and what else these are called."""
+    """The folder of the logs, the models that may have one, and their other names."""
 
     path: Path
     models: list[str]
@@ -71,7 +71,7 @@ def complete_log(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which of the lines already written to show.
+    """The lines to show of those already written.
 
     Attributes:
         count: only that many, the last ones; None for the default.

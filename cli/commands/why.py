@@ -33,7 +33,7 @@ MOST_LISTED = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What is known of a daemon.
+    """The daemon, as far as it is known.
 
     Attributes:
         recording: by its flight recorder.

@@ -13,23 +13,23 @@ from typing import TypeVar
 Value = TypeVar("Value")
 
 LIMIT_S = 10.0
-"""What has not answered for this long, while nothing else was done either, is given up. A busy
-machine is only slow, and a daemon that does not answer takes three seconds."""
+"""A check that has not answered for this long, while nothing else was done either, is given up. A
+busy machine is only slow, and a daemon that does not answer takes three seconds."""
 
 LOOK_S = 0.1
-"""How often to look whether anything is done."""
+"""Between two looks at what is done."""
 
 BUSY_S = 0.05
 """A thread that has used this much processor time is at work; looking around takes less."""
 
 QUIET_S = 1.0
-"""What takes no longer than this needs no explanation."""
+"""A check that takes no longer than this needs no explanation."""
 
 UNCHECKED = "this check could not run, so its problems are not listed"
 
 
 class Level(StrEnum):
-    """How bad a finding is."""
+    """The grade of a finding."""
 
     OK = "ok"
     NOTE = "note"

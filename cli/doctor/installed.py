@@ -74,7 +74,7 @@ SERVER_BYTES = 2**28
 REFUSED_73 = "`mlxsup start` exits with 73"
 
 _REPAIR = re.compile(r"`((?:mlxsup (?:pull|convert)|git) [^`]+)`")
-"""What of a hint repairs a model folder; other commands only show something."""
+"""The commands of a hint that repair a model folder; other commands only show something."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

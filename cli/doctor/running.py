@@ -39,7 +39,7 @@ DAEMON_WORDS = 5
 """Of a daemon's command line, up to `start`."""
 
 NEXT_PORTS = 20
-"""How many ports after a taken one are tried."""
+"""So many ports after a taken one are tried."""
 
 EXEC = "ExecStart="
 EXEC_PREFIXES = ":@-+!"
@@ -49,7 +49,7 @@ LINGERING = Path("/var/lib/systemd/linger")
 """Has a file for each user whose services run without a login."""
 
 SYSTEM_LIMIT_S = 2.0
-"""How long a program of the system may take to answer."""
+"""The limit for an answer of a program of the system."""
 
 DAY_S = 86400.0
 
@@ -60,7 +60,7 @@ _SLEEP = re.compile(r"^\s*sleep\s+(\d+)", re.MULTILINE)
 
 
 def check_daemon(setting: Setting) -> Iterator[Finding]:
-    """Judge who holds the runtime folder, what answers there, and its gateway."""
+    """Judge the holder of the runtime folder, what answers there, and its gateway."""
     folder = Path(setting.endpoint.removeprefix("ipc://")).parent
     status, failure = ask_status(setting.endpoint)
     holder = lock_holder(setting.endpoint)

@@ -12,7 +12,7 @@ from mlxsup.protocol.states import ExitReason
 from ..terminal.quantities import format_bytes
 
 TERMINATED = 143
-"""What a worker exits with after a SIGTERM that the supervisor did not send."""
+"""The exit code of a worker after a SIGTERM that the supervisor did not send."""
 ORPHANED = 1
 
 NATIVE = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP"})

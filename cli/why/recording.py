@@ -1,4 +1,4 @@
-"""What is recorded of a daemon: its files, and what it has in memory while it lives."""
+"""The record of a daemon: its files, and what it has in memory while it lives."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ first start that is left."""
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """What one daemon has recorded.
+    """The record of one daemon.
 
     Attributes:
         started: its start; None if that has gone with older files.

@@ -28,7 +28,7 @@ from .recording import Recording
 
 FOLDER = "mlxsup-report"
 LOG_LINES = 400
-"""How many lines of the end of each log are in it."""
+"""The last lines of each log that are in it."""
 MOST_LOGS = 64
 MOST_ENTRIES = 5000
 
@@ -64,7 +64,7 @@ SHAPES = {"reason": re.compile(r"[a-z_]+"), "id": re.compile(r"\S+")}
 """Fields of this name hold sentences or whatever a client has chosen, too."""
 
 OF_LOADS = KEPT | {"detail", "verdict", "failure", "note"}
-"""What is kept of a process that never was READY, and so has seen no prompt."""
+"""Fields that are kept of a process that never was READY, and so has seen no prompt."""
 
 CAUSES = frozenset(
     {
@@ -83,14 +83,14 @@ WORKER_MESSAGES = frozenset(
         "unusable kernels deleted", "worker dies", "worker exits", "worker started",
     }
 )  # fmt: skip
-"""What our own lines in a worker's log begin with; libraries write lines that look like them."""
+"""The beginnings of our own lines in a worker's log; libraries write lines that look like them."""
 
 _KEY = re.compile(
     r"(?i)\b(?:sk|hf|ghp|gho|xox[abp]|pk|rk)[-_][\w-]{6,}"
     r"|\bBearer\s+\S+"
     r"|\b(?=\w*\d)(?=\w*[A-Za-z])\w{24,}={0,2}"
 )
-"""What looks like a key: a known beginning, or a long run of letters and digits."""
+"""Looks like a key: a known beginning, or a long run of letters and digits."""
 
 _OURS = re.compile(r"(?P<begin>\S+Z (?:DEBUG|INFO|WARNING|ERROR)) (?P<rest>.*)")
 _PLACE = re.compile(

@@ -1,4 +1,4 @@
-"""What `why` says of a daemon, a model or a request: sentences, and what to do."""
+"""The answers of `why` about a daemon, a model or a request: sentences, and what to do."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ ADVICE = {
     "unloaded": "`mlxsup load MODEL`, then send it again",
     "internal": "please report it, with the file that `mlxsup why MODEL --report FILE` writes",
 }
-"""What to do about the errors of requests, by their codes."""
+"""Advice about the errors of requests, by their codes."""
 
 OUTCOMES = {
     "stop": "its answer is complete (stop)",
@@ -73,7 +73,7 @@ OUTCOMES = {
 
 @dataclass(slots=True, kw_only=True)
 class Story:
-    """What `why` says about one subject.
+    """The answer about one subject.
 
     Attributes:
         kind: `daemon`, `model` or `request`.

@@ -304,7 +304,7 @@ def test_trouble_is_named_with_its_reason_and_leaves_no_file_open(
 
 
 def stuck(tmp_path: Path) -> tuple[LogWriter, LogFile]:
-    """A writer that hangs in its first write until somebody reads the file."""
+    """A writer that hangs in its first write until the file is read."""
     os.mkfifo(tmp_path / "hangs.log")
     writer = LogWriter(pytest.fail)
     file = writer.open(tmp_path / "hangs.log")
@@ -829,7 +829,7 @@ def test_the_file_is_touched_every_few_seconds_unless_its_disk_hangs(tmp_path: P
         files.alive()
         wall.now += ALIVE_INTERVAL_S / 3
     assert len(touched) == 2
-    wall.now -= 3600.0  # somebody has set the clock back
+    wall.now -= 3600.0  # the clock was set back
     files.alive()
     assert len(touched) == 3
     paper.writes_since = 1.0
