@@ -1,4 +1,4 @@
-"""The entries of the flight recorder, which `mlxsup why` reads aloud, and their form in its files.
+"""The entries of the flight recorder, which `mlxsup why` explains, and their form in its files.
 
 The core makes an entry when a model changes its state, a worker dies, or a request starts, leaves
 its batch, continues or ends; the daemon adds its own start and end. An entry has no text of a
@@ -28,14 +28,14 @@ MAX_LINE_BYTES = 64 * 1024
 CONTINUES = "continues"
 """The fate of a row that waits to be resumed by the next process."""
 PAUSED = "paused"
-"""The fate of a row that somebody has paused."""
+"""The fate of a row that a user has paused."""
 
 GIVEN_UP = "given_up"
 """The reason of an end that has not been seen: SIGKILL had no effect within its limit."""
 
 
 class Entry(Record):
-    """What happened; `KIND` is its name in the files."""
+    """A fact; `KIND` is its name in the files."""
 
     __slots__: ClassVar[tuple[str, ...]] = ()
     KIND: ClassVar[str]
@@ -243,7 +243,7 @@ class RequestEnded(Entry):
 
     @property
     def tokens_per_s(self) -> float | None:
-        """How fast its answer came after its first token, pauses and crashes included; None before
+        """The speed of its answer after its first token, pauses and crashes included; None before
         its second token."""
         took_s = self.timings.total_s - self.timings.first_token_s
         tokens = self.usage.completion_tokens
@@ -272,16 +272,16 @@ class Recorded(Record):
     entry: Entry
 
     def to_map(self) -> dict[str, object]:
-        """`n`, `at` and `kind`, and the fields that do not have their default."""
+        """Return `n`, `at` and `kind`, and the fields that do not have their default."""
         return {"n": self.number, "at": self.at, "kind": self.entry.KIND, **to_map(self.entry)}
 
     def to_line(self) -> bytes:
-        """As a line of a file."""
+        """Return a line of a file."""
         return escaped(json.dumps(self.to_map(), ensure_ascii=False)).encode() + b"\n"
 
 
 def read_recorded(value: object) -> Recorded:
-    """Reads what `Recorded.to_map` made; fields that this version does not know are ignored.
+    """Read what `Recorded.to_map` made; fields that this version does not know are ignored.
 
     Raises:
         ValueError: it is damaged, or of a kind that this version does not know.
@@ -302,7 +302,7 @@ def read_recorded(value: object) -> Recorded:
 
 
 def read_line(line: str) -> Recorded:
-    """Reads a line of a file.
+    """Read a line of a file.
 
     Raises:
         ValueError: it is damaged.

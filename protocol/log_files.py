@@ -20,15 +20,15 @@ MAX_ROTATED = 9
 """The highest number of a rotated file to look for; the supervisor keeps fewer."""
 
 ESCAPES = re.compile(r"(\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[@-_]?|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""What could move a reader's cursor; a worker's libraries may well print it."""
+"""Sequences that could move a reader's cursor; a worker's libraries may well print them."""
 
 ROUTINE = re.compile(r"\S+Z (DEBUG|INFO) |Extension modules:|--- generation ")
 """Lines that are written in every life of a worker, and the end of a fault handler's report."""
 
 
 def last_line(path: Path) -> str:
-    """The last line of the latest life that says anything about a failure, or else the last that is
-    not empty."""
+    """Return the last line of the latest life that says anything about a failure, or else the last
+    that is not empty."""
     lines = [line for line in tail(path, 20) if line.strip()]
     begins = [n for n, line in enumerate(lines) if GENERATION_HEADER.match(line)]
     latest = lines[begins[-1] :] if begins else lines
@@ -37,7 +37,7 @@ def last_line(path: Path) -> str:
 
 
 def tail(path: Path, count: int, end: int | None = None) -> list[str]:
-    """The last lines of a log, taking from its rotated files if it needs them.
+    """Return the last lines of a log, taking from its rotated files if it needs them.
 
     Args:
         path: the newest file.
@@ -62,7 +62,7 @@ def tail(path: Path, count: int, end: int | None = None) -> list[str]:
 
 
 def all_lines(path: Path) -> list[str]:
-    """Every line that is still kept, oldest first; rotation bounds them."""
+    """Return every line that is still kept, oldest first; rotation bounds them."""
     lines: list[str] = []
     for number in range(MAX_ROTATED, -1, -1):
         file_path = path if number == 0 else path.with_name(f"{path.name}.{number}")
@@ -75,7 +75,7 @@ def all_lines(path: Path) -> list[str]:
 
 
 def written_at(path: Path) -> float:
-    """When a log was last written to; 0 if there is none."""
+    """Return when a log was last written to; 0 if there is none."""
     try:
         return path.stat().st_mtime
     except (FileNotFoundError, NotADirectoryError):
@@ -99,12 +99,12 @@ def _tail_of(file: BinaryIO, count: int, end: int | None) -> list[str]:
 
 
 def clean(line: bytes) -> str:
-    """A line as text, without anything that a terminal would act on."""
+    """Return a line as text, without anything that a terminal would act on."""
     return ESCAPES.sub("", line.decode("utf-8", "replace")).expandtabs()
 
 
 class FollowedFile:
-    """Follows a log that is being written, even when the file is replaced.
+    """A log that is being written, followed even when the file is replaced.
 
     Args:
         path: the newest file; it may not exist yet.
@@ -117,13 +117,13 @@ class FollowedFile:
         self.start: int = 0 if self._file is None else self._file.seek(0, os.SEEK_END)
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def read_lines(self) -> Iterator[str]:
-        """The lines that were finished since the last call."""
+        """Yield the lines that were finished since the last call."""
         if self._file is None:
             self._file = _open(self._path)
         if self._file is None:

@@ -1,14 +1,14 @@
-"""What happens in the daemon, for its log, its terminal, and the machine around it."""
+"""The news of the daemon, for its log, its terminal, and the machine around it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from mlxsup.protocol.flight import Entry
+from mlxsup.protocol.flight import Entry, RequestEnded
 
 from .config.load import ConfigError
-from .core.actions import Announce, LogFault, RequestEnded, SetLogLevel
+from .core.actions import Announce, LogFault, RequestRefused, SetLogLevel
 from .core.outline import Outline
 from .logs import DaemonLog
 from .service_manager import ServiceManager
@@ -39,8 +39,8 @@ class Announcer:
         self._sleep = sleep
         self._on_change = on_change
 
-    def take(self, action: Announce | RequestEnded | SetLogLevel | Entry | LogFault) -> None:
-        """What the core wants to be known, or how much of it."""
+    def take(self, action: Announce | RequestRefused | SetLogLevel | Entry | LogFault) -> None:
+        """Write what the core wants to be known, or change how much of it."""
         match action:
             case Announce(change=change):
                 self.announce(change)
@@ -49,11 +49,13 @@ class Announcer:
                 self._log.write("info", "log level changed", to=level)
             case Entry():
                 self._log.flight.write(action)
+                if isinstance(action, RequestEnded):
+                    self._log.write("info", "request ended", **facts_of(action))
             case LogFault(model=model, story=story):
                 self._log.write("error", "no rule for an event", model=model)
                 self._log.block("\n".join(story))
-            case RequestEnded(is_refused=is_refused, facts=facts):
-                self._log.write("info" if not is_refused else "debug", "request ended", **facts)
+            case RequestRefused(id=id, model=model, outcome=outcome):
+                self._log.write("debug", "request ended", id=id, model=model, outcome=outcome)
 
     def announce(self, change: dict[str, Any]) -> None:
         """A model has changed, as `core.actions.Announce` describes it."""
@@ -115,3 +117,29 @@ class Announcer:
         self._log.write("info", "model ready", model=model, **facts)
         for warning in change["warnings"]:
             self._log.write("warning", "model warning", model=model, warning=warning)
+
+
+def facts_of(ended: RequestEnded) -> dict[str, Any]:
+    """Return what the log says of a request that has ended, in order; nothing of its text."""
+    usage, timings = ended.usage, ended.timings
+    facts: dict[str, Any] = {
+        "id": ended.id,
+        "number": ended.number,
+        "model": ended.model,
+        "client": ended.client,
+        "outcome": ended.outcome,
+        "prompt_tokens": usage.prompt_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "queued_s": timings.queued_s,
+        "first_token_s": timings.first_token_s,
+        "total_s": timings.total_s,
+        "engine_s": usage.engine_s,
+    }
+    if (rate := ended.tokens_per_s) is not None:
+        facts["tokens_per_s"] = rate
+    if ended.resumed:
+        facts["resumed"] = ended.resumed
+    if ended.paused:
+        facts["paused"] = ended.paused
+    return facts

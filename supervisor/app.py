@@ -39,7 +39,7 @@ from .core.actions import (
     LookAtWorker,
     NeedRaised,
     ReadConfiguration,
-    RequestEnded,
+    RequestRefused,
     SendToClient,
     SendToWorker,
     SetLogLevel,
@@ -305,7 +305,7 @@ class App:
                 self._workers.look_at_files(model, generation, self._tasks)
             case ReadConfiguration(caller=caller, is_dry=is_dry):
                 self._reload(caller, is_dry)
-            case Announce() | RequestEnded() | SetLogLevel() | Entry() | LogFault():
+            case Announce() | RequestRefused() | SetLogLevel() | Entry() | LogFault():
                 self._announcer.take(action)
             case Abandon(model=model, generation=generation):
                 self._workers.abandon(model, generation)

@@ -1,6 +1,8 @@
 """Files that grow and are renamed, and the one thread that writes them.
 
-Whoever logs hands over bytes and never waits: a file system that hangs holds up this thread alone.
+Code that logs hands over bytes and never waits: a file system that hangs holds up this thread
+alone. The handlers of `logging` are not used: what a worker prints is bytes in pieces of any size,
+and on a full disk their buffered streams keep one line for later and lose others uncounted.
 """
 
 from __future__ import annotations
@@ -11,20 +13,20 @@ import os
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
+from typing import NamedTuple
 
 MAX_LOG_BYTES = 10 * 1024 * 1024
 LOG_FILES = 3
-"""How many files each log has: the current one, and the older `.1` and `.2`."""
+"""The files that each log has: the current one, and the older `.1` and `.2`."""
 
 MAX_WAITING_BYTES = 4 * 1024 * 1024
-"""How much of each log may wait while its file system hangs; more is dropped and counted."""
+"""So much of each log may wait while its file system hangs; more is dropped and counted."""
 
 STUCK_S = 1.0
-"""Nobody waits for a write that has taken this long."""
+"""A write that has taken this long is not waited for."""
 
 REPORT_INTERVAL_S = 60.0
 
@@ -65,7 +67,7 @@ class RotatingFile:
         self._reported_at: float | None = None
 
     def write(self, data: bytes) -> None:
-        """Appends, or drops."""
+        """Append, or drop."""
         try:
             if self._dropped_bytes:
                 self._append(f"--- {self._dropped_bytes} bytes lost here\n".encode())
@@ -78,11 +80,11 @@ class RotatingFile:
             self.close()
 
     def skip(self, lost_bytes: int) -> None:
-        """Records that this many bytes were dropped earlier."""
+        """Record that this many bytes were dropped earlier."""
         self._dropped_bytes += lost_bytes
 
     def close(self) -> None:
-        """Closes the file; a later write opens it again."""
+        """Close the file; a later write opens it again."""
         if self._descriptor is not None:
             descriptor, self._descriptor = self._descriptor, None
             try:
@@ -126,7 +128,7 @@ class RotatingFile:
 
 
 def _ends_within_a_line(path: Path) -> bool:
-    """Whether what follows in this file would continue its last line."""
+    """True if what follows in this file would continue its last line."""
     if not path.is_file():  # a pipe or a device is not read
         return False
     with path.open("rb") as file:
@@ -136,103 +138,104 @@ def _ends_within_a_line(path: Path) -> bool:
         return file.read(1) != b"\n"
 
 
-@dataclass(slots=True)
-class Unmade:
-    """A piece that the writer's thread makes.
-
-    Attributes:
-        make: returns it.
-        size_bytes: as which it counts until then.
-    """
+class Unmade(NamedTuple):
+    """A piece that the writer's thread makes."""
 
     make: Callable[[], bytes]
-    size_bytes: int
-
-    def __len__(self) -> int:
-        return self.size_bytes
 
 
 class LogFile:
-    """What is to be written to one file; made by `LogWriter.open`.
+    """A log, as the code that writes to it has it; made by `LogWriter.open`.
 
     Attributes:
-        pieces: what waits, in order.
-        waiting_bytes: how much that is.
+        waiting_bytes: how much waits for the writer's thread.
         lost_bytes: how much was dropped since; the file does not say so yet.
 
     Args:
         file: only the writer's thread touches it.
-        writer: the thread.
+        work: what that thread does, in order.
     """
 
-    def __init__(self, file: RotatingFile, writer: LogWriter) -> None:
+    def __init__(self, file: RotatingFile, work: SimpleQueue[Callable[[], None] | None]) -> None:
         self._file = file
-        self._writer = writer
-        # All guarded by the writer's lock. Bounded by MAX_WAITING_BYTES, and a few marks.
-        self.pieces: list[bytes | Unmade | Callable[[RotatingFile], None]] = []
+        self._work = work
+        self._lock = threading.Lock()
+        # Bounded by MAX_WAITING_BYTES, and a few marks.
+        self._pieces: list[bytes | Unmade | Callable[[RotatingFile], None]] = []
         self.waiting_bytes = 0
         self.lost_bytes = 0
 
-    def write(self, data: bytes | Unmade) -> None:
-        """Appends, or drops and counts if too much waits already."""
-        with self._writer.lock:
-            if self.waiting_bytes + len(data) > MAX_WAITING_BYTES:
-                self.lost_bytes += len(data)
-            else:
-                self._add(data)
+    def write(self, data: bytes) -> None:
+        """Append, or drop and count if too much waits already."""
+        with self._lock:
+            self._add(len(data), data)
+
+    def write_made(self, size_bytes: int, make: Callable[[], bytes]) -> None:
+        """Append what `make` returns on the writer's thread; until then it counts as that many."""
+        with self._lock:
+            self._add(size_bytes, Unmade(make))
 
     def skip(self, lost_bytes: int) -> None:
-        """Records that this many bytes are dropped on purpose; the file says so."""
-        with self._writer.lock:
+        """Record that this many bytes are dropped on purpose; the file says so."""
+        with self._lock:
             self.lost_bytes += lost_bytes
 
     def end(self, tail: bytes) -> None:
-        """Writes the end of what was dropped last, if anything was.
+        """Write the end of what was dropped last, if anything was.
 
         Args:
             tail: the latest bytes of all, including the dropped ones.
         """
-        with self._writer.lock:
+        with self._lock:
             if self.lost_bytes:
                 kept = tail[-self.lost_bytes :]
                 self.lost_bytes -= len(kept)
-                self._add(kept)
+                self._keep(len(kept), kept)
 
     def call(self, function: Callable[[RotatingFile], None]) -> None:
-        """Makes the writer's thread call this once everything before it is written."""
-        with self._writer.lock:
-            self.pieces.append(function)
-            self._writer.wake(self)
+        """Have the writer's thread call this once everything before it is written."""
+        with self._lock:
+            self._push(function)
 
     def close(self) -> None:
-        """Closes the file once everything is written; a later write opens it again."""
+        """Close the file once everything is written; a later write opens it again."""
         self.call(RotatingFile.close)
 
-    def _add(self, data: bytes | Unmade) -> None:
+    def _add(self, size_bytes: int, piece: bytes | Unmade) -> None:
+        if self.waiting_bytes + size_bytes > MAX_WAITING_BYTES:
+            self.lost_bytes += size_bytes
+        else:
+            self._keep(size_bytes, piece)
+
+    def _keep(self, size_bytes: int, piece: bytes | Unmade) -> None:
         if self.lost_bytes:
             lost_bytes, self.lost_bytes = self.lost_bytes, 0
-            self.pieces.append(lambda file: file.skip(lost_bytes))
-        self.pieces.append(data)
-        self.waiting_bytes += len(data)
-        self._writer.wake(self)
+            self._push(lambda file: file.skip(lost_bytes))
+        self.waiting_bytes += size_bytes
+        self._push(piece)
 
-    def write_out(self) -> None:
-        """Writes what waits; on the writer's thread."""
-        with self._writer.lock:
-            pieces, self.pieces = self.pieces, []
+    def _push(self, piece: bytes | Unmade | Callable[[RotatingFile], None]) -> None:
+        # Waking the thread for each of ten thousand entries costs six times as much as for all.
+        if not self._pieces:
+            self._work.put(self._write_out)
+        self._pieces.append(piece)
+
+    def _write_out(self) -> None:
+        """Write what waits, in one piece between two calls; on the writer's thread."""
+        with self._lock:
+            pieces, self._pieces = self._pieces, []
             self.waiting_bytes = 0
         waiting = bytearray()
         for piece in pieces:
             if isinstance(piece, bytes):
                 waiting += piece
-                continue
-            if isinstance(piece, Unmade):
+            elif isinstance(piece, Unmade):
                 waiting += piece.make()
-                continue
-            if waiting:
-                self._file.write(bytes(waiting))
-                waiting.clear()
-            piece(self._file)
+            else:
+                if waiting:
+                    self._file.write(bytes(waiting))
+                    waiting.clear()
+                piece(self._file)
         if waiting:
             self._file.write(bytes(waiting))
 
@@ -241,8 +244,6 @@ class LogWriter:
     """The thread that writes every log file of this process.
 
     Attributes:
-        lock: guards everything that waits.
-        files: those that have something to write, each once.
         writes_since: when the write under way began (monotonic); None while nothing is written.
 
     Args:
@@ -250,38 +251,28 @@ class LogWriter:
     """
 
     def __init__(self, report: Report) -> None:
-        self.lock = threading.Lock()
         self._report = report
-        self._has_work = threading.Condition(self.lock)
-        self.files: deque[LogFile] = deque()
+        # Bounded by the files, each of which is in it once.
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._opened: weakref.WeakSet[LogFile] = weakref.WeakSet()
-        self._queued: set[LogFile] = set()
-        self._is_ending = False
         self.writes_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="mlxsup-logs", daemon=True)
         self._thread.start()
 
     def open(self, path: Path, max_bytes: int = MAX_LOG_BYTES) -> LogFile:
-        """Adds a file, which is opened with the first write and renamed at that size."""
-        file = LogFile(RotatingFile(path, self._report, max_bytes=max_bytes), self)
+        """Add a file, which is opened with the first write and renamed at that size."""
+        file = LogFile(RotatingFile(path, self._report, max_bytes=max_bytes), self._work)
         self._opened.add(file)
         return file
 
     def reopen(self) -> None:
-        """Closes every file, so that the next write to each opens what its path is by then."""
+        """Close every file, so that the next write to each opens what its path is by then."""
         for file in list(self._opened):
             file.close()
 
-    def wake(self, file: LogFile) -> None:
-        """The file has something to write; called with the lock."""
-        if file not in self._queued:
-            self._queued.add(file)
-            self.files.append(file)
-            self._has_work.notify()
-
     async def flushed(self, file: LogFile, limit_s: float) -> bool:
-        """Waits for at most `limit_s` and returns whether all of the file is written; returns at
-        once if a write already hangs."""
+        """Wait for at most `limit_s` and return whether all of the file is written; return at once
+        if a write already hangs."""
         began_at = self.writes_since
         if began_at is not None and time.monotonic() - began_at >= STUCK_S:
             return False
@@ -289,7 +280,7 @@ class LogWriter:
         written = asyncio.Event()
 
         def tell(_: RotatingFile) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any longer
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and nothing waits in it
                 loop.call_soon_threadsafe(written.set)
 
         file.call(tell)
@@ -301,25 +292,13 @@ class LogWriter:
         return True
 
     def close(self, limit_s: float) -> bool:
-        """Writes what waits; returns whether all of it was written within the limit."""
-        with self.lock:
-            self._is_ending = True
-            self._has_work.notify()
+        """Write what waits; return whether all of it was written within the limit."""
+        self._work.put(None)
         self._thread.join(limit_s)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while (file := self._next()) is not None:
-            file.write_out()
-
-    def _next(self) -> LogFile | None:
-        with self.lock:
-            self.writes_since = None
-            while not self.files:
-                if self._is_ending:
-                    return None
-                self._has_work.wait()
+        while (work := self._work.get()) is not None:
             self.writes_since = time.monotonic()
-            file = self.files.popleft()
-            self._queued.discard(file)
-            return file
+            work()
+            self.writes_since = None

@@ -15,7 +15,7 @@ from .runtime_folder import RuntimeFolderError
 
 @contextmanager
 def held_log_folder(path: Path) -> Iterator[None]:
-    """Creates the folder if it is missing, and keeps every other daemon out of it: each would
+    """Create the folder if it is missing, and keep every other daemon out of it: each would
     rotate the other's files away, and write into the logs of models with the same names.
 
     Raises:
@@ -50,7 +50,7 @@ def _lock(folder: int, path: Path) -> None:
 
 
 def record_log_folder(runtime_dir: Path, log_dir: Path) -> None:
-    """Notes in the runtime folder where the logs are, for `mlxsup logs` when no daemon answers.
+    """Note in the runtime folder where the logs are, for `mlxsup logs` when no daemon answers.
 
     Raises:
         OSError: it cannot be written.

@@ -16,7 +16,7 @@ LEVELS = {level: getattr(logging, level.upper()) for level in LOG_LEVELS}
 
 
 class LineFormatter(PrintableFormatter):
-    """Puts the UTC time with milliseconds and the level before the message."""
+    """Put the UTC time with milliseconds and the level before the message."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s")
@@ -27,7 +27,7 @@ class LineFormatter(PrintableFormatter):
 
 
 def configure(level: str, stream: TextIO) -> None:
-    """Sends every logger of this process to the stream; `level` is a key of `LEVELS`."""
+    """Send every logger of this process to the stream; `level` is a key of `LEVELS`."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(LineFormatter())
     root = logging.getLogger()
@@ -39,5 +39,5 @@ def configure(level: str, stream: TextIO) -> None:
 
 
 def set_level(level: str) -> None:
-    """Changes how much our own loggers write; `level` is a key of `LEVELS`."""
+    """Change how much our own loggers write; `level` is a key of `LEVELS`."""
     logging.getLogger("mlxsup").setLevel(LEVELS[level])

@@ -1,75 +1,41 @@
-"""`mlxsup doctor`: looks for what is wrong, and proves on a model that nothing is."""
+"""`mlxsup doctor`: look for what is wrong, and name what fixes it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import click
 
 from ..connection import Target, daemon_options
 from ..exit_status import CliError, ExitStatus
-from ..model_names import complete_model
-from ..new_file import NewFile
-from ..terminal.output import Output
+from ..terminal.columns import wrapped
+from ..terminal.output import Output, width_of
 
 if TYPE_CHECKING:
     from ..doctor.finding import Finding
+    from ..doctor.installed import Setting
+
+COLOURS = {"ok": "green", "note": "yellow", "problem": "red"}
+"""In the order of the report: the most important findings come last, next to the prompt."""
+
+WORD_WIDTH = max(map(len, COLOURS))
+INDENT = WORD_WIDTH + 2
 
 
 @click.command()
-@click.argument("model", metavar="[MODEL]", required=False, shell_complete=complete_model)
-@click.option(
-    "--prove",
-    "is_proof",
-    is_flag=True,
-    help="Prove on a model what mlxsup promises: kills its worker twice, in its own daemon.",
-)
-@click.option(
-    "--output",
-    "saved_path",
-    metavar="FILE",
-    type=NewFile(),
-    help="With --prove: where to save the figures; by default, a file in the log folder.",
-)
 @daemon_options
-def doctor(
-    model: str | None, is_proof: bool, saved_path: Path | None, target: Target, output: Output
-) -> int:
+def doctor(target: Target, output: Output) -> int:
     """Example: mlxsup doctor
 
     Looks at what is installed, the configuration, its models, folders, memory, the daemon and the
     machine, and says of everything that is wrong why it matters and what fixes it. Changes nothing.
     Exits with 1 if there is a problem; notes are no problems.
-
-    mlxsup doctor --prove MODEL runs MODEL and a copy of it in its own daemon for about a
-    minute: the same seed, two kills in the middle of an answer, how long the other model waits
-    while a long prompt is read, and the memory after an unload. MODEL is a name in the
-    configuration, a folder, or OWNER/NAME.
     """
-    if is_proof:
-        from ..proof.command import prove
-
-        return prove(model, saved_path, target, output)
-    if model is not None or saved_path is not None:
-        given = "MODEL" if model is not None else "--output"
-        raise CliError(
-            f"{given} belongs to --prove",
-            code="usage",
-            hint="see `mlxsup doctor -h`",
-            status=ExitStatus.USAGE,
-        )
-    return _examine(target, output)
-
-
-def _examine(target: Target, output: Output) -> int:
-    from ..doctor.examination import LIMIT_S, begin, examine, settle
-    from ..doctor.examinations import examinations
-    from ..doctor.finding import Level
-    from ..doctor.gathering.setting import find_setting
-    from ..doctor.report import count, finding_maps, report_lines
+    from ..doctor.finding import LIMIT_S, begin, examine, settle
+    from ..doctor.installed import find_setting
 
     def waiting_for(subjects: Sequence[str]) -> None:
         output.note(f"still looking at: {', '.join(subjects)}")
@@ -82,28 +48,79 @@ def _examine(target: Target, output: Output) -> int:
             hint="a disk that it is on, or names, does not answer (`mount`)",
         )
     setting = reading.result()
-    found = examine(examinations(setting), on_slow=waiting_for)
+    found = examine(_checks(setting), on_slow=waiting_for)
     findings = [_with_options(one, target) for one in found]
-    problems = count(findings, Level.PROBLEM)
+    problems = _count(findings, "problem")
     if output.is_json:
-        counting = setting.configuration.counting
         output.object(
             {
-                "config": None if counting is None else str(counting.path),
+                "config": None if setting.counting is None else str(setting.counting.path),
                 "endpoint": setting.endpoint,
                 "problems": problems,
-                "notes": count(findings, Level.NOTE),
-                "findings": finding_maps(findings),
+                "notes": _count(findings, "note"),
+                "findings": [asdict(one) for one in findings],
             }
         )
     else:
-        output.data("\n".join(report_lines(findings, output)))
+        width = width_of(sys.stdout)
+        for level in COLOURS:
+            for one in findings:
+                if one.level == level:
+                    output.data("\n".join(_lines(one, width, output)))
+        output.data("\n".join(wrapped(_summary(findings), width)))
     return ExitStatus.FAILED if problems else ExitStatus.OK
 
 
+def _checks(setting: Setting) -> dict[str, Callable[[], Iterable[Finding]]]:
+    from ..doctor import installed, running
+
+    checks: dict[str, Callable[[Setting], Iterable[Finding]]] = {
+        "software": installed.check_software,
+        "configuration": installed.check_configuration,
+        "models": installed.check_models,
+        "downloads": installed.check_downloads,
+        "folders": installed.check_folders,
+        "open files": installed.check_open_files,
+        "memory": installed.check_memory,
+        "daemon": running.check_daemon,
+        "service": running.check_services,
+        "machine": running.check_machine,
+    }
+    return {name: lambda check=check: check(setting) for name, check in checks.items()}  # type: ignore[misc]
+
+
 def _with_options(finding: Finding, target: Target) -> Finding:
-    """The finding, whose commands have the options that were given."""
+    """Return the finding, whose commands have the options that were given."""
     command = finding.command
     if command.startswith("mlxsup "):
         command = target.repeat_in(f"`{command}`").strip("`")
     return replace(finding, fix=target.repeat_in(finding.fix), command=command)
+
+
+def _count(findings: Iterable[Finding], level: str) -> int:
+    return sum(one.level == level for one in findings)
+
+
+def _summary(findings: Sequence[Finding]) -> str:
+    """Return `2 problems, 1 note`."""
+    problems, notes = _count(findings, "problem"), _count(findings, "note")
+    noted = f"{notes} note{'' if notes == 1 else 's'}"
+    if problems:
+        found = f"{problems} problem{'' if problems == 1 else 's'}"
+        return f"{found}, {noted}" if notes else found
+    return f"nothing is broken; {noted}" if notes else "nothing is wrong"
+
+
+def _lines(one: Finding, width: int | None, output: Output) -> list[str]:
+    word = one.level.value.ljust(WORD_WIDTH)
+    first, *more = wrapped(f"{word}  {one.subject}: {one.what}", width)
+    lines = [output.style(word, sys.stdout, fg=COLOURS[one.level.value]) + first[len(word) :]]
+    if more:  # the rest of the sentence, wrapped again for the narrower lines
+        lines += wrapped(" ".join(more), width, INDENT)
+    for name, text in (("why", one.why), ("fix", one.fix)):
+        if text:
+            lines += wrapped(f"{name}: {text}", width, INDENT)
+    if one.command:
+        command = output.style(one.command, sys.stdout, bold=True)
+        lines.append(f"{' ' * INDENT}run: {command}")  # never broken: it is to be copied
+    return lines

@@ -1,10 +1,12 @@
-"""`mlxsup logs`: what the workers wrote."""
+"""`mlxsup logs`: show what the workers, the daemon and its gateway wrote."""
 
 from __future__ import annotations
 
+import calendar
+import re
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,14 +14,18 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from mlxsup.protocol.folders import DAEMON_LOG_NAME, GATEWAY_LOG_NAME, log_path
+from mlxsup.protocol.folders import (
+    DAEMON_LOG_NAME,
+    GATEWAY_LOG_NAME,
+    GENERATION_HEADER,
+    log_path,
+)
 from mlxsup.protocol.log_files import FollowedFile, all_lines, tail, written_at
 
 from ..connection import Target, connect, daemon_options, read_toml, unknown_model
 from ..duration import duration
 from ..exit_status import CliError, ExitStatus
 from ..log_place import log_dir_left_by
-from ..log_selection import previous_generation, since
 from ..model_names import complete_model
 from ..terminal.output import Output
 from ..terminal.reader_watch import check_reader
@@ -31,17 +37,19 @@ Show = Callable[[str, Iterable[str]], None]
 """Prints lines of a model's log."""
 
 FOLLOW_INTERVAL_S = 0.15
-"""How often a follower looks: no file event exists on every system."""
+"""Between two looks of a follower: no file event exists on every system."""
 
 DEFAULT_LINES = 100
 
 OWN_LOGS = {DAEMON_LOG_NAME: "the daemon's own", GATEWAY_LOG_NAME: "the HTTP gateway's"}
 """Logs that are no model's; no model has their names."""
 
+_STAMP = re.compile(r"(?:\{\"at\": \")?(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?Z")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFolder:
-    """Where the logs are, which models may have one, and what else these are called."""
+    """The folder of the logs, the models that may have one, and their other names."""
 
     path: Path
     models: list[str]
@@ -51,7 +59,7 @@ class LogFolder:
 def complete_log(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """The names of models, and of the logs that are no model's."""
+    """Return the names of models, and of the logs that are no model's."""
     from click.shell_completion import CompletionItem
 
     own = [CompletionItem(name, help=whose) for name, whose in OWN_LOGS.items()]
@@ -63,7 +71,7 @@ def complete_log(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which of the lines already written to show.
+    """The lines to show of those already written.
 
     Attributes:
         count: only that many, the last ones; None for the default.
@@ -76,7 +84,7 @@ class Selection:
     is_previous: bool
 
     def of(self, path: Path, end: int | None = None) -> list[str]:
-        """The lines of one log; `end` is how many bytes of its newest file to look at.
+        """Return the lines of one log; `end` is how many bytes of its newest file to look at.
 
         Raises:
             LookupError: there is no earlier generation.
@@ -177,7 +185,7 @@ def _follow(folder: Path, names: list[str], selection: Selection, show: Show) ->
 
 
 def _find_folder(target: Target, output: Output) -> LogFolder:
-    """From the daemon or, if none answers, from what is on disk."""
+    """Ask the daemon; if none answers, look at what is on disk."""
     try:
         with connect(target) as client:
             value = client.status()
@@ -200,7 +208,7 @@ def _find_folder(target: Target, output: Output) -> LogFolder:
 
 
 def _folder_without_daemon(target: Target) -> LogFolder | None:
-    """What the latest daemon left; None if nothing was ever logged there."""
+    """Return what the latest daemon left; None if nothing was ever logged there."""
     path, config = log_dir_left_by(target), target.find().config
     if path is None:
         return None
@@ -213,3 +221,48 @@ def _folder_without_daemon(target: Target) -> LogFolder | None:
     for own in OWN_LOGS:
         known.pop(own, None)
     return LogFolder(path=path, models=list(known))
+
+
+def since(lines: Sequence[str], cutoff: float, written_at: float) -> list[str]:
+    """Return the lines from a time on.
+
+    A line without a time was written between its neighbours; if in doubt it is shown, because what
+    a process prints as it dies has no time.
+
+    Args:
+        lines: oldest first.
+        cutoff: seconds since the epoch.
+        written_at: when the last line was written, at the latest.
+    """
+    for place in range(len(lines) - 1, -1, -1):
+        stamp = _stamp_of(lines[place])
+        if stamp is not None and stamp < cutoff:
+            rest = list(lines[place + 1 :])
+            break
+    else:
+        rest = list(lines)
+    is_any_young = written_at >= cutoff or any(_stamp_of(line) is not None for line in rest)
+    return rest if is_any_young else []
+
+
+def previous_generation(lines: Sequence[str]) -> list[str] | None:
+    """Return the previous process's output, with its rule line; None if there was none."""
+    rules = [place for place, line in enumerate(lines) if GENERATION_HEADER.match(line)]
+    if not rules:
+        return None
+    if len(rules) == 1:
+        # The previous one's rule line may have gone with the oldest file.
+        return list(lines[: rules[0]]) or None
+    return list(lines[rules[-2] : rules[-1]])
+
+
+def _stamp_of(line: str) -> float | None:
+    header = GENERATION_HEADER.match(line)
+    match = _STAMP.match(line, header.end() if header else 0)
+    if match is None:
+        return None
+    try:
+        whole = calendar.timegm(time.strptime(match.group(1), "%Y-%m-%dT%H:%M:%S"))
+    except ValueError:
+        return None
+    return whole + float(match.group(2) or 0)

@@ -93,8 +93,8 @@ def _event_lines(output: Output, value: Mapping[str, Any]) -> list[str]:
     """The latest events of each model; `mlxsup why` explains them."""
     from mlxsup.protocol.flight import OF_MODELS, Recorded
 
-    from ..flight.of_daemon import lines_of
-    from ..flight.recording import kept_in
+    from ..why.recording import kept_in
+    from ..why.stories import lines_of
 
     events: dict[str, list[Recorded]] = {model["name"]: [] for model in value["models"]}
     for recorded in kept_in(value, time.time()):

@@ -25,15 +25,15 @@ from ..terminal.output import Output, width_of
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from ..flight.recording import Recording
-    from ..flight.story import Story
+    from ..why.recording import Recording
+    from ..why.stories import Story
 
 MOST_LISTED = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What is known of a daemon.
+    """The daemon, as far as it is known.
 
     Attributes:
         recording: by its flight recorder.
@@ -48,22 +48,21 @@ class Known:
     recording: Recording
     folder: Path
     config: Path | None
-    status: Mapping[str, Any] | None
+    status: Mapping[str, Any] | None = None
     requests: Sequence[Mapping[str, Any]] = field(default_factory=list)
     silence: str = ""
     remedy: str = ""
 
     @property
-    def models(self) -> list[str]:
-        """The names of its models."""
-        rows = self.status["models"] if self.status is not None else ()
-        return list(dict.fromkeys([*(row["name"] for row in rows), *self.recording.models]))
+    def rows(self) -> list[Mapping[str, Any]]:
+        """The models in its status."""
+        return self.status["models"] if self.status is not None else []
 
 
 def complete(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """The names of models, and the ids of open requests."""
+    """Return the names of models, and the ids of open requests."""
     return [
         *complete_model(context, parameter, incomplete),
         *complete_request(context, parameter, incomplete),
@@ -107,114 +106,90 @@ def why(name: str | None, report: Path | None, target: Target, output: Output) -
     output.data("\n\n".join(blocks))
 
 
-# ---------------------------------------------------------------- what is known
-
-
 def _look(target: Target, now: float) -> Known:
-    """From the daemon and the files of its flight recorder; from these alone if none answers.
+    """Ask the daemon and read the files of its recorder; these alone if none answers.
 
     Raises:
         CliError: there is neither.
     """
-    from ..flight.recording import read_recording
+    from ..lock_holder import lock_holder
+    from ..why.recording import read_recording
 
     try:
         with connect(target) as client:
             status = client.status(debug=True)
             requests = client.requests()["requests"]
     except CliError as error:
-        if error.status is not ExitStatus.NO_DAEMON:
+        folder = log_dir_left_by(target) if error.status is ExitStatus.NO_DAEMON else None
+        if folder is None:
             raise
-        return _look_without_daemon(target, error, now)
+        recording = read_recording(folder, None, now)
+        latest = recording.latest
+        if latest is None and not recording.damage:
+            raise
+        holder = lock_holder(target.find_endpoint())
+        if latest is not None and holder is not None and holder.pid == latest.pid:
+            latest.is_alive = True
+        return Known(
+            recording=recording,
+            folder=folder,
+            config=target.find().config,
+            silence=error.message,
+            remedy=error.hint if holder is not None else "",
+        )
     folder = Path(status["log_dir"])
-    config = Path(status["config_path"]) if status.get("config_path") else None
     return Known(
         recording=read_recording(folder, status, now),
         folder=folder,
-        config=config,
+        config=Path(status["config_path"]) if status.get("config_path") else None,
         status=status,
         requests=requests,
     )
 
 
-def _look_without_daemon(target: Target, error: CliError, now: float) -> Known:
-    from ..flight.recording import read_recording
-    from ..lock_holder import lock_holder
-
-    folder = log_dir_left_by(target)
-    if folder is None:
-        raise error
-    recording = read_recording(folder, None, now)
-    latest = recording.latest
-    if latest is None and not recording.damage:
-        raise error
-    holder = lock_holder(target.find_endpoint())
-    if latest is not None and holder is not None and holder.pid == latest.pid:
-        latest.is_alive = True
-    return Known(
-        remedy=error.hint if holder is not None else "",
-        recording=recording,
-        folder=folder,
-        config=target.find().config,
-        status=None,
-        silence=error.message,
-    )
-
-
-# ---------------------------------------------------------------- what is said
-
-
 def _stories(known: Known, name: str | None, now: float) -> list[Story]:
-    """The stories that answer a question.
+    """Return the stories that answer a question.
 
     Raises:
         CliError: nothing is called so.
     """
-    from ..flight.of_daemon import of_daemon
-    from ..flight.of_model import of_model
+    from ..why.stories import of_daemon, of_model, of_request, of_waiting
 
     recording = known.recording
     if name is None:
-        rows = known.status["models"] if known.status is not None else ()
         whole = replace(recording, damage="")  # the story of the daemon names it once
-        models = [of_model(whole, row["name"], row, now) for row in rows]
+        models = [of_model(whole, row["name"], row, now) for row in known.rows]
         return [of_daemon(recording, now), *models]
     row = row_called(known.status, name) if known.status is not None else None
-    if row is not None:
-        return [of_model(recording, row["name"], row, now)]
-    if name in recording.models:
-        return [of_model(recording, name, None, now)]
-    return [_story_of_request(known, name, now)]
-
-
-def _story_of_request(known: Known, name: str, now: float) -> Story:
-    from ..flight.of_request import of_request, of_waiting
-
-    found = known.recording.runs_of_request(name)
+    if row is not None or name in recording.models:
+        return [of_model(recording, name if row is None else row["name"], row, now)]
+    found = recording.runs_of_request(name)
     open_now = next((one for one in known.requests if name in (one["id"], one["number"])), None)
     if not found:
-        if open_now is not None:
-            return of_waiting(open_now)
-        raise _unknown(known, name)
+        if open_now is None:
+            raise _unknown(known, name)
+        return [of_waiting(open_now)]
     run, number = found[-1]
     is_open = open_now is not None and run.is_alive and open_now["number"] == f"#{number}"
-    story = of_request(known.recording, run, number, open_now if is_open else None, now)
+    story = of_request(recording, run, number, open_now if is_open else None, now)
     if len(found) > 1:
         others = ", ".join(f"#{other}" for _, other in found[:-1][-MOST_LISTED:])
         story.say(f"this is the latest of {len(found)} that were called {name}; others: {others}")
-    return story
+    return [story]
 
 
 def _unknown(known: Known, name: str) -> CliError:
-    close = close_names(name, known.models)
-    if close:
+    models = list(
+        dict.fromkeys([*(str(row["name"]) for row in known.rows), *known.recording.models])
+    )
+    if close := close_names(name, models):
         hint = f"did you mean {' or '.join(close)}?"
     else:
-        models = ", ".join(known.models[:MOST_LISTED]) or "none"
         hint = (
-            f"models: {models}; `mlxsup requests` lists the open requests, and of those that have"
-            " ended about the latest 10,000 are kept. One that was refused when it came is not: its"
-            " client has the reason, and after `mlxsup log-level debug` so does mlxsup.log"
+            f"models: {', '.join(models[:MOST_LISTED]) or 'none'}; `mlxsup requests` lists the open"
+            " requests, and of those that have ended about the latest 10,000 are kept. One that was"
+            " refused when it came is not: its client has the reason, and after `mlxsup log-level"
+            " debug` so does mlxsup.log"
         )
     return CliError(
         f"neither a model nor a request that is known is called {name!r}",
@@ -223,11 +198,8 @@ def _unknown(known: Known, name: str) -> CliError:
     )
 
 
-# ---------------------------------------------------------------- how
-
-
 def _report(path: Path, known: Known, output: Output) -> None:
-    from ..flight.archive import write_report
+    from ..why.report import write_report
 
     files = write_report(
         path, known.recording, folder=known.folder, config=known.config, status=known.status
@@ -242,6 +214,15 @@ def _report(path: Path, known: Known, output: Output) -> None:
 
 
 def _object(stories: Sequence[Story], known: Known) -> dict[str, Any]:
+    """Return what `--json` prints; of a death also its cause in `death`."""
+    from mlxsup.protocol.flight import Recorded, WorkerDied
+
+    from ..why.causes import explain
+
+    def entry_map(one: Recorded) -> dict[str, Any]:
+        died = one.entry if isinstance(one.entry, WorkerDied) else None
+        return {**one.to_map(), **({"death": explain(died).name} if died is not None else {})}
+
     latest = known.recording.latest
     return {
         "daemon": {
@@ -257,20 +238,8 @@ def _object(stories: Sequence[Story], known: Known) -> dict[str, Any]:
                 "name": story.name or None,
                 "sentences": story.sentences,
                 "advice": story.advice,
-                "entries": [_entry(one) for one in story.entries],
+                "entries": [entry_map(one) for one in story.entries],
             }
             for story in stories
         ],
     }
-
-
-def _entry(recorded: Any) -> dict[str, Any]:
-    """An entry; of a death also its kind in `death`."""
-    from mlxsup.protocol.flight import WorkerDied
-
-    from ..flight.causes import explain
-
-    value: dict[str, Any] = recorded.to_map()
-    if isinstance(recorded.entry, WorkerDied):
-        value["death"] = explain(recorded.entry).name
-    return value

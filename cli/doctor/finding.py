@@ -1,13 +1,35 @@
-"""What the doctor says of one thing, and what to do about it."""
+"""Findings, and how the checks that return them run at the same time: a disk may hang."""
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
+
+Value = TypeVar("Value")
+
+LIMIT_S = 10.0
+"""A check that has not answered for this long, while nothing else was done either, is given up. A
+busy machine is only slow, and a daemon that does not answer takes three seconds."""
+
+LOOK_S = 0.1
+"""Between two looks at what is done."""
+
+BUSY_S = 0.05
+"""A thread that has used this much processor time is at work; looking around takes less."""
+
+QUIET_S = 1.0
+"""A check that takes no longer than this needs no explanation."""
+
+UNCHECKED = "this check could not run, so its problems are not listed"
 
 
 class Level(StrEnum):
-    """How bad it is."""
+    """The grade of a finding."""
 
     OK = "ok"
     NOTE = "note"
@@ -38,17 +60,91 @@ class Finding:
 
 
 def ok(subject: str, what: str) -> Finding:
-    """All is well with it."""
+    """Return that all is well."""
     return Finding(subject=subject, level=Level.OK, what=what)
 
 
 def note(subject: str, what: str, *, why: str, fix: str = "", command: str = "") -> Finding:
-    """Something to know."""
+    """Return something to know."""
     return Finding(subject=subject, level=Level.NOTE, what=what, why=why, fix=fix, command=command)
 
 
 def problem(subject: str, what: str, *, why: str, fix: str = "", command: str = "") -> Finding:
-    """Something to fix."""
+    """Return something to fix."""
     return Finding(
         subject=subject, level=Level.PROBLEM, what=what, why=why, fix=fix, command=command
     )
+
+
+def begin(function: Callable[[], Value]) -> Future[Value]:
+    """Call a function in a thread that no end of the program waits for."""
+    future: Future[Value] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:  # noqa: BLE001  raised where the result is taken
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="mlxsup-doctor", daemon=True).start()
+    return future
+
+
+def settle(futures: Iterable[Future[Value]], limit_s: float = LIMIT_S) -> bool:
+    """Wait until all of them are done; return False if nothing was done for `limit_s`."""
+    waiting = set(futures)
+    idle_since, used_s = time.monotonic(), time.process_time()
+    while waiting and time.monotonic() - idle_since < limit_s:
+        done, waiting = wait(waiting, LOOK_S, return_when=FIRST_COMPLETED)
+        if done or time.process_time() - used_s > BUSY_S:
+            idle_since, used_s = time.monotonic(), time.process_time()
+    return not waiting
+
+
+def examine(
+    checks: Mapping[str, Callable[[], Iterable[Finding]]],
+    *,
+    on_slow: Callable[[Sequence[str]], None],
+    limit_s: float = LIMIT_S,
+) -> Iterator[Finding]:
+    """Return what all checks find, in their order; of one that cannot run, that it cannot.
+
+    Args:
+        checks: by what each looks at; each runs in a thread.
+        on_slow: called once with what has not ended after a second.
+        limit_s: what has not ended after this time without any progress is a finding itself.
+    """
+    works = {subject: begin(_listing(check)) for subject, check in checks.items()}
+    waiting = wait(works.values(), timeout=min(QUIET_S, limit_s)).not_done
+    if waiting:
+        on_slow([subject for subject, work in works.items() if work in waiting])
+        settle(waiting, limit_s)
+    for subject, work in works.items():
+        if not work.done():
+            yield note(
+                subject,
+                f"this could not be looked at: nothing has answered for {limit_s:.0f} s",
+                why="a disk or a program of the system does not answer, and may stop a daemon, too",
+                fix="look for disks of the network that are gone (`mount`)",
+            )
+            continue
+        try:
+            yield from work.result()
+        except OSError as error:
+            yield note(
+                subject,
+                f"this could not be looked at: {error}",
+                why=UNCHECKED,
+                fix="make it readable for you",
+            )
+        except Exception as error:  # noqa: BLE001  a bug in one check hides no other finding
+            yield problem(
+                subject,
+                f"this could not be looked at: {type(error).__name__}: {error}",
+                why=UNCHECKED,
+                fix="please report it, with the file that `mlxsup why --report FILE` writes",
+            )
+
+
+def _listing(check: Callable[[], Iterable[Finding]]) -> Callable[[], list[Finding]]:
+    return lambda: list(check())

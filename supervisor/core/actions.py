@@ -10,7 +10,7 @@ from mlxsup.protocol.client_messages import MessageToClient
 from mlxsup.protocol.download import Repository
 from mlxsup.protocol.flight import Entry
 from mlxsup.protocol.gateway import Address
-from mlxsup.protocol.ids import Generation, ModelName
+from mlxsup.protocol.ids import Generation, ModelName, RequestId
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.message import Record, record
 from mlxsup.protocol.worker_messages import MessageToWorker
@@ -159,16 +159,17 @@ class Announce:
 
 
 @record
-class RequestEnded(Record):
-    """A request has ended: log it.
+class RequestRefused(Record):
+    """A request was refused when it came: log it, but record nothing, because a flood may come.
 
     Attributes:
-        facts: what its line says, as `requests.report` makes it; nothing of its text.
-        is_refused: whether it was refused when it came; of those there may be a flood.
+        id, model: as the client named them.
+        outcome: the code of its error.
     """
 
-    facts: dict[str, Any]
-    is_refused: bool = False
+    id: RequestId
+    model: ModelName
+    outcome: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,7 +304,7 @@ Action = (
     | SendToWorker
     | SendToClient
     | Announce
-    | RequestEnded
+    | RequestRefused
     | Entry
     | SetLogLevel
     | ReadConfiguration
@@ -317,5 +318,5 @@ Action = (
     | LogFault
     | Finish
 )
-"""Everything that the core asks the shell to do: an entry of the flight recorder has just come
-about, and is to be written to its file."""
+"""Everything that the core asks the shell to do: an entry of the journal has just come about, and
+is to be written to its file, and a request's end to the log, too."""

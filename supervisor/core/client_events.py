@@ -32,7 +32,7 @@ from mlxsup.protocol.request_messages import (
 )
 from mlxsup.protocol.states import State, Wanted, Why
 
-from .actions import AdoptLaunch, AppraiseLaunch, ReadConfiguration, RequestEnded
+from .actions import AdoptLaunch, AppraiseLaunch, ReadConfiguration, RequestRefused
 from .appraising import Appraising
 from .attaching import Attaching
 from .endings import Endings
@@ -63,7 +63,6 @@ from .pausing import Pausing
 from .queue_status import cancelled_map, paused_map, request_map
 from .request_status import requests_map
 from .requests.naming import find_named
-from .requests.report import report_of_refused
 from .serving import Serving
 from .status import Daemon, status_map
 
@@ -117,8 +116,8 @@ class ClientEvents:
         except RemoteError as error:
             self._outbox.fail(caller, error)
             if isinstance(event.message, Generate):
-                facts = report_of_refused(event.message, error.code)
-                self._outbox.add(RequestEnded(facts=facts, is_refused=True))
+                said, code = event.message, error.code.value
+                self._outbox.add(RequestRefused(id=said.id, model=said.model, outcome=code))
 
     def gone(self, event: ClientGone) -> None:
         """A connection is closed: its requests are cancelled, its commands forgotten."""
@@ -354,7 +353,7 @@ class ClientEvents:
     def _on_status(self, caller: Caller, message: StatusQuery, now: float) -> None:
         value = self.status(now)
         if message.debug:
-            value["flight"] = self._outbox.flight.entries(now)
+            value["flight"] = self._outbox.journal.entries(now)
         self._outbox.reply(caller, value)
 
     def _on_subscribe(self, caller: Caller) -> None:

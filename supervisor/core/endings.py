@@ -5,13 +5,12 @@ Each gets exactly one terminal message (P1), and `end` is the only place that se
 
 from __future__ import annotations
 
-from mlxsup.protocol import flight
 from mlxsup.protocol.client_messages import Done, Failed
 from mlxsup.protocol.errors import RemoteError
+from mlxsup.protocol.flight import RequestEnded
 from mlxsup.protocol.states import FinishReason, NoticeKind, State
 from mlxsup.protocol.worker_messages import CancelRow
 
-from .actions import RequestEnded
 from .attaching import Attaching
 from .deadlines import Deadlines
 from .errors import (
@@ -23,13 +22,12 @@ from .errors import (
     with_engine_s,
     worker_crashed,
 )
-from .flight_entries import request_ended
 from .health.blame import QUARANTINE_S, Evidence, Verdict
+from .journal import request_ended
 from .model import Model
 from .outbox import Outbox
 from .pausing import Pausing
 from .requests.ledger import MAX_DEATHS_WITHOUT_PROGRESS, Ledger, Request, Stage
-from .requests.report import report_of
 
 GONE = "gone"
 """The outcome of a request whose client is gone."""
@@ -204,16 +202,15 @@ class Endings:
         if model.life.state in (State.READY, State.DRAINING):
             self._outbox.tell(model.life, CancelRow(key=request.key))
 
-    def _forget(self, request: Request, outcome: str, now: float) -> flight.RequestEnded:
+    def _forget(self, request: Request, outcome: str, now: float) -> RequestEnded:
         self._ledger.remove(request)
         self._deadlines.set(request.key, None)
         ended = request_ended(request, outcome, request.usage(), request.timings(now))
-        self._outbox.add(RequestEnded(facts=report_of(ended)))
         self._outbox.record(ended, now)
         return ended
 
 
-def _done(request: Request, finish: FinishReason, ended: flight.RequestEnded) -> Done:
+def _done(request: Request, finish: FinishReason, ended: RequestEnded) -> Done:
     return Done(
         id=request.id,
         seq=request.seq,

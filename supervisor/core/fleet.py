@@ -26,11 +26,10 @@ from .downloads import Downloads
 from .endings import Endings
 from .errors import unknown_model
 from .events import Caller
-from .flight_entries import model_changed
 from .head_room import HeadRoom
 from .health.watchdog import Alarm
 from .invariants import check_fleet
-from .last_moments import LastMoments
+from .journal import last_moments, model_changed, worker_died
 from .leasing import Leasing
 from .lifecycle.effects import (
     Changed,
@@ -292,14 +291,16 @@ class Fleet:
 
     def bury(self, model: Model, died: Died, now: float) -> None:
         """Judges what the end of a process says about its requests, and lets the table decide; the
-        story, the flight recorder and the watchers get what was decided and why (F10)."""
+        story, the journal and the watchers get what was decided and why (F10)."""
         evidence = weigh(model.life, died, is_over_memory=model.is_over_memory)
-        last_moments = LastMoments.of(model, died, now)
+        moments, running = last_moments(model, died, now), list(model.running.values())
         verdict = model.blame.judge(evidence, model.held, now)
         if verdict.story:
             model.life.story.append(f"{now:.3f} {died.text}: {verdict.story}")
         self.trigger(model, replace(died, verdict=verdict), now)
-        last_moments.record(model, verdict, self._outbox, now)
+        entry = worker_died(model, died, verdict, moments, running, self._outbox, now)
+        if entry is not None:
+            self._outbox.record(entry, now)
         if verdict.is_tried_again:
             self.head_room.others_give_back(model, self.by_name, now)
         if verdict.story and model.name in self.by_name:

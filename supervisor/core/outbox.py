@@ -15,7 +15,7 @@ from mlxsup.protocol.worker_messages import MessageToWorker
 
 from .actions import Action, Announce, SendToClient, SendToWorker
 from .events import Caller, ConnectionId
-from .flight import Flight
+from .journal import Journal
 from .lifecycle.life import Life
 from .requests.ledger import Request
 
@@ -25,13 +25,13 @@ class Outbox:
 
     Attributes:
         subscriptions: connections that get every change of a model, and under which id.
-        flight: the latest entries of the flight recorder.
+        journal: the latest facts of models and requests.
     """
 
     def __init__(self) -> None:
         # Bounded by the connections that the shell lets in, one entry each.
         self.subscriptions: dict[ConnectionId, RequestId] = {}
-        self.flight = Flight()
+        self.journal = Journal()
         self._actions: list[Action] = []
 
     def __iter__(self) -> Iterator[Action]:
@@ -42,8 +42,8 @@ class Outbox:
         self._actions.append(action)
 
     def record(self, entry: Entry, now: float) -> None:
-        """Has the flight recorder keep and write an entry."""
-        self.flight.keep(entry, now)
+        """Keep a fact in the journal, and have the shell write it."""
+        self.journal.keep(entry, now)
         self._actions.append(entry)
 
     def take(self) -> list[Action]:

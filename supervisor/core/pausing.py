@@ -17,7 +17,7 @@ from mlxsup.protocol.worker_messages import DropKept, PauseRow
 from .deadlines import Deadlines
 from .errors import already_paused, for_interrupted, may_not_be_paused, not_paused
 from .expectations import expected_s
-from .flight_entries import request_paused
+from .journal import request_paused
 from .model import Model
 from .outbox import Outbox
 from .requests.ledger import Ledger, Request, Stage

@@ -15,7 +15,6 @@ from .expectations import expected_s
 from .model import Model
 from .queue_status import request_map
 from .requests.ledger import Ledger, Request, Stage
-from .requests.report import tokens_per_s
 from .sharing.accounts import Account
 from .status import wait_reason
 
@@ -87,10 +86,19 @@ def _map(
         "reason": _reason(model, is_limited).value if place is not None else None,
         "prefill": prefill,
         "expected_s": wait_s,
-        "tokens_per_s": tokens_per_s(request, now),
+        "tokens_per_s": _tokens_per_s(request, now),
         "engine_s": request.engine_s,
         "age_s": now - request.arrived_at,
     }
+
+
+def _tokens_per_s(request: Request, now: float) -> float | None:
+    """Return how fast its answer has come since its first token, pauses and crashes included; None
+    before its second token."""
+    if request.first_token_at is None or request.tokens_sent < 2:
+        return None
+    took_s = now - request.first_token_at
+    return (request.tokens_sent - 1) / took_s if took_s > 0 else None
 
 
 def _state(request: Request) -> str:

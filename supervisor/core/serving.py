@@ -31,8 +31,8 @@ from .endings import Endings
 from .errors import duplicate_id, for_interrupted
 from .events import ConnectionId
 from .expectations import expected_s
-from .flight_entries import request_continued, request_started
 from .health.blame import digest_of
+from .journal import request_continued, request_started
 from .metering import Meter
 from .model import Model
 from .outbox import Outbox

@@ -452,7 +452,7 @@ USAGE: list[list[str]] = [
     ["convert", "x", "--bits", "7"],
     ["show"],
     ["doctor", "m"],
-    ["doctor", "--output", "figures.json"],
+    ["doctor", "--prove"],
     ["log-level"],
     ["connect"],
     ["completion"],

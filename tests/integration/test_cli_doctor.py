@@ -14,8 +14,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mlxsup.protocol.key_file import KeyPlace, add_key
-
 from support.cli import run_cli
 from support.daemon import Daemon, fake, wait_for_state
 from support.doctor_ground import Ground
@@ -69,13 +67,6 @@ def exposed(ground: Ground) -> None:
     ground.write(ground.model(), gateway={"listen": "0.0.0.0:0"})
 
 
-def open_keys(ground: Ground) -> None:
-    place = KeyPlace.beside(ground.config, ground.folder / "run")
-    add_key(place, name="a", account="a", is_operator=False, created="now")
-    place.file.chmod(0o644)
-    ground.write(ground.model(), gateway={"listen": "127.0.0.1:0"})
-
-
 DEFECTS: dict[str, tuple[Plant, str, str, str]] = {
     "others may enter the runtime folder": (
         open_runtime_folder, "runtime folder", "problem", "mode 0755"),
@@ -85,8 +76,6 @@ DEFECTS: dict[str, tuple[Plant, str, str, str]] = {
         lambda ground: os.kill(started(ground), signal.SIGSTOP), "daemon", "problem", "is stopped"),
     "an unknown key": (
         unknown_key, "configuration", "problem", "did you mean preload?"),
-    "no configuration": (
-        lambda ground: ground.config.unlink(), "configuration", "note", "there is none of"),
     "a model exceeds the budget": (
         lambda ground: ground.write(fake(memory="2GiB"), supervisor={"memory_budget": "1GiB"}),
         "memory", "problem", "m does not fit into 1.00 GiB"),
@@ -94,11 +83,7 @@ DEFECTS: dict[str, tuple[Plant, str, str, str]] = {
         lambda ground: (ground.folder / "model").rename(ground.folder / "elsewhere"),
         "models", "problem", "does not exist"),
     "weights are cut short": (cut_weights, "models", "problem", "is cut short"),
-    "the hub's token is readable by the group": (
-        open_token, "downloads", "note", "others may read the token"),
     "the gateway's port is taken": (taken_port, "gateway", "problem", "is taken by "),
-    "the gateway is reachable without a key": (exposed, "gateway", "problem", "there is no key"),
-    "the API keys are readable by others": (open_keys, "API keys", "problem", "mode 0644"),
 }  # fmt: skip
 
 

@@ -52,7 +52,7 @@ def test_a_model_whose_worker_was_killed_says_so_and_what_became_of_the_answer(
     request = killed_in_an_answer(daemon)
     told = why(daemon, "m")
     assert told.startswith("m is READY")
-    assert "somebody, or the system, killed its process (SIGKILL)" in told
+    assert "its process was killed from outside mlxsup (SIGKILL)" in told
     [what_became] = [line for line in told.splitlines() if line.strip().startswith(request)]
     assert ": resumed at token " in what_became
     assert "then: started again at once, READY after " in told
@@ -61,7 +61,7 @@ def test_a_model_whose_worker_was_killed_says_so_and_what_became_of_the_answer(
     assert "it has not died since" in other
     about = why(daemon, request)
     assert "its answer has reached its longest (length)" in about
-    assert "its worker died: somebody, or the system, killed its process" in about
+    assert "its worker died: its process was killed from outside" in about
     assert "60 tokens" in about
 
 
@@ -78,7 +78,7 @@ def test_after_sigkill_of_the_daemon_itself_all_of_it_is_still_known(daemon: Dae
     assert done.returncode == 0
     assert "this is what its flight recorder says" in done.stderr
     assert f"the daemon (pid {pid}) died without a word" in done.stdout
-    assert "killed its process (SIGKILL)" in done.stdout
+    assert "its process was killed from outside mlxsup (SIGKILL)" in done.stdout
     assert f"{request} (#1), after " in done.stdout
     everything = why(daemon)
     assert "1 request had been started and ended with it:" in everything
@@ -90,7 +90,7 @@ def test_after_sigkill_of_the_daemon_itself_all_of_it_is_still_known(daemon: Dae
     told = why(daemon)
     assert told.startswith("the daemon (pid ")
     assert f"the daemon before it (pid {pid}) died without a word" in told
-    assert "killed its process (SIGKILL)" in why(daemon, "m")
+    assert "its process was killed from outside mlxsup (SIGKILL)" in why(daemon, "m")
 
 
 def written(daemon: Daemon) -> str:

@@ -1,4 +1,4 @@
-"""What a daemon writes and prints about its models."""
+"""The lines that a daemon writes and prints about its models."""
 
 from __future__ import annotations
 

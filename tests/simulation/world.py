@@ -24,7 +24,7 @@ from mlxsup.supervisor.core.actions import (
     LookAtWorker,
     NeedRaised,
     ReadConfiguration,
-    RequestEnded,
+    RequestRefused,
     SendToClient,
     SendToWorker,
     SignalWorker,
@@ -241,7 +241,7 @@ class World:
                 self._workers[model, generation].is_abandoned = True
             case AdoptLaunch() | Announce() | BudgetChanged() | ForgetModel() | NeedRaised():
                 pass
-            case RequestEnded() | Entry():
+            case RequestRefused() | Entry():
                 pass
             case LogFault(story=story):
                 raise Violation("no rule", "; ".join(story[-3:]))

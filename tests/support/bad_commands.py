@@ -113,7 +113,7 @@ COMMANDS = (
     BadCommand(arguments=("log-level", "loud"), status=64, words="'loud' is not one of"),
     BadCommand(arguments=("connect", "emacs"), status=64, words="'emacs' is not one of"),
     BadCommand(arguments=("connect", "zed"), status=1, words="the daemon serves no HTTP"),
-    BadCommand(arguments=("doctor", MODEL), status=64, words="MODEL belongs to --prove"),
+    BadCommand(arguments=("doctor", MODEL), status=64, words="unexpected extra argument"),
     BadCommand(arguments=("key", "new", "my laptop"), status=64,
                words="a name takes 1 to 64 of the characters"),
     BadCommand(arguments=("key", "revoke", "nobody"), status=1,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlxsup.cli.flight.recording import Recording, read_recording
+from mlxsup.cli.why.recording import Recording, read_recording
 from mlxsup.protocol.flight import (
     MODELS_FILE_NAME,
     OF_REQUESTS,

@@ -22,12 +22,11 @@ from mlxsup.cli.command_table import COMMANDS, ENDING_COMMANDS, expand, guess
 from mlxsup.cli.commands import rm as commands_rm
 from mlxsup.cli.commands import stop as commands_stop
 from mlxsup.cli.commands.bench import bench
-from mlxsup.cli.commands.doctor import doctor
 from mlxsup.cli.commands.init import init
+from mlxsup.cli.commands.logs import previous_generation, since
 from mlxsup.cli.commands.why import why
 from mlxsup.cli.duration import duration
 from mlxsup.cli.keep_alive_option import keep_alive, keep_alive_of_load
-from mlxsup.cli.log_selection import previous_generation, since
 from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.keep_alive import SHORTEST_LOAD_S
 from mlxsup.protocol.states import State
@@ -160,7 +159,7 @@ def test_what_is_no_duration_is_a_usage_error(text: str) -> None:
         duration(text)
 
 
-TAKERS = [(why, "report"), (bench, "kept"), (doctor, "saved_path"), (init, "file")]
+TAKERS = [(why, "report"), (bench, "kept"), (init, "file")]
 
 
 def parameter_of(command: click.Command, name: str) -> click.Parameter:

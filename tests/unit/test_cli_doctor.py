@@ -1,197 +1,425 @@
-"""The checks of `doctor`: each defect has one finding."""
+"""The checks of `doctor` on machines that are played: each defect has one finding."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import errno
+import getpass
+import os
+import platform
+import plistlib
+import resource
+import shutil
+import stat
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
-from mlxsup.cli.doctor.checks.configuration import check_configuration, check_hub
-from mlxsup.cli.doctor.checks.daemon import check_daemon
-from mlxsup.cli.doctor.checks.gateway import check_gateway
-from mlxsup.cli.doctor.checks.machine import check_machine
-from mlxsup.cli.doctor.checks.memory import check_memory
-from mlxsup.cli.doctor.checks.places import check_open_files, check_places
-from mlxsup.cli.doctor.checks.service import check_services
-from mlxsup.cli.doctor.checks.software import check_software
-from mlxsup.cli.doctor.facts import (
-    ConfigFile,
-    Configuration,
-    DaemonFacts,
-    Folder,
-    GatewayFacts,
-    Hub,
-    Machine,
-    Memory,
-    OpenFiles,
-    Package,
-    Places,
-    Server,
-    Service,
-    Software,
-)
-from mlxsup.cli.doctor.finding import Finding, Level
+from mlxsup.cli.commands import plan
+from mlxsup.cli.doctor import installed, running
+from mlxsup.cli.doctor.finding import Finding, Level, examine
+from mlxsup.cli.doctor.installed import Setting
+from mlxsup.cli.lock_holder import LockHolder
+from mlxsup.protocol.gateway import Address
+from mlxsup.protocol.key_file import KeyPlace
+from mlxsup.protocol.places import ConfigPlace
+from mlxsup.protocol.version import VERSION
+from mlxsup.supervisor.memory import estimator, machine
+from mlxsup.supervisor.memory.machine import NoDeviceMemoryError
 
 GIB = 2**30
-
-MLX = Package(name="mlx", version="0.32.4", needed="<0.33,>=0.32.2", is_right=True)
-SOFTWARE = Software(
-    version="0.1.0", python="3.12.1", packages=(MLX,), installer="pip install", system="Linux",
-    backend="cpu", has_backend=True, has_gpu=False,
-)  # fmt: skip
-MEMORY = Memory(
-    backend="metal", total_bytes=64 * GIB, available_bytes=40 * GIB, swap_used_bytes=0,
-    budget_bytes=48 * GIB, automatic_bytes=48 * GIB, reason="three quarters", change="",
-    too_large=(), servers=(),
-)  # fmt: skip
-FOLDER = Folder(
-    path=Path("/h/run"), is_there=True, is_folder=True, owner=501, mode=0o700,
-    is_private_use=True, file_system="apfs", free_bytes=100 * GIB, refusal="",
-)  # fmt: skip
-PLACES = Places(
-    user=501, runtime=FOLDER, logs=FOLDER, cache=FOLDER, too_long="", key_trouble="",
-    key_path=Path("/h/run/keys.json"), is_key_file_open=False,
-)  # fmt: skip
-DAEMON = DaemonFacts(
-    endpoint="ipc:///h/run/client.sock", version="0.1.0", config=Path("/h/mlxsup.toml"),
-    holder=None, is_stopped=False, is_beating=False,
-    recorded=None, recorded_name="", leftovers=0, status=None,
-    failure="", others=(),
-)  # fmt: skip
-STATUS: dict[str, Any] = {"version": "0.1.0", "pid": 7, "config_path": None, "models": []}
-GATEWAY = GatewayFacts(
-    address="127.0.0.1:8484", missing=(), installer="pip install", key_need="",
-    is_ours=False, refusal="", taken_by="", free_address="",
-)  # fmt: skip
-MAC = Machine(
-    system="Darwin", sleep_minutes=0, now_s=2e9, written_s=1.9e9, written_path=Path("/h/a")
-)
+PLAN = {"change": None, "models": [{"name": "m", "problem": "", "missing_bytes": 0}]}
+STATUS: dict[str, Any] = {
+    "version": VERSION, "pid": 7, "config_path": None,
+    "models": [{"name": "m", "state": "READY"}],
+}  # fmt: skip
+HOLDER = LockHolder(pid=7, is_stopped=False, is_beating=False)
 
 
-def runtime(**changes: Any) -> Places:
-    return replace(PLACES, runtime=replace(FOLDER, **changes))
+class Machine:
+    """A sound Mac with a sound configuration, in which tests change one thing.
+
+    Attributes:
+        home: a folder.
+        patch: changes a name of a module.
+    """
+
+    def __init__(self, home: Path, patch: pytest.MonkeyPatch) -> None:
+        self.home = home
+        self.patch = patch.setattr
+        (home / "run").mkdir(mode=0o700)
+        (home / "mlxsup.toml").write_text("")
+        config = ConfigPlace(home / "mlxsup.toml", "./mlxsup.toml", False)
+        self.setting: dict[str, Any] = {
+            "places": (config,), "counting": config, "problems": (), "loaded": None,
+            "endpoint": f"ipc://{home}/run/client.sock", "runtime_dir": home / "run",
+            "log_dir": home / "logs", "listen": "", "key_need": "",
+            "keys": KeyPlace.beside(config.path, home / "run"),
+        }  # fmt: skip
+        patch.setenv("HOME", str(home))
+        patch.setenv("HF_HOME", str(home / "hub"))
+        for name in ("HF_TOKEN", "XDG_CACHE_HOME", "MLXSUP_ENDPOINT", "HF_HUB_OFFLINE"):
+            patch.delenv(name, raising=False)
+        self.patch(platform, "system", lambda: "Darwin")
+        self.patch(shutil, "which", lambda _: None)
+        self.patch(shutil, "disk_usage", lambda _: SimpleNamespace(free=100 * GIB))
+        self.patch(subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=" sleep 0\n"))
+        self.patch(machine, "find_backend", lambda: "metal")
+        self.patch(psutil, "disk_partitions", lambda **_: [])
+        self.patch(psutil, "process_iter", lambda _: [])
+        self.patch(resource, "getrlimit", lambda _: (256, resource.RLIM_INFINITY))
+        self.machine_memory(available=40 * GIB)
+        self.budget(48 * GIB)
+        self.patch(running, "ask_status", lambda _: (None, ""))
+        self.patch(running, "lock_holder", lambda _: None)
+
+    def has(self, **changes: Any) -> None:
+        self.setting |= changes
+
+    def machine_memory(self, available: int) -> None:
+        said = SimpleNamespace(total=64 * GIB, available=available)
+        self.patch(psutil, "virtual_memory", lambda: said)
+
+    def budget(self, size: int) -> None:
+        found = SimpleNamespace(size_bytes=size, automatic_bytes=48 * GIB, reason="of 64.00 GiB")
+        self.patch(machine, "command_budget", lambda *_: found)
+
+    def plans(self, **changes: Any) -> None:
+        self.has(loaded=SimpleNamespace(memory_budget=None, models=()))
+        self.patch(plan, "plan_of", lambda _: PLAN | changes)
+        self.patch(estimator, "check_memory", lambda _: None)
+
+    def runs(self, **changes: Any) -> None:
+        self.patch(running, "ask_status", lambda _: (STATUS | changes, ""))
+        self.patch(running, "lock_holder", lambda _: HOLDER)
+
+    def is_linux(self, *packages: str, has_gpu: bool = False) -> None:
+        self.patch(platform, "system", lambda: "Linux")
+        self.patch(machine, "find_backend", lambda: "cpu")
+        self.patch(installed, "version_of", lambda name: "1" if name in packages else None)
+        self.patch(installed, "_requirements", lambda: ["numpy"] if "numpy" in packages else [])
+        self.patch(shutil, "which", lambda _: "/bin/nvidia-smi" if has_gpu else None)
+
+    def needs(self, version: str | None) -> None:
+        self.patch(installed, "_requirements", lambda: ["mlx<0.33,>=0.32.2"])
+        self.patch(installed, "version_of", lambda _: version)
+
+    def other_program(self, *words: str) -> None:
+        memory = SimpleNamespace(rss=GIB)
+        info = {"memory_info": memory, "cmdline": words, "uids": None}
+        self.patch(psutil, "process_iter", lambda _: [SimpleNamespace(pid=9, info=info)])
+
+    def token(self, mode: int) -> None:
+        (self.home / "hub").mkdir()
+        (self.home / "hub" / "token").touch()
+        (self.home / "hub" / "token").chmod(mode)
+
+    def gateway(
+        self,
+        error: OSError | None,
+        status: dict[str, Any] | None = None,
+        *,
+        has_packages: bool = True,
+        key_need: str = "",
+    ) -> None:
+        self.has(listen="127.0.0.1:8484", key_need=key_need)
+        self.patch(running, "find_spec", lambda _: has_packages or None)
+        taken = Address.parse("127.0.0.1:8484")
+        self.patch(running, "_refused", lambda one: error if one == taken else None)
+        if status is not None:
+            self.runs(gateway=status)
+
+    def job(self, **changes: Any) -> None:
+        """Install a job of launchd; None leaves a key out."""
+        config = str(self.home / "mlxsup.toml")
+        job: dict[str, Any] = {"ProgramArguments": ["/bin/sh", "start", "--config", config]}
+        job |= {"ProcessType": "Interactive"} | changes
+        path = self.home / "Library/LaunchAgents/mlxsup.plist"
+        path.parent.mkdir(parents=True)
+        self.patch(shutil, "which", lambda _: "/bin/sh")
+        path.write_bytes(plistlib.dumps({k: v for k, v in job.items() if v is not None}))
+
+    def unit(self, command: str, *, lingers: bool = True) -> None:
+        self.is_linux()
+        path = self.home / ".config/systemd/user/mlxsup.service"
+        path.parent.mkdir(parents=True)
+        path.write_text(f"[Service]\nExecStart={command}\n")
+        linger = self.home / "linger"
+        linger.mkdir()
+        if lingers:
+            (linger / "me").touch()
+        self.patch(running, "LINGERING", linger)
+        self.patch(getpass, "getuser", lambda: "me")
+
+    def findings(self) -> list[Finding]:
+        setting = Setting(**self.setting)
+        checks = (
+            installed.check_software, installed.check_configuration, installed.check_models,
+            installed.check_downloads, installed.check_folders, installed.check_open_files,
+            installed.check_memory, running.check_daemon, running.check_services,
+            running.check_machine,
+        )  # fmt: skip
+        return [one for check in checks for one in check(setting)]
 
 
-CASES: list[tuple[str, list[Finding], Level, str, str]] = [
-    ("no back-end", [*check_software(replace(SOFTWARE, has_backend=False))],
-     Level.PROBLEM, "MLX has no back-end", "pip install 'mlxsup[cpu]'"),
-    ("no back-end next to a GPU",
-     [*check_software(replace(SOFTWARE, has_backend=False, has_gpu=True))],
-     Level.PROBLEM, "MLX has no back-end", "pip install 'mlxsup[cuda]'"),
-    ("an idle GPU", [*check_software(replace(SOFTWARE, has_gpu=True))],
-     Level.NOTE, "has an NVIDIA GPU", "pip install 'mlxsup[cuda]'"),
-    ("not installed", [*check_software(replace(SOFTWARE, packages=()))],
-     Level.NOTE, "not installed as a package", ""),
-    ("a package is gone",
-     [*check_software(replace(SOFTWARE, packages=(replace(MLX, version=None, is_right=False),)))],
-     Level.PROBLEM, "mlx is not installed", "pip install 'mlx<0.33,>=0.32.2'"),
-    ("more than macOS recommends", [*check_memory(replace(MEMORY, budget_bytes=60 * GIB))],
-     Level.PROBLEM, "macOS recommends at most 48.00 GiB", "sudo sysctl iogpu.wired_limit_mb=61440"),
-    ("no device memory", [*check_memory(replace(MEMORY, budget_bytes=None, reason="no answer"))],
-     Level.PROBLEM, "no answer", ""),
-    ("not all fit", [*check_memory(replace(MEMORY, change="set context_length = 512 for a"))],
-     Level.NOTE, "not all models", ""),
-    ("another server",
-     [*check_memory(replace(MEMORY, servers=(Server(pid=9, name="ollama", size_bytes=GIB),)))],
-     Level.NOTE, "ollama (pid 9) holds 1.00 GiB", ""),
-    ("memory is short", [*check_memory(replace(MEMORY, available_bytes=GIB))],
-     Level.NOTE, "only 1.00 GiB of 64.00 GiB", ""),
-    ("a network disk", [*check_places(runtime(file_system="nfs4"))],
-     Level.PROBLEM, "is on a network disk (nfs4)", ""),
-    ("a folder on a disk that is read-only", [*check_places(runtime(refusal="Read-only file"))],
-     Level.PROBLEM, "cannot be used: Read-only file", ""),
-    ("another user's folder", [*check_places(runtime(owner=0))],
-     Level.PROBLEM, "belongs to another user (uid 0)", ""),
-    ("a folder that others use, too", [*check_places(runtime(mode=0o755, is_private_use=False))],
-     Level.PROBLEM, "has mode 0755", ""),
-    ("little room",
-     [*check_places(replace(PLACES, cache=replace(FOLDER, free_bytes=2 * GIB)))],
-     Level.NOTE, "has 2.00 GiB left", ""),
-    ("few files on a Mac", [*check_open_files(OpenFiles(system="Darwin", hard=256, needed=2244))],
-     Level.PROBLEM, "only 256 files", "sudo launchctl limit maxfiles 2244 2244"),
-    ("another version runs", [*check_daemon(replace(DAEMON, holder=7, status=STATUS | {
-        "version": "0.0.9"}))], Level.PROBLEM, "of version 0.0.9", ""),
-    ("another configuration runs", [*check_daemon(replace(DAEMON, holder=7, status=STATUS | {
-        "config_path": "/h/other.toml"}))], Level.NOTE, "it runs with /h/other.toml", ""),
-    ("a silent daemon", [*check_daemon(replace(DAEMON, holder=7))],
-     Level.PROBLEM, "does not answer at ipc:///h/run/client.sock", ""),
-    ("no such address", [*check_gateway(replace(GATEWAY, refusal="Cannot assign"))],
-     Level.PROBLEM, "cannot be used: Cannot assign", ""),
-    ("a token that its group can read", [*check_hub(Hub(
-        offline="", missing=(), token="a file", token_path=Path("/h/token"), token_mode=0o640))],
-     Level.NOTE, "others may read the token", "chmod 600 /h/token"),
-    ("sleep", [*check_machine(replace(MAC, sleep_minutes=10))],
-     Level.NOTE, "sleeps after 10 minutes", "sudo pmset -c sleep 0"),
-    ("the clock of a Mac", [*check_machine(replace(MAC, now_s=0.0))],
-     Level.PROBLEM, "it is 1970-01-01", "sudo systemsetup -setusingnetworktime on"),
-]  # fmt: skip
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize(("found", "level", "words", "command"), [
-    pytest.param(*case[1:], id=case[0]) for case in CASES
+def raises(error: Exception) -> Callable[..., Any]:
+    def function(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return function
+
+
+def is_on_nfs(machine: Machine) -> None:
+    part = SimpleNamespace(mountpoint="/", fstype="nfs4")
+    machine.patch(psutil, "disk_partitions", lambda **_: [part])
+
+
+def holds_a_file_of_another_program(machine: Machine) -> None:
+    (machine.home / "run" / "music").touch()
+    (machine.home / "run").chmod(0o755)
+
+
+def has_a_shadowed_file(machine: Machine) -> None:
+    (machine.home / "other.toml").touch()
+    other = ConfigPlace(machine.home / "other.toml", "~/.config", False)
+    machine.has(places=(*machine.setting["places"], other))
+
+
+def clock_is_wrong(machine: Machine) -> None:
+    machine.patch(time, "time", lambda: 0.0)
+
+
+def lock_names(machine: Machine, pid: int) -> None:
+    (machine.home / "run" / "lock").write_text(f"{pid} x\n")
+
+
+def left_sockets(machine: Machine) -> None:
+    lock_names(machine, 10**9)
+    (machine.home / "run" / "client.sock").touch()
+
+
+def other_daemon(machine: Machine) -> None:
+    held = SimpleNamespace(path=str(machine.home / "other" / "lock"))
+    info = {
+        "cmdline": ["python", "/bin/mlxsup", "start"],
+        "uids": SimpleNamespace(real=os.getuid()), "memory_info": None,
+    }  # fmt: skip
+    process = SimpleNamespace(pid=9, info=info, open_files=lambda: [held])
+    machine.patch(psutil, "process_iter", lambda _: [process])
+
+
+IN_USE = OSError(errno.EADDRINUSE, "in use")
+
+DEFECTS: dict[str, tuple[Callable[[Machine], object], str, str, str]] = {
+    "no back-end": (
+        lambda m: m.is_linux("numpy"), "problem", "MLX has no back-end", "'mlxsup[cpu]'"),
+    "no back-end next to a GPU": (
+        lambda m: m.is_linux("numpy", has_gpu=True), "problem", "no back-end", "'mlxsup[cuda]'"),
+    "an idle GPU": (
+        lambda m: m.is_linux("numpy", "mlx-cpu", has_gpu=True), "note", "has an NVIDIA GPU",
+        "'mlxsup[cuda]'"),
+    "not installed": (
+        lambda m: m.is_linux("mlx-cpu"), "note", "not installed as a package", ""),
+    "a package is gone": (
+        lambda m: m.needs(None), "problem", "mlx is not installed", "'mlx<0.33,>=0.32.2'"),
+    "a package of another version": (
+        lambda m: m.needs("0.31.0"), "problem", "mlx is 0.31.0; mlxsup needs mlx", "'mlx<"),
+    "no configuration": (
+        lambda m: m.has(counting=None), "note", "there is none of", "mlxsup init"),
+    "a named file is missing": (
+        lambda m: (m.home / "mlxsup.toml").unlink(), "problem", "does not exist; ./mlxsup.toml",
+        ""),
+    "a wrong file": (
+        lambda m: m.has(problems=("line 3: no such key",)), "problem", "line 3: no such key", ""),
+    "a shadowed file": (has_a_shadowed_file, "note", "other.toml is not read, because", ""),
+    "a variable names the daemon": (
+        lambda m: os.environ.update(MLXSUP_ENDPOINT="ipc:///x"), "note", "is set to ipc:///x",
+        "unset MLXSUP_ENDPOINT"),
+    "more than macOS recommends": (
+        lambda m: m.budget(60 * GIB), "problem", "macOS recommends at most 48.00 GiB",
+        "sudo sysctl iogpu.wired_limit_mb=61440"),
+    "no device memory": (
+        lambda m: m.patch(
+            machine, "command_budget", raises(NoDeviceMemoryError("no answer"))),
+        "problem", "no answer", ""),
+    "not all models fit": (
+        lambda m: m.plans(change="set context_length = 512 for a"), "note", "not all models", ""),
+    "a model fits nowhere": (
+        lambda m: m.plans(models=[{"name": "m", "problem": "", "missing_bytes": 1}]),
+        "problem", "m does not fit into 48.00 GiB", ""),
+    "another server": (
+        lambda m: m.other_program("/bin/ollama", "serve"), "note", "ollama (pid 9) holds 1.00 GiB",
+        ""),
+    "memory is short": (
+        lambda m: m.machine_memory(available=GIB), "note", "only 1.00 GiB of 64.00 GiB", ""),
+    "a network disk": (is_on_nfs, "problem", "is on a network disk (nfs4)", ""),
+    "a disk that is read-only": (
+        lambda m: m.patch(tempfile, "TemporaryFile", raises(OSError(30, "Read-only file"))),
+        "problem", ": Read-only file", ""),
+    "another user's folder": (
+        lambda m: m.patch(os, "geteuid", lambda: -2), "problem", "belongs to another user", ""),
+    "a folder that others use, too": (
+        holds_a_file_of_another_program, "problem", "has mode 0755", ""),
+    "a folder that is a file": (
+        lambda m: m.has(runtime_dir=m.home / "mlxsup.toml"), "problem", "is not a folder", ""),
+    "few files on a Mac": (
+        lambda m: m.patch(resource, "getrlimit", lambda _: (256, 256)), "problem",
+        "only 256 files", "sudo launchctl limit maxfiles "),
+    "little room": (
+        lambda m: m.patch(shutil, "disk_usage", lambda _: SimpleNamespace(free=2 * GIB)),
+        "note", "has 2.00 GiB left", ""),
+    "no room": (
+        lambda m: m.patch(shutil, "disk_usage", lambda _: SimpleNamespace(free=GIB // 8)),
+        "problem", " MiB left", ""),
+    "a token that its group can read": (
+        lambda m: m.token(0o640), "note", "others may read the token", "chmod 600 "),
+    "another version runs": (
+        lambda m: m.runs(version="0.0.9"), "problem", "it is of version 0.0.9", ""),
+    "another configuration runs": (
+        lambda m: m.runs(config_path="/h/other.toml"), "note", "it runs with /h/other.toml", ""),
+    "a model has failed": (
+        lambda m: m.runs(models=[{"name": "m", "state": "FAILED", "cause": "no file"}]),
+        "problem", "m has FAILED: no file", ""),
+    "a silent daemon": (
+        lambda m: m.patch(running, "lock_holder", lambda _: HOLDER), "problem",
+        "its process 7 lives and does not answer at ipc://", ""),
+    "the pid of a daemon is another program's": (
+        lambda m: lock_names(m, os.getpid()), "note", "which is now another program", "mlxsup st"),
+    "a daemon was killed": (left_sockets, "note", "was killed and left its socket", "mlxsup st"),
+    "another daemon": (other_daemon, "note", "another daemon runs at ipc://", ""),
+    "no such address": (
+        lambda m: m.gateway(OSError(99, "Cannot assign")), "problem",
+        "127.0.0.1:8484 cannot be used: Cannot assign", ""),
+    "a taken port": (
+        lambda m: m.gateway(IN_USE), "problem", "127.0.0.1:8484 is taken", ""),
+    "no key": (
+        lambda m: m.gateway(None, key_need="gateway.keys asks for them"), "problem",
+        "gateway.keys asks for them, and there is no key", "mlxsup key new laptop"),
+    "no packages for HTTP": (
+        lambda m: m.gateway(None, has_packages=False), "problem", "are not installed",
+        "'mlxsup[gateway]'"),
+    "a job of a Mac in the background": (
+        lambda m: m.job(ProcessType=None), "note", "has no ProcessType Interactive", ""),
+    "a job without a program": (
+        lambda m: m.job(ProgramArguments=None), "problem", "does not say what to start", ""),
+    "a job of a program that is gone": (
+        lambda m: m.job(ProgramArguments=["/none/mlxsup"]), "problem", "which is not there", ""),
+    "a job of another program": (
+        lambda m: m.job(ProgramArguments=["/bin/true"]), "note",
+        "which is another mlxsup", ""),
+    "a job with a file that is gone": (
+        lambda m: m.job(ProgramArguments=["/bin/sh", "--config=/none"]), "problem",
+        "names /none, which does not exist", ""),
+    "a job with another file": (
+        lambda m: m.job(ProgramArguments=["/bin/sh", "--config", "/bin/sh"]), "note",
+        "names /bin/sh, and commands here read", ""),
+    "sleep": (
+        lambda m: m.patch(
+            subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=" sleep  10 (by x)\n")),
+        "note", "sleeps after 10 minutes", "sudo pmset -c sleep 0"),
+    "the clock of a Mac": (
+        clock_is_wrong, "problem", "it is 1970-01-01", "sudo systemsetup -setusingnetworktime on"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_a_defect_is_named_with_why_and_what_to_do(machine: Machine, name: str) -> None:
+    plant, level, words, command = DEFECTS[name]
+    plant(machine)
+    wrong = [one for one in machine.findings() if one.level is not Level.OK]
+    assert {(one.level, words in one.what) for one in wrong} == {(level, True)}, wrong
+    for one in wrong:
+        assert one.why
+        assert command in one.command
+        assert bool(command) == bool(one.command)
+        assert one.command or one.fix
+
+
+@pytest.mark.parametrize("plant", [
+    pytest.param(lambda m: None, id="a Mac"),
+    pytest.param(lambda m: m.runs(), id="with a daemon"),
+    pytest.param(lambda m: m.gateway(None), id="with a gateway to come"),
+    pytest.param(lambda m: m.gateway(IN_USE, {"address": "127.0.0.1:8484"}), id="and its own"),
+    pytest.param(lambda m: m.job(), id="with a job"),
+    pytest.param(lambda m: m.token(0o600), id="with a token"),
+    pytest.param(lambda m: m.plans(), id="with models that fit"),
+    pytest.param(lambda m: m.has(places=m.setting["places"] * 2), id="with a file named twice"),
 ])  # fmt: skip
-def test_a_defect_is_named_with_why_and_what_to_do(
-    found: list[Finding], level: Level, words: str, command: str
+def test_what_is_in_order_is_said_to_be(
+    machine: Machine, plant: Callable[[Machine], object]
 ) -> None:
-    wrong = [one for one in found if one.level is not Level.OK]
-    assert [(one.level, words in one.what) for one in wrong] == [(level, True)], wrong
-    [one] = wrong
-    assert one.why
-    assert one.command == command
-    assert one.command or one.fix
-
-
-def test_what_is_in_order_is_said_to_be() -> None:
-    found = [
-        *check_software(SOFTWARE), *check_memory(MEMORY), *check_places(PLACES),
-        *check_open_files(OpenFiles(system="Darwin", hard=None, needed=2244)),
-        *check_daemon(DAEMON), *check_daemon(replace(DAEMON, holder=7, status=STATUS)),
-        *check_gateway(GATEWAY), *check_gateway(replace(GATEWAY, is_ours=True, refusal="in use")),
-        *check_machine(MAC),
-    ]  # fmt: skip
-    assert {one.level for one in found} == {Level.OK}
+    plant(machine)
+    found = machine.findings()
+    assert {one.level for one in found} == {Level.OK}, found
     assert not any(one.why or one.fix or one.command for one in found)
 
 
-def test_without_a_gateway_nothing_is_said_of_it() -> None:
-    assert [*check_gateway(replace(GATEWAY, address="", missing=("uvicorn",)))] == []
-
-
-def test_one_file_that_is_named_twice_shadows_nothing() -> None:
-    path = Path("/h/mlxsup.toml")
-    places = tuple(
-        ConfigFile(path=path, source=source, is_named=True, is_there=True) for source in ("a", "b")
-    )
-    facts = Configuration(looked_at=places, endpoint_variable="", problems=(), models=1)
-    assert [one.level for one in check_configuration(facts)] == [Level.OK]
-
-
-SOUND = Service(
-    path=Path("/u"), manager="systemd", program="/a/mlxsup", has_program=True,
-    is_own_program=True, config=Path("/c"), has_config=True, lingers=True,
-)  # fmt: skip
-
-
-def changed(**values: Any) -> Service:
-    return replace(SOUND, **values)
-
-
 @pytest.mark.parametrize(
-    ("service", "level", "words"),
+    ("lingers", "command", "words"),
     [
-        (SOUND, Level.OK, "/u starts /a/mlxsup"),
-        (changed(has_program=False), Level.PROBLEM, "which is not there"),
-        (changed(is_own_program=False), Level.NOTE, "another mlxsup"),
-        (changed(has_config=False), Level.PROBLEM, "names /c, which does not exist"),
-        (changed(config=Path("/d")), Level.NOTE, "names /d, and commands here read /c"),
-        (changed(lingers=False), Level.NOTE, "only while you are logged in"),
-        (changed(manager="launchd", is_interactive=False), Level.NOTE, "ProcessType"),
+        (True, "/bin/sh start --config {config}", "starts /bin/sh"),
+        (True, "-@/bin/sh start --config {config}", "starts /bin/sh"),
+        (True, "%h/mlxsup start", "starts {home}/mlxsup, which is not there"),
+        (True, "", "does not say what to start"),
+        (True, '"', "does not say what to start"),
+        (False, "/bin/sh start", "runs only while you are logged in"),
     ],
 )
-def test_what_is_said_of_a_service(service: Service, level: Level, words: str) -> None:
-    [finding] = check_services([service], Path("/c"))
-    assert finding.level is level
-    assert words in finding.what
-    assert level is Level.OK or finding.fix or finding.command
+def test_what_is_said_of_a_unit_of_systemd(
+    machine: Machine, lingers: bool, command: str, words: str
+) -> None:
+    config = machine.home / "mlxsup.toml"
+    machine.unit(command.format(config=config), lingers=lingers)
+    [finding] = running.check_services(Setting(**machine.setting))
+    assert words.format(home=machine.home) in finding.what
+
+
+def test_a_check_that_cannot_run_says_so_and_hides_no_other() -> None:
+    hangs, slow = threading.Event(), list[Any]()
+
+    def waits() -> Iterator[Finding]:
+        hangs.wait(60.0)
+        yield from ()
+
+    checks: dict[str, Callable[[], Any]] = {
+        "disk": waits,
+        "files": raises(PermissionError(13, "Permission denied", "/x")),
+        "bug": raises(KeyError("models")),
+        "fine": lambda: [Finding(subject="fine", level=Level.OK, what="is fine")],
+    }
+    try:
+        found = list(examine(checks, on_slow=slow.append, limit_s=0.2))
+    finally:
+        hangs.set()
+    assert slow == [["disk"]]
+    assert [(one.subject, one.level) for one in found] == [
+        ("disk", "note"), ("files", "note"), ("bug", "problem"), ("fine", "ok"),
+    ]  # fmt: skip
+    assert "nothing has answered" in found[0].what
+    assert "Permission denied" in found[1].what
+    assert "KeyError" in found[2].what
+    assert all("could not run" in one.why for one in found[1:3])
+
+
+def test_only_the_mode_of_a_key_file_is_repaired_by_its_command(machine: Machine) -> None:
+    file = machine.setting["keys"].file
+    file.write_text("no keys")
+    file.chmod(0o644)
+    [finding] = [one for one in machine.findings() if one.subject == "API keys"]
+    assert finding.command == f"chmod 600 {file}"
+    file.chmod(0o600)
+    [finding] = [one for one in machine.findings() if one.subject == "API keys"]
+    assert (finding.command, "mlxsup key new" in finding.fix) == ("", True)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600

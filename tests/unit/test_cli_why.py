@@ -13,23 +13,20 @@ from typing import Any
 import pytest
 
 from mlxsup.cli.exit_status import CliError
-from mlxsup.cli.flight.archive import FOLDER, write_report
-from mlxsup.cli.flight.causes import KINDS, explain
-from mlxsup.cli.flight.of_model import of_model
-from mlxsup.cli.flight.recording import read_recording
-from mlxsup.cli.flight.redaction import (
-    LEFT_OUT,
-    redacted,
-    redacted_line,
-)
+from mlxsup.cli.why.causes import CAUSES, QUARANTINE, explain
+from mlxsup.cli.why.recording import Recording, read_recording
+from mlxsup.cli.why.report import FOLDER, LEFT_OUT, redacted, redacted_line, write_report
+from mlxsup.cli.why.stories import lines_of, of_model, of_request
 from mlxsup.protocol.flight import WorkerDied
 from mlxsup.protocol.key_file import PREFIX
-from mlxsup.protocol.states import State, WorkerPhase
+from mlxsup.protocol.states import FinishReason, State, WorkerPhase
 from mlxsup.protocol.worker_messages import Dying
 
 from support.core_driver import LAUNCH, Driver
 from support.core_states import in_state
 from support.flight import BEGAN, Recorder
+
+NOW = BEGAN + 20_000.0
 
 LIMITED = replace(LAUNCH, memory_limit_bytes=2**30)
 
@@ -112,7 +109,7 @@ STREAM = "RuntimeError: There is no Stream(gpu, 1) in current thread."
 
 DEATHS: dict[str, tuple[State, Fault, str, str]] = {
     "SIGKILL while it serves": (
-        State.READY, is_killed("SIGKILL"), "killed_from_outside", "killed its process (SIGKILL)"),
+        State.READY, is_killed("SIGKILL"), "killed_from_outside", "from outside mlxsup (SIGKILL)"),
     "SIGKILL while it loads": (
         State.LOADING, is_killed("SIGKILL"), "killed_from_outside", "while it was being loaded"),
     "SIGSEGV": (State.READY, is_killed("SIGSEGV"), "native_crash", "native code (SIGSEGV)"),
@@ -123,9 +120,9 @@ DEATHS: dict[str, tuple[State, Fault, str, str]] = {
     "SIGABRT while it loads": (
         State.LOADING, is_killed("SIGABRT"), "native_crash", "native code (SIGABRT)"),
     "SIGTERM": (
-        State.READY, is_killed("SIGTERM"), "terminated_from_outside", "to end (SIGTERM)"),
+        State.READY, is_killed("SIGTERM"), "terminated_from_outside", "to end from outside mlxsup"),
     "SIGTERM that it handles": (
-        State.READY, exits(143), "terminated_from_outside", "to end (SIGTERM)"),
+        State.READY, exits(143), "terminated_from_outside", "to end from outside mlxsup"),
     "another signal": (State.READY, is_killed("SIGHUP"), "signal", "(SIGHUP)"),
     "a kill over its limit": (
         State.READY, is_killed_over_its_limit, "killed_over_memory",
@@ -171,7 +168,7 @@ DEATHS: dict[str, tuple[State, Fault, str, str]] = {
         State.READY, exits(72, "InnocentVictim"), "gpu_fault_elsewhere", "another process"),
     "a stream of another thread": (State.READY, exits(70, STREAM), "stream_error", STREAM),
     "it thinks that it is an orphan": (State.READY, exits(1), "orphaned", "exit code 1"),
-    "it just exits": (State.READY, exits(0), "exited", "nobody had asked"),
+    "it just exits": (State.READY, exits(0), "exited", "without having been asked"),
     "an unknown exit code": (State.READY, exits(99), "unknown", "exit code 99"),
     "another version": (State.LOADING, is_another_version, "other_version", "upgraded to 9.9.9"),
     "SIGKILL has no effect": (
@@ -202,7 +199,7 @@ def test_each_class_of_death_has_its_cause_and_what_to_do_after_the_daemon_was_k
     happens(driver)
     death = recorder.deaths[-1]
     assert explain(death).name == name
-    story = of_model(recorder.read(tmp_path), "m", None, BEGAN + 20_000.0)
+    story = of_model(recorder.read(tmp_path), "m", None, NOW)
     text = "\n".join(story.lines(None))
     assert "died without a word" in text, "the daemon itself"
     [told] = [line for line in story.sentences if line.startswith("it last died")]
@@ -219,9 +216,71 @@ def test_what_no_played_worker_does_has_its_cause_too(name: str) -> None:
     assert BY_HAND[name].detail in explanation.what
 
 
-def test_every_kind_is_tried() -> None:
+def test_every_cause_is_tried() -> None:
     tried = {name for _, _, name, _ in DEATHS.values()} | set(BY_HAND)
-    assert tried == {kind.name for kind in KINDS}
+    assert tried == {cause.name for cause in CAUSES}
+
+
+def up() -> tuple[Driver, Recorder]:
+    """A model that is READY and idle, of which everything is recorded."""
+    driver = Driver()
+    recorder = Recorder(driver)
+    driver.load()
+    driver.come_up()
+    return driver, recorder
+
+
+def resumed_after_a_crash(folder: Path) -> Recording:
+    """A request that met SIGSEGV, continued in the next worker, was paused and ended; as a daemon
+    that lives has it, in its files and in memory."""
+    driver, recorder = up()
+    [key] = driver.serve("r1")
+    driver.accept(key)
+    driver.token(key)
+    driver.now += 2.0
+    driver.exit(signal="SIGSEGV", last_lines=())
+    driver.come_up()
+    driver.now += 3.0
+    driver.token(key)
+    driver.pause()
+    driver.row_left(key)
+    driver.resume()
+    driver.token(key, finish=FinishReason.STOP)
+    recorder.write(folder)
+    kept = [{**one.to_map(), "ago_s": NOW - one.at} for one in recorder.recorded]
+    return read_recording(folder, {"pid": 7, "flight": kept}, NOW)
+
+
+def test_a_resumed_request_is_told_once_though_files_and_memory_have_it(tmp_path: Path) -> None:
+    recording = resumed_after_a_crash(tmp_path)
+    [run] = recording.runs
+    numbers = [one.number for one in run.entries]
+    assert numbers == list(range(1, len(numbers) + 1))
+    row = {"name": "m", "state": "READY", "loaded_for_s": 5.0}
+    told = of_model(recording, "m", row, NOW)
+    assert "  r1 (#1, a suspect), after 1 token: resumed at token 1 after 3.0 s" in told.sentences
+    assert QUARANTINE in told.advice
+    [(_, number)] = recording.runs_of_request("r1")
+    about = of_request(recording, run, number, None, NOW).sentences
+    assert "its answer is complete (stop)" in about[0]
+    events = [line.split(" ", 3)[3] for line in about if line.startswith("  20")]
+    assert events == [
+        "started, in generation 1",
+        "its worker died: it crashed in native code (SIGSEGV); the request resumed at token 1 after"
+        " 3.0 s",
+        "paused after 2 tokens: until `mlxsup resume`",
+        "continued, after 0.0 s",
+    ]
+    lines = lines_of(run.entries)
+    assert sum("request r1 (#1) continued after a crash" in line for line in lines) == 1
+
+
+def test_an_idle_worker_s_death_threatens_no_request_with_quarantine(tmp_path: Path) -> None:
+    driver, recorder = up()
+    driver.exit(signal="SIGSEGV", last_lines=())
+    told = of_model(recorder.read(tmp_path), "m", None, NOW)
+    assert "  no request ran" in told.sentences
+    assert QUARANTINE not in told.advice
 
 
 PROMPT = "please keep my secret diary"

@@ -21,6 +21,7 @@ from mlxsup.protocol.client_messages import (
     Usage,
 )
 from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.flight import RequestEnded
 from mlxsup.protocol.ids import ModelName, RequestId, RequestKey, pack_tokens
 from mlxsup.protocol.states import Channel, FinishReason, State
 from mlxsup.protocol.worker_messages import (
@@ -33,7 +34,8 @@ from mlxsup.protocol.worker_messages import (
     RowDelta,
     Step,
 )
-from mlxsup.supervisor.core.actions import RequestEnded
+from mlxsup.supervisor.announcements import facts_of
+from mlxsup.supervisor.core.actions import RequestRefused
 from mlxsup.supervisor.core.events import ClientTooSlow, ConnectionId
 from mlxsup.supervisor.core.health.blame import Digest
 from mlxsup.supervisor.core.requests.ledger import Request
@@ -564,13 +566,13 @@ def up() -> Driver:
 
 
 def reports(driver: Driver) -> list[tuple[str, str]]:
-    """The request and the outcome of each line that the latest event led to."""
-    return [(one.facts["id"], one.facts["outcome"]) for one in driver.of(RequestEnded)]
+    """Return the request and the outcome of each end that the latest event led to."""
+    return [(one.id, one.outcome) for one in driver.of(RequestEnded)]
 
 
 def report(driver: Driver) -> dict[str, Any]:
     [ended] = driver.of(RequestEnded)
-    return ended.facts
+    return facts_of(ended)
 
 
 def test_report_of_a_finished_request() -> None:
@@ -614,6 +616,19 @@ def test_every_way_to_end_is_one_line_with_its_outcome() -> None:
     driver.ask("waits", queue_timeout_s=5.0)
     driver.pass_time(5.0)
     assert reports(driver) == [("waits", "queue_timeout")]
+
+
+def test_a_request_that_is_refused_when_it_comes_is_a_line_for_debugging_only() -> None:
+    driver = up()
+    driver.ask("one", model="nobody")
+    assert driver.of(RequestEnded) == []
+    [refused] = driver.of(RequestRefused)
+    assert (refused.id, refused.model, refused.outcome) == ("one", "nobody", "unknown_model")
+    [key] = driver.serve("two")
+    driver.accept(key)
+    driver.token(key, finish=FinishReason.STOP)
+    assert driver.of(RequestRefused) == []
+    assert reports(driver) == [("two", "stop")]
 
 
 # The ledger

@@ -34,12 +34,12 @@ from mlxsup.protocol.worker_messages import Heartbeat, LoadProgress, Ready
 from mlxsup.supervisor.core import errors
 from mlxsup.supervisor.core.actions import Announce
 from mlxsup.supervisor.core.events import Reloaded, Sampled
-from mlxsup.supervisor.core.flight import (
+from mlxsup.supervisor.core.journal import (
     CHANGES_OF_A_MODEL,
     DEATHS_OF_A_MODEL,
     MOST_MODELS,
     OF_REQUESTS,
-    Flight,
+    Journal,
 )
 from mlxsup.supervisor.core.settings import CoreSettings
 from mlxsup.supervisor.core.status import wait_reason, waiting_news
@@ -253,10 +253,10 @@ def test_the_latest_of_each_kind_and_model_are_kept_in_order(
     runs: list[tuple[Entry, int]],
 ) -> None:
     entries = [one for one, times in runs for _ in range(times)]
-    flight = Flight()
+    journal = Journal()
     for place, one in enumerate(entries):
-        flight.keep(one, float(place))
-    kept = flight.entries(float(len(entries)))
+        journal.keep(one, float(place))
+    kept = journal.entries(float(len(entries)))
     numbers = [one["n"] for one in kept]
     assert numbers == sorted(numbers)
     assert all(one["ago_s"] == len(entries) - one["n"] + 1 for one in kept)
@@ -269,10 +269,10 @@ def test_the_latest_of_each_kind_and_model_are_kept_in_order(
 
 
 def test_a_model_that_has_just_changed_outlives_those_that_changed_before_it() -> None:
-    flight = Flight()
+    journal = Journal()
     for number in (*range(MOST_MODELS), 0, MOST_MODELS):
-        flight.keep(changed(f"m{number}"), 0.0)
-    kept = [one["model"] for one in flight.entries(0.0)]
+        journal.keep(changed(f"m{number}"), 0.0)
+    kept = [one["model"] for one in journal.entries(0.0)]
     assert kept.count("m0") == 2
     assert "m1" not in kept
     assert f"m{MOST_MODELS}" in kept

@@ -14,13 +14,13 @@ import pytest
 import zmq
 
 from mlxsup.protocol.download import Repository
-from mlxsup.protocol.flight import DaemonEnded
+from mlxsup.protocol.flight import DaemonEnded, RequestEnded
 from mlxsup.protocol.gateway import Address
 from mlxsup.protocol.ids import Generation, ModelName, RequestId
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.version import VERSION
 from mlxsup.supervisor import app as app_module
-from mlxsup.supervisor.announcements import Announcer
+from mlxsup.supervisor.announcements import Announcer, facts_of
 from mlxsup.supervisor.config.load import ConfigError
 from mlxsup.supervisor.core.actions import (
     AdoptLaunch,
@@ -35,7 +35,7 @@ from mlxsup.supervisor.core.actions import (
     LookAtFiles,
     NeedRaised,
     ReadConfiguration,
-    RequestEnded,
+    RequestRefused,
     SetLogLevel,
     StartDownload,
     StartGateway,
@@ -510,12 +510,13 @@ def test_log_actions_are_logged_at_their_level(monkeypatch: pytest.MonkeyPatch) 
     case, levels = Case(monkeypatch), list[str]()
     monkeypatch.setattr(case.log, "change_level", levels.append)
     entry = DaemonEnded(code=0)
+    ended = RequestEnded(id="r", number=1, model="m", outcome="stop")
     case.do(
         SetLogLevel(level="debug"),
         entry,
         LogFault(model=M, story=("one", "two")),
-        RequestEnded(is_refused=False, facts={"id": "r"}),
-        RequestEnded(is_refused=True, facts={"id": "s"}),
+        ended,
+        RequestRefused(id=RequestId("s"), model=M, outcome="overloaded"),
     )
     assert levels == ["debug"]
     assert case.log.lines == [
@@ -523,8 +524,9 @@ def test_log_actions_are_logged_at_their_level(monkeypatch: pytest.MonkeyPatch) 
         ("flight", entry),
         ("error", "no rule for an event", {"model": M}),
         ("one\ntwo",),
-        ("info", "request ended", {"id": "r"}),
-        ("debug", "request ended", {"id": "s"}),
+        ("flight", ended),
+        ("info", "request ended", facts_of(ended)),
+        ("debug", "request ended", {"id": "s", "model": M, "outcome": "overloaded"}),
     ]
 
 

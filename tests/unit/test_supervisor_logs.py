@@ -19,8 +19,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from mlxsup.cli.flight.of_daemon import of_daemon
-from mlxsup.cli.flight.recording import read_recording
+from mlxsup.cli.why.recording import read_recording
+from mlxsup.cli.why.stories import of_daemon
 from mlxsup.protocol.flight import (
     MODELS_FILE_NAME,
     REQUESTS_FILE_NAME,
@@ -34,20 +34,22 @@ from mlxsup.protocol.flight import (
 )
 from mlxsup.supervisor import log_files
 from mlxsup.supervisor.core.outbox import Outbox
-from mlxsup.supervisor.flight_files import ALIVE_INTERVAL_S, REQUEST_BYTES, FlightFiles
 from mlxsup.supervisor.log_files import (
     MAX_WAITING_BYTES,
     STUCK_S,
     LogFile,
     LogWriter,
     RotatingFile,
-    Unmade,
 )
 from mlxsup.supervisor.log_folder import held_log_folder, record_log_folder
-from mlxsup.supervisor.log_lines import json_line, text_line
 from mlxsup.supervisor.logs import (
+    ALIVE_INTERVAL_S,
+    REQUEST_BYTES,
     DaemonLog,
+    FlightRecorder,
     ModelLog,
+    json_line,
+    text_line,
 )
 from mlxsup.supervisor.runtime_folder import RuntimeFolderError
 
@@ -63,7 +65,7 @@ class Sheet(LogFile):
     def __init__(self) -> None:
         self.calls: list[tuple[str, object]] = []
 
-    def write(self, data: bytes | Unmade) -> None:
+    def write(self, data: bytes) -> None:
         self.calls.append(("write", data))
 
     def skip(self, lost_bytes: int) -> None:
@@ -302,12 +304,12 @@ def test_trouble_is_named_with_its_reason_and_leaves_no_file_open(
 
 
 def stuck(tmp_path: Path) -> tuple[LogWriter, LogFile]:
-    """A writer that hangs in its first write until somebody reads the file."""
+    """A writer that hangs in its first write until the file is read."""
     os.mkfifo(tmp_path / "hangs.log")
     writer = LogWriter(pytest.fail)
     file = writer.open(tmp_path / "hangs.log")
     file.write(b"first\n")
-    eventually(lambda: writer.writes_since is not None and not file.pieces)
+    eventually(lambda: writer.writes_since is not None and not file.waiting_bytes)
     return writer, file
 
 
@@ -342,7 +344,7 @@ def test_the_end_of_dropped_output_is_written(tail: bytes, written: bytes, tmp_p
     assert (tmp_path / "m.log").read_bytes() == b"kept " + written
 
 
-def test_a_file_waits_once_however_much_it_is_owed(tmp_path: Path) -> None:
+def test_what_waits_is_written_in_order_and_called_in_between(tmp_path: Path) -> None:
     writer, file = stuck(tmp_path)
     other = writer.open(tmp_path / "m.log")
     called: list[bytes] = []
@@ -352,7 +354,6 @@ def test_a_file_waits_once_however_much_it_is_owed(tmp_path: Path) -> None:
         file.write(text)
     other.call(lambda _: called.append(path.read_bytes()))
     other.write(b" four")
-    assert list(writer.files) == [other, file]
     assert read(tmp_path, writer, file) == b"first\none two three"
     assert path.read_bytes() == b"one two three four"
     assert called == [b"one two three"]
@@ -419,7 +420,7 @@ def test_a_file_system_that_hangs_blocks_only_the_writer(tmp_path: Path) -> None
     writer = LogWriter(no_report)
     hanging, other = (ModelLog(tmp_path, name, writer) for name in ("hangs", "m"))
     hanging.write(b"first\n")
-    eventually(lambda: not hanging.file.pieces)
+    eventually(lambda: not hanging.file.waiting_bytes)
     piece = b"x" * (MAX_WAITING_BYTES // 4)
     for _ in range(6):
         hanging.file.write(piece)
@@ -618,7 +619,7 @@ def files_no_larger_than(size: int) -> Iterator[None]:
 def live(folder: Path, pid: int, code: int | None) -> None:
     """A daemon that writes its recorder; without a code, it is killed."""
     writer = LogWriter(pytest.fail)
-    files = FlightFiles(folder, writer)
+    files = FlightRecorder(folder, writer)
     files.started(pid)
     files.write(CHANGE)
     files.write(END)
@@ -690,7 +691,7 @@ def writer() -> Iterator[LogWriter]:
     assert reports == []
 
 
-class FlightFilesSheet(LogFile):
+class RecorderSheet(LogFile):
     """Keeps what the writer would be asked to call."""
 
     def __init__(self, max_bytes: int) -> None:
@@ -701,15 +702,15 @@ class FlightFilesSheet(LogFile):
         self.calls.append(function)
 
 
-class FlightFilesPaper(LogWriter):
+class RecorderPaper(LogWriter):
     """A writer without a thread."""
 
     def __init__(self) -> None:
-        self.sheets: dict[str, FlightFilesSheet] = {}
+        self.sheets: dict[str, RecorderSheet] = {}
         self.writes_since = None
 
     def open(self, path: Path, max_bytes: int = 0) -> LogFile:
-        return self.sheets.setdefault(path.name, FlightFilesSheet(max_bytes))
+        return self.sheets.setdefault(path.name, RecorderSheet(max_bytes))
 
 
 class Wall:
@@ -729,7 +730,7 @@ def lines_in(path: Path) -> list[object]:
 def test_models_and_requests_have_a_file_each_which_only_their_owner_reads(
     tmp_path: Path, writer: LogWriter
 ) -> None:
-    files = FlightFiles(tmp_path, writer)
+    files = FlightRecorder(tmp_path, writer)
     files.started(7)
     files.write(CHANGE)
     files.write(END)
@@ -750,7 +751,7 @@ def test_models_and_requests_have_a_file_each_which_only_their_owner_reads(
 
 def test_kept_and_written_entries_have_the_same_numbers(tmp_path: Path, writer: LogWriter) -> None:
     """`why` lays both together by them."""
-    outbox, files = Outbox(), FlightFiles(tmp_path, writer)
+    outbox, files = Outbox(), FlightRecorder(tmp_path, writer)
     files.started(7)
     for entry in (CHANGE, END, END, CHANGE):
         outbox.record(entry, 1.0)
@@ -759,7 +760,7 @@ def test_kept_and_written_entries_have_the_same_numbers(tmp_path: Path, writer: 
         files.write(action)
     assert writer.close(60.0)
     [run] = read_recording(tmp_path, None, 0.0).runs
-    kept = [(one["n"], one["kind"]) for one in outbox.flight.entries(1.0)]
+    kept = [(one["n"], one["kind"]) for one in outbox.journal.entries(1.0)]
     assert [(one.number, one.entry.KIND) for one in run.entries] == kept
     assert [number for number, _ in kept] == [1, 2, 3, 4]
 
@@ -776,7 +777,7 @@ def test_the_lines_of_requests_are_made_by_the_thread_that_writes_them(
         return to_line(recorded)
 
     monkeypatch.setattr(Recorded, "to_line", noted)
-    files = FlightFiles(tmp_path, writer)
+    files = FlightRecorder(tmp_path, writer)
     for entry in (CHANGE, END, END):
         files.write(entry)
     assert writer.close(60.0)
@@ -786,13 +787,21 @@ def test_the_lines_of_requests_are_made_by_the_thread_that_writes_them(
 
 
 def test_entries_that_wait_for_a_disk_that_hangs_are_bounded(
-    tmp_path: Path, writer: LogWriter
+    tmp_path: Path, writer: LogWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / REQUESTS_FILE_NAME
     os.mkfifo(path)  # opened for writing, it waits for a reader
-    files = FlightFiles(tmp_path, writer)
+    opened: list[LogFile] = []
+    open_file = writer.open
+
+    def open_noted(path: Path, max_bytes: int) -> LogFile:
+        opened.append(open_file(path, max_bytes))
+        return opened[-1]
+
+    monkeypatch.setattr(writer, "open", open_noted)
+    files = FlightRecorder(tmp_path, writer)
     files.write(END)
-    eventually(lambda: writer.writes_since is not None and not writer.files)
+    eventually(lambda: not any(file.waiting_bytes for file in opened))
     most = MAX_WAITING_BYTES // REQUEST_BYTES
     for _ in range(most + 2):
         files.write(END)
@@ -807,20 +816,20 @@ def test_the_time_of_the_file_says_until_when_the_daemon_lived(
     path = tmp_path / MODELS_FILE_NAME
     path.touch()
     os.utime(path, (1000.0, 1000.0))
-    FlightFiles(tmp_path, writer).alive()
+    FlightRecorder(tmp_path, writer).alive()
     assert writer.close(60.0)
     assert path.stat().st_mtime > 1000.0
 
 
 def test_the_file_is_touched_every_few_seconds_unless_its_disk_hangs(tmp_path: Path) -> None:
-    wall, paper = Wall(), FlightFilesPaper()
-    files = FlightFiles(tmp_path, paper, wall)
+    wall, paper = Wall(), RecorderPaper()
+    files = FlightRecorder(tmp_path, paper, wall)
     touched = paper.sheets[MODELS_FILE_NAME].calls
     for _ in range(4):  # the first and the last of them count
         files.alive()
         wall.now += ALIVE_INTERVAL_S / 3
     assert len(touched) == 2
-    wall.now -= 3600.0  # somebody has set the clock back
+    wall.now -= 3600.0  # the clock was set back
     files.alive()
     assert len(touched) == 3
     paper.writes_since = 1.0
@@ -836,7 +845,7 @@ def test_the_next_daemon_notes_when_the_one_before_it_was_last_alive(
     path = tmp_path / MODELS_FILE_NAME
     path.touch()
     os.utime(path, (1000.0, 1000.0))
-    FlightFiles(tmp_path, writer).started(8)
+    FlightRecorder(tmp_path, writer).started(8)
     assert writer.close(60.0)
     [begun] = lines_in(path)
     assert isinstance(begun, DaemonStarted)

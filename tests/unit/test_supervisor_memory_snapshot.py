@@ -13,9 +13,7 @@ from typing import Any
 import pytest
 
 from mlxsup.cli.commands.plan import plan_of
-from mlxsup.cli.doctor.facts import Configuration
-from mlxsup.cli.doctor.gathering.machine import gather_memory
-from mlxsup.cli.doctor.gathering.setting import Setting
+from mlxsup.cli.doctor.installed import Setting, check_memory
 from mlxsup.protocol.download import Repository
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
@@ -28,7 +26,8 @@ from mlxsup.supervisor.logs import DaemonLog
 from mlxsup.supervisor.memory import estimator as estimator_module
 from mlxsup.supervisor.memory import machine
 from mlxsup.supervisor.memory import snapshot as snapshot_module
-from mlxsup.supervisor.memory.estimator import MemoryEstimator, check_memory
+from mlxsup.supervisor.memory.estimator import MemoryEstimator
+from mlxsup.supervisor.memory.estimator import check_memory as check_needs
 from mlxsup.supervisor.memory.folder import fingerprint, stamp
 from mlxsup.supervisor.memory.machine import command_budget, held_on_device
 from mlxsup.supervisor.memory.measurements import FILE_NAME, Measured, Measurements
@@ -427,14 +426,14 @@ def test_plan_doctor_and_config_check_leave_out_what_the_own_workers_hold(
     setting = Setting(
         endpoint="", listen="", loaded=configuration, runtime_dir=configuration.runtime_dir,
         log_dir=configuration.log_dir, key_need="", keys=configuration.keys,
-        configuration=Configuration(looked_at=(), endpoint_variable="", problems=(), models=1),
+        places=(), counting=None, problems=(),
     )  # fmt: skip
     assert plan_of(configuration)["budget"]["bytes"] == 80 * GIB
-    assert gather_memory(setting).budget_bytes == 80 * GIB
+    assert any("models may take 80.00 GiB" in one.what for one in check_memory(setting))
     program = smi.with_name("nvidia-smi")
     program.write_text(program.read_text().replace("30720", "81920"))
     smi.write_text(f"{MINE}, 81920\n")
-    check_memory(configuration)  # the pinned model fits
+    check_needs(configuration)  # the pinned model fits
 
 
 def test_held_on_device_ignores_a_failed_program(smi: Path) -> None:

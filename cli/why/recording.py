@@ -1,11 +1,11 @@
-"""What a flight recorder holds: its files, and what a daemon that lives has in memory."""
+"""The record of a daemon: its files, and what it has in memory while it lives."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlxsup.protocol.flight import (
     MODELS_FILE_NAME,
@@ -25,19 +25,20 @@ from mlxsup.protocol.log_files import all_lines, written_at
 LOST = "--- "
 """Begins a line that says how much could not be written."""
 
-Key = tuple[int, float]
-"""Names a run: the pid of its daemon, and when it started."""
+Runs = dict["tuple[int, float] | None", "Run"]
+"""The runs in a file, by the pid of the daemon and when it started; None for what comes before the
+first start that is left."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """What one daemon has recorded.
+    """The record of one daemon.
 
     Attributes:
         started: its start; None if that has gone with older files.
         entries: everything between its start and its end, oldest first.
         ended: its end; None if it lives, or ended without a word.
-        is_alive: whether it lives.
+        is_alive: true while it lives.
         alive_at: its last sign of life, seconds since the epoch.
     """
 
@@ -55,12 +56,11 @@ class Run:
 
     @property
     def has_died(self) -> bool:
-        """Whether the daemon ended without a word: it was killed, or the machine failed."""
+        """True if the daemon ended without a word: it was killed, or the machine failed."""
         return not self.is_alive and self.ended is None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Death:
+class Death(NamedTuple):
     """A death of a worker, and the daemon that recorded it."""
 
     run: Run
@@ -89,40 +89,36 @@ class Recording:
     def models(self) -> list[str]:
         """Every model of which anything is recorded."""
         entries = (one.entry for run in self.runs for one in run.entries)
-        names = dict.fromkeys(entry.model for entry in entries if isinstance(entry, OF_MODELS))
-        return list(names)
+        return list(dict.fromkeys(one.model for one in entries if isinstance(one, OF_MODELS)))
+
+    def of_model(self, model: str) -> list[Recorded]:
+        """Return what happened to a model, oldest first."""
+        entries = (one for run in self.runs for one in run.entries)
+        return [
+            one for one in entries if isinstance(one.entry, OF_MODELS) and one.entry.model == model
+        ]
 
     def deaths_of(self, model: str) -> list[Death]:
-        """The deaths of a model's workers, oldest first."""
+        """Return the deaths of a model's workers, oldest first."""
         return [
-            Death(run=run, recorded=one, died=one.entry)
+            Death(run, one, one.entry)
             for run in self.runs
             for one in run.entries
             if isinstance(one.entry, WorkerDied) and one.entry.model == model
         ]
 
     def processes_since(self, death: Death) -> int:
-        """How many processes of its model have been started after a death."""
-        place, count = self.runs.index(death.run), 0
-        for run in self.runs[place:]:
-            generations = [
-                one.entry.generation
-                for one in run.entries
-                if isinstance(one.entry, ModelChanged) and one.entry.model == death.died.model
-            ]
+        """Return how many processes of its model have been started after a death."""
+        count = 0
+        for run in self.runs[self.runs.index(death.run) :]:
+            changes = (one.entry for one in run.entries if isinstance(one.entry, ModelChanged))
+            generations = [one.generation for one in changes if one.model == death.died.model]
             known = death.died.generation if run is death.run else 0
             count += max(max(generations, default=0) - known, 0)
         return count
 
-    def of_model(self, model: str) -> Iterator[Recorded]:
-        """What happened to a model, oldest first."""
-        for run in self.runs:
-            for one in run.entries:
-                if isinstance(one.entry, OF_MODELS) and one.entry.model == model:
-                    yield one
-
     def runs_of_request(self, name: str) -> list[tuple[Run, int]]:
-        """Which requests have this id, or as `#12` this number, oldest first: the run and the
+        """Return the requests with this id, or as `#12` this number, oldest first: the run and the
         number of each."""
         found: dict[tuple[int, int], tuple[Run, int]] = {}
         for place, run in enumerate(self.runs):
@@ -134,28 +130,29 @@ class Recording:
 
 
 def read_recording(folder: Path, status: Mapping[str, Any] | None, now: float) -> Recording:
-    """Reads the files, and adds what the daemon that lives has in memory.
+    """Read the files, and add what the daemon that lives has in memory.
 
     Args:
         folder: for the logs.
         status: of that daemon, with `flight`; None if none answers.
         now: seconds since the epoch.
     """
-    reader = _Reader()
-    runs = reader.runs_in(folder / MODELS_FILE_NAME)
-    _lay_together(runs, reader.runs_in(folder / REQUESTS_FILE_NAME))
+    models, requests = folder / MODELS_FILE_NAME, folder / REQUESTS_FILE_NAME
+    unread: list[str] = []
+    runs = _runs_in(models, unread)
+    _lay_together(runs, _runs_in(requests, unread))
     ordered = sorted(runs.values(), key=lambda run: run.started.at if run.started else 0.0)
     if status is not None:
         _add_memory(ordered, status, now)
     for run in ordered:
         run.entries.sort(key=lambda one: one.number)
-    _date_ends(ordered, written_at(folder / MODELS_FILE_NAME))
+    _date_ends(ordered, written_at(models))
     known = [run for run in ordered if run.started or run.entries or run.is_alive]
-    return Recording(runs=known, damage=reader.damage)
+    return Recording(runs=known, damage=_damage(unread))
 
 
 def kept_in(status: Mapping[str, Any], now: float) -> list[Recorded]:
-    """What a daemon that lives has in memory; it says `ago_s` instead of `at`."""
+    """Return what a daemon that lives has in memory; it says `ago_s` instead of `at`."""
     found = []
     for kept in status.get("flight") or ():
         rest = {name: value for name, value in kept.items() if name != "ago_s"}
@@ -166,65 +163,47 @@ def kept_in(status: Mapping[str, Any], now: float) -> list[Recorded]:
     return found
 
 
-class _Reader:
-    """Reads files, and counts what cannot be read.
-
-    Attributes:
-        damage: see `Recording`.
-    """
-
-    def __init__(self) -> None:
-        self._unread: list[str] = []
-        self._damaged = 0
-        self._lost: list[str] = []
-
-    @property
-    def damage(self) -> str:
-        """What could not be read."""
-        parts = list(self._unread)
-        if self._damaged:
-            lines = "1 line" if self._damaged == 1 else f"{self._damaged} lines"
-            parts.append(f"{lines} of the flight recorder cannot be read, and the rest was used")
-        if self._lost:
-            parts.append("a part could not be written: was the disk full?")
-        return "; ".join(parts)
-
-    def runs_in(self, path: Path) -> dict[Key | None, Run]:
-        """The runs in a file, in order; None for what comes before the first start."""
-        runs: dict[Key | None, Run] = {}
-        run: Run | None = None
-        for recorded in self._lines(path):
-            entry = recorded.entry
-            if isinstance(entry, DaemonStarted):
-                run = runs.setdefault((entry.pid, recorded.at), Run())
-                run.started = recorded
-                continue
-            if run is None:
-                run = runs.setdefault(None, Run())
-            if isinstance(entry, DaemonEnded):
-                run.ended = recorded
-            else:
-                run.entries.append(recorded)
+def _runs_in(path: Path, unread: list[str]) -> Runs:
+    """Return the runs in a file, in order; adds to `unread` what cannot be read."""
+    runs: Runs = {}
+    run: Run | None = None
+    try:
+        lines: Sequence[str] = all_lines(path)
+    except OSError as error:
+        unread.append(f"{path} cannot be read: {error.strerror}")
         return runs
-
-    def _lines(self, path: Path) -> Iterator[Recorded]:
+    for line in lines:
         try:
-            lines: Sequence[str] = all_lines(path)
-        except OSError as error:
-            self._unread.append(f"{path} cannot be read: {error.strerror}")
-            return
-        for line in lines:
-            if line.startswith(LOST):
-                self._lost.append(line)
-                continue
-            try:
-                yield read_line(line)
-            except ValueError:
-                self._damaged += 1
+            recorded = read_line(line)
+        except ValueError:
+            unread.append(LOST if line.startswith(LOST) else "")
+            continue
+        entry = recorded.entry
+        if isinstance(entry, DaemonStarted):
+            run = runs.setdefault((entry.pid, recorded.at), Run())
+            run.started = recorded
+            continue
+        if run is None:
+            run = runs.setdefault(None, Run())
+        if isinstance(entry, DaemonEnded):
+            run.ended = recorded
+        else:
+            run.entries.append(recorded)
+    return runs
 
 
-def _lay_together(runs: dict[Key | None, Run], others: dict[Key | None, Run]) -> None:
-    """Adds the entries of requests to the runs that the models' file has."""
+def _damage(unread: Sequence[str]) -> str:
+    parts = [one for one in unread if one not in ("", LOST)]
+    if damaged := unread.count(""):
+        lines = "1 line" if damaged == 1 else f"{damaged} lines"
+        parts.append(f"{lines} of the flight recorder cannot be read, and the rest was used")
+    if LOST in unread:
+        parts.append("a part could not be written: was the disk full?")
+    return "; ".join(parts)
+
+
+def _lay_together(runs: Runs, others: Runs) -> None:
+    """Add the entries of requests to the runs that the models' file has."""
     keys = list(runs)
     for place, (key, other) in enumerate(others.items()):
         if key is None:
@@ -249,7 +228,7 @@ def _add_memory(runs: list[Run], status: Mapping[str, Any], now: float) -> None:
 
 
 def _date_ends(runs: list[Run], touched_at: float) -> None:
-    """When each run gave its last sign of life."""
+    """Note when each run gave its last sign of life."""
     followers: list[Run | None] = [*runs[1:], None]
     for run, after in zip(runs, followers, strict=False):
         stated = touched_at if after is None else 0.0

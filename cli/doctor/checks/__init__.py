@@ -1,1 +1,0 @@
-"""Judge facts: each file has one subject, and asks nothing of the machine it runs on."""

@@ -1,1 +1,0 @@
-"""Asks the machine for the facts that the checks judge."""

@@ -1,0 +1,662 @@
+"""Checks of what a daemon needs: software, configuration, models, folders, memory."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import re
+import resource
+import shlex
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from mlxsup.protocol import places
+from mlxsup.protocol.folders import (
+    CLIENT_SOCKET_NAME,
+    DEFAULT_RUNTIME_DIR,
+    check_runtime_dir,
+    default_log_dir,
+)
+from mlxsup.protocol.key_file import KeyPlace, find_trouble
+from mlxsup.protocol.places import ConfigPlace, UnreadableConfigError
+from mlxsup.protocol.text import size_text
+from mlxsup.protocol.version import VERSION
+from mlxsup.store.hub_cache import OFFLINE_VARIABLES, YES, find_cache
+
+from ..connection import Target
+from ..exit_status import CliError
+from ..keys import find_keys
+from .finding import Finding, note, ok, problem
+
+if TYPE_CHECKING:
+    from mlxsup.supervisor.config.load import DaemonConfig
+
+CPU_PACKAGE = "mlx-cpu"
+"""With MLX's back-end for CPUs, on Linux."""
+
+TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+
+FULL_BYTES = 256 * 2**20
+NEARLY_FULL_BYTES = 5 * 2**30
+"""Less than most models take."""
+
+NETWORK = (
+    "nfs", "nfs4", "smbfs", "cifs", "smb3", "afpfs", "webdav", "fuse.sshfs", "9p", "afs", "ceph",
+)  # fmt: skip
+"""File systems whose sockets and locks do not work, or not among machines."""
+
+SHORT_SHARE = 10
+"""Memory is short if less than this part of it is available."""
+
+SERVERS = (
+    "mlx_lm.server", "mlx-openai-server", "omlx", "ollama", "llama-server", "vllm", "LM Studio",
+)  # fmt: skip
+"""Programs that serve models, by the beginning of a word of their command line."""
+
+SERVER_WORDS = 4
+"""Of a command line: an interpreter, its options, and the program."""
+
+SERVER_BYTES = 2**28
+"""A server that holds less has no model loaded."""
+
+REFUSED_73 = "`mlxsup start` exits with 73"
+
+_REPAIR = re.compile(r"`((?:mlxsup (?:pull|convert)|git) [^`]+)`")
+"""The commands of a hint that repair a model folder; other commands only show something."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """The configuration that counts, and which daemon follows from it.
+
+    Attributes:
+        places: where a configuration file is looked for, with absolute paths.
+        counting: the first of them that is named or there; None if there is none.
+        problems: what is wrong with that file.
+        loaded: what it says; None if there is none, or anything in it is wrong.
+        endpoint: where commands look for the daemon.
+        runtime_dir, log_dir: the folders that a daemon with this configuration would use.
+        listen: where a gateway is to listen, unchecked; empty without one.
+        key_need: why its requests need keys even if there never was one, unchecked.
+        keys: where its keys are.
+    """
+
+    places: tuple[ConfigPlace, ...]
+    counting: ConfigPlace | None
+    problems: tuple[str, ...]
+    loaded: DaemonConfig | None
+    endpoint: str
+    runtime_dir: Path
+    log_dir: Path
+    listen: str
+    key_need: str
+    keys: KeyPlace
+
+    @property
+    def config(self) -> Path | None:
+        """The configuration file, if it is there."""
+        counting = self.counting
+        return counting.path if counting is not None and counting.is_there else None
+
+
+def find_setting(target: Target) -> Setting:
+    """Read the configuration that counts, with as much of a wrong one as can be read.
+
+    Raises:
+        CliError: the endpoint that was given is none.
+    """
+    looked_at = tuple(
+        place._replace(path=place.path.expanduser().absolute())
+        for place in places.config_places(target.config)
+    )
+    counting = next((one for one in looked_at if one.is_named or one.is_there), None)
+    path = counting.path if counting is not None and counting.is_there else None
+    loaded, problems = (None, ()) if path is None else _load(path)
+    runtime_dir = Path(DEFAULT_RUNTIME_DIR).expanduser()
+    log_dir, listen, key_need = default_log_dir(runtime_dir), "", ""
+    if path is not None:
+        with suppress(UnreadableConfigError):
+            listen, key_need = _gateway_of(path)
+            runtime_dir = places.runtime_dir_of(path)
+            log_dir = places.log_dir_of(path)
+    try:
+        endpoint = target.find_endpoint()
+    except CliError:
+        if target.endpoint is not None:
+            raise
+        endpoint = f"ipc://{runtime_dir / CLIENT_SOCKET_NAME}"  # what is wrong is a finding
+    try:
+        keys = find_keys(target)
+    except CliError:  # what is wrong with the file, or with its folder, is a finding
+        keys = KeyPlace.beside(path, runtime_dir)
+    return Setting(
+        places=looked_at,
+        counting=counting,
+        problems=problems,
+        loaded=loaded,
+        endpoint=endpoint,
+        runtime_dir=runtime_dir,
+        log_dir=log_dir,
+        listen=listen,
+        key_need=key_need,
+        keys=keys,
+    )
+
+
+def _load(path: Path) -> tuple[DaemonConfig | None, tuple[str, ...]]:
+    from mlxsup.supervisor.config.load import ConfigError, load_config
+
+    try:
+        return load_config(path), ()
+    except ConfigError as error:
+        return None, tuple(error.problems)
+
+
+def _gateway_of(path: Path) -> tuple[str, str]:
+    """Return where the gateway of a file is to listen, and why its requests need keys."""
+    from mlxsup.protocol.gateway import DEFAULT_LISTEN, key_need_in
+
+    table = places.read_toml(path).get("gateway")
+    listen = table.get("listen", DEFAULT_LISTEN) if isinstance(table, dict) else ""
+    need = key_need_in(table)
+    reason = f"gateway.{need[0]} {need[1]}" if need is not None else ""
+    return listen if isinstance(listen, str) else "", reason
+
+
+# ---------------------------------------------------------------- software
+
+
+def system_name() -> str:
+    """Return `Linux` or `Darwin`."""
+    return platform.system()
+
+
+def installer() -> str:
+    """Return the command that installs into this environment; uv's environments have no pip."""
+    python = shlex.quote(sys.executable)
+    if importlib.util.find_spec("pip") is None:
+        return f"uv pip install --python {python}"
+    return f"{python} -m pip install"
+
+
+def check_software(_setting: Setting) -> Iterator[Finding]:
+    """Judge the versions of packages, and whether MLX can use what the machine has."""
+    from packaging.requirements import Requirement
+
+    from mlxsup.supervisor.memory.machine import CUDA_PACKAGES, find_backend
+
+    needed, wrong = list(map(Requirement, _requirements())), False
+    for one in needed:
+        has = version_of(one.name)
+        if has is None or not one.specifier.contains(has, prereleases=True):
+            wrong = True
+            yield problem(
+                "software",
+                f"{one.name} {'is not installed' if has is None else f'is {has}'}; mlxsup needs"
+                f" {one.name}{one.specifier}",
+                why="mlxsup was not tested with it: loads may fail, and answers may differ",
+                command=f"{installer()} {shlex.quote(f'{one.name}{one.specifier}')}",
+            )
+    backend = find_backend()
+    is_linux = system_name() == "Linux"
+    has_gpu = is_linux and shutil.which("nvidia-smi") is not None
+    if is_linux and all(version_of(name) is None for name in (CPU_PACKAGE, *CUDA_PACKAGES)):
+        yield problem(
+            "software",
+            "MLX has no back-end: neither that for CPUs nor that for CUDA is installed",
+            why="no model can be loaded",
+            command=f"{installer()} 'mlxsup[{'cuda' if has_gpu else 'cpu'}]'",
+        )
+    elif has_gpu and backend == "cpu":
+        yield note(
+            "software",
+            "this machine has an NVIDIA GPU, and MLX is installed for the CPU",
+            why="models run many times slower than they could",
+            command=f"{installer()} 'mlxsup[cuda]'",
+        )
+    if not needed:
+        yield note(
+            "software",
+            "mlxsup is not installed as a package, so nothing says which versions it needs",
+            why="MLX of another version may be in use",
+            fix="install mlxsup with pip, pipx or uv",
+        )
+    elif not wrong:
+        names = {one.name for one in needed} & {"mlx", "mlx-lm"}
+        versions = "".join(f", {name} {version_of(name)}" for name in sorted(names))
+        python = platform.python_version()
+        yield ok("software", f"mlxsup {VERSION}, Python {python}{versions} ({backend})")
+
+
+def _requirements() -> list[str]:
+    """Return what mlxsup needs in every case; nothing if it is not installed as a package."""
+    from packaging.requirements import Requirement
+
+    try:
+        lines = metadata.requires("mlxsup") or []
+    except metadata.PackageNotFoundError:
+        return []
+    markers = ((line, Requirement(line).marker) for line in lines)
+    return [line for line, marker in markers if marker is None or marker.evaluate({"extra": ""})]
+
+
+def version_of(package: str) -> str | None:
+    """Return the version of an installed package; None if it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+# ---------------------------------------------------------------- the configuration and its models
+
+
+def check_configuration(setting: Setting) -> Iterator[Finding]:
+    """Judge which file counts, and what is wrong with it, its models' need of memory included."""
+    counting, problems = setting.counting, [*setting.problems]
+    if counting is None:
+        yield note(
+            "configuration",
+            f"there is none of {', '.join(str(one.path) for one in setting.places)}",
+            why="`mlxsup start` needs one, or --model",
+            command="mlxsup init",
+        )
+    elif not counting.is_there:
+        yield problem(
+            "configuration",
+            f"{counting.path} does not exist; {counting.source} names it",
+            why="`mlxsup start` exits with 78",
+            fix=f"write it with `mlxsup init {shlex.quote(str(counting.path))}`, or name another",
+        )
+    if setting.loaded is not None:
+        from mlxsup.supervisor.config.load import ConfigError
+        from mlxsup.supervisor.memory.estimator import check_memory as check_needs
+
+        try:
+            check_needs(setting.loaded)
+        except ConfigError as error:
+            problems += error.problems
+    for text in problems:
+        yield problem(
+            "configuration",
+            text,
+            why="`mlxsup start` exits with 78, and a reload is refused",
+            fix="change that line as it says",
+        )
+    if setting.loaded is not None and counting is not None and not problems:
+        count = len(setting.loaded.models)
+        models = f"{count} model{'' if count == 1 else 's'}"
+        yield ok("configuration", f"{counting.path} is valid, with {models}")
+    for one in setting.places:
+        if counting is not None and one.path != counting.path and one.is_there:
+            yield note(
+                "configuration",
+                f"{one.path} is not read, because {counting.path} comes first ({counting.source})",
+                why="what you change there has no effect",
+                fix=f"name the one you mean with --config, or rename {counting.path}",
+            )
+    if variable := os.environ.get(places.ENDPOINT_VARIABLE):
+        yield note(
+            "configuration",
+            f"MLXSUP_ENDPOINT is set to {variable}",
+            why="commands without --config look for the daemon there, whatever the file says;"
+            " `mlxsup start` does not",
+            command="unset MLXSUP_ENDPOINT",
+        )
+
+
+def check_models(setting: Setting) -> Iterator[Finding]:
+    """Judge the folders of the models that need no download."""
+    if setting.loaded is None:
+        return
+    from mlxsup.supervisor.config.model_folders import model_problems
+
+    problems = model_problems(setting.loaded)
+    names = [
+        model.name
+        for model in setting.loaded.models
+        if model.launch.engine == "mlx" and model.download is None
+    ]
+    broken = [name for name in names if name in problems]
+    for name in broken:
+        hint = problems[name].hint
+        found = _REPAIR.search(hint)
+        command = found.group(1) if found else ""
+        if command.startswith("mlxsup pull") and offline_variable():
+            command = _online(command)
+        yield problem(
+            "models",
+            f"{name}: {problems[name].text}",
+            why="its load fails, and requests for it end with `load_failed`",
+            fix="" if command else hint or "copy or download the model again",
+            command=command,
+        )
+    if names and not broken:
+        yield ok("models", f"the files of {', '.join(names)} are complete")
+
+
+def check_downloads(setting: Setting) -> Iterator[Finding]:
+    """Judge whether what is missing can be downloaded; the token itself is never printed."""
+    offline = offline_variable()
+    for model in setting.loaded.models if setting.loaded is not None else ():
+        repository = model.download
+        if repository is None:
+            continue
+        revision = "" if repository.revision == "main" else f" --revision {repository.revision}"
+        command = f"mlxsup pull {repository.repo}{revision}"
+        if offline:
+            yield problem(
+                "downloads",
+                f"{repository}, which {model.name} needs, is not on this disk, and {offline}"
+                " forbids to download it",
+                why="its load fails",
+                command=_online(command),
+            )
+        else:
+            yield note(
+                "downloads",
+                f"{repository}, which {model.name} needs, is not on this disk yet",
+                why="its first load waits for the download",
+                command=command,
+            )
+    path, mode = _token_path(), None
+    with suppress(OSError):
+        mode = stat.S_IMODE(path.stat().st_mode)
+    if mode is not None and mode & 0o077:
+        yield note(
+            "downloads",
+            f"others may read the token in {path} (mode {mode:04o})",
+            why="its readers can use the hub in your name",
+            command=f"chmod 600 {shlex.quote(str(path))}",
+        )
+        return
+    variable = next((name for name in TOKEN_VARIABLES if os.environ.get(name)), "")
+    if variable or mode is not None:
+        yield ok("downloads", f"there is a token for the hub ({variable or path})")
+
+
+def offline_variable() -> str:
+    """Return the variable that forbids downloads; empty if none does."""
+    return next((name for name in OFFLINE_VARIABLES if os.environ.get(name, "").upper() in YES), "")
+
+
+def _online(command: str) -> str:
+    """Return a command that downloads although variables forbid it."""
+    return f"env {' '.join(f'-u {name}' for name in OFFLINE_VARIABLES)} {command}"
+
+
+def _token_path() -> Path:
+    """Return where huggingface_hub keeps the token."""
+    cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+    home = os.environ.get("HF_HOME", os.path.join(cache, "huggingface"))
+    named = os.environ.get("HF_TOKEN_PATH", os.path.join(home, "token"))
+    return Path(os.path.expandvars(os.path.expanduser(named)))
+
+
+# ---------------------------------------------------------------- folders and files
+
+
+def check_folders(setting: Setting) -> Iterator[Finding]:
+    """Judge the runtime folder, the log folder, the model cache, and the file of API keys."""
+    found = [*_runtime_problems(setting.runtime_dir)]
+    yield from found or [ok("runtime folder", str(setting.runtime_dir))]
+    logs = setting.log_dir
+    if refusal := _refusal(_nearest(logs)):
+        yield problem(
+            "log folder",
+            f"{logs} cannot be written: {refusal}",
+            why=f"{REFUSED_73}, or nothing says later what happened",
+            fix="set log_dir to a folder that you can write to",
+        )
+    else:
+        yield _room("log folder", logs, "lines are lost when the disk is full")
+    yield _room("model cache", find_cache(), "models are downloaded there")
+    trouble, _, _ = find_trouble(setting.keys).partition("; run: ")  # the finding's command
+    if trouble:
+        file = setting.keys.file
+        command = f"chmod 600 {shlex.quote(str(file))}" if _is_open(file) else ""
+        new = "make a key with `mlxsup key new NAME`, or end the need for keys with"
+        yield problem(
+            "API keys",
+            trouble,
+            why="the HTTP gateway refuses every request",
+            fix="" if command else f"{new} `mlxsup key off`",
+            command=command,
+        )
+
+
+def _runtime_problems(folder: Path) -> Iterator[Finding]:
+    subject, status, near = "runtime folder", None, _nearest(folder)
+    try:
+        check_runtime_dir(folder)
+    except ValueError as error:
+        yield problem(subject, str(error), why=REFUSED_73, fix="set a shorter runtime_dir")
+    with suppress(OSError):
+        status = folder.stat()
+    if status is not None and not stat.S_ISDIR(status.st_mode):
+        what = f"{folder} is not a folder"
+        yield problem(subject, what, why=REFUSED_73, fix="set another runtime_dir")
+        return
+    if status is not None and status.st_uid != os.geteuid():
+        yield problem(
+            subject,
+            f"{folder} belongs to another user (uid {status.st_uid})",
+            why=REFUSED_73,
+            fix="set runtime_dir to a folder that you own",
+        )
+    elif status is not None and (mode := stat.S_IMODE(status.st_mode)) != 0o700:
+        is_own = _is_private_use(folder)
+        yield problem(
+            subject,
+            f"{folder} has mode {mode:04o}, so others may reach its sockets",
+            why=REFUSED_73,
+            fix=""
+            if is_own
+            else "set runtime_dir to a folder that is not there yet: mlxsup creates it with mode"
+            " 0700",
+            command=f"chmod 0700 {shlex.quote(str(folder))}" if is_own else "",
+        )
+    elif refusal := _refusal(near):
+        yield problem(
+            subject,
+            f"{folder} cannot be used: {refusal}",
+            why=REFUSED_73,
+            fix="set runtime_dir to a folder that you can write to",
+        )
+    if (kind := _file_system(near)) in NETWORK:
+        yield problem(
+            subject,
+            f"{folder} is on a network disk ({kind})",
+            why="sockets and locks do not work there as they must",
+            fix="set runtime_dir to a folder on a disk of this machine",
+        )
+
+
+def _room(subject: str, folder: Path, why: str) -> Finding:
+    """Return how much room there is on the disk of a folder."""
+    fix = "delete what you do not need; `mlxsup models` shows what models take, and `mlxsup rm`"
+    fix += " removes one"
+    try:
+        free = shutil.disk_usage(_nearest(folder)).free
+    except OSError:
+        return ok(subject, str(folder))
+    if free < FULL_BYTES:
+        what = f"the disk of {folder} has only {size_text(free)} left"
+        return problem(subject, what, why=why, fix=fix)
+    if free < NEARLY_FULL_BYTES:
+        return note(subject, f"the disk of {folder} has {size_text(free)} left", why=why, fix=fix)
+    return ok(subject, f"{folder}, {size_text(free)} free")
+
+
+def _nearest(path: Path) -> Path:
+    """Return the path itself, or the closest one above it that is there."""
+    return next((one for one in (path, *path.parents) if one.exists()), Path("/"))
+
+
+def _refusal(near: Path) -> str:
+    """Return why no file can be made in a folder; empty if one can. Leaves nothing there."""
+    if not near.is_dir():
+        return f"{near} is not a folder"
+    try:
+        with tempfile.TemporaryFile(dir=near):
+            return ""
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def _is_private_use(path: Path) -> bool:
+    """True if mlxsup alone uses a folder, so that closing it locks no other program out."""
+    from mlxsup.supervisor.runtime_folder import is_own_name
+
+    with suppress(OSError):
+        return all(is_own_name(name) for name in os.listdir(path))
+    return False
+
+
+def _is_open(path: Path) -> bool:
+    """True if a file of ours is one that others may read or change."""
+    with suppress(OSError):
+        status = path.stat()
+        is_own_file = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+        return is_own_file and bool(stat.S_IMODE(status.st_mode) & 0o077)
+    return False
+
+
+def _file_system(path: Path) -> str:
+    """Return the kind of the disk that a path is on; empty if the system does not say."""
+    real = path.resolve()
+    mounted = [
+        part for part in psutil.disk_partitions(all=True) if real.is_relative_to(part.mountpoint)
+    ]
+    closest = max(mounted, key=lambda part: len(part.mountpoint), default=None)
+    return closest.fstype if closest is not None else ""
+
+
+def check_open_files(setting: Setting) -> Iterator[Finding]:
+    """Judge the hard limit, which a daemon inherits, and up to which it raises its own."""
+    from mlxsup.supervisor.runtime_folder import files_needed
+
+    needed = files_needed(len(setting.loaded.models) if setting.loaded is not None else 0)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY or hard >= needed:
+        limit = "any number" if hard == resource.RLIM_INFINITY else f"{hard:,}"
+        yield ok("open files", f"{limit} may be open; a daemon needs {needed:,}")
+        return
+    is_linux = system_name() == "Linux"
+    linux = f"sudo prlimit --pid $$ --nofile={needed}:{needed}"
+    yield problem(
+        "open files",
+        f"only {hard:,} files may be open; a daemon needs {needed:,} for its models",
+        why=REFUSED_73,
+        fix="for this shell; a service has its own limit, such as LimitNOFILE of systemd"
+        if is_linux
+        else "until the machine is started again",
+        command=linux if is_linux else f"sudo launchctl limit maxfiles {needed} {needed}",
+    )
+
+
+# ---------------------------------------------------------------- memory
+
+
+def check_memory(setting: Setting) -> Iterator[Finding]:
+    """Judge the budget against the machine and the models, and what other programs hold."""
+    from mlxsup.supervisor.memory.machine import NoDeviceMemoryError, command_budget, find_backend
+
+    backend = find_backend()
+    given = setting.loaded.memory_budget if setting.loaded is not None else None
+    others = [*_other_servers(), *_shortage()]
+    try:
+        budget = command_budget(given, backend, setting.runtime_dir)
+    except NoDeviceMemoryError as error:
+        yield problem(
+            "memory",
+            str(error),
+            why="nothing is refused and nothing is evicted when memory runs out",
+            fix='set memory_budget = "…GiB" in [supervisor]',
+        )
+        yield from others
+        return
+    size, automatic = budget.size_bytes, budget.automatic_bytes
+    found = [*(_misfits(setting.loaded, size) if setting.loaded is not None else ())]
+    if backend == "metal" and automatic is not None and size > automatic:
+        found.append(
+            problem(
+                "memory",
+                f"memory_budget is {size_text(size)}, and macOS recommends at most"
+                f" {size_text(automatic)} for the GPU",
+                why="beyond that the system compresses and swaps, and everything becomes slow",
+                command=f"sudo sysctl iogpu.wired_limit_mb={-(-size // 2**20)}",
+            )
+        )
+    found += others
+    yield from found
+    if not found:
+        yield ok("memory", f"models may take {size_text(size)} together ({budget.reason})")
+
+
+def _misfits(configuration: DaemonConfig, budget_bytes: int) -> Iterator[Finding]:
+    """Judge whether the models fit together, and each of them alone."""
+    from ..commands.plan import plan_of
+
+    try:
+        plan = plan_of(configuration)
+    except CliError:
+        return  # there is no budget, which is a finding
+    change, budget = plan["change"] or "", size_text(budget_bytes)
+    rows = [row for row in plan["models"] if not row["problem"]]
+    too_large: Sequence[str] = [row["name"] for row in rows if row["missing_bytes"]]
+    for name in too_large:
+        yield problem(
+            "memory",
+            f"{name} does not fit into {budget}, whatever else is unloaded",
+            why="its load is refused",
+            fix=f"{change or 'use a smaller model'}; `mlxsup plan` shows what it needs",
+        )
+    if change and not too_large:
+        yield note(
+            "memory",
+            f"not all models that are loaded at the start fit into {budget}",
+            why="they take turns, which costs a load each time",
+            fix=f"{change}; `mlxsup plan` shows what each needs",
+        )
+
+
+def _other_servers() -> Iterator[Finding]:
+    """Return the other programs that serve models on this machine."""
+    for process in psutil.process_iter(["pid", "cmdline", "memory_info"]):
+        memory, words = process.info["memory_info"], process.info["cmdline"] or []
+        if memory is None or memory.rss < SERVER_BYTES:
+            continue
+        begins = [Path(word).name for word in words[:SERVER_WORDS]]
+        name = next((s for s in SERVERS if any(b.startswith(s) for b in begins)), None)
+        if name is not None:
+            yield note(
+                "memory",
+                f"{name} (pid {process.pid}) holds {size_text(memory.rss)}",
+                why="mlxsup plans as if no other program served models; together they may need"
+                " more than there is",
+                fix="end it while mlxsup runs, or set memory_budget to what is left",
+            )
+
+
+def _shortage() -> Iterator[Finding]:
+    machine = psutil.virtual_memory()
+    if machine.available * SHORT_SHARE < machine.total:
+        yield note(
+            "memory",
+            f"only {size_text(machine.available)} of {size_text(machine.total)} are available,"
+            f" and {size_text(psutil.swap_memory().used)} are swapped out",
+            why="mlxsup unloads idle models while other programs need memory",
+            fix="end programs that you do not need; `mlxsup status` shows what models take",
+        )

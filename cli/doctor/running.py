@@ -1,0 +1,479 @@
+"""Checks of what runs: the daemon, its gateway, the service that starts it, and the machine."""
+
+from __future__ import annotations
+
+import errno
+import getpass
+import os
+import plistlib
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from xml.parsers.expat import ExpatError
+
+import psutil
+
+from mlxsup.protocol.folders import CLIENT_SOCKET_NAME, LOCK_NAME
+from mlxsup.protocol.gateway import EXTRA_MODULES, Address
+from mlxsup.protocol.key_file import have_been_made
+from mlxsup.protocol.places import DEFAULT_USER_FOLDER, USER_FOLDER_VARIABLE
+from mlxsup.protocol.version import VERSION
+
+from ..broken_parts import BROKEN_MODELS
+from ..lock_holder import LockHolder, lock_holder
+from .finding import Finding, note, ok, problem
+from .installed import Setting, installer, system_name
+
+START = "mlxsup start --detach"
+
+OWN_NAMES = ("mlxsup", "mlxsup.cli")
+DAEMON_WORDS = 5
+"""Of a daemon's command line, up to `start`."""
+
+NEXT_PORTS = 20
+"""So many ports after a taken one are tried."""
+
+EXEC = "ExecStart="
+EXEC_PREFIXES = ":@-+!"
+"""Signs before a command of systemd that are not part of it."""
+
+LINGERING = Path("/var/lib/systemd/linger")
+"""Has a file for each user whose services run without a login."""
+
+SYSTEM_LIMIT_S = 2.0
+"""The limit for an answer of a program of the system."""
+
+DAY_S = 86400.0
+
+_SLEEP = re.compile(r"^\s*sleep\s+(\d+)", re.MULTILINE)
+
+
+# ---------------------------------------------------------------- the daemon
+
+
+def check_daemon(setting: Setting) -> Iterator[Finding]:
+    """Judge the holder of the runtime folder, what answers there, and its gateway."""
+    folder = Path(setting.endpoint.removeprefix("ipc://")).parent
+    status, failure = ask_status(setting.endpoint)
+    holder = lock_holder(setting.endpoint)
+    if status is not None:
+        yield from _running(setting, status)
+    elif holder is not None:
+        yield _silent(setting.endpoint, holder, failure)
+    else:
+        yield _absent(setting.endpoint, folder)
+    for pid, endpoint in _other_daemons(folder):
+        end = f"mlxsup stop --endpoint {shlex.quote(endpoint)}"
+        yield note(
+            "daemon",
+            f"another daemon runs at {endpoint} (pid {pid})",
+            why="each plans with the memory of the whole machine",
+            fix=f"end it with `{end}` if you do not need it",  # no command: it may be needed
+        )
+    yield from _gateway(setting, status or {}, holder)
+
+
+def ask_status(endpoint: str) -> tuple[Mapping[str, Any] | None, str]:
+    """Return what the daemon says of itself, or why it refuses to."""
+    from mlxsup.client import Client, ConnectionLost, RequestError
+
+    try:
+        with Client(endpoint) as client:
+            return client.status(), ""
+    except ConnectionLost as error:
+        return None, error.message if error.is_turned_away else ""
+    except RequestError as error:
+        return None, error.message
+    except ValueError:
+        return None, ""  # the path is too long, which is a finding about the folder
+
+
+def _running(setting: Setting, status: Mapping[str, Any]) -> Iterator[Finding]:
+    broken = [row for row in status["models"] if row["state"] in BROKEN_MODELS]
+    for row in broken:
+        name = shlex.quote(str(row["name"]))
+        cause = row.get("cause") or (row.get("last_exit") or {}).get("reason") or ""
+        yield problem(
+            "daemon",
+            f"{row['name']} {BROKEN_MODELS[row['state']]}" + (f": {cause}" if cause else ""),
+            why="requests for it fail or wait",
+            fix=f"read `mlxsup logs {name}`, fix the cause, then `mlxsup restart {name}`",
+        )
+    if status["version"] != VERSION:
+        yield problem(
+            "daemon",
+            f"it is of version {status['version']}, and this command of {VERSION}",
+            why="they may not understand each other",
+            fix="stop it with `mlxsup stop`, and start it again",
+        )
+    path, here = status.get("config_path"), setting.config
+    # Not Path.resolve, which raises for links that lead in a circle.
+    if path and here is not None and os.path.realpath(path) != os.path.realpath(here):
+        yield note(
+            "daemon",
+            f"it runs with {path}, and commands here read {os.path.realpath(here)}",
+            why="a change of the latter does not reach it",
+            fix="name the file with --config, or stop it with `mlxsup stop` and start it here",
+        )
+    if not broken:
+        count = len(status["models"])
+        models = f"{count} model{'' if count == 1 else 's'}"
+        yield ok("daemon", f"answers at {setting.endpoint} (pid {status['pid']}, {models})")
+
+
+def _silent(endpoint: str, holder: LockHolder, failure: str) -> Finding:
+    pid, said = holder.pid, f": {failure}" if failure else ""
+    if holder.is_stopped:
+        return problem(
+            "daemon",
+            f"its process {pid} is stopped, as by Ctrl-Z or SIGSTOP",
+            why="it answers no client, and no other daemon can start in its folder",
+            command=f"kill -CONT {pid}",
+        )
+    if holder.is_beating:
+        return problem(
+            "daemon",
+            f"its process {pid} works and does not answer at {endpoint}{said}",
+            why="it is busy, or may open no more files",
+            fix="run this again in a moment; the end of its log says what it lacks",
+        )
+    return problem(
+        "daemon",
+        f"its process {pid} lives and does not answer at {endpoint}{said}",
+        why="no other daemon can start in its folder",
+        fix=f"look at the end of its log; if it stays like this, end it with `kill {pid}`, and"
+        f" with `kill -KILL {pid}` if it is still there a minute later",
+    )
+
+
+def _absent(endpoint: str, folder: Path) -> Finding:
+    recorded = None
+    with suppress(OSError, ValueError, IndexError):
+        recorded = int((folder / LOCK_NAME).read_text().split()[0])
+    stranger = "" if recorded is None else _program_of(recorded)
+    if stranger:
+        return note(
+            "daemon",
+            f"none runs; the lock names process {recorded}, which is now another program"
+            f" ({stranger})",
+            why="ending that process would hit a stranger",
+            command=START,
+        )
+    if leftovers := len([*folder.glob("*.sock")]):
+        was = f" (pid {recorded})" if recorded is not None else ""
+        return note(
+            "daemon",
+            f"none runs; the last one{was} was killed and left its"
+            f" socket{'' if leftovers == 1 else 's'}",
+            why="clients get no answer there; the next start removes it",
+            command=START,
+        )
+    return ok("daemon", f"none runs at {endpoint}")
+
+
+def _program_of(pid: int) -> str:
+    """Return the program with this pid; empty if there is none."""
+    try:
+        process = psutil.Process(pid)
+        return "" if process.status() == psutil.STATUS_ZOMBIE else str(process.name())
+    except psutil.Error:
+        return ""
+
+
+def _other_daemons(folder: Path) -> Iterator[tuple[int, str]]:
+    """Return the pids and endpoints of this user's daemons, except that of a folder."""
+    for process in psutil.process_iter(["pid", "cmdline", "uids"]):
+        words, users = process.info["cmdline"] or [], process.info["uids"]
+        names = [Path(word).name for word in words[:DAEMON_WORDS]]
+        is_daemon = "start" in words and any(name in OWN_NAMES for name in names)
+        if not is_daemon or users is None or users.real != os.getuid():
+            continue
+        try:
+            held = [Path(file.path) for file in process.open_files()]
+        except psutil.Error:
+            continue  # it has ended by now
+        folders = [path.parent for path in held if path.name == LOCK_NAME]
+        ours = os.path.realpath(folder)
+        if folders and all(os.path.realpath(one) != ours for one in folders):
+            yield process.pid, f"ipc://{folders[0] / CLIENT_SOCKET_NAME}"
+
+
+# ---------------------------------------------------------------- its gateway
+
+
+def _gateway(
+    setting: Setting, status: Mapping[str, Any], holder: LockHolder | None
+) -> Iterator[Finding]:
+    """Judge the address, the packages and the keys of a gateway; nothing without one."""
+    try:
+        address = Address.parse(setting.listen)
+    except ValueError:
+        return  # there is none, or what is wrong with it is a finding
+    is_sound = True
+    if missing := [name for name in EXTRA_MODULES if find_spec(name) is None]:
+        is_sound = False
+        yield problem(
+            "gateway",
+            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed",
+            why="`mlxsup start` exits with 78",
+            command=f"{installer()} 'mlxsup[gateway]'",
+        )
+    if setting.key_need and not have_been_made(setting.keys):
+        is_sound = False
+        yield problem(
+            "gateway",
+            f"{setting.key_need}, and there is no key",
+            why="strangers could use your models, so `mlxsup start` exits with 78",
+            command="mlxsup key new laptop",
+        )
+    is_ours = (status.get("gateway") or {}).get("address") == str(address)
+    refused = None if is_ours else _refused(address)
+    if refused is not None:
+        is_taken = refused.errno == errno.EADDRINUSE
+        listener = _listener(address) if is_taken else None
+        if listener is not None and holder is not None and _parent_of(listener) == holder.pid:
+            is_ours = True  # of a daemon that does not answer
+        else:
+            is_sound = False
+            free = _free_address(address) if is_taken else ""
+            by = f" by {_program_of(listener)} (pid {listener})" if listener is not None else ""
+            reason = refused.strerror or str(refused)
+            yield problem(
+                "gateway",
+                f"{address} is taken{by}" if free else f"{address} cannot be used: {reason}",
+                why="the gateway cannot listen, and tries again and again",
+                fix=f'set listen = "{free or "127.0.0.1:8484"}" in [gateway], or end that program',
+            )
+    if is_sound:
+        yield ok("gateway", f"{'listens at' if is_ours else 'can listen at'} {setting.listen}")
+
+
+def _refused(address: Address) -> OSError | None:
+    """Return why no program can listen at an address; None if one can."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((address.host, address.port))
+        except OSError as error:
+            return error
+    return None
+
+
+def _listener(address: Address) -> int | None:
+    """Return the process that listens there; None if the system does not say which."""
+    with suppress(psutil.Error):
+        for one in psutil.net_connections("tcp"):
+            port = one.laddr.port if one.laddr else None
+            if one.status == psutil.CONN_LISTEN and port == address.port and one.pid is not None:
+                return int(one.pid)
+    return None
+
+
+def _parent_of(pid: int) -> int | None:
+    with suppress(psutil.Error):
+        return int(psutil.Process(pid).ppid())
+    return None
+
+
+def _free_address(address: Address) -> str:
+    """Return the same host with one of the next ports that is free; empty if none is."""
+    for port in range(address.port + 1, min(address.port + 1 + NEXT_PORTS, 65536)):
+        other = Address(host=address.host, port=port)
+        if _refused(other) is None:
+            return str(other)
+    return ""
+
+
+# ---------------------------------------------------------------- the service
+
+
+def check_services(setting: Setting) -> Iterator[Finding]:
+    """Judge what the files of services start, this user's and then the machine's."""
+    if system_name() == "Darwin":
+        folders = (Path("~/Library/LaunchAgents").expanduser(), Path("/Library/LaunchDaemons"))
+        for path in (folder / "mlxsup.plist" for folder in folders):
+            if path.exists():
+                yield from _service(setting, path, "launchd")
+        return
+    given = os.environ.get(USER_FOLDER_VARIABLE) or DEFAULT_USER_FOLDER
+    user = Path(given).expanduser() / "systemd/user/mlxsup.service"
+    for path in (user, Path("/etc/systemd/system/mlxsup.service")):
+        if path.exists():
+            yield from _service(setting, path, "systemd", is_user=path == user)
+
+
+def _service(
+    setting: Setting, path: Path, manager: str, *, is_user: bool = False
+) -> Iterator[Finding]:
+    """Judge the file of a service: what it starts, with which configuration, and when."""
+    if manager == "launchd":
+        applied = "`launchctl bootout` and `bootstrap` apply it"
+    else:
+        applied = "`systemctl daemon-reload` applies it (with `--user` if it is a user's)"
+    trouble = "does not say what to start"
+    words: list[str] = []
+    job: Mapping[str, Any] = {}
+    try:
+        if manager == "launchd":
+            job = plistlib.loads(path.read_bytes())
+            words = [str(word) for word in job["ProgramArguments"]]
+        else:
+            words = _words_of_unit(path)
+    except OSError as error:
+        trouble = f"cannot be read: {error.strerror}"
+    except (ValueError, ExpatError, KeyError, TypeError, AttributeError):
+        pass
+    if not words:
+        yield problem(
+            "service",
+            f"{path} {trouble}",
+            why="the service manager cannot start the daemon",
+            fix=f"correct the file; {applied}",
+        )
+        return
+    program, config, is_sound = words[0], _config_in(words), True
+    for found in (
+        _judged_program(path, program, applied),
+        _judged_config(path, config, setting.config, applied),
+        _judged_manners(path, job, is_user=is_user, applied=applied),
+    ):
+        if found is not None:
+            is_sound = False
+            yield found
+    if is_sound:
+        yield ok("service", f"{path} starts {program}")
+
+
+def _judged_program(path: Path, program: str, applied: str) -> Finding | None:
+    own = shutil.which("mlxsup")
+    if not os.access(program, os.X_OK):
+        return problem(
+            "service",
+            f"{path} starts {program}, which is not there",
+            why="the service manager tries it in vain",
+            fix=f"write the path there that `command -v mlxsup` prints; {applied}",
+        )
+    if own is not None and os.path.realpath(own) != os.path.realpath(program):
+        return note(
+            "service",
+            f"{path} starts {program}, which is another mlxsup than this one",
+            why="an upgrade of the one does not reach the other",
+            fix=f"keep one of them; {applied}",
+        )
+    return None
+
+
+def _judged_config(
+    path: Path, config: Path | None, here: Path | None, applied: str
+) -> Finding | None:
+    if config is not None and not config.exists():
+        return problem(
+            "service",
+            f"{path} names {config}, which does not exist",
+            why="the daemon exits with 78, and is not started again",
+            fix=f"name the right file; {applied}",
+        )
+    if config is not None and here is not None and config != here:
+        return note(
+            "service",
+            f"{path} names {config}, and commands here read {here}",
+            why="commands here look for another daemon than the service's",
+            fix=f"use `--config {config}`, or name the same file there",
+        )
+    return None
+
+
+def _judged_manners(
+    path: Path, job: Mapping[str, Any], *, is_user: bool, applied: str
+) -> Finding | None:
+    if job and job.get("ProcessType") != "Interactive":
+        return note(
+            "service",
+            f"{path} has no ProcessType Interactive",
+            why="macOS limits how much processor time and disk the models get",
+            fix=f"add <key>ProcessType</key><string>Interactive</string>; {applied}",
+        )
+    if is_user and LINGERING.parent.exists() and not (LINGERING / getpass.getuser()).exists():
+        return note(
+            "service",
+            f"{path} runs only while you are logged in",
+            why="the daemon ends when you log out, and does not start with the machine",
+            command="loginctl enable-linger",
+        )
+    return None
+
+
+def _words_of_unit(path: Path) -> list[str]:
+    """Return the command of a unit of systemd.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: its command is not quoted as in a shell.
+    """
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    command = next((line for line in lines if line.startswith(EXEC)), EXEC)
+    words = shlex.split(command.removeprefix(EXEC).lstrip(EXEC_PREFIXES))
+    return [word.replace("%h", str(Path.home())).replace("%%", "%") for word in words]
+
+
+def _config_in(words: Sequence[str]) -> Path | None:
+    """Return the configuration file that a command line names."""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word == "--config" and following:
+            return Path(following)
+        if word.startswith("--config="):
+            return Path(word.removeprefix("--config="))
+    return None
+
+
+# ---------------------------------------------------------------- the machine
+
+
+def check_machine(setting: Setting) -> Iterator[Finding]:
+    """Judge the clock, and on macOS after how long the machine sleeps."""
+    files = [Path(__file__), *([setting.config] if setting.config is not None else [])]
+    written = max((path for path in files if path.exists()), key=lambda one: one.stat().st_mtime)
+    now = time.time()
+    is_linux = system_name() == "Linux"
+    if now + DAY_S < written.stat().st_mtime:
+        yield problem(
+            "clock",
+            f"the machine says it is {time.strftime('%Y-%m-%d', time.gmtime(now))}, and {written}"
+            " was written later",
+            why="downloads fail because certificates seem not to be valid yet",
+            command="sudo timedatectl set-ntp true"
+            if is_linux
+            else "sudo systemsetup -setusingnetworktime on",
+        )
+    else:
+        yield ok("clock", time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(now)))
+    minutes = None if is_linux else _sleep_minutes()
+    if minutes:
+        yield note(
+            "sleep",
+            f"the machine sleeps after {minutes} minutes without a user",
+            why="answers stop until it is woken",
+            command="sudo pmset -c sleep 0",
+        )
+    elif minutes == 0:
+        yield ok("sleep", "the machine does not sleep by itself")
+
+
+def _sleep_minutes() -> int | None:
+    """Return after how long macOS sleeps; None if it does not say."""
+    with suppress(OSError, subprocess.SubprocessError):
+        said = subprocess.run(
+            ["pmset", "-g"], capture_output=True, text=True, timeout=SYSTEM_LIMIT_S, check=True
+        )
+        found = _SLEEP.search(said.stdout)
+        return int(found.group(1)) if found else None
+    return None

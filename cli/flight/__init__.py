@@ -1,1 +1,0 @@
-"""The flight recorder read aloud: what `mlxsup why` says."""

@@ -1,1 +1,0 @@
-"""`mlxsup doctor --prove`: figures that are measured on the user's own model, and judged."""

@@ -1,0 +1,1 @@
+"""The record of a daemon in plain words: what `mlxsup why` says."""

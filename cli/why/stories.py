@@ -1,0 +1,509 @@
+"""The answers of `why` about a daemon, a model or a request: sentences, and what to do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlxsup.protocol.flight import (
+    CONTINUES,
+    GIVEN_UP,
+    OF_REQUESTS,
+    PAUSED,
+    DaemonEnded,
+    Entry,
+    LostRow,
+    ModelChanged,
+    Recorded,
+    RequestContinued,
+    RequestEnded,
+    RequestPaused,
+    RequestStarted,
+    WorkerDied,
+)
+from mlxsup.protocol.states import ExitReason
+from mlxsup.protocol.text import timestamp
+
+from ..terminal.columns import wrapped
+from ..terminal.model_row import progress_text
+from ..terminal.notices import PAUSED_WORDS
+from ..terminal.quantities import format_bytes, format_duration
+from .causes import WAS_IT_THE_SYSTEM, explain
+from .recording import Death, Recording, Run
+
+BUG_CODE = 70
+LEFT_BEHIND_CODE = 71
+
+LAST_SHOWN = 6
+MOST_LOST = 20
+EARLIER_SHOWN = 3
+
+RECENT_S = 24 * 3600.0
+"""An older death of a model that is well again needs no advice."""
+
+BRINGS_BACK = ("`mlxsup restart ", "`mlxsup reload`", "`mlxsup start`")
+"""A cause whose advice has one of these says itself how its model comes back."""
+
+WELL = ("READY", "STOPPED", "LOADING", "DRAINING")
+
+ADVICE = {
+    "quarantined": "`mlxsup restart MODEL` lifts the quarantine; `mlxsup why MODEL` says what died",
+    "worker_crashed": "`mlxsup why MODEL` says what its worker died of; sending it again may help",
+    "insufficient_memory": "`mlxsup plan`, or a shorter prompt or answer",
+    "queue_timeout": "`mlxsup status`; allow more with `queue_timeout_s`",
+    "deadline_exceeded": "allow more with `timeout_s` or `first_token_timeout_s`",
+    "load_failed": "`mlxsup why MODEL`",
+    "model_failed": "`mlxsup why MODEL`",
+    "slow_consumer": "read the stream as it comes",
+    "unloaded": "`mlxsup load MODEL`, then send it again",
+    "internal": "please report it, with the file that `mlxsup why MODEL --report FILE` writes",
+}
+"""Advice about the errors of requests, by their codes."""
+
+OUTCOMES = {
+    "stop": "its answer is complete (stop)",
+    "length": "its answer has reached its longest (length)",
+    "tool_calls": "its answer is a call of tools (tool_calls)",
+    "cancelled": "it was cancelled",
+    "gone": "its client had gone",
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class Story:
+    """The answer about one subject.
+
+    Attributes:
+        kind: `daemon`, `model` or `request`.
+        name: of the model, or the id of the request; empty for the daemon.
+        sentences: the most important first; those that belong to the one above begin with two
+            blanks.
+        advice: what to do, the most useful first.
+        entries: what it is based on, oldest first.
+    """
+
+    kind: str
+    name: str = ""
+    sentences: list[str] = field(default_factory=list)
+    advice: list[str] = field(default_factory=list)
+    entries: list[Recorded] = field(default_factory=list)
+
+    def say(self, sentence: str) -> None:
+        """Add a sentence."""
+        self.sentences.append(sentence)
+
+    def add(self, sentence: str) -> None:
+        """Add a sentence that belongs to the one above."""
+        self.sentences.append(f"  {sentence}")
+
+    def lines(self, width: int | None) -> list[str]:
+        """Return it as people read it, on a terminal with `width` columns; None: in a pipe."""
+        advice = [f"  {one}" for one in self.advice]
+        texts = [*self.sentences, *(["what to do:", *advice] if advice else [])]
+        indents = (len(text) - len(text.lstrip(" ")) for text in texts)
+        pairs = zip(texts, indents, strict=True)
+        return [line for text, n in pairs for line in wrapped(text.lstrip(" "), width, n)]
+
+
+def moment(at: float, now: float) -> str:
+    """Return `2026-11-23T03:12:05Z (2m 5s ago)`."""
+    return f"{timestamp(at)} ({format_duration(now - at)} ago)"
+
+
+def seconds(value: float) -> str:
+    """Return `0.9 s`, or `2m 5s`."""
+    return f"{value:.1f} s" if value < 60 else format_duration(value)
+
+
+def counted(count: int, noun: str) -> str:
+    """Return `1 token`, `2 tokens`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+# ---------------------------------------------------------------- the daemon
+
+
+def of_daemon(recording: Recording, now: float) -> Story:
+    """Return the story of the latest daemon: whether it lives, and what it did if it was killed."""
+    story, runs = Story(kind="daemon"), recording.runs
+    if not runs:
+        story.say("nothing is recorded yet")
+        return story
+    latest = runs[-1]
+    _tell_end(story, latest, now)
+    if latest.is_alive:
+        since = f" since {moment(latest.started.at, now)}" if latest.started is not None else ""
+        story.say(f"the daemon{_with_pid(latest)} is running{since}")
+        if len(runs) > 1 and runs[-2].has_died:
+            _tell_end(story, runs[-2], now, name="the daemon before it")
+        story.entries = list(latest.entries)
+    if recording.damage:
+        story.say(recording.damage)
+    return story
+
+
+def _tell_end(story: Story, run: Run, now: float, name: str = "") -> None:
+    """Say how a daemon ended, and, if it was killed, what it did last; nothing of one that lives.
+
+    Args:
+        story: takes it.
+        run: of the daemon.
+        now: seconds since the epoch.
+        name: the daemon; empty for the latest.
+    """
+    if run.is_alive:
+        return
+    daemon = f"{name or 'the daemon'}{_with_pid(run)}"
+    if run.ended is not None:
+        code = run.ended.entry.code if isinstance(run.ended.entry, DaemonEnded) else 0
+        words = f" with exit code {code}"
+        if code == 0:
+            words = ", because it was asked to"
+        elif code == BUG_CODE:
+            words = ": it met a bug, which is in mlxsup.log (exit code 70)"
+            story.advice.append("please report it, with what `mlxsup why --report FILE` writes")
+        elif code == LEFT_BEHIND_CODE:
+            words = ", and a process could not be ended: SIGKILL has no effect on it (exit code 71)"
+            story.advice += [
+                "see which one it is: `worker left behind` in mlxsup.log has its pid",
+                "`mlxsup start` tries to end it again; if it never goes, restart the machine",
+            ]
+        story.say(f"{daemon} ended at {moment(run.ended.at, now)}{words}")
+        return
+    story.say(
+        f"{daemon} died without a word: it was killed (SIGKILL), or the machine failed; its last"
+        f" sign of life came at {moment(run.alive_at, now)}"
+    )
+    story.entries = list(run.entries)
+    if run.entries:
+        story.say("what it did last:")
+        for line in lines_of(run.entries[-LAST_SHOWN:]):
+            story.add(line)
+    open_then: dict[int, RequestStarted] = {}
+    for one in run.entries:
+        if isinstance(one.entry, RequestStarted):
+            open_then[one.entry.number] = one.entry
+        elif isinstance(one.entry, RequestEnded):
+            open_then.pop(one.entry.number, None)
+    lost = list(open_then.values())
+    if lost:
+        story.say(f"{counted(len(lost), 'request')} had been started and ended with it:")
+        for entry in lost[:MOST_LOST]:
+            story.add(f"{entry.id} (#{entry.number}) of {entry.model}")
+        if len(lost) > MOST_LOST:
+            story.add(f"and {len(lost) - MOST_LOST} more")
+    if not name:
+        story.advice.append("`mlxsup start`")
+    story.advice.append(WAS_IT_THE_SYSTEM)
+
+
+def lines_of(entries: Sequence[Recorded]) -> list[str]:
+    """Return entries in a few words each: `TIME smollm2: READY → DRAINING (idle)`."""
+    return [f"{timestamp(one.at)} {_words_of(one.entry)}" for one in entries]
+
+
+def _words_of(entry: Entry) -> str:
+    match entry:
+        case ModelChanged(model=model, before=before, after=after, why=why, note=note):
+            said = ", ".join(dict.fromkeys(part for part in (why, note) if part))
+            return f"{model}: {before} → {after}" + (f" ({said})" if said else "")
+        case WorkerDied(model=model, generation=generation):
+            return f"{model}: generation {generation} died: {explain(entry).what}"
+        case RequestStarted():
+            what = "started"
+        case RequestPaused(reason=reason):
+            what = f"was paused ({reason})"
+        case RequestContinued(after=after):
+            what = f"continued after a {after}"
+        case RequestEnded(outcome=outcome):
+            what = f"ended ({outcome})"
+        case _:
+            return entry.KIND
+    return f"{entry.model}: request {entry.id} (#{entry.number}) {what}"
+
+
+def _with_pid(run: Run) -> str:
+    return f" (pid {run.pid})" if run.pid is not None else ""
+
+
+# ---------------------------------------------------------------- a model
+
+
+def of_model(recording: Recording, name: str, row: Mapping[str, Any] | None, now: float) -> Story:
+    """Return the story of a model: what ended it, what ran, what became of that, and what to do.
+
+    Args:
+        recording: of its daemon.
+        name: the model's.
+        row: of the model, in the status; None if no daemon answers, or it does not know it.
+        now: seconds since the epoch.
+    """
+    story = Story(kind="model", name=name)
+    entries = recording.of_model(name)
+    if row is not None:
+        _tell_state(story, row)
+    else:
+        if recording.latest is not None:
+            _tell_end(story, recording.latest, now)
+        changes = [one.entry for one in entries if isinstance(one.entry, ModelChanged)]
+        if changes:
+            story.say(f"{name} was {changes[-1].after} then")
+    story.entries = entries
+    deaths = [one for one in recording.deaths_of(name) if one.died.reason != ExitReason.ASKED]
+    advice: tuple[str, ...] = ()
+    if deaths:
+        latest = deaths[-1]
+        _tell_death(story, latest, now)
+        _tell_earlier(story, deaths[:-1])
+        advice = explain(latest.died, _log_options(recording, latest, now)).advice
+        is_well = row is not None and row["state"] in WELL
+        if not is_well or now - latest.recorded.at < RECENT_S:
+            story.advice += advice
+    else:
+        known = [f" since {moment(one.at, now)}, which is as far as is recorded" for one in entries]
+        story.say(f"it has not died{known[0] if known else ''}")
+    if row is not None and row["state"] == "FAILED":
+        if not deaths:
+            story.advice.append(f"`mlxsup logs {name}`")
+        # A process that was given up is loaded again once it has ended.
+        is_back = any(command in one for one in advice for command in BRINGS_BACK)
+        if not is_back and not (deaths and deaths[-1].died.reason == GIVEN_UP):
+            story.advice.append(f"once the cause is gone: `mlxsup restart {name}`")
+    if recording.damage:
+        story.say(recording.damage)
+    return story
+
+
+def _tell_state(story: Story, row: Mapping[str, Any]) -> None:
+    name, state = row["name"], row["state"]
+    match state:
+        case "READY":
+            story.say(f"{name} is READY, for {format_duration(row.get('loaded_for_s'))}")
+        case "BACKOFF":
+            retry = format_duration(row.get("retry_in_s"))
+            story.say(f"{name} is BACKOFF: it is started again in {retry}")
+        case "FAILED":
+            cause = row.get("cause") or "see below"
+            story.say(f"{name} has FAILED and is not started again by itself: {cause}")
+        case "PENDING" | "LOADING":
+            story.say(f"{name} is {state}: {progress_text(row.get('progress')) or 'it begins'}")
+            if wait := row.get("memory_wait"):
+                story.add(f"it waits for memory: {wait['reason']}")
+        case "STOPPED":
+            story.say(f"{name} is STOPPED ({row.get('why')}): the next request or a load starts it")
+        case _:
+            story.say(f"{name} is {state} ({row.get('why')})")
+    if suspects := row.get("suspects"):
+        alone = f"; {row['alone']} runs alone now" if row.get("alone") else ""
+        story.add(f"{counted(suspects, 'request')} under suspicion{alone}")
+    if quarantined := row.get("quarantined"):
+        story.add(f"{counted(quarantined, 'request')} in quarantine")
+        story.advice.append(f"`mlxsup restart {name}` ends a quarantine before its hour")
+
+
+def _tell_death(story: Story, death: Death, now: float) -> None:
+    died = death.died
+    load = " while it was being loaded" if died.ready_s is None else ""
+    story.say(f"it last died at {moment(death.recorded.at, now)}{load}: {explain(died).what}")
+    story.add(_before(died))
+    for row in died.rows:
+        suspect = ", a suspect" if row.is_suspect else ""
+        named = f"{row.id} (#{row.number}{suspect}), after {counted(row.tokens, 'token')}"
+        story.add(f"{named}: {_what_became_of(row, death)}")
+    if died.more_rows:
+        story.add(f"and {counted(died.more_rows, 'more request')}")
+    if not died.rows and died.ready_s is not None:
+        story.add("no request ran")
+    if died.verdict:
+        story.add(f"judged: {died.verdict}")
+    if died.failure:
+        story.add(f"then: FAILED, {died.failure}")
+        return
+    text = f"then: {died.after}"
+    if died.retry_in_s is not None:
+        text = f"then: the next start after {seconds(died.retry_in_s)}"
+    elif died.after == "PENDING":
+        text = "then: started again at once"
+        for one in death.run.entries:
+            match one.entry:
+                case ModelChanged(model=story.name, after="READY") if (
+                    one.number > death.recorded.number
+                ):
+                    text += f", READY after {seconds(one.at - death.recorded.at)}"
+                    break
+    if died.crashes and died.most_crashes:
+        window = format_duration(died.window_s)
+        text += f"; crash {died.crashes} of the {died.most_crashes} allowed within {window}"
+    story.add(text)
+
+
+def _before(died: WorkerDied) -> str:
+    """Return what a worker was doing, and what it held."""
+    parts = [f"generation {died.generation}"]
+    if died.pid is not None:
+        parts[0] += f" (pid {died.pid})"
+    if died.ready_s is not None:
+        parts.append(f"READY for {seconds(died.ready_s)}")
+        parts.append(f"{counted(died.steps, 'step')} ended")
+    if died.doing:
+        parts.append(f"last seen doing: {died.doing}")
+    if died.footprint_bytes:
+        parts.append(f"{format_bytes(died.footprint_bytes)} resident")
+    if died.active_bytes:
+        held = f"{format_bytes(died.active_bytes)} in its engine"
+        parts.append(f"{held} and {format_bytes(died.cache_bytes)} kept for reuse")
+    if died.limit_bytes:
+        parts.append(f"limit {format_bytes(died.limit_bytes)}")
+    return "before: " + ", ".join(parts)
+
+
+def _what_became_of(row: LostRow, death: Death) -> str:
+    if row.fate == PAUSED:
+        return f"is paused, until `mlxsup resume {row.id}`"
+    if row.fate == "quarantined":
+        return "was quarantined: it has killed its engine each time that it ran alone"
+    if row.fate != CONTINUES:
+        return f"failed with {row.fate}"
+    return _what_followed(row.number, death)
+
+
+def _what_followed(number: int, death: Death) -> str:
+    """Return what became of a request that was to continue after a death."""
+    for one in death.run.entries:
+        entry = one.entry
+        if one.number <= death.recorded.number:
+            continue
+        if isinstance(entry, RequestContinued) and entry.number == number:
+            return f"resumed at token {entry.tokens} after {seconds(one.at - death.recorded.at)}"
+        if isinstance(entry, RequestEnded) and entry.number == number:
+            return f"ended ({entry.outcome})"
+        if isinstance(entry, WorkerDied) and any(row.number == number for row in entry.rows):
+            return "was started again, and met the next death"
+    return "was lost with the daemon" if death.run.has_died else "waits to be resumed"
+
+
+def _tell_earlier(story: Story, deaths: list[Death]) -> None:
+    if not deaths:
+        return
+    story.say(f"before that: {counted(len(deaths), 'death')}, the latest first")
+    for death in deaths[::-1][:EARLIER_SHOWN]:
+        story.add(f"{timestamp(death.recorded.at)} {explain(death.died).what}")
+    if len(deaths) > EARLIER_SHOWN:
+        story.add(f"and {len(deaths) - EARLIER_SHOWN} more")
+
+
+def _log_options(recording: Recording, death: Death, now: float) -> str:
+    """Return with which options `mlxsup logs` shows what a process wrote before its death."""
+    match recording.processes_since(death):
+        case 0:
+            return ""
+        case 1:
+            return "--previous"
+    return f"--since {math.ceil(max(now - death.recorded.at, 0.0) / 60.0) + 1}m"
+
+
+# ---------------------------------------------------------------- a request
+
+
+def of_request(
+    recording: Recording, run: Run, number: int, open_now: Mapping[str, Any] | None, now: float
+) -> Story:
+    """Return the story of a request: where its time went, what interrupted it, how it ended.
+
+    Args:
+        recording: of its daemon.
+        run: that had it.
+        number: the supervisor's, in that run.
+        open_now: its entry in `mlxsup requests`; None if it is not open.
+        now: seconds since the epoch.
+    """
+    entries = [
+        one
+        for one in run.entries
+        if (isinstance(one.entry, OF_REQUESTS) and one.entry.number == number)
+        or (isinstance(one.entry, WorkerDied) and any(r.number == number for r in one.entry.rows))
+    ]
+    first = next(one.entry for one in entries if isinstance(one.entry, OF_REQUESTS))
+    story = Story(kind="request", name=first.id, entries=entries)
+    # Not always the last: the death of a worker is recorded after the ends that it has brought.
+    end = next((one for one in entries if isinstance(one.entry, RequestEnded)), None)
+    if end is not None and isinstance(end.entry, RequestEnded):
+        outcome = end.entry.outcome
+        how = OUTCOMES.get(outcome, f"it failed with {outcome}")
+        story.say(f"{_named(end.entry)}: ended at {moment(end.at, now)}, {how}")
+        _tell_times(story, end.entry)
+        if outcome in ADVICE:
+            story.advice.append(ADVICE[outcome].replace("MODEL", first.model))
+    elif open_now is not None:
+        tokens = counted(open_now["tokens_sent"], "token")
+        story.say(f"{_named(first)} is open: {open_now['state']}, after {tokens}")
+    elif run.is_alive:
+        story.say(f"{_named(first)} is open")
+    else:
+        last = f"the daemon's last sign of life came at {moment(run.alive_at, now)}"
+        story.say(f"{_named(first)} was lost with the daemon: {last}")
+        story.advice += ["`mlxsup why` says how the daemon ended", "send it again"]
+    _tell_events(story, run, number)
+    if recording.damage:
+        story.say(recording.damage)
+    return story
+
+
+def of_waiting(open_now: Mapping[str, Any]) -> Story:
+    """Return the story of a request that has not begun: nothing is recorded of it yet."""
+    story = Story(kind="request", name=str(open_now["id"]))
+    place = f", place {open_now['place']}" if open_now.get("place") else ""
+    story.say(
+        f"{open_now['id']} ({open_now['number']}) of {open_now['model']} is open:"
+        f" {open_now['state']}{place}, for {seconds(open_now['age_s'])}"
+    )
+    story.advice.append(f"`mlxsup why {open_now['model']}` says what its model does")
+    return story
+
+
+def _named(entry: RequestStarted | RequestPaused | RequestContinued | RequestEnded) -> str:
+    client = getattr(entry, "client", "")
+    return f"{entry.id} (#{entry.number}) of {entry.model}" + (f" for {client}" if client else "")
+
+
+def _tell_times(story: Story, ended: RequestEnded) -> None:
+    usage, timings = ended.usage, ended.timings
+    if not usage.prompt_tokens:
+        story.add(f"it waited {seconds(timings.queued_s)}, and never began")
+        return
+    story.add(f"it waited {seconds(timings.queued_s)}")
+    cached = f" ({usage.cached_tokens:,} known already)" if usage.cached_tokens else ""
+    story.add(
+        f"its prompt: {counted(usage.prompt_tokens, 'token')}{cached}, prepared in"
+        f" {seconds(timings.tokenize_s)}, read in {seconds(timings.prefill_s)}"
+    )
+    rate = f", {ended.tokens_per_s:.1f} tokens/s" if ended.tokens_per_s else ""
+    first = f", the first after {seconds(timings.first_token_s)}" if timings.first_token_s else ""
+    story.add(f"its answer: {counted(usage.completion_tokens, 'token')}{first}{rate}")
+    paused = f", {seconds(timings.paused_s)} of them paused" if timings.paused_s else ""
+    whole, engine = seconds(timings.total_s), seconds(usage.engine_s)
+    story.add(f"in all {whole}{paused}; {engine} of the engine's time")
+
+
+def _tell_events(story: Story, run: Run, number: int) -> None:
+    """Say when a request started, paused, continued, and met a crash."""
+    paused_at: float | None = None
+    for one in story.entries:
+        at, entry = timestamp(one.at), one.entry
+        match entry:
+            case RequestStarted(generation=generation):
+                story.add(f"{at} started, in generation {generation}")
+            case RequestPaused(reason=reason, tokens=tokens):
+                paused_at = one.at
+                why = PAUSED_WORDS.get(reason, reason)
+                story.add(f"{at} paused after {counted(tokens, 'token')}: {why}")
+            case RequestContinued(after="pause") if paused_at is not None:
+                story.add(f"{at} continued, after {seconds(one.at - paused_at)}")
+            case WorkerDied():
+                fate = next(row.fate for row in entry.rows if row.number == number)
+                then = "was paused" if fate == PAUSED else f"failed with {fate}"
+                if fate == CONTINUES:
+                    then = _what_followed(number, Death(run, one, entry))
+                story.add(f"{at} its worker died: {explain(entry).what}; the request {then}")
