@@ -212,17 +212,30 @@ def target_to_reach(endpoint: str, config: Path | None) -> Target:
 
 @contextmanager
 def connect(target: Target) -> Iterator[Client]:
-    """A client of the chosen daemon.
+    """Yield a client of the chosen daemon.
 
     Raises:
         CliError: the request failed, or no daemon answers.
     """
-    from mlxsup.client import Client, ConnectionLost, RequestError
+    from mlxsup.client import Client
+
+    endpoint = target.find_endpoint()
+    with errors_explained(), Client(endpoint) as client:
+        _reach(client, endpoint)
+        yield client
+
+
+@contextmanager
+def errors_explained() -> Iterator[None]:
+    """Raise a client's errors as a sentence and the command that helps.
+
+    Raises:
+        CliError: the request failed, or no daemon answers.
+    """
+    from mlxsup.client import ConnectionLost, RequestError
 
     try:
-        with Client(target.find_endpoint()) as client:
-            _reach(client, target.find_endpoint())
-            yield client
+        yield
     except RequestError as error:
         raise explain_request_error(error) from None
     except ConnectionLost as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,8 @@ from mlxsup.protocol.ids import ModelName
 
 from ..connection import config_option, output_options
 from ..exit_status import CliError, ExitStatus
-from ..terminal.output import Output
+from ..terminal.output import Output, width_of
+from ..terminal.writer import for_terminal
 
 if TYPE_CHECKING:
     from mlxsup.supervisor.config.load import DaemonConfig
@@ -35,18 +37,20 @@ def plan(config_path: Path | None, output: Output) -> None:
     Shows what each model of the configuration needs, which of them fit into memory together and
     with how much context, and the change that makes all of them fit. Needs no daemon.
     """
-    from ..terminal.plan_table import head_lines, plan_lines
+    from ..terminal.plan_table import plan_lines
     from .start import find_configuration, read_configuration
 
     path = find_configuration(config_path)
     # Reading and checking it takes longer than a command may be silent.
     if os.path.exists(path) and not output.is_json:
-        output.data("\n".join(head_lines(path)))
+        from rich.text import Text
+
+        output.show(Text(for_terminal(f"configuration: {path}\n")))
     value = plan_of(read_configuration(path))
     if output.is_json:
         output.object(value)
     else:
-        output.data("\n".join(plan_lines(output, value)))
+        output.show(*plan_lines(value, width_of(sys.stdout)))
 
 
 def plan_of(configuration: DaemonConfig) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from ..exit_status import CliError
 from .writer import GuardedStream, beneath, own
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
 SCHEMA_VERSION = 1
 RESET = "\x1b[0m"
@@ -53,16 +53,23 @@ class Output:
         """Writes what was asked for, at once."""
         click.echo(text, nl=newline)
 
-    def show(self, renderable: RenderableType) -> None:
-        """Print a table or text of rich on stdout: as wide as the terminal, and whole in a pipe.
+    def show(self, *renderables: RenderableType) -> None:
+        """Print tables or texts of rich on stdout, below each other: as wide as the terminal, and
+        whole in a pipe.
 
         Args:
-            renderable: every text from outside in it has passed through `for_terminal`.
+            renderables: every text from outside in them has passed through `for_terminal`.
         """
+        console = self.console(sys.stdout)
+        for renderable in renderables:
+            console.print(renderable, crop=console.is_terminal)
+        sys.stdout.flush()
+
+    def console(self, stream: TextIO) -> Console:
+        """Return a console of rich that writes there, below the guard."""
         from rich.console import Console  # every command would wait for it
 
-        stream = sys.stdout
-        Console(
+        return Console(
             file=beneath(stream),
             width=width_of(stream) or WHOLE,
             color_system="auto" if self.has_colour(stream) else None,
@@ -71,8 +78,7 @@ class Output:
             markup=False,
             emoji=False,
             legacy_windows=False,
-        ).print(renderable)
-        stream.flush()
+        )
 
     def answer(self, text: str, stream: TextIO, **style: Any) -> None:
         """Write a piece of a model's text: as it is, but for what a terminal would act on."""

@@ -18,7 +18,7 @@ import pytest
 
 from mlxsup.cli import main as cli
 from mlxsup.cli.broken_parts import broken_parts
-from mlxsup.cli.command_table import COMMANDS, ENDING_COMMANDS, expand, guess
+from mlxsup.cli.command_table import COMMANDS, ENDING_COMMANDS, FILES, expand, guess, load
 from mlxsup.cli.commands import rm as commands_rm
 from mlxsup.cli.commands import stop as commands_stop
 from mlxsup.cli.commands.bench import bench
@@ -32,12 +32,14 @@ from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.keep_alive import SHORTEST_LOAD_S
 from mlxsup.protocol.states import State
 
-FILES = Path(__file__).parents[2] / "cli" / "commands"
+HERE = Path(__file__).parents[2] / "cli" / "commands"
 
 
-def test_every_file_of_a_command_is_in_the_table_and_says_what_it_does() -> None:
-    files = {file.stem for file in FILES.glob("*.py")} - {"__init__"}
-    assert files == {name.replace("-", "_") for name in COMMANDS}
+def test_every_file_of_commands_is_in_the_table_which_says_what_each_does() -> None:
+    files = {file.stem for file in HERE.glob("*.py")} - {"__init__"}
+    assert files == {FILES.get(name, name.replace("-", "_")) for name in COMMANDS}
+    assert set(FILES) <= set(COMMANDS)
+    assert all(load(name).name == name for name in COMMANDS)
     assert all(what.endswith(".") and len(what) <= 60 for what in COMMANDS.values())
 
 
