@@ -54,10 +54,10 @@ def plan(config_path: Path | None, output: Output) -> None:
 
 
 def plan_of(configuration: DaemonConfig) -> dict[str, Any]:
-    """The plan as `--json` prints it.
+    """Return the plan as `--json` prints it.
 
     Raises:
-        CliError: nobody says how much memory there is.
+        CliError: it is unknown how much memory there is.
     """
     return _plan_of(
         configuration.models,
@@ -68,12 +68,12 @@ def plan_of(configuration: DaemonConfig) -> dict[str, Any]:
 
 
 def plan_of_folders(folders: Mapping[str, Path]) -> dict[str, Any]:
-    """The plan of folders by name, as for a file that says nothing else.
+    """Return the plan of folders by name, as for a file that says nothing else.
 
     No such file is made and checked: that takes longer than a command may take to begin.
 
     Raises:
-        CliError: nobody says how much memory there is.
+        CliError: it is unknown how much memory there is.
     """
     from mlxsup.protocol.launch import LaunchSettings
     from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
@@ -148,7 +148,7 @@ def _find_change(candidates: Sequence[Candidate], budget: Budget) -> Change | No
 def _appraise(
     models: Sequence[ModelSettings], appraiser: Appraiser
 ) -> tuple[dict[ModelName, Need], dict[ModelName, str]]:
-    """What the models need, and what is wrong with the others."""
+    """Return what the models need, and what is wrong with the others."""
     from mlxsup.supervisor.core.memory.given import known_problem
     from mlxsup.supervisor.memory.estimator import estimate_launch
     from mlxsup.supervisor.memory.folder import FolderError

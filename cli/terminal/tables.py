@@ -83,7 +83,7 @@ def fitting(
 ) -> dict[int, int]:
     """Return how wide the columns are that a terminal has room for, by their places.
 
-    Columns are cut as far as they may be, then given up; only then any are cut, the widest first.
+    Columns are cut to their `least`, then given up; only then any are cut, the widest first.
     """
     from rich.cells import cell_len
 

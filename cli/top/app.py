@@ -28,12 +28,13 @@ from textual.widgets import Static
 from ..connection import errors_explained
 from ..exit_status import CliError
 from ..request_ids import stage_line
+from ..state_changes import MAX_CHANGES
 from ..terminal.change_printer import change_line
 from ..terminal.columns import in_a_line
 from ..terminal.memory_bar import memory_bar
 from ..terminal.output import Output
 from ..terminal.writer import for_terminal
-from .looks import MAX_CHANGES, Look, clock, looks
+from .looks import Look, clock, looks
 from .picture import Item, body, items_of, title
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ DOING: dict[Verb, str] = {
     "pause": "pausing",
     "resume": "resuming",
 }
+DONE: dict[Verb, str] = {"restart": "restarted", "load": "loaded", "unload": "unloaded"}
 STEPS = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -10, "pagedown": 10}
 PAUSED_STATES = frozenset({"paused", "pausing"})
 
@@ -418,20 +420,7 @@ class Top(App[int]):
 
 def _done(client: Client, order: Order) -> str:
     """Carry out an order, and return what has become of it."""
-    name, title = order.item.name, order.item.title
-    match order.verb:
-        case "restart":
-            client.restart(name)
-            return f"{title} is restarted"
-        case "load":
-            client.load(name)
-            return f"{title} is loaded"
-        case "unload":
-            client.unload(name)
-            return f"{title} is unloaded"
-        case "cancel":
-            return stage_line({**client.cancel(name), "stage": "cancelled"})
-        case "pause":
-            return stage_line(client.pause(name))
-        case "resume":
-            return stage_line(client.resume(name))
+    value = getattr(client, order.verb)(order.item.name)
+    if order.verb in DONE:
+        return f"{order.item.title} is {DONE[order.verb]}"
+    return stage_line({**value, "stage": "cancelled"} if order.verb == "cancel" else value)

@@ -30,19 +30,17 @@ def follow(target: Target, interval_s: float, output: Output) -> None:
     """
     is_unread = threading.Event()
     last = ""
-    with reader_watched(is_unread.set):
-        while not is_unread.is_set():
-            with connect(target) as client:
-                for look in looks(client, interval_s, is_unread):
-                    if output.is_json:
-                        _write_object(look, output)
-                        continue
-                    for change in look.changes:
-                        output.data(change_line(change))
-                    words = summary(look)
-                    if words != last:
-                        output.data(f"{clock(look.at)} {words}")
-                    last = words
+    with reader_watched(is_unread.set), connect(target) as client:
+        for look in looks(client, interval_s, is_unread):
+            if output.is_json:
+                _write_object(look, output)
+                continue
+            for change in look.changes:
+                output.data(change_line(change))
+            words = summary(look)
+            if words != last:
+                output.data(f"{clock(look.at)} {words}")
+            last = words
 
 
 def _write_object(look: Look, output: Output) -> None:
