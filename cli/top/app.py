@@ -150,7 +150,7 @@ class Top(App[int]):
     ]
     CSS = """
     Screen { background: ansi_default; color: ansi_default; overflow: hidden; }
-    Static { height: 1; background: ansi_default; color: ansi_default; text-wrap: nowrap; }
+    Static { height: 1; background: ansi_default; color: ansi_default; }
     #body { height: 1fr; }
     """
 

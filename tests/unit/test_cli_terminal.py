@@ -173,10 +173,11 @@ def test_a_table_gives_columns_up_before_it_cuts_what_matters(
     assert "retry in 4s, SIGKILL, out of memory, 2m 5s ago" in said
     tables = {
         "status": [line for group in groups for line in group],
-        "requests": request_lines([REQUEST, {**REQUEST, "id": "x" * 50}], width),
+        "requests": request_lines([REQUEST], width),
+        "a long id": request_lines([{**REQUEST, "id": "x" * 50}], width),
         "plan": list(plan_lines(PLAN, width)),
     }
-    for lines in (tables["status"], tables["requests"], tables["plan"][1:4]):
+    for lines in (tables["status"], tables["requests"], tables["a long id"], tables["plan"][1:4]):
         assert width is None or max(line.cell_len for line in lines) <= width
     assert {name: [line.plain for line in lines] for name, lines in tables.items()} == snapshot
 
