@@ -16,7 +16,6 @@ from mlxsup.protocol.ids import ModelName
 from ..connection import config_option, output_options
 from ..exit_status import CliError, ExitStatus
 from ..terminal.output import Output, width_of
-from ..terminal.writer import for_terminal
 
 if TYPE_CHECKING:
     from mlxsup.supervisor.config.load import DaemonConfig
@@ -37,15 +36,13 @@ def plan(config_path: Path | None, output: Output) -> None:
     Shows what each model of the configuration needs, which of them fit into memory together and
     with how much context, and the change that makes all of them fit. Needs no daemon.
     """
-    from ..terminal.plan_table import plan_lines
+    from ..terminal.plan_table import head_lines, plan_lines
     from .start import find_configuration, read_configuration
 
     path = find_configuration(config_path)
     # Reading and checking it takes longer than a command may be silent.
     if os.path.exists(path) and not output.is_json:
-        from rich.text import Text
-
-        output.show(Text(for_terminal(f"configuration: {path}\n")))
+        output.data("\n".join(head_lines(path)))
     value = plan_of(read_configuration(path))
     if output.is_json:
         output.object(value)
@@ -54,10 +51,10 @@ def plan(config_path: Path | None, output: Output) -> None:
 
 
 def plan_of(configuration: DaemonConfig) -> dict[str, Any]:
-    """Return the plan as `--json` prints it.
+    """The plan as `--json` prints it.
 
     Raises:
-        CliError: it is unknown how much memory there is.
+        CliError: nobody says how much memory there is.
     """
     return _plan_of(
         configuration.models,
@@ -68,12 +65,12 @@ def plan_of(configuration: DaemonConfig) -> dict[str, Any]:
 
 
 def plan_of_folders(folders: Mapping[str, Path]) -> dict[str, Any]:
-    """Return the plan of folders by name, as for a file that says nothing else.
+    """The plan of folders by name, as for a file that says nothing else.
 
     No such file is made and checked: that takes longer than a command may take to begin.
 
     Raises:
-        CliError: it is unknown how much memory there is.
+        CliError: nobody says how much memory there is.
     """
     from mlxsup.protocol.launch import LaunchSettings
     from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
@@ -148,7 +145,7 @@ def _find_change(candidates: Sequence[Candidate], budget: Budget) -> Change | No
 def _appraise(
     models: Sequence[ModelSettings], appraiser: Appraiser
 ) -> tuple[dict[ModelName, Need], dict[ModelName, str]]:
-    """Return what the models need, and what is wrong with the others."""
+    """What the models need, and what is wrong with the others."""
     from mlxsup.supervisor.core.memory.given import known_problem
     from mlxsup.supervisor.memory.estimator import estimate_launch
     from mlxsup.supervisor.memory.folder import FolderError

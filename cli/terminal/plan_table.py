@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .columns import indented
+from .columns import indented, wrapped
+from .output import width_of
 from .quantities import format_bytes
 from .tables import Column, table
 from .writer import for_terminal
@@ -26,6 +29,11 @@ COLUMNS = (
 
 ESTIMATED = "~"
 """Before a figure that no load has measured."""
+
+
+def head_lines(path: Path) -> list[str]:
+    """Return the lines above the plan: which file it is of."""
+    return [*wrapped(f"configuration: {path}", width_of(sys.stdout)), ""]
 
 
 def plan_lines(value: Mapping[str, Any], width: int | None) -> Iterator[Text]:

@@ -13,7 +13,7 @@ import pytest
 from mlxsup.protocol.client_messages import Cancel, Generate, StatusQuery
 from mlxsup.protocol.message import Message
 
-from support.cli import ESCAPE, Terminal, on_terminal
+from support.cli import ESCAPE, Terminal, command, on_terminal
 from support.daemon import Daemon, fake, wait_for_state
 from support.eventually import eventually
 from support.hub_caches import REPO, write_folder, write_repository
@@ -333,6 +333,16 @@ def stop_waits(seat: Seat) -> None:
             shown = words_of(stopping.end())
             assert stopping.process.returncode == 0
         assert shown.endswith(f"stopped the daemon (pid {daemon.process.pid}) and 1 worker")
+
+
+@moment("D9 `status --watch | head -1` ends")
+def watched_by_head(seat: Seat) -> None:
+    with Daemon({"m": fake(preload=False)}) as daemon:
+        line = " ".join(command("status", "--watch", "--endpoint", daemon.endpoint))
+        with Program("sh", "-c", f"{line} | head -1", **seat.variables) as shell:
+            shown = words_of(shell.end())
+            assert shell.process.returncode == 0
+        assert shown.startswith("m: STOPPED") or "MODEL" in shown
 
 
 # ---------------------------------------------------------------- the table
