@@ -10,7 +10,7 @@ BROKEN_GATEWAYS = ("frozen", "backoff", "crash loop")
 
 
 def broken_parts(status: Mapping[str, Any]) -> list[str]:
-    """`qwen has FAILED`, one for each part; empty if all is well. Loading is no fault."""
+    """Return `qwen has FAILED`, one for each part; loading is no fault."""
     parts = [
         f"{row['name']} {BROKEN_MODELS[row['state']]}"
         for row in status["models"]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
+from typing import Any
+
+PACKAGE = "mlxsup.cli.commands"
 
 COMMANDS = {
     "start": "Run the daemon.",
@@ -43,8 +47,29 @@ COMMANDS = {
     "service": "Run the daemon unattended, as a service.",
     "completion": "Print a shell's completion script.",
 }
-"""In the order of the help; `commands/NAME.py` has NAME, with an underscore for each hyphen, and is
-imported when it is used."""
+"""In the order of the help."""
+
+FILES = {
+    "cancel": "requests",
+    "events": "status",
+    "load": "lifecycle",
+    "log-level": "settings",
+    "pause": "requests",
+    "prioritize": "requests",
+    "reload": "settings",
+    "restart": "lifecycle",
+    "resume": "requests",
+    "unload": "lifecycle",
+    "wait": "lifecycle",
+}
+"""The file in `commands/` that has a command, if it is not called as the command is."""
+
+
+def load(name: str) -> Any:
+    """Return the command of this name, imported now: its help alone needs no other command."""
+    attribute = name.replace("-", "_")
+    return getattr(importlib.import_module(f"{PACKAGE}.{FILES.get(name, attribute)}"), attribute)
+
 
 ALIASES = {"ps": ("status",), "ls": ("models",), "tail": ("logs", "--follow")}
 """What other tools have taught people to type; not in the help."""
@@ -61,7 +86,7 @@ do harm."""
 
 
 def expand(arguments: Sequence[str]) -> list[str]:
-    """The command line without other names for commands."""
+    """Return the command line without other names for commands."""
     match list(arguments):
         case [first, *rest] if first == HELP_ALIAS:
             return [*rest, "--help"]
@@ -72,7 +97,7 @@ def expand(arguments: Sequence[str]) -> list[str]:
 
 
 def guess(word: str) -> str | None:
-    """The command that was probably meant, as it is typed; None if nothing is close."""
+    """Return the command that was probably meant, as it is typed; None if nothing is close."""
     if word in HABITS:
         return HABITS[word]
     import difflib  # every command would wait for it

@@ -31,14 +31,38 @@ from .terminal.output import Output
 if TYPE_CHECKING:
     from mlxsup.client import Client, ConnectionLost, RequestError
 
-REQUESTS_HINT = "see what runs, waits or is paused with `mlxsup requests`"
-
 RUNNING_HINT = "see it with `mlxsup status`, end it with `mlxsup stop`"
 
-LOAD_HINT = (
-    "fix that, then `mlxsup restart MODEL`, or `mlxsup reload` if the fix is in the "
-    "configuration; see `mlxsup logs MODEL`"
-)
+REQUEST_HINTS = {
+    "model_failed": "see `mlxsup why MODEL`, then `mlxsup restart MODEL`",
+    "load_failed": "fix that, then `mlxsup restart MODEL`, or `mlxsup reload` if the fix is in the "
+    "configuration; see `mlxsup logs MODEL`",
+    "worker_crashed": "see `mlxsup why MODEL`; sending it again may succeed",
+    "unloaded": "load it with `mlxsup load MODEL`",
+    "overloaded": "see what is running with `mlxsup status`, and try again later",
+    "context_length_exceeded": "shorten the prompt, or ask for fewer tokens",
+    "insufficient_memory": "see what holds memory with `mlxsup status`",
+    "shutting_down": "start a daemon with `mlxsup start`",
+    "unsupported_version": "mlxsup was upgraded: stop and start the daemon",
+}
+"""What helps against the errors of a daemon, by their codes."""
+
+SILENCE = {
+    "stopped": (
+        ": it is stopped",
+        "resume it with `kill -CONT {pid}`, or end it with `kill -KILL {pid}`",
+    ),
+    "busy": (
+        ", although it works: it is busy, or may open no more files",
+        "try again in a moment; `mlxsup logs` shows what it lacks",
+    ),
+    "silent": (
+        "",
+        "see its log, or end it with `kill {pid}`, and with `kill -KILL {pid}` if it is still there"
+        " a minute later",
+    ),
+}
+"""What is said of a daemon that lives and does not answer, and what helps."""
 
 REACH_S = 10.0
 """How long a command waits for a daemon that lives and is out of reach."""
@@ -55,7 +79,7 @@ ONLY_CONFIG = frozenset({"start", "models", "plan", "show"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Which daemon is meant.
+    """The daemon that is meant.
 
     Attributes:
         endpoint: as given with --endpoint.
@@ -66,7 +90,7 @@ class Target:
     config: Path | None = None
 
     def find(self) -> Place:
-        """Where the daemon is, by the rule for every command (`places.find_place`).
+        """Return where the daemon is, by the rule for every command (`places.find_place`).
 
         Raises:
             CliError: what counts does not name an endpoint.
@@ -79,7 +103,7 @@ class Target:
             raise CliError(str(error), code="usage", status=ExitStatus.USAGE) from None
 
     def find_endpoint(self) -> str:
-        """The endpoint of `find`.
+        """Return the endpoint of `find`.
 
         Raises:
             CliError: what counts does not name an endpoint.
@@ -88,7 +112,7 @@ class Target:
 
     @property
     def endpoint_source(self) -> str:
-        """What the endpoint was named with; empty if it follows from a file or is the default."""
+        """Return what named the endpoint; empty if it follows from a file or is the default."""
         try:
             source = find_place(self.endpoint, self.config).source
         except ValueError:
@@ -96,7 +120,7 @@ class Target:
         return source if source in ("--endpoint", ENDPOINT_VARIABLE) else ""
 
     def repeat_in(self, hint: str) -> str:
-        """The hint, in which each command has the options that were given, as a shell takes them.
+        """Return the hint, in which each command has the options that were given, quoted.
 
         Returns:
             Nothing instead of a hint to start a daemon, if it would listen at another endpoint.
@@ -106,7 +130,7 @@ class Target:
         return _COMMAND.sub(self._repeat, hint)
 
     def explain(self, error: CliError) -> CliError:
-        """The error, with a hint that is about this daemon."""
+        """Return the error, with a hint that is about this daemon."""
         is_lost = error.code == "connection_lost" and "`mlxsup start`" in error.hint
         if is_lost and (source := self.endpoint_source):
             error.hint = f"{source} may be wrong: a daemon prints its endpoint when it starts"
@@ -117,7 +141,7 @@ class Target:
         return error
 
     def _with_place(self, hint: str) -> str:
-        """The hint to start a daemon, with the file it would read, or else what it needs."""
+        """Return the hint to start a daemon, with the file it would read, or else what it needs."""
         place = find_place(self.endpoint, self.config)
         if place.config is None:
             return hint.replace("`mlxsup start`", "`mlxsup start --model FOLDER`")
@@ -150,7 +174,7 @@ config_option = click.option(
 
 
 def output_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds --json and --no-color, which the command gets as `output`."""
+    """Add --json and --no-color, which the command gets as `output`."""
 
     @click.option("--json", "is_json", is_flag=True, help="Print JSON, for programs.")
     @click.option("--no-color", "is_plain", is_flag=True, help="Print without colour.")
@@ -162,7 +186,7 @@ def output_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def daemon_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds --endpoint and --config, which the command gets as `target`, and `output_options`."""
+    """Add --endpoint and --config, which the command gets as `target`, and `output_options`."""
 
     @click.option("--endpoint", metavar="ENDPOINT", help="Where the daemon listens (ipc://…).")
     @click.option(
@@ -195,7 +219,7 @@ def daemon_command(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def target_to_reach(endpoint: str, config: Path | None) -> Target:
-    """The options with which commands in this shell reach a daemon; none if they need none.
+    """Return the options with which commands in this shell reach a daemon, if they need any.
 
     Args:
         endpoint: where it listens.
@@ -212,17 +236,30 @@ def target_to_reach(endpoint: str, config: Path | None) -> Target:
 
 @contextmanager
 def connect(target: Target) -> Iterator[Client]:
-    """A client of the chosen daemon.
+    """Yield a client of the chosen daemon.
 
     Raises:
         CliError: the request failed, or no daemon answers.
     """
-    from mlxsup.client import Client, ConnectionLost, RequestError
+    from mlxsup.client import Client
+
+    endpoint = target.find_endpoint()
+    with errors_explained(), Client(endpoint) as client:
+        _reach(client, endpoint)
+        yield client
+
+
+@contextmanager
+def errors_explained() -> Iterator[None]:
+    """Raise a client's errors as a sentence and the command that helps.
+
+    Raises:
+        CliError: the request failed, or no daemon answers.
+    """
+    from mlxsup.client import ConnectionLost, RequestError
 
     try:
-        with Client(target.find_endpoint()) as client:
-            _reach(client, target.find_endpoint())
-            yield client
+        yield
     except RequestError as error:
         raise explain_request_error(error) from None
     except ConnectionLost as error:
@@ -232,8 +269,8 @@ def connect(target: Target) -> Iterator[Client]:
 def _reach(client: Client, endpoint: str) -> None:
     """Wait until a daemon that lives answers, for a moment.
 
-    Its queue of connections may be full, its files may have run out, or somebody has removed its
-    socket, which it is about to make again. libzmq reports all of that as it does its absence.
+    Its queue of connections may be full, its files may have run out, or its socket was removed and
+    it is about to make it again. libzmq reports all of that as it does its absence.
 
     Raises:
         ConnectionLost: it does not answer.
@@ -263,7 +300,7 @@ def _reach(client: Client, endpoint: str) -> None:
 
 
 def explain_connection_lost(error: ConnectionLost) -> CliError:
-    """No daemon answers, or it no longer does; names one that is alive but silent, or another's."""
+    """Return that no daemon answers; it names one that is alive but silent, or another user's."""
     from .lock_holder import is_forbidden, lock_holder
 
     if is_forbidden(error.endpoint):
@@ -273,37 +310,18 @@ def explain_connection_lost(error: ConnectionLost) -> CliError:
             hint="run this as that user, or see with `mlxsup config path` why it is that one",
             status=ExitStatus.NO_PERMISSION,
         )
-
+    message = error.message
+    hint = error.hint or "`mlxsup status` shows whether it is running"
     holder = None if error.is_turned_away else lock_holder(error.endpoint)
     if holder is not None:
-        pid, state = holder.pid, ""
-        if holder.is_stopped:
-            state = ": it is stopped"
-            hint = f"resume it with `kill -CONT {pid}`, or end it with `kill -KILL {pid}`"
-        elif holder.is_beating:
-            state = ", although it works: it is busy, or may open no more files"
-            hint = "try again in a moment; `mlxsup logs` shows what it lacks"
-        else:
-            hint = (
-                f"see its log, or end it with `kill {pid}`, and with `kill -KILL {pid}` if it is"
-                " still there a minute later"
-            )
-        return CliError(
-            f"the daemon with pid {pid} does not answer at {error.endpoint}{state}",
-            code="connection_lost",
-            hint=hint,
-            status=ExitStatus.NO_DAEMON,
-        )
-    return CliError(
-        error.message,
-        code="connection_lost",
-        hint=error.hint or "`mlxsup status` shows whether it is running",
-        status=ExitStatus.NO_DAEMON,
-    )
+        condition = "stopped" if holder.is_stopped else "busy" if holder.is_beating else "silent"
+        why, hint = (text.format(pid=holder.pid) for text in SILENCE[condition])
+        message = f"the daemon with pid {holder.pid} does not answer at {error.endpoint}{why}"
+    return CliError(message, code="connection_lost", hint=hint, status=ExitStatus.NO_DAEMON)
 
 
 def explain_request_error(error: RequestError) -> CliError:
-    """A daemon's error, as a sentence and the command that helps."""
+    """Return a daemon's error as a sentence and the command that helps."""
     detail = error.detail
     if error.code == "unknown_model":
         return _unknown_model(error.message, detail.get("close") or [])
@@ -311,24 +329,18 @@ def explain_request_error(error: RequestError) -> CliError:
     sent = detail.get("tokens_sent")
     if error.code == "worker_crashed" and sent is not None and f" {sent} token" not in message:
         message += f" (after {sent} token{'' if sent == 1 else 's'})"
-    hint = {
-        "model_failed": "see `mlxsup why MODEL`, then `mlxsup restart MODEL`",
-        "load_failed": "see `mlxsup logs MODEL`" if error.retryable else LOAD_HINT,
-        "worker_crashed": "see `mlxsup why MODEL`; sending it again may succeed",
-        "unloaded": "load it with `mlxsup load MODEL`",
-        "overloaded": "see what is running with `mlxsup status`, and try again later",
-        "context_length_exceeded": "shorten the prompt, or ask for fewer tokens",
-        "insufficient_memory": "see what holds memory with `mlxsup status`",
-        "shutting_down": "start a daemon with `mlxsup start`",
-        "unsupported_version": "mlxsup was upgraded: stop and start the daemon",
-    }.get(error.code, "")
+    hint = REQUEST_HINTS.get(error.code, "")
+    if error.code == "load_failed" and error.retryable:
+        hint = "see `mlxsup logs MODEL`"
     if error.code == "invalid_request" and ("request" in detail or "numbers" in detail):
-        hint = REQUESTS_HINT
-    return CliError(message, code=str(error.code), hint=hint.replace("MODEL", _model_in(detail)))
+        hint = "see what runs, waits or is paused with `mlxsup requests`"
+    model = detail.get("model")
+    hint = hint.replace("MODEL", model) if isinstance(model, str) else hint
+    return CliError(message, code=str(error.code), hint=hint)
 
 
 def unknown_model(name: str, known: Sequence[str]) -> CliError:
-    """The error for a name that is not configured, as a daemon would put it."""
+    """Return the error for a name that is not configured, as a daemon would put it."""
     message = f"no model is called {name!r}; configured: {', '.join(sorted(known)) or 'none'}"
     return _unknown_model(message, close_names(name, known))
 
@@ -339,7 +351,7 @@ def _unknown_model(message: str, close: Sequence[str]) -> CliError:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A configuration file, unchecked; `mlxsup config check` does the checking.
+    """Read a configuration file, unchecked; `mlxsup config check` does the checking.
 
     Raises:
         CliError: the file cannot be read, or is not TOML.
@@ -357,8 +369,3 @@ def _unreadable(error: UnreadableConfigError) -> CliError:
         hint=f"check it with `mlxsup config check {shlex.quote(str(error.path))}`",
         status=ExitStatus.BAD_CONFIGURATION,
     )
-
-
-def _model_in(detail: dict[str, Any]) -> str:
-    model = detail.get("model")
-    return model if isinstance(model, str) else "MODEL"

@@ -8,7 +8,7 @@ from mlxsup.protocol.text import parse_duration
 
 
 def duration(text: str) -> float:
-    """The type of an option that takes seconds, as the `*_s` keys of the configuration do.
+    """Return the seconds of an option's text, read as the `*_s` keys of the configuration are.
 
     Raises:
         click.BadParameter: the text is not a duration.

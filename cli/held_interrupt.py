@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def held_interrupt() -> Iterator[None]:
-    """Lets an interrupt wait until the block has ended.
+    """Let an interrupt wait until the block has ended.
 
     A process exists before the call that starts it returns; an interrupt in between would leave
-    it to nobody.
+    it without an owner.
 
     Raises:
         KeyboardInterrupt: at the end of the block, if an interrupt came and counts here.

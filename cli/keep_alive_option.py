@@ -12,7 +12,7 @@ FOR_EVER = "-1"
 
 
 def keep_alive(text: str) -> float:
-    """The type of the option: seconds as a duration, or -1 for ever.
+    """Return the option's seconds: a duration, or -1 for ever.
 
     Raises:
         click.BadParameter: the text is neither.
@@ -21,7 +21,7 @@ def keep_alive(text: str) -> float:
 
 
 def keep_alive_of_load(text: str) -> float:
-    """The same for `load`, which takes no 0: the model would go as soon as it is there.
+    """Return the same for `load`, which takes no 0: the model would go as soon as it is there.
 
     Raises:
         click.BadParameter: the text is neither, or is 0.

@@ -1,4 +1,4 @@
-"""Why nobody answers in a runtime folder although a daemon may hold it."""
+"""The daemon that holds a runtime folder, although none answers there."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LockHolder:
 
 
 def lock_holder(endpoint: str) -> LockHolder | None:
-    """The daemon of an endpoint; None if there is none, or none that we may inspect.
+    """Return the daemon of an endpoint; None if there is none, or none that we may inspect.
 
     We do not try the lock: a daemon starting at that instant would find it taken. Whoever has the
     file open is the holder, no matter which process has the recorded pid by now.
@@ -62,7 +62,7 @@ def is_beating(endpoint: str) -> bool:
 
 
 def is_forbidden(endpoint: str) -> bool:
-    """Whether there is a socket, or a folder for it, that this user may not use."""
+    """True if there is a socket, or a folder for it, that this user may not use."""
     socket = Path(endpoint.removeprefix("ipc://"))
     try:
         socket.stat()

@@ -1,8 +1,7 @@
-"""The entry point: finds the command, and turns every error into a sentence and an exit code."""
+"""The entry point: it finds the command, and turns every error into a sentence and a status."""
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ import click
 
 from mlxsup.protocol.version import VERSION
 
-from .command_table import COMMANDS, expand, guess
+from .command_table import COMMANDS, expand, guess, load
 from .exit_status import CliError, ExitStatus
 from .terminal.output import Output, discard_stdout
 from .terminal.writer import guard_streams
@@ -30,26 +29,24 @@ class LazyGroup(click.Group):
     """A group whose commands are imported when they are used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order in which users need them."""
+        """Return their names in the order in which users need them."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of this name."""
+        """Return the command of this name."""
         if cmd_name not in COMMANDS:
             return None
-        name = cmd_name.replace("-", "_")
-        module = importlib.import_module(f"mlxsup.cli.commands.{name}")
-        command = getattr(module, name)
+        command = load(cmd_name)
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """One line for each command, none of which is imported."""
+        """Write one line for each command, none of which is imported."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """The commands that begin so, none of which is imported, and the options."""
+        """Return the commands that begin so, none of which is imported, and the options."""
         from click.shell_completion import CompletionItem
 
         commands = [
@@ -71,7 +68,7 @@ def root() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs a command and exits; no traceback ever reaches a user."""
+    """Run a command and exit; no traceback ever reaches a user."""
     given = expand(sys.argv[1:] if arguments is None else arguments)
     output = Output.from_arguments(given)
     is_closed = sys.stdout is None
@@ -100,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _closed_stdout() -> CliError:
-    """What a command shows would be lost, and what it opens next could take the stream's place."""
+    """Return the refusal: output would be lost, and a file opened next could take its place."""
     return CliError(
         "standard output is closed: nothing was done",
         code="output",
@@ -109,7 +106,7 @@ def _closed_stdout() -> CliError:
 
 
 def _complete(instruction: str) -> int:
-    """Answers a shell: what may be typed at the cursor."""
+    """Answer a shell that asks what may be typed at the cursor."""
     from click.shell_completion import get_completion_class
 
     shell, _, what = instruction.partition("_")
@@ -123,7 +120,7 @@ def _complete(instruction: str) -> int:
 
 
 def _replace_closed_streams() -> None:
-    """Gives streams that were closed before the start (`>&-`) somewhere to write to."""
+    """Give streams that were closed before the start (`>&-`) somewhere to write to."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - open as long as we run
@@ -182,7 +179,7 @@ def _usage_error(error: click.ClickException, arguments: list[str]) -> CliError:
 
 
 def _command_path(arguments: list[str]) -> str:
-    """The words, from `mlxsup` on, that name a command at the start of a command line."""
+    """Return the words, from `mlxsup` on, that name a command at the start of a command line."""
     words, command = [PROGRAM], cast(click.Command, root)
     for word in arguments:
         found = None
@@ -196,7 +193,7 @@ def _command_path(arguments: list[str]) -> str:
 
 
 def _options_below(group: click.Group) -> set[str]:
-    """The options of all of a group's commands."""
+    """Return the options of all of a group's commands."""
     context = click.Context(group)
     options: set[str] = set()
     for name in group.list_commands(context):

@@ -27,7 +27,7 @@ ANSWER_LIMIT_S = 0.5
 def complete_model(
     context: click.Context, _: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """The names that begin so, each with the model's state if a daemon answers."""
+    """Return the names that begin so, each with the model's state if a daemon answers."""
     target = target_of(context)
     states = {row["name"]: str(row["state"]) for row in ask_status(target)}
     names = states or _read_configuration(target)
@@ -61,7 +61,7 @@ optional_model_argument = click.argument(
 
 
 def check_known(status: Mapping[str, Any], model: str) -> None:
-    """Refuses a name that the daemon does not know, before anything is sent to it.
+    """Refuse a name that the daemon does not know, before anything is sent to it.
 
     Raises:
         CliError: with close matches and the configured names.
@@ -71,14 +71,14 @@ def check_known(status: Mapping[str, Any], model: str) -> None:
 
 
 def target_of(context: click.Context) -> Target:
-    """The daemon that the options so far name."""
+    """Return the daemon that the options so far name."""
     params = context.params
     config = params.get("config") or params.get("config_path")
     return Target(endpoint=params.get("endpoint"), config=Path(config) if config else None)
 
 
 def ask_status(target: Target) -> list[dict[str, Any]]:
-    """The models of a daemon that answers at once; nothing if none does."""
+    """Return the models of a daemon that answers at once; none if none does."""
     # Filled by the thread at most once, and read after it has ended or been given up.
     answers: list[list[dict[str, Any]]] = []
 

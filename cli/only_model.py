@@ -9,7 +9,7 @@ from .exit_status import CliError, ExitStatus
 
 
 def only_model(status: Mapping[str, Any], command: str, after: str = "") -> str:
-    """The name of the only model that is configured.
+    """Return the name of the only model that is configured.
 
     Args:
         status: of the daemon.

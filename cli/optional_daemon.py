@@ -8,7 +8,7 @@ from .connection import Target, explain_connection_lost, explain_request_error
 
 
 def status_of_daemon(target: Target) -> dict[str, Any] | None:
-    """The status of the daemon; None if no daemon runs there.
+    """Return the status of the daemon; None if no daemon runs there.
 
     Raises:
         CliError: one runs, but does not answer.

@@ -1,16 +1,15 @@
-"""Waits until models are READY."""
+"""Wait until models are READY."""
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .connection import unknown_model
 from .exit_status import CliError, ExitStatus
 from .model_rows import row_called
+from .state_changes import Changes, is_step
 from .terminal.change_printer import change_line
 from .terminal.live_line import LiveLine
 from .terminal.model_row import note_of
@@ -26,9 +25,9 @@ Row = Mapping[str, Any]
 def wait_until_ready(
     client: Client, names: Sequence[str], output: Output, *, limit_s: float | None = None
 ) -> dict[str, Any]:
-    """Returns the daemon's status once these models are READY.
+    """Return the daemon's status once these models are READY.
 
-    Shows each change of their states on standard error, and on a terminal how far loads have come.
+    It shows each change of their states on standard error, and on a terminal how far they are.
 
     Args:
         client: of the daemon; this takes its one subscription.
@@ -41,69 +40,20 @@ def wait_until_ready(
         RequestError, ConnectionLost: the daemon has ended.
     """
     give_up_at = None if limit_s is None else time.monotonic() + limit_s
-    news = _News(client)
+    changes = Changes(client)
     with LiveLine(output) as line:
         while True:
             status = client.status()
             pending = _pending(_chosen(status, names), is_named=bool(names))
             if not pending:
                 return status
-            for change in news.until(give_up_at):
+            left_s = None if give_up_at is None else max(0.0, give_up_at - time.monotonic())
+            heard = changes.wait(left_s)
+            for change in heard:
                 if any(change["model"] == row["name"] for row in pending):
                     _show(change, line, output)
-            if news.is_late:
+            if not heard:
                 raise _late(pending, limit_s or 0.0)
-
-
-class _News:
-    """The changes of models, which can be waited for up to a time.
-
-    Args:
-        client: where to read them.
-    """
-
-    def __init__(self, client: Client) -> None:
-        self.is_late = False
-        # Bounded by the daemon: it drops a client that does not read.
-        self._news: queue.SimpleQueue[Mapping[str, Any] | Exception] = queue.SimpleQueue()
-        self._events = client.events()
-        # The daemon answers in order: once it has answered this, no change is missed.
-        client.ping()
-        threading.Thread(target=self._read, name="mlxsup-news", daemon=True).start()
-
-    def until(self, give_up_at: float | None) -> Iterator[Mapping[str, Any]]:
-        """Waits for a change, and gives it and all that have arrived with it.
-
-        Args:
-            give_up_at: until when, in monotonic seconds; None: however long it takes.
-
-        Raises:
-            RequestError, ConnectionLost: there will be none any more.
-        """
-        try:
-            left_s = None if give_up_at is None else max(0.0, give_up_at - time.monotonic())
-            first = self._news.get(timeout=left_s)
-        except queue.Empty:
-            self.is_late = True
-            return
-        yield _change(first)
-        while not self._news.empty():
-            yield _change(self._news.get())
-
-    def _read(self) -> None:
-        from mlxsup.client import ConnectionLost, RequestError
-
-        try:
-            for change in self._events:
-                self._news.put({"at": time.time(), **change})
-        except (ConnectionLost, RequestError) as error:
-            self._news.put(error)
-
-
-def _change(item: Mapping[str, Any] | Exception) -> Mapping[str, Any]:
-    if isinstance(item, Exception):
-        raise item
-    return item
 
 
 def _chosen(status: Mapping[str, Any], names: Sequence[str]) -> list[Row]:
@@ -119,7 +69,7 @@ def _chosen(status: Mapping[str, Any], names: Sequence[str]) -> list[Row]:
 
 
 def _pending(rows: Sequence[Row], *, is_named: bool) -> list[Row]:
-    """Those that are not READY yet but may become so by themselves."""
+    """Return those that are not READY yet but may become so by themselves."""
     for row in rows:
         name = row["name"]
         if row["state"] == "FAILED":
@@ -137,8 +87,8 @@ def _pending(rows: Sequence[Row], *, is_named: bool) -> list[Row]:
     return [row for row in rows if row["wanted"] == "up" and row["state"] != "READY"]
 
 
-def _show(change: Mapping[str, Any], line: LiveLine, output: Output) -> None:
-    if change["from"] != change["to"]:
+def _show(change: dict[str, Any], line: LiveLine, output: Output) -> None:
+    if is_step(change):
         line.remark(change_line(change))
     else:
         line.show(change_line(change))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def complete_request(
     context: click.Context, _: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """The ids that begin so, of requests that run, wait or are paused, each with its model."""
+    """Return the ids that begin so, of open requests, each with its model."""
     words = (
         (one["id"], f"{row['name']}, {kind}")
         for row in ask_status(target_of(context))
@@ -31,7 +31,7 @@ request_argument = click.argument("request", metavar="ID", shell_complete=comple
 
 
 def stage_line(value: Mapping[str, Any]) -> str:
-    """`5f0c12ab-1 of smollm2: paused after 12 tokens`."""
+    """Return `5f0c12ab-1 of smollm2: paused after 12 tokens`."""
     sent = value["tokens_sent"]
     tokens = "1 token" if sent == 1 else f"{sent} tokens"
     return in_a_line(f"{value['request']} of {value['model']}: {value['stage']} after {tokens}")

@@ -15,7 +15,7 @@ from mlxsup.protocol.ids import ModelName
 
 from ..connection import config_option, output_options
 from ..exit_status import CliError, ExitStatus
-from ..terminal.output import Output
+from ..terminal.output import Output, width_of
 
 if TYPE_CHECKING:
     from mlxsup.supervisor.config.load import DaemonConfig
@@ -47,7 +47,7 @@ def plan(config_path: Path | None, output: Output) -> None:
     if output.is_json:
         output.object(value)
     else:
-        output.data("\n".join(plan_lines(output, value)))
+        output.show(*plan_lines(value, width_of(sys.stdout)))
 
 
 def plan_of(configuration: DaemonConfig, output: Output | None = None) -> dict[str, Any]:

@@ -1,22 +1,26 @@
-"""`mlxsup requests`: every open request, and how far it is."""
+"""The commands about requests: `requests`, and `cancel`, `pause`, `resume` and `prioritize`."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..answer_options import check_text
-from ..connection import Target, connect, daemon_options
-from ..terminal.output import Output
+from ..connection import Target, connect, daemon_command, daemon_options
+from ..priority_options import PRIORITY
+from ..request_ids import request_argument, stage_line
+from ..terminal.output import Output, width_of
 from ..terminal.reader_watch import reader_watched
-from ..terminal.requests_table import request_line, requests_table
+from ..terminal.requests_table import request_line, request_lines
 from ..terminal.watch import redraw
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from mlxsup.client import Client
 
 FOLLOW_INTERVAL_S = 1.0
@@ -44,13 +48,22 @@ def requests(is_following: bool, name: str | None, target: Target, output: Outpu
     if output.is_json:
         output.object(value)
     else:
-        output.data("\n".join(requests_table(output, value)))
+        output.show(*_lines(value))
+
+
+def _lines(value: Mapping[str, Any]) -> list[Text]:
+    from rich.text import Text  # every command would wait for it
+
+    if not value["requests"]:
+        return [Text("no open requests")]
+    lines = request_lines(value["requests"], width_of(sys.stdout))
+    return [*lines, Text(f"and {value['more']} more")] if value["more"] else lines
 
 
 def _follow(client: Client, name: str | None, output: Output) -> None:
     try:
         if output.can_redraw(sys.stdout) and not output.is_json:
-            redraw(lambda: requests_table(output, client.requests(client=name)), output)
+            redraw(lambda: _lines(client.requests(client=name)), output)
         else:
             with reader_watched(client.close):
                 _follow_lines(client, name, output)
@@ -60,18 +73,18 @@ def _follow(client: Client, name: str | None, output: Output) -> None:
 
 
 def _follow_lines(client: Client, name: str | None, output: Output) -> None:
-    """A line for each request that is new, does something else or has ended since the last look."""
+    """Write a line for each request that is new, does something else or has ended."""
     known: dict[str, Mapping[str, Any]] = {}
     while True:
         listed = client.requests(client=name)["requests"]
         now = {one["number"]: one for one in listed}
         for number, one in known.items():
             if number not in now:
-                _write({**one, "state": "ended"}, output)
+                _write({**one, "state": "ended"}, request_line, output)
         for number, one in now.items():
             before = known.get(number)
             if before is None or _doing(before) != _doing(one):
-                _write(one, output)
+                _write(one, request_line, output)
         known = now
         time.sleep(FOLLOW_INTERVAL_S)
 
@@ -80,8 +93,65 @@ def _doing(one: Mapping[str, Any]) -> tuple[object, ...]:
     return one["state"], one["place"], one["paused"]
 
 
-def _write(one: Mapping[str, Any], output: Output) -> None:
+@click.command(short_help="End a request.")
+@request_argument
+@daemon_command
+def cancel(request: str, client: Client, output: Output) -> None:
+    """Example: mlxsup cancel 5f0c12ab-1
+
+    Ends the request ID, whoever sent it: its stream ends as `cancelled`, with what it has got so
+    far. `mlxsup requests` shows the ids.
+    """
+    value = client.cancel(request)
+    _write(value, lambda ended: stage_line({**ended, "stage": "cancelled"}), output)
+
+
+@click.command()
+@request_argument
+@daemon_command
+def pause(request: str, client: Client, output: Output) -> None:
+    """Example: mlxsup pause 5f0c12ab-1
+
+    Takes the request ID, whoever sent it, out of its batch until `mlxsup resume ID`. `mlxsup
+    requests` shows the ids.
+    """
+    _write(client.pause(request), stage_line, output)
+
+
+@click.command()
+@request_argument
+@daemon_command
+def resume(request: str, client: Client, output: Output) -> None:
+    """Example: mlxsup resume 5f0c12ab-1
+
+    Lets the request ID continue where `mlxsup pause` stopped it, as soon as a row is free.
+    """
+    _write(client.resume(request), stage_line, output)
+
+
+@click.command()
+@request_argument
+@click.argument("priority", metavar="CLASS", type=PRIORITY)
+@daemon_command
+def prioritize(request: str, priority: str, client: Client, output: Output) -> None:
+    """Example: mlxsup prioritize 3f2a9c01-1 interactive
+
+    Gives the request ID, whoever sent it, the CLASS interactive, normal or batch. Its wait so far
+    no longer counts. `mlxsup requests` shows the ids.
+    """
+    _write(client.prioritize(request, priority), _class_line, output)
+
+
+def _class_line(changed: Mapping[str, Any]) -> str:
+    does = "runs" if changed["is_running"] else "waits"
+    name, model, now = changed["id"], changed["model"], changed["priority"]
+    return f"{name} {does} for {model} as {now} (was {changed['before']})"
+
+
+def _write(
+    value: Mapping[str, Any], line_of: Callable[[Mapping[str, Any]], str], output: Output
+) -> None:
     if output.is_json:
-        output.object(one)
+        output.object(value)
     else:
-        output.data(request_line(one))
+        output.data(line_of(value))

@@ -1,24 +1,29 @@
-"""`mlxsup status`: every model, once or until interrupted."""
+"""The commands that look at a daemon: `status` and `events`."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..broken_parts import broken_parts
 from ..connection import Target, connect, daemon_options
 from ..exit_status import CliError, ExitStatus
-from ..terminal.gateway_lines import gateway_lines
-from ..terminal.memory_lines import memory_lines
+from ..state_changes import state_changes
+from ..terminal.change_printer import change_line
 from ..terminal.output import Output, width_of
-from ..terminal.sharing_lines import sharing_lines
-from ..terminal.spare_lines import spare_lines
-from ..terminal.status_table import table_lines
-from ..terminal.watch import watch
+from ..terminal.reader_watch import reader_watched
+from ..terminal.status_table import lines_below, models_table
+from ..terminal.watch import redraw
+from ..terminal.writer import for_terminal
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from mlxsup.client import Client
 
 
 @click.command()
@@ -43,38 +48,59 @@ def status(
         )
     with connect(target) as client:
         if is_watching:
-            watch(client, lambda: _lines(client.status(debug=is_debug), output), output)
+            _watch(client, output, is_debug=is_debug)
             return ExitStatus.OK
         value = client.status(debug=is_debug)
-    output.data("\n".join(_lines(value, output)))
+    _show(value, output)
     broken = broken_parts(value) if is_checking else []
     if broken:
         output.note(f"broken: {', '.join(broken)}")
     return ExitStatus.FAILED if broken else ExitStatus.OK
 
 
-def _lines(value: Mapping[str, Any], output: Output) -> list[str]:
+def _watch(client: Client, output: Output, *, is_debug: bool) -> None:
+    """Show the table until interrupted: every second, or in a pipe with each change."""
+    try:
+        if output.can_redraw(sys.stdout) and not output.is_json:
+            redraw(lambda: _lines(client.status(debug=is_debug), output), output)
+            return
+        with reader_watched(client.close):
+            changes = state_changes(client)
+            _show(client.status(debug=is_debug), output)
+            for _ in changes:
+                if not output.is_json:
+                    output.data("")
+                _show(client.status(debug=is_debug), output)
+    except KeyboardInterrupt:
+        # This is how users end it, so it is no failure.
+        output.end_line()
+
+
+def _show(value: Mapping[str, Any], output: Output) -> None:
     if output.is_json:
-        return [output.object_line(value)]
+        output.object(value)
+    else:
+        output.show(*_lines(value, output))
+
+
+def _lines(value: Mapping[str, Any], output: Output) -> list[Text]:
+    from rich.text import Text  # every command would wait for it
+
     if not value["models"]:
         output.note("no models configured")
-    table = table_lines(output, value, value["models"])
     width = width_of(sys.stdout)
-    for line in (
-        *memory_lines(value, width),
-        *sharing_lines(value, width),
-        *spare_lines(value, width),
-        *gateway_lines(value, width),
-    ):
-        table.append(output.style(line, sys.stdout, dim=True))
-    if "flight" not in value:
-        return table
-    return [*table, *_finding_lines(output, value), *_event_lines(output, value)]
+    lines = [line for group in models_table(value, value["models"], width) for line in group]
+    lines += [Text(for_terminal(line), style="dim") for line in lines_below(value)]
+    if "flight" in value:
+        for title, found in (*_findings(value), *_events(value)):
+            lines += [Text(), Text(for_terminal(title), style="bold")]
+            lines += [Text(for_terminal(f"  {line}")) for line in found]
+        lines += [Text(), Text("`mlxsup why MODEL` explains them")]
+    return lines
 
 
-def _finding_lines(output: Output, value: Mapping[str, Any]) -> list[str]:
-    """What loading each model found out, and how long it took."""
-    lines: list[str] = []
+def _findings(value: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    """Yield what loading each model found out, and how long it took, below a title."""
     for model in value["models"]:
         found = [f"warning: {text}" for text in model.get("warnings") or []]
         if (batching := model.get("batching")) and batching["reason"]:
@@ -83,14 +109,11 @@ def _finding_lines(output: Output, value: Mapping[str, Any]) -> list[str]:
             took = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in phases.items())
             found.append(f"seconds of its phases: {took}")
         if found:
-            title = f"found while loading {model['name']}:"
-            lines += ["", output.style(title, sys.stdout, bold=True)]
-            lines += [f"  {line}" for line in found]
-    return lines
+            yield f"found while loading {model['name']}:", found
 
 
-def _event_lines(output: Output, value: Mapping[str, Any]) -> list[str]:
-    """The latest events of each model; `mlxsup why` explains them."""
+def _events(value: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    """Yield the latest events of each model, below a title; `mlxsup why` explains them."""
     from mlxsup.protocol.flight import OF_MODELS, Recorded
 
     from ..why.recording import kept_in
@@ -100,9 +123,27 @@ def _event_lines(output: Output, value: Mapping[str, Any]) -> list[str]:
     for recorded in kept_in(value, time.time()):
         if isinstance(recorded.entry, OF_MODELS):
             events.setdefault(recorded.entry.model, []).append(recorded)
-    lines: list[str] = []
-    for name, recorded_ones in events.items():
-        title = f"latest events of {name}:"
-        lines += ["", output.style(title, sys.stdout, bold=True)]
-        lines += [f"  {line}" for line in lines_of(recorded_ones)] or ["  none"]
-    return [*lines, "", "`mlxsup why MODEL` explains them"]
+    for name, of_model in events.items():
+        yield f"latest events of {name}:", lines_of(of_model) or ["none"]
+
+
+@click.command()
+@daemon_options
+def events(target: Target, output: Output) -> int:
+    """Example: mlxsup events --json
+
+    Prints a line each time a model's state changes, until interrupted.
+    """
+    try:
+        with connect(target) as client, reader_watched(client.close):
+            changes = state_changes(client)
+            output.note(f"following {client.endpoint}; Ctrl-C ends")
+            for change in changes:
+                if output.is_json:
+                    output.object(change)
+                else:
+                    output.data(change_line(change))
+    except KeyboardInterrupt:
+        # This is how users end it, so it is no failure.
+        output.end_line()
+    return ExitStatus.OK

@@ -1,4 +1,4 @@
-"""`mlxsup top`: what runs, on the whole screen, until somebody leaves."""
+"""`mlxsup top`: what runs, on the whole screen, until the user leaves."""
 
 from __future__ import annotations
 
@@ -40,22 +40,23 @@ def top(interval_s: float, target: Target, output: Output) -> int:
     something away is only done after a question. In a pipe it writes a line for each change.
     """
     try:
-        if output.can_redraw(sys.stdout) and not output.is_json:
-            _show(interval_s, target, output)
+        if _is_whole_terminal(output):
+            from ..top.app import run
+
+            with connect(target) as client:
+                client.ping()  # or else the screen is not taken
+            run(client.endpoint, interval_s, output)
         else:
             from ..top.lines import follow
 
-            follow(target.find_endpoint(), interval_s, output)
+            follow(target, interval_s, output)
     except KeyboardInterrupt:
         # This is how users end it, so it is no failure.
         output.end_line()
     return ExitStatus.OK
 
 
-def _show(interval_s: float, target: Target, output: Output) -> None:
-    from ..top.facts import look
-    from ..top.program import run
-
-    with connect(target) as client:
-        first = look(client)
-    run(client.endpoint, first, interval_s, output)
+def _is_whole_terminal(output: Output) -> bool:
+    """True if textual can draw, which it does on standard error, and read keys."""
+    streams = (sys.stdin, sys.stdout, sys.stderr)
+    return not output.is_json and all(output.can_redraw(stream) for stream in streams)

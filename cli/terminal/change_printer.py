@@ -22,7 +22,7 @@ FLUSH_LIMIT_S = 1.0
 
 
 class ChangePrinter:
-    """Writes on its own thread, because a pipe that nobody reads blocks whoever writes to it.
+    """Writes on its own thread, because a pipe that is not read blocks its writer.
 
     Args:
         output: how to write.
@@ -37,7 +37,7 @@ class ChangePrinter:
         self._thread = threading.Thread(target=self._run, name="mlxsup-output", daemon=True)
 
     def listening(self, endpoint: str) -> None:
-        """Prints where the daemon answers.
+        """Print where the daemon answers.
 
         The thread starts only now: a starting daemon blocks signals, and a thread that does not
         block them would let them end the process.
@@ -46,14 +46,13 @@ class ChangePrinter:
         self._put({"endpoint": endpoint, "pid": os.getpid()})
 
     def changed(self, change: Mapping[str, Any]) -> None:
-        """A model changed state, or its load progressed; the gateway accepts connections; or a
-        signal asks for the end."""
+        """Print a change of a model, that the gateway listens, or that the end is near."""
         is_model = "gateway" not in change and "stopping" not in change
         if not is_model or change.get("from") != change.get("to") or self._is_live:
             self._put(dict(change))
 
     def close(self) -> bool:
-        """Writes what waits, as long as somebody reads; False if a reader still holds it up."""
+        """Write what waits, as long as it is read; False if a reader still holds it up."""
         if self._thread.is_alive():
             self._put(None)
             self._thread.join(FLUSH_LIMIT_S)
@@ -98,7 +97,7 @@ class ChangePrinter:
                 self._output.note(line)
 
     def _end_progress(self) -> None:
-        """What comes next replaces the line that shows how a load progresses."""
+        """Clear the line that shows how far a load is, for what comes next."""
         if self._has_live_line:
             self._output.data(CLEAR_LINE, newline=False)
             self._has_live_line = False
@@ -109,7 +108,7 @@ class ChangePrinter:
 
 
 def stopping_line(value: Mapping[str, Any]) -> str:
-    """What a daemon that was asked to end still does, and how to hurry it."""
+    """Return what a daemon that was asked to end still does, and how to hurry it."""
     count = value["stopping"]
     requests = f"{count} running request{'' if count == 1 else 's'}"
     if not count:
@@ -121,8 +120,7 @@ def stopping_line(value: Mapping[str, Any]) -> str:
 
 
 def change_line(change: Mapping[str, Any]) -> str:
-    """One change, for people: `12:03:04Z smollm2: LOADING → READY (generation 1, pid 4711)`; its
-    time is UTC, as in the logs."""
+    """Return `12:03:04Z smollm2: LOADING → READY (generation 1, pid 4711)`, in UTC."""
     at = time.strftime("%H:%M:%SZ", time.gmtime(change.get("at") or time.time()))
     before, after = change.get("from"), change.get("to")
     states = str(after) if before in (None, after) else f"{before} → {after}"

@@ -18,7 +18,7 @@ def columns(
     *,
     right: Collection[int] = (),
 ) -> list[list[str]]:
-    """The lines of the headers, then those of each row; nothing is ever cut.
+    """Return the lines of the headers, then those of each row; nothing is ever cut.
 
     Args:
         headers: one for each column.
@@ -35,32 +35,13 @@ def columns(
     return [[], *(_stacked(row, width) for row in rows)]
 
 
-def kept_columns(
-    least: Sequence[int], width: int | None, gap: int, dropped_first: Sequence[int]
-) -> list[int]:
-    """The places of the columns that a terminal has room for.
-
-    Args:
-        least: how narrow each may become.
-        width: columns of the terminal; None for anything else, which has room for all.
-        gap: spaces between two columns.
-        dropped_first: places of the columns that others need most, in this order.
-    """
-    kept = list(range(len(least)))
-    for place in dropped_first:
-        if width is None or sum(least[p] for p in kept) + gap * (len(kept) - 1) <= width:
-            break
-        kept.remove(place)
-    return kept
-
-
 def indented(text: str, width: int | None) -> list[str]:
-    """A sentence that belongs to the row above it."""
+    """Return the lines of a sentence that belongs to the row above it."""
     return wrapped(text, width, INDENT)
 
 
 def wrapped(text: str, width: int | None, indent: int = 0) -> list[str]:
-    """A sentence in lines that fit; paths and names are cut only if one alone is too long."""
+    """Return a sentence in lines that fit; a path or a name is cut only if it alone is too long."""
     begin = " " * indent
     if width is None:
         return [f"{begin}{text}"]
@@ -75,7 +56,7 @@ def in_a_line(text: str) -> str:
 
 
 def cut(text: str, width: int | None) -> str:
-    """The text, with an ellipsis at its end if it is longer than that."""
+    """Return the text, with an ellipsis at its end if it is longer than that."""
     if width is None or len(text) <= width:
         return text
     return text[: max(1, width - 1)] + "…"

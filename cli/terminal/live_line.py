@@ -27,7 +27,7 @@ class LiveLine:
         self.is_possible = output.can_redraw(sys.stderr) and not output.is_json
 
     def show(self, text: str) -> None:
-        """Replaces the line's text; not while half a line of an answer stands there."""
+        """Replace the line's text; not while half a line of an answer stands there."""
         if self.is_possible and not self._is_beside_text:
             # A line that wraps could not be cleared.
             text = cut(text, shutil.get_terminal_size().columns - 1)
@@ -36,24 +36,24 @@ class LiveLine:
             self._is_shown = True
 
     def make_way(self, text: str, stream: TextIO) -> None:
-        """Clears the line for text of an answer that is about to be written there."""
+        """Clear the line for text of an answer that is about to be written there."""
         self.clear()
         self._is_beside_text = stream.isatty() and not text.endswith("\n")
 
     def end_text(self) -> None:
-        """Begins a new line if half a line of an answer stands on the terminal."""
+        """Begin a new line if half a line of an answer stands on the terminal."""
         self.clear()
         if self._is_beside_text:
             self._output.note("")
         self._is_beside_text = False
 
     def remark(self, text: str) -> None:
-        """Writes a line that stays, below what has been written of an answer."""
+        """Write a line that stays, below what has been written of an answer."""
         self.end_text()
         self._output.note(self._output.style(text, sys.stderr, dim=True))
 
     def clear(self) -> None:
-        """Clears the line."""
+        """Clear the line."""
         if self._is_shown:
             click.echo(CLEAR_LINE, nl=False, err=True)
             self._is_shown = False

@@ -13,8 +13,9 @@ TITLE = "memory"
 
 
 def memory_bar(value: Mapping[str, Any], width: int) -> str:
-    """`memory [###==.....] 3.10 GiB used, 5.00 GiB of 10.00 GiB reserved`; without a bar on a
-    terminal that is too narrow for one.
+    """Return `memory [###==.....] 3.10 GiB used, 5.00 GiB of 10.00 GiB reserved`.
+
+    A terminal that is too narrow for a bar gets none.
 
     The bar is as long as the budget, or as what is used or reserved if that is more. A `#` is used,
     an `=` is reserved and not used, and a dot is neither. Without a budget it is as long as the
@@ -41,7 +42,7 @@ def memory_bar(value: Mapping[str, Any], width: int) -> str:
 
 
 def amounts(value: Mapping[str, Any]) -> str:
-    """`3.10 GiB used, 5.00 GiB of 10.00 GiB reserved`."""
+    """Return `3.10 GiB used, 5.00 GiB of 10.00 GiB reserved`."""
     memory = value.get("memory") or {}
     used = f"{format_bytes(used_bytes(value))} used"
     budget = memory.get("budget_bytes")
@@ -52,12 +53,12 @@ def amounts(value: Mapping[str, Any]) -> str:
 
 
 def used_bytes(value: Mapping[str, Any]) -> int:
-    """Resident bytes of all models' processes, as they were measured last."""
+    """Return the resident bytes of all models' processes, as they were measured last."""
     return sum(int(model.get("footprint_bytes") or 0) for model in value["models"])
 
 
 def _bar(used: float, reserved: float, width: int) -> str:
-    """One sign for each part of the whole; the shares are between 0 and 1."""
+    """Return one sign for each part of the whole; the shares are between 0 and 1."""
     used_signs = round(used * width)
     reserved_signs = max(round(reserved * width), used_signs)
     free_signs = width - reserved_signs

@@ -1,4 +1,4 @@
-"""One model of `status --json` as a row of the table."""
+"""Notes about a model of `status --json`: how far its load is, and why its process ended."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 from .columns import in_a_line
 from .quantities import format_bytes, format_duration
-from .table import Row
 
 EXIT_WORDS = {
     "asked": "",
@@ -23,40 +22,13 @@ EXIT_WORDS = {
 BATCHING_WORDS = {"serial_prefill": "prompts one by one", "one_row": "one row at a time"}
 
 
-def row_of(model: Mapping[str, Any], now: float, last_line: str = "") -> Row:
-    """The row of a model.
-
-    Args:
-        model: an entry of `models`.
-        now: seconds since the epoch.
-        last_line: the last line of its log, for a FAILED model.
-    """
-    rate = model.get("tokens_per_s")
-    pid = model.get("pid")
-    uptime_s = model.get("loaded_for_s")
-    return Row(
-        cells=[
-            str(model["name"]),
-            str(model["state"]),
-            format_duration(uptime_s),
-            str(pid) if pid else "-",
-            str(model.get("restarts", 0)),
-            f"{len(model.get('running') or [])}/{model.get('queued', 0)}",
-            f"{rate:.1f}" if rate else "-",
-            format_bytes(model.get("footprint_bytes") or None),
-            str(model.get("context_length") or "-"),
-        ],
-        note=note_of(model, now),
-        below=last_line,
-    )
-
-
 def note_of(model: Mapping[str, Any], now: float) -> str:
-    """Load progress, retry time or the last cause, as one phrase; if there is none of them, who
-    waits in which class, how rows are batched and how many warnings there are. Before it, how far a
-    long prompt has been read; after it what a
-    pinned model keeps though it is STOPPED, how many requests are paused, and how many wait because
-    they gave way to others."""
+    """Return load progress, retry time or the last cause, as one phrase.
+
+    If there is none of them, it says who waits in which class, how rows are batched and how many
+    warnings there are. How far a long prompt has been read comes first; what a pinned model keeps
+    though it is STOPPED, how many requests are paused and how many gave way to others come last.
+    """
     parts = []
     progress = progress_text(model.get("progress"))
     if progress and model["state"] in ("LOADING", "PENDING"):
@@ -81,8 +53,7 @@ def note_of(model: Mapping[str, Any], now: float) -> str:
 
 
 def _remarks(model: Mapping[str, Any]) -> list[str]:
-    """Who waits, if classes differ, and what its load found out, in few words; `status --debug` has
-    it all."""
+    """Return who waits, if classes differ, and what its load found out."""
     batching, warnings = model.get("batching"), model.get("warnings")
     waiting = _waiting_words(model.get("queued_per_class"))
     mode = BATCHING_WORDS.get(batching["mode"]) if isinstance(batching, Mapping) else None
@@ -92,8 +63,7 @@ def _remarks(model: Mapping[str, Any]) -> list[str]:
 
 
 def _reading_words(model: Mapping[str, Any]) -> list[str]:
-    """How far the prompt has been read that has most of it before it: `prefill 41%`; nothing if no
-    prompt has been read in part."""
+    """Return `prefill 41%` of the prompt with most left to read, if one has been read in part."""
     parts = [
         row["read_tokens"] / row["prompt_tokens"]
         for row in model.get("rows") or []
@@ -106,7 +76,7 @@ def _reading_words(model: Mapping[str, Any]) -> list[str]:
 
 
 def _waiting_words(per_class: object) -> str | None:
-    """How many wait in each class: `waiting: 1 interactive, 3 batch`; None if all are normal."""
+    """Return `waiting: 1 interactive, 3 batch`; None if all are normal."""
     if not isinstance(per_class, Mapping) or not any(
         count for name, count in per_class.items() if name != "normal"
     ):
@@ -116,13 +86,13 @@ def _waiting_words(per_class: object) -> str | None:
 
 
 def warning_lines(name: object, warnings: object) -> list[str]:
-    """The warnings of a model, one line each."""
+    """Return the warnings of a model, one line each."""
     texts = warnings if isinstance(warnings, list) else []
     return [in_a_line(f"warning: {name}: {text}") for text in texts]
 
 
 def cause_of(last_exit: object, now: float) -> str:
-    """Why its last process ended: `SIGKILL, out of memory, 2m ago`; empty if it was asked to."""
+    """Return `SIGKILL, out of memory, 2m ago`; empty if its last process was asked to end."""
     if not isinstance(last_exit, Mapping) or last_exit.get("reason") == "asked":
         return ""
     reason = str(last_exit.get("reason", ""))
@@ -153,8 +123,7 @@ def _signal_name(value: object) -> str:
 
 
 def progress_text(progress: object) -> str:
-    """How far a load has come, `weights 40%` or `download 40% of 4.20 GiB`, or what a model waits
-    for."""
+    """Return `weights 40%` or `download 40% of 4.20 GiB` of a load, or what a model waits for."""
     if not isinstance(progress, Mapping):
         return ""
     fraction = progress.get("fraction")

@@ -34,8 +34,7 @@ INTERRUPTED = "the worker ended; the answer continues when it is back"
 
 
 def notice_text(notice: Notice) -> str:
-    """`queued, position 3, about 12s` · `loading, weights 40%` ·
-    `reading the prompt, 1024 of 8192 tokens (12%)`."""
+    """Return `queued, position 3, about 12s`, `loading, weights 40%` and the like."""
     detail = notice.detail
     if notice.kind == "queued":
         why = QUEUED_WORDS.get(str(detail.get("reason")), "")
@@ -53,7 +52,7 @@ def notice_text(notice: Notice) -> str:
 
 
 def notice_step(notice: Notice) -> tuple[object, ...]:
-    """What of a notice is worth a line: a progress counts in tenths, an estimate not at all."""
+    """Return what makes a notice worth a line: a tenth of a progress, but not an estimate."""
     detail = notice.detail
     if notice.kind == "prefilling":
         done, total = _tokens(detail)
@@ -66,13 +65,13 @@ def notice_step(notice: Notice) -> tuple[object, ...]:
 
 
 def _tokens(detail: Mapping[str, Any]) -> tuple[int, int]:
-    """How many tokens of a prompt have been read, and of how many."""
+    """Return how many tokens of a prompt have been read, and of how many."""
     done, total = detail.get("done"), detail.get("total")
     return (done if type(done) is int else 0), max(total if type(total) is int else 0, 1)
 
 
 def _expected(detail: Mapping[str, Any]) -> str:
-    """`, about 12s`, if that is known and worth saying."""
+    """Return `, about 12s`, if that is known and worth saying."""
     expected_s = detail.get("expected_s")
     if not isinstance(expected_s, int | float) or expected_s < 1:
         return ""

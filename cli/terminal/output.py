@@ -18,7 +18,7 @@ from ..exit_status import CliError
 from .writer import GuardedStream, beneath, own
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
 SCHEMA_VERSION = 1
 RESET = "\x1b[0m"
@@ -45,24 +45,35 @@ class Output:
 
     @classmethod
     def from_arguments(cls, arguments: Sequence[str]) -> Output:
-        """For errors in the arguments themselves, before any command has read them."""
+        """Return the output of errors in the arguments, before a command has read them."""
         flags = arguments[: arguments.index("--")] if "--" in arguments else arguments
         return cls(is_json="--json" in flags, is_plain="--no-color" in flags)
 
     def data(self, text: str, *, newline: bool = True) -> None:
-        """Writes what was asked for, at once."""
+        """Write what was asked for, at once."""
         click.echo(text, nl=newline)
 
-    def show(self, renderable: RenderableType) -> None:
-        """Print a table or text of rich on stdout: as wide as the terminal, and whole in a pipe.
+    def show(self, *renderables: RenderableType) -> None:
+        """Print tables or texts of rich on stdout, below each other: as wide as the terminal, and
+        whole in a pipe.
 
         Args:
-            renderable: every text from outside in it has passed through `for_terminal`.
+            renderables: every text from outside in them has passed through `for_terminal`.
         """
+        console = self.console(sys.stdout)
+        # Written by us: rich ends the process with 1 if the reader of its file has gone.
+        with console.capture() as captured:
+            for renderable in renderables:
+                console.print(renderable, crop=console.is_terminal)
+        stream = beneath(sys.stdout)
+        stream.write(captured.get())
+        stream.flush()
+
+    def console(self, stream: TextIO) -> Console:
+        """Return a console of rich that writes there, below the guard."""
         from rich.console import Console  # every command would wait for it
 
-        stream = sys.stdout
-        Console(
+        return Console(
             file=beneath(stream),
             width=width_of(stream) or WHOLE,
             color_system="auto" if self.has_colour(stream) else None,
@@ -71,8 +82,7 @@ class Output:
             markup=False,
             emoji=False,
             legacy_windows=False,
-        ).print(renderable)
-        stream.flush()
+        )
 
     def answer(self, text: str, stream: TextIO, **style: Any) -> None:
         """Write a piece of a model's text: as it is, but for what a terminal would act on."""
@@ -85,49 +95,49 @@ class Output:
             click.echo(styled, file=stream, nl=False)
 
     def object(self, value: Mapping[str, Any]) -> None:
-        """Writes one object, on one line."""
+        """Write one object, on one line."""
         self.data(self.object_line(value))
 
     @staticmethod
     def object_line(value: Mapping[str, Any]) -> str:
-        """One object as the line that programs read, with escapes for what is not printable."""
+        """Return one object as a line for programs, with escapes for what is not printable."""
         line = json.dumps({"schema_version": SCHEMA_VERSION, **value}, ensure_ascii=False)
         return escaped(line)
 
     def note(self, text: str) -> None:
-        """Writes what only a person wants to know."""
+        """Write what only a person wants to know."""
         if not self.is_json:
             click.echo(text, err=True)
 
     def end_line(self) -> None:
-        """Begins a new line after the ^C that a terminal shows."""
+        """Begin a new line after the ^C that a terminal shows."""
         if sys.stderr.isatty():
             self.note("")
 
     def error(self, error: CliError) -> None:
-        """Prints what went wrong, and what helps."""
+        """Print what went wrong, and what helps."""
         if self.is_json:
             value = {"code": error.code, "message": error.message, "hint": error.hint}
             self.object({"error": value})
             return
-        # Indented, a line of somebody else's text cannot pass for the hint.
+        # Indented, a line of a text from outside cannot pass for the hint.
         message = _NEW_LINE.sub("\n  ", error.message)
         click.echo(f"{self.style('error:', sys.stderr, fg='red')} {message}", err=True)
         if error.hint:
             click.echo(self.style(f"hint: {error.hint}", sys.stderr, dim=True), err=True)
 
     def has_colour(self, stream: TextIO) -> bool:
-        """Whether escape sequences may be written there."""
+        """True if escape sequences may be written there."""
         if self.is_plain or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
             return False
         return stream.isatty()
 
     def can_redraw(self, stream: TextIO) -> bool:
-        """Whether what was written there can be overwritten."""
+        """True if what was written there can be overwritten."""
         return stream.isatty() and os.environ.get("TERM") != "dumb"
 
     def style(self, text: str, stream: TextIO, **attributes: Any) -> str:
-        """The text, with colour if the stream supports it."""
+        """Return the text, with colour if the stream supports it."""
         return styled(text, **attributes) if self.has_colour(stream) else text
 
 
@@ -143,7 +153,7 @@ def styled(text: str, **attributes: Any) -> str:
 
 
 def width_of(stream: TextIO) -> int | None:
-    """The columns of a terminal; None for anything else, whose lines are never cut."""
+    """Return the columns of a terminal; None for anything else, whose lines are never cut."""
     if not stream.isatty():
         return None
     import shutil  # every command would wait for it
@@ -152,7 +162,7 @@ def width_of(stream: TextIO) -> int | None:
 
 
 def settle_streams() -> None:
-    """Writes what is buffered, or discards it if nobody takes it.
+    """Write what is buffered, or discard it if it is not taken.
 
     If any of it were left, the interpreter would exit with 120.
     """
@@ -167,5 +177,5 @@ def settle_streams() -> None:
 
 
 def discard_stdout() -> None:
-    """What is still buffered has nowhere to go, and the interpreter would complain about it."""
+    """Discard what is still buffered, about which the interpreter would complain."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

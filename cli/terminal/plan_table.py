@@ -3,54 +3,61 @@
 from __future__ import annotations
 
 import sys
-import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .columns import kept_columns
-from .output import Output, width_of
+from .columns import indented, wrapped
+from .output import width_of
 from .quantities import format_bytes
+from .tables import Column, table
+from .writer import for_terminal
 
-HEADERS = ("MODEL", "NEEDS", "WEIGHTS", "PROCESS", "CACHE", "CONTEXT", "ROWS", "FITS")
-LEFT_ALIGNED = ("MODEL", "FITS")
-DROPPED_FIRST = ("CACHE", "PROCESS", "WEIGHTS", "ROWS", "CONTEXT")
-"""What a terminal that is too narrow for all columns does without, in this order."""
+if TYPE_CHECKING:
+    from rich.text import Text
 
-GAP = 2
-MIN_MODEL_WIDTH = 8
+COLUMNS = (
+    Column("MODEL", least=8),
+    Column("NEEDS", is_right=True),
+    Column("WEIGHTS", is_right=True, given_up=3),
+    Column("PROCESS", is_right=True, given_up=2),
+    Column("CACHE", is_right=True, given_up=1),
+    Column("CONTEXT", is_right=True, given_up=5),
+    Column("ROWS", is_right=True, given_up=4),
+    Column("FITS"),
+)
+
 ESTIMATED = "~"
-"""Before a figure that nobody has measured."""
+"""Before a figure that no load has measured."""
 
 
 def head_lines(path: Path) -> list[str]:
-    """The lines above the plan: which file it is of."""
-    return [*_wrap(f"configuration: {path}", width_of(sys.stdout)), ""]
+    """Return the lines above the plan: which file it is of."""
+    return [*wrapped(f"configuration: {path}", width_of(sys.stdout)), ""]
 
 
-def plan_lines(output: Output, value: Mapping[str, Any]) -> list[str]:
-    """The lines of the plan; on a terminal none is longer than it is wide.
+def plan_lines(value: Mapping[str, Any], width: int | None) -> Iterator[Text]:
+    """Yield the lines of the plan.
 
     Args:
-        output: adds colour.
         value: as `--json` prints it.
+        width: columns of the terminal; None to cut nothing.
     """
-    width = width_of(sys.stdout)
-    rows = [_cells(model) for model in value["models"]]
-    headers, rows, widths = _layout(rows, width)
+    from rich.text import Text  # every command would wait for it
+
     budget = value["budget"]
-    lines = _wrap(f"budget: {format_bytes(budget['bytes'])} ({budget['reason']})", width)
-    lines += ["", output.style(_line(headers, headers, widths), sys.stdout, bold=True)]
+    yield Text(for_terminal(f"budget: {format_bytes(budget['bytes'])} ({budget['reason']})\n"))
+    header, *rows = table(COLUMNS, [_cells(model) for model in value["models"]], width)
+    yield header
     for model, row in zip(value["models"], rows, strict=True):
-        lines.append(_line(row, headers, widths))
+        yield row
         for remark in _remarks(model, are_swapped=value["swap"]):
-            lines += [
-                output.style(line, sys.stdout, dim=True) for line in _wrap(remark, width, indent=2)
-            ]
-    lines += ["", *_wrap(f"{ESTIMATED} is estimated; loading a model measures it", width)]
+            for line in indented(for_terminal(remark), width):
+                yield Text(line, style="dim")
+    yield Text(f"\n{ESTIMATED} is estimated; loading a model measures it")
     if value["measurements"]:
-        lines += _wrap(value["measurements"], width)
-    return lines + _wrap(_conclusion(value), width)
+        yield Text(for_terminal(value["measurements"]))
+    yield Text(for_terminal(_conclusion(value)))
 
 
 def _conclusion(value: Mapping[str, Any]) -> str:
@@ -90,7 +97,7 @@ def _fits(model: Mapping[str, Any]) -> str:
 
 
 def _remarks(model: Mapping[str, Any], *, are_swapped: bool) -> list[str]:
-    """What belongs to a row and has no place in it."""
+    """Return what belongs to a row and has no place in it."""
     if model["problem"]:
         return [model["problem"]]
     remarks = [model["remark"]] if model["remark"] else []
@@ -112,34 +119,3 @@ def _remarks(model: Mapping[str, Any], *, are_swapped: bool) -> list[str]:
 def _size(figure: Mapping[str, Any]) -> str:
     mark = ESTIMATED if figure["source"] == "estimated" else ""
     return f"{mark}{format_bytes(figure['bytes'])}"
-
-
-def _layout(
-    rows: Sequence[Sequence[str]], width: int | None
-) -> tuple[list[str], list[list[str]], list[int]]:
-    """The headers, cells and widths of the columns that a terminal has room for."""
-    widths = [max(len(row[i]) for row in (HEADERS, *rows)) for i in range(len(HEADERS))]
-    dropped_first = [HEADERS.index(header) for header in DROPPED_FIRST]
-    least = [min(widths[0], MIN_MODEL_WIDTH), *widths[1:]]
-    kept = kept_columns(least, width, GAP, dropped_first)
-    shown = [widths[place] for place in kept]
-    if width is not None:
-        others = sum(shown[1:]) + GAP * (len(shown) - 1)
-        shown[0] = min(shown[0], max(MIN_MODEL_WIDTH, width - others))
-    return [HEADERS[p] for p in kept], [[row[p] for p in kept] for row in rows], shown
-
-
-def _line(cells: Sequence[str], headers: Sequence[str], widths: Sequence[int]) -> str:
-    name = cells[0] if len(cells[0]) <= widths[0] else f"{cells[0][: widths[0] - 1]}…"
-    padded = [
-        cell.ljust(width) if header in LEFT_ALIGNED else cell.rjust(width)
-        for header, cell, width in zip(headers, (name, *cells[1:]), widths, strict=True)
-    ]
-    return (" " * GAP).join(padded).rstrip()
-
-
-def _wrap(text: str, width: int | None, indent: int = 0) -> list[str]:
-    begin = " " * indent
-    if width is None:
-        return [f"{begin}{text}"]
-    return textwrap.wrap(text, width, initial_indent=begin, subsequent_indent=begin)

@@ -6,12 +6,12 @@ from mlxsup.protocol.text import size_text
 
 
 def format_bytes(count: float | None) -> str:
-    """As everywhere else (`size_text`); `-` if it is not known."""
+    """Return a size as everywhere else (`size_text`); `-` if it is not known."""
     return "-" if count is None else size_text(int(count))
 
 
 def format_duration(seconds: float | None) -> str:
-    """The two largest units: 2m 5s."""
+    """Return the two largest units: 2m 5s."""
     if seconds is None:
         return "-"
     whole = max(0, int(seconds))

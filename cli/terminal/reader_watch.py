@@ -1,4 +1,4 @@
-"""Notices that nobody reads standard output any longer, while a command has nothing to write."""
+"""Notices that the reader of standard output has gone, while there is nothing to write."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _GONE = select.POLLERR | select.POLLHUP
 
 @contextmanager
 def reader_watched(give_up: Callable[[], None]) -> Iterator[None]:
-    """Makes the body end when the reader goes, even if it waits for something else.
+    """Make the body end when the reader goes, even if it waits for something else.
 
     Args:
         give_up: called by another thread; makes whatever the body waits for fail.
@@ -53,7 +53,7 @@ def reader_watched(give_up: Callable[[], None]) -> Iterator[None]:
 
 
 def check_reader() -> None:
-    """Looks once, without waiting.
+    """Look once, without waiting.
 
     Raises:
         BrokenPipeError: the reader is gone.
@@ -71,7 +71,7 @@ def _poller(descriptor: int) -> select.poll:
 
 
 def _watchable() -> int | None:
-    """The descriptor of standard output if it is a pipe or a socket, which can lose its reader."""
+    """Return the descriptor of standard output if it is a pipe or a socket."""
     try:
         descriptor = sys.stdout.fileno()
         mode = os.fstat(descriptor).st_mode

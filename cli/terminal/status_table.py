@@ -1,75 +1,236 @@
-"""The table of models that `status` and every command that changes one show."""
+"""A daemon's status as people read it: the table of models, and the lines below it."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlxsup.protocol.folders import log_path
 from mlxsup.protocol.log_files import last_line
 
-from .model_row import row_of
+from .columns import cut, in_a_line, indented
+from .model_row import note_of
 from .output import Output, width_of
-from .table import Row, render
+from .quantities import format_bytes, format_duration
+from .tables import GAP, Column, fitting, table
+from .writer import for_terminal
 
-STATE_COLOURS: dict[str, dict[str, Any]] = {
-    "READY": {"fg": "green"},
-    "LOADING": {"fg": "yellow"},
-    "PENDING": {"fg": "yellow"},
-    "DRAINING": {"fg": "yellow"},
-    "STOPPING": {"fg": "yellow"},
-    "BACKOFF": {"fg": "red"},
-    "FAILED": {"fg": "red", "bold": True},
-    "STOPPED": {"dim": True},
-    "header": {"bold": True},
-    "dim": {"dim": True},
+if TYPE_CHECKING:
+    from rich.text import Text
+
+COLUMNS = (
+    Column("MODEL", least=8),
+    Column("STATE"),
+    Column("UPTIME", is_right=True, given_up=4),
+    Column("PID", is_right=True, given_up=2),
+    Column("RESTARTS", is_right=True, given_up=3),
+    Column("RUN/WAIT", is_right=True, given_up=7),
+    Column("TOK/S", is_right=True, given_up=6),
+    Column("MEMORY", is_right=True, given_up=5),
+    Column("CONTEXT", is_right=True, given_up=1),
+)
+NOTE = Column("NOTE")
+LEAST_NOTE = 12
+
+STATE_STYLES = {
+    "READY": "green",
+    "LOADING": "yellow",
+    "PENDING": "yellow",
+    "DRAINING": "yellow",
+    "STOPPING": "yellow",
+    "BACKOFF": "red",
+    "FAILED": "bold red",
+    "STOPPED": "dim",
 }
 
 
 def show_models(
     output: Output, value: Mapping[str, Any], models: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Prints these models as rows of the table."""
-    for line in table_lines(output, value, models):
-        output.data(line)
-
-
-def table_lines(
-    output: Output, value: Mapping[str, Any], models: Sequence[Mapping[str, Any]]
-) -> list[str]:
-    """The table with these models.
+    """Print these models as rows of the table.
 
     Args:
         output: how to write output.
         value: the daemon's status.
         models: entries of its `models`.
     """
-
-    def style(text: str, what: str) -> str:
-        return output.style(text, sys.stdout, **STATE_COLOURS.get(what, {}))
-
-    return render(table_rows(value, models), width_of(sys.stdout), style)
+    lines = models_table(value, models, width_of(sys.stdout))
+    output.show(*(line for group in lines for line in group))
 
 
-def table_rows(value: Mapping[str, Any], models: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """A row for each model, with the last line of the log of each that has FAILED.
+def models_table(
+    value: Mapping[str, Any], models: Sequence[Mapping[str, Any]], width: int | None
+) -> list[list[Text]]:
+    """Return the line of the headers, then for each model its row and what belongs below it.
+
+    A note that has no room in its row follows it, because a cause is too important to be cut, and
+    so does the last line of the log of a model that has FAILED.
 
     Args:
         value: the daemon's status.
         models: entries of its `models`.
+        width: columns of the terminal; None to cut nothing.
     """
-    log_dir = value.get("log_dir")
+    from rich.cells import cell_len
+    from rich.text import Text
+
     now = time.time()
+    rows = [_cells(model) for model in models]
+    notes = [in_a_line(note_of(model, now)) for model in models]
+    plain = [[cell if isinstance(cell, str) else cell[0] for cell in row] for row in rows]
+    longest = max((cell_len(note) for note in notes), default=0)
+    gap = (
+        GAP if width is None else _gap(sum(fitting(COLUMNS, plain, None).values()), width, longest)
+    )
+    widths = fitting(COLUMNS, plain, width, gap)
+    room = None if width is None else width - sum(widths.values()) - gap * len(widths)
+    if room is not None and room < len(NOTE.title):
+        lines = table(COLUMNS, rows, width, gap)
+        inline = [False] * len(rows)
+    else:
+        inline = [room is None or cell_len(note) <= room for note in notes]
+        shown = [note if fits else "" for note, fits in zip(notes, inline, strict=True)]
+        noted = [[*row, note] for row, note in zip(rows, shown, strict=True)]
+        lines = table((*COLUMNS, NOTE), noted, width, gap)
+    groups = [[line] for line in lines]
+    for group, model, note, fits in zip(groups[1:], models, notes, inline, strict=True):
+        below = [] if fits else indented(note, width)
+        group += [Text(for_terminal(line)) for line in below]
+        if last := _last_line(value, model):
+            said = for_terminal(cut(in_a_line(f"  {last}"), width))
+            group.append(Text(said, style="dim", no_wrap=True))
+    return groups
+
+
+def _gap(taken: int, width: int, longest_note: int) -> int:
+    """Return fewer spaces between columns if that makes room for the longest note, or for any."""
+    room, closer = (width - taken - gap * len(COLUMNS) for gap in (GAP, 1))
+    if room >= longest_note:
+        return GAP
+    return 1 if closer >= longest_note or room < LEAST_NOTE else GAP
+
+
+def _cells(model: Mapping[str, Any]) -> list[str | tuple[str, str]]:
+    rate, pid, state = model.get("tokens_per_s"), model.get("pid"), str(model["state"])
     return [
-        row_of(
-            model,
-            now,
-            last_line(log_path(Path(log_dir), model["name"]))
-            if model["state"] == "FAILED" and log_dir
-            else "",
-        )
-        for model in models
+        str(model["name"]),
+        (state, STATE_STYLES.get(state, "")),
+        format_duration(model.get("loaded_for_s")),
+        str(pid) if pid else "-",
+        str(model.get("restarts", 0)),
+        f"{len(model.get('running') or [])}/{model.get('queued', 0)}",
+        f"{rate:.1f}" if rate else "-",
+        format_bytes(model.get("footprint_bytes") or None),
+        str(model.get("context_length") or "-"),
     ]
+
+
+def _last_line(value: Mapping[str, Any], model: Mapping[str, Any]) -> str:
+    log_dir = value.get("log_dir")
+    if model["state"] != "FAILED" or not log_dir:
+        return ""
+    return last_line(log_path(Path(log_dir), model["name"]))
+
+
+def lines_below(value: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is said about memory, who shares it, spare workers and the HTTP gateway.
+
+    Args:
+        value: the daemon's status.
+    """
+    if reserved := reserved_line(value):
+        yield reserved
+    yield from remarks(value)
+
+
+def reserved_line(value: Mapping[str, Any]) -> str:
+    """Return `memory: 6.00 GiB of 8.00 GiB reserved`; empty without a budget."""
+    memory = value.get("memory") or {}
+    if memory.get("budget_bytes") is None:
+        return ""
+    reserved = format_bytes(memory.get("reserved_bytes") or 0)
+    return f"memory: {reserved} of {format_bytes(memory['budget_bytes'])} reserved"
+
+
+def remarks(value: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines below the table but the first one about memory."""
+    if (value.get("memory") or {}).get("budget_bytes") is not None:
+        yield from _memory_lines(value)
+    yield from _sharing_lines(value)
+    yield from _spare_lines(value)
+    yield from _gateway_lines(value)
+
+
+def _memory_lines(value: Mapping[str, Any]) -> Iterator[str]:
+    """Yield that the budget is lowered or exceeded, and who waits for memory or ran out of it."""
+    memory = value["memory"]
+    if memory.get("shortage"):
+        left = format_bytes(memory["effective_budget_bytes"])
+        yield f"memory is short, {left} of the budget is left: {memory['shortage']}"
+    if memory.get("over_bytes"):
+        over = format_bytes(memory["over_bytes"])
+        yield f"{over} more is reserved than that: models go once they can"
+    for model in value["models"]:
+        if wait := model.get("memory_wait"):
+            waits = format_duration(wait["waits_s"])
+            yield f"{model['name']} has waited for memory for {waits}: it {wait['reason']}"
+        if model.get("raised_bytes"):
+            more, needed = (format_bytes(model[key]) for key in ("raised_bytes", "needed_bytes"))
+            yield (
+                f"{model['name']} needs {needed}, {more} of it because it ran out of memory before"
+            )
+
+
+def _sharing_lines(value: Mapping[str, Any]) -> Iterator[str]:
+    """Yield which clients wait, if any, and the shares of several models that have computed."""
+    clients = (value.get("queue") or {}).get("clients") or {}
+    waiting = []
+    for name, client in clients.items():
+        running = f" ({client['running']} running)" if client["running"] else ""
+        waiting += [f"{name} {client['waiting']}{running}"] if client["waiting"] else []
+    if waiting:
+        yield f"waiting: {', '.join(waiting)}"
+    shares = {model["name"]: model.get("share") for model in value["models"]}
+    parts = [f"{name} {share:.0%}" for name, share in shares.items() if share]
+    if len(parts) > 1:
+        yield f"engine time: {', '.join(parts)}"
+
+
+def _spare_lines(value: Mapping[str, Any]) -> Iterator[str]:
+    """Yield `spare workers: 1 waiting, 1 starting (2 wanted), 409.6 MiB` if there are any."""
+    spares = value.get("spares") or {}
+    workers, wanted = spares.get("workers") or [], spares.get("wanted") or 0
+    if not workers and not wanted:
+        return
+    counts = Counter(worker["state"] for worker in workers)
+    states = ", ".join(f"{count} {state}" for state, count in counts.items()) or "none"
+    held = format_bytes(sum(worker["reserved_bytes"] for worker in workers))
+    line = f"spare workers: {states} ({wanted} wanted), {held}"
+    if spares.get("retry_in_s") is not None:
+        line += f"; one died, the next starts in {format_duration(spares['retry_in_s'])}"
+    yield line
+
+
+def _gateway_lines(value: Mapping[str, Any]) -> Iterator[str]:
+    """Yield `http: http://127.0.0.1:8484 (pid 4711)`, or why the gateway is not there."""
+    gateway = value.get("gateway")
+    if not gateway:
+        return
+    if gateway["state"] == "listening":
+        line = f"http: {gateway['url']} (pid {gateway['pid']})"
+        if gateway["restarts"]:
+            line += f", started {gateway['restarts'] + 1} times; last, {gateway['cause']}"
+        yield line
+        return
+    line = f"http: {gateway['state']}"
+    if gateway["ends_in_a_row"] > 1:
+        line += f", {gateway['ends_in_a_row']} times in a row"
+    if gateway["cause"]:
+        line += f": {gateway['cause']}"
+    if gateway["retry_in_s"] is not None:
+        line += f"; next attempt in {format_duration(gateway['retry_in_s'])}"
+    yield line

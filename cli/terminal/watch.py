@@ -1,4 +1,4 @@
-"""`mlxsup status --watch`: the table, refreshed in place on a terminal."""
+"""Lines of a terminal that are refreshed in place, until interrupted."""
 
 from __future__ import annotations
 
@@ -8,61 +8,32 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ..state_changes import state_changes
-from .columns import in_a_line
 from .output import Output
-from .reader_watch import reader_watched
-from .writer import own, plain
+from .writer import beneath
 
 if TYPE_CHECKING:
-    from mlxsup.client import Client
+    from rich.console import RenderableType
 
 REDRAW_INTERVAL_S = 1.0
-CLEAR_REST, CLEAR_BELOW = own("\x1b[K"), own("\x1b[J")
-
-Draw = Callable[[], Sequence[str]]
-"""Asks the daemon, and returns the lines to show."""
+CLEAR_REST, CLEAR_BELOW = "\x1b[K", "\x1b[J"
 
 
-def watch(client: Client, draw: Draw, output: Output) -> None:
-    """Shows the lines until interrupted: every second, or in a pipe with each change."""
-    try:
-        if output.can_redraw(sys.stdout) and not output.is_json:
-            redraw(draw, output)
-        else:
-            with reader_watched(client.close):
-                _follow(client, draw, output)
-    except KeyboardInterrupt:
-        # This is how users end it, so it is no failure.
-        output.end_line()
+def redraw(draw: Callable[[], Sequence[RenderableType]], output: Output) -> None:
+    """Show what `draw` returns every second, over what it returned before; ends by an interrupt.
 
-
-def _follow(client: Client, draw: Draw, output: Output) -> None:
-    changes = state_changes(client)
-    _write(draw(), output)
-    for _ in changes:
-        if not output.is_json:
-            output.data("")
-        _write(draw(), output)
-
-
-def _write(lines: Sequence[str], output: Output) -> None:
-    output.data("\n".join(lines))
-
-
-def redraw(draw: Draw, output: Output) -> None:
-    """Shows the lines every second, over those of before; ends with an interrupt."""
+    Not by `rich.live`, which hides the cursor: a signal that ends the command would leave it so.
+    """
     rows_above = 0
     while True:
-        size = shutil.get_terminal_size()
+        console = output.console(sys.stdout)
+        with console.capture() as captured:
+            for renderable in draw():
+                console.print(renderable)
         # Lines that scrolled off the terminal could not be overwritten.
-        lines = [in_a_line(line) for line in draw()][: size.lines - 1]
-        up = own(f"\x1b[{rows_above}A\r" if rows_above else "\r")
-        body = "".join(f"{line}{CLEAR_REST}\n" for line in lines)
-        output.data(f"{up}{body}{CLEAR_BELOW}", newline=False)
-        rows_above = sum(_rows_of(line, size.columns) for line in lines)
+        lines = captured.get().splitlines()[: shutil.get_terminal_size().lines - 1]
+        up = f"\x1b[{rows_above}A\r" if rows_above else "\r"
+        stream = beneath(sys.stdout)
+        stream.write(up + "".join(f"{line}{CLEAR_REST}\n" for line in lines) + CLEAR_BELOW)
+        stream.flush()
+        rows_above = len(lines)
         time.sleep(REDRAW_INTERVAL_S)
-
-
-def _rows_of(line: str, columns: int) -> int:
-    return max(1, -(-len(plain(line)) // columns))

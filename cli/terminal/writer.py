@@ -27,7 +27,7 @@ _FORCING = frozenset({*range(0x202A, 0x202F), *range(0x2066, 0x2070)})
 """Embeddings, overrides and isolates, which show text in another order than it is read in."""
 
 _TAGS = range(0xE0000, 0xE0100)
-"""Invisible letters: a model can hide instructions in them from whoever copies its answer."""
+"""Invisible letters: a model can hide instructions in them from the user who copies its answer."""
 
 _NEVER_SHOWN = frozenset({"Cc", "Cs", "Zl", "Zp"})
 _MOST_KEPT = 8192

@@ -28,7 +28,7 @@ BARE = {
 
 HEAVY = {
     "asyncio", "email.message", "huggingface_hub", "importlib.metadata", "msgpack", "mlx", "numpy",
-    "psutil", "pydantic", "rich", "subprocess", "zmq",
+    "prompt_toolkit", "psutil", "pydantic", "rich", "subprocess", "textual", "zmq",
     "mlxsup.client", "mlxsup.protocol.client_messages", "mlxsup.protocol.codec",
     "mlxsup.supervisor", "mlxsup.worker", "mlxsup.gateway",
 }  # fmt: skip
@@ -70,6 +70,26 @@ def test_what_needs_no_command_imports_none(tmp_path: Path, arguments: list[str]
     found = imported(tmp_path, *arguments)
     assert {name for name in found if name.split(".")[0] == "mlxsup"} == BARE
     assert found & HEAVY == set()
+
+
+def test_no_help_of_a_command_waits_for_what_the_command_needs(tmp_path: Path) -> None:
+    code = """
+import json, sys
+from mlxsup.cli.command_table import COMMANDS, load
+for name in COMMANDS:
+    load(name)
+print(json.dumps(sorted(sys.modules)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment(HOME=str(tmp_path)),
+        timeout=60,
+        check=True,
+    )
+    assert set(json.loads(done.stdout)) & HEAVY <= {"subprocess"}
 
 
 def test_what_asks_a_daemon_imports_no_more_than_a_client(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from mlxsup.cli import main as cli
 from mlxsup.cli.broken_parts import broken_parts
-from mlxsup.cli.command_table import COMMANDS, ENDING_COMMANDS, expand, guess
+from mlxsup.cli.command_table import COMMANDS, ENDING_COMMANDS, FILES, expand, guess, load
 from mlxsup.cli.commands import rm as commands_rm
 from mlxsup.cli.commands import stop as commands_stop
 from mlxsup.cli.commands.bench import bench
@@ -31,12 +31,14 @@ from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.keep_alive import SHORTEST_LOAD_S
 from mlxsup.protocol.states import State
 
-FILES = Path(__file__).parents[2] / "cli" / "commands"
+HERE = Path(__file__).parents[2] / "cli" / "commands"
 
 
-def test_every_file_of_a_command_is_in_the_table_and_says_what_it_does() -> None:
-    files = {file.stem for file in FILES.glob("*.py")} - {"__init__"}
-    assert files == {name.replace("-", "_") for name in COMMANDS}
+def test_every_file_of_commands_is_in_the_table_which_says_what_each_does() -> None:
+    files = {file.stem for file in HERE.glob("*.py")} - {"__init__"}
+    assert files == {FILES.get(name, name.replace("-", "_")) for name in COMMANDS}
+    assert set(FILES) <= set(COMMANDS)
+    assert all(load(name).name == name for name in COMMANDS)
     assert all(what.endswith(".") and len(what) <= 60 for what in COMMANDS.values())
 
 
@@ -217,6 +219,132 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, st
         cli.main(arguments)
     out, err = capsys.readouterr()
     return caught.value.code, out, err
+
+
+DAEMON_COMMANDS = [
+    ["status"],
+    ["status", "--watch"],
+    ["events"],
+    ["load", "m"],
+    ["unload", "m"],
+    ["restart", "m"],
+    ["prioritize", "x", "batch"],
+    ["requests"],
+    ["requests", "-f"],
+    ["why"],
+    ["why", "m"],
+    ["why", "m", "--report", "/nowhere/r.tar.gz"],
+    ["attach", "r"],
+    ["cancel", "r"],
+    ["pause", "r"],
+    ["resume", "r"],
+    ["generate", "m", "x"],
+    ["chat", "m"],
+    ["logs", "m"],
+    ["connect", "zed"],
+    ["reload"],
+    ["log-level", "debug"],
+    ["stop"],
+]
+
+
+WRONG_ENDPOINT = "--endpoint may be wrong: a daemon prints its endpoint when it starts"
+
+
+@pytest.mark.parametrize("arguments", DAEMON_COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("is_json", [False, True])
+def test_without_a_daemon_every_command_exits_69(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], is_json: bool
+) -> None:
+    more = ["--json"] if is_json else []
+    code, out, err = run(capsys, *arguments, *more, "--endpoint", NOWHERE)
+    assert code == 69
+    if is_json:
+        error = json.loads(out)["error"]
+        assert (error["code"], err) == ("connection_lost", "")
+        assert error["hint"] == WRONG_ENDPOINT
+    else:
+        assert out == ""
+        assert err.splitlines() == [
+            f"error: no daemon answers at {NOWHERE}",
+            f"hint: {WRONG_ENDPOINT}",
+        ]
+
+
+USAGE: list[list[str]] = [
+    ["staus"],
+    ["status", "--wacht"],
+    ["status", "extra"],
+    ["why", "one", "two"],
+    ["load"],
+    ["chat", "m", "--max-tokens", "many"],
+    ["generate", "m", "x", "--timeout", "soon"],
+    ["logs", "--since", "soon"],
+    ["top", "--interval", "soon"],
+    ["logs", "-n", "-1"],
+    ["logs", "m", "-f", "--previous"],
+    ["stop", "--timeout", "soon"],
+    ["completion", "tcsh"],
+    ["config", "nonsense"],
+    ["key", "new"],
+    ["key", "new", "not a name"],
+    ["key", "new", "a", "--account", "*"],
+    ["convert"],
+    ["convert", "x", "--bits", "7"],
+    ["show"],
+    ["doctor", "m"],
+    ["doctor", "--output", "figures.json"],
+    ["log-level"],
+    ["connect"],
+    ["completion"],
+    ["start", "--model", "a", "--config", "b"],
+    ["start", "--model", "x/a", "--model", "y/a"],
+    ["start", "--model", "not a name"],
+    ["events", "--endpoint", "tcp://127.0.0.1:1"],
+]
+
+
+@pytest.mark.parametrize("arguments", USAGE, ids=" ".join)
+def test_usage_errors_exit_64_with_a_hint(
+    capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (64, "")
+    lines = err.splitlines()
+    assert lines[0].startswith("error: ")
+    if "tcp://127.0.0.1:1" not in arguments:
+        assert len(lines) == 2
+        assert lines[1].startswith("hint: ")
+    code, out, err = run(capsys, *arguments, "--json")
+    assert (code, err) == (64, "")
+    assert json.loads(out)["error"]["code"] == "usage"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["generate", "m", "--max-tokens"], "see `mlxsup generate -h`"),
+        (["generate", "m", "--json=1", "x"], "see `mlxsup generate -h`"),
+        (["config", "check", "--json=1", "x"], "see `mlxsup config check -h`"),
+        (["--help=1", "status"], "see `mlxsup -h`"),
+    ],
+)
+def test_hints_of_usage_errors_name_the_command(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], hint: str
+) -> None:
+    code, _, err = run(capsys, *arguments)
+    assert (code, err.splitlines()[1:]) == (64, [f"hint: {hint}"])
+
+
+@pytest.mark.parametrize("option", ["--json", "--endpoint", "-f"])
+def test_an_option_before_the_command_is_told_to_follow_it(
+    capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    code, out, err = run(capsys, option, "status", "--no-color")
+    assert (code, out[:1]) == (64, "{" if option == "--json" else "")
+    text = out + err
+    assert "did you mean" not in text.lower()
+    assert f"options follow the command: `mlxsup COMMAND {option}`" in text
 
 
 def test_a_file_that_is_refused_is_named_and_is_not_called_the_output(

@@ -31,7 +31,8 @@ from mlxsup.protocol.gateway import Address
 from mlxsup.protocol.key_file import KeyPlace
 from mlxsup.protocol.places import ConfigPlace
 from mlxsup.protocol.version import VERSION
-from mlxsup.supervisor.memory import estimator, machine
+from mlxsup.supervisor.memory import estimator
+from mlxsup.supervisor.memory import machine as machine_module
 from mlxsup.supervisor.memory.machine import NoDeviceMemoryError
 
 GIB = 2**30
@@ -71,7 +72,7 @@ class Machine:
         self.patch(shutil, "which", lambda _: None)
         self.patch(shutil, "disk_usage", lambda _: SimpleNamespace(free=100 * GIB))
         self.patch(subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=" sleep 0\n"))
-        self.patch(machine, "find_backend", lambda: "metal")
+        self.patch(machine_module, "find_backend", lambda: "metal")
         self.patch(psutil, "disk_partitions", lambda **_: [])
         self.patch(psutil, "process_iter", lambda _: [])
         self.patch(resource, "getrlimit", lambda _: (256, resource.RLIM_INFINITY))
@@ -89,7 +90,7 @@ class Machine:
 
     def budget(self, size: int) -> None:
         found = SimpleNamespace(size_bytes=size, automatic_bytes=48 * GIB, reason="of 64.00 GiB")
-        self.patch(machine, "command_budget", lambda *_: found)
+        self.patch(machine_module, "command_budget", lambda *_: found)
 
     def plans(self, **changes: Any) -> None:
         self.has(loaded=SimpleNamespace(memory_budget=None, models=()))
@@ -102,7 +103,7 @@ class Machine:
 
     def is_linux(self, *packages: str, has_gpu: bool = False) -> None:
         self.patch(platform, "system", lambda: "Linux")
-        self.patch(machine, "find_backend", lambda: "cpu")
+        self.patch(machine_module, "find_backend", lambda: "cpu")
         self.patch(installed, "version_of", lambda name: "1" if name in packages else None)
         self.patch(installed, "_requirements", lambda: ["numpy"] if "numpy" in packages else [])
         self.patch(shutil, "which", lambda _: "/bin/nvidia-smi" if has_gpu else None)
@@ -252,7 +253,7 @@ DEFECTS: dict[str, tuple[Callable[[Machine], object], str, str, str]] = {
         "sudo sysctl iogpu.wired_limit_mb=61440"),
     "no device memory": (
         lambda m: m.patch(
-            machine, "command_budget", raises(NoDeviceMemoryError("no answer"))),
+            machine_module, "command_budget", raises(NoDeviceMemoryError("no answer"))),
         "problem", "no answer", ""),
     "not all models fit": (
         lambda m: m.plans(change="set context_length = 512 for a"), "note", "not all models", ""),

@@ -6,6 +6,7 @@ import io
 import json
 import re
 import unicodedata
+from pathlib import Path
 from typing import Any, TextIO, cast
 
 import click
@@ -15,12 +16,13 @@ from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
 from mlxsup.cli.terminal.change_printer import change_line
-from mlxsup.cli.terminal.model_row import cause_of, note_of, row_of
+from mlxsup.cli.terminal.model_row import cause_of, note_of
 from mlxsup.cli.terminal.notices import notice_text
 from mlxsup.cli.terminal.output import CLEAR_LINE, Output, styled
+from mlxsup.cli.terminal.plan_table import plan_lines
 from mlxsup.cli.terminal.quantities import format_bytes, format_duration
-from mlxsup.cli.terminal.sharing_lines import sharing_lines
-from mlxsup.cli.terminal.table import render
+from mlxsup.cli.terminal.requests_table import request_lines
+from mlxsup.cli.terminal.status_table import lines_below, models_table
 from mlxsup.cli.terminal.writer import GuardedStream, for_terminal, own, plain
 from mlxsup.client import Notice, NoticeKind
 
@@ -110,19 +112,107 @@ def test_the_note_and_the_cause_in_a_row(snapshot: SnapshotAssertion) -> None:
     assert [*notes, *((exit, cause_of(exit, NOW)) for exit in EXITS)] == snapshot
 
 
+MODELS = [
+    model(name="a-model-with-a-very-long-name-indeed"),
+    model(state="BACKOFF", retry_in_s=4, last_exit=KILLED, pid=None),
+    model(name="日本\x1b[2J", state="FAILED", last_exit=KILLED),
+]
+REQUEST = {
+    "id": "5f0c12ab-1",
+    "model": "smollm2",
+    "client": "process 4711@77",
+    "state": "waiting",
+    "place": 3,
+    "reason": "turn",
+    "prefill": None,
+    "expected_s": 12.0,
+    "tokens_sent": 17,
+    "tokens_per_s": 31.5,
+    "engine_s": 1.5,
+}
+FIGURE = {"bytes": 3 * 2**30, "source": "estimated"}
+PLANNED = {
+    "name": "a-model-with-a-long-name",
+    "problem": None,
+    "needed": FIGURE,
+    "weights": FIGURE,
+    "process": FIGURE,
+    "cache": {**FIGURE, "source": "measured"},
+    "raised_bytes": 2**30,
+    "is_loaded": False,
+    "goes": ["smollm2"],
+    "missing_bytes": 0,
+    "context_tokens": 4096,
+    "context_length": 8192,
+    "rows": 2,
+    "max_concurrency": 8,
+    "remark": None,
+}
+PLAN = {
+    "budget": {"bytes": 8 * 2**30, "reason": "given"},
+    "needed_bytes": 3 * 2**30,
+    "fits": False,
+    "swap": True,
+    "change": None,
+    "measurements": None,
+    "models": [PLANNED, {"name": "b", "problem": "no folder /b\x1b[2J"}],
+}
+
+
 @pytest.mark.parametrize("width", [None, 80, 40])
-def test_the_table_of_models_loses_nothing_at_any_width(
-    width: int | None, snapshot: SnapshotAssertion
+def test_a_table_gives_columns_up_before_it_cuts_what_matters(
+    width: int | None,
+    snapshot: SnapshotAssertion,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    rows = [
-        row_of(model(name="a-model-with-a-very-long-name-indeed"), NOW),
-        row_of(model(state="BACKOFF", retry_in_s=4, last_exit=KILLED, pid=None), NOW),
-        row_of(model(name="b", state="FAILED", last_exit=KILLED), NOW, last_line="x" * 90),
+    monkeypatch.setattr("mlxsup.cli.terminal.status_table.time.time", lambda: NOW)
+    (tmp_path / f"{MODELS[-1]['name']}.log").write_text(f"{'x' * 90}\n")
+    groups = models_table({"log_dir": str(tmp_path)}, MODELS, width)
+    said = " ".join(line.plain.strip() for group in groups for line in group)
+    assert "retry in 4s, SIGKILL, out of memory, 2m 5s ago" in said
+    tables = {
+        "status": [line for group in groups for line in group],
+        "requests": request_lines([REQUEST], width),
+        "a long id": request_lines([{**REQUEST, "id": "x" * 50}], width),
+        "plan": list(plan_lines(PLAN, width)),
+    }
+    for lines in (tables["status"], tables["requests"], tables["a long id"], tables["plan"][1:4]):
+        assert width is None or max(line.cell_len for line in lines) <= width
+    assert {name: [line.plain for line in lines] for name, lines in tables.items()} == snapshot
+
+
+def test_what_stands_below_the_table_of_models(snapshot: SnapshotAssertion) -> None:
+    gib = 2**30
+    clients = {
+        "ann": {"waiting": 3, "running": 2},
+        "bob": {"waiting": 1, "running": 0},
+        "eve": {"waiting": 0, "running": 1},
+    }
+    wait = {"waits_s": 12.0, "reason": "needs 2.00 GiB more"}
+    models = [
+        {"name": "a", "share": 0.704, "memory_wait": wait},
+        {"name": "b", "share": 0.296, "raised_bytes": gib, "needed_bytes": 3 * gib},
+        {"name": "c"},
     ]
-    lines = render(rows, width, lambda text, what: text)
-    assert width is None or max(map(len, lines)) <= width
-    assert "retry in 4s, SIGKILL, out of memory, 2m 5s ago" in " ".join(map(str.strip, lines))
-    assert lines == snapshot
+    short = {"shortage": "why", "effective_budget_bytes": gib, "over_bytes": 2 * gib}
+    worker = {"state": "starting", "reserved_bytes": gib}
+    value = {
+        "models": models,
+        "memory": {"budget_bytes": 8 * gib, "reserved_bytes": 6 * gib, **short},
+        "queue": {"clients": clients},
+        "spares": {"workers": [worker, worker], "wanted": 2, "retry_in_s": 4.0},
+        "gateway": {
+            "state": "listening", "url": "http://127.0.0.1:8484", "pid": 7, "restarts": 1,
+            "cause": "SIGKILL",
+        },
+    }  # fmt: skip
+    down = {"state": "backoff", "ends_in_a_row": 2, "cause": "exit 1", "retry_in_s": 3.0}
+    assert list(lines_below(value)) == snapshot
+    assert list(lines_below({"models": models[2:], "gateway": down})) == [
+        "http: backoff, 2 times in a row: exit 1; next attempt in 3s"
+    ]
+    assert list(lines_below({"models": [{"name": "a", "share": 1.0}]})) == []
 
 
 NOTICES: list[tuple[NoticeKind, dict[str, Any]]] = [
@@ -153,27 +243,6 @@ def test_change_line() -> None:
     change = {"at": NOW, "model": "m", "from": "LOADING", "to": "READY", "generation": 2, "pid": 9}
     line = change_line(change | {"note": "loaded"})
     assert line.endswith(" m: LOADING → READY (generation 2, pid 9, loaded)")
-
-
-def test_who_waits_and_how_models_have_shared_stands_below_the_table() -> None:
-    clients = {
-        "ann": {"waiting": 3, "running": 2, "weight": 1.0},
-        "bob": {"waiting": 1, "running": 0, "weight": 1.0},
-        "eve": {"waiting": 0, "running": 1, "weight": 1.0},
-    }
-    models = [{"name": "a", "share": 0.704}, {"name": "b", "share": 0.296}, {"name": "c"}]
-    value = {"queue": {"clients": clients}, "models": models}
-    assert sharing_lines(value, None) == [
-        "waiting: ann 3 (2 running), bob 1",
-        "engine time: a 70%, b 30%",
-    ]
-    assert sharing_lines(value, 20) == [
-        "waiting: ann 3 (2",
-        "running), bob 1",
-        "engine time: a 70%,",
-        "b 30%",
-    ]
-    assert sharing_lines({"models": [{"name": "a", "share": 1.0}]}, None) == []
 
 
 ACTING = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})

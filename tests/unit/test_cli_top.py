@@ -1,201 +1,326 @@
-"""The keys and the picture of `top`."""
+"""The keys and the picture of `top`, on a terminal that textual plays."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
 import pytest
+from syrupy.assertion import SnapshotAssertion
+from textual.pilot import Pilot
+from textual.widgets import Static
 
 from mlxsup.cli.exit_status import CliError
-from mlxsup.cli.top.facts import Facts, Lost
-from mlxsup.cli.top.keys import (
-    NOTHING_SELECTED,
-    Controls,
-    Item,
-    Kind,
-    Order,
-    Verb,
-    press,
-    press_all,
-    question_text,
-    see,
-)
-from mlxsup.cli.top.screen import screen
+from mlxsup.cli.terminal.output import Output
+from mlxsup.cli.top import app as top_app
+from mlxsup.cli.top.app import Top, run
+from mlxsup.cli.top.looks import Look
+from mlxsup.client import ConnectionLost, ErrorCode, RequestError
 
-from support.top_facts import AT, facts, looked, model, request
-
-
-def item(kind: Kind, name: str, state: str = "READY") -> Item:
-    return Item(kind=kind, name=name, title=name, state=state)
-
-
-ALPHA, BETA = item("model", "alpha"), item("model", "beta")
-FIRST, PAUSED = item("request", "5f-1", "answering"), item("request", "5f-2", "paused")
-ITEMS = (ALPHA, BETA, FIRST, PAUSED)
-
-
-def after(*keys: str, items: tuple[Item, ...] = ITEMS) -> tuple[Controls, list[Order]]:
-    """What keys lead to that a person types one after the other."""
-    controls, orders = see(Controls(), items), []
-    for key in keys:
-        controls, order = press(controls, key)
-        orders += [order] if order else []
-    return controls, orders
-
-
-@pytest.mark.parametrize(
-    ("keys", "selected"),
-    [
-        ([], None),
-        (["down"], ALPHA),
-        (["j", "j"], BETA),
-        (["up"], ALPHA),
-        (["down", "up", "up"], ALPHA),
-        (["end"], PAUSED),
-        (["end", "down"], PAUSED),
-        (["end", "k"], FIRST),
-        (["down", "page down"], PAUSED),
-        (["end", "home"], ALPHA),
-        (["end", "escape"], None),
-        (["end", "escape", "up"], PAUSED),
-    ],
-)
-def test_arrows_move_the_selection_and_stop_at_both_ends(
-    keys: list[str], selected: Item | None
-) -> None:
-    assert after(*keys)[0].selected == selected
-
-
-@pytest.mark.parametrize(
-    ("keys", "order"),
-    [
-        (["down", "l"], Order(verb=Verb.LOAD, item=ALPHA)),
-        (["down", "r", "y"], Order(verb=Verb.RESTART, item=ALPHA)),
-        (["down", "u", "Y"], Order(verb=Verb.UNLOAD, item=ALPHA)),
-        (["end", "up", "c", "y"], Order(verb=Verb.CANCEL, item=FIRST)),
-        (["end", "up", "p"], Order(verb=Verb.PAUSE, item=FIRST)),
-        (["end", "p"], Order(verb=Verb.RESUME, item=PAUSED)),
-    ],
-)
-def test_each_key_gives_its_order(keys: list[str], order: Order) -> None:
-    assert after(*keys)[1] == [order]
-
-
-@pytest.mark.parametrize("key", ["n", "escape", "q", "r", "x", "down"])
-def test_any_other_key_than_y_leaves_things_as_they_are(key: str) -> None:
-    controls, orders = after("down", "u", key)
-    assert (orders, controls.question, controls.has_quit) == ([], None, False)
-    assert controls.selected == ALPHA
-    assert controls.said == "alpha is left as it is"
-
-
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        (["r"], NOTHING_SELECTED),
-        (["c"], NOTHING_SELECTED),
-        (["down", "c"], "`c` is for a request: select one"),
-        (["end", "u"], "`u` is for a model: select one"),
-    ],
-)
-def test_a_key_that_does_not_fit_says_what_is_missing(keys: list[str], said: str) -> None:
-    controls, orders = after(*keys)
-    assert (controls.said, orders) == (said, [])
-
-
-def test_a_question_names_what_would_be_done_to_whom() -> None:
-    assert question_text(Order(verb=Verb.CANCEL, item=FIRST)) == (
-        "cancel 5f-1? its answer ends (y/n)"
-    )
-
-
-def test_what_is_pasted_answers_no_question() -> None:
-    controls, _ = after("down")
-    controls, orders = press_all(controls, "uyyy")
-    assert orders == []
-    assert controls.question == Order(verb=Verb.UNLOAD, item=ALPHA)
-    assert press_all(controls, "y")[1] == [Order(verb=Verb.UNLOAD, item=ALPHA)]
-
-
-def test_help_is_left_with_any_key_and_does_nothing_else() -> None:
-    controls, orders = after("down", "?", "l")
-    assert (controls.is_helping, orders) == (False, [])
-    assert after("?")[0].is_helping
-
-
-def test_what_has_gone_takes_its_selection_and_its_question_with_it() -> None:
-    controls, _ = after("end", "up", "c")
-    gone = see(controls, (ALPHA, BETA, PAUSED))
-    assert (gone.selected, gone.question) == (None, None)
-    assert gone.said == "5f-1 is not there any longer"
-    # The next arrow continues where the selection was.
-    assert press(gone, "down")[0].selected == PAUSED
-
-
-def test_another_daemon_has_other_requests_even_if_they_are_called_the_same() -> None:
-    controls, _ = after("end", "up", "c")
-    other = see(controls, ITEMS, is_same_daemon=False)
-    assert (other.selected, other.question) == (None, None)
-    controls, _ = after("down", "u")
-    assert see(controls, ITEMS, is_same_daemon=False).selected == ALPHA
-
+from support.eventually_async import eventually_async
+from support.top_facts import AT, PlayedDaemon, model, request
 
 KILLED = {"reason": "crash", "signal": "SIGKILL", "detail": "out of memory", "at": AT}
 MODELS = [
-    model("alpha", running=["5f0c12ab-1"], queued=1),
+    model("alpha", running=["5f-1"], queued=1),
     model("a-model-with-quite-a-long-name", "BACKOFF", retry_in_s=4.0, last_exit=KILLED, pid=None),
     model("cold", "STOPPED", pid=None, tokens_per_s=None, footprint_bytes=0, loaded_for_s=None),
 ]
-REQUESTS = [
-    request("5f0c12ab-1"),
-    request("5f0c12ab-2", "reading"),
-    request("5f0c12ab-3", "waiting"),
-    request("5f0c12ab-4", "paused"),
+REQUESTS = [request("5f-1"), request("5f-2", "reading"), request("5f-4", "paused")]
+ITEMS = [model["name"] for model in MODELS] + [request["id"] for request in REQUESTS]
+
+Scene = Callable[["Played"], Awaitable[None]]
+
+
+class Played:
+    """`top`, its keyboard and the daemon that it shows."""
+
+    def __init__(self, app: Top, pilot: Pilot[int], daemon: PlayedDaemon) -> None:
+        self.app = app
+        self.daemon = daemon
+        self._pilot = pilot
+
+    async def press(self, *keys: str) -> None:
+        """Type keys one after the other, each answer only once its question is there."""
+        for key in keys:
+            if self.app.question is not None:
+                await eventually_async(lambda: self.app.is_asked)
+            await self._pilot.press(key)
+
+    async def paste(self, text: str) -> None:
+        """Type keys all at once."""
+        await self._pilot.press(*text)
+
+    async def look(self, **change: str) -> None:
+        """Have the daemon looked at, or missed."""
+        client = self.daemon("ipc:///played")
+        try:
+            news: Look | CliError = Look(
+                at=AT,
+                status=client.status(),
+                requests=client.requests(),
+                changes=[{"at": AT, **change}] if change else [],
+            )
+        except ConnectionLost as error:
+            news = CliError(error.message)
+        self.app.post_message(Top.Looked(news))
+        await self._pilot.pause()
+
+    @property
+    def lines(self) -> list[str]:
+        """What the terminal shows."""
+        return [
+            widget.render_line(row).text.rstrip()
+            for widget in self.app.query(Static)
+            if widget.display
+            for row in range(widget.size.height)
+        ]
+
+    @property
+    def last(self) -> str:
+        """The last line."""
+        return self.lines[-1]
+
+    @property
+    def marked(self) -> str | None:
+        """The first word of the row that is selected."""
+        return next((line.split()[1] for line in self.lines if line.startswith("> ")), None)
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return what plays a scene."""
+    monkeypatch.setattr(top_app, "READ_S", 0.001)
+    monkeypatch.setattr("mlxsup.cli.terminal.status_table.time.time", lambda: AT + 125)
+
+    def play(scene: Scene, size: tuple[int, int] = (80, 24)) -> None:
+        daemon = PlayedDaemon([dict(one) for one in MODELS], [dict(one) for one in REQUESTS])
+        monkeypatch.setattr("mlxsup.client.Client", daemon)
+        monkeypatch.setattr(Top, "_follow", lambda app: None)
+
+        async def played() -> None:
+            app = Top("ipc:///played", 3600.0)
+            async with app.run_test(size=size) as pilot:
+                on_stage = Played(app, pilot, daemon)
+                await on_stage.look()
+                await scene(on_stage)
+            assert app.failure is None
+
+        asyncio.run(played())
+
+    return play
+
+
+@pytest.mark.parametrize("size", [(40, 10), (80, 24), (200, 14)], ids=str)
+def test_models_requests_memory_and_events_hold_on_any_terminal(
+    play: Callable[..., None], size: tuple[int, int], snapshot: SnapshotAssertion
+) -> None:
+    async def scene(top: Played) -> None:
+        await top.press("down", "down")
+        await top.look(model="alpha", **{"from": "LOADING", "to": "READY"})
+        assert str(top.marked).startswith("a-model")
+        assert top.lines == snapshot
+
+    play(scene, size)
+
+
+MOVES = [
+    ([], None),
+    (["down"], 0),
+    (["j", "j"], 1),
+    (["up"], 0),
+    (["down", "up", "up"], 0),
+    (["end"], 5),
+    (["end", "down"], 5),
+    (["end", "k"], 4),
+    (["down", "pagedown"], 5),
+    (["end", "pageup"], 0),
+    (["end", "escape", "up"], 5),
 ]
 
 
-def plain(text: str, what: str) -> str:
-    return text
+def test_arrows_move_the_selection_and_stop_at_both_ends(play: Callable[..., None]) -> None:
+    async def scene(top: Played) -> None:
+        for keys, place in MOVES:
+            await top.press("home", "escape", *keys)
+            name = None if place is None else ITEMS[place]
+            assert (top.app.selected and top.app.selected.name) == name, keys
+
+    play(scene)
 
 
-def shown(
-    known: Facts, controls: Controls | None = None, *, columns: int = 80, rows: int = 24
-) -> list[str]:
-    controls = controls or see(Controls(), known.items())
-    return screen(known, controls, columns=columns, rows=rows, style=plain)
+def test_each_key_gives_its_order_after_a_question_if_it_takes_something_away(
+    play: Callable[..., None],
+) -> None:
+    cases = [
+        (["home", "l"], "load", "alpha", "alpha is loaded"),
+        (["home", "r", "y"], "restart", "alpha", "alpha is restarted"),
+        (["home", "u", "Y"], "unload", "alpha", "alpha is unloaded"),
+        (["end", "p"], "resume", "5f-4", "5f-4 of alpha: resumed after 17 tokens"),
+        (["end", "k", "p"], "pause", "5f-2", "5f-2 of alpha: paused after 17 tokens"),
+        (["end", "k", "c", "y"], "cancel", "5f-2", "5f-2 of alpha: cancelled after 17 tokens"),
+    ]
+
+    async def scene(top: Played) -> None:
+        for keys, verb, name, sentence in cases:
+            await top.press(*keys)
+            await eventually_async(lambda said=sentence: top.last == said)  # type: ignore[misc]
+            assert top.daemon.orders.pop() == (verb, name)
+        assert top.daemon.orders == []
+
+    play(scene)
 
 
-def test_a_state_is_a_word_and_the_selection_a_sign_without_any_colour() -> None:
-    known = facts(MODELS, REQUESTS)
-    controls = press(see(Controls(), known.items()), "down")[0]
-    lines = shown(known, controls)
-    assert [line.split()[1:3] for line in lines if line.startswith("> ")] == [["alpha", "READY"]]
+def test_a_question_names_what_would_be_done_and_only_y_does_it(
+    play: Callable[..., None],
+) -> None:
+    async def scene(top: Played) -> None:
+        for key in ("n", "escape", "q", "r", "x", "down"):
+            await top.press("home", "u")
+            assert top.last == "unload alpha? running answers finish first (y/n)"
+            await top.press(key)
+            assert top.last == "alpha is left as it is"
+        assert (top.daemon.orders, top.app.is_running, top.marked) == ([], True, "alpha")
+
+    play(scene)
 
 
-def test_a_question_and_what_was_said_stand_in_the_last_line() -> None:
-    known = facts(MODELS)
-    order = Order(verb=Verb.UNLOAD, item=known.items()[0])
-    assert shown(known, Controls(question=order))[-1] == (
-        "unload alpha? running answers finish first (y/n)"
-    )
-    assert shown(known, Controls(said="alpha is loaded"))[-1] == "alpha is loaded"
+def test_what_is_pasted_answers_no_question(
+    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(top: Played) -> None:
+        monkeypatch.setattr(top_app, "READ_S", 3600.0)
+        await top.press("home")
+        await top.paste("uyy")
+        assert top.daemon.orders == []
+        assert top.last.startswith("unload alpha?")
+
+    play(scene)
 
 
-def test_a_daemon_that_is_gone_is_said_in_words_and_nothing_can_be_selected() -> None:
-    known = facts(MODELS, REQUESTS).after(Lost(at=AT, error=CliError("no daemon answers at X")))
-    again = known.after(Lost(at=AT + 60, error=CliError("no daemon answers at X")))
-    assert again.lost_at == AT
-    assert len(again.events) == 1
-    lines = shown(again)
-    assert lines[0] == "no daemon since 12:13:20Z, still trying: no daemon answers at X"
-    assert any("alpha" in line for line in lines), "what was known last"
-    assert again.items() == ()
-    back = again.after(looked(MODELS, at=AT + 61))
-    assert (back.lost_at, len(back.items())) == (None, 3)
-    assert back.events[-1] == "12:14:21Z the daemon answers again (pid 100)"
-    other = again.after(looked(MODELS, pid=101, at=AT + 61))
-    assert other.events[-1] == "12:14:21Z another daemon answers (pid 101)"
-    assert not other.is_same_daemon(again)
+def test_a_key_that_fits_nothing_says_what_is_missing(play: Callable[..., None]) -> None:
+    async def scene(top: Played) -> None:
+        await top.press("r")
+        assert top.last == "nothing is selected: use the arrow keys"
+        await top.press("down", "c")
+        assert top.last == "`c` is for a request: select one"
+        await top.press("end", "u")
+        assert top.last == "`u` is for a model: select one"
+        await top.press("?")
+        assert "c              cancel a request" in top.lines
+        await top.press("l")  # leaves the help, and does nothing else
+        assert (top.daemon.orders, top.marked) == ([], "5f-4")
+
+    play(scene)
 
 
-def test_two_requests_with_one_id_are_told_apart_by_their_numbers() -> None:
-    known = facts([], [request("a", number="#1"), request("a", number="#2"), request("b")])
-    assert [one.name for one in known.items()] == ["#1", "#2", "b"]
+@pytest.mark.parametrize("key", ["q", "ctrl+c", "ctrl+d"])
+def test_it_is_left_by_a_key(play: Callable[..., None], key: str) -> None:
+    async def scene(top: Played) -> None:
+        await top.press(key)
+        assert not top.app.is_running
+
+    play(scene)
+
+
+def test_what_has_gone_takes_its_selection_and_its_question_with_it(
+    play: Callable[..., None],
+) -> None:
+    async def scene(top: Played) -> None:
+        await top.press("end", "up", "c")
+        del top.daemon.listed[1]
+        await top.look()
+        assert (top.marked, top.last) == (None, "5f-2 is not there any longer")
+        await top.press("down")  # continues where the selection was
+        assert top.marked == "5f-4"
+
+    play(scene)
+
+
+def test_a_daemon_that_is_gone_is_said_and_another_one_has_other_requests(
+    play: Callable[..., None],
+) -> None:
+    async def scene(top: Played) -> None:
+        await top.press("end")
+        top.daemon.is_gone = True
+        await top.look()
+        await top.look()
+        assert top.lines[0].startswith("no daemon since ")
+        assert top.lines[0].endswith("Z, still trying: no daemon answers at X")
+        assert top.marked is None
+        assert any("alpha" in line for line in top.lines), "what was known last"
+        await top.press("r")
+        assert top.last == "nothing is selected: use the arrow keys"
+        top.daemon.is_gone = False
+        await top.look()
+        await top.press("end", "c")
+        top.daemon.pid = 101
+        await top.look()
+        assert (top.marked, top.app.question) == (None, None)
+        assert [line[10:] for line in top.lines if "Z " in line] == [
+            "no daemon answers",
+            "the daemon answers again (pid 100)",
+            "another daemon answers (pid 101)",
+        ]
+
+    play(scene)
+
+
+def test_it_follows_a_daemon_that_comes_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon = PlayedDaemon(MODELS, REQUESTS)
+    monkeypatch.setattr("mlxsup.client.Client", daemon)
+    monkeypatch.setattr(top_app, "RETRY_S", 0.1)
+
+    async def followed() -> None:
+        app = Top("ipc:///played", 0.1)
+        async with app.run_test():
+            await eventually_async(lambda: app.look and app.heard)
+            assert list(app.heard) == ["12:13:20Z alpha: LOADING → READY"]
+            daemon.is_gone = True
+            await eventually_async(lambda: app.lost)
+            daemon.is_gone = False
+            await eventually_async(lambda: not app.lost)
+
+    asyncio.run(followed())
+
+
+def test_two_requests_with_one_id_are_told_apart_by_their_numbers(
+    play: Callable[..., None],
+) -> None:
+    async def scene(top: Played) -> None:
+        top.daemon.listed[:] = [request("a", number="#1"), request("a", number="#2")]
+        await top.look()
+        await top.press("end", "p")
+        await eventually_async(lambda: top.daemon.orders == [("pause", "#2")])
+
+    play(scene)
+
+
+def test_an_order_that_is_refused_says_why_and_another_can_follow(
+    play: Callable[..., None],
+) -> None:
+    async def scene(top: Played) -> None:
+        top.daemon.refusal = RequestError(ErrorCode.LOAD_FAILED, "no folder /\x1b[2Jq")
+        await top.press("home", "l")
+        await eventually_async(lambda: top.last == "alpha: no folder /␛[2Jq")
+        top.daemon.refusal = None
+        await top.press("l")
+        await eventually_async(lambda: top.last == "alpha is loaded")
+
+    play(scene)
+
+
+def test_a_mistake_in_here_ends_it_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd: list[dict[str, Any]] = [{"state": "READY"}]
+    monkeypatch.setattr("mlxsup.client.Client", PlayedDaemon(odd, []))
+    monkeypatch.setattr(Top, "run", lambda app, **_: asyncio.run(headless(app)))
+
+    async def headless(app: Top) -> None:
+        await app.run_async(headless=True)
+
+    with pytest.raises(KeyError, match="name"):
+        run("ipc:///played", 0.01, Output())
+    assert capsys.readouterr() == ("", "")

@@ -1,28 +1,49 @@
-"""`mlxsup reload`: applies the configuration file to the running daemon."""
+"""The commands that change a running daemon: `reload` and `log-level`."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..connection import Target, connect, daemon_options
+from mlxsup.protocol.text import LOG_LEVELS
+
+from ..connection import daemon_command
 from ..exit_status import CliError, ExitStatus
-from ..terminal.columns import columns
 from ..terminal.output import Output, width_of
 from ..terminal.quantities import format_bytes
 from ..terminal.status_table import show_models
+from ..terminal.tables import Column, table
+
+if TYPE_CHECKING:
+    from mlxsup.client import Client
 
 LATER = "when their turn is over, or once they are idle"
-HEADERS = ("MODEL", "CHANGE", "STATE", "WHAT HAPPENS")
+FORESEEN = (Column("MODEL"), Column("CHANGE"), Column("STATE"), Column("WHAT HAPPENS"))
+
+
+@click.command(short_help="Change how much is logged.")
+@click.argument("level", type=click.Choice(LOG_LEVELS))
+@daemon_command
+def log_level(level: str, client: Client, output: Output) -> None:
+    """Example: mlxsup log-level debug
+
+    Makes the daemon and its workers log from LEVEL on, at once and until it ends: debug, info,
+    warning or error. `mlxsup logs -f` follows what they write.
+    """
+    value = client.log_level(level)
+    if output.is_json:
+        output.object(value)
+    else:
+        output.data(f"logging from {value['level']} on, until the daemon ends")
 
 
 @click.command()
 @click.option("--dry-run", "is_dry", is_flag=True, help="Only say what would change.")
-@daemon_options
-def reload(is_dry: bool, target: Target, output: Output) -> None:
+@daemon_command
+def reload(is_dry: bool, client: Client, output: Output) -> None:
     """Example: mlxsup reload
 
     Makes the daemon read its configuration file again and shows what changed. If anything in the
@@ -30,19 +51,18 @@ def reload(is_dry: bool, target: Target, output: Output) -> None:
     """
     from mlxsup.client import RequestError
 
-    with connect(target) as client:
-        try:
-            value = client.reload(dry_run=is_dry)
-        except RequestError as error:
-            if "problems" not in error.detail:
-                raise
-            raise CliError(
-                error.message,
-                code="bad_configuration",
-                hint="correct the file, then `mlxsup reload`",
-                status=ExitStatus.BAD_CONFIGURATION,
-            ) from None
-        status = client.status()
+    try:
+        value = client.reload(dry_run=is_dry)
+    except RequestError as error:
+        if "problems" not in error.detail:
+            raise
+        raise CliError(
+            error.message,
+            code="bad_configuration",
+            hint="correct the file, then `mlxsup reload`",
+            status=ExitStatus.BAD_CONFIGURATION,
+        ) from None
+    status = client.status()
     touched = {*value["added"], *value["changed"], *value["removed"]}
     rows = [row for row in status["models"] if row["name"] in touched]
     if value["later"]:
@@ -64,11 +84,12 @@ def reload(is_dry: bool, target: Target, output: Output) -> None:
     else:
         output.data(_summary(value, is_dry=is_dry))
     if value["settings"] and rows:
-        output.note(f"settings {'that change' if is_dry else 'changed'}: {_settings(value)}")
+        changed = ", ".join(value["settings"])
+        output.note(f"settings {'that change' if is_dry else 'changed'}: {changed}")
 
 
 def _freed(value: Mapping[str, Any]) -> str:
-    """How a reload would free what is too much, and of whom."""
+    """Return how a reload would free what is too much, and of which models."""
     parts = []
     if value["evicts"]:
         parts.append(f"{', '.join(value['evicts'])} would be evicted")
@@ -79,13 +100,11 @@ def _freed(value: Mapping[str, Any]) -> str:
 
 def _show_foreseen(foreseen: list[dict[str, Any]], output: Output) -> None:
     rows = [(row["model"], row["change"], row["state"] or "-", _effect(row)) for row in foreseen]
-    headers, *blocks = columns(HEADERS, rows, width_of(sys.stdout))
-    lines = [output.style(line, sys.stdout, bold=True) for line in headers]
-    output.data("\n".join([*lines, *(line for block in blocks for line in block)]))
+    output.show(*table(FORESEEN, rows, width_of(sys.stdout)))
 
 
 def _effect(row: Mapping[str, Any]) -> str:
-    """What a reload would do to a model, in a few words."""
+    """Return what a reload would do to a model, in a few words."""
     count = row["running"]
     finishes = f"finishes {count} running request{'' if count == 1 else 's'}, then " * bool(count)
     match row["change"], row["becomes"]:
@@ -111,7 +130,3 @@ def _summary(value: Mapping[str, Any], *, is_dry: bool) -> str:
         parts = {"settings that change:": value["settings"]}
     said = [f"{what} {', '.join(names)}" for what, names in parts.items() if names]
     return "; ".join(said) or ("nothing would change" if is_dry else "nothing has changed")
-
-
-def _settings(value: Mapping[str, Any]) -> str:
-    return ", ".join(value["settings"])

@@ -1,0 +1,159 @@
+"""The commands about models' processes: `load`, `unload`, `restart` and `wait`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mlxsup.protocol.context_length import MAX_CONTEXT_LENGTH
+
+from ..connection import daemon_command
+from ..duration import duration
+from ..keep_alive_option import load_keep_alive_option
+from ..model_names import complete_model, model_argument
+from ..model_rows import row_called
+from ..readiness import wait_until_ready
+from ..terminal.model_row import warning_lines
+from ..terminal.output import Output
+from ..terminal.status_table import show_models
+from ..terminal.waiting import progress_shown
+
+if TYPE_CHECKING:
+    from mlxsup.client import Client
+
+
+@click.command()
+@model_argument
+@click.option(
+    "--dry-run", "is_dry", is_flag=True, help="Only say which models would make room for it."
+)
+@click.option(
+    "--context-length",
+    metavar="N",
+    type=click.IntRange(0, MAX_CONTEXT_LENGTH),
+    help="Tokens of a prompt and its answer; 0: all. `mlxsup reload` undoes it.",
+)
+@load_keep_alive_option
+@daemon_command
+def load(
+    model: str,
+    is_dry: bool,
+    context_length: int | None,
+    keep_alive: float | None,
+    client: Client,
+    output: Output,
+) -> None:
+    """Example: mlxsup load smollm2 --context-length 8192
+
+    Loads MODEL and returns once it is READY. If the memory budget has no room for it, idle models
+    are evicted, and busy ones make room once their turns are over; with --dry-run nothing changes.
+    Another context length holds until the configuration is read again, and takes a new process.
+    """
+    how: dict[str, Any] = {"context_length": context_length, "keep_alive": keep_alive}
+    if is_dry:
+        forecast = client.load(model, dry_run=True, **how)
+        if output.is_json:
+            output.object(forecast)
+        else:
+            output.data(_forecast_sentence(forecast))
+        return
+    with progress_shown(client, model, output):
+        client.load(model, **how)
+    _show_changed(client, model, output)
+
+
+def _forecast_sentence(forecast: Mapping[str, Any]) -> str:
+    name, reason = forecast["model"], forecast["reason"]
+    match forecast["outcome"]:
+        case "loaded":
+            return f"nothing to do: {name} {reason}"
+        case "fits":
+            return f"{name} would be loaded, and no other model would go: {reason}"
+        case "evicts":
+            gone = ", ".join(forecast["evicts"])
+            return f"{name} would be loaded after evicting {gone}: it {reason}"
+        case "downloads":
+            return f"{name} would be downloaded first: it {reason}"
+        case "swaps":
+            busy = ", ".join(forecast["swaps"])
+            return f"{name} would be loaded after swapping out {busy}: it {reason}"
+        case _:
+            return f"{name} would wait: it {reason}"
+
+
+@click.command()
+@model_argument
+@daemon_command
+def unload(model: str, client: Client, output: Output) -> None:
+    """Example: mlxsup unload smollm2
+
+    Lets running requests of MODEL finish, ends its process and returns once it is gone.
+    """
+    with progress_shown(client, model, output):
+        client.unload(model)
+    _show_changed(client, model, output)
+
+
+@click.command()
+@model_argument
+@click.option(
+    "--now", is_flag=True, help="Interrupt running answers: they continue in the new process."
+)
+@click.option("--no-wait", is_flag=True, help="Do not wait until it is READY.")
+@daemon_command
+def restart(model: str, now: bool, no_wait: bool, client: Client, output: Output) -> None:
+    """Example: mlxsup restart smollm2
+
+    Gives MODEL a new process, clears its crash history and returns once it is READY.
+    """
+    with progress_shown(client, model, output):
+        client.restart(model, now=now, wait=not no_wait)
+    _show_changed(client, model, output)
+
+
+def _show_changed(client: Client, name: str, output: Output) -> None:
+    """Print the model's row and its warnings."""
+    from mlxsup.client import ConnectionLost
+
+    try:
+        value = client.status()
+    except ConnectionLost:  # the command succeeded, and the daemon has ended since
+        value = {"models": []}
+    row = row_called(value, name)
+    changed = [] if row is None else [row]
+    if output.is_json:
+        output.object({"models": changed})
+    else:
+        show_models(output, value, changed)
+        for shown in changed:
+            for line in warning_lines(shown["name"], shown.get("warnings")):
+                output.note(line)
+
+
+@click.command()
+@click.argument("models", metavar="[MODEL]...", nargs=-1, shell_complete=complete_model)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    metavar="S",
+    type=duration,
+    help="Exit with 124 if it takes longer: 90s, 5m…; 0 only looks.",
+)
+@daemon_command
+def wait(models: tuple[str, ...], timeout_s: float | None, client: Client, output: Output) -> None:
+    """Example: mlxsup wait smollm2 --timeout 5m
+
+    Returns once MODEL is READY; without MODEL, once every model that is coming up is. Exits with 1
+    if one has FAILED, and with 124 if the time is over. Loads nothing.
+    """
+    status = wait_until_ready(client, models, output, limit_s=timeout_s)
+    rows = [row_called(status, name) for name in models] if models else status["models"]
+    shown = [row for row in rows if row is not None]
+    if output.is_json:
+        output.object({"models": shown})
+    elif shown:
+        show_models(output, status, shown)
+    else:
+        output.data("no models configured")

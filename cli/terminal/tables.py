@@ -1,0 +1,118 @@
+"""Tables of rich that fit a terminal, and are whole in a pipe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .columns import in_a_line
+from .output import WHOLE
+from .writer import for_terminal
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+GAP = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        title: its header.
+        is_right: whether its cells are aligned to the right.
+        least: to how many signs a narrow terminal may cut it before others are given up; 0: to
+            none.
+        given_up: in which order a narrow terminal does without such columns, the lowest first; 0:
+            never.
+    """
+
+    title: str
+    is_right: bool = False
+    least: int = 0
+    given_up: int = 0
+
+
+def table(
+    columns: Sequence[Column],
+    rows: Sequence[Sequence[str | tuple[str, str]]],
+    width: int | None,
+    gap: int = GAP,
+) -> list[Text]:
+    """Return the line of the headers, then one for each row.
+
+    Args:
+        columns: from the left.
+        rows: a cell for each column, from anywhere; with a style of rich if it is a pair.
+        width: columns of the terminal; None for anything else, for which nothing is cut.
+        gap: spaces between two columns.
+    """
+    from rich.console import Console  # every command would wait for these
+    from rich.table import Table
+    from rich.text import Text
+
+    cells = [[_safe(cell) for cell in row] for row in rows]
+    widths = fitting(columns, [[text for text, _ in row] for row in cells], width, gap)
+    made = Table(
+        box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold", show_edge=False
+    )
+    for place, room in widths.items():
+        made.add_column(
+            columns[place].title,
+            justify="right" if columns[place].is_right else "left",
+            width=room,
+            no_wrap=True,
+            overflow="ellipsis",
+        )
+    for row in cells:
+        made.add_row(*(Text(row[place][0], style=row[place][1]) for place in widths))
+    lines = Console(width=width or WHOLE).render_lines(made, pad=False)
+    texts = [
+        Text.assemble(*((part.text, part.style or "") for part in line), no_wrap=True)
+        for line in lines
+    ]
+    for text in texts:
+        text.rstrip()
+    return texts
+
+
+def fitting(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int | None, gap: int = GAP
+) -> dict[int, int]:
+    """Return how wide the columns are that a terminal has room for, by their places.
+
+    Columns are cut to their `least`, then given up; only then any are cut, the widest first.
+    """
+    from rich.cells import cell_len
+
+    widths = {
+        place: max(cell_len(text) for text in (column.title, *(row[place] for row in rows)))
+        for place, column in enumerate(columns)
+    }
+    if width is None:
+        return widths
+    least = {place: min(room, columns[place].least or room) for place, room in widths.items()}
+    dropped_first = sorted(
+        (place for place in widths if columns[place].given_up),
+        key=lambda place: columns[place].given_up,
+    )
+    for place in dropped_first:
+        if sum(least.values()) + gap * (len(least) - 1) <= width:
+            break
+        del least[place], widths[place]
+    over = sum(widths.values()) + gap * (len(widths) - 1) - width
+    for place in widths:
+        cut = min(max(over, 0), widths[place] - least[place])
+        widths[place] -= cut
+        over -= cut
+    while over > 0 and max(widths.values()) > 1:
+        widths[max(widths, key=widths.__getitem__)] -= 1
+        over -= 1
+    return widths
+
+
+def _safe(cell: str | tuple[str, str]) -> tuple[str, str]:
+    text, style = (cell, "") if isinstance(cell, str) else cell
+    return for_terminal(in_a_line(text)), style

@@ -1,0 +1,426 @@
+"""`mlxsup top` on a terminal: its keys, and what they do, as an app of textual.
+
+A selection never moves by itself: if its neighbour were selected when it ends, the key that was
+meant for the one would reach the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from rich.text import Text
+from textual import events
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.message import Message
+from textual.widgets import Static
+
+from ..connection import errors_explained
+from ..exit_status import CliError
+from ..request_ids import stage_line
+from ..state_changes import MAX_CHANGES
+from ..terminal.change_printer import change_line
+from ..terminal.columns import in_a_line
+from ..terminal.memory_bar import memory_bar
+from ..terminal.output import Output
+from ..terminal.writer import for_terminal
+from .looks import Look, clock, looks
+from .picture import Item, body, items_of, title
+
+if TYPE_CHECKING:
+    from mlxsup.client import Client
+
+RETRY_S = 1.0
+"""How long after a failure the daemon is looked for again."""
+
+READ_S = 0.3
+"""A question is answered by no key before that: it was pasted, or meant for something else."""
+
+LEAST_ROWS_WITH_BAR = 6
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+Verb = Literal["restart", "load", "unload", "cancel", "pause", "resume"]
+
+KEYS: dict[str, tuple[Literal["model", "request"], Verb]] = {
+    "r": ("model", "restart"),
+    "l": ("model", "load"),
+    "u": ("model", "unload"),
+    "c": ("request", "cancel"),
+    "p": ("request", "pause"),
+}
+"""A `p` on a request that is paused resumes it."""
+
+ASKED_FIRST: dict[Verb, str] = {
+    "restart": "running answers finish first",
+    "unload": "running answers finish first",
+    "cancel": "its answer ends",
+}
+"""What is only done after a question, and what the question says about it."""
+
+DOING: dict[Verb, str] = {
+    "restart": "restarting",
+    "load": "loading",
+    "unload": "unloading",
+    "cancel": "cancelling",
+    "pause": "pausing",
+    "resume": "resuming",
+}
+DONE: dict[Verb, str] = {"restart": "restarted", "load": "loaded", "unload": "unloaded"}
+STEPS = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -10, "pagedown": 10}
+PAUSED_STATES = frozenset({"paused", "pausing"})
+
+HELP = (
+    "arrows, j, k   select",
+    "home, end      the first, the last",
+    "escape         select nothing",
+    "r  l  u        restart, load, unload",
+    "c              cancel a request",
+    "p              pause it, or resume it",
+    "q, Ctrl-C      leave",
+    "Ctrl-Z         leave it for a while",
+)
+HINTS = {
+    None: "arrows select  ? help  q quit",
+    "model": "r restart  l load  u unload  ? help",
+    "request": "c cancel  p pause  ? help  q quit",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What a person wants to be done."""
+
+    verb: Verb
+    item: Item
+
+
+def run(endpoint: str, interval_s: float, output: Output) -> None:
+    """Show a daemon on the whole terminal until the user leaves.
+
+    A signal that ends other programs ends this one, once the terminal is what it was.
+
+    Args:
+        endpoint: of the daemon.
+        interval_s: from one look to the next.
+        output: how to write output.
+    """
+    if not output.has_colour(sys.stdout):
+        os.environ["NO_COLOR"] = "1"  # textual asks nothing else
+    app = Top(endpoint, interval_s)
+    ended_by = app.run(mouse=False)  # so that text can be selected and copied
+    if app.failure is not None:
+        raise app.failure
+    if ended_by is not None and ended_by != signal.SIGINT:
+        signal.signal(ended_by, signal.SIG_DFL)
+        signal.raise_signal(ended_by)
+
+
+class Top(App[int]):
+    """A daemon on the whole terminal; it returns the signal that asked for its end, if one did.
+
+    Args:
+        endpoint: of the daemon.
+        interval_s: from one look to the next.
+
+    Attributes:
+        look: the latest one; None before the first.
+        heard: lines about what happened, the newest last.
+        lost: why no daemon answers; None while one does.
+        selected: a model, a request, or nothing.
+        question: an order that takes something away, and is only carried out after a `y`.
+        is_asked: whether the question has been there for long enough to be answered.
+        said: a sentence about what was typed last.
+        failure: what ended it, if that was a mistake in here.
+    """
+
+    ENABLE_COMMAND_PALETTE = False
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+c", "quit", priority=True, show=False),
+        Binding("ctrl+z", "suspend_process", priority=True, show=False),
+    ]
+    CSS = """
+    Screen { background: ansi_default; color: ansi_default; overflow: hidden; }
+    Static { height: 1; background: ansi_default; color: ansi_default; }
+    #body { height: 1fr; }
+    """
+
+    class Looked(Message):
+        """The daemon answered, or did not."""
+
+        def __init__(self, news: Look | CliError) -> None:
+            super().__init__()
+            self.news = news
+
+    class Said(Message):
+        """An order has come to its end."""
+
+        def __init__(self, sentence: str, item: Item) -> None:
+            super().__init__()
+            self.sentence = sentence
+            self.item = item
+
+    def __init__(self, endpoint: str, interval_s: float) -> None:
+        super().__init__(ansi_color=True)
+        self.look: Look | None = None
+        self.heard: deque[str] = deque(maxlen=MAX_CHANGES)
+        self.lost: CliError | None = None
+        self.selected: Item | None = None
+        self.question: Order | None = None
+        self.is_asked = False
+        self.said = ""
+        self.failure: Exception | None = None
+        self._endpoint = endpoint
+        self._interval_s = interval_s
+        self._lost_at = 0.0
+        self._place = 0
+        self._is_helping = False
+        # Bounded by what can be selected.
+        self._under_way: set[Item] = set()
+        self._has_ended = threading.Event()
+        self._is_taken = threading.Event()
+
+    def compose(self) -> ComposeResult:
+        """See `App.compose`."""
+        for name in ("title", "memory", "body", "last"):
+            yield Static(id=name, markup=False)
+
+    def on_mount(self) -> None:
+        """Begin to follow the daemon, and to hear signals."""
+        if not self.is_headless:
+            loop = asyncio.get_running_loop()
+            for number in ENDING:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    loop.add_signal_handler(number, self.exit, number)
+        threading.Thread(target=self._follow, name="mlxsup-follower", daemon=True).start()
+
+    def on_unmount(self) -> None:
+        """Let the thread that follows the daemon end; the process does not wait for it."""
+        self._has_ended.set()
+        self._is_taken.set()
+
+    # ------------------------------------------------------------ news
+
+    def _follow(self) -> None:
+        from mlxsup.client import Client
+
+        while not self._has_ended.is_set():
+            try:
+                with errors_explained(), Client(self._endpoint) as client:
+                    for look in looks(client, self._interval_s, self._has_ended):
+                        self._bring(look)
+            except CliError as error:
+                self._bring(error)
+            self._has_ended.wait(RETRY_S)
+
+    def _bring(self, news: Look | CliError) -> None:
+        """Post news and wait until they are taken: a terminal may be held up for hours."""
+        self._is_taken.clear()
+        if not self._has_ended.is_set() and self.post_message(self.Looked(news)):
+            self._is_taken.wait()
+
+    def on_top_looked(self, message: Looked) -> None:
+        """Take news of the daemon."""
+        self._is_taken.set()
+        with self._failing():
+            if isinstance(message.news, Look):
+                self._see(message.news)
+            else:
+                if self.lost is None:
+                    self._lost_at = time.time()
+                    self.heard.append(f"{clock(self._lost_at)} no daemon answers")
+                self.lost = message.news
+            self._keep_selection()
+            self._draw()
+
+    def _see(self, look: Look) -> None:
+        self.heard.extend(change_line(change) for change in look.changes)
+        pid = look.status["pid"]
+        if self.look is not None and self.look.status["pid"] != pid:
+            self.heard.append(f"{clock(look.at)} another daemon answers (pid {pid})")
+            # A request's number means another one there.
+            if self.selected is not None and self.selected.kind == "request":
+                self.selected = None
+            if self.question is not None and self.question.item.kind == "request":
+                self.question = None
+        elif self.lost is not None:
+            self.heard.append(f"{clock(look.at)} the daemon answers again (pid {pid})")
+        self.look, self.lost = look, None
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        """Return what can be selected, in the order of the screen; nothing without a daemon."""
+        return items_of(self.look) if self.look is not None and self.lost is None else ()
+
+    def _keep_selection(self) -> None:
+        """Forget what has gone; its neighbour does not replace it."""
+        items = {item: item for item in self.items}
+        if self.selected is not None:
+            self.selected = items.get(self.selected)
+        if self.selected is not None:
+            self._place = self.items.index(self.selected)
+        if self.question is not None and self.question.item not in items:
+            self.said = f"{self.question.item.title} is not there any longer"
+            self.question = None
+
+    # ------------------------------------------------------------ keys
+
+    def on_key(self, event: events.Key) -> None:
+        """Do what a key stands for."""
+        with self._failing():
+            self._press(event.character if event.is_printable and event.character else event.key)
+            self._draw()
+
+    def _press(self, key: str) -> None:
+        if self.question is not None:
+            if self.is_asked:
+                self._answer(self.question, key)
+            return
+        self.said = ""
+        if key in ("q", "ctrl+d"):
+            self.exit()
+        elif self._is_helping or key == "?":
+            self._is_helping = not self._is_helping
+        elif key in KEYS:
+            self._command(key)
+        elif key == "escape":
+            self.selected = None
+        elif self.items and key in (*STEPS, "home", "end"):
+            self._move(key)
+
+    def _move(self, key: str) -> None:
+        """Select another; the first key after nothing was selected continues where it was."""
+        last = len(self.items) - 1
+        step = STEPS.get(key, 0) if self.selected is not None else 0
+        place = {"home": 0, "end": last}.get(key, self._place + step)
+        self._place = min(max(place, 0), last)
+        self.selected = self.items[self._place]
+
+    def _command(self, key: str) -> None:
+        kind, verb = KEYS[key]
+        item = self.selected
+        if item is None:
+            self.said = "nothing is selected: use the arrow keys"
+            return
+        if item.kind != kind:
+            self.said = f"`{key}` is for a {kind}: select one"
+            return
+        if verb == "pause" and item.state in PAUSED_STATES:
+            verb = "resume"
+        order = Order(verb=verb, item=item)
+        if verb not in ASKED_FIRST:
+            self._start(order)
+            return
+        self.question, self.is_asked = order, False
+        self.set_timer(READ_S, self._ask)
+
+    def _ask(self) -> None:
+        self.is_asked = True
+
+    def _answer(self, question: Order, key: str) -> None:
+        self.question = None
+        if key in ("y", "Y"):
+            self._start(question)
+        else:
+            self.said = f"{question.item.title} is left as it is"
+
+    # ------------------------------------------------------------ orders
+
+    def _start(self, order: Order) -> None:
+        """Carry out an order on a thread, because some take as long as a load."""
+        if order.item in self._under_way:
+            self.said = f"{order.item.title}: the order before this one is not done yet"
+            return
+        self._under_way.add(order.item)
+        self.said = f"{DOING[order.verb]} {order.item.title} …"
+        name = f"mlxsup-{order.verb}"
+        threading.Thread(target=self._carry_out, args=(order,), name=name, daemon=True).start()
+
+    def _carry_out(self, order: Order) -> None:
+        from mlxsup.client import Client
+
+        try:
+            with errors_explained(), Client(self._endpoint) as client:
+                sentence = _done(client, order)
+        except CliError as error:
+            sentence = f"{order.item.title}: {error.message}"
+        self.post_message(self.Said(sentence, order.item))
+
+    def on_top_said(self, message: Said) -> None:
+        """Say what has become of an order."""
+        with self._failing():
+            self._under_way.discard(message.item)
+            self.said = message.sentence
+            self._draw()
+
+    # ------------------------------------------------------------ the picture
+
+    def on_resize(self) -> None:
+        """Draw for another size."""
+        with self._failing():
+            self._draw()
+
+    def _draw(self) -> None:
+        width, height = self.size
+        if self.look is None or not width:
+            return
+        has_bar = height >= LEAST_ROWS_WITH_BAR
+        memory = self.query_one("#memory", Static)
+        memory.display = has_bar
+        memory.update(Text(memory_bar(self.look.status, width)))
+        self._show("title", self._title(width), "bold red" if self.lost else "bold", width)
+        room = max(height - 2 - has_bar, 0)
+        if self._is_helping:
+            lines = [Text(line) for line in HELP[:room]]
+        else:
+            lines = body(self.look, self.heard, self.selected, width, room)
+        if self.lost is not None:
+            # The daemon no longer confirms it.
+            lines = [Text(line.plain, style="dim") for line in lines]
+        self.query_one("#body", Static).update(Text("\n").join(lines))
+        self._show("last", self._last_line(), "bold" if self.question else "", width)
+
+    def _show(self, name: str, text: str, style: str, width: int) -> None:
+        line = Text(for_terminal(in_a_line(text)), style=style)
+        line.truncate(width, overflow="ellipsis")
+        self.query_one(f"#{name}", Static).update(line)
+
+    def _title(self, width: int) -> str:
+        if self.lost is not None:
+            since = clock(self._lost_at)
+            return f"no daemon since {since}, still trying: {self.lost.message}"
+        return title(self.look, width) if self.look is not None else ""
+
+    def _last_line(self) -> str:
+        if self.question is not None:
+            verb, item = self.question.verb, self.question.item
+            return f"{verb} {item.title}? {ASKED_FIRST[verb]} (y/n)"
+        if self._is_helping:
+            return "any key leaves this help"
+        return self.said or HINTS[self.selected.kind if self.selected is not None else None]
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """End the app by an exception, which textual would print with its traceback."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - `run` raises it
+            self.failure = error
+            self.exit()
+
+
+def _done(client: Client, order: Order) -> str:
+    """Carry out an order, and return what has become of it."""
+    value = getattr(client, order.verb)(order.item.name)
+    if order.verb in DONE:
+        return f"{order.item.title} is {DONE[order.verb]}"
+    return stage_line({**value, "stage": "cancelled"} if order.verb == "cancel" else value)
