@@ -21,8 +21,7 @@ from ..model_names import optional_model_argument
 from ..model_rows import row_called
 from ..only_model import only_model
 from ..priority_options import priority_options
-from ..terminal.answer import read_answer, result_map, show_remarks
-from ..terminal.answer_line import AnswerLine
+from ..terminal.answer import AnswerLine, read_answer, result_map, show_remarks
 from ..terminal.output import Output
 from ..terminal.reader_watch import reader_watched
 
