@@ -208,7 +208,7 @@ def _gateway(status: dict[str, Any], target: Target, key: str | None) -> Address
     """
     from urllib.parse import urlsplit
 
-    from ..connecting.site import gateway_url, is_key_missing
+    from ..connecting import gateway_url, is_key_missing
 
     parts = urlsplit(gateway_url(status, ""))
     if is_key_missing(target, key):

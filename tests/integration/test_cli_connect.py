@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxsup.cli.connecting.tools import TOOLS
+from mlxsup.cli.connecting import TOOLS
 
 from support.cli import ESCAPE, run_cli
 from support.daemon import Daemon, fake
@@ -67,7 +67,7 @@ def test_it_writes_shows_the_difference_and_takes_it_back(
 ) -> None:
     path = tmp_path / ".config" / "zed" / "settings.json"
     path.parent.mkdir(parents=True)
-    path.write_text('{\n  // mine\n  "theme": "dark"\n}\n')
+    path.write_text('{\n  "theme": "dark"\n}\n')
     before = path.read_text()
     done = connect(daemon, tmp_path, "zed", "--write")
     assert done.returncode == 0, done.stderr
@@ -123,16 +123,20 @@ def test_a_preset_that_there_is_not_is_refused(
     assert (done.returncode, "cold, cold:high, " in done.stderr) == (1, True)
 
 
-def test_a_file_that_is_no_json_is_left_alone(daemon: HttpDaemon, tmp_path: Path) -> None:
+def test_a_file_with_comments_is_left_alone_and_what_to_paste_is_printed(
+    daemon: HttpDaemon, tmp_path: Path
+) -> None:
     path = tmp_path / ".claude" / "settings.json"
     path.parent.mkdir()
-    path.write_text('{"env": }')
+    path.write_text('{"env": {}} // mine')
     done = connect(daemon, tmp_path, "claude-code", "--write")
-    assert done.returncode == 1
-    assert f"{path}: " in done.stderr
-    assert "line 1, column 9" in done.stderr
-    assert path.read_text() == '{"env": }'
+    assert (done.returncode, '"ANTHROPIC_MODEL": "m"' in done.stdout) == (1, True)
+    assert f"{path} is left alone: it is not plain JSON" in done.stderr
+    assert "(line 1, column 13)" in done.stderr
+    assert path.read_text() == '{"env": {}} // mine'
     assert list(tmp_path.iterdir()) == [path.parent]
+    told = json.loads(connect(daemon, tmp_path, "claude-code", "--write", "--json").stdout)
+    assert (told["error"]["code"], "without --write" in told["error"]["hint"]) == ("file", True)
 
 
 def test_what_cannot_be_done_says_what_can(daemon: HttpDaemon, tmp_path: Path) -> None:
