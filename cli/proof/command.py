@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from mlxsup.protocol.text import timestamp
 from mlxsup.protocol.version import VERSION
 
+from ..commands.demo import visit_own_daemon
 from ..connection import Target
 from ..exit_status import CliError, ExitStatus
-from ..own_daemon import visit_own_daemon
 from ..private_folders import make_private_folder
 from ..terminal.columns import wrapped
 from ..terminal.output import SCHEMA_VERSION, Output, width_of

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from ..background_answer import EXACT_BACKENDS, BackgroundAnswer
+from ..commands.demo import EXACT_BACKENDS
+from ..commands.demo import BackgroundAnswer as DemoAnswer
 from ..processes import Watched
 from ..terminal.output import Output
 from ..terminal.waiting import progress_shown
@@ -31,7 +32,8 @@ from .figures import (
 )
 
 if TYPE_CHECKING:
-    from mlxsup.client import Client
+    from mlxsup.client import Client, Delta
+    from mlxsup.client.client import Stream
 
 STORY = "Tell me a short story about a lighthouse keeper and a storm."
 SEED = 20
@@ -56,6 +58,28 @@ ALONE_TOKENS = 32
 
 GONE_S = 10.0
 """How long processes may take to be gone once an unload has returned."""
+
+
+class BackgroundAnswer(DemoAnswer):
+    """An answer of which each piece has its time."""
+
+    def __init__(self, model: str, stream: Stream) -> None:
+        self.arrivals: list[float] = []
+        super().__init__(model, stream)
+
+    def take(self, delta: Delta) -> None:
+        """See `DemoAnswer`."""
+        super().take(delta)
+        self.arrivals.append(time.monotonic())
+
+    def finish(self) -> BackgroundAnswer:
+        """See `DemoAnswer`."""
+        super().finish()
+        return self
+
+    def cancel(self) -> None:
+        """Ask for its end."""
+        self._stream.cancel()
 
 
 class Proof:
