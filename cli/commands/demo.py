@@ -38,7 +38,7 @@ from ..terminal.waiting import progress_shown
 if TYPE_CHECKING:
     from http.client import HTTPResponse
 
-    from mlxsup.client import Client, ConnectionLost, Delta, RequestError
+    from mlxsup.client import Client
     from mlxsup.client.client import Stream
 
 Value = TypeVar("Value")
@@ -147,12 +147,6 @@ def _tell_story(
     return shown
 
 
-def _ask(client: Client, model: str, question: str, max_tokens: int) -> BackgroundAnswer:
-    """Ask for an answer, and collect it in its own thread."""
-    stream = client.generate(model, **_asked(question, max_tokens))
-    return BackgroundAnswer(model, stream)
-
-
 def _asked(question: str, max_tokens: int) -> dict[str, Any]:
     """Return the parameters of a request."""
     messages = [{"role": "user", "content": question}]
@@ -166,10 +160,20 @@ def _load_both(client: Client, names: Sequence[str], output: Output) -> None:
         _tell(output, f"{name}: READY as pid {_row(client, name)['pid']}")
 
 
+def _ask(client: Client, model: str, question: str, max_tokens: int) -> Stream:
+    """Ask for an answer; what comes of it waits until it is read."""
+    return client.generate(model, **_asked(question, max_tokens))
+
+
 def _ask_both(client: Client, names: Sequence[str], output: Output) -> None:
     _headline(output, f"both answer at once: {QUESTION}")
-    for answer in [_ask(client, name, QUESTION, QUESTION_TOKENS) for name in names]:
-        _tell(output, f"{answer.model}: {answer.finish().text.strip()}")
+    streams = [_ask(client, name, QUESTION, QUESTION_TOKENS) for name in names]
+    for name, stream in zip(names, streams, strict=True):
+        _tell(output, f"{name}: {_text_of(stream).strip()}")
+
+
+def _text_of(stream: Stream) -> str:
+    return "".join(delta.text for delta in stream)
 
 
 def _kill_one(client: Client, names: Sequence[str], output: Output) -> dict[str, Any]:
@@ -182,49 +186,45 @@ def _kill_one(client: Client, names: Sequence[str], output: Output) -> dict[str,
     alone = {}
     for name in names:
         _headline(output, f"{name} alone: {STORY}")
-        alone[name] = _ask(client, name, STORY, STORY_TOKENS).finish().text
+        alone[name] = _text_of(_ask(client, name, STORY, STORY_TOKENS))
         _tell(output, f"{name}: {alone[name].strip()}")
 
     _headline(output, f"both, with kill -9 for the worker of {victim} while it answers")
     changes = client.events()
-    first, second = (_ask(client, name, STORY, STORY_TOKENS) for name in names)
-    kills = []
-    for number in range(1, KILLS + 1):
-        pid = _row(client, victim)["pid"]
-        if not first.wait_for(number * STORY_TOKENS // (KILLS + 1)):
-            _tell(output, f"{victim}: the answer was complete before kill number {number}")
-            break
-        os.kill(pid, signal.SIGKILL)
-        killed_at = time.monotonic()
-        _tell(output, f"killed pid {pid} after {first.tokens} tokens")
-        kills.append({"pid": pid, "tokens": first.tokens})
-        if not _came_back(changes, victim):
-            break  # The answer ends with the cause.
-        kills[-1]["ready_after_s"] = took_s = round(time.monotonic() - killed_at, 3)
-        _tell(output, f"READY again as pid {_row(client, victim)['pid']} after {took_s:.1f} s")
-    answers = [answer.finish() for answer in (first, second)]
-    for answer in answers:
-        is_same = answer.text == alone[answer.model]
+    streams = {name: _ask(client, name, STORY, STORY_TOKENS) for name in names}
+    texts, kills, tokens = dict.fromkeys(names, ""), list[dict[str, Any]](), 0
+    has_failed = False
+    for delta in streams[victim]:
+        texts[victim] += delta.text
+        tokens += len(delta.token_ids)
+        is_due = tokens >= (len(kills) + 1) * STORY_TOKENS // (KILLS + 1)
+        if is_due and len(kills) < KILLS and not has_failed:
+            pid = _row(client, victim)["pid"]
+            os.kill(pid, signal.SIGKILL)
+            killed_at = time.monotonic()
+            _tell(output, f"killed pid {pid} after {tokens} tokens")
+            kills.append({"pid": pid, "tokens": tokens})
+            has_failed = not _came_back(changes, victim)
+            if has_failed:
+                continue  # The answer ends with the cause.
+            kills[-1]["ready_after_s"] = took_s = round(time.monotonic() - killed_at, 3)
+            _tell(output, f"READY again as pid {_row(client, victim)['pid']} after {took_s:.1f} s")
+    if len(kills) < KILLS:
+        _tell(output, f"{victim}: the answer was complete before kill number {len(kills) + 1}")
+    texts[other] = _text_of(streams[other])
+    answers = []
+    for name, stream in streams.items():
+        result, is_same = stream.result, texts[name] == alone[name]
+        count = len(result.token_ids)
         same = "the same text as alone" if is_same else "A DIFFERENT TEXT"
-        went_on = f", resumed {answer.resumed} times" if answer.resumed else ""
-        _tell(output, f"{answer.model}: {answer.tokens} tokens, {same}{went_on}")
+        went_on = f", resumed {result.resumed} times" if result.resumed else ""
+        _tell(output, f"{name}: {count} tokens, {same}{went_on}")
+        about = {"model": name, "tokens": count, "resumed": result.resumed}
+        answers.append({**about, "is_same": is_same})
     backend = _row(client, victim)["backend"]
-    if backend in EXACT_BACKENDS and any(one.text != alone[one.model] for one in answers):
+    if backend in EXACT_BACKENDS and texts != alone:
         raise CliError("a crash has changed an answer", code="changed", hint="please report it")
-    return {
-        "backend": backend,
-        "text": alone[other],
-        "kills": kills,
-        "answers": [
-            {
-                "model": answer.model,
-                "tokens": answer.tokens,
-                "resumed": answer.resumed,
-                "is_same": answer.text == alone[answer.model],
-            }
-            for answer in answers
-        ],
-    }
+    return {"backend": backend, "text": alone[other], "kills": kills, "answers": answers}
 
 
 def _ask_over_http(
@@ -294,80 +294,6 @@ def _tell(output: Output, text: str) -> None:
     """Print one line of the story."""
     if not output.is_json:
         output.data(text)
-
-
-# ---------------------------------------------------------------- its daemon and its answers
-
-
-class BackgroundAnswer(threading.Thread):
-    """Reads a stream to its end while the command does something else.
-
-    Args:
-        model: the model that answers.
-        stream: its answer.
-
-    Attributes:
-        text: what has come so far.
-        token_ids: likewise.
-    """
-
-    def __init__(self, model: str, stream: Stream) -> None:
-        super().__init__(daemon=True)
-        self.model = model
-        self.text = ""
-        self.token_ids: list[int] = []
-        self._failure: RequestError | ConnectionLost | None = None
-        self._grown = threading.Condition()
-        self._has_ended = False
-        self._stream = stream
-        self.start()
-
-    def run(self) -> None:
-        """Read the stream to its end."""
-        from mlxsup.client import ConnectionLost, RequestError
-
-        try:
-            for delta in self._stream:
-                with self._grown:
-                    self.take(delta)
-                    self._grown.notify_all()
-        except (RequestError, ConnectionLost) as error:
-            self._failure = error
-        with self._grown:
-            self._has_ended = True
-            self._grown.notify_all()
-
-    def take(self, delta: Delta) -> None:
-        """Add what has come."""
-        self.text += delta.text
-        self.token_ids += delta.token_ids
-
-    @property
-    def tokens(self) -> int:
-        """How many have come so far."""
-        return len(self.token_ids)
-
-    def wait_for(self, tokens: int) -> bool:
-        """Return once there are that many tokens; False if the answer ended before."""
-        with self._grown:
-            self._grown.wait_for(lambda: self.tokens >= tokens or self._has_ended)
-            return not self._has_ended
-
-    def finish(self) -> BackgroundAnswer:
-        """Wait for its end.
-
-        Raises:
-            RequestError, ConnectionLost: it has no result.
-        """
-        self.join()
-        if self._failure is not None:
-            raise self._failure
-        return self
-
-    @property
-    def resumed(self) -> int:
-        """How many times it resumed after a crash."""
-        return self._stream.result.resumed
 
 
 def visit_own_daemon(serve: Callable[..., int], visit: Callable[[Client], Value]) -> Value:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from ..commands.demo import EXACT_BACKENDS
-from ..commands.demo import BackgroundAnswer as DemoAnswer
 from ..processes import Watched
 from ..terminal.output import Output
 from ..terminal.waiting import progress_shown
@@ -32,7 +32,7 @@ from .figures import (
 )
 
 if TYPE_CHECKING:
-    from mlxsup.client import Client, Delta
+    from mlxsup.client import Client, ConnectionLost, RequestError
     from mlxsup.client.client import Stream
 
 STORY = "Tell me a short story about a lighthouse keeper and a storm."
@@ -60,22 +60,74 @@ GONE_S = 10.0
 """How long processes may take to be gone once an unload has returned."""
 
 
-class BackgroundAnswer(DemoAnswer):
-    """An answer of which each piece has its time."""
+class BackgroundAnswer(threading.Thread):
+    """Reads a stream to its end while the command does something else.
+
+    Args:
+        model: the model that answers.
+        stream: its answer.
+
+    Attributes:
+        text: what has come so far.
+        token_ids: likewise.
+        arrivals: when each piece came, in monotonic seconds.
+    """
 
     def __init__(self, model: str, stream: Stream) -> None:
+        super().__init__(daemon=True)
+        self.model = model
+        self.text = ""
+        self.token_ids: list[int] = []
         self.arrivals: list[float] = []
-        super().__init__(model, stream)
+        self._failure: RequestError | ConnectionLost | None = None
+        self._grown = threading.Condition()
+        self._has_ended = False
+        self._stream = stream
+        self.start()
 
-    def take(self, delta: Delta) -> None:
-        """See `DemoAnswer`."""
-        super().take(delta)
-        self.arrivals.append(time.monotonic())
+    def run(self) -> None:
+        """Read the stream to its end."""
+        from mlxsup.client import ConnectionLost, RequestError
+
+        try:
+            for delta in self._stream:
+                with self._grown:
+                    self.text += delta.text
+                    self.token_ids += delta.token_ids
+                    self.arrivals.append(time.monotonic())
+                    self._grown.notify_all()
+        except (RequestError, ConnectionLost) as error:
+            self._failure = error
+        with self._grown:
+            self._has_ended = True
+            self._grown.notify_all()
+
+    @property
+    def tokens(self) -> int:
+        """How many have come so far."""
+        return len(self.token_ids)
+
+    def wait_for(self, tokens: int) -> bool:
+        """Return once there are that many tokens; False if the answer ended before."""
+        with self._grown:
+            self._grown.wait_for(lambda: self.tokens >= tokens or self._has_ended)
+            return not self._has_ended
 
     def finish(self) -> BackgroundAnswer:
-        """See `DemoAnswer`."""
-        super().finish()
+        """Wait for its end.
+
+        Raises:
+            RequestError, ConnectionLost: it has no result.
+        """
+        self.join()
+        if self._failure is not None:
+            raise self._failure
         return self
+
+    @property
+    def resumed(self) -> int:
+        """How many times it resumed after a crash."""
+        return self._stream.result.resumed
 
     def cancel(self) -> None:
         """Ask for its end."""

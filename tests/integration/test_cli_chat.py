@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -175,6 +177,38 @@ def test_earlier_turns_can_be_called_back_and_a_turn_can_have_lines(
         "/clear",
         "/nonsense",
     ]
+
+
+def test_a_chat_that_is_ended_gives_the_terminal_back(daemon: Daemon, tmp_path: Path) -> None:
+    variables = {"HOME": str(tmp_path), "MLXSUP_ENDPOINT": daemon.endpoint, "NO_COLOR": "1"}
+    with Terminal("chat", "alpha", **variables) as terminal:
+        terminal.expect(PROMPT)
+        terminal.type("half a turn")
+        terminal.expect("half a turn")
+        terminal.type("\x03")
+        terminal.expect(PROMPT)
+        terminal.process.terminate()
+        terminal.expect("\x1b[?2004l\n")
+        seen = terminal.end()
+        assert terminal.process.returncode == -signal.SIGTERM
+    colours = re.findall(r"\x1b\[[\d;]*(?:3|4|9)\d[\d;]*m", seen)
+    assert colours == []
+
+
+def test_where_nothing_can_be_drawn_lines_are_read(daemon: Daemon, tmp_path: Path) -> None:
+    where = {"HOME": str(tmp_path), "MLXSUP_ENDPOINT": daemon.endpoint, "TERM": "dumb"}
+    with Terminal("chat", "alpha", "--max-tokens", "2", **where) as terminal:
+        terminal.expect("> ")
+        terminal.type("one\\\n")
+        terminal.expect("| ")
+        terminal.type("two\n")
+        terminal.expect("> ")
+        terminal.type("/nonsense\n")
+        terminal.expect("unknown command /nonsense")
+        terminal.expect("> ")
+        terminal.type("\x04")
+        seen = terminal.end()
+        assert (terminal.process.returncode, "\x1b" in seen) == (0, False)
 
 
 def test_a_person_who_waits_is_told_for_what_and_the_line_is_gone_afterwards(

@@ -15,7 +15,7 @@ import yaml
 from syrupy.assertion import SnapshotAssertion
 
 from mlxsup.cli.commands import connect
-from mlxsup.cli.connecting import ANY_KEY, TOOLS, Model, Settings, Site
+from mlxsup.cli.connecting import ANY_KEY, TOOLS, Model, Settings, Site, site_of
 from mlxsup.cli.exit_status import CliError
 
 URL = "http://127.0.0.1:8484"
@@ -147,6 +147,73 @@ def test_other_providers_of_vscode_stay_and_ours_is_there_once() -> None:
 def test_what_cannot_be_changed_without_loss_is_refused(tool: str, before: str, words: str) -> None:
     with pytest.raises(ValueError, match=re.escape(words)):
         written(tool, before)
+
+
+# ---------------------------------------------------------------- the daemon
+
+
+def status(**changes: Any) -> dict[str, Any]:
+    rows = [
+        {"name": name, "aliases": aliases, "presets": presets, "state": state,
+         "context_length": context}
+        for name, aliases, presets, state, context in (
+            ("cold", ["frozen"], ["high"], "STOPPED", 77_000), ("m", [], [], "READY", 200_000),
+            ("gone", [], [], "FAILED", None),
+        )
+    ]  # fmt: skip
+    return {"models": rows, "gateway": {"url": URL, "state": "RUNNING"}, **changes}
+
+
+@pytest.mark.parametrize(
+    ("name", "names", "context"),
+    [
+        (None, ["m", "cold", "gone"], 200_000),
+        ("cold", ["cold", "m", "gone"], 77_000),
+        ("frozen", ["frozen", "cold", "m", "gone"], 77_000),
+        ("cold:high", ["cold:high", "cold", "m", "gone"], 77_000),
+        ("frozen:high", ["frozen:high", "cold", "m", "gone"], 77_000),
+        ("gone", ["gone", "cold", "m"], None),
+    ],
+)
+def test_the_model_that_was_asked_for_or_is_ready_comes_first(
+    name: str | None, names: list[str], context: int | None
+) -> None:
+    found = site_of(status(), name, None)
+    assert [one.name for one in found.models] == names
+    assert (found.model.context, found.key) == (context, ANY_KEY)
+
+
+@pytest.mark.parametrize("name", ["cold:low", ":high", "cold:", "nobody:high", "m:high"])
+def test_a_model_that_there_is_not_is_refused_with_those_that_there_are(name: str) -> None:
+    with pytest.raises(CliError, match="cold, cold:high, gone, m"):
+        site_of(status(), name, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message", "hint"),
+    [
+        ({"gateway": None}, "serves no HTTP, which other programs need", "mlxsup start --http"),
+        ({"gateway": {"url": None, "state": "BACKOFF"}}, "HTTP is BACKOFF", "`mlxsup status`"),
+        ({"models": []}, "has no models", "add one to the configuration"),
+    ],
+)
+def test_what_a_daemon_lacks_is_said_with_the_way_to_it(
+    changes: dict[str, Any], message: str, hint: str
+) -> None:
+    with pytest.raises(CliError, match=message) as refused:
+        site_of(status(**changes), None, None)
+    assert hint in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("listens", "reached"),
+    [("http://0.0.0.0:1", "http://127.0.0.1:1"), ("http://[::]:1", "http://[::1]:1")],
+)
+def test_a_gateway_that_listens_everywhere_is_reached_at_loopback(
+    listens: str, reached: str
+) -> None:
+    site = site_of(status(gateway={"url": listens}), None, "sk-1")
+    assert (site.url, site.base, site.key) == (reached, f"{reached}/v1", "sk-1")
 
 
 # ---------------------------------------------------------------- files
