@@ -326,7 +326,7 @@ class Cell(NamedTuple):
     concurrency: int
 
     def __str__(self) -> str:
-        """For people: `512 + 128 tokens × 4`."""
+        """Return `512 + 128 tokens × 4`."""
         return f"{self.prompt_tokens} + {self.output_tokens} tokens × {self.concurrency}"
 
 

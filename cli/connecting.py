@@ -18,7 +18,7 @@ from .keys import usable_keys
 from .model_rows import row_called
 
 PROVIDER = "mlxsup"
-"""What the programs call us in their files and menus."""
+"""Our name in the files and menus of the programs."""
 
 ANY_KEY = "mlxsup"
 """Some programs insist on a key, and the gateway may need none."""
@@ -50,7 +50,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """What a program is connected to.
+    """The gateway that a program is connected to, and its models.
 
     Attributes:
         url: of the gateway.
@@ -69,13 +69,13 @@ class Site:
 
     @property
     def base(self) -> str:
-        """What OpenAI's clients call their base URL."""
+        """The base URL of OpenAI's clients."""
         return f"{self.url}/v1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What makes a program use a daemon.
+    """The settings with which a program uses a daemon.
 
     Attributes:
         path: of its file; None if it keeps its settings elsewhere.

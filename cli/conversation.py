@@ -77,7 +77,7 @@ class Ask:
 
 @dataclass(slots=True, kw_only=True)
 class Conversation:
-    """What was said so far. Bounded by the model's context: a longer conversation is refused.
+    """The turns and answers so far, bounded by the model's context: a longer one is refused.
 
     Attributes:
         model: which one answers.

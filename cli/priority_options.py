@@ -15,7 +15,7 @@ PRIORITY = click.Choice([priority.value for priority in Priority])
 
 
 def priority_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds --priority and --client, which the command gets under these names."""
+    """Add --priority and --client, which the command gets under these names."""
     help_client = "On whose behalf, if [clients] lists it; by default, your terminal's."
     option = click.option("--client", metavar="NAME", default=TERMINAL, help=help_client)
     function = option(function)

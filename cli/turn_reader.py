@@ -132,7 +132,7 @@ class _Commands(Completer):
 
 
 class _Shown(Processor):
-    """What is pasted or recalled steers no terminal: each sign that would act has another one."""
+    """Shows pasted and recalled text with signs for characters that would steer the terminal."""
 
     def apply_transformation(self, transformation_input: TransformationInput) -> Transformation:
         """See `Processor`."""
@@ -141,7 +141,7 @@ class _Shown(Processor):
 
 
 class History(BaseHistory):
-    """What was typed in earlier chats: one JSON string per line, readable by its owner alone.
+    """Turns of earlier chats: one JSON string per line, readable by its owner alone.
 
     A file that cannot be read or written is no reason to stop.
 

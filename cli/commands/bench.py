@@ -66,7 +66,7 @@ SAVED_HINT = "`mlxsup bench MODEL --output FILE` writes one"
 
 
 def sizes(text: str) -> tuple[int, ...]:
-    """The type of an option that takes numbers with commas between them: `16,512`.
+    """Return the numbers of a text with commas between them: `16,512`.
 
     Raises:
         click.BadParameter: the text is something else.

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 COMMAND = "mlxsup chat"
 
 WAY_OUT = "`/clear` forgets the conversation; `/save FILE` before it keeps a copy"
-"""What helps if the context is full."""
+"""The hint if the context is full."""
 
 EXIT = "/exit"
 NOTHING = "-"

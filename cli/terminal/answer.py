@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 
 
 QUIET_S = 1.0
-"""What takes no longer than this needs no explanation where it cannot be erased again."""
+"""A wait that is no longer than this needs no line that stays."""
 
 
 class AnswerLine(LiveLine):
-    """Shows each notice of a request until its next text. Where lines stay, only what is still true
-    after a second is said, each with its time in UTC, and a progress once for each tenth of it.
+    """The line that shows the latest notice of a request until its next text.
+
+    Where lines stay, a notice is written only if it is still true after a second, with its time in
+    UTC, and a progress once for each tenth of it.
 
     Args:
         model: which one answers.
@@ -41,7 +43,7 @@ class AnswerLine(LiveLine):
         self._said: dict[str, tuple[object, ...]] = {}
 
     def tell(self, notice: Notice) -> None:
-        """Shows a notice; that of an interruption stays on a terminal, too."""
+        """Show a notice; that of an interruption stays on a terminal, too."""
         if notice.kind == "interrupted":
             self.remark(INTERRUPTED)
         elif notice.kind == "resumed":
@@ -52,7 +54,7 @@ class AnswerLine(LiveLine):
             self._tell_in_lines(notice)
 
     def clear(self) -> None:
-        """Clears the line; nothing more is said of what was waited for."""
+        """Clear the line, and forget the notice."""
         super().clear()
         if self._timer is None:
             return
@@ -94,7 +96,7 @@ class AnswerLine(LiveLine):
 
 
 def read_answer(stream: Stream, line: LiveLine, output: Output) -> Result:
-    """Prints the text of a stream as it comes, and gives its result.
+    """Print the text of a stream as it comes, and return its result.
 
     The model's reasoning is dimmed on a terminal, and shown nowhere else.
 
@@ -131,7 +133,7 @@ def read_answer(stream: Stream, line: LiveLine, output: Output) -> Result:
 
 
 def show_remarks(result: Result, output: Output, *, is_verbose: bool) -> None:
-    """What a person should know about an answer: warnings, that it is empty, how fast it was."""
+    """Print warnings about an answer, that it is empty, and how fast it was."""
     for warning in result.warnings:
         output.note(f"warning: {warning}")
     if remark := empty_remark(result):
@@ -141,7 +143,7 @@ def show_remarks(result: Result, output: Output, *, is_verbose: bool) -> None:
 
 
 def empty_remark(result: Result) -> str:
-    """Why there is nothing to read; empty if there is something, or if a person has ended it."""
+    """Return why there is nothing to read; empty if there is something, or if it was cancelled."""
     if result.text.strip() or result.tool_calls or result.finish_reason == "cancelled":
         return ""
     if result.finish_reason == "length" and result.reasoning:
@@ -154,7 +156,7 @@ def empty_remark(result: Result) -> str:
 
 
 def result_map(model: str, request_id: str, result: Result) -> dict[str, Any]:
-    """A result as `--json` prints it."""
+    """Return a result as `--json` prints it."""
     from dataclasses import asdict
 
     value = asdict(result)
@@ -165,7 +167,7 @@ def result_map(model: str, request_id: str, result: Result) -> dict[str, Any]:
 
 
 def speed_line(result: Result) -> str:
-    """How many tokens, how fast, how the time was spent, and what it cost."""
+    """Return how many tokens there were, how the time was spent, and what it cost."""
     usage, timings = result.usage, result.timings
     decode_s = timings.total_s - timings.first_token_s
     rate = (usage.completion_tokens - 1) / decode_s if decode_s > 0 else 0.0

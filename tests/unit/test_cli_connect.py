@@ -127,6 +127,10 @@ def test_other_providers_of_vscode_stay_and_ours_is_there_once() -> None:
     mine, three, ours, empty = json.loads(again)
     assert (mine, three, empty) == ({"name": "mine", "vendor": "x"}, 3, {})
     assert ours["models"][0]["maxInputTokens"] == 500
+    assert [one["name"] for one in json.loads(written("vscode", '[{"name": "mine"}]')[1])] == [
+        "mine",
+        "mlxsup",
+    ]
 
 
 @pytest.mark.parametrize(
