@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import sys
 import termios
@@ -14,7 +13,6 @@ from pathlib import Path
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
-from prompt_toolkit.data_structures import Size
 from prompt_toolkit.document import Document
 from prompt_toolkit.history import History as BaseHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
@@ -47,10 +45,10 @@ class TurnReader:
     """
 
     def __init__(self, history: Path, commands: Sequence[str], output: Output) -> None:
-        stdout = beneath(sys.stdout)
-        # Without its question for the cursor's place: not every terminal answers, and an answer
-        # that comes late would be read as typed.
-        terminal = Vt100_Output(stdout, _size, os.environ.get("TERM"), enable_cpr=False)
+        terminal = Vt100_Output.from_pty(beneath(sys.stdout), os.environ.get("TERM"))
+        # Not every terminal answers the question for the cursor's place, and an answer that comes
+        # late would be read as typed.
+        terminal.enable_cpr = False
         self._session: PromptSession[str] = PromptSession(
             PROMPT,
             multiline=True,
@@ -83,11 +81,6 @@ class TurnReader:
         except UnicodeEncodeError:
             raise CliError("that turn is not UTF-8 and was not sent") from None
         return turn
-
-
-def _size() -> Size:
-    columns, rows = shutil.get_terminal_size()
-    return Size(rows=rows, columns=columns)
 
 
 def _keys() -> KeyBindings:
