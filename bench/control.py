@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from mlxsup.cli.benchmark.burst import percentile
+from mlxsup.cli.benchmark import percentile
 from mlxsup.client import AsyncClient, FinishReason
 from mlxsup.client.async_streams import AsyncStream
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mlxsup.cli.benchmark.http_reading import Address
+from mlxsup.cli.benchmark import Address
 
 from .report import NotMeasured, print_table, spread, threads_ns
 from support.child import Child, EndedError

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from mlxsup.cli.benchmark.machine import machine_facts
+from mlxsup.cli.commands.bench import machine_facts
 
 
 def machine_lines() -> list[str]:

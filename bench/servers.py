@@ -22,9 +22,16 @@ from typing import Any, Protocol, Self
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from mlxsup.cli.benchmark.asking import PATH, ask_over_http, checked
-from mlxsup.cli.benchmark.burst import Burst
-from mlxsup.cli.benchmark.http_reading import Address, ask
+from mlxsup.cli.benchmark import (
+    DONE,
+    PATH,
+    Address,
+    Burst,
+    ask_over_http,
+    checked,
+    read_stream,
+    text_of,
+)
 from mlxsup.client import AsyncClient
 
 from support.eventually import eventually
@@ -294,9 +301,13 @@ class OverHttp:
     ) -> Answer:
         """See `Server`."""
         asked_at = time.perf_counter()
-        reader = await ask(self.address, PATH, self._body(model, prompt, max_tokens), on_token)
-        await reader.ended
-        read = checked(reader.read(), max_tokens)
+
+        def on_event(at: float, data: bytes) -> None:
+            if on_token is not None and data.strip() != DONE and text_of(json.loads(data)):
+                on_token(at)
+
+        body = self._body(model, prompt, max_tokens)
+        read = checked(await read_stream(self.address, PATH, body, "", on_event), max_tokens)
         return Answer(
             asked_at=asked_at,
             first_at=read.times[0],

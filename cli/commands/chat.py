@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +15,7 @@ import click
 
 from mlxsup.protocol.folders import HISTORY_FILE
 
-from ..answer_options import answer_options, check_parameters, check_text
+from ..answer_options import answer_options, check_parameters, check_text, refusal_of
 from ..connection import (
     Target,
     connect,
@@ -19,28 +23,49 @@ from ..connection import (
     explain_connection_lost,
     explain_request_error,
 )
-from ..conversation.conversation import Ask, Conversation
-from ..conversation.interrupts import Interrupts
-from ..conversation.slash_commands import EXIT, SlashCommands
-from ..exit_status import CliError
+from ..conversation import Ask, Conversation, read_turn, unquoted
+from ..exit_status import CliError, ExitStatus
 from ..keep_alive_option import keep_alive_option
 from ..model_names import check_known, optional_model_argument
 from ..only_model import only_model
 from ..priority_options import priority_options
-from ..terminal.answer import read_answer, result_map, show_remarks
-from ..terminal.answer_line import AnswerLine
-from ..terminal.history import History
-from ..terminal.output import Output
+from ..terminal.answer import AnswerLine, read_answer, result_map, show_remarks
+from ..terminal.output import Output, width_of
 from ..terminal.reader_watch import reader_watched
-from ..terminal.turns import PipeReader, Reader, TerminalReader
 
 if TYPE_CHECKING:
     from mlxsup.client import Client, Result
+    from mlxsup.client.client import Stream
 
 COMMAND = "mlxsup chat"
 
 WAY_OUT = "`/clear` forgets the conversation; `/save FILE` before it keeps a copy"
-"""What helps if the context is full."""
+"""The hint if the context is full."""
+
+EXIT = "/exit"
+NOTHING = "-"
+"""Typed instead of a value: none, or the default."""
+
+HELP = {
+    "/system [TEXT]": "show or set the system prompt; - removes it",
+    "/set [NAME VALUE]": "show or set how to answer: max-tokens, temperature, top-p, top-k, min-p,"
+    " seed, think; - for the default",
+    "/model [NAME]": "show or change the model that answers",
+    "/retry": "answer the latest turn again",
+    "/clear": "forget the conversation",
+    "/save [FILE]": "write the conversation to a file",
+    "/load FILE": "continue with one that was saved",
+    EXIT: "end the chat, as Ctrl-D does",
+    "/help, /?": "show this help",
+}
+WORDS = frozenset([*(typed.split()[0].strip(",") for typed in HELP), "/?"])
+REMARKS = (
+    "Ctrl-C cancels an answer or clears the line. Tab completes a command.",
+    'A backslash at the end of a line, an open ``` block, or """ until the next """ continues the'
+    " turn on the next line, as Alt-Enter does.",
+)
+NARROW = 60
+"""With fewer columns than this, the meaning of a command stands below it."""
 
 
 @click.command()
@@ -73,97 +98,125 @@ def chat(
         check_known(status, model)
         talk = Conversation(model=model, system=system, parameters=parameters)
         is_typed = sys.stdin.isatty()
-        commands = SlashCommands(talk, client, output, is_interactive=is_typed)
-        chatting = Chat(
-            client, talk, commands, explain=target.explain, is_verbose=is_verbose, output=output
-        )
+        chatting = Chat(client, talk, output, is_verbose=is_verbose, is_typed=is_typed)
         if not is_typed:
-            chatting.run(PipeReader())
+            chatting.run_lines()
             return
         output.note(f"chat with {model}; /help helps, Ctrl-D ends")
-        chatting.run(TerminalReader(History(Path(HISTORY_FILE).expanduser())))
+        chatting.run(_reader(output), target.explain)
+
+
+def _reader(output: Output) -> Callable[[], str | None]:
+    """Return what reads the turns of a person."""
+    if not output.can_redraw(sys.stdout):
+        return partial(read_turn, typed_line)
+    from ..turn_reader import TurnReader  # takes a while to import
+
+    words = sorted([*WORDS, *(f"/set {name}" for name in SETTINGS)])
+    return TurnReader(Path(HISTORY_FILE).expanduser(), words, output).read
+
+
+def piped_line(_: str) -> str | None:
+    """Read a line of standard input; None at its end.
+
+    Raises:
+        CliError: it is not UTF-8.
+    """
+    data = sys.stdin.buffer.readline()
+    try:
+        return data.decode().rstrip("\r\n") if data else None
+    except UnicodeDecodeError as error:
+        message = f"the input is not UTF-8: {error.reason} at byte {error.start} of a line"
+        raise CliError(message, code="usage", status=ExitStatus.USAGE) from None
+
+
+def typed_line(prompt: str) -> str | None:
+    """Read a line from a terminal that only knows lines, or beside output that is no terminal."""
+    click.echo(prompt, nl=False, err=True)
+    line = piped_line(prompt)
+    if line is None:
+        click.echo(err=True)
+    return line
 
 
 class Chat:
-    """Takes turns, until the input ends.
+    """Takes turns and commands, until the input ends or `/exit`.
 
     Args:
         client: of the daemon.
         talk: what was said so far.
-        commands: what can be typed besides turns.
-        explain: makes an error's hint be about this daemon.
-        is_verbose: whether to show how fast each answer was.
         output: how to write output.
+        is_verbose: whether to show how fast each answer was.
+        is_typed: whether a person types, who sees what a command has done, may try again after an
+            error, and mistypes commands; a line of a pipe may begin with a path.
     """
 
     def __init__(
         self,
         client: Client,
         talk: Conversation,
-        commands: SlashCommands,
-        /,
-        *,
-        explain: Callable[[CliError], CliError],
-        is_verbose: bool,
         output: Output,
+        *,
+        is_verbose: bool,
+        is_typed: bool,
     ) -> None:
         self._client = client
         self._talk = talk
-        self._commands = commands
-        self._explain = explain
-        self._is_verbose = is_verbose
         self._output = output
+        self._is_verbose = is_verbose
+        self._is_typed = is_typed
 
-    def run(self, reader: Reader) -> None:
-        """Answers turn after turn, until the input ends or `/exit`.
+    def run_lines(self) -> None:
+        """Answer each turn of a pipe.
 
         Raises:
-            CliError, RequestError, ConnectionLost: a turn failed, and nobody is there to try
-                another.
+            CliError, RequestError, ConnectionLost: a turn failed; the later ones rely on it.
         """
-        while True:
-            try:
-                turn = reader.read()
-                if turn is None or turn.strip() == EXIT:
-                    break
-                if not turn.strip():
-                    continue
-                if reader.is_interactive:
-                    self._try(turn)
-                else:
-                    self._take(turn, is_interactive=False)
-            except KeyboardInterrupt:
-                if not reader.is_interactive:
-                    raise
-                self._output.note("")
-        if turn is None and reader.is_interactive:
-            self._output.note("")
+        while (turn := read_turn(piped_line)) is not None and turn.strip() != EXIT:
+            self._take(turn)
 
-    def _try(self, turn: str) -> None:
-        """Takes a turn; an error is shown, and the turn can be sent again."""
+    def run(self, read: Callable[[], str | None], explain: Callable[[CliError], CliError]) -> None:
+        """Answer each turn of a person; an error is shown, and the turn can be sent again.
+
+        Args:
+            read: returns the next turn; None at the end.
+            explain: makes the hint of an error be about this daemon.
+        """
         from mlxsup.client import ConnectionLost, RequestError
 
-        try:
-            self._take(turn, is_interactive=True)
-        except CliError as error:
-            self._output.error(self._explain(error))
-        except RequestError as error:
-            self._output.error(self._explain(explain_request_error(error)))
-        except ConnectionLost as error:
-            self._output.error(self._explain(explain_connection_lost(error)))
+        while True:
+            try:
+                turn = read()
+                if turn is None or turn.strip() == EXIT:
+                    return
+                self._take(turn)
+            except KeyboardInterrupt:
+                self._output.note("")
+            except CliError as error:
+                self._output.error(explain(error))
+            except RequestError as error:
+                self._output.error(explain(explain_request_error(error)))
+            except ConnectionLost as error:
+                self._output.error(explain(explain_connection_lost(error)))
 
-    def _take(self, turn: str, *, is_interactive: bool) -> None:
-        command = turn.strip()
-        is_command = self._commands.knows(command)
-        ask = self._commands.run(command) if is_command else self._talk.ask(turn)
+    # ------------------------------------------------------------ answers
+
+    def _take(self, turn: str) -> None:
+        word, _, argument = turn.strip().partition(" ")
+        is_alike = self._is_typed and word[:1] == "/" and word[1:].isalpha()
+        if "\n" not in turn.strip() and (word in WORDS or is_alike):
+            ask = self._obey(word, argument.strip())
+        else:
+            text = unquoted(turn)
+            ask = self._talk.ask(text) if text.strip() else None
         if ask is not None:
-            self._answer(ask, is_interactive=is_interactive)
+            self._answer(ask)
 
-    def _answer(self, ask: Ask, *, is_interactive: bool) -> None:
+    def _answer(self, ask: Ask) -> None:
         from mlxsup.client import RequestError
 
         try:
-            request_id, result = self._stream(ask, is_interactive=is_interactive)
+            request_id, result = self._stream(ask)
         except RequestError as error:
             if error.code != "context_length_exceeded" or not ask.before:
                 raise
@@ -171,14 +224,23 @@ class Chat:
         if result.text:
             # Even if it was cancelled.
             self._talk.take(ask, result.text)
-        self._show_end(request_id, result)
+        output = self._output
+        if output.is_json:
+            output.object(result_map(self._talk.model, request_id, result))
+        elif not sys.stdout.isatty() and not result.text.endswith("\n"):
+            output.data("")
+        if result.finish_reason == "cancelled":
+            output.note(output.style("cancelled", sys.stderr, dim=True))
+        if result.finish_reason == "length" and not self._talk.parameters["max_tokens"]:
+            output.note(output.style(f"the context is full: {WAY_OUT}", sys.stderr, dim=True))
+        show_remarks(result, output, is_verbose=self._is_verbose)
 
-    def _stream(self, ask: Ask, *, is_interactive: bool) -> tuple[str, Result]:
+    def _stream(self, ask: Ask) -> tuple[str, Result]:
         # Before anything is sent: an interrupt at any later moment cancels it.
         with (
             AnswerLine(self._talk.model, self._output) as line,
             reader_watched(self._client.close),
-            Interrupts(is_caught=is_interactive) as interrupts,
+            interrupts_cancel() if self._is_typed else nullcontext(_leave_alone) as cancelled,
         ):
             stream = self._client.generate(
                 self._talk.model,
@@ -187,18 +249,145 @@ class Chat:
                 **self._talk.parameters,
             )
             with stream:
-                interrupts.cancel(stream)
+                cancelled(stream)
                 return stream.request_id, read_answer(stream, line, self._output)
 
-    def _show_end(self, request_id: str, result: Result) -> None:
-        output = self._output
-        if output.is_json:
-            output.object(result_map(self._talk.model, request_id, result))
-        elif not sys.stdout.isatty() and not result.text.endswith("\n"):
-            output.data("")
-        if result.finish_reason == "cancelled":
-            output.note(output.style("cancelled", sys.stderr, dim=True))
-        is_full = result.finish_reason == "length" and not self._talk.parameters["max_tokens"]
-        if is_full:
-            output.note(output.style(f"the context is full: {WAY_OUT}", sys.stderr, dim=True))
-        show_remarks(result, output, is_verbose=self._is_verbose)
+    # ------------------------------------------------------------ commands
+
+    def _obey(self, word: str, argument: str) -> Ask | None:
+        """Carry out a command, and return what is to be answered now, if anything is.
+
+        Raises:
+            CliError: it cannot be carried out; nothing has changed.
+            RequestError, ConnectionLost: the daemon says so.
+        """
+        talk, note = self._talk, self._output.note
+        match word:
+            case "/system" if not argument:
+                note(talk.system or "no system prompt")
+            case "/system":
+                talk.system = None if argument == NOTHING else argument
+                self._confirm(f"system prompt {'removed' if argument == NOTHING else 'set'}")
+            case "/set" if not argument:
+                note(self._settings())
+            case "/set":
+                self._set(*argument.split(" ", 1))
+            case "/model" if not argument:
+                names = ", ".join(sorted(row["name"] for row in self._client.status()["models"]))
+                note(f"{talk.model} answers; configured: {names}")
+            case "/model":
+                check_known(self._client.status(), argument)
+                talk.model = argument
+                self._confirm(f"{argument} answers from now on")
+            case "/retry":
+                if (ask := talk.ask_again()) is None:
+                    raise CliError("there is nothing to answer again")
+                return ask
+            case "/clear":
+                talk.forget()
+                self._confirm("conversation cleared")
+            case "/save" | "/load":
+                path = Path(os.path.expanduser(argument)) if argument else talk.file
+                if path is None or (word == "/load" and not argument):
+                    raise CliError(f"{word} takes the name of a file")
+                if word == "/save":
+                    talk.save(path)
+                    self._confirm(f"saved to {path}")
+                else:
+                    talk.load(path)
+                    count = len(talk.messages) // 2
+                    self._confirm(f"loaded {count} answered turn{'' if count == 1 else 's'}")
+            case "/help" | "/?":
+                note(help_text(width_of(sys.stderr)))
+            case _:
+                raise CliError(f"unknown command {word}; /help lists them")
+        return None
+
+    def _set(self, name: str, text: str = "") -> None:
+        if (setting := name.replace("_", "-")) not in SETTINGS:
+            raise CliError(f"/set knows no {name}; it knows {', '.join(SETTINGS)}")
+        parameter, read, takes = SETTINGS[setting]
+        try:
+            value = None if text.strip() == NOTHING else read(text.strip())
+        except ValueError:
+            raise CliError(f"/set {name} takes {takes}, or - for the default") from None
+        changed = {**self._talk.parameters, parameter: value}
+        if (refusal := refusal_of(changed)) is not None:
+            raise CliError(refusal.message)
+        self._talk.parameters = changed
+        self._confirm(self._settings())
+
+    def _settings(self) -> str:
+        shown = []
+        for name, (parameter, _, _) in SETTINGS.items():
+            value = self._talk.parameters.get(parameter)
+            if isinstance(value, dict):
+                value = "on" if any(value.values()) else "off"
+            if value is not None:
+                shown.append(f"{name} {value}")
+        return ", ".join(shown) or "everything is as the model's entry says"
+
+    def _confirm(self, text: str) -> None:
+        if self._is_typed:
+            self._output.note(text)
+
+
+def _switch(text: str) -> dict[str, Any]:
+    from mlxsup.client.thinking import thinking_arguments
+
+    if text not in ("on", "off"):
+        raise ValueError(text)
+    return thinking_arguments(thinks=text == "on")
+
+
+SETTINGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
+    "max-tokens": ("max_tokens", int, "an integer"),
+    "temperature": ("temperature", float, "a number"),
+    "top-p": ("top_p", float, "a number"),
+    "top-k": ("top_k", int, "an integer"),
+    "min-p": ("min_p", float, "a number"),
+    "seed": ("seed", int, "an integer"),
+    "think": ("chat_template_kwargs", _switch, "on or off"),
+}
+"""By the name that /set takes: the parameter of `Client.generate`, what makes its value of a text,
+and what it takes, for a person who has typed something else."""
+
+
+def help_text(columns: int | None) -> str:
+    """Return what `/help` says, in lines that fit the terminal."""
+    lines = click.HelpFormatter(width=columns)
+    lines.write_dl(list(HELP.items()), col_max=0 if columns and columns < NARROW else 30)
+    for remark in REMARKS:
+        lines.write_text(remark)
+    return lines.getvalue().rstrip("\n")
+
+
+def _leave_alone(_: Stream) -> None:
+    """Let an interrupt end the command."""
+
+
+@contextmanager
+def interrupts_cancel() -> Iterator[Callable[[Stream], None]]:
+    """Let Ctrl-C cancel an answer, without interrupting the code that reads it (D4).
+
+    Gives a function that takes the stream; an interrupt before there is one counts, too.
+    """
+    streams: list[Stream] = []
+    has_come = False
+
+    def cancel(*_: object) -> None:
+        nonlocal has_come
+        has_come = True
+        for stream in streams:
+            stream.cancel()
+
+    def watch(stream: Stream) -> None:
+        streams.append(stream)
+        if has_come:
+            stream.cancel()
+
+    before = signal.signal(signal.SIGINT, cancel)
+    try:
+        yield watch
+    finally:
+        signal.signal(signal.SIGINT, before)

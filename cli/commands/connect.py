@@ -1,15 +1,28 @@
-"""`mlxsup connect`: makes other programs use the daemon."""
+"""`mlxsup connect`: makes other programs use the daemon.
+
+As little as possible changes in files that people write. An undo happens only if the file is as it
+was written, and a second write keeps the first copy.
+"""
 
 from __future__ import annotations
 
+import difflib
+import hashlib
+import json
+import os
+import re
 import shlex
+import stat
+import tempfile
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import click
 
-from ..connecting.site import is_key_missing, site_of
-from ..connecting.tools import TOOLS
+from mlxsup.protocol.folders import CONNECTED_DIR
+
+from ..connecting import TOOLS, Settings, is_key_missing, site_of
 from ..connection import Target, daemon_options
 from ..connection import connect as connect_to
 from ..exit_status import CliError, ExitStatus
@@ -17,8 +30,10 @@ from ..keys import read_key
 from ..model_names import complete_model
 from ..terminal.output import Output
 
-if TYPE_CHECKING:
-    from ..connecting.tools import Change, Model, Settings
+BACKUP_SUFFIX = ".mlxsup-backup"
+NEW_FILE_MODE = 0o600
+MOST_BYTES = 8 * 1024 * 1024
+BY_HAND = "correct that, or put in by hand what is printed without --write"
 
 
 @click.command()
@@ -58,53 +73,54 @@ def connect(
             raise CliError(
                 message, code="usage", hint="see `mlxsup connect -h`", status=ExitStatus.USAGE
             )
-        _undo(tool, output)
+        path, before, after = undo(tool)
+        shown = _diff(path, before, after)
+        if output.is_json:
+            output.object({"tool": tool, "path": str(path), "diff": shown})
+        else:
+            output.data(shown or f"{path} is what it was")
         return
     given = read_key(key)
     with connect_to(target) as client:
         site = site_of(client.status(), model, given)
     needs_key = is_key_missing(target, given)
     settings = TOOLS[tool](site)
-    described = _described(tool, settings, is_key_missing=needs_key)
+    unknown = [one for one in settings.sized if one.context is None]
+    value: dict[str, Any] = {
+        "tool": tool,
+        "path": None if settings.path is None else str(settings.path),
+        "settings": None if settings.path is None else applied(settings, None).rstrip("\n"),
+        "variables": settings.variables,
+        "usage": list(settings.usage),
+        "is_key_missing": needs_key,
+        "unknown_contexts": [one.name for one in unknown],
+    }
     if is_writing:
-        _write(tool, settings, described, output)
+        _write(tool, settings, value, output)
     elif output.is_json:
-        output.object(described)
+        output.object(value)
     else:
-        _show(settings, output)
-    for note in _notes(tool, settings, is_key_missing=needs_key):
-        output.note(note)
-
-
-def _notes(tool: str, settings: Settings, *, is_key_missing: bool) -> list[str]:
-    """What people should know before they rely on the settings."""
-    found = []
-    if is_key_missing:
-        found.append(
+        _show(settings, value["settings"], output)
+    if needs_key:
+        output.note(
             "the gateway needs a key, and these settings have none:"
             f" `mlxsup key new {tool}` makes one, for --key"
         )
-    for model in _unknown(settings):
-        found.append(
-            f"nobody knows the context of {model.name}, because its files cannot be read:"
-            f" {model.tokens} tokens are assumed"
+    for one in unknown:
+        output.note(
+            f"the context of {one.name} is not known, because its files cannot be read:"
+            f" {one.tokens} tokens are assumed"
         )
-    return found
 
 
-def _unknown(settings: Settings) -> list[Model]:
-    """The models whose context is in the settings, although nobody knows it."""
-    return [model for model in settings.sized if model.context is None]
-
-
-def _show(settings: Settings, output: Output) -> None:
-    if settings.change is not None:
-        output.note(f"in {settings.change.path}:")
-        output.data(settings.change.shown)
+def _show(settings: Settings, text: str | None, output: Output) -> None:
+    if text is not None:
+        output.note(f"in {settings.path}:")
+        output.data(text)
     for name, value in settings.variables.items():
         output.data(f"export {name}={shlex.quote(value)}")
     _say_usage(settings.usage, output)
-    if settings.change is not None:
+    if text is not None:
         output.note("--write puts it there, and keeps a copy of what is there now")
 
 
@@ -113,69 +129,217 @@ def _say_usage(usage: Sequence[str], output: Output) -> None:
         output.note(f"then: {line}")
 
 
-def _described(tool: str, settings: Settings, *, is_key_missing: bool) -> dict[str, Any]:
-    change = settings.change
-    return {
-        "tool": tool,
-        "path": str(change.path) if change else None,
-        "settings": change.shown if change else None,
-        "variables": settings.variables,
-        "usage": list(settings.usage),
-        "is_key_missing": is_key_missing,
-        "unknown_contexts": [model.name for model in _unknown(settings)],
-    }
-
-
-def _write(tool: str, settings: Settings, described: dict[str, Any], output: Output) -> None:
-    from ..connecting import files
-
-    change = settings.change
-    if change is None:
+def _write(tool: str, settings: Settings, value: dict[str, Any], output: Output) -> None:
+    path = settings.path
+    if path is None:
         raise CliError(
             f"{tool} keeps its settings in a database, not in a file",
             code="no_file",
             hint=f"`mlxsup connect {tool}` prints what to do",
         )
-    before = files.read(change.path)
-    after = _applied(change, before)
-    if before == after:
-        shown, backup = "", None
-    else:
-        shown = files.diff(change.path, before, after)
-        backup = files.write(tool, change.path, before, after).backup
+    before = read(path)
+    try:
+        after = applied(settings, before)
+    except ValueError as error:
+        if not output.is_json:
+            output.data(str(value["settings"]))
+        raise _trouble(f"{path} is left alone: {error}", BY_HAND) from None
+    shown, backup = "", None
+    if before != after:
+        shown, backup = _diff(path, before, after), write(tool, path, before, after)
     if output.is_json:
         kept = None if backup is None else str(backup)
-        output.object({**described, "diff": shown, "backup": kept})
+        output.object({**value, "diff": shown, "backup": kept})
         return
-    output.data(shown or f"{change.path} has it already")
+    output.data(shown or f"{path} has it already")
     if backup is not None:
         output.note(f"what was there before: {backup}")
-    for name, value in settings.variables.items():
-        output.note(f"and in the environment: export {name}={shlex.quote(value)}")
+    for name, text in settings.variables.items():
+        output.note(f"and in the environment: export {name}={shlex.quote(text)}")
     _say_usage(settings.usage, output)
     if shown:
         output.note(f"`mlxsup connect {tool} --undo` takes it back")
 
 
-def _applied(change: Change, before: str | None) -> str:
-    from ..connecting.commented_json import NotJson, NotThere
+# ---------------------------------------------------------------- files
 
+
+def applied(settings: Settings, before: str | None) -> str:
+    """Return the text of a program's file with the settings in it.
+
+    Args:
+        settings: of the program.
+        before: the text of the file; None if there is none.
+
+    Raises:
+        ValueError: it is not plain JSON, or a part of it is of another type; the message says
+            where. Comments would be lost.
+    """
+    if isinstance(settings.content, str):
+        return settings.content
     try:
-        return change.apply(before or "")
-    except (NotJson, NotThere) as error:
-        raise CliError(
-            f"{change.path}: {error}",
-            code="file",
-            hint="correct it, or put in by hand what this command prints without --write",
-        ) from None
+        old = json.loads(before) if before and before.strip() else None
+        new = settings.content(old)
+        indent = re.search(r"^([ \t]+)\S", before or "", re.MULTILINE)
+        text = json.dumps(new, indent=indent.group(1) if indent else 2, ensure_ascii=False) + "\n"
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}"
+        raise ValueError(f"it is not plain JSON, without comments ({place})") from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if before and new == old:
+        return before
+    text.encode()  # raises ValueError: JSON can spell half a surrogate pair, UTF-8 cannot
+    return text.replace("\n", "\r\n") if before and "\r\n" in before else text
 
 
-def _undo(tool: str, output: Output) -> None:
-    from ..connecting import files
+def read(path: Path) -> str | None:
+    """Return the text of a file; None if there is none.
 
-    path, before, after = files.undo(tool)
-    shown = files.diff(path, before, after)
-    if output.is_json:
-        output.object({"tool": tool, "path": str(path), "diff": shown})
-    else:
-        output.data(shown or f"{path} is what it was")
+    Raises:
+        CliError: it cannot be read, or is no text.
+    """
+    try:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise _trouble(f"cannot read {path}: {error.strerror}", BY_HAND) from None
+    if len(data) > MOST_BYTES:
+        message = f"{path} has more than {MOST_BYTES // 2**20} MiB: that is no such file"
+        raise _trouble(message, BY_HAND)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _trouble(f"{path} is not UTF-8 text (byte {error.start})", BY_HAND) from None
+
+
+def write(tool: str, path: Path, before: str | None, after: str) -> Path | None:
+    """Write the file, and return the copy of what it was before; None if there was no file.
+
+    What was written for the same program before, and has not been changed since, is not copied:
+    what was there before that is what an undo has to bring back.
+
+    Raises:
+        CliError: a file cannot be written; then nothing has changed.
+    """
+    path = path.resolve()
+    last = _last(tool)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if last is not None and last[0] == path and last[2] == _digest(before):
+            backup = last[1]
+        else:
+            backup = None if before is None else _back_up(path, before)
+        record = _record(tool)
+        record.parent.mkdir(parents=True, exist_ok=True)
+        kept = None if backup is None else str(backup)
+        about = {"path": str(path), "backup": kept, "digest": _digest(after)}
+        _replace(record, json.dumps(about) + "\n")
+        _replace(path, after)
+    except OSError as error:
+        message = f"cannot write {error.filename or path}: {error.strerror}"
+        raise _trouble(message, BY_HAND) from None
+    return backup
+
+
+def undo(tool: str) -> tuple[Path, str | None, str | None]:
+    """Bring back what was there before `write`.
+
+    Returns:
+        The file, what it was until now, and what it is; None for no file.
+
+    Raises:
+        CliError: nothing was written, the file was changed since, or it cannot be written.
+    """
+    last = _last(tool)
+    if last is None:
+        hint = f"`mlxsup connect {tool}` prints what it needs"
+        raise CliError(f"nothing was written for {tool}", code="nothing_to_undo", hint=hint)
+    path, backup, digest = last
+    now = read(path)
+    if _digest(now) != digest:
+        kept = f"; what it was is in {backup}" if backup else ""
+        raise _trouble(f"{path} was changed since: take our settings out by hand{kept}")
+    before = None if backup is None else read(backup)
+    if backup is not None and before is None:
+        raise _trouble(f"the copy {backup} is gone: take our settings out by hand")
+    try:
+        if backup is None:
+            path.unlink()
+        else:
+            backup.replace(path)
+        _record(tool).unlink()
+    except OSError as error:
+        raise _trouble(f"cannot write {error.filename}: {error.strerror}") from None
+    return path, now, before
+
+
+def _diff(path: Path, before: str | None, after: str | None) -> str:
+    """Return what changes, as `diff -u` shows it; None stands for no file."""
+    lines = difflib.unified_diff(
+        (before or "").splitlines(),
+        (after or "").splitlines(),
+        "/dev/null" if before is None else str(path),
+        "/dev/null" if after is None else str(path),
+        lineterm="",
+    )
+    return "\n".join(lines)
+
+
+def _back_up(path: Path, before: str) -> Path:
+    """Write a copy under a name that is free."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    number = 1
+    while True:
+        extra = "" if number == 1 else f".{number}"
+        backup = path.with_name(f"{path.name}{BACKUP_SUFFIX}{extra}")
+        try:
+            descriptor = os.open(backup, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        except FileExistsError:
+            number += 1
+            continue
+        _fill(descriptor, mode, before)
+        return backup
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file so that programs find the old text in it or the new one."""
+    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else NEW_FILE_MODE
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        _fill(descriptor, mode, text)
+        os.replace(name, path)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _fill(descriptor: int, mode: int, text: str) -> None:
+    with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
+        os.fchmod(descriptor, mode)
+        file.write(text)
+
+
+def _record(tool: str) -> Path:
+    return Path(CONNECTED_DIR).expanduser() / f"{tool}.json"
+
+
+def _last(tool: str) -> tuple[Path, Path | None, str] | None:
+    """Return the file that was written last, the copy of what it was, and the digest of what was
+    written; None if nothing was, or the record cannot be read."""
+    text = read(_record(tool))
+    try:
+        value = json.loads(text or "")
+        backup = None if value["backup"] is None else Path(value["backup"])
+        return Path(value["path"]), backup, str(value["digest"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def _digest(text: str | None) -> str:
+    return "" if text is None else hashlib.sha256(text.encode()).hexdigest()
+
+
+def _trouble(message: str, hint: str = "") -> CliError:
+    return CliError(message, code="file", hint=hint)

@@ -7,34 +7,48 @@ again; and shows that neither answer changed. With the extra `gateway` it asks o
 
 from __future__ import annotations
 
+import json
 import os
+import queue
 import shlex
 import signal
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from http import HTTPStatus
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 import click
 
 from mlxsup.protocol.folders import DEMO_MODEL_FOLDER
-from mlxsup.protocol.gateway import INSTALL_HINT
+from mlxsup.protocol.gateway import EXTRA_MODULES, INSTALL_HINT, LOCAL_HOST, Address
 
-from ..background_answer import EXACT_BACKENDS, BackgroundAnswer
-from ..connection import output_options
-from ..demo_http import ANY_PORT, PATH, HttpDoor, has_extra
-from ..demo_http import ask as ask_over_http
+from ..connection import Target, connect, output_options
 from ..exit_status import CliError
-from ..own_daemon import visit_own_daemon
 from ..terminal.output import Output
 from ..terminal.status_table import show_models
 from ..terminal.waiting import progress_shown
 
 if TYPE_CHECKING:
+    from http.client import HTTPResponse
+
     from mlxsup.client import Client
+    from mlxsup.client.client import Stream
+
+Value = TypeVar("Value")
+
+EXACT_BACKENDS = ("cpu", "fake")
+"""The back-ends that resume exactly: on a GPU a resumed answer may round differently."""
+
+PATH = "/v1/chat/completions"
+START_LIMIT_S = 60.0
+ANSWER_LIMIT_S = 600.0
 
 QUESTION = "What is the capital of France?"
 QUESTION_TOKENS = 24
@@ -74,25 +88,33 @@ def demo(config_path: Path | None, output: Output) -> None:
         hint = f"`mlxsup start --config {shlex.quote(str(config_path))}` shows more"
     # Not the user's own temporary folder: on some systems its path is too long for a socket.
     with tempfile.TemporaryDirectory(prefix="mlxsup-demo-", dir="/tmp") as place:
-        door = HttpDoor() if has_extra() else None
         serve = partial(serve_two, configuration, Path(place))
-        if door is not None:
-            serve = partial(serve, http=ANY_PORT, on_change=door.heard)
-        shown = _show(serve, door, hint, output)
+        urls: queue.SimpleQueue[str] | None = None
+        if all(find_spec(name) is not None for name in EXTRA_MODULES):
+            urls = queue.SimpleQueue()
+            any_port = Address(host=LOCAL_HOST, port=0)
+            serve = partial(serve, http=any_port, on_change=partial(_keep_url, urls))
+        shown = _show(serve, urls, hint, output)
     if output.is_json:
         output.object(shown)
     elif config_path is None:
         output.data(f"\nTo use this model: mlxsup start --model {DEMO_MODEL_FOLDER}")
 
 
+def _keep_url(urls: queue.SimpleQueue[str], change: Mapping[str, Any]) -> None:
+    """Keep where the daemon's gateway listens, once it does."""
+    if url := change.get("gateway"):
+        urls.put(url)
+
+
 def _show(
-    serve: Callable[..., int], door: HttpDoor | None, hint: str, output: Output
+    serve: Callable[..., int], urls: queue.SimpleQueue[str] | None, hint: str, output: Output
 ) -> dict[str, Any]:
-    """Runs the daemon and the demonstration.
+    """Run the daemon and the demonstration.
 
     Args:
         serve: runs the daemon until it is asked to end; takes `on_listening`.
-        door: of HTTP; None without the extra.
+        urls: gets that of the gateway; None without the extra.
         hint: what helps if a model fails.
         output: how to write output.
 
@@ -102,7 +124,7 @@ def _show(
     """
     _headline(output, "mlxsup start: one process for each model")
     try:
-        shown = visit_own_daemon(serve, partial(_tell_story, door=door, output=output))
+        shown = visit_own_daemon(serve, partial(_tell_story, urls=urls, output=output))
     except CliError as error:
         if error.code in ("load_failed", "model_failed"):
             error.hint = hint  # Its logs are removed with the demonstration.
@@ -111,26 +133,22 @@ def _show(
     return shown
 
 
-def _tell_story(client: Client, door: HttpDoor | None, output: Output) -> dict[str, Any]:
-    """The demonstration itself; returns what `--json` prints."""
+def _tell_story(
+    client: Client, urls: queue.SimpleQueue[str] | None, output: Output
+) -> dict[str, Any]:
+    """Show everything, and return what `--json` prints."""
     names = [model["name"] for model in client.status()["models"]]
     _load_both(client, names, output)
     _ask_both(client, names, output)
     shown = _kill_one(client, names, output)
-    shown["http"] = _ask_over_http(client, names[-1], door, shown["text"], output)
+    shown["http"] = _ask_over_http(client, names[-1], urls, shown["text"], output)
     _show_status(client, output)
     _headline(output, "mlxsup stop")
     return shown
 
 
-def _ask(client: Client, model: str, question: str, max_tokens: int) -> BackgroundAnswer:
-    """One streamed answer, collected in its own thread."""
-    stream = client.generate(model, **_asked(question, max_tokens))
-    return BackgroundAnswer(model, stream)
-
-
 def _asked(question: str, max_tokens: int) -> dict[str, Any]:
-    """The parameters of a request."""
+    """Return the parameters of a request."""
     messages = [{"role": "user", "content": question}]
     return {"messages": messages, "max_tokens": max_tokens, "temperature": 0}
 
@@ -142,14 +160,24 @@ def _load_both(client: Client, names: Sequence[str], output: Output) -> None:
         _tell(output, f"{name}: READY as pid {_row(client, name)['pid']}")
 
 
+def _ask(client: Client, model: str, question: str, max_tokens: int) -> Stream:
+    """Ask for an answer; what comes of it waits until it is read."""
+    return client.generate(model, **_asked(question, max_tokens))
+
+
 def _ask_both(client: Client, names: Sequence[str], output: Output) -> None:
     _headline(output, f"both answer at once: {QUESTION}")
-    for answer in [_ask(client, name, QUESTION, QUESTION_TOKENS) for name in names]:
-        _tell(output, f"{answer.model}: {answer.finish().text.strip()}")
+    streams = [_ask(client, name, QUESTION, QUESTION_TOKENS) for name in names]
+    for name, stream in zip(names, streams, strict=True):
+        _tell(output, f"{name}: {_text_of(stream).strip()}")
+
+
+def _text_of(stream: Stream) -> str:
+    return "".join(delta.text for delta in stream)
 
 
 def _kill_one(client: Client, names: Sequence[str], output: Output) -> dict[str, Any]:
-    """Kills the worker of the first model while both answer, and compares the answers.
+    """Kill the worker of the first model while both answer, and compare the answers.
 
     Raises:
         CliError: an answer differs from the undisturbed one.
@@ -158,72 +186,78 @@ def _kill_one(client: Client, names: Sequence[str], output: Output) -> dict[str,
     alone = {}
     for name in names:
         _headline(output, f"{name} alone: {STORY}")
-        alone[name] = _ask(client, name, STORY, STORY_TOKENS).finish().text
+        alone[name] = _text_of(_ask(client, name, STORY, STORY_TOKENS))
         _tell(output, f"{name}: {alone[name].strip()}")
 
     _headline(output, f"both, with kill -9 for the worker of {victim} while it answers")
     changes = client.events()
-    first, second = (_ask(client, name, STORY, STORY_TOKENS) for name in names)
-    kills = []
-    for number in range(1, KILLS + 1):
-        pid = _row(client, victim)["pid"]
-        if not first.wait_for(number * STORY_TOKENS // (KILLS + 1)):
-            _tell(output, f"{victim}: the answer was complete before kill number {number}")
-            break
-        os.kill(pid, signal.SIGKILL)
-        killed_at = time.monotonic()
-        _tell(output, f"killed pid {pid} after {first.tokens} tokens")
-        kills.append({"pid": pid, "tokens": first.tokens})
-        if not _came_back(changes, victim):
-            break  # The answer ends with the cause.
-        kills[-1]["ready_after_s"] = took_s = round(time.monotonic() - killed_at, 3)
-        _tell(output, f"READY again as pid {_row(client, victim)['pid']} after {took_s:.1f} s")
-    answers = [answer.finish() for answer in (first, second)]
-    for answer in answers:
-        is_same = answer.text == alone[answer.model]
+    streams = {name: _ask(client, name, STORY, STORY_TOKENS) for name in names}
+    texts, kills, tokens = dict.fromkeys(names, ""), list[dict[str, Any]](), 0
+    has_failed = False
+    for delta in streams[victim]:
+        texts[victim] += delta.text
+        tokens += len(delta.token_ids)
+        is_due = tokens >= (len(kills) + 1) * STORY_TOKENS // (KILLS + 1)
+        if is_due and len(kills) < KILLS and not has_failed:
+            pid = _row(client, victim)["pid"]
+            os.kill(pid, signal.SIGKILL)
+            killed_at = time.monotonic()
+            _tell(output, f"killed pid {pid} after {tokens} tokens")
+            kills.append({"pid": pid, "tokens": tokens})
+            has_failed = not _came_back(changes, victim)
+            if has_failed:
+                continue  # The answer ends with the cause.
+            kills[-1]["ready_after_s"] = took_s = round(time.monotonic() - killed_at, 3)
+            _tell(output, f"READY again as pid {_row(client, victim)['pid']} after {took_s:.1f} s")
+    if len(kills) < KILLS:
+        _tell(output, f"{victim}: the answer was complete before kill number {len(kills) + 1}")
+    texts[other] = _text_of(streams[other])
+    answers = []
+    for name, stream in streams.items():
+        result, is_same = stream.result, texts[name] == alone[name]
+        count = len(result.token_ids)
         same = "the same text as alone" if is_same else "A DIFFERENT TEXT"
-        went_on = f", resumed {answer.resumed} times" if answer.resumed else ""
-        _tell(output, f"{answer.model}: {answer.tokens} tokens, {same}{went_on}")
+        went_on = f", resumed {result.resumed} times" if result.resumed else ""
+        _tell(output, f"{name}: {count} tokens, {same}{went_on}")
+        about = {"model": name, "tokens": count, "resumed": result.resumed}
+        answers.append({**about, "is_same": is_same})
     backend = _row(client, victim)["backend"]
-    if backend in EXACT_BACKENDS and any(one.text != alone[one.model] for one in answers):
+    if backend in EXACT_BACKENDS and texts != alone:
         raise CliError("a crash has changed an answer", code="changed", hint="please report it")
-    return {
-        "backend": backend,
-        "text": alone[other],
-        "kills": kills,
-        "answers": [
-            {
-                "model": answer.model,
-                "tokens": answer.tokens,
-                "resumed": answer.resumed,
-                "is_same": answer.text == alone[answer.model],
-            }
-            for answer in answers
-        ],
-    }
+    return {"backend": backend, "text": alone[other], "kills": kills, "answers": answers}
 
 
 def _ask_over_http(
-    client: Client, model: str, door: HttpDoor | None, expected: str, output: Output
+    client: Client,
+    model: str,
+    urls: queue.SimpleQueue[str] | None,
+    expected: str,
+    output: Output,
 ) -> dict[str, Any] | None:
-    """Asks once over HTTP, and kills the worker in mid-answer; None without the extra.
+    """Ask once over HTTP, and kill the worker in mid-answer; None without the extra.
 
     Raises:
-        CliError: the answer differs from the undisturbed one.
+        CliError: there is no answer, or it differs from the undisturbed one.
     """
-    if door is None:
+    if urls is None:
         _tell(output, f"\nfor OpenAI's and Anthropic's API over HTTP: {INSTALL_HINT}")
         return None
-    url, killed = door.url(), list[int]()
+    try:
+        url, killed = urls.get(timeout=START_LIMIT_S), list[int]()
+    except queue.Empty:
+        message = f"the gateway did not listen within {START_LIMIT_S:g} s"
+        raise CliError(message, code="gateway", hint="please report it") from None
     _headline(output, f"POST {url}{PATH}, with kill -9 for the worker of {model}")
 
-    def kill_once(pieces: int) -> None:
-        if pieces == STORY_TOKENS // 4:
+    pieces: list[str] = []
+    body = {"model": model, **_asked(STORY, STORY_TOKENS), "stream": True}
+    for piece in _pieces_over_http(url, json.dumps(body)):
+        pieces.append(piece)
+        if len(pieces) == STORY_TOKENS // 4:
             killed.append(_row(client, model)["pid"])
             os.kill(killed[0], signal.SIGKILL)
-            _tell(output, f"its worker, pid {killed[0]}, is killed after {pieces} pieces")
-
-    text = ask_over_http(url, {"model": model, **_asked(STORY, STORY_TOKENS)}, kill_once)
+            _tell(output, f"its worker, pid {killed[0]}, is killed after {len(pieces)} pieces")
+    text = "".join(pieces)
     is_same = text == expected
     same = "the same text as alone" if is_same else "A DIFFERENT TEXT"
     _tell(output, f"{model}: complete, {same}")
@@ -234,7 +268,7 @@ def _ask_over_http(
 
 
 def _came_back(changes: Iterable[Mapping[str, Any]], model: str) -> bool:
-    """Waits until the model is READY again; False if it is no longer tried."""
+    """Wait until the model is READY again; False if it is no longer tried."""
     states = (change["to"] for change in changes if change["model"] == model)
     return bool(next(state for state in states if state in ("READY", "FAILED")) == "READY")
 
@@ -247,7 +281,7 @@ def _show_status(client: Client, output: Output) -> None:
 
 
 def _row(client: Client, model: str) -> dict[str, Any]:
-    """The model's entry of the status."""
+    """Return the model's entry of the status."""
     row: dict[str, Any] = next(r for r in client.status()["models"] if r["name"] == model)
     return row
 
@@ -257,6 +291,93 @@ def _headline(output: Output, text: str) -> None:
 
 
 def _tell(output: Output, text: str) -> None:
-    """One line of the story."""
+    """Print one line of the story."""
     if not output.is_json:
         output.data(text)
+
+
+def visit_own_daemon(serve: Callable[..., int], visit: Callable[[Client], Value]) -> Value:
+    """Run a daemon in this process and a visit in a thread, and end the daemon after the visit.
+
+    So no daemon outlives the command.
+
+    Args:
+        serve: runs the daemon until it is asked to end; takes `on_listening`.
+        visit: what is done with it.
+
+    Returns:
+        What the visit has returned.
+
+    Raises:
+        CliError: the daemon did not start, or a request failed.
+        OSError: the output cannot be written.
+        KeyboardInterrupt: a signal ended it.
+    """
+    values: list[Value] = []
+    failures: list[CliError | OSError] = []
+    visitors: list[threading.Thread] = []
+
+    def visited(endpoint: str) -> None:
+        try:
+            with connect(Target(endpoint=endpoint)) as client:
+                try:
+                    values.append(visit(client))
+                finally:
+                    client.stop(now=True)
+        except (CliError, OSError) as error:
+            failures.append(error)
+
+    def begin(endpoint: str) -> None:
+        visitors.append(threading.Thread(target=visited, args=(endpoint,), daemon=True))
+        visitors[0].start()
+
+    code = serve(on_listening=begin)
+    for visitor in visitors:
+        visitor.join()
+    if code:
+        raise CliError(f"the daemon ended with exit code {code}", code="internal")
+    for failure in failures:
+        if isinstance(failure, CliError) and failure.code in ("shutting_down", "connection_lost"):
+            raise KeyboardInterrupt
+        raise failure
+    if not values:
+        raise KeyboardInterrupt
+    return values[0]
+
+
+def _pieces_over_http(url: str, body: str) -> Iterator[str]:
+    """Give the pieces of text of a streamed chat.
+
+    Raises:
+        CliError: it was refused, or has broken off.
+    """
+    import http.client  # which the help of `demo` need not wait for
+
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=ANSWER_LIMIT_S)
+    try:
+        connection.request("POST", PATH, body, {"Content-Type": "application/json"})
+        with connection.getresponse() as response:
+            yield from _texts(response)
+    except (OSError, http.client.HTTPException) as error:
+        raise CliError(f"the answer over HTTP has broken off: {error}", code="gateway") from None
+    finally:
+        connection.close()
+
+
+def _texts(response: HTTPResponse) -> Iterator[str]:
+    if response.status != HTTPStatus.OK:
+        raise CliError(json.loads(response.read())["error"]["message"], code="gateway")
+    for line in response:
+        if not line.startswith(b"data: "):
+            continue
+        data = line.removeprefix(b"data: ").strip()
+        if data == b"[DONE]":
+            return
+        event = json.loads(data)
+        if "error" in event:
+            raise CliError(event["error"]["message"], code=event["error"]["code"])
+        for choice in event["choices"]:
+            delta = choice["delta"]
+            if text := delta.get("content") or delta.get("reasoning_content"):
+                yield text
+    raise CliError("the answer over HTTP has broken off", code="gateway")

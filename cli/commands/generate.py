@@ -21,8 +21,7 @@ from ..model_names import optional_model_argument
 from ..model_rows import row_called
 from ..only_model import only_model
 from ..priority_options import priority_options
-from ..terminal.answer import read_answer, result_map, show_remarks
-from ..terminal.answer_line import AnswerLine
+from ..terminal.answer import AnswerLine, read_answer, result_map, show_remarks
 from ..terminal.output import Output
 from ..terminal.reader_watch import reader_watched
 
@@ -90,7 +89,7 @@ def generate(
         # A reader that leaves is noticed while nothing is written, too: a load may take minutes.
         with AnswerLine(model, output) as line, reader_watched(client.close):
             stream = client.generate(model, on_notice=line.tell, **asked)
-            # Leaving the block cancels, on Ctrl-C or when nobody reads the output any longer, too.
+            # Leaving the block cancels, on Ctrl-C or when the reader of the output is gone.
             with stream:
                 result = read_answer(stream, line, output)
     if output.is_json:
@@ -98,7 +97,7 @@ def generate(
     show_remarks(result, output, is_verbose=is_verbose)
     if result.finish_reason != "cancelled":
         return ExitStatus.OK
-    # By somebody else: whoever interrupts this command ends it before.
+    # By another command: Ctrl-C ends this one before.
     if not output.is_json:
         count = result.usage.completion_tokens
         output.note(f"cancelled after {count} {'token' if count == 1 else 'tokens'}")
@@ -112,7 +111,7 @@ def _missing_prompt() -> CliError:
 
 
 def _only_model(client: Client, word: str) -> str:
-    """The model that is meant if a single word was given.
+    """Return the model that is meant if a single word was given.
 
     Raises:
         CliError: usage; the word names a model, so the prompt is missing, or the model is.
@@ -124,10 +123,10 @@ def _only_model(client: Client, word: str) -> str:
 
 
 def _input(text: str, system: str | None, *, is_raw: bool) -> dict[str, Any]:
-    """The prompt as parameters of `Client.generate`.
+    """Return the prompt as parameters of `Client.generate`.
 
     Raises:
-        CliError: usage; a text says nothing, or is none.
+        CliError: usage; a text is empty, or cannot be encoded.
     """
     check_text("PROMPT", text, COMMAND)
     if is_raw:

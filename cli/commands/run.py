@@ -47,7 +47,7 @@ def run(context: click.Context, repo: str, target: Target, output: Output) -> No
 
 
 def _name_of(repo: str, status: Mapping[str, Any]) -> str:
-    """What the daemon calls the model.
+    """Return what the daemon calls the model.
 
     Raises:
         CliError: it does not serve it.
@@ -66,7 +66,7 @@ def _name_of(repo: str, status: Mapping[str, Any]) -> str:
 
 
 def _way_to_serve(repo: str, config_path: str | None) -> str:
-    """What makes the daemon that runs serve one more repository."""
+    """Return the hint that makes the running daemon serve one more repository."""
     if not is_owned_repository(repo):
         return "see `mlxsup status`"
     if config_path is None:
@@ -75,7 +75,7 @@ def _way_to_serve(repo: str, config_path: str | None) -> str:
 
 
 def _start(repo: str, target: Target, output: Output) -> str:
-    """Starts the daemon that every command looks for here, once it has all files of the model.
+    """Start the daemon that every command looks for here, once it has all files of the model.
 
     Args:
         repo: a repository, or the name of a configured model.
@@ -109,7 +109,7 @@ def _no_daemon(message: str, hint: str) -> CliError:
 
 
 def _start_configured(repo: str, config: Path, target: Target, output: Output) -> str:
-    """Starts the daemon of a configuration file that has the model."""
+    """Start the daemon of a configuration file that has the model."""
     from ..model_catalog import entry_called
     from .start import read_configuration
 
@@ -126,7 +126,7 @@ def _start_configured(repo: str, config: Path, target: Target, output: Output) -
 
 
 def _unconfigured(repo: str, config: Path, names: Sequence[str]) -> CliError:
-    """The file says which daemon runs here, and that one would not serve the model."""
+    """Return the error of a file whose daemon would not serve the model."""
     if is_owned_repository(repo):
         return CliError(
             f"no daemon runs, and {config}, which says what one serves, does not have {repo}",
@@ -138,7 +138,7 @@ def _unconfigured(repo: str, config: Path, names: Sequence[str]) -> CliError:
 
 
 def _start_alone(repo: str, target: Target, output: Output) -> str:
-    """Starts a daemon that has no file and serves one repository."""
+    """Start a daemon that has no file and serves one repository."""
     from .start import configure
 
     repository = checked_repository(repo)
@@ -152,7 +152,7 @@ def _start_alone(repo: str, target: Target, output: Output) -> str:
 
 
 def _detach(runtime_dir: Path, log_dir: Path, arguments: Sequence[str]) -> int:
-    """Starts a daemon in the background; returns its pid."""
+    """Start a daemon in the background, and return its pid."""
     from mlxsup.protocol.places import endpoint_in
 
     from ..detach import start_detached
@@ -161,6 +161,6 @@ def _detach(runtime_dir: Path, log_dir: Path, arguments: Sequence[str]) -> int:
 
 
 def _tell(repo: str, pid: int, target: Target, output: Output) -> None:
-    """Says that a daemon runs now, and how it is ended."""
+    """Say that a daemon runs now, and how it is ended."""
     end = target.repeat_in("end it with `mlxsup stop`")
     output.note(f"a daemon serves {repo} now (pid {pid}); {end}")

@@ -1,20 +1,102 @@
-"""An answer as a person sees it: its text as it comes, and what is said next to it."""
+"""An answer as a person sees it: its text as it comes, what it waits for, and remarks on it."""
 
 from __future__ import annotations
 
 import sys
+import threading
+import time
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .live_line import LiveLine
+from .notices import INTERRUPTED, notice_step, notice_text
 from .output import Output
 
 if TYPE_CHECKING:
-    from mlxsup.client import Result
+    from mlxsup.client import Notice, Result
     from mlxsup.client.client import Stream
 
 
+QUIET_S = 1.0
+"""A wait that is no longer than this needs no line that stays."""
+
+
+class AnswerLine(LiveLine):
+    """The line that shows the latest notice of a request until its next text.
+
+    Where lines stay, a notice is written only if it is still true after a second, with its time in
+    UTC, and a progress once for each tenth of it.
+
+    Args:
+        model: which one answers.
+        output: how to write output.
+    """
+
+    def __init__(self, model: str, output: Output) -> None:
+        super().__init__(output)
+        self._model = model
+        # The timer's thread says what is true after the first second, the reader's all later.
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+        self._is_due = False
+        self._notice: Notice | None = None
+        self._said: dict[str, tuple[object, ...]] = {}
+
+    def tell(self, notice: Notice) -> None:
+        """Show a notice; that of an interruption stays on a terminal, too."""
+        if notice.kind == "interrupted":
+            self.remark(INTERRUPTED)
+        elif notice.kind == "resumed":
+            return
+        elif self.is_possible:
+            self.show(notice_text(notice))
+        else:
+            self._tell_in_lines(notice)
+
+    def clear(self) -> None:
+        """Clear the line, and forget the notice."""
+        super().clear()
+        if self._timer is None:
+            return
+        self._timer.cancel()
+        with self._lock:
+            self._timer, self._notice, self._is_due, self._said = None, None, False, {}
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.clear()
+
+    def _tell_in_lines(self, notice: Notice) -> None:
+        with self._lock:
+            self._notice = notice
+            if self._timer is None:
+                self._timer = threading.Timer(QUIET_S, self._begin)
+                self._timer.daemon = True
+                self._timer.start()
+            self._say()
+
+    def _begin(self) -> None:
+        with self._lock:
+            # Otherwise it was cancelled too late.
+            self._is_due = self._timer is not None
+            self._say()
+
+    def _say(self) -> None:
+        if self._notice is None or not self._is_due:
+            return
+        step = notice_step(self._notice)
+        if step != self._said.get(self._notice.kind):
+            self._said[self._notice.kind] = step
+            at = time.strftime("%H:%M:%SZ", time.gmtime())
+            self._output.note(f"{at} {self._model}: {notice_text(self._notice)}")
+
+
 def read_answer(stream: Stream, line: LiveLine, output: Output) -> Result:
-    """Prints the text of a stream as it comes, and gives its result.
+    """Print the text of a stream as it comes, and return its result.
 
     The model's reasoning is dimmed on a terminal, and shown nowhere else.
 
@@ -51,7 +133,7 @@ def read_answer(stream: Stream, line: LiveLine, output: Output) -> Result:
 
 
 def show_remarks(result: Result, output: Output, *, is_verbose: bool) -> None:
-    """What a person should know about an answer: warnings, that it is empty, how fast it was."""
+    """Print warnings about an answer, that it is empty, and how fast it was."""
     for warning in result.warnings:
         output.note(f"warning: {warning}")
     if remark := empty_remark(result):
@@ -61,7 +143,7 @@ def show_remarks(result: Result, output: Output, *, is_verbose: bool) -> None:
 
 
 def empty_remark(result: Result) -> str:
-    """Why there is nothing to read; empty if there is something, or if a person has ended it."""
+    """Return why there is nothing to read; empty if there is something, or if it was cancelled."""
     if result.text.strip() or result.tool_calls or result.finish_reason == "cancelled":
         return ""
     if result.finish_reason == "length" and result.reasoning:
@@ -74,7 +156,7 @@ def empty_remark(result: Result) -> str:
 
 
 def result_map(model: str, request_id: str, result: Result) -> dict[str, Any]:
-    """A result as `--json` prints it."""
+    """Return a result as `--json` prints it."""
     from dataclasses import asdict
 
     value = asdict(result)
@@ -85,7 +167,7 @@ def result_map(model: str, request_id: str, result: Result) -> dict[str, Any]:
 
 
 def speed_line(result: Result) -> str:
-    """How many tokens, how fast, how the time was spent, and what it cost."""
+    """Return how many tokens there were, how the time was spent, and what it cost."""
     usage, timings = result.usage, result.timings
     decode_s = timings.total_s - timings.first_token_s
     rate = (usage.completion_tokens - 1) / decode_s if decode_s > 0 else 0.0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +17,7 @@ from mlxsup.protocol.codec import decode_body
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import FinishReason
 
-from support.cli import COLUMNS, ESCAPE, Terminal, run_cli
+from support.cli import COLUMNS, ESCAPE, PROMPT, Terminal, run_cli
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
 from support.scripted_supervisor import (
@@ -91,10 +93,10 @@ def test_a_failed_turn_of_a_pipe_ends_the_chat(tmp_path: Path) -> None:
         # A person may try again, with a conversation that does not hold what failed.
         with Terminal("chat", "m", *where, HOME=str(tmp_path)) as terminal:
             for _ in range(2):
-                terminal.expect("> ")
+                terminal.expect(PROMPT)
                 terminal.type("one\r")
                 terminal.expect("its worker crashed")
-            terminal.expect("> ")
+            terminal.expect(PROMPT)
             terminal.type("\x04")
             terminal.end()
             assert terminal.process.returncode == 0
@@ -112,7 +114,7 @@ def test_interrupt_cancels_the_answer_and_not_the_chat_D4(daemon: Daemon, tmp_pa
     variables = {"HOME": str(tmp_path), "MLXSUP_ENDPOINT": daemon.endpoint}
     with Terminal("chat", "slow", **variables) as terminal, daemon.client() as client:
         for _ in range(3):
-            terminal.expect("> ")
+            terminal.expect(PROMPT)
             terminal.type("go on\r")
             terminal.expect("\n")
             eventually(lambda: row(client, "slow")["running"])
@@ -120,21 +122,18 @@ def test_interrupt_cancels_the_answer_and_not_the_chat_D4(daemon: Daemon, tmp_pa
             terminal.expect("cancelled")
             eventually(lambda: not row(client, "slow")["running"])
         # At the prompt it empties the line, also one that continues.
-        terminal.expect("> ")
-        terminal.type("never sent \\\r")
-        terminal.expect("| ")
-        terminal.type("nor this")
+        terminal.expect(PROMPT)
+        terminal.type("never sent \\\rnor this")
         terminal.expect("nor this")
-        terminal.interrupt()
-        terminal.expect("> ")
+        terminal.type("\x03")
+        terminal.expect(PROMPT)
         terminal.type("/exit\r")
         terminal.end()
         assert terminal.process.returncode == 0
     assert "Traceback" not in terminal.seen
     history = tmp_path / ".mlxsup" / "history"
-    assert [json.loads(line) for line in history.read_text().splitlines()] == ["go on"] * 3 + [
-        "/exit"
-    ]
+    typed = [json.loads(line) for line in history.read_text().splitlines()]
+    assert typed == ["go on", "/exit"], "the same turn is kept once"
     assert stat.S_IMODE(history.stat().st_mode) == 0o600
 
 
@@ -146,41 +145,70 @@ def test_earlier_turns_can_be_called_back_and_a_turn_can_have_lines(
     history.write_text('"from long ago"\n')
     variables = {"HOME": str(tmp_path), "MLXSUP_ENDPOINT": daemon.endpoint}
     with Terminal("chat", "alpha", "--max-tokens", "2", **variables) as terminal:
-        terminal.expect("> ")
+        terminal.expect(PROMPT)
         terminal.type("\x1b[A")
         terminal.expect("from long ago")
         terminal.type("\r")
-        terminal.expect("> ")
-        terminal.type("```\r")
-        terminal.expect("| ")
-        terminal.type("code\r")
-        terminal.expect("| ")
-        terminal.type("```\r")
-        terminal.expect("> ")
-        terminal.type("\x1b[200~pasted\ntogether\n\x1b[201~\r")
-        terminal.expect("together")
-        terminal.expect("> ")
-        terminal.type("/help\r")
-        shown = terminal.expect("> ")
+        terminal.expect(PROMPT)
+        terminal.type("```\rcode\r```\r")
+        terminal.expect(PROMPT)
+        terminal.type("\x1b[200~pasted\\\ntogether\x07\n\x1b[201~\r")
+        assert "\x07" not in terminal.expect(PROMPT)
+        terminal.type("first\x1b\rsecond\r")
+        terminal.expect(PROMPT)
+        terminal.type("/he\t\r")
+        shown = terminal.expect(PROMPT)
         assert "Ctrl-C cancels an answer" in shown
         # The terminal would break a longer line in the middle of a word.
-        assert max(map(len, ESCAPE.sub("", shown).splitlines())) <= COLUMNS
+        assert max(map(len, ESCAPE.sub("", shown).replace("\r", "\n").splitlines())) <= COLUMNS
         terminal.type("/clear\r/nonsense\r")
         terminal.expect("conversation cleared")
         terminal.expect("unknown command /nonsense")
-        terminal.expect("> ")
+        terminal.expect(PROMPT)
         terminal.type("\x04")
         terminal.end()
         assert terminal.process.returncode == 0
-    turns = [json.loads(line) for line in history.read_text().splitlines()]
-    commands = ["/help", "/clear", "/nonsense"]
-    assert turns == [
-        "from long ago",
+    assert [json.loads(line) for line in history.read_text().splitlines()] == [
         "from long ago",
         "```\ncode\n```",
-        "pasted\ntogether",
-        *commands,
+        "pasted\\\ntogether\x07\n",
+        "first\nsecond",
+        "/help",
+        "/clear",
+        "/nonsense",
     ]
+
+
+def test_a_chat_that_is_ended_gives_the_terminal_back(daemon: Daemon, tmp_path: Path) -> None:
+    variables = {"HOME": str(tmp_path), "MLXSUP_ENDPOINT": daemon.endpoint, "NO_COLOR": "1"}
+    with Terminal("chat", "alpha", **variables) as terminal:
+        terminal.expect(PROMPT)
+        terminal.type("half a turn")
+        terminal.expect("half a turn")
+        terminal.type("\x03")
+        terminal.expect(PROMPT)
+        terminal.process.terminate()
+        terminal.expect("\x1b[?2004l\n")
+        seen = terminal.end()
+        assert terminal.process.returncode == -signal.SIGTERM
+    colours = re.findall(r"\x1b\[[\d;]*(?:3|4|9)\d[\d;]*m", seen)
+    assert colours == []
+
+
+def test_where_nothing_can_be_drawn_lines_are_read(daemon: Daemon, tmp_path: Path) -> None:
+    where = {"HOME": str(tmp_path), "MLXSUP_ENDPOINT": daemon.endpoint, "TERM": "dumb"}
+    with Terminal("chat", "alpha", "--max-tokens", "2", **where) as terminal:
+        terminal.expect("> ")
+        terminal.type("one\\\n")
+        terminal.expect("| ")
+        terminal.type("two\n")
+        terminal.expect("> ")
+        terminal.type("/nonsense\n")
+        terminal.expect("unknown command /nonsense")
+        terminal.expect("> ")
+        terminal.type("\x04")
+        seen = terminal.end()
+        assert (terminal.process.returncode, "\x1b" in seen) == (0, False)
 
 
 def test_a_person_who_waits_is_told_for_what_and_the_line_is_gone_afterwards(
@@ -191,11 +219,11 @@ def test_a_person_who_waits_is_told_for_what_and_the_line_is_gone_afterwards(
     where = {"HOME": str(tmp_path), "MLXSUP_ENDPOINT": daemon.endpoint}
     variables = {**where, "COLUMNS": str(NARROW)}
     with Terminal("chat", "cold", "--max-tokens", "4", **variables) as terminal:
-        terminal.expect("> ")
+        terminal.expect(PROMPT)
         terminal.type("hello\r")
         terminal.expect("loading")
         terminal.expect("\r\x1b[K")
-        terminal.expect("> ")
+        terminal.expect(PROMPT)
         terminal.type("\x04")
         seen = terminal.end()
         assert terminal.process.returncode == 0
@@ -349,15 +377,13 @@ def test_a_person_sees_what_a_command_has_done_and_errors_end_nothing(
             ("/clear", "conversation cleared"),
             (f"/load {tmp_path}/a", "loaded 1 answered turn"),
         ):
-            terminal.expect("> ")
+            terminal.expect(PROMPT)
             terminal.type(f"{typed}\r")
             terminal.expect(shown)
-        terminal.expect("> ")
-        terminal.type('"""two\r')
-        terminal.expect("| ")
-        terminal.type('lines"""\r')
+        terminal.expect(PROMPT)
+        terminal.type('"""two\rlines"""\r')
         terminal.expect("answer 3")
-        terminal.expect("> ")
+        terminal.expect(PROMPT)
         terminal.type("\x04")
         terminal.end()
         assert terminal.process.returncode == 0
@@ -376,10 +402,10 @@ def test_a_full_context_names_the_way_out(supervisor: ScriptedSupervisor, tmp_pa
             ("/clear", "conversation cleared"),
             ("four", "answer 3"),
         ):
-            terminal.expect("> ")
+            terminal.expect(PROMPT)
             terminal.type(f"{typed}\r")
             before = terminal.expect(shown)
-        terminal.expect("> ")
+        terminal.expect(PROMPT)
         terminal.type("\x04")
         seen = ESCAPE.sub("", terminal.end())
         assert terminal.process.returncode == 0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxsup.cli.connecting.tools import TOOLS
+from mlxsup.cli.connecting import TOOLS
 
 from support.cli import ESCAPE, run_cli
 from support.daemon import Daemon, fake
@@ -24,11 +24,10 @@ BIN = ROOT / "build" / "npm" / "node_modules" / ".bin"
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[HttpDaemon]:
-    fast = {"step_s": 0.0, "context_length": 200_000}
     cold = fake(fake={"context_length": 77_000}, preload=False)
     cold |= {"aliases": ["frozen"], "presets": {"high": {"temperature": 1.0}}}
     gone = {"path": "/nowhere/at/all", "preload": False}
-    with HttpDaemon({"cold": cold, "m": fake(fake=fast), "gone": gone}) as running:
+    with HttpDaemon({"cold": cold, "m": fake(), "gone": gone}) as running:
         with running.client() as client:
             client.load("m")
         yield running
@@ -67,7 +66,7 @@ def test_it_writes_shows_the_difference_and_takes_it_back(
 ) -> None:
     path = tmp_path / ".config" / "zed" / "settings.json"
     path.parent.mkdir(parents=True)
-    path.write_text('{\n  // mine\n  "theme": "dark"\n}\n')
+    path.write_text('{\n  "theme": "dark"\n}\n')
     before = path.read_text()
     done = connect(daemon, tmp_path, "zed", "--write")
     assert done.returncode == 0, done.stderr
@@ -85,54 +84,31 @@ def test_it_writes_shows_the_difference_and_takes_it_back(
     assert nothing.stderr.splitlines()[1:] == ["hint: `mlxsup connect zed` prints what it needs"]
 
 
-def test_the_model_that_is_ready_comes_first_unless_another_one_is_asked_for(
-    daemon: HttpDaemon, tmp_path: Path
-) -> None:
-    assert "--model mlxsup/m\n" in connect(daemon, tmp_path, "opencode").stderr
-    done = connect(daemon, tmp_path, "opencode", "--model", "cold")
-    assert "--model mlxsup/cold\n" in done.stderr
-    done = connect(daemon, tmp_path, "opencode", "--model", "clod")
-    assert done.returncode == 1
-    assert "did you mean cold?" in done.stderr
-
-
-def test_a_model_that_is_not_loaded_has_the_context_of_its_files(
-    daemon: HttpDaemon, tmp_path: Path
-) -> None:
-    done = connect(daemon, tmp_path, "codex", "--model", "cold")
-    assert "model_context_window = 77000\n" in done.stdout
-    assert "nobody knows" not in done.stderr
-
-
-@pytest.mark.parametrize("name", ["frozen", "cold:high", "frozen:high"])
-def test_a_model_has_the_name_that_was_asked_for(
-    daemon: HttpDaemon, tmp_path: Path, name: str
-) -> None:
-    done = connect(daemon, tmp_path, "opencode", "--model", name)
-    assert f"--model mlxsup/{name}\n" in done.stderr
+def test_the_models_are_those_of_the_daemon(daemon: HttpDaemon, tmp_path: Path) -> None:
+    done = connect(daemon, tmp_path, "opencode", "--model", "frozen:high")
     models = json.loads(done.stdout)["provider"]["mlxsup"]["models"]
-    assert list(models) == [name, "cold", "m", "gone"]
-    assert models[name]["limit"] == models["cold"]["limit"] == {"context": 77_000, "output": 8192}
+    assert list(models) == ["frozen:high", "cold", "m", "gone"]
+    assert models["frozen:high"]["limit"] == {"context": 77_000, "output": 8192}
+    assert "the context of gone is not known" in done.stderr
+    assert "--model mlxsup/m\n" in connect(daemon, tmp_path, "opencode").stderr
+    wrong = connect(daemon, tmp_path, "opencode", "--model", "clod")
+    assert (wrong.returncode, "did you mean cold?" in wrong.stderr) == (1, True)
 
 
-@pytest.mark.parametrize("name", ["cold:low", ":high", "cold:", "nobody:high"])
-def test_a_preset_that_there_is_not_is_refused(
-    daemon: HttpDaemon, tmp_path: Path, name: str
+def test_a_file_with_comments_is_left_alone_and_what_to_paste_is_printed(
+    daemon: HttpDaemon, tmp_path: Path
 ) -> None:
-    done = connect(daemon, tmp_path, "opencode", "--model", name)
-    assert (done.returncode, "cold, cold:high, " in done.stderr) == (1, True)
-
-
-def test_a_file_that_is_no_json_is_left_alone(daemon: HttpDaemon, tmp_path: Path) -> None:
     path = tmp_path / ".claude" / "settings.json"
     path.parent.mkdir()
-    path.write_text('{"env": }')
+    path.write_text('{"env": {}} // mine')
     done = connect(daemon, tmp_path, "claude-code", "--write")
-    assert done.returncode == 1
-    assert f"{path}: " in done.stderr
-    assert "line 1, column 9" in done.stderr
-    assert path.read_text() == '{"env": }'
+    assert (done.returncode, '"ANTHROPIC_MODEL": "m"' in done.stdout) == (1, True)
+    assert f"{path} is left alone: it is not plain JSON" in done.stderr
+    assert "(line 1, column 13)" in done.stderr
+    assert path.read_text() == '{"env": {}} // mine'
     assert list(tmp_path.iterdir()) == [path.parent]
+    told = json.loads(connect(daemon, tmp_path, "claude-code", "--write", "--json").stdout)
+    assert (told["error"]["code"], "without --write" in told["error"]["hint"]) == ("file", True)
 
 
 def test_what_cannot_be_done_says_what_can(daemon: HttpDaemon, tmp_path: Path) -> None:
@@ -142,14 +118,6 @@ def test_what_cannot_be_done_says_what_can(daemon: HttpDaemon, tmp_path: Path) -
     assert connect(daemon, tmp_path, "zed", "--undo", "--write").returncode == 64
     done = connect(daemon, tmp_path, "zed", "--undo", "--json")
     assert json.loads(done.stdout)["error"]["code"] == "nothing_to_undo"
-
-
-def test_without_http_it_says_how_to_get_it(tmp_path: Path) -> None:
-    with Daemon({"m": fake()}) as daemon:
-        done = connect(daemon, tmp_path, "zed")
-    assert done.returncode == 1
-    assert "serves no HTTP" in done.stderr
-    assert "mlxsup start --http" in done.stderr
 
 
 def test_a_key_is_written_and_an_address_for_everybody_is_one_of_this_machine(

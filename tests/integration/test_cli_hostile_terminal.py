@@ -14,7 +14,7 @@ from mlxsup.client import RequestError
 from mlxsup.client.connection import RequestIds
 from mlxsup.protocol.ids import RequestId
 
-from support.cli import Terminal, run_cli
+from support.cli import PROMPT, Terminal, run_cli
 from support.command_tree import Leaf, leaves
 from support.daemon import Daemon, fake, wait_for_state
 from support.full_screen import Script
@@ -100,7 +100,7 @@ TRIED: Mapping[Leaf, tuple[Try, ...]] = {
     ("chat",): (
         Try(
             arguments=("chat", "raising"),
-            keys=(("> ", "hello\n"), (WORD, ""), ("> ", CTRL_D)),
+            keys=((PROMPT, "hello\n"), (WORD, ""), (PROMPT, CTRL_D)),
         ),
     ),
     ("logs",): (
@@ -252,7 +252,7 @@ def test_no_control_character_of_another_reaches_a_terminal_P31(
 def test_an_earlier_turn_that_is_recalled_steers_no_terminal_P31(ground: Ground) -> None:
     history = Path(ground.variables["HOME"]) / ".mlxsup" / "history"
     history.write_text(json.dumps(EVIL) + "\n")
-    keys = (("> ", UP), (WORD, f"{CLEAR}{CTRL_D}"))
+    keys = ((PROMPT, UP), (WORD, f"{CLEAR}{CTRL_D}"))
     seen = ground.on_terminal(Try(arguments=("chat", "quick"), keys=keys))
     assert set(acting(seen)) <= set("\u200f\u061c"), repr(seen)
 

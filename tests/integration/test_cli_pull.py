@@ -14,7 +14,7 @@ import pytest
 
 from mlxsup.client import Client
 
-from support.cli import ESCAPE, Terminal, command, environment, on_terminal
+from support.cli import ESCAPE, PROMPT, Terminal, command, environment, on_terminal
 from support.daemon import fake, toml_of
 from support.downloading_daemon import DownloadingDaemon
 from support.downloads import (
@@ -321,9 +321,9 @@ def test_run_on_a_terminal_asks_answers_and_leaves(home: Path, tmp_path: Path) -
         hub.add(REPO, contents(make_tiny_model(tmp_path / "m", seed=3)))
         try:
             with Terminal("run", REPO, **variables(hub, home)) as terminal:
-                terminal.expect("> ")
+                terminal.expect(PROMPT)
                 terminal.type("tell me\r")
-                terminal.expect("> ")
+                terminal.expect(PROMPT)
                 with Client(f"ipc://{home}/.mlxsup/run/client.sock") as client:
                     [served] = client.status()["models"]
                 assert (served["state"], served["name"]) == ("READY", "tiny-model")

@@ -13,7 +13,7 @@ import pytest
 from mlxsup.protocol.client_messages import Cancel, Generate, StatusQuery
 from mlxsup.protocol.message import Message
 
-from support.cli import ESCAPE, Terminal, command, on_terminal
+from support.cli import ESCAPE, PROMPT, Terminal, command, on_terminal
 from support.daemon import Daemon, fake, wait_for_state
 from support.eventually import eventually
 from support.hub_caches import REPO, write_folder, write_repository
@@ -285,9 +285,9 @@ def chat_commands(seat: Seat) -> None:
         scripted_supervisor(seat.home / "s.sock", answering("Par", "is")) as supervisor,
         seat.terminal("chat", "smollm2", "--endpoint", supervisor.endpoint) as chat,
     ):
-        chat.expect("> ")
+        chat.expect(PROMPT)
         chat.type("/?\r")
-        lines = ESCAPE.sub("", chat.expect("> ")).splitlines()
+        lines = ESCAPE.sub("", chat.expect(PROMPT)).splitlines()
         assert "  answer the latest turn again" in "\n".join(lines)
         assert max(map(len, lines)) <= seat.columns
         chat.type("\r")
@@ -301,15 +301,13 @@ def chat_commands(seat: Seat) -> None:
             ("/clear", "conversation cleared"),
             (f"/load {seat.home}/a", "loaded 1 answered turn"),
         ):
-            chat.expect("> ")
+            chat.expect(PROMPT)
             chat.type(f"{typed}\r")
             chat.expect(answered)
-        chat.expect("> ")
-        chat.type('"""two\r')
-        chat.expect("| ")
-        chat.type('lines"""\r')
+        chat.expect(PROMPT)
+        chat.type('"""two\rlines"""\r')
         chat.expect("Paris")
-        chat.expect("> ")
+        chat.expect(PROMPT)
         chat.type("\x04")
         words_of(chat.end())
         assert chat.process.returncode == 0

@@ -31,6 +31,9 @@ OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 Raised = type[BaseException]
 """A separate name, because `Terminal` has a method `type`."""
 
+PROMPT = "\x1b[?2004h"
+"""Written once when a chat begins to read keys: pasted text is to be marked."""
+
 ESCAPE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|[@-_])")
 
 

@@ -2,55 +2,55 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mlxsup.cli.benchmark.burst import Burst
-from mlxsup.cli.benchmark.comparison import compare, passes
-from mlxsup.cli.benchmark.figures import BY_NAME, Values, add_burst, summaries
-from mlxsup.cli.benchmark.remarks import remarks_of
-from mlxsup.cli.benchmark.run import Look, Run
-from mlxsup.cli.benchmark.saved import SavedRun, check_new, read_saved, write_new
-from mlxsup.cli.benchmark.sizes import (
-    Cell,
-    Limits,
-    Wishes,
+from mlxsup.cli.benchmark import AnswerError, Burst, Cell, Look, Run, read_stream
+from mlxsup.cli.commands.bench import (
+    TITLES,
+    cells_in,
     cells_of,
-    in_turn,
-    left_out,
+    check_new,
+    compare,
+    figure_text,
+    passes,
+    read_saved,
+    sizes,
+    summary_text,
+    value_of,
+    write_new,
 )
-from mlxsup.cli.commands.bench import sizes
 from mlxsup.cli.exit_status import CliError
 
 from support.full_disk import full_disk
 
-CELL = Cell(prompt_tokens=10, output_tokens=3, concurrency=2)
-OTHER = Cell(prompt_tokens=20, output_tokens=3, concurrency=2)
-MACHINE = {"system": "Linux", "architecture": "x86_64", "cores": 2, "versions": {"mlxsup": "1"}}
-VALUE: dict[str, Any] = {"model": "m", "through": "zmq", "backend": "cpu", "machine": MACHINE}
+CELL, OTHER = Cell(10, 3, 2), Cell(20, 3, 2)
+FACTS: dict[str, Any] = {"through": "zmq", "backend": "cpu", "daemon": "1", "left_out": []}
 
 
 def burst(*times: list[float], **more: Any) -> Burst:
     return Burst(sent_s=[0.0] * len(times), times=times, **more)
 
 
+def value(*cells: Cell, **figures: list[float]) -> dict[str, Any]:
+    """A run of these sizes with these values of figures, as `--json` prints it."""
+    run = Run(model="m", cells=cells or [CELL], repeats=3)
+    run.values = {cell: dict(figures) for cell in run.cells}
+    return value_of(run, FACTS)
+
+
 # ---------------------------------------------------------------- figures of a burst
-
-
-def figures_of(one: Burst, memory_bytes: int = 7) -> dict[str, list[float]]:
-    values: Values = {}
-    add_burst(values, one, memory_bytes)
-    return values
 
 
 def test_every_figure_of_a_burst_is_worked_out_from_its_times() -> None:
     two = burst([1.0, 2.0, 3.0], [2.0, 2.5, 5.0], prompt_tokens=20, cached_tokens=4)
-    found = figures_of(two)
-    assert set(found) == set(BY_NAME)
-    assert {name: values[0] for name, values in found.items()} == {
+    assert two.figures(memory_bytes=7) == {
         "first_token_s": 1.5,
         "gap_p50_s": 1.0,  # of 0.5, 1, 1 and 2.5
         "gap_p99_s": 2.5,
@@ -64,58 +64,73 @@ def test_every_figure_of_a_burst_is_worked_out_from_its_times() -> None:
 
 
 def test_answers_of_one_token_have_no_gaps_and_no_speed_of_their_own() -> None:
-    found = figures_of(burst([1.0], [1.5]), memory_bytes=0)
-    assert set(found) == {"first_token_s", "tokens_per_s", "prefill_tokens_per_s"}
-    shown = summaries(found)
-    assert shown["gap_p50_s"] is None
-    assert shown["memory_bytes"] is None
+    found = burst([1.0], [1.5]).figures(memory_bytes=0)
+    assert found.keys() == TITLES.keys()
+    shown = {name for name, one in found.items() if one is not None}
+    assert shown == {"first_token_s", "tokens_per_s", "prefill_tokens_per_s"}
 
 
 def test_repeats_are_summed_up_by_median_and_range() -> None:
-    shown = summaries({"tokens_per_s": [4.0, 1.0, 2.0]})["tokens_per_s"]
-    assert shown == {"median": 2.0, "low": 1.0, "high": 4.0, "values": [4.0, 1.0, 2.0]}
+    [cell] = value(tokens_per_s=[4.0, 1.0, 2.0])["cells"]
+    summary = {"median": 2.0, "low": 1.0, "high": 4.0, "values": [4.0, 1.0, 2.0]}
+    assert cell["figures"]["tokens_per_s"] == summary
+    assert cell["figures"]["gap_p50_s"] is None
+    assert summary_text("tokens_per_s", summary) == "2.0 ±75%"
+    assert summary_text("gap_p50_s", None) == "-"
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "text"),
+    [
+        ("gap_p50_s", 0.0123, "12.3 ms"),
+        ("gap_p50_s", 0.123, "123 ms"),
+        ("gap_p50_s", 1.234, "1.23 s"),
+        ("tokens_per_s", 99.94, "99.9"),
+        ("tokens_per_s", 1234.0, "1,234"),
+        ("memory_bytes", 2**30, "1.00 GiB"),
+    ],
+)
+def test_a_figure_has_its_unit(name: str, number: float, text: str) -> None:
+    assert figure_text(name, number) == text
 
 
 # ---------------------------------------------------------------- sizes
 
 
-def limits(context: int | None = 4096, rows: int = 8) -> Limits:
-    return Limits(model="m", context_tokens=context, rows=rows)
+def found(
+    context: int | None = 4096, rows: int = 8, **wanted: tuple[int, ...]
+) -> tuple[list[Cell], list[str]]:
+    names = ("prompt_tokens", "output_tokens", "concurrency")
+    return cells_of({name: wanted.get(name) for name in names}, "m", context, rows)
 
 
 def test_what_is_not_given_is_what_fits() -> None:
-    cells = cells_of(Wishes(), limits())
+    cells, left_out = found()
     assert [str(cell) for cell in cells] == [
         f"{prompt} + 128 tokens × {streams}" for prompt in (16, 512) for streams in (1, 4, 8)
     ]
-    assert "at most 8 requests at once" in left_out(Wishes(), limits())[0]
-    assert left_out(Wishes(), limits(rows=16)) == []
-    short = cells_of(Wishes(concurrency=(2,)), limits(context=600))
-    assert [cell.prompt_tokens for cell in short] == [16]
-    assert len(left_out(Wishes(concurrency=(2,)), limits(context=600))) == 1
-    assert len(cells_of(Wishes(), limits(context=None))) == 6
+    assert [text[:31] for text in left_out] == ["m runs at most 8 requests at on"]
+    assert found(rows=16)[1] == []
+    short, left_out = found(context=600, concurrency=(2,))
+    assert ([cell.prompt_tokens for cell in short], len(left_out)) == ([16], 1)
+    assert len(found(context=None)[0]) == 6
 
 
 @pytest.mark.parametrize(
-    ("wishes", "code", "hint"),
+    ("wanted", "code", "hint"),
     [
-        (Wishes(prompt_tokens=(16, 3969)), "context_length_exceeded", "at most 3968 with"),
-        (Wishes(output_tokens=(128, 4096)), "context_length_exceeded", "at most 4095"),
-        (Wishes(concurrency=(1, 9)), "too_many_requests", "at most 8; or raise max_concurrency"),
+        ({"prompt_tokens": (16, 3969)}, "context_length_exceeded", "at most 3968 with"),
+        ({"output_tokens": (128, 4096)}, "context_length_exceeded", "at most 4095"),
+        ({"concurrency": (1, 9)}, "too_many_requests", "at most 8; or raise max_concurrency"),
     ],
 )
 def test_what_is_given_and_does_not_fit_is_refused_with_what_does(
-    wishes: Wishes, code: str, hint: str
+    wanted: dict[str, Any], code: str, hint: str
 ) -> None:
     with pytest.raises(CliError) as refused:
-        cells_of(wishes, limits())
+        found(**wanted)
     assert refused.value.code == code
     assert hint in refused.value.hint
-
-
-def test_every_other_repeat_runs_backwards() -> None:
-    cells = [CELL, OTHER]
-    assert [in_turn(cells, repeat) for repeat in range(3)] == [cells, [OTHER, CELL], cells]
 
 
 def test_sizes_are_numbers_with_commas() -> None:
@@ -126,13 +141,6 @@ def test_sizes_are_numbers_with_commas() -> None:
 
 
 # ---------------------------------------------------------------- a run
-
-
-def run_of(**values: list[float]) -> Run:
-    """A run of one size, with these values of figures."""
-    run = Run(model="m", cells=[CELL], repeats=3)
-    run.values[CELL] = dict(values)
-    return run
 
 
 def take(run: Run, cell: Cell, **more: Any) -> None:
@@ -148,13 +156,10 @@ def test_numbers_that_are_not_ours_are_requests_of_others() -> None:
     run.look(looked(10, m=10, a=10, b=10))
     take(run, CELL)  # 11 and 12
     run.look(looked(13, m=20, a=10, b=10))
-    assert run.others is not None
-    assert (run.others.requests, run.others.models) == (0, ())
+    assert (run.other_requests, run.other_models) == (0, [])
     take(run, CELL)  # two of 14 to 18
     run.look(looked(19, m=30, a=10, b=15, generation=2))
-    assert (run.others.requests, run.others.models) == (3, ("b",))
-    assert run.others.has_new_process
-    assert remarks_of(run) == [
+    assert run.remarks() == [
         "3 other requests were sent to the daemon meanwhile, some for b: measure again when it is"
         " idle",
         "m got a new process meanwhile: see `mlxsup events`",
@@ -164,7 +169,7 @@ def test_numbers_that_are_not_ours_are_requests_of_others() -> None:
 def test_what_has_touched_the_figures_is_said() -> None:
     run = Run(model="m", cells=[CELL], repeats=2)
     take(run, CELL, interrupted=1, waited=2, cached_tokens=3)
-    said = remarks_of(run)
+    said = run.remarks()
     assert [one.split(":")[0] for one in said] == [
         "not complete",
         "1 answer was interrupted, and resumed",
@@ -173,20 +178,12 @@ def test_what_has_touched_the_figures_is_said() -> None:
     ]
     quiet = Run(model="m", cells=[CELL], repeats=1)
     take(quiet, CELL)
-    assert remarks_of(quiet) == []
+    assert quiet.remarks() == []
 
 
 # ---------------------------------------------------------------- next to an earlier run
 
-
-def saved(**values: list[float]) -> SavedRun:
-    return SavedRun(
-        path=Path("before.json"),
-        measured_at="2026-11-23",
-        conditions={"model": "m", "through": "zmq", "backend": "cpu", "mlxsup": "1",
-                    "machine": "Linux x86_64, 2 cores"},
-        cells={CELL: dict(values)},
-    )  # fmt: skip
+FILE = Path("before.json")
 
 
 def names(changes: list[dict[str, Any]]) -> list[str]:
@@ -194,75 +191,65 @@ def names(changes: list[dict[str, Any]]) -> list[str]:
 
 
 def test_only_what_does_not_overlap_is_slower_or_faster() -> None:
-    before = saved(
+    before = value(
         first_token_s=[1.0, 2.0, 3.0], gap_p50_s=[1.0, 1.1, 1.2], gap_p99_s=[1.0, 1.0, 1.0],
         tokens_per_s=[100.0, 110.0, 120.0],
     )  # fmt: skip
-    run = run_of(
+    now = value(
         first_token_s=[3.0, 4.0, 5.0],  # touches
         gap_p50_s=[1.3, 1.3, 1.4],
         gap_p99_s=[0.5, 0.6, 0.7],
         tokens_per_s=[50.0, 55.0, 60.0],
     )
-    found = compare(run, VALUE, before)
-    assert found["compared"] == 4
-    assert names(found["slower"]) == ["tokens_per_s", "gap_p50_s"], "the worst first"
-    assert names(found["faster"]) == ["gap_p99_s"]
-    assert found["slower"][0]["slower_percent"] == pytest.approx(100.0), "half as many per second"
-    assert found["slower"][1]["slower_percent"] == pytest.approx(100 * (1.3 / 1.1 - 1))
-    assert found["faster"][0]["slower_percent"] == pytest.approx(-40.0)
-    assert found["conditions"] == []
-    assert not passes(found, 99.0)
-    assert passes(found, 101.0)
+    told = compare(now, before, FILE)
+    assert (told["compared"], told["file"]) == (4, "before.json")
+    assert names(told["slower"]) == ["tokens_per_s", "gap_p50_s"], "the worst first"
+    assert names(told["faster"]) == ["gap_p99_s"]
+    assert told["slower"][0]["slower_percent"] == pytest.approx(100.0), "half as many per second"
+    assert told["slower"][1]["slower_percent"] == pytest.approx(100 * (1.3 / 1.1 - 1))
+    assert told["faster"][0]["slower_percent"] == pytest.approx(-40.0)
+    assert told["conditions"] == []
+    assert not passes(told, 99.0)
+    assert passes(told, 101.0)
 
 
 def test_faster_never_fails() -> None:
-    before = saved(tokens_per_s=[1.0, 1.0, 1.0])
-    found = compare(run_of(tokens_per_s=[9.0, 9.0, 9.0]), VALUE, before)
-    assert names(found["faster"]) == ["tokens_per_s"]
-    assert passes(found, 0.0)
+    before = value(tokens_per_s=[1.0, 1.0, 1.0])
+    told = compare(value(tokens_per_s=[9.0, 9.0, 9.0]), before, FILE)
+    assert names(told["faster"]) == ["tokens_per_s"]
+    assert passes(told, 0.0)
 
 
 def test_too_few_repeats_and_other_sizes_tell_nothing() -> None:
-    before = saved(tokens_per_s=[1.0, 1.0])
-    run = run_of(tokens_per_s=[9.0, 9.0, 9.0])
-    run.values[OTHER] = {"tokens_per_s": [1.0, 1.0, 1.0]}
-    found = compare(run, VALUE, before)
-    assert (found["compared"], found["too_few"], found["not_there"]) == (0, 1, 1)
-    assert not passes(found, 100.0), "what was not compared is not known to be as fast"
+    before = value(tokens_per_s=[1.0, 1.0])
+    told = compare(value(CELL, OTHER, tokens_per_s=[9.0, 9.0, 9.0]), before, FILE)
+    assert (told["compared"], told["too_few"], told["not_there"]) == (0, 1, 1)
+    assert not passes(told, 100.0), "what was not compared is not known to be as fast"
 
 
 def test_other_conditions_are_named() -> None:
-    machine = {**MACHINE, "versions": {"mlxsup": "2"}}
-    value = {**VALUE, "through": "http", "machine": machine}
-    found = compare(run_of(), value, saved())["conditions"]
-    assert [(one["what"], one["before"], one["now"]) for one in found] == [
-        ("through", "zmq", "http"), ("mlxsup", "1", "2"),
+    before = value(tokens_per_s=[1.0])
+    machine = {**before["machine"], "versions": {"mlxsup": "older"}}
+    told = compare({**before, "through": "http", "machine": machine}, before, FILE)["conditions"]
+    assert [(one["what"], one["now"]) for one in told][:2] == [
+        ("through", "http"), ("mlxsup", "older"),
     ]  # fmt: skip
 
 
 # ---------------------------------------------------------------- files
 
 
-def text_of(run: Run) -> str:
-    return json.dumps({**VALUE, "kind": "bench", "measured_at": "now", "cells": run.cell_maps()})
-
-
 def test_what_was_written_is_read_and_has_the_same_sizes(tmp_path: Path) -> None:
     run = Run(model="m", cells=[CELL, OTHER], repeats=2)
     for cell in (CELL, OTHER, OTHER, CELL):
         take(run, cell)
-    write_new(tmp_path / "run.json", text_of(run))
-    found = read_saved(tmp_path / "run.json")
-    assert found.cells == run.values
-    assert cells_of(found.wishes, limits()) == [CELL, OTHER]
-    asked = Wishes(prompt_tokens=(1,)).or_else(found.wishes)
-    assert asked == Wishes(prompt_tokens=(1,), output_tokens=(3,), concurrency=(2,))
+    write_new(tmp_path / "run.json", json.dumps(value_of(run, FACTS)))
+    assert cells_in(read_saved(tmp_path / "run.json")) == run.values
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "3", "{}", '{"kind": "bench", "cells": []}', '{"kind": "bench", "cells": 3}'],
+    ["", "{", "[]", "3", "{}", '{"kind": "bench", "cells": []}', "[" * 100_000],
 )
 def test_what_is_no_run_is_refused_with_the_way_to_one(tmp_path: Path, text: str) -> None:
     path = tmp_path / "run.json"
@@ -286,3 +273,38 @@ def test_a_file_that_is_there_is_never_overwritten(tmp_path: Path) -> None:
     assert not cut.exists(), "half a run is no run"
     with pytest.raises(CliError, match="does not exist"):
         check_new(tmp_path / "nowhere" / "run.json")
+
+
+# ---------------------------------------------------------------- over HTTP
+
+OK = b"HTTP/1.1 200 OK\r\n\r\n"
+TEXT = b'5\r\ndata: {"choices": [{"text": "a"}]}\n\n'
+USAGE = b'data: {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}\n\n'
+END = b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "wrong"),
+    [
+        (OK + TEXT + TEXT + USAGE + END, ""),
+        (b'HTTP/1.1 401 No\r\n\r\n{"error": {"message": "no key"}}', "refused: no key"),
+        (b"", "refused: b''"),
+        (OK + TEXT + b'data: {"error": {"message": "crashed"}}\n\n', "left unfinished: crashed"),
+        (OK, "left unfinished: b''"),
+        (OK + TEXT + END, "does not say how many tokens"),
+    ],
+)
+def test_an_answer_over_http_is_whole_or_says_what_is_wrong(said: bytes, wrong: str) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"}}")
+        writer.write(said)
+        writer.close()
+
+    async def ask() -> None:
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            address = server.sockets[0].getsockname()
+            read = await read_stream(address, "/", {})
+        assert (len(read.times), read.prompt_tokens, read.tokens) == (2, 3, 2)
+
+    with pytest.raises(AnswerError, match=re.escape(wrong)) if wrong else nullcontext():
+        asyncio.run(ask())

@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import signal
 import stat
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from mlxsup.cli.conversation.conversation import Conversation
-from mlxsup.cli.conversation.interrupts import Interrupts
-from mlxsup.cli.conversation.saved_file import MAX_BYTES, load, save
+from mlxsup.cli.commands.chat import interrupts_cancel
+from mlxsup.cli.conversation import MAX_BYTES, Conversation, read_turn, unquoted
 from mlxsup.cli.exit_status import CliError
-from mlxsup.cli.terminal.history import MAX_ENTRIES, History
-from mlxsup.cli.terminal.turns import read_turn
+from mlxsup.cli.turn_reader import MAX_ENTRIES, History
 
 
 def user(text: str) -> dict[str, str]:
@@ -79,11 +77,11 @@ def test_a_saved_conversation_can_be_continued(tmp_path: Path) -> None:
     path = tmp_path / "talk.json"
     saved = talk("hällo\n", "1", "two", "2", system="Be brief.")
     saved.ask("unanswered")
-    save(saved, path)
+    saved.save(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     other = talk("gone", "0")
     other.ask("gone, too")
-    load(other, path)
+    other.load(path)
     assert (other.messages, other.system, other.model) == (saved.messages, "Be brief.", "m")
     again = other.ask_again()
     assert again is not None
@@ -95,17 +93,17 @@ def test_only_its_own_file_is_written_over(tmp_path: Path) -> None:
     other.write_text("precious")
     conversation = talk("one", "1")
     with pytest.raises(CliError, match=r"other\.json exists; save under another name"):
-        save(conversation, other)
+        conversation.save(other)
     assert other.read_text() == "precious"
-    save(conversation, own)
+    conversation.save(own)
     conversation.take(conversation.ask("two"), "2")
-    save(conversation, own)
+    conversation.save(own)
     assert len(json.loads(own.read_text())["messages"]) == 4
     with pytest.raises(CliError, match=r"other\.json exists"):
-        save(conversation, other)
+        conversation.save(other)
     assert other.read_text() == "precious"
     with pytest.raises(CliError, match="exists"):
-        save(talk("one", "1"), own)
+        talk("one", "1").save(own)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other.json", "own.json"]
 
 
@@ -115,7 +113,7 @@ def test_only_its_own_file_is_written_over(tmp_path: Path) -> None:
 )
 def test_a_file_that_cannot_be_written_says_why(tmp_path: Path, name: str, words: str) -> None:
     with pytest.raises(CliError, match=words):
-        save(talk("one", "1"), tmp_path / name)
+        talk("one", "1").save(tmp_path / name)
 
 
 def saved(**changes: Any) -> bytes:
@@ -149,25 +147,14 @@ def test_what_is_no_conversation_changes_nothing(tmp_path: Path, data: bytes) ->
     conversation = talk("one", "1", system="Be brief.")
     before = (list(conversation.messages), conversation.system, conversation.file)
     with pytest.raises(CliError, match="is no conversation that /save has written"):
-        load(conversation, path)
+        conversation.load(path)
     assert (conversation.messages, conversation.system, conversation.file) == before
 
 
 @pytest.mark.parametrize("name", ["missing.json", "."])
 def test_a_file_that_cannot_be_read_says_why(tmp_path: Path, name: str) -> None:
     with pytest.raises(CliError, match="cannot read"):
-        load(talk(), tmp_path / name)
-
-
-def lines(*texts: str, prompts: list[str] | None = None) -> Callable[[str], str | None]:
-    given = iter(texts)
-
-    def read_line(prompt: str) -> str | None:
-        if prompts is not None:
-            prompts.append(prompt)
-        return next(given, None)
-
-    return read_line
+        talk().load(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -188,66 +175,46 @@ def lines(*texts: str, prompts: list[str] | None = None) -> Callable[[str], str 
         (['""""""', "x"], ""),
         (['say """', "x"], 'say """'),
         ([""], ""),
-        ([], None),
     ],
 )
-def test_turn_is_a_line_or_what_a_backslash_or_a_fence_holds_together(
-    typed: list[str], turn: str | None
+def test_turn_is_a_line_or_what_a_backslash_a_fence_or_quotes_hold_together(
+    typed: list[str], turn: str
 ) -> None:
-    assert read_turn(lines(*typed)) == turn
+    given = iter(typed)
+    found = read_turn(lambda _: next(given, None))
+    assert found is not None
+    assert unquoted(found) == turn
 
 
-def test_history_is_kept_for_its_owner_alone(tmp_path: Path) -> None:
+def test_the_end_of_the_input_is_no_turn() -> None:
+    assert read_turn(lambda _: None) is None
+
+
+def test_history_is_kept_for_its_owner_alone_and_bounded(tmp_path: Path) -> None:
     path = tmp_path / ".mlxsup" / "history"
-    history = History(path)
-    assert history.load() == []
-    assert history.add("Hällo\nwörld")
-    assert history.add("two")
-    assert History(path).load() == ["Hällo\nwörld", "two"]
+    assert list(History(path).load_history_strings()) == []
+    for entry in ("Hällo\nwörld", " ", "two"):
+        History(path).store_string(entry)
+    assert list(History(path).load_history_strings()) == ["two", "Hällo\nwörld"]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-
-
-def test_history_is_bounded_and_survives_what_it_cannot_read(tmp_path: Path) -> None:
-    path = tmp_path / "history"
-    path.write_bytes(b"no json\n\xff\n17\n" + b"[" * 100_000 + b"\n")
-    history = History(path)
-    assert history.load() == []
-    for number in range(2 * MAX_ENTRIES):
-        history.add(str(number))
-    entries = history.load()
-    assert (len(entries), entries[-1]) == (MAX_ENTRIES, str(2 * MAX_ENTRIES - 1))
+    numbers = [f'"{number}"' for number in range(2 * MAX_ENTRIES)]
+    path.write_bytes("\n".join(["no json", "17", "[" * 100_000, *numbers]).encode() + b"\n\xff")
+    entries = list(History(path).load_history_strings())
+    assert (len(entries), entries[0]) == (MAX_ENTRIES, str(2 * MAX_ENTRIES - 1))
     assert len(path.read_text().splitlines()) == MAX_ENTRIES
-
-
-class Answer:
-    """Counts how often it was cancelled."""
-
-    def __init__(self) -> None:
-        self.cancels = 0
-
-    def cancel(self) -> None:
-        self.cancels += 1
+    History(path / "below a file").store_string("kept nowhere")
 
 
 @pytest.mark.parametrize("is_early", [True, False])
 def test_an_interrupt_cancels_the_answer_even_before_there_is_one(is_early: bool) -> None:
-    answer, before = Answer(), signal.getsignal(signal.SIGINT)
-    with Interrupts(is_caught=True) as interrupts:
+    answer, before = Mock(), signal.getsignal(signal.SIGINT)
+    with interrupts_cancel() as cancelled:
         if is_early:
             signal.raise_signal(signal.SIGINT)
-        interrupts.cancel(cast(Any, answer))
-        assert answer.cancels == is_early
+        cancelled(answer)
+        assert answer.cancel.call_count == is_early
         if not is_early:
             signal.raise_signal(signal.SIGINT)
-        assert answer.cancels == 1
+    assert answer.cancel.call_count == 1
     assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_without_a_person_an_interrupt_is_left_alone() -> None:
-    answer = Answer()
-    with Interrupts(is_caught=False) as interrupts:
-        interrupts.cancel(cast(Any, answer))
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-    assert answer.cancels == 0

@@ -1,1 +1,0 @@
-"""Measures a model through the daemon: for `mlxsup bench`, and for the benchmarks in bench/."""

@@ -1,0 +1,366 @@
+"""The programs that `mlxsup connect` knows, and what each needs to use a daemon over HTTP."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlxsup.protocol.key_file import digest_of, have_been_made, read_keys
+
+from .connection import Target, unknown_model
+from .exit_status import CliError
+from .keys import usable_keys
+from .model_rows import row_called
+
+PROVIDER = "mlxsup"
+"""Our name in the files and menus of the programs."""
+
+ANY_KEY = "mlxsup"
+"""Some programs insist on a key, and the gateway may need none."""
+
+UNKNOWN_CONTEXT = 8192
+"""Tokens that a program is to count on if the context of a model is not known."""
+
+MOST_ANSWER = 8192
+"""Tokens that a program leaves free for an answer, at most; half of a smaller context."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model that a program is to show, as requests call it, and its context in tokens."""
+
+    name: str
+    context: int | None
+
+    @property
+    def tokens(self) -> int:
+        """Its context, or what is safe."""
+        return self.context or UNKNOWN_CONTEXT
+
+    @property
+    def answer(self) -> int:
+        """The part of its context that is for the answer."""
+        return min(MOST_ANSWER, self.tokens // 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """The gateway that a program is connected to, and its models.
+
+    Attributes:
+        url: of the gateway.
+        models: all; the first is used unless the program is asked for another one.
+        key: of the gateway; while it needs none, any text does.
+    """
+
+    url: str
+    models: Sequence[Model]
+    key: str = ANY_KEY
+
+    @property
+    def model(self) -> Model:
+        """The model that is used first."""
+        return self.models[0]
+
+    @property
+    def base(self) -> str:
+        """The base URL of OpenAI's clients."""
+        return f"{self.url}/v1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The settings with which a program uses a daemon.
+
+    Attributes:
+        path: of its file; None if it keeps its settings elsewhere.
+        content: the whole text of that file, or what makes its new JSON value of the old one, which
+            is None if there is no file, and raises ValueError if it is of another type.
+        usage: what to do then: commands, or what to choose where.
+        variables: of the environment, which it needs besides.
+        sized: the models whose context is in the file.
+    """
+
+    path: Path | None
+    content: str | Callable[[Any], Any]
+    usage: Sequence[str]
+    variables: Mapping[str, str]
+    sized: Sequence[Model] = ()
+
+
+# ---------------------------------------------------------------- the daemon
+
+
+def site_of(status: Mapping[str, Any], name: str | None, key: str | None) -> Site:
+    """Return the site that a daemon's status describes.
+
+    Args:
+        status: of the daemon.
+        name: of the model that the program uses first, as requests may call it: also an alias, or
+            `NAME:PRESET`; None: the first that is READY.
+        key: of the gateway; None for none.
+
+    Raises:
+        CliError: it has no gateway, no models, or none of this name.
+    """
+    url = gateway_url(status, ", which other programs need")
+    rows = status["models"]
+    if name is not None and _row_meant(status, name) is None:
+        presets = [f"{row['name']}:{preset}" for row in rows for preset in row["presets"]]
+        raise unknown_model(name, [*(row["name"] for row in rows), *presets])
+    if not rows:
+        hint = "add one to the configuration, then `mlxsup reload`"
+        raise CliError("the daemon has no models", code="no_models", hint=hint)
+    ready = [row["name"] for row in rows if row["state"] == "READY"]
+    first = name or (ready or [row["name"] for row in rows])[0]
+    meant = _row_meant(status, first) or rows[0]
+    others = [Model(row["name"], row["context_length"]) for row in rows if row["name"] != first]
+    models = [Model(first, meant["context_length"]), *others]
+    return Site(url=url, models=models, key=key or ANY_KEY)
+
+
+def _row_meant(status: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    """Return the model that requests with this name reach; None if there is none."""
+    if (row := row_called(status, name)) is not None:
+        return row
+    base, _, preset = name.rpartition(":")
+    row = row_called(status, base)
+    return row if row is not None and preset in row["presets"] else None
+
+
+def gateway_url(status: Mapping[str, Any], purpose: str) -> str:
+    """Return where programs of this machine reach the daemon's gateway.
+
+    Args:
+        status: of the daemon.
+        purpose: what needs it, behind the sentence of the error; may be empty.
+
+    Raises:
+        CliError: it has none, or it does not listen.
+    """
+    gateway = status.get("gateway")
+    if not gateway:
+        hint = "add `[gateway]` to the configuration, or start it with `mlxsup start --http`"
+        raise CliError(f"the daemon serves no HTTP{purpose}", code="no_gateway", hint=hint)
+    url = gateway.get("url")
+    if not url:
+        message, hint = f"HTTP is {gateway['state']}{purpose}", "`mlxsup status` shows why"
+        raise CliError(message, code="no_gateway", hint=hint)
+    # A gateway that listens everywhere is reached at loopback.
+    return str(url).replace("://0.0.0.0:", "://127.0.0.1:").replace("://[::]:", "://[::1]:")
+
+
+def is_key_missing(target: Target, given: str | None) -> bool:
+    """True if the gateway needs a key, and none was given.
+
+    Raises:
+        CliError: the one that was given is unknown, or the keys cannot be read.
+    """
+    with usable_keys(target) as place:
+        keys = read_keys(place.file)
+    if keys is None and not have_been_made(place):
+        return False
+    if given is not None and digest_of(given) not in {one.digest for one in keys or ()}:
+        raise CliError(
+            "the gateway knows no such key",
+            code="unknown_key",
+            hint="`mlxsup key list` shows what keys there are, `mlxsup key new NAME` makes one",
+        )
+    return given is None
+
+
+# ---------------------------------------------------------------- the programs
+
+
+def _put(*keys: str, value: Any) -> Callable[[Any], Any]:
+    """Return what puts a value at this place of a JSON object, and leaves the rest of it alone."""
+
+    def put(old: Any, place: int = 0) -> Any:
+        if place == len(keys):
+            return value
+        if not isinstance(old, dict | None):
+            raise ValueError(f"{'.'.join(keys[:place]) or 'the whole file'} is not an object")
+        key, there = keys[place], old or {}
+        return {**there, key: put(there.get(key), place + 1)}
+
+    return put
+
+
+def _home(variable: str, default: str) -> Path:
+    """Return a folder that a variable of the environment names, or one below the home folder."""
+    given = os.environ.get(variable)
+    return Path(given).expanduser() if given else Path.home() / default
+
+
+def _claude_code(site: Site) -> Settings:
+    name = site.model.name
+    env = {
+        "ANTHROPIC_BASE_URL": site.url,
+        "ANTHROPIC_AUTH_TOKEN": site.key,
+        "ANTHROPIC_MODEL": name,
+        **{f"ANTHROPIC_DEFAULT_{tier}_MODEL": name for tier in ("OPUS", "SONNET", "HAIKU")},
+        # Otherwise each request begins with another line, and no prompt is ever known.
+        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    }
+
+    def content(old: Any) -> Any:
+        for key, value in env.items():
+            old = _put("env", key, value=value)(old)
+        return old
+
+    path = _home("CLAUDE_CONFIG_DIR", ".claude") / "settings.json"
+    return Settings(path=path, content=content, usage=["claude"], variables={})
+
+
+def _codex(site: Site) -> Settings:
+    # A text of JSON is one of TOML, too.
+    text = f"""\
+# Written by `mlxsup connect codex --write`; `--undo` removes it.
+model = {json.dumps(site.model.name)}
+model_provider = "{PROVIDER}"
+model_context_window = {site.model.tokens}
+# Only OpenAI's own service searches.
+web_search = "disabled"
+
+# Their tools would be a quarter of every prompt.
+[agents]
+enabled = false
+
+[model_providers.{PROVIDER}]
+name = "{PROVIDER}"
+base_url = {json.dumps(site.base)}
+wire_api = "responses"
+experimental_bearer_token = {json.dumps(site.key)}
+"""
+    path = _home("CODEX_HOME", ".codex") / f"{PROVIDER}.config.toml"
+    usage = [f"codex --profile {PROVIDER}"]
+    return Settings(path=path, content=text, usage=usage, variables={}, sized=[site.model])
+
+
+def _opencode(site: Site) -> Settings:
+    folder = _home("XDG_CONFIG_HOME", ".config") / "opencode"
+    commented = folder / "opencode.jsonc"
+    models = {
+        one.name: {"name": one.name, "limit": {"context": one.tokens, "output": one.answer}}
+        for one in site.models
+    }
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": PROVIDER,
+        "options": {"baseURL": site.base, "apiKey": site.key},
+        "models": models,
+    }
+    return Settings(
+        path=commented if commented.exists() else folder / "opencode.json",
+        content=_put("provider", PROVIDER, value=provider),
+        usage=[f"opencode --model {PROVIDER}/{site.model.name}"],
+        variables={},
+        sized=site.models,
+    )
+
+
+def _continue(site: Site) -> Settings:
+    text = f"""\
+# Written by `mlxsup connect continue --write`; `--undo` removes it.
+name: {PROVIDER}
+version: 1.0.0
+schema: v1
+models:
+"""
+    for one in site.models:
+        # A text of JSON is one of YAML, too.
+        text += f"""\
+  - name: {json.dumps(one.name)}
+    provider: openai
+    model: {json.dumps(one.name)}
+    apiBase: {json.dumps(site.base)}
+    apiKey: {json.dumps(site.key)}
+    roles: [chat, edit, apply, summarize]
+    defaultCompletionOptions:
+      contextLength: {one.tokens}
+      maxTokens: {one.answer}
+"""
+    path = _home("CONTINUE_GLOBAL_DIR", ".continue") / "agents" / f"{PROVIDER}.yaml"
+    usage = [f"choose {PROVIDER} in Continue's list of agents"]
+    return Settings(path=path, content=text, usage=usage, variables={}, sized=site.models)
+
+
+def _vscode(site: Site) -> Settings:
+    models = [
+        {
+            "id": one.name,
+            "name": one.name,
+            "url": f"{site.base}/chat/completions",
+            "toolCalling": True,
+            "vision": False,
+            "maxInputTokens": one.tokens - one.answer,
+            "maxOutputTokens": one.answer,
+        }
+        for one in site.models
+    ]
+    about = {"name": PROVIDER, "vendor": "customendpoint", "apiKey": site.key}
+    entry = {**about, "apiType": "chat-completions", "models": models}
+
+    def content(old: Any) -> Any:
+        if not isinstance(old, list | None):
+            raise ValueError("the whole file is not a list")
+        names = [one.get("name") if isinstance(one, dict) else None for one in old or []]
+        place = names.index(PROVIDER) if PROVIDER in names else len(names)
+        return [*(old or [])[:place], entry, *(old or [])[place + 1 :]]
+
+    is_mac = sys.platform == "darwin"
+    mac = Path.home() / "Library" / "Application Support"
+    folder = mac if is_mac else _home("XDG_CONFIG_HOME", ".config")
+    path = folder / "Code" / "User" / "chatLanguageModels.json"
+    usage = [f"choose {site.model.name} in the chat's list of models (VS Code 1.122 or later)"]
+    return Settings(path=path, content=content, usage=usage, variables={}, sized=site.models)
+
+
+def _zed(site: Site) -> Settings:
+    can = {"images": False, "parallel_tool_calls": False, "prompt_cache_key": False}
+    models = [
+        {
+            "name": one.name,
+            "display_name": one.name,
+            "max_tokens": one.tokens,
+            "max_output_tokens": one.answer,
+            "capabilities": {"tools": True, **can},
+        }
+        for one in site.models
+    ]
+    entry = {"api_url": site.base, "available_models": models}
+    return Settings(
+        path=_home("XDG_CONFIG_HOME", ".config") / "zed" / "settings.json",
+        content=_put("language_models", "openai_compatible", PROVIDER, value=entry),
+        usage=[f"choose {site.model.name} in the agent panel's list of models"],
+        variables={f"{PROVIDER.upper()}_API_KEY": site.key},
+        sized=site.models,
+    )
+
+
+def _open_webui(site: Site) -> Settings:
+    then = "or, if it has run before: Admin Panel, Settings, Connections, OpenAI API, add "
+    return Settings(
+        path=None,
+        content="",
+        usage=["open-webui serve", f"{then}{site.base}"],
+        variables={"OPENAI_API_BASE_URL": site.base, "OPENAI_API_KEY": site.key},
+    )
+
+
+TOOLS: dict[str, Callable[[Site], Settings]] = {
+    "claude-code": _claude_code,
+    "codex": _codex,
+    "opencode": _opencode,
+    "continue": _continue,
+    "vscode": _vscode,
+    "zed": _zed,
+    "open-webui": _open_webui,
+}
+"""By the word that users type."""

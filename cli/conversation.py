@@ -1,0 +1,200 @@
+"""A chat's conversation: the turns as they are typed, what was said, and the file that keeps it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .exit_status import CliError
+
+Message = dict[str, Any]
+
+PROMPT = "> "
+PROMPT_ON = "| "
+FENCE = "```"
+QUOTES = '"""'
+
+SCHEMA_VERSION = 1
+MAX_BYTES = 64 * 1024**2
+"""Of a saved conversation: more than any request may have."""
+
+ROLES = ("user", "assistant")
+
+
+def continued(text: str) -> str | None:
+    """Return the text with which a turn goes on after a line break; None if it is whole.
+
+    A line that ends with a backslash continues on the next, and so does a block of code until its
+    closing fence, and what follows three quotation marks until the next three end a line.
+    """
+    if text.lstrip().startswith(QUOTES):
+        is_closed = text.lstrip().removeprefix(QUOTES).rstrip().endswith(QUOTES)
+        return None if is_closed else f"{text}\n"
+    if text.count(FENCE) % 2:
+        return f"{text}\n"
+    backslashes = len(text) - len(text.rstrip("\\"))
+    return f"{text[:-1]}\n" if backslashes % 2 else None
+
+
+def unquoted(text: str) -> str:
+    """Return a turn without the quotation marks around it and empty lines at its end."""
+    text = text.rstrip("\n")
+    if not text.lstrip().startswith(QUOTES):
+        return text
+    return text.lstrip().removeprefix(QUOTES).rstrip().removesuffix(QUOTES).strip("\n")
+
+
+def read_turn(read_line: Callable[[str], str | None]) -> str | None:
+    """Return the next turn, of one line or several; None at the end of the input.
+
+    Args:
+        read_line: shows a prompt and returns the next line without its break; None at the end.
+    """
+    turn = read_line(PROMPT)
+    while turn is not None and (longer := continued(turn)) is not None:
+        line = read_line(PROMPT_ON)
+        if line is None:
+            return longer
+        turn = longer + line
+    return turn
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A turn to be answered, and the messages before it."""
+
+    turn: str
+    before: list[Message]
+
+    def messages(self) -> list[Message]:
+        """Return the turn, behind what was said before."""
+        return [*self.before, {"role": "user", "content": self.turn}]
+
+
+@dataclass(slots=True, kw_only=True)
+class Conversation:
+    """The turns and answers so far, bounded by the model's context: a longer one is refused.
+
+    Attributes:
+        model: which one answers.
+        parameters: of `Client.generate`, without the messages.
+        system: the system prompt; None for none.
+        messages: turns and answers, in turns.
+        unanswered: the latest turn if no answer to it has come; None otherwise.
+        file: where it was saved or loaded last.
+    """
+
+    model: str
+    parameters: dict[str, Any]
+    system: str | None = None
+    messages: list[Message] = field(default_factory=list)
+    unanswered: str | None = None
+    file: Path | None = None
+
+    def ask(self, turn: str) -> Ask:
+        """Begin a new turn."""
+        self.unanswered = turn
+        return Ask(turn, self.messages)
+
+    def ask_again(self) -> Ask | None:
+        """Return the latest turn once more, None before the first one; its answer stays until
+        another one has come."""
+        if self.unanswered is not None:
+            return Ask(self.unanswered, self.messages)
+        if not self.messages:
+            return None
+        *before, asked, _ = self.messages
+        return Ask(asked["content"], before)
+
+    def to_send(self, ask: Ask) -> list[Message]:
+        """Return the messages of a request."""
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [*system, *ask.messages()]
+
+    def take(self, ask: Ask, answer: str) -> None:
+        """Add an answer, whole or in part: the model must know what the user has read."""
+        self.messages = [*ask.messages(), {"role": "assistant", "content": answer}]
+        self.unanswered = None
+
+    def forget(self) -> None:
+        """Begin anew, with the same model, system prompt and parameters."""
+        self.messages, self.unanswered = [], None
+
+    def save(self, path: Path) -> None:
+        """Write one JSON object, readable by its owner alone; only the chat's own file is replaced.
+
+        Raises:
+            CliError: there is such a file, or it cannot be written.
+        """
+        last = self.unanswered
+        value = {
+            "schema_version": SCHEMA_VERSION,
+            "model": self.model,
+            "system": self.system,
+            "messages": self.messages if last is None else Ask(last, self.messages).messages(),
+        }
+        text = json.dumps(value, ensure_ascii=False, indent=2) + "\n"
+        is_own = self.file == path
+        written = path.with_name(f"{path.name}.new") if is_own else path
+        try:
+            _write_new(written, text.encode("utf-8", "replace"))
+            if is_own:
+                written.replace(path)
+        except FileExistsError:
+            raise CliError(f"{written} exists; save under another name") from None
+        except OSError as error:
+            raise CliError(f"cannot write {written}: {error.strerror}") from None
+        except ValueError as error:  # a zero byte in its name
+            raise CliError(f"cannot write {written}: {error}") from None
+        self.file = path
+
+    def load(self, path: Path) -> None:
+        """Replace what was said and the system prompt by what the file has.
+
+        Raises:
+            CliError: it cannot be read, or is no conversation; nothing has changed then.
+        """
+        self.system, messages = _read(path)
+        self.file = path
+        self.unanswered = messages.pop()["content"] if len(messages) % 2 else None
+        self.messages = messages
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    """Write a new file; one that could not be written whole is removed."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(data)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def _read(path: Path) -> tuple[str | None, list[Message]]:
+    """Return the system prompt and the messages of a saved conversation."""
+    value: Any = None
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        value = json.loads(data) if len(data) <= MAX_BYTES else None
+    except OSError as error:
+        raise CliError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        pass
+    match value:
+        case {"schema_version": version, "system": str() | None as system, "messages": [*messages]}:
+            if version == SCHEMA_VERSION and all(map(_is_message, messages, range(MAX_BYTES))):
+                return system, messages
+    raise CliError(f"{path} is no conversation that /save has written")
+
+
+def _is_message(value: object, place: int) -> bool:
+    match value:
+        case {"role": str(role), "content": str(), **rest}:
+            return not rest and role == ROLES[place % 2]
+    return False

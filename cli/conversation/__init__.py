@@ -1,1 +1,0 @@
-"""A chat: what was said, the commands that begin with a slash, and the file that keeps it."""
