@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -20,7 +21,6 @@ from mlxsup.protocol.places import config_places, endpoint_in, find_config
 from ..checked_folders import refuse_wrong_folders, warn_of_folders
 from ..connection import RUNNING_HINT, Target, output_options, target_to_reach
 from ..exit_status import CliError, ExitStatus
-from ..service.permanent import service_option
 from ..terminal.output import Output, settle_streams
 
 if TYPE_CHECKING:
@@ -31,6 +31,31 @@ NO_FILE_TO_START_HINT = f"{NO_FILE_HINT}, or use none: `mlxsup start --model FOL
 
 SHOW_DRAIN_TIMEOUT_S = 1.0
 """Lets a demonstration that is given up end soon."""
+
+
+def service_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --service to a command that has `output`: launchd takes an exit code other than 0 as a
+    reason for another start, so errors against which that does not help end with 0."""
+
+    @click.option(
+        "--service",
+        "is_service",
+        is_flag=True,
+        help="Exit with 0 if another start would not help; for launchd.",
+    )
+    @functools.wraps(function)
+    def wrapper(*, is_service: bool, output: Output, **arguments: Any) -> Any:
+        from ..service.facts import PERMANENT_EXITS
+
+        try:
+            return function(output=output, **arguments)
+        except CliError as error:
+            if not (is_service and error.status in PERMANENT_EXITS):
+                raise
+            output.error(error)
+            return ExitStatus.OK
+
+    return cast(Callable[..., Any], wrapper)
 
 
 @click.command()

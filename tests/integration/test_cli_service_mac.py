@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from mlxsup.cli.exit_status import CliError
+from mlxsup.cli.service import launchd
 from mlxsup.cli.service.facts import MARKER
-from mlxsup.cli.service.install import uninstall
-from mlxsup.cli.service.launchd import Launchd
 
 from support.cli import TIME_LIMIT_S, environment
 from support.json_schemas import problems
@@ -24,7 +23,7 @@ from support.played_service_managers import PlayedServiceManagers
 PROGRAM = """
 import sys
 import psutil
-import mlxsup.cli.commands.start, mlxsup.cli.service.install, mlxsup.supervisor.config.load
+import mlxsup.cli.commands.start, mlxsup.cli.service.launchd, mlxsup.supervisor.config.load
 from mlxsup.cli.main import main
 sys.platform = "darwin"
 main(sys.argv[1:])
@@ -141,7 +140,7 @@ def test_without_launchctl_it_says_so(mac: Mac) -> None:
 
 
 class Clock:
-    """Half a minute passes with each look."""
+    """A clock of which half a minute passes with each look."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -153,29 +152,25 @@ class Clock:
         self.now += 30.0
 
 
-@pytest.fixture
-def draining(mac: Mac, monkeypatch: pytest.MonkeyPatch) -> Launchd:
-    """A job that may take 600 s to drain, and takes 20 looks."""
+@pytest.mark.parametrize("looks", [20, 30])
+def test_a_job_may_take_as_long_to_end_as_its_file_says(
+    mac: Mac, monkeypatch: pytest.MonkeyPatch, looks: int
+) -> None:
     mac.write_config(drain_timeout_s=600)
     assert mac.install().returncode == 0
     left = mac.loaded.with_name("left")
-    mac.answer("launchctl.bootout", f"printf %020d 0 > {left}; exit 36")
-    known = (
-        f"[ ! -f {left} ] || [ -s {left} ] || exit 113; [ ! -f {left} ] || truncate -s -1 {left}"
-    )
+    mac.answer("launchctl.bootout", f"printf %0{looks}d 0 > {left}; exit 36")
+    known = f"[ -s {left} ] || exit 113; truncate -s -1 {left}"
     mac.answer("launchctl.print", f'case "$2" in */mlxsup) {known};; esac')
     monkeypatch.setenv("PATH", f"{mac.home.parent}/bin:/usr/bin:/bin")
-    clock = Clock()
-    return Launchd(mac.home, is_system=False, monotonic=clock.monotonic, sleep=clock.sleep)
-
-
-def test_a_job_that_does_not_end_in_its_time_is_named_with_that_time(
-    mac: Mac, draining: Launchd
-) -> None:
-    mac.answer("launchctl.print", "true")
-    with pytest.raises(CliError, match=r"within 630 s"):
-        uninstall(draining, lambda step: None)
-    assert mac.plist.exists()
+    monkeypatch.setattr(launchd, "time", Clock())
+    job = launchd.Launchd(mac.home, is_system=False)
+    bootout = ["launchctl", "bootout", f"gui/{os.getuid()}/mlxsup"]
+    if looks == 20:
+        job.carry_out(bootout)
+    else:
+        with pytest.raises(CliError, match=r"within 630 s"):
+            job.carry_out(bootout)
 
 
 @pytest.mark.parametrize("has_session", [True, False])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxsup.cli.service.systemd_unit import unit_text
+from mlxsup.cli.service.systemd import unit_text
 
 from support.daemon import toml_of
 from support.eventually import eventually
