@@ -11,7 +11,7 @@ from .connection import Target
 
 
 def log_dir_left_by(target: Target) -> Path | None:
-    """The folder in which the latest daemon there wrote its logs; None if there is none.
+    """Return the folder in which the latest daemon there wrote its logs; None if there is none.
 
     Raises:
         CliError: what says where the daemon is cannot be read.

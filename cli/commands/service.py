@@ -223,11 +223,7 @@ def logs(is_system: bool, is_following: bool, count: int, output: Output) -> Non
 
 
 def _lines_of(command: list[str]) -> Iterator[str]:
-    """Yield what a command prints, line by line.
-
-    Raises:
-        CliError: it fails, or there is no such program.
-    """
+    """Yield what a command prints, line by line; raise its last words if it fails."""
     import subprocess
 
     from ..service.facts import no_program
@@ -283,11 +279,7 @@ def _other(manager: Manager, before: str, facts: ServiceFacts) -> CliError:
 
 
 def _refuse_running(facts: ServiceFacts) -> None:
-    """Refuse a new service for a runtime folder that a daemon holds.
-
-    Raises:
-        CliError: names its pid.
-    """
+    """Refuse a new service for a runtime folder that a daemon holds."""
     from mlxsup.protocol.places import endpoint_in
 
     from ..lock_holder import lock_holder
@@ -304,11 +296,7 @@ def _refuse_running(facts: ServiceFacts) -> None:
 
 
 def _write(manager: Manager, text: str, facts: ServiceFacts, steps: Steps, output: Output) -> None:
-    """Write the file and start the service.
-
-    Raises:
-        CliError: a command fails.
-    """
+    """Write the file and start the service."""
     before, after = steps
     _make_folders(facts)
     manager.path.parent.mkdir(parents=True, exist_ok=True)
@@ -343,12 +331,7 @@ def _make_folders(facts: ServiceFacts) -> None:
 
 
 def _find_manager(*, is_system: bool) -> Manager:
-    """Return what starts services on this machine.
-
-    Raises:
-        CliError: mlxsup knows no service manager of this system, or the user's own is meant and
-            only root asks.
-    """
+    """Return what starts services here; refuse if that of the user is meant and root asks."""
     import pwd
 
     from ..service.facts import no_program
@@ -378,15 +361,7 @@ def _find_manager(*, is_system: bool) -> Manager:
 
 
 def _need_root(manager: Manager, command: str) -> None:
-    """Refuse to write a service of the machine without the right to.
-
-    Args:
-        manager: of the machine.
-        command: what root has to run.
-
-    Raises:
-        CliError: the user is not root.
-    """
+    """Refuse to write a service of the machine without the right to; name what root has to run."""
     folders = manager.path.parents
     if os.access(next(one for one in folders if one.exists()), os.W_OK):
         return
@@ -424,12 +399,7 @@ def _acting_for_user(*, is_system: bool) -> Iterator[None]:
 
 
 def _find_facts(config_path: Path | None, *, is_system: bool) -> ServiceFacts:
-    """Return what the service is made of.
-
-    Raises:
-        CliError: the configuration is missing or wrong, mlxsup is not installed as a program, or a
-            path has a sign that no service file can express.
-    """
+    """Return what the service is made of, from a configuration that is valid."""
     import pwd
     import shutil
 

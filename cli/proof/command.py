@@ -17,9 +17,9 @@ from mlxsup.protocol.text import timestamp
 from mlxsup.protocol.version import VERSION
 
 from ..connection import Target
+from ..detach import make_private_folder
 from ..exit_status import CliError, ExitStatus
 from ..own_daemon import visit_own_daemon
-from ..private_folders import make_private_folder
 from ..terminal.columns import wrapped
 from ..terminal.output import SCHEMA_VERSION, Output, width_of
 from .figures import Figure, Verdict

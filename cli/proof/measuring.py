@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from ..background_answer import EXACT_BACKENDS, BackgroundAnswer
-from ..processes import Watched
 from ..terminal.output import Output
 from ..terminal.waiting import progress_shown
 from .figures import (
@@ -204,12 +203,12 @@ class Proof:
         """What is left of both models."""
         rows = self._client.status()["models"]
         pids = [row["pid"] for row in rows if row["pid"] is not None]
-        watched = Watched(pids)
+        watched = [psutil.Process(pid) for pid in pids]
         held = sum(_resident_bytes(pid) for pid in pids)
         before = psutil.virtual_memory().available
         for row in rows:
             self._client.unload(row["name"])
-        alive = watched.wait(GONE_S, lambda *_: None, leader=0, rest_s=GONE_S)
+        alive = [process.pid for process in psutil.wait_procs(watched, GONE_S)[1]]
         return judge_unload(
             Unload(
                 held_bytes=held,

@@ -12,7 +12,6 @@ import psutil
 
 from mlxsup.protocol.folders import DEFAULT_LOG_DIR, DEMO_MODEL_FOLDER
 
-from ..checked_folders import refuse_wrong_folders
 from ..connection import unknown_model
 from ..exit_status import CliError, ExitStatus
 from ..model_catalog import optional_configuration
@@ -88,6 +87,8 @@ def find_subject(named: str | None, config: Path | None, output: Output) -> Subj
             log_dir = Path(DEFAULT_LOG_DIR).expanduser()
         else:
             found, log_dir = _of_configuration(named, configuration), configuration.log_dir
+    from ..commands.start import refuse_wrong_folders
+
     refuse_wrong_folders(found)
     return Subject(found, log_dir)
 

@@ -86,11 +86,7 @@ class ServiceFacts:
         )
 
     def check(self) -> None:
-        """Refuse what no service file can express.
-
-        Raises:
-            UnusableFactError: names it.
-        """
+        """Raise `UnusableFactError` if no service file can express one of the paths."""
         texts = [self.program, self.config, *self.folders, *self.environment.values()]
         for text in map(str, texts):
             try:
@@ -146,11 +142,7 @@ def read_file(path: Path) -> str | None:
 
 
 def call(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run a command of the service manager to its end.
-
-    Raises:
-        CliError: there is no such program.
-    """
+    """Run a command of the service manager to its end, or say that there is none."""
     try:
         return subprocess.run(
             argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
@@ -160,15 +152,7 @@ def call(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 def must(argv: Sequence[str], allowed: Collection[int] = (0,)) -> None:
-    """Run a command that has to succeed.
-
-    Args:
-        argv: the command.
-        allowed: exit codes that count as success.
-
-    Raises:
-        CliError: it fails.
-    """
+    """Run a command that has to succeed, which these exit codes stand for."""
     done = call(argv)
     if done.returncode not in allowed:
         said = f": {words}" if (words := last_words(done)) else ""

@@ -80,15 +80,7 @@ def read_job(text: str) -> dict[str, Any]:
 
 
 class Launchd:
-    """launchd, with a job of the user or of the machine.
-
-    Args:
-        home: the user's home folder.
-        is_system: whether it is a job of the machine.
-
-    Attributes:
-        path: of the job.
-    """
+    """launchd for a user with this home folder, or for the machine; `path` is the job's."""
 
     name = "launchd"
 
@@ -122,11 +114,7 @@ class Launchd:
         return [["launchctl", "bootout", self._job()]] if self._is_known() else [], []
 
     def carry_out(self, argv: list[str]) -> None:
-        """Run one of the commands above, and return when it has taken effect.
-
-        Raises:
-            CliError: it fails, or the job stays.
-        """
+        """Run one of the commands above, and return when it has taken effect."""
         if "bootout" not in argv:
             must(argv)
             return
@@ -145,14 +133,8 @@ class Launchd:
             time.sleep(LOOK_INTERVAL_S)
 
     def check(self, instead: str) -> None:
-        """Refuse to go on if launchd cannot be reached.
-
-        Args:
-            instead: what may be run if that of the user cannot; may be empty.
-
-        Raises:
-            CliError: with what to do instead.
-        """
+        """Refuse to go on if launchd cannot be reached;
+        `instead`, if it is not empty, is what may be run then."""
         done = call(["launchctl", "print", self._domain()])
         if done.returncode:
             raise CliError(
@@ -184,11 +166,7 @@ class Launchd:
         )
 
     def log_command(self, lines: int, *, is_following: bool) -> list[str]:
-        """Return what prints the output of the job.
-
-        Raises:
-            CliError: it is not installed.
-        """
+        """Return what prints the output of the job, or refuse if it is not installed."""
         output = read_job(self._text()).get("StandardErrorPath")
         if not isinstance(output, str):
             raise CliError(

@@ -120,15 +120,7 @@ def _quoted(text: str) -> str:
 
 
 class Systemd:
-    """The user's systemd, or that of the machine.
-
-    Args:
-        home: the user's home folder.
-        is_system: whether it is the machine's.
-
-    Attributes:
-        path: of the unit.
-    """
+    """The systemd of a user with this home folder, or of the machine; `path` is the unit's."""
 
     name = "systemd"
 
@@ -163,22 +155,12 @@ class Systemd:
 
     @staticmethod
     def carry_out(argv: list[str]) -> None:
-        """Run one of the commands above, and return when it has taken effect.
-
-        Raises:
-            CliError: it fails.
-        """
+        """Run one of the commands above, and return when it has taken effect."""
         must(argv)
 
     def check(self, instead: str) -> None:
-        """Refuse to go on if systemd does not run or cannot be reached.
-
-        Args:
-            instead: what may be run if only that of the user cannot; may be empty.
-
-        Raises:
-            CliError: with what to do instead.
-        """
+        """Refuse to go on if systemd does not run or cannot be reached;
+        `instead`, if it is not empty, is what may be run then."""
         done = call(self._control("is-system-running"))
         if done.stdout.strip() == "offline" or "not been booted with systemd" in done.stderr:
             where = "on this machine"

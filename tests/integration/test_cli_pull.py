@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,9 @@ import pytest
 
 from mlxsup.client import Client
 
-from support.cli import ESCAPE, Terminal, command, environment, on_terminal
+from support.cli import ESCAPE, Terminal, command, environment, on_terminal, run_cli
 from support.daemon import fake, toml_of
-from support.downloading_daemon import DownloadingDaemon
+from support.downloading_daemon import TOKEN, DownloadingDaemon
 from support.downloads import (
     FILES,
     MIB,
@@ -27,13 +29,13 @@ from support.downloads import (
     WEIGHTS_NAME,
     contents,
     disk_full_at,
+    hub_environment,
     partial,
     repo_folder,
     runs_first,
     snapshot,
 )
 from support.eventually import eventually
-from support.hub_commands import home_folder, mlxsup, variables
 from support.local_hub import Fault, LocalHub, local_hub
 from support.tiny_model import make_tiny_model
 
@@ -55,9 +57,27 @@ def hub() -> Iterator[LocalHub]:
 @pytest.fixture
 def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A home folder, which is the current one, too."""
-    with home_folder() as folder:
-        monkeypatch.chdir(folder)
-        yield folder
+    # Not pytest's folder, whose path is too long for sockets.
+    folder = Path(tempfile.mkdtemp(prefix="mlxsup-h-", dir="/tmp"))
+    monkeypatch.chdir(folder)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def variables(hub: LocalHub, home: Path, **others: str) -> dict[str, str]:
+    """What a command gets in its environment."""
+    return hub_environment(hub, home, **{"HOME": str(home), "HF_TOKEN": TOKEN, **others})
+
+
+def mlxsup(
+    hub: LocalHub, home: Path, *arguments: str, stdin: str = "", **others: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end, in pipes; it shows no token, no escape byte and no traceback."""
+    done = run_cli(*arguments, stdin=stdin, **variables(hub, home, **others))
+    assert TOKEN not in done.stdout + done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    return done
 
 
 # ---------------------------------------------------------------- pull

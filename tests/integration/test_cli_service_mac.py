@@ -14,7 +14,6 @@ import pytest
 
 from mlxsup.cli.exit_status import CliError
 from mlxsup.cli.service import launchd
-from mlxsup.cli.service.facts import MARKER
 
 from support.cli import TIME_LIMIT_S, environment
 from support.json_schemas import problems
@@ -109,14 +108,6 @@ def test_uninstall_of_a_job_that_launchd_does_not_know_removes_the_file(mac: Mac
     assert (done_by(mac), mac.files()) == ([], [])
 
 
-def test_what_somebody_else_has_written_stays(mac: Mac) -> None:
-    mac.install()
-    mac.plist.write_text(mac.plist.read_text().replace(MARKER, "mine"))
-    assert mac.run("uninstall").returncode == 1
-    assert mac.install().returncode == 1
-    assert done_by(mac) == ["bootstrap"]
-
-
 def test_logs_are_what_the_job_has_printed(mac: Mac) -> None:
     done = mac.run("logs")
     assert done.returncode == 1
@@ -127,16 +118,6 @@ def test_logs_are_what_the_job_has_printed(mac: Mac) -> None:
     lines = done.stdout.splitlines()
     assert [json.loads(line)["line"] for line in lines] == ["two", "three"]
     assert [found for line in lines for found in problems(line, ["service", "logs"])] == []
-
-
-def test_without_launchctl_it_says_so(mac: Mac) -> None:
-    mac.remove("launchctl")
-    done = mac.install()
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[0] == (
-        "error: there is no launchd here: launchctl is not installed"
-    )
-    assert mac.files() == []
 
 
 class Clock:

@@ -206,22 +206,22 @@ def test_completion_of_models_and_repositories_knows_the_cache(home: Path) -> No
     assert complete("mlxsup rm ", **here | {"HF_HUB_CACHE": f"{home}/none"}) == []
 
 
-def named_first(name: str) -> str | None:
-    """The first argument of a command."""
-    command = root.get_command(click.Context(root), name)
-    assert command is not None
-    arguments = [one for one in command.params if isinstance(one, click.Argument)]
-    return arguments[0].name if arguments else None
-
-
-TAKES_MODEL = [name for name in COMMANDS if named_first(name) in ("model", "models")]
-
-
-@pytest.mark.parametrize("name", TAKES_MODEL)
-def test_every_argument_that_names_a_model_is_completed(home: Path, name: str) -> None:
+def test_every_argument_that_names_a_model_is_completed(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = home / "c.toml"
     config.write_text('[supervisor]\nruntime_dir = "run"\n[models.gamma]\npath = "m"\n')
-    assert "gamma" in complete(f"mlxsup {name} ", MLXSUP_CONFIG=str(config), HOME=str(home))
+    monkeypatch.setenv("MLXSUP_CONFIG", str(config))
+    completed = []
+    for name in COMMANDS:
+        command = root.get_command(click.Context(root), name)
+        assert command is not None
+        for one in command.params:
+            if isinstance(one, click.Argument) and one.name in ("model", "models"):
+                found = one.shell_complete(click.Context(command), "")
+                assert "gamma" in [item.value for item in found], name
+                completed.append(name)
+    assert {"load", "chat", "logs", "wait", "show"} < set(completed)
 
 
 def test_completion_does_not_wait_for_a_daemon_that_says_nothing(home: Path) -> None:
