@@ -196,11 +196,6 @@ def serve(
 ) -> int:
     """Run the daemon on the main thread until it is asked to end.
 
-    Args:
-        configuration: what to run.
-        on_change: called with each change of a model.
-        on_listening: called with the endpoint once it answers there.
-
     Raises:
         CliError: another one is running, its folder cannot be used, or the models that are pinned
             do not fit into the machine.
@@ -238,9 +233,6 @@ def serve_two(
         on_listening: called with the endpoint once it answers there.
         http: where its gateway listens; None: there is none.
         on_change: called with each change of a model, and of the gateway.
-
-    Raises:
-        CliError: its folder cannot be used.
     """
     from mlxsup.supervisor.core.settings import CoreSettings, RestartSettings
 
@@ -265,16 +257,8 @@ def serve_two(
 
 
 def configure(models: Sequence[str], output: Output, *, is_shown: bool) -> DaemonConfig:
-    """Return the configuration of `--model` options.
-
-    Args:
-        models: each a folder or a repository, with or without `NAME=`.
-        output: how to write output.
-        is_shown: whether to print it, so that the user can keep it.
-
-    Raises:
-        CliError: a name is invalid, or given twice.
-    """
+    """Return the configuration of `--model` options; print it if asked, so that the user can keep
+    it."""
     configuration, text = read_models(models)
     if is_shown and output.is_json:
         output.object({"configuration": text})
@@ -328,11 +312,7 @@ def with_http(configuration: DaemonConfig, listen: str) -> DaemonConfig:
 
 
 def refuse_wrong_folders(configuration: DaemonConfig) -> None:
-    """Refuse what `--model` names if it cannot be loaded.
-
-    Raises:
-        CliError: names the first such folder, and what to name instead.
-    """
+    """Refuse the first folder of `--model` that cannot be loaded; say what to name instead."""
     from mlxsup.supervisor.config.model_folders import model_problems
 
     for problem in model_problems(configuration).values():
@@ -341,15 +321,8 @@ def refuse_wrong_folders(configuration: DaemonConfig) -> None:
 
 
 def _save(path: Path, models: str, http: str | None, endpoint: str, output: Output) -> None:
-    """Write what the options amount to into a new configuration file, and say so.
-
-    Args:
-        path: the file, which must not exist.
-        models: its tables of models, as text.
-        http: where the gateway listens; None for no gateway.
-        endpoint: where the daemon will listen: one that runs there would not use the file.
-        output: how to write output.
-    """
+    """Write what the options amount to into a new configuration file, unless a daemon runs at the
+    endpoint, which would not use it."""
     import json
 
     from ..lock_holder import lock_holder
@@ -384,15 +357,7 @@ def _save(path: Path, models: str, http: str | None, endpoint: str, output: Outp
 
 
 def find_configuration(given: Path | None, *, hint: str = NO_FILE_HINT) -> Path:
-    """Return the file that `start` reads.
-
-    Args:
-        given: that of `--config`.
-        hint: what to do if there is no file.
-
-    Raises:
-        CliError: there is none in any of its places.
-    """
+    """Return the file that `start` reads, or refuse if there is none in any of its places."""
     found = find_config(given)
     if found is not None:
         return found.path
@@ -433,14 +398,7 @@ def read_configuration(
 
 @contextmanager
 def configuration_errors(path: Path) -> Iterator[None]:
-    """Say what is wrong with a configuration that is read or checked.
-
-    Args:
-        path: the file, as the user named it.
-
-    Raises:
-        CliError: names every problem.
-    """
+    """Name every problem of a configuration that is read or checked, as the user named the file."""
     from mlxsup.supervisor.config.load import ConfigError
 
     try:
