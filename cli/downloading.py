@@ -77,7 +77,7 @@ def download(repository: Repository, output: Output, *, again: str) -> DownloadD
     last: DownloadDone | DownloadFailed | None = None
     noise = ""
     with _process(repository) as process, LiveLine(output) as line:
-        show = _shower(repository, line, output)
+        show = progress_printer(repository, line, output)
         try:
             for data in process.stdout or ():
                 report = read_report(data)
@@ -121,7 +121,7 @@ def _process(repository: Repository) -> Iterator[subprocess.Popen[bytes]]:
             raise
 
 
-def _shower(
+def progress_printer(
     repository: Repository, line: LiveLine, output: Output
 ) -> Callable[[DownloadProgress], None]:
     """Return what shows progress: in a line that changes, or, off a terminal, in one for each

@@ -348,7 +348,8 @@ def _save(path: Path, models: str, http: str | None, endpoint: str, output: Outp
     except FileExistsError:
         raise exists from None
     except OSError as error:
-        message, hint = f"cannot write {path}: {error.strerror}", "name a file in another folder"
+        message = f"cannot write {path}: {error.strerror}"
+        hint = "name a file in a folder that you can write to"
         raise CliError(message, code="file", hint=hint) from None
     output.note(f"the configuration is saved in {path}")
 

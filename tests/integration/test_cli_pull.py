@@ -14,7 +14,11 @@ from typing import Any
 
 import pytest
 
+from mlxsup.cli.downloading import progress_printer
+from mlxsup.cli.terminal.live_line import LiveLine
+from mlxsup.cli.terminal.output import Output
 from mlxsup.client import Client
+from mlxsup.protocol.download import DownloadProgress, Repository
 
 from support.cli import ESCAPE, Terminal, command, environment, on_terminal, run_cli
 from support.daemon import fake, toml_of
@@ -94,6 +98,20 @@ def test_pull_prints_the_folder_and_a_line_for_each_tenth(hub: LocalHub, home: P
     again = mlxsup(hub, home, "pull", REPO)
     assert again.stderr.splitlines()[-1].endswith("nothing was missing)")
     assert hub.fetched(WEIGHTS_NAME) == [0]
+
+
+def test_off_a_terminal_there_is_a_line_for_each_tenth_and_each_wait(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output = Output()
+    with LiveLine(output) as line:
+        show = progress_printer(Repository(REPO, "main"), line, output)
+        show(DownloadProgress(is_waiting=True))
+        for done in range(1001):
+            show(DownloadProgress(done_bytes=done, total_bytes=1000))
+    waiting, *lines = capsys.readouterr().err.splitlines()
+    assert waiting == f"{REPO}: another process is downloading it: waiting"
+    assert lines == [f"{REPO}: {tenth}0% of 1000 B".replace(" 00%", " 0%") for tenth in range(11)]
 
 
 def test_pull_says_it_in_json(hub: LocalHub, home: Path) -> None:
