@@ -1,4 +1,4 @@
-"""Starts a daemon in the background, and waits until it answers."""
+"""A daemon that is started in the background, and waited for until it answers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from .connection import Target, connect
 from .exit_status import CliError, ExitStatus
 from .held_interrupt import held_interrupt
-from .private_folders import make_private_folder
+from .service.facts import PERMANENT_EXITS
+from .terminal.output import Output
 
 OUTPUT_NAME = "daemon.out"
 MAX_OUTPUT_BYTES = 1024 * 1024
@@ -24,23 +26,11 @@ LOOK_INTERVAL_S = 0.05
 """How often to look for the daemon: a process that is not up yet cannot announce itself."""
 
 END_LIMIT_S = 30.0
-CODES = {
-    ExitStatus.USAGE: "usage",
-    ExitStatus.RUNTIME_FOLDER: "runtime_folder",
-    ExitStatus.ALREADY_RUNNING: "already_running",
-    ExitStatus.BAD_CONFIGURATION: "bad_configuration",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """A daemon that answers.
-
-    Attributes:
-        endpoint: where it answers.
-        pid: the daemon's process.
-        output: the file that gets what it prints.
-    """
+    """A daemon that answers, and the file that gets what it prints."""
 
     endpoint: str
     pid: int
@@ -48,7 +38,7 @@ class Started:
 
 
 def start_detached(endpoint: str, log_dir: Path, arguments: Sequence[str]) -> Started:
-    """Starts `mlxsup start` with these arguments, in its own session.
+    """Start `mlxsup start` with these arguments, in its own session.
 
     Args:
         endpoint: where it will listen.
@@ -65,7 +55,7 @@ def start_detached(endpoint: str, log_dir: Path, arguments: Sequence[str]) -> St
         begin = os.fstat(output).st_size
         with held_interrupt():
             process = subprocess.Popen(
-                # -P: nothing may be imported from whatever folder is the current one.
+                # -P: nothing may be imported from the folder that happens to be the current one.
                 [sys.executable, "-P", "-m", "mlxsup.cli", "start", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -74,13 +64,60 @@ def start_detached(endpoint: str, log_dir: Path, arguments: Sequence[str]) -> St
             )
         _wait(process, endpoint, path, begin)
     except BaseException:
-        # Given up or interrupted: otherwise nobody would know that it runs.
+        # Given up or interrupted: the user would not know that it runs.
         if process is not None:
             _end(process)
         raise
     finally:
         os.close(output)
     return Started(endpoint=endpoint, pid=process.pid, output=path)
+
+
+def report(started: Started, target: Target, output: Output, *, is_waiting: bool) -> None:
+    """Say where a daemon listens and how it is ended.
+
+    Args:
+        started: the daemon.
+        target: the options with which commands reach it.
+        output: how to write output.
+        is_waiting: whether to return only when the models that it loads are READY.
+
+    Raises:
+        CliError: one of them has FAILED; the daemon runs.
+    """
+    if not output.is_json:
+        output.data(f"listening at {started.endpoint} (pid {started.pid})")
+        hint = target.repeat_in("end it with `mlxsup stop`")
+        output.note(f"output goes to {started.output}; {hint}")
+    if is_waiting:
+        from .readiness import wait_until_ready
+
+        try:
+            with connect(Target(endpoint=started.endpoint)) as client:
+                status = wait_until_ready(client, (), output)
+        except CliError as error:
+            error.hint = target.repeat_in(error.hint)
+            raise
+        if not any(row["state"] == "READY" for row in status["models"]):
+            output.note(
+                "nothing is loaded yet: a model with `preload = false` is loaded on request"
+            )
+    if output.is_json:
+        output.object(
+            {"endpoint": started.endpoint, "pid": started.pid, "output": str(started.output)}
+        )
+
+
+def make_private_folder(path: Path) -> None:
+    """Make a folder and the missing ones above it, each with mode 0700: one of those may be the
+    runtime folder, which a daemon refuses with any other mode. What exists stays as it is.
+
+    Raises:
+        OSError: a folder cannot be created.
+    """
+    missing = [folder for folder in path.parents if not folder.exists()]
+    for folder in (*reversed(missing), path):
+        folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def _open_output(path: Path) -> int:
@@ -106,19 +143,6 @@ def _unwritable(path: Path, error: OSError) -> CliError:
         hint=f"free some space, or {where}" if is_full else where,
         status=ExitStatus.RUNTIME_FOLDER,
     )
-
-
-def _check_writable(path: Path) -> None:
-    """Finds out why a daemon may have ended without a word.
-
-    Raises:
-        CliError: nothing more can be written there.
-    """
-    try:
-        with path.open("ab", buffering=0) as file:
-            file.write(b"\n")
-    except OSError as error:
-        raise _unwritable(path, error) from None
 
 
 def _wait(process: subprocess.Popen[bytes], endpoint: str, output: Path, begin: int) -> None:
@@ -147,11 +171,8 @@ def _pid_at(endpoint: str) -> int | None:
 
 
 def _failure(code: int, output: Path, begin: int) -> CliError:
-    """The error that the daemon printed before it ended, as if it had happened here.
-
-    Raises:
-        CliError: it could print nothing.
-    """
+    """Return the error that the daemon printed before it ended, as if it had happened here; if it
+    printed none, find out whether it could."""
     with output.open("rb") as file:
         file.seek(begin)
         text = file.read().decode("utf-8", "replace").strip()
@@ -159,9 +180,14 @@ def _failure(code: int, output: Path, begin: int) -> CliError:
     _, marker, said = text.rpartition("error: ")
     message, _, hint = said.partition("\nhint: ")
     if not marker:
-        _check_writable(output)
+        try:
+            with output.open("ab", buffering=0) as file:
+                file.write(b"\n")
+        except OSError as error:
+            return _unwritable(output, error)
         message, hint = f"the daemon ended with exit code {code}", f"see {output}"
-    return CliError(message, code=CODES.get(status, "failed"), hint=hint, status=status)
+    code_name = status.name.lower() if status in PERMANENT_EXITS else "failed"
+    return CliError(message, code=code_name, hint=hint, status=status)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

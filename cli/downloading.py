@@ -41,7 +41,7 @@ CONTINUED = frozenset(
 
 
 def checked_repository(repo: str, revision: str = DEFAULT_REVISION) -> Repository:
-    """A repository as a user has named it.
+    """Return a repository as a user has named it.
 
     Raises:
         CliError: there can be no such repository, or no such revision.
@@ -63,7 +63,7 @@ def _usage(message: str) -> CliError:
 
 
 def download(repository: Repository, output: Output, *, again: str) -> DownloadDone:
-    """Downloads what is missing of a repository; files that have arrived are kept.
+    """Download what is missing of a repository; what has arrived is kept, however it ends.
 
     Args:
         repository: which.
@@ -77,12 +77,12 @@ def download(repository: Repository, output: Output, *, again: str) -> DownloadD
     last: DownloadDone | DownloadFailed | None = None
     noise = ""
     with _process(repository) as process, LiveLine(output) as line:
-        shown = _Shown(repository, line, output)
+        show = progress_printer(repository, line, output)
         try:
             for data in process.stdout or ():
                 report = read_report(data)
                 if isinstance(report, DownloadProgress):
-                    shown.show(report)
+                    show(report)
                 elif report is not None:
                     last = report
                 else:
@@ -106,7 +106,7 @@ def download(repository: Repository, output: Output, *, again: str) -> DownloadD
 
 @contextmanager
 def _process(repository: Repository) -> Iterator[subprocess.Popen[bytes]]:
-    """The process, which has ended when this returns."""
+    """Give the process, which has ended when this returns."""
     with subprocess.Popen(
         download_argv(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as process:
@@ -121,54 +121,34 @@ def _process(repository: Repository) -> Iterator[subprocess.Popen[bytes]]:
             raise
 
 
-class _Shown:
-    """What of the progress is written: a line that changes, or, off a terminal, one for each tenth.
+def progress_printer(
+    repository: Repository, line: LiveLine, output: Output
+) -> Callable[[DownloadProgress], None]:
+    """Return what shows progress: in a line that changes, or, off a terminal, in one for each
+    tenth."""
+    begin: tuple[float, int] | None = None
+    told: object = None
 
-    Args:
-        repository: what is downloaded.
-        line: of the terminal.
-        output: how to write output.
-        clock: seconds.
-    """
-
-    def __init__(
-        self,
-        repository: Repository,
-        line: LiveLine,
-        output: Output,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._repository = repository
-        self._line = line
-        self._output = output
-        self._clock = clock
-        self._first: tuple[float, int] | None = None
-        self._told: object = None
-
-    def show(self, progress: DownloadProgress) -> None:
-        """Shows how far it has come, if that is news."""
-        now = self._clock()
+    def show(progress: DownloadProgress) -> None:
+        nonlocal begin, told
+        done, total = progress.done_bytes, progress.total_bytes
+        speed = ""
         if progress.is_waiting:
             text, step = "another process is downloading it: waiting", -1
         else:
-            if self._first is None:
-                self._first = (now, progress.done_bytes)
-            share = progress.done_bytes / progress.total_bytes if progress.total_bytes else 0.0
-            text = f"{share:.0%} of {format_bytes(progress.total_bytes)}"
-            step = int(share * TENTHS)
-        if self._line.is_possible:
-            self._line.show(f"{self._repository}: {text}{self._speed(progress, now)}")
-        elif step != self._told:
-            self._told = step
-            self._output.note(f"{self._repository}: {text}")
+            now = time.monotonic()
+            begin = begin or (now, done)
+            share = done / total if total else 0.0
+            text, step = f"{share:.0%} of {format_bytes(total)}", int(share * TENTHS)
+            took_s, arrived = now - begin[0], done - begin[1]
+            if arrived > 0 and took_s >= 1:
+                rate = arrived / took_s
+                left = format_duration((total - done) / rate)
+                speed = f", {format_bytes(rate)}/s, {left} left"
+        if line.is_possible:
+            line.show(f"{repository}: {text}{speed}")
+        elif step != told:
+            told = step
+            output.note(f"{repository}: {text}")
 
-    def _speed(self, progress: DownloadProgress, now: float) -> str:
-        if self._first is None or progress.is_waiting:
-            return ""
-        since, before = self._first
-        arrived = progress.done_bytes - before
-        if arrived <= 0 or now - since < 1:
-            return ""
-        rate = arrived / (now - since)
-        left_s = (progress.total_bytes - progress.done_bytes) / rate
-        return f", {format_bytes(rate)}/s, {format_duration(left_s)} left"
+    return show

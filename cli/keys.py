@@ -53,7 +53,7 @@ def usable_keys(target: Target) -> Iterator[KeyPlace]:
 
 
 def read_key(given: str | None) -> str | None:
-    """The key that was given with `--key`; `-` means that it is on stdin.
+    """Return the key that was given with `--key`; `-` means that it is on stdin.
 
     Raises:
         CliError: usage; that cannot be a key.

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlxsup.protocol.places import find_config
-from mlxsup.store.hub_cache import DEFAULT_REVISION
 from mlxsup.store.search import FoundModel, Origin, find_models, look_at, served_types
 
 if TYPE_CHECKING:
@@ -23,10 +22,11 @@ FACTS = (
 """What the files of a model say."""
 
 SEARCHED = "the Hugging Face cache, LM Studio's folders and ~/.mlxsup/models"
+NONE_HINT = "download one with `mlxsup pull OWNER/NAME`, or see `mlxsup demo`"
 
 
 def optional_configuration(given: Path | None) -> DaemonConfig | None:
-    """The configuration that commands read; None if nobody names one and there is none.
+    """Return the configuration that commands read; None if none is named and there is none.
 
     Raises:
         CliError: the file is wrong, or a file that was named is missing.
@@ -40,7 +40,7 @@ def optional_configuration(given: Path | None) -> DaemonConfig | None:
 
 
 def catalogue(configuration: DaemonConfig | None) -> list[dict[str, Any]]:
-    """The configured models in the order of the file, then the others on disk, a row each."""
+    """Return a row for each model: those of the configuration in its order, then others on disk."""
     found = find_models()
     by_folder = {os.path.realpath(model.path): model for model in found}
     rows = []
@@ -62,7 +62,7 @@ def catalogue(configuration: DaemonConfig | None) -> list[dict[str, Any]]:
 
 
 def entry_called(name: str, configuration: DaemonConfig) -> ModelSettings | None:
-    """The entry with this name, alias or repository, the first that matches, in this order."""
+    """Return the first entry with this name, or else with this alias, or else this repository."""
     entries = configuration.models
     matches = (
         *(one for one in entries if one.name == name),
@@ -73,12 +73,12 @@ def entry_called(name: str, configuration: DaemonConfig) -> ModelSettings | None
 
 
 def row_of_path(path: Path) -> dict[str, Any]:
-    """The row of a folder that somebody names."""
+    """Return the row of a folder that is named by its path."""
     return _row(None, (), look_at(path, str(path), Origin.NAMED, served_types()))
 
 
 def _row(name: str | None, aliases: Sequence[str], model: FoundModel | None) -> dict[str, Any]:
-    """As `--json` prints it; without a model: one of the fake engine, which has no files."""
+    """Return a row as `--json` prints it; the fake engine has no model and no files."""
     row: dict[str, Any] = {"name": name, "aliases": list(aliases), "title": name, "engine": "fake"}
     if model is None:
         return row | dict.fromkeys(FACTS)
@@ -100,15 +100,3 @@ def _row(name: str | None, aliases: Sequence[str], model: FoundModel | None) -> 
         "problem": problem.text if problem else None,
         "hint": (problem.hint or None) if problem else None,
     }
-
-
-def source_of(row: dict[str, Any]) -> str:
-    """The lines of an entry that say where a model is."""
-    from mlxsup.supervisor.config.lines import quoted, source_line
-
-    if not row["repo"]:
-        return source_line(Path(row["path"]))
-    line = source_line(str(row["repo"]))
-    if row["revision"] == DEFAULT_REVISION:
-        return line
-    return f"{line}\nrevision = {quoted(row['revision'])}"

@@ -16,7 +16,7 @@ class NewFile(click.Path):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> Path:
-        """The path.
+        """Return the path.
 
         Raises:
             click.BadParameter: it is `-`.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def complete_repository(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """The repositories in the cache that begin so."""
+    """Return the repositories in the cache that begin so."""
     try:
         found = list(repositories(find_cache()))
     except OSError:
@@ -28,7 +28,7 @@ def complete_repository(
 def complete_model_or_repository(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """The configured models, then the repositories in the cache."""
+    """Return the configured models, then the repositories in the cache."""
     return [
         *complete_model(context, parameter, incomplete),
         *complete_repository(context, parameter, incomplete),

@@ -1,4 +1,4 @@
-"""The JSON Schema of the configuration, next to a file that is written, for editors."""
+"""Configuration files that commands write, each with its JSON Schema next to it, for editors."""
 
 from __future__ import annotations
 
@@ -11,26 +11,35 @@ SCHEMA_LINE = f"#:schema {SCHEMA_NAME}"
 
 
 def schema_text() -> str:
-    """The schema, without a line break at its end.
+    """Return the schema, without a line break at its end.
 
     It is generated ahead of time: generating takes longer than a command may take to begin.
     """
     return Path(__file__).with_name(SCHEMA_NAME).read_text(encoding="utf-8").removesuffix("\n")
 
 
-def write_schema_next_to(config: Path) -> None:
-    """Writes the schema that the first line of a configuration names; an older one is replaced.
+def write_configuration(path: Path, text: str) -> None:
+    """Write a new configuration, and the schema that its first line names; an older schema is
+    replaced.
 
     Args:
-        config: the file, in a folder that exists.
+        path: the file, in a folder that exists.
+        text: what it says.
 
     Raises:
-        OSError: it cannot be written.
+        FileExistsError: it exists.
+        OSError: it or the schema cannot be written; no part of it is left.
     """
-    path = config.with_name(SCHEMA_NAME)
-    partial = path.with_name(f".{SCHEMA_NAME}.{os.getpid()}")
+    schema = path.with_name(SCHEMA_NAME)
+    partial = schema.with_name(f".{SCHEMA_NAME}.{os.getpid()}")
+    file = path.open("x", encoding="utf-8")
     try:
+        with file:
+            file.write(text)
         partial.write_text(schema_text() + "\n", encoding="utf-8")
-        partial.replace(path)
+        partial.replace(schema)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
     finally:
         partial.unlink(missing_ok=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from mlxsup.protocol.places import ConfigPlace, config_places, find_config
+from mlxsup.protocol.places import config_places, find_config
 
 from ..connection import Target, daemon_options, output_options
 from ..schema_file import schema_text
@@ -77,15 +77,10 @@ def path(target: Target, output: Output) -> None:
         output.note(f"no configuration file: there is none of {tried}")
     else:
         output.data(str(found.path.expanduser().absolute()))
-        output.note(_reason(found))
+        why = "named by" if found.is_named else "the first that exists of the usual places:"
+        output.note(f"{why} {found.source}{'' if found.is_there else '; it does not exist'}")
     why = f"because of {place.source}" if place.source else "in the default folder"
     output.note(f"commands look for the daemon at {place.endpoint}, {why}")
-
-
-def _reason(found: ConfigPlace) -> str:
-    why = "named by" if found.is_named else "the first that exists of the usual places:"
-    missing = "" if found.is_there else "; it does not exist"
-    return f"{why} {found.source}{missing}"
 
 
 @config.command(short_help="Print the file's JSON Schema, for editors.")

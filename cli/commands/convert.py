@@ -74,29 +74,25 @@ def convert(
 
 
 def _source(given: str) -> Path:
-    """The GGUF file or the folder that is meant.
-
-    Raises:
-        CliError: it is neither, or a folder without a model.
-    """
+    """Return the GGUF file or the folder that is meant, or refuse what is neither."""
     path = Path(given).expanduser().absolute()
     if path.suffix.lower() == GGUF_SUFFIX and not path.is_dir():
-        if path.exists() and not path.is_file():
-            hint = "name the file itself"
-            raise CliError(f"{path} is not a regular file", code="model_folder", hint=hint)
-        if not path.is_file():
-            hint = "check its path, or download it first"
-            raise CliError(f"there is no file {path}", code="model_folder", hint=hint)
-        return path
+        if path.is_file():
+            return path
+        message, hint = f"there is no file {path}", "check its path, or download it first"
+        if path.exists():
+            message, hint = f"{path} is not a regular file", "name the file itself"
+        raise CliError(message, code="model_folder", hint=hint)
+    problem = None
     if not path.exists() and is_owned_repository(given):
         try:
             snapshot = find_snapshot(given)
         except OSError:
             snapshot = None
-        problem = repository_problem(given, DEFAULT_REVISION) if snapshot is None else None
-        path = snapshot.path if snapshot is not None else path
-    else:
-        problem = folder_problem(path)
+        if snapshot is None:
+            problem = repository_problem(given, DEFAULT_REVISION)
+        else:
+            path = snapshot.path
     problem = problem or folder_problem(path)
     if problem is not None:
         raise CliError(problem.text, code="model_folder", hint=problem.hint)
@@ -104,35 +100,29 @@ def _source(given: str) -> Path:
 
 
 def _target(given: Path | None, source: Path, again: str) -> Path:
-    """The new folder.
+    """Return the new folder, by default named after the source; refuse one that cannot be made.
 
     Args:
         given: as the user named it, if at all.
-        source: the file or the folder that it is named after otherwise.
+        source: the file or the folder.
         again: the command that names another one.
-
-    Raises:
-        CliError: it exists, or cannot be made there.
     """
     name = source.stem if source.suffix.lower() == GGUF_SUFFIX else source.name
     default = Path(MODELS_DIR).expanduser() / short_name(name, ())
     target = (given or default).expanduser().absolute()
-    if os.path.lexists(target):
+    place = next(one for one in (target, *target.parents) if os.path.lexists(one))
+    hint = f"name another folder: `{again}`"
+    if place == target:
         message = f"{target} exists; it is left as it is"
-        raise CliError(message, code="file_exists", hint=f"name another folder: `{again}`")
-    place = next(one for one in target.parents if os.path.lexists(one))
+        raise CliError(message, code="file_exists", hint=hint)
     if not place.is_dir():
         message = f"{target} cannot be made: {place} is not a folder"
-        raise CliError(message, code="output", hint=f"name another folder: `{again}`")
+        raise CliError(message, code="output", hint=hint)
     return target
 
 
 def _check_room(source: Path, target: Path, bits: int | None, again: str) -> None:
-    """Refuses to begin what the disk has no room for.
-
-    Raises:
-        CliError: with both figures.
-    """
+    """Refuse to begin what the disk has no room for."""
     size = source.stat().st_size if source.is_file() else describe(source).size_bytes
     needed = size if bits is None else min(size, int(size * bits / FULL_BITS * SPARE_FACTOR))
     place = next(folder for folder in target.parents if folder.exists())
@@ -144,11 +134,7 @@ def _check_room(source: Path, target: Path, bits: int | None, again: str) -> Non
 
 
 def _run(source: Path, target: Path, bits: int | None, output: Output) -> None:
-    """Runs the conversion and shows its stages; ends it if this command is interrupted.
-
-    Raises:
-        CliError: it failed.
-    """
+    """Run the conversion and show its stages; end it if this command is interrupted."""
     import subprocess
     import tempfile
 
@@ -183,25 +169,24 @@ def _run(source: Path, target: Path, bits: int | None, output: Output) -> None:
 
 
 def _failure(code: int, printed: str, source: Path) -> CliError:
-    """What went wrong, in the child's own words if it had any."""
-    said = [line for line in printed.splitlines() if line.startswith("error: ")]
+    """Return what went wrong, in the child's own words if it had any."""
+    lines = [line for line in printed.splitlines() if line.strip()]
+    said = [line for line in lines if line.startswith("error: ")]
     if said:
-        message, hint = said[-1].removeprefix("error: "), _failure_hint(code, source)
-        return CliError(message, code="conversion_failed", hint=hint)
-    if -code in CRASHES:
+        message, hint = said[-1].removeprefix("error: "), _hint(code, source)
+    elif -code in CRASHES:
         name = signal.Signals(-code).name
         message = f"{source} is damaged, or made to crash readers: the reader ended with {name}"
-        hint = _failure_hint(ExitCode.BAD_MODEL, source)
-        return CliError(message, code="conversion_failed", hint=hint)
-    how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    last = next((line for line in reversed(printed.splitlines()) if line.strip()), "")
-    message = f"the conversion ended with {how}{f': {last}' if last else ''}"
-    hint = "it may need more memory than there is" if -code == signal.SIGKILL else ""
+        hint = _hint(ExitCode.BAD_MODEL, source)
+    else:
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        message = f"the conversion ended with {how}{f': {lines[-1]}' if lines else ''}"
+        hint = "it may need more memory than there is" if -code == signal.SIGKILL else ""
     return CliError(message, code="conversion_failed", hint=hint)
 
 
-def _failure_hint(code: int, source: Path) -> str:
-    """What to do about an error of the conversion."""
+def _hint(code: int, source: Path) -> str:
+    """Return what to do about an error of the conversion."""
     if code == ExitCode.OUT_OF_MEMORY:
         return "unload models, or end other programs, and try again"
     if code not in (ExitCode.BAD_MODEL, ExitCode.MODEL_MISSING):

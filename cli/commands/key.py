@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from mlxsup.protocol.gateway import key_need_in
 from mlxsup.protocol.key_file import (
     NAME,
     NAME_EXPECTED,
-    Key,
     add_key,
     find_trouble,
     have_been_made,
@@ -29,6 +27,7 @@ from ..confirmation import confirm
 from ..connection import Target, daemon_options, read_toml
 from ..exit_status import CliError, ExitStatus
 from ..keys import find_keys, usable_keys
+from ..listing import listing
 from ..optional_daemon import status_of_daemon
 from ..terminal.output import Output
 
@@ -111,7 +110,10 @@ def list_keys(target: Target, output: Output) -> None:
             {"name": one.name, "account": one.account, "is_operator": one.is_operator,
              "created": one.created} for one in keys or ()]})  # fmt: skip
     elif keys:
-        output.data("\n".join(_table(keys)))
+        rows = [
+            (one.name, one.account, "yes" if one.is_operator else "no", one.created) for one in keys
+        ]
+        output.show(listing(HEADINGS, rows))
     elif is_needed:
         output.data(f"no keys: {REFUSED}")
         output.note(find_trouble(place))
@@ -188,14 +190,3 @@ def _need(target: Target) -> str:
 def _is_listed(account: str, config: Path) -> bool:
     clients = read_toml(config).get("clients", {})
     return isinstance(clients, dict) and account in clients
-
-
-def _table(keys: Sequence[Key]) -> list[str]:
-    rows = [HEADINGS] + [
-        (one.name, one.account, "yes" if one.is_operator else "no", one.created) for one in keys
-    ]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(HEADINGS))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]

@@ -10,14 +10,12 @@ from typing import Any
 import click
 
 from ..connection import config_option, output_options
-from ..model_catalog import SEARCHED, catalogue, optional_configuration
-from ..terminal.columns import columns, indented, wrapped
-from ..terminal.output import Output, width_of
+from ..listing import listing
+from ..model_catalog import NONE_HINT, SEARCHED, catalogue, optional_configuration
+from ..terminal.output import Output
 from ..terminal.quantities import format_bytes
 
-HEADERS = ("MODEL", "SIZE", "FORMAT", "CONTEXT", "FROM")
-RIGHT_ALIGNED = (1, 3)
-NONE_HINT = "download one with `mlxsup pull OWNER/NAME`, or see `mlxsup demo`"
+HEADINGS = ("MODEL", "SIZE", "FORMAT", "CONTEXT", "FROM")
 
 
 @click.command()
@@ -38,32 +36,27 @@ def models(config_path: Path | None, output: Output) -> None:
         return
     configured = [row for row in rows if row["name"] is not None]
     found = [row for row in rows if row["name"] is None]
-    width = width_of(sys.stdout)
-    lines: list[str] = []
     if configured:
-        lines += [*wrapped(f"configured in {path}:", width), *_table(configured, output, width)]
+        _show(f"configured in {path}:", configured, output)
     if found:
-        lines += [""] if lines else []
         title = "found on this machine, not configured:" if configured else "found on this machine:"
-        lines += [*wrapped(title, width), *_table(found, output, width)]
-    output.data("\n".join(lines or wrapped(f"no models in {SEARCHED}", width)))
+        _show(f"\n{title}" if configured else title, found, output)
     if not rows:
+        output.data(f"no models in {SEARCHED}")
         output.note(f"hint: {NONE_HINT}")
     elif configuration is None and any(row["problem"] is None for row in found):
         output.note("hint: write a configuration with these models: `mlxsup init`")
 
 
-def _table(rows: Sequence[Mapping[str, Any]], output: Output, width: int | None) -> list[str]:
-    """A row for each model, and under it why it cannot be served."""
-    headers, *blocks = columns(HEADERS, [_cells(row) for row in rows], width, right=RIGHT_ALIGNED)
-    lines = [output.style(line, sys.stdout, bold=True) for line in headers]
-    for row, block in zip(rows, blocks, strict=True):
-        lines += block
+def _show(title: str, rows: Sequence[Mapping[str, Any]], output: Output) -> None:
+    """Print a row for each model, and then why some cannot be served."""
+    output.data(title)
+    output.show(listing(HEADINGS, map(_cells, rows), right=("SIZE", "CONTEXT")))
+    for row in rows:
         if row["problem"]:
-            remark = "; ".join(filter(None, (row["problem"], row["hint"])))
-            remarks = indented(remark, width)
-            lines += [output.style(line, sys.stdout, dim=True) for line in remarks]
-    return lines
+            about = "; ".join(filter(None, (row["problem"], row["hint"])))
+            remark = f"  {row['name'] or row['title']}: {about}"
+            output.data(output.style(remark, sys.stdout, dim=True))
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:

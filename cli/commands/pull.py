@@ -32,15 +32,9 @@ def pull(repo: str, revision: str, output: Output) -> None:
     more = "" if revision == DEFAULT_REVISION else f" --revision {revision}"
     done = download(repository, output, again=f"mlxsup pull {repo}{more}")
     if output.is_json:
-        output.object(
-            {
-                "repo": repo,
-                "revision": revision,
-                "folder": done.folder,
-                "total_bytes": done.total_bytes,
-                "fetched_bytes": done.fetched_bytes,
-            }
-        )
+        output.object({"repo": repo, "revision": revision, "folder": done.folder,
+                       "total_bytes": done.total_bytes,
+                       "fetched_bytes": done.fetched_bytes})  # fmt: skip
         return
     output.data(done.folder)
     fetched = f"{format_bytes(done.fetched_bytes)} downloaded"

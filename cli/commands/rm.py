@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -49,7 +47,11 @@ def rm(repo: str, is_sure: bool, target: Target, output: Output) -> None:
     cache = find_cache()
     folder = repository_folder(repo, cache)
     if not folder.is_dir():
-        raise _absent(repo, cache)
+        close = close_names(repo, repositories(cache))
+        hint = "`mlxsup models` lists what is there"
+        if close:
+            hint = f"did you mean {' or '.join(close)}?"
+        raise CliError(f"{repo} is not in {cache}", code="not_found", hint=hint)
     if folder.is_symlink():
         raise CliError(
             f"{folder} is a link to {os.readlink(folder)}",
@@ -57,8 +59,17 @@ def rm(repo: str, is_sure: bool, target: Target, output: Output) -> None:
             hint="remove what it links to, then the link",
         )
     status = status_of_daemon(target) or {"models": []}
-    rows = [row for row in status["models"] if _is_of(row, folder)]
-    _refuse_if_used(repo, rows)
+    rows = [
+        row
+        for row in status["models"]
+        if row.get("folder") and Path(row["folder"]).is_relative_to(folder)
+    ]
+    if using := [str(row["name"]) for row in rows if row["state"] not in UNUSED]:
+        raise CliError(
+            f"{repo} is in use by {', '.join(using)}",
+            code="in_use",
+            hint=" and ".join(f"`mlxsup unload {name}`" for name in using) + " first",
+        )
     size = _size_bytes(folder)
     if not is_sure:
         confirm(f"remove {repo} ({format_bytes(size)}) from {cache}?")
@@ -83,28 +94,8 @@ def rm(repo: str, is_sure: bool, target: Target, output: Output) -> None:
         output.note(f"{row['name']} is still configured: see `mlxsup pull {repo}`")
 
 
-def _absent(repo: str, cache: Path) -> CliError:
-    close = close_names(repo, repositories(cache))
-    hint = f"did you mean {' or '.join(close)}?" if close else "`mlxsup models` lists what is there"
-    return CliError(f"{repo} is not in {cache}", code="not_found", hint=hint)
-
-
-def _is_of(row: Mapping[str, Any], folder: Path) -> bool:
-    return bool(row.get("folder")) and Path(row["folder"]).is_relative_to(folder)
-
-
-def _refuse_if_used(repo: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    using = [str(row["name"]) for row in rows if row["state"] not in UNUSED]
-    if using:
-        raise CliError(
-            f"{repo} is in use by {', '.join(using)}",
-            code="in_use",
-            hint=" and ".join(f"`mlxsup unload {name}`" for name in using) + " first",
-        )
-
-
 def _size_bytes(folder: Path) -> int:
-    """What its files take on the disk; links take nothing."""
+    """Return what its files take on the disk; links take nothing."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:

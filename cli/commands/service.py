@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..connection import config_option, output_options
-from ..exit_status import CliError
+from ..exit_status import CliError, ExitStatus
 from ..terminal.output import Output
 
 if TYPE_CHECKING:
-    from ..service.facts import ServiceFacts
-    from ..service.install import Plan
+    from ..service.facts import ServiceFacts, Steps
+    from ..service.launchd import Launchd
+    from ..service.systemd import Systemd
+
+    Manager = Systemd | Launchd
 
 system_option = click.option(
     "--system",
@@ -29,6 +35,12 @@ dry_option = click.option(
 )
 
 DEFAULT_LINES = 50
+
+KEPT_VARIABLES = (
+    "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "HF_ENDPOINT",
+)  # fmt: skip
+"""Of the environment in which the service is installed: they say where models are. No shell of the
+user's is asked when it starts, so they would be missing. Secrets are not among them."""
 
 
 @click.group()
@@ -54,36 +66,49 @@ def install(
     Writes a systemd unit or a launchd job that starts this mlxsup with this configuration, and
     starts it. If a service is installed already, nothing changes: the difference is printed.
     """
-    from ..service.install import install as carry_out
-    from ..service.install import plan_of, refuse_other, refuse_running
-    from ..service.managers import find_manager, install_by_root, need_root
+    from ..service.facts import read_file
 
-    manager = find_manager(is_system=is_system)
-    facts = _facts_of(config_path, is_system=is_system)
-    plan = plan_of(manager, facts)
+    manager = _find_manager(is_system=is_system)
+    facts = _find_facts(config_path, is_system=is_system)
+    text, before = manager.text(facts), read_file(manager.path)
+    is_done = before == text and manager.state().is_on
+    steps: Steps = ([], []) if is_done else manager.install_commands(is_new=before is None)
+    difference = _difference(before, text)
+    value: dict[str, Any] = {
+        "path": str(manager.path), "text": text, "difference": difference,
+        "commands": [*steps[0], *steps[1]], "is_changed": not (is_done or is_dry), "notes": [],
+        "service": None,
+    }  # fmt: skip
     if is_dry:
-        _show_plan(plan, output)
+        if output.is_json:
+            output.object(value)
+            return
+        output.note(f"would write {manager.path}:")
+        output.data(text, newline=False)
+        for command in value["commands"]:
+            output.note(f"would run {shlex.join(command)}")
+        if is_done:
+            output.note("it is installed exactly so, and runs: nothing would change")
         return
-    by_root = install_by_root(facts)
+    by_root = _by_root(facts.program, "install", "--config", str(facts.config))
     if is_system:
-        need_root(manager, by_root)
+        _need_root(manager, by_root)
     manager.check(by_root)
-    if not is_forced:
-        if plan.difference:
-            output.note(plan.difference)
-        refuse_other(plan, manager, facts)
-    refuse_running(plan, facts)
-    if plan.is_done:
-        done = f"already installed: {plan.path}; nothing has changed"
+    if before is None:
+        _refuse_running(facts)
+    elif before != text and not is_forced:
+        output.note(difference)
+        raise _other(manager, before, facts)
+    if is_done:
+        done = f"already installed: {manager.path}; nothing has changed"
     else:
-        carry_out(plan, manager, facts, output.note)
-        done = f"{'started' if plan.is_same else 'installed'}: {plan.path}"
+        _write(manager, text, facts, steps, output)
+        done = f"{'started' if before == text else 'installed'}: {manager.path}"
         if is_system:
             output.note(f"it looks for downloaded models in {facts.model_cache}")
     state, notes = manager.state(), manager.notes()
     if output.is_json:
-        output.object({**_plan_map(plan), "is_changed": not plan.is_done, "notes": notes,
-                       "service": state.as_map()})  # fmt: skip
+        output.object({**value, "notes": notes, "service": asdict(state)})
         return
     output.data(f"{done}\nit is {state.state}" + (f", pid {state.pid}" if state.pid else ""))
     for note in notes:
@@ -100,33 +125,33 @@ def uninstall(is_system: bool, is_dry: bool, output: Output) -> None:
     Stops the service, which finishes running requests, and removes the file that `install` has
     written. A file that somebody else has written stays. Configuration, models and logs stay, too.
     """
-    from ..service.install import read_file, refuse_foreign
-    from ..service.install import uninstall as carry_out
-    from ..service.managers import find_manager, need_root, uninstall_by_root
+    from ..service.facts import MARKER, read_file
 
-    manager = find_manager(is_system=is_system)
-    text = read_file(manager.path)
-    if text is None:
-        _say_removed(manager.path, "not installed", [], output, is_removed=False)
+    manager = _find_manager(is_system=is_system)
+    text, commands, done = read_file(manager.path), [], "not installed"
+    if text is not None:
+        if MARKER not in text:
+            raise CliError(
+                f"{manager.path} was not written by mlxsup, so it stays",
+                code="foreign_service",
+                hint="whoever has written it may remove it",
+            )
+        before, after = manager.uninstall_commands()
+        commands, done = [*before, *after], "would be removed" if is_dry else "removed"
+        if not is_dry:
+            if is_system:
+                _need_root(manager, _by_root(_find_program(), "uninstall"))
+            manager.check("")
+            _run(before, manager, output)
+            manager.path.unlink()
+            _run(after, manager, output)
+    if output.is_json:
+        is_removed = done == "removed"
+        output.object({"path": str(manager.path), "is_removed": is_removed, "commands": commands})
         return
-    refuse_foreign(manager.path, text)
-    if is_dry:
-        would = [*manager.uninstall_commands(), *manager.forget_commands()]
-        commands = [command.argv for command in would]
-        _say_removed(manager.path, "would be removed", commands, output, is_removed=False)
-        return
-    if is_system:
-        need_root(manager, uninstall_by_root())
-    manager.check("")
-    steps: list[str] = []
-
-    def on_step(command: str) -> None:
-        steps.append(command)
-        output.note(command)
-
-    carry_out(manager, on_step)
-    commands = [shlex.split(step) for step in steps]
-    _say_removed(manager.path, "removed", commands, output, is_removed=True)
+    output.data(f"{done}: {manager.path}")
+    for command in commands if is_dry else ():
+        output.note(f"would run {shlex.join(command)}")
 
 
 @service.command(short_help="Show what the service does.")
@@ -138,17 +163,16 @@ def status(is_system: bool, output: Output) -> None:
     Shows whether the service is installed, runs, and starts by itself. `mlxsup status` shows the
     models.
     """
-    from ..service.install import read_file
-    from ..service.managers import find_manager
+    from ..service.facts import read_file
 
-    manager = find_manager(is_system=is_system)
+    manager = _find_manager(is_system=is_system)
     text = read_file(manager.path)
     program = None if text is None else manager.program_in(text)
     state = None if text is None else manager.state()
     if output.is_json:
         output.object({
             "manager": manager.name, "path": str(manager.path), "is_installed": text is not None,
-            "program": program, "service": None if state is None else state.as_map(),
+            "program": program, "service": None if state is None else asdict(state),
         })  # fmt: skip
         return
     if state is None:
@@ -190,11 +214,8 @@ def logs(is_system: bool, is_following: bool, count: int, output: Output) -> Non
     Shows starts and ends of the service, and what the daemon has printed, above all why it could
     not start. What it did while it ran is in `mlxsup logs mlxsup`.
     """
-    from ..service.managers import find_manager
-
-    manager = find_manager(is_system=is_system)
-    command = manager.log_command(count, is_following=is_following)
-    for line in _lines_of(command):
+    manager = _find_manager(is_system=is_system)
+    for line in _lines_of(manager.log_command(count, is_following=is_following)):
         if output.is_json:
             output.object({"line": line})
         else:
@@ -202,23 +223,15 @@ def logs(is_system: bool, is_following: bool, count: int, output: Output) -> Non
 
 
 def _lines_of(command: list[str]) -> Iterator[str]:
-    """What a command prints, line by line.
-
-    Raises:
-        CliError: it fails, or there is no such program.
-    """
+    """Yield what a command prints, line by line; raise its last words if it fails."""
     import subprocess
 
-    from ..service.calls import no_program
+    from ..service.facts import no_program
 
+    pipe = subprocess.PIPE
     try:
         process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
+            command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, errors="replace"
         )
     except FileNotFoundError:
         raise no_program(command[0]) from None
@@ -231,7 +244,7 @@ def _lines_of(command: list[str]) -> Iterator[str]:
             said = process.stderr.read().strip()
             process.wait()
         finally:
-            process.kill()  # if nobody reads any longer
+            process.kill()  # if the reader of our output is gone
     if process.returncode:
         last = said.rpartition("\n")[2] or f"exit code {process.returncode}"
         raise CliError(
@@ -239,51 +252,220 @@ def _lines_of(command: list[str]) -> Iterator[str]:
         )
 
 
-def _facts_of(config_path: Path | None, *, is_system: bool) -> ServiceFacts:
-    """What the service is made of.
+def _difference(before: str | None, text: str) -> str:
+    """Return what would change in a service file; nothing for a new one."""
+    if before is None or before == text:
+        return ""
+    import difflib
 
-    Raises:
-        CliError: the configuration is missing or wrong, or no service can be made of it.
-    """
-    from ..service.managers import acting_for_user, find_facts
-    from .start import find_configuration, read_configuration
+    old, new = before.splitlines(), text.splitlines()
+    return "\n".join(difflib.unified_diff(old, new, "installed", "new", lineterm=""))
 
-    with acting_for_user(is_system=is_system):
-        path = Path(os.path.abspath(find_configuration(config_path).expanduser()))
-        configuration = read_configuration(path)
-    return find_facts(
-        path,
-        drain_s=configuration.core.drain_timeout_s,
-        runtime_dir=configuration.runtime_dir,
-        log_dir=configuration.log_dir,
-        is_system=is_system,
+
+def _other(manager: Manager, before: str, facts: ServiceFacts) -> CliError:
+    """Return the error for a file that is not the one to write: it says whose it is."""
+    from ..service.facts import MARKER
+
+    program = manager.program_in(before)
+    message, code = "the service is installed with other settings", "service_differs"
+    if MARKER not in before:
+        message, code = f"{manager.path} was not written by mlxsup", "foreign_service"
+    elif program is None:
+        message = f"somebody has changed {manager.path}"
+    elif program != str(facts.program):
+        message = f"the service is installed by another mlxsup, {program}; this is {facts.program}"
+        code = "other_program"
+    return CliError(message, code=code, hint="`mlxsup service install --force` replaces it")
+
+
+def _refuse_running(facts: ServiceFacts) -> None:
+    """Refuse a new service for a runtime folder that a daemon holds."""
+    from mlxsup.protocol.places import endpoint_in
+
+    from ..lock_holder import lock_holder
+
+    with contextlib.suppress(ValueError):  # the daemon will say that its path is too long
+        holder = lock_holder(endpoint_in(facts.runtime_dir))
+        if holder is not None:
+            raise CliError(
+                f"a daemon that is no service runs with this configuration (pid {holder.pid})",
+                code="already_running",
+                hint=f"`mlxsup stop --config {shlex.quote(str(facts.config))}`, then install it",
+                status=ExitStatus.ALREADY_RUNNING,
+            )
+
+
+def _write(manager: Manager, text: str, facts: ServiceFacts, steps: Steps, output: Output) -> None:
+    """Write the file and start the service."""
+    before, after = steps
+    _make_folders(facts)
+    manager.path.parent.mkdir(parents=True, exist_ok=True)
+    new = manager.path.with_name(f".{manager.path.name}.new")
+    try:
+        new.write_text(text, encoding="utf-8")
+        new.chmod(0o644)
+        _run(before, manager, output)
+        new.replace(manager.path)
+    finally:
+        new.unlink(missing_ok=True)
+    _run(after, manager, output)
+
+
+def _run(commands: list[list[str]], manager: Manager, output: Output) -> None:
+    for command in commands:
+        output.note(shlex.join(command))  # before, because it may take a while
+        manager.carry_out(command)
+
+
+def _make_folders(facts: ServiceFacts) -> None:
+    """Make the folders that a service manager needs before the daemon runs, as their user's."""
+    import pwd
+
+    owner = pwd.getpwnam(facts.user)
+    for folder in (facts.home / ".mlxsup", facts.runtime_dir, facts.log_dir, facts.model_cache):
+        missing = [one for one in (folder, *folder.parents) if not one.exists()]
+        for one in reversed(missing):
+            one.mkdir(mode=0o700)
+            if facts.is_system:
+                os.chown(one, owner.pw_uid, owner.pw_gid)
+
+
+def _find_manager(*, is_system: bool) -> Manager:
+    """Return what starts services here; refuse if that of the user is meant and root asks."""
+    import pwd
+
+    from ..service.facts import no_program
+
+    user = os.environ.get("SUDO_USER", "")
+    if is_system and user:
+        try:  # `~` is root's; the service has the folders of the user behind sudo
+            os.environ["HOME"] = pwd.getpwnam(user).pw_dir
+        except KeyError:
+            raise CliError(f"there is no user {user}", hint="see SUDO_USER") from None
+    elif user and os.getuid() == 0:
+        raise CliError(
+            f"sudo does not reach the service manager of {user}",
+            code="usage",
+            hint="run it without sudo, or with --system",
+            status=ExitStatus.USAGE,
+        )
+    if sys.platform == "darwin":
+        from ..service.launchd import Launchd
+
+        return Launchd(Path.home(), is_system=is_system)
+    if sys.platform == "linux":
+        from ..service.systemd import Systemd
+
+        return Systemd(Path.home(), is_system=is_system)
+    raise no_program("systemctl")
+
+
+def _need_root(manager: Manager, command: str) -> None:
+    """Refuse to write a service of the machine without the right to; name what root has to run."""
+    folders = manager.path.parents
+    if os.access(next(one for one in folders if one.exists()), os.W_OK):
+        return
+    raise CliError(
+        f"only root may change {manager.path}",
+        code="no_permission",
+        hint=f"`{command}`",
+        status=ExitStatus.NO_PERMISSION,
     )
 
 
-def _plan_map(plan: Plan) -> dict[str, Any]:
-    return {"path": str(plan.path), "text": plan.text, "difference": plan.difference,
-            "commands": [command.argv for command in plan.commands]}  # fmt: skip
+def _by_root(program: Path, command: str, *options: str) -> str:
+    """Return a command that root has to run; sudo drops what only variables say."""
+    return shlex.join(["sudo", str(program), "service", command, "--system", *options])
 
 
-def _show_plan(plan: Plan, output: Output) -> None:
-    if output.is_json:
-        output.object({**_plan_map(plan), "is_changed": False, "notes": [], "service": None})
+@contextlib.contextmanager
+def _acting_for_user(*, is_system: bool) -> Iterator[None]:
+    """Under sudo, read as the user that the service will run as, whose files must be that user's
+    own; nothing is written."""
+    import pwd
+
+    user = os.environ.get("SUDO_USER", "") if is_system and os.geteuid() == 0 else ""
+    if not user:
+        yield
         return
-    output.note(f"would write {plan.path}:")
-    output.data(plan.text, newline=False)
-    for command in plan.commands:
-        output.note(f"would run {shlex.join(command.argv)}")
-    if plan.is_done:
-        output.note("it is installed exactly so, and runs: nothing would change")
+    entry, group = pwd.getpwnam(user), os.getegid()
+    os.setegid(entry.pw_gid)
+    os.seteuid(entry.pw_uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(group)
 
 
-def _say_removed(
-    path: Path, what: str, commands: list[list[str]], output: Output, *, is_removed: bool
-) -> None:
-    if output.is_json:
-        output.object({"path": str(path), "is_removed": is_removed, "commands": commands})
-        return
-    output.data(f"{what}: {path}")
-    if not is_removed:
-        for command in commands:
-            output.note(f"would run {shlex.join(command)}")
+def _find_facts(config_path: Path | None, *, is_system: bool) -> ServiceFacts:
+    """Return what the service is made of, from a configuration that is valid."""
+    import pwd
+    import shutil
+
+    from mlxsup.store.hub_cache import find_cache
+
+    from ..service.facts import ServiceFacts, UnusableFactError
+    from .start import find_configuration, read_configuration
+
+    with _acting_for_user(is_system=is_system):
+        path = Path(os.path.abspath(find_configuration(config_path).expanduser()))
+        configuration = read_configuration(path)
+    user = os.environ.get("SUDO_USER", "") if is_system else ""
+    driver = shutil.which("nvidia-smi")
+    facts = ServiceFacts(
+        program=_find_program(),
+        config=path,
+        home=Path.home(),
+        user=user or pwd.getpwuid(os.getuid()).pw_name,
+        is_system=is_system,
+        drain_s=configuration.core.drain_timeout_s,
+        runtime_dir=configuration.runtime_dir,
+        log_dir=configuration.log_dir,
+        model_cache=find_cache(),
+        variables=kept_variables(os.environ),
+        more_path=(str(Path(driver).parent),) if driver else (),
+    )
+    try:
+        facts.check()
+    except UnusableFactError as error:
+        message, hint = f"no service file can be written: {error}", "move or rename it"
+        raise CliError(message, code="unusable_path", hint=hint) from None
+    return facts
+
+
+def kept_variables(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return those of an environment that the service needs, too."""
+    return tuple((name, environment[name]) for name in KEPT_VARIABLES if environment.get(name))
+
+
+def _find_program() -> Path:
+    import shutil
+
+    program = own_program(sys.argv[0], sys.executable, shutil.which("mlxsup"))
+    if program is None:
+        raise CliError(
+            f"there is no program mlxsup next to {sys.executable}, which a service could start",
+            code="not_a_program",
+            hint="install mlxsup with pip, uv or pipx",
+        )
+    return program
+
+
+def own_program(command: str, interpreter: str, found: str | None) -> Path | None:
+    """Return the path of the `mlxsup` that runs, as a service should start it; None if there is
+    none.
+
+    Args:
+        command: what was run, `sys.argv[0]`.
+        interpreter: `sys.executable`.
+        found: what a shell would run, `shutil.which("mlxsup")`. If that is this very program, as
+            the link in `~/.local/bin` of uv and pipx is, it counts: an upgrade keeps it.
+    """
+    given = Path(os.path.abspath(command))
+    own = given if given.name == "mlxsup" else Path(interpreter).parent / "mlxsup"
+    if not own.is_file():
+        return None
+    if found is not None and Path(found).is_file() and os.path.samefile(found, own):
+        return Path(os.path.abspath(found))
+    return own

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,11 @@ from mlxsup.protocol.close_names import close_names
 
 from ..connection import config_option, output_options
 from ..exit_status import CliError, ExitStatus
+from ..listing import listing
 from ..model_catalog import catalogue, optional_configuration, row_of_path
 from ..repository_names import complete_model_or_repository
-from ..terminal.columns import wrapped
-from ..terminal.output import Output, width_of
+from ..terminal.output import Output
 from ..terminal.quantities import format_bytes
-
-NAME_WIDTH = 14
 
 
 @click.command()
@@ -36,22 +33,17 @@ def show(model: str, config_path: Path | None, output: Output) -> int:
     """
     row = _find(model, config_path)
     needs = _needs(row, output)
-    status = ExitStatus.FAILED if row["problem"] else ExitStatus.OK
     if output.is_json:
         output.object(row | {"needs": needs})
-        return status
-    width = width_of(sys.stdout)
-    lines: list[str] = []
-    for name, text in _facts(row, needs):
-        lines += wrapped(f"{name:<{NAME_WIDTH}} {text}", width)
-    output.data("\n".join(lines))
-    if row["hint"]:
-        output.note(f"hint: {row['hint']}")
-    return status
+    else:
+        output.show(listing((), _facts(row, needs)))
+        if row["hint"]:
+            output.note(f"hint: {row['hint']}")
+    return ExitStatus.FAILED if row["problem"] else ExitStatus.OK
 
 
 def _find(model: str, config_path: Path | None) -> dict[str, Any]:
-    """The row of a model, by its name, alias, repository or folder.
+    """Return the row of a model, by its name, alias, repository or folder.
 
     Raises:
         CliError: nothing is called so.
@@ -69,14 +61,10 @@ def _find(model: str, config_path: Path | None) -> dict[str, Any]:
     path = Path(model).expanduser()
     if model and os.path.exists(path):
         return row_of_path(path.absolute())
-    raise _unknown(model, [row["name"] or row["title"] for row in rows])
-
-
-def _unknown(model: str, known: Sequence[str]) -> CliError:
-    close = close_names(model, known)
+    close = close_names(model, [row["name"] or row["title"] for row in rows])
     hint = f"did you mean {' or '.join(close)}?" if close else "see `mlxsup models`"
     message = f"no model on this machine is called {model!r}, and there is no such folder"
-    return CliError(message, code="unknown_model", hint=hint)
+    raise CliError(message, code="unknown_model", hint=hint)
 
 
 def _needs(row: Mapping[str, Any], output: Output) -> dict[str, Any] | None:
@@ -98,7 +86,7 @@ def _needs(row: Mapping[str, Any], output: Output) -> dict[str, Any] | None:
 
 
 def _facts(row: Mapping[str, Any], needs: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
-    """The lines for people, as name and text."""
+    """Yield the lines for people, as name and text."""
     unknown = "not said"
     yield "model", row["name"] or row["title"]
     if row["engine"] != "mlx":

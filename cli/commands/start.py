@@ -1,14 +1,15 @@
-"""`mlxsup start`; architecture.md says what else knows the supervisor in the command line."""
+"""`mlxsup start`, and the configuration that commands read."""
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -17,10 +18,8 @@ from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.key_file import MARK_NAME, KeyPlace, find_trouble
 from mlxsup.protocol.places import config_places, endpoint_in, find_config
 
-from ..checked_folders import refuse_wrong_folders, warn_of_folders
 from ..connection import RUNNING_HINT, Target, output_options, target_to_reach
 from ..exit_status import CliError, ExitStatus
-from ..service.permanent import service_option
 from ..terminal.output import Output, settle_streams
 
 if TYPE_CHECKING:
@@ -31,6 +30,31 @@ NO_FILE_TO_START_HINT = f"{NO_FILE_HINT}, or use none: `mlxsup start --model FOL
 
 SHOW_DRAIN_TIMEOUT_S = 1.0
 """Lets a demonstration that is given up end soon."""
+
+
+def service_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --service to a command that has `output`: launchd takes an exit code other than 0 as a
+    reason for another start, so errors against which that does not help end with 0."""
+
+    @click.option(
+        "--service",
+        "is_service",
+        is_flag=True,
+        help="Exit with 0 if another start would not help; for launchd.",
+    )
+    @functools.wraps(function)
+    def wrapper(*, is_service: bool, output: Output, **arguments: Any) -> Any:
+        from ..service.facts import PERMANENT_EXITS
+
+        try:
+            return function(output=output, **arguments)
+        except CliError as error:
+            if not (is_service and error.status in PERMANENT_EXITS):
+                raise
+            output.error(error)
+            return ExitStatus.OK
+
+    return cast(Callable[..., Any], wrapper)
 
 
 @click.command()
@@ -83,21 +107,19 @@ def start(
     Runs the daemon in the foreground, and prints a line for each change of a model's state.
     Without a file: mlxsup start --model mlx-community/SmolLM2-135M-Instruct
     """
-    _check_options(
-        {
-            "use either --model or --config": models and config_path is not None,
-            "--save takes models: use it with --model": saved_path is not None and not models,
-            "--wait takes --detach; or use `mlxsup wait`": is_waiting and not is_detached,
-        }
-    )
+    see = "see `mlxsup start -h`"
+    if models and config_path is not None:
+        raise refusal("use either --model or --config", ExitStatus.USAGE, see)
+    if saved_path is not None and not models:
+        raise refusal("--save takes models: use it with --model", ExitStatus.USAGE, see)
+    if is_waiting and not is_detached:
+        raise refusal("--wait takes --detach; or use `mlxsup wait`", ExitStatus.USAGE, see)
     if saved_path is not None:
-        from ..saved_configuration import save_configuration
-
         configuration, text = read_models(models)
         if http is not None:
             with_http(configuration, http)  # checked before anything is written
         refuse_wrong_folders(configuration)
-        save_configuration(saved_path, text, http, _endpoint_of(configuration), output)
+        _save(saved_path, text, http, _endpoint_of(configuration), output)
         models, http, config_path = (), None, saved_path
     if models:
         configuration = configure(models, output, is_shown=not is_detached)
@@ -106,54 +128,44 @@ def start(
     else:
         path = find_configuration(config_path, hint=NO_FILE_TO_START_HINT)
         configuration = read_configuration(path, is_looked_up=False)
-        warn_of_folders(configuration, output)
+        _warn_of_folders(configuration, output)
         arguments = ["--config", os.path.abspath(path.expanduser())]
     if http is not None:
         configuration = with_http(configuration, http)
         arguments += ["--http", http]
     warn_of_keys(configuration, output)
-    target = target_to_reach(_endpoint_of(configuration), config_path)
+    endpoint = _endpoint_of(configuration)
+    target = target_to_reach(endpoint, config_path)
     try:
-        if is_detached:
-            from ..detach import start_detached
-            from ..detached_start import report
+        if not is_detached:
+            return _run(configuration, target, output)
+        from ..detach import report, start_detached
 
-            endpoint, log_dir = _endpoint_of(configuration), configuration.log_dir
-            started = start_detached(endpoint, log_dir, arguments)
-            report(started, target, output, is_waiting=is_waiting)
-            return ExitStatus.OK
-        return _run(configuration, target, output)
+        started = start_detached(endpoint, configuration.log_dir, arguments)
+        report(started, target, output, is_waiting=is_waiting)
+        return ExitStatus.OK
     except CliError as error:
         if error.status is ExitStatus.ALREADY_RUNNING:
-            # Not as a detached one put it, whose options are not the user's.
+            # Not as a detached daemon put it, whose options are not the user's.
             error.hint = target.repeat_in(RUNNING_HINT)
         raise
 
 
-def _check_options(mistakes: Mapping[str, object]) -> None:
-    """Refuses the first of the mistakes that was made."""
-    for message, is_made in mistakes.items():
-        if is_made:
-            hint = "see `mlxsup start -h`"
-            raise CliError(message, code="usage", hint=hint, status=ExitStatus.USAGE)
+def refusal(message: str, status: ExitStatus, hint: str) -> CliError:
+    """Return an error whose code is the name of its exit status."""
+    return CliError(message, code=status.name.lower(), hint=hint, status=status)
 
 
 def _endpoint_of(configuration: DaemonConfig) -> str:
-    """Where the daemon will listen.
-
-    Raises:
-        CliError: the path of its socket would be too long.
-    """
+    """Return where the daemon will listen, or say as it would that the path is too long."""
     try:
         return endpoint_in(configuration.runtime_dir)
     except ValueError as error:
-        # As the daemon would say, which cannot be asked at such an endpoint.
-        raise CliError(
+        message, hint = (
             f"the runtime folder's path is too long: {error}",
-            code="runtime_folder",
-            hint="set a shorter runtime_dir",
-            status=ExitStatus.RUNTIME_FOLDER,
-        ) from None
+            "set a shorter runtime_dir",
+        )
+        raise refusal(message, ExitStatus.RUNTIME_FOLDER, hint) from None
 
 
 def _run(configuration: DaemonConfig, target: Target, output: Output) -> int:
@@ -169,7 +181,8 @@ def _run(configuration: DaemonConfig, target: Target, output: Output) -> int:
     finally:
         is_done = printer.close()
     if not is_done:
-        # Its thread waits for a reader and holds the stream, which nobody can flush or close.
+        # Its thread waits for a reader and holds the stream, which can be neither flushed nor
+        # closed.
         os._exit(code)
     settle_streams()
     return code
@@ -181,12 +194,7 @@ def serve(
     on_change: Callable[[Mapping[str, Any]], None],
     on_listening: Callable[[str], None],
 ) -> int:
-    """Runs the daemon on the main thread until it is asked to end.
-
-    Args:
-        configuration: what to run.
-        on_change: called with each change of a model.
-        on_listening: called with the endpoint once it answers there.
+    """Run the daemon on the main thread until it is asked to end.
 
     Raises:
         CliError: another one is running, its folder cannot be used, or the models that are pinned
@@ -199,26 +207,12 @@ def serve(
     try:
         return run_daemon(configuration, on_change=on_change, on_listening=on_listening)
     except AlreadyRunningError as error:
-        raise CliError(
-            str(error),
-            code="already_running",
-            hint=RUNNING_HINT,
-            status=ExitStatus.ALREADY_RUNNING,
-        ) from None
+        raise refusal(str(error), ExitStatus.ALREADY_RUNNING, RUNNING_HINT) from None
     except ConfigError as error:
-        raise CliError(
-            str(error),
-            code="bad_configuration",
-            hint="`mlxsup plan` shows what each model needs",
-            status=ExitStatus.BAD_CONFIGURATION,
-        ) from None
+        hint = "`mlxsup plan` shows what each model needs"
+        raise refusal(str(error), ExitStatus.BAD_CONFIGURATION, hint) from None
     except RuntimeFolderError as error:
-        raise CliError(
-            str(error),
-            code="runtime_folder",
-            hint=error.hint,
-            status=ExitStatus.RUNTIME_FOLDER,
-        ) from None
+        raise refusal(str(error), ExitStatus.RUNTIME_FOLDER, error.hint) from None
 
 
 def serve_two(
@@ -229,7 +223,7 @@ def serve_two(
     http: Address | None = None,
     on_change: Callable[[Mapping[str, Any]], None] = lambda _: None,
 ) -> int:
-    """Runs a daemon with the first two models, or with one under two names; for `mlxsup demo`.
+    """Run a daemon with the first two models, or with one under two names; for `mlxsup demo`.
 
     Everything else has its default: above all the restart limits, because there will be restarts.
 
@@ -239,9 +233,6 @@ def serve_two(
         on_listening: called with the endpoint once it answers there.
         http: where its gateway listens; None: there is none.
         on_change: called with each change of a model, and of the gateway.
-
-    Raises:
-        CliError: its folder cannot be used.
     """
     from mlxsup.supervisor.core.settings import CoreSettings, RestartSettings
 
@@ -262,17 +253,12 @@ def serve_two(
     return serve(shown, on_change=on_change, on_listening=on_listening)
 
 
+# ---------------------------------------------------------------- a configuration of options
+
+
 def configure(models: Sequence[str], output: Output, *, is_shown: bool) -> DaemonConfig:
-    """The configuration of `--model` options.
-
-    Args:
-        models: each a folder or a repository, with or without `NAME=`.
-        output: how to write output.
-        is_shown: whether to print it, so that the user can keep it.
-
-    Raises:
-        CliError: a name is invalid, or given twice.
-    """
+    """Return the configuration of `--model` options; print it if asked, so that the user can keep
+    it."""
     configuration, text = read_models(models)
     if is_shown and output.is_json:
         output.object({"configuration": text})
@@ -282,7 +268,7 @@ def configure(models: Sequence[str], output: Output, *, is_shown: bool) -> Daemo
 
 
 def read_models(models: Sequence[str]) -> tuple[DaemonConfig, str]:
-    """The configuration of `--model` options, and the file that would say the same.
+    """Return the configuration of `--model` options, and the file that would say the same.
 
     Raises:
         CliError: a name is invalid, or given twice.
@@ -294,32 +280,19 @@ def read_models(models: Sequence[str]) -> tuple[DaemonConfig, str]:
     for given in models:
         name, folder = split_model(given)
         if name in folders:
-            message = f"two models are called {name}"
             hint = f"rename one of them: --model NAME={folder}"
-            raise CliError(message, code="usage", hint=hint, status=ExitStatus.USAGE)
+            raise refusal(f"two models are called {name}", ExitStatus.USAGE, hint)
         folders[name] = folder
     try:
         return config_of_folders(folders)
     except ConfigError as error:
         # Each problem begins with a place in a file that does not exist.
         message = "; ".join(problem.split(": ", 1)[1] for problem in error.problems)
-        hint = "name it: --model NAME=FOLDER"
-        raise CliError(message, code="usage", hint=hint, status=ExitStatus.USAGE) from None
-
-
-def warn_of_keys(configuration: DaemonConfig, output: Output) -> None:
-    """Say that the gateway will refuse every request, if its keys are lost."""
-    has_gateway = configuration.http is not None or configuration.gateway is not None
-    if has_gateway and (trouble := find_trouble(configuration.keys)):
-        target = Target(config=configuration.config_path)
-        ways = "`mlxsup key new NAME` makes a key, `mlxsup key off` ends the need for keys"
-        output.note(
-            f"warning: the HTTP gateway refuses every request: {trouble}; {target.repeat_in(ways)}"
-        )
+        raise refusal(message, ExitStatus.USAGE, "name it: --model NAME=FOLDER") from None
 
 
 def with_http(configuration: DaemonConfig, listen: str) -> DaemonConfig:
-    """The configuration, with a gateway that listens there.
+    """Return the configuration with a gateway that listens there.
 
     Raises:
         CliError: it is no address, or needs keys that are not there, or the extra is not installed.
@@ -334,14 +307,70 @@ def with_http(configuration: DaemonConfig, listen: str) -> DaemonConfig:
             for setting, text in problems
         )
         hint = f"for example `mlxsup start --http {DEFAULT_LISTEN}`"
-        raise CliError(message, code="usage", hint=hint, status=ExitStatus.USAGE)
+        raise refusal(message, ExitStatus.USAGE, hint)
     return replace(configuration, http=Address.parse(listen))
+
+
+def refuse_wrong_folders(configuration: DaemonConfig) -> None:
+    """Refuse the first folder of `--model` that cannot be loaded; say what to name instead."""
+    from mlxsup.supervisor.config.model_folders import model_problems
+
+    for problem in model_problems(configuration).values():
+        status = ExitStatus.USAGE
+        raise CliError(problem.text, code="model_folder", hint=problem.hint, status=status)
+
+
+def _save(path: Path, models: str, http: str | None, endpoint: str, output: Output) -> None:
+    """Write what the options amount to into a new configuration file, unless a daemon runs at the
+    endpoint, which would not use it."""
+    import json
+
+    from ..lock_holder import lock_holder
+    from ..schema_file import SCHEMA_LINE, write_configuration
+
+    exists = CliError(
+        f"there is a file at {path} already",
+        code="file_exists",
+        hint=f"use it with `mlxsup start --config {shlex.quote(str(path))}`, or name another one",
+        status=ExitStatus.USAGE,
+    )
+    file = path.expanduser()
+    if os.path.lexists(file):
+        raise exists
+    if holder := lock_holder(endpoint):
+        folder = Path(endpoint.removeprefix("ipc://")).parent
+        message = f"a daemon with pid {holder.pid} is already running in {folder}; nothing is saved"
+        hint = target_to_reach(endpoint, None).repeat_in(RUNNING_HINT)
+        raise refusal(message, ExitStatus.ALREADY_RUNNING, hint)
+    gateway = "" if http is None else f"\n[gateway]\nlisten = {json.dumps(http)}\n"
+    try:
+        write_configuration(file, f"{SCHEMA_LINE}\n\n{models}{gateway}")
+    except FileExistsError:
+        raise exists from None
+    except OSError as error:
+        message = f"cannot write {path}: {error.strerror}"
+        hint = "name a file in a folder that you can write to"
+        raise CliError(message, code="file", hint=hint) from None
+    output.note(f"the configuration is saved in {path}")
+
+
+# ---------------------------------------------------------------- a configuration file
+
+
+def find_configuration(given: Path | None, *, hint: str = NO_FILE_HINT) -> Path:
+    """Return the file that `start` reads, or refuse if there is none in any of its places."""
+    found = find_config(given)
+    if found is not None:
+        return found.path
+    looked = ", ".join(str(place.path) for place in config_places())
+    message = f"no configuration file: there is none of {looked}"
+    raise refusal(message, ExitStatus.BAD_CONFIGURATION, hint)
 
 
 def read_configuration(
     path: Path, *, has_sockets: bool = False, is_looked_up: bool = True
 ) -> DaemonConfig:
-    """A checked configuration.
+    """Return a checked configuration.
 
     Args:
         path: the file.
@@ -356,12 +385,9 @@ def read_configuration(
     try:
         expanded.stat()
     except (FileNotFoundError, NotADirectoryError):
-        raise CliError(
-            f"no configuration file at {path}",
-            code="bad_configuration",
-            hint=f"write one with `mlxsup init {shlex.quote(str(path))}`, or name another one",
-            status=ExitStatus.BAD_CONFIGURATION,
-        ) from None
+        hint = f"write one with `mlxsup init {shlex.quote(str(path))}`, or name another one"
+        message = f"no configuration file at {path}"
+        raise refusal(message, ExitStatus.BAD_CONFIGURATION, hint) from None
     except OSError:
         pass  # it cannot be read, as is said below
     from mlxsup.supervisor.config.load import looked_up, read_config
@@ -373,14 +399,7 @@ def read_configuration(
 
 @contextmanager
 def configuration_errors(path: Path) -> Iterator[None]:
-    """Says what is wrong with a configuration that is read or checked.
-
-    Args:
-        path: the file, as the user named it.
-
-    Raises:
-        CliError: names every problem.
-    """
+    """Name every problem of a configuration that is read or checked, as the user named the file."""
     from mlxsup.supervisor.config.load import ConfigError
 
     try:
@@ -388,31 +407,25 @@ def configuration_errors(path: Path) -> Iterator[None]:
     except ConfigError as error:
         target = Target(config=path)
         lines = "".join(f"\n  {target.repeat_in(problem)}" for problem in error.problems)
-        raise CliError(
-            f"{path} is not a valid configuration:{lines}",
-            code="bad_configuration",
-            hint=f"fix it, then `mlxsup config check {shlex.quote(str(path))}`",
-            status=ExitStatus.BAD_CONFIGURATION,
-        ) from None
+        message = f"{path} is not a valid configuration:{lines}"
+        hint = f"fix it, then `mlxsup config check {shlex.quote(str(path))}`"
+        raise refusal(message, ExitStatus.BAD_CONFIGURATION, hint) from None
 
 
-def find_configuration(given: Path | None, *, hint: str = NO_FILE_HINT) -> Path:
-    """The file that `start` reads.
+def warn_of_keys(configuration: DaemonConfig, output: Output) -> None:
+    """Say that the gateway will refuse every request, if its keys are lost."""
+    has_gateway = configuration.http is not None or configuration.gateway is not None
+    if has_gateway and (trouble := find_trouble(configuration.keys)):
+        target = Target(config=configuration.config_path)
+        ways = "`mlxsup key new NAME` makes a key, `mlxsup key off` ends the need for keys"
+        output.note(
+            f"warning: the HTTP gateway refuses every request: {trouble}; {target.repeat_in(ways)}"
+        )
 
-    Args:
-        given: that of `--config`.
-        hint: what to do if there is no file.
 
-    Raises:
-        CliError: there is none in any of its places.
-    """
-    found = find_config(given)
-    if found is not None:
-        return found.path
-    looked = ", ".join(str(place.path) for place in config_places())
-    raise CliError(
-        f"no configuration file: there is none of {looked}",
-        code="bad_configuration",
-        hint=hint,
-        status=ExitStatus.BAD_CONFIGURATION,
-    )
+def _warn_of_folders(configuration: DaemonConfig, output: Output) -> None:
+    """Say which models of a file will fail to load; the others are served."""
+    from mlxsup.supervisor.config.model_folders import model_problems, sentence
+
+    for name, problem in model_problems(configuration).items():
+        output.note(f"warning: {name}: {sentence(problem)}")

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..connection import Target, connect, daemon_options
 from ..duration import duration
 from ..exit_status import CliError, ExitStatus
-from ..process_names import listed, process_names
 from ..terminal.output import Output
 from ..terminal.quantities import format_duration
+
+if TYPE_CHECKING:
+    import psutil
 
 DEFAULT_DRAIN_S = 30.0
 DEFAULT_END_S = 15.0
@@ -23,6 +26,9 @@ EXTRA_S = 10.0
 
 REST_S = 2.0
 """A worker that outlives the daemon by this much cannot be ended."""
+
+LOOK_INTERVAL_S = 0.05
+"""How often to look: not every system has an event for the end of another's process."""
 
 
 @click.command()
@@ -36,24 +42,21 @@ def stop(now: bool, timeout_s: float | None, target: Target, output: Output) -> 
 
     Lets running requests finish, ends every process and returns once all are gone.
     """
-    from ..processes import Watched
-
     with connect(target) as client:
-        names = process_names(client.status())
+        names = _process_names(client.status())
         value = client.stop(now=now, timeout_s=timeout_s)
-    watched = Watched([*value["pids"], value["supervisor_pid"]])
+    daemon = value["supervisor_pid"]
+    processes = find_processes([*value["pids"], daemon])
+    limit_s = _number(value, "end_limit_s", DEFAULT_END_S) + EXTRA_S
+    if not now:
+        drain_s = _number(value, "drain_timeout_s", DEFAULT_DRAIN_S)
+        limit_s += drain_s if timeout_s is None else timeout_s
     start_s = time.monotonic()
-
-    def say(waited_s: float, left: list[int]) -> None:
-        output.note(f"waiting for {listed(left, names)} ({format_duration(waited_s)} so far)")
-
-    left = watched.wait(
-        _limit_s(value, now=now, timeout_s=timeout_s), say, value["supervisor_pid"], REST_S
-    )
+    left = _wait(processes, limit_s, daemon, names, output)
     took_s = time.monotonic() - start_s
-    if left and value["supervisor_pid"] not in left:
+    if left and daemon not in left:
         raise CliError(
-            f"the daemon has ended, but {listed(left, names)} cannot be ended:"
+            f"the daemon has ended, but {_listed(left, names)} cannot be ended:"
             " SIGKILL has no effect",
             code="left_behind",
             hint="the system cannot end it either; the next start tries again and names it",
@@ -61,7 +64,7 @@ def stop(now: bool, timeout_s: float | None, target: Target, output: Output) -> 
         )
     if left:
         raise CliError(
-            f"{listed(left, names)} did not end within {format_duration(took_s)}",
+            f"{_listed(left, names)} did not end within {format_duration(took_s)}",
             code="still_running",
             hint="end them with `mlxsup stop --now`",
         )
@@ -70,18 +73,84 @@ def stop(now: bool, timeout_s: float | None, target: Target, output: Output) -> 
     else:
         count = len(value["pids"])
         workers = f"{count} worker{'' if count == 1 else 's'}"
-        output.data(f"stopped the daemon (pid {value['supervisor_pid']}) and {workers}")
+        output.data(f"stopped the daemon (pid {daemon}) and {workers}")
 
 
-def _limit_s(value: dict[str, Any], *, now: bool, timeout_s: float | None) -> float:
-    end_s = _number(value, "end_limit_s", DEFAULT_END_S) + EXTRA_S
-    if now:
-        return end_s
-    if timeout_s is not None:
-        return timeout_s + end_s
-    return _number(value, "drain_timeout_s", DEFAULT_DRAIN_S) + end_s
-
-
-def _number(value: dict[str, Any], name: str, default: float) -> float:
+def _number(value: Mapping[str, Any], name: str, default: float) -> float:
     found = value.get(name)
     return found if isinstance(found, int | float) else default
+
+
+def find_processes(pids: Iterable[int]) -> list[psutil.Process]:
+    """Return those that are there, known by start time, so that a later one is not mistaken."""
+    import psutil  # other commands need not wait for it
+
+    processes = []
+    for pid in dict.fromkeys(pids):
+        try:
+            processes.append(psutil.Process(pid))
+        except psutil.NoSuchProcess:
+            continue
+    return processes
+
+
+def alive(processes: Iterable[psutil.Process]) -> list[int]:
+    """Return the pids of those that have not ended; one that only waits to be reaped has ended."""
+    import psutil
+
+    pids = []
+    for process in processes:
+        try:
+            # Not `psutil.wait_procs`, to which a process that waits to be reaped is alive.
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                pids.append(process.pid)
+        except psutil.NoSuchProcess:
+            continue
+    return pids
+
+
+def _wait(
+    processes: list[psutil.Process],
+    limit_s: float,
+    daemon: int,
+    names: Mapping[int, str],
+    output: Output,
+) -> list[int]:
+    """Wait until all are gone, and say for whom; return the pids of those that are left at the
+    limit, or a moment after the daemon, which ends the others."""
+    begin_s = time.monotonic()
+    told: list[int] | None = None
+    rest_until_s = REST_S
+    while left := alive(processes):
+        waited_s = time.monotonic() - begin_s
+        if daemon in left:
+            rest_until_s = waited_s + REST_S
+        if waited_s >= min(limit_s, rest_until_s):
+            break
+        if waited_s >= 1 and left != told:
+            told = left
+            so_far = format_duration(waited_s)
+            output.note(f"waiting for {_listed(left, names)} ({so_far} so far)")
+        time.sleep(LOOK_INTERVAL_S)
+    return left
+
+
+def _process_names(status: Mapping[str, Any]) -> dict[int, str]:
+    """Return what each process of a daemon is, because a pid alone says little."""
+    names = {row["pid"]: str(row["name"]) for row in status["models"] if row.get("pid")}
+    for spare in (status.get("spares") or {}).get("workers", ()):
+        if spare["pid"]:
+            names[spare["pid"]] = "a spare worker"
+    gateway = status.get("gateway") or {}
+    if gateway.get("pid"):
+        names[gateway["pid"]] = "the HTTP gateway"
+    if status.get("pid"):
+        names[status["pid"]] = "the daemon"
+    return names
+
+
+def _listed(pids: Iterable[int], names: Mapping[int, str]) -> str:
+    """Return `smollm2 (pid 849), the daemon (pid 797)`; `process 4711` for an unknown one."""
+    return ", ".join(
+        f"{names[pid]} (pid {pid})" if pid in names else f"process {pid}" for pid in pids
+    )

@@ -1,42 +1,44 @@
-"""What the file of a service is made of, and nothing else: the same facts give the same file."""
+"""A service: what its file says, what its manager says of it, and how that manager is asked."""
 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Mapping
+import shlex
+import subprocess
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from ..exit_status import CliError, ExitStatus
 
 NAME = "mlxsup"
 
 MARKER = f"Written by `{NAME} service install`; `{NAME} service uninstall` removes it."
-"""Is in every file that we write. One without it was written by somebody else."""
+"""Is in every file that we write. A file without it is not ours."""
 
-PERMANENT_EXITS = (64, 73, 75, 78)
-"""What another start does not help against: usage, folders, another daemon, configuration."""
+PERMANENT_EXITS = (
+    ExitStatus.USAGE,
+    ExitStatus.RUNTIME_FOLDER,
+    ExitStatus.ALREADY_RUNNING,
+    ExitStatus.BAD_CONFIGURATION,
+)
+"""Errors that another start does not help against."""
 
 END_S = 15
 """How long ending the processes may take after the drain."""
 
 SYSTEM_PATH = ("/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin")
 
-KEPT_VARIABLES = (
-    "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "HF_ENDPOINT",
-)  # fmt: skip
-"""Of the environment in which the service is installed: they say where models are. No shell of the
-user's is asked when it starts, so they would be missing. Secrets are not among them."""
-
 FORBIDDEN = '\\"'
 
 
 class UnusableFactError(ValueError):
-    """A service file cannot express it."""
+    """A path that a service file cannot express."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceFacts:
-    """Everything that a service file says.
+    """Everything that a service file says: the same facts give the same file.
 
     Attributes:
         program: the `mlxsup` that it starts: a path that outlives an upgrade.
@@ -66,29 +68,25 @@ class ServiceFacts:
 
     @property
     def stop_s(self) -> int:
-        """How long the service manager waits for its end, in seconds."""
+        """Return how long the service manager waits for its end, in seconds."""
         return math.ceil(self.drain_s) + END_S
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables that it is started with."""
+        """Return the variables that it is started with."""
         folders = dict.fromkeys([str(self.program.parent), *self.more_path, *SYSTEM_PATH])
         return {"PATH": ":".join(folders), **dict(self.variables)}
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """The folders that it writes to, without those inside of others."""
+        """Return the folders that it writes to, without those inside of others."""
         wanted = sorted({self.home / f".{NAME}", self.runtime_dir, self.log_dir, self.model_cache})
         return tuple(
             one for one in wanted if not any(one != o and one.is_relative_to(o) for o in wanted)
         )
 
     def check(self) -> None:
-        """Refuses what no service file can express.
-
-        Raises:
-            UnusableFactError: names it.
-        """
+        """Raise `UnusableFactError` if no service file can express one of the paths."""
         texts = [self.program, self.config, *self.folders, *self.environment.values()]
         for text in map(str, texts):
             try:
@@ -103,24 +101,78 @@ class ServiceFacts:
                 )
 
 
-def kept_variables(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Those of an environment that the service needs, too."""
-    return tuple((name, environment[name]) for name in KEPT_VARIABLES if environment.get(name))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceState:
+    """The service as its manager sees it, and as `--json` prints it.
 
-
-def own_program(command: str, interpreter: str, found: str | None) -> Path | None:
-    """The path of the `mlxsup` that runs, as a service should start it; None if there is none.
-
-    Args:
-        command: what was run, `sys.argv[0]`.
-        interpreter: `sys.executable`.
-        found: what a shell would run, `shutil.which("mlxsup")`. If that is this very program, as
-            the link in `~/.local/bin` of uv and pipx is, it counts: an upgrade keeps it.
+    Attributes:
+        state: the manager's own word, such as `active` or `not running`.
+        pid: of the daemon; None if it does not run.
+        is_enabled: whether it starts by itself.
+        starts_at: `boot` or `login`.
+        note: what the daemon has last said of itself; may be empty.
+        last_exit: the exit code of the last daemon; None if unknown.
+        restarts: how often the manager has started it again; None if unknown.
     """
-    given = Path(os.path.abspath(command))
-    own = given if given.name == NAME else Path(interpreter).parent / NAME
-    if not own.is_file():
+
+    state: str
+    pid: int | None
+    is_enabled: bool
+    starts_at: str
+    note: str = ""
+    last_exit: int | None = None
+    restarts: int | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """True if it runs, and starts by itself."""
+        return self.pid is not None and self.is_enabled
+
+
+Steps = tuple[list[list[str]], list[list[str]]]
+"""Commands of a service manager: those before and those after its file is written or removed."""
+
+
+def read_file(path: Path) -> str | None:
+    """Return a service file; None if there is none."""
+    try:
+        return path.read_text(encoding="utf-8", errors="surrogateescape")
+    except FileNotFoundError:
         return None
-    if found is not None and Path(found).is_file() and os.path.samefile(found, own):
-        return Path(os.path.abspath(found))
-    return own
+
+
+def call(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command of the service manager to its end, or say that there is none."""
+    try:
+        return subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
+        )
+    except FileNotFoundError:
+        raise no_program(argv[0]) from None
+
+
+def must(argv: Sequence[str], allowed: Collection[int] = (0,)) -> None:
+    """Run a command that has to succeed, which these exit codes stand for."""
+    done = call(argv)
+    if done.returncode not in allowed:
+        said = f": {words}" if (words := last_words(done)) else ""
+        raise CliError(
+            f"`{shlex.join(argv)}` failed with exit code {done.returncode}{said}",
+            code="service_manager",
+            hint="see `mlxsup service logs` and `mlxsup service status`",
+        )
+
+
+def last_words(done: subprocess.CompletedProcess[str]) -> str:
+    """Return the last line that a command has written."""
+    return (done.stderr.strip() or done.stdout.strip()).rpartition("\n")[2]
+
+
+def no_program(name: str) -> CliError:
+    """Return the error for a service manager whose command is not there."""
+    manager = "launchd" if name == "launchctl" else "systemd"
+    return CliError(
+        f"there is no {manager} here: {name} is not installed",
+        code="no_service_manager",
+        hint="run `mlxsup start --detach`, or `mlxsup start` under what starts services here",
+    )

@@ -1,18 +1,33 @@
-"""launchd: where the job is, and the commands that make it count."""
+"""launchd: the job, where it is, and the commands that make it count. See launchd.plist(5)."""
 
 from __future__ import annotations
 
 import os
+import plistlib
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from xml.parsers.expat import ExpatError
 
 from ..exit_status import CliError
-from . import launchd_plist
-from .calls import Command, call, must
-from .facts import NAME, ServiceFacts
-from .state import ServiceState
+from .facts import (
+    MARKER,
+    NAME,
+    ServiceFacts,
+    ServiceState,
+    Steps,
+    call,
+    last_words,
+    must,
+    read_file,
+)
+
+OPEN_FILES = 10240
+"""The soft limit is 256 unless a job says otherwise."""
+
+OUTPUT_NAME = "service.out"
+"""In the log folder: what the daemon prints, above all why it could not start."""
 
 UNKNOWN_LIMIT_S = 120.0
 """How long the end of a job may take if its file does not say so."""
@@ -27,91 +42,123 @@ ENDS_LATER = 36
 """EINPROGRESS: launchctl says so of a job that takes a while to end."""
 
 
-class Launchd:
-    """launchd, with a job of the user or of the machine.
+def plist(facts: ServiceFacts) -> dict[str, Any]:
+    """Return what the job says.
 
-    Args:
-        home: the user's home folder.
-        is_system: whether it is a job of the machine.
-        monotonic, sleep: the clock.
+    launchd joins several conditions of `KeepAlive` by *or*, and knows no exception for exit codes,
+    so there is only `SuccessfulExit`, and `start --service` ends with 0 if another start would not
+    help.
     """
+    job: dict[str, Any] = {
+        "Label": NAME,
+        "ProgramArguments": [
+            str(facts.program), "start", "--service", "--config", str(facts.config),
+        ],
+        "EnvironmentVariables": facts.environment,
+        "RunAtLoad": True,
+        "KeepAlive": {"SuccessfulExit": False},
+        "ThrottleInterval": 10,
+        "ExitTimeOut": facts.stop_s,
+        "ProcessType": "Interactive",
+        "SoftResourceLimits": {"NumberOfFiles": OPEN_FILES},
+        "HardResourceLimits": {"NumberOfFiles": OPEN_FILES},
+        "StandardOutPath": str(facts.log_dir / OUTPUT_NAME),
+        "StandardErrorPath": str(facts.log_dir / OUTPUT_NAME),
+    }  # fmt: skip
+    if facts.is_system:
+        return {**job, "UserName": facts.user}
+    return {**job, "LimitLoadToSessionType": ["Aqua", "Background"]}
+
+
+def read_job(text: str) -> dict[str, Any]:
+    """Return what a property list says; nothing if it is not a job."""
+    try:
+        job = plistlib.loads(text.encode("utf-8", "surrogateescape"))
+    except (ValueError, ExpatError, AttributeError):
+        return {}
+    return job if isinstance(job, dict) else {}
+
+
+class Launchd:
+    """launchd for a user with this home folder, or for the machine; `path` is the job's."""
 
     name = "launchd"
 
-    def __init__(
-        self,
-        home: Path,
-        *,
-        is_system: bool,
-        monotonic: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
+    def __init__(self, home: Path, *, is_system: bool) -> None:
         self._is_system = is_system
-        self._monotonic = monotonic
-        self._sleep = sleep
         folder = Path("/Library/LaunchDaemons") if is_system else home / "Library/LaunchAgents"
         self.path = folder / f"{NAME}.plist"
-        # Over SSH there is no graphical session.
-        self._domains = ["system"] if is_system else [f"gui/{os.getuid()}", f"user/{os.getuid()}"]
 
-    def text(self, facts: ServiceFacts) -> str:
-        """The job."""
-        return launchd_plist.plist_text(facts)
+    @staticmethod
+    def text(facts: ServiceFacts) -> str:
+        """Return the job."""
+        text = plistlib.dumps(plist(facts), sort_keys=False).decode()
+        return text.replace("<plist ", f"<!-- {MARKER} -->\n<plist ", 1)
 
-    def program_in(self, text: str) -> str | None:
-        """Which program a job of ours starts."""
-        return launchd_plist.program_in(text)
+    @staticmethod
+    def program_in(text: str) -> str | None:
+        """Return which program a job starts; None if it was not written by `text`."""
+        match read_job(text).get("ProgramArguments"):
+            case [str() as program, *_] if MARKER in text:
+                return program
+            case _:
+                return None
 
-    def install_commands(self, *, is_new: bool) -> list[Command]:
-        """What makes the job count, and starts it; one that runs is drained before."""
-        begin = Command(["launchctl", "bootstrap", self._domain(), str(self.path)])
-        return [begin] if is_new else [*self.uninstall_commands(), begin]
+    def install_commands(self, *, is_new: bool) -> Steps:
+        """Return what is run around the writing of the job; a daemon that runs is drained."""
+        before = [] if is_new else self.uninstall_commands()[0]
+        return before, [["launchctl", "bootstrap", self._domain(), str(self.path)]]
 
-    def uninstall_commands(self) -> list[Command]:
-        """What ends the job, with how long that may take by the file that is there now."""
-        if not self._is_known():
-            return []
-        allowed_s = launchd_plist.exit_time_out_in(self._text())
-        limit_s = UNKNOWN_LIMIT_S if allowed_s is None else allowed_s + MORE_S
-        return [Command(["launchctl", "bootout", f"{self._domain()}/{NAME}"], limit_s)]
+    def uninstall_commands(self) -> Steps:
+        """Return what is run before and after the job is removed."""
+        return [["launchctl", "bootout", self._job()]] if self._is_known() else [], []
 
-    def forget_commands(self) -> list[Command]:
-        """What follows the removal of the file."""
-        return []
+    def carry_out(self, argv: list[str]) -> None:
+        """Run one of the commands above, and return when it has taken effect."""
+        if "bootout" not in argv:
+            must(argv)
+            return
+        allowed_s: Any = read_job(self._text()).get("ExitTimeOut")
+        is_limit = type(allowed_s) in (int, float) and allowed_s > 0
+        limit_s = allowed_s + MORE_S if is_limit else UNKNOWN_LIMIT_S
+        must(argv, allowed=(0, ENDS_LATER))
+        give_up_at = time.monotonic() + limit_s
+        while self._is_known():
+            if time.monotonic() > give_up_at:
+                raise CliError(
+                    f"launchd has not ended the job within {limit_s:g} s",
+                    code="service_manager",
+                    hint="see `mlxsup service status`",
+                )
+            time.sleep(LOOK_INTERVAL_S)
 
     def check(self, instead: str) -> None:
-        """Whether launchd can be reached.
-
-        Args:
-            instead: what may be run if that of the user cannot; may be empty.
-
-        Raises:
-            CliError: it cannot.
-        """
-        called = call(["launchctl", "print", self._domain()])
-        if called.code:
+        """Refuse to go on if launchd cannot be reached;
+        `instead`, if it is not empty, is what may be run then."""
+        done = call(["launchctl", "print", self._domain()])
+        if done.returncode:
             raise CliError(
-                f"launchd cannot be reached: {called.last_words}",
+                f"launchd cannot be reached: {last_words(done)}",
                 code="no_service_manager",
                 hint="log in as the user" + (f", or `{instead}`" if instead else ""),
             )
 
     def notes(self) -> list[str]:
-        """What somebody who has installed the service should know."""
+        """Return what the user who has installed the service should know."""
         if self._is_system:
             return []
         return ["it starts when you log in; --system makes it start with the machine"]
 
     def state(self) -> ServiceState:
-        """What launchd says of the job."""
-        called = call(["launchctl", "print", f"{self._domain()}/{NAME}"])
+        """Return what launchd says of the job."""
+        done = call(["launchctl", "print", self._job()])
         starts_at = "boot" if self._is_system else "login"
-        if called.code:
+        if done.returncode:
             return ServiceState(state="not loaded", pid=None, is_enabled=False, starts_at=starts_at)
-        pid = _found(r"^\s*pid = (\d+)", called.out)
-        code = _found(r"^\s*last exit code = (\d+)", called.out)
+        pid = _found(r"^\s*pid = (\d+)", done.stdout)
+        code = _found(r"^\s*last exit code = (\d+)", done.stdout)
         return ServiceState(
-            state=_found(r"^\s*state = (.+)$", called.out) or "unknown",
+            state=_found(r"^\s*state = (.+)$", done.stdout) or "unknown",
             pid=int(pid) if pid else None,
             is_enabled=True,
             starts_at=starts_at,
@@ -119,13 +166,9 @@ class Launchd:
         )
 
     def log_command(self, lines: int, *, is_following: bool) -> list[str]:
-        """What prints the output of the job.
-
-        Raises:
-            CliError: it is not installed.
-        """
-        output = launchd_plist.output_in(self._text())
-        if output is None:
+        """Return what prints the output of the job, or refuse if it is not installed."""
+        output = read_job(self._text()).get("StandardErrorPath")
+        if not isinstance(output, str):
             raise CliError(
                 f"{self.path} names no file for the output",
                 code="not_installed",
@@ -134,45 +177,23 @@ class Launchd:
         follow = ["-F"] if is_following else []
         return ["tail", "-n", str(lines), *follow, output]
 
-    def carry_out(self, command: Command) -> None:
-        """Runs one of the commands above, and returns when it has taken effect.
-
-        Raises:
-            CliError: it fails.
-        """
-        if command.end_limit_s is None:
-            must(command.argv)
-        else:
-            must(command.argv, allowed=(0, ENDS_LATER))
-            self._wait_until_gone(command.end_limit_s)
-
-    def _wait_until_gone(self, limit_s: float) -> None:
-        """Returns when a job that was ended is gone.
-
-        Raises:
-            CliError: it stays.
-        """
-        give_up_at = self._monotonic() + limit_s
-        while self._is_known():
-            if self._monotonic() > give_up_at:
-                raise CliError(
-                    f"launchd has not ended the job within {limit_s:g} s",
-                    code="service_manager",
-                    hint="see `mlxsup service status`",
-                )
-            self._sleep(LOOK_INTERVAL_S)
-
     def _text(self) -> str:
-        """The file as it is now; empty if there is none."""
-        return self.path.read_text(errors="replace") if self.path.is_file() else ""
+        """Return the file as it is now; empty if there is none."""
+        return read_file(self.path) or ""
 
     def _is_known(self) -> bool:
-        return call(["launchctl", "print", f"{self._domain()}/{NAME}"]).code == 0
+        return call(["launchctl", "print", self._job()]).returncode == 0
+
+    def _job(self) -> str:
+        return f"{self._domain()}/{NAME}"
 
     def _domain(self) -> str:
-        """The first domain that is there."""
-        *others, last = self._domains
-        return next((one for one in others if not call(["launchctl", "print", one]).code), last)
+        """Return the domain of the job: without a graphical session, as over SSH, the user's."""
+        if self._is_system:
+            return "system"
+        graphical = f"gui/{os.getuid()}"
+        is_there = call(["launchctl", "print", graphical]).returncode == 0
+        return graphical if is_there else f"user/{os.getuid()}"
 
 
 def _found(pattern: str, text: str) -> str | None:

@@ -1,17 +1,81 @@
-"""systemd: where the unit is, and the commands that make it count."""
+"""systemd: the unit, where it is, and the commands that make it count.
+
+See systemd.service(5), systemd.exec(5) and systemd.syntax(7).
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from ..exit_status import CliError
-from . import systemd_unit
-from .calls import Command, call, must
-from .facts import NAME, ServiceFacts
-from .state import ServiceState
+from .facts import (
+    MARKER,
+    NAME,
+    PERMANENT_EXITS,
+    ServiceFacts,
+    ServiceState,
+    Steps,
+    call,
+    last_words,
+    must,
+)
 
 UNIT = f"{NAME}.service"
+
+UNIT_TEXT = """\
+# {marker}
+[Unit]
+Description=mlxsup, a server of MLX language models
+{after}StartLimitIntervalSec=600
+StartLimitBurst=5
+
+[Service]
+Type=notify
+NotifyAccess=main
+ExecStart=:{program} start --config {config}
+ExecReload=:{program} reload --config {config}
+{environment}WatchdogSec=10
+Restart=on-failure
+RestartSec=2
+RestartPreventExitStatus={permanent}
+KillMode=mixed
+TimeoutStopSec={stop_s}
+OOMPolicy=continue
+LimitNOFILE=65536
+{of_machine}
+[Install]
+WantedBy={target}.target
+"""
+"""Needs systemd 244 or later, as Debian has had since version 11. A colon before a command keeps
+systemd from replacing `$NAME` in paths."""
+
+HARDENING = """\
+NoNewPrivileges=yes
+ProtectSystem=strict
+ProtectHome=read-only
+ProtectKernelTunables=yes
+ProtectKernelModules=yes
+ProtectKernelLogs=yes
+ProtectControlGroups=yes
+ProtectClock=yes
+ProtectHostname=yes
+RestrictSUIDSGID=yes
+RestrictRealtime=yes
+RestrictNamespaces=yes
+RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6
+LockPersonality=yes
+SystemCallFilter=@system-service
+SystemCallArchitectures=native
+CapabilityBoundingSet=
+UMask=0077
+"""
+"""Of a unit of the machine; a user's own systemd may not set most of these. Not among them:
+PrivateDevices, because of GPUs, MemoryDenyWriteExecute, because kernels are compiled, and
+MemoryMax, which would kill what the daemon would rather pause."""
+
+TEMPORARY = (Path("/tmp"), Path("/var/tmp"))
 
 CONTAINER_MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"))
 
@@ -20,92 +84,102 @@ SHOWN = (
     "NRestarts",
 )  # fmt: skip
 
+_PROGRAM = re.compile(r'^ExecStart=:?"([^"]*)" ', re.MULTILINE)
+
+
+def unit_text(facts: ServiceFacts) -> str:
+    """Return the unit of the service."""
+    return UNIT_TEXT.format(
+        marker=MARKER,
+        after="After=network.target\n" if facts.is_system else "",
+        program=_quoted(str(facts.program)),
+        config=_quoted(str(facts.config)),
+        environment="".join(
+            f"Environment={_quoted(f'{name}={value}')}\n"
+            for name, value in facts.environment.items()
+        ),
+        permanent=" ".join(str(int(status)) for status in PERMANENT_EXITS),
+        stop_s=facts.stop_s,
+        of_machine=_lines_of_machine(facts) if facts.is_system else "",
+        target="multi-user" if facts.is_system else "default",
+    )
+
+
+def _lines_of_machine(facts: ServiceFacts) -> str:
+    paths = (facts.program, facts.config, facts.home, *facts.folders)
+    is_temporary = any(path.is_relative_to(folder) for path in paths for folder in TEMPORARY)
+    # What is below these folders would not be what the user's commands see there.
+    private = "" if is_temporary else "PrivateTmp=yes\n"
+    writable = "".join(f"ReadWritePaths={_quoted(f'-{folder}')}\n" for folder in facts.folders)
+    return f"User={facts.user}\n{HARDENING}{private}{writable}"
+
+
+def _quoted(text: str) -> str:
+    """Return a word of a unit file: spaces and specifiers (`%h`) mean themselves."""
+    return '"' + text.replace("%", "%%") + '"'
+
 
 class Systemd:
-    """The user's systemd, or that of the machine.
-
-    Args:
-        is_system: which.
-        home: the user's home folder.
-    """
+    """The systemd of a user with this home folder, or of the machine; `path` is the unit's."""
 
     name = "systemd"
 
     def __init__(self, home: Path, *, is_system: bool) -> None:
         self._is_system = is_system
         if is_system:
-            self.path = Path("/etc/systemd/system") / UNIT
+            folder = Path("/etc/systemd/system")
         else:
             given = os.environ.get("XDG_CONFIG_HOME", "")
-            folder = Path(given) if os.path.isabs(given) else home / ".config"
-            self.path = folder / "systemd" / "user" / UNIT
+            folder = (Path(given) if os.path.isabs(given) else home / ".config") / "systemd/user"
+        self.path = folder / UNIT
 
-    def text(self, facts: ServiceFacts) -> str:
-        """The unit."""
-        return systemd_unit.unit_text(facts)
+    @staticmethod
+    def text(facts: ServiceFacts) -> str:
+        """Return the unit."""
+        return unit_text(facts)
 
-    def program_in(self, text: str) -> str | None:
-        """Which program a unit of ours starts."""
-        return systemd_unit.program_in(text)
+    @staticmethod
+    def program_in(text: str) -> str | None:
+        """Return which program a unit starts; None if it was not written by `unit_text`."""
+        found = _PROGRAM.search(text)
+        return found.group(1).replace("%%", "%") if found and MARKER in text else None
 
-    def install_commands(self, *, is_new: bool) -> list[Command]:
-        """What makes the unit count, and starts the service; one that runs is drained before."""
-        if is_new:
-            calls = [("daemon-reload",), ("enable", "--now", UNIT)]
-        else:
-            calls = [("daemon-reload",), ("enable", UNIT), ("restart", UNIT)]
-        return [Command(self._control(*words)) for words in calls]
+    def install_commands(self, *, is_new: bool) -> Steps:
+        """Return what is run around the writing of the unit; a daemon that runs is drained."""
+        calls = [("enable", "--now", UNIT)] if is_new else [("enable", UNIT), ("restart", UNIT)]
+        return [], [self._control(*words) for words in [("daemon-reload",), *calls]]
 
-    def uninstall_commands(self) -> list[Command]:
-        """What ends the service, before its file is removed."""
-        return [Command(self._control("disable", "--now", UNIT))]
+    def uninstall_commands(self) -> Steps:
+        """Return what is run before and after the unit is removed."""
+        return [self._control("disable", "--now", UNIT)], [self._control("daemon-reload")]
 
-    def forget_commands(self) -> list[Command]:
-        """What follows the removal of the file."""
-        return [Command(self._control("daemon-reload"))]
-
-    def carry_out(self, command: Command) -> None:
-        """Runs one of the commands above, and returns when it has taken effect.
-
-        Raises:
-            CliError: it fails.
-        """
-        must(command.argv)
+    @staticmethod
+    def carry_out(argv: list[str]) -> None:
+        """Run one of the commands above, and return when it has taken effect."""
+        must(argv)
 
     def check(self, instead: str) -> None:
-        """Whether systemd runs and can be reached.
-
-        Args:
-            instead: what may be run if only that of the user cannot; may be empty.
-
-        Raises:
-            CliError: it does not; with what to do instead.
-        """
-        called = call(self._control("is-system-running"))
-        if called.out.strip() == "offline" or "not been booted with systemd" in called.err:
-            is_contained = any(mark.exists() for mark in CONTAINER_MARKS)
-            where = "in this container" if is_contained else "on this machine"
-            hint = (
-                "let the container run `mlxsup start`, with a restart policy"
-                if is_contained
-                else "run `mlxsup start --detach`, or `mlxsup start` under what starts services"
-                " here"
-            )
+        """Refuse to go on if systemd does not run or cannot be reached;
+        `instead`, if it is not empty, is what may be run then."""
+        done = call(self._control("is-system-running"))
+        if done.stdout.strip() == "offline" or "not been booted with systemd" in done.stderr:
+            where = "on this machine"
+            hint = "run `mlxsup start --detach`, or `mlxsup start` under what starts services here"
+            if any(mark.exists() for mark in CONTAINER_MARKS):
+                where = "in this container"
+                hint = "let the container run `mlxsup start`, with a restart policy"
             raise CliError(f"systemd does not run {where}", code="no_service_manager", hint=hint)
-        if not called.out.strip():
-            cause = called.last_words or f"exit code {called.code}"
-            raise CliError(
-                f"the user's systemd cannot be reached: {cause}"
-                if not self._is_system
-                else f"systemd cannot be reached: {cause}",
-                code="no_service_manager",
-                hint="is it running?"
-                if self._is_system
-                else "log in as the user (not with su)" + (f", or `{instead}`" if instead else ""),
-            )
+        if not done.stdout.strip():
+            cause = last_words(done) or f"exit code {done.returncode}"
+            whose, hint = "systemd", "is it running?"
+            if not self._is_system:
+                whose = "the user's systemd"
+                hint = "log in as the user (not with su)" + (f", or `{instead}`" if instead else "")
+            message = f"{whose} cannot be reached: {cause}"
+            raise CliError(message, code="no_service_manager", hint=hint)
 
     def notes(self) -> list[str]:
-        """What somebody who has installed the service should know."""
+        """Return what the user who has installed the service should know."""
         if not self._is_system and self._has_linger() is False:
             return [
                 "it starts when you log in, and ends when you log out; to have it run from the"
@@ -114,24 +188,23 @@ class Systemd:
         return []
 
     def state(self) -> ServiceState:
-        """What systemd says of the service."""
-        called = call(self._control("show", UNIT, f"--property={','.join(SHOWN)}"))
-        pairs = (line.partition("=")[::2] for line in called.out.splitlines())
+        """Return what systemd says of the service."""
+        done = call(self._control("show", UNIT, f"--property={','.join(SHOWN)}"))
+        pairs = (line.partition("=")[::2] for line in done.stdout.splitlines())
         shown = dict(pairs)
         pid = _number(shown.get("MainPID"))
-        starts_at = "boot" if self._is_system or self._has_linger() else "login"
         return ServiceState(
             state=f"{shown.get('ActiveState', 'unknown')} ({shown.get('SubState', 'unknown')})",
             pid=pid or None,
             is_enabled=shown.get("UnitFileState", "").startswith("enabled"),
-            starts_at=starts_at,
+            starts_at="boot" if self._is_system or self._has_linger() else "login",
             note=shown.get("StatusText", ""),
             last_exit=None if pid else _number(shown.get("ExecMainStatus")),
             restarts=_number(shown.get("NRestarts")),
         )
 
     def log_command(self, lines: int, *, is_following: bool) -> list[str]:
-        """What prints the journal of the service."""
+        """Return what prints the journal of the service."""
         unit = "--unit" if self._is_system else "--user-unit"
         follow = ["--follow"] if is_following else []
         return [
@@ -143,13 +216,13 @@ class Systemd:
         return ["systemctl", *([] if self._is_system else ["--user"]), *arguments]
 
     def _has_linger(self) -> bool | None:
-        """Whether the user's systemd runs without a login; None if nobody says."""
+        """True if the user's systemd runs without a login; None if loginctl does not say."""
         try:
-            called = call(["loginctl", "show-user", str(os.getuid()), "--property=Linger"])
+            done = call(["loginctl", "show-user", str(os.getuid()), "--property=Linger"])
         except CliError:
             return None
-        # It knows nobody who neither lingers nor is logged in.
-        return {"Linger=yes": True, "Linger=no": False}.get(called.out.strip())
+        # It does not know a user who neither lingers nor is logged in.
+        return {"Linger=yes": True, "Linger=no": False}.get(done.stdout.strip())
 
 
 def _number(text: str | None) -> int | None:

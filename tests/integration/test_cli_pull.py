@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mlxsup.cli.downloading import progress_printer
+from mlxsup.cli.terminal.live_line import LiveLine
+from mlxsup.cli.terminal.output import Output
 from mlxsup.client import Client
+from mlxsup.protocol.download import DownloadProgress, Repository
 
-from support.cli import ESCAPE, PROMPT, Terminal, command, environment, on_terminal
+from support.cli import ESCAPE, PROMPT, Terminal, command, environment, on_terminal, run_cli
 from support.daemon import fake, toml_of
-from support.downloading_daemon import DownloadingDaemon
+from support.downloading_daemon import TOKEN, DownloadingDaemon
 from support.downloads import (
     FILES,
     MIB,
@@ -27,13 +33,13 @@ from support.downloads import (
     WEIGHTS_NAME,
     contents,
     disk_full_at,
+    hub_environment,
     parts,
     repo_folder,
     runs_first,
     snapshot,
 )
 from support.eventually import eventually
-from support.hub_commands import home_folder, mlxsup, variables
 from support.local_hub import Fault, LocalHub, local_hub
 from support.tiny_model import make_tiny_model
 
@@ -55,9 +61,27 @@ def hub() -> Iterator[LocalHub]:
 @pytest.fixture
 def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A home folder, which is the current one, too."""
-    with home_folder() as folder:
-        monkeypatch.chdir(folder)
-        yield folder
+    # Not pytest's folder, whose path is too long for sockets.
+    folder = Path(tempfile.mkdtemp(prefix="mlxsup-h-", dir="/tmp"))
+    monkeypatch.chdir(folder)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def variables(hub: LocalHub, home: Path, **others: str) -> dict[str, str]:
+    """What a command gets in its environment."""
+    return hub_environment(hub, home, **{"HOME": str(home), "HF_TOKEN": TOKEN, **others})
+
+
+def mlxsup(
+    hub: LocalHub, home: Path, *arguments: str, stdin: str = "", **others: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end, in pipes; it shows no token, no escape byte and no traceback."""
+    done = run_cli(*arguments, stdin=stdin, **variables(hub, home, **others))
+    assert TOKEN not in done.stdout + done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    return done
 
 
 # ---------------------------------------------------------------- pull
@@ -74,6 +98,20 @@ def test_pull_prints_the_folder_and_a_line_for_each_tenth(hub: LocalHub, home: P
     again = mlxsup(hub, home, "pull", REPO)
     assert again.stderr.splitlines()[-1].endswith("nothing was missing)")
     assert hub.fetched(WEIGHTS_NAME) == [0]
+
+
+def test_off_a_terminal_there_is_a_line_for_each_tenth_and_each_wait(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output = Output()
+    with LiveLine(output) as line:
+        show = progress_printer(Repository(REPO, "main"), line, output)
+        show(DownloadProgress(is_waiting=True))
+        for done in range(1001):
+            show(DownloadProgress(done_bytes=done, total_bytes=1000))
+    waiting, *lines = capsys.readouterr().err.splitlines()
+    assert waiting == f"{REPO}: another process is downloading it: waiting"
+    assert lines == [f"{REPO}: {tenth}0% of 1000 B".replace(" 00%", " 0%") for tenth in range(11)]
 
 
 def test_pull_says_it_in_json(hub: LocalHub, home: Path) -> None:

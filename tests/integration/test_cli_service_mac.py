@@ -13,9 +13,7 @@ from typing import Any
 import pytest
 
 from mlxsup.cli.exit_status import CliError
-from mlxsup.cli.service.facts import MARKER
-from mlxsup.cli.service.install import uninstall
-from mlxsup.cli.service.launchd import Launchd
+from mlxsup.cli.service import launchd
 
 from support.cli import TIME_LIMIT_S, environment
 from support.json_schemas import problems
@@ -24,7 +22,7 @@ from support.played_service_managers import PlayedServiceManagers
 PROGRAM = """
 import sys
 import psutil
-import mlxsup.cli.commands.start, mlxsup.cli.service.install, mlxsup.supervisor.config.load
+import mlxsup.cli.commands.start, mlxsup.cli.service.launchd, mlxsup.supervisor.config.load
 from mlxsup.cli.main import main
 sys.platform = "darwin"
 main(sys.argv[1:])
@@ -110,14 +108,6 @@ def test_uninstall_of_a_job_that_launchd_does_not_know_removes_the_file(mac: Mac
     assert (done_by(mac), mac.files()) == ([], [])
 
 
-def test_what_somebody_else_has_written_stays(mac: Mac) -> None:
-    mac.install()
-    mac.plist.write_text(mac.plist.read_text().replace(MARKER, "mine"))
-    assert mac.run("uninstall").returncode == 1
-    assert mac.install().returncode == 1
-    assert done_by(mac) == ["bootstrap"]
-
-
 def test_logs_are_what_the_job_has_printed(mac: Mac) -> None:
     done = mac.run("logs")
     assert done.returncode == 1
@@ -130,18 +120,8 @@ def test_logs_are_what_the_job_has_printed(mac: Mac) -> None:
     assert [found for line in lines for found in problems(line, ["service", "logs"])] == []
 
 
-def test_without_launchctl_it_says_so(mac: Mac) -> None:
-    mac.remove("launchctl")
-    done = mac.install()
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[0] == (
-        "error: there is no launchd here: launchctl is not installed"
-    )
-    assert mac.files() == []
-
-
 class Clock:
-    """Half a minute passes with each look."""
+    """A clock of which half a minute passes with each look."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -153,29 +133,25 @@ class Clock:
         self.now += 30.0
 
 
-@pytest.fixture
-def draining(mac: Mac, monkeypatch: pytest.MonkeyPatch) -> Launchd:
-    """A job that may take 600 s to drain, and takes 20 looks."""
+@pytest.mark.parametrize("looks", [20, 30])
+def test_a_job_may_take_as_long_to_end_as_its_file_says(
+    mac: Mac, monkeypatch: pytest.MonkeyPatch, looks: int
+) -> None:
     mac.write_config(drain_timeout_s=600)
     assert mac.install().returncode == 0
     left = mac.loaded.with_name("left")
-    mac.answer("launchctl.bootout", f"printf %020d 0 > {left}; exit 36")
-    known = (
-        f"[ ! -f {left} ] || [ -s {left} ] || exit 113; [ ! -f {left} ] || truncate -s -1 {left}"
-    )
+    mac.answer("launchctl.bootout", f"printf %0{looks}d 0 > {left}; exit 36")
+    known = f"[ -s {left} ] || exit 113; truncate -s -1 {left}"
     mac.answer("launchctl.print", f'case "$2" in */mlxsup) {known};; esac')
     monkeypatch.setenv("PATH", f"{mac.home.parent}/bin:/usr/bin:/bin")
-    clock = Clock()
-    return Launchd(mac.home, is_system=False, monotonic=clock.monotonic, sleep=clock.sleep)
-
-
-def test_a_job_that_does_not_end_in_its_time_is_named_with_that_time(
-    mac: Mac, draining: Launchd
-) -> None:
-    mac.answer("launchctl.print", "true")
-    with pytest.raises(CliError, match=r"within 630 s"):
-        uninstall(draining, lambda step: None)
-    assert mac.plist.exists()
+    monkeypatch.setattr(launchd, "time", Clock())
+    job = launchd.Launchd(mac.home, is_system=False)
+    bootout = ["launchctl", "bootout", f"gui/{os.getuid()}/mlxsup"]
+    if looks == 20:
+        job.carry_out(bootout)
+    else:
+        with pytest.raises(CliError, match=r"within 630 s"):
+            job.carry_out(bootout)
 
 
 @pytest.mark.parametrize("has_session", [True, False])

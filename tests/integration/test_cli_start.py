@@ -19,7 +19,7 @@ import pytest
 from mlxsup.cli.command_table import COMMANDS
 from mlxsup.cli.main import root
 
-from support.cli import ESCAPE, Piped, Terminal, environment, on_terminal, run_cli
+from support.cli import Piped, Terminal, environment, run_cli
 from support.cli import command as command_line
 from support.daemon import Daemon, fake, is_alive, toml_of, wait_for_state
 from support.eventually import eventually
@@ -206,22 +206,22 @@ def test_completion_of_models_and_repositories_knows_the_cache(home: Path) -> No
     assert complete("mlxsup rm ", **here | {"HF_HUB_CACHE": f"{home}/none"}) == []
 
 
-def named_first(name: str) -> str | None:
-    """The first argument of a command."""
-    command = root.get_command(click.Context(root), name)
-    assert command is not None
-    arguments = [one for one in command.params if isinstance(one, click.Argument)]
-    return arguments[0].name if arguments else None
-
-
-TAKES_MODEL = [name for name in COMMANDS if named_first(name) in ("model", "models")]
-
-
-@pytest.mark.parametrize("name", TAKES_MODEL)
-def test_every_argument_that_names_a_model_is_completed(home: Path, name: str) -> None:
+def test_every_argument_that_names_a_model_is_completed(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = home / "c.toml"
     config.write_text('[supervisor]\nruntime_dir = "run"\n[models.gamma]\npath = "m"\n')
-    assert "gamma" in complete(f"mlxsup {name} ", MLXSUP_CONFIG=str(config), HOME=str(home))
+    monkeypatch.setenv("MLXSUP_CONFIG", str(config))
+    completed = []
+    for name in COMMANDS:
+        command = root.get_command(click.Context(root), name)
+        assert command is not None
+        for one in command.params:
+            if isinstance(one, click.Argument) and one.name in ("model", "models"):
+                found = one.shell_complete(click.Context(command), "")
+                assert "gamma" in [item.value for item in found], name
+                completed.append(name)
+    assert {"load", "chat", "logs", "wait", "show"} < set(completed)
 
 
 def test_completion_does_not_wait_for_a_daemon_that_says_nothing(home: Path) -> None:
@@ -446,77 +446,57 @@ def test_an_interrupt_of_start_says_at_once_what_it_waits_for() -> None:
     shutil.rmtree(daemon.folder)
 
 
-class Home:
-    """An empty home, and an empty folder to work in."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.variables = {"HOME": str(folder), "XDG_CONFIG_HOME": ""}
-
-    def run(self, *arguments: str, **variables: str) -> tuple[int, str, str]:
-        """Exit code, standard output, standard error."""
-        done = run_cli(*arguments, **{**self.variables, **variables})
-        return done.returncode, done.stdout, done.stderr
-
-    def shown(self, columns: int, *arguments: str, **variables: str) -> list[str]:
-        """The lines that a terminal of that many columns shows."""
-        values = {"COLUMNS": str(columns), **self.variables, **variables}
-        text = on_terminal(arguments, **values)
-        return ESCAPE.sub("", text).splitlines()
-
-
 @pytest.fixture
-def places_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
-    folder = Path("/tmp", f"mlxsup-h{os.getpid()}")  # a socket's path must be short
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(mode=0o700)
-    monkeypatch.chdir(folder)
-    yield Home(folder)
-    shutil.rmtree(folder, ignore_errors=True)
+def newcomer(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty home, which is the current folder, too."""
+    monkeypatch.chdir(home)
+    monkeypatch.setenv("HOME", str(home))
+    return home
 
 
-def test_without_anything_a_newcomer_is_told_what_works(places_home: Home) -> None:
-    assert places_home.shown(NARROW, "status") == [
-        f"error: no daemon answers at ipc://{places_home.folder}/.mlxsup/run/client.sock",
+def test_without_anything_a_newcomer_is_told_what_works(newcomer: Path) -> None:
+    assert run_cli("status").stderr.splitlines() == [
+        f"error: no daemon answers at ipc://{newcomer}/.mlxsup/run/client.sock",
         "hint: start one with `mlxsup start --model FOLDER`",
     ]
-    assert places_home.shown(NARROW, "htop") == [
+    assert run_cli("htop").stderr.splitlines() == [
         "error: No such command 'htop'.",
         "hint: did you mean `mlxsup top`?",
     ]
-    lines = places_home.shown(NARROW, "start")
-    assert lines[0].startswith("error: no configuration file: there is none of mlxsup.toml, ")
-    assert "`mlxsup start --model FOLDER`" in lines[1]
+    error, hint = run_cli("start").stderr.splitlines()
+    assert error.startswith("error: no configuration file: there is none of mlxsup.toml, ")
+    assert "`mlxsup start --model FOLDER`" in hint
 
 
-def test_a_runtime_folder_that_others_use_is_left_as_it_is(places_home: Home) -> None:
-    shared = places_home.folder / "shared"
-    shared.mkdir(mode=0o755)
-    (shared / "of-somebody").touch()
-    file = places_home.folder / "mlxsup.toml"
+def test_a_runtime_folder_that_others_use_is_left_as_it_is(newcomer: Path) -> None:
+    shared = newcomer / "shared"
+    shared.mkdir()
+    shared.chmod(0o755)
+    (shared / "of-another").touch()
+    file = newcomer / "mlxsup.toml"
     file.write_text('[supervisor]\nruntime_dir = "shared"\n[models.m]\nengine = "fake"\n')
-    said = " ".join(places_home.shown(NARROW, "start"))
+    said = run_cli("start").stderr
     assert f"{shared} has mode 0755, so others may reach its sockets" in said
     assert "chmod" not in said
     assert "set runtime_dir to a folder that is not there yet" in said
 
 
-def test_config_path_prints_the_winner_on_stdout_and_why_on_stderr(places_home: Home) -> None:
-    code, out, err = places_home.run("config", "path")
-    assert (code, out) == (0, "")
-    assert err.startswith("no configuration file: there is none of mlxsup.toml, ~/.config/")
-    file = places_home.folder / "mlxsup.toml"
+def test_config_path_prints_the_winner_on_stdout_and_why_on_stderr(newcomer: Path) -> None:
+    done = run_cli("config", "path")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.startswith("no configuration file: there is none of mlxsup.toml, ~/.config/")
+    file = newcomer / "mlxsup.toml"
     file.write_text('[supervisor]\nruntime_dir = "run"\n')
-    code, out, err = places_home.run("config", "path")
-    assert (code, out) == (0, f"{file}\n")
-    assert err.splitlines() == [
+    done = run_cli("config", "path")
+    assert (done.returncode, done.stdout) == (0, f"{file}\n")
+    assert done.stderr.splitlines() == [
         "the first that exists of the usual places: ./mlxsup.toml",
-        f"commands look for the daemon at ipc://{places_home.folder}/run/client.sock,"
+        f"commands look for the daemon at ipc://{newcomer}/run/client.sock,"
         " because of ./mlxsup.toml",
     ]
-    code, out, err = places_home.run("config", "path", "--json", MLXSUP_ENDPOINT="ipc:///x/y")
-    value = json.loads(out)
-    assert (code, err, value["path"]) == (0, "", str(file))
+    done = run_cli("config", "path", "--json", MLXSUP_ENDPOINT="ipc:///x/y")
+    value = json.loads(done.stdout)
+    assert (done.returncode, done.stderr, value["path"]) == (0, "", str(file))
     assert value["daemon"] == {"endpoint": "ipc:///x/y", "source": "MLXSUP_ENDPOINT"}
     looked = {one["path"]: one["exists"] for one in value["looked_at"]}
     assert looked == {
@@ -526,19 +506,19 @@ def test_config_path_prints_the_winner_on_stdout_and_why_on_stderr(places_home: 
     }
 
 
-def test_start_without_a_file_says_which_option_commands_need(places_home: Home) -> None:
-    (places_home.folder / "mlxsup.toml").write_text('[supervisor]\nruntime_dir = "/r"\n')
-    write_folder(places_home.folder / "m")
-    endpoint = f"ipc://{places_home.folder}/.mlxsup/run/client.sock"
-    code, _, err = places_home.run("start", "--model", "m", "--detach")
+def test_start_without_a_file_says_which_option_commands_need(newcomer: Path) -> None:
+    (newcomer / "mlxsup.toml").write_text('[supervisor]\nruntime_dir = "/r"\n')
+    write_folder(newcomer / "m")
+    endpoint = f"ipc://{newcomer}/.mlxsup/run/client.sock"
+    done = run_cli("start", "--model", "m", "--detach")
     try:
-        assert code == 0
-        assert f"end it with `mlxsup stop --endpoint {endpoint}`" in err
-        code, _, err = places_home.run("start", "--model", "m")
-        assert code == 75
-        assert f"`mlxsup status --endpoint {endpoint}`" in err
+        assert done.returncode == 0
+        assert f"end it with `mlxsup stop --endpoint {endpoint}`" in done.stderr
+        second = run_cli("start", "--model", "m")
+        assert second.returncode == 75
+        assert f"`mlxsup status --endpoint {endpoint}`" in second.stderr
     finally:
-        assert places_home.run("stop", "--endpoint", endpoint)[0] == 0
+        assert run_cli("stop", "--endpoint", endpoint).returncode == 0
 
 
 # ---------------------------------------------------------------- logs

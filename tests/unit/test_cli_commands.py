@@ -448,15 +448,15 @@ def test_stop_succeeds_only_when_every_process_has_ended(
         def stop(self, **_: object) -> dict[str, Any]:
             return {"pids": [8], "supervisor_pid": 7}
 
-    class Watched:
-        def __init__(self, pids: list[int]) -> None:
-            assert pids == [8, 7]
-
-        def wait(self, *_: object) -> list[int]:
-            return left
+    def find(pids: list[int]) -> list[int]:
+        assert pids == [8, 7]
+        return pids
 
     monkeypatch.setattr(commands_stop, "connect", lambda target: nullcontext(Client()))
-    monkeypatch.setattr("mlxsup.cli.processes.Watched", Watched)
+    monkeypatch.setattr(commands_stop, "find_processes", find)
+    monkeypatch.setattr(commands_stop, "alive", lambda _: left)
+    for limit in ("DEFAULT_DRAIN_S", "DEFAULT_END_S", "EXTRA_S", "REST_S"):
+        monkeypatch.setattr(commands_stop, limit, 0.0)
     done, out, err = run(capsys, "stop", "--json")
     assert (done, err) == (status, "")
     value = json.loads(out)

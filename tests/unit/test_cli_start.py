@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -168,14 +167,6 @@ def test_reader_who_stops_reading_does_not_hold_up_the_daemon(
 
 
 URL = "http://127.0.0.1:8484"
-
-
-def gateway(state: str, **values: Any) -> dict[str, Any]:
-    given = {
-        "state": state, "address": "127.0.0.1:8484", "url": URL, "pid": None, "since_s": 1.0,
-        "restarts": 0, "ends_in_a_row": 0, "cause": None, "retry_in_s": None,
-    }  # fmt: skip
-    return {"gateway": {**given, **values}}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import click
 import pytest
 
 from mlxsup.cli.main import root
-from mlxsup.cli.service.launchd_plist import plist
+from mlxsup.cli.service.launchd import plist
 from mlxsup.protocol.version import VERSION
 
 from support.service_facts import mac_facts
