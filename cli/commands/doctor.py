@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -86,7 +87,7 @@ def _checks(setting: Setting) -> dict[str, Callable[[], Iterable[Finding]]]:
         "service": running.check_services,
         "machine": running.check_machine,
     }
-    return {name: lambda check=check: check(setting) for name, check in checks.items()}  # type: ignore[misc]
+    return {name: partial(check, setting) for name, check in checks.items()}
 
 
 def _with_options(finding: Finding, target: Target) -> Finding:

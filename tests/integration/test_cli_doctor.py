@@ -68,8 +68,6 @@ def exposed(ground: Ground) -> None:
 
 
 DEFECTS: dict[str, tuple[Plant, str, str, str]] = {
-    "others may enter the runtime folder": (
-        open_runtime_folder, "runtime folder", "problem", "mode 0755"),
     "a killed daemon has left its sockets": (
         lambda ground: ground.end(started(ground)), "daemon", "note", "was killed and left"),
     "the daemon is stopped": (
@@ -79,9 +77,6 @@ DEFECTS: dict[str, tuple[Plant, str, str, str]] = {
     "a model exceeds the budget": (
         lambda ground: ground.write(fake(memory="2GiB"), supervisor={"memory_budget": "1GiB"}),
         "memory", "problem", "m does not fit into 1.00 GiB"),
-    "a model folder is missing": (
-        lambda ground: (ground.folder / "model").rename(ground.folder / "elsewhere"),
-        "models", "problem", "does not exist"),
     "weights are cut short": (cut_weights, "models", "problem", "is cut short"),
     "the gateway's port is taken": (taken_port, "gateway", "problem", "is taken by "),
 }  # fmt: skip

@@ -238,18 +238,6 @@ def test_a_line_has_its_moment_its_level_its_message_and_its_facts(
 # ---------------------------------------------------------------- files
 
 
-def test_a_log_is_renamed_at_ten_mebibytes(tmp_path: Path) -> None:
-    path = tmp_path / "m.log"
-    file = RotatingFile(path, pytest.fail)
-    file.write(b"x" * (10 * 2**20 - 1))
-    file.write(b"y")
-    assert [p.name for p in tmp_path.iterdir()] == ["m.log"]
-    file.write(b"z")
-    file.close()
-    assert path.read_bytes() == b"z"
-    assert (tmp_path / "m.log.1").stat().st_size == 10 * 2**20
-
-
 def test_partial_writes_are_completed_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
