@@ -329,10 +329,14 @@ def status_at(endpoint: str) -> dict[str, Any]:
         return client.status()
 
 
+SHORT = {"max_position_embeddings": 64}
+"""A model without sense ends its answer only where its context does."""
+
+
 @pytest.mark.mlx
 def test_run_goes_from_nothing_to_an_answer(home: Path, tmp_path: Path) -> None:
     with local_hub() as hub:
-        hub.add(REPO, contents(make_tiny_model(tmp_path / "m", seed=3)))
+        hub.add(REPO, contents(make_tiny_model(tmp_path / "m", seed=3, config=SHORT)))
         try:
             done = mlxsup(hub, home, "run", REPO, "--json", stdin="tell me\n")
             assert done.returncode == 0, done.stderr
@@ -356,7 +360,7 @@ def test_run_goes_from_nothing_to_an_answer(home: Path, tmp_path: Path) -> None:
 @pytest.mark.mlx
 def test_run_on_a_terminal_asks_answers_and_leaves(home: Path, tmp_path: Path) -> None:
     with local_hub() as hub:
-        hub.add(REPO, contents(make_tiny_model(tmp_path / "m", seed=3)))
+        hub.add(REPO, contents(make_tiny_model(tmp_path / "m", seed=3, config=SHORT)))
         try:
             with Terminal("run", REPO, **variables(hub, home)) as terminal:
                 terminal.expect(PROMPT)
