@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import zmq
@@ -347,55 +348,50 @@ def called() -> Called:
     return Called()
 
 
-def test_spares_are_started_and_ended_by_their_numbers(
+def test_each_action_reaches_the_part_that_carries_it_out(
     monkeypatch: pytest.MonkeyPatch, called: Called
 ) -> None:
+    monkeypatch.setattr(DownloadKeeper, "carry_out", called.by("download"))
+    monkeypatch.setattr(GatewayKeeper, "start", called.by("start gateway"))
+    monkeypatch.setattr(GatewayKeeper, "close_listener", called.by("close listener"))
     case = Case(monkeypatch)
-    case.spares.start = lambda number, tasks: called.calls.append(("start", number, bool(tasks)))
-    case.spares.kill = called.by("kill")
-    case.run(lambda: case.do(StartSpare(number=4), EndSpare(number=3)))
-    assert called.calls == [("start", 4, True), ("kill", 3)]
-
-
-def test_downloads_are_started_and_ended(monkeypatch: pytest.MonkeyPatch, called: Called) -> None:
-    def carry_out(keeper: object, action: object, tasks: object) -> None:
-        called.calls.append((action, tasks is not None))
-
-    monkeypatch.setattr(DownloadKeeper, "carry_out", carry_out)
-    case = Case(monkeypatch)
-    actions = StartDownload(number=1, repository=REPOSITORY), EndDownload(number=1)
-    case.run(lambda: case.do(*actions))
-    assert called.calls == [(action, True) for action in actions]
-
-
-def test_the_gateway_is_started_and_its_socket_closed(
-    monkeypatch: pytest.MonkeyPatch, called: Called
-) -> None:
-    def start(keeper: object, action: object, tasks: object) -> None:
-        called.calls.append((action, tasks is not None))
-
-    monkeypatch.setattr(GatewayKeeper, "start", start)
-    monkeypatch.setattr(GatewayKeeper, "close_listener", lambda keeper: called.by("close")())
-    case = Case(monkeypatch)
-    starts = StartGateway(number=1, address=Address(host="127.0.0.1", port=0))
+    for part, names in (
+        (case.spares, ("start", "kill")),
+        (case.workers, ("look_at_files", "forget")),
+        (case.briefing, ("changed", "relaunched", "raised")),
+    ):
+        for name in names:
+            setattr(part, name, called.by(name))
+    case.briefing.needs = {M: NEED}
+    budget: Any = SimpleNamespace()
+    starts = StartDownload(number=1, repository=REPOSITORY)
+    ends = EndDownload(number=1)
+    gateway = StartGateway(number=1, address=Address(host="127.0.0.1", port=0))
 
     def body() -> None:
-        case.do(starts, CloseListener())
-        assert called.calls == [(starts, True), ("close",)]
+        case.do(StartSpare(number=4), EndSpare(number=3), starts, ends, gateway, CloseListener())
+        case.do(LookAtFiles(model=M, generation=FIRST), ForgetModel(model=M))
+        case.do(
+            BudgetChanged(budget=budget),
+            AdoptLaunch(model=M, launch=LAUNCH, need=NEED),
+            NeedRaised(model=M, launch=LAUNCH, raised_bytes=5),
+        )
+        assert called.calls == [
+            ("start", 4, ANY),
+            ("kill", 3),
+            ("download", ANY, starts, ANY),
+            ("download", ANY, ends, ANY),
+            ("start gateway", ANY, gateway, ANY),
+            ("close listener", ANY),
+            ("look_at_files", M, FIRST, ANY),
+            ("forget", M),
+            ("changed", budget),
+            ("relaunched", M, LAUNCH, NEED),
+            ("raised", LAUNCH, 5),
+        ]
 
     case.run(body)
-
-
-def test_the_files_of_a_worker_are_looked_at_and_a_model_is_forgotten(
-    monkeypatch: pytest.MonkeyPatch, called: Called
-) -> None:
-    case = Case(monkeypatch)
-    case.workers.look_at_files = lambda model, generation, tasks: called.calls.append(
-        (model, generation, bool(tasks))
-    )
-    case.workers.forget = called.by("forget")
-    case.run(lambda: case.do(LookAtFiles(model=M, generation=FIRST), ForgetModel(model=M)))
-    assert called.calls == [(M, FIRST, True), ("forget", M)]
+    assert case.core.events == [Appraised(now=100.0, needs={M: NEED})], "only a need is news"
 
 
 def test_a_launch_is_appraised_and_reported_to_the_core(
@@ -416,27 +412,6 @@ def test_a_launch_is_appraised_and_reported_to_the_core(
     case.run(body)
     answer = LaunchAppraised(now=100.0, model=M, launch=LAUNCH, caller=caller, need=NEED)
     assert case.core.events == [answer]
-
-
-def test_memory_actions_reach_the_briefing(monkeypatch: pytest.MonkeyPatch, called: Called) -> None:
-    case = Case(monkeypatch)
-    for name in ("changed", "relaunched", "raised"):
-        setattr(case.briefing, name, called.by(name))
-    budget: Any = SimpleNamespace()
-    case.briefing.needs = {M: NEED}
-    case.run(
-        lambda: case.do(
-            BudgetChanged(budget=budget),
-            AdoptLaunch(model=M, launch=LAUNCH, need=NEED),
-            NeedRaised(model=M, launch=LAUNCH, raised_bytes=5),
-        )
-    )
-    assert called.calls == [
-        ("changed", budget),
-        ("relaunched", M, LAUNCH, NEED),
-        ("raised", LAUNCH, 5),
-    ]
-    assert case.core.events == [Appraised(now=100.0, needs={M: NEED})], "only a need is news"
 
 
 def test_measurements_and_downloads_are_planned_with(

@@ -169,7 +169,9 @@ def test_each_folder_that_cannot_be_used_is_refused_with_what_to_do(
     )
 
 
-def test_chmod_is_not_advised_for_a_folder_with_foreign_files(folder: Path) -> None:
+def test_chmod_is_not_advised_for_a_folder_with_foreign_files_or_an_unreadable_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     elsewhere = (
         "set runtime_dir to a folder that is not there yet: mlxsup creates it with mode 0700"
     )
@@ -191,6 +193,14 @@ def test_chmod_is_not_advised_for_a_folder_with_foreign_files(folder: Path) -> N
     assert refusal_of(folder)[1] == f"run: chmod 0700 {folder}"
     (folder / "mail").touch()
     assert refusal_of(folder)[1] == elsewhere
+    (folder / "mail").unlink()
+
+    def fail(path: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(os, "scandir", fail)
+    assert refusal_of(folder)[1] == elsewhere
+    monkeypatch.undo()  # the folder is removed afterwards
 
 
 def test_the_longest_socket_decides_whether_a_path_is_too_long(folder: Path) -> None:
@@ -305,15 +315,3 @@ def test_the_terminal_is_looked_for_without_taking_one_and_left_closed(
     assert has == [True, False]
     looked = ("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
     assert done == [looked, 77, looked]
-
-
-def test_chmod_is_not_advised_for_an_unreadable_folder(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(path: Path) -> None:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-    folder.mkdir(parents=True)
-    folder.chmod(0o755)
-    monkeypatch.setattr(os, "scandir", fail)
-    assert refusal_of(folder)[1].startswith("set runtime_dir to a folder that is not there yet")

@@ -51,7 +51,7 @@ from mlxsup.supervisor.sockets.limits import (
 from mlxsup.supervisor.sockets.listener import Listener
 from mlxsup.supervisor.sockets.outbox import Tally
 from mlxsup.supervisor.sockets.peer import Names, credentials_of, end
-from mlxsup.supervisor.sockets.transport import LoopSocket, bound_socket
+from mlxsup.supervisor.sockets.transport import LoopSocket
 from mlxsup.supervisor.sockets.worker_link import WorkerLink
 
 from support.eventually_async import eventually_async
@@ -355,28 +355,6 @@ def test_the_books_hold_what_was_said_until_its_end_was_sent(connection: Connect
     assert (connection.open, connection.has_anything_open) == (set(), True)
     connection.note_sent(Failed(id=RequestId("t"), error={}))
     assert not connection.has_anything_open
-
-
-def bind(option: zmq.SocketOption, number: int) -> tuple[list[object], Exception | None]:
-    """What is done with a socket that refuses an option, and what comes of it."""
-    done: list[object] = []
-
-    def refuse(given: zmq.SocketOption, value: int) -> None:
-        done.append((given, value))
-        if given is option:
-            raise zmq.ZMQError(number)
-
-    socket: Any = SimpleNamespace(
-        setsockopt=refuse,
-        bind=lambda endpoint: done.append(endpoint),
-        close=lambda linger: done.append(("closed", linger)),
-    )
-    context: Any = SimpleNamespace(socket=lambda kind: socket)
-    try:
-        assert bound_socket(context, zmq.PULL, "e", {option: 7, zmq.LINGER: 0}) is socket
-    except zmq.ZMQError as error:
-        return done, error
-    return done, None
 
 
 def test_a_link_without_room_for_beats_is_none_and_leaves_no_socket_open(
