@@ -227,6 +227,18 @@ def test_while_a_process_is_replaced_everybody_waits_for_that() -> None:
     assert (driver.state(), wait_reason(driver.model())) == (State.DRAINING, "restart")
 
 
+def test_after_a_reload_the_models_stand_in_the_order_of_the_file() -> None:
+    driver = Driver([entry(name=name) for name in ("a", "b", "c")])
+
+    def reload(*names: str) -> list[str]:
+        models = tuple(entry(name=name) for name in names)
+        driver.do(Reloaded(now=driver.now, settings=CoreSettings(), models=models))
+        return [row["name"] for row in driver.core.status(driver.now)["models"]]
+
+    assert reload("b", "c") == ["b", "c"]
+    assert reload("a", "c", "b") == ["a", "c", "b"]
+
+
 # Flight recorder
 
 

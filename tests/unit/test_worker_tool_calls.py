@@ -323,6 +323,9 @@ WRITTEN = [
 ]
 
 
+KINDS = list(dict.fromkeys(kind for kind, _, _ in WRITTEN))
+
+
 @pytest.mark.parametrize(("kind", "text", "count"), WRITTEN)
 @pytest.mark.parametrize("size", [1, 3, 10_000])
 def test_each_format_is_read_however_it_is_cut(
@@ -335,7 +338,7 @@ def test_each_format_is_read_however_it_is_cut(
     assert not [piece.warning for piece in got if piece.warning]
 
 
-@pytest.mark.parametrize("kind", [kind for kind, _, _ in WRITTEN])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("broken", ["{", "no call", '{"a": ', "[" * 3000, "x(", '[{"name": 5}]'])
 def test_a_bad_call_stays_text_with_a_warning(kind: ToolFormat, broken: str) -> None:
     whole = kind.begins[0] + broken + (kind.ends[0] if kind.ends else "")
@@ -344,7 +347,7 @@ def test_a_bad_call_stays_text_with_a_warning(kind: ToolFormat, broken: str) -> 
     assert [piece.warning for piece in got if piece.warning] == [UNREADABLE_CALL]
 
 
-@pytest.mark.parametrize("kind", [kind for kind, _, _ in WRITTEN])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("part", ["{", "[", "(", "1+", "-", "a.", "{'a':", '[{"name":', "f(x="])
 def test_a_hundred_thousand_letters_of_nonsense_stay_text(kind: ToolFormat, part: str) -> None:
     nonsense = part * (100_000 // len(part))
