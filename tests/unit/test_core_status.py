@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
-from mlxsup.protocol.client_messages import Ping, Reply, StatusQuery
+from mlxsup.protocol.client_messages import Event, Ping, Reply, StatusQuery, Subscribe
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.flight import (
     Entry,
@@ -144,6 +144,23 @@ def test_a_failed_and_a_stopped_model_show_why_and_since_when(snapshot: Snapshot
 
 def changes(driver: Driver) -> list[dict[str, Any]]:
     return [action.change for action in driver.of(Announce)]
+
+
+def test_a_change_is_announced_whole_and_sent_to_subscribers(snapshot: SnapshotAssertion) -> None:
+    driver = Driver()
+    driver.say(Subscribe(id=RequestId("s")))
+    driver.load()
+    announced = changes(driver)
+    assert driver.sent(Event) == [Event(id=RequestId("s"), value=one) for one in announced]
+    driver.spawned()
+    driver.hello()
+    announced += changes(driver)
+    driver.now += 2.0
+    driver.progress(0.5)
+    driver.now += 0.5
+    driver.ready()
+    announced += changes(driver)
+    assert announced == snapshot
 
 
 def notes(driver: Driver) -> list[tuple[str, str]]:
