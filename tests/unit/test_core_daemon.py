@@ -287,12 +287,12 @@ def test_the_exit_code_counts_most_then_the_latest_line_then_the_memory() -> Non
         '  Binary file "x.so", at f', "  <no Python frame>", "", "   ",
     ],
 )  # fmt: skip
-def test_thelast_words_are_no_routine_lines(routine: str) -> None:
+def test_last_words_skip_routine_lines(routine: str) -> None:
     assert last_words(["first", "  cause  ", routine]) == "cause"
     assert last_words([routine]) == ""
 
 
-def test_an_error_in_the_log_may_be_thelast_words_and_a_fatal_one_always_is() -> None:
+def test_last_words_may_be_an_error_and_always_are_a_fatal_line() -> None:
     assert last_words(["x", "2026-01-01T00:00:00.1Z ERROR y"]) == "2026-01-01T00:00:00.1Z ERROR y"
     assert last_words(["Fatal Python error: Aborted ", "later"]) == "Fatal Python error: Aborted"
     assert last_words(["Fatal Python error: " + "x" * 300])[:21] == "Fatal Python error: x"
@@ -502,7 +502,7 @@ def test_an_address_that_is_taken_is_tried_again_and_is_no_crash_loop() -> None:
     assert driven.status()["state"] == "listening"
 
 
-def test_a_long_life_makes_the_next_death_the_first() -> None:
+def test_a_long_gateway_life_resets_its_delays() -> None:
     driven = Driven()
     for _ in range(4):
         driven.ends()
@@ -555,7 +555,7 @@ def test_gateway_frozen_at_its_start_is_killed_and_retried() -> None:
     assert driven.status()["cause"] == f"it did not listen within {START_LIMIT_S:g} s"
 
 
-def test_while_the_daemon_ends_it_is_not_started_again() -> None:
+def test_gateway_is_not_restarted_while_the_daemon_ends() -> None:
     driven = Driven()
     driven.listens()
     driven.do(ShutdownAsked(now=driven.now, is_immediate=True))
@@ -589,7 +589,7 @@ def test_messages_of_an_earlier_gateway_are_ignored() -> None:
         st.tuples(st.sampled_from(["listen", "beat", "crash", "refuse", "wait"]), st.floats(0, 90))
     )
 )
-def test_there_is_never_more_than_one_and_always_one_to_come(
+def test_there_is_at_most_one_gateway_and_always_one_to_come(
     steps: list[tuple[str, float]],
 ) -> None:
     driven = Driven()

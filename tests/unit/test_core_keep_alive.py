@@ -144,7 +144,7 @@ def test_the_next_request_that_says_nothing_brings_the_configured_time_back() ->
         assert stays_s(driver) == CONFIGURED_S
 
 
-def test_a_load_says_it_too_and_not_zero() -> None:
+def test_a_load_takes_keep_alive_and_refuses_zero() -> None:
     driver = up()
     name = ModelName("m")
     driver.pass_time(CONFIGURED_S - 1.0)

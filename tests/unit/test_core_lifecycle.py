@@ -587,7 +587,9 @@ def test_a_load_that_cannot_be_ended_gives_its_turn_back(is_silent: bool) -> Non
 
 
 @pytest.mark.parametrize("command", [Driver.load, Driver.restart])
-def test_another_process_is_refused_while_it_lives(command: Callable[[Driver], RequestId]) -> None:
+def test_a_new_process_is_refused_while_a_stuck_one_lives(
+    command: Callable[[Driver], RequestId],
+) -> None:
     driver = stuck()
     id = command(driver)
     assert driver.spawns() == []
@@ -618,7 +620,7 @@ def test_unloaded_stuck_model_stops_at_its_exit() -> None:
     assert (driver.state(), driver.row()["pid"]) == (State.STOPPED, None)
 
 
-def test_an_unload_that_waits_is_answered() -> None:
+def test_an_unload_of_a_stuck_process_is_answered() -> None:
     driver = in_state(State.READY)
     unload = driver.unload()
     driver.pass_time(5.0 + 2.0 + 2.0 + KILL_LIMIT_S + 1.0)
@@ -626,7 +628,7 @@ def test_an_unload_that_waits_is_answered() -> None:
     assert driver.errors()[unload] == ErrorCode.MODEL_FAILED
 
 
-def test_the_end_does_not_wait_for_it() -> None:
+def test_shutdown_does_not_wait_for_a_stuck_process() -> None:
     driver = stuck()
     stop = driver.stop()
     [reply] = driver.sent(Reply)
@@ -648,7 +650,7 @@ def test_stop_with_a_stuck_process_keeps_its_limit(state: State) -> None:
     assert len(driver.of(Finish)) == 1
 
 
-def test_a_reload_that_removes_it_forgets_it_at_its_exit() -> None:
+def test_a_removed_stuck_model_is_forgotten_at_its_exit() -> None:
     driver = stuck()
     reload_names(driver)
     assert driver.row()["wanted"] == "gone"
@@ -658,7 +660,7 @@ def test_a_reload_that_removes_it_forgets_it_at_its_exit() -> None:
     assert driver.core.status(driver.now)["models"] == []
 
 
-def test_what_it_held_when_a_reload_removed_it_is_told_that_it_is_gone() -> None:
+def test_memory_of_a_removed_stuck_process_is_reported_gone() -> None:
     driver = in_state(State.READY)
     driver.accept(1)
     reload_names(driver, "other")
@@ -667,7 +669,7 @@ def test_what_it_held_when_a_reload_removed_it_is_told_that_it_is_gone() -> None
     assert driver.failure_of().error["code"] == ErrorCode.UNKNOWN_MODEL
 
 
-def test_a_reload_that_brings_it_back_starts_no_second_process() -> None:
+def test_a_reload_that_brings_back_a_stuck_model_starts_no_process() -> None:
     driver = stuck()
     reload_names(driver)
     reload_names(driver, "m")

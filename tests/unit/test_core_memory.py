@@ -132,7 +132,7 @@ def test_a_smaller_model_passes_one_that_waits_but_not_for_ever() -> None:
     assert driver.row("y")["memory_wait"]["reason"] == "needs 2.00 GiB: another has waited longer"
 
 
-def test_who_leaves_room_for_the_one_that_waits_longest_passes_it() -> None:
+def test_a_model_that_leaves_room_for_the_longest_waiter_loads_first() -> None:
     models = [sized("a", 6 * GIB), sized("c", 6 * GIB), sized("x", 2 * GIB)]
     driver = MemoryDriver(models, limited(8 * GIB))
     driver.bring_up("a")

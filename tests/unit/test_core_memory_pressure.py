@@ -93,7 +93,7 @@ def test_squeeze_never_exceeds_budget_or_room(series: list[int], whole: int) -> 
 @given(
     st.integers(STEP, WHOLE), st.lists(st.integers(0, STEP), min_size=1, max_size=200), st.data()
 )
-def test_noise_of_a_step_lowers_it_and_raises_it_no_more(
+def test_noise_of_a_step_lowers_the_budget_and_does_not_raise_it(
     base: int, noise: list[int], data: st.DataObject
 ) -> None:
     """However long it lasts: each step at most once, and only down."""
@@ -373,7 +373,7 @@ def test_a_reload_that_lowers_the_budget_swaps_down_to_it() -> None:
     assert driver.spawns() == ["a"]
 
 
-def test_nobody_goes_while_workers_may_still_give_back() -> None:
+def test_no_model_is_evicted_while_workers_may_give_back() -> None:
     driver = crowd()
     for name in "ab":
         driver.stream(name, name)
@@ -419,7 +419,7 @@ def test_pinned_and_unresumable_models_stay() -> None:
     assert states(driver) == [State.READY, State.READY, State.DRAINING]
 
 
-def test_with_swap_off_nobody_goes() -> None:
+def test_with_swap_off_no_model_is_swapped_out() -> None:
     driver = crowd(swap=False)
     for name in "ab":
         driver.stream(name, name)
@@ -522,7 +522,7 @@ def test_watchers_are_notified_once_why_it_stays_and_when_that_is_over() -> None
 
 
 @pytest.mark.parametrize("is_accepted", [True, False])
-def test_paused_answers_keep_it_if_they_have_begun(is_accepted: bool) -> None:
+def test_paused_answers_that_have_begun_keep_a_model_loaded(is_accepted: bool) -> None:
     driver = rivals()
     stream = driver.stream("a", "r1")
     if is_accepted:

@@ -277,7 +277,7 @@ def test_unload_ends_paused_requests_without_an_answer() -> None:
     assert driver.errors() == {"new": "unloaded"}
 
 
-def test_a_restart_lets_it_wait_and_takes_its_state() -> None:
+def test_a_restart_keeps_a_paused_request_and_drops_its_state() -> None:
     driver = paused()
     driver.restart()
     driver.exit(code=0)

@@ -71,7 +71,7 @@ def test_deaths_without_evidence_accuse_no_request(signal: str, code: int | None
     assert driver.errors() == {}
 
 
-def test_deaths_asked_for_and_while_loading_accuse_nobody() -> None:
+def test_deaths_asked_for_and_while_loading_accuse_no_request() -> None:
     driver = engine_of(2)
     driver.serve("a")
     driver.restart(now=True)

@@ -676,7 +676,7 @@ def test_one_row_of_each_model_is_never_shed() -> None:
         assert driver.has_room(STEP) == []
 
 
-def test_nobody_leaves_for_what_a_row_frees_that_leaves_anyway() -> None:
+def test_no_row_leaves_for_memory_that_a_leaving_row_frees() -> None:
     """All rows are padded to the longest, and that one has been paused by hand."""
     driver = ShortageDriver()
     driver.start("a", "r0")
@@ -741,7 +741,7 @@ def test_no_row_leaves_without_a_shortage() -> None:
     assert driver.has_room(-(-held // STEP) * STEP) == []
 
 
-def test_nobody_leaves_for_a_budget_that_a_reload_has_lowered() -> None:
+def test_no_row_leaves_for_a_budget_that_a_reload_has_lowered() -> None:
     driver = ShortageDriver("ab")
     for number in range(2):
         driver.batch("a", f"a{number}")

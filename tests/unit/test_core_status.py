@@ -238,7 +238,7 @@ def test_each_state_has_a_reason_to_wait(state: State, reason: str) -> None:
     assert wait_reason(in_state(state).model()) == reason
 
 
-def test_while_a_process_is_replaced_everybody_waits_for_that() -> None:
+def test_all_requests_wait_while_a_process_is_replaced() -> None:
     driver = in_state(State.READY)
     driver.restart()
     assert (driver.state(), wait_reason(driver.model())) == (State.DRAINING, "restart")
@@ -319,7 +319,7 @@ def test_only_a_new_state_is_recorded_and_no_progress_of_a_load() -> None:
     assert (change.before, change.after) == ("LOADING", "READY")
 
 
-def test_the_status_has_it_only_if_it_is_asked_for() -> None:
+def test_status_has_the_flight_record_only_if_asked() -> None:
     driver = in_state(State.READY)
     driver.say(StatusQuery(id=RequestId("q")))
     [plain] = driver.sent(Reply)

@@ -34,7 +34,7 @@ def test_a_cancel_that_crosses_the_end_of_a_turn_is_answered_once() -> None:
     assert driver.row()["queued"] == 0
 
 
-def test_a_crash_that_crosses_the_end_of_a_turn_accuses_whom_it_held_and_convicts_nobody() -> None:
+def test_a_crash_at_the_end_of_a_turn_accuses_its_rows_and_convicts_none() -> None:
     driver = yielding()
     assert crash(driver) == [1]
     assert driver.row()["quarantined"] == 0

@@ -215,7 +215,7 @@ def counted(watch: Watch, requests: int, given: int, now: float) -> None:
     watch.beat(message, given, now)
 
 
-def test_what_a_worker_holds_less_than_it_was_given_is_lost() -> None:
+def test_requests_that_a_worker_no_longer_holds_are_lost() -> None:
     watch = Watch.over(0.0)
     watch.was_told(0.0)
     watch.said(0.5)
