@@ -21,8 +21,10 @@ MOST_PROCESSES = 8
 """Each may hold a GiB of models, and their daemons as much again."""
 
 # A shared machine may be slow for a second, and the first run builds its character tables: neither
-# says anything about the code. What a test draws and asserts stays the same.
-settings.register_profile("mlxsup", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# says anything about the code. Each run draws others: few in each find the same bugs in the end.
+settings.register_profile(
+    "mlxsup", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("mlxsup")
 
 # Processes inherit what is ignored, and whatever starts the tests in the background ignores these.

@@ -40,5 +40,5 @@ def _name(case: Case) -> str:
 
 
 @pytest.mark.parametrize("case", CASES, ids=_name)
-def test_it_passes(place: Place, case: Case) -> None:
+def test_client_case_passes(place: Place, case: Case) -> None:
     assert outcome(case, place) == Outcome(verdict=Verdict.PASSED)

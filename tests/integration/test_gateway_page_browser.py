@@ -276,7 +276,7 @@ def test_a_request_that_is_refused_says_why_and_keeps_the_message(
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
 @pytest.mark.skipif(not AXE.is_file(), reason=NO_AXE)
-def test_it_has_no_serious_problem_for_those_who_see_or_hear_it_otherwise(
+def test_the_page_has_no_serious_accessibility_problem(
     daemon: HttpDaemon, browser: Browser, scheme: str, size: tuple[int, int]
 ) -> None:
     browser.size(*size)
@@ -308,7 +308,7 @@ def test_sizes_are_written_as_by_the_command_line(browser: Browser) -> None:
     assert browser.evaluate(script) == [size_text(count) for count in counts]
 
 
-def test_in_the_dark_it_is_dark(daemon: HttpDaemon, browser: Browser) -> None:
+def test_the_page_has_a_dark_theme(daemon: HttpDaemon, browser: Browser) -> None:
     shade = (
         "getComputedStyle(document.body).backgroundColor.match(/\\d+/g)"
         ".reduce((sum, one) => sum + Number(one), 0)"

@@ -165,8 +165,8 @@ class Engine:
 class Around:
     """The loop's link and its text side."""
 
-    def __init__(self, story: list[str]) -> None:
-        self.story = story
+    def __init__(self, story: list[str] | None = None) -> None:
+        self.story: list[str] = [] if story is None else story
         self.is_blocked = False
         self.waited_s: list[float | None] = []
         self.on_wait: Callable[[], object] = lambda: None

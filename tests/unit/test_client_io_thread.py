@@ -102,12 +102,6 @@ def driven(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driven]:
     made.thread.close()
 
 
-def test_thread_is_a_daemon_with_a_name(driven: Driven) -> None:
-    assert driven.started.calls == ["start"]
-    target = driven.started.given["target"]
-    assert driven.started.given == {"target": target, "name": "mlxsup-client", "daemon": True}
-
-
 @pytest.mark.parametrize(
     ("is_more", "delay_s", "timeout_ms"),
     [
@@ -205,18 +199,3 @@ def test_broken_loop_still_runs_its_tasks(driven: Driven) -> None:
         driven.run()
     assert driven.connection.done == ["the next", "close", "terminate"]
     assert not driven.thread.post(broken)
-
-
-def test_closed_thread_has_no_sockets(driven: Driven) -> None:
-    woken: list[bytes] = []
-
-    def read() -> None:
-        if driven.woken.fileno() >= 0:
-            woken.append(driven.woken.recv(99))
-
-    driven.started.on_join = read
-    driven.thread.close()
-    assert (driven.woken.fileno(), driven.waker.fileno()) == (-1, -1)
-    driven.thread.close()
-    assert woken == [b"\0"]
-    assert driven.started.calls == ["start", "join", "join"]

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from mlxsup.client.api import ClientBase
 from mlxsup.client.async_client import AsyncClient
 from mlxsup.client.client import Client
 from mlxsup.client.connection import RequestIds
@@ -213,11 +212,3 @@ def test_both_clients_take_the_same_arguments(name: str) -> None:
         "restart": {"now": False, "wait": True},
         "stop": {"now": False, "timeout_s": None},
     }.get(name, {})
-
-
-def test_generate_needs_nothing_but_the_model() -> None:
-    parameters = inspect.signature(ClientBase.generate).parameters
-    _, model, *others = parameters.values()
-    assert model.default is inspect.Parameter.empty
-    assert {one.name for one in others if one.default is not None} == {"resume"}
-    assert parameters["resume"].default is True

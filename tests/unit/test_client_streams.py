@@ -15,7 +15,6 @@ from mlxsup.client.errors import ConnectionLost, RequestError, SubscriptionClose
 from mlxsup.client.results import Delta, Notice, Result
 from mlxsup.client.session import Item
 from mlxsup.client.streams import StreamBase, value_of
-from mlxsup.protocol.client_messages import Timings, Usage
 from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.states import FinishReason, NoticeKind
 
@@ -376,12 +375,6 @@ def test_command_gives_its_map_or_raises() -> None:
         value_of(DONE)
     with pytest.raises(ConnectionLost):
         value_of(ConnectionLost("gone", "ipc:///x"))
-
-
-def test_defaults_of_a_result() -> None:
-    assert (DONE.reasoning, DONE.tool_calls, DONE.token_ids, DONE.logprobs) == ("", [], [], None)
-    assert (DONE.usage, DONE.timings) == (Usage(), Timings())
-    assert (DONE.seed, DONE.resumed, DONE.warnings) == (None, 0, [])
 
 
 def test_errors_read_as_sentences() -> None:

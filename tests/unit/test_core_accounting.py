@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import ModelName, RequestId, RequestKey, pack_tokens
 from mlxsup.protocol.states import Channel, FinishReason, Priority
-from mlxsup.protocol.worker_messages import PrefillProgress, Rejected, RowDelta, Step
+from mlxsup.protocol.worker_messages import PrefillProgress, Ready, Rejected, RowDelta, Step
 from mlxsup.supervisor.core.health.blame import Digest
 from mlxsup.supervisor.core.requests.ledger import Request
 from mlxsup.supervisor.core.requests.queue import Queue
@@ -34,6 +34,10 @@ from support.core_looks import ALICE
 
 def token(key: int, finish: FinishReason | None = None) -> RowDelta:
     return RowDelta(key=RequestKey(key), text="x", tokens=pack_tokens([9]), finish=finish)
+
+
+def gone(key: int) -> RowDelta:
+    return RowDelta(key=RequestKey(key), finish=FinishReason.CANCELLED)
 
 
 def read(key: int, done: int, computed: int) -> PrefillProgress:
@@ -118,6 +122,17 @@ def test_a_request_pays_from_its_prompt_to_the_step_that_ends_it() -> None:
     assert seconds(driver) == (4.0, 0.0)
 
 
+def test_cancelled_request_reports_its_cost_and_pays_no_later_step() -> None:
+    driver = running("a", "b")
+    spend(driver, 1.0, token(1), token(2))
+    driver.cancel("a")
+    assert paid(driver, "a") == 0.5
+    spend(driver, 1.0, token(1), token(2))
+    assert seconds(driver) == (2.0, 0.0), "its row was still in the batch"
+    spend(driver, 1.0, gone(1), token(2, FinishReason.STOP))
+    assert paid(driver, "b") == 0.5 + 0.5 + 1.0
+
+
 def test_error_reports_engine_seconds() -> None:
     driver = running("a", "b")
     spend(driver, 1.5, token(1))
@@ -159,6 +174,16 @@ def test_cached_prompt_is_not_repeated() -> None:
     assert seconds(driver) == (2.0, 0.0)
 
 
+def test_an_engine_works_until_its_cancelled_row_has_left() -> None:
+    driver = running("x", models=("a", "b"))
+    driver.cancel("xb")
+    spend(driver, 2.0, token(1), model="a")
+    assert seconds(driver, "a") == (1.0, 0.0)
+    spend(driver, 0.0, gone(2), model="b")
+    spend(driver, 2.0, token(1), model="a")
+    assert seconds(driver, "a") == (3.0, 0.0)
+
+
 def test_an_engine_that_only_waits_for_a_lease_shares_nothing() -> None:
     settings = CoreSettings(max_parallel_prefills=1)
     driver = running("x", models=("a", "b"), settings=settings)
@@ -173,6 +198,41 @@ def test_an_engine_that_only_waits_for_a_lease_shares_nothing() -> None:
     driver.accept(driver.serve("y", model="a")[0], "a")
     spend(driver, 2.0, read(2, 30, 30), model="b", **turn)
     assert seconds(driver, "b") == (2.0, 0.0), "a has accepted a request, and still waits"
+
+
+def test_engines_on_different_backends_do_not_share() -> None:
+    driver = Driver([entry("a"), entry("b")])
+    for model, backend in (("a", "cpu"), ("b", "cuda")):
+        driver.load(model)
+        driver.spawned(model)
+        driver.hello(model)
+        driver.worker(Ready(context_length=100, fingerprint="f", backend=backend), model)
+        [key] = driver.serve("x" + model, model=model)
+        driver.accept(key, model)
+    spend(driver, 2.0, token(1), model="a")
+    assert seconds(driver, "a") == (2.0, 0.0)
+
+
+def test_alike_steps_are_charged_when_the_status_is_read() -> None:
+    driver = running("a", "b")
+    for _ in range(5):
+        spend(driver, 1.0, token(1), token(2))
+    alike = driver.model().alike
+    assert alike is not None
+    assert alike.took_s == 4.0, "the first one was charged by itself"
+    assert seconds(driver) == (5.0, 0.0)
+    for _ in range(3):
+        spend(driver, 1.0, token(1), token(2))
+    driver.cancel("a")
+    assert paid(driver, "a") == 4.0
+    for _ in range(3):
+        spend(driver, 1.0, token(1), token(2))
+    spend(driver, 1.0, gone(1), token(2))
+    for _ in range(3):
+        spend(driver, 1.0, token(2))
+    spend(driver, 1.0, token(2, FinishReason.STOP))
+    assert paid(driver, "b") == 4.0 + 1.5 + 5.0
+    assert seconds(driver) == (16.0, 0.0)
 
 
 def test_a_crash_that_ends_a_request_is_told_with_all_its_steps() -> None:
@@ -373,6 +433,19 @@ ANN, BEN, CAT = map(Account, "abc")
 def counters(aging_s: float = 0.0, **weights: float) -> Counters:
     clients = {name: ClientSettings(weight=weight) for name, weight in weights.items()}
     return Counters(Terms(CoreSettings(aging_s=aging_s, clients=clients)))
+
+
+def test_debt_outlives_an_absence_and_credit_does_not() -> None:
+    of = counters()
+    of.join(ANN, ())
+    of.join(BEN, {ANN})
+    of.charge(ANN, 10.0)
+    of.charge(BEN, 4.0)
+    of.join(ANN, {BEN})
+    assert of.of(ANN) == 10.0, "6 seconds above the floor"
+    of.charge(ANN, 2.0)
+    of.join(BEN, {ANN})
+    assert of.of(BEN) == 12.0, "idleness earns nothing"
 
 
 def test_weight_divides_later_charges() -> None:

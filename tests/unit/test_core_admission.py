@@ -62,6 +62,15 @@ def test_a_request_that_can_start_at_once_is_not_refused_for_the_queue_of_anothe
     assert driver.errors() == {}
 
 
+def test_requests_waiting_elsewhere_do_not_block_a_free_row(driver: Driver) -> None:
+    for number in range(LIMITS.max_queue_per_client):
+        driver.ask(f"r{number}", "slow")
+    driver.ask("a")
+    assert driver.row()["running"] == ["a"]
+    driver.ask("too many", "slow")
+    assert driver.errors() == {"too many": ErrorCode.OVERLOADED}
+
+
 def test_a_full_queue_leaves_every_other_model_its_share_H5(driver: Driver) -> None:
     fill(driver, "slow", LIMITS.max_queue)
     driver.serve("a", "b")
@@ -299,6 +308,14 @@ def change(driver: Driver, **clients: ClientSettings) -> None:
     driver.do(Reloaded(now=driver.now, settings=settings, models=models))
 
 
+def work(driver: Driver, seconds: int, *keys: int) -> None:
+    """The worker computes these rows all the while, at no cost, and shows signs of life."""
+    for _ in range(seconds):
+        driver.pass_time(1.0)
+        driver.token(*keys)
+        driver.beat()
+
+
 @pytest.mark.parametrize(
     ("client", "process", "account"),
     [
@@ -352,6 +369,33 @@ def test_reload_changes_grants_and_keeps_the_line() -> None:
     assert driver.errors() == {"no": "invalid_request"}
 
 
+def test_a_request_that_has_waited_long_moves_up_by_itself() -> None:
+    driver = driver_of()
+    driver.ask("runs")
+    driver.ask("old", priority=BATCH)
+    work(driver, 59, 1)
+    driver.ask("new")
+    assert driver.line() == ["new", "old"]
+    driver.pass_time(1.0)
+    assert driver.line() == ["old", "new"], "both are normal now"
+    driver.token(1, finish=FinishReason.STOP)
+    [running] = driver.row()["rows"]
+    assert (running["id"], running["priority"], running["class"]) == ("old", "batch", "normal")
+
+
+def test_a_client_s_own_number_of_places_counts_before_the_general_one() -> None:
+    driver = driver_of(big=ClientSettings(max_queue=6), small=ClientSettings(max_queue=1))
+    driver.ask("runs")
+    refused = []
+    for client, count in (("big", 7), ("small", 2)):
+        for number in range(count):
+            driver.ask(f"{client}{number}", client=client)
+            refused += [*driver.errors()]
+    assert refused == ["big6", "small1"]
+    [failed] = driver.sent(Failed)
+    assert failed.error["detail"]["limit"] == "clients.small max_queue"
+
+
 def test_max_running_holds_a_client_back_and_no_other() -> None:
     driver = driver_of(rows=3, nightly=ClientSettings(max_running=1))
     driver.ask("n1", client="nightly", notices=True)
@@ -373,6 +417,14 @@ def test_a_row_that_ends_at_one_model_lets_its_client_start_at_another() -> None
     assert (driver.row("m")["running"], driver.row("n")["running"]) == (["n1"], [])
     driver.cancel("n1")
     assert driver.row("n")["running"] == ["n2"]
+
+
+def test_reload_that_lifts_max_running_dispatches() -> None:
+    driver = driver_of(rows=2, nightly=ClientSettings(max_running=1))
+    driver.ask("n1", client="nightly")
+    driver.ask("n2", client="nightly")
+    change(driver, nightly=ClientSettings())
+    assert driver.row()["running"] == ["n1", "n2"]
 
 
 def test_queue_limits_hold_at_max_running() -> None:
@@ -417,6 +469,15 @@ def test_a_running_request_keeps_its_row_and_has_another_class_from_now_on() -> 
     assert (running["priority"], running["class"]) == ("batch", "batch")
     driver.exit()
     assert driver.line() == ["a", "b", "runs"]
+
+
+def test_charged_account_moves_back() -> None:
+    driver = driver_of(alice=ClientSettings(), bob=ClientSettings())
+    for id, client in (("a1", "alice"), ("a2", "alice"), ("b1", "bob")):
+        driver.ask(id, client=client)
+    assert driver.line() == ["a2", "b1"], "nothing was computed yet"
+    driver.compute(1.0, 1)
+    assert driver.line() == ["b1", "a2"]
 
 
 # Aliases of models

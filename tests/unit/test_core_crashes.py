@@ -19,7 +19,7 @@ from mlxsup.supervisor.core.lifecycle.on_exit import weigh
 from mlxsup.supervisor.core.lifecycle.restart_policy import NOW, GiveUp, RestartPolicy
 from mlxsup.supervisor.core.lifecycle.triggers import Died
 
-from support.core_driver import RESTART, Driver
+from support.core_driver import RESTART, Driver, entry
 from support.core_states import in_state
 from support.suspects import HOUR_S, crash, engine_of
 
@@ -179,6 +179,16 @@ def test_last_exit_names_the_fault(name: str) -> None:
     assert (last["reason"], last["detail"]) == (reason, detail)
 
 
+def test_a_process_that_does_not_say_hello_is_killed_without_a_dump() -> None:
+    driver = Driver()
+    driver.load()
+    driver.spawned()
+    driver.pass_time(19.9)
+    assert driver.signals() == []
+    driver.pass_time(0.1)
+    assert driver.signals() == [WorkerSignal.KILL]
+
+
 def test_a_spawn_that_failed_is_named() -> None:
     driver = Driver()
     driver.load()
@@ -222,6 +232,24 @@ def test_the_time_of_a_drain_and_not_of_an_end_counts_as_ready(how: str, ready_s
     assert driver.state() is (State.LOADING if ready_s == 10.0 else State.BACKOFF)
 
 
+def test_failed_model_names_its_crashes_and_the_last_cause() -> None:
+    driver = Driver([entry(restart=replace(RESTART, max_restarts=1))])
+    load = driver.load()
+    driver.spawned()
+    driver.exit(last_lines=("one",))
+    failed = driver.failure_of(load)
+    assert failed.error["message"] == "m could not be loaded: SIGKILL: one"
+    assert failed.error["retryable"] is True, "it is tried again"
+    load = driver.load()
+    driver.spawned()
+    driver.exit(last_lines=("two",))
+    cause = "crashed 2 times within 100 s, the last time: SIGKILL: two"
+    assert (driver.state(), driver.row()["cause"]) == (State.FAILED, cause)
+    failed = driver.failure_of(load)
+    assert failed.error["message"] == f"m could not be loaded: {cause}"
+    assert failed.error["retryable"] is False
+
+
 def test_every_end_is_counted_by_its_reason_and_the_class_of_its_cause() -> None:
     driver = in_state(State.READY)
     assert driver.row()["exits"] == []
@@ -236,6 +264,13 @@ def test_every_end_is_counted_by_its_reason_and_the_class_of_its_cause() -> None
         {"reason": "crash", "cause": "unknown", "count": 1},
         {"reason": "asked", "cause": "unknown", "count": 1},
     ]
+
+
+def test_stall_during_a_load_accuses_no_request() -> None:
+    driver = in_state(State.LOADING)
+    stalls(driver)
+    killed = Died(exit_code=None, signal_name="SIGKILL", said="")
+    assert weigh(driver.model().life, killed, is_over_memory=False) is Evidence.NONE
 
 
 # Causes of death

@@ -61,6 +61,15 @@ from support.core_states import in_state
 # Start, stop and clients
 
 
+def test_preload_follows_the_order_of_the_file() -> None:
+    driver = Driver([entry("a", preload=True), entry("b"), entry("c", preload=True)])
+    assert driver.spawns() == ["a"]
+    assert [driver.row(n)["wanted"] for n in "abc"] == ["up", "down", "up"]
+    assert (driver.row("c")["why"], driver.state("c")) == ("preload", State.PENDING)
+    driver.come_up("a")
+    assert driver.spawns() == ["c"]
+
+
 def test_longest_wait_loads_first_and_crashed_models_before_it() -> None:
     driver = Driver([entry(name) for name in "abcd"])
     driver.load("d")
@@ -78,6 +87,32 @@ def test_longest_wait_loads_first_and_crashed_models_before_it() -> None:
     assert driver.spawns() == ["c"]
     driver.come_up("c", 3)
     assert driver.spawns() == ["b"]
+
+
+def test_a_wake_up_is_asked_for_once_and_again_only_if_it_is_to_be_earlier() -> None:
+    driver = Driver()
+    driver.ask("a", timeout_s=50.0)
+    load_stalls_at = 1020.0
+    assert driver.of(WakeAt) == [WakeAt(when=load_stalls_at)]
+    driver.ask("b", timeout_s=30.0)
+    assert driver.of(WakeAt) == []
+    driver.ask("c", timeout_s=10.0)
+    assert driver.of(WakeAt) == [WakeAt(when=1010.0)]
+    driver.cancel("c")
+    assert driver.of(WakeAt) == [], "the earlier one stands"
+    driver.do(Tick(now=1010.0))
+    assert driver.of(WakeAt) == [WakeAt(when=load_stalls_at)]
+
+
+def test_samples_are_those_of_the_process_that_lives() -> None:
+    driver = Driver([entry("a"), entry("b")])
+    driver.load("a")
+    driver.come_up("a", 5)
+    driver.do(Sampled(now=driver.now, footprint_bytes={5: 10, 6: 20}, machine_bytes=99))
+    assert [driver.row(n)["footprint_bytes"] for n in "ab"] == [10, 0]
+    driver.do(Sampled(now=driver.now, footprint_bytes={6: 20}, machine_bytes=98))
+    assert driver.row("a")["footprint_bytes"] == 0
+    assert driver.core.status(driver.now)["memory"]["machine_bytes"] == 98
 
 
 def test_disconnect_forgets_only_its_own_commands() -> None:
@@ -110,6 +145,14 @@ def test_commands_of_a_slow_client_end_in_both_directions_and_no_others() -> Non
     assert driver.errors() == dict.fromkeys((unload, load), ErrorCode.SLOW_CONSUMER)
     driver.do(ClientTooSlow(now=driver.now, connection=ALICE))
     assert driver.errors() == {}
+
+
+def test_a_cancel_of_something_else_leaves_a_subscription_alone() -> None:
+    driver = in_state(State.READY)
+    driver.say(Subscribe(id=RequestId("s")))
+    driver.cancel("r1")
+    driver.cancel("s2")
+    assert driver.core.outbox.subscriptions == {ALICE: "s"}
 
 
 def test_reload_reply_lists_its_changes() -> None:
@@ -183,6 +226,15 @@ def test_stop_refuses_a_negative_limit() -> None:
     assert driver.of(Finish) == []
 
 
+def test_the_end_is_said_once() -> None:
+    driver = Driver()
+    driver.signal()
+    assert driver.of(Finish) == [Finish()]
+    driver.signal(is_immediate=True)
+    driver.do(Tick(now=driver.now))
+    assert driver.of(Finish) == []
+
+
 def test_immediate_signal_ends_running_requests() -> None:
     driver = in_state(State.READY)
     driver.signal(is_immediate=True)
@@ -235,12 +287,12 @@ def test_the_exit_code_counts_most_then_the_latest_line_then_the_memory() -> Non
         '  Binary file "x.so", at f', "  <no Python frame>", "", "   ",
     ],
 )  # fmt: skip
-def test_thelast_words_are_no_routine_lines(routine: str) -> None:
+def test_last_words_skip_routine_lines(routine: str) -> None:
     assert last_words(["first", "  cause  ", routine]) == "cause"
     assert last_words([routine]) == ""
 
 
-def test_an_error_in_the_log_may_be_thelast_words_and_a_fatal_one_always_is() -> None:
+def test_last_words_may_be_an_error_and_always_are_a_fatal_line() -> None:
     assert last_words(["x", "2026-01-01T00:00:00.1Z ERROR y"]) == "2026-01-01T00:00:00.1Z ERROR y"
     assert last_words(["Fatal Python error: Aborted ", "later"]) == "Fatal Python error: Aborted"
     assert last_words(["Fatal Python error: " + "x" * 300])[:21] == "Fatal Python error: x"
@@ -450,7 +502,7 @@ def test_an_address_that_is_taken_is_tried_again_and_is_no_crash_loop() -> None:
     assert driven.status()["state"] == "listening"
 
 
-def test_a_long_life_makes_the_next_death_the_first() -> None:
+def test_a_long_gateway_life_resets_its_delays() -> None:
     driven = Driven()
     for _ in range(4):
         driven.ends()
@@ -503,7 +555,7 @@ def test_gateway_frozen_at_its_start_is_killed_and_retried() -> None:
     assert driven.status()["cause"] == f"it did not listen within {START_LIMIT_S:g} s"
 
 
-def test_while_the_daemon_ends_it_is_not_started_again() -> None:
+def test_gateway_is_not_restarted_while_the_daemon_ends() -> None:
     driven = Driven()
     driven.listens()
     driven.do(ShutdownAsked(now=driven.now, is_immediate=True))
@@ -537,7 +589,7 @@ def test_messages_of_an_earlier_gateway_are_ignored() -> None:
         st.tuples(st.sampled_from(["listen", "beat", "crash", "refuse", "wait"]), st.floats(0, 90))
     )
 )
-def test_there_is_never_more_than_one_and_always_one_to_come(
+def test_there_is_at_most_one_gateway_and_always_one_to_come(
     steps: list[tuple[str, float]],
 ) -> None:
     driven = Driven()

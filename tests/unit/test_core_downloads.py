@@ -93,6 +93,19 @@ def test_two_models_of_one_repository_share_its_download() -> None:
     assert driver.row("n")["progress"]["phase"] == "waiting for turn"
 
 
+def test_an_unload_ends_the_download_unless_another_model_waits_for_it() -> None:
+    driver = Driver([lacking("m"), lacking("n")])
+    driver.load("m")
+    driver.load("n")
+    driver.unload("m")
+    assert ends(driver) == []
+    driver.unload("n")
+    assert ends(driver) == [1]
+    assert driver.state("n") is State.STOPPED
+    driver.load("n")
+    assert starts(driver) == [(2, TINY)]
+
+
 def test_reports_of_an_ended_download_are_dropped() -> None:
     driver = Driver([lacking()])
     driver.load()

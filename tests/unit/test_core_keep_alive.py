@@ -121,7 +121,30 @@ def test_the_latest_request_decides(keep_alive: float | None, expected_s: float 
     assert stays_s(answered(up(), keep_alive)) == expected_s
 
 
-def test_a_load_says_it_too_and_not_zero() -> None:
+def test_zero_unloads_with_the_end_of_the_answer_and_not_before() -> None:
+    driver = up()
+    one, two = driver.serve("one", keep_alive=0.0) + driver.serve("two", keep_alive=0.0)
+    for key in (one, two):
+        driver.accept(key)
+    driver.token(one, finish=FinishReason.STOP)
+    driver.pass_time(100.0)
+    assert driver.state() is State.READY, "the other one runs"
+    driver.token(two, finish=FinishReason.STOP)
+    driver.pass_time(0.0)
+    assert driver.state() is not State.READY
+
+
+def test_the_next_request_that_says_nothing_brings_the_configured_time_back() -> None:
+    for before in (0.0, -1.0):
+        driver = up()
+        [key] = driver.serve("one", keep_alive=before)
+        driver.accept(key)
+        assert stays_s(answered(driver, None)) is None, "the first one runs"
+        driver.token(key, finish=FinishReason.STOP)
+        assert stays_s(driver) == CONFIGURED_S
+
+
+def test_a_load_takes_keep_alive_and_refuses_zero() -> None:
     driver = up()
     name = ModelName("m")
     driver.pass_time(CONFIGURED_S - 1.0)
@@ -148,6 +171,20 @@ def test_a_dry_run_of_a_load_keeps_nothing() -> None:
     driver.pass_time(CONFIGURED_S - 1.0)
     driver.say(Load(id=RequestId("a"), model=ModelName("m"), dry_run=True))
     assert stays_s(driver) == 1.0
+
+
+def test_keep_alive_outlives_a_crash_and_not_an_unload() -> None:
+    driver = answered(up(), -1.0)
+    driver.exit()
+    driver.come_up()
+    assert stays_s(driver) is None
+    driver = answered(up(), 0.0)
+    driver.pass_time(0.0)
+    driver.exit(code=0)
+    assert driver.state() is State.STOPPED
+    driver.restart()
+    driver.come_up()
+    assert stays_s(driver) == CONFIGURED_S
 
 
 def test_invalid_keep_alive_is_refused() -> None:
@@ -217,6 +254,21 @@ def test_a_load_takes_over_one_that_waits_and_the_next_is_started_after_it() -> 
     assert (driver.started(), driver.spares()) == ([], {})
     driver.come_up("a", PID + 1)
     assert driver.started() == [2]
+
+
+def test_starting_spare_is_not_adopted() -> None:
+    driver = SpareDriver([real("a")], 1, 20)
+    driver.load("a")
+    assert driver.spawned_with() == [("a", None)]
+    assert driver.spares() == {"-": "starting"}
+
+
+def test_a_model_of_another_engine_takes_over_none() -> None:
+    driver = SpareDriver([real("a"), sized("b", 4)], 1, 20)
+    driver.spare_ready(1)
+    driver.load("b")
+    assert driver.spawned_with() == [("b", None)]
+    assert driver.spares() == {"501": "waiting"}
 
 
 def test_death_of_an_adopted_spare_delays_no_spare() -> None:

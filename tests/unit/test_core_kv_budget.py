@@ -27,6 +27,22 @@ MODEL = FIXED + ONE_ROW
 """What is reserved before a load."""
 
 
+def test_free_memory_is_shared_equally() -> None:
+    driver = RowsDriver("ab", 2 * MODEL + 1000)
+    driver.bring_up("a")
+    assert driver.budget("a") == ONE_ROW + MODEL + 1000
+    driver.load("b")
+    driver.confirm("a")
+    driver.now += 1
+    driver.measure()
+    assert driver.budget("a") == ONE_ROW + 1000, "what is free, until b can use it, too"
+    driver.come_up("b")
+    assert (driver.budget("a"), driver.budget("b")) == (ONE_ROW + 500, ONE_ROW)
+    driver.confirm("a")
+    assert (driver.budget("a"), driver.budget("b")) == (ONE_ROW + 500, ONE_ROW + 500)
+    assert driver.reserved() == 2 * MODEL + 1000
+
+
 def test_load_takes_head_room_back_before_evicting() -> None:
     """And waits until the worker keeps to the lower budget."""
     driver = RowsDriver("ab", 2 * MODEL)
@@ -43,6 +59,15 @@ def test_load_takes_head_room_back_before_evicting() -> None:
     driver.confirm("a")
     assert driver.reserved() == 2 * MODEL
     assert driver.state("b") is State.LOADING
+
+
+def test_budget_covers_running_rows() -> None:
+    driver = RowsDriver("ab", 3 * MODEL)
+    driver.bring_up("a")
+    for id in ("r1", "r2"):
+        driver.begin("a", id, prompt=500)
+    driver.load("b")
+    assert driver.budget("a") == bytes_for(2, 500 + 256)
 
 
 def test_given_back_caches_show_at_the_next_measurement() -> None:

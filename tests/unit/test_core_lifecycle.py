@@ -15,7 +15,7 @@ from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.launch import ExitCode
 from mlxsup.protocol.states import Batching, FinishReason, LoadPhase, State
-from mlxsup.protocol.worker_messages import Dying, Exit, Ready
+from mlxsup.protocol.worker_messages import Dispatch, Dying, Exit, Ready
 from mlxsup.supervisor.core.actions import (
     Abandon,
     Announce,
@@ -76,6 +76,16 @@ def test_waiters_end_when_the_process_will_not_come_back(how: str) -> None:
     assert driver.failure_of().error["code"] == code, "its row had been cut off"
 
 
+def test_an_unload_while_it_drains_shortens_the_drain_and_never_lengthens_it() -> None:
+    driver = in_state(State.DRAINING)
+    driver.pass_time(3.0)
+    driver.unload()
+    driver.pass_time(1.9)
+    assert driver.state() is State.DRAINING
+    driver.pass_time(0.1)
+    assert driver.state() is State.STOPPING, "five seconds after the first"
+
+
 def test_load_takes_a_drain_back() -> None:
     driver = in_state(State.READY)
     driver.now += 7.0
@@ -97,6 +107,18 @@ def test_a_drain_for_a_restart_is_not_taken_back() -> None:
     driver.come_up()
     assert load in driver.replies()
     assert why(driver) == ("READY", "up", "user"), "the restart is fulfilled"
+
+
+def test_drain_limit_of_a_restart_ends_no_request() -> None:
+    driver = in_state(State.READY)
+    driver.restart()
+    driver.pass_time(5.0)
+    assert (driver.state(), driver.told(Exit), driver.errors()) == (State.STOPPING, [Exit()], {})
+    driver.exit(code=0)
+    assert (driver.state(), driver.row()["restarts"]) == (State.LOADING, 0)
+    driver.come_up()
+    [dispatch] = driver.told(Dispatch)
+    assert dispatch.key == 1
 
 
 def test_a_process_without_a_pid_is_waited_for_beyond_all_limits_and_killed_when_it_has_one() -> (
@@ -190,6 +212,47 @@ def test_hello_ready_or_progress_after_ready_is_a_crash_without_evidence(
     say(driver)
     assert driver.state() is State.STOPPING
     assert driver.signals() == [WorkerSignal.KILL]
+
+
+@pytest.mark.parametrize(
+    "say", [Driver.hello, Driver.ready, lambda d: d.progress(0.5), Driver.broke]
+)
+def test_worker_messages_while_stopping_are_ignored(say: Callable[[Driver], object]) -> None:
+    driver = in_state(State.LOADING)
+    driver.unload()
+    say(driver)
+    assert driver.state() is State.STOPPING
+    assert driver.actions == []
+
+
+def test_a_load_without_progress_stalls_and_is_a_crash_at_the_exit() -> None:
+    driver = in_state(State.LOADING)
+    driver.pass_time(19.0)
+    driver.progress(0.5)
+    driver.pass_time(19.0)
+    assert driver.state() is State.LOADING, "progress renews the limit"
+    driver.progress(0.5)
+    driver.pass_time(1.5)
+    assert driver.state() is State.STOPPING
+    assert driver.signals() == [WorkerSignal.DUMP, WorkerSignal.KILL], "its stacks, then its end"
+    driver.exit()
+    assert driver.row()["last_exit"]["reason"] == "stall"
+    assert driver.state() is State.LOADING, "the first crash is answered at once"
+
+
+def test_backoff_ends_at_its_time() -> None:
+    driver = in_state(State.BACKOFF)
+    retry_in_s = driver.row()["retry_in_s"]
+    assert 0.5 <= retry_in_s <= 1.0
+    driver.pass_time(retry_in_s + 0.01)
+    assert driver.state() is State.LOADING
+
+
+def test_the_drain_limit_stops() -> None:
+    driver = in_state(State.DRAINING)
+    driver.pass_time(5.1)
+    assert driver.state() is State.STOPPING
+    assert len(driver.told(Exit)) == 1
 
 
 def test_stopping_escalates_from_asking_to_term_to_kill_E5() -> None:
@@ -334,6 +397,14 @@ def test_another_error_is_another_attempt() -> None:
     assert driver.generation() >= RESTART.max_restarts
 
 
+def test_another_code_with_the_same_words_is_another_error() -> None:
+    driver = Driver()
+    driver.load()
+    die(driver, "gone", code=70)
+    die(driver, "gone", code=71)
+    assert driver.state() is State.BACKOFF
+
+
 @pytest.mark.parametrize(
     ("code", "message"),
     [
@@ -353,6 +424,18 @@ def test_outside_causes_use_the_whole_restart_budget_P9(code: int, message: str)
     die(driver, message, code=code)
     assert driver.state() is State.FAILED
     assert "crashed 4 times" in driver.row()["cause"]
+
+
+def test_a_load_that_succeeded_between_makes_it_the_first_again() -> None:
+    driver = Driver()
+    driver.load()
+    die(driver, RAISED)
+    driver.come_up()
+    driver.worker(Dying(code=70, message=RAISED))
+    driver.exit(code=70)
+    assert driver.state() is State.BACKOFF, "a crash after READY is no load that failed"
+    die(driver, RAISED)
+    assert driver.state() is State.BACKOFF
 
 
 @pytest.mark.parametrize("between", ["silence", "a stall", "no process"])
@@ -437,6 +520,7 @@ def test_load_phases_add_up(steps: list[tuple[int, LoadPhase]], rest: int, later
 # Processes that SIGKILL does not end (P26)
 
 SETTINGS = CoreSettings(max_queue=8, max_queue_per_client=4, drain_timeout_s=5.0)
+GB = 1_000_000_000
 LONG_S = 3600.0
 
 
@@ -470,8 +554,42 @@ def test_stuck_process_fails_its_model_and_requests() -> None:
     assert driver.actions == []
 
 
+def test_kill_limit_grows_with_the_footprint() -> None:
+    driver = in_state(State.READY)
+    driver.sample(100 * GB)
+    driver.broke()
+    driver.pass_time(KILL_LIMIT_S + 49.0)
+    assert driver.state() is State.STOPPING
+    driver.pass_time(2.0)
+    assert driver.state() is State.FAILED
+
+
+def test_memory_of_a_stuck_process_counts() -> None:
+    driver = stuck()
+    driver.sample(5 * GB)
+    assert driver.row()["footprint_bytes"] == 5 * GB
+    assert driver.core.status(driver.now)["memory"]["reserved_bytes"] == 5 * GB
+
+
+@pytest.mark.parametrize("is_silent", [True, False])
+def test_a_load_that_cannot_be_ended_gives_its_turn_back(is_silent: bool) -> None:
+    driver = Driver([entry("m"), entry("other")])
+    command = driver.load("m")
+    driver.spawned("m")
+    if not is_silent:
+        driver.hello("m")
+    driver.load("other")
+    driver.pass_time(LONG_S)
+    assert driver.state("m") is State.FAILED
+    assert driver.errors()[command] == ErrorCode.LOAD_FAILED
+    assert [spawn.model for spawn in driver.of(Spawn)] == ["other"]
+    assert driver.generation("m") == 1
+
+
 @pytest.mark.parametrize("command", [Driver.load, Driver.restart])
-def test_another_process_is_refused_while_it_lives(command: Callable[[Driver], RequestId]) -> None:
+def test_a_new_process_is_refused_while_a_stuck_one_lives(
+    command: Callable[[Driver], RequestId],
+) -> None:
     driver = stuck()
     id = command(driver)
     assert driver.spawns() == []
@@ -502,7 +620,7 @@ def test_unloaded_stuck_model_stops_at_its_exit() -> None:
     assert (driver.state(), driver.row()["pid"]) == (State.STOPPED, None)
 
 
-def test_an_unload_that_waits_is_answered() -> None:
+def test_an_unload_of_a_stuck_process_is_answered() -> None:
     driver = in_state(State.READY)
     unload = driver.unload()
     driver.pass_time(5.0 + 2.0 + 2.0 + KILL_LIMIT_S + 1.0)
@@ -510,7 +628,7 @@ def test_an_unload_that_waits_is_answered() -> None:
     assert driver.errors()[unload] == ErrorCode.MODEL_FAILED
 
 
-def test_the_end_does_not_wait_for_it() -> None:
+def test_shutdown_does_not_wait_for_a_stuck_process() -> None:
     driver = stuck()
     stop = driver.stop()
     [reply] = driver.sent(Reply)
@@ -532,7 +650,7 @@ def test_stop_with_a_stuck_process_keeps_its_limit(state: State) -> None:
     assert len(driver.of(Finish)) == 1
 
 
-def test_a_reload_that_removes_it_forgets_it_at_its_exit() -> None:
+def test_a_removed_stuck_model_is_forgotten_at_its_exit() -> None:
     driver = stuck()
     reload_names(driver)
     assert driver.row()["wanted"] == "gone"
@@ -542,7 +660,7 @@ def test_a_reload_that_removes_it_forgets_it_at_its_exit() -> None:
     assert driver.core.status(driver.now)["models"] == []
 
 
-def test_what_it_held_when_a_reload_removed_it_is_told_that_it_is_gone() -> None:
+def test_memory_of_a_removed_stuck_process_is_reported_gone() -> None:
     driver = in_state(State.READY)
     driver.accept(1)
     reload_names(driver, "other")
@@ -551,7 +669,7 @@ def test_what_it_held_when_a_reload_removed_it_is_told_that_it_is_gone() -> None
     assert driver.failure_of().error["code"] == ErrorCode.UNKNOWN_MODEL
 
 
-def test_a_reload_that_brings_it_back_starts_no_second_process() -> None:
+def test_a_reload_that_brings_back_a_stuck_model_starts_no_process() -> None:
     driver = stuck()
     reload_names(driver)
     reload_names(driver, "m")

@@ -12,8 +12,9 @@ from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.states import FinishReason, State, WorkerPhase
 from mlxsup.protocol.worker_messages import Exit, Heartbeat
 from mlxsup.supervisor.core.events import Reloaded, Sampled
+from mlxsup.supervisor.core.settings import CoreSettings
 
-from support.core_driver import Driver
+from support.core_driver import Driver, entry
 from support.core_memory import (
     GIB,
     SUBSCRIPTION,
@@ -25,6 +26,7 @@ from support.core_memory import (
     states,
 )
 from support.core_rows import FIXED, ONE_ROW, RowsDriver, bytes_for
+from support.core_swaps import SwapDriver, rivals
 
 # Loads within the budget
 
@@ -130,7 +132,7 @@ def test_a_smaller_model_passes_one_that_waits_but_not_for_ever() -> None:
     assert driver.row("y")["memory_wait"]["reason"] == "needs 2.00 GiB: another has waited longer"
 
 
-def test_who_leaves_room_for_the_one_that_waits_longest_passes_it() -> None:
+def test_a_model_that_leaves_room_for_the_longest_waiter_loads_first() -> None:
     models = [sized("a", 6 * GIB), sized("c", 6 * GIB), sized("x", 2 * GIB)]
     driver = MemoryDriver(models, limited(8 * GIB))
     driver.bring_up("a")
@@ -139,6 +141,17 @@ def test_who_leaves_room_for_the_one_that_waits_longest_passes_it() -> None:
     driver.pass_time(100.0)
     driver.ask("r3", "x")
     assert driver.spawns() == ["x"]
+
+
+def test_a_load_evicts_idle_models_at_once() -> None:
+    driver = pair_and_more()
+    driver.use("a", "r1")
+    driver.use("b", "r2")
+    command = driver.load("c")
+    assert states(driver) == [State.STOPPING, State.READY, State.PENDING]
+    driver.exit("a", code=0)
+    driver.come_up("c")
+    assert driver.replies() == [command]
 
 
 def test_preload_waits_for_room() -> None:
@@ -287,6 +300,16 @@ def test_a_crash_keeps_the_memory_for_the_restart_I2() -> None:
     assert driver.state("c") is State.PENDING
 
 
+def test_a_pinned_model_keeps_its_memory_in_a_long_back_off() -> None:
+    policy = replace(entry().restart, backoff_initial_s=60.0, backoff_max_s=60.0)
+    driver = MemoryDriver([sized("a", 4 * GIB, restart=policy, pinned=True)], limited(8 * GIB))
+    driver.bring_up("a")
+    driver.exit("a")
+    driver.come_up("a")
+    driver.exit("a")
+    assert (driver.state("a"), driver.reserved()) == (State.BACKOFF, 4 * GIB)
+
+
 def test_restarting_pinned_model_keeps_only_its_need() -> None:
     """Its process goes, and the next one takes less: nobody is refused for what this one took."""
     models = [sized("a", 4 * GIB, pinned=True), sized("c", 4 * GIB)]
@@ -324,6 +347,29 @@ def test_a_restart_does_not_yield_to_a_model_that_has_waited_longer() -> None:
     assert driver.spawns() == ["b"]
 
 
+def test_two_restarts_that_need_more_do_not_wait_for_each_other() -> None:
+    driver = pair_and_more()
+    models = tuple(sized(name, 6 * GIB) for name in "abc")
+    driver.do(Reloaded(now=driver.now, settings=limited(8 * GIB), models=models))
+    driver.exit("a", code=0)
+    driver.exit("b", code=0)
+    assert sorted(str(state) for state in states(driver, "ab")) == ["LOADING", "PENDING"]
+    assert driver.reserved() == 6 * GIB
+
+
+def test_measured_excess_raises_the_reservation_and_evicts() -> None:
+    driver = pair_and_more()
+    driver.use("b", "r1")
+    driver.say(Subscribe(id=SUBSCRIPTION))
+    footprint = {ord("b"): 5 * GIB}
+    driver.do(Sampled(now=driver.now, footprint_bytes=footprint, machine_bytes=99 * GIB))
+    assert driver.row("b")["reserved_bytes"] == 5 * GIB
+    assert states(driver) == [State.STOPPING, State.READY, State.STOPPED]
+    assert any("because 9.00 GiB of 8.00 GiB are reserved" in note for note in notes(driver))
+    driver.do(Sampled(now=driver.now, footprint_bytes={}, machine_bytes=99 * GIB))
+    assert driver.row("b")["reserved_bytes"] == 5 * GIB, "until its process is gone"
+
+
 def test_reported_bytes_count_and_alone_with_cuda() -> None:
     driver = pair_and_more()
     beat = Heartbeat(
@@ -338,6 +384,21 @@ def test_reported_bytes_count_and_alone_with_cuda() -> None:
     footprint = {ord("a"): 7 * GIB}
     driver.do(Sampled(now=driver.now, footprint_bytes=footprint, machine_bytes=99 * GIB))
     assert driver.row("a")["reserved_bytes"] == 4 * GIB
+
+
+def test_a_reload_that_lowers_the_budget_evicts_down_to_it_and_says_so() -> None:
+    driver = pair_and_more()
+    [key] = driver.serve("r1", model="a")
+    driver.say(Subscribe(id=SUBSCRIPTION))
+    models = tuple(driver.model(name).life.settings for name in "abc")
+    driver.do(Reloaded(now=driver.now, settings=limited(3 * GIB), models=models))
+    assert states(driver) == [State.READY, State.STOPPING, State.STOPPED], "a is busy"
+    assert any("because 8.00 GiB of 3.00 GiB are reserved" in note for note in notes(driver))
+    driver.exit("b", code=0)
+    driver.accept(key, "a")
+    driver.token(key, model="a", finish=FinishReason.STOP)
+    assert driver.state("a") is State.STOPPING
+    assert driver.result_of().finish_reason is FinishReason.STOP
 
 
 def test_pins_that_come_with_a_reload_are_reserved_at_once_and_given_up_with_one() -> None:
@@ -361,6 +422,14 @@ def test_a_pin_that_goes_takes_its_memory_with_it_though_the_model_waits_for_its
     models = (driver.model("a").life.settings, replace(pinned, pinned=False))
     driver.do(Reloaded(now=driver.now, settings=limited(8 * GIB), models=models))
     assert (driver.state("b"), driver.row("b")["reserved_bytes"]) == (State.PENDING, 0)
+
+
+def test_without_a_budget_nothing_is_refused_and_nothing_goes() -> None:
+    models = [sized("a", 400 * GIB, pinned=True), sized("b", 400 * GIB)]
+    driver = MemoryDriver(models, limited(0, budget=None))
+    driver.bring_up("a", "b")
+    assert states(driver, "ab") == [State.READY, State.READY]
+    assert driver.core.status(driver.now)["memory"]["budget_bytes"] is None
 
 
 # Models that are no longer wanted
@@ -401,6 +470,28 @@ def test_a_preload_that_was_refused_still_waits_when_a_request_is_refused() -> N
     driver.ask("r1", "a")
     assert driver.errors() == {"r1": ErrorCode.INSUFFICIENT_MEMORY}
     assert (driver.state("a"), driver.row("a")["why"]) == (State.PENDING, "preload")
+
+
+def swapped_out() -> SwapDriver:
+    """`a` has made room for `b`; its one request waits for its next turn."""
+    driver = rivals()
+    driver.stream("a", "r1")
+    driver.ask("r2", "b")
+    driver.swap("a")
+    assert states(driver, "ab") == [State.PENDING, State.LOADING]
+    return driver
+
+
+def test_swapped_out_model_waits_for_commands_and_paused_requests() -> None:
+    driver = swapped_out()
+    driver.load("a")
+    driver.cancel("r1")
+    assert driver.state("a") is State.PENDING
+    driver = swapped_out()
+    driver.pause("r1")
+    assert driver.state("a") is State.PENDING
+    driver.cancel("r1")
+    assert driver.state("a") is State.STOPPED
 
 
 # Needs of open answers
@@ -473,5 +564,24 @@ def measure(driver: MemoryDriver, **footprints: int) -> None:
 NAMES = ("a", "b", "c", "d")
 
 
+def started(parallel_loads: int, *names: str) -> Driver:
+    settings = CoreSettings(parallel_loads=parallel_loads)
+    return Driver([entry(name) for name in names or NAMES], settings)
+
+
 def loading(driver: Driver) -> str:
     return "".join(name for name in NAMES if driver.state(name) is State.LOADING)
+
+
+def load_all(driver: Driver) -> None:
+    for name in NAMES:
+        driver.load(name)
+
+
+@pytest.mark.parametrize(("most", "first"), [(1, "a"), (2, "ab"), (3, "abc"), (9, "abcd")])
+def test_as_many_load_at_once_as_the_configuration_allows(most: int, first: str) -> None:
+    driver = started(most)
+    load_all(driver)
+    assert loading(driver) == first
+    for name in NAMES[len(first) :]:
+        assert driver.row(name)["progress"]["phase"] == "waiting for turn"

@@ -24,7 +24,7 @@ from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
 from support.core_driver import LAUNCH, Driver, entry
 from support.core_looks import ALICE
 from support.core_memory import SUBSCRIPTION, MemoryDriver, limited, notes, sized, states
-from support.core_rows import FIXED, ONE_ROW, RowsDriver, bytes_for, need_of, served
+from support.core_rows import CONTEXT, FIXED, ONE_ROW, RowsDriver, bytes_for, need_of, served
 from support.needs import GIB, MIB, need
 
 # `memory` of an entry
@@ -163,6 +163,21 @@ def test_a_load_that_runs_out_of_memory_counts() -> None:
     assert driver.row("a")["needed_bytes"] == MODEL + 6000
 
 
+@pytest.mark.parametrize("code", [0, 1, 70, 72])
+def test_only_out_of_memory_raises_a_need(code: int) -> None:
+    driver = RowsDriver("a", 10 * MODEL)
+    driver.bring_up("a")
+    driver.exit("a", code=code)
+    assert (need_raised(driver), driver.row("a")["raised_bytes"]) == ([], 0)
+
+
+def test_a_kill_raises_nothing() -> None:
+    driver = RowsDriver("a", 10 * MODEL)
+    driver.bring_up("a")
+    driver.exit("a", signal="SIGKILL")
+    assert need_raised(driver) == []
+
+
 def test_given_memory_is_never_raised() -> None:
     driver = MemoryDriver([sized("a", 4 * GIB)], limited(8 * GIB))
     given_need = need(GIB, given=4 * GIB)
@@ -217,6 +232,28 @@ def test_a_pinned_model_is_raised_no_further_than_the_budget() -> None:
         driver.exit(name, code=75)
     assert [driver.row(name)["raised_bytes"] for name in "ab"] == [9, 0]
     assert driver.reserved() == 2 * MODEL + 9
+
+
+def test_appraisal_replaces_a_raise() -> None:
+    driver = RowsDriver("a", 10 * MODEL)
+    driver.bring_up("a")
+    driver.exit("a", code=75)
+    remembered: dict[ModelName, Need] = {ModelName("a"): replace(need_of(), raised_bytes=123)}
+    driver.do(Appraised(now=driver.now, needs=remembered))
+    assert driver.row("a")["raised_bytes"] == 123
+    driver.do(Appraised(now=driver.now, needs={ModelName("a"): need_of(context=CONTEXT - 1)}))
+    assert driver.row("a")["raised_bytes"] == 0, "its files have changed"
+
+
+def test_a_process_of_an_older_entry_raises_nothing() -> None:
+    driver = RowsDriver("a", 10 * MODEL)
+    driver.bring_up("a")
+    driver.begin("a", "r")
+    entry = served("a")
+    changed = replace(entry, launch=replace(entry.launch, context_length=77))
+    driver.do(Reloaded(now=driver.now, settings=limited(10 * MODEL), models=(changed,)))
+    driver.exit("a", code=75)
+    assert need_raised(driver) == []
 
 
 def test_unknown_need_keeps_its_process_reserved() -> None:

@@ -458,6 +458,15 @@ def test_a_pinned_model_has_its_memory_before_those_that_stand_above_it() -> Non
     assert (q.is_placed, p.is_placed) == (False, True)
 
 
+def test_a_pinned_model_keeps_its_memory_while_it_is_not_loaded() -> None:
+    models = [sized("p", 4, is_pinned=True, is_resident=False), sized("q", 2)]
+    made = make_plan(models, 5 * GIB)
+    p, q = made.placements
+    assert (p.is_placed, p.goes, p.missing_bytes) == (False, (), 0)
+    assert (q.is_placed, q.missing_bytes) == (False, GIB)
+    assert made.reserved_bytes == 4 * GIB
+
+
 crowds = st.lists(st.tuples(st.integers(1, 4), st.booleans()), min_size=2, max_size=4)
 
 

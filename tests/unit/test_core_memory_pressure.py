@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mlxsup.protocol.client_messages import Failed, Reply, Subscribe
 from mlxsup.protocol.ids import Generation, ModelName, RequestId
-from mlxsup.protocol.states import State, WorkerPhase
+from mlxsup.protocol.states import Priority, State, WorkerPhase
 from mlxsup.protocol.worker_messages import Exit, GiveBack, Heartbeat, PauseRow
 from mlxsup.supervisor.core.actions import BudgetChanged, SendToWorker
 from mlxsup.supervisor.core.events import Caller, FilesSeen, Reloaded, Sampled
@@ -93,7 +93,7 @@ def test_squeeze_never_exceeds_budget_or_room(series: list[int], whole: int) -> 
 @given(
     st.integers(STEP, WHOLE), st.lists(st.integers(0, STEP), min_size=1, max_size=200), st.data()
 )
-def test_noise_of_a_step_lowers_it_and_raises_it_no_more(
+def test_noise_of_a_step_lowers_the_budget_and_does_not_raise_it(
     base: int, noise: list[int], data: st.DataObject
 ) -> None:
     """However long it lasts: each step at most once, and only down."""
@@ -178,6 +178,17 @@ def test_pressure_evicts_idle_models() -> None:
     assert (shown["shortage"], shown["over_bytes"]) == (SHORTAGE, 0)
 
 
+def test_busy_models_stay_and_the_excess_is_shown() -> None:
+    driver = pair_and_more()
+    driver.serve("r1", model="a")
+    [key] = driver.serve("r2", model="b")
+    sample(driver, 0, a=4, b=4)
+    assert states(driver, "ab") == [State.READY] * 2
+    assert memory(driver)["over_bytes"] == 8 * GIB - memory(driver)["effective_budget_bytes"] > 0
+    driver.row_ends("b", key)
+    assert driver.state("b") is State.STOPPING, "as soon as it is idle"
+
+
 def test_caches_are_reclaimed_before_eviction() -> None:
     driver = pair_and_more()
     driver.say(Subscribe(id=SUBSCRIPTION))
@@ -251,6 +262,16 @@ def test_model_within_the_whole_budget_waits_for_the_rest() -> None:
     [failed] = driver.sent(Failed)
     assert failed.error["code"] == "insufficient_memory"
     assert failed.error["detail"]["budget_bytes"] == 8 * GIB
+
+
+def test_ending_process_does_not_lower_the_budget() -> None:
+    driver = pair_and_more()
+    driver.unload("a")
+    sample(driver, 0.5, b=4)
+    assert budgets(driver) == [], "it is measured at nothing, and its memory is not free yet"
+    driver.exit("a", code=0)
+    sample(driver, 4.5, b=4)
+    assert budgets(driver) == []
 
 
 def test_a_reload_keeps_the_budget_lowered_and_says_how_much_must_go() -> None:
@@ -334,7 +355,25 @@ def test_a_busy_model_goes_while_others_need_memory_and_its_stream_continues_lat
     assert not isinstance(driver.terminals[ALICE, "a"][0], Failed)
 
 
-def test_nobody_goes_while_workers_may_still_give_back() -> None:
+def test_a_reload_that_lowers_the_budget_swaps_down_to_it() -> None:
+    driver = crowd()
+    driver.say(Subscribe(id=SUBSCRIPTION))
+    for name in "ab":
+        driver.stream(name, name)
+    driver.now += TURN_S
+    reload(driver, "ab", budget_gib=6)
+    assert (
+        "swapped out because what is loaded needs more than memory_budget: 8.00 GiB of 6.00 GiB"
+        in (" ".join(notes(driver)))
+    )
+    driver.gone("a")
+    assert states(driver, "ab") == [State.PENDING, State.READY]
+    assert driver.passes_until("b") <= 21, "they take turns from now on"
+    driver.gone("b")
+    assert driver.spawns() == ["a"]
+
+
+def test_no_model_is_evicted_while_workers_may_give_back() -> None:
     driver = crowd()
     for name in "ab":
         driver.stream(name, name)
@@ -344,6 +383,16 @@ def test_nobody_goes_while_workers_may_still_give_back() -> None:
     assert states(driver, "ab") == [State.READY] * 2
     short(driver)
     assert states(driver, "ab") == [State.DRAINING, State.READY], "it was not enough"
+
+
+def test_the_lowest_class_goes_first() -> None:
+    driver = crowd("abc")
+    classes = (Priority.INTERACTIVE, Priority.NORMAL, Priority.BATCH)
+    for name, priority in zip("abc", classes, strict=True):
+        driver.stream(name, name, priority=priority)
+    driver.now += TURN_S
+    short(driver, names="abc")
+    assert states(driver) == [State.READY, State.READY, State.DRAINING]
 
 
 def test_one_serving_model_always_stays() -> None:
@@ -368,6 +417,25 @@ def test_pinned_and_unresumable_models_stay() -> None:
     driver.now += TURN_S
     sample(driver, -9, a=4, b=4, c=4)
     assert states(driver) == [State.READY, State.READY, State.DRAINING]
+
+
+def test_with_swap_off_no_model_is_swapped_out() -> None:
+    driver = crowd(swap=False)
+    for name in "ab":
+        driver.stream(name, name)
+    driver.now += TURN_S
+    short(driver)
+    assert states(driver, "ab") == [State.READY] * 2
+
+
+def test_no_swap_for_a_grown_process() -> None:
+    driver = crowd()
+    for name in "ab":
+        driver.stream(name, name)
+    driver.now += TURN_S
+    sample(driver, 9, a=5, b=4)
+    assert memory(driver)["over_bytes"] == GIB
+    assert states(driver, "ab") == [State.READY] * 2, "it would be back at once, and grow again"
 
 
 def test_swap_is_called_off_when_memory_is_back() -> None:
@@ -454,7 +522,7 @@ def test_watchers_are_notified_once_why_it_stays_and_when_that_is_over() -> None
 
 
 @pytest.mark.parametrize("is_accepted", [True, False])
-def test_paused_answers_keep_it_if_they_have_begun(is_accepted: bool) -> None:
+def test_paused_answers_that_have_begun_keep_a_model_loaded(is_accepted: bool) -> None:
     driver = rivals()
     stream = driver.stream("a", "r1")
     if is_accepted:
@@ -486,6 +554,18 @@ def test_another_model_goes_when_memory_is_short() -> None:
     both.now += TURN_S
     short(both)
     assert states(both, "ab") == [State.READY] * 2
+
+
+def test_swap_waits_for_a_slow_look() -> None:
+    driver = rivals()
+    driver.folders.is_slow = True
+    driver.stream("a", "r1")
+    driver.ask("r2", "b")
+    driver.pass_time(TURN_S + 60.0)
+    sample(driver, 9)
+    assert (driver.folders.looks, driver.state("a")) == (["a"], State.READY)
+    driver.folders.answer(driver.core, "a", driver.now)
+    assert driver.why("a") == "swap"
 
 
 def test_look_counts_for_some_seconds() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlxsup.protocol.client_messages import Done, Failed, Notice, Reply
+from mlxsup.protocol.client_messages import Deltas, Done, Failed, Notice, Reply
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.ids import RequestKey, pack_tokens
 from mlxsup.protocol.states import FinishReason, PauseReason, State
@@ -17,6 +17,7 @@ from mlxsup.supervisor.core.requests.ledger import PAUSED_BYTES
 from mlxsup.supervisor.core.settings import CoreSettings
 
 from support.core_driver import LAUNCH, Driver, entry
+from support.core_looks import BOB
 from support.core_states import in_state
 
 # Pauses
@@ -101,6 +102,24 @@ def test_the_time_of_its_pauses_is_told() -> None:
     assert (done.timings.paused_s, done.paused) == (7.0, 1)
 
 
+def test_end_that_crosses_a_pause_wins() -> None:
+    driver = streaming()
+    driver.pause()
+    driver.token(1, finish=FinishReason.STOP)
+    assert driver.result_of().finish_reason is FinishReason.STOP
+    assert (driver.row()["running"], driver.row()["paused"]) == ([], [])
+
+
+def test_tokens_that_cross_the_pause_count_and_are_no_return() -> None:
+    driver = streaming()
+    driver.pause()
+    driver.token(1)
+    assert len(driver.sent(Deltas)) == 1
+    assert notices(driver, "resumed") == []
+    driver.row_left(1)
+    assert notices(driver, "paused") == [told(3)]
+
+
 def test_a_cancel_that_crosses_the_pause_ends_it_and_drops_its_state() -> None:
     driver = streaming(rows=1)
     driver.ask("r2")
@@ -150,6 +169,22 @@ def test_a_crash_before_the_worker_confirms_interrupts_and_leaves_it_paused() ->
     assert (driver.result_of().resumed, driver.result_of().paused) == (1, 1)
 
 
+def test_a_request_that_was_not_accepted_is_new_again() -> None:
+    driver = Driver()
+    driver.load()
+    driver.come_up()
+    driver.ask(notices=True)
+    driver.pause()
+    driver.row_left(1)
+    assert notices(driver, "paused") == [told(0)]
+    driver.resume()
+    [dispatch] = driver.told(Dispatch)
+    assert (dispatch.resume, dispatch.body) == (None, b"body")
+    driver.accept(1)
+    driver.token(1, finish=FinishReason.STOP)
+    assert driver.result_of().paused == 0, "its answer had not begun"
+
+
 def test_a_waiting_request_leaves_the_line_and_its_limit_stands_still() -> None:
     driver = Driver()
     driver.ask(queue_timeout_s=5.0)
@@ -183,6 +218,15 @@ def test_cancel_of_a_paused_request_drops_its_state(how: str) -> None:
     assert driver.told(DropKept) == [DropKept(key=KEY)]
     assert len(driver.core.ledger) == 0
     assert (len(driver.sent(Done)), driver.row()["paused"]) == (int(how == "cancel"), [])
+
+
+def test_a_state_that_was_not_kept_is_not_dropped() -> None:
+    driver = streaming()
+    driver.pause()
+    driver.pausing[KEY] = False  # the row had no state worth keeping
+    driver.row_left(1)
+    driver.cancel()
+    assert driver.told(DropKept) == []
 
 
 def test_a_state_that_was_taken_up_again_is_not_dropped() -> None:
@@ -233,7 +277,7 @@ def test_unload_ends_paused_requests_without_an_answer() -> None:
     assert driver.errors() == {"new": "unloaded"}
 
 
-def test_a_restart_lets_it_wait_and_takes_its_state() -> None:
+def test_a_restart_keeps_a_paused_request_and_drops_its_state() -> None:
     driver = paused()
     driver.restart()
     driver.exit(code=0)
@@ -279,6 +323,12 @@ def test_a_request_that_is_not_open_is_named_with_those_that_are(command: str) -
     assert refusal(driver) == "no open request has the id 'nobody'; open: r1 (#1, runs for m)"
     [failed] = driver.sent(Failed)
     assert failed.error["detail"] == {"parameter": "request", "known": ["r1"], "numbers": ["#1"]}
+
+
+def test_a_request_of_another_client_may_be_paused() -> None:
+    driver = in_state(State.READY)
+    driver.pause("r1", BOB)
+    assert [told.key for told in driver.told(PauseRow)] == [1]
 
 
 def test_a_second_pause_is_refused_before_and_after_the_row_has_left() -> None:
@@ -375,6 +425,21 @@ def test_a_resume_is_not_refused_because_the_queue_is_full() -> None:
     assert waiting(driver) == driver.row()["queued"] == 2
     driver.ask("r3")
     assert limit_of(driver, "r3") == "max_queue"
+
+
+def test_an_answer_that_has_begun_takes_no_place_either_paused_or_resumed() -> None:
+    driver = Driver()
+    driver.load()
+    driver.come_up()
+    driver.ask()
+    driver.accept(1)
+    driver.pause()
+    driver.row_left(1)
+    assert waiting(driver) == 0
+    driver.resume()
+    assert waiting(driver) == 0
+    driver.token(1, finish=FinishReason.STOP)
+    assert driver.core.ledger.held_bytes == 0
 
 
 def test_pausing_is_no_way_to_have_any_number_of_requests_open() -> None:

@@ -14,6 +14,7 @@ from mlxsup.protocol.worker_messages import Heartbeat, PauseRow
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.health.blame import (
     APPROACH_TOKENS,
+    MAX_PLACES,
     MAX_QUARANTINED,
     MAX_SUSPECTS,
     PROBATION_S,
@@ -68,6 +69,16 @@ def test_deaths_without_evidence_accuse_no_request(signal: str, code: int | None
         assert (driver.row()["suspects"], driver.row()["quarantined"]) == (0, 0)
     driver.token(1, 2, 3, 4, finish=FinishReason.STOP)
     assert driver.errors() == {}
+
+
+def test_deaths_asked_for_and_while_loading_accuse_no_request() -> None:
+    driver = engine_of(2)
+    driver.serve("a")
+    driver.restart(now=True)
+    driver.exit(signal="SIGSEGV")
+    driver.spawned()
+    driver.exit(signal="SIGSEGV")
+    assert driver.row()["suspects"] == 0
 
 
 def test_cancelling_or_sending_again_does_not_clear_suspicion() -> None:
@@ -169,6 +180,20 @@ def test_a_third_quarantine_without_a_completion_means_that_the_engine_is_broken
     assert driver.serve("p1") != [], "all three are lifted"
 
 
+def test_restart_resets_quarantines_in_a_row() -> None:
+    driver = engine_of(2)
+    for number in range(1, 5):
+        driver.serve(f"p{number}")
+        for _ in range(3):
+            crash(driver)
+        if number == 2:
+            driver.restart(now=True)
+            driver.exit(code=0)
+            driver.come_up()
+    assert driver.state() is State.READY
+    assert driver.row()["quarantined"] == 2
+
+
 def test_the_crash_that_finds_the_culprit_is_not_counted_in_the_window_P9() -> None:
     restart = RestartSettings(
         max_restarts=2, window_s=1000.0, backoff_initial_s=0.1, backoff_max_s=0.1
@@ -183,6 +208,26 @@ def test_the_crash_that_finds_the_culprit_is_not_counted_in_the_window_P9() -> N
     assert driver.row()["restarts"] == 3, "it is a crash all the same"
     driver.exit()
     assert driver.state() is State.FAILED, "two crashes had been counted before"
+
+
+def test_a_suspect_that_comes_again_has_its_turn_between_others() -> None:
+    driver = engine_of(4)
+    driver.serve("suspect")
+    driver.cancel("suspect")
+    crash(driver)
+    driver.ask("suspect", body=b"suspect")
+    driver.cancel("suspect")
+    crash(driver)
+    [plain] = driver.serve("plain")
+    driver.accept(plain)
+    driver.ask("suspect", body=b"suspect")
+    assert driver.dispatched() == []
+    driver.token(plain)
+    assert driver.told(PauseRow) == [PauseRow(key=plain, keep=False)]
+    driver.row_left(plain)
+    assert driver.row()["alone"] == "suspect"
+    [again] = driver.dispatched()
+    assert finish(driver, again) == [plain]
 
 
 def test_tokens_before_a_turn_is_due_do_not_shorten_it() -> None:
@@ -244,6 +289,29 @@ def test_a_kill_over_the_memory_limit_is_taken_for_out_of_memory() -> None:
     driver.worker(beat)
     driver.exit(signal="SIGKILL")
     assert driver.errors() == {"a": ErrorCode.INSUFFICIENT_MEMORY}
+
+
+def test_samples_of_an_earlier_process_do_not_count() -> None:
+    driver = engine_of(4, memory_limit_bytes=1000)
+    driver.serve("a", "b")
+    before = driver.row()["pid"]
+    driver.sample(1000)
+    assert driver.row()["footprint_bytes"] == 1000
+    driver.exit()
+    driver.sample(1001, pid=before)
+    assert driver.row()["footprint_bytes"] == 0
+    driver.come_up(pid=before + 1)
+    driver.sample(1001, pid=before)
+    assert crash(driver, "SIGKILL") == [1, 2], "no kill for memory"
+
+
+def test_new_process_is_not_judged_by_old_samples() -> None:
+    driver = engine_of(4, memory_limit_bytes=1000)
+    driver.serve("a", "b")
+    driver.sample(1001)
+    driver.exit(signal="SIGTERM")
+    driver.come_up()
+    assert crash(driver, "SIGKILL") == [1, 2], "no kill for memory"
 
 
 def killed_holding(driver: Driver, footprint_bytes: int, machine_bytes: int) -> list[RequestKey]:
@@ -407,6 +475,41 @@ def test_a_turn_is_had_alone_so_that_no_other_strike_is_taken_for_it() -> None:
     assert driver.errors() == {"poison": ErrorCode.QUARANTINED}
 
 
+def test_the_places_of_a_suspect_are_bounded() -> None:
+    recovery, digest = Blame(), Digest(b"d")
+    rows = [Held(digest=digest, tokens=100 * n) for n in range(MAX_PLACES + 5)]
+    for _ in range(2):
+        recovery.judge(Evidence.ACCUSES, rows, 0.0)
+    due = [one.tokens for one in rows if recovery.is_due(one)]
+    assert due == [100 * n for n in range(5, MAX_PLACES + 5)]
+
+
+def test_tokens_that_come_at_once_prove_nothing_before_their_time() -> None:
+    driver = engine_of(2)
+    driver.serve("a", "b")
+    crash(driver)
+    assert crash(driver) == [1]
+    for _ in range(50):
+        driver.token(1)
+        assert driver.told(PauseRow) == []
+    driver.pass_time(2 * PROBATION_S)
+    driver.token(1)
+    assert driver.told(PauseRow) == [PauseRow(key=RequestKey(1), keep=False)]
+
+
+def test_the_time_of_a_turn_counts_afresh_in_each_life() -> None:
+    driver = engine_of(2)
+    driver.serve("a", "b")
+    crash(driver)
+    crash(driver)
+    driver.token(1)
+    driver.pass_time(1.0)
+    assert crash(driver, "SIGKILL") == [1]
+    for _ in range(PROBATION_TOKENS):
+        driver.token(1)
+        assert driver.told(PauseRow) == []
+
+
 def test_three_poisons_do_not_make_an_engine_broken_in_which_others_come_past_their_crash() -> None:
     driver = engine_of(8)
     poisons = {2, 4, 6}
@@ -502,6 +605,19 @@ def waits_for_a_row_that_may_not_be_resumed() -> Driver:
         driver.accept(key)
     driver.token(*running)
     return driver
+
+
+def test_unresumable_row_delays_only_the_turn() -> None:
+    driver = waits_for_a_row_that_may_not_be_resumed()
+    assert [told.key for told in driver.told(PauseRow)] == [3]
+    assert driver.row()["alone"] is None, "others run, too, until its row has left"
+    driver.row_left(3)
+    assert (driver.dispatched(), driver.row()["queued"]) == ([], 1)
+    assert driver.serve("new") == [6]
+    driver.token(4, 5, 6)
+    assert driver.told(PauseRow) == []
+    finish(driver, 4)
+    assert [told.key for told in driver.told(PauseRow)] == [5, 6]
 
 
 def test_rows_that_may_not_be_resumed_do_not_hold_up_a_turn_by_overlapping() -> None:

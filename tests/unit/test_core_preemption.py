@@ -82,6 +82,18 @@ def test_the_batch_row_that_was_served_last_is_freed() -> None:
     assert driver.line() == ["r3"]
 
 
+def test_latest_return_is_preempted_first() -> None:
+    driver = streaming(BATCH, BATCH)
+    driver.pause("r1")
+    driver.row_left(1)
+    driver.pass_time(1.0)
+    driver.resume("r1")
+    driver.token(1)
+    driver.pass_time(2.0)
+    ask(driver)
+    assert freed(driver) == [1]
+
+
 @pytest.mark.parametrize("priority", [NORMAL, BATCH])
 def test_only_interactive_requests_preempt(priority: Priority) -> None:
     driver = streaming(BATCH)
@@ -89,10 +101,23 @@ def test_only_interactive_requests_preempt(priority: Priority) -> None:
     assert freed(driver) == []
 
 
+@pytest.mark.parametrize("priority", [NORMAL, INTERACTIVE])
+def test_no_row_of_another_class_is_freed(priority: Priority) -> None:
+    driver = streaming(priority)
+    ask(driver)
+    assert freed(driver) == []
+
+
 def test_unresumable_request_keeps_its_row() -> None:
     driver = driver_of(1)
     begin(driver, "r1", 1, BATCH, resume=False)
     driver.pass_time(9.0)
+    ask(driver)
+    assert freed(driver) == []
+
+
+def test_a_deterministic_model_frees_no_row() -> None:
+    driver = streaming(BATCH, deterministic=True)
     ask(driver)
     assert freed(driver) == []
 
@@ -127,6 +152,19 @@ def test_client_at_max_running_preempts_no_row() -> None:
     assert freed(driver) == []
     driver.token(2, finish=FinishReason.STOP)
     assert driver.dispatched() == [3]
+
+
+def test_of_those_who_wait_only_as_many_count_as_may_run() -> None:
+    two = {"two": ClientSettings(max_running=2)}
+    driver = driver_of(3, replace(SETTINGS, clients=two))
+    for number in (1, 2, 3):
+        begin(driver, f"r{number}", number, BATCH)
+    driver.pass_time(9.0)
+    asked = []
+    for number in range(3):
+        ask(driver, f"now{number}", client="two")
+        asked += freed(driver)
+    assert asked == [3, 2]
 
 
 def test_a_suspect_that_runs_alone_is_left_alone() -> None:
@@ -217,6 +255,28 @@ def test_dropped_state_extends_the_minimum_run() -> None:
     assert freed(driver) == [1], "this time it was kept"
 
 
+def test_memory_pause_does_not_extend_the_minimum_run() -> None:
+    """It gave way to a higher class before; its state was kept then."""
+    driver = driver_of(1)
+    driver.ask("r1", priority=BATCH)
+    driver.accept(1)
+    first = RowDelta(key=RequestKey(1), text="x", tokens=b"\0\0\0\0", prefill_s=3.0)
+    driver.worker(Step(step=1, rows=[first]))
+    driver.pass_time(2.0)
+    ask(driver, "now1")
+    driver.row_left(1)
+    driver.token(2, finish=FinishReason.STOP)
+    assert driver.dispatched() == [1]
+    driver.token(1)
+    row = RowDelta(key=RequestKey(1), paused=RowState.DROPPED, pause_reason=PauseReason.MEMORY)
+    driver.worker(Step(step=1, rows=[row]))
+    assert driver.dispatched() == [1]
+    driver.token(1)
+    driver.pass_time(2.1)
+    ask(driver, "now2")
+    assert freed(driver) == [1]
+
+
 def aged(rows: int = 1) -> Driver:
     """Batch requests have all rows; `old`, another one, has waited for two minutes."""
     driver = driver_of(rows)
@@ -228,6 +288,40 @@ def aged(rows: int = 1) -> Driver:
         driver.token(*range(1, rows + 1))
         driver.beat()
     return driver
+
+
+def test_a_freed_row_goes_to_the_class_that_it_was_freed_for() -> None:
+    driver = aged()
+    ask(driver)
+    assert driver.line() == ["old", "now"]
+    assert freed(driver) == [1]
+    driver.row_left(1)
+    assert driver.dispatched() == [3]
+    assert driver.told(Dispatch)[0].body == b"now"
+
+
+def test_unpreempted_row_goes_to_the_aged_request() -> None:
+    driver = aged(rows=2)
+    driver.ask("own", body=b"own", priority=INTERACTIVE)
+    driver.token(2, finish=FinishReason.STOP)
+    assert driver.told(Dispatch)[0].body == b"old"
+
+
+def test_aged_batch_row_is_preempted_like_others() -> None:
+    driver = aged()
+    driver.token(1, finish=FinishReason.STOP)
+    driver.accept(2)
+    driver.token(2)
+    driver.pass_time(1.0)
+    ask(driver)
+    assert freed(driver) == [], "it has had its time first"
+    driver.pass_time(1.0)
+    assert freed(driver) == [2]
+    driver.row_left(2)
+    assert driver.line() == ["old"]
+    ask(driver, "next")
+    driver.token(3, finish=FinishReason.STOP)
+    assert driver.dispatched() == [2], "and goes before newer ones"
 
 
 def test_freed_row_without_a_claimant_goes_to_the_first() -> None:
@@ -306,6 +400,21 @@ def test_the_batch_row_that_was_served_last_makes_room() -> None:
     assert driver.line("a") == ["r2"]
 
 
+def test_preempted_row_returns_with_room() -> None:
+    driver = full(BATCH, NORMAL, NORMAL)
+    now = knock(driver)
+    driver.row_left(1, "a", tokens=1)
+    driver.accept_long("a", now, 1000)
+    driver.gain("a", now, 1)
+    assert driver.row("a")["yielded"] == ["r1"]
+    assert driver.dispatched() == []
+    driver.end("a", now)
+    assert driver.dispatched() == [1]
+    [dispatch] = driver.told(Dispatch)
+    assert dispatch.resume is not None
+    assert len(dispatch.resume.delivered) == 2 * 4
+
+
 def test_as_many_rows_leave_as_it_needs() -> None:
     driver = full(BATCH, BATCH, BATCH)
     knock(driver, tokens=1300)
@@ -343,12 +452,58 @@ def test_a_row_that_must_run_through_stays() -> None:
     assert asked(driver) == []
 
 
+def test_a_row_runs_for_min_run_s_before_it_leaves() -> None:
+    driver = full(BATCH, NORMAL, NORMAL, ran_s=0.5)
+    knock(driver)
+    assert asked(driver) == []
+    driver.pass_time(1.4)
+    assert asked(driver) == []
+    driver.pass_time(0.1)
+    assert asked(driver) == [1]
+
+
 def test_crash_resets_rows_that_made_room() -> None:
     driver = full(BATCH, NORMAL, NORMAL)
     knock(driver)
     driver.exit("a")
     driver.come_up("a")
     assert len(driver.told(Dispatch)) == 4
+
+
+def test_queue_timeout_runs_while_waiting_for_memory() -> None:
+    driver = full(NORMAL, NORMAL, NORMAL)
+    knock(driver, queue_timeout_s=10.0)
+    driver.pass_time(9.9)
+    assert driver.errors() == {}
+    driver.pass_time(0.2)
+    assert driver.errors() == {"now": ErrorCode.QUEUE_TIMEOUT}
+
+
+def test_unbegun_row_without_memory_is_queued() -> None:
+    driver = full(NORMAL, NORMAL, NORMAL)
+    knock(driver)
+    assert kinds(driver, "now") == [("queued", "memory")]
+    row = driver.row("a")
+    assert (row["yielded"], row["queued"]) == ([], 1)
+    assert [one["paused"] for one in row["line"]] == [None]
+    assert driver.core.status(driver.now)["queue"]["waiting"] == 1
+
+
+def test_unbegun_answer_counts_no_pause() -> None:
+    driver = full(NORMAL, NORMAL, NORMAL)
+    now = knock(driver)
+    driver.pass_time(3.0)
+    driver.end("a", RequestKey(1))
+    [dispatch] = driver.told(Dispatch)
+    assert dispatch.resume is not None
+    assert dispatch.resume.delivered == b""
+    driver.gain("a", now, 1)
+    assert kinds(driver, "now") == []
+    driver.end("a", now)
+    done = driver.result_of("now")
+    assert (done.paused, done.resumed) == (0, 0)
+    assert done.timings.queued_s == pytest.approx(3.0)
+    assert done.timings.paused_s == 0.0
 
 
 def test_row_with_a_read_prompt_counts_as_paused() -> None:
@@ -360,6 +515,14 @@ def test_row_with_a_read_prompt_counts_as_paused() -> None:
     driver.pass_time(5.0)
     assert driver.errors() == {}
     assert driver.row("a")["yielded"] == ["now"]
+
+
+def test_unload_ends_a_row_that_waits_for_memory() -> None:
+    driver = full(NORMAL, NORMAL, NORMAL)
+    knock(driver)
+    driver.unload("a")
+    assert driver.errors() == {"now": ErrorCode.UNLOADED}
+    assert "tokens_sent" not in driver.failure_of("now").error["detail"]
 
 
 def test_what_was_dispatched_before_the_end_of_its_model_comes_to_its_own() -> None:
@@ -386,6 +549,17 @@ def test_a_row_that_the_worker_took_while_it_was_to_make_room_is_there_no_longer
     row = RowDelta(key=RequestKey(1), paused=RowState.DROPPED, pause_reason=PauseReason.MEMORY)
     driver.worker(Step(step=1, rows=[row]), "a")
     assert driver.dispatched() == [now]
+
+
+def test_unaccepted_row_starts_in_the_next_process() -> None:
+    """It waits as a new one, and what was short in the process before does not count."""
+    driver = full(NORMAL, NORMAL, NORMAL)
+    (key,) = driver.serve("now", model="a")
+    driver.short("a", key)
+    assert driver.dispatched() == []
+    driver.exit("a")
+    driver.come_up("a")
+    assert len(driver.told(Dispatch)) == 4
 
 
 # Rows shed while other programs need memory
@@ -439,12 +613,37 @@ def test_batch_rows_leave_while_others_need_memory_and_continue_later() -> None:
     assert [one.kind for one in driver.sent(Notice)] == ["resumed"]
 
 
+def test_unaccepted_row_that_is_shed_waits_as_new() -> None:
+    driver = ShortageDriver()
+    driver.batch("a", "r1")
+    [key] = driver.serve("r2", model="a", priority=Priority.BATCH)
+    driver.lengths["a"][key] = LONG - 1
+    assert driver.has_room(room_for(LONG)) == [key]
+    driver.rows_leave("a", key)
+    assert (driver.row("a")["queued"], driver.row("a")["yielded"]) == (1, [])
+    driver.token(*driver.lengths["a"], model="a")
+    assert driver.dispatched() == []
+
+
 def test_no_row_of_another_class_leaves() -> None:
     driver, keys = three()
     assert driver.has_room(STEP) == keys[2:]
     driver.rows_leave("a", keys[2])
     for _ in range(3):
         assert driver.has_room(STEP) == []
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_latest_rows_are_shed_first(count: int) -> None:
+    driver = ShortageDriver()
+    driver.say(Subscribe(id=SUBSCRIPTION))
+    keys = [driver.batch("a", f"r{n}") for n in range(4)]
+    asked = driver.has_room(room_for(*[LONG] * (4 - count)))
+    assert asked == keys[4 - count :]
+    [note] = [note for note in notes(driver) if "batch" in note]
+    said = {1: "1 batch row leaves because ", 2: "2 batch rows leave because "}
+    assert note.startswith(said[count])
+    assert driver.has_room(room_for(*[LONG] * (4 - count))) == [], "they are on their way"
 
 
 def test_a_short_row_stays_if_a_longer_one_is_enough() -> None:
@@ -467,7 +666,17 @@ def test_row_that_frees_nothing_stays() -> None:
     assert driver.has_room(STEP) == []
 
 
-def test_nobody_leaves_for_what_a_row_frees_that_leaves_anyway() -> None:
+def test_one_row_of_each_model_is_never_shed() -> None:
+    driver = ShortageDriver("ab")
+    rows = {name: [driver.batch(name, f"{name}{n}") for n in range(2)] for name in "ab"}
+    assert set(driver.has_room(STEP)) == {rows["a"][1], rows["b"][1]}
+    for name in "ab":
+        driver.rows_leave(name, rows[name][1])
+    for _ in range(3):
+        assert driver.has_room(STEP) == []
+
+
+def test_no_row_leaves_for_memory_that_a_leaving_row_frees() -> None:
     """All rows are padded to the longest, and that one has been paused by hand."""
     driver = ShortageDriver()
     driver.start("a", "r0")
@@ -521,6 +730,26 @@ def test_no_row_leaves_before_reclaim() -> None:
     driver.worker(Heartbeat(step=1, phase=WorkerPhase.IDLE, phase_s=0.0, cache_bytes=STEP), "a")
     assert driver.has_room(room_for(LONG)) == []
     assert driver.has_room(room_for(LONG)) == rows[1:]
+
+
+def test_no_row_leaves_without_a_shortage() -> None:
+    """A budget that is lowered limits what else may be loaded."""
+    driver = ShortageDriver()
+    for number in range(3):
+        driver.batch("a", f"r{number}")
+    held = holds([LONG] * 3)
+    assert driver.has_room(-(-held // STEP) * STEP) == []
+
+
+def test_no_row_leaves_for_a_budget_that_a_reload_has_lowered() -> None:
+    driver = ShortageDriver("ab")
+    for number in range(2):
+        driver.batch("a", f"a{number}")
+        driver.batch("b", f"b{number}")
+    models, settings = (served("a"), served("b")), limited(needs([LONG]))
+    known = driver.core.fleet.needs
+    driver.do(Reloaded(now=driver.now, settings=settings, models=models, needs=known))
+    assert driver.asked() == []
 
 
 @dataclass(frozen=True)
@@ -648,6 +877,18 @@ def test_row_waits_for_memory_though_its_need_is_unknown(is_removed: bool) -> No
     assert driver.dispatched() == [second]
 
 
+def test_row_returns_at_once_with_room_to_spare() -> None:
+    """Ten per cent of the budget, on top of a step of growth."""
+    for prompt, returns in ((500, True), (660, True), (670, False)):
+        driver = limited_rows(bytes_for(2, 1050))
+        driver.begin("a", "r1", 100)
+        second = driver.begin("a", "r2", prompt)
+        driver.short("a", second)
+        needed, budget = bytes_for(2, prompt + 256), bytes_for(2, 1050)
+        assert (needed <= budget - budget // 10) is returns
+        assert (driver.dispatched() == [second]) is returns, prompt
+
+
 def test_nothing_of_its_class_starts_before_it() -> None:
     """Others would take the memory that it waits for."""
     driver = limited_rows(TWO_ROWS)
@@ -725,6 +966,14 @@ def test_a_long_request_gets_the_head_room_of_another_model() -> None:
                 assert driver.reserved() <= budget
                 return
     raise AssertionError("it waits for ever")
+
+
+def test_row_returns_at_once_if_it_fits_alone() -> None:
+    """Its worker had another budget when it left."""
+    driver = limited_rows(ONE_ROW)
+    key = driver.begin("a", "r1", LEAST)
+    driver.short("a", key)
+    assert driver.dispatched() == [key]
 
 
 def test_paused_row_without_memory_returns_to_the_next_process() -> None:

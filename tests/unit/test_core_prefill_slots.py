@@ -95,6 +95,15 @@ def contended(models: int = 2, *classes: Priority) -> Driver:
     return driver
 
 
+def test_decoding_keeps_the_place_in_line() -> None:
+    driver = contended(models=3)
+    for _ in range(3):
+        step(driver, "b")
+        assert grants(driver) == []
+    step(driver, "a", returns=True)
+    assert grants(driver) == ["b"]
+
+
 def test_turns_go_by_class_and_then_in_the_order_of_asking() -> None:
     driver = contended(3, Priority.BATCH, Priority.BATCH, Priority.INTERACTIVE)
     turns = []
@@ -132,6 +141,17 @@ def test_as_many_read_at_the_same_time_as_the_limit_says() -> None:
         ask(driver, name)
         granted.append(grants(driver))
     assert granted == [["a"], ["b"], []]
+
+
+@pytest.mark.parametrize(
+    ("backend", "is_limited"),
+    [("metal", True), ("cuda", True), ("cpu", False), ("fake", False)],
+)
+def test_by_default_one_model_reads_at_a_time_on_a_gpu(backend: str, is_limited: bool) -> None:
+    driver = serving(None, backend=backend)
+    step(driver, "a")
+    step(driver, "b")
+    assert bool(needs(driver)) is is_limited
 
 
 def test_models_on_different_backends_do_not_wait_for_each_other() -> None:

@@ -17,7 +17,7 @@ from mlxsup.supervisor.core.deadlines import Deadlines
 from mlxsup.supervisor.core.health.blame import Digest
 from mlxsup.supervisor.core.request_status import MOST_LISTED
 from mlxsup.supervisor.core.requests.ledger import Request
-from mlxsup.supervisor.core.requests.queue import NEAR, Queue
+from mlxsup.supervisor.core.requests.queue import FARTHEST_TOLD, NEAR, Queue
 from mlxsup.supervisor.core.settings import ClientSettings, CoreSettings
 from mlxsup.supervisor.core.sharing.accounts import Account, Terms
 from mlxsup.supervisor.core.sharing.counters import Counters
@@ -63,6 +63,28 @@ def test_classes_come_one_after_the_other() -> None:
     assert line.first(anybody) is next(iter(line))
 
 
+def test_rejoined_requests_come_first_in_their_class() -> None:
+    line = joined(queue(), *(request(key) for key in (5, 6, 7)), request(8, priority=INTERACTIVE))
+    line.rejoin([request(4), request(2)], 0.0)
+    line.rejoin([request(3), request(1, priority=BATCH)], 0.0)
+    assert order(line) == [8, 2, 3, 4, 5, 6, 7, 1]
+    assert (len(line), RequestKey(2) in line, RequestKey(9) in line) == (8, True, False)
+    requests = {one.key: one for one in line}
+    for key in (3, 6, 8):
+        line.leave(requests[RequestKey(key)])
+    assert order(line) == [2, 4, 5, 7, 1]
+
+
+def test_what_is_received_counts_by_weight() -> None:
+    line = joined(queue(a=ClientSettings(weight=4.0)), *(request(key, "a") for key in range(1, 6)))
+    line.counters.learn(1.0)
+    joined(line, request(6, "b"), request(7, "b"))
+    assert order(line) == [1, 6, 2, 3, 4, 5, 7], "four of a for each of b"
+    line.counters.charge(Account("a"), 2.0)
+    line.counters.charge(Account("b"), 0.5)
+    assert line.first(anybody) == request_of(line, 1), "both stand at half a second"
+
+
 def request_of(line: Queue, key: int) -> Request:
     return next(one for one in line if one.key == key)
 
@@ -76,6 +98,19 @@ def test_a_request_moves_up_one_class_each_time_it_has_waited_that_long() -> Non
     assert stands == [BATCH, NORMAL, NORMAL, INTERACTIVE, INTERACTIVE]
     assert request_of(line, 1).priority is BATCH
     assert line.ages_at is None, "there is no higher class"
+
+
+def test_missed_ageing_steps_are_made_up() -> None:
+    line = joined(queue(), request(1, priority=BATCH))
+    line.age(1000.0)
+    assert request_of(line, 1).standing is INTERACTIVE
+
+
+def test_without_aging_no_request_moves_up() -> None:
+    line = joined(queue(0.0), request(1, priority=BATCH))
+    assert line.ages_at is None
+    line.age(1e6)
+    assert request_of(line, 1).standing is BATCH
 
 
 def test_another_limit_counts_for_the_wait_so_far() -> None:
@@ -99,6 +134,26 @@ def test_another_class_by_hand_counts_the_wait_afresh() -> None:
     assert line.ages_at == 179.0
     line.prioritize(request_of(line, 2), INTERACTIVE, 120.0)
     assert [one.standing for one in line] == [INTERACTIVE, INTERACTIVE]
+
+
+def test_places_are_news_near_the_front_for_newcomers_and_at_powers_of_two() -> None:
+    assert (NEAR, FARTHEST_TOLD) == (8, 1024)
+    line = joined(queue(), *(request(key) for key in range(1, 41)))
+    requests = {one.key: one for one in line}
+    near = {key: key for key in range(1, 9)}
+    assert line.take_news() == {key: key for key in range(1, 41)}, "all have come"
+    assert line.take_news() == near, "nothing has changed"
+    line.leave(requests[RequestKey(20)])
+    assert line.take_news() == {**near, 33: 32}
+    for key in (1, 2, 3):
+        line.leave(requests[RequestKey(key)])
+    joined(line, request(99))
+    near = {key: key - 3 for key in range(4, 12)}
+    assert line.take_news() == {**near, 17: 14, 18: 15, 19: 16, 34: 30, 35: 31, 36: 32, 99: 37}
+    line.leave(requests[RequestKey(10)])
+    joined(line, request(100))
+    line.skip_news()
+    assert set(line.take_news()) == set(order(line)[:8]), "skipped"
 
 
 # Notices of places
@@ -179,6 +234,13 @@ def test_departure_from_the_middle_moves_up_those_behind() -> None:
         driver.cancel(f"r{number}")
     driver.cancel("r9")
     assert places(driver) == {"r37": 16}, "those before it stand where they stood"
+
+
+def test_interrupted_requests_hear_of_each_change() -> None:
+    driver = long_queue(0, rows=2 * NEAR)
+    driver.exit()
+    driver.cancel("h0")
+    assert places(driver) == {f"h{place}": place for place in range(1, 2 * NEAR)}
 
 
 def test_the_reason_is_told_and_each_change_of_it() -> None:

@@ -70,6 +70,17 @@ def test_successor_has_the_new_step_limit_F5() -> None:
     assert driver.signals() == [WorkerSignal.DUMP]
 
 
+def test_a_draining_process_is_judged_by_the_memory_limit_that_it_was_started_with() -> None:
+    driver = in_state(State.READY)
+    driver.sample(100, machine_bytes=10_000)
+    reload(driver, entry(launch=replace(LAUNCH, memory_limit_bytes=50)))
+    driver.exit(signal="SIGKILL")
+    assert driver.state() is State.LOADING
+    assert driver.row()["last_exit"]["cause"] != "out of memory"
+    driver.come_up()
+    assert driver.dispatched() == [1], "its requests continue: it did not run out of memory alone"
+
+
 def test_the_memory_limit_of_a_draining_process_still_holds() -> None:
     limited = replace(LAUNCH, memory_limit_bytes=50)
     driver = in_state(State.READY, launch=limited)
@@ -77,6 +88,17 @@ def test_the_memory_limit_of_a_draining_process_still_holds() -> None:
     reload(driver, entry(launch=replace(LAUNCH, memory_limit_bytes=10_000)))
     driver.exit(signal="SIGKILL")
     assert driver.row()["last_exit"]["cause"] == "out of memory"
+
+
+def test_a_draining_process_keeps_its_rows_when_the_entry_has_fewer() -> None:
+    driver = in_state(State.READY)
+    driver.ask("r2")
+    reload(driver, entry(launch=replace(LAUNCH, max_concurrency=1)))  # checks invariants
+    assert driver.row()["running"] == ["r1", "r2"]
+    assert driver.row()["row_limit"] == 2
+    driver.token(1, 2, finish=FinishReason.STOP)
+    driver.exit(code=0)
+    assert driver.row()["row_limit"] == 1
 
 
 def test_a_load_takes_no_draining_process_back_that_was_started_with_another_launch() -> None:
@@ -116,6 +138,17 @@ def crash_until_failed(driver: Driver, entry_of_reload: ModelSettings) -> int:
 def test_a_reload_does_not_clear_the_restart_window_of_an_unchanged_model_P9() -> None:
     driver = in_state(State.READY)
     assert crash_until_failed(driver, entry()) == RESTART.max_restarts + 1
+
+
+def test_a_reload_keeps_the_delay_of_an_unchanged_model() -> None:
+    driver = in_state(State.BACKOFF)
+    before = driver.row()["retry_in_s"]
+    reload(driver, entry())
+    assert driver.row()["retry_in_s"] == before
+    driver.pass_time(1.1)
+    driver.come_up()
+    driver.exit()
+    assert driver.row()["retry_in_s"] > 1.0, "twice the first delay, less the half at random"
 
 
 def test_a_changed_entry_clears_the_restart_window() -> None:
@@ -405,6 +438,13 @@ def test_reload_replans_waiting_models_at_once() -> None:
     assert driver.errors() == {}
     assert (driver.state("b"), driver.row("b")["needed_bytes"]) == (State.LOADING, 14 * GIB)
     assert driver.reserved() == 18 * GIB
+
+
+def test_a_model_that_is_new_is_planned_with_what_it_needs() -> None:
+    driver = serving(a=4)
+    driver.bring_up("a")
+    reload_needs(driver, 8, b=3, a=4)
+    assert driver.row("b")["needed_bytes"] == 3 * GIB
 
 
 def test_dry_run_plans_with_the_new_needs() -> None:

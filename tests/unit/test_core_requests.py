@@ -35,7 +35,7 @@ from mlxsup.protocol.worker_messages import (
     Step,
 )
 from mlxsup.supervisor.announcements import facts_of
-from mlxsup.supervisor.core.actions import RequestRefused
+from mlxsup.supervisor.core.actions import RequestRefused, SendToClient
 from mlxsup.supervisor.core.events import ClientTooSlow, ConnectionId
 from mlxsup.supervisor.core.health.blame import Digest
 from mlxsup.supervisor.core.requests.ledger import Request
@@ -268,6 +268,13 @@ def test_a_waiting_request_is_told_its_position_and_how_the_load_goes() -> None:
     assert (shown["read_tokens"], shown["prompt_tokens"]) == (16, None), "not accepted yet"
 
 
+def test_no_notices_without_asking() -> None:
+    driver = Driver()
+    driver.ask()
+    driver.progress(0.5)
+    assert driver.sent(Notice) == []
+
+
 # Pieces and ends of streams
 
 INVALID = RemoteError(ErrorCode.INVALID_REQUEST, "no")
@@ -351,6 +358,23 @@ def test_a_request_that_is_cancelled_in_line_has_used_nothing() -> None:
             timings=Timings(queued_s=2.0, total_s=2.0),
         )
     ]
+
+
+def test_pieces_of_one_step_come_before_its_ends_and_after_an_end_nothing_is_read() -> None:
+    driver = idle()
+    driver.ask("a")
+    driver.ask("b", connection=BOB)
+    step(
+        driver,
+        row(1, text="x", finish=FinishReason.STOP),
+        row(2, text="y"),
+        row(1, text="late", finish=FinishReason.STOP),
+    )
+    sent = [(a.connection, a.message) for a in driver.of(SendToClient)]
+    assert [(who, type(message).__name__) for who, message in sent] == [
+        (ALICE, "Deltas"), (BOB, "Deltas"), (ALICE, "Done"),
+    ]  # fmt: skip
+    assert [len(m.deltas) for _, m in sent if isinstance(m, Deltas)] == [1, 1]
 
 
 def test_only_the_first_acceptance_counts() -> None:
@@ -440,6 +464,29 @@ def test_the_end_of_an_answer_that_comes_too_late_is_named() -> None:
     )
     assert failed.error["detail"] == {"model": "m", "tokens_sent": 1}
     assert driver.told(CancelRow) == [CancelRow(key=RequestKey(2))]
+
+
+@pytest.mark.parametrize(
+    ("cost_s", "expected"), [([], 1.0), ([8.0], 8.0), ([8.0, 3.0], 7.0), ([0.01], 0.1)]
+)
+def test_an_overload_says_when_a_row_should_be_free(cost_s: list[float], expected: float) -> None:
+    driver = Driver([entry()], CoreSettings(max_queue=1, max_queue_per_client=9))
+    driver.load()
+    driver.come_up()
+    for number, seconds in enumerate(cost_s, start=1):
+        driver.ask(f"ran{number}")
+        driver.compute(seconds, number)
+        driver.token(number, finish=FinishReason.STOP)
+    for number in range(4):
+        driver.ask(f"r{number}")
+    [failed] = driver.sent(Failed)
+    assert failed.error["detail"]["retry_after_s"] == pytest.approx(expected)
+
+
+def test_bytes_up_to_the_limit_are_let_in() -> None:
+    driver = Driver([entry()], CoreSettings(max_queue_bytes=9))
+    driver.ask("a", body=b"123456789")
+    assert driver.errors() == {}
 
 
 # Cancels that cross other messages

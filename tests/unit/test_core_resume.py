@@ -65,6 +65,22 @@ def test_a_crash_pauses_a_stream_and_it_goes_on_where_it_was_F10(signal: str) ->
     assert (done.usage.prompt_tokens, done.usage.completion_tokens) == (3, 4)
 
 
+def test_timings_count_from_the_first_start() -> None:
+    driver = ready_driver()
+    driver.now += 1.0
+    driver.ask()
+    driver.accept(1)
+    driver.now += 2.0
+    driver.token(1)
+    driver.exit()
+    driver.now += 5.0
+    come_back(driver)
+    driver.token(1, finish=FinishReason.STOP)
+    [done] = driver.sent(Done)
+    assert (done.timings.queued_s, done.timings.first_token_s) == (0.0, 2.0)
+    assert done.timings.total_s == 7.0
+
+
 def test_rejected_resume_ends_the_stream() -> None:
     driver = streaming()
     driver.exit()
@@ -111,6 +127,38 @@ def test_an_interrupted_answer_was_started_and_only_its_end_has_a_limit() -> Non
     assert driver.errors() == {}
     driver.pass_time(1.1)
     assert driver.errors() == {"r1": ErrorCode.DEADLINE_EXCEEDED}
+
+
+def test_delivered_tokens_count_among_the_bytes_that_are_bounded() -> None:
+    driver = streaming()
+    ledger = driver.core.ledger
+    parameters = len(repr({}))
+    assert ledger.held_bytes == 12 + parameters + 8, "prompt, parameters and answer"
+    driver.exit()
+    assert ledger.held_bytes == 12 + parameters + 8
+    come_back(driver)
+    driver.token(1, finish=FinishReason.STOP)
+    assert ledger.held_bytes == 0
+
+
+def test_failed_model_ends_streams_with_their_tokens() -> None:
+    driver = streaming()
+    driver.exit()
+    driver.spawned()
+    driver.exit(code=66)
+    assert driver.state() is State.FAILED
+    failed = driver.failure_of()
+    assert failed.error["code"] == ErrorCode.WORKER_CRASHED
+    assert failed.error["detail"]["tokens_sent"] == 2
+
+
+def test_unload_ends_interrupted_streams() -> None:
+    driver = streaming()
+    driver.exit()
+    driver.unload()
+    failed = driver.failure_of()
+    assert failed.error["code"] == ErrorCode.UNLOADED
+    assert failed.error["detail"]["tokens_sent"] == 2
 
 
 def test_tokens_of_the_dead_worker_are_not_taken_for_the_new_ones_F9() -> None:

@@ -77,7 +77,40 @@ def test_only_one_model_loads_at_a_time_from_spawn_to_ready_or_exit() -> None:
     assert driver.spawns() == ["c"]
 
 
+def test_a_restart_after_a_crash_waits_only_for_its_like() -> None:
+    driver = Driver([entry("a"), entry("b"), entry("c")])
+    for name, pid in (("a", 1), ("b", 2)):
+        driver.load(name)
+        driver.come_up(name, pid)
+    driver.load("c")
+    driver.spawned("c", 3)
+    driver.exit("a")
+    assert driver.spawns() == ["a"], "it does not wait for c, which is loading afresh"
+    driver.exit("b")
+    assert driver.spawns() == [], "it waits for a, which comes back after a crash"
+    driver.come_up("a", 4)
+    assert driver.spawns() == ["b"]
+
+
 # ---------------------------------------------------------------- unload
+
+
+def test_what_runs_at_the_drain_limit_ends_with_unloaded() -> None:
+    driver = in_state(State.DRAINING)
+    driver.pass_time(5.1)
+    assert driver.errors() == {"r1": ErrorCode.UNLOADED}
+    driver.exit(code=0)
+    assert driver.errors() == {}
+
+
+def test_unload_during_a_load_ends_it_and_answers_who_waited() -> None:
+    driver = in_state(State.LOADING)
+    driver.ask()
+    driver.unload()
+    assert driver.signals() == [WorkerSignal.TERM]
+    assert driver.errors() == {"c1": ErrorCode.SUPERSEDED, "r1": ErrorCode.UNLOADED}
+    driver.exit(signal="SIGTERM")
+    assert driver.state() is State.STOPPED
 
 
 def test_unload_before_the_pid_is_known_signals_once_it_is() -> None:
@@ -87,6 +120,15 @@ def test_unload_before_the_pid_is_known_signals_once_it_is() -> None:
     assert driver.signals() == []
     driver.spawned()
     assert driver.signals() == [WorkerSignal.TERM]
+
+
+def test_unload_of_a_model_in_backoff_stops_it() -> None:
+    driver = in_state(State.BACKOFF)
+    driver.ask()
+    driver.unload()
+    assert driver.errors()["r1"] == ErrorCode.UNLOADED
+    driver.pass_time(60.0)
+    assert driver.state() is State.STOPPED
 
 
 # ---------------------------------------------------------------- restart
@@ -183,6 +225,27 @@ def test_restart_while_stopping_comes_up_again_and_supersedes_the_unload() -> No
     assert driver.state() is State.LOADING
 
 
+def test_unload_supersedes_a_restart_that_drains() -> None:
+    driver = in_state(State.READY)
+    restart = driver.restart()
+    driver.unload()
+    assert driver.errors() == {restart: ErrorCode.SUPERSEDED}
+    driver.token(1, finish=FinishReason.STOP)
+    driver.exit(code=0)
+    assert driver.state() is State.STOPPED
+
+
+def test_a_crash_after_a_fulfilled_restart_is_a_crash() -> None:
+    driver = in_state(State.BACKOFF)
+    driver.restart()
+    driver.come_up()
+    driver.exit()
+    assert driver.state() is State.LOADING
+    driver.come_up()
+    driver.exit()
+    assert driver.state() is State.BACKOFF
+
+
 # ---------------------------------------------------------------- requests
 
 
@@ -198,6 +261,21 @@ def test_a_request_takes_an_idle_unload_back() -> None:
     assert driver.state() is State.LOADING
     driver.come_up()
     assert driver.dispatched() == [1]
+
+
+def test_idle_counts_from_the_last_request() -> None:
+    driver = Driver([entry(idle_unload_s=30.0)])
+    driver.load()
+    driver.come_up()
+    driver.pass_time(20.0)
+    driver.ask()
+    driver.accept(1)
+    driver.pass_time(20.0)
+    driver.token(1, finish=FinishReason.STOP)
+    driver.pass_time(29.0)
+    assert driver.state() is State.READY
+    driver.pass_time(1.1)
+    assert driver.state() is State.STOPPING
 
 
 def test_an_unknown_model_is_answered_with_the_names_there_are_H10() -> None:

@@ -41,6 +41,16 @@ def test_beyond_the_window_it_fails_with_the_last_cause_P9() -> None:
     assert driver.state() is State.FAILED
 
 
+def test_ready_for_a_stable_time_starts_the_delay_afresh() -> None:
+    driver = Driver()
+    driver.load()
+    for _ in range(2):
+        driver.come_up()
+        driver.pass_time(10.0)
+        driver.exit()
+        assert driver.state() is State.LOADING, "at once, since it had been stable"
+
+
 def test_old_crashes_leave_the_window() -> None:
     driver = Driver()
     driver.load()
@@ -59,6 +69,19 @@ def test_a_permanent_code_before_ready_fails_at_the_first_attempt_B6() -> None:
         assert driver.state() is State.FAILED
         assert driver.errors() == {"c1": ErrorCode.LOAD_FAILED, "r1": ErrorCode.LOAD_FAILED}
         assert driver.generation() == 1
+
+
+def test_a_permanent_code_after_ready_is_transient() -> None:
+    driver = in_state(State.READY)
+    driver.exit(code=65)
+    assert driver.state() is State.LOADING
+
+
+def test_exit_0_unasked_is_a_crash() -> None:
+    driver = in_state(State.READY)
+    driver.exit(code=0)
+    assert driver.row()["last_exit"]["reason"] == "crash"
+    assert driver.row()["restarts"] == 1
 
 
 def test_a_spawn_error_is_a_crash_while_loading() -> None:
@@ -80,6 +103,18 @@ def test_a_transient_crash_while_loading_keeps_the_queue_and_answers_the_caller_
     assert driver.errors() == {"c1": ErrorCode.LOAD_FAILED}
     driver.come_up()
     assert driver.dispatched() == [1]
+
+
+def test_failed_answers_the_whole_queue() -> None:
+    driver = in_state(State.BACKOFF)
+    driver.ask()
+    driver.ask("r2")
+    for _ in range(2):
+        driver.pass_time(10.0)
+        driver.spawned()
+        driver.exit()
+    assert driver.state() is State.FAILED
+    assert driver.errors() == {"r1": ErrorCode.LOAD_FAILED, "r2": ErrorCode.LOAD_FAILED}
 
 
 def test_frames_and_exits_of_an_earlier_generation_are_dropped_F9() -> None:
@@ -133,6 +168,11 @@ def test_what_runs_at_the_limit_of_a_shutdown_ends_with_shutting_down_E1() -> No
     driver.signal()
     driver.pass_time(5.1)
     assert driver.errors() == {"r1": ErrorCode.SHUTTING_DOWN}
+
+
+def test_a_worker_is_signalled_by_the_names_that_the_system_has() -> None:
+    names = ["SIGUSR1", "SIGTERM", "SIGKILL"]
+    assert [one.value for one in (WorkerSignal.DUMP, WorkerSignal.TERM, WorkerSignal.KILL)] == names
 
 
 def test_stop_now_asks_gracefully_first_E5() -> None:

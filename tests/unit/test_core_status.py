@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
-from mlxsup.protocol.client_messages import Ping, Reply, StatusQuery
+from mlxsup.protocol.client_messages import Event, Ping, Reply, StatusQuery, Subscribe
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.flight import (
     Entry,
@@ -146,6 +146,23 @@ def changes(driver: Driver) -> list[dict[str, Any]]:
     return [action.change for action in driver.of(Announce)]
 
 
+def test_a_change_is_announced_whole_and_sent_to_subscribers(snapshot: SnapshotAssertion) -> None:
+    driver = Driver()
+    driver.say(Subscribe(id=RequestId("s")))
+    driver.load()
+    announced = changes(driver)
+    assert driver.sent(Event) == [Event(id=RequestId("s"), value=one) for one in announced]
+    driver.spawned()
+    driver.hello()
+    announced += changes(driver)
+    driver.now += 2.0
+    driver.progress(0.5)
+    driver.now += 0.5
+    driver.ready()
+    announced += changes(driver)
+    assert announced == snapshot
+
+
 def notes(driver: Driver) -> list[tuple[str, str]]:
     return [(change["to"], change["note"]) for change in changes(driver)]
 
@@ -221,10 +238,22 @@ def test_each_state_has_a_reason_to_wait(state: State, reason: str) -> None:
     assert wait_reason(in_state(state).model()) == reason
 
 
-def test_while_a_process_is_replaced_everybody_waits_for_that() -> None:
+def test_all_requests_wait_while_a_process_is_replaced() -> None:
     driver = in_state(State.READY)
     driver.restart()
     assert (driver.state(), wait_reason(driver.model())) == (State.DRAINING, "restart")
+
+
+def test_after_a_reload_the_models_stand_in_the_order_of_the_file() -> None:
+    driver = Driver([entry(name=name) for name in ("a", "b", "c")])
+
+    def reload(*names: str) -> list[str]:
+        models = tuple(entry(name=name) for name in names)
+        driver.do(Reloaded(now=driver.now, settings=CoreSettings(), models=models))
+        return [row["name"] for row in driver.core.status(driver.now)["models"]]
+
+    assert reload("b", "c") == ["b", "c"]
+    assert reload("a", "c", "b") == ["a", "c", "b"]
 
 
 # Flight recorder
@@ -290,7 +319,7 @@ def test_only_a_new_state_is_recorded_and_no_progress_of_a_load() -> None:
     assert (change.before, change.after) == ("LOADING", "READY")
 
 
-def test_the_status_has_it_only_if_it_is_asked_for() -> None:
+def test_status_has_the_flight_record_only_if_asked() -> None:
     driver = in_state(State.READY)
     driver.say(StatusQuery(id=RequestId("q")))
     [plain] = driver.sent(Reply)

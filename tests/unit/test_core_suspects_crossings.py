@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.states import FinishReason
 from mlxsup.protocol.worker_messages import PauseRow
 from mlxsup.supervisor.core.health.blame import PROBATION_TOKENS
 
@@ -23,11 +24,31 @@ def yielding() -> Driver:
     return driver
 
 
-def test_a_crash_that_crosses_the_end_of_a_turn_accuses_whom_it_held_and_convicts_nobody() -> None:
+def test_a_cancel_that_crosses_the_end_of_a_turn_is_answered_once() -> None:
+    driver = yielding()
+    driver.cancel("a")
+    end = driver.result_of("a")
+    assert end.finish_reason is FinishReason.CANCELLED
+    driver.row_left(1)
+    assert driver.dispatched() == [2]
+    assert driver.row()["queued"] == 0
+
+
+def test_a_crash_at_the_end_of_a_turn_accuses_its_rows_and_convicts_none() -> None:
     driver = yielding()
     assert crash(driver) == [1]
     assert driver.row()["quarantined"] == 0
     assert driver.row()["alone"] == "a", "it has to come past this crash as well"
+
+
+def test_a_row_is_asked_to_leave_once_whatever_happens_until_it_has_left() -> None:
+    driver = yielding()
+    driver.beat()
+    assert driver.told(PauseRow) == []
+    driver.ask("new", body=b"new")
+    assert driver.told(PauseRow) == []
+    driver.token(1)
+    assert driver.told(PauseRow) == []
 
 
 def test_a_turn_that_was_cancelled_lasts_until_its_row_has_left() -> None:

@@ -113,6 +113,40 @@ def test_turn_lasts_three_times_its_cost() -> None:
     assert driver.why("a") == "swap"
 
 
+def test_rows_that_come_later_do_not_make_a_turn_longer() -> None:
+    driver = rivals()
+    driver.stream("a", "r1")
+    driver.ask("r2", "b")
+    driver.pass_time(15.0)
+    driver.serve("r3", model="a")
+    driver.pass_time(5.1)
+    assert driver.why("a") == "swap"
+
+
+def test_a_turn_that_has_delivered_no_token_is_not_ended() -> None:
+    driver = rivals()
+    [first] = driver.serve("r1", model="a")
+    driver.ask("r2", "b")
+    driver.pass_time(5.0)
+    [second] = driver.serve("r3", model="a")
+    driver.cancel("r1")
+    driver.row_left(first, "a")
+    assert driver.stays("a", 50.0)
+    driver.token(second, model="a")
+    assert driver.passes_until("a") > 150, "three times as long as it took"
+
+
+@pytest.mark.parametrize("waits", [Priority.NORMAL, Priority.BATCH])
+def test_model_with_a_higher_class_is_not_swapped_out(waits: Priority) -> None:
+    driver = rivals()
+    key = driver.stream("a", "r1", priority=waits.above)
+    driver.ask("r2", "b", priority=waits)
+    assert driver.stays("a"), "however long the other one has waited"
+    driver.stream("a", "r3", priority=waits)
+    finish(driver, "a", key)
+    assert driver.why("a") == "swap"
+
+
 def test_unresumable_answer_blocks_a_swap() -> None:
     driver = rivals()
     key = driver.stream("a", "r1", resume=False)
@@ -135,6 +169,17 @@ def test_a_deterministic_model_is_not_interrupted() -> None:
     assert driver.stays("d")
 
 
+def test_a_pinned_model_stays() -> None:
+    models = [sized("p", 2 * GIB, pinned=True), sized("a", 2 * GIB), sized("b", 2 * GIB)]
+    driver = SwapDriver(models, limited(4 * GIB))
+    driver.bring_up("p", "a")
+    driver.stream("p", "r1")
+    driver.stream("a", "r2")
+    driver.ask("r3", "b")
+    driver.passes_until("a")
+    assert driver.state("p") is State.READY
+
+
 def test_idle_models_go_first() -> None:
     models = [sized("a", 2 * GIB), sized("b", 2 * GIB), sized("c", 4 * GIB)]
     driver = SwapDriver(models, limited(4 * GIB))
@@ -144,6 +189,21 @@ def test_idle_models_go_first() -> None:
     assert driver.stays("b", 19.0), "without the other one it is of no use"
     driver.passes_until("a")
     assert (driver.row("b")["wanted"], driver.why("b")) == ("down", "evict")
+
+
+def three_want_in(**changes: object) -> SwapDriver:
+    """`a` runs a stream; `b` and then `c` have waited for nearly 20 seconds."""
+    driver = rivals("abc", **changes)
+    driver.stream("a", "r1")
+    return driver
+
+
+def test_the_higher_class_is_next() -> None:
+    driver = three_want_in()
+    driver.ask("r2", "b")
+    driver.ask("r3", "c", priority=Priority.INTERACTIVE)
+    driver.swap("a")
+    assert driver.spawns() == ["c"]
 
 
 def test_the_account_that_has_received_less_from_all_models_is_next() -> None:
@@ -202,6 +262,18 @@ def test_swap_without_waiters_is_called_off() -> None:
     assert [one.key for one in driver.resumed()] == [keys[0]]
     driver.row_left(keys[1], "a")
     assert [one.key for one in driver.resumed()] == [keys[1]]
+
+
+def test_once_its_process_is_to_exit_a_swap_is_not_called_off() -> None:
+    driver = rivals()
+    driver.stream("a", "r1")
+    driver.ask("r2", "b")
+    driver.passes_until("a")
+    driver.rows_leave("a")
+    driver.cancel("r2")
+    assert driver.state("a") is State.STOPPING
+    driver.exit("a", code=0)
+    assert driver.spawns() == ["a"], "it is wanted, and there is room"
 
 
 def test_a_swap_is_called_off_if_only_a_lower_class_still_wants_it() -> None:
@@ -357,6 +429,14 @@ def test_a_changed_entry_while_rows_leave_restarts_it() -> None:
     reload(driver, OTHER_A, B)
     driver.row_left(key, "a")
     driver.exit("a", code=0)
+    assert driver.spawns() == ["a"]
+
+
+def test_swapped_out_model_loads_its_changed_entry() -> None:
+    driver = swapped_out()
+    reload(driver, OTHER_A, B)
+    assert driver.state("a") is State.PENDING
+    driver.swap("b")
     assert driver.spawns() == ["a"]
 
 

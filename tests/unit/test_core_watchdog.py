@@ -78,6 +78,8 @@ def beats(driver: Driver, seconds: int, **beat: Any) -> list[WorkerSignal]:
 
 # Signs of life of one process
 
+WORKS = (WorkerPhase.PREFILL, WorkerPhase.DECODE, WorkerPhase.ROWS, WorkerPhase.CLOSING)
+
 
 def beat(
     phase: WorkerPhase,
@@ -125,6 +127,49 @@ def test_stopped_needs_two_looks_without_a_sign_between() -> None:
     assert watch.judge(13.5, None, 0) is Alarm.NONE
 
 
+@pytest.mark.parametrize("phase", WORKS)
+def test_work_is_stuck_after_its_limit_and_four_predictions(phase: WorkerPhase) -> None:
+    watch = Watch.over(0.0)
+    watch.beat(beat(phase, phase_s=0.5, predicted_s=2.0), 1, 20.0)
+    assert watch.stuck_at(LIMIT_S) == 19.5 + LIMIT_S + 4 * 2.0
+    watch.looked(is_stopped=False, now=37.4)
+    assert watch.judge(37.4, LIMIT_S, 1) is not Alarm.STUCK
+    assert watch.judge(37.5, LIMIT_S, 1) is Alarm.STUCK
+
+
+def test_step_begins_at_its_first_beat() -> None:
+    watch = Watch.over(0.0)
+    watch.beat(beat(WorkerPhase.DECODE, step=1, phase_s=2.0), 1, 10.0)
+    assert watch.stuck_at(LIMIT_S) == 18.0
+    watch.beat(beat(WorkerPhase.DECODE, step=1, phase_s=9.0), 1, 11.0)
+    assert watch.stuck_at(LIMIT_S) == 18.0, "no earlier than it was"
+    watch.beat(beat(WorkerPhase.DECODE, step=1, phase_s=0.5), 1, 12.0)
+    assert watch.stuck_at(LIMIT_S) == 21.5, "it has advanced since"
+    watch.beat(beat(WorkerPhase.DECODE, step=1, phase_s=-7.0), 1, 13.0)
+    assert watch.stuck_at(LIMIT_S) == 23.0, "it cannot begin in the future"
+    watch.beat(beat(WorkerPhase.DECODE, step=1, predicted_s=-7.0), 1, 14.0)
+    assert watch.stuck_at(LIMIT_S) == 24.0
+    watch.beat(beat(WorkerPhase.DECODE, step=2, phase_s=9.0), 1, 15.0)
+    assert watch.stuck_at(LIMIT_S) == 24.0, "another step: after the last sign of the one before"
+    watch.beat(beat(WorkerPhase.PREFILL, step=2, phase_s=9.0), 1, 16.0)
+    assert watch.stuck_at(LIMIT_S) == 25.0, "another phase: so too"
+
+
+def test_silence_beyond_the_limit_of_a_step_is_stuck_if_the_process_was_seen_to_run() -> None:
+    watch = Watch.over(0.0)
+    watch.beat(beat(WorkerPhase.IDLE, predicted_s=2.0), 0, 1.0)
+    assert watch.silent_at(LIMIT_S) == 1.0 + LIMIT_S + 8.0 + 0.75
+    watch.looked(is_stopped=False, now=19.25)
+    assert watch.judge(19.65, LIMIT_S, 0) is Alarm.LOOK
+    assert watch.judge(19.75, LIMIT_S, 0) is Alarm.STUCK
+    assert watch.judge(20.15, LIMIT_S, 0) is Alarm.STUCK
+    assert watch.judge(20.25, LIMIT_S, 0) is Alarm.NONE, "seen a second ago; asked 0.6 s ago"
+    assert watch.judge(20.65, LIMIT_S, 0) is Alarm.LOOK
+    short = Watch.over(0.0)
+    assert short.silent_at(1.75) == 2.5
+    assert short.silent_at(2.0) == 2.75
+
+
 @pytest.mark.parametrize("has_beats", [False, True])
 @pytest.mark.parametrize("predicted_s", [0.0, 0.3])
 @pytest.mark.parametrize("limit_s", [0.1, 1.0, 1.7, 2.0, 2.4, 3.1, 10.0, 30.4])
@@ -170,7 +215,7 @@ def counted(watch: Watch, requests: int, given: int, now: float) -> None:
     watch.beat(message, given, now)
 
 
-def test_what_a_worker_holds_less_than_it_was_given_is_lost() -> None:
+def test_requests_that_a_worker_no_longer_holds_are_lost() -> None:
     watch = Watch.over(0.0)
     watch.was_told(0.0)
     watch.said(0.5)
@@ -270,6 +315,14 @@ def test_a_wait_that_began_after_the_last_lease_counts_from_its_own_beginning() 
     assert watch.stuck_at(LIMIT_S) == 114.0
 
 
+def test_a_step_with_a_lease_is_judged_from_its_own_beginning() -> None:
+    watch = waiting()
+    watch.got_lease(150.0)
+    prefill = Heartbeat(step=0, phase=WorkerPhase.PREFILL, phase_s=1.0, predicted_s=2.0)
+    watch.beat(prefill, 1, 155.0)
+    assert watch.stuck_at(LIMIT_S) == pytest.approx(154.0 + LIMIT_S + 4 * 2.0)
+
+
 # Stalls
 
 
@@ -303,6 +356,17 @@ def test_long_honest_work_in_many_steps_is_never_killed_P7() -> None:
         beats(driver, 9, phase=WorkerPhase.PREFILL, step=step - 1)
         driver.worker(Step(step=step))
         assert driver.state() is State.READY, step
+
+
+def test_a_stale_beat_does_not_make_the_next_step_look_long() -> None:
+    driver = serving()
+    beats(driver, 9, phase=WorkerPhase.DECODE)
+    driver.worker(Step(step=1))
+    driver.beat(WorkerPhase.DECODE, step=0, phase_s=9.5)
+    driver.pass_time(2.0)
+    driver.beat(WorkerPhase.IDLE, step=1)
+    assert beats(driver, 7, phase=WorkerPhase.IDLE, step=1) == []
+    assert driver.state() is State.READY
 
 
 def test_a_beat_from_the_load_says_nothing_of_a_worker_that_is_ready() -> None:
@@ -395,6 +459,18 @@ def test_a_look_that_crosses_the_end_of_a_process_means_nothing_F7() -> None:
         driver.seen(is_stopped=True)
     assert driver.state() is State.STOPPING
     assert driver.actions == []
+
+
+def test_a_process_that_was_seen_stopped_once_and_goes_on_is_left_alone() -> None:
+    driver = serving()
+    driver.pass_time(3.1)
+    driver.seen(is_stopped=True)
+    driver.beat(WorkerPhase.DECODE)
+    driver.pass_time(3.1)
+    driver.seen(is_stopped=True)
+    driver.pass_time(0.2)
+    driver.seen(is_stopped=False)
+    assert driver.state() is State.READY
 
 
 def test_silent_worker_is_looked_at_before_it_is_killed() -> None:
@@ -508,6 +584,14 @@ def test_a_process_that_outlives_its_connection_is_killed_P23(state: State) -> N
     assert (driver.state(), driver.signals()) == (State.STOPPING, [WorkerSignal.KILL])
     driver.exit()
     assert "connection" in driver.row()["last_exit"]["detail"]
+
+
+def test_a_worker_that_dies_soon_after_its_connection_is_judged_by_its_exit() -> None:
+    driver = serving()
+    driver.unlinked()
+    driver.pass_time(UNLINKED_S / 2)
+    driver.exit(code=70)
+    assert (driver.row()["suspects"], driver.row()["last_exit"]["code"]) == (1, 70)
 
 
 @pytest.mark.parametrize(

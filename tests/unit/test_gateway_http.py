@@ -330,11 +330,6 @@ def test_next_request_begins_behind_the_body() -> None:
     assert {one[4] for one in (first, second, third)} == {"whole"}
 
 
-def test_offer_without_a_body_is_a_request() -> None:
-    (one,) = seen(OFFERED + OFFER + b"\r\n")
-    assert (one[2], one[4]) == (PLAIN, "whole")
-
-
 def test_field_behind_the_chunks_is_no_header() -> None:
     behind = b"Authorization: Bearer x\r\nX-Last: y\r\n"
     first, second = seen(chunked(b"abc", behind) + NEXT)

@@ -64,12 +64,6 @@ def ask(
     return asyncio.run(site.ask(method, path, body, headers=given))
 
 
-def test_without_a_file_any_key_or_none_is_taken(place: KeyPlace) -> None:
-    keys = Keys(place)
-    keys.look()
-    assert keys.caller([]) == keys.caller(bearer("anything")) == Caller()
-
-
 def test_with_a_file_requests_need_a_key(place: KeyPlace) -> None:
     key = made(place, "a")
     site = Site(PlayedDaemon(), keys=Keys(place))
@@ -231,28 +225,6 @@ def test_damaged_mark_closes_the_gateway(place: KeyPlace, damage: str) -> None:
     else:
         write(place.mark, damage)
     assert is_refused(Site(PlayedDaemon(), keys=Keys(place)), key)
-
-
-def test_file_cut_anywhere_closes_the_gateway(place: KeyPlace) -> None:
-    for name in ("first", "second"):
-        key = made(place, name)
-    whole = place.file.read_bytes()
-    keys = Keys(place)
-    site = Site(PlayedDaemon(), keys=keys)
-    assert ask(site, x_api_key=key).status == 200
-    for length in range(0, len(whole.rstrip()), 3):
-        with place.file.open("r+b") as file:  # in place, as an editor or a full disk may do
-            file.truncate(0)
-            file.write(whole[:length])
-        keys.look()
-        for headers in ([], bearer(key)):
-            with pytest.raises(Failure) as caught:
-                keys.caller(headers)
-            assert caught.value.code == "keys_unusable", length
-        if length % 60 == 0:
-            assert is_refused(Site(PlayedDaemon(), keys=Keys(place)), key)
-    place.file.write_bytes(whole)
-    assert ask(site, x_api_key=key).status == 200
 
 
 class Life(RuleBasedStateMachine):

@@ -309,18 +309,6 @@ def test_the_whole_context_can_be_used() -> None:
     assert plan_row(KEY, body, Prompt(tokens=[5] * 9), FACTS).max_tokens == 1
 
 
-def test_a_character_split_over_tokens_is_shown_whole_G7() -> None:
-    texts = [delta.text for delta in advance(running(), "a🦊b")]
-    assert texts == ["a", "", "", "", "🦊", "b"]
-
-
-def test_half_a_character_at_the_end_is_flushed() -> None:
-    row = running()
-    half = encode_text("🦊")[0]
-    delta = one_delta(row, RowToken(key=KEY, token=half, finish=FinishReason.LENGTH))
-    assert delta.text == "\N{REPLACEMENT CHARACTER}"
-
-
 def test_a_stop_string_wins_over_length_on_the_same_token() -> None:
     assert advance(running(["b"]), "ab", FinishReason.LENGTH)[-1].finish is FinishReason.STOP
 

@@ -73,23 +73,6 @@ def call_of(piece: Piece) -> dict[str, Any]:
     return dict(value["function"])
 
 
-def test_reasoning_and_content_are_told_apart() -> None:
-    got = parse(["<think>why", " not</think>Because."])
-    assert shown(got) == [("reasoning", "why not"), ("content", "Because.")]
-
-
-def test_a_template_may_have_opened_the_reasoning() -> None:
-    got = parse(["so</think>yes"], "assistant\n<think>\n")
-    assert shown(got) == [("reasoning", "so"), ("content", "yes")]
-
-
-def test_a_call_is_shown_whole_in_one_form() -> None:
-    got = parse(["Look: <tool_call>", CALL[:9], CALL[9:], "</tool_call> done"])
-    assert shown(got)[0] == ("content", "Look: ")
-    assert call_of(got[1]) == {"name": "weather", "arguments": '{"city": "Köln"}'}
-    assert shown(got)[2] == ("content", " done")
-
-
 @pytest.mark.parametrize(
     "text",
     [

@@ -143,7 +143,7 @@ def test_a_request_joins_running_rows_at_once_C2(bench: Bench) -> None:
     assert list(bench.engine.rows) == [A, B]
 
 
-def test_a_prompt_that_is_mostly_tokens_is_waited_for_by_nobody(bench: Bench) -> None:
+def test_no_burst_waits_for_a_prompt_that_is_mostly_tokens(bench: Bench) -> None:
     bench.engine.cheap_tokens = 3
     bench.dispatch(A, B)
     bench.prepare(A)

@@ -371,7 +371,9 @@ def test_own_memory_is_resident_without_arrays(
 
 
 @pytest.mark.parametrize("backend", ["cuda", "metal", "fake"])
-def test_elsewhere_it_cannot_tell(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+def test_own_memory_is_unknown_on_other_backends(
+    monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
     play(monkeypatch, 1000)
     assert own_bytes(backend, HELD) is None
 

@@ -50,7 +50,7 @@ from simulation.ground import Violation
 from simulation.machine import Script, WorldMachine, steady_plan
 from simulation.world import World
 
-SEEDS = 24
+SEEDS = 16
 """What every run of the tests has time for; `make simulate` runs 10,000."""
 
 
