@@ -179,7 +179,7 @@ def make_odd_folders(models: Path) -> dict[str, str]:
     make_pipe(models / "weights" / "model.safetensors")
     with open(models / "index" / "model.safetensors.index.json", "wb") as file:
         file.truncate(10**9)
-    write_folder(models / "large", llama_config(), llama_arrays(layers=23_040))
+    write_folder(models / "large", llama_config(), llama_arrays(layers=7_680))
     return {name: str(models / name) for name in (*names, "large")}
 
 
