@@ -29,6 +29,9 @@ GROUP_BYTES = 128 * 1024 * 1024
 
 MAX_CAUSE_CHARACTERS = 300
 
+MAX_SEARCHED = 10_000
+"""Characters of an error that are searched for names of arrays."""
+
 _MEMORY_TEXTS = (
     "out of memory",
     "outofmemory",
@@ -232,7 +235,7 @@ def _sentence(error: Exception) -> str:
 
 def _culprit(folder: ModelFolder, error: Exception) -> str:
     """The file that an error of the loader is most likely about."""
-    text = str(error)
+    text = str(error)[:MAX_SEARCHED]  # an error may name each of 100,000 arrays
     named = [name for name in folder.shard_of if name in text]
     if named:
         return str(folder.shard_of[max(named, key=len)])
