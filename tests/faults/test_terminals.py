@@ -46,7 +46,7 @@ main(["start", "--model", {model!r}])
 """
 
 
-@pytest.mark.parametrize("names", [("stdout",), ("stderr",), ("stdout", "stderr")])
+@pytest.mark.parametrize("names", [("stdout", "stderr")])
 def test_what_a_lost_terminal_did_not_take_changes_no_exit_code_P12(
     names: tuple[str, ...], tmp_path: Path
 ) -> None:

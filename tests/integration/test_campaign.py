@@ -146,42 +146,21 @@ def planted(self, connection, message):
     send(self, connection, message)
 Clients.send = planted
 """
-NEVER = """
+NEVER_RESUMED = """
 from mlxsup.supervisor.core.requests.ledger import Request
-Request.{} = property(lambda self: False, lambda self, value: None)
+Request.may_resume = property(lambda self: False, lambda self, value: None)
 """
 IS_ASKED = 'if b"generate" in frames[0]: '
 BUGS: dict[str, tuple[Callable[..., object], str, str]] = {
-    "every end is sent twice": (
-        partial(chaos, kinds=("SIGKILL",)),
-        ON_SEND.format(body="send(self, connection, message) if isinstance(message, Done) else 0"),
-        "after the end",
-    ),
     "nothing is resumed": (
         partial(chaos, kinds=("SIGKILL",)),
-        NEVER.format("may_resume"),
+        NEVER_RESUMED,
         "unprovoked worker_crashed",
-    ),
-    "a resume forgets what was delivered": (
-        partial(chaos, kinds=("SIGKILL",)),
-        "from mlxsup.supervisor.core import serving\nresume = serving.Resume\nserving.Resume ="
-        " lambda acceptance, delivered: resume(acceptance=acceptance, delivered=delivered[:-4])\n",
-        "answer: a ",
-    ),
-    "pauses are not counted": (
-        partial(chaos, kinds=("pause",)),
-        NEVER.format("is_paused"),
-        "paused: ",
     ),
     "a piece is never sent": (
         sockets,
         ON_SEND.format(body="if is_delta and len(seen) == 50: return"),
         "stream of [mn]: ",
-    ),
-    "a message is never answered": (
-        sockets,
-        ON_TAKE.format(body="if frames[0][:2] == b'\\xc1\\xc1': return"),
-        "never came",
     ),
     "a buffer has no bound": (
         sockets,
@@ -194,8 +173,6 @@ BUGS: dict[str, tuple[Callable[..., object], str, str]] = {
                             " kept.append(1)"),
         "a callback of the loop took",
     ),
-    "any HELLO counts": (
-        sockets, "import hmac\nhmac.compare_digest = lambda told, wanted: True\n", ""),
     "an answer is not the right one": (
         soak,
         ON_SEND.format(body="if len(seen) == 100 and is_delta: message.deltas[0].tokens ="
@@ -206,16 +183,6 @@ BUGS: dict[str, tuple[Callable[..., object], str, str]] = {
         soak, ON_TAKE.format(body=IS_ASKED + "kept.append(open('/dev/null'))"),
         "files of supervisor: between",
     ),
-    "a list grows": (
-        soak, ON_TAKE.format(body=IS_ASKED + "kept.append(b'x' * 200_000)"),
-        "RSS of supervisor: grew by",
-    ),
-    "a thread stays for each request": (
-        soak,
-        "import threading, time\n" + ON_TAKE.format(body=IS_ASKED
-            + "threading.Thread(target=time.sleep, args=(999,), daemon=True).start()"),
-        "threads of supervisor: between",
-    ),
 }  # fmt: skip
 
 
@@ -224,7 +191,7 @@ BUGS: dict[str, tuple[Callable[..., object], str, str]] = {
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_bug_planted_in_the_supervisor_is_seen(bug: str) -> None:
     run, sabotage, seen = BUGS[bug]
-    with pytest.raises(AssertionError, match=seen or None):
+    with pytest.raises(AssertionError, match=seen):
         run(sabotage=sabotage)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxsup.client import AsyncClient, ConnectionLost, RequestError
+from mlxsup.client import AsyncClient, RequestError
 from mlxsup.protocol.client_messages import (
     Cancel,
     Deltas,
@@ -30,7 +30,6 @@ from support.scripted_supervisor import (
     answer,
     fail,
     finish,
-    say_hello,
     scripted_supervisor,
 )
 
@@ -95,36 +94,6 @@ def test_cancelling_the_task_of_complete_cancels_the_request_D12(path: Path) -> 
     with scripted_supervisor(path, script) as supervisor:
         asyncio.run(run(supervisor.endpoint))
         assert len(supervisor.got(Cancel)) == 1
-
-
-def test_closing_the_client_cancels_its_streams_D12(path: Path) -> None:
-    async def run(endpoint: str) -> None:
-        client = AsyncClient(endpoint)
-        stream = client.generate("m", prompt="x")
-        await anext(stream)
-        await client.close()
-        await client.close()
-        assert [delta async for delta in stream] == []
-        assert stream.result.finish_reason == "cancelled"
-        with pytest.raises(RuntimeError, match="closed"):
-            client.generate("m", prompt="x")
-
-    with scripted_supervisor(path, OpenStreams()) as supervisor:
-        asyncio.run(run(supervisor.endpoint))
-
-
-def test_client_goes_on_after_the_death_of_the_daemon_P2(path: Path) -> None:
-    async def run() -> None:
-        async with AsyncClient(f"ipc://{path}") as client:
-            with scripted_supervisor(path, OpenStreams()):
-                stream = client.generate("m", prompt="x")
-                assert (await anext(stream)).text == "one"
-            with pytest.raises(ConnectionLost, match="is gone"):
-                await anext(stream)
-            with scripted_supervisor(path, say_hello):
-                assert (await client.complete("m", prompt="x")).text == "Hello, you!"
-
-    asyncio.run(run())
 
 
 def test_errors_restarts_and_events(path: Path) -> None:

@@ -19,7 +19,6 @@ import zmq
 from mlxsup.client import AsyncClient, Client, ConnectionLost, RequestError
 from mlxsup.protocol.client_messages import (
     Cancel,
-    ClientDelta,
     Deltas,
     Event,
     Generate,
@@ -33,7 +32,6 @@ from mlxsup.protocol.client_messages import (
     Subscribe,
     Unload,
 )
-from mlxsup.protocol.codec import encode
 from mlxsup.protocol.ids import ModelName, RequestId, pack_tokens
 from mlxsup.protocol.log_level import ChangeLogLevel
 from mlxsup.protocol.message import Message
@@ -57,17 +55,6 @@ from support.scripted_supervisor import (
     say_hello,
     scripted_supervisor,
 )
-
-WRONG_SEQ = [
-    frame.replace(b"seq\0", b"seq\xc0")
-    for frame in encode(
-        Deltas(
-            deltas=[
-                ClientDelta(id=RequestId("r"), seq=0, tokens=b"", body=b"\x80"),
-            ]
-        )
-    )
-]
 
 
 def test_stream_is_read_to_its_end_and_has_a_result_J2(path: Path) -> None:
@@ -146,21 +133,6 @@ def test_closing_the_client_cancels_its_streams_D12(path: Path) -> None:
         with pytest.raises(RuntimeError, match="closed"):
             client.ping()
         eventually(lambda: not script.open)
-
-
-@pytest.mark.parametrize("frames", [[b"\xc1"], [b"a", b"b", b"c"], WRONG_SEQ])
-def test_garbage_from_the_daemon_is_an_internal_error(path: Path, frames: list[bytes]) -> None:
-    def script(peer: Peer, message: Message) -> None:
-        if isinstance(message, Generate):
-            peer.send_frames(frames)
-        elif isinstance(message, Ping):
-            answer(peer, message)
-
-    with scripted_supervisor(path, script) as supervisor, Client(supervisor.endpoint) as client:
-        with pytest.raises(RequestError) as caught:
-            client.complete("m", prompt="x")
-        assert caught.value.code == "internal"
-        client.ping()
 
 
 def test_commands_and_events(path: Path) -> None:

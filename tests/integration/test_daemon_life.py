@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -132,51 +129,6 @@ def test_a_stuck_step_that_holds_the_interpreter_is_found_F5_F6_P6(watched: Daem
     assert "engines/fake/options.py" in watched.log_text(), "and show where it was stuck"
 
 
-def test_a_load_that_stalls_is_ended_by_its_own_limit() -> None:
-    stall = {"load_stall": "gil", "load_fault_generations": 1}
-    with (
-        Daemon({"m": fake(fake=stall, load_stall_timeout_s=10.0)}) as daemon,
-        daemon.client() as client,
-    ):
-        after = wait_for_state(client, "m", "READY")
-        assert (after["generation"], after["last_exit"]["reason"]) == (2, "stall")
-
-
-READS = """
-import sys
-from mlxsup.client import Client
-with Client(sys.argv[1]) as client:
-    stream = client.generate("m", prompt="runs", max_tokens=400)
-    next(stream)
-    print("reads", flush=True)
-    print(1 + sum(len(delta.token_ids) for delta in stream), stream.result.resumed, flush=True)
-"""
-
-
-@pytest.mark.slow
-def test_a_pause_of_the_whole_tree_ends_no_process_P7(watched: Daemon) -> None:
-    """As when a machine sleeps: its clients stand still, too. One that did not would hear that
-    the supervisor has fallen silent (P2)."""
-    with watched.client() as client:
-        for name in ("m", "other"):
-            wait_for_state(client, name, "READY")
-    reader = subprocess.Popen(
-        [sys.executable, "-c", READS, watched.endpoint], stdout=subprocess.PIPE, text=True
-    )
-    assert reader.stdout is not None
-    assert reader.stdout.readline() == "reads\n"
-    tree = [psutil.Process(reader.pid), *watched.processes()]
-    for process in tree:
-        process.suspend()
-    time.sleep(60.0)  # the pause itself, not a wait for anything
-    for process in tree:
-        process.resume()
-    said, _ = reader.communicate(timeout=60)
-    assert said == "400 0\n"
-    with watched.client() as client:
-        assert [row(client, name)["generation"] for name in ("m", "other")] == [1, 1]
-
-
 SLOW_PREFILL = {"step_s": 0.02, "prefill_tokens_per_step": 1, "context_length": 100_000}
 ENDLESS_PROMPT = "x" * 50_000
 """Its prefill takes a quarter of an hour."""
@@ -300,9 +252,6 @@ def test_stopping_one_model_touches_no_other_E8(way: str, is_stuck: bool) -> Non
             assert after[key] == before[key], key
 
 
-QUICK = {"restart": {"max_restarts": 1, "backoff_initial_s": 0.01, "backoff_max_s": 0.01}}
-
-
 @pytest.fixture
 def client_of() -> Iterator[Any]:
     clients: list[Client] = []
@@ -314,27 +263,6 @@ def client_of() -> Iterator[Any]:
     yield make
     for client in clients:
         client.close()
-
-
-def test_a_worker_that_speaks_nonsense_is_killed(client_of: Any) -> None:
-    code = """
-import json, os, sys, time, zmq
-from mlxsup.protocol.codec import encode
-from mlxsup.protocol.worker_messages import Hello
-from mlxsup.protocol.version import VERSION
-spec = json.loads(sys.stdin.readline())
-socket = zmq.Context().socket(zmq.DEALER)
-socket.connect(spec["endpoint"])
-known = {name: spec[name] for name in ("model", "generation", "token")}
-socket.send_multipart(encode(Hello(**known, pid=os.getpid(), version=VERSION)))
-socket.send(b"nonsense")
-time.sleep(600)
-"""
-    argv = [sys.executable, "-c", code]
-    with ScriptedDaemon({"a": fake(**QUICK)}).scripted(argv=argv) as daemon:
-        failed = wait_for_state(client_of(daemon), "a", "FAILED")
-        assert "sent no message" in failed["cause"]
-        assert failed["last_exit"]["signal"] == "SIGKILL"
 
 
 def test_a_hangup_that_was_ignored_at_the_start_stays_ignored(client_of: Any) -> None:

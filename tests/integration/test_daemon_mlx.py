@@ -68,23 +68,6 @@ def test_two_models_at_once_each_answer_as_alone_though_one_is_killed_A8_F1(
         assert row(client, "two")["generation"] == 1
 
 
-@pytest.mark.timeout(1800)
-@pytest.mark.slow
-def test_the_real_model_answers_as_it_does_alone_A8() -> None:
-    folder = demo_model_folder()
-    prompt = "The capital of France is"
-    [expected] = greedy_answers(folder, [prompt], 12)
-    models = {"a": {"path": str(folder)}, "b": {"path": str(folder)}}
-    with Daemon(models) as daemon, daemon.client() as client:
-        readers = [Reader(client, name, prompt, max_tokens=12) for name in models]
-        assert [reader.finished(600).token_ids for reader in readers] == [expected] * 2
-        chat = client.complete(
-            "a", messages=[{"role": "user", "content": "What is the capital of France?"}]
-        )
-        assert "Paris" in chat.text
-        assert chat.finish_reason == "stop"
-
-
 @pytest.mark.timeout(600)
 def test_eight_tokens_twice_at_once_of_a_real_model_J3() -> None:
     """The first thing that must work. Both share their steps, and answer as alone."""

@@ -363,7 +363,7 @@ async def text_of(stream: AsyncStream) -> str:
     return "".join([delta.text async for delta in stream])
 
 
-@pytest.mark.parametrize("body", [b"\xc1", b"\x80\x80", b"\xdf\xff\xff\xff\xff", b"\x91" * 9000])
+@pytest.mark.parametrize("body", [b"\xc1", b"\x91" * 9000])
 def test_a_body_that_is_none_ends_its_stream_while_others_continue(body: bytes) -> None:
     async def script(stage: Stage) -> None:
         worker = await stage.ready()

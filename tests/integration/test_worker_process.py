@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import time
 
 import psutil
 import pytest
@@ -76,22 +75,6 @@ def test_long_prompts_starve_neither_heartbeats_nor_short_ones_G7() -> None:
         (cancelled,) = worker.finish(long[-1])
         assert cancelled.finish is FinishReason.CANCELLED
         assert not any(worker.streams[key].is_over for key in long[:-1])
-
-
-def test_idle_costs_no_processor_time_C5() -> None:
-    with WorkerHarness() as worker:
-        worker.wait_until_ready()
-        worker.finish(worker.dispatch("x", max_tokens=3))
-        process = psutil.Process(worker.process.pid)
-        before = process.cpu_times()
-        for _ in range(3):
-            worker.beat()
-        started = time.monotonic()
-        for _ in range(2):
-            worker.beat()
-        after, elapsed_s = process.cpu_times(), time.monotonic() - started
-        used_s = after.user + after.system - before.user - before.system
-        assert used_s < 0.05 * max(2.0, elapsed_s)
 
 
 def test_heartbeats_flow_while_a_step_is_stuck_F5() -> None:
