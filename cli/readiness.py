@@ -41,12 +41,17 @@ def wait_until_ready(
     """
     give_up_at = None if limit_s is None else time.monotonic() + limit_s
     changes = Changes(client)
+    is_told = False
     with LiveLine(output) as line:
         while True:
             status = client.status()
             pending = _pending(_chosen(status, names), is_named=bool(names))
             if not pending:
                 return status
+            if not is_told:
+                is_told = True
+                waiting = ", ".join(f"{row['name']} ({row['state']})" for row in pending)
+                line.show(f"waiting for {waiting}")
             left_s = None if give_up_at is None else max(0.0, give_up_at - time.monotonic())
             heard = changes.wait(left_s)
             for change in heard:

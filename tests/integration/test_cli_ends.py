@@ -72,7 +72,7 @@ def test_wait_leaves_the_load_alone(daemon: Daemon) -> None:
         wait_for_state(client, "never", "LOADING")
         pid = row(client, "never")["pid"]
         with Terminal("wait", "never", "--endpoint", daemon.endpoint) as terminal:
-            terminal.read_more()
+            terminal.expect("waiting for never (LOADING)")
             interrupted(terminal)
         seen = row(client, "never")
         assert (seen["state"], seen["pid"]) == ("LOADING", pid)
