@@ -26,7 +26,8 @@ def pull(repo: str, revision: str, output: Output) -> None:
     """Example: mlxsup pull mlx-community/SmolLM2-135M-Instruct
 
     Downloads what is missing of REPO into the Hugging Face cache, and prints its folder. It needs
-    no daemon. Interrupted, it continues the next time. HF_TOKEN, HF_ENDPOINT and HF_HOME count.
+    no daemon. After an interruption run it again: complete files are kept. HF_TOKEN, HF_ENDPOINT
+    and HF_HOME count.
     """
     repository = checked_repository(repo, revision)
     more = "" if revision == DEFAULT_REVISION else f" --revision {revision}"
