@@ -375,10 +375,13 @@ def test_a_signal_ends_a_start_whose_folders_do_not_answer(silent: str) -> None:
             "raise SystemExit(run_daemon(config, on_change=print, on_listening=never))\n"
         )
         with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as daemon:
-            children = psutil.Process(daemon.pid).children
-            eventually(lambda: any("estimator" in str(one.cmdline()) for one in children()))
-            daemon.send_signal(signal.SIGTERM)
-            output, _ = daemon.communicate(timeout=60)
+            try:
+                children = psutil.Process(daemon.pid).children
+                eventually(lambda: any("folder_reader" in str(one.cmdline()) for one in children()))
+                daemon.send_signal(signal.SIGTERM)
+                output, _ = daemon.communicate(timeout=60)
+            finally:
+                daemon.kill()
         assert daemon.returncode == 0
         assert b"listens" not in output
         assert "daemon ended code=0" in (folder / "logs" / "mlxsup.log").read_text()
