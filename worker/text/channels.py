@@ -379,10 +379,9 @@ class ChannelParser:
     def _in_order(self, call: _OpenCall, numbers: range) -> list[int]:
         """Return the ends of a call with a mistake, the likeliest first: before another call, or
         before nothing; otherwise the last one."""
-        text, begins = (
-            call.text,
-            tuple(m for m, to in self._edges[call.origin][1].items() if to == TOOL),
-        )
+        text = call.text
+        edges = self._rules.transitions.get(call.origin, ())
+        begins = tuple(marker for marker, to in edges if to == TOOL)
         clear = [
             number
             for number in reversed(numbers)
