@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from mlxsup.protocol.states import Channel
 from mlxsup.worker.text import harmony
 from mlxsup.worker.text.channels import (
+    MOST_IN_VAIN,
     NORMAL,
     REASONING,
     TOOL,
@@ -333,6 +335,113 @@ def test_what_is_almost_a_call_is_read_if_it_has_one_meaning(
     seen, content, _, warnings = read(rules_of(form), text, step=1)
     assert seen == [("write_file", arguments) for arguments in calls]
     assert (content, warnings) == (("", []) if calls else (text, [UNREADABLE_CALL]))
+
+
+GLM, PYTHON, K3, MINIMAX = (
+    next(form for form, _ in FORMATS if form.name == name)
+    for name in ("glm47", "pythonic", "kimi_k3", "minimax_m2")
+)
+
+
+def in_k3(call: str, *inner: str) -> str:
+    return f"<|open|>call {call}<|sep|>{''.join(inner)}<|close|>call<|sep|>"
+
+
+def k3_block(value: str) -> str:
+    return f'<|open|>json type="object"<|sep|>{value}<|close|>json<|sep|>'
+
+
+def k3_argument(attributes: str, value: str) -> str:
+    return f"<|open|>argument {attributes}<|sep|>{value}<|close|>argument<|sep|>"
+
+
+EXAMPLE = said(QWEN, in_qwen("write_file", A))
+LOOSE = {
+    "type": "object",
+    "properties": {
+        "content": {"type": "string"},
+        "rows": {"type": "array"},
+        "flag": {"type": "boolean"},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("form", "inner", "calls"),
+    [
+        (GLM, 'f\n{"a": {"b": 1}}', [{"a": {"b": 1}}]),
+        (GLM, 'f\n{"a": 1} more', []),
+        (GLM, 'g {"a": 1}', []),
+        (PYTHON, '[f(a="one\ntwo", b="it\'s")]', [{"a": "one\ntwo", "b": "it's"}]),
+        (PYTHON, '[f(from="a=b", class=1, to={"in": true})]',
+         [{"from": "a=b", "class": 1, "to": {"in": True}}]),
+        (PYTHON, "[f(a='in = 1\n', is=2)]", [{"a": "in = 1\n", "is": 2}]),
+        (PYTHON, "[f(a='#'), f()]", [{"a": "#"}, {}]),
+        (PYTHON, "[f(a=1) # and so on\n]", []),
+        (PYTHON, "[f(a=1);", []),
+        (PYTHON, "[f(a=1) - f(a=2)]", []),
+        (K3, in_k3('tool="f" index="1"', k3_block('{"a": "<|close|>json<|sep|>"}'))
+         + in_k3('tool="f" index="2"', k3_block('{"a": 2}')) + in_k3('index="3" tool="f"'),
+         [{"a": "<|close|>json<|sep|>"}, {"a": 2}, {}]),
+        (K3, in_k3('tool="f"', k3_block('{"a": 2}'), "x"), []),
+        (K3, in_k3('tool="f"', k3_argument('key="a" type="null"', "null"),
+                   k3_argument('type="string" key="b"', "5"), k3_argument('key="c"', "5")),
+         [{"a": None, "b": "5", "c": 5}]),
+        (K3, in_k3('tool="f"', k3_argument('key="&quot;a&amp;quot;" type="number"', "5")),
+         [{'"a&quot;': 5}]),
+        (QWEN, in_qwen("f", {"content": f"{EXAMPLE}\n{EXAMPLE}\nEnd."}),
+         [{"content": f"{EXAMPLE}\n{EXAMPLE}\nEnd."}]),
+        (QWEN, in_qwen("f", {"rows": ["</function>"], "content": "a <function=x> b"}),
+         [{"rows": ["</function>"], "content": "a <function=x> b"}]),
+        (QWEN, in_qwen("f", {"rows": ["<parameter=x>"], "content": "</parameter> b"}),
+         [{"rows": ["<parameter=x>"], "content": "</parameter> b"}]),
+        (MINIMAX, '<invoke name="f"><parameter name="rows">["</parameter>"]</parameter>'
+                  '<parameter name="flag">true</parameter></invoke>',
+         [{"rows": ["</parameter>"], "flag": True}]),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("step", [0, 1])
+def test_a_format_is_read_as_its_family_writes_it(
+    form: ToolFormat, inner: str, calls: list[Arguments], step: int
+) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": LOOSE}}]
+    text = said(form, inner)
+    seen, content, _, warnings = read(rules_of(form), text, tools, step=step)
+    assert seen == [("f", arguments) for arguments in calls]
+    assert (content, warnings) == (("", []) if calls else (text, [UNREADABLE_CALL]))
+
+
+def test_a_function_of_python_may_have_hyphens() -> None:
+    tools = [{"type": "function", "function": {"name": "lib.get-the-docs"}}]
+    text = said(PYTHON, '[lib.get-the-docs(a="x")]')
+    assert read(rules_of(PYTHON), text, tools)[0] == [("lib.get-the-docs", {"a": "x"})]
+
+
+def test_a_mistake_in_a_call_does_not_take_the_next_call_along() -> None:
+    one = "\n<function=write_file>\n<parameter=content>\nSee <parameter=x>.\n</parameter>\n"
+    text = "".join(said(QWEN, f"{one}{end}") for end in ("", "</function>\n"))
+    calls, content, _, warnings = read(rules_of(QWEN), text, step=1)
+    assert calls == [("write_file", {"content": "See <parameter=x>."})] * 2
+    assert (content, warnings) == ("", [])
+
+
+@pytest.mark.parametrize("form", [form for form, _ in SEVERAL], ids=lambda form: form.name)
+@pytest.mark.parametrize("before", ["", "<think>"])
+def test_what_is_read_in_vain_stays_in_proportion(form: ToolFormat, before: str) -> None:
+    read_so_far = 0
+
+    def counted(text: str, tools: Any, is_lenient: bool) -> list[dict[str, Any]]:
+        nonlocal read_so_far
+        read_so_far += len(text)
+        raise ValueError
+
+    unit = form.begins[0] + "x" + form.ends[0]
+    text = form.begins[0] + "x" * 100_000 + unit * (100_000 // len(unit))
+    rules = replace(rules_of(form), parse_tool_call=counted)
+    calls, content, reasoning, warnings = read(rules, before + text, step=5000)
+    assert (calls, content + reasoning) == ([], text)
+    assert read_so_far <= 2 * (MOST_IN_VAIN + 5 * len(text))
+    assert len(warnings) <= 4
 
 
 def test_a_broken_call_does_not_take_the_next_one_along() -> None:

@@ -82,8 +82,24 @@ class Piece:
 MOST_BROKEN_CALLS = 32
 """After so many calls that cannot be read, markers are text."""
 
+MOST_READ_AGAIN = 300_000
+"""After so many characters were read once more because of such calls, markers are text."""
+
 MOST_ENDS = 64
 """Of a call's end markers that are tried."""
+
+MOST_IN_VAIN = 400_000
+"""Characters of an answer that may be read in vain while it comes, and again when it is over; four
+readings of the call itself come on top. What would need more is decided at the end, or is text."""
+
+
+PART = 4096
+"""Characters that are read at once: each marker is looked for in all of them."""
+
+
+def _in_parts(text: str) -> list[str]:
+    """Return a text in parts, the last one first."""
+    return [text[at : at + PART] for at in range(0, len(text), PART)][::-1]
 
 
 class _OpenCall:
@@ -91,19 +107,24 @@ class _OpenCall:
 
     Attributes:
         origin: the state in which it began.
+        markers: those that may end it.
         marker: what began it; empty after a header.
         head: the header before it, which belongs to it.
         ends: of each marker that may end it, where it begins and ends in the text, and the state
             it leads to.
+        length: of its text.
+        is_at_its_end: whether nothing but white space has come since the last of these markers.
     """
 
-    def __init__(self, origin: str, marker: str = "", head: str = "") -> None:
+    def __init__(self, origin: str, markers: list[str], marker: str, head: str) -> None:
         self.origin = origin
+        self.markers = markers
         self.marker = marker
         self.head = head
         self.ends: list[tuple[int, int, str]] = []
+        self.is_at_its_end = False
+        self.length = 0
         self._parts: list[str] = []
-        self._length = 0
 
     @property
     def text(self) -> str:
@@ -113,17 +134,14 @@ class _OpenCall:
     def add(self, text: str) -> None:
         """Append text."""
         self._parts.append(text)
-        self._length += len(text)
+        self.length += len(text)
+        self.is_at_its_end = self.is_at_its_end and not text.strip()
 
     def add_end(self, marker: str, target: str) -> None:
         """Append a marker that may end it."""
-        self.ends.append((self._length, self._length + len(marker), target))
+        self.ends.append((self.length, self.length + len(marker), target))
         self.add(marker)
-
-    @property
-    def is_at_its_end(self) -> bool:
-        """True if nothing but white space has come since the last marker that may end it."""
-        return bool(self.ends) and not self.text[self.ends[-1][1] :].strip()
+        self.is_at_its_end = True
 
 
 class ChannelParser:
@@ -160,6 +178,8 @@ class ChannelParser:
         self._header_from = 0  # the text before it was a marker, or the prompt's
         self._call: _OpenCall | None = None
         self._broken_calls = 0
+        self._read_again = 0  # characters, because a call before them was none
+        self._in_vain = {False: 0, True: 0}  # characters, by whether the answer was over
         self._bare: BareCallWatch | None = None
         if opening:
             self.add(opening)
@@ -198,14 +218,16 @@ class ChannelParser:
     def add(self, text: str) -> list[Piece]:
         """The pieces that became certain with this text."""
         pieces: list[Piece] = []
-        pending, self._held = self._held + text, ""
-        while pending:
+        parts = _in_parts(text)
+        while parts:
+            pending, self._held = self._held + parts.pop(), ""
             if self._state == HEADER and self._rules.header is not None:
-                pending, shown = self._read_header(pending)
+                rest, shown = self._read_header(pending)
             elif self._call is not None:
-                pending, shown = self._read_call(self._call, pending)
+                rest, shown = self._read_call(self._call, pending)
             else:
-                pending, shown = self._read_part(pending)
+                rest, shown = self._read_part(pending)
+            parts += _in_parts(rest)
             pieces += shown
         return pieces
 
@@ -265,15 +287,15 @@ class ChannelParser:
             return "", []
         self._state = state
         if state == TOOL:
-            self._call = _OpenCall(NORMAL, head=header + end)
+            self._open_call(NORMAL, head=header + end)
         return rest, []
 
     def _move(self, marker: str, state: str) -> list[Piece]:
         pieces = self._end_bare() if state != self._state else []
         if state == TOOL:
-            if self._broken_calls >= MOST_BROKEN_CALLS:
+            if self._broken_calls >= MOST_BROKEN_CALLS or self._read_again >= MOST_READ_AGAIN:
                 return [*pieces, *self._show(marker)]
-            self._call = _OpenCall(self._state, marker)
+            self._open_call(self._state, marker)
         self._enter(state, marker)
         return pieces
 
@@ -289,25 +311,30 @@ class ChannelParser:
 
     # ---------------------------------------------------------------- calls
 
+    def _open_call(self, origin: str, marker: str = "", head: str = "") -> None:
+        """Begin a call."""
+        ends = self._edges[TOOL][0] if TOOL in self._edges else []
+        outer = self._edges[origin][1] if origin in self._edges and not head else {}
+        # What ends the thought ends the call in it; another call may end this one.
+        others = [
+            text
+            for text, to in outer.items()
+            if (to == TOOL or (origin == REASONING and to != REASONING)) and text not in ends
+        ]
+        self._call = _OpenCall(origin, [*ends, *others], marker, head)
+
     def _read_call(self, call: _OpenCall, pending: str) -> tuple[str, list[Piece]]:
         """Read on to what may end the call: what is left to read, and what is shown."""
-        ends = self._edges[TOOL][1] if TOOL in self._edges else {}
-        outer = self._edges[call.origin][1] if call.origin in self._edges and not call.head else {}
-        # What ends the thought ends the call in it; another call may end this one.
-        others = {
-            text for text, to in outer.items()
-            if to == TOOL or (call.origin == REASONING and to != REASONING)
-        }  # fmt: skip
-        markers = [*ends, *(others - ends.keys())]
-        found = find_first(pending, markers)
+        found = find_first(pending, call.markers)
         if found is None:
-            certain = len(pending) - undecided(pending, markers)
+            certain = len(pending) - undecided(pending, call.markers)
             call.add(pending[:certain])
             self._held = pending[certain:]
             return "", []
         start, marker = found
         call.add(pending[:start])
         rest = pending[start + len(marker) :]
+        ends = self._edges[TOOL][1] if TOOL in self._edges else {}
         if marker in ends:
             call.add_end(marker, ends[marker])
             is_over = self._rules.shows_its_end and call.origin != REASONING
@@ -316,8 +343,11 @@ class ChannelParser:
                 if lines is not None:
                     return rest, self._end_call(lines, ends[marker], marker)
             return rest, []
+        outer = self._edges[call.origin][1]
         if call.is_at_its_end:
-            for is_lenient in (False, True):
+            # A value between tags may hold whole calls: a mistake in it is judged at the end.
+            may_be_lenient = self._rules.shows_its_end or outer[marker] != TOOL
+            for is_lenient in (False, True)[: 1 + may_be_lenient]:
                 if (lines := self._read(call, -1, is_lenient=is_lenient)) is not None:
                     return marker + rest, self._end_call(lines, self._after(call, -1), "")
         if outer[marker] != TOOL:  # the thought is over, and the call in it was none
@@ -335,26 +365,46 @@ class ChannelParser:
             numbers = numbers[:0]  # what looks like its end may be in the middle of a value
         for is_lenient in (False, True):
             if self._rules.shows_its_end or TOOL not in self._edges:
-                lines = self._read(call, None, is_lenient=is_lenient)
+                lines = self._read(call, None, is_lenient=is_lenient, is_over=True)
                 if lines is not None:
                     return "", self._end_call(lines, NORMAL, "")
-            for number in numbers:
-                lines = self._read(call, number, is_lenient=is_lenient)
+            for number in self._in_order(call, numbers) if is_lenient else numbers:
+                lines = self._read(call, number, is_lenient=is_lenient, is_over=True)
                 if lines is not None:
                     begin, end, _ = call.ends[number]
                     state, marker = self._after(call, number), call.text[begin:end]
                     return call.text[end:], self._end_call(lines, state, marker)
         return self._give_up(call)
 
-    def _read(self, call: _OpenCall, number: int | None, *, is_lenient: bool) -> list[str] | None:
+    def _in_order(self, call: _OpenCall, numbers: range) -> list[int]:
+        """Return the ends of a call with a mistake, the likeliest first: before another call, or
+        before nothing; otherwise the last one."""
+        text = call.text
+        edges = self._rules.transitions.get(call.origin, ())
+        begins = tuple(marker for marker, to in edges if to == TOOL)
+        clear = [
+            number
+            for number in reversed(numbers)
+            if not (rest := text[call.ends[number][1] :].lstrip()) or rest.startswith(begins)
+        ]
+        return [*clear, *(number for number in numbers if number not in clear)]
+
+    def _read(
+        self, call: _OpenCall, number: int | None, *, is_lenient: bool, is_over: bool = False
+    ) -> list[str] | None:
         """Return the calls in the text before one of its ends, or in all of it."""
-        text = call.text if number is None else call.text[: call.ends[number][0]]
-        return self._calls.read(
-            call.head + text,
+        length = call.length if number is None else call.ends[number][0]
+        if self._in_vain[is_over] > MOST_IN_VAIN + 4 * length:
+            return None
+        lines = self._calls.read(
+            call.head + call.text[:length],
             self._rules.parse_tool_call,
             self._rules.call_ids,
             is_lenient=is_lenient,
         )
+        if lines is None:
+            self._in_vain[is_over] += length
+        return lines
 
     def _after(self, call: _OpenCall, number: int) -> str:
         """Return the state after the call: the thought goes on in which it began."""
@@ -380,9 +430,11 @@ class ChannelParser:
         text = call.text
         if call.origin == REASONING:
             self._state = REASONING
+            self._read_again += len(text)
             return text, [Piece(channel=Channel.REASONING, text=call.marker)]
         begin, end, state = call.ends[0] if call.ends else (len(text), len(text), NORMAL)
         self._enter(state, text[begin:end])
+        self._read_again += len(text) - end
         if call.head and self._rules.header is not None:
             shown = text[:begin]  # after a header no marker is ever shown
             for inner in self._rules.header.never_shown:

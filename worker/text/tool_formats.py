@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import ast
 import json
+import keyword
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from .tool_calls import CallIds, ToolCallParser, Tools
-from .tool_values import value_of
+from .tool_values import types_of, value_of
 
 _DECODER = json.JSONDecoder(strict=False)  # models write line breaks as they are
 _SPACE = re.compile(r"\s*")
@@ -223,11 +224,37 @@ def parse_mistral_calls(text: str, tools: Tools, is_lenient: bool) -> list[dict[
 
 
 # ---------------------------------------------------------------- Python
+_PYTHON_PARTS = re.compile(
+    r"""(?P<string>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|"""
+    rf"(?P<key>\b(?:{'|'.join(keyword.kwlist)})\b)(?=\s*=(?!=))",
+    re.DOTALL,
+)
+_KEYWORD = "ᜀ"
+"""Stands before keys that are words of Python, as long as Python reads them."""
+
+MOST_PYTHON = 20_000
+"""Characters of Python that are in no string; Python reads them slowly."""
+
+
 def parse_python_calls(text: str, tools: Tools, is_lenient: bool) -> list[dict[str, Any]]:
-    """Read calls as Python writes them, one on each line or in a list: `f(city="Rome", days=2)`."""
+    """Read calls as Python writes them, one on each line or in a list: `f(city="Rome", days=2)`.
+
+    Strings may have line breaks, and keys may be words of Python.
+    """
     stripped = text.strip()
+    if stripped[:1] == "[":
+        if stripped[-1:] != "]":
+            raise ValueError("a list without its end")
+        stripped = stripped[1:-1].strip()
+    if len(stripped) > MOST_PYTHON or "#" in stripped:
+        code = _PYTHON_PARTS.sub("", stripped)
+        if len(code) > MOST_PYTHON or "#" in code:
+            raise ValueError("too much Python, or a comment")
     try:
-        tree = ast.parse(stripped[1:-1].strip() if stripped[:1] == "[" else stripped)
+        try:
+            tree = ast.parse(stripped)
+        except SyntaxError:
+            tree = ast.parse(_PYTHON_PARTS.sub(_as_python, stripped))
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise ValueError("no Python") from error
     nodes: list[ast.expr] = []
@@ -239,15 +266,25 @@ def parse_python_calls(text: str, tools: Tools, is_lenient: bool) -> list[dict[s
     return [_python_call(node) for node in nodes]
 
 
+def _as_python(found: re.Match[str]) -> str:
+    if found["key"]:
+        return _KEYWORD + found["key"]
+    return found[0].replace("\r", "\\r").replace("\n", "\\n")
+
+
 def _python_call(node: ast.expr) -> dict[str, Any]:
+    prefix = ""
+    while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):  # a name with hyphens
+        prefix, node = f"{ast.unparse(node.left).replace(' ', '')}-", node.right
     if not isinstance(node, ast.Call) or node.args:
         raise ValueError("no call with named arguments")
     arguments = {}
-    for keyword in node.keywords:
-        if keyword.arg is None:
+    for argument in node.keywords:
+        if argument.arg is None:
             raise ValueError("an argument without a name")
-        arguments[keyword.arg] = ast.literal_eval(_PythonValues().visit(keyword.value))
-    return {"name": ast.unparse(node.func), "arguments": arguments}
+        value = ast.literal_eval(_PythonValues().visit(argument.value))
+        arguments[argument.arg.removeprefix(_KEYWORD)] = value
+    return {"name": prefix + ast.unparse(node.func), "arguments": arguments}
 
 
 class _PythonValues(ast.NodeTransformer):
@@ -376,6 +413,11 @@ def parse_function_gemma_calls(text: str, tools: Tools, is_lenient: bool) -> lis
 
 
 # ---------------------------------------------------------------- tags
+_WORDS = frozenset({"integer", "number", "boolean", "null"})
+LONGEST_WORD = 400
+"""Characters of a value of one of these types."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tags:
     """Calls as `<call NAME> <argument KEY>VALUE</argument> … </call>`.
@@ -387,6 +429,9 @@ class Tags:
         end_argument: ends its value.
         is_on_lines: whether one line break on each side of a value belongs to the tags.
         is_escaped: whether a value may stand in a CDATA section.
+        has_entities: whether names and keys have `&quot;` and `&amp;`.
+        block: matches what may begin one block of JSON instead of the arguments.
+        end_block: ends it.
         opens: texts that open what `end_argument` or `end_call` closes; a value that contains more
             of them than of these is not over.
     """
@@ -397,6 +442,9 @@ class Tags:
     end_argument: str
     is_on_lines: bool = False
     is_escaped: bool = False
+    has_entities: bool = False
+    block: re.Pattern[str] | None = None
+    end_block: str = ""
     opens: tuple[tuple[str, str], ...] = ()
 
     def parse(self, text: str, tools: Tools, is_lenient: bool) -> list[dict[str, Any]]:
@@ -431,16 +479,37 @@ class _TagReader:
         Raises:
             ValueError: no call begins here.
         """
-        found = self._tags.call.match(self._text, at)
+        tags = self._tags
+        found = tags.call.match(self._text, at)
         if found is None:
             raise ValueError("no call")
-        name = found["name"].strip().strip("\"'")
+        name = self._plain(found["name"])
+        if tags.block is not None and (block := tags.block.match(self._text, found.end())):
+            return self._block(name, block.end())
         parameters = self._tools.get(name, {})
         rest = self._arguments(found.end(), parameters, frozenset())
         if rest is None:
             raise ValueError("an argument that cannot be read")
         arguments, end = rest
         return {"name": name, "arguments": dict(reversed(arguments))}, end
+
+    def _block(self, name: str, at: int) -> tuple[dict[str, Any], int]:
+        """Return the call whose arguments are the JSON that begins here, and where it ends."""
+        arguments, at = _DECODER.raw_decode(self._text, self._skip(at))
+        at = self._skip(at)
+        if not self._text.startswith(self._tags.end_block, at):
+            raise ValueError("a block without its end")
+        end = self._end_of_call(self._skip(at + len(self._tags.end_block)))
+        if end is None:
+            raise ValueError("a call without its end")
+        return {"name": name, "arguments": arguments}, end
+
+    def _plain(self, name: str) -> str:
+        """Return a name or a key without its quotes and escapes."""
+        name = name.strip().strip("\"'")
+        return (
+            name.replace("&quot;", '"').replace("&amp;", "&") if self._tags.has_entities else name
+        )
 
     def _arguments(
         self, at: int, parameters: Mapping[str, Any], seen: frozenset[str]
@@ -456,23 +525,45 @@ class _TagReader:
         if found is None:
             return None
         groups = found.groupdict()
-        key = groups["key"].strip().strip("\"'")
+        key = self._plain(groups["key"])
         if key in seen:
             return None
-        for stop in _places(text, tags.end_argument, found.end(), is_cut_allowed=False):
+        kind = groups.get("type")  # the model may say itself of which type a value is
+        schema = {"type": kind} if kind else (parameters.get("properties") or {}).get(key)
+        for stop in self._stops(found.end(), schema, parameters):
             self._tries += 1
             if self._tries > MOST_TRIES:
                 return None
-            value = text[found.end() : stop]
-            if not self._is_lenient and any(
-                value.count(opening) > value.count(closing) for opening, closing in tags.opens
-            ):
-                continue
             rest = self._arguments(stop + len(tags.end_argument), parameters, seen | {key})
             if rest is not None:
-                rest[0].append((key, self._value(value, key, groups.get("type"), parameters)))
+                rest[0].append((key, self._value(text[found.end() : stop], schema, parameters)))
                 return rest
         return None
+
+    def _stops(self, at: int, schema: Any, parameters: Mapping[str, Any]) -> Iterator[int]:
+        """Yield where the value that begins here may end: after its JSON unless it may be a
+        string, or else before each end tag that does not close a tag in the value itself."""
+        text, tags = self._text, self._tags
+        start = self._skip(at)
+        types = types_of(schema, parameters)
+        if text[start : start + 1] in ("{", "[") and "string" not in types:
+            try:
+                end = self._skip(_DECODER.raw_decode(text, start)[1])
+            except (ValueError, RecursionError):
+                end = -1
+            if end >= 0 and text.startswith(tags.end_argument, end):
+                yield end
+                return
+        surplus = [0] * len(tags.opens)
+        longest = LONGEST_WORD if types and types <= _WORDS and not self._is_lenient else len(text)
+        for stop in _places(text, tags.end_argument, at):
+            if stop - start > longest:
+                return
+            for number, (opening, closing) in enumerate(tags.opens):
+                surplus[number] += text.count(opening, at, stop) - text.count(closing, at, stop)
+            at = stop
+            if self._is_lenient or max(surplus, default=0) <= 0:
+                yield stop
 
     def _end_of_call(self, at: int) -> int | None:
         """Return the place after a call's end if one stands here and no more text follows that
@@ -485,7 +576,7 @@ class _TagReader:
         after = self._skip(at)
         return at if after == len(text) or self._tags.call.match(text, after) else None
 
-    def _value(self, text: str, key: str, kind: str | None, parameters: Mapping[str, Any]) -> Any:
+    def _value(self, text: str, schema: Any, parameters: Mapping[str, Any]) -> Any:
         tags = self._tags
         if tags.is_escaped and (
             data := re.fullmatch(r"\s*<!\[CDATA\[(.*)\]\]>\s*", text, re.DOTALL)
@@ -493,9 +584,7 @@ class _TagReader:
             text = data[1]
         elif tags.is_on_lines:
             text = text.removeprefix("\n").removesuffix("\n")
-        if kind is not None:  # the model says itself of which type it is
-            return text if kind == "string" else value_of(text, {"type": kind}, parameters)
-        return value_of(text, (parameters.get("properties") or {}).get(key), parameters)
+        return value_of(text, schema, parameters)
 
     def _skip(self, at: int) -> int:
         found = _SPACE.match(self._text, at)
@@ -549,30 +638,22 @@ LONGCAT_TAGS = Tags(
     end_argument="</longcat_arg_value>",
     opens=(("<longcat_arg_value>", "</longcat_arg_value>"),),
 )
+_ATTRIBUTES = r'(?:\s+\w+="[^"]*")*'
 KIMI_K3_TAGS = Tags(
-    call=re.compile(r'\s*<\|open\|>call\b(?:(?!<\|sep\|>).)*?\btool="(?P<name>[^"]+)".*?<\|sep\|>'),
+    call=re.compile(
+        rf'\s*<\|open\|>call(?={_ATTRIBUTES}?\s+tool="(?P<name>[^"]+)"){_ATTRIBUTES}\s*<\|sep\|>'
+    ),
     end_call="<|close|>call<|sep|>",
     argument=re.compile(
-        r'<\|open\|>argument\b(?:(?!<\|sep\|>).)*?\bkey="(?P<key>[^"]+)"'
-        r'(?:(?!<\|sep\|>).)*?(?:\btype="(?P<type>[^"]+)")?(?:(?!<\|sep\|>).)*?<\|sep\|>'
+        rf'<\|open\|>argument(?={_ATTRIBUTES}?\s+key="(?P<key>[^"]+)")'
+        rf'(?=(?:{_ATTRIBUTES}?\s+type="(?P<type>[^"]+)")?){_ATTRIBUTES}\s*<\|sep\|>'
     ),
     end_argument="<|close|>argument<|sep|>",
+    has_entities=True,
+    block=re.compile(rf"\s*<\|open\|>json{_ATTRIBUTES}\s*<\|sep\|>"),
+    end_block="<|close|>json<|sep|>",
     opens=(("<|open|>argument", "<|close|>argument"), ("<|open|>call", "<|close|>call")),
 )
-
-_KIMI_K3_JSON = re.compile(
-    r"(?P<call>\s*<\|open\|>call\b(?:(?!<\|sep\|>).)*?\btool=\"(?P<name>[^\"]+)\".*?<\|sep\|>)\s*"
-    r"<\|open\|>json\b(?:(?!<\|sep\|>).)*<\|sep\|>(?P<arguments>.*)<\|close\|>json<\|sep\|>\s*"
-    r"<\|close\|>call<\|sep\|>\s*",
-    re.DOTALL,
-)
-
-
-def parse_kimi_k3_calls(text: str, tools: Tools, is_lenient: bool) -> list[dict[str, Any]]:
-    """Read Kimi K3's arguments one by one, or as one block of JSON."""
-    if found := _KIMI_K3_JSON.fullmatch(text):
-        return [{"name": found["name"], "arguments": _DECODER.decode(found["arguments"])}]
-    return KIMI_K3_TAGS.parse(text, tools, is_lenient)
 
 
 def parse_tags_or_json(tags: Tags) -> ToolCallParser:
@@ -581,6 +662,9 @@ def parse_tags_or_json(tags: Tags) -> ToolCallParser:
     def parse(text: str, tools: Tools, is_lenient: bool) -> list[dict[str, Any]]:
         if text.lstrip()[:1] in ("{", "["):
             return parse_json_calls(text, tools, is_lenient)
+        name, brace, arguments = text.partition("{")
+        if brace and name.strip() in tools:
+            return [{"name": name.strip(), "arguments": _DECODER.decode(brace + arguments)}]
         return tags.parse(text, tools, is_lenient)
 
     return parse
@@ -642,7 +726,7 @@ TAGGED: dict[str, ToolCallParser] = {
     "glm47": parse_tags_or_json(GLM_TAGS),
     "laguna": parse_tags_or_json(GLM_TAGS),
     "longcat": parse_tags_or_json(LONGCAT_TAGS),
-    "kimi_k3": parse_kimi_k3_calls,
+    "kimi_k3": KIMI_K3_TAGS.parse,
 }
 """Those whose values stand between tags."""
 
