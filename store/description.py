@@ -14,7 +14,7 @@ from typing import Any
 
 from mlxsup.protocol.context_length import NESTED_NAMES, find_context_length
 from mlxsup.protocol.model_files import is_weight_file
-from mlxsup.protocol.regular_file import MIB, read_regular
+from mlxsup.protocol.regular_file import MIB, open_regular, read_regular
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
@@ -175,7 +175,7 @@ def _licence(folder: Path) -> str:
 def _card_header(card: Path) -> Iterator[str]:
     """Yield the lines between the first two fences of a card; none if it begins with no fence."""
     try:
-        with open(card, "rb") as file:
+        with open(open_regular(card), "rb") as file:
             lines = file.read(MAX_CARD_BYTES).decode("utf-8", "replace").splitlines()
     except OSError:
         return
@@ -200,9 +200,7 @@ def _size(folder: Path) -> int:
 
 def _json_object(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            return {}
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_regular(path, MAX_JSON_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -30,6 +30,9 @@ CLEAR_LINE = own("\r\x1b[K")
 _NEW_LINE = re.compile(r"\n(?=\S)")
 """Before a line of an error that is not indented."""
 
+_PADDING = re.compile(r" +$", re.MULTILINE)
+"""What rich fills the last column of a table with."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
@@ -65,8 +68,11 @@ class Output:
         with console.capture() as captured:
             for renderable in renderables:
                 console.print(renderable, crop=console.is_terminal)
+        text = captured.get()
+        if not console.is_terminal:
+            text = _PADDING.sub("", text)
         stream = beneath(sys.stdout)
-        stream.write(captured.get())
+        stream.write(text)
         stream.flush()
 
     def console(self, stream: TextIO) -> Console:

@@ -356,3 +356,12 @@ def test_no_line_of_an_error_passes_for_its_hint(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err.splitlines() == [
         "error: it says:", "  hint: run `x`", "  - so", "hint: do this",
     ]  # fmt: skip
+
+
+def test_a_listing_in_a_pipe_has_no_padding_at_the_end_of_its_lines(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from mlxsup.cli.listing import listing
+
+    Output().show(listing(("A", "B"), [("one", "a long cell"), ("two", "x")]))
+    assert capsys.readouterr().out == "A    B\none  a long cell\ntwo  x\n"

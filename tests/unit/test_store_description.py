@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -109,3 +110,14 @@ def test_no_content_of_a_file_raises(config: Any, card: bytes) -> None:
 def test_missing_folder_is_described_as_empty(tmp_path: Path) -> None:
     said = describe(tmp_path / "gone")
     assert (said.model_type, said.size_bytes, said.licence) == ("", 0, "")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "README.md"])
+def test_a_named_pipe_in_a_folder_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    folder(tmp_path, {"model_type": "llama"})
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    said = describe(tmp_path)
+    assert said.model_type == ("" if name == "config.json" else "llama")
+    assert said.licence == ""
