@@ -17,8 +17,8 @@ from ..exit_status import CliError, ExitStatus
 from ..keys import read_key
 from ..model_names import check_known, optional_model_argument
 from ..model_rows import row_called
-from ..new_file import NewFile
 from ..only_model import only_model
+from ..options import NewFile
 from ..terminal.live_line import LiveLine
 from ..terminal.output import Output
 from ..terminal.quantities import format_bytes

@@ -20,7 +20,7 @@ from ..connection import output_options
 from ..exit_status import CliError
 from ..listing import listing
 from ..model_catalog import NONE_HINT, SEARCHED, catalogue
-from ..new_file import NewFile
+from ..options import NewFile
 from ..schema_file import SCHEMA_LINE, SCHEMA_NAME, write_configuration
 from ..terminal.output import Output
 from ..terminal.quantities import format_bytes

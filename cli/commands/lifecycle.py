@@ -10,10 +10,9 @@ import click
 from mlxsup.protocol.context_length import MAX_CONTEXT_LENGTH
 
 from ..connection import daemon_command
-from ..duration import duration
-from ..keep_alive_option import load_keep_alive_option
 from ..model_names import complete_model, model_argument
 from ..model_rows import row_called
+from ..options import duration, load_keep_alive_option
 from ..readiness import wait_until_ready
 from ..terminal.model_row import warning_lines
 from ..terminal.output import Output

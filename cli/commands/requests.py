@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..answer_options import check_text
 from ..connection import Target, connect, daemon_command, daemon_options
-from ..priority_options import PRIORITY
+from ..options import PRIORITY, check_text
 from ..request_ids import request_argument, stage_line
 from ..terminal.output import Output, width_of
 from ..terminal.reader_watch import reader_watched

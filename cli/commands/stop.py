@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..connection import Target, connect, daemon_options
-from ..duration import duration
 from ..exit_status import CliError, ExitStatus
+from ..options import duration
 from ..terminal.output import Output
 from ..terminal.quantities import format_duration
 

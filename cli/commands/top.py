@@ -7,8 +7,8 @@ import sys
 import click
 
 from ..connection import Target, connect, daemon_options
-from ..duration import duration
 from ..exit_status import ExitStatus
+from ..options import duration
 from ..terminal.output import Output
 
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.1, 3600.0

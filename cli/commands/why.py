@@ -18,7 +18,7 @@ from ..exit_status import CliError, ExitStatus
 from ..log_place import log_dir_left_by
 from ..model_names import complete_model
 from ..model_rows import row_called
-from ..new_file import NewFile
+from ..options import NewFile
 from ..request_ids import complete_request
 from ..terminal.output import Output, width_of
 

@@ -25,8 +25,7 @@ from mlxsup.cli.commands.bench import bench
 from mlxsup.cli.commands.init import init
 from mlxsup.cli.commands.logs import previous_generation, since
 from mlxsup.cli.commands.why import why
-from mlxsup.cli.duration import duration
-from mlxsup.cli.keep_alive_option import keep_alive, keep_alive_of_load
+from mlxsup.cli.options import duration, keep_alive, keep_alive_of_load
 from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.keep_alive import SHORTEST_LOAD_S
 from mlxsup.protocol.states import State
