@@ -6,15 +6,15 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .arguments import row_called
 from .connection import unknown_model
 from .exit_status import CliError, ExitStatus
-from .model_rows import row_called
 from .state_changes import Changes, is_step
 from .terminal.change_printer import change_line
 from .terminal.live_line import LiveLine
-from .terminal.model_row import note_of
 from .terminal.output import Output
-from .terminal.quantities import format_duration
+from .terminal.status import note_of
+from .terminal.text import format_duration
 
 if TYPE_CHECKING:
     from mlxsup.client import Client

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..arguments import request_argument
 from ..connection import daemon_command
-from ..request_ids import request_argument
 from ..terminal.answer import read_answer, result_map
 from ..terminal.live_line import LiveLine
 from ..terminal.output import Output
 from ..terminal.reader_watch import reader_watched
-from ..terminal.requests_table import request_line
+from ..terminal.requests import request_line
 
 if TYPE_CHECKING:
     from mlxsup.client import Client

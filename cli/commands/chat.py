@@ -15,6 +15,7 @@ import click
 
 from mlxsup.protocol.folders import HISTORY_FILE
 
+from ..arguments import check_known, only_model, optional_model_argument
 from ..connection import (
     Target,
     connect,
@@ -24,8 +25,6 @@ from ..connection import (
 )
 from ..conversation import Ask, Conversation, read_turn, unquoted
 from ..exit_status import CliError, ExitStatus
-from ..model_names import check_known, optional_model_argument
-from ..only_model import only_model
 from ..options import (
     answer_options,
     check_parameters,

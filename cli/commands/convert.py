@@ -22,7 +22,7 @@ from ..connection import output_options
 from ..exit_status import CliError, ExitStatus
 from ..held_interrupt import held_interrupt
 from ..terminal.output import Output
-from ..terminal.quantities import format_bytes
+from ..terminal.text import format_bytes
 
 MODULE = "mlxsup.worker.engines.mlx.conversion"
 """A child process runs it: the command line does not import MLX."""

@@ -32,7 +32,7 @@ from mlxsup.protocol.gateway import EXTRA_MODULES, INSTALL_HINT, LOCAL_HOST, Add
 from ..connection import Target, connect, output_options
 from ..exit_status import CliError
 from ..terminal.output import Output
-from ..terminal.status_table import show_models
+from ..terminal.status import show_models
 from ..terminal.waiting import progress_shown
 
 if TYPE_CHECKING:

@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..arguments import only_model, optional_model_argument, row_called
 from ..connection import Target, connect, daemon_options
 from ..exit_status import CliError, ExitStatus
-from ..model_names import optional_model_argument
-from ..model_rows import row_called
-from ..only_model import only_model
 from ..options import (
     answer_options,
     check_parameters,

@@ -18,12 +18,12 @@ from mlxsup.store.search import short_name
 
 from ..connection import output_options
 from ..exit_status import CliError
-from ..listing import listing
 from ..model_catalog import NONE_HINT, SEARCHED, catalogue
 from ..options import NewFile
 from ..schema_file import SCHEMA_LINE, SCHEMA_NAME, write_configuration
 from ..terminal.output import Output
-from ..terminal.quantities import format_bytes
+from ..terminal.tables import listing
+from ..terminal.text import format_bytes
 
 HEAD = f"""\
 {SCHEMA_LINE}

@@ -27,9 +27,9 @@ from ..confirmation import confirm
 from ..connection import Target, daemon_options, read_toml
 from ..exit_status import CliError, ExitStatus
 from ..keys import find_keys, usable_keys
-from ..listing import listing
 from ..optional_daemon import status_of_daemon
 from ..terminal.output import Output
+from ..terminal.tables import listing
 
 REFUSED = (
     "every request is refused until `mlxsup key new NAME` makes one, or `mlxsup key off` ends the"

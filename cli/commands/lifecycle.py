@@ -9,14 +9,12 @@ import click
 
 from mlxsup.protocol.context_length import MAX_CONTEXT_LENGTH
 
+from ..arguments import complete_model, model_argument, row_called
 from ..connection import daemon_command
-from ..model_names import complete_model, model_argument
-from ..model_rows import row_called
 from ..options import duration, load_keep_alive_option
 from ..readiness import wait_until_ready
-from ..terminal.model_row import warning_lines
 from ..terminal.output import Output
-from ..terminal.status_table import show_models
+from ..terminal.status import show_models, warning_lines
 from ..terminal.waiting import progress_shown
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from typing import Any
 import click
 
 from ..connection import config_option, output_options
-from ..listing import listing
 from ..model_catalog import NONE_HINT, SEARCHED, catalogue, optional_configuration
 from ..terminal.output import Output
-from ..terminal.quantities import format_bytes
+from ..terminal.tables import listing
+from ..terminal.text import format_bytes
 
 HEADINGS = ("MODEL", "SIZE", "FORMAT", "CONTEXT", "FROM")
 

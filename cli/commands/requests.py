@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..arguments import request_argument
 from ..connection import Target, connect, daemon_command, daemon_options
 from ..options import PRIORITY, check_text
-from ..request_ids import request_argument, stage_line
 from ..terminal.output import Output, width_of
 from ..terminal.reader_watch import reader_watched
-from ..terminal.requests_table import request_line, request_lines
+from ..terminal.requests import request_line, request_lines, stage_line
 from ..terminal.watch import redraw
 
 if TYPE_CHECKING:

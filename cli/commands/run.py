@@ -11,12 +11,11 @@ import click
 
 from mlxsup.store.hub_cache import find_snapshot, is_owned_repository
 
+from ..arguments import complete_model_or_repository, row_called
 from ..connection import Target, daemon_options, unknown_model
 from ..downloading import checked_repository, download
 from ..exit_status import CliError, ExitStatus
-from ..model_rows import row_called
 from ..optional_daemon import status_of_daemon
-from ..repository_names import complete_model_or_repository
 from ..terminal.output import Output
 
 

@@ -11,13 +11,13 @@ import click
 
 from mlxsup.protocol.close_names import close_names
 
+from ..arguments import complete_model_or_repository
 from ..connection import config_option, output_options
 from ..exit_status import CliError, ExitStatus
-from ..listing import listing
 from ..model_catalog import catalogue, optional_configuration, row_of_path
-from ..repository_names import complete_model_or_repository
 from ..terminal.output import Output
-from ..terminal.quantities import format_bytes
+from ..terminal.tables import listing
+from ..terminal.text import format_bytes
 
 
 @click.command()

@@ -12,7 +12,7 @@ from ..connection import Target, connect, daemon_options
 from ..exit_status import CliError, ExitStatus
 from ..options import duration
 from ..terminal.output import Output
-from ..terminal.quantities import format_duration
+from ..terminal.text import format_duration
 
 if TYPE_CHECKING:
     import psutil

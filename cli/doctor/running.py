@@ -27,8 +27,8 @@ from mlxsup.protocol.key_file import have_been_made
 from mlxsup.protocol.places import DEFAULT_USER_FOLDER, USER_FOLDER_VARIABLE
 from mlxsup.protocol.version import VERSION
 
-from ..broken_parts import BROKEN_MODELS
 from ..lock_holder import LockHolder, lock_holder
+from ..terminal.status import BROKEN_MODELS
 from .finding import Finding, note, ok, problem
 from .installed import Setting, installer, system_name
 

@@ -10,10 +10,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from .columns import in_a_line
-from .model_row import progress_text, warning_lines
 from .output import CLEAR_LINE, Output
-from .quantities import format_duration
+from .status import progress_text, warning_lines
+from .text import format_duration, in_a_line
 
 MAX_WAITING = 1000
 """How many lines wait for a reader that has stopped reading; more are dropped and counted."""

@@ -9,8 +9,8 @@ from typing import Self, TextIO
 
 import click
 
-from .columns import cut
 from .output import CLEAR_LINE, Output
+from .text import cut
 
 
 class LiveLine:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .quantities import format_bytes
+from .text import format_bytes
 
 MIN_BAR_WIDTH = 8
 USED, RESERVED, FREE = "#", "=", "."

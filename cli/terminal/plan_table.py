@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .columns import indented, wrapped
 from .output import width_of
-from .quantities import format_bytes
 from .tables import Column, table
+from .text import format_bytes, indented, wrapped
 from .writer import for_terminal
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ..model_rows import row_called
+from ..arguments import row_called
 from ..state_changes import Changes
 from .change_printer import change_line
 from .live_line import LiveLine

@@ -27,12 +27,12 @@ from textual.widgets import Static
 
 from ..connection import errors_explained
 from ..exit_status import CliError
-from ..request_ids import stage_line
 from ..state_changes import MAX_CHANGES
 from ..terminal.change_printer import change_line
-from ..terminal.columns import in_a_line
 from ..terminal.memory_bar import memory_bar
 from ..terminal.output import Output
+from ..terminal.requests import stage_line
+from ..terminal.text import in_a_line
 from ..terminal.writer import for_terminal
 from .looks import Look, clock, looks
 from .picture import Item, body, items_of, title
