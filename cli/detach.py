@@ -90,7 +90,7 @@ def report(started: Started, target: Target, output: Output, *, is_waiting: bool
         hint = target.repeat_in("end it with `mlxsup stop`")
         output.note(f"output goes to {started.output}; {hint}")
     if is_waiting:
-        from .readiness import wait_until_ready
+        from .changes import wait_until_ready
 
         try:
             with connect(Target(endpoint=started.endpoint)) as client:

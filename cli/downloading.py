@@ -27,8 +27,7 @@ from mlxsup.store.hub_cache import (
 )
 
 from .exit_status import CliError, ExitStatus
-from .terminal.live_line import LiveLine
-from .terminal.output import Output
+from .terminal.output import LiveLine, Output
 from .terminal.text import format_bytes, format_duration
 
 TENTHS = 10

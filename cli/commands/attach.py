@@ -10,8 +10,7 @@ import click
 from ..arguments import request_argument
 from ..connection import daemon_command
 from ..terminal.answer import read_answer, result_map
-from ..terminal.live_line import LiveLine
-from ..terminal.output import Output
+from ..terminal.output import LiveLine, Output
 from ..terminal.reader_watch import reader_watched
 from ..terminal.requests import request_line
 

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..arguments import check_known, only_model, optional_model_argument, row_called
+from ..changes import progress_shown
 from ..connection import Target, connect, daemon_options
 from ..exit_status import CliError, ExitStatus
 from ..keys import read_key
 from ..options import NewFile
-from ..terminal.live_line import LiveLine
-from ..terminal.output import Output
+from ..terminal.output import LiveLine, Output
 from ..terminal.text import format_bytes
-from ..terminal.waiting import progress_shown
 from ..terminal.writer import for_terminal
 
 if TYPE_CHECKING:

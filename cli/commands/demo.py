@@ -29,11 +29,11 @@ import click
 from mlxsup.protocol.folders import DEMO_MODEL_FOLDER
 from mlxsup.protocol.gateway import EXTRA_MODULES, INSTALL_HINT, LOCAL_HOST, Address
 
+from ..changes import progress_shown
 from ..connection import Target, connect, output_options
 from ..exit_status import CliError
 from ..terminal.output import Output
 from ..terminal.status import show_models
-from ..terminal.waiting import progress_shown
 
 if TYPE_CHECKING:
     from http.client import HTTPResponse

@@ -23,12 +23,11 @@ from mlxsup.protocol.key_file import (
 )
 from mlxsup.protocol.text import timestamp
 
-from ..confirmation import confirm
 from ..connection import Target, daemon_options, read_toml
 from ..exit_status import CliError, ExitStatus
 from ..keys import find_keys, usable_keys
 from ..optional_daemon import status_of_daemon
-from ..terminal.output import Output
+from ..terminal.output import Output, confirm
 from ..terminal.tables import listing
 
 REFUSED = (

@@ -10,12 +10,11 @@ import click
 from mlxsup.protocol.context_length import MAX_CONTEXT_LENGTH
 
 from ..arguments import complete_model, model_argument, row_called
+from ..changes import progress_shown, wait_until_ready
 from ..connection import daemon_command
 from ..options import duration, load_keep_alive_option
-from ..readiness import wait_until_ready
 from ..terminal.output import Output
 from ..terminal.status import show_models, warning_lines
-from ..terminal.waiting import progress_shown
 
 if TYPE_CHECKING:
     from mlxsup.client import Client

@@ -12,10 +12,9 @@ import click
 from ..arguments import request_argument
 from ..connection import Target, connect, daemon_command, daemon_options
 from ..options import PRIORITY, check_text
-from ..terminal.output import Output, width_of
+from ..terminal.output import Output, redraw, width_of
 from ..terminal.reader_watch import reader_watched
 from ..terminal.requests import request_line, request_lines, stage_line
-from ..terminal.watch import redraw
 
 if TYPE_CHECKING:
     from rich.text import Text

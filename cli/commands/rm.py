@@ -21,12 +21,11 @@ from mlxsup.store.hub_cache import (
 )
 
 from ..arguments import repository_argument
-from ..confirmation import confirm
 from ..connection import Target, daemon_options
 from ..downloading import checked_repository
 from ..exit_status import CliError
 from ..optional_daemon import status_of_daemon
-from ..terminal.output import Output
+from ..terminal.output import Output, confirm
 from ..terminal.text import format_bytes
 
 UNUSED = (State.STOPPED, State.FAILED)

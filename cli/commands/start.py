@@ -169,7 +169,7 @@ def _endpoint_of(configuration: DaemonConfig) -> str:
 
 
 def _run(configuration: DaemonConfig, target: Target, output: Output) -> int:
-    from ..terminal.change_printer import ChangePrinter
+    from ..changes import ChangePrinter
 
     if target.endpoint is not None:
         hint = target.repeat_in("`mlxsup status`")

@@ -25,10 +25,9 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.widgets import Static
 
+from ..changes import MAX_CHANGES, change_line
 from ..connection import errors_explained
 from ..exit_status import CliError
-from ..state_changes import MAX_CHANGES
-from ..terminal.change_printer import change_line
 from ..terminal.memory_bar import memory_bar
 from ..terminal.output import Output
 from ..terminal.requests import stage_line

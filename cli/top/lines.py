@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections import Counter
 
+from ..changes import change_line
 from ..connection import Target, connect
-from ..terminal.change_printer import change_line
 from ..terminal.memory_bar import amounts
 from ..terminal.output import Output
 from ..terminal.reader_watch import reader_watched

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..state_changes import Changes, is_step
+from ..changes import Changes, is_step
 
 if TYPE_CHECKING:
     from mlxsup.client import Client

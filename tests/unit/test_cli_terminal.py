@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
-from mlxsup.cli.terminal.change_printer import change_line
+from mlxsup.cli.changes import change_line
 from mlxsup.cli.terminal.output import CLEAR_LINE, Output, styled
 from mlxsup.cli.terminal.plan_table import plan_lines
 from mlxsup.cli.terminal.requests import notice_text, request_lines
