@@ -20,7 +20,6 @@ from mlxsup.store.search import short_name
 
 from ..connection import output_options
 from ..exit_status import CliError, ExitStatus
-from ..held_interrupt import held_interrupt
 from ..terminal.output import Output
 from ..terminal.text import format_bytes
 
@@ -137,6 +136,8 @@ def _run(source: Path, target: Path, bits: int | None, output: Output) -> None:
     """Run the conversion and show its stages; end it if this command is interrupted."""
     import subprocess
     import tempfile
+
+    from ..detach import held_interrupt
 
     more = [] if bits is None else [str(bits)]
     command = [sys.executable, "-P", "-m", MODULE, str(source), str(target), *more]

@@ -21,10 +21,9 @@ from mlxsup.store.hub_cache import (
 )
 
 from ..arguments import repository_argument
-from ..connection import Target, daemon_options
+from ..connection import Target, daemon_options, status_of_daemon
 from ..downloading import checked_repository
 from ..exit_status import CliError
-from ..optional_daemon import status_of_daemon
 from ..terminal.output import Output, confirm
 from ..terminal.text import format_bytes
 

@@ -12,10 +12,9 @@ import click
 from mlxsup.store.hub_cache import find_snapshot, is_owned_repository
 
 from ..arguments import complete_model_or_repository, row_called
-from ..connection import Target, daemon_options, unknown_model
+from ..connection import Target, daemon_options, status_of_daemon, unknown_model
 from ..downloading import checked_repository, download
 from ..exit_status import CliError, ExitStatus
-from ..optional_daemon import status_of_daemon
 from ..terminal.output import Output
 
 

@@ -47,7 +47,7 @@ def top(interval_s: float, target: Target, output: Output) -> int:
                 client.ping()  # or else the screen is not taken
             run(client.endpoint, interval_s, output)
         else:
-            from ..top.lines import follow
+            from ..top.looks import follow
 
             follow(target, interval_s, output)
     except KeyboardInterrupt:

@@ -14,9 +14,8 @@ import click
 from mlxsup.protocol.close_names import close_names
 
 from ..arguments import complete_model, complete_request, row_called
-from ..connection import Target, connect, daemon_options
+from ..connection import Target, connect, daemon_options, log_dir_left_by
 from ..exit_status import CliError, ExitStatus
-from ..log_place import log_dir_left_by
 from ..options import NewFile
 from ..terminal.output import Output, width_of
 

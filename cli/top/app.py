@@ -28,12 +28,11 @@ from textual.widgets import Static
 from ..changes import MAX_CHANGES, change_line
 from ..connection import errors_explained
 from ..exit_status import CliError
-from ..terminal.memory_bar import memory_bar
 from ..terminal.output import Output
 from ..terminal.requests import stage_line
 from ..terminal.text import in_a_line
 from ..terminal.writer import for_terminal
-from .looks import Look, clock, looks
+from .looks import Look, clock, looks, memory_bar
 from .picture import Item, body, items_of, title
 
 if TYPE_CHECKING:

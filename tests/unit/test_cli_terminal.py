@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
 from mlxsup.cli.changes import change_line
+from mlxsup.cli.commands.plan import plan_lines
 from mlxsup.cli.terminal.output import CLEAR_LINE, Output, styled
-from mlxsup.cli.terminal.plan_table import plan_lines
 from mlxsup.cli.terminal.requests import notice_text, request_lines
 from mlxsup.cli.terminal.status import cause_of, lines_below, models_table, note_of
 from mlxsup.cli.terminal.text import format_bytes, format_duration
