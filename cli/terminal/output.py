@@ -21,7 +21,7 @@ from .text import cut
 from .writer import GuardedStream, beneath, own
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
 
 
 SCHEMA_VERSION = 1
@@ -64,20 +64,16 @@ class Output:
         Args:
             renderables: every text from outside in them has passed through `for_terminal`.
         """
-        console = self.console(sys.stdout)
-        # Written by us: rich ends the process with 1 if the reader of its file has gone.
-        with console.capture() as captured:
-            for renderable in renderables:
-                console.print(renderable, crop=console.is_terminal)
         stream = beneath(sys.stdout)
-        stream.write(captured.get())
+        stream.write(self.render(*renderables))
         stream.flush()
 
-    def console(self, stream: TextIO) -> Console:
-        """Return a console of rich that writes there, below the guard."""
+    def render(self, *renderables: RenderableType) -> str:
+        """Return what `show` prints; no line of it ends in spaces, with which rich fills tables."""
         from rich.console import Console  # every command would wait for it
 
-        return Console(
+        stream = sys.stdout
+        console = Console(
             file=beneath(stream),
             width=width_of(stream) or WHOLE,
             color_system="auto" if self.has_colour(stream) else None,
@@ -87,6 +83,11 @@ class Output:
             emoji=False,
             legacy_windows=False,
         )
+        # Written by us: rich ends the process with 1 if the reader of its file has gone.
+        with console.capture() as captured:
+            for renderable in renderables:
+                console.print(renderable, crop=console.is_terminal)
+        return "\n".join(line.rstrip(" ") for line in captured.get().split("\n"))
 
     def answer(self, text: str, stream: TextIO, **style: Any) -> None:
         """Write a piece of a model's text: as it is, but for what a terminal would act on."""
@@ -257,12 +258,8 @@ def redraw(draw: Callable[[], Sequence[RenderableType]], output: Output) -> None
 
     rows_above = 0
     while True:
-        console = output.console(sys.stdout)
-        with console.capture() as captured:
-            for renderable in draw():
-                console.print(renderable)
         # Lines that scrolled off the terminal could not be overwritten.
-        lines = captured.get().splitlines()[: shutil.get_terminal_size().lines - 1]
+        lines = output.render(*draw()).splitlines()[: shutil.get_terminal_size().lines - 1]
         up = f"\x1b[{rows_above}A\r" if rows_above else "\r"
         stream = beneath(sys.stdout)
         stream.write(up + "".join(f"{line}{CLEAR_REST}\n" for line in lines) + CLEAR_BELOW)
