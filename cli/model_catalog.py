@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlxsup.protocol.places import find_config
 from mlxsup.store.search import FoundModel, Origin, find_models, look_at, served_types
 
 if TYPE_CHECKING:
@@ -23,20 +22,6 @@ FACTS = (
 
 SEARCHED = "the Hugging Face cache, LM Studio's folders and ~/.mlxsup/models"
 NONE_HINT = "download one with `mlxsup pull OWNER/NAME`, or see `mlxsup demo`"
-
-
-def optional_configuration(given: Path | None) -> DaemonConfig | None:
-    """Return the configuration that commands read; None if none is named and there is none.
-
-    Raises:
-        CliError: the file is wrong, or a file that was named is missing.
-    """
-    found = find_config(given)
-    if found is None or (given is None and not os.path.exists(found.path.expanduser())):
-        return None
-    from .commands.start import read_configuration
-
-    return read_configuration(found.path)
 
 
 def catalogue(configuration: DaemonConfig | None) -> list[dict[str, Any]]:

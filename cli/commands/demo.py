@@ -74,7 +74,8 @@ def demo(config_path: Path | None, output: Output) -> None:
     answer changed; then once more over HTTP, if that is installed. A daemon that is already running
     is left alone.
     """
-    from .start import configure, read_configuration, serve_two
+    from ..configuration import read_configuration
+    from .start import configure, serve_two
 
     if config_path is None:
         from ..demo_model import fetch

@@ -16,11 +16,11 @@ from mlxsup.protocol.places import find_config
 from mlxsup.store.hub_cache import DEFAULT_REVISION
 from mlxsup.store.search import short_name
 
+from ..configuration import SCHEMA_LINE, SCHEMA_NAME, write_configuration
 from ..connection import output_options
 from ..exit_status import CliError
 from ..model_catalog import NONE_HINT, SEARCHED, catalogue
 from ..options import NewFile
-from ..schema_file import SCHEMA_LINE, SCHEMA_NAME, write_configuration
 from ..terminal.output import Output
 from ..terminal.tables import listing
 from ..terminal.text import format_bytes

@@ -9,8 +9,9 @@ from typing import Any
 
 import click
 
+from ..configuration import optional_configuration
 from ..connection import config_option, output_options
-from ..model_catalog import NONE_HINT, SEARCHED, catalogue, optional_configuration
+from ..model_catalog import NONE_HINT, SEARCHED, catalogue
 from ..terminal.output import Output
 from ..terminal.tables import listing
 from ..terminal.text import format_bytes

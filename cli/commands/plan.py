@@ -41,7 +41,7 @@ def plan(config_path: Path | None, output: Output) -> None:
     Shows what each model of the configuration needs, which of them fit into memory together and
     with how much context, and the change that makes all of them fit. Needs no daemon.
     """
-    from .start import find_configuration, read_configuration
+    from ..configuration import find_configuration, read_configuration
 
     path = find_configuration(config_path)
     # Reading and checking it takes longer than a command may be silent.

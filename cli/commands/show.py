@@ -12,9 +12,10 @@ import click
 from mlxsup.protocol.close_names import close_names
 
 from ..arguments import complete_model_or_repository
+from ..configuration import optional_configuration
 from ..connection import config_option, output_options
 from ..exit_status import CliError, ExitStatus
-from ..model_catalog import catalogue, optional_configuration, row_of_path
+from ..model_catalog import catalogue, row_of_path
 from ..terminal.output import Output
 from ..terminal.tables import listing
 from ..terminal.text import format_bytes
