@@ -19,11 +19,11 @@ from mlxsup.store.search import short_name
 from ..configuration import SCHEMA_LINE, SCHEMA_NAME, write_configuration
 from ..connection import output_options
 from ..exit_status import CliError
-from ..model_catalog import NONE_HINT, SEARCHED, catalogue
 from ..options import NewFile
 from ..terminal.output import Output
 from ..terminal.tables import listing
 from ..terminal.text import format_bytes
+from .models import NONE_HINT, SEARCHED, catalogue
 
 HEAD = f"""\
 {SCHEMA_LINE}

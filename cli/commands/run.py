@@ -109,7 +109,7 @@ def _no_daemon(message: str, hint: str) -> CliError:
 def _start_configured(repo: str, config: Path, target: Target, output: Output) -> str:
     """Start the daemon of a configuration file that has the model."""
     from ..configuration import read_configuration
-    from ..model_catalog import entry_called
+    from .models import entry_called
 
     configuration = read_configuration(config)
     entry = entry_called(repo, configuration)

@@ -17,7 +17,6 @@ import click
 from mlxsup.protocol.text import escaped
 
 from ..exit_status import CliError, ExitStatus
-from .text import cut
 from .writer import GuardedStream, beneath, own
 
 if TYPE_CHECKING:
@@ -202,7 +201,9 @@ class LiveLine:
     def show(self, text: str) -> None:
         """Replace the line's text; not while half a line of an answer stands there."""
         if self.is_possible and not self._is_beside_text:
-            import shutil  # every command would wait for it
+            import shutil  # every command would wait for these
+
+            from .text import cut
 
             # A line that wraps could not be cleared.
             text = cut(text, shutil.get_terminal_size().columns - 1)
