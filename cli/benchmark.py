@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mlxsup.protocol.flight import RequestEnded
 
+from .arguments import row_called
 from .exit_status import CliError
-from .model_rows import row_called
-from .terminal.quantities import format_duration
+from .terminal.text import format_duration
 
 if TYPE_CHECKING:
     from mlxsup.client import AsyncClient, Result

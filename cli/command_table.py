@@ -50,6 +50,7 @@ COMMANDS = {
 """In the order of the help."""
 
 FILES = {
+    "attach": "requests",
     "cancel": "requests",
     "events": "status",
     "load": "lifecycle",
@@ -59,6 +60,7 @@ FILES = {
     "reload": "settings",
     "restart": "lifecycle",
     "resume": "requests",
+    "show": "models",
     "unload": "lifecycle",
     "wait": "lifecycle",
 }

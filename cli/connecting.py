@@ -12,10 +12,10 @@ from typing import Any
 
 from mlxsup.protocol.key_file import digest_of, have_been_made, read_keys
 
+from .arguments import row_called
 from .connection import Target, unknown_model
 from .exit_status import CliError
 from .keys import usable_keys
-from .model_rows import row_called
 
 PROVIDER = "mlxsup"
 """Our name in the files and menus of the programs."""

@@ -17,12 +17,14 @@ import click
 
 from mlxsup.protocol import places
 from mlxsup.protocol.close_names import close_names
+from mlxsup.protocol.folders import default_log_dir, recorded_log_dir
 from mlxsup.protocol.places import (
     CONFIG_VARIABLE,
     ENDPOINT_VARIABLE,
     Place,
     UnreadableConfigError,
     find_place,
+    log_dir_of,
 )
 
 from .exit_status import CliError, ExitStatus
@@ -30,6 +32,7 @@ from .terminal.output import Output
 
 if TYPE_CHECKING:
     from mlxsup.client import Client, ConnectionLost, RequestError
+
 
 RUNNING_HINT = "see it with `mlxsup status`, end it with `mlxsup stop`"
 
@@ -369,3 +372,39 @@ def _unreadable(error: UnreadableConfigError) -> CliError:
         hint=f"check it with `mlxsup config check {shlex.quote(str(error.path))}`",
         status=ExitStatus.BAD_CONFIGURATION,
     )
+
+
+def status_of_daemon(target: Target) -> dict[str, Any] | None:
+    """Return the status of the daemon; None if no daemon runs there.
+
+    Raises:
+        CliError: one runs, but does not answer.
+    """
+    from mlxsup.client import Client, ConnectionLost, RequestError
+
+    from .lock_holder import lock_holder
+
+    try:
+        with Client(target.find_endpoint()) as client:
+            return client.status()
+    except RequestError as error:
+        raise explain_request_error(error) from None
+    except ConnectionLost as error:
+        if error.is_turned_away or lock_holder(error.endpoint) is not None:
+            raise explain_connection_lost(error) from None
+        return None
+
+
+def log_dir_left_by(target: Target) -> Path | None:
+    """Return the folder in which the latest daemon there wrote its logs; None if there is none.
+
+    Raises:
+        CliError: what says where the daemon is cannot be read.
+    """
+    place = target.find()
+    runtime_dir = Path(place.endpoint.removeprefix("ipc://")).parent
+    path = recorded_log_dir(runtime_dir)
+    if path is None and place.config is not None:
+        path = log_dir_of(place.config)
+    path = path or default_log_dir(runtime_dir)
+    return path if path.is_dir() else None

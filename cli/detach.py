@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from .connection import Target, connect
 from .exit_status import CliError, ExitStatus
-from .held_interrupt import held_interrupt
 from .service.facts import PERMANENT_EXITS
 from .terminal.output import Output
 
@@ -90,7 +91,7 @@ def report(started: Started, target: Target, output: Output, *, is_waiting: bool
         hint = target.repeat_in("end it with `mlxsup stop`")
         output.note(f"output goes to {started.output}; {hint}")
     if is_waiting:
-        from .readiness import wait_until_ready
+        from .changes import wait_until_ready
 
         try:
             with connect(Target(endpoint=started.endpoint)) as client:
@@ -198,3 +199,23 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+@contextmanager
+def held_interrupt() -> Iterator[None]:
+    """Let an interrupt wait until the block has ended.
+
+    A process exists before the call that starts it returns; an interrupt in between would leave
+    it without an owner.
+
+    Raises:
+        KeyboardInterrupt: at the end of the block, if an interrupt came and counts here.
+    """
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)

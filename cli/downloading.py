@@ -27,9 +27,8 @@ from mlxsup.store.hub_cache import (
 )
 
 from .exit_status import CliError, ExitStatus
-from .terminal.live_line import LiveLine
-from .terminal.output import Output
-from .terminal.quantities import format_bytes, format_duration
+from .terminal.output import LiveLine, Output
+from .terminal.text import format_bytes, format_duration
 
 TENTHS = 10
 """Off a terminal there is a line for each tenth."""

@@ -1,1 +1,1 @@
-"""The commands, one file for each word that users type."""
+"""The commands: a file for each word that users type, or for each noun."""

@@ -12,17 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..arguments import check_known, only_model, optional_model_argument, row_called
+from ..changes import progress_shown
 from ..connection import Target, connect, daemon_options
 from ..exit_status import CliError, ExitStatus
 from ..keys import read_key
-from ..model_names import check_known, optional_model_argument
-from ..model_rows import row_called
-from ..new_file import NewFile
-from ..only_model import only_model
-from ..terminal.live_line import LiveLine
-from ..terminal.output import Output
-from ..terminal.quantities import format_bytes
-from ..terminal.waiting import progress_shown
+from ..options import NewFile
+from ..terminal.output import LiveLine, Output
+from ..terminal.text import format_bytes
 from ..terminal.writer import for_terminal
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import click
 
 from mlxsup.protocol.folders import HISTORY_FILE
 
-from ..answer_options import answer_options, check_parameters, check_text, refusal_of
+from ..arguments import check_known, only_model, optional_model_argument
 from ..connection import (
     Target,
     connect,
@@ -25,10 +25,14 @@ from ..connection import (
 )
 from ..conversation import Ask, Conversation, read_turn, unquoted
 from ..exit_status import CliError, ExitStatus
-from ..keep_alive_option import keep_alive_option
-from ..model_names import check_known, optional_model_argument
-from ..only_model import only_model
-from ..priority_options import priority_options
+from ..options import (
+    answer_options,
+    check_parameters,
+    check_text,
+    keep_alive_option,
+    priority_options,
+    refusal_of,
+)
 from ..terminal.answer import AnswerLine, read_answer, result_map, show_remarks
 from ..terminal.output import Output, width_of
 from ..terminal.reader_watch import reader_watched

@@ -10,10 +10,10 @@ import click
 
 from mlxsup.protocol.places import config_places, find_config
 
+from ..configuration import configuration_errors, read_configuration, schema_text
 from ..connection import Target, daemon_options, output_options
-from ..schema_file import schema_text
 from ..terminal.output import Output
-from .start import configuration_errors, read_configuration, warn_of_keys
+from .start import warn_of_keys
 
 
 @click.group()

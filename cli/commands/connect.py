@@ -22,12 +22,12 @@ import click
 
 from mlxsup.protocol.folders import CONNECTED_DIR
 
+from ..arguments import complete_model
 from ..connecting import TOOLS, Settings, is_key_missing, site_of
 from ..connection import Target, daemon_options
 from ..connection import connect as connect_to
 from ..exit_status import CliError, ExitStatus
 from ..keys import read_key
-from ..model_names import complete_model
 from ..terminal.output import Output
 
 BACKUP_SUFFIX = ".mlxsup-backup"

@@ -20,9 +20,8 @@ from mlxsup.store.search import short_name
 
 from ..connection import output_options
 from ..exit_status import CliError, ExitStatus
-from ..held_interrupt import held_interrupt
 from ..terminal.output import Output
-from ..terminal.quantities import format_bytes
+from ..terminal.text import format_bytes
 
 MODULE = "mlxsup.worker.engines.mlx.conversion"
 """A child process runs it: the command line does not import MLX."""
@@ -137,6 +136,8 @@ def _run(source: Path, target: Path, bits: int | None, output: Output) -> None:
     """Run the conversion and show its stages; end it if this command is interrupted."""
     import subprocess
     import tempfile
+
+    from ..detach import held_interrupt
 
     more = [] if bits is None else [str(bits)]
     command = [sys.executable, "-P", "-m", MODULE, str(source), str(target), *more]

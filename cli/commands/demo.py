@@ -29,11 +29,11 @@ import click
 from mlxsup.protocol.folders import DEMO_MODEL_FOLDER
 from mlxsup.protocol.gateway import EXTRA_MODULES, INSTALL_HINT, LOCAL_HOST, Address
 
+from ..changes import progress_shown
 from ..connection import Target, connect, output_options
 from ..exit_status import CliError
 from ..terminal.output import Output
-from ..terminal.status_table import show_models
-from ..terminal.waiting import progress_shown
+from ..terminal.status import show_models
 
 if TYPE_CHECKING:
     from http.client import HTTPResponse
@@ -74,7 +74,8 @@ def demo(config_path: Path | None, output: Output) -> None:
     answer changed; then once more over HTTP, if that is installed. A daemon that is already running
     is left alone.
     """
-    from .start import configure, read_configuration, serve_two
+    from ..configuration import read_configuration
+    from .start import configure, serve_two
 
     if config_path is None:
         from ..demo_model import fetch

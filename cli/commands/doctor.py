@@ -12,8 +12,8 @@ import click
 
 from ..connection import Target, daemon_options
 from ..exit_status import CliError, ExitStatus
-from ..terminal.columns import wrapped
 from ..terminal.output import Output, width_of
+from ..terminal.text import wrapped
 
 if TYPE_CHECKING:
     from ..doctor.finding import Finding

@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..answer_options import answer_options, check_parameters, check_text, wrong_option
+from ..arguments import only_model, optional_model_argument, row_called
 from ..connection import Target, connect, daemon_options
-from ..duration import duration
 from ..exit_status import CliError, ExitStatus
-from ..keep_alive_option import keep_alive_option
-from ..model_names import optional_model_argument
-from ..model_rows import row_called
-from ..only_model import only_model
-from ..priority_options import priority_options
+from ..options import (
+    answer_options,
+    check_parameters,
+    check_text,
+    duration,
+    keep_alive_option,
+    priority_options,
+    wrong_option,
+)
 from ..terminal.answer import AnswerLine, read_answer, result_map, show_remarks
 from ..terminal.output import Output
 from ..terminal.reader_watch import reader_watched

@@ -16,14 +16,14 @@ from mlxsup.protocol.places import find_config
 from mlxsup.store.hub_cache import DEFAULT_REVISION
 from mlxsup.store.search import short_name
 
+from ..configuration import SCHEMA_LINE, SCHEMA_NAME, write_configuration
 from ..connection import output_options
 from ..exit_status import CliError
-from ..listing import listing
-from ..model_catalog import NONE_HINT, SEARCHED, catalogue
-from ..new_file import NewFile
-from ..schema_file import SCHEMA_LINE, SCHEMA_NAME, write_configuration
+from ..options import NewFile
 from ..terminal.output import Output
-from ..terminal.quantities import format_bytes
+from ..terminal.tables import listing
+from ..terminal.text import format_bytes
+from .models import NONE_HINT, SEARCHED, catalogue
 
 HEAD = f"""\
 {SCHEMA_LINE}

@@ -23,13 +23,11 @@ from mlxsup.protocol.key_file import (
 )
 from mlxsup.protocol.text import timestamp
 
-from ..confirmation import confirm
-from ..connection import Target, daemon_options, read_toml
+from ..connection import Target, daemon_options, read_toml, status_of_daemon
 from ..exit_status import CliError, ExitStatus
 from ..keys import find_keys, usable_keys
-from ..listing import listing
-from ..optional_daemon import status_of_daemon
-from ..terminal.output import Output
+from ..terminal.output import Output, confirm
+from ..terminal.tables import listing
 
 REFUSED = (
     "every request is refused until `mlxsup key new NAME` makes one, or `mlxsup key off` ends the"

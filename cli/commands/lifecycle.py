@@ -9,16 +9,12 @@ import click
 
 from mlxsup.protocol.context_length import MAX_CONTEXT_LENGTH
 
+from ..arguments import complete_model, model_argument, row_called
+from ..changes import progress_shown, wait_until_ready
 from ..connection import daemon_command
-from ..duration import duration
-from ..keep_alive_option import load_keep_alive_option
-from ..model_names import complete_model, model_argument
-from ..model_rows import row_called
-from ..readiness import wait_until_ready
-from ..terminal.model_row import warning_lines
+from ..options import duration, load_keep_alive_option
 from ..terminal.output import Output
-from ..terminal.status_table import show_models
-from ..terminal.waiting import progress_shown
+from ..terminal.status import show_models, warning_lines
 
 if TYPE_CHECKING:
     from mlxsup.client import Client

@@ -22,11 +22,10 @@ from mlxsup.protocol.folders import (
 )
 from mlxsup.protocol.log_files import FollowedFile, all_lines, tail, written_at
 
-from ..connection import Target, connect, daemon_options, read_toml, unknown_model
-from ..duration import duration
+from ..arguments import complete_model
+from ..connection import Target, connect, daemon_options, log_dir_left_by, read_toml, unknown_model
 from ..exit_status import CliError, ExitStatus
-from ..log_place import log_dir_left_by
-from ..model_names import complete_model
+from ..options import duration
 from ..terminal.output import Output
 from ..terminal.reader_watch import check_reader
 

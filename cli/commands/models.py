@@ -1,19 +1,31 @@
-"""`mlxsup models`: the models on this machine, without a daemon."""
+"""`mlxsup models` and `mlxsup show`: the models on this machine, without a daemon."""
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from mlxsup.protocol.close_names import close_names
+from mlxsup.store.search import FoundModel, Origin, find_models, look_at, served_types
+
+from ..arguments import complete_model_or_repository
+from ..configuration import optional_configuration
 from ..connection import config_option, output_options
-from ..listing import listing
-from ..model_catalog import NONE_HINT, SEARCHED, catalogue, optional_configuration
+from ..exit_status import CliError, ExitStatus
 from ..terminal.output import Output
-from ..terminal.quantities import format_bytes
+from ..terminal.tables import listing
+from ..terminal.text import format_bytes
+
+if TYPE_CHECKING:
+    from mlxsup.supervisor.config.load import DaemonConfig
+    from mlxsup.supervisor.core.settings import ModelSettings
+
 
 HEADINGS = ("MODEL", "SIZE", "FORMAT", "CONTEXT", "FROM")
 
@@ -67,3 +79,168 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     context = str(row["context_length"]) if row["context_length"] else "-"
     origin = row["repo"] or row["path"] if row["name"] else row["origin"]
     return name, size, row["quantization"] or "-", context, origin
+
+
+@click.command()
+@click.argument("model", shell_complete=complete_model_or_repository)
+@config_option
+@output_options
+def show(model: str, config_path: Path | None, output: Output) -> int:
+    """Example: mlxsup show mlx-community/SmolLM2-135M-Instruct
+
+    Shows the architecture, quantisation, chat template, context, licence and size of MODEL, and
+    whether it fits into memory. MODEL is a name of the configuration, OWNER/NAME, or a folder. The
+    exit code is 1 if it cannot be served as it is.
+    """
+    row = _find(model, config_path)
+    needs = _needs(row, output)
+    if output.is_json:
+        output.object(row | {"needs": needs})
+    else:
+        output.show(listing((), _facts(row, needs)))
+        if row["hint"]:
+            output.note(f"hint: {row['hint']}")
+    return ExitStatus.FAILED if row["problem"] else ExitStatus.OK
+
+
+def _find(model: str, config_path: Path | None) -> dict[str, Any]:
+    """Return the row of a model, by its name, alias, repository or folder.
+
+    Raises:
+        CliError: nothing is called so.
+    """
+    rows = catalogue(optional_configuration(config_path))
+    for is_it in (
+        lambda row: row["name"] == model,
+        lambda row: model in row["aliases"],
+        lambda row: row["title"] == model,
+        lambda row: row["title"].rpartition("/")[2] == model,
+    ):
+        for row in rows:
+            if is_it(row):
+                return row
+    path = Path(model).expanduser()
+    if model and os.path.exists(path):
+        return row_of_path(path.absolute())
+    close = close_names(model, [row["name"] or row["title"] for row in rows])
+    hint = f"did you mean {' or '.join(close)}?" if close else "see `mlxsup models`"
+    message = f"no model on this machine is called {model!r}, and there is no such folder"
+    raise CliError(message, code="unknown_model", hint=hint)
+
+
+def _needs(row: Mapping[str, Any], output: Output) -> dict[str, Any] | None:
+    """Return what the model needs in memory, as the plan has it; None if it cannot be loaded."""
+    from .plan import plan_of_folders
+
+    if row["engine"] != "mlx" or row["problem"]:
+        return None
+    plan = plan_of_folders({"model": Path(row["path"])}, output)
+    [planned] = plan["models"]
+    if planned["problem"]:
+        return None
+    return {
+        "bytes": planned["needed"]["bytes"],
+        "source": planned["needed"]["source"],
+        "budget_bytes": plan["budget"]["bytes"],
+        "fits": not planned["missing_bytes"],
+    }
+
+
+def _facts(row: Mapping[str, Any], needs: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+    """Yield the lines for people, as name and text."""
+    unknown = "not said"
+    yield "model", row["name"] or row["title"]
+    if row["engine"] != "mlx":
+        yield "engine", "fake: answers without a model"
+        return
+    if row["repo"]:
+        yield "repository", f"{row['repo']} at {row['revision']}"
+    yield "folder", row["path"]
+    kind = row["model_type"] or unknown
+    yield "architecture", f"{row['architecture']} ({kind})" if row["architecture"] else kind
+    yield "numbers", row["quantization"] or unknown
+    tokens = row["context_length"]
+    yield "context", f"{tokens} tokens" if tokens else unknown
+    yield "chat template", "yes" if row["has_template"] else "none"
+    yield "licence", row["licence"] or unknown
+    yield "size", format_bytes(row["size_bytes"]) if row["size_bytes"] else "-"
+    if needs is not None:
+        about = "about " if needs["source"] == "estimated" else ""
+        budget = format_bytes(needs["budget_bytes"])
+        verdict = "fits" if needs["fits"] else "does not fit"
+        yield "memory", f"needs {about}{format_bytes(needs['bytes'])} of {budget}: {verdict}"
+    if row["problem"]:
+        yield "problem", row["problem"]
+
+
+FACTS = (
+    "origin", "repo", "revision", "path", "size_bytes", "architecture", "model_type",
+    "quantization", "context_length", "has_template", "licence", "problem", "hint",
+)  # fmt: skip
+"""What the files of a model say."""
+
+SEARCHED = "the Hugging Face cache, LM Studio's folders and ~/.mlxsup/models"
+NONE_HINT = "download one with `mlxsup pull OWNER/NAME`, or see `mlxsup demo`"
+
+
+def catalogue(configuration: DaemonConfig | None) -> list[dict[str, Any]]:
+    """Return a row for each model: those of the configuration in its order, then others on disk."""
+    found = find_models()
+    by_folder = {os.path.realpath(model.path): model for model in found}
+    rows = []
+    used = set()
+    for entry in configuration.models if configuration is not None else ():
+        if entry.launch.engine != "mlx":
+            rows.append(_row(str(entry.name), entry.aliases, None))
+            continue
+        path = Path(entry.launch.path)
+        folder = os.path.realpath(path)
+        used.add(folder)
+        model = by_folder.get(folder)
+        if model is None:
+            title = entry.repo or str(path)
+            model = look_at(path, title, Origin.CONFIGURED, served_types())
+        model = replace(model, repo=entry.repo, revision=entry.revision)
+        rows.append(_row(str(entry.name), entry.aliases, model))
+    return rows + [_row(None, (), m) for m in found if os.path.realpath(m.path) not in used]
+
+
+def entry_called(name: str, configuration: DaemonConfig) -> ModelSettings | None:
+    """Return the first entry with this name, or else with this alias, or else this repository."""
+    entries = configuration.models
+    matches = (
+        *(one for one in entries if one.name == name),
+        *(one for one in entries if name in one.aliases),
+        *(one for one in entries if one.repo == name),
+    )
+    return next(iter(matches), None)
+
+
+def row_of_path(path: Path) -> dict[str, Any]:
+    """Return the row of a folder that is named by its path."""
+    return _row(None, (), look_at(path, str(path), Origin.NAMED, served_types()))
+
+
+def _row(name: str | None, aliases: Sequence[str], model: FoundModel | None) -> dict[str, Any]:
+    """Return a row as `--json` prints it; the fake engine has no model and no files."""
+    row: dict[str, Any] = {"name": name, "aliases": list(aliases), "title": name, "engine": "fake"}
+    if model is None:
+        return row | dict.fromkeys(FACTS)
+    said, problem = model.description, model.problem
+    return row | {
+        "title": model.title,
+        "engine": "mlx",
+        "origin": str(model.origin),
+        "repo": model.repo or None,
+        "revision": model.revision or None,
+        "path": str(model.path),
+        "size_bytes": said.size_bytes,
+        "architecture": said.architecture or None,
+        "model_type": said.model_type or None,
+        "quantization": said.quantization or None,
+        "context_length": said.context_length,
+        "has_template": said.has_template,
+        "licence": said.licence or None,
+        "problem": problem.text if problem else None,
+        "hint": (problem.hint or None) if problem else None,
+    }

@@ -6,11 +6,11 @@ import click
 
 from mlxsup.store.hub_cache import DEFAULT_REVISION
 
+from ..arguments import repository_argument
 from ..connection import output_options
 from ..downloading import checked_repository, download
-from ..repository_names import repository_argument
 from ..terminal.output import Output
-from ..terminal.quantities import format_bytes
+from ..terminal.text import format_bytes
 
 
 @click.command()

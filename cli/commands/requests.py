@@ -1,4 +1,4 @@
-"""The commands about requests: `requests`, and `cancel`, `pause`, `resume` and `prioritize`."""
+"""The commands about requests: `requests`, `attach`, `cancel`, `pause`, `resume`, `prioritize`."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..answer_options import check_text
+from ..arguments import request_argument
 from ..connection import Target, connect, daemon_command, daemon_options
-from ..priority_options import PRIORITY
-from ..request_ids import request_argument, stage_line
-from ..terminal.output import Output, width_of
+from ..options import PRIORITY, check_text
+from ..terminal.answer import read_answer, result_map
+from ..terminal.output import LiveLine, Output, redraw, width_of
 from ..terminal.reader_watch import reader_watched
-from ..terminal.requests_table import request_line, request_lines
-from ..terminal.watch import redraw
+from ..terminal.requests import request_line, request_lines, stage_line
 
 if TYPE_CHECKING:
     from rich.text import Text
 
     from mlxsup.client import Client
+
 
 FOLLOW_INTERVAL_S = 1.0
 
@@ -155,3 +155,33 @@ def _write(
         output.object(value)
     else:
         output.data(line_of(value))
+
+
+@click.command(short_help="Join the stream of a request.")
+@request_argument
+@daemon_command
+def attach(client: Client, request: str, output: Output) -> None:
+    """Example: mlxsup attach 5f0c12ab-1
+
+    Prints the answer of the request ID, whoever sent it, from its first token, and then as it
+    comes. Ctrl-C leaves the request alone. `mlxsup requests` shows the ids.
+    """
+    known = _find(client, request)
+    with LiveLine(output) as line:
+        if known is not None and known["state"] != "answering":
+            if line.is_possible:
+                line.show(request_line(known))
+            else:
+                output.note(request_line(known))
+        # Leaving the block only ends the listening.
+        with reader_watched(client.close), client.attach(request) as stream:
+            result = read_answer(stream, line, output)
+    if output.is_json:
+        model = "" if known is None else str(known["model"])
+        output.object(result_map(model, stream.request_id, result))
+
+
+def _find(client: Client, request: str) -> Mapping[str, Any] | None:
+    """Return the request as `mlxsup requests` lists it."""
+    listed = client.requests()["requests"]
+    return next((one for one in listed if request in (one["id"], one["number"])), None)

@@ -20,14 +20,12 @@ from mlxsup.store.hub_cache import (
     repository_folder,
 )
 
-from ..confirmation import confirm
-from ..connection import Target, daemon_options
+from ..arguments import repository_argument
+from ..connection import Target, daemon_options, status_of_daemon
 from ..downloading import checked_repository
 from ..exit_status import CliError
-from ..optional_daemon import status_of_daemon
-from ..repository_names import repository_argument
-from ..terminal.output import Output
-from ..terminal.quantities import format_bytes
+from ..terminal.output import Output, confirm
+from ..terminal.text import format_bytes
 
 UNUSED = (State.STOPPED, State.FAILED)
 """States in which a model has no use for its files."""

@@ -11,12 +11,10 @@ import click
 
 from mlxsup.store.hub_cache import find_snapshot, is_owned_repository
 
-from ..connection import Target, daemon_options, unknown_model
+from ..arguments import complete_model_or_repository, row_called
+from ..connection import Target, daemon_options, status_of_daemon, unknown_model
 from ..downloading import checked_repository, download
 from ..exit_status import CliError, ExitStatus
-from ..model_rows import row_called
-from ..optional_daemon import status_of_daemon
-from ..repository_names import complete_model_or_repository
 from ..terminal.output import Output
 
 
@@ -110,8 +108,8 @@ def _no_daemon(message: str, hint: str) -> CliError:
 
 def _start_configured(repo: str, config: Path, target: Target, output: Output) -> str:
     """Start the daemon of a configuration file that has the model."""
-    from ..model_catalog import entry_called
-    from .start import read_configuration
+    from ..configuration import read_configuration
+    from .models import entry_called
 
     configuration = read_configuration(config)
     entry = entry_called(repo, configuration)

@@ -405,8 +405,8 @@ def _find_facts(config_path: Path | None, *, is_system: bool) -> ServiceFacts:
 
     from mlxsup.store.hub_cache import find_cache
 
+    from ..configuration import find_configuration, read_configuration
     from ..service.facts import ServiceFacts, UnusableFactError
-    from .start import find_configuration, read_configuration
 
     with _acting_for_user(is_system=is_system):
         path = Path(os.path.abspath(find_configuration(config_path).expanduser()))

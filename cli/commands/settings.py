@@ -13,9 +13,9 @@ from mlxsup.protocol.text import LOG_LEVELS
 from ..connection import daemon_command
 from ..exit_status import CliError, ExitStatus
 from ..terminal.output import Output, width_of
-from ..terminal.quantities import format_bytes
-from ..terminal.status_table import show_models
+from ..terminal.status import show_models
 from ..terminal.tables import Column, table
+from ..terminal.text import format_bytes
 
 if TYPE_CHECKING:
     from mlxsup.client import Client

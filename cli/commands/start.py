@@ -1,12 +1,11 @@
-"""`mlxsup start`, and the configuration that commands read."""
+"""`mlxsup start`, and the daemon that it runs."""
 
 from __future__ import annotations
 
 import functools
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -16,8 +15,9 @@ import click
 from mlxsup.protocol.gateway import DEFAULT_LISTEN, Address, GatewayRules
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.key_file import MARK_NAME, KeyPlace, find_trouble
-from mlxsup.protocol.places import config_places, endpoint_in, find_config
+from mlxsup.protocol.places import endpoint_in
 
+from ..configuration import NO_FILE_HINT, find_configuration, read_configuration, refusal
 from ..connection import RUNNING_HINT, Target, output_options, target_to_reach
 from ..exit_status import CliError, ExitStatus
 from ..terminal.output import Output, settle_streams
@@ -25,7 +25,6 @@ from ..terminal.output import Output, settle_streams
 if TYPE_CHECKING:
     from mlxsup.supervisor.config.load import DaemonConfig
 
-NO_FILE_HINT = "write one with `mlxsup init`, or name one with --config FILE"
 NO_FILE_TO_START_HINT = f"{NO_FILE_HINT}, or use none: `mlxsup start --model FOLDER`"
 
 SHOW_DRAIN_TIMEOUT_S = 1.0
@@ -151,11 +150,6 @@ def start(
         raise
 
 
-def refusal(message: str, status: ExitStatus, hint: str) -> CliError:
-    """Return an error whose code is the name of its exit status."""
-    return CliError(message, code=status.name.lower(), hint=hint, status=status)
-
-
 def _endpoint_of(configuration: DaemonConfig) -> str:
     """Return where the daemon will listen, or say as it would that the path is too long."""
     try:
@@ -169,7 +163,7 @@ def _endpoint_of(configuration: DaemonConfig) -> str:
 
 
 def _run(configuration: DaemonConfig, target: Target, output: Output) -> int:
-    from ..terminal.change_printer import ChangePrinter
+    from ..changes import ChangePrinter
 
     if target.endpoint is not None:
         hint = target.repeat_in("`mlxsup status`")
@@ -325,8 +319,8 @@ def _save(path: Path, models: str, http: str | None, endpoint: str, output: Outp
     endpoint, which would not use it."""
     import json
 
+    from ..configuration import SCHEMA_LINE, write_configuration
     from ..lock_holder import lock_holder
-    from ..schema_file import SCHEMA_LINE, write_configuration
 
     exists = CliError(
         f"there is a file at {path} already",
@@ -352,64 +346,6 @@ def _save(path: Path, models: str, http: str | None, endpoint: str, output: Outp
         hint = "name a file in a folder that you can write to"
         raise CliError(message, code="file", hint=hint) from None
     output.note(f"the configuration is saved in {path}")
-
-
-# ---------------------------------------------------------------- a configuration file
-
-
-def find_configuration(given: Path | None, *, hint: str = NO_FILE_HINT) -> Path:
-    """Return the file that `start` reads, or refuse if there is none in any of its places."""
-    found = find_config(given)
-    if found is not None:
-        return found.path
-    looked = ", ".join(str(place.path) for place in config_places())
-    message = f"no configuration file: there is none of {looked}"
-    raise refusal(message, ExitStatus.BAD_CONFIGURATION, hint)
-
-
-def read_configuration(
-    path: Path, *, has_sockets: bool = False, is_looked_up: bool = True
-) -> DaemonConfig:
-    """Return a checked configuration.
-
-    Args:
-        path: the file.
-        has_sockets: whether sockets must fit into its runtime folder.
-        is_looked_up: whether repositories are looked up in the cache, whose disk may not answer;
-            a daemon does that by itself.
-
-    Raises:
-        CliError: the file is missing or wrong; the message names every problem.
-    """
-    expanded = path.expanduser()
-    try:
-        expanded.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        hint = f"write one with `mlxsup init {shlex.quote(str(path))}`, or name another one"
-        message = f"no configuration file at {path}"
-        raise refusal(message, ExitStatus.BAD_CONFIGURATION, hint) from None
-    except OSError:
-        pass  # it cannot be read, as is said below
-    from mlxsup.supervisor.config.load import looked_up, read_config
-
-    with configuration_errors(path):
-        configuration = read_config(expanded, has_sockets=has_sockets)
-    return looked_up(configuration) if is_looked_up else configuration
-
-
-@contextmanager
-def configuration_errors(path: Path) -> Iterator[None]:
-    """Name every problem of a configuration that is read or checked, as the user named the file."""
-    from mlxsup.supervisor.config.load import ConfigError
-
-    try:
-        yield
-    except ConfigError as error:
-        target = Target(config=path)
-        lines = "".join(f"\n  {target.repeat_in(problem)}" for problem in error.problems)
-        message = f"{path} is not a valid configuration:{lines}"
-        hint = f"fix it, then `mlxsup config check {shlex.quote(str(path))}`"
-        raise refusal(message, ExitStatus.BAD_CONFIGURATION, hint) from None
 
 
 def warn_of_keys(configuration: DaemonConfig, output: Output) -> None:

@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..broken_parts import broken_parts
+from ..changes import change_line, state_changes
 from ..connection import Target, connect, daemon_options
 from ..exit_status import CliError, ExitStatus
-from ..state_changes import state_changes
-from ..terminal.change_printer import change_line
-from ..terminal.output import Output, width_of
+from ..terminal.output import Output, redraw, width_of
 from ..terminal.reader_watch import reader_watched
-from ..terminal.status_table import lines_below, models_table
-from ..terminal.watch import redraw
+from ..terminal.status import broken_parts, lines_below, models_table
 from ..terminal.writer import for_terminal
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..connection import Target, connect, daemon_options
-from ..duration import duration
 from ..exit_status import CliError, ExitStatus
+from ..options import duration
 from ..terminal.output import Output
-from ..terminal.quantities import format_duration
+from ..terminal.text import format_duration
 
 if TYPE_CHECKING:
     import psutil

@@ -7,8 +7,8 @@ import sys
 import click
 
 from ..connection import Target, connect, daemon_options
-from ..duration import duration
 from ..exit_status import ExitStatus
+from ..options import duration
 from ..terminal.output import Output
 
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.1, 3600.0
@@ -47,7 +47,7 @@ def top(interval_s: float, target: Target, output: Output) -> int:
                 client.ping()  # or else the screen is not taken
             run(client.endpoint, interval_s, output)
         else:
-            from ..top.lines import follow
+            from ..top.looks import follow
 
             follow(target, interval_s, output)
     except KeyboardInterrupt:

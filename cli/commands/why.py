@@ -13,13 +13,10 @@ import click
 
 from mlxsup.protocol.close_names import close_names
 
-from ..connection import Target, connect, daemon_options
+from ..arguments import complete_model, complete_request, row_called
+from ..connection import Target, connect, daemon_options, log_dir_left_by
 from ..exit_status import CliError, ExitStatus
-from ..log_place import log_dir_left_by
-from ..model_names import complete_model
-from ..model_rows import row_called
-from ..new_file import NewFile
-from ..request_ids import complete_request
+from ..options import NewFile
 from ..terminal.output import Output, width_of
 
 if TYPE_CHECKING:

@@ -24,11 +24,12 @@ import psutil
 from mlxsup.protocol.folders import CLIENT_SOCKET_NAME, LOCK_NAME
 from mlxsup.protocol.gateway import EXTRA_MODULES, Address
 from mlxsup.protocol.key_file import have_been_made
-from mlxsup.protocol.places import DEFAULT_USER_FOLDER, USER_FOLDER_VARIABLE
 from mlxsup.protocol.version import VERSION
 
-from ..broken_parts import BROKEN_MODELS
 from ..lock_holder import LockHolder, lock_holder
+from ..service.launchd import Launchd
+from ..service.systemd import Systemd
+from ..terminal.status import BROKEN_MODELS
 from .finding import Finding, note, ok, problem
 from .installed import Setting, installer, system_name
 
@@ -298,17 +299,12 @@ def _free_address(address: Address) -> str:
 
 def check_services(setting: Setting) -> Iterator[Finding]:
     """Judge what the files of services start, this user's and then the machine's."""
-    if system_name() == "Darwin":
-        folders = (Path("~/Library/LaunchAgents").expanduser(), Path("/Library/LaunchDaemons"))
-        for path in (folder / "mlxsup.plist" for folder in folders):
-            if path.exists():
-                yield from _service(setting, path, "launchd")
-        return
-    given = os.environ.get(USER_FOLDER_VARIABLE) or DEFAULT_USER_FOLDER
-    user = Path(given).expanduser() / "systemd/user/mlxsup.service"
-    for path in (user, Path("/etc/systemd/system/mlxsup.service")):
+    manager = Launchd if system_name() == "Darwin" else Systemd
+    for is_system in (False, True):
+        path = manager(Path.home(), is_system=is_system).path
         if path.exists():
-            yield from _service(setting, path, "systemd", is_user=path == user)
+            is_user = manager is Systemd and not is_system
+            yield from _service(setting, path, manager.name, is_user=is_user)
 
 
 def _service(

@@ -8,9 +8,8 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from .live_line import LiveLine
-from .notices import INTERRUPTED, notice_step, notice_text
-from .output import Output
+from .output import LiveLine, Output
+from .requests import INTERRUPTED, notice_step, notice_text
 
 if TYPE_CHECKING:
     from mlxsup.client import Notice, Result

@@ -6,19 +6,22 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TextIO, cast
 
 import click
 
 from mlxsup.protocol.text import escaped
 
-from ..exit_status import CliError
+from ..exit_status import CliError, ExitStatus
 from .writer import GuardedStream, beneath, own
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
+
 
 SCHEMA_VERSION = 1
 RESET = "\x1b[0m"
@@ -29,9 +32,6 @@ CLEAR_LINE = own("\r\x1b[K")
 
 _NEW_LINE = re.compile(r"\n(?=\S)")
 """Before a line of an error that is not indented."""
-
-_PADDING = re.compile(r" +$", re.MULTILINE)
-"""What rich fills the last column of a table with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,23 +63,16 @@ class Output:
         Args:
             renderables: every text from outside in them has passed through `for_terminal`.
         """
-        console = self.console(sys.stdout)
-        # Written by us: rich ends the process with 1 if the reader of its file has gone.
-        with console.capture() as captured:
-            for renderable in renderables:
-                console.print(renderable, crop=console.is_terminal)
-        text = captured.get()
-        if not console.is_terminal:
-            text = _PADDING.sub("", text)
         stream = beneath(sys.stdout)
-        stream.write(text)
+        stream.write(self.render(*renderables))
         stream.flush()
 
-    def console(self, stream: TextIO) -> Console:
-        """Return a console of rich that writes there, below the guard."""
+    def render(self, *renderables: RenderableType) -> str:
+        """Return what `show` prints; no line of it ends in spaces, with which rich fills tables."""
         from rich.console import Console  # every command would wait for it
 
-        return Console(
+        stream = sys.stdout
+        console = Console(
             file=beneath(stream),
             width=width_of(stream) or WHOLE,
             color_system="auto" if self.has_colour(stream) else None,
@@ -89,6 +82,11 @@ class Output:
             emoji=False,
             legacy_windows=False,
         )
+        # Written by us: rich ends the process with 1 if the reader of its file has gone.
+        with console.capture() as captured:
+            for renderable in renderables:
+                console.print(renderable, crop=console.is_terminal)
+        return "\n".join(line.rstrip(" ") for line in captured.get().split("\n"))
 
     def answer(self, text: str, stream: TextIO, **style: Any) -> None:
         """Write a piece of a model's text: as it is, but for what a terminal would act on."""
@@ -185,3 +183,104 @@ def settle_streams() -> None:
 def discard_stdout() -> None:
     """Discard what is still buffered, about which the interpreter would complain."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class LiveLine:
+    """Shows on standard error what is being waited for; nothing if that is not a terminal.
+
+    Args:
+        output: how to write output.
+    """
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._is_shown = False
+        self._is_beside_text = False
+        self.is_possible = output.can_redraw(sys.stderr) and not output.is_json
+
+    def show(self, text: str) -> None:
+        """Replace the line's text; not while half a line of an answer stands there."""
+        if self.is_possible and not self._is_beside_text:
+            import shutil  # every command would wait for these
+
+            from .text import cut
+
+            # A line that wraps could not be cleared.
+            text = cut(text, shutil.get_terminal_size().columns - 1)
+            styled = self._output.style(text, sys.stderr, dim=True)
+            click.echo(f"{CLEAR_LINE}{styled}", nl=False, err=True)
+            self._is_shown = True
+
+    def make_way(self, text: str, stream: TextIO) -> None:
+        """Clear the line for text of an answer that is about to be written there."""
+        self.clear()
+        self._is_beside_text = stream.isatty() and not text.endswith("\n")
+
+    def end_text(self) -> None:
+        """Begin a new line if half a line of an answer stands on the terminal."""
+        self.clear()
+        if self._is_beside_text:
+            self._output.note("")
+        self._is_beside_text = False
+
+    def remark(self, text: str) -> None:
+        """Write a line that stays, below what has been written of an answer."""
+        self.end_text()
+        self._output.note(self._output.style(text, sys.stderr, dim=True))
+
+    def clear(self) -> None:
+        """Clear the line."""
+        if self._is_shown:
+            click.echo(CLEAR_LINE, nl=False, err=True)
+            self._is_shown = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.clear()
+
+
+REDRAW_INTERVAL_S = 1.0
+CLEAR_REST, CLEAR_BELOW = "\x1b[K", "\x1b[J"
+
+
+def redraw(draw: Callable[[], Sequence[RenderableType]], output: Output) -> None:
+    """Show what `draw` returns every second, over what it returned before; ends by an interrupt.
+
+    Not by `rich.live`, which hides the cursor: a signal that ends the command would leave it so.
+    """
+    import shutil  # every command would wait for it
+
+    rows_above = 0
+    while True:
+        # Lines that scrolled off the terminal could not be overwritten.
+        lines = output.render(*draw()).splitlines()[: shutil.get_terminal_size().lines - 1]
+        up = f"\x1b[{rows_above}A\r" if rows_above else "\r"
+        stream = beneath(sys.stdout)
+        stream.write(up + "".join(f"{line}{CLEAR_REST}\n" for line in lines) + CLEAR_BELOW)
+        stream.flush()
+        rows_above = len(lines)
+        time.sleep(REDRAW_INTERVAL_S)
+
+
+def confirm(question: str) -> None:
+    """Return if the user says yes.
+
+    Raises:
+        CliError: the answer is no, or there is no terminal to ask at.
+    """
+    if not sys.stdin.isatty():
+        raise CliError(
+            "nobody can be asked here whether that is meant",
+            code="usage",
+            hint="add --yes",
+            status=ExitStatus.USAGE,
+        )
+    if not click.confirm(question, default=False, err=True):
+        raise CliError("nothing was removed", code="declined")

@@ -25,16 +25,14 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.widgets import Static
 
+from ..changes import MAX_CHANGES, change_line
 from ..connection import errors_explained
 from ..exit_status import CliError
-from ..request_ids import stage_line
-from ..state_changes import MAX_CHANGES
-from ..terminal.change_printer import change_line
-from ..terminal.columns import in_a_line
-from ..terminal.memory_bar import memory_bar
 from ..terminal.output import Output
+from ..terminal.requests import stage_line
+from ..terminal.text import in_a_line
 from ..terminal.writer import for_terminal
-from .looks import Look, clock, looks
+from .looks import Look, clock, looks, memory_bar
 from .picture import Item, body, items_of, title
 
 if TYPE_CHECKING:

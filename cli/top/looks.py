@@ -1,14 +1,19 @@
-"""What `mlxsup top` knows of a daemon: looks at it, and the changes that were heard in between."""
+"""What `mlxsup top` knows of a daemon, and says of it in lines, in a pipe or with --json."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..state_changes import Changes, is_step
+from ..changes import Changes, change_line, is_step
+from ..connection import Target, connect
+from ..terminal.output import Output
+from ..terminal.reader_watch import reader_watched
+from ..terminal.text import format_bytes
 
 if TYPE_CHECKING:
     from mlxsup.client import Client
@@ -48,3 +53,112 @@ def looks(client: Client, interval_s: float, has_ended: threading.Event) -> Iter
 def clock(at: float) -> str:
     """Return a time of the day in UTC, as in the lines of changes: `12:03:04Z`."""
     return time.strftime("%H:%M:%SZ", time.gmtime(at))
+
+
+MIN_BAR_WIDTH = 8
+USED, RESERVED, FREE = "#", "=", "."
+TITLE = "memory"
+
+
+def memory_bar(value: Mapping[str, Any], width: int) -> str:
+    """Return `memory [###==.....] 3.10 GiB used, 5.00 GiB of 10.00 GiB reserved`.
+
+    A terminal that is too narrow for a bar gets none.
+
+    The bar is as long as the budget, or as what is used or reserved if that is more. A `#` is used,
+    an `=` is reserved and not used, and a dot is neither. Without a budget it is as long as the
+    memory of the machine.
+
+    Args:
+        value: the daemon's status.
+        width: columns of the terminal.
+    """
+    memory = value.get("memory") or {}
+    used = used_bytes(value)
+    reserved = memory.get("reserved_bytes") or 0
+    budget = memory.get("budget_bytes")
+    whole = budget if budget is not None else memory.get("machine_bytes") or 0
+    text = amounts(value)
+    room = width - len(f"{TITLE} [] {text}")
+    if room < MIN_BAR_WIDTH:
+        text = f"{format_bytes(max(used, reserved))} of {format_bytes(whole)}"
+        room = width - len(f"{TITLE} [] {text}")
+    if room < MIN_BAR_WIDTH:
+        return f"{TITLE} {text}"[:width]
+    longest = max(whole, used, reserved, 1)
+    return f"{TITLE} [{_bar(used / longest, reserved / longest, room)}] {text}"
+
+
+def amounts(value: Mapping[str, Any]) -> str:
+    """Return `3.10 GiB used, 5.00 GiB of 10.00 GiB reserved`."""
+    memory = value.get("memory") or {}
+    used = f"{format_bytes(used_bytes(value))} used"
+    budget = memory.get("budget_bytes")
+    if budget is None:
+        return f"{used} of {format_bytes(memory.get('machine_bytes') or 0)}"
+    reserved = format_bytes(memory.get("reserved_bytes") or 0)
+    return f"{used}, {reserved} of {format_bytes(budget)} reserved"
+
+
+def used_bytes(value: Mapping[str, Any]) -> int:
+    """Return the resident bytes of all models' processes, as they were measured last."""
+    return sum(int(model.get("footprint_bytes") or 0) for model in value["models"])
+
+
+def _bar(used: float, reserved: float, width: int) -> str:
+    """Return one sign for each part of the whole; the shares are between 0 and 1."""
+    used_signs = round(used * width)
+    reserved_signs = max(round(reserved * width), used_signs)
+    free_signs = width - reserved_signs
+    return USED * used_signs + RESERVED * (reserved_signs - used_signs) + FREE * free_signs
+
+
+def follow(target: Target, interval_s: float, output: Output) -> None:
+    """Write lines until interrupted, or until the reader has gone.
+
+    In words, there is a line for each change of a model's state, and one for each look at which
+    something else is true than at the one before. As JSON there is one for each look.
+
+    Args:
+        target: the daemon.
+        interval_s: from one look to the next.
+        output: how to write output.
+
+    Raises:
+        CliError: the daemon does not answer, or no longer.
+        BrokenPipeError: the reader has gone.
+    """
+    is_unread = threading.Event()
+    last = ""
+    with reader_watched(is_unread.set), connect(target) as client:
+        for look in looks(client, interval_s, is_unread):
+            if output.is_json:
+                _write_object(look, output)
+                continue
+            for change in look.changes:
+                output.data(change_line(change))
+            words = summary(look)
+            if words != last:
+                output.data(f"{clock(look.at)} {words}")
+            last = words
+
+
+def _write_object(look: Look, output: Output) -> None:
+    status = {key: look.status[key] for key in ("pid", "uptime_s", "memory", "models")}
+    requests = {key: look.requests[key] for key in ("requests", "more")}
+    output.object({"at": look.at, **status, **requests, "changes": look.changes})
+
+
+def summary(look: Look) -> str:
+    """Return `1 READY, 1 LOADING; 3 running, 5 waiting, 93.5 tok/s; 3.10 GiB used, …`."""
+    models = look.status["models"]
+    states = Counter(model["state"] for model in models)
+    counted = ", ".join(f"{count} {state}" for state, count in states.items()) or "no models"
+    running = sum(len(model.get("running") or []) for model in models)
+    waiting = sum(model.get("queued") or 0 for model in models)
+    rate = sum(model.get("tokens_per_s") or 0.0 for model in models)
+    paused = sum(len(model.get("paused") or []) for model in models)
+    parts = [f"{running} running", f"{waiting} waiting"]
+    parts += [f"{paused} paused"] if paused else []
+    parts += [f"{rate:.1f} tok/s"] if rate else []
+    return f"{counted}; {', '.join(parts)}; {amounts(look.status)}"

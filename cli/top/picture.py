@@ -9,10 +9,9 @@ from typing import Literal
 
 from rich.text import Text
 
-from ..terminal.columns import in_a_line, wrapped
-from ..terminal.quantities import format_duration
-from ..terminal.requests_table import request_lines
-from ..terminal.status_table import models_table, remarks
+from ..terminal.requests import request_lines
+from ..terminal.status import models_table, remarks
+from ..terminal.text import format_duration, in_a_line, wrapped
 from ..terminal.writer import for_terminal
 from .looks import Look
 

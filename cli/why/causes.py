@@ -9,7 +9,7 @@ from mlxsup.protocol.flight import GIVEN_UP, WorkerDied
 from mlxsup.protocol.launch import TEXT_LIMIT_STEPS, ExitCode
 from mlxsup.protocol.states import ExitReason
 
-from ..terminal.quantities import format_bytes
+from ..terminal.text import format_bytes
 
 TERMINATED = 143
 """The exit code of a worker after a SIGTERM that the supervisor did not send."""

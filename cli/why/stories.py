@@ -26,10 +26,9 @@ from mlxsup.protocol.flight import (
 from mlxsup.protocol.states import ExitReason
 from mlxsup.protocol.text import timestamp
 
-from ..terminal.columns import wrapped
-from ..terminal.model_row import progress_text
-from ..terminal.notices import PAUSED_WORDS
-from ..terminal.quantities import format_bytes, format_duration
+from ..terminal.requests import PAUSED_WORDS
+from ..terminal.status import progress_text
+from ..terminal.text import format_bytes, format_duration, wrapped
 from .causes import WAS_IT_THE_SYSTEM, explain
 from .recording import Death, Recording, Run
 

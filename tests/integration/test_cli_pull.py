@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from mlxsup.cli.downloading import progress_printer
-from mlxsup.cli.terminal.live_line import LiveLine
-from mlxsup.cli.terminal.output import Output
+from mlxsup.cli.terminal.output import LiveLine, Output
 from mlxsup.client import Client
 from mlxsup.protocol.download import DownloadProgress, Repository
 

@@ -17,7 +17,6 @@ import click
 import pytest
 
 from mlxsup.cli import main as cli
-from mlxsup.cli.broken_parts import broken_parts
 from mlxsup.cli.command_table import COMMANDS, ENDING_COMMANDS, FILES, expand, guess, load
 from mlxsup.cli.commands import rm as commands_rm
 from mlxsup.cli.commands import stop as commands_stop
@@ -25,8 +24,8 @@ from mlxsup.cli.commands.bench import bench
 from mlxsup.cli.commands.init import init
 from mlxsup.cli.commands.logs import previous_generation, since
 from mlxsup.cli.commands.why import why
-from mlxsup.cli.duration import duration
-from mlxsup.cli.keep_alive_option import keep_alive, keep_alive_of_load
+from mlxsup.cli.options import duration, keep_alive, keep_alive_of_load
+from mlxsup.cli.terminal.status import broken_parts
 from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.keep_alive import SHORTEST_LOAD_S
 from mlxsup.protocol.states import State

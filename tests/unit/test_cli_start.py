@@ -13,11 +13,11 @@ from types import ModuleType
 
 import pytest
 
+from mlxsup.cli.changes import MAX_WAITING, ChangePrinter
 from mlxsup.cli.connection import Target, explain_connection_lost
 from mlxsup.cli.exit_status import CliError, ExitStatus
 from mlxsup.cli.lock_holder import LockHolder, lock_holder
 from mlxsup.cli.main import main
-from mlxsup.cli.terminal.change_printer import MAX_WAITING, ChangePrinter
 from mlxsup.cli.terminal.output import Output
 from mlxsup.client import ConnectionLost
 from mlxsup.supervisor.announcements import OnChange

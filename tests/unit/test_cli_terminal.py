@@ -15,14 +15,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
-from mlxsup.cli.terminal.change_printer import change_line
-from mlxsup.cli.terminal.model_row import cause_of, note_of
-from mlxsup.cli.terminal.notices import notice_text
+from mlxsup.cli.changes import change_line
+from mlxsup.cli.commands.plan import plan_lines
 from mlxsup.cli.terminal.output import CLEAR_LINE, Output, styled
-from mlxsup.cli.terminal.plan_table import plan_lines
-from mlxsup.cli.terminal.quantities import format_bytes, format_duration
-from mlxsup.cli.terminal.requests_table import request_lines
-from mlxsup.cli.terminal.status_table import lines_below, models_table
+from mlxsup.cli.terminal.requests import notice_text, request_lines
+from mlxsup.cli.terminal.status import cause_of, lines_below, models_table, note_of
+from mlxsup.cli.terminal.text import format_bytes, format_duration
 from mlxsup.cli.terminal.writer import GuardedStream, for_terminal, own, plain
 from mlxsup.client import Notice, NoticeKind
 
@@ -166,7 +164,7 @@ def test_a_table_gives_columns_up_before_it_cuts_what_matters(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr("mlxsup.cli.terminal.status_table.time.time", lambda: NOW)
+    monkeypatch.setattr("mlxsup.cli.terminal.status.time.time", lambda: NOW)
     (tmp_path / f"{MODELS[-1]['name']}.log").write_text(f"{'x' * 90}\n")
     groups = models_table({"log_dir": str(tmp_path)}, MODELS, width)
     said = " ".join(line.plain.strip() for group in groups for line in group)

@@ -92,7 +92,7 @@ class Played:
 def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Return what plays a scene."""
     monkeypatch.setattr(top_app, "READ_S", 0.001)
-    monkeypatch.setattr("mlxsup.cli.terminal.status_table.time.time", lambda: AT + 125)
+    monkeypatch.setattr("mlxsup.cli.terminal.status.time.time", lambda: AT + 125)
 
     def play(scene: Scene, size: tuple[int, int] = (80, 24)) -> None:
         daemon = PlayedDaemon([dict(one) for one in MODELS], [dict(one) for one in REQUESTS])

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
-from mlxsup.cli.schema_file import schema_text
+from mlxsup.cli.configuration import schema_text
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.places import MAX_KEY_PARTS, UnreadableConfigError, read_toml

@@ -1,4 +1,4 @@
-"""The options that say how to answer, which `generate` and `chat` have in common."""
+"""Options that several commands share, and the types of what people type after them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,104 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mlxsup.protocol.ids import TERMINAL
+from mlxsup.protocol.keep_alive import SHORTEST_LOAD_S
+from mlxsup.protocol.states import Priority
+from mlxsup.protocol.text import parse_duration
+
 from .exit_status import CliError, ExitStatus
 
 if TYPE_CHECKING:
     from mlxsup.protocol.errors import RemoteError
 
-OPTIONS = {
+
+def duration(text: str) -> float:
+    """Return the seconds of an option's text, read as the `*_s` keys of the configuration are.
+
+    Raises:
+        click.BadParameter: the text is not a duration.
+    """
+    try:
+        return parse_duration(text, default_unit="s")
+    except ValueError:
+        message = f"{text!r} is not a duration; use 90s, 10m, 2h or a number of seconds"
+        raise click.BadParameter(message) from None
+
+
+FOR_EVER = "-1"
+
+
+def keep_alive(text: str) -> float:
+    """Return the option's seconds: a duration, or -1 for ever.
+
+    Raises:
+        click.BadParameter: the text is neither.
+    """
+    return -1.0 if text == FOR_EVER else duration(text)
+
+
+def keep_alive_of_load(text: str) -> float:
+    """Return the same for `load`, which takes no 0: the model would go as soon as it is there.
+
+    Raises:
+        click.BadParameter: the text is neither, or is 0.
+    """
+    seconds = keep_alive(text)
+    if 0 <= seconds < SHORTEST_LOAD_S:
+        raise click.BadParameter(
+            f"a load takes seconds above 0, or {FOR_EVER} for ever: {text} would unload it at once"
+        )
+    return seconds
+
+
+keep_alive_option = click.option(
+    "--keep-alive",
+    metavar="S",
+    type=keep_alive,
+    help="Unload the model once it is idle for so long: 10m; 0: with the answer; -1: never.",
+)
+
+load_keep_alive_option = click.option(
+    "--keep-alive",
+    metavar="S",
+    type=keep_alive_of_load,
+    help="Unload the model once it is idle for so long: 10m; -1: never.",
+)
+
+
+PRIORITY = click.Choice([priority.value for priority in Priority])
+"""A class, which a shell can complete."""
+
+
+def priority_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --priority and --client, which the command gets under these names."""
+    help_client = "On whose behalf, if [clients] lists it; by default, your terminal's."
+    option = click.option("--client", metavar="NAME", default=TERMINAL, help=help_client)
+    function = option(function)
+    help_priority = "Who waits with a higher class starts first."
+    return click.option("--priority", type=PRIORITY, help=help_priority)(function)
+
+
+class NewFile(click.Path):
+    """A path, but not `-`: what else these commands print goes to standard output."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Path:
+        """Return the path.
+
+        Raises:
+            click.BadParameter: it is `-`.
+        """
+        if value == "-":
+            self.fail("- stands for standard output; name a file instead", param, ctx)
+        return Path(super().convert(value, param, ctx))  # type: ignore[arg-type]
+
+
+OPTION_NAMES = {
     "prompt": "PROMPT",
     "response_format": "--schema",
     "chat_template_kwargs": "--think",
@@ -126,7 +218,7 @@ def wrong_option(message: str, detail: Mapping[str, Any], command: str) -> CliEr
     """Return the error of a parameter as one of the option that it comes from."""
     parameter = str(detail.get("parameter", ""))
     if parameter and message.startswith(f"{parameter} "):
-        option = OPTIONS.get(parameter, f"--{parameter.replace('_', '-')}")
+        option = OPTION_NAMES.get(parameter, f"--{parameter.replace('_', '-')}")
         message = option + message.removeprefix(parameter)
     hint = f"see `{command} -h`"
     return CliError(message, code="invalid_request", hint=hint, status=ExitStatus.USAGE)

@@ -1,4 +1,4 @@
-"""The argument MODEL, whose names a shell can complete."""
+"""The arguments MODEL, REPO and ID: what a shell completes, and which model is meant."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .connection import Target, read_toml, unknown_model
-from .model_rows import row_called
+from .exit_status import CliError, ExitStatus
 from .terminal.writer import for_terminal
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
+
 
 SAFE_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+=-]*")
 """What no shell expands, splits or takes for an option."""
@@ -85,8 +86,6 @@ def ask_status(target: Target) -> list[dict[str, Any]]:
     def ask() -> None:
         from mlxsup.client import Client, ConnectionLost, RequestError
 
-        from .exit_status import CliError
-
         try:
             with Client(target.find_endpoint()) as client:
                 answers.append(client.status()["models"])
@@ -101,11 +100,77 @@ def ask_status(target: Target) -> list[dict[str, Any]]:
 
 
 def _read_configuration(target: Target) -> dict[str, str]:
-    from .exit_status import CliError
-
     try:
         path = target.find().config
         models = {} if path is None else read_toml(path).get("models", {})
     except CliError:
         return {}
     return dict.fromkeys(models, "") if isinstance(models, dict) else {}
+
+
+def row_called(status: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """Return the row of the model with this name or alias; None if there is none."""
+    rows: list[dict[str, Any]] = status["models"]
+    named = next((row for row in rows if row["name"] == name), None)
+    return named or next((row for row in rows if name in row.get("aliases", ())), None)
+
+
+def only_model(status: Mapping[str, Any], command: str, after: str = "") -> str:
+    """Return the name of the only model that is configured.
+
+    Args:
+        status: of the daemon.
+        command: how it is typed, up to the name that is missing.
+        after: what follows the name.
+
+    Raises:
+        CliError: usage; there is none, or more than one.
+    """
+    names = sorted(str(row["name"]) for row in status["models"])
+    if len(names) == 1:
+        return names[0]
+    message = f"name a model; configured: {', '.join(names) or 'none'}"
+    hint = f"for example `{command} {names[0]}{after}`" if names else "see `mlxsup status`"
+    raise CliError(message, code="usage", hint=hint, status=ExitStatus.USAGE)
+
+
+def complete_repository(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Return the repositories in the cache that begin so."""
+    from mlxsup.store.hub_cache import find_cache, repositories  # other commands have no use for it
+
+    try:
+        found = list(repositories(find_cache()))
+    except OSError:
+        return []  # a shell has no place for errors
+    return completions(((repo, "") for repo in found), incomplete)
+
+
+def complete_model_or_repository(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Return the configured models, then the repositories in the cache."""
+    return [
+        *complete_model(context, parameter, incomplete),
+        *complete_repository(context, parameter, incomplete),
+    ]
+
+
+repository_argument = click.argument("repo", shell_complete=complete_repository)
+
+
+def complete_request(
+    context: click.Context, _: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Return the ids that begin so, of open requests, each with its model."""
+    words = (
+        (one["id"], f"{row['name']}, {kind}")
+        for row in ask_status(target_of(context))
+        for key, kind in (("rows", "running"), ("line", "waiting"), ("paused_rows", "paused"))
+        for one in row[key]
+    )
+    return completions(words, incomplete)
+
+
+request_argument = click.argument("request", metavar="ID", shell_complete=complete_request)

@@ -1,0 +1,395 @@
+"""Changes of the models' states: heard, printed, and waited for."""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from .arguments import row_called
+from .connection import unknown_model
+from .exit_status import CliError, ExitStatus
+from .terminal.output import CLEAR_LINE, LiveLine, Output
+from .terminal.status import note_of, progress_text, warning_lines
+from .terminal.text import format_duration, in_a_line
+
+if TYPE_CHECKING:
+    from mlxsup.client import Client
+
+
+MAX_CHANGES = 200
+"""How many wait for a reader that is held up: the latest."""
+
+
+def state_changes(client: Client) -> Iterator[dict[str, Any]]:
+    """Return the changes of state from the return of this call on, each with its time."""
+    return (change for change in _changes(client) if is_step(change))
+
+
+def is_step(change: dict[str, Any]) -> bool:
+    """True if the state has changed, and not only how far a load is."""
+    return bool(change.get("from") != change.get("to"))
+
+
+class Changes:
+    """All changes from now on, which can be waited for up to a time.
+
+    The thread that hears them ends with the client.
+
+    Args:
+        client: where to hear them; this takes its one subscription.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._arrived = threading.Condition()
+        self._heard: deque[dict[str, Any]] = deque(maxlen=MAX_CHANGES)
+        self._error: Exception | None = None
+        changes = _changes(client)
+        hearing = threading.Thread(
+            target=self._hear, args=(changes,), name="mlxsup-changes", daemon=True
+        )
+        hearing.start()
+
+    def wait(self, limit_s: float | None = None) -> list[dict[str, Any]]:
+        """Wait for a change, and return it and all that have arrived with it.
+
+        Args:
+            limit_s: for how long to wait at most; None: however long it takes.
+
+        Returns:
+            None of them if the time is over.
+
+        Raises:
+            RequestError, ConnectionLost: there will be none any more.
+        """
+        with self._arrived:
+            self._arrived.wait_for(lambda: self._heard or self._error, limit_s)
+            heard = list(self._heard)
+            self._heard.clear()
+            if self._error is not None and not heard:
+                raise self._error
+        return heard
+
+    def _hear(self, changes: Iterator[dict[str, Any]]) -> None:
+        from mlxsup.client import ConnectionLost, RequestError
+
+        try:
+            for change in changes:
+                with self._arrived:
+                    self._heard.append(change)
+                    self._arrived.notify_all()
+        except (ConnectionLost, RequestError) as error:
+            with self._arrived:
+                self._error = error
+                self._arrived.notify_all()
+
+
+def _changes(client: Client) -> Iterator[dict[str, Any]]:
+    events = client.events()
+    # The daemon answers in order: once it has answered this, no change is missed.
+    client.ping()
+    return ({"at": time.time(), **change} for change in events)
+
+
+MAX_WAITING = 1000
+"""How many lines wait for a reader that has stopped reading; more are dropped and counted."""
+
+FLUSH_LIMIT_S = 1.0
+
+
+class ChangePrinter:
+    """Writes on its own thread, because a pipe that is not read blocks its writer.
+
+    Args:
+        output: how to write.
+    """
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._lines: queue.Queue[Mapping[str, Any] | None] = queue.Queue(MAX_WAITING)
+        self._dropped = 0
+        self._is_live = output.has_colour(sys.stdout) and not output.is_json
+        self._has_live_line = False
+        self._thread = threading.Thread(target=self._run, name="mlxsup-output", daemon=True)
+
+    def listening(self, endpoint: str) -> None:
+        """Print where the daemon answers.
+
+        The thread starts only now: a starting daemon blocks signals, and a thread that does not
+        block them would let them end the process.
+        """
+        self._thread.start()
+        self._put({"endpoint": endpoint, "pid": os.getpid()})
+
+    def changed(self, change: Mapping[str, Any]) -> None:
+        """Print a change of a model, that the gateway listens, or that the end is near."""
+        is_model = "gateway" not in change and "stopping" not in change
+        if not is_model or change.get("from") != change.get("to") or self._is_live:
+            self._put(dict(change))
+
+    def close(self) -> bool:
+        """Write what waits, as long as it is read; False if a reader still holds it up."""
+        if self._thread.is_alive():
+            self._put(None)
+            self._thread.join(FLUSH_LIMIT_S)
+        return not self._thread.is_alive()
+
+    def _put(self, value: Mapping[str, Any] | None) -> None:
+        try:
+            self._lines.put_nowait(value)
+        except queue.Full:
+            self._dropped += 1
+
+    def _run(self) -> None:
+        try:
+            while (value := self._lines.get()) is not None:
+                dropped, self._dropped = self._dropped, 0
+                if dropped:
+                    self._output.note(f"{dropped} lines were left out")
+                self._write(value)
+            self._end_live_line()
+        except OSError:
+            # Nobody reads any longer, or the disk is full: the daemon continues (its log has all).
+            return
+
+    def _write(self, value: Mapping[str, Any]) -> None:
+        if self._output.is_json:
+            self._output.object(value)
+        elif "endpoint" in value:
+            self._output.data(f"listening at {value['endpoint']} (pid {value['pid']})")
+        elif "gateway" in value:
+            self._end_progress()
+            self._output.data(f"HTTP at {value['gateway']} (pid {value['pid']})")
+        elif "stopping" in value:
+            self._end_progress()
+            self._output.note(stopping_line(value))
+        elif value.get("from") == value.get("to"):
+            self._output.data(f"{CLEAR_LINE}{change_line(value)}", newline=False)
+            self._has_live_line = True
+        else:
+            self._end_progress()
+            self._output.data(change_line(value))
+            for line in warning_lines(value.get("model"), value.get("warnings")):
+                self._output.note(line)
+
+    def _end_progress(self) -> None:
+        """Clear the line that shows how far a load is, for what comes next."""
+        if self._has_live_line:
+            self._output.data(CLEAR_LINE, newline=False)
+            self._has_live_line = False
+
+    def _end_live_line(self) -> None:
+        if self._has_live_line:
+            self._output.data("")
+
+
+def stopping_line(value: Mapping[str, Any]) -> str:
+    """Return what a daemon that was asked to end still does, and how to hurry it."""
+    count = value["stopping"]
+    requests = f"{count} running request{'' if count == 1 else 's'}"
+    if not count:
+        return "stopping: ending every process"
+    if not value["limit_s"]:
+        return f"stopping: cutting off {requests}"
+    limit = format_duration(value["limit_s"])
+    return f"stopping: {requests} may take up to {limit} to finish; Ctrl-C again cuts them off"
+
+
+def change_line(change: Mapping[str, Any]) -> str:
+    """Return `12:03:04Z smollm2: LOADING → READY (generation 1, pid 4711)`, in UTC."""
+    at = time.strftime("%H:%M:%SZ", time.gmtime(change.get("at") or time.time()))
+    before, after = change.get("from"), change.get("to")
+    states = str(after) if before in (None, after) else f"{before} → {after}"
+    facts = []
+    if change.get("pid"):
+        facts.append(f"generation {change.get('generation')}, pid {change['pid']}")
+    progress = progress_text(change.get("progress"))
+    note = str(change.get("note") or "")
+    if before == after and progress and not note:
+        facts.append(progress)
+    if note:
+        facts.append(note)
+    said = f" ({', '.join(facts)})" if facts else ""
+    return in_a_line(f"{at} {change.get('model')}: {states}{said}")
+
+
+QUIET_S = 1.0
+"""What takes no longer than this needs no explanation."""
+
+
+@contextmanager
+def progress_shown(client: Client, model: str, output: Output) -> Iterator[None]:
+    """Show on standard error, after the first second, how far the model has come.
+
+    On a terminal it is one line that is gone at the end, elsewhere a line for each change. The
+    thread that shows it ends with the client.
+    """
+    if output.is_json:
+        yield
+        return
+    progress = _Progress(client, model, output)
+    try:
+        yield
+    finally:
+        progress.finish()
+
+
+class _Progress:
+    """Shows the changes of one model until it is finished.
+
+    Args:
+        client: where to hear them.
+        model: the model that the command waits for.
+        output: how to write output.
+    """
+
+    def __init__(self, client: Client, model: str, output: Output) -> None:
+        self._output = output
+        self._line = LiveLine(output)
+        self._lock = threading.Lock()
+        self._has_finished = threading.Event()
+        self._shown: tuple[object, ...] = ()
+        changes = Changes(client)
+        # Only now, so that no change between the two is missed.
+        row = row_called(client.status(), model)
+        thread = threading.Thread(
+            target=self._run, args=(changes, row), name="mlxsup-progress", daemon=True
+        )
+        thread.start()
+
+    def finish(self) -> None:
+        """Show nothing from now on."""
+        with self._lock:
+            self._has_finished.set()
+            self._line.clear()
+
+    def _run(self, changes: Changes, row: Mapping[str, Any] | None) -> None:
+        from mlxsup.client import ConnectionLost, RequestError
+
+        if row is None or self._has_finished.wait(QUIET_S):
+            return
+        facts = {name: row.get(name) for name in ("generation", "pid", "progress")}
+        standing = {"model": row["name"], "from": row["state"], "to": row["state"], **facts}
+        try:
+            # Of what has changed in the quiet second, the latest says it all.
+            heard = [{"at": time.time(), **standing}, *changes.wait(0.0)]
+            latest = [change for change in heard if change.get("model") == row["name"]][-1:]
+            while True:
+                for change in latest:
+                    self._show(change)
+                latest = [one for one in changes.wait() if one.get("model") == row["name"]]
+        except (ConnectionLost, RequestError):
+            # The command itself meets the same error, and reports it.
+            return
+
+    def _show(self, change: Mapping[str, Any]) -> None:
+        with self._lock:
+            if self._has_finished.is_set():
+                return
+            if self._line.is_possible:
+                self._line.show(change_line(change))
+                return
+            progress = change.get("progress") or {}
+            step = (change.get("to"), change.get("generation"), progress.get("phase"))
+            if step != self._shown:
+                self._shown = step
+                self._output.note(change_line(change))
+
+
+Row = Mapping[str, Any]
+
+
+def wait_until_ready(
+    client: Client, names: Sequence[str], output: Output, *, limit_s: float | None = None
+) -> dict[str, Any]:
+    """Return the daemon's status once these models are READY.
+
+    It shows each change of their states on standard error, and on a terminal how far they are.
+
+    Args:
+        client: of the daemon; this takes its one subscription.
+        names: of models, or their aliases; if there are none, every model that is coming up.
+        output: how to write output.
+        limit_s: for how long to wait at most; 0 only looks; None for no limit.
+
+    Raises:
+        CliError: one has FAILED, does not come up, or is unknown; or the time is over (124).
+        RequestError, ConnectionLost: the daemon has ended.
+    """
+    give_up_at = None if limit_s is None else time.monotonic() + limit_s
+    changes = Changes(client)
+    is_told = False
+    with LiveLine(output) as line:
+        while True:
+            status = client.status()
+            pending = _pending(_chosen(status, names), is_named=bool(names))
+            if not pending:
+                return status
+            if not is_told:
+                is_told = True
+                waiting = ", ".join(f"{row['name']} ({row['state']})" for row in pending)
+                line.show(f"waiting for {waiting}")
+            left_s = None if give_up_at is None else max(0.0, give_up_at - time.monotonic())
+            heard = changes.wait(left_s)
+            for change in heard:
+                if any(change["model"] == row["name"] for row in pending):
+                    _show_step(change, line, output)
+            if not heard:
+                raise _too_late(pending, limit_s or 0.0)
+
+
+def _chosen(status: Mapping[str, Any], names: Sequence[str]) -> list[Row]:
+    if not names:
+        return list(status["models"])
+    rows: list[Row] = []
+    for name in names:
+        row = row_called(status, name)
+        if row is None:
+            raise unknown_model(name, [one["name"] for one in status["models"]])
+        rows.append(row)
+    return rows
+
+
+def _pending(rows: Sequence[Row], *, is_named: bool) -> list[Row]:
+    """Return those that are not READY yet but may become so by themselves."""
+    for row in rows:
+        name = row["name"]
+        if row["state"] == "FAILED":
+            raise CliError(
+                f"{name} has FAILED: {note_of(row, time.time())}",
+                code="model_failed",
+                hint=f"see `mlxsup logs {name}`, then `mlxsup restart {name}`",
+            )
+        if is_named and row["wanted"] != "up":
+            raise CliError(
+                f"{name} is {row['state']}, and nothing loads it",
+                code="not_loading",
+                hint=f"load it with `mlxsup load {name}`",
+            )
+    return [row for row in rows if row["wanted"] == "up" and row["state"] != "READY"]
+
+
+def _show_step(change: dict[str, Any], line: LiveLine, output: Output) -> None:
+    if is_step(change):
+        line.remark(change_line(change))
+    else:
+        line.show(change_line(change))
+
+
+def _too_late(pending: Sequence[Row], limit_s: float) -> CliError:
+    said = [f"{row['name']} is {row['state']}" for row in pending]
+    notes = [note_of(row, time.time()) for row in pending]
+    parts = [f"{what} ({note})" if note else what for what, note in zip(said, notes, strict=True)]
+    after = f" after {format_duration(limit_s)}" if limit_s else ""
+    return CliError(
+        f"not READY{after}: {', '.join(parts)}",
+        code="timeout",
+        hint="wait longer, or see `mlxsup status`",
+        status=ExitStatus.TIMED_OUT,
+    )
