@@ -35,6 +35,7 @@ from mlxsup.protocol.ids import (
 )
 from mlxsup.protocol.launch import (
     MAX_LAUNCH_SPEC_BYTES,
+    PERMANENT_EXITS,
     LaunchSettings,
     LaunchSpec,
     worker_argv,
@@ -88,6 +89,10 @@ def test_processes_start_without_the_working_folder() -> None:
     assert gateway_argv("py") == ["py", "-P", "-m", "mlxsup.gateway"]
     assert download_argv("py") == ["py", "-P", "-m", "mlxsup.downloader"]
     assert download_argv()[0] == sys.executable
+
+
+def test_exits_that_cannot_heal() -> None:
+    assert {int(code) for code in PERMANENT_EXITS} == {64, 65, 66, 69}
 
 
 # ---------------------------------------------------------------- the gateway
