@@ -73,12 +73,7 @@ def aborts_after(*steps: Callable[[LimitedProtocol], None]) -> int:
     return wire.aborts
 
 
-def stop(protocol: LimitedProtocol) -> None:
-    protocol.pause_writing()
-
-
-def catch_up(protocol: LimitedProtocol) -> None:
-    protocol.resume_writing()
+STOP, CATCH_UP = LimitedProtocol.pause_writing, LimitedProtocol.resume_writing
 
 
 def leave(protocol: LimitedProtocol) -> None:
@@ -86,30 +81,23 @@ def leave(protocol: LimitedProtocol) -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "aborts"),
+    ("limit", "steps", "aborts"),
     [
-        pytest.param((stop,), 1, id="cut off without a read"),
-        pytest.param((stop, catch_up), 0, id="left alone after a read"),
-        pytest.param((stop, catch_up, stop), 1, id="cut off the second time"),
-        pytest.param((stop, leave), 0, id="no timer after the end"),
+        pytest.param("UNREAD_LIMIT_S", (STOP,), 1, id="cut off without a read"),
+        pytest.param("UNREAD_LIMIT_S", (STOP, CATCH_UP), 0, id="left alone after a read"),
+        pytest.param("UNREAD_LIMIT_S", (STOP, CATCH_UP, STOP), 1, id="cut off the second time"),
+        pytest.param("UNREAD_LIMIT_S", (STOP, leave), 0, id="no timer after the end"),
+        pytest.param("HEAD_LIMIT_S", (), 1, id="no head"),
+        pytest.param("HEAD_LIMIT_S", (leave,), 0, id="no head, and no timer after the end"),
     ],
 )
-def test_reader_has_a_limited_time(
+def test_reader_and_head_have_a_limited_time(
     monkeypatch: pytest.MonkeyPatch,
+    limit: str,
     steps: tuple[Callable[[LimitedProtocol], None], ...],
     aborts: int,
 ) -> None:
-    monkeypatch.setattr(limits, "UNREAD_LIMIT_S", 0.0)
-    assert aborts_after(*steps) == aborts
-
-
-@pytest.mark.parametrize(("steps", "aborts"), [((), 1), ((leave,), 0)])
-def test_head_has_a_limited_time(
-    monkeypatch: pytest.MonkeyPatch,
-    steps: tuple[Callable[[LimitedProtocol], None], ...],
-    aborts: int,
-) -> None:
-    monkeypatch.setattr(limits, "HEAD_LIMIT_S", 0.0)
+    monkeypatch.setattr(limits, limit, 0.0)
     assert aborts_after(*steps) == aborts
 
 
@@ -324,23 +312,11 @@ def test_offer_of_another_protocol_leaves_the_body_alone() -> None:
     ]  # fmt: skip
 
 
-def test_next_request_begins_behind_the_body() -> None:
-    first, second, third = seen(with_body(b"abc") + with_body(b"de") + NEXT)
-    assert (first[3], second[3], third[1]) == (b"abc", b"de", b"/next")
-    assert {one[4] for one in (first, second, third)} == {"whole"}
-
-
 def test_field_behind_the_chunks_is_no_header() -> None:
     behind = b"Authorization: Bearer x\r\nX-Last: y\r\n"
     first, second = seen(chunked(b"abc", behind) + NEXT)
     assert (first[2], first[3]) == ([*PLAIN, b"transfer-encoding"], b"abc")
     assert second[2] == [b"host"]
-
-
-def test_chunks_of_one_read_are_one_piece() -> None:
-    protocol = Seen()
-    protocol.parser.feed_data(chunked(b"abc") + chunked(b"de"))
-    assert protocol.pieces == [b"abc", b"de"]
 
 
 def test_tunnel_is_refused() -> None:
@@ -351,8 +327,9 @@ def test_tunnel_is_refused() -> None:
 def test_head_says_whether_more_may_follow() -> None:
     protocol = Seen()
     last = b"Connection: close, Upgrade\r\nUpgrade: x\r\n"
-    protocol.parser.feed_data(with_body(b"abc") + with_body(b"abc", last))
+    protocol.parser.feed_data(chunked(b"abc") + with_body(b"de", last))
     assert protocol.more_may_follow == [True, False]
+    assert protocol.pieces == [b"abc", b"de"], "chunks of one read are one piece"
 
 
 KINDS = [
@@ -434,6 +411,8 @@ def test_rest_of_a_body_is_read_before_the_answer(host: str, status: int) -> Non
     seen = Exchange(PIECE, PIECE, LAST, host=host)
     assert (seen.status, seen.asks_before) == (status, 3)
     assert b"connection" not in seen.headers, "the next request may follow"
+    seen = Exchange(PIECE, LEFT, host=host)
+    assert (seen.asks, b"connection" in seen.headers) == (2, False), "the client has left"
 
 
 def test_endless_body_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -454,11 +433,6 @@ def test_discarded_body_is_limited() -> None:
 def test_sender_that_asks_first_gets_the_answer_instead(word: str) -> None:
     seen = Exchange(host="evil.example", expect=word)
     assert (seen.status, seen.asks, seen.headers[b"connection"]) == (403, 0, b"close")
-
-
-def test_client_that_has_left_is_not_waited_for() -> None:
-    seen = Exchange(PIECE, LEFT, host="evil.example")
-    assert (seen.asks, b"connection" in seen.headers) == (2, False)
 
 
 def test_announced_length_that_is_too_long_is_refused_unread() -> None:

@@ -89,24 +89,13 @@ def test_answer_is_counted_with_its_tokens_and_times(stream: bool) -> None:
     assert seen.value("mlxsup_cached_prompt_tokens_total", model="m") == 4
     assert seen.value("mlxsup_generation_tokens_total", model="m") == 6
     assert seen.value("mlxsup_requests_resumed_total", model="m") == 2
+    assert seen.kinds == {metric.name: metric.kind for metric in DECLARED}
     for name, total in (
         ("time_to_first_token", 0.6), ("time_per_output_token", 1.0), ("request_duration", 2.6),
         ("queue_time", 0.06), ("prefill", 0.4),
     ):  # fmt: skip
         assert seen.value(f"mlxsup_{name}_seconds_count", model="m") == 2
         assert seen.value(f"mlxsup_{name}_seconds_sum", model="m") == pytest.approx(total)
-
-
-def test_each_of_several_answers_counts() -> None:
-    daemon = Daemon(answer(), answer(), answer())
-    site = Site(daemon)
-
-    async def run() -> Exposed:
-        await site.ask("POST", CHAT, {**BODY, "n": 3})
-        return await scraped(site)
-
-    seen = asyncio.run(run())
-    assert seen.value("mlxsup_requests_total", model="m", finish_reason="stop") == 3
 
 
 def test_answer_without_a_token_has_no_first_token_time() -> None:
@@ -228,13 +217,6 @@ def test_unknown_names_are_asked_for_once_in_a_while() -> None:
     assert asyncio.run(run()) == 1
 
 
-def test_answer_needs_no_status() -> None:
-    daemon = Daemon(answer(), answer())
-    site = Site(daemon)
-    daemon.state = ConnectionLost("no daemon answers", "ipc:///x")
-    assert asyncio.run(site.ask("POST", CHAT, BODY)).status == 200
-
-
 def test_evictions_are_counted_by_reason() -> None:
     daemon = Daemon()
     site = Site(daemon)
@@ -261,10 +243,10 @@ def test_evictions_are_counted_by_reason() -> None:
 
 
 def test_responses_are_counted_by_status_refusals_included() -> None:
-    site = Site(Daemon(answer()))
+    site = Site(Daemon(answer(), answer(), answer()))
 
     async def run() -> Exposed:
-        await site.ask("POST", CHAT, BODY)
+        await site.ask("POST", CHAT, {**BODY, "n": 3})
         await site.ask("GET", "/nothing")
         await site.ask("GET", "/health", headers={"host": "evil.example"})
         await site.ask("GET", "/health")
@@ -274,6 +256,8 @@ def test_responses_are_counted_by_status_refusals_included() -> None:
     counted = {status: seen.value("mlxsup_http_responses_total", status=status)
                for status in seen.labels("mlxsup_http_responses_total", "status")}  # fmt: skip
     assert counted == {"200": 2, "403": 1, "404": 1}
+    answers = seen.value("mlxsup_requests_total", model="m", finish_reason="stop")
+    assert answers == 3, "each of several answers of one response"
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
@@ -324,40 +308,35 @@ def test_scrape_shows_the_status() -> None:
 
 
 @pytest.mark.parametrize(
-    ("phase", "age"), [("prefill", 0.25), ("decode", 0.25), ("idle", 0.0), (None, 0.0)]
+    ("field", "value", "age", "parts"),
+    [
+        ("phase", "prefill", 0.25, {"done", "total"}),
+        ("phase", "idle", 0.0, {"done", "total"}),
+        ("phase", None, 0.0, {"done", "total"}),
+        ("progress", None, 0.25, set()),
+        ("progress", {"phase": "weights", "fraction": 0.5}, 0.25, set()),
+    ],
 )
-def test_only_a_step_has_an_age(
-    phase: str | None, age: float, monkeypatch: pytest.MonkeyPatch
+def test_only_a_step_has_an_age_and_only_a_download_has_bytes(
+    field: str, value: object, age: float, parts: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(ROW, "phase", phase)
+    monkeypatch.setitem(ROW, field, value)
     seen = asyncio.run(scraped(Site(Daemon())))
     assert seen.value("mlxsup_step_age_seconds", model="m") == age
+    assert seen.labels("mlxsup_download_bytes", "part") == parts
 
 
 def test_scrape_without_a_daemon_keeps_the_counts() -> None:
-    daemon = Daemon(answer())
+    daemon = Daemon(answer(), answer())
     site = Site(daemon)
 
     async def run() -> Exposed:
         await site.ask("POST", CHAT, BODY)
         daemon.state = ConnectionLost("no daemon answers", "ipc:///x")
+        assert (await site.ask("POST", CHAT, BODY)).status == 200, "an answer needs no status"
         return await scraped(site)
 
     seen = asyncio.run(run())
     assert seen.value("mlxsup_up") == 0
-    assert seen.value("mlxsup_requests_total", model="m", finish_reason="stop") == 1
+    assert seen.value("mlxsup_requests_total", model="m", finish_reason="stop") == 2
     assert "mlxsup_model_state" not in seen.kinds
-
-
-def test_exposed_metrics_are_the_declared_ones() -> None:
-    seen = after(answer())
-    assert seen.kinds == {metric.name: metric.kind for metric in DECLARED}
-
-
-@pytest.mark.parametrize("progress", [None, {"phase": "weights", "fraction": 0.5}])
-def test_load_from_disk_shows_no_download(
-    progress: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(ROW, "progress", progress)
-    seen = asyncio.run(scraped(Site(Daemon())))
-    assert seen.labels("mlxsup_download_bytes", "part") == set()

@@ -42,6 +42,7 @@ def test_page_forbids_frames_scripts_and_caches() -> None:
     page = ask("GET", "/")
     assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert len(token_of(page)) >= 32
+    assert token_of(page) != token_of(ask("GET", "/")), "each gateway has another one"
     assert page.headers["x-frame-options"] == "DENY"
     policy = page.headers["content-security-policy"]
     assert "default-src 'none'" in policy
@@ -49,10 +50,6 @@ def test_page_forbids_frames_scripts_and_caches() -> None:
     assert "unsafe" not in policy
     assert page.headers["cache-control"] == "no-store"
     assert "set-cookie" not in page.headers
-
-
-def test_each_gateway_has_another_token() -> None:
-    assert token_of(ask("GET", "/")) != token_of(ask("GET", "/"))
 
 
 def test_page_loads_from_the_gateway_alone() -> None:
@@ -67,6 +64,8 @@ def test_page_loads_from_the_gateway_alone() -> None:
         assert (response.status, response.body.decode()) == (200, TEXTS[name])
         assert response.headers["content-type"].startswith("text/")
         assert response.headers["x-content-type-options"] == "nosniff"
+    for name in ("index.html", "nothing.js", "..", "../page.py"):
+        assert ask("GET", f"/page/{name}").status == 404
     assert {*imported, "main.js"} == {name for name in TEXTS if name.endswith(".js")}
 
 
@@ -75,11 +74,6 @@ def test_page_makes_no_markup_of_texts() -> None:
     for name, text in TEXTS.items():
         found = re.findall(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\(", text)
         assert found == [], name
-
-
-@pytest.mark.parametrize("name", ["index.html", "nothing.js", "..", "../page.py"])
-def test_other_names_are_no_files_of_the_page(name: str) -> None:
-    assert ask("GET", f"/page/{name}").status == 404
 
 
 @pytest.mark.parametrize("token", [None, "", "wrong", "ünknown"])
@@ -181,26 +175,32 @@ def listed(*statuses: list[dict[str, Any]]) -> list[tuple[str, int]]:
     return [(crash.model, crash.generation) for crash in crashes.latest()]
 
 
-def test_crash_is_listed_once_newest_first() -> None:
-    first, second = row(generation=1, at=10.0), row(generation=2, at=20.0)
-    assert listed([first], [first], [second], [second]) == [("m", 2), ("m", 1)]
-    assert listed([row("a", at=20.0), row("b", at=10.0)]) == [("a", 1), ("b", 1)]
+FIRST, SECOND = row(generation=1, at=10.0), row(generation=2, at=20.0)
 
 
-def test_crash_belongs_to_the_process_before() -> None:
-    states = [(2, "BACKOFF"), (3, "LOADING"), (3, "READY")]
-    assert listed(*([row(generation=n, state=state)] for n, state in states)) == [("m", 2)]
-
-
-def test_asked_end_is_no_crash() -> None:
-    assert listed([row(reason="asked"), {"name": "n", "last_exit": None}]) == []
-
-
-def test_old_crashes_are_dropped() -> None:
-    statuses = [[row(generation=n, at=float(n))] for n in range(1, 101)]
-    found = listed(*statuses)
-    assert len(found) == MOST_CRASHES
-    assert found[0] == ("m", 100)
+@pytest.mark.parametrize(
+    ("given", "crashes"),
+    [
+        ([[FIRST], [FIRST], [SECOND], [SECOND]], [("m", 2), ("m", 1)]),
+        ([[row("a", at=20.0), row("b", at=10.0)]], [("a", 1), ("b", 1)]),
+        # A crash belongs to the process before the one that is shown.
+        (
+            [[row(generation=n, state=state)]
+             for n, state in ((2, "BACKOFF"), (3, "LOADING"), (3, "READY"))],
+            [("m", 2)],
+        ),
+        ([[row(reason="asked"), {"name": "n", "last_exit": None}]], []),
+        (
+            [[row(generation=n, at=float(n))] for n in range(1, 101)],
+            [("m", n) for n in range(100, 100 - MOST_CRASHES, -1)],
+        ),
+    ],
+    ids=["once", "two models", "the process before", "an asked end", "old ones are dropped"],
+)  # fmt: skip
+def test_crashes_are_listed_newest_first(
+    given: list[list[dict[str, Any]]], crashes: list[tuple[str, int]]
+) -> None:
+    assert listed(*given) == crashes
 
 
 RULE = "--- generation {} pid 1 2026-01-01T00:00:00Z"
@@ -215,9 +215,6 @@ def test_lines_of_a_process_lie_between_its_rules(tmp_path: Path) -> None:
     assert lines_of(tmp_path, "m", 3) == ["three"]
     assert lines_of(tmp_path, "m", 4) == []
     assert lines_of(tmp_path, "other", 1) == []
-
-
-def test_lines_are_those_of_the_later_daemon(tmp_path: Path) -> None:
     lines = [RULE.format(1), "before", RULE.format(1), "after", RULE.format(2)]
     (tmp_path / "m.log").write_text("\n".join(lines) + "\n")
-    assert lines_of(tmp_path, "m", 1) == ["after"]
+    assert lines_of(tmp_path, "m", 1) == ["after"], "those of the later daemon"

@@ -155,23 +155,18 @@ def test_chunk_is_the_json_of_its_parts(text: str, logprobs: list[Logprobs] | No
 
 def test_piece_is_written_in_the_turn_that_brings_it() -> None:
     async def run() -> None:
-        fed = FedDaemon()
-        sent: list[Response] = []
-        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
-        asking = asyncio.create_task(
-            Site(fed).ask("POST", "/v1/chat/completions", body, on_sent=sent.append)
-        )
-        await eventually_async(lambda: fed.inboxes)
-        (inbox,) = fed.inboxes
+        asking = await Asking(1).begun()
+        (inbox,) = asking.fed.inboxes
         inbox.put(delta("one"))
-        await eventually_async(lambda: sent and b"one" in sent[-1].body)
+        await eventually_async(lambda: b"one" in asking.sent.body)
         for text in ("two", "three"):
             inbox.put(delta(text))
-            assert text.encode() in sent[-1].body, "the loop has not turned since"
+            assert text.encode() in asking.sent.body, "the loop has not turned since"
         inbox.put(result("onetwothree"))
-        response = await asking
+        response = await asking.whole()
         assert response.is_whole
         assert response.body.count(b"data: ") == 6, "the role, three pieces, the reason, the mark"
+        assert not asking.fed.pings, "a single answer needs none"
 
     asyncio.run(run())
 
@@ -267,25 +262,24 @@ async def comments_of(*notices: Notice) -> list[str]:
     return response.comments()
 
 
-def test_nothing_is_sent_at_first() -> None:
-    assert asyncio.run(comments_of(QUEUED, LOADING)) == []
+ALL_COMMENTS = ["queued, place 3", "loading, 50%", "reading the prompt, 10 of 90 tokens"]
 
 
+@pytest.mark.parametrize(
+    ("changed", "comments"),
+    [
+        ({}, []),
+        ({"HOLD_S": 0.0}, ALL_COMMENTS[:1]),
+        ({"HOLD_S": 0.0, "COMMENT_INTERVAL_S": 0.0}, ALL_COMMENTS),
+    ],
+    ids=["not at first", "at a distance", "each"],
+)
 def test_waiting_stream_gets_comments_on_its_progress(
-    monkeypatch: pytest.MonkeyPatch,
+    changed: dict[str, float], comments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "HOLD_S", 0.0)
-    monkeypatch.setattr(limits, "COMMENT_INTERVAL_S", 0.0)
-    assert asyncio.run(comments_of(QUEUED, PAUSED, LOADING, READING)) == [
-        "queued, place 3",
-        "loading, 50%",
-        "reading the prompt, 10 of 90 tokens",
-    ]
-
-
-def test_comments_keep_their_distance(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "HOLD_S", 0.0)
-    assert asyncio.run(comments_of(QUEUED, LOADING, READING)) == ["queued, place 3"]
+    for name, value in changed.items():
+        monkeypatch.setattr(limits, name, value)
+    assert asyncio.run(comments_of(QUEUED, PAUSED, LOADING, READING)) == comments
 
 
 def test_stream_of_anthropic_that_waits_gets_pings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -438,18 +432,6 @@ def test_comments_come_once_all_requests_are_taken(
     asyncio.run(run())
 
 
-def test_single_answer_needs_no_ping() -> None:
-    async def run() -> None:
-        asking = await Asking(1).begun()
-        asking.fed.inboxes[0].put(delta("a"))
-        await eventually_async(lambda: b'"a"' in asking.sent.body)
-        asking.fed.inboxes[0].put(result("a"))
-        assert (await asking.whole()).is_whole
-        assert not asking.fed.pings
-
-    asyncio.run(run())
-
-
 # ---------------------------------------------------------------- where tokens begin
 
 
@@ -497,25 +479,24 @@ def test_offsets_count_text_that_is_held_back(text: str, cuts: list[int], backs:
         shown += len(new)
 
 
-def test_offsets_count_a_character_held_back_once() -> None:
-    offsets = TextOffsets()
-    tokens = ["<", "\ufffd", "\ufffd", "", "b"]
-    assert [offsets.take("", [token]) for token in tokens] == [[0], [1], [1], [1], [2]]
-    assert [offsets.take("<éb>", [">"]), offsets.take("c", ["c"])] == [[3], [4]]
-
-
-def test_offsets_count_text_without_tokens() -> None:
-    offsets = TextOffsets()
-    assert offsets.take("four") == []
-    assert offsets.take("", ["a"]) == [4]
-    assert offsets.take("ab") == [], "nothing is held back behind it"
-    assert offsets.take("c", ["c"]) == [6]
-
-
-def test_offsets_follow_the_text_where_tokens_differ() -> None:
-    """Some tokenizers drop the space before the first word."""
-    offsets = TextOffsets()
-    assert [offsets.take("so", [" so"]), offsets.take(" be", [" be"])] == [[0], [2]]
+@pytest.mark.parametrize(
+    ("pieces", "offsets"),
+    [
+        (
+            [("", ["<"]), ("", ["\ufffd"]), ("", ["\ufffd"]), ("", [""]), ("", ["b"]),
+             ("<éb>", [">"]), ("c", ["c"])],
+            [[0], [1], [1], [1], [2], [3], [4]],
+        ),
+        # Text without tokens counts; nothing is held back behind it.
+        ([("four", []), ("", ["a"]), ("ab", []), ("c", ["c"])], [[], [4], [], [6]]),
+        # Some tokenizers drop the space before the first word.
+        ([("so", [" so"]), (" be", [" be"])], [[0], [2]]),
+    ],
+    ids=["half a character", "text without tokens", "tokens that differ from the text"],
+)  # fmt: skip
+def test_offsets_of_tokens(pieces: list[tuple[str, list[str]]], offsets: list[list[int]]) -> None:
+    found = TextOffsets()
+    assert [found.take(text, tokens) for text, tokens in pieces] == offsets
 
 
 # ---------------------------------------------------------------- work beside a block

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
-from mlxsup.client.api import ClientBase, GenerateParameters
+from mlxsup.client.api import ClientBase
 from mlxsup.client.streams import OnNotice
 from mlxsup.protocol.body import INPUTS, RESERVED_TEMPLATE_NAMES, RequestBody
 from mlxsup.protocol.client_messages import CLIENT_MESSAGES, Generate
@@ -193,43 +192,6 @@ def test_refusal_shows_numbers_and_kinds_and_no_text() -> None:
     assert invalid("x", "y").detail == {"parameter": "x", "expected": "y"}
 
 
-def test_unknown_parameter_is_shortened() -> None:
-    with pytest.raises(RemoteError) as caught:
-        RequestBody.from_wire({"prompt": "p", "c" * 100: 1})
-    assert caught.value.detail == {"parameter": "c" * 64}
-    assert caught.value.message == (
-        f"unknown parameter {'c' * 64!r}; known are cap_max_tokens, chat_template_kwargs,"
-        " frequency_penalty, ignore_eos, logit_bias, logprobs, max_tokens, messages,"
-        " messages_as_text, min_p,"
-        " min_tokens, penalty_window, presence_penalty, prompt, prompt_tokens, repetition_penalty,"
-        " response_format, seed, stop, stop_token_ids, temperature, tool_choice, tools, top_k,"
-        " top_logprobs, top_p, xtc_probability, xtc_threshold"
-    )
-
-
-def test_sampling_as_one_map_is_no_parameter_and_a_list_no_body() -> None:
-    with pytest.raises(RemoteError, match=r"^unknown parameter 'sampling'; known are "):
-        RequestBody.from_wire({"prompt": "p", "sampling": {"top_k": 1}})
-    with pytest.raises(RemoteError, match=r"^body takes a map, not a list$"):
-        RequestBody.from_wire([])
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("n", "send the request n times with different seeds; one batch answers them"),
-        ("skip_special_tokens", "the text leaves out end-of-text tokens and the markers of an"
-         " answer's parts, and shows every other token; to leave out more, use the ids in"
-         " token_ids"),
-    ],
-)  # fmt: skip
-def test_parameter_of_other_servers_is_refused_with_advice(name: str, words: str) -> None:
-    with pytest.raises(RemoteError) as caught:
-        RequestBody.from_wire({"prompt": "p", name: 2})
-    assert caught.value.message == f"{name} is not supported: {words}"
-    assert caught.value.detail == {"parameter": name}
-
-
 def test_long_words_are_shown_shortened_to_forty_characters() -> None:
     for name, value in (("tool_choice", "c" * 50), ("logit_bias", {"c" * 50: 1.0})):
         assert refusal(prompt="p", **{name: value}).endswith(", not '" + "c" * 39)
@@ -256,20 +218,6 @@ def test_accepted_request_keeps_all_but_input_and_seed() -> None:
     assert body().bias_by_token() == {}
 
 
-def test_continued_answer_forgets_how_its_prompt_was_made() -> None:
-    said = [{"role": "user", "content": "x"}]
-    asked = body(
-        prompt=None,
-        messages=said,
-        messages_as_text=True,
-        chat_template_kwargs={"thinking": False},
-        max_tokens=7,
-    )
-    assert RequestBody.accepted([1, 2], asked.parameters(), 3) == RequestBody(
-        prompt_tokens=[1, 2], max_tokens=7, seed=3
-    )
-
-
 # ---------------------------------------------------------------- parameters
 
 FACTS = EngineFacts(context_length=100, vocabulary_size=300, fingerprint="f", backend="fake")
@@ -282,6 +230,9 @@ BODY_FIELDS = [
     *(name for name in RequestBody.__dataclass_fields__ if name not in (*INPUTS, "sampling")),
     *SAMPLING,
 ]
+
+
+KNOWN = sorted({*BODY_FIELDS, *INPUTS})
 
 
 def values_of(number: NumberParameter) -> st.SearchStrategy[Any]:
@@ -311,6 +262,32 @@ def test_every_value_in_range_travels_and_is_accepted(chosen: dict[str, Any]) ->
     made = acceptance(row, received, PROMPT, FACTS)
     again = RequestBody.accepted([5], made.parameters, made.seed)
     assert plan_row(KEY, again, PROMPT, FACTS) == row
+
+
+@pytest.mark.parametrize(
+    ("values", "detail", "message"),
+    [
+        ([], {"parameter": "body", "expected": "a map"}, "body takes a map, not a list"),
+        ({"c" * 100: 1}, {"parameter": "c" * 64},
+         f"unknown parameter {'c' * 64!r}; known are {', '.join(KNOWN)}"),
+        ({"sampling": {"top_k": 1}}, {"parameter": "sampling"},
+         f"unknown parameter 'sampling'; known are {', '.join(KNOWN)}"),
+        ({"n": 2}, {"parameter": "n"},
+         "n is not supported: send the request n times with different seeds; one batch answers"
+         " them"),
+        ({"skip_special_tokens": 2}, {"parameter": "skip_special_tokens"},
+         "skip_special_tokens is not supported: the text leaves out end-of-text tokens and the"
+         " markers of an answer's parts, and shows every other token; to leave out more, use the"
+         " ids in token_ids"),
+    ],
+    ids=["a list", "a long name", "sampling", "n", "skip_special_tokens"],
+)  # fmt: skip
+def test_other_parameters_are_refused_with_advice(
+    values: Any, detail: dict[str, str], message: str
+) -> None:
+    with pytest.raises(RemoteError) as caught:
+        RequestBody.from_wire({"prompt": "p"} | values if isinstance(values, dict) else values)
+    assert (caught.value.detail, caught.value.message) == (detail, message)
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -368,10 +345,14 @@ def test_ends_of_an_answer_travel_and_are_accepted(
 
 def test_tools_are_offered_unless_none_may_be_chosen() -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
-    assert body(tools=tools).offered_tools == tools
-    assert body(tools=tools, tool_choice="auto").offered_tools == tools
-    assert body(tools=tools, tool_choice="none").offered_tools is None
-    assert body(tool_choice="none").offered_tools is None
+    form, codec = {"type": "json_object"}, FakeTextCodec()
+    for choice in (None, "auto"):
+        asked = body(tools=tools, tool_choice=choice, response_format=form)
+        assert asked.offered_tools == tools
+        assert len(tools_warnings(asked, codec)) == 1
+    for offered in (tools, None):
+        asked = body(tools=offered, tool_choice="none", response_format=form)
+        assert (asked.offered_tools, tools_warnings(asked, codec)) == (None, ())
 
 
 def test_defaults_of_a_model_stand_behind_the_request() -> None:
@@ -380,13 +361,6 @@ def test_defaults_of_a_model_stand_behind_the_request() -> None:
     assert row.sampling == Sampling(temperature=0.7, top_k=3)
     zero = plan_row(KEY, body(temperature=0), PROMPT, FACTS, sampling=defaults)
     assert zero.sampling.temperature == 0, "asked for explicitly"
-
-
-def test_the_client_takes_every_parameter() -> None:
-    arguments = inspect.signature(ClientBase.generate).parameters
-    assert set(BODY_FIELDS) <= set(arguments)
-    assert set(BODY_FIELDS) <= set(GenerateParameters.__annotations__)
-    assert all(arguments[name].default is None for name in BODY_FIELDS)
 
 
 class EncodingClient(ClientBase[dict[str, Any]]):
@@ -421,11 +395,3 @@ def test_the_client_sends_every_parameter() -> None:
     messages = [{"role": "user", "content": None}]
     sent = EncodingClient("ipc:///unused").generate("m", messages=messages, **asked)
     assert sent == asked | {"messages": messages}
-
-
-def test_tools_that_are_not_offered_give_no_warning() -> None:
-    tools = [{"type": "function", "function": {"name": "f"}}]
-    form = {"type": "json_object"}
-    codec = FakeTextCodec()
-    assert len(tools_warnings(body(tools=tools, response_format=form), codec)) == 1
-    assert tools_warnings(body(tools=tools, tool_choice="none", response_format=form), codec) == ()

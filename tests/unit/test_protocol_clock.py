@@ -25,25 +25,6 @@ def test_clock_goes_like_the_monotonic_one() -> None:
     assert clock.now() - start == 100 * (PULSE_S + TOLERANCE_S / 2)
 
 
-def test_pause_of_the_process_does_not_count_P7() -> None:
-    monotonic = Monotonic()
-    clock = Clock(monotonic)
-    start = clock.now()
-    monotonic.value += 3600.0
-    assert clock.now() - start == PULSE_S
-    monotonic.value += 1.0
-    assert clock.now() - start == PULSE_S + 1.0
-
-
-def test_delay_until_a_time_is_never_negative() -> None:
-    monotonic = Monotonic()
-    clock = Clock(monotonic)
-    monotonic.value += 60.0
-    now = clock.now()
-    assert clock.delay_until(now + 5.0) == 5.0
-    assert clock.delay_until(now - 5.0) == 0.0
-
-
 def test_more_than_a_second_is_a_pause_P7() -> None:
     monotonic = Monotonic()
     clock = Clock(monotonic)

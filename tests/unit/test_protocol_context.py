@@ -25,33 +25,26 @@ WINDOWED = CacheLayers(layers=2, token_bytes=4, window=100)
 STATE = CacheLayers(layers=5, row_bytes=7)
 
 
-def test_full_layer_keeps_every_token() -> None:
-    held = 1000 + GROWTH_TOKENS
-    assert cache_bytes([FULL], rows=1, longest=1000) == (3 + 1) * 10 * held
-    assert cache_bytes([FULL], rows=4, longest=1000) == 4 * (3 + 1) * 10 * held
-
-
-def test_window_holds_its_tokens_and_one_chunk() -> None:
-    assert cache_bytes([WINDOWED], rows=1, longest=50) == 3 * 4 * (50 + GROWTH_TOKENS)
-    most = 3 * 4 * (100 + CHUNK_TOKENS)
-    assert cache_bytes([WINDOWED], rows=1, longest=10_000) == most
-    assert cache_bytes([WINDOWED], rows=1, longest=1_000_000) == most
-
-
-def test_state_does_not_grow() -> None:
-    assert cache_bytes([STATE], rows=2, longest=1) == 2 * (5 + 1) * 7
-    assert cache_bytes([STATE], rows=2, longest=100_000) == 2 * (5 + 1) * 7
-
-
-def test_kinds_of_layers_add_up() -> None:
-    held = 10 + GROWTH_TOKENS
-    each = 3 * 10 * held + 2 * 4 * held + 5 * 7
-    assert cache_bytes([FULL, WINDOWED, STATE], rows=1, longest=10) == each + 10 * held
-
-
-def test_no_rows_or_layers_take_nothing() -> None:
-    assert cache_bytes([FULL], rows=0, longest=10) == 0
-    assert cache_bytes([], rows=3, longest=10) == 0
+@pytest.mark.parametrize(
+    ("layers", "rows", "longest", "size"),
+    [
+        ([FULL], 1, 1000, (3 + 1) * 10 * (1000 + GROWTH_TOKENS)),
+        ([FULL], 4, 1000, 4 * (3 + 1) * 10 * (1000 + GROWTH_TOKENS)),
+        ([FULL], 0, 10, 0),
+        ([], 3, 10, 0),
+        ([WINDOWED], 1, 50, 3 * 4 * (50 + GROWTH_TOKENS)),
+        ([WINDOWED], 1, 10_000, 3 * 4 * (100 + CHUNK_TOKENS)),
+        ([WINDOWED], 1, 1_000_000, 3 * 4 * (100 + CHUNK_TOKENS)),
+        ([STATE], 2, 1, 2 * (5 + 1) * 7),
+        ([STATE], 2, 100_000, 2 * (5 + 1) * 7),
+        (
+            [FULL, WINDOWED, STATE], 1, 10,
+            (3 * 10 + 2 * 4) * (10 + GROWTH_TOKENS) + 5 * 7 + 10 * (10 + GROWTH_TOKENS),
+        ),
+    ],
+)  # fmt: skip
+def test_cache_bytes(layers: list[CacheLayers], rows: int, longest: int, size: int) -> None:
+    assert cache_bytes(layers, rows=rows, longest=longest) == size
 
 
 layers = st.lists(
@@ -108,41 +101,36 @@ def test_text_model_inside_another_declares_its_length(part: str) -> None:
     assert find_context_length(both, 0).tokens == 100, "what stands outside counts first"
 
 
+UNDECLARED = (
+    "config.json declares no context length: 4096 tokens are used; set context_length to allow more"
+)
+CUT = (
+    "context_length = 32768 is more than the 8192 tokens of config.json "
+    "(max_position_embeddings): 8192 are used"
+)
+
+
 @pytest.mark.parametrize(
-    ("config", "asked", "tokens"),
+    ("config", "asked", "tokens", "warnings"),
     [
-        ({"max_position_embeddings": 1}, 0, 1),
-        ({"max_position_embeddings": 2**31 - 1}, 0, 2**31 - 1),
-        ({"max_position_embeddings": 8192.0}, 0, 8192),
-        ({"max_position_embeddings": 8192}, 1, 1),
-        ({"max_position_embeddings": 8192}, 8191, 8191),
-        ({"max_position_embeddings": 8192}, 8192, 8192),
-        ({"model_type": "mamba"}, 32768, 32768),
+        ({"max_position_embeddings": 1}, 0, 1, ()),
+        ({"max_position_embeddings": 2**31 - 1}, 0, 2**31 - 1, ()),
+        ({"max_position_embeddings": 8192.0}, 0, 8192, ()),
+        ({"max_position_embeddings": 8192}, 1, 1, ()),
+        ({"max_position_embeddings": 8192}, 8191, 8191, ()),
+        ({"max_position_embeddings": 8192}, 8192, 8192, ()),
+        ({"max_position_embeddings": 8192}, 32768, 8192, (CUT,)),
+        ({"model_type": "mamba"}, 32768, 32768, ()),
+        ({"model_type": "mamba"}, 0, 4096, (UNDECLARED,)),
+        ({"max_position_embeddings": None}, 0, 4096, (UNDECLARED,)),
+        ({"text_config": "x"}, 0, 4096, (UNDECLARED,)),
     ],
 )
 def test_declared_length_counts_unless_less_is_asked_for(
-    config: dict[str, Any], asked: int, tokens: int
+    config: dict[str, Any], asked: int, tokens: int, warnings: tuple[str, ...]
 ) -> None:
     found = find_context_length(config, asked)
-    assert (found.tokens, found.warnings) == (tokens, ())
-
-
-def test_more_than_declared_is_cut_with_a_warning() -> None:
-    found = find_context_length({"max_position_embeddings": 8192}, 32768)
-    assert (found.tokens, found.warnings) == (
-        8192,
-        ("context_length = 32768 is more than the 8192 tokens of config.json "
-         "(max_position_embeddings): 8192 are used",),
-    )  # fmt: skip
-
-
-def test_undeclared_length_has_a_default() -> None:
-    found = find_context_length({"model_type": "mamba"}, 0)
-    assert (found.tokens, found.warnings) == (
-        4096,
-        ("config.json declares no context length: 4096 tokens are used; "
-         "set context_length to allow more",),
-    )  # fmt: skip
+    assert (found.tokens, found.warnings) == (tokens, warnings)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +152,7 @@ def test_undeclared_length_has_a_default() -> None:
     ],
 )
 def test_wrong_length_is_shown_and_not_used(value: Any, shown: str) -> None:
-    found = find_context_length({"max_position_embeddings": value}, 0)
+    found = find_context_length({"max_position_embeddings": value, "n_ctx": "x"}, 0)
     assert (found.tokens, found.warnings) == (
         4096,
         (f"max_position_embeddings of config.json is no context length ({shown}): 4096 tokens are "
@@ -174,14 +162,3 @@ def test_wrong_length_is_shown_and_not_used(value: Any, shown: str) -> None:
     assert (asked.tokens, asked.warnings) == (32768, ())
     other = find_context_length({"max_position_embeddings": value, "n_ctx": 512}, 0)
     assert (other.tokens, other.warnings) == (512, ())
-
-
-def test_first_wrong_length_is_shown() -> None:
-    found = find_context_length({"max_position_embeddings": 0, "n_ctx": "x"}, 0)
-    (warning,) = found.warnings
-    assert warning.startswith("max_position_embeddings of config.json is no context length (0)")
-
-
-def test_null_declares_no_length() -> None:
-    assert "declares no" in find_context_length({"max_position_embeddings": None}, 0).warnings[0]
-    assert "declares no" in find_context_length({"text_config": "x"}, 0).warnings[0]

@@ -38,45 +38,68 @@ def log(tmp_path: Path) -> Path:
     return log_path(tmp_path, "m")
 
 
-def test_tail_reaches_into_rotated_files(log: Path) -> None:
-    log.write_text("e\nf\n")
+@pytest.mark.parametrize(
+    ("newest", "count", "lines"),
+    [
+        ("e\nf\n", 1, ["f"]),
+        ("e\nf\n", 3, ["d", "e", "f"]),
+        ("e\nf\n", 100, ["a", "b", "c", "d", "e", "f"]),
+        ("e\nf\n", 0, []),
+        ("e\nf", 2, ["e", "f"]),  # unfinished
+        (None, 1, ["d"]),  # it is being rotated
+        (f"e\n{'x' * 100_000}\ng\n", 2, ["x" * 100_000, "g"]),
+        ("".join(f"{n} {'x' * 100}\n" for n in range(5000)), 1, [f"4999 {'x' * 100}"]),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_tail_reaches_into_rotated_files(
+    log: Path, newest: str | None, count: int, lines: list[str]
+) -> None:
+    assert (tail(log, 5), all_lines(log), written_at(log)) == ([], [], 0.0)
+    if newest is not None:
+        log.write_text(newest)
     log.with_name("m.log.1").write_text("c\nd\n")
     log.with_name("m.log.2").write_text("a\nb\n")
-    assert tail(log, 1) == ["f"]
-    assert tail(log, 3) == ["d", "e", "f"]
-    assert tail(log, 100) == ["a", "b", "c", "d", "e", "f"]
-    assert tail(log, 0) == []
+    assert tail(log, count) == lines
 
 
-def test_tail_of_a_long_file_reads_its_end(log: Path) -> None:
-    log.write_text("".join(f"line {n} {'x' * 100}\n" for n in range(5000)))
-    assert [line.split()[1] for line in tail(log, 3)] == ["4997", "4998", "4999"]
-    assert len(tail(log, 2000)) == 2000
-
-
-def test_tail_takes_an_unfinished_line_and_a_missing_file(log: Path) -> None:
-    assert tail(log, 5) == []
-    log.write_text("a\nb")
-    assert tail(log, 5) == ["a", "b"]
-    assert last_line(log) == "b"
-    log.write_text("a\n\n")
-    assert last_line(log) == "a"
+def test_all_lines_come_oldest_first_out_of_the_rotated_files(log: Path) -> None:
+    for number, text in ((10, "the ninth is the last\n"), (9, "a\n"), (1, "b\n\n")):
+        log.with_name(f"m.log.{number}").write_text(text)
+    log.write_text("c\nunfinished")
+    assert all_lines(log) == ["a", "b", "", "c", "unfinished"]
+    log.write_text("")
+    assert all_lines(log) == ["a", "b", ""]
+    os.utime(log, (5.0, 77.5))
+    assert written_at(log) == 77.5
 
 
 STARTED = "2026-01-01T00:00:00.000Z INFO it is loaded"
 
 
-def test_last_line_is_one_of_the_latest_life(log: Path) -> None:
-    first, second = (generation_header(number, 7, "2026-01-01T00:00:00Z") for number in (1, 2))
-    log.write_text("\n".join([first, "MemoryError", second, STARTED]))
-    assert last_line(log) == STARTED
-    log.write_text("\n".join([first, "MemoryError", second, "no device", STARTED]))
-    assert last_line(log) == "no device"
-    log.write_text("\n".join([first, "MemoryError", STARTED]))
-    assert last_line(log) == "MemoryError"
+FIRST, SECOND = (generation_header(number, 7, "2026-01-01T00:00:00Z") for number in (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", ""),
+        ("a\nb", "b"),
+        ("a\n\n", "a"),
+        (f"{STARTED}\n\n", STARTED),
+        (f"{FIRST}\nMemoryError\n{SECOND}\n{STARTED}", STARTED),
+        (f"{FIRST}\nMemoryError\n{SECOND}\nno device\n{STARTED}", "no device"),
+        (f"{FIRST}\nMemoryError\n{STARTED}", "MemoryError"),
+    ],
+)
+def test_last_line_is_one_of_the_latest_life(log: Path, text: str, line: str) -> None:
+    assert last_line(log) == ""
+    log.write_text(text)
+    assert last_line(log) == line
 
 
 def test_clean_removes_what_acts_on_a_terminal() -> None:
+    assert clean(b"a\tb") == "a       b"
     assert clean(b"\x1b[31mred\x1b[0m \x07bell\r \xff") == "red bell \ufffd"
     assert "\x1b" not in clean(b"\x1b]0;title\x07\x1b")
 
@@ -91,6 +114,10 @@ def test_follower_gives_lines_once_they_are_whole(log: Path) -> None:
         file.write("c\n")
         file.flush()
         assert list(follower.read_lines()) == ["bc"]
+    assert list(follower.read_lines()) == []
+    follower.close()
+    follower.close()
+    assert list(follower.read_lines()) == ["a", "bc"], "it is opened again"
     follower.close()
 
 
@@ -129,42 +156,6 @@ def test_follower_begins_again_when_the_file_is_cut(log: Path) -> None:
     follower.close()
 
 
-def test_all_lines_come_oldest_first_out_of_the_rotated_files(tmp_path: Path) -> None:
-    log = log_path(tmp_path, "m")
-    assert (all_lines(log), written_at(log)) == ([], 0.0)
-    log.with_name("m.log.2").write_text("a\n")
-    log.with_name("m.log.1").write_text("b\n\n")
-    log.write_text("c\nunfinished")
-    assert all_lines(log) == ["a", "b", "", "c", "unfinished"]
-    log.write_text("")
-    assert all_lines(log) == ["a", "b", ""]
-
-
-def test_tail_of_a_log_that_is_being_rotated(log: Path) -> None:
-    log.with_name("m.log.1").write_text("a\nb\n")
-    assert tail(log, 1) == ["b"]
-    assert tail(log, 5) == ["a", "b"]
-
-
-def test_ninth_rotated_file_is_the_last(log: Path) -> None:
-    for number in (9, 10):
-        log.with_name(f"m.log.{number}").write_text(f"{number}\n")
-    assert all_lines(log) == ["9"]
-
-
-def test_written_at_is_the_time_of_the_log(log: Path) -> None:
-    log.write_text("a\n")
-    os.utime(log, (5.0, 77.5))
-    assert written_at(log) == 77.5
-
-
-def test_last_line_of_a_log_without_a_word(log: Path) -> None:
-    assert last_line(log) == ""
-    log.write_text(f"{STARTED}\n\n")
-    assert last_line(log) == STARTED
-    assert clean(b"a\tb") == "a       b"
-
-
 def test_follower_gives_a_very_long_line_in_parts(log: Path) -> None:
     follower = FollowedFile(log)
     log.write_text("x" * (MAX_LINE_BYTES + 1))
@@ -184,31 +175,6 @@ def test_follower_gives_the_rest_of_a_replaced_file(log: Path) -> None:
     assert list(follower.read_lines()) == [], "the next file does not exist yet"
     log.write_text("next\n")
     assert list(follower.read_lines()) == ["half", "next"]
-    follower.close()
-
-
-def test_tail_gives_a_very_long_line_whole(
-    log: Path,
-) -> None:
-    log.write_text(f"a\n{'x' * 100_000}\nb\n")
-    assert tail(log, 2) == ["x" * 100_000, "b"]
-
-
-def test_follower_gives_nothing_twice(log: Path) -> None:
-    log.write_text("")
-    follower = FollowedFile(log)
-    log.write_text("a\n")
-    assert list(follower.read_lines()) == ["a"]
-    assert list(follower.read_lines()) == []
-    follower.close()
-    follower.close()
-
-
-def test_closed_follower_opens_its_file_again(log: Path) -> None:
-    log.write_text("a\n")
-    follower = FollowedFile(log)
-    follower.close()
-    assert list(follower.read_lines()) == ["a"]
     follower.close()
 
 

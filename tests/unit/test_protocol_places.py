@@ -59,6 +59,10 @@ def test_each_place_beats_those_behind_it(home: Home) -> None:
     assert home.found() == ("home", "~/.mlxsup/config.toml")
     home.write("user", "h/.config/mlxsup/config.toml")
     assert home.found() == ("user", "~/.config/mlxsup/config.toml")
+    home.set("XDG_CONFIG_HOME", "xdg")
+    wrong = home.write("wrong", "cwd/xdg/mlxsup/config.toml")
+    assert home.found() == ("user", "~/.config/mlxsup/config.toml"), "it is no absolute path"
+    wrong.unlink()
     home.write("xdg", "xdg/mlxsup/config.toml")
     home.set("XDG_CONFIG_HOME", str(home.folder / "xdg"))
     assert home.found() == ("xdg", "$XDG_CONFIG_HOME")
@@ -68,32 +72,19 @@ def test_each_place_beats_those_behind_it(home: Home) -> None:
     assert home.found() == ("variable", "MLXSUP_CONFIG")
     home.set("MLXSUP_ENDPOINT", "ipc:///r/endpoint/client.sock")
     assert home.found() == ("endpoint", "MLXSUP_ENDPOINT")
+    config = find_config()
+    assert config is not None
+    assert config.source == "MLXSUP_CONFIG", "an endpoint is no file"
     option = home.write("option", "option.toml")
     assert home.found(config=option) == ("option", "--config")
     assert home.found("ipc:///r/named/client.sock", option) == ("named", "--endpoint")
 
 
-def test_find_config_ignores_endpoints(home: Home) -> None:
-    assert find_config() is None
-    home.set("MLXSUP_ENDPOINT", "ipc:///r/endpoint/client.sock")
+def test_named_file_counts_even_if_missing(home: Home) -> None:
     home.write("working", "cwd/mlxsup.toml")
-    found = find_config()
-    assert found is not None
-    assert (found.path, found.source) == (Path("mlxsup.toml"), "./mlxsup.toml")
     given = find_config(Path("/x.toml"))
     assert given is not None
     assert (given.path, given.source, given.is_there) == (Path("/x.toml"), "--config", False)
-
-
-def test_relative_xdg_folder_is_ignored(home: Home) -> None:
-    home.set("XDG_CONFIG_HOME", "xdg")
-    home.write("wrong", "cwd/xdg/mlxsup/config.toml")
-    home.write("user", "h/.config/mlxsup/config.toml")
-    assert home.found() == ("user", "~/.config/mlxsup/config.toml")
-
-
-def test_named_file_counts_even_if_missing(home: Home) -> None:
-    home.write("working", "cwd/mlxsup.toml")
     home.set("MLXSUP_CONFIG", "/nowhere.toml")
     with pytest.raises(UnreadableConfigError, match=r"^cannot read /nowhere\.toml: No such file"):
         find_place()

@@ -70,48 +70,36 @@ MEASURED = ([7], "written")
 
 
 def change(**fields: object) -> dict[str, Any]:
-    base = {"model": "a", "from": "LOADING", "to": "READY", "generation": 1, "why": "w"}
-    rest: dict[str, Any] = {
-        "note": "",
-        "batching": None,
-        "warnings": [],
-        "load_phases_s": None,
-        "secret": 1,
-    }
-    return {**base, **rest, **fields}
+    return {
+        "model": "a", "from": "LOADING", "to": "READY", "generation": 1, "why": "w",
+        "note": "", "batching": None, "warnings": [], "load_phases_s": None, "secret": 1,
+    } | fields  # fmt: skip
 
 
 def test_a_change_is_logged_with_its_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[dict[str, Any]] = []
     case = Case(monkeypatch, on_change=shown.append)
-    batching = {"mode": "continuous", "reason": ""}
+    phases = {"spawn": 0.5, "import": 2.0}
+    continuous, single = {"mode": "continuous", "reason": ""}, {"mode": "single", "reason": "r"}
     changes = [
         change(note="n", generation=None),
         change(**{"from": "READY"}),
-        change(
-            batching=batching, warnings=["one", "two"], load_phases_s={"spawn": 0.5, "import": 2.0}
-        ),
-        change(batching={"mode": "single", "reason": "r"}, load_phases_s={}),
+        change(batching=continuous, warnings=["one", "two"], load_phases_s=phases),
+        change(batching=single, load_phases_s={}),
     ]
     for one in changes:
         case.do(Announce(change=one))
-    facts = {"from": "LOADING", "to": "READY", "generation": 1, "why": "w"}
+    facts = {"model": "a", "from": "LOADING", "to": "READY", "generation": 1, "why": "w"}
+    noted = {"model": "a", "from": "LOADING", "to": "READY", "why": "w", "note": "n"}
+    quick = {"model": "a", "batching": "continuous", "spawn_s": 0.5, "import_s": 2.0}
     assert case.log.lines == [
-        (
-            "info",
-            "model state",
-            {"model": "a", "from": "LOADING", "to": "READY", "why": "w", "note": "n"},
-        ),
-        ("debug", "model state", {"model": "a", **facts, "from": "READY"}),
-        ("info", "model state", {"model": "a", **facts}),
-        (
-            "info",
-            "model ready",
-            {"model": "a", "batching": "continuous", "spawn_s": 0.5, "import_s": 2.0},
-        ),
+        ("info", "model state", noted),
+        ("debug", "model state", facts | {"from": "READY"}),
+        ("info", "model state", facts),
+        ("info", "model ready", quick),
         ("warning", "model warning", {"model": "a", "warning": "one"}),
         ("warning", "model warning", {"model": "a", "warning": "two"}),
-        ("info", "model state", {"model": "a", **facts}),
+        ("info", "model state", facts),
         ("info", "model ready", {"model": "a", "batching": "single", "reason": "r"}),
     ]
     assert shown == changes
@@ -174,25 +162,6 @@ def test_a_bug_is_reported_once_with_the_stories_of_all_models(
     assert capsys.readouterr().err == (
         "mlxsup: internal error, the daemon ends; see mlxsup.log in the log folder\n"
     )
-
-
-def test_a_bug_ends_the_daemon_although_its_exception_is_caught(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fail(event: object) -> None:
-        raise ValueError("v")
-
-    case = Case(monkeypatch)
-
-    def body() -> None:
-        case.log.lines.clear()
-        with monkeypatch.context() as patch:
-            patch.setattr(case.core, "handle", fail)
-            with pytest.raises(ValueError, match=r"^v$"):
-                case.app.dispatch(Tick(now=1.0))
-
-    assert case.run(body) == 70
-    assert case.log.lines[0] == (*BUG, {"error": "ValueError"})
 
 
 def test_it_wakes_at_the_earliest_time_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -455,30 +424,40 @@ def test_measurements_and_downloads_are_planned_with(
     assert case.core.events == [Appraised(now=100.0, needs={M: NEED})] * 4
 
 
-@pytest.mark.parametrize("is_broken", [False, True])
+@pytest.mark.parametrize(
+    ("is_broken", "left_behind", "code"), [(False, 0, 0), (False, 1, 71), (True, 0, 70)]
+)
 def test_only_a_bug_has_all_workers_killed(
-    monkeypatch: pytest.MonkeyPatch, called: Called, is_broken: bool
+    monkeypatch: pytest.MonkeyPatch, called: Called, is_broken: bool, left_behind: int, code: int
 ) -> None:
     async def end() -> None:
         called.by("end")()
 
     case = Case(monkeypatch)
     case.workers.end = end
+    case.workers.leave = lambda: left_behind
 
     def body() -> None:
         if is_broken:
             case.loop.complain(case.loop, {"exception": ValueError("v"), "handle": 1})
 
-    assert case.run(body) == (70 if is_broken else 0)
+    assert case.run(body) == code
     assert called.calls == ([("end",)] if is_broken else [])
 
 
-def test_a_process_that_is_left_behind_makes_its_own_exit_code(
+def test_a_bug_ends_the_daemon_although_its_exception_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     case = Case(monkeypatch)
-    case.workers.leave = lambda: 1
-    assert case.run() == 71
+    unknown: Any = SimpleNamespace()
+
+    def body() -> None:
+        case.log.lines.clear()
+        with pytest.raises(AssertionError):
+            case.do(unknown)  # as an action that has no rule
+
+    assert case.run(body) == 70
+    assert case.log.lines[0] == (*BUG, {"error": "AssertionError"})
 
 
 def test_log_actions_are_logged_at_their_level(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -503,15 +482,6 @@ def test_log_actions_are_logged_at_their_level(monkeypatch: pytest.MonkeyPatch) 
         ("info", "request ended", facts_of(ended)),
         ("debug", "request ended", {"id": "s", "model": M, "outcome": "overloaded"}),
     ]
-
-
-def test_a_listening_gateway_is_announced(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    told: list[dict[str, Any]] = []
-    case = Case(monkeypatch, on_change=told.append)
-    case.announcer.gateway_listens("http://127.0.0.1:1", 7)
-    assert told == [{"gateway": "http://127.0.0.1:1", "pid": 7}]
 
 
 def test_announcer_forwards_reloads_the_end_and_each_pulse(
@@ -541,17 +511,6 @@ def test_announcer_forwards_reloads_the_end_and_each_pulse(
     ]
 
 
-def test_an_unknown_action_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case(monkeypatch)
-    unknown: Any = SimpleNamespace()
-
-    def body() -> None:
-        with pytest.raises(AssertionError):
-            case.do(unknown)
-
-    assert case.run(body) == 70
-
-
 def test_a_signal_and_the_start_become_events(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[dict[str, Any]] = []
     case = Case(monkeypatch, on_change=told.append)
@@ -574,7 +533,12 @@ def test_a_signal_and_the_start_become_events(monkeypatch: pytest.MonkeyPatch) -
         ("info", "signal received", {"signal": "SIGTERM"}),
         ("info", "signal received", {"signal": "SIGINT"}),
     ]
-    assert told == [{"stopping": 2, "limit_s": 30.0}, {"stopping": 2, "limit_s": 0.0}]
+    case.announcer.gateway_listens("http://127.0.0.1:1", 7)
+    assert told == [
+        {"stopping": 2, "limit_s": 30.0},
+        {"stopping": 2, "limit_s": 0.0},
+        {"gateway": "http://127.0.0.1:1", "pid": 7},
+    ]
 
 
 def test_facts_replace_odd_bytes_in_paths(

@@ -29,13 +29,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, estimates_here: None)
     return empty_cache(tmp_path, monkeypatch)
 
 
-def test_a_repo_is_served_from_its_snapshot_where_it_is(cache: Path) -> None:
-    snapshot = write_repository(cache)
-    [model] = read(f'[models.m]\nrepo = "{REPO}"\n').models
-    assert model.launch.path == str(snapshot)
-    assert (model.repo, model.revision) == (REPO, "main")
-
-
 def test_a_revision_chooses_the_snapshot_and_a_reload_sees_where_it_went(cache: Path) -> None:
     write_repository(cache, commit="a" * 40)
     other = write_repository(cache, commit="b" * 40, revision="v2")
@@ -137,47 +130,36 @@ def refused(text: str) -> list[str]:
     return caught.value.problems
 
 
-def test_folders_and_snapshots_that_can_be_loaded_are_no_problem(
+def test_models_that_can_be_loaded_or_downloaded_are_no_problem(
     cache: Path,
 ) -> None:
     write_folder(Path("model"))
     write_repository(cache)
-    text = f'[models.a]\npath = "model"\n[models.b]\nrepo = "{REPO}"\n'
+    text = (
+        f'[models.a]\npath = "model"\n[models.b]\nrepo = "{REPO}"\n'
+        '[models.c]\nengine = "fake"\n[models.d]\nrepo = "some/other"\n'
+    )
     assert problems_of(text) == {}
     check_model_folders(read(text), Path("mlxsup.toml"))
-
-
-def test_the_fake_engine_has_no_folder(cache: Path) -> None:
-    assert problems_of('[models.a]\nengine = "fake"\n') == {}
 
 
 def test_only_the_models_with_a_problem_are_named_each_with_what_to_do(
     cache: Path,
 ) -> None:
     write_folder(Path("good"))
+    damaged = write_folder(Path("damaged"), NO_JSON).absolute()
     empty = write_folder(Path("empty"), NO_WEIGHTS).absolute()
     text = (
         '[models.a]\npath = "good"\n[models.b]\npath = "nowhere"\n[models.c]\npath = "empty"\n'
-        '[models.d]\nengine = "fake"\n'
+        '[models.d]\npath = "damaged"\n'
     )
     absent = f"the model folder {Path.cwd()}/nowhere does not exist"
     problems = problems_of(text)
-    assert list(problems) == ["b", "c"]
+    assert list(problems) == ["b", "c", "d"]
+    assert problems["d"].startswith(f"{damaged}/config.json is not JSON: ")
+    assert ";" not in problems["d"], "there is no advice"
     assert problems["b"] == f"{absent}; see which models there are with `mlxsup models`"
     assert str(empty) in problems["c"]
-
-
-def test_model_problems_names_a_damaged_file(
-    cache: Path,
-) -> None:
-    folder = write_folder(Path("model"), NO_JSON).absolute()
-    problem = problems_of('[models.a]\npath = "model"\n')["a"]
-    assert problem.startswith(f"{folder}/config.json is not JSON: ")
-    assert ";" not in problem, "there is no advice"
-
-
-def test_a_repository_that_will_be_downloaded_is_no_problem(cache: Path) -> None:
-    assert problems_of(f'[models.a]\nrepo = "{REPO}"\n') == {}
 
 
 @pytest.mark.parametrize("name", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
@@ -224,12 +206,3 @@ def test_a_start_is_refused_with_the_line_and_the_key_of_each(
         f"mlxsup.toml:6: models.b.path: {Path.cwd()}/damaged/model.safetensors "
         "is not a safetensors file",
     ]
-
-
-def test_check_model_folders_shortens_the_home(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(Path.cwd()))
-    config = read('[models.a]\npath = "nowhere"\n')
-    with pytest.raises(ConfigError, match=r"^~/mlxsup\.toml:2: models\.a\.path: the model folder"):
-        check_model_folders(config, Path("~/mlxsup.toml"))

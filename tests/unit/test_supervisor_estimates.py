@@ -60,17 +60,13 @@ def test_estimate_of_weights(tmp_path: Path, name: str) -> None:
     assert (found.weight_bytes, found.layers, found.remark) == (weight_bytes, (), UNASKED)
 
 
-def test_estimate_adds_up_all_shards(tmp_path: Path) -> None:
+def test_estimate_adds_up_all_shards_of_a_nested_text_model(tmp_path: Path) -> None:
     arrays = list(llama_arrays(layers=3).items())
     shards = dict(arrays[:2]), dict(arrays[2:5]), dict(arrays[5:])
-    size = write_folder(tmp_path, llama_config(), *shards)
-    assert estimate(read_bytes(tmp_path)).weight_bytes == size
-
-
-def test_estimate_of_a_nested_text_model(tmp_path: Path) -> None:
     config = {"model_type": "gemma3", "hidden_size": 1, "text_config": llama_config()}
-    write_folder(tmp_path, config, llama_arrays())
-    assert estimate(read_bytes(tmp_path)).context_length == 8192
+    size = write_folder(tmp_path, config, *shards)
+    found = estimate(read_bytes(tmp_path))
+    assert (found.weight_bytes, found.context_length) == (size, 8192)
 
 
 # ---------------------------------------------------------------- kept answers
@@ -97,12 +93,6 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, estimates_here: None) 
 )
 def test_answers_are_kept_in_the_users_cache(environment: dict[str, str], expected: str) -> None:
     assert estimates_folder(environment) == Path(expected).expanduser()
-
-
-def only(tmp_path: Path) -> Estimate:
-    found = estimate_folders([str(tmp_path)])[str(tmp_path)]
-    assert isinstance(found, Estimate)
-    return found
 
 
 def test_mlx_lm_is_asked_unless_an_answer_is_kept(tmp_path: Path, kept: Path) -> None:
@@ -139,11 +129,6 @@ def test_an_answer_is_kept_for_the_same_content_and_versions_alone(
     assert len(set(found)) == 5
 
 
-def test_the_versions_are_those_that_are_installed() -> None:
-    names = [version.partition("-")[0] for version in folder_module._engine_versions()]
-    assert sorted(set(names)) == ["mlx", "mlx_lm"]
-
-
 DAMAGED: dict[str, Callable[[dict[str, Any]], object]] = {
     "of another model": lambda value: value | {"key": "other"},
     "no object": lambda value: [],
@@ -158,6 +143,11 @@ DAMAGED: dict[str, Callable[[dict[str, Any]], object]] = {
 }
 
 
+def test_the_versions_are_those_that_are_installed() -> None:
+    names = [version.partition("-")[0] for version in folder_module._engine_versions()]
+    assert sorted(set(names)) == ["mlx", "mlx_lm"]
+
+
 @pytest.mark.parametrize("what", DAMAGED)
 def test_a_damaged_answer_is_none(kept: Path, what: str) -> None:
     keep("k", SAID, kept)
@@ -165,12 +155,9 @@ def test_a_damaged_answer_is_none(kept: Path, what: str) -> None:
     file = kept / "k.json"
     file.write_text(json.dumps(DAMAGED[what](json.loads(file.read_text()))))
     assert find_kept("k", kept) is None
-
-
-def test_a_named_pipe_in_place_of_an_answer_is_not_waited_for(kept: Path) -> None:
-    kept.mkdir(parents=True)
-    os.mkfifo(kept / "k.json")
-    assert find_kept("k", kept) is None
+    file.unlink()
+    os.mkfifo(file)
+    assert find_kept("k", kept) is None, "it is not waited for"
 
 
 def test_the_newest_answers_are_kept_and_a_full_disk_is_no_error(kept: Path) -> None:

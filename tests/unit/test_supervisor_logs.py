@@ -49,7 +49,6 @@ from mlxsup.supervisor.logs import (
     FlightRecorder,
     ModelLog,
     json_line,
-    text_line,
 )
 from mlxsup.supervisor.runtime_folder import RuntimeFolderError
 
@@ -57,10 +56,12 @@ from support.eventually import eventually
 
 PIECE = 4096
 TAIL = 50 * PIECE
+MOMENT = 86_400.0 + 3661.0996
+STAMP = "1970-01-02T01:01:01.099Z"
 
 
 class Sheet(LogFile):
-    """The file of such a writer."""
+    """A file that keeps what it is asked for."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, object]] = []
@@ -70,6 +71,9 @@ class Sheet(LogFile):
 
     def skip(self, lost_bytes: int) -> None:
         self.calls.append(("skip", lost_bytes))
+
+    def call(self, function: Callable[[RotatingFile], None]) -> None:
+        self.calls.append(("call", function))
 
     def end(self, tail: bytes) -> None:
         self.calls.append(("end", tail))
@@ -85,6 +89,7 @@ class Paper(LogWriter):
         self.path = Path()
         self.sheet = Sheet()
         self.calls = self.sheet.calls
+        self.writes_since = None
 
     def open(self, path: Path, max_bytes: int = 0) -> LogFile:
         self.path = path
@@ -96,7 +101,7 @@ class Paper(LogWriter):
         return True
 
     def taken(self) -> list[tuple[str, object]]:
-        """What was handed over since the last time."""
+        """Return what was handed over since the last time."""
         calls = list(self.calls)
         self.calls.clear()
         return calls
@@ -220,19 +225,25 @@ def test_each_level_shows_itself_and_what_is_graver(level: str, shown: list[str]
 def test_a_line_has_its_moment_its_level_its_message_and_its_facts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(time, "time", lambda: 86_400.0 + 3661.0996)
+    monkeypatch.setattr(time, "time", lambda: MOMENT)
     paper = Paper()
     log = DaemonLog(Path("/logs"), "info", paper)
     log.write("warning", "worker exited", n=3, f=0.12345, plain="é", empty="", none=None)
     log.write("info", "m", blank="a b", tab="a\tb", quote='a"b', equals="a=é")
-    stamp = "1970-01-02T01:01:01.099Z"
-    assert [data.decode() for _, data in paper.taken() if isinstance(data, bytes)] == [
-        f'{stamp} WARNING worker exited n=3 f=0.123 plain=é empty="" none=None\n',
-        f'{stamp} INFO m blank="a b" tab="a\\tb" quote="a\\"b" equals="a=é"\n',
-    ]
     log.block("one\n  two\n\nthree")
     log.close()
-    assert paper.taken() == [("write", b"  one\n    two\n  \n  three\n"), ("close", None)]
+    assert paper.taken() == [
+        (
+            "write",
+            f'{STAMP} WARNING worker exited n=3 f=0.123 plain=é empty="" none=None\n'.encode(),
+        ),
+        (
+            "write",
+            f'{STAMP} INFO m blank="a b" tab="a\\tb" quote="a\\"b" equals="a=é"\n'.encode(),
+        ),
+        ("write", b"  one\n    two\n  \n  three\n"),
+        ("close", None),
+    ]
 
 
 # ---------------------------------------------------------------- files
@@ -251,17 +262,6 @@ def test_partial_writes_are_completed_and_counted(
     file.close()
     assert (tmp_path / "m.log.1").read_bytes() == b"12345678"
     assert (tmp_path / "m.log").read_bytes() == b"9"
-
-
-def test_appends_of_another_program_are_kept(tmp_path: Path) -> None:
-    path = tmp_path / "m.log"
-    file = RotatingFile(path, pytest.fail)
-    file.write(b"one ")
-    with path.open("ab") as other:
-        other.write(b"two ")
-    file.write(b"three")
-    file.close()
-    assert path.read_bytes() == b"one two three"
 
 
 def test_trouble_is_named_with_its_reason_and_leaves_no_file_open(
@@ -302,12 +302,15 @@ def stuck(tmp_path: Path) -> tuple[LogWriter, LogFile]:
 
 
 def read(tmp_path: Path, writer: LogWriter, file: LogFile) -> bytes:
-    """All that the writer that hung writes."""
+    """Return all that a writer that hung writes once it is read; its thread ends then."""
+    (thread,) = [one for one in threading.enumerate() if one.name == "mlxsup-logs"]
+    assert thread.daemon, "it holds up no end of the process"
     file.close()
     with (tmp_path / "hangs.log").open("rb") as reader:
         assert not writer.close(0.0)
         text = reader.read()
     assert writer.close(60.0)
+    assert not thread.is_alive()
     return text
 
 
@@ -347,14 +350,6 @@ def test_what_waits_is_written_in_order_and_called_in_between(tmp_path: Path) ->
     assert called == [b"one two three"]
 
 
-def test_the_thread_that_hangs_holds_up_no_end_of_the_process(tmp_path: Path) -> None:
-    writer, file = stuck(tmp_path)
-    (thread,) = [one for one in threading.enumerate() if one.name == "mlxsup-logs"]
-    assert thread.daemon
-    assert read(tmp_path, writer, file) == b"first\n"
-    assert not thread.is_alive()
-
-
 def test_flushed_returns_whether_all_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -380,87 +375,59 @@ def test_flushed_returns_whether_all_is_written(
     assert other.close(60.0) is True
 
 
-def no_report(text: str) -> None:
-    raise AssertionError(text)
-
-
-def test_a_file_that_has_grown_is_renamed_and_three_are_kept(tmp_path: Path) -> None:
-    file = RotatingFile(tmp_path / "m.log", no_report, max_bytes=10)
-    for number in range(6):
-        file.write(f"line {number}\n".encode())
-    file.close()
-    contents = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    assert contents == {"m.log": "line 5\n", "m.log.1": "line 4\n", "m.log.2": "line 3\n"}
-
-
-def test_an_existing_file_is_continued(tmp_path: Path) -> None:
-    (tmp_path / "m.log").write_bytes(b"12345678\n")
-    file = RotatingFile(tmp_path / "m.log", no_report, max_bytes=10)
-    file.write(b"a")
-    file.write(b"b")
-    file.close()
-    assert (tmp_path / "m.log.1").read_bytes() == b"12345678\na"
-    assert (tmp_path / "m.log").read_bytes() == b"b"
+def test_a_file_that_has_grown_is_renamed_and_three_private_ones_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "m.log").write_bytes(b"1234\n")
+    (tmp_path / "m.log").chmod(0o600)
+    before = os.umask(0)
+    try:
+        file = RotatingFile(tmp_path / "m.log", pytest.fail, max_bytes=10)
+        for text in (b"56", b"78\n", *(b"line %d\n" % number for number in range(3))):
+            file.write(text)
+        file.close()
+        contents = {path.name: path.read_text() for path in tmp_path.iterdir()}
+        assert contents == {"m.log": "line 2\n", "m.log.1": "line 1\n", "m.log.2": "line 0\n"}
+        assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o600}
+        file.write(b"78\n")
+        file.write(b"!")
+        file.close()
+    finally:
+        os.umask(before)
+    assert (tmp_path / "m.log.1").read_text() == "line 2\n78\n"
 
 
 def test_a_file_system_that_hangs_blocks_only_the_writer(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "hangs.log")  # opened for writing, it waits for a reader
-    writer = LogWriter(no_report)
-    hanging, other = (ModelLog(tmp_path, name, writer) for name in ("hangs", "m"))
-    hanging.write(b"first\n")
-    eventually(lambda: not hanging.file.waiting_bytes)
+    writer, file = stuck(tmp_path)
     piece = b"x" * (MAX_WAITING_BYTES // 4)
     for _ in range(6):
-        hanging.file.write(piece)
-    assert hanging.file.waiting_bytes <= MAX_WAITING_BYTES
-    lost_bytes = hanging.file.lost_bytes
-    assert lost_bytes == 2 * len(piece)
-    hanging.file.end(b"last words\n")
-    hanging.close()
+        file.write(piece)
+    assert file.waiting_bytes <= MAX_WAITING_BYTES
+    assert file.lost_bytes == 2 * len(piece)
+    file.end(b"last words\n")
+    other = writer.open(tmp_path / "m.log")
     other.write(b"kept\n")
     assert not writer.close(0.01)
     assert not (tmp_path / "m.log").exists()
-    with (tmp_path / "hangs.log").open("rb") as reader:  # it continues
-        text = reader.read()
-    note = b"--- %d bytes lost here\n" % (lost_bytes - len(b"last words\n"))
-    assert text == b"first\n" + 4 * piece + note + b"last words\n"
-    assert writer.close(60.0)
+    note = b"--- %d bytes lost here\n" % (2 * len(piece) - len(b"last words\n"))
+    assert read(tmp_path, writer, file) == b"first\n" + 4 * piece + note + b"last words\n"
     assert (tmp_path / "m.log").read_bytes() == b"kept\n"
 
 
-def test_a_write_that_hangs_already_is_not_waited_for_and_one_that_ended_is_forgotten(
+def test_flushed_does_not_wait_for_a_write_that_hangs_already(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    os.mkfifo(tmp_path / "hangs.log")
-    writer = LogWriter(no_report)
-    log = ModelLog(tmp_path, "hangs", writer)
-    log.write(b"first\n")
-    eventually(lambda: writer.writes_since is not None)
+    writer, file = stuck(tmp_path)
     stuck_at = time.monotonic() + STUCK_S
     monkeypatch.setattr(log_files, "time", SimpleNamespace(monotonic=lambda: stuck_at))
 
     async def is_flushed() -> bool:
         async with asyncio.timeout(60.0):
-            return await writer.flushed(log.file, 1e6)
+            return await writer.flushed(file, 1e6)
 
     assert not asyncio.run(is_flushed())
     with (tmp_path / "hangs.log").open("rb"):
         eventually(lambda: writer.writes_since is None)
         assert asyncio.run(is_flushed())
         assert writer.close(60.0)
-
-
-def test_logs_are_for_their_user_only(tmp_path: Path) -> None:
-    before = os.umask(0)
-    try:
-        file = RotatingFile(tmp_path / "m.log", no_report, max_bytes=10)
-        for _ in range(3):
-            file.write(b"a line\n")
-        file.close()
-    finally:
-        os.umask(before)
-    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
-    assert modes == {"m.log": 0o600, "m.log.1": 0o600, "m.log.2": 0o600}
 
 
 @pytest.mark.parametrize("how", ["close", "replace", "open"])
@@ -484,15 +451,8 @@ def test_a_file_system_that_fails_is_reported_and_never_raised(
     assert (tmp_path / "m.log").read_text().endswith("again\n")
 
 
-MOMENT = 86_400.0 + 3661.0996
-STAMP = "1970-01-02T01:01:01.099Z"
-
-
-def test_the_same_line_as_text_and_as_json() -> None:
+def test_json_line_is_one_object_on_one_line() -> None:
     facts = {"n": 3, "f": 0.25, "text": 'é "x"\n', "none": None, "path": Path("/a"), "yes": True}
-    assert text_line(MOMENT, "warning", "worker exited", {"n": 3}).decode() == (
-        f"{STAMP} WARNING worker exited n=3\n"
-    )
     line = json_line(MOMENT, "warning", "worker exited", facts).decode()
     assert line.count("\n") == 1
     assert json.loads(line) == {
@@ -652,22 +612,21 @@ def test_a_line_that_a_full_disk_cut_off_is_ended_before_it_says_how_much_is_los
     assert rest == [b"again", b"and again"]
 
 
-def test_a_file_that_was_closed_within_a_line_continues_it(tmp_path: Path) -> None:
-    file = RotatingFile(tmp_path / "m.log", pytest.fail)
-    for piece in (b"ha", b"lf"):
-        file.write(piece)
-        file.close()
-    assert (tmp_path / "m.log").read_bytes() == b"half"
-
-
 @pytest.mark.parametrize("before", [b"", b"line\n"])
-def test_nothing_is_added_to_a_file_that_ends_with_a_line(before: bytes, tmp_path: Path) -> None:
+def test_a_file_is_continued_after_a_line_and_after_what_others_append(
+    before: bytes, tmp_path: Path
+) -> None:
     path = tmp_path / "m.log"
     path.write_bytes(before)
     file = RotatingFile(path, pytest.fail)
-    file.write(b"next\n")
+    file.write(b"one ")
+    with path.open("ab") as other:
+        other.write(b"two ")
+    file.write(b"three")
     file.close()
-    assert path.read_bytes() == before + b"next\n"
+    file.write(b" four\n")
+    file.close()
+    assert path.read_bytes() == before + b"one two three four\n"
 
 
 @pytest.fixture
@@ -677,38 +636,6 @@ def writer() -> Iterator[LogWriter]:
     yield writer
     assert writer.close(60.0)
     assert reports == []
-
-
-class RecorderSheet(LogFile):
-    """Keeps what the writer would be asked to call."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
-        self.calls: list[Callable[[RotatingFile], None]] = []
-
-    def call(self, function: Callable[[RotatingFile], None]) -> None:
-        self.calls.append(function)
-
-
-class RecorderPaper(LogWriter):
-    """A writer without a thread."""
-
-    def __init__(self) -> None:
-        self.sheets: dict[str, RecorderSheet] = {}
-        self.writes_since = None
-
-    def open(self, path: Path, max_bytes: int = 0) -> LogFile:
-        return self.sheets.setdefault(path.name, RecorderSheet(max_bytes))
-
-
-class Wall:
-    """Seconds since the epoch, as a test says."""
-
-    def __init__(self) -> None:
-        self.now = 1_700_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def lines_in(path: Path) -> list[object]:
@@ -798,33 +725,21 @@ def test_entries_that_wait_for_a_disk_that_hangs_are_bounded(
         assert len(reader.readlines()) == 1 + most
 
 
-def test_the_time_of_the_file_says_until_when_the_daemon_lived(
-    tmp_path: Path, writer: LogWriter
-) -> None:
-    path = tmp_path / MODELS_FILE_NAME
-    path.touch()
-    os.utime(path, (1000.0, 1000.0))
-    FlightRecorder(tmp_path, writer).alive()
-    assert writer.close(60.0)
-    assert path.stat().st_mtime > 1000.0
-
-
 def test_the_file_is_touched_every_few_seconds_unless_its_disk_hangs(tmp_path: Path) -> None:
-    wall, paper = Wall(), RecorderPaper()
-    files = FlightRecorder(tmp_path, paper, wall)
-    touched = paper.sheets[MODELS_FILE_NAME].calls
+    now, paper = [1_700_000_000.0], Paper()
+    files = FlightRecorder(tmp_path, paper, lambda: now[0])
     for _ in range(4):  # the first and the last of them count
         files.alive()
-        wall.now += ALIVE_INTERVAL_S / 3
-    assert len(touched) == 2
-    wall.now -= 3600.0  # the clock was set back
+        now[0] += ALIVE_INTERVAL_S / 3
+    assert len(paper.taken()) == 2
+    now[0] -= 3600.0  # the clock was set back
     files.alive()
-    assert len(touched) == 3
+    assert len(paper.taken()) == 1
     paper.writes_since = 1.0
     for _ in range(4):
-        wall.now += ALIVE_INTERVAL_S
+        now[0] += ALIVE_INTERVAL_S
         files.alive()
-    assert len(touched) == 3
+    assert paper.taken() == []
 
 
 def test_the_next_daemon_notes_when_the_one_before_it_was_last_alive(
@@ -833,11 +748,16 @@ def test_the_next_daemon_notes_when_the_one_before_it_was_last_alive(
     path = tmp_path / MODELS_FILE_NAME
     path.touch()
     os.utime(path, (1000.0, 1000.0))
-    FlightRecorder(tmp_path, writer).started(8)
+    recorder = FlightRecorder(tmp_path, writer)
+    recorder.started(8)
+    eventually(lambda: path.stat().st_size)
+    os.utime(path, (1000.0, 1000.0))
+    recorder.alive()
     assert writer.close(60.0)
     [begun] = lines_in(path)
     assert isinstance(begun, DaemonStarted)
     assert begun.before_alive_at == 1000.0
+    assert path.stat().st_mtime > 1000.0, "it is touched while the daemon lives"
 
 
 @pytest.mark.parametrize(("max_bytes", "files"), [(1000, 2), (10, 3)])

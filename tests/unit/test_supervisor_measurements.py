@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mlxsup.protocol.cache_cost import GROWTH_TOKENS, cache_bytes
 from mlxsup.protocol.cache_layers import CacheLayers
@@ -21,8 +19,6 @@ from mlxsup.supervisor.config.load import ConfigError, DaemonConfig, load_config
 from mlxsup.supervisor.core.memory.need import Figure, Need, Source
 from mlxsup.supervisor.memory import estimator as estimator_module
 from mlxsup.supervisor.memory.estimator import (
-    FIRST_GUESS_BYTES,
-    LEAST_TOKENS,
     MemoryEstimator,
     check_memory,
     check_needs,
@@ -72,9 +68,7 @@ def test_learn_is_known_to_the_next_daemon(tmp_path: Path) -> None:
     assert again.find("/models/two", "cpu", "f1") is None
 
 
-def test_learn_raised_is_known_to_the_next_daemon(
-    tmp_path: Path,
-) -> None:
+def test_learn_raised_is_known_to_the_next_daemon(tmp_path: Path) -> None:
     first = Measurements(tmp_path)
     assert first.raised_bytes("/models/one", "cpu", "f1") == 0
     first.learn_raised(RAISED)
@@ -83,15 +77,10 @@ def test_learn_raised_is_known_to_the_next_daemon(
     assert again.problem == ""
     assert again.raised_bytes("/models/one", "cpu", "f1") == 70
     assert again.raised_bytes("/models/one", "cuda", "f1") == 0
+    assert again.raised_bytes("/models/one", "cpu", "f2") == 0, "the folder has changed"
     again.learn_raised(replace(RAISED, raised_bytes=90))
     again.learn(ONE)
     assert Measurements(tmp_path).raised_bytes("/models/one", "cpu", "f1") == 90
-
-
-def test_a_changed_folder_is_raised_no_longer(tmp_path: Path) -> None:
-    measurements = Measurements(tmp_path)
-    measurements.learn_raised(RAISED)
-    assert Measurements(tmp_path).raised_bytes("/models/one", "cpu", "f2") == 0
 
 
 def test_a_changed_folder_is_measured_anew(tmp_path: Path) -> None:
@@ -207,210 +196,177 @@ def test_a_damaged_file_is_one_sentence_and_a_new_beginning(tmp_path: Path, valu
     assert Measurements(tmp_path).find("/models/one", "cpu", "f1") == ONE
 
 
-@given(content=st.binary(max_size=64))
-def test_any_bytes_are_a_file_or_a_sentence(
-    tmp_path_factory: pytest.TempPathFactory, content: bytes
-) -> None:
-    folder = tmp_path_factory.mktemp("run")
-    (folder / FILE_NAME).write_bytes(content)
-    assert Measurements(folder).problem.endswith("models are measured again")
-
-
 @pytest.mark.parametrize("begin", [b"", b'{"format": 2, "models": '])
 def test_brackets_without_end_are_damage_as_well(tmp_path: Path, begin: bytes) -> None:
-    (tmp_path / FILE_NAME).write_bytes(begin + b"[" * 100_000)
+    path = tmp_path / FILE_NAME
+    path.write_bytes(begin + b"[" * 100_000)
     assert "(it is damaged)" in Measurements(tmp_path).problem
+    path.unlink()
+    path.mkdir()
+    assert "(Is a directory)" in Measurements(tmp_path).problem
 
 
 # ---------------------------------------------------------------- what a model needs
 
 
-def launch(folder: Path, **more: Any) -> LaunchSettings:
-    return LaunchSettings(path=str(folder), **more)
-
-
-def test_before_it_was_loaded_everything_is_an_estimate(tmp_path: Path) -> None:
-    size = write_folder(tmp_path / "m", llama_config(), llama_arrays())
-    need = MemoryEstimator("cpu", Measurements(tmp_path)).need_of(
-        launch(tmp_path / "m"), estimated(launch(tmp_path / "m"))
-    )
-    assert need.weights == Figure(size_bytes=size, source=Source.ESTIMATED)
-    assert need.own == Figure(size_bytes=FIRST_GUESS_BYTES["cpu"], source=Source.ESTIMATED)
-    assert need.layers == (CacheLayers(layers=2, token_bytes=2 * 32 * 2),)
-    assert need.layers_source is Source.ESTIMATED
-    assert (need.context_tokens, need.least_tokens, need.max_rows) == (8192, LEAST_TOKENS, 8)
-    assert (need.given_bytes, need.remark, need.is_measured) == (None, "", False)
-
-
-def test_need_of_prefers_measurements(tmp_path: Path) -> None:
-    folder = tmp_path / "m"
-    write_folder(folder, llama_config(model_type="novel"), llama_arrays())
-    measurements = Measurements(tmp_path)
-    estimator = MemoryEstimator("cpu", measurements)
-    assert (
-        "mlx-lm does not know its type"
-        in estimator.need_of(launch(folder), estimated(launch(folder))).remark
-    )
-    ready = Ready(context_length=8192, fingerprint="x", backend="cpu", active_bytes=5000,
-                  own_bytes=300, cache_layers=list(LAYERS))  # fmt: skip
-    measured = measured_by(launch(folder), ready, stamp(folder))
-    assert measured is not None
-    measurements.learn(measured)
-    need = estimator.need_of(launch(folder), estimated(launch(folder)))
-    assert need.weights == Figure(size_bytes=5000, source=Source.MEASURED)
-    assert need.own == Figure(size_bytes=300, source=Source.MEASURED)
-    assert (need.layers, need.layers_source, need.remark) == (LAYERS, Source.MEASURED, "")
-    assert need.is_measured
-    # Another backend keeps other things.
-    assert (
-        not MemoryEstimator("cuda", measurements)
-        .need_of(launch(folder), estimated(launch(folder)))
-        .is_measured
-    )
-
-
-def test_a_process_is_guessed_from_the_largest_of_the_same_backend(tmp_path: Path) -> None:
-    write_folder(tmp_path / "m", llama_config(), llama_arrays())
-    measurements = Measurements(tmp_path)
-    measurements.learn(ONE)
-    measurements.learn(replace(ONE, path="/models/two", own_bytes=700))
-    measurements.learn(replace(ONE, path="/models/three", own_bytes=None))
-    measurements.learn(replace(ONE, path="/models/four", backend="cuda", own_bytes=9000))
-    need = MemoryEstimator("cpu", measurements).need_of(
-        launch(tmp_path / "m"), estimated(launch(tmp_path / "m"))
-    )
-    assert need.own == Figure(size_bytes=700, source=Source.ESTIMATED)
-
-
-@pytest.mark.parametrize(
-    ("asked", "context", "least"),
-    [(0, 8192, LEAST_TOKENS), (6000, 6000, 6000), (1000, 1000, 1000), (99999, 8192, 8192)],
-)
-def test_memory_is_reserved_for_the_context_that_is_asked_for(
-    tmp_path: Path, asked: int, context: int, least: int
-) -> None:
-    write_folder(tmp_path / "m", llama_config(), llama_arrays())
-    settings = launch(tmp_path / "m", context_length=asked)
-    need = MemoryEstimator("cpu", Measurements(tmp_path)).need_of(settings, estimated(settings))
-    assert (need.context_tokens, need.least_tokens) == (context, least)
-
-
-def test_need_of_adds_raised_bytes_until_the_files_change(tmp_path: Path) -> None:
-    folder = tmp_path / "m"
-    write_folder(folder, llama_config(), llama_arrays())
-    measurements = Measurements(tmp_path)
-    estimator = MemoryEstimator("cpu", measurements)
-    before = estimator.need_of(launch(folder), estimated(launch(folder))).needed_bytes
-    kept = Raised(
-        path=str(folder), backend="cpu", fingerprint=fingerprint(stamp(folder)), raised_bytes=70
-    )
-    measurements.learn_raised(kept)
-    assert estimator.need_of(launch(folder), estimated(launch(folder))).needed_bytes == before + 70
-    assert (
-        MemoryEstimator("cuda", measurements)
-        .need_of(launch(folder), estimated(launch(folder)))
-        .raised_bytes
-        == 0
-    )
-    write_folder(folder, llama_config(), llama_arrays(layers=3))
-    assert estimator.need_of(launch(folder), estimated(launch(folder))).raised_bytes == 0
-
-
-def test_the_entry_gives_memory_and_rows(tmp_path: Path) -> None:
-    write_folder(tmp_path / "m", llama_config(), llama_arrays())
-    settings = launch(tmp_path / "m", memory_limit_bytes=2**30, max_concurrency=3)
-    need = MemoryEstimator("cpu", Measurements(tmp_path)).need_of(settings, estimated(settings))
-    assert (need.given_bytes, need.needed_bytes, need.max_rows) == (2**30, 2**30, 3)
-
-
-# ---------------------------------------------------------------- what a worker says
-
-READY = Ready(context_length=1, fingerprint="x", backend="cpu", active_bytes=5000, own_bytes=1)
-
-
-@pytest.mark.parametrize(
-    "ready",
-    [
-        replace(READY, active_bytes=0),
-        replace(READY, active_bytes=-1),
-        replace(READY, own_bytes=-1),
-        replace(READY, cache_layers=[CacheLayers(layers=-1)]),
-        replace(READY, cache_layers=[CacheLayers(layers=1, token_bytes=-1)]),
-        replace(READY, cache_layers=[CacheLayers(layers=1, row_bytes=-1)]),
-        replace(READY, cache_layers=[CacheLayers(layers=1, window=-1)]),
-    ],
-)
-def test_measured_by_ignores_negative_sizes(tmp_path: Path, ready: Ready) -> None:
-    write_folder(tmp_path, llama_config(), llama_arrays())
-    assert measured_by(launch(tmp_path), READY, stamp(tmp_path)) is not None
-    assert measured_by(launch(tmp_path), ready, stamp(tmp_path)) is None
-
-
-MIB = 2**20
-LAYERS_OF_READY = (
-    CacheLayers(layers=3, token_bytes=64),
-    CacheLayers(layers=1, row_bytes=16, window=9),
-)
+@pytest.fixture
+def measurements(tmp_path: Path) -> Measurements:
+    return Measurements(tmp_path)
 
 
 @pytest.fixture
-def whole(tmp_path: Path) -> LaunchSettings:
+def llama(tmp_path: Path) -> LaunchSettings:
     """A llama with a context of 8192 tokens."""
     write_folder(tmp_path / "m", llama_config(), llama_arrays())
     return LaunchSettings(path=str(tmp_path / "m"))
 
 
-# ---------------------------------------------------------------- nothing was measured
+def need_of(
+    settings: LaunchSettings, measurements: Measurements, backend: str = "cpu", **more: Any
+) -> Need:
+    """Return what a model with this launch needs on a machine with this backend."""
+    settings = replace(settings, **more)
+    return MemoryEstimator(backend, measurements).need_of(settings, estimated(settings))
+
+
+def measured(settings: LaunchSettings, **more: Any) -> Measured:
+    """Return a measurement of the files that are in the folder now."""
+    files = fingerprint(stamp(Path(settings.path)))
+    return replace(ONE, **{"path": settings.path, "fingerprint": files, **more})
+
+
+def test_before_it_was_loaded_everything_is_an_estimate(
+    tmp_path: Path, measurements: Measurements
+) -> None:
+    size = write_folder(tmp_path / "m", llama_config(), llama_arrays())
+    settings = LaunchSettings(path=str(tmp_path / "m"))
+    need = need_of(settings, measurements)
+    assert need.weights == Figure(size_bytes=size, source=Source.ESTIMATED)
+    assert need.layers == (CacheLayers(layers=2, token_bytes=2 * 32 * 2),)
+    assert need.layers_source is Source.ESTIMATED
+    assert (need.given_bytes, need.remark, need.is_measured, need.max_rows) == (None, "", False, 8)
+    given = need_of(settings, measurements, memory_limit_bytes=2**30, max_concurrency=3)
+    assert (given.given_bytes, given.needed_bytes, given.max_rows) == (2**30, 2**30, 3)
+
+
+def test_need_of_prefers_measurements(tmp_path: Path, measurements: Measurements) -> None:
+    folder = tmp_path / "m"
+    write_folder(folder, llama_config(model_type="novel"), llama_arrays())
+    settings = LaunchSettings(path=str(folder))
+    assert need_of(settings, measurements).remark == UNSERVED
+    measurements.learn(measured(settings))
+    need = need_of(settings, measurements)
+    assert need.weights == Figure(size_bytes=1000, source=Source.MEASURED)
+    assert need.own == Figure(size_bytes=200, source=Source.MEASURED)
+    assert (need.layers, need.layers_source, need.remark) == (LAYERS, Source.MEASURED, "")
+    assert need.is_measured
+    # Another backend keeps other things.
+    assert not need_of(settings, measurements, "cuda").is_measured
+
+
+def test_a_process_is_guessed_from_the_largest_of_the_same_backend(
+    llama: LaunchSettings, measurements: Measurements
+) -> None:
+    measurements.learn(ONE)
+    measurements.learn(replace(ONE, path="/models/two", own_bytes=700))
+    measurements.learn(replace(ONE, path="/models/three", own_bytes=None))
+    measurements.learn(replace(ONE, path="/models/four", backend="cuda", own_bytes=9000))
+    own = need_of(llama, measurements).own
+    assert own == Figure(size_bytes=700, source=Source.ESTIMATED)
+
+
+@pytest.mark.parametrize(
+    ("declared", "asked", "context", "least"),
+    [
+        (8192, 0, 8192, 4096),
+        (8192, 6000, 6000, 6000),
+        (8192, 1000, 1000, 1000),
+        (8192, 99999, 8192, 8192),
+        (4095, 0, 4095, 4095),
+        (4097, 0, 4097, 4096),
+    ],
+)
+def test_memory_is_reserved_for_the_context_that_is_asked_for(
+    tmp_path: Path, measurements: Measurements, declared: int, asked: int, context: int, least: int
+) -> None:
+    write_folder(tmp_path / "m", llama_config(max_position_embeddings=declared), llama_arrays())
+    settings = LaunchSettings(path=str(tmp_path / "m"), context_length=asked)
+    need = need_of(settings, measurements)
+    assert (need.context_tokens, need.least_tokens) == (context, least)
+
+
+def test_need_of_adds_raised_bytes_until_the_files_change(
+    llama: LaunchSettings, measurements: Measurements
+) -> None:
+    before = need_of(llama, measurements).needed_bytes
+    files = fingerprint(stamp(Path(llama.path)))
+    measurements.learn_raised(replace(RAISED, path=llama.path, fingerprint=files))
+    assert need_of(llama, measurements).needed_bytes == before + 70
+    assert need_of(llama, measurements, "cuda").raised_bytes == 0
+    write_folder(Path(llama.path), llama_config(), llama_arrays(layers=3))
+    assert need_of(llama, measurements).raised_bytes == 0
+
+
+# ---------------------------------------------------------------- what a worker says
+
+READY = Ready(
+    context_length=1, fingerprint="x", backend="cpu", active_bytes=1000, own_bytes=200,
+    cache_layers=list(LAYERS),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"active_bytes": 0},
+        {"active_bytes": -1},
+        {"own_bytes": -1},
+        {"cache_layers": [CacheLayers(layers=-1)]},
+        {"cache_layers": [CacheLayers(layers=1, token_bytes=-1)]},
+        {"cache_layers": [CacheLayers(layers=1, row_bytes=-1)]},
+        {"cache_layers": [CacheLayers(layers=1, window=-1)]},
+    ],
+)
+def test_measured_by_ignores_negative_sizes(llama: LaunchSettings, wrong: dict[str, Any]) -> None:
+    assert measured_by(llama, replace(READY, **wrong), stamp(Path(llama.path))) is None
+
+
+MIB = 2**20
 
 
 @pytest.mark.parametrize(("backend", "mib"), [("cpu", 256), ("metal", 256), ("cuda", 768)])
 def test_a_process_is_guessed_by_the_backend(
-    tmp_path: Path, whole: LaunchSettings, backend: str, mib: int
+    llama: LaunchSettings, measurements: Measurements, backend: str, mib: int
 ) -> None:
-    need = MemoryEstimator(backend, Measurements(tmp_path)).need_of(whole, estimated(whole))
-    assert need.own == Figure(size_bytes=mib * MIB, source=Source.ESTIMATED)
+    own = need_of(llama, measurements, backend).own
+    assert own == Figure(size_bytes=mib * MIB, source=Source.ESTIMATED)
 
 
-@pytest.mark.parametrize(("declared", "least"), [(4095, 4095), (4096, 4096), (4097, 4096)])
-def test_memory_is_reserved_for_4096_tokens_or_a_shorter_context(
-    tmp_path: Path, whole: LaunchSettings, declared: int, least: int
+@pytest.mark.parametrize("own_bytes", [0, None])
+def test_a_measurement_without_layers_leaves_the_estimate_and_its_remark(
+    tmp_path: Path, measurements: Measurements, own_bytes: int | None
 ) -> None:
-    config = llama_config(max_position_embeddings=declared)
-    write_folder(tmp_path / "m", config, llama_arrays())
-    need = MemoryEstimator("cpu", Measurements(tmp_path)).need_of(whole, estimated(whole))
-    assert (need.context_tokens, need.least_tokens) == (declared, least)
-
-
-def test_a_measurement_without_layers_leaves_the_estimate_and_its_remark(tmp_path: Path) -> None:
     folder = tmp_path / "m"
     write_folder(folder, llama_config(model_type="novel"), llama_arrays())
-    whole, measurements = LaunchSettings(path=str(folder)), Measurements(tmp_path)
-    before = MemoryEstimator("cpu", measurements).need_of(whole, estimated(whole))
-    kept = Measured(
-        path=str(folder), backend="cpu", fingerprint=fingerprint(stamp(folder)), weight_bytes=5000,
-        own_bytes=0, layers=(),
-    )  # fmt: skip
-    measurements.learn(kept)
-    need = MemoryEstimator("cpu", measurements).need_of(whole, estimated(whole))
-    assert need == replace(
-        before,
-        weights=Figure(size_bytes=5000, source=Source.MEASURED),
-        own=Figure(size_bytes=0, source=Source.MEASURED),
-    )
-    assert need.remark == UNSERVED
+    settings = LaunchSettings(path=str(folder))
+    before = need_of(settings, measurements)
+    measurements.learn(measured(settings, own_bytes=own_bytes, layers=()))
+    own = before.own if own_bytes is None else Figure(size_bytes=0, source=Source.MEASURED)
+    weights = Figure(size_bytes=1000, source=Source.MEASURED)
+    assert need_of(settings, measurements) == replace(before, weights=weights, own=own)
+    assert before.remark == UNSERVED
 
 
 # ---------------------------------------------------------------- the fake engine
 
 
-def fake_need(folder: Path, **options: Any) -> Need:
-    whole = LaunchSettings(engine="fake", fake=options)
-    return MemoryEstimator("cpu", Measurements(folder)).need_of(whole, estimated(whole))
+def fake_need(measurements: Measurements, **options: Any) -> Need:
+    return need_of(LaunchSettings(engine="fake", fake=options), measurements)
 
 
-def test_a_fake_model_has_a_process_and_no_weights(tmp_path: Path) -> None:
-    whole = LaunchSettings(engine="fake", max_concurrency=3, memory_limit_bytes=7)
-    assert MemoryEstimator("cpu", Measurements(tmp_path)).need_of(whole, estimated(whole)) == Need(
+def test_a_fake_model_has_a_process_and_no_weights(measurements: Measurements) -> None:
+    settings = LaunchSettings(engine="fake", max_concurrency=3, memory_limit_bytes=7)
+    assert need_of(settings, measurements) == Need(
         weights=Figure(size_bytes=0, source=Source.MEASURED),
         own=Figure(size_bytes=64 * MIB, source=Source.GIVEN),
         layers=(),
@@ -422,63 +378,37 @@ def test_a_fake_model_has_a_process_and_no_weights(tmp_path: Path) -> None:
     )
 
 
-def test_the_tokens_of_a_fake_model_take_what_its_options_say(tmp_path: Path) -> None:
-    layers = [fake_need(tmp_path, token_bytes=size).layers for size in (1, 500)]
-    assert layers == [(CacheLayers(layers=1, token_bytes=size),) for size in (1, 500)]
+def test_the_tokens_of_a_fake_model_take_what_its_options_say(measurements: Measurements) -> None:
+    for size in (1, 500):
+        layers = fake_need(measurements, token_bytes=size).layers
+        assert layers == (CacheLayers(layers=1, token_bytes=size),)
     for nothing in (0, -1, True, "500", None):
-        assert fake_need(tmp_path, token_bytes=nothing).layers == (), nothing
+        assert fake_need(measurements, token_bytes=nothing).layers == (), nothing
 
 
-def test_the_context_of_a_fake_model_is_the_smaller_of_what_is_asked_and_declared(
-    tmp_path: Path,
-) -> None:
-    found = [contexts(tmp_path, asked, 100) for asked in (0, 50, 200)]
-    assert found == [(100, 100), (50, 50), (100, 100)]
-
-
-def contexts(folder: Path, asked: int, declared: object) -> tuple[int, int]:
-    """The longest context, and that for which memory is reserved."""
-    whole = LaunchSettings(engine="fake", context_length=asked, fake={"context_length": declared})
-    need = MemoryEstimator("cpu", Measurements(folder)).need_of(whole, estimated(whole))
-    return need.context_tokens, need.least_tokens
-
-
-@pytest.mark.parametrize("declared", ["100", True, 1.5, None])
-def test_a_context_that_is_no_number_is_the_usual_one(tmp_path: Path, declared: object) -> None:
-    assert contexts(tmp_path, 0, declared) == (4096, 4096)
-
-
-# ---------------------------------------------------------------- what is remembered
-
-READY_OF_METAL = Ready(
-    context_length=1, fingerprint="x", backend="metal", active_bytes=5000, own_bytes=300,
-    cache_layers=list(LAYERS_OF_READY),
+@pytest.mark.parametrize(
+    ("asked", "declared", "tokens"),
+    [
+        (0, 100, 100), (50, 100, 50), (200, 100, 100),
+        *((0, wrong, 4096) for wrong in ("100", True, 1.5, None)),
+    ],
 )  # fmt: skip
-
-
-def test_a_measurement_is_remembered_with_the_files_that_it_is_of(
-    whole: LaunchSettings,
+def test_the_context_of_a_fake_model_is_the_smaller_of_what_is_asked_and_declared(
+    measurements: Measurements, asked: int, declared: object, tokens: int
 ) -> None:
-    kept = Measured(
-        path=whole.path,
-        backend="metal",
-        fingerprint=fingerprint(stamp(Path(whole.path))),
-        weight_bytes=5000,
-        own_bytes=300,
-        layers=LAYERS_OF_READY,
+    settings = LaunchSettings(
+        engine="fake", context_length=asked, fake={"context_length": declared}
     )
-    assert measured_by(whole, READY_OF_METAL, stamp(Path(whole.path))) == kept
-    unknown = replace(READY_OF_METAL, own_bytes=None, cache_layers=[])
-    assert measured_by(whole, unknown, stamp(Path(whole.path))) == replace(
-        kept, own_bytes=None, layers=()
-    )
+    need = need_of(settings, measurements)
+    assert (need.context_tokens, need.least_tokens) == (tokens, tokens)
 
 
-def test_nothing_is_remembered_of_files_that_could_not_be_looked_at(
-    whole: LaunchSettings,
-) -> None:
-    """As those of the fake engine, which has none."""
-    assert measured_by(whole, READY_OF_METAL, None) is None
+def test_measured_by_names_the_files_that_were_measured(llama: LaunchSettings) -> None:
+    files = stamp(Path(llama.path))
+    assert measured_by(llama, READY, files) == measured(llama)
+    unknown = replace(READY, own_bytes=None, cache_layers=[])
+    assert measured_by(llama, unknown, files) == measured(llama, own_bytes=None, layers=())
+    assert measured_by(llama, READY, None) is None, "the fake engine has no files"
 
 
 def config_of(folder: Path, budget: str, entry: str) -> DaemonConfig:
@@ -492,7 +422,7 @@ def config_of(folder: Path, budget: str, entry: str) -> DaemonConfig:
 
 
 def problems_of(config: DaemonConfig) -> list[str]:
-    """What `config check` says of it."""
+    """Return what `config check` says of it."""
     try:
         check_memory(config)
     except ConfigError as error:
@@ -500,50 +430,31 @@ def problems_of(config: DaemonConfig) -> list[str]:
     return []
 
 
-def test_pinned_models_without_memory_that_do_not_fit_together_are_found(tmp_path: Path) -> None:
-    config = config_of(tmp_path, "300MiB", "pinned = true")
-    with pytest.raises(ConfigError) as caught:
-        check_memory(config)
-    (problem,) = caught.value.problems
-    assert problem.startswith(f"{config.config_path}: the pinned models a (")
-    assert problem.endswith("unpin one, or raise supervisor.memory_budget")
-
-
-def test_those_that_fit_are_not(tmp_path: Path) -> None:
-    check_memory(config_of(tmp_path, "2GiB", "pinned = true"))
-
-
-def test_a_memory_below_the_weights_is_found_for_each_model(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        check_memory(config_of(tmp_path, "2GiB", "memory = 1"))
-    where = f"{tmp_path / 'mlxsup.toml'}: models"
-    first, second = caught.value.problems
-    assert first.startswith(f"{where}.a.memory is not enough: its memory is 1 B, and it needs")
-    assert second.startswith(f"{where}.b.memory is not enough")
-
-
 def test_both_kinds_of_mistakes_are_found_at_once(tmp_path: Path) -> None:
     config = config_of(tmp_path, "2GiB", 'pinned = true\nmemory = "300KiB"')
-    problems = problems_of(replace(config, memory_budget=2**19))
-    assert [problem.partition(": ")[2][:22] for problem in problems] == [
-        "models.a.memory is not", "models.b.memory is not", "the pinned models a (0",
-    ]  # fmt: skip
+    first, second, pinned = problems_of(replace(config, memory_budget=2**19))
+    where = f"{tmp_path / 'mlxsup.toml'}: "
+    says = "memory is not enough: its memory is 0.3 MiB, and it needs"
+    assert first.startswith(f"{where}models.a.{says}")
+    assert second.startswith(f"{where}models.b.{says}")
+    assert pinned.startswith(f"{where}the pinned models a (")
+    assert pinned.endswith("unpin one, or raise supervisor.memory_budget")
 
 
-def test_pinned_models_fit_up_to_the_last_byte_and_others_do_not_count(tmp_path: Path) -> None:
+def test_pinned_models_fit_up_to_the_last_byte_and_others_do_not_count(
+    tmp_path: Path, measurements: Measurements
+) -> None:
     config = config_of(tmp_path, "2GiB", "pinned = true")
-    need = MemoryEstimator("cpu", Measurements(tmp_path)).need_of(
-        config.models[0].launch, estimated(config.models[0].launch)
-    )
+    need = need_of(config.models[0].launch, measurements)
     raised = replace(need, raised_bytes=2**30)  # what was raised can be given up
     needs = {ModelName("a"): need, ModelName("b"): raised}
-    whole = 2 * need.needed_bytes
-    budget = find_budget(whole, "cpu")
+    both = 2 * need.needed_bytes
+    budget = find_budget(both, "cpu")
     check_needs(config, needs, budget)
     with pytest.raises(ConfigError, match=r"the pinned models a .* and b .* need"):
-        check_needs(config, needs, replace(budget, size_bytes=whole - 1))
+        check_needs(config, needs, replace(budget, size_bytes=both - 1))
     models = (config.models[0], replace(config.models[1], pinned=False))
-    check_needs(replace(config, models=models), needs, replace(budget, size_bytes=whole // 2))
+    check_needs(replace(config, models=models), needs, replace(budget, size_bytes=both // 2))
 
 
 def test_without_a_budget_pinned_models_are_not_in_the_way(
@@ -556,56 +467,21 @@ def test_without_a_budget_pinned_models_are_not_in_the_way(
 
     monkeypatch.setattr(subprocess, "run", ask)
     monkeypatch.setattr(estimator_module, "find_backend", lambda: "cuda")
-    automatic = replace(config_of(tmp_path, "1MiB", "pinned = true"), memory_budget=None)
-    check_memory(automatic)
-    automatic = replace(config_of(tmp_path, "1MiB", "memory = 1"), memory_budget=None)
-    with pytest.raises(ConfigError) as caught:
-        check_memory(automatic)
-    assert len(caught.value.problems) == 2
+    for entry, count in (("pinned = true", 0), ("memory = 1", 2)):
+        config = config_of(tmp_path, "1MiB", entry)
+        assert len(problems_of(replace(config, memory_budget=None))) == count
 
 
 def test_check_memory_counts_measured_weights_and_not_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measurements: Measurements
 ) -> None:
     monkeypatch.setattr(estimator_module, "find_backend", lambda: "cpu")
-    config = config_of(tmp_path, "2GiB", "")
-    folder = config.models[0].launch.path
-    layers = (
-        MemoryEstimator("cpu", Measurements(tmp_path))
-        .need_of(config.models[0].launch, estimated(config.models[0].launch))
-        .layers
-    )
-    measured = Measured(
-        path=folder,
-        backend="cpu",
-        fingerprint=fingerprint(stamp(Path(folder))),
-        weight_bytes=2**28,
-        own_bytes=2**29,
-        layers=layers,
-    )
+    settings = config_of(tmp_path, "2GiB", "").models[0].launch
+    layers = need_of(settings, measurements).layers
     least = 2**28 + cache_bytes(layers, rows=1, longest=GROWTH_TOKENS)
     for memory, count in ((least, 0), (least - 1, 2)):
         config = replace(config_of(tmp_path, "2GiB", f"memory = {memory}"), runtime_dir=tmp_path)
-        Measurements(tmp_path).learn(
-            replace(measured, fingerprint=fingerprint(stamp(Path(folder))))
+        measurements.learn(
+            measured(settings, weight_bytes=2**28, own_bytes=2**29, layers=layers)
         )  # the folder is written anew each time
         assert len(problems_of(config)) == count
-
-
-def test_an_unreadable_file_is_named_with_the_cause(tmp_path: Path) -> None:
-    (tmp_path / FILE_NAME).mkdir()
-    assert "(Is a directory)" in Measurements(tmp_path).problem
-
-
-def test_need_of_estimates_own_bytes_on_a_gpu(tmp_path: Path) -> None:
-    folder = tmp_path / "m"
-    write_folder(folder, llama_config(), llama_arrays())
-    measurements = Measurements(tmp_path)
-    measurements.learn(
-        replace(ONE, path=str(folder), backend="cuda", fingerprint=fingerprint(stamp(folder)),
-                own_bytes=None, layers=())
-    )  # fmt: skip
-    need = MemoryEstimator("cuda", measurements).need_of(launch(folder), estimated(launch(folder)))
-    assert need.weights.source is Source.MEASURED
-    assert need.own == Figure(size_bytes=FIRST_GUESS_BYTES["cuda"], source=Source.ESTIMATED)
-    assert need.layers_source is Source.ESTIMATED

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 
 from mlxsup.supervisor.memory import machine
@@ -144,22 +143,6 @@ def play(
     return asked
 
 
-def test_the_memory_of_the_machine_is_what_psutil_says() -> None:
-    assert machine.ram_bytes() == psutil.virtual_memory().total
-
-
-def test_on_a_cpu_nobody_is_asked_about_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = play(monkeypatch, total=64)
-    assert find_budget(None, "cpu") == host_budget(64 * GIB, None)
-    assert asked == []
-
-
-def test_on_a_gpu_its_memory_is_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = play(monkeypatch, total=64, answer="81920, 1024\n")
-    assert find_budget(None, "cuda").size_bytes == 79 * GIB
-    assert [argv[0] for argv in asked] == ["nvidia-smi"]
-
-
 @pytest.mark.parametrize("answer", [None, "", "N/A, N/A\n", "no devices\n"])
 def test_a_gpu_that_says_nothing_needs_a_budget_of_the_user(
     monkeypatch: pytest.MonkeyPatch, answer: str | None
@@ -180,13 +163,6 @@ def test_a_given_budget_knows_what_the_automatic_one_would_be(
     assert found.reason == "memory_budget"
 
 
-def test_a_mac_without_the_setting_or_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    play(monkeypatch, total=64)
-    assert find_budget(None, "metal").size_bytes == 48 * GIB
-    play(monkeypatch, total=64, answer=f"{56 * 1024}\n")
-    assert find_budget(None, "metal").size_bytes == 56 * GIB
-
-
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, script: str) -> None:
     """Puts a program where programs are found, instead of all others."""
     program = folder / name
@@ -203,6 +179,7 @@ def test_nvidia_smi_is_asked_about_the_first_gpu(
 ) -> None:
     install(tmp_path, monkeypatch, "nvidia-smi", f'[ "$*" = "{SMI}" ] && echo "81559, 523"')
     assert machine.read_device() == DeviceMemory(total_bytes=81559 * 2**20, used_bytes=523 * 2**20)
+    assert find_budget(None, "cuda").size_bytes == (81559 - 523) * 2**20
 
 
 def test_what_nvidia_smi_says_when_it_fails_does_not_count(
@@ -232,6 +209,7 @@ def test_the_largest_budget_is_what_the_machine_or_its_gpu_has(
 ) -> None:
     asked = play(monkeypatch, total=64, answer="81920, 1024\n")
     assert largest_budget_bytes(64 * GIB, "cuda") == 64 * GIB
+    assert find_budget(None, "cpu") == host_budget(64 * GIB, None)
     assert asked == []
     assert largest_budget_bytes(65 * GIB, "cuda") == 80 * GIB
     assert largest_budget_bytes(65 * GIB, "cpu") == 64 * GIB

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 
 from mlxsup.supervisor.core.memory.pressure import Reading, Strain
 from mlxsup.supervisor.memory.watch import (
-    HostMemory,
     LinuxWatch,
     MacWatch,
     NoWatch,
@@ -79,13 +78,6 @@ def watch(folder: Path, said: list[str] | None = None) -> LinuxWatch:
 # ---------------------------------------------------------------- texts
 
 
-def test_host_memory() -> None:
-    said = host_memory(MEMINFO)
-    assert said == HostMemory(total_bytes=32874708 * 1024, available_bytes=20457724 * 1024)
-    with pytest.raises(ValueError, match=r"^no line 'MemAvailable'$"):
-        host_memory("MemTotal: 7 kB\nMemAvailable: lots kB\n")
-
-
 def test_group_left_bytes_counts_droppable_files() -> None:
     assert group_left_bytes(8 * GIB, "6442450944\n", STAT) == 3 * GIB
     assert group_left_bytes(8 * GIB, "6442450944\n", "") == 2 * GIB
@@ -104,19 +96,23 @@ def test_strain_counts_full_stalls_only() -> None:
         stalled_percent("some avg10=1.00\nfull total=4\n")
 
 
-def test_the_levels_of_macos() -> None:
-    levels = [mac_strain(level) for level in (1, 2, 4, 0)]
-    assert levels == [Strain.EASY, Strain.UNSAID, Strain.STALLED, Strain.UNSAID]
-
-
 # ---------------------------------------------------------------- Linux
 
 
-def test_a_machine_without_a_limit_says_what_it_has_itself(tmp_path: Path) -> None:
-    total = 32874708 * 1024
-    assert machine(tmp_path).read() == Reading(
-        available_bytes=20457724 * 1024, kept_free_bytes=total // 10 // 4
-    )
+TOTAL, AVAILABLE = 32874708 * 1024, 20457724 * 1024
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "kept_free"),
+    [(None, 0, TOTAL // 10 // 4), (30 * GIB, 0, 3 * GIB // 4), (TOTAL, TOTAL, TOTAL // 10 // 4)],
+    ids=["no limit", "more left than the machine has", "all of the machine"],
+)
+def test_what_the_machine_has_counts_if_its_group_has_more(
+    tmp_path: Path, limit: int | None, used: int, kept_free: int
+) -> None:
+    group = {"memory.max": f"{limit}", "memory.current": f"{used}", "memory.stat": ""}
+    found = machine(tmp_path, **({} if limit is None else group)).read()
+    assert found == Reading(available_bytes=AVAILABLE, kept_free_bytes=kept_free)
 
 
 def test_a_group_that_has_less_left_than_the_machine_counts(tmp_path: Path) -> None:
@@ -142,21 +138,6 @@ def test_a_group_of_version_1_counts(tmp_path: Path) -> None:
     assert (found.available_bytes, found.place) == (GIB, "in this control group")
 
 
-def test_a_group_with_more_left_than_the_machine_only_bounds_what_stays_free(
-    tmp_path: Path,
-) -> None:
-    files = {"memory.max": f"{30 * GIB}", "memory.current": "0", "memory.stat": ""}
-    found = machine(tmp_path, **files).read()
-    assert found == Reading(available_bytes=20457724 * 1024, kept_free_bytes=3 * GIB // 4)
-
-
-def test_a_group_that_may_have_all_of_the_machine_is_not_limited(tmp_path: Path) -> None:
-    total = 32874708 * 1024
-    files = {"memory.max": f"{total}", "memory.current": f"{total}", "memory.stat": ""}
-    found = machine(tmp_path, **files).read()
-    assert found == Reading(available_bytes=20457724 * 1024, kept_free_bytes=total // 10 // 4)
-
-
 def test_a_kernel_without_stalls_is_no_fault(tmp_path: Path) -> None:
     machine(tmp_path)
     (tmp_path / "proc" / "pressure" / "memory").unlink()
@@ -171,6 +152,8 @@ def test_unreadable_files_of_the_system_are_reported_once(tmp_path: Path) -> Non
     (tmp_path / "proc" / "pressure" / "memory").write_text("none")
     said: list[str] = []
     watched = watch(tmp_path, said)
+    with pytest.raises(ValueError, match=r"^no line 'MemAvailable'$"):
+        host_memory("MemTotal: 7 kB\nMemAvailable: lots kB\n")
     for _ in range(3):
         found = watched.read()
         assert found is not None
@@ -211,17 +194,11 @@ def test_macos_says_its_level_and_what_is_available(monkeypatch: pytest.MonkeyPa
     )
     assert found == expected
     assert MacWatch(lambda: None).read() is None
+    levels = [mac_strain(level) for level in (1, 2, 4, 0)]
+    assert levels == [Strain.EASY, Strain.UNSAID, Strain.STALLED, Strain.UNSAID]
 
 
-def test_a_system_without_such_a_level_does_not_say_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    library = SimpleNamespace(sysctlbyname=lambda *_: -1)
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
-    assert mac_level() is None
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace())
-    assert mac_level() is None
-
-
-def test_the_level_is_asked_for_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_level_of_macos_is_asked_for_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bytes] = []
 
     def ask(name: bytes, level: object, size: object, *_: object) -> int:
@@ -229,9 +206,14 @@ def test_the_level_is_asked_for_by_its_name(monkeypatch: pytest.MonkeyPatch) -> 
         level.contents.value = 2  # type: ignore[attr-defined]
         return 0
 
-    library = SimpleNamespace(sysctlbyname=ask)
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
-    assert (mac_level(), asked) == (2, [b"kern.memorystatus_vm_pressure_level"])
+    libraries = [
+        SimpleNamespace(sysctlbyname=ask),
+        SimpleNamespace(sysctlbyname=lambda *_: -1),
+        SimpleNamespace(),
+    ]
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: libraries.pop(0))
+    assert [mac_level() for _ in range(3)] == [2, None, None]
+    assert asked == [b"kern.memorystatus_vm_pressure_level"]
 
 
 def test_the_memory_of_a_gpu_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,7 +301,10 @@ def test_without_a_free_file_the_last_values_stay_and_are_measured_again_later(
     machine = Machine(monkeypatch)
 
     async def body(sampler: Sampler) -> None:
+        machine.is_out_of_files = True
+        await sampler.measure([1])
         assert (sampler.footprint_bytes, sampler.machine_bytes) == ({}, 0)
+        machine.is_out_of_files = False
         await sampler.measure([1, 2])
         assert (sampler.footprint_bytes, sampler.machine_bytes) == ({1: 10, 2: 20}, 99)
         machine.is_out_of_files = True
@@ -328,23 +313,7 @@ def test_without_a_free_file_the_last_values_stay_and_are_measured_again_later(
         machine.is_out_of_files = False
         await sampler.measure([3])
         assert sampler.footprint_bytes == {3: 30}
-        assert machine.asked == 1, "a machine's memory does not change"
-
-    machine.run(body)
-
-
-def test_a_machine_that_could_not_be_measured_at_first_is_later(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    machine = Machine(monkeypatch)
-    machine.is_out_of_files = True
-
-    async def body(sampler: Sampler) -> None:
-        await sampler.measure([1])
-        assert (sampler.footprint_bytes, sampler.machine_bytes) == ({}, 0)
-        machine.is_out_of_files = False
-        await sampler.measure([1])
-        assert (sampler.footprint_bytes, sampler.machine_bytes) == ({1: 10}, 99)
+        assert machine.asked == 2, "a machine's memory does not change once it is known"
 
     machine.run(body)
 

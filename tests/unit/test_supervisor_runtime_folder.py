@@ -177,18 +177,8 @@ def test_chmod_is_not_advised_for_a_folder_with_foreign_files_or_an_unreadable_o
     )
     folder.mkdir(parents=True)
     folder.chmod(0o755)
-    for name in ("client.sock", "w1.sock", "w1.sock.beat"):
-        (folder / name).touch()
-    for name in (
-        "lock",
-        "learned",
-        "log_dir",
-        "logs",
-        "keys_in_force",
-        "key_file",
-        "workers.json",
-        "measured.json",
-    ):
+    own = "client.sock w1.sock w1.sock.beat lock learned log_dir logs keys_in_force key_file"
+    for name in f"{own} workers.json measured.json".split():
         (folder / name).touch()
     assert refusal_of(folder)[1] == f"run: chmod 0700 {folder}"
     (folder / "mail").touch()
@@ -221,12 +211,8 @@ def test_the_longest_socket_decides_whether_a_path_is_too_long(folder: Path) -> 
 
 
 def test_connections_get_what_models_and_storms_leave_P24() -> None:
-    assert [connections_within(open_files, 2) for open_files in (416, 1311, 1312, 9999)] == [
-        128,
-        1023,
-        1024,
-        1024,
-    ]
+    found = [connections_within(open_files, 2) for open_files in (416, 1311, 1312, 9999)]
+    assert found == [128, 1023, 1024, 1024]
     assert [files_needed(models) for models in (0, 1, 10)] == [384, 400, 544]
 
 
