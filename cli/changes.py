@@ -17,7 +17,7 @@ from .connection import unknown_model
 from .exit_status import CliError, ExitStatus
 from .terminal.output import CLEAR_LINE, LiveLine, Output
 from .terminal.status import note_of, progress_text, warning_lines
-from .terminal.text import format_duration, in_a_line
+from .terminal.text import clock, format_duration, in_a_line
 
 if TYPE_CHECKING:
     from mlxsup.client import Client
@@ -203,7 +203,7 @@ def stopping_line(value: Mapping[str, Any]) -> str:
 
 def change_line(change: Mapping[str, Any]) -> str:
     """Return `12:03:04Z smollm2: LOADING → READY (generation 1, pid 4711)`, in UTC."""
-    at = time.strftime("%H:%M:%SZ", time.gmtime(change.get("at") or time.time()))
+    at = clock(change.get("at") or time.time())
     before, after = change.get("from"), change.get("to")
     states = str(after) if before in (None, after) else f"{before} → {after}"
     facts = []

@@ -19,6 +19,7 @@ from ..exit_status import CliError, ExitStatus
 from ..keys import read_key
 from ..options import NewFile
 from ..terminal.output import LiveLine, Output
+from ..terminal.tables import listing
 from ..terminal.text import format_bytes
 from ..terminal.writer import for_terminal
 
@@ -573,16 +574,15 @@ def _print(value: Mapping[str, Any], output: Output) -> None:
 
 
 def _table(cells: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for header in ("PROMPT", "OUTPUT", "STREAMS", *(TITLES[name] for name in names)):
-        table.add_column(header, justify="right", overflow="fold")
-    for cell in cells:
-        sizes = (cell[name] for name in SIZES)
-        figures = (summary_text(name, cell["figures"][name]) for name in names)
-        table.add_row(*map(str, sizes), *figures)
-    return table
+    headings = ("PROMPT", "OUTPUT", "STREAMS", *(TITLES[name] for name in names))
+    rows = [
+        [
+            *(str(cell[size]) for size in SIZES),
+            *(summary_text(name, cell["figures"][name]) for name in names),
+        ]
+        for cell in cells
+    ]
+    return listing(headings, rows, right=headings)
 
 
 def summary_text(name: str, summary: Mapping[str, Any] | None) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .output import LiveLine, Output
 from .requests import INTERRUPTED, notice_step, notice_text
+from .text import clock
 
 if TYPE_CHECKING:
     from mlxsup.client import Notice, Result
@@ -90,8 +90,7 @@ class AnswerLine(LiveLine):
         step = notice_step(self._notice)
         if step != self._said.get(self._notice.kind):
             self._said[self._notice.kind] = step
-            at = time.strftime("%H:%M:%SZ", time.gmtime())
-            self._output.note(f"{at} {self._model}: {notice_text(self._notice)}")
+            self._output.note(f"{clock()} {self._model}: {notice_text(self._notice)}")
 
 
 def read_answer(stream: Stream, line: LiveLine, output: Output) -> Result:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+import time
 
 from mlxsup.protocol.text import size_text
 
@@ -10,6 +11,11 @@ from mlxsup.protocol.text import size_text
 def format_bytes(count: float | None) -> str:
     """Return a size as everywhere else (`size_text`); `-` if it is not known."""
     return "-" if count is None else size_text(int(count))
+
+
+def clock(at: float | None = None) -> str:
+    """Return a time of the day in UTC, `12:03:04Z`; now by default."""
+    return time.strftime("%H:%M:%SZ", time.gmtime(at))
 
 
 def format_duration(seconds: float | None) -> str:

@@ -30,9 +30,9 @@ from ..connection import errors_explained
 from ..exit_status import CliError
 from ..terminal.output import Output
 from ..terminal.requests import stage_line
-from ..terminal.text import in_a_line
+from ..terminal.text import clock, in_a_line
 from ..terminal.writer import for_terminal
-from .looks import Look, clock, looks, memory_bar
+from .looks import Look, looks, memory_bar
 from .picture import Item, body, items_of, title
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from ..changes import Changes, change_line, is_step
 from ..connection import Target, connect
 from ..terminal.output import Output
 from ..terminal.reader_watch import reader_watched
-from ..terminal.text import format_bytes
+from ..terminal.text import clock, format_bytes
 
 if TYPE_CHECKING:
     from mlxsup.client import Client
@@ -48,11 +48,6 @@ def looks(client: Client, interval_s: float, has_ended: threading.Event) -> Iter
         heard = [change for change in changes.wait(0.0) if is_step(change)]
         yield Look(at=time.time(), status=status, requests=requests, changes=heard)
         has_ended.wait(interval_s)
-
-
-def clock(at: float) -> str:
-    """Return a time of the day in UTC, as in the lines of changes: `12:03:04Z`."""
-    return time.strftime("%H:%M:%SZ", time.gmtime(at))
 
 
 MIN_BAR_WIDTH = 8

@@ -20,6 +20,7 @@ from mlxsup.cli.commands.plan import plan_lines
 from mlxsup.cli.terminal.output import CLEAR_LINE, Output, styled
 from mlxsup.cli.terminal.requests import notice_text, request_lines
 from mlxsup.cli.terminal.status import cause_of, lines_below, models_table, note_of
+from mlxsup.cli.terminal.tables import listing
 from mlxsup.cli.terminal.text import format_bytes, format_duration
 from mlxsup.cli.terminal.writer import GuardedStream, for_terminal, own, plain
 from mlxsup.client import Notice, NoticeKind
@@ -356,10 +357,7 @@ def test_no_line_of_an_error_passes_for_its_hint(capsys: pytest.CaptureFixture[s
     ]  # fmt: skip
 
 
-def test_a_listing_in_a_pipe_has_no_padding_at_the_end_of_its_lines(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    from mlxsup.cli.listing import listing
-
-    Output().show(listing(("A", "B"), [("one", "a long cell"), ("two", "x")]))
-    assert capsys.readouterr().out == "A    B\none  a long cell\ntwo  x\n"
+def test_no_line_of_a_table_ends_in_spaces(capsys: pytest.CaptureFixture[str]) -> None:
+    Output().show(listing(("MODEL", "SIZE"), [("a", "1 GiB"), ("a longer name", "9")]))
+    lines = capsys.readouterr().out.split("\n")
+    assert lines == ["MODEL          SIZE", "a              1 GiB", "a longer name  9", ""]
