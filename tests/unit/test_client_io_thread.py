@@ -20,7 +20,7 @@ from support.driven_connection import Connection
 
 
 class Enough(Exception):
-    """Ends a loop that would otherwise wait for ever."""
+    """End of a loop that would otherwise wait for ever."""
 
 
 def enough() -> None:
@@ -135,17 +135,9 @@ def test_thread_waits_for_the_link(driven: Driven, has_unsent: bool) -> None:
     ]  # fmt: skip
 
 
-def test_post_wakes_the_thread_with_one_byte(driven: Driven) -> None:
+def test_post_wakes_the_thread_with_one_byte_and_wait_takes_all(driven: Driven) -> None:
     assert driven.thread.post(lambda connection: None) is True
     assert driven.woken.recv(99) == b"\0"
-    driven.on_poll = [enough]
-    driven.run_until_enough()
-    assert driven.thread.post(lambda connection: None) is False
-    with pytest.raises(BlockingIOError):
-        driven.woken.recv(99)
-
-
-def test_wait_takes_all_wakes(driven: Driven) -> None:
     assert driven.waker.send(b"x" * 4097) == 4097
 
     def look() -> None:
@@ -156,6 +148,9 @@ def test_wait_takes_all_wakes(driven: Driven) -> None:
     driven.on_poll = [lambda: None, look]
     driven.run_until_enough()
     assert len(driven.polls) == 2
+    assert driven.thread.post(lambda connection: None) is False
+    with pytest.raises(BlockingIOError):
+        driven.woken.recv(99)
 
 
 def test_tasks_run_before_each_pump_and_at_the_end(driven: Driven) -> None:

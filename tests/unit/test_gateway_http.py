@@ -197,7 +197,7 @@ def test_head_behind_an_open_answer_has_a_limited_time(monkeypatch: pytest.Monke
     assert said(GET + b"\r\n", GET).aborts == 1
     assert said(GET + b"\r\n" + GET).aborts == 1, "in one read"
     assert said(GET + b"\r\n", b"\r\n").aborts == 0, "a line break is no head"
-    assert said(GET + b"\r\n", GET + b"\r\n" + GET).aborts == 0, "nobody reads on"
+    assert said(GET + b"\r\n", GET + b"\r\n" + GET).aborts == 0, "nothing more is read"
 
 
 @pytest.mark.parametrize("piece_bytes", [len(LONG) + 100, 20_000])
@@ -369,7 +369,7 @@ class Exchange:
     """One request to a guarded application that never reads a body.
 
     Attributes:
-        asks: how often somebody asked for a message of it.
+        asks: how often it was asked for a message.
         asks_before: how often, when the response began.
         headers: of the response.
         status: of the response.

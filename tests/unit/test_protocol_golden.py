@@ -220,9 +220,7 @@ def frames_of(message: Message) -> list[str]:
 
 
 @pytest.mark.parametrize("link", LINKS)
-def test_messages_have_slots_and_share_their_methods(
-    link: str,
-) -> None:
+def test_messages_have_slots_and_share_their_methods(link: str) -> None:
     for cls in LINKS[link][0]:
         assert cls.__slots__ == tuple(f.name for f in fields(cls))  # type: ignore[arg-type]
         assert not {"__eq__", "__repr__", "__hash__"} & vars(cls).keys()

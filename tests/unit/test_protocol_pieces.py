@@ -79,7 +79,7 @@ def arrived(*rows: Row) -> list[Row]:
 @given(st.lists(ROWS, max_size=4))
 def test_row_arrives_as_it_was_made(rows: list[RowDelta]) -> None:
     for row in rows:
-        if not (row.text or row.tokens):  # nobody is shown anything of it
+        if not (row.text or row.tokens):  # nothing of it is shown
             row.channel, row.logprobs = Channel.CONTENT, None
     assert unpacked(arrived(*rows)) == rows
 
