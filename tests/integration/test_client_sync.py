@@ -147,6 +147,8 @@ def test_commands_and_events(path: Path) -> None:
                     peer.send(Event(id=message.id, value={"generation": generation}))
             case Cancel():
                 pass
+            case _:
+                answer(peer, message)
 
     with scripted_supervisor(path, script) as supervisor, Client(supervisor.endpoint) as client:
         assert client.restart("m", wait=False) == {}

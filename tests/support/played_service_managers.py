@@ -88,7 +88,13 @@ class PlayedServiceManagers:
     def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """`mlxsup service` with these arguments."""
         path = f"{self._bin}:/usr/local/bin:/usr/bin:/bin"
-        given = {"HOME": str(self.home), "PATH": path, "SUDO_USER": "", **variables}
+        given = {
+            "HOME": str(self.home),
+            "XDG_CACHE_HOME": str(self.home / ".cache"),
+            "PATH": path,
+            "SUDO_USER": "",
+            **variables,
+        }
         return run_cli("service", *arguments, **given)
 
     def install(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
