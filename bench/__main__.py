@@ -40,7 +40,7 @@ def main() -> None:
     )
     from .report import machine_lines
     from .shaped_model import SEVEN_B, SMALL, make_shaped_model
-    from support.tiny_model import make_tiny_model
+    from support.models.tiny_model import make_tiny_model
 
     shapes = {"small": SMALL, "7b": SEVEN_B}
     with tempfile.TemporaryDirectory() as folder:

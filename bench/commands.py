@@ -14,9 +14,9 @@ from pathlib import Path
 from mlxsup.cli.command_table import COMMANDS
 
 from .report import print_table, spread
-from support.command_tree import leaves
-from support.daemon import Daemon, fake, wait_for_state
-from support.hub_caches import write_folder
+from support.cli.command_tree import leaves
+from support.daemon.daemon import Daemon, fake, wait_for_state
+from support.daemon.hub_caches import write_folder
 
 RUNS = 20
 WARM_UP_RUNS = 3

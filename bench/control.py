@@ -17,7 +17,7 @@ from mlxsup.client.async_streams import AsyncStream
 
 from .report import print_table, spread
 from .two_models import words
-from support.daemon import Daemon
+from support.daemon.daemon import Daemon
 
 TARGET_MS = 50.0
 WATCH_S = 1.5

@@ -22,7 +22,7 @@ from mlxsup.supervisor.core import core
 from mlxsup.supervisor.core.events import WorkerSaid
 from mlxsup.supervisor.core.settings import CoreSettings
 
-from support.core_driver import LAUNCH, Driver, entry
+from support.core.driver import LAUNCH, Driver, entry
 
 BATCHES = 25
 STEPS = 40

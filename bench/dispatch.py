@@ -19,7 +19,7 @@ from mlxsup.supervisor.core.events import WorkerSaid
 from mlxsup.supervisor.core.settings import CoreSettings
 
 from .report import print_table, spread
-from support.core_driver import LAUNCH, Driver, entry
+from support.core.driver import LAUNCH, Driver, entry
 
 ACCOUNTS = 100
 WAITING = (128, 1024, 8192)

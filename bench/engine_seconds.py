@@ -16,7 +16,7 @@ from mlxsup.client import AsyncClient
 
 from .report import print_table, spread
 from .two_models import words
-from support.daemon import Daemon
+from support.daemon.daemon import Daemon
 
 INTERVAL_S = 0.01
 CONCURRENCY = 4

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, Self, cast
 
-from support.child import Child
+from support.daemon.child import Child
 
 ROWS = 16
 

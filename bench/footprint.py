@@ -9,8 +9,8 @@ import psutil
 
 from .floor import Floor
 from .report import print_table, spread
-from support.child import Child
-from support.daemon import Daemon, row, wait_for_state
+from support.daemon.child import Child
+from support.daemon.daemon import Daemon, row, wait_for_state
 
 BARE = """
 import sys

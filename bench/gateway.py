@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from mlxsup.cli.benchmark import Address
 
 from .report import NotMeasured, print_table, spread, threads_ns
-from support.child import Child, EndedError
-from support.daemon import fake
-from support.http_daemon import HttpDaemon, gateway_of
+from support.daemon.child import Child, EndedError
+from support.daemon.daemon import fake
+from support.gateway.http_daemon import HttpDaemon, gateway_of
 
 MODEL = "fake"
 STREAMS = 16

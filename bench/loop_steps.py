@@ -25,7 +25,7 @@ from mlxsup.worker.heartbeat import Board
 from mlxsup.worker.text.detokenizer import ByteDetokenizer
 from mlxsup.worker.text_threads import Tokenised
 
-from support.turn_bench import FACTS, Around, Engine
+from support.worker.turn_bench import FACTS, Around, Engine
 
 BATCHES = 50
 STEPS = 20

@@ -12,7 +12,7 @@ from pathlib import Path
 from mlxsup.client import Client
 
 from .report import print_table, spread
-from support.daemon import Daemon
+from support.daemon.daemon import Daemon
 
 PROMPT_TOKENS = 40
 ANSWER = 8

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from mlxsup.client import Client
 
 from .report import NotMeasured, print_table, spread, thread_ns
-from support.child import Child
-from support.daemon import Daemon, fake, row
+from support.daemon.child import Child
+from support.daemon.daemon import Daemon, fake, row
 from support.eventually import eventually
 
 MODEL = "fake"

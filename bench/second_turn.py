@@ -19,8 +19,8 @@ from mlxsup.client import AsyncClient
 
 from .report import print_table, spread
 from .two_models import words
-from support.cache_models import make_cache_model
-from support.daemon import Daemon
+from support.daemon.daemon import Daemon
+from support.models.cache_models import make_cache_model
 
 SYSTEM_WORDS = 60
 QUESTION_WORDS = 20

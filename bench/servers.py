@@ -35,7 +35,7 @@ from mlxsup.cli.benchmark import (
 from mlxsup.client import AsyncClient
 
 from support.eventually import eventually
-from support.http_daemon import HttpDaemon
+from support.gateway.http_daemon import HttpDaemon
 
 OnToken = Callable[[float], None]
 LINE_LIMIT = 2**20

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
+from support.models.tiny_model import VOCABULARY_SIZE, make_tiny_model
 
 WRITE = """
 import sys

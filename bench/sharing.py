@@ -21,7 +21,7 @@ from mlxsup.protocol.worker_messages import Acceptance, Accepted, RowDelta, Step
 from mlxsup.supervisor.core.settings import ClientSettings, CoreSettings
 
 from .report import print_table, spread
-from support.core_driver import LAUNCH, Driver, entry
+from support.core.driver import LAUNCH, Driver, entry
 
 
 @dataclass(slots=True, kw_only=True)

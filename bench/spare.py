@@ -19,7 +19,7 @@ from typing import Any
 from mlxsup.client import Client
 
 from .report import print_table, spread
-from support.daemon import Daemon, row
+from support.daemon.daemon import Daemon, row
 from support.eventually import eventually
 
 WAIT_S = 300.0

@@ -18,7 +18,7 @@ from mlxsup.client import AsyncClient
 from .floor import Floor
 from .report import order_in_round, print_table, spread
 from .servers import MlxLmServer, gateway, mlx_lm
-from support.http_daemon import HttpDaemon
+from support.gateway.http_daemon import HttpDaemon
 
 MODEL = "m"
 STREAMS = (1, 4, 16)

@@ -22,7 +22,7 @@ from mlxsup.client import AsyncClient
 
 from .report import print_table, spread
 from .servers import MlxLmServer, Mlxsup, Server
-from support.daemon import Daemon
+from support.daemon.daemon import Daemon
 
 PREFILL_S = 9.0
 """How long A's prompt should take to read, alone; beside B's stream it takes some 12 s."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from . import chaos, clients, faults, kills, soak, sockets, supervisor, workers
 from .scenario import Place, Result, Scenario, exit_code, keep, table
-from support.tiny_model import make_tiny_model
+from support.models.tiny_model import make_tiny_model
 
 SCENARIOS: tuple[Scenario, ...] = (
     *kills.SCENARIOS,

@@ -22,10 +22,10 @@ from .frames import hostile_frames
 from .judge import END_LIMIT_S, EVIDENCE, LAG_S, SILENT, Blow, Door, Judge, Request
 from .scenario import FAKE, Place, Scenario, Values, count
 from .watch import SOON, require
-from support.daemon import Daemon, fake, is_alive
+from support.cli.scripted_daemon import ScriptedDaemon
+from support.client.raw_client import RawClient
+from support.daemon.daemon import Daemon, fake, is_alive
 from support.eventually import INTERVAL_S
-from support.raw_client import RawClient
-from support.scripted_daemon import ScriptedDaemon
 
 KINDS = (*SILENT, *EVIDENCE, "restart", "restart --now", "reload", "unload", "client gone",
          "garbage", "out of memory", "pause")  # fmt: skip

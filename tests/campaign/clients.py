@@ -30,12 +30,12 @@ from .watch import (
     peak_rss,
     serving,
 )
-from support.daemon import fake, row
+from support.daemon.daemon import fake, row
+from support.daemon.faults import undisturbed
 from support.eventually import eventually
-from support.faults import undisturbed
-from support.http_daemon import SseReader, chat, gateway_of
-from support.large_bodies import hostile_bodies, send_all
-from support.safetensors_files import llama_arrays, llama_config, write_folder
+from support.gateway.http_daemon import SseReader, chat, gateway_of
+from support.gateway.large_bodies import hostile_bodies, send_all
+from support.models.safetensors_files import llama_arrays, llama_config, write_folder
 
 
 def unread_streams(place: Place) -> Values:

@@ -11,10 +11,10 @@ from mlxsup.client import Client
 from .oracle import Answer, answer_of, wrongs
 from .scenario import CPU, FAKE, Figure, Place, Scenario, Values, count, equals
 from .watch import SOON, GatewayDaemon, ready
-from support.daemon import fake, row
+from support.client.streams import Reader
+from support.daemon.daemon import fake, row
 from support.eventually import eventually
-from support.http_daemon import STREAMED, SseReader, asked_at
-from support.streams import Reader
+from support.gateway.http_daemon import STREAMED, SseReader, asked_at
 
 MODELS = ("m", "n")
 OF_EACH_PATH = 5

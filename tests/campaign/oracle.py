@@ -6,8 +6,8 @@ import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from support.http_daemon import COMPLETE, SseReader
-from support.streams import Reader
+from support.client.streams import Reader
+from support.gateway.http_daemon import COMPLETE, SseReader
 
 WHOLE = ("length", "stop", "complete")
 """Ends of an answer of which nothing is missing."""

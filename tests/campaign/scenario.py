@@ -18,7 +18,7 @@ import psutil
 
 from mlxsup.client import RequestError
 
-from support.verdict import EXIT_CODES, NotShown, Verdict
+from support.core.verdict import EXIT_CODES, NotShown, Verdict
 
 FAKE = "fake engine"
 CPU = "MLX, CPU"

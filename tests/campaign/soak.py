@@ -19,13 +19,13 @@ from mlxsup.supervisor.log_files import LOG_FILES, MAX_LOG_BYTES
 from .oracle import answer_of, wrongs
 from .scenario import CPU, FAKE, Figure, Place, Scenario, Values, at_most, count
 from .watch import SOON, require
-from support.daemon import Daemon, fake, row, wait_for_state
+from support.cli.scripted_daemon import ScriptedDaemon
+from support.client.streams import Reader
+from support.daemon.daemon import Daemon, fake, row, wait_for_state
+from support.daemon.faults import undisturbed
 from support.eventually import eventually
-from support.faults import undisturbed
 from support.outside import FROM_OUTSIDE, must_have_whole_logs, why_it_ended
 from support.reference import greedy_answers
-from support.scripted_daemon import ScriptedDaemon
-from support.streams import Reader
 
 MAX_GROWTH_MB = 5.0
 """Of an RSS, by the fitted line, from the end of the warm-up to the end of the run."""

@@ -28,13 +28,13 @@ from .instrument import STRANGER, Counters, Slot, setup
 from .oracle import answer_of, wrongs
 from .scenario import FAKE, Figure, Place, Scenario, Values, at_most, count
 from .watch import require
-from support.daemon import Daemon, fake, is_alive, row, wait_for_state
+from support.cli.scripted_daemon import ScriptedDaemon
+from support.client.raw_client import RawClient
+from support.client.streams import Reader
+from support.daemon.daemon import Daemon, fake, is_alive, row, wait_for_state
+from support.daemon.faults import undisturbed
 from support.eventually import eventually
-from support.faults import undisturbed
 from support.outside import must_have_whole_logs, why_it_ended
-from support.raw_client import RawClient
-from support.scripted_daemon import ScriptedDaemon
-from support.streams import Reader
 
 MAX_PEAK_BYTES = 4 * MAX_HEADER_BYTES
 """Of what one message makes the decoder allocate."""

@@ -22,10 +22,10 @@ from .watch import (
     doomed,
     ready,
 )
-from support.daemon import fake, row, wait_for_state
+from support.daemon.daemon import fake, row, wait_for_state
+from support.daemon.faults import undisturbed
 from support.eventually import eventually
-from support.faults import undisturbed
-from support.http_daemon import STREAMED, SseReader, asked_at, gateway_of
+from support.gateway.http_daemon import STREAMED, SseReader, asked_at, gateway_of
 
 STREAMS = 8
 SLOW = {"step_s": 0.02}

@@ -16,12 +16,12 @@ import psutil
 
 from mlxsup.client import Client, ConnectionLost, RequestError
 
-from support import daemon
-from support.child import Child, EndedError
-from support.daemon import wait_for_state
-from support.http_daemon import HttpDaemon
-from support.streams import Reader
-from support.verdict import NotShown
+from support.client.streams import Reader
+from support.core.verdict import NotShown
+from support.daemon import daemon
+from support.daemon.child import Child, EndedError
+from support.daemon.daemon import wait_for_state
+from support.gateway.http_daemon import HttpDaemon
 
 TESTS = Path(__file__).parents[1]
 SOON: dict[str, Any] = {"max_restarts": 1_000_000, "backoff_initial_s": 0.05, "backoff_max_s": 0.1}

@@ -41,10 +41,10 @@ from .watch import (
     require,
     serving,  # fmt: skip
 )
-from support.daemon import fake, is_alive, row, wait_for_state
+from support.client.lossy import LossyDaemon
+from support.daemon.daemon import fake, is_alive, row, wait_for_state
+from support.daemon.faults import undisturbed
 from support.eventually import eventually
-from support.faults import undisturbed
-from support.lossy import LossyDaemon
 
 Entry = Callable[[Place], dict[str, Any]]
 

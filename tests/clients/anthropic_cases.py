@@ -11,7 +11,7 @@ from .case import Cases, Place
 from .crowd import Counted, crowd
 from .openai_cases import FIRST_FIVE, LEFT_S, LONG, City, user
 from support.eventually import eventually
-from support.known_model import ANSWER, ARGUMENTS, FOR_EVER, FUNCTION, WORDS
+from support.models.known_model import ANSWER, ARGUMENTS, FOR_EVER, FUNCTION, WORDS
 
 CASES = Cases("anthropic")
 

@@ -42,7 +42,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A server that the cases can ask; it serves `support.known_model`.
+    """A server that the cases can ask; it serves `support.models.known_model`.
 
     Attributes:
         name: in the table.

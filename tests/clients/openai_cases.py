@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from .case import Cases, Place, same
 from .crowd import Counted, crowd
 from support.eventually import eventually
-from support.known_model import ANSWER, ARGUMENTS, FOR_EVER, FUNCTION, WORDS
+from support.models.known_model import ANSWER, ARGUMENTS, FOR_EVER, FUNCTION, WORDS
 
 CASES = Cases("openai")
 

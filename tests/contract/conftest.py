@@ -13,7 +13,7 @@ from mlxsup.protocol.states import Batching
 from mlxsup.worker.engine import Engine
 from mlxsup.worker.engines.fake.engine import FakeEngine
 
-from support.loop_driver import LoopDriver
+from support.worker.loop_driver import LoopDriver
 
 MAX_CONCURRENCY = 4
 SHORT_CONTEXT = 512
@@ -52,7 +52,7 @@ def spec_for(name: str, path: Path) -> LaunchSpec:
 
 @pytest.fixture(scope="session")
 def mlx_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from support.tiny_model import make_tiny_model
+    from support.models.tiny_model import make_tiny_model
 
     folder = tmp_path_factory.mktemp("tiny") / "model"
     make_tiny_model(folder)
@@ -61,7 +61,7 @@ def mlx_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def bf16_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from support.tiny_model import as_bfloat16, make_tiny_model
+    from support.models.tiny_model import as_bfloat16, make_tiny_model
 
     return as_bfloat16(make_tiny_model(tmp_path_factory.mktemp("tiny") / "bf16"))
 
@@ -86,7 +86,7 @@ def make(
         return lambda: FakeEngine(spec_for("fake", Path("/nowhere")))
     from mlxsup.worker.engines.mlx.engine import MlxEngine
 
-    from support.mlx_rows import known_as
+    from support.worker.mlx_rows import known_as
 
     if request.param in ROUNDS:
         spec = spec_for("mlx", make_type(tmp_path_factory.mktemp("type"), request.param))

@@ -13,7 +13,7 @@ from mlxsup.protocol.states import FinishReason, LoadPhase
 from mlxsup.worker.engine import Engine, EngineFacts, Row, StepResult
 from mlxsup.worker.engines.mlx.prefill import PrefillPacer
 
-from support.row_values import row_values
+from support.core.row_values import row_values
 
 LONG = 700
 """Tokens of a prompt that takes several steps of prefill in either engine, or is let do so."""

@@ -8,7 +8,7 @@ from mlxsup.protocol.ids import RequestKey
 from mlxsup.worker.engine import Engine, Row
 from mlxsup.worker.engines.mlx.prefill import PrefillPacer
 
-from support.row_values import row_values
+from support.core.row_values import row_values
 
 LONG = 700
 """Tokens of a prompt that takes several steps."""

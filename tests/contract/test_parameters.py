@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mlxsup.protocol.parameters import NUMBERS, NumberParameter
 from mlxsup.protocol.states import FinishReason
 
-from support.loop_driver import Answer, LoopDriver, check_every_resume, check_resumes
+from support.worker.loop_driver import Answer, LoopDriver, check_every_resume, check_resumes
 
 ALL_AT_ONCE: dict[str, Any] = {
     "temperature": 1.1,

@@ -10,8 +10,8 @@ from mlxsup.protocol.ids import unpack_tokens
 from mlxsup.protocol.states import FinishReason, RowState
 from mlxsup.worker.engine import Row
 
-from support.loop_driver import LoopDriver
-from support.paused_answers import answer_with_pauses, assert_same, turn_until
+from support.daemon.paused_answers import answer_with_pauses, assert_same, turn_until
+from support.worker.loop_driver import LoopDriver
 
 LENGTH = 32
 PROMPT = "Once upon a time there was a fox 🦊 who"

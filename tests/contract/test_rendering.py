@@ -9,7 +9,7 @@ import pytest
 from mlxsup.protocol.states import Channel
 from mlxsup.protocol.worker_messages import RowDelta
 
-from support.loop_driver import LoopDriver
+from support.worker.loop_driver import LoopDriver
 
 LENGTH = 24
 PROMPT = "Once upon a time there was a fox 🦊 who"

@@ -11,7 +11,7 @@ from mlxsup.protocol.ids import RequestKey, pack_tokens, unpack_tokens
 from mlxsup.protocol.states import FinishReason
 from mlxsup.protocol.worker_messages import SUPERVISOR_TO_WORKER, Acceptance, Dispatch, Resume
 
-from support.loop_driver import LoopDriver, check_every_resume
+from support.worker.loop_driver import LoopDriver, check_every_resume
 
 LENGTH = 32
 PROMPT = "Once upon a time there was a fox 🦊 who"

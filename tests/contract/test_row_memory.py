@@ -9,9 +9,9 @@ import pytest
 from mlxsup.protocol.cache_cost import GROWTH_TOKENS
 from mlxsup.protocol.states import Priority
 
-from support.loop_driver import LoopDriver
-from support.paused_answers import assert_same, turn_until
-from support.rows_in_memory import NO_LIMIT, bytes_for, finish_in_turns
+from support.core.rows_in_memory import NO_LIMIT, bytes_for, finish_in_turns
+from support.daemon.paused_answers import assert_same, turn_until
+from support.worker.loop_driver import LoopDriver
 
 LENGTH = 24
 PROMPTS = ["Once upon a time", "There was a fox who", "In the deep", "Nobody knew"]

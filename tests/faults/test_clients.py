@@ -16,12 +16,12 @@ import pytest
 
 from mlxsup.client import Client
 
-from support.bad_input import generate, header, pack
-from support.daemon import Daemon, fake, row, wait_for_state
+from support.bad.input import generate, header, pack
+from support.client.raw_client import RawClient
+from support.client.streams import Reader
+from support.daemon.daemon import Daemon, fake, row, wait_for_state
+from support.daemon.faults import undisturbed
 from support.eventually import eventually
-from support.faults import undisturbed
-from support.raw_client import RawClient
-from support.streams import Reader
 
 STREAMS = 4
 FLOOD = 4000

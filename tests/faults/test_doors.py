@@ -18,12 +18,12 @@ from mlxsup.supervisor.sockets.clients import MAX_REFUSED
 from mlxsup.supervisor.sockets.limits import MAX_OF_ONE_PROCESS
 
 from campaign.watch import Crowd
-from support.bad_input import generate, header, pack
-from support.daemon import Daemon, fake, row, wait_for_state
+from support.bad.input import generate, header, pack
+from support.client.raw_client import RawClient
+from support.client.streams import Reader
+from support.daemon.daemon import Daemon, fake, row, wait_for_state
+from support.daemon.faults import undisturbed
 from support.eventually import eventually
-from support.faults import undisturbed
-from support.raw_client import RawClient
-from support.streams import Reader
 
 
 class LimitedDaemon(Daemon):

@@ -13,10 +13,10 @@ import pytest
 
 from mlxsup.client import RequestError
 
-from support.daemon import Daemon, fake, gone_within, row, wait_for_state
+from support.client.streams import Reader
+from support.daemon.daemon import Daemon, fake, gone_within, row, wait_for_state
+from support.daemon.faults import PATIENT, undisturbed
 from support.eventually import eventually
-from support.faults import PATIENT, undisturbed
-from support.streams import Reader
 
 NAMES = ("a", "b", "c", "d")
 ENTRY = fake(fake={"step_s": 0.04, "load_s": 0.1}, restart=PATIENT)

@@ -17,10 +17,10 @@ import pytest
 from mlxsup.client import Client
 from mlxsup.supervisor.core.gateway import FROZEN_S
 
-from support.daemon import fake
+from support.client.streams import Reader
+from support.daemon.daemon import fake
 from support.eventually import eventually
-from support.http_daemon import HttpDaemon, gateway_of
-from support.streams import Reader
+from support.gateway.http_daemon import HttpDaemon, gateway_of
 
 REPLACED_S = 100.0
 """Ten times what is promised: the machine may be busy."""

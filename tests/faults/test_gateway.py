@@ -14,10 +14,10 @@ import pytest
 from mlxsup.supervisor.gateway import RECORDED_AS
 from mlxsup.supervisor.workers.leftovers import RECORD_NAME
 
-from support.daemon import Daemon, fake, is_alive, row
+from support.client.streams import Reader
+from support.daemon.daemon import Daemon, fake, is_alive, row
 from support.eventually import eventually
-from support.http_daemon import STREAMED, HttpDaemon, SseReader, asked_at, chat, gateway_of
-from support.streams import Reader
+from support.gateway.http_daemon import STREAMED, HttpDaemon, SseReader, asked_at, chat, gateway_of
 
 SLOW = {"step_s": 0.02}
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from support.daemon import Daemon, fake, row, wait_for_state
+from support.client.lossy import LossyDaemon
+from support.client.streams import Reader
+from support.daemon.daemon import Daemon, fake, row, wait_for_state
+from support.daemon.faults import PATIENT, undisturbed
 from support.eventually import eventually
-from support.faults import PATIENT, undisturbed
-from support.lossy import LossyDaemon
-from support.streams import Reader
-from support.tiny_model import make_tiny_model
+from support.models.tiny_model import make_tiny_model
 
 LIMIT_S = 2.0
 """Many times what an honest step takes on a busy machine."""

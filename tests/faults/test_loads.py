@@ -12,10 +12,10 @@ import pytest
 
 from mlxsup.client import RequestError
 
-from support.daemon import Daemon, fake, row, wait_for_state
-from support.faults import PATIENT, undisturbed
-from support.streams import Reader
-from support.tiny_model import make_tiny_model
+from support.client.streams import Reader
+from support.daemon.daemon import Daemon, fake, row, wait_for_state
+from support.daemon.faults import PATIENT, undisturbed
+from support.models.tiny_model import make_tiny_model
 
 WEIGHTS = "model.safetensors"
 

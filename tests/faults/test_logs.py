@@ -11,9 +11,9 @@ import pytest
 
 from mlxsup.client import Client, RequestError
 
-from support.daemon import Daemon, fake, row, wait_for_state
+from support.cli.scripted_daemon import ScriptedDaemon
+from support.daemon.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
-from support.scripted_daemon import ScriptedDaemon
 
 FLOOD_BYTES_PER_S = 100_000_000
 

@@ -13,13 +13,13 @@ import pytest
 
 from mlxsup.client import Client, Delta, RequestError
 
-from support.daemon import Daemon, fake, row, wait_for_state
+from support.cli.scripted_daemon import ScriptedDaemon
+from support.client.streams import Reader
+from support.daemon.daemon import Daemon, fake, row, wait_for_state
+from support.daemon.faults import PATIENT, undisturbed
 from support.eventually import eventually
-from support.faults import PATIENT, undisturbed
+from support.models.tiny_model import make_tiny_model
 from support.reference import greedy_answers
-from support.scripted_daemon import ScriptedDaemon
-from support.streams import Reader
-from support.tiny_model import make_tiny_model
 
 TOKENS = 40
 COUNT = 8

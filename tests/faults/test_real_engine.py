@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from support.daemon import fake, row, wait_for_state
-from support.faults import PATIENT, undisturbed
-from support.lossy import LossyDaemon
-from support.streams import Reader
-from support.tiny_model import make_tiny_model
+from support.client.lossy import LossyDaemon
+from support.client.streams import Reader
+from support.daemon.daemon import fake, row, wait_for_state
+from support.daemon.faults import PATIENT, undisturbed
+from support.models.tiny_model import make_tiny_model
 
 pytestmark = [pytest.mark.mlx, pytest.mark.bits]
 

@@ -21,10 +21,10 @@ import pytest
 from mlxsup.supervisor.runtime_folder import RuntimeFolder, files_needed
 
 from campaign.watch import Crowd
-from support.daemon import Daemon, fake, row, wait_for_state
+from support.client.streams import Reader
+from support.daemon.daemon import Daemon, fake, row, wait_for_state
+from support.daemon.faults import undisturbed
 from support.eventually import eventually
-from support.faults import undisturbed
-from support.streams import Reader
 
 SLOW = {"step_s": 0.01}
 

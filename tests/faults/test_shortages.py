@@ -12,12 +12,12 @@ from contextlib import ExitStack
 import psutil
 import pytest
 
-from support.bad_input import header
-from support.daemon import Daemon, fake, row, wait_for_state
+from support.bad.input import header
+from support.client.raw_client import RawClient
+from support.client.streams import Reader
+from support.daemon.daemon import Daemon, fake, row, wait_for_state
+from support.daemon.faults import undisturbed
 from support.eventually import eventually
-from support.faults import undisturbed
-from support.raw_client import RawClient
-from support.streams import Reader
 
 LIMIT_S = 60.0
 

@@ -12,9 +12,9 @@ import pytest
 
 from mlxsup.client import RequestError
 
-from support.daemon import Daemon, fake, is_alive, row, wait_for_state
+from support.cli.unkillable import Unkillable
+from support.daemon.daemon import Daemon, fake, is_alive, row, wait_for_state
 from support.eventually import eventually
-from support.unkillable import Unkillable
 
 LIMIT_S = 120.0
 LEFT_BEHIND = 71

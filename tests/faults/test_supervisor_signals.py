@@ -11,10 +11,10 @@ import pytest
 
 from mlxsup.client import Client, ConnectionLost
 
-from support.cli import Terminal
-from support.daemon import Daemon, fake, gone_within, row, wait_for_state
+from support.cli.cli import Terminal
+from support.client.streams import Reader
+from support.daemon.daemon import Daemon, fake, gone_within, row, wait_for_state
 from support.eventually import eventually
-from support.streams import Reader
 
 SLOW = {"step_s": 0.02}
 DRAIN_S = 0.5

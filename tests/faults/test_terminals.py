@@ -17,9 +17,9 @@ import pytest
 
 from mlxsup.client import ConnectionLost
 
-from support.daemon import Daemon, fake, row
+from support.daemon.daemon import Daemon, fake, row
+from support.daemon.hub_caches import write_folder
 from support.eventually import eventually
-from support.hub_caches import write_folder
 
 LIMIT_S = 60.0
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}

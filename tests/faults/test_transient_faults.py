@@ -10,10 +10,10 @@ import pytest
 
 from mlxsup.client import Client
 
-from support.daemon import Daemon, fake, row, wait_for_state
+from support.client.streams import Reader
+from support.daemon.daemon import Daemon, fake, row, wait_for_state
+from support.daemon.faults import PATIENT, undisturbed
 from support.eventually import eventually
-from support.faults import PATIENT, undisturbed
-from support.streams import Reader
 
 ROWS = 8
 TOKENS = 600

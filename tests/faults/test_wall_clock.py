@@ -6,11 +6,11 @@ import os
 import signal
 import sys
 
-from support.daemon import fake, row, wait_for_state
+from support.cli.scripted_daemon import ScriptedDaemon
+from support.client.streams import Reader
+from support.daemon.daemon import fake, row, wait_for_state
+from support.daemon.faults import undisturbed
 from support.eventually import eventually
-from support.faults import undisturbed
-from support.scripted_daemon import ScriptedDaemon
-from support.streams import Reader
 
 JUMPING = """
 import itertools, time

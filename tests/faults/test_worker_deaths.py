@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.daemon import Daemon, fake, row, wait_for_state
+from support.client.streams import Reader
+from support.daemon.daemon import Daemon, fake, row, wait_for_state
+from support.daemon.faults import PATIENT, undisturbed
 from support.eventually import eventually
-from support.faults import PATIENT, undisturbed
-from support.streams import Reader
 
 LAST = 12
 LOAD = {"load_s": 1.5, "load_steps": 50}

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from support.cli_daemon import Daemon
-from support.scripted_supervisor import ScriptedSupervisor, scripted_supervisor
+from support.cli.cli_daemon import Daemon
+from support.client.scripted_supervisor import ScriptedSupervisor, scripted_supervisor
 from support.wheels import builder, built, built_client, installed
 
 __all__ = ["builder", "built", "built_client", "installed"]

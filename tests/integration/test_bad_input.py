@@ -18,10 +18,10 @@ from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.client_messages import CLIENT_MESSAGES
 from mlxsup.protocol.parameters import SAMPLING
 
-from support import warm
-from support.bad_bodies import BODIES, CLIENT_ONLY
-from support.bad_commands import COMMANDS, BadCommand
-from support.bad_input import (
+from support.bad.bodies import BODIES, CLIENT_ONLY
+from support.bad.commands import COMMANDS, BadCommand
+from support.bad.daemon import large_and_small, undisturbed
+from support.bad.input import (
     FRAMES,
     HEADERS,
     REQUESTS,
@@ -31,10 +31,10 @@ from support.bad_input import (
     BadInput,
     header,
 )
-from support.bad_input_daemon import large_and_small, undisturbed
-from support.daemon import Daemon, row
-from support.raw_client import RawClient
-from support.streams import Reader
+from support.client.raw_client import RawClient
+from support.client.streams import Reader
+from support.daemon import warm
+from support.daemon.daemon import Daemon, row
 
 RAW: dict[str, tuple[BadInput, ...]] = {
     "Frames": FRAMES,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from support import warm
-from support.daemon import Daemon, row
+from support.daemon import warm
+from support.daemon.daemon import Daemon, row
 from support.eventually import eventually
 
 SMALL = {"engine": "fake", "memory": "300MiB", "preload": False}

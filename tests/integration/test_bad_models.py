@@ -16,9 +16,9 @@ from mlxsup.worker.engine import BadLaunchError, BadModelError
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.process import judge
 
-from support.daemon import Daemon, row
-from support.mlx_rows import loaded_engine, make_row, make_spec, run_rows
-from support.tiny_model import make_tiny_model
+from support.daemon.daemon import Daemon, row
+from support.models.tiny_model import make_tiny_model
+from support.worker.mlx_rows import loaded_engine, make_row, make_spec, run_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

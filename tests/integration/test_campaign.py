@@ -25,9 +25,9 @@ from campaign.chaos import run_chaos
 from campaign.scenario import Place, Result, Scenario
 from campaign.soak import run_soak
 from campaign.sockets import decoded, through_sockets
-from support.daemon import row
-from support.tiny_model import make_tiny_model
-from support.verdict import NotShown, Verdict
+from support.core.verdict import NotShown, Verdict
+from support.daemon.daemon import row
+from support.models.tiny_model import make_tiny_model
 
 TESTS = Path(__file__).parents[1]
 QUICK = ("kills-fake",)

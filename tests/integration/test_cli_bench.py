@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from support.cli import Piped, run_cli
-from support.daemon import fake, wait_for_state
+from support.cli.cli import Piped, run_cli
+from support.daemon.daemon import fake, wait_for_state
 from support.eventually import eventually
-from support.http_daemon import HttpDaemon
-from support.json_schemas import problems
+from support.gateway.http_daemon import HttpDaemon
+from support.gateway.json_schemas import problems
 
 QUICK, SLOW = "quick", "slow"
 STEP_S = 0.05

@@ -17,10 +17,8 @@ from mlxsup.protocol.codec import decode_body
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import FinishReason
 
-from support.cli import COLUMNS, ESCAPE, PROMPT, Terminal, run_cli
-from support.daemon import Daemon, fake, row, wait_for_state
-from support.eventually import eventually
-from support.scripted_supervisor import (
+from support.cli.cli import COLUMNS, ESCAPE, PROMPT, Terminal, run_cli
+from support.client.scripted_supervisor import (
     Peer,
     ScriptedSupervisor,
     answer,
@@ -29,6 +27,8 @@ from support.scripted_supervisor import (
     scripted_supervisor,
     send_pieces,
 )
+from support.daemon.daemon import Daemon, fake, row, wait_for_state
+from support.eventually import eventually
 
 ENDLESS = {"step_s": 0.02, "answer_tokens": 100_000}
 

@@ -24,18 +24,18 @@ from mlxsup.protocol.client_messages import (
 )
 from mlxsup.protocol.message import Message
 
-from support.cli import COLUMNS, ESCAPE, Piped, Terminal, on_terminal, run_cli
-from support.cli_daemon import TIME_LIMIT_S, Daemon, at, command, environment, mlxsup
-from support.daemon import Daemon as FollowDaemon
-from support.daemon import fake, wait_for_state
-from support.eventually import eventually
-from support.scripted_supervisor import (
+from support.cli.cli import COLUMNS, ESCAPE, Piped, Terminal, on_terminal, run_cli
+from support.cli.cli_daemon import TIME_LIMIT_S, Daemon, at, command, environment, mlxsup
+from support.client.scripted_supervisor import (
     OpenStreams,
     Peer,
     ScriptedSupervisor,
     scripted_supervisor,
     send_pieces,
 )
+from support.daemon.daemon import Daemon as FollowDaemon
+from support.daemon.daemon import fake, wait_for_state
+from support.eventually import eventually
 
 PROGRESS = re.compile(r"^\d\d:\d\d:\d\dZ .+\n", re.MULTILINE)
 """What a command adds that had to wait for more than a second."""

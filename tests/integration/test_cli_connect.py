@@ -13,10 +13,10 @@ import pytest
 
 from mlxsup.cli.connecting import TOOLS
 
-from support.cli import ESCAPE, run_cli
-from support.daemon import Daemon, fake
-from support.http_daemon import HttpDaemon
-from support.json_schemas import problems
+from support.cli.cli import ESCAPE, run_cli
+from support.daemon.daemon import Daemon, fake
+from support.gateway.http_daemon import HttpDaemon
+from support.gateway.json_schemas import problems
 
 ROOT = Path(__file__).parents[2]
 BIN = ROOT / "build" / "npm" / "node_modules" / ".bin"

@@ -23,15 +23,21 @@ from mlxsup.protocol.key_file import KeyPlace, add_key
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.request_messages import Attach, RequestsQuery
 
-from support.cli import COLUMNS, ESCAPE, Piped, check_plain, on_terminal, run_cli
-from support.command_tree import leaf_of, leaves
-from support.daemon import Daemon, fake, wait_for_state
-from support.downloads import FILES, REPO, hub_environment
-from support.hub_caches import write_folder
-from support.json_schemas import problems
-from support.local_hub import local_hub
-from support.played_service_managers import PlayedServiceManagers
-from support.scripted_supervisor import Peer, answer, finish, scripted_supervisor, send_pieces
+from support.cli.cli import COLUMNS, ESCAPE, Piped, check_plain, on_terminal, run_cli
+from support.cli.command_tree import leaf_of, leaves
+from support.cli.played_service_managers import PlayedServiceManagers
+from support.client.scripted_supervisor import (
+    Peer,
+    answer,
+    finish,
+    scripted_supervisor,
+    send_pieces,
+)
+from support.daemon.daemon import Daemon, fake, wait_for_state
+from support.daemon.downloads import FILES, REPO, hub_environment
+from support.daemon.hub_caches import write_folder
+from support.daemon.local_hub import local_hub
+from support.gateway.json_schemas import problems
 
 LONG = "a-model-with-a-very-long-name-that-no-column-of-a-table-can-hold"
 MODELS = {

@@ -13,12 +13,12 @@ import mlx.core as mx
 import psutil
 import pytest
 
-from support.cli import Piped, check_plain, run_cli
+from support.cli.cli import Piped, check_plain, run_cli
+from support.daemon.hub_caches import write_folder, write_repository
 from support.eventually import eventually
-from support.hub_caches import write_folder, write_repository
-from support.json_schemas import problems
-from support.tiny_gguf import tiny_gguf
-from support.tiny_model import make_tiny_model
+from support.gateway.json_schemas import problems
+from support.models.tiny_gguf import tiny_gguf
+from support.models.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.mlx
 

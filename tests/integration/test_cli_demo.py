@@ -12,10 +12,10 @@ from typing import Any
 import psutil
 import pytest
 
-from support.cli import Piped, run_cli
-from support.daemon import Daemon, fake, is_alive, toml_of
+from support.cli.cli import Piped, run_cli
+from support.daemon.daemon import Daemon, fake, is_alive, toml_of
 from support.eventually import eventually
-from support.json_schemas import problems
+from support.gateway.json_schemas import problems
 
 STEP_S = 0.05
 PACED_STEP_S = 0.09

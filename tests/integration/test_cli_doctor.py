@@ -14,11 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from support.cli import run_cli
-from support.daemon import Daemon, fake, wait_for_state
-from support.doctor_ground import Ground
-from support.http_daemon import HttpDaemon
-from support.json_schemas import problems
+from support.cli.cli import run_cli
+from support.cli.doctor_ground import Ground
+from support.daemon.daemon import Daemon, fake, wait_for_state
+from support.gateway.http_daemon import HttpDaemon
+from support.gateway.json_schemas import problems
 
 Plant = Callable[[Ground], object]
 

@@ -18,10 +18,10 @@ import pytest
 
 from mlxsup.client import Client
 
-from support.cli import TIME_LIMIT_S, Piped, Terminal, command, environment
-from support.daemon import Daemon, fake, row, wait_for_state
+from support.cli.cli import TIME_LIMIT_S, Piped, Terminal, command, environment
+from support.client.streams import Reader
+from support.daemon.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
-from support.streams import Reader
 
 ENDLESS = fake(fake={"step_s": 0.02, "answer_tokens": 100_000})
 NEVER_LOADED = fake(fake={"load_s": 3600.0, "load_steps": 36_000})

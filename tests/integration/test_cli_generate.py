@@ -20,10 +20,9 @@ from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import Channel, FinishReason, NoticeKind
 
-from support.cli import ESCAPE, Piped, Terminal, command, environment, run_cli
-from support.daemon import Daemon, fake, row, wait_for_state
-from support.pieces import piece
-from support.scripted_supervisor import (
+from support.cli.cli import ESCAPE, Piped, Terminal, command, environment, run_cli
+from support.client.pieces import piece
+from support.client.scripted_supervisor import (
     Peer,
     Script,
     ScriptedSupervisor,
@@ -32,6 +31,7 @@ from support.scripted_supervisor import (
     scripted_supervisor,
     send_pieces,
 )
+from support.daemon.daemon import Daemon, fake, row, wait_for_state
 
 PROMPT = "What is the capital of France?"
 

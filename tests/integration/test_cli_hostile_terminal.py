@@ -14,13 +14,13 @@ from mlxsup.client import RequestError
 from mlxsup.client.connection import RequestIds
 from mlxsup.protocol.ids import RequestId
 
-from support.cli import PROMPT, Terminal, run_cli
-from support.command_tree import Leaf, leaves
-from support.daemon import Daemon, fake, wait_for_state
-from support.full_screen import Script
-from support.hostile import EVIL, WORD, acting, raising_template, unknown_type
-from support.played_service_managers import PlayedServiceManagers
-from support.streams import Reader
+from support.bad.hostile import EVIL, WORD, acting, raising_template, unknown_type
+from support.cli.cli import PROMPT, Terminal, run_cli
+from support.cli.command_tree import Leaf, leaves
+from support.cli.full_screen import Script
+from support.cli.played_service_managers import PlayedServiceManagers
+from support.client.streams import Reader
+from support.daemon.daemon import Daemon, fake, wait_for_state
 
 CTRL_C, CTRL_D, CLEAR, UP = "\x03", "\x04", "\x15", "\x1b[A"
 LOAD = "load"

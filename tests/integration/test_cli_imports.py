@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.cli import environment
+from support.cli.cli import environment
 
 BARE = {
     "mlxsup",

@@ -15,12 +15,12 @@ from mlxsup.supervisor.memory.folder import fingerprint, stamp
 from mlxsup.supervisor.memory.machine import find_backend
 from mlxsup.supervisor.memory.measurements import FILE_NAME, Measurements, Raised
 
-from support.cli import Piped, run_cli
-from support.daemon import Daemon, fake, toml_of, wait_for_state
-from support.hub_caches import MODEL, write_folder, write_repository
-from support.safetensors_files import llama_arrays, llama_config
-from support.safetensors_files import write_folder as write_weights
-from support.tiny_model import make_tiny_model
+from support.cli.cli import Piped, run_cli
+from support.daemon.daemon import Daemon, fake, toml_of, wait_for_state
+from support.daemon.hub_caches import MODEL, write_folder, write_repository
+from support.models.safetensors_files import llama_arrays, llama_config
+from support.models.safetensors_files import write_folder as write_weights
+from support.models.tiny_model import make_tiny_model
 
 BERT = {**MODEL, "config.json": b'{"model_type": "bert"}'}
 

@@ -19,10 +19,10 @@ from mlxsup.cli.terminal.output import LiveLine, Output
 from mlxsup.client import Client
 from mlxsup.protocol.download import DownloadProgress, Repository
 
-from support.cli import ESCAPE, PROMPT, Terminal, command, environment, on_terminal, run_cli
-from support.daemon import fake, toml_of
-from support.downloading_daemon import TOKEN, DownloadingDaemon
-from support.downloads import (
+from support.cli.cli import ESCAPE, PROMPT, Terminal, command, environment, on_terminal, run_cli
+from support.daemon.daemon import fake, toml_of
+from support.daemon.downloading_daemon import TOKEN, DownloadingDaemon
+from support.daemon.downloads import (
     FILES,
     MIB,
     NEEDED,
@@ -38,9 +38,9 @@ from support.downloads import (
     runs_first,
     snapshot,
 )
+from support.daemon.local_hub import Fault, LocalHub, local_hub
 from support.eventually import eventually
-from support.local_hub import Fault, LocalHub, local_hub
-from support.tiny_model import make_tiny_model
+from support.models.tiny_model import make_tiny_model
 
 HELD_AT = 2 * MIB
 LIMIT_S = 120.0

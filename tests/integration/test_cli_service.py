@@ -15,10 +15,10 @@ import pytest
 from mlxsup.cli.service.facts import MARKER
 from mlxsup.protocol.key_file import KeyPlace, add_key
 
-from support.cli import run_cli
-from support.daemon import Daemon, fake
-from support.json_schemas import problems
-from support.played_service_managers import PlayedServiceManagers
+from support.cli.cli import run_cli
+from support.cli.played_service_managers import PlayedServiceManagers
+from support.daemon.daemon import Daemon, fake
+from support.gateway.json_schemas import problems
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="systemd is played")
 

@@ -15,9 +15,9 @@ import pytest
 from mlxsup.cli.exit_status import CliError
 from mlxsup.cli.service import launchd
 
-from support.cli import TIME_LIMIT_S, environment
-from support.json_schemas import problems
-from support.played_service_managers import PlayedServiceManagers
+from support.cli.cli import TIME_LIMIT_S, environment
+from support.cli.played_service_managers import PlayedServiceManagers
+from support.gateway.json_schemas import problems
 
 PROGRAM = """
 import sys

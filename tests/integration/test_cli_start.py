@@ -19,13 +19,13 @@ import pytest
 from mlxsup.cli.command_table import COMMANDS
 from mlxsup.cli.main import root
 
-from support.cli import Piped, Terminal, environment, run_cli
-from support.cli import command as command_line
-from support.daemon import Daemon, fake, is_alive, toml_of, wait_for_state
+from support.cli.cli import Piped, Terminal, environment, run_cli
+from support.cli.cli import command as command_line
+from support.client.streams import Reader
+from support.daemon.daemon import Daemon, fake, is_alive, toml_of, wait_for_state
+from support.daemon.hub_caches import REPO, write_folder, write_repository
 from support.eventually import eventually
-from support.hub_caches import REPO, write_folder, write_repository
-from support.json_schemas import problems
-from support.streams import Reader
+from support.gateway.json_schemas import problems
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.cli import Piped, command, run_cli
-from support.daemon import Daemon, fake, row, wait_for_state
+from support.cli.cli import Piped, command, run_cli
+from support.cli.full_screen import FullScreen, Shell
+from support.daemon.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
-from support.full_screen import FullScreen, Shell
-from support.json_schemas import problems
+from support.gateway.json_schemas import problems
 
 QUICK = ("--interval", "0.2s")
 """Tests need not wait a second for each picture."""

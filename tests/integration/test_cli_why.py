@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from support.cli import run_cli
-from support.daemon import Daemon, fake, row, wait_for_state
+from support.cli.cli import run_cli
+from support.client.streams import Reader
+from support.daemon.daemon import Daemon, fake, row, wait_for_state
+from support.daemon.faults import PATIENT
 from support.eventually import eventually
-from support.faults import PATIENT
-from support.json_schemas import problems
-from support.streams import Reader
+from support.gateway.json_schemas import problems
 
 PROMPT = "[[fault slow=0.01]] my secret diary"
 

@@ -13,11 +13,8 @@ import pytest
 from mlxsup.protocol.client_messages import Cancel, Generate, StatusQuery
 from mlxsup.protocol.message import Message
 
-from support.cli import ESCAPE, PROMPT, Terminal, command, on_terminal
-from support.daemon import Daemon, fake, wait_for_state
-from support.eventually import eventually
-from support.hub_caches import REPO, write_folder, write_repository
-from support.scripted_supervisor import (
+from support.cli.cli import ESCAPE, PROMPT, Terminal, command, on_terminal
+from support.client.scripted_supervisor import (
     OpenStreams,
     Peer,
     answer,
@@ -25,7 +22,10 @@ from support.scripted_supervisor import (
     scripted_supervisor,
     send_pieces,
 )
-from support.streams import Reader
+from support.client.streams import Reader
+from support.daemon.daemon import Daemon, fake, wait_for_state
+from support.daemon.hub_caches import REPO, write_folder, write_repository
+from support.eventually import eventually
 
 NARROW = 40
 

@@ -21,10 +21,8 @@ from mlxsup.protocol.client_messages import (
 from mlxsup.protocol.ids import pack_tokens
 from mlxsup.protocol.message import Message
 
-from support.eventually import eventually
-from support.eventually_async import eventually_async
-from support.pieces import piece
-from support.scripted_supervisor import (
+from support.client.pieces import piece
+from support.client.scripted_supervisor import (
     OpenStreams,
     Peer,
     answer,
@@ -32,6 +30,8 @@ from support.scripted_supervisor import (
     finish,
     scripted_supervisor,
 )
+from support.eventually import eventually
+from support.eventually_async import eventually_async
 
 
 def test_many_streams_at_once_lose_nothing_C4(path: Path) -> None:

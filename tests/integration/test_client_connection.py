@@ -30,8 +30,8 @@ from mlxsup.protocol.codec import Decoder, encode
 from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.message import Message
 
+from support.client.scripted_supervisor import Peer, ScriptedSupervisor
 from support.eventually import eventually
-from support.scripted_supervisor import Peer, ScriptedSupervisor
 
 A = RequestId("a")
 

@@ -43,10 +43,9 @@ from mlxsup.protocol.request_messages import (
 )
 from mlxsup.protocol.states import Priority
 
-from support.cli import environment
-from support.eventually import eventually
-from support.pieces import piece
-from support.scripted_supervisor import (
+from support.cli.cli import environment
+from support.client.pieces import piece
+from support.client.scripted_supervisor import (
     OpenStreams,
     Peer,
     answer,
@@ -55,6 +54,7 @@ from support.scripted_supervisor import (
     say_hello,
     scripted_supervisor,
 )
+from support.eventually import eventually
 
 
 def test_stream_is_read_to_its_end_and_has_a_result_J2(path: Path) -> None:

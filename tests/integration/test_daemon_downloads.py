@@ -14,9 +14,10 @@ import pytest
 
 from mlxsup.client import Client, Notice, RequestError
 
-from support.daemon import Daemon, fake, row, wait_for_state
-from support.downloading_daemon import TOKEN, DownloadingDaemon
-from support.downloads import (
+from support.client.streams import Reader
+from support.daemon.daemon import Daemon, fake, row, wait_for_state
+from support.daemon.downloading_daemon import TOKEN, DownloadingDaemon
+from support.daemon.downloads import (
     FILES,
     MIB,
     NEEDED,
@@ -29,10 +30,9 @@ from support.downloads import (
     runs_first,
     snapshot,
 )
+from support.daemon.local_hub import Fault, LocalHub, local_hub
 from support.eventually import eventually
-from support.local_hub import Fault, LocalHub, local_hub
-from support.streams import Reader
-from support.tiny_model import make_tiny_model
+from support.models.tiny_model import make_tiny_model
 
 HELD_AT = 2 * MIB
 

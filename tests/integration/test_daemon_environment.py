@@ -17,11 +17,11 @@ from mlxsup.protocol.launch import child_environment
 from mlxsup.supervisor.core.actions import StartDownload
 from mlxsup.supervisor.downloads import DownloadKeeper
 
-from support.daemon import row, wait_for_state
+from support.daemon.daemon import row, wait_for_state
 from support.eventually import eventually
 from support.eventually_async import eventually_async
-from support.http_daemon import HttpDaemon, gateway_of
-from support.tiny_model import make_tiny_model
+from support.gateway.http_daemon import HttpDaemon, gateway_of
+from support.models.tiny_model import make_tiny_model
 
 SECRETS = {
     "HF_TOKEN": "hf_secret",

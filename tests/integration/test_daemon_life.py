@@ -13,11 +13,11 @@ import pytest
 
 from mlxsup.client import Client
 
-from support.daemon import Daemon, fake, is_alive, row, wait_for_state
+from support.cli.scripted_daemon import ScriptedDaemon
+from support.client.streams import Reader
+from support.daemon.daemon import Daemon, fake, is_alive, row, wait_for_state
+from support.daemon.faults import undisturbed
 from support.eventually import eventually
-from support.faults import undisturbed
-from support.scripted_daemon import ScriptedDaemon
-from support.streams import Reader
 
 SLOW = {"step_s": 0.02}
 

@@ -17,9 +17,9 @@ from mlxsup.client import RequestError
 from mlxsup.protocol.states import LoadPhase
 from mlxsup.protocol.text import LOG_LEVELS
 
-from support.daemon import Daemon, fake, row, wait_for_state
+from support.client.streams import Reader
+from support.daemon.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
-from support.streams import Reader
 
 AT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 SLOW = fake(fake={"step_s": 0.02})

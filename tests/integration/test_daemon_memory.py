@@ -14,12 +14,12 @@ from mlxsup.client import Client, Notice, RequestError, Result
 from mlxsup.worker.engines.fake.text import answer_tokens, encode_text
 from mlxsup.worker.idle_time import GIVE_BACK_AFTER_S
 
-from support.cli import run_cli
-from support.daemon import Daemon, fake, row, wait_for_state
+from support.cli.cli import run_cli
+from support.cli.scripted_daemon import ScriptedDaemon
+from support.client.streams import Reader
+from support.daemon.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import TIMEOUT_S, eventually
-from support.scripted_daemon import ScriptedDaemon
-from support.streams import Reader
-from support.tiny_model import make_tiny_model
+from support.models.tiny_model import make_tiny_model
 
 MIB = 2**20
 NAMES = ("a", "b", "c")

@@ -16,13 +16,13 @@ from mlxsup.protocol.client_messages import Generate
 from mlxsup.protocol.codec import encode, encode_body
 from mlxsup.protocol.ids import ModelName, RequestId, unpack_tokens
 
-from support.daemon import Daemon, row
-from support.demo_model import demo_model_folder
+from support.client.raw_client import RawClient
+from support.client.streams import Reader
+from support.daemon.daemon import Daemon, row
 from support.eventually import eventually
-from support.raw_client import RawClient
+from support.models.demo_model import demo_model_folder
+from support.models.tiny_model import make_tiny_model
 from support.reference import greedy_answers
-from support.streams import Reader
-from support.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.mlx
 

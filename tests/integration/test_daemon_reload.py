@@ -10,11 +10,11 @@ import pytest
 
 from mlxsup.client import RequestError
 
-from support.cli import run_cli
-from support.daemon import Daemon, fake, row, wait_for_state
+from support.cli.cli import run_cli
+from support.client.streams import Reader
+from support.daemon.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
-from support.http_daemon import HttpDaemon, chat
-from support.streams import Reader
+from support.gateway.http_daemon import HttpDaemon, chat
 
 SLOW = {"step_s": 0.02}
 

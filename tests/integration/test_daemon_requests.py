@@ -17,10 +17,10 @@ import pytest
 from mlxsup.client import Channel, Client, FinishReason, Notice, RequestError, Result
 from mlxsup.worker.engines.fake.text import answer_tokens, encode_text
 
-from support.cli import command, run_cli
-from support.daemon import Daemon, fake, row, wait_for_state
+from support.cli.cli import command, run_cli
+from support.client.streams import Reader
+from support.daemon.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
-from support.streams import Reader
 
 SLOW = fake(max_concurrency=1, fake={"step_s": 0.01})
 ENDLESS = 4000

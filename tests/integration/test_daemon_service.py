@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from support.daemon import Daemon, fake
+from support.cli.notify_socket import NotifySocket
+from support.cli.scripted_daemon import ScriptedDaemon
+from support.client.streams import Reader
+from support.daemon.daemon import Daemon, fake
 from support.eventually import eventually
-from support.notify_socket import NotifySocket
-from support.scripted_daemon import ScriptedDaemon
-from support.streams import Reader
 
 WATCHDOG_S = 2.0
 SILENCE_S = 3 * WATCHDOG_S

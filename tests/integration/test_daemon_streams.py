@@ -19,10 +19,10 @@ import pytest
 from mlxsup.client import AsyncClient, Client, RequestError
 from mlxsup.worker.engines.fake.text import answer_tokens, encode_text
 
-from support.daemon import Daemon, fake, row, wait_for_state
+from support.client.raw_client import RawClient
+from support.client.streams import Reader
+from support.daemon.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
-from support.raw_client import RawClient
-from support.streams import Reader
 
 
 def is_quiet(client: Client, model: str = "m") -> bool:

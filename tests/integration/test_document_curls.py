@@ -13,9 +13,9 @@ import pytest
 
 from mlxsup.protocol.gateway import DEFAULT_LISTEN
 
-from support.daemon import fake
+from support.daemon.daemon import fake
 from support.eventually import TIMEOUT_S
-from support.http_daemon import HttpDaemon
+from support.gateway.http_daemon import HttpDaemon
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))

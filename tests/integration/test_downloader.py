@@ -19,8 +19,8 @@ from mlxsup.protocol.download import (
     Repository,
 )
 
-from support.cli import run_cli
-from support.downloads import (
+from support.cli.cli import run_cli
+from support.daemon.downloads import (
     FILES,
     LIMIT_S,
     MIB,
@@ -39,8 +39,8 @@ from support.downloads import (
     snapshot,
     start_download,
 )
+from support.daemon.local_hub import COMMIT, NEXT_COMMIT, Fault, LocalHub, digest, local_hub
 from support.eventually import eventually
-from support.local_hub import COMMIT, NEXT_COMMIT, Fault, LocalHub, digest, local_hub
 
 
 @contextmanager

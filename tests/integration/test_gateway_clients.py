@@ -12,9 +12,9 @@ pytest.importorskip("anthropic")
 from clients import anthropic_cases, openai_cases
 from clients.case import Case, Outcome, Place, Verdict, outcome
 from clients.crowd import ROWS, WAITING
-from support.daemon import row
-from support.http_daemon import HttpDaemon
-from support.known_model import make_known_model
+from support.daemon.daemon import row
+from support.gateway.http_daemon import HttpDaemon
+from support.models.known_model import make_known_model
 
 pytestmark = pytest.mark.mlx
 

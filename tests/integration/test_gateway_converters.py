@@ -17,7 +17,15 @@ from mlxsup.gateway.keys import Caller, Keys
 
 from support.eventually import eventually
 from support.eventually_async import eventually_async
-from support.played_gateway import Item, PlayedDaemon, Response, Site, delta, refused, result
+from support.gateway.played_gateway import (
+    Item,
+    PlayedDaemon,
+    Response,
+    Site,
+    delta,
+    refused,
+    result,
+)
 
 ERRORS = b"mlxsup_request_errors_total"
 CHAT = "/v1/chat/completions"

@@ -16,12 +16,12 @@ import pytest
 
 from mlxsup.gateway.operator import TOKEN_HEADER
 
-from support.daemon import Daemon, fake, row, wait_for_state
+from support.bad.exposed import DECLARED, Exposed, declared_samples
+from support.client.streams import Reader
+from support.daemon.daemon import Daemon, fake, row, wait_for_state
+from support.daemon.faults import undisturbed
 from support.eventually import eventually
-from support.exposed import DECLARED, Exposed, declared_samples
-from support.faults import undisturbed
-from support.http_daemon import CHAT, HttpDaemon, SseReader, chat, gateway_of
-from support.streams import Reader
+from support.gateway.http_daemon import CHAT, HttpDaemon, SseReader, chat, gateway_of
 
 
 @pytest.fixture(scope="module")

@@ -13,13 +13,13 @@ import pytest
 
 from mlxsup.gateway import limits
 
-from support.bad_http import CHAT, JSON, MESSAGES, REQUESTS, BadRequest, request
-from support.bad_input import MODEL, SMALL, SMALL_CONTEXT
-from support.bad_input_daemon import undisturbed
-from support.daemon import fake, row
+from support.bad.daemon import undisturbed
+from support.bad.http import CHAT, JSON, MESSAGES, REQUESTS, BadRequest, request
+from support.bad.input import MODEL, SMALL, SMALL_CONTEXT
+from support.client.streams import Reader
+from support.daemon.daemon import fake, row
 from support.eventually import eventually
-from support.http_daemon import HttpDaemon, SseReader, chat, everything
-from support.streams import Reader
+from support.gateway.http_daemon import HttpDaemon, SseReader, chat, everything
 
 ROWS = 3
 MAX_WAITING = 4

@@ -15,11 +15,11 @@ import pytest
 from mlxsup.protocol.key_file import MARK_NAME, digest_of
 from mlxsup.supervisor.config.load import EXIT_CODE
 
-from support.cli import run_cli
-from support.daemon import Daemon, fake, is_alive, row
+from support.cli.cli import run_cli
+from support.client.streams import Reader
+from support.daemon.daemon import Daemon, fake, is_alive, row
 from support.eventually import eventually
-from support.http_daemon import HttpDaemon, everything, gateway_of
-from support.streams import Reader
+from support.gateway.http_daemon import HttpDaemon, everything, gateway_of
 
 CHAT = "/v1/chat/completions"
 LOCAL = "http://localhost:3000"

@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from support.daemon import fake, is_alive
+from support.daemon.daemon import fake, is_alive
 from support.eventually import eventually
-from support.http_daemon import CHAT, HttpDaemon, SseReader, chat, gateway_of
-from support.large_bodies import (
+from support.gateway.http_daemon import CHAT, HttpDaemon, SseReader, chat, gateway_of
+from support.gateway.large_bodies import (
     MESSAGES,
     LargeBody,
     hostile_bodies,

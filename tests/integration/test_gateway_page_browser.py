@@ -12,11 +12,11 @@ import pytest
 
 from mlxsup.protocol.text import size_text
 
-from support.browser import CHROMIUM, NO_CHROMIUM, Browser
-from support.daemon import fake, row, wait_for_state
+from support.daemon.daemon import fake, row, wait_for_state
 from support.eventually import eventually
-from support.http_daemon import HttpDaemon, gateway_of
-from support.tiny_model import make_tiny_model
+from support.gateway.browser import CHROMIUM, NO_CHROMIUM, Browser
+from support.gateway.http_daemon import HttpDaemon, gateway_of
+from support.models.tiny_model import make_tiny_model
 
 pytestmark = [
     pytest.mark.slow,

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.browser import CHROMIUM, NO_CHROMIUM, Browser
-from support.daemon import Daemon, fake
-from support.http_daemon import HttpDaemon
+from support.daemon.daemon import Daemon, fake
+from support.gateway.browser import CHROMIUM, NO_CHROMIUM, Browser
+from support.gateway.http_daemon import HttpDaemon
 
 pytestmark = [
     pytest.mark.slow,

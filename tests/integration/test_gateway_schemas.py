@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from support.daemon import row
-from support.http_daemon import HttpDaemon, chat
-from support.streams import Reader
-from support.tiny_model import make_tiny_model
+from support.client.streams import Reader
+from support.daemon.daemon import row
+from support.gateway.http_daemon import HttpDaemon, chat
+from support.models.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.mlx
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from support.daemon import fake, row, wait_for_state
+from support.daemon.daemon import fake, row, wait_for_state
 from support.eventually import eventually
-from support.http_daemon import HttpDaemon
+from support.gateway.http_daemon import HttpDaemon
 
 anthropic = pytest.importorskip("anthropic")
 openai = pytest.importorskip("openai")

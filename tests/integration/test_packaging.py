@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from support.cli.installed_daemon import daemon_of
+from support.cli.typed_user import check_types
 from support.environments import Environment, need_registry, run
-from support.installed_daemon import daemon_of
-from support.typed_user import check_types
 from support.wheels import PROJECT, ROOT, Built, names_in
 
 pytestmark = pytest.mark.timeout(1200)

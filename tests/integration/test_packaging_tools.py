@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from support.demo_model import demo_model_folder
+from support.cli.installed_daemon import daemon_of
 from support.environments import Environment, need_registry, run
-from support.installed_daemon import daemon_of
+from support.models.demo_model import demo_model_folder
 from support.wheels import Built
 
 pytestmark = [pytest.mark.mlx, pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -39,8 +39,8 @@ from mlxsup.protocol.version import PROTOCOL_VERSION
 from mlxsup.supervisor.sockets import clients, limits
 from mlxsup.worker.engines.fake.text import answer_tokens, decode_tokens, encode_text
 
-from support.daemon import Daemon, fake
-from support.raw_client import RawClient
+from support.client.raw_client import RawClient
+from support.daemon.daemon import Daemon, fake
 
 
 def section(text: str, title: str) -> str:

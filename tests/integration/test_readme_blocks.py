@@ -22,10 +22,10 @@ import pytest
 
 from mlxsup.protocol.gateway import DEFAULT_LISTEN
 
-from support.demo_model import demo_model_folder
+from support.cli.readme import Block, blocks
+from support.daemon.hub_caches import write_repository
 from support.environments import Environment, outside_variables, run
-from support.hub_caches import write_repository
-from support.readme import Block, blocks
+from support.models.demo_model import demo_model_folder
 from support.wheels import PROJECT, Built
 
 pytestmark = [pytest.mark.mlx, pytest.mark.slow, pytest.mark.timeout(1200)]

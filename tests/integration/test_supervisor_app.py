@@ -40,11 +40,11 @@ from mlxsup.supervisor.memory.machine import find_backend
 from mlxsup.supervisor.workers import incarnation as incarnation_module
 from mlxsup.supervisor.workers.registry import Workers
 
-from support.daemon import fake
+from support.client.pieces import texts_of
+from support.daemon.daemon import fake
+from support.daemon.played_daemon import Peer, Stage, generate, play, short_folder, token
 from support.eventually_async import eventually_async
-from support.pieces import texts_of
-from support.played_daemon import Peer, Stage, generate, play, short_folder, token
-from support.safetensors_files import llama_arrays, llama_config, write_folder
+from support.models.safetensors_files import llama_arrays, llama_config, write_folder
 
 FAST = {"restart": {"max_restarts": 1, "backoff_initial_s": 0.01, "backoff_max_s": 0.01}}
 LARGE = "x" * (1024 * 1024)

@@ -31,7 +31,16 @@ from mlxsup.supervisor.sockets.clients import MAX_UNSENT_BYTES, Clients
 from mlxsup.supervisor.sockets.connection import Connection
 from mlxsup.supervisor.sockets.outbox import Outbox
 
-from support.clients_bench import Bench, Peer, deltas, done, encode_counted, fill, generate, run
+from support.client.clients_bench import (
+    Bench,
+    Peer,
+    deltas,
+    done,
+    encode_counted,
+    fill,
+    generate,
+    run,
+)
 from support.eventually_async import eventually_async
 
 

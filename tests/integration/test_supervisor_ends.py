@@ -49,10 +49,9 @@ from mlxsup.supervisor.workers import leftovers as leftovers_module
 from mlxsup.supervisor.workers import registry as registry_module
 from mlxsup.supervisor.workers.leftovers import WorkerRecord
 
-from support.daemon import fake
-from support.eventually_async import eventually_async
-from support.notify_socket import NotifySocket
-from support.played_daemon import (
+from support.cli.notify_socket import NotifySocket
+from support.daemon.daemon import fake
+from support.daemon.played_daemon import (
     ENDING,
     Stage,
     generate,
@@ -61,6 +60,7 @@ from support.played_daemon import (
     short_folder,
     write_config,
 )
+from support.eventually_async import eventually_async
 
 LAZY = fake(preload=False)
 

@@ -19,10 +19,10 @@ from mlxsup.supervisor.memory.estimates import Estimates, Look, ask, ask_engine
 from mlxsup.supervisor.memory.folder import UNASKED, Estimate
 from mlxsup.supervisor.memory.folder_reader import Place, Question, reader_argv
 
+from support.daemon.hub_caches import REPO, write_repository
+from support.daemon.hub_caches import write_folder as write_files
 from support.eventually import eventually
-from support.hub_caches import REPO, write_repository
-from support.hub_caches import write_folder as write_files
-from support.safetensors_files import llama_arrays, llama_config, write_folder
+from support.models.safetensors_files import llama_arrays, llama_config, write_folder
 
 SILENT = Path(__file__).parents[1] / "support" / "silent_folders"
 

@@ -33,12 +33,10 @@ from mlxsup.supervisor import app as app_module
 from mlxsup.supervisor import downloads as downloads_module
 from mlxsup.supervisor.config.load import read_text
 
-from support.daemon import fake
-from support.eventually import eventually
-from support.eventually_async import eventually_async
-from support.hub_caches import MODEL, REPO
-from support.hub_caches import write_folder as write_files
-from support.played_daemon import (
+from support.daemon.daemon import fake
+from support.daemon.hub_caches import MODEL, REPO
+from support.daemon.hub_caches import write_folder as write_files
+from support.daemon.played_daemon import (
     Peer,
     PlayedWorker,
     Stage,
@@ -48,7 +46,9 @@ from support.played_daemon import (
     token,
     write_config,
 )
-from support.safetensors_files import llama_arrays, llama_config, write_folder
+from support.eventually import eventually
+from support.eventually_async import eventually_async
+from support.models.safetensors_files import llama_arrays, llama_config, write_folder
 
 TICK_S = 0.002
 MOST_CALLS = 50_000

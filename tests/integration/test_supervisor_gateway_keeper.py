@@ -23,9 +23,9 @@ from mlxsup.supervisor.core.events import Event, GatewayEnded, GatewayListening
 from mlxsup.supervisor.gateway import GatewayKeeper, address_of, bind, why_not
 from mlxsup.supervisor.log_files import LogWriter
 
+from support.daemon.played_daemon import short_folder
 from support.eventually_async import eventually_async
-from support.key_place import place_in
-from support.played_daemon import short_folder
+from support.gateway.key_place import place_in
 from support.unwaited import collect_unwaited
 
 PLAYED = """\

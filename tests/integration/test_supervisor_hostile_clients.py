@@ -29,9 +29,9 @@ from mlxsup.supervisor.sockets import limits as limits_module
 from mlxsup.supervisor.sockets.clients import HANDSHAKE_LIMIT_S, LARGE_LIMIT_S, MAX_LARGE
 from mlxsup.supervisor.sockets.zmtp import GREETING, to_wire
 
-from support.clients_bench import Bench, Peer, deltas, generate, run
+from support.client.clients_bench import Bench, Peer, deltas, generate, run
+from support.client.zmtp import PING, READY
 from support.eventually_async import eventually_async
-from support.zmtp import PING, READY
 
 HELLO = GREETING + READY
 

@@ -32,7 +32,7 @@ from mlxsup.supervisor.workers.process import (
     describe_exit,
 )
 
-from support.daemon import is_alive
+from support.daemon.daemon import is_alive
 from support.eventually import eventually
 from support.eventually_async import eventually_async
 

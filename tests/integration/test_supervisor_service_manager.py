@@ -16,9 +16,9 @@ from mlxsup.supervisor.core.outline import Outline
 from mlxsup.supervisor.service_manager import MAX_NAMES, ServiceManager, summary
 from mlxsup.supervisor.sleep import KEPT_LOOKS, SleepGuard, awake_argv
 
+from support.cli.notify_socket import NotifySocket
+from support.daemon.played_app import Log
 from support.eventually import eventually
-from support.notify_socket import NotifySocket
-from support.played_app import Log
 
 
 def outline(*states: tuple[str, State], is_ending: bool = False) -> Outline:

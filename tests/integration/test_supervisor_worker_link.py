@@ -38,7 +38,7 @@ from mlxsup.supervisor.sockets.transport import LoopSocket, Monitor, Socket
 from mlxsup.supervisor.sockets.worker_link import MAX_OUTBOX_MESSAGES, WorkerLink
 
 from support.eventually_async import eventually_async
-from support.loop_sockets import watched_sockets
+from support.worker.loop_sockets import watched_sockets
 
 HELLO = Hello(
     model=ModelName("m"), generation=Generation(3), token="secret", pid=42, version="0.1.0"

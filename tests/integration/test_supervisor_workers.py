@@ -48,11 +48,11 @@ from mlxsup.supervisor.workers.process import WorkerProcess
 from mlxsup.supervisor.workers.registry import Workers
 from mlxsup.supervisor.workers.spare import SpareUnit, SpareUnits
 
+from support.daemon.hub_caches import write_folder
+from support.daemon.played_daemon import Stage, play, short_folder
 from support.eventually_async import eventually_async
-from support.hub_caches import write_folder
-from support.loop_sockets import Watched, watched_sockets
-from support.played_daemon import Stage, play, short_folder
 from support.unwaited import collect_unwaited
+from support.worker.loop_sockets import Watched, watched_sockets
 
 
 class Surroundings:

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from support.daemon import Daemon
+from support.daemon.daemon import Daemon
+from support.daemon.log_gate import Provoked, violations
 from support.isolation import Files
-from support.log_gate import Provoked, violations
-from support.worker_harness import FORBIDDEN_IN_LOGS, WorkerHarness
+from support.worker.worker_harness import FORBIDDEN_IN_LOGS, WorkerHarness
 
 RAISED = """\
 2026-01-01T00:00:00.000Z ERROR worker dies code=70

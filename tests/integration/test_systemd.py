@@ -17,11 +17,11 @@ import pytest
 
 from mlxsup.cli.service.systemd import unit_text
 
-from support.cli import environment
-from support.daemon import toml_of
+from support.cli.cli import environment
+from support.cli.service_facts import facts
+from support.daemon.daemon import toml_of
+from support.daemon.played_daemon import short_folder
 from support.eventually import eventually
-from support.played_daemon import short_folder
-from support.service_facts import facts
 
 ANALYZE = shutil.which("systemd-analyze")
 

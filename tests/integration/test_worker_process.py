@@ -12,7 +12,7 @@ from mlxsup.protocol.worker_messages import Dying, Heartbeat, Hello, Step
 from mlxsup.worker.engines.fake.text import answer_tokens, decode_tokens, encode_text
 
 from support.eventually import eventually
-from support.worker_harness import WorkerHarness
+from support.worker.worker_harness import WorkerHarness
 
 
 def loaded_modules(pid: int) -> str:

@@ -17,7 +17,7 @@ from mlxsup.protocol.worker_messages import Dying, Hello, Ready, Step
 from mlxsup.worker.parent_watch import ORPHANED_EXIT
 
 from support.eventually import eventually
-from support.worker_harness import WorkerHarness
+from support.worker.worker_harness import WorkerHarness
 
 
 def is_gone(pid: int) -> bool:
@@ -115,7 +115,7 @@ def test_another_parent_than_the_one_named_ends_it_at_once_E6() -> None:
 PARENT = """
 import sys, time
 sys.path.insert(0, {tests!r})
-from support.worker_harness import WorkerHarness
+from support.worker.worker_harness import WorkerHarness
 worker = WorkerHarness()
 worker.wait_until_ready()
 if {prompt!r}:

@@ -17,7 +17,9 @@ from mlxsup.worker.engine import Row
 from mlxsup.worker.engines.mlx.decode import LoneDecode
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 
-from support.mlx_rows import (
+from support.model_types.scenarios import chunks_of
+from support.models.tiny_model import VOCABULARY_SIZE, make_tiny_model
+from support.worker.mlx_rows import (
     check_no_row_is_left,
     known_as,
     loaded_engine,
@@ -27,8 +29,6 @@ from support.mlx_rows import (
     solo,
     token_ids,
 )
-from support.model_types.scenarios import chunks_of
-from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
 
 pytestmark = pytest.mark.mlx
 

@@ -33,9 +33,9 @@ from mlxsup.worker.engines.mlx.probe import (
     run_side_by_side,
 )
 
-from support.mlx_numbers import number_of
-from support.mlx_rows import loaded_engine, make_row, make_spec, random_state, run_rows, solo
-from support.tiny_model import make_tiny_model
+from support.models.tiny_model import make_tiny_model
+from support.worker.mlx_numbers import number_of
+from support.worker.mlx_rows import loaded_engine, make_row, make_spec, random_state, run_rows, solo
 
 pytestmark = pytest.mark.mlx
 

@@ -25,9 +25,9 @@ from mlxsup.worker.text import harmony, tool_formats
 from mlxsup.worker.text.channels import NORMAL, REASONING, TOOL, ChannelParser
 from mlxsup.worker.text.tool_calls import CallIds, ToolCallReader
 
-from support.loop_driver import Answer, LoopDriver, check_every_resume, check_resumes
-from support.mlx_rows import make_spec
-from support.tiny_model import VOCABULARY_SIZE, add_tokens, make_tiny_model
+from support.models.tiny_model import VOCABULARY_SIZE, add_tokens, make_tiny_model
+from support.worker.loop_driver import Answer, LoopDriver, check_every_resume, check_resumes
+from support.worker.mlx_rows import make_spec
 
 pytestmark = pytest.mark.mlx
 

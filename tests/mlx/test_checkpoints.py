@@ -13,9 +13,9 @@ from mlxsup.protocol.states import Batching
 from mlxsup.worker.engine import Row
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 
-from support.cache_models import CONFIGURATIONS, make_cache_model
-from support.mlx_rows import known_as, loaded_engine, make_row, run_rows, solo
-from support.tiny_model import VOCABULARY_SIZE
+from support.models.cache_models import CONFIGURATIONS, make_cache_model
+from support.models.tiny_model import VOCABULARY_SIZE
+from support.worker.mlx_rows import known_as, loaded_engine, make_row, run_rows, solo
 
 pytestmark = pytest.mark.mlx
 

@@ -22,7 +22,7 @@ from mlxsup.worker.engine import BadModelError, ModelMissingError
 from mlxsup.worker.engines.mlx import conversion
 from mlxsup.worker.engines.mlx.conversion import convert, main
 
-from support.tiny_model import as_4_bit, make_tiny_model
+from support.models.tiny_model import as_4_bit, make_tiny_model
 
 pytestmark = pytest.mark.mlx
 

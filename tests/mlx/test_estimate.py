@@ -29,11 +29,11 @@ from mlxsup.worker.engines.mlx.estimate import estimate
 from mlxsup.worker.engines.mlx.folder import check_folder
 from mlxsup.worker.engines.mlx.load import iterate_arrays, load_lazily, materialise
 
-from support.demo_model import demo_model_folder
 from support.model_types.build import make_model
 from support.model_types.listed import MODEL_TYPES, model_types
 from support.model_types.table import UNLOADABLE
-from support.tiny_model import make_tiny_model
+from support.models.demo_model import demo_model_folder
+from support.models.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.mlx
 

@@ -20,10 +20,10 @@ from mlxsup.worker.engine import BadModelError
 from mlxsup.worker.engines.mlx.gguf import convert, main, quantization
 from mlxsup.worker.engines.mlx.gguf_header import check_gguf
 
-from support.demo_model import demo_model_folder
-from support.gguf_mutations import mutations, outcomes
-from support.mlx_rows import loaded_engine, make_row, run_rows, token_ids
-from support.tiny_gguf import tiny_gguf
+from support.models.demo_model import demo_model_folder
+from support.models.gguf_mutations import mutations, outcomes
+from support.models.tiny_gguf import tiny_gguf
+from support.worker.mlx_rows import loaded_engine, make_row, run_rows, token_ids
 
 pytestmark = pytest.mark.mlx
 

@@ -18,11 +18,11 @@ from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.text import MlxText
 from mlxsup.worker.text.grammar import MAX_KEPT, Grammar, GrammarCompiler
 
-from support.demo_model import demo_model_folder
-from support.forms import SCHEMAS, check, of_schema
-from support.loop_driver import LoopDriver, check_every_resume
-from support.mlx_rows import check_no_row_is_left, make_spec
-from support.tiny_model import VOCABULARY_SIZE, add_tokens, make_tiny_model
+from support.core.forms import SCHEMAS, check, of_schema
+from support.models.demo_model import demo_model_folder
+from support.models.tiny_model import VOCABULARY_SIZE, add_tokens, make_tiny_model
+from support.worker.loop_driver import LoopDriver, check_every_resume
+from support.worker.mlx_rows import check_no_row_is_left, make_spec
 
 pytestmark = pytest.mark.mlx
 

@@ -32,10 +32,10 @@ from mlxsup.worker.engines.mlx.new_row import NewRow
 from mlxsup.worker.engines.mlx.passes import SerialPasses, TogetherPasses
 from mlxsup.worker.engines.mlx.sampling import PLAIN
 
-from support.mlx_rows import known_as, loaded_engine, make_row, make_spec, run_rows, solo
 from support.model_types.build import make_model
 from support.model_types.listed import model_types
-from support.tiny_model import CONTEXT_LENGTH, make_tiny_model
+from support.models.tiny_model import CONTEXT_LENGTH, make_tiny_model
+from support.worker.mlx_rows import known_as, loaded_engine, make_row, make_spec, run_rows, solo
 
 pytestmark = pytest.mark.mlx
 

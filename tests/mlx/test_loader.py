@@ -56,8 +56,8 @@ from mlxsup.worker.engines.mlx.logits import FloatLogits
 from mlxsup.worker.engines.mlx.prefill import LARGEST_CPU_CHUNK, PrefillPacer
 from mlxsup.worker.engines.mlx.text import MlxText, load_text
 
-from support.mlx_rows import loaded_engine, make_spec
-from support.tiny_model import CONTEXT_LENGTH, VOCABULARY_SIZE, make_tiny_model
+from support.models.tiny_model import CONTEXT_LENGTH, VOCABULARY_SIZE, make_tiny_model
+from support.worker.mlx_rows import loaded_engine, make_spec
 
 pytestmark = pytest.mark.mlx
 

@@ -17,8 +17,8 @@ from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.logits import FloatLogits
 from mlxsup.worker.engines.mlx.logprobs import LogprobReader
 
-from support.mlx_rows import loaded_engine, make_row, run_rows
-from support.tiny_model import VOCABULARY_SIZE, as_4_bit, as_bfloat16, make_tiny_model
+from support.models.tiny_model import VOCABULARY_SIZE, as_4_bit, as_bfloat16, make_tiny_model
+from support.worker.mlx_rows import loaded_engine, make_row, run_rows
 
 pytestmark = pytest.mark.mlx
 

@@ -17,8 +17,8 @@ from mlx_lm.utils import load_model
 from mlxsup.worker.engines.mlx.decode import LoneRow, drawn_tokens
 from mlxsup.worker.engines.mlx.sampling import PLAIN
 
-from support.mlx_rows import random_state
-from support.tiny_model import make_tiny_model
+from support.models.tiny_model import make_tiny_model
+from support.worker.mlx_rows import random_state
 
 pytestmark = pytest.mark.mlx
 

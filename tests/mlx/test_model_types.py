@@ -23,8 +23,7 @@ from mlxsup.worker.engines.mlx.folder import check_folder
 from mlxsup.worker.engines.mlx.known_faults import KNOWN_FAULTS
 from mlxsup.worker.engines.mlx.load import load_lazily, widen_windows
 
-from support.mlx_numbers import number_of
-from support.mlx_rows import loaded_engine, make_row, make_spec, run_rows, solo, token_ids
+from support.bad.odd_models import CONFIGS, make_odd_model
 from support.model_types.build import make_model
 from support.model_types.faults import BATCH_FAULTS, LOAD_FAULTS, BatchFault
 from support.model_types.listed import MODEL_TYPES, NO_MODEL, NOT_TRIED, model_file, model_types
@@ -34,8 +33,9 @@ from support.model_types.scenarios import TOKENS, prompt
 from support.model_types.scenarios import Trial as ModelTrial
 from support.model_types.table import UNEQUAL_ALONE, UNLOADABLE
 from support.model_types.verdict import BOUND, Kind, compare
-from support.odd_models import CONFIGS, make_odd_model
-from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
+from support.models.tiny_model import VOCABULARY_SIZE, make_tiny_model
+from support.worker.mlx_numbers import number_of
+from support.worker.mlx_rows import loaded_engine, make_row, make_spec, run_rows, solo, token_ids
 
 pytestmark = pytest.mark.mlx
 

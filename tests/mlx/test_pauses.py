@@ -12,13 +12,13 @@ from mlxsup.protocol.states import Batching, FinishReason
 from mlxsup.worker.engine import Row
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 
-from support.loop_driver import LoopDriver
-from support.mlx_rows import check_no_row_is_left, known_as, loaded_engine, make_row, solo
+from support.daemon.paused_answers import answer_with_pauses, assert_same
 from support.model_types.build import make_model
 from support.model_types.listed import model_types
 from support.model_types.scenarios import chunks_of
-from support.paused_answers import answer_with_pauses, assert_same
-from support.tiny_model import make_tiny_model
+from support.models.tiny_model import make_tiny_model
+from support.worker.loop_driver import LoopDriver
+from support.worker.mlx_rows import check_no_row_is_left, known_as, loaded_engine, make_row, solo
 
 pytestmark = [pytest.mark.mlx, pytest.mark.bits]
 

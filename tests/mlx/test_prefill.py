@@ -24,11 +24,11 @@ from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.prefill import HEADROOM, IDLE_TARGET_S, STEP_TIMEOUT_SHARE
 from mlxsup.worker.engines.mlx.text import MlxText
 
-from support.core_driver import LAUNCH, Driver, entry
-from support.demo_model import demo_model_folder
-from support.loop_driver import LoopDriver
-from support.mlx_rows import known_as, loaded_engine, make_row, make_spec, run_rows
-from support.tiny_model import make_tiny_model
+from support.core.driver import LAUNCH, Driver, entry
+from support.models.demo_model import demo_model_folder
+from support.models.tiny_model import make_tiny_model
+from support.worker.loop_driver import LoopDriver
+from support.worker.mlx_rows import known_as, loaded_engine, make_row, make_spec, run_rows
 
 pytestmark = pytest.mark.mlx
 

@@ -29,11 +29,16 @@ from mlxsup.worker.engines.mlx.prefix_size import (
     tokens_that_fit,
 )
 
-from support.cache_models import make_cache_model
-from support.loop_driver import LoopDriver
-from support.mlx_rows import loaded_engine, make_row, make_spec, run_rows, solo
 from support.model_types.scenarios import chunks_of
-from support.tiny_model import BYTES_PER_TOKEN, CONTEXT_LENGTH, VOCABULARY_SIZE, make_tiny_model
+from support.models.cache_models import make_cache_model
+from support.models.tiny_model import (
+    BYTES_PER_TOKEN,
+    CONTEXT_LENGTH,
+    VOCABULARY_SIZE,
+    make_tiny_model,
+)
+from support.worker.loop_driver import LoopDriver
+from support.worker.mlx_rows import loaded_engine, make_row, make_spec, run_rows, solo
 
 pytestmark = pytest.mark.mlx
 

@@ -33,9 +33,9 @@ from mlxsup.worker.engines.mlx.picking import Picker
 from mlxsup.worker.engines.mlx.sampling import RowDraws, derive_key, make_draws
 from mlxsup.worker.engines.mlx.shaping import LEAST_ROOM
 
-from support.mlx_draws import drawer, draws_of
-from support.mlx_rows import known_as, loaded_engine, make_row, run_rows
-from support.tiny_model import make_tiny_model
+from support.models.tiny_model import make_tiny_model
+from support.worker.mlx_draws import drawer, draws_of
+from support.worker.mlx_rows import known_as, loaded_engine, make_row, run_rows
 
 pytestmark = pytest.mark.mlx
 

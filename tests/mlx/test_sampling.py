@@ -18,10 +18,10 @@ from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.grammar import GrammarProcessor
 from mlxsup.worker.engines.mlx.sampling import PLAIN, derive_key, derive_share, make_draws
 
-from support.loop_driver import LoopDriver, check_every_resume
-from support.mlx_draws import drawer, draws_of, shape, weigh
-from support.mlx_rows import make_row, make_spec
-from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
+from support.models.tiny_model import VOCABULARY_SIZE, make_tiny_model
+from support.worker.loop_driver import LoopDriver, check_every_resume
+from support.worker.mlx_draws import drawer, draws_of, shape, weigh
+from support.worker.mlx_rows import make_row, make_spec
 
 pytestmark = pytest.mark.mlx
 

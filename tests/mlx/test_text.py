@@ -27,8 +27,8 @@ from mlxsup.worker.engines.mlx.tokenizer import tokenizer_error
 from mlxsup.worker.text.detokenizer import WindowDetokenizer
 from mlxsup.worker.text.tool_formats import parse_json_calls
 
-from support.demo_model import demo_model_folder
-from support.tiny_model import VOCABULARY_SIZE, make_tiny_model, write_tokenizer
+from support.models.demo_model import demo_model_folder
+from support.models.tiny_model import VOCABULARY_SIZE, make_tiny_model, write_tokenizer
 
 pytestmark = pytest.mark.mlx
 

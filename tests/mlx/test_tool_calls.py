@@ -22,8 +22,8 @@ from mlxsup.worker.text.channels import ChannelParser
 from mlxsup.worker.text.tool_calls import ToolCallReader
 from mlxsup.worker.text.tool_formats import PARSERS, TAGGED
 
-from support.tiny_model import VOCABULARY_SIZE, add_tokens, make_tiny_model
-from support.tool_values import HOSTILE
+from support.models.tiny_model import VOCABULARY_SIZE, add_tokens, make_tiny_model
+from support.worker.tool_values import HOSTILE
 
 pytestmark = pytest.mark.mlx
 

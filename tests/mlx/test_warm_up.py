@@ -20,9 +20,9 @@ from mlxsup.worker.engines.mlx.batch import MlxBatch
 from mlxsup.worker.engines.mlx.kernels import FOLDER_NAME, VARIABLE
 from mlxsup.worker.engines.mlx.shapes import COMPILE_S
 
-from support.mlx_lives import SIZES, Lives, burst, learned_in, play_cuda
-from support.mlx_rows import known_as, make_row
-from support.tiny_model import make_tiny_model
+from support.models.tiny_model import make_tiny_model
+from support.worker.mlx_lives import SIZES, Lives, burst, learned_in, play_cuda
+from support.worker.mlx_rows import known_as, make_row
 
 pytestmark = pytest.mark.mlx
 

@@ -22,12 +22,12 @@ from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.text import MlxText
 from mlxsup.worker.thread_guard import OwnedEngine
 
-from support.demo_model import demo_model_folder
-from support.loop_driver import LoopDriver, check_every_resume
-from support.mlx_calls import KINDS, Calls
-from support.mlx_rows import make_spec
-from support.tiny_model import make_tiny_model
-from support.worker_harness import WorkerHarness
+from support.models.demo_model import demo_model_folder
+from support.models.tiny_model import make_tiny_model
+from support.worker.loop_driver import LoopDriver, check_every_resume
+from support.worker.mlx_calls import KINDS, Calls
+from support.worker.mlx_rows import make_spec
+from support.worker.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.mlx
 
@@ -191,7 +191,7 @@ def test_the_first_request_has_nothing_to_make_that_the_second_has_not_B10(tmp_p
     """In a separate process: whatever is traced, compiled or opened late would be called once."""
     folder = make_tiny_model(tmp_path / "tiny")
     done = subprocess.run(
-        [sys.executable, "-m", "support.mlx_calls", str(folder)],
+        [sys.executable, "-m", "support.worker.mlx_calls", str(folder)],
         cwd=Path(__file__).parents[1],
         capture_output=True,
         text=True,
@@ -271,7 +271,7 @@ def yarn_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_engine_on_its_one_thread_serves_the_same_model_A1_A2(yarn_folder: Path) -> None:
     script = (
         "import sys; from pathlib import Path\n"
-        "from support.mlx_rows import loaded_engine, make_row, run_rows, token_ids\n"
+        "from support.worker.mlx_rows import loaded_engine, make_row, run_rows, token_ids\n"
         "with loaded_engine(Path(sys.argv[1])) as engine:\n"
         "    got = run_rows(engine, [make_row(key, [1, 2, 3, key]) for key in range(4)])\n"
         "    print(sorted(len(token_ids(tokens)) for tokens in got.values()))\n"

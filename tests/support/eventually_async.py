@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Literal, TypeVar
 
-from .eventually import INTERVAL_S, TIMEOUT_S
+from support.eventually import INTERVAL_S, TIMEOUT_S
 
 T = TypeVar("T")
 

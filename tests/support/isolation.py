@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from .warm import SERVER
+from support.daemon.warm import SERVER
 
 MARK = "MLXSUP_TEST_RUN"
 """The variable that every process inherits from the tests that started it, orphans too."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 
-from .daemon import Daemon
-from .verdict import NotShown
+from support.core.verdict import NotShown
+from support.daemon.daemon import Daemon
 
 FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 LOST = ("bytes lost here", "cannot be written, lines are lost")

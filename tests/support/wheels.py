@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from .environments import Environment, need_registry, run_well
+from support.environments import Environment, need_registry, run_well
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())

@@ -31,7 +31,7 @@ from campaign.scenario import (
     table,
 )
 from campaign.soak import problems_of
-from support.verdict import EXIT_CODES, NotShown, Verdict
+from support.core.verdict import EXIT_CODES, NotShown, Verdict
 
 PLACE = Place(tiny=Path("none"))
 

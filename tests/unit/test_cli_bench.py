@@ -28,7 +28,7 @@ from mlxsup.cli.commands.bench import (
 )
 from mlxsup.cli.exit_status import CliError
 
-from support.full_disk import full_disk
+from support.daemon.full_disk import full_disk
 
 CELL, OTHER = Cell(10, 3, 2), Cell(20, 3, 2)
 FACTS: dict[str, Any] = {"through": "zmq", "backend": "cpu", "daemon": "1", "left_out": []}

@@ -15,7 +15,7 @@ from mlxsup.cli.service import launchd, systemd
 from mlxsup.cli.service.facts import MARKER, PERMANENT_EXITS, UnusableFactError
 from mlxsup.cli.terminal.output import Output
 
-from support.service_facts import facts, mac_facts
+from support.cli.service_facts import facts, mac_facts
 
 
 def keys(unit: str) -> dict[str, list[str]]:

@@ -18,8 +18,8 @@ from mlxsup.cli.top.app import Top, run
 from mlxsup.cli.top.looks import Look
 from mlxsup.client import ConnectionLost, ErrorCode, RequestError
 
+from support.cli.top_facts import AT, PlayedDaemon, model, request
 from support.eventually_async import eventually_async
-from support.top_facts import AT, PlayedDaemon, model, request
 
 KILLED = {"reason": "crash", "signal": "SIGKILL", "detail": "out of memory", "at": AT}
 MODELS = [

@@ -22,9 +22,9 @@ from mlxsup.protocol.key_file import PREFIX
 from mlxsup.protocol.states import FinishReason, State, WorkerPhase
 from mlxsup.protocol.worker_messages import Dying
 
-from support.core_driver import LAUNCH, Driver
-from support.core_states import in_state
-from support.flight import BEGAN, Recorder
+from support.core.driver import LAUNCH, Driver
+from support.core.flight import BEGAN, Recorder
+from support.core.states import in_state
 
 NOW = BEGAN + 20_000.0
 

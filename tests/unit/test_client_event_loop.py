@@ -13,7 +13,7 @@ import pytest
 from mlxsup.client import async_client as async_module
 from mlxsup.client.async_client import AsyncClient
 
-from support.driven_connection import Connection
+from support.client.driven_connection import Connection
 
 
 class Handle:

@@ -16,7 +16,7 @@ import zmq
 from mlxsup.client import io_thread as thread_module
 from mlxsup.client.io_thread import IoThread
 
-from support.driven_connection import Connection
+from support.client.driven_connection import Connection
 
 
 class Enough(Exception):

@@ -17,7 +17,7 @@ from mlxsup.protocol.clock import Clock
 from mlxsup.protocol.codec import MAX_FRAME_BYTES, encode
 from mlxsup.protocol.ids import RequestId
 
-from support import pieces
+from support.client import pieces
 
 EVENTS = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED,

@@ -42,7 +42,7 @@ from mlxsup.protocol.ids import RequestId, pack_tokens
 from mlxsup.protocol.message import Logprobs, Message, TokenLogprob
 from mlxsup.protocol.states import Channel, FinishReason, NoticeKind
 
-from support import pieces
+from support.client import pieces
 
 A, B, C = RequestId("a"), RequestId("b"), RequestId("c")
 

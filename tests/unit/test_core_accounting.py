@@ -26,8 +26,8 @@ from mlxsup.supervisor.core.sharing.charging import Charges, charge
 from mlxsup.supervisor.core.sharing.counters import MAX_ACCOUNTS, Counters
 from mlxsup.supervisor.core.sharing.device_time import DeviceTime
 
-from support.core_driver import Driver, entry
-from support.core_looks import ALICE
+from support.core.driver import Driver, entry
+from support.core.looks import ALICE
 
 # Engine seconds of requests and models
 

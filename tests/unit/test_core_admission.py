@@ -16,9 +16,9 @@ from mlxsup.supervisor.core.events import ConnectionId, Reloaded
 from mlxsup.supervisor.core.settings import ANYONE, ClientSettings, CoreSettings, ModelSettings
 from mlxsup.supervisor.core.sharing.accounts import Terms
 
-from support.core_driver import LAUNCH, RESTART, Driver, entry
-from support.core_looks import ALICE, BOB
-from support.core_states import in_state
+from support.core.driver import LAUNCH, RESTART, Driver, entry
+from support.core.looks import ALICE, BOB
+from support.core.states import in_state
 
 # Limits of queues
 

@@ -16,8 +16,8 @@ from mlxsup.protocol.worker_messages import CancelRow
 from mlxsup.supervisor.core import attaching
 from mlxsup.supervisor.core.events import ClientTooSlow
 
-from support.core_driver import Driver, entry
-from support.core_looks import ALICE, BOB
+from support.core.driver import Driver, entry
+from support.core.looks import ALICE, BOB
 
 TOKEN = pack_tokens([9])
 EARLIER = pack_body("earlier", Channel.CONTENT)

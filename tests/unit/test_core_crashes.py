@@ -19,9 +19,9 @@ from mlxsup.supervisor.core.lifecycle.on_exit import weigh
 from mlxsup.supervisor.core.lifecycle.restart_policy import NOW, GiveUp, RestartPolicy
 from mlxsup.supervisor.core.lifecycle.triggers import Died
 
-from support.core_driver import RESTART, Driver, entry
-from support.core_states import in_state
-from support.suspects import HOUR_S, crash, engine_of
+from support.core.driver import RESTART, Driver, entry
+from support.core.states import in_state
+from support.core.suspects import HOUR_S, crash, engine_of
 
 # Restart policy (F2)
 

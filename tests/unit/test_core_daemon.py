@@ -54,9 +54,9 @@ from mlxsup.supervisor.core.health.death_cause import Cause, classify
 from mlxsup.supervisor.core.settings import CoreSettings
 from mlxsup.supervisor.core.worker_events import last_words
 
-from support.core_driver import Driver, entry
-from support.core_looks import ALICE, BOB
-from support.core_states import in_state
+from support.core.driver import Driver, entry
+from support.core.looks import ALICE, BOB
+from support.core.states import in_state
 
 # Start, stop and clients
 

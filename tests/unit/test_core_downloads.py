@@ -23,8 +23,8 @@ from mlxsup.supervisor.core.actions import EndDownload, Spawn, StartDownload
 from mlxsup.supervisor.core.events import DownloadSaid, Reloaded
 from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
 
-from support.core_driver import LAUNCH, RESTART, Driver, entry
-from support.core_memory import GIB, MemoryDriver, limited, sized
+from support.core.driver import LAUNCH, RESTART, Driver, entry
+from support.core.memory import GIB, MemoryDriver, limited, sized
 
 # Downloads
 

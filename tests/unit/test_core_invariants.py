@@ -16,9 +16,9 @@ from mlxsup.supervisor.core.lifecycle.states import Backoff, Failed, Loading, Re
 from mlxsup.supervisor.core.requests.ledger import Ledger, Request, Stage
 from mlxsup.supervisor.core.sharing.accounts import Account
 
-from support.core_driver import LAUNCH, Driver
-from support.core_looks import ALICE
-from support.core_states import in_state
+from support.core.driver import LAUNCH, Driver
+from support.core.looks import ALICE
+from support.core.states import in_state
 
 SOMEONE = Held(digest=Digest(b"someone"))
 CALLER = Caller(connection=ALICE, id=RequestId("c"))

@@ -15,8 +15,8 @@ from mlxsup.supervisor.core.actions import EndSpare, Spawn, StartSpare
 from mlxsup.supervisor.core.events import DownloadSaid, Reloaded, Sampled, SpareEnded, SpareReady
 from mlxsup.supervisor.core.settings import ModelSettings
 
-from support.core_driver import LAUNCH, Driver, entry
-from support.core_memory import MemoryDriver, limited, sized
+from support.core.driver import LAUNCH, Driver, entry
+from support.core.memory import MemoryDriver, limited, sized
 
 PID = 500
 """Of the first spare worker; the next ones count on."""

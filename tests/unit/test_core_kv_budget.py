@@ -9,9 +9,9 @@ from mlxsup.protocol.states import FinishReason, State
 from mlxsup.protocol.text import size_text
 from mlxsup.supervisor.core.events import Reloaded
 
-from support.core_driver import RESTART
-from support.core_memory import limited, sized, states
-from support.core_rows import (
+from support.core.driver import RESTART
+from support.core.memory import limited, sized, states
+from support.core.rows import (
     FIXED,
     ONE_ROW,
     RowsDriver,
@@ -19,7 +19,7 @@ from support.core_rows import (
     need_of,
     served,
 )
-from support.core_shortage import ShortageDriver
+from support.core.shortage import ShortageDriver
 
 # Division of free memory
 

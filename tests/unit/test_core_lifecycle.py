@@ -33,9 +33,9 @@ from mlxsup.supervisor.core.lifecycle.table import ImpossibleTransitionError
 from mlxsup.supervisor.core.lifecycle.triggers import BecameReady
 from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
 
-from support.core_driver import LAUNCH, RESTART, Driver, entry
-from support.core_looks import BOB
-from support.core_states import in_state
+from support.core.driver import LAUNCH, RESTART, Driver, entry
+from support.core.looks import BOB
+from support.core.states import in_state
 
 # What is wanted and what follows
 

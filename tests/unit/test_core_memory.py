@@ -14,8 +14,8 @@ from mlxsup.protocol.worker_messages import Exit, Heartbeat
 from mlxsup.supervisor.core.events import Reloaded, Sampled
 from mlxsup.supervisor.core.settings import CoreSettings
 
-from support.core_driver import Driver, entry
-from support.core_memory import (
+from support.core.driver import Driver, entry
+from support.core.memory import (
     GIB,
     SUBSCRIPTION,
     MemoryDriver,
@@ -25,8 +25,8 @@ from support.core_memory import (
     sized,
     states,
 )
-from support.core_rows import FIXED, ONE_ROW, RowsDriver, bytes_for
-from support.core_swaps import SwapDriver, rivals
+from support.core.rows import FIXED, ONE_ROW, RowsDriver, bytes_for
+from support.core.swaps import SwapDriver, rivals
 
 # Loads within the budget
 

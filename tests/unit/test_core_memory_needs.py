@@ -21,11 +21,11 @@ from mlxsup.supervisor.core.memory.need import Figure, Need, Source
 from mlxsup.supervisor.core.memory.raising import raised
 from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
 
-from support.core_driver import LAUNCH, Driver, entry
-from support.core_looks import ALICE
-from support.core_memory import SUBSCRIPTION, MemoryDriver, limited, notes, sized, states
-from support.core_rows import CONTEXT, FIXED, ONE_ROW, RowsDriver, bytes_for, need_of, served
-from support.needs import GIB, MIB, need
+from support.core.driver import LAUNCH, Driver, entry
+from support.core.looks import ALICE
+from support.core.memory import SUBSCRIPTION, MemoryDriver, limited, notes, sized, states
+from support.core.needs import GIB, MIB, need
+from support.core.rows import CONTEXT, FIXED, ONE_ROW, RowsDriver, bytes_for, need_of, served
 
 # `memory` of an entry
 

@@ -39,7 +39,7 @@ from mlxsup.supervisor.core.memory.planner import (
 )
 from mlxsup.supervisor.core.memory.room import Fits, FitsWithout, NoRoom, find_room
 
-from support.needs import GROWTH, MIB, budget, candidate, need
+from support.core.needs import GROWTH, MIB, budget, candidate, need
 
 # Verdicts of the planner
 

@@ -27,8 +27,8 @@ from mlxsup.supervisor.core.memory.pressure import (
 )
 from mlxsup.supervisor.core.settings import ModelSettings
 
-from support.core_looks import ALICE
-from support.core_memory import (
+from support.core.looks import ALICE
+from support.core.memory import (
     GIB,
     SUBSCRIPTION,
     MemoryDriver,
@@ -38,7 +38,7 @@ from support.core_memory import (
     sized,
     states,
 )
-from support.core_swaps import SwapDriver, finish, rivals
+from support.core.swaps import SwapDriver, finish, rivals
 
 # The lowered budget
 

@@ -16,9 +16,9 @@ from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.requests.ledger import PAUSED_BYTES
 from mlxsup.supervisor.core.settings import CoreSettings
 
-from support.core_driver import LAUNCH, Driver, entry
-from support.core_looks import BOB
-from support.core_states import in_state
+from support.core.driver import LAUNCH, Driver, entry
+from support.core.looks import BOB
+from support.core.states import in_state
 
 # Pauses
 

@@ -26,8 +26,8 @@ from mlxsup.supervisor.core.health.blame import (
 )
 from mlxsup.supervisor.core.settings import ClientSettings, CoreSettings, RestartSettings
 
-from support.core_driver import LAUNCH, Driver, entry
-from support.suspects import HOUR_S, SETTINGS, crash, engine_of, finish, gain, prove
+from support.core.driver import LAUNCH, Driver, entry
+from support.core.suspects import HOUR_S, SETTINGS, crash, engine_of, finish, gain, prove
 
 # Quarantine (P10)
 

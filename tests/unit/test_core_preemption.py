@@ -22,11 +22,11 @@ from mlxsup.supervisor.core.events import Appraised, Reloaded
 from mlxsup.supervisor.core.memory.pressure import CALM_S
 from mlxsup.supervisor.core.settings import ClientSettings, CoreSettings
 
-from support.core_driver import LAUNCH, Driver, entry
-from support.core_memory import SUBSCRIPTION, MemoryDriver, limited, notes
-from support.core_rows import FIXED, LEAST, ONE_ROW, ROWS, RowsDriver, bytes_for, need_of, served
-from support.core_shortage import STEP, WHOLE, ShortageDriver, holds, needs
-from support.suspects import crash, engine_of
+from support.core.driver import LAUNCH, Driver, entry
+from support.core.memory import SUBSCRIPTION, MemoryDriver, limited, notes
+from support.core.rows import FIXED, LEAST, ONE_ROW, ROWS, RowsDriver, bytes_for, need_of, served
+from support.core.shortage import STEP, WHOLE, ShortageDriver, holds, needs
+from support.core.suspects import crash, engine_of
 
 # Rows preempted for interactive requests
 

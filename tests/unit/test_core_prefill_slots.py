@@ -16,7 +16,7 @@ from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.settings import CoreSettings
 from mlxsup.supervisor.core.sharing.leases import LEASE_S, Leases
 
-from support.core_driver import Driver, entry
+from support.core.driver import Driver, entry
 
 # Slots of several models
 

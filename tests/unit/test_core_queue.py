@@ -22,8 +22,8 @@ from mlxsup.supervisor.core.settings import ClientSettings, CoreSettings
 from mlxsup.supervisor.core.sharing.accounts import Account, Terms
 from mlxsup.supervisor.core.sharing.counters import Counters
 
-from support.core_driver import LAUNCH, Driver, entry
-from support.core_looks import ALICE, BOB
+from support.core.driver import LAUNCH, Driver, entry
+from support.core.looks import ALICE, BOB
 
 # The order of a queue
 

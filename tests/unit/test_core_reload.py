@@ -25,11 +25,11 @@ from mlxsup.supervisor.core.events import Appraised, Caller, Reloaded, ReloadRef
 from mlxsup.supervisor.core.memory.need import Need
 from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
 
-from support.core_driver import LAUNCH, RESTART, Driver, entry
-from support.core_looks import ALICE
-from support.core_memory import GIB, MemoryDriver, limited, pair_and_more, sized
-from support.core_states import in_state
-from support.needs import need
+from support.core.driver import LAUNCH, RESTART, Driver, entry
+from support.core.looks import ALICE
+from support.core.memory import GIB, MemoryDriver, limited, pair_and_more, sized
+from support.core.needs import need
+from support.core.states import in_state
 
 # Processes that a reload replaces
 

@@ -42,10 +42,10 @@ from mlxsup.supervisor.core.requests.ledger import Request
 from mlxsup.supervisor.core.settings import CoreSettings
 from mlxsup.supervisor.core.sharing.accounts import Account
 
-from support.core_driver import Driver, entry
-from support.core_looks import ALICE, BOB
-from support.core_states import in_state
-from support.pieces import piece
+from support.client.pieces import piece
+from support.core.driver import Driver, entry
+from support.core.looks import ALICE, BOB
+from support.core.states import in_state
 
 # From a request to its end
 

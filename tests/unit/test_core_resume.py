@@ -12,8 +12,8 @@ from mlxsup.protocol.worker_messages import Dispatch, Rejected, RowDelta, Step
 from mlxsup.supervisor.core.actions import SignalWorker
 from mlxsup.supervisor.core.settings import CoreSettings
 
-from support.core_driver import Driver, entry
-from support.core_states import in_state
+from support.core.driver import Driver, entry
+from support.core.states import in_state
 
 
 def ready_driver() -> Driver:

@@ -10,9 +10,9 @@ from mlxsup.protocol.states import FinishReason, State
 from mlxsup.protocol.worker_messages import CancelRow, Dispatch, Exit
 from mlxsup.supervisor.core.actions import WorkerSignal
 
-from support.core_driver import Driver, entry
-from support.core_looks import BOB
-from support.core_states import in_state
+from support.core.driver import Driver, entry
+from support.core.looks import BOB
+from support.core.states import in_state
 
 # ---------------------------------------------------------------- load
 

@@ -10,8 +10,8 @@ from mlxsup.protocol.worker_messages import Exit, RowDelta, Step
 from mlxsup.supervisor.core.actions import Finish, WorkerSignal
 from mlxsup.supervisor.core.lifecycle.life import KILL_LIMIT_S
 
-from support.core_driver import RESTART, Driver, entry
-from support.core_states import in_state
+from support.core.driver import RESTART, Driver, entry
+from support.core.states import in_state
 
 # ---------------------------------------------------------------- after the exit
 

@@ -14,9 +14,9 @@ from mlxsup.supervisor.core.events import Caller, Reloaded, ReloadRefused
 from mlxsup.supervisor.core.memory.budget import Budget
 from mlxsup.supervisor.core.settings import ClientSettings, CoreSettings, ModelSettings
 
-from support.core_driver import LAUNCH, Driver, entry
-from support.core_looks import ALICE
-from support.core_states import in_state
+from support.core.driver import LAUNCH, Driver, entry
+from support.core.looks import ALICE
+from support.core.states import in_state
 
 # ---------------------------------------------------------------- reload
 

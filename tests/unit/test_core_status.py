@@ -44,10 +44,10 @@ from mlxsup.supervisor.core.journal import (
 from mlxsup.supervisor.core.settings import CoreSettings
 from mlxsup.supervisor.core.status import wait_reason, waiting_news
 
-from support.core_driver import LAUNCH, Driver, entry
-from support.core_looks import BOB
-from support.core_states import in_state
-from support.flight import Recorder
+from support.core.driver import LAUNCH, Driver, entry
+from support.core.flight import Recorder
+from support.core.looks import BOB
+from support.core.states import in_state
 
 # Status
 

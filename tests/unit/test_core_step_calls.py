@@ -13,9 +13,9 @@ from mlxsup.protocol.worker_messages import RowDelta, Step
 from mlxsup.supervisor.core.events import WorkerSaid
 from mlxsup.supervisor.core.sharing.leases import Leases
 
-from support.calls import calls_of
-from support.core_driver import LAUNCH, Driver, entry
-from support.core_memory import MemoryDriver, limited, sized
+from support.core.driver import LAUNCH, Driver, entry
+from support.core.memory import MemoryDriver, limited, sized
+from support.gateway.calls import calls_of
 
 OTHERS = "abcdefghijkl"
 

@@ -7,8 +7,8 @@ from mlxsup.protocol.states import FinishReason
 from mlxsup.protocol.worker_messages import PauseRow
 from mlxsup.supervisor.core.health.blame import PROBATION_TOKENS
 
-from support.core_driver import Driver
-from support.suspects import crash, engine_of, gain, prove
+from support.core.driver import Driver
+from support.core.suspects import crash, engine_of, gain, prove
 
 
 def yielding() -> Driver:

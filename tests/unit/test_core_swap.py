@@ -14,9 +14,9 @@ from mlxsup.protocol.worker_messages import Exit, PauseRow
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.settings import ClientSettings, ModelSettings
 
-from support.core_looks import ALICE, BOB
-from support.core_memory import GIB, SUBSCRIPTION, limited, notes, sized, states
-from support.core_swaps import SwapDriver, finish, rivals
+from support.core.looks import ALICE, BOB
+from support.core.memory import GIB, SUBSCRIPTION, limited, notes, sized, states
+from support.core.swaps import SwapDriver, finish, rivals
 
 # Turns of models
 

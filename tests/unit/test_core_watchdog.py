@@ -37,8 +37,8 @@ from mlxsup.supervisor.core.health.watchdog import (
     Watch,
 )
 
-from support.core_driver import LAUNCH, Driver, entry
-from support.core_states import WITH_PROCESS, in_state
+from support.core.driver import LAUNCH, Driver, entry
+from support.core.states import WITH_PROCESS, in_state
 
 LIMIT_S = 10.0
 

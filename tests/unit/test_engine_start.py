@@ -28,7 +28,7 @@ from mlxsup.worker.engines.mlx.known_faults import (
 from mlxsup.worker.engines.mlx.load_steps import HALF, MOST, LoadSteps
 from mlxsup.worker.engines.mlx.read_ahead import CHUNK_BYTES, read_files, reading_ahead
 
-from support.core_driver import Driver, entry
+from support.core.driver import Driver, entry
 from support.eventually import eventually
 
 

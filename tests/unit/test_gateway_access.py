@@ -20,8 +20,8 @@ from mlxsup.gateway.operator import TOKEN_HEADER
 from mlxsup.gateway.page.page import FILES
 from mlxsup.protocol.key_file import KeyPlace, add_key
 
-from support.key_place import place_in
-from support.played_gateway import PlayedDaemon, Response, Site, delta, result
+from support.gateway.key_place import place_in
+from support.gateway.played_gateway import PlayedDaemon, Response, Site, delta, result
 
 
 class OperatedDaemon(PlayedDaemon):

@@ -22,7 +22,15 @@ from mlxsup.client import (
 )
 from mlxsup.protocol.version import VERSION
 
-from support.played_gateway import Item, PlayedDaemon, Response, Site, delta, refused, result
+from support.gateway.played_gateway import (
+    Item,
+    PlayedDaemon,
+    Response,
+    Site,
+    delta,
+    refused,
+    result,
+)
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 RESPONSE, MESSAGE = "/v1/responses", "/v1/messages"

@@ -24,7 +24,7 @@ from mlxsup.gateway.keys import Keys
 from mlxsup.gateway.metrics.meter import Meter
 from mlxsup.gateway.parser import RequestParser
 
-from support.played_gateway import PlayedDaemon, Site
+from support.gateway.played_gateway import PlayedDaemon, Site
 
 # ---------------------------------------------------------------- time limits
 

@@ -34,8 +34,8 @@ from mlxsup.protocol.key_file import (
 )
 
 from support.eventually import TIMEOUT_S, eventually
-from support.key_place import place_in
-from support.played_gateway import Item, PlayedDaemon, Response, Site, delta, result
+from support.gateway.key_place import place_in
+from support.gateway.played_gateway import Item, PlayedDaemon, Response, Site, delta, result
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

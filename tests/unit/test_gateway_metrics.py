@@ -14,8 +14,8 @@ from mlxsup.gateway.metrics.of_status import MEMORY_KINDS
 from mlxsup.protocol.client_messages import Timings
 from mlxsup.protocol.states import State
 
-from support.exposed import DECLARED, Exposed
-from support.played_gateway import Item, PlayedDaemon, Site, delta, result
+from support.bad.exposed import DECLARED, Exposed
+from support.gateway.played_gateway import Item, PlayedDaemon, Site, delta, result
 
 CHAT = "/v1/chat/completions"
 

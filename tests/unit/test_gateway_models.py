@@ -20,8 +20,8 @@ from mlxsup.gateway.model_events import ModelEvents, event_of
 from mlxsup.gateway.names import Names
 from mlxsup.gateway.sse import WRITE
 
-from support.played_events import Item
-from support.played_gateway import PlayedDaemon, Response, Site, delta, refused, result
+from support.daemon.played_events import Item
+from support.gateway.played_gateway import PlayedDaemon, Response, Site, delta, refused, result
 
 CHAT = "/v1/chat/completions"
 

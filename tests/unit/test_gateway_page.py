@@ -16,7 +16,7 @@ from mlxsup.gateway.page.crashes import MOST_CRASHES, MOST_LINES, Crashes, lines
 from mlxsup.gateway.page.page import FILES
 
 from support.eventually import TIMEOUT_S
-from support.played_gateway import PlayedDaemon, Response, Site
+from support.gateway.played_gateway import PlayedDaemon, Response, Site
 
 TEXTS = {path.name: path.read_text() for path in sorted(FILES.iterdir()) if path.is_file()}
 

@@ -27,7 +27,7 @@ from mlxsup.gateway.responses.fields import ITEM_FIELDS, RESPONSE_FIELDS
 from mlxsup.gateway.responses.requests import ResponseAsk, read_response
 from mlxsup.gateway.turns import join_turns
 
-from support.sent_requests import JSON, asked_in, outcome, sent
+from support.client.sent_requests import JSON, asked_in, outcome, sent
 
 HELLO = [{"role": "user", "content": "hello"}]
 LEAST: dict[Api, dict[str, Any]] = {

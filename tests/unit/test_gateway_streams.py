@@ -36,7 +36,7 @@ from mlxsup.gateway.progress import Progress
 from mlxsup.gateway.sse import WRITE, EventStream
 
 from support.eventually_async import eventually_async
-from support.played_gateway import (
+from support.gateway.played_gateway import (
     FedDaemon,
     Item,
     PlayedDaemon,

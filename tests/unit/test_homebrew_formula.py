@@ -14,7 +14,7 @@ from mlxsup.cli.main import root
 from mlxsup.cli.service.launchd import plist
 from mlxsup.protocol.version import VERSION
 
-from support.service_facts import mac_facts
+from support.cli.service_facts import mac_facts
 
 FORMULA = Path(__file__).parents[2] / "packaging" / "homebrew" / "mlxsup.rb"
 TEXT = FORMULA.read_text()

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from support.command_tree import leaves
-from support.json_schemas import SCHEMAS, problems
+from support.cli.command_tree import leaves
+from support.gateway.json_schemas import SCHEMAS, problems
 
 KEY = {"schema_version": 1, "name": "a", "left": 1}
 

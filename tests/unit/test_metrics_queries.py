@@ -17,7 +17,7 @@ from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.states import ExitReason, State
 from mlxsup.supervisor.core.health.death_cause import Cause
 
-from support.exposed import declared_samples
+from support.bad.exposed import declared_samples
 
 DOCS = Path(__file__).parents[2] / "docs"
 BOARD: dict[str, Any] = json.loads((DOCS / "metrics" / "grafana.json").read_text())

@@ -29,7 +29,7 @@ from mlxsup.protocol.key_file import (
     turn_off,
 )
 
-from support.key_place import place_in
+from support.gateway.key_place import place_in
 
 
 @pytest.fixture

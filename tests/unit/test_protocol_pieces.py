@@ -20,7 +20,7 @@ from mlxsup.protocol.states import Channel, FinishReason, PauseReason, RowState
 from mlxsup.protocol.text_pieces import TextPiece, read_text_pieces
 from mlxsup.protocol.worker_messages import WORKER_TO_SUPERVISOR, RowDelta, Step
 
-from support.pieces import frame_of, piece, unpacked
+from support.client.pieces import frame_of, piece, unpacked
 
 WORKERS = Decoder(WORKER_TO_SUPERVISOR, is_strict=False)
 

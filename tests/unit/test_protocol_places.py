@@ -16,7 +16,7 @@ from mlxsup.protocol.places import (
     log_dir_of,
 )
 
-from support.played_daemon import short_folder
+from support.daemon.played_daemon import short_folder
 
 
 class Home:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mlxsup.store.description import describe
 
-from support.hub_caches import MODEL, safetensors, write_folder
+from support.daemon.hub_caches import MODEL, safetensors, write_folder
 
 JSON: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=4),

@@ -9,7 +9,7 @@ import pytest
 
 from mlxsup.store.folder_problems import folder_problem, repository_problem
 
-from support.hub_caches import MODEL, REPO, index_of, write_folder, write_repository
+from support.daemon.hub_caches import MODEL, REPO, index_of, write_folder, write_repository
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
 CASES: dict[str, tuple[Callable[[Path], Path], str, str]] = {}

@@ -24,7 +24,7 @@ from mlxsup.store.hub_cache import (
     repository_folder,
 )
 
-from support.hub_caches import COMMIT, MODEL, REPO, index_of, write_folder, write_repository
+from support.daemon.hub_caches import COMMIT, MODEL, REPO, index_of, write_folder, write_repository
 
 OTHER_COMMIT = "f" * 40
 

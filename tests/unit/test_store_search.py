@@ -20,7 +20,7 @@ from mlxsup.store.search import (
 )
 from mlxsup.supervisor.config.lines import MODEL_NAME
 
-from support.hub_caches import COMMIT, MODEL, REPO, write_folder, write_repository
+from support.daemon.hub_caches import COMMIT, MODEL, REPO, write_folder, write_repository
 
 GGUF = {"m-Q4_0.gguf": b"GGUF"}
 

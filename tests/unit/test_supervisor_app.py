@@ -61,9 +61,9 @@ from mlxsup.supervisor.gateway import GatewayKeeper
 from mlxsup.supervisor.memory.folder_reader import Place
 from mlxsup.supervisor.sockets.transport import LoopSocket
 
+from support.core.needs import GIB, need
+from support.daemon.played_app import READING, Case, Log
 from support.eventually_async import eventually_async
-from support.needs import GIB, need
-from support.played_app import READING, Case, Log
 
 BUG = ("error", "internal error: the daemon ends")
 MEASURED = ([7], "written")

@@ -11,9 +11,9 @@ from mlxsup.supervisor.config.folders import config_of_folders, split_model
 from mlxsup.supervisor.config.load import ConfigError
 from mlxsup.supervisor.config.model_folders import check_model_folders, model_problems, sentence
 
-from support.config_here import empty_cache, read
-from support.estimates_here import estimates_here
-from support.hub_caches import MODEL, REPO, write_folder, write_repository
+from support.daemon.config_here import empty_cache, read
+from support.daemon.estimates_here import estimates_here
+from support.daemon.hub_caches import MODEL, REPO, write_folder, write_repository
 
 __all__ = ["estimates_here"]
 

@@ -35,8 +35,8 @@ from mlxsup.supervisor.memory.folder import (
 )
 from mlxsup.supervisor.memory.folder_reader import read_folder
 
-from support.estimates_here import estimates_here
-from support.safetensors_files import Arrays, llama_arrays, llama_config, write_folder
+from support.daemon.estimates_here import estimates_here
+from support.models.safetensors_files import Arrays, llama_arrays, llama_config, write_folder
 
 __all__ = ["estimates_here"]
 

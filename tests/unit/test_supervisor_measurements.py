@@ -28,8 +28,8 @@ from mlxsup.supervisor.memory.folder import fingerprint, stamp
 from mlxsup.supervisor.memory.machine import find_budget
 from mlxsup.supervisor.memory.measurements import FILE_NAME, Measured, Measurements, Raised
 
-from support.estimates_here import UNSERVED, estimated, estimates_here
-from support.safetensors_files import llama_arrays, llama_config, write_folder
+from support.daemon.estimates_here import UNSERVED, estimated, estimates_here
+from support.models.safetensors_files import llama_arrays, llama_config, write_folder
 
 __all__ = ["estimates_here"]
 

@@ -34,10 +34,10 @@ from mlxsup.supervisor.memory.measurements import FILE_NAME, Measured, Measureme
 from mlxsup.supervisor.memory.snapshot import ConfigSnapshot, MemorySnapshot
 from mlxsup.supervisor.workers.leftovers import WorkerRecord, live_workers
 
-from support.core_driver import entry
-from support.estimates_here import estimated, estimates_here
-from support.key_place import place_in
-from support.safetensors_files import llama_arrays, llama_config, write_folder
+from support.core.driver import entry
+from support.daemon.estimates_here import estimated, estimates_here
+from support.gateway.key_place import place_in
+from support.models.safetensors_files import llama_arrays, llama_config, write_folder
 
 __all__ = ["estimates_here"]
 

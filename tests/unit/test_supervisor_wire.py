@@ -42,8 +42,8 @@ from mlxsup.supervisor.sockets.zmtp import (
     to_wire,
 )
 
-from support import pieces
-from support.zmtp import PING, READY, read, ready
+from support.client import pieces
+from support.client.zmtp import PING, READY, read, ready
 
 PONG = b"\x04\x07\x04PONGab"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.calls import calls_of
+from support.gateway.calls import calls_of
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ from mlxsup.worker.text.detokenizer import ByteDetokenizer
 from mlxsup.worker.text.grammar import Grammar
 from mlxsup.worker.text.tool_calls import ToolCallReader
 
-from support.loop_driver import LoopDriver, check_every_resume
+from support.worker.loop_driver import LoopDriver, check_every_resume
 
 FACTS = EngineFacts(context_length=10, vocabulary_size=300, fingerprint="f", backend="fake")
 

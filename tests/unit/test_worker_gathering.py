@@ -14,7 +14,7 @@ from mlxsup.worker.engine import RowToken, StepResult
 from mlxsup.worker.engines.fake.text import encode_text
 from mlxsup.worker.gathering import BURST, BURST_QUIET_S, MOST_S, QUIET_S, Gathering
 
-from support.turn_bench import STEP_TIMEOUT_S, A, B, Bench, C
+from support.worker.turn_bench import STEP_TIMEOUT_S, A, B, Bench, C
 
 DEAR_PASS_S = 0.02
 

@@ -8,7 +8,7 @@ from mlxsup.protocol.states import FinishReason, WorkerPhase
 from mlxsup.protocol.worker_messages import CancelRow, Exit, Lease, Leases, PauseRow, RowDelta, Step
 from mlxsup.worker.link import LinkBrokenError
 
-from support.turn_bench import A, B, Bench
+from support.worker.turn_bench import A, B, Bench
 
 NEEDED, NOT_NEEDED = Leases(are_needed=True), Leases(are_needed=False)
 

@@ -33,7 +33,7 @@ from mlxsup.worker.preparing import StuckPreprocessingError
 from mlxsup.worker.text.grammar import Grammar
 from mlxsup.worker.text_threads import Refused
 
-from support.turn_bench import STEP_TIMEOUT_S, A, B, Bench, C, X
+from support.worker.turn_bench import STEP_TIMEOUT_S, A, B, Bench, C, X
 
 TEXT_LIMIT_S = TEXT_LIMIT_STEPS * STEP_TIMEOUT_S
 

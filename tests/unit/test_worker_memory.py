@@ -44,7 +44,7 @@ from mlxsup.worker.own_memory import own_bytes
 from mlxsup.worker.row_memory import RowMemory, who_leaves
 from mlxsup.worker.signs import LOOK_EVERY_S
 
-from support.turn_bench import FACTS, STEP_TIMEOUT_S, A, B, Bench, Engine
+from support.worker.turn_bench import FACTS, STEP_TIMEOUT_S, A, B, Bench, Engine
 
 LAYERS = (CacheLayers(layers=1, token_bytes=1),)
 
@@ -317,7 +317,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What the engine of the next bench holds, in bytes."""
     sizes = [10]
     monkeypatch.setattr(
-        "support.turn_bench.Engine.bytes_held", lambda self: EngineBytes(active=sizes[0])
+        "support.worker.turn_bench.Engine.bytes_held", lambda self: EngineBytes(active=sizes[0])
     )
     return sizes
 

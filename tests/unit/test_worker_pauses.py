@@ -28,7 +28,7 @@ from mlxsup.worker.engine import EngineFacts, RowToken, StepResult
 from mlxsup.worker.engines.fake.text import FakeTextCodec, encode_text
 from mlxsup.worker.rendering import TOKENS_PER_TURN, Rendering
 
-from support.turn_bench import A, B, Bench, C
+from support.worker.turn_bench import A, B, Bench, C
 
 X = encode_text("x")[0]
 

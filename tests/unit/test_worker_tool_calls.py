@@ -39,7 +39,7 @@ from mlxsup.worker.text.tool_formats import (
 )
 from mlxsup.worker.text.tool_values import value_of
 
-from support.tool_values import HOSTILE, MARKS
+from support.worker.tool_values import HOSTILE, MARKS
 
 Arguments = dict[str, Any]
 

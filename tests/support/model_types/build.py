@@ -20,8 +20,8 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes, load_model
 from numpy.typing import NDArray
 
-from ..tiny_model import VOCABULARY_SIZE, write_tokenizer
 from .model_type import ModelType
+from support.models.tiny_model import VOCABULARY_SIZE, write_tokenizer
 
 Floats = NDArray[np.floating[Any]]
 

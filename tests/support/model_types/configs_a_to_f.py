@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ..tiny_model import CONTEXT_LENGTH, VOCABULARY_SIZE
 from .dense_configs import (
     BAILING_EXPERTS,
     DEEPSEEK_EXPERTS,
@@ -16,6 +15,7 @@ from .dense_configs import (
     only,
 )
 from .model_type import ModelType
+from support.models.tiny_model import CONTEXT_LENGTH, VOCABULARY_SIZE
 
 MODEL_TYPES_A_TO_F: list[ModelType] = [
     only(

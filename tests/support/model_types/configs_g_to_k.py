@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..tiny_model import CONTEXT_LENGTH, VOCABULARY_SIZE
 from .dense_configs import (
     DEEPSEEK_EXPERTS,
     DEEPSEEK_V3,
@@ -18,6 +17,7 @@ from .dense_configs import (
     only,
 )
 from .model_type import ModelType
+from support.models.tiny_model import CONTEXT_LENGTH, VOCABULARY_SIZE
 
 _GEMMA3_TEXT: dict[str, Any] = DENSE | {
     "model_type": "gemma3_text",

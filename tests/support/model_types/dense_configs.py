@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..tiny_model import CONTEXT_LENGTH, VOCABULARY_SIZE
 from .model_type import ModelType
+from support.models.tiny_model import CONTEXT_LENGTH, VOCABULARY_SIZE
 
 WINDOW = 16
 SLIDING = "sliding_attention"

@@ -26,9 +26,9 @@ from mlxsup.worker.engine import EngineFacts, Row, RowLogprobs, RowToken
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.prefill import PrefillPacer
 
-from ..mlx_rows import loaded_engine, make_row, make_spec
-from ..tiny_model import VOCABULARY_SIZE
 from .verdict import Kind, Verdict, compare, worst_of
+from support.models.tiny_model import VOCABULARY_SIZE
+from support.worker.mlx_rows import loaded_engine, make_row, make_spec
 
 LENGTHS = (1, 7, 40, 100)
 """Of the prompts: none, less, more and much more than a window of 16."""

@@ -1,0 +1,212 @@
+"""A real browser without a window: Chromium, driven over two pipes by its own protocol."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from support.eventually import TIMEOUT_S, eventually
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chromium-headless-shell")
+CHROMIUM = next((found for name in NAMES if (found := shutil.which(name))), None)
+NO_CHROMIUM = f"there is no browser: none of {', '.join(NAMES)} is on the PATH"
+
+FLAGS = (
+    "--headless=new", "--remote-debugging-pipe", "--no-first-run", "--no-default-browser-check",
+    "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking",
+    "--disable-component-update", "--disable-extensions", "--disable-sync", "--no-sandbox",
+    "--hide-scrollbars", "--force-device-scale-factor=1",
+)  # fmt: skip
+
+LAUNCH = """\
+import fcntl, os, sys
+ends = [fcntl.fcntl(int(end), fcntl.F_DUPFD, 10) for end in sys.argv[1:3]]
+for end, wanted in zip(ends, (3, 4)):
+    os.dup2(end, wanted)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+"""Chromium reads commands from descriptor 3 and writes answers to 4."""
+
+KEYS = {
+    "Enter": {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13, "text": "\r"},
+    "Tab": {"key": "Tab", "code": "Tab", "windowsVirtualKeyCode": 9},
+    "Escape": {"key": "Escape", "code": "Escape", "windowsVirtualKeyCode": 27},
+    " ": {"key": " ", "code": "Space", "windowsVirtualKeyCode": 32, "text": " "},
+}
+
+
+class Browser:
+    """One Chromium with one page; nothing of it is left behind.
+
+    Attributes:
+        problems: errors on the page's console, and exceptions that nobody has caught.
+    """
+
+    def __init__(self) -> None:
+        assert CHROMIUM is not None, NO_CHROMIUM
+        self.problems: list[str] = []
+        self._folder = tempfile.mkdtemp(prefix="mlxsup-browser-", dir="/tmp")
+        self._numbers = itertools.count(1)
+        self._answers: dict[int, queue.Queue[dict[str, Any]]] = {}
+        self._session: str | None = None
+        commands, self._commands = os.pipe()
+        self._events, events = os.pipe()
+        arguments = [*FLAGS, f"--user-data-dir={self._folder}", "about:blank"]
+        with (Path(self._folder) / "stderr.txt").open("wb") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", LAUNCH, str(commands), str(events), CHROMIUM, *arguments],
+                pass_fds=(commands, events),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                start_new_session=True,
+            )
+        os.close(commands)
+        os.close(events)
+        self._reader = threading.Thread(target=self._read, name="browser", daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> Self:
+        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
+        attached = self.ask("Target.attachToTarget", targetId=target, flatten=True)
+        self._session = attached["sessionId"]
+        for domain in ("Page", "Runtime", "Log"):
+            self.ask(f"{domain}.enable")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(TIMEOUT_S)
+        os.close(self._commands)
+        self._reader.join(TIMEOUT_S)
+        os.close(self._events)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # ------------------------------------------------------------ as a person does it
+
+    def open(self, url: str) -> None:
+        """Goes to an address, and returns once the page and its scripts are there."""
+        self.ask("Page.navigate", url=url)
+        self.until(f"location.href.startsWith({url!r}) && document.readyState === 'complete'")
+
+    def click(self, selector: str) -> None:
+        """Clicks at the middle of an element."""
+        x, y = self.evaluate(
+            f"(() => {{ const one = document.querySelector({json.dumps(selector)});"
+            " one.scrollIntoView({block: 'center'}); const box = one.getBoundingClientRect();"
+            " return [box.x + box.width / 2, box.y + box.height / 2]; })()"
+        )
+        for kind in ("mousePressed", "mouseReleased"):
+            self.ask(
+                "Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1
+            )  # fmt: skip
+
+    def type(self, text: str) -> None:
+        """Types into what has the focus."""
+        self.ask("Input.insertText", text=text)
+
+    def press(self, key: str) -> None:
+        """Presses a key."""
+        self.ask("Input.dispatchKeyEvent", type="keyDown", **KEYS[key])
+        self.ask("Input.dispatchKeyEvent", type="keyUp", **KEYS[key])
+
+    def size(self, width: int, height: int) -> None:
+        """The window gets this size, in pixels."""
+        self.ask(
+            "Emulation.setDeviceMetricsOverride",
+            width=width, height=height, deviceScaleFactor=1, mobile=width < 600,
+        )  # fmt: skip
+
+    def scheme(self, name: str) -> None:
+        """Its user prefers `dark` or `light`."""
+        self.ask(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": name}],
+        )
+
+    def picture(self, path: Path, *, is_whole: bool = True) -> None:
+        """Writes a PNG of the page, or of what is in the window."""
+        shot = self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=is_whole)
+        path.write_bytes(base64.b64decode(shot["data"]))
+
+    # ------------------------------------------------------------ looking
+
+    def evaluate(self, script: str) -> Any:
+        """The value of an expression; of a promise, what it leads to."""
+        done = self.ask(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
+        assert "exceptionDetails" not in done, f"{script}: {done['exceptionDetails']}"
+        return done["result"].get("value")
+
+    def until(self, script: str) -> None:
+        """Returns once an expression is truthy."""
+        eventually(lambda: self.evaluate(f"Boolean({script})"), what=script)
+
+    def text(self, selector: str) -> str:
+        """What an element shows."""
+        return str(self.evaluate(f"document.querySelector({json.dumps(selector)}).innerText"))
+
+    def spoken(self) -> list[tuple[str, str]]:
+        """Role and name of everything that a screen reader knows, in order."""
+        nodes = self.ask("Accessibility.getFullAXTree")["nodes"]
+        return [
+            (str(node["role"]["value"]), str(node.get("name", {}).get("value", "")))
+            for node in nodes
+            if not node["ignored"]
+        ]
+
+    # ------------------------------------------------------------ the pipes
+
+    def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """One command, and its answer."""
+        number = next(self._numbers)
+        message = {"id": number, "method": method, "params": parameters}
+        if self._session is not None and not method.startswith("Target."):
+            message["sessionId"] = self._session
+        answers: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._answers[number] = answers
+        data = json.dumps(message).encode() + b"\0"
+        while data:
+            data = data[os.write(self._commands, data) :]
+        answer = answers.get(timeout=TIMEOUT_S)
+        del self._answers[number]
+        assert "error" not in answer, f"{method}: {answer['error']}"
+        result: dict[str, Any] = answer["result"]
+        return result
+
+    def _read(self) -> None:
+        rest = b""
+        while data := os.read(self._events, 1 << 20):
+            *messages, rest = (rest + data).split(b"\0")
+            for message in map(json.loads, messages):
+                if "id" in message:
+                    self._answers[message["id"]].put(message)
+                else:
+                    self._note(message["method"], message["params"])
+
+    def _note(self, method: str, said: dict[str, Any]) -> None:
+        match method:
+            case "Runtime.exceptionThrown":
+                self.problems.append(str(said["exceptionDetails"]))
+            case "Runtime.consoleAPICalled" if said["type"] in ("error", "assert"):
+                self.problems.append(str(said["args"]))
+            case "Log.entryAdded" if said["entry"]["level"] == "error":
+                self.problems.append(f"{said['entry']['text']} {said['entry'].get('url', '')}")

@@ -1,0 +1,370 @@
+"""The gateway's application by itself: requests as ASGI, and a daemon that is played."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Self, cast
+
+from mlxsup.client import (
+    AsyncClient,
+    Channel,
+    Delta,
+    FinishReason,
+    Notice,
+    RequestError,
+    Result,
+    Usage,
+)
+from mlxsup.client.async_streams import AsyncInbox, AsyncStream
+from mlxsup.client.streams import value_of
+from mlxsup.gateway.app import Gateway
+from mlxsup.gateway.guard import Guard
+from mlxsup.gateway.keys import Keys
+from mlxsup.gateway.sse import WRITE
+from mlxsup.protocol.ids import RequestId
+
+from support.client.sent_requests import asked_in
+from support.daemon.played_events import PlayedEvents
+
+Item = Delta | Notice | Result | Exception | asyncio.Event
+"""What happens to a stream, in order; an event is waited for."""
+
+
+def delta(text: str, *, channel: Channel = Channel.CONTENT, **more: Any) -> Delta:
+    """A piece with a token for each character."""
+    return Delta(text=text, token_ids=list(range(len(text))), channel=channel, **more)
+
+
+def result(text: str = "", reason: FinishReason = FinishReason.STOP, **more: Any) -> Result:
+    """A whole answer to a prompt of five tokens, of which two were cached."""
+    usage = Usage(prompt_tokens=5, cached_tokens=2, completion_tokens=len(text))
+    return Result(text=text, finish_reason=reason, usage=usage, **more)
+
+
+class PlayedStream:
+    """An answer that goes as the test says."""
+
+    def __init__(self, name: str, items: Sequence[Item], on_notice: Any) -> None:
+        self.request_id = name
+        self._items = list(items)
+        self._on_notice = on_notice
+        self._cancelled = asyncio.Event()
+        self._end: Result | None = None
+        self.is_cancelled = False
+        self.cancels = 0
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delta:
+        await asyncio.sleep(0)
+        while self._items:
+            item = self._items.pop(0)
+            match item:
+                case Delta():
+                    return item
+                case Notice():
+                    if self._on_notice is not None:
+                        self._on_notice(item)
+                case Result():
+                    self._end = item
+                    raise StopAsyncIteration
+                case asyncio.Event():
+                    await self._wait(item)
+                case Exception():
+                    raise item
+        raise StopAsyncIteration
+
+    async def forward(self, take: Callable[[Delta], None]) -> None:
+        """As the real one reads."""
+        async for piece in self:
+            take(piece)
+
+    async def _wait(self, event: asyncio.Event) -> None:
+        """Waits for an event, or until the stream is cancelled, which ends it."""
+        waits = [asyncio.create_task(one.wait()) for one in (event, self._cancelled)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for task in waits:
+            task.cancel()
+        if self._cancelled.is_set():
+            self._items = [result("", FinishReason.CANCELLED)]
+
+    @property
+    def result(self) -> Result:
+        assert self._end is not None
+        return self._end
+
+    def cancel(self) -> None:
+        self.cancels += 1
+        if self._end is None:
+            self.is_cancelled = True
+            self._cancelled.set()
+
+
+class PlayedDaemon:
+    """A client whose daemon does what the test says.
+
+    Attributes:
+        answers: what happens to each request, in the order of the requests.
+        streams: those that were opened.
+        asked: what each of them asks for, without the id and what `generate` always sends.
+        state: of the only model.
+        subscriptions: those that were opened.
+        opened: the same, one after the other, for a test that waits for the next.
+        presets: of the only model, by name.
+    """
+
+    def __init__(self, *answers: Sequence[Item]) -> None:
+        self.answers = list(answers)
+        self.streams: list[PlayedStream] = []
+        self.asked: list[dict[str, Any]] = []
+        self.state: str | Exception = "READY"
+        self.subscriptions: list[PlayedEvents] = []
+        self.opened: asyncio.Queue[PlayedEvents] = asyncio.Queue()
+        self.presets: dict[str, dict[str, Any]] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    def send_encoded(self, _: RequestId, frames: list[bytes], on_notice: Any) -> PlayedStream:
+        """Reads the request as a daemon does."""
+        name = f"r{len(self.streams) + 1}"
+        self.asked.append(asked_in(frames))
+        stream = PlayedStream(name, self.answers[len(self.streams)], on_notice)
+        self.streams.append(stream)
+        return stream
+
+    async def ping(self) -> dict[str, Any]:
+        """Answers at once."""
+        return {}
+
+    def events(self) -> PlayedEvents:
+        """Changes, if the test has any."""
+        self.subscriptions.append(PlayedEvents())
+        self.opened.put_nowait(self.subscriptions[-1])
+        return self.subscriptions[-1]
+
+    async def status(self) -> dict[str, Any]:
+        """One model."""
+        if isinstance(self.state, Exception):
+            raise self.state
+        row = {"name": "m", "aliases": ["n"], "presets": self.presets}
+        return {"models": [{**row, "state": self.state, "context_length": 64}]}
+
+
+class FedDaemon(PlayedDaemon):
+    """A client whose requests get what the test puts into their inboxes, as the real one does.
+
+    Attributes:
+        inboxes: of each request, in their order.
+        pings: those of pings.
+        cancelled: requests that were asked to end.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inboxes: list[AsyncInbox] = []
+        self.pings: list[AsyncInbox] = []
+        self.cancelled: set[str] = set()
+
+    def send_encoded(self, _: RequestId, frames: list[bytes], on_notice: Any) -> Any:
+        """An answer that is fed."""
+        self.inboxes.append(AsyncInbox())
+        name = RequestId(f"r{len(self.inboxes)}")
+        return AsyncStream(name, self.inboxes[-1], self.cancelled.add, on_notice)
+
+    async def ping(self) -> dict[str, Any]:
+        """Waits to be fed."""
+        self.pings.append(AsyncInbox())
+        return value_of(await self.pings[-1].get())
+
+
+@dataclass(slots=True)
+class Response:
+    """What an application has sent.
+
+    Attributes:
+        status: of the response.
+        headers: by lower-case name.
+        body: as far as it came.
+        is_whole: whether the application said that nothing follows.
+    """
+
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    is_whole: bool = False
+
+    def json(self) -> dict[str, Any]:
+        """The body as an object."""
+        value: dict[str, Any] = json.loads(self.body)
+        return value
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """What it says is wrong."""
+        value: dict[str, Any] = self.json()["error"]
+        return value
+
+    def events(self) -> list[Any]:
+        """The data of each event of a stream; `[DONE]` as text."""
+        lines = [line for line in self.body.decode().split("\n\n") if line.startswith("data: ")]
+        texts = [line.removeprefix("data: ") for line in lines]
+        return [text if text == "[DONE]" else json.loads(text) for text in texts]
+
+    def named_events(self) -> list[tuple[str, dict[str, Any]]]:
+        """Name and data of each event of a stream whose events have names."""
+        blocks = [block.split("\n") for block in self.body.decode().split("\n\n")]
+        pairs = [block for block in blocks if len(block) == 2]
+        return [
+            (name.removeprefix("event: "), json.loads(data.removeprefix("data: ")))
+            for name, data in pairs
+        ]
+
+    def comments(self) -> list[str]:
+        """The comments of a stream."""
+        return [line[2:] for line in self.body.decode().split("\n\n") if line.startswith(": ")]
+
+
+class Site:
+    """The application in front of a played daemon.
+
+    Args:
+        daemon: what it does.
+        host: the address that the gateway listens at.
+        keys: those that it takes, which are read before each request; None: it needs none.
+        names: names of other APIs, and the models they mean.
+        hosts: further names that requests may be sent to.
+        origins: pages of other sites that may ask.
+    """
+
+    def __init__(
+        self,
+        daemon: PlayedDaemon,
+        host: str = "127.0.0.1",
+        keys: Keys | None = None,
+        names: Sequence[tuple[str, str]] = (),
+        hosts: Sequence[str] = (),
+        origins: Sequence[str] = (),
+    ) -> None:
+        self.daemon = daemon
+        self.gateway = Gateway(lambda: cast(AsyncClient, daemon), names)
+        self._keys = keys or Keys()
+        self._app: Guard = self.gateway.app(host, self._keys, hosts, origins)
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        headers: dict[str, str] | None = None,
+        until: Awaitable[object] | None = None,
+        on_sent: Callable[[Response], None] = lambda response: None,
+        has_life: bool = True,
+        is_whole: bool = True,
+    ) -> Response:
+        """One request.
+
+        Args:
+            method: GET or POST, for example.
+            path: without a query.
+            body: bytes, or what becomes JSON; None for none.
+            headers: those that differ from what a client sends; an empty one is left out.
+            until: the client leaves when this is over; None: it stays.
+            on_sent: called after each message of the application.
+            has_life: whether the application lives for this request only, and not as long as a
+                block of `life`.
+            is_whole: whether all of the body comes.
+        """
+        self._keys.look()
+        data = _bytes_of(body)
+        given = {"host": "localhost:8484", "content-type": "application/json", **(headers or {})}
+        scope: dict[str, Any] = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method,
+            "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "",
+            "scheme": "http", "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 8484),
+            "headers": [(k.encode(), v.encode("latin-1")) for k, v in given.items() if v],
+        }  # fmt: skip
+        pieces = [{"type": "http.request", "body": data, "more_body": not is_whole}]
+        response = Response()
+
+        async def receive() -> MutableMapping[str, Any]:
+            if pieces:
+                return pieces.pop()
+            await (until if until is not None else asyncio.Event().wait())
+            return {"type": "http.disconnect"}
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                response.status = message["status"]
+                response.headers = {k.decode(): v.decode() for k, v in message["headers"]}
+            else:
+                response.body += message.get("body", b"")
+                response.is_whole = not message.get("more_body", False)
+            on_sent(response)
+
+        def write(data: bytes) -> None:
+            assert response.status, "the head is sent before any piece"
+            response.body += data
+            on_sent(response)
+
+        scope["extensions"] = {WRITE: write}
+        async with self.life() if has_life else nullcontext():
+            await self._app(scope, receive, send)
+        return response
+
+    def routes(self) -> list[tuple[str, str]]:
+        """Return every method and path that the application takes, their parameters filled in."""
+        routed: Any = self._app._app
+        return [
+            (method, re.sub(r"{[^}]*}", "m", route.path))
+            for route in routed.routes
+            for method in sorted(route.methods)
+        ]
+
+    def life(self) -> _Lifespan:
+        """The time between the start and the end of the application."""
+        return _Lifespan(self._app)
+
+
+def _bytes_of(body: Any) -> bytes:
+    """What is sent for a body: None for none, bytes as they are, all else as JSON."""
+    if isinstance(body, bytes):
+        return body
+    return b"" if body is None else json.dumps(body).encode()
+
+
+class _Lifespan:
+    """The application between its start and its end."""
+
+    def __init__(self, app: Guard) -> None:
+        self._app = app
+        self._messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._said: asyncio.Queue[MutableMapping[str, Any]] = asyncio.Queue()
+
+    async def __aenter__(self) -> None:
+        self._task = asyncio.create_task(
+            self._app({"type": "lifespan", "state": {}}, self._messages.get, self._said.put)
+        )
+        await self._messages.put({"type": "lifespan.startup"})
+        assert (await self._said.get())["type"] == "lifespan.startup.complete"
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._messages.put({"type": "lifespan.shutdown"})
+        await self._task
+
+
+def refused(code: str, **detail: Any) -> RequestError:
+    """An error of the daemon."""
+    from mlxsup.protocol.errors import ErrorCode
+
+    return RequestError(ErrorCode(code), f"it is {code}", detail=detail)

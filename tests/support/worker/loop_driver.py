@@ -1,0 +1,305 @@
+"""The step loop over a loaded engine, in one process: what a worker says, without its sockets."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlxsup.protocol.body import RequestBody
+from mlxsup.protocol.codec import Decoder, encode, encode_body
+from mlxsup.protocol.delta_body import DeltaBody, read_body
+from mlxsup.protocol.ids import RequestKey, pack_tokens, unpack_tokens
+from mlxsup.protocol.rendering import Render, Rendered
+from mlxsup.protocol.states import Channel, FinishReason, Priority
+from mlxsup.protocol.worker_messages import (
+    SUPERVISOR_TO_WORKER,
+    WORKER_TO_SUPERVISOR,
+    Acceptance,
+    Accepted,
+    CancelRow,
+    Dispatch,
+    DropKept,
+    MessageToWorker,
+    PauseRow,
+    Rejected,
+    Resume,
+    RowDelta,
+    SetBudget,
+    Step,
+    WorkerMessage,
+)
+from mlxsup.worker.engine import Engine, EngineFacts
+from mlxsup.worker.heartbeat import Board
+from mlxsup.worker.loop import StepLoop
+from mlxsup.worker.text_threads import TextThreads
+
+from support.client.pieces import unpacked
+
+WAIT_S = 30.0
+MAX_TURNS = 200_000
+
+
+@dataclass(slots=True)
+class Answer:
+    """What the worker said of one request.
+
+    Attributes:
+        deltas: every delta, in order.
+    """
+
+    acceptance: Acceptance | None = None
+    error: dict[str, Any] | None = None
+    deltas: list[RowDelta] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """The text of the content channel."""
+        return self.text_of(Channel.CONTENT)
+
+    def text_of(self, channel: Channel) -> str:
+        """The text of one channel."""
+        return "".join(delta.text for delta in self.deltas if delta.channel is channel)
+
+    @property
+    def tokens(self) -> list[int]:
+        """Every token id."""
+        return [token for delta in self.deltas for token in unpack_tokens(delta.tokens)]
+
+    @property
+    def finish(self) -> FinishReason | None:
+        """How it ended; None while it runs, or where it failed."""
+        return self.deltas[-1].finish if self.deltas else None
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether its row has left the batch, and has said nothing since."""
+        return bool(self.deltas) and self.deltas[-1].paused is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its end has come."""
+        return self.error is not None or self.finish is not None
+
+    def resume_after(self, tokens: int) -> Resume:
+        """What a supervisor sends when the worker died after that many tokens."""
+        assert self.acceptance is not None
+        return Resume(acceptance=self.acceptance, delivered=pack_tokens(self.tokens[:tokens]))
+
+    def until(self, tokens: int) -> list[RowDelta]:
+        """The deltas that had come with that many tokens."""
+        seen, counted = [], 0
+        for delta in self.deltas:
+            if delta.tokens:
+                counted += 1
+            if counted > tokens:
+                break
+            seen.append(delta)
+        return seen
+
+
+class _Link:
+    """Both directions go through the real codec."""
+
+    def __init__(self) -> None:
+        self._woken = threading.Event()
+        self._inbox: deque[list[bytes]] = deque()
+        self._incoming = Decoder(SUPERVISOR_TO_WORKER, is_strict=False)
+        self._outgoing = Decoder(WORKER_TO_SUPERVISOR, is_strict=False)
+        self.outbox: deque[WorkerMessage] = deque()
+        self.sent = self.received = 0
+
+    def post(self, message: MessageToWorker) -> None:
+        self._inbox.append(encode(message))
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    def receive(self) -> MessageToWorker | None:
+        if not self._inbox:
+            return None
+        self.received += 1
+        return self._incoming.decode(self._inbox.popleft())
+
+    def send(self, message: WorkerMessage) -> None:
+        self.sent += 1
+        self.outbox.append(self._outgoing.decode(encode(message)))
+
+    def flush(self) -> bool:
+        return True
+
+    def wait(self, timeout_s: float | None) -> None:
+        limit_s = WAIT_S if timeout_s is None else min(timeout_s, WAIT_S)
+        is_woken = self._woken.wait(limit_s)
+        assert is_woken or limit_s < WAIT_S, "nothing came from the helper threads"
+        self._woken.clear()
+
+
+class LoopDriver:
+    """Dispatches requests and turns the loop.
+
+    Attributes:
+        answers: what was said of each request.
+        messages: all that was said.
+
+    Args:
+        engine: loaded, on this thread.
+        facts: of its load.
+        clock: of the loop, in seconds.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        facts: EngineFacts,
+        max_concurrency: int = 4,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.engine = engine
+        self.facts = facts
+        self._link = _Link()
+        self._text = TextThreads(engine.text, self._link.wake)
+        self._text.start()
+        self.loop = StepLoop(
+            engine=engine,
+            facts=facts,
+            link=self._link,
+            text=self._text,
+            board=Board(),
+            max_concurrency=max_concurrency,
+            step_timeout_s=WAIT_S,
+            clock=clock,
+        )
+        self.answers: dict[int, Answer] = {}
+        self.messages: list[WorkerMessage] = []
+        self._last_key = self._budgets = 0
+
+    def close(self) -> None:
+        """Ends the helper threads; the engine is its owner's to close."""
+        self._text.close()
+
+    def dispatch(
+        self,
+        resume: Resume | None = None,
+        *,
+        as_class: Priority = Priority.NORMAL,
+        **parameters: Any,
+    ) -> int:
+        """Sends a request, or resumes one, and returns its key."""
+        self._last_key += 1
+        key = RequestKey(self._last_key)
+        body = b"" if resume is not None else encode_body(RequestBody.from_wire(parameters))
+        self._link.post(Dispatch(key=key, resume=resume, priority=as_class, body=body))
+        self.answers[self._last_key] = Answer()
+        return self._last_key
+
+    def cancel(self, key: int) -> None:
+        """Cancels a request."""
+        self._link.post(CancelRow(key=RequestKey(key)))
+
+    def pause(self, key: int, *, keep: bool) -> Answer:
+        """Pauses a request, and turns until its row has left; it may have ended instead."""
+        self._link.post(PauseRow(key=RequestKey(key), keep=keep))
+        answer = self.answers[key]
+        for _ in range(MAX_TURNS):
+            if answer.is_paused or answer.is_over:
+                return answer
+            self.turn()
+        raise AssertionError("its row does not leave")
+
+    def come_back(self, key: int) -> None:
+        """Dispatches a paused request again, as a supervisor does."""
+        answer = self.answers[key]
+        assert answer.is_paused
+        resume = answer.resume_after(len(answer.tokens))
+        self._link.post(Dispatch(key=RequestKey(key), resume=resume, body=b""))
+        answer.deltas[-1].paused = None
+
+    def set_budget(self, rows_bytes: int) -> None:
+        """Sets what the rows may take."""
+        self._budgets += 1
+        self._link.post(SetBudget(number=self._budgets, rows_bytes=rows_bytes))
+
+    def drop(self, key: int) -> None:
+        """A paused request does not come back."""
+        self._link.post(DropKept(key=RequestKey(key)))
+        self.turn()
+
+    def render(self, resume: Resume) -> list[DeltaBody]:
+        """What somebody is shown who joins an answer that has got so far."""
+        made = resume.acceptance
+        question = Render(
+            number=7,
+            opening=made.opening,
+            parameters=made.parameters,
+            seed=made.seed,
+            fingerprint=made.fingerprint,
+            delivered=resume.delivered,
+        )
+        self._link.post(question)
+        for _ in range(MAX_TURNS):
+            self.turn()
+            if self.messages and isinstance(said := self.messages[-1], Rendered):
+                assert said.number == question.number
+                return [read_body(body) for body in said.bodies]
+        raise AssertionError("no answer")
+
+    def turn(self) -> None:
+        """One turn of the loop, waiting for the helper threads where nothing else is to do."""
+        if not self.loop.turn() and self.loop.open_keys:
+            self._link.wait(self.loop.wait_s())
+        while self._link.outbox:
+            message = self._link.outbox.popleft()
+            self.messages.append(message)
+            self._note(message)
+
+    def finish(self, *keys: int) -> list[Answer]:
+        """Turns until these are over."""
+        for _ in range(MAX_TURNS):
+            if all(self.answers[key].is_over for key in keys):
+                return [self.answers[key] for key in keys]
+            self.turn()
+        raise AssertionError("no end")
+
+    def answer(self, resume: Resume | None = None, **parameters: Any) -> Answer:
+        """One request, from its dispatch to its end."""
+        return self.finish(self.dispatch(resume, **parameters))[0]
+
+    def _note(self, message: WorkerMessage) -> None:
+        match message:
+            case Accepted(key=key, acceptance=acceptance):
+                assert self.answers[key].acceptance in (None, acceptance)
+                self.answers[key].acceptance = acceptance
+            case Rejected(key=key, error=error):
+                assert not self.answers[key].is_over
+                self.answers[key].error = error
+            case Step(rows=rows):
+                for row in unpacked(rows):
+                    answer = self.answers[row.key]
+                    assert not answer.is_over, "a delta after the end"
+                    answer.deltas.append(row)
+
+
+def check_every_resume(worker: LoopDriver, whole: Answer, *, at_once: int = 4) -> None:
+    """Resumes an answer after each number of tokens and compares what both parts make."""
+    check_resumes(worker, whole, range(len(whole.tokens)), at_once=at_once)
+
+
+def check_resumes(
+    worker: LoopDriver, whole: Answer, points: Sequence[int], *, at_once: int = 4
+) -> None:
+    """Resumes an answer after these numbers of tokens and compares what both parts make."""
+    assert whole.finish is not None
+    for first in range(0, len(points), at_once):
+        some = points[first : first + at_once]
+        keys = [worker.dispatch(whole.resume_after(point)) for point in some]
+        for point, rest in zip(some, worker.finish(*keys), strict=True):
+            assert rest.acceptance == whole.acceptance
+            assert rest.tokens == whole.tokens[point:], f"other tokens after {point}"
+            assert rest.finish is whole.finish
+            for channel in Channel:
+                before = Answer(deltas=whole.until(point)).text_of(channel)
+                assert before + rest.text_of(channel) == whole.text_of(channel), point

@@ -1,0 +1,121 @@
+"""An MLX engine as tests drive it: a spec, rows, and whole answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from mlxsup.protocol.ids import Generation, ModelName, RequestKey
+from mlxsup.protocol.launch import LaunchSpec
+from mlxsup.protocol.states import Batching
+from mlxsup.worker.engine import Row, RowToken
+from mlxsup.worker.engines.mlx.decode import LoneDecode
+from mlxsup.worker.engines.mlx.engine import MlxEngine
+from mlxsup.worker.engines.mlx.passes import SerialPasses
+
+from support.core.row_values import row_values
+
+
+def make_spec(path: Path, **changes: Any) -> LaunchSpec:
+    """The launch spec of an MLX worker that serves a folder."""
+    values: dict[str, Any] = {
+        "model": ModelName("m"),
+        "generation": Generation(1),
+        "token": "",
+        "endpoint": "",
+        "supervisor_pid": 0,
+        "engine": "mlx",
+        "path": str(path),
+        "max_concurrency": 8,
+        "step_timeout_s": 30.0,
+        "decode_stall_target_ms": 250,
+        "prefix_cache_bytes": 0,
+    }
+    return LaunchSpec(**(values | changes))
+
+
+@contextmanager
+def loaded_engine(
+    path: Path, *, clock: Callable[[], float] = time.perf_counter, **changes: Any
+) -> Iterator[MlxEngine]:
+    """A loaded engine, closed at the end."""
+    engine = MlxEngine(make_spec(path, **changes), clock)
+    engine.load(lambda phase, progress: None)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def make_row(key: int, tokens: list[int], max_tokens: int = 16, **changes: Any) -> Row:
+    """A greedy row, unless told otherwise."""
+    values = row_values(**{"seed": 0, **changes})
+    return Row(key=RequestKey(key), tokens=tokens, max_tokens=max_tokens, **values)
+
+
+def run_rows(engine: MlxEngine, rows: Iterable[Row] = ()) -> dict[int, list[RowToken]]:
+    """Inserts rows and steps until none is left; what each row got, in order."""
+    for row in rows:
+        engine.insert(row)
+    got: dict[int, list[RowToken]] = {}
+    while engine.has_rows():
+        for token in engine.step().tokens:
+            got.setdefault(int(token.key), []).append(token)
+        engine.settle()
+    return got
+
+
+def token_ids(got: list[RowToken]) -> list[int]:
+    """The ids of an answer."""
+    return [token.token for token in got if token.token is not None]
+
+
+def solo(engine: MlxEngine, row: Row) -> list[int]:
+    """The answer of a row that is alone in the batch."""
+    return token_ids(run_rows(engine, [row])[int(row.key)])
+
+
+def random_state() -> list[int]:
+    """MLX's global random state."""
+    state: Any = mx.random.state
+    return [int(number) for number in state[0].tolist()]
+
+
+def fingerprint_of(path: Path) -> str:
+    """The fingerprint that an engine finds for a folder; one load for each state of it."""
+    files = sorted(path.glob("*"))
+    return _load_fingerprint(path, tuple(file.stat().st_mtime_ns for file in files))
+
+
+@cache
+def _load_fingerprint(path: Path, changed_ns: tuple[int, ...]) -> str:
+    with loaded_engine(path, max_concurrency=1) as engine:
+        return engine.facts.fingerprint
+
+
+def known_as(path: Path, way: Batching) -> dict[str, str]:
+    """What makes an engine of this folder run its rows in one of the three ways, unprobed."""
+    return {"fingerprint": fingerprint_of(path), "batching": way, "reason": "a test says so"}
+
+
+def check_no_row_is_left(engine: MlxEngine) -> None:
+    """Neither in our books nor in mlx-lm's."""
+    assert engine.batch is not None
+    engine.settle()
+    assert set(engine.batch.books()) == {0}
+    passes = engine.batch.passes
+    if isinstance(passes, SerialPasses):
+        assert not passes.waiting
+    decode: Any = getattr(passes, "decode", passes)
+    if isinstance(decode, LoneDecode):
+        assert (decode.rows, decode.new) == ({}, {})
+        return
+    generator = decode.generator
+    assert generator.prompt_cache_nbytes == 0
+    assert generator.next() == ([], []), "a step of nothing"
