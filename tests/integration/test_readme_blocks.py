@@ -76,6 +76,7 @@ class Newcomer:
         (home / ".curlrc").write_text("fail-with-body\nsilent\nshow-error\n")
         self._variables = {
             "HOME": str(home),
+            "XDG_CACHE_HOME": str(home / ".cache"),
             "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
             "HF_HUB_OFFLINE": "1",
             "NO_PROXY": "127.0.0.1",

@@ -118,7 +118,8 @@ class RealSystemd:
         self._private = runtime / "systemd" / "private"
         self._cgroup = HIERARCHY / f"mlxsup-test-{os.getpid()}"
         self._variables = {
-            "HOME": str(self.home), "XDG_RUNTIME_DIR": str(runtime), "SUDO_USER": "",
+            "HOME": str(self.home), "XDG_CACHE_HOME": str(self.home / ".cache"),
+            "XDG_RUNTIME_DIR": str(runtime), "SUDO_USER": "",
             "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin:/usr/sbin:/sbin",
         }  # fmt: skip
         self._log = folder / "systemd.log"
