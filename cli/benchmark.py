@@ -42,7 +42,7 @@ NOTEWORTHY_S = 0.1
 burst, which are gathered within a quarter of that."""
 
 LOOK_EVERY_S = 1.0
-"""How often the memory of the model's process is looked at."""
+"""Seconds between two looks at the memory of the model's process."""
 
 EVENT, DONE = b"data: ", b"[DONE]"
 MOST_LINE_BYTES = 2**20
@@ -385,7 +385,7 @@ class Run:
 
     @property
     def bursts(self) -> int:
-        """How many bursts are measured in all, without those that warm up."""
+        """Return the number of measured bursts, without those that warm up."""
         return len(self.cells) * self.repeats
 
     def take(self, cell: Cell, burst: Burst, took_s: float, memory_bytes: int) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 MAX_CHANGES = 200
-"""How many wait for a reader that is held up: the latest."""
+"""Changes that are kept for a slow reader: the latest ones."""
 
 
 def state_changes(client: Client) -> Iterator[dict[str, Any]]:
@@ -98,7 +98,7 @@ def _changes(client: Client) -> Iterator[dict[str, Any]]:
 
 
 MAX_WAITING = 1000
-"""How many lines wait for a reader that has stopped reading; more are dropped and counted."""
+"""Lines that are kept for a slow reader; more are dropped and counted."""
 
 FLUSH_LIMIT_S = 1.0
 
@@ -220,7 +220,7 @@ def change_line(change: Mapping[str, Any]) -> str:
 
 
 QUIET_S = 1.0
-"""What takes no longer than this needs no explanation."""
+"""A wait that is shorter is not explained."""
 
 
 @contextmanager

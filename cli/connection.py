@@ -48,7 +48,7 @@ REQUEST_HINTS = {
     "shutting_down": "start a daemon with `mlxsup start`",
     "unsupported_version": "mlxsup was upgraded: stop and start the daemon",
 }
-"""What helps against the errors of a daemon, by their codes."""
+"""The hint for each error of a daemon, by its code."""
 
 SILENCE = {
     "stopped": (
@@ -65,7 +65,7 @@ SILENCE = {
         " a minute later",
     ),
 }
-"""What is said of a daemon that lives and does not answer, and what helps."""
+"""The message and the hint for a daemon that lives and does not answer."""
 
 REACH_S = 10.0
 """How long a command waits for a daemon that lives and is out of reach."""

@@ -177,7 +177,7 @@ FACTS = (
     "origin", "repo", "revision", "path", "size_bytes", "architecture", "model_type",
     "quantization", "context_length", "has_template", "licence", "problem", "hint",
 )  # fmt: skip
-"""What the files of a model say."""
+"""Facts from the files of a model."""
 
 SEARCHED = "the Hugging Face cache, LM Studio's folders and ~/.mlxsup/models"
 NONE_HINT = "download one with `mlxsup pull OWNER/NAME`, or see `mlxsup demo`"

@@ -28,7 +28,7 @@ REST_S = 2.0
 """A worker that outlives the daemon by this much cannot be ended."""
 
 LOOK_INTERVAL_S = 0.05
-"""How often to look: not every system has an event for the end of another's process."""
+"""Seconds between two looks: not every system has an event for the end of another's process."""
 
 
 @click.command()

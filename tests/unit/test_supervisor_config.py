@@ -35,8 +35,8 @@ GIB = 2**30
 
 
 def config_of(text: str) -> DaemonConfig:
-    """Return what a file with this text says; it is /work/c.toml, which does not exist."""
-    path = Path("/work/c.toml")
+    """Return what a file with this text says; it is /some/c.toml, which does not exist."""
+    path = Path("/some/c.toml")
     return parse_config(text, path=Path("c.toml"), config_path=path, folder=path.parent)
 
 
@@ -203,8 +203,8 @@ def test_a_small_file_takes_every_default_of_the_core() -> None:
     assert config.log_dir == Path("~/.mlxsup/logs").expanduser()
     assert config.gateway is None
     elsewhere = config_of(f'[supervisor]\nruntime_dir = "run"\n{M}')
-    assert elsewhere.log_dir == Path("/work/run/logs")
-    launch = LaunchSettings(path="/work/m")
+    assert elsewhere.log_dir == Path("/some/run/logs")
+    launch = LaunchSettings(path="/some/m")
     assert config.models == (ModelSettings(name=ModelName("tiny"), launch=launch),)
     assert launch.wired_limit_bytes == 0, "nothing is wired unless it is asked for (I3)"
 
@@ -324,7 +324,7 @@ wired = "1GiB"
     assert (restart.max_restarts, restart.stable_s, restart.backoff_max_s) == (0, 0.0, 2.0)
     assert second.launch.path == "/c"
     assert [one.launch.wired_limit_bytes for one in (second, third)] == [0, GIB]
-    assert third.launch.path == "/work/~no-such-user/m"
+    assert third.launch.path == "/some/~no-such-user/m"
 
 
 def test_defaults_fill_what_an_entry_leaves_out() -> None:
@@ -348,8 +348,8 @@ def test_defaults_fill_what_an_entry_leaves_out() -> None:
         """
     )
     a, b = config.models
-    assert (a.launch.path, a.preload) == ("/work/shared", False)
-    assert (b.launch.path, b.preload) == ("/work/own", True)
+    assert (a.launch.path, a.preload) == ("/some/shared", False)
+    assert (b.launch.path, b.preload) == ("/some/own", True)
     assert (a.restart.max_restarts, a.restart.window_s) == (3, 60.0)
     assert (b.restart.max_restarts, b.restart.window_s) == (3, 120.0)
     assert (a.launch.sampling["temperature"], a.launch.sampling["top_k"]) == (0.7, 9)
