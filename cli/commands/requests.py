@@ -99,7 +99,7 @@ def _doing(one: Mapping[str, Any]) -> tuple[object, ...]:
 def cancel(request: str, client: Client, output: Output) -> None:
     """Example: mlxsup cancel 5f0c12ab-1
 
-    Ends the request ID, whoever sent it: its stream ends as `cancelled`, with what it has got so
+    Ends the request ID of any client: its stream ends as `cancelled`, with what it has got so
     far. `mlxsup requests` shows the ids.
     """
     value = client.cancel(request)
@@ -112,7 +112,7 @@ def cancel(request: str, client: Client, output: Output) -> None:
 def pause(request: str, client: Client, output: Output) -> None:
     """Example: mlxsup pause 5f0c12ab-1
 
-    Takes the request ID, whoever sent it, out of its batch until `mlxsup resume ID`. `mlxsup
+    Takes the request ID of any client, out of its batch until `mlxsup resume ID`. `mlxsup
     requests` shows the ids.
     """
     _write(client.pause(request), stage_line, output)
@@ -136,7 +136,7 @@ def resume(request: str, client: Client, output: Output) -> None:
 def prioritize(request: str, priority: str, client: Client, output: Output) -> None:
     """Example: mlxsup prioritize 3f2a9c01-1 interactive
 
-    Gives the request ID, whoever sent it, the CLASS interactive, normal or batch. Its wait so far
+    Gives the request ID of any client, the CLASS interactive, normal or batch. Its wait so far
     no longer counts. `mlxsup requests` shows the ids.
     """
     _write(client.prioritize(request, priority), _class_line, output)
@@ -163,7 +163,7 @@ def _write(
 def attach(client: Client, request: str, output: Output) -> None:
     """Example: mlxsup attach 5f0c12ab-1
 
-    Prints the answer of the request ID, whoever sent it, from its first token, and then as it
+    Prints the answer of the request ID of any client, from its first token, and then as it
     comes. Ctrl-C leaves the request alone. `mlxsup requests` shows the ids.
     """
     known = _find(client, request)

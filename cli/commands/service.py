@@ -134,7 +134,7 @@ def uninstall(is_system: bool, is_dry: bool, output: Output) -> None:
             raise CliError(
                 f"{manager.path} was not written by mlxsup, so it stays",
                 code="foreign_service",
-                hint="whoever has written it may remove it",
+                hint="remove it with the program that wrote it",
             )
         before, after = manager.uninstall_commands()
         commands, done = [*before, *after], "would be removed" if is_dry else "removed"
@@ -271,7 +271,7 @@ def _other(manager: Manager, before: str, facts: ServiceFacts) -> CliError:
     if MARKER not in before:
         message, code = f"{manager.path} was not written by mlxsup", "foreign_service"
     elif program is None:
-        message = f"somebody has changed {manager.path}"
+        message = f"{manager.path} was changed after the installation"
     elif program != str(facts.program):
         message = f"the service is installed by another mlxsup, {program}; this is {facts.program}"
         code = "other_program"

@@ -277,7 +277,7 @@ def confirm(question: str) -> None:
     """
     if not sys.stdin.isatty():
         raise CliError(
-            "nobody can be asked here whether that is meant",
+            "standard input is no terminal, so the question cannot be asked",
             code="usage",
             hint="add --yes",
             status=ExitStatus.USAGE,

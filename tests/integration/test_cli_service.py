@@ -114,7 +114,7 @@ def test_other_settings_are_shown_and_not_written_unless_forced(
     [
         ('=:"', '=:"/other', "other_program", "the service is installed by another mlxsup, /other"),
         (f"# {MARKER}", "# by hand", "foreign_service", "was not written by mlxsup"),
-        ('ExecStart=:"', 'ExecStart=-:"', "service_differs", "somebody has changed"),
+        ('ExecStart=:"', 'ExecStart=-:"', "service_differs", "was changed after"),
     ],
 )
 def test_what_others_have_installed_is_named_and_stays(
