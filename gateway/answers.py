@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, MutableMapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, MutableMapping, Sequence
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from mlxsup.client import AsyncClient, ConnectionLost, Delta, FinishReason, RequestError, Result
 from mlxsup.client.async_streams import AsyncStream
 
-from .apis import REQUEST_ID, WARNINGS, error_response
+from .apis import IGNORED, REQUEST_ID, WARNINGS, error_response
 from .ask import Ask
 from .body import Disconnected, Receive
 from .conversion import Sent
@@ -193,7 +193,7 @@ async def answer(
     if ask.is_streamed:
         progress = Progress(time.monotonic)
         streamed = Answer(client, ask, sent, open_answers, progress, open_answers.meter)
-        return _Streamed(streamed, _shaped(ask, shape, streamed), progress)
+        return _Streamed(streamed, _shaped(ask, shape, streamed), progress, ignored(ask))
     whole = Answer(client, ask, sent, open_answers, None, open_answers.meter)
     shaped = _shaped(ask, shape, whole)
 
@@ -202,10 +202,18 @@ async def answer(
             shaped.take(index, delta)
 
     results = await whole.read(take, request.receive)
-    headers = {REQUEST_ID: whole.request_id}
+    headers = {REQUEST_ID: whole.request_id, **ignored(ask)}
     if warnings := warned(results).get("warnings"):
         headers[WARNINGS] = "; ".join(warnings)
     return JSONResponse(shaped.whole(results), headers=headers)
+
+
+def ignored(ask: Ask) -> dict[str, str]:
+    """Return the header that names what is not read of a request; none if all of it is."""
+    if not ask.unread:
+        return {}
+    names = ", ".join(ask.unread).encode("ascii", "backslashreplace").decode()
+    return {IGNORED: "".join(one if one.isprintable() else "?" for one in names)}
 
 
 def _shaped(ask: Ask, shape: MakeShape, answer: Answer) -> Shape:
@@ -218,8 +226,11 @@ class _Streamed(Response):
     """An answer in pieces. If it fails before its first piece, it is an ordinary error; so it is
     if any of several requests is refused, whatever has come of the others."""
 
-    def __init__(self, answer: Answer, shape: Shape, progress: Progress) -> None:
+    def __init__(
+        self, answer: Answer, shape: Shape, progress: Progress, more: Mapping[str, str]
+    ) -> None:
         super().__init__()
+        self._head = {REQUEST_ID: answer.request_id, **more}
         self._answer = answer
         self._shape = shape
         self._progress = progress
@@ -227,7 +238,7 @@ class _Streamed(Response):
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Sends the response; see Starlette's `Response`."""
-        out = EventStream(scope, send, {REQUEST_ID: self._answer.request_id})
+        out = EventStream(scope, send, self._head)
 
         async def take(index: int, stream: AsyncStream) -> None:
             await self._take(index, stream, out)

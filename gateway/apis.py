@@ -13,9 +13,11 @@ from .openai import errors as openai_errors
 
 REQUEST_ID = "x-request-id"
 ANTHROPIC_REQUEST_ID = "request-id"
+"""What Anthropic's clients call the same."""
 WARNINGS = "x-mlxsup-warnings"
 """Of a whole answer; a streamed one has its warnings at its end."""
-"""What Anthropic's clients call the same."""
+IGNORED = "x-mlxsup-ignored"
+"""Names what a request has and the answer does not heed."""
 
 ID_KEY = "mlxsup.request_id"
 """Where the scope of a request has the id that its response gets unless it names another one."""

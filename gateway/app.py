@@ -64,15 +64,20 @@ class Gateway:
     Args:
         connect: makes the client of the daemon, when the loop runs.
         names: names of other APIs, and the models they mean.
+        refuses_unread: true if a field that is not read here is an error.
     """
 
     def __init__(
-        self, connect: Callable[[], AsyncClient], names: Sequence[tuple[str, str]] = ()
+        self,
+        connect: Callable[[], AsyncClient],
+        names: Sequence[tuple[str, str]] = (),
+        *,
+        refuses_unread: bool = False,
     ) -> None:
         self._meter = Meter()
         self.open_answers = OpenAnswers(self._meter)
         self._names = Names(names, self._status)
-        self._bodies = Bodies(self._resolved, self._meter)
+        self._bodies = Bodies(self._resolved, self._meter, refuses_unread=refuses_unread)
         self._connect = connect
         self._created = int(time.time())
         self._learning = asyncio.Lock()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -25,6 +25,7 @@ class Ask:
         is_streamed: whether the answer comes in pieces.
         has_usage: whether a streamed answer ends with its usage, if the API leaves that open.
         has_one_call: whether what comes after the first call is left out.
+        unread: the paths of fields that are not known here, or have no effect.
     """
 
     model: str
@@ -38,6 +39,7 @@ class Ask:
     is_streamed: bool = False
     has_usage: bool = False
     has_one_call: bool = False
+    unread: Sequence[str] = ()
 
     def in_name_of(self, account: str) -> Self:
         """The same on behalf of an account; empty: of the gateway's process."""

@@ -24,6 +24,7 @@ from .body import Disconnected, read_body
 from .conversion import Api, Sent, ask_of, encode_ask, read_ask
 from .converter import LENGTH, Frame, frame_of
 from .failure import Failure
+from .fields import check_unread
 from .keep_alive import check_keep_alive
 from .keys import CALLER, Caller
 from .metrics.meter import Meter
@@ -171,11 +172,13 @@ class Bodies:
     Args:
         resolve: see `Resolve`.
         meter: counts those that the daemon would refuse.
+        refuses_unread: true if a field that is not read here is an error.
     """
 
-    def __init__(self, resolve: Resolve, meter: Meter) -> None:
+    def __init__(self, resolve: Resolve, meter: Meter, *, refuses_unread: bool) -> None:
         self._resolve = resolve
         self._meter = meter
+        self._refuses_unread = refuses_unread
         self._converters = Converters()
         self._held_bytes = 0
 
@@ -219,6 +222,8 @@ class Bodies:
         return ask, list(zip(named["ids"], pairs, strict=True))
 
     async def _resolved(self, ask: Ask, caller: Caller) -> Ask:
+        if self._refuses_unread:
+            check_unread(ask.unread)
         check_keep_alive(ask.parameters, caller)
         return await self._resolve(ask)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from .apis import ANTHROPIC_REQUEST_ID, REQUEST_ID
+from .apis import ANTHROPIC_REQUEST_ID, IGNORED, REQUEST_ID, WARNINGS
 from .operator import TOKEN_HEADER
 
 Headers = list[tuple[bytes, bytes]]
@@ -26,7 +26,9 @@ PAGE_FOLDER = "/page/"
 
 METHODS = "GET, POST"
 MAX_AGE_S = 600
-READABLE = (REQUEST_ID, ANTHROPIC_REQUEST_ID, "retry-after", "x-should-retry")
+READABLE = (
+    REQUEST_ID, ANTHROPIC_REQUEST_ID, WARNINGS, IGNORED, "retry-after", "x-should-retry",
+)  # fmt: skip
 """Headers of a response that the page gets to see."""
 
 HEADER_NAME = re.compile(r"[a-z0-9-]{1,64}")

@@ -1,8 +1,10 @@
 """The fields of requests, and what each is for: the lists that checks and documents share.
 
-A field that cannot change the text of an answer is accepted. One that would, and that has no effect
-here, is refused, so that nobody takes an answer for what it is not; docs/http-api.md names the few
-exceptions.
+Null is the same as leaving a field out, whatever its name. A field that cannot change the text of
+an answer is accepted. One that asks for another answer than it would get is refused. A hint that
+cannot be followed, or a name that is not known here, is left out and named in the answer's header
+`x-mlxsup-ignored`; `[gateway] unknown_fields = "refuse"` refuses it. Unknown fields of messages,
+their parts and items are not looked at: they describe what was said, and ask for nothing.
 """
 
 from __future__ import annotations
@@ -13,9 +15,21 @@ from enum import StrEnum
 from typing import Any
 
 from mlxsup.protocol.codec import MAX_ID_CHARACTERS
+from mlxsup.protocol.parameters import NUMBERS
 
 from . import limits
 from .failure import bad_field
+
+WHOLE = frozenset(
+    {
+        *(name for name, number in NUMBERS.items() if number.is_integer),
+        *("n", "logprobs", "max_completion_tokens", "max_output_tokens", "priority"),
+    }
+)
+"""Fields that take an integer."""
+
+MOST_UNREAD = 32
+"""So many of the fields that are not read are named."""
 
 
 class Use(StrEnum):
@@ -25,6 +39,7 @@ class Use(StrEnum):
     PASSED = "used as it is"
     IGNORED = "accepted, no effect"
     NEUTRAL = "only as it would be without it"
+    HINT = "left out, and named in `x-mlxsup-ignored`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +50,18 @@ class Field:
         name: in the request.
         use: what becomes of it.
         says: for people.
-        neutral: with `Use.NEUTRAL`, the values besides null that change nothing.
+        neutral: with `Use.NEUTRAL` and `Use.HINT`, the values besides null that change nothing.
     """
 
     name: str
     use: Use
     says: str = ""
     neutral: tuple[Any, ...] = ()
+
+    def is_neutral(self, value: Any) -> bool:
+        """True if this value of a field without effect changes nothing."""
+        # Not `in`: 1 equals True.
+        return any(type(one) is type(value) and one == value for one in self.neutral)
 
 
 def passed(*names: str) -> tuple[Field, ...]:
@@ -68,34 +88,59 @@ def time_limits() -> tuple[Field, ...]:
 
 
 def check_fields(
-    values: Mapping[str, Any], fields: Sequence[Field], *, within: str = ""
+    values: Mapping[str, Any], fields: Sequence[Field], unread: list[str], *, within: str = ""
 ) -> dict[str, Any]:
-    """The fields that mean something, without those that are null.
+    """Return the fields that mean something here, without those that are null.
 
     Args:
         values: of a request, or of a part of one.
         fields: those that there are.
-        within: the path of the part, `messages[0]`; empty for the whole request.
+        unread: gets the paths of the others.
+        within: the path of the part, `stream_options`; empty for the whole request.
 
     Raises:
-        Failure: a field is unknown, or would change the answer if it had an effect.
+        Failure: a field would change the answer if it had an effect.
     """
     known = {field.name: field for field in fields}
     given = {}
     for name, value in values.items():
-        path = f"{within}.{name[:64]}" if within else name[:64]
         field = known.get(name)
+        if value is None or (field is not None and field.use is Use.IGNORED):
+            continue
+        path = f"{within}.{name[:64]}" if within else name[:64]
         if field is None:
-            raise bad_field(path, f"unknown field {path!r}; known are {', '.join(sorted(known))}")
-        if value is None or field.use is Use.IGNORED:
-            continue
-        if field.use is Use.NEUTRAL:
-            # Not `in`: 1 equals True.
-            if not any(type(one) is type(value) and one == value for one in field.neutral):
+            _add(unread, path)
+        elif field.use not in (Use.NEUTRAL, Use.HINT):
+            given[name] = value
+        elif not field.is_neutral(value):
+            if field.use is Use.NEUTRAL:
                 raise bad_field(path, f"{path} has no effect here: {field.says}")
-            continue
-        given[name] = value
+            _add(unread, path)
     return given
+
+
+def _add(unread: list[str], path: str) -> None:
+    if len(unread) < MOST_UNREAD:
+        unread.append(path)
+
+
+def check_unread(unread: Sequence[str]) -> None:
+    """Raise if anything in a request is not read here: `[gateway] unknown_fields = "refuse"`.
+
+    Raises:
+        Failure: something is; the message names the first.
+    """
+    if unread:
+        path = unread[0]
+        raise bad_field(path, f"{path} is not known here, or has no effect: leave it out")
+
+
+def whole_numbers(given: dict[str, Any]) -> None:
+    """Make `5.0` of a field that takes integers the same as `5`, as JavaScript does."""
+    for name in WHOLE & given.keys():
+        value = given[name]
+        if isinstance(value, float) and value.is_integer():
+            given[name] = int(value)
 
 
 def read_model(given: dict[str, Any]) -> str:

@@ -88,7 +88,11 @@ def serve(spec: GatewaySpec) -> None:
     logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != CUT_OFF)
     for noisy in ("uvicorn", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    gateway = Gateway(lambda: AsyncClient(spec.endpoint), spec.rules.names)
+    gateway = Gateway(
+        lambda: AsyncClient(spec.endpoint),
+        spec.rules.names,
+        refuses_unread=spec.rules.refuses_unread,
+    )
     need = find_key_need(Address(host=spec.host, port=spec.port), spec.rules)
     keys = Keys(
         KeyPlace(Path(spec.key_file), Path(spec.key_mark)),

@@ -287,6 +287,7 @@ class RequestBody:
         """
         if not isinstance(value, dict):
             raise invalid("body", "a map", value)
+        value = {name: item for name, item in value.items() if item is not None}
         known = {*(f.name for f in fields(cls) if f.name != "sampling"), *SAMPLING}
         for name in value:
             if name in NOT_SUPPORTED:
@@ -301,7 +302,7 @@ class RequestBody:
                     f"unknown parameter {str(name)[:64]!r}; known are {', '.join(sorted(known))}",
                     detail={"parameter": str(name)[:64]},
                 )
-        sampling = {name: value[name] for name in SAMPLING if value.get(name) is not None}
+        sampling = {name: value[name] for name in SAMPLING if name in value}
         others = {name: item for name, item in value.items() if name not in SAMPLING}
         return cls(sampling=sampling, **others)
 

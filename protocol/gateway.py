@@ -109,12 +109,14 @@ class GatewayRules:
         hosts: names that requests may be sent to, besides those of this machine.
         origins: pages of other sites that may ask, as browsers send them.
         needs_keys: whether every request needs a key, wherever it may come from.
+        refuses_unread: true if a field that is not read is an error, instead of named in a header.
     """
 
     names: tuple[tuple[str, str], ...] = ()
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     needs_keys: bool = False
+    refuses_unread: bool = False
 
 
 def find_key_need(address: Address, rules: GatewayRules) -> tuple[str, str] | None:
@@ -205,6 +207,7 @@ class GatewaySpec:
             hosts=tuple(rules["hosts"]),
             origins=tuple(rules["origins"]),
             needs_keys=rules["needs_keys"],
+            refuses_unread=rules["refuses_unread"],
         )
         return cls(**values)
 

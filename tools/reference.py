@@ -133,7 +133,7 @@ def field_table(fields: Sequence[Field]) -> list[str]:
     """The fields of a request, those with the same fate and nothing to say in one row."""
     lines = ["| field | what becomes of it | |", "|---|---|---|"]
     for field in fields:
-        if field.use in (Use.USED, Use.NEUTRAL):
+        if field.use in (Use.USED, Use.NEUTRAL, Use.HINT):
             says = field.says
             if field.neutral:
                 says += f"; null or `{_shown(field.neutral[0])}`"

@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from typing import Any
 
 from .. import limits
 from ..failure import Failure, bad_field
 from ..fields import check_count, check_fields
 from ..turns import BETWEEN_TEXTS, Message, join_turns
-from .fields import BLOCK_FIELDS, MESSAGE_FIELDS, TOOL_FIELDS
+from .client_tools import CLIENT_TOOLS
+from .fields import TOOL_FIELDS
 
 ROLES = ("user", "assistant", "system")
 
-NOT_TEXT = {"image": "images", "document": "documents", "container_upload": "files"}
+NOT_TEXT = {"image": "images", "container_upload": "files"}
+
+TEXTS = ("text", "document", "search_result", "tool_reference")
+"""The types of blocks that are text, or become it."""
+
+BLOCKS = (*TEXTS, "thinking", "redacted_thinking", "tool_use", "tool_result")
+"""The types of blocks that are read."""
+
+OF_SERVERS = re.compile(
+    r"server_tool_use|mcp_tool_use|\w+_tool_result|mcp_tool_listing|tool_addition|tool_removal"
+    r"|compaction|fallback"
+)
+"""The types of blocks that Anthropic's servers have written about their own tools: left out."""
+
+_DATED = re.compile(r"(?P<tool>[a-z_]+?)_\d{8}")
 
 ERROR = "error: "
 """How the result of a tool begins that has failed."""
@@ -57,8 +74,14 @@ def read_messages(given: Any) -> list[Message]:
     return read
 
 
-def read_tools(given: Any) -> list[dict[str, Any]]:
-    """The tools in OpenAI's form.
+def read_tools(given: Any, messages: Any, unread: list[str]) -> list[dict[str, Any]]:
+    """Return the tools in OpenAI's form: without those that run on Anthropic's servers, and of the
+    deferred ones those that the chat refers to or calls.
+
+    Args:
+        given: the tools.
+        messages: the chat, as it was sent.
+        unread: gets the paths of what is left out.
 
     Raises:
         Failure: one of them is none that the model could call.
@@ -66,14 +89,33 @@ def read_tools(given: Any) -> list[dict[str, Any]]:
     if not isinstance(given, list):
         raise bad_field("tools", "tools takes a list of tools")
     check_count(given, "tools", "tools", limits.MAX_TOOLS)
-    return [_tool(tool, f"tools[{place}]") for place, tool in enumerate(given)]
+    named = set(_named_tools(messages))
+    tools = []
+    for place, tool in enumerate(given):
+        read = _tool(tool, f"tools[{place}]", named, unread)
+        if read is not None:
+            tools.append(read)
+    return tools
+
+
+def _named_tools(value: Any) -> Iterator[str]:
+    """Yield the names of tools that a chat refers to or calls."""
+    match value:
+        case {"type": "tool_reference", "tool_name": str(name)}:
+            yield name
+        case {"type": "tool_use", "name": str(name)}:
+            yield name
+        case {"type": "tool_addition", "tool": {"name": str(name)} | {"tool_name": str(name)}}:
+            yield name
+        case {"content": list(blocks)} | list(blocks):
+            for block in blocks:
+                yield from _named_tools(block)
 
 
 def _message(message: Any, path: str) -> list[Message]:
     if not isinstance(message, dict):
         raise bad_field(path, f"{path} takes an object with role and content")
-    read = check_fields(message, MESSAGE_FIELDS, within=path)
-    role, content = read.get("role"), read.get("content")
+    role, content = message.get("role"), message.get("content")
     if role not in ROLES:
         raise bad_field(f"{path}.role", f"{path}.role takes one of {', '.join(ROLES)}")
     path = f"{path}.content"
@@ -82,35 +124,35 @@ def _message(message: Any, path: str) -> list[Message]:
     if not isinstance(content, list):
         raise bad_field(path, f"{path} takes a text, or a list of blocks")
     check_count(content, path, "blocks")
-    blocks = [_block(block, f"{path}[{place}]") for place, block in enumerate(content)]
-    if role == "assistant":
-        return [_assistant(blocks, path)]
-    return _others(role, blocks, path)
+    blocks = {f"{path}[{place}]": block for place, block in enumerate(content)}
+    read = {where: block for where, block in blocks.items() if _is_read(block, where)}
+    return [_assistant(read)] if role == "assistant" else _others(role, read)
 
 
-def _block(block: Any, path: str) -> dict[str, Any]:
-    """A block whose fields are known.
+def _is_read(block: Any, path: str) -> bool:
+    """True if a block is read; false if it is about a tool of Anthropic's servers.
 
     Raises:
         Failure: it is of a type that no model here takes.
     """
     kind = block.get("type") if isinstance(block, dict) else None
-    if isinstance(kind, str) and kind in NOT_TEXT:
-        raise bad_field(path, f"{path}: no model here takes {NOT_TEXT[kind]}; send text")
-    if not isinstance(kind, str) or kind not in BLOCK_FIELDS:
-        known = ", ".join(BLOCK_FIELDS)
-        raise bad_field(f"{path}.type", f"{path}.type takes one of {known}")
-    return check_fields(block, BLOCK_FIELDS[kind], within=path)
+    if isinstance(kind, str):
+        if kind in BLOCKS:
+            return True
+        if kind in NOT_TEXT:
+            raise bad_field(path, f"{path}: no model here takes {NOT_TEXT[kind]}; send text")
+        if OF_SERVERS.fullmatch(kind):
+            return False
+    raise bad_field(f"{path}.type", f"{path}.type takes one of {', '.join(BLOCKS)}")
 
 
-def _others(role: str, blocks: list[dict[str, Any]], path: str) -> list[Message]:
+def _others(role: str, blocks: dict[str, dict[str, Any]]) -> list[Message]:
     """The results of tools, each a message, and the texts between them."""
     read: list[Message] = []
-    for place, block in enumerate(blocks):
-        where = f"{path}[{place}]"
+    for where, block in blocks.items():
         match block["type"]:
-            case "text":
-                read.append({"role": role, "content": _text(block, "text", where)})
+            case kind if kind in TEXTS:
+                read.append({"role": role, "content": _shown(block, where)})
             case "tool_result" if role == "user":
                 texts = _texts(block.get("content"), f"{where}.content")
                 call = _text(block, "tool_use_id", where)
@@ -123,17 +165,16 @@ def _others(role: str, blocks: list[dict[str, Any]], path: str) -> list[Message]
 
 def _mark(result: dict[str, Any], path: str) -> str:
     """What comes before the result of a tool that has failed: chat templates know no such field."""
-    is_error = result.get("is_error", False)
+    is_error = result.get("is_error") or False
     if not isinstance(is_error, bool):
         raise bad_field(f"{path}.is_error", f"{path}.is_error takes true or false")
     return ERROR if is_error else ""
 
 
-def _assistant(blocks: list[dict[str, Any]], path: str) -> Message:
+def _assistant(blocks: dict[str, dict[str, Any]]) -> Message:
     """What the model had said, thought and called."""
     texts, thoughts, calls = [], [], []
-    for place, block in enumerate(blocks):
-        where = f"{path}[{place}]"
+    for where, block in blocks.items():
         match block["type"]:
             case "text":
                 texts.append(_text(block, "text", where))
@@ -154,7 +195,7 @@ def _assistant(blocks: list[dict[str, Any]], path: str) -> Message:
 
 
 def _call(block: dict[str, Any], path: str) -> dict[str, Any]:
-    given = block.get("input", {})
+    given = block.get("input") or {}
     if not isinstance(given, dict):
         raise bad_field(f"{path}.input", f"{path}.input takes an object")
     function = {
@@ -176,11 +217,32 @@ def _texts(content: Any, path: str) -> list[str]:
     texts = []
     for place, block in enumerate(content):
         where = f"{path}[{place}]"
-        read = _block(block, where)
-        if read["type"] != "text":
-            raise bad_field(f"{where}.type", f"{where}.type takes text")
-        texts.append(_text(read, "text", where))
+        if _is_read(block, where):
+            if block["type"] not in TEXTS:
+                raise bad_field(f"{where}.type", f"{where}.type takes one of {', '.join(TEXTS)}")
+            texts.append(_shown(block, where))
     return texts
+
+
+def _shown(block: dict[str, Any], path: str) -> str:
+    """The text of a block of the types in `TEXTS`, with its title and source."""
+    match block:
+        case {"type": "text"}:
+            return _text(block, "text", path)
+        case {"type": "tool_reference"}:
+            return f"the tool {_text(block, 'tool_name', path)} is available"
+        case {"type": "search_result", "content": content}:
+            texts = _texts(content, f"{path}.content")
+        case {"type": "document", "source": {"type": "text", "data": str(data)}}:
+            texts = [data]
+        case {"type": "document", "source": {"type": "content", "content": content}}:
+            texts = _texts(content, f"{path}.source.content")
+        case _:
+            raise bad_field(path, f"{path}: no model here takes documents but text; send text")
+    heads = [
+        block[name] for name in ("title", "source", "context") if isinstance(block.get(name), str)
+    ]
+    return BETWEEN_TEXTS.join([*heads, *texts])
 
 
 def _text(block: dict[str, Any], name: str, path: str) -> str:
@@ -195,21 +257,28 @@ def _misplaced(kind: str, role: str, path: str) -> Failure:
     return bad_field(f"{path}.type", message)
 
 
-def _tool(tool: Any, path: str) -> dict[str, Any]:
+def _tool(tool: Any, path: str, named: set[str], unread: list[str]) -> dict[str, Any] | None:
+    """A tool in OpenAI's form; None if it is not shown to the model."""
     if not isinstance(tool, dict):
         raise bad_field(path, f"{path} takes an object with name and input_schema")
-    kind = tool.get("type")
-    if isinstance(kind, str) and kind != "custom":
-        raise bad_field(
-            f"{path}.type",
-            f"{path}: {kind[:64]} is a tool of Anthropic's own servers; leave it out, or offer"
-            " one that has an input_schema",
-        )
-    read = check_fields(tool, TOOL_FIELDS, within=path)
-    schema = read.get("input_schema")
-    if not isinstance(schema, dict):
+    kind = tool.get("type") or "custom"
+    if kind != "custom" and "input_schema" not in tool:
+        dated = _DATED.fullmatch(kind) if isinstance(kind, str) else None
+        if dated is None or dated["tool"] not in CLIENT_TOOLS:  # it runs on Anthropic's servers
+            unread.append(f"{path} ({str(kind)[:64]})")
+            return None
+        description, schema = CLIENT_TOOLS[dated["tool"]]
+        read: dict[str, Any] = {"name": tool.get("name", dated["tool"])}
+        read |= {"description": description, "input_schema": schema}
+    else:
+        read = check_fields(tool, TOOL_FIELDS, unread, within=path)
+    parameters = read.get("input_schema")
+    if not isinstance(parameters, dict):
         raise bad_field(f"{path}.input_schema", f"{path}.input_schema takes a JSON schema")
-    function = {"name": _text(read, "name", path), "parameters": schema}
+    name = _text(read, "name", path)
+    if tool.get("defer_loading") and name not in named:
+        return None
+    function = {"name": name, "parameters": parameters}
     if "description" in read:
         function["description"] = _text(read, "description", path)
     return {"type": "function", "function": function}

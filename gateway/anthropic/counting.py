@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from mlxsup.client import AsyncClient, ErrorCode, RequestError
 from mlxsup.client.async_streams import AsyncStream
 
-from ..answers import Answer, OpenAnswers
+from ..answers import Answer, OpenAnswers, ignored
 from ..apis import REQUEST_ID
 from ..ask import Ask
 from ..conversion import Sent
@@ -59,4 +59,6 @@ async def count_tokens(
     except Failure:
         if not lengths:
             raise
-    return JSONResponse({"input_tokens": lengths[0]}, headers={REQUEST_ID: asked.request_id})
+    return JSONResponse(
+        {"input_tokens": lengths[0]}, headers={REQUEST_ID: asked.request_id, **ignored(ask)}
+    )

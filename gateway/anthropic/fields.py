@@ -21,7 +21,10 @@ _COUNTED = (
           "`format`: a JSON schema that the answer must match"),
     *passed("chat_template_kwargs", "priority"),
     *ignored("cache_control", "metadata", "service_tier", "speed", "inference_geo", "diagnostics",
-             "user_profile_id", "workspace_id", "context_management"),
+             "user_profile_id", "workspace_id", "context_management", "thread", "betas",
+             "billing_policy", "fallback_credit_token"),
+    Field("compaction", Use.HINT, "what is too long is refused"),
+    Field("fallbacks", Use.HINT, "no other model answers"),
     Field("container", Use.NEUTRAL, "nothing is run here"),
     Field("mcp_servers", Use.NEUTRAL, "connect them to the program that asks", ([],)),
 )  # fmt: skip
@@ -40,38 +43,13 @@ COUNT_FIELDS = _COUNTED
 
 _TYPE = Field("type", Use.USED)
 
-BLOCK_FIELDS = {
-    "text": (
-        _TYPE,
-        Field("text", Use.USED),
-        *ignored("cache_control", "citations"),
-    ),
-    "thinking": (_TYPE, Field("thinking", Use.USED), *ignored("signature", "cache_control")),
-    "redacted_thinking": (_TYPE, *ignored("data", "cache_control")),
-    "tool_use": (
-        _TYPE,
-        Field("id", Use.USED),
-        Field("name", Use.USED),
-        Field("input", Use.USED),
-        *ignored("cache_control", "caller"),
-    ),
-    "tool_result": (
-        _TYPE,
-        Field("tool_use_id", Use.USED),
-        Field("content", Use.USED),
-        Field("is_error", Use.USED),
-        *ignored("cache_control"),
-    ),
-}
-"""What each type of block in a message may have."""
-
 TOOL_FIELDS = (
     Field("name", Use.USED),
     Field("description", Use.USED),
     Field("input_schema", Use.USED),
-    Field("type", Use.NEUTRAL, "only tools with an `input_schema`", ("custom",)),
-    Field("defer_loading", Use.NEUTRAL, "every tool is shown to the model", (False,)),
-    Field("input_examples", Use.NEUTRAL, "put them into the description", ([],)),
+    Field("type", Use.USED),
+    Field("defer_loading", Use.USED, "true: shown to the model once a `tool_reference` names it"),
+    Field("input_examples", Use.HINT, "put them into the description", ([],)),
     *ignored("cache_control", "strict", "eager_input_streaming", "allowed_callers"),
 )
 
@@ -80,5 +58,3 @@ CHOICE_FIELDS = (_TYPE, Field("disable_parallel_tool_use", Use.USED))
 THINKING_FIELDS = (_TYPE, Field("display", Use.USED), *ignored("budget_tokens"))
 
 OUTPUT_FIELDS = (Field("effort", Use.USED), Field("format", Use.USED))
-
-MESSAGE_FIELDS = (Field("role", Use.USED), Field("content", Use.USED), *ignored("id"))

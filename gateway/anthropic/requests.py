@@ -11,7 +11,7 @@ from mlxsup.protocol.parameters import MOST_TOKENS
 
 from ..ask import TEMPLATE, Ask
 from ..failure import bad_field
-from ..fields import Field, check_fields, read_model
+from ..fields import Field, check_fields, read_model, whole_numbers
 from .conversation import read_messages, read_system, read_tools
 from .fields import (
     CHOICE_FIELDS,
@@ -45,7 +45,9 @@ def read_message(body: dict[str, Any]) -> MessageAsk:
     Raises:
         Failure: a field is missing, unknown or of another type; `param` names it.
     """
-    given = check_fields(body, MESSAGES_FIELDS)
+    unread: list[str] = []
+    given = check_fields(body, MESSAGES_FIELDS, unread)
+    whole_numbers(given)
     max_tokens = given.pop("max_tokens", None)
     if type(max_tokens) is not int or max_tokens < 1:
         raise bad_field("max_tokens", "max_tokens takes an integer from 1 up")
@@ -57,7 +59,7 @@ def read_message(body: dict[str, Any]) -> MessageAsk:
         if not isinstance(given["stop"], list):
             raise bad_field("stop_sequences", "stop_sequences takes a list of texts")
     given |= {"max_tokens": min(max_tokens, MOST_TOKENS), "cap_max_tokens": True}
-    return _ask(given, is_streamed=is_streamed, max_tokens=max_tokens)
+    return _ask(given, unread, is_streamed=is_streamed, max_tokens=max_tokens)
 
 
 def read_count(body: dict[str, Any]) -> MessageAsk:
@@ -67,17 +69,21 @@ def read_count(body: dict[str, Any]) -> MessageAsk:
     Raises:
         Failure: as for `read_message`.
     """
-    given = check_fields(body, COUNT_FIELDS)
-    return _ask(given | {"max_tokens": MOST_TOKENS}, is_streamed=False, max_tokens=0)
+    unread: list[str] = []
+    given = check_fields(body, COUNT_FIELDS, unread) | {"max_tokens": MOST_TOKENS}
+    return _ask(given, unread, is_streamed=False, max_tokens=0)
 
 
-def _ask(given: dict[str, Any], *, is_streamed: bool, max_tokens: int) -> MessageAsk:
+def _ask(
+    given: dict[str, Any], unread: list[str], *, is_streamed: bool, max_tokens: int
+) -> MessageAsk:
     model = read_model(given)
     system = read_system(given.pop("system", None))
-    messages = [*system, *read_messages(given.pop("messages", []))]
-    has_one_call = _read_tools(given)
-    asked, shows_thinking = _thinking(given.pop("thinking", None))
-    _read_output(given, asked)
+    chat = given.pop("messages", [])
+    messages = [*system, *read_messages(chat)]
+    has_one_call = _read_tools(given, chat, unread)
+    asked, shows_thinking = _thinking(given.pop("thinking", None), unread)
+    _read_output(given, asked, unread)
     extra = given.get(TEMPLATE, {})
     if asked and isinstance(extra, dict):  # otherwise `generate` says what is wrong with it
         given[TEMPLATE] = asked | extra
@@ -90,13 +96,14 @@ def _ask(given: dict[str, Any], *, is_streamed: bool, max_tokens: int) -> Messag
         has_one_call=has_one_call,
         shows_thinking=shows_thinking,
         max_tokens=min(max_tokens, MOST_TOKENS),
+        unread=unread,
     )
 
 
-def _read_tools(given: dict[str, Any]) -> bool:
+def _read_tools(given: dict[str, Any], chat: Any, unread: list[str]) -> bool:
     """Reads the tools and the choice between them; returns whether one call is enough."""
     if "tools" in given:
-        given["tools"] = read_tools(given["tools"])
+        given["tools"] = read_tools(given["tools"], chat, unread)
         if not given["tools"]:
             del given["tools"]
     choice = given.pop("tool_choice", None)
@@ -109,7 +116,7 @@ def _read_tools(given: dict[str, Any]) -> bool:
             "tool_choice.type takes auto or none: a call cannot be forced; for arguments that are"
             " right in any case, ask with output_config.format",
         )
-    read = _typed(choice, "tool_choice", CHOICE_FIELDS)
+    read = _typed(choice, "tool_choice", CHOICE_FIELDS, unread)
     given["tool_choice"] = read["type"]
     has_one_call = read.get("disable_parallel_tool_use", False)
     if not isinstance(has_one_call, bool):
@@ -118,11 +125,11 @@ def _read_tools(given: dict[str, Any]) -> bool:
     return has_one_call
 
 
-def _thinking(thinking: Any) -> tuple[dict[str, Any], bool]:
+def _thinking(thinking: Any, unread: list[str]) -> tuple[dict[str, Any], bool]:
     """What the chat template is to be given, and whether the reasoning is shown."""
     if thinking is None:
         return {}, False
-    read = _typed(thinking, "thinking", THINKING_FIELDS)
+    read = _typed(thinking, "thinking", THINKING_FIELDS, unread)
     kind = read["type"]
     if kind not in THINKS:
         raise bad_field("thinking.type", f"thinking.type takes one of {', '.join(THINKS)}")
@@ -131,12 +138,12 @@ def _thinking(thinking: Any) -> tuple[dict[str, Any], bool]:
     return thinking_arguments(thinks=thinks), is_shown
 
 
-def _read_output(given: dict[str, Any], template: dict[str, Any]) -> None:
+def _read_output(given: dict[str, Any], template: dict[str, Any], unread: list[str]) -> None:
     """Reads `output_config`: the effort is for the template, the format for the daemon."""
     config = given.pop("output_config", {})
     if not isinstance(config, dict):
         raise bad_field("output_config", "output_config takes an object")
-    read = check_fields(config, OUTPUT_FIELDS, within="output_config")
+    read = check_fields(config, OUTPUT_FIELDS, unread, within="output_config")
     if "effort" in read:
         if not isinstance(read["effort"], str):
             raise bad_field("output_config.effort", "output_config.effort takes a text")
@@ -151,8 +158,8 @@ def _read_output(given: dict[str, Any], template: dict[str, Any]) -> None:
                 raise bad_field(path, f'{path} takes {{"type": "json_schema", "schema": …}}')
 
 
-def _typed(value: Any, path: str, fields: Sequence[Field]) -> dict[str, Any]:
+def _typed(value: Any, path: str, fields: Sequence[Field], unread: list[str]) -> dict[str, Any]:
     """The fields of an object that has a type."""
     if not isinstance(value, dict) or not isinstance(value.get("type"), str):
         raise bad_field(path, f"{path} takes an object with a type")
-    return check_fields(value, fields, within=path)
+    return check_fields(value, fields, unread, within=path)

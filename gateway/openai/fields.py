@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..fields import Field, Use, ignored, passed, time_limits
+from .synonyms import NEUTRAL_ELSEWHERE, NEUTRAL_IN_CHATS
 
 _BOTH = (
     Field("model", Use.USED, "the name of a model of the configuration"),
@@ -21,6 +22,7 @@ _BOTH = (
     Field("ttl", Use.USED, "LM Studio's name of `keep_alive`"),
     *time_limits(),
     *ignored("user", "metadata", "store", "service_tier"),
+    *NEUTRAL_ELSEWHERE,
 )  # fmt: skip
 
 CHAT_FIELDS = (
@@ -30,16 +32,18 @@ CHAT_FIELDS = (
           "without it as many as fit into the context"),
     Field("max_tokens", Use.USED, "the older name of `max_completion_tokens`"),
     Field("reasoning_effort", Use.USED, "given to the chat template under this name; one that "
-          "does not know it leaves it out"),
+          "does not know it leaves it out; `none`: no reasoning"),
     *passed("logprobs", "top_logprobs", "tools", "tool_choice", "chat_template_kwargs"),
-    *ignored("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prediction"),
+    *ignored("safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+             "prompt_cache_options", "moderation", "prediction"),
     Field("parallel_tool_calls", Use.USED, "false: what comes after the first call is left out"),
     Field("modalities", Use.NEUTRAL, "answers are text", (["text"],)),
-    Field("verbosity", Use.NEUTRAL, "say it in a message", ("medium",)),
+    Field("verbosity", Use.HINT, "say it in a message", ("medium",)),
     Field("audio", Use.NEUTRAL, "answers are text"),
     Field("web_search_options", Use.NEUTRAL, "nothing is searched", ()),
     Field("functions", Use.NEUTRAL, "the older form of `tools`: use that", ([],)),
-    Field("function_call", Use.NEUTRAL, "the older form of `tool_choice`: use that", ()),
+    Field("function_call", Use.NEUTRAL, "the older form of `tool_choice`: use that", ("auto",)),
+    *NEUTRAL_IN_CHATS,
 )  # fmt: skip
 
 COMPLETION_FIELDS = (
@@ -53,20 +57,22 @@ COMPLETION_FIELDS = (
 )
 
 MESSAGE_FIELDS = (
-    Field("role", Use.USED, "`system`, `developer` (which means the same), `user`, `assistant` or "
-          "`tool`"),
+    Field("role", Use.USED, "`system`, `developer` (which means the same), `user`, `assistant`, "
+          "`tool` or `function` (which means the same)"),
     Field("content", Use.USED, "a text, or a list of parts of type `text`"),
     Field("name", Use.PASSED, "given to the chat template"),
     Field("tool_calls", Use.PASSED, "of an assistant's message"),
+    Field("function_call", Use.USED, "the older form of `tool_calls`"),
     Field("tool_call_id", Use.PASSED, "of a tool's message"),
     Field("reasoning_content", Use.PASSED, "given to the chat template"),
-    Field("refusal", Use.NEUTRAL, "put it into the content"),
-    Field("function_call", Use.NEUTRAL, "the older form of `tool_calls`: use that"),
-    Field("audio", Use.NEUTRAL, "messages are text"),
-    *ignored("cache_control", "annotations", "id"),
+    Field("reasoning", Use.USED, "another name of `reasoning_content`"),
+    Field("thinking", Use.USED, "another name of `reasoning_content`"),
+    Field("refusal", Use.USED, "of an assistant's message without `content`"),
 )  # fmt: skip
+"""What a message may say; whatever else it has describes it, and is not looked at."""
 
 STREAM_FIELDS = (
     Field("include_usage", Use.USED),
     *ignored("include_obfuscation"),
+    Field("continuous_usage_stats", Use.HINT, "", (False,)),
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 from .. import limits
 from ..failure import bad_field
-from ..fields import check_count, check_fields
+from ..fields import check_count
 from .fields import MESSAGE_FIELDS
 
 ROLES = {
@@ -15,12 +15,22 @@ ROLES = {
     "user": "user",
     "assistant": "assistant",
     "tool": "tool",
+    "function": "tool",
 }
 """The roles, and what chat templates call them."""
 
-TEXT_PART = "text"
-REFUSAL_PART = "refusal"
-"""What an assistant's message may hold in place of a text: what the model had said."""
+TEXT_PARTS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+}
+"""The types of parts that are text, and the field that has it."""
+
+THOUGHT_PARTS = ("thinking", "redacted_thinking")
+
+REASONING = ("reasoning_content", "reasoning", "thinking")
+"""The names that servers have for what a model thought."""
 
 NOT_TEXT = {
     "image_url": "images",
@@ -29,9 +39,6 @@ NOT_TEXT = {
     "file": "files",
     "video_url": "videos",
 }
-
-NO_EFFECT_ON_TEXT = {"type", "text", "refusal", "cache_control", "annotations"}
-"""What a part of a message may have."""
 
 
 def read_messages(given: Any) -> list[dict[str, Any]]:
@@ -59,16 +66,28 @@ def read_tools(given: Any) -> Any:
 def _message(message: Any, path: str) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise bad_field(path, f"{path} takes an object with role and content")
-    read = check_fields(message, MESSAGE_FIELDS, within=path)
-    role = read.get("role")
+    given = {one.name: message[one.name] for one in MESSAGE_FIELDS if message.get(one.name)}
+    role = given.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise bad_field(f"{path}.role", f"{path}.role takes one of {', '.join(ROLES)}")
-    calls = read.get("tool_calls")
+    calls = given.get("tool_calls")
     if calls is not None and not isinstance(calls, list):
         raise bad_field(f"{path}.tool_calls", f"{path}.tool_calls takes a list of calls")
-    if read.get("content") is None and not calls and role != "assistant":
+    if calls is None and "function_call" in given:
+        calls = [{"id": "call_0", "type": "function", "function": given["function_call"]}]
+    content = message.get("content")
+    if content is None and role != "assistant":
         raise bad_field(f"{path}.content", f"{path}.content is missing; it takes a text")
-    return read | {"role": ROLES[role], "content": _content(read.get("content"), path)}
+    text = _content(content, path)
+    if text is None and isinstance(given.get("refusal"), str):
+        text = given["refusal"]
+    read: dict[str, Any] = {"role": ROLES[role], "content": text}
+    thought = next((given[name] for name in REASONING if isinstance(given.get(name), str)), None)
+    if thought is not None:
+        read["reasoning_content"] = thought
+    if calls:
+        read["tool_calls"] = calls
+    return read | {name: given[name] for name in ("name", "tool_call_id") if name in given}
 
 
 def _content(content: Any, path: str) -> str | None:
@@ -85,12 +104,11 @@ def _part(part: Any, path: str) -> str:
     if isinstance(kind, str) and kind in NOT_TEXT:
         what = NOT_TEXT[kind]
         raise bad_field(path, f"{path}: no model here takes {what}; send text")
-    text = part.get(kind) if kind in (TEXT_PART, REFUSAL_PART) else None
+    if kind in THOUGHT_PARTS:
+        return ""
+    text = part.get(TEXT_PARTS[kind]) if isinstance(kind, str) and kind in TEXT_PARTS else None
     if not isinstance(text, str):
         raise bad_field(path, f'{path} takes a part {{"type": "text", "text": …}}')
-    for name in part:
-        if name not in NO_EFFECT_ON_TEXT:
-            raise bad_field(f"{path}.{name[:64]}", f"unknown field {path}.{name[:64]}")
     return text
 
 

@@ -12,6 +12,7 @@ from ..fields import check_fields, read_model
 from ..keep_alive import read_keep_alive
 from .fields import CHAT_FIELDS, COMPLETION_FIELDS, STREAM_FIELDS
 from .messages import read_messages, read_tools
+from .synonyms import translate
 
 COMPLETION_TOKENS = 16
 """What OpenAI generates for a completion that does not say how much."""
@@ -25,15 +26,13 @@ def read_chat(body: dict[str, Any]) -> Ask:
     Raises:
         Failure: a field is missing, unknown or of another type; `param` names it.
     """
-    given = check_fields(body, CHAT_FIELDS)
+    unread: list[str] = []
+    given = check_fields(translate(body, is_chat=True), CHAT_FIELDS, unread)
     model = read_model(given)
     messages = read_messages(given.pop("messages", []))
     older, newer = given.pop("max_tokens", None), given.pop("max_completion_tokens", None)
     if older is not None and newer is not None and older != newer:
         raise bad_field("max_tokens", "max_tokens and max_completion_tokens differ: send one")
-    effort = given.pop("reasoning_effort", None)
-    if effort is not None:
-        _add_to_template(given, effort)
     if "tools" in given:
         given["tools"] = read_tools(given["tools"])
         if given["tools"] == []:
@@ -44,7 +43,8 @@ def read_chat(body: dict[str, Any]) -> Ask:
     is_parallel = given.pop("parallel_tool_calls", True)
     if not isinstance(is_parallel, bool):
         raise bad_field("parallel_tool_calls", "parallel_tool_calls takes true or false")
-    return replace(_ask(model, ({"messages": messages},), given), has_one_call=not is_parallel)
+    ask = _ask(model, ({"messages": messages},), given, unread)
+    return replace(ask, has_one_call=not is_parallel)
 
 
 def read_completion(body: dict[str, Any]) -> Ask:
@@ -53,7 +53,8 @@ def read_completion(body: dict[str, Any]) -> Ask:
     Raises:
         Failure: as for `read_chat`.
     """
-    given = check_fields(body, COMPLETION_FIELDS)
+    unread: list[str] = []
+    given = check_fields(translate(body, is_chat=False), COMPLETION_FIELDS, unread)
     model = read_model(given)
     if "prompt" not in given:
         raise bad_field("prompt", "prompt is missing; it takes a text")
@@ -63,10 +64,13 @@ def read_completion(body: dict[str, Any]) -> Ask:
         if type(listed) is not int or not 0 <= listed <= MAX_TOP_LOGPROBS:
             raise bad_field("logprobs", f"logprobs takes an integer from 0 to {MAX_TOP_LOGPROBS}")
         given |= {"logprobs": True, "top_logprobs": listed}
-    return replace(_ask(model, inputs, given), defaults={"max_tokens": COMPLETION_TOKENS})
+    ask = _ask(model, inputs, given, unread)
+    return replace(ask, defaults={"max_tokens": COMPLETION_TOKENS})
 
 
-def _ask(model: str, inputs: tuple[dict[str, Any], ...], given: dict[str, Any]) -> Ask:
+def _ask(
+    model: str, inputs: tuple[dict[str, Any], ...], given: dict[str, Any], unread: list[str]
+) -> Ask:
     n = given.pop("n", 1)
     most = limits.MAX_CHOICES // len(inputs)
     if type(n) is not int or not 1 <= n <= most:
@@ -77,11 +81,8 @@ def _ask(model: str, inputs: tuple[dict[str, Any], ...], given: dict[str, Any]) 
     options = given.pop("stream_options", {})
     if not isinstance(options, dict):
         raise bad_field("stream_options", "stream_options takes an object")
-    if options and not is_streamed:
-        raise bad_field("stream_options", "stream_options is for streamed answers only")
-    has_usage = check_fields(options, STREAM_FIELDS, within="stream_options").get(
-        "include_usage", False
-    )
+    read = check_fields(options, STREAM_FIELDS, unread, within="stream_options")
+    has_usage = read.get("include_usage", False)
     if not isinstance(has_usage, bool):
         path = "stream_options.include_usage"
         raise bad_field(path, f"{path} takes true or false")
@@ -95,6 +96,7 @@ def _ask(model: str, inputs: tuple[dict[str, Any], ...], given: dict[str, Any]) 
         parameters=given,
         is_streamed=is_streamed,
         has_usage=has_usage,
+        unread=unread,
     )
 
 
@@ -113,11 +115,3 @@ def _prompt(prompt: Any) -> dict[str, Any]:
     if isinstance(prompt, list) and all(type(token) is int for token in prompt):
         return {"prompt_tokens": prompt}
     raise bad_field("prompt", "prompt takes a text, or a list of token ids, or a list of these")
-
-
-def _add_to_template(given: dict[str, Any], effort: Any) -> None:
-    if not isinstance(effort, str):
-        raise bad_field("reasoning_effort", "reasoning_effort takes a text")
-    extra = given.get("chat_template_kwargs", {})
-    if isinstance(extra, dict):  # otherwise `generate` says what is wrong with it
-        given["chat_template_kwargs"] = {"reasoning_effort": effort} | extra

@@ -15,12 +15,15 @@ from ..openai.errors import body_of
 from ..shape import Shape, warned
 from ..sse import event
 from .requests import ResponseAsk
-from .tools import Called
+from .tools import CUSTOM_INPUT, Called
 
 KINDS = {Channel.CONTENT: "message", Channel.REASONING: "reasoning"}
 """The items that grow piece by piece, and the channel of their text."""
 
-PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
+
+INPUTS = {"function_call": "arguments", "custom_tool_call": "input"}
+"""The kinds of calls, and the field of what they are called with."""
 
 PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
 
@@ -33,9 +36,9 @@ class Item:
 
     Attributes:
         id: of the item.
-        kind: `message`, `reasoning` or `function_call`.
+        kind: `message`, `reasoning`, `function_call` or `custom_tool_call`.
         pieces: of its text.
-        call: of a call: `call_id`, `name` and `arguments`.
+        call: of a call: `call_id`, `name` and `arguments` or `input`.
         status: `in_progress`, `completed` or `incomplete`.
     """
 
@@ -54,7 +57,7 @@ class Item:
     def json(self) -> dict[str, Any]:
         """The item as it is now."""
         head = {"id": self.id, "type": self.kind, "status": self.status}
-        if self.kind == "function_call":
+        if self.kind in INPUTS:
             return head | self.call
         content = [self.part] if self.pieces else []
         if self.kind == "reasoning":
@@ -207,17 +210,19 @@ class ResponseShape(Shape):
         if not function["name"]:
             return self._grow("message", function["arguments"])
         sent = self._close("completed")
-        item = self._add("function_call")
-        number, arguments = len(self._items) - 1, function["arguments"]
+        arguments, text = function["arguments"], None
+        if function["name"] in self._ask.customs:
+            text = _custom_input(arguments)
+        item = self._add("function_call" if text is None else "custom_tool_call")
+        number, name = len(self._items) - 1, INPUTS[item.kind]
         called = self._ask.called.get(function["name"], Called(function["name"]))
-        item.call = {"call_id": call["id"], "name": called.name, "arguments": ""}
+        item.call = {"call_id": call["id"], "name": called.name, name: ""}
         if called.namespace:
             item.call["namespace"] = called.namespace
         place = {"item_id": item.id, "output_index": number}
         sent += self._event("response.output_item.added", output_index=number, item=item.json())
-        name = "response.function_call_arguments"
-        sent += self._event(f"{name}.delta", **place, delta=arguments)
-        item.call["arguments"] = arguments
+        item.call[name] = arguments if text is None else text
+        sent += self._event(f"{_event_of(item)}.delta", **place, delta=item.call[name])
         return sent + self._close("completed")
 
     def _close(self, status: str) -> bytes:
@@ -226,11 +231,10 @@ class ResponseShape(Shape):
         if item is None:
             return b""
         item.status = status
-        if item.kind == "function_call":
+        if item.kind in INPUTS:
             place = {"item_id": item.id, "output_index": number}
-            arguments = item.call["arguments"]
-            name = "response.function_call_arguments.done"
-            sent = self._event(name, **place, name=item.call["name"], arguments=arguments)
+            called = {name: item.call[name] for name in ("name", INPUTS[item.kind])}
+            sent = self._event(f"{_event_of(item)}.done", **place, **called)
         else:
             place, part = self._place(item), item.part
             more: dict[str, Any] = {"logprobs": []} if item.kind == "message" else {}
@@ -240,6 +244,20 @@ class ResponseShape(Shape):
         return sent + self._event(
             "response.output_item.done", output_index=number, item=item.json()
         )
+
+
+def _event_of(item: Item) -> str:
+    return f"response.{item.kind}_{INPUTS[item.kind]}"
+
+
+def _custom_input(arguments: str) -> str | None:
+    """The text that a custom tool is called with; None if the model has called it otherwise."""
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return None
+    text = value.get(CUSTOM_INPUT) if isinstance(value, dict) else None
+    return text if isinstance(text, str) else None
 
 
 def _is_cut(result: Result) -> bool:

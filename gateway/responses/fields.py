@@ -29,45 +29,20 @@ RESPONSE_FIELDS = (
     Field("conversation", Use.NEUTRAL, "nothing is kept: send the whole conversation"),
     Field("background", Use.NEUTRAL, "nothing is kept: stream it", (False,)),
     Field("prompt", Use.NEUTRAL, "nothing is kept: send its text"),
-    Field("truncation", Use.NEUTRAL, "what is too long is refused", ("disabled",)),
-    Field("context_management", Use.NEUTRAL, "what is too long is refused", ([],)),
-    Field("max_tool_calls", Use.NEUTRAL, "it limits tools of OpenAI's servers"),
+    Field("truncation", Use.HINT, "what is too long is refused", ("disabled",)),
+    Field("context_management", Use.HINT, "what is too long is refused", ([],)),
+    *ignored("max_tool_calls", "background_options"),
+    Field("image", Use.HINT, "answers are text"),
     Field("top_logprobs", Use.NEUTRAL, "`/v1/chat/completions` has them", (0,)),
 )  # fmt: skip
-
-_ITEM = (Field("type", Use.USED), *ignored("id", "status", "phase"))
-
-ITEM_FIELDS = {
-    "message": (*_ITEM, Field("role", Use.USED), Field("content", Use.USED)),
-    "function_call": (
-        *_ITEM,
-        Field("call_id", Use.USED),
-        Field("name", Use.USED),
-        Field("arguments", Use.USED),
-        Field("namespace", Use.USED),
-        *ignored("caller"),
-    ),
-    "function_call_output": (
-        *_ITEM,
-        Field("call_id", Use.USED),
-        Field("output", Use.USED),
-        *ignored("caller"),
-    ),
-    "reasoning": (
-        *_ITEM,
-        Field("summary", Use.USED),
-        Field("content", Use.USED),
-        *ignored("encrypted_content"),
-    ),
-}
-"""What each type of item in the input may have."""
 
 TOOL_FIELDS = (
     Field("type", Use.USED),
     Field("name", Use.USED),
     Field("description", Use.USED),
     Field("parameters", Use.USED),
-    Field("defer_loading", Use.NEUTRAL, "every tool is shown to the model", (False,)),
+    Field("format", Use.USED),
+    Field("defer_loading", Use.HINT, "every tool is shown to the model", (False,)),
     *ignored("strict", "allowed_callers", "output_schema", "async"),
 )
 
@@ -85,5 +60,5 @@ REASONING_FIELDS = (
 
 TEXT_FIELDS = (
     Field("format", Use.USED),
-    Field("verbosity", Use.NEUTRAL, "say it in the input", ("medium",)),
+    Field("verbosity", Use.HINT, "say it in the input", ("medium",)),
 )

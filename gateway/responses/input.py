@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from ..failure import bad_field
-from ..fields import check_count, check_fields
+from ..fields import check_count
 from ..turns import BETWEEN_TEXTS, Message, join_turns
-from .fields import ITEM_FIELDS
-from .tools import Called, Tools
+from .tools import CUSTOM_INPUT, Called, Tools
 
 ROLES = {"user": "user", "system": "system", "developer": "system", "assistant": "assistant"}
 
@@ -22,15 +22,25 @@ TEXTS = {
 }
 """The types of parts that are text, and the field that has it."""
 
+CALLS = ("function_call", "custom_tool_call", "local_shell_call", "shell_call")
+OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output",
+           "shell_call_output")  # fmt: skip
+ITEMS = ("message", "reasoning", *CALLS, *OUTPUTS)
+"""The types of items that are read."""
+
+KEPT_ELSEWHERE = ("item_reference",)
+"""The types of items that stand for something that another server has kept."""
+
 NOT_TEXT = {"input_image": "images", "input_file": "files", "input_audio": "audio"}
 
 
-def read_input(given: Any, tools: Tools) -> list[Message]:
+def read_input(given: Any, tools: Tools, unread: list[str]) -> list[Message]:
     """The messages for the chat template.
 
     Args:
         given: the input.
         tools: what the model may call.
+        unread: gets the paths of items that other servers have written about their own tools.
 
     Raises:
         Failure: it is no conversation, or holds what is not text; `param` names the place.
@@ -44,7 +54,8 @@ def read_input(given: Any, tools: Tools) -> list[Message]:
     check_count(given, "input", "items")
     conversation = _Conversation(tools)
     for place, item in enumerate(given):
-        conversation.add(item, f"input[{place}]")
+        if not conversation.add(item, f"input[{place}]"):
+            unread.append(f"input[{place}] ({item['type'][:64]})")
     if not conversation.turns:
         raise bad_field("input", "input takes at least one message")
     return conversation.joined()
@@ -65,31 +76,34 @@ class _Conversation:
         self.turns: list[Message] = []
         self._reasoning: list[str] = []  # belongs to what the assistant does next
 
-    def add(self, item: Any, path: str) -> None:
-        """One more item.
+    def add(self, item: Any, path: str) -> bool:
+        """Add one more item; return False if it is of a type that is left out.
 
         Raises:
             Failure: it is none that can be used.
         """
         if not isinstance(item, dict):
             raise bad_field(path, f"{path} takes an object")
-        kind = item.get("type", "message")
-        if not isinstance(kind, str) or kind not in ITEM_FIELDS:
-            known = ", ".join(ITEM_FIELDS)
-            raise bad_field(f"{path}.type", f"{path}.type takes one of {known}")
-        read = check_fields(item, ITEM_FIELDS[kind], within=path)
-        match kind:
-            case "message":
-                self._add_message(read, path)
-            case "reasoning":
-                shown = read.get("content") or read.get("summary")
-                self._reasoning += _texts(shown, f"{path}.content")
-            case "function_call":
-                self._add_call(read, path)
-            case _:
-                output = BETWEEN_TEXTS.join(_texts(read.get("output"), f"{path}.output"))
-                call = _text(read, "call_id", path)
-                self.turns.append({"role": "tool", "tool_call_id": call, "content": output})
+        kind = item.get("type") or "message"
+        if not isinstance(kind, str):
+            raise bad_field(f"{path}.type", f"{path}.type takes one of {', '.join(ITEMS)}")
+        if kind in KEPT_ELSEWHERE:
+            message = f"{path}: nothing is kept here: send the item itself, with `store` false"
+            raise bad_field(path, message)
+        if kind not in ITEMS:
+            return False
+        if kind == "message":
+            self._add_message(item, path)
+        elif kind == "reasoning":
+            shown = item.get("content") or item.get("summary")
+            self._reasoning += _texts(shown, f"{path}.content")
+        elif kind in CALLS:
+            self._add_call(item, kind, path)
+        else:
+            output = BETWEEN_TEXTS.join(_texts(item.get("output"), f"{path}.output"))
+            call = _text(item, "call_id", path)
+            self.turns.append({"role": "tool", "tool_call_id": call, "content": output})
+        return True
 
     def joined(self) -> list[Message]:
         """Return the messages with their texts as one each."""
@@ -99,7 +113,7 @@ class _Conversation:
         role = read.get("role")
         if not isinstance(role, str) or role not in ROLES:
             raise bad_field(f"{path}.role", f"{path}.role takes one of {', '.join(ROLES)}")
-        if "content" not in read:
+        if read.get("content") is None:
             raise bad_field(f"{path}.content", f"{path}.content is missing; it takes a text")
         text = BETWEEN_TEXTS.join(_texts(read["content"], f"{path}.content"))
         if role == "assistant":
@@ -107,10 +121,19 @@ class _Conversation:
         else:
             self.turns.append({"role": ROLES[role], "content": text})
 
-    def _add_call(self, read: dict[str, Any], path: str) -> None:
-        namespace = _text(read, "namespace", path) if "namespace" in read else ""
-        name = self._tools.shown(Called(_text(read, "name", path), namespace))
-        function = {"name": name, "arguments": _text(read, "arguments", path)}
+    def _add_call(self, read: dict[str, Any], kind: str, path: str) -> None:
+        if kind in ("local_shell_call", "shell_call"):
+            name = kind.removesuffix("_call")
+            arguments = json.dumps(read.get("action") or {}, ensure_ascii=False)
+        else:
+            namespace = _text(read, "namespace", path) if read.get("namespace") else ""
+            name = self._tools.shown(Called(_text(read, "name", path), namespace))
+            if kind == "custom_tool_call":
+                text = {CUSTOM_INPUT: _text(read, "input", path)}
+                arguments = json.dumps(text, ensure_ascii=False)
+            else:
+                arguments = _text(read, "arguments", path)
+        function = {"name": name, "arguments": arguments}
         call = {"id": _text(read, "call_id", path), "type": "function", "function": function}
         self._assistant().setdefault("tool_calls", []).append(call)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,8 @@ from mlxsup.protocol.parameters import MOST_TOKENS
 from .. import limits
 from ..ask import Ask
 from ..failure import bad_field
-from ..fields import check_fields, read_model
+from ..fields import check_fields, read_model, whole_numbers
+from ..openai.synonyms import add_to_template, effort_arguments
 from ..turns import join_turns
 from .fields import REASONING_FIELDS, RESPONSE_FIELDS, TEXT_FIELDS
 from .input import read_input
@@ -28,10 +30,12 @@ class ResponseAsk(Ask):
 
     Attributes:
         called: for names that the client does not know, the functions that they stand for.
+        customs: the names of functions that stand for custom tools.
         echo: what the response says of the request; null, or no tools, for what is long.
     """
 
     called: dict[str, Called] = field(default_factory=dict)
+    customs: Sequence[str] = ()
     echo: dict[str, Any] = field(default_factory=dict)
 
 
@@ -41,16 +45,18 @@ def read_response(body: dict[str, Any]) -> ResponseAsk:
     Raises:
         Failure: a field is missing, unknown or of another type; `param` names it.
     """
-    given = check_fields(body, RESPONSE_FIELDS)
+    unread: list[str] = []
+    given = check_fields(body, RESPONSE_FIELDS, unread)
+    whole_numbers(given)
     model = read_model(given)
     is_streamed = _flag(given, "stream", default=False)
     is_parallel = _flag(given, "parallel_tool_calls", default=True)
     echo = {"parallel_tool_calls": is_parallel, **_echo(given)}
-    tools = _read_tools(given, echo)
-    messages = _read_messages(given, tools)
+    tools = _read_tools(given, echo, unread)
+    messages = _read_messages(given, tools, unread)
     _read_limit(given)
-    _read_text(given)
-    _read_reasoning(given)
+    _read_text(given, unread)
+    _read_reasoning(given, unread)
     _read_include(given)
     return ResponseAsk(
         model=model,
@@ -58,7 +64,9 @@ def read_response(body: dict[str, Any]) -> ResponseAsk:
         parameters=given,
         is_streamed=is_streamed,
         has_one_call=not is_parallel,
+        unread=unread,
         called=tools.called,
+        customs=sorted(tools.customs),
         echo=echo,
     )
 
@@ -83,13 +91,13 @@ def _flag(given: dict[str, Any], name: str, *, default: bool) -> bool:
     return value
 
 
-def _read_messages(given: dict[str, Any], tools: Tools) -> list[dict[str, Any]]:
+def _read_messages(given: dict[str, Any], tools: Tools, unread: list[str]) -> list[dict[str, Any]]:
     instructions = given.pop("instructions", "")
     if not isinstance(instructions, str):
         raise bad_field("instructions", "instructions takes a text")
     if "input" not in given:
         raise bad_field("input", "input is missing; it takes a text")
-    messages = read_input(given.pop("input"), tools)
+    messages = read_input(given.pop("input"), tools, unread)
     system = [{"role": "system", "content": instructions}] if instructions else []
     return join_turns([*system, *messages])
 
@@ -103,8 +111,8 @@ def _read_limit(given: dict[str, Any]) -> None:
     given |= {"max_tokens": min(most, MOST_TOKENS), "cap_max_tokens": True}
 
 
-def _read_tools(given: dict[str, Any], echo: dict[str, Any]) -> Tools:
-    tools = read_tools(given.pop("tools", []))
+def _read_tools(given: dict[str, Any], echo: dict[str, Any], unread: list[str]) -> Tools:
+    tools = read_tools(given.pop("tools", []), unread)
     shown = [{"type": "function", "strict": False, **one} for one in tools.functions]
     echo["tools"] = shown if _is_short(shown) else []
     if tools.functions:
@@ -120,11 +128,11 @@ def _read_tools(given: dict[str, Any], echo: dict[str, Any]) -> Tools:
     return tools
 
 
-def _read_text(given: dict[str, Any]) -> None:
+def _read_text(given: dict[str, Any], unread: list[str]) -> None:
     text = given.pop("text", {})
     if not isinstance(text, dict):
         raise bad_field("text", "text takes an object")
-    match check_fields(text, TEXT_FIELDS, within="text").get("format", {"type": "text"}):
+    match check_fields(text, TEXT_FIELDS, unread, within="text").get("format", {"type": "text"}):
         case {"type": "text"}:
             pass
         case {"type": "json_object"}:
@@ -139,18 +147,13 @@ def _read_text(given: dict[str, Any]) -> None:
             )
 
 
-def _read_reasoning(given: dict[str, Any]) -> None:
+def _read_reasoning(given: dict[str, Any], unread: list[str]) -> None:
     reasoning = given.pop("reasoning", {})
     if not isinstance(reasoning, dict):
         raise bad_field("reasoning", "reasoning takes an object")
-    effort = check_fields(reasoning, REASONING_FIELDS, within="reasoning").get("effort")
-    if effort is None:
-        return
-    if not isinstance(effort, str):
-        raise bad_field("reasoning.effort", "reasoning.effort takes a text")
-    extra = given.get("chat_template_kwargs", {})
-    if isinstance(extra, dict):  # otherwise `generate` says what is wrong with it
-        given["chat_template_kwargs"] = {"reasoning_effort": effort} | extra
+    effort = check_fields(reasoning, REASONING_FIELDS, unread, within="reasoning").get("effort")
+    if effort is not None:
+        add_to_template(given, effort_arguments(effort, "reasoning.effort"))
 
 
 def _read_include(given: dict[str, Any]) -> None:

@@ -12,8 +12,8 @@ from ..failure import bad_field
 from ..fields import check_count, check_fields
 from .fields import NAMESPACE_FIELDS, TOOL_FIELDS
 
-HOSTED = ("web_search", "file_search", "code_interpreter", "image_generation", "mcp")
-"""How the types of tools begin that run on OpenAI's servers."""
+CUSTOM_INPUT = "input"
+"""The only parameter of the function that stands for a custom tool."""
 
 
 class Called(NamedTuple):
@@ -35,10 +35,12 @@ class Tools:
     Attributes:
         functions: in the form that chat templates know.
         names: of functions that have another name there, by the function that the client knows.
+        customs: the names, there, of those that stand for a custom tool, which takes one text.
     """
 
     functions: list[dict[str, Any]] = field(default_factory=list)
     names: dict[Called, str] = field(default_factory=dict)
+    customs: set[str] = field(default_factory=set)
 
     @property
     def called(self) -> dict[str, Called]:
@@ -50,8 +52,8 @@ class Tools:
         return self.names.get(called, called.name)
 
 
-def read_tools(given: Any) -> Tools:
-    """The functions, those in namespaces too, without tools that run elsewhere.
+def read_tools(given: Any, unread: list[str]) -> Tools:
+    """The functions and custom tools, those in namespaces too, without tools that run elsewhere.
 
     Chat templates know no namespaces: a function has its own name there, unless another one has
     the same.
@@ -62,49 +64,76 @@ def read_tools(given: Any) -> Tools:
     if not isinstance(given, list):
         raise bad_field("tools", "tools takes a list of tools")
     check_count(given, "tools", "tools", limits.MAX_TOOLS)
-    found = [one for place, tool in enumerate(given) for one in _functions(tool, f"tools[{place}]")]
+    found = [
+        one
+        for place, tool in enumerate(given)
+        for one in _functions(tool, f"tools[{place}]", unread)
+    ]
     check_count(found, "tools", "functions", limits.MAX_TOOLS)
-    count = Counter(called.name for called, _ in found)
+    count = Counter(called.name for called, _, _ in found)
     tools = Tools()
-    for called, function in found:
+    for called, function, is_custom in found:
         is_alone = count[called.name] == 1 or not called.namespace
         name = called.name if is_alone else f"{called.namespace}__{called.name}"
         tools.functions.append({"name": name, **function})
         if called != Called(name):
             tools.names[called] = name
+        if is_custom:
+            tools.customs.add(name)
     return tools
 
 
 def _functions(
-    tool: Any, path: str, namespace: str = ""
-) -> Iterator[tuple[Called, dict[str, Any]]]:
-    """The functions that a tool stands for, and what else is known of each."""
+    tool: Any, path: str, unread: list[str], namespace: str = ""
+) -> Iterator[tuple[Called, dict[str, Any], bool]]:
+    """Yield the functions that a tool stands for, what is known of each, and if it is custom."""
     kind = tool.get("type") if isinstance(tool, dict) else None
     if not isinstance(kind, str):
         raise bad_field(path, f"{path} takes an object with a type")
-    if kind.startswith(HOSTED):
-        return
     if kind == "namespace" and not namespace:
-        read = check_fields(tool, NAMESPACE_FIELDS, within=path)
+        read = check_fields(tool, NAMESPACE_FIELDS, unread, within=path)
         inner = read.get("tools", [])
         if not isinstance(inner, list):
             raise bad_field(f"{path}.tools", f"{path}.tools takes a list of tools")
         for place, one in enumerate(inner):
-            yield from _functions(one, f"{path}.tools[{place}]", _name(read, path))
+            yield from _functions(one, f"{path}.tools[{place}]", unread, _name(read, path))
         return
-    if kind != "function":
-        message = f"{path}.type takes function or namespace; {kind[:64]} is not known here"
-        raise bad_field(f"{path}.type", message)
-    read = check_fields(tool, TOOL_FIELDS, within=path)
-    parameters = read.get("parameters", {"type": "object", "properties": {}})
+    if kind not in ("function", "custom"):
+        unread.append(f"{path} ({kind[:64]})")
+        return
+    read = check_fields(tool, TOOL_FIELDS, unread, within=path)
+    description = read.get("description", "")
+    if not isinstance(description, str):
+        raise bad_field(f"{path}.description", f"{path}.description takes a text")
+    if kind == "custom":
+        parameters: Any = _CUSTOM_PARAMETERS
+        description += _form_of(read.get("format"))
+    else:
+        parameters = read.get("parameters", {"type": "object", "properties": {}})
     if not isinstance(parameters, dict):
         raise bad_field(f"{path}.parameters", f"{path}.parameters takes a JSON schema")
-    function: dict[str, Any] = {"parameters": parameters}
-    if "description" in read:
-        if not isinstance(read["description"], str):
-            raise bad_field(f"{path}.description", f"{path}.description takes a text")
-        function = {"description": read["description"], **function}
-    yield Called(_name(read, path), namespace), function
+    function = {"description": description} if description else {}
+    yield (
+        Called(_name(read, path), namespace),
+        {**function, "parameters": parameters},
+        kind == "custom",
+    )
+
+
+_CUSTOM_PARAMETERS = {
+    "type": "object",
+    "properties": {CUSTOM_INPUT: {"type": "string", "description": "the whole input, as it is"}},
+    "required": [CUSTOM_INPUT],
+    "additionalProperties": False,
+}
+
+
+def _form_of(form: Any) -> str:
+    """Return what the model is told of the form that a custom tool's input must have."""
+    match form:
+        case {"type": "grammar", "definition": str(definition), **rest}:
+            return f"\nThe input matches this {rest.get('syntax', '')} grammar:\n{definition}"
+    return ""
 
 
 def _name(read: dict[str, Any], path: str) -> str:

@@ -266,6 +266,7 @@ def rules_of(table: GatewayTable) -> GatewayRules:
         hosts=tuple(table.hosts),
         origins=tuple(origins),
         needs_keys=table.keys == "required",
+        refuses_unread=table.unknown_fields == "refuse",
     )
 
 

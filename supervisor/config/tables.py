@@ -263,6 +263,14 @@ class GatewayTable(Table):
         unit="word",
         description='"auto" or "required"',
     )
+    unknown_fields: Literal["warn", "refuse"] = key(
+        "warn",
+        "what becomes of a request with a field that is not known",
+        ". `warn`: it is answered, and the header `x-mlxsup-ignored` names the field; `refuse`:"
+        " it gets 400",
+        unit="word",
+        description='"warn" or "refuse"',
+    )
 
 
 class ClientTable(Table):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -15,7 +15,8 @@ from syrupy.assertion import SnapshotAssertion
 
 from mlxsup.client import RequestError
 from mlxsup.gateway import limits
-from mlxsup.gateway.anthropic.fields import BLOCK_FIELDS, COUNT_FIELDS, MESSAGES_FIELDS
+from mlxsup.gateway.anthropic.conversation import BLOCKS as BLOCK_TYPES
+from mlxsup.gateway.anthropic.fields import COUNT_FIELDS, MESSAGES_FIELDS
 from mlxsup.gateway.anthropic.requests import MessageAsk, read_message
 from mlxsup.gateway.body import parse_object
 from mlxsup.gateway.conversion import Api, read_ask
@@ -23,7 +24,8 @@ from mlxsup.gateway.failure import Failure
 from mlxsup.gateway.fields import Use
 from mlxsup.gateway.openai.errors import failure_of
 from mlxsup.gateway.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS, MESSAGE_FIELDS
-from mlxsup.gateway.responses.fields import ITEM_FIELDS, RESPONSE_FIELDS
+from mlxsup.gateway.responses.fields import RESPONSE_FIELDS
+from mlxsup.gateway.responses.input import ITEMS
 from mlxsup.gateway.responses.requests import ResponseAsk, read_response
 from mlxsup.gateway.turns import join_turns
 
@@ -398,15 +400,18 @@ def test_reading_takes_linear_time(what: str) -> None:
 # ---------------------------------------------------------------- junk
 
 
-def parts(kinds: Any) -> st.SearchStrategy[Any]:
-    """Return lists of objects that have a type and some of its fields."""
-    objects = [
-        st.fixed_dictionaries(
-            {"type": st.just(kind)}, optional={field.name: JSON for field in fields[1:]}
-        )
-        for kind, fields in kinds.items()
-    ]
-    return st.lists(st.one_of(objects), max_size=2)
+PART_FIELDS = (
+    "text", "thinking", "id", "name", "input", "tool_use_id", "content", "is_error", "source",
+    "title", "tool_name", "role", "call_id", "arguments", "namespace", "output", "summary",
+    "action",
+)  # fmt: skip
+
+
+def parts(kinds: Sequence[str]) -> st.SearchStrategy[Any]:
+    """Return lists of objects that have a type and some fields."""
+    some = st.dictionaries(st.sampled_from(PART_FIELDS), JSON | st.text(), max_size=4)
+    one = st.tuples(st.sampled_from(kinds), some).map(lambda pair: {**pair[1], "type": pair[0]})
+    return st.lists(one, max_size=2)
 
 
 CHATS = st.lists(
@@ -414,12 +419,12 @@ CHATS = st.lists(
     | st.fixed_dictionaries(
         {
             "role": st.sampled_from(["user", "tool", "assistant", "system"]) | JSON,
-            "content": JSON | st.text() | parts(BLOCK_FIELDS),
+            "content": JSON | st.text() | parts(BLOCK_TYPES),
         }
     ),
     max_size=3,
 )
-INPUTS = st.text() | JSON | parts(ITEM_FIELDS)
+INPUTS = st.text() | JSON | parts(ITEMS)
 
 
 @pytest.mark.parametrize("api", BODIES)

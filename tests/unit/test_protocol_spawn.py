@@ -103,7 +103,7 @@ GATEWAY = GatewaySpec(
     log_level="debug",
     rules=GatewayRules(
         names=(("gpt-*", "m"), ("x", "m:warm")), hosts=("ai.example",),
-        origins=("https://chat.example",), needs_keys=True,
+        origins=("https://chat.example",), needs_keys=True, refuses_unread=True,
     ),
 )  # fmt: skip
 

@@ -244,6 +244,7 @@ class Site:
         names: names of other APIs, and the models they mean.
         hosts: further names that requests may be sent to.
         origins: pages of other sites that may ask.
+        refuses_unread: true if a field that is not read is an error.
     """
 
     def __init__(
@@ -254,9 +255,13 @@ class Site:
         names: Sequence[tuple[str, str]] = (),
         hosts: Sequence[str] = (),
         origins: Sequence[str] = (),
+        *,
+        refuses_unread: bool = False,
     ) -> None:
         self.daemon = daemon
-        self.gateway = Gateway(lambda: cast(AsyncClient, daemon), names)
+        self.gateway = Gateway(
+            lambda: cast(AsyncClient, daemon), names, refuses_unread=refuses_unread
+        )
         self._keys = keys or Keys()
         self._app: Guard = self.gateway.app(host, self._keys, hosts, origins)
 

@@ -1,0 +1,255 @@
+"""Fields that clients of other servers send, as the fields that mean the same here."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mlxsup.client.thinking import thinking_arguments
+
+from ..ask import TEMPLATE
+from ..failure import Failure, bad_field
+from ..fields import Field, Use, ignored, whole_numbers
+
+RENAMED = {
+    "repeat_penalty": "repetition_penalty",
+    "n_predict": "max_tokens",
+    "num_predict": "max_tokens",
+    "stop_sequences": "stop",
+}
+"""The names of llama.cpp, Ollama, LM Studio and text-generation-inference."""
+
+UNSET: Mapping[str, Any] = {
+    "max_tokens": -1, "max_completion_tokens": -1, "n_predict": -1, "num_predict": -1,
+    "top_k": -1, "seed": -1, "stop": "", "keep_alive": "",
+}  # fmt: skip
+"""Values that other servers take for none."""
+
+NEUTRAL_ELSEWHERE = (
+    *(
+        Field(name, Use.NEUTRAL, "`response_format` takes a JSON schema or a regular expression")
+        for name in ("grammar", "guided_grammar", "ebnf")
+    ),
+    Field("skip_special_tokens", Use.HINT, "", (True,)),
+    Field("spaces_between_special_tokens", Use.HINT, "", (True,)),
+    Field("include_stop_str_in_output", Use.HINT, "", (False,)),
+    Field("no_stop_trim", Use.HINT, "", (False,)),
+    Field("return_token_ids", Use.HINT, "", (False,)),
+    Field("return_tokens_as_token_ids", Use.HINT, "", (False,)),
+    Field("use_beam_search", Use.HINT, "", (False,)),
+    Field("length_penalty", Use.HINT, "", (1, 1.0)),
+    Field("early_stopping", Use.HINT, "", (False,)),
+    Field("typical_p", Use.HINT, "", (1, 1.0)),
+    Field("mirostat", Use.HINT, "", (0,)),
+    Field("dry_multiplier", Use.HINT, "", (0, 0.0)),
+    *ignored("cache_prompt", "id_slot", "request_id", "cache_salt", "trace", "session_id"),
+)
+"""Fields of other servers with the values that change nothing."""
+
+NEUTRAL_IN_CHATS = (
+    Field("add_generation_prompt", Use.NEUTRAL, "the model always answers", (True,)),
+    Field("continue_final_message", Use.NEUTRAL, "an answer begins a new turn", (False,)),
+    Field("echo", Use.NEUTRAL, "the answer does not repeat the prompt", (False,)),
+    Field("best_of", Use.NEUTRAL, "use `n`, and choose", (1,)),
+    Field("include_reasoning", Use.HINT, "", (True,)),
+    Field("separate_reasoning", Use.HINT, "", (True,)),
+    Field("stream_reasoning", Use.HINT, "", (True,)),
+)
+
+_META = re.compile(r"[\\.+*?()|\[\]{}^$]")
+
+
+def translate(body: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any]:
+    """Return the fields of a request that are set, under the names that they have here.
+
+    Args:
+        body: of the request.
+        is_chat: true if a chat template gets what the request says about reasoning.
+
+    Raises:
+        Failure: a field is wrong, or two of them contradict each other.
+    """
+    given = {
+        name: value
+        for name, value in body.items()
+        if value is not None and not (name in UNSET and _is_same(value, UNSET[name]))
+    }
+    for theirs, ours in RENAMED.items():
+        if theirs in given:
+            value = given.pop(theirs)
+            if given.setdefault(ours, value) != value:
+                raise bad_field(theirs, f"{theirs} and {ours} differ: send one")
+    if _is_same(given.get("top_p"), 0):  # only the likeliest token, as other servers have it
+        del given["top_p"]
+        given["top_k"] = 1
+    whole_numbers(given)
+    _translate_formats(given)
+    if is_chat:
+        _translate_reasoning(given)
+    return given
+
+
+def add_to_template(given: dict[str, Any], extra: Mapping[str, Any]) -> None:
+    """Add arguments of the chat template, unless the request has them itself."""
+    own = given.get(TEMPLATE, {})
+    if extra and isinstance(own, dict):  # otherwise `generate` says what is wrong with it
+        given[TEMPLATE] = {**extra, **own}
+
+
+def effort_arguments(effort: Any, path: str) -> dict[str, Any]:
+    """Return the arguments of the chat template for an effort; `none` means no reasoning.
+
+    Raises:
+        Failure: it is no text.
+    """
+    if not isinstance(effort, str):
+        raise bad_field(path, f"{path} takes a text")
+    return {
+        "reasoning_effort": effort,
+        **(thinking_arguments(thinks=False) if effort == "none" else {}),
+    }
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, int | float | str) and value == other
+
+
+# ---------------------------------------------------------------- reasoning
+
+
+def _translate_reasoning(given: dict[str, Any]) -> None:
+    if "reasoning_effort" in given:
+        effort = given.pop("reasoning_effort")
+        add_to_template(given, effort_arguments(effort, "reasoning_effort"))
+    for name in ("enable_thinking", "think", "thinking", "reasoning"):
+        if name in given:
+            add_to_template(given, _reasoning_of(name, given.pop(name)))
+
+
+def _reasoning_of(name: str, value: Any) -> dict[str, Any]:
+    match value:
+        case bool():
+            return thinking_arguments(thinks=value)
+        case str() if name == "think":
+            return {**thinking_arguments(thinks=True), "reasoning_effort": value}
+        case {"type": str(kind)} if name == "thinking":
+            return thinking_arguments(thinks=kind != "disabled")
+        case {"enabled": bool(thinks), **rest} if name == "reasoning":
+            effort = rest.get("effort")
+            more = effort_arguments(effort, "reasoning.effort") if effort is not None else {}
+            return {**thinking_arguments(thinks=thinks), **more}
+        case {"effort": effort} if name == "reasoning" and effort is not None:
+            return effort_arguments(effort, "reasoning.effort")
+        case dict() if name in ("reasoning", "thinking"):
+            return {}
+    raise bad_field(name, f"{name} takes {_EXPECTED[name]}")
+
+
+_EXPECTED = {
+    "enable_thinking": "true or false",
+    "think": "true, false or an effort",
+    "thinking": 'an object with a type: "enabled" or "disabled"',
+    "reasoning": "an object with effort or enabled",
+}
+
+
+# ---------------------------------------------------------------- formats
+
+
+def _translate_formats(given: dict[str, Any]) -> None:
+    """Replace every way to ask for a format by `response_format`."""
+    forms: dict[str, dict[str, Any]] = {}
+    for name, read in _FORMATS.items():
+        if name in given:
+            forms[name] = read(name, given.pop(name))
+    several = given.get("structured_outputs")
+    if isinstance(several, dict):
+        for part, value in several.items():
+            if value is not None and part in _STRUCTURED:
+                path = f"structured_outputs.{part}"
+                forms[path] = _STRUCTURED[part](path, value)
+            elif part in ("grammar", "structural_tag") and value is not None:
+                path = f"structured_outputs.{part}"
+                message = f"{path} has no effect here: ask for json, regex or choice"
+                raise bad_field(path, message)
+        del given["structured_outputs"]
+    if isinstance(given.get("response_format"), dict):
+        forms["response_format"] = _usual(given["response_format"])
+    if len(forms) > 1:
+        *_, name = forms
+        raise bad_field(name, f"{' and '.join(forms)} are there: send one format")
+    if forms:
+        (given["response_format"],) = forms.values()
+
+
+def _usual(form: dict[str, Any]) -> dict[str, Any]:
+    """Return a `response_format` as OpenAI has it, if it is one of llama.cpp or LM Studio."""
+    match form:
+        case {"type": "json_object" | "json_schema", "schema": dict(schema)}:
+            return _schema_form(schema)
+        case {"type": "json_object" | "text" as kind}:
+            return {"type": kind}
+    return form
+
+
+def _schema(path: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise _no_schema(path) from None
+    match value:
+        case {"schema": dict(schema)} if "name" in value:  # as OpenAI wraps it
+            return _schema_form(schema)
+        case dict():
+            return _schema_form(value)
+    raise _no_schema(path)
+
+
+def _no_schema(path: str) -> Failure:
+    return bad_field(path, f"{path} takes a JSON schema")
+
+
+def _schema_form(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"schema": schema}}
+
+
+def _regex(path: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, str) or not value:
+        raise bad_field(path, f"{path} takes a regular expression")
+    return {"type": "regex", "regex": value}
+
+
+def _choice(path: str, value: Any) -> dict[str, Any]:
+    is_list = isinstance(value, list) and value and all(isinstance(one, str) for one in value)
+    if not is_list:
+        raise bad_field(path, f"{path} takes a list of texts")
+    return _regex(path, "|".join(_META.sub(r"\\\g<0>", one) for one in value))
+
+
+def _any_json(path: str, value: Any) -> dict[str, Any]:
+    if value is not True:
+        raise bad_field(path, f"{path} takes true")
+    return {"type": "json_object"}
+
+
+Reader = Callable[[str, Any], dict[str, Any]]
+
+_FORMATS: Mapping[str, Reader] = {
+    "guided_json": _schema,
+    "json_schema": _schema,
+    "guided_regex": _regex,
+    "regex": _regex,
+    "guided_choice": _choice,
+}
+"""The names of vLLM, SGLang and llama.cpp."""
+
+_STRUCTURED: Mapping[str, Reader] = {
+    "json": _schema,
+    "regex": _regex,
+    "choice": _choice,
+    "json_object": _any_json,
+}
+"""The parts of vLLM's `structured_outputs`."""

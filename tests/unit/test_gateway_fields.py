@@ -1,0 +1,427 @@
+"""Fields and histories as the clients of this year send them, in all APIs: none of them ends a
+session, and what has no effect is named."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import typing
+from typing import Any
+
+import pytest
+from anthropic.types import beta as anthropic_types
+from anthropic.types.beta import message_count_tokens_params as counts
+from anthropic.types.beta import message_create_params as messages
+from openai.types import completion_create_params as completions
+from openai.types.chat import completion_create_params as chats
+from openai.types.responses import response_create_params as responses
+
+from mlxsup.client import Channel, Delta, RequestError
+from mlxsup.client.thinking import thinking_arguments
+from mlxsup.gateway.answers import ignored
+from mlxsup.gateway.anthropic.client_tools import CLIENT_TOOLS
+from mlxsup.gateway.anthropic.conversation import BLOCKS, NOT_TEXT, OF_SERVERS
+from mlxsup.gateway.anthropic.fields import COUNT_FIELDS, MESSAGES_FIELDS
+from mlxsup.gateway.ask import Ask
+from mlxsup.gateway.conversion import Api, ask_of, encode_ask, head_of, read_ask
+from mlxsup.gateway.failure import Failure
+from mlxsup.gateway.fields import MOST_UNREAD, check_unread
+from mlxsup.gateway.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS
+from mlxsup.gateway.responses.events import ResponseShape
+from mlxsup.gateway.responses.fields import RESPONSE_FIELDS
+from mlxsup.gateway.responses.requests import ResponseAsk
+from mlxsup.protocol.body import RequestBody
+
+from support.client.sent_requests import asked_in
+from support.gateway.played_gateway import Item, PlayedDaemon, Site, delta, result
+
+HELLO = {"role": "user", "content": "hello"}
+LEAST: dict[Api, dict[str, Any]] = {
+    Api.CHAT: {"model": "m", "messages": [HELLO]},
+    Api.COMPLETION: {"model": "m", "prompt": "hello"},
+    Api.RESPONSE: {"model": "m", "input": [HELLO]},
+    Api.MESSAGE: {"model": "m", "max_tokens": 9, "messages": [HELLO]},
+    Api.COUNT: {"model": "m", "messages": [HELLO]},
+}
+
+
+def read(api: Api, **fields: Any) -> Ask:
+    return read_ask(api, json.dumps(LEAST[api] | fields).encode())
+
+
+def asked(api: Api, **fields: Any) -> dict[str, Any]:
+    """Return what the daemon is asked, without the model."""
+    ((_, frames),) = encode_ask(read(api, **fields))
+    return {name: value for name, value in asked_in(frames).items() if name != "model"}
+
+
+def chat_of(api: Api, *turns: dict[str, Any]) -> list[dict[str, Any]]:
+    place = "input" if api is Api.RESPONSE else "messages"
+    found: list[dict[str, Any]] = asked(api, **{place: [HELLO, *turns, HELLO]})["messages"][1:-1]
+    return found
+
+
+# ---------------------------------------------------------------- names
+
+
+@pytest.mark.parametrize("api", LEAST)
+def test_null_is_absent_whatever_its_name(api: Api) -> None:
+    assert asked(api, thread=None, temprature=None) == asked(api)
+    assert not read(api, thread=None).unread
+
+
+def test_null_is_absent_on_the_socket() -> None:
+    body = {"prompt": "a", "thread": None, "temperature": None}
+    assert RequestBody.from_wire(body).to_wire() == {"prompt": "a"}
+
+
+@pytest.mark.parametrize("api", LEAST)
+def test_unknown_field_is_answered_and_named_or_refused(api: Api) -> None:
+    ask = read(api, temprature=1, provider={"order": []})
+    assert asked(api, temprature=1) == asked(api)
+    assert ask.unread == ["temprature", "provider"]
+    assert ask_of(api, head_of(ask)).unread == ask.unread  # also if a converter reads the body
+    with pytest.raises(Failure, match="temprature is not known here") as caught:
+        check_unread(ask.unread)
+    assert (caught.value.status, caught.value.param) == (400, "temprature")
+
+
+def test_header_has_the_names_as_one_line_of_ascii() -> None:
+    names = {"a\r\nx-evil: 1": 1, "größe": 1, **{f"f{n}": 1 for n in range(99)}}
+    ask = read(Api.CHAT, **names)
+    assert len(ask.unread) == MOST_UNREAD
+    (header,) = ignored(ask).values()
+    assert header.startswith(r"a??x-evil: 1, gr\xf6\xdfe, f0")
+    assert not ignored(read(Api.CHAT))
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_answer_names_what_it_does_not_heed_unless_that_is_refused(is_streamed: bool) -> None:
+    body = LEAST[Api.CHAT] | {"temprature": 1, "verbosity": "low", "stream": is_streamed}
+    answers: list[Item] = [delta("a"), result("a")]
+    path = "/v1/chat/completions"
+    answered = asyncio.run(Site(PlayedDaemon(answers)).ask("POST", path, body))
+    assert (answered.status, answered.headers["x-mlxsup-ignored"]) == (200, "temprature, verbosity")
+    strict = Site(PlayedDaemon(answers), refuses_unread=True)
+    refused = asyncio.run(strict.ask("POST", path, body))
+    assert (refused.status, refused.error["param"]) == (400, "temprature")
+    assert not strict.daemon.asked
+    del body["temprature"], body["verbosity"]
+    assert (
+        "x-mlxsup-ignored"
+        not in asyncio.run(
+            Site(PlayedDaemon(answers), refuses_unread=True).ask("POST", path, body)
+        ).headers
+    )
+
+
+@pytest.mark.parametrize(
+    ("api", "fields", "path"),
+    [
+        (Api.CHAT, {"verbosity": "low"}, "verbosity"),
+        (Api.CHAT, {"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
+        (Api.CHAT, {"skip_special_tokens": False}, "skip_special_tokens"),
+        (Api.RESPONSE, {"text": {"verbosity": "low"}}, "text.verbosity"),
+        (Api.RESPONSE, {"truncation": "auto"}, "truncation"),
+        (Api.RESPONSE, {"tools": [{"type": "web_search"}]}, "tools[0] (web_search)"),
+        (Api.RESPONSE, {"input": [HELLO, {"type": "web_search_call", "id": "w"}]},
+         "input[1] (web_search_call)"),
+        (Api.MESSAGE, {"tool_choice": {"type": "auto", "mood": 1}}, "tool_choice.mood"),
+        (Api.MESSAGE, {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+         "tools[0] (web_search_20250305)"),
+        (Api.MESSAGE, {"tools": [{"name": "f", "input_schema": {}, "input_examples": [{}]}]},
+         "tools[0].input_examples"),
+    ],
+)  # fmt: skip
+def test_hint_that_cannot_be_followed_is_named(api: Api, fields: dict[str, Any], path: str) -> None:
+    assert read(api, **fields).unread == [path]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"verbosity": "medium"}, {"skip_special_tokens": True}, {"echo": False}, {"best_of": 1},
+        {"add_generation_prompt": True}, {"continue_final_message": False}, {"typical_p": 1.0},
+        {"include_reasoning": True}, {"cache_prompt": True}, {"stop": ""}, {"max_tokens": -1},
+        {"top_k": -1}, {"seed": -1}, {"stream_options": {"include_usage": True}},
+    ],
+)  # fmt: skip
+def test_value_that_changes_nothing_is_silent(fields: dict[str, Any]) -> None:
+    assert asked(Api.CHAT, **fields) == asked(Api.CHAT)
+    assert not read(Api.CHAT, **fields).unread
+
+
+def _form(schema: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+
+
+SCHEMA = {"type": "object"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "meant"),
+    [
+        ({"repeat_penalty": 1.1}, {"repetition_penalty": 1.1}),
+        ({"n_predict": 5}, {"max_tokens": 5}),
+        ({"max_tokens": 5.0, "seed": 3.0}, {"max_tokens": 5, "seed": 3}),
+        ({"top_p": 0}, {"top_k": 1}),
+        ({"guided_json": SCHEMA}, _form(SCHEMA)),
+        ({"guided_json": json.dumps(SCHEMA)}, _form(SCHEMA)),
+        ({"json_schema": {"name": "n", "schema": SCHEMA}}, _form(SCHEMA)),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, _form(SCHEMA)),
+        ({"structured_outputs": {"json": SCHEMA, "regex": None}}, _form(SCHEMA)),
+        ({"regex": "a+"}, {"response_format": {"type": "regex", "regex": "a+"}}),
+        ({"guided_regex": "a+"}, {"response_format": {"type": "regex", "regex": "a+"}}),
+        ({"guided_choice": ["a.b", "c d"]},
+         {"response_format": {"type": "regex", "regex": r"a\.b|c d"}}),
+        ({"structured_outputs": {"json_object": True}},
+         {"response_format": {"type": "json_object"}}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("api", [Api.CHAT, Api.COMPLETION])
+def test_synonym_of_another_server_means_the_same(
+    api: Api, fields: dict[str, Any], meant: dict[str, Any]
+) -> None:
+    assert asked(api, **fields) == asked(api) | meant
+    assert not read(api, **fields).unread
+
+
+@pytest.mark.parametrize(
+    ("fields", "template"),
+    [
+        ({"enable_thinking": False}, thinking_arguments(thinks=False)),
+        ({"think": True}, thinking_arguments(thinks=True)),
+        ({"think": "low"}, {**thinking_arguments(thinks=True), "reasoning_effort": "low"}),
+        ({"thinking": {"type": "disabled"}}, thinking_arguments(thinks=False)),
+        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, thinking_arguments(thinks=True)),
+        ({"reasoning": {"effort": "low"}}, {"reasoning_effort": "low"}),
+        ({"reasoning": {"enabled": False}}, thinking_arguments(thinks=False)),
+        ({"reasoning_effort": "none"},
+         {"reasoning_effort": "none", **thinking_arguments(thinks=False)}),
+        ({"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}},
+         {"enable_thinking": False, "thinking": True}),
+    ],
+)  # fmt: skip
+def test_every_way_to_ask_for_reasoning_reaches_the_template(
+    fields: dict[str, Any], template: dict[str, Any]
+) -> None:
+    assert asked(Api.CHAT, **fields)["chat_template_kwargs"] == template
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"repeat_penalty": 1.1, "repetition_penalty": 1.2}, "repeat_penalty", "differ"),
+        ({"regex": "a", "guided_json": SCHEMA}, "regex", "send one format"),
+        ({"guided_json": "{"}, "guided_json", "takes a JSON schema"),
+        ({"guided_choice": []}, "guided_choice", "a list of texts"),
+        ({"structured_outputs": {"grammar": "x"}}, "structured_outputs.grammar", "no effect"),
+        ({"grammar": "root ::= x"}, "grammar", "no effect here"),
+        ({"echo": True}, "echo", "does not repeat the prompt"),
+        ({"functions": [{}]}, "functions", "use that"),
+        ({"think": 3}, "think", "takes true, false or an effort"),
+        ({"reasoning": {"effort": 3}}, "reasoning.effort", "takes a text"),
+    ],
+)
+def test_what_would_change_the_answer_is_refused(
+    fields: dict[str, Any], param: str, words: str
+) -> None:
+    with pytest.raises(Failure, match=words) as caught:
+        read(Api.CHAT, **fields)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(("name", "value"), [("max_tokens", 5.5), ("top_p", False)])
+def test_number_of_another_kind_is_still_refused(name: str, value: Any) -> None:
+    with pytest.raises(RequestError, match=name):
+        asked(Api.CHAT, **{name: value})
+
+
+# ---------------------------------------------------------------- histories
+
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("turn", "shown"),
+    [
+        ({"role": "assistant", "content": "a", "reasoning": "r", "reasoning_details": [{}],
+          "provider_specific_fields": {"x": 1}, "annotations": [], "audio": {"id": "x"}},
+         {"role": "assistant", "content": "a", "reasoning_content": "r"}),
+        ({"role": "assistant", "content": "a", "thinking": "r", "thinking_blocks": [{}]},
+         {"role": "assistant", "content": "a", "reasoning_content": "r"}),
+        ({"role": "assistant", "content": "a", "refusal": "no"},
+         {"role": "assistant", "content": "a"}),
+        ({"role": "assistant", "content": None, "refusal": "no"},
+         {"role": "assistant", "content": "no"}),
+        ({"role": "assistant", "content": None, "function_call": CALL["function"]},
+         {"role": "assistant", "content": None, "tool_calls": [CALL | {"id": "call_0"}]}),
+        ({"role": "function", "name": "f", "content": "42"},
+         {"role": "tool", "name": "f", "content": "42"}),
+        ({"role": "assistant", "content": [
+            {"type": "thinking", "thinking": "x"}, {"type": "output_text", "text": "a", "mood": 1},
+            {"type": "refusal", "refusal": "no"}]},
+         {"role": "assistant", "content": "ano"}),
+        ({"role": "system", "content": [{"type": "input_text", "text": "a"}]},
+         {"role": "system", "content": "a"}),
+    ],
+)  # fmt: skip
+def test_history_of_another_server_goes_on_in_a_chat(
+    turn: dict[str, Any], shown: dict[str, Any]
+) -> None:
+    assert chat_of(Api.CHAT, turn) == [shown]
+
+
+def _used(name: str, arguments: str, output: str) -> list[dict[str, Any]]:
+    function = {"name": name, "arguments": arguments}
+    return [
+        {"role": "assistant", "content": "",
+         "tool_calls": [{"id": "c", "type": "function", "function": function}]},
+        {"role": "tool", "tool_call_id": "c", "content": output},
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("call", "output", "arguments"),
+    [
+        ({"type": "custom_tool_call", "name": "patch", "input": "a\n"}, "custom_tool_call_output",
+         '{"input": "a\\n"}'),
+        ({"type": "function_call", "name": "patch", "arguments": "{}", "async": None, "mood": 1},
+         "function_call_output", "{}"),
+        ({"type": "local_shell_call", "action": {"command": ["ls"]}}, "local_shell_call_output",
+         '{"command": ["ls"]}'),
+    ],
+)  # fmt: skip
+def test_items_of_another_server_go_on_in_a_response(
+    call: dict[str, Any], output: str, arguments: str
+) -> None:
+    turns = [call | {"call_id": "c", "id": "x"}, {"type": output, "call_id": "c", "output": "ok"}]
+    name = "patch" if "name" in call else "local_shell"
+    assert chat_of(Api.RESPONSE, *turns) == _used(name, arguments, "ok")
+
+
+def test_item_that_another_server_has_kept_is_refused_with_what_to_do() -> None:
+    with pytest.raises(Failure, match="send the item itself"):
+        chat_of(Api.RESPONSE, {"type": "item_reference", "id": "rs_1"})
+
+
+def test_blocks_of_anthropics_servers_are_left_out_and_their_texts_shown() -> None:
+    document = {"type": "document", "title": "T", "source": {"type": "text", "data": "words"}}
+    found = {"type": "search_result", "title": "S", "source": "here",
+             "content": [{"type": "text", "text": "hit"}]}  # fmt: skip
+    shown = chat_of(
+        Api.MESSAGE,
+        {"role": "assistant", "content": [
+            {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
+            {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
+            {"type": "tool_use", "id": "c", "name": "f", "input": None, "toolset_name": None}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "is_error": None,
+                                      "content": [document, found]}]},
+    )  # fmt: skip
+    assert shown == _used("f", "{}", "T\nwords\nS\nhere\nhit")
+
+
+# ---------------------------------------------------------------- tools
+
+
+def test_tools_that_the_client_runs_itself_are_described() -> None:
+    given = [{"type": f"{kind}_20250728", "name": kind} for kind in CLIENT_TOOLS]
+    tools = asked(Api.MESSAGE, tools=given)["tools"]
+    for tool, (description, schema) in zip(tools, CLIENT_TOOLS.values(), strict=True):
+        function = tool["function"]
+        assert (function["description"], function["parameters"]) == (description, schema)
+
+
+def test_deferred_tool_is_offered_once_the_chat_refers_to_it() -> None:
+    tools = [
+        {"name": name, "input_schema": SCHEMA, "defer_loading": name != "find"}
+        for name in ("find", "read", "write", "move")
+    ]
+    calls = [
+        {"type": "tool_use", "id": "1", "name": "find", "input": {}},
+        {"type": "tool_use", "id": "2", "name": "write", "input": {}},
+    ]
+    referred = {"type": "tool_reference", "tool_name": "read"}
+    results = [
+        {"type": "tool_result", "tool_use_id": "1", "content": [referred]},
+        {"type": "tool_result", "tool_use_id": "2", "content": "done"},
+    ]
+    turns = [
+        HELLO, {"role": "assistant", "content": calls}, {"role": "user", "content": results},
+    ]  # fmt: skip
+    for chat, names in (([HELLO], ["find"]), (turns, ["find", "read", "write"])):
+        offered = asked(Api.MESSAGE, tools=tools, messages=chat)["tools"]
+        assert [tool["function"]["name"] for tool in offered] == names
+
+
+CUSTOM = {"type": "custom", "name": "patch", "description": "Edit.",
+          "format": {"type": "grammar", "syntax": "lark", "definition": "start: X"}}  # fmt: skip
+
+
+def test_custom_tool_is_a_function_with_one_text() -> None:
+    (tool,) = asked(Api.RESPONSE, tools=[CUSTOM])["tools"]
+    assert tool["function"]["parameters"]["required"] == ["input"]
+    assert "lark grammar:\nstart: X" in tool["function"]["description"]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "kind", "field", "value"),
+    [
+        ("patch", '{"input": "*** Begin\\n"}', "custom_tool_call", "input", "*** Begin\n"),
+        ("patch", '{"text": 1}', "function_call", "arguments", '{"text": 1}'),
+        ("plain", '{"input": "a"}', "function_call", "arguments", '{"input": "a"}'),
+    ],
+)
+def test_call_of_a_custom_tool_comes_back_as_one(
+    name: str, arguments: str, kind: str, field: str, value: str
+) -> None:
+    ask = read(Api.RESPONSE, tools=[CUSTOM, {"type": "function", "name": "plain"}])
+    assert isinstance(ask, ResponseAsk)
+    shape = ResponseShape("r", 0, ask)
+    function = {"name": name, "arguments": arguments}
+    call = json.dumps({"id": "c", "type": "function", "function": function})
+    sent = shape.piece(0, Delta(text=call, token_ids=[], channel=Channel.TOOL_CALL)) or b""
+    (item,) = shape.whole([result("")])["output"]
+    assert (item["type"], item["name"], item[field]) == (kind, name, value)
+    assert f"response.{kind}_{field}.done".encode() in sent
+
+
+# ---------------------------------------------------------------- the SDKs
+
+PARAMETERS = [
+    (chats.CompletionCreateParamsBase, CHAT_FIELDS),
+    (completions.CompletionCreateParamsBase, COMPLETION_FIELDS),
+    (responses.ResponseCreateParamsBase, RESPONSE_FIELDS),
+    (messages.MessageCreateParamsBase, MESSAGES_FIELDS),
+    (counts.MessageCountTokensParams, COUNT_FIELDS),
+]
+
+
+@pytest.mark.parametrize(("params", "fields"), PARAMETERS)
+def test_every_field_of_the_installed_sdks_is_in_a_table(params: Any, fields: Any) -> None:
+    """A new field of a client shows up here before users meet it in a header."""
+    assert not typing.get_type_hints(params).keys() - {field.name for field in fields}
+
+
+def kinds_of(union: Any) -> set[str]:
+    """Return the values of `type` in the members of a union of typed dictionaries."""
+    found: set[str] = set()
+    for member in typing.get_args(union):
+        kind = getattr(member, "__annotations__", {}).get("type")
+        if kind is None:
+            found |= kinds_of(member)
+        else:
+            found |= set(
+                re.findall(r"['\"](\w+)['\"]", getattr(kind, "__forward_arg__", str(kind)))
+            )
+    return found
+
+
+def test_every_block_of_anthropics_sdk_has_its_treatment() -> None:
+    blocks = kinds_of(anthropic_types.BetaContentBlockParam)
+    assert len(blocks) > 10
+    assert not {
+        one for one in blocks
+        if one not in BLOCKS and one not in NOT_TEXT and not OF_SERVERS.fullmatch(one)
+    }  # fmt: skip
