@@ -43,7 +43,7 @@ class GenerateParameters(TypedDict, total=False):
     logprobs: bool | None
     top_logprobs: int | None
     tools: list[dict[str, Any]] | None
-    tool_choice: str | None
+    tool_choice: str | dict[str, Any] | None
     chat_template_kwargs: dict[str, Any] | None
     response_format: dict[str, Any] | None
     timeout_s: float | None
@@ -105,7 +105,7 @@ class ClientBase(ABC, Generic[StreamType]):
         logprobs: bool | None = None,
         top_logprobs: int | None = None,
         tools: list[dict[str, Any]] | None = None,
-        tool_choice: str | None = None,
+        tool_choice: str | dict[str, Any] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
         response_format: dict[str, Any] | None = None,
         timeout_s: float | None = None,
@@ -150,7 +150,8 @@ class ClientBase(ABC, Generic[StreamType]):
             logprobs: whether to return how likely each token was.
             top_logprobs: for how many of the likeliest tokens at each position to return it, too.
             tools: what the model may call, in OpenAI's form.
-            tool_choice: `auto`, or `none` to answer as if there were no tools.
+            tool_choice: `auto`; `none` to answer as if there were no tools; `required`, a function
+                or `allowed_tools`, in OpenAI's form, for an answer that is a call.
             chat_template_kwargs: further arguments for the template, such as `enable_thinking`.
             response_format: a JSON schema, any JSON object, or a regular expression that the
                 answer must match.

@@ -18,8 +18,8 @@ from .parameters import (
     NOT_SUPPORTED,
     NUMBERS,
     SAMPLING,
-    TOOL_CHOICES,
 )
+from .tool_choice import ToolChoice, read_tool_choice
 
 INPUTS = ("prompt", "prompt_tokens", "messages")
 
@@ -80,7 +80,8 @@ class RequestBody:
         logprobs: whether to return how likely each token was.
         top_logprobs: for how many of the likeliest tokens at each position to return it as well.
         tools: what the model may call, in OpenAI's form; given to the template.
-        tool_choice: `auto`, or `none` to answer as if there were no tools.
+        tool_choice: `auto`; `none` to answer as if there were no tools; `required`, a function or
+            `allowed_tools`, in OpenAI's form, for an answer that is a call.
         chat_template_kwargs: further arguments for the template, by name.
         response_format: what the answer must look like: `{"type": "json_schema", "json_schema":
             {"schema": …}}`, `{"type": "json_object"}`, `{"type": "regex", "regex": …}`, or
@@ -103,7 +104,7 @@ class RequestBody:
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: str | None = None
+    tool_choice: str | dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None
 
@@ -163,9 +164,9 @@ class RequestBody:
         self._check_stop()
         self._check_stop_token_ids()
         self._check_logit_bias()
-        self._check_template()
         if self.response_format is not None and not _is_format(self.response_format):
             raise invalid("response_format", FORMAT_EXPECTED, self.response_format)
+        self._check_template()
 
     def _check_stop(self) -> None:
         stop = self.stop
@@ -226,13 +227,11 @@ class RequestBody:
                 form = '{"type": "function", "function": {"name": …}} for each tool'
                 shown = "another map" if isinstance(tool, dict) else ""
                 raise invalid("tools", form, tool, shown=shown)
-        if self.tool_choice is not None and self.tool_choice not in TOOL_CHOICES:
-            raise invalid(
-                "tool_choice",
-                '"auto" or "none" (for an answer that must be a call, ask with response_format for'
-                " its arguments)",
-                self.tool_choice,
-                shown=repr(self.tool_choice)[:40] if isinstance(self.tool_choice, str) else "",
+        if self.choice.is_forced and self.has_form:
+            raise RemoteError(
+                ErrorCode.INVALID_REQUEST,
+                "tool_choice forces a call, and response_format another answer: send one of them",
+                detail={"parameter": "tool_choice"},
             )
         if self.messages_as_text and self.messages is None:
             raise invalid("messages_as_text", "messages", shown="none of them")
@@ -252,9 +251,27 @@ class RequestBody:
         return {int(key): float(value) for key, value in (self.logit_bias or {}).items()}
 
     @property
+    def choice(self) -> ToolChoice:
+        """Return which functions the answer may call, and whether it must call one."""
+        return read_tool_choice(
+            self.tool_choice, [one["function"]["name"] for one in self.tools or ()]
+        )
+
+    @property
     def offered_tools(self) -> list[dict[str, Any]] | None:
         """The tools that the model is shown."""
         return None if self.tool_choice == "none" else self.tools
+
+    @property
+    def callable_tools(self) -> list[dict[str, Any]]:
+        """The tools that the answer may call."""
+        names = self.choice.names
+        return [one for one in self.tools or () if one["function"]["name"] in names]
+
+    @property
+    def has_form(self) -> bool:
+        """True if `response_format` says what the answer must look like."""
+        return self.response_format is not None and self.response_format["type"] != "text"
 
     def parameters(self) -> dict[str, Any]:
         """How to answer, by name: all but the seed, the prompt's inputs, and what is None."""

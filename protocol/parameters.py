@@ -128,8 +128,6 @@ LOGIT_BIAS = NumberParameter(low=-100.0, high=100.0, default=None)
 MAX_LOGIT_BIASES = 1024
 MAX_STOP_TOKEN_IDS = 64
 
-TOOL_CHOICES = ("auto", "none")
-
 NOT_SUPPORTED: Mapping[str, str] = MappingProxyType(
     {
         "n": "send the request n times with different seeds; one batch answers them",

@@ -27,6 +27,7 @@ class AnswerText:
         opening: the end of the prompt that opened the answer; see `Prompt`.
         calls: reads tool calls.
         has_form: whether the answer must have a format.
+        is_call: whether the answer must be a call.
         min_tokens: a stop string that is complete before this many tokens is text.
     """
 
@@ -38,6 +39,7 @@ class AnswerText:
         calls: ToolCallReader,
         *,
         has_form: bool,
+        is_call: bool = False,
         min_tokens: int,
     ) -> None:
         self._codec = codec
@@ -45,7 +47,9 @@ class AnswerText:
         self.count = 0
         self._detokenizer = codec.detokenizer()
         self._matcher = StopMatcher(stops) if stops else None
-        self._channels = ChannelParser(codec.channel_rules, opening, calls, has_form=has_form)
+        self._channels = ChannelParser(
+            codec.channel_rules, opening, calls, has_form=has_form, is_call=is_call
+        )
 
     @property
     def is_stopped(self) -> bool:

@@ -33,15 +33,15 @@ class _Job:
 
     def __init__(self, asked: Render, codec: TextCodec) -> None:
         body = RequestBody.accepted([0], asked.parameters, asked.seed)
-        form = body.response_format
         self.number = asked.number
         self._tokens = deque(unpack_tokens(asked.delivered))
         self._answer = AnswerText(
             codec,
             body.stop or (),
             asked.opening,
-            ToolCallReader(body.offered_tools, asked.seed),
-            has_form=form is not None and form["type"] != "text",
+            ToolCallReader(body.callable_tools, asked.seed),
+            has_form=body.has_form,
+            is_call=body.choice.is_forced,
             min_tokens=body.min_tokens or 0,
         )
         self._shown: list[tuple[Channel, list[str]]] = []

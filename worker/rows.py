@@ -138,13 +138,12 @@ def _check_ids(name: str, ids: Collection[int], facts: EngineFacts) -> None:
 def tools_warnings(body: RequestBody, codec: TextCodec) -> tuple[str, ...]:
     """Warnings that a caller who offers tools should get from the beginning."""
     rules = codec.channel_rules
-    if not body.offered_tools:
+    if not body.callable_tools or body.choice.is_forced:
         return ()
     if rules.parse_tool_call is None:
         return (NO_CALLS_KNOWN,)
-    has_form = body.response_format is not None and body.response_format["type"] != "text"
     # Headers tell a call from the content, and only content must have the format.
-    return (NO_ROOM_FOR_CALLS,) if has_form and rules.header is None else ()
+    return (NO_ROOM_FOR_CALLS,) if body.has_form and rules.header is None else ()
 
 
 def acceptance(row: Row, body: RequestBody, prompt: Prompt, facts: EngineFacts) -> Acceptance:
@@ -299,8 +298,9 @@ def running_row(
         codec,
         body.stop or (),
         opening,
-        ToolCallReader(body.offered_tools, row.seed),
-        has_form=row.grammar is not None,
+        ToolCallReader(body.callable_tools, row.seed),
+        has_form=body.has_form,
+        is_call=body.choice.is_forced,
         min_tokens=row.min_tokens,
     )
     return RunningRow(

@@ -237,7 +237,7 @@ class Lane:
                 prompt = self._own_codec().encode(body)
             else:
                 body, prompt = _from_acceptance(job.resume)
-            if body.response_format is not None:
+            if body.response_format is not None or body.choice.is_forced:
                 grammar = self._own_codec().grammar(body, prompt.opening)
                 prompt = replace(prompt, grammar=grammar)
         except RemoteError as error:

@@ -11,8 +11,8 @@ _COUNTED = (
           "A block that begins with `x-anthropic-billing-header:` is left out: it differs from "
           "request to request, and nothing behind it could be taken from the prefix cache"),
     Field("tools", Use.USED, "what the model may call; see below"),
-    Field("tool_choice", Use.USED, "`{\"type\": \"auto\"}` or `{\"type\": \"none\"}`; a call "
-          "cannot be forced. With `disable_parallel_tool_use`, what comes after the first call is "
+    Field("tool_choice", Use.USED, "of type `auto`, `none`, `any` or `tool` (with `name`). "
+          "With `disable_parallel_tool_use`, what comes after the first call is "
           "left out"),
     Field("thinking", Use.USED, "`enabled` or `adaptive`: the chat template is given "
           "`enable_thinking` and `thinking`, and the reasoning is shown unless `display` is "
@@ -53,7 +53,7 @@ TOOL_FIELDS = (
     *ignored("cache_control", "strict", "eager_input_streaming", "allowed_callers"),
 )
 
-CHOICE_FIELDS = (_TYPE, Field("disable_parallel_tool_use", Use.USED))
+CHOICE_FIELDS = (_TYPE, Field("name", Use.USED), Field("disable_parallel_tool_use", Use.USED))
 
 THINKING_FIELDS = (_TYPE, Field("display", Use.USED), *ignored("budget_tokens"))
 

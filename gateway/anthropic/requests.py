@@ -23,7 +23,7 @@ from .fields import (
 
 THINKS = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
 
-CHOICES = ("auto", "none")
+CHOICES = {"auto": "auto", "none": "none", "any": "required"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,15 +109,15 @@ def _read_tools(given: dict[str, Any], chat: Any, unread: list[str]) -> bool:
     choice = given.pop("tool_choice", None)
     if choice is None:
         return False
-    kind = choice.get("type") if isinstance(choice, dict) else None
-    if isinstance(kind, str) and kind not in CHOICES:  # before its other fields, such as a name
-        raise bad_field(
-            "tool_choice.type",
-            "tool_choice.type takes auto or none: a call cannot be forced; for arguments that are"
-            " right in any case, ask with output_config.format",
-        )
     read = _typed(choice, "tool_choice", CHOICE_FIELDS, unread)
-    given["tool_choice"] = read["type"]
+    kind = read["type"]
+    if kind == "tool" and isinstance(read.get("name"), str):
+        given["tool_choice"] = {"type": "function", "function": {"name": read["name"]}}
+    elif kind in CHOICES:
+        given["tool_choice"] = CHOICES[kind]
+    else:
+        path = "tool_choice.type"
+        raise bad_field(path, f"{path} takes {', '.join(CHOICES)} or tool (with name)")
     has_one_call = read.get("disable_parallel_tool_use", False)
     if not isinstance(has_one_call, bool):
         path = "tool_choice.disable_parallel_tool_use"

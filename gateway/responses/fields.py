@@ -12,7 +12,8 @@ RESPONSE_FIELDS = (
           "does not fit into the context, as many as do"),
     Field("stream", Use.USED, "true: server-sent events"),
     Field("tools", Use.USED, "what the model may call; see below"),
-    Field("tool_choice", Use.USED, "`\"auto\"` or `\"none\"`; a call cannot be forced"),
+    Field("tool_choice", Use.USED, "`auto`, `none`, `required`, a function, a custom tool or "
+          "`allowed_tools`"),
     Field("parallel_tool_calls", Use.USED, "false: what comes after the first call is left out"),
     Field("reasoning", Use.USED, "`effort`: given to the chat template as `reasoning_effort`; what "
           "else it has is ignored"),

@@ -19,8 +19,6 @@ from .fields import REASONING_FIELDS, RESPONSE_FIELDS, TEXT_FIELDS
 from .input import read_input
 from .tools import Called, Tools, read_tools
 
-CHOICES = ("auto", "none")
-
 NOT_INCLUDED = "message.output_text.logprobs"
 
 
@@ -118,14 +116,41 @@ def _read_tools(given: dict[str, Any], echo: dict[str, Any], unread: list[str]) 
     if tools.functions:
         given["tools"] = [{"type": "function", "function": one} for one in tools.functions]
     choice = given.get("tool_choice", "auto")
-    if not isinstance(choice, str) or choice not in CHOICES:
-        raise bad_field(
-            "tool_choice",
-            "tool_choice takes auto or none: a call cannot be forced; for arguments that are right"
-            " in any case, ask with text.format",
-        )
+    if "tool_choice" in given:
+        given["tool_choice"] = _choice(choice, tools)
     echo["tool_choice"] = choice
     return tools
+
+
+def _choice(choice: Any, tools: Tools) -> Any:
+    """Return a `tool_choice` as the daemon takes it.
+
+    Raises:
+        Failure: it is of no form that it could have.
+    """
+    match choice:
+        case "auto" | "none" | "required":
+            return choice
+        case {"type": "function" | "custom", "name": str()}:
+            return _function(choice, tools)
+        case {"type": "allowed_tools", "mode": mode, "tools": list(allowed)}:
+            named = [_function(one, tools) for one in allowed if isinstance(one, dict)]
+            called = [one for one in named if one is not None]
+            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": called}}
+    raise bad_field(
+        "tool_choice",
+        "tool_choice takes auto, none, required, or an object of type function, custom or"
+        " allowed_tools",
+    )
+
+
+def _function(chosen: dict[str, Any], tools: Tools) -> dict[str, Any] | None:
+    """A choice of one function; None for a tool that runs elsewhere."""
+    match chosen:
+        case {"type": "function" | "custom", "name": str(name), **rest}:
+            called = Called(name, str(rest.get("namespace") or ""))
+            return {"type": "function", "function": {"name": tools.shown(called)}}
+    return None
 
 
 def _read_text(given: dict[str, Any], unread: list[str]) -> None:

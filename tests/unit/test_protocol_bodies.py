@@ -199,10 +199,10 @@ def test_long_words_are_shown_shortened_to_forty_characters() -> None:
 
 def test_tool_choice_names_its_values() -> None:
     expected = (
-        'tool_choice takes "auto" or "none" (for an answer that must be a call, ask with'
-        " response_format for its arguments), not "
+        'tool_choice takes "auto", "none", "required", {"type": "function", "function": {"name":'
+        ' …}} or {"type": "allowed_tools", "allowed_tools": {"mode": …, "tools": […]}}, not '
     )
-    assert refusal(prompt="p", tool_choice="required") == f"{expected}'required'"
+    assert refusal(prompt="p", tool_choice="maybe") == f"{expected}'maybe'"
     assert refusal(prompt="p", tool_choice={"type": "function"}) == f"{expected}a map"
 
 

@@ -23,11 +23,12 @@ class BareCallWatch:
 
     Args:
         names: names of the request's tools.
+        is_call: true if all of the content is a call, whatever it looks like.
     """
 
-    def __init__(self, names: Collection[str]) -> None:
+    def __init__(self, names: Collection[str], *, is_call: bool = False) -> None:
         self._names = names
-        self._is_begun = False
+        self._is_call = self._is_begun = is_call
         self._depth = 0
         self._is_in_string = False
         self._is_escaped = False
@@ -49,6 +50,8 @@ class BareCallWatch:
         if not self.is_undecided:
             return text
         self._parts.append(text)
+        if self._is_call:
+            return ""
         if not self._is_begun:
             beginning = self.text
             state = _begins(beginning, self._names)

@@ -14,6 +14,7 @@ from mlxsup.protocol.states import Channel
 from .bare_calls import BareCallWatch
 from .stops import find_first, undecided
 from .tool_calls import CallIds, ToolCallParser, ToolCallReader
+from .tool_formats import parse_json_calls
 
 NORMAL = "normal"
 REASONING = "reasoning"
@@ -153,21 +154,31 @@ class ChannelParser:
             if the model had written it, and not shown.
         calls: reads tool calls.
         has_form: whether the answer must have a format: then its content is nothing else.
+        is_call: whether the answer must be a call: then its content is one, as JSON.
     """
 
     def __init__(
-        self, rules: ChannelRules, opening: str, calls: ToolCallReader, *, has_form: bool = False
+        self,
+        rules: ChannelRules,
+        opening: str,
+        calls: ToolCallReader,
+        *,
+        has_form: bool = False,
+        is_call: bool = False,
     ) -> None:
         self._rules = rules
         self._calls = calls
-        self._has_form = has_form
-        has_calls = bool(calls.names)
+        self._has_form = has_form or is_call
+        self._is_call = is_call
+        has_calls = bool(calls.names) and not is_call
         # For each state: its markers, where each leads, and the characters that one may begin with.
         self._edges = {
             state: (list(targets), targets, {marker[0] for marker in targets})
             for state, edges in rules.transitions.items()
             if (targets := {text: to for text, to in edges if has_calls or to != TOOL})
         }
+        if is_call and rules.header is None:
+            self._edges.pop(NORMAL, None)  # a marker in the content is a part of an argument
         if rules.header is not None:
             end = rules.header.end
             self._edges[HEADER] = ([end], {end: HEADER}, {end[0]})
@@ -184,8 +195,8 @@ class ChannelParser:
         if opening:
             self.add(opening)
             self._header_from = len(self._header)
-        if rules.has_bare_calls and calls.names and not has_form:
-            self._bare = BareCallWatch(calls.names)
+        if is_call or (rules.has_bare_calls and calls.names and not has_form):
+            self._bare = BareCallWatch(calls.names, is_call=is_call)
 
     @property
     def is_in_content(self) -> bool:
@@ -453,7 +464,7 @@ class ChannelParser:
             return []
         if not bare.is_call_like:
             return [Piece(channel=Channel.CONTENT, text=bare.text)]
-        parse = self._rules.parse_tool_call
+        parse = parse_json_calls if self._is_call else self._rules.parse_tool_call
         lines = self._calls.read(bare.text, parse, self._rules.call_ids)
         if lines is not None:
             return [Piece(channel=Channel.TOOL_CALL, text=line) for line in lines]

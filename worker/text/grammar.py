@@ -1,4 +1,5 @@
-"""Answers that follow a JSON schema or a regular expression, through llguidance. No MLX here.
+"""Answers that follow a JSON schema or a regular expression, or are a call, through llguidance.
+No MLX here.
 
 llguidance comes with the extra `structured`; it is imported when a request first asks for it.
 """
@@ -24,6 +25,15 @@ WALKED_TOKENS = 16
 
 NO_WHITESPACE = {"whitespace_flexible": False}
 
+CALL = "call"
+"""The type of the form that `call_form` returns."""
+
+NO_ARGUMENTS = {"type": "object", "properties": {}}
+"""What a function without `parameters` takes."""
+
+_LITERAL = ("const", "enum", "default", "examples", "required", "description", "title")
+_SAYS_MORE = {"additionalProperties", "unevaluatedProperties", "patternProperties"}
+
 
 class Grammar:
     """The state of one answer; every method is safe whatever the model has written.
@@ -33,6 +43,7 @@ class Grammar:
         end_tokens: ids that it allows when the answer may end.
         begins_after: sequences of ids; the grammar applies once all have appeared, in this order.
             The end of the reasoning, for example; empty: at once.
+        parameter: that has asked for it.
     """
 
     def __init__(
@@ -40,7 +51,9 @@ class Grammar:
         matcher: Any,
         end_tokens: Sequence[int],
         begins_after: Sequence[Sequence[int]] = (),
+        parameter: str = "response_format",
     ) -> None:
+        self._parameter = parameter
         self._matcher = matcher
         self._end_tokens = frozenset(end_tokens)
         self._end_bits = sum(1 << token for token in self._end_tokens)
@@ -70,9 +83,9 @@ class Grammar:
             return None
         return RemoteError(
             ErrorCode.INVALID_REQUEST,
-            "the answer cannot continue within its response_format, which is too complex:"
+            f"the answer cannot continue within its {self._parameter}, which is too complex:"
             f" {self.error}",
-            detail={"parameter": "response_format"},
+            detail={"parameter": self._parameter},
         )
 
     def is_end(self, token: int) -> bool:
@@ -115,70 +128,127 @@ class GrammarCompiler:
 
     def compile(
         self,
-        response_format: dict[str, Any] | None,
+        form: dict[str, Any] | None,
         begins_after: Sequence[Sequence[int]] = (),
     ) -> Grammar | None:
         """The grammar of one answer; None if any text will do.
+
+        Args:
+            form: a `response_format`, or what `call_form` returns.
+            begins_after: see `Grammar`.
 
         Raises:
             RemoteError: `invalid_request`: it is impossible, too complex, or llguidance is not
                 installed.
         """
-        if response_format is None or response_format["type"] == "text":
+        if form is None or form["type"] == "text":
             return None
+        parameter = "tools" if form["type"] == CALL else "response_format"
         try:
-            key = json.dumps(response_format, sort_keys=True)
+            key = json.dumps(form, sort_keys=True)
         except (TypeError, ValueError) as error:
-            raise _impossible(str(error)) from None
+            raise _impossible(str(error), parameter) from None
         matcher = self._matchers.pop(key, None)
         if matcher is None:
-            matcher = self._compile(response_format)
+            matcher = self._compile(form, parameter)
         self._matchers[key] = matcher
         while len(self._matchers) > MAX_KEPT:
             self._matchers.popitem(last=False)
-        return Grammar(matcher.deep_copy(), self._tokenizer.eos_tokens, begins_after)
+        ends = self._tokenizer.eos_tokens
+        return Grammar(matcher.deep_copy(), ends, begins_after, parameter)
 
-    def _compile(self, response_format: dict[str, Any]) -> Any:
+    def _compile(self, form: dict[str, Any], parameter: str) -> Any:
         try:
             from llguidance import LLMatcher, LLParserLimits
         except ImportError:
             raise RemoteError(
                 ErrorCode.INVALID_REQUEST,
-                "response_format needs llguidance: install mlxsup[structured]",
-                detail={"parameter": "response_format"},
+                f"{'a forced call' if parameter == 'tools' else parameter} needs llguidance:"
+                " install mlxsup[structured]",
+                detail={"parameter": "tool_choice" if parameter == "tools" else parameter},
             ) from None
         if self._tokenizer is None:
             self._tokenizer = self._make_tokenizer()
         try:
             matcher = LLMatcher(
                 self._tokenizer,
-                _grammar_text(response_format),
+                _grammar_text(form),
                 log_level=0,
                 limits=LLParserLimits(max_items_in_row=MAX_CHOICES),
             )
         except ValueError as error:
-            raise _impossible(str(error)) from None
+            raise _impossible(str(error), parameter) from None
         if matcher.is_error():
-            raise _impossible(matcher.get_error())
+            raise _impossible(matcher.get_error(), parameter)
         probe = Grammar(matcher.deep_copy(), self._tokenizer.eos_tokens)
         if probe.mask() is None:
-            raise _impossible(probe.error or "it only allows the empty answer")
-        _walk_ahead(probe)
+            raise _impossible(probe.error or "it only allows the empty answer", parameter)
+        _walk_ahead(probe, parameter)
         return matcher
 
 
-def _grammar_text(response_format: dict[str, Any]) -> str:
+def call_form(tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the form of an answer that is one call: `{"name": …, "arguments": …}`, compact JSON
+    whatever the family of the model, so that every model can be made to call.
+
+    Args:
+        tools: the functions to choose from, in OpenAI's form.
+    """
+    functions = [tool["function"] for tool in tools]
+    return {
+        "type": CALL,
+        "tools": [
+            [one["name"], closed(one.get("parameters") or NO_ARGUMENTS)] for one in functions
+        ],
+    }
+
+
+def closed(schema: Any) -> Any:
+    """Return a schema whose objects have no properties but those that it names, unless it says
+    something else: JSON Schema allows any others, and small models add them without end."""
+    if isinstance(schema, list):
+        return [closed(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "allOf" in schema:  # each of its parts knows some properties only
+        return schema
+    inner = {
+        name: {key: closed(one) for key, one in value.items()}
+        if name in ("properties", "$defs", "definitions") and isinstance(value, dict)
+        else (value if name in _LITERAL else closed(value))
+        for name, value in schema.items()
+    }
+    is_open = "properties" in inner and not _SAYS_MORE & inner.keys()
+    return inner | {"additionalProperties": False} if is_open else inner
+
+
+def _grammar_text(form: dict[str, Any]) -> str:
     from llguidance import LLMatcher
 
-    if response_format["type"] == "regex":
-        return str(LLMatcher.grammar_from_regex(response_format["regex"]))
+    if form["type"] == "regex":
+        return str(LLMatcher.grammar_from_regex(form["regex"]))
+    if form["type"] == CALL:
+        return _call_grammar(form["tools"])
     schema: Any = {"type": "object"}
-    if response_format["type"] == "json_schema":
-        schema = response_format["json_schema"]["schema"]
+    if form["type"] == "json_schema":
+        given = form["json_schema"]
+        schema = closed(given["schema"]) if given.get("strict") is True else given["schema"]
     return str(LLMatcher.grammar_from_json_schema(schema, overrides=NO_WHITESPACE))  # type: ignore[arg-type]
 
 
-def _walk_ahead(probe: Grammar) -> None:
+def _call_grammar(tools: Sequence[Sequence[Any]]) -> str:
+    """Return the grammar of one call in llguidance's variant of Lark; each schema is a root of its
+    own, to which its references are relative."""
+    lines = ["start: " + " | ".join(f"call{number}" for number in range(len(tools)))]
+    for number, (name, schema) in enumerate(tools):
+        begin = json.dumps(f'{{"name":{json.dumps(name, ensure_ascii=False)},"arguments":')
+        arguments = {"type": "object", **schema, "x-guidance": NO_WHITESPACE}
+        lines.append(f'call{number}: {begin} arguments{number} "}}"')
+        lines.append(f"arguments{number}: %json {json.dumps(arguments)}")
+    return "\n".join(lines)
+
+
+def _walk_ahead(probe: Grammar, parameter: str) -> None:
     """Goes where every answer must go: a format that breaks there is refused before it begins.
 
     Raises:
@@ -187,7 +257,7 @@ def _walk_ahead(probe: Grammar) -> None:
     for step in range(WALKED_TOKENS):
         mask = probe.mask()
         if probe.error:
-            raise _impossible(probe.error)
+            raise _impossible(probe.error, parameter)
         allowed = int.from_bytes(mask or b"", "little")
         if not allowed or (step >= FREE_STEPS and allowed.bit_count() > 1):
             return
@@ -199,8 +269,8 @@ def _first_line(text: object) -> str:
     return " ".join(str(text).split("<state>")[0].split())
 
 
-def _impossible(why: str) -> RemoteError:
+def _impossible(why: str, parameter: str) -> RemoteError:
     why = _first_line(why)[:300]
     if "NoExtensionBias" in why or not why:
         why = "nothing can match it"
-    return invalid("response_format", "a format that an answer can have", shown=f"this: {why}")
+    return invalid(parameter, "a format that an answer can have", shown=f"this: {why}")

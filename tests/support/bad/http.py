@@ -111,7 +111,7 @@ REQUESTS = (
     _chat("a field that has no effect here", "has no effect here", grammar="root ::= x"),
     _chat("`n` above the limit", "n takes an integer from 1 to 16", n=17),
     _chat("a value outside its range", "temperature takes a number from 0 to 10", temperature=99),
-    _chat("a call that must be made", 'tool_choice takes "auto" or "none"', tool_choice="required"),
+    _chat("a call of nothing", "tool_choice takes tools to choose from", tool_choice="required"),
     _chat("a model that is not configured", "no model is called 'nobody'", 404, model="nobody"),
     _chat("a prompt that does not fit", f"the context of {SMALL_CONTEXT} leaves no room", 400,
           model=SMALL, messages=[{"role": "user", "content": "y" * SMALL_CONTEXT}]),

@@ -17,7 +17,7 @@ from ...engine import BadModelError, Detokenizer, Prompt
 from ...text.channels import ChannelParser, ChannelRules
 from ...text.chat_messages import plain_messages, text_of_messages, with_text_arguments
 from ...text.detokenizer import ByteDetokenizer, WindowDetokenizer
-from ...text.grammar import Grammar, GrammarCompiler
+from ...text.grammar import Grammar, GrammarCompiler, call_form
 from ...text.grammar_tokenizer import make_grammar_tokenizer
 from ...text.harmony import ENDS, opening_of
 from ...text.tool_calls import ToolCallReader
@@ -143,7 +143,10 @@ class MlxText:
         """
         parser = ChannelParser(self._format.rules, opening, ToolCallReader(None, 0), has_form=True)
         begins_after = () if parser.is_in_content else self._format.content_after
-        return self.grammars.compile(body.response_format, begins_after)
+        form = body.response_format
+        if body.choice.is_forced:
+            form = call_form(body.callable_tools)
+        return self.grammars.compile(form, begins_after)
 
     def grammar_tokenizer(self) -> Any:
         """llguidance's view of the vocabulary.

@@ -1,0 +1,76 @@
+"""Which functions an answer may call, and whether it must call one: a request's `tool_choice`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import RemoteError, invalid
+
+EXPECTED = (
+    '"auto", "none", "required", {"type": "function", "function": {"name": …}} or {"type":'
+    ' "allowed_tools", "allowed_tools": {"mode": …, "tools": […]}}'
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolChoice:
+    """What a request says about calls.
+
+    Attributes:
+        names: of the functions that may be called.
+        is_forced: true if the answer must be a call.
+    """
+
+    names: frozenset[str] = frozenset()
+    is_forced: bool = False
+
+
+def read_tool_choice(value: object, offered: Sequence[str]) -> ToolChoice:
+    """Read the value of `tool_choice`, in OpenAI's form.
+
+    Args:
+        value: of the field; None if it is absent.
+        offered: the names of the request's tools.
+
+    Raises:
+        RemoteError: `invalid_request`: it is of another form, names a function that the request
+            does not offer, or forces a call of none.
+    """
+    match value:
+        case None | "auto":
+            return ToolChoice(names=frozenset(offered))
+        case "none":
+            return ToolChoice()
+        case "required":
+            names: list[Any] = list(offered)
+            is_forced = True
+        case {"type": "function", "function": {"name": name}}:
+            names, is_forced = [name], True
+        case {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": "auto" | "required" as mode, "tools": list(tools)},
+        }:
+            names, is_forced = [_name_in(tool) for tool in tools], mode == "required"
+        case _:
+            shown = repr(value)[:40] if isinstance(value, str) else ""
+            raise invalid("tool_choice", EXPECTED, value, shown=shown)
+    for name in names:
+        if name not in offered:
+            raise _unknown(name, offered)
+    if is_forced and not names:
+        raise invalid("tool_choice", "tools to choose from", shown="none of them")
+    return ToolChoice(names=frozenset(names), is_forced=is_forced)
+
+
+def _name_in(tool: object) -> Any:
+    match tool:
+        case {"function": {"name": name}}:
+            return name
+    return tool
+
+
+def _unknown(name: object, offered: Sequence[str]) -> RemoteError:
+    expected = f"the name of one of the tools ({', '.join(offered)[:200] or 'there are none'})"
+    return invalid("tool_choice", expected, shown=repr(name)[:60])

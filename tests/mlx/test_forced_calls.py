@@ -1,0 +1,153 @@
+"""Calls that a request forces, with a real engine: whatever a model would rather write, its answer
+is one call of an allowed function with arguments by the schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mlxsup.protocol.errors import RemoteError
+from mlxsup.protocol.states import Channel, FinishReason
+from mlxsup.worker.engines.mlx.engine import MlxEngine
+
+from support.models.tiny_model import make_tiny_model
+from support.worker.loop_driver import Answer, LoopDriver, check_every_resume
+from support.worker.mlx_rows import make_spec
+
+pytestmark = pytest.mark.mlx
+pytest.importorskip("llguidance")
+
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": parameters}}
+    for name, parameters in {
+        "weather": {
+            "type": "object",
+            "properties": {
+                "city": {"enum": ["Rome", "</tool_call>", '"<think>"\n']},
+                "when": {"$ref": "#/$defs/Day"},
+            },
+            "required": ["city", "when"],
+            "$defs": {
+                "Day": {
+                    "type": "object",
+                    "properties": {"day": {"type": "integer", "minimum": 1, "maximum": 31}},
+                    "required": ["day"],
+                }
+            },
+        },
+        "größe.of": {"type": "object", "properties": {"n": {"type": "boolean"}}, "required": ["n"]},
+        "noop": None,
+    }.items()
+]
+
+
+def one(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+def allowed(*names: str) -> dict[str, Any]:
+    tools = [one(name) for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": tools}}
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopDriver]:
+    engine = MlxEngine(make_spec(make_tiny_model(tmp_path_factory.mktemp("tiny"))))
+    driver = LoopDriver(engine, engine.load(lambda phase, at: None), 8)
+    yield driver
+    driver.close()
+    engine.close()
+
+
+def asked(choice: Any, seed: int = 1, **more: Any) -> dict[str, Any]:
+    given = {"prompt": "data", "tools": TOOLS, "tool_choice": choice, "seed": seed}
+    return given | {"temperature": 1.5, "max_tokens": 200} | more
+
+
+def call_of(answer: Answer) -> tuple[str, Any]:
+    assert answer.finish is FinishReason.TOOL_CALLS
+    assert not answer.text_of(Channel.CONTENT)
+    (line,) = answer.text_of(Channel.TOOL_CALL).splitlines()
+    function = json.loads(line)["function"]
+    return function["name"], json.loads(function["arguments"])
+
+
+def check_arguments(name: str, arguments: Any) -> None:
+    match name:
+        case "weather":
+            assert arguments["city"] in ("Rome", "</tool_call>", '"<think>"\n')
+            assert 1 <= arguments["when"].pop("day") <= 31
+            assert arguments == {"city": arguments["city"], "when": {}}
+        case "größe.of":
+            assert arguments in ({"n": True}, {"n": False})
+        case _:
+            assert arguments == {}
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        ("required", {"weather", "größe.of", "noop"}),
+        (one("weather"), {"weather"}),
+        (one("noop"), {"noop"}),
+        (allowed("größe.of", "weather"), {"größe.of", "weather"}),
+    ],
+)
+def test_answer_is_one_call_by_the_schema(worker: LoopDriver, choice: Any, names: set[str]) -> None:
+    keys = [worker.dispatch(**asked(choice, seed)) for seed in range(16)]
+    called = [call_of(answer) for answer in worker.finish(*keys)]
+    assert {name for name, _ in called} == names
+    for name, arguments in called:
+        check_arguments(name, arguments)
+
+
+@pytest.mark.bits
+def test_half_a_call_goes_on_rightly(worker: LoopDriver) -> None:
+    whole = worker.answer(**asked(one("weather"), seed=3))
+    check_arguments(*call_of(whole))
+    check_every_resume(worker, whole, at_once=8)
+
+
+def test_call_that_is_cut_is_text_with_a_warning(worker: LoopDriver) -> None:
+    cut = worker.answer(**asked(one("weather"), max_tokens=5))
+    assert cut.finish is FinishReason.LENGTH
+    assert cut.text_of(Channel.CONTENT).startswith('{"')
+    assert any("cannot be read" in (delta.warning or "") for delta in cut.deltas)
+
+
+def test_allowed_functions_bind_a_free_answer_too(worker: LoopDriver) -> None:
+    choice = allowed("noop")
+    choice["allowed_tools"]["mode"] = "auto"
+    free = worker.answer(**asked(choice, max_tokens=9))
+    assert free.tokens == worker.answer(**asked("auto", max_tokens=9)).tokens
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"tool_choice": one("other")}, "one of the tools (weather, größe.of, noop), not 'other'"),
+        ({"tool_choice": "required", "tools": None}, "tools to choose from"),
+        ({"tool_choice": allowed()}, "tools to choose from"),
+        ({"tool_choice": "maybe"}, "not 'maybe'"),
+        ({"tool_choice": {"type": "function"}}, "allowed_tools"),
+        ({"response_format": {"type": "json_object"}}, "send one of them"),
+    ],
+)
+def test_choice_that_cannot_be_made_is_refused(
+    worker: LoopDriver, more: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(RemoteError) as caught:
+        worker.dispatch(**asked("required") | more)
+    assert words in caught.value.message
+    assert caught.value.detail["parameter"] == "tool_choice"
+
+
+def test_schema_that_nothing_matches_is_refused(worker: LoopDriver) -> None:
+    parameters = {"type": "object", "properties": {"x": False}, "required": ["x"]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    got = worker.answer(**asked("required", tools=[tool]))
+    assert got.error is not None
+    assert got.error["detail"]["parameter"] == "tools"
