@@ -104,7 +104,7 @@ def _refuse_for_account(account: Account, ledger: Ledger, settings: CoreSettings
     terms = ledger.terms
     own = terms.of(account).max_queue
     waiting = ledger.waiting_of(account)
-    if waiting < (own or settings.max_queue_per_client):
+    if waiting < terms.most_waiting(account, settings):
         return None
     limit = f"{terms.table_of(account)} max_queue" if own else "max_queue_per_client"
     return limit, f"{waiting} requests of this client are waiting, the limit"

@@ -223,6 +223,7 @@ class Core:
                 self.fleet.downloads.said(event, self.fleet)
             case GatewayListening(number=number, pid=pid, address=address):
                 self._gateway.listening(number, pid, address, event.now)
+                self.ledger.terms.gateway_pid = pid
             case GatewayBeat(number=number):
                 self._gateway.beat(number, event.now)
             case GatewayEnded(number=number, cause=cause, is_crash=is_crash):

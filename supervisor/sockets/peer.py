@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from mlxsup.protocol.client_messages import ClientMessage, Generate
 from mlxsup.protocol.ids import TERMINAL
 
+from ..core.sharing.accounts import process_name
 from ..process_identity import process_start, session_of
 
 _SOL_LOCAL = 0
@@ -86,7 +87,7 @@ class Names:
             return cls()
         start, session = process_start(pid), session_of(pid)
         return cls(
-            process="" if start is None else f"process {pid}@{start}",
+            process="" if start is None else process_name(pid, start),
             terminal="" if session is None else f"{TERMINAL} {session}",
         )
 

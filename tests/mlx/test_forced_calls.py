@@ -111,6 +111,11 @@ def test_half_a_call_goes_on_rightly(worker: LoopDriver) -> None:
     check_every_resume(worker, whole, at_once=8)
 
 
+def test_forced_call_is_held_back_when_it_is_rendered_again(worker: LoopDriver) -> None:
+    whole = worker.answer(**asked(one("noop")))
+    assert not any(shown.text for shown in worker.render(whole.resume_after(9)))
+
+
 def test_call_that_is_cut_is_text_with_a_warning(worker: LoopDriver) -> None:
     cut = worker.answer(**asked(one("weather"), max_tokens=5))
     assert cut.finish is FinishReason.LENGTH

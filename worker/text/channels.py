@@ -177,8 +177,6 @@ class ChannelParser:
             for state, edges in rules.transitions.items()
             if (targets := {text: to for text, to in edges if has_calls or to != TOOL})
         }
-        if is_call and rules.header is None:
-            self._edges.pop(NORMAL, None)  # a marker in the content is a part of an argument
         if rules.header is not None:
             end = rules.header.end
             self._edges[HEADER] = ([end], {end: HEADER}, {end[0]})
@@ -195,6 +193,8 @@ class ChannelParser:
         if opening:
             self.add(opening)
             self._header_from = len(self._header)
+        if is_call and rules.header is None:
+            self._edges.pop(NORMAL, None)  # a marker in the content is a part of an argument
         if is_call or (rules.has_bare_calls and calls.names and not has_form):
             self._bare = BareCallWatch(calls.names, is_call=is_call)
 
@@ -302,7 +302,7 @@ class ChannelParser:
         return rest, []
 
     def _move(self, marker: str, state: str) -> list[Piece]:
-        pieces = self._end_bare() if state != self._state else []
+        pieces = self._end_bare() if self._state == NORMAL != state else []
         if state == TOOL:
             if self._broken_calls >= MOST_BROKEN_CALLS or self._read_again >= MOST_READ_AGAIN:
                 return [*pieces, *self._show(marker)]

@@ -18,6 +18,15 @@ Account = NewType("Account", str)
 _UNLISTED = ClientSettings()
 
 
+def process_name(pid: int, start: str | int) -> str:
+    """Return the name of the process behind a connection, whose pid another one may get later."""
+    return f"{_beginning(pid)}{start}"
+
+
+def _beginning(pid: int) -> str:
+    return f"process {pid}@"
+
+
 class Terms:
     """What each account is granted, when a waiting request moves up, and when a running one may be
     paused for it: `[clients]`, `aging_s` and `min_run_s` as they were last read.
@@ -26,11 +35,14 @@ class Terms:
         settings: the configuration.
 
     Attributes:
+        gateway_pid: the process through which HTTP requests come; None: there is none. Without
+            keys it is one account on behalf of many clients.
         aging_s: after each wait of this length a request moves up one class; 0 for never.
         min_run_s: for how long a request must have gained tokens before it is paused for another.
     """
 
     def __init__(self, settings: CoreSettings) -> None:
+        self.gateway_pid: int | None = None
         self.change(settings)
 
     def change(self, settings: CoreSettings) -> None:
@@ -43,6 +55,16 @@ class Terms:
     def of(self, account: Account) -> ClientSettings:
         """What the account is granted: its own table, or else that of everybody else."""
         return self._clients.get(account, self._others)
+
+    def most_waiting(self, account: Account, settings: CoreSettings) -> int:
+        """How many requests of an account may wait; those of HTTP without a key leave room for one
+        more client."""
+        if own := self.of(account).max_queue:
+            return own
+        most = settings.max_queue_per_client
+        if self.gateway_pid is not None and account.startswith(_beginning(self.gateway_pid)):
+            most = max(most, settings.max_queue - most)
+        return most
 
     def account(self, client: str | None, process: str, connection: ConnectionId) -> Account:
         """On whose behalf a request is.

@@ -1,0 +1,80 @@
+"""The text of an answer that must be a call, or may only call some functions."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from mlxsup.protocol.body import RequestBody
+from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.states import Channel, FinishReason
+from mlxsup.protocol.worker_messages import Dispatch
+from mlxsup.worker.engine import EngineFacts, Prompt, RowToken
+from mlxsup.worker.engines.fake.text import FakeTextCodec, encode_text
+from mlxsup.worker.rows import plan_row, running_row
+from mlxsup.worker.text.channels import NORMAL, REASONING, TOOL, ChannelRules
+from mlxsup.worker.text.tool_formats import parse_json_calls
+
+FACTS = EngineFacts(context_length=1000, vocabulary_size=300, fingerprint="f", backend="fake")
+KEY = RequestKey(1)
+RULES = ChannelRules(
+    transitions={
+        NORMAL: [("<think>", REASONING), ("<call>", TOOL)],
+        REASONING: [("</think>", NORMAL)],
+        TOOL: [("</call>", NORMAL)],
+    },
+    parse_tool_call=parse_json_calls,
+)
+TOOLS = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
+
+
+class Codec(FakeTextCodec):
+    """The fake engine's text side with markers."""
+
+    channel_rules = RULES
+
+
+def written(text: str, choice: Any, opening: str = "") -> list[tuple[Channel, str]]:
+    """Return what a client is shown of an answer."""
+    body = RequestBody(prompt="x", tools=TOOLS, tool_choice=choice, seed=1)
+    row = plan_row(KEY, body, Prompt(tokens=[5], opening=opening), FACTS)
+    running = running_row(row, body, opening, Codec(), Dispatch(key=KEY, body=b""))
+    tokens = encode_text(text)
+    shown: list[tuple[Channel, str]] = []
+    for place, token in enumerate(tokens):
+        finish = FinishReason.STOP if place == len(tokens) - 1 else None
+        for delta in running.advance(RowToken(key=KEY, token=token, finish=finish), 1.0):
+            if delta.text:
+                shown.append((delta.channel, delta.text))
+    return shown
+
+
+def call(name: str, **arguments: Any) -> str:
+    return json.dumps({"name": name, "arguments": arguments})
+
+
+def arguments_in(line: str) -> Any:
+    return json.loads(json.loads(line)["function"]["arguments"])
+
+
+@pytest.mark.parametrize("value", ["</call>", "<think>", "<call>", '"}', "\n"])
+def test_marker_in_an_argument_of_a_forced_call_stays_there(value: str) -> None:
+    ((channel, line),) = written(call("f", a=value), "required")
+    assert channel is Channel.TOOL_CALL
+    assert arguments_in(line) == {"a": value}
+
+
+def test_reasoning_comes_before_a_forced_call() -> None:
+    shown = written("hm</think>" + call("f"), "required", opening="<think>")
+    assert "".join(text for channel, text in shown if channel is Channel.REASONING) == "hm"
+    assert [channel for channel, _ in shown].count(Channel.TOOL_CALL) == 1
+
+
+@pytest.mark.parametrize(("mode", "is_call"), [("f", True), ("g", False)])
+def test_call_of_a_function_that_is_not_allowed_is_text(mode: str, is_call: bool) -> None:
+    only_f = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": TOOLS[:1]}}
+    text = f"<call>{call(mode)}</call>"
+    channels = {channel for channel, _ in written(text, only_f)}
+    assert channels == ({Channel.TOOL_CALL} if is_call else {Channel.CONTENT})
