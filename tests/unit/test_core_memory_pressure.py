@@ -22,10 +22,8 @@ from mlxsup.supervisor.core.memory.pressure import (
     STEPS,
     Reading,
     Squeeze,
-    Strain,
     squeezed,
 )
-from mlxsup.supervisor.core.settings import ModelSettings
 
 from support.core.looks import ALICE
 from support.core.memory import (
@@ -46,15 +44,11 @@ WHOLE = 5000
 STEP = WHOLE // STEPS
 
 
-def reading(available: int, strain: Strain = Strain.UNSAID) -> Reading:
-    return Reading(available_bytes=available, kept_free_bytes=100, strain=strain)
-
-
-def after(*rooms: int | None, start: Squeeze | None = None, whole: int = WHOLE) -> Squeeze:
+def after(*rooms: int) -> Squeeze:
     """What is left after one room a second."""
-    state = start or Squeeze()
+    state = Squeeze()
     for second, room in enumerate(rooms):
-        state = squeezed(state, room, whole, float(second))
+        state = squeezed(state, room, WHOLE, float(second))
     return state
 
 
@@ -67,11 +61,8 @@ def test_budget_is_raised_after_ten_calm_seconds() -> None:
     assert after(*low, *[WHOLE + STEP - 1] * (seconds + 1)).limit_bytes == WHOLE - STEP
     assert after(*low, *[WHOLE + STEP] * (seconds + 1)) == Squeeze()
     assert after(*low, *[1000 + STEP] * 100).limit_bytes == 1000, "not for a single step"
-
-
-def test_dip_restarts_the_calm_period() -> None:
-    calm = [4000] * int(CALM_S)
-    assert after(1000, *calm, 1000 + STEP, *calm).limit_bytes == 1000
+    calm = [4000] * seconds
+    assert after(1000, *calm, 1000 + STEP, *calm).limit_bytes == 1000, "a dip counts afresh"
     assert after(1000, *calm[1:], 2000, 4000).limit_bytes == 2000 - STEP
 
 
@@ -154,18 +145,12 @@ def budgets(driver: MemoryDriver) -> list[int]:
     return [one.budget.size_bytes for one in driver.actions if isinstance(one, BudgetChanged)]
 
 
-def test_while_enough_is_available_the_budget_is_whole() -> None:
-    driver = pair_and_more()
-    sample(driver, 0.5, a=4, b=4)
-    assert (budgets(driver), states(driver, "ab")) == ([], [State.READY] * 2)
-    assert memory(driver)["effective_budget_bytes"] == 8 * GIB
-    sample(driver, None, a=4, b=4)
-    assert budgets(driver) == []
-
-
 def test_pressure_evicts_idle_models() -> None:
     driver = pair_and_more()
-    driver.now += 1.0
+    for available in (0.5, None):  # enough, or unknown
+        sample(driver, available, a=4, b=4)
+        assert (budgets(driver), states(driver, "ab")) == ([], [State.READY] * 2)
+        assert memory(driver)["effective_budget_bytes"] == 8 * GIB
     driver.use("a", "r1")
     driver.say(Subscribe(id=SUBSCRIPTION))
     sample(driver, 0, a=4, b=4)
@@ -189,7 +174,8 @@ def test_busy_models_stay_and_the_excess_is_shown() -> None:
     assert driver.state("b") is State.STOPPING, "as soon as it is idle"
 
 
-def test_caches_are_reclaimed_before_eviction() -> None:
+@pytest.mark.parametrize("gives_back", [True, False])
+def test_caches_are_reclaimed_before_eviction(gives_back: bool) -> None:
     driver = pair_and_more()
     driver.say(Subscribe(id=SUBSCRIPTION))
     beat(driver, "a", cache_gib=1)
@@ -200,22 +186,17 @@ def test_caches_are_reclaimed_before_eviction() -> None:
         "asked to give back 1.00 GiB kept for reuse: 8.00 GiB of 7.36"
     )
     assert states(driver, "ab") == [State.READY] * 2
+    if not gives_back:
+        sample(driver, 0, a=4, b=4)
+        assert asked(driver) == [], "once in ten seconds"
+        assert states(driver, "ab") == [State.STOPPING, State.READY]
+        return
     beat(driver, "a")
     beat(driver, "b")
     sample(driver, 2, a=3, b=3)
     assert states(driver, "ab") == [State.READY, State.READY], (
         "2 GiB more are available, 2 less held"
     )
-
-
-def test_who_gives_back_nothing_is_evicted_at_the_next_measurement() -> None:
-    driver = pair_and_more()
-    beat(driver, "b", cache_gib=1)
-    sample(driver, 0, a=4, b=4)
-    assert asked(driver) == ["b"]
-    sample(driver, 0, a=4, b=4)
-    assert asked(driver) == [], "once in ten seconds"
-    assert states(driver, "ab") == [State.STOPPING, State.READY]
 
 
 def test_a_worker_is_asked_again_after_ten_seconds_and_not_for_a_trifle() -> None:
@@ -296,16 +277,20 @@ def test_a_reload_keeps_the_budget_lowered_and_says_how_much_must_go() -> None:
 TURN_S = 20.0
 
 
-def crowd(names: str = "ab", gib: int = 4, **changes: Any) -> SwapDriver:
+def crowd(names: str = "ab", gib: int = 4, pinned: str = "", **changes: Any) -> SwapDriver:
     """Models of these sizes in GiB are READY and fill the budget; nothing runs."""
-    models = [sized(name, gib * GIB) for name in names]
-    return ready(models, budget_gib=gib * len(names), **changes)
+    models = [sized(name, gib * GIB, pinned=name in pinned) for name in names]
+    driver = SwapDriver(models, limited(gib * len(names) * GIB, **changes))
+    driver.bring_up(*names)
+    return driver
 
 
-def ready(models: list[ModelSettings], *, budget_gib: int, **changes: Any) -> SwapDriver:
-    """These models are READY, in this order."""
-    driver = SwapDriver(models, limited(budget_gib * GIB, **changes))
-    driver.bring_up(*(str(model.name) for model in models))
+def streaming(names: str = "ab", **changes: Any) -> SwapDriver:
+    """Each of them has a stream, and has had its turn."""
+    driver = crowd(names, **changes)
+    for name in names:
+        driver.stream(name, name)
+    driver.now += TURN_S
     return driver
 
 
@@ -356,11 +341,8 @@ def test_a_busy_model_goes_while_others_need_memory_and_its_stream_continues_lat
 
 
 def test_a_reload_that_lowers_the_budget_swaps_down_to_it() -> None:
-    driver = crowd()
+    driver = streaming()
     driver.say(Subscribe(id=SUBSCRIPTION))
-    for name in "ab":
-        driver.stream(name, name)
-    driver.now += TURN_S
     reload(driver, "ab", budget_gib=6)
     assert (
         "swapped out because what is loaded needs more than memory_budget: 8.00 GiB of 6.00 GiB"
@@ -374,10 +356,7 @@ def test_a_reload_that_lowers_the_budget_swaps_down_to_it() -> None:
 
 
 def test_no_model_is_evicted_while_workers_may_give_back() -> None:
-    driver = crowd()
-    for name in "ab":
-        driver.stream(name, name)
-    driver.now += TURN_S
+    driver = streaming()
     beat(driver, "b", cache_gib=1)
     short(driver)
     assert states(driver, "ab") == [State.READY] * 2
@@ -396,10 +375,7 @@ def test_the_lowest_class_goes_first() -> None:
 
 
 def test_one_serving_model_always_stays() -> None:
-    driver = crowd()
-    for name in "ab":
-        driver.stream(name, name)
-    driver.now += TURN_S
+    driver = streaming()
     for _ in range(3):
         sample(driver, -9, a=4, b=4)
         assert states(driver, "ab") == [State.DRAINING, State.READY]
@@ -409,8 +385,7 @@ def test_one_serving_model_always_stays() -> None:
 
 
 def test_pinned_and_unresumable_models_stay() -> None:
-    models = [sized("a", 4 * GIB, pinned=True), sized("b", 4 * GIB), sized("c", 4 * GIB)]
-    driver = ready(models, budget_gib=12)
+    driver = crowd("abc", pinned="a")
     driver.stream("a", "r1")
     driver.stream("b", "r2", resume=False)
     driver.stream("c", "r3")
@@ -419,23 +394,14 @@ def test_pinned_and_unresumable_models_stay() -> None:
     assert states(driver) == [State.READY, State.READY, State.DRAINING]
 
 
-def test_with_swap_off_no_model_is_swapped_out() -> None:
-    driver = crowd(swap=False)
-    for name in "ab":
-        driver.stream(name, name)
-    driver.now += TURN_S
-    short(driver)
+@pytest.mark.parametrize("why", ["swap is off", "a process has grown"])
+def test_no_model_is_swapped_out_in_vain(why: str) -> None:
+    """One that has grown would be back at once, and grow again."""
+    is_off = why == "swap is off"
+    driver = streaming(swap=not is_off)
+    short(driver) if is_off else sample(driver, 9, a=5, b=4)
+    assert memory(driver)["over_bytes"] > 0
     assert states(driver, "ab") == [State.READY] * 2
-
-
-def test_no_swap_for_a_grown_process() -> None:
-    driver = crowd()
-    for name in "ab":
-        driver.stream(name, name)
-    driver.now += TURN_S
-    sample(driver, 9, a=5, b=4)
-    assert memory(driver)["over_bytes"] == GIB
-    assert states(driver, "ab") == [State.READY] * 2, "it would be back at once, and grow again"
 
 
 def test_swap_is_called_off_when_memory_is_back() -> None:
@@ -461,10 +427,7 @@ def test_swap_is_called_off_when_memory_is_back() -> None:
 
 @pytest.mark.parametrize("budget_gib", [8, 6])
 def test_reload_calls_a_swap_off_only_with_room(budget_gib: int) -> None:
-    driver = crowd()
-    for name in "ab":
-        driver.stream(name, name)
-    driver.now += TURN_S
+    driver = streaming()
     reload(driver, "ab", budget_gib=6)
     assert driver.state("a") is State.DRAINING
     reload(driver, "ab", budget_gib=budget_gib)
@@ -539,41 +502,31 @@ def test_paused_answers_that_have_begun_keep_a_model_loaded(is_accepted: bool) -
     assert (driver.state("a") is State.READY) is is_accepted
 
 
-def test_another_model_goes_when_memory_is_short() -> None:
-    driver = crowd()
-    for name in "ab":
-        driver.stream(name, name)
-    driver.folders.changes["a"] = CHANGE
-    driver.now += TURN_S
+@pytest.mark.parametrize("names", ["a", "ab"])
+def test_another_model_goes_when_memory_is_short(names: str) -> None:
+    driver = streaming()
+    driver.folders.changes = dict.fromkeys(names, CHANGE)
     short(driver)
-    assert states(driver, "ab") == [State.READY, State.DRAINING]
-    both = crowd()
-    for name in "ab":
-        both.stream(name, name)
-        both.folders.changes[name] = CHANGE
-    both.now += TURN_S
-    short(both)
-    assert states(both, "ab") == [State.READY] * 2
+    other = State.DRAINING if names == "a" else State.READY
+    assert states(driver, "ab") == [State.READY, other]
 
 
-def test_swap_waits_for_a_slow_look() -> None:
-    driver = rivals()
-    driver.folders.is_slow = True
-    driver.stream("a", "r1")
-    driver.ask("r2", "b")
-    driver.pass_time(TURN_S + 60.0)
-    sample(driver, 9)
-    assert (driver.folders.looks, driver.state("a")) == (["a"], State.READY)
-    driver.folders.answer(driver.core, "a", driver.now)
-    assert driver.why("a") == "swap"
-
-
-def test_look_counts_for_some_seconds() -> None:
+def looking() -> SwapDriver:
+    """A swap of `a` for `b` waits for a look at its files, which is slow."""
     driver = rivals()
     driver.folders.is_slow = True
     driver.stream("a", "r1")
     driver.ask("r2", "b")
     driver.pass_time(TURN_S + 0.1)
+    assert (driver.folders.looks, driver.state("a")) == (["a"], State.READY)
+    return driver
+
+
+def test_swap_waits_for_a_slow_look_that_counts_for_some_seconds() -> None:
+    driver = looking()
+    driver.pass_time(60.0)
+    sample(driver, 9)
+    assert (driver.folders.looks, driver.state("a")) == (["a"], State.READY)
     driver.cancel("r2")
     driver.folders.answer(driver.core, "a", driver.now)
     driver.ask("r3", "b")
@@ -598,11 +551,7 @@ def test_files_that_keep_a_model_are_looked_at_again_while_its_answers_are_open(
 
 
 def test_an_answer_about_an_earlier_process_says_nothing_of_this_one() -> None:
-    driver = rivals()
-    driver.folders.is_slow = True
-    driver.stream("a", "r1")
-    driver.ask("r2", "b")
-    driver.pass_time(TURN_S + 0.1)
+    driver = looking()
     old = driver.generation("a")
     driver.exit("a", code=70)
     driver.turn("a")
@@ -612,11 +561,7 @@ def test_an_answer_about_an_earlier_process_says_nothing_of_this_one() -> None:
 
 
 def test_an_answer_that_meets_a_drain_is_kept_for_its_return() -> None:
-    driver = rivals()
-    driver.folders.is_slow = True
-    driver.stream("a", "r1")
-    driver.ask("r2", "b")
-    driver.pass_time(TURN_S + 0.1)
+    driver = looking()
     driver.unload("a")
     driver.folders.changes["a"] = CHANGE
     driver.folders.answer(driver.core, "a", driver.now)
