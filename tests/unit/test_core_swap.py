@@ -108,19 +108,10 @@ def test_turn_lasts_three_times_its_cost() -> None:
     driver.token(keys[0], model="a")
     assert driver.stays("a", 30.0), "the other row has no token yet"
     driver.token(keys[1], model="a")
+    driver.serve("r4", model="a")
     assert driver.stays("a", 119.9), "it was loading for a second and reading for 39"
     driver.pass_time(0.2)
-    assert driver.why("a") == "swap"
-
-
-def test_rows_that_come_later_do_not_make_a_turn_longer() -> None:
-    driver = rivals()
-    driver.stream("a", "r1")
-    driver.ask("r2", "b")
-    driver.pass_time(15.0)
-    driver.serve("r3", model="a")
-    driver.pass_time(5.1)
-    assert driver.why("a") == "swap"
+    assert driver.why("a") == "swap", "a row that comes later makes it no longer"
 
 
 def test_a_turn_that_has_delivered_no_token_is_not_ended() -> None:
@@ -141,43 +132,35 @@ def test_model_with_a_higher_class_is_not_swapped_out(waits: Priority) -> None:
     driver = rivals()
     key = driver.stream("a", "r1", priority=waits.above)
     driver.ask("r2", "b", priority=waits)
-    assert driver.stays("a"), "however long the other one has waited"
+    assert driver.stays("a", 100.0), "however long the other one has waited"
     driver.stream("a", "r3", priority=waits)
     finish(driver, "a", key)
     assert driver.why("a") == "swap"
 
 
-def test_unresumable_answer_blocks_a_swap() -> None:
-    driver = rivals()
-    key = driver.stream("a", "r1", resume=False)
+@pytest.mark.parametrize("why", ["unresumable", "at its client's limit"])
+def test_an_answer_that_blocks_a_swap_blocks_it_until_its_end(why: str) -> None:
+    is_limit = why == "at its client's limit"
+    driver = rivals(clients={"*": ClientSettings(max_running=1)} if is_limit else {})
+    key = driver.stream("a", "r1", resume=is_limit)
     driver.ask("r2", "b")
-    driver.stream("a", "r3")
-    assert driver.stays("a")
+    driver.stream("a", "r3", connection=BOB)
+    assert driver.stays("a", 100.0)
     finish(driver, "a", key)
     assert driver.why("a") == "swap"
 
 
-def test_a_deterministic_model_is_not_interrupted() -> None:
-    entry = sized("d", 4 * GIB)
-    object.__setattr__(entry.launch, "deterministic", True)
-    driver = rivals("b", entry)
-    driver.unload("b")
-    driver.exit("b", code=0)
-    driver.bring_up("d")
-    driver.stream("d", "r1")
-    driver.ask("r2", "b")
-    assert driver.stays("d")
-
-
-def test_a_pinned_model_stays() -> None:
-    models = [sized("p", 2 * GIB, pinned=True), sized("a", 2 * GIB), sized("b", 2 * GIB)]
-    driver = SwapDriver(models, limited(4 * GIB))
-    driver.bring_up("p", "a")
-    driver.stream("p", "r1")
-    driver.stream("a", "r2")
+def test_pinned_and_deterministic_models_are_not_interrupted() -> None:
+    exact = sized("d", 2 * GIB)
+    exact = replace(exact, launch=replace(exact.launch, deterministic=True))
+    models = [sized("p", 2 * GIB, pinned=True), exact, sized("a", 2 * GIB), sized("b", 2 * GIB)]
+    driver = SwapDriver(models, limited(6 * GIB))
+    driver.bring_up("p", "d", "a")
+    for name in "pda":
+        driver.stream(name, f"r-{name}")
     driver.ask("r3", "b")
     driver.passes_until("a")
-    assert driver.state("p") is State.READY
+    assert states(driver, "pd") == [State.READY] * 2
 
 
 def test_idle_models_go_first() -> None:
@@ -191,15 +174,9 @@ def test_idle_models_go_first() -> None:
     assert (driver.row("b")["wanted"], driver.why("b")) == ("down", "evict")
 
 
-def three_want_in(**changes: object) -> SwapDriver:
-    """`a` runs a stream; `b` and then `c` have waited for nearly 20 seconds."""
-    driver = rivals("abc", **changes)
-    driver.stream("a", "r1")
-    return driver
-
-
 def test_the_higher_class_is_next() -> None:
-    driver = three_want_in()
+    driver = rivals("abc")
+    driver.stream("a", "r1")
     driver.ask("r2", "b")
     driver.ask("r3", "c", priority=Priority.INTERACTIVE)
     driver.swap("a")
@@ -231,22 +208,12 @@ def test_three_models_of_one_client_take_turns() -> None:
     driver.ask("r-b", "b")
     driver.ask("r-c", "c")
     served = ["a"]
-    for _ in range(9):
+    for _ in range(5):
         driver.swap(served[-1])
         [next_one] = driver.spawns()
         assert driver.turn(next_one), "each turn delivers tokens"
         served.append(next_one)
-    assert "".join(served) == "abcabcabca"
-
-
-def test_a_client_at_its_own_limit_swaps_nothing_out() -> None:
-    driver = rivals(clients={"*": ClientSettings(max_running=1)})
-    key = driver.stream("a", "r1")
-    driver.ask("r2", "b")
-    assert driver.stays("a"), "it would run nothing"
-    driver.stream("a", "r3", connection=BOB)
-    finish(driver, "a", key)
-    assert driver.why("a") == "swap"
+    assert "".join(served) == "abcabc"
 
 
 def test_swap_without_waiters_is_called_off() -> None:
@@ -381,33 +348,34 @@ def test_a_load_of_a_model_that_makes_room_is_done_if_the_swap_is_called_off() -
     assert [one.value["model"]["state"] for one in driver.sent(Reply)] == ["READY"]
 
 
-def test_an_unload_while_rows_leave_brings_begun_answers_to_their_end() -> None:
+@pytest.mark.parametrize("command", ["unload", "stop"])
+@pytest.mark.parametrize("ends", [True, False])
+def test_an_end_while_rows_leave_brings_begun_answers_to_their_end(
+    command: str, ends: bool
+) -> None:
     driver, key = swapping()
     driver.ask("r3", "a")
-    driver.unload("a")
-    assert ended(driver, "r3") == ("unloaded", None)
+    driver.unload("a") if command == "unload" else driver.stop()
+    code = "unloaded" if command == "unload" else "shutting_down"
+    assert ended(driver, "r3") == (code, None)
     driver.row_left(key, "a")
     assert [one.key for one in driver.resumed()] == [key]
+    if not ends:
+        driver.pass_time(5.1)
+        assert ended(driver) == (code, 1)
+        return
     finish(driver, "a", key)
     [done] = driver.terminals[ALICE, "r1"]
     assert isinstance(done, Done)
     driver.exit("a", code=0)
-    assert states(driver, "ab") == [State.STOPPED, State.LOADING]
+    then = State.LOADING if command == "unload" else State.STOPPED
+    assert states(driver, "ab") == [State.STOPPED, then]
 
 
 def test_a_shutdown_ends_the_queue_of_a_swapped_out_model() -> None:
     driver = swapped_out()
     driver.stop()
     assert ended(driver) == ("shutting_down", 1)
-
-
-def test_a_shutdown_while_rows_leave_brings_begun_answers_to_their_end() -> None:
-    driver, key = swapping()
-    driver.stop()
-    driver.row_left(key, "a")
-    assert [one.key for one in driver.resumed()] == [key]
-    driver.pass_time(5.1)
-    assert ended(driver)[0] == "shutting_down"
 
 
 @pytest.mark.parametrize("is_immediate", [True, False])
@@ -424,20 +392,20 @@ def test_a_restart_while_rows_leave_brings_it_back_at_once(is_immediate: bool) -
     assert driver.passes_until("a") < 40, "the other one still waits"
 
 
-def test_a_changed_entry_while_rows_leave_restarts_it() -> None:
-    driver, key = swapping()
-    reload(driver, OTHER_A, B)
-    driver.row_left(key, "a")
-    driver.exit("a", code=0)
+@pytest.mark.parametrize("has_left", [False, True])
+def test_a_changed_entry_is_loaded_in_its_turn(has_left: bool) -> None:
+    if has_left:
+        driver = swapped_out()
+        reload(driver, OTHER_A, B)
+        assert driver.state("a") is State.PENDING
+        driver.swap("b")
+    else:
+        driver, key = swapping()
+        reload(driver, OTHER_A, B)
+        driver.row_left(key, "a")
+        driver.exit("a", code=0)
     assert driver.spawns() == ["a"]
-
-
-def test_swapped_out_model_loads_its_changed_entry() -> None:
-    driver = swapped_out()
-    reload(driver, OTHER_A, B)
-    assert driver.state("a") is State.PENDING
-    driver.swap("b")
-    assert driver.spawns() == ["a"]
+    assert driver.model("a").life.launch.path == "/other"
 
 
 def test_a_model_that_is_pinned_meanwhile_stays() -> None:
