@@ -29,14 +29,7 @@ def real(name: str, needed_bytes: int = 4, **changes: Any) -> ModelSettings:
 
 
 class SpareDriver(MemoryDriver):
-    """Plays spare workers of two bytes each.
-
-    Args:
-        models: the entries.
-        spare_workers: how many the configuration asks for.
-        budget_bytes: for all.
-        changes: of the settings.
-    """
+    """Plays spare workers of two bytes each; `spare_workers` of them are asked for."""
 
     def __init__(
         self, models: list[ModelSettings], spare_workers: int, budget_bytes: int, **changes: Any
@@ -49,15 +42,15 @@ class SpareDriver(MemoryDriver):
 
     def started(self) -> list[int]:
         """The numbers of the spares that the latest event has started."""
-        return [action.number for action in self.actions if isinstance(action, StartSpare)]
+        return [action.number for action in self.of(StartSpare)]
 
     def told_to_end(self) -> list[int]:
         """The numbers of those that it has ended."""
-        return [action.number for action in self.actions if isinstance(action, EndSpare)]
+        return [action.number for action in self.of(EndSpare)]
 
     def spawned_with(self) -> list[tuple[ModelName, int | None]]:
         """The models that it has spawned, and with which spare."""
-        return [(a.model, a.spare) for a in self.actions if isinstance(a, Spawn)]
+        return [(spawn.model, spawn.spare) for spawn in self.of(Spawn)]
 
     def spare_ready(self, number: int) -> None:
         """One has imported everything."""
@@ -134,14 +127,14 @@ def test_zero_unloads_with_the_end_of_the_answer_and_not_before() -> None:
     assert driver.state() is not State.READY
 
 
-def test_the_next_request_that_says_nothing_brings_the_configured_time_back() -> None:
-    for before in (0.0, -1.0):
-        driver = up()
-        [key] = driver.serve("one", keep_alive=before)
-        driver.accept(key)
-        assert stays_s(answered(driver, None)) is None, "the first one runs"
-        driver.token(key, finish=FinishReason.STOP)
-        assert stays_s(driver) == CONFIGURED_S
+@pytest.mark.parametrize("before", [0.0, -1.0])
+def test_the_next_request_that_says_nothing_brings_the_configured_time_back(before: float) -> None:
+    driver = up()
+    [key] = driver.serve("one", keep_alive=before)
+    driver.accept(key)
+    assert stays_s(answered(driver, None)) is None, "the first one runs"
+    driver.token(key, finish=FinishReason.STOP)
+    assert stays_s(driver) == CONFIGURED_S
 
 
 def test_a_load_takes_keep_alive_and_refuses_zero() -> None:
@@ -149,7 +142,9 @@ def test_a_load_takes_keep_alive_and_refuses_zero() -> None:
     name = ModelName("m")
     driver.pass_time(CONFIGURED_S - 1.0)
     driver.say(Load(id=RequestId("a"), model=name, keep_alive=5.0))
-    assert stays_s(driver) == 5.0, "from now on"
+    assert stays_s(driver, 3.0) is None
+    driver.say(Load(id=RequestId("b"), model=name, dry_run=True))
+    assert stays_s(driver) == 2.0, "a dry run keeps nothing"
     driver.say(Load(id=RequestId("c"), model=name, keep_alive=7.0, context_length=-1))
     assert driver.errors() == {"c": "invalid_request"}
     assert driver.model().keep_alive_s == 5.0, "what is refused changes nothing"
@@ -164,13 +159,6 @@ def test_after_a_load_that_says_nothing_it_stays_as_configured_from_then_on(idle
     driver.say(Load(id=RequestId("a"), model=ModelName("m")))
     assert driver.state() is State.READY, "it was kept, and somebody wants it"
     assert stays_s(driver) == CONFIGURED_S
-
-
-def test_a_dry_run_of_a_load_keeps_nothing() -> None:
-    driver = up()
-    driver.pass_time(CONFIGURED_S - 1.0)
-    driver.say(Load(id=RequestId("a"), model=ModelName("m"), dry_run=True))
-    assert stays_s(driver) == 1.0
 
 
 def test_keep_alive_outlives_a_crash_and_not_an_unload() -> None:
@@ -234,16 +222,11 @@ def test_a_reload_starts_more_or_ends_those_of_least_use() -> None:
     assert driver.started() == [3]
     driver.reload(spare_workers=1)
     assert driver.told_to_end() == [3, 2], "the one that is not ready, then the newest"
-
-
-def test_a_stop_ends_all_and_starts_none() -> None:
-    driver = SpareDriver([real("a")], 2, 20)
-    driver.spare_ready(1)
     driver.signal()
-    assert sorted(driver.told_to_end()) == [1, 2]
-    driver.spare_gone(1)
-    driver.spare_gone(2)
-    assert driver.started() == []
+    assert driver.told_to_end() == [1]
+    for number in (1, 2, 3):
+        driver.spare_gone(number)
+        assert driver.started() == []
 
 
 def test_a_load_takes_over_one_that_waits_and_the_next_is_started_after_it() -> None:
@@ -256,19 +239,15 @@ def test_a_load_takes_over_one_that_waits_and_the_next_is_started_after_it() -> 
     assert driver.started() == [2]
 
 
-def test_starting_spare_is_not_adopted() -> None:
-    driver = SpareDriver([real("a")], 1, 20)
-    driver.load("a")
-    assert driver.spawned_with() == [("a", None)]
-    assert driver.spares() == {"-": "starting"}
-
-
-def test_a_model_of_another_engine_takes_over_none() -> None:
+@pytest.mark.parametrize("why", ["it is starting", "of another engine"])
+def test_a_spare_that_is_not_taken_over(why: str) -> None:
     driver = SpareDriver([real("a"), sized("b", 4)], 1, 20)
-    driver.spare_ready(1)
-    driver.load("b")
-    assert driver.spawned_with() == [("b", None)]
-    assert driver.spares() == {"501": "waiting"}
+    if why == "of another engine":
+        driver.spare_ready(1)
+    name = "a" if why == "it is starting" else "b"
+    driver.load(name)
+    assert driver.spawned_with() == [(name, None)]
+    assert driver.spares() == ({"-": "starting"} if name == "a" else {"501": "waiting"})
 
 
 def test_death_of_an_adopted_spare_delays_no_spare() -> None:
@@ -311,7 +290,6 @@ def test_ended_spare_delays_no_other() -> None:
     driver = SpareDriver([real("a")], 1, 20)
     driver.spare_ready(1)
     driver.reload(spare_workers=0)
-    assert driver.told_to_end() == [1]
     driver.spare_gone(1)
     driver.reload(spare_workers=1)
     assert driver.started() == [2], "without delay"
@@ -355,8 +333,7 @@ def test_only_as_many_go_as_are_in_the_way() -> None:
     driver.load("b")
     assert driver.told_to_end() == [3]
     driver.spare_gone(3)
-    assert driver.spawned_with() == [("b", None)]
-    assert driver.reserved() == 10
+    assert (driver.spawned_with(), driver.reserved()) == ([("b", None)], 10)
 
 
 def test_all_spares_go_before_a_model_that_must_go() -> None:

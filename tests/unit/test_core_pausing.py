@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -133,24 +134,19 @@ def test_a_cancel_that_crosses_the_pause_ends_it_and_drops_its_state() -> None:
     assert driver.dispatched() == [2]
 
 
-def test_a_resume_before_the_worker_confirms_lets_it_come_back_at_once() -> None:
+@pytest.mark.parametrize("is_paused_again", [False, True])
+def test_a_resume_before_the_worker_confirms_counts_once_it_does(is_paused_again: bool) -> None:
     driver = streaming()
     driver.pause()
     driver.resume()
     assert value(driver)["stage"] == "queued"
+    if is_paused_again:
+        driver.pause()
+        assert driver.told(PauseRow) == [], "the worker was told already"
     driver.row_left(1)
-    assert driver.dispatched() == [1]
+    assert driver.dispatched() == ([] if is_paused_again else [1])
+    assert driver.row()["paused"] == (["r1"] if is_paused_again else [])
     assert notices(driver, "paused") == [told(2)]
-
-
-def test_a_pause_after_that_resume_still_waits_for_the_same_row() -> None:
-    driver = streaming()
-    driver.pause()
-    driver.resume()
-    driver.pause()
-    assert driver.told(PauseRow) == [], "the worker was told already"
-    driver.row_left(1)
-    assert (driver.dispatched(), driver.row()["paused"]) == ([], ["r1"])
 
 
 def test_a_crash_before_the_worker_confirms_interrupts_and_leaves_it_paused() -> None:
@@ -212,36 +208,23 @@ def test_other_limits_run_on(limit: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["cancel", "leave"])
-def test_cancel_of_a_paused_request_drops_its_state(how: str) -> None:
-    driver = paused()
-    getattr(driver, how)()
-    assert driver.told(DropKept) == [DropKept(key=KEY)]
-    assert len(driver.core.ledger) == 0
-    assert (len(driver.sent(Done)), driver.row()["paused"]) == (int(how == "cancel"), [])
-
-
-def test_a_state_that_was_not_kept_is_not_dropped() -> None:
+@pytest.mark.parametrize("state", ["kept", "dropped", "taken up", "gone with its process"])
+def test_cancel_of_a_paused_request_drops_the_state_that_is_kept(state: str, how: str) -> None:
     driver = streaming()
     driver.pause()
-    driver.pausing[KEY] = False  # the row had no state worth keeping
+    if state == "dropped":
+        driver.pausing[KEY] = False  # the row had no state worth keeping
     driver.row_left(1)
-    driver.cancel()
-    assert driver.told(DropKept) == []
-
-
-def test_a_state_that_was_taken_up_again_is_not_dropped() -> None:
-    driver = paused()
-    driver.resume()
-    driver.cancel()
-    assert (driver.told(DropKept), driver.told(CancelRow)) == ([], [CancelRow(key=KEY)])
-
-
-def test_a_state_goes_with_its_process() -> None:
-    driver = paused()
-    driver.exit()
-    driver.come_up()
-    driver.cancel()
-    assert driver.told(DropKept) == []
+    if state == "taken up":
+        driver.resume()
+    elif state == "gone with its process":
+        driver.exit()
+        driver.come_up()
+    getattr(driver, how)()
+    assert driver.told(DropKept) == ([DropKept(key=KEY)] if state == "kept" else [])
+    assert driver.told(CancelRow) == ([CancelRow(key=KEY)] if state == "taken up" else [])
+    assert len(driver.core.ledger) == 0
+    assert (len(driver.sent(Done)), driver.row()["paused"]) == (int(how == "cancel"), [])
 
 
 @pytest.mark.parametrize("how", ["unload", "stop", "signal"])
@@ -292,8 +275,6 @@ def test_a_model_with_paused_requests_is_not_idle() -> None:
     driver.load()
     driver.come_up()
     driver.ask()
-    driver.accept(1)
-    driver.token(1)
     driver.pause()
     driver.row_left(1)
     driver.pass_time(100.0)
@@ -354,29 +335,26 @@ def test_resume_of_an_unpaused_request_is_refused() -> None:
     assert refusal(driver) == expected
 
 
-def test_a_request_that_wants_no_continuation_may_not_be_paused() -> None:
-    driver = in_state(State.READY)
-    driver.ask("r2", resume=False)
-    driver.pause("r2")
-    assert refusal(driver) == "request 'r2' may not be paused: it was sent with `resume` false"
-
-
-def test_requests_of_a_deterministic_model_may_not_be_paused() -> None:
-    driver = in_state(State.READY, launch=replace(LAUNCH, deterministic=True))
-    driver.pause()
-    assert refusal(driver) == "request 'r1' may not be paused: m is `deterministic`"
-
-
-def test_no_request_of_a_model_that_goes_down_may_be_paused() -> None:
-    driver = in_state(State.DRAINING)
-    driver.pause()
-    assert refusal(driver) == "request 'r1' may not be paused: m is being unloaded (user)"
-    driver = in_state(State.READY)
+def is_removed(driver: Driver) -> None:
     driver.do(Reloaded(now=driver.now, settings=CoreSettings(), models=(entry("other"),)))
-    driver.pause()
-    assert refusal(driver) == (
-        "request 'r1' may not be paused: no model is called 'm'; configured: other"
-    )
+
+
+UNPAUSABLE: dict[str, Callable[[Driver], object]] = {
+    "it was sent with `resume` false": lambda driver: driver.ask("r2", resume=False),
+    "m is `deterministic`": lambda driver: driver.ask("r2"),
+    "m is being unloaded (user)": lambda driver: (driver.ask("r2"), driver.unload()),
+    "no model is called 'm'; configured: other": lambda driver: (
+        driver.ask("r2"), is_removed(driver),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("why", UNPAUSABLE)
+def test_requests_that_may_not_be_paused(why: str) -> None:
+    driver = in_state(State.READY, launch=replace(LAUNCH, deterministic="determ" in why))
+    UNPAUSABLE[why](driver)
+    driver.pause("r2")
+    assert refusal(driver) == f"request 'r2' may not be paused: {why}"
 
 
 def test_a_request_of_a_model_that_restarts_may_be_paused_and_waits_beyond_the_restart() -> None:
@@ -393,38 +371,23 @@ def test_a_request_of_a_model_that_restarts_may_be_paused_and_waits_beyond_the_r
 # Places and bytes
 
 
-def limit_of(driver: Driver, id: str) -> str:
-    """The setting for which a request was refused."""
-    limit: str = driver.failure_of(id).error["detail"]["limit"]
-    return limit
-
-
 def waiting(driver: Driver) -> int:
     """How many wait, as the status says."""
     count: int = driver.core.status(driver.now)["queue"]["waiting"]
     return count
 
 
-def test_a_request_that_has_not_begun_gives_its_place_to_another_one() -> None:
+def test_a_paused_request_gives_its_place_to_another_and_may_always_return() -> None:
     driver = Driver(settings=CoreSettings(max_queue=1, max_queue_per_client=1))
     driver.ask()
     driver.pause()
     assert waiting(driver) == 0
     driver.ask("r2")
     assert waiting(driver) == 1
-    driver.ask("r3")
-    assert limit_of(driver, "r3") == "max_queue"
-
-
-def test_a_resume_is_not_refused_because_the_queue_is_full() -> None:
-    driver = Driver(settings=CoreSettings(max_queue=1, max_queue_per_client=1))
-    driver.ask()
-    driver.pause()
-    driver.ask("r2")
     driver.resume()
     assert waiting(driver) == driver.row()["queued"] == 2
     driver.ask("r3")
-    assert limit_of(driver, "r3") == "max_queue"
+    assert driver.failure_of("r3").error["detail"]["limit"] == "max_queue"
 
 
 def test_an_answer_that_has_begun_takes_no_place_either_paused_or_resumed() -> None:
@@ -449,7 +412,7 @@ def test_pausing_is_no_way_to_have_any_number_of_requests_open() -> None:
         driver.ask(id, body=b"")
         driver.pause(id)
     driver.ask("r3", body=b"1")
-    assert limit_of(driver, "r3") == "max_queue_bytes"
+    assert driver.failure_of("r3").error["detail"]["limit"] == "max_queue_bytes"
     driver.resume()
     assert driver.core.ledger.held_bytes == PAUSED_BYTES
     driver.cancel("r2")
