@@ -40,11 +40,11 @@ def lacking(name: str = "m", repository: Repository = TINY, **changes: Any) -> M
 
 
 def starts(driver: Driver) -> list[tuple[int, Repository]]:
-    return [(a.number, a.repository) for a in driver.actions if isinstance(a, StartDownload)]
+    return [(start.number, start.repository) for start in driver.of(StartDownload)]
 
 
 def ends(driver: Driver) -> list[int]:
-    return [action.number for action in driver.actions if isinstance(action, EndDownload)]
+    return [end.number for end in driver.of(EndDownload)]
 
 
 def say(driver: Driver, report: DownloadReport, number: int = 1) -> None:
@@ -72,7 +72,7 @@ def test_a_load_waits_for_the_download_and_spawns_with_its_folder() -> None:
         "total_bytes": 1000,
     }
     say(driver, done())
-    (spawn,) = [action for action in driver.actions if isinstance(action, Spawn)]
+    [spawn] = driver.of(Spawn)
     assert spawn.launch == replace(LAUNCH, path=FOLDER)
     assert driver.state() is State.LOADING
     driver.come_up()
@@ -104,25 +104,15 @@ def test_an_unload_ends_the_download_unless_another_model_waits_for_it() -> None
     assert driver.state("n") is State.STOPPED
     driver.load("n")
     assert starts(driver) == [(2, TINY)]
-
-
-def test_reports_of_an_ended_download_are_dropped() -> None:
-    driver = Driver([lacking()])
-    driver.load()
-    driver.unload()
-    driver.load()
     say(driver, done("/stale"), number=1)
-    assert driver.state() is State.PENDING
+    assert driver.state("n") is State.PENDING
     say(driver, done(), number=2)
-    (spawn,) = [action for action in driver.actions if isinstance(action, Spawn)]
+    [spawn] = driver.of(Spawn)
     assert spawn.launch.path == FOLDER
-
-
-def test_a_shutdown_ends_the_download() -> None:
     driver = Driver([lacking()])
     driver.load()
     driver.signal()
-    assert ends(driver) == [1]
+    assert ends(driver) == [1], "a shutdown ends it as well"
 
 
 def test_gated_repository_fails_the_model_and_its_waiters() -> None:
@@ -234,63 +224,38 @@ def test_model_that_lost_its_files_reserves_no_memory() -> None:
     assert driver.state("b") is State.LOADING
 
 
-def test_a_download_after_which_files_are_still_missing_is_not_made_again() -> None:
-    driver = Driver([lost()])
+@pytest.mark.parametrize("is_repository", [True, False])
+def test_files_that_are_missing_are_downloaded_once_and_only_of_a_repository(
+    is_repository: bool,
+) -> None:
+    driver = Driver([lost() if is_repository else entry()])
     load = driver.load()
     driver.spawned()
     driver.exit(code=ExitCode.MODEL_MISSING)
-    say(driver, done())
-    driver.spawned()
-    driver.exit(code=ExitCode.MODEL_MISSING)
-    assert driver.state() is State.FAILED
-    assert starts(driver) == []
+    if is_repository:
+        say(driver, done())
+        driver.spawned()
+        driver.exit(code=ExitCode.MODEL_MISSING)
+    assert (driver.state(), starts(driver)) == (State.FAILED, [])
     assert not driver.failure_of(load).error["retryable"]
-
-
-def test_a_folder_that_is_missing_is_not_downloaded() -> None:
-    driver = Driver([entry()])
-    driver.load()
-    driver.spawned()
-    driver.exit(code=ExitCode.MODEL_MISSING)
-    assert driver.state() is State.FAILED
-    assert starts(driver) == []
-
-
-def test_wait_for_the_network_is_told_as_download() -> None:
-    driver = Driver([lacking()])
-    driver.ask(notices=True)
-    away = DownloadFailed(problem=DownloadProblem.NETWORK, message="the hub answers with HTTP 500")
-    say(driver, away)
-    assert driver.state() is State.BACKOFF
-    [notice] = [one for one in driver.sent(Notice) if one.kind is NoticeKind.QUEUED]
-    assert notice.detail["reason"] == "download"
 
 
 # Outages of the hub
 
 AWAY = DownloadFailed(problem=DownloadProblem.NETWORK, message="the hub does not answer")
-BROKEN = DownloadFailed(problem=DownloadProblem.INTERNAL, message="it ended with SIGKILL")
 CAUSE = "waits for the network: the hub does not answer"
 
 
 class Hub:
-    """A model whose downloads all end as the test says.
+    """A model that a request waits for; its downloads all end as the test says."""
 
-    Attributes:
-        driver: the core.
-        started: how many downloads it has had started.
-    """
+    def __init__(self, **asked: Any) -> None:
+        self.driver = Driver([lacking()])
+        self.driver.ask(notices=True, **asked)
+        self.started = len(starts(self.driver))
 
-    def __init__(self) -> None:
-        self.driver = Driver([entry(download=TINY)])
-        self.started = 0
-
-    def heed(self) -> None:
-        self.started += sum(isinstance(one, StartDownload) for one in self.driver.actions)
-
-    def say(self, report: DownloadFailed | DownloadDone) -> None:
-        driver = self.driver
-        driver.do(DownloadSaid(now=driver.now, number=self.started, report=report))
+    def say(self, report: DownloadReport) -> None:
+        say(self.driver, report, self.started)
 
     def fail(self, report: DownloadFailed = AWAY) -> float:
         """The download that runs fails; returns after how long the next one starts."""
@@ -299,26 +264,26 @@ class Hub:
         assert self.driver.state() is State.BACKOFF
         while self.started == before:
             self.driver.pass_time(0.05)
-            self.heed()
+            self.started += len(starts(self.driver))
         return self.driver.now - since
 
 
 @pytest.fixture
 def hub() -> Hub:
-    hub = Hub()
-    hub.driver.ask()
-    hub.heed()
-    assert hub.started == 1
-    return hub
+    return Hub()
 
 
 def test_a_network_that_is_away_is_waited_for_with_growing_bounded_pauses(hub: Hub) -> None:
-    pauses = [hub.fail() for _ in range(30)]
+    hub.say(AWAY)
+    told = [one for one in hub.driver.sent(Notice) if one.kind is NoticeKind.QUEUED]
+    assert [one.detail["reason"] for one in told] == ["download"]
+    hub = Hub()
+    pauses = [hub.fail() for _ in range(12)]
     assert 0.5 <= pauses[0] <= 1.1
     assert all(2.0 <= pause <= RESTART.backoff_max_s + 0.1 for pause in pauses[3:])
     assert hub.driver.state() is State.PENDING
     assert hub.driver.row()["queued"] == 1
-    hub.say(DownloadDone(folder="/f", total_bytes=1, fetched_bytes=1))
+    hub.say(done())
     hub.driver.come_up()
     assert hub.driver.row()["running"] == ["r1"]
     assert hub.driver.row()["restarts"] == 0
@@ -328,8 +293,8 @@ def test_the_pauses_of_an_outage_do_not_count_as_crashes(hub: Hub) -> None:
     for _ in range(RESTART.max_restarts + 1):
         hub.fail()
     for _ in range(RESTART.max_restarts):
-        hub.fail(BROKEN)
-    hub.say(BROKEN)
+        hub.fail(CUT)
+    hub.say(CUT)
     assert hub.driver.state() is State.FAILED
     cause = hub.driver.row()["cause"]
     assert cause.startswith("its download crashed 4 times within 100 s, the last time: not ")
@@ -339,9 +304,7 @@ def test_the_pauses_of_an_outage_do_not_count_as_crashes(hub: Hub) -> None:
     ("limit_s", "state"), [(0.4, State.BACKOFF), (1.5, State.PENDING)], ids=["waits", "tries"]
 )
 def test_queue_timeout_names_the_outage(limit_s: float, state: State) -> None:
-    hub = Hub()
-    hub.driver.ask(queue_timeout_s=limit_s)
-    hub.heed()
+    hub = Hub(queue_timeout_s=limit_s)
     hub.say(AWAY)
     hub.driver.pass_time(limit_s)
     assert hub.driver.state() is state
@@ -354,7 +317,7 @@ def test_a_hub_that_asks_for_patience_is_asked_for_ever(hub: Hub) -> None:
     busy = DownloadFailed(
         problem=DownloadProblem.RATE_LIMITED, message="too many requests", retry_after_s=7.0
     )
-    for _ in range(20):
+    for _ in range(6):
         assert hub.fail(busy) == pytest.approx(7.0, abs=0.1)
     assert hub.driver.row()["cause"] == "waits for the hub: too many requests"
 
