@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from mlxsup.protocol.client_messages import Failed, Reply
 from mlxsup.protocol.errors import ErrorCode
-from mlxsup.protocol.ids import ModelName, RequestId, RequestKey
+from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.states import FinishReason, LoadPhase, State
-from mlxsup.protocol.worker_messages import CancelRow, Dispatch, Exit, RowDelta, Step
+from mlxsup.protocol.worker_messages import Exit
 from mlxsup.supervisor.core.actions import (
     Abandon,
     Announce,
@@ -33,6 +33,7 @@ from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
 
 from support.core.driver import LAUNCH, Driver, entry
 from support.core.looks import BOB
+from support.core.scripts import play
 from support.core.states import in_state
 
 OTHER = replace(LAUNCH, path="/other")
@@ -114,17 +115,6 @@ def test_worker_messages_while_stopping_are_ignored(say: Callable[[Driver], obje
     assert (driver.state(), driver.actions) == (State.STOPPING, [])
 
 
-def test_frames_and_exits_of_an_earlier_generation_are_dropped_F9() -> None:
-    driver = in_state(State.READY)
-    driver.exit()
-    driver.come_up()
-    driver.ask("r2")
-    late = Step(step=9, rows=[RowDelta(key=RequestKey(2), text="late", tokens=b"\0\0\0\0")])
-    assert driver.worker(late, generation=1) == []
-    assert driver.exit(generation=1) == []
-    assert driver.state() is State.READY
-
-
 def test_an_absent_pair_raises_in_tests() -> None:
     driver = in_state(State.STOPPED)
     with pytest.raises(ImpossibleTransitionError):
@@ -151,61 +141,153 @@ def test_in_production_an_absent_pair_ends_that_life_alone(is_ending: bool) -> N
     assert driver.state("other") is State.READY
 
 
-# Loads
+# Rules of one model
+
+RULES: dict[str, tuple[str, str]] = {
+    "a frame of an earlier process is dropped F9": (
+        "READY", "exit; up; ask r2; exit generation=1 -> READY & told=[] & spawns=[]",
+    ),
+    "loads and requests join one load B8": (
+        "STOPPED",
+        "load; load; ask r1; ask r2 -> generation=1 & spawns=[]; up -> replies=[c1, c2];"
+        " -> dispatched=[1, 2] & generation=1",
+    ),
+    "a caller that has gone is not answered": ("STOPPED", "load; leave; up -> replies=[]"),
+    "a load takes an unload back": (
+        "READY",
+        "now 7; unload -> DRAINING; now 2; load -> READY & wanted=up & why=user & replies=[c3];"
+        " -> errors={c2: superseded} & loaded_for_s=9.0; token 1 -> READY",
+    ),
+    "a load while stopping comes up again": (
+        "STOPPING", "load; exit code=0 -> LOADING & restarts=0",
+    ),
+    "progress renews the limit of a load": (
+        "LOADING",
+        "wait 19; progress 0.5; wait 19 -> LOADING; progress 0.5; wait 1.5 -> STOPPING;"
+        " -> signals=[DUMP, KILL]; exit -> LOADING",
+    ),
+    "the drain limit ends what runs, and no unload lengthens it": (
+        "DRAINING",
+        "wait 3; unload; wait 1.9 -> DRAINING;"
+        " wait 0.1 -> STOPPING & errors={r1: unloaded} & told=[Exit]; exit code=0 -> errors={}",
+    ),
+    "a process is asked, terminated, killed E5": (
+        "STOPPING", "wait 2.1 -> signals=[TERM]; wait 2.1 -> signals=[KILL];"
+        " wait 9.5 -> signals=[] & STOPPING",
+    ),
+    "an unload ends a load": (
+        "LOADING",
+        "ask; unload -> signals=[TERM] & errors={c1: superseded, r1: unloaded};"
+        " exit signal=SIGTERM -> STOPPED",
+    ),
+    "a process is terminated once its pid is known": (
+        "STOPPED", "load; unload -> signals=[] & STOPPING; spawned -> signals=[TERM]",
+    ),
+    "a process without a pid is waited for beyond all limits": (
+        "STOPPED", "load; unload; wait 100 -> STOPPING; spawned pid=9 -> signals=[KILL]",
+    ),
+    "an unload ends who waits for a restart": (
+        "READY",
+        "restart; ask waits -> errors={}; unload -> errors={waits: unloaded, c2: superseded}",
+    ),
+    "an unload ends who waits for a restart at once": (
+        "READY",
+        "restart now=True; ask waits; unload -> errors={waits: unloaded, c2: superseded};"
+        " exit code=0 -> errors={r1: unloaded} & STOPPED",
+    ),
+    "an unload ends a back-off": (
+        "BACKOFF", "ask; unload -> errors={r1: unloaded} & STOPPED; wait 60 -> STOPPED",
+    ),
+    "a cancelled row holds its place until it has left D11": (
+        "READY", "ask r2; ask r3; cancel r1 -> told=[CancelRow] & dispatched=[];"
+        " row_left 1 -> dispatched=[3]",
+    ),
+    "restarts and loads join F14": (
+        "READY",
+        "restart; restart; restart; load; ask waits -> DRAINING & errors={} & replies=[];"
+        " token 1 finish=stop -> told=[Exit]; exit code=0 -> spawns=[m] & restarts=0;"
+        " up -> replies=[c2, c3, c4, c5] & dispatched=[2] & generation=2 & why=user",
+    ),
+    "the drain limit of a restart ends no request": (
+        "READY",
+        "restart; wait 5 -> STOPPING & told=[Exit] & errors={}; exit code=0 -> LOADING;"
+        " -> restarts=0; up -> dispatched=[1]",
+    ),
+    "a restart joins the load of another, even with now": (
+        "FAILED", "restart; spawned -> generation=5; restart now=True -> LOADING & generation=5",
+    ),
+    "a restart with now ends another load and keeps its waiters": (
+        "LOADING",
+        "ask; restart now=True -> signals=[TERM] & errors={}; exit signal=SIGTERM;"
+        " up -> replies=[c1, c2] & dispatched=[1]",
+    ),
+    "a restart with now is a crash for what runs": (
+        "READY",
+        "restart now=True; token 1 -> deltas=1; exit code=0 -> LOADING & errors={};"
+        " up -> dispatched=[1]",
+    ),
+    "a restart with now supersedes an unload": (
+        "READY", "unload; restart now=True -> errors={c2: superseded}; exit code=0 -> LOADING;"
+        " unload -> errors={c3: superseded, r1: unloaded}",
+    ),
+    "an unload supersedes a restart": (
+        "READY", "restart; unload -> errors={c2: superseded}; token 1 finish=stop;"
+        " exit code=0 -> STOPPED",
+    ),
+    "a restart with now clears the window of a restart that drains": (
+        "READY",
+        "exit; up; restart -> DRAINING; restart now=True -> STOPPING; exit code=0; up;"
+        " exit -> LOADING; up; exit -> BACKOFF",
+    ),
+    "a restart with now clears the window of an unload that drains": (
+        "READY",
+        "exit; up; unload -> DRAINING; restart now=True -> STOPPING; exit code=0; up;"
+        " exit -> LOADING; up; exit -> BACKOFF",
+    ),
+    "nothing starts again after a shutdown": (
+        "BACKOFF", "signal -> finished=True; load -> errors={c2: shutting_down};"
+        " wait 1000 -> STOPPED & finished=False",
+    ),
+    "a stop with now asks gracefully first E5": (
+        "READY", "stop now=True -> errors={r1: shutting_down} & told=[Exit] & signals=[]",
+    ),
+    "a stop with now terminates a load E5": ("LOADING", "stop now=True -> signals=[TERM]"),
+    "an immediate signal asks gracefully first E5": (
+        "READY",
+        "signal is_immediate=True -> errors={r1: shutting_down} & told=[Exit] & signals=[]",
+    ),
+    "a stop takes no negative limit": (
+        "STOPPED", "stop timeout_s=-0.1 -> errors={c1: invalid_request} & finished=False",
+    ),
+}  # fmt: skip
+"""In which state each begins, and its script; request `r1` runs in READY and DRAINING."""
 
 
-def test_loads_join_and_all_callers_are_answered_at_ready_B8() -> None:
-    driver = Driver()
-    commands = [driver.load(), driver.load()]
-    spawns = driver.generation()
-    for number in range(3):
-        driver.ask(f"r{number}")
-    driver.come_up()
-    assert driver.replies() == commands
-    assert driver.generation() == spawns == 1, "requests join it, too"
+@pytest.mark.parametrize("rule", RULES)
+def test_rule_of_one_model(rule: str) -> None:
+    state, script = RULES[rule]
+    play(in_state(State(state)), script)
 
 
-def test_a_caller_that_has_gone_is_not_answered() -> None:
-    driver = Driver()
-    driver.load()
-    driver.leave()
-    driver.come_up()
-    assert driver.replies() == []
+@pytest.mark.parametrize(
+    "use", ["", "wait 20; ask used; accept 1; wait 20; token 1 finish=stop;"], ids=["idle", "used"]
+)
+def test_an_idle_model_is_unloaded_and_a_request_takes_that_back(use: str) -> None:
+    driver = play(Driver([entry(idle_unload_s=30.0)]), f"load; up; {use} wait 29 -> READY")
+    play(driver, "wait 1.1 -> STOPPING & why=idle; ask r2 -> errors={}; exit code=0; up -> READY")
+    assert len(driver.dispatched()) == 1
 
 
-def test_load_takes_a_draining_unload_back_to_ready_and_supersedes_it() -> None:
-    driver = in_state(State.READY)
-    driver.now += 7.0
-    unload = driver.unload()
-    driver.now += 2.0
-    load = driver.load()
-    assert why(driver) == ("READY", "up", "user")
-    assert driver.errors() == {unload: ErrorCode.SUPERSEDED}
-    assert driver.replies() == [load]
-    assert driver.row()["loaded_for_s"] == 9.0
-    driver.token(1)
-    assert driver.state() is State.READY, "what ran keeps running"
-
-
-def test_load_while_stopping_comes_up_again() -> None:
-    driver = in_state(State.STOPPING)
-    driver.load()
-    driver.exit(code=0)
-    assert (driver.state(), driver.row()["restarts"]) == (State.LOADING, 0), "not a crash"
+# Several models
 
 
 def test_only_one_model_loads_at_a_time_from_spawn_to_ready_or_exit() -> None:
-    driver = Driver([entry("a"), entry("b"), entry("c")])
-    for name in "abc":
-        driver.load(name)
-    assert [driver.state(n) for n in "abc"] == [State.LOADING, State.PENDING, State.PENDING]
-    driver.spawned("a")
-    driver.unload("a")
-    assert driver.state("b") is State.PENDING, "the turn lasts until the exit is seen"
-    driver.exit("a")
-    assert driver.spawns() == ["b"]
-    driver.come_up("b", 78)
-    assert driver.spawns() == ["c"]
+    driver = play(
+        Driver([entry("a"), entry("b"), entry("c")]),
+        "load a; load b; load c -> a=LOADING & b=PENDING & c=PENDING; spawned a;"
+        " unload a -> b=PENDING; exit a -> spawns=[b]; up b 78 -> spawns=[c]",
+    )
+    play(driver, "unload c; load b -> b=READY")
 
 
 def test_preload_follows_the_order_of_the_file() -> None:
@@ -241,20 +323,7 @@ def test_longest_wait_loads_first_and_crashed_models_wait_only_for_their_like() 
     assert driver.spawns() == ["b"]
 
 
-def test_a_load_without_progress_stalls_and_is_a_crash_at_the_exit() -> None:
-    driver = in_state(State.LOADING)
-    driver.pass_time(19.0)
-    driver.progress(0.5)
-    driver.pass_time(19.0)
-    assert driver.state() is State.LOADING, "progress renews the limit"
-    driver.progress(0.5)
-    driver.pass_time(1.5)
-    assert driver.state() is State.STOPPING
-    assert driver.signals() == [WorkerSignal.DUMP, WorkerSignal.KILL], "its stacks, then its end"
-    driver.exit()
-    assert driver.row()["last_exit"]["reason"] == "stall"
-    assert driver.state() is State.LOADING, "the first crash is answered at once"
-
+# Phases of a load
 
 LOAD_PHASES = st.sampled_from(LoadPhase)
 SECONDS = st.integers(0, 1000)
@@ -278,213 +347,6 @@ def test_load_phases_add_up(steps: list[tuple[int, LoadPhase]], rest: int, later
     assert shown == {phase: spent[phase] for phase in order}
     assert list(shown) == order
     assert ended.seconds(now + later) == ended.ended(now + later).seconds(0) == shown
-
-
-# Unloads
-
-
-def test_drain_limit_of_an_unload_ends_what_runs_and_no_unload_lengthens_it() -> None:
-    driver = in_state(State.DRAINING)
-    driver.pass_time(3.0)
-    driver.unload()
-    driver.pass_time(1.9)
-    assert driver.state() is State.DRAINING
-    driver.pass_time(0.1)
-    assert driver.errors() == {"r1": ErrorCode.UNLOADED}, "five seconds after the first"
-    assert (driver.state(), driver.told(Exit)) == (State.STOPPING, [Exit()])
-    driver.exit(code=0)
-    assert driver.errors() == {}
-
-
-def test_stopping_escalates_from_asking_to_term_to_kill_E5() -> None:
-    driver = in_state(State.STOPPING)
-    for signal in (WorkerSignal.TERM, WorkerSignal.KILL):
-        driver.pass_time(2.1)
-        assert driver.signals() == [signal]
-    driver.pass_time(KILL_LIMIT_S - 0.5)
-    assert driver.signals() == []
-    assert driver.state() is State.STOPPING, "stopping lasts until the exit is seen"
-
-
-def test_unload_during_a_load_ends_it_and_answers_who_waited() -> None:
-    driver = in_state(State.LOADING)
-    driver.ask()
-    driver.unload()
-    assert driver.signals() == [WorkerSignal.TERM]
-    assert driver.errors() == {"c1": ErrorCode.SUPERSEDED, "r1": ErrorCode.UNLOADED}
-    driver.exit(signal="SIGTERM")
-    assert driver.state() is State.STOPPED
-
-
-@pytest.mark.parametrize(
-    ("waits_s", "signal"), [(0.0, WorkerSignal.TERM), (100.0, WorkerSignal.KILL)]
-)
-def test_a_process_that_is_to_end_is_signalled_once_its_pid_is_known(
-    waits_s: float, signal: WorkerSignal
-) -> None:
-    driver = Driver()
-    driver.load()
-    driver.unload()
-    assert driver.signals() == []
-    driver.pass_time(waits_s)
-    assert driver.state() is State.STOPPING, "beyond all limits"
-    driver.spawned()
-    assert driver.signals() == [signal]
-
-
-@pytest.mark.parametrize("how", ["unload", "now unload", "now removal", "backoff unload"])
-def test_waiters_end_when_the_process_will_not_come_back(how: str) -> None:
-    driver = in_state(State.BACKOFF if "backoff" in how else State.READY)
-    if "backoff" not in how:
-        driver.restart(now="now" in how)
-    driver.ask("waits")
-    assert driver.errors() == {}
-    reload(driver) if "removal" in how else driver.unload()
-    code = ErrorCode.UNKNOWN_MODEL if "removal" in how else ErrorCode.UNLOADED
-    assert driver.errors()["waits"] == code
-    if "now" in how:
-        driver.exit(code=0)
-        assert driver.failure_of().error["code"] == code, "its row had been cut off"
-    if "backoff" in how:
-        driver.pass_time(60.0)
-        assert driver.state() is State.STOPPED
-
-
-@pytest.mark.parametrize("is_used", [False, True])
-def test_an_idle_model_is_unloaded_and_a_request_takes_that_back(is_used: bool) -> None:
-    driver = Driver([entry(idle_unload_s=30.0)])
-    driver.load()
-    driver.come_up()
-    if is_used:
-        driver.pass_time(20.0)
-        driver.ask()
-        driver.accept(1)
-        driver.pass_time(20.0)
-        driver.token(1, finish=FinishReason.STOP)
-    driver.pass_time(29.0)
-    assert driver.state() is State.READY
-    driver.pass_time(1.1)
-    assert (driver.state(), driver.row()["why"]) == (State.STOPPING, "idle")
-    driver.ask("r2")
-    assert driver.errors() == {}
-    driver.exit(code=0)
-    driver.come_up()
-    assert len(driver.dispatched()) == 1
-
-
-def test_a_cancelled_row_holds_its_place_until_it_has_left_D11() -> None:
-    driver = in_state(State.READY)
-    driver.ask("r2", connection=BOB)
-    driver.ask("r3")
-    driver.cancel("r1")
-    assert driver.told(CancelRow) == [CancelRow(key=RequestKey(1))]
-    assert driver.dispatched() == []
-    driver.row_left(1)
-    assert driver.dispatched() == [3]
-
-
-# Restarts
-
-
-def test_restarts_drain_join_and_come_up_once_F14() -> None:
-    driver = in_state(State.READY)
-    commands = [driver.restart() for _ in range(4)]
-    commands.append(driver.load())
-    driver.ask("waits")
-    assert (driver.dispatched(), driver.errors(), driver.replies()) == ([], {}, [])
-    assert why(driver) == ("DRAINING", "up", "restart"), "the load does not take it back"
-    driver.token(1, finish=FinishReason.STOP)
-    assert driver.told(Exit) == [Exit()]
-    driver.exit(code=0)
-    assert driver.spawns() == ["m"]
-    driver.come_up()
-    assert driver.replies() == commands
-    assert driver.dispatched() == [2], "queued requests survive"
-    assert (driver.generation(), driver.row()["restarts"]) == (2, 0)
-    assert why(driver) == ("READY", "up", "user"), "the restart is fulfilled"
-
-
-def test_drain_limit_of_a_restart_ends_no_request() -> None:
-    driver = in_state(State.READY)
-    driver.restart()
-    driver.pass_time(5.0)
-    assert (driver.state(), driver.told(Exit), driver.errors()) == (State.STOPPING, [Exit()], {})
-    driver.exit(code=0)
-    assert (driver.state(), driver.row()["restarts"]) == (State.LOADING, 0)
-    driver.come_up()
-    assert driver.dispatched() == [1]
-
-
-def test_restart_joins_a_load_that_a_restart_caused_even_with_now() -> None:
-    driver = in_state(State.FAILED)
-    driver.restart()
-    driver.spawned()
-    generation = driver.generation()
-    driver.restart(now=True)
-    assert (driver.state(), driver.generation()) == (State.LOADING, generation)
-
-
-def test_restart_now_ends_another_load_and_keeps_its_waiters() -> None:
-    driver = in_state(State.LOADING)
-    driver.ask()
-    restart = driver.restart(now=True)
-    assert (driver.signals(), driver.errors()) == ([WorkerSignal.TERM], {})
-    driver.exit(signal="SIGTERM")
-    driver.come_up()
-    assert driver.replies() == ["c1", restart]
-    assert driver.dispatched() == [1]
-
-
-def test_what_runs_at_restart_now_is_treated_as_after_a_crash() -> None:
-    driver = in_state(State.READY)
-    driver.token(1)
-    driver.restart(now=True)
-    driver.token(1)
-    assert len(driver.actions) == 1, "tokens still reach open requests"
-    driver.exit(code=0)
-    assert (driver.errors(), driver.state()) == ({}, State.LOADING)
-    driver.come_up()
-    [dispatch] = driver.told(Dispatch)
-    assert dispatch.resume is not None
-    assert len(dispatch.resume.delivered) == 8, "both tokens"
-
-
-@pytest.mark.parametrize("drains", [Driver.restart, Driver.unload])
-def test_restart_now_of_a_model_that_drains_clears_the_window(
-    drains: Callable[[Driver], RequestId],
-) -> None:
-    driver = in_state(State.READY)
-    driver.exit()
-    driver.come_up()
-    drains(driver)
-    assert driver.state() is State.DRAINING
-    driver.restart(now=True)
-    assert driver.state() is State.STOPPING
-    driver.exit(code=0)
-    driver.come_up()
-    driver.exit()
-    assert driver.state() is State.LOADING, "the first restart after a crash is immediate"
-    driver.come_up()
-    driver.exit()
-    assert driver.state() is State.BACKOFF, "the next one is a crash as others"
-
-
-def test_restart_and_unload_supersede_each_other() -> None:
-    driver = in_state(State.READY)
-    unload = driver.unload()
-    restart = driver.restart(now=True)
-    assert driver.errors() == {unload: ErrorCode.SUPERSEDED}
-    driver.exit(code=0)
-    assert driver.state() is State.LOADING
-    driver.unload()
-    assert driver.errors()[restart] == ErrorCode.SUPERSEDED
-    driver = in_state(State.READY)
-    restart = driver.restart()
-    driver.unload()
-    assert driver.errors() == {restart: ErrorCode.SUPERSEDED}
-    driver.token(1, finish=FinishReason.STOP)
-    driver.exit(code=0)
-    assert driver.state() is State.STOPPED
 
 
 # Entries that a reload changes or removes
@@ -540,38 +402,15 @@ def test_a_model_that_is_removed_is_forgotten_once_nothing_of_it_lives(state: St
 
 
 def test_shutdown_drains_what_is_ready_stops_what_loads_and_answers_queues_E4() -> None:
-    driver = Driver([entry("a"), entry("b"), entry("c")])
-    driver.load("a")
-    driver.come_up("a")
-    driver.ask("runs", "a")
-    driver.accept(1, "a")
-    load_b = driver.load("b")
-    driver.spawned("b", 2)
-    load_c = driver.load("c")
-    driver.ask("waits", "b")
-    driver.signal()
-    assert [driver.state(n) for n in "abc"] == [State.DRAINING, State.STOPPING, State.STOPPED]
-    assert driver.errors() == dict.fromkeys(("waits", load_b, load_c), ErrorCode.SHUTTING_DOWN)
-    driver.ask("new", "a")
-    assert driver.errors() == {"new": ErrorCode.SHUTTING_DOWN}
-    driver.exit("b", signal="SIGTERM")
-    driver.token(1, model="a", finish=FinishReason.STOP)
-    assert driver.of(Finish) == []
-    driver.exit("a", code=0)
-    assert driver.of(Finish) == [Finish()]
-    driver.signal(is_immediate=True)
-    driver.pass_time(1000.0)
-    assert driver.of(Finish) == [], "the end is said once"
-
-
-def test_nothing_starts_again_after_a_shutdown() -> None:
-    driver = in_state(State.BACKOFF)
-    driver.signal()
-    assert len(driver.of(Finish)) == 1
-    driver.load()
-    assert driver.errors() == {"c2": ErrorCode.SHUTTING_DOWN}
-    driver.pass_time(1000.0)
-    assert driver.state() is State.STOPPED
+    play(
+        Driver([entry("a"), entry("b"), entry("c")]),
+        "load a; up a; ask runs a; accept 1 a; load b; spawned b 2; load c; ask waits b;"
+        " signal -> a=DRAINING & b=STOPPING & c=STOPPED;"
+        " -> errors={waits: shutting_down, c2: shutting_down, c3: shutting_down};"
+        " ask new a -> errors={new: shutting_down}; exit b signal=SIGTERM;"
+        " token 1 model=a finish=stop -> finished=False; exit a code=0 -> finished=True;"
+        " signal is_immediate=True -> finished=False; wait 1000 -> finished=False",
+    )
 
 
 @pytest.mark.parametrize(("timeout_s", "drain_timeout_s"), [(None, 5.0), (0.0, 0.0), (9.5, 9.5)])
@@ -597,28 +436,6 @@ def test_stop_reply_has_pids_and_limits_and_keeps_them_E1(
         assert driver.state("a") is State.DRAINING
     driver.pass_time(0.1)
     assert driver.errors() == dict.fromkeys("ab", ErrorCode.SHUTTING_DOWN)
-
-
-def test_stop_refuses_a_negative_limit() -> None:
-    driver = Driver()
-    driver.stop(timeout_s=-0.1)
-    [failed] = driver.sent(Failed)
-    assert failed.error["message"] == "timeout_s takes seconds from 0"
-    assert driver.of(Finish) == []
-
-
-@pytest.mark.parametrize("is_signal", [True, False])
-def test_an_immediate_end_asks_gracefully_first_E5(is_signal: bool) -> None:
-    def end(driver: Driver) -> None:
-        driver.signal(is_immediate=True) if is_signal else driver.stop(now=True)
-
-    driver = in_state(State.READY)
-    end(driver)
-    assert driver.errors() == {"r1": ErrorCode.SHUTTING_DOWN}
-    assert (driver.told(Exit), driver.signals()) == ([Exit()], [])
-    driver = in_state(State.LOADING)
-    end(driver)
-    assert driver.signals() == [WorkerSignal.TERM]
 
 
 # Processes that SIGKILL does not end (P26)
@@ -727,13 +544,10 @@ def test_stop_with_a_stuck_process_keeps_its_limit(state: State) -> None:
 def test_a_removed_stuck_model_is_forgotten_at_its_exit(comes_back: bool) -> None:
     driver = stuck()
     reload(driver)
-    assert driver.row()["wanted"] == "gone"
-    driver.ask("late")
-    assert driver.errors() == {"late": ErrorCode.UNKNOWN_MODEL}
+    play(driver, "-> wanted=gone; ask late -> errors={late: unknown_model}")
     if comes_back:
         reload(driver, entry())
-        assert driver.spawns() == []
-        assert (driver.state(), driver.row()["wanted"]) == (State.FAILED, "up")
+        play(driver, "-> FAILED & wanted=up & spawns=[]")
     driver.exit()
     assert driver.spawns() == (["m"] if comes_back else [])
     assert len(driver.core.status(driver.now)["models"]) == comes_back

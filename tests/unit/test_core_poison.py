@@ -8,7 +8,6 @@ import pytest
 
 from mlxsup.protocol.client_messages import Failed
 from mlxsup.protocol.errors import ErrorCode
-from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import FinishReason, State, WorkerPhase
 from mlxsup.protocol.worker_messages import Heartbeat, PauseRow
 from mlxsup.supervisor.core.events import Reloaded
@@ -25,22 +24,28 @@ from mlxsup.supervisor.core.health.blame import (
 from mlxsup.supervisor.core.settings import ClientSettings, CoreSettings, RestartSettings
 
 from support.core.driver import LAUNCH, Driver, entry
+from support.core.scripts import play
 from support.core.suspects import HOUR_S, SETTINGS, crash, engine_of, finish, gain, prove
 
 
-def verdicts(driver: Driver) -> tuple[int, int]:
-    """How many requests are suspects, and how many are quarantined."""
-    return driver.row()["suspects"], driver.row()["quarantined"]
+def suspecting(driver: Driver, script: str) -> Driver:
+    """Plays a script in which engines die and suspects prove themselves."""
+    return play(driver, script, crash, finish, gain, prove, again, pauses)
 
 
-def sent_twice(driver: Driver, *ids: str) -> None:
-    """Requests with these bodies are there in two crashes, and are cancelled each time."""
-    for _ in range(2):
-        keys = driver.serve(*ids)
-        crash(driver)
-        for id, key in zip(ids, keys, strict=True):
-            driver.cancel(id)
-            driver.row_left(key)
+def again(driver: Driver, *ids: str) -> None:
+    """Requests with these bodies are there in a crash, and are cancelled then."""
+    keys = driver.serve(*ids)
+    crash(driver)
+    for id, key in zip(ids, keys, strict=True):
+        driver.cancel(id)
+        driver.row_left(key)
+
+
+def pauses(driver: Driver) -> list[int]:
+    """The rows that the latest event has asked to leave; their state is not kept."""
+    assert not any(told.keep for told in driver.told(PauseRow))
+    return [int(told.key) for told in driver.told(PauseRow)]
 
 
 # Quarantine (P10)
@@ -63,44 +68,33 @@ def test_poison_costs_three_crashes_and_no_other_request_P10(signal: str) -> Non
             running = crash(driver, signal)
         else:
             running = finish(driver, key)
-    assert (crashes, verdicts(driver)) == (3, (0, 1))
+    assert (crashes, driver.row()["suspects"], driver.row()["quarantined"]) == (3, 0, 1)
     failed = {id for (_, id), [end] in driver.terminals.items() if isinstance(end, Failed)}
     assert {id for id in failed if len(id) == 1} == {"e"}
     assert driver.failure_of("e").error["code"] == ErrorCode.QUARANTINED
 
 
-@pytest.mark.parametrize(("signal", "code"), [("SIGKILL", None), ("SIGTERM", None), ("", 72)])
-def test_deaths_without_evidence_accuse_no_request(signal: str, code: int | None) -> None:
-    driver = engine_of(4)
-    driver.serve(*"abcd")
-    for _ in range(5):
-        assert crash(driver, signal, code) == [1, 2, 3, 4]
-        driver.token(1, 2, 3, 4)
-        assert verdicts(driver) == (0, 0)
+@pytest.mark.parametrize("death", ["signal=SIGKILL", "signal=SIGTERM", "signal= code=72"])
+def test_deaths_without_evidence_accuse_no_request(death: str) -> None:
+    round_ = f"crash {death} -> returns=[1, 2] & suspects=0 & quarantined=0; token 1 2;"
+    suspecting(engine_of(4), f"serve a b; {3 * round_}")
 
 
 def test_deaths_asked_for_and_while_loading_accuse_no_request() -> None:
-    driver = engine_of(2)
-    driver.serve("a")
-    driver.restart(now=True)
-    driver.exit(signal="SIGSEGV")
-    driver.spawned()
-    driver.exit(signal="SIGSEGV")
-    assert driver.row()["suspects"] == 0
+    suspecting(
+        engine_of(2),
+        "serve a; restart now=True; exit signal=SIGSEGV; spawned; exit signal=SIGSEGV;"
+        " -> suspects=0",
+    )
 
 
 def test_cancelling_or_sending_again_does_not_clear_suspicion() -> None:
-    driver = engine_of(4)
-    for round_ in range(1, 3):
-        driver.ask(f"try{round_}", body=b"poison")
-        driver.cancel(f"try{round_}")
-        crash(driver)
-    driver.ask("try3", body=b"poison")
-    assert driver.row()["alone"] == "try3"
-    driver.cancel("try3")
-    crash(driver)
-    driver.ask("try4", body=b"poison")
-    assert driver.errors() == {"try4": ErrorCode.QUARANTINED}, "found while its row was leaving"
+    suspecting(
+        engine_of(4),
+        "ask try1 body=poison; cancel try1; crash; ask try2 body=poison; cancel try2; crash;"
+        " ask try3 body=poison -> alone=try3; cancel try3; crash;"
+        " ask try4 body=poison -> errors={try4: quarantined}",
+    )
 
 
 def test_quarantine_lasts_an_hour_and_ends_all_that_send_the_same() -> None:
@@ -127,16 +121,11 @@ def test_quarantine_lasts_an_hour_and_ends_all_that_send_the_same() -> None:
 
 
 def test_a_completion_clears_and_so_does_an_hour_and_a_cancel_does_not() -> None:
-    driver = engine_of(2)
-    driver.serve("a", "b")
-    crash(driver)
-    driver.token(1, finish=FinishReason.CANCELLED)
-    assert driver.row()["suspects"] == 2
-    finish(driver, 2)
-    assert driver.row()["suspects"] == 1
-    driver.now += HOUR_S
-    driver.serve("c")
-    assert driver.row()["suspects"] == 0
+    suspecting(
+        engine_of(2),
+        "serve a b; crash; token 1 finish=cancelled -> suspects=2; finish 2 -> suspects=1;"
+        f" now {HOUR_S}; serve c -> suspects=0",
+    )
 
 
 @pytest.mark.parametrize("how", ["the same entry", "another entry", "restart"])
@@ -216,20 +205,13 @@ def test_memory_of_suspects_and_quarantines_is_bounded(monkeypatch: pytest.Monke
 
 
 def test_out_of_memory_halves_the_rows() -> None:
-    driver = engine_of(4)
-    driver.serve(*"abcd")
-    assert crash(driver, code=75) == [1, 2]
-    assert (driver.row()["row_limit"], driver.row()["suspects"]) == (2, 0)
-    assert crash(driver, code=75) == [1]
-    assert crash(driver, code=75) == [1], "it tries once more"
-    driver.exit(code=75)
-    assert driver.errors() == {"a": ErrorCode.INSUFFICIENT_MEMORY}
-    driver.pass_time(10.0)
-    driver.come_up()
-    assert driver.dispatched() == [2]
-    driver.now += HOUR_S
-    finish(driver, 2)
-    assert driver.row()["row_limit"] == 4
+    suspecting(
+        engine_of(4),
+        "serve a b c d; crash code=75 -> returns=[1, 2] & row_limit=2 & suspects=0;"
+        " crash code=75 -> returns=[1]; crash code=75 -> returns=[1];"  # it tries once more
+        " exit code=75 -> errors={a: insufficient_memory}; wait 10; up -> dispatched=[2];"
+        f" now {HOUR_S}; finish 2 -> row_limit=4",
+    )
 
 
 @pytest.mark.parametrize(
@@ -332,54 +314,100 @@ def test_a_poison_that_is_sent_again_after_each_failure_costs_three_crashes_P10(
     assert all((b"alice", id) not in driver.terminals for id in "abcde")
 
 
-def in_turns_with_a_newcomer() -> Driver:
-    """Four suspects of two crashes, and a request that came while the model was loaded again."""
-    driver = engine_of(4)
-    driver.serve(*"abcd")
-    crash(driver)
-    driver.exit(signal="SIGSEGV")
-    driver.pass_time(0.2)
-    driver.ask("new", body=b"new")
-    driver.come_up()
-    assert driver.dispatched() == [5], "it came while the model loaded, and starts at READY"
-    driver.accept(5)
-    return driver
+IN_TURNS = (
+    "serve a b c d; crash; exit signal=SIGSEGV; wait 0.2; ask new; up -> dispatched=[5]; accept 5;"
+)
+"""Four suspects of two crashes; a request that came meanwhile starts at READY."""
+
+TURNS: dict[str, tuple[int, str]] = {
+    "a new request starts before the next turn and waits for the rest P25": (
+        4,
+        IN_TURNS + "ask newer -> dispatched=[]; gain 5; pauses -> returns=[5];"
+        " row_left 5 -> dispatched=[1] & alone=a; prove 1 -> returns=[6]; accept 6; gain 6;"
+        " row_left 6 -> dispatched=[2]; prove 2 -> returns=[3]; prove 3 -> returns=[4];"
+        " gain 4; gain 4 -> dispatched=[]; gain 4 -> dispatched=[1, 2, 3];"  # no turn is due
+        " finish 4 -> returns=[5]",
+    ),
+    "an unload ends only requests that have not begun": (
+        4,
+        IN_TURNS + "gain 5; row_left 5 -> dispatched=[1];"
+        " unload -> errors={b: unloaded, c: unloaded, d: unloaded};"
+        " finish 1 -> returns=[5]; finish 5 -> STOPPING",
+    ),
+    "a suspect that comes again has its turn between others": (
+        4,
+        "again suspect; again suspect; serve plain; accept 3; ask suspect -> dispatched=[];"
+        " token 3; pauses -> returns=[3]; row_left 3 -> dispatched=[4] & alone=suspect;"
+        " finish 4 -> returns=[3]",
+    ),
+    "a turn is had alone, so that no other strike is taken for it": (
+        4,
+        "serve a b; crash; crash -> returns=[1]; ask poison; prove 1 -> returns=[3];"
+        " crash -> returns=[2] & quarantined=0 & on_probation=1; prove 2 -> returns=[1, 3];"
+        " crash -> returns=[1]; prove 1 -> returns=[2]; prove 2 -> returns=[3];"
+        " exit signal=SIGSEGV -> errors={poison: quarantined}",
+    ),
+    "time proves nothing": (
+        2,
+        f"serve a b; crash; crash; token 1; now {HOUR_S / 2}; token 1 -> alone=a & dispatched=[]",
+    ),
+    "tokens that come at once prove nothing before their time": (
+        2, "serve a b; crash; crash;" + 30 * "token 1 -> told=[];"
+        + f"wait {2 * PROBATION_S}; token 1; pauses -> returns=[1]",
+    ),
+    "the time of a turn counts afresh in each life": (
+        2, "serve a b; crash; crash; token 1; wait 1; crash SIGKILL -> returns=[1];"
+        + PROBATION_TOKENS * "token 1 -> told=[];" + "now 0",
+    ),
+    "a late poison is found within three crashes of its own P10": (
+        2,
+        "serve late other; crash; crash -> returns=[1]; prove 1 -> returns=[2];"
+        " prove 2 -> returns=[1]; token 1 2; crash -> returns=[1] & quarantined=0;"  # in company
+        " prove 1 -> returns=[2]; prove 2 -> returns=[1]; crash -> alone=late; exit signal=SIGSEGV;"
+        " -> errors={late: quarantined}",
+    ),
+    "a row is asked to leave once, and its cancel is answered once": (
+        2,
+        "serve a b; crash; crash; gain 1; gain 1; gain 1; pauses -> returns=[1];"
+        " beat -> told=[]; ask new -> told=[]; token 1 -> told=[]; cancel new;"
+        " cancel a -> done={a: cancelled}; row_left 1 -> dispatched=[2] & queued=0",
+    ),
+    "a crash at the end of a turn accuses its rows and convicts none": (
+        2,
+        "serve a b; crash; crash; gain 1; gain 1; gain 1; pauses -> returns=[1];"
+        " crash -> returns=[1] & quarantined=0 & alone=a",
+    ),
+    "a turn that was cancelled lasts until its row has left": (
+        2,
+        "serve a b; crash; crash; cancel a -> dispatched=[]; ask new -> dispatched=[];"
+        " row_left 1 -> dispatched=[3]",
+    ),
+    "who waits after its turn and may not be resumed ends with its worker": (
+        2,
+        "again a b; again a b; ask a resume=False; ask b; accept 5; prove 5 -> returns=[6];"
+        " exit signal=SIGKILL -> errors={a: worker_crashed}",
+    ),
+    "who waits after its turn was started in time": (
+        2,
+        "again a b; again a b; ask a queue_timeout_s=5; ask b; accept 5; prove 5 -> returns=[6];"
+        " wait 6 -> queued=1; prove 6 -> returns=[5]",
+    ),
+}  # fmt: skip
+"""The rows of each engine, and its script: suspects take turns and prove themselves."""
 
 
-def test_a_new_request_starts_before_the_next_turn_and_waits_for_the_rest_P25() -> None:
-    driver = in_turns_with_a_newcomer()
-    driver.ask("newer", body=b"newer")
-    assert driver.dispatched() == [], "a turn is next"
-    gain(driver, 5)
-    assert driver.told(PauseRow) == [PauseRow(key=RequestKey(5), keep=False)]
-    driver.row_left(5)
-    assert driver.dispatched() == [1]
-    assert driver.row()["alone"] == "a"
-    assert prove(driver, 1) == [6], "it waited for one turn"
-    driver.accept(6)
-    gain(driver, 6)
-    driver.row_left(6)
-    assert driver.dispatched() == [2]
-    assert prove(driver, 2) == [3]
-    assert prove(driver, 3) == [4]
-    gain(driver, 4)
-    gain(driver, 4)
-    assert driver.dispatched() == []
-    gain(driver, 4)
-    assert driver.dispatched() == [1, 2, 3], "no further turn is due: the oldest first"
-    assert finish(driver, 4) == [5]
+@pytest.mark.parametrize("rule", TURNS)
+def test_turns_of_suspects(rule: str) -> None:
+    rows, script = TURNS[rule]
+    suspecting(engine_of(rows), script)
 
 
 def test_a_new_request_starts_before_the_next_turn_in_an_engine_of_one_row() -> None:
-    driver = engine_of(4)
-    driver.serve("a", "b", "c")
-    crash(driver)
-    crash(driver)
-    for number in range(6):
-        driver.ask(f"n{number}", body=f"n{number}".encode())
-    prove(driver, 1)
-    crash(driver, signal="", code=75)
-    assert driver.row()["row_limit"] == 1
+    driver = suspecting(
+        engine_of(4),
+        "serve a b c; crash; crash; ask n0; ask n1; ask n2; prove 1; crash signal= code=75;"
+        " -> row_limit=1",
+    )
     served = []
     for _ in range(4):
         [(key, request)] = driver.model().running.items()
@@ -390,50 +418,6 @@ def test_a_new_request_starts_before_the_next_turn_in_an_engine_of_one_row() -> 
                 driver.row_left(key)
                 break
     assert served == ["n0", "b", "n1", "c"]
-
-
-def test_unload_during_probation_ends_only_unbegun_requests() -> None:
-    driver = in_turns_with_a_newcomer()
-    gain(driver, 5)
-    driver.row_left(5)
-    assert driver.dispatched() == [1]
-    driver.unload()
-    assert driver.errors() == dict.fromkeys("bcd", ErrorCode.UNLOADED)
-    assert finish(driver, 1) == [5], "the worker lives, and the answer had begun"
-    finish(driver, 5)
-    assert driver.state() is State.STOPPING
-
-
-def test_a_suspect_that_comes_again_has_its_turn_between_others() -> None:
-    driver = engine_of(4)
-    sent_twice(driver, "suspect")
-    [plain] = driver.serve("plain")
-    driver.accept(plain)
-    driver.ask("suspect", body=b"suspect")
-    assert driver.dispatched() == []
-    driver.token(plain)
-    assert driver.told(PauseRow) == [PauseRow(key=plain, keep=False)]
-    driver.row_left(plain)
-    assert driver.row()["alone"] == "suspect"
-    [again] = driver.dispatched()
-    assert finish(driver, again) == [plain]
-
-
-def test_a_turn_is_had_alone_so_that_no_other_strike_is_taken_for_it() -> None:
-    driver = engine_of(4)
-    driver.serve("a", "b")
-    crash(driver)
-    assert crash(driver) == [1]
-    driver.ask("poison", body=b"poison")
-    assert prove(driver, 1) == [3]
-    assert crash(driver) == [2], "it struck for the first time, and it was alone"
-    assert (driver.row()["quarantined"], driver.row()["on_probation"]) == (0, 1)
-    assert prove(driver, 2) == [1, 3]
-    assert crash(driver) == [1]
-    assert prove(driver, 1) == [2]
-    assert prove(driver, 2) == [3]
-    driver.exit(signal="SIGSEGV")
-    assert driver.errors() == {"poison": ErrorCode.QUARANTINED}
 
 
 def test_a_turn_takes_tokens_near_the_place_of_its_crash_and_time() -> None:
@@ -457,41 +441,6 @@ def test_the_places_of_a_suspect_are_bounded() -> None:
     assert due == [100 * n for n in range(5, MAX_PLACES + 5)]
 
 
-def turn() -> Driver:
-    """Suspect `a` (key 1) has its turn; `b` (2) has the next one."""
-    driver = engine_of(2)
-    for key in driver.serve("a", "b"):
-        driver.accept(key)
-    crash(driver)
-    assert crash(driver) == [1]
-    return driver
-
-
-def test_neither_time_nor_tokens_prove_anything_alone() -> None:
-    driver = turn()
-    driver.token(1)
-    driver.now += HOUR_S / 2
-    driver.token(1)
-    assert (driver.row()["alone"], driver.dispatched()) == ("a", [])
-    driver = turn()
-    for _ in range(50):
-        driver.token(1)
-        assert driver.told(PauseRow) == []
-    driver.pass_time(2 * PROBATION_S)
-    driver.token(1)
-    assert driver.told(PauseRow) == [PauseRow(key=RequestKey(1), keep=False)]
-
-
-def test_the_time_of_a_turn_counts_afresh_in_each_life() -> None:
-    driver = turn()
-    driver.token(1)
-    driver.pass_time(1.0)
-    assert crash(driver, "SIGKILL") == [1]
-    for _ in range(PROBATION_TOKENS):
-        driver.token(1)
-        assert driver.told(PauseRow) == []
-
-
 def test_three_poisons_do_not_make_an_engine_broken_in_which_others_come_past_their_crash() -> None:
     driver = engine_of(8)
     poisons = {2, 4, 6}
@@ -504,134 +453,35 @@ def test_three_poisons_do_not_make_an_engine_broken_in_which_others_come_past_th
     assert (driver.row()["state"], driver.row()["quarantined"]) == ("READY", 3)
 
 
-def test_a_late_poison_among_the_suspects_is_found_within_three_crashes_of_its_own_P10() -> None:
-    driver = turn()
-    assert prove(driver, 1) == [2]
-    assert prove(driver, 2) == [1]
-    driver.token(1, 2)
-    assert crash(driver) == [1], "in company: none is convicted, and all take turns again"
-    assert driver.row()["quarantined"] == 0
-    assert prove(driver, 1) == [2]
-    assert prove(driver, 2) == [1]
-    crash(driver)
-    assert driver.row()["alone"] == "a"
-    crash(driver)
-    assert driver.failure_of("a").error["code"] == "quarantined"
-
-
-# The end of a turn
-
-
-def ending_turn() -> Driver:
-    """`a` has come past the crash, and its row has been asked to leave."""
-    driver = turn()
-    for _ in range(PROBATION_TOKENS):
-        gain(driver, 1)
-    assert driver.told(PauseRow) == [PauseRow(key=RequestKey(1), keep=False)]
-    return driver
-
-
-def test_a_row_is_asked_to_leave_once_and_a_cancel_is_answered_once() -> None:
-    driver = ending_turn()
-    for event in (driver.beat, lambda: driver.ask("new"), lambda: driver.token(1)):
-        event()
-        assert driver.told(PauseRow) == []
-    driver.cancel("new")
-    driver.cancel("a")
-    assert driver.result_of("a").finish_reason is FinishReason.CANCELLED
-    driver.row_left(1)
-    assert (driver.dispatched(), driver.row()["queued"]) == ([2], 0)
-
-
-def test_a_crash_at_the_end_of_a_turn_accuses_its_rows_and_convicts_none() -> None:
-    driver = ending_turn()
-    assert crash(driver) == [1]
-    assert driver.row()["quarantined"] == 0
-    assert driver.row()["alone"] == "a", "it has to come past this crash as well"
-
-
-def test_a_turn_that_was_cancelled_lasts_until_its_row_has_left() -> None:
-    driver = turn()
-    driver.cancel("a")
-    assert driver.dispatched() == [], "the engine may still die of it"
-    driver.ask("new", body=b"new")
-    assert driver.dispatched() == []
-    driver.row_left(1)
-    assert driver.dispatched() == [3]
-
-
-@pytest.mark.parametrize("limit", ["resume", "queue_timeout_s"])
-def test_a_suspect_that_waits_after_its_turn_had_begun(limit: str) -> None:
-    driver = engine_of(2)
-    sent_twice(driver, "a", "b")
-    driver.ask("a", body=b"a", resume=limit != "resume", queue_timeout_s=5.0)
-    driver.ask("b", body=b"b")
-    driver.accept(5)
-    assert prove(driver, 5) == [6], "it may be asked to leave, because a crash accuses it"
-    if limit == "resume":
-        driver.exit(signal="SIGKILL")
-        assert driver.errors() == {"a": ErrorCode.WORKER_CRASHED}
-    else:
-        driver.pass_time(6.0)
-        assert driver.row()["queued"] == 1, "it was started in time"
-        assert prove(driver, 6) == [5]
-
-
 # Turns and requests that may not resume
 
 
-def waits_for_a_row_that_may_not_be_resumed() -> Driver:
-    """Suspect `long` (key 3) comes near its crash while `stays` (4) and `plain` (5) run."""
-    driver = engine_of(4)
-    driver.serve("long", "other")
-    for _ in range(APPROACH_TOKENS + 1):
-        driver.token(1)
-    crash(driver)
-    driver.cancel("other")
-    driver.row_left(2)
-    crash(driver)
-    driver.cancel("long")
-    driver.row_left(1)
-    running = driver.serve("long")
-    running += driver.serve("stays", resume=False)
-    running += driver.serve("plain")
-    for key in running:
-        driver.accept(key)
-    driver.token(*running)
-    assert [told.key for told in driver.told(PauseRow)] == [3]
-    assert driver.row()["alone"] is None, "others run, too, until its row has left"
-    return driver
+NEAR = (
+    "serve long other;"
+    + (APPROACH_TOKENS + 1) * "token 1;"
+    + "crash; cancel other; row_left 2; crash;"
+    " cancel long; row_left 1; serve long; serve stays resume=False; serve plain;"
+    " accept 3; accept 4; accept 5; token 3 4 5 -> alone=None; pauses -> returns=[3];"
+)  # fmt: skip
+"""Suspect `long` (key 3) comes near its crash while `stays` (4) and `plain` (5) run."""
+
+UNRESUMABLE = {
+    "they delay only the turn and do not overlap": (
+        "row_left 3 -> dispatched=[] & queued=1; serve next resume=False -> returns=[];"
+        " serve new -> returns=[7]; token 4 5 7 -> told=[]; finish 4; pauses -> returns=[5, 7];"
+        " row_left 5; row_left 7 -> dispatched=[3]; finish 3 -> returns=[5, 6, 7]"
+    ),
+    "they start while no turn is near": (
+        "row_left 3; cancel long; serve long -> returns=[6] & on_probation=2;"
+        " serve next resume=False -> returns=[7]"
+    ),
+    "a crash in company convicts no suspect": "crash -> quarantined=0 & on_probation=4",
+}
 
 
-def test_unresumable_rows_delay_only_the_turn_and_do_not_overlap() -> None:
-    driver = waits_for_a_row_that_may_not_be_resumed()
-    driver.row_left(3)
-    assert (driver.dispatched(), driver.row()["queued"]) == ([], 1)
-    assert driver.serve("next", resume=False) == [], "a turn is due, and 6 would hold it up again"
-    assert driver.serve("new") == [7]
-    driver.token(4, 5, 7)
-    assert driver.told(PauseRow) == []
-    finish(driver, 4)
-    assert [told.key for told in driver.told(PauseRow)] == [5, 7]
-    for key in (5, 7):
-        driver.row_left(key)
-    assert driver.dispatched() == [3]
-    assert finish(driver, 3) == [5, 6, 7], "no turn is due any longer"
-
-
-def test_unresumable_request_starts_while_no_turn_is_near() -> None:
-    driver = waits_for_a_row_that_may_not_be_resumed()
-    driver.row_left(3)
-    driver.cancel("long")
-    assert driver.serve("long") == [6]
-    assert driver.row()["on_probation"] == 2
-    assert driver.serve("next", resume=False) == [7]
-
-
-def test_crash_in_company_convicts_no_suspect() -> None:
-    driver = waits_for_a_row_that_may_not_be_resumed()
-    crash(driver)
-    assert (driver.row()["quarantined"], driver.row()["on_probation"]) == (0, 4)
+@pytest.mark.parametrize("rule", UNRESUMABLE)
+def test_turns_beside_requests_that_may_not_resume(rule: str) -> None:
+    suspecting(engine_of(4), NEAR + UNRESUMABLE[rule])
 
 
 def test_a_limit_that_a_client_reaches_elsewhere_calls_its_suspects_turn_off() -> None:
