@@ -21,6 +21,7 @@ from mlxsup.supervisor.core.lifecycle.triggers import Died
 from mlxsup.supervisor.core.worker_events import last_words
 
 from support.core.driver import RESTART, Driver, entry
+from support.core.scripts import play
 from support.core.states import in_state
 
 # Restart policy (F2)
@@ -104,30 +105,36 @@ def test_commands_clear_the_restart_window_and_requests_do_not_F2(how: str) -> N
     assert driver.state() is State.LOADING, "the first crash again: at once"
 
 
-def test_a_model_that_dies_just_after_each_stable_time_ends_as_failed_P9() -> None:
-    """Being stable shortens the delay; the crashes still count, or it would restart for ever."""
-    driver = Driver()
-    driver.load()
-    starts = 0
-    while driver.state() is not State.FAILED and starts < 20:
-        driver.come_up()
-        starts += 1
-        driver.pass_time(RESTART.stable_s + 1.0)
-        driver.exit()
-        assert driver.row()["retry_in_s"] is None, "each is the first since a stable time"
-    assert starts == RESTART.max_restarts + 1
-    assert driver.row()["cause"].startswith("crashed 4 times within 100 s")
+SEVERAL = {
+    "being stable shortens the delay, and the crashes still count P9": (
+        "LOADING", 3 * "up; wait 11; exit -> LOADING & retry_in_s=None;"
+        + "up; wait 11; exit -> FAILED; wait 10000 -> FAILED",
+    ),
+    "a model that dies seldom is restarted for ever F2": (
+        "LOADING", 9 * "up; wait 35; exit -> LOADING;" + "wait 0",
+    ),
+    "a failed load answers its callers and keeps its queue F8": (
+        "LOADING", "ask; exit -> errors={c1: load_failed}; up -> dispatched=[1]",
+    ),
+    "a failed load for good answers all B6": (
+        "LOADING", "ask; exit code=66 -> errors={c1: load_failed, r1: load_failed} & FAILED;"
+        " -> generation=1",
+    ),
+    "a spawn error is a crash": (
+        "STOPPED", "load; ask; spawn_failed -> errors={c1: load_failed} & LOADING;"
+        " spawn_failed -> BACKOFF",
+    ),
+    "a process that does not say HELLO is killed without a dump": (
+        "STOPPED", "load; spawned; wait 19.9 -> signals=[]; wait 0.1 -> signals=[KILL]",
+    ),
+}  # fmt: skip
+"""In which state each begins, and its script."""
 
 
-def test_a_model_that_dies_seldom_is_restarted_for_ever_F2() -> None:
-    driver = Driver()
-    driver.load()
-    driver.come_up()
-    for _ in range(3 * RESTART.max_restarts):
-        driver.pass_time(RESTART.window_s / RESTART.max_restarts + 1.0)
-        driver.exit()
-        assert driver.state() is State.LOADING
-        driver.come_up()
+@pytest.mark.parametrize("rule", SEVERAL)
+def test_rule_of_crashes(rule: str) -> None:
+    state, script = SEVERAL[rule]
+    play(in_state(State(state)), script)
 
 
 @pytest.mark.parametrize("ready_s", [9.9, 10.0])
@@ -229,25 +236,8 @@ def test_last_exit_names_the_fault(name: str) -> None:
     assert (last["reason"], last["detail"]) == (reason, detail)
 
 
-def test_a_process_that_does_not_say_hello_is_killed_without_a_dump() -> None:
-    driver = Driver()
-    driver.load()
-    driver.spawned()
-    driver.pass_time(19.9)
-    assert driver.signals() == []
-    driver.pass_time(0.1)
-    assert driver.signals() == [WorkerSignal.KILL]
-
-
-def test_a_spawn_that_failed_is_a_crash_and_named() -> None:
-    driver = Driver()
-    load = driver.load()
-    driver.ask()
-    driver.spawn_failed()
-    assert driver.errors() == {load: ErrorCode.LOAD_FAILED}
-    assert driver.state() is State.LOADING
-    driver.spawn_failed()
-    assert driver.state() is State.BACKOFF
+def test_a_spawn_that_failed_is_named() -> None:
+    driver = play(Driver(), "load; spawn_failed; spawn_failed")
     last = driver.row()["last_exit"]
     assert (last["reason"], last["detail"]) == ("spawn_error", "could not be spawned: no memory")
     assert (last["code"], last["signal"], last["at"]) == (None, None, None)
@@ -264,23 +254,12 @@ def test_dying_message_counts_more_than_the_last_line() -> None:
     assert driver.row()["last_exit"]["detail"] == "x" * 200
 
 
-@pytest.mark.parametrize("code", [None, 66])
-def test_a_failed_load_answers_the_queue_only_if_it_is_not_tried_again_B6_F8(
-    code: int | None,
-) -> None:
+def test_a_load_that_is_tried_again_fails_as_retryable() -> None:
     driver = in_state(State.LOADING)
-    driver.ask()
-    driver.exit(code=code, last_lines=("one",))
+    driver.exit(last_lines=("one",))
     failed = driver.failure_of("c1")
-    cause = "SIGKILL: one" if code is None else "exit code 66, model missing: one"
-    assert failed.error["message"] == f"m could not be loaded: {cause}"
-    assert failed.error["retryable"] is (code is None)
-    if code is None:
-        driver.come_up()
-        assert driver.dispatched() == [1]
-    else:
-        assert driver.failure_of().error["code"] == ErrorCode.LOAD_FAILED
-        assert (driver.state(), driver.generation()) == (State.FAILED, 1)
+    assert failed.error["message"] == "m could not be loaded: SIGKILL: one"
+    assert failed.error["retryable"] is True
 
 
 def test_failed_model_names_its_crashes_and_the_last_cause_and_answers_its_queue_P9() -> None:

@@ -26,7 +26,8 @@ from support.core.memory import (
     states,
 )
 from support.core.rows import FIXED, ONE_ROW, RowsDriver, bytes_for
-from support.core.swaps import SwapDriver, rivals
+from support.core.scripts import play
+from support.core.swaps import rivals
 
 UP, GOES, WAITS, DOWN = State.READY, State.STOPPING, State.PENDING, State.STOPPED
 
@@ -70,16 +71,34 @@ def test_a_request_evicts_the_least_recently_used_once_it_was_idle_for_its_load_
     assert driver.spawns() == ["b"]
 
 
-def test_a_model_that_was_just_used_stays_for_its_residency() -> None:
-    driver = pair_and_more()  # b became READY a moment ago, a a second ago
-    driver.pass_time(0.5)
-    driver.use("a", "r1")
-    driver.ask("r2", "c")
-    assert states(driver) == [UP, UP, WAITS]
-    driver.pass_time(0.4)
-    assert driver.state("b") is UP, "a load takes a second"
-    driver.pass_time(0.2)
-    assert states(driver) == [UP, GOES, WAITS]
+PAIR = {
+    "a model that was just used stays for its residency": (
+        # b became READY a moment ago, a a second ago
+        "wait 0.5; use a r1; ask r2 c -> a=READY & b=READY & c=PENDING; wait 0.4 -> b=READY;"
+        " wait 0.2 -> a=READY & b=STOPPING & c=PENDING"
+    ),
+    "a load evicts idle models at once": (
+        "use a r1; use b r2; load c -> a=STOPPING & b=READY & c=PENDING; exit a code=0; up c;"
+        " -> replies=[c3]"
+    ),
+    "a busy model stays until its turn is over, and goes first once it is idle H9": (
+        "serve r1 model=a; serve r2 model=b; ask r3 c; wait 100 -> a=READY & b=READY & c=PENDING;"
+        " row_ends b 2 -> b=STOPPING; exit b code=0 -> spawns=[c]; row_ends a 1 -> a=READY"
+    ),
+    "a restart keeps its memory": (
+        "serve r1 model=a; ask r2 c; wait 5; restart b; exit b code=0 -> spawns=[b]"
+    ),
+    "a crash keeps its memory I2": (
+        "exit a -> a=LOADING; exit a -> a=BACKOFF & a.reserved_bytes=4294967296;"
+        " ask r1 c -> c=PENDING"
+    ),
+}
+"""Models `a` and `b` are READY and fill the budget; `c` is not loaded."""
+
+
+@pytest.mark.parametrize("rule", PAIR)
+def test_a_third_model_beside_two(rule: str) -> None:
+    play(pair_and_more(), PAIR[rule])
 
 
 def test_a_model_in_constant_use_goes_once_it_had_its_residency() -> None:
@@ -95,89 +114,43 @@ def test_a_model_in_constant_use_goes_once_it_had_its_residency() -> None:
     assert driver.state("a") is GOES, "two chats on two models take turns"
 
 
-def test_busy_models_are_waited_for_H9() -> None:
-    driver = pair_and_more()
-    [one] = driver.serve("r1", model="a")
-    [other] = driver.serve("r2", model="b")
-    driver.ask("r3", "c")
-    driver.pass_time(100.0)
-    assert states(driver) == [UP, UP, WAITS]
+def test_a_model_that_waits_says_for_what() -> None:
+    driver = play(pair_and_more(), "serve r1 model=a; serve r2 model=b; ask r3 c; wait 100")
     assert driver.row("c")["memory_wait"] == {
         "waits_s": 100.0,
         "reason": "needs 4.00 GiB, 0.0 MiB is free: a is busy, and goes when its turn is over",
     }
-    driver.row_ends("b", other)
-    assert driver.state("b") is GOES, "it had its residency"
-    driver.exit("b", code=0)
-    assert driver.spawns() == ["c"]
-    driver.row_ends("a", one)
-    assert driver.state("a") is UP
 
 
 def test_a_smaller_model_passes_one_that_waits_but_not_for_ever() -> None:
     sizes = {"a": 4, "c": 8, "x": 2, "y": 2}
     driver = MemoryDriver([sized(name, gib * GIB) for name, gib in sizes.items()], limited(8 * GIB))
-    driver.bring_up("a")
-    driver.serve("r1", model="a")
-    driver.ask("r2", "c")
-    driver.ask("r3", "x")
-    assert driver.spawns() == ["x"], "there is room for it"
-    driver.come_up("x")
-    driver.pass_time(20.0)
-    driver.ask("r4", "y")
-    assert driver.state("y") is WAITS
+    play(
+        driver,
+        "bring_up a; serve r1 model=a; ask r2 c; ask r3 x -> spawns=[x]; up x; wait 20;"
+        " ask r4 y -> y=PENDING",
+    )
     reason = driver.row("y")["memory_wait"]["reason"]
     assert reason == "needs 2.00 GiB: another has waited longer"
-
-
-def test_a_model_that_leaves_room_for_the_longest_waiter_loads_first() -> None:
-    models = [sized("a", 6 * GIB), sized("c", 6 * GIB), sized("x", 2 * GIB)]
-    driver = MemoryDriver(models, limited(8 * GIB))
-    driver.bring_up("a")
-    driver.serve("r1", model="a")
-    driver.ask("r2", "c")
-    driver.pass_time(100.0)
-    driver.ask("r3", "x")
-    assert driver.spawns() == ["x"]
-
-
-def test_a_load_evicts_idle_models_at_once() -> None:
-    driver = pair_and_more()
-    driver.use("a", "r1")
-    driver.use("b", "r2")
-    command = driver.load("c")
-    assert states(driver) == [GOES, UP, WAITS]
-    driver.exit("a", code=0)
-    driver.come_up("c")
-    assert driver.replies() == [command]
+    sizes = {"a": 6, "c": 6, "x": 2}
+    driver = MemoryDriver([sized(name, gib * GIB) for name, gib in sizes.items()], limited(8 * GIB))
+    play(driver, "bring_up a; serve r1 model=a; ask r2 c; wait 100; ask r3 x -> spawns=[x]")
 
 
 def test_preload_waits_for_room() -> None:
     models = [sized(name, 4 * GIB, preload=True) for name in "abc"]
     driver = MemoryDriver(models, limited(8 * GIB))
-    driver.come_up("a")
-    driver.come_up("b")
-    driver.pass_time(60.0)
-    assert states(driver) == [UP, UP, WAITS]
+    play(driver, "up a; up b; wait 60 -> a=READY & b=READY & c=PENDING")
     assert "only a request or a load" in driver.row("c")["memory_wait"]["reason"]
-    driver.unload("a")
-    driver.exit("a", code=0)
-    assert driver.spawns() == ["c"]
+    play(driver, "unload a; exit a code=0 -> spawns=[c]")
 
 
 def test_a_pinned_model_never_goes_and_holds_its_memory_from_the_start_H9() -> None:
     models = [sized("a", 4 * GIB, pinned=True), sized("b", 4 * GIB), sized("c", 4 * GIB)]
     driver = MemoryDriver(models, limited(8 * GIB))
     assert (driver.state("a"), driver.reserved()) == (DOWN, 4 * GIB)
-    driver.bring_up("b", "a")
-    driver.pass_time(60.0)
-    driver.ask("r1", "c")
-    assert states(driver) == [UP, GOES, WAITS], "b was used later"
-    driver.exit("b", code=0)
-    driver.come_up("c")
-    driver.unload("a")
-    driver.exit("a", code=0)
-    assert (driver.state("a"), driver.row("a")["reserved_bytes"]) == (DOWN, 4 * GIB)
+    play(driver, "bring_up b a; wait 60; ask r1 c -> a=READY & b=STOPPING & c=PENDING")
+    play(driver, f"exit b code=0; up c; unload a; exit a code=0 -> a.reserved_bytes={4 * GIB}")
 
 
 def test_load_dry_run_changes_nothing() -> None:
@@ -320,22 +293,11 @@ def test_a_process_that_cannot_be_ended_keeps_its_memory_and_is_named_P26_I2() -
 # Reservations
 
 
-@pytest.mark.parametrize("is_pinned", [False, True])
-def test_a_crash_keeps_the_memory_for_the_restart_I2(is_pinned: bool) -> None:
-    """In a long back-off only if it is pinned."""
-    slow = replace(entry().restart, backoff_initial_s=60.0, backoff_max_s=60.0)
-    policy = slow if is_pinned else entry().restart
-    models = [sized("a", 4 * GIB, restart=policy, pinned=is_pinned), sized("c", 4 * GIB)]
-    driver = MemoryDriver(models, limited(4 * GIB))
-    driver.bring_up("a")
-    driver.exit("a")
-    assert driver.state("a") is State.LOADING, "the first restart is immediate"
-    driver.come_up("a")
-    driver.exit("a")
-    assert (driver.state("a"), driver.reserved()) == (State.BACKOFF, 4 * GIB)
-    if not is_pinned:
-        driver.ask("r1", "c")
-        assert driver.state("c") is WAITS
+def test_a_pinned_model_keeps_its_memory_in_a_long_back_off() -> None:
+    policy = replace(entry().restart, backoff_initial_s=60.0, backoff_max_s=60.0)
+    driver = MemoryDriver([sized("a", 4 * GIB, restart=policy, pinned=True)], limited(8 * GIB))
+    play(driver, "bring_up a; exit a; up a; exit a -> a=BACKOFF")
+    assert driver.reserved() == 4 * GIB
 
 
 def test_restarting_pinned_model_keeps_only_its_need() -> None:
@@ -355,14 +317,9 @@ def test_restarting_pinned_model_keeps_only_its_need() -> None:
     assert driver.spawns() == ["a"]
 
 
-def test_a_restart_keeps_the_memory_also_from_a_model_that_has_waited_longer() -> None:
+def test_a_restart_keeps_its_memory_from_a_model_that_has_waited_longer() -> None:
     driver = pair_and_more(sized("d", 8 * GIB))
-    driver.serve("r1", model="a")
-    driver.ask("r2", "d")
-    driver.pass_time(100.0)
-    driver.restart("b")
-    driver.exit("b", code=0)
-    assert driver.spawns() == ["b"]
+    play(driver, "serve r1 model=a; ask r2 d; wait 100; restart b; exit b code=0 -> spawns=[b]")
 
 
 def test_two_restarts_that_need_more_do_not_wait_for_each_other() -> None:
@@ -428,26 +385,16 @@ def test_pins_are_reserved_and_given_up_with_a_reload(is_waiting: bool) -> None:
     assert (driver.state("c"), driver.row("c")["reserved_bytes"]) == (state, 0)
 
 
-def swapped_out() -> SwapDriver:
-    """`a` has made room for `b`; its one request waits for its next turn."""
-    driver = rivals()
-    driver.stream("a", "r1")
-    driver.ask("r2", "b")
-    driver.swap("a")
-    assert states(driver, "ab") == [WAITS, State.LOADING]
-    return driver
-
-
-def test_swapped_out_model_waits_for_commands_and_paused_requests() -> None:
-    driver = swapped_out()
-    driver.load("a")
-    driver.cancel("r1")
-    assert driver.state("a") is WAITS
-    driver = swapped_out()
-    driver.pause("r1")
-    assert driver.state("a") is WAITS
-    driver.cancel("r1")
-    assert driver.state("a") is DOWN
+@pytest.mark.parametrize(
+    "script",
+    [
+        "load a; cancel r1 -> a=PENDING",
+        "pause r1 -> a=PENDING; cancel r1 -> a=STOPPED",
+    ],
+)
+def test_swapped_out_model_waits_for_commands_and_paused_requests(script: str) -> None:
+    driver = play(rivals(), "stream a r1; ask r2 b; swap a -> a=PENDING & b=LOADING")
+    play(driver, script)
 
 
 # Needs of open answers

@@ -40,6 +40,7 @@ from mlxsup.supervisor.core.settings import CoreSettings
 from support.client.pieces import piece
 from support.core.driver import Driver, entry
 from support.core.looks import ALICE, BOB
+from support.core.scripts import play
 from support.core.states import in_state
 
 INVALID = RemoteError(ErrorCode.INVALID_REQUEST, "no")
@@ -209,37 +210,80 @@ def test_after_quiescence_everything_is_empty_D9() -> None:
     assert all(len(ends) == 1 for ends in driver.terminals.values())
 
 
-# Ids, connections and subscriptions
+# Ids, connections and limits of time
+
+RULES: dict[str, tuple[str, str]] = {
+    "an open id is used once by a connection, and again after its end D7": (
+        "READY",
+        "ask r1 -> errors={r1: duplicate_id}; cancel r1; ask r1 -> errors={} & dispatched=[2];"
+        " token 1 -> deltas=0; token 2 -> deltas=1",
+    ),
+    "a client that goes cancels all its requests D12": (
+        "READY", "ask r2; ask r3; leave -> told=[CancelRow, CancelRow] & done={} & errors={};"
+        " row_left 1 -> running=[] & queued=0",
+    ),
+    "a cancel in the queue is never dispatched D1": (
+        "READY", "ask r2; ask r3; cancel r3 -> done={r3: cancelled} & told=[];"
+        " token 1 2 finish=stop -> dispatched=[]",
+    ),
+    "a cancel of a running request answers at once D4": (
+        "READY", "token 1; cancel -> done={r1: cancelled} & told=[CancelRow]; token 1 -> deltas=0",
+    ),
+    "a cancel after the end changes nothing D6": (
+        "READY", "token 1 finish=stop -> done={r1: stop}; cancel -> done={} & told=[]",
+    ),
+    "a cancel before a crash is the end D6": (
+        "READY",
+        "cancel -> done={r1: cancelled}; exit -> errors={}; up -> dispatched=[] & queued=0",
+    ),
+    "a cancel after a crash is the end D6": (
+        "READY", "exit; cancel -> done={r1: cancelled}; up -> dispatched=[] & queued=0",
+    ),
+    "the queue has a limit B4": (
+        "STOPPED", "ask queue_timeout_s=3; wait 2.9 -> errors={};"
+        " wait 0.2 -> errors={r1: queue_timeout}; up -> dispatched=[]",
+    ),
+    "the first token has a limit, also in the queue B4": (
+        "STOPPED", "ask first_token_timeout_s=3; wait 2.9 -> errors={};"
+        " wait 0.2 -> errors={r1: deadline_exceeded}; up -> dispatched=[]",
+    ),
+    "the end has a limit, also in the queue B4": (
+        "STOPPED", "ask timeout_s=3; wait 2.9 -> errors={};"
+        " wait 0.2 -> errors={r1: deadline_exceeded}; up -> dispatched=[]",
+    ),
+    "an interrupted answer was started, and only its end has a limit": (
+        "READY",
+        "ask r2 timeout_s=50 queue_timeout_s=5 first_token_timeout_s=6; accept 2; token 2; wait 20;"
+        " exit; wait 29 -> errors={}; wait 1.1 -> errors={r2: deadline_exceeded}",
+    ),
+    "three deaths in a row without a new token end a request": (
+        "READY", "exit; up; exit; wait 10; up -> errors={}; exit -> errors={r1: worker_crashed}",
+    ),
+    "three deaths in a row end a request that was never accepted": (
+        "READY", "ask r2; token 1 finish=stop; exit; up; exit; wait 10; up -> errors={};"
+        " exit -> errors={r2: worker_crashed}",
+    ),
+}  # fmt: skip
+"""In which state each begins; request `r1` runs in READY."""
 
 
-def test_an_open_id_cannot_be_used_twice_but_by_another_connection_or_after_its_end_D7() -> None:
+@pytest.mark.parametrize("rule", RULES)
+def test_rule_of_requests(rule: str) -> None:
+    state, script = RULES[rule]
+    play(in_state(State(state)), script)
+
+
+def test_requests_of_another_connection_are_others() -> None:
     driver = in_state(State.READY)
-    driver.ask("r1")
-    assert driver.errors() == {"r1": ErrorCode.DUPLICATE_ID}
     driver.ask("r1", connection=BOB)
     assert driver.errors(BOB) == {}
-    driver.cancel("r1")
-    driver.ask("r1")
-    assert driver.errors() == {}
-    driver.row_left(1)
-    assert driver.dispatched() == [3]
-    driver.token(1)
-    assert driver.actions == [], "a token of the old one"
-    driver.token(3)
-    assert len(driver.sent(Deltas)) == 1
-
-
-def test_a_client_that_goes_is_a_cancel_of_all_its_requests_D12() -> None:
-    driver = in_state(State.READY)
-    driver.ask("r2", connection=BOB)
     driver.ask("r3")
     driver.leave()
     assert driver.told(CancelRow) == [CancelRow(key=RequestKey(1))]
-    assert ends(driver) == []
     queue = driver.core.status(driver.now)["queue"]
     assert (queue["waiting"], queue["per_client"]) == (0, {})
     driver.row_left(1)
-    assert driver.row()["running"] == ["r2"]
+    assert driver.row()["running"] == ["r1"]
 
 
 def test_a_slow_client_ends_with_slow_consumer_H7() -> None:
@@ -273,24 +317,7 @@ def test_a_subscription_ends_with_its_own_cancel() -> None:
     assert driver.sent(Event) == []
 
 
-# Limits of time
-
 LIMITS = ("queue_timeout_s", "first_token_timeout_s", "timeout_s")
-
-
-@pytest.mark.parametrize("limit", LIMITS)
-def test_a_request_that_waits_for_a_load_has_its_deadline_B4(limit: str) -> None:
-    driver = Driver()
-    limits: dict[str, Any] = {limit: 3.0}
-    driver.ask(**limits)
-    driver.pass_time(2.9)
-    assert driver.errors() == {}
-    driver.pass_time(0.2)
-    is_queue = limit == "queue_timeout_s"
-    code = ErrorCode.QUEUE_TIMEOUT if is_queue else ErrorCode.DEADLINE_EXCEEDED
-    assert driver.errors() == {"r1": code}
-    driver.come_up()
-    assert driver.dispatched() == []
 
 
 def test_deadlines_of_a_running_request_act_as_cancels_D15() -> None:
@@ -343,36 +370,19 @@ def test_without_limits_of_its_own_a_request_has_those_of_the_settings() -> None
     )
 
 
-# Cancels
+# Cancels that cross other messages
 
 
-def test_cancel_while_queued_is_never_dispatched_D1() -> None:
-    driver = idle()
-    for id in "abc":
-        driver.ask(id)
-    driver.now += 2.0
-    driver.cancel("c")
+def test_a_cancelled_request_reports_how_long_it_waited() -> None:
+    driver = play(Driver(), "ask; now 2; cancel")
     assert driver.sent(Done) == [
         Done(
-            id=RequestId("c"),
+            id=RequestId("r1"),
             seq=0,
             finish_reason=FinishReason.CANCELLED,
             timings=Timings(queued_s=2.0, total_s=2.0),
         )
     ]
-    assert driver.told(CancelRow) == [], "it touches no running request (D13)"
-    driver.token(1, 2, finish=FinishReason.STOP)
-    assert driver.dispatched() == []
-
-
-def test_cancel_while_running_answers_at_once_D4() -> None:
-    driver = in_state(State.READY)
-    driver.token(1)
-    driver.cancel()
-    [done] = driver.sent(Done)
-    assert (done.finish_reason, done.usage.completion_tokens) == ("cancelled", 1)
-    driver.token(1)
-    assert driver.actions == [], "no token after the end"
 
 
 ROWS = 2
@@ -411,29 +421,6 @@ def test_a_cancel_that_crosses_an_end_is_one_end_and_one_free_place_D6(crossing:
     assert driver.dispatched() == [4]
     driver.token(3, 4, finish=FinishReason.STOP)
     assert [ends(driver, f"next{n}", BOB) for n in range(ROWS + 1)] == [["stop"]] * 3
-
-
-def test_a_cancel_after_the_end_changes_nothing_D6() -> None:
-    driver = in_state(State.READY)
-    driver.token(1, finish=FinishReason.STOP)
-    driver.cancel()
-    assert driver.actions == []
-    assert ends(driver) == ["stop"]
-
-
-@pytest.mark.parametrize("is_first", [True, False], ids=["cancel, exit", "exit, cancel"])
-def test_a_cancel_that_crosses_a_crash_is_one_end_and_nothing_is_resumed_D6(
-    is_first: bool,
-) -> None:
-    driver = in_state(State.READY)
-    driver.token(1)
-    events: list[Callable[[], object]] = [driver.cancel, driver.exit]
-    for event in events if is_first else reversed(events):
-        event()
-    driver.come_up()
-    assert driver.dispatched() == []
-    assert ends(driver) == ["cancelled"]
-    assert (driver.row()["running"], driver.row()["queued"]) == ([], 0)
 
 
 def test_cancel_never_precedes_its_dispatch_D5() -> None:
@@ -518,19 +505,6 @@ def test_crash_ends_only_unresumable_answers_F1() -> None:
     assert driver.row("other")["running"] == ["elsewhere"]
 
 
-@pytest.mark.parametrize("has_begun", [True, False])
-def test_three_deaths_in_a_row_without_a_new_token_end_a_request(has_begun: bool) -> None:
-    driver = streaming() if has_begun else idle()
-    if not has_begun:
-        driver.ask()
-    for _ in range(2):
-        driver.exit()
-        come_back(driver)
-    assert ends(driver) == []
-    driver.exit()
-    assert driver.errors() == {"r1": ErrorCode.WORKER_CRASHED}
-
-
 def test_with_progress_there_is_no_limit_and_deaths_asked_for_do_not_count() -> None:
     driver = streaming()
     for _ in range(5):
@@ -546,16 +520,6 @@ def test_with_progress_there_is_no_limit_and_deaths_asked_for_do_not_count() -> 
     assert driver.sent(Done)[0].resumed == 6, "only where it resumed"
 
 
-def test_an_interrupted_answer_was_started_and_only_its_end_has_a_limit() -> None:
-    driver = streaming(timeout_s=50.0, queue_timeout_s=5.0, first_token_timeout_s=6.0)
-    driver.pass_time(20.0)
-    driver.exit()
-    driver.pass_time(29.0)
-    assert driver.errors() == {}
-    driver.pass_time(1.1)
-    assert driver.errors() == {"r1": ErrorCode.DEADLINE_EXCEEDED}
-
-
 def test_delivered_tokens_count_among_the_bytes_that_are_bounded() -> None:
     driver = streaming()
     ledger = driver.core.ledger
@@ -569,62 +533,32 @@ def test_delivered_tokens_count_among_the_bytes_that_are_bounded() -> None:
 
 
 def rejects(driver: Driver) -> None:
-    driver.exit()
-    come_back(driver)
     error = RemoteError(ErrorCode.WORKER_CRASHED, "the model changed").to_wire()
     driver.worker(Rejected(key=RequestKey(1), error=error))
     assert driver.of(SignalWorker) == []
 
 
-def fails_to_load(driver: Driver) -> None:
-    driver.exit()
-    driver.spawned()
-    driver.exit(code=66)
-
-
-def is_unloaded(driver: Driver) -> None:
-    driver.exit()
-    driver.unload()
-
-
-def crashes_in_a_drain(driver: Driver) -> None:
-    driver.unload()
-    driver.exit()
-
-
-def is_cut_off(driver: Driver) -> None:
-    driver.unload()
-    driver.pass_time(5.0)
-
-
-def stops(driver: Driver) -> None:
-    driver.stop(now=True)
-
-
-CUTS: dict[Callable[[Driver], None], tuple[str, str]] = {
-    rejects: ("worker_crashed", "READY"),
-    fails_to_load: ("worker_crashed", "FAILED"),
-    is_unloaded: ("unloaded", "STOPPING"),
-    crashes_in_a_drain: ("unloaded", "STOPPED"),
-    is_cut_off: ("unloaded", "STOPPING"),
-    stops: ("shutting_down", "STOPPING"),
+CUTS = {
+    "exit; up; rejects": ("worker_crashed", "READY"),
+    "exit; spawned; exit code=66": ("worker_crashed", "FAILED"),
+    "exit; unload": ("unloaded", "STOPPING"),
+    "unload; exit": ("unloaded", "STOPPED"),
+    "unload; wait 5": ("unloaded", "STOPPING"),
+    "stop now=True": ("shutting_down", "STOPPING"),
 }
 
 
 @pytest.mark.parametrize("cut", CUTS)
-def test_an_answer_that_cannot_continue_ends_with_its_tokens(cut: Callable[[Driver], None]) -> None:
-    driver = streaming()
-    cut(driver)
+def test_an_answer_that_cannot_continue_ends_with_its_tokens(cut: str) -> None:
+    driver = play(streaming(), cut, rejects)
     error = driver.failure_of().error
     assert (error["code"], driver.state()) == CUTS[cut]
     assert error["detail"]["tokens_sent"] == 2
 
 
-@pytest.mark.parametrize("cut", [is_cut_off, stops])
-def test_an_answer_that_had_not_begun_reports_no_tokens(cut: Callable[[Driver], None]) -> None:
-    driver = idle(drain_timeout_s=5.0)
-    driver.ask()
-    cut(driver)
+@pytest.mark.parametrize("cut", ["unload; wait 5", "stop now=True"])
+def test_an_answer_that_had_not_begun_reports_no_tokens(cut: str) -> None:
+    driver = play(idle(drain_timeout_s=5.0), f"ask; {cut}")
     assert "tokens_sent" not in driver.failure_of().error.get("detail", {})
 
 

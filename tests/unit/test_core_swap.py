@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
-from mlxsup.protocol.client_messages import Done, Failed, Notice, Reply, Subscribe
+from mlxsup.protocol.client_messages import Done, Failed, Notice, Subscribe
 from mlxsup.protocol.ids import unpack_tokens
-from mlxsup.protocol.states import FinishReason, Priority, State
+from mlxsup.protocol.states import Priority, State
 from mlxsup.protocol.worker_messages import Exit, PauseRow
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.settings import ClientSettings, ModelSettings
 
 from support.core.looks import ALICE, BOB
 from support.core.memory import GIB, SUBSCRIPTION, limited, notes, sized, states
+from support.core.scripts import play
 from support.core.swaps import SwapDriver, finish, rivals
 
 # Turns of models
@@ -60,12 +61,12 @@ def test_a_busy_model_makes_room_and_its_stream_continues_in_its_next_turn() -> 
 
 def test_notices_of_swaps_name_the_reason() -> None:
     driver = rivals()
-    driver.stream("a", "r1")
-    driver.ask("r2", "b", notices=True)
-    assert [n.detail["reason"] for n in driver.sent(Notice) if n.kind == "queued"] == ["memory"]
-    driver.passes_until("a")
-    driver.ask("r3", "a", notices=True)
-    assert [n.detail["reason"] for n in driver.sent(Notice) if n.kind == "queued"] == ["swap"]
+    reasons = []
+    for script in ("stream a r1; ask r2 b notices=True", "passes_until a; ask r3 a notices=True"):
+        play(driver, script)
+        queued = [n.detail for n in driver.sent(Notice) if n.kind == "queued"]
+        reasons += [detail["reason"] for detail in queued]
+    assert reasons == ["memory", "swap"]
 
 
 def test_load_dry_run_names_swaps() -> None:
@@ -95,59 +96,87 @@ def test_load_dry_run_names_swaps() -> None:
     assert answer["reason"].endswith(": a and b are busy, and go when their turns are over")
 
 
-def test_turn_lasts_three_times_its_cost() -> None:
-    driver = rivals()
-    driver.unload("a")
-    driver.exit("a", code=0)
-    driver.ask("r1", "a")
-    driver.ask("r2", "a")
-    driver.come_up("a")
-    keys = driver.dispatched()
-    driver.ask("r3", "b")
-    driver.pass_time(9.0)
-    driver.token(keys[0], model="a")
-    assert driver.stays("a", 30.0), "the other row has no token yet"
-    driver.token(keys[1], model="a")
-    driver.serve("r4", model="a")
-    assert driver.stays("a", 119.9), "it was loading for a second and reading for 39"
-    driver.pass_time(0.2)
-    assert driver.why("a") == "swap", "a row that comes later makes it no longer"
+TURNS = {
+    "a turn lasts three times its load and its reading": (
+        "unload a; exit a code=0; ask r1 a; ask r2 a; up a; ask r3 b; wait 9; token 1 model=a;"
+        " stays a 30 -> returns=True;"  # the other row has no token yet
+        " token 2 model=a; serve r4 model=a; stays a 119.9 -> returns=True; wait 0.2 -> a.why=swap"
+    ),
+    "a turn that has delivered no token is not ended": (
+        "serve r1 model=a; ask r2 b; wait 5; serve r3 model=a; cancel r1; row_left 1 a;"
+        " stays a 50 -> returns=True; token 3 model=a; stays a 150 -> returns=True; passes_until a"
+    ),
+    "no higher class is swapped out for a lower one": (
+        "stream a r1 priority=interactive; ask r2 b; stays a 100 -> returns=True;"
+        " stream a r3; token 1 model=a finish=stop -> a.why=swap"
+    ),
+    "no normal class is swapped out for batch": (
+        "stream a r1; ask r2 b priority=batch; stays a 100 -> returns=True;"
+        " stream a r3 priority=batch; token 1 model=a finish=stop -> a.why=swap"
+    ),
+    "an answer that may not be resumed blocks a swap": (
+        "stream a r1 resume=False; ask r2 b; stream a r3; stays a 100 -> returns=True;"
+        " token 1 model=a finish=stop -> a.why=swap"
+    ),
+    "once its process is to exit, a swap is not called off": (
+        "stream a r1; ask r2 b; passes_until a; rows_leave a; cancel r2 -> a=STOPPING;"
+        " exit a code=0 -> spawns=[a]"
+    ),
+    "a swap is called off if only a lower class still wants it": (
+        "stream a r1; ask r2 b; ask r3 b priority=batch; passes_until a; cancel r2 -> a=READY"
+    ),
+    "rows that do not leave are cut off and continue later": (
+        "stream a r1; ask r2 b; passes_until a; wait 5 -> a=STOPPING; exit a code=0; turn b;"
+        " swap b; up a -> dispatched=[1]"
+    ),
+    "a load swaps as an interactive request does": (
+        "stream a r1 priority=interactive; load b; passes_until a -> returns=20; gone a;"
+        " up b -> b=READY & replies=[c2]"
+    ),
+    "a load of a model that makes room is done if that is called off": (
+        "stream a r1; ask r2 b; passes_until a; load a -> replies=[]; cancel r2 -> replies=[c2]"
+    ),
+    "a shutdown ends the queue of a model that made room": (
+        "stream a r1; ask r2 b; passes_until a; gone a; turn b;"
+        " stop -> errors={r1: shutting_down}"
+    ),
+    "a restart while rows leave brings it back at once": (
+        "stream a r1; ask r2 b; passes_until a; restart a; row_left 1 a; exit a code=0;"
+        " -> spawns=[a]; up a -> dispatched=[1]; token 1 model=a; passes_until a 40"
+    ),
+    "a restart with now while rows leave brings it back at once": (
+        "stream a r1; ask r2 b; passes_until a; restart a now=True; exit a code=0 -> spawns=[a];"
+        " up a -> dispatched=[1]; token 1 model=a; passes_until a 40"
+    ),
+    "a crash while rows leave is a crash, and the swap comes later": (
+        "stream a r1; ask r2 b; passes_until a; exit a code=70 -> spawns=[a] & a.restarts=1;"
+        " up a -> dispatched=[1]; token 1 model=a; swap a -> spawns=[b]"
+    ),
+    "a model that crashes in its first load of a turn keeps its turn": (
+        "stream a r1; ask r2 b; passes_until a; gone a; spawned b; exit b code=70 -> spawns=[b]"
+    ),
+    "paused requests survive a swap": (
+        "stream a r1; stream a r2; pause r1; row_left 1 a; ask r3 b; swap a; turn b;"
+        " -> a.paused=[r1]; swap b; up a -> dispatched=[2]; resume r1 -> dispatched=[1]"
+    ),
+    "a model of paused requests alone makes room, and waits until one resumes": (
+        "stream a r1; pause r1; row_left 1 a; ask r2 b; passes_until a -> a=STOPPING;"
+        " exit a code=0; turn b; stays b 100 -> returns=True; resume r1; swap b -> spawns=[a]"
+    ),
+}  # fmt: skip
+"""Models `a`, which is READY, and `b`, of which one fits into memory."""
 
 
-def test_a_turn_that_has_delivered_no_token_is_not_ended() -> None:
-    driver = rivals()
-    [first] = driver.serve("r1", model="a")
-    driver.ask("r2", "b")
-    driver.pass_time(5.0)
-    [second] = driver.serve("r3", model="a")
-    driver.cancel("r1")
-    driver.row_left(first, "a")
-    assert driver.stays("a", 50.0)
-    driver.token(second, model="a")
-    assert driver.passes_until("a") > 150, "three times as long as it took"
+@pytest.mark.parametrize("rule", TURNS)
+def test_turns_of_two_models(rule: str) -> None:
+    play(rivals(), TURNS[rule])
 
 
-@pytest.mark.parametrize("waits", [Priority.NORMAL, Priority.BATCH])
-def test_model_with_a_higher_class_is_not_swapped_out(waits: Priority) -> None:
-    driver = rivals()
-    key = driver.stream("a", "r1", priority=waits.above)
-    driver.ask("r2", "b", priority=waits)
-    assert driver.stays("a", 100.0), "however long the other one has waited"
-    driver.stream("a", "r3", priority=waits)
-    finish(driver, "a", key)
-    assert driver.why("a") == "swap"
-
-
-@pytest.mark.parametrize("why", ["unresumable", "at its client's limit"])
-def test_an_answer_that_blocks_a_swap_blocks_it_until_its_end(why: str) -> None:
-    is_limit = why == "at its client's limit"
-    driver = rivals(clients={"*": ClientSettings(max_running=1)} if is_limit else {})
-    key = driver.stream("a", "r1", resume=is_limit)
-    driver.ask("r2", "b")
+def test_a_client_at_its_own_limit_swaps_nothing_out() -> None:
+    driver = rivals(clients={"*": ClientSettings(max_running=1)})
+    play(driver, "stream a r1; ask r2 b; stays a 100 -> returns=True")
     driver.stream("a", "r3", connection=BOB)
-    assert driver.stays("a", 100.0)
-    finish(driver, "a", key)
-    assert driver.why("a") == "swap"
+    play(driver, "token 1 model=a finish=stop -> a.why=swap")
 
 
 def test_pinned_and_deterministic_models_are_not_interrupted() -> None:
@@ -231,28 +260,6 @@ def test_swap_without_waiters_is_called_off() -> None:
     assert [one.key for one in driver.resumed()] == [keys[1]]
 
 
-def test_once_its_process_is_to_exit_a_swap_is_not_called_off() -> None:
-    driver = rivals()
-    driver.stream("a", "r1")
-    driver.ask("r2", "b")
-    driver.passes_until("a")
-    driver.rows_leave("a")
-    driver.cancel("r2")
-    assert driver.state("a") is State.STOPPING
-    driver.exit("a", code=0)
-    assert driver.spawns() == ["a"], "it is wanted, and there is room"
-
-
-def test_a_swap_is_called_off_if_only_a_lower_class_still_wants_it() -> None:
-    driver = rivals()
-    driver.stream("a", "r1")
-    driver.ask("r2", "b")
-    driver.ask("r3", "b", priority=Priority.BATCH)
-    driver.passes_until("a")
-    driver.cancel("r2")
-    assert driver.state("a") is State.READY
-
-
 def test_with_swap_off_what_would_need_one_is_refused() -> None:
     driver = rivals(swap=False)
     driver.stream("a", "r1")
@@ -267,20 +274,6 @@ def test_with_swap_off_what_would_need_one_is_refused() -> None:
         "b cannot be loaded: it needs 4.00 GiB, 0.0 MiB is free: a is busy,"
         " and with `swap` off nothing that is busy makes room"
     )
-
-
-def test_rows_that_do_not_leave_are_cut_off_and_continue_later() -> None:
-    driver = rivals()
-    key = driver.stream("a", "r1")
-    driver.ask("r2", "b")
-    driver.passes_until("a")
-    driver.pass_time(5.0)
-    assert driver.state("a") is State.STOPPING
-    driver.exit("a", code=0)
-    driver.turn("b")
-    driver.swap("b")
-    driver.come_up("a")
-    assert [one.key for one in driver.resumed()] == [key]
 
 
 # Commands, crashes and reloads during a swap
@@ -319,16 +312,6 @@ A, B = sized("a", 4 * GIB), sized("b", 4 * GIB)
 OTHER_A = replace(A, launch=replace(A.launch, path="/other"))
 
 
-def test_a_load_command_swaps_as_an_interactive_request_does() -> None:
-    driver = rivals()
-    driver.stream("a", "r1", priority=Priority.INTERACTIVE)
-    driver.load("b")
-    assert driver.passes_until("a") == 20
-    driver.gone("a")
-    driver.come_up("b")
-    assert driver.sent(Reply)[0].value["model"]["state"] == "READY"
-
-
 def test_a_preload_never_swaps() -> None:
     models = [A, replace(B, preload=True)]
     driver = SwapDriver([A], limited(4 * GIB))
@@ -339,13 +322,6 @@ def test_a_preload_never_swaps() -> None:
     assert driver.state("b") is State.PENDING
     driver.ask("r2", "b")
     assert driver.passes_until("a") == 20, "from the moment at which somebody waits"
-
-
-def test_a_load_of_a_model_that_makes_room_is_done_if_the_swap_is_called_off() -> None:
-    driver, _ = swapping()
-    driver.load("a")
-    driver.cancel("r2")
-    assert [one.value["model"]["state"] for one in driver.sent(Reply)] == ["READY"]
 
 
 @pytest.mark.parametrize("command", ["unload", "stop"])
@@ -372,26 +348,6 @@ def test_an_end_while_rows_leave_brings_begun_answers_to_their_end(
     assert states(driver, "ab") == [State.STOPPED, then]
 
 
-def test_a_shutdown_ends_the_queue_of_a_swapped_out_model() -> None:
-    driver = swapped_out()
-    driver.stop()
-    assert ended(driver) == ("shutting_down", 1)
-
-
-@pytest.mark.parametrize("is_immediate", [True, False])
-def test_a_restart_while_rows_leave_brings_it_back_at_once(is_immediate: bool) -> None:
-    driver, key = swapping()
-    driver.restart("a", now=is_immediate)
-    if not is_immediate:
-        driver.row_left(key, "a")
-    driver.exit("a", code=0)
-    assert driver.spawns() == ["a"]
-    driver.come_up("a")
-    assert [one.key for one in driver.resumed()] == [key]
-    driver.token(key, model="a")
-    assert driver.passes_until("a") < 40, "the other one still waits"
-
-
 @pytest.mark.parametrize("has_left", [False, True])
 def test_a_changed_entry_is_loaded_in_its_turn(has_left: bool) -> None:
     if has_left:
@@ -415,59 +371,6 @@ def test_a_model_that_is_pinned_meanwhile_stays() -> None:
     driver.row_left(key, "a")
     assert [one.key for one in driver.resumed()] == [key]
     assert ended(driver, "r2")[0] == "insufficient_memory"
-
-
-def test_a_crash_while_rows_leave_is_a_crash_and_the_swap_comes_later() -> None:
-    driver, key = swapping()
-    driver.exit("a", code=70)
-    assert driver.row("a")["last_exit"]["reason"] == "crash"
-    assert driver.spawns() == ["a"]
-    driver.come_up("a")
-    assert [one.key for one in driver.resumed()] == [key]
-    driver.token(key, model="a")
-    driver.swap("a")
-    assert driver.spawns() == ["b"]
-
-
-def test_a_model_that_crashes_in_its_first_load_of_a_turn_keeps_its_turn() -> None:
-    driver, _ = swapping()
-    driver.gone("a")
-    driver.spawned("b")
-    driver.exit("b", code=70)
-    assert driver.spawns() == ["b"]
-
-
-def test_paused_requests_survive_a_swap() -> None:
-    driver = rivals()
-    keys = [driver.stream("a", "r1"), driver.stream("a", "r2")]
-    driver.pause("r1")
-    driver.row_left(keys[0], "a")
-    driver.ask("r3", "b")
-    driver.swap("a")
-    driver.turn("b")
-    assert driver.row("a")["paused"] == ["r1"]
-    driver.swap("b")
-    driver.come_up("a")
-    assert [one.key for one in driver.resumed()] == [keys[1]]
-    driver.resume("r1")
-    assert [one.key for one in driver.resumed()] == [keys[0]]
-    driver.token(keys[0], model="a", finish=FinishReason.STOP)
-
-
-def test_a_model_of_paused_requests_alone_makes_room() -> None:
-    driver = rivals()
-    key = driver.stream("a", "r1")
-    driver.pause("r1")
-    driver.row_left(key, "a")
-    driver.ask("r2", "b")
-    driver.passes_until("a")
-    assert driver.state("a") is State.STOPPING
-    driver.exit("a", code=0)
-    driver.turn("b")
-    assert driver.stays("b"), "nobody waits for the other one"
-    driver.resume("r1")
-    driver.swap("b")
-    assert driver.spawns() == ["a"]
 
 
 # Memory kept for a swap
