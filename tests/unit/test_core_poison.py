@@ -30,7 +30,7 @@ from support.core.suspects import HOUR_S, SETTINGS, crash, engine_of, finish, ga
 
 def suspecting(driver: Driver, script: str) -> Driver:
     """Plays a script in which engines die and suspects prove themselves."""
-    return play(driver, script, crash, finish, gain, prove, again, pauses)
+    return play(driver, script, crash, finish, gain, prove, again)
 
 
 def again(driver: Driver, *ids: str) -> None:
@@ -40,12 +40,6 @@ def again(driver: Driver, *ids: str) -> None:
     for id, key in zip(ids, keys, strict=True):
         driver.cancel(id)
         driver.row_left(key)
-
-
-def pauses(driver: Driver) -> list[int]:
-    """The rows that the latest event has asked to leave; their state is not kept."""
-    assert not any(told.keep for told in driver.told(PauseRow))
-    return [int(told.key) for told in driver.told(PauseRow)]
 
 
 # Quarantine (P10)
@@ -322,7 +316,7 @@ IN_TURNS = (
 TURNS: dict[str, tuple[int, str]] = {
     "a new request starts before the next turn and waits for the rest P25": (
         4,
-        IN_TURNS + "ask newer -> dispatched=[]; gain 5; pauses -> returns=[5];"
+        IN_TURNS + "ask newer -> dispatched=[]; gain 5 -> pauses=[5];"
         " row_left 5 -> dispatched=[1] & alone=a; prove 1 -> returns=[6]; accept 6; gain 6;"
         " row_left 6 -> dispatched=[2]; prove 2 -> returns=[3]; prove 3 -> returns=[4];"
         " gain 4; gain 4 -> dispatched=[]; gain 4 -> dispatched=[1, 2, 3];"  # no turn is due
@@ -337,7 +331,7 @@ TURNS: dict[str, tuple[int, str]] = {
     "a suspect that comes again has its turn between others": (
         4,
         "again suspect; again suspect; serve plain; accept 3; ask suspect -> dispatched=[];"
-        " token 3; pauses -> returns=[3]; row_left 3 -> dispatched=[4] & alone=suspect;"
+        " token 3 -> pauses=[3]; row_left 3 -> dispatched=[4] & alone=suspect;"
         " finish 4 -> returns=[3]",
     ),
     "a turn is had alone, so that no other strike is taken for it": (
@@ -353,7 +347,7 @@ TURNS: dict[str, tuple[int, str]] = {
     ),
     "tokens that come at once prove nothing before their time": (
         2, "serve a b; crash; crash;" + 30 * "token 1 -> told=[];"
-        + f"wait {2 * PROBATION_S}; token 1; pauses -> returns=[1]",
+        + f"wait {2 * PROBATION_S}; token 1 -> pauses=[1]",
     ),
     "the time of a turn counts afresh in each life": (
         2, "serve a b; crash; crash; token 1; wait 1; crash SIGKILL -> returns=[1];"
@@ -368,13 +362,13 @@ TURNS: dict[str, tuple[int, str]] = {
     ),
     "a row is asked to leave once, and its cancel is answered once": (
         2,
-        "serve a b; crash; crash; gain 1; gain 1; gain 1; pauses -> returns=[1];"
+        "serve a b; crash; crash; gain 1; gain 1; gain 1 -> pauses=[1];"
         " beat -> told=[]; ask new -> told=[]; token 1 -> told=[]; cancel new;"
         " cancel a -> done={a: cancelled}; row_left 1 -> dispatched=[2] & queued=0",
     ),
     "a crash at the end of a turn accuses its rows and convicts none": (
         2,
-        "serve a b; crash; crash; gain 1; gain 1; gain 1; pauses -> returns=[1];"
+        "serve a b; crash; crash; gain 1; gain 1; gain 1 -> pauses=[1];"
         " crash -> returns=[1] & quarantined=0 & alone=a",
     ),
     "a turn that was cancelled lasts until its row has left": (
@@ -461,14 +455,14 @@ NEAR = (
     + (APPROACH_TOKENS + 1) * "token 1;"
     + "crash; cancel other; row_left 2; crash;"
     " cancel long; row_left 1; serve long; serve stays resume=False; serve plain;"
-    " accept 3; accept 4; accept 5; token 3 4 5 -> alone=None; pauses -> returns=[3];"
+    " accept 3; accept 4; accept 5; token 3 4 5 -> alone=None & pauses=[3];"
 )  # fmt: skip
 """Suspect `long` (key 3) comes near its crash while `stays` (4) and `plain` (5) run."""
 
 UNRESUMABLE = {
     "they delay only the turn and do not overlap": (
         "row_left 3 -> dispatched=[] & queued=1; serve next resume=False -> returns=[];"
-        " serve new -> returns=[7]; token 4 5 7 -> told=[]; finish 4; pauses -> returns=[5, 7];"
+        " serve new -> returns=[7]; token 4 5 7 -> told=[]; finish 4 -> pauses=[5, 7];"
         " row_left 5; row_left 7 -> dispatched=[3]; finish 3 -> returns=[5, 6, 7]"
     ),
     "they start while no turn is near": (

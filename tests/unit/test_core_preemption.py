@@ -25,6 +25,7 @@ from mlxsup.supervisor.core.settings import ClientSettings, CoreSettings
 from support.core.driver import LAUNCH, Driver, entry
 from support.core.memory import SUBSCRIPTION, MemoryDriver, limited, notes
 from support.core.rows import FIXED, LEAST, ONE_ROW, ROWS, RowsDriver, bytes_for, need_of, served
+from support.core.scripts import play
 from support.core.shortage import STEP, WHOLE, ShortageDriver, holds, needs
 from support.core.suspects import crash, engine_of
 
@@ -51,7 +52,7 @@ def streaming(*priorities: Priority, ran_s: float = 2.0, asked: Any = None, **mo
     return driver
 
 
-def begin(driver: Driver, id: str, key: int, priority: Priority, **more: Any) -> None:
+def begin(driver: Driver, id: str, key: int, priority: Priority = BATCH, **more: Any) -> None:
     """A request gets a row and its first token; the next one comes a moment later."""
     driver.ask(id, body=id.encode(), priority=priority, **more)
     driver.accept(key)
@@ -59,11 +60,9 @@ def begin(driver: Driver, id: str, key: int, priority: Priority, **more: Any) ->
     driver.pass_time(0.01)
 
 
-def ask(
-    driver: Driver, id: str = "now", priority: Priority = INTERACTIVE, **more: Any
-) -> list[int]:
+def ask(driver: Driver, id: str = "now", priority: Priority = INTERACTIVE) -> list[int]:
     """Asks for an answer; returns the keys of the rows that must leave for it."""
-    driver.ask(id, body=id.encode(), priority=priority, **more)
+    driver.ask(id, body=id.encode(), priority=priority)
     return freed(driver)
 
 
@@ -71,6 +70,12 @@ def freed(driver: Driver) -> list[int]:
     """Keys of the rows that the latest event asked to leave."""
     assert all(message.keep for message in driver.told(PauseRow))
     return [int(message.key) for message in driver.told(PauseRow)]
+
+
+def urgent(driver: Driver, *ids: str, client: str | None = None) -> None:
+    """Interactive requests."""
+    for id in ids:
+        driver.ask(id, body=id.encode(), priority=INTERACTIVE, client=client)
 
 
 @pytest.mark.parametrize(
@@ -95,37 +100,36 @@ def test_batch_rows_leave_for_interactive_requests(
         assert (driver.dispatched(), driver.line()) == ([5], ["r3"])
 
 
-def test_latest_return_is_preempted_first() -> None:
-    driver = streaming(BATCH, BATCH)
-    driver.pause("r1")
-    driver.row_left(1)
-    driver.pass_time(1.0)
-    driver.resume("r1")
-    driver.token(1)
-    driver.pass_time(2.0)
-    assert ask(driver) == [1]
+PREEMPTIONS: dict[str, tuple[int, str]] = {
+    "the latest return leaves first": (
+        2, "pause r1; row_left 1; wait 1; resume r1; token 1; wait 2; urgent now -> pauses=[1]",
+    ),
+    "no more rows leave than requests wait for": (
+        4,
+        "urgent now1 -> pauses=[4]; urgent now2 -> pauses=[3]; ask later -> pauses=[];"
+        " row_left 4 -> dispatched=[5] & pauses=[]; row_left 3 -> dispatched=[6] & pauses=[]",
+    ),
+    "a row that leaves anyway is enough": (2, "cancel r1; urgent now -> pauses=[]"),
+    "a request beyond max_running preempts no row": (
+        3, "urgent now1 client=one -> pauses=[3]; urgent now2 client=one -> pauses=[]",
+    ),
+    "the time counts afresh after a return": (
+        1,
+        "urgent now1; row_left 1; accept 2; token 2 finish=stop -> dispatched=[1]; wait 9;"
+        " urgent now2 -> pauses=[]; token 1; wait 1.99 -> pauses=[]; wait 0.02 -> pauses=[1]",
+    ),
+    "another class by hand frees a row or keeps one": (
+        2, "ask now; prioritize r2 interactive; prioritize now interactive -> pauses=[1]",
+    ),
+}  # fmt: skip
+"""How many rows of class batch have run for long enough, and the script."""
 
 
-def test_no_more_rows_are_freed_than_requests_wait_for() -> None:
-    driver = streaming(BATCH, BATCH, BATCH, BATCH)
-    assert ask(driver, "now1") == [4]
-    assert ask(driver, "now2") == [3]
-    assert ask(driver, "later", NORMAL) == []
-    for key, dispatched in ((4, 5), (3, 6)):
-        driver.row_left(key)
-        assert (driver.dispatched(), freed(driver)) == ([dispatched], [])
-    driver = streaming(BATCH, BATCH)
-    driver.cancel("r1")
-    assert ask(driver) == [], "a row is leaving anyway"
-
-
-def test_requests_beyond_max_running_preempt_no_row() -> None:
-    clients = {"one": ClientSettings(max_running=1)}
-    driver = driver_of(3, replace(SETTINGS, clients=clients))
-    for number in (1, 2, 3):
-        begin(driver, f"r{number}", number, BATCH)
-    driver.pass_time(9.0)
-    assert [ask(driver, f"now{number}", client="one") for number in range(2)] == [[3], []]
+@pytest.mark.parametrize("rule", PREEMPTIONS)
+def test_preemption_of_batch_rows(rule: str) -> None:
+    rows, script = PREEMPTIONS[rule]
+    settings = replace(SETTINGS, clients={"one": ClientSettings(max_running=1)})
+    play(streaming(*[BATCH] * rows, settings=settings), script, urgent)
 
 
 def test_a_suspect_that_runs_alone_is_left_alone() -> None:
@@ -147,27 +151,12 @@ def test_a_suspect_that_runs_alone_is_left_alone() -> None:
 
 
 def test_a_row_is_freed_once_it_has_gained_tokens_for_long_enough() -> None:
-    driver = driver_of(1)
-    driver.ask("r1", priority=BATCH)
-    driver.accept(1)
-    driver.pass_time(30.0)
-    assert ask(driver, "now1") == [], "it has read for half a minute, and gained nothing"
-    driver.token(1)
-    driver.pass_time(1.9)
-    assert freed(driver) == []
-    driver.pass_time(0.2)
-    assert freed(driver) == [1]
-    driver.row_left(1)
-    driver.accept(2)
-    driver.token(2, finish=FinishReason.STOP)
-    assert driver.dispatched() == [1]
-    driver.pass_time(9.0)
-    assert ask(driver, "now2") == [], "the time counts afresh: it has said nothing since"
-    driver.token(1)
-    driver.pass_time(1.99)
-    assert freed(driver) == []
-    driver.pass_time(0.02)
-    assert freed(driver) == [1]
+    play(
+        driver_of(1),
+        "ask r1 priority=batch; accept 1; wait 30; urgent now -> pauses=[];"  # it only reads
+        " token 1; wait 1.9 -> pauses=[]; wait 0.2 -> pauses=[1]",
+        urgent,
+    )
 
 
 def test_a_reload_that_shortens_the_time_counts_at_once() -> None:
@@ -221,48 +210,30 @@ def aged(rows: int = 1) -> Driver:
     return driver
 
 
-def test_a_freed_row_goes_to_the_class_that_it_was_freed_for() -> None:
-    driver = aged()
-    assert ask(driver) == [1]
-    assert driver.line() == ["old", "now"]
-    driver.row_left(1)
-    assert driver.told(Dispatch)[0].body == b"now"
+AGED: dict[str, tuple[int, str]] = {
+    "a freed row goes to the class that it was freed for": (
+        1, "urgent now -> pauses=[1] & line=[old, now]; row_left 1 -> running=[now]",
+    ),
+    "a row that ends goes to the aged request": (
+        2, "urgent now; token 1 finish=stop -> running=[r2, old]",
+    ),
+    "a freed row goes to the aged request if no other claims it": (
+        2, "urgent now; cancel now; row_left 2 -> running=[r1, old]",
+    ),
+    "an aged row is preempted once it has had its time, and returns before newer ones": (
+        1,
+        "token 1 finish=stop; accept 2; token 2; wait 1; urgent now -> pauses=[];"
+        " wait 1 -> pauses=[2]; row_left 2 -> line=[old]; urgent next;"
+        " token 3 finish=stop -> dispatched=[2]",
+    ),
+}  # fmt: skip
+"""How many rows of class batch run while `old` has waited for two minutes, and the script."""
 
 
-@pytest.mark.parametrize("ends", ["another row", "the one that it was freed for"])
-def test_any_other_row_goes_to_the_aged_request(ends: str) -> None:
-    driver = aged(rows=2)
-    ask(driver, "own")
-    if ends == "another row":
-        driver.token(1, finish=FinishReason.STOP)
-    else:
-        driver.cancel("own")
-        driver.row_left(2)
-    assert driver.told(Dispatch)[0].body == b"old"
-
-
-def test_aged_batch_row_is_preempted_like_others() -> None:
-    driver = aged()
-    driver.token(1, finish=FinishReason.STOP)
-    driver.accept(2)
-    driver.token(2)
-    driver.pass_time(1.0)
-    assert ask(driver) == [], "it has had its time first"
-    driver.pass_time(1.0)
-    assert freed(driver) == [2]
-    driver.row_left(2)
-    assert driver.line() == ["old"]
-    ask(driver, "next")
-    driver.token(3, finish=FinishReason.STOP)
-    assert driver.dispatched() == [2], "and goes before newer ones"
-
-
-def test_another_class_by_hand_frees_a_row_or_keeps_one() -> None:
-    driver = streaming(BATCH, BATCH)
-    ask(driver, priority=NORMAL)
-    driver.prioritize("r2", INTERACTIVE)
-    driver.prioritize("now", INTERACTIVE)
-    assert freed(driver) == [1]
+@pytest.mark.parametrize("rule", AGED)
+def test_preemption_beside_an_aged_request(rule: str) -> None:
+    rows, script = AGED[rule]
+    play(aged(rows), script, urgent)
 
 
 # Rows preempted for the memory of one request
@@ -366,26 +337,46 @@ def test_preempted_row_returns_with_room() -> None:
     assert len(dispatch.resume.delivered) == 2 * 4
 
 
-def test_row_that_the_worker_took_meanwhile_has_left() -> None:
-    driver = full(BATCH, NORMAL, NORMAL)
-    now = knock(driver)
-    driver.short("a", RequestKey(1))
-    assert driver.dispatched() == [now]
+FULL: dict[str, tuple[tuple[Priority, ...], str]] = {
+    "a row that the worker took meanwhile has left": (
+        (BATCH, NORMAL, NORMAL), "knock; short a 1 -> dispatched=[4]",
+    ),
+    "the next process starts all rows": (
+        (BATCH, NORMAL, NORMAL), "knock; exit a; up a -> dispatched=[4, 2, 3, 1]",
+    ),
+    "the next process starts a row that was not accepted": (
+        (NORMAL, NORMAL, NORMAL),
+        "serve now model=a; short a 4 -> dispatched=[]; exit a; up a -> dispatched=[1, 2, 3, 4]",
+    ),
+    "a row that is short during an unload still has its answer": (
+        (NORMAL, NORMAL, NORMAL),
+        "begin a now 1000; unload a; short a 4 -> errors={}; end a 1 -> dispatched=[4]",
+    ),
+    "a row that has not begun waits as others: its limit": (
+        (NORMAL, NORMAL, NORMAL),
+        "knock queue_timeout_s=10; wait 9.9 -> errors={}; wait 0.2 -> errors={now: queue_timeout}",
+    ),
+    "a row that has not begun waits as others: an unload": (
+        (NORMAL, NORMAL, NORMAL), "knock; unload a -> errors={now: unloaded}",
+    ),
+    "a row whose prompt is read counts as paused": (
+        (NORMAL, NORMAL, NORMAL),
+        "begin a now 1000 priority=interactive queue_timeout_s=1; read a 4 10; short a 4; wait 5;"
+        " -> errors={} & a.yielded=[now]",
+    ),
+}  # fmt: skip
+"""The classes of three rows that fill the memory of `a`, and the script."""
 
 
-@pytest.mark.parametrize("is_accepted", [True, False])
-def test_next_process_starts_all_rows(is_accepted: bool) -> None:
-    """What was short in the process before does not count."""
-    driver = full(BATCH, NORMAL, NORMAL)
-    if is_accepted:
-        knock(driver)
-    else:
-        (key,) = driver.serve("now", model="a")
-        driver.short("a", key)
-        assert driver.dispatched() == []
-    driver.exit("a")
-    driver.come_up("a")
-    assert len(driver.told(Dispatch)) == 4
+@pytest.mark.parametrize("rule", FULL)
+def test_rows_without_memory(rule: str) -> None:
+    classes, script = FULL[rule]
+    play(full(*classes), script, knock)
+
+
+def test_begun_answer_stands_before_a_later_unbegun_one() -> None:
+    driver = play(full(NORMAL, INTERACTIVE, NORMAL), "knock; gain a 2 1; short a 2", knock)
+    assert driver.line("a") == ["r2", "now"]
 
 
 def test_unbegun_row_without_memory_is_queued() -> None:
@@ -407,50 +398,6 @@ def test_unbegun_row_without_memory_is_queued() -> None:
     done = driver.result_of("now")
     assert (done.paused, done.resumed, done.timings.paused_s) == (0, 0, 0.0)
     assert done.timings.queued_s == pytest.approx(3.0)
-
-
-@pytest.mark.parametrize("how", ["queue time-out", "unload"])
-def test_unbegun_row_without_memory_ends_as_others_that_wait(how: str) -> None:
-    driver = full(NORMAL, NORMAL, NORMAL)
-    knock(driver, queue_timeout_s=10.0)
-    if how == "unload":
-        driver.unload("a")
-    else:
-        driver.pass_time(9.9)
-        assert driver.errors() == {}
-        driver.pass_time(0.2)
-    code = ErrorCode.UNLOADED if how == "unload" else ErrorCode.QUEUE_TIMEOUT
-    assert driver.errors() == {"now": code}
-    assert "tokens_sent" not in driver.failure_of("now").error["detail"]
-
-
-def test_row_with_a_read_prompt_counts_as_paused() -> None:
-    driver = full(NORMAL, NORMAL, NORMAL)
-    key = driver.begin("a", "now", 1000, priority=INTERACTIVE, notices=True, queue_timeout_s=1.0)
-    driver.read("a", key, 10)
-    driver.short("a", key)
-    assert ("paused", "memory") in kinds(driver, "now")
-    driver.pass_time(5.0)
-    assert driver.errors() == {}
-    assert driver.row("a")["yielded"] == ["now"]
-
-
-def test_row_that_is_short_during_an_unload_still_has_its_answer() -> None:
-    driver = full(NORMAL, NORMAL, NORMAL)
-    key = driver.begin("a", "now", 1000, priority=INTERACTIVE)
-    driver.unload("a")
-    driver.short("a", key)
-    assert driver.errors() == {}
-    driver.end("a", RequestKey(1))
-    assert driver.dispatched() == [key]
-
-
-def test_begun_answer_stands_before_a_later_unbegun_one() -> None:
-    driver = full(NORMAL, INTERACTIVE, NORMAL)
-    knock(driver)
-    driver.gain("a", RequestKey(2), 1)
-    driver.short("a", RequestKey(2))
-    assert driver.line("a") == ["r2", "now"]
 
 
 # Rows that wait for memory
@@ -494,13 +441,12 @@ def test_row_returns_at_once_with_room_to_spare(prompt: int, returns: bool) -> N
 
 def test_nothing_of_its_class_starts_before_it() -> None:
     """Others would take the memory that it waits for."""
-    driver, first, second = two()
-    driver.short("a", second)
-    assert driver.serve("r3", model="a") == []
-    assert driver.serve("r4", model="a", priority=BATCH) == []
-    assert len(driver.serve("r5", model="a", priority=INTERACTIVE)) == 1
-    driver.end("a", first)
-    assert driver.dispatched()[0] == second
+    driver, *_ = two()
+    play(
+        driver,
+        "short a 2; serve r3 model=a -> returns=[]; serve r4 model=a priority=batch -> returns=[];"
+        " serve r5 model=a priority=interactive -> returns=[5]; end a 1 -> dispatched=[2, 3, 4]",
+    )
 
 
 def test_row_that_does_not_fit_alone_is_refused() -> None:
@@ -563,17 +509,11 @@ def test_a_long_request_gets_the_head_room_of_another_model() -> None:
 
 def test_paused_row_without_memory_returns_to_the_next_process() -> None:
     """How many rows had ended when its own left says nothing of another process."""
-    driver = limited_rows(TWO_ROWS)
-    for id in ("a1", "a2"):
-        driver.end("a", driver.begin("a", id, 100))
-    driver.begin("a", "r1", 900)
-    second = driver.begin("a", "r2", 900)
-    driver.short("a", second)
-    driver.pause("r2")
-    driver.exit("a")
-    driver.come_up("a")
-    driver.resume("r2")
-    assert driver.dispatched() == [second]
+    play(
+        limited_rows(TWO_ROWS),
+        "begin a a1 100; end a 1; begin a a2 100; end a 2; begin a r1 900; begin a r2 900;"
+        " short a 4; pause r2; exit a; up a; resume r2 -> dispatched=[4]",
+    )
 
 
 def test_row_of_a_client_at_its_limit_holds_up_no_other() -> None:

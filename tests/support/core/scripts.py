@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from mlxsup.protocol.client_messages import Deltas, Done
 from mlxsup.protocol.states import FinishReason, Priority, State
+from mlxsup.protocol.worker_messages import PauseRow
 from mlxsup.supervisor.core.actions import Finish, SendToWorker
 
 from support.core.driver import Driver
@@ -29,7 +30,8 @@ def play(driver: D, script: str, *verbs: Callable[..., Any]) -> D:
     short for two of them, `now` only moves the clock, and the body of an `ask` is its id. Checks
     are joined by `&`: a state (of `m`, or of another as `b=LOADING`), a field of the status row
     (`why=idle`, `b.why=swap`), what the event `returns`, or a look at the latest event (`errors`,
-    `done`, `deltas`, `replies`, `dispatched`, `signals`, `spawns`, `line`, `told`, `finished`).
+    `done`, `deltas`, `replies`, `dispatched`, `pauses`, `signals`, `spawns`, `line`, `told`,
+    `finished`).
     """
     by_name = {verb.__name__: verb for verb in verbs}
     returned = None
@@ -65,6 +67,8 @@ def _look(driver: Driver, name: str) -> Any:
         return str(driver.state(name))
     if name == "told":
         return [type(one.message).__name__ for one in driver.of(SendToWorker)]
+    if name == "pauses":
+        return [int(message.key) for message in driver.told(PauseRow)]
     if name == "finished":
         return bool(driver.of(Finish))
     if name == "signals":
