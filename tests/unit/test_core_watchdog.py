@@ -38,6 +38,7 @@ from mlxsup.supervisor.core.health.watchdog import (
 )
 
 from support.core.driver import LAUNCH, Driver, entry
+from support.core.scripts import play
 from support.core.states import WITH_PROCESS, in_state
 
 LIMIT_S = 10.0
@@ -437,25 +438,13 @@ def test_late_beat_kills_no_worker_P5_P7() -> None:
 
 
 def test_a_look_means_nothing_alone_or_while_a_process_ends_F7() -> None:
-    driver = in_state(State.STOPPING)
-    for _ in range(2):
-        driver.seen(is_stopped=True)
-    assert (driver.state(), driver.actions) == (State.STOPPING, [])
-    driver = serving()
-    for _ in range(2):
-        driver.pass_time(3.1)
-        driver.seen(is_stopped=True)
-        driver.beat(WorkerPhase.DECODE)
-    assert driver.state() is State.READY, "it goes on each time"
+    look = "seen is_stopped=True;"
+    play(in_state(State.STOPPING), f"{look} {look} -> STOPPING & signals=[]")
+    play(serving(), 2 * f"wait 3.1; {look} beat -> READY;" + "wait 0")
 
 
 def test_silent_worker_is_looked_at_before_it_is_killed() -> None:
-    driver = serving()
-    driver.beat(WorkerPhase.DECODE)
-    driver.pass_time(300.0)
-    assert driver.state() is State.READY
-    driver.seen(is_stopped=False)
-    assert driver.state() is State.STOPPING
+    play(serving(), "beat; wait 300 -> READY; seen is_stopped=False -> STOPPING")
 
 
 GIB = 2**30
@@ -529,14 +518,11 @@ def test_a_load_that_grows_in_silence_has_its_own_limits_P7() -> None:
 
 @pytest.mark.parametrize("state", WITH_PROCESS)
 def test_a_process_that_outlives_its_connection_is_killed_P23(state: State) -> None:
-    driver = in_state(state)
-    driver.unlinked()
-    driver.pass_time(UNLINKED_S - 0.1)
-    assert driver.state() is state, "it may be about to die"
-    driver.unlinked()
-    driver.pass_time(0.2)
-    assert (driver.state(), driver.signals()) == (State.STOPPING, [WorkerSignal.KILL])
-    driver.exit()
+    driver = play(
+        in_state(state),
+        f"unlinked; wait {UNLINKED_S - 0.1} -> {state}; unlinked;"  # it may be about to die
+        " wait 0.2 -> STOPPING & signals=[KILL]; exit",
+    )
     assert "connection" in driver.row()["last_exit"]["detail"]
 
 
@@ -562,52 +548,40 @@ def test_a_death_after_its_connection_keeps_its_own_verdict(
 def test_a_death_that_crosses_another_end_of_ours() -> None:
     driver = serving()
     silence(driver, most_s=6.0, is_stopped=True)
-    driver.exit(signal="SIGSEGV")
-    assert (driver.row()["suspects"], driver.row()["last_exit"]["reason"]) == (1, "crash")
+    play(driver, "exit signal=SIGSEGV -> suspects=1")
+    assert driver.row()["last_exit"]["reason"] == "crash"
     driver = serving()
-    driver.unlinked()
-    driver.pass_time(UNLINKED_S)
-    driver.restart()
-    driver.exit(code=70)
-    assert (driver.state(), driver.row()["suspects"]) == (State.LOADING, 0)
-    assert driver.row()["restarts"] == 0, "it comes up with a clean window"
+    play(
+        driver,
+        f"unlinked; wait {UNLINKED_S}; restart; exit code=70 -> LOADING & suspects=0 & restarts=0",
+    )
 
 
-def test_out_of_memory_and_a_bad_model_are_judged_so_though_our_kill_crosses_them() -> None:
-    driver = serving()
-    driver.serve("b")
-    driver.unlinked()
-    driver.pass_time(9.0)
-    driver.exit(code=75)
-    assert driver.model().row_limit == 1
-
-    driver = in_state(State.LOADING)
-    driver.unlinked()
-    driver.pass_time(9.0)
-    driver.exit(code=65)
-    assert (driver.state(), driver.row()["last_exit"]["reason"]) == (State.FAILED, "load_error")
-
-
-def test_unlinked_worker_gets_no_dispatch() -> None:
-    driver = in_state(State.READY)
-    driver.unlinked()
-    driver.ask("r2")
-    assert driver.dispatched() == []
-    driver.pass_time(9.0)
-    driver.exit()
-    driver.come_up()
-    assert driver.dispatched() == [1, 2]
+LOST = {
+    "out of memory is judged so though our kill crosses it": (
+        "READY", "ask r2; unlinked; wait 9; exit code=75 -> row_limit=1",
+    ),
+    "a bad model is judged so though our kill crosses it": (
+        "LOADING", "unlinked; wait 9; exit code=65 -> FAILED",
+    ),
+    "a worker without a connection gets no dispatch": (
+        "READY", "unlinked; ask r2 -> dispatched=[]; wait 9; exit; up -> dispatched=[1, 2]",
+    ),
+    "a request that the worker does not hold was lost P23": (
+        "READY", "beat requests=1 -> READY; beat requests=0 -> signals=[KILL] & STOPPING;"
+        " exit -> suspects=0; up -> dispatched=[1]",
+    ),
+    "a lost row that was leaving holds no drain open P23": (
+        "READY", "cancel; unload -> DRAINING; beat requests=0 -> signals=[KILL]; exit -> STOPPED",
+    ),
+}  # fmt: skip
+"""In which state each begins, and its script."""
 
 
-def test_a_request_that_the_worker_does_not_hold_was_lost_P23() -> None:
-    driver = serving()
-    driver.beat(WorkerPhase.IDLE, requests=1)
-    assert driver.state() is State.READY
-    driver.beat(WorkerPhase.IDLE, requests=0)
-    assert driver.signals() == [WorkerSignal.KILL]
-    assert last_exit(driver) == ("crash", 0)
-    driver.come_up()
-    assert driver.dispatched() == [1]
+@pytest.mark.parametrize("rule", LOST)
+def test_lost_connections_and_requests(rule: str) -> None:
+    state, script = LOST[rule]
+    play(in_state(State(state)), script)
 
 
 def test_messages_under_way_are_not_lost_P7() -> None:
@@ -629,17 +603,6 @@ def test_messages_under_way_are_not_lost_P7() -> None:
     driver.token(1, finish=FinishReason.STOP)
     driver.worker(ended)
     assert driver.state() is State.READY
-
-
-def test_a_lost_row_that_was_leaving_holds_no_drain_open_P23() -> None:
-    driver = in_state(State.READY)
-    driver.cancel()
-    driver.unload()
-    assert driver.state() is State.DRAINING
-    driver.beat(WorkerPhase.IDLE, requests=0)
-    assert driver.signals() == [WorkerSignal.KILL]
-    driver.exit()
-    assert driver.state() is State.STOPPED
 
 
 @pytest.mark.parametrize(("preparing", "limit_s"), [(0, LIMIT_S), (1, 11 * LIMIT_S)])

@@ -20,6 +20,7 @@ from support.core.driver import Driver
 
 EVENTS = {"up": "come_up", "wait": "pass_time"}
 VALUES = {str(one): one for kind in (FinishReason, Priority) for one in kind}
+WORD = re.compile(r"(?<!['\w.-])((?!(?:None|True|False)\b)[A-Za-z_][\w./-]*)(?!['\w])")
 D = TypeVar("D", bound=Driver)
 
 
@@ -92,5 +93,4 @@ def _value(text: str) -> Any:
     try:
         return ast.literal_eval(text)
     except (SyntaxError, ValueError):
-        bare = re.sub(r"(?<!['\w.-])([A-Za-z_][\w./-]*)(?!['\w])", r"'\1'", text)
-        return ast.literal_eval(bare) if text[:1] in ("[", "{") else text
+        return ast.literal_eval(WORD.sub(r"'\1'", text)) if text[:1] in ("[", "{") else text
