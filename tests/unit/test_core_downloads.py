@@ -25,6 +25,7 @@ from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
 
 from support.core.driver import LAUNCH, RESTART, Driver, entry
 from support.core.memory import GIB, MemoryDriver, limited, sized
+from support.core.scripts import play
 
 # Downloads
 
@@ -39,8 +40,8 @@ def lacking(name: str = "m", repository: Repository = TINY, **changes: Any) -> M
     return entry(name, download=repository, **changes)
 
 
-def starts(driver: Driver) -> list[tuple[int, Repository]]:
-    return [(start.number, start.repository) for start in driver.of(StartDownload)]
+def starts(driver: Driver) -> list[tuple[int, str]]:
+    return [(start.number, start.repository.repo) for start in driver.of(StartDownload)]
 
 
 def ends(driver: Driver) -> list[int]:
@@ -62,7 +63,7 @@ def done(folder: str = FOLDER) -> DownloadDone:
 def test_a_load_waits_for_the_download_and_spawns_with_its_folder() -> None:
     driver = Driver([lacking()])
     driver.load()
-    assert starts(driver) == [(1, TINY)]
+    assert starts(driver) == [(1, "org/tiny")]
     assert driver.state() is State.PENDING
     say(driver, progress(410))
     assert driver.row()["progress"] == {
@@ -79,40 +80,49 @@ def test_a_load_waits_for_the_download_and_spawns_with_its_folder() -> None:
     assert driver.state() is State.READY
 
 
-def test_two_models_of_one_repository_share_its_download() -> None:
+def fetched(driver: Driver, number: int, folder: str = FOLDER) -> None:
+    say(driver, done(folder), number)
+
+
+def cut(driver: Driver, number: int) -> None:
+    say(driver, CUT, number)
+
+
+SHARED = {
+    "two models of one repository share its download": (
+        "load m; load n; starts -> returns=[]; load o; starts -> returns=[(2, org/other)];"
+        " fetched 1 -> m=LOADING & n=PENDING & o=PENDING"
+    ),
+    "an unload ends it unless another model waits for it": (
+        "load m; load n; unload m; ends -> returns=[]; unload n -> n=STOPPED;"
+        " ends -> returns=[1]; load n; starts -> returns=[(2, org/tiny)]"
+    ),
+    "a report of one that has ended is dropped": (
+        "load m; unload m; load m; fetched 1 /stale -> m=PENDING; fetched 2 -> m=LOADING"
+    ),
+    "a shutdown ends it": "load m; signal; ends -> returns=[1]",
+    "one that is interrupted is tried again while requests wait": (
+        "ask; load; cut 1 -> BACKOFF & errors={c1: load_failed}; wait 0 -> PENDING;"
+        " cut 2 -> queued=1 & cause='not downloaded: it ended with SIGKILL'; wait 1; fetched 3; up;"
+        " -> restarts=0 & running=[r1]"
+    ),
+}
+"""Models `m` and `n` of one repository, `o` of another."""
+
+
+@pytest.mark.parametrize("rule", SHARED)
+def test_rule_of_downloads(rule: str) -> None:
     driver = Driver([lacking("m"), lacking("n"), lacking("o", OTHER)])
-    driver.load("m")
+    play(driver, SHARED[rule], starts, ends, fetched, cut)
+
+
+def test_a_model_that_joins_a_download_shows_how_far_it_is() -> None:
+    driver = play(Driver([lacking("m"), lacking("n")]), "load m")
     say(driver, progress(500))
     driver.load("n")
-    assert starts(driver) == []
     assert driver.row("n")["progress"]["fraction"] == 0.5
-    driver.load("o")
-    assert starts(driver) == [(2, OTHER)]
     say(driver, done())
-    assert {driver.state("m"), driver.state("n")} == {State.LOADING, State.PENDING}
     assert driver.row("n")["progress"]["phase"] == "waiting for turn"
-
-
-def test_an_unload_ends_the_download_unless_another_model_waits_for_it() -> None:
-    driver = Driver([lacking("m"), lacking("n")])
-    driver.load("m")
-    driver.load("n")
-    driver.unload("m")
-    assert ends(driver) == []
-    driver.unload("n")
-    assert ends(driver) == [1]
-    assert driver.state("n") is State.STOPPED
-    driver.load("n")
-    assert starts(driver) == [(2, TINY)]
-    say(driver, done("/stale"), number=1)
-    assert driver.state("n") is State.PENDING
-    say(driver, done(), number=2)
-    [spawn] = driver.of(Spawn)
-    assert spawn.launch.path == FOLDER
-    driver = Driver([lacking()])
-    driver.load()
-    driver.signal()
-    assert ends(driver) == [1], "a shutdown ends it as well"
 
 
 def test_gated_repository_fails_the_model_and_its_waiters() -> None:
@@ -127,29 +137,9 @@ def test_gated_repository_fails_the_model_and_its_waiters() -> None:
         assert failed.error["code"] == ErrorCode.LOAD_FAILED
         assert not failed.error["retryable"]
     driver.restart()
-    assert starts(driver) == [(2, TINY)]
+    assert starts(driver) == [(2, "org/tiny")]
     say(driver, done(), number=2)
     assert driver.state() is State.LOADING
-
-
-def test_interrupted_download_is_retried_while_requests_wait() -> None:
-    driver = Driver([lacking()])
-    driver.ask()
-    load = driver.load()
-    say(driver, CUT)
-    assert driver.state() is State.BACKOFF
-    assert driver.failure_of(load).error["retryable"]
-    driver.pass_time(0.0)  # the first time at once
-    assert driver.state() is State.PENDING
-    say(driver, CUT, number=2)
-    assert driver.row()["cause"] == "not downloaded: it ended with SIGKILL"
-    assert 0 < driver.row()["retry_in_s"] <= 1.0
-    assert driver.row()["queued"] == 1
-    driver.pass_time(1.0)
-    say(driver, done(), number=3)
-    driver.come_up()
-    assert driver.row()["restarts"] == 0
-    assert driver.row()["running"] == ["r1"]
 
 
 @pytest.mark.parametrize("is_repository", [True, False])
@@ -163,7 +153,7 @@ def test_a_reload_to_another_source_ends_the_download(is_repository: bool) -> No
     driver.do(Reloaded(now=driver.now, settings=CoreSettings(), models=models))
     assert ends(driver) == [1]
     if is_repository:
-        assert starts(driver) == [(2, OTHER)]
+        assert starts(driver) == [(2, "org/other")]
         assert driver.row()["progress"]["fraction"] == 0.0
     else:
         assert driver.row()["progress"]["phase"] == "waiting for turn"
@@ -196,17 +186,13 @@ def lost(**changes: Any) -> ModelSettings:
 
 
 def test_files_that_were_removed_since_the_start_are_downloaded_again() -> None:
-    driver = Driver([lost()])
-    driver.ask()
-    driver.spawned()
-    driver.exit(code=ExitCode.MODEL_MISSING)
-    assert driver.state() is State.PENDING
-    assert starts(driver) == [(1, TINY)]
-    assert driver.row()["queued"] == 1
-    say(driver, done())
-    driver.come_up()
-    assert driver.row()["running"] == ["r1"]
-    assert driver.row()["restarts"] == 0
+    play(
+        Driver([lost()]),
+        "ask; spawned; exit code=66 -> PENDING & queued=1; starts -> returns=[(1, org/tiny)];"
+        " fetched 1; up -> running=[r1] & restarts=0",
+        starts,
+        fetched,
+    )
 
 
 def test_model_that_lost_its_files_reserves_no_memory() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mlxsup.protocol.client_messages import Failed, Reply, Subscribe
 from mlxsup.protocol.ids import Generation, ModelName, RequestId
-from mlxsup.protocol.states import Priority, State, WorkerPhase
+from mlxsup.protocol.states import State, WorkerPhase
 from mlxsup.protocol.worker_messages import Exit, GiveBack, Heartbeat, PauseRow
 from mlxsup.supervisor.core.actions import BudgetChanged, SendToWorker
 from mlxsup.supervisor.core.events import Caller, FilesSeen, Reloaded, Sampled
@@ -36,6 +36,7 @@ from support.core.memory import (
     sized,
     states,
 )
+from support.core.scripts import play
 from support.core.swaps import SwapDriver, finish, rivals
 
 # The lowered budget
@@ -355,40 +356,34 @@ def test_a_reload_that_lowers_the_budget_swaps_down_to_it() -> None:
     assert driver.spawns() == ["a"]
 
 
-def test_no_model_is_evicted_while_workers_may_give_back() -> None:
-    driver = streaming()
-    beat(driver, "b", cache_gib=1)
-    short(driver)
-    assert states(driver, "ab") == [State.READY] * 2
-    short(driver)
-    assert states(driver, "ab") == [State.DRAINING, State.READY], "it was not enough"
+BUSY: dict[str, tuple[str, str]] = {
+    "no model goes while workers may give back": (
+        "ab", "beat b cache_gib=1; short -> a=READY & b=READY; short -> a=DRAINING & b=READY",
+    ),
+    "one that serves always stays": (
+        "ab",
+        3 * "sample -9 a=4 b=4 -> a=DRAINING & b=READY;" + "gone a; sample -9 b=4 -> b=READY",
+    ),
+}  # fmt: skip
+"""Models that have had their turn, each with a stream, and the script."""
+
+
+@pytest.mark.parametrize("rule", BUSY)
+def test_busy_models_under_pressure(rule: str) -> None:
+    names, script = BUSY[rule]
+    play(streaming(names), script, beat, short, sample)
 
 
 def test_the_lowest_class_goes_first() -> None:
     driver = crowd("abc")
-    classes = (Priority.INTERACTIVE, Priority.NORMAL, Priority.BATCH)
-    for name, priority in zip("abc", classes, strict=True):
-        driver.stream(name, name, priority=priority)
+    play(driver, "stream a a priority=interactive; stream b b; stream c c priority=batch")
     driver.now += TURN_S
     short(driver, names="abc")
     assert states(driver) == [State.READY, State.READY, State.DRAINING]
 
 
-def test_one_serving_model_always_stays() -> None:
-    driver = streaming()
-    for _ in range(3):
-        sample(driver, -9, a=4, b=4)
-        assert states(driver, "ab") == [State.DRAINING, State.READY]
-    driver.gone("a")
-    sample(driver, -9, b=4)
-    assert driver.state("b") is State.READY
-
-
 def test_pinned_and_unresumable_models_stay() -> None:
-    driver = crowd("abc", pinned="a")
-    driver.stream("a", "r1")
-    driver.stream("b", "r2", resume=False)
-    driver.stream("c", "r3")
+    driver = play(crowd("abc", pinned="a"), "stream a r1; stream b r2 resume=False; stream c r3")
     driver.now += TURN_S
     sample(driver, -9, a=4, b=4, c=4)
     assert states(driver) == [State.READY, State.READY, State.DRAINING]
@@ -404,7 +399,7 @@ def test_no_model_is_swapped_out_in_vain(why: str) -> None:
     assert states(driver, "ab") == [State.READY] * 2
 
 
-def test_swap_is_called_off_when_memory_is_back() -> None:
+def test_swap_that_is_called_off_resumes_its_rows_and_says_so() -> None:
     driver = crowd()
     driver.say(Subscribe(id=SUBSCRIPTION))
     keys = [driver.stream("a", "r1"), driver.stream("a", "r2")]
@@ -412,8 +407,6 @@ def test_swap_is_called_off_when_memory_is_back() -> None:
     driver.now += TURN_S
     short(driver)
     driver.row_left(keys[0], "a")
-    short(driver)
-    assert driver.state("a") is State.DRAINING
     answer = driver.foresees("a")
     assert (answer["outcome"], answer["reason"]) == (
         "waits",
@@ -537,9 +530,7 @@ def test_swap_waits_for_a_slow_look_that_counts_for_some_seconds() -> None:
 
 
 def test_files_that_keep_a_model_are_looked_at_again_while_its_answers_are_open() -> None:
-    driver = changed()
-    driver.ask("r2", "b")
-    driver.pass_time(TURN_S + 0.1)
+    driver = play(changed(), f"ask r2 b; wait {TURN_S + 0.1}")
     for _ in range(int(4 * COUNTS_FOR_S) + 1):
         sample(driver, 9)
     assert driver.folders.looks == ["a"] * 5
