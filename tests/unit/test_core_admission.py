@@ -18,6 +18,7 @@ from mlxsup.supervisor.core.sharing.accounts import Terms
 
 from support.core.driver import LAUNCH, RESTART, Driver, entry
 from support.core.looks import ALICE, BOB
+from support.core.scripts import play
 from support.core.states import in_state
 
 # Limits of queues
@@ -322,28 +323,18 @@ def test_class_above_max_priority_is_refused_with_the_fix() -> None:
 
 
 def test_reload_changes_grants_and_keeps_the_line() -> None:
-    driver = driver_of()
-    driver.ask("runs")
-    driver.ask("i", priority=INTERACTIVE)
+    driver = play(driver_of(), "ask runs; ask i priority=interactive")
     change(driver, **{ANYONE: ClientSettings(max_priority=NORMAL)})
-    assert driver.line() == ["i"]
-    driver.ask("no", priority=INTERACTIVE)
-    assert driver.errors() == {"no": "invalid_request"}
+    play(driver, "-> line=[i]; ask no priority=interactive -> errors={no: invalid_request}")
 
 
 def test_a_request_that_has_waited_long_moves_up_by_itself() -> None:
-    driver = driver_of()
-    driver.ask("runs")
-    driver.ask("old", priority=BATCH)
-    for _ in range(59):
-        driver.pass_time(1.0)
-        driver.token(1)
-        driver.beat()
-    driver.ask("new")
-    assert driver.line() == ["new", "old"]
-    driver.pass_time(1.0)
-    assert driver.line() == ["old", "new"], "both are normal now"
-    driver.token(1, finish=FinishReason.STOP)
+    driver = play(
+        driver_of(),
+        "ask runs; ask old priority=batch;"
+        + 59 * "wait 1; token 1; beat;"
+        + "ask new -> line=[new, old]; wait 1 -> line=[old, new]; token 1 finish=stop",
+    )
     [running] = driver.row()["rows"]
     assert (running["id"], running["priority"], running["class"]) == ("old", "batch", "normal")
 
@@ -379,11 +370,10 @@ def test_max_running_holds_a_client_back_and_no_other() -> None:
 @pytest.mark.parametrize("how", ["a row ends at another model", "a reload"])
 def test_a_client_starts_once_max_running_allows_it(how: str) -> None:
     driver = driver_of("m", "n", nightly=ClientSettings(max_running=1))
-    driver.ask("n1", "m", client="nightly")
-    driver.ask("n2", "n", client="nightly")
-    assert (driver.row("m")["running"], driver.row("n")["running"]) == (["n1"], [])
+    play(driver, "ask n1 m client=nightly; ask n2 n client=nightly -> m.running=[n1]")
+    play(driver, "-> n.running=[]")
     driver.cancel("n1") if how != "a reload" else change(driver, nightly=ClientSettings())
-    assert driver.row("n")["running"] == ["n2"]
+    play(driver, "-> n.running=[n2]")
 
 
 def reply(driver: Driver) -> dict[str, Any]:
@@ -413,9 +403,8 @@ def test_prioritize_moves_a_waiting_request_and_lets_a_running_one_run() -> None
 
 
 def test_charged_account_moves_back() -> None:
-    driver = driver_of(alice=ClientSettings(), bob=ClientSettings())
-    for id, client in (("a1", "alice"), ("a2", "alice"), ("b1", "bob")):
-        driver.ask(id, client=client)
-    assert driver.line() == ["a2", "b1"], "nothing was computed yet"
-    driver.compute(1.0, 1)
-    assert driver.line() == ["b1", "a2"]
+    play(
+        driver_of(alice=ClientSettings(), bob=ClientSettings()),
+        "ask a1 client=alice; ask a2 client=alice; ask b1 client=bob -> line=[a2, b1];"
+        " compute 1.0 1 -> line=[b1, a2]",
+    )

@@ -49,6 +49,7 @@ from mlxsup.supervisor.core.settings import CoreSettings
 
 from support.core.driver import Driver, entry
 from support.core.looks import ALICE, BOB
+from support.core.scripts import play
 from support.core.states import in_state
 
 # Wake-ups and clients
@@ -56,17 +57,16 @@ from support.core.states import in_state
 
 def test_a_wake_up_is_asked_for_once_and_again_only_if_it_is_to_be_earlier() -> None:
     driver = Driver()
-    driver.ask("a", timeout_s=50.0)
     load_stalls_at = 1020.0
-    assert driver.of(WakeAt) == [WakeAt(when=load_stalls_at)]
-    driver.ask("b", timeout_s=30.0)
-    assert driver.of(WakeAt) == []
-    driver.ask("c", timeout_s=10.0)
-    assert driver.of(WakeAt) == [WakeAt(when=1010.0)]
-    driver.cancel("c")
-    assert driver.of(WakeAt) == [], "the earlier one stands"
-    driver.do(Tick(now=1010.0))
-    assert driver.of(WakeAt) == [WakeAt(when=load_stalls_at)]
+    for event, woken_at in (
+        (lambda: driver.ask("a", timeout_s=50.0), [load_stalls_at]),
+        (lambda: driver.ask("b", timeout_s=30.0), []),
+        (lambda: driver.ask("c", timeout_s=10.0), [1010.0]),
+        (lambda: driver.cancel("c"), []),  # the earlier one stands
+        (lambda: driver.do(Tick(now=1010.0)), [load_stalls_at]),
+    ):
+        event()
+        assert [wake.when for wake in driver.of(WakeAt)] == woken_at
 
 
 def test_disconnect_forgets_only_its_own_commands() -> None:
@@ -159,25 +159,20 @@ def is_busy(driver: Driver) -> bool:
     return driver.core.outline().is_busy
 
 
+def is_idle(driver: Driver) -> bool:
+    return not is_busy(driver)
+
+
 def test_loads_and_unpaused_requests_are_work() -> None:
-    driver = Driver()
-    assert not is_busy(driver)
-    driver.load()
-    assert driver.core.outline().states == (("m", State.LOADING),)
-    assert is_busy(driver)
-    driver.come_up()
+    busy, idle = "is_busy -> returns=True;", "is_idle -> returns=True;"
+    driver = play(
+        Driver(),
+        f"{idle} load; {busy} up; {idle} ask; accept 1; pause; {busy} row_left 1; {idle} resume;"
+        f" {busy} cancel; {idle} wait 0",
+        is_busy,
+        is_idle,
+    )
     assert driver.core.outline().states == (("m", State.READY),)
-    assert not is_busy(driver)
-    driver.ask()
-    driver.accept(1)
-    driver.pause()
-    assert is_busy(driver)
-    driver.row_left(1)
-    assert not is_busy(driver)
-    driver.resume()
-    assert is_busy(driver)
-    driver.cancel()
-    assert not is_busy(driver)
 
 
 def test_a_download_is_work() -> None:
@@ -198,11 +193,11 @@ ROUNDING_S = 1e-6
 class Driven:
     """A core with a gateway; the test plays the gateway's process."""
 
-    def __init__(self, address: Address | None = ADDRESS) -> None:
+    def __init__(self) -> None:
         self.now = 100.0
         self.core = Core(
             CoreSettings(), [entry()], facts={}, random=random.Random(1), is_strict=True,
-            gateway=address,
+            gateway=ADDRESS,
         )  # fmt: skip
         self.actions: list[Action] = []
         self.number = 0
@@ -215,9 +210,9 @@ class Driven:
             if isinstance(action, StartGateway):
                 self.number = action.number
 
-    def listens(self, pid: int = 7) -> None:
+    def listens(self) -> None:
         """It accepts connections."""
-        self.do(GatewayListening(now=self.now, number=self.number, pid=pid, address=GIVEN))
+        self.do(GatewayListening(now=self.now, number=self.number, pid=7, address=GIVEN))
 
     def beats(self) -> None:
         """Its event loop runs."""
