@@ -220,6 +220,11 @@ AGED: dict[str, tuple[int, str]] = {
     "a freed row goes to the aged request if no other claims it": (
         2, "urgent now; cancel now; row_left 2 -> running=[r1, old]",
     ),
+    "a row that is freed once goes to its class once": (
+        2,
+        "urgent now -> pauses=[2]; row_left 2 -> running=[r1, now]; cancel r1;"
+        " urgent next -> pauses=[]; row_left 1 -> running=[now, old]",
+    ),
     "an aged row is preempted once it has had its time, and returns before newer ones": (
         1,
         "token 1 finish=stop; accept 2; token 2; wait 1; urgent now -> pauses=[];"
@@ -483,17 +488,10 @@ def test_a_long_request_gets_the_head_room_of_another_model() -> None:
     """It fits alone, if the other one keeps to one row."""
     budget = 2 * FIXED + 2 * bytes_for(1, 2500)
     driver = RowsDriver("ab", budget)
-    driver.bring_up("a")
-    driver.load("b")
-    driver.confirm("a")
-    driver.measure()
-    driver.come_up("b")
-    for name in "abab":
-        driver.confirm(name)
-        driver.measure()
-    key = driver.begin("b", "r1", 3000)
+    settle = "confirm a; measure; confirm b; measure;"
+    play(driver, f"bring_up a; load b; confirm a; measure; up b; {settle} {settle} begin b r1 3000")
     assert driver.budget("b") < bytes_for(1, 3000) < budget - 2 * FIXED - ONE_ROW
-    driver.short("b", key)
+    driver.short("b", RequestKey(1))
     for _ in range(4):
         assert driver.errors() == {}
         driver.now += 1.0
@@ -518,18 +516,12 @@ def test_paused_row_without_memory_returns_to_the_next_process() -> None:
 
 def test_row_of_a_client_at_its_limit_holds_up_no_other() -> None:
     clients = {"ann": ClientSettings(max_running=1), "bob": ClientSettings()}
-    driver = RowsDriver("ab", 2 * (FIXED + TWO_ROWS), clients=clients)
-    for model in "ab":
-        driver.load(model)
-    for model in "ab":
-        driver.come_up(model)
-    driver.begin("a", "r1", 900, client="bob")
-    second = driver.begin("a", "r2", 900, client="ann")
-    driver.short("a", second)
-    assert driver.serve("r3", model="a", client="bob") == []
-    driver.serve("r4", model="b", client="ann")
-    assert driver.row("b")["running"] == ["r4"]
-    assert driver.row("a")["running"] == ["r1", "r3"]
+    play(
+        RowsDriver("ab", 2 * (FIXED + TWO_ROWS), clients=clients),
+        "load a; load b; up a; up b; begin a r1 900 client=bob; begin a r2 900 client=ann;"
+        " short a 2; serve r3 model=a client=bob -> returns=[];"
+        " serve r4 model=b client=ann -> b.running=[r4] & a.running=[r1, r3]",
+    )
 
 
 # Rows shed while other programs need memory
@@ -633,52 +625,56 @@ def test_rows_that_may_be_shed(name: str) -> None:
     assert driver.has_room(STEP) == []
 
 
+SHEDDING: dict[str, tuple[str, str]] = {
+    "a busy model goes if that was not enough": (
+        "ab",
+        "start a r1; batch b b1; batch b b2; now 10; has_room {two} -> returns=[3];"
+        " has_room {two} -> b=READY; rows_leave b 3; asked -> returns=[2]; -> b=DRAINING",
+    ),
+    "idle models go first, and no row if they are enough": (
+        "ab", "batch b b1; batch b b2; batch b b3; has_room {three} -> returns=[] & a=STOPPING",
+    ),
+    "no row leaves before its worker has given back what it keeps for reuse": (
+        "a",
+        "batch a r1; batch a r2; batch a r3; keeps a; has_room {one} -> returns=[];"
+        " has_room {one} -> returns=[2, 3]",
+    ),
+    "no row leaves without a shortage, though a budget is lowered": (
+        "a", "batch a r1; batch a r2; batch a r3; has_room {held} -> returns=[];"
+        " reload; asked -> returns=[]",
+    ),
+}  # fmt: skip
+"""Models that are READY, and the script: when there is room for so many rows."""
+
+
+def keeps(driver: ShortageDriver, model: str) -> None:
+    """The worker says that it keeps something for reuse."""
+    beat = Heartbeat(step=1, phase=WorkerPhase.IDLE, phase_s=0.0, cache_bytes=STEP)
+    driver.worker(beat, model)
+
+
+def reload(driver: ShortageDriver) -> None:
+    """The budget is lowered to that of one row."""
+    settings, known = limited(needs([LONG])), driver.core.fleet.needs
+    driver.do(Reloaded(now=driver.now, settings=settings, models=(served("a"),), needs=known))
+
+
+@pytest.mark.parametrize("rule", SHEDDING)
+def test_rows_are_shed_in_their_order(rule: str) -> None:
+    names, script = SHEDDING[rule]
+    room = {
+        "one": room_for(LONG),
+        "two": holds([LONG]),
+        "three": room_for(LONG, LONG, LONG),
+        "held": -(-holds([LONG] * 3) // STEP) * STEP,
+    }
+    play(ShortageDriver(names), script.format(**room), keeps, reload)
+
+
 def test_rows_of_a_model_with_a_limit_of_its_own_stay() -> None:
     """Its memory is reserved, whatever runs."""
     driver = ShortageDriver("a", {"a": need_of(given=30 * STEP)})
-    for number in range(3):
-        driver.batch("a", f"r{number}")
-    assert driver.has_room(STEP) == []
-
-
-def test_a_busy_model_goes_if_that_was_not_enough() -> None:
-    driver = ShortageDriver("ab")
-    driver.start("a", "r1")
-    rows = [driver.batch("b", f"b{n}") for n in range(2)]
-    driver.now += 10.0
-    assert driver.has_room(holds([LONG])) == rows[1:]
-    driver.has_room(holds([LONG]))
-    assert driver.state("b") is State.READY, "a row is on its way"
-    driver.rows_leave("b", rows[1])
-    assert driver.asked() == rows[:1]
-    assert driver.state("b") is State.DRAINING
-
-
-def test_idle_models_go_first_and_no_row_if_they_are_enough() -> None:
-    driver = ShortageDriver("ab")
-    for number in range(3):
-        driver.batch("b", f"b{number}")
-    assert driver.has_room(room_for(LONG, LONG, LONG)) == []
-    assert driver.state("a") is State.STOPPING
-
-
-def test_no_row_leaves_before_reclaim() -> None:
-    driver = ShortageDriver()
-    rows = [driver.batch("a", f"r{n}") for n in range(3)]
-    driver.worker(Heartbeat(step=1, phase=WorkerPhase.IDLE, phase_s=0.0, cache_bytes=STEP), "a")
-    assert driver.has_room(room_for(LONG)) == []
-    assert driver.has_room(room_for(LONG)) == rows[1:]
-
-
-def test_no_row_leaves_without_a_shortage() -> None:
-    """A budget that is lowered, also by a reload, limits what else may be loaded."""
-    driver = ShortageDriver()
-    for number in range(3):
-        driver.batch("a", f"r{number}")
-    assert driver.has_room(-(-holds([LONG] * 3) // STEP) * STEP) == []
-    settings, known = limited(needs([LONG])), driver.core.fleet.needs
-    driver.do(Reloaded(now=driver.now, settings=settings, models=(served("a"),), needs=known))
-    assert driver.asked() == []
+    play(driver, f"batch a r1; batch a r2; batch a r3; has_room {STEP} -> returns=[]")
 
 
 @dataclass(frozen=True)
@@ -776,19 +772,10 @@ def test_second_out_of_memory_alone_ends_the_request() -> None:
 
 def test_ready_workers_give_back_before_the_second_try() -> None:
     driver = MemoryDriver([entry(name) for name in "abc"], limited(10**12, parallel_loads=2))
-    driver.bring_up("a", "b")
-    driver.load("c")
-    driver.serve("r", model="a")
-    driver.exit("a", code=75)
-    assert asked_back(driver) == ["b"], "c is loading, and a is gone"
-    driver.cancel("r")
-    driver.come_up("a")
-    driver.serve("r", model="a")
-    driver.cancel("r")
-    driver.exit("a", code=75)
-    assert asked_back(driver) == [], "it had been cancelled"
-    driver.pass_time(4.0)
-    driver.come_up("a")
-    driver.serve("r1", "r2", model="a")
-    driver.exit("a", code=75)
-    assert asked_back(driver) == [], "half as many run"
+    play(
+        driver,
+        "bring_up a b; load c; serve r model=a; exit a code=75; asked_back -> returns=[b];"
+        " cancel r; up a; serve r model=a; cancel r; exit a code=75; asked_back -> returns=[];"
+        " wait 4; up a; serve r1 r2 model=a; exit a code=75; asked_back -> returns=[]",
+        asked_back,
+    )
