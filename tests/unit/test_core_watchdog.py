@@ -77,7 +77,7 @@ def beats(driver: Driver, seconds: int, **beat: Any) -> list[WorkerSignal]:
     return signals
 
 
-def silence(driver: Driver, *, most_s: float, is_stopped: bool = False) -> int:
+def silence(driver: Driver, most_s: float, *, is_stopped: bool = False) -> int:
     """No beat comes until the process is ended, in time; returns how often it was looked at."""
     start, state, looks = driver.now, driver.state(), 0
     while driver.state() is state:
@@ -346,30 +346,69 @@ def test_work_that_does_not_end_is_found_dumped_and_killed_F5_P6_P23(phase: Work
     assert driver.dispatched() == [1]
 
 
-def test_a_predicted_long_step_is_given_four_times_its_prediction_P7() -> None:
-    driver = serving()
-    assert beats(driver, 49, phase=WorkerPhase.PREFILL, predicted_s=10.0) == []
-    assert driver.state() is State.READY
-    assert beats(driver, 3, phase=WorkerPhase.PREFILL, predicted_s=10.0) != []
+def stepped(driver: Driver, step: int) -> None:
+    driver.worker(Step(step=step))
 
 
-def test_long_honest_work_in_many_steps_is_never_killed_P7() -> None:
-    driver = serving()
-    for step in range(1, 30):
-        beats(driver, 9, phase=WorkerPhase.PREFILL, step=step - 1)
-        driver.worker(Step(step=step))
-        assert driver.state() is State.READY, step
+GIB = 2**30
+SIGNS: dict[str, tuple[float, str]] = {
+    "a predicted long step is given four times its prediction P7": (
+        LIMIT_S,
+        "beats 49 phase=prefill predicted_s=10 -> returns=[] & READY;"
+        " beats 3 phase=prefill predicted_s=10 -> STOPPING",
+    ),
+    "long honest work in many steps is never killed P7": (
+        LIMIT_S,
+        "".join(f"beats 9 phase=prefill step={n}; stepped {n + 1} -> READY;" for n in range(8))
+        + "wait 0",
+    ),
+    "a stale beat does not make the next step look long": (
+        LIMIT_S,
+        "beats 9 phase=decode; stepped 1; beat decode step=0 phase_s=9.5; wait 2;"
+        " beat idle step=1; beats 7 phase=idle step=1 -> returns=[] & READY",
+    ),
+    "a pause of the whole machine makes no step long P7": (
+        LIMIT_S,
+        "wait 1; beat decode step=1 phase_s=61 -> READY;"
+        " beats 8 phase=decode step=1 phase_s=61 -> returns=[]",
+    ),
+    "silence with the interpreter held is found F6 P6": (
+        LIMIT_S, "beat decode; silence 12.5 -> signals=[DUMP]; exit -> suspects=1",
+    ),
+    "a process that is stopped after a beat is not accused F7": (
+        1.0, "wait 1; beat decode; silence 6 is_stopped=True -> signals=[KILL]; exit -> suspects=0",
+    ),
+    "a late beat kills no worker P5 P7": (
+        60.0, 12 * "wait 4.5; seen is_stopped=False; beat idle -> READY;" + "wait 0",
+    ),
+    "a look counts only without a sign before the next": (
+        LIMIT_S, 2 * "wait 3.1; seen is_stopped=True; beat -> READY;" + "wait 0",
+    ),
+    "a silent worker is looked at before it is killed": (
+        LIMIT_S, "beat; wait 300 -> READY; seen is_stopped=False -> STOPPING",
+    ),
+    "a beat during the look ends the suspicion of growth P7": (
+        30.0,
+        f"sample {10 * GIB}; wait 2; sample {20 * GIB}; beat prefill phase_s=2;"
+        " seen is_stopped=False -> READY",
+    ),
+    "a worker that steps without beats is alive until a step is stuck P6 P7": (
+        LIMIT_S,
+        "".join(f"wait 0.1; stepped {n} -> READY;" for n in range(1, 101))
+        + f"silence {LIMIT_S + SLACK_S + 1} -> signals=[DUMP]",
+    ),
+    # It holds the interpreter in its first step: its last beat is older than its work.
+    "a worker that has said idle before its work is stuck P6 P10": (
+        1.0, f"wait 1.5; stepped 1; silence {SILENCE_S + 1} -> signals=[DUMP]; exit -> suspects=1",
+    ),
+}  # fmt: skip
+"""The limit of a step of a worker with one request, and the script."""
 
 
-def test_a_stale_beat_does_not_make_the_next_step_look_long() -> None:
-    driver = serving()
-    beats(driver, 9, phase=WorkerPhase.DECODE)
-    driver.worker(Step(step=1))
-    driver.beat(WorkerPhase.DECODE, step=0, phase_s=9.5)
-    driver.pass_time(2.0)
-    driver.beat(WorkerPhase.IDLE, step=1)
-    assert beats(driver, 7, phase=WorkerPhase.IDLE, step=1) == []
-    assert driver.state() is State.READY
+@pytest.mark.parametrize("rule", SIGNS)
+def test_signs_of_life(rule: str) -> None:
+    limit_s, script = SIGNS[rule]
+    play(serving(limit_s), script, beats, silence, stepped)
 
 
 def test_a_beat_from_the_load_says_nothing_of_a_worker_that_is_ready() -> None:
@@ -387,22 +426,6 @@ def test_a_beat_from_the_load_says_nothing_of_a_worker_that_is_ready() -> None:
     assert driver.row()["phase"] == "idle"
 
 
-def test_a_pause_of_the_whole_machine_makes_no_step_long_P7() -> None:
-    driver = serving()
-    driver.pass_time(1.0)
-    driver.beat(WorkerPhase.DECODE, step=1, phase_s=61.0)
-    assert driver.state() is State.READY, "the supervisor's own clock stood still meanwhile"
-    assert beats(driver, 8, phase=WorkerPhase.DECODE, step=1, phase_s=61.0) == []
-
-
-def test_silence_with_the_interpreter_held_is_found_F6_P6() -> None:
-    driver = serving()
-    driver.beat(WorkerPhase.DECODE)
-    assert silence(driver, most_s=LIMIT_S + 2.5) > 1
-    assert driver.signals() == [WorkerSignal.DUMP]
-    assert last_exit(driver)[1] == 1
-
-
 @pytest.mark.parametrize("state", [State.LOADING, State.READY, State.DRAINING])
 def test_stopped_process_is_killed_without_accusation_F7_P5(state: State) -> None:
     driver = serving()
@@ -414,40 +437,14 @@ def test_stopped_process_is_killed_without_accusation_F7_P5(state: State) -> Non
     elif state is State.DRAINING:
         driver.restart()
     driver.beat(WorkerPhase.DECODE)
-    silence(driver, most_s=6.0, is_stopped=True)
+    silence(driver, 6.0, is_stopped=True)
     assert driver.signals() == [WorkerSignal.KILL]
     assert last_exit(driver) == ("stall", 0)
 
 
-def test_process_stopped_after_a_beat_is_not_accused_F7() -> None:
-    driver = serving(step_timeout_s=1.0)
-    driver.pass_time(1.0)
-    driver.beat(WorkerPhase.DECODE)
-    silence(driver, most_s=6.0, is_stopped=True)
-    assert driver.signals() == [WorkerSignal.KILL]
-    assert last_exit(driver) == ("stall", 0)
-
-
-def test_late_beat_kills_no_worker_P5_P7() -> None:
-    driver = serving(step_timeout_s=60.0)
-    for _ in range(12):
-        driver.pass_time(4.5)
-        driver.seen(is_stopped=False)
-        driver.beat(WorkerPhase.IDLE)
-        assert driver.state() is State.READY
-
-
-def test_a_look_means_nothing_alone_or_while_a_process_ends_F7() -> None:
+def test_a_look_means_nothing_while_a_process_ends_F7() -> None:
     look = "seen is_stopped=True;"
     play(in_state(State.STOPPING), f"{look} {look} -> STOPPING & signals=[]")
-    play(serving(), 2 * f"wait 3.1; {look} beat -> READY;" + "wait 0")
-
-
-def test_silent_worker_is_looked_at_before_it_is_killed() -> None:
-    play(serving(), "beat; wait 300 -> READY; seen is_stopped=False -> STOPPING")
-
-
-GIB = 2**30
 
 
 def silent_growth(driver: Driver, gib_per_s: float, seconds: int) -> None:
@@ -490,17 +487,6 @@ def test_growth_alone_is_honest_P7(has_beats: bool) -> None:
         if has_beats:
             driver.pass_time(0.4)
             driver.beat(WorkerPhase.PREFILL, phase_s=1.4 * second)
-    assert driver.state() is State.READY
-
-
-def test_a_beat_that_arrives_during_the_look_ends_the_suspicion_P7() -> None:
-    driver = serving(step_timeout_s=30.0)
-    driver.sample(10 * GIB)
-    driver.pass_time(2.0)
-    driver.sample(20 * GIB)
-    assert driver.of(LookAtWorker)
-    driver.beat(WorkerPhase.PREFILL, phase_s=2.0)
-    driver.seen(is_stopped=False)
     assert driver.state() is State.READY
 
 
@@ -547,7 +533,7 @@ def test_a_death_after_its_connection_keeps_its_own_verdict(
 
 def test_a_death_that_crosses_another_end_of_ours() -> None:
     driver = serving()
-    silence(driver, most_s=6.0, is_stopped=True)
+    silence(driver, 6.0, is_stopped=True)
     play(driver, "exit signal=SIGSEGV -> suspects=1")
     assert driver.row()["last_exit"]["reason"] == "crash"
     driver = serving()
@@ -630,28 +616,6 @@ def test_a_worker_that_waits_with_nothing_to_do_is_left_alone_P7() -> None:
     driver.ask()
     driver.beat(WorkerPhase.IDLE, phase_s=300.0)  # counted before the request came
     assert driver.state() is State.READY
-
-
-def test_a_worker_that_steps_without_beats_is_alive_until_a_step_is_stuck_P6_P7() -> None:
-    driver = serving()
-    for step in range(1, 201):
-        driver.pass_time(0.1)
-        assert driver.of(LookAtWorker) == []
-        driver.worker(Step(step=step))
-    assert driver.state() is State.READY
-    silence(driver, most_s=LIMIT_S + SLACK_S + 1.0)
-    assert driver.signals() == [WorkerSignal.DUMP]
-
-
-def test_a_worker_that_has_said_idle_before_its_work_is_stuck_and_does_not_wait_P6_P10() -> None:
-    """It holds the interpreter in its first step: its last beat is older than its work, and no
-    later one has said that it waits. That it was stuck accuses what it held."""
-    driver = serving(step_timeout_s=1.0)
-    driver.pass_time(1.5)
-    driver.worker(Step(step=1))
-    silence(driver, most_s=SILENCE_S + 1.0)
-    assert driver.signals() == [WorkerSignal.DUMP]
-    assert last_exit(driver) == ("stall", 1)
 
 
 # Hostile workers

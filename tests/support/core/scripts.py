@@ -12,14 +12,14 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from mlxsup.protocol.client_messages import Deltas, Done
-from mlxsup.protocol.states import FinishReason, Priority, State
+from mlxsup.protocol.states import FinishReason, Priority, State, WorkerPhase
 from mlxsup.protocol.worker_messages import PauseRow
 from mlxsup.supervisor.core.actions import Finish, SendToWorker
 
 from support.core.driver import Driver
 
 EVENTS = {"up": "come_up", "wait": "pass_time"}
-VALUES = {str(one): one for kind in (FinishReason, Priority) for one in kind}
+VALUES = {str(one): one for kind in (FinishReason, Priority, WorkerPhase) for one in kind}
 WORD = re.compile(r"(?<!['\w.-])((?!(?:None|True|False)\b)[A-Za-z_][\w./-]*)(?!['\w])")
 D = TypeVar("D", bound=Driver)
 
