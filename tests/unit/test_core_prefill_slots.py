@@ -104,8 +104,8 @@ def test_decoding_keeps_the_place_in_line() -> None:
 def test_turns_go_by_class_and_then_in_the_order_of_asking() -> None:
     driver = contended(3, Priority.BATCH, Priority.BATCH, Priority.INTERACTIVE)
     turns = []
-    for reader, reads_on in (("a", 1), ("c", 1), ("c", 0), ("b", 1), ("a", 1)):
-        step(driver, reader, reads_on=bool(reads_on), returns=True, wants=bool(reads_on))
+    for reader, reads_on in (("a", True), ("c", True), ("c", False), ("b", True), ("a", True)):
+        step(driver, reader, reads_on=reads_on, returns=True, wants=reads_on)
         turns += grants(driver)
     assert turns == ["c", "c", "b", "a", "b"]
 

@@ -11,7 +11,7 @@ import pytest
 from mlxsup.protocol.client_messages import Done, Failed, Notice, Reply
 from mlxsup.protocol.ids import ModelName, RequestId, RequestKey
 from mlxsup.protocol.request_messages import CancelRequest, RequestsQuery
-from mlxsup.protocol.states import FinishReason, NoticeKind, Priority, State
+from mlxsup.protocol.states import FinishReason, NoticeKind, Priority
 from mlxsup.protocol.worker_messages import CancelRow, PrefillProgress, Step
 from mlxsup.supervisor.core.deadlines import Deadlines
 from mlxsup.supervisor.core.health.blame import Digest
@@ -23,6 +23,7 @@ from mlxsup.supervisor.core.sharing.counters import Counters
 
 from support.core.driver import LAUNCH, Driver, entry
 from support.core.looks import ALICE, BOB
+from support.core.scripts import play
 
 # The order of a queue
 
@@ -215,26 +216,24 @@ def test_interrupted_requests_hear_of_each_change() -> None:
 
 def test_the_reason_is_told_and_each_change_of_it() -> None:
     driver = Driver()
-    driver.ask("a", notices=True)
-    [queued, _] = driver.sent(Notice)
-    assert queued.detail == {"position": 1, "reason": "load", "since_s": 0.0}
-    driver.spawned()
-    driver.exit()
-    assert driver.state() is State.LOADING, "the first crash costs no delay"
-    driver.spawned()
-    driver.exit()
-    [notice] = driver.sent(Notice)
-    assert notice.detail == {"position": 1, "reason": "backoff", "since_s": 0.0}
-    driver.pass_time(2.0)
-    assert [n.detail["reason"] for n in driver.sent(Notice) if n.kind == "queued"] == ["load"]
-    driver.ask("b")
-    driver.ask("c", notices=True)
-    driver.come_up()
-    [notice] = driver.sent(Notice)
-    assert (notice.id, notice.detail) == ("c", {"position": 1, "reason": "rows", "since_s": 0.0})
-    driver.restart()
-    [notice] = driver.sent(Notice)
-    assert notice.detail == {"position": 1, "reason": "restart", "since_s": 0.0}
+    told = []
+    for script in (
+        "ask a notices=True",
+        "spawned; exit -> LOADING; spawned; exit",  # the first crash costs no delay
+        "wait 2",
+        "ask b; ask c notices=True; up",
+        "restart",
+    ):
+        play(driver, script)
+        queued = [one for one in driver.sent(Notice) if one.kind is NoticeKind.QUEUED]
+        told += [(one.id, one.detail["position"], one.detail["reason"]) for one in queued]
+    assert told == [
+        ("a", 1, "load"),
+        ("a", 1, "backoff"),
+        ("a", 1, "load"),
+        ("c", 1, "rows"),
+        ("c", 1, "restart"),
+    ]
 
 
 def test_the_load_is_told_to_the_first_at_each_step_and_to_all_at_each_tenth() -> None:
@@ -286,9 +285,7 @@ def waiting_driver() -> Driver:
 
 
 def test_a_number_names_a_request_as_well() -> None:
-    driver = waiting_driver()
-    driver.prioritize("#3", INTERACTIVE)
-    assert driver.line() == ["b", "a"]
+    play(waiting_driver(), "prioritize #3 interactive -> line=[b, a]")
 
 
 def test_of_several_with_one_id_only_the_number_names_one() -> None:
@@ -390,14 +387,10 @@ def test_requests_lists_each_stage() -> None:
 def test_requests_shows_the_limit_of_a_client() -> None:
     terms = {"team": ClientSettings(max_running=1)}
     driver = ready_models(settings=CoreSettings(clients=terms))
-    [key] = driver.serve("known")
-    driver.compute(2.0, key)
-    driver.token(key, finish=FinishReason.STOP)  # so that it is known what a request costs
-    driver.serve("first", "second", client="team")
-    assert (seen(driver)["second"]["reason"], seen(driver)["second"]["expected_s"]) == (
-        "limit",
-        None,
-    )
+    # So that it is known what a request costs.
+    play(driver, "serve known; compute 2.0 1; token 1 finish=stop; serve first second client=team")
+    second = seen(driver)["second"]
+    assert (second["reason"], second["expected_s"]) == ("limit", None)
 
 
 def test_cancelling_ends_the_request_of_another_connection_and_answers_at_once_D13() -> None:
@@ -435,7 +428,7 @@ def test_cancel_refuses_unknown_and_ambiguous_names() -> None:
 
 # Deadlines
 
-A, B, C = (ModelName(name) for name in "abc")
+A, B = ModelName("a"), ModelName("b")
 
 
 def test_subjects_are_due_at_their_time_and_not_before() -> None:
