@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxsup.protocol.client_messages import Failed, Reply
+from mlxsup.protocol.client_messages import Reply
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.states import FinishReason, LoadPhase, State
@@ -474,56 +474,48 @@ def test_stuck_process_fails_its_model_and_requests(footprint_gb: int) -> None:
     assert driver.core.status(driver.now)["memory"]["reserved_bytes"] == max(5, footprint_gb) * GB
 
 
-@pytest.mark.parametrize("is_silent", [True, False])
-def test_a_load_that_cannot_be_ended_gives_its_turn_back(is_silent: bool) -> None:
-    driver = Driver([entry("m"), entry("other")])
-    command = driver.load("m")
-    driver.spawned("m")
-    if not is_silent:
-        driver.hello("m")
-    driver.load("other")
-    driver.pass_time(LONG_S)
-    assert driver.state("m") is State.FAILED
-    assert driver.errors()[command] == ErrorCode.LOAD_FAILED
-    assert [spawn.model for spawn in driver.of(Spawn)] == ["other"]
-    assert driver.generation("m") == 1
+STUCK = {
+    "a load is refused while the process lives, and it comes back at its exit": (
+        "load -> FAILED & spawns=[] & errors={c2: load_failed};"
+        " ask late -> errors={late: model_failed}; exit -> spawns=[m] & generation=2 & pid=None"
+    ),
+    "a restart is refused while the process lives": (
+        "restart -> FAILED & spawns=[] & errors={c2: load_failed}; exit -> spawns=[m]"
+    ),
+    "an unload fails, and the model stops at the exit": (
+        "unload -> FAILED & wanted=down & errors={c2: model_failed}; exit -> STOPPED & pid=None"
+    ),
+    "a shutdown does not wait": "stop -> replies=[c2] & finished=True",
+    "messages of its worker are ignored, and its late exit accuses no more": (
+        "hello -> FAILED & told=[] & signals=[]; ready -> FAILED & signals=[];"
+        " broke -> FAILED & signals=[]; beat -> FAILED & signals=[];"
+        " exit signal=SIGSEGV -> suspects=0"
+    ),
+}
+"""After which events a model fares how whose process, 77, cannot be ended."""
 
 
-@pytest.mark.parametrize("command", [Driver.load, Driver.restart])
-def test_a_new_process_is_refused_while_a_stuck_one_lives(
-    command: Callable[[Driver], RequestId],
-) -> None:
-    driver = stuck()
-    id = command(driver)
-    assert (driver.spawns(), driver.state()) == ([], State.FAILED)
-    [failed] = driver.sent(Failed)
-    assert (failed.id, failed.error["code"]) == (id, ErrorCode.LOAD_FAILED)
-    assert "77" in failed.error["message"]
-    driver.ask("late")
-    assert driver.errors() == {"late": ErrorCode.MODEL_FAILED}
-    driver.exit()
-    assert driver.spawns() == ["m"], "its exit is seen at last"
-    assert (driver.generation(), driver.row()["pid"]) == (2, None)
+@pytest.mark.parametrize("rule", STUCK)
+def test_model_with_a_stuck_process(rule: str) -> None:
+    driver = play(in_state(State.READY), "token 1 finish=stop; broke -> signals=[KILL]; wait 10.1")
+    play(driver, STUCK[rule])
 
 
-@pytest.mark.parametrize("is_stuck_before", [True, False])
-def test_an_unload_of_a_stuck_process_fails(is_stuck_before: bool) -> None:
-    driver = stuck() if is_stuck_before else in_state(State.READY)
-    unload = driver.unload()
-    if not is_stuck_before:
-        driver.pass_time(5.0 + 2.0 + 2.0 + KILL_LIMIT_S + 1.0)
-    assert driver.errors()[unload] == ErrorCode.MODEL_FAILED
-    assert (driver.state(), driver.row()["wanted"]) == (State.FAILED, "down")
-    driver.exit()
-    assert (driver.state(), driver.row()["pid"]) == (State.STOPPED, None)
+@pytest.mark.parametrize("hello", ["", "hello m;"], ids=["silent", "said hello"])
+def test_a_load_that_cannot_be_ended_gives_its_turn_back(hello: str) -> None:
+    play(
+        Driver([entry("m"), entry("other")]),
+        f"load m; spawned m; {hello} load other; wait 35 -> m=FAILED & other=LOADING;"
+        " -> errors={c1: load_failed} & spawns=[other] & m.generation=1",
+    )
 
 
-def test_shutdown_does_not_wait_for_a_stuck_process() -> None:
-    driver = stuck()
-    stop = driver.stop()
-    [reply] = driver.sent(Reply)
-    assert (reply.id, reply.value["pids"]) == (stop, [77])
-    assert len(driver.of(Finish)) == 1
+def test_an_unload_that_finds_its_process_stuck_fails() -> None:
+    play(
+        in_state(State.READY),
+        "unload; wait 20 -> FAILED & wanted=down & errors={c2: model_failed, r1: unloaded};"
+        " exit -> STOPPED & pid=None",
+    )
 
 
 @pytest.mark.parametrize("state", [State.LOADING, State.READY, State.STOPPING])
@@ -559,13 +551,3 @@ def test_answers_of_a_removed_stuck_model_end_as_unknown() -> None:
     driver.broke()
     driver.pass_time(KILL_LIMIT_S + 0.1)
     assert driver.failure_of().error["code"] == ErrorCode.UNKNOWN_MODEL
-
-
-def test_messages_of_an_abandoned_worker_are_ignored_and_its_late_exit_accuses_no_more() -> None:
-    driver = stuck()
-    for say in (Driver.hello, Driver.ready, Driver.broke, Driver.beat):
-        say(driver)
-        assert (driver.actions, driver.state()) == ([], State.FAILED)
-    before = driver.row()["suspects"]
-    driver.exit(signal="SIGSEGV")
-    assert driver.row()["suspects"] == before
