@@ -18,6 +18,7 @@ from mlxsup.supervisor.core.events import ClientTooSlow
 
 from support.core.driver import Driver, entry
 from support.core.looks import ALICE, BOB
+from support.core.scripts import play
 
 TOKEN = pack_tokens([9])
 EARLIER = pack_body("earlier", Channel.CONTENT)
@@ -150,26 +151,17 @@ def test_cancel_of_the_request_ends_its_readers(how: str) -> None:
 
 
 def test_error_reaches_readers_under_their_own_id() -> None:
-    driver, [key] = up()[0], [RequestKey(1)]
-    driver.serve("one", resume=False)
-    driver.accept(key)
+    driver, _ = up()
+    play(driver, "serve one resume=False; accept 1")
     attach(driver)
-    driver.token(key)
-    driver.exit()
-    assert (driver.errors(ALICE), driver.errors(BOB)) == (
-        {"one": "worker_crashed"},
-        {"join": "worker_crashed"},
-    )
+    play(driver, "token 1; exit -> errors={one: worker_crashed}")
+    assert driver.errors(BOB) == {"join": "worker_crashed"}
 
 
 def test_readers_get_every_token_once_over_a_crash() -> None:
-    driver, [key] = up("one")
+    driver, _ = up("one")
     attach(driver)
-    driver.token(key)
-    driver.exit()
-    driver.come_up()
-    driver.accept(key)
-    driver.token(key, finish=FinishReason.STOP)
+    play(driver, "token 1; exit; up; accept 1; token 1 finish=stop")
     assert pieces(driver) == [("join", 1, TOKEN, body("x"))]
     assert [end.resumed for end in driver.sent(Done, BOB)] == [1]
 

@@ -30,6 +30,7 @@ from support.core.driver import LAUNCH, RESTART, Driver, entry
 from support.core.looks import ALICE
 from support.core.memory import GIB, MemoryDriver, limited, pair_and_more, sized
 from support.core.needs import need
+from support.core.scripts import play
 from support.core.states import in_state
 
 OTHER = entry(launch=replace(LAUNCH, path="/other"))
@@ -221,30 +222,23 @@ def test_a_draining_process_is_judged_by_the_memory_limit_that_it_was_started_wi
 
 
 def test_a_draining_process_keeps_its_rows_when_the_entry_has_fewer() -> None:
-    driver = in_state(State.READY)
-    driver.ask("r2")
+    driver = play(in_state(State.READY), "ask r2")
     reload(driver, entry(launch=replace(LAUNCH, max_concurrency=1)))  # checks invariants
-    assert driver.row()["running"] == ["r1", "r2"]
-    assert driver.row()["row_limit"] == 2
-    driver.token(1, 2, finish=FinishReason.STOP)
-    driver.exit(code=0)
-    assert driver.row()["row_limit"] == 1
+    play(
+        driver,
+        "-> running=[r1, r2] & row_limit=2; token 1 2 finish=stop; exit code=0 -> row_limit=1",
+    )
 
 
-@pytest.mark.parametrize("is_same", [True, False])
-def test_a_load_takes_a_drain_back_only_with_the_same_launch(is_same: bool) -> None:
+def test_a_load_takes_a_drain_back_only_with_the_same_launch() -> None:
     driver = in_state(State.DRAINING)
-    reload(driver, entry(idle_unload_s=3.0) if is_same else OTHER)
-    load = driver.load()
-    assert driver.state() is (State.READY if is_same else State.DRAINING)
-    assert driver.replies() == ([load] if is_same else [])
-    if not is_same:
-        driver.token(1, finish=FinishReason.STOP)
-        assert driver.told(Exit) == [Exit()]
-        driver.exit(code=0)
-        assert [spawn.launch for spawn in driver.of(Spawn)] == [OTHER.launch]
-        driver.come_up()
-        assert driver.replies() == [load]
+    reload(driver, entry(idle_unload_s=3.0))
+    play(driver, "load -> READY & replies=[c3]")
+    driver = in_state(State.DRAINING)
+    reload(driver, OTHER)
+    play(driver, "load -> DRAINING & replies=[]; token 1 finish=stop -> told=[Exit]; exit code=0")
+    assert [spawn.launch for spawn in driver.of(Spawn)] == [OTHER.launch]
+    play(driver, "up -> replies=[c3]")
 
 
 @pytest.mark.parametrize("is_changed", [False, True])
@@ -266,42 +260,29 @@ def test_a_reload_keeps_the_delay_of_an_unchanged_model() -> None:
     before = driver.row()["retry_in_s"]
     reload(driver, entry())
     assert driver.row()["retry_in_s"] == before
-    driver.pass_time(1.1)
-    driver.come_up()
-    driver.exit()
+    play(driver, "wait 1.1; up; exit")
     assert driver.row()["retry_in_s"] > 1.0, "twice the first delay, less the half at random"
 
 
 def test_a_reload_changes_how_often_a_model_that_runs_is_restarted_F2() -> None:
     driver = in_state(State.READY)
     reload(driver, entry(restart=replace(RESTART, max_restarts=0)))
-    assert driver.state() is State.READY
-    driver.exit()
-    assert driver.state() is State.FAILED
+    play(driver, "-> READY; exit -> FAILED")
 
 
 @pytest.mark.parametrize("drains", ["removed", "changed", "unloaded", "restarted"])
 def test_a_stop_shortens_every_drain_that_is_under_way_P12(drains: str) -> None:
-    driver = Driver(settings=CoreSettings(drain_timeout_s=600.0))
-    driver.load()
-    driver.come_up()
-    driver.ask()
+    driver = play(Driver(settings=CoreSettings(drain_timeout_s=600.0)), "load; up; ask")
     if drains in ("removed", "changed"):
         reload(driver, *([OTHER] if drains == "changed" else []), drain_s=600.0)
     else:
         driver.unload() if drains == "unloaded" else driver.restart()
-    assert driver.state() is State.DRAINING
-    driver.stop(timeout_s=1.0)
-    driver.ask("new")
-    assert driver.errors() == {"new": ErrorCode.SHUTTING_DOWN}
-    driver.pass_time(0.9)
-    assert driver.told(Exit) == []
-    driver.actions = []
-    driver.pass_time(0.2)
-    assert driver.errors() == {"r1": ErrorCode.SHUTTING_DOWN}
-    assert (driver.told(Exit), driver.of(Finish)) == ([Exit()], [])
-    driver.exit(code=0)
-    assert len(driver.of(Finish)) == 1
+    play(
+        driver,
+        "-> DRAINING; stop timeout_s=1; ask new -> errors={new: shutting_down};"
+        " wait 0.9 -> errors={}; wait 0.2 -> errors={r1: shutting_down} & finished=False;"
+        " -> told=[Exit]; exit code=0 -> finished=True",
+    )
 
 
 @pytest.mark.parametrize("drains", ["removed", "changed"])
