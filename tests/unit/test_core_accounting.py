@@ -50,7 +50,7 @@ def spend(
     *parts: RowDelta | PrefillProgress,
     decode_s: float = 0.0,
     model: str = "m",
-    **more: bool,
+    **more: Any,
 ) -> None:
     """A step that ends now, with those rows; the status is not asked, which would charge it."""
     rows = [part for part in parts if isinstance(part, RowDelta)]
@@ -87,7 +87,7 @@ def running(
 
 
 def seconds(driver: Driver, model: str = "m") -> tuple[float, float]:
-    """What requests, and what nobody, paid for."""
+    """Return the engine seconds that requests paid, and those that were repeated."""
     row = driver.row(model)
     return round(row["engine_s"], 9), round(row["repeated_s"], 9)
 

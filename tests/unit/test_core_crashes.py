@@ -137,23 +137,16 @@ def test_rule_of_crashes(rule: str) -> None:
     play(in_state(State(state)), script)
 
 
-@pytest.mark.parametrize("ready_s", [9.9, 10.0])
-@pytest.mark.parametrize("how", ["drained", "killed"])
-def test_the_time_of_a_drain_and_not_of_an_end_counts_as_ready(how: str, ready_s: float) -> None:
-    driver = in_state(State.READY)
-    driver.exit()
-    driver.come_up()
-    driver.now += ready_s - 2.0
-    driver.unload()
-    driver.now += 2.0
-    if how == "killed":
-        driver.broke()
-        driver.now += 50.0
-    driver.exit()
-    driver.ask("again")
-    driver.spawned()
-    driver.exit()
-    assert driver.state() is (State.LOADING if ready_s == 10.0 else State.BACKOFF)
+@pytest.mark.parametrize(("ready_s", "state"), [(9.9, "BACKOFF"), (10.0, "LOADING")])
+@pytest.mark.parametrize("killed", ["", "broke; now 50;"], ids=["drained", "killed"])
+def test_the_time_of_a_drain_and_not_of_an_end_counts_as_ready(
+    killed: str, ready_s: float, state: str
+) -> None:
+    play(
+        in_state(State.READY),
+        f"exit; up; now {ready_s - 2}; unload; now 2; {killed} exit; ask again; spawned;"
+        f" exit -> {state}",
+    )
 
 
 # Exits
@@ -285,14 +278,12 @@ def test_failed_model_names_its_crashes_and_the_last_cause_and_answers_its_queue
 
 
 def test_every_end_is_counted_by_its_reason_and_the_class_of_its_cause() -> None:
-    driver = in_state(State.READY)
-    assert driver.row()["exits"] == []
-    for code in (75, 70, 75):
-        driver.exit(code=code)
-        driver.pass_time(RESTART.backoff_max_s)
-        driver.come_up()
-    driver.unload()
-    driver.exit(code=0)
+    again = f"wait {RESTART.backoff_max_s}; up;"
+    driver = play(
+        in_state(State.READY),
+        f"-> exits=[]; exit code=75; {again} exit code=70; {again} exit code=75; {again} unload;"
+        " exit code=0",
+    )
     assert driver.row()["exits"] == [
         {"reason": "crash", "cause": "out of memory", "count": 2},
         {"reason": "crash", "cause": "unknown", "count": 1},

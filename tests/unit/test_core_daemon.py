@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import hypothesis
@@ -58,13 +59,14 @@ from support.core.states import in_state
 def test_a_wake_up_is_asked_for_once_and_again_only_if_it_is_to_be_earlier() -> None:
     driver = Driver()
     load_stalls_at = 1020.0
-    for event, woken_at in (
+    events: list[tuple[Callable[[], object], list[float]]] = [
         (lambda: driver.ask("a", timeout_s=50.0), [load_stalls_at]),
         (lambda: driver.ask("b", timeout_s=30.0), []),
         (lambda: driver.ask("c", timeout_s=10.0), [1010.0]),
         (lambda: driver.cancel("c"), []),  # the earlier one stands
         (lambda: driver.do(Tick(now=1010.0)), [load_stalls_at]),
-    ):
+    ]
+    for event, woken_at in events:
         event()
         assert [wake.when for wake in driver.of(WakeAt)] == woken_at
 

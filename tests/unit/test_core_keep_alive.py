@@ -99,7 +99,7 @@ def answered(driver: Driver, keep_alive: float | None) -> Driver:
 
 
 def stays_s(driver: Driver, most_s: float = 100.0) -> float | None:
-    """How long it stays READY from now on, in seconds; None: longer than anybody looks."""
+    """How long it stays READY from now on, in seconds; None: longer than that."""
     begin = driver.now
     while driver.now < begin + most_s:
         if driver.state() is not State.READY:
@@ -158,7 +158,7 @@ def test_after_a_load_that_says_nothing_it_stays_as_configured_from_then_on(idle
     driver = answered(up(), -1.0)
     driver.pass_time(idle_s)
     driver.say(Load(id=RequestId("a"), model=ModelName("m")))
-    assert driver.state() is State.READY, "it was kept, and somebody wants it"
+    assert driver.state() is State.READY, "it was kept, and is wanted"
     assert stays_s(driver) == CONFIGURED_S
 
 

@@ -19,12 +19,13 @@ from mlxsup.supervisor.core.events import Appraised, Reloaded
 from mlxsup.supervisor.core.memory.given import known_problem
 from mlxsup.supervisor.core.memory.need import Figure, Need, Source
 from mlxsup.supervisor.core.memory.raising import raised
-from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
+from mlxsup.supervisor.core.settings import CoreSettings
 
 from support.core.driver import LAUNCH, Driver, entry
 from support.core.memory import SUBSCRIPTION, MemoryDriver, limited, notes, sized, states
 from support.core.needs import GIB, MIB, need
 from support.core.rows import CONTEXT, FIXED, ONE_ROW, RowsDriver, bytes_for, need_of, served
+from support.core.scripts import play
 
 # `memory` of an entry
 
@@ -40,13 +41,9 @@ def driver_of(given_bytes: int, **changes: object) -> RowsDriver:
 @pytest.mark.parametrize("given_bytes", [ENOUGH - 1, FIXED, 1])
 def test_less_than_that_fails_and_never_reserves_more(given_bytes: int) -> None:
     driver = driver_of(given_bytes)
-    driver.ask("r1", "a")
-    assert driver.reserved() == given_bytes
-    driver.come_up("a")
-    assert (driver.state("a"), driver.reserved()) == (State.STOPPING, given_bytes)
-    assert driver.budgets["a"] == []
-    driver.exit("a", 143)
-    assert (driver.state("a"), driver.reserved()) == (State.FAILED, 0)
+    given = f"reserved -> returns={given_bytes}"
+    play(driver, f"ask r1 a; {given}; up a -> a=STOPPING; {given}; exit a 143 -> a=FAILED")
+    assert (driver.budgets["a"], driver.reserved()) == ([], 0)
     error = driver.failure_of("r1").error
     assert error["code"] == "load_failed"
     assert "and it needs at least" in error["message"]
@@ -55,20 +52,11 @@ def test_less_than_that_fails_and_never_reserves_more(given_bytes: int) -> None:
 
 
 def test_an_entry_with_more_that_comes_meanwhile_is_loaded() -> None:
-    driver = driver_of(FIXED)
-    driver.load("a")
-    driver.come_up("a")
-    models, needs = (_with_memory(ENOUGH),), {driver.model("a").name: need_of(given=ENOUGH)}
+    driver = play(driver_of(FIXED), "load a; up a")
+    launch = replace(served("a").launch, memory_limit_bytes=ENOUGH)
+    models, needs = (entry("a", launch=launch),), {ModelName("a"): need_of(given=ENOUGH)}
     driver.do(Reloaded(now=driver.now, settings=limited(10**9), models=models, needs=needs))
-    driver.exit("a", 143)
-    assert driver.state("a") is State.LOADING
-    driver.come_up("a")
-    assert driver.state("a") is State.READY
-
-
-def _with_memory(size_bytes: int) -> ModelSettings:
-    entry = served("a")
-    return replace(entry, launch=replace(entry.launch, memory_limit_bytes=size_bytes))
+    play(driver, "exit a 143 -> a=LOADING; up a -> a=READY")
 
 
 def test_a_process_that_cannot_be_measured_counts_as_appraised() -> None:

@@ -220,11 +220,6 @@ AGED: dict[str, tuple[int, str]] = {
     "a freed row goes to the aged request if no other claims it": (
         2, "urgent now; cancel now; row_left 2 -> running=[r1, old]",
     ),
-    "a row that is freed once goes to its class once": (
-        2,
-        "urgent now -> pauses=[2]; row_left 2 -> running=[r1, now]; cancel r1;"
-        " urgent next -> pauses=[]; row_left 1 -> running=[now, old]",
-    ),
     "an aged row is preempted once it has had its time, and returns before newer ones": (
         1,
         "token 1 finish=stop; accept 2; token 2; wait 1; urgent now -> pauses=[];"

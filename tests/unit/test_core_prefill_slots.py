@@ -186,7 +186,7 @@ def live(
 ) -> list[WorkerSignal]:
     """A beat of each worker each second, and an answer to each look; returns the signals sent.
 
-    Whoever decodes has just begun a step; the others do the same since that time.
+    A worker that decodes has just begun a step; the others do the same since that time.
     """
     signals = []
     for _ in range(seconds):

@@ -52,7 +52,7 @@ def order(line: Queue) -> list[int]:
     return [one.key for one in line]
 
 
-def anybody(account: Account) -> bool:
+def any_account(account: Account) -> bool:
     return True
 
 
@@ -60,7 +60,7 @@ def test_classes_come_one_after_the_other() -> None:
     line = joined(queue(), request(1, priority=BATCH), request(2), request(3, "b", INTERACTIVE))
     assert order(line) == [3, 2, 1]
     assert line.per_class == {INTERACTIVE: 1, NORMAL: 1, BATCH: 1}
-    assert line.first(anybody) is next(iter(line))
+    assert line.first(any_account) is next(iter(line))
 
 
 def test_rejoined_requests_come_first_in_their_class() -> None:
@@ -82,7 +82,7 @@ def test_what_is_received_counts_by_weight() -> None:
     assert order(line) == [1, 6, 2, 3, 4, 5, 7], "four of a for each of b"
     line.counters.charge(Account("a"), 2.0)
     line.counters.charge(Account("b"), 0.5)
-    assert line.first(anybody) == request_of(line, 1), "both stand at half a second"
+    assert line.first(any_account) == request_of(line, 1), "both stand at half a second"
 
 
 def request_of(line: Queue, key: int) -> Request:
@@ -151,7 +151,7 @@ def test_places_are_news_near_the_front_for_newcomers_and_at_powers_of_two() -> 
 # Notices of places
 
 MOST_PER_DEPARTURE = 15
-"""The first eight, and whoever comes to place 16, 32, 64, 128, 256, 512 or 1,024."""
+"""The first eight, and those that come to place 16, 32, 64, 128, 256, 512 or 1,024."""
 
 
 def long_queue(waiting: int, rows: int = 1) -> Driver:
@@ -188,7 +188,7 @@ def test_departures_tell_few_however_many_wait(rows: int) -> None:
         told.update(now.keys())
         latest.update(now)
         truth = {request.id: place for place, request in enumerate(driver.model().queue, 1)}
-        assert all(truth[id] == place for id, place in now.items())
+        assert all(truth[RequestId(id)] == place for id, place in now.items())
         assert len(now) <= rows * MOST_PER_DEPARTURE
         for id, place in truth.items():
             assert place <= latest[id] < 2 * max(place, NEAR), "no request believes to be ahead"

@@ -121,7 +121,7 @@ def test_limits_apply_at_once() -> None:
     driver = in_state(State.READY)
     settings = CoreSettings(max_queue=1, max_queue_per_client=9, drain_timeout_s=77.0)
     reload(driver, entry(), settings=settings)
-    assert driver.actions == [], "nobody asked for an answer"
+    assert driver.actions == [], "no client asked for an answer"
     for id in ("r2", "waits", "more"):
         driver.ask(id)
     assert driver.errors() == {"more": ErrorCode.OVERLOADED}

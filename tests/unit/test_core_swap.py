@@ -321,7 +321,7 @@ def test_a_preload_never_swaps() -> None:
     assert driver.stays("a")
     assert driver.state("b") is State.PENDING
     driver.ask("r2", "b")
-    assert driver.passes_until("a") == 20, "from the moment at which somebody waits"
+    assert driver.passes_until("a") == 20, "from the moment at which a request waits"
 
 
 @pytest.mark.parametrize("command", ["unload", "stop"])
@@ -377,8 +377,8 @@ def test_a_model_that_is_pinned_meanwhile_stays() -> None:
 
 
 def crowded(*more: ModelSettings) -> SwapDriver:
-    """`a` makes room for `b`, which somebody types to; `d` has waited for longer, and neither of
-    the two fits beside `a`. Before `a` has left, `c` loads again after a crash."""
+    """`a` makes room for `b`, which is asked interactively; `d` has waited for longer, and neither
+    fits beside `a`. Before `a` has left, `c` loads again after a crash."""
     models = [sized("a", 4 * GIB), sized("c", 2 * GIB), sized("b", 7 * GIB), sized("d", 7 * GIB)]
     more_bytes = sum(one.launch.memory_limit_bytes or 0 for one in more)
     driver = SwapDriver([*models, *more], limited(10 * GIB + more_bytes))
