@@ -248,12 +248,13 @@ def test_model_within_the_whole_budget_waits_for_the_rest() -> None:
 
 def test_ending_process_does_not_lower_the_budget() -> None:
     driver = pair_and_more()
-    driver.unload("a")
-    sample(driver, 0.5, b=4)
-    assert budgets(driver) == [], "it is measured at nothing, and its memory is not free yet"
-    driver.exit("a", code=0)
-    sample(driver, 4.5, b=4)
-    assert budgets(driver) == []
+    lowered = "budgets -> returns=[];"  # it is measured at nothing, and not free yet
+    play(
+        driver,
+        f"unload a; sample 0.5 b=4; {lowered} exit a code=0; sample 4.5 b=4; {lowered} now 0",
+        sample,
+        budgets,
+    )
 
 
 def test_a_reload_keeps_the_budget_lowered_and_says_how_much_must_go() -> None:
@@ -432,11 +433,11 @@ def test_reload_calls_a_swap_off_only_with_room(budget_gib: int) -> None:
 CHANGE = "config.json has changed since it was loaded"
 
 
-def changed(model: str = "a", names: str = "ab") -> SwapDriver:
+def changed() -> SwapDriver:
     """Rivals, of which the first has a stream, and other files than it has loaded."""
-    driver = rivals(names)
+    driver = rivals()
     driver.stream("a", "r1")
-    driver.folders.changes[model] = CHANGE
+    driver.folders.changes["a"] = CHANGE
     return driver
 
 
@@ -477,56 +478,61 @@ def test_watchers_are_notified_once_why_it_stays_and_when_that_is_over() -> None
     assert swapped.startswith("swapped out for b")
 
 
-@pytest.mark.parametrize("is_accepted", [True, False])
-def test_paused_answers_that_have_begun_keep_a_model_loaded(is_accepted: bool) -> None:
-    driver = rivals()
-    stream = driver.stream("a", "r1")
-    if is_accepted:
-        driver.pause("r1")
-        driver.row_left(stream, "a")
-    else:
-        [other] = driver.serve("r2", model="a")
-        driver.pause("r2")
-        driver.row_left(other, "a")
-        finish(driver, "a", stream)
-    driver.folders.changes["a"] = CHANGE
-    driver.ask("r3", "b")
-    driver.pass_time(TURN_S + 1.0)
-    assert (driver.state("a") is State.READY) is is_accepted
+def changes(driver: SwapDriver, *names: str) -> None:
+    """The files of these models are others than those that they have loaded."""
+    driver.folders.changes = dict.fromkeys(names, CHANGE)
+
+
+def slow(driver: SwapDriver, is_slow: bool = True) -> None:
+    """Looks at files come to no end by themselves."""
+    driver.folders.is_slow = is_slow
+
+
+def looks(driver: SwapDriver) -> list[str]:
+    return driver.folders.looks
+
+
+def answers(driver: SwapDriver) -> None:
+    """The look at the files of `a` comes to its end."""
+    driver.folders.answer(driver.core, "a", driver.now)
+
+
+FILES = {
+    "a paused answer that has begun keeps its model loaded": (
+        "stream a r1; pause r1; row_left 1 a; changes a; ask r3 b; wait 21 -> a=READY"
+    ),
+    "a paused request that has not begun does not": (
+        "stream a r1; serve r2 model=a; pause r2; row_left 2 a; token 1 model=a finish=stop;"
+        " changes a; ask r3 b; wait 21 -> a=STOPPING"
+    ),
+    "a swap waits for a slow look": (
+        "slow; stream a r1; ask r2 b; wait 80 -> a=READY; looks -> returns=[a];"
+        " answers -> a.why=swap"
+    ),
+    "a look counts for some seconds": (
+        "slow; stream a r1; ask r2 b; wait 20.1; cancel r2; answers; ask r3 b; wait 20.1;"
+        " looks -> returns=[a, a]; answers -> a.why=swap"
+    ),
+    "a look that meets a drain is kept for the return": (
+        "slow; stream a r1; ask r2 b; wait 20.1; unload a; changes a; answers;"
+        " load a -> a=READY; slow False; stays a 60 -> returns=True"
+    ),
+}
+"""Models `a`, which is READY, and `b`, of which one fits into memory."""
+
+
+@pytest.mark.parametrize("rule", FILES)
+def test_files_that_are_looked_at_before_a_swap(rule: str) -> None:
+    play(rivals(), FILES[rule], changes, slow, looks, answers)
 
 
 @pytest.mark.parametrize("names", ["a", "ab"])
 def test_another_model_goes_when_memory_is_short(names: str) -> None:
     driver = streaming()
-    driver.folders.changes = dict.fromkeys(names, CHANGE)
+    changes(driver, *names)
     short(driver)
     other = State.DRAINING if names == "a" else State.READY
     assert states(driver, "ab") == [State.READY, other]
-
-
-def looking() -> SwapDriver:
-    """A swap of `a` for `b` waits for a look at its files, which is slow."""
-    driver = rivals()
-    driver.folders.is_slow = True
-    driver.stream("a", "r1")
-    driver.ask("r2", "b")
-    driver.pass_time(TURN_S + 0.1)
-    assert (driver.folders.looks, driver.state("a")) == (["a"], State.READY)
-    return driver
-
-
-def test_swap_waits_for_a_slow_look_that_counts_for_some_seconds() -> None:
-    driver = looking()
-    driver.pass_time(60.0)
-    sample(driver, 9)
-    assert (driver.folders.looks, driver.state("a")) == (["a"], State.READY)
-    driver.cancel("r2")
-    driver.folders.answer(driver.core, "a", driver.now)
-    driver.ask("r3", "b")
-    driver.pass_time(TURN_S + 0.1)
-    assert driver.folders.looks == ["a", "a"], "the first look was 20 s ago"
-    driver.folders.answer(driver.core, "a", driver.now)
-    assert driver.why("a") == "swap"
 
 
 def test_files_that_keep_a_model_are_looked_at_again_while_its_answers_are_open() -> None:
@@ -542,21 +548,9 @@ def test_files_that_keep_a_model_are_looked_at_again_while_its_answers_are_open(
 
 
 def test_an_answer_about_an_earlier_process_says_nothing_of_this_one() -> None:
-    driver = looking()
+    driver = play(rivals(), "slow; stream a r1; ask r2 b; wait 20.1", slow)
     old = driver.generation("a")
-    driver.exit("a", code=70)
-    driver.turn("a")
+    play(driver, "exit a code=70; turn a")
     late = FilesSeen(now=driver.now, model=ModelName("a"), generation=Generation(old), change="x")
     driver.do(late)
     assert driver.model("a").life.files.change == ""
-
-
-def test_an_answer_that_meets_a_drain_is_kept_for_its_return() -> None:
-    driver = looking()
-    driver.unload("a")
-    driver.folders.changes["a"] = CHANGE
-    driver.folders.answer(driver.core, "a", driver.now)
-    driver.load("a")
-    assert driver.state("a") is State.READY
-    driver.folders.is_slow = False
-    assert driver.stays("a", 60.0)
