@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import random
-from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import hypothesis
@@ -14,20 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxsup.protocol.errors import ErrorCode, RemoteError
-from mlxsup.protocol.ids import ModelName, RequestId, RequestKey, pack_tokens
-from mlxsup.protocol.states import Channel, FinishReason, Priority
+from mlxsup.protocol.ids import ModelName, RequestKey, pack_tokens
+from mlxsup.protocol.states import Channel, FinishReason
 from mlxsup.protocol.worker_messages import PrefillProgress, Ready, Rejected, RowDelta, Step
-from mlxsup.supervisor.core.health.blame import Digest
-from mlxsup.supervisor.core.requests.ledger import Request
-from mlxsup.supervisor.core.requests.queue import Queue
 from mlxsup.supervisor.core.settings import ClientSettings, CoreSettings
 from mlxsup.supervisor.core.sharing.accounts import Account, Terms
 from mlxsup.supervisor.core.sharing.charging import charge
 from mlxsup.supervisor.core.sharing.counters import MAX_ACCOUNTS, Counters
 from mlxsup.supervisor.core.sharing.device_time import DeviceTime
 
-from support.core.driver import Driver, entry
-from support.core.looks import ALICE
+from support.core.driver import LAUNCH, Driver, entry
 
 # Engine seconds of requests and models
 
@@ -430,98 +425,38 @@ def test_of_many_accounts_that_left_the_least_debt_is_forgotten_first() -> None:
         assert len(of) <= MAX_ACCOUNTS + 3
 
 
-@dataclass(slots=True, kw_only=True)
-class Job:
-    """One request of a played account, and what it has yet to receive."""
-
-    request: Request
-    left_s: float
-
-
-@dataclass(slots=True)
-class Engine:
-    """Rows that share each step equally, fed from a queue; time is virtual.
-
-    Attributes:
-        queue: decides who is next.
-        rows: how many run at once.
-        received_s: engine seconds, by account.
-        dispatched: the keys, in order.
-    """
-
-    queue: Queue
-    rows: int
-    now: float = 0.0
-    received_s: dict[Account, float] = field(default_factory=lambda: defaultdict(float))
-    dispatched: list[int] = field(default_factory=list)
-    running: list[Job] = field(default_factory=list)
-    waiting: dict[RequestKey, Job] = field(default_factory=dict)
-    last_key: int = 0
-
-    def ask(self, account: Account, cost_s: float, priority: Priority = Priority.NORMAL) -> int:
-        """One more request that costs this much."""
-        self.last_key += 1
-        request = Request(
-            key=RequestKey(self.last_key), connection=ALICE, id=RequestId("r"), account=account,
-            model=ModelName("m"), body=b"", digest=Digest(b"d"), arrived_at=self.now,
-            priority=priority,
-        )  # fmt: skip
-        present = self.queue.accounts | {job.request.account for job in self.running}
-        if account not in present:
-            self.queue.counters.join(account, present)
-        self.queue.join(request, self.now)
-        self.waiting[request.key] = Job(request=request, left_s=cost_s)
-        return self.last_key
-
-    def backlog(self, account: Account) -> int:
-        """How many of an account wait."""
-        return sum(job.request.account == account for job in self.waiting.values())
-
-    def step(self, took_s: float) -> None:
-        """Fills the rows, and computes one step."""
-        self.queue.age(self.now)
-        while len(self.running) < self.rows:
-            request = self.queue.first(lambda account: True)
-            if request is None:
-                break
-            self.queue.leave(request)
-            self.queue.counters.dispatched(request.account)
-            self.dispatched.append(request.key)
-            self.running.append(self.waiting.pop(request.key))
-        for job in self.running:
-            share_s = took_s / len(self.running)
-            job.left_s -= share_s
-            self.received_s[job.request.account] += share_s
-            self.queue.counters.charge(job.request.account, share_s)
-        self.running = [job for job in self.running if job.left_s > 0]
-        self.now += took_s
-
-
-def engine(rows: int, aging_s: float = 0.0, **weights: float) -> Engine:
-    return Engine(Queue(counters(aging_s, **weights)), rows)
-
-
-STEP_S = 0.25
-costs = st.lists(st.integers(1, 24).map(lambda steps: steps * STEP_S), min_size=1, max_size=6)
-
-
 @pytest.mark.parametrize("weight", [1.0, 10.0])
 def test_shares_follow_the_weights_however_much_is_asked_for(weight: float) -> None:
-    """Within 5 %, at ten requests offered for each one of the other."""
-    played, dice = engine(4, a=weight), random.Random(5)
-    for _ in range(4000):
-        while played.backlog(ANN) < 10:
-            played.ask(ANN, dice.uniform(0.5, 4.0))
-        while played.backlog(BEN) < 100:
-            played.ask(BEN, dice.uniform(0.5, 4.0))
-        played.step(STEP_S)
-    share = played.received_s[ANN] / played.received_s[BEN]
-    assert share == pytest.approx(weight, rel=0.05)
+    """Thirty requests of `b` wait beside six of `a`; each takes eight steps of a quarter second."""
+    settings = CoreSettings(
+        max_queue=999,
+        max_queue_per_client=999,
+        aging_s=0.0,
+        clients={"a": ClientSettings(weight=weight), "b": ClientSettings()},
+    )
+    driver = Driver([entry(launch=replace(LAUNCH, max_concurrency=4))], settings)
+    driver.load()
+    driver.come_up()
+    driver.is_checked = False  # quadratic in the line
+    received, asked = Counter[str](), 0
+    for _ in range(440):
+        waiting = Counter(request.account for request in driver.model().queue)
+        for account, most in (("a", 6), ("b", 30)):
+            for _ in range(most - waiting[Account(account)]):
+                asked += 1
+                driver.ask(f"{account}{asked}", client=account)
+        rows = list(driver.model().running.values())
+        driver.compute(0.25, *(row.key for row in rows))
+        for row in rows:
+            received[row.account] += 1
+            if row.tokens_sent == 8:
+                driver.token(row.key, finish=FinishReason.STOP)
+    assert received["a"] / received["b"] == pytest.approx(weight, rel=0.15)
 
 
 # Engines that share a device
 
-ENGINE_A, ENGINE_B, ENGINE_C = (ModelName(name) for name in "abc")
+ENGINE_A, ENGINE_B = ModelName("a"), ModelName("b")
 
 
 def test_two_engines_at_once_pay_half_each_also_while_the_step_of_the_other_is_under_way() -> None:
