@@ -425,21 +425,20 @@ def test_of_many_accounts_that_left_the_least_debt_is_forgotten_first() -> None:
         assert len(of) <= MAX_ACCOUNTS + 3
 
 
-@pytest.mark.parametrize("weight", [1.0, 10.0])
-def test_shares_follow_the_weights_however_much_is_asked_for(weight: float) -> None:
+def test_shares_follow_the_weights_however_much_is_asked_for() -> None:
     """Thirty requests of `b` wait beside six of `a`; each takes eight steps of a quarter second."""
     settings = CoreSettings(
         max_queue=999,
         max_queue_per_client=999,
         aging_s=0.0,
-        clients={"a": ClientSettings(weight=weight), "b": ClientSettings()},
+        clients={"a": ClientSettings(weight=10.0), "b": ClientSettings()},
     )
     driver = Driver([entry(launch=replace(LAUNCH, max_concurrency=4))], settings)
     driver.load()
     driver.come_up()
     driver.is_checked = False  # quadratic in the line
     received, asked = Counter[str](), 0
-    for _ in range(440):
+    for _ in range(360):
         waiting = Counter(request.account for request in driver.model().queue)
         for account, most in (("a", 6), ("b", 30)):
             for _ in range(most - waiting[Account(account)]):
@@ -451,7 +450,7 @@ def test_shares_follow_the_weights_however_much_is_asked_for(weight: float) -> N
             received[row.account] += 1
             if row.tokens_sent == 8:
                 driver.token(row.key, finish=FinishReason.STOP)
-    assert received["a"] / received["b"] == pytest.approx(weight, rel=0.15)
+    assert received["a"] / received["b"] == pytest.approx(10.0, rel=0.15)
 
 
 # Engines that share a device

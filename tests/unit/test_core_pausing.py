@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlxsup.protocol.client_messages import Done, Failed, Notice
+from mlxsup.protocol.client_messages import Done, Failed, Notice, Reply
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.ids import RequestKey, pack_tokens
 from mlxsup.protocol.states import PauseReason, State
@@ -95,6 +95,14 @@ def test_a_living_worker_brings_paused_answers_to_their_end(end: str) -> None:
         f"pause; row_left 1; {end} -> DRAINING & dispatched=[1];"
         " token 1 finish=stop -> done={r1: stop} & STOPPING",
     )
+
+
+def test_answers_to_pause_and_resume_name_the_stage() -> None:
+    driver, stages = streaming(), []
+    for script in ("pause", "resume", "pause", "row_left 1; resume", "ask r2; ask r3; pause r3"):
+        play(driver, script)
+        stages += [reply.value["stage"] for reply in driver.sent(Reply)]
+    assert stages == ["pausing", "queued", "pausing", "queued", "paused"]
 
 
 def test_resumed_request_continues_from_delivered_tokens() -> None:
