@@ -95,24 +95,16 @@ def test_request_in_each_state(state: str) -> None:
     assert driver.state() == ("LOADING" if state == "STOPPED" else state)
 
 
-@pytest.mark.parametrize("say", [Driver.hello, Driver.ready, lambda d: d.progress(0.5)])
+@pytest.mark.parametrize("said", ["hello", "ready", "progress 0.5"])
 @pytest.mark.parametrize("state", [State.READY, State.DRAINING])
-def test_hello_ready_or_progress_after_ready_is_a_crash_without_evidence(
-    say: Callable[[Driver], object], state: State
-) -> None:
-    driver = in_state(state)
-    say(driver)
-    assert (driver.state(), driver.signals()) == (State.STOPPING, [WorkerSignal.KILL])
+def test_hello_ready_or_progress_after_ready_is_a_crash(said: str, state: State) -> None:
+    play(in_state(state), f"{said} -> STOPPING & signals=[KILL]")
 
 
-@pytest.mark.parametrize(
-    "say", [Driver.hello, Driver.ready, lambda d: d.progress(0.5), Driver.broke]
-)
-def test_worker_messages_while_stopping_are_ignored(say: Callable[[Driver], object]) -> None:
-    driver = in_state(State.LOADING)
-    driver.unload()
-    say(driver)
-    assert (driver.state(), driver.actions) == (State.STOPPING, [])
+@pytest.mark.parametrize("said", ["hello", "ready", "progress 0.5", "broke"])
+def test_worker_messages_while_stopping_are_ignored(said: str) -> None:
+    driver = play(in_state(State.LOADING), f"unload; {said} -> STOPPING")
+    assert driver.actions == []
 
 
 def test_an_absent_pair_raises_in_tests() -> None:
@@ -291,36 +283,22 @@ def test_only_one_model_loads_at_a_time_from_spawn_to_ready_or_exit() -> None:
 
 
 def test_preload_follows_the_order_of_the_file() -> None:
-    driver = Driver([entry("a", preload=True), entry("b"), entry("c", preload=True)])
-    assert driver.spawns() == ["a"]
-    assert [driver.row(n)["wanted"] for n in "abc"] == ["up", "down", "up"]
-    assert (driver.row("c")["why"], driver.state("c")) == ("preload", State.PENDING)
-    driver.come_up("a")
-    assert driver.spawns() == ["c"]
+    play(
+        Driver([entry("a", preload=True), entry("b"), entry("c", preload=True)]),
+        "-> spawns=[a] & a.wanted=up & b.wanted=down & c.wanted=up & c.why=preload & c=PENDING;"
+        " up a -> spawns=[c]",
+    )
 
 
 def test_longest_wait_loads_first_and_crashed_models_wait_only_for_their_like() -> None:
-    driver = Driver([entry(name) for name in "abcde"])
-    for name in "de":
-        driver.load(name)
-        driver.come_up(name, ord(name))
-    driver.load("a")
-    for seconds, name in enumerate("cb", start=1):
-        driver.now = 1000.0 + seconds
-        driver.load(name)
-    driver.now = 1010.0
-    driver.exit("d")
-    assert driver.spawns() == ["d"], "it does not wait for a, which is loading afresh"
-    driver.exit("e")
-    assert driver.spawns() == [], "it waits for d, which comes back after a crash"
-    driver.come_up("a", 1)
-    assert driver.spawns() == [], "after a crash or not, one loads"
-    driver.come_up("d", 5)
-    assert driver.spawns() == ["e"]
-    driver.come_up("e", 6)
-    assert driver.spawns() == ["c"]
-    driver.come_up("c", 3)
-    assert driver.spawns() == ["b"]
+    play(
+        Driver([entry(name) for name in "abcde"]),
+        "load d; up d 4; load e; up e 5; load a; now 1; load c; now 1; load b; now 8;"
+        " exit d -> spawns=[d];"  # it does not wait for a, which is loading afresh
+        " exit e -> spawns=[];"  # it waits for d, which comes back after a crash
+        " up a 1 -> spawns=[];"  # after a crash or not, one loads
+        " up d 6 -> spawns=[e]; up e 7 -> spawns=[c]; up c 3 -> spawns=[b]",
+    )
 
 
 # Phases of a load

@@ -108,13 +108,12 @@ def test_models_are_removed_added_and_put_in_the_order_of_the_file() -> None:
 
 
 def test_a_removed_busy_model_ends_who_waits_and_not_what_runs() -> None:
-    driver = in_state(State.READY)
-    driver.ask("r2")
-    driver.ask("waits")
+    driver = play(in_state(State.READY), "ask r2; ask waits")
     reload(driver, entry("other"))
-    assert driver.errors() == {"waits": ErrorCode.UNKNOWN_MODEL}
-    driver.token(1, 2, finish=FinishReason.STOP)
-    assert driver.result_of().finish_reason is FinishReason.STOP
+    play(
+        driver,
+        "-> errors={waits: unknown_model}; token 1 2 finish=stop -> done={r1: stop, r2: stop}",
+    )
 
 
 def test_limits_apply_at_once() -> None:

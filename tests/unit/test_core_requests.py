@@ -487,22 +487,16 @@ def test_a_crash_pauses_a_stream_and_it_goes_on_where_it_was_F10(signal: str) ->
 
 def test_crash_ends_only_unresumable_answers_F1() -> None:
     driver = Driver([entry(), entry("other")])
-    for name, pid in (("m", 1), ("other", 2)):
-        driver.load(name)
-        driver.come_up(name, pid)
-    for id in ("accepted", "dispatched", "queued"):
-        driver.ask(id, resume=False)
-    driver.ask("elsewhere", "other")
-    driver.accept(1)
-    driver.token(1)
-    driver.exit("m")
-    assert driver.errors() == {"accepted": ErrorCode.WORKER_CRASHED}
+    play(
+        driver,
+        "load m; up m 1; load other; up other 2; ask accepted resume=False;"
+        " ask dispatched resume=False; ask queued resume=False; ask elsewhere other;"
+        " accept 1; token 1; exit m -> errors={accepted: worker_crashed}",
+    )
     [failed] = driver.sent(Failed)
     assert failed.error["detail"]["tokens_sent"] == 1
     assert failed.error["retryable"] is True
-    driver.come_up("m", 3)
-    assert driver.dispatched() == [2, 3], "in their order"
-    assert driver.row("other")["running"] == ["elsewhere"]
+    play(driver, "up m 3 -> dispatched=[2, 3] & other.running=[elsewhere]")
 
 
 def test_with_progress_there_is_no_limit_and_deaths_asked_for_do_not_count() -> None:
@@ -596,19 +590,22 @@ def test_report_of_a_finished_request() -> None:
 
 
 def test_every_way_to_end_is_one_line_with_its_outcome() -> None:
-    driver = idle()
-    one, _ = driver.serve("one", "two")
-    driver.serve("late", queue_timeout_s=5.0)
-    driver.serve("waits", "unread")
-    driver.cancel("two")
-    assert reports(driver) == [("two", "cancelled")]
     rejection = RemoteError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, "too long")
-    driver.pass_time(5.0)
-    assert reports(driver) == [("late", "queue_timeout")]
-    driver.worker(Rejected(key=RequestKey(one), error=rejection.to_wire()))
-    assert reports(driver) == [("one", "context_length_exceeded")]
-    driver.leave()
-    assert reports(driver) == [("waits", "gone"), ("unread", "gone")]
+
+    def rejects(driver: Driver) -> None:
+        driver.worker(Rejected(key=RequestKey(1), error=rejection.to_wire()))
+
+    told = []
+    driver = play(idle(), "serve one two; serve late queue_timeout_s=5; serve waits unread")
+    for script in ("cancel two", "wait 5", "rejects", "leave"):
+        told += reports(play(driver, script, rejects))
+    assert told == [
+        ("two", "cancelled"),
+        ("late", "queue_timeout"),
+        ("one", "context_length_exceeded"),
+        ("waits", "gone"),
+        ("unread", "gone"),
+    ]
 
 
 def test_a_request_that_is_refused_when_it_comes_is_a_line_for_debugging_only() -> None:
