@@ -22,6 +22,7 @@ from support.core.rows import (
     need_of,
     served,
 )
+from support.core.scripts import play
 from support.core.shortage import ShortageDriver
 
 # Division of free memory
@@ -48,20 +49,14 @@ def test_free_memory_is_shared_equally() -> None:
 
 def test_load_takes_head_room_back_before_evicting() -> None:
     """And waits until the worker keeps to the lower budget."""
-    driver = RowsDriver("ab", 2 * MODEL)
-    driver.bring_up("a")
-    assert driver.reserved() == 2 * MODEL
-    driver.load("b")
+    driver = play(RowsDriver("ab", 2 * MODEL), "bring_up a; load b -> a=READY & b=PENDING")
     message = driver.budgets["a"][-1]
     assert (message.rows_bytes, message.gives_back) == (ONE_ROW, True)
-    assert driver.state("a") is State.READY
-    assert driver.state("b") is State.PENDING
-    assert driver.reserved() == 2 * MODEL, "it may still take it"
-    driver.confirm("a", number=message.number - 1)
-    assert driver.reserved() == 2 * MODEL, "that was the one before"
-    driver.confirm("a")
-    assert driver.reserved() == 2 * MODEL
-    assert driver.state("b") is State.LOADING
+    full = f"reserved -> returns={2 * MODEL}"  # it may still take it
+    play(
+        driver,
+        f"{full}; confirm a {message.number - 1} -> b=PENDING; confirm a -> b=LOADING; {full}",
+    )
 
 
 def test_budget_covers_running_rows() -> None:

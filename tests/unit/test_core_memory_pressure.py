@@ -460,11 +460,9 @@ def test_changed_files_keep_a_model_until_its_answers_end_I7() -> None:
 def test_watchers_are_notified_once_why_it_stays_and_when_that_is_over() -> None:
     driver = changed()
     driver.say(Subscribe(id=SUBSCRIPTION))
-    driver.ask("r2", "b")
-    driver.now += TURN_S
-    driver.pass_time(0.1)
+    play(driver, f"ask r2 b; now {TURN_S}; wait 0.1")
     assert notes(driver) == [f"is not swapped out while its answers are open: {CHANGE}"]
-    for _ in range(3):
+    for _ in range(2):
         driver.now += COUNTS_FOR_S
         sample(driver, 9)
         assert notes(driver) == []

@@ -246,18 +246,13 @@ def test_three_models_of_one_client_take_turns() -> None:
 
 
 def test_swap_without_waiters_is_called_off() -> None:
-    driver = rivals()
-    keys = [driver.stream("a", "r1"), driver.stream("a", "r2")]
+    driver = play(rivals(), "stream a r1; stream a r2")
     driver.ask("r3", "b", BOB)
-    driver.passes_until("a")
-    driver.row_left(keys[0], "a")
+    play(driver, "passes_until a; row_left 1 a")
     driver.say(Subscribe(id=SUBSCRIPTION))
     driver.leave(BOB)
     assert "stays: b no longer needs its memory" in notes(driver)
-    assert driver.state("a") is State.READY
-    assert [one.key for one in driver.resumed()] == [keys[0]]
-    driver.row_left(keys[1], "a")
-    assert [one.key for one in driver.resumed()] == [keys[1]]
+    play(driver, "-> a=READY & dispatched=[1]; row_left 2 a -> dispatched=[2]")
 
 
 def test_with_swap_off_what_would_need_one_is_refused() -> None:
@@ -400,29 +395,20 @@ def crowded(*more: ModelSettings) -> SwapDriver:
 
 
 def test_swapped_memory_is_kept_for_its_model() -> None:
-    driver = crowded()
-    driver.gone("a")
+    driver = play(crowded(), "gone a")
     assert driver.row("b")["memory_wait"] == {
         "waits_s": 20.0,
         "reason": "needs 7.00 GiB, which is kept for it: other models load first",
     }
-    driver.come_up("c")
-    assert driver.spawns() == ["b"], "though the other one has waited for longer"
+    play(driver, "up c -> spawns=[b]")  # though the other one has waited for longer
 
 
 def test_kept_memory_is_released_without_waiters() -> None:
-    driver = crowded()
-    driver.gone("a")
-    driver.cancel("r2")
-    assert driver.row("b")["memory_wait"] is None
-    driver.come_up("c")
-    assert driver.spawns() == ["d"]
+    play(crowded(), "gone a; cancel r2 -> b.memory_wait=None; up c -> spawns=[d]")
 
 
 def test_a_swap_is_called_off_if_there_is_room_without_it_while_another_one_loads() -> None:
-    driver = crowded(sized("e", 7 * GIB))
-    driver.unload("e")
-    driver.exit("e", code=0)
-    assert states(driver, "abc") == [State.READY, State.PENDING, State.LOADING]
-    driver.come_up("c")
-    assert driver.spawns() == ["b"]
+    play(
+        crowded(sized("e", 7 * GIB)),
+        "unload e; exit e code=0 -> a=READY & b=PENDING & c=LOADING; up c -> spawns=[b]",
+    )
