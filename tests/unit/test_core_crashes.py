@@ -111,7 +111,7 @@ SEVERAL = {
         + "up; wait 11; exit -> FAILED; wait 10000 -> FAILED",
     ),
     "a model that dies seldom is restarted for ever F2": (
-        "LOADING", 9 * "up; wait 35; exit -> LOADING;" + "wait 0",
+        "LOADING", 9 * "up; wait 35; exit -> LOADING;",
     ),
     "a failed load answers its callers and keeps its queue F8": (
         "LOADING", "ask; exit -> errors={c1: load_failed}; up -> dispatched=[1]",

@@ -170,7 +170,7 @@ def test_loads_and_unpaused_requests_are_work() -> None:
     driver = play(
         Driver(),
         f"{idle} load; {busy} up; {idle} ask; accept 1; pause; {busy} row_left 1; {idle} resume;"
-        f" {busy} cancel; {idle} wait 0",
+        f" {busy} cancel; {idle}",
         is_busy,
         is_idle,
     )

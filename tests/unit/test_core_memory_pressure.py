@@ -249,7 +249,7 @@ def test_ending_process_does_not_lower_the_budget() -> None:
     lowered = "budgets -> returns=[];"  # it is measured at nothing, and not free yet
     play(
         driver,
-        f"unload a; sample 0.5 b=4; {lowered} exit a code=0; sample 4.5 b=4; {lowered} now 0",
+        f"unload a; sample 0.5 b=4; {lowered} exit a code=0; sample 4.5 b=4; {lowered}",
         sample,
         budgets,
     )

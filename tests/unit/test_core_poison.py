@@ -351,7 +351,7 @@ TURNS: dict[str, tuple[int, str]] = {
     ),
     "the time of a turn counts afresh in each life": (
         2, "serve a b; crash; crash; token 1; wait 1; crash SIGKILL -> returns=[1];"
-        + PROBATION_TOKENS * "token 1 -> told=[];" + "now 0",
+        + PROBATION_TOKENS * "token 1 -> told=[];",
     ),
     "a late poison is found within three crashes of its own P10": (
         2,

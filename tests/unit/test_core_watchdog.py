@@ -359,8 +359,7 @@ SIGNS: dict[str, tuple[float, str]] = {
     ),
     "long honest work in many steps is never killed P7": (
         LIMIT_S,
-        "".join(f"beats 9 phase=prefill step={n}; stepped {n + 1} -> READY;" for n in range(8))
-        + "wait 0",
+        "".join(f"beats 9 phase=prefill step={n}; stepped {n + 1} -> READY;" for n in range(8)),
     ),
     "a stale beat does not make the next step look long": (
         LIMIT_S,
@@ -379,10 +378,10 @@ SIGNS: dict[str, tuple[float, str]] = {
         1.0, "wait 1; beat decode; silence 6 is_stopped=True -> signals=[KILL]; exit -> suspects=0",
     ),
     "a late beat kills no worker P5 P7": (
-        60.0, 12 * "wait 4.5; seen is_stopped=False; beat idle -> READY;" + "wait 0",
+        60.0, 12 * "wait 4.5; seen is_stopped=False; beat idle -> READY;",
     ),
     "a look counts only without a sign before the next": (
-        LIMIT_S, 2 * "wait 3.1; seen is_stopped=True; beat -> READY;" + "wait 0",
+        LIMIT_S, 2 * "wait 3.1; seen is_stopped=True; beat -> READY;",
     ),
     "a silent worker is looked at before it is killed": (
         LIMIT_S, "beat; wait 300 -> READY; seen is_stopped=False -> STOPPING",
