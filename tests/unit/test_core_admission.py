@@ -1,4 +1,4 @@
-"""Test who is admitted: limits of queues, of clients and of accounts."""
+"""Test who is admitted: limits of queues, of clients and of accounts; refusals and their facts."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from mlxsup.protocol.codec import encode
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.states import FinishReason, Priority, State
 from mlxsup.supervisor.core.events import ConnectionId, Reloaded
-from mlxsup.supervisor.core.settings import ANYONE, ClientSettings, CoreSettings, ModelSettings
+from mlxsup.supervisor.core.settings import ANYONE, ClientSettings, CoreSettings
 from mlxsup.supervisor.core.sharing.accounts import Terms
 
 from support.core.driver import LAUNCH, RESTART, Driver, entry
 from support.core.looks import ALICE, BOB
+from support.core.scripts import play
 from support.core.states import in_state
 
 # Limits of queues
 
 LIMITS = CoreSettings(max_queue=8, max_queue_per_client=4)
+OVERLOADED = {"more": ErrorCode.OVERLOADED}
 
 
 def connection(number: int) -> ConnectionId:
@@ -37,13 +39,13 @@ def refusal(driver: Driver, connection: ConnectionId = ALICE) -> dict[str, Any]:
 def fill(driver: Driver, model: str, count: int) -> None:
     """That many requests wait for a model, each from another connection."""
     for number in range(count):
-        driver.ask("waits", model, connection(number))
+        driver.ask(f"waits for {model}", model, connection(number))
         assert driver.errors(connection(number)) == {}
 
 
 @pytest.fixture
 def driver() -> Driver:
-    """`slow` loads, with a full queue; `m` is READY with two rows."""
+    """`slow` loads; `m` is READY with two rows."""
     driver = Driver([entry(), entry("slow")], LIMITS)
     driver.load()
     driver.come_up()
@@ -52,36 +54,23 @@ def driver() -> Driver:
     return driver
 
 
-def test_a_request_that_can_start_at_once_is_not_refused_for_the_queue_of_another_H5(
-    driver: Driver,
-) -> None:
-    fill(driver, "slow", LIMITS.max_queue)
-    driver.ask("a")
-    driver.ask("b")
-    assert driver.row()["running"] == ["a", "b"]
-    assert driver.errors() == {}
-
-
-def test_requests_waiting_elsewhere_do_not_block_a_free_row(driver: Driver) -> None:
+def test_full_queues_block_no_free_row_of_another_model_H5(driver: Driver) -> None:
     for number in range(LIMITS.max_queue_per_client):
         driver.ask(f"r{number}", "slow")
+    fill(driver, "slow", LIMITS.max_queue - LIMITS.max_queue_per_client)
     driver.ask("a")
     assert driver.row()["running"] == ["a"]
-    driver.ask("too many", "slow")
-    assert driver.errors() == {"too many": ErrorCode.OVERLOADED}
+    driver.ask("more", "slow")
+    assert driver.errors() == OVERLOADED
 
 
 def test_a_full_queue_leaves_every_other_model_its_share_H5(driver: Driver) -> None:
     fill(driver, "slow", LIMITS.max_queue)
     driver.serve("a", "b")
-    share = LIMITS.max_queue // 2
-    for number in range(share):
-        driver.ask(f"w{number}", connection=connection(number))
-        assert driver.errors(connection(number)) == {}, "READY, all rows taken"
-    driver.ask("more", connection=BOB)
-    assert driver.errors(BOB) == {"more": ErrorCode.OVERLOADED}
-    driver.ask("more", "slow", BOB)
-    assert driver.errors(BOB) == {"more": ErrorCode.OVERLOADED}, "it has more than its share"
+    fill(driver, "m", LIMITS.max_queue // 2)
+    for model in ("m", "slow"):
+        driver.ask("more", model, BOB)
+        assert driver.errors(BOB) == OVERLOADED, "READY with all rows taken; above its share"
 
 
 def test_every_model_has_room_for_one_even_where_there_are_more_models_than_places() -> None:
@@ -92,76 +81,59 @@ def test_every_model_has_room_for_one_even_where_there_are_more_models_than_plac
         driver.ask(name, name, connection(9))
     assert [driver.row(name)["queued"] for name in names] == [2, 1, 1, 1, 1]
     driver.ask("more", "m1", BOB)
-    assert driver.errors(BOB) == {"more": ErrorCode.OVERLOADED}
+    assert driver.errors(BOB) == OVERLOADED
 
 
 def test_a_request_behind_others_of_its_model_may_not_start_before_them(driver: Driver) -> None:
     driver.serve("a", "b")
     fill(driver, "m", LIMITS.max_queue)
     driver.ask("more", connection=BOB)
-    assert driver.errors(BOB) == {"more": ErrorCode.OVERLOADED}
+    assert driver.errors(BOB) == OVERLOADED
     driver.cancel("a")
     driver.ask("more", connection=BOB)
-    assert driver.errors(BOB) == {"more": ErrorCode.OVERLOADED}, "the row has not left yet"
+    assert driver.errors(BOB) == OVERLOADED, "the row has not left yet"
 
 
-def test_connection_limit_ignores_client_names_H5(driver: Driver) -> None:
-    for number in range(LIMITS.max_queue_per_client):
-        driver.ask(f"r{number}", "slow", client=f"name {number}")
-    driver.ask("more", "slow", client="another name")
-    error = refusal(driver)
-    assert error["code"] == ErrorCode.OVERLOADED
-    assert "4 requests of this client are waiting" in error["message"]
-    driver.ask("b", "slow", BOB, client="name 0")
-    assert driver.errors(BOB) == {}
-
-
-def test_process_limit_spans_connections_H5(driver: Driver) -> None:
+def test_limit_of_a_client_spans_names_and_connections_of_a_process_H5(driver: Driver) -> None:
     for number in range(LIMITS.max_queue_per_client):
         driver.ask("r", "slow", connection(number), "process 7@1", client=f"name {number}")
-    driver.ask("more", "slow", process="process 7@1")
+    driver.ask("more", "slow", process="process 7@1", client="another name")
+    assert refusal(driver)["code"] == ErrorCode.OVERLOADED
     assert "4 requests of this client are waiting" in refusal(driver)["message"]
-    driver.ask("mine", "slow", process="process 7@2")
+    driver.ask("mine", "slow", process="process 7@2", client="name 0")
     assert driver.errors() == {}, "another process with the same pid"
 
 
-def test_the_place_of_a_connection_is_given_back(driver: Driver) -> None:
-    for round_ in range(3):
+@pytest.mark.parametrize("leaves", [True, False])
+def test_the_place_of_a_connection_is_given_back(driver: Driver, leaves: bool) -> None:
+    for round_ in range(2):
         for number in range(LIMITS.max_queue_per_client):
             driver.ask(f"{round_}-{number}", "slow", client=f"name {number}")
             assert driver.errors() == {}
-        if round_ == 1:
-            driver.leave()
-        else:
-            for number in range(LIMITS.max_queue_per_client):
-                driver.cancel(f"{round_}-{number}")
+        driver.ask("more", "slow")
+        assert driver.errors() == OVERLOADED
+        for number in range(LIMITS.max_queue_per_client):
+            driver.leave() if leaves else driver.cancel(f"{round_}-{number}")
 
 
-def test_max_queue_bytes_holds_with_free_rows() -> None:
-    driver = Driver([entry()], replace(LIMITS, max_queue_bytes=10))
+def test_bytes_are_limited_even_with_free_rows() -> None:
+    driver = Driver([entry()], replace(LIMITS, max_queue_bytes=9))
     driver.load()
     driver.come_up()
-    driver.ask("a", body=b"123456")
-    driver.ask("b", body=b"123456")
+    driver.ask("a", body=b"123456789")
+    assert driver.errors() == {}, "up to the limit"
+    driver.ask("b", body=b"1")
     assert refusal(driver)["detail"]["limit"] == "max_queue_bytes"
     driver.token(1, finish=FinishReason.STOP)
-    driver.ask("b", body=b"123456")
+    driver.ask("b", body=b"1")
     assert driver.errors() == {}
 
 
-@pytest.mark.parametrize(
-    ("limits", "limit"),
-    [
-        ({"max_queue": 1}, "max_queue"),
-        ({"max_queue_per_client": 1}, "max_queue_per_client"),
-        ({"max_queue_bytes": 4}, "max_queue_bytes"),
-    ],
-)
-def test_an_overload_names_its_limit_and_has_its_numbers_H3(
-    limits: dict[str, Any], limit: str
-) -> None:
+@pytest.mark.parametrize("limit", ["max_queue", "max_queue_per_client", "max_queue_bytes"])
+def test_an_overload_names_its_limit_and_has_its_numbers_H3(limit: str) -> None:
     launch = replace(LAUNCH, max_concurrency=1)
-    driver = Driver([entry(launch=launch)], replace(LIMITS, **limits))
+    least: dict[str, Any] = {limit: 4 if limit == "max_queue_bytes" else 1}
+    driver = Driver([entry(launch=launch)], replace(LIMITS, **least))
     driver.ask("waits")
     driver.ask("more")
     error = refusal(driver)
@@ -176,10 +148,28 @@ def test_an_overload_names_its_limit_and_has_its_numbers_H3(
     assert error["retryable"] is True
 
 
+@pytest.mark.parametrize(
+    ("cost_s", "expected"), [([], 1.0), ([8.0], 8.0), ([8.0, 3.0], 7.0), ([0.01], 0.1)]
+)
+def test_an_overload_says_when_a_row_should_be_free(cost_s: list[float], expected: float) -> None:
+    driver = Driver([entry()], CoreSettings(max_queue=1, max_queue_per_client=9))
+    driver.load()
+    driver.come_up()
+    for number, seconds in enumerate(cost_s, start=1):
+        driver.ask(f"ran{number}")
+        driver.compute(seconds, number)
+        driver.token(number, finish=FinishReason.STOP)
+    for number in range(4):
+        driver.ask(f"r{number}")
+    assert refusal(driver)["detail"]["retry_after_s"] == pytest.approx(expected)
+
+
+# Refusals
+
+
 def poisoned() -> Driver:
     """A driver whose request `b"body"` is quarantined."""
-    restart = replace(RESTART, max_restarts=99)
-    driver = Driver([entry(restart=restart)], LIMITS)
+    driver = Driver([entry(restart=replace(RESTART, max_restarts=99))], LIMITS)
     driver.load()
     driver.come_up()
     driver.ask("first")
@@ -197,31 +187,21 @@ def shut() -> Driver:
     return driver
 
 
-def wrong_limit(driver: Driver) -> None:
-    driver.ask("r", queue_timeout_s=-1.0)
-
-
-REFUSALS: dict[str, tuple[Callable[[], Driver], Callable[[Driver], object], dict[str, type]]] = {
-    "invalid_request": (Driver, wrong_limit, {"parameter": str}),
-    "unknown_model": (Driver, lambda d: d.ask("r", "x"), {"known": list, "close": list}),
-    "model_failed": (
-        lambda: in_state(State.FAILED), lambda d: d.ask("r"), {"model": str, "cause": str},
-    ),
-    "unloaded": (
-        lambda: in_state(State.DRAINING), lambda d: d.ask("r"), {"model": str, "why": str},
-    ),
-    "quarantined": (
-        poisoned, lambda d: d.ask("r"), {"model": str, "tokens_sent": int, "lifted_in_s": float},
-    ),
-    "shutting_down": (shut, lambda d: d.ask("r"), {}),
-}  # fmt: skip
+REFUSALS: dict[str, tuple[Callable[[], Driver], dict[str, Any], dict[str, type]]] = {
+    "invalid_request": (Driver, {"queue_timeout_s": -1.0}, {"parameter": str}),
+    "unknown_model": (Driver, {"model": "x"}, {"known": list, "close": list}),
+    "model_failed": (lambda: in_state(State.FAILED), {}, {"model": str, "cause": str}),
+    "unloaded": (lambda: in_state(State.DRAINING), {}, {"model": str, "why": str}),
+    "quarantined": (poisoned, {}, {"model": str, "tokens_sent": int, "lifted_in_s": float}),
+    "shutting_down": (shut, {}, {}),
+}
 
 
 @pytest.mark.parametrize("code", REFUSALS)
 def test_a_refusal_travels_with_its_facts_and_their_types(code: str) -> None:
-    make, ask, types = REFUSALS[code]
+    make, asked, types = REFUSALS[code]
     driver = make()
-    ask(driver)
+    driver.ask("r", **asked)
     [failed] = driver.sent(Failed)
     error = RemoteError.from_wire(failed.error)
     assert (failed.id, error.code) == ("r", code)
@@ -246,21 +226,18 @@ def crashed_twice(*ids: str) -> Driver:
     return driver
 
 
-def test_an_interrupted_answer_takes_no_place_in_the_queue() -> None:
+def test_queue_limits_hold_while_a_suspect_runs_alone() -> None:
     driver = crashed_twice("a", "b")
     assert driver.row()["queued"] == 1
-    assert driver.core.status(driver.now)["queue"]["waiting"] == 0
+    assert driver.core.status(driver.now)["queue"]["waiting"] == 0, "an interrupted answer"
     driver.ask("new")
     assert driver.errors() == {}
-    driver.ask("newer")
-    assert driver.errors() == {"newer": "overloaded"}
-
-
-def test_queue_limits_hold_while_a_suspect_runs_alone() -> None:
+    driver.ask("more")
+    assert driver.errors() == OVERLOADED
     driver = crashed_twice("a")
     driver.ask("elsewhere", "n")
-    driver.ask("new")
-    assert driver.errors() == {"new": "overloaded"}, "a row is free, and `a` runs alone"
+    driver.ask("more")
+    assert driver.errors() == OVERLOADED, "a row is free, and `a` runs alone"
 
 
 def test_flood_of_one_client_delays_another_by_one_row_H6() -> None:
@@ -287,11 +264,9 @@ INTERACTIVE, NORMAL, BATCH = Priority
 PROCESS = "process 7@1"
 
 
-def driver_of(
-    *names: str, rows: int = 1, others: ClientSettings | None = None, **clients: ClientSettings
-) -> Driver:
+def driver_of(*names: str, rows: int = 1, **clients: ClientSettings) -> Driver:
     """READY models with that many rows each; `others` is for clients without an entry."""
-    granted = {**clients, **({ANYONE: others} if others else {})}
+    granted = {ANYONE if name == "others" else name: one for name, one in clients.items()}
     limits = CoreSettings(max_queue=99, max_queue_per_client=4, clients=granted)
     launch = replace(LAUNCH, max_concurrency=rows)
     driver = Driver([entry(name, launch=launch) for name in names or ("m",)], limits)
@@ -306,14 +281,6 @@ def change(driver: Driver, **clients: ClientSettings) -> None:
     settings = replace(driver.core.fleet.settings, clients=clients)
     models = tuple(model.life.settings for model in driver.core.fleet)
     driver.do(Reloaded(now=driver.now, settings=settings, models=models))
-
-
-def work(driver: Driver, seconds: int, *keys: int) -> None:
-    """The worker computes these rows all the while, at no cost, and shows signs of life."""
-    for _ in range(seconds):
-        driver.pass_time(1.0)
-        driver.token(*keys)
-        driver.beat()
 
 
 @pytest.mark.parametrize(
@@ -339,46 +306,35 @@ def test_a_name_counts_if_it_is_listed_and_otherwise_the_process_does(
 
 
 def test_class_above_max_priority_is_refused_with_the_fix() -> None:
-    driver = driver_of(nightly=ClientSettings(priority=BATCH, max_priority=NORMAL))
+    limit = ClientSettings(priority=BATCH, max_priority=NORMAL)
+    driver = driver_of(nightly=limit, others=ClientSettings(priority=BATCH, max_priority=BATCH))
     driver.ask("no", client="nightly", priority=INTERACTIVE)
-    [failed] = driver.sent(Failed)
-    assert failed.error["code"] == "invalid_request"
-    assert failed.error["message"] == (
+    error = refusal(driver)
+    assert error["code"] == "invalid_request"
+    assert error["message"] == (
         "priority interactive is above what this client may use: send normal or a lower one, or"
         " raise max_priority in [clients.nightly] and reload"
     )
-    assert failed.error["detail"] == {"parameter": "priority", "max_priority": "normal"}
+    assert error["detail"] == {"parameter": "priority", "max_priority": "normal"}
     driver.ask("yes", client="nightly", priority=NORMAL)
     assert driver.row()["running"] == ["yes"]
-
-
-def test_unlisted_clients_use_the_wildcard_entry() -> None:
-    driver = driver_of(others=ClientSettings(priority=BATCH, max_priority=BATCH))
     driver.ask("no", client="nobody", priority=NORMAL)
-    [failed] = driver.sent(Failed)
-    assert 'in [clients."*"]' in failed.error["message"]
+    assert 'in [clients."*"]' in refusal(driver)["message"]
 
 
 def test_reload_changes_grants_and_keeps_the_line() -> None:
-    driver = driver_of()
-    driver.ask("runs")
-    driver.ask("i", priority=INTERACTIVE)
+    driver = play(driver_of(), "ask runs; ask i priority=interactive")
     change(driver, **{ANYONE: ClientSettings(max_priority=NORMAL)})
-    assert driver.line() == ["i"]
-    driver.ask("no", priority=INTERACTIVE)
-    assert driver.errors() == {"no": "invalid_request"}
+    play(driver, "-> line=[i]; ask no priority=interactive -> errors={no: invalid_request}")
 
 
 def test_a_request_that_has_waited_long_moves_up_by_itself() -> None:
-    driver = driver_of()
-    driver.ask("runs")
-    driver.ask("old", priority=BATCH)
-    work(driver, 59, 1)
-    driver.ask("new")
-    assert driver.line() == ["new", "old"]
-    driver.pass_time(1.0)
-    assert driver.line() == ["old", "new"], "both are normal now"
-    driver.token(1, finish=FinishReason.STOP)
+    driver = play(
+        driver_of(),
+        "ask runs; ask old priority=batch;"
+        + 59 * "wait 1; token 1; beat;"
+        + "ask new -> line=[new, old]; wait 1 -> line=[old, new]; token 1 finish=stop",
+    )
     [running] = driver.row()["rows"]
     assert (running["id"], running["priority"], running["class"]) == ("old", "batch", "normal")
 
@@ -392,16 +348,17 @@ def test_a_client_s_own_number_of_places_counts_before_the_general_one() -> None
             driver.ask(f"{client}{number}", client=client)
             refused += [*driver.errors()]
     assert refused == ["big6", "small1"]
-    [failed] = driver.sent(Failed)
-    assert failed.error["detail"]["limit"] == "clients.small max_queue"
+    assert refusal(driver)["detail"]["limit"] == "clients.small max_queue"
 
 
 def test_max_running_holds_a_client_back_and_no_other() -> None:
-    driver = driver_of(rows=3, nightly=ClientSettings(max_running=1))
+    driver = driver_of(rows=3, nightly=ClientSettings(max_running=1, max_queue=1))
     driver.ask("n1", client="nightly", notices=True)
     driver.ask("n2", client="nightly", notices=True, priority=INTERACTIVE)
     [notice] = driver.sent(Notice)
     assert notice.detail == {"position": 1, "reason": "limit", "since_s": 0.0}
+    driver.ask("more", client="nightly")
+    assert driver.errors() == OVERLOADED, "a row is free, but not for it"
     driver.ask("a")
     driver.ask("b")
     assert driver.row()["running"] == ["n1", "a", "b"]
@@ -410,37 +367,13 @@ def test_max_running_holds_a_client_back_and_no_other() -> None:
     assert driver.row()["running"] == ["a", "b", "n2"]
 
 
-def test_a_row_that_ends_at_one_model_lets_its_client_start_at_another() -> None:
+@pytest.mark.parametrize("how", ["a row ends at another model", "a reload"])
+def test_a_client_starts_once_max_running_allows_it(how: str) -> None:
     driver = driver_of("m", "n", nightly=ClientSettings(max_running=1))
-    driver.ask("n1", "m", client="nightly")
-    driver.ask("n2", "n", client="nightly")
-    assert (driver.row("m")["running"], driver.row("n")["running"]) == (["n1"], [])
-    driver.cancel("n1")
-    assert driver.row("n")["running"] == ["n2"]
-
-
-def test_reload_that_lifts_max_running_dispatches() -> None:
-    driver = driver_of(rows=2, nightly=ClientSettings(max_running=1))
-    driver.ask("n1", client="nightly")
-    driver.ask("n2", client="nightly")
-    change(driver, nightly=ClientSettings())
-    assert driver.row()["running"] == ["n1", "n2"]
-
-
-def test_queue_limits_hold_at_max_running() -> None:
-    driver = driver_of(rows=9, nightly=ClientSettings(max_running=1, max_queue=1))
-    for number in range(3):
-        driver.ask(f"n{number}", client="nightly")
-    assert driver.errors() == {"n2": "overloaded"}, "a row is free, but not for it"
-    driver.ask("other")
-    assert driver.row()["running"] == ["n0", "other"]
-
-
-def waiting_driver() -> Driver:
-    driver = driver_of()
-    for id in ("runs", "a", "b"):
-        driver.ask(id)
-    return driver
+    play(driver, "ask n1 m client=nightly; ask n2 n client=nightly -> m.running=[n1]")
+    play(driver, "-> n.running=[]")
+    driver.cancel("n1") if how != "a reload" else change(driver, nightly=ClientSettings())
+    play(driver, "-> n.running=[n2]")
 
 
 def reply(driver: Driver) -> dict[str, Any]:
@@ -448,8 +381,10 @@ def reply(driver: Driver) -> dict[str, Any]:
     return found.value
 
 
-def test_prioritize_moves_a_waiting_request() -> None:
-    driver = waiting_driver()
+def test_prioritize_moves_a_waiting_request_and_lets_a_running_one_run() -> None:
+    driver = driver_of()
+    for id in ("runs", "a", "b"):
+        driver.ask(id)
     driver.ask("c", connection=BOB)
     driver.prioritize("c", INTERACTIVE)
     value = reply(driver)
@@ -458,30 +393,18 @@ def test_prioritize_moves_a_waiting_request() -> None:
         "normal", "interactive", False,
     )  # fmt: skip
     assert driver.line() == ["c", "a", "b"]
-
-
-def test_a_running_request_keeps_its_row_and_has_another_class_from_now_on() -> None:
-    driver = waiting_driver()
     driver.accept(1)
     driver.prioritize("runs", BATCH)
     assert reply(driver)["is_running"] is True
     [running] = driver.row()["rows"]
     assert (running["priority"], running["class"]) == ("batch", "batch")
     driver.exit()
-    assert driver.line() == ["a", "b", "runs"]
+    assert driver.line() == ["c", "a", "b", "runs"]
 
 
 def test_charged_account_moves_back() -> None:
-    driver = driver_of(alice=ClientSettings(), bob=ClientSettings())
-    for id, client in (("a1", "alice"), ("a2", "alice"), ("b1", "bob")):
-        driver.ask(id, client=client)
-    assert driver.line() == ["a2", "b1"], "nothing was computed yet"
-    driver.compute(1.0, 1)
-    assert driver.line() == ["b1", "a2"]
-
-
-# Aliases of models
-
-
-def reload(driver: Driver, *models: ModelSettings) -> None:
-    driver.do(Reloaded(now=driver.now, settings=CoreSettings(drain_timeout_s=5.0), models=models))
+    play(
+        driver_of(alice=ClientSettings(), bob=ClientSettings()),
+        "ask a1 client=alice; ask a2 client=alice; ask b1 client=bob -> line=[a2, b1];"
+        " compute 1.0 1 -> line=[b1, a2]",
+    )

@@ -18,20 +18,31 @@ from mlxsup.supervisor.core.events import ClientTooSlow
 
 from support.core.driver import Driver, entry
 from support.core.looks import ALICE, BOB
+from support.core.scripts import play
 
 TOKEN = pack_tokens([9])
 EARLIER = pack_body("earlier", Channel.CONTENT)
 
 
 def up(*ids: str) -> tuple[Driver, list[RequestKey]]:
-    """A model that runs these."""
-    driver = Driver()
-    driver.load()
-    driver.come_up()
+    """A model that runs these, beside an idle one."""
+    driver = Driver([entry(), entry("other")])
+    for name in ("m", "other"):
+        driver.load(name)
+        driver.come_up(name)
     keys = driver.serve(*ids)
     for key in keys:
         driver.accept(key)
     return driver, keys
+
+
+def behind() -> tuple[Driver, RequestKey, Render]:
+    """Bob joins an answer that has a token, which is to be rendered for him."""
+    driver, [key] = up("one")
+    driver.token(key)
+    asked = attach(driver)
+    assert asked is not None
+    return driver, key, asked
 
 
 def attach(driver: Driver, request: str = "one", *, id: str = "join") -> Render | None:
@@ -87,12 +98,9 @@ def test_earlier_text_is_rendered_before_later_pieces() -> None:
 
 
 def test_end_waits_for_the_rendered_text() -> None:
-    driver, [key] = up("one")
-    driver.token(key)
-    asked = attach(driver)
+    driver, key, asked = behind()
     driver.token(key, finish=FinishReason.LENGTH)
     assert driver.sent_in_order(BOB) == []
-    assert asked is not None
     driver.worker(Rendered(number=asked.number, bodies=[EARLIER]))
     assert [piece[1:] for piece in pieces(driver)] == [(0, TOKEN, EARLIER), (1, TOKEN, body("x"))]
     [end] = driver.sent(Done, BOB)
@@ -143,34 +151,23 @@ def test_cancel_of_the_request_ends_its_readers(how: str) -> None:
 
 
 def test_error_reaches_readers_under_their_own_id() -> None:
-    driver, [key] = up()[0], [RequestKey(1)]
-    driver.serve("one", resume=False)
-    driver.accept(key)
+    driver, _ = up()
+    play(driver, "serve one resume=False; accept 1")
     attach(driver)
-    driver.token(key)
-    driver.exit()
-    assert (driver.errors(ALICE), driver.errors(BOB)) == (
-        {"one": "worker_crashed"},
-        {"join": "worker_crashed"},
-    )
+    play(driver, "token 1; exit -> errors={one: worker_crashed}")
+    assert driver.errors(BOB) == {"join": "worker_crashed"}
 
 
 def test_readers_get_every_token_once_over_a_crash() -> None:
-    driver, [key] = up("one")
+    driver, _ = up("one")
     attach(driver)
-    driver.token(key)
-    driver.exit()
-    driver.come_up()
-    driver.accept(key)
-    driver.token(key, finish=FinishReason.STOP)
+    play(driver, "token 1; exit; up; accept 1; token 1 finish=stop")
     assert pieces(driver) == [("join", 1, TOKEN, body("x"))]
     assert [end.resumed for end in driver.sent(Done, BOB)] == [1]
 
 
 def test_a_worker_that_dies_over_a_question_is_an_error_and_asking_waits_for_the_next() -> None:
-    driver, [key] = up("one")
-    driver.token(key)
-    attach(driver)
+    driver, key, _ = behind()
     driver.exit()
     [failed] = driver.sent(Failed, BOB)
     assert failed.error["code"] == "worker_crashed"
@@ -181,36 +178,27 @@ def test_a_worker_that_dies_over_a_question_is_an_error_and_asking_waits_for_the
     }
     assert failed.error["retryable"]
     attach(driver, id="again")
-    assert driver.errors(BOB) == {"again": "invalid_request"}, "nobody can render it now"
+    assert driver.errors(BOB) == {"again": "invalid_request"}, "no worker can render it now"
     driver.come_up()
     driver.accept(key)
     assert attach(driver, id="later") is not None
 
 
 def test_an_answer_of_another_engine_is_not_shown() -> None:
-    driver, [key] = up("one")
-    driver.token(key)
-    asked = attach(driver)
-    assert asked is not None
+    driver, key, asked = behind()
     driver.worker(Rendered(number=asked.number, bodies=[]))
     assert driver.errors(BOB) == {"join": "invalid_request"}
     driver.token(key)
     assert driver.sent_in_order(BOB) == []
 
 
-def test_an_answer_to_the_question_of_another_model_or_of_none_is_ignored() -> None:
-    driver = Driver([entry(), entry("other")])
-    for name in ("m", "other"):
-        driver.load(name)
-        driver.come_up(name)
-    [key] = driver.serve("one")
-    driver.accept(key)
-    driver.token(key)
-    asked = attach(driver)
-    assert asked is not None
+def test_only_the_answer_of_the_model_and_to_its_question_counts() -> None:
+    driver, _, asked = behind()
     driver.worker(Rendered(number=asked.number, bodies=[EARLIER]), model="other")
     driver.worker(Rendered(number=99, bodies=[EARLIER]))
     assert driver.sent_in_order(BOB) == []
+    driver.exit("other")
+    assert driver.errors(BOB) == {}, "the crash of another model"
     driver.worker(Rendered(number=asked.number, bodies=[EARLIER]))
     assert len(pieces(driver)) == 1
 
@@ -239,9 +227,7 @@ def test_readers_of_a_request_are_bounded() -> None:
 
 def test_pieces_held_for_rendering_are_bounded(monkeypatch: Any) -> None:
     monkeypatch.setattr(attaching, "MOST_HELD_BYTES", 3 * len(TOKEN + body("x")))
-    driver, [key] = up("one")
-    driver.token(key)
-    attach(driver)
+    driver, key, _ = behind()
     for _ in range(3):
         driver.token(key)
         assert driver.sent_in_order(BOB) == []
@@ -257,19 +243,3 @@ def test_what_is_not_open_is_refused() -> None:
     attach(driver, "one", id="late")
     assert driver.errors(BOB) == {"late": "invalid_request"}
     assert attach(driver, "nobody", id="x") is None
-
-
-def test_crash_fails_only_readers_of_its_model() -> None:
-    driver = Driver([entry(), entry("other")])
-    for name in ("m", "other"):
-        driver.load(name)
-        driver.come_up(name)
-    [key] = driver.serve("one")
-    driver.accept(key)
-    driver.token(key)
-    asked = attach(driver)
-    assert asked is not None
-    driver.exit("other")
-    assert driver.errors(BOB) == {}
-    driver.worker(Rendered(number=asked.number, bodies=[EARLIER]))
-    assert len(pieces(driver)) == 1

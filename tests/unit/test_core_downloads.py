@@ -25,6 +25,7 @@ from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
 
 from support.core.driver import LAUNCH, RESTART, Driver, entry
 from support.core.memory import GIB, MemoryDriver, limited, sized
+from support.core.scripts import play
 
 # Downloads
 
@@ -39,12 +40,12 @@ def lacking(name: str = "m", repository: Repository = TINY, **changes: Any) -> M
     return entry(name, download=repository, **changes)
 
 
-def starts(driver: Driver) -> list[tuple[int, Repository]]:
-    return [(a.number, a.repository) for a in driver.actions if isinstance(a, StartDownload)]
+def starts(driver: Driver) -> list[tuple[int, str]]:
+    return [(start.number, start.repository.repo) for start in driver.of(StartDownload)]
 
 
 def ends(driver: Driver) -> list[int]:
-    return [action.number for action in driver.actions if isinstance(action, EndDownload)]
+    return [end.number for end in driver.of(EndDownload)]
 
 
 def say(driver: Driver, report: DownloadReport, number: int = 1) -> None:
@@ -62,7 +63,7 @@ def done(folder: str = FOLDER) -> DownloadDone:
 def test_a_load_waits_for_the_download_and_spawns_with_its_folder() -> None:
     driver = Driver([lacking()])
     driver.load()
-    assert starts(driver) == [(1, TINY)]
+    assert starts(driver) == [(1, "org/tiny")]
     assert driver.state() is State.PENDING
     say(driver, progress(410))
     assert driver.row()["progress"] == {
@@ -72,57 +73,56 @@ def test_a_load_waits_for_the_download_and_spawns_with_its_folder() -> None:
         "total_bytes": 1000,
     }
     say(driver, done())
-    (spawn,) = [action for action in driver.actions if isinstance(action, Spawn)]
+    [spawn] = driver.of(Spawn)
     assert spawn.launch == replace(LAUNCH, path=FOLDER)
     assert driver.state() is State.LOADING
     driver.come_up()
     assert driver.state() is State.READY
 
 
-def test_two_models_of_one_repository_share_its_download() -> None:
+def fetched(driver: Driver, number: int, folder: str = FOLDER) -> None:
+    say(driver, done(folder), number)
+
+
+def cut(driver: Driver, number: int) -> None:
+    say(driver, CUT, number)
+
+
+SHARED = {
+    "two models of one repository share its download": (
+        "load m; load n; starts -> returns=[]; load o; starts -> returns=[(2, org/other)];"
+        " fetched 1 -> m=LOADING & n=PENDING & o=PENDING"
+    ),
+    "an unload ends it unless another model waits for it": (
+        "load m; load n; unload m; ends -> returns=[]; unload n -> n=STOPPED;"
+        " ends -> returns=[1]; load n; starts -> returns=[(2, org/tiny)]"
+    ),
+    "a report of one that has ended is dropped": (
+        "load m; unload m; load m; fetched 1 /stale -> m=PENDING; fetched 2 -> m=LOADING"
+    ),
+    "a shutdown ends it": "load m; signal; ends -> returns=[1]",
+    "one that is interrupted is tried again while requests wait": (
+        "ask; load; cut 1 -> BACKOFF & errors={c1: load_failed}; wait 0 -> PENDING;"
+        " cut 2 -> queued=1 & cause='not downloaded: it ended with SIGKILL'; wait 1; fetched 3; up;"
+        " -> restarts=0 & running=[r1]"
+    ),
+}
+"""Models `m` and `n` of one repository, `o` of another."""
+
+
+@pytest.mark.parametrize("rule", SHARED)
+def test_rule_of_downloads(rule: str) -> None:
     driver = Driver([lacking("m"), lacking("n"), lacking("o", OTHER)])
-    driver.load("m")
+    play(driver, SHARED[rule], starts, ends, fetched, cut)
+
+
+def test_a_model_that_joins_a_download_shows_how_far_it_is() -> None:
+    driver = play(Driver([lacking("m"), lacking("n")]), "load m")
     say(driver, progress(500))
     driver.load("n")
-    assert starts(driver) == []
     assert driver.row("n")["progress"]["fraction"] == 0.5
-    driver.load("o")
-    assert starts(driver) == [(2, OTHER)]
     say(driver, done())
-    assert {driver.state("m"), driver.state("n")} == {State.LOADING, State.PENDING}
     assert driver.row("n")["progress"]["phase"] == "waiting for turn"
-
-
-def test_an_unload_ends_the_download_unless_another_model_waits_for_it() -> None:
-    driver = Driver([lacking("m"), lacking("n")])
-    driver.load("m")
-    driver.load("n")
-    driver.unload("m")
-    assert ends(driver) == []
-    driver.unload("n")
-    assert ends(driver) == [1]
-    assert driver.state("n") is State.STOPPED
-    driver.load("n")
-    assert starts(driver) == [(2, TINY)]
-
-
-def test_reports_of_an_ended_download_are_dropped() -> None:
-    driver = Driver([lacking()])
-    driver.load()
-    driver.unload()
-    driver.load()
-    say(driver, done("/stale"), number=1)
-    assert driver.state() is State.PENDING
-    say(driver, done(), number=2)
-    (spawn,) = [action for action in driver.actions if isinstance(action, Spawn)]
-    assert spawn.launch.path == FOLDER
-
-
-def test_a_shutdown_ends_the_download() -> None:
-    driver = Driver([lacking()])
-    driver.load()
-    driver.signal()
-    assert ends(driver) == [1]
 
 
 def test_gated_repository_fails_the_model_and_its_waiters() -> None:
@@ -137,29 +137,9 @@ def test_gated_repository_fails_the_model_and_its_waiters() -> None:
         assert failed.error["code"] == ErrorCode.LOAD_FAILED
         assert not failed.error["retryable"]
     driver.restart()
-    assert starts(driver) == [(2, TINY)]
+    assert starts(driver) == [(2, "org/tiny")]
     say(driver, done(), number=2)
     assert driver.state() is State.LOADING
-
-
-def test_interrupted_download_is_retried_while_requests_wait() -> None:
-    driver = Driver([lacking()])
-    driver.ask()
-    load = driver.load()
-    say(driver, CUT)
-    assert driver.state() is State.BACKOFF
-    assert driver.failure_of(load).error["retryable"]
-    driver.pass_time(0.0)  # the first time at once
-    assert driver.state() is State.PENDING
-    say(driver, CUT, number=2)
-    assert driver.row()["cause"] == "not downloaded: it ended with SIGKILL"
-    assert 0 < driver.row()["retry_in_s"] <= 1.0
-    assert driver.row()["queued"] == 1
-    driver.pass_time(1.0)
-    say(driver, done(), number=3)
-    driver.come_up()
-    assert driver.row()["restarts"] == 0
-    assert driver.row()["running"] == ["r1"]
 
 
 @pytest.mark.parametrize("is_repository", [True, False])
@@ -173,7 +153,7 @@ def test_a_reload_to_another_source_ends_the_download(is_repository: bool) -> No
     driver.do(Reloaded(now=driver.now, settings=CoreSettings(), models=models))
     assert ends(driver) == [1]
     if is_repository:
-        assert starts(driver) == [(2, OTHER)]
+        assert starts(driver) == [(2, "org/other")]
         assert driver.row()["progress"]["fraction"] == 0.0
     else:
         assert driver.row()["progress"]["phase"] == "waiting for turn"
@@ -192,12 +172,12 @@ def test_waiters_are_notified_of_each_percent_of_a_download() -> None:
     driver = Driver([lacking()])
     driver.ask(notices=True)
     told = []
-    for done_bytes in range(1000):
+    for done_bytes in range(0, 1000, 4):
         say(driver, progress(done_bytes))
         told += [one for one in driver.sent(Notice) if one.kind is NoticeKind.LOADING]
     assert [int(one.detail["fraction"] * 100 + 1e-9) for one in told] == list(range(100))
     assert {one.detail["phase"] for one in told} == {"download"}
-    assert driver.row()["progress"]["fraction"] == 0.99
+    assert driver.row()["progress"]["fraction"] == 0.992
 
 
 def lost(**changes: Any) -> ModelSettings:
@@ -206,17 +186,13 @@ def lost(**changes: Any) -> ModelSettings:
 
 
 def test_files_that_were_removed_since_the_start_are_downloaded_again() -> None:
-    driver = Driver([lost()])
-    driver.ask()
-    driver.spawned()
-    driver.exit(code=ExitCode.MODEL_MISSING)
-    assert driver.state() is State.PENDING
-    assert starts(driver) == [(1, TINY)]
-    assert driver.row()["queued"] == 1
-    say(driver, done())
-    driver.come_up()
-    assert driver.row()["running"] == ["r1"]
-    assert driver.row()["restarts"] == 0
+    play(
+        Driver([lost()]),
+        "ask; spawned; exit code=66 -> PENDING & queued=1; starts -> returns=[(1, org/tiny)];"
+        " fetched 1; up -> running=[r1] & restarts=0",
+        starts,
+        fetched,
+    )
 
 
 def test_model_that_lost_its_files_reserves_no_memory() -> None:
@@ -234,63 +210,38 @@ def test_model_that_lost_its_files_reserves_no_memory() -> None:
     assert driver.state("b") is State.LOADING
 
 
-def test_a_download_after_which_files_are_still_missing_is_not_made_again() -> None:
-    driver = Driver([lost()])
+@pytest.mark.parametrize("is_repository", [True, False])
+def test_files_that_are_missing_are_downloaded_once_and_only_of_a_repository(
+    is_repository: bool,
+) -> None:
+    driver = Driver([lost() if is_repository else entry()])
     load = driver.load()
     driver.spawned()
     driver.exit(code=ExitCode.MODEL_MISSING)
-    say(driver, done())
-    driver.spawned()
-    driver.exit(code=ExitCode.MODEL_MISSING)
-    assert driver.state() is State.FAILED
-    assert starts(driver) == []
+    if is_repository:
+        say(driver, done())
+        driver.spawned()
+        driver.exit(code=ExitCode.MODEL_MISSING)
+    assert (driver.state(), starts(driver)) == (State.FAILED, [])
     assert not driver.failure_of(load).error["retryable"]
-
-
-def test_a_folder_that_is_missing_is_not_downloaded() -> None:
-    driver = Driver([entry()])
-    driver.load()
-    driver.spawned()
-    driver.exit(code=ExitCode.MODEL_MISSING)
-    assert driver.state() is State.FAILED
-    assert starts(driver) == []
-
-
-def test_wait_for_the_network_is_told_as_download() -> None:
-    driver = Driver([lacking()])
-    driver.ask(notices=True)
-    away = DownloadFailed(problem=DownloadProblem.NETWORK, message="the hub answers with HTTP 500")
-    say(driver, away)
-    assert driver.state() is State.BACKOFF
-    [notice] = [one for one in driver.sent(Notice) if one.kind is NoticeKind.QUEUED]
-    assert notice.detail["reason"] == "download"
 
 
 # Outages of the hub
 
 AWAY = DownloadFailed(problem=DownloadProblem.NETWORK, message="the hub does not answer")
-BROKEN = DownloadFailed(problem=DownloadProblem.INTERNAL, message="it ended with SIGKILL")
 CAUSE = "waits for the network: the hub does not answer"
 
 
 class Hub:
-    """A model whose downloads all end as the test says.
+    """A model that a request waits for; its downloads all end as the test says."""
 
-    Attributes:
-        driver: the core.
-        started: how many downloads it has had started.
-    """
+    def __init__(self, **asked: Any) -> None:
+        self.driver = Driver([lacking()])
+        self.driver.ask(notices=True, **asked)
+        self.started = len(starts(self.driver))
 
-    def __init__(self) -> None:
-        self.driver = Driver([entry(download=TINY)])
-        self.started = 0
-
-    def heed(self) -> None:
-        self.started += sum(isinstance(one, StartDownload) for one in self.driver.actions)
-
-    def say(self, report: DownloadFailed | DownloadDone) -> None:
-        driver = self.driver
-        driver.do(DownloadSaid(now=driver.now, number=self.started, report=report))
+    def say(self, report: DownloadReport) -> None:
+        say(self.driver, report, self.started)
 
     def fail(self, report: DownloadFailed = AWAY) -> float:
         """The download that runs fails; returns after how long the next one starts."""
@@ -299,26 +250,26 @@ class Hub:
         assert self.driver.state() is State.BACKOFF
         while self.started == before:
             self.driver.pass_time(0.05)
-            self.heed()
+            self.started += len(starts(self.driver))
         return self.driver.now - since
 
 
 @pytest.fixture
 def hub() -> Hub:
-    hub = Hub()
-    hub.driver.ask()
-    hub.heed()
-    assert hub.started == 1
-    return hub
+    return Hub()
 
 
 def test_a_network_that_is_away_is_waited_for_with_growing_bounded_pauses(hub: Hub) -> None:
-    pauses = [hub.fail() for _ in range(30)]
+    hub.say(AWAY)
+    told = [one for one in hub.driver.sent(Notice) if one.kind is NoticeKind.QUEUED]
+    assert [one.detail["reason"] for one in told] == ["download"]
+    hub = Hub()
+    pauses = [hub.fail() for _ in range(12)]
     assert 0.5 <= pauses[0] <= 1.1
     assert all(2.0 <= pause <= RESTART.backoff_max_s + 0.1 for pause in pauses[3:])
     assert hub.driver.state() is State.PENDING
     assert hub.driver.row()["queued"] == 1
-    hub.say(DownloadDone(folder="/f", total_bytes=1, fetched_bytes=1))
+    hub.say(done())
     hub.driver.come_up()
     assert hub.driver.row()["running"] == ["r1"]
     assert hub.driver.row()["restarts"] == 0
@@ -328,8 +279,8 @@ def test_the_pauses_of_an_outage_do_not_count_as_crashes(hub: Hub) -> None:
     for _ in range(RESTART.max_restarts + 1):
         hub.fail()
     for _ in range(RESTART.max_restarts):
-        hub.fail(BROKEN)
-    hub.say(BROKEN)
+        hub.fail(CUT)
+    hub.say(CUT)
     assert hub.driver.state() is State.FAILED
     cause = hub.driver.row()["cause"]
     assert cause.startswith("its download crashed 4 times within 100 s, the last time: not ")
@@ -339,9 +290,7 @@ def test_the_pauses_of_an_outage_do_not_count_as_crashes(hub: Hub) -> None:
     ("limit_s", "state"), [(0.4, State.BACKOFF), (1.5, State.PENDING)], ids=["waits", "tries"]
 )
 def test_queue_timeout_names_the_outage(limit_s: float, state: State) -> None:
-    hub = Hub()
-    hub.driver.ask(queue_timeout_s=limit_s)
-    hub.heed()
+    hub = Hub(queue_timeout_s=limit_s)
     hub.say(AWAY)
     hub.driver.pass_time(limit_s)
     assert hub.driver.state() is state
@@ -354,7 +303,7 @@ def test_a_hub_that_asks_for_patience_is_asked_for_ever(hub: Hub) -> None:
     busy = DownloadFailed(
         problem=DownloadProblem.RATE_LIMITED, message="too many requests", retry_after_s=7.0
     )
-    for _ in range(20):
+    for _ in range(6):
         assert hub.fail(busy) == pytest.approx(7.0, abs=0.1)
     assert hub.driver.row()["cause"] == "waits for the hub: too many requests"
 

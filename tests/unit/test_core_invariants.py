@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -29,13 +30,18 @@ def ledger_of(driver: Driver) -> Ledger:
 
 
 def smuggled(driver: Driver, key: int = 99) -> Request:
-    """A request that the ledger has and nobody else."""
+    """A request that only the ledger has."""
     request = Request(
         key=RequestKey(key), connection=ALICE, id=RequestId("smuggled"), account=Account("c"),
         model=ModelName("m"), body=b"", digest=Digest(b"d"), arrived_at=0.0,
     )  # fmt: skip
     ledger_of(driver).add(request)
     return request
+
+
+ready, backing_off, loading, failed = (
+    partial(in_state, state) for state in (State.READY, State.BACKOFF, State.LOADING, State.FAILED)
+)
 
 
 def idle() -> Driver:
@@ -101,81 +107,62 @@ def set_life(name: str, value: object) -> Callable[[Driver], None]:
     return lambda driver: setattr(driver.model().life, name, value)
 
 
+def leaves(*keys: int) -> Callable[[Driver], None]:
+    return lambda driver: driver.model().leaving.update({RequestKey(key): SOMEONE for key in keys})
+
+
+def runs_and_is_queued(driver: Driver) -> None:
+    driver.model().running[RequestKey(1)].stage = Stage.QUEUED
+
+
+def is_paused_and_queued(driver: Driver) -> None:
+    driver.model().paused[RequestKey(9)] = smuggled(driver)
+
+
+def is_kept_for_none(driver: Driver) -> None:
+    driver.model().kept.add(RequestKey(9))
+
+
+def load_waits(driver: Driver) -> None:
+    driver.model().up_callers.append(CALLER)
+
+
+def unload_waits(driver: Driver) -> None:
+    driver.model().down_callers.append(CALLER)
+
+
+OTHER = replace(LAUNCH, path="/other")
 CONTRADICTIONS: dict[str, tuple[Callable[[], Driver], Callable[[Driver], object], str]] = {
-    "wanted at the end": (lambda: in_state(State.READY), wants_up_at_the_end, ""),
-    "waits at the end": (lambda: in_state(State.READY), waits_at_the_end, ""),
+    "wanted at the end": (ready, wants_up_at_the_end, ""),
+    "waits at the end": (ready, waits_at_the_end, ""),
     "bytes": (waiting, change_first("body", b"longer than it was"), ""),
     "waiting": (Driver, miscount, ""),
     "waiting, by account": (waiting, change_first("account", "x"), ""),
-    "running, by account": (lambda: in_state(State.READY), change_first("account", "x"), ""),
+    "running, by account": (ready, change_first("account", "x"), ""),
     "listeners": (waiting, change_first("wants_notices", True), ""),
     "two of one name": (waiting, two_of_one_name, ""),
-    "runs and is queued": (
-        lambda: in_state(State.READY),
-        lambda d: setattr(d.model().running[RequestKey(1)], "stage", Stage.QUEUED),
-        "",
-    ),
-    "paused and queued": (
-        lambda: in_state(State.READY),
-        lambda d: d.model().paused.update({RequestKey(9): smuggled(d)}),
-        "",
-    ),
-    "kept for nobody": (
-        lambda: in_state(State.READY), lambda d: d.model().kept.add(RequestKey(9)), "",
-    ),
-    "runs and leaves": (
-        lambda: in_state(State.READY),
-        lambda d: d.model().leaving.update({RequestKey(1): SOMEONE}),
-        "",
-    ),
-    "runs without a process": (
-        lambda: in_state(State.BACKOFF), runs_without_process, "m runs requests in BACKOFF",
-    ),
-    "leaves without a process": (
-        lambda: in_state(State.BACKOFF),
-        lambda d: d.model().leaving.update({RequestKey(9): SOMEONE}),
-        "m has leaving rows in BACKOFF",
-    ),
-    "a pid without a process": (lambda: in_state(State.BACKOFF), set_life("pid", 5), ""),
-    "a launch without a process": (
-        lambda: in_state(State.BACKOFF), set_life("launched", LAUNCH), "",
-    ),
+    "runs and is queued": (ready, runs_and_is_queued, ""),
+    "paused and queued": (ready, is_paused_and_queued, ""),
+    "kept for none": (ready, is_kept_for_none, ""),
+    "runs and leaves": (ready, leaves(1), ""),
+    "runs without a process": (backing_off, runs_without_process, "m runs requests in BACKOFF"),
+    "leaves without a process": (backing_off, leaves(9), "m has leaving rows in BACKOFF"),
+    "a pid without a process": (backing_off, set_life("pid", 5), ""),
+    "a launch without a process": (backing_off, set_life("launched", LAUNCH), ""),
     "loads what no entry says": (
-        lambda: in_state(State.LOADING),
-        set_life("launched", replace(LAUNCH, path="/other")),
-        "m keeps a process of an old entry",
+        loading, set_life("launched", OTHER), "m keeps a process of an old entry",
     ),
     "serves what no entry says": (
-        lambda: in_state(State.READY),
-        set_life("launched", replace(LAUNCH, path="/other")),
-        "m keeps a process of an old entry",
+        ready, set_life("launched", OTHER), "m keeps a process of an old entry",
     ),
-    "more rows than there are": (
-        lambda: in_state(State.READY),
-        lambda d: d.model().leaving.update({RequestKey(8): SOMEONE, RequestKey(9): SOMEONE}),
-        "",
-    ),
-    "waits though failed": (
-        lambda: in_state(State.BACKOFF), waits_in(Failed), "m lets requests wait in FAILED",
-    ),
-    "waits though stopped": (
-        lambda: in_state(State.BACKOFF), waits_in(Stopped), "m lets requests wait in STOPPED",
-    ),
-    "a load that waits though failed": (
-        lambda: in_state(State.FAILED),
-        lambda d: d.model().up_callers.append(CALLER),
-        "m lets callers wait in FAILED",
-    ),
-    "an unload that waits though stopped": (
-        Driver, lambda d: d.model().down_callers.append(CALLER), "",
-    ),
-    "waits beside an idle worker": (
-        idle, waits_beside_room, "m has room and lets requests wait",
-    ),
-    "waits beside a row, for nobody": (
-        lambda: in_state(State.READY), waits_beside_room, "nobody's turn is due",
-    ),
-    "belongs nowhere": (lambda: in_state(State.READY), smuggled, ""),
+    "more rows than there are": (ready, leaves(8, 9), ""),
+    "waits though failed": (backing_off, waits_in(Failed), "m lets requests wait in FAILED"),
+    "waits though stopped": (backing_off, waits_in(Stopped), "m lets requests wait in STOPPED"),
+    "a load that waits though failed": (failed, load_waits, "m lets callers wait in FAILED"),
+    "an unload that waits though stopped": (Driver, unload_waits, ""),
+    "waits beside an idle worker": (idle, waits_beside_room, "m has room and lets requests wait"),
+    "waits beside a row that is free": (ready, waits_beside_room, "nobody's turn is due"),
+    "belongs nowhere": (ready, smuggled, ""),
     "is due at another time than it says": (waiting, change_first("deadline", 1.0), ""),
 }  # fmt: skip
 

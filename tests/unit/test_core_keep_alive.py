@@ -17,6 +17,7 @@ from mlxsup.supervisor.core.settings import ModelSettings
 
 from support.core.driver import LAUNCH, Driver, entry
 from support.core.memory import MemoryDriver, limited, sized
+from support.core.scripts import play
 
 PID = 500
 """Of the first spare worker; the next ones count on."""
@@ -29,14 +30,7 @@ def real(name: str, needed_bytes: int = 4, **changes: Any) -> ModelSettings:
 
 
 class SpareDriver(MemoryDriver):
-    """Plays spare workers of two bytes each.
-
-    Args:
-        models: the entries.
-        spare_workers: how many the configuration asks for.
-        budget_bytes: for all.
-        changes: of the settings.
-    """
+    """Plays spare workers of two bytes each; `spare_workers` of them are asked for."""
 
     def __init__(
         self, models: list[ModelSettings], spare_workers: int, budget_bytes: int, **changes: Any
@@ -49,15 +43,15 @@ class SpareDriver(MemoryDriver):
 
     def started(self) -> list[int]:
         """The numbers of the spares that the latest event has started."""
-        return [action.number for action in self.actions if isinstance(action, StartSpare)]
+        return [action.number for action in self.of(StartSpare)]
 
     def told_to_end(self) -> list[int]:
         """The numbers of those that it has ended."""
-        return [action.number for action in self.actions if isinstance(action, EndSpare)]
+        return [action.number for action in self.of(EndSpare)]
 
     def spawned_with(self) -> list[tuple[ModelName, int | None]]:
         """The models that it has spawned, and with which spare."""
-        return [(a.model, a.spare) for a in self.actions if isinstance(a, Spawn)]
+        return [(spawn.model, spawn.spare) for spawn in self.of(Spawn)]
 
     def spare_ready(self, number: int) -> None:
         """One has imported everything."""
@@ -105,7 +99,7 @@ def answered(driver: Driver, keep_alive: float | None) -> Driver:
 
 
 def stays_s(driver: Driver, most_s: float = 100.0) -> float | None:
-    """How long it stays READY from now on, in seconds; None: longer than anybody looks."""
+    """How long it stays READY from now on, in seconds; None: longer than that."""
     begin = driver.now
     while driver.now < begin + most_s:
         if driver.state() is not State.READY:
@@ -134,14 +128,14 @@ def test_zero_unloads_with_the_end_of_the_answer_and_not_before() -> None:
     assert driver.state() is not State.READY
 
 
-def test_the_next_request_that_says_nothing_brings_the_configured_time_back() -> None:
-    for before in (0.0, -1.0):
-        driver = up()
-        [key] = driver.serve("one", keep_alive=before)
-        driver.accept(key)
-        assert stays_s(answered(driver, None)) is None, "the first one runs"
-        driver.token(key, finish=FinishReason.STOP)
-        assert stays_s(driver) == CONFIGURED_S
+@pytest.mark.parametrize("before", [0.0, -1.0])
+def test_the_next_request_that_says_nothing_brings_the_configured_time_back(before: float) -> None:
+    driver = up()
+    [key] = driver.serve("one", keep_alive=before)
+    driver.accept(key)
+    assert stays_s(answered(driver, None)) is None, "the first one runs"
+    driver.token(key, finish=FinishReason.STOP)
+    assert stays_s(driver) == CONFIGURED_S
 
 
 def test_a_load_takes_keep_alive_and_refuses_zero() -> None:
@@ -149,7 +143,9 @@ def test_a_load_takes_keep_alive_and_refuses_zero() -> None:
     name = ModelName("m")
     driver.pass_time(CONFIGURED_S - 1.0)
     driver.say(Load(id=RequestId("a"), model=name, keep_alive=5.0))
-    assert stays_s(driver) == 5.0, "from now on"
+    assert stays_s(driver, 3.0) is None
+    driver.say(Load(id=RequestId("b"), model=name, dry_run=True))
+    assert stays_s(driver) == 2.0, "a dry run keeps nothing"
     driver.say(Load(id=RequestId("c"), model=name, keep_alive=7.0, context_length=-1))
     assert driver.errors() == {"c": "invalid_request"}
     assert driver.model().keep_alive_s == 5.0, "what is refused changes nothing"
@@ -162,15 +158,8 @@ def test_after_a_load_that_says_nothing_it_stays_as_configured_from_then_on(idle
     driver = answered(up(), -1.0)
     driver.pass_time(idle_s)
     driver.say(Load(id=RequestId("a"), model=ModelName("m")))
-    assert driver.state() is State.READY, "it was kept, and somebody wants it"
+    assert driver.state() is State.READY, "it was kept, and is wanted"
     assert stays_s(driver) == CONFIGURED_S
-
-
-def test_a_dry_run_of_a_load_keeps_nothing() -> None:
-    driver = up()
-    driver.pass_time(CONFIGURED_S - 1.0)
-    driver.say(Load(id=RequestId("a"), model=ModelName("m"), dry_run=True))
-    assert stays_s(driver) == 1.0
 
 
 def test_keep_alive_outlives_a_crash_and_not_an_unload() -> None:
@@ -234,50 +223,22 @@ def test_a_reload_starts_more_or_ends_those_of_least_use() -> None:
     assert driver.started() == [3]
     driver.reload(spare_workers=1)
     assert driver.told_to_end() == [3, 2], "the one that is not ready, then the newest"
-
-
-def test_a_stop_ends_all_and_starts_none() -> None:
-    driver = SpareDriver([real("a")], 2, 20)
-    driver.spare_ready(1)
     driver.signal()
-    assert sorted(driver.told_to_end()) == [1, 2]
-    driver.spare_gone(1)
-    driver.spare_gone(2)
-    assert driver.started() == []
+    assert driver.told_to_end() == [1]
+    for number in (1, 2, 3):
+        driver.spare_gone(number)
+        assert driver.started() == []
 
 
-def test_a_load_takes_over_one_that_waits_and_the_next_is_started_after_it() -> None:
-    driver = SpareDriver([real("a")], 1, 20)
-    driver.spare_ready(1)
-    driver.load("a")
-    assert driver.spawned_with() == [("a", 1)]
-    assert (driver.started(), driver.spares()) == ([], {})
-    driver.come_up("a", PID + 1)
-    assert driver.started() == [2]
-
-
-def test_starting_spare_is_not_adopted() -> None:
-    driver = SpareDriver([real("a")], 1, 20)
-    driver.load("a")
-    assert driver.spawned_with() == [("a", None)]
-    assert driver.spares() == {"-": "starting"}
-
-
-def test_a_model_of_another_engine_takes_over_none() -> None:
+@pytest.mark.parametrize("why", ["it is starting", "of another engine"])
+def test_a_spare_that_is_not_taken_over(why: str) -> None:
     driver = SpareDriver([real("a"), sized("b", 4)], 1, 20)
-    driver.spare_ready(1)
-    driver.load("b")
-    assert driver.spawned_with() == [("b", None)]
-    assert driver.spares() == {"501": "waiting"}
-
-
-def test_death_of_an_adopted_spare_delays_no_spare() -> None:
-    driver = SpareDriver([real("a")], 1, 20)
-    driver.spare_ready(1)
-    driver.load("a")
-    driver.spare_gone(1)  # it had died as it was taken over; the shell starts another process
-    assert driver.state("a") is State.LOADING
-    assert driver.core.status(driver.now)["spares"]["retry_in_s"] is None
+    if why == "of another engine":
+        driver.spare_ready(1)
+    name = "a" if why == "it is starting" else "b"
+    driver.load(name)
+    assert driver.spawned_with() == [(name, None)]
+    assert driver.spares() == ({"-": "starting"} if name == "a" else {"501": "waiting"})
 
 
 def test_dead_spare_is_replaced_with_growing_delay() -> None:
@@ -297,21 +258,10 @@ def test_dead_spare_is_replaced_with_growing_delay() -> None:
     assert (row["state"], row["restarts"], row["last_exit"]) == ("READY", 0, None)
 
 
-def test_the_delay_starts_afresh_once_one_has_waited_for_long_or_was_used() -> None:
-    driver = SpareDriver([real("a")], 1, 20)
-    driver.spare_gone(1)
-    driver.pass_time(1.1)
-    driver.spare_ready(2)
-    driver.pass_time(61.0)
-    driver.spare_gone(2)
-    assert driver.core.status(driver.now)["spares"]["retry_in_s"] == 1.0
-
-
 def test_ended_spare_delays_no_other() -> None:
     driver = SpareDriver([real("a")], 1, 20)
     driver.spare_ready(1)
     driver.reload(spare_workers=0)
-    assert driver.told_to_end() == [1]
     driver.spare_gone(1)
     driver.reload(spare_workers=1)
     assert driver.started() == [2], "without delay"
@@ -327,66 +277,77 @@ def test_next_spare_is_planned_with_the_measured_size() -> None:
     assert driver.reserved() == 6
 
 
-@pytest.mark.parametrize("engine_is_theirs", [True, False])
-def test_spares_make_room_before_models(engine_is_theirs: bool) -> None:
-    others = [real("b", 5)] if engine_is_theirs else [sized("b", 5)]
-    driver = SpareDriver([real("a", 4), *others], 1, 10)
-    driver.bring_up("a")
-    driver.spare_ready(1)
-    assert driver.reserved() == 6
-    driver.load("b")
-    if engine_is_theirs:
-        assert driver.spawned_with() == [("b", 1)], "what it takes over needs no extra room"
-        assert driver.reserved() == 9
-        return
-    assert (driver.told_to_end(), driver.spawned_with()) == ([1], [])
+POOLS: dict[str, tuple[list[ModelSettings], int, str]] = {
+    "a load takes over one that waits, and the next is started after it": (
+        [real("a")], 20,
+        "spare_ready 1; load a; spawned_with -> returns=[(a, 1)]; started -> returns=[];"
+        f" up a {PID + 1}; started -> returns=[2]",
+    ),
+    "what a load takes over needs no room of its own": (
+        [real("a", 4), real("b", 5)], 10,
+        "bring_up a; spare_ready 1; load b; spawned_with -> returns=[(b, 1)];"
+        " reserved -> returns=9",
+    ),
+    "spares make room before models": (
+        [real("a", 4), sized("b", 5)], 10,
+        "bring_up a; spare_ready 1; load b; told_to_end -> returns=[1]; spawned_with -> returns=[];"
+        " -> a=READY; spare_gone 1; spawned_with -> returns=[(b, None)]; up b;"
+        " started -> returns=[] & a=READY",
+    ),
+    "spares go first when too much is reserved": (
+        [real("a", 4), real("b", 4)], 10,
+        "bring_up a; spare_ready 1; measure 1 7; told_to_end -> returns=[1]; -> a=READY",
+    ),
+    "a preload that never fits keeps no spare away": (
+        [real("a", 11, preload=True), real("b", 1)], 10, "started -> returns=[1]; -> a=PENDING",
+    ),
+    "the death of an adopted spare delays none": (
+        # It had died as it was taken over; the shell starts another process.
+        [real("a")], 20,
+        "spare_ready 1; load a; spare_gone 1 -> a=LOADING; retry_in_s -> returns=None",
+    ),
+    "the delay starts afresh once one has waited for long": (
+        [real("a")], 20,
+        "spare_gone 1; wait 1.1; spare_ready 2; wait 61; spare_gone 2; retry_in_s -> returns=1.0",
+    ),
+}  # fmt: skip
+"""The models beside a pool of one spare worker, the budget, and the script."""
+
+
+def retry_in_s(driver: SpareDriver) -> float | None:
+    found: float | None = driver.core.status(driver.now)["spares"]["retry_in_s"]
+    return found
+
+
+@pytest.mark.parametrize("rule", POOLS)
+def test_pool_of_one_spare(rule: str) -> None:
+    models, budget, script = POOLS[rule]
+    play(SpareDriver(models, 1, budget), script, retry_in_s)
+
+
+def test_a_model_that_waits_for_spares_says_so() -> None:
+    driver = play(SpareDriver([real("a", 4), sized("b", 5)], 1, 10), "bring_up a; load b")
     assert "spare workers are about to go" in driver.row("b")["memory_wait"]["reason"]
-    assert driver.state("a") is State.READY
-    driver.spare_gone(1)
-    assert driver.spawned_with() == [("b", None)]
-    driver.come_up("b")
-    assert (driver.state("a"), driver.started()) == (State.READY, [])
 
 
 def test_only_as_many_go_as_are_in_the_way() -> None:
     driver = SpareDriver([real("a", 1), sized("b", 6)], 3, 10)
-    for number in (1, 2, 3):
-        driver.spare_ready(number)
-    driver.load("b")
-    assert driver.told_to_end() == [3]
-    driver.spare_gone(3)
-    assert driver.spawned_with() == [("b", None)]
-    assert driver.reserved() == 10
+    play(
+        driver,
+        "spare_ready 1; spare_ready 2; spare_ready 3; load b; told_to_end -> returns=[3];"
+        " spare_gone 3; spawned_with -> returns=[(b, None)]; reserved -> returns=10",
+    )
 
 
 def test_all_spares_go_before_a_model_that_must_go() -> None:
     driver = SpareDriver([real("a", 6), real("b", 9)], 2, 10)
-    driver.bring_up("a")
-    driver.spare_ready(1)
-    driver.pass_time(100.0)
-    driver.load("b")
-    assert driver.state("a") is State.STOPPING
+    play(driver, "bring_up a; spare_ready 1; wait 100; load b -> a=STOPPING")
     assert sorted(driver.told_to_end()) == [1, 2]
-    driver.exit("a", code=0)
-    assert (driver.spawned_with(), driver.started()) == ([], []), "they are still there"
-    driver.spare_gone(1)
-    assert driver.spawned_with() == [], "one is still there"
-    driver.spare_gone(2)
-    assert driver.spawned_with() == [("b", None)]
-
-
-def test_spares_go_first_when_too_much_is_reserved() -> None:
-    driver = SpareDriver([real("a", 4), real("b", 4)], 1, 10)
-    driver.bring_up("a")
-    driver.spare_ready(1)
-    driver.measure(1, 7)
-    assert (driver.told_to_end(), driver.state("a")) == ([1], State.READY)
-
-
-def test_a_preload_that_never_fits_keeps_none_away() -> None:
-    driver = SpareDriver([real("a", 11, preload=True), real("b", 1)], 1, 10)
-    assert driver.state("a") is State.PENDING
-    assert driver.started() == [1]
+    play(
+        driver,
+        "exit a code=0; spawned_with -> returns=[]; started -> returns=[]; spare_gone 1;"
+        " spawned_with -> returns=[]; spare_gone 2; spawned_with -> returns=[(b, None)]",
+    )
 
 
 def test_a_dry_run_says_that_a_load_fits_next_to_them() -> None:

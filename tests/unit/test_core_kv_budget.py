@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import FinishReason, State
 from mlxsup.protocol.text import size_text
 from mlxsup.supervisor.core.events import Reloaded
+from mlxsup.supervisor.core.settings import ModelSettings
 
 from support.core.driver import RESTART
 from support.core.memory import limited, sized, states
@@ -19,6 +22,7 @@ from support.core.rows import (
     need_of,
     served,
 )
+from support.core.scripts import play
 from support.core.shortage import ShortageDriver
 
 # Division of free memory
@@ -45,20 +49,14 @@ def test_free_memory_is_shared_equally() -> None:
 
 def test_load_takes_head_room_back_before_evicting() -> None:
     """And waits until the worker keeps to the lower budget."""
-    driver = RowsDriver("ab", 2 * MODEL)
-    driver.bring_up("a")
-    assert driver.reserved() == 2 * MODEL
-    driver.load("b")
+    driver = play(RowsDriver("ab", 2 * MODEL), "bring_up a; load b -> a=READY & b=PENDING")
     message = driver.budgets["a"][-1]
     assert (message.rows_bytes, message.gives_back) == (ONE_ROW, True)
-    assert driver.state("a") is State.READY
-    assert driver.state("b") is State.PENDING
-    assert driver.reserved() == 2 * MODEL, "it may still take it"
-    driver.confirm("a", number=message.number - 1)
-    assert driver.reserved() == 2 * MODEL, "that was the one before"
-    driver.confirm("a")
-    assert driver.reserved() == 2 * MODEL
-    assert driver.state("b") is State.LOADING
+    full = f"reserved -> returns={2 * MODEL}"  # it may still take it
+    play(
+        driver,
+        f"{full}; confirm a {message.number - 1} -> b=PENDING; confirm a -> b=LOADING; {full}",
+    )
 
 
 def test_budget_covers_running_rows() -> None:
@@ -70,28 +68,19 @@ def test_budget_covers_running_rows() -> None:
     assert driver.budget("a") == bytes_for(2, 500 + 256)
 
 
-def test_given_back_caches_show_at_the_next_measurement() -> None:
-    """Until then nobody is evicted for it."""
+@pytest.mark.parametrize("gives_back", [True, False])
+def test_given_back_caches_show_at_the_next_measurement(gives_back: bool) -> None:
+    """Until then no model is evicted for it."""
     driver = RowsDriver("ab", 2 * MODEL)
     driver.bring_up("a")
     driver.measure(a=2 * MODEL - 5)
     driver.now += 1000
     driver.load("b")
     driver.confirm("a")
-    assert (driver.state("a"), driver.state("b")) == (State.READY, State.PENDING)
-    driver.measure(a=MODEL)
-    assert (driver.state("a"), driver.state("b")) == (State.READY, State.LOADING)
-
-
-def test_a_model_that_cannot_give_back_is_evicted() -> None:
-    driver = RowsDriver("ab", 2 * MODEL)
-    driver.bring_up("a")
-    driver.measure(a=2 * MODEL - 5)
-    driver.now += 1000
-    driver.load("b")
-    driver.confirm("a")
-    driver.measure(a=2 * MODEL - 5)
-    assert driver.state("a") is State.STOPPING
+    assert states(driver, "ab") == [State.READY, State.PENDING]
+    driver.measure(a=MODEL if gives_back else 2 * MODEL - 5)
+    kept, evicted = [State.READY, State.LOADING], [State.STOPPING, State.PENDING]
+    assert states(driver, "ab") == (kept if gives_back else evicted)
 
 
 def test_a_given_memory_is_the_limit_without_a_budget_too() -> None:
@@ -105,9 +94,7 @@ def test_a_given_memory_is_the_limit_without_a_budget_too() -> None:
 LONG = 3000
 BUDGET = 2 * MODEL + 4000
 BUSY = FIXED + bytes_for(2, LONG + 1 + 256)
-
-
-assert MODEL > BUDGET - BUSY
+"""A model finds no room beside that."""
 
 
 def run_long_rows(driver: RowsDriver) -> list[RequestKey]:
@@ -128,15 +115,16 @@ def rows_end(driver: RowsDriver, keys: list[RequestKey]) -> None:
     driver.measure()
 
 
-def busy() -> tuple[RowsDriver, list[RequestKey]]:
-    """`p` is pinned and runs such rows."""
-    driver = RowsDriver("pm", BUDGET, pinned="p")
-    driver.bring_up("p")
-    return driver, run_long_rows(driver)
+def reload(driver: RowsDriver, *models: ModelSettings, budget_bytes: int = BUDGET) -> None:
+    settings = limited(budget_bytes, min_residency_s=0.0)
+    needs = driver.core.fleet.needs
+    driver.do(Reloaded(now=driver.now, settings=settings, models=models, needs=needs))
 
 
 def test_a_request_waits_until_rows_of_a_pinned_model_have_ended() -> None:
-    driver, keys = busy()
+    driver = RowsDriver("pm", BUDGET, pinned="p")
+    driver.bring_up("p")
+    keys = run_long_rows(driver)
     assert driver.foresees("m")["outcome"] == "waits"
     driver.ask("r1", "m")
     assert driver.errors() == {}
@@ -152,12 +140,7 @@ def test_answers_of_a_model_that_crashed_wait_for_rows_of_a_pinned_one() -> None
     """Its restart is too far away for its memory to be kept, so rows of the other one take it."""
     driver = RowsDriver("pm", BUDGET, pinned="p")
     slow = replace(RESTART, backoff_initial_s=8.0, backoff_max_s=8.0)
-    models = (served("p", pinned=True), served("m", restart=slow))
-    driver.do(
-        Reloaded(
-            now=driver.now, settings=limited(BUDGET), models=models, needs=driver.core.fleet.needs
-        )
-    )
+    reload(driver, served("p", pinned=True), served("m", restart=slow))
     driver.bring_up("p")
     driver.load("m")
     for _ in range(2):
@@ -184,28 +167,19 @@ def test_model_that_can_return_later_goes_for_a_lowered_budget() -> None:
     driver.start("m", "m1", 100)
     driver.now += 60.0
     driver.measure()
-    settings = limited(2 * MODEL + 2000, min_residency_s=0.0)
     models = (served("p", pinned=True), served("m"))
-    driver.do(
-        Reloaded(now=driver.now, settings=settings, models=models, needs=driver.core.fleet.needs)
-    )
+    reload(driver, *models, budget_bytes=2 * MODEL + 2000)
     driver.measure()
     assert states(driver, "pm") == [State.READY, State.DRAINING]
 
 
-def grown(held: int) -> RowsDriver:
-    """`p` is pinned and idle, and its process holds so much for no row."""
+def test_outgrown_pinned_process_blocks_for_good() -> None:
+    held = BUDGET - 100
     driver = RowsDriver("pm", BUDGET, pinned="p")
     driver.bring_up("p")
     driver.confirm("p")
     driver.now += 1.0
     driver.measure(p=held)
-    return driver
-
-
-def test_outgrown_pinned_process_blocks_for_good() -> None:
-    held = BUDGET - 100
-    driver = grown(held)
     driver.ask("r1", "m")
     assert driver.errors() == {}, "it may keep that for speed alone"
     driver.confirm("p")
@@ -218,9 +192,7 @@ def test_outgrown_pinned_process_blocks_for_good() -> None:
 def test_measurement_under_load_does_not_block_for_good() -> None:
     """It gave back just before, so what it holds is what it needs; that was for its rows."""
     driver = RowsDriver("pms", BUDGET, pinned="p")
-    models = (served("p", pinned=True), served("m"), sized("s", 1000))
-    needs = driver.core.fleet.needs
-    driver.do(Reloaded(now=driver.now, settings=limited(BUDGET), models=models, needs=needs))
+    reload(driver, served("p", pinned=True), served("m"), sized("s", 1000))
     driver.bring_up("p")
     keys = run_long_rows(driver)
     driver.ask("r1", "m")

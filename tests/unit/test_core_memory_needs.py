@@ -15,17 +15,17 @@ from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.states import State
 from mlxsup.supervisor.config.values import parse_size
 from mlxsup.supervisor.core.actions import AdoptLaunch, AppraiseLaunch, Finish, NeedRaised, Spawn
-from mlxsup.supervisor.core.events import Appraised, Reloaded, ShutdownAsked
+from mlxsup.supervisor.core.events import Appraised, Reloaded
 from mlxsup.supervisor.core.memory.given import known_problem
 from mlxsup.supervisor.core.memory.need import Figure, Need, Source
 from mlxsup.supervisor.core.memory.raising import raised
-from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
+from mlxsup.supervisor.core.settings import CoreSettings
 
 from support.core.driver import LAUNCH, Driver, entry
-from support.core.looks import ALICE
 from support.core.memory import SUBSCRIPTION, MemoryDriver, limited, notes, sized, states
 from support.core.needs import GIB, MIB, need
 from support.core.rows import CONTEXT, FIXED, ONE_ROW, RowsDriver, bytes_for, need_of, served
+from support.core.scripts import play
 
 # `memory` of an entry
 
@@ -41,13 +41,9 @@ def driver_of(given_bytes: int, **changes: object) -> RowsDriver:
 @pytest.mark.parametrize("given_bytes", [ENOUGH - 1, FIXED, 1])
 def test_less_than_that_fails_and_never_reserves_more(given_bytes: int) -> None:
     driver = driver_of(given_bytes)
-    driver.ask("r1", "a")
-    assert driver.reserved() == given_bytes
-    driver.come_up("a")
-    assert (driver.state("a"), driver.reserved()) == (State.STOPPING, given_bytes)
-    assert driver.budgets["a"] == []
-    driver.exit("a", 143)
-    assert (driver.state("a"), driver.reserved()) == (State.FAILED, 0)
+    given = f"reserved -> returns={given_bytes}"
+    play(driver, f"ask r1 a; {given}; up a -> a=STOPPING; {given}; exit a 143 -> a=FAILED")
+    assert (driver.budgets["a"], driver.reserved()) == ([], 0)
     error = driver.failure_of("r1").error
     assert error["code"] == "load_failed"
     assert "and it needs at least" in error["message"]
@@ -56,20 +52,11 @@ def test_less_than_that_fails_and_never_reserves_more(given_bytes: int) -> None:
 
 
 def test_an_entry_with_more_that_comes_meanwhile_is_loaded() -> None:
-    driver = driver_of(FIXED)
-    driver.load("a")
-    driver.come_up("a")
-    models, needs = (_with_memory(ENOUGH),), {driver.model("a").name: need_of(given=ENOUGH)}
+    driver = play(driver_of(FIXED), "load a; up a")
+    launch = replace(served("a").launch, memory_limit_bytes=ENOUGH)
+    models, needs = (entry("a", launch=launch),), {ModelName("a"): need_of(given=ENOUGH)}
     driver.do(Reloaded(now=driver.now, settings=limited(10**9), models=models, needs=needs))
-    driver.exit("a", 143)
-    assert driver.state("a") is State.LOADING
-    driver.come_up("a")
-    assert driver.state("a") is State.READY
-
-
-def _with_memory(size_bytes: int) -> ModelSettings:
-    entry = served("a")
-    return replace(entry, launch=replace(entry.launch, memory_limit_bytes=size_bytes))
+    play(driver, "exit a 143 -> a=LOADING; up a -> a=READY")
 
 
 def test_a_process_that_cannot_be_measured_counts_as_appraised() -> None:
@@ -131,51 +118,40 @@ BESIDES = FIXED // 4 + ONE_ROW
 LEAST = BESIDES // 10
 
 
-def test_raise_is_at_least_a_tenth_besides_weights() -> None:
-    higher = raised(need_of(), planned_bytes=MODEL, held_bytes=MODEL + 1)
-    assert higher.needed_bytes == MODEL + LEAST
+def up(budget_bytes: int = 10 * MODEL) -> RowsDriver:
+    driver = RowsDriver("a", budget_bytes)
+    driver.bring_up("a")
+    return driver
 
 
 def need_raised(driver: MemoryDriver) -> list[int]:
     """What the latest event told the shell to remember."""
-    return [one.raised_bytes for one in driver.actions if isinstance(one, NeedRaised)]
+    return [one.raised_bytes for one in driver.of(NeedRaised)]
 
 
-def test_out_of_memory_raises_the_next_reservation() -> None:
-    driver = RowsDriver("a", 10 * MODEL)
+def test_out_of_memory_raises_the_next_reservation_by_a_tenth_besides_weights() -> None:
+    higher = raised(need_of(), planned_bytes=MODEL, held_bytes=MODEL + 1)
+    assert higher.needed_bytes == MODEL + LEAST
+    driver = up()
     driver.say(Subscribe(id=SUBSCRIPTION))
-    driver.bring_up("a")
     driver.exit("a", code=75)
     assert need_raised(driver) == [LEAST]
     assert notes(driver)[0].startswith("it ran out of memory: from now on ")
     row = driver.row("a")
     assert (row["state"], row["raised_bytes"]) == (State.LOADING, LEAST)
     assert row["needed_bytes"] == row["reserved_bytes"] == MODEL + LEAST
-
-
-def test_a_load_that_runs_out_of_memory_counts() -> None:
-    driver = RowsDriver("a", 10 * MODEL)
-    driver.load("a")
     driver.spawned("a", ord("a"))
     driver.measure(a=MODEL + 6000)
     driver.exit("a", code=75)
-    assert need_raised(driver) == [6000]
+    assert need_raised(driver) == [6000], "a load that runs out of memory counts"
     assert driver.row("a")["needed_bytes"] == MODEL + 6000
 
 
-@pytest.mark.parametrize("code", [0, 1, 70, 72])
-def test_only_out_of_memory_raises_a_need(code: int) -> None:
-    driver = RowsDriver("a", 10 * MODEL)
-    driver.bring_up("a")
+@pytest.mark.parametrize("code", [0, 1, 70, 72, None])
+def test_only_out_of_memory_raises_a_need(code: int | None) -> None:
+    driver = up()
     driver.exit("a", code=code)
     assert (need_raised(driver), driver.row("a")["raised_bytes"]) == ([], 0)
-
-
-def test_a_kill_raises_nothing() -> None:
-    driver = RowsDriver("a", 10 * MODEL)
-    driver.bring_up("a")
-    driver.exit("a", signal="SIGKILL")
-    assert need_raised(driver) == []
 
 
 def test_given_memory_is_never_raised() -> None:
@@ -201,19 +177,15 @@ def test_a_model_alone_is_never_refused_because_of_it() -> None:
 
 
 def test_a_smaller_budget_takes_the_raise_back_first() -> None:
-    driver = RowsDriver("a", MODEL + 10_000)
-    driver.bring_up("a")
+    driver = up(MODEL + 10_000)
     driver.exit("a", code=75)
-    assert driver.row("a")["raised_bytes"] == LEAST
     settings, needs = limited(MODEL + 50), driver.core.fleet.needs
     driver.do(Reloaded(now=driver.now, settings=settings, models=(served("a"),), needs=needs))
     assert driver.row("a")["raised_bytes"] == 50
 
 
 def test_raise_gives_way_to_a_begun_answer() -> None:
-    longest = bytes_for(1, 6000 + 256)
-    driver = RowsDriver("a", FIXED + longest)
-    driver.bring_up("a")
+    driver = up(FIXED + bytes_for(1, 6000 + 256))
     key = driver.begin("a", "r", prompt=6000)
     driver.exit("a", code=75)
     assert driver.state("a") is State.LOADING, "the raise makes way"
@@ -222,12 +194,12 @@ def test_raise_gives_way_to_a_begun_answer() -> None:
 
 
 def test_a_pinned_model_is_raised_no_further_than_the_budget() -> None:
-    driver = MemoryDriver(
-        [served("a", pinned=True), served("b", pinned=True)], limited(2 * MODEL + 9)
-    )
-    needs = {ModelName(name): need_of() for name in "ab"}
-    driver.do(Appraised(now=driver.now, needs=needs))
-    driver.bring_up("a", "b")
+    driver = RowsDriver("ab", 2 * MODEL + 9, pinned="ab")
+    driver.bring_up("a")
+    driver.load("b")
+    driver.confirm("a")
+    driver.measure()
+    driver.come_up("b")
     for name in "ab":
         driver.exit(name, code=75)
     assert [driver.row(name)["raised_bytes"] for name in "ab"] == [9, 0]
@@ -235,30 +207,27 @@ def test_a_pinned_model_is_raised_no_further_than_the_budget() -> None:
 
 
 def test_appraisal_replaces_a_raise() -> None:
-    driver = RowsDriver("a", 10 * MODEL)
-    driver.bring_up("a")
+    driver = up()
     driver.exit("a", code=75)
-    remembered: dict[ModelName, Need] = {ModelName("a"): replace(need_of(), raised_bytes=123)}
-    driver.do(Appraised(now=driver.now, needs=remembered))
-    assert driver.row("a")["raised_bytes"] == 123
-    driver.do(Appraised(now=driver.now, needs={ModelName("a"): need_of(context=CONTEXT - 1)}))
-    assert driver.row("a")["raised_bytes"] == 0, "its files have changed"
+    for appraised, raised_bytes in (
+        (replace(need_of(), raised_bytes=123), 123),
+        (need_of(context=CONTEXT - 1), 0),  # its files have changed
+    ):
+        driver.do(Appraised(now=driver.now, needs={ModelName("a"): appraised}))
+        assert driver.row("a")["raised_bytes"] == raised_bytes
 
 
 def test_a_process_of_an_older_entry_raises_nothing() -> None:
-    driver = RowsDriver("a", 10 * MODEL)
-    driver.bring_up("a")
+    driver = up()
     driver.begin("a", "r")
-    entry = served("a")
-    changed = replace(entry, launch=replace(entry.launch, context_length=77))
+    changed = entry("a", launch=replace(served("a").launch, context_length=77))
     driver.do(Reloaded(now=driver.now, settings=limited(10 * MODEL), models=(changed,)))
     driver.exit("a", code=75)
     assert need_raised(driver) == []
 
 
 def test_unknown_need_keeps_its_process_reserved() -> None:
-    driver = RowsDriver("a", 10 * MODEL)
-    driver.bring_up("a")
+    driver = up()
     driver.do(Appraised(now=driver.now, needs={}))
     assert driver.row("a")["needed_bytes"] == MODEL
     driver.exit("a", code=75)
@@ -271,134 +240,8 @@ def test_unknown_need_keeps_its_process_reserved() -> None:
 
 # Loads with another context length
 
-M = ModelName("m")
-
-
-def need_tokens(tokens: int) -> Need:
-    """A model that needs a byte for each token of its context."""
-    nothing = Figure(size_bytes=0, source=Source.MEASURED)
-    own = Figure(size_bytes=tokens, source=Source.MEASURED)
-    return Need(
-        weights=nothing, own=own, layers=(), layers_source=Source.MEASURED,
-        context_tokens=tokens, least_tokens=tokens, max_rows=2,
-    )  # fmt: skip
-
-
-def load(driver: Driver, tokens: int | None, *, id: str = "load") -> AppraiseLaunch | None:
-    """Asks for a load; returns what the shell is asked first."""
-    driver.say(Load(id=RequestId(id), model=M, context_length=tokens))
-    asked = driver.of(AppraiseLaunch)
-    return asked[0] if asked else None
-
-
-def answer(driver: Driver, asked: AppraiseLaunch | None) -> None:
-    assert asked is not None
-    need = need_tokens(asked.launch.context_length)
-    driver.do(asked.answered(need, now=driver.now))
-
-
-def test_a_stopped_model_is_planned_and_started_with_the_context_that_was_asked_for() -> None:
-    driver = Driver()
-    asked = load(driver, 4096)
-    assert asked is not None
-    assert (asked.model, asked.launch.context_length) == ("m", 4096)
-    assert driver.state() is State.STOPPED, "nothing begins before its need is known"
-    answer(driver, asked)
-    [spawn] = driver.of(Spawn)
-    assert spawn.launch.context_length == 4096
-    assert driver.row()["needed_bytes"] == 4096
-    driver.come_up()
-    assert driver.replies() == ["load"]
-
-
-def test_load_with_another_context_drains_first() -> None:
-    driver = Driver()
-    driver.load()
-    driver.come_up()
-    [key] = driver.serve("runs")
-    driver.accept(key)
-    answer(driver, load(driver, 4096))
-    assert driver.state() is State.DRAINING
-    assert driver.replies() == []
-    driver.cancel("runs")
-    driver.row_left(key)
-    driver.exit(code=0)
-    driver.pass_time(0.0)
-    assert driver.model().life.launch.context_length == 4096
-    driver.come_up()
-    assert driver.replies() == ["load"]
-
-
-def test_reading_the_configuration_again_brings_its_context_back() -> None:
-    driver = Driver()
-    answer(driver, load(driver, 4096))
-    driver.come_up()
-    settings = driver.core.fleet.settings
-    driver.do(Reloaded(now=driver.now, settings=settings, models=(entry(),)))
-    assert driver.state() in (State.DRAINING, State.STOPPING)
-    driver.exit(code=0)
-    driver.pass_time(0.0)
-    assert driver.model().life.launch.context_length == 0
-
-
-def test_a_model_that_is_removed_meanwhile_is_unknown() -> None:
-    driver = Driver()
-    asked = load(driver, 4096)
-    settings = driver.core.fleet.settings
-    other = replace(entry(), name=ModelName("other"))
-    driver.do(Reloaded(now=driver.now, settings=settings, models=(other,)))
-    answer(driver, asked)
-    assert driver.errors(ALICE) == {"load": "unknown_model"}
-
-
-def test_load_is_superseded_by_a_reload_of_its_folder() -> None:
-    driver = Driver()
-    asked = load(driver, 4096)
-    other = entry(launch=replace(entry().launch, path="/elsewhere"))
-    driver.do(Reloaded(now=driver.now, settings=CoreSettings(), models=(other,)))
-    answer(driver, asked)
-    [failed] = driver.sent(Failed)
-    assert failed.error["code"] == "superseded"
-    assert driver.of(Spawn) == []
-
-
-def test_a_load_that_waits_for_its_folder_does_not_hold_up_the_end() -> None:
-    driver = Driver()
-    asked = load(driver, 4096)
-    driver.do(ShutdownAsked(now=driver.now, is_immediate=False))
-    assert [failed.error["code"] for failed in driver.sent(Failed)] == ["shutting_down"]
-    assert driver.of(Finish) == [Finish()]
-    answer(driver, asked)
-    assert (driver.sent(Failed), driver.of(Spawn)) == ([], []), "it was answered already"
-
-
-def test_invalid_context_length_is_refused() -> None:
-    driver = Driver()
-    assert load(driver, -1) is None
-    [failed] = driver.sent(Failed)
-    assert failed.error["code"] == "invalid_request"
-    assert failed.error["message"] == (
-        f"context_length takes an integer from 0 to {MAX_CONTEXT_LENGTH}, not -1"
-    )
-    assert failed.error["detail"]["parameter"] == "context_length"
-    assert driver.state() is State.STOPPED
-
-
-@pytest.mark.parametrize("name", ["context_length", "keep_alive"])
-def test_a_dry_run_of_another_load_than_the_configured_one_is_refused(name: str) -> None:
-    driver = Driver()
-    changes: dict[str, Any] = {name: 5}
-    driver.say(Load(id=RequestId("dry"), model=M, dry_run=True, **changes))
-    [failed] = driver.sent(Failed)
-    assert failed.error["code"] == "invalid_request"
-    assert failed.error["message"].endswith(f"as configured would lead to: leave {name} out")
-    assert failed.error["detail"] == {"parameter": name}
-    assert driver.state() is State.STOPPED
-
-
-# Loads with another context length that may not fit
-
 A = ModelName("a")
+LOAD = RequestId("load")
 
 
 def need_gib(gib: float, raised_gib: float = 0) -> Need:
@@ -425,56 +268,124 @@ def models(pinned: str = "", raised_gib: float = 0, **changes: Any) -> MemoryDri
     return driver
 
 
-def load_longer(driver: MemoryDriver, gib: float) -> RequestId:
-    """Loads `a` with a context with which it needs so much."""
-    driver.say(Load(id=RequestId("longer"), model=A, context_length=4096))
+def load(driver: Driver, tokens: int = 4096) -> AppraiseLaunch:
+    """Asks for a load with a context; returns what the shell is asked first."""
+    driver.say(Load(id=LOAD, model=A, context_length=tokens))
     [asked] = driver.of(AppraiseLaunch)
-    driver.do(asked.answered(need_gib(gib), now=driver.now))
-    return RequestId("longer")
+    return asked
 
 
-def refusal(driver: MemoryDriver) -> str:
-    """Why the load was refused; nothing of it may be left."""
-    error = driver.failure_of("longer").error
-    assert error["code"] == ErrorCode.INSUFFICIENT_MEMORY
-    assert driver.model("a").life.launch.context_length == 0
-    assert driver.row("a")["needed_bytes"] == 4 * GIB
-    assert driver.of(AdoptLaunch) == []
-    return str(error["message"])
+def load_longer(driver: Driver, gib: float) -> None:
+    """Loads `a` with a context with which it needs so much."""
+    driver.do(load(driver).answered(need_gib(gib), now=driver.now))
 
 
-@pytest.mark.parametrize("pinned", ["", "a"])
-def test_load_larger_than_the_budget_changes_nothing(pinned: str) -> None:
+def context(driver: Driver) -> int:
+    return driver.model("a").life.launch.context_length
+
+
+def test_a_stopped_model_is_planned_and_started_with_the_context_that_was_asked_for() -> None:
+    driver = models("b")
+    asked = load(driver)
+    assert (asked.model, asked.launch.context_length) == ("a", 4096)
+    assert driver.state("a") is State.STOPPED, "nothing begins before its need is known"
+    driver.do(asked.answered(need_gib(12), now=driver.now))
+    [adopted], [spawn] = driver.of(AdoptLaunch), driver.of(Spawn)
+    assert adopted.launch.context_length == spawn.launch.context_length == 4096
+    assert (adopted.model, adopted.need) == ("a", need_gib(12))
+    assert driver.reserved() == 16 * GIB
+    driver.come_up("a")
+    assert driver.replies() == [LOAD]
+
+
+def test_load_with_another_context_drains_first_and_a_reload_brings_the_old_one_back() -> None:
+    driver = models()
+    driver.bring_up("a")
+    [key] = driver.serve("runs", model="a")
+    load_longer(driver, 8)
+    assert (driver.state("a"), driver.replies()) == (State.DRAINING, [])
+    driver.row_ends("a", key)
+    driver.exit("a", code=0)
+    assert context(driver) == 4096
+    driver.come_up("a")
+    assert driver.replies() == [LOAD]
+    entries = tuple(entry(name) for name in "abc")
+    driver.do(Reloaded(now=driver.now, settings=driver.core.fleet.settings, models=entries))
+    assert driver.state("a") is State.STOPPING
+    driver.exit("a", code=0)
+    assert context(driver) == 0
+
+
+@pytest.mark.parametrize("event", ["removal", "another folder", "shutdown"])
+def test_a_load_whose_need_comes_too_late_starts_nothing(event: str) -> None:
+    driver = models()
+    asked = load(driver)
+    if event == "shutdown":
+        driver.signal()
+        assert driver.errors() == {LOAD: "shutting_down"}
+        assert driver.of(Finish) == [Finish()]
+    else:
+        elsewhere = entry("a", launch=replace(LAUNCH, path="/elsewhere"))
+        models_then = (elsewhere,) if event == "another folder" else (entry("b"),)
+        driver.do(Reloaded(now=driver.now, settings=CoreSettings(), models=models_then))
+    driver.do(asked.answered(need_gib(8), now=driver.now))
+    code = {"removal": "unknown_model", "another folder": "superseded"}.get(event)
+    assert driver.errors() == ({LOAD: code} if code else {}), "once"
+    assert driver.of(Spawn) == []
+
+
+def test_invalid_context_length_is_refused() -> None:
+    driver = models()
+    driver.say(Load(id=LOAD, model=A, context_length=-1))
+    assert driver.of(AppraiseLaunch) == []
+    [failed] = driver.sent(Failed)
+    assert failed.error["code"] == "invalid_request"
+    assert failed.error["message"] == (
+        f"context_length takes an integer from 0 to {MAX_CONTEXT_LENGTH}, not -1"
+    )
+    assert failed.error["detail"]["parameter"] == "context_length"
+    assert driver.state("a") is State.STOPPED
+
+
+@pytest.mark.parametrize("name", ["context_length", "keep_alive"])
+def test_a_dry_run_of_another_load_than_the_configured_one_is_refused(name: str) -> None:
+    driver = models()
+    changes: dict[str, Any] = {name: 5}
+    driver.say(Load(id=LOAD, model=A, dry_run=True, **changes))
+    [failed] = driver.sent(Failed)
+    assert failed.error["code"] == "invalid_request"
+    assert failed.error["message"].endswith(f"as configured would lead to: leave {name} out")
+    assert failed.error["detail"] == {"parameter": name}
+    assert driver.state("a") is State.STOPPED
+
+
+@pytest.mark.parametrize(
+    ("pinned", "gib", "why"),
+    [
+        ("", 40, "it needs 40.00 GiB, and the memory budget is 16.00 GiB"),
+        ("a", 40, "it needs 40.00 GiB, and the memory budget is 16.00 GiB"),
+        (
+            "bc",
+            9,
+            "it needs 9.00 GiB of 16.00 GiB: b is pinned and holds 4.00 GiB;"
+            " c is pinned and holds 4.00 GiB",
+        ),
+    ],
+)
+def test_load_that_cannot_fit_changes_nothing(pinned: str, gib: int, why: str) -> None:
     driver = models(pinned)
     driver.bring_up("a", "b", "c")
     [key] = driver.serve("r1", model="a")
-    load_longer(driver, 40)
-    assert refusal(driver) == (
-        "a cannot be loaded: it needs 40.00 GiB, and the memory budget is 16.00 GiB"
-    )
+    load_longer(driver, gib)
+    error = driver.failure_of(LOAD).error
+    assert error["code"] == ErrorCode.INSUFFICIENT_MEMORY
+    assert error["message"] == f"a cannot be loaded: {why}"
+    assert (context(driver), driver.row("a")["needed_bytes"]) == (0, 4 * GIB)
+    assert driver.of(AdoptLaunch) == []
     assert states(driver) == [State.READY] * 3
     assert driver.reserved() == 12 * GIB
     driver.row_ends("a", key)
     assert driver.errors() == {}
-
-
-def test_load_must_fit_next_to_pinned_models() -> None:
-    driver = models("bc")
-    load_longer(driver, 9)
-    assert refusal(driver) == (
-        "a cannot be loaded: it needs 9.00 GiB of 16.00 GiB: b is pinned and holds 4.00 GiB;"
-        " c is pinned and holds 4.00 GiB"
-    )
-
-
-def test_fitting_load_is_reserved_and_adopted() -> None:
-    driver = models("b")
-    load_longer(driver, 12)
-    [adopted] = driver.of(AdoptLaunch)
-    assert (adopted.model, adopted.launch.context_length) == ("a", 4096)
-    assert adopted.need == need_gib(12)
-    assert driver.state("a") is State.LOADING
-    assert driver.reserved() == 16 * GIB
 
 
 def test_raise_of_a_pinned_model_gives_way() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mlxsup.protocol.client_messages import Failed, Reply, Subscribe
 from mlxsup.protocol.ids import Generation, ModelName, RequestId
-from mlxsup.protocol.states import Priority, State, WorkerPhase
+from mlxsup.protocol.states import State, WorkerPhase
 from mlxsup.protocol.worker_messages import Exit, GiveBack, Heartbeat, PauseRow
 from mlxsup.supervisor.core.actions import BudgetChanged, SendToWorker
 from mlxsup.supervisor.core.events import Caller, FilesSeen, Reloaded, Sampled
@@ -22,10 +22,8 @@ from mlxsup.supervisor.core.memory.pressure import (
     STEPS,
     Reading,
     Squeeze,
-    Strain,
     squeezed,
 )
-from mlxsup.supervisor.core.settings import ModelSettings
 
 from support.core.looks import ALICE
 from support.core.memory import (
@@ -38,6 +36,7 @@ from support.core.memory import (
     sized,
     states,
 )
+from support.core.scripts import play
 from support.core.swaps import SwapDriver, finish, rivals
 
 # The lowered budget
@@ -46,15 +45,11 @@ WHOLE = 5000
 STEP = WHOLE // STEPS
 
 
-def reading(available: int, strain: Strain = Strain.UNSAID) -> Reading:
-    return Reading(available_bytes=available, kept_free_bytes=100, strain=strain)
-
-
-def after(*rooms: int | None, start: Squeeze | None = None, whole: int = WHOLE) -> Squeeze:
+def after(*rooms: int) -> Squeeze:
     """What is left after one room a second."""
-    state = start or Squeeze()
+    state = Squeeze()
     for second, room in enumerate(rooms):
-        state = squeezed(state, room, whole, float(second))
+        state = squeezed(state, room, WHOLE, float(second))
     return state
 
 
@@ -67,11 +62,8 @@ def test_budget_is_raised_after_ten_calm_seconds() -> None:
     assert after(*low, *[WHOLE + STEP - 1] * (seconds + 1)).limit_bytes == WHOLE - STEP
     assert after(*low, *[WHOLE + STEP] * (seconds + 1)) == Squeeze()
     assert after(*low, *[1000 + STEP] * 100).limit_bytes == 1000, "not for a single step"
-
-
-def test_dip_restarts_the_calm_period() -> None:
-    calm = [4000] * int(CALM_S)
-    assert after(1000, *calm, 1000 + STEP, *calm).limit_bytes == 1000
+    calm = [4000] * seconds
+    assert after(1000, *calm, 1000 + STEP, *calm).limit_bytes == 1000, "a dip counts afresh"
     assert after(1000, *calm[1:], 2000, 4000).limit_bytes == 2000 - STEP
 
 
@@ -90,9 +82,7 @@ def test_squeeze_never_exceeds_budget_or_room(series: list[int], whole: int) -> 
 
 
 @hypothesis.settings(max_examples=40)
-@given(
-    st.integers(STEP, WHOLE), st.lists(st.integers(0, STEP), min_size=1, max_size=200), st.data()
-)
+@given(st.integers(STEP, WHOLE), st.lists(st.integers(0, STEP), min_size=1, max_size=60), st.data())
 def test_noise_of_a_step_lowers_the_budget_and_does_not_raise_it(
     base: int, noise: list[int], data: st.DataObject
 ) -> None:
@@ -154,18 +144,12 @@ def budgets(driver: MemoryDriver) -> list[int]:
     return [one.budget.size_bytes for one in driver.actions if isinstance(one, BudgetChanged)]
 
 
-def test_while_enough_is_available_the_budget_is_whole() -> None:
-    driver = pair_and_more()
-    sample(driver, 0.5, a=4, b=4)
-    assert (budgets(driver), states(driver, "ab")) == ([], [State.READY] * 2)
-    assert memory(driver)["effective_budget_bytes"] == 8 * GIB
-    sample(driver, None, a=4, b=4)
-    assert budgets(driver) == []
-
-
 def test_pressure_evicts_idle_models() -> None:
     driver = pair_and_more()
-    driver.now += 1.0
+    for available in (0.5, None):  # enough, or unknown
+        sample(driver, available, a=4, b=4)
+        assert (budgets(driver), states(driver, "ab")) == ([], [State.READY] * 2)
+        assert memory(driver)["effective_budget_bytes"] == 8 * GIB
     driver.use("a", "r1")
     driver.say(Subscribe(id=SUBSCRIPTION))
     sample(driver, 0, a=4, b=4)
@@ -189,7 +173,8 @@ def test_busy_models_stay_and_the_excess_is_shown() -> None:
     assert driver.state("b") is State.STOPPING, "as soon as it is idle"
 
 
-def test_caches_are_reclaimed_before_eviction() -> None:
+@pytest.mark.parametrize("gives_back", [True, False])
+def test_caches_are_reclaimed_before_eviction(gives_back: bool) -> None:
     driver = pair_and_more()
     driver.say(Subscribe(id=SUBSCRIPTION))
     beat(driver, "a", cache_gib=1)
@@ -200,22 +185,17 @@ def test_caches_are_reclaimed_before_eviction() -> None:
         "asked to give back 1.00 GiB kept for reuse: 8.00 GiB of 7.36"
     )
     assert states(driver, "ab") == [State.READY] * 2
+    if not gives_back:
+        sample(driver, 0, a=4, b=4)
+        assert asked(driver) == [], "once in ten seconds"
+        assert states(driver, "ab") == [State.STOPPING, State.READY]
+        return
     beat(driver, "a")
     beat(driver, "b")
     sample(driver, 2, a=3, b=3)
     assert states(driver, "ab") == [State.READY, State.READY], (
         "2 GiB more are available, 2 less held"
     )
-
-
-def test_who_gives_back_nothing_is_evicted_at_the_next_measurement() -> None:
-    driver = pair_and_more()
-    beat(driver, "b", cache_gib=1)
-    sample(driver, 0, a=4, b=4)
-    assert asked(driver) == ["b"]
-    sample(driver, 0, a=4, b=4)
-    assert asked(driver) == [], "once in ten seconds"
-    assert states(driver, "ab") == [State.STOPPING, State.READY]
 
 
 def test_a_worker_is_asked_again_after_ten_seconds_and_not_for_a_trifle() -> None:
@@ -266,12 +246,13 @@ def test_model_within_the_whole_budget_waits_for_the_rest() -> None:
 
 def test_ending_process_does_not_lower_the_budget() -> None:
     driver = pair_and_more()
-    driver.unload("a")
-    sample(driver, 0.5, b=4)
-    assert budgets(driver) == [], "it is measured at nothing, and its memory is not free yet"
-    driver.exit("a", code=0)
-    sample(driver, 4.5, b=4)
-    assert budgets(driver) == []
+    lowered = "budgets -> returns=[];"  # it is measured at nothing, and not free yet
+    play(
+        driver,
+        f"unload a; sample 0.5 b=4; {lowered} exit a code=0; sample 4.5 b=4; {lowered}",
+        sample,
+        budgets,
+    )
 
 
 def test_a_reload_keeps_the_budget_lowered_and_says_how_much_must_go() -> None:
@@ -296,16 +277,20 @@ def test_a_reload_keeps_the_budget_lowered_and_says_how_much_must_go() -> None:
 TURN_S = 20.0
 
 
-def crowd(names: str = "ab", gib: int = 4, **changes: Any) -> SwapDriver:
+def crowd(names: str = "ab", gib: int = 4, pinned: str = "", **changes: Any) -> SwapDriver:
     """Models of these sizes in GiB are READY and fill the budget; nothing runs."""
-    models = [sized(name, gib * GIB) for name in names]
-    return ready(models, budget_gib=gib * len(names), **changes)
+    models = [sized(name, gib * GIB, pinned=name in pinned) for name in names]
+    driver = SwapDriver(models, limited(gib * len(names) * GIB, **changes))
+    driver.bring_up(*names)
+    return driver
 
 
-def ready(models: list[ModelSettings], *, budget_gib: int, **changes: Any) -> SwapDriver:
-    """These models are READY, in this order."""
-    driver = SwapDriver(models, limited(budget_gib * GIB, **changes))
-    driver.bring_up(*(str(model.name) for model in models))
+def streaming(names: str = "ab", **changes: Any) -> SwapDriver:
+    """Each of them has a stream, and has had its turn."""
+    driver = crowd(names, **changes)
+    for name in names:
+        driver.stream(name, name)
+    driver.now += TURN_S
     return driver
 
 
@@ -356,11 +341,8 @@ def test_a_busy_model_goes_while_others_need_memory_and_its_stream_continues_lat
 
 
 def test_a_reload_that_lowers_the_budget_swaps_down_to_it() -> None:
-    driver = crowd()
+    driver = streaming()
     driver.say(Subscribe(id=SUBSCRIPTION))
-    for name in "ab":
-        driver.stream(name, name)
-    driver.now += TURN_S
     reload(driver, "ab", budget_gib=6)
     assert (
         "swapped out because what is loaded needs more than memory_budget: 8.00 GiB of 6.00 GiB"
@@ -373,72 +355,50 @@ def test_a_reload_that_lowers_the_budget_swaps_down_to_it() -> None:
     assert driver.spawns() == ["a"]
 
 
-def test_no_model_is_evicted_while_workers_may_give_back() -> None:
-    driver = crowd()
-    for name in "ab":
-        driver.stream(name, name)
-    driver.now += TURN_S
-    beat(driver, "b", cache_gib=1)
-    short(driver)
-    assert states(driver, "ab") == [State.READY] * 2
-    short(driver)
-    assert states(driver, "ab") == [State.DRAINING, State.READY], "it was not enough"
+BUSY: dict[str, tuple[str, str]] = {
+    "no model goes while workers may give back": (
+        "ab", "beat b cache_gib=1; short -> a=READY & b=READY; short -> a=DRAINING & b=READY",
+    ),
+    "one that serves always stays": (
+        "ab",
+        3 * "sample -9 a=4 b=4 -> a=DRAINING & b=READY;" + "gone a; sample -9 b=4 -> b=READY",
+    ),
+}  # fmt: skip
+"""Models that have had their turn, each with a stream, and the script."""
+
+
+@pytest.mark.parametrize("rule", BUSY)
+def test_busy_models_under_pressure(rule: str) -> None:
+    names, script = BUSY[rule]
+    play(streaming(names), script, beat, short, sample)
 
 
 def test_the_lowest_class_goes_first() -> None:
     driver = crowd("abc")
-    classes = (Priority.INTERACTIVE, Priority.NORMAL, Priority.BATCH)
-    for name, priority in zip("abc", classes, strict=True):
-        driver.stream(name, name, priority=priority)
+    play(driver, "stream a a priority=interactive; stream b b; stream c c priority=batch")
     driver.now += TURN_S
     short(driver, names="abc")
     assert states(driver) == [State.READY, State.READY, State.DRAINING]
 
 
-def test_one_serving_model_always_stays() -> None:
-    driver = crowd()
-    for name in "ab":
-        driver.stream(name, name)
-    driver.now += TURN_S
-    for _ in range(3):
-        sample(driver, -9, a=4, b=4)
-        assert states(driver, "ab") == [State.DRAINING, State.READY]
-    driver.gone("a")
-    sample(driver, -9, b=4)
-    assert driver.state("b") is State.READY
-
-
 def test_pinned_and_unresumable_models_stay() -> None:
-    models = [sized("a", 4 * GIB, pinned=True), sized("b", 4 * GIB), sized("c", 4 * GIB)]
-    driver = ready(models, budget_gib=12)
-    driver.stream("a", "r1")
-    driver.stream("b", "r2", resume=False)
-    driver.stream("c", "r3")
+    driver = play(crowd("abc", pinned="a"), "stream a r1; stream b r2 resume=False; stream c r3")
     driver.now += TURN_S
     sample(driver, -9, a=4, b=4, c=4)
     assert states(driver) == [State.READY, State.READY, State.DRAINING]
 
 
-def test_with_swap_off_no_model_is_swapped_out() -> None:
-    driver = crowd(swap=False)
-    for name in "ab":
-        driver.stream(name, name)
-    driver.now += TURN_S
-    short(driver)
+@pytest.mark.parametrize("why", ["swap is off", "a process has grown"])
+def test_no_model_is_swapped_out_in_vain(why: str) -> None:
+    """One that has grown would be back at once, and grow again."""
+    is_off = why == "swap is off"
+    driver = streaming(swap=not is_off)
+    short(driver) if is_off else sample(driver, 9, a=5, b=4)
+    assert memory(driver)["over_bytes"] > 0
     assert states(driver, "ab") == [State.READY] * 2
 
 
-def test_no_swap_for_a_grown_process() -> None:
-    driver = crowd()
-    for name in "ab":
-        driver.stream(name, name)
-    driver.now += TURN_S
-    sample(driver, 9, a=5, b=4)
-    assert memory(driver)["over_bytes"] == GIB
-    assert states(driver, "ab") == [State.READY] * 2, "it would be back at once, and grow again"
-
-
-def test_swap_is_called_off_when_memory_is_back() -> None:
+def test_swap_that_is_called_off_resumes_its_rows_and_says_so() -> None:
     driver = crowd()
     driver.say(Subscribe(id=SUBSCRIPTION))
     keys = [driver.stream("a", "r1"), driver.stream("a", "r2")]
@@ -446,8 +406,6 @@ def test_swap_is_called_off_when_memory_is_back() -> None:
     driver.now += TURN_S
     short(driver)
     driver.row_left(keys[0], "a")
-    short(driver)
-    assert driver.state("a") is State.DRAINING
     answer = driver.foresees("a")
     assert (answer["outcome"], answer["reason"]) == (
         "waits",
@@ -461,10 +419,7 @@ def test_swap_is_called_off_when_memory_is_back() -> None:
 
 @pytest.mark.parametrize("budget_gib", [8, 6])
 def test_reload_calls_a_swap_off_only_with_room(budget_gib: int) -> None:
-    driver = crowd()
-    for name in "ab":
-        driver.stream(name, name)
-    driver.now += TURN_S
+    driver = streaming()
     reload(driver, "ab", budget_gib=6)
     assert driver.state("a") is State.DRAINING
     reload(driver, "ab", budget_gib=budget_gib)
@@ -476,11 +431,11 @@ def test_reload_calls_a_swap_off_only_with_room(budget_gib: int) -> None:
 CHANGE = "config.json has changed since it was loaded"
 
 
-def changed(model: str = "a", names: str = "ab") -> SwapDriver:
+def changed() -> SwapDriver:
     """Rivals, of which the first has a stream, and other files than it has loaded."""
-    driver = rivals(names)
+    driver = rivals()
     driver.stream("a", "r1")
-    driver.folders.changes[model] = CHANGE
+    driver.folders.changes["a"] = CHANGE
     return driver
 
 
@@ -488,7 +443,7 @@ def test_changed_files_keep_a_model_until_its_answers_end_I7() -> None:
     driver = changed()
     driver.say(Subscribe(id=SUBSCRIPTION))
     driver.ask("r2", "b")
-    assert driver.stays("a")
+    assert driver.stays("a", 60.0)
     assert driver.told(PauseRow) == []
     assert driver.row("b")["memory_wait"]["reason"] == (
         "needs 4.00 GiB, 0.0 MiB is free: a is busy; a stays until its answers have ended,"
@@ -505,11 +460,9 @@ def test_changed_files_keep_a_model_until_its_answers_end_I7() -> None:
 def test_watchers_are_notified_once_why_it_stays_and_when_that_is_over() -> None:
     driver = changed()
     driver.say(Subscribe(id=SUBSCRIPTION))
-    driver.ask("r2", "b")
-    driver.now += TURN_S
-    driver.pass_time(0.1)
+    play(driver, f"ask r2 b; now {TURN_S}; wait 0.1")
     assert notes(driver) == [f"is not swapped out while its answers are open: {CHANGE}"]
-    for _ in range(3):
+    for _ in range(2):
         driver.now += COUNTS_FOR_S
         sample(driver, 9)
         assert notes(driver) == []
@@ -521,72 +474,65 @@ def test_watchers_are_notified_once_why_it_stays_and_when_that_is_over() -> None
     assert swapped.startswith("swapped out for b")
 
 
-@pytest.mark.parametrize("is_accepted", [True, False])
-def test_paused_answers_that_have_begun_keep_a_model_loaded(is_accepted: bool) -> None:
-    driver = rivals()
-    stream = driver.stream("a", "r1")
-    if is_accepted:
-        driver.pause("r1")
-        driver.row_left(stream, "a")
-    else:
-        [other] = driver.serve("r2", model="a")
-        driver.pause("r2")
-        driver.row_left(other, "a")
-        finish(driver, "a", stream)
-    driver.folders.changes["a"] = CHANGE
-    driver.ask("r3", "b")
-    driver.pass_time(TURN_S + 1.0)
-    assert (driver.state("a") is State.READY) is is_accepted
+def changes(driver: SwapDriver, *names: str) -> None:
+    """The files of these models are others than those that they have loaded."""
+    driver.folders.changes = dict.fromkeys(names, CHANGE)
 
 
-def test_another_model_goes_when_memory_is_short() -> None:
-    driver = crowd()
-    for name in "ab":
-        driver.stream(name, name)
-    driver.folders.changes["a"] = CHANGE
-    driver.now += TURN_S
+def slow(driver: SwapDriver, is_slow: bool = True) -> None:
+    """Looks at files come to no end by themselves."""
+    driver.folders.is_slow = is_slow
+
+
+def looks(driver: SwapDriver) -> list[str]:
+    return driver.folders.looks
+
+
+def answers(driver: SwapDriver) -> None:
+    """The look at the files of `a` comes to its end."""
+    driver.folders.answer(driver.core, "a", driver.now)
+
+
+FILES = {
+    "a paused answer that has begun keeps its model loaded": (
+        "stream a r1; pause r1; row_left 1 a; changes a; ask r3 b; wait 21 -> a=READY"
+    ),
+    "a paused request that has not begun does not": (
+        "stream a r1; serve r2 model=a; pause r2; row_left 2 a; token 1 model=a finish=stop;"
+        " changes a; ask r3 b; wait 21 -> a=STOPPING"
+    ),
+    "a swap waits for a slow look": (
+        "slow; stream a r1; ask r2 b; wait 80 -> a=READY; looks -> returns=[a];"
+        " answers -> a.why=swap"
+    ),
+    "a look counts for some seconds": (
+        "slow; stream a r1; ask r2 b; wait 20.1; cancel r2; answers; ask r3 b; wait 20.1;"
+        " looks -> returns=[a, a]; answers -> a.why=swap"
+    ),
+    "a look that meets a drain is kept for the return": (
+        "slow; stream a r1; ask r2 b; wait 20.1; unload a; changes a; answers;"
+        " load a -> a=READY; slow False; stays a 60 -> returns=True"
+    ),
+}
+"""Models `a`, which is READY, and `b`, of which one fits into memory."""
+
+
+@pytest.mark.parametrize("rule", FILES)
+def test_files_that_are_looked_at_before_a_swap(rule: str) -> None:
+    play(rivals(), FILES[rule], changes, slow, looks, answers)
+
+
+@pytest.mark.parametrize("names", ["a", "ab"])
+def test_another_model_goes_when_memory_is_short(names: str) -> None:
+    driver = streaming()
+    changes(driver, *names)
     short(driver)
-    assert states(driver, "ab") == [State.READY, State.DRAINING]
-    both = crowd()
-    for name in "ab":
-        both.stream(name, name)
-        both.folders.changes[name] = CHANGE
-    both.now += TURN_S
-    short(both)
-    assert states(both, "ab") == [State.READY] * 2
-
-
-def test_swap_waits_for_a_slow_look() -> None:
-    driver = rivals()
-    driver.folders.is_slow = True
-    driver.stream("a", "r1")
-    driver.ask("r2", "b")
-    driver.pass_time(TURN_S + 60.0)
-    sample(driver, 9)
-    assert (driver.folders.looks, driver.state("a")) == (["a"], State.READY)
-    driver.folders.answer(driver.core, "a", driver.now)
-    assert driver.why("a") == "swap"
-
-
-def test_look_counts_for_some_seconds() -> None:
-    driver = rivals()
-    driver.folders.is_slow = True
-    driver.stream("a", "r1")
-    driver.ask("r2", "b")
-    driver.pass_time(TURN_S + 0.1)
-    driver.cancel("r2")
-    driver.folders.answer(driver.core, "a", driver.now)
-    driver.ask("r3", "b")
-    driver.pass_time(TURN_S + 0.1)
-    assert driver.folders.looks == ["a", "a"], "the first look was 20 s ago"
-    driver.folders.answer(driver.core, "a", driver.now)
-    assert driver.why("a") == "swap"
+    other = State.DRAINING if names == "a" else State.READY
+    assert states(driver, "ab") == [State.READY, other]
 
 
 def test_files_that_keep_a_model_are_looked_at_again_while_its_answers_are_open() -> None:
-    driver = changed()
-    driver.ask("r2", "b")
-    driver.pass_time(TURN_S + 0.1)
+    driver = play(changed(), f"ask r2 b; wait {TURN_S + 0.1}")
     for _ in range(int(4 * COUNTS_FOR_S) + 1):
         sample(driver, 9)
     assert driver.folders.looks == ["a"] * 5
@@ -598,29 +544,9 @@ def test_files_that_keep_a_model_are_looked_at_again_while_its_answers_are_open(
 
 
 def test_an_answer_about_an_earlier_process_says_nothing_of_this_one() -> None:
-    driver = rivals()
-    driver.folders.is_slow = True
-    driver.stream("a", "r1")
-    driver.ask("r2", "b")
-    driver.pass_time(TURN_S + 0.1)
+    driver = play(rivals(), "slow; stream a r1; ask r2 b; wait 20.1", slow)
     old = driver.generation("a")
-    driver.exit("a", code=70)
-    driver.turn("a")
+    play(driver, "exit a code=70; turn a")
     late = FilesSeen(now=driver.now, model=ModelName("a"), generation=Generation(old), change="x")
     driver.do(late)
     assert driver.model("a").life.files.change == ""
-
-
-def test_an_answer_that_meets_a_drain_is_kept_for_its_return() -> None:
-    driver = rivals()
-    driver.folders.is_slow = True
-    driver.stream("a", "r1")
-    driver.ask("r2", "b")
-    driver.pass_time(TURN_S + 0.1)
-    driver.unload("a")
-    driver.folders.changes["a"] = CHANGE
-    driver.folders.answer(driver.core, "a", driver.now)
-    driver.load("a")
-    assert driver.state("a") is State.READY
-    driver.folders.is_slow = False
-    assert driver.stays("a", 60.0)

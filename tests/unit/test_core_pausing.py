@@ -1,4 +1,4 @@
-"""Test pause and resume by hand."""
+"""Test pause and resume by hand; the tests play the worker."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from mlxsup.protocol.client_messages import Deltas, Done, Failed, Notice, Reply
+from mlxsup.protocol.client_messages import Done, Failed, Notice, Reply
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.ids import RequestKey, pack_tokens
-from mlxsup.protocol.states import FinishReason, PauseReason, State
+from mlxsup.protocol.states import PauseReason, State
 from mlxsup.protocol.worker_messages import CancelRow, Dispatch, DropKept, PauseRow
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.requests.ledger import PAUSED_BYTES
@@ -18,6 +18,7 @@ from mlxsup.supervisor.core.settings import CoreSettings
 
 from support.core.driver import LAUNCH, Driver, entry
 from support.core.looks import BOB
+from support.core.scripts import play
 from support.core.states import in_state
 
 # Pauses
@@ -28,21 +29,9 @@ KEY = RequestKey(1)
 def streaming(rows: int = 2, **asked: Any) -> Driver:
     """A READY model; request `r1` (key 1) was accepted and has two tokens."""
     driver = Driver([entry(launch=replace(LAUNCH, max_concurrency=rows))])
-    driver.load()
-    driver.come_up()
+    play(driver, "load; up")
     driver.ask(notices=True, **asked)
-    driver.accept(1)
-    driver.token(1)
-    driver.token(1)
-    return driver
-
-
-def paused(**asked: Any) -> Driver:
-    """The same, paused; its state is kept."""
-    driver = streaming(**asked)
-    driver.pause()
-    driver.row_left(1, tokens=1)
-    return driver
+    return play(driver, "accept 1; token 1; token 1")
 
 
 def notices(driver: Driver, kind: str) -> list[dict[str, Any]]:
@@ -54,255 +43,150 @@ def told(tokens_sent: int) -> dict[str, Any]:
     return {"reason": PauseReason.USER, "tokens_sent": tokens_sent, "since_s": 0.0}
 
 
-def value(driver: Driver) -> dict[str, Any]:
-    [reply] = driver.sent(Reply)
-    return reply.value
+RULES = {
+    "a paused request frees its row and returns first C11": (
+        "ask r2; ask r3; pause -> dispatched=[]; row_left 1 -> dispatched=[2];"
+        " resume -> queued=2; token 2 finish=stop -> dispatched=[1]"
+    ),
+    "an end that crosses the pause wins": (
+        "pause; token 1 finish=stop -> done={r1: stop} & running=[] & paused=[]"
+    ),
+    "a cancel that crosses the pause drops its state": (
+        "ask r2; pause; cancel -> done={r1: cancelled} & told=[CancelRow] & dispatched=[];"
+        " row_left 1 -> told=[DropKept, Dispatch] & dispatched=[2]"
+    ),
+    "a resume before the row has left brings it back": (
+        "pause; resume; row_left 1 -> dispatched=[1] & paused=[]"
+    ),
+    "a pause after that resume waits for the same row": (
+        "pause; resume; pause -> told=[]; row_left 1 -> dispatched=[] & paused=[r1]"
+    ),
+    "a crash leaves it paused": (
+        "pause; exit -> paused=[r1]; up -> dispatched=[] & paused=[r1]; resume -> dispatched=[1]"
+    ),
+    "a restart leaves it paused": (
+        "pause; row_left 1; restart; exit code=0; up -> dispatched=[] & paused=[r1];"
+        " resume -> dispatched=[1]"
+    ),
+    "a pause during a restart waits beyond it": (
+        "restart now=True -> STOPPING; pause -> told=[]; exit code=0;"
+        " up -> dispatched=[] & paused=[r1]"
+    ),
+    "the limit of a drain ends paused answers": (
+        "pause; row_left 1; ask r2; accept 2; unload -> dispatched=[];"
+        " wait 5 -> STOPPING & errors={r1: unloaded, r2: unloaded}"
+    ),
+    "an unload ends paused requests without an answer": (
+        "token 1 finish=stop; ask new; pause new; row_left 2; unload -> errors={new: unloaded}"
+    ),
+}
 
 
-def test_paused_request_frees_its_row_and_returns_first_C11() -> None:
-    driver = streaming(rows=1)
-    driver.ask("r2")
-    driver.ask("r3")
-    driver.pause()
-    assert driver.dispatched() == [], "until the worker confirms, it holds its place"
-    driver.row_left(1)
-    assert driver.dispatched() == [2]
-    driver.resume()
-    assert value(driver)["stage"] == "queued"
-    assert driver.row()["queued"] == 2
-    driver.token(2, finish=FinishReason.STOP)
-    assert driver.dispatched() == [1]
+@pytest.mark.parametrize("rule", RULES)
+def test_rule_of_pauses(rule: str) -> None:
+    """In a model of one row, in which `r1` streams."""
+    play(streaming(rows=1), RULES[rule])
+
+
+@pytest.mark.parametrize("end", ["unload", "stop", "signal"])
+def test_a_living_worker_brings_paused_answers_to_their_end(end: str) -> None:
+    play(
+        streaming(),
+        f"pause; row_left 1; {end} -> DRAINING & dispatched=[1];"
+        " token 1 finish=stop -> done={r1: stop} & STOPPING",
+    )
+
+
+def test_answers_to_pause_and_resume_name_the_stage() -> None:
+    driver, stages = streaming(), []
+    for script in ("pause", "resume", "pause", "row_left 1; resume", "ask r2; ask r3; pause r3"):
+        play(driver, script)
+        stages += [reply.value["stage"] for reply in driver.sent(Reply)]
+    assert stages == ["pausing", "queued", "pausing", "queued", "paused"]
 
 
 def test_resumed_request_continues_from_delivered_tokens() -> None:
-    driver = paused()
+    driver = play(streaming(), "pause; token 1 -> deltas=1")
+    assert notices(driver, "resumed") == [], "a token that crosses the pause is no return"
+    driver.row_left(1, tokens=1)
+    assert notices(driver, "paused") == [told(4)]
     driver.resume()
     [dispatch] = driver.told(Dispatch)
     assert dispatch.resume is not None
-    assert dispatch.resume.delivered == pack_tokens([9, 9, 9])
+    assert dispatch.resume.delivered == pack_tokens([9] * 4)
     assert notices(driver, "resumed") == []
     driver.token(1)
     assert notices(driver, "resumed") == [{"times": 1, "after": "pause"}]
-    driver.token(1, finish=FinishReason.STOP)
+    play(driver, "token 1 finish=stop")
     done = driver.result_of()
-    assert (done.paused, done.resumed, done.usage.completion_tokens) == (1, 0, 5)
+    assert (done.paused, done.resumed, done.usage.completion_tokens) == (1, 0, 6)
 
 
 def test_the_time_of_its_pauses_is_told() -> None:
-    driver = paused()
-    driver.pass_time(3.0)
-    driver.resume()
-    driver.pass_time(5.0)
-    driver.token(1)
-    driver.pause()
-    driver.row_left(1)
-    driver.pass_time(4.0)
-    driver.cancel()
+    driver = play(
+        streaming(),
+        "pause; row_left 1; wait 3; resume; wait 5; token 1; pause; row_left 1; wait 4; cancel",
+    )
     done = driver.result_of()
     assert (done.timings.paused_s, done.paused) == (7.0, 1)
 
 
-def test_end_that_crosses_a_pause_wins() -> None:
-    driver = streaming()
-    driver.pause()
-    driver.token(1, finish=FinishReason.STOP)
-    assert driver.result_of().finish_reason is FinishReason.STOP
-    assert (driver.row()["running"], driver.row()["paused"]) == ([], [])
-
-
-def test_tokens_that_cross_the_pause_count_and_are_no_return() -> None:
-    driver = streaming()
-    driver.pause()
-    driver.token(1)
-    assert len(driver.sent(Deltas)) == 1
-    assert notices(driver, "resumed") == []
-    driver.row_left(1)
-    assert notices(driver, "paused") == [told(3)]
-
-
-def test_a_cancel_that_crosses_the_pause_ends_it_and_drops_its_state() -> None:
-    driver = streaming(rows=1)
-    driver.ask("r2")
-    driver.pause()
-    driver.cancel()
-    assert driver.result_of().finish_reason is FinishReason.CANCELLED
-    assert driver.told(CancelRow) == [CancelRow(key=KEY)]
-    assert driver.dispatched() == [], "the row has yet to leave"
-    driver.row_left(1)
-    assert driver.told(DropKept) == [DropKept(key=KEY)]
-    assert driver.dispatched() == [2]
-
-
-def test_a_resume_before_the_worker_confirms_lets_it_come_back_at_once() -> None:
-    driver = streaming()
-    driver.pause()
-    driver.resume()
-    assert value(driver)["stage"] == "queued"
-    driver.row_left(1)
-    assert driver.dispatched() == [1]
-    assert notices(driver, "paused") == [told(2)]
-
-
-def test_a_pause_after_that_resume_still_waits_for_the_same_row() -> None:
-    driver = streaming()
-    driver.pause()
-    driver.resume()
-    driver.pause()
-    assert driver.told(PauseRow) == [], "the worker was told already"
-    driver.row_left(1)
-    assert (driver.dispatched(), driver.row()["paused"]) == ([], ["r1"])
-
-
-def test_a_crash_before_the_worker_confirms_interrupts_and_leaves_it_paused() -> None:
-    driver = streaming()
-    driver.pause()
-    driver.exit()
+def test_a_crash_before_the_worker_confirms_interrupts() -> None:
+    driver = play(streaming(), "pause; exit")
     assert notices(driver, "interrupted") == [{"cause": "SIGKILL: last words", "tokens_sent": 2}]
-    assert driver.row()["paused"] == ["r1"]
-    driver.come_up()
-    assert driver.dispatched() == []
-    driver.resume()
-    assert driver.dispatched() == [1]
-    driver.token(1)
+    play(driver, "up; resume; token 1")
     assert notices(driver, "resumed") == [{"times": 1, "after": "crash"}]
-    driver.token(1, finish=FinishReason.STOP)
+    play(driver, "token 1 finish=stop")
     assert (driver.result_of().resumed, driver.result_of().paused) == (1, 1)
 
 
 def test_a_request_that_was_not_accepted_is_new_again() -> None:
-    driver = Driver()
-    driver.load()
-    driver.come_up()
-    driver.ask(notices=True)
-    driver.pause()
-    driver.row_left(1)
+    driver = play(Driver(), "load; up; ask notices=True; pause; row_left 1")
     assert notices(driver, "paused") == [told(0)]
     driver.resume()
     [dispatch] = driver.told(Dispatch)
     assert (dispatch.resume, dispatch.body) == (None, b"body")
-    driver.accept(1)
-    driver.token(1, finish=FinishReason.STOP)
+    play(driver, "accept 1; token 1 finish=stop")
     assert driver.result_of().paused == 0, "its answer had not begun"
 
 
-def test_a_waiting_request_leaves_the_line_and_its_limit_stands_still() -> None:
-    driver = Driver()
-    driver.ask(queue_timeout_s=5.0)
-    driver.pass_time(4.0)
-    driver.pause()
-    assert value(driver)["stage"] == "paused"
-    assert driver.row()["queued"] == 0
-    driver.pass_time(10.0)
-    driver.resume()
-    driver.pass_time(0.9)
-    assert driver.row()["queued"] == 1
-    driver.pass_time(0.2)
-    assert driver.failure_of().error["code"] == "queue_timeout"
-
-
-@pytest.mark.parametrize("limit", ["timeout_s", "first_token_timeout_s"])
-def test_other_limits_run_on(limit: str) -> None:
-    driver = Driver()
-    limits: dict[str, Any] = {limit: 5.0}
-    driver.ask(**limits)
-    driver.pause()
-    driver.pass_time(5.0)
-    assert driver.failure_of().error["code"] == "deadline_exceeded"
-    assert driver.row()["paused"] == []
+@pytest.mark.parametrize(
+    ("limit", "script"),
+    [
+        (
+            "queue_timeout_s",
+            "wait 4; pause -> queued=0; wait 10; resume; wait 0.9 -> queued=1;"
+            " wait 0.2 -> errors={r1: queue_timeout}",
+        ),
+        ("timeout_s", "pause; wait 5 -> errors={r1: deadline_exceeded} & paused=[]"),
+        ("first_token_timeout_s", "pause; wait 5 -> errors={r1: deadline_exceeded} & paused=[]"),
+    ],
+)
+def test_only_the_limit_of_the_queue_stands_still(limit: str, script: str) -> None:
+    play(Driver(), f"ask {limit}=5; {script}")
 
 
 @pytest.mark.parametrize("how", ["cancel", "leave"])
-def test_cancel_of_a_paused_request_drops_its_state(how: str) -> None:
-    driver = paused()
-    getattr(driver, how)()
-    assert driver.told(DropKept) == [DropKept(key=KEY)]
-    assert len(driver.core.ledger) == 0
-    assert (len(driver.sent(Done)), driver.row()["paused"]) == (int(how == "cancel"), [])
-
-
-def test_a_state_that_was_not_kept_is_not_dropped() -> None:
+@pytest.mark.parametrize("state", ["kept", "dropped", "taken up", "gone with its process"])
+def test_cancel_of_a_paused_request_drops_the_state_that_is_kept(state: str, how: str) -> None:
     driver = streaming()
     driver.pause()
-    driver.pausing[KEY] = False  # the row had no state worth keeping
+    if state == "dropped":
+        driver.pausing[KEY] = False  # the row had no state worth keeping
     driver.row_left(1)
-    driver.cancel()
-    assert driver.told(DropKept) == []
-
-
-def test_a_state_that_was_taken_up_again_is_not_dropped() -> None:
-    driver = paused()
-    driver.resume()
-    driver.cancel()
-    assert (driver.told(DropKept), driver.told(CancelRow)) == ([], [CancelRow(key=KEY)])
-
-
-def test_a_state_goes_with_its_process() -> None:
-    driver = paused()
-    driver.exit()
-    driver.come_up()
-    driver.cancel()
-    assert driver.told(DropKept) == []
-
-
-@pytest.mark.parametrize("how", ["unload", "stop", "signal"])
-def test_a_living_worker_brings_paused_answers_to_their_end(how: str) -> None:
-    driver = paused()
-    getattr(driver, how)()
-    assert driver.state() is State.DRAINING
-    assert driver.dispatched() == [1], "without anybody who resumes it"
-    driver.token(1, finish=FinishReason.STOP)
-    assert driver.result_of().finish_reason is FinishReason.STOP
-    assert driver.state() is State.STOPPING
-
-
-def test_drain_limit_ends_paused_answers_with_their_tokens() -> None:
-    driver = paused(rows=1)
-    driver.ask("r2")
-    driver.accept(2)
-    driver.unload()
-    assert driver.dispatched() == [], "no row is free"
-    driver.pass_time(5.0)
-    assert driver.state() is State.STOPPING
-    failed = driver.failure_of()
-    assert failed.error["code"] == "unloaded"
-    assert failed.error["detail"]["tokens_sent"] == 3
-
-
-def test_unload_ends_paused_requests_without_an_answer() -> None:
-    driver = streaming()
-    driver.ask("new")
-    driver.pause("new")
-    driver.row_left(2)
-    driver.unload()
-    assert driver.errors() == {"new": "unloaded"}
-
-
-def test_a_restart_keeps_a_paused_request_and_drops_its_state() -> None:
-    driver = paused()
-    driver.restart()
-    driver.exit(code=0)
-    driver.come_up()
-    assert (driver.dispatched(), driver.row()["paused"]) == ([], ["r1"])
-    driver.resume()
-    assert driver.dispatched() == [1]
+    play(driver, {"taken up": "resume", "gone with its process": "exit; up"}.get(state, ""))
+    driver = play(driver, f"{how} -> paused=[]")
+    assert driver.told(DropKept) == ([DropKept(key=KEY)] if state == "kept" else [])
+    assert driver.told(CancelRow) == ([CancelRow(key=KEY)] if state == "taken up" else [])
+    assert (len(driver.core.ledger), len(driver.sent(Done))) == (0, int(how == "cancel"))
 
 
 def test_a_model_with_paused_requests_is_not_idle() -> None:
-    driver = Driver([entry(idle_unload_s=10.0)])
-    driver.load()
-    driver.come_up()
-    driver.ask()
-    driver.accept(1)
-    driver.token(1)
-    driver.pause()
-    driver.row_left(1)
-    driver.pass_time(100.0)
-    assert driver.state() is State.READY
-    driver.cancel()
-    driver.pass_time(9.0)
-    assert driver.state() is State.READY, "from the end of the last one"
-    driver.pass_time(2.0)
-    assert driver.state() is not State.READY
+    play(
+        Driver([entry(idle_unload_s=10.0)]),
+        "load; up; ask; pause; row_left 1; wait 100 -> READY; cancel; wait 9 -> READY;"
+        " wait 2 -> STOPPING",
+    )
 
 
 # Refusals
@@ -316,49 +200,36 @@ def refusal(driver: Driver) -> str:
     return str(failed.error["message"])
 
 
-@pytest.mark.parametrize("command", ["pause", "resume"])
-def test_a_request_that_is_not_open_is_named_with_those_that_are(command: str) -> None:
-    driver = in_state(State.READY)
-    getattr(driver, command)("nobody")
-    assert refusal(driver) == "no open request has the id 'nobody'; open: r1 (#1, runs for m)"
-    [failed] = driver.sent(Failed)
-    assert failed.error["detail"] == {"parameter": "request", "known": ["r1"], "numbers": ["#1"]}
+def is_removed(driver: Driver) -> None:
+    driver.do(Reloaded(now=driver.now, settings=CoreSettings(), models=(entry("other"),)))
 
 
-def test_a_request_of_another_client_may_be_paused() -> None:
-    driver = in_state(State.READY)
-    driver.pause("r1", BOB)
-    assert [told.key for told in driver.told(PauseRow)] == [1]
+PAUSED = "request 'r1' is paused already: resume it, or cancel it"
+NOT_PAUSED = "request 'r1' is not paused: it runs, or waits for its turn"
+REFUSED: dict[str, str] = {
+    "pause; pause": PAUSED,
+    "pause; row_left 1; pause": PAUSED,
+    "resume": NOT_PAUSED,
+    "pause; row_left 1; resume; resume": NOT_PAUSED,
+    "pause nobody": "no open request has the id 'nobody'; open: r1 (#1, runs for m)",
+    "resume nobody": "no open request has the id 'nobody'; open: r1 (#1, runs for m)",
+    "ask r2 resume=False; pause r2": (
+        "request 'r2' may not be paused: it was sent with `resume` false"
+    ),
+    "unload; pause": "request 'r1' may not be paused: m is being unloaded (user)",
+    "is_removed; pause": (
+        "request 'r1' may not be paused: no model is called 'm'; configured: other"
+    ),
+}
 
 
-def test_a_second_pause_is_refused_before_and_after_the_row_has_left() -> None:
-    driver = in_state(State.READY)
-    driver.pause()
-    driver.pause()
-    expected = "request 'r1' is paused already: resume it, or cancel it"
-    assert refusal(driver) == expected
-    driver.row_left(1)
-    driver.pause()
-    assert refusal(driver) == expected
-
-
-def test_resume_of_an_unpaused_request_is_refused() -> None:
-    driver = in_state(State.READY)
-    expected = "request 'r1' is not paused: it runs, or waits for its turn"
-    driver.resume()
-    assert refusal(driver) == expected
-    driver.pause()
-    driver.row_left(1)
-    driver.resume()
-    driver.resume()
-    assert refusal(driver) == expected
-
-
-def test_a_request_that_wants_no_continuation_may_not_be_paused() -> None:
-    driver = in_state(State.READY)
-    driver.ask("r2", resume=False)
-    driver.pause("r2")
-    assert refusal(driver) == "request 'r2' may not be paused: it was sent with `resume` false"
+@pytest.mark.parametrize("script", REFUSED)
+def test_a_pause_or_resume_is_refused(script: str) -> None:
+    driver = play(in_state(State.READY), script, is_removed)
+    assert refusal(driver) == REFUSED[script]
+    if "nobody" in script:
+        detail = driver.sent(Failed)[0].error["detail"]
+        assert detail == {"parameter": "request", "known": ["r1"], "numbers": ["#1"]}
 
 
 def test_requests_of_a_deterministic_model_may_not_be_paused() -> None:
@@ -367,36 +238,13 @@ def test_requests_of_a_deterministic_model_may_not_be_paused() -> None:
     assert refusal(driver) == "request 'r1' may not be paused: m is `deterministic`"
 
 
-def test_no_request_of_a_model_that_goes_down_may_be_paused() -> None:
-    driver = in_state(State.DRAINING)
-    driver.pause()
-    assert refusal(driver) == "request 'r1' may not be paused: m is being unloaded (user)"
+def test_a_request_of_another_client_may_be_paused() -> None:
     driver = in_state(State.READY)
-    driver.do(Reloaded(now=driver.now, settings=CoreSettings(), models=(entry("other"),)))
-    driver.pause()
-    assert refusal(driver) == (
-        "request 'r1' may not be paused: no model is called 'm'; configured: other"
-    )
-
-
-def test_a_request_of_a_model_that_restarts_may_be_paused_and_waits_beyond_the_restart() -> None:
-    driver = in_state(State.READY)
-    driver.restart(now=True)
-    assert driver.state() is State.STOPPING
-    driver.pause()
-    assert driver.told(PauseRow) == [], "its process is asked to end already"
-    driver.exit(code=0)
-    driver.come_up()
-    assert (driver.dispatched(), driver.row()["paused"]) == ([], ["r1"])
+    driver.pause("r1", BOB)
+    assert [told.key for told in driver.told(PauseRow)] == [1]
 
 
 # Places and bytes
-
-
-def limit_of(driver: Driver, id: str) -> str:
-    """The setting for which a request was refused."""
-    limit: str = driver.failure_of(id).error["detail"]["limit"]
-    return limit
 
 
 def waiting(driver: Driver) -> int:
@@ -405,40 +253,20 @@ def waiting(driver: Driver) -> int:
     return count
 
 
-def test_a_request_that_has_not_begun_gives_its_place_to_another_one() -> None:
+def test_a_paused_request_gives_its_place_to_another_and_may_always_return() -> None:
     driver = Driver(settings=CoreSettings(max_queue=1, max_queue_per_client=1))
-    driver.ask()
-    driver.pause()
-    assert waiting(driver) == 0
-    driver.ask("r2")
-    assert waiting(driver) == 1
+    assert waiting(play(driver, "ask; pause")) == 0
+    assert waiting(play(driver, "ask r2")) == 1
+    assert waiting(play(driver, "resume -> queued=2")) == 2
     driver.ask("r3")
-    assert limit_of(driver, "r3") == "max_queue"
-
-
-def test_a_resume_is_not_refused_because_the_queue_is_full() -> None:
-    driver = Driver(settings=CoreSettings(max_queue=1, max_queue_per_client=1))
-    driver.ask()
-    driver.pause()
-    driver.ask("r2")
-    driver.resume()
-    assert waiting(driver) == driver.row()["queued"] == 2
-    driver.ask("r3")
-    assert limit_of(driver, "r3") == "max_queue"
+    assert driver.failure_of("r3").error["detail"]["limit"] == "max_queue"
 
 
 def test_an_answer_that_has_begun_takes_no_place_either_paused_or_resumed() -> None:
-    driver = Driver()
-    driver.load()
-    driver.come_up()
-    driver.ask()
-    driver.accept(1)
-    driver.pause()
-    driver.row_left(1)
+    driver = play(Driver(), "load; up; ask; accept 1; pause; row_left 1")
     assert waiting(driver) == 0
-    driver.resume()
-    assert waiting(driver) == 0
-    driver.token(1, finish=FinishReason.STOP)
+    assert waiting(play(driver, "resume")) == 0
+    play(driver, "token 1 finish=stop")
     assert driver.core.ledger.held_bytes == 0
 
 
@@ -449,7 +277,7 @@ def test_pausing_is_no_way_to_have_any_number_of_requests_open() -> None:
         driver.ask(id, body=b"")
         driver.pause(id)
     driver.ask("r3", body=b"1")
-    assert limit_of(driver, "r3") == "max_queue_bytes"
+    assert driver.failure_of("r3").error["detail"]["limit"] == "max_queue_bytes"
     driver.resume()
     assert driver.core.ledger.held_bytes == PAUSED_BYTES
     driver.cancel("r2")

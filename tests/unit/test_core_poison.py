@@ -1,4 +1,4 @@
-"""Test poison detection: suspicion, probation, quarantine, out of memory."""
+"""Test poison detection: suspects, probation, quarantine, out of memory; tests play the worker."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ import pytest
 
 from mlxsup.protocol.client_messages import Failed
 from mlxsup.protocol.errors import ErrorCode
-from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import FinishReason, State, WorkerPhase
 from mlxsup.protocol.worker_messages import Heartbeat, PauseRow
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.health.blame import (
     APPROACH_TOKENS,
     MAX_PLACES,
-    MAX_QUARANTINED,
-    MAX_SUSPECTS,
     PROBATION_S,
     PROBATION_TOKENS,
     Blame,
@@ -27,19 +24,33 @@ from mlxsup.supervisor.core.health.blame import (
 from mlxsup.supervisor.core.settings import ClientSettings, CoreSettings, RestartSettings
 
 from support.core.driver import LAUNCH, Driver, entry
+from support.core.scripts import play
 from support.core.suspects import HOUR_S, SETTINGS, crash, engine_of, finish, gain, prove
+
+
+def suspecting(driver: Driver, script: str) -> Driver:
+    """Plays a script in which engines die and suspects prove themselves."""
+    return play(driver, script, crash, finish, gain, prove, again)
+
+
+def again(driver: Driver, *ids: str) -> None:
+    """Requests with these bodies are there in a crash, and are cancelled then."""
+    keys = driver.serve(*ids)
+    crash(driver)
+    for id, key in zip(ids, keys, strict=True):
+        driver.cancel(id)
+        driver.row_left(key)
+
 
 # Quarantine (P10)
 
-ACCUSING = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP")
 
-
-@pytest.mark.parametrize("signal", ACCUSING)
+@pytest.mark.parametrize("signal", ["SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP"])
 def test_poison_costs_three_crashes_and_no_other_request_P10(signal: str) -> None:
     driver = engine_of(8)
-    assert driver.serve(*"abcdefgh") == [1, 2, 3, 4, 5, 6, 7, 8]
+    keys = driver.serve(*"abcdefgh")
     poison = 5
-    assert crash(driver, signal) == [1, 2, 3, 4, 5, 6, 7, 8], "all resume together"
+    assert crash(driver, signal) == keys, "all resume together"
     assert driver.row()["suspects"] == 8
     running = crash(driver, signal)
     crashes = 2
@@ -49,53 +60,38 @@ def test_poison_costs_three_crashes_and_no_other_request_P10(signal: str) -> Non
         if key == poison:
             crashes += 1
             running = crash(driver, signal)
-            assert driver.row()["quarantined"] == 1
         else:
             running = finish(driver, key)
-    assert crashes == 3
+    assert (crashes, driver.row()["suspects"], driver.row()["quarantined"]) == (3, 0, 1)
     failed = {id for (_, id), [end] in driver.terminals.items() if isinstance(end, Failed)}
     assert {id for id in failed if len(id) == 1} == {"e"}
     assert driver.failure_of("e").error["code"] == ErrorCode.QUARANTINED
-    assert driver.row()["suspects"] == 0
 
 
-@pytest.mark.parametrize(("signal", "code"), [("SIGKILL", None), ("SIGTERM", None), ("", 72)])
-def test_deaths_without_evidence_accuse_no_request(signal: str, code: int | None) -> None:
-    driver = engine_of(4)
-    driver.serve(*"abcd")
-    for _ in range(20):
-        assert crash(driver, signal, code) == [1, 2, 3, 4]
-        driver.token(1, 2, 3, 4)
-        assert (driver.row()["suspects"], driver.row()["quarantined"]) == (0, 0)
-    driver.token(1, 2, 3, 4, finish=FinishReason.STOP)
-    assert driver.errors() == {}
+@pytest.mark.parametrize("death", ["signal=SIGKILL", "signal=SIGTERM", "signal= code=72"])
+def test_deaths_without_evidence_accuse_no_request(death: str) -> None:
+    round_ = f"crash {death} -> returns=[1, 2] & suspects=0 & quarantined=0; token 1 2;"
+    suspecting(engine_of(4), f"serve a b; {3 * round_}")
 
 
 def test_deaths_asked_for_and_while_loading_accuse_no_request() -> None:
-    driver = engine_of(2)
-    driver.serve("a")
-    driver.restart(now=True)
-    driver.exit(signal="SIGSEGV")
-    driver.spawned()
-    driver.exit(signal="SIGSEGV")
-    assert driver.row()["suspects"] == 0
+    suspecting(
+        engine_of(2),
+        "serve a; restart now=True; exit signal=SIGSEGV; spawned; exit signal=SIGSEGV;"
+        " -> suspects=0",
+    )
 
 
 def test_cancelling_or_sending_again_does_not_clear_suspicion() -> None:
-    driver = engine_of(4)
-    for round_ in range(1, 3):
-        driver.ask(f"try{round_}", body=b"poison")
-        driver.cancel(f"try{round_}")
-        crash(driver)
-    driver.ask("try3", body=b"poison")
-    assert driver.row()["alone"] == "try3"
-    driver.cancel("try3")
-    crash(driver)
-    driver.ask("try4", body=b"poison")
-    assert driver.errors() == {"try4": ErrorCode.QUARANTINED}, "found while its row was leaving"
+    suspecting(
+        engine_of(4),
+        "ask try1 body=poison; cancel try1; crash; ask try2 body=poison; cancel try2; crash;"
+        " ask try3 body=poison -> alone=try3; cancel try3; crash;"
+        " ask try4 body=poison -> errors={try4: quarantined}",
+    )
 
 
-def test_quarantine_lasts_an_hour() -> None:
+def test_quarantine_lasts_an_hour_and_ends_all_that_send_the_same() -> None:
     driver = engine_of(1)
     driver.ask("one", body=b"poison")
     driver.ask("two", body=b"poison")
@@ -110,67 +106,56 @@ def test_quarantine_lasts_an_hour() -> None:
     [failed] = driver.sent(Failed)
     assert failed.error["code"] == ErrorCode.QUARANTINED
     assert failed.error["detail"] == {"model": "m", "tokens_sent": 0, "lifted_in_s": HOUR_S}
-    driver.now += HOUR_S
+    driver.now += HOUR_S - 1.0
+    assert driver.row()["quarantined"] == 1
+    driver.now += 1.0
+    assert driver.row()["quarantined"] == 0, "the status of an idle model shows none that is over"
     driver.ask("four", body=b"poison")
     assert driver.errors() == {}
 
 
-def test_a_completion_clears_and_so_does_an_hour() -> None:
+def test_a_completion_clears_and_so_does_an_hour_and_a_cancel_does_not() -> None:
+    suspecting(
+        engine_of(2),
+        "serve a b; crash; token 1 finish=cancelled -> suspects=2; finish 2 -> suspects=1;"
+        f" now {HOUR_S}; serve c -> suspects=0",
+    )
+
+
+@pytest.mark.parametrize("how", ["the same entry", "another entry", "restart"])
+def test_restart_and_a_changed_entry_lift_a_quarantine(how: str) -> None:
     driver = engine_of(2)
-    driver.serve("a", "b")
-    crash(driver)
-    finish(driver, 1)
-    assert driver.row()["suspects"] == 1
-    driver.now += HOUR_S
-    driver.serve("c")
-    assert driver.row()["suspects"] == 0
+    driver.serve("p")
+    for _ in range(3):
+        crash(driver)
+    if how == "restart":
+        driver.restart()
+    else:
+        same = driver.model().life.settings
+        changed = replace(same, idle_unload_s=999.0) if how == "another entry" else same
+        driver.do(Reloaded(now=driver.now, settings=SETTINGS, models=(changed,)))
+    assert driver.row()["quarantined"] == (1 if how == "the same entry" else 0)
 
 
-def test_unasked_cancel_clears_no_suspicion() -> None:
+@pytest.mark.parametrize("between", ["nothing", "a completion", "a restart"])
+def test_a_third_quarantine_in_a_row_means_that_the_engine_is_broken(between: str) -> None:
     driver = engine_of(2)
-    driver.serve("a", "b")
-    crash(driver)
-    driver.token(1, finish=FinishReason.CANCELLED)
-    assert driver.row()["suspects"] == 2
-
-
-def test_restart_and_a_changed_entry_lift_a_quarantine_and_an_unchanged_one_does_not() -> None:
-    driver = engine_of(2)
-    model = driver.model()
-
-    def quarantine(id: str) -> None:
-        driver.serve(id)
-        for _ in range(3):
-            crash(driver)
-        assert driver.row()["quarantined"] == 1
-
-    quarantine("p")
-    driver.do(Reloaded(now=driver.now, settings=SETTINGS, models=(model.life.settings,)))
-    assert driver.row()["quarantined"] == 1
-    changed = replace(model.life.settings, idle_unload_s=999.0)
-    driver.do(Reloaded(now=driver.now, settings=SETTINGS, models=(changed,)))
-    assert driver.row()["quarantined"] == 0
-    quarantine("p2")
-    driver.restart()
-    assert driver.row()["quarantined"] == 0
-
-
-def quarantine_three(driver: Driver, *, completes_after: int = 99) -> None:
     for number in range(1, 4):
-        key = driver.serve(f"p{number}")[0]
-        driver.accept(key)
+        driver.accept(driver.serve(f"p{number}")[0])
         crash(driver)
         crash(driver)
         driver.exit(signal="SIGSEGV")
         if driver.state() is not State.FAILED:
             driver.come_up()
-        if number == completes_after:
-            finish(driver, driver.serve(f"fine{key}")[0])
-
-
-def test_a_third_quarantine_without_a_completion_means_that_the_engine_is_broken() -> None:
-    driver = engine_of(2)
-    quarantine_three(driver)
+        if number == 2 and between == "a restart":
+            driver.restart(now=True)
+            driver.exit(code=0)
+            driver.come_up()
+        elif number == 2 and between == "a completion":
+            finish(driver, driver.serve("fine")[0])
+    if between != "nothing":
+        assert driver.state() is State.READY
+        return
     assert driver.state() is State.FAILED
     assert "the engine is broken" in driver.row()["cause"]
     assert driver.row()["quarantined"] == 0
@@ -178,20 +163,6 @@ def test_a_third_quarantine_without_a_completion_means_that_the_engine_is_broken
     driver.load()
     driver.come_up()
     assert driver.serve("p1") != [], "all three are lifted"
-
-
-def test_restart_resets_quarantines_in_a_row() -> None:
-    driver = engine_of(2)
-    for number in range(1, 5):
-        driver.serve(f"p{number}")
-        for _ in range(3):
-            crash(driver)
-        if number == 2:
-            driver.restart(now=True)
-            driver.exit(code=0)
-            driver.come_up()
-    assert driver.state() is State.READY
-    assert driver.row()["quarantined"] == 2
 
 
 def test_the_crash_that_finds_the_culprit_is_not_counted_in_the_window_P9() -> None:
@@ -210,40 +181,7 @@ def test_the_crash_that_finds_the_culprit_is_not_counted_in_the_window_P9() -> N
     assert driver.state() is State.FAILED, "two crashes had been counted before"
 
 
-def test_a_suspect_that_comes_again_has_its_turn_between_others() -> None:
-    driver = engine_of(4)
-    driver.serve("suspect")
-    driver.cancel("suspect")
-    crash(driver)
-    driver.ask("suspect", body=b"suspect")
-    driver.cancel("suspect")
-    crash(driver)
-    [plain] = driver.serve("plain")
-    driver.accept(plain)
-    driver.ask("suspect", body=b"suspect")
-    assert driver.dispatched() == []
-    driver.token(plain)
-    assert driver.told(PauseRow) == [PauseRow(key=plain, keep=False)]
-    driver.row_left(plain)
-    assert driver.row()["alone"] == "suspect"
-    [again] = driver.dispatched()
-    assert finish(driver, again) == [plain]
-
-
-def test_tokens_before_a_turn_is_due_do_not_shorten_it() -> None:
-    blame, place = Blame(), 200
-    suspect, other = Digest(b"suspect"), Digest(b"other")
-    blame.judge(Evidence.ACCUSES, [Held(digest=suspect, tokens=place), Held(digest=other)], 0.0)
-    blame.judge(Evidence.ACCUSES, [Held(digest=other)], 1.0)
-    assert not blame.gained(Held(digest=suspect, tokens=1), 2.0), "far from the place"
-    past = place + PROBATION_TOKENS
-    assert not blame.gained(Held(digest=suspect, tokens=past), 3.0), "the first token there"
-    assert not blame.gained(Held(digest=suspect, tokens=past), 3.0 + 0.9 * PROBATION_S)
-    assert blame.gained(Held(digest=suspect, tokens=past), 3.0 + 1.1 * PROBATION_S)
-
-
 def test_memory_of_suspects_and_quarantines_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (MAX_SUSPECTS, MAX_QUARANTINED) == (4096, 4096)
     monkeypatch.setattr("mlxsup.supervisor.core.health.blame.MAX_SUSPECTS", 60)
     monkeypatch.setattr("mlxsup.supervisor.core.health.blame.MAX_QUARANTINED", 50)
     blame = Blame()
@@ -261,78 +199,54 @@ def test_memory_of_suspects_and_quarantines_is_bounded(monkeypatch: pytest.Monke
 
 
 def test_out_of_memory_halves_the_rows() -> None:
-    driver = engine_of(4)
-    driver.serve(*"abcd")
-    assert crash(driver, code=75) == [1, 2]
-    assert (driver.row()["row_limit"], driver.row()["suspects"]) == (2, 0)
-    assert crash(driver, code=75) == [1]
-    assert crash(driver, code=75) == [1], "it tries once more"
-    driver.exit(code=75)
-    assert driver.errors() == {"a": ErrorCode.INSUFFICIENT_MEMORY}
-    driver.pass_time(10.0)
-    driver.come_up()
-    assert driver.dispatched() == [2]
-    driver.now += HOUR_S
-    finish(driver, 2)
-    assert driver.row()["row_limit"] == 4
+    suspecting(
+        engine_of(4),
+        "serve a b c d; crash code=75 -> returns=[1, 2] & row_limit=2 & suspects=0;"
+        " crash code=75 -> returns=[1]; crash code=75 -> returns=[1];"  # it tries once more
+        " exit code=75 -> errors={a: insufficient_memory}; wait 10; up -> dispatched=[2];"
+        f" now {HOUR_S}; finish 2 -> row_limit=4",
+    )
 
 
-def test_a_kill_over_the_memory_limit_is_taken_for_out_of_memory() -> None:
+@pytest.mark.parametrize(
+    ("limit_bytes", "footprint_bytes", "machine_bytes", "rows"),
+    [
+        pytest.param(1000, 1001, 10_000, [1], id="over the limit of the launch"),
+        pytest.param(1000, 1000, 10_000, [1, 2], id="at the limit"),
+        pytest.param(None, 901, 1000, [1], id="over nine tenths of the machine"),
+        pytest.param(None, 900, 1000, [1, 2], id="at nine tenths"),
+    ],
+)
+def test_a_kill_over_the_memory_limit_is_taken_for_out_of_memory(
+    limit_bytes: int | None, footprint_bytes: int, machine_bytes: int, rows: list[int]
+) -> None:
+    driver = engine_of(4, memory_limit_bytes=limit_bytes)
+    driver.serve("a", "b")
+    driver.sample(footprint_bytes, machine_bytes=machine_bytes)
+    assert crash(driver, "SIGKILL") == rows
+    assert driver.row()["row_limit"] == (4 if len(rows) == 2 else 1)
+
+
+def test_what_a_worker_reports_counts_against_the_limit_too() -> None:
     driver = engine_of(4, memory_limit_bytes=1000)
     driver.serve("a", "b")
-    driver.sample(1001)
-    assert crash(driver, "SIGKILL") == [1]
-    assert driver.row()["row_limit"] == 1
     beat = Heartbeat(step=1, phase=WorkerPhase.DECODE, phase_s=0.0, active_bytes=2000)
     driver.worker(beat)
-    assert crash(driver, "SIGKILL") == [1], "it tries once more"
-    driver.worker(beat)
-    driver.exit(signal="SIGKILL")
-    assert driver.errors() == {"a": ErrorCode.INSUFFICIENT_MEMORY}
+    assert crash(driver, "SIGKILL") == [1]
 
 
 def test_samples_of_an_earlier_process_do_not_count() -> None:
     driver = engine_of(4, memory_limit_bytes=1000)
     driver.serve("a", "b")
     before = driver.row()["pid"]
-    driver.sample(1000)
-    assert driver.row()["footprint_bytes"] == 1000
-    driver.exit()
+    driver.sample(1001)
+    assert driver.row()["footprint_bytes"] == 1001
+    driver.exit(signal="SIGTERM")
     driver.sample(1001, pid=before)
     assert driver.row()["footprint_bytes"] == 0
     driver.come_up(pid=before + 1)
     driver.sample(1001, pid=before)
     assert crash(driver, "SIGKILL") == [1, 2], "no kill for memory"
-
-
-def test_new_process_is_not_judged_by_old_samples() -> None:
-    driver = engine_of(4, memory_limit_bytes=1000)
-    driver.serve("a", "b")
-    driver.sample(1001)
-    driver.exit(signal="SIGTERM")
-    driver.come_up()
-    assert crash(driver, "SIGKILL") == [1, 2], "no kill for memory"
-
-
-def killed_holding(driver: Driver, footprint_bytes: int, machine_bytes: int) -> list[RequestKey]:
-    """SIGKILL from outside, after a sample; returns what is dispatched afterwards."""
-    driver.serve("a", "b")
-    driver.sample(footprint_bytes, machine_bytes=machine_bytes)
-    return crash(driver, "SIGKILL")
-
-
-def test_memory_limit_of_the_launch_decides() -> None:
-    launch = replace(LAUNCH, max_concurrency=4, memory_limit_bytes=1000)
-    for footprint_bytes, dispatched in ((1001, [1]), (1000, [1, 2])):
-        driver = Driver([entry(launch=launch)], SETTINGS)
-        driver.load()
-        driver.come_up()
-        assert killed_holding(driver, footprint_bytes, 10_000) == dispatched
-
-
-def test_kill_at_nine_tenths_of_the_machine_is_out_of_memory() -> None:
-    assert killed_holding(engine_of(4), 901, 1000) == [1]
-    assert killed_holding(engine_of(4), 900, 1000) == [1, 2]
 
 
 # Probation (P25)
@@ -362,152 +276,163 @@ def test_the_suspects_of_both_crashes_take_turns_and_then_run_together_P25() -> 
     assert driver.row()["suspects"] == 0
 
 
-@pytest.mark.parametrize("at", [0, 4, 70])
+@pytest.mark.parametrize("at", [0, 9])
 def test_a_poison_that_is_sent_again_after_each_failure_costs_three_crashes_P10(at: int) -> None:
+    """It strikes after so many tokens, while others run."""
     driver = engine_of(8)
-    keys = driver.serve(*"abcde")
-    sends, crashes, open_ = 0, 0, False
+    driver.serve(*"abcde")
+    sends, crashes, is_open = 0, 0, False
     while crashes < 4:
-        if not open_:
+        if not is_open:
             sends += 1
             driver.ask(f"poison{sends}", body=b"poison", resume=False)
             if driver.errors():
                 break
-            open_ = True
-        model = driver.model()
-        running = list(model.running.values())
+            is_open = True
+        running = list(driver.model().running.values())
         for request in running:
             if request.acceptance is None:
                 driver.accept(request.key)
-        due = [r for r in running if r.body == b"poison" or r.id.startswith("poison")]
-        if due and due[0].tokens_sent == at:
+        if any(r.id.startswith("poison") and r.tokens_sent == at for r in running):
             crashes += 1
-            open_ = False
+            is_open = False
             crash(driver)
             continue
         for request in running:
             gain(driver, request.key)
-            if driver.told(PauseRow):
-                for told in driver.told(PauseRow):
-                    driver.row_left(told.key)
+            for told in driver.told(PauseRow):
+                driver.row_left(told.key)
     assert (sends, crashes) == (4, 3)
     assert driver.errors() == {"poison4": ErrorCode.QUARANTINED}
-    assert driver.row()["state"] == "READY"
-    assert all((b"alice", id) not in driver.terminals for id in "abcde"), keys
+    assert driver.state() is State.READY
+    assert all((b"alice", id) not in driver.terminals for id in "abcde")
 
 
-def test_time_proves_nothing() -> None:
-    driver = engine_of(2)
-    driver.serve("a", "b")
-    crash(driver)
-    assert crash(driver) == [1]
-    driver.token(1)
-    driver.now += HOUR_S / 2
-    driver.token(1)
-    assert (driver.row()["alone"], driver.dispatched()) == ("a", [])
+IN_TURNS = (
+    "serve a b c d; crash; exit signal=SIGSEGV; wait 0.2; ask new; up -> dispatched=[5]; accept 5;"
+)
+"""Four suspects of two crashes; a request that came meanwhile starts at READY."""
+
+TURNS: dict[str, tuple[int, str]] = {
+    "a new request starts before the next turn and waits for the rest P25": (
+        4,
+        IN_TURNS + "ask newer -> dispatched=[]; gain 5 -> pauses=[5];"
+        " row_left 5 -> dispatched=[1] & alone=a; prove 1 -> returns=[6]; accept 6; gain 6;"
+        " row_left 6 -> dispatched=[2]; prove 2 -> returns=[3]; prove 3 -> returns=[4];"
+        " gain 4; gain 4 -> dispatched=[]; gain 4 -> dispatched=[1, 2, 3];"  # no turn is due
+        " finish 4 -> returns=[5]",
+    ),
+    "an unload ends only requests that have not begun": (
+        4,
+        IN_TURNS + "gain 5; row_left 5 -> dispatched=[1];"
+        " unload -> errors={b: unloaded, c: unloaded, d: unloaded};"
+        " finish 1 -> returns=[5]; finish 5 -> STOPPING",
+    ),
+    "a suspect that comes again has its turn between others": (
+        4,
+        "again suspect; again suspect; serve plain; accept 3; ask suspect -> dispatched=[];"
+        " token 3 -> pauses=[3]; row_left 3 -> dispatched=[4] & alone=suspect;"
+        " finish 4 -> returns=[3]",
+    ),
+    "a turn is had alone, so that no other strike is taken for it": (
+        4,
+        "serve a b; crash; crash -> returns=[1]; ask poison; prove 1 -> returns=[3];"
+        " crash -> returns=[2] & quarantined=0 & on_probation=1; prove 2 -> returns=[1, 3];"
+        " crash -> returns=[1]; prove 1 -> returns=[2]; prove 2 -> returns=[3];"
+        " exit signal=SIGSEGV -> errors={poison: quarantined}",
+    ),
+    "time proves nothing": (
+        2,
+        f"serve a b; crash; crash; token 1; now {HOUR_S / 2}; token 1 -> alone=a & dispatched=[]",
+    ),
+    "tokens that come at once prove nothing before their time": (
+        2, "serve a b; crash; crash;" + 30 * "token 1 -> told=[];"
+        + f"wait {2 * PROBATION_S}; token 1 -> pauses=[1]",
+    ),
+    "the time of a turn counts afresh in each life": (
+        2, "serve a b; crash; crash; token 1; wait 1; crash SIGKILL -> returns=[1];"
+        + PROBATION_TOKENS * "token 1 -> told=[];",
+    ),
+    "a late poison is found within three crashes of its own P10": (
+        2,
+        "serve late other; crash; crash -> returns=[1]; prove 1 -> returns=[2];"
+        " prove 2 -> returns=[1]; token 1 2; crash -> returns=[1] & quarantined=0;"  # in company
+        " prove 1 -> returns=[2]; prove 2 -> returns=[1]; crash -> alone=late; exit signal=SIGSEGV;"
+        " -> errors={late: quarantined}",
+    ),
+    "a row is asked to leave once, and its cancel is answered once": (
+        2,
+        "serve a b; crash; crash; gain 1; gain 1; gain 1 -> pauses=[1];"
+        " beat -> told=[]; ask new -> told=[]; token 1 -> told=[]; cancel new;"
+        " cancel a -> done={a: cancelled}; row_left 1 -> dispatched=[2] & queued=0",
+    ),
+    "a crash at the end of a turn accuses its rows and convicts none": (
+        2,
+        "serve a b; crash; crash; gain 1; gain 1; gain 1 -> pauses=[1];"
+        " crash -> returns=[1] & quarantined=0 & alone=a",
+    ),
+    "a turn that was cancelled lasts until its row has left": (
+        2,
+        "serve a b; crash; crash; cancel a -> dispatched=[]; ask new -> dispatched=[];"
+        " row_left 1 -> dispatched=[3]",
+    ),
+    "who waits after its turn and may not be resumed ends with its worker": (
+        2,
+        "again a b; again a b; ask a resume=False; ask b; accept 5; prove 5 -> returns=[6];"
+        " exit signal=SIGKILL -> errors={a: worker_crashed}",
+    ),
+    "who waits after its turn was started in time": (
+        2,
+        "again a b; again a b; ask a queue_timeout_s=5; ask b; accept 5; prove 5 -> returns=[6];"
+        " wait 6 -> queued=1; prove 6 -> returns=[5]",
+    ),
+}  # fmt: skip
+"""The rows of each engine, and its script: suspects take turns and prove themselves."""
 
 
-def in_turns_with_a_newcomer() -> Driver:
-    """Four suspects of two crashes, and a request that came while the model was loaded again."""
-    driver = engine_of(4)
-    driver.serve(*"abcd")
-    crash(driver)
-    driver.exit(signal="SIGSEGV")
-    driver.pass_time(0.2)
-    driver.ask("new", body=b"new")
-    driver.come_up()
-    return driver
+@pytest.mark.parametrize("rule", TURNS)
+def test_turns_of_suspects(rule: str) -> None:
+    rows, script = TURNS[rule]
+    suspecting(engine_of(rows), script)
 
 
-def test_a_new_request_starts_before_the_next_turn_and_waits_for_the_rest_P25() -> None:
-    driver = in_turns_with_a_newcomer()
-    assert driver.dispatched() == [5], "it came while the model loaded, and starts at READY"
-    driver.accept(5)
-    driver.ask("newer", body=b"newer")
-    assert driver.dispatched() == [], "a turn is next"
-    gain(driver, 5)
-    assert driver.told(PauseRow) == [PauseRow(key=RequestKey(5), keep=False)]
-    driver.row_left(5)
-    assert driver.dispatched() == [1]
-    assert driver.row()["alone"] == "a"
-    assert prove(driver, 1) == [6], "it waited for one turn"
-    driver.accept(6)
-    gain(driver, 6)
-    driver.row_left(6)
-    assert driver.dispatched() == [2]
-    assert prove(driver, 2) == [3]
-    assert prove(driver, 3) == [4]
-    gain(driver, 4)
-    gain(driver, 4)
-    assert driver.dispatched() == []
-    gain(driver, 4)
-    assert driver.dispatched() == [1, 2, 3], "no further turn is due: the oldest first"
-    assert finish(driver, 4) == [5]
+def test_a_new_request_starts_before_the_next_turn_in_an_engine_of_one_row() -> None:
+    driver = suspecting(
+        engine_of(4),
+        "serve a b c; crash; crash; ask n0; ask n1; ask n2; prove 1; crash signal= code=75;"
+        " -> row_limit=1",
+    )
+    served = []
+    for _ in range(4):
+        [(key, request)] = driver.model().running.items()
+        served.append(request.id)
+        for _ in range(PROBATION_TOKENS + 2):
+            gain(driver, key)
+            if driver.told(PauseRow):
+                driver.row_left(key)
+                break
+    assert served == ["n0", "b", "n1", "c"]
 
 
-def test_unload_during_probation_ends_only_unbegun_requests() -> None:
-    driver = in_turns_with_a_newcomer()
-    driver.accept(5)
-    gain(driver, 5)
-    driver.row_left(5)
-    assert driver.dispatched() == [1]
-    driver.unload()
-    assert driver.errors() == dict.fromkeys("bcd", ErrorCode.UNLOADED)
-    assert finish(driver, 1) == [5], "the worker lives, and the answer had begun"
-    finish(driver, 5)
-    assert driver.state() is State.STOPPING
-
-
-def test_a_turn_is_had_alone_so_that_no_other_strike_is_taken_for_it() -> None:
-    driver = engine_of(4)
-    driver.serve("a", "b")
-    crash(driver)
-    assert crash(driver) == [1]
-    driver.ask("poison", body=b"poison")
-    assert prove(driver, 1) == [3]
-    assert crash(driver) == [2], "it struck for the first time, and nobody else was there"
-    assert (driver.row()["quarantined"], driver.row()["on_probation"]) == (0, 1)
-    assert prove(driver, 2) == [1, 3]
-    assert crash(driver) == [1]
-    assert prove(driver, 1) == [2]
-    assert prove(driver, 2) == [3]
-    driver.exit(signal="SIGSEGV")
-    assert driver.errors() == {"poison": ErrorCode.QUARANTINED}
+def test_a_turn_takes_tokens_near_the_place_of_its_crash_and_time() -> None:
+    blame, place = Blame(), 200
+    suspect, other = Digest(b"suspect"), Digest(b"other")
+    blame.judge(Evidence.ACCUSES, [Held(digest=suspect, tokens=place), Held(digest=other)], 0.0)
+    blame.judge(Evidence.ACCUSES, [Held(digest=other)], 1.0)
+    assert not blame.gained(Held(digest=suspect, tokens=1), 2.0), "far from the place"
+    past = place + PROBATION_TOKENS
+    assert not blame.gained(Held(digest=suspect, tokens=past), 3.0), "the first token there"
+    assert not blame.gained(Held(digest=suspect, tokens=past), 3.0 + 0.9 * PROBATION_S)
+    assert blame.gained(Held(digest=suspect, tokens=past), 3.0 + 1.1 * PROBATION_S)
 
 
 def test_the_places_of_a_suspect_are_bounded() -> None:
-    recovery, digest = Blame(), Digest(b"d")
+    blame, digest = Blame(), Digest(b"d")
     rows = [Held(digest=digest, tokens=100 * n) for n in range(MAX_PLACES + 5)]
     for _ in range(2):
-        recovery.judge(Evidence.ACCUSES, rows, 0.0)
-    due = [one.tokens for one in rows if recovery.is_due(one)]
+        blame.judge(Evidence.ACCUSES, rows, 0.0)
+    due = [one.tokens for one in rows if blame.is_due(one)]
     assert due == [100 * n for n in range(5, MAX_PLACES + 5)]
-
-
-def test_tokens_that_come_at_once_prove_nothing_before_their_time() -> None:
-    driver = engine_of(2)
-    driver.serve("a", "b")
-    crash(driver)
-    assert crash(driver) == [1]
-    for _ in range(50):
-        driver.token(1)
-        assert driver.told(PauseRow) == []
-    driver.pass_time(2 * PROBATION_S)
-    driver.token(1)
-    assert driver.told(PauseRow) == [PauseRow(key=RequestKey(1), keep=False)]
-
-
-def test_the_time_of_a_turn_counts_afresh_in_each_life() -> None:
-    driver = engine_of(2)
-    driver.serve("a", "b")
-    crash(driver)
-    crash(driver)
-    driver.token(1)
-    driver.pass_time(1.0)
-    assert crash(driver, "SIGKILL") == [1]
-    for _ in range(PROBATION_TOKENS):
-        driver.token(1)
-        assert driver.told(PauseRow) == []
 
 
 def test_three_poisons_do_not_make_an_engine_broken_in_which_others_come_past_their_crash() -> None:
@@ -522,133 +447,35 @@ def test_three_poisons_do_not_make_an_engine_broken_in_which_others_come_past_th
     assert (driver.row()["state"], driver.row()["quarantined"]) == ("READY", 3)
 
 
-def test_a_late_poison_among_the_suspects_is_found_within_three_crashes_of_its_own_P10() -> None:
-    driver = engine_of(2)
-    driver.serve("late", "other")
-    crash(driver)
-    assert crash(driver) == [1]
-    assert prove(driver, 1) == [2]
-    assert prove(driver, 2) == [1]
-    driver.token(1, 2)
-    assert crash(driver) == [1], "in company: nobody is convicted, and all take turns again"
-    assert driver.row()["quarantined"] == 0
-    assert prove(driver, 1) == [2]
-    assert prove(driver, 2) == [1]
-    crash(driver)
-    assert driver.row()["alone"] == "late"
-    crash(driver)
-    assert driver.failure_of("late").error["code"] == "quarantined"
+# Turns and requests that may not resume
 
 
-# Probation with one row
+NEAR = (
+    "serve long other;"
+    + (APPROACH_TOKENS + 1) * "token 1;"
+    + "crash; cancel other; row_left 2; crash;"
+    " cancel long; row_left 1; serve long; serve stays resume=False; serve plain;"
+    " accept 3; accept 4; accept 5; token 3 4 5 -> alone=None & pauses=[3];"
+)  # fmt: skip
+"""Suspect `long` (key 3) comes near its crash while `stays` (4) and `plain` (5) run."""
+
+UNRESUMABLE = {
+    "they delay only the turn and do not overlap": (
+        "row_left 3 -> dispatched=[] & queued=1; serve next resume=False -> returns=[];"
+        " serve new -> returns=[7]; token 4 5 7 -> told=[]; finish 4 -> pauses=[5, 7];"
+        " row_left 5; row_left 7 -> dispatched=[3]; finish 3 -> returns=[5, 6, 7]"
+    ),
+    "they start while no turn is near": (
+        "row_left 3; cancel long; serve long -> returns=[6] & on_probation=2;"
+        " serve next resume=False -> returns=[7]"
+    ),
+    "a crash in company convicts no suspect": "crash -> quarantined=0 & on_probation=4",
+}
 
 
-def test_a_new_request_starts_before_the_next_turn_in_an_engine_of_one_row() -> None:
-    driver = engine_of(4)
-    driver.serve("a", "b", "c")
-    crash(driver)
-    crash(driver)
-    for number in range(6):
-        driver.ask(f"n{number}", body=f"n{number}".encode())
-    prove(driver, 1)
-    crash(driver, signal="", code=75)
-    assert driver.row()["row_limit"] == 1
-    served = []
-    for _ in range(4):
-        [(key, request)] = driver.model().running.items()
-        served.append(request.id)
-        for _ in range(PROBATION_TOKENS + 2):
-            gain(driver, key)
-            if driver.told(PauseRow):
-                driver.row_left(key)
-                break
-    assert served == ["n0", "b", "n1", "c"]
-
-
-# Probation and requests that may not resume
-
-
-def test_a_suspect_that_waits_for_the_others_and_may_not_be_resumed_ends_with_its_worker() -> None:
-    driver = engine_of(2)
-    for round_ in range(2):
-        driver.ask(f"a{round_}", body=b"a")
-        driver.ask(f"b{round_}", body=b"b")
-        crash(driver)
-        driver.cancel(f"a{round_}")
-        driver.cancel(f"b{round_}")
-    for key in range(1, 5):
-        driver.row_left(key)
-    driver.ask("a", body=b"a", resume=False)
-    driver.ask("b", body=b"b")
-    driver.accept(5)
-    assert prove(driver, 5) == [6], "it may be asked to leave, because a crash accuses it"
-    driver.exit(signal="SIGKILL")
-    assert driver.errors() == {"a": ErrorCode.WORKER_CRASHED}
-
-
-def waits_for_a_row_that_may_not_be_resumed() -> Driver:
-    """Suspect `long` (key 3) comes near its crash while `stays` (4) and `plain` (5) run."""
-    driver = engine_of(4)
-    driver.serve("long", "other")
-    for _ in range(APPROACH_TOKENS + 1):
-        driver.token(1)
-    crash(driver)
-    driver.cancel("other")
-    driver.row_left(2)
-    crash(driver)
-    driver.cancel("long")
-    driver.row_left(1)
-    running = driver.serve("long")
-    running += driver.serve("stays", resume=False)
-    running += driver.serve("plain")
-    for key in running:
-        driver.accept(key)
-    driver.token(*running)
-    return driver
-
-
-def test_unresumable_row_delays_only_the_turn() -> None:
-    driver = waits_for_a_row_that_may_not_be_resumed()
-    assert [told.key for told in driver.told(PauseRow)] == [3]
-    assert driver.row()["alone"] is None, "others run, too, until its row has left"
-    driver.row_left(3)
-    assert (driver.dispatched(), driver.row()["queued"]) == ([], 1)
-    assert driver.serve("new") == [6]
-    driver.token(4, 5, 6)
-    assert driver.told(PauseRow) == []
-    finish(driver, 4)
-    assert [told.key for told in driver.told(PauseRow)] == [5, 6]
-
-
-def test_rows_that_may_not_be_resumed_do_not_hold_up_a_turn_by_overlapping() -> None:
-    driver = waits_for_a_row_that_may_not_be_resumed()
-    driver.row_left(3)
-    assert driver.serve("next", resume=False) == [], "a turn is due, and 6 would hold it up again"
-    assert driver.serve("new") == [7]
-    driver.token(4, 5, 7)
-    finish(driver, 4)
-    for key in (5, 7):
-        driver.row_left(key)
-    assert driver.dispatched() == [3]
-    assert finish(driver, 3) == [5, 6, 7], "no turn is due any longer"
-
-
-def test_unresumable_request_starts_while_no_turn_is_near() -> None:
-    driver = waits_for_a_row_that_may_not_be_resumed()
-    driver.row_left(3)
-    driver.cancel("long")
-    assert driver.serve("long") == [6]
-    assert driver.row()["on_probation"] == 2
-    assert driver.serve("next", resume=False) == [7]
-
-
-def test_crash_in_company_convicts_no_suspect() -> None:
-    driver = waits_for_a_row_that_may_not_be_resumed()
-    crash(driver)
-    assert (driver.row()["quarantined"], driver.row()["on_probation"]) == (0, 4)
-
-
-# Probation and limits of clients
+@pytest.mark.parametrize("rule", UNRESUMABLE)
+def test_turns_beside_requests_that_may_not_resume(rule: str) -> None:
+    suspecting(engine_of(4), NEAR + UNRESUMABLE[rule])
 
 
 def test_a_limit_that_a_client_reaches_elsewhere_calls_its_suspects_turn_off() -> None:
@@ -660,7 +487,6 @@ def test_a_limit_that_a_client_reaches_elsewhere_calls_its_suspects_turn_off() -
     for name in ("m", "n"):
         driver.load(name)
         driver.come_up(name)
-
     [suspect] = driver.serve("suspect", client="ann")
     driver.accept(suspect)
     driver.exit(signal="SIGSEGV")
@@ -672,13 +498,11 @@ def test_a_limit_that_a_client_reaches_elsewhere_calls_its_suspects_turn_off() -
     driver.come_up()
     assert driver.dispatched() == [], "its client may run one request, which runs elsewhere"
     assert driver.row()["on_probation"] == 1
-
     assert driver.serve("new", client="bob") == [3]
     driver.accept(first, "n")
     driver.token(first, model="n", finish=FinishReason.STOP)
     assert driver.serve("waits", client="bob", resume=False) == [], "the turn is due"
     assert driver.row()["running"] == ["new"]
-
     driver.serve("second", model="n", client="ann")
     assert driver.row("n")["running"] == ["second"]
     assert driver.row()["running"] == ["new", "waits"]

@@ -1,4 +1,4 @@
-"""Test preemption: rows leave for higher classes and for memory."""
+"""Test preemption: rows leave for higher classes and for memory; the tests play the worker."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from mlxsup.supervisor.core.settings import ClientSettings, CoreSettings
 from support.core.driver import LAUNCH, Driver, entry
 from support.core.memory import SUBSCRIPTION, MemoryDriver, limited, notes
 from support.core.rows import FIXED, LEAST, ONE_ROW, ROWS, RowsDriver, bytes_for, need_of, served
+from support.core.scripts import play
 from support.core.shortage import STEP, WHOLE, ShortageDriver, holds, needs
 from support.core.suspects import crash, engine_of
 
@@ -42,25 +43,27 @@ def driver_of(rows: int, settings: CoreSettings = SETTINGS, **launch: Any) -> Dr
     return driver
 
 
-def streaming(*priorities: Priority, ran_s: float = 2.0, **more: Any) -> Driver:
+def streaming(*priorities: Priority, ran_s: float = 2.0, asked: Any = None, **more: Any) -> Driver:
     """As many rows as classes: `r1` (key 1) was asked for first, and all have run for so long."""
     driver = driver_of(len(priorities), **more)
     for number, priority in enumerate(priorities, 1):
-        begin(driver, f"r{number}", number, priority)
+        begin(driver, f"r{number}", number, priority, **(asked or {}))
     driver.pass_time(ran_s)
     return driver
 
 
-def begin(driver: Driver, id: str, key: int, priority: Priority, **more: Any) -> None:
+def begin(driver: Driver, id: str, key: int, priority: Priority = BATCH, **more: Any) -> None:
     """A request gets a row and its first token; the next one comes a moment later."""
-    driver.ask(id, body=id.encode(), priority=priority, notices=True, **more)
+    driver.ask(id, body=id.encode(), priority=priority, **more)
     driver.accept(key)
     driver.token(key)
     driver.pass_time(0.01)
 
 
-def ask(driver: Driver, id: str = "now", priority: Priority = INTERACTIVE, **more: Any) -> None:
-    driver.ask(id, body=id.encode(), priority=priority, notices=True, **more)
+def ask(driver: Driver, id: str = "now", priority: Priority = INTERACTIVE) -> list[int]:
+    """Asks for an answer; returns the keys of the rows that must leave for it."""
+    driver.ask(id, body=id.encode(), priority=priority)
+    return freed(driver)
 
 
 def freed(driver: Driver) -> list[int]:
@@ -69,102 +72,64 @@ def freed(driver: Driver) -> list[int]:
     return [int(message.key) for message in driver.told(PauseRow)]
 
 
-def notices(driver: Driver, id: str, kind: str) -> list[dict[str, Any]]:
-    return [n.detail for n in driver.sent(Notice) if (n.id, n.kind) == (id, kind)]
+def urgent(driver: Driver, *ids: str, client: str | None = None) -> None:
+    """Interactive requests."""
+    for id in ids:
+        driver.ask(id, body=id.encode(), priority=INTERACTIVE, client=client)
 
 
-def test_the_batch_row_that_was_served_last_is_freed() -> None:
-    driver = streaming(BATCH, NORMAL, BATCH, INTERACTIVE)
-    ask(driver)
-    assert freed(driver) == [3]
-    driver.row_left(3)
-    assert driver.dispatched() == [5]
-    assert driver.line() == ["r3"]
+@pytest.mark.parametrize(
+    ("running", "asks", "more", "leaves"),
+    [
+        pytest.param((BATCH, NORMAL, BATCH, INTERACTIVE), INTERACTIVE, {}, [3], id="served last"),
+        pytest.param((BATCH,), NORMAL, {}, [], id="none for normal"),
+        pytest.param((BATCH,), BATCH, {}, [], id="none for batch"),
+        pytest.param((NORMAL,), INTERACTIVE, {}, [], id="no normal row"),
+        pytest.param((INTERACTIVE,), INTERACTIVE, {}, [], id="no interactive row"),
+        pytest.param((BATCH,), INTERACTIVE, {"asked": {"resume": False}}, [], id="unresumable"),
+        pytest.param((BATCH,), INTERACTIVE, {"deterministic": True}, [], id="deterministic"),
+    ],
+)
+def test_batch_rows_leave_for_interactive_requests(
+    running: tuple[Priority, ...], asks: Priority, more: dict[str, Any], leaves: list[int]
+) -> None:
+    driver = streaming(*running, **more)
+    assert ask(driver, priority=asks) == leaves
+    if leaves:
+        driver.row_left(3)
+        assert (driver.dispatched(), driver.line()) == ([5], ["r3"])
 
 
-def test_latest_return_is_preempted_first() -> None:
-    driver = streaming(BATCH, BATCH)
-    driver.pause("r1")
-    driver.row_left(1)
-    driver.pass_time(1.0)
-    driver.resume("r1")
-    driver.token(1)
-    driver.pass_time(2.0)
-    ask(driver)
-    assert freed(driver) == [1]
+PREEMPTIONS: dict[str, tuple[int, str]] = {
+    "the latest return leaves first": (
+        2, "pause r1; row_left 1; wait 1; resume r1; token 1; wait 2; urgent now -> pauses=[1]",
+    ),
+    "no more rows leave than requests wait for": (
+        4,
+        "urgent now1 -> pauses=[4]; urgent now2 -> pauses=[3]; ask later -> pauses=[];"
+        " row_left 4 -> dispatched=[5] & pauses=[]; row_left 3 -> dispatched=[6] & pauses=[]",
+    ),
+    "a row that leaves anyway is enough": (2, "cancel r1; urgent now -> pauses=[]"),
+    "a request beyond max_running preempts no row": (
+        3, "urgent now1 client=one -> pauses=[3]; urgent now2 client=one -> pauses=[]",
+    ),
+    "the time counts afresh after a return": (
+        1,
+        "urgent now1; row_left 1; accept 2; token 2 finish=stop -> dispatched=[1]; wait 9;"
+        " urgent now2 -> pauses=[]; token 1; wait 1.99 -> pauses=[]; wait 0.02 -> pauses=[1]",
+    ),
+    "another class by hand frees a row or keeps one": (
+        2, "ask now; prioritize r2 interactive; prioritize now interactive -> pauses=[1]",
+    ),
+}  # fmt: skip
+"""How many rows of class batch have run for long enough, and the script."""
 
 
-@pytest.mark.parametrize("priority", [NORMAL, BATCH])
-def test_only_interactive_requests_preempt(priority: Priority) -> None:
-    driver = streaming(BATCH)
-    ask(driver, priority=priority)
-    assert freed(driver) == []
-
-
-@pytest.mark.parametrize("priority", [NORMAL, INTERACTIVE])
-def test_no_row_of_another_class_is_freed(priority: Priority) -> None:
-    driver = streaming(priority)
-    ask(driver)
-    assert freed(driver) == []
-
-
-def test_unresumable_request_keeps_its_row() -> None:
-    driver = driver_of(1)
-    begin(driver, "r1", 1, BATCH, resume=False)
-    driver.pass_time(9.0)
-    ask(driver)
-    assert freed(driver) == []
-
-
-def test_a_deterministic_model_frees_no_row() -> None:
-    driver = streaming(BATCH, deterministic=True)
-    ask(driver)
-    assert freed(driver) == []
-
-
-def test_no_more_rows_are_freed_than_requests_wait_for() -> None:
-    driver = streaming(BATCH, BATCH, BATCH, BATCH)
-    ask(driver, "now1")
-    ask(driver, "now2")
-    assert freed(driver) == [3], "one more, because the first one's is on its way"
-    ask(driver, "later", NORMAL)
-    assert freed(driver) == []
-    driver.row_left(4)
-    assert (driver.dispatched(), freed(driver)) == ([5], [])
-    driver.row_left(3)
-    assert (driver.dispatched(), freed(driver)) == ([6], [])
-
-
-def test_a_row_that_is_leaving_anyway_is_enough() -> None:
-    driver = streaming(BATCH, BATCH)
-    driver.cancel("r1")
-    ask(driver)
-    assert freed(driver) == []
-
-
-def test_client_at_max_running_preempts_no_row() -> None:
-    one = {"one": ClientSettings(max_running=1)}
-    driver = driver_of(2, replace(SETTINGS, clients=one))
-    begin(driver, "r1", 1, BATCH)
-    begin(driver, "r2", 2, NORMAL, client="one")
-    driver.pass_time(9.0)
-    ask(driver, "now", client="one")
-    assert freed(driver) == []
-    driver.token(2, finish=FinishReason.STOP)
-    assert driver.dispatched() == [3]
-
-
-def test_of_those_who_wait_only_as_many_count_as_may_run() -> None:
-    two = {"two": ClientSettings(max_running=2)}
-    driver = driver_of(3, replace(SETTINGS, clients=two))
-    for number in (1, 2, 3):
-        begin(driver, f"r{number}", number, BATCH)
-    driver.pass_time(9.0)
-    asked = []
-    for number in range(3):
-        ask(driver, f"now{number}", client="two")
-        asked += freed(driver)
-    assert asked == [3, 2]
+@pytest.mark.parametrize("rule", PREEMPTIONS)
+def test_preemption_of_batch_rows(rule: str) -> None:
+    rows, script = PREEMPTIONS[rule]
+    settings = replace(SETTINGS, clients={"one": ClientSettings(max_running=1)})
+    play(streaming(*[BATCH] * rows, settings=settings), script, urgent)
 
 
 def test_a_suspect_that_runs_alone_is_left_alone() -> None:
@@ -178,8 +143,7 @@ def test_a_suspect_that_runs_alone_is_left_alone() -> None:
     driver.token(1)
     driver.pass_time(1.0)
     assert driver.row()["alone"] == "r1"
-    ask(driver)
-    assert freed(driver) == []
+    assert ask(driver) == []
     for _ in range(3):
         driver.pass_time(0.1)
         driver.token(1)
@@ -187,93 +151,49 @@ def test_a_suspect_that_runs_alone_is_left_alone() -> None:
 
 
 def test_a_row_is_freed_once_it_has_gained_tokens_for_long_enough() -> None:
-    driver = driver_of(1)
-    driver.ask("r1", priority=BATCH)
-    driver.accept(1)
-    driver.pass_time(30.0)
-    ask(driver)
-    assert freed(driver) == [], "it has read for half a minute, and gained nothing"
-    driver.token(1)
-    driver.pass_time(1.9)
-    assert freed(driver) == []
-    driver.pass_time(0.2)
-    assert freed(driver) == [1]
-
-
-def test_the_time_counts_afresh_after_each_return() -> None:
-    driver = streaming(BATCH)
-    ask(driver, "now1")
-    driver.row_left(1)
-    driver.accept(2)
-    driver.token(2, finish=FinishReason.STOP)
-    assert driver.dispatched() == [1]
-    driver.pass_time(9.0)
-    ask(driver, "now2")
-    assert freed(driver) == [], "it has said nothing since its return"
-    driver.token(1)
-    driver.pass_time(1.99)
-    assert freed(driver) == []
-    driver.pass_time(0.02)
-    assert freed(driver) == [1]
+    play(
+        driver_of(1),
+        "ask r1 priority=batch; accept 1; wait 30; urgent now -> pauses=[];"  # it only reads
+        " token 1; wait 1.9 -> pauses=[]; wait 0.2 -> pauses=[1]",
+        urgent,
+    )
 
 
 def test_a_reload_that_shortens_the_time_counts_at_once() -> None:
     driver = streaming(BATCH, ran_s=1.0)
-    ask(driver)
-    assert freed(driver) == []
+    assert ask(driver) == []
     settings = replace(SETTINGS, min_run_s=0.5)
     models = tuple(model.life.settings for model in driver.core.fleet)
     driver.do(Reloaded(now=driver.now, settings=settings, models=models))
     assert freed(driver) == [1]
 
 
-def test_dropped_state_extends_the_minimum_run() -> None:
+@pytest.mark.parametrize("reason", [None, PauseReason.MEMORY])
+def test_dropped_state_extends_the_minimum_run(reason: PauseReason | None) -> None:
+    """By the time that its prompt takes; not if it was dropped for memory."""
     driver = driver_of(1)
     driver.ask("r1", priority=BATCH)
     driver.accept(1)
     first = RowDelta(key=RequestKey(1), text="x", tokens=b"\0\0\0\0", prefill_s=3.0)
     driver.worker(Step(step=1, rows=[first]))
     driver.pass_time(2.0)
-    ask(driver, "now1")
-    assert freed(driver) == [1], "its state is expected to be kept"
+    assert ask(driver, "now1") == [1], "its state is expected to be kept"
     row = RowDelta(key=RequestKey(1), paused=RowState.DROPPED)
+    if reason is not None:
+        driver.row_left(1)
+        driver.token(2, finish=FinishReason.STOP)
+        driver.token(1)
+        row = replace(row, pause_reason=reason)
     driver.worker(Step(step=1, rows=[row]))
-    driver.token(2, finish=FinishReason.STOP)
+    if reason is None:
+        driver.token(2, finish=FinishReason.STOP)
     assert driver.dispatched() == [1]
     driver.token(1)
-    ask(driver, "now2")
+    assert ask(driver, "now2") == []
     prompt_and_answer = 3 + 2  # `Driver.accept` makes three tokens of a prompt
-    driver.pass_time(3.0 * prompt_and_answer / 3 - 0.1)
+    driver.pass_time((2.0 if reason else 3.0 * prompt_and_answer / 3) - 0.1)
     assert freed(driver) == []
     driver.pass_time(0.2)
-    assert freed(driver) == [1]
-    driver.row_left(1)
-    driver.token(3, finish=FinishReason.STOP)
-    driver.token(1)
-    driver.pass_time(2.0)
-    ask(driver, "now3")
-    assert freed(driver) == [1], "this time it was kept"
-
-
-def test_memory_pause_does_not_extend_the_minimum_run() -> None:
-    """It gave way to a higher class before; its state was kept then."""
-    driver = driver_of(1)
-    driver.ask("r1", priority=BATCH)
-    driver.accept(1)
-    first = RowDelta(key=RequestKey(1), text="x", tokens=b"\0\0\0\0", prefill_s=3.0)
-    driver.worker(Step(step=1, rows=[first]))
-    driver.pass_time(2.0)
-    ask(driver, "now1")
-    driver.row_left(1)
-    driver.token(2, finish=FinishReason.STOP)
-    assert driver.dispatched() == [1]
-    driver.token(1)
-    row = RowDelta(key=RequestKey(1), paused=RowState.DROPPED, pause_reason=PauseReason.MEMORY)
-    driver.worker(Step(step=1, rows=[row]))
-    assert driver.dispatched() == [1]
-    driver.token(1)
-    driver.pass_time(2.1)
-    ask(driver, "now2")
     assert freed(driver) == [1]
 
 
@@ -290,68 +210,44 @@ def aged(rows: int = 1) -> Driver:
     return driver
 
 
-def test_a_freed_row_goes_to_the_class_that_it_was_freed_for() -> None:
-    driver = aged()
-    ask(driver)
-    assert driver.line() == ["old", "now"]
-    assert freed(driver) == [1]
-    driver.row_left(1)
-    assert driver.dispatched() == [3]
-    assert driver.told(Dispatch)[0].body == b"now"
+AGED: dict[str, tuple[int, str]] = {
+    "a freed row goes to the class that it was freed for": (
+        1, "urgent now -> pauses=[1] & line=[old, now]; row_left 1 -> running=[now]",
+    ),
+    "a row that ends goes to the aged request": (
+        2, "urgent now; token 1 finish=stop -> running=[r2, old]",
+    ),
+    "a freed row goes to the aged request if no other claims it": (
+        2, "urgent now; cancel now; row_left 2 -> running=[r1, old]",
+    ),
+    "an aged row is preempted once it has had its time, and returns before newer ones": (
+        1,
+        "token 1 finish=stop; accept 2; token 2; wait 1; urgent now -> pauses=[];"
+        " wait 1 -> pauses=[2]; row_left 2 -> line=[old]; urgent next;"
+        " token 3 finish=stop -> dispatched=[2]",
+    ),
+}  # fmt: skip
+"""How many rows of class batch run while `old` has waited for two minutes, and the script."""
 
 
-def test_unpreempted_row_goes_to_the_aged_request() -> None:
-    driver = aged(rows=2)
-    driver.ask("own", body=b"own", priority=INTERACTIVE)
-    driver.token(2, finish=FinishReason.STOP)
-    assert driver.told(Dispatch)[0].body == b"old"
+@pytest.mark.parametrize("rule", AGED)
+def test_preemption_beside_an_aged_request(rule: str) -> None:
+    rows, script = AGED[rule]
+    play(aged(rows), script, urgent)
 
 
-def test_aged_batch_row_is_preempted_like_others() -> None:
-    driver = aged()
-    driver.token(1, finish=FinishReason.STOP)
-    driver.accept(2)
-    driver.token(2)
-    driver.pass_time(1.0)
-    ask(driver)
-    assert freed(driver) == [], "it has had its time first"
-    driver.pass_time(1.0)
-    assert freed(driver) == [2]
-    driver.row_left(2)
-    assert driver.line() == ["old"]
-    ask(driver, "next")
-    driver.token(3, finish=FinishReason.STOP)
-    assert driver.dispatched() == [2], "and goes before newer ones"
+# Rows preempted for the memory of one request
 
-
-def test_freed_row_without_a_claimant_goes_to_the_first() -> None:
-    driver = aged()
-    ask(driver)
-    driver.cancel("now")
-    driver.row_left(1)
-    assert driver.dispatched() == [2]
-    assert driver.line() == ["r1"]
-
-
-def test_another_class_by_hand_frees_a_row_or_keeps_one() -> None:
-    driver = streaming(BATCH, BATCH)
-    ask(driver, priority=NORMAL)
-    driver.prioritize("r2", INTERACTIVE)
-    driver.prioritize("now", INTERACTIVE)
-    assert freed(driver) == [1]
-
-
-# Rows preempted for memory of one request
-
-BUDGET = bytes_for(3, 1000 + 256) * 10 // 9 + 1
+THREE_ROWS = bytes_for(3, 1000 + 256) * 10 // 9 + 1
 """Three rows of 1,000 tokens find room in nine tenths of it."""
+TWO_ROWS = bytes_for(2, 1000)
 
 
-def serving(budget_bytes: int = BUDGET, **changes: Any) -> RowsDriver:
-    """A model whose rows may take so much."""
-    driver = RowsDriver("a", FIXED + budget_bytes, {"a": need_of()}, **changes)
+def limited_rows(rows_bytes: int, **need: int) -> RowsDriver:
+    """A model whose rows may take so much, and no more."""
+    driver = RowsDriver("a", FIXED + rows_bytes, {"a": need_of(**need)})
     driver.bring_up("a")
-    assert driver.budget("a") == budget_bytes
+    assert driver.budget("a") == rows_bytes
     return driver
 
 
@@ -365,133 +261,132 @@ def run(driver: RowsDriver, id: str, tokens: int = 1000, **more: Any) -> Request
 
 def knock(driver: RowsDriver, id: str = "now", tokens: int = 1000, **more: Any) -> RequestKey:
     """A request whose worker finds no memory for its row."""
-    more = {"priority": INTERACTIVE, "notices": True, **more}
-    key = driver.begin("a", id, tokens, **more)
+    key = driver.begin("a", id, tokens, **{"priority": INTERACTIVE, "notices": True, **more})
     driver.short("a", key)
     return key
 
 
 def asked(driver: RowsDriver) -> list[int]:
     """Keys of the rows that the latest event asked to leave."""
-    return [int(message.key) for message in driver.told(PauseRow)]
+    return sorted(int(message.key) for message in driver.told(PauseRow))
 
 
 def kinds(driver: RowsDriver, id: str) -> list[tuple[str, str]]:
     """The notices of the latest event to one request."""
-    notices = [one for one in driver.sent(Notice) if one.id == id]
-    return [(str(one.kind), one.detail["reason"]) for one in notices]
+    found = [one for one in driver.sent(Notice) if one.id == id]
+    return [(str(one.kind), one.detail["reason"]) for one in found]
 
 
 def full(*priorities: Priority, ran_s: float = 2.0, **more: Any) -> RowsDriver:
     """Three rows of 1,000 tokens that have run for so long; there is room for no other."""
-    driver = serving()
+    driver = limited_rows(THREE_ROWS)
     for number, priority in enumerate(priorities, start=1):
         run(driver, f"r{number}", priority=priority, **more)
     driver.pass_time(ran_s)
     return driver
 
 
-def test_the_batch_row_that_was_served_last_makes_room() -> None:
-    driver = full(BATCH, BATCH, NORMAL)
-    now = knock(driver)
-    assert asked(driver) == [2]
-    driver.row_left(2, "a")
-    assert driver.dispatched() == [now]
-    assert driver.line("a") == ["r2"]
+@pytest.mark.parametrize(
+    ("running", "tokens", "more", "leave"),
+    [
+        pytest.param((BATCH, BATCH, NORMAL), 1000, {}, [2], id="the batch row served last"),
+        pytest.param((BATCH, BATCH, BATCH), 1300, {}, [2, 3], id="as many as it needs"),
+        pytest.param((NORMAL, NORMAL, NORMAL), 1000, {}, [], id="no normal row"),
+        pytest.param((INTERACTIVE,) * 3, 1000, {}, [], id="no interactive row"),
+        pytest.param((BATCH, BATCH, BATCH), 1000, {"resume": False}, [], id="unresumable"),
+    ],
+)
+def test_rows_of_the_lowest_class_leave_for_memory(
+    running: tuple[Priority, ...], tokens: int, more: dict[str, Any], leave: list[int]
+) -> None:
+    driver = full(*running, **more)
+    now = knock(driver, tokens=tokens)
+    assert asked(driver) == leave
+    if leave == [2]:
+        driver.row_left(2, "a")
+        assert (driver.dispatched(), driver.line("a")) == ([now], ["r2"])
+
+
+@pytest.mark.parametrize(("first", "leaves"), [(1000, [2]), (1300, [1])])
+def test_a_row_without_which_the_others_are_enough_stays(first: int, leaves: list[int]) -> None:
+    """Every row is padded to the longest; the short one was served last and may free too little."""
+    driver = limited_rows(bytes_for(2, 1000 + 256) * 10 // 9 + 1)
+    run(driver, "r1", first, priority=BATCH)
+    run(driver, "r2", 100, priority=BATCH)
+    driver.pass_time(2.0)
+    knock(driver)
+    assert asked(driver) == leaves
 
 
 def test_preempted_row_returns_with_room() -> None:
-    driver = full(BATCH, NORMAL, NORMAL)
-    now = knock(driver)
-    driver.row_left(1, "a", tokens=1)
-    driver.accept_long("a", now, 1000)
-    driver.gain("a", now, 1)
-    assert driver.row("a")["yielded"] == ["r1"]
-    assert driver.dispatched() == []
-    driver.end("a", now)
-    assert driver.dispatched() == [1]
-    [dispatch] = driver.told(Dispatch)
-    assert dispatch.resume is not None
-    assert len(dispatch.resume.delivered) == 2 * 4
-
-
-def test_as_many_rows_leave_as_it_needs() -> None:
-    driver = full(BATCH, BATCH, BATCH)
-    knock(driver, tokens=1300)
-    assert sorted(asked(driver)) == [2, 3]
-
-
-def test_a_row_without_which_the_others_are_enough_stays() -> None:
-    """The short row was served last, and frees too little: the long one is enough by itself."""
-    driver = serving(bytes_for(2, 1000 + 256) * 10 // 9 + 1)
-    run(driver, "r1", 1000, priority=BATCH)
-    run(driver, "r2", 100, priority=BATCH)
-    driver.pass_time(2.0)
-    long = knock(driver, tokens=1000)
-    assert asked(driver) == [2]  # every row is padded to the longest
-    driver.row_left(2, "a")
-    driver.accept_long("a", long, 1000)
-    driver = serving(bytes_for(2, 1000 + 256) * 10 // 9 + 1)
-    run(driver, "r1", 1300, priority=BATCH)
-    run(driver, "r2", 100, priority=BATCH)
-    driver.pass_time(2.0)
-    knock(driver, tokens=1000)
-    assert asked(driver) == [1]
-
-
-@pytest.mark.parametrize("priority", [NORMAL, INTERACTIVE])
-def test_only_rows_of_the_lowest_class_leave(priority: Priority) -> None:
-    driver = full(priority, priority, priority)
-    knock(driver)
-    assert asked(driver) == []
-
-
-def test_a_row_that_must_run_through_stays() -> None:
-    driver = full(BATCH, BATCH, BATCH, resume=False)
-    knock(driver)
-    assert asked(driver) == []
-
-
-def test_a_row_runs_for_min_run_s_before_it_leaves() -> None:
     driver = full(BATCH, NORMAL, NORMAL, ran_s=0.5)
-    knock(driver)
-    assert asked(driver) == []
+    now = knock(driver)
+    assert asked(driver) == [], "it has not run for min_run_s"
     driver.pass_time(1.4)
     assert asked(driver) == []
     driver.pass_time(0.1)
     assert asked(driver) == [1]
+    driver.row_left(1, "a", tokens=1)
+    driver.accept_long("a", now, 1000)
+    driver.gain("a", now, 1)
+    assert (driver.row("a")["yielded"], driver.dispatched()) == (["r1"], [])
+    driver.end("a", now)
+    [dispatch] = driver.told(Dispatch)
+    assert dispatch.key == 1
+    assert dispatch.resume is not None
+    assert len(dispatch.resume.delivered) == 2 * 4
 
 
-def test_crash_resets_rows_that_made_room() -> None:
-    driver = full(BATCH, NORMAL, NORMAL)
-    knock(driver)
-    driver.exit("a")
-    driver.come_up("a")
-    assert len(driver.told(Dispatch)) == 4
+FULL: dict[str, tuple[tuple[Priority, ...], str]] = {
+    "a row that the worker took meanwhile has left": (
+        (BATCH, NORMAL, NORMAL), "knock; short a 1 -> dispatched=[4]",
+    ),
+    "the next process starts all rows": (
+        (BATCH, NORMAL, NORMAL), "knock; exit a; up a -> dispatched=[4, 2, 3, 1]",
+    ),
+    "the next process starts a row that was not accepted": (
+        (NORMAL, NORMAL, NORMAL),
+        "serve now model=a; short a 4 -> dispatched=[]; exit a; up a -> dispatched=[1, 2, 3, 4]",
+    ),
+    "a row that is short during an unload still has its answer": (
+        (NORMAL, NORMAL, NORMAL),
+        "begin a now 1000; unload a; short a 4 -> errors={}; end a 1 -> dispatched=[4]",
+    ),
+    "a row that has not begun waits as others: its limit": (
+        (NORMAL, NORMAL, NORMAL),
+        "knock queue_timeout_s=10; wait 9.9 -> errors={}; wait 0.2 -> errors={now: queue_timeout}",
+    ),
+    "a row that has not begun waits as others: an unload": (
+        (NORMAL, NORMAL, NORMAL), "knock; unload a -> errors={now: unloaded}",
+    ),
+    "a row whose prompt is read counts as paused": (
+        (NORMAL, NORMAL, NORMAL),
+        "begin a now 1000 priority=interactive queue_timeout_s=1; read a 4 10; short a 4; wait 5;"
+        " -> errors={} & a.yielded=[now]",
+    ),
+}  # fmt: skip
+"""The classes of three rows that fill the memory of `a`, and the script."""
 
 
-def test_queue_timeout_runs_while_waiting_for_memory() -> None:
-    driver = full(NORMAL, NORMAL, NORMAL)
-    knock(driver, queue_timeout_s=10.0)
-    driver.pass_time(9.9)
-    assert driver.errors() == {}
-    driver.pass_time(0.2)
-    assert driver.errors() == {"now": ErrorCode.QUEUE_TIMEOUT}
+@pytest.mark.parametrize("rule", FULL)
+def test_rows_without_memory(rule: str) -> None:
+    classes, script = FULL[rule]
+    play(full(*classes), script, knock)
+
+
+def test_begun_answer_stands_before_a_later_unbegun_one() -> None:
+    driver = play(full(NORMAL, INTERACTIVE, NORMAL), "knock; gain a 2 1; short a 2", knock)
+    assert driver.line("a") == ["r2", "now"]
 
 
 def test_unbegun_row_without_memory_is_queued() -> None:
     driver = full(NORMAL, NORMAL, NORMAL)
-    knock(driver)
+    now = knock(driver, queue_timeout_s=10.0)
     assert kinds(driver, "now") == [("queued", "memory")]
     row = driver.row("a")
     assert (row["yielded"], row["queued"]) == ([], 1)
     assert [one["paused"] for one in row["line"]] == [None]
     assert driver.core.status(driver.now)["queue"]["waiting"] == 1
-
-
-def test_unbegun_answer_counts_no_pause() -> None:
-    driver = full(NORMAL, NORMAL, NORMAL)
-    now = knock(driver)
     driver.pass_time(3.0)
     driver.end("a", RequestKey(1))
     [dispatch] = driver.told(Dispatch)
@@ -501,85 +396,138 @@ def test_unbegun_answer_counts_no_pause() -> None:
     assert kinds(driver, "now") == []
     driver.end("a", now)
     done = driver.result_of("now")
-    assert (done.paused, done.resumed) == (0, 0)
+    assert (done.paused, done.resumed, done.timings.paused_s) == (0, 0, 0.0)
     assert done.timings.queued_s == pytest.approx(3.0)
-    assert done.timings.paused_s == 0.0
 
 
-def test_row_with_a_read_prompt_counts_as_paused() -> None:
-    driver = full(NORMAL, NORMAL, NORMAL)
-    key = driver.begin("a", "now", 1000, priority=INTERACTIVE, notices=True, queue_timeout_s=1.0)
-    driver.read("a", key, 10)
-    driver.short("a", key)
-    assert ("paused", "memory") in kinds(driver, "now")
-    driver.pass_time(5.0)
-    assert driver.errors() == {}
-    assert driver.row("a")["yielded"] == ["now"]
+# Rows that wait for memory
 
 
-def test_unload_ends_a_row_that_waits_for_memory() -> None:
-    driver = full(NORMAL, NORMAL, NORMAL)
-    knock(driver)
-    driver.unload("a")
-    assert driver.errors() == {"now": ErrorCode.UNLOADED}
-    assert "tokens_sent" not in driver.failure_of("now").error["detail"]
+def two(**second: Any) -> tuple[RowsDriver, RequestKey, RequestKey]:
+    """Two rows of 900 tokens in memory for two of 1,000."""
+    driver = limited_rows(TWO_ROWS)
+    return driver, driver.begin("a", "r1", 900), driver.begin("a", "r2", 900, **second)
 
 
-def test_what_was_dispatched_before_the_end_of_its_model_comes_to_its_own() -> None:
-    driver = full(NORMAL, NORMAL, NORMAL)
-    key = driver.begin("a", "now", 1000, priority=INTERACTIVE, notices=True)
-    driver.unload("a")
-    driver.short("a", key)
-    assert driver.errors() == {}
-    driver.end("a", RequestKey(1))
-    assert driver.dispatched() == [key]
-
-
-def test_begun_answer_stands_before_a_later_unbegun_one() -> None:
-    driver = full(NORMAL, INTERACTIVE, NORMAL)
-    knock(driver)
-    driver.gain("a", RequestKey(2), 1)
-    driver.short("a", RequestKey(2))
-    assert driver.line("a") == ["r2", "now"]
-
-
-def test_a_row_that_the_worker_took_while_it_was_to_make_room_is_there_no_longer() -> None:
-    driver = full(BATCH, NORMAL, NORMAL)
-    now = knock(driver)
-    row = RowDelta(key=RequestKey(1), paused=RowState.DROPPED, pause_reason=PauseReason.MEMORY)
-    driver.worker(Step(step=1, rows=[row]), "a")
-    assert driver.dispatched() == [now]
-
-
-def test_unaccepted_row_starts_in_the_next_process() -> None:
-    """It waits as a new one, and what was short in the process before does not count."""
-    driver = full(NORMAL, NORMAL, NORMAL)
-    (key,) = driver.serve("now", model="a")
-    driver.short("a", key)
+@pytest.mark.parametrize("need", ["known", "unknown", "removed"])
+def test_row_without_memory_waits_for_another_to_end(need: str) -> None:
+    """Also if a reload cannot read its folder, or removes its model."""
+    driver, first, second = two()
+    driver.gain("a", second, 1)
+    driver.short("a", second)
     assert driver.dispatched() == []
-    driver.exit("a")
-    driver.come_up("a")
-    assert len(driver.told(Dispatch)) == 4
+    assert driver.row("a")["queued"] == 1
+    if need != "known":
+        driver.do(Appraised(now=driver.now, needs={}))
+        models = () if need == "removed" else (served("a"),)
+        driver.do(Reloaded(now=driver.now, settings=driver.core.fleet.settings, models=models))
+    driver.gain("a", first, 5)
+    assert driver.dispatched() == []
+    driver.end("a", first)
+    assert driver.dispatched() == [second]
+
+
+@pytest.mark.parametrize(("prompt", "returns"), [(500, True), (660, True), (670, False)])
+def test_row_returns_at_once_with_room_to_spare(prompt: int, returns: bool) -> None:
+    """Ten per cent of the budget, on top of a step of growth."""
+    driver = limited_rows(bytes_for(2, 1050))
+    driver.begin("a", "r1", 100)
+    second = driver.begin("a", "r2", prompt)
+    driver.short("a", second)
+    needed, budget = bytes_for(2, prompt + 256), bytes_for(2, 1050)
+    assert (needed <= budget - budget // 10) is returns
+    assert (driver.dispatched() == [second]) is returns
+
+
+def test_nothing_of_its_class_starts_before_it() -> None:
+    """Others would take the memory that it waits for."""
+    driver, *_ = two()
+    play(
+        driver,
+        "short a 2; serve r3 model=a -> returns=[]; serve r4 model=a priority=batch -> returns=[];"
+        " serve r5 model=a priority=interactive -> returns=[5]; end a 1 -> dispatched=[2, 3, 4]",
+    )
+
+
+def test_row_that_does_not_fit_alone_is_refused() -> None:
+    driver = limited_rows(ONE_ROW)
+    key = driver.begin("a", "r1", LEAST)
+    driver.short("a", key)
+    assert driver.dispatched() == [key], "its worker had another budget when it left"
+    driver.gain("a", key, 7)
+    driver.short("a", key)
+    error = driver.failure_of("r1").error
+    assert error["code"] == ErrorCode.INSUFFICIENT_MEMORY
+    assert error["detail"] == {
+        "model": "a",
+        "needed_bytes": bytes_for(1, LEAST + 7),
+        "available_bytes": ONE_ROW,
+        "tokens_sent": 7,
+    }
+    assert "raise" in error["message"]
+    assert driver.row("a")["queued"] == 0
+
+
+@pytest.mark.parametrize("tokens", [0, 1])
+def test_unresumable_row_waits_only_before_its_first_token(tokens: int) -> None:
+    driver, first, key = two(resume=False)
+    if tokens:
+        driver.gain("a", key, tokens)
+    driver.short("a", key)
+    assert driver.errors() == ({"r2": ErrorCode.INSUFFICIENT_MEMORY} if tokens else {})
+    driver.end("a", first)
+    assert driver.dispatched() == ([] if tokens else [key])
+
+
+def test_a_long_request_gets_the_head_room_of_another_model() -> None:
+    """It fits alone, if the other one keeps to one row."""
+    budget = 2 * FIXED + 2 * bytes_for(1, 2500)
+    driver = RowsDriver("ab", budget)
+    settle = "confirm a; measure; confirm b; measure;"
+    play(driver, f"bring_up a; load b; confirm a; measure; up b; {settle} {settle} begin b r1 3000")
+    assert driver.budget("b") < bytes_for(1, 3000) < budget - 2 * FIXED - ONE_ROW
+    driver.short("b", RequestKey(1))
+    for _ in range(4):
+        assert driver.errors() == {}
+        driver.now += 1.0
+        driver.measure()
+        for name in "ab":
+            driver.confirm(name)
+            if driver.dispatched():
+                assert driver.budget("b") >= bytes_for(1, 3000)
+                assert driver.reserved() <= budget
+                return
+    raise AssertionError("it waits for ever")
+
+
+def test_paused_row_without_memory_returns_to_the_next_process() -> None:
+    """How many rows had ended when its own left says nothing of another process."""
+    play(
+        limited_rows(TWO_ROWS),
+        "begin a a1 100; end a 1; begin a a2 100; end a 2; begin a r1 900; begin a r2 900;"
+        " short a 4; pause r2; exit a; up a; resume r2 -> dispatched=[4]",
+    )
+
+
+def test_row_of_a_client_at_its_limit_holds_up_no_other() -> None:
+    clients = {"ann": ClientSettings(max_running=1), "bob": ClientSettings()}
+    play(
+        RowsDriver("ab", 2 * (FIXED + TWO_ROWS), clients=clients),
+        "load a; load b; up a; up b; begin a r1 900 client=bob; begin a r2 900 client=ann;"
+        " short a 2; serve r3 model=a client=bob -> returns=[];"
+        " serve r4 model=b client=ann -> b.running=[r4] & a.running=[r1, r3]",
+    )
 
 
 # Rows shed while other programs need memory
 
-TURN_S = 10.0
 LONG = 2001
 """Tokens of each row here, unless a test says otherwise."""
 
 
 def room_for(*lengths: int) -> int:
     """A budget in which a model has room for these rows and a little more, but not for another."""
-    least = needs(lengths, [LONG])
-    return -(-least // STEP) * STEP
-
-
-def three(**more: Any) -> tuple[ShortageDriver, list[RequestKey]]:
-    """A model with one row of each class; the first two are normal and interactive."""
-    driver = ShortageDriver(**more)
-    classes = (Priority.NORMAL, Priority.INTERACTIVE, Priority.BATCH)
-    return driver, [driver.start("a", f"r{n}", priority=one) for n, one in enumerate(classes)]
+    return -(-needs(lengths, [LONG]) // STEP) * STEP
 
 
 def test_batch_rows_leave_while_others_need_memory_and_continue_later() -> None:
@@ -616,7 +564,7 @@ def test_batch_rows_leave_while_others_need_memory_and_continue_later() -> None:
 def test_unaccepted_row_that_is_shed_waits_as_new() -> None:
     driver = ShortageDriver()
     driver.batch("a", "r1")
-    [key] = driver.serve("r2", model="a", priority=Priority.BATCH)
+    [key] = driver.serve("r2", model="a", priority=BATCH)
     driver.lengths["a"][key] = LONG - 1
     assert driver.has_room(room_for(LONG)) == [key]
     driver.rows_leave("a", key)
@@ -625,25 +573,14 @@ def test_unaccepted_row_that_is_shed_waits_as_new() -> None:
     assert driver.dispatched() == []
 
 
-def test_no_row_of_another_class_leaves() -> None:
-    driver, keys = three()
-    assert driver.has_room(STEP) == keys[2:]
-    driver.rows_leave("a", keys[2])
-    for _ in range(3):
-        assert driver.has_room(STEP) == []
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_latest_rows_are_shed_first(count: int) -> None:
+def test_latest_rows_are_shed_first() -> None:
     driver = ShortageDriver()
     driver.say(Subscribe(id=SUBSCRIPTION))
     keys = [driver.batch("a", f"r{n}") for n in range(4)]
-    asked = driver.has_room(room_for(*[LONG] * (4 - count)))
-    assert asked == keys[4 - count :]
+    assert driver.has_room(room_for(LONG, LONG)) == keys[2:]
     [note] = [note for note in notes(driver) if "batch" in note]
-    said = {1: "1 batch row leaves because ", 2: "2 batch rows leave because "}
-    assert note.startswith(said[count])
-    assert driver.has_room(room_for(*[LONG] * (4 - count))) == [], "they are on their way"
+    assert note.startswith("2 batch rows leave because ")
+    assert driver.has_room(room_for(LONG, LONG)) == [], "they are on their way"
 
 
 def test_a_short_row_stays_if_a_longer_one_is_enough() -> None:
@@ -657,99 +594,82 @@ def test_a_short_row_stays_if_a_longer_one_is_enough() -> None:
     assert driver.has_room(room) == [long]
 
 
-def test_row_that_frees_nothing_stays() -> None:
-    """A model has memory for one row of its least length, whatever runs."""
+SHED: dict[str, tuple[list[dict[str, Any]], list[int]]] = {
+    "no other class": ([{"priority": NORMAL}, {"priority": INTERACTIVE}, {}], [3]),
+    "not the last row": ([{}, {}], [2]),
+    "not one that may not be resumed": ([{}, {"resume": False}], [1]),
+    "none that frees nothing": ([{"prompt": 10}, {"prompt": 10}], []),
+    "none for what is freed anyway": (
+        [{"priority": NORMAL, "paused": True}, {"prompt": 10}, {"prompt": 10}], [],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHED)
+def test_rows_that_may_be_shed(name: str) -> None:
+    rows, leave = SHED[name]
     driver = ShortageDriver()
-    for number in range(2):
-        driver.batch("a", f"r{number}", 10)
-    assert needs([11, 11]) == needs([11])
+    for number, row in enumerate(rows, start=1):
+        asked = {key: value for key, value in row.items() if key != "paused"}
+        driver.start("a", f"r{number}", **{"priority": BATCH, **asked})
+    if rows[0].get("paused"):
+        driver.pause("r1")
+    left = driver.has_room(STEP)
+    assert left == leave
+    driver.rows_leave("a", *left)
     assert driver.has_room(STEP) == []
 
 
-def test_one_row_of_each_model_is_never_shed() -> None:
-    driver = ShortageDriver("ab")
-    rows = {name: [driver.batch(name, f"{name}{n}") for n in range(2)] for name in "ab"}
-    assert set(driver.has_room(STEP)) == {rows["a"][1], rows["b"][1]}
-    for name in "ab":
-        driver.rows_leave(name, rows[name][1])
-    for _ in range(3):
-        assert driver.has_room(STEP) == []
+SHEDDING: dict[str, tuple[str, str]] = {
+    "a busy model goes if that was not enough": (
+        "ab",
+        "start a r1; batch b b1; batch b b2; now 10; has_room {two} -> returns=[3];"
+        " has_room {two} -> b=READY; rows_leave b 3; asked -> returns=[2]; -> b=DRAINING",
+    ),
+    "idle models go first, and no row if they are enough": (
+        "ab", "batch b b1; batch b b2; batch b b3; has_room {three} -> returns=[] & a=STOPPING",
+    ),
+    "no row leaves before its worker has given back what it keeps for reuse": (
+        "a",
+        "batch a r1; batch a r2; batch a r3; keeps a; has_room {one} -> returns=[];"
+        " has_room {one} -> returns=[2, 3]",
+    ),
+    "no row leaves without a shortage, though a budget is lowered": (
+        "a", "batch a r1; batch a r2; batch a r3; has_room {held} -> returns=[];"
+        " reload; asked -> returns=[]",
+    ),
+}  # fmt: skip
+"""Models that are READY, and the script: when there is room for so many rows."""
 
 
-def test_no_row_leaves_for_memory_that_a_leaving_row_frees() -> None:
-    """All rows are padded to the longest, and that one has been paused by hand."""
-    driver = ShortageDriver()
-    driver.start("a", "r0")
-    for number in (1, 2):
-        driver.batch("a", f"r{number}", 10)
-    assert needs([11, 11], [LONG]) == needs([11], [LONG])
-    driver.pause("r0")
-    assert driver.has_room(STEP) == []
+def keeps(driver: ShortageDriver, model: str) -> None:
+    """The worker says that it keeps something for reuse."""
+    beat = Heartbeat(step=1, phase=WorkerPhase.IDLE, phase_s=0.0, cache_bytes=STEP)
+    driver.worker(beat, model)
 
 
-def test_unresumable_row_is_not_shed() -> None:
-    driver = ShortageDriver()
-    first = driver.batch("a", "r1")
-    driver.batch("a", "r2", resume=False)
-    assert driver.has_room(STEP) == [first]
+def reload(driver: ShortageDriver) -> None:
+    """The budget is lowered to that of one row."""
+    settings, known = limited(needs([LONG])), driver.core.fleet.needs
+    driver.do(Reloaded(now=driver.now, settings=settings, models=(served("a"),), needs=known))
+
+
+@pytest.mark.parametrize("rule", SHEDDING)
+def test_rows_are_shed_in_their_order(rule: str) -> None:
+    names, script = SHEDDING[rule]
+    room = {
+        "one": room_for(LONG),
+        "two": holds([LONG]),
+        "three": room_for(LONG, LONG, LONG),
+        "held": -(-holds([LONG] * 3) // STEP) * STEP,
+    }
+    play(ShortageDriver(names), script.format(**room), keeps, reload)
 
 
 def test_rows_of_a_model_with_a_limit_of_its_own_stay() -> None:
     """Its memory is reserved, whatever runs."""
     driver = ShortageDriver("a", {"a": need_of(given=30 * STEP)})
-    for number in range(3):
-        driver.batch("a", f"r{number}")
-    assert driver.has_room(STEP) == []
-
-
-def test_a_busy_model_goes_if_that_was_not_enough() -> None:
-    driver = ShortageDriver("ab")
-    driver.start("a", "r1")
-    rows = [driver.batch("b", f"b{n}") for n in range(2)]
-    driver.now += TURN_S
-    assert driver.has_room(holds([LONG])) == rows[1:]
-    assert driver.state("b") is State.READY
-    driver.has_room(holds([LONG]))
-    assert driver.state("b") is State.READY, "a row is on its way"
-    driver.rows_leave("b", rows[1])
-    assert driver.asked() == rows[:1]
-    assert driver.state("b") is State.DRAINING
-
-
-def test_idle_models_go_first_and_no_row_if_they_are_enough() -> None:
-    driver = ShortageDriver("ab")
-    for number in range(3):
-        driver.batch("b", f"b{number}")
-    assert driver.has_room(room_for(LONG, LONG, LONG)) == []
-    assert driver.state("a") is State.STOPPING
-
-
-def test_no_row_leaves_before_reclaim() -> None:
-    driver = ShortageDriver()
-    rows = [driver.batch("a", f"r{n}") for n in range(3)]
-    driver.worker(Heartbeat(step=1, phase=WorkerPhase.IDLE, phase_s=0.0, cache_bytes=STEP), "a")
-    assert driver.has_room(room_for(LONG)) == []
-    assert driver.has_room(room_for(LONG)) == rows[1:]
-
-
-def test_no_row_leaves_without_a_shortage() -> None:
-    """A budget that is lowered limits what else may be loaded."""
-    driver = ShortageDriver()
-    for number in range(3):
-        driver.batch("a", f"r{number}")
-    held = holds([LONG] * 3)
-    assert driver.has_room(-(-held // STEP) * STEP) == []
-
-
-def test_no_row_leaves_for_a_budget_that_a_reload_has_lowered() -> None:
-    driver = ShortageDriver("ab")
-    for number in range(2):
-        driver.batch("a", f"a{number}")
-        driver.batch("b", f"b{number}")
-    models, settings = (served("a"), served("b")), limited(needs([LONG]))
-    known = driver.core.fleet.needs
-    driver.do(Reloaded(now=driver.now, settings=settings, models=models, needs=known))
-    assert driver.asked() == []
+    play(driver, f"batch a r1; batch a r2; batch a r3; has_room {STEP} -> returns=[]")
 
 
 @dataclass(frozen=True)
@@ -766,7 +686,7 @@ rows_of_two = st.lists(
     st.builds(
         Row,
         st.sampled_from("ab"),
-        st.sampled_from([Priority.BATCH, Priority.BATCH, Priority.NORMAL]),
+        st.sampled_from([BATCH, BATCH, NORMAL]),
         st.integers(1, 5) | st.integers(800, 3000),
         st.sampled_from([True, True, True, False]),
     ),
@@ -781,23 +701,17 @@ def test_rows_shed_are_minimal_and_enough(rows: list[Row], room_steps: int) -> N
     driver = ShortageDriver("ab")
     placed: dict[RequestKey, Row] = {}
     for number, one in enumerate(rows):
-        is_full = len(driver.lengths[one.model]) == ROWS
-        if not is_full:
-            key = driver.start(
-                one.model, f"r{number}", one.tokens - 1, priority=one.priority,
-                resume=one.may_leave,
-            )  # fmt: skip
-            placed[key] = one
+        if len(driver.lengths[one.model]) < ROWS:
+            more: dict[str, Any] = {"priority": one.priority, "resume": one.may_leave}
+            placed[driver.start(one.model, f"r{number}", one.tokens - 1, **more)] = one
     room = room_steps * STEP
     is_short = room < sum(holds(lengths.values()) for lengths in driver.lengths.values())
     left = set(driver.has_room(room))
     staying = placed.keys() - left
-    may_go = {key for key in placed if _may_go(placed[key])}
+    may_go = {key for key, row in placed.items() if row.priority is BATCH and row.may_leave}
     for name in "ab":
         if driver.state(name) is not State.READY:
-            assert not any(placed[key].model == name for key in staying), (
-                "nobody stays in one that goes"
-            )
+            assert not any(placed[key].model == name for key in staying), "none stays in a model"
             return
         runs = [key for key in placed if placed[key].model == name]
         assert not runs or any(key in staying for key in runs), "one of each stays"
@@ -805,19 +719,13 @@ def test_rows_shed_are_minimal_and_enough(rows: list[Row], room_steps: int) -> N
     needed = _needed(placed, staying)
     assert is_short or not left
     for key in left:
-        more = _needed(placed, staying | {key})
-        assert more > max(room, needed), "nobody leaves for nothing"
+        assert _needed(placed, staying | {key}) > max(room, needed), "none leaves for nothing"
     for key in may_go & staying if is_short and needed > room else ():
         is_last = not [one for one in staying - {key} if placed[one].model == placed[key].model]
-        assert is_last or _needed(placed, staying - {key}) == needed, "whoever helps leaves"
+        assert is_last or _needed(placed, staying - {key}) == needed, "all that help leave"
     for key in left:
         for other in may_go & staying:
-            is_alike = placed[other] == placed[key]
-            assert not (is_alike and other > key), "the one served last leaves"
-
-
-def _may_go(row: Row) -> bool:
-    return row.priority is Priority.BATCH and row.may_leave
+            assert placed[other] != placed[key] or other < key, "the one served last leaves"
 
 
 def _needed(placed: dict[RequestKey, Row], staying: Iterable[RequestKey]) -> int:
@@ -830,199 +738,13 @@ def _needed(placed: dict[RequestKey, Row], staying: Iterable[RequestKey]) -> int
     )
 
 
-# Rows that left for want of memory
-
-
-def limited_rows(rows_bytes: int, **need: int) -> RowsDriver:
-    """A model whose rows may take so much, and no more."""
-    driver = RowsDriver("a", FIXED + rows_bytes, {"a": need_of(**need)})
-    driver.bring_up("a")
-    assert driver.budget("a") == rows_bytes
-    return driver
-
-
-TWO_ROWS = bytes_for(2, 1000)
-
-
-def test_row_without_memory_waits_for_another_to_end() -> None:
-    driver = limited_rows(TWO_ROWS)
-    first = driver.begin("a", "r1", 900)
-    second = driver.begin("a", "r2", 900)
-    driver.gain("a", first, 5)
-    driver.short("a", second)
-    assert driver.dispatched() == []
-    assert driver.row("a")["queued"] == 1
-    driver.gain("a", first, 5)
-    assert driver.dispatched() == []
-    driver.end("a", first)
-    assert driver.dispatched() == [second]
-
-
-@pytest.mark.parametrize("is_removed", [False, True])
-def test_row_waits_for_memory_though_its_need_is_unknown(is_removed: bool) -> None:
-    """Its folder cannot be read at a reload, or that removes it: its rows are what they were."""
-    driver = limited_rows(TWO_ROWS)
-    first = driver.begin("a", "r1", 900)
-    second = driver.begin("a", "r2", 900)
-    driver.gain("a", second, 1)
-    driver.short("a", second)
-    models = () if is_removed else (served("a"),)
-    driver.do(Appraised(now=driver.now, needs={}))
-    assert driver.dispatched() == []
-    driver.do(Reloaded(now=driver.now, settings=driver.core.fleet.settings, models=models))
-    assert driver.dispatched() == []
-    driver.gain("a", first, 1)
-    assert driver.dispatched() == []
-    driver.end("a", first)
-    assert driver.dispatched() == [second]
-
-
-def test_row_returns_at_once_with_room_to_spare() -> None:
-    """Ten per cent of the budget, on top of a step of growth."""
-    for prompt, returns in ((500, True), (660, True), (670, False)):
-        driver = limited_rows(bytes_for(2, 1050))
-        driver.begin("a", "r1", 100)
-        second = driver.begin("a", "r2", prompt)
-        driver.short("a", second)
-        needed, budget = bytes_for(2, prompt + 256), bytes_for(2, 1050)
-        assert (needed <= budget - budget // 10) is returns
-        assert (driver.dispatched() == [second]) is returns, prompt
-
-
-def test_nothing_of_its_class_starts_before_it() -> None:
-    """Others would take the memory that it waits for."""
-    driver = limited_rows(TWO_ROWS)
-    first = driver.begin("a", "r1", 900)
-    second = driver.begin("a", "r2", 900)
-    driver.short("a", second)
-    assert driver.serve("r3", model="a") == []
-    assert driver.serve("r4", model="a", priority=Priority.BATCH) == []
-    assert len(driver.serve("r5", model="a", priority=Priority.INTERACTIVE)) == 1
-    driver.end("a", first)
-    assert driver.dispatched()[0] == second
-
-
-def test_row_that_does_not_fit_alone_is_refused() -> None:
-    driver = limited_rows(ONE_ROW)
-    key = driver.begin("a", "r1", LEAST)
-    driver.gain("a", key, 7)
-    driver.short("a", key)
-    error = driver.failure_of("r1").error
-    assert error["code"] == ErrorCode.INSUFFICIENT_MEMORY
-    assert error["detail"] == {
-        "model": "a",
-        "needed_bytes": bytes_for(1, LEAST + 7),
-        "available_bytes": ONE_ROW,
-        "tokens_sent": 7,
-    }
-    assert "raise" in error["message"]
-    assert driver.row("a")["queued"] == 0
-
-
-@pytest.mark.parametrize("tokens", [1, 2])
-def test_unresumable_row_without_memory_is_refused(tokens: int) -> None:
-    driver = limited_rows(TWO_ROWS)
-    driver.begin("a", "r1", 900)
-    key = driver.begin("a", "r2", 900, resume=False)
-    driver.gain("a", key, tokens)
-    driver.short("a", key)
-    assert driver.errors()["r2"] == ErrorCode.INSUFFICIENT_MEMORY
-
-
-def test_unresumable_row_waits_before_its_first_token() -> None:
-    driver = limited_rows(TWO_ROWS)
-    first = driver.begin("a", "r1", 900)
-    key = driver.begin("a", "r2", 900, resume=False)
-    driver.short("a", key)
-    assert driver.errors() == {}
-    driver.end("a", first)
-    assert driver.dispatched() == [key]
-
-
-def test_a_long_request_gets_the_head_room_of_another_model() -> None:
-    """It fits alone, if the other one keeps to one row."""
-    budget = 2 * FIXED + 2 * bytes_for(1, 2500)
-    driver = RowsDriver("ab", budget)
-    driver.bring_up("a")
-    driver.load("b")
-    driver.confirm("a")
-    driver.measure()
-    driver.come_up("b")
-    for name in "abab":
-        driver.confirm(name)
-        driver.measure()
-    key = driver.begin("b", "r1", 3000)
-    before = driver.budget("b")
-    assert before < bytes_for(1, 3000) < budget - 2 * FIXED - ONE_ROW
-    driver.short("b", key)
-    for _ in range(4):
-        assert driver.errors() == {}
-        driver.now += 1.0
-        driver.measure()
-        for name in "ab":
-            driver.confirm(name)
-            if driver.dispatched():
-                assert driver.budget("b") >= bytes_for(1, 3000)
-                assert driver.reserved() <= budget
-                return
-    raise AssertionError("it waits for ever")
-
-
-def test_row_returns_at_once_if_it_fits_alone() -> None:
-    """Its worker had another budget when it left."""
-    driver = limited_rows(ONE_ROW)
-    key = driver.begin("a", "r1", LEAST)
-    driver.short("a", key)
-    assert driver.dispatched() == [key]
-
-
-def test_paused_row_without_memory_returns_to_the_next_process() -> None:
-    """How many rows had ended when its own left says nothing of another process."""
-    driver = limited_rows(TWO_ROWS)
-    for id in ("a1", "a2"):
-        driver.end("a", driver.begin("a", id, 100))
-    driver.begin("a", "r1", 900)
-    second = driver.begin("a", "r2", 900)
-    driver.short("a", second)
-    driver.pause("r2")
-    driver.exit("a")
-    driver.come_up("a")
-    driver.resume("r2")
-    assert driver.dispatched() == [second]
-
-
-def test_row_of_a_client_at_its_limit_holds_up_no_other() -> None:
-    clients = {"ann": ClientSettings(max_running=1), "bob": ClientSettings()}
-    driver = RowsDriver("ab", 2 * (FIXED + TWO_ROWS), clients=clients)
-    for model in "ab":
-        driver.load(model)
-    for model in "ab":
-        driver.come_up(model)
-    driver.begin("a", "r1", 900, client="bob")
-    second = driver.begin("a", "r2", 900, client="ann")
-    driver.short("a", second)
-    assert driver.serve("r3", model="a", client="bob") == []
-    driver.serve("r4", model="b", client="ann")
-    assert driver.row("b")["running"] == ["r4"]
-    assert driver.row("a")["running"] == ["r1", "r3"]
-
-
 # Requests that run out of memory alone
 
 
 def asked_back(driver: MemoryDriver) -> list[str]:
     """The models that the latest event asked to give back."""
-    sent = [action for action in driver.actions if isinstance(action, SendToWorker)]
+    sent = driver.of(SendToWorker)
     return [str(one.model) for one in sent if isinstance(one.message, GiveBack)]
-
-
-def three_models() -> MemoryDriver:
-    """`a` and `b` are READY, `c` is loading; nothing limits their memory."""
-    driver = MemoryDriver([entry(name) for name in "abc"], limited(10**12, parallel_loads=2))
-    driver.bring_up("a", "b")
-    driver.load("c")
-    assert driver.state("c") is State.LOADING
-    return driver
 
 
 def test_second_out_of_memory_alone_ends_the_request() -> None:
@@ -1032,34 +754,23 @@ def test_second_out_of_memory_alone_ends_the_request() -> None:
     driver.token(key)
     assert crash(driver, code=75) == [key]
     assert driver.errors() == {}
-    assert driver.row()["row_limit"] == 4, "nobody else is limited"
+    assert driver.row()["row_limit"] == 4, "no other is limited"
     driver.exit(code=75)
     assert driver.errors() == {"a": ErrorCode.INSUFFICIENT_MEMORY}
-
-
-def test_unresumable_request_out_of_memory_ends() -> None:
-    driver = engine_of(4)
-    driver.ask("a", resume=False)
-    [key] = driver.dispatched()
-    driver.accept(key)
+    driver.pass_time(1.0)
+    driver.come_up()
+    driver.ask("b", resume=False)
+    driver.accept(driver.dispatched()[0])
     driver.exit(code=75)
-    assert driver.errors() == {"a": ErrorCode.WORKER_CRASHED}
+    assert driver.errors() == {"b": ErrorCode.WORKER_CRASHED}, "without a second try"
 
 
-def test_every_other_worker_that_is_ready_gives_back_before_the_second_try() -> None:
-    driver = three_models()
-    driver.serve("r", model="a")
-    driver.exit("a", code=75)
-    assert asked_back(driver) == ["b"], "c has nothing to give, and a is gone"
-
-
-def test_no_reclaim_without_a_second_try() -> None:
-    driver = three_models()
-    driver.serve("r", model="a")
-    driver.cancel("r")
-    driver.exit("a", code=75)
-    assert asked_back(driver) == [], "it had been cancelled"
-    driver.come_up("a")
-    driver.serve("r1", "r2", model="a")
-    driver.exit("a", code=75)
-    assert asked_back(driver) == [], "half as many run"
+def test_ready_workers_give_back_before_the_second_try() -> None:
+    driver = MemoryDriver([entry(name) for name in "abc"], limited(10**12, parallel_loads=2))
+    play(
+        driver,
+        "bring_up a b; load c; serve r model=a; exit a code=75; asked_back -> returns=[b];"
+        " cancel r; up a; serve r model=a; cancel r; exit a code=75; asked_back -> returns=[];"
+        " wait 4; up a; serve r1 r2 model=a; exit a code=75; asked_back -> returns=[]",
+        asked_back,
+    )

@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import strategies as st
 
-from mlxsup.protocol.ids import ModelName, pack_tokens
+from mlxsup.protocol.ids import pack_tokens
 from mlxsup.protocol.states import Priority, State, WorkerPhase
 from mlxsup.protocol.worker_messages import Lease, Ready, RowDelta, Step
 from mlxsup.protocol.worker_messages import Leases as LeasesNeeded
 from mlxsup.supervisor.core.actions import LookAtWorker, SendToWorker, WorkerSignal
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.settings import CoreSettings
-from mlxsup.supervisor.core.sharing.leases import LEASE_S, Leases
+from mlxsup.supervisor.core.sharing.leases import LEASE_S
 
 from support.core.driver import Driver, entry
-
-# Slots of several models
 
 MODELS = ("a", "b", "c")
 LIMIT_S = 30.0
@@ -107,8 +104,8 @@ def test_decoding_keeps_the_place_in_line() -> None:
 def test_turns_go_by_class_and_then_in_the_order_of_asking() -> None:
     driver = contended(3, Priority.BATCH, Priority.BATCH, Priority.INTERACTIVE)
     turns = []
-    for reader, reads_on in (("a", 1), ("c", 1), ("c", 0), ("b", 1), ("a", 1)):
-        step(driver, reader, reads_on=bool(reads_on), returns=True, wants=bool(reads_on))
+    for reader, reads_on in (("a", True), ("c", True), ("c", False), ("b", True), ("a", True)):
+        step(driver, reader, reads_on=reads_on, returns=True, wants=reads_on)
         turns += grants(driver)
     assert turns == ["c", "c", "b", "a", "b"]
 
@@ -163,37 +160,25 @@ def test_models_on_different_backends_do_not_wait_for_each_other() -> None:
     assert needs(driver) == {}
 
 
-def exits(driver: Driver) -> None:
-    driver.exit("a")
+ENDS: dict[str, Callable[[Driver], object]] = {
+    "exits": lambda driver: driver.exit("a"),
+    "breaks": lambda driver: driver.broke("a"),
+    "loses its connection": lambda driver: driver.unlinked("a"),
+    "is restarted": lambda driver: driver.restart("a", now=True),
+}
 
 
-def breaks(driver: Driver) -> None:
-    driver.broke("a")
-
-
-def loses_its_connection(driver: Driver) -> None:
-    driver.unlinked("a")
-
-
-def is_restarted(driver: Driver) -> None:
-    driver.restart("a", now=True)
-
-
-@pytest.mark.parametrize("ends", [exits, breaks, loses_its_connection, is_restarted])
-def test_the_lease_of_a_worker_that_ends_is_free_at_once(ends: Callable[[Driver], None]) -> None:
+@pytest.mark.parametrize("ends", ENDS)
+def test_the_lease_of_a_worker_that_ends_is_free_at_once(ends: str) -> None:
     driver = contended(models=3)
-    ends(driver)
+    ENDS[ends](driver)
     assert grants(driver) == ["b"]
     assert needs(driver) == {}, "b and c still read"
     step(driver, "b", returns=True)
     assert grants(driver) == ["c"]
-
-
-@pytest.mark.parametrize("ends", [exits, breaks, loses_its_connection, is_restarted])
-def test_last_reader_is_told_that_no_slot_is_needed(ends: Callable[[Driver], None]) -> None:
     driver = contended()
-    ends(driver)
-    assert (grants(driver), needs(driver)) == (["b"], {"b": False})
+    ENDS[ends](driver)
+    assert (grants(driver), needs(driver)) == (["b"], {"b": False}), "the last reader"
 
 
 def live(
@@ -201,7 +186,7 @@ def live(
 ) -> list[WorkerSignal]:
     """A beat of each worker each second, and an answer to each look; returns the signals sent.
 
-    Whoever decodes has just begun a step; the others do the same since that time.
+    A worker that decodes has just begun a step; the others do the same since that time.
     """
     signals = []
     for _ in range(seconds):
@@ -255,24 +240,18 @@ def test_cancelled_prompts_return_the_slot_unused() -> None:
     assert (grants(driver), needs(driver)) == (["b"], {"a": False, "b": False})
 
 
-def test_late_question_gets_its_slot() -> None:
+@pytest.mark.parametrize("asks", ["a", "b"])
+def test_who_asks_late_counts_as_a_reader(asks: str) -> None:
     driver = serving()
     step(driver, "a")
     step(driver, "b")
     step(driver, "b", reads_on=False)
     assert needs(driver) == {"a": False, "b": False}
-    ask(driver, "a")
-    assert (grants(driver), needs(driver)) == (["a"], {}), "its question was under way"
-
-
-def test_model_that_asks_counts_as_a_reader() -> None:
-    driver = serving()
-    step(driver, "a")
-    step(driver, "b")
-    step(driver, "b", reads_on=False)
-    step(driver, "a")
-    ask(driver, "b")
-    assert (grants(driver), needs(driver)) == (["b"], {"a": True, "b": True})
+    if asks == "b":
+        step(driver, "a")
+    ask(driver, asks)
+    assert grants(driver) == [asks]
+    assert needs(driver) == ({} if asks == "a" else {"a": True, "b": True})
 
 
 def test_reload_that_lifts_the_limit_grants_slots() -> None:
@@ -284,21 +263,17 @@ def test_reload_that_lifts_the_limit_grants_slots() -> None:
     assert needs(driver) == dict.fromkeys(MODELS, False)
 
 
-def test_a_second_question_breaks_the_rules() -> None:
+@pytest.mark.parametrize("does", ["asks again", "gives back"])
+def test_a_worker_that_breaks_the_rules_of_leases_is_ended(does: str) -> None:
     driver = contended()
-    ask(driver, "b")
+    ask(driver, "b") if does == "asks again" else step(driver, "b", returns=True)
     assert driver.state("b") is State.STOPPING
     driver.exit("b")
-    detail = "asked for a lease before its last one was over"
+    detail = {
+        "asks again": "asked for a lease before its last one was over",
+        "gives back": "gave back a lease that it had not got",
+    }[does]
     assert detail in driver.row("b")["last_exit"]["detail"]
-
-
-def test_a_lease_that_was_never_granted_breaks_the_rules() -> None:
-    driver = contended()
-    step(driver, "b", returns=True)
-    assert driver.state("b") is State.STOPPING
-    driver.exit("b")
-    assert "gave back a lease that it had not got" in driver.row("b")["last_exit"]["detail"]
 
 
 def test_slot_messages_of_an_ending_worker_are_ignored() -> None:
@@ -321,19 +296,3 @@ def test_waiting_after_the_grant_is_a_stall_P23() -> None:
     driver.exit("b")
     assert driver.row("b")["last_exit"]["reason"] == "stall"
     assert "it waits for a lease" in driver.row("b")["last_exit"]["detail"]
-
-
-# Limits and contradictions of slots
-
-A, B, C, D = (ModelName(name) for name in "abcd")
-NAMES = (A, B, C, D)
-
-
-def asked(*names: ModelName) -> Leases:
-    leases = Leases()
-    for name in names:
-        assert leases.ask(name)
-    return leases
-
-
-names = st.sampled_from(NAMES)

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from mlxsup.protocol.client_messages import Done, Failed, Notice, Reply
-from mlxsup.protocol.ids import ModelName, RequestId, RequestKey, pack_tokens
+from mlxsup.protocol.ids import ModelName, RequestId, RequestKey
 from mlxsup.protocol.request_messages import CancelRequest, RequestsQuery
-from mlxsup.protocol.states import FinishReason, NoticeKind, Priority, State
-from mlxsup.protocol.worker_messages import CancelRow, PrefillProgress, RowDelta, Step
+from mlxsup.protocol.states import FinishReason, NoticeKind, Priority
+from mlxsup.protocol.worker_messages import CancelRow, PrefillProgress, Step
 from mlxsup.supervisor.core.deadlines import Deadlines
 from mlxsup.supervisor.core.health.blame import Digest
-from mlxsup.supervisor.core.request_status import MOST_LISTED
 from mlxsup.supervisor.core.requests.ledger import Request
 from mlxsup.supervisor.core.requests.queue import FARTHEST_TOLD, NEAR, Queue
 from mlxsup.supervisor.core.settings import ClientSettings, CoreSettings
@@ -24,6 +23,7 @@ from mlxsup.supervisor.core.sharing.counters import Counters
 
 from support.core.driver import LAUNCH, Driver, entry
 from support.core.looks import ALICE, BOB
+from support.core.scripts import play
 
 # The order of a queue
 
@@ -52,7 +52,7 @@ def order(line: Queue) -> list[int]:
     return [one.key for one in line]
 
 
-def anybody(account: Account) -> bool:
+def any_account(account: Account) -> bool:
     return True
 
 
@@ -60,7 +60,7 @@ def test_classes_come_one_after_the_other() -> None:
     line = joined(queue(), request(1, priority=BATCH), request(2), request(3, "b", INTERACTIVE))
     assert order(line) == [3, 2, 1]
     assert line.per_class == {INTERACTIVE: 1, NORMAL: 1, BATCH: 1}
-    assert line.first(anybody) is next(iter(line))
+    assert line.first(any_account) is next(iter(line))
 
 
 def test_rejoined_requests_come_first_in_their_class() -> None:
@@ -82,35 +82,27 @@ def test_what_is_received_counts_by_weight() -> None:
     assert order(line) == [1, 6, 2, 3, 4, 5, 7], "four of a for each of b"
     line.counters.charge(Account("a"), 2.0)
     line.counters.charge(Account("b"), 0.5)
-    assert line.first(anybody) == request_of(line, 1), "both stand at half a second"
+    assert line.first(any_account) == request_of(line, 1), "both stand at half a second"
 
 
 def request_of(line: Queue, key: int) -> Request:
     return next(one for one in line if one.key == key)
 
 
-def test_a_request_moves_up_one_class_each_time_it_has_waited_that_long() -> None:
-    line = joined(queue(), request(1, priority=BATCH))
+@pytest.mark.parametrize("aging_s", [AGING_S, 0.0])
+def test_a_request_moves_up_one_class_each_time_it_has_waited_that_long(aging_s: float) -> None:
+    line = joined(queue(aging_s), request(1, priority=BATCH), request(2, priority=BATCH))
     stands = []
     for now in (59.9, 60.0, 119.9, 120.0, 500.0):
         line.age(now)
         stands.append(request_of(line, 1).standing)
-    assert stands == [BATCH, NORMAL, NORMAL, INTERACTIVE, INTERACTIVE]
+    moved = [BATCH, NORMAL, NORMAL, INTERACTIVE, INTERACTIVE]
+    assert stands == (moved if aging_s else [BATCH] * 5)
     assert request_of(line, 1).priority is BATCH
-    assert line.ages_at is None, "there is no higher class"
-
-
-def test_missed_ageing_steps_are_made_up() -> None:
-    line = joined(queue(), request(1, priority=BATCH))
-    line.age(1000.0)
-    assert request_of(line, 1).standing is INTERACTIVE
-
-
-def test_without_aging_no_request_moves_up() -> None:
-    line = joined(queue(0.0), request(1, priority=BATCH))
-    assert line.ages_at is None
-    line.age(1e6)
-    assert request_of(line, 1).standing is BATCH
+    assert line.ages_at is None, "there is no higher class, or no ageing"
+    late = joined(queue(aging_s), request(1, priority=BATCH))
+    late.age(1000.0)
+    assert request_of(late, 1).standing is stands[-1], "steps that were missed are made up"
 
 
 def test_another_limit_counts_for_the_wait_so_far() -> None:
@@ -158,9 +150,8 @@ def test_places_are_news_near_the_front_for_newcomers_and_at_powers_of_two() -> 
 
 # Notices of places
 
-WAITING = 128
 MOST_PER_DEPARTURE = 15
-"""The first eight, and whoever comes to place 16, 32, 64, 128, 256, 512 or 1,024."""
+"""The first eight, and those that come to place 16, 32, 64, 128, 256, 512 or 1,024."""
 
 
 def long_queue(waiting: int, rows: int = 1) -> Driver:
@@ -186,46 +177,26 @@ def places(driver: Driver) -> dict[str, int]:
     return found
 
 
-def true_places(driver: Driver) -> dict[str, int]:
-    return {request.id: place for place, request in enumerate(driver.model().queue, 1)}
-
-
-def test_a_departure_tells_few_however_many_wait() -> None:
-    driver = long_queue(WAITING)
+@pytest.mark.parametrize("rows", [1, 16])
+def test_departures_tell_few_however_many_wait(rows: int) -> None:
+    driver = long_queue(128, rows)
+    latest = {f"r{number}": number for number in range(1, 129)}
     told: Counter[str] = Counter()
-    latest = {f"r{number}": number for number in range(1, WAITING + 1)}
-    for key in range(1, WAITING + 1):
-        driver.token(key, finish=FinishReason.STOP)
+    for first in range(1, 129, rows):
+        driver.token(*range(first, first + rows), finish=FinishReason.STOP)
         now = places(driver)
-        assert len(now) <= MOST_PER_DEPARTURE
         told.update(now.keys())
         latest.update(now)
-        truth = true_places(driver)
+        truth = {request.id: place for place, request in enumerate(driver.model().queue, 1)}
+        assert all(truth[RequestId(id)] == place for id, place in now.items())
+        assert len(now) <= rows * MOST_PER_DEPARTURE
         for id, place in truth.items():
-            assert latest[id] >= place, "nobody believes to be further ahead than it is"
-            assert latest[id] == place if place <= NEAR else latest[id] < 2 * place
+            assert place <= latest[id] < 2 * max(place, NEAR), "no request believes to be ahead"
+            assert place > NEAR or latest[id] == place
     assert max(told.values()) <= MOST_PER_DEPARTURE
-
-
-def test_newcomer_is_told_its_place() -> None:
-    driver = long_queue(WAITING)
+    driver.ask("next", notices=True)
     driver.ask("last", notices=True)
-    assert places(driver) == {"last": WAITING + 1}
-    driver.cancel("last")
-    assert places(driver) == {}, "nobody stood behind it"
-
-
-def test_several_departures_miss_no_notice() -> None:
-    driver = long_queue(200, rows=16)
-    latest = {f"r{number}": number for number in range(1, 201)}
-    for first in range(1, 160, 16):
-        driver.token(*range(first, first + 16), finish=FinishReason.STOP)
-        now = places(driver)
-        assert all(true_places(driver)[id] == place for id, place in now.items())
-        assert len(now) <= 16 * MOST_PER_DEPARTURE
-        latest.update(now)
-        for id, place in true_places(driver).items():
-            assert place <= latest[id] < 2 * max(place, NEAR)
+    assert places(driver) == {"last": 2}
 
 
 def test_departure_from_the_middle_moves_up_those_behind() -> None:
@@ -245,26 +216,24 @@ def test_interrupted_requests_hear_of_each_change() -> None:
 
 def test_the_reason_is_told_and_each_change_of_it() -> None:
     driver = Driver()
-    driver.ask("a", notices=True)
-    [queued, _] = driver.sent(Notice)
-    assert queued.detail == {"position": 1, "reason": "load", "since_s": 0.0}
-    driver.spawned()
-    driver.exit()
-    assert driver.state() is State.LOADING, "the first crash costs no delay"
-    driver.spawned()
-    driver.exit()
-    [notice] = driver.sent(Notice)
-    assert notice.detail == {"position": 1, "reason": "backoff", "since_s": 0.0}
-    driver.pass_time(2.0)
-    assert [n.detail["reason"] for n in driver.sent(Notice) if n.kind == "queued"] == ["load"]
-    driver.ask("b")
-    driver.ask("c", notices=True)
-    driver.come_up()
-    [notice] = driver.sent(Notice)
-    assert (notice.id, notice.detail) == ("c", {"position": 1, "reason": "rows", "since_s": 0.0})
-    driver.restart()
-    [notice] = driver.sent(Notice)
-    assert notice.detail == {"position": 1, "reason": "restart", "since_s": 0.0}
+    told = []
+    for script in (
+        "ask a notices=True",
+        "spawned; exit -> LOADING; spawned; exit",  # the first crash costs no delay
+        "wait 2",
+        "ask b; ask c notices=True; up",
+        "restart",
+    ):
+        play(driver, script)
+        queued = [one for one in driver.sent(Notice) if one.kind is NoticeKind.QUEUED]
+        told += [(one.id, one.detail["position"], one.detail["reason"]) for one in queued]
+    assert told == [
+        ("a", 1, "load"),
+        ("a", 1, "backoff"),
+        ("a", 1, "load"),
+        ("c", 1, "rows"),
+        ("c", 1, "restart"),
+    ]
 
 
 def test_the_load_is_told_to_the_first_at_each_step_and_to_all_at_each_tenth() -> None:
@@ -316,9 +285,7 @@ def waiting_driver() -> Driver:
 
 
 def test_a_number_names_a_request_as_well() -> None:
-    driver = waiting_driver()
-    driver.prioritize("#3", INTERACTIVE)
-    assert driver.line() == ["b", "a"]
+    play(waiting_driver(), "prioritize #3 interactive -> line=[b, a]")
 
 
 def test_of_several_with_one_id_only_the_number_names_one() -> None:
@@ -417,49 +384,13 @@ def test_requests_lists_each_stage() -> None:
     assert {one["model"] for one in listed.values()} == {"m"}
 
 
-def test_engine_seconds_are_those_until_now() -> None:
-    driver = ready_models()
-    [key] = driver.serve("one")
-    driver.accept(key)
-    driver.is_checked = False  # that charges what has been kept
-    for _ in range(3):  # alike ones are charged together, later
-        driver.now += 2.0
-        row = RowDelta(key=key, text="x", tokens=pack_tokens([9]))
-        driver.worker(Step(step=1, rows=[row], took_s=2.0, decode_s=2.0))
-    assert seen(driver)["one"]["engine_s"] == 6.0
-
-
 def test_requests_shows_the_limit_of_a_client() -> None:
     terms = {"team": ClientSettings(max_running=1)}
     driver = ready_models(settings=CoreSettings(clients=terms))
-    [key] = driver.serve("known")
-    driver.compute(2.0, key)
-    driver.token(key, finish=FinishReason.STOP)  # so that it is known what a request costs
-    driver.serve("first", "second", client="team")
-    assert (seen(driver)["second"]["reason"], seen(driver)["second"]["expected_s"]) == (
-        "limit",
-        None,
-    )
-
-
-def test_client_picks_an_account_or_a_process_by_its_number() -> None:
-    driver = ready_models(settings=CoreSettings(clients={"team": ClientSettings()}))
-    driver.serve("a", client="team")
-    driver.serve("b", process="process 12@99")
-    driver.serve("c", process="terminal 121@99")
-    found = {name: list(seen(driver, name)) for name in ("team", "12", "process 12@99", "1", "")}
-    assert found == {"team": ["a"], "12": ["b"], "process 12@99": ["b"], "1": [], "": []}
-
-
-def test_requests_list_is_cut_and_counts_the_rest() -> None:
-    limits = CoreSettings(max_queue=9999, max_queue_per_client=9999)
-    driver = Driver([entry(launch=replace(LAUNCH, max_concurrency=1))], limits)
-    driver.is_checked = False  # quadratic in the line
-    for number in range(MOST_LISTED + 3):
-        driver.ask(f"r{number}")
-    answer = requests(driver)
-    assert (len(answer["requests"]), answer["more"]) == (MOST_LISTED, 3)
-    assert [one["place"] for one in answer["requests"]] == list(range(1, MOST_LISTED + 1))
+    # So that it is known what a request costs.
+    play(driver, "serve known; compute 2.0 1; token 1 finish=stop; serve first second client=team")
+    second = seen(driver)["second"]
+    assert (second["reason"], second["expected_s"]) == ("limit", None)
 
 
 def test_cancelling_ends_the_request_of_another_connection_and_answers_at_once_D13() -> None:
@@ -497,7 +428,7 @@ def test_cancel_refuses_unknown_and_ambiguous_names() -> None:
 
 # Deadlines
 
-A, B, C = (ModelName(name) for name in "abc")
+A, B = ModelName("a"), ModelName("b")
 
 
 def test_subjects_are_due_at_their_time_and_not_before() -> None:

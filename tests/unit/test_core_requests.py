@@ -1,10 +1,9 @@
-"""Test requests from dispatch to their end: streams, cancels, crashes, reports."""
+"""Test requests from dispatch to their end: streams, limits, cancels, crashes, reports."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,14 +14,13 @@ from mlxsup.protocol.client_messages import (
     Event,
     Failed,
     Notice,
-    Stop,
     Subscribe,
     Timings,
     Usage,
 )
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.flight import RequestEnded
-from mlxsup.protocol.ids import ModelName, RequestId, RequestKey, pack_tokens
+from mlxsup.protocol.ids import RequestId, RequestKey, pack_tokens
 from mlxsup.protocol.states import Channel, FinishReason, State
 from mlxsup.protocol.worker_messages import (
     Acceptance,
@@ -35,247 +33,15 @@ from mlxsup.protocol.worker_messages import (
     Step,
 )
 from mlxsup.supervisor.announcements import facts_of
-from mlxsup.supervisor.core.actions import RequestRefused, SendToClient
+from mlxsup.supervisor.core.actions import RequestRefused, SendToClient, SignalWorker
 from mlxsup.supervisor.core.events import ClientTooSlow, ConnectionId
-from mlxsup.supervisor.core.health.blame import Digest
-from mlxsup.supervisor.core.requests.ledger import Request
 from mlxsup.supervisor.core.settings import CoreSettings
-from mlxsup.supervisor.core.sharing.accounts import Account
 
 from support.client.pieces import piece
 from support.core.driver import Driver, entry
 from support.core.looks import ALICE, BOB
+from support.core.scripts import play
 from support.core.states import in_state
-
-# From a request to its end
-
-
-def ready_driver(max_queue_bytes: int = CoreSettings().max_queue_bytes) -> Driver:
-    settings = CoreSettings(max_queue=4, max_queue_per_client=3, max_queue_bytes=max_queue_bytes)
-    driver = Driver([entry()], settings)
-    driver.load()
-    driver.come_up()
-    return driver
-
-
-def test_cancel_while_queued_is_never_dispatched_D1() -> None:
-    driver = ready_driver()
-    for id in "abc":
-        driver.ask(id)
-    driver.cancel("c")
-    [done] = driver.sent(Done)
-    assert done.finish_reason == "cancelled"
-    assert driver.told(CancelRow) == [], "it touches no running request (D13)"
-    driver.token(1, 2, finish=FinishReason.STOP)
-    assert driver.dispatched() == []
-
-
-def test_cancel_while_running_answers_at_once_D4() -> None:
-    driver = in_state(State.READY)
-    driver.token(1)
-    driver.cancel()
-    [done] = driver.sent(Done)
-    assert (done.finish_reason, done.usage.completion_tokens) == ("cancelled", 1)
-    driver.token(1)
-    assert driver.actions == [], "no token after the end"
-
-
-def test_cancel_meets_finish_D6() -> None:
-    driver = in_state(State.READY)
-    driver.token(1, finish=FinishReason.STOP)
-    driver.cancel()
-    driver.cancel()
-    assert driver.actions == []
-    assert len(driver.terminals[b"alice", "r1"]) == 1
-
-
-def test_an_id_used_again_at_once_is_a_new_request_D7() -> None:
-    driver = in_state(State.READY)
-    driver.cancel()
-    driver.ask("r1")
-    assert driver.dispatched() == [2]
-    driver.token(1)
-    assert driver.actions == [], "a token of the old one"
-    driver.token(2)
-    assert len(driver.sent(Deltas)) == 1
-
-
-def test_an_open_id_cannot_be_used_twice_but_by_another_connection() -> None:
-    driver = in_state(State.READY)
-    driver.ask("r1")
-    assert driver.errors() == {"r1": ErrorCode.DUPLICATE_ID}
-    driver.ask("r1", connection=BOB)
-    assert driver.errors(BOB) == {}
-
-
-def test_a_client_that_goes_is_a_cancel_of_all_its_requests_D12() -> None:
-    driver = in_state(State.READY)
-    driver.ask("r2", connection=BOB)
-    driver.ask("r3")
-    driver.leave()
-    assert driver.told(CancelRow) == [CancelRow(key=RequestKey(1))]
-    assert driver.terminals.get((b"alice", "r1")) is None
-    queue = driver.core.status(driver.now)["queue"]
-    assert (queue["waiting"], queue["per_client"]) == (0, {})
-    driver.row_left(1)
-    assert driver.row()["running"] == ["r2"]
-
-
-def test_a_slow_client_ends_with_slow_consumer_H7() -> None:
-    driver = in_state(State.READY)
-    driver.do(ClientTooSlow(now=driver.now, connection=ALICE))
-    assert driver.errors() == {"r1": ErrorCode.SLOW_CONSUMER}
-    assert driver.told(CancelRow) != []
-
-
-def test_crash_ends_only_unresumable_answers_F1() -> None:
-    driver = Driver([entry(), entry("other")])
-    for name, pid in (("m", 1), ("other", 2)):
-        driver.load(name)
-        driver.come_up(name, pid)
-    for id in ("accepted", "dispatched", "queued"):
-        driver.ask(id, resume=False)
-    driver.ask("elsewhere", "other")
-    driver.accept(1)
-    driver.token(1)
-    driver.exit("m")
-    assert driver.errors() == {"accepted": ErrorCode.WORKER_CRASHED}
-    [failed] = driver.sent(Failed)
-    assert failed.error["detail"]["tokens_sent"] == 1
-    assert failed.error["retryable"] is True
-    driver.come_up("m", 3)
-    assert driver.dispatched() == [2, 3], "in their order"
-    assert driver.row("other")["running"] == ["elsewhere"]
-
-
-def test_three_deaths_without_a_token_end_a_request() -> None:
-    driver = ready_driver()
-    driver.ask()
-    driver.exit()
-    driver.come_up()
-    driver.exit()
-    driver.pass_time(10.0)
-    driver.come_up()
-    assert driver.errors() == {}
-    driver.exit()
-    assert driver.errors() == {"r1": ErrorCode.WORKER_CRASHED}
-
-
-@pytest.mark.parametrize(
-    ("limits", "code"),
-    [
-        ({"queue_timeout_s": 3.0}, ErrorCode.QUEUE_TIMEOUT),
-        ({"first_token_timeout_s": 3.0}, ErrorCode.DEADLINE_EXCEEDED),
-        ({"timeout_s": 3.0}, ErrorCode.DEADLINE_EXCEEDED),
-    ],
-)
-def test_a_request_that_waits_for_a_load_has_its_deadline_B4(
-    limits: dict[str, Any], code: ErrorCode
-) -> None:
-    driver = Driver()
-    driver.ask("r1", "m", ALICE, **limits)
-    driver.pass_time(2.9)
-    assert driver.errors() == {}
-    driver.pass_time(0.2)
-    assert driver.errors() == {"r1": code}
-    driver.come_up()
-    assert driver.dispatched() == []
-
-
-def test_deadlines_of_a_running_request_act_as_cancels_D15() -> None:
-    driver = ready_driver()
-    driver.ask(queue_timeout_s=1.0, first_token_timeout_s=3.0, timeout_s=6.0)
-    driver.pass_time(2.0)
-    assert driver.errors() == {}, "it no longer waits"
-    driver.accept(1)
-    driver.token(1)
-    driver.pass_time(2.0)
-    assert driver.errors() == {}, "the first token has come"
-    driver.pass_time(2.1)
-    assert driver.errors() == {"r1": ErrorCode.DEADLINE_EXCEEDED}
-    assert driver.told(CancelRow) == [CancelRow(key=RequestKey(1))]
-
-
-def test_after_quiescence_everything_is_empty_D9() -> None:
-    driver = ready_driver()
-    for round_ in range(20):
-        for number in range(4):
-            driver.ask(f"{round_}-{number}")
-        first = 4 * round_ + 1
-        driver.cancel(f"{round_}-3")
-        driver.token(first)
-        driver.cancel(f"{round_}-0")
-        driver.row_left(first)
-        driver.token(first + 1, finish=FinishReason.STOP)
-        driver.token(first + 2, finish=FinishReason.STOP)
-    core = driver.core
-    assert len(core.ledger) == 0
-    assert core.ledger.held_bytes == 0
-    assert core.ledger.connections == set()
-    model = driver.model()
-    assert (len(model.queue), model.running, model.leaving) == (0, {}, {})
-    assert all(len(ends) == 1 for ends in driver.terminals.values())
-
-
-def test_a_second_subscription_takes_the_place_of_the_first_which_ends() -> None:
-    driver = in_state(State.READY)
-    driver.say(Subscribe(id=RequestId("s")))
-    driver.say(Subscribe(id=RequestId("t")))
-    (ended,) = driver.sent(Failed)
-    assert (ended.id, ended.error["code"]) == ("s", ErrorCode.SUPERSEDED)
-    assert driver.core.outbox.subscriptions == {ALICE: "t"}
-    driver.say(Subscribe(id=RequestId("t")))
-    assert driver.sent(Failed) == []
-    driver.leave()
-    assert driver.core.outbox.subscriptions == {}
-
-
-def test_a_subscription_ends_with_its_cancel() -> None:
-    driver = Driver()
-    driver.say(Subscribe(id=RequestId("s")))
-    driver.load()
-    assert driver.sent(Event) != []
-    driver.cancel("s")
-    driver.spawned()
-    driver.hello()
-    driver.ready()
-    assert driver.sent(Event) == []
-
-
-def notices(driver: Driver, kind: str) -> list[dict[str, object]]:
-    return [notice.detail for notice in driver.sent(Notice) if notice.kind == kind]
-
-
-def test_a_waiting_request_is_told_its_position_and_how_the_load_goes() -> None:
-    driver = Driver()
-    driver.ask("silent")
-    driver.ask("r1", notices=True)
-    assert notices(driver, "queued") == [{"position": 2, "reason": "load", "since_s": 0.0}]
-    assert notices(driver, "loading") == [{"state": "LOADING", "phase": "spawn", "fraction": 0.0}]
-    driver.spawned()
-    driver.hello()
-    driver.progress(0.5)
-    assert notices(driver, "loading") == [{"state": "LOADING", "phase": "weights", "fraction": 0.5}]
-    assert notices(driver, "queued") == [], "only what has changed"
-    driver.cancel("silent")
-    assert notices(driver, "queued") == [{"position": 1, "reason": "load", "since_s": 0.0}]
-    driver.ready()
-    assert driver.sent(Notice) == [], "it no longer waits"
-    row = PrefillProgress(key=RequestKey(2), done=16, total=64)
-    driver.worker(Step(step=1, prefill=[row]))
-    assert notices(driver, "prefilling") == [{"done": 16, "total": 64}]
-    [shown] = driver.row()["rows"]
-    assert (shown["read_tokens"], shown["prompt_tokens"]) == (16, None), "not accepted yet"
-
-
-def test_no_notices_without_asking() -> None:
-    driver = Driver()
-    driver.ask()
-    driver.progress(0.5)
-    assert driver.sent(Notice) == []
-
-
-# Pieces and ends of streams
 
 INVALID = RemoteError(ErrorCode.INVALID_REQUEST, "no")
 ACCEPTANCE = Acceptance(
@@ -283,8 +49,9 @@ ACCEPTANCE = Acceptance(
 )
 
 
-def idle(**changes: Any) -> Driver:
-    driver = Driver([entry(**changes)])
+def idle(**settings: Any) -> Driver:
+    """A READY model with two rows."""
+    driver = Driver([entry()], CoreSettings(**settings))
     driver.load()
     driver.come_up()
     return driver
@@ -294,8 +61,23 @@ def row(key: int = 1, **values: Any) -> RowDelta:
     return RowDelta(key=RequestKey(key), **values)
 
 
-def step(driver: Driver, *rows: RowDelta, number: int = 1) -> None:
-    driver.worker(Step(step=number, rows=list(rows)))
+def step(driver: Driver, *rows: RowDelta) -> None:
+    driver.worker(Step(step=1, rows=list(rows)))
+
+
+def notices(driver: Driver, kind: str) -> list[dict[str, object]]:
+    return [notice.detail for notice in driver.sent(Notice) if notice.kind == kind]
+
+
+def ends(driver: Driver, id: str = "r1", connection: ConnectionId = ALICE) -> list[str]:
+    """How a request ended, each time that its client heard of an end."""
+    return [
+        str(message.finish_reason) if isinstance(message, Done) else message.error["code"]
+        for message in driver.terminals.get((connection, id), [])
+    ]
+
+
+# Pieces and ends of streams
 
 
 def test_an_answer_from_its_first_piece_to_its_end() -> None:
@@ -309,6 +91,8 @@ def test_an_answer_from_its_first_piece_to_its_end() -> None:
     driver.now = 1011.5
     driver.worker(Accepted(key=RequestKey(3), acceptance=ACCEPTANCE, tokenize_s=0.125))
     assert driver.actions == []
+    for key in (7, 3):  # of an unknown request, and a second time
+        driver.worker(Accepted(key=RequestKey(key), acceptance=ACCEPTANCE, tokenize_s=9.0))
     driver.now = 1013.0
     step(
         driver,
@@ -345,21 +129,6 @@ def test_an_answer_from_its_first_piece_to_its_end() -> None:
     assert driver.row()["running"] == ["b"]
 
 
-def test_a_request_that_is_cancelled_in_line_has_used_nothing() -> None:
-    driver = Driver()
-    driver.ask()
-    driver.now += 2.0
-    driver.cancel()
-    assert driver.sent(Done) == [
-        Done(
-            id=RequestId("r1"),
-            seq=0,
-            finish_reason=FinishReason.CANCELLED,
-            timings=Timings(queued_s=2.0, total_s=2.0),
-        )
-    ]
-
-
 def test_pieces_of_one_step_come_before_its_ends_and_after_an_end_nothing_is_read() -> None:
     driver = idle()
     driver.ask("a")
@@ -377,41 +146,18 @@ def test_pieces_of_one_step_come_before_its_ends_and_after_an_end_nothing_is_rea
     assert [len(m.deltas) for _, m in sent if isinstance(m, Deltas)] == [1, 1]
 
 
-def test_only_the_first_acceptance_counts() -> None:
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_a_rejection_says_how_far_the_answer_was(has_begun: bool) -> None:
     driver = idle()
     driver.ask()
-    driver.worker(Accepted(key=RequestKey(7), acceptance=ACCEPTANCE, tokenize_s=9.0))
-    driver.accept(1)
-    driver.worker(Accepted(key=RequestKey(1), acceptance=ACCEPTANCE, tokenize_s=9.0))
-    driver.token(1, finish=FinishReason.STOP)
-    [done] = driver.sent(Done)
-    assert done.timings.tokenize_s == 0.1
-
-
-def test_prefill_notices_are_not_repeated() -> None:
-    driver = idle()
-    driver.ask(notices=True)
-    rows = [PrefillProgress(key=RequestKey(key), done=16, total=64) for key in (7, 1)]
-    for count in (1, 0):
-        driver.worker(Step(step=1, prefill=rows))
-        assert len(driver.sent(Notice)) == count
-
-
-def test_a_rejection_of_an_answer_that_had_begun_says_how_far_it_was() -> None:
-    driver = in_state(State.READY)
-    driver.token(1)
+    if has_begun:
+        driver.accept(1)
+        driver.token(1)
     driver.worker(Rejected(key=RequestKey(1), error=INVALID.to_wire()))
-    [failed] = driver.sent(Failed)
-    error = RemoteError(ErrorCode.INVALID_REQUEST, "no", detail={"tokens_sent": 1})
-    assert failed.error == error.to_wire()
+    detail = {"tokens_sent": 1} if has_begun else {}
+    error = RemoteError(ErrorCode.INVALID_REQUEST, "no", detail=detail)
+    assert driver.sent(Failed) == [Failed(id=RequestId("r1"), error=error.to_wire())]
     assert driver.row()["running"] == []
-
-
-def test_a_rejection_of_one_that_had_not_begun_is_passed_on_as_it_is() -> None:
-    driver = idle()
-    driver.ask()
-    driver.worker(Rejected(key=RequestKey(1), error=INVALID.to_wire()))
-    assert driver.sent(Failed) == [Failed(id=RequestId("r1"), error=INVALID.to_wire())]
 
 
 def test_a_rejection_that_is_no_error_is_garbage() -> None:
@@ -422,17 +168,188 @@ def test_a_rejection_that_is_no_error_is_garbage() -> None:
     assert driver.row()["last_exit"]["detail"].startswith("rejected a request wrongly: an error")
 
 
-@pytest.mark.parametrize("name", ["queue_timeout_s", "first_token_timeout_s", "timeout_s"])
+def test_a_waiting_request_is_told_its_position_and_how_the_load_goes() -> None:
+    driver = Driver()
+    driver.ask("silent")
+    assert driver.sent(Notice) == []
+    driver.ask("r1", notices=True)
+    assert notices(driver, "queued") == [{"position": 2, "reason": "load", "since_s": 0.0}]
+    assert notices(driver, "loading") == [{"state": "LOADING", "phase": "spawn", "fraction": 0.0}]
+    driver.spawned()
+    driver.hello()
+    driver.progress(0.5)
+    assert notices(driver, "loading") == [{"state": "LOADING", "phase": "weights", "fraction": 0.5}]
+    assert notices(driver, "queued") == [], "only what has changed"
+    driver.cancel("silent")
+    assert notices(driver, "queued") == [{"position": 1, "reason": "load", "since_s": 0.0}]
+    driver.ready()
+    assert driver.sent(Notice) == [], "it no longer waits"
+    rows = [PrefillProgress(key=RequestKey(key), done=16, total=64) for key in (7, 2)]
+    for told in ([{"done": 16, "total": 64}], []):
+        driver.worker(Step(step=1, prefill=rows))
+        assert notices(driver, "prefilling") == told, "once"
+    [shown] = driver.row()["rows"]
+    assert (shown["read_tokens"], shown["prompt_tokens"]) == (16, None), "not accepted yet"
+
+
+def test_after_quiescence_everything_is_empty_D9() -> None:
+    driver = idle()
+    for round_ in range(5):
+        for number in range(4):
+            driver.ask(f"{round_}-{number}")
+        first = 4 * round_ + 1
+        driver.cancel(f"{round_}-3")
+        driver.token(first)
+        driver.cancel(f"{round_}-0")
+        driver.row_left(first)
+        driver.token(first + 1, finish=FinishReason.STOP)
+        driver.token(first + 2, finish=FinishReason.STOP)
+    ledger, model = driver.core.ledger, driver.model()
+    assert (len(ledger), ledger.held_bytes, ledger.connections) == (0, 0, set())
+    assert (len(model.queue), model.running, model.leaving) == (0, {}, {})
+    assert all(len(ends) == 1 for ends in driver.terminals.values())
+
+
+# Ids, connections and limits of time
+
+RULES: dict[str, tuple[str, str]] = {
+    "an open id is used once by a connection, and again after its end D7": (
+        "READY",
+        "ask r1 -> errors={r1: duplicate_id}; cancel r1; ask r1 -> errors={} & dispatched=[2];"
+        " token 1 -> deltas=0; token 2 -> deltas=1",
+    ),
+    "a client that goes cancels all its requests D12": (
+        "READY", "ask r2; ask r3; leave -> told=[CancelRow, CancelRow] & done={} & errors={};"
+        " row_left 1 -> running=[] & queued=0",
+    ),
+    "a cancel in the queue is never dispatched D1": (
+        "READY", "ask r2; ask r3; cancel r3 -> done={r3: cancelled} & told=[];"
+        " token 1 2 finish=stop -> dispatched=[]",
+    ),
+    "a cancel of a running request answers at once D4": (
+        "READY", "token 1; cancel -> done={r1: cancelled} & told=[CancelRow]; token 1 -> deltas=0",
+    ),
+    "a cancel after the end changes nothing D6": (
+        "READY", "token 1 finish=stop -> done={r1: stop}; cancel -> done={} & told=[]",
+    ),
+    "a cancel before a crash is the end D6": (
+        "READY",
+        "cancel -> done={r1: cancelled}; exit -> errors={}; up -> dispatched=[] & queued=0",
+    ),
+    "a cancel after a crash is the end D6": (
+        "READY", "exit; cancel -> done={r1: cancelled}; up -> dispatched=[] & queued=0",
+    ),
+    "the queue has a limit B4": (
+        "STOPPED", "ask queue_timeout_s=3; wait 2.9 -> errors={};"
+        " wait 0.2 -> errors={r1: queue_timeout}; up -> dispatched=[]",
+    ),
+    "the first token has a limit, also in the queue B4": (
+        "STOPPED", "ask first_token_timeout_s=3; wait 2.9 -> errors={};"
+        " wait 0.2 -> errors={r1: deadline_exceeded}; up -> dispatched=[]",
+    ),
+    "the end has a limit, also in the queue B4": (
+        "STOPPED", "ask timeout_s=3; wait 2.9 -> errors={};"
+        " wait 0.2 -> errors={r1: deadline_exceeded}; up -> dispatched=[]",
+    ),
+    "an interrupted answer was started, and only its end has a limit": (
+        "READY",
+        "ask r2 timeout_s=50 queue_timeout_s=5 first_token_timeout_s=6; accept 2; token 2; wait 20;"
+        " exit; wait 29 -> errors={}; wait 1.1 -> errors={r2: deadline_exceeded}",
+    ),
+    "three deaths in a row without a new token end a request": (
+        "READY", "exit; up; exit; wait 10; up -> errors={}; exit -> errors={r1: worker_crashed}",
+    ),
+    "three deaths in a row end a request that was never accepted": (
+        "READY", "ask r2; token 1 finish=stop; exit; up; exit; wait 10; up -> errors={};"
+        " exit -> errors={r2: worker_crashed}",
+    ),
+}  # fmt: skip
+"""In which state each begins; request `r1` runs in READY."""
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rule_of_requests(rule: str) -> None:
+    state, script = RULES[rule]
+    play(in_state(State(state)), script)
+
+
+def test_requests_of_another_connection_are_others() -> None:
+    driver = in_state(State.READY)
+    driver.ask("r1", connection=BOB)
+    assert driver.errors(BOB) == {}
+    driver.ask("r3")
+    driver.leave()
+    assert driver.told(CancelRow) == [CancelRow(key=RequestKey(1))]
+    queue = driver.core.status(driver.now)["queue"]
+    assert (queue["waiting"], queue["per_client"]) == (0, {})
+    driver.row_left(1)
+    assert driver.row()["running"] == ["r1"]
+
+
+def test_a_slow_client_ends_with_slow_consumer_H7() -> None:
+    driver = in_state(State.READY)
+    driver.do(ClientTooSlow(now=driver.now, connection=ALICE))
+    assert driver.errors() == {"r1": ErrorCode.SLOW_CONSUMER}
+    assert driver.told(CancelRow) != []
+
+
+def test_a_second_subscription_takes_the_place_of_the_first_which_ends() -> None:
+    driver = in_state(State.READY)
+    driver.say(Subscribe(id=RequestId("s")))
+    driver.say(Subscribe(id=RequestId("t")))
+    (ended,) = driver.sent(Failed)
+    assert (ended.id, ended.error["code"]) == ("s", ErrorCode.SUPERSEDED)
+    assert driver.core.outbox.subscriptions == {ALICE: "t"}
+    driver.say(Subscribe(id=RequestId("t")))
+    assert driver.sent(Failed) == []
+    driver.leave()
+    assert driver.core.outbox.subscriptions == {}
+
+
+def test_a_subscription_ends_with_its_own_cancel() -> None:
+    driver = Driver()
+    driver.say(Subscribe(id=RequestId("s")))
+    driver.cancel("s2")
+    driver.load()
+    assert driver.sent(Event) != []
+    driver.cancel("s")
+    driver.come_up()
+    assert driver.sent(Event) == []
+
+
+LIMITS = ("queue_timeout_s", "first_token_timeout_s", "timeout_s")
+
+
+def test_deadlines_of_a_running_request_act_as_cancels_D15() -> None:
+    driver = idle()
+    driver.ask(queue_timeout_s=1.0, first_token_timeout_s=3.0, timeout_s=6.0)
+    driver.pass_time(2.0)
+    assert driver.errors() == {}, "it no longer waits"
+    driver.accept(1)
+    driver.token(1)
+    driver.pass_time(2.0)
+    assert driver.errors() == {}, "the first token has come"
+    driver.pass_time(2.1)
+    error = driver.failure_of().error
+    assert error["code"] == ErrorCode.DEADLINE_EXCEEDED
+    assert error["message"] == (
+        "the end of the answer of m did not arrive within the request's time limit"
+    )
+    assert error["detail"] == {"model": "m", "tokens_sent": 1}
+    assert driver.told(CancelRow) == [CancelRow(key=RequestKey(1))]
+
+
+@pytest.mark.parametrize("name", LIMITS)
 def test_a_limit_below_zero_is_refused_by_name_and_zero_is_none(name: str) -> None:
     driver = Driver(settings=CoreSettings(queue_timeout_s=0.0))
     below: dict[str, Any] = {name: -0.5}
-    driver.ask("r1", "m", ALICE, **below)
+    driver.ask(**below)
     [failed] = driver.sent(Failed)
     assert failed.error["message"] == f"{name} takes seconds from 0, not -0.5"
     assert failed.error["detail"] == {"parameter": name}
     none: dict[str, Any] = {name: 0.0}
-    driver.ask("r1", "m", ALICE, **none)
-    driver.pass_time(10_000.0)
+    driver.ask(**none)
+    driver.pass_time(1000.0)
     assert driver.terminals == {(b"alice", "r1"): [failed]}
 
 
@@ -453,52 +370,23 @@ def test_without_limits_of_its_own_a_request_has_those_of_the_settings() -> None
     )
 
 
-def test_the_end_of_an_answer_that_comes_too_late_is_named() -> None:
-    driver = in_state(State.READY)
-    driver.ask("r2", timeout_s=4.0)
-    driver.token(2)
-    driver.pass_time(4.0)
-    [failed] = driver.sent(Failed)
-    assert failed.error["message"] == (
-        "the end of the answer of m did not arrive within the request's time limit"
-    )
-    assert failed.error["detail"] == {"model": "m", "tokens_sent": 1}
-    assert driver.told(CancelRow) == [CancelRow(key=RequestKey(2))]
-
-
-@pytest.mark.parametrize(
-    ("cost_s", "expected"), [([], 1.0), ([8.0], 8.0), ([8.0, 3.0], 7.0), ([0.01], 0.1)]
-)
-def test_an_overload_says_when_a_row_should_be_free(cost_s: list[float], expected: float) -> None:
-    driver = Driver([entry()], CoreSettings(max_queue=1, max_queue_per_client=9))
-    driver.load()
-    driver.come_up()
-    for number, seconds in enumerate(cost_s, start=1):
-        driver.ask(f"ran{number}")
-        driver.compute(seconds, number)
-        driver.token(number, finish=FinishReason.STOP)
-    for number in range(4):
-        driver.ask(f"r{number}")
-    [failed] = driver.sent(Failed)
-    assert failed.error["detail"]["retry_after_s"] == pytest.approx(expected)
-
-
-def test_bytes_up_to_the_limit_are_let_in() -> None:
-    driver = Driver([entry()], CoreSettings(max_queue_bytes=9))
-    driver.ask("a", body=b"123456789")
-    assert driver.errors() == {}
-
-
 # Cancels that cross other messages
+
+
+def test_a_cancelled_request_reports_how_long_it_waited() -> None:
+    driver = play(Driver(), "ask; now 2; cancel")
+    assert driver.sent(Done) == [
+        Done(
+            id=RequestId("r1"),
+            seq=0,
+            finish_reason=FinishReason.CANCELLED,
+            timings=Timings(queued_s=2.0, total_s=2.0),
+        )
+    ]
+
 
 ROWS = 2
 """Of the model in READY."""
-
-
-def reject(driver: Driver) -> object:
-    error = RemoteError(ErrorCode.INVALID_REQUEST, "no").to_wire()
-    return driver.worker(Rejected(key=RequestKey(1), error=error))
-
 
 CROSSINGS: dict[str, Callable[[Driver], object]] = {
     "its end": lambda driver: driver.token(1, finish=FinishReason.STOP),
@@ -506,28 +394,19 @@ CROSSINGS: dict[str, Callable[[Driver], object]] = {
         driver.token(1),
         driver.token(1, finish=FinishReason.LENGTH),
     ),
-    "a rejection": reject,
+    "a rejection": lambda driver: driver.worker(
+        Rejected(key=RequestKey(1), error=INVALID.to_wire())
+    ),
     "the row's leaving": lambda driver: driver.row_left(1),
 }
 """What the worker had sent when the cancel of its request 1 reached the supervisor."""
 
 
-def ends(driver: Driver, id: str = "r1", connection: ConnectionId = ALICE) -> list[str]:
-    """How a request ended, each time that its client heard of an end."""
-    return [
-        str(message.finish_reason) if isinstance(message, Done) else message.error["code"]
-        for message in driver.terminals.get((connection, id), [])
-    ]
-
-
-@pytest.mark.parametrize("cancels", [1, 2, 3])
 @pytest.mark.parametrize("crossing", CROSSINGS)
-def test_a_cancel_that_crosses_an_end_is_one_end_and_one_free_place_D6(
-    crossing: str, cancels: int
-) -> None:
+def test_a_cancel_that_crosses_an_end_is_one_end_and_one_free_place_D6(crossing: str) -> None:
     driver = in_state(State.READY)
     told = []
-    for _ in range(cancels):
+    for _ in range(2):
         driver.cancel()
         told += driver.told(CancelRow)
     assert told == [CancelRow(key=RequestKey(1))], "the worker hears of it once"
@@ -544,72 +423,140 @@ def test_a_cancel_that_crosses_an_end_is_one_end_and_one_free_place_D6(
     assert [ends(driver, f"next{n}", BOB) for n in range(ROWS + 1)] == [["stop"]] * 3
 
 
-@pytest.mark.parametrize("is_first", [True, False], ids=["cancel, exit", "exit, cancel"])
-def test_a_cancel_that_crosses_a_crash_is_one_end_and_nothing_is_resumed_D6(
-    is_first: bool,
-) -> None:
-    driver = in_state(State.READY)
-    driver.token(1)
-    events: list[Callable[[], object]] = [driver.cancel, driver.exit]
-    for event in events if is_first else reversed(events):
-        event()
-    driver.come_up()
-    assert driver.dispatched() == []
-    assert ends(driver) == ["cancelled"]
-    assert (driver.row()["running"], driver.row()["queued"]) == ([], 0)
-
-
 def test_cancel_never_precedes_its_dispatch_D5() -> None:
-    """Asked for, cancelled and asked for again in all orders of three ids: no cancel of a key goes
-    to the worker before its dispatch."""
-    for order in sorted(set(itertools.permutations("abcabc"))):
-        driver = Driver()
-        driver.load()
-        driver.come_up()
+    """Whatever the order in which three ids are asked for and cancelled."""
+    for order in sorted(set(itertools.permutations("aabbc"))):
+        driver = idle()
         dispatched: set[int] = set()
         is_open: set[str] = set()
         for id in order:
             (driver.cancel if id in is_open else driver.ask)(id)
             is_open ^= {id}
             dispatched.update(driver.dispatched())
-            for cancel in driver.told(CancelRow):
-                assert cancel.key in dispatched, order
-        assert all(ends(driver, id) == ["cancelled"] for id in "abc")
+            assert all(cancel.key in dispatched for cancel in driver.told(CancelRow)), order
+        assert all(ends(driver, id) == ["cancelled"] for id in "ab")
 
 
-# Answers that a command cuts off
+# Answers that outlive their worker
 
 
-@pytest.mark.parametrize("how", ["stop", "drain"])
-def test_cut_off_answers_report_tokens_sent(how: str) -> None:
-    driver = Driver()
-    driver.load()
-    driver.come_up()
-    driver.ask("runs")
-    driver.ask("reads")
+def streaming(**asked: Any) -> Driver:
+    """Request r1 (key 1) was accepted and has two tokens."""
+    driver = idle(drain_timeout_s=5.0)
+    driver.ask(**asked)
     driver.accept(1)
     driver.token(1)
     driver.token(1)
-    if how == "stop":
-        driver.say(Stop(id=RequestId("s"), now=True))
-    else:
-        driver.unload()
+    return driver
+
+
+def come_back(driver: Driver) -> Dispatch:
+    """From a crash to the dispatch of what was interrupted."""
+    if driver.state() is State.BACKOFF:
         driver.pass_time(10.0)
-    code = "shutting_down" if how == "stop" else "unloaded"
-    errors = {id: driver.failure_of(id).error for id in ("runs", "reads")}
-    assert {error["code"] for error in errors.values()} == {code}
-    assert errors["runs"]["detail"]["tokens_sent"] == 2
-    assert "tokens_sent" not in errors["reads"].get("detail", {}), "it had not begun"
+    driver.come_up()
+    [dispatch] = driver.told(Dispatch)
+    return dispatch
+
+
+@pytest.mark.parametrize("signal", ["SIGKILL", "SIGSEGV", "SIGTERM"])
+def test_a_crash_pauses_a_stream_and_it_goes_on_where_it_was_F10(signal: str) -> None:
+    driver = streaming()
+    driver.now += 2.0
+    driver.exit(signal=signal)
+    assert driver.errors() == {}
+    driver.now += 5.0
+    dispatch = come_back(driver)
+    assert (dispatch.key, dispatch.body) == (1, b"")
+    assert dispatch.resume is not None
+    assert dispatch.resume.acceptance.prompt_tokens == pack_tokens([1, 2, 3])
+    assert dispatch.resume.delivered == pack_tokens([9, 9])
+    late = RowDelta(key=RequestKey(1), text="late", tokens=pack_tokens([9]))
+    driver.worker(Step(step=3, rows=[late]), generation=1)
+    assert driver.actions == [], "a token of the dead worker"
+    driver.token(1)
+    [deltas] = driver.sent(Deltas)
+    assert [d.seq for d in deltas.deltas] == [2], "the numbers continue without a gap"
+    driver.token(1, finish=FinishReason.STOP)
+    [done] = driver.sent(Done)
+    assert (done.resumed, done.seq, done.seed) == (1, 4, 5)
+    assert (done.usage.prompt_tokens, done.usage.completion_tokens) == (3, 4)
+    timings = done.timings
+    assert (timings.queued_s, timings.first_token_s, timings.total_s) == (0.0, 0.0, 7.0)
+
+
+def test_crash_ends_only_unresumable_answers_F1() -> None:
+    driver = Driver([entry(), entry("other")])
+    play(
+        driver,
+        "load m; up m 1; load other; up other 2; ask accepted resume=False;"
+        " ask dispatched resume=False; ask queued resume=False; ask elsewhere other;"
+        " accept 1; token 1; exit m -> errors={accepted: worker_crashed}",
+    )
+    [failed] = driver.sent(Failed)
+    assert failed.error["detail"]["tokens_sent"] == 1
+    assert failed.error["retryable"] is True
+    play(driver, "up m 3 -> dispatched=[2, 3] & other.running=[elsewhere]")
+
+
+def test_with_progress_there_is_no_limit_and_deaths_asked_for_do_not_count() -> None:
+    driver = streaming()
+    for _ in range(5):
+        driver.exit()
+        come_back(driver)
+        driver.token(1)
+        driver.now += 200.0  # the restart window is another matter
+    for _ in range(5):
+        driver.restart(now=True)
+        driver.exit(code=0)
+        come_back(driver)
+    driver.token(1, finish=FinishReason.STOP)
+    assert driver.sent(Done)[0].resumed == 6, "only where it resumed"
+
+
+def test_delivered_tokens_count_among_the_bytes_that_are_bounded() -> None:
+    driver = streaming()
+    ledger = driver.core.ledger
+    held_bytes = 12 + len(repr({})) + 8
+    assert ledger.held_bytes == held_bytes, "prompt, parameters and answer"
+    driver.exit()
+    assert ledger.held_bytes == held_bytes
+    come_back(driver)
+    driver.token(1, finish=FinishReason.STOP)
+    assert ledger.held_bytes == 0
+
+
+def rejects(driver: Driver) -> None:
+    error = RemoteError(ErrorCode.WORKER_CRASHED, "the model changed").to_wire()
+    driver.worker(Rejected(key=RequestKey(1), error=error))
+    assert driver.of(SignalWorker) == []
+
+
+CUTS = {
+    "exit; up; rejects": ("worker_crashed", "READY"),
+    "exit; spawned; exit code=66": ("worker_crashed", "FAILED"),
+    "exit; unload": ("unloaded", "STOPPING"),
+    "unload; exit": ("unloaded", "STOPPED"),
+    "unload; wait 5": ("unloaded", "STOPPING"),
+    "stop now=True": ("shutting_down", "STOPPING"),
+}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_an_answer_that_cannot_continue_ends_with_its_tokens(cut: str) -> None:
+    driver = play(streaming(), cut, rejects)
+    error = driver.failure_of().error
+    assert (error["code"], driver.state()) == CUTS[cut]
+    assert error["detail"]["tokens_sent"] == 2
+
+
+@pytest.mark.parametrize("cut", ["unload; wait 5", "stop now=True"])
+def test_an_answer_that_had_not_begun_reports_no_tokens(cut: str) -> None:
+    driver = play(idle(drain_timeout_s=5.0), f"ask; {cut}")
+    assert "tokens_sent" not in driver.failure_of().error.get("detail", {})
 
 
 # Reports of ended requests
-
-
-def up() -> Driver:
-    driver = Driver()
-    driver.load()
-    driver.come_up()
-    return driver
 
 
 def reports(driver: Driver) -> list[tuple[str, str]]:
@@ -617,19 +564,15 @@ def reports(driver: Driver) -> list[tuple[str, str]]:
     return [(one.id, one.outcome) for one in driver.of(RequestEnded)]
 
 
-def report(driver: Driver) -> dict[str, Any]:
-    [ended] = driver.of(RequestEnded)
-    return facts_of(ended)
-
-
 def test_report_of_a_finished_request() -> None:
-    driver = up()
+    driver = idle()
     driver.now += 1.0
     [key] = driver.serve("one", process="process 12@99")
     driver.compute(2.0, key)
     driver.compute(4.0, key)
     driver.token(key, finish=FinishReason.LENGTH)
-    assert report(driver) == {
+    [ended] = driver.of(RequestEnded)
+    assert facts_of(ended) == {
         "id": "one",
         "number": key,
         "model": "m",
@@ -647,26 +590,26 @@ def test_report_of_a_finished_request() -> None:
 
 
 def test_every_way_to_end_is_one_line_with_its_outcome() -> None:
-    driver = up()
-    one, _ = driver.serve("one", "two")
-    driver.serve("waits", queue_timeout_s=5.0)
-    driver.serve("unread")
-    driver.cancel("two")
-    assert reports(driver) == [("two", "cancelled")]
     rejection = RemoteError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, "too long")
-    driver.worker(Rejected(key=RequestKey(one), error=rejection.to_wire()))
-    assert reports(driver) == [("one", "context_length_exceeded")]
-    driver.leave()
-    assert reports(driver) == [("waits", "gone"), ("unread", "gone")]
-    driver = up()
-    driver.serve("one", "two")
-    driver.ask("waits", queue_timeout_s=5.0)
-    driver.pass_time(5.0)
-    assert reports(driver) == [("waits", "queue_timeout")]
+
+    def rejects(driver: Driver) -> None:
+        driver.worker(Rejected(key=RequestKey(1), error=rejection.to_wire()))
+
+    told = []
+    driver = play(idle(), "serve one two; serve late queue_timeout_s=5; serve waits unread")
+    for script in ("cancel two", "wait 5", "rejects", "leave"):
+        told += reports(play(driver, script, rejects))
+    assert told == [
+        ("two", "cancelled"),
+        ("late", "queue_timeout"),
+        ("one", "context_length_exceeded"),
+        ("waits", "gone"),
+        ("unread", "gone"),
+    ]
 
 
 def test_a_request_that_is_refused_when_it_comes_is_a_line_for_debugging_only() -> None:
-    driver = up()
+    driver = idle()
     driver.ask("one", model="nobody")
     assert driver.of(RequestEnded) == []
     [refused] = driver.of(RequestRefused)
@@ -676,14 +619,3 @@ def test_a_request_that_is_refused_when_it_comes_is_a_line_for_debugging_only() 
     driver.token(key, finish=FinishReason.STOP)
     assert driver.of(RequestRefused) == []
     assert reports(driver) == [("two", "stop")]
-
-
-# The ledger
-
-
-def request(key: int, **changes: Any) -> Request:
-    plain = Request(
-        key=RequestKey(key), connection=ALICE, id=RequestId(f"r{key}"), account=Account("c"),
-        model=ModelName("m"), body=b"12345", digest=Digest(b"d"), arrived_at=10.0,
-    )  # fmt: skip
-    return replace(plain, **changes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -52,10 +53,21 @@ from support.core.states import in_state
 # Status
 
 
+def text(fields: dict[str, Any]) -> str:
+    """Return each field in a line of its own, as JSON."""
+    return "\n".join(f"{name}: {json.dumps(value)}" for name, value in fields.items())
+
+
+def shown(row: dict[str, Any]) -> str:
+    """Return what a row says that is not said of a model that was never started."""
+    never = Driver().row()
+    return text({name: value for name, value in row.items() if value != never[name]})
+
+
 def test_a_model_that_was_never_started(snapshot: SnapshotAssertion) -> None:
     driver = Driver()
     driver.now += 5.0
-    assert driver.row() == snapshot
+    assert text(driver.row()) == snapshot
 
 
 def test_the_whole_status_of_a_daemon(snapshot: SnapshotAssertion) -> None:
@@ -72,7 +84,7 @@ def test_the_whole_status_of_a_daemon(snapshot: SnapshotAssertion) -> None:
     rows = status.pop("models")
     assert [(row["name"], row["footprint_bytes"]) for row in rows] == [("a", 300), ("b", 40)]
     assert status.pop("version") == VERSION
-    assert status == snapshot
+    assert text(status) == snapshot
 
 
 def test_status_of_a_ready_model(snapshot: SnapshotAssertion) -> None:
@@ -97,7 +109,7 @@ def test_status_of_a_ready_model(snapshot: SnapshotAssertion) -> None:
     driver.sample(1234)
     driver.token(1)
     driver.now += 2.5
-    assert driver.row() == snapshot
+    assert shown(driver.row()) == snapshot
 
 
 def test_status_of_loading_and_pending_models(snapshot: SnapshotAssertion) -> None:
@@ -105,13 +117,13 @@ def test_status_of_loading_and_pending_models(snapshot: SnapshotAssertion) -> No
     driver.load("z")
     driver.load()
     driver.now += 3.0
-    assert driver.row() == snapshot
+    assert shown(driver.row()) == snapshot
     driver.come_up("z", 5)
     driver.spawned()
     driver.hello()
     driver.worker(LoadProgress(phase=LoadPhase.WEIGHTS, progress=0.25))
     driver.now += 4.0
-    assert driver.row() == snapshot
+    assert shown(driver.row()) == snapshot
 
 
 def test_a_model_that_crashed_shows_how_and_when_it_is_started_again(
@@ -123,20 +135,19 @@ def test_a_model_that_crashed_shows_how_and_when_it_is_started_again(
     driver.exit(code=70, last_lines=("bang",), at=12.0)
     retry_in_s = driver.row()["retry_in_s"]
     driver.now += 0.25
-    row = driver.row()
-    assert row["retry_in_s"] == pytest.approx(retry_in_s - 0.25)
+    assert driver.row()["retry_in_s"] == pytest.approx(retry_in_s - 0.25)
     driver.now += 60.0
-    assert driver.row() == snapshot
+    assert shown(driver.row()) == snapshot
 
 
 def test_a_failed_and_a_stopped_model_show_why_and_since_when(snapshot: SnapshotAssertion) -> None:
     driver = in_state(State.LOADING)
     driver.exit(code=66, last_lines=("no such folder",), at=3.0)
     driver.now += 1.0
-    assert driver.row() == snapshot
+    assert shown(driver.row()) == snapshot
     driver.unload()
     driver.now += 2.0
-    assert driver.row() == snapshot
+    assert shown(driver.row()) == snapshot
 
 
 # Changes and stories
@@ -160,7 +171,7 @@ def test_a_change_is_announced_whole_and_sent_to_subscribers(snapshot: SnapshotA
     driver.now += 0.5
     driver.ready()
     announced += changes(driver)
-    assert announced == snapshot
+    assert [text(change) for change in announced] == snapshot
 
 
 def notes(driver: Driver) -> list[tuple[str, str]]:
@@ -174,11 +185,14 @@ def test_a_ping_is_answered_with_nothing_and_a_status_with_entries_if_asked() ->
     driver.say(StatusQuery(id=RequestId("q")))
     assert driver.sent(Reply) == [Reply(id=RequestId("q"), value=driver.core.status(driver.now))]
     driver.load()
+    driver.come_up()
+    driver.ask()
     driver.say(StatusQuery(id=RequestId("q"), debug=True))
     [reply] = driver.sent(Reply)
-    first, second = reply.value["flight"]
+    first, second, *others = reply.value["flight"]
     assert (first["before"], first["after"], first["ago_s"]) == ("STOPPED", "PENDING", 0.0)
     assert (second["n"], second["after"], second["generation"]) == (2, "LOADING", 1)
+    assert [one["kind"] for one in others] == ["model_changed", "request_started"]
 
 
 def test_story_has_each_death_and_verdict() -> None:
@@ -244,18 +258,6 @@ def test_all_requests_wait_while_a_process_is_replaced() -> None:
     assert (driver.state(), wait_reason(driver.model())) == (State.DRAINING, "restart")
 
 
-def test_after_a_reload_the_models_stand_in_the_order_of_the_file() -> None:
-    driver = Driver([entry(name=name) for name in ("a", "b", "c")])
-
-    def reload(*names: str) -> list[str]:
-        models = tuple(entry(name=name) for name in names)
-        driver.do(Reloaded(now=driver.now, settings=CoreSettings(), models=models))
-        return [row["name"] for row in driver.core.status(driver.now)["models"]]
-
-    assert reload("b", "c") == ["b", "c"]
-    assert reload("a", "c", "b") == ["a", "c", "b"]
-
-
 # Flight recorder
 
 
@@ -319,17 +321,6 @@ def test_only_a_new_state_is_recorded_and_no_progress_of_a_load() -> None:
     assert (change.before, change.after) == ("LOADING", "READY")
 
 
-def test_status_has_the_flight_record_only_if_asked() -> None:
-    driver = in_state(State.READY)
-    driver.say(StatusQuery(id=RequestId("q")))
-    [plain] = driver.sent(Reply)
-    assert "flight" not in plain.value
-    driver.say(StatusQuery(id=RequestId("q"), debug=True))
-    [reply] = driver.sent(Reply)
-    kinds = [one["kind"] for one in reply.value["flight"]]
-    assert kinds == ["model_changed"] * 3 + ["request_started"]
-
-
 # Errors
 
 M = ModelName("m")
@@ -363,9 +354,10 @@ ERRORS: dict[str, Callable[[], RemoteError]] = {
 
 def test_errors_have_their_code_words_and_facts(snapshot: SnapshotAssertion) -> None:
     made = {name: make() for name, make in ERRORS.items()}
-    assert {
-        name: (str(one.code), one.message, one.retryable, one.detail) for name, one in made.items()
-    } == snapshot
+    facts = {
+        name: [str(one.code), one.message, one.retryable, one.detail] for name, one in made.items()
+    }
+    assert text(facts) == snapshot
 
 
 def test_an_unknown_model_is_answered_with_the_names_there_are_and_the_close_ones_H10() -> None:

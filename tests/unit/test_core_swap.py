@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
-from mlxsup.protocol.client_messages import Done, Failed, Notice, Reply, Subscribe
+from mlxsup.protocol.client_messages import Done, Failed, Notice, Subscribe
 from mlxsup.protocol.ids import unpack_tokens
-from mlxsup.protocol.states import FinishReason, Priority, State
+from mlxsup.protocol.states import Priority, State
 from mlxsup.protocol.worker_messages import Exit, PauseRow
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.settings import ClientSettings, ModelSettings
 
 from support.core.looks import ALICE, BOB
 from support.core.memory import GIB, SUBSCRIPTION, limited, notes, sized, states
+from support.core.scripts import play
 from support.core.swaps import SwapDriver, finish, rivals
 
 # Turns of models
@@ -60,12 +61,12 @@ def test_a_busy_model_makes_room_and_its_stream_continues_in_its_next_turn() -> 
 
 def test_notices_of_swaps_name_the_reason() -> None:
     driver = rivals()
-    driver.stream("a", "r1")
-    driver.ask("r2", "b", notices=True)
-    assert [n.detail["reason"] for n in driver.sent(Notice) if n.kind == "queued"] == ["memory"]
-    driver.passes_until("a")
-    driver.ask("r3", "a", notices=True)
-    assert [n.detail["reason"] for n in driver.sent(Notice) if n.kind == "queued"] == ["swap"]
+    reasons = []
+    for script in ("stream a r1; ask r2 b notices=True", "passes_until a; ask r3 a notices=True"):
+        play(driver, script)
+        queued = [n.detail for n in driver.sent(Notice) if n.kind == "queued"]
+        reasons += [detail["reason"] for detail in queued]
+    assert reasons == ["memory", "swap"]
 
 
 def test_load_dry_run_names_swaps() -> None:
@@ -95,89 +96,100 @@ def test_load_dry_run_names_swaps() -> None:
     assert answer["reason"].endswith(": a and b are busy, and go when their turns are over")
 
 
-def test_turn_lasts_three_times_its_cost() -> None:
-    driver = rivals()
-    driver.unload("a")
-    driver.exit("a", code=0)
-    driver.ask("r1", "a")
-    driver.ask("r2", "a")
-    driver.come_up("a")
-    keys = driver.dispatched()
-    driver.ask("r3", "b")
-    driver.pass_time(9.0)
-    driver.token(keys[0], model="a")
-    assert driver.stays("a", 30.0), "the other row has no token yet"
-    driver.token(keys[1], model="a")
-    assert driver.stays("a", 119.9), "it was loading for a second and reading for 39"
-    driver.pass_time(0.2)
-    assert driver.why("a") == "swap"
+TURNS = {
+    "a turn lasts three times its load and its reading": (
+        "unload a; exit a code=0; ask r1 a; ask r2 a; up a; ask r3 b; wait 9; token 1 model=a;"
+        " stays a 30 -> returns=True;"  # the other row has no token yet
+        " token 2 model=a; serve r4 model=a; stays a 119.9 -> returns=True; wait 0.2 -> a.why=swap"
+    ),
+    "a turn that has delivered no token is not ended": (
+        "serve r1 model=a; ask r2 b; wait 5; serve r3 model=a; cancel r1; row_left 1 a;"
+        " stays a 50 -> returns=True; token 3 model=a; stays a 150 -> returns=True; passes_until a"
+    ),
+    "no higher class is swapped out for a lower one": (
+        "stream a r1 priority=interactive; ask r2 b; stays a 100 -> returns=True;"
+        " stream a r3; token 1 model=a finish=stop -> a.why=swap"
+    ),
+    "no normal class is swapped out for batch": (
+        "stream a r1; ask r2 b priority=batch; stays a 100 -> returns=True;"
+        " stream a r3 priority=batch; token 1 model=a finish=stop -> a.why=swap"
+    ),
+    "an answer that may not be resumed blocks a swap": (
+        "stream a r1 resume=False; ask r2 b; stream a r3; stays a 100 -> returns=True;"
+        " token 1 model=a finish=stop -> a.why=swap"
+    ),
+    "once its process is to exit, a swap is not called off": (
+        "stream a r1; ask r2 b; passes_until a; rows_leave a; cancel r2 -> a=STOPPING;"
+        " exit a code=0 -> spawns=[a]"
+    ),
+    "a swap is called off if only a lower class still wants it": (
+        "stream a r1; ask r2 b; ask r3 b priority=batch; passes_until a; cancel r2 -> a=READY"
+    ),
+    "rows that do not leave are cut off and continue later": (
+        "stream a r1; ask r2 b; passes_until a; wait 5 -> a=STOPPING; exit a code=0; turn b;"
+        " swap b; up a -> dispatched=[1]"
+    ),
+    "a load swaps as an interactive request does": (
+        "stream a r1 priority=interactive; load b; passes_until a -> returns=20; gone a;"
+        " up b -> b=READY & replies=[c2]"
+    ),
+    "a load of a model that makes room is done if that is called off": (
+        "stream a r1; ask r2 b; passes_until a; load a -> replies=[]; cancel r2 -> replies=[c2]"
+    ),
+    "a shutdown ends the queue of a model that made room": (
+        "stream a r1; ask r2 b; passes_until a; gone a; turn b;"
+        " stop -> errors={r1: shutting_down}"
+    ),
+    "a restart while rows leave brings it back at once": (
+        "stream a r1; ask r2 b; passes_until a; restart a; row_left 1 a; exit a code=0;"
+        " -> spawns=[a]; up a -> dispatched=[1]; token 1 model=a; passes_until a 40"
+    ),
+    "a restart with now while rows leave brings it back at once": (
+        "stream a r1; ask r2 b; passes_until a; restart a now=True; exit a code=0 -> spawns=[a];"
+        " up a -> dispatched=[1]; token 1 model=a; passes_until a 40"
+    ),
+    "a crash while rows leave is a crash, and the swap comes later": (
+        "stream a r1; ask r2 b; passes_until a; exit a code=70 -> spawns=[a] & a.restarts=1;"
+        " up a -> dispatched=[1]; token 1 model=a; swap a -> spawns=[b]"
+    ),
+    "a model that crashes in its first load of a turn keeps its turn": (
+        "stream a r1; ask r2 b; passes_until a; gone a; spawned b; exit b code=70 -> spawns=[b]"
+    ),
+    "paused requests survive a swap": (
+        "stream a r1; stream a r2; pause r1; row_left 1 a; ask r3 b; swap a; turn b;"
+        " -> a.paused=[r1]; swap b; up a -> dispatched=[2]; resume r1 -> dispatched=[1]"
+    ),
+    "a model of paused requests alone makes room, and waits until one resumes": (
+        "stream a r1; pause r1; row_left 1 a; ask r2 b; passes_until a -> a=STOPPING;"
+        " exit a code=0; turn b; stays b 100 -> returns=True; resume r1; swap b -> spawns=[a]"
+    ),
+}  # fmt: skip
+"""Models `a`, which is READY, and `b`, of which one fits into memory."""
 
 
-def test_rows_that_come_later_do_not_make_a_turn_longer() -> None:
-    driver = rivals()
-    driver.stream("a", "r1")
-    driver.ask("r2", "b")
-    driver.pass_time(15.0)
-    driver.serve("r3", model="a")
-    driver.pass_time(5.1)
-    assert driver.why("a") == "swap"
+@pytest.mark.parametrize("rule", TURNS)
+def test_turns_of_two_models(rule: str) -> None:
+    play(rivals(), TURNS[rule])
 
 
-def test_a_turn_that_has_delivered_no_token_is_not_ended() -> None:
-    driver = rivals()
-    [first] = driver.serve("r1", model="a")
-    driver.ask("r2", "b")
-    driver.pass_time(5.0)
-    [second] = driver.serve("r3", model="a")
-    driver.cancel("r1")
-    driver.row_left(first, "a")
-    assert driver.stays("a", 50.0)
-    driver.token(second, model="a")
-    assert driver.passes_until("a") > 150, "three times as long as it took"
+def test_a_client_at_its_own_limit_swaps_nothing_out() -> None:
+    driver = rivals(clients={"*": ClientSettings(max_running=1)})
+    play(driver, "stream a r1; ask r2 b; stays a 100 -> returns=True")
+    driver.stream("a", "r3", connection=BOB)
+    play(driver, "token 1 model=a finish=stop -> a.why=swap")
 
 
-@pytest.mark.parametrize("waits", [Priority.NORMAL, Priority.BATCH])
-def test_model_with_a_higher_class_is_not_swapped_out(waits: Priority) -> None:
-    driver = rivals()
-    key = driver.stream("a", "r1", priority=waits.above)
-    driver.ask("r2", "b", priority=waits)
-    assert driver.stays("a"), "however long the other one has waited"
-    driver.stream("a", "r3", priority=waits)
-    finish(driver, "a", key)
-    assert driver.why("a") == "swap"
-
-
-def test_unresumable_answer_blocks_a_swap() -> None:
-    driver = rivals()
-    key = driver.stream("a", "r1", resume=False)
-    driver.ask("r2", "b")
-    driver.stream("a", "r3")
-    assert driver.stays("a")
-    finish(driver, "a", key)
-    assert driver.why("a") == "swap"
-
-
-def test_a_deterministic_model_is_not_interrupted() -> None:
-    entry = sized("d", 4 * GIB)
-    object.__setattr__(entry.launch, "deterministic", True)
-    driver = rivals("b", entry)
-    driver.unload("b")
-    driver.exit("b", code=0)
-    driver.bring_up("d")
-    driver.stream("d", "r1")
-    driver.ask("r2", "b")
-    assert driver.stays("d")
-
-
-def test_a_pinned_model_stays() -> None:
-    models = [sized("p", 2 * GIB, pinned=True), sized("a", 2 * GIB), sized("b", 2 * GIB)]
-    driver = SwapDriver(models, limited(4 * GIB))
-    driver.bring_up("p", "a")
-    driver.stream("p", "r1")
-    driver.stream("a", "r2")
+def test_pinned_and_deterministic_models_are_not_interrupted() -> None:
+    exact = sized("d", 2 * GIB)
+    exact = replace(exact, launch=replace(exact.launch, deterministic=True))
+    models = [sized("p", 2 * GIB, pinned=True), exact, sized("a", 2 * GIB), sized("b", 2 * GIB)]
+    driver = SwapDriver(models, limited(6 * GIB))
+    driver.bring_up("p", "d", "a")
+    for name in "pda":
+        driver.stream(name, f"r-{name}")
     driver.ask("r3", "b")
     driver.passes_until("a")
-    assert driver.state("p") is State.READY
+    assert states(driver, "pd") == [State.READY] * 2
 
 
 def test_idle_models_go_first() -> None:
@@ -191,15 +203,9 @@ def test_idle_models_go_first() -> None:
     assert (driver.row("b")["wanted"], driver.why("b")) == ("down", "evict")
 
 
-def three_want_in(**changes: object) -> SwapDriver:
-    """`a` runs a stream; `b` and then `c` have waited for nearly 20 seconds."""
-    driver = rivals("abc", **changes)
-    driver.stream("a", "r1")
-    return driver
-
-
 def test_the_higher_class_is_next() -> None:
-    driver = three_want_in()
+    driver = rivals("abc")
+    driver.stream("a", "r1")
     driver.ask("r2", "b")
     driver.ask("r3", "c", priority=Priority.INTERACTIVE)
     driver.swap("a")
@@ -231,59 +237,22 @@ def test_three_models_of_one_client_take_turns() -> None:
     driver.ask("r-b", "b")
     driver.ask("r-c", "c")
     served = ["a"]
-    for _ in range(9):
+    for _ in range(5):
         driver.swap(served[-1])
         [next_one] = driver.spawns()
         assert driver.turn(next_one), "each turn delivers tokens"
         served.append(next_one)
-    assert "".join(served) == "abcabcabca"
-
-
-def test_a_client_at_its_own_limit_swaps_nothing_out() -> None:
-    driver = rivals(clients={"*": ClientSettings(max_running=1)})
-    key = driver.stream("a", "r1")
-    driver.ask("r2", "b")
-    assert driver.stays("a"), "it would run nothing"
-    driver.stream("a", "r3", connection=BOB)
-    finish(driver, "a", key)
-    assert driver.why("a") == "swap"
+    assert "".join(served) == "abcabc"
 
 
 def test_swap_without_waiters_is_called_off() -> None:
-    driver = rivals()
-    keys = [driver.stream("a", "r1"), driver.stream("a", "r2")]
+    driver = play(rivals(), "stream a r1; stream a r2")
     driver.ask("r3", "b", BOB)
-    driver.passes_until("a")
-    driver.row_left(keys[0], "a")
+    play(driver, "passes_until a; row_left 1 a")
     driver.say(Subscribe(id=SUBSCRIPTION))
     driver.leave(BOB)
     assert "stays: b no longer needs its memory" in notes(driver)
-    assert driver.state("a") is State.READY
-    assert [one.key for one in driver.resumed()] == [keys[0]]
-    driver.row_left(keys[1], "a")
-    assert [one.key for one in driver.resumed()] == [keys[1]]
-
-
-def test_once_its_process_is_to_exit_a_swap_is_not_called_off() -> None:
-    driver = rivals()
-    driver.stream("a", "r1")
-    driver.ask("r2", "b")
-    driver.passes_until("a")
-    driver.rows_leave("a")
-    driver.cancel("r2")
-    assert driver.state("a") is State.STOPPING
-    driver.exit("a", code=0)
-    assert driver.spawns() == ["a"], "it is wanted, and there is room"
-
-
-def test_a_swap_is_called_off_if_only_a_lower_class_still_wants_it() -> None:
-    driver = rivals()
-    driver.stream("a", "r1")
-    driver.ask("r2", "b")
-    driver.ask("r3", "b", priority=Priority.BATCH)
-    driver.passes_until("a")
-    driver.cancel("r2")
-    assert driver.state("a") is State.READY
+    play(driver, "-> a=READY & dispatched=[1]; row_left 2 a -> dispatched=[2]")
 
 
 def test_with_swap_off_what_would_need_one_is_refused() -> None:
@@ -300,20 +269,6 @@ def test_with_swap_off_what_would_need_one_is_refused() -> None:
         "b cannot be loaded: it needs 4.00 GiB, 0.0 MiB is free: a is busy,"
         " and with `swap` off nothing that is busy makes room"
     )
-
-
-def test_rows_that_do_not_leave_are_cut_off_and_continue_later() -> None:
-    driver = rivals()
-    key = driver.stream("a", "r1")
-    driver.ask("r2", "b")
-    driver.passes_until("a")
-    driver.pass_time(5.0)
-    assert driver.state("a") is State.STOPPING
-    driver.exit("a", code=0)
-    driver.turn("b")
-    driver.swap("b")
-    driver.come_up("a")
-    assert [one.key for one in driver.resumed()] == [key]
 
 
 # Commands, crashes and reloads during a swap
@@ -352,16 +307,6 @@ A, B = sized("a", 4 * GIB), sized("b", 4 * GIB)
 OTHER_A = replace(A, launch=replace(A.launch, path="/other"))
 
 
-def test_a_load_command_swaps_as_an_interactive_request_does() -> None:
-    driver = rivals()
-    driver.stream("a", "r1", priority=Priority.INTERACTIVE)
-    driver.load("b")
-    assert driver.passes_until("a") == 20
-    driver.gone("a")
-    driver.come_up("b")
-    assert driver.sent(Reply)[0].value["model"]["state"] == "READY"
-
-
 def test_a_preload_never_swaps() -> None:
     models = [A, replace(B, preload=True)]
     driver = SwapDriver([A], limited(4 * GIB))
@@ -371,73 +316,47 @@ def test_a_preload_never_swaps() -> None:
     assert driver.stays("a")
     assert driver.state("b") is State.PENDING
     driver.ask("r2", "b")
-    assert driver.passes_until("a") == 20, "from the moment at which somebody waits"
+    assert driver.passes_until("a") == 20, "from the moment at which a request waits"
 
 
-def test_a_load_of_a_model_that_makes_room_is_done_if_the_swap_is_called_off() -> None:
-    driver, _ = swapping()
-    driver.load("a")
-    driver.cancel("r2")
-    assert [one.value["model"]["state"] for one in driver.sent(Reply)] == ["READY"]
-
-
-def test_an_unload_while_rows_leave_brings_begun_answers_to_their_end() -> None:
+@pytest.mark.parametrize("command", ["unload", "stop"])
+@pytest.mark.parametrize("ends", [True, False])
+def test_an_end_while_rows_leave_brings_begun_answers_to_their_end(
+    command: str, ends: bool
+) -> None:
     driver, key = swapping()
     driver.ask("r3", "a")
-    driver.unload("a")
-    assert ended(driver, "r3") == ("unloaded", None)
+    driver.unload("a") if command == "unload" else driver.stop()
+    code = "unloaded" if command == "unload" else "shutting_down"
+    assert ended(driver, "r3") == (code, None)
     driver.row_left(key, "a")
     assert [one.key for one in driver.resumed()] == [key]
+    if not ends:
+        driver.pass_time(5.1)
+        assert ended(driver) == (code, 1)
+        return
     finish(driver, "a", key)
     [done] = driver.terminals[ALICE, "r1"]
     assert isinstance(done, Done)
     driver.exit("a", code=0)
-    assert states(driver, "ab") == [State.STOPPED, State.LOADING]
+    then = State.LOADING if command == "unload" else State.STOPPED
+    assert states(driver, "ab") == [State.STOPPED, then]
 
 
-def test_a_shutdown_ends_the_queue_of_a_swapped_out_model() -> None:
-    driver = swapped_out()
-    driver.stop()
-    assert ended(driver) == ("shutting_down", 1)
-
-
-def test_a_shutdown_while_rows_leave_brings_begun_answers_to_their_end() -> None:
-    driver, key = swapping()
-    driver.stop()
-    driver.row_left(key, "a")
-    assert [one.key for one in driver.resumed()] == [key]
-    driver.pass_time(5.1)
-    assert ended(driver)[0] == "shutting_down"
-
-
-@pytest.mark.parametrize("is_immediate", [True, False])
-def test_a_restart_while_rows_leave_brings_it_back_at_once(is_immediate: bool) -> None:
-    driver, key = swapping()
-    driver.restart("a", now=is_immediate)
-    if not is_immediate:
+@pytest.mark.parametrize("has_left", [False, True])
+def test_a_changed_entry_is_loaded_in_its_turn(has_left: bool) -> None:
+    if has_left:
+        driver = swapped_out()
+        reload(driver, OTHER_A, B)
+        assert driver.state("a") is State.PENDING
+        driver.swap("b")
+    else:
+        driver, key = swapping()
+        reload(driver, OTHER_A, B)
         driver.row_left(key, "a")
-    driver.exit("a", code=0)
+        driver.exit("a", code=0)
     assert driver.spawns() == ["a"]
-    driver.come_up("a")
-    assert [one.key for one in driver.resumed()] == [key]
-    driver.token(key, model="a")
-    assert driver.passes_until("a") < 40, "the other one still waits"
-
-
-def test_a_changed_entry_while_rows_leave_restarts_it() -> None:
-    driver, key = swapping()
-    reload(driver, OTHER_A, B)
-    driver.row_left(key, "a")
-    driver.exit("a", code=0)
-    assert driver.spawns() == ["a"]
-
-
-def test_swapped_out_model_loads_its_changed_entry() -> None:
-    driver = swapped_out()
-    reload(driver, OTHER_A, B)
-    assert driver.state("a") is State.PENDING
-    driver.swap("b")
-    assert driver.spawns() == ["a"]
+    assert driver.model("a").life.launch.path == "/other"
 
 
 def test_a_model_that_is_pinned_meanwhile_stays() -> None:
@@ -449,65 +368,12 @@ def test_a_model_that_is_pinned_meanwhile_stays() -> None:
     assert ended(driver, "r2")[0] == "insufficient_memory"
 
 
-def test_a_crash_while_rows_leave_is_a_crash_and_the_swap_comes_later() -> None:
-    driver, key = swapping()
-    driver.exit("a", code=70)
-    assert driver.row("a")["last_exit"]["reason"] == "crash"
-    assert driver.spawns() == ["a"]
-    driver.come_up("a")
-    assert [one.key for one in driver.resumed()] == [key]
-    driver.token(key, model="a")
-    driver.swap("a")
-    assert driver.spawns() == ["b"]
-
-
-def test_a_model_that_crashes_in_its_first_load_of_a_turn_keeps_its_turn() -> None:
-    driver, _ = swapping()
-    driver.gone("a")
-    driver.spawned("b")
-    driver.exit("b", code=70)
-    assert driver.spawns() == ["b"]
-
-
-def test_paused_requests_survive_a_swap() -> None:
-    driver = rivals()
-    keys = [driver.stream("a", "r1"), driver.stream("a", "r2")]
-    driver.pause("r1")
-    driver.row_left(keys[0], "a")
-    driver.ask("r3", "b")
-    driver.swap("a")
-    driver.turn("b")
-    assert driver.row("a")["paused"] == ["r1"]
-    driver.swap("b")
-    driver.come_up("a")
-    assert [one.key for one in driver.resumed()] == [keys[1]]
-    driver.resume("r1")
-    assert [one.key for one in driver.resumed()] == [keys[0]]
-    driver.token(keys[0], model="a", finish=FinishReason.STOP)
-
-
-def test_a_model_of_paused_requests_alone_makes_room() -> None:
-    driver = rivals()
-    key = driver.stream("a", "r1")
-    driver.pause("r1")
-    driver.row_left(key, "a")
-    driver.ask("r2", "b")
-    driver.passes_until("a")
-    assert driver.state("a") is State.STOPPING
-    driver.exit("a", code=0)
-    driver.turn("b")
-    assert driver.stays("b"), "nobody waits for the other one"
-    driver.resume("r1")
-    driver.swap("b")
-    assert driver.spawns() == ["a"]
-
-
 # Memory kept for a swap
 
 
 def crowded(*more: ModelSettings) -> SwapDriver:
-    """`a` makes room for `b`, which somebody types to; `d` has waited for longer, and neither of
-    the two fits beside `a`. Before `a` has left, `c` loads again after a crash."""
+    """`a` makes room for `b`, which is asked interactively; `d` has waited for longer, and neither
+    fits beside `a`. Before `a` has left, `c` loads again after a crash."""
     models = [sized("a", 4 * GIB), sized("c", 2 * GIB), sized("b", 7 * GIB), sized("d", 7 * GIB)]
     more_bytes = sum(one.launch.memory_limit_bytes or 0 for one in more)
     driver = SwapDriver([*models, *more], limited(10 * GIB + more_bytes))
@@ -529,29 +395,20 @@ def crowded(*more: ModelSettings) -> SwapDriver:
 
 
 def test_swapped_memory_is_kept_for_its_model() -> None:
-    driver = crowded()
-    driver.gone("a")
+    driver = play(crowded(), "gone a")
     assert driver.row("b")["memory_wait"] == {
         "waits_s": 20.0,
         "reason": "needs 7.00 GiB, which is kept for it: other models load first",
     }
-    driver.come_up("c")
-    assert driver.spawns() == ["b"], "though the other one has waited for longer"
+    play(driver, "up c -> spawns=[b]")  # though the other one has waited for longer
 
 
 def test_kept_memory_is_released_without_waiters() -> None:
-    driver = crowded()
-    driver.gone("a")
-    driver.cancel("r2")
-    assert driver.row("b")["memory_wait"] is None
-    driver.come_up("c")
-    assert driver.spawns() == ["d"]
+    play(crowded(), "gone a; cancel r2 -> b.memory_wait=None; up c -> spawns=[d]")
 
 
 def test_a_swap_is_called_off_if_there_is_room_without_it_while_another_one_loads() -> None:
-    driver = crowded(sized("e", 7 * GIB))
-    driver.unload("e")
-    driver.exit("e", code=0)
-    assert states(driver, "abc") == [State.READY, State.PENDING, State.LOADING]
-    driver.come_up("c")
-    assert driver.spawns() == ["b"]
+    play(
+        crowded(sized("e", 7 * GIB)),
+        "unload e; exit e code=0 -> a=READY & b=PENDING & c=LOADING; up c -> spawns=[b]",
+    )

@@ -45,7 +45,6 @@ def bytes_for(rows: int, longest: int) -> int:
 
 
 ONE_ROW = bytes_for(1, LEAST)
-ALL_ROWS = bytes_for(ROWS, CONTEXT)
 
 
 def need_of(**changes: Any) -> Need:
