@@ -22,82 +22,10 @@ from mlxsup.protocol.states import FinishReason, NoticeKind, PauseReason, RowSta
 from mlxsup.protocol.version import VERSION
 from mlxsup.supervisor.core import actions, events
 
+from . import engine, memory, processes, requests
 from .books import Ask, Book, Cause, Life, Place, UpFor, Wanted
-from .engine import (
-    Devices,
-    compare_costs,
-    end_costs,
-    look_at_leases,
-    rests,
-    step_costs,
-    stepped,
-    told_lease,
-)
 from .ground import Violation, check
-from .memory import (
-    Shortage,
-    announced,
-    asked_to_give_back,
-    budget_kept,
-    check_eviction,
-    check_forecast,
-    check_row,
-    compare_shortage,
-    forget_turns,
-    is_called_off,
-    is_raised,
-    is_too_large,
-    left_for_memory,
-    look_at_rows,
-    look_at_shortage,
-    look_at_swaps,
-    may_have_begun,
-    may_return,
-    measured,
-    need_of,
-    note_left,
-    refuse,
-    sampled,
-    swap_begins,
-    swap_exits,
-    told_budget,
-)
 from .plan import Plan
-from .processes import (
-    Downloads,
-    commanded_model,
-    cut_off,
-    death_seen,
-    drained,
-    is_almost_due,
-    judge_signal,
-    judge_spawn,
-    look_at_limits,
-    reloaded,
-    shut_down,
-    ticked,
-    up,
-)
-from .requests import (
-    Joining,
-    asked_to_leave,
-    check_place,
-    commanded,
-    compare_queue,
-    contenders,
-    dispatched,
-    identify,
-    joins,
-    left_for_class,
-    line_up,
-    look_at_classes,
-    named,
-    prioritized,
-    refusals,
-    row_left,
-    set_limits,
-    startable,
-)
 from .worker import PlayedWorker
 
 EPSILON_S = 1e-6
@@ -137,12 +65,12 @@ class Record:
         self.tried_again: Ask | None = None
         self.counts: Counter[str] = Counter()
         self.machine_bytes = 0
-        self.shortage = Shortage()
+        self.shortage = memory.Shortage()
         self.raised: dict[ModelName, int] = {}
         self.appraised: set[ModelName] = set()
-        self.devices = Devices()
-        self.downloads = Downloads()
-        self.joining = Joining()
+        self.devices = engine.Devices()
+        self.downloads = processes.Downloads()
+        self.joining = requests.Joining()
         self.questions = 0
         self._admitted = 0
 
@@ -192,7 +120,7 @@ class Record:
                 if life := self.life_of(event.model, event.generation):
                     self._worker_said(self.books[event.model], life, event.message)
             case events.Tick():
-                ticked(self)
+                processes.ticked(self)
             case events.ClientSaid():
                 self._client_said(event)
             case events.ClientGone(connection=connection):
@@ -203,7 +131,7 @@ class Record:
                         self.must[ask] = {"slow_consumer"}
                 self.joining.is_slow(bytes(connection))
             case events.Exited() | events.SpawnFailed():
-                death_seen(self, event)
+                processes.death_seen(self, event)
             case events.DownloadSaid():
                 self.downloads.said(self, event)
             case events.Appraised(needs=needs):
@@ -216,32 +144,32 @@ class Record:
                     if life := book.life:
                         if life.pid is not None:
                             life.footprint = event.footprint_bytes.get(life.pid, 0)
-                        measured(self, book, life)
-                sampled(self, event)
+                        memory.measured(self, book, life)
+                memory.sampled(self, event)
             case events.Reloaded(needs=needs):
                 self.appraised = set(needs)
-                reloaded(self, event)
+                processes.reloaded(self, event)
             case events.ShutdownAsked(is_immediate=is_immediate):
-                shut_down(self, self.plan.settings.drain_timeout_s, is_now=is_immediate)
+                processes.shut_down(self, self.plan.settings.drain_timeout_s, is_now=is_immediate)
             case events.Started():
                 for book in self.books.values():
                     if book.entry.preload:
-                        up(book, by_user=True, up_for=UpFor.FILE)
+                        processes.up(book, by_user=True, up_for=UpFor.FILE)
         for book in self.books.values():
-            drained(self, book)
+            processes.drained(self, book)
         self._note_who_works()
-        refuse(self)
-        forget_turns(self)
+        memory.refuse(self)
+        memory.forget_turns(self)
 
     def after(self) -> None:
         """Raise unless the core has said all that it has to say of the event."""
         for ask, codes in self.must.items():
-            is_ended = not ask.is_open or is_almost_due(self, ask, codes)
+            is_ended = not ask.is_open or processes.is_almost_due(self, ask, codes)
             check("must end", is_ended, f"{ask}: {sorted(codes)} after {self.event}")
         check("delta lost", not self.deltas, self.deltas[:1])
         check("duplicate answered", not self.is_twin, self.event)
         check("not asked to leave", not self.to_leave, [str(ask) for ask in self.to_leave])
-        forget_turns(self)
+        memory.forget_turns(self)
         self.downloads.look(self)
         self.joining.look(self)
         for book in self.books.values():
@@ -252,12 +180,12 @@ class Record:
                 over = {key for key, ask in life.given.items() if not ask.is_open}
                 is_told = not life.is_linked or over <= life.cancelled
                 check("runs on for nobody", is_told, f"{book.name}: {over}")
-        look_at_classes(self)
-        look_at_rows(self)
-        look_at_swaps(self)
-        look_at_limits(self)
-        look_at_leases(self)
-        look_at_shortage(self)
+        requests.look_at_classes(self)
+        memory.look_at_rows(self)
+        memory.look_at_swaps(self)
+        processes.look_at_limits(self)
+        engine.look_at_leases(self)
+        memory.look_at_shortage(self)
         self._note_who_works()
 
     def _note_who_works(self) -> None:
@@ -274,7 +202,7 @@ class Record:
             is_over = row["state"] == "STOPPED" or (life is not None and life.is_abandoned)
             check("everything is down", is_over, row)
             check("reserved", row["footprint_bytes"] == 0 or life is not None, row)
-            compare_costs(self.books[row["name"]], row)
+            engine.compare_costs(self.books[row["name"]], row)
         queue = status["queue"]
         check("nobody waits", queue["waiting"] == 0 and not queue["per_client"], queue)
 
@@ -293,22 +221,24 @@ class Record:
                 if ask is not None and ask.is_open:
                     self.must[ask] = {"done:cancelled"}
             case client.Prioritize():
-                self.is_unique[key] = prioritized(self, message)
+                self.is_unique[key] = requests.prioritized(self, message)
             case client.Stop(timeout_s=limit_s):
                 usual_s = self.plan.settings.drain_timeout_s
-                shut_down(self, usual_s if limit_s is None else limit_s, is_now=message.now)
+                processes.shut_down(
+                    self, usual_s if limit_s is None else limit_s, is_now=message.now
+                )
             case Attach():
                 self.joining.asked(self, connection, message)
             case CancelRequest():
-                ask = named(self, message.request)
+                ask = requests.named(self, message.request)
                 self.is_unique[key] = ask is not None
                 if ask is not None:
                     self.must[ask] = {"done:cancelled"}
                     self.count("cancelled by another")
             case PauseRequest() | ResumeRequest():
-                commanded(self, connection, message)
+                requests.commanded(self, connection, message)
             case _:
-                commanded_model(self, message, connection)
+                processes.commanded_model(self, message, connection)
 
     def _asked(self, connection: bytes, message: client.Generate, process: str) -> None:
         ask = self.asks.get((connection, message.id))
@@ -318,21 +248,21 @@ class Record:
             self.is_twin = True
             return
         ask.arrived_at = self.now
-        identify(self, ask, process, message)
+        requests.identify(self, ask, process, message)
         self.open[ask] = None
-        codes = refusals(self, ask, message)
+        codes = requests.refusals(self, ask, message)
         if codes:
             self.must[ask] = codes
             ask.place = Place.LINE  # for as long as its refusal takes
             return
         self._admitted += 1
         ask.number = self._admitted
-        set_limits(self, ask)
+        requests.set_limits(self, ask)
         book = self.books[ask.model]
-        joins(self, book, ask)
-        line_up(self, book, ask)
+        requests.joins(self, book, ask)
+        requests.line_up(self, book, ask)
         if book.wanted is not Wanted.UP:
-            up(book, by_user=False)
+            processes.up(book, by_user=False)
 
     def _client_gone(self, connection: bytes) -> None:
         self.gone.add(connection)
@@ -370,7 +300,7 @@ class Record:
             progress_at=self.now,
         )
         book.retry, book.retry_at, book.drain_until = None, None, None
-        book.held = book.life.granted = need_of(self, book)
+        book.held = book.life.granted = memory.need_of(self, book)
 
     def _process_seen(
         self, event: events.Spawned | events.WorkerBroke | events.WorkerUnlinked
@@ -390,14 +320,14 @@ class Record:
     def _worker_said(self, book: Book, life: Life, message: Message) -> None:
         match message:
             case worker.Step():
-                stepped(self, life, message)
-                step_costs(self, book, life, message)
+                engine.stepped(self, life, message)
+                engine.step_costs(self, book, life, message)
                 for row in message.rows:
                     self._piece_arrived(book, life, row)
                     if row.tokens and life.spoke_at is None:
                         life.spoke_at = self.now
-                note_left(self, life)
-                rests(life)
+                memory.note_left(self, life)
+                engine.rests(life)
                 book.busy_at = self.now
             case worker.Accepted(key=key, acceptance=acceptance):
                 ask = life.given.get(key)
@@ -412,7 +342,7 @@ class Record:
                     self.must[ask] = {error["code"]}
                 elif ask is not None:
                     self.count("cancel met rejection")
-                rests(life)
+                engine.rests(life)
                 book.busy_at = self.now
             case worker.Hello(version=version):
                 life.has_greeted = True
@@ -421,7 +351,7 @@ class Record:
                     self.stops(life, Cause.VERSION)
             case worker.LoadProgress(phase=phase, progress=progress):
                 self._progresses(life, (str(phase), progress))
-            case worker.Ready() if life.cause is None and is_too_large(self, book, message):
+            case worker.Ready() if life.cause is None and memory.is_too_large(self, book, message):
                 self.stops(life, Cause.TOO_LARGE)
             case worker.Ready() if life.cause is None:
                 self._is_ready(book, life, message)
@@ -431,7 +361,7 @@ class Record:
                 life.announced = words
             case worker.Heartbeat():
                 life.reported = message.active_bytes + message.cache_bytes
-                budget_kept(self, book, life, message.budget)
+                memory.budget_kept(self, book, life, message.budget)
 
     def _progresses(self, life: Life, progress: tuple[str, float]) -> None:
         if progress != life.progress:
@@ -506,11 +436,11 @@ class Record:
         if is_short and book.wanted is Wanted.UP:
             ask.is_unread = not (ask.is_interrupted or ask.is_paused or ask.read or ask.sent)
         if is_short or ask.is_for_room:
-            left_for_memory(self, ask)
+            memory.left_for_memory(self, ask)
         if lacks_memory and not (ask.may_resume and not life.launch.deterministic):
             ask.is_stranded = True
-        left_for_class(book, life, ask, row.paused)
-        row_left(self, book, ask, cut_off(self, book))
+        requests.left_for_class(book, life, ask, row.paused)
+        requests.row_left(self, book, ask, processes.cut_off(self, book))
 
     # ------------------------------------------------------------ what the core does
 
@@ -523,18 +453,18 @@ class Record:
                 if life := self.life_of(model, generation):
                     self._to_worker(self.books[model], life, message)
             case actions.Spawn():
-                judge_spawn(self, action)
+                processes.judge_spawn(self, action)
             case actions.StartDownload() | actions.EndDownload():
                 self.downloads.obeyed(action)
             case actions.SignalWorker():
-                judge_signal(self, action)
+                processes.judge_signal(self, action)
             case actions.Announce(change=change):
-                announced(self, change)
+                memory.announced(self, change)
             case actions.Abandon(model=model):
                 life = self.books[model].life
                 check("given up early", life is not None and life.is_abandoned, model)
             case actions.NeedRaised(model=model, raised_bytes=raised_bytes):
-                is_raised(self, model, raised_bytes)
+                memory.is_raised(self, model, raised_bytes)
             case actions.Finish():
                 lives = [book.life for book in self.books.values() if book.life]
                 check("ends with processes", all(life.is_abandoned for life in lives), lives)
@@ -596,7 +526,7 @@ class Record:
         if kind is NoticeKind.QUEUED:
             book = self.books[ask.model]
             check("queued without waiting", ask in book.queue, ask)
-            check_place(self, book, ask, detail["position"])
+            requests.check_place(self, book, ask, detail["position"])
         elif kind is NoticeKind.PAUSED:
             check("paused without being so", ask.paused_at is not None, f"{ask}: {detail}")
         elif kind is NoticeKind.RESUMED:
@@ -612,7 +542,7 @@ class Record:
             name = "ended: " + code.removeprefix("done:")
             raise Violation(name, f"{ask}: {code} and not {sorted(expected)}; {message}")
         ask.end = message
-        end_costs(ask, message)
+        engine.end_costs(ask, message)
         if isinstance(message, Failed):
             sent = message.error["detail"].get("tokens_sent", ask.tokens)
             check("tokens_sent", sent == ask.tokens, f"{ask}: {sent}")
@@ -626,9 +556,9 @@ class Record:
         match message:
             case client.Load(model=model, dry_run=True):
                 target = self.books[model]
-                is_unseen = target.life is not None and may_have_begun(self, target)
+                is_unseen = target.life is not None and memory.may_have_begun(self, target)
                 if not (is_unseen and value["outcome"] == "waits"):
-                    check_forecast(self, target, value)
+                    memory.check_forecast(self, target, value)
             case client.Reload():
                 said = {name: value[name] for name in ("added", "removed")}
                 check("changes of a reload", said == self.changes, f"{said} {self.changes}")
@@ -651,7 +581,7 @@ class Record:
 
     def _compare(self, value: dict[str, Any]) -> None:
         """Raise unless the status says what the oracle knows."""
-        compare_shortage(self, value["memory"])
+        memory.compare_shortage(self, value["memory"])
         rows = value["models"]
         check("status names all", {row["name"] for row in rows} == set(self.books), rows)
         for row in rows:
@@ -670,10 +600,10 @@ class Record:
                 check(f"status: {name}", said == right, f"{book.name}: {said}, not {right}")
             check("status: failed", (row["state"] == "FAILED") == bool(book.failed), row)
             check("status: suspects", row["suspects"] <= len(book.suspicion.suspects) + 8, row)
-            check_row(self, book, row)
+            memory.check_row(self, book, row)
             self.downloads.check_row(book, row)
-            compare_costs(book, row)
-        compare_queue(self, value["queue"])
+            engine.compare_costs(book, row)
+        requests.compare_queue(self, value["queue"])
 
     # ------------------------------------------------------------ what workers are told
 
@@ -689,16 +619,16 @@ class Record:
             case worker.PauseRow(key=key, keep=keep):
                 self._paused(book, life, life.given.get(key), keep=keep)
             case worker.Leases() | worker.Lease():
-                told_lease(self, life, message)
+                engine.told_lease(self, life, message)
             case worker.DropKept(key=key):
                 check("drops what is not kept", key in life.kept, key)
                 returning = [a for a in book.waiting if a.key == key and a not in self.must]
                 check("drops what may return", not returning, key)
                 life.kept.remove(key)
             case worker.SetBudget():
-                told_budget(self, book, life, message)
+                memory.told_budget(self, book, life, message)
             case worker.GiveBack():
-                asked_to_give_back(self, life)
+                memory.asked_to_give_back(self, life)
             case Render():
                 self.joining.told(life, message)
             case worker.Exit():
@@ -711,7 +641,7 @@ class Record:
         if keep and ask in self.to_leave:
             self.to_leave.remove(ask)
         elif keep:
-            asked_to_leave(self, book, life, ask)
+            requests.asked_to_leave(self, book, life, ask)
         else:
             if not book.suspicion.turns_are_taken and book.swaps_until is None:
                 ask.is_for_memory = True
@@ -721,7 +651,7 @@ class Record:
 
     def _dispatch(self, book: Book, life: Life, message: worker.Dispatch) -> None:
         if book.swaps_until is not None and book.drain_until is None:
-            is_called_off(book)
+            memory.is_called_off(book)
         is_served = book.serves or book.finishes
         check("dispatched unready", is_served and life.unlinked_at is None, book.name)
         ask = self._asked_by(book, message)
@@ -743,9 +673,9 @@ class Record:
             if is_turn:
                 self.count("turns")
                 self._passes_over(book, ask)
-        check("returns without room", may_return(self, life, ask), f"{ask} of {book.name}")
+        check("returns without room", memory.may_return(self, life, ask), f"{ask} of {book.name}")
         ask.short_at, ask.is_for_room = None, False
-        dispatched(self, book, ask, is_turn=are_turns)
+        requests.dispatched(self, book, ask, is_turn=are_turns)
         book.queue.remove(ask)
         ask.ends_pause(self.now)
         life.kept.discard(message.key)
@@ -758,7 +688,7 @@ class Record:
         """Raise unless new requests start before a turn, oldest first, as there are rows."""
         newcomers = [
             ask
-            for ask in startable(self, book)
+            for ask in requests.startable(self, book)
             if ask.acceptance is None
             and ask.may_resume
             and ask is not turn
@@ -772,7 +702,7 @@ class Record:
         """Return the request by its key, or, the first time, the oldest with that body."""
         found = [ask for ask in book.queue if ask.key == message.key]
         if not found and message.resume is None:
-            asks = [*contenders(self, book), *startable(self, book)]
+            asks = [*requests.contenders(self, book), *requests.startable(self, book)]
             alike = [ask for ask in asks if ask.prompt.body == message.body]
             found = [ask for ask in alike if ask.key is None][:1]
         check("dispatch of nobody's", len(found) == 1, f"{message}: {found}")
@@ -782,22 +712,22 @@ class Record:
         return ask
 
     def _told_to_exit(self, book: Book, life: Life) -> None:
-        drained(self, book)  # what waited for the drain may have ended in this event
+        processes.drained(self, book)  # what waited for the drain may have ended in this event
         life.told.append(("exit", self.now))
         if life.cause is Cause.ASKED:
             return
         is_busy = book.is_busy and book.wanted is Wanted.UP
         if is_busy and life.cause is None and book.swaps_until is None:
-            swap_begins(self, book, life)
+            memory.swap_begins(self, book, life)
         if book.swaps_until is not None and life.cause is None:
-            swap_exits(self, book, life)
+            memory.swap_exits(self, book, life)
             return
         check("exit of the faulty", life.cause is None, f"{book.name}: {life.cause}")
         check("unloaded while busy", book.wanted is Wanted.UP and not book.is_busy, book.name)
         idle_s = book.entry.idle_unload_s
         is_due = bool(idle_s) and self.now >= book.busy_at + idle_s - EPSILON_S
         if self.plan.budget_bytes is not None and not is_due:
-            check_eviction(self, book, life)
+            memory.check_eviction(self, book, life)
         else:
             check("unloaded early" if idle_s else "unloaded unasked", is_due, book.name)
             self.count("unloaded as idle")

@@ -8,6 +8,7 @@ from enum import Enum, auto
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from mlxsup.protocol import worker_messages as messages
 from mlxsup.protocol.cache_cost import cache_bytes
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.delta_body import pack_body
@@ -26,29 +27,6 @@ from mlxsup.protocol.states import (
     WorkerPhase,
 )
 from mlxsup.protocol.version import VERSION
-from mlxsup.protocol.worker_messages import (
-    Acceptance,
-    Accepted,
-    CancelRow,
-    Dispatch,
-    DropKept,
-    Dying,
-    Exit,
-    GiveBack,
-    Heartbeat,
-    Hello,
-    Lease,
-    Leases,
-    LoadProgress,
-    PauseRow,
-    PrefillProgress,
-    Ready,
-    Rejected,
-    RowDelta,
-    SetBudget,
-    Step,
-    WorkerMessage,
-)
 from mlxsup.supervisor.core import events
 from mlxsup.supervisor.core.actions import Spawn, WorkerSignal
 from mlxsup.worker.engine import Engine, EngineBytes
@@ -97,8 +75,8 @@ class Row:
 
     key: RequestKey
     prompt: Prompt
-    acceptance: Acceptance | None = None  # None while it is being prepared
-    resumes: Acceptance | None = None  # of an earlier life
+    acceptance: messages.Acceptance | None = None  # None while it is being prepared
+    resumes: messages.Acceptance | None = None  # of an earlier life
     count: int = 0  # tokens computed, those of earlier lives too
     unread_steps: int = 0
     read: int = 0
@@ -145,16 +123,17 @@ class Batch:
     max_rows: int
     prompts: dict[int, Prompt]
     bodies: dict[bytes, Prompt]
-    say: Callable[[WorkerMessage], None]
+    say: Callable[[messages.WorkerMessage], None]
     keeps: float  # the share of paused rows whose state there is memory for
     layers: tuple[CacheLayers, ...]
     rows: dict[RequestKey, Row] = field(default_factory=dict)
-    ended: list[RowDelta] = field(default_factory=list)  # taken out since the last step
+    ended: list[messages.RowDelta] = field(default_factory=list)  # taken out since the last step
     kept: set[RequestKey] = field(default_factory=set)
     steps: int = 0
     are_leases_needed: bool = False
     has: Has = Has.NOTHING
-    unheard: list[Leases | Lease] = field(default_factory=list)  # since the step under way began
+    # What was said of leases since the step under way began.
+    unheard: list[messages.Leases | messages.Lease] = field(default_factory=list)
     memory: RowMemory = field(init=False)
 
     def __post_init__(self) -> None:
@@ -192,7 +171,7 @@ class Batch:
     def hear(self) -> None:
         """Read what the supervisor has said about leases, once no step is under way."""
         for message in self.unheard:
-            if isinstance(message, Leases):
+            if isinstance(message, messages.Leases):
                 check("told again", message.are_needed != self.are_leases_needed, message)
                 self.are_leases_needed = message.are_needed
             else:
@@ -200,7 +179,7 @@ class Batch:
                 self.has = Has.A_LEASE
         self.unheard.clear()
 
-    def begin(self, dispatch: Dispatch) -> None:
+    def begin(self, dispatch: messages.Dispatch) -> None:
         key, resume = dispatch.key, dispatch.resume
         check("dispatched twice", key not in self.rows, key)
         if resume is None:
@@ -226,7 +205,7 @@ class Batch:
         """Take a row out; one that is not there has its end under way already."""
         if self.rows.pop(key, None) is None:
             return False
-        self.ended.append(RowDelta(key=key, finish=FinishReason.CANCELLED))
+        self.ended.append(messages.RowDelta(key=key, finish=FinishReason.CANCELLED))
         return True
 
     def pause(self, key: RequestKey, *, keep: bool) -> bool:
@@ -236,7 +215,7 @@ class Batch:
             return False
         has_read = row.acceptance is not None and not row.unread_steps
         is_safe = has_read and row.count != row.prompt.poison_at
-        delta = RowDelta(key=key)
+        delta = messages.RowDelta(key=key)
         if row.acceptance is not None and is_safe and self.dice.random() < 0.5:
             delta = self._advance(row, row.acceptance)
         if delta.finish is None:
@@ -263,7 +242,7 @@ class Batch:
     def _lacks_memory(self, key: RequestKey) -> None:
         del self.rows[key]
         self.ended.append(
-            RowDelta(key=key, paused=RowState.DROPPED, pause_reason=PauseReason.MEMORY)
+            messages.RowDelta(key=key, paused=RowState.DROPPED, pause_reason=PauseReason.MEMORY)
         )
 
     def prepare(self) -> None:
@@ -274,11 +253,11 @@ class Batch:
             if row.prompt.is_refused:
                 del self.rows[key]
                 error = RemoteError(ErrorCode.INVALID_REQUEST, f"no {key}")
-                self.say(Rejected(key=key, error=error.to_wire()))
+                self.say(messages.Rejected(key=key, error=error.to_wire()))
                 continue
             others = self.running
             row.acceptance = row.resumes or accept(row.prompt, self.generation)
-            self.say(Accepted(key=key, acceptance=row.acceptance, tokenize_s=0.01))
+            self.say(messages.Accepted(key=key, acceptance=row.acceptance, tokenize_s=0.01))
             if not self.memory.has_room(row, others):
                 self._lacks_memory(key)
 
@@ -309,7 +288,7 @@ class Batch:
             deltas, self.ended = self.ended, []
             self._say(deltas, len(deltas))
 
-    def _say(self, deltas: list[RowDelta], between_steps: int, **more: Any) -> None:
+    def _say(self, deltas: list[messages.RowDelta], between_steps: int, **more: Any) -> None:
         is_reading = self.is_reading
         can_decode = any(not row.unread_steps for row in self.running)
         returns = self.has is Has.A_LEASE
@@ -319,7 +298,7 @@ class Batch:
         if wants:
             self.has = Has.ASKED
         self.say(
-            Step(
+            messages.Step(
                 step=self.steps,
                 rows=deltas,
                 between_steps=between_steps,
@@ -332,13 +311,15 @@ class Batch:
         )
 
     @staticmethod
-    def _read(row: Row) -> PrefillProgress:
+    def _read(row: Row) -> messages.PrefillProgress:
         row.unread_steps -= 1
         total = LONG_TOKENS + row.count
         before, row.read = row.read, total // (row.unread_steps + 1)
-        return PrefillProgress(key=row.key, done=row.read, total=total, computed=row.read - before)
+        return messages.PrefillProgress(
+            key=row.key, done=row.read, total=total, computed=row.read - before
+        )
 
-    def _advance(self, row: Row, accepted: Acceptance) -> RowDelta:
+    def _advance(self, row: Row, accepted: messages.Acceptance) -> messages.RowDelta:
         before, poison_at = row.count, row.prompt.poison_at
         row.count = min(before + self.dice.choice((1, 1, 1, 2)), answer_length(accepted))
         if poison_at is not None and before < poison_at < row.count:
@@ -351,7 +332,7 @@ class Batch:
         is_first, row.has_spoken = not row.has_spoken, True
         if is_last:
             self.rows.pop(row.key, None)
-        return RowDelta(
+        return messages.RowDelta(
             key=row.key,
             text=text[len(answer_shown(accepted, before)) :],
             tokens=pack_tokens(tokens),
@@ -459,7 +440,7 @@ class PlayedWorker:
             version = "0.0.0"
         self.has_greeted = True
         self.say(
-            Hello(
+            messages.Hello(
                 model=self.model,
                 generation=self.generation,
                 token="t",
@@ -487,12 +468,12 @@ class PlayedWorker:
         elif happens("load_stalls"):
             self.hang("load_stalls")
         elif part < 2:
-            self.say(LoadProgress(phase=LoadPhase.WEIGHTS, progress=(part + 1) / 3))
+            self.say(messages.LoadProgress(phase=LoadPhase.WEIGHTS, progress=(part + 1) / 3))
             self._time.after(self._dice.uniform(0.02, 0.5), lambda: self._load(part + 1))
         else:
             self.is_ready = True
             self.say(
-                Ready(
+                messages.Ready(
                     context_length=100,
                     fingerprint="f",
                     backend="cpu",
@@ -522,7 +503,7 @@ class PlayedWorker:
     def _beat(self) -> None:
         phase, phase_s, predicted_s = self._phase()
         memory = self._world.reported_bytes.get(self.pid, 150)
-        beat = Heartbeat(
+        beat = messages.Heartbeat(
             step=self.batch.steps,
             phase=phase,
             phase_s=phase_s,
@@ -566,33 +547,33 @@ class PlayedWorker:
         self.received += 1
         batch = self.batch
         match message:
-            case Dispatch():
+            case messages.Dispatch():
                 check("dispatched before READY", self.is_ready, message.key)
                 check("dispatched after Exit", not self.is_asked, message.key)
                 batch.begin(message)
                 self._wake()
-            case CancelRow(key=key):
+            case messages.CancelRow(key=key):
                 if batch.cancel(key):
                     self._wake()
-            case Leases() | Lease():
+            case messages.Leases() | messages.Lease():
                 batch.unheard.append(message)
                 self._wake()
-            case PauseRow(key=key, keep=keep):
+            case messages.PauseRow(key=key, keep=keep):
                 if batch.pause(key, keep=keep):
                     self._wake()
-            case DropKept(key=key):
+            case messages.DropKept(key=key):
                 check("drops what is not kept", key in batch.kept, key)
                 batch.kept.remove(key)
-            case SetBudget():
+            case messages.SetBudget():
                 batch.memory.heard(message)
                 if self.works_since is None:
                     batch.keep_to_budget()
                     self._wake()
-            case GiveBack():
+            case messages.GiveBack():
                 self.has_given_back = True
             case Render():
                 self._render(message)
-            case Exit():
+            case messages.Exit():
                 self.is_asked = True
                 self._wake()
             case _:
@@ -747,13 +728,13 @@ class PlayedWorker:
     def _forget(self) -> None:
         self._world.workers.pop((self.model, self.generation), None)
 
-    def say(self, message: WorkerMessage) -> None:
+    def say(self, message: messages.WorkerMessage) -> None:
         if self.is_alive and self.is_linked:
             self.sent += 1
             self._up.send(lambda: self._hand_over(message))
 
-    def _hand_over(self, message: WorkerMessage) -> None:
-        self.is_known = self.is_known or isinstance(message, Hello)
+    def _hand_over(self, message: messages.WorkerMessage) -> None:
+        self.is_known = self.is_known or isinstance(message, messages.Hello)
         if not (self.is_broken or self._is_forgotten):
             self._report(events.WorkerSaid, message=message)
 
@@ -781,7 +762,7 @@ class PlayedWorker:
 
     def die(self, code: int, message: str) -> None:
         """Say why it ends, and end."""
-        self.say(Dying(code=code, message=message))
+        self.say(messages.Dying(code=code, message=message))
         self.exit(code=code)
 
     def exit(self, *, code: int | None = None, signal: str = "") -> None:
