@@ -354,21 +354,10 @@ PLANTED: dict[str, Plant] = {
     "nothing gives way to other programs": does_nothing(GivingBack, "sampled"),
     "a row that lacked memory returns at once": instead(rows_memory.is_held_back, False),
     "an idle engine shares its device": does_nothing(Meter, "rests"),
-    "leases go by the order of questions": instead(turn_rank, 0),
     "files are not fetched": does_nothing(Downloads, "settle"),
     "downloads run on for nothing": downloads_run_on,
     "no limit of time is due": returns(serving, "_after", None),
 }  # fmt: skip
-
-
-def failing_loads() -> Script:
-    """Let a load fail twice with the same error, which sixty seeds do not meet."""
-    script = Script(steady_plan(count=1))
-    script.ask()
-    script.strike("load_alike")
-    script.strike("load_alike")
-    script.time_passes(3.0)
-    return script
 
 
 @pytest.mark.slow
@@ -387,7 +376,38 @@ def test_a_planted_bug_is_seen_within_sixty_seeds_P22(
     raise AssertionError("not seen")
 
 
-def test_a_load_that_may_fail_alike_for_ever_is_seen_P22(monkeypatch: pytest.MonkeyPatch) -> None:
-    returns(RestartPolicy, "fails_alike", False)(monkeypatch)
+def failing_loads() -> Script:
+    script = Script(steady_plan(count=1))
+    script.ask()
+    script.strike("load_alike")
+    script.strike("load_alike")
+    script.time_passes(3.0)
+    return script
+
+
+def long_prompts() -> Script:
+    """Have three models read long prompts, of which one may at a time."""
+    script = Script(steady_plan(count=3, rows=2, max_parallel_prefills=1, parallel_loads=3))
+    for model in range(3):
+        script.ask(model, length=2)
+    script.time_passes(4.0)
+    for model in range(3):
+        script.ask(model, is_long=True, priority=list(Priority)[2 - model])
+    script.time_passes(30.0)
+    return script
+
+
+@pytest.mark.parametrize(
+    ("plant", "play"),
+    [
+        pytest.param(returns(RestartPolicy, "fails_alike", False), failing_loads, id="alike"),
+        pytest.param(instead(turn_rank, 0), long_prompts, id="leases by order of questions"),
+    ],
+)
+def test_a_planted_bug_is_seen_in_its_events_P22(
+    plant: Plant, play: Callable[[], Script], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play().world.finish()
+    plant(monkeypatch)
     with pytest.raises(Violation):
-        failing_loads().world.finish()
+        play().world.finish()
