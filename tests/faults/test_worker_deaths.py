@@ -265,7 +265,7 @@ WORKER = "from mlxsup.worker import __main__ as worker; worker.leave(worker.main
 
 def test_a_wall_clock_that_jumps_by_an_hour_kills_no_worker_and_ends_no_request_P7() -> None:
     model = fake(
-        fake={"step_s": 0.01}, step_timeout_s=5.0, load_stall_timeout_s=10.0, idle_unload_s=300.0
+        fake={"step_s": 0.01}, step_timeout_s=60.0, load_stall_timeout_s=300.0, idle_unload_s=900.0
     )
     argv = [sys.executable, "-P", "-c", JUMPING + WORKER]
     with (
