@@ -8,20 +8,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from . import chaos, clients, faults, kills, soak, sockets, supervisor, workers
-from .scenario import Place, Result, Scenario, exit_code, keep, table
-from support.models.tiny_model import make_tiny_model
+from .chaos import CHAOS
+from .hostile import HOSTILE
+from .scenario import CPU, Place, Result, Scenario, exit_code, table
+from .scenarios import ONE_FAULT
+from .soak import SOAK
 
-SCENARIOS: tuple[Scenario, ...] = (
-    *kills.SCENARIOS,
-    *supervisor.SCENARIOS,
-    *workers.SCENARIOS,
-    *clients.SCENARIOS,
-    *sockets.SCENARIOS,
-    *chaos.SCENARIOS,
-    *soak.SCENARIOS,
-    *faults.SCENARIOS,
-)
+SCENARIOS: tuple[Scenario, ...] = (*ONE_FAULT, *HOSTILE, CHAOS, SOAK)
 
 
 def chosen(names: list[str]) -> list[Scenario]:
@@ -54,9 +47,14 @@ def main() -> int:
                 print(f"    {figure.what}: {figure.bound.text if figure.bound else 'reported'}")
         return 0
     with tempfile.TemporaryDirectory() as folder:
+        tiny = Path(folder) / "tiny"
+        if any(CPU in one.scenario.where for one in results):
+            from support.models.tiny_model import make_tiny_model
+
+            make_tiny_model(tiny)
         place = Place(
-            tiny=make_tiny_model(Path(folder) / "tiny"), is_small=given.small, seed=given.seed,
-            requests=given.requests, minutes=given.minutes,
+            tiny=tiny, is_small=given.small, seed=given.seed, requests=given.requests,
+            minutes=given.minutes,
         )  # fmt: skip
         usual = 1 if given.small else max((one.scenario.rounds for one in results), default=0)
         for number in range(given.repeats or usual):
@@ -68,7 +66,7 @@ def main() -> int:
                     print(f"round {number + 1}: {one.scenario.name} {took_s:.1f} s {one.problem}",
                           file=sys.stderr, flush=True)  # fmt: skip
     for one in results:
-        keep(one)
+        one.keep()
     print(table(results))
     return exit_code(results)
 

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from enum import StrEnum
 from importlib.metadata import version
 from pathlib import Path
 
@@ -18,21 +19,42 @@ import psutil
 
 from mlxsup.client import RequestError
 
-from support.core.verdict import EXIT_CODES, NotShown, Verdict
-
 FAKE = "fake engine"
 CPU = "MLX, CPU"
 ROOT = Path(__file__).parents[2]
 RAW = ROOT / "build" / "campaign"
-"""For raw data, which no repository holds."""
-
 MAX_SHOWN = 1500
 
 Values = Mapping[str, float | list[float]]
 """What one round has measured, by key."""
-
 Samples = dict[str, list[float]]
 """What all rounds have measured, by key."""
+
+
+class Verdict(StrEnum):
+    """How a promise stands after a run."""
+
+    KEPT = "kept"
+    MISSED = "MISSED"
+    """It was broken, or its figure is past its target."""
+    NOT_SHOWN = "not shown"
+    """The run could not judge: a fault never struck, or the disk was full."""
+    REPORTED = "reported"
+    """The figure has no target."""
+
+
+EXIT_CODES = {Verdict.KEPT: 0, Verdict.REPORTED: 0, Verdict.MISSED: 4, Verdict.NOT_SHOWN: 3}
+"""Any other code, 1 of a traceback too, means not shown."""
+
+
+class NotShown(Exception):
+    """A round could not do what it was to judge by, with the reason for people."""
+
+
+def require(is_so: bool, reason: str) -> None:
+    """Raise NotShown unless a round can judge what it is to judge."""
+    if not is_so:
+        raise NotShown(reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +84,7 @@ def equals(value: float, *, is_exact: bool = True) -> Bound:
 
 def median_at_most(limit: float) -> Bound:
     """Hold the median against a limit."""
-    return Bound(
-        f"median ≤{limit:,g}", lambda seen, key: statistics.median(seen[key]) <= limit
-    )  # fmt: skip
+    return Bound(f"median ≤{limit:,g}", lambda seen, key: statistics.median(seen[key]) <= limit)
 
 
 def at_most_beside(base: str, more: float) -> Bound:
@@ -82,9 +102,8 @@ def p99_at_most(limit: float, least: int = 500) -> Bound:
 
     def holds(seen: Samples, key: str) -> bool | None:
         ordered = sorted(seen[key])
-        return (
-            ordered[math.ceil(0.99 * len(ordered)) - 1] <= limit if len(ordered) >= least else None
-        )
+        is_enough = len(ordered) >= least
+        return ordered[math.ceil(0.99 * len(ordered)) - 1] <= limit if is_enough else None
 
     return Bound(f"p99 of ≥{least} ≤{limit:g}", holds)
 
@@ -135,9 +154,9 @@ class Place:
         return small if self.is_small else usual
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Scenario:
-    """Something that strikes, and what is measured of it.
+    """A fault that strikes, and what is measured of it.
 
     Attributes:
         name: by which it is chosen.
@@ -152,9 +171,9 @@ class Scenario:
     name: str
     promises: str
     where: str
+    rounds: int
     run: Callable[[Place], Values]
     figures: tuple[Figure, ...]
-    rounds: int = 3
 
 
 @dataclass(slots=True)
@@ -186,9 +205,8 @@ class Result:
         else:
             self.rounds += 1
             for key, value in values.items():
-                self.samples.setdefault(key, []).extend(
-                    value if isinstance(value, list) else [value]
-                )
+                more = value if isinstance(value, list) else [value]
+                self.samples.setdefault(key, []).extend(more)
 
     def verdict(self, figure: Figure) -> Verdict:
         """Return how the promise stands, by this figure."""
@@ -200,6 +218,21 @@ class Result:
             return Verdict.REPORTED
         holds = figure.bound.holds(self.samples, figure.key)
         return {True: Verdict.KEPT, False: Verdict.MISSED, None: Verdict.NOT_SHOWN}[holds]
+
+    def keep(self, folder: Path = RAW) -> None:
+        """Append everything that was measured to a file of raw data."""
+        folder.mkdir(parents=True, exist_ok=True)
+        line = {
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "commit": commit_name(),
+            "machine": hardware(),
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("mlx", "mlx-lm", "pyzmq")},
+            "samples": self.samples,
+            "problem": self.problem,
+        }
+        with (folder / f"{self.scenario.name}.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 HEAD = ("promise", "figure", "on", "with the fault", "without", "target", "verdict", "rounds",
@@ -225,11 +258,8 @@ def table(results: Sequence[Result]) -> str:
         for figure in result.scenario.figures
     ]
     lines = ["| " + " | ".join(row) + " |" for row in (HEAD, ("---",) * len(HEAD), *rows)]
-    problems = [
-        f"{one.scenario.name}: {one.problem_verdict}: {one.problem}"
-        for one in results
-        if one.problem
-    ]
+    failed = [one for one in results if one.problem]
+    problems = [f"{one.scenario.name}: {one.problem_verdict}: {one.problem}" for one in failed]
     return "\n".join([*lines, *(["", *problems] if problems else [])])
 
 
@@ -269,19 +299,3 @@ def exit_code(results: Sequence[Result]) -> int:
     found = {result.verdict(figure) for result in results for figure in result.scenario.figures}
     worst = (v for v in (Verdict.MISSED, Verdict.NOT_SHOWN) if v in found)
     return EXIT_CODES[next(worst, Verdict.KEPT)]
-
-
-def keep(result: Result, folder: Path = RAW) -> None:
-    """Append everything that a scenario has measured to its file of raw data."""
-    folder.mkdir(parents=True, exist_ok=True)
-    line = {
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit_name(),
-        "machine": hardware(),
-        "python": platform.python_version(),
-        **{name: version(name) for name in ("mlx", "mlx-lm", "pyzmq")},
-        "samples": result.samples,
-        "problem": result.problem,
-    }
-    with (folder / f"{result.scenario.name}.jsonl").open("a") as file:
-        file.write(json.dumps(line) + "\n")

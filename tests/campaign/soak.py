@@ -17,14 +17,13 @@ from mlxsup.client import Client
 from mlxsup.supervisor.log_files import LOG_FILES, MAX_LOG_BYTES
 
 from .oracle import answer_of, wrongs
-from .scenario import CPU, FAKE, Figure, Place, Scenario, Values, at_most, count
-from .watch import SOON, require
+from .scenario import CPU, FAKE, Figure, Place, Scenario, Values, at_most, count, require
+from .watch import FROM_OUTSIDE, SOON, must_have_whole_logs, why_it_ended
 from support.cli.scripted_daemon import ScriptedDaemon
 from support.client.streams import Reader
 from support.daemon.daemon import Daemon, fake, row, wait_for_state
 from support.daemon.faults import undisturbed
 from support.eventually import eventually
-from support.outside import FROM_OUTSIDE, must_have_whole_logs, why_it_ended
 from support.reference import greedy_answers
 
 MAX_GROWTH_MB = 5.0
@@ -221,15 +220,14 @@ def soak(place: Place) -> Values:
     return run_soak(minutes, place.seed, tiny=place.tiny, every_s=every_s, limit_mb=limit)
 
 
-SCENARIOS = (
-    Scenario(name="soak", promises="J4", where=f"{FAKE} and {CPU}", rounds=1, run=soak, figures=(
-        count("requests", "30 minutes of ordinary use, every answer compared: requests", None),
-        count("crashes", "the same: crashes", None),
-        count("unloads", "the same: unloads", None),
-        count("problems", "the same: files, sockets, threads, mapped files, zombies, rows or logs"
-              " more, or a wrong answer"),
-        Figure("rss supervisor", "the same: fitted growth of the supervisor's RSS", "MB",
-               at_most(MAX_GROWTH_MB)),
-        Figure("rss fake", "the same: of a worker's", "MB", at_most(MAX_GROWTH_MB)),
-        Figure("rss real", "the same: of a worker's with MLX", "MB", at_most(40.0)))),
-)  # fmt: skip
+SOAK = Scenario("soak", "J4", f"{FAKE} and {CPU}", 1, soak, (
+    count("requests", "30 minutes of ordinary use, every answer compared: requests", None),
+    count("crashes", "the same: crashes", None),
+    count("unloads", "the same: unloads", None),
+    count("problems", "the same: files, sockets, threads, mapped files, zombies, rows or logs more,"
+          " or a wrong answer"),
+    Figure("rss supervisor", "the same: fitted growth of the supervisor's RSS", "MB",
+           at_most(MAX_GROWTH_MB)),
+    Figure("rss fake", "the same: of a worker's", "MB", at_most(MAX_GROWTH_MB)),
+    Figure("rss real", "the same: of a worker's with MLX", "MB", at_most(40.0)),
+))  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,8 +17,8 @@ import psutil
 
 from mlxsup.client import Client, ConnectionLost, RequestError
 
+from .scenario import NotShown
 from support.client.streams import Reader
-from support.core.verdict import NotShown
 from support.daemon import daemon
 from support.daemon.child import Child, EndedError
 from support.daemon.daemon import wait_for_state
@@ -27,13 +28,9 @@ TESTS = Path(__file__).parents[1]
 SOON: dict[str, Any] = {"max_restarts": 1_000_000, "backoff_initial_s": 0.05, "backoff_max_s": 0.1}
 """A `restart` table for models that die again and again without being given up."""
 
+FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+
 Change = dict[str, Any]
-
-
-def require(is_so: bool, reason: str) -> None:
-    """Raise NotShown unless a round can judge what it is to judge."""
-    if not is_so:
-        raise NotShown(reason)
 
 
 class Daemon(daemon.Daemon):
@@ -83,6 +80,22 @@ def doomed(
         if started.process is not None:
             started.kill()
         started.__exit__(None, None, None)
+
+
+def why_it_ended(daemon: daemon.Daemon) -> Exception:
+    """Return what a daemon that answers no more ended of: NotShown if from outside."""
+    assert daemon.process is not None
+    code = daemon.process.wait(60)
+    if -code in FROM_OUTSIDE or code == 0:
+        return NotShown(f"the daemon was ended from outside, exit status {code}")
+    return AssertionError(f"the daemon ended with {code}: {daemon.output}")
+
+
+def must_have_whole_logs(daemon: daemon.Daemon) -> None:
+    """Raise NotShown if lines of a log were lost, because its disk was full."""
+    text = daemon.output + daemon.log_text()
+    if "bytes lost here" in text or "cannot be written, lines are lost" in text:
+        raise NotShown("lines of a log were lost: its disk took no more")
 
 
 def ready(client: Client, model: str, timeout_s: float = 120.0) -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""Clients that go, stop, flood, or reuse ids, and what it costs the others (P1, P15, P16).
+"""Clients that go, stop, flood, or come in thousands, and what it costs others (P1, P15, P16, P18).
 
-Hostile frames, wrong types and wrong versions: tests/integration/test_bad_input.py.
+Real: daemons with fake engines, client processes, raw sockets. Hostile frames and ids:
+tests/integration/test_supervisor_clients.py; storms in process: test_supervisor_hostile_clients.py.
 """
 
 from __future__ import annotations
@@ -8,15 +9,20 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import psutil
 import pytest
 
-from mlxsup.client import Client
+from mlxsup.client import Client, ConnectionLost, RequestError
+from mlxsup.supervisor.runtime_folder import FILES_PER_MODEL, RESERVED_FILES
+from mlxsup.supervisor.sockets.limits import MAX_OF_ONE_PROCESS
 
-from support.bad.input import generate, header, pack
+from campaign.watch import Crowd
+from support.bad.input import generate, pack
 from support.client.raw_client import RawClient
 from support.client.streams import Reader
 from support.daemon.daemon import Daemon, fake, row, wait_for_state
@@ -59,7 +65,7 @@ def daemon() -> Iterator[Daemon]:
 
 
 def reader_process(daemon: Daemon, prompt: str) -> subprocess.Popen[str]:
-    """A client in a separate process that has begun to read four streams."""
+    """Return a client in a separate process that has begun to read four streams."""
     process = subprocess.Popen(
         [sys.executable, "-c", READ_ALL, daemon.endpoint, prompt],
         stdout=subprocess.PIPE,
@@ -71,12 +77,19 @@ def reader_process(daemon: Daemon, prompt: str) -> subprocess.Popen[str]:
 
 
 def is_quiet(client: Client) -> bool:
-    """Whether nothing runs or waits on `m`."""
+    """True if nothing runs or waits on `m`."""
     seen = row(client, "m")
     return not seen["running"] and not seen["queued"]
 
 
-def test_a_client_that_is_gone_costs_nobody_a_token_P1_D12(daemon: Daemon) -> None:
+def supervisor_of(daemon: Daemon) -> psutil.Process:
+    assert daemon.process is not None
+    return psutil.Process(daemon.process.pid)
+
+
+def test_a_client_that_is_gone_frees_its_rows_and_costs_others_no_token_P1_D12(
+    daemon: Daemon,
+) -> None:
     with daemon.client() as client:
         process = reader_process(daemon, "gone")
         beside = Reader(client, "m", "beside", max_tokens=200).started()
@@ -91,39 +104,19 @@ def test_a_client_that_is_gone_costs_nobody_a_token_P1_D12(daemon: Daemon) -> No
 def test_a_client_that_is_stopped_is_bounded_and_ends_with_slow_consumer_P15_H7(
     daemon: Daemon,
 ) -> None:
-    assert daemon.process is not None
-    supervisor = psutil.Process(daemon.process.pid)
+    supervisor = supervisor_of(daemon)
     with daemon.client() as client:
         before = supervisor.memory_info().rss
         process = reader_process(daemon, "[[fault big=20000]] stopped")
         process.send_signal(signal.SIGSTOP)
         beside = Reader(client, "m", "beside", max_tokens=300).started()
-        # Sixty megabytes are on their way to nobody.
+        # Sixty megabytes are on their way to a client that does not read.
         eventually(lambda: len(row(client, "m")["running"]) <= 1, timeout_s=60.0)
         assert beside.finished().token_ids == undisturbed("beside", 300)
         assert supervisor.memory_info().rss - before < 64 * 2**20
         process.send_signal(signal.SIGCONT)
         said, _ = process.communicate(timeout=60)
         assert said.split() == ["slow_consumer"] * STREAMS
-
-
-def test_a_client_that_reads_late_stalls_only_itself_and_misses_nothing_H7(
-    daemon: Daemon,
-) -> None:
-    with RawClient(daemon.endpoint) as late, daemon.client() as client:
-        late.say(generate(pack({"prompt": "late", "max_tokens": 1000}), id="late"))
-        beside = Reader(client, "m", "beside", max_tokens=300)
-        assert beside.finished().token_ids == undisturbed("beside", 300)
-        eventually(lambda: is_quiet(client), timeout_s=60.0)  # all of it is said by now
-        seen: list[int] = []
-        count = 0
-        while (message := late.hear_any())["type"] != "done":
-            for delta in message["deltas"] if message["type"] == "deltas" else ():
-                seen.append(delta["seq"])
-                count += len(delta["tokens"]) // 4
-        assert (message["id"], count) == ("late", 1000)
-        assert seen == sorted(seen)
-        assert (seen[0], message["seq"]) == (0, 1000)
 
 
 def test_a_flood_of_requests_is_refused_or_served_and_others_are_served_P16(
@@ -145,7 +138,7 @@ def test_a_flood_of_requests_is_refused_or_served_and_others_are_served_P16(
         for number in range(FLOOD):
             flood.say(generate(body, id=f"f{number}"))
             if number % 1000 == 999:
-                # Where the flood takes long, one who reads nothing all the while is given up.
+                # Where the flood takes long, a client that reads nothing meanwhile is given up.
                 hear_until(number // 2)
         other = Reader(client, "other", "beside", max_tokens=50, client="beside")
         same = Reader(client, "m", "beside", max_tokens=50, client="beside")
@@ -157,31 +150,8 @@ def test_a_flood_of_requests_is_refused_or_served_and_others_are_served_P16(
         eventually(lambda: is_quiet(client))
 
 
-def test_duplicate_and_unknown_ids_harm_no_stream_P1(daemon: Daemon) -> None:
-    body = pack({"prompt": "twice", "max_tokens": 1000})
-    with RawClient(daemon.endpoint) as peer, RawClient(daemon.endpoint) as namesake:
-        peer.say(generate(body, id="a"))
-        namesake.say(generate(body, id="a"))  # another's id is another's
-        peer.say(generate(body, id="a"))
-        refused = peer.hear_error()
-        assert (refused["id"], refused["error"]["code"]) == ("a", "duplicate_id")
-        for unknown in ("never", "b" * 128, "ö"):
-            peer.say([header("cancel", id=unknown)])
-        peer.say([header("ping", id="p")])
-        assert peer.hear()["id"] == "p"
-        for one in (peer, namesake):
-            done = one.hear()
-            assert (done["type"], done["id"]) == ("done", "a")
-            assert done["usage"]["completion_tokens"] == 1000
-        peer.say(generate(pack({"prompt": "again", "max_tokens": 1}), id="a"))
-        assert peer.hear()["type"] == "done", "an id that has ended may be used again"
-
-
-def test_a_client_that_comes_and_goes_in_the_same_instant_leaves_nothing_P18(
-    daemon: Daemon,
-) -> None:
-    assert daemon.process is not None
-    supervisor = psutil.Process(daemon.process.pid)
+def test_clients_that_come_and_go_in_the_same_instant_leave_nothing_P18(daemon: Daemon) -> None:
+    supervisor = supervisor_of(daemon)
     with daemon.client() as client:
         client.ping()
         before = supervisor.num_fds()
@@ -190,3 +160,96 @@ def test_a_client_that_comes_and_goes_in_the_same_instant_leaves_nothing_P18(
                 peer.say(generate(pack({"prompt": f"n{number}"}), id="x"))
         eventually(lambda: is_quiet(client), timeout_s=60.0)
         eventually(lambda: supervisor.num_fds() <= before, timeout_s=60.0)
+
+
+# ---------------------------------------------------------------- storms of connections
+
+
+class LimitedDaemon(Daemon):
+    """May open `open_files` files, and raises its soft limit no further."""
+
+    open_files = 4096
+
+    def start_command(self) -> list[str]:
+        line = f'ulimit -n {self.open_files}; exec "$@"'
+        return ["sh", "-c", line, "sh", *super().start_command()]
+
+
+class FullDaemon(LimitedDaemon):
+    """Lets in 200 connections: the last 64 are for processes that have none."""
+
+    open_files = RESERVED_FILES + FILES_PER_MODEL + 200
+
+
+@contextmanager
+def most_files(process: psutil.Process) -> Iterator[list[int]]:
+    """Yield a list whose last item is the most files that the process had open at any look."""
+    ended, seen = threading.Event(), [process.num_fds()]
+
+    def look() -> None:
+        while not ended.wait(0.01):
+            seen.append(max(seen[-1], process.num_fds()))
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        yield seen
+    finally:
+        ended.set()
+        looking.join()
+
+
+def test_storms_of_silent_connections_break_no_stream_and_no_command_P24() -> None:
+    entry = fake(fake={"step_s": 0.005}, max_concurrency=4)
+    with LimitedDaemon({"m": entry}) as daemon, daemon.client() as client, ExitStack() as crowds:
+        wait_for_state(client, "m", "READY")
+        path = daemon.endpoint.removeprefix("ipc://")
+        with most_files(supervisor_of(daemon)) as files:
+            readers = [Reader(client, "m", f"s {n}", max_tokens=400).started() for n in range(4)]
+            storms = [crowds.enter_context(Crowd("storm", path, "3000", "2")) for _ in range(2)]
+            done = daemon.run("status")
+            assert done.returncode == 0, done.stderr
+            for storm in storms:
+                assert storm.result()["connected"] == 6000
+            for number, reader in enumerate(readers):
+                assert reader.finished().token_ids == undisturbed(f"s {number}", 400)
+        assert files[-1] < daemon.open_files - 256
+        assert row(client, "m")["generation"] == 1
+
+
+def test_a_full_daemon_lets_commands_of_new_processes_in_P20_P24() -> None:
+    more = fake(preload=False)
+    with FullDaemon({"m": fake(fake={"step_s": 0.005})}) as daemon, daemon.client() as client:
+        wait_for_state(client, "m", "READY")
+        daemon.write_config({f"m{number}": more for number in range(6)})
+        refused = daemon.run("reload")
+        assert refused.returncode == 78
+        assert "models: 7 are too many for 472 open files" in refused.stderr
+        assert [one["name"] for one in client.status()["models"]] == ["m"]
+        reader = Reader(client, "m", "beside", max_tokens=1000).started()
+        path = daemon.endpoint.removeprefix("ipc://")
+        with ExitStack() as crowds:
+            held = [crowds.enter_context(Crowd("hold", path, "150")) for _ in range(3)]
+            assert is_refused(daemon)  # this process has a connection already
+            for arguments in (("unload", "m"), ("load", "m")):
+                done = daemon.run(*arguments)
+                assert done.returncode == 0, done.stderr
+            reader.join(60.0)
+            assert reader.tokens == undisturbed("beside", 1000)
+            said = [crowd.result() for crowd in held]
+            assert sum(one["open"] for one in said) <= 200
+            assert max(one["open"] for one in said) == MAX_OF_ONE_PROCESS
+        eventually(lambda: daemon.run("status").returncode == 0)
+        with Crowd("hold", path, "150"), Crowd("hold", path, "150"):
+            assert daemon.run("stop", timeout_s=120.0).returncode == 0
+
+
+def is_refused(daemon: Daemon) -> bool:
+    """True if a new connection of this process is refused, in words that say why."""
+    with daemon.client() as beyond, pytest.raises((RequestError, ConnectionLost)) as caught:
+        beyond.ping()
+    error = caught.value
+    if isinstance(error, RequestError):
+        return error.code == "overloaded"
+    assert isinstance(error, ConnectionLost)
+    return error.is_turned_away

@@ -1,16 +1,26 @@
-"""The gateway while something breaks: a worker, the gateway itself, the daemon, its port."""
+"""The gateway while something breaks: a worker, the gateway itself, the daemon, its port.
+
+Real: daemons with a gateway process and HTTP over sockets; the engine is fake.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from mlxsup.client import Client
+from mlxsup.supervisor.core.gateway import FROZEN_S
 from mlxsup.supervisor.gateway import RECORDED_AS
 from mlxsup.supervisor.workers.leftovers import RECORD_NAME
 
@@ -48,13 +58,11 @@ def test_a_gateway_that_dies_comes_back_and_other_streams_do_not_notice(daemon: 
     with daemon.client() as client:
         expected = client.complete("m", prompt="untouched", max_tokens=150).token_ids
         generation = row(client, "m")["generation"]
-        untouched = Reader(client, "m", "untouched", max_tokens=150)
-        untouched.started()
+        untouched = Reader(client, "m", "untouched", max_tokens=150).started()
         through = SseReader(daemon, chat("cut", max_tokens=3000)).started()
         first = gateway_of(client)
         os.kill(first["pid"], signal.SIGKILL)
-        waiting = daemon.connect()
-        with waiting:
+        with daemon.connect() as waiting:
             waiting.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert b"200 OK" in waiting.recv(65536), "it was answered by the next one"
         second = gateway_of(client, after=first["pid"])
@@ -69,9 +77,7 @@ def test_a_gateway_that_dies_comes_back_and_other_streams_do_not_notice(daemon: 
 
 
 def test_a_gateway_that_is_asked_to_end_says_so_in_every_stream(daemon: HttpDaemon) -> None:
-    readers = [SseReader(daemon, chat(f"{n}", max_tokens=3000)) for n in range(2)]
-    for reader in readers:
-        reader.started()
+    readers = [SseReader(daemon, chat(f"{n}", max_tokens=3000)).started() for n in range(2)]
     with daemon.client() as client:
         first = gateway_of(client)
         os.kill(first["pid"], signal.SIGTERM)
@@ -94,15 +100,13 @@ def test_a_gateway_that_dies_again_and_again_is_said_to_be_in_a_crash_loop(
         gateway = eventually(
             lambda: (value := client.status()["gateway"])["state"] == "crash loop" and value
         )
-        times = gateway["ends_in_a_row"]
-        assert times >= 3, "with those of the tests before"
+        assert gateway["ends_in_a_row"] >= 3, "with those of the tests before"
         assert gateway["retry_in_s"] > 0
-        assert f"http: crash loop, {times} times in a row" in daemon.run("status").stdout
         assert client.complete("m", prompt="still here", max_tokens=3).text
         assert gateway_of(client, after=pid)["url"].startswith("http://127.0.0.1:")
 
 
-def test_a_daemon_that_dies_ends_every_stream_with_an_error_and_frees_the_port() -> None:
+def test_a_daemon_that_dies_ends_every_stream_with_an_error_and_the_next_gets_its_port() -> None:
     daemon = HttpDaemon({"m": fake(fake=SLOW, max_concurrency=len(STREAMED))})
     with daemon:
         readers = {path: SseReader(daemon, asked_at(path, "x", 3000), path) for path in STREAMED}
@@ -110,7 +114,7 @@ def test_a_daemon_that_dies_ends_every_stream_with_an_error_and_frees_the_port()
             reader.started()
         with daemon.client() as client:
             gateway = psutil.Process(gateway_of(client)["pid"])
-        address = daemon.address
+        daemon.listen = daemon.url.removeprefix("http://")
         daemon.kill()
         for path, reader in readers.items():
             reader.finished()
@@ -120,26 +124,16 @@ def test_a_daemon_that_dies_ends_every_stream_with_an_error_and_frees_the_port()
             assert error.get("code") == (None if path == "/v1/messages" else "daemon_lost")
             assert not reader.is_complete
         eventually(lambda: not is_alive(gateway))
-        with socket.create_server(address):
-            pass
-        # The next daemon gets the same port.
-        daemon.listen = f"{address[0]}:{address[1]}"
         daemon.start()
         assert daemon.url == f"http://{daemon.listen}"
-
-
-def test_a_gateway_that_is_stopped_does_not_keep_the_port_from_the_next_daemon() -> None:
-    daemon = HttpDaemon({"m": fake()})
-    with daemon:
+        # A gateway that is stopped does not keep the port from the next daemon.
         with daemon.client() as client:
             gateway = psutil.Process(gateway_of(client)["pid"])
         record = daemon.folder / "run" / RECORD_NAME
-        assert (RECORDED_AS, gateway.pid) in [
-            (entry["model"], entry["pid"]) for entry in json.loads(record.read_text())
-        ]
+        recorded = [(entry["model"], entry["pid"]) for entry in json.loads(record.read_text())]
+        assert (RECORDED_AS, gateway.pid) in recorded
         gateway.send_signal(signal.SIGSTOP)
         daemon.kill()
-        daemon.listen = daemon.url.removeprefix("http://")
         daemon.start()
         assert not is_alive(gateway)
         assert daemon.get("/health")[0] == 200
@@ -163,3 +157,73 @@ def test_a_port_that_is_taken_is_said_in_the_log_and_status_and_serving_continue
             assert client.complete("m", prompt="hi", max_tokens=3).text
             taken.close()
             assert gateway_of(client)["address"] == listen, "once it is free"
+
+
+# ---------------------------------------------------------------- a gateway that lives in vain
+
+REPLACED_S = 100.0
+"""Ten times what is promised: the machine may be busy."""
+LOOPING = """\
+import signal
+def loop(*_):
+    while True:
+        pass
+signal.signal(signal.SIGUSR2, loop)
+"""
+"""Makes a process of Python do nothing else once it gets the signal, as a bug does."""
+SILENT = 2000
+
+
+def has_lived_on(client: Client, pid: int) -> None:
+    """Wait until this gateway has beaten for longer than a silent one may live."""
+    since_s = client.status()["gateway"]["since_s"]
+
+    def is_older() -> bool:
+        gateway = client.status()["gateway"]
+        assert (gateway["pid"], gateway["restarts"]) == (pid, 0), gateway["cause"]
+        return bool(gateway["since_s"] > since_s + FROZEN_S + 2.0)
+
+    eventually(is_older, REPLACED_S)
+
+
+def test_a_gateway_is_replaced_when_it_freezes_but_not_for_a_pause_or_a_storm_P32(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(LOOPING)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    with ExitStack() as life:
+        life.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
+        daemon = HttpDaemon({"m": fake(fake={"step_s": 0.01})})
+        life.push(daemon)
+        daemon.start(environment={"PYTHONPATH": str(tmp_path)})
+        with daemon.client() as client:
+            pid = gateway_of(client)["pid"]
+        tree = daemon.processes()
+        for process in tree:
+            process.suspend()
+        threading.Event().wait(FROZEN_S + 3.0)  # the pause itself
+        for process in tree:
+            process.resume()
+        with ExitStack() as storm, daemon.client() as client:
+            for _ in range(SILENT):
+                storm.enter_context(daemon.connect())
+            has_lived_on(client, pid)
+        with daemon.client() as client:
+            expected = client.complete("m", prompt="goes on", max_tokens=900).token_ids
+            untouched = Reader(client, "m", "goes on", max_tokens=900).started()
+            os.kill(pid, signal.SIGUSR2)
+
+            def replaced() -> dict[str, Any] | None:
+                value: dict[str, Any] = client.status()["gateway"]
+                return value if value["state"] == "listening" and value["restarts"] else None
+
+            second = eventually(replaced, REPLACED_S)
+            assert (second["pid"] != pid, second["url"]) == (True, daemon.url)
+            assert second["cause"] == f"it was frozen: no sign of life for {FROZEN_S:g} s"
+            assert daemon.get("/health")[0] == 200
+            assert untouched.finished().token_ids == expected
+            assert untouched.stream.result.resumed == 0
+        assert second["cause"] in daemon.run("status").stdout
+        log = (daemon.logs / "mlxsup.log").read_text()
+        assert f"ERROR gateway killed pid={pid}" in log

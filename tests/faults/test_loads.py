@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,83 +15,33 @@ from support.daemon.daemon import Daemon, fake, row, wait_for_state
 from support.daemon.faults import PATIENT, undisturbed
 from support.models.tiny_model import make_tiny_model
 
-WEIGHTS = "model.safetensors"
-
-
-def cut(path: Path, keep_bytes: int) -> None:
-    """Leaves only the beginning of a file."""
-    os.truncate(path, keep_bytes)
-
-
-def write(path: Path, text: str) -> None:
-    """Replaces a file."""
-    path.write_text(text)
-
-
-def name_a_shard_that_is_missing(folder: Path) -> None:
-    """An index that names a second file."""
-    index = {"weight_map": {"a": WEIGHTS, "b": "model-00002-of-00002.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
-FAULTS: dict[str, tuple[Callable[[Path], object], int, str]] = {
-    "folder-missing": (shutil.rmtree, 66, ""),
-    "config-bad": (lambda f: write(f / "config.json", "{ half"), 65, "config.json"),
-    "shard-truncated": (lambda f: cut(f / WEIGHTS, 100_000), 65, WEIGHTS),
-    "shard-of-two-missing": (name_a_shard_that_is_missing, 66, "model-00002-of-00002"),
-    "no-permission": (lambda f: (f / WEIGHTS).chmod(0), 65, WEIGHTS),
-}
-
-
-class WithoutPrivilege(Daemon):
-    """As root: without the right to read what its mode forbids."""
-
-    @staticmethod
-    def command(*arguments: str) -> list[str]:
-        """The command line, without that capability."""
-        dropped = "--bounding-set=-dac_override,-dac_read_search"
-        return ["setpriv", dropped, *Daemon.command(*arguments)]
-
-
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """One model with each fault, and one that serves beside them."""
-    base = tmp_path_factory.mktemp("models")
-    whole = make_tiny_model(base / "whole")
-    models = {"other": fake(fake={"step_s": 0.005})}
-    for name, (spoil, _, _) in FAULTS.items():
-        folder = shutil.copytree(whole, base / name)
-        spoil(folder)
-        models[name] = {"path": str(folder), "preload": False, "restart": PATIENT}
-    is_root = os.geteuid() == 0
-    kind = WithoutPrivilege if is_root and shutil.which("setpriv") else Daemon
-    with kind(models) as daemon:
-        yield daemon
-
 
 @pytest.mark.mlx
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_permanent_fault_is_tried_once_and_names_the_file_P11(daemon: Daemon, name: str) -> None:
-    if name == "no-permission" and type(daemon) is Daemon and os.geteuid() == 0:
-        pytest.skip("root may read everything, and setpriv (util-linux) is not here")
-    _, code, file = FAULTS[name]
-    with daemon.client() as client:
-        other = Reader(client, "other", f"beside {name}", max_tokens=100).started()
-        waiting = Reader(client, name, "waits", max_tokens=1)
-        with pytest.raises(RequestError) as caught:
-            client.load(name)
-        assert (caught.value.code, caught.value.retryable) == ("load_failed", False)
-        assert f"/{name}" in caught.value.message
-        assert file in caught.value.message
-        assert waiting.failed().code == "load_failed"
-        failed = row(client, name)
-        assert (failed["state"], failed["generation"]) == ("FAILED", 1)
-        assert failed["last_exit"]["code"] == code
-        with pytest.raises(RequestError) as again:
-            client.complete(name, prompt="x", max_tokens=1)
-        assert again.value.code == "model_failed"
-        assert row(client, name)["generation"] == 1, "no second try"
-        assert other.finished().token_ids == undisturbed(f"beside {name}", 100)
+def test_permanent_faults_are_tried_once_and_name_the_file_P11(tmp_path: Path) -> None:
+    """Other files that must be corrected: tests/integration/test_bad_models.py."""
+    folders = {name: make_tiny_model(tmp_path / name) for name in ("missing", "cut")}
+    shutil.rmtree(folders["missing"])
+    os.truncate(folders["cut"] / "model.safetensors", 100_000)
+    models = {
+        name: {"path": str(folder), "preload": False, "restart": PATIENT}
+        for name, folder in folders.items()
+    }
+    with Daemon(models) as daemon, daemon.client() as client:
+        for name, code, file in (("missing", 66, ""), ("cut", 65, "model.safetensors")):
+            waiting = Reader(client, name, "waits", max_tokens=1)
+            with pytest.raises(RequestError) as caught:
+                client.load(name)
+            assert (caught.value.code, caught.value.retryable) == ("load_failed", False)
+            assert f"/{name}" in caught.value.message
+            assert file in caught.value.message
+            assert waiting.failed().code == "load_failed"
+            failed = row(client, name)
+            assert (failed["state"], failed["generation"]) == ("FAILED", 1)
+            assert failed["last_exit"]["code"] == code
+            with pytest.raises(RequestError) as again:
+                client.complete(name, prompt="x", max_tokens=1)
+            assert again.value.code == "model_failed"
+            assert row(client, name)["generation"] == 1, "no second try"
 
 
 def test_a_load_that_dies_is_tried_as_often_as_the_entry_says_P9() -> None:

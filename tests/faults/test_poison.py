@@ -1,4 +1,7 @@
-"""Requests that kill their engine, next to others that must not pay for it (P10, F10)."""
+"""Requests that kill their engine, next to others that must not pay for it (P10, F10).
+
+Real: daemons and worker processes; the engine is fake, and in the last test MLX with a tiny model.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from pathlib import Path
 
 import pytest
 
@@ -23,30 +26,23 @@ from support.reference import greedy_answers
 
 TOKENS = 40
 COUNT = 8
-KILLS = 8
-MODELS = ("one", "two", "outside")
+KILLS = 4
 
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
     entry = fake(fake={"step_s": 0.004}, restart=PATIENT, max_concurrency=COUNT)
-    with Daemon(dict.fromkeys(MODELS, entry)) as daemon:
-        with daemon.client() as client:
-            for name in MODELS:
-                wait_for_state(client, name, "READY")
+    with Daemon({"one": entry, "outside": entry}) as daemon:
         yield daemon
 
 
 def crashes(client: Client, model: str, before: int) -> int:
-    """How many lives of the worker have ended since."""
+    """Return how many lives of the worker have ended since."""
     return int(wait_for_state(client, model, "READY")["generation"]) - before
 
 
-@pytest.mark.parametrize(
-    ("at", "how"),
-    [(0, "SIGABRT"), (TOKENS // 2, "exit:70"), (TOKENS, "SIGSEGV")],
-)
-def test_one_of_eight_that_always_crashes_costs_three_crashes_and_nobody_else_P10_F10(
+@pytest.mark.parametrize(("at", "how"), [(0, "SIGABRT"), (TOKENS // 2, "exit:70")])
+def test_one_of_eight_that_always_crashes_costs_three_crashes_and_fails_alone_P10_F10(
     daemon: Daemon, at: int, how: str
 ) -> None:
     with daemon.client() as client:
@@ -66,40 +62,26 @@ def test_one_of_eight_that_always_crashes_costs_three_crashes_and_nobody_else_P1
         assert crashes(client, "one", before) <= 3, "refused without a try"
 
 
-def test_two_poisons_at_once_cost_three_crashes_each_at_most_P10(daemon: Daemon) -> None:
-    with daemon.client() as client:
-        before = wait_for_state(client, "two", "READY")["generation"]
-        prompts = [f"innocent {n}" for n in range(COUNT - 2)]
-        innocent = [Reader(client, "two", prompt, max_tokens=TOKENS) for prompt in prompts]
-        poisons = [
-            Reader(client, "two", f"[[fault crash=SIGSEGV at={at}]]", max_tokens=TOKENS)
-            for at in (3, TOKENS - 3)
-        ]
-        for poison in poisons:
-            assert poison.failed().code == "quarantined"
-        for prompt, reader in zip(prompts, innocent, strict=True):
-            assert reader.finished().token_ids == undisturbed(prompt, TOKENS)
-        assert crashes(client, "two", before) <= 6
-        assert row(client, "two")["quarantined"] == 2
+def test_sigkill_from_outside_again_and_again_quarantines_no_request_P10(daemon: Daemon) -> None:
+    def all_gained(held: list[int]) -> bool:
+        return all(len(one.tokens) > n for one, n in zip(readers, held, strict=True))
 
+    def is_beyond(generation: int) -> bool:
+        return int(row(client, "outside")["generation"]) > generation
 
-def test_sigkill_from_outside_8_times_quarantines_nobody_P10(daemon: Daemon) -> None:
     with daemon.client() as client:
         before = wait_for_state(client, "outside", "READY")["generation"]
         prompts = [f"runs {n}" for n in range(COUNT)]
-        count = 3900
-        readers = [Reader(client, "outside", prompt, max_tokens=count) for prompt in prompts]
-        for kill in range(KILLS):
+        readers = [Reader(client, "outside", prompt, max_tokens=3900) for prompt in prompts]
+        for kill in range(KILLS + 1):
             seen = wait_for_state(client, "outside", "READY")
             assert (seen["suspects"], seen["quarantined"]) == (0, 0)
             # Three deaths in a row without a token would end a request.
             held = [len(reader.tokens) for reader in readers]
-            eventually(partial(all_gained, readers, held), timeout_s=60.0)
-            os.kill(seen["pid"], signal.SIGKILL)
-            eventually(partial(is_beyond, client, "outside", before + kill))
-        wait_for_state(client, "outside", "READY")
-        held = [len(reader.tokens) for reader in readers]
-        eventually(partial(all_gained, readers, held), timeout_s=60.0)
+            eventually(partial(all_gained, held), timeout_s=60.0)
+            if kill < KILLS:
+                os.kill(seen["pid"], signal.SIGKILL)
+                eventually(partial(is_beyond, before + kill))
         for prompt, reader in zip(prompts, readers, strict=True):
             reader.stream.cancel()
             result = reader.finished(120)
@@ -108,26 +90,16 @@ def test_sigkill_from_outside_8_times_quarantines_nobody_P10(daemon: Daemon) -> 
         assert crashes(client, "outside", before) == KILLS
 
 
-def all_gained(readers: list[Reader], held: list[int]) -> bool:
-    """Whether every stream has more tokens than it held."""
-    return all(len(reader.tokens) > before for reader, before in zip(readers, held, strict=True))
-
-
-def is_beyond(client: Client, model: str, generation: int) -> bool:
-    """Whether a later generation of the model has begun."""
-    return int(row(client, model)["generation"]) > generation
-
-
 # ---------------------------------------------------------------- a real engine
 
 ABORTING = """
-import ctypes, os, sys
+import os, sys
 from mlxsup.worker import __main__ as worker
 from mlxsup.worker.engines.mlx import engine as mlx_engine
 
 class AbortingEngine(mlx_engine.MlxEngine):
-    '''Crashes natively when a row whose prompt begins with MARKER has decoded as many tokens as
-    the second id of its prompt says: in the step, before anything of it is sent.'''
+    '''Aborts when a row whose prompt begins with MARKER has decoded as many tokens as the second
+    id of its prompt says: in the step, before anything of it is sent.'''
 
     def insert(self, row):
         if row.tokens[0] == {marker} and len(row.tokens) > 2:
@@ -140,48 +112,32 @@ class AbortingEngine(mlx_engine.MlxEngine):
             if token.key in marked:
                 marked[token.key][1] += 1
                 if marked[token.key][1] == marked[token.key][0]:
-                    os.abort() if marked[token.key][0] % 2 else ctypes.string_at(0)
+                    os.abort()
         return result
 
 marked = {{}}
 mlx_engine.MlxEngine = AbortingEngine
 worker.leave(worker.main(sys.argv[1:]))
 """
-MARKER = 7
-PROMPTS = [f"tell me of {n}" for n in range(COUNT - 1)]
-
-
-@pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, list[list[int]]]]:
-    folder = make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
-    entry: dict[str, Any] = {
-        "path": str(folder),
-        "preload": True,
-        "restart": PATIENT,
-        "max_concurrency": COUNT,
-    }
-    argv = [sys.executable, "-P", "-c", ABORTING.format(marker=MARKER)]
-    with ScriptedDaemon({"m": entry}).scripted(argv=argv) as daemon:
-        with daemon.client() as client:
-            wait_for_state(client, "m", "READY")
-        yield daemon, greedy_answers(folder, PROMPTS, TOKENS)
+MARKER, AT = 7, 35
 
 
 @pytest.mark.mlx
-@pytest.mark.parametrize("at", [35], ids=["abort-late"])
-def test_one_of_eight_that_crashes_mlx_natively_costs_three_crashes_P10_F10(
-    real: tuple[Daemon, list[list[int]]], at: int
-) -> None:
-    daemon, truth = real
-    with daemon.client() as client:
+def test_one_of_eight_that_aborts_mlx_costs_three_crashes_P10_F10(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "tiny")
+    prompts = [f"tell me of {n}" for n in range(COUNT - 1)]
+    truth = greedy_answers(folder, prompts, TOKENS)
+    entry = {"path": str(folder), "preload": True, "restart": PATIENT, "max_concurrency": COUNT}
+    argv = [sys.executable, "-P", "-c", ABORTING.format(marker=MARKER)]
+    with ScriptedDaemon({"m": entry}).scripted(argv=argv) as daemon, daemon.client() as client:
         before = wait_for_state(client, "m", "READY")["generation"]
-        innocent = [Reader(client, "m", prompt, max_tokens=TOKENS) for prompt in PROMPTS]
-        stream = client.generate("m", prompt_tokens=[MARKER, at, 300, 301], max_tokens=TOKENS)
+        innocent = [Reader(client, "m", prompt, max_tokens=TOKENS) for prompt in prompts]
+        stream = client.generate("m", prompt_tokens=[MARKER, AT, 300, 301], max_tokens=TOKENS)
         deltas: list[Delta] = []
         with pytest.raises(RequestError) as caught:
             deltas.extend(stream)
         assert caught.value.code == "quarantined"
-        assert sum(len(delta.token_ids) for delta in deltas) == at - 1
+        assert sum(len(delta.token_ids) for delta in deltas) == AT - 1
         for expected, reader in zip(truth, innocent, strict=True):
             assert reader.finished(120).token_ids == expected
         assert crashes(client, "m", before) <= 3

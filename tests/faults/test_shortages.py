@@ -1,16 +1,25 @@
-"""Open files that run out, and records that cannot be written, end no daemon."""
+"""Files, logs and disks that run out or do not answer end no daemon and no stream (P1, P8, P18).
+
+Real: daemons with fake engines, limits of open files, and a small disk where root may mount one.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import resource
+import shutil
 import socket
+import subprocess
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import psutil
 import pytest
+
+from mlxsup.client import RequestError
 
 from support.bad.input import header
 from support.client.raw_client import RawClient
@@ -20,6 +29,7 @@ from support.daemon.faults import undisturbed
 from support.eventually import eventually
 
 LIMIT_S = 60.0
+SLOW = {"step_s": 0.01}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="sets the limit of another process")
@@ -96,21 +106,104 @@ def test_a_record_that_could_not_be_written_is_written_when_it_can_be_E6() -> No
         assert row(client, "m")["generation"] == 2
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_a_reload_closes_the_logs_of_models_that_it_removes_P20() -> None:
-    many = {f"m{number}": fake() for number in range(6)}
-    with Daemon({"kept": fake(), **many}) as daemon, daemon.client() as client:
-        for name in ("kept", *many):
-            wait_for_state(client, name, "READY")
-        assert daemon.process is not None
-        supervisor = psutil.Process(daemon.process.pid)
+# ---------------------------------------------------------------- logs
 
-        def open_logs() -> set[str]:
-            return {os.path.basename(file.path) for file in supervisor.open_files()}
 
-        assert {"kept.log", *(f"{name}.log" for name in many)} <= open_logs()
-        daemon.write_config({"kept": fake()})
-        assert daemon.run("reload").returncode == 0
-        eventually(lambda: len(client.status()["models"]) == 1)
-        eventually(lambda: open_logs() & {f"{name}.log" for name in many} == set())
-        assert "kept.log" in open_logs()
+def test_a_log_folder_that_hangs_disconnects_nobody_P1_P8() -> None:
+    daemon = Daemon({"m": fake(fake={"step_s": 0.02})})
+    daemon.logs.mkdir(mode=0o700)
+    pipes = [daemon.logs / name for name in ("m.log", "mlxsup.log")]
+    for pipe in pipes:
+        os.mkfifo(pipe)  # opened for writing, it waits for a reader that never comes
+    with daemon:
+        try:
+            with daemon.client() as client:
+                pid = wait_for_state(client, "m", "READY")["pid"]
+                stream = client.generate("m", prompt="x", max_tokens=100)
+                got = len(next(stream).token_ids)  # what it was accepted with has come, too
+                os.kill(pid, 9)
+                assert got + sum(len(delta.token_ids) for delta in stream) == 100
+                assert stream.result is not None
+                assert stream.result.resumed == 1
+            assert daemon.process is not None
+            daemon.process.terminate()
+            assert daemon.process.wait(60) == 0
+            assert "accepts no data; lines are lost" in daemon.output
+        finally:
+            for pipe in pipes:
+                pipe.unlink()  # who reads it comes to no end
+
+
+def test_the_log_of_a_death_is_on_disk_when_it_is_known() -> None:
+    quick = {"restart": {"max_restarts": 0}}
+    with Daemon({"m": fake(**quick)}) as daemon, daemon.client() as client:
+        wait_for_state(client, "m", "READY")
+        raised = "FakeStepError: the step raised this on demand"
+        daemon.provoke("Traceback", model="m", pattern=raised, at_most=1)
+        with pytest.raises(RequestError):
+            client.complete("m", prompt="[[fault raise at=3]]", max_tokens=5)
+        wait_for_state(client, "m", "FAILED")
+        assert "the step raised this on demand" in (daemon.logs / "m.log").read_text()
+
+
+# ---------------------------------------------------------------- a full disk
+
+
+@pytest.fixture
+def disk() -> Iterator[Daemon]:
+    """A daemon whose runtime and log folders lie on a disk of 64 KiB."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        pytest.skip("only root on Linux can mount a disk; /dev/full: tests/integration")
+    daemon = Daemon({"m": fake()})
+    place = daemon.folder / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k,mode=0700", "tmpfs", str(place)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        shutil.rmtree(daemon.folder)
+        pytest.skip("mounting is not allowed here")
+    try:
+        yield daemon
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+        shutil.rmtree(daemon.folder, ignore_errors=True)
+
+
+def fill(place: Path) -> Path:
+    """Leave not one byte; return what to remove."""
+    ballast = place / "ballast"
+    with ballast.open("ab", buffering=0) as file, suppress(OSError):  # no space is left
+        while True:
+            file.write(b"x" * 512)
+    assert shutil.disk_usage(place).free == 0
+    return ballast
+
+
+def test_a_full_disk_refuses_a_start_and_stops_no_daemon_P1_P8(disk: Daemon) -> None:
+    place = disk.folder / "disk"
+    models = {"m": fake(fake=SLOW)}
+    disk.logs = place / "logs"
+    disk.write_config(models, {"runtime_dir": f"{place}/run"})
+    ballast = fill(place)
+    refused = subprocess.run(
+        disk.command("start", "--config", str(disk.config)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert refused.returncode == 73
+    assert refused.stderr.splitlines()[0].endswith("No space left on device")
+    ballast.unlink()
+    # Sockets take no room: the daemon's own stay where the client looks for them.
+    disk.write_config(models)
+    with disk, disk.client() as client:
+        wait_for_state(client, "m", "READY")
+        running = Reader(client, "m", "runs", max_tokens=300).started()
+        ballast = fill(place)
+        os.kill(row(client, "m")["pid"], 9)
+        assert running.finished().token_ids == undisturbed("runs", 300)
+        client.restart("m", now=True)
+        assert row(client, "m")["generation"] == 3
+        ballast.unlink()
+        client.restart("m", now=True)
+        eventually(lambda: "generation 4 pid" in (place / "logs" / "m.log").read_text())

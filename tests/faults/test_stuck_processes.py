@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 
 import psutil
@@ -73,17 +71,3 @@ def test_stop_ends_within_its_limit_and_names_it_and_so_does_the_next_start_P26(
         record = json.loads((daemon.folder / "run" / "workers.json").read_text())
         assert [entry["pid"] for entry in record] == [pid]
         daemon.let_go(pid)
-
-
-@pytest.mark.parametrize("how", ["kill", "unload"])
-def test_what_a_worker_has_started_goes_with_it_E5_P13(how: str) -> None:
-    daemon = Daemon({"m": fake(fake={"children": 5}, restart={"max_restarts": 0})})
-    with daemon, daemon.client() as client:
-        pid = wait_for_state(client, "m", "READY", LIMIT_S)["pid"]
-        children = psutil.Process(pid).children()
-        assert len(children) == 5
-        if how == "kill":
-            os.kill(pid, signal.SIGKILL)
-        else:
-            client.unload("m")
-        eventually(lambda: not any(map(is_alive, children)), timeout_s=LIMIT_S)

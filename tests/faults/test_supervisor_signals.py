@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import psutil
 import pytest
@@ -25,12 +26,7 @@ LIMIT_S = 60.0
 
 
 class Scene:
-    """A daemon brought into a window of its life, with its client and its processes.
-
-    Args:
-        window: which.
-        drain_timeout_s: what a shutdown gives to running requests.
-    """
+    """A daemon brought into a window of its life, with its client and its processes."""
 
     def __init__(self, window: str, drain_timeout_s: float) -> None:
         options = {"loading": {"load_s": 60.0, "load_steps": 600}}.get(window, SLOW)
@@ -44,7 +40,7 @@ class Scene:
         self.processes: list[psutil.Process] = []
 
     def enter(self) -> None:
-        """Starts the daemon, and returns in the window."""
+        """Start the daemon, and return in the window."""
         daemon, client = self.daemon, self.client
         if self.window == "starting":
             self._begin()
@@ -66,7 +62,7 @@ class Scene:
             wait_for_state(client, "m", "STOPPING")
 
     def _begin(self) -> None:
-        """As early as a runtime folder shows that it has begun, before anybody can connect."""
+        """Return as early as a runtime folder shows that it has begun, before it is connected."""
         daemon = self.daemon
         with (daemon.folder / "output.txt").open("a") as output:
             daemon.process = subprocess.Popen(
@@ -79,31 +75,23 @@ class Scene:
         self.processes = daemon.processes()
 
     def signal(self, number: signal.Signals) -> None:
-        """To the supervisor alone."""
+        """Send it to the supervisor alone."""
         assert self.daemon.process is not None
         self.daemon.process.send_signal(number)
 
-    def has_heard_or_ended(self) -> bool:
-        """Whether the supervisor has noted a SIGINT, or has gone."""
-        assert self.daemon.process is not None
+    def has_logged(self, words: str) -> bool:
         log = self.daemon.logs / "mlxsup.log"
-        has_heard = log.exists() and "signal=SIGINT" in log.read_text()
-        return has_heard or self.daemon.process.poll() is not None
-
-    def has_reloaded(self) -> bool:
-        """Whether the supervisor has read its file again."""
-        log = self.daemon.logs / "mlxsup.log"
-        return log.exists() and "configuration reloaded" in log.read_text()
+        return log.exists() and words in log.read_text()
 
     def code(self) -> int:
-        """Its exit code; every process of it is gone then."""
+        """Return its exit code; every process of it is gone then."""
         assert self.daemon.process is not None
         code = self.daemon.process.wait(LIMIT_S)
         gone_within(self.processes, LIMIT_S)
         return code
 
     def end_of_stream(self) -> str:
-        """How the stream that ran has ended: exactly once."""
+        """Return how the stream that ran has ended: exactly once."""
         if self.running is None:
             return ""
         self.running.join(LIMIT_S)
@@ -112,83 +100,71 @@ class Scene:
             return "connection_lost"
         return str(self.running.failed().code)
 
-    def start_again(self) -> None:
-        """Nothing needs a human: what was left behind is no obstacle."""
-        self.daemon.write_config({"m": fake()})
-        self.daemon.start()
-        with self.daemon.client() as client:
-            assert client.complete("m", prompt="again", max_tokens=2).finish_reason == "length"
 
-    def close(self) -> None:
-        """Looks into the logs, too."""
-        self.client.close()
-        self.daemon.__exit__(None, None, None)
-        assert "Traceback" not in self.daemon.output
-
-
-def play(window: str, strike: Callable[[Scene], None], drain_timeout_s: float = DRAIN_S) -> None:
-    """Brings a daemon into a window, lets a fault strike in it."""
-    scene = Scene(window, drain_timeout_s)
+@contextmanager
+def scene(window: str, drain_timeout_s: float = DRAIN_S) -> Iterator[Scene]:
+    """Yield a daemon in a window of its life; its logs are read at the end."""
+    it = Scene(window, drain_timeout_s)
     try:
-        scene.enter()
-        strike(scene)
-        scene.close()
+        it.enter()
+        yield it
+        it.client.close()
+        it.daemon.__exit__(None, None, None)
+        assert "Traceback" not in it.daemon.output
     except BaseException as error:
-        scene.daemon.__exit__(type(error), error, None)
+        it.daemon.__exit__(type(error), error, None)
         raise
 
 
-@pytest.mark.parametrize("window", ["starting", "loading", "serving", "stopping"])
+@pytest.mark.parametrize("window", ["starting", "serving", "stopping"])
 def test_sigkill_in_every_window_leaves_no_process_and_no_doubt_P2_P13(window: str) -> None:
-    def strike(scene: Scene) -> None:
-        scene.signal(signal.SIGKILL)
-        assert scene.code() == -signal.SIGKILL
+    with scene(window, LONG_DRAIN_S) as it:
+        it.signal(signal.SIGKILL)
+        assert it.code() == -signal.SIGKILL
         if window == "stopping":  # its streams had been answered before
-            assert scene.end_of_stream() == "shutting_down"
+            assert it.end_of_stream() == "shutting_down"
         else:
-            assert scene.end_of_stream() in ("connection_lost", "")
-        scene.start_again()
+            assert it.end_of_stream() in ("connection_lost", "")
+        # What was left behind is no obstacle to the next start.
+        it.daemon.write_config({"m": fake()})
+        it.daemon.start()
+        with it.daemon.client() as client:
+            assert client.complete("m", prompt="again", max_tokens=2).finish_reason == "length"
 
-    play(window, strike, LONG_DRAIN_S)
 
-
-@pytest.mark.parametrize("window", ["starting", "loading", "serving"])
+@pytest.mark.parametrize("window", ["starting", "serving"])
 def test_sigterm_in_every_window_ends_in_order_P12(window: str) -> None:
-    def strike(scene: Scene) -> None:
-        scene.signal(signal.SIGTERM)
-        assert scene.code() == 0
-        assert scene.end_of_stream() in ("shutting_down", "")
-
-    play(window, strike)
+    with scene(window) as it:
+        it.signal(signal.SIGTERM)
+        assert it.code() == 0
+        assert it.end_of_stream() in ("shutting_down", "")
 
 
-@pytest.mark.parametrize("window", ["loading", "serving", "stopping"])
+@pytest.mark.parametrize("window", ["loading", "stopping"])
 def test_a_second_sigint_in_every_window_ends_at_once_P12(window: str) -> None:
-    def strike(scene: Scene) -> None:
-        scene.signal(signal.SIGINT)
-        eventually(scene.has_heard_or_ended)  # two at once are one to the kernel
-        scene.signal(signal.SIGINT)
-        assert scene.code() == 0, scene.daemon.output
-        assert scene.end_of_stream() in ("shutting_down", "")
+    with scene(window, LONG_DRAIN_S) as it:
+        it.signal(signal.SIGINT)
+        process = it.daemon.process
+        assert process is not None
+        # Two at once are one to the kernel.
+        eventually(lambda: it.has_logged("signal=SIGINT") or process.poll() is not None)
+        it.signal(signal.SIGINT)
+        assert it.code() == 0, it.daemon.output
+        assert it.end_of_stream() in ("shutting_down", "")
 
-    play(window, strike, LONG_DRAIN_S)
 
-
-@pytest.mark.parametrize("window", ["starting", "serving", "draining"])
+@pytest.mark.parametrize("window", ["serving", "draining"])
 def test_sighup_in_every_window_reloads_and_ends_nothing_P20(window: str) -> None:
-    def strike(scene: Scene) -> None:
-        scene.signal(signal.SIGHUP)
-        if window in ("starting", "loading", "serving"):
-            eventually(scene.has_reloaded)
-            assert window == "starting" or row(scene.client, "m")["generation"] == 1
-            if scene.running is not None:
-                assert scene.running.is_alive()
-        if window != "draining":
-            scene.signal(signal.SIGTERM)
-        assert scene.code() == 0
-        assert scene.end_of_stream() in ("shutting_down", "")
-
-    play(window, strike, 3.0 if window == "draining" else DRAIN_S)
+    with scene(window, 3.0 if window == "draining" else DRAIN_S) as it:
+        it.signal(signal.SIGHUP)
+        if window == "serving":
+            eventually(lambda: it.has_logged("configuration reloaded"))
+            assert row(it.client, "m")["generation"] == 1
+            assert it.running is not None
+            assert it.running.is_alive()
+            it.signal(signal.SIGTERM)
+        assert it.code() == 0
+        assert it.end_of_stream() == "shutting_down"
 
 
 def test_sighup_of_a_lost_terminal_is_the_end_P12() -> None:

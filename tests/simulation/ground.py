@@ -1,4 +1,4 @@
-"""Virtual time, links that carry things in order, and what a broken promise is called."""
+"""Virtual time, links that deliver in order, and what a broken promise is called."""
 
 from __future__ import annotations
 
@@ -7,16 +7,9 @@ import random
 from collections import deque
 from collections.abc import Callable
 
-# ---------------------------------------------------------------- violation
-
 
 class Violation(Exception):
-    """A promise is broken.
-
-    Args:
-        name: of the check, as the summary and the list of planted bugs print it.
-        detail: what was seen and what was expected.
-    """
+    """A promise is broken: the name of the check, and what was seen instead."""
 
     def __init__(self, name: str, detail: str) -> None:
         super().__init__(f"{name}: {detail}")
@@ -24,22 +17,16 @@ class Violation(Exception):
 
 
 def check(name: str, is_kept: object, detail: object = "") -> None:
-    """Raises Violation unless `is_kept`; not an assert, so that `python -O` keeps it."""
+    """Raise Violation unless `is_kept`; not an assert, so that `python -O` keeps it."""
     if not is_kept:
         raise Violation(name, str(detail))
 
-
-# ---------------------------------------------------------------- links
 
 Happening = Callable[[], None]
 
 
 class Timeline:
-    """What will happen, earliest first; equal times in the order in which they were asked for.
-
-    Attributes:
-        now: virtual seconds.
-    """
+    """What will happen, earliest first; equal times in the order in which they were asked for."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -50,12 +37,11 @@ class Timeline:
         return len(self._queue)
 
     def at(self, when: float, happen: Happening) -> None:
-        """Something will happen at this time, or now if that is past."""
+        """Have something happen at this time, or now if that is past."""
         self._order += 1
         heapq.heappush(self._queue, (max(when, self.now), self._order, happen))
 
     def after(self, seconds: float, happen: Happening) -> None:
-        """Something will happen."""
         self.at(self.now + seconds, happen)
 
     def pass_time(self, seconds: float) -> None:
@@ -66,9 +52,8 @@ class Timeline:
         self.now = until
 
     def advance(self) -> None:
-        """Lets the next thing happen."""
-        when, _, happen = heapq.heappop(self._queue)
-        self.now = when
+        """Let the next thing happen."""
+        self.now, _, happen = heapq.heappop(self._queue)
         happen()
 
 
@@ -91,23 +76,16 @@ class Link:
         self._last_at = 0.0
 
     def send(self, deliver: Happening, *, more_s: float = 0.0) -> None:
-        """Has `deliver` called after all that was sent before; `more_s` later than usual."""
+        """Have `deliver` called after all that was sent before; `more_s` later than usual."""
         delay_s = more_s
         if self._scale_s:
             delay_s += min(self._dice.expovariate(1 / self._scale_s), self._longest_s)
         self._last_at = max(self._last_at, self._timeline.now + delay_s)
         self._under_way.append(deliver)
-        self._timeline.at(self._last_at, self._deliver)
+        self._timeline.at(self._last_at, lambda: self._under_way.popleft()())
 
     def lose_end(self) -> None:
-        """Some of what is under way is lost: from a random place on."""
+        """Lose some of what is under way: from a random place on."""
         kept = self._dice.randint(0, len(self._under_way))
         for place in range(kept, len(self._under_way)):
-            self._under_way[place] = _nothing
-
-    def _deliver(self) -> None:
-        self._under_way.popleft()()
-
-
-def _nothing() -> None:
-    """What was lost."""
+            self._under_way[place] = lambda: None

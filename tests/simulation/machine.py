@@ -1,6 +1,6 @@
-"""The world's events as rules of one Hypothesis machine, which shrinks what seeds only find.
+"""A world that does what it is asked for, and rules that let Hypothesis ask for anything.
 
-No dice decide anything here: a run follows from its rules alone.
+No dice decide anything here: a run follows from its events alone, so that a failing one shrinks.
 """
 
 from __future__ import annotations
@@ -11,16 +11,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from mlxsup.protocol.client_messages import (
-    Cancel,
-    Load,
-    Prioritize,
-    Reload,
-    Restart,
-    StatusQuery,
-    Stop,
-    Unload,
-)
+from mlxsup.protocol import client_messages as client
 from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.request_messages import PauseRequest, ResumeRequest
@@ -33,10 +24,9 @@ from mlxsup.supervisor.core.settings import (
     RestartSettings,
 )
 
-from .books import Ask, Place
-from .plan import LAYERS, MODELS, Kind, Plan, Prompt, SteadyDice, budget_of
-from .requests import ACCOUNTS, Listener
-from .shell import REPOSITORIES
+from .books import Ask
+from .clients import ACCOUNTS
+from .plan import LAYERS, MODELS, REPOSITORIES, Kind, Plan, Prompt, SteadyDice
 from .world import World
 
 FAULTS = (
@@ -44,14 +34,8 @@ FAULTS = (
     "mute", "garbage", "link_drops", "row_lost", "idle_dies", "unkillable", "spawn_fails",
     "load_dies", "load_raises", "load_lacks_memory", "load_stalls", "bad_model", "other_version",
 )  # fmt: skip
-"""One of them strikes where it can; those that dice strike in seeds."""
-
+# What a model needs without rows, in bytes.
 SIZE = 3000
-"""What a model needs without rows, in bytes."""
-
-which = st.integers(0, 3)
-models = st.integers(0, 2)
-classes = st.sampled_from(list(Priority))
 
 
 def steady_plan(
@@ -77,12 +61,31 @@ def steady_plan(
         max_restarts: of each in a minute.
         settings: of the core, that are not as usual.
     """
-    entries = [_entry(name, rows, max_restarts) for name in MODELS[:count]]
+    restart = RestartSettings(
+        max_restarts=max_restarts,
+        window_s=60.0,
+        stable_s=2.0,
+        backoff_initial_s=0.2,
+        backoff_max_s=0.8,
+    )
+    entries = [
+        ModelSettings(
+            name=ModelName(name),
+            launch=LaunchSettings(
+                path=f"/{name}", engine="fake", max_concurrency=rows, step_timeout_s=2.0
+            ),
+            preload=False,
+            load_stall_timeout_s=6.0,
+            restart=restart,
+        )
+        for name in MODELS[:count]
+    ]
     if lacks:
         entries[-1] = replace(entries[-1], repo=REPOSITORIES[0].repo, download=REPOSITORIES[0])
     if pinned and room:
         entries[0] = replace(entries[0], pinned=True)
     usual: dict[str, Any] = {"queue_timeout_s": 0.0, "drain_timeout_s": 3.0, "min_run_s": 0.1}
+    links = ("client_up", "client_down", "worker_up", "worker_down")
     plan = Plan(
         seed=0,
         kind=Kind.CALM,
@@ -90,44 +93,16 @@ def steady_plan(
         models=entries,
         settings=CoreSettings(**usual | settings),
         faults={},
-        delays_s=dict.fromkeys(("client_up", "client_down", "worker_up", "worker_down"), 0.01)
-        | {"beat": 0.0},
+        delays_s=dict.fromkeys(links, 0.01) | {"beat": 0.0},
         step_s=0.05,
-        is_limited=False,
-        poison_share=0.0,
-        long_share=0.0,
-        kept_share=1.0,
         layers=LAYERS if takes else (),
         is_steady=True,
     )
     plan.needs = {entry.name: SIZE + plan.row_bytes for entry in entries}
     if room:
-        plan.budget_bytes = (SIZE + plan.row_bytes) * (2 * room + 1) // 2
-        plan.settings = replace(
-            plan.settings,
-            budget=budget_of(plan.budget_bytes),
-            min_residency_s=0.5,
-            swap_after_s=0.5,
-        )
+        plan.set_budget((SIZE + plan.row_bytes) * (2 * room + 1) // 2)
+        plan.settings = replace(plan.settings, min_residency_s=0.5, swap_after_s=0.5)
     return plan
-
-
-def _entry(name: str, rows: int, max_restarts: int) -> ModelSettings:
-    return ModelSettings(
-        name=ModelName(name),
-        launch=LaunchSettings(
-            path=f"/{name}", engine="fake", max_concurrency=rows, step_timeout_s=2.0
-        ),
-        preload=False,
-        load_stall_timeout_s=6.0,
-        restart=RestartSettings(
-            max_restarts=max_restarts,
-            window_s=60.0,
-            stable_s=2.0,
-            backoff_initial_s=0.2,
-            backoff_max_s=0.8,
-        ),
-    )
 
 
 class Script:
@@ -136,17 +111,18 @@ class Script:
     def __init__(self, plan: Plan, *, has_invariants: bool = False) -> None:
         self.world = World(plan, has_invariants=has_invariants)
         self.people = self.world.people
-        self.people.hands.begin()
+        self.say = self.people.command
+        self.time_passes = self.world.time.pass_time
+        self.people.resume_in_time()
         self.world.begin()
 
     def model(self, place: int) -> ModelName:
-        """Return the name of a model."""
         entries = self.world.plan.models
         return entries[place % len(entries)].name
 
     def ask(self, model: int = 0, *, of: int = 0, length: int = 8, **more: Any) -> Ask:
         """Ask for an answer of `length` tokens; `more` of the request or of the prompt."""
-        plan, client = self.world.plan, self.people.clients[of]
+        plan = self.world.plan
         plan.prompts += 1
         names = [name for name in more if name in Prompt.__dataclass_fields__]
         prompt = Prompt(
@@ -155,69 +131,41 @@ class Script:
             length=length,
             **{name: more.pop(name) for name in names},
         )
-        ask = Ask(
-            connection=client.name,
-            id=self.people.new_id(client),
-            model=self.model(model),
-            prompt=prompt,
-            **more,
-        )
-        self.people.send(client, ask)
-        return ask
+        return self._send(of, model=self.model(model), prompt=prompt, **more)
 
     def again(self, ask: Ask) -> Ask:
         """Send the same request once more."""
-        client = self.people.clients[0]
-        copy = Ask(
-            connection=client.name,
-            id=self.people.new_id(client),
-            model=ask.model,
-            prompt=ask.prompt,
-            may_resume=ask.may_resume,
-        )
-        self.people.send(client, copy)
-        return copy
+        return self._send(0, model=ask.model, prompt=ask.prompt, may_resume=ask.may_resume)
+
+    def _send(self, of: int, **fields: Any) -> Ask:
+        client = self.people.clients[of]
+        ask = Ask(connection=client.name, id=client.new_id(), **fields)
+        self.people.send(client, ask)
+        return ask
 
     def open(self, place: int, *, paused: bool | None = None) -> Ask | None:
         """Return an open request, or None."""
         found = [ask for ask in self.people.asked if ask.is_open]
-        if paused is not None:
-            found = [a for a in found if (a.is_pausing or a.place is Place.PAUSED) is paused]
+        found = [ask for ask in found if paused is None or ask.is_put_aside is paused]
         return found[place % len(found)] if found else None
 
     def cancel(self, ask: Ask) -> None:
         """Cancel a request in its client's name."""
-        for client in self.people.clients:
-            if client.name == ask.connection:
-                self.people.say(client, Cancel(id=RequestId(ask.id)))
-
-    def say(self, message: Any, **fields: Any) -> None:
-        """Send a command."""
-        self.people.command(lambda id: message(id=id, **fields))
-
-    def load(self, model: int = 0, *, dry_run: bool = False) -> None:
-        """Load a model, or ask what that would do."""
-        self.say(Load, model=self.model(model), dry_run=dry_run)
+        for one in self.people.clients:
+            if one.name == ask.connection:
+                self.people.say(one, client.Cancel(id=RequestId(ask.id)))
 
     def grow(self, model: int, size: int) -> None:
         """Let the process of a model hold so many bytes, if it serves."""
-        for worker in self.world.living():
+        for worker in self.world.workers.values():
             if worker.model == self.model(model) and worker.is_ready and worker.is_alive:
                 self.world.machine.overgrown[worker.pid] = size
-
-    def join(self, ask: Ask) -> Listener:
-        """Join the stream of a request."""
-        return self.people.join(ask)
-
-    def time_passes(self, seconds: float) -> None:
-        """Let what is due within these seconds happen."""
-        self.world.time.pass_time(seconds)
 
     def until_rows(self, count: int) -> None:
         """Let time pass until the only worker has so many rows that are being answered."""
         for _ in range(1000):
-            rows = [r for w in self.world.living() for r in w.batch.rows.values() if r.has_spoken]
-            if len(rows) == count:
+            batches = [worker.batch for worker in self.world.workers.values()]
+            if sum(row.has_spoken for one in batches for row in one.rows.values()) == count:
                 return
             self.time_passes(0.02)
         raise AssertionError(f"never {count} rows")
@@ -226,9 +174,14 @@ class Script:
         """Have a fault strike where it can next."""
         self.world.to_strike.append(fault)
 
-    def finish(self) -> None:
-        """Let everything come to its end, and see that it does."""
-        self.world.finish()
+
+which = st.integers(0, 3)
+models = st.integers(0, 2)
+classes = st.sampled_from(list(Priority))
+ODD = (
+    {"poison_at": 0}, {"poison_at": 3}, {"is_refused": True}, {"is_too_large": True},
+    {"is_long": True}, {"total_s": 1.0}, {"first_token_s": 0.5}, {"queue_s": 0.3},
+)  # fmt: skip
 
 
 class WorldMachine(RuleBasedStateMachine):
@@ -258,16 +211,9 @@ class WorldMachine(RuleBasedStateMachine):
         ),
     )
     def start(self, idle_s: float, settings: dict[str, Any], **plan: Any) -> None:
-        """Start a daemon."""
         made = steady_plan(**plan, **settings)
         made.models = [replace(one, idle_unload_s=idle_s) for one in made.models]
         self.script = Script(made, has_invariants=True)
-
-    def say(self, message: Any, **fields: Any) -> None:
-        """Send a command."""
-        self.script.say(message, **fields)
-
-    # ------------------------------------------------------------ clients
 
     @rule(
         model=models,
@@ -280,99 +226,64 @@ class WorldMachine(RuleBasedStateMachine):
         wants_notices=st.booleans(),
     )
     def ask(self, **more: Any) -> None:
-        """Ask for an ordinary answer."""
         self.script.ask(**more)
 
-    @rule(
-        model=models,
-        what=st.sampled_from(
-            [
-                {"poison_at": 0},
-                {"poison_at": 3},
-                {"is_refused": True},
-                {"is_too_large": True},
-                {"is_long": True},
-                {"total_s": 1.0},
-                {"first_token_s": 0.5},
-                {"queue_s": 0.3},
-            ]
-        ),
-    )
+    @rule(model=models, what=st.sampled_from(ODD))
     def ask_oddly(self, model: int, what: dict[str, Any]) -> None:
-        """Ask for what is not ordinary."""
         self.script.ask(model, **what)
 
     @rule(place=which)
     def ask_again(self, place: int) -> None:
-        """Send a request again, open or ended."""
         if asked := self.script.people.asked:
             self.script.again(asked[-1 - place % len(asked)])
 
     @rule(place=which, by_another=st.booleans())
     def cancel(self, place: int, by_another: bool) -> None:
-        """Cancel a request."""
-        ask = self.script.open(place)
-        if ask is not None and by_another:
-            self.script.people.cancel_by_name(ask)
-        elif ask is not None:
-            self.script.cancel(ask)
+        if ask := self.script.open(place):
+            (self.script.people.cancel_by_name if by_another else self.script.cancel)(ask)
 
     @rule(place=which, resume=st.booleans())
     def pause(self, place: int, resume: bool) -> None:
-        """Pause a request, or resume a paused one."""
-        ask = self.script.open(place, paused=resume)
-        if ask is not None:
-            self.script.people.hands.tell(ResumeRequest if resume else PauseRequest, ask)
+        if ask := self.script.open(place, paused=resume):
+            self.script.people.tell(ResumeRequest if resume else PauseRequest, ask)
 
     @rule(place=which, priority=classes)
     def prioritize(self, place: int, priority: Priority) -> None:
-        """Give a request another class."""
-        ask = self.script.open(place)
-        if ask is not None:
-            self.say(Prioritize, request=RequestId(ask.id), priority=priority)
+        if ask := self.script.open(place):
+            self.script.say(client.Prioritize, request=RequestId(ask.id), priority=priority)
 
     @rule(place=which, count=st.sampled_from([1, 1, 9]))
     def attach(self, place: int, count: int) -> None:
-        """Join a stream."""
-        ask = self.script.open(place)
-        for _ in range(count if ask is not None else 0):
-            assert ask is not None
-            self.script.join(ask)
+        if ask := self.script.open(place):
+            for _ in range(count):
+                self.script.people.join(ask)
 
     @rule(place=st.integers(0, 2), is_slow=st.booleans())
     def leave(self, place: int, is_slow: bool) -> None:
-        """A client leaves, or no longer reads."""
         people = self.script.people
         if is_slow:
             people.be_slow(people.clients[place])
         else:
             people.leave(place)
 
-    # ------------------------------------------------------------ operators
-
     @rule(model=models, dry_run=st.booleans())
     def load(self, model: int, dry_run: bool) -> None:
-        """Load a model, or ask what that would do."""
-        self.script.load(model, dry_run=dry_run)
+        self.script.say(client.Load, model=self.script.model(model), dry_run=dry_run)
 
     @rule(model=models)
     def unload(self, model: int) -> None:
-        """Unload a model."""
-        self.say(Unload, model=self.script.model(model))
+        self.script.say(client.Unload, model=self.script.model(model))
 
     @rule(model=models, now=st.booleans())
     def restart(self, model: int, now: bool) -> None:
-        """Restart a model."""
-        self.say(Restart, model=self.script.model(model), now=now)
+        self.script.say(client.Restart, model=self.script.model(model), now=now)
 
     @rule()
     def status(self) -> None:
-        """Ask for the status."""
-        self.say(StatusQuery)
+        self.script.say(client.StatusQuery)
 
     @rule(model=models, change=st.sampled_from(["gone", "rows", "idle", "as before"]))
     def reload(self, model: int, change: str) -> None:
-        """Edit the file, and have it read."""
         entries = list(self.script.world.plan.models)
         place = model % len(entries)
         entry = entries[place]
@@ -383,42 +294,35 @@ class WorldMachine(RuleBasedStateMachine):
             entries[place] = replace(entry, launch=replace(entry.launch, max_concurrency=rows))
         elif change == "idle":
             entries[place] = replace(entry, idle_unload_s=4.0)
-        self.script.people.operators.entries = entries
-        self.say(Reload)
+        self.script.people.entries = entries
+        self.script.say(client.Reload)
 
     @precondition(lambda self: len(self.script.people.asked) > 4)
     @rule(is_now=st.booleans(), by_signal=st.booleans())
     def stop(self, is_now: bool, by_signal: bool) -> None:
-        """End the daemon."""
         world = self.script.world
         if by_signal:
             world.handle(ShutdownAsked(now=world.time.now, is_immediate=is_now))
         else:
-            self.say(Stop, now=is_now, timeout_s=None)
-
-    # ------------------------------------------------------------ the world
+            self.script.say(client.Stop, now=is_now, timeout_s=None)
 
     @rule(fault=st.sampled_from(FAULTS))
     def strike(self, fault: str) -> None:
-        """Have a fault strike where it can."""
         self.script.strike(fault)
 
     @rule(model=models, size=st.sampled_from([4000, 6000]))
     def grow(self, model: int, size: int) -> None:
-        """Let a process hold more than its model needs."""
         self.script.grow(model, size)
 
     @rule(share=st.sampled_from([0.0, 1.2, 1.6, 2.1]))
     def others_take_memory(self, share: float) -> None:
-        """Let other programs take or give back memory."""
         self.script.world.machine.take(share)
 
     @rule(seconds=st.sampled_from([0.01, 0.1, 0.1, 0.6, 3.0, 30.0]))
     def time_passes(self, seconds: float) -> None:
-        """Let time pass."""
         self.script.time_passes(seconds)
 
     def teardown(self) -> None:
         """Let everything come to its end."""
         if hasattr(self, "script") and not self.script.world.is_broken:
-            self.script.finish()
+            self.script.world.finish()

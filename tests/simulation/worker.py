@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TYPE_CHECKING, cast
+from random import Random
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from mlxsup.protocol import worker_messages as messages
 from mlxsup.protocol.cache_cost import cache_bytes
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.delta_body import pack_body
 from mlxsup.protocol.errors import ErrorCode, RemoteError
-from mlxsup.protocol.ids import Generation, ModelName, RequestKey, pack_tokens, unpack_tokens
+from mlxsup.protocol.ids import RequestKey, pack_tokens, unpack_tokens
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.rendering import Render, Rendered
 from mlxsup.protocol.states import (
@@ -26,46 +27,15 @@ from mlxsup.protocol.states import (
     WorkerPhase,
 )
 from mlxsup.protocol.version import VERSION
-from mlxsup.protocol.worker_messages import (
-    Acceptance,
-    Accepted,
-    CancelRow,
-    Dispatch,
-    DropKept,
-    Dying,
-    Exit,
-    GiveBack,
-    Heartbeat,
-    Hello,
-    Lease,
-    Leases,
-    LoadProgress,
-    PauseRow,
-    PrefillProgress,
-    Ready,
-    Rejected,
-    RowDelta,
-    SetBudget,
-    Step,
-    WorkerMessage,
-)
+from mlxsup.supervisor.core import events
 from mlxsup.supervisor.core.actions import Spawn, WorkerSignal
-from mlxsup.supervisor.core.events import (
-    Exited,
-    Spawned,
-    SpawnFailed,
-    WorkerBroke,
-    WorkerSaid,
-    WorkerUnlinked,
-)
 from mlxsup.worker.engine import Engine, EngineBytes
 from mlxsup.worker.row_memory import RowMemory
 
-from .ground import Link, Timeline, check
+from .ground import check
 from .plan import (
     HOLDS_BACK,
     REASONING_TOKENS,
-    Plan,
     Prompt,
     accept,
     answer_channel,
@@ -75,86 +45,65 @@ from .plan import (
     answer_shown,
     answer_token,
     answer_warning,
-    backend_of,
     number_of,
 )
 
 if TYPE_CHECKING:
     from .world import World
 
-
-# ---------------------------------------------------------------- faults
-
 SIGNAL_NUMBERS = {"SIGKILL": 9, "SIGTERM": 15, "SIGSEGV": 11, "SIGABRT": 6, "SIGBUS": 7}
 ACCUSING = ("SIGSEGV", "SIGABRT", "SIGBUS")
 HANGS = ("stall", "gil", "blocked", "waits_on", "stop", "load_stalls", "load_stops")
-MUTE_HANGS = ("gil", "stop", "load_stops")
+MUTE = ("gil", "stop", "load_stops", "mute")
+BEAT_S = 0.5
+LONG_STEPS, LONG_TOKENS = 4, 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """What is wrong with a process that lives.
-
-    Attributes:
-        name: which fault of the plan.
-        since: virtual seconds.
-    """
+class Fault(NamedTuple):
+    """What is wrong with a process that lives, by the name in the plan, and since when."""
 
     name: str
     since: float
 
 
-# ---------------------------------------------------------------- reports
+# ---------------------------------------------------------------- rows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reports:
-    """Makes the events of one incarnation; `now` is when the shell sees what they report."""
+@dataclass(slots=True, kw_only=True)
+class Row:
+    """One request that the worker holds."""
 
-    model: ModelName
-    generation: Generation
+    key: RequestKey
+    prompt: Prompt
+    acceptance: messages.Acceptance | None = None  # None while it is being prepared
+    resumes: messages.Acceptance | None = None  # of an earlier life
+    count: int = 0  # tokens computed, those of earlier lives too
+    unread_steps: int = 0
+    read: int = 0
+    has_spoken: bool = False
+    priority: Priority = Priority.NORMAL
+    may_leave: bool = True
 
-    def spawned(self, pid: int, now: float) -> Spawned:
-        """Its process runs."""
-        return Spawned(now=now, model=self.model, generation=self.generation, pid=pid)
-
-    def spawn_failed(self, now: float) -> SpawnFailed:
-        """No process could be started."""
-        return SpawnFailed(
-            now=now, model=self.model, generation=self.generation, detail="no processes"
-        )
-
-    def said(self, message: WorkerMessage, now: float) -> WorkerSaid:
-        """It has sent a message."""
-        return WorkerSaid(now=now, model=self.model, generation=self.generation, message=message)
-
-    def broke(self, now: float, *, is_other_version: bool) -> WorkerBroke:
-        """It has sent what is no message."""
-        return WorkerBroke(
-            now=now,
-            model=self.model,
-            generation=self.generation,
-            detail="garbage",
-            is_other_version=is_other_version,
-        )
-
-    def unlinked(self, now: float) -> WorkerUnlinked:
-        """Its connection has ended."""
-        return WorkerUnlinked(now=now, model=self.model, generation=self.generation)
-
-    def exited(self, code: int | None, signal: str, now: float) -> Exited:
-        """Its process has ended, with `code` or by `signal`; nothing was printed before."""
-        return Exited(
-            now=now,
-            model=self.model,
-            generation=self.generation,
-            exit_code=code,
-            signal=SIGNAL_NUMBERS.get(signal),
-            signal_name=signal,
-        )
+    @property
+    def tokens(self) -> int:
+        assert self.acceptance is not None
+        return len(self.acceptance.prompt_tokens) // 4 + self.count
 
 
-# ---------------------------------------------------------------- reading
+class _KeepsNothing:
+    """An engine for which what is kept of paused rows takes nothing."""
+
+    def bytes_held(self) -> EngineBytes:
+        return EngineBytes()
+
+    def give_back(self) -> None:
+        pass
+
+    def bound_rows(self, rows_bytes: int) -> None:
+        pass
+
+    def free_kept(self, spared: RequestKey | None = None) -> None:
+        pass
 
 
 class Has(Enum):
@@ -165,281 +114,110 @@ class Has(Enum):
     A_LEASE = auto()
 
 
-@dataclass(slots=True)
-class Reading:
-    """Of one worker.
-
-    Attributes:
-        are_needed: what the supervisor said last.
-        has: how far it has come.
-        unread: what the supervisor has said since the step under way began.
-    """
-
-    are_needed: bool = False
-    has: Has = Has.NOTHING
-    unread: list[Leases | Lease] = field(default_factory=list)
-
-    def hear(self) -> None:
-        """No step is under way: reads what the supervisor has said about leases."""
-        for message in self.unread:
-            self._heard(message)
-        self.unread.clear()
-
-    def _heard(self, message: Leases | Lease) -> None:
-        if isinstance(message, Leases):
-            check("told again", message.are_needed != self.are_needed, message)
-            self.are_needed = message.are_needed
-        else:
-            check("lease for nobody's question", self.has is Has.ASKED, self.has)
-            self.has = Has.A_LEASE
-
-    def may_read(self, *, is_reading: bool) -> bool:
-        """Whether a step may read."""
-        is_free = self.has is Has.NOTHING and not self.are_needed
-        return is_free or self.has is Has.A_LEASE or not is_reading
-
-    def has_news(self, *, is_reading: bool) -> bool:
-        """Whether there is something to say even without a step."""
-        wants = self.has is Has.NOTHING and self.are_needed and is_reading
-        return wants or self.has is Has.A_LEASE
-
-    def fill_in(self, step: Step, *, is_reading: bool, can_decode: bool) -> Step:
-        """Adds what there is to say about leases to the message of a step, or between two."""
-        returns = self.has is Has.A_LEASE
-        if returns:
-            self.has = Has.NOTHING
-        wants = self.has is Has.NOTHING and self.are_needed and is_reading
-        if wants:
-            self.has = Has.ASKED
-        return Step(
-            step=step.step,
-            rows=step.rows,
-            prefill=step.prefill,
-            took_s=step.took_s,
-            decode_s=step.decode_s,
-            between_steps=step.between_steps,
-            reads_on=is_reading,
-            returns_lease=returns,
-            wants_lease=wants,
-            only_waits=self.has is Has.ASKED and is_reading and not can_decode,
-        )
-
-
-# ---------------------------------------------------------------- row memory
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
-    """A row as the memory of a worker sees it."""
-
-    key: RequestKey
-    tokens: int
-    priority: Priority
-    may_leave: bool
-
-
-class _KeepsNothing:
-    """What is kept of paused rows takes nothing here."""
-
-    def bytes_held(self) -> EngineBytes:
-        """Memory as the engine counts it."""
-        return EngineBytes()
-
-    def give_back(self) -> None:
-        """There is nothing to give back."""
-
-    def bound_rows(self, rows_bytes: int) -> None:
-        """It takes nothing besides."""
-
-    def free_kept(self, spared: RequestKey | None = None) -> None:
-        """There is nothing to free."""
-
-
-class PlayedMemory:
-    """Of one worker.
-
-    Args:
-        layers: what a row takes; empty: nothing, and there is no budget.
-    """
-
-    def __init__(self, layers: tuple[CacheLayers, ...]) -> None:
-        self._layers = layers
-        self._memory = RowMemory(cast(Engine, _KeepsNothing()), layers)
-
-    @property
-    def budget(self) -> int:
-        """The number of the budget that the rows keep to."""
-        return self._memory.budget
-
-    def heard(self, message: SetBudget) -> None:
-        """The supervisor has set another budget."""
-        self._memory.heard(message)
-
-    def leaving(self, rows: Iterable[Row]) -> list[RequestKey]:
-        """Who must leave now."""
-        return self._memory.leaving([_placed(row) for row in rows])
-
-    def has_room(self, row: Row, rows: Iterable[Row]) -> bool:
-        """Whether a row may join the others."""
-        return self._memory.has_room(_placed(row), [_placed(one) for one in rows])
-
-    def taken_bytes(self, rows: Iterable[Row]) -> int:
-        """What the rows take."""
-        lengths = [_placed(row).tokens for row in rows]
-        return cache_bytes(self._layers, rows=len(lengths), longest=max(lengths, default=0))
-
-
-def _placed(row: Row) -> _Place:
-    assert row.acceptance is not None
-    tokens = len(row.acceptance.prompt_tokens) // 4 + row.count
-    return _Place(key=row.key, tokens=tokens, priority=row.priority, may_leave=row.may_leave)
-
-
-# ---------------------------------------------------------------- rows
-
-LONG_STEPS = 4
-"""A long prompt is read in that many steps."""
-LONG_TOKENS = 16
-
-
-@dataclass(slots=True, kw_only=True)
-class Row:
-    """One request that the worker holds.
-
-    Attributes:
-        prompt: what it is, with its faults.
-        acceptance: what the worker made of it; None while it is being prepared.
-        resumes: what an earlier life had made of it.
-        count: tokens computed, those of earlier lives too.
-        unread_steps: steps that reading the prompt still takes.
-        read: tokens of the prompt, and of what was delivered, that are known.
-        has_spoken: whether this life has given a token.
-        priority, may_leave: as it was dispatched.
-    """
-
-    key: RequestKey
-    prompt: Prompt
-    acceptance: Acceptance | None = None
-    resumes: Acceptance | None = None
-    count: int = 0
-    unread_steps: int = 0
-    read: int = 0
-    has_spoken: bool = False
-    priority: Priority = Priority.NORMAL
-    may_leave: bool = True
-
-
 @dataclass(slots=True, kw_only=True)
 class Batch:
-    """All rows of one worker.
+    """All rows of one worker, its turns to read long prompts, and the memory that rows may take."""
 
-    Attributes:
-        generation: of the worker.
-        max_rows: as its launch says.
-        prompts: by number and by body, as the plan made them.
-        say: sends the supervisor a message.
-        rows: by key, in order of arrival.
-        ended: what cancels and pauses took out since the last step message.
-        keeps: the share of paused rows whose state there is memory for.
-        kept: paused requests whose state is kept.
-        steps: made so far.
-        reading: whether it may read.
-        memory: what its rows take, and may take.
-    """
-
-    dice: random.Random
+    dice: Random
     generation: int
     max_rows: int
-    by_number: dict[int, Prompt]
-    by_body: dict[bytes, Prompt]
-    say: Callable[[WorkerMessage], None]
-    keeps: float = 1.0
+    prompts: dict[int, Prompt]
+    bodies: dict[bytes, Prompt]
+    say: Callable[[messages.WorkerMessage], None]
+    keeps: float  # the share of paused rows whose state there is memory for
+    layers: tuple[CacheLayers, ...]
     rows: dict[RequestKey, Row] = field(default_factory=dict)
-    ended: list[RowDelta] = field(default_factory=list)
+    ended: list[messages.RowDelta] = field(default_factory=list)  # taken out since the last step
     kept: set[RequestKey] = field(default_factory=set)
     steps: int = 0
-    reading: Reading = field(default_factory=Reading)
-    memory: PlayedMemory = field(default_factory=lambda: PlayedMemory(()))
+    are_leases_needed: bool = False
+    has: Has = Has.NOTHING
+    # What was said of leases since the step under way began.
+    unheard: list[messages.Leases | messages.Lease] = field(default_factory=list)
+    memory: RowMemory = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.memory = RowMemory(cast(Engine, _KeepsNothing()), self.layers)
 
     @property
-    def held(self) -> int:
-        """Requests that the supervisor must not miss in a beat."""
-        return len(self.rows) + len(self.ended)
-
-    @property
-    def preparing(self) -> int:
-        """Those that are being tokenised."""
-        return sum(row.acceptance is None for row in self.rows.values())
+    def running(self) -> list[Row]:
+        return [row for row in self.rows.values() if row.acceptance is not None]
 
     @property
     def is_reading(self) -> bool:
-        """Whether the next step reads a long prompt, if it may."""
-        return any(row.acceptance and row.unread_steps for row in self.rows.values())
+        """True if the next step reads a long prompt, if it may."""
+        return any(row.unread_steps for row in self.running)
 
     @property
     def may_read(self) -> bool:
-        """Whether it may, or has nothing to read."""
-        return self.reading.may_read(is_reading=self.is_reading)
-
-    @property
-    def reads_with_lease(self) -> bool:
-        """Whether it has the lease with which the next step reads a long prompt."""
-        return self.reading.has is Has.A_LEASE and self.is_reading
+        """True if it may, or has nothing to read."""
+        is_free = self.has is Has.NOTHING and not self.are_leases_needed
+        return is_free or self.has is Has.A_LEASE or not self.is_reading
 
     @property
     def can_step(self) -> bool:
-        """Whether a step would do anything."""
         may_read = self.may_read
-        rows = self.rows.values()
-        return any(row.acceptance and (may_read or not row.unread_steps) for row in rows)
+        return any(may_read or not row.unread_steps for row in self.running)
+
+    @property
+    def wants_lease(self) -> bool:
+        return self.has is Has.NOTHING and self.are_leases_needed and self.is_reading
 
     @property
     def has_news(self) -> bool:
-        """Whether there is something to say without a step."""
-        return bool(self.ended) or self.reading.has_news(is_reading=self.is_reading)
+        """True if there is something to say without a step."""
+        return bool(self.ended) or self.wants_lease or self.has is Has.A_LEASE
 
-    def begin(self, dispatch: Dispatch) -> None:
-        """A request is dispatched."""
-        check("dispatched twice", dispatch.key not in self.rows, dispatch.key)
-        resume = dispatch.resume
+    def hear(self) -> None:
+        """Read what the supervisor has said about leases, once no step is under way."""
+        for message in self.unheard:
+            if isinstance(message, messages.Leases):
+                check("told again", message.are_needed != self.are_leases_needed, message)
+                self.are_leases_needed = message.are_needed
+            else:
+                check("lease for nobody's question", self.has is Has.ASKED, self.has)
+                self.has = Has.A_LEASE
+        self.unheard.clear()
+
+    def begin(self, dispatch: messages.Dispatch) -> None:
+        key, resume = dispatch.key, dispatch.resume
+        check("dispatched twice", key not in self.rows, key)
         if resume is None:
-            prompt = self.by_body.get(dispatch.body)
-            check("dispatched body", prompt is not None, dispatch.body)
-            assert prompt is not None
-            row = Row(key=dispatch.key, prompt=prompt)
+            check("dispatched body", dispatch.body in self.bodies, dispatch.body)
+            row = Row(key=key, prompt=self.bodies[dispatch.body])
         else:
-            prompt = self.by_number[number_of(resume.acceptance)]
-            count = len(unpack_tokens(resume.delivered))
-            row = Row(key=dispatch.key, prompt=prompt, resumes=resume.acceptance, count=count)
+            row = Row(
+                key=key,
+                prompt=self.prompts[number_of(resume.acceptance)],
+                resumes=resume.acceptance,
+                count=len(resume.delivered) // 4,
+            )
         row.priority, row.may_leave = dispatch.priority, dispatch.may_leave
-        if dispatch.key in self.kept:
-            self.kept.remove(dispatch.key)
-        elif prompt.is_long:
+        if key in self.kept:
+            self.kept.remove(key)
+        elif row.prompt.is_long:
             row.unread_steps = LONG_STEPS
-            row.read = dispatch.key % 3  # from a cache
-        self.rows[dispatch.key] = row
+            row.read = key % 3  # from a cache
+        self.rows[key] = row
         check("too many rows", len(self.rows) <= self.max_rows, f"{len(self.rows)} rows")
 
     def cancel(self, key: RequestKey) -> bool:
-        """Takes a row out; one that is not there has its end under way already."""
+        """Take a row out; one that is not there has its end under way already."""
         if self.rows.pop(key, None) is None:
             return False
-        self.ended.append(RowDelta(key=key, finish=FinishReason.CANCELLED))
+        self.ended.append(messages.RowDelta(key=key, finish=FinishReason.CANCELLED))
         return True
 
     def pause(self, key: RequestKey, *, keep: bool) -> bool:
-        """Takes a row out until it is dispatched again, sometimes after a token that was computed
-        already; one that is not there has its end under way."""
+        """Take a row out, sometimes after a token; one that is not there has its end under way."""
         row = self.rows.pop(key, None)
         if row is None:
             return False
         has_read = row.acceptance is not None and not row.unread_steps
-        delta = RowDelta(key=key)
         is_safe = has_read and row.count != row.prompt.poison_at
+        delta = messages.RowDelta(key=key)
         if row.acceptance is not None and is_safe and self.dice.random() < 0.5:
-            self.rows[key] = row
             delta = self._advance(row, row.acceptance)
-            self.rows.pop(key, None)
         if delta.finish is None:
             is_kept = keep and has_read and self.dice.random() < self.keeps
             delta.paused = RowState.KEPT if is_kept else RowState.DROPPED
@@ -449,101 +227,101 @@ class Batch:
         return True
 
     def lose_one(self) -> None:
-        """A bug: a row is gone, and nobody was notified."""
+        """Forget a row, and notify nobody: a bug."""
         del self.rows[self.dice.choice(list(self.rows))]
 
     def keep_to_budget(self) -> None:
-        """Makes rows leave that there is no memory for."""
-        for key in self.memory.leaving(self._running()):
+        for key in self.memory.leaving(self.running):
             self._lacks_memory(key)
 
     def taken_bytes(self) -> int:
-        """What its rows take."""
-        return self.memory.taken_bytes(self._running())
-
-    def _running(self) -> list[Row]:
-        return [row for row in self.rows.values() if row.acceptance is not None]
+        rows = self.running
+        longest = max((row.tokens for row in rows), default=0)
+        return cache_bytes(self.layers, rows=len(rows), longest=longest)
 
     def _lacks_memory(self, key: RequestKey) -> None:
         del self.rows[key]
-        state, reason = RowState.DROPPED, PauseReason.MEMORY
-        self.ended.append(RowDelta(key=key, paused=state, pause_reason=reason))
+        self.ended.append(
+            messages.RowDelta(key=key, paused=RowState.DROPPED, pause_reason=PauseReason.MEMORY)
+        )
 
     def prepare(self) -> None:
-        """Answers the preparation of prompts: accepted or rejected, in any order, some later."""
+        """Accept or reject prompts, in any order, some later."""
         for key, row in list(self.rows.items()):
             if row.acceptance is not None or self.dice.random() < 0.25:
                 continue
             if row.prompt.is_refused:
                 del self.rows[key]
                 error = RemoteError(ErrorCode.INVALID_REQUEST, f"no {key}")
-                self.say(Rejected(key=key, error=error.to_wire()))
+                self.say(messages.Rejected(key=key, error=error.to_wire()))
                 continue
-            others = self._running()
+            others = self.running
             row.acceptance = row.resumes or accept(row.prompt, self.generation)
-            self.say(Accepted(key=key, acceptance=row.acceptance, tokenize_s=0.01))
+            self.say(messages.Accepted(key=key, acceptance=row.acceptance, tokenize_s=0.01))
             if not self.memory.has_room(row, others):
                 self._lacks_memory(key)
 
-    def poison(self) -> bool:
-        """Whether a row is about to kill the engine."""
+    def is_poisoned(self) -> bool:
+        """True if a row is about to kill the engine."""
         return any(
-            row.acceptance is not None
-            and not row.unread_steps
-            and row.count == row.prompt.poison_at
-            for row in self.rows.values()
+            not row.unread_steps and row.count == row.prompt.poison_at for row in self.running
         )
 
     def step(self, took_s: float) -> None:
-        """One engine step, and its message."""
+        """Make one engine step, and say so."""
         may_read = self.may_read
         self.steps += 1
         deltas, self.ended = self.ended, []
-        between_steps = len(deltas)
-        prefill = []
-        for row in list(self.rows.values()):
-            if row.acceptance is None:
-                continue
-            if row.unread_steps:
-                if may_read:
-                    prefill.append(self._read(row))
-                continue
-            deltas.append(self._advance(row, row.acceptance))
+        between_steps, prefill = len(deltas), []
+        for row in self.running:
+            assert row.acceptance is not None
+            if not row.unread_steps:
+                deltas.append(self._advance(row, row.acceptance))
+            elif may_read:
+                prefill.append(self._read(row))
         decode_s = took_s * (self.steps % 4) / 4 if len(deltas) > between_steps else 0.0
-        self._say(
-            Step(
+        self._say(deltas, between_steps, prefill=prefill, took_s=took_s, decode_s=decode_s)
+
+    def flush(self) -> None:
+        """Tell of what happened between two steps."""
+        if self.has_news:
+            deltas, self.ended = self.ended, []
+            self._say(deltas, len(deltas))
+
+    def _say(self, deltas: list[messages.RowDelta], between_steps: int, **more: Any) -> None:
+        is_reading = self.is_reading
+        can_decode = any(not row.unread_steps for row in self.running)
+        returns = self.has is Has.A_LEASE
+        if returns:
+            self.has = Has.NOTHING
+        wants = self.wants_lease
+        if wants:
+            self.has = Has.ASKED
+        self.say(
+            messages.Step(
                 step=self.steps,
                 rows=deltas,
-                prefill=prefill,
-                took_s=took_s,
-                decode_s=decode_s,
                 between_steps=between_steps,
+                reads_on=is_reading,
+                returns_lease=returns,
+                wants_lease=wants,
+                only_waits=self.has is Has.ASKED and is_reading and not can_decode,
+                **more,
             )
         )
 
-    def flush(self) -> None:
-        """Tells of what happened between two steps."""
-        if self.has_news:
-            deltas, self.ended = self.ended, []
-            self._say(Step(step=self.steps, rows=deltas, between_steps=len(deltas)))
-
-    def _say(self, step: Step) -> None:
-        rows = self.rows.values()
-        can_decode = any(row.acceptance and not row.unread_steps for row in rows)
-        said = self.reading.fill_in(step, is_reading=self.is_reading, can_decode=can_decode)
-        self.say(said)
-
     @staticmethod
-    def _read(row: Row) -> PrefillProgress:
+    def _read(row: Row) -> messages.PrefillProgress:
         row.unread_steps -= 1
         total = LONG_TOKENS + row.count
         before, row.read = row.read, total // (row.unread_steps + 1)
-        return PrefillProgress(key=row.key, done=row.read, total=total, computed=row.read - before)
+        return messages.PrefillProgress(
+            key=row.key, done=row.read, total=total, computed=row.read - before
+        )
 
-    def _advance(self, row: Row, accepted: Acceptance) -> RowDelta:
-        before = row.count
+    def _advance(self, row: Row, accepted: messages.Acceptance) -> messages.RowDelta:
+        before, poison_at = row.count, row.prompt.poison_at
         row.count = min(before + self.dice.choice((1, 1, 1, 2)), answer_length(accepted))
-        poison_at = row.prompt.poison_at
         if poison_at is not None and before < poison_at < row.count:
             row.count = poison_at
         if answer_channel(accepted, before) != answer_channel(accepted, row.count - 1):
@@ -553,8 +331,8 @@ class Batch:
         tokens = [answer_token(accepted, index) for index in range(before, row.count)]
         is_first, row.has_spoken = not row.has_spoken, True
         if is_last:
-            del self.rows[row.key]
-        return RowDelta(
+            self.rows.pop(row.key, None)
+        return messages.RowDelta(
             key=row.key,
             text=text[len(answer_shown(accepted, before)) :],
             tokens=pack_tokens(tokens),
@@ -567,171 +345,8 @@ class Batch:
         )
 
 
-# ---------------------------------------------------------------- pulse
-
-BEAT_S = 0.5
-
-
-class Pulse:
-    """Of one process.
-
-    Args:
-        worker: whose beats they are.
-        world: that it lives in.
-    """
-
-    def __init__(self, worker: PlayedWorker, world: World) -> None:
-        self._worker, self._world = worker, world
-        self._link = world.link("beat")
-
-    def begin(self) -> None:
-        """From now on it beats, until it is dead or mute."""
-        worker = self._worker
-        fault = worker.fault.name if worker.fault else ""
-        if worker.is_alive and not worker.is_frozen and fault not in (*MUTE_HANGS, "mute"):
-            self.beat()
-            self._world.time.after(BEAT_S, self.begin)
-
-    def beat(self) -> None:
-        """Sends one beat."""
-        worker = self._worker
-        phase, phase_s, predicted_s = self._phase()
-        memory = self._world.reported_bytes(worker)
-        beat = Heartbeat(
-            step=worker.batch.steps,
-            phase=phase,
-            phase_s=phase_s,
-            predicted_s=predicted_s,
-            requests=worker.batch.held,
-            preparing=worker.batch.preparing,
-            budget=worker.batch.memory.budget,
-            sent=worker.sent,
-            received=worker.received,
-            active_bytes=memory - memory // 3,
-            cache_bytes=0 if worker.has_given_back else memory // 3,
-        )
-        self._link.send(lambda: worker.hand_over(beat))
-
-    def _phase(self) -> tuple[WorkerPhase, float, float]:
-        worker, now = self._worker, self._world.time.now
-        if not worker.is_ready:
-            return WorkerPhase.LOADING, 0.0, 0.0
-        if worker.fault is not None and worker.fault.name == "waits_on":
-            return WorkerPhase.WAITING, now - worker.fault.since, 0.0
-        if (
-            worker.works_since is None
-            and worker.batch.rows
-            and worker.batch.reading.has is Has.ASKED
-        ):
-            return WorkerPhase.WAITING, now - worker.waits_since, 0.0
-        if worker.works_since is None:
-            return WorkerPhase.IDLE, 0.0, 0.0
-        took_s = now - worker.works_since
-        if worker.fault is not None and worker.fault.name == "blocked":
-            return WorkerPhase.ROWS, took_s, 0.0
-        if worker.predicted_s:
-            return WorkerPhase.PREFILL, took_s, worker.predicted_s
-        return WorkerPhase.DECODE, took_s, 0.0
-
-
-# ---------------------------------------------------------------- mishaps
-
-SHORT = 0.5
-"""Chance of each step with a request that needs too much memory."""
-
-
-def lacks_memory(worker: PlayedWorker, world: World) -> bool:
-    """Whether a request that needs too much memory ends this step."""
-    is_struck = any(row.prompt.is_too_large for row in worker.batch.rows.values())
-    if not is_struck or world.plan.random.random() >= SHORT:
-        return False
-    world.struck("too_large")
-    worker.die(75, "one request needs too much")
-    return True
-
-
-def strikes(worker: PlayedWorker, world: World) -> bool:
-    """Whether a fault ends this step."""
-    happens, dice = world.happens, world.plan.random
-    for name, codes in (("fault_71", (71,)), ("gpu_72", (72,)), ("raise_70", (70,)),
-                        ("oom_75", (75,)), ("odd_exit", (1, 65, 0))):  # fmt: skip
-        if happens(name):
-            worker.die(dice.choice(codes), f"{name} at {dice.randrange(10**6)}")
-            return True
-    for name, signals in (("kill", ("SIGKILL",)), ("term", ("SIGTERM",)), ("segv", ACCUSING)):
-        if happens(name):
-            worker.exit(signal=dice.choice(signals))
-            return True
-    for name in ("oom_kill", "oom_near", "oom_beat"):
-        if happens(name):
-            world.measure(worker, name)
-            worker.pulse.beat()
-            world.time.after(0.001, lambda: worker.exit(signal="SIGKILL"))
-            return True
-    if worker.fault is not None:
-        return False  # one at a time, so that it is known what a kill is for
-    for name in ("stop", "stall", "gil", "blocked"):
-        if happens(name):
-            worker.hang(name)
-            return True
-    if happens("link_drops"):
-        worker.fault = Fault(name="link_drops", since=world.time.now)
-        worker.unlink()
-        return True
-    if happens("garbage"):
-        worker.fault = Fault(name="garbage", since=world.time.now)
-        worker.breaks()
-        return True
-    if happens("row_lost"):
-        worker.fault = Fault(name="row_lost", since=world.time.now)
-        worker.batch.lose_one()
-    elif happens("mute"):
-        worker.fault = Fault(name="mute", since=world.time.now)
-    return False
-
-
-def while_idle(worker: PlayedWorker, world: World) -> None:
-    """It may die although it has nothing to do."""
-    if world.happens("idle_dies"):
-        world.time.after(
-            world.plan.random.uniform(0.0, 6.0),
-            lambda: worker.exit(signal="SIGKILL", fault="idle_dies"),
-        )
-
-
-# ---------------------------------------------------------------- rendering
-
-TAKES_S = (0.0, 0.05, 0.5)
-NOTHING_SHARE = 0.05
-"""Of questions that the worker cannot answer, as if it were of another model by now."""
-
-
-class Renderer:
-    """The helper threads of all workers.
-
-    Args:
-        plan: of the run.
-        time: when things happen.
-    """
-
-    def __init__(self, plan: Plan, time: Timeline) -> None:
-        self._dice = plan.dice("renders in")
-        self._time = time
-
-    def answers(self, worker: PlayedWorker, question: Render) -> None:
-        """A worker will answer, if it still does anything then."""
-        has_nothing = self._dice.random() < NOTHING_SHARE
-        bodies = [] if has_nothing else _rendered_bodies(question)
-
-        def say() -> None:
-            if not (worker.is_hung or worker.is_frozen):
-                worker.say(Rendered(number=question.number, bodies=bodies))
-
-        self._time.after(self._dice.choice(TAKES_S), say)
-
-
-def _rendered_bodies(question: Render) -> list[bytes]:
-    """What its client was shown: a body for each part of the answer."""
+def rendered_bodies(question: Render) -> list[bytes]:
+    """Return what its client was shown: a body for each part of the answer."""
     tokens = unpack_tokens(question.delivered)
     reasoning = REASONING_TOKENS if question.opening else 0
     is_held_back = tokens[-1] % HOLDS_BACK == 0
@@ -743,49 +358,40 @@ def _rendered_bodies(question: Render) -> list[bytes]:
 
 # ---------------------------------------------------------------- worker
 
-TEARDOWN_S = (0.0, 0.0, 0.01, 0.3, 3.0)
-"""How long the kernel may take from an exit to its being seen."""
-
 
 class PlayedWorker:
-    """One incarnation.
+    """One process of a model.
 
     Attributes:
         fault: what is wrong with it while it lives: the truth, by which kills are judged.
         is_alive: until it exits; that is seen later.
-        is_linked: whether it is still connected.
+        is_frozen: SIGKILL has no effect on it.
         works_since, waits_since: when its step began, and when it last found nothing to do.
     """
 
     def __init__(self, world: World, spawn: Spawn, pid: int) -> None:
         plan = world.plan
         self._world, self._dice, self._time = world, plan.random, world.time
-        self.model: ModelName = spawn.model
-        self.generation: Generation = spawn.generation
-        self._reports = Reports(model=spawn.model, generation=spawn.generation)
-        self.pid = pid
+        self.model, self.generation, self.pid = spawn.model, spawn.generation, pid
         self.fault: Fault | None = None
         self.is_alive = self.is_linked = True
         self.is_ready = self.is_asked = self.has_greeted = False
-        self.has_given_back = False
-        self.is_frozen = self.is_abandoned = False
+        self.has_given_back = self.is_frozen = self.is_abandoned = False
         self.is_known = self.is_broken = False
         self.sent = self.received = 0
         self.predicted_s = 0.0
-        self._up = Link(self._time, self._dice, plan.delays_s["worker_up"], 1.0)
-        self._down = Link(self._time, self._dice, plan.delays_s["worker_down"], 1.0)
-        self.pulse = Pulse(self, world)
+        self._up, self._down, self._beats = map(world.link, ("worker_up", "worker_down", "beat"))
+        self._layers = plan.layers_of(spawn.launch)
         self.batch = Batch(
             dice=self._dice,
             generation=int(spawn.generation),
             max_rows=spawn.launch.max_concurrency,
-            by_number=world.prompts.by_number,
-            by_body=world.prompts.by_body,
+            prompts=world.prompts,
+            bodies=world.bodies,
             say=self.say,
             keeps=plan.kept_share,
-            memory=PlayedMemory(plan.layers_of(spawn.launch)),
+            layers=self._layers,
         )
-        self._layers = plan.layers_of(spawn.launch)
         self._fixed_bytes = plan.needs[spawn.model] - plan.row_bytes
         self._timeout_s = spawn.launch.step_timeout_s
         self.works_since: float | None = None
@@ -793,25 +399,30 @@ class PlayedWorker:
         self._time.after(self._dice.uniform(0.0, 0.1), self._start)
 
     def footprint_bytes(self, granted_bytes: int) -> int:
-        """What it holds; `granted_bytes` as long as it is not known what its rows take."""
+        """Return what it holds; `granted_bytes` as long as it is unknown what its rows take."""
         if not (self._layers and self.is_ready):
             return granted_bytes
         return self._fixed_bytes + self.batch.taken_bytes()
 
     @property
     def is_hung(self) -> bool:
-        """Whether it no longer does anything by itself."""
+        """True if it no longer does anything by itself."""
         return self.fault is not None and self.fault.name in HANGS
+
+    def _report(self, kind: Callable[..., events.Event], **fields: Any) -> None:
+        self._world.handle(
+            kind(now=self._time.now, model=self.model, generation=self.generation, **fields)
+        )
 
     # ------------------------------------------------------------ coming up
 
     def _start(self) -> None:
         if self._world.happens("spawn_fails"):
             self.is_alive = False
-            self._world.gone(self)
-            self._world.handle(self._reports.spawn_failed(self._time.now))
+            self._forget()
+            self._report(events.SpawnFailed, detail="no processes")
             return
-        self._world.handle(self._reports.spawned(self.pid, self._time.now))
+        self._report(events.Spawned, pid=self.pid)
         self._time.after(0.02, self._greet)
 
     def _greet(self) -> None:
@@ -822,14 +433,14 @@ class PlayedWorker:
             return
         version = VERSION
         if self._world.happens("other_version"):
-            self.fault = Fault(name="other_version", since=self._time.now)
+            self._breaks_down("other_version")
             if self._dice.random() < 0.5:
-                self.breaks(is_other_version=True)
+                self._say_garbage(is_other_version=True)
                 return
             version = "0.0.0"
         self.has_greeted = True
         self.say(
-            Hello(
+            messages.Hello(
                 model=self.model,
                 generation=self.generation,
                 token="t",
@@ -837,7 +448,7 @@ class PlayedWorker:
                 version=version,
             )
         )
-        self.pulse.begin()
+        self._beat_on()
         self._load(0)
 
     def _load(self, part: int) -> None:
@@ -857,15 +468,15 @@ class PlayedWorker:
         elif happens("load_stalls"):
             self.hang("load_stalls")
         elif part < 2:
-            self.say(LoadProgress(phase=LoadPhase.WEIGHTS, progress=(part + 1) / 3))
+            self.say(messages.LoadProgress(phase=LoadPhase.WEIGHTS, progress=(part + 1) / 3))
             self._time.after(self._dice.uniform(0.02, 0.5), lambda: self._load(part + 1))
         else:
             self.is_ready = True
             self.say(
-                Ready(
+                messages.Ready(
                     context_length=100,
                     fingerprint="f",
-                    backend=backend_of(self.model),
+                    backend="cpu",
                     active_bytes=self._fixed_bytes if self._layers else 0,
                     own_bytes=0 if self._layers else None,
                     cache_layers=list(self._layers),
@@ -873,53 +484,114 @@ class PlayedWorker:
                     batching_reason=f"seen in life {self.generation}",
                 )
             )
-            while_idle(self, self._world)
+            if happens("idle_dies"):
+                self._time.after(self._dice.uniform(0.0, 6.0), self._die_idle)
+
+    def _die_idle(self) -> None:
+        if not self._world.is_healing:
+            self.exit(signal="SIGKILL")
+
+    # ------------------------------------------------------------ beats
+
+    def _beat_on(self) -> None:
+        """Beat from now on, until it is dead or mute."""
+        fault = self.fault.name if self.fault else ""
+        if self.is_alive and not self.is_frozen and fault not in MUTE:
+            self._beat()
+            self._time.after(BEAT_S, self._beat_on)
+
+    def _beat(self) -> None:
+        phase, phase_s, predicted_s = self._phase()
+        memory = self._world.reported_bytes.get(self.pid, 150)
+        beat = messages.Heartbeat(
+            step=self.batch.steps,
+            phase=phase,
+            phase_s=phase_s,
+            predicted_s=predicted_s,
+            requests=len(self.batch.rows) + len(self.batch.ended),
+            preparing=len(self.batch.rows) - len(self.batch.running),
+            budget=self.batch.memory.budget,
+            sent=self.sent,
+            received=self.received,
+            active_bytes=memory - memory // 3,
+            cache_bytes=0 if self.has_given_back else memory // 3,
+        )
+        self._beats.send(lambda: self._hand_over(beat))
+
+    def _phase(self) -> tuple[WorkerPhase, float, float]:
+        now, fault = self._time.now, self.fault
+        if not self.is_ready:
+            return WorkerPhase.LOADING, 0.0, 0.0
+        if fault is not None and fault.name == "waits_on":
+            return WorkerPhase.WAITING, now - fault.since, 0.0
+        if self.works_since is None and self.batch.rows and self.batch.has is Has.ASKED:
+            return WorkerPhase.WAITING, now - self.waits_since, 0.0
+        if self.works_since is None:
+            return WorkerPhase.IDLE, 0.0, 0.0
+        took_s = now - self.works_since
+        if fault is not None and fault.name == "blocked":
+            return WorkerPhase.ROWS, took_s, 0.0
+        if self.predicted_s:
+            return WorkerPhase.PREFILL, took_s, self.predicted_s
+        return WorkerPhase.DECODE, took_s, 0.0
 
     # ------------------------------------------------------------ what it receives
 
     def tell(self, message: Message) -> None:
-        """The supervisor sends a message, which may find the process gone."""
+        """Take a message of the supervisor, which may find the process gone."""
         self._down.send(lambda: self._take(message))
 
     def _take(self, message: Message) -> None:
         if not self.is_alive or not self.is_linked or self.is_frozen or self.is_hung:
             return
         self.received += 1
+        batch = self.batch
         match message:
-            case Dispatch():
+            case messages.Dispatch():
                 check("dispatched before READY", self.is_ready, message.key)
                 check("dispatched after Exit", not self.is_asked, message.key)
-                self.batch.begin(message)
+                batch.begin(message)
                 self._wake()
-            case CancelRow(key=key):
-                if self.batch.cancel(key):
+            case messages.CancelRow(key=key):
+                if batch.cancel(key):
                     self._wake()
-            case Leases() | Lease():
-                self.batch.reading.unread.append(message)
+            case messages.Leases() | messages.Lease():
+                batch.unheard.append(message)
                 self._wake()
-            case PauseRow(key=key, keep=keep):
-                if self.batch.pause(key, keep=keep):
+            case messages.PauseRow(key=key, keep=keep):
+                if batch.pause(key, keep=keep):
                     self._wake()
-            case DropKept(key=key):
-                check("drops what is not kept", key in self.batch.kept, key)
-                self.batch.kept.remove(key)
-            case SetBudget():
-                self.batch.memory.heard(message)
+            case messages.DropKept(key=key):
+                check("drops what is not kept", key in batch.kept, key)
+                batch.kept.remove(key)
+            case messages.SetBudget():
+                batch.memory.heard(message)
                 if self.works_since is None:
-                    self.batch.keep_to_budget()
+                    batch.keep_to_budget()
                     self._wake()
-            case GiveBack():
+            case messages.GiveBack():
                 self.has_given_back = True
             case Render():
-                self._world.renderer.answers(self, message)
-            case Exit():
+                self._render(message)
+            case messages.Exit():
                 self.is_asked = True
                 self._wake()
             case _:
                 raise AssertionError(message)
 
+    def _render(self, question: Render) -> None:
+        """Answer in a helper thread; now and then with nothing, as if of another model by now."""
+        dice = self._world.renders
+        bodies = [] if dice.random() < 0.05 else rendered_bodies(question)
+
+        def say() -> None:
+            if not (self.is_hung or self.is_frozen):
+                self.say(Rendered(number=question.number, bodies=bodies))
+
+        self._time.after(dice.choice((0.0, 0.05, 0.5)), say)
+
     def signalled(self, signal: WorkerSignal) -> None:
-        """A signal arrives; whether it was deserved is for the oracle."""
+        """Take a signal; whether it was deserved is for the oracle."""
         if not self.is_alive:
             return
         if signal is WorkerSignal.KILL:
@@ -948,11 +620,12 @@ class PlayedWorker:
         if self.works_since is not None or self.is_hung or self.is_frozen:
             return
         batch = self.batch
-        batch.reading.hear()
-        if batch.reads_with_lease and self._world.happens("waits_on"):
+        batch.hear()
+        if batch.has is Has.A_LEASE and batch.is_reading and self._world.happens("waits_on"):
             self.hang("waits_on")
             return
-        if not (batch.can_step or batch.preparing or batch.has_news or self.is_asked):
+        is_preparing = len(batch.rows) > len(batch.running)
+        if not (batch.can_step or is_preparing or batch.has_news or self.is_asked):
             self.waits_since = self._time.now
             return
         self.works_since = self._time.now
@@ -968,83 +641,144 @@ class PlayedWorker:
         if not self.is_alive or self.is_hung or self.is_frozen or not self.is_linked:
             return
         self.works_since = None
+        batch = self.batch
         if self.is_asked:
             self._time.after(self._dice.uniform(0.0, 0.1), lambda: self.exit(code=0))
             return
-        if lacks_memory(self, self._world):
+        if self._lacks_memory() or (batch.rows and not self._world.is_healing and self._strikes()):
             return
-        if self.batch.rows and not self._world.is_healing and strikes(self, self._world):
-            return
-        self.batch.keep_to_budget()
-        self.batch.prepare()
-        if self.batch.poison():
-            self._world.struck("poison")
+        batch.keep_to_budget()
+        batch.prepare()
+        if batch.is_poisoned():
+            self._world.faults["poison"] += 1
             self.exit(signal=self._dice.choice(ACCUSING))
-        elif self.batch.can_step:
-            self.batch.step(took_s)
+        elif batch.can_step:
+            batch.step(took_s)
         else:
-            self.batch.flush()
-        if self.batch.rows:
+            batch.flush()
+        if batch.rows:
             self._wake()
 
+    # ------------------------------------------------------------ mishaps
+
+    def _lacks_memory(self) -> bool:
+        """True if a request that needs too much memory ends this step."""
+        rows: Iterable[Row] = self.batch.rows.values()
+        if not any(row.prompt.is_too_large for row in rows) or self._dice.random() >= 0.5:
+            return False
+        self._world.faults["too_large"] += 1
+        self.die(75, "one request needs too much")
+        return True
+
+    def _strikes(self) -> bool:
+        """True if a fault ends this step."""
+        happens, dice = self._world.happens, self._dice
+        for name, codes in (("fault_71", (71,)), ("gpu_72", (72,)), ("raise_70", (70,)),
+                            ("oom_75", (75,)), ("odd_exit", (1, 65, 0))):  # fmt: skip
+            if happens(name):
+                self.die(dice.choice(codes), f"{name} at {dice.randrange(10**6)}")
+                return True
+        for name, signals in (("kill", ("SIGKILL",)), ("term", ("SIGTERM",)), ("segv", ACCUSING)):
+            if happens(name):
+                self.exit(signal=dice.choice(signals))
+                return True
+        for name in ("oom_kill", "oom_near", "oom_beat"):
+            if happens(name):
+                self._world.measure(self, name)
+                self._beat()
+                self._time.after(0.001, lambda: self.exit(signal="SIGKILL"))
+                return True
+        if self.fault is not None:
+            return False  # one at a time, so that it is known what a kill is for
+        for name in ("stop", "stall", "gil", "blocked"):
+            if happens(name):
+                self.hang(name)
+                return True
+        if happens("link_drops"):
+            self._breaks_down("link_drops")
+            self._unlink()
+            return True
+        if happens("garbage"):
+            self._breaks_down("garbage")
+            self._say_garbage()
+            return True
+        if happens("row_lost"):
+            self._breaks_down("row_lost")
+            self.batch.lose_one()
+        elif happens("mute"):
+            self._breaks_down("mute")
+        return False
+
+    def _breaks_down(self, name: str) -> None:
+        self.fault = Fault(name, self._time.now)
+
     def hang(self, name: str) -> None:
-        """From now on it does nothing by itself."""
-        self.fault = Fault(name=name, since=self._time.now)
+        """Do nothing by itself from now on."""
+        self._breaks_down(name)
         self.works_since = self._time.now
 
     # ------------------------------------------------------------ speaking and ending
 
-    def say(self, message: WorkerMessage) -> None:
-        """Sends the supervisor a message."""
+    @property
+    def _is_forgotten(self) -> bool:
+        """True if its end has been seen: nothing that it said is still read."""
+        is_gone = self._world.workers.get((self.model, self.generation)) is not self
+        return self.is_abandoned or is_gone
+
+    def _forget(self) -> None:
+        self._world.workers.pop((self.model, self.generation), None)
+
+    def say(self, message: messages.WorkerMessage) -> None:
         if self.is_alive and self.is_linked:
             self.sent += 1
-            self._up.send(lambda: self.hand_over(message))
+            self._up.send(lambda: self._hand_over(message))
 
-    def hand_over(self, message: WorkerMessage) -> None:
-        """What it has sent arrives."""
-        self.is_known = self.is_known or isinstance(message, Hello)
-        if not (self.is_abandoned or self.is_broken or self._world.is_gone(self)):
-            self._world.handle(self._reports.said(message, self._time.now))
+    def _hand_over(self, message: messages.WorkerMessage) -> None:
+        self.is_known = self.is_known or isinstance(message, messages.Hello)
+        if not (self.is_broken or self._is_forgotten):
+            self._report(events.WorkerSaid, message=message)
 
-    def breaks(self, *, is_other_version: bool = False) -> None:
-        """It sends what is no message: nothing more is read from it, and nothing said to it."""
+    def _say_garbage(self, *, is_other_version: bool = False) -> None:
+        """Send what is no message: nothing more is read from it, and nothing said to it."""
         self.is_linked = False
 
         def report() -> None:
             self.is_broken = True
-            if self.is_abandoned or self._world.is_gone(self):
-                return
-            now = self._time.now
-            self._world.handle(self._reports.broke(now, is_other_version=is_other_version))
+            if not self._is_forgotten:
+                self._report(
+                    events.WorkerBroke, detail="garbage", is_other_version=is_other_version
+                )
 
         self._up.send(report)
 
-    def unlink(self) -> None:
-        """Its connection ends."""
+    def _unlink(self) -> None:
         self.is_linked = False
 
         def report() -> None:
             if self.is_known and not self.is_abandoned:
-                self._world.handle(self._reports.unlinked(self._time.now))
+                self._report(events.WorkerUnlinked)
 
         self._up.send(report)
 
     def die(self, code: int, message: str) -> None:
-        """The process says why it ends, and ends."""
-        self.say(Dying(code=code, message=message))
+        """Say why it ends, and end."""
+        self.say(messages.Dying(code=code, message=message))
         self.exit(code=code)
 
-    def exit(self, *, code: int | None = None, signal: str = "", fault: str = "") -> None:
-        """The process ends; what it had said is read before that is seen, if it left at all."""
+    def exit(self, *, code: int | None = None, signal: str = "") -> None:
+        """End; what it had said is read before that is seen, if it left at all."""
         if not self.is_alive or self.is_frozen:
-            return
-        if fault and self._world.is_healing:
             return
         self.is_alive = False
         if signal:
             self._up.lose_end()
         if self.has_greeted and self.is_linked:
-            self.unlink()
-        exited = self._reports.exited(code, signal, now=0.0)
-        teardown_s = self._dice.choice(TEARDOWN_S)
-        self._up.send(lambda: self._world.exited(self, exited), more_s=teardown_s)
+            self._unlink()
+
+        def seen() -> None:
+            self._forget()
+            number = SIGNAL_NUMBERS.get(signal)
+            self._report(events.Exited, exit_code=code, signal=number, signal_name=signal)
+
+        # The kernel may take some time from an exit to its being seen.
+        self._up.send(seen, more_s=self._dice.choice((0.0, 0.0, 0.01, 0.3, 3.0)))

@@ -1,83 +1,44 @@
-"""The world around one core: what the shell guarantees, with played processes and clients."""
+"""The world around one core: the shell, with played processes and clients, a hub and a machine."""
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from mlxsup.protocol import download
+from mlxsup.protocol.download import DownloadProblem, Repository
 from mlxsup.protocol.flight import Entry
 from mlxsup.protocol.ids import Generation, ModelName
-from mlxsup.supervisor.core.actions import (
-    Abandon,
-    Action,
-    AdoptLaunch,
-    Announce,
-    BudgetChanged,
-    EndDownload,
-    Finish,
-    ForgetModel,
-    LogFault,
-    LookAtFiles,
-    LookAtWorker,
-    NeedRaised,
-    ReadConfiguration,
-    RequestRefused,
-    SendToClient,
-    SendToWorker,
-    SignalWorker,
-    Spawn,
-    StartDownload,
-    WakeAt,
-)
+from mlxsup.supervisor.core import actions, events
 from mlxsup.supervisor.core.core import Core
-from mlxsup.supervisor.core.events import (
-    Appraised,
-    ClientTooSlow,
-    ConnectionId,
-    Event,
-    Exited,
-    FilesSeen,
-    Started,
-    Tick,
-    WorkerSaid,
-    WorkerSeen,
-)
+from mlxsup.supervisor.core.memory.need import Need
+from mlxsup.supervisor.core.memory.pressure import Reading, Strain
+from mlxsup.supervisor.core.settings import ModelSettings
 
 from .clients import Client, People
 from .ground import Link, Timeline, Violation, check
-from .plan import EVENTS, Plan, Prompt
+from .plan import EVENTS, Kind, Plan, Prompt
 from .record import Record
-from .shell import Hub, Machine, lack_files
-from .worker import PlayedWorker, Renderer
+from .worker import PlayedWorker
 
+# From a look at a process to its report: what has arrived meanwhile is read before.
 LOOK_S = 0.05
-"""From a look at a process to its being told: what has arrived meanwhile is read before."""
+# Virtual seconds in which everything that is open must end once the faults have ended.
 MAX_HEAL_S = 400.0
-"""Virtual seconds in which everything that is open must end once the faults have ended."""
 MAX_EVENTS = 30_000
+# The core checks itself after this many events: what is wrong there stays wrong.
 INVARIANTS_EVERY = 8
-"""Events, from one look of the core at itself to the next: what is wrong there stays wrong."""
-
-
-@dataclass(slots=True)
-class Prompts:
-    """Every prompt that was sent, by number and by body."""
-
-    by_number: dict[int, Prompt] = field(default_factory=dict)
-    by_body: dict[bytes, Prompt] = field(default_factory=dict)
-
-    def add(self, prompt: Prompt) -> None:
-        """One more, or one again."""
-        self.by_number[prompt.number] = prompt
-        self.by_body[prompt.body] = prompt
-
-
+# What the beats of a worker say that it holds: a third of it is worth asking back.
 USUALLY_BYTES = 150
-"""What a worker's beats say that it holds: a third of it is worth asking back whenever memory is
-short."""
+IGNORED = (
+    actions.AdoptLaunch, actions.Announce, actions.BudgetChanged, actions.ForgetModel,
+    actions.NeedRaised, actions.RequestRefused, Entry,
+)  # fmt: skip
 
 
 class World:
@@ -86,7 +47,7 @@ class World:
     Args:
         plan: what is decided beforehand.
         has_invariants: have the core check itself, too.
-        on_turn: is given each event, and the actions that came of it before they are obeyed.
+        on_turn: is given each event and its actions before they are obeyed.
     """
 
     def __init__(
@@ -94,11 +55,12 @@ class World:
         plan: Plan,
         *,
         has_invariants: bool = True,
-        on_turn: Callable[[Event, Sequence[Action]], None] = lambda event, actions: None,
+        on_turn: Callable[[events.Event, Sequence[actions.Action]], None] = lambda *turn: None,
     ) -> None:
         self.plan = plan
         self.time = Timeline()
-        self.prompts = Prompts()
+        self.prompts: dict[int, Prompt] = {}
+        self.bodies: dict[bytes, Prompt] = {}
         self.events: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
         self.happened = 0
@@ -106,36 +68,34 @@ class World:
         self.is_healing = self.has_finished = self.is_broken = False
         self._has_invariants = has_invariants
         self._on_turn = on_turn
-        # One for each process that lives or whose exit has not been seen.
-        self._workers: dict[tuple[ModelName, Generation], PlayedWorker] = {}
+        # Processes that live, or whose exit has not been seen.
+        self.workers: dict[tuple[ModelName, Generation], PlayedWorker] = {}
+        self.reported_bytes: dict[int, int] = {}
+        self.rest_s = 0.0
         self._pids = 1000
         self._tick_at: float | None = None
-        self._rest_s = 0.0
-        self._reported: dict[int, int] = {}
         self.hub = Hub(self)
-        self.renderer = Renderer(self.plan, self.time)
+        self.renders = plan.dice("renders in")
         self.core = Core(
-            self.plan.settings,
-            self.plan.models,
+            plan.settings,
+            plan.models,
             facts={"pid": 1},
             random=random.Random(plan.seed + 1),
             is_strict=has_invariants,
         )
-        self.record = Record(self.plan, self.core.status)
+        self.record = Record(plan, self.core.status)
         self.people = People(self)
         self.machine = Machine(self)
 
-    # ------------------------------------------------------------ running
-
     @classmethod
     def of(cls, seed: int, **options: Any) -> World:
-        """Return the world in which a seed decides everything; the same for the same seed."""
-        plan = Plan.of(seed)
-        lack_files(plan)
-        return cls(plan, **options)
+        """Return the world in which a seed decides everything."""
+        return cls(Plan.of(seed), **options)
+
+    # ------------------------------------------------------------ running
 
     def run(self) -> None:
-        """Lives through the plan, heals, ends, and checks what must be true then."""
+        """Live through the plan, end all faults, and check what must be true then."""
         self.begin()
         self.people.begin()
         while self.happened < EVENTS and not self.has_finished:
@@ -143,10 +103,9 @@ class World:
         self.finish()
 
     def begin(self) -> None:
-        """Start the daemon."""
         if self.plan.budget_bytes is not None:
-            self.handle(Appraised(now=0.0, needs=self.hub.needs()))
-        self.handle(Started(now=0.0))
+            self.handle(events.Appraised(now=0.0, needs=self.hub.needs()))
+        self.handle(events.Started(now=0.0))
         self.machine.begin()
 
     def finish(self) -> None:
@@ -163,101 +122,95 @@ class World:
         self.record.check_ends()
 
     def _has_healed(self) -> bool:
-        is_served = not (self.record.open or self.people.awaited())
-        return is_served or self.has_finished  # what arrives later is not heard
-
-    def rest(self, seconds: float) -> None:
-        """The end is expected later by so much."""
-        self._rest_s = seconds
+        return self.has_finished or not (self.record.open or self.people.awaited())
 
     def _until(self, is_reached: Callable[[], bool], name: str) -> None:
-        limit = self.time.now + MAX_HEAL_S + self._rest_s
+        limit = self.time.now + MAX_HEAL_S + self.rest_s
         while not is_reached():
             if not len(self.time) or self.time.now >= limit:
-                why = f"after {MAX_HEAL_S:g} s" if len(self.time) else "and nothing is to come"
-                raise Violation(name, f"open {why}: {list(map(str, self.record.open))[:3]}")
+                raise Violation(name, f"open: {list(map(str, self.record.open))[:3]}")
             self.time.advance()
 
-    def handle(self, event: Event) -> None:
-        """Hands an event to the core, obeys, and lets the record judge."""
+    def handle(self, event: events.Event) -> None:
+        """Hand an event to the core, obey its actions, and let the record judge both."""
         if self.has_finished:
-            return  # the daemon has ended
+            return
         try:
             self._handle(event)
         except Violation:
             self.is_broken = True
             raise
 
-    def _handle(self, event: Event) -> None:
-        kind = type(event).__name__
-        if isinstance(event, WorkerSaid):
-            kind = type(event.message).__name__
-        self.events[kind] += 1
+    def _handle(self, event: events.Event) -> None:
+        said = event.message if isinstance(event, events.WorkerSaid) else event
+        self.events[type(said).__name__] += 1
         self.happened += 1
         check("busy with nothing", self.happened < MAX_EVENTS, self.events)
         self.record.before(event)
         try:
-            actions = self.core.handle(event)
-            self._on_turn(event, actions)
+            found = self.core.handle(event)
+            self._on_turn(event, found)
             if self._has_invariants and self.happened % INVARIANTS_EVERY == 0:
                 self.core.check_invariants()
         except AssertionError as error:
             raise Violation("own invariant", str(error)) from error
         except Exception as error:
             raise Violation("raised", f"{type(error).__name__}: {error}") from error
-        for action in actions:
-            self.record.act(action)
+        for action in found:
+            self.record.judge(action)
             self._obey(action)
         self.record.after()
 
-    def _obey(self, action: Action) -> None:
+    def _obey(self, action: actions.Action) -> None:
         match action:
-            case SendToClient(connection=connection, message=message):
+            case actions.SendToClient(connection=connection, message=message):
                 self.people.deliver(bytes(connection), message)
-            case SendToWorker(model=model, generation=generation, message=message):
-                worker = self._workers.get((model, generation))
+            case actions.SendToWorker(model=model, generation=generation, message=message):
+                worker = self.workers.get((model, generation))
                 if worker is not None and not worker.is_abandoned:
                     worker.tell(message)
-            case Spawn(model=model, generation=generation):
+            case actions.Spawn(model=model, generation=generation):
                 self._pids += 1
                 worker = PlayedWorker(self, action, self._pids)
-                self._workers[model, generation] = worker
+                self.workers[model, generation] = worker
                 self.record.begins(action, worker)
-            case StartDownload() | EndDownload():
+            case actions.StartDownload() | actions.EndDownload():
                 self.hub.obey(action)
-            case SignalWorker(model=model, generation=generation, signal=signal):
-                worker = self._workers.get((model, generation))
+            case actions.SignalWorker(model=model, generation=generation, signal=signal):
+                worker = self.workers.get((model, generation))
                 if worker is not None:
-                    self.time.after(0.001, lambda: worker.signalled(signal))
-            case LookAtWorker(model=model, generation=generation):
-                self._look_at(model, generation)
-            case LookAtFiles(model=model, generation=generation):
-                self._files_seen(model, generation)
-            case WakeAt(when=when):
+                    self.time.after(0.001, partial(worker.signalled, signal))
+            case actions.LookAtWorker(model=model, generation=generation):
+                worker = self.workers.get((model, generation))
+                if worker is not None:
+                    fault = worker.fault.name if worker.fault and worker.is_alive else ""
+                    self._tell_later(
+                        events.WorkerSeen(
+                            now=0.0,
+                            model=model,
+                            generation=generation,
+                            is_stopped=fault in ("stop", "load_stops"),
+                        )
+                    )
+            case actions.LookAtFiles(model=model, generation=generation):
+                self._tell_later(
+                    events.FilesSeen(now=0.0, model=model, generation=generation, change="")
+                )
+            case actions.WakeAt(when=when):
                 self._wake_at(when)
-            case ReadConfiguration(caller=caller):
-                self.people.operators.read_configuration(caller)
-            case Abandon(model=model, generation=generation):
-                self._workers[model, generation].is_abandoned = True
-            case AdoptLaunch() | Announce() | BudgetChanged() | ForgetModel() | NeedRaised():
-                pass
-            case RequestRefused() | Entry():
-                pass
-            case LogFault(story=story):
+            case actions.ReadConfiguration(caller=caller):
+                self.people.read_configuration(caller)
+            case actions.Abandon(model=model, generation=generation):
+                self.workers[model, generation].is_abandoned = True
+            case actions.LogFault(story=story):
                 raise Violation("no rule", "; ".join(story[-3:]))
-            case Finish():
+            case actions.Finish():
                 self.has_finished = True
             case _:
-                raise AssertionError(action)
+                assert isinstance(action, IGNORED), action
 
-    def _files_seen(self, model: ModelName, generation: Generation) -> None:
-        """The files of a model never change here."""
-
-        def tell() -> None:
-            now = self.time.now
-            self.handle(FilesSeen(now=now, model=model, generation=generation, change=""))
-
-        self.time.after(LOOK_S, tell)
+    def _tell_later(self, event: events.WorkerSeen | events.FilesSeen) -> None:
+        self.time.after(LOOK_S, lambda: self.handle(replace(event, now=self.time.now)))
 
     def _wake_at(self, when: float) -> None:
         if self._tick_at is not None and self._tick_at <= when:
@@ -268,80 +221,233 @@ class World:
         def tick() -> None:
             if self._tick_at == when:
                 self._tick_at = None
-                self.handle(Tick(now=self.time.now))
+                self.handle(events.Tick(now=self.time.now))
 
         self.time.at(when + late_s, tick)
-
-    def _look_at(self, model: ModelName, generation: Generation) -> None:
-        worker = self._workers.get((model, generation))
-        if worker is None:
-            return
-        fault = worker.fault.name if worker.fault and worker.is_alive else ""
-        is_stopped = fault in ("stop", "load_stops")
-
-        def tell() -> None:
-            self.handle(
-                WorkerSeen(
-                    now=self.time.now, model=model, generation=generation, is_stopped=is_stopped
-                )
-            )
-
-        self.time.after(LOOK_S, tell)
 
     # ------------------------------------------------------------ what workers need
 
     def happens(self, fault: str) -> bool:
-        """Whether this fault strikes now."""
-        if fault in self.to_strike and not self.is_healing:
-            self.to_strike.remove(fault)
-            self.faults[fault] += 1
-            return True
-        chance = self.plan.faults.get(fault)
-        if chance is None or self.is_healing or self.plan.random.random() >= chance:
+        """True if this fault strikes now."""
+        if self.is_healing:
             return False
+        if fault in self.to_strike:
+            self.to_strike.remove(fault)
+        else:
+            chance = self.plan.faults.get(fault)
+            if chance is None or self.plan.random.random() >= chance:
+                return False
         self.faults[fault] += 1
         return True
 
-    def struck(self, fault: str) -> None:
-        """A fault that no dice decide has struck."""
-        self.faults[fault] += 1
-
-    def gone(self, worker: PlayedWorker) -> None:
-        """Nothing of this process is left."""
-        self._workers.pop((worker.model, worker.generation), None)
-
-    def is_gone(self, worker: PlayedWorker) -> bool:
-        """Whether its end has been seen: nothing that it said is still read."""
-        return self._workers.get((worker.model, worker.generation)) is not worker
-
-    def exited(self, worker: PlayedWorker, exited: Exited) -> None:
-        """The exit is seen."""
-        self.gone(worker)
-        self.handle(replace(exited, now=self.time.now))
-
     def measure(self, worker: PlayedWorker, fault: str) -> None:
-        """A process nears its limit, or is over it: its next beat says so, or the monitor does,
-        which measures all others too."""
+        """Let a process near its limit: its next beat says so, or the monitor does."""
         limit = self.record.memory_limit(worker.model)
         if fault == "oom_beat":
-            self._reported[worker.pid] = limit + 1
+            self.reported_bytes[worker.pid] = limit + 1
             return
         self.machine.overgrown[worker.pid] = limit + (fault == "oom_kill")
         self.handle(self.machine.sampled())
 
-    def living(self) -> list[PlayedWorker]:
-        """Every process that lives, or whose end has not been seen."""
-        return list(self._workers.values())
-
-    def reported_bytes(self, worker: PlayedWorker) -> int:
-        """What a worker's beats say that it holds."""
-        return self._reported.get(worker.pid, USUALLY_BYTES)
-
     def link(self, name: str) -> Link:
-        """A new link with the delays of the plan."""
         return Link(self.time, self.plan.random, self.plan.delays_s[name], 1.0)
 
     def too_slow(self, client: Client) -> None:
-        """The shell gives a client up: what waits for it is dropped, ends excepted."""
+        """Give a client up: what waits for it is dropped, ends excepted."""
         client.is_slow = True
-        self.handle(ClientTooSlow(now=self.time.now, connection=ConnectionId(client.name)))
+        self.handle(
+            events.ClientTooSlow(now=self.time.now, connection=events.ConnectionId(client.name))
+        )
+
+
+# ---------------------------------------------------------------- hub
+
+TOTAL_BYTES = 1000
+PROBLEMS: dict[Kind, tuple[DownloadProblem, ...]] = {
+    Kind.LOADS: (DownloadProblem.NETWORK, DownloadProblem.RATE_LIMITED, DownloadProblem.GATED),
+    Kind.PEOPLE: (DownloadProblem.NETWORK, DownloadProblem.RATE_LIMITED),
+    Kind.STORM: (
+        DownloadProblem.NETWORK, DownloadProblem.RATE_LIMITED, DownloadProblem.INTERNAL,
+        DownloadProblem.DISK_FULL,
+    ),
+}  # fmt: skip
+"""How downloads fail, with a chance of 0.15 at each step."""
+
+
+class Hub:
+    """Its repositories, the downloads that run, and the snapshots that are on the disk."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._dice = world.plan.dice("downloads of")
+        self._problems = PROBLEMS.get(world.plan.kind, ())
+        self._running: dict[int, Repository] = {}
+        self._bytes: dict[Repository, int] = {}
+        self._folders: dict[Repository, str] = {}
+        self._arrived = 0
+
+    def as_read(self, entry: ModelSettings) -> ModelSettings:
+        """Return what the file says of a model now: what has been downloaded is a folder."""
+        folder = self._folders.get(entry.download) if entry.download is not None else None
+        if folder is None:
+            return entry
+        return replace(entry, download=None, launch=replace(entry.launch, path=folder))
+
+    def needs(self) -> dict[ModelName, Need]:
+        """Return what the models need whose files are there; nothing without a memory budget."""
+        plan = self._world.plan
+        if plan.budget_bytes is None:
+            return {}
+        raised, appraised = self._world.record.raised, plan.appraised()
+        return {
+            entry.name: replace(appraised[entry.name], raised_bytes=raised.get(entry.name, 0))
+            for entry in plan.models
+            if self.as_read(entry).download is None
+        }
+
+    def lose_one(self) -> None:
+        """Remove a snapshot now and then; not with a budget, whose needs would be unknown."""
+        if not self._folders or self._world.is_healing:
+            return
+        if self._world.plan.budget_bytes is None and self._dice.random() < 0.2:
+            lost = self._dice.choice(sorted(self._folders))
+            del self._folders[lost]
+            self._bytes.pop(lost, None)
+
+    def obey(self, action: actions.StartDownload | actions.EndDownload) -> None:
+        if isinstance(action, actions.EndDownload):
+            del self._running[action.number]
+            return
+        self._running[action.number] = action.repository
+        self._continue_later(action.number)
+
+    def _continue_later(self, number: int) -> None:
+        self._world.time.after(self._dice.choice((0.02, 0.2, 0.6)), lambda: self._continue(number))
+
+    def _continue(self, number: int) -> None:
+        repository = self._running.get(number)
+        if repository is None:
+            return
+        dice = self._dice
+        is_there = repository in self._folders
+        may_fail = self._problems and not (is_there or self._world.is_healing)
+        if may_fail and dice.random() < 0.15:
+            problem = dice.choice(self._problems)
+            is_limited = problem is DownloadProblem.RATE_LIMITED
+            after_s = dice.choice((0.0, 0.7, 4.0)) if is_limited else 0.0
+            self._end(
+                number,
+                download.DownloadFailed(
+                    problem=problem, message=f"no: {problem}", retry_after_s=after_s
+                ),
+            )
+            return
+        done = self._bytes.get(repository, 0) + dice.randint(0, TOTAL_BYTES // 3)
+        if is_there or done >= TOTAL_BYTES:
+            if not is_there:
+                self._arrived += 1
+                self._folders[repository] = f"/hub/{repository.repo}/{self._arrived}"
+            if needs := self.needs():
+                self._world.handle(events.Appraised(now=self._world.time.now, needs=needs))
+            self._end(
+                number,
+                download.DownloadDone(
+                    folder=self._folders[repository],
+                    total_bytes=TOTAL_BYTES,
+                    fetched_bytes=TOTAL_BYTES,
+                ),
+            )
+            return
+        self._bytes[repository] = done
+        is_waiting = dice.random() < 0.1
+        self._say(
+            number,
+            download.DownloadProgress(
+                done_bytes=done, total_bytes=TOTAL_BYTES, is_waiting=is_waiting
+            ),
+        )
+        self._continue_later(number)
+
+    def _end(self, number: int, report: download.DownloadReport) -> None:
+        del self._running[number]
+        self._say(number, report)
+
+    def _say(self, number: int, report: download.DownloadReport) -> None:
+        now = self._world.time.now
+        self._world.handle(events.DownloadSaid(now=now, number=number, report=report))
+
+
+# ---------------------------------------------------------------- machine
+
+MACHINE_BYTES = 10_000
+# What others hold, of the budget; the machine has twice the budget, and what stays free.
+OTHERS = (0.0, 0.0, 0.5, 1.2, 1.6, 2.1)
+# Memory is measured for so long after the last shortage; nothing changes any more.
+HEALS_S = 60
+
+
+class Machine:
+    """Its memory, measured each second in half of the runs with a budget."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._dice = world.plan.dice("others of")
+        self._whole = world.plan.budget_bytes or 0
+        self._is_shared = self._whole > 0 and self._dice.random() < 0.5
+        self._others = self._until = 0.0
+        self._healed_s = 0
+        self.overgrown: dict[int, int] = {}
+
+    def take(self, share: float) -> None:
+        """Let other programs hold this share of the budget from now on."""
+        self._others, self._until = share, math.inf
+
+    def begin(self) -> None:
+        if self._is_shared:
+            self._measure()
+
+    def sampled(self) -> events.Sampled:
+        world = self._world
+        footprint = dict(self.overgrown)
+        if self._is_shared:
+            for worker in world.workers.values():
+                footprint.setdefault(worker.pid, self._footprint(worker))
+                if not worker.is_alive:  # its memory is being freed
+                    footprint[worker.pid] = 0
+        return events.Sampled(
+            now=world.time.now,
+            footprint_bytes=footprint,
+            machine_bytes=MACHINE_BYTES,
+            reading=self._reading() if self._is_shared else None,
+        )
+
+    def _footprint(self, worker: PlayedWorker) -> int:
+        return worker.footprint_bytes(self._world.record.memory_need(worker.model))
+
+    def _measure(self) -> None:
+        world, dice = self._world, self._dice
+        if world.has_finished or self._healed_s == HEALS_S:
+            return
+        if world.is_healing:
+            self._others = 0.0
+            self._healed_s += 1
+        elif world.time.now >= self._until:
+            self._others = dice.choice(OTHERS)
+            self._until = world.time.now + dice.choice((2.0, 4.0, 12.0, 25.0))
+        world.handle(self.sampled())
+        world.time.after(1.0, self._measure)
+
+    def _reading(self) -> Reading:
+        kept = self._whole // 10
+        held = sum(
+            max(self.overgrown.get(worker.pid, 0), self._footprint(worker))
+            for worker in self._world.workers.values()
+        )
+        others = self._others + self._dice.uniform(0.0, 0.01)
+        available = 2 * self._whole + kept - held - int(others * self._whole)
+        is_stalled = available < kept and self._dice.random() < 0.3
+        return Reading(
+            available_bytes=max(0, available),
+            kept_free_bytes=kept,
+            strain=Strain.STALLED if is_stalled else Strain.UNSAID,
+        )

@@ -11,27 +11,28 @@ import pytest
 
 from mlxsup.client import ConnectionLost
 
-from campaign.frames import MAKERS, hostile
+from campaign.hostile import MAKERS, hostile
 from campaign.oracle import Answer, wrongs
 from campaign.scenario import (
+    EXIT_CODES,
     FAKE,
     Bound,
     Figure,
+    NotShown,
     Place,
     Result,
     Scenario,
+    Verdict,
     at_most,
     at_most_beside,
     count,
     equals,
     exit_code,
-    keep,
     median_at_most,
-    p99_at_most,  # fmt: skip
+    p99_at_most,
     table,
 )
 from campaign.soak import problems_of
-from support.core.verdict import EXIT_CODES, NotShown, Verdict
 
 PLACE = Place(tiny=Path("none"))
 
@@ -105,7 +106,7 @@ def scenario(figures: list[Figure], *values: float | Exception) -> Scenario:
             raise value
         return {"key": value}
 
-    return Scenario(name="s", promises="P1", where=FAKE, run=run, figures=tuple(figures))
+    return Scenario("s", "P1", FAKE, 1, run, tuple(figures))
 
 
 @pytest.mark.parametrize(
@@ -136,8 +137,8 @@ def test_table_and_raw_data(tmp_path: Path) -> None:
     assert first[:8] == ["| P1", "until it ends", FAKE, "1.5 (1 to 2) s", "–", "≤3 s", "kept", "2"]
     assert len(first) == len(head) == 11
     assert second[6] == "not shown"
-    keep(result, tmp_path)
-    keep(result, tmp_path)
+    result.keep(tmp_path)
+    result.keep(tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "s.jsonl").read_text().splitlines()]
     assert [line["samples"] for line in lines] == [{"key": [1.0, 2.0]}] * 2
     assert all(line["commit"] and line["machine"] for line in lines)
