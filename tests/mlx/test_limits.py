@@ -33,7 +33,6 @@ from mlxsup.worker.engines.mlx.passes import SerialPasses, TogetherPasses
 from mlxsup.worker.engines.mlx.sampling import PLAIN
 
 from support.model_types.build import make_model
-from support.model_types.listed import model_types
 from support.models.tiny_model import CONTEXT_LENGTH, make_tiny_model
 from support.worker.mlx_rows import known_as, loaded_engine, make_row, make_spec, run_rows, solo
 
@@ -443,8 +442,7 @@ def test_memory_for_reuse_is_freed_and_known_prompts_stay(tiny: Path) -> None:
 
 def load_type(tmp_path: Path, name: str) -> tuple[Path, Any]:
     """A tiny model of a type: its folder, and the model as mlx-lm makes it."""
-    (model_type,) = model_types([name])
-    folder = make_model(tmp_path / name, model_type)
+    folder = make_model(tmp_path / name, name)
     return folder, load_lazily(check_folder(folder, lambda share: None))[0]
 
 

@@ -29,8 +29,8 @@ from mlxsup.worker.engines.mlx.prefix_size import (
     tokens_that_fit,
 )
 
+from support.model_types.build import make_model
 from support.model_types.scenarios import chunks_of
-from support.models.cache_models import make_cache_model
 from support.models.tiny_model import (
     BYTES_PER_TOKEN,
     CONTEXT_LENGTH,
@@ -504,7 +504,7 @@ def test_free_memory_is_below_the_limit_of_the_process(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("model_type", ["gemma3_text", "llama", "mamba"])
 def test_row_bytes_are_known_from_one_token(tmp_path: Path, model_type: str) -> None:
     """Nothing is computed for it, and it is what a real row of that length is kept with."""
-    folder = make_cache_model(tmp_path, model_type)
+    folder = make_model(tmp_path, model_type)
     with loaded_engine(folder, prefix_cache_bytes=2**26, max_concurrency=1) as engine:
         prefixes = engine.prefixes
         assert prefixes is not None
