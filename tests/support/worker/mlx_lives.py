@@ -24,9 +24,6 @@ from support.worker.mlx_rows import make_spec
 
 PLENTY = 1 << 40
 
-SIZES = (33, 129, 513, 1025, 2049)
-"""Prompts whose passes are compiled alone."""
-
 
 def burst(count: int, tokens: int = 32) -> list[int]:
     """Prompt lengths of a burst from which one pass reads `tokens` tokens; if there are several
