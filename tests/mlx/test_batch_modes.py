@@ -60,23 +60,19 @@ def model(folder: Path) -> Any:
     return load_model(folder)[0]
 
 
+Fault = Callable[[int, int, Any, mx.array], mx.array]
+"""Gets the rows and tokens of a pass, the cache and the logits; gives the logits."""
+
+
 class Broken:
-    """A model that does something wrong with several rows.
+    """A model that is right by itself, and does something wrong with several rows."""
 
-    Args:
-        model: right by itself.
-        fault: gets the number of the pass, ids (rows, tokens), the cache and the logits; gives
-            the logits.
-    """
-
-    def __init__(self, model: Any, fault: Callable[[int, mx.array, Any, mx.array], mx.array]):
+    def __init__(self, model: Any, fault: Fault) -> None:
         self._model = model
         self._fault = fault
-        self._passes = 0
 
     def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
-        self._passes += 1
-        return self._fault(self._passes, tokens, cache, self._model(tokens, cache=cache))
+        return self._fault(*tokens.shape, cache, self._model(tokens, cache=cache))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
@@ -101,7 +97,7 @@ def mixed(logits: mx.array) -> mx.array:
     return logits + 0.3 * logits[::-1]
 
 
-def reads_wrongly(number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
+def reads_wrongly(rows: int, length: int, cache: Any, logits: mx.array) -> mx.array:
     """Padding goes into what is kept of the prompts."""
     for layer in cache:
         if getattr(layer, "_right_padding", None) is not None:
@@ -109,65 +105,66 @@ def reads_wrongly(number: int, tokens: mx.array, cache: Any, logits: mx.array) -
     return logits
 
 
-def decodes_wrongly(number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
-    return mixed(logits) if tokens.shape[0] > 1 and tokens.shape[1] == 1 else logits
+def decodes_wrongly(rows: int, length: int, cache: Any, logits: mx.array) -> mx.array:
+    return mixed(logits) if rows > 1 and length == 1 else logits
 
 
-def joins_wrongly(number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
+def joins_wrongly(rows: int, length: int, cache: Any, logits: mx.array) -> mx.array:
     """What is kept of the others is damaged when the third row is there."""
-    if tokens.shape[0] == 3:
-        for layer in cache:
-            layer.values = layer.values * 1.3
+    for layer in cache if rows == 3 else ():
+        layer.values = layer.values * 1.3
     return logits
 
 
 class LeavesWrongly:
     """As soon as a row has left, each of the others gets some of another one's logits."""
 
-    rows = 0
+    most = 0
 
-    def __call__(self, number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
-        rows = tokens.shape[0]
-        self.rows = rows if rows == 1 or rows > self.rows else self.rows
-        return mixed(logits) if 1 < rows < self.rows else logits
+    def __call__(self, rows: int, length: int, cache: Any, logits: mx.array) -> mx.array:
+        self.most = rows if rows == 1 else max(rows, self.most)
+        return mixed(logits) if 1 < rows < self.most else logits
 
 
 class JoinsLateWrongly:
     """As soon as a row joins others that decode, each gets some of another one's logits."""
 
-    rows = 0
+    most = 0
     is_joined = False
 
-    def __call__(self, number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
-        rows, length = tokens.shape
+    def __call__(self, rows: int, length: int, cache: Any, logits: mx.array) -> mx.array:
         if length == 1:
-            self.is_joined = self.is_joined or 1 < self.rows < rows
-            self.rows = max(rows, self.rows)
+            self.is_joined = self.is_joined or 1 < self.most < rows
+            self.most = max(rows, self.most)
         return mixed(logits) if self.is_joined and rows > 1 else logits
 
 
-class ForgetsWrongly:
+def forgets_wrongly(rows: int, length: int, cache: Any, logits: mx.array) -> mx.array:
     """The first tokens of a row in company are those of the other; what follows is right."""
-
-    def __call__(self, number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
-        is_early = tokens.shape[0] > 1 and cache[0].size() < 7
-        return mixed(logits) if is_early else logits
+    return mixed(logits) if rows > 1 and cache[0].size() < 7 else logits
 
 
-def raises(number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
-    if tokens.shape[0] > 1:
-        raise ValueError("only size-1 arrays can be converted")
-    return logits
+def becomes_nan(rows: int, length: int, cache: Any, logits: mx.array) -> mx.array:
+    return logits * float("nan") if rows > 1 else logits
 
 
-def raises_with_three(number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
-    if tokens.shape[0] > 2:
-        raise IndexError("no third row")
-    return logits
+def never_drawn(rows: int, length: int, cache: Any, logits: mx.array) -> mx.array:
+    return mx.concatenate([logits[..., :-1], mx.full((rows, length, 1), -mx.inf)], axis=-1)
 
 
-def becomes_nan(number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
-    return logits * float("nan") if tokens.shape[0] > 1 else logits
+def no_numbers(rows: int, length: int, cache: Any, logits: mx.array) -> mx.array:
+    return logits * float("nan")
+
+
+def raises(error: Exception, most: int = 1) -> Fault:
+    """Fail in company, or only in larger company."""
+
+    def fail(rows: int, length: int, cache: Any, logits: mx.array) -> mx.array:
+        if rows > most:
+            raise error
+        return logits
+
+    return fail
 
 
 def test_a_right_model_runs_its_rows_together(model: Any) -> None:
@@ -177,30 +174,19 @@ def test_a_right_model_runs_its_rows_together(model: Any) -> None:
     assert random_state() == before
 
 
-def never_drawn(number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
-    return mx.concatenate([logits[..., :-1], mx.full((*logits.shape[:-1], 1), -mx.inf)], axis=-1)
-
-
-def no_numbers(number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
-    return logits * float("nan")
-
-
 CHANGE = "rows of different length change each other when decoded together (tiny)"
 READ = "rows of different length change each other when read together (tiny)"
+CANNOT = "rows cannot be decoded together (tiny): "
 FAULTS: list[tuple[Any, Batching, str]] = [
     (reads_wrongly, SERIAL, READ),
     (decodes_wrongly, ONE_ROW, CHANGE),
     (joins_wrongly, ONE_ROW, CHANGE),
     (LeavesWrongly, ONE_ROW, CHANGE),
     (JoinsLateWrongly, ONE_ROW, CHANGE),
-    (ForgetsWrongly, ONE_ROW, CHANGE),
+    (forgets_wrongly, ONE_ROW, CHANGE),
     (becomes_nan, ONE_ROW, CHANGE),
-    (
-        raises,
-        ONE_ROW,
-        "rows cannot be decoded together (tiny): only size-1 arrays can be converted",
-    ),
-    (raises_with_three, ONE_ROW, "rows cannot be decoded together (tiny): no third row"),
+    (raises(ValueError("only size-1 arrays")), ONE_ROW, CANNOT + "only size-1 arrays"),
+    (raises(IndexError("no third row"), 2), ONE_ROW, CANNOT + "no third row"),
     (never_drawn, TOGETHER, ""),
     (no_numbers, TOGETHER, ""),
 ]
@@ -214,10 +200,9 @@ def test_the_probe_sees_rows_that_change_each_other(
     assert find(broken) == Finding(way=way, reason=reason)
 
 
-@pytest.mark.parametrize("fault", [reads_wrongly, decodes_wrongly, ForgetsWrongly])
+@pytest.mark.parametrize("fault", [reads_wrongly, decodes_wrongly, forgets_wrongly])
 def test_a_fault_also_shows_where_only_a_coarse_difference_counts(model: Any, fault: Any) -> None:
-    broken = Broken(model, fault() if isinstance(fault, type) else fault)
-    assert find(broken, is_exact=False).way is not TOGETHER
+    assert find(Broken(model, fault), is_exact=False).way is not TOGETHER
 
 
 def test_a_model_with_a_state_reads_its_prompts_one_by_one(
@@ -231,9 +216,7 @@ def test_a_model_with_a_state_reads_its_prompts_one_by_one(
 
 
 def test_one_row_at_most_needs_no_probe(model: Any) -> None:
-    def fail(number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
-        raise AssertionError("the probe ran")
-
+    fail = raises(AssertionError("the probe ran"), 0)
     assert find(Broken(model, fail), max_concurrency=1) == Finding(way=ONE_ROW, reason=ONLY_ROW)
 
 
@@ -255,13 +238,8 @@ def test_a_context_that_is_too_short_is_not_exceeded(model: Any) -> None:
 def test_errors_of_the_machine_leave_the_probe(
     model: Any, text: str, error: type[Exception]
 ) -> None:
-    def fail(number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
-        if tokens.shape[0] > 1:
-            raise RuntimeError(text)
-        return logits
-
     with pytest.raises(error) as caught:
-        find(Broken(model, fail))
+        find(Broken(model, raises(RuntimeError(text))))
     assert caught.type is error
 
 

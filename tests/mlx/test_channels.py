@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -242,58 +243,45 @@ def test_half_a_tool_call_goes_on_rightly_F10(worker: LoopDriver) -> None:
     check_resumes(worker, whole, range(0, len(whole.tokens), 2), at_once=8)
 
 
-def parse(text: str, tools: Any = None) -> Any:
-    """Stands for a parser of mlx-lm."""
-    return []
+# ---------------------------------------------------------------- what tells of a model's chats
 
 
-class Tokenizer:
-    """As much of mlx-lm's tokenizer as tells of chats; a character's id is its code point."""
-
-    def __init__(
-        self,
-        *vocabulary: str,
-        think: tuple[str, str] | None = None,
-        calls: tuple[str, str] | None = None,
-        kind: str | None = None,
-        structure: Sequence[str] = (),
-        transitions: dict[str, list[tuple[str, str]]] | None = None,
-        chat_template: Any = None,
-    ) -> None:
-        self._vocabulary = vocabulary
-        self.has_thinking = think is not None
-        nothing: tuple[str | None, str | None] = (None, None)
-        self.think_start, self.think_end = think or nothing
-        self.has_tool_calling = calls is not None
-        self.tool_call_start, self.tool_call_end = calls or nothing
-        self.tool_parser = parse
-        self.init_kwargs = {} if kind is None else {"tool_parser_type": kind}
-        self.structural_markers = structure
-        self.response_transitions = transitions or {}
-        self.response_initial_state: str | None = None
-        self.chat_template = chat_template
-
-    def get_vocab(self) -> dict[str, int]:
-        return {marker: place for place, marker in enumerate(self._vocabulary)}
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        assert not add_special_tokens
-        return [ord(character) for character in text]
-
-
-def format_of(*vocabulary: str, **settings: Any) -> ChatFormat:
-    tokenizer: Any = Tokenizer(*vocabulary, **settings)
-    return chat_format(tokenizer)
-
-
-def ids(text: str) -> tuple[int, ...]:
+def ids(text: str, *, add_special_tokens: bool = False) -> tuple[int, ...]:
+    assert not add_special_tokens
     return tuple(map(ord, text))
 
 
+def format_of(
+    *vocabulary: str,
+    think: tuple[str, str] | None = None,
+    calls: tuple[str, str] | None = None,
+    kind: str | None = None,
+    chat_template: Any = None,
+) -> ChatFormat:
+    """Of as much of mlx-lm's tokenizer as counts; a character's id is its code point."""
+    think_start, think_end = think or (None, None)
+    call_start, call_end = calls or (None, None)
+    tokenizer: Any = SimpleNamespace(
+        get_vocab=lambda: {marker: place for place, marker in enumerate(vocabulary)},
+        encode=ids,
+        has_thinking=think is not None,
+        think_start=think_start,
+        think_end=think_end,
+        has_tool_calling=calls is not None,
+        tool_call_start=call_start,
+        tool_call_end=call_end,
+        tool_parser=lambda text, tools=None: [],
+        init_kwargs={} if kind is None else {"tool_parser_type": kind},
+        structural_markers=(),
+        response_transitions={},
+        response_initial_state=None,
+        chat_template=chat_template,
+    )
+    return chat_format(tokenizer)
+
+
 THINK = ("<think>", "</think>")
-
 CALLS = ("<call>", "</call>")
-
 HARMONY = ("<|channel|>", "<|message|>", "<|start|>")
 
 
@@ -370,6 +358,8 @@ def test_formats_of_ours_are_known_by_vocabulary_and_template(
     assert rules.has_bare_calls == expected.has_bare_calls
     assert rules.shows_its_end == expected.shows_its_end
 
+
+# ---------------------------------------------------------------- harmony
 
 HARMONY_MARKERS = [
     f"<|{name}|>" for name in ("start", "end", "return", "call", "channel", "message", "constrain")

@@ -21,7 +21,7 @@ from mlxsup.protocol.worker_messages import Step
 from mlxsup.worker.engine import StepResult
 from mlxsup.worker.engines.mlx import passes as mlx_passes
 from mlxsup.worker.engines.mlx.engine import MlxEngine
-from mlxsup.worker.engines.mlx.prefill import HEADROOM, IDLE_TARGET_S, STEP_TIMEOUT_SHARE
+from mlxsup.worker.engines.mlx.prefill import HEADROOM, IDLE_TARGET_S
 from mlxsup.worker.engines.mlx.text import MlxText
 
 from support.core.driver import LAUNCH, Driver, entry
@@ -89,7 +89,7 @@ def test_600_prompt_tokens_come_in_chunks_below_the_step_limit_F5_P7() -> None:
             took_s.append(time.monotonic() - started)
     assert len(took_s) > 3
     print(f"{len(took_s)} steps, the longest {max(took_s):.2f} s, in all {sum(took_s):.1f} s")
-    # The aim is a tenth of it, as the steady machine shows below; a busy one may take longer.
+    # The aim is a tenth of it (tests/unit/test_engine_pace.py); a busy machine may take longer.
     assert max(took_s) <= STEP_TIMEOUT_S
 
 
@@ -112,21 +112,6 @@ def test_a_long_prompt_interleaves_with_decode_C9(machine: SteadyMachine, tmp_pa
         assert len(took_s) < 300 / 8, "the chunks never grew"
         engine.remove(RequestKey(1))
         run_rows(engine)
-
-
-def test_chunks_stay_below_a_tenth_of_the_step_limit_F5_P7(
-    machine: SteadyMachine, tmp_path: Path
-) -> None:
-    limit_s = 1.0
-    with paced_engine(machine, tmp_path, step_timeout_s=limit_s) as engine:
-        engine.insert(make_row(1, list(range(600)), max_tokens=2))
-        took_s: list[float] = []
-        while engine.has_rows():
-            began_s = machine.now_s
-            engine.step()
-            took_s.append(machine.now_s - began_s)
-    assert max(took_s) <= limit_s * STEP_TIMEOUT_SHARE < IDLE_TARGET_S
-    assert len(took_s) < 600 / 40, "the chunks never grew"
 
 
 def test_a_step_is_predicted_C9(machine: SteadyMachine, tmp_path: Path) -> None:

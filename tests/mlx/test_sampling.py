@@ -13,7 +13,6 @@ import pytest
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.states import FinishReason
-from mlxsup.worker.engines.mlx.batch_sampler import BatchSampler
 from mlxsup.worker.engines.mlx.grammar import GrammarProcessor
 from mlxsup.worker.engines.mlx.sampling import PLAIN, derive_key, derive_share, make_draws
 
@@ -161,20 +160,6 @@ def test_below_the_coldest_temperature_nothing_is_drawn(
 
 
 @pytest.mark.parametrize(
-    ("parameters", "kept"),
-    [
-        ({"top_k": 1}, 1), ({"top_k": 3}, 3), ({"top_k": 4}, 4), ({"top_k": 0}, 4),
-        ({"top_p": 0.39}, 1), ({"top_p": 0.41}, 2), ({"top_p": 0.69}, 2), ({"top_p": 0.71}, 3),
-        ({"top_p": 0.95}, 4), ({"min_p": 0.24}, 4), ({"min_p": 0.26}, 3), ({"min_p": 0.8}, 1),
-        ({"top_k": 3, "top_p": 0.8}, 3), ({"top_k": 2, "top_p": 0.55}, 1),
-    ],
-)  # fmt: skip
-def test_exactly_the_likeliest_tokens_stay(parameters: dict[str, Any], kept: int) -> None:
-    counts = draws(**{"top_p": 1.0, **parameters})
-    assert [bool(count) for count in counts] == [True] * kept + [False] * (4 - kept)
-
-
-@pytest.mark.parametrize(
     ("parameters", "is_left"),
     [({}, True), ({"top_p": 1.0, "min_p": 0.0, "top_k": 2}, True), ({"top_p": 0.9}, False)],
 )
@@ -184,13 +169,6 @@ def test_a_filter_that_is_off_leaves_even_what_no_rounding_shows(
     """Of two tokens the second has a share of 4e-18: the first alone adds up to 1."""
     likely, other = weigh(draws_of(**parameters), [0.0, -40.0])
     assert (likely, other) == (1.0, pytest.approx(math.exp(-40.0)) if is_left else 0.0)
-
-
-def test_a_low_temperature_favours_the_likeliest_and_a_high_one_levels() -> None:
-    """Expected of 300: 217 of the first and 1 of the last; 86 of the first and 61 of the last."""
-    cold, hot = draws(temperature=0.25), draws(temperature=4.0)
-    assert (cold[0] > 190, cold[3] < 10) == (True, True)
-    assert (hot[0] < 110, hot[3] > 40) == (True, True)
 
 
 EOS = 300
@@ -282,19 +260,6 @@ def test_no_id_beyond_the_logits_is_written_to() -> None:
     row = make_row(1, [1], temperature=1.0, xtc_probability=1.0, xtc_threshold=0.0, seed=1)
     weights = weigh(make_draws(row, spared=[9]), logits)
     assert [weight > 0 for weight in weights] == [True, False, False, False]
-
-
-@pytest.mark.parametrize("delivered", [0, 2, 3])
-def test_ends_are_forbidden_by_the_number_of_the_token(delivered: int) -> None:
-    row = make_row(1, [1], min_tokens=3, delivered=[5] * delivered)
-    sampler = BatchSampler([make_draws(row, ending=[6])], [[]], 8)
-    is_allowed = []
-    for _ in range(delivered, 5):
-        logits = sampler.shape(mx.zeros((1, 8)), mx.array([1]))
-        value: Any = logits[0, 6].item()
-        is_allowed.append(value == 0)
-        sampler.draw(logits)
-    assert is_allowed == [number >= 3 for number in range(delivered, 5)]
 
 
 def test_where_only_ends_are_left_they_stay() -> None:

@@ -123,14 +123,14 @@ def worst_of(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 def prompt(length: int, *, seed: int = 0) -> list[int]:
-    """Random ids; the same each time."""
+    """Return random ids, the same each time."""
     random = np.random.default_rng([seed, length])
     return [int(number) for number in random.integers(0, VOCABULARY_SIZE, length)]
 
 
 @contextmanager
 def chunks_of(size: int) -> Iterator[None]:
-    """Prompts are read in chunks of one size, whatever the machine's speed."""
+    """Read prompts in chunks of one size, whatever the machine's speed."""
     with mock.patch.object(PrefillPacer, "chunk", return_value=size):
         yield
 
@@ -143,21 +143,21 @@ class Session:
     got: dict[int, Answer] = field(default_factory=dict)
 
     def insert(self, row: Row) -> int:
-        """Adds a row; how many of its tokens are known."""
+        """Add a row; return how many of its tokens are known."""
         self.got[int(row.key)] = []
         return self.engine.insert(row)
 
     def run_until(self, key: int, count: int) -> None:
-        """Steps until a row has that many tokens, or nothing is left to do."""
+        """Step until a row has that many tokens, or nothing is left to do."""
         while self.engine.has_rows() and len(self.got[key]) < count:
             self._step()
 
     def cancel(self, key: int) -> None:
-        """Takes a row out, ended or not."""
+        """Take a row out, ended or not."""
         self.engine.remove(RequestKey(key))
 
     def run(self) -> dict[int, Answer]:
-        """Steps until nothing is left to do; all that was got."""
+        """Step until nothing is left to do; return all that was got."""
         while self.engine.has_rows():
             self._step()
         return self.got
@@ -182,12 +182,12 @@ class Trial:
         self._alone: dict[tuple[float, ...], Answer] = {}
 
     def load(self) -> EngineFacts:
-        """Loads the engine; what it found out."""
+        """Load the engine; return what it found out."""
         self._engine = MlxEngine(make_spec(self.folder))
         return self._engine.load(lambda phase, progress: None)
 
     def session(self) -> Session:
-        """An empty one, in an engine that keeps no prompt."""
+        """Return an empty one, in an engine that keeps no prompt."""
         if self._engine is None:
             self.load()
         assert self._engine is not None
@@ -195,52 +195,52 @@ class Trial:
 
     @contextmanager
     def session_with_cache(self) -> Iterator[Session]:
-        """An empty one, in its own engine, which keeps prompts."""
+        """Open an empty one, in its own engine, which keeps prompts."""
         self.close()
         with loaded_engine(self.folder, prefix_cache_bytes=CACHE_BYTES) as engine:
             yield Session(engine)
 
     def close(self) -> None:
-        """Closes the engine."""
+        """Close the engine."""
         if self._engine is not None:
             self._engine.close()
             self._engine = None
         gc.collect()
 
     def abandon(self) -> None:
-        """Drops an engine that has raised: what is left in it cannot even be taken out."""
+        """Drop an engine that has raised: what is left in it cannot even be taken out."""
         self._engine = None
         gc.collect()
 
     def row(self, key: int, length: int, **changes: Any) -> Row:
-        """A row over the prompt of a length."""
+        """Return a row over the prompt of a length."""
         return make_row(key, prompt(length), TOKENS, top_logprobs=TOP, **changes)
 
     def alone(self, length: int, **sampling: Any) -> Answer:
-        """The answer to the prompt of a length with nobody else in the engine."""
+        """Return the answer to the prompt of a length, alone in the engine."""
         key = (length, *sampling.values())
         if key not in self._alone:
             self._alone[key] = self.answer(self.row(length, length, **sampling))
         return self._alone[key]
 
     def answer_to(self, tokens: list[int]) -> Answer:
-        """The greedy answer to a prompt with nobody else in the engine."""
+        """Return the greedy answer to a prompt, alone in the engine."""
         return self.answer(make_row(0, tokens, TOKENS, top_logprobs=TOP))
 
     def answer(self, row: Row) -> Answer:
-        """The answer of a row with nobody else in the engine."""
+        """Return the answer of a row, alone in the engine."""
         session = self.session()
         session.insert(row)
         return session.run()[int(row.key)]
 
     def compare(self, got: dict[int, Answer]) -> Verdict:
-        """Rows whose keys are the lengths of their prompts, against each alone."""
+        """Compare rows, whose keys are the lengths of their prompts, with each alone."""
         return worst_of(
             [compare(f"prompt of {key}", answer, self.alone(key)) for key, answer in got.items()]
         )
 
     def model(self) -> Any:
-        """The model as mlx-lm loads it."""
+        """Return the model as mlx-lm loads it."""
         return load_model(self.folder)[0]
 
 
