@@ -72,7 +72,8 @@ class Broken:
         self._fault = fault
 
     def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
-        return self._fault(*tokens.shape, cache, self._model(tokens, cache=cache))
+        rows, length = tokens.shape
+        return self._fault(rows, length, cache, self._model(tokens, cache=cache))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)

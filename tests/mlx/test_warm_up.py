@@ -7,23 +7,114 @@ import os
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import mlx.core as mx
 import pytest
 
-from mlxsup.protocol.ids import RequestKey
-from mlxsup.protocol.states import Batching
+from mlxsup.protocol.ids import Generation, RequestKey
+from mlxsup.protocol.states import Batching, LoadPhase
+from mlxsup.worker.engine import Row
 from mlxsup.worker.engines.mlx import load as mlx_load
+from mlxsup.worker.engines.mlx import passes as mlx_passes
 from mlxsup.worker.engines.mlx import warm_up as mlx_warm_up
 from mlxsup.worker.engines.mlx.batch import MlxBatch
+from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.kernels import FOLDER_NAME, VARIABLE
+from mlxsup.worker.engines.mlx.prefill import PrefillPacer
 from mlxsup.worker.engines.mlx.shapes import COMPILE_S
 
 from support.models.tiny_model import make_tiny_model
-from support.worker.mlx_lives import Lives, burst, learned_in, play_cuda
-from support.worker.mlx_rows import known_as, make_row
+from support.worker.mlx_rows import known_as, make_row, make_spec
 
 pytestmark = pytest.mark.mlx
+
+
+def burst(count: int, tokens: int = 32) -> list[int]:
+    """Return the prompt lengths of a burst from which one pass reads `tokens` tokens.
+
+    The last of several prompts is a token shorter, and is padded.
+    """
+    return [tokens + 1] * (count - 1) + [tokens + (count == 1)]
+
+
+class Lives:
+    """Loads and notes what each load runs.
+
+    Attributes:
+        rows: the lengths of the prompts, in order.
+        read: the tokens of each pass over a prompt; 0: what was learned until then is forgotten.
+        passes: the same with the number of prompts that the pass read, forgetting left out.
+        decoded: how many rows decoded in a step without prompts.
+        reports: the reports of the warm-up.
+        steps: of the batch.
+        clock: of the batch, and of its passes.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.rows: list[int] = []
+        self.read: list[int] = []
+        self.passes: list[tuple[int, int]] = []
+        self.decoded: list[int] = []
+        self.reports = self.steps = 0
+        self.clock: Callable[[], float] = lambda: 0.0
+        passes_clock = SimpleNamespace(perf_counter=lambda: self.clock())
+        monkeypatch.setattr(mlx_passes, "time", passes_clock)
+        insert, step, saw_chunk = MlxBatch.insert, MlxBatch.step, PrefillPacer.saw_chunk
+
+        def noted_insert(batch: MlxBatch, row: Row) -> int:
+            self.rows.append(len(row.tokens))
+            return insert(batch, row)
+
+        def noted_step(batch: MlxBatch) -> Any:
+            self.steps += 1
+            result = step(batch)
+            self.decoded.append(len({token.key for token in result.tokens}))
+            return result
+
+        def noted_chunk(
+            pacer: PrefillPacer, *, prefill_rows: int, longest: int, **others: Any
+        ) -> None:
+            if longest:
+                self.read.append(longest)
+                self.passes.append((prefill_rows, longest))
+            saw_chunk(pacer, prefill_rows=prefill_rows, longest=longest, **others)
+
+        forget = PrefillPacer.forget
+
+        def noted_forget(pacer: PrefillPacer) -> None:
+            self.read.append(0)
+            forget(pacer)
+
+        monkeypatch.setattr(PrefillPacer, "forget", noted_forget)
+        monkeypatch.setattr(MlxBatch, "insert", noted_insert)
+        monkeypatch.setattr(MlxBatch, "step", noted_step)
+        monkeypatch.setattr(PrefillPacer, "saw_chunk", noted_chunk)
+
+    def begin(
+        self, folder: Path, clock: Callable[[], float] = lambda: 0.0, **changes: Any
+    ) -> MlxEngine:
+        """Return a loaded engine; by the clock, unless another is given, no step takes any time."""
+        self.rows, self.read, self.passes, self.decoded = [], [], [], []
+        self.reports = self.steps = 0
+        self.clock = clock
+        engine = MlxEngine(make_spec(folder, **({"max_concurrency": 1} | changes)), clock)
+
+        def report(phase: LoadPhase, share: float) -> None:
+            self.reports += phase is LoadPhase.WARMUP and share < 1.0
+
+        engine.load(report)
+        return engine
+
+    def load(self, folder: Path, clock: Callable[[], float] = lambda: 0.0, **changes: Any) -> None:
+        """Live a whole life."""
+        self.begin(folder, clock, **changes).close()
+
+
+def learned_in(folder: Path, generation: int) -> dict[str, Any]:
+    """Return what a spec says of the worker with that number and the folder of what is learned."""
+    return {"learned_dir": str(folder), "generation": Generation(generation)}
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +141,9 @@ def lives(monkeypatch: pytest.MonkeyPatch) -> Lives:
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    play_cuda(monkeypatch)
+    """This is a GPU with plenty of memory; it computes on the CPU."""
+    monkeypatch.setattr(mlx_load, "open_stream", lambda: ("cuda", mx.new_stream(mx.cpu)))
+    monkeypatch.setattr(mlx_warm_up, "free_memory_bytes", lambda *_: 1 << 40)
 
 
 # ---------------------------------------------------------------- the first life
