@@ -331,6 +331,12 @@ class CacheMachine(RuleBasedStateMachine):
             read(found.cache, (token,))
         assert content(found.cache) == content(filled(self.kind, sequence))
 
+    @rule(data=st.data())
+    def find_again(self, data: st.DataObject) -> None:
+        """The same prompt: all but its last token is known."""
+        if self.kept:
+            self.find(data.draw(st.sampled_from(self.kept)))
+
     @rule()
     def give_back(self) -> None:
         self.cache.clear()
