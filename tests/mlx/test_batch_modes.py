@@ -193,7 +193,9 @@ FAULTS: list[tuple[Any, Batching, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fault", "way", "reason"), FAULTS)
+@pytest.mark.parametrize(
+    ("fault", "way", "reason"), FAULTS, ids=[fault.__name__ for fault, *_ in FAULTS]
+)
 def test_the_probe_sees_rows_that_change_each_other(
     model: Any, fault: Any, way: Batching, reason: str
 ) -> None:

@@ -46,12 +46,11 @@ TEMPLATE = (
 
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
 
-
 FORM = {"type": "regex", "regex": "[0-9]{5}"}
 
 
 def mark(folder: Path) -> None:
-    """Gives the tokenizer its own markers, in the place of its last entries."""
+    """Give the tokenizer its own markers, in the place of its last entries."""
     add_tokens(folder, MARKERS, is_special=False)
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": TEMPLATE}))

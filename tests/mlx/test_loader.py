@@ -225,7 +225,7 @@ def test_every_way_of_saying_that_memory_ran_out_is_understood(text: str) -> Non
         ("[metal_kernel] No Metal back-end.", None),
         (ValueError("[METAL] Command buffer execution failed: Timeout"), None),
     ],
-    ids=str,
+    ids=lambda value: value.__name__ if isinstance(value, type) else str(value),
 )
 def test_only_a_gpu_that_fails_is_worth_another_attempt(
     error: str | Exception, kind: type[Exception] | None

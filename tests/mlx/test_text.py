@@ -297,9 +297,11 @@ def test_only_raw_text_gets_the_tokens_that_begin_a_text(tmp_path: Path) -> None
         "special_tokens": {"!": {"id": "!", "ids": [33], "tokens": ["!"]}},
     }
     place.write_text(json.dumps(json.loads(place.read_text()) | {"post_processor": begins}))
+    change(tmp_path, "tokenizer_config.json", bos_token="!")
     text = load_text(tmp_path, eos_token_ids=[7], vocabulary_size=None)
     raw = text.encode(RequestBody(prompt="hello")).tokens
     assert raw[0] == 33
+    assert text.encode(RequestBody(prompt="!hello")).tokens == raw, "it has one already"
     assert text.encode(RequestBody(messages=HELLO)).tokens == raw[1:]
     assert 33 not in text.spared_tokens
 
