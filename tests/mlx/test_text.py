@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import shutil
-import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -177,16 +178,21 @@ def test_messages_become_text_if_there_is_no_template_and_the_request_says_so(
         assert caught.value.detail == {"parameter": parameter}
 
 
-def test_a_tokenizer_in_use_is_not_copied_meanwhile_G7(demo_text: MlxText) -> None:
-    """It may just be changing its settings."""
-    twins: list[MlxText] = []
-    thread = threading.Thread(target=lambda: twins.append(demo_text.twin()))
-    with demo_text.in_use:
-        thread.start()
-        thread.join(0.2)
-        assert twins == []
-    thread.join(60)
-    assert len(twins) == 1
+def test_a_tokenizer_is_copied_while_no_thread_uses_it_G7(
+    text: MlxText, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that encodes may just be changing its settings."""
+    is_held: list[bool] = []
+
+    def deepcopy(value: Any) -> Any:
+        is_held.append(text.in_use.locked())
+        return copy.deepcopy(value)
+
+    copying = SimpleNamespace(copy=copy.copy, deepcopy=deepcopy)
+    monkeypatch.setattr(mlx_text, "copy", copying)
+    twin = text.twin()
+    assert is_held == [True]
+    assert not twin.in_use.locked()
 
 
 class Vocabulary:
