@@ -20,7 +20,7 @@ from mlxsup.client import AsyncClient
 from .report import print_table, spread
 from .two_models import words
 from support.daemon.daemon import Daemon
-from support.models.cache_models import make_cache_model
+from support.model_types.build import make_model
 
 SYSTEM_WORDS = 60
 QUESTION_WORDS = 20
@@ -93,7 +93,7 @@ def run(model: Path, kinds: Path, repeats: int) -> None:
     """
     asyncio.run(_run(model, "SmolLM2", repeats))
     for model_type, what in KINDS.items():
-        folder = make_cache_model(kinds / model_type, model_type)
+        folder = make_model(kinds / model_type, model_type)
         asyncio.run(_run(folder, f"a tiny {model_type}: {what}", repeats))
 
 

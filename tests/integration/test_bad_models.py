@@ -1,4 +1,7 @@
-"""Every kind of bad model fails once, in one sentence, or serves with a warning (P11)."""
+"""Every kind of bad model fails once, in one sentence, or serves with a warning (P11).
+
+Most are loaded by an engine in this process; two by a real daemon, whose others go the same way.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from mlxsup.worker.process import judge
 
 from support.daemon.daemon import Daemon, row
 from support.models.tiny_model import make_tiny_model
-from support.worker.mlx_rows import loaded_engine, make_row, make_spec, run_rows
+from support.worker.mlx_rows import make_row, make_spec, run_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +33,7 @@ class BadModel:
         config: entries that config.json has instead.
         without: entries that it does not have.
         tokenizer_config: entries that tokenizer_config.json has instead.
-        entry: keys of the model's entry.
+        entry: keys of the model's entry and of its launch spec.
         code: the worker's exit code; None: it serves, with a warning.
         words: stand in the error or in the warning; empty: it serves as if nothing were wrong.
     """
@@ -76,6 +79,8 @@ MODELS = (
              config={"num_labels": "x", "bos_token_id": "x"}, words=""),
     BadModel(name="a `model_type` that mlx-lm does not have", config={"model_type": "nobody"},
              code=65, words="/config.json: Model type nobody not supported"),
+    BadModel(name="code in the folder", config={"model_file": "model.py"}, code=65,
+             words="('model.py') to build its architecture. This is disabled by default"),
     BadModel(name="a key that the type needs is missing", without=("vocab_size",), code=65,
              words="/config.json: a value is not what mlx-lm expects (ModelArgs.__init__()"),
     BadModel(name="`rope_scaling` of an unknown type", config={"rope_scaling": {"type": "odd"}},
@@ -99,48 +104,20 @@ MODELS = (
 
 pytestmark = pytest.mark.mlx
 
-IN_A_DAEMON = {
-    "a `model_type` that mlx-lm does not have",
-    "what loads and cannot compute",
-    "settings that transformers dislikes and mlx-lm does not read",
-}
-"""Beside the cases with an entry, which only a daemon reads; the others go the same way."""
 
-SERVED = [case for case in MODELS if case.entry or case.name in IN_A_DAEMON]
-NAMES = {case.name: f"m{number}" for number, case in enumerate(SERVED)}
-
-
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    base = tmp_path_factory.mktemp("models")
-    with Daemon({NAMES[case.name]: case.write(base / NAMES[case.name]) for case in SERVED}) as one:
-        name, error = NAMES["what loads and cannot compute"], r"the model cannot run: rope\(\):"
-        one.provoke("rope", model=name, pattern=error, at_most=1)
-        yield one
-
-
-def chosen(is_bad: bool) -> list[BadModel]:
-    """The cases of the daemon that do not load, or those that do."""
-    return [case for case in SERVED if (case.code is not None) is is_bad]
-
-
-@pytest.mark.parametrize(
-    "case", [case for case in MODELS if not case.entry], ids=lambda case: case.name
-)
+@pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
 def test_the_engine_says_of_every_file_what_to_correct_P11(case: BadModel, tmp_path: Path) -> None:
     case.write(tmp_path / "model")
+    engine = MlxEngine(make_spec(tmp_path / "model", max_concurrency=1, **case.entry))
     if case.code is not None:
-        with (
-            pytest.raises((BadModelError, BadLaunchError)) as caught,
-            loaded_engine(tmp_path / "model"),
-        ):
-            pass
+        with pytest.raises((BadModelError, BadLaunchError)) as caught:
+            engine.load(lambda phase, progress: None)
+        engine.close()
         death = judge(caught.value)
         assert (death.code, death.is_expected) == (case.code, True)
         assert case.words in death.message
         assert "\n" not in death.message
         return
-    engine = MlxEngine(make_spec(tmp_path / "model"))
     warnings = engine.load(lambda phase, progress: None).warnings
     assert len(warnings) == bool(case.words)
     assert all(case.words in warning for warning in warnings)
@@ -149,46 +126,44 @@ def test_the_engine_says_of_every_file_what_to_correct_P11(case: BadModel, tmp_p
     engine.close()
 
 
-@pytest.mark.parametrize("case", chosen(is_bad=True), ids=lambda case: case.name)
-def test_it_fails_once_in_one_sentence_that_names_what_to_correct_P11(
-    daemon: Daemon, case: BadModel
-) -> None:
-    name = NAMES[case.name]
+BAD = "a `model_type` that mlx-lm does not have"
+WARNED = "`context_length` above what config.json declares"
+SERVED = {case.name: case for case in MODELS if case.name in (BAD, WARNED)}
+NAMES = {"bad": BAD, "warned": WARNED}
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    base = tmp_path_factory.mktemp("models")
+    entries = {name: SERVED[case].write(base / name) for name, case in NAMES.items()}
+    with Daemon(entries) as daemon:
+        yield daemon
+
+
+def test_it_fails_once_in_one_sentence_that_names_what_to_correct_P11(daemon: Daemon) -> None:
     with daemon.client() as client:
         with pytest.raises(RequestError) as caught:
-            client.load(name)
+            client.load("bad")
         assert (caught.value.code, caught.value.retryable) == ("load_failed", False)
-        assert case.words in caught.value.message
+        assert SERVED[BAD].words in caught.value.message
         assert "\n" not in caught.value.message
-        failed = row(client, name)
+        failed = row(client, "bad")
         assert (failed["state"], failed["generation"]) == ("FAILED", 1)
-        assert (failed["last_exit"]["reason"], failed["last_exit"]["code"]) == (
-            "load_error",
-            case.code,
-        )
-    if case.name == "a `model_type` that mlx-lm does not have":
-        check_command_line(daemon, name)
-
-
-def check_command_line(daemon: Daemon, name: str) -> None:
-    """It hints at what to do next, whatever is wrong with the model."""
-    shown = daemon.run("load", name)
+        assert (failed["last_exit"]["reason"], failed["last_exit"]["code"]) == ("load_error", 65)
+    shown = daemon.run("load", "bad")
     where = f"--endpoint {daemon.endpoint}"
     assert shown.returncode == 1
     assert [line for line in shown.stderr.splitlines() if line.startswith("hint: ")] == [
-        f"hint: fix that, then `mlxsup restart {name} {where}`, or `mlxsup reload {where}` if the "
-        f"fix is in the configuration; see `mlxsup logs {name} {where}`"
+        f"hint: fix that, then `mlxsup restart bad {where}`, or `mlxsup reload {where}` if the "
+        f"fix is in the configuration; see `mlxsup logs bad {where}`"
     ]
 
 
-@pytest.mark.parametrize("case", chosen(is_bad=False), ids=lambda case: case.name)
-def test_it_serves_and_warns(daemon: Daemon, case: BadModel) -> None:
-    name = NAMES[case.name]
+def test_it_serves_and_warns(daemon: Daemon) -> None:
     with daemon.client() as client:
-        client.load(name)
-        served = row(client, name)
+        client.load("warned")
+        served = row(client, "warned")
         assert (served["state"], served["generation"]) == ("READY", 1)
-        assert len(served["warnings"]) == bool(case.words)
-        assert all(case.words in warning for warning in served["warnings"])
-        assert client.complete(name, prompt="babe", max_tokens=2).usage.completion_tokens == 2
-        client.unload(name)
+        [warning] = served["warnings"]
+        assert SERVED[WARNED].words in warning
+        assert client.complete("warned", prompt="babe", max_tokens=2).usage.completion_tokens == 2

@@ -47,49 +47,10 @@ def make_prompt(seed: int, length: int) -> list[int]:
     return [numbers.randrange(VOCABULARY_SIZE) for _ in range(length)]
 
 
-def greedy_rows() -> list[Row]:
-    lengths = [1, 2, 3, 9, 17, 40, 75, 120]
-    return [
-        make_row(key, make_prompt(key, length), max_tokens=12 + 3 * key)
-        for key, length in enumerate(lengths)
-    ]
-
-
-@pytest.fixture(scope="module")
-def alone(engine: MlxEngine) -> dict[int, list[int]]:
-    """The answer of each greedy row with nobody else in the engine."""
-    return {int(row.key): solo(engine, row) for row in greedy_rows()}
-
-
-@pytest.mark.bits
-@pytest.mark.parametrize("seed", range(2))
-def test_answers_survive_insert_and_remove_churn_C10_D6_D8(
-    engine: MlxEngine, alone: dict[int, list[int]], seed: int
-) -> None:
-    rows = {int(row.key): row for row in greedy_rows()}
-    numbers = random.Random(seed)
-    waiting = list(rows)
-    numbers.shuffle(waiting)
-    victims = set(waiting[::3])
-    got: dict[int, list[int]] = {key: [] for key in rows}
-    while waiting or engine.has_rows():
-        if waiting and numbers.random() < 0.4:
-            engine.insert(rows[waiting.pop()])
-        for token in engine.step().tokens:
-            assert token.token is not None
-            got[int(token.key)].append(token.token)
-        if numbers.random() < 0.2 and (key := numbers.choice(list(rows))) in victims:
-            engine.remove(RequestKey(key))
-            engine.remove(RequestKey(key))
-    for key, tokens in got.items():
-        if key in victims:
-            assert tokens == alone[key][: len(tokens)]
-        else:
-            assert tokens == alone[key]
-
-
-def test_a_key_can_be_used_again_at_once_D7(engine: MlxEngine) -> None:
+def test_a_key_is_used_by_one_row_and_again_at_once_D7(engine: MlxEngine) -> None:
     engine.insert(make_row(1, make_prompt(1, 9)))
+    with pytest.raises(ValueError, match="already"):
+        engine.insert(make_row(1, [1, 2]))
     engine.step()
     engine.remove(RequestKey(1))
     row = make_row(1, make_prompt(2, 9))
@@ -98,7 +59,7 @@ def test_a_key_can_be_used_again_at_once_D7(engine: MlxEngine) -> None:
 
 def test_nothing_is_left_of_many_cancelled_rows_D9(engine: MlxEngine) -> None:
     numbers = random.Random(0)
-    for key in range(60):
+    for key in range(20):
         engine.insert(make_row(key, make_prompt(key, numbers.randrange(1, 40))))
         for _ in range(numbers.randrange(4)):
             engine.step()
@@ -107,18 +68,14 @@ def test_nothing_is_left_of_many_cancelled_rows_D9(engine: MlxEngine) -> None:
     check_no_row_is_left(engine)
 
 
-def sampled(key: int, **changes: float | int) -> Row:
-    values: dict[str, float | int] = {"temperature": 1.0, "top_p": 0.95, "seed": 42}
-    return make_row(key, make_prompt(3, 12), max_tokens=24, **(values | changes))
-
-
 def test_sampling_leaves_the_global_random_state_alone_A6(engine: MlxEngine) -> None:
+    row = make_row(1, make_prompt(3, 12), max_tokens=24, temperature=1.0, top_p=0.95, seed=42)
     mx.random.seed(7)
     before = random_state()
-    first = solo(engine, sampled(1))
+    first = solo(engine, row)
     assert random_state() == before
     mx.random.seed(8)
-    assert solo(engine, sampled(1)) == first
+    assert solo(engine, row) == first
 
 
 def test_an_end_of_text_token_ends_the_row_without_a_token(
@@ -134,13 +91,6 @@ def test_an_end_of_text_token_ends_the_row_without_a_token(
     assert token_ids(got) == answer[:stop_at]
     assert (got[-1].token, got[-1].finish) == (None, FinishReason.STOP)
     assert at_the_limit == got, "the end of the text counts before the limit"
-
-
-def test_a_second_row_with_the_same_key_is_refused(engine: MlxEngine) -> None:
-    engine.insert(make_row(1, [1, 2]))
-    with pytest.raises(ValueError, match="already"):
-        engine.insert(make_row(1, [1, 2]))
-    engine.remove(RequestKey(1))
 
 
 @pytest.fixture(params=list(Batching))
@@ -247,7 +197,7 @@ def test_rows_of_all_kinds_answer_as_alone_while_others_join_and_leave(
 ) -> None:
     alone = {int(row.key): solo(batched_engine, row) for row in rows_of_all_kinds()}
     dice = random.Random(2)
-    for _ in range(4):
+    for _ in range(3):
         rows = rows_of_all_kinds()
         dice.shuffle(rows)
         leaves = rows.pop()

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -17,7 +18,6 @@ from mlxsup.worker.answer import AnswerText
 from mlxsup.worker.engine import Row
 from mlxsup.worker.engines.mlx import batch as mlx_batch
 from mlxsup.worker.engines.mlx.channels import ChatFormat, chat_format
-from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.sampling import RowDraws, make_draws
 from mlxsup.worker.engines.mlx.text import MlxText, load_text
 from mlxsup.worker.rows import NO_CALLS_KNOWN, NO_FORM, NO_ROOM_FOR_CALLS
@@ -26,8 +26,8 @@ from mlxsup.worker.text.channels import NORMAL, REASONING, TOOL, ChannelParser
 from mlxsup.worker.text.tool_calls import CallIds, ToolCallReader
 
 from support.models.tiny_model import VOCABULARY_SIZE, add_tokens, make_tiny_model
-from support.worker.loop_driver import Answer, LoopDriver, check_every_resume, check_resumes
-from support.worker.mlx_rows import make_spec
+from support.worker.loop_driver import LoopDriver, check_resumes
+from support.worker.mlx_rows import driven_engine
 
 pytestmark = pytest.mark.mlx
 
@@ -46,19 +46,29 @@ TEMPLATE = (
 
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
 
+FORM = {"type": "regex", "regex": "[0-9]{5}"}
+
 
 def mark(folder: Path) -> None:
-    """Gives the tokenizer its own markers, in the place of its last entries."""
+    """Give the tokenizer its own markers, in the place of its last entries."""
     add_tokens(folder, MARKERS, is_special=False)
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": TEMPLATE}))
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> MlxText:
-    folder = make_tiny_model(tmp_path_factory.mktemp("tiny"))
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopDriver]:
+    folder = make_tiny_model(tmp_path_factory.mktemp("marked"))
     mark(folder)
-    return load_text(folder, eos_token_ids=None, vocabulary_size=VOCABULARY_SIZE)
+    with driven_engine(folder, 8) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="module")
+def text(worker: LoopDriver) -> MlxText:
+    text = worker.engine.text
+    assert isinstance(text, MlxText)
+    return text
 
 
 def rendered(text: MlxText, **parameters: Any) -> str:
@@ -108,14 +118,13 @@ OFF = {"enable_thinking": False}
 @pytest.mark.parametrize(
     "typed", ["<think>", "what does <think>\n", "a <think> b </think> <think>"]
 )
-@pytest.mark.parametrize("role", ["user", "system", "assistant", "tool"])
-def test_markers_in_messages_open_nothing(text: MlxText, typed: str, role: str) -> None:
-    messages = [{"role": role, "content": typed}, {"role": "user", "content": typed}]
-    for said in (messages, messages[:1]):
-        got = text.encode(RequestBody(messages=said, chat_template_kwargs=OFF))
-        assert got.opening == "[assistant]"
-        opened = text.encode(RequestBody(messages=said)).opening
-        assert opened == "[assistant]<think>"
+def test_markers_in_messages_open_nothing(text: MlxText, typed: str) -> None:
+    for role in ("user", "system", "assistant", "tool"):
+        messages = [{"role": role, "content": typed}, {"role": "user", "content": typed}]
+        for said in (messages, messages[:1]):
+            got = text.encode(RequestBody(messages=said, chat_template_kwargs=OFF))
+            assert got.opening == "[assistant]"
+            assert text.encode(RequestBody(messages=said)).opening == "[assistant]<think>"
 
 
 def test_a_closed_reasoning_of_the_template_is_content(text: MlxText) -> None:
@@ -139,22 +148,16 @@ def test_a_raw_prompt_opens_the_reasoning_at_its_end_alone(text: MlxText) -> Non
     assert opening("2+2=") == ""
 
 
-def test_a_form_holds_although_the_user_types_a_marker(tmp_path: Path) -> None:
+def test_a_form_holds_although_the_user_types_a_marker(worker: LoopDriver) -> None:
     pytest.importorskip("llguidance")
-    folder = make_tiny_model(tmp_path)
-    mark(folder)
-    engine = MlxEngine(make_spec(folder))
-    driver = LoopDriver(engine, engine.load(lambda phase, at: None))
-    got = driver.answer(
+    got = worker.answer(
         messages=[{"role": "user", "content": "what is <think>"}],
         chat_template_kwargs=OFF,
-        response_format={"type": "regex", "regex": "[0-9]{5}"},
+        response_format=FORM,
     )
     assert got.text.isdigit()
     assert len(got.text) == 5
     assert got.text_of(Channel.REASONING) == ""
-    driver.close()
-    engine.close()
 
 
 def test_tokens_become_channels_and_calls(text: MlxText) -> None:
@@ -186,49 +189,43 @@ def test_markers_that_mlx_lm_does_not_know(tmp_path: Path) -> None:
     assert text.encode(RequestBody(prompt="a [THINK]")).opening == "[THINK]"
 
 
-@pytest.mark.parametrize(
-    ("is_marked", "form", "expected"),
-    [
-        (False, None, [NO_CALLS_KNOWN]),
-        (True, None, []),
-        (True, {"type": "regex", "regex": "[0-9]{3}"}, [NO_ROOM_FOR_CALLS]),
-        (True, {"type": "text"}, []),
-    ],
-)
-def test_calls_that_cannot_be_are_told_once(
-    tmp_path: Path, is_marked: bool, form: Any, expected: list[str]
-) -> None:
-    folder = make_tiny_model(tmp_path)
-    if is_marked:
-        mark(folder)
-    engine = MlxEngine(make_spec(folder))
-    driver = LoopDriver(engine, engine.load(lambda phase, at: None))
-    got = driver.answer(prompt="call", tools=TOOLS, max_tokens=4, seed=1, response_format=form)
+def check_told_once(worker: LoopDriver, form: Any, expected: list[str]) -> None:
+    got = worker.answer(prompt="call", tools=TOOLS, max_tokens=4, seed=1, response_format=form)
     assert [delta.warning for delta in got.deltas if delta.warning] == expected
-    rest = driver.answer(got.resume_after(2))
+    rest = worker.answer(got.resume_after(2))
     assert not [delta.warning for delta in rest.deltas if delta.warning]
     assert rest.tokens == got.tokens[2:]
-    plain = driver.answer(prompt="call", max_tokens=4)
+    plain = worker.answer(prompt="call", max_tokens=4)
     assert not [delta.warning for delta in plain.deltas if delta.warning]
-    driver.close()
-    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [(None, []), (FORM, [NO_ROOM_FOR_CALLS]), ({"type": "text"}, [])],
+    ids=["free", "regex", "text"],
+)
+def test_calls_that_a_form_leaves_no_room_for_are_told_once(
+    worker: LoopDriver, form: Any, expected: list[str]
+) -> None:
+    check_told_once(worker, form, expected)
+
+
+def test_calls_that_the_model_does_not_know_are_told_once(tmp_path: Path) -> None:
+    with driven_engine(make_tiny_model(tmp_path)) as worker:
+        check_told_once(worker, None, [NO_CALLS_KNOWN])
 
 
 @pytest.mark.bits
-def test_half_a_tool_call_goes_on_rightly_F10(tmp_path: Path) -> None:
+def test_half_a_tool_call_goes_on_rightly_F10(worker: LoopDriver) -> None:
     """A grammar makes the tiny model write one, with reasoning before it and text behind it."""
     pytest.importorskip("llguidance")
-    folder = make_tiny_model(tmp_path)
-    mark(folder)
-    engine = MlxEngine(make_spec(folder))
-    driver = LoopDriver(engine, engine.load(lambda phase, at: None), 8)
     # llguidance would take a whole marker for its token, and grammars hold no special tokens: so
     # the marker's first character is a choice, and a bias makes it.
     regex = (
         r'M<think>[a-z]{4}M</think>ok M<tool_call>\{"name":"f","arguments":\{"x":[0-9]{2}\}\}'
         "M</tool_call> [a-z]{5}"
     ).replace("M<", "(<|#)")
-    whole = driver.answer(
+    whole = worker.answer(
         messages=[{"role": "user", "content": "call"}],
         tools=[{"type": "function", "function": {"name": "f"}}],
         chat_template_kwargs=OFF,
@@ -242,63 +239,48 @@ def test_half_a_tool_call_goes_on_rightly_F10(tmp_path: Path) -> None:
     assert len(whole.text_of(Channel.REASONING)) == 4
     call = json.loads(whole.text_of(Channel.TOOL_CALL))
     assert 0 <= json.loads(call["function"]["arguments"])["x"] <= 99
-    check_every_resume(driver, whole, at_once=8)
-    driver.close()
-    engine.close()
+    check_resumes(worker, whole, range(0, len(whole.tokens), 2), at_once=8)
 
 
-def parse(text: str, tools: Any = None) -> Any:
-    """Stands for a parser of mlx-lm."""
-    return []
+# ---------------------------------------------------------------- what tells of a model's chats
 
 
-class Tokenizer:
-    """As much of mlx-lm's tokenizer as tells of chats; a character's id is its code point."""
-
-    def __init__(
-        self,
-        *vocabulary: str,
-        think: tuple[str, str] | None = None,
-        calls: tuple[str, str] | None = None,
-        kind: str | None = None,
-        structure: Sequence[str] = (),
-        transitions: dict[str, list[tuple[str, str]]] | None = None,
-        chat_template: Any = None,
-    ) -> None:
-        self._vocabulary = vocabulary
-        self.has_thinking = think is not None
-        nothing: tuple[str | None, str | None] = (None, None)
-        self.think_start, self.think_end = think or nothing
-        self.has_tool_calling = calls is not None
-        self.tool_call_start, self.tool_call_end = calls or nothing
-        self.tool_parser = parse
-        self.init_kwargs = {} if kind is None else {"tool_parser_type": kind}
-        self.structural_markers = structure
-        self.response_transitions = transitions or {}
-        self.response_initial_state: str | None = None
-        self.chat_template = chat_template
-
-    def get_vocab(self) -> dict[str, int]:
-        return {marker: place for place, marker in enumerate(self._vocabulary)}
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        assert not add_special_tokens
-        return [ord(character) for character in text]
-
-
-def format_of(*vocabulary: str, **settings: Any) -> ChatFormat:
-    tokenizer: Any = Tokenizer(*vocabulary, **settings)
-    return chat_format(tokenizer)
-
-
-def ids(text: str) -> tuple[int, ...]:
+def ids(text: str, *, add_special_tokens: bool = False) -> tuple[int, ...]:
+    assert not add_special_tokens
     return tuple(map(ord, text))
 
 
+def format_of(
+    *vocabulary: str,
+    think: tuple[str, str] | None = None,
+    calls: tuple[str, str] | None = None,
+    kind: str | None = None,
+    chat_template: Any = None,
+) -> ChatFormat:
+    """Of as much of mlx-lm's tokenizer as counts; a character's id is its code point."""
+    think_start, think_end = think or (None, None)
+    call_start, call_end = calls or (None, None)
+    tokenizer: Any = SimpleNamespace(
+        get_vocab=lambda: {marker: place for place, marker in enumerate(vocabulary)},
+        encode=ids,
+        has_thinking=think is not None,
+        think_start=think_start,
+        think_end=think_end,
+        has_tool_calling=calls is not None,
+        tool_call_start=call_start,
+        tool_call_end=call_end,
+        tool_parser=lambda text, tools=None: [],
+        init_kwargs={} if kind is None else {"tool_parser_type": kind},
+        structural_markers=(),
+        response_transitions={},
+        response_initial_state=None,
+        chat_template=chat_template,
+    )
+    return chat_format(tokenizer)
+
+
 THINK = ("<think>", "</think>")
-
 CALLS = ("<call>", "</call>")
-
 HARMONY = ("<|channel|>", "<|message|>", "<|start|>")
 
 
@@ -376,14 +358,10 @@ def test_formats_of_ours_are_known_by_vocabulary_and_template(
     assert rules.shows_its_end == expected.shows_its_end
 
 
+# ---------------------------------------------------------------- harmony
+
 HARMONY_MARKERS = [
-    "<|start|>",
-    "<|end|>",
-    "<|return|>",
-    "<|call|>",
-    "<|channel|>",
-    "<|message|>",
-    "<|constrain|>",
+    f"<|{name}|>" for name in ("start", "end", "return", "call", "channel", "message", "constrain")
 ]
 
 HARMONY_TEMPLATE = (
@@ -399,8 +377,6 @@ HARMONY_CALLS = (
     '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city":"Rome"}<|call|>'
 )
 
-FORM = {"type": "regex", "regex": "[0-9]{5}"}
-
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopDriver]:
@@ -408,11 +384,8 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopDriver]:
     add_tokens(folder, HARMONY_MARKERS, is_special=True)
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": HARMONY_TEMPLATE}))
-    engine = MlxEngine(make_spec(folder))
-    driver = LoopDriver(engine, engine.load(lambda phase, at: None))
-    yield driver
-    driver.close()
-    engine.close()
+    with driven_engine(folder) as driver:
+        yield driver
 
 
 def script(monkeypatch: pytest.MonkeyPatch, driver: LoopDriver, text: str) -> int:
@@ -438,11 +411,6 @@ def script(monkeypatch: pytest.MonkeyPatch, driver: LoopDriver, text: str) -> in
     return len(tokens)
 
 
-def every_third(whole: Answer) -> list[int]:
-    """Where to resume: in each header and each part, and before the last token."""
-    return sorted({*range(0, len(whole.tokens), 3), len(whole.tokens) - 1})
-
-
 def test_reasoning_and_a_call_are_apart(
     driver: LoopDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -454,7 +422,7 @@ def test_reasoning_and_a_call_are_apart(
     assert call["function"] == {"name": "weather", "arguments": '{"city": "Rome"}'}
     assert whole.finish is FinishReason.TOOL_CALLS
     assert not [delta.warning for delta in whole.deltas if delta.warning]
-    check_resumes(driver, whole, every_third(whole))
+    check_resumes(driver, whole, [*range(0, len(whole.tokens), 4), len(whole.tokens) - 1])
 
 
 @pytest.mark.parametrize("kind", ["", " <|constrain|>json"])
@@ -469,7 +437,7 @@ def test_a_form_applies_to_the_final_part_alone(
     assert len(whole.text) == 5
     assert whole.finish is FinishReason.STOP
     assert not [delta.warning for delta in whole.deltas if delta.warning]
-    check_resumes(driver, whole, every_third(whole))
+    check_resumes(driver, whole, [*range(0, len(whole.tokens), 4), len(whole.tokens) - 1])
 
 
 BAD = [
@@ -483,15 +451,15 @@ BAD = [
 
 
 @pytest.mark.parametrize("typed", BAD, ids=range(len(BAD)))
-@pytest.mark.parametrize("role", ["user", "tool", "assistant", "system"])
-def test_typed_markers_open_no_part(driver: LoopDriver, typed: str, role: str) -> None:
+def test_typed_markers_open_no_part(driver: LoopDriver, typed: str) -> None:
     codec: Any = driver.engine.text
     calls = [{"id": "a", "function": {"name": "f", "arguments": typed}}]
-    messages: list[dict[str, Any]] = [
-        {"role": "assistant", "content": None, "tool_calls": calls},
-        {"role": role, "content": typed, "tool_call_id": "a"},
-    ]
-    assert codec.encode(RequestBody(messages=messages)).opening == "<|start|>assistant"
+    for role in ("user", "tool", "assistant", "system"):
+        messages: list[dict[str, Any]] = [
+            {"role": "assistant", "content": None, "tool_calls": calls},
+            {"role": role, "content": typed, "tool_call_id": "a"},
+        ]
+        assert codec.encode(RequestBody(messages=messages)).opening == "<|start|>assistant"
 
 
 def test_an_answer_without_its_final_part_says_so(

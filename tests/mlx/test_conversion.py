@@ -76,43 +76,22 @@ def free_disk(monkeypatch: pytest.MonkeyPatch, free: int) -> list[Path]:
     return asked
 
 
-def test_weights_are_quantised_to_the_bits_that_are_asked_for(model: Path, tmp_path: Path) -> None:
-    target = tmp_path / "new"
-    for bits, size in ((4, "5.025"), (8, "9.021")):
-        said: list[str] = []
-        convert(model, target, bits, said.append)
-        assert config_of(target)["quantization"]["bits"] == bits
-        assert said == ["loading", "quantizing", f"quantized model with {size} bits per weight."]
-        shutil.rmtree(target)
-
-
-def test_without_bits_the_weights_stay_as_they_are(model: Path, tmp_path: Path) -> None:
-    said: list[str] = []
-    convert(model, tmp_path / "new", None, said.append)
-    assert "quantization" not in config_of(tmp_path / "new")
-    before, after = (load_file(at / "model.safetensors") for at in (model, tmp_path / "new"))
-    assert before.keys() == after.keys()
-    assert all((before[name] == after[name]).all() for name in before)
-    assert said == ["loading"]
-
-
-def test_a_quantised_model_is_only_copied(tmp_path: Path) -> None:
-    model = as_4_bit(make_tiny_model(tmp_path / "model"))
+@pytest.mark.parametrize("name", ["quantization", "quantization_config"])
+def test_a_model_that_says_its_weights_are_packed_is_not_packed_again(
+    tmp_path: Path, name: str
+) -> None:
+    config = {name: {"bits": 4, "group_size": 64}}
+    model = make_tiny_model(tmp_path / "model", config=config)
     with pytest.raises(BadModelError) as caught:
         convert(model, tmp_path / "new", 8, quietly)
     assert str(caught.value) == f"{model} is quantised already"
     assert names(tmp_path) == ["model"]
+
+
+def test_a_quantised_model_is_copied(tmp_path: Path) -> None:
+    model = as_4_bit(make_tiny_model(tmp_path / "model"))
     convert(model, tmp_path / "new", None, quietly)
     assert config_of(tmp_path / "new")["quantization"]["bits"] == 4
-
-
-def test_the_folders_around_a_new_one_are_made_and_hold_nothing_else(
-    model: Path, tmp_path: Path
-) -> None:
-    for name in ("one", "two"):
-        convert(model, tmp_path / "deep/er" / name, None, quietly)
-    assert names(tmp_path / "deep/er") == ["one", "two"]
-    assert names(tmp_path / "deep") == ["er"]
 
 
 def test_a_folder_that_exists_is_left_as_it_is(model: Path, tmp_path: Path) -> None:
@@ -150,11 +129,11 @@ def test_a_model_is_written_beside_its_place_under_a_hidden_name(
         seen.extend(names(tmp_path / "deep"))
 
     monkeypatch.setattr(conversion, "convert_folder", write)
-    convert(model, tmp_path / "deep" / "new", 4, quietly)
-    [name] = seen
-    assert name.startswith(".new.")
-    assert name.endswith(".partial")
-    assert names(tmp_path / "deep") == ["new"]
+    for name in ("new", "other"):
+        convert(model, tmp_path / "deep" / name, 4, quietly)
+    assert seen[0].startswith(".new.")
+    assert seen[0].endswith(".partial")
+    assert names(tmp_path / "deep") == ["new", "other"]
 
 
 def test_a_model_type_that_mlx_lm_does_not_know_is_a_bad_model(tmp_path: Path) -> None:
@@ -218,10 +197,13 @@ def test_the_command_converts_with_bits_or_without(
     assert main([str(model), str(tmp_path / "packed"), "8"]) == 0
     stages = "loading\nquantizing\nquantized model with 9.021 bits per weight.\n"
     assert capsys.readouterr() == (stages, "")
+    assert config_of(tmp_path / "packed")["quantization"]["bits"] == 8
     assert main([str(model), str(tmp_path / "plain")]) == 0
     assert capsys.readouterr() == ("loading\n", "")
-    assert config_of(tmp_path / "packed")["quantization"]["bits"] == 8
     assert "quantization" not in config_of(tmp_path / "plain")
+    before, after = (load_file(at / "model.safetensors") for at in (model, tmp_path / "plain"))
+    assert before.keys() == after.keys()
+    assert all((before[name] == after[name]).all() for name in before)
 
 
 def test_a_file_goes_to_the_reader_of_gguf(
@@ -238,26 +220,27 @@ def test_a_file_goes_to_the_reader_of_gguf(
 
 
 def test_a_failed_conversion_has_one_line_and_an_exit_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model, packed = make_tiny_model(tmp_path / "model"), as_4_bit(make_tiny_model(tmp_path / "4"))
-    (tmp_path / "there").mkdir()
+    for name in ("there", "empty"):
+        (tmp_path / name).mkdir()
     new = str(tmp_path / "new")
-    (tmp_path / "empty").mkdir()
-    assert main([str(tmp_path / "empty"), new, "4"]) == 66
-    assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'empty'}")
-    assert main([str(packed), new, "4"]) == 65
-    assert capsys.readouterr() == ("", f"error: {packed} is quantised already\n")
-    assert main([str(model), str(tmp_path / "there"), "4"]) == 1
-    assert capsys.readouterr() == ("", f"error: {tmp_path / 'there'} exists already\n")
-    monkeypatch.setattr(conversion, "convert_folder", fails_with(RuntimeError("out of memory")))
-    assert main([str(model), new, "4"]) == 75
-    out, err = capsys.readouterr()
-    assert (out, err) == ("", "error: out of memory\n")
+
+    def fails(source: Path, target: str, code: int, error: str) -> None:
+        assert main([str(source), target, "4"]) == code
+        out, err = capsys.readouterr()
+        assert (out, err[: len(error) + 7]) == ("", f"error: {error}")
+
+    fails(tmp_path / "empty", new, 66, str(tmp_path / "empty"))
+    fails(model, str(tmp_path / "there"), 1, f"{tmp_path / 'there'} exists already\n")
     full = OSError(errno.ENOSPC, "No space left on device")
-    monkeypatch.setattr(conversion, "convert_folder", fails_with(full))
-    assert main([str(model), new, "4"]) == 1
-    assert capsys.readouterr() == ("", "error: [Errno 28] No space left on device\n")
+    for error, code, text in (
+        (RuntimeError("out of memory"), 75, "out of memory\n"),
+        (full, 1, "[Errno 28] No space left on device\n"),
+        (RuntimeError("odd shapes"), 65, f"{model} cannot be converted: odd shapes\n"),
+    ):
+        monkeypatch.setattr(conversion, "convert_folder", fails_with(error))
+        fails(model, new, code, text)
 
 
 class Interrupted(io.StringIO):
@@ -284,11 +267,3 @@ def test_an_interrupted_conversion_leaves_nothing(
         main(arguments)
     assert left.value.code == 130
     assert names(tmp_path) == ["model"]
-
-
-def test_either_way_to_say_that_weights_are_packed_counts(tmp_path: Path) -> None:
-    for number, name in enumerate(("quantization", "quantization_config")):
-        config = {name: {"bits": 4, "group_size": 64}}
-        model = make_tiny_model(tmp_path / f"{number}", config=config)
-        with pytest.raises(BadModelError, match=r"is quantised already$"):
-            convert(model, tmp_path / "new", 4, quietly)

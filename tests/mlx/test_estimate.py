@@ -30,8 +30,7 @@ from mlxsup.worker.engines.mlx.folder import check_folder
 from mlxsup.worker.engines.mlx.load import iterate_arrays, load_lazily, materialise
 
 from support.model_types.build import make_model
-from support.model_types.listed import MODEL_TYPES, model_types
-from support.model_types.table import UNLOADABLE
+from support.model_types.listed import MODEL_TYPES, UNLOADABLE
 from support.models.demo_model import demo_model_folder
 from support.models.tiny_model import make_tiny_model
 
@@ -72,12 +71,9 @@ def errors(found: ModelMemory, folder: Path) -> tuple[float, float]:
 
 
 ONE_OF_EACH_KIND = [
-    "llama",  # keys and values
-    "llama_sliding",  # a window
-    "plamo3",  # a window that the worker widens
+    "plamo3",  # keys and values, and a window that the worker widens
     "deepseek_v32",  # lists of compressed keys and those of an indexer
     "falcon_h1",  # a state and keys in each layer
-    "mamba",  # a state alone
     "gemma4_text",  # layers that share keys
     "nanbeige",  # layers that run twice
     "deepseek_v41",  # a class of its own
@@ -91,30 +87,20 @@ INEXACT = {
 
 @pytest.mark.parametrize("name", ONE_OF_EACH_KIND)
 def test_the_estimate_of_a_kind_is_what_it_allocates(tmp_path: Path, name: str) -> None:
-    [model_type] = model_types([name])
-    folder = make_model(tmp_path, model_type)
-    assert errors(estimate(folder), folder) == (0, 0)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_the_estimate_of_the_demo_model_is_what_it_allocates() -> None:
-    folder = demo_model_folder()
+    folder = make_model(tmp_path, name)
     assert errors(estimate(folder), folder) == (0, 0)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_the_estimate_of_every_type_is_what_it_allocates(tmp_path: Path) -> None:
-    found: dict[str, tuple[float, float]] = {}
-    for model_type in MODEL_TYPES:
-        if model_type.name not in UNLOADABLE:
-            folder = make_model(tmp_path / model_type.name, model_type)
-            found[model_type.name] = errors(estimate(folder), folder)
-    for name, (weights, row) in found.items():
-        print(f"{name:<24} weights {weights:+.2%}  row {row:+.2%}")
-    print(f"largest error of {len(found)}: {max(abs(e) for each in found.values() for e in each)}")
-    assert {name for name, each in found.items() if each != (0, 0)} == set(INEXACT)
+    folders = {
+        model_type.name: make_model(tmp_path / model_type.name, model_type)
+        for model_type in MODEL_TYPES
+        if model_type.name not in UNLOADABLE
+    } | {"smollm2": demo_model_folder()}
+    found = {name: errors(estimate(folder), folder) for name, folder in folders.items()}
+    assert {name for name, each in found.items() if each != (0, 0)} == set(INEXACT), found
 
 
 class Cached:
@@ -186,6 +172,13 @@ HARMFUL: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """On a busy machine a process of mlx-lm takes seconds to end; its answers are kept here."""
+    monkeypatch.setattr("mlxsup.supervisor.memory.estimates.KILL_LIMIT_S", 300.0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
 def unasked(folder: Path) -> Estimate:
     return Estimate(
         fingerprint="f", key=folder.name, weight_bytes=1, layers=(), remark=UNASKED,
@@ -193,10 +186,7 @@ def unasked(folder: Path) -> Estimate:
     )  # fmt: skip
 
 
-def test_a_harmful_folder_costs_its_own_answer_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_a_harmful_folder_costs_its_own_answer_and_nothing_else(tmp_path: Path) -> None:
     for name, (harm, _) in HARMFUL.items():
         harm(make_tiny_model(tmp_path / name))
     sound = make_tiny_model(tmp_path / "sound")
@@ -214,7 +204,6 @@ def test_a_harmful_folder_costs_its_own_answer_and_nothing_else(
 def test_an_answer_outlives_the_daemon_and_not_a_change_of_the_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     place = Place(str(make_tiny_model(tmp_path / "m")))
 
     def look() -> Estimate:

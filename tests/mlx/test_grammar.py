@@ -14,7 +14,6 @@ import pytest
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.states import FinishReason
-from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.text import MlxText
 from mlxsup.worker.text.grammar import MAX_KEPT, Grammar, GrammarCompiler
 
@@ -22,7 +21,7 @@ from support.core.forms import SCHEMAS, check, of_schema
 from support.models.demo_model import demo_model_folder
 from support.models.tiny_model import VOCABULARY_SIZE, add_tokens, make_tiny_model
 from support.worker.loop_driver import LoopDriver, check_every_resume
-from support.worker.mlx_rows import check_no_row_is_left, make_spec
+from support.worker.mlx_rows import check_no_row_is_left, driven_engine
 
 pytestmark = pytest.mark.mlx
 
@@ -32,11 +31,8 @@ pytest.importorskip("llguidance")
 
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopDriver]:
-    engine = MlxEngine(make_spec(make_tiny_model(tmp_path_factory.mktemp("tiny"))))
-    driver = LoopDriver(engine, engine.load(lambda phase, at: None), 8)
-    yield driver
-    driver.close()
-    engine.close()
+    with driven_engine(make_tiny_model(tmp_path_factory.mktemp("tiny")), 8) as driver:
+        yield driver
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
@@ -49,7 +45,7 @@ def test_answers_keep_to_the_schema(worker: LoopDriver, name: str) -> None:
             max_tokens=200,
             response_format=of_schema(SCHEMAS[name]),
         )
-        for seed in range(12)
+        for seed in range(6)
     ]
     answers = worker.finish(*keys)
     for answer in answers:
@@ -91,9 +87,10 @@ def test_half_a_json_value_goes_on_rightly_F10(worker: LoopDriver) -> None:
         check_every_resume(worker, whole, at_once=8)
 
 
-def test_a_regex_is_matched_as_a_whole(worker: LoopDriver) -> None:
-    pattern = r"[a-f]{3}-(tide|moor) 🦊?[0-9]{2}"
-    for seed in range(6):
+@pytest.mark.parametrize("pattern", [r"[a-f]{3}-(tide|moor) 🦊?[0-9]{2}", "a!{2}b?"])
+def test_a_regex_is_matched_as_a_whole(worker: LoopDriver, pattern: str) -> None:
+    """Also with token 0, which is the exclamation mark here, and no end of text."""
+    for seed in range(4):
         got = worker.answer(
             prompt="x",
             temperature=1.0,
@@ -103,20 +100,18 @@ def test_a_regex_is_matched_as_a_whole(worker: LoopDriver) -> None:
         assert re.fullmatch(pattern, got.text), got.text
 
 
-def test_any_object_and_any_text(worker: LoopDriver) -> None:
+def test_any_object_any_text_and_a_budget_that_ends_an_answer_early(worker: LoopDriver) -> None:
     got = worker.answer(prompt="x", max_tokens=30, response_format={"type": "json_object"})
     assert got.text.startswith("{")
     free = worker.answer(prompt="x", max_tokens=9)
     same = worker.answer(prompt="x", max_tokens=9, response_format={"type": "text"})
     assert same.tokens == free.tokens
+    cut = worker.answer(prompt="x", max_tokens=5, response_format=of_schema(SCHEMAS["flat"]))
+    assert (cut.finish, len(cut.tokens)) == (FinishReason.LENGTH, 5)
 
 
-def test_the_budget_ends_an_answer_that_is_not_complete(worker: LoopDriver) -> None:
-    got = worker.answer(prompt="x", max_tokens=5, response_format=of_schema(SCHEMAS["flat"]))
-    assert got.finish is FinishReason.LENGTH
-    assert len(got.tokens) == 5
-
-
+LINK = {"$ref": "#/$defs/n"}
+ENDLESS = LINK | {"$defs": {"n": {"type": "object", "properties": {"c": LINK}, "required": ["c"]}}}
 IMPOSSIBLE: list[dict[str, Any]] = [
     of_schema({"type": "nonsense"}),
     of_schema({"type": "string", "minLength": 5, "maxLength": 2}),
@@ -125,6 +120,10 @@ IMPOSSIBLE: list[dict[str, Any]] = [
     of_schema({"$ref": "#/missing"}),
     {"type": "regex", "regex": "(("},
     {"type": "regex", "regex": "()"},
+    # Those that break where every answer goes.
+    of_schema(ENDLESS),
+    of_schema({"$ref": "#"}),
+    {"type": "regex", "regex": r"[^\s\S]"},
 ]
 
 
@@ -139,6 +138,8 @@ def test_an_impossible_form_is_the_requests_own_error_C7(
     assert answers[1].error is not None
     assert answers[1].error["code"] == "invalid_request"
     assert answers[1].error["detail"]["parameter"] == "response_format"
+    assert answers[1].tokens == []
+    assert "<state>" not in answers[1].error["message"]
 
 
 def test_with_penalties_bias_filters_and_logprobs_at_once(worker: LoopDriver) -> None:
@@ -169,15 +170,10 @@ def test_with_penalties_bias_filters_and_logprobs_at_once(worker: LoopDriver) ->
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_100_of_100_on_the_demo_model(name: str) -> None:
     """At temperature 1, beside free neighbours whose answers stay what they are alone."""
-    engine = MlxEngine(make_spec(demo_model_folder(), prefix_cache_bytes=2**28))
-    driver = LoopDriver(engine, engine.load(lambda phase, at: None), 8)
-    try:
-        free: dict[str, Any] = {
-            "prompt": "The sea is",
-            "max_tokens": 30,
-            "seed": 5,
-            "temperature": 1.0,
-        }
+    free: dict[str, Any] = {
+        "prompt": "The sea is", "max_tokens": 30, "seed": 5, "temperature": 1.0,
+    }  # fmt: skip
+    with driven_engine(demo_model_folder(), 8, prefix_cache_bytes=2**28) as driver:
         alone = driver.answer(**free).tokens
         beside = driver.dispatch(**free)
         keys = [
@@ -193,12 +189,6 @@ def test_100_of_100_on_the_demo_model(name: str) -> None:
         for answer in driver.finish(*keys):
             check(name, answer.text)
         assert driver.finish(beside)[0].tokens == alone
-    finally:
-        driver.close()
-        engine.close()
-
-
-pytest.importorskip("llguidance")
 
 
 def test_a_grammar_begins_after_the_reasoning(worker: LoopDriver) -> None:
@@ -221,16 +211,6 @@ def test_a_grammar_begins_after_the_reasoning(worker: LoopDriver) -> None:
     assert waiting.is_over
 
 
-def test_a_model_without_an_end_of_text_token_can_write_every_character(
-    worker: LoopDriver,
-) -> None:
-    """Token 0 is the exclamation mark here."""
-    form = {"type": "regex", "regex": "a!{2}b?"}
-    for seed in range(6):
-        got = worker.answer(prompt="x", temperature=1.0, seed=seed, response_format=form)
-        assert re.fullmatch("a!{2}b?", got.text), got.text
-
-
 @pytest.mark.bits
 def test_a_model_without_an_end_ends_where_the_form_may_and_shows_no_sign_of_it(
     worker: LoopDriver,
@@ -240,7 +220,7 @@ def test_a_model_without_an_end_ends_where_the_form_may_and_shows_no_sign_of_it(
     form = {"type": "regex", "regex": pattern}
     answers = [
         worker.answer(prompt="x", temperature=1.5, seed=seed, response_format=form)
-        for seed in range(20)
+        for seed in range(10)
     ]
     for answer in answers:
         assert re.fullmatch(pattern, answer.text)
@@ -254,18 +234,13 @@ def test_a_model_without_an_end_ends_where_the_form_may_and_shows_no_sign_of_it(
 def test_an_answer_may_end_with_the_models_own_token(tmp_path: Path) -> None:
     """Where the form allows an end and more, the model decides."""
     end = 111  # the letter o, which no number holds
-    engine = MlxEngine(make_spec(make_tiny_model(tmp_path, eos_token_id=end)))
-    driver = LoopDriver(engine, engine.load(lambda phase, at: None))
     form = of_schema({"type": "integer", "minimum": 0})
-    answers = [
-        driver.answer(prompt="x", temperature=2.0, seed=seed, response_format=form, max_tokens=60)
-        for seed in range(4)
-    ]
-    assert all(answer.text.isdigit() for answer in answers)
-    assert {answer.finish for answer in answers} == {FinishReason.STOP}
-    check_every_resume(driver, answers[0])
-    driver.close()
-    engine.close()
+    asked: dict[str, Any] = {"prompt": "x", "temperature": 2.0, "max_tokens": 60}
+    with driven_engine(make_tiny_model(tmp_path, eos_token_id=end)) as driver:
+        answers = [driver.answer(seed=seed, response_format=form, **asked) for seed in range(4)]
+        assert all(answer.text.isdigit() for answer in answers)
+        assert {answer.finish for answer in answers} == {FinishReason.STOP}
+        check_every_resume(driver, answers[0])
 
 
 NAMES = ("<|end|>", "a<|end|>b", "<|mark|>🦊\n")
@@ -279,11 +254,8 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopDriver]:
     folder = tmp_path_factory.mktemp("models") / "named"
     make_tiny_model(folder, eos_token_id=VOCABULARY_SIZE - 1)
     add_tokens(folder, ["<|mark|>", "<|end|>"], is_special=True)
-    engine = MlxEngine(make_spec(folder))
-    driver = LoopDriver(engine, engine.load(lambda phase, at: None))
-    yield driver
-    driver.close()
-    engine.close()
+    with driven_engine(folder) as driver:
+        yield driver
 
 
 def of_names(name: str) -> dict[str, dict[str, Any]]:
@@ -309,34 +281,12 @@ def test_the_name_of_a_special_token_is_text_like_any_other(
     found = json.loads(answer.text)
     assert (found["stop"] if form == "object" else found.rstrip("!")) == name
     assert not SPECIAL & set(answer.tokens[:-1])
-    if form == "object":
+    if form == "object" and name == NAMES[1]:
         check_every_resume(named, answer)
 
 
-ENDLESS_SCHEMA = {
-    "$ref": "#/$defs/n",
-    "$defs": {
-        "n": {"type": "object", "properties": {"c": {"$ref": "#/$defs/n"}}, "required": ["c"]}
-    },
-}
-
-
-@pytest.mark.parametrize(
-    "form",
-    [of_schema(ENDLESS_SCHEMA), of_schema({"$ref": "#"}), {"type": "regex", "regex": r"[^\s\S]"}],
-)
-def test_a_form_that_breaks_where_every_answer_goes_is_refused(
-    worker: LoopDriver, form: dict[str, Any]
-) -> None:
-    answer = worker.answer(prompt="x", max_tokens=20, response_format=form)
-    assert answer.error is not None
-    assert answer.error["code"] == "invalid_request"
-    assert answer.tokens == []
-    assert "<state>" not in answer.error["message"]
-
-
 def test_a_wide_schema_is_followed(worker: LoopDriver) -> None:
-    properties = {f"p{number}": {"type": "integer"} for number in range(600)}
+    properties = {f"p{number}": {"type": "integer"} for number in range(300)}
     wide = {"type": "object", "properties": properties, "additionalProperties": False}
     answer = worker.answer(
         prompt="x", max_tokens=40, seed=1, temperature=1.0, response_format=of_schema(wide)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from mlxsup.protocol.cache_cost import cache_bytes
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import Batching, LoadPhase
-from mlxsup.worker.engine import BadLaunchError, EngineFacts, GpuFaultElsewhereError, StepResult
+from mlxsup.worker.engine import BadLaunchError, EngineFacts, GpuFaultElsewhereError
 from mlxsup.worker.engines.mlx import load as mlx_load
 from mlxsup.worker.engines.mlx.caches import layers_of, measure_layers
 from mlxsup.worker.engines.mlx.engine import MlxEngine
@@ -33,11 +32,12 @@ from mlxsup.worker.engines.mlx.passes import SerialPasses, TogetherPasses
 from mlxsup.worker.engines.mlx.sampling import PLAIN
 
 from support.model_types.build import make_model
-from support.model_types.listed import model_types
-from support.models.tiny_model import CONTEXT_LENGTH, make_tiny_model
+from support.models.tiny_model import make_tiny_model
 from support.worker.mlx_rows import known_as, loaded_engine, make_row, make_spec, run_rows, solo
 
 pytestmark = pytest.mark.mlx
+
+GIB = 2**30
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +45,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
-def load(path: Path) -> None:
-    engine = MlxEngine(make_spec(path))
+def facts_of(path: Path, **changes: Any) -> EngineFacts:
+    engine = MlxEngine(make_spec(path, **changes))
     try:
-        engine.load(lambda phase, progress: None)
+        return engine.load(lambda phase, progress: None)
     finally:
         engine.close()
 
@@ -61,7 +61,7 @@ def test_memory_that_runs_out_in_a_load_is_not_the_models_fault(
 
     monkeypatch.setattr(mlx_load, "load_model", load_model)
     with pytest.raises(MemoryError, match="99 bytes"):
-        load(tiny)
+        facts_of(tiny)
 
 
 @pytest.fixture
@@ -79,7 +79,9 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return limits
 
 
-def test_wiring_is_off_and_the_limit_comes_back_E3_I3(tiny: Path, limit: list[int]) -> None:
+def test_an_engine_wires_nothing_unless_told_and_the_limit_comes_back_E3_I3(
+    tiny: Path, limit: list[int]
+) -> None:
     """Several workers must not wire all of it each."""
     with loaded_engine(tiny):
         assert 1000 in limit, "mlx-lm's constructor wires what the machine recommends"
@@ -89,111 +91,69 @@ def test_wiring_is_off_and_the_limit_comes_back_E3_I3(tiny: Path, limit: list[in
 
 @pytest.mark.parametrize(("asked", "wired"), [(300, 300), (5000, 1000), (None, 1000)])
 def test_wiring_takes_what_the_spec_says_within_the_machine_I3(
-    tiny: Path, limit: list[int], asked: int | None, wired: int
+    limit: list[int], asked: int | None, wired: int
 ) -> None:
     """None is as much as was loaded, here above what the simulated machine recommends."""
-    with loaded_engine(tiny, wired_limit_bytes=asked):
-        assert limit[-1] == wired
+    weights = mx.zeros(1000)
+    mx.eval(weights)
+    limits = MemoryLimits(make_spec(Path("m"), wired_limit_bytes=asked), "metal")
+    limits.set()
+    limits.set_wired()
+    assert limit[-1] == wired
+    limits.restore()
     assert limit[-1] == 7
 
 
-def test_memory_and_cache_limits_hold_for_a_life_and_come_back_E3(tiny: Path) -> None:
-    memory, cache = mx.set_memory_limit(10**10), mx.set_cache_limit(10**9)
-    try:
-        with loaded_engine(tiny, memory_limit_bytes=2 * 10**9, cache_limit_bytes=0) as engine:
-            assert mx.set_memory_limit(2 * 10**9) == 2 * 10**9
-            assert mx.set_cache_limit(0) == 0
-            run_rows(engine, [make_row(1, list(range(100)))])
-            held = engine.bytes_held()
-            assert held.cache == 0
-            assert 0 < held.active <= held.peak
-        assert mx.set_memory_limit(memory) == 10**10
-        assert mx.set_cache_limit(cache) == 10**9
-    finally:
-        mx.set_memory_limit(memory)
-        mx.set_cache_limit(cache)
-
-
-@pytest.fixture(scope="module")
-def undeclared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = make_tiny_model(tmp_path_factory.mktemp("undeclared"))
-    path = folder / "config.json"
-    config = json.loads(path.read_text())
-    del config["max_position_embeddings"]
-    path.write_text(json.dumps(config))
-    return folder
-
-
-def facts_of(path: Path, **changes: Any) -> EngineFacts:
-    engine = MlxEngine(make_spec(path, **changes))
-    try:
-        return engine.load(lambda phase, progress: None)
-    finally:
-        engine.close()
-
-
-def test_a_declared_length_is_lowered_and_never_raised(tiny: Path) -> None:
-    assert facts_of(tiny, context_length=100).context_length == 100
-    more = facts_of(tiny, context_length=9000)
-    assert more.context_length == CONTEXT_LENGTH
-    assert any("9000" in text and str(CONTEXT_LENGTH) in text for text in more.warnings)
-
-
-def test_a_length_that_is_not_declared_is_what_is_asked_for(undeclared: Path) -> None:
-    asked = facts_of(undeclared, context_length=9000)
-    assert (asked.context_length, asked.warnings) == (9000, ())
-    silent = facts_of(undeclared)
-    assert silent.context_length == 4096
-    assert any("set context_length" in text for text in silent.warnings)
-
-
-def test_a_limit_below_the_weights_ends_the_load_before_they_are_read_I4(tiny: Path) -> None:
-    seen: list[LoadPhase] = []
-    engine = MlxEngine(make_spec(tiny, memory_limit_bytes=1_000_000))
-    try:
-        with pytest.raises(BadLaunchError, match=r"and memory allows 1.0 MiB"):
-            engine.load(lambda phase, progress: seen.append(phase))
-    finally:
-        engine.close()
-    assert LoadPhase.MATERIALISE not in seen
-
-
-def test_limits_come_back_when_a_load_fails_too_E3(tiny: Path) -> None:
-    """Held to a limit below what it uses, MLX takes three times as long for everything."""
-    memory, cache = mx.set_memory_limit(10**10), mx.set_cache_limit(10**9)
-    engine = MlxEngine(make_spec(tiny, memory_limit_bytes=1_000_000, cache_limit_bytes=0))
-    try:
-        with pytest.raises(BadLaunchError):
-            engine.load(lambda phase, progress: None)
-        engine.close()
-        engine.close()
-    finally:
-        now = mx.set_memory_limit(memory), mx.set_cache_limit(cache)
-    assert now == (10**10, 10**9)
-
-
-def test_a_limit_that_the_weights_nearly_fill_is_warned_of(tiny: Path) -> None:
-    weights = (tiny / "model.safetensors").stat().st_size
-    (warning,) = facts_of(tiny, memory_limit_bytes=int(weights * 1.1)).warnings
-    assert "set memory to at least" in warning
-    assert facts_of(tiny, memory_limit_bytes=weights * 100).warnings == ()
-
-
-GIB = 2**30
-
-
 @pytest.fixture
-def cache_limit() -> Iterator[Callable[[], int]]:
-    """What MLX may keep for reuse; 10 GiB and one byte at first."""
-    before = mx.set_cache_limit(10 * GIB + 1)
+def mlx_limits() -> Iterator[Callable[[], tuple[int, int]]]:
+    """What MLX may hold, and what it may keep for reuse; 20 and 10 GiB and a byte at first."""
+    before = mx.set_memory_limit(20 * GIB + 1), mx.set_cache_limit(10 * GIB + 1)
 
-    def limit() -> int:
-        now = int(mx.set_cache_limit(before))
-        mx.set_cache_limit(now)
+    def look() -> tuple[int, int]:
+        now = int(mx.set_memory_limit(before[0])), int(mx.set_cache_limit(before[1]))
+        mx.set_memory_limit(now[0])
+        mx.set_cache_limit(now[1])
         return now
 
-    yield limit
-    mx.set_cache_limit(before)
+    yield look
+    mx.set_memory_limit(before[0])
+    mx.set_cache_limit(before[1])
+
+
+def test_memory_and_cache_limits_hold_for_a_life_and_come_back_E3(
+    tiny: Path, mlx_limits: Callable[[], tuple[int, int]]
+) -> None:
+    with loaded_engine(tiny, memory_limit_bytes=2 * 10**9, cache_limit_bytes=0) as engine:
+        assert mlx_limits() == (2 * 10**9, 0)
+        run_rows(engine, [make_row(1, list(range(100)))])
+        held = engine.bytes_held()
+        assert held.cache == 0
+        assert 0 < held.active <= held.peak
+    assert mlx_limits() == (20 * GIB + 1, 10 * GIB + 1)
+
+
+def test_a_limit_below_the_weights_ends_the_load_before_they_are_read_E3_I4(
+    tiny: Path, mlx_limits: Callable[[], tuple[int, int]]
+) -> None:
+    """And comes back: held to a limit below what it uses, MLX takes three times as long."""
+    seen: list[LoadPhase] = []
+    engine = MlxEngine(make_spec(tiny, memory_limit_bytes=1_000_000, cache_limit_bytes=0))
+    with pytest.raises(BadLaunchError, match=r"and memory allows 1.0 MiB"):
+        engine.load(lambda phase, progress: seen.append(phase))
+    assert LoadPhase.MATERIALISE not in seen
+    engine.close()
+    engine.close()
+    assert mlx_limits() == (20 * GIB + 1, 10 * GIB + 1)
+
+
+def test_a_load_lowers_the_declared_context_and_warns_of_a_limit_that_weights_nearly_fill(
+    tiny: Path,
+) -> None:
+    weights = (tiny / "model.safetensors").stat().st_size
+    facts = facts_of(tiny, context_length=100, memory_limit_bytes=int(weights * 1.1))
+    assert facts.context_length == 100
+    [warning] = facts.warnings
+    assert "set memory to at least" in warning
 
 
 @pytest.mark.parametrize(
@@ -207,9 +167,8 @@ def cache_limit() -> Iterator[Callable[[], int]]:
     ],
 )
 def test_a_gpu_keeps_a_bounded_part_for_reuse_unless_told_otherwise(
-    tiny: Path,
     monkeypatch: pytest.MonkeyPatch,
-    cache_limit: Callable[[], int],
+    mlx_limits: Callable[[], tuple[int, int]],
     backend: str,
     info: dict[str, int],
     expected: int,
@@ -217,25 +176,11 @@ def test_a_gpu_keeps_a_bounded_part_for_reuse_unless_told_otherwise(
     """MLX's own limit there is nearly the whole device, in every process."""
     monkeypatch.setattr(mx, "device_info", lambda: info)
     for told, held in ((None, expected), (0, 0), (9 * GIB, 9 * GIB)):
-        limits = MemoryLimits(make_spec(tiny, cache_limit_bytes=told), backend)
+        limits = MemoryLimits(make_spec(Path("m"), cache_limit_bytes=told), backend)
         limits.set()
-        assert cache_limit() == held
+        assert mlx_limits()[1] == held
         limits.restore()
-        assert cache_limit() == 10 * GIB + 1
-
-
-@pytest.fixture
-def memory_limit() -> Iterator[Callable[[], int]]:
-    """What MLX may hold; 20 GiB and one byte at first."""
-    before = mx.set_memory_limit(20 * GIB + 1)
-
-    def limit() -> int:
-        now = int(mx.set_memory_limit(before))
-        mx.set_memory_limit(now)
-        return now
-
-    yield limit
-    mx.set_memory_limit(before)
+        assert mlx_limits()[1] == 10 * GIB + 1
 
 
 @pytest.mark.parametrize(
@@ -249,15 +194,14 @@ def memory_limit() -> Iterator[Callable[[], int]]:
     ],
 )
 def test_with_cuda_mlx_holds_the_weights_and_most_of_what_rows_may_take(
-    tiny: Path,
-    memory_limit: Callable[[], int],
+    mlx_limits: Callable[[], tuple[int, int]],
     backend: str,
     told: int | None,
     expected: int | None,
 ) -> None:
     """Two engines on one GPU that read long prompts held 81 GiB each without this, 58 together
     were needed."""
-    limits = MemoryLimits(make_spec(tiny, memory_limit_bytes=told), backend)
+    limits = MemoryLimits(make_spec(Path("m"), memory_limit_bytes=told), backend)
     limits.set()
     weights = mx.zeros(1000)
     mx.eval(weights)
@@ -265,14 +209,15 @@ def test_with_cuda_mlx_holds_the_weights_and_most_of_what_rows_may_take(
     held = mx.get_active_memory() if backend == "cuda" and expected == 7 * GIB else 0
     limits.bound_rows(4 * GIB)
     limits.bound_rows(8 * GIB)
-    assert memory_limit() == (20 * GIB + 1 if expected is None else expected + held)
+    assert mlx_limits()[0] == (20 * GIB + 1 if expected is None else expected + held)
     assert not limits.is_exceeded()
     limits.restore()
-    assert memory_limit() == 20 * GIB + 1
+    assert mlx_limits()[0] == 20 * GIB + 1
 
 
-def test_more_than_that_is_noticed(tiny: Path, memory_limit: Callable[[], int]) -> None:
-    limits = MemoryLimits(make_spec(tiny), "cuda")
+@pytest.mark.usefixtures("mlx_limits")
+def test_more_than_that_is_noticed() -> None:
+    limits = MemoryLimits(make_spec(Path("m")), "cuda")
     limits.set()
     assert not limits.is_exceeded(), "nothing was bounded"
     limits.set_wired()
@@ -286,58 +231,49 @@ def test_more_than_that_is_noticed(tiny: Path, memory_limit: Callable[[], int]) 
     limits.restore()
 
 
-@pytest.mark.parametrize("call", [MlxEngine.step, MlxEngine.decode])
 def test_known_prompts_go_when_rows_need_their_memory(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[MlxEngine], StepResult]
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also while a long prompt waits for a lease, and the others only decode."""
-    engine = MlxEngine(make_spec(tiny, prefix_cache_bytes=10**7))
-    try:
-        engine.load(lambda phase, progress: None)
-        run_rows(engine, [make_row(1, list(range(2, 60)), max_tokens=4)])
-        assert engine.bytes_held().prefix > 0
-        engine.insert(make_row(2, list(range(70, 90)), max_tokens=4))
-        call(engine)
-        assert engine.bytes_held().prefix > 0, "there is memory for it"
-        monkeypatch.setattr(MemoryLimits, "is_exceeded", lambda limits: True)
-        call(engine)
-        assert engine.bytes_held().prefix == 0
-    finally:
-        engine.close()
+    with loaded_engine(tiny, prefix_cache_bytes=10**7, max_concurrency=1) as engine:
+        for key, call in enumerate((engine.step, engine.decode)):
+            run_rows(engine, [make_row(1, list(range(2 + key, 60)), max_tokens=4)])
+            engine.insert(make_row(2, list(range(70, 90)), max_tokens=9))
+            call()
+            assert engine.bytes_held().prefix > 0, "there is memory for it"
+            with monkeypatch.context() as patch:
+                patch.setattr(MemoryLimits, "is_exceeded", lambda limits: True)
+                call()
+            assert engine.bytes_held().prefix == 0
+            engine.remove(RequestKey(2))
 
 
 RUNNING, ENDED, NEW = (RequestKey(number) for number in (1, 2, 3))
-
 PROMPTS = {key: [int(key), *range(4, 40)] for key in (RUNNING, ENDED, NEW)}
 
 PASSES = (TogetherPasses, SerialPasses)
-
 BREAKS: dict[str, tuple[object, ...]] = {
-    "step": PASSES,
-    "ahead": PASSES,
-    "read": (LogprobReader,),
-    "async_eval": (mx,),
+    "step": PASSES, "ahead": PASSES, "read": (LogprobReader,), "async_eval": (mx,),
     "synchronize": (mx,),
-}
+}  # fmt: skip
 """What evaluates arrays, and where it is found."""
 
-CALLS: list[tuple[str, str, Callable[[MlxEngine], object]]] = [
-    ("insert", "async_eval", lambda engine: engine.insert(make_row(NEW, PROMPTS[NEW]))),
-    ("remove", "async_eval", lambda engine: engine.remove(RUNNING)),
-    ("set_aside", "async_eval", lambda engine: engine.set_aside(RUNNING, keep=True)),
-    ("set_aside", "async_eval", lambda engine: engine.set_aside(RUNNING, keep=False)),
-    ("set_aside", "ahead", lambda engine: engine.set_aside(RUNNING, keep=True)),
-    ("set_aside", "read", lambda engine: engine.set_aside(RUNNING, keep=True)),
-    ("step", "async_eval", lambda engine: engine.step()),
-    ("step", "step", lambda engine: engine.step()),
-    ("step", "read", lambda engine: engine.step()),
-    ("decode", "step", lambda engine: engine.decode()),
-    ("decode", "read", lambda engine: engine.decode()),
-    ("settle", "async_eval", lambda engine: engine.settle()),
-    ("give_back", "async_eval", lambda engine: engine.give_back()),
-    ("give_back", "synchronize", lambda engine: engine.give_back(keeps_prefixes=True)),
-    ("close", "async_eval", lambda engine: engine.close()),
-    ("close", "synchronize", lambda engine: engine.close()),
+Call = Callable[[MlxEngine], object]
+CALLS: list[tuple[str, Call, tuple[str, ...]]] = [
+    ("insert", lambda engine: engine.insert(make_row(NEW, PROMPTS[NEW])), ("async_eval",)),
+    ("remove", lambda engine: engine.remove(RUNNING), ("async_eval",)),
+    (
+        "set_aside",
+        lambda engine: engine.set_aside(RUNNING, keep=True),
+        ("async_eval", "ahead", "read"),
+    ),
+    ("drop", lambda engine: engine.set_aside(RUNNING, keep=False), ("async_eval",)),
+    ("step", lambda engine: engine.step(), ("async_eval", "step", "read")),
+    ("decode", lambda engine: engine.decode(), ("step", "read")),
+    ("settle", lambda engine: engine.settle(), ("async_eval",)),
+    ("give_back", lambda engine: engine.give_back(), ("async_eval",)),
+    ("wait", lambda engine: engine.give_back(keeps_prefixes=True), ("synchronize",)),
+    ("close", lambda engine: engine.close(), ("async_eval", "synchronize")),
 ]
 """Each method that may evaluate arrays, and what in it does."""
 
@@ -363,15 +299,15 @@ def break_it(patch: pytest.MonkeyPatch, what: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "call"),
-    [(what, call) for _, what, call in CALLS],
-    ids=[f"{what} in {method}" for method, what, _ in CALLS],
+    ("call", "what"),
+    [
+        pytest.param(call, what, id=f"{what} in {method}")
+        for method, call, found in CALLS
+        for what in found
+    ],
 )
 def test_no_row_is_accused_if_there_is_no_memory_anywhere_in_a_call(
-    engine: MlxEngine,
-    monkeypatch: pytest.MonkeyPatch,
-    what: str,
-    call: Callable[[MlxEngine], object],
+    engine: MlxEngine, monkeypatch: pytest.MonkeyPatch, call: Call, what: str
 ) -> None:
     """Exit 70 would make suspects of the rows, although other processes hold the memory."""
     with monkeypatch.context() as patch:
@@ -414,42 +350,33 @@ def test_a_closed_engine_is_as_before_its_load(tiny: Path) -> None:
     assert mx.get_active_memory() <= before + (1 << 20)
 
 
-def test_prefixes_given_back_are_computed_again(tiny: Path) -> None:
-    """Answers stay what they were, and nothing is left for reuse."""
+def test_memory_is_given_back_with_known_prompts_or_without(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it is idle another process can use the memory for reuse, and a second turn the rest."""
     prompt = list(range(300, 340))
+    order: list[str] = []
     with loaded_engine(tiny, prefix_cache_bytes=1 << 24, max_concurrency=1) as engine:
         first = solo(engine, make_row(1, prompt))
-        assert engine.insert(make_row(2, prompt)) == 39
-        engine.remove(RequestKey(2))
-        engine.give_back()
-        assert engine.bytes_held().cache == 0
-        assert engine.insert(make_row(3, prompt)) == 0
-        engine.remove(RequestKey(3))
-        engine.give_back()
-        assert solo(engine, make_row(4, prompt)) == first
-
-
-def test_memory_for_reuse_is_freed_and_known_prompts_stay(tiny: Path) -> None:
-    """As while it is idle: another process can use the one, and a second turn the other."""
-    prompt = list(range(300, 340))
-    with loaded_engine(tiny, prefix_cache_bytes=1 << 24, max_concurrency=1) as engine:
-        solo(engine, make_row(1, prompt))
         known = engine.bytes_held().prefix
         assert known > 0
         engine.give_back(keeps_prefixes=True)
         assert (engine.bytes_held().cache, engine.bytes_held().prefix) == (0, known)
         assert engine.insert(make_row(2, prompt)) == 39
-
-
-def load_type(tmp_path: Path, name: str) -> tuple[Path, Any]:
-    """A tiny model of a type: its folder, and the model as mlx-lm makes it."""
-    (model_type,) = model_types([name])
-    folder = make_model(tmp_path / name, model_type)
-    return folder, load_lazily(check_folder(folder, lambda share: None))[0]
+        engine.remove(RequestKey(2))
+        engine.give_back()
+        assert (engine.bytes_held().cache, engine.bytes_held().prefix) == (0, 0)
+        assert solo(engine, make_row(4, prompt)) == first
+        # A pass under way would give its memory back too late, and CUDA's pool only at a wait.
+        with monkeypatch.context() as patch:
+            patch.setattr(mx, "synchronize", lambda stream: order.append("wait"))
+            patch.setattr(mx, "clear_cache", lambda: order.append("clear"))
+            engine.give_back()
+    assert order == ["wait", "clear", "wait"]
 
 
 def total(layers: Sequence[CacheLayers], tokens: int) -> int:
-    """The least that a row of that many tokens takes, in bytes."""
+    """Return the least that a row of that many tokens takes, in bytes."""
     return sum(
         part.layers * (part.row_bytes + part.token_bytes * min(tokens, part.window or tokens))
         for part in layers
@@ -459,9 +386,10 @@ def total(layers: Sequence[CacheLayers], tokens: int) -> int:
 # ---------------------------------------------------------------- what mlx-lm allocates
 @pytest.mark.parametrize("name", ["falcon_h1", "gemma3_text", "llama"])
 def test_a_batch_takes_no_more_than_estimated_and_not_much_less(tmp_path: Path, name: str) -> None:
-    _, model = load_type(tmp_path, name)
+    folder = check_folder(make_model(tmp_path / name, name), lambda share: None)
+    model = load_lazily(folder)[0]
     layers = measure_layers(model)
-    for lengths in ([5], [40, 7], [300, 20, 100], [257]):
+    for lengths in ([5], [40, 7], [300, 20, 100]):
         rows = [read(model, length) for length in lengths]
         batch = [kept[0].merge(list(kept)) for kept in zip(*rows, strict=True)]
         for held in (sum(map(bytes_of, rows)), bytes_of(batch)):
@@ -495,18 +423,11 @@ def test_a_worker_reports_what_was_estimated(tmp_path: Path) -> None:
         assert found.weight_bytes <= arrays <= found.weight_bytes + 4096
 
 
-LAYERS = 16
-
-HEADS = 2
-
-HEAD = 64
-
+LAYERS, HEADS, HEAD = 8, 2, 64
 LAYER_TOKEN_BYTES = 2 * HEADS * HEAD * 4
 """Keys and values of one token in one layer, in float32."""
 
-TOKENS = 512
-
-CHUNK = 128
+TOKENS, CHUNK = 512, 128
 
 
 @pytest.fixture(scope="module")
@@ -608,15 +529,3 @@ def test_outgrown_caches_do_not_pile_up_on_a_gpu(
         mx.set_cache_limit(before)
     # Two rows, both of the same length in a batch, and what is kept.
     assert max(held) < 2 * caches_bytes + 2 * limit_bytes, [one / caches_bytes for one in held]
-
-
-def test_memory_is_given_back_between_two_waits_for_the_stream(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A pass under way would give its memory back too late, and CUDA's pool only at a wait."""
-    order: list[str] = []
-    with loaded_engine(tiny, max_concurrency=1) as engine, monkeypatch.context() as patch:
-        patch.setattr(mx, "synchronize", lambda stream: order.append("wait"))
-        patch.setattr(mx, "clear_cache", lambda: order.append("clear"))
-        engine.give_back()
-    assert order == ["wait", "clear", "wait"]

@@ -63,7 +63,7 @@ def expected_logprobs(engine: MlxEngine, tokens: list[int], answer: list[int]) -
 def test_logprobs_are_a_float32_log_softmax_of_the_logits(engine: MlxEngine) -> None:
     # The hot ones draw unlikely tokens, whose numbers are large and rounded most.
     rows = [
-        make_row(key, prompt(key), max_tokens=24, top_logprobs=20, temperature=5.0 * (key % 2))
+        make_row(key, prompt(key), max_tokens=12, top_logprobs=20, temperature=5.0 * (key % 2))
         for key in range(4)
     ]
     for key, got in run_rows(engine, rows).items():
@@ -88,7 +88,7 @@ def test_no_probabilities_add_up_to_more_than_1(engine: MlxEngine) -> None:
         {"logit_bias": {5: 30.0, 6: 29.5}, "repetition_penalty": 1.3},
     ]
     rows = [
-        make_row(key, prompt(key), max_tokens=24, top_logprobs=20, **change)
+        make_row(key, prompt(key), max_tokens=12, top_logprobs=20, **change)
         for key, change in enumerate(changes)
     ]
     for got in run_rows(engine, rows).values():
@@ -100,35 +100,25 @@ def test_no_probabilities_add_up_to_more_than_1(engine: MlxEngine) -> None:
 @pytest.mark.bits
 def test_company_changes_no_logprob(engine: MlxEngine) -> None:
     rows = [
-        make_row(key, prompt(key), max_tokens=16, top_logprobs=5, temperature=key % 2, seed=key)
+        make_row(key, prompt(key), max_tokens=10, top_logprobs=5, temperature=key % 2, seed=key)
         for key in range(4)
     ]
     alone = {int(row.key): run_rows(engine, [row])[int(row.key)] for row in rows}
     assert run_rows(engine, rows) == alone
 
 
+def read(logprobs: Any, token: int, count: int) -> Any:
+    response = SimpleNamespace(uid=1, token=token, logprobs=mx.array(logprobs))
+    return LogprobReader().read([response], {1: count})[1]
+
+
 def test_a_large_offset_of_the_logits_costs_no_precision() -> None:
     """A logarithm of a sum of numbers near e**2000 is off by more than what may be left over."""
-
-    class Response:
-        uid, token = 1, 0
-        logprobs = mx.array([2000.0, 1999.0, 1990.0]) - mx.logsumexp(
-            mx.array([2000.0, 1999.0, 1990.0])
-        )
-
-    got = LogprobReader().read([Response()], {1: 3})[1]
+    logits = mx.array([2000.0, 1999.0, 1990.0])
+    got = read(logits - mx.logsumexp(logits), 0, 3)
     total = sum(math.exp(float(value) - 2000) for value in (2000, 1999, 1990))
     assert got.logprob == pytest.approx(-math.log(total), abs=1e-6)
     assert sum(math.exp(value) for _, value in got.top) == pytest.approx(1.0, abs=1e-6)
-
-
-def read(logprobs: list[float], token: int, count: int) -> Any:
-    class Response:
-        uid = 1
-
-    response: Any = Response()
-    response.token, response.logprobs = token, mx.array(logprobs)
-    return LogprobReader().read([response], {1: count})[1]
 
 
 def test_tokens_that_are_as_likely_stand_in_the_order_of_their_ids() -> None:
@@ -149,12 +139,10 @@ def test_numbers_that_are_none_are_shown_as_the_least() -> None:
 
 def test_probabilities_of_a_place_never_add_up_to_more_than_1() -> None:
     """Each is rounded to float32, here all of them upwards."""
-    reader = LogprobReader()
     seen = 0.0
-    for count in range(2, 200):
+    for count in range(2, 100):
         logits = mx.random.normal([count], key=mx.random.key(count)) * 3
-        response = SimpleNamespace(uid=1, token=0, logprobs=logits - mx.logsumexp(logits))
-        got = reader.read([response], {1: count})[1]
+        got = read(logits - mx.logsumexp(logits), 0, count)
         total = math.fsum(math.exp(logprob) for _, logprob in got.top)
         seen = max(seen, total)
         assert total <= 1.0
@@ -167,12 +155,7 @@ PROMPT = [7, 301, 42, 1999, 640]
 
 @pytest.fixture(scope="module")
 def bf16_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = make_tiny_model(tmp_path_factory.mktemp("bf16"))
-    weights: Any = mx.load(str(folder / "model.safetensors"))
-    halves = {name: array.astype(mx.bfloat16) for name, array in weights.items()}
-    mx.eval(halves)
-    mx.save_safetensors(str(folder / "model.safetensors"), halves, {"format": "mlx"})
-    return folder
+    return as_bfloat16(make_tiny_model(tmp_path_factory.mktemp("tiny") / "bf16"))
 
 
 def test_logits_are_the_models_own_numbers_as_float32(bf16_folder: Path) -> None:

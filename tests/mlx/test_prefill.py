@@ -21,7 +21,7 @@ from mlxsup.protocol.worker_messages import Step
 from mlxsup.worker.engine import StepResult
 from mlxsup.worker.engines.mlx import passes as mlx_passes
 from mlxsup.worker.engines.mlx.engine import MlxEngine
-from mlxsup.worker.engines.mlx.prefill import HEADROOM, IDLE_TARGET_S, STEP_TIMEOUT_SHARE
+from mlxsup.worker.engines.mlx.prefill import HEADROOM, IDLE_TARGET_S
 from mlxsup.worker.engines.mlx.text import MlxText
 
 from support.core.driver import LAUNCH, Driver, entry
@@ -89,7 +89,7 @@ def test_600_prompt_tokens_come_in_chunks_below_the_step_limit_F5_P7() -> None:
             took_s.append(time.monotonic() - started)
     assert len(took_s) > 3
     print(f"{len(took_s)} steps, the longest {max(took_s):.2f} s, in all {sum(took_s):.1f} s")
-    # The aim is a tenth of it, as the steady machine shows below; a busy one may take longer.
+    # The aim is a tenth of it (tests/unit/test_engine_pace.py); a busy machine may take longer.
     assert max(took_s) <= STEP_TIMEOUT_S
 
 
@@ -114,26 +114,11 @@ def test_a_long_prompt_interleaves_with_decode_C9(machine: SteadyMachine, tmp_pa
         run_rows(engine)
 
 
-def test_chunks_stay_below_a_tenth_of_the_step_limit_F5_P7(
-    machine: SteadyMachine, tmp_path: Path
-) -> None:
-    limit_s = 1.0
-    with paced_engine(machine, tmp_path, step_timeout_s=limit_s) as engine:
-        engine.insert(make_row(1, list(range(1000)), max_tokens=2))
-        took_s: list[float] = []
-        while engine.has_rows():
-            began_s = machine.now_s
-            engine.step()
-            took_s.append(machine.now_s - began_s)
-    assert max(took_s) <= limit_s * STEP_TIMEOUT_SHARE < IDLE_TARGET_S
-    assert len(took_s) < 1000 / 50, "the chunks never grew"
-
-
 def test_a_step_is_predicted_C9(machine: SteadyMachine, tmp_path: Path) -> None:
     """What is predicted is an upper estimate, so the stall limit never meets honest work."""
     with paced_engine(machine, tmp_path) as engine:
         assert engine.predict_step_s() == 0.0, "nothing to do"
-        engine.insert(make_row(1, list(range(1000)), max_tokens=40))
+        engine.insert(make_row(1, list(range(600)), max_tokens=40))
         predicted_s: list[float] = []
         tokens: list[int] = []
         while len(tokens) < 10:
@@ -153,7 +138,7 @@ def test_a_step_says_what_part_of_it_was_decoding(machine: SteadyMachine, tmp_pa
         engine.insert(make_row(1, [1, 2, 3], max_tokens=40))
         for _ in range(6):
             engine.step()
-        engine.insert(make_row(2, list(range(1000)), max_tokens=2))
+        engine.insert(make_row(2, list(range(600)), max_tokens=2))
         both = engine.step()
         assert both.decode_s == pytest.approx(PASS_S + TOKEN_S)
         assert both.took_s > both.decode_s
@@ -166,7 +151,7 @@ def test_a_first_token_that_is_due_does_not_wait_for_another_prompt_C3_C9(
     machine: SteadyMachine, tmp_path: Path
 ) -> None:
     """From the end of a short prompt to its first token the long one is not read on."""
-    length = 3000
+    length = 1500
     with paced_engine(machine, tmp_path, decode_stall_target_ms=20) as engine:
         engine.insert(make_row(1, list(range(length)), max_tokens=2))
         engine.step()
@@ -242,7 +227,7 @@ def test_a_long_prompt_that_is_tokenised_holds_up_no_step_and_no_short_prompt_G1
 
 ROWS = 4
 
-PROMPTS = {"a": "short", "b": "a much longer prompt than the first one " * 20, "c": "x", "d": "yz "}
+PROMPTS = {"a": "short", "b": "a much longer prompt than the first one " * 8, "c": "x", "d": "yz "}
 
 
 class Pair:

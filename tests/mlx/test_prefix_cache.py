@@ -29,8 +29,8 @@ from mlxsup.worker.engines.mlx.prefix_size import (
     tokens_that_fit,
 )
 
+from support.model_types.build import make_model
 from support.model_types.scenarios import chunks_of
-from support.models.cache_models import make_cache_model
 from support.models.tiny_model import (
     BYTES_PER_TOKEN,
     CONTEXT_LENGTH,
@@ -38,7 +38,7 @@ from support.models.tiny_model import (
     make_tiny_model,
 )
 from support.worker.loop_driver import LoopDriver
-from support.worker.mlx_rows import loaded_engine, make_row, make_spec, run_rows, solo
+from support.worker.mlx_rows import loaded_engine, make_row, run_rows, solo
 
 pytestmark = pytest.mark.mlx
 
@@ -51,10 +51,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
-@pytest.fixture
-def engine(folder: Path) -> Iterator[MlxEngine]:
+@pytest.fixture(scope="module")
+def shared(folder: Path) -> Iterator[MlxEngine]:
     with loaded_engine(folder, prefix_cache_bytes=BYTES) as engine:
         yield engine
+
+
+@pytest.fixture
+def engine(shared: MlxEngine) -> MlxEngine:
+    """One that knows nothing."""
+    shared.give_back()
+    return shared
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +76,7 @@ def tokens_of(seed: int, length: int) -> list[int]:
 
 
 def prefilled(engine: MlxEngine, tokens: list[int]) -> tuple[int, int]:
-    """How many tokens of a prompt came from the cache, and how many were processed."""
+    """Return how many tokens of a prompt came from the cache, and how many were processed."""
     cached = engine.insert(make_row(1, tokens, max_tokens=1))
     seen = [cached]
     while engine.has_rows():
@@ -83,39 +90,27 @@ def test_the_second_turn_of_a_chat_prefills_the_new_tokens_only(
 ) -> None:
     first = make_row(1, tokens_of(1, 200), max_tokens=20)
     answer = solo(engine, first)
+    assert answer == solo(plain, first)
     second = make_row(2, first.tokens + answer + tokens_of(2, 30), max_tokens=20)
-    cached = engine.insert(second)
-    assert cached == 220, "the prompt and the answer"
+    assert engine.insert(second) == 220, "the prompt and the answer"
     done = [p for _ in range(3) for p in engine.step().prefill]
     assert (done[0].total, done[-1].done) == (250, 250)
-    assert done[0].done > cached
+    assert done[0].done > 220
     run_rows(engine)
     assert solo(engine, second) == solo(plain, second)
-    assert answer == solo(plain, first)
-
-
-def test_two_chats_pay_for_a_shared_system_prompt_once(engine: MlxEngine, plain: MlxEngine) -> None:
-    system = tokens_of(1, 300)
-    one, two = system + tokens_of(2, 20), system + tokens_of(3, 20)
-    assert prefilled(engine, one) == (0, 320)
-    cached, computed = prefilled(engine, two)
-    assert 299 <= cached <= 300
-    assert cached + computed == 320
-    row = make_row(4, two, max_tokens=24, temperature=1.0, seed=3)
-    assert solo(engine, row) == solo(plain, row)
 
 
 def test_bytes_are_bounded_and_given_back(folder: Path) -> None:
     limit = 500 * BYTES_PER_TOKEN
-    with loaded_engine(folder, prefix_cache_bytes=limit) as engine:
+    with loaded_engine(folder, prefix_cache_bytes=limit, max_concurrency=1) as engine:
         prefixes = engine.prefixes
         assert prefixes is not None
-        for seed in range(8):
+        for seed in range(5):
             prefilled(engine, tokens_of(seed, 150))
             assert prefixes.held_bytes <= limit
         assert len(prefixes) == 3
         assert engine.bytes_held().prefix == prefixes.held_bytes > 0
-        assert prefilled(engine, tokens_of(7, 150))[0] > 140, "the latest is there"
+        assert prefilled(engine, tokens_of(4, 150))[0] > 140, "the latest is there"
         assert prefilled(engine, tokens_of(0, 150))[0] == 0, "the oldest has gone"
         prefilled(engine, tokens_of(9, 900))
         assert prefixes.held_bytes <= limit, "one that is too large alone is not kept"
@@ -125,66 +120,43 @@ def test_bytes_are_bounded_and_given_back(folder: Path) -> None:
 
 
 def test_a_cancelled_prompt_is_not_computed_twice_D3(engine: MlxEngine, plain: MlxEngine) -> None:
-    tokens = tokens_of(1, 1000)
+    tokens = tokens_of(1, 500)
     engine.insert(make_row(1, tokens))
-    with chunks_of(300):
+    with chunks_of(150):
         done = [p.done for _ in range(2) for p in engine.step().prefill][-1]
-    assert done < 1000
+    assert done < 500
     engine.remove(RequestKey(1))
     row = make_row(2, tokens, max_tokens=12)
     assert engine.insert(row) >= done - 2
-    got = run_rows(engine)[2]
-    assert [token.token for token in got] == solo(plain, row)
+    assert [token.token for token in run_rows(engine)[2]] == solo(plain, row)
 
 
 @pytest.mark.bits
-@pytest.mark.parametrize("steps", [0, 1, 2, 3])
-def test_removal_at_any_time_leaves_the_others_alone_D8(
-    engine: MlxEngine, plain: MlxEngine, steps: int
-) -> None:
-    shared = tokens_of(1, 40)
-    other = make_row(2, shared + tokens_of(2, 7), max_tokens=12)
-    expected = solo(plain, other)
-    solo(engine, other)
-    engine.insert(make_row(1, shared + tokens_of(3, 50)))
-    engine.insert(other)
-    got: list[int | None] = []
-    for _ in range(steps):
-        got += [token.token for token in engine.step().tokens if token.key == 2]
-    engine.remove(RequestKey(1))
-    got += [token.token for token in run_rows(engine)[2]]
-    assert got == expected
-
-
-@pytest.mark.bits
-@pytest.mark.parametrize("seed", range(3))
 def test_answers_stay_the_same_under_sharing_and_churn_C10(
-    engine: MlxEngine, plain: MlxEngine, seed: int
+    engine: MlxEngine, plain: MlxEngine
 ) -> None:
     """Prompts that share beginnings, in random company, with penalties that look at them."""
-    numbers = random.Random(seed)
+    numbers = random.Random(0)
     stems = [tokens_of(stem, 60) for stem in range(3)]
     rows = {}
-    for key in range(12):
+    for key in range(10):
         stem = numbers.choice(stems)[: numbers.randrange(10, 60)]
         parameters: dict[str, Any] = {"temperature": 1.0, "seed": key} if key % 2 else {}
         if key % 3 == 0:
             parameters |= {"presence_penalty": 1.0, "penalty_window": 50}
         tokens = stem + tokens_of(100 + key, numbers.randrange(1, 20))
-        rows[key] = make_row(key, tokens, max_tokens=numbers.randrange(1, 25), **parameters)
+        rows[key] = make_row(key, tokens, max_tokens=numbers.randrange(1, 16), **parameters)
     expected = {key: solo(plain, row) for key, row in rows.items()}
     waiting = [*rows, *rows]
     numbers.shuffle(waiting)
     got: dict[int, list[int]] = {}
     running: set[int] = set()
     while waiting or engine.has_rows():
-        if waiting and len(running) < 8 and waiting[-1] not in running:
+        if waiting and len(running) < 6 and waiting[-1] not in running:
             key = waiting.pop()
             engine.insert(rows[key])
             running.add(key)
             got[key] = []
-        if not engine.has_rows():
-            continue
         for token in engine.step().tokens:
             key = int(token.key)
             assert token.token is not None
@@ -196,14 +168,13 @@ def test_answers_stay_the_same_under_sharing_and_churn_C10(
 
 def test_a_deterministic_model_takes_nothing_from_a_cache(folder: Path) -> None:
     with loaded_engine(folder, prefix_cache_bytes=BYTES, deterministic=True) as engine:
+        assert (engine.facts.prefix_cache_bytes, engine.facts.prefix_cache_tokens) == (0, 0)
         tokens = tokens_of(1, 100)
-        assert prefilled(engine, tokens) == (0, 100)
-        assert prefilled(engine, tokens) == (0, 100)
+        assert [prefilled(engine, tokens) for _ in range(2)] == [(0, 100), (0, 100)]
 
 
-def test_the_loop_tells_of_cached_tokens_with_the_first_token(folder: Path) -> None:
-    engine = MlxEngine(make_spec(folder, prefix_cache_bytes=BYTES))
-    driver = LoopDriver(engine, engine.load(lambda phase, at: None))
+def test_the_loop_tells_of_cached_tokens_with_the_first_token(engine: MlxEngine) -> None:
+    driver = LoopDriver(engine, engine.facts)
     prompt = tokens_of(5, 80)
     driver.answer(prompt_tokens=prompt, max_tokens=4)
     second = driver.answer(prompt_tokens=[*prompt, 7, 8], max_tokens=4)
@@ -212,7 +183,6 @@ def test_the_loop_tells_of_cached_tokens_with_the_first_token(folder: Path) -> N
     assert resumed.deltas[0].cached_tokens <= 82, "of the prompt, not of the answer"
     assert resumed.tokens == second.tokens[2:]
     driver.close()
-    engine.close()
 
 
 Sequence = tuple[int, ...]
@@ -361,6 +331,12 @@ class CacheMachine(RuleBasedStateMachine):
             read(found.cache, (token,))
         assert content(found.cache) == content(filled(self.kind, sequence))
 
+    @rule(data=st.data())
+    def find_again(self, data: st.DataObject) -> None:
+        """The same prompt: all but its last token is known."""
+        if self.kept:
+            self.find(data.draw(st.sampled_from(self.kept)))
+
     @rule()
     def give_back(self) -> None:
         self.cache.clear()
@@ -382,24 +358,13 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.cache.held_bytes == arrays + 4 * len(ids)
 
 
-CacheMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+CacheMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
 
 TestCache = CacheMachine.TestCase
 
 
 def numbered(seed: int, length: int) -> Sequence:
     return tuple((seed * 7919 + n * 31) % 1000 for n in range(length))
-
-
-def test_the_least_recently_used_entry_goes_first() -> None:
-    one, two, three = (numbered(seed, 100) for seed in (1, 2, 3))
-    cache = PrefixCache(PrefixRoom(max_bytes=2 * 100 * (TOKEN_BYTES + 8)))
-    for sequence in (one, two):
-        cache.keep(sequence, filled("KVCache", sequence))
-    assert cache.find((*one, 5)).count == 100
-    cache.keep(three, filled("KVCache", three))
-    counts = [cache.find((*sequence, 5)).count for sequence in (one, two, three)]
-    assert counts == [100, 0, 100]
 
 
 @pytest.mark.parametrize("kind", ["KVCache", "CacheList", "RotatingKVCache"])
@@ -501,10 +466,10 @@ def test_free_memory_is_below_the_limit_of_the_process(monkeypatch: pytest.Monke
     assert free_memory_bytes("cuda", None) == 0
 
 
-@pytest.mark.parametrize("model_type", ["gemma3_text", "llama", "mamba"])
+@pytest.mark.parametrize("model_type", ["gemma3_text", "mamba"])
 def test_row_bytes_are_known_from_one_token(tmp_path: Path, model_type: str) -> None:
     """Nothing is computed for it, and it is what a real row of that length is kept with."""
-    folder = make_cache_model(tmp_path, model_type)
+    folder = make_model(tmp_path, model_type)
     with loaded_engine(folder, prefix_cache_bytes=2**26, max_concurrency=1) as engine:
         prefixes = engine.prefixes
         assert prefixes is not None
@@ -530,15 +495,12 @@ def test_how_many_tokens_fit_beside_what_does_not_grow() -> None:
     assert [tokens_that_fit(limit, row, 50) for limit in limits] == [0, 0, 1, 19, 20, 50]
 
 
-def test_the_engine_says_what_it_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = make_tiny_model(tmp_path)
+def test_the_engine_says_what_it_keeps(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mlx_prefix_size, "free_memory_bytes", lambda backend, limit: 6 * 2**20)
 
     def facts_of(**changes: Any) -> tuple[int, int]:
-        engine = MlxEngine(make_spec(folder, **changes))
-        facts = engine.load(lambda phase, at: None)
-        engine.close()
-        return facts.prefix_cache_bytes, facts.prefix_cache_tokens
+        with loaded_engine(folder, max_concurrency=1, **changes) as engine:
+            return engine.facts.prefix_cache_bytes, engine.facts.prefix_cache_tokens
 
     row = BYTES_PER_TOKEN * CONTEXT_LENGTH
     assert row == 4 * 2**20
@@ -546,4 +508,3 @@ def test_the_engine_says_what_it_keeps(tmp_path: Path, monkeypatch: pytest.Monke
     assert facts_of(prefix_cache_bytes=None, context_length=1024) == (row // 4, 1024)
     assert facts_of(prefix_cache_bytes=2**20) == (2**20, 2**20 // BYTES_PER_TOKEN)
     assert facts_of(prefix_cache_bytes=0) == (0, 0)
-    assert facts_of(prefix_cache_bytes=None, deterministic=True) == (0, 0)

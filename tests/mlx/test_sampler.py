@@ -119,7 +119,7 @@ def step(rows: list[Played], samplers: list[BatchSampler], way: Draw) -> None:
 
 
 @pytest.mark.bits
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     kinds=st.lists(PARAMETERS, min_size=1, max_size=6),
     spans=st.lists(st.tuples(st.integers(0, 4), st.integers(1, 5)), min_size=6, max_size=6),
@@ -176,7 +176,7 @@ def reference_weights(logprobs: Any, parameters: dict[str, Any]) -> tuple[Any, f
     return weights, border
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(
     dice=st.integers(0, 2**32),
     width=st.sampled_from([*WIDTHS, 3000]),
@@ -201,7 +201,7 @@ def test_filters_keep_what_sorting_keeps(dice: int, width: int, parameters: dict
 
 @pytest.mark.parametrize("way", WAYS)
 def test_draws_come_as_often_as_their_probabilities_say(way: Draw) -> None:
-    """64 rows with seeds of their own, 100 steps; ids in several blocks, likely and unlikely."""
+    """64 rows with seeds of their own, 60 steps; ids in several blocks, likely and unlikely."""
     width = 5 * BLOCK + 40
     dice = np.random.default_rng(3)
     logits = dice.normal(scale=2.0, size=width)
@@ -210,7 +210,7 @@ def test_draws_come_as_often_as_their_probabilities_say(way: Draw) -> None:
     draw = drawer(*(draws_of(seed=seed) for seed in range(64)), way=way)
     logprobs = mx.array(np.log(shares, where=shares > 0, out=np.full(width, -np.inf)))
     counts: Counter[int] = Counter()
-    for _ in range(100):
+    for _ in range(60):
         counts.update(draw(mx.broadcast_to(logprobs.astype(mx.float32), (64, width))))
     total = sum(counts.values())
     groups = [dice.permutation(width)[: width // 4] for _ in range(20)]
@@ -413,11 +413,11 @@ def penalised(logits: Sequence[float], seen: Sequence[int], sampling: Sampling) 
     return [float(value) for value in values]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     samplings=st.lists(SAMPLINGS, min_size=1, max_size=4),
     lengths=st.lists(st.integers(0, 150), min_size=4, max_size=4),
-    steps=st.integers(1, 160),
+    steps=st.integers(1, 80),
     dice=st.integers(0, 2**32),
 )
 @example(

@@ -30,18 +30,15 @@ pytestmark = pytest.mark.mlx
 
 PACKAGE = Path(os.environ.get("MLXSUP_CHAT_TEMPLATES") or Path(sys.prefix, "share/chat-templates"))
 
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+    "required": ["city"],
+}
 TOOLS = [
     {
         "type": "function",
-        "function": {
-            "name": "weather",
-            "description": "The weather.",
-            "parameters": {
-                "type": "object",
-                "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
-                "required": ["city"],
-            },
-        },
+        "function": {"name": "weather", "description": "The weather.", "parameters": WEATHER},
     }
 ]
 
@@ -196,6 +193,30 @@ def load(folder: Path, family: Family) -> MlxText:
     return load_text(folder, eos_token_ids=None, vocabulary_size=VOCABULARY_SIZE)
 
 
+@pytest.fixture(scope="module", params=FAMILIES, ids=lambda family: family.name)
+def family(request: pytest.FixtureRequest) -> Family:
+    family: Family = request.param
+    return family
+
+
+@pytest.fixture(scope="module")
+def text(family: Family, tmp_path_factory: pytest.TempPathFactory) -> MlxText:
+    return load(tmp_path_factory.mktemp("models") / family.name, family)
+
+
+def rendered(text: MlxText, messages: list[dict[str, Any]]) -> str:
+    return text.decode(text.encode(RequestBody(messages=messages, tools=TOOLS)).tokens)
+
+
+def turn_of(family: Family, shown: str) -> str:
+    """Return what the model says in a rendered chat, behind the question."""
+    begin, end = family.turn
+    return shown[shown.index("hi") :].split(begin, 1)[1].split(end)[0]
+
+
+ASK: dict[str, Any] = {"role": "user", "content": "hi"}
+
+
 def calls_in(text: MlxText, said: str, opening: str) -> list[dict[str, Any]]:
     parser = ChannelParser(text.channel_rules, opening, ToolCallReader(TOOLS, seed=7))
     pieces = [piece for letter in said for piece in parser.add(letter)] + parser.finish()
@@ -204,48 +225,33 @@ def calls_in(text: MlxText, said: str, opening: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_a_call_comes_back_the_same(family: Family, tmp_path: Path) -> None:
-    text = load(tmp_path / "model", family)
-    ask: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
-    prompt = text.encode(RequestBody(messages=ask, tools=TOOLS))
+def test_a_call_comes_back_the_same(family: Family, text: MlxText) -> None:
     [call] = calls_in(text, family.said, family.opening)
     assert call["function"]["name"] == "weather"
     assert json.loads(call["function"]["arguments"]) == ARGUMENTS
-    answered = [
-        *ask,
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": call["id"], "content": "sunny"},
-    ]
-    tokens = text.encode(RequestBody(messages=answered, tools=TOOLS)).tokens
-    rendered = text.decode(tokens)
-    assert "sunny" in rendered
-    begin, end = family.turn
-    turn = rendered[rendered.index("hi") :].split(begin, 1)[1].split(end)[0]
-    [again] = calls_in(text, turn, family.opening)
+    shown = rendered(
+        text,
+        [
+            ASK,
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": call["id"], "content": "sunny"},
+        ],
+    )
+    assert "sunny" in shown
+    [again] = calls_in(text, turn_of(family, shown), family.opening)
     assert again["function"]["name"] == "weather"
     assert json.loads(again["function"]["arguments"]) == ARGUMENTS
     if family.name in ("mistral-v3", "kimi-k2"):
         assert again["id"] == call["id"]
-    assert text.decode(prompt.tokens)
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_every_value_comes_back_as_the_template_wrote_it(family: Family, tmp_path: Path) -> None:
-    text = load(tmp_path / "model", family)
-    begin, end = family.turn
+def test_every_value_comes_back_as_the_template_wrote_it(family: Family, text: MlxText) -> None:
+    call_id = "functions.weather:0" if family.name == "kimi-k2" else "abcdefghi"
     for value in HOSTILE:
         arguments = {"city": value, "days": 2}
-        spelled = json.dumps(arguments, ensure_ascii=False)
-        call = {"id": "abcdefghi", "function": {"name": "weather", "arguments": spelled}}
-        if family.name == "kimi-k2":
-            call["id"] = "functions.weather:0"
-        messages: list[dict[str, Any]] = [
-            {"role": "user", "content": "hi"},
-            {"role": "assistant", "tool_calls": [call]},
-        ]
-        rendered = text.decode(text.encode(RequestBody(messages=messages, tools=TOOLS)).tokens)
-        turn = rendered[rendered.index("hi") :].split(begin, 1)[1].split(end)[0]
+        function = {"name": "weather", "arguments": json.dumps(arguments, ensure_ascii=False)}
+        call = {"id": call_id, "function": function}
+        turn = turn_of(family, rendered(text, [ASK, {"role": "assistant", "tool_calls": [call]}]))
         [again] = calls_in(text, turn, family.opening)
         assert json.loads(again["function"]["arguments"]) == arguments, turn
 
@@ -255,32 +261,29 @@ def test_every_parser_of_mlx_lm_is_ours_or_must_account_for_its_text() -> None:
     assert known - {"mistral"} == PARSERS.keys() | TAGGED.keys()
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_a_call_that_is_cut_short_is_whole_or_none(family: Family, tmp_path: Path) -> None:
+def test_a_call_that_is_cut_short_is_whole_or_none(family: Family, text: MlxText) -> None:
     """As by `max_tokens` or a stop string, after any letter."""
-    text = load(tmp_path / "model", family)
     for cut in range(len(family.said)):
         parser = ChannelParser(text.channel_rules, family.opening, ToolCallReader(TOOLS, seed=7))
         pieces = parser.add(family.said[:cut]) + parser.finish()
-        calls = [json.loads(p.text) for p in pieces if p.channel is Channel.TOOL_CALL]
-        for call in calls:
-            assert call["function"]["name"] == "weather"
-            assert json.loads(call["function"]["arguments"]) == ARGUMENTS
+        for piece in pieces:
+            if piece.channel is Channel.TOOL_CALL:
+                call = json.loads(piece.text)
+                assert call["function"]["name"] == "weather"
+                assert json.loads(call["function"]["arguments"]) == ARGUMENTS
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 @pytest.mark.parametrize("call_id", ["call_0123456789abcdef01234567", "functions.weather:0"])
-def test_a_call_of_another_model_is_rendered(family: Family, call_id: str, tmp_path: Path) -> None:
-    text = load(tmp_path / "model", family)
-    function = {"name": "weather", "arguments": SPELLED}
+def test_a_call_of_another_model_is_rendered(text: MlxText, call_id: str) -> None:
+    call = {"id": call_id, "function": {"name": "weather", "arguments": SPELLED}}
     messages: list[dict[str, Any]] = [
-        {"role": "user", "content": "hi"},
-        {"role": "assistant", "tool_calls": [{"id": call_id, "function": function}]},
+        ASK,
+        {"role": "assistant", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": call_id, "content": "sunny"},
         {"role": "assistant", "content": "It is sunny."},
         {"role": "user", "content": "thanks"},
     ]
-    assert "sunny" in text.decode(text.encode(RequestBody(messages=messages, tools=TOOLS)).tokens)
+    assert "sunny" in rendered(text, messages)
 
 
 def test_a_template_that_refuses_an_id_is_named(tmp_path: Path) -> None:

@@ -7,24 +7,114 @@ import os
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
-from mlxsup.protocol.ids import RequestKey
-from mlxsup.protocol.states import Batching
+from mlxsup.protocol.ids import Generation, RequestKey
+from mlxsup.protocol.states import Batching, LoadPhase
+from mlxsup.worker.engine import Row
 from mlxsup.worker.engines.mlx import load as mlx_load
+from mlxsup.worker.engines.mlx import passes as mlx_passes
 from mlxsup.worker.engines.mlx import warm_up as mlx_warm_up
 from mlxsup.worker.engines.mlx.batch import MlxBatch
+from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.kernels import FOLDER_NAME, VARIABLE
+from mlxsup.worker.engines.mlx.prefill import PrefillPacer
 from mlxsup.worker.engines.mlx.shapes import COMPILE_S
 
 from support.models.tiny_model import make_tiny_model
-from support.worker.mlx_lives import SIZES, Lives, burst, learned_in, play_cuda
-from support.worker.mlx_rows import known_as, make_row
+from support.worker.mlx_rows import known_as, make_row, make_spec
 
 pytestmark = pytest.mark.mlx
+
+
+def burst(count: int, tokens: int = 32) -> list[int]:
+    """Return the prompt lengths of a burst from which one pass reads `tokens` tokens.
+
+    The last of several prompts is a token shorter, and is padded.
+    """
+    return [tokens + 1] * (count - 1) + [tokens + (count == 1)]
+
+
+class Lives:
+    """Loads and notes what each load runs.
+
+    Attributes:
+        rows: the lengths of the prompts, in order.
+        read: the tokens of each pass over a prompt; 0: what was learned until then is forgotten.
+        passes: the same with the number of prompts that the pass read, forgetting left out.
+        decoded: how many rows decoded in a step without prompts.
+        reports: the reports of the warm-up.
+        steps: of the batch.
+        clock: of the batch, and of its passes.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.rows: list[int] = []
+        self.read: list[int] = []
+        self.passes: list[tuple[int, int]] = []
+        self.decoded: list[int] = []
+        self.reports = self.steps = 0
+        self.clock: Callable[[], float] = lambda: 0.0
+        passes_clock = SimpleNamespace(perf_counter=lambda: self.clock())
+        monkeypatch.setattr(mlx_passes, "time", passes_clock)
+        insert, step, saw_chunk = MlxBatch.insert, MlxBatch.step, PrefillPacer.saw_chunk
+
+        def noted_insert(batch: MlxBatch, row: Row) -> int:
+            self.rows.append(len(row.tokens))
+            return insert(batch, row)
+
+        def noted_step(batch: MlxBatch) -> Any:
+            self.steps += 1
+            result = step(batch)
+            self.decoded.append(len({token.key for token in result.tokens}))
+            return result
+
+        def noted_chunk(
+            pacer: PrefillPacer, *, prefill_rows: int, longest: int, **others: Any
+        ) -> None:
+            if longest:
+                self.read.append(longest)
+                self.passes.append((prefill_rows, longest))
+            saw_chunk(pacer, prefill_rows=prefill_rows, longest=longest, **others)
+
+        forget = PrefillPacer.forget
+
+        def noted_forget(pacer: PrefillPacer) -> None:
+            self.read.append(0)
+            forget(pacer)
+
+        monkeypatch.setattr(PrefillPacer, "forget", noted_forget)
+        monkeypatch.setattr(MlxBatch, "insert", noted_insert)
+        monkeypatch.setattr(MlxBatch, "step", noted_step)
+        monkeypatch.setattr(PrefillPacer, "saw_chunk", noted_chunk)
+
+    def begin(
+        self, folder: Path, clock: Callable[[], float] = lambda: 0.0, **changes: Any
+    ) -> MlxEngine:
+        """Return a loaded engine; by the clock, unless another is given, no step takes any time."""
+        self.rows, self.read, self.passes, self.decoded = [], [], [], []
+        self.reports = self.steps = 0
+        self.clock = clock
+        engine = MlxEngine(make_spec(folder, **({"max_concurrency": 1} | changes)), clock)
+
+        def report(phase: LoadPhase, share: float) -> None:
+            self.reports += phase is LoadPhase.WARMUP and share < 1.0
+
+        engine.load(report)
+        return engine
+
+    def load(self, folder: Path, clock: Callable[[], float] = lambda: 0.0, **changes: Any) -> None:
+        """Live a whole life."""
+        self.begin(folder, clock, **changes).close()
+
+
+def learned_in(folder: Path, generation: int) -> dict[str, Any]:
+    """Return what a spec says of the worker with that number and the folder of what is learned."""
+    return {"learned_dir": str(folder), "generation": Generation(generation)}
 
 
 @pytest.fixture(scope="module")
@@ -32,32 +122,39 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
+FEW = (33, 65)
+"""Prompts whose passes are compiled alone; in place of larger ones, which take seconds."""
+
+SHOWN = [9, 129, 257]
+"""Prompts that show the pacer what tokens cost."""
+
+STEPS_OF_ONE = 4
+"""Of a request that runs alone, until it has two tokens."""
+
+
 @pytest.fixture
 def lives(monkeypatch: pytest.MonkeyPatch) -> Lives:
+    monkeypatch.setattr(mlx_warm_up, "SHOWN", tuple(size - 1 for size in SHOWN[1:]))
+    monkeypatch.setattr(mlx_warm_up, "COMPILED", tuple(size - 1 for size in FEW))
     return Lives(monkeypatch)
 
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    play_cuda(monkeypatch)
+    """This is a GPU with plenty of memory; it computes on the CPU."""
+    monkeypatch.setattr(mlx_load, "open_stream", lambda: ("cuda", mx.new_stream(mx.cpu)))
+    monkeypatch.setattr(mlx_warm_up, "free_memory_bytes", lambda *_: 1 << 40)
 
 
 # ---------------------------------------------------------------- the first life
-def test_each_size_is_shown_in_one_pass(tiny: Path, lives: Lives) -> None:
+def test_each_size_is_shown_in_one_pass_while_that_is_quick_and_fits_into_memory(
+    tiny: Path, lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lives.load(tiny)
-    assert lives.rows == [9, 129, 1025]
-    assert lives.read == [8, 128, 1024]
-
-
-def test_a_slow_model_is_not_shown_long_prompts(tiny: Path, lives: Lives) -> None:
+    assert (lives.rows, lives.read) == (SHOWN, [8, 128, 256])
     ticks = count(step=0.2)  # each look at the clock, so each step takes that long
     lives.load(tiny, lambda: next(ticks))
     assert lives.rows == [9]
-
-
-def test_nothing_is_shown_that_might_not_fit_into_memory(
-    tiny: Path, lives: Lives, monkeypatch: pytest.MonkeyPatch
-) -> None:
     asked: list[tuple[str, int | None]] = []
 
     def none_left(backend: str, limit: int | None) -> int:
@@ -81,11 +178,13 @@ def test_no_pass_holds_memory_any_more_when_a_model_is_ready(
             mx.async_eval(mx.ones((1024, 1024)) @ mx.ones((1024, 1024)))  # type: ignore[no-untyped-call]
         remove(self, *keys)
 
+    monkeypatch.setattr(mlx_warm_up, "SHOWN", ())
     monkeypatch.setattr(MlxBatch, "remove", remove_slowly)
     engine = lives.begin(tiny)
     ready = engine.bytes_held().active
     mx.synchronize(engine.stream)
     assert engine.bytes_held().active == ready
+    monkeypatch.setattr(MlxBatch, "remove", remove)
     engine.close()
 
 
@@ -93,26 +192,24 @@ def test_no_pass_holds_memory_any_more_when_a_model_is_ready(
 def test_cuda_has_the_usual_shapes_compiled_and_learns_after_that(tiny: Path, lives: Lives) -> None:
     lives.load(tiny, max_concurrency=6)
     bursts = [length for count in (1, 2, 4, 6) for length in burst(count)]
-    assert lives.rows == [9, *bursts, *SIZES, 9, 129, 1025]
+    assert lives.rows == [9, *bursts, *FEW, *SHOWN]
     assert lives.passes[1:5] == [(1, 32), (2, 32), (4, 32), (6, 32)], "each burst is one pass"
-    assert lives.read[5:] == [32, 128, 512, 1024, 2048, 0, 8, 128, 1024]
+    assert lives.read[5:] == [32, 64, 0, 8, 128, 256]
     assert {1, 2, 4, 6} <= set(lives.decoded)
     assert lives.reports >= lives.steps > 15, "each step is progress of the load"
 
 
 @pytest.mark.usefixtures("cuda")
-def test_fixed_chunks_are_compiled_as_they_are(tiny: Path, lives: Lives) -> None:
+def test_fixed_chunks_are_compiled_as_they_are_and_slow_compiling_is_left_for_later(
+    tiny: Path, lives: Lives
+) -> None:
     lives.load(tiny, deterministic=True)
-    assert lives.rows == [9, 2, *SIZES, 9]
-    assert set(lives.read) == {8, 1, 32, 128, 256, 0}
-
-
-@pytest.mark.usefixtures("cuda")
-def test_slow_compiling_is_left_for_later(tiny: Path, lives: Lives) -> None:
+    assert lives.rows == [9, 2, *FEW, 9]
+    assert set(lives.read) == {8, 1, 32, 64, 0}
     ticks = count(step=25.0)
     lives.load(tiny, lambda: next(ticks))
     assert lives.rows[0] == lives.rows[-1] == 9
-    assert 2049 not in lives.rows
+    assert FEW[-1] not in lives.rows
 
 
 @pytest.mark.usefixtures("cuda")
@@ -183,55 +280,45 @@ def test_kernels_that_cannot_be_used_are_said_once_and_the_model_loads(
     lives.load(tiny, **learned_in(tmp_path, 1))
     said = [one.getMessage() for one in caplog.records]
     assert sum(words in line for line in said) == 1
-    assert lives.rows == [9, 129, 1025]
+    assert lives.rows == SHOWN
 
 
-MANY: dict[str, Any] = {"max_concurrency": 4}
-
-FEW = (33, 65)
-"""In place of `SIZES`, of which the largest takes seconds."""
-
-STEPS_OF_ONE = 4
-"""Of a request that runs alone, until it has two tokens."""
-
-
-@pytest.fixture
-def cuda_lives(monkeypatch: pytest.MonkeyPatch) -> Lives:
-    play_cuda(monkeypatch)
-    monkeypatch.setattr(mlx_warm_up, "COMPILED", tuple(size - 1 for size in FEW))
-    return Lives(monkeypatch)
-
-
+# ---------------------------------------------------------------- the lives after a crash
+@pytest.mark.usefixtures("cuda")
 def test_a_restart_runs_the_shapes_again_and_the_largest_bursts_first(
-    tiny: Path, cuda_lives: Lives, tmp_path: Path
+    tiny: Path, lives: Lives, tmp_path: Path
 ) -> None:
     """The next daemon may find the folder of kernels empty, and begins with what is needed most."""
-    cuda_lives.load(tiny, **learned_in(tmp_path, 2), **MANY)
-    assert cuda_lives.rows == [9, *burst(4), *burst(2), *burst(1), *FEW, 9, 129, 1025]
-    assert cuda_lives.passes[1:4] == [(4, 32), (2, 32), (1, 32)]
-    cuda_lives.load(tiny, **learned_in(tmp_path, 1), **MANY)
-    assert cuda_lives.passes[1:4] == [(1, 32), (2, 32), (4, 32)]
+    lives.load(tiny, **learned_in(tmp_path, 2), max_concurrency=4)
+    assert lives.rows == [9, *burst(4), *burst(2), *burst(1), *FEW, *SHOWN]
+    assert lives.passes[1:4] == [(4, 32), (2, 32), (1, 32)]
+    lives.load(tiny, **learned_in(tmp_path, 1), max_concurrency=4)
+    assert lives.passes[1:4] == [(1, 32), (2, 32), (4, 32)]
 
 
+@pytest.mark.usefixtures("cuda")
 @pytest.mark.parametrize(("step_s", "passes"), [(0.125, [4, 2]), (0.75, [4]), (30.0, [4])])
 def test_a_restart_begins_no_step_of_these_after_its_limit(
-    step_s: float, passes: list[int], tiny: Path, cuda_lives: Lives, tmp_path: Path
+    step_s: float, passes: list[int], tiny: Path, lives: Lives, tmp_path: Path
 ) -> None:
-    cuda_lives.load(tiny, lambda: step_s * cuda_lives.steps, **learned_in(tmp_path, 2), **MANY)
+    clock = lambda: step_s * lives.steps  # noqa: E731
+    lives.load(tiny, clock, **learned_in(tmp_path, 2), max_concurrency=4)
     rows = [length for count in passes for length in burst(count)]
-    assert cuda_lives.rows[: len(rows) + 2] == [9, *rows, 9]
+    assert lives.rows[: len(rows) + 2] == [9, *rows, 9]
     bursts = [(count, 32) for count in passes]
-    assert cuda_lives.passes[: len(passes) + 2] == [(1, 8), *bursts, (1, 8)]
-    alone = (len(cuda_lives.rows) - len(rows)) * STEPS_OF_ONE
-    assert cuda_lives.steps - alone == math.ceil(0.6 / step_s)
+    assert lives.passes[: len(passes) + 2] == [(1, 8), *bursts, (1, 8)]
+    alone = (len(lives.rows) - len(rows)) * STEPS_OF_ONE
+    assert lives.steps - alone == math.ceil(0.6 / step_s)
 
 
-def test_prompts_that_are_read_one_by_one_make_no_burst(tiny: Path, cuda_lives: Lives) -> None:
+@pytest.mark.usefixtures("cuda")
+def test_prompts_that_are_read_one_by_one_make_no_burst(tiny: Path, lives: Lives) -> None:
     known = known_as(tiny, Batching.SERIAL_PREFILL)
-    cuda_lives.load(tiny, max_concurrency=4, known_batching=known)
-    assert cuda_lives.rows == [9, *[2] * (1 + 2 + 4), *FEW, 9, 129, 1025]
+    lives.load(tiny, max_concurrency=4, known_batching=known)
+    assert lives.rows == [9, *[2] * (1 + 2 + 4), *FEW, *SHOWN]
 
 
+@pytest.mark.usefixtures("cuda")
 @pytest.mark.parametrize(
     ("generation", "rows"),
     [
@@ -243,14 +330,14 @@ def test_prompts_that_might_not_fit_into_memory_together_are_only_decoded(
     generation: int,
     rows: list[int],
     tiny: Path,
-    cuda_lives: Lives,
+    lives: Lives,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A pass over four times the tokens needs 16 times the memory at most, and so does each row;
     what many rows have taken is not what each of them takes."""
     monkeypatch.setattr(mx, "get_active_memory", lambda: 0)
-    monkeypatch.setattr(mx, "get_peak_memory", lambda: 1000 * cuda_lives.passes[-1][0])
+    monkeypatch.setattr(mx, "get_peak_memory", lambda: 1000 * lives.passes[-1][0])
     monkeypatch.setattr(mlx_warm_up, "free_memory_bytes", lambda *_: 17_000)
-    cuda_lives.load(tiny, **learned_in(tmp_path, generation), max_concurrency=8)
-    assert cuda_lives.rows == [9, *rows, *FEW, 9]
+    lives.load(tiny, **learned_in(tmp_path, generation), max_concurrency=8)
+    assert lives.rows == [9, *rows, *FEW, 9]

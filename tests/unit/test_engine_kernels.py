@@ -46,21 +46,18 @@ def use(folder: Path, version: str = "0.32.4-sm_90") -> Path:
     return Path(os.environ[VARIABLE])
 
 
-def test_kernels_are_kept_with_what_was_learned(tmp_path: Path) -> None:
-    folder = use(tmp_path / "learned" / "m")
-    assert folder == tmp_path / "learned" / "m" / FOLDER_NAME / "0.32.4-sm_90"
+def test_kernels_are_kept_with_what_was_learned_and_those_of_other_versions_deleted(
+    tmp_path: Path,
+) -> None:
+    folder = use(tmp_path / "m")
+    assert folder == tmp_path / "m" / FOLDER_NAME / "0.32.4-sm_90"
     write_kernel(folder, "add")
     del os.environ[VARIABLE]
-    assert use(tmp_path / "learned" / "m") == folder
+    assert use(tmp_path / "m") == folder
     assert sorted(path.name for path in folder.iterdir()) == ["add.cu", "add.ptx", "add.txt", MARK]
-
-
-def test_the_kernels_of_other_versions_are_deleted(tmp_path: Path) -> None:
-    old = use(tmp_path, "1")
-    write_kernel(old, "add")
     del os.environ[VARIABLE]
-    assert use(tmp_path, "2").is_dir()
-    assert not old.exists()
+    assert use(tmp_path / "m", "2").is_dir()
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize("chosen", ["/somewhere/else", ""])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -32,23 +33,29 @@ def render(messages: Messages) -> str:
     return "".join([*parts, "<|assistant|><think>"])
 
 
+PIECE = r"<[^>]*>|[a-z]+|.|\n"
+"""Special tokens whole, words and all else by the character."""
+
+
 def encode(text: str) -> list[int]:
-    """Special tokens whole, words and all else by the character."""
-    return [hash(piece) % 2**31 for piece in re.findall(r"<[^>]*>|[a-z]+|.|\n", text)]
+    return [hash(piece) % 2**31 for piece in re.findall(PIECE, text)]
 
 
 def said(role: str, text: str) -> dict[str, Any]:
     return {"role": role, "content": text}
 
 
+def text_before(rendered: str, counts: Sequence[int]) -> list[str]:
+    pieces = re.findall(PIECE, rendered)
+    return ["".join(pieces[:count]) for count in counts]
+
+
 def found(messages: Messages, **changes: Any) -> list[str]:
     """What lies before each checkpoint."""
     rendered = render(messages)
-    tokens = encode(rendered)
     options: dict[str, Any] = {"render": render, "encode": encode} | changes
-    counts = find_checkpoints(messages, rendered, tokens, **options)
-    pieces = re.findall(r"<[^>]*>|[a-z]+|.|\n", rendered)
-    return ["".join(pieces[:count]) for count in counts]
+    counts = find_checkpoints(messages, rendered, encode(rendered), **options)
+    return text_before(rendered, counts)
 
 
 CHAT = [
@@ -108,19 +115,13 @@ def test_up_to_a_length_a_whole_prompt_is_tokenised(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("question", ["and now", "\ud800 \U0001f600"])
-def test_the_special_token_at_the_very_beginning_serves(
-    monkeypatch: pytest.MonkeyPatch, question: str
+@pytest.mark.parametrize("specials", [["<|system|>"], ["<|system|>", "<|user|>", "<|assistant|>"]])
+def test_long_prompts_are_tokenised_from_the_last_special_token_on(
+    monkeypatch: pytest.MonkeyPatch, question: str, specials: list[str]
 ) -> None:
+    """The one at the very beginning serves, too."""
     chat = [*CHAT[:-1], said("user", question)]
     expected = found(chat)
-    monkeypatch.setattr(chat_checkpoints, "WHOLE_CHARACTERS", 10)
-    assert found(chat, special_tokens=["<|system|>"]) == expected
-
-
-def test_long_prompts_are_tokenised_from_the_last_special_token_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    expected = found(CHAT)
     monkeypatch.setattr(chat_checkpoints, "WHOLE_CHARACTERS", 10)
     seen: list[str] = []
 
@@ -128,32 +129,23 @@ def test_long_prompts_are_tokenised_from_the_last_special_token_on(
         seen.append(text)
         return encode(text)
 
-    specials = ["<|system|>", "<|user|>", "<|assistant|>"]
-    rendered = render(CHAT)
-    counts = find_checkpoints(
-        CHAT, rendered, encode(rendered), render=render, encode=counted, special_tokens=specials
-    )
-    pieces = re.findall(r"<[^>]*>|[a-z]+|.|\n", rendered)
-    assert ["".join(pieces[:count]) for count in counts] == expected
-    # The tail of the next turn is short; that of the system prompt is the rest of this prompt.
-    assert "<|assistant|><think>" in seen
-    assert rendered not in seen
+    assert found(chat, encode=counted, special_tokens=specials) == expected
+    if "<|assistant|>" in specials:
+        # The tail of the next turn is short; that of the system prompt is the rest of this prompt.
+        assert "<|assistant|><think>" in seen
+        assert render(chat) not in seen
 
 
 def test_a_tokenizer_that_does_not_begin_anew_gets_no_checkpoint_far_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(chat_checkpoints, "WHOLE_CHARACTERS", 10)
-    whole = render(CHAT)
 
     def odd(text: str) -> list[int]:
-        return encode(text) if text == whole else [1, *encode(text)]
+        return encode(text) if text == render(CHAT) else [1, *encode(text)]
 
-    counts = find_checkpoints(
-        CHAT, whole, encode(whole), render=render, encode=odd, special_tokens=["<|user|>"]
-    )
-    assert counts == ()
-    assert find_checkpoints(CHAT, whole, encode(whole), render=render, encode=encode) == ()
+    assert found(CHAT, encode=odd, special_tokens=["<|user|>"]) == []
+    assert found(CHAT) == [], "there is no special token"
 
 
 @pytest.mark.parametrize(
@@ -169,7 +161,6 @@ def test_a_tokenizer_that_does_not_begin_anew_gets_no_checkpoint_far_away(
         ((40,), 0, 120, 100, (40, 99)),
         ((100,), 84, 0, 100, ()),
         (tuple(range(20, 140, 20)), 0, 0, 140, (20, 40, 60, 80, 100, 120, 139)),
-        (tuple(range(20, 160, 20)), 0, 0, 160, (20, 40, 60, 80, 100, 120, 140, 159)),
         (tuple(range(20, 180, 20)), 0, 0, 180, (20, 40, 60, 80, 100, 120, 140, 179)),
         (tuple(range(20, 1000, 20)), 0, 0, 1000, (20, 40, 60, 80, 100, 120, 140, 999)),
     ],
@@ -269,7 +260,7 @@ class IndexMachine(RuleBasedStateMachine):
             waiting.extend(node.children.values())
 
 
-IndexMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+IndexMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
 
 TestIndex = IndexMachine.TestCase
 

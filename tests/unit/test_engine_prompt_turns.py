@@ -73,24 +73,39 @@ class Machine:
         return plan
 
 
-def make_machine(target_s: float = TARGET_S) -> Machine:
+def make_machine(target_s: float = TARGET_S, *, decodes: bool = True) -> Machine:
+    """A machine of serial turns; beside a row that decodes, or empty."""
     pacer = PrefillPacer(decode_stall_target_s=target_s, step_timeout_s=30.0)
-    return Machine(SerialTurns(pacer), pacer)
+    machine = Machine(SerialTurns(pacer), pacer)
+    if decodes:
+        machine.add(100, 2)
+        machine.step()
+    return machine
 
 
+KINDS = pytest.mark.parametrize("kind", [TogetherTurns, SerialTurns])
+
+
+def turns_of(kind: type[PromptTurns]) -> PromptTurns:
+    """Turns with chunks of a fixed size."""
+    return kind(PrefillPacer(decode_stall_target_s=0.25, step_timeout_s=30.0, is_fixed=True))
+
+
+def read(turns: PromptTurns, uid: int, done: int, *, is_over: bool = False) -> None:
+    turns.take([PromptRead(uid=uid, done=done, is_over=is_over)], decode_rows=0, took_s=0.1)
+
+
+# ---------------------------------------------------------------- whose turn it is
 def test_a_burst_of_short_prompts_is_read_within_one_step() -> None:
-    machine = make_machine()
+    machine = make_machine(decodes=False)
     for uid in range(8):
         machine.add(uid, 10 + uid)
-    plan = machine.step()
-    assert list(plan) == list(range(8)), "one pass each, in the order of their coming"
+    assert list(machine.step()) == list(range(8)), "one pass each, in the order of their coming"
     assert len(machine.turns) == 0
 
 
 def test_short_prompts_beside_decoding_rows_take_as_many_steps_as_the_target_says() -> None:
     machine = make_machine()
-    machine.add(100, 2)
-    machine.step()
     for uid in range(8):
         machine.add(uid, 11)
     counts = []
@@ -103,8 +118,6 @@ def test_short_prompts_beside_decoding_rows_take_as_many_steps_as_the_target_say
 
 def test_a_short_prompt_waits_for_one_piece_of_a_long_one() -> None:
     machine = make_machine()
-    machine.add(100, 2)
-    machine.step()
     machine.add(0, 5000)
     machine.step()
     for short in (1, 2, 3):
@@ -118,8 +131,6 @@ def test_a_short_prompt_waits_for_one_piece_of_a_long_one() -> None:
 
 def test_a_long_prompt_is_not_starved_by_short_ones_that_never_end() -> None:
     machine = make_machine()
-    machine.add(100, 2)
-    machine.step()
     machine.add(0, 2000)
     uid = 1
     while machine.rest[0]:
@@ -131,17 +142,14 @@ def test_a_long_prompt_is_not_starved_by_short_ones_that_never_end() -> None:
 
 def test_two_long_prompts_take_turns() -> None:
     machine = make_machine()
-    machine.add(100, 2)
-    machine.step()
     machine.step()
     machine.add(0, 4000)
     machine.add(1, 4000)
-    turns = [next(iter(machine.step())) for _ in range(6)]
-    assert turns == [0, 1, 0, 1, 0, 1]
+    assert [next(iter(machine.step())) for _ in range(6)] == [0, 1, 0, 1, 0, 1]
 
 
 def test_a_first_token_that_is_due_comes_before_more_of_a_long_prompt() -> None:
-    machine = make_machine()
+    machine = make_machine(decodes=False)
     machine.add(0, 4000)
     machine.step()
     machine.add(1, 4)
@@ -152,41 +160,35 @@ def test_a_first_token_that_is_due_comes_before_more_of_a_long_prompt() -> None:
     assert machine.step()
 
 
-@pytest.mark.parametrize("kind", [TogetherTurns, SerialTurns])
+@KINDS
 def test_drop_says_whether_the_row_read_anything(kind: type[PromptTurns]) -> None:
-    turns = kind(PrefillPacer(decode_stall_target_s=0.25, step_timeout_s=30.0))
-    turns.add(0, total=100, known=40)
-    turns.add(1, total=100, known=40)
-    turns.add(2, total=100, known=40, own=40)
-    turns.take([PromptRead(uid=1, done=8, is_over=False)], decode_rows=0, took_s=0.1)
-    assert not turns.drop(0)
-    assert turns.drop(1)
-    assert turns.drop(2), "it was read before a pause"
-    assert turns.drop(3), "a row that decodes"
+    turns = turns_of(kind)
+    for uid, own in ((0, 0), (1, 0), (2, 40)):
+        turns.add(uid, total=100, known=40, own=own)
+    read(turns, 1, 8)
+    # It read nothing; it did; it did before a pause; it decodes.
+    assert [turns.drop(uid) for uid in range(4)] == [False, True, True, True]
     assert len(turns) == 0
 
 
-@pytest.mark.parametrize("kind", [TogetherTurns, SerialTurns])
-def test_a_row_that_leaves_before_its_first_token_delays_nobody(kind: type[PromptTurns]) -> None:
-    turns = kind(PrefillPacer(decode_stall_target_s=0.25, step_timeout_s=30.0))
+@KINDS
+def test_a_row_that_leaves_before_its_first_token_delays_no_other(kind: type[PromptTurns]) -> None:
+    turns = turns_of(kind)
     turns.add(0, total=5000, known=0)
     turns.add(1, total=3, known=0)
-    turns.take([PromptRead(uid=1, done=3, is_over=True)], decode_rows=0, took_s=0.1)
+    read(turns, 1, 3, is_over=True)
     assert not any(turns.plan(decode_rows=1).values()), "a first token is due"
     turns.drop(1)
     assert turns.plan(decode_rows=0)[0] > 0
 
 
-@pytest.mark.parametrize(("kind", "shared_s"), [(TogetherTurns, PASS_S), (SerialTurns, 0.0)])
-def test_only_prompts_that_are_read_together_share_a_pass(
-    kind: type[PromptTurns], shared_s: float
-) -> None:
+def test_only_prompts_that_are_read_together_share_a_pass() -> None:
     pacer = PrefillPacer(decode_stall_target_s=TARGET_S, step_timeout_s=30.0)
-    turns = kind(pacer)
     for cost in (8, 64):
         pacer.saw_chunk(prefill_rows=1, longest=cost, decode_rows=0, took_s=PASS_S + cost * TOKEN_S)
-    assert turns.shared_pass_s(9) == pytest.approx(shared_s)
-    assert turns.shared_pass_s(12) == 0.0
+    together, serial = TogetherTurns(pacer), SerialTurns(pacer)
+    shared = [[turns.shared_pass_s(tokens) for tokens in (9, 12)] for turns in (together, serial)]
+    assert shared == [[pytest.approx(PASS_S), 0.0], [0.0, 0.0]]
 
 
 def test_together_every_prompt_is_read_at_once() -> None:
@@ -206,20 +208,16 @@ def test_together_every_prompt_is_read_at_once() -> None:
 
 
 def test_together_a_prompt_that_ends_with_its_chunk_is_read_on() -> None:
-    turns = TogetherTurns(PrefillPacer(decode_stall_target_s=0.25, step_timeout_s=30.0))
+    turns = turns_of(TogetherTurns)
     turns.add(0, total=3, known=0)
-    turns.take([PromptRead(uid=0, done=3, is_over=True)], decode_rows=0, took_s=0.01)
-    are_read = set()
-    for total in range(2, 600):
+    read(turns, 0, 3, is_over=True)
+    for total, is_read in ((2, True), (FIXED_CHUNK, True), (FIXED_CHUNK + 1, False)):
         turns.add(1, total=total, known=0)
-        chunk = turns.chunk(decode_rows=1)
-        is_read = turns.plan(decode_rows=1) == {1: chunk}
-        assert is_read == (total <= chunk)
-        are_read.add(is_read)
+        assert (turns.plan(decode_rows=1) == {1: FIXED_CHUNK}) is is_read
         turns.drop(1)
-    assert are_read == {True, False}
 
 
+# ---------------------------------------------------------------- what the pacer learns
 class Recorder:
     """A pacer that remembers what it is taught."""
 
@@ -237,16 +235,16 @@ class Recorder:
 
 
 @pytest.mark.parametrize(
-    ("kind", "seen"),
+    ("kind", "seen", "of_nothing"),
     [
         # A row whose prompt ends decodes within the step.
-        (TogetherTurns, [(2, 5, 4, 0.9, 0)]),
+        (TogetherTurns, [(2, 5, 4, 0.9, 0)], [(0, 0, 3, 0.9, 0)]),
         # The first pass waits for the decode step that is under way, the next one does not.
-        (SerialTurns, [(1, 5, 3, 0.2, 20), (1, 3, 0, 0.1, 0)]),
+        (SerialTurns, [(1, 5, 3, 0.2, 20), (1, 3, 0, 0.1, 0)], []),
     ],
 )
-def test_a_step_teaches_the_pacer(
-    kind: type[PromptTurns], seen: list[tuple[int, int, int, float, int]]
+def test_a_step_teaches_the_pacer_and_a_prompt_of_one_token_teaches_it_nothing(
+    kind: type[PromptTurns], seen: list[object], of_nothing: list[object]
 ) -> None:
     pacer: Any = Recorder()
     turns = kind(pacer)
@@ -257,22 +255,12 @@ def test_a_step_teaches_the_pacer(
         PromptRead(uid=1, done=4, is_over=True, took_s=0.1),
     ]
     assert turns.take(reads, decode_rows=3, took_s=0.9) == [(0, 25, 90, 5), (1, 4, 4, 4)]
-    assert pacer.seen == seen
-    assert pacer.known == [20, 0]
-
-
-@pytest.mark.parametrize(
-    ("kind", "seen"), [(TogetherTurns, [(0, 0, 3, 0.9, 0)]), (SerialTurns, [])]
-)
-def test_a_prompt_of_which_nothing_had_to_be_read_teaches_nothing_of_its_pass(
-    kind: type[PromptTurns], seen: list[tuple[int, int, int, float, int]]
-) -> None:
-    pacer: Any = Recorder()
-    turns = kind(pacer)
-    turns.add(0, total=1, known=0)
-    reads = [PromptRead(uid=0, done=1, is_over=True, took_s=0.2)]
-    assert turns.take(reads, decode_rows=2, took_s=0.9) == [(0, 1, 1, 1)]
-    assert pacer.seen == seen
+    assert (pacer.seen, pacer.known) == (seen, [20, 0])
+    pacer.seen.clear()
+    turns.add(2, total=1, known=0)
+    nothing = [PromptRead(uid=2, done=1, is_over=True, took_s=0.2)]
+    assert turns.take(nothing, decode_rows=2, took_s=0.9) == [(2, 1, 1, 1)]
+    assert pacer.seen == of_nothing
 
 
 @settings(max_examples=40)
@@ -284,10 +272,7 @@ def test_a_prompt_of_which_nothing_had_to_be_read_teaches_nothing_of_its_pass(
 def test_every_prompt_is_read_once_to_its_end_in_bounded_steps(
     totals: list[int], target_s: float, has_decoding: bool
 ) -> None:
-    machine = make_machine(target_s)
-    if has_decoding:
-        machine.add(100, 2)
-        machine.step()
+    machine = make_machine(target_s, decodes=has_decoding)
     for uid, total in enumerate(totals):
         machine.add(uid, total)
     while len(machine.turns):
@@ -302,57 +287,36 @@ def test_every_prompt_is_read_once_to_its_end_in_bounded_steps(
     assert [machine.read[uid] for uid in range(len(totals))] == [total - 1 for total in totals]
 
 
-WAYS = [SerialTurns, TogetherTurns]
-
-
-def turns_of(way: type[PromptTurns]) -> PromptTurns:
-    """Turns with chunks of a fixed size."""
-    return way(PrefillPacer(decode_stall_target_s=0.25, step_timeout_s=30.0, is_fixed=True))
-
-
-def read(turns: PromptTurns, uid: int, done: int, *, is_over: bool = False) -> None:
-    turns.take([PromptRead(uid=uid, done=done, is_over=is_over)], decode_rows=0, took_s=0.1)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_prompt_that_one_chunk_reads_is_short(way: type[PromptTurns]) -> None:
-    turns = turns_of(way)
+# ---------------------------------------------------------------- which prompts are long
+@KINDS
+def test_a_prompt_is_long_if_one_chunk_does_not_read_it_up_to_its_last(
+    kind: type[PromptTurns],
+) -> None:
+    turns = turns_of(kind)
     assert not turns.has_long(decode_rows=0)
     turns.add(1, total=FIXED_CHUNK + 1, known=0)  # its last token is not read
     assert not turns.has_long(decode_rows=0)
-    turns.add(2, total=FIXED_CHUNK + 2, known=0)
+    turns.add(2, total=FIXED_CHUNK + 50, known=0)
     assert turns.has_long(decode_rows=0)
-    turns.drop(2)
-    assert not turns.has_long(decode_rows=0)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_prompt_that_took_one_chunk_is_long_up_to_its_last(way: type[PromptTurns]) -> None:
-    turns = turns_of(way)
-    turns.add(1, total=FIXED_CHUNK + 50, known=0)
-    read(turns, 1, FIXED_CHUNK)
-    assert turns.has_long(decode_rows=0)
-    assert not turns.has_read
-    read(turns, 1, FIXED_CHUNK + 49)
-    assert not turns.has_long(decode_rows=0)
-    assert turns.has_read
-    read(turns, 1, FIXED_CHUNK + 50, is_over=True)
+    turns.drop(1)
+    read(turns, 2, FIXED_CHUNK)
+    assert (turns.has_long(decode_rows=0), turns.has_read) == (True, False)
+    read(turns, 2, FIXED_CHUNK + 49)
+    assert (turns.has_long(decode_rows=0), turns.has_read) == (False, True)
+    read(turns, 2, FIXED_CHUNK + 50, is_over=True)
     assert not turns.has_read
 
 
-def test_serial_passes_that_are_held_only_take_prompts_that_need_no_reading() -> None:
-    turns = turns_of(SerialTurns)
+@pytest.mark.parametrize(
+    ("kind", "plan"), [(SerialTurns, {2: 0, 3: 0}), (TogetherTurns, {1: 0, 2: 0, 3: 0})]
+)
+def test_a_step_that_is_held_reads_nothing(kind: type[PromptTurns], plan: dict[int, int]) -> None:
+    """Serial passes then take the prompts alone that need no reading."""
+    turns = turns_of(kind)
     turns.add(1, total=600, known=0)
     turns.add(2, total=600, known=599)
     turns.add(3, total=1, known=0)
-    assert turns.hold() == {2: 0, 3: 0}
-
-
-def test_a_pass_over_all_prompts_that_is_held_reads_none_of_them() -> None:
-    turns = turns_of(TogetherTurns)
-    turns.add(1, total=600, known=0)
-    turns.add(2, total=600, known=599)
-    assert turns.hold() == {1: 0, 2: 0}
+    assert turns.hold() == plan
 
 
 def test_only_what_was_read_is_progress() -> None:

@@ -20,7 +20,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes, load_model
 from numpy.typing import NDArray
 
-from .model_type import ModelType
+from .listed import ModelType, model_types
 from support.models.tiny_model import VOCABULARY_SIZE, write_tokenizer
 
 Floats = NDArray[np.floating[Any]]
@@ -44,49 +44,49 @@ values that mlx-lm gives it, it forgets within ten."""
 _ATTENTION_NORMS = ("q_norm", "k_norm", "query_norm", "key_norm", "q_layernorm", "k_layernorm")
 
 
-def make_model(
-    folder: Path, model_type: ModelType, *, seed: int = 0, dtype: str = "float32"
-) -> Path:
-    """Writes a model folder that mlx-lm loads with exactly the weights made here; returns it.
+def make_model(folder: Path, model: ModelType | str) -> Path:
+    """Write a model folder that mlx-lm loads with exactly the weights made here; return it.
 
     Args:
         folder: created, with its parents.
-        model_type: whose config.json it gets.
-        seed: of the weights.
-        dtype: of every floating-point weight, a name of `mlx.core`.
+        model: whose config.json it gets, or its name.
 
     Raises:
         ValueError: mlx-lm loads other weights than those that were saved.
     """
+    if isinstance(model, str):
+        [model] = model_types([model])
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(model_type.config), encoding="utf-8")
+    config = json.dumps(model.config)
+    (folder / "config.json").write_text(config, encoding="utf-8")
     write_tokenizer(folder)
-    model_class, arguments_class = _get_classes(json.loads(json.dumps(model_type.config)))
-    mx.random.seed(seed)
-    model = model_class(arguments_class.from_dict(json.loads(json.dumps(model_type.config))))
-    _set_weights(model, seed, getattr(mx, dtype))
-    weights = dict(tree_flatten(model.parameters()))
-    if hasattr(model, "sanitize"):
+    model_class, arguments_class = _get_classes(json.loads(config))
+    mx.random.seed(0)
+    made = model_class(arguments_class.from_dict(json.loads(config)))
+    _set_weights(made)
+    weights = dict(tree_flatten(made.parameters()))
+    if hasattr(made, "sanitize"):
         # Some loaders normalise a weight: what was normalised once stays as it is.
-        weights = model.sanitize(weights)
+        weights = made.sanitize(weights)
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
     _check_loads_back(folder, weights)
     return folder
 
 
-def _set_weights(model: nn.Module, seed: int, dtype: mx.Dtype) -> None:
+def _set_weights(model: nn.Module) -> None:
     for path, module in model.named_modules():
         for name, value in list(module.items()):
             if name.startswith("_") or not isinstance(value, mx.array):
                 continue
             full_name = f"{path}.{name}"
-            random = np.random.default_rng([seed, zlib.crc32(full_name.encode())])
+            random = np.random.default_rng([0, zlib.crc32(full_name.encode())])
             if value.dtype == mx.uint32:
                 # Packed weights: any bits are some numbers.
                 packed = random.integers(0, 2**32, value.shape, dtype=np.uint32)
                 module[name] = mx.array(packed)
             elif mx.issubdtype(value.dtype, mx.floating):
-                module[name] = mx.array(_values(random, full_name, module, value)).astype(dtype)
+                numbers = mx.array(_values(random, full_name, module, value))
+                module[name] = numbers.astype(mx.float32)
     outputs = [
         module
         for _, module in model.named_modules()

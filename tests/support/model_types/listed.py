@@ -1,47 +1,53 @@
-"""All model types, and the model files of mlx-lm that are none."""
+"""All model types, the model files of mlx-lm that are none, and what is known of some."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mlx_lm.utils import MODEL_ARCHITECTURE_REMAPPING, MODEL_REMAPPING
 
-from .configs_a_to_f import MODEL_TYPES_A_TO_F
-from .configs_g_to_k import MODEL_TYPES_G_TO_K
-from .configs_l_to_m import MODEL_TYPES_L_TO_M
-from .configs_n_to_p import MODEL_TYPES_N_TO_P
-from .configs_q_to_z import MODEL_TYPES_Q_TO_Z
-from .model_type import ModelType
+from .configs import CONFIGS
 
-MODEL_TYPES: list[ModelType] = [
-    *MODEL_TYPES_A_TO_F,
-    *MODEL_TYPES_G_TO_K,
-    *MODEL_TYPES_L_TO_M,
-    *MODEL_TYPES_N_TO_P,
-    *MODEL_TYPES_Q_TO_Z,
-]
+
+@dataclass(frozen=True, slots=True)
+class ModelType:
+    """A configuration that makes a tiny model.
+
+    Attributes:
+        name: of the row in build/models.md; the model type, with a suffix if it has several rows.
+        config: what config.json holds.
+    """
+
+    name: str
+    config: dict[str, Any]
+
+
+MODEL_TYPES = [ModelType(name, config) for name, config in sorted(CONFIGS.items())]
 
 NO_MODEL = {
-    "activations": "functions that models share",
-    "base": "what models share",
-    "bitlinear_layers": "layers of bitnet",
-    "cache": "caches",
-    "gated_delta": "a layer that models share",
-    "mla": "a layer that models share",
-    "pipeline": "a model over several machines",
-    "rope_utils": "position embeddings",
-    "ssm": "a layer that models share",
-    "switch_layers": "layers of experts",
-}
-"""Files of mlx_lm/models that hold no model type, and what they hold."""
+    "activations", "base", "bitlinear_layers", "cache", "gated_delta", "mla", "pipeline",
+    "rope_utils", "ssm", "switch_layers",
+}  # fmt: skip
+"""Files of mlx_lm/models that hold layers, caches and functions, and no model type."""
 
-NOT_TRIED = {"olmo": "refused, see below; olmo2 and olmo3 are tried"}
-"""Files of mlx_lm/models with a model type that has no row, and why."""
+NOT_TRIED = {"olmo"}
+"""Files of mlx_lm/models with a model type that is refused; olmo2 and olmo3 are tried."""
+
+UNLOADABLE = {
+    "bitnet": "needs Metal",
+    "muse_spark": "needs Metal",
+    "phi3small": "refused: every answer would be wrong",
+}
+"""Model types that do not load on MLX's CPU build."""
+
+UNEQUAL_ALONE = {"plamo3": "past its window mlx-lm's own answers depend on the chunks"}
+"""Model types whose answers are not those of mlx-lm, even alone."""
 
 
 def model_file(config: dict[str, Any]) -> str:
-    """The file of mlx_lm/models, without its ending, that a config.json is served by."""
+    """Return the file of mlx_lm/models, without its ending, that serves a config.json."""
     model_type = config["model_type"]
     for architecture in config.get("architectures") or ():
         if (model_type, architecture) in MODEL_ARCHITECTURE_REMAPPING:
@@ -50,7 +56,7 @@ def model_file(config: dict[str, Any]) -> str:
 
 
 def model_types(names: Sequence[str] = ()) -> list[ModelType]:
-    """Those of these names, or all.
+    """Return those of these names, or all.
 
     Raises:
         ValueError: there is none of a name.

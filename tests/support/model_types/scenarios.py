@@ -7,9 +7,12 @@ that to mlx-lm itself.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,12 +24,15 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from mlxsup.protocol.ids import RequestKey
-from mlxsup.protocol.states import FinishReason
+from mlxsup.protocol.states import Batching, FinishReason
 from mlxsup.worker.engine import EngineFacts, Row, RowLogprobs, RowToken
 from mlxsup.worker.engines.mlx.engine import MlxEngine
+from mlxsup.worker.engines.mlx.load import shorten
+from mlxsup.worker.engines.mlx.logprobs import LEAST_LOGPROB
 from mlxsup.worker.engines.mlx.prefill import PrefillPacer
 
-from .verdict import Kind, Verdict, compare, worst_of
+from .build import make_model
+from .listed import ModelType
 from support.models.tiny_model import VOCABULARY_SIZE
 from support.worker.mlx_rows import loaded_engine, make_row, make_spec
 
@@ -41,15 +47,90 @@ CACHE_BYTES = 64 * 1024 * 1024
 Answer = list[RowToken]
 
 
+BOUND = 1e-3
+"""By how much a log-probability in float32 may differ for the answers to count as equal."""
+
+
+class Kind(StrEnum):
+    """What came out of a trial."""
+
+    BITS = "bits"
+    ROUNDING = "rounding"
+    WRONG = "WRONG"
+    RAISED = "RAISED"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The result of one trial.
+
+    Attributes:
+        kind: of the result.
+        difference: the largest one between two log-probabilities; infinite if ids differ.
+        detail: the exception, or what is wrong first.
+        cached: how many tokens of each prompt came from earlier ones, if the trial is about that.
+    """
+
+    kind: Kind
+    difference: float = 0.0
+    detail: str = ""
+    cached: tuple[int, ...] = ()
+
+    @property
+    def is_right(self) -> bool:
+        """True if the answers are equal but for rounding."""
+        return self.kind in (Kind.BITS, Kind.ROUNDING)
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.detail}" if self.detail else str(self.kind)
+
+
+def compare(name: str, got: Sequence[RowToken], wanted: Sequence[RowToken]) -> Verdict:
+    """Compare an answer, which a cancel may have cut off, with the one it should be."""
+    worst = 0.0
+    is_same = True
+    for place, (mine, theirs) in enumerate(zip(got, wanted, strict=False)):
+        if (mine.token, mine.finish) != (theirs.token, theirs.finish):
+            return Verdict(
+                kind=Kind.WRONG,
+                difference=math.inf,
+                detail=f"{name}: token {place} is {mine.token}, not {theirs.token}",
+            )
+        if mine.logprobs is None or theirs.logprobs is None:
+            continue
+        is_same = is_same and mine.logprobs == theirs.logprobs
+        mine_values = [mine.logprobs.logprob, *(value for _, value in mine.logprobs.top)]
+        their_values = [theirs.logprobs.logprob, *(value for _, value in theirs.logprobs.top)]
+        if not all(LEAST_LOGPROB < value <= 0.0 for value in mine_values + their_values):
+            return Verdict(kind=Kind.WRONG, detail=f"{name}: token {place} has no probability")
+        # The likeliest tokens by place: equally likely ones may change places.
+        pairs = zip(mine_values, their_values, strict=True)
+        worst = max(worst, *(abs(one - other) for one, other in pairs))
+    if len(got) > len(wanted):
+        return Verdict(kind=Kind.WRONG, detail=f"{name}: {len(got)} tokens, not {len(wanted)}")
+    if worst > BOUND:
+        return Verdict(kind=Kind.WRONG, difference=worst, detail=f"{name}: differs by {worst:.0e}")
+    kind = Kind.BITS if is_same else Kind.ROUNDING
+    return Verdict(kind=kind, difference=worst)
+
+
+def worst_of(verdicts: Sequence[Verdict]) -> Verdict:
+    """Return what matters: what is not right before what is, then the largest difference."""
+    order = list(Kind)
+    worst = max(verdicts, key=lambda v: (order.index(v.kind), v.difference))
+    cached = tuple(count for verdict in verdicts for count in verdict.cached)
+    return Verdict(kind=worst.kind, difference=worst.difference, detail=worst.detail, cached=cached)
+
+
 def prompt(length: int, *, seed: int = 0) -> list[int]:
-    """Random ids; the same each time."""
+    """Return random ids, the same each time."""
     random = np.random.default_rng([seed, length])
     return [int(number) for number in random.integers(0, VOCABULARY_SIZE, length)]
 
 
 @contextmanager
 def chunks_of(size: int) -> Iterator[None]:
-    """Prompts are read in chunks of one size, whatever the machine's speed."""
+    """Read prompts in chunks of one size, whatever the machine's speed."""
     with mock.patch.object(PrefillPacer, "chunk", return_value=size):
         yield
 
@@ -62,21 +143,21 @@ class Session:
     got: dict[int, Answer] = field(default_factory=dict)
 
     def insert(self, row: Row) -> int:
-        """Adds a row; how many of its tokens are known."""
+        """Add a row; return how many of its tokens are known."""
         self.got[int(row.key)] = []
         return self.engine.insert(row)
 
     def run_until(self, key: int, count: int) -> None:
-        """Steps until a row has that many tokens, or nothing is left to do."""
+        """Step until a row has that many tokens, or nothing is left to do."""
         while self.engine.has_rows() and len(self.got[key]) < count:
             self._step()
 
     def cancel(self, key: int) -> None:
-        """Takes a row out, ended or not."""
+        """Take a row out, ended or not."""
         self.engine.remove(RequestKey(key))
 
     def run(self) -> dict[int, Answer]:
-        """Steps until nothing is left to do; all that was got."""
+        """Step until nothing is left to do; return all that was got."""
         while self.engine.has_rows():
             self._step()
         return self.got
@@ -96,17 +177,17 @@ class Trial:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._engine: MlxEngine | None = None
         self._alone: dict[tuple[float, ...], Answer] = {}
 
     def load(self) -> EngineFacts:
-        """Loads the engine; what it found out."""
-        self._engine = MlxEngine(make_spec(self._folder))
+        """Load the engine; return what it found out."""
+        self._engine = MlxEngine(make_spec(self.folder))
         return self._engine.load(lambda phase, progress: None)
 
     def session(self) -> Session:
-        """An empty one, in an engine that keeps no prompt."""
+        """Return an empty one, in an engine that keeps no prompt."""
         if self._engine is None:
             self.load()
         assert self._engine is not None
@@ -114,53 +195,53 @@ class Trial:
 
     @contextmanager
     def session_with_cache(self) -> Iterator[Session]:
-        """An empty one, in its own engine, which keeps prompts."""
+        """Open an empty one, in its own engine, which keeps prompts."""
         self.close()
-        with loaded_engine(self._folder, prefix_cache_bytes=CACHE_BYTES) as engine:
+        with loaded_engine(self.folder, prefix_cache_bytes=CACHE_BYTES) as engine:
             yield Session(engine)
 
     def close(self) -> None:
-        """Closes the engine."""
+        """Close the engine."""
         if self._engine is not None:
             self._engine.close()
             self._engine = None
         gc.collect()
 
     def abandon(self) -> None:
-        """Drops an engine that has raised: what is left in it cannot even be taken out."""
+        """Drop an engine that has raised: what is left in it cannot even be taken out."""
         self._engine = None
         gc.collect()
 
     def row(self, key: int, length: int, **changes: Any) -> Row:
-        """A row over the prompt of a length."""
+        """Return a row over the prompt of a length."""
         return make_row(key, prompt(length), TOKENS, top_logprobs=TOP, **changes)
 
     def alone(self, length: int, **sampling: Any) -> Answer:
-        """The answer to the prompt of a length with nobody else in the engine."""
+        """Return the answer to the prompt of a length, alone in the engine."""
         key = (length, *sampling.values())
         if key not in self._alone:
             self._alone[key] = self.answer(self.row(length, length, **sampling))
         return self._alone[key]
 
     def answer_to(self, tokens: list[int]) -> Answer:
-        """The greedy answer to a prompt with nobody else in the engine."""
+        """Return the greedy answer to a prompt, alone in the engine."""
         return self.answer(make_row(0, tokens, TOKENS, top_logprobs=TOP))
 
     def answer(self, row: Row) -> Answer:
-        """The answer of a row with nobody else in the engine."""
+        """Return the answer of a row, alone in the engine."""
         session = self.session()
         session.insert(row)
         return session.run()[int(row.key)]
 
     def compare(self, got: dict[int, Answer]) -> Verdict:
-        """Rows whose keys are the lengths of their prompts, against each alone."""
+        """Compare rows, whose keys are the lengths of their prompts, with each alone."""
         return worst_of(
             [compare(f"prompt of {key}", answer, self.alone(key)) for key, answer in got.items()]
         )
 
     def model(self) -> Any:
-        """The model as mlx-lm loads it."""
-        return load_model(self._folder)[0]
+        """Return the model as mlx-lm loads it."""
+        return load_model(self.folder)[0]
 
 
 def alone(trial: Trial) -> Verdict:
@@ -318,3 +399,63 @@ SCENARIOS: dict[str, Callable[[Trial], Verdict]] = {
     "shared prefix": shared_prefix,
 }
 """By column; those that need their own engine come last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a row of the table shows.
+
+    Attributes:
+        name: of the model type.
+        caches: kinds of cache of its layers, those within lists too.
+        load: `ok`, or why it does not load.
+        batching: how its rows run; None if it does not load.
+        verdicts: by scenario; empty if it does not load.
+    """
+
+    name: str
+    caches: str
+    load: str
+    batching: Batching | None = None
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+
+    @property
+    def is_right(self) -> bool:
+        """True if it loads, and every answer is right."""
+        return self.load == "ok" and all(v.is_right for v in self.verdicts.values())
+
+
+def try_model_type(model_type: ModelType, scenarios: Sequence[str] = ()) -> Result:
+    """Build a model, load it, and run scenarios, all of them unless some are named."""
+    name, kinds, verdicts = model_type.name, "", {}
+    with tempfile.TemporaryDirectory() as parent:
+        trial = Trial(Path(parent) / name)
+        try:
+            make_model(trial.folder, model_type)
+            kinds = kinds_of_cache(trial.model())
+            facts = trial.load()
+        except Exception as error:  # noqa: BLE001  (whatever a load raises is its row's result)
+            trial.close()
+            return Result(name=name, caches=kinds, load=f"{type(error).__name__}: {shorten(error)}")
+        with chunks_of(CHUNK):
+            for scenario in scenarios or SCENARIOS:
+                try:
+                    verdicts[scenario] = SCENARIOS[scenario](trial)
+                except Exception as error:  # noqa: BLE001  (it is its cell's result)
+                    trial.abandon()
+                    detail = f"{type(error).__name__}: {shorten(error)}"
+                    verdicts[scenario] = Verdict(kind=Kind.RAISED, detail=detail)
+        trial.close()
+    return Result(name=name, caches=kinds, load="ok", batching=facts.batching, verdicts=verdicts)
+
+
+def kinds_of_cache(model: object) -> str:
+    """Return the kinds of cache that a model makes for itself, without the word `Cache`."""
+    waiting = list(make_prompt_cache(model))
+    kinds: set[str] = set()
+    while waiting:
+        cache = waiting.pop()
+        inner = getattr(cache, "caches", None)
+        kinds.add(type(cache).__name__.removesuffix("Cache") or "plain")
+        waiting.extend(inner or ())
+    return ", ".join(sorted(kinds))

@@ -63,7 +63,7 @@ _TEMPLATE = (
 
 
 def make_known_model(folder: Path) -> Path:
-    """Writes a model folder that mlx-lm loads, and returns it."""
+    """Write a model folder that mlx-lm loads; return it."""
     end = VOCABULARY_SIZE - 1
     make_tiny_model(folder, eos_token_id=end, config={"max_position_embeddings": CONTEXT_TOKENS})
     _write_tokenizer(folder)
@@ -90,7 +90,7 @@ def _id(token: str) -> int:
 
 
 def _add_chains(embedding: np.ndarray[Any, Any], head: np.ndarray[Any, Any]) -> None:
-    """Gives each token of a chain a feature, and that feature to the output of the next one."""
+    """Give each token of a chain a feature, and that feature to the output of the next."""
     features: dict[str, int] = {}
     for chain in _CHAINS:
         for token, after in pairwise(chain):
@@ -119,7 +119,7 @@ def _write_tokenizer(folder: Path) -> None:
     vocab = {token: number for token, number in model["vocab"].items() if number < first}
     vocab |= {token: first + place for place, token in enumerate(new)}
     model["vocab"] = vocab | {token.replace(" ", "Ġ"): _id(token) for token in _WRITTEN}
-    assert len(model["vocab"]) + len(_SPECIAL) == VOCABULARY_SIZE, "an id is nobody's"
+    assert len(model["vocab"]) + len(_SPECIAL) == VOCABULARY_SIZE, "an id has no token"
     pairs = [[token[:-1], token[-1]] for token in _beginnings(with_words=True)]
     model["merges"] = pairs + [p for p in model["merges"] if "".join(p) not in gone]
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)

@@ -16,7 +16,7 @@ Arrays = Mapping[str, tuple[str, tuple[int, ...]]]
 
 
 def write_weights(path: Path, arrays: Arrays) -> int:
-    """Writes a weight file; returns the size of its arrays in bytes."""
+    """Write a weight file; return the size of its arrays in bytes."""
     header: dict[str, Any] = {"__metadata__": {"format": "mlx"}}
     end = 0
     for name, (dtype, shape) in arrays.items():
@@ -30,7 +30,7 @@ def write_weights(path: Path, arrays: Arrays) -> int:
 
 
 def write_folder(folder: Path, config: Mapping[str, Any], *shards: Arrays) -> int:
-    """Writes the files of a model, a tokenizer too; returns the size of all arrays."""
+    """Write the files of a model, a tokenizer too; return the size of all arrays."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text("{}")  # for mlx-lm, which is asked about whole models
@@ -51,7 +51,7 @@ def llama_arrays(
     vocabulary: int = 1000,
     dtype: str = "BF16",
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """The arrays of a llama, as mlx-lm wants them."""
+    """Return the arrays of a llama, as mlx-lm wants them."""
     width = hidden // heads
     arrays: dict[str, tuple[str, tuple[int, ...]]] = {
         "model.embed_tokens.weight": (dtype, (vocabulary, hidden)),
@@ -75,7 +75,7 @@ def llama_arrays(
 
 
 def llama_config(**changes: Any) -> dict[str, Any]:
-    """Its config.json."""
+    """Return its config.json."""
     return {
         "model_type": "llama",
         "hidden_size": 64,

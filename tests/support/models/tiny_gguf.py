@@ -15,7 +15,7 @@ HIDDEN = HEADS * HEAD_SIZE
 
 
 def tiny_gguf(path: Path) -> Path:
-    """Writes the file; the model knows the letters `a` and `b`."""
+    """Write the file; the model knows the letters `a` and `b`."""
     mx.random.seed(5)
 
     def drawn(*shape: int) -> mx.array:

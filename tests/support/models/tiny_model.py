@@ -46,7 +46,7 @@ def make_tiny_model(
     has_chat_template: bool = True,
     config: dict[str, Any] | None = None,
 ) -> Path:
-    """Writes a model folder that mlx-lm loads, and returns it.
+    """Write a model folder that mlx-lm loads; return it.
 
     Args:
         folder: created, with its parents.
@@ -84,7 +84,7 @@ def make_tiny_model(
 
 
 def write_tokenizer(folder: Path, *, has_chat_template: bool = True) -> None:
-    """Writes the tokenizer's files alone, for a model of the same vocabulary."""
+    """Write the tokenizer's files alone, for a model of the same vocabulary."""
     vocabulary, merges = _vocabulary()
     _write_json(folder / "tokenizer.json", _tokenizer(vocabulary, merges))
     tokenizer_config: dict[str, Any] = {
@@ -98,7 +98,7 @@ def write_tokenizer(folder: Path, *, has_chat_template: bool = True) -> None:
 
 
 def as_bfloat16(folder: Path) -> Path:
-    """Makes the weights of a model folder bfloat16, and returns the folder."""
+    """Make the weights of a model folder bfloat16; return the folder."""
     import mlx.core as mx
 
     path = str(folder / "model.safetensors")
@@ -110,7 +110,7 @@ def as_bfloat16(folder: Path) -> Path:
 
 
 def as_4_bit(folder: Path) -> Path:
-    """Quantises a model folder to 4 bits in groups of 64, and returns the folder."""
+    """Quantise a model folder to 4 bits in groups of 64; return the folder."""
     import mlx.core as mx
 
     path = str(folder / "model.safetensors")
@@ -132,7 +132,7 @@ def as_4_bit(folder: Path) -> Path:
 
 
 def add_tokens(folder: Path, names: Sequence[str], *, is_special: bool) -> None:
-    """Gives the tokenizer of a tiny model its own tokens, in the place of its last entries.
+    """Give the tokenizer of a tiny model its own tokens, in the place of its last entries.
 
     Args:
         folder: of the model.

@@ -20,6 +20,7 @@ from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.passes import SerialPasses
 
 from support.core.row_values import row_values
+from support.worker.loop_driver import LoopDriver
 
 
 def make_spec(path: Path, **changes: Any) -> LaunchSpec:
@@ -51,6 +52,17 @@ def loaded_engine(
         yield engine
     finally:
         engine.close()
+
+
+@contextmanager
+def driven_engine(path: Path, rows: int = 4, **changes: Any) -> Iterator[LoopDriver]:
+    """The step loop over a loaded engine, which runs so many rows."""
+    with loaded_engine(path, **changes) as engine:
+        driver = LoopDriver(engine, engine.facts, rows)
+        try:
+            yield driver
+        finally:
+            driver.close()
 
 
 def make_row(key: int, tokens: list[int], max_tokens: int = 16, **changes: Any) -> Row:
