@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +38,7 @@ from mlxsup.worker.loop import StepLoop
 from mlxsup.worker.text_threads import TextThreads
 
 from support.client.pieces import unpacked
+from support.eventually import eventually
 
 WAIT_S = 30.0
 MAX_TURNS = 200_000
@@ -161,7 +162,9 @@ class LoopDriver:
         self.engine = engine
         self.facts = facts
         self._link = _Link()
-        self._text = TextThreads(engine.text, self._link.wake)
+        self._lock = threading.Lock()
+        self._prepared = 0
+        self._text = TextThreads(engine.text, self._note_prepared)
         self._text.start()
         self.loop = StepLoop(
             engine=engine,
@@ -195,6 +198,14 @@ class LoopDriver:
         self._link.post(Dispatch(key=key, resume=resume, priority=as_class, body=body))
         self.answers[self._last_key] = Answer()
         return self._last_key
+
+    def dispatch_together(self, *requests: dict[str, Any]) -> list[int]:
+        """Send requests whose prompts are all prepared before the next turn; return their keys."""
+        prepared = self._prepared
+        keys = [self.dispatch(**request) for request in requests]
+        self.loop.drain()
+        eventually(lambda: self._prepared >= prepared + len(keys))
+        return keys
 
     def cancel(self, key: int) -> None:
         """Cancels a request."""
@@ -268,6 +279,11 @@ class LoopDriver:
         """One request, from its dispatch to its end."""
         return self.finish(self.dispatch(resume, **parameters))[0]
 
+    def _note_prepared(self) -> None:
+        with self._lock:
+            self._prepared += 1
+        self._link.wake()
+
     def _note(self, message: WorkerMessage) -> None:
         match message:
             case Accepted(key=key, acceptance=acceptance):
@@ -283,15 +299,24 @@ class LoopDriver:
                     answer.deltas.append(row)
 
 
+def text_by_channel(pieces: Iterable[RowDelta | DeltaBody]) -> dict[Channel, str]:
+    """Join the texts of each channel that got one."""
+    texts: dict[Channel, str] = {}
+    for piece in pieces:
+        if piece.text:
+            texts[piece.channel] = texts.get(piece.channel, "") + piece.text
+    return texts
+
+
 def check_every_resume(worker: LoopDriver, whole: Answer, *, at_once: int = 4) -> None:
-    """Resumes an answer after each number of tokens and compares what both parts make."""
+    """Resume an answer after each number of tokens and compare what both parts make."""
     check_resumes(worker, whole, range(len(whole.tokens)), at_once=at_once)
 
 
 def check_resumes(
     worker: LoopDriver, whole: Answer, points: Sequence[int], *, at_once: int = 4
 ) -> None:
-    """Resumes an answer after these numbers of tokens and compares what both parts make."""
+    """Resume an answer after these numbers of tokens and compare what both parts make."""
     assert whole.finish is not None
     for first in range(0, len(points), at_once):
         some = points[first : first + at_once]
@@ -300,6 +325,5 @@ def check_resumes(
             assert rest.acceptance == whole.acceptance
             assert rest.tokens == whole.tokens[point:], f"other tokens after {point}"
             assert rest.finish is whole.finish
-            for channel in Channel:
-                before = Answer(deltas=whole.until(point)).text_of(channel)
-                assert before + rest.text_of(channel) == whole.text_of(channel), point
+            both = text_by_channel([*whole.until(point), *rest.deltas])
+            assert both == text_by_channel(whole.deltas), point
