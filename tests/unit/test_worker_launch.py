@@ -6,10 +6,12 @@ import io
 import logging
 import os
 import queue
+import re
 import select
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +29,7 @@ from mlxsup.worker.spare import wait_for_spec
 from support.worker.turn_bench import make_spec
 
 SPEC = make_spec()
+WRONG = "the launch spec on standard input is wrong: "
 
 
 # ---------------------------------------------------------------- the launch spec
@@ -42,6 +45,27 @@ def test_a_spec_may_come_in_pieces_and_nothing_behind_it_is_waited_for() -> None
     finally:
         os.close(reader)
         os.close(writer)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"", "there is no launch spec on standard input: workers are started by `mlxsup start`"),
+        (b"{}\n", WRONG),
+        (b"x" * 70_000, WRONG + "a launch spec is one line of JSON of at most 64 KiB"),
+    ],
+    ids=["nothing", "no key", "too long"],
+)
+def test_a_missing_or_bad_spec_is_refused_in_one_sentence(
+    tmp_path: Path, line: bytes, message: str
+) -> None:
+    (tmp_path / "spec").write_bytes(line)
+    descriptor = os.open(tmp_path / "spec", os.O_RDONLY)
+    try:
+        with pytest.raises(LaunchError, match=f"^{re.escape(message)}"):
+            read_launch_spec(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @pytest.mark.parametrize(
