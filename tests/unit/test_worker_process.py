@@ -377,34 +377,10 @@ def test_heartbeats_that_have_ended_end_the_worker_P23(
 
 
 # ---------------------------------------------------------------- the engine's thread
-CALLS: dict[str, tuple[Any, ...]] = {
-    "load": ("report",),
-    "insert": ("row",),
-    "remove": (RequestKey(1), RequestKey(2)),
-    "drop_kept": (RequestKey(3), RequestKey(4)),
-    "free_kept": (),
-    "has_rows": (),
-    "row_count": (),
-    "predict_step_s": (),
-    "prefill_chunk": (),
-    "has_long_prompt": (),
-    "has_decoding": (),
-    "shared_pass_s": (7,),
-    "step": (),
-    "decode": (),
-    "settle": (),
-    "give_back": (),
-    "bound_rows": (9,),
-    "bytes_held": (),
-    "close": (),
-}
-
-PASSED_ON = {"give_back": (False,), "free_kept": (None,)}
-"""What is passed on of a call that leaves out what it need not give."""
-
-GIVES_NOTHING = {
-    "remove", "drop_kept", "free_kept", "settle", "give_back", "bound_rows", "close",
-}  # fmt: skip
+METHODS = sorted(
+    name for name, found in vars(Engine).items() if not name.startswith("_") and callable(found)
+)
+"""Those of the protocol; `text` is a property."""
 
 
 class Recorder:
@@ -417,45 +393,49 @@ class Recorder:
 
     def __getattr__(self, name: str) -> Any:
         def call(*arguments: Any, **named: Any) -> Any:
-            self.calls.append((name, *arguments, *named.values()))
+            self.calls.append((name, arguments, named))
             return self.predicted_s if name == "predict_step_s" else f"value of {name}"
 
         return call
 
 
-@pytest.mark.parametrize("name", [*CALLS, "set_aside"])
+def arguments_of(name: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return arguments that differ from each other for a method of an engine."""
+    takes = [*inspect.signature(getattr(Engine, name)).parameters.values()][1:]
+    named = {one.name: object() for one in takes if one.kind is one.KEYWORD_ONLY}
+    several = any(one.kind is one.VAR_POSITIONAL for one in takes)
+    return tuple(object() for _ in range(len(takes) - len(named) + several)), named
+
+
+@pytest.mark.parametrize("name", METHODS)
 def test_an_owned_engine_passes_calls_and_results_on(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.platform", "linux")
     recorder = Recorder()
     engine = OwnedEngine(recorder, 30.0)
-    if name == "set_aside":
-        engine.set_aside(RequestKey(1), keep=False)
-        assert recorder.calls == [("set_aside", 1, False)]
-        return
-    value = getattr(engine, name)(*CALLS[name])
-    assert value == (None if name in GIVES_NOTHING else f"value of {name}")
-    assert recorder.calls == [(name, *PASSED_ON.get(name, CALLS[name]))]
+    arguments, named = arguments_of(name)
+    value = getattr(engine, name)(*arguments, **named)
+    gives_nothing = inspect.signature(getattr(Engine, name)).return_annotation == "None"
+    assert value == (None if gives_nothing else f"value of {name}")
+    assert recorder.calls == [(name, arguments, named)]
+    assert engine.text is recorder.text
 
 
 def test_an_owned_engine_refuses_every_thread_but_its_owner_A1(
     supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The loop of a life has the fault that the check is there for, with every method."""
-    methods = sorted(name for name in vars(Engine) if not name.startswith("_"))
     refused: list[str] = []
 
     def run(loop: IdleLoop, must_end: Callable[[], bool]) -> None:
         engine = loop.given["engine"]
 
         def call_each() -> None:
-            for name in methods:
+            for name in [*METHODS, "text"]:
+                arguments, named = ((), {}) if name == "text" else arguments_of(name)
                 try:
-                    found = getattr(engine, name)
-                    takes = inspect.signature(found).parameters.values()
-                    named = {one.name: None for one in takes if one.kind is one.KEYWORD_ONLY}
-                    found(*[None] * (len(takes) - len(named)), **named)
+                    getattr(engine, name)(*arguments, **named)
                 except WrongThreadError:
                     refused.append(name)
 
@@ -466,8 +446,8 @@ def test_an_owned_engine_refuses_every_thread_but_its_owner_A1(
 
     run_loop(monkeypatch, run)
     assert supervisor.life().run() == ExitCode.ASKED
-    assert refused == methods
-    assert len(methods) > 10
+    assert refused == [*METHODS, "text"]
+    assert len(METHODS) > 15
 
 
 @pytest.mark.parametrize("is_broken", [False, True])
@@ -489,7 +469,7 @@ def test_where_nothing_else_ends_a_wedged_step_a_timer_does_E6(
         "cancel_dump_traceback_later",
         lambda: timers.append(("cancelled", list(recorder.calls))),
     )
-    steps = [("step",)]
+    steps: list[tuple[Any, ...]] = [("step", (), {})]
     if is_broken:
 
         def broken() -> None:
@@ -502,7 +482,7 @@ def test_where_nothing_else_ends_a_wedged_step_a_timer_does_E6(
     else:
         stepped: object = engine.step()
         assert stepped == "value of step"
-    predicted = ("predict_step_s",)
+    predicted: tuple[Any, ...] = ("predict_step_s", (), {})
     assert timers == [
         (10 * (30.0 + 4 * 2.5), True, [predicted]),
         ("cancelled", [predicted, *steps]),
