@@ -119,14 +119,15 @@ def test_a_reader_that_stands_still_fills_the_outbox_and_order_is_kept(
 
 
 def test_close_sends_what_is_left(far: Far) -> None:
-    # A receiver at its high-water mark loses what is behind it when the peer closes.
-    far.socket.close()
-    far.socket = far.bind(zmq.DEALER, far.endpoint, 1000)
-    link = Link(far.endpoint)
-    for number in range(20):
+    endpoint, count = far.endpoint + "-late", 2 * HIGH_WATER_MARK
+    link = Link(endpoint)
+    for number in range(count):
         link.send(Step(step=number))
-    link.close(10.0)
-    assert [far.step_number() for _ in range(20)] == list(range(20))
+    assert not link.flush(), "more than the socket takes"
+    far.socket.close()
+    far.socket = far.bind(zmq.DEALER, endpoint, 10 * count)
+    link.close(60.0)
+    assert [far.step_number() for _ in range(count)] == list(range(count))
 
 
 def test_close_gives_up_on_a_reader_that_is_gone(far: Far) -> None:
