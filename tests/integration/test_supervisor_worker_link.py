@@ -181,9 +181,13 @@ async def test_a_stranger_on_the_socket_has_no_effect(
         stranger.connect(bench.link.endpoint)
         if is_before:
             stranger.send_multipart(frames)
+            await eventually_async(lambda: bench.sockets[zmq.ROUTER].taken)
+            assert bench.events == []
         bench.say(HELLO)
         assert await bench.said(0) == HELLO
         stranger.send_multipart(frames)
+        if is_before:  # otherwise it may be too late to connect
+            await eventually_async(lambda: bench.sockets[zmq.ROUTER].taken == 3)
         bench.say(progress)
         assert await bench.said(1) == progress
     assert len(bench.events) == 2
