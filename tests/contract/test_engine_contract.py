@@ -1,4 +1,4 @@
-"""What every `Engine` must do; the step loop relies on nothing else."""
+"""The contract of every `Engine`; the step loop relies on nothing else."""
 
 from __future__ import annotations
 

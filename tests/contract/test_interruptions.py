@@ -123,7 +123,7 @@ def test_an_acceptance_holds_all_that_was_asked_F10(worker: LoopDriver) -> None:
 
 @pytest.mark.parametrize("make", ["fake", SHORT], indirect=True, scope="session")
 def test_the_budget_of_a_default_max_tokens_counts_from_the_prompt_F10(worker: LoopDriver) -> None:
-    """What fits into the context is decided once: a longer prompt does not shorten the answer.
+    """The room in the context is decided once: a longer prompt does not shorten the answer.
 
     The step loop decides it before the engine is asked, so that one model is enough.
     """

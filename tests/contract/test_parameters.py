@@ -145,7 +145,7 @@ def test_ids_that_the_model_does_not_have_fail_alone_C7(
 
 
 def around(border: int, answer: Answer) -> list[int]:
-    """Where to resume an answer: at its beginning, around the border, and before its last token."""
+    """Return where to resume an answer: at its beginning, around the border, before its end."""
     count = len(answer.tokens)
     near = {0, 1, 2, *range(border - 2, border + 2), count - 1}
     return sorted(near & set(range(count)))
@@ -234,7 +234,7 @@ def test_a_stop_string_that_ends_with_token_min_tokens_ends_the_answer(worker: L
     assert len(later.tokens) > number
 
 
-def test_a_row_with_ends_of_its_own_changes_nobody(worker: LoopDriver) -> None:
+def test_a_row_with_ends_of_its_own_changes_no_other_row(worker: LoopDriver) -> None:
     free = [worker.answer(prompt=f"row {n}", max_tokens=16).tokens for n in range(3)]
     keys = [worker.dispatch(prompt=f"row {n}", max_tokens=16) for n in range(3)]
     own = worker.dispatch(

@@ -286,7 +286,7 @@ GONE = WorkerUnlinked(now=5.0, model=ModelName("m"), generation=Generation(3))
 async def test_the_end_of_the_workers_connection_is_reported_once_P23(
     bench: Bench, how: str
 ) -> None:
-    """What connects afterwards, the same process too, is a stranger: its work is lost."""
+    """A later connection, of the same process too, is a stranger's: its work is lost."""
     bench.say(HELLO)
     bench.say(Step(step=1))
     assert await bench.said(1) == Step(step=1)

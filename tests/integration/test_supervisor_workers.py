@@ -61,7 +61,7 @@ FAKE = LaunchSettings(path="", engine="fake")
 
 
 class Around:
-    """What the lives of workers and spares need from the supervisor, and what they report.
+    """A supervisor around the lives of workers and spares that notes what they report.
 
     Attributes:
         calls: everything, in order.
@@ -112,7 +112,7 @@ class Around:
 
 
 def ignore(*_: object) -> None:
-    """What a worker measured matters to others."""
+    """Take anything."""
 
 
 # ---------------------------------------------------------------- one life
@@ -462,7 +462,7 @@ RECORDED = "(spare worker)"
 
 
 class Spares(Around):
-    """What spares need, and all of them."""
+    """A supervisor around spares."""
 
     def __init__(self, folder: Path, *argv: str) -> None:
         super().__init__(folder, *argv)

@@ -291,7 +291,7 @@ NAMES = ("weather", "time")
 
 
 def shown_text(text: str, size: int = 1, names: tuple[str, ...] = NAMES) -> tuple[str, int, str]:
-    """What is let out, behind how many characters the first of it was, and what is held."""
+    """Return the text let out, behind how many characters the first came, and the text held."""
     watch, out, first = BareCallWatch(names), "", -1
     for at in range(0, len(text), size):
         piece = watch.add(text[at : at + size])

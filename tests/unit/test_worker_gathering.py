@@ -224,7 +224,7 @@ def test_rows_wait_within_the_limits_in_any_order_of_events(events: list[str | i
         waiting = [key for key in ready_at if key in bench.loop.open_keys - {*bench.engine.rows}]
         ready_at = {key: ready_at[key] for key in waiting}
         if waiting:
-            assert not had_rows, "somebody runs, so nobody waits"
+            assert not had_rows, "none waits beside rows that run"
             assert len(waiting) < 3
             assert bench.now < min(ready_at.values()) + MOST_S
             assert preparing or bench.now < arrived_at + QUIET_S

@@ -271,7 +271,7 @@ def test_the_engine_is_told_what_its_rows_may_take() -> None:
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """What the engine of the next bench holds, in bytes."""
+    """The bytes that the engine of the next bench holds."""
     sizes = [10]
     monkeypatch.setattr(
         "support.worker.turn_bench.Engine.bytes_held", lambda self: EngineBytes(active=sizes[0])
@@ -303,7 +303,7 @@ def test_memory_is_looked_at_once_in_many_steps_and_the_books_in_each(held: list
 
 
 def test_the_memory_of_another_budget_is_that_after_it_came(held: list[int]) -> None:
-    """What was given back for it must show as soon as it is said that the rows keep to it."""
+    """Memory given back for it must show as soon as the rows are said to keep to it."""
     bench = Bench()
     bench.start(A)
     held[0] = 20

@@ -335,7 +335,7 @@ def test_sigterm_interrupts_a_load_where_it_stands_B9(
 
 
 class Waking(Link):
-    """What a termination handler needs of a link, without a socket."""
+    """A link without a socket, for a termination handler."""
 
     def __init__(self) -> None:
         self.wakes = 0

@@ -348,7 +348,7 @@ def test_endless_half_characters_are_shown() -> None:
 
 
 def test_the_window_stays_small_and_keeps_the_token_before() -> None:
-    """How a token is spaced may depend on the one before it."""
+    """The space before a token may depend on the token before it."""
     seen: list[int] = []
 
     def spaced(tokens: list[int]) -> str:

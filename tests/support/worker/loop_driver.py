@@ -46,7 +46,7 @@ MAX_TURNS = 200_000
 
 @dataclass(slots=True)
 class Answer:
-    """What the worker said of one request.
+    """The messages about one request.
 
     Attributes:
         deltas: every delta, in order.

@@ -114,5 +114,5 @@ def play_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def learned_in(folder: Path, generation: int) -> dict[str, Any]:
-    """What a spec says of the worker with that number and the folder of what is learned."""
+    """Return the changes of a spec for a life with this number and folder of what is learned."""
     return {"learned_dir": str(folder), "generation": Generation(generation)}

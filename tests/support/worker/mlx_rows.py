@@ -89,7 +89,7 @@ def _load_fingerprint(path: Path, changed_ns: tuple[int, ...]) -> str:
 
 
 def known_as(path: Path, way: Batching) -> dict[str, str]:
-    """What makes an engine of this folder run its rows in one of the three ways, unprobed."""
+    """Return what makes an engine of this folder run its rows in this way, unprobed."""
     return {"fingerprint": fingerprint_of(path), "batching": way, "reason": "a test says so"}
 
 

@@ -53,7 +53,7 @@ TOKEN = "token-of-this-incarnation"
 
 @dataclass(slots=True)
 class Stream:
-    """What came for one request."""
+    """The answer to one request so far."""
 
     acceptance: Acceptance | None = None
     text: str = ""
