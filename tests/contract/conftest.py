@@ -1,21 +1,20 @@
 """Both engines, loaded, for every test of the contract; MLX's in each way of running rows."""
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.launch import LaunchSpec
 from mlxsup.protocol.states import Batching
 from mlxsup.worker.engine import Engine
 from mlxsup.worker.engines.fake.engine import FakeEngine
 
 from support.worker.loop_driver import LoopDriver
+from support.worker.turn_bench import make_spec
 
-MAX_CONCURRENCY = 4
 SHORT_CONTEXT = 512
 """Of the engine `short`, for a test that fills the context: reading 4,000 tokens takes seconds."""
 
@@ -33,21 +32,8 @@ SLOW = {"bf16", "deepseek_v3", "falcon_h1", "gemma3_text", "qwen3_next"}
 """Of these, `make test` tries the caches and the log-probabilities alone (tests/mlx)."""
 
 
-def spec_for(name: str, path: Path) -> LaunchSpec:
-    return LaunchSpec(
-        model=ModelName("m"),
-        generation=Generation(1),
-        token="t",
-        endpoint="ipc:///unused",
-        supervisor_pid=os.getpid(),
-        engine=name,
-        path=str(path),
-        max_concurrency=MAX_CONCURRENCY,
-        step_timeout_s=30.0,
-        decode_stall_target_ms=250,
-        prefix_cache_bytes=0,
-        fake={"prefill_tokens_per_step": 64, "token_bytes": 64} if name == "fake" else {},
-    )
+def spec_for(name: str, path: Path, **changes: Any) -> LaunchSpec:
+    return make_spec(engine=name, path=str(path), prefix_cache_bytes=0, **changes)
 
 
 @pytest.fixture(scope="session")
@@ -67,7 +53,7 @@ def bf16_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(
-    scope="module",
+    scope="session",
     params=[
         "fake",
         *(
@@ -83,7 +69,8 @@ def make(
 ) -> Callable[[], Engine]:
     """Makes an engine that is not loaded yet."""
     if request.param == "fake":
-        return lambda: FakeEngine(spec_for("fake", Path("/nowhere")))
+        fake = {"prefill_tokens_per_step": 64, "token_bytes": 64}
+        return lambda: FakeEngine(spec_for("fake", Path("/nowhere"), fake=fake))
     from mlxsup.worker.engines.mlx.engine import MlxEngine
 
     from support.worker.mlx_rows import known_as
@@ -121,11 +108,11 @@ def skip_what_rounding_may_change(request: pytest.FixtureRequest) -> None:
         pytest.skip("the model's numbers are rounded differently in other company")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def worker(make: Callable[[], Engine]) -> Iterator[LoopDriver]:
-    """A step loop over a loaded engine; the tests of a module share it."""
+    """A step loop over a loaded engine; the tests share it."""
     engine = make()
-    driver = LoopDriver(engine, engine.load(lambda phase, at: None), MAX_CONCURRENCY)
+    driver = LoopDriver(engine, engine.load(lambda phase, at: None))
     yield driver
     driver.close()
     engine.close()

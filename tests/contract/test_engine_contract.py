@@ -1,8 +1,9 @@
-"""What every `Engine` must do; the step loop relies on nothing else."""
+"""The contract of every `Engine`; the step loop relies on nothing else."""
+
+from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import pytest
 
@@ -19,7 +20,10 @@ LONG = 700
 """Tokens of a prompt that takes several steps of prefill in either engine, or is let do so."""
 
 CHUNK = 64
-"""Tokens that MLX's engine reads in a step that is to end within a prompt, however fast it is."""
+"""Tokens that MLX's engine reads in a step of `in_chunks`, however fast this machine is."""
+
+LIMIT = 2000
+"""Steps in which everything here has happened."""
 
 
 class Loaded:
@@ -31,10 +35,9 @@ class Loaded:
         self.facts: EngineFacts = engine.load(lambda phase, at: self.progress.append((phase, at)))
         self.rows_after_load = engine.has_rows()
         self.keys: set[RequestKey] = set()
-        self.is_closed = False
 
     def row(self, key: int, length: int = 5, **parameters: object) -> Row:
-        """A row whose prompt depends on its key."""
+        """Return a row whose prompt depends on its key."""
         tokens = [20 + (key * 31 + i * 7) % 180 for i in range(length)]
         values = row_values(**{"max_tokens": 8, "seed": key, **parameters})
         return Row(key=RequestKey(key), tokens=tokens, **values)
@@ -45,7 +48,7 @@ class Loaded:
             self.engine.insert(row)
 
     def step(self) -> StepResult:
-        """One step, held to what each must keep."""
+        """Make a step, held to what each must keep."""
         result = self.engine.step()
         keys = [token.key for token in result.tokens]
         assert len(keys) == len(set(keys)), "more than one token of a row in one step"
@@ -54,17 +57,16 @@ class Loaded:
             assert token.token is not None or token.finish is not None
         for prefill in result.prefill:
             assert 0 < prefill.done <= prefill.total
+            assert prefill.computed >= 0
+        assert 0.0 <= result.decode_s <= result.took_s
         return result
 
-    def run(self, *rows: Row, limit: int = 2000) -> dict[int, list[int]]:
-        """Inserts, steps until nothing is left, and returns the tokens by key."""
+    def run(self, *rows: Row) -> dict[int, list[int]]:
+        """Insert, step until nothing is left, and return the tokens by key."""
         self.insert(*rows)
-        return self.run_on(limit)
-
-    def run_on(self, limit: int = 2000) -> dict[int, list[int]]:
         tokens: dict[int, list[int]] = {}
         finished: dict[int, FinishReason] = {}
-        for _ in range(limit):
+        for _ in range(LIMIT):
             if not self.engine.has_rows():
                 return tokens
             for token in self.step().tokens:
@@ -74,43 +76,32 @@ class Loaded:
                     tokens[token.key].append(token.token)
                 if token.finish is not None:
                     finished[token.key] = token.finish
-        raise AssertionError(f"rows were left after {limit} steps")
+        raise AssertionError(f"rows were left after {LIMIT} steps")
 
     def step_until_token_of(self, key: int) -> None:
-        for _ in range(2000):
+        for _ in range(LIMIT):
             if any(token.key == key for token in self.step().tokens):
                 return
         raise AssertionError(f"no token of {key}")
 
-    def step_into_prefill_of(self, key: int) -> None:
+    def is_within_prompt(self, key: int) -> bool:
+        """Make steps until one has read a part of this prompt; return True if more is left."""
         for _ in range(10):
-            with mock.patch.object(PrefillPacer, "chunk", return_value=CHUNK):
-                result = self.step()
-            for prefill in result.prefill:
+            for prefill in self.step().prefill:
                 if prefill.key == key:
-                    assert prefill.done < prefill.total, "no step is within the prompt"
-                    return
+                    return prefill.done < prefill.total
         raise AssertionError(f"no prefill of {key}")
 
-    def close(self) -> None:
-        if not self.is_closed:
-            self.is_closed = True
-            self.engine.close()
+
+def lengths(tokens: dict[int, list[int]]) -> dict[int, int]:
+    return {key: len(some) for key, some in tokens.items()}
 
 
 @pytest.fixture(scope="module")
 def shared(make: Callable[[], Engine]) -> Iterator[Loaded]:
     made = Loaded(make())
     yield made
-    made.close()
-
-
-@pytest.fixture
-def fresh(make: Callable[[], Engine]) -> Iterator[Loaded]:
-    """An engine that has not learned yet how much of a prompt fits into a step."""
-    made = Loaded(make())
-    yield made
-    made.close()
+    made.engine.close()
 
 
 @pytest.fixture
@@ -122,34 +113,46 @@ def loaded(shared: Loaded) -> Iterator[Loaded]:
     assert left == 0, "rows are left"
 
 
-def test_a_load_reports_progress_and_returns_facts_B1(loaded: Loaded) -> None:
+@pytest.fixture
+def in_chunks(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> Loaded:
+    """The same engine, which reads a long prompt in several steps."""
+    monkeypatch.setattr(PrefillPacer, "chunk", lambda *_, **__: CHUNK)
+    return loaded
+
+
+def test_a_load_reports_progress_returns_facts_and_leaves_no_row_B1_B5(loaded: Loaded) -> None:
     at = [progress for _, progress in loaded.progress]
     assert at
     assert at == sorted(at)
     assert 0.0 <= at[0] <= at[-1] <= 1.0
-    assert loaded.facts.context_length > 1
-    assert loaded.facts.vocabulary_size > 1
+    assert min(loaded.facts.context_length, loaded.facts.vocabulary_size) > 1
     assert loaded.facts.fingerprint
     assert loaded.facts.backend
-
-
-def test_a_load_leaves_no_row_B5(loaded: Loaded) -> None:
     assert not loaded.rows_after_load
+    loaded.run(loaded.row(1))
+    assert loaded.engine.predict_step_s() >= 0
+    held = loaded.engine.bytes_held()
+    assert min(held.active, held.cache, held.peak) >= 0
 
 
-def test_the_fingerprint_is_that_of_the_model(make: Callable[[], Engine], loaded: Loaded) -> None:
+def test_another_life_has_the_same_fingerprint_and_closes_with_rows_left_E2(
+    make: Callable[[], Engine], loaded: Loaded
+) -> None:
     again = Loaded(make())
-    again.close()
     assert again.facts.fingerprint == loaded.facts.fingerprint
+    again.insert(again.row(1, LONG), again.row(2))
+    again.step()
+    assert again.engine.row_count() == 2
+    again.engine.close()
+    assert (again.engine.has_rows(), again.engine.row_count()) == (False, 0)
 
 
+# ---------------------------------------------------------------- answers
 def test_exactly_max_tokens_then_length(loaded: Loaded) -> None:
     loaded.insert(loaded.row(1, max_tokens=6))
     seen = [token for _ in range(40) if loaded.engine.has_rows() for token in loaded.step().tokens]
-    assert len(seen) == 6
     assert all(token.token is not None for token in seen)
     assert [token.finish for token in seen] == [None] * 5 + [FinishReason.LENGTH]
-    assert not loaded.engine.has_rows()
 
 
 @pytest.mark.parametrize("length", [1, 2, LONG])
@@ -157,119 +160,38 @@ def test_one_token_answers_and_prompts_of_any_length(loaded: Loaded, length: int
     assert len(loaded.run(loaded.row(1, length, max_tokens=1))[1]) == 1
 
 
-def test_prefill_is_reported_up_to_the_whole_prompt(loaded: Loaded) -> None:
-    loaded.insert(loaded.row(1, LONG, max_tokens=2))
-    reported = []
-    while loaded.engine.has_rows():
-        reported += [p for p in loaded.step().prefill if p.key == 1]
-    assert {p.total for p in reported} == {LONG}
-    done = [p.done for p in reported]
-    assert done == sorted(done)
+def test_rows_of_different_lengths_all_end(loaded: Loaded) -> None:
+    rows = [loaded.row(k, 3 + 50 * k, max_tokens=3 * k) for k in (1, 2, 3, 4)]
+    assert lengths(loaded.run(*rows)) == {k: 3 * k for k in (1, 2, 3, 4)}
 
 
-def test_a_step_says_what_it_computed_and_for_whom(loaded: Loaded) -> None:
+def test_steps_say_what_they_computed_and_for_whom_up_to_the_whole_prompt(loaded: Loaded) -> None:
     rows = [loaded.row(11, LONG), loaded.row(12), loaded.row(13, 1)]
     loaded.keys.update(row.key for row in rows)
     to_compute = {row.key: len(row.tokens) - loaded.engine.insert(row) for row in rows}
     computed = dict.fromkeys(to_compute, 0)
+    done: list[int] = []
     while loaded.engine.has_rows():
         result = loaded.step()
-        assert 0.0 <= result.decode_s <= result.took_s
-        assert result.tokens or any(row.computed for row in result.prefill), "nobody pays for it"
+        assert result.tokens or any(row.computed for row in result.prefill), "nothing pays for it"
         for read in result.prefill:
-            assert read.computed >= 0
             computed[read.key] += read.computed
+            if read.key == 11:
+                assert read.total == LONG
+                done.append(read.done)
     assert computed == to_compute
-
-
-def test_rows_of_different_lengths_all_end(loaded: Loaded) -> None:
-    rows = [loaded.row(k, 3 + 50 * k, max_tokens=3 * k) for k in (1, 2, 3, 4)]
-    assert {key: len(tokens) for key, tokens in loaded.run(*rows).items()} == {
-        k: 3 * k for k in (1, 2, 3, 4)
-    }
+    assert done == sorted(done)
 
 
 def test_a_row_inserted_while_others_decode_is_in_by_the_next_step_C2(loaded: Loaded) -> None:
     loaded.insert(loaded.row(1, max_tokens=200))
     loaded.step_until_token_of(1)
     loaded.insert(loaded.row(2, 40, max_tokens=3))
-    first = loaded.step()
-    second = loaded.step()
+    first, second = loaded.step(), loaded.step()
     keys = {p.key for p in first.prefill} | {t.key for t in first.tokens}
     assert 2 in keys, "no work was done for the new row in the next step"
     assert 1 in {t.key for t in first.tokens + second.tokens}, "the running row stood still"
-    loaded.engine.remove(RequestKey(1))
-    loaded.engine.remove(RequestKey(2))
-
-
-def test_remove_in_prefill_leaves_nothing_D3(fresh: Loaded) -> None:
-    loaded = fresh
-    loaded.insert(loaded.row(1, LONG))
-    loaded.step_into_prefill_of(1)
-    loaded.engine.remove(RequestKey(1))
-    assert not loaded.engine.has_rows()
-    assert set(loaded.run(loaded.row(2))) == {2}
-
-
-def test_remove_before_the_first_step_leaves_nothing_D2(loaded: Loaded) -> None:
-    loaded.insert(loaded.row(1))
-    loaded.engine.remove(RequestKey(1))
-    assert not loaded.engine.has_rows()
-
-
-def test_remove_in_decode_touches_no_other_row_D3_D8(loaded: Loaded) -> None:
-    alone = loaded.run(loaded.row(2, max_tokens=20))[2]
-    loaded.insert(loaded.row(1, max_tokens=20), loaded.row(2, max_tokens=20))
-    loaded.step_until_token_of(1)
-    loaded.engine.remove(RequestKey(1))
-    rest = loaded.run_on()
-    assert 1 not in rest
-    assert alone[-len(rest[2]) :] == rest[2]
-
-
-def test_remove_twice_and_of_unknown_keys_is_harmless_D6(loaded: Loaded) -> None:
-    loaded.insert(loaded.row(1))
-    loaded.step()
-    for key in (1, 1, 99):
-        loaded.engine.remove(RequestKey(key))
-    assert not loaded.engine.has_rows()
-    finished = loaded.run(loaded.row(3, max_tokens=1))
-    loaded.engine.remove(RequestKey(3))
-    assert len(finished[3]) == 1
-
-
-@pytest.mark.bits
-def test_several_rows_leave_at_once_wherever_they_stand_D3_D8(fresh: Loaded) -> None:
-    """One decodes, one is in prefill, one has not begun, one is not there at all."""
-    loaded = fresh
-    alone = loaded.run(loaded.row(2, max_tokens=20))[2]
-    loaded.insert(loaded.row(1, max_tokens=20), loaded.row(2, max_tokens=20))
-    loaded.step_until_token_of(1)
-    loaded.insert(loaded.row(3, LONG))
-    loaded.step_into_prefill_of(3)
-    loaded.insert(loaded.row(4))
-    loaded.engine.remove(*map(RequestKey, (4, 1, 99, 3, 1)))
-    assert loaded.engine.row_count() == 1
-    rest = loaded.run_on()
-    assert set(rest) == {2}
-    assert alone[-len(rest[2]) :] == rest[2]
-    loaded.engine.remove()
-    again = loaded.run(*(loaded.row(k, max_tokens=2) for k in (1, 3, 4, 5)))
-    assert {key: len(tokens) for key, tokens in again.items()} == dict.fromkeys((1, 3, 4, 5), 2)
-
-
-def test_a_full_batch_has_its_slots_free_after_removal_D11(loaded: Loaded) -> None:
-    loaded.insert(*(loaded.row(k, max_tokens=50) for k in (1, 2, 3, 4)))
-    loaded.step_until_token_of(1)
-    for key in (1, 2, 3, 4):
-        loaded.engine.remove(RequestKey(key))
-    again = loaded.run(*(loaded.row(k, max_tokens=2) for k in (5, 6, 7, 8)))
-    assert {key: len(tokens) for key, tokens in again.items()} == dict.fromkeys((5, 6, 7, 8), 2)
-
-
-def test_greedy_answers_repeat(loaded: Loaded) -> None:
-    first = loaded.run(loaded.row(1, max_tokens=24))[1]
-    assert loaded.run(loaded.row(1, max_tokens=24, seed=99))[1] == first
+    loaded.engine.remove(RequestKey(1), RequestKey(2))
 
 
 @pytest.mark.bits
@@ -277,6 +199,7 @@ def test_a_batched_greedy_answer_equals_the_solo_one_C10(loaded: Loaded) -> None
     rows = [loaded.row(k, 5 + 9 * k, max_tokens=16) for k in (1, 2, 3, 4)]
     solo = {row.key: loaded.run(row)[row.key] for row in rows}
     assert loaded.run(*rows) == solo
+    assert loaded.run(loaded.row(1, 14, max_tokens=16, seed=99))[1] == solo[RequestKey(1)]
 
 
 @pytest.mark.bits
@@ -309,39 +232,119 @@ def test_a_seed_decides_a_sampled_answer_alone_and_in_a_batch_A6(loaded: Loaded)
     assert loaded.run(loaded.row(1, seed=6, **sampled))[1] != alone
 
 
-def test_a_prediction_and_memory_are_numbers(loaded: Loaded) -> None:
-    loaded.run(loaded.row(1))
-    assert loaded.engine.predict_step_s() >= 0
-    held = loaded.engine.bytes_held()
-    assert min(held.active, held.cache, held.peak) >= 0
+# ---------------------------------------------------------------- rows that leave
+@pytest.mark.bits
+def test_rows_leave_wherever_they_stand_and_touch_no_other_D2_D3_D8(in_chunks: Loaded) -> None:
+    """One decodes, one is in prefill, one has not begun, one is not there at all."""
+    loaded = in_chunks
+    alone = loaded.run(loaded.row(2, max_tokens=20))[2]
+    loaded.insert(loaded.row(1, max_tokens=20), loaded.row(2, max_tokens=20))
+    loaded.step_until_token_of(1)
+    loaded.insert(loaded.row(3, LONG))
+    assert loaded.is_within_prompt(3)
+    loaded.insert(loaded.row(4))
+    loaded.engine.remove(*map(RequestKey, (4, 1, 99, 3, 1)))
+    assert loaded.engine.row_count() == 1
+    rest = loaded.run()
+    assert set(rest) == {2}
+    assert alone[-len(rest[2]) :] == rest[2]
 
 
+@pytest.mark.parametrize("at", ["once", "prefill", "decode"])
+def test_a_full_batch_has_its_slots_free_after_removal_D6_D11(in_chunks: Loaded, at: str) -> None:
+    loaded, keys = in_chunks, [RequestKey(key) for key in (1, 2, 3, 4)]
+    loaded.insert(*(loaded.row(k, LONG if at == "prefill" else 5, max_tokens=50) for k in keys))
+    if at == "prefill":
+        assert loaded.is_within_prompt(1)
+    elif at == "decode":
+        loaded.step_until_token_of(1)
+    for key in [*keys, *keys, RequestKey(99)]:
+        loaded.engine.remove(key)
+    assert not loaded.engine.has_rows()
+    again = loaded.run(*(loaded.row(k, max_tokens=2) for k in (5, 6, 7, 8)))
+    assert lengths(again) == dict.fromkeys((5, 6, 7, 8), 2)
+    loaded.engine.remove()
+    loaded.engine.remove(RequestKey(5))
+
+
+# ---------------------------------------------------------------- prompts that may not be read
+def test_rows_that_decode_continue_while_a_long_prompt_is_held(in_chunks: Loaded) -> None:
+    loaded, engine = in_chunks, in_chunks.engine
+    assert (engine.has_long_prompt(), engine.has_decoding()) == (False, False)
+    loaded.insert(loaded.row(1, max_tokens=200))
+    loaded.step_until_token_of(1)
+    assert (engine.has_long_prompt(), engine.has_decoding()) == (False, True)
+    loaded.insert(loaded.row(2, LONG, max_tokens=4))
+    assert engine.has_long_prompt()
+    for _ in range(5):
+        result = engine.decode()
+        assert [token.key for token in result.tokens] == [1]
+        assert result.prefill == []
+    engine.remove(RequestKey(1))
+    assert (engine.has_long_prompt(), engine.has_decoding()) == (True, False)
+    assert (engine.decode().tokens, engine.row_count()) == ([], 1)
+    engine.remove(RequestKey(2))
+
+
+def test_a_prompt_is_long_up_to_its_end_and_its_first_token_needs_no_reading(
+    in_chunks: Loaded,
+) -> None:
+    loaded, engine = in_chunks, in_chunks.engine
+    loaded.insert(loaded.row(2, LONG, max_tokens=4))
+    read, seen, steps = 0, 0, 0
+    while engine.has_long_prompt():
+        assert not engine.has_decoding()
+        result = loaded.step()
+        read = max([read, *(prefill.done for prefill in result.prefill)])
+        seen += len(result.tokens)
+        steps += 1
+    assert read >= LONG - 1
+    assert steps > 2
+    for _ in range(3):
+        if not seen:
+            assert engine.has_decoding()
+            seen += len(engine.decode().tokens)
+    assert seen == 1
+    engine.remove(RequestKey(2))
+    assert (engine.has_long_prompt(), engine.has_decoding()) == (False, False)
+
+
+@pytest.mark.draws
+@pytest.mark.bits
+def test_an_answer_does_not_depend_on_when_its_prompt_was_held(in_chunks: Loaded) -> None:
+    loaded = in_chunks
+
+    def answer(holds: int) -> list[int | None]:
+        loaded.insert(loaded.row(3, LONG))
+        tokens: list[int | None] = []
+        for index in range(LIMIT):
+            if not loaded.engine.has_rows():
+                return tokens
+            is_held = index % (holds + 1) != 0
+            result = loaded.engine.decode() if is_held else loaded.step()
+            tokens += [token.token for token in result.tokens]
+        raise AssertionError("no end")
+
+    alone = answer(0)
+    assert len(alone) == 8
+    assert answer(2) == alone
+
+
+# ---------------------------------------------------------------- text
 def test_text_goes_through_tokens_and_back_G7(loaded: Loaded) -> None:
-    codec = loaded.engine.text
-    text = "tide 🦊 über 日本."
+    codec, text = loaded.engine.text, "tide 🦊 über 日本."
     prompt = codec.encode(RequestBody(prompt=text))
     detokenizer = codec.detokenizer()
     shown = "".join(detokenizer.add(token) for token in prompt.tokens) + detokenizer.finish()
     assert text in shown
 
 
-def test_a_chat_is_rendered_and_ids_are_taken_as_they_are(loaded: Loaded) -> None:
+def test_a_chat_is_rendered_and_ids_of_the_vocabulary_are_taken_as_they_are_C7(
+    loaded: Loaded,
+) -> None:
     codec = loaded.engine.text
-    chat = codec.encode(RequestBody(messages=[{"role": "user", "content": "hello"}]))
-    assert chat.tokens
+    assert codec.encode(RequestBody(messages=[{"role": "user", "content": "hello"}])).tokens
     assert codec.encode(RequestBody(prompt_tokens=[20, 30, 40])).tokens == [20, 30, 40]
-
-
-def test_ids_outside_the_vocabulary_are_the_requests_own_error_C7(loaded: Loaded) -> None:
     with pytest.raises(RemoteError) as caught:
-        loaded.engine.text.encode(RequestBody(prompt_tokens=[loaded.facts.vocabulary_size]))
+        codec.encode(RequestBody(prompt_tokens=[loaded.facts.vocabulary_size]))
     assert caught.value.code is ErrorCode.INVALID_REQUEST
-
-
-def test_close_with_rows_left_E2(make: Callable[[], Engine]) -> None:
-    loaded = Loaded(make())
-    loaded.insert(loaded.row(1, LONG), loaded.row(2))
-    loaded.step()
-    assert loaded.engine.row_count() == 2
-    loaded.close()
-    assert (loaded.engine.has_rows(), loaded.engine.row_count()) == (False, 0)

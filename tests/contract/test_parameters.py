@@ -13,6 +13,7 @@ from mlxsup.protocol.states import FinishReason
 
 from support.worker.loop_driver import Answer, LoopDriver, check_every_resume, check_resumes
 
+PROMPT = "a fox 🦊 and an owl"
 ALL_AT_ONCE: dict[str, Any] = {
     "temperature": 1.1,
     "top_k": 200,
@@ -23,7 +24,7 @@ ALL_AT_ONCE: dict[str, Any] = {
     "repetition_penalty": 1.3,
     "presence_penalty": 0.5,
     "frequency_penalty": 0.4,
-    "penalty_window": 30,
+    "penalty_window": 12,
     "logit_bias": {"100": 3.5, "120": -5},
     "seed": 12,
     "logprobs": True,
@@ -100,11 +101,11 @@ def test_random_parameters_give_the_same_answer_alone_and_together_C8_C10(
 @pytest.mark.draws
 @pytest.mark.bits
 def test_resumed_at_every_token_with_everything_asked_F10(worker: LoopDriver) -> None:
-    whole = worker.answer(prompt="a fox 🦊 and an owl", max_tokens=32, **ALL_AT_ONCE)
-    assert len(whole.tokens) == 32
+    whole = worker.answer(prompt=PROMPT, max_tokens=20, **ALL_AT_ONCE)
+    assert len(whole.tokens) == 20
     check_every_resume(worker, whole)
-    rest = worker.answer(whole.resume_after(20))
-    assert logprobs_of(rest.deltas) == logprobs_of(whole.deltas)[20:]
+    rest = worker.answer(whole.resume_after(14))
+    assert logprobs_of(rest.deltas) == logprobs_of(whole.deltas)[14:]
 
 
 def logprobs_of(deltas: list[Any]) -> list[Any]:
@@ -129,20 +130,22 @@ def test_every_token_has_its_logprob_where_asked(worker: LoopDriver) -> None:
     assert nothing.tokens == got.tokens
 
 
-def test_a_wrong_request_fails_alone_C7(worker: LoopDriver) -> None:
+@pytest.mark.parametrize(
+    ("parameter", "value"), [("logit_bias", {"4000000": 1.0}), ("stop_token_ids", [1, 4_000_000])]
+)
+def test_ids_that_the_model_does_not_have_fail_alone_C7(
+    worker: LoopDriver, parameter: str, value: Any
+) -> None:
     good = worker.dispatch(prompt="fine", max_tokens=3)
-    bad = worker.dispatch(prompt="x", logit_bias={"4000000": 1.0})
+    bad = worker.dispatch(prompt="x", **{parameter: value})
     answers = worker.finish(good, bad)
     assert len(answers[0].tokens) == 3
     assert answers[1].error is not None
-    assert answers[1].error["detail"]["parameter"] == "logit_bias"
-
-
-PROMPT = "a fox 🦊 and an owl"
+    assert answers[1].error["detail"]["parameter"] == parameter
 
 
 def around(border: int, answer: Answer) -> list[int]:
-    """Where to resume an answer: at its beginning, around the border, and before its last token."""
+    """Return where to resume an answer: at its beginning, around the border, before its end."""
     count = len(answer.tokens)
     near = {0, 1, 2, *range(border - 2, border + 2), count - 1}
     return sorted(near & set(range(count)))
@@ -159,29 +162,21 @@ def test_a_stop_token_ends_the_answer_and_is_no_part_of_it(
     worker: LoopDriver, temperature: float
 ) -> None:
     asked: dict[str, Any] = {"prompt": PROMPT, "temperature": temperature, "seed": 3}
-    free = worker.answer(max_tokens=40, **asked)
+    free = worker.answer(max_tokens=24, **asked)
     place = first_new_token(free.tokens, 4)
     ends = [free.tokens[place]] * 2
-    got = worker.answer(max_tokens=40, stop_token_ids=ends, **asked)
+    got = worker.answer(max_tokens=24, stop_token_ids=ends, **asked)
     assert (got.tokens, got.finish) == (free.tokens[:place], FinishReason.STOP)
     assert free.text.startswith(got.text.rstrip("\ufffd")), "half a character at the end"
     check_every_resume(worker, got)
-    assert not worker.engine.has_rows()
-
-
-@pytest.mark.bits
-def test_a_stop_token_may_be_the_first_and_the_last_one(worker: LoopDriver) -> None:
-    free = worker.answer(prompt=PROMPT, max_tokens=40)
-    at_once = worker.answer(prompt=PROMPT, max_tokens=40, stop_token_ids=[free.tokens[0]])
-    assert (at_once.tokens, at_once.text, at_once.finish) == ([], "", FinishReason.STOP)
-    place = first_new_token(free.tokens, 4)
-    asked: dict[str, Any] = {"prompt": PROMPT, "stop_token_ids": [free.tokens[place]]}
-    at_last = worker.answer(max_tokens=place + 1, **asked)
-    assert (at_last.tokens, at_last.finish) == (free.tokens[:place], FinishReason.STOP)
-    before = worker.answer(max_tokens=place, **asked)
-    assert (before.tokens, before.finish) == (free.tokens[:place], FinishReason.LENGTH)
-    without = worker.answer(prompt=PROMPT, max_tokens=40, stop_token_ids=[])
-    assert without.tokens == free.tokens
+    for most, stops, count, finish in [
+        (24, [free.tokens[0]], 0, FinishReason.STOP),
+        (place + 1, ends, place, FinishReason.STOP),
+        (place, ends, place, FinishReason.LENGTH),
+        (24, [], 24, FinishReason.LENGTH),
+    ]:
+        got = worker.answer(max_tokens=most, stop_token_ids=stops, **asked)
+        assert (got.tokens, got.finish) == (free.tokens[:count], finish)
 
 
 @pytest.mark.bits
@@ -239,7 +234,7 @@ def test_a_stop_string_that_ends_with_token_min_tokens_ends_the_answer(worker: L
     assert len(later.tokens) > number
 
 
-def test_a_row_with_ends_of_its_own_changes_nobody(worker: LoopDriver) -> None:
+def test_a_row_with_ends_of_its_own_changes_no_other_row(worker: LoopDriver) -> None:
     free = [worker.answer(prompt=f"row {n}", max_tokens=16).tokens for n in range(3)]
     keys = [worker.dispatch(prompt=f"row {n}", max_tokens=16) for n in range(3)]
     own = worker.dispatch(
@@ -247,15 +242,6 @@ def test_a_row_with_ends_of_its_own_changes_nobody(worker: LoopDriver) -> None:
     )
     assert [answer.tokens for answer in worker.finish(*keys)] == free
     assert len(worker.finish(own)[0].tokens) >= 12
-
-
-def test_a_stop_token_that_the_model_does_not_have_fails_alone_C7(worker: LoopDriver) -> None:
-    good = worker.dispatch(prompt="fine", max_tokens=3)
-    bad = worker.dispatch(prompt="x", stop_token_ids=[1, 4_000_000])
-    answers = worker.finish(good, bad)
-    assert len(answers[0].tokens) == 3
-    assert answers[1].error is not None
-    assert answers[1].error["detail"]["parameter"] == "stop_token_ids"
 
 
 def test_min_tokens_that_do_not_fit_into_the_context_are_refused(worker: LoopDriver) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import inspect
 import itertools
-import shutil
 import tempfile
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import msgpack
@@ -57,7 +58,7 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self.events: list[Event] = []
-        self.path = folder / "w1.sock"
+        self.path, self.beat_path = folder / "w1.sock", folder / "w1.sock.beat"
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.heard: list[int] = []
         with (
@@ -118,37 +119,39 @@ class Bench:
         self.context.term()
 
 
-def run(body: Callable[[Bench], Awaitable[None]]) -> None:
-    folder = Path(tempfile.mkdtemp(prefix="mlxsup-t-", dir="/tmp"))
+def with_bench(body: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Make a test of a coroutine that takes a bench and what else the test is given."""
 
-    async def main() -> None:
-        bench = Bench(folder)
-        try:
-            async with asyncio.timeout(60):
-                await body(bench)
-        finally:
-            bench.close()
-        assert not bench.path.exists()
+    def test(**given: Any) -> None:
+        async def main(folder: Path) -> None:
+            bench = Bench(folder)
+            try:
+                async with asyncio.timeout(60):
+                    await body(bench, **given)
+            finally:
+                bench.close()
+            assert not bench.path.exists()
 
-    try:
-        asyncio.run(main())
-    finally:
-        shutil.rmtree(folder)
+        with tempfile.TemporaryDirectory(prefix="mlxsup-t-", dir="/tmp") as folder:
+            asyncio.run(main(Path(folder)))
+
+    takes = list(inspect.signature(body).parameters.values())[1:]
+    test.__signature__ = inspect.Signature(takes)  # type: ignore[attr-defined]
+    test.__name__, test.__doc__ = body.__name__, body.__doc__
+    return test
 
 
-def test_after_the_right_hello_messages_and_beats_become_events() -> None:
-    async def body(bench: Bench) -> None:
-        progress = LoadProgress(phase=LoadPhase.WEIGHTS, progress=0.5)
-        bench.say(HELLO)
-        bench.say(progress)
-        assert await bench.event(0) == WorkerSaid(
-            now=5.0, model=ModelName("m"), generation=Generation(3), message=HELLO
-        )
-        assert await bench.said(1) == progress
-        bench.beat(BEAT)
-        assert await bench.said(2) == BEAT
-
-    run(body)
+@with_bench
+async def test_after_the_right_hello_messages_and_beats_become_events(bench: Bench) -> None:
+    progress = LoadProgress(phase=LoadPhase.WEIGHTS, progress=0.5)
+    bench.say(HELLO)
+    bench.say(progress)
+    assert await bench.event(0) == WorkerSaid(
+        now=5.0, model=ModelName("m"), generation=Generation(3), message=HELLO
+    )
+    assert await bench.said(1) == progress
+    bench.beat(BEAT)
+    assert await bench.said(2) == BEAT
 
 
 WRONG: list[tuple[Message, str]] = [
@@ -168,221 +171,208 @@ STRANGE: list[list[bytes]] = [
 
 @pytest.mark.parametrize("frames", STRANGE)
 @pytest.mark.parametrize("is_before", [True, False])
-def test_a_stranger_on_the_socket_has_no_effect(frames: list[bytes], is_before: bool) -> None:
-    async def body(bench: Bench) -> None:
-        progress = LoadProgress(phase=LoadPhase.WEIGHTS, progress=0.5)
-        with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
-            stranger.setsockopt(zmq.LINGER, 1000)
-            stranger.connect(bench.link.endpoint)
-            if is_before:
-                stranger.send_multipart(frames)
-            bench.say(HELLO)
-            assert await bench.said(0) == HELLO
+@with_bench
+async def test_a_stranger_on_the_socket_has_no_effect(
+    bench: Bench, frames: list[bytes], is_before: bool
+) -> None:
+    progress = LoadProgress(phase=LoadPhase.WEIGHTS, progress=0.5)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.setsockopt(zmq.LINGER, 1000)
+        stranger.connect(bench.link.endpoint)
+        if is_before:
             stranger.send_multipart(frames)
-            bench.say(progress)
-            assert await bench.said(1) == progress
-        assert len(bench.events) == 2
-
-    run(body)
+            await eventually_async(lambda: bench.sockets[zmq.ROUTER].taken)
+            assert bench.events == []
+        bench.say(HELLO)
+        assert await bench.said(0) == HELLO
+        stranger.send_multipart(frames)
+        if is_before:  # otherwise it may be too late to connect
+            await eventually_async(lambda: bench.sockets[zmq.ROUTER].taken == 3)
+        bench.say(progress)
+        assert await bench.said(1) == progress
+    assert len(bench.events) == 2
 
 
 @pytest.mark.parametrize(("message", "detail"), WRONG)
-def test_another_first_message_is_no_worker(message: Message, detail: str) -> None:
-    async def body(bench: Bench) -> None:
-        bench.say(message)
-        bench.say(HELLO)
-        broke = await bench.event()
-        assert isinstance(broke, WorkerBroke)
-        assert broke.detail == detail
-        assert not broke.is_other_version
-        await eventually_async(lambda: bench.link.has_peer)
-        bench.link.drain()
-        assert len(bench.events) == 1
-
-    run(body)
-
-
-def test_another_protocol_version_is_told_apart() -> None:
-    async def body(bench: Bench) -> None:
-        bench.worker.send(msgpack.packb({"type": "hello", "v": 99, "something": "new"}))
-        broke = await bench.event()
-        assert isinstance(broke, WorkerBroke)
-        assert broke.is_other_version
-        assert broke.detail.startswith("sent no message: ")
-
-    run(body)
+@with_bench
+async def test_another_first_message_is_no_worker(
+    bench: Bench, message: Message, detail: str
+) -> None:
+    bench.say(message)
+    bench.say(HELLO)
+    broke = await bench.event()
+    assert isinstance(broke, WorkerBroke)
+    assert broke.detail == detail
+    assert not broke.is_other_version
+    await eventually_async(lambda: bench.link.has_peer)
+    bench.link.drain()
+    assert len(bench.events) == 1
 
 
-def test_an_invalid_message_breaks_a_worker_once() -> None:
-    async def body(bench: Bench) -> None:
-        bench.say(HELLO)
-        await bench.event()
-        for _ in range(3):
-            bench.worker.send(b"\xc1")
-        broke = await bench.event(1)
-        assert isinstance(broke, WorkerBroke)
-        assert broke.detail.startswith("sent no message: ")
-        assert not broke.is_other_version
-        bench.worker.close(0)
-        await bench.link.disconnected.wait()
-        bench.link.drain()
-        assert len(bench.events) == 2
-
-    run(body)
+@with_bench
+async def test_another_protocol_version_is_told_apart(bench: Bench) -> None:
+    bench.worker.send(msgpack.packb({"type": "hello", "v": 99, "something": "new"}))
+    broke = await bench.event()
+    assert isinstance(broke, WorkerBroke)
+    assert broke.is_other_version
+    assert broke.detail.startswith("sent no message: ")
 
 
-def test_messages_reach_the_worker_in_order_though_it_reads_late_D5(
-    monkeypatch: pytest.MonkeyPatch,
+@with_bench
+async def test_an_invalid_message_breaks_a_worker_once(bench: Bench) -> None:
+    bench.say(HELLO)
+    await bench.event()
+    for _ in range(3):
+        bench.worker.send(b"\xc1")
+    broke = await bench.event(1)
+    assert isinstance(broke, WorkerBroke)
+    assert broke.detail.startswith("sent no message: ")
+    assert not broke.is_other_version
+    bench.worker.close(0)
+    await bench.link.disconnected.wait()
+    bench.link.drain()
+    assert len(bench.events) == 2
+
+
+@with_bench
+async def test_messages_reach_the_worker_in_order_though_it_reads_late_D5(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No cancel overtakes its request, in the socket or in what waits before it."""
+    bench.say(HELLO)
+    await bench.event()
+    count = 1200
+    sent: list[MessageToWorker] = []
+    for key in range(count // 2):
+        sent.append(Dispatch(key=RequestKey(key), body=b"x" * 4000))
+        sent.append(CancelRow(key=RequestKey(key)))
+    has_room: list[bool] = []
+    send = bench.socket.send
 
-    async def body(bench: Bench) -> None:
-        bench.say(HELLO)
-        await bench.event()
-        count = 1200
-        sent: list[MessageToWorker] = []
-        for key in range(count // 2):
-            sent.append(Dispatch(key=RequestKey(key), body=b"x" * 4000))
-            sent.append(CancelRow(key=RequestKey(key)))
-        has_room: list[bool] = []
-        send = bench.socket.send
+    def noted(frames: list[bytes]) -> bool:
+        has_room.append(send(frames))
+        return has_room[-1]
 
-        def noted(frames: list[bytes]) -> bool:
-            has_room.append(send(frames))
-            return has_room[-1]
-
-        monkeypatch.setattr(bench.socket, "send", noted)
-        for message in sent:
-            bench.link.send(message)
-        assert not has_room[-1], "more than the socket takes"
-        assert len(bench.events) == 1
-        decoder = Decoder(SUPERVISOR_TO_WORKER, is_strict=False)
-        for message in sent:
-            await eventually_async(lambda: bench.worker.poll(0))
-            assert decoder.decode(bench.worker.recv_multipart()) == message
-
-    run(body)
+    monkeypatch.setattr(bench.socket, "send", noted)
+    for message in sent:
+        bench.link.send(message)
+    assert not has_room[-1], "more than the socket takes"
+    assert len(bench.events) == 1
+    decoder = Decoder(SUPERVISOR_TO_WORKER, is_strict=False)
+    for message in sent:
+        await eventually_async(lambda: bench.worker.poll(0))
+        assert decoder.decode(bench.worker.recv_multipart()) == message
 
 
-def test_every_message_before_the_end_of_a_worker_is_read_F9() -> None:
-    async def body(bench: Bench) -> None:
-        bench.say(HELLO)
-        await bench.event()
-        for number in range(25):
-            bench.say(Step(step=number))
-        bench.worker.close(linger=5000)
-        await bench.link.disconnected.wait()
-        bench.link.drain()
-        messages = [event.message for event in bench.events if isinstance(event, WorkerSaid)]
-        steps = [message.step for message in messages if isinstance(message, Step)]
-        assert steps == list(range(25))
-
-    run(body)
+@with_bench
+async def test_every_message_before_the_end_of_a_worker_is_read_F9(bench: Bench) -> None:
+    bench.say(HELLO)
+    await bench.event()
+    for number in range(25):
+        bench.say(Step(step=number))
+    bench.worker.close(linger=5000)
+    await bench.link.disconnected.wait()
+    bench.link.drain()
+    messages = [event.message for event in bench.events if isinstance(event, WorkerSaid)]
+    steps = [message.step for message in messages if isinstance(message, Step)]
+    assert steps == list(range(25))
 
 
 GONE = WorkerUnlinked(now=5.0, model=ModelName("m"), generation=Generation(3))
 
 
 @pytest.mark.parametrize("how", ["oversized", "closed"])
-def test_the_end_of_the_workers_connection_is_reported_once_P23(how: str) -> None:
-    """What connects afterwards, the same process too, is a stranger: its work is lost."""
+@with_bench
+async def test_the_end_of_the_workers_connection_is_reported_once_P23(
+    bench: Bench, how: str
+) -> None:
+    """A later connection, of the same process too, is a stranger's: its work is lost."""
+    bench.say(HELLO)
+    bench.say(Step(step=1))
+    assert await bench.said(1) == Step(step=1)
+    if how == "oversized":
+        bench.worker.send(bytes(MAX_FRAME_BYTES + 1))
+    else:
+        bench.worker.close(0)
+    assert await bench.event(2) == GONE
+    assert bench.link.disconnected.is_set()
+    again = bench.worker_context.socket(zmq.DEALER)
+    again.connect(bench.link.endpoint)
+    again.send_multipart(encode(HELLO))
+    bench.beat(BEAT)
+    assert await bench.said(3) == BEAT, "beats come as before"
+    bench.link.send(Dispatch(key=RequestKey(1), body=b"x"))
+    bench.link.drain()
+    again.close(0)
+    assert bench.events[4:] == []
 
-    async def body(bench: Bench) -> None:
-        bench.say(HELLO)
-        bench.say(Step(step=1))
-        assert await bench.said(1) == Step(step=1)
-        if how == "oversized":
-            bench.worker.send(bytes(MAX_FRAME_BYTES + 1))
-        else:
-            bench.worker.close(0)
-        assert await bench.event(2) == GONE
-        assert bench.link.disconnected.is_set()
-        again = bench.worker_context.socket(zmq.DEALER)
-        again.connect(bench.link.endpoint)
-        again.send_multipart(encode(HELLO))
-        bench.beat(BEAT)
-        assert await bench.said(3) == BEAT, "beats come as before"
-        bench.link.send(Dispatch(key=RequestKey(1), body=b"x"))
-        bench.link.drain()
-        again.close(0)
-        assert bench.events[4:] == []
 
-    run(body)
-
-
-def test_a_worker_that_greets_and_leaves_unread_is_reported_P23() -> None:
-    async def body(bench: Bench) -> None:
-        loop, descriptor = asyncio.get_running_loop(), bench.sockets[zmq.ROUTER].descriptor
-        loop.remove_reader(descriptor)  # the end of its connection is heard of first
-        bench.say(HELLO)
-        bench.worker.close(5000)
-        assert await bench.said(0) == HELLO
-        assert await bench.event(1) == GONE
-        assert bench.link.disconnected.is_set()
-        loop.add_reader(descriptor, bench.socket.drain_soon)
-
-    run(body)
+@with_bench
+async def test_a_worker_that_greets_and_leaves_unread_is_reported_P23(bench: Bench) -> None:
+    loop, descriptor = asyncio.get_running_loop(), bench.sockets[zmq.ROUTER].descriptor
+    loop.remove_reader(descriptor)  # the end of its connection is heard of first
+    bench.say(HELLO)
+    bench.worker.close(5000)
+    assert await bench.said(0) == HELLO
+    assert await bench.event(1) == GONE
+    assert bench.link.disconnected.is_set()
+    loop.add_reader(descriptor, bench.socket.drain_soon)
 
 
 @pytest.mark.parametrize("number", [errno.EHOSTUNREACH, errno.ENOTSOCK])
-def test_a_worker_that_cannot_be_sent_to_is_broken_unless_its_end_is_heard_of_soon(
-    number: int, monkeypatch: pytest.MonkeyPatch
+@with_bench
+async def test_a_worker_that_cannot_be_sent_to_is_broken_unless_its_end_is_heard_of_soon(
+    bench: Bench, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(frames: list[bytes]) -> bool:
         raise zmq.ZMQError(number)
 
-    async def body(bench: Bench) -> None:
-        bench.say(HELLO)
-        await bench.event()
-        with monkeypatch.context() as failing:
-            failing.setattr(bench.socket, "send", fail)
-            bench.link.send(Dispatch(key=RequestKey(1), body=b"x"))
-        dispatch = Dispatch(key=RequestKey(2), body=b"x")
-        bench.link.send(dispatch)
-        if number != errno.EHOSTUNREACH:
-            detail = f"cannot be sent to: {zmq.ZMQError(number).strerror}"
-            [broke] = bench.events[1:]
-            assert isinstance(broke, WorkerBroke)
-            assert broke.detail == detail
-            return
-        assert len(bench.events) == 1
-        await eventually_async(lambda: bench.worker.poll(0))
-        decoder = Decoder(SUPERVISOR_TO_WORKER, is_strict=False)
-        assert decoder.decode(bench.worker.recv_multipart()) == dispatch, "what failed is dropped"
-
-    run(body)
+    bench.say(HELLO)
+    await bench.event()
+    with monkeypatch.context() as failing:
+        failing.setattr(bench.socket, "send", fail)
+        bench.link.send(Dispatch(key=RequestKey(1), body=b"x"))
+    dispatch = Dispatch(key=RequestKey(2), body=b"x")
+    bench.link.send(dispatch)
+    if number != errno.EHOSTUNREACH:
+        detail = f"cannot be sent to: {zmq.ZMQError(number).strerror}"
+        [broke] = bench.events[1:]
+        assert isinstance(broke, WorkerBroke)
+        assert broke.detail == detail
+        return
+    assert len(bench.events) == 1
+    await eventually_async(lambda: bench.worker.poll(0))
+    decoder = Decoder(SUPERVISOR_TO_WORKER, is_strict=False)
+    assert decoder.decode(bench.worker.recv_multipart()) == dispatch, "what failed is dropped"
 
 
-def test_a_worker_after_a_stranger_is_waited_for_P23() -> None:
-    async def body(bench: Bench) -> None:
-        bench.worker.close(linger=0)
-        await bench.link.disconnected.wait()
-        bench.worker = bench.worker_context.socket(zmq.DEALER)
-        bench.worker.connect(bench.link.endpoint)
-        await eventually_async(lambda: not bench.link.disconnected.is_set())
-        bench.say(HELLO)
-        await bench.event()
-        assert not bench.link.disconnected.is_set()
-        assert bench.link.has_peer
-
-    run(body)
+@with_bench
+async def test_a_worker_after_a_stranger_is_waited_for_P23(bench: Bench) -> None:
+    bench.worker.close(linger=0)
+    await bench.link.disconnected.wait()
+    bench.worker = bench.worker_context.socket(zmq.DEALER)
+    bench.worker.connect(bench.link.endpoint)
+    await eventually_async(lambda: not bench.link.disconnected.is_set())
+    bench.say(HELLO)
+    await bench.event()
+    assert not bench.link.disconnected.is_set()
+    assert bench.link.has_peer
 
 
-def test_beats_before_hello_are_ignored() -> None:
-    async def body(bench: Bench) -> None:
-        bench.beat(BEAT)
-        await eventually_async(lambda: bench.sockets[zmq.PULL].taken)
-        assert bench.events == []
-
-    run(body)
+@with_bench
+async def test_beats_before_hello_are_ignored(bench: Bench) -> None:
+    bench.beat(BEAT)
+    await eventually_async(lambda: bench.sockets[zmq.PULL].taken)
+    assert bench.events == []
 
 
 class Frames(list[bytes]):
     """A message as it is sent, which can be referred to without keeping it."""
 
 
-def test_a_worker_that_reads_nothing_is_broken_once_and_owed_no_more(
-    monkeypatch: pytest.MonkeyPatch,
+@with_bench
+async def test_a_worker_that_reads_nothing_is_broken_once_and_owed_no_more(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owed: weakref.WeakValueDictionary[int, Frames] = weakref.WeakValueDictionary()
     numbers = itertools.count()
@@ -392,82 +382,62 @@ def test_a_worker_that_reads_nothing_is_broken_once_and_owed_no_more(
         owed[next(numbers)] = frames
         return frames
 
+    bench.say(HELLO)
+    await bench.event()
     monkeypatch.setattr(worker_link, "encode", noted)
-
-    async def body(bench: Bench) -> None:
-        bench.say(HELLO)
-        await bench.event()
-        dispatch, most = Dispatch(key=RequestKey(1), body=b"x" * 2000), 0
-        for _ in range(2 * MAX_OUTBOX_MESSAGES):
-            bench.link.send(dispatch)
-            most = max(most, len(owed))
-        assert most == MAX_OUTBOX_MESSAGES
-        [broke] = bench.events[1:]
-        assert isinstance(broke, WorkerBroke)
-        assert (broke.detail, len(owed)) == ("does not read what it is sent", 0)
-
-    run(body)
+    dispatch, most = Dispatch(key=RequestKey(1), body=b"x" * 2000), 0
+    for _ in range(2 * MAX_OUTBOX_MESSAGES):
+        bench.link.send(dispatch)
+        most = max(most, len(owed))
+    assert most == MAX_OUTBOX_MESSAGES
+    [broke] = bench.events[1:]
+    assert isinstance(broke, WorkerBroke)
+    assert (broke.detail, len(owed)) == ("does not read what it is sent", 0)
 
 
-def test_a_worker_link_hides_its_sockets_after_hello() -> None:
+@with_bench
+async def test_sockets_are_hidden_once_their_worker_has_connected(bench: Bench) -> None:
     """libzmq would accept strangers until no file is left, and then end the daemon."""
-
-    async def body(bench: Bench) -> None:
-        beats = bench.path.with_name("w1.sock.beat")
-        assert bench.path.exists()
-        bench.say(HELLO)
-        await bench.event(0)
-        assert not bench.path.exists()
-        assert beats.exists()
-        beats.unlink()
-        beats.write_text("another daemon's by now")
-        bench.link.close()
-        assert beats.read_text() == "another daemon's by now"
-        beats.unlink()
-
-    run(body)
+    assert bench.path.exists()
+    bench.say(HELLO)
+    await bench.event(0)
+    assert not bench.path.exists()
+    assert bench.beat_path.exists()
+    bench.beat(BEAT)
+    assert await bench.said(1) == BEAT
+    assert not bench.beat_path.exists()
 
 
-def test_strangers_come_and_go_and_the_workers_connection_stays_P23(
-    monkeypatch: pytest.MonkeyPatch,
+@with_bench
+async def test_close_leaves_what_became_another_daemons_and_survives_removed_files(
+    bench: Bench,
 ) -> None:
-    monkeypatch.setattr(worker_link.WorkerLink, "_hide", lambda self, path: None)
+    bench.path.unlink()
+    bench.beat_path.unlink()
+    bench.beat_path.write_text("another daemon's by now")
+    bench.link.close()
+    assert bench.beat_path.read_text() == "another daemon's by now"
+    bench.beat_path.unlink()
 
-    async def body(bench: Bench) -> None:
-        def visit() -> None:
-            with bench.worker_context.socket(zmq.DEALER) as stranger:
-                stranger.connect(bench.link.endpoint)
-                stranger.send(b"\xc1")
 
+@with_bench
+async def test_strangers_come_and_go_and_the_workers_connection_stays_P23(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench.link, "_hide", lambda path: None)
+
+    def visit() -> None:
+        with bench.worker_context.socket(zmq.DEALER) as stranger:
+            stranger.connect(bench.link.endpoint)
+            stranger.send(b"\xc1")
+
+    visit()
+    bench.say(HELLO)
+    await bench.event(0)
+    for number in range(1, 20):
         visit()
-        bench.say(HELLO)
-        await bench.event(0)
-        for number in range(1, 20):
-            visit()
-            bench.say(step := Step(step=number))
-            assert await bench.said(number) == step
-        assert not bench.link.disconnected.is_set()
-        bench.worker.close(0)
-        assert await bench.event(20) == GONE
-
-    run(body)
-
-
-def test_close_survives_removed_socket_files() -> None:
-    async def body(bench: Bench) -> None:
-        for path in (bench.path, bench.path.with_name("w1.sock.beat")):
-            path.unlink()
-        bench.link.close()
-
-    run(body)
-
-
-def test_the_socket_for_beats_is_hidden_with_the_first_beat() -> None:
-    async def body(bench: Bench) -> None:
-        bench.say(HELLO)
-        await bench.event(0)
-        bench.beat(BEAT)
-        assert await bench.said(1) == BEAT
-        assert not bench.path.with_name("w1.sock.beat").exists()
-
-    run(body)
+        bench.say(step := Step(step=number))
+        assert await bench.said(number) == step
+    assert not bench.link.disconnected.is_set()
+    bench.worker.close(0)
+    assert await bench.event(20) == GONE

@@ -1,26 +1,36 @@
-"""A real worker process over real sockets: life, streams, stalls, back-pressure."""
+"""A real worker process over real sockets: life, streams, stalls, back-pressure, and its ends."""
+
+from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
 
+from mlxsup.protocol.launch import ExitCode, worker_argv
 from mlxsup.protocol.states import FinishReason, WorkerPhase
 from mlxsup.protocol.worker_messages import Dying, Heartbeat, Hello, Step
 from mlxsup.worker.engines.fake.text import answer_tokens, decode_tokens, encode_text
+from mlxsup.worker.parent_watch import ORPHANED_EXIT
 
 from support.eventually import eventually
 from support.worker.worker_harness import WorkerHarness
 
 
-def loaded_modules(pid: int) -> str:
-    """The files a process has mapped."""
-    return " ".join(mapping.path for mapping in psutil.Process(pid).memory_maps())
+def is_gone(pid: int) -> bool:
+    """Return True if a process has ended, reaped or not."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
-def test_hello_load_ready_answer_exit_E3() -> None:
+def test_hello_load_ready_answer_exit_without_mlx_E3_A3() -> None:
     with WorkerHarness() as worker:
         worker.wait_until_ready()
         key = worker.dispatch("hello", max_tokens=50)
@@ -30,17 +40,12 @@ def test_hello_load_ready_answer_exit_E3() -> None:
         assert stream.text == decode_tokens(expected)
         assert stream.finish is FinishReason.LENGTH
         assert stream.prefill_s is not None
+        if sys.platform == "linux":
+            files = [mapping.path for mapping in psutil.Process(worker.process.pid).memory_maps()]
+            assert "mlx" not in " ".join(files).replace("mlxsup", "")
         assert worker.ask_for_exit() == 0
         assert isinstance(worker.messages[0], Hello)
         assert not any(isinstance(message, Dying) for message in worker.messages)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads the memory maps")
-def test_the_fake_engine_never_imports_mlx_A3() -> None:
-    with WorkerHarness() as worker:
-        worker.wait_until_ready()
-        worker.finish(worker.dispatch("x", max_tokens=3))
-        assert "mlx" not in loaded_modules(worker.process.pid).replace("mlxsup", "")
 
 
 def test_an_endless_preparation_stops_no_row_G1() -> None:
@@ -124,11 +129,106 @@ def test_a_supervisor_that_does_not_read_stops_the_steps() -> None:
         assert worker.ask_for_exit() == 0
 
 
-def test_nothing_of_a_prompt_reaches_the_log() -> None:
+# ---------------------------------------------------------------- ends
+def test_an_exception_out_of_a_step_is_exit_70_and_no_prompt_reaches_the_log_F3() -> None:
     with WorkerHarness(log_level="debug", log_may_hold=["Traceback"]) as worker:
         worker.wait_until_ready()
         worker.finish(worker.dispatch("secretword [[tokenize raise]]"))
-        worker.finish(worker.dispatch("secretword", max_tokens=3))
-        worker.dispatch("secretword [[fault raise at=2]]")
-        worker.exit_code()
+        key = worker.dispatch("secretword [[fault raise at=3]]")
+        dying = worker.wait_for(Dying)
+        assert worker.exit_code() == dying.code == 70
+        assert "FakeStepError" in dying.message
+        assert len(worker.streams[key].tokens) == 2
+        assert "Traceback" in worker.log()
         assert "secretword" not in worker.log()
+
+
+def test_a_template_that_loops_for_ever_ends_the_worker_even_when_idle() -> None:
+    with WorkerHarness(step_timeout_s=0.1) as worker:
+        worker.wait_until_ready()
+        worker.dispatch("[[tokenize loop]]")
+        dying = worker.wait_for(Dying)
+        assert dying.code == worker.exit_code() == ExitCode.STUCK_PROMPT
+        assert "request 1" in dying.message
+        assert "most recent call first" in worker.log(), "the stacks of its threads"
+
+
+def test_sigterm_when_idle_and_sigint_ignored() -> None:
+    with WorkerHarness() as worker:
+        worker.wait_until_ready()
+        os.kill(worker.process.pid, signal.SIGINT)
+        assert worker.finish(worker.dispatch("x", max_tokens=2))[0].finish is FinishReason.LENGTH
+        os.kill(worker.process.pid, signal.SIGTERM)
+        assert worker.exit_code() == 143
+
+
+def test_sighup_ends_it_by_its_default() -> None:
+    with WorkerHarness() as worker:
+        worker.wait_until_ready()
+        os.kill(worker.process.pid, signal.SIGHUP)
+        assert worker.exit_code() == -signal.SIGHUP
+
+
+@pytest.mark.parametrize("when", ["busy", "load"])
+def test_the_end_of_the_pipe_ends_the_worker_E6(when: str) -> None:
+    with WorkerHarness(fake={"load_stall": "sleep"} if when == "load" else None) as worker:
+        if when == "load":
+            worker.wait_for(Hello)
+        else:
+            worker.wait_until_ready()
+            worker.dispatch("x[[fault stall=busy at=5]]")
+            worker.wait_for(Step)
+        worker.close_pipe()
+        assert worker.exit_code() == ORPHANED_EXIT != 0
+
+
+def test_another_parent_than_the_one_named_ends_it_at_once_E6() -> None:
+    with WorkerHarness(supervisor_pid=1 if os.getpid() != 1 else 2) as worker:
+        assert worker.exit_code() == 1
+        assert "is gone" in worker.log()
+
+
+PARENT = """
+import sys, time
+sys.path.insert(0, {tests!r})
+from support.worker.worker_harness import WorkerHarness
+worker = WorkerHarness()
+worker.wait_until_ready()
+worker.dispatch("[[fault stall=gil at=1]]")
+worker.receive()
+worker.receive_what_is_there(0.2)
+print(worker.process.pid, worker.folder, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs PDEATHSIG")
+def test_a_killed_supervisor_takes_a_worker_that_holds_the_gil_with_it_P13() -> None:
+    script = PARENT.format(tests=str(Path(__file__).parents[1]))
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    try:
+        pid, folder = parent.stdout.readline().split()
+    finally:
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
+    try:
+        eventually(lambda: is_gone(int(pid)), timeout_s=60)
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_a_missing_spec_is_exit_64_in_one_sentence() -> None:
+    done = subprocess.run(worker_argv(), input=b"", capture_output=True, timeout=60, check=False)
+    assert done.returncode == 64
+    assert b"mlxsup start" in done.stderr
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_a_load_that_hangs_is_interrupted_by_sigterm() -> None:
+    with WorkerHarness(fake={"load_stall": "sleep"}) as worker:
+        worker.wait_for(Hello)
+        assert worker.beat().phase is WorkerPhase.LOADING
+        os.kill(worker.process.pid, signal.SIGTERM)
+        assert worker.wait_for(Dying).code == worker.exit_code() == 143

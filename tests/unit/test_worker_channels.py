@@ -20,14 +20,16 @@ from mlxsup.worker.text.channels import (
     UNREADABLE_CALL,
     ChannelParser,
     ChannelRules,
-    Piece,
 )
 from mlxsup.worker.text.harmony import CHANNELS, harmony_rules, opening_of, read_header
 from mlxsup.worker.text.tool_calls import ToolCallReader
 from mlxsup.worker.text.tool_formats import parse_json_calls
 
-CALL = '{"name": "weather", "arguments": {"city": "Köln"}}'
+from support.worker.tool_values import cut_up
+
 OFFERED = [{"type": "function", "function": {"name": name}} for name in ("weather", "f")]
+HARMONY = harmony_rules()
+Shown = list[tuple[str, str]]
 
 
 def rules(**changes: Any) -> ChannelRules:
@@ -43,71 +45,57 @@ def rules(**changes: Any) -> ChannelRules:
 
 
 def parse(
-    pieces: list[str],
-    opening: str = "",
-    model: ChannelRules | None = None,
-) -> list[Piece]:
-    """All pieces, with neighbours of one channel joined."""
-    parser = ChannelParser(model or rules(), opening, ToolCallReader(OFFERED, seed=5))
-    found = [piece for text in pieces for piece in parser.add(text)] + parser.finish()
-    joined: list[Piece] = []
-    for piece in found:
-        before = joined[-1] if joined else None
-        if before and before.channel is piece.channel and not (piece.warning or before.warning):
-            joined[-1] = Piece(channel=piece.channel, text=before.text + piece.text)
+    *parts: str, model: ChannelRules | None = None, opening: str = "", has_form: bool = False
+) -> tuple[Shown, list[str]]:
+    """Return the texts with their channels, neighbours of one channel joined, and the warnings."""
+    calls = ToolCallReader(OFFERED, seed=5)
+    parser = ChannelParser(model or rules(), opening, calls, has_form=has_form)
+    pieces = [piece for text in parts for piece in parser.add(text)] + parser.finish()
+    shown: Shown = []
+    for channel, text in [(piece.channel.value, piece.text) for piece in pieces if piece.text]:
+        if shown and shown[-1][0] == channel:
+            shown[-1] = (channel, shown[-1][1] + text)
         else:
-            joined.append(piece)
-    return joined
+            shown.append((channel, text))
+    return shown, [piece.warning for piece in pieces if piece.warning]
 
 
-def shown(pieces: list[Piece]) -> list[tuple[str, str]]:
-    return [(piece.channel.value, piece.text) for piece in pieces]
-
-
-def call_of(piece: Piece) -> dict[str, Any]:
-    assert piece.channel is Channel.TOOL_CALL
-    assert piece.text.endswith("\n")
-    value = json.loads(piece.text)
+def call_of(shown: tuple[str, str]) -> dict[str, Any]:
+    channel, text = shown
+    assert (channel, text[-1:]) == (Channel.TOOL_CALL.value, "\n")
+    value = json.loads(text)
     assert value["type"] == "function"
     assert value["id"].startswith("call_")
     return dict(value["function"])
 
 
+# ---------------------------------------------------------------- markers
+CALL = '{"name": "weather", "arguments": {"city": "Köln"}}'
+
+
 @pytest.mark.parametrize(
     "text",
-    [
-        "not json",
-        "{}",
-        '{"name": 5}',
-        '{"name": "f", "arguments": [1]}',
-        "[]",
-        "null",
-        '"x"',
-        "",
-        '{"name": "f", "arguments": {"x": NaN}}',
-        '{"name": "\\ud800"}',
-        "[" * 5000,
-    ],
-)
+    ["not json", "{}", '{"name": 5}', '{"name": "f", "arguments": [1]}', "[]", "null", '"x"', "",
+     '{"name": "f", "arguments": {"x": NaN}}', '{"name": "\\ud800"}', "[" * 5000],
+    ids=lambda text: text[:20],
+)  # fmt: skip
 def test_a_malformed_call_comes_as_text_with_a_warning(text: str) -> None:
-    got = parse([f"a<tool_call>{text}</tool_call>b"])
-    assert "".join(t for _, t in shown(got)) == f"a<tool_call>{text}</tool_call>b"
-    assert {piece.channel for piece in got} == {Channel.CONTENT}
-    assert [piece.warning for piece in got if piece.warning]
+    whole = f"a<tool_call>{text}</tool_call>b"
+    assert parse(whole) == ([("content", whole)], [UNREADABLE_CALL])
 
 
-def test_a_call_without_its_end_is_read_at_the_end_of_the_answer() -> None:
-    assert call_of(parse(["<tool_call>" + CALL])[0])["name"] == "weather"
-    half = parse(["<tool_call>" + CALL[:20]])
-    assert shown(half) == [("content", "<tool_call>" + CALL[:20])]
-
-
-def test_a_call_without_its_end_stays_text_if_its_parser_reads_half_a_call_too() -> None:
+def test_a_call_without_its_end_is_read_at_the_end_if_its_format_shows_whether_it_is_whole() -> (
+    None
+):
+    [call], warnings = parse("<tool_call>" + CALL)
+    assert (call_of(call)["name"], warnings) == ("weather", [])
+    half = "<tool_call>" + CALL[:20]
+    assert parse(half) == ([("content", half)], [UNREADABLE_CALL])
     model = rules(shows_its_end=False)
-    assert call_of(parse(["<tool_call>" + CALL + "</tool_call>"], model=model)[0])
-    got = parse(["<tool_call>" + CALL], model=model)
-    assert shown(got) == [("content", "<tool_call>" + CALL)]
-    assert [piece.warning for piece in got] == [UNREADABLE_CALL]
+    [call], _ = parse("<tool_call>" + CALL + "</tool_call>", model=model)
+    assert call_of(call)["name"] == "weather"
+    text = "<tool_call>" + CALL
+    assert parse(text, model=model) == ([("content", text)], [UNREADABLE_CALL])
 
 
 def test_headers_are_not_shown() -> None:
@@ -119,8 +107,8 @@ def test_headers_are_not_shown() -> None:
             NORMAL: [("<eom>", "header")],
         },
     )
-    got = parse(["role to=self|hm<eom>role to=", "user|hi"], model=model)
-    assert shown(got) == [("reasoning", "hm"), ("content", "hi")]
+    got = parse("role to=self|hm<eom>role to=", "user|hi", model=model)
+    assert got == ([("reasoning", "hm"), ("content", "hi")], [])
 
 
 PARTS = st.sampled_from(
@@ -132,79 +120,41 @@ PARTS = st.sampled_from(
 @given(st.lists(PARTS, max_size=14), st.lists(st.integers(1, 5), min_size=1, max_size=80))
 def test_the_cut_makes_no_difference(parts: list[str], sizes: list[int]) -> None:
     text = "".join(parts)
-    pieces: list[str] = []
-    at = 0
-    while at < len(text):
-        size = sizes[len(pieces) % len(sizes)]
-        pieces.append(text[at : at + size])
-        at += size
-    assert parse(pieces) == parse([text])
+    assert parse(*cut_up(text, sizes)) == parse(text)
 
 
 def test_text_that_might_have_become_a_call_is_shown_before_the_next_part() -> None:
-    rules = ChannelRules(
-        transitions={"normal": [("<think>", "reasoning")], "reasoning": [("</think>", "normal")]},
-        has_bare_calls=True,
-    )
-    tools = [{"type": "function", "function": {"name": "weather"}}]
-    parser = ChannelParser(rules, "", ToolCallReader(tools, 1))
-    pieces = [*parser.add('{"name"<think>hm'), *parser.finish()]
-    assert [(piece.channel, piece.text) for piece in pieces] == [
-        (Channel.CONTENT, '{"name"'),
-        (Channel.REASONING, "hm"),
-    ]
+    got = parse('{"name"<think>hm', model=rules(has_bare_calls=True))
+    assert got == ([("content", '{"name"'), ("reasoning", "hm")], [])
 
 
 def test_an_unfinished_call_is_content() -> None:
-    rules = ChannelRules(transitions={"normal": [("<call>", "tool")]})
-    parser = ChannelParser(rules, "", ToolCallReader(OFFERED, 1))
-    assert parser.add("<call>{") == []
+    parser = ChannelParser(rules(), "", ToolCallReader(OFFERED, 1))
+    assert parser.add("<tool_call>{") == []
     assert parser.channel is Channel.CONTENT
     assert not parser.is_in_content
 
 
+# ---------------------------------------------------------------- harmony
 OPENING = "<|start|>assistant"
-
-HARMONY_CALL = '{"city": "Köln"}'
-
-
-def parse_harmony(
-    pieces: list[str], opening: str = OPENING, *, has_form: bool = False
-) -> list[Piece]:
-    parser = ChannelParser(
-        harmony_rules(), opening, ToolCallReader(OFFERED, seed=5), has_form=has_form
-    )
-    return [piece for text in pieces for piece in parser.add(text)] + parser.finish()
+ARGUMENTS = '{"city": "Köln"}'
+FINAL = f"{OPENING}<|channel|>final<|message|>"
 
 
-def shown_parts(pieces: list[Piece]) -> list[tuple[str, str]]:
-    joined: list[tuple[str, str]] = []
-    for channel, text in [(piece.channel.value, piece.text) for piece in pieces if piece.text]:
-        if joined and joined[-1][0] == channel:
-            joined[-1] = (channel, joined[-1][1] + text)
-        else:
-            joined.append((channel, text))
-    return joined
+def harmonised(*parts: str, opening: str = OPENING, **more: Any) -> tuple[Shown, list[str]]:
+    return parse(*parts, model=HARMONY, opening=opening, **more)
 
 
 def test_reasoning_preamble_call_and_answer_are_apart() -> None:
-    got = parse_harmony(
-        [
-            "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary"
-            "<|message|>I look. <|end|><|start|>assistant<|channel|>commentary "
-            f"to=functions.weather <|constrain|>json<|message|>{HARMONY_CALL}<|call|>"
-            "<|start|>assistant<|channel|>final"
-            "<|message|>Rain.<|return|>"
-        ]
+    (hm, look, call, rain), warnings = harmonised(
+        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary"
+        "<|message|>I look. <|end|><|start|>assistant<|channel|>commentary "
+        f"to=functions.weather <|constrain|>json<|message|>{ARGUMENTS}<|call|>"
+        f"{FINAL}Rain.<|return|>"
     )
-    kinds = [kind for kind, _ in shown_parts(got)]
-    assert kinds == ["reasoning", "content", "tool_call", "content"]
-    assert shown_parts(got)[0][1] == "hm"
-    assert shown_parts(got)[1][1] == "I look. "
-    call = json.loads(shown_parts(got)[2][1])["function"]
-    assert call == {"name": "weather", "arguments": HARMONY_CALL}
-    assert shown_parts(got)[3][1] == "Rain."
-    assert not [piece for piece in got if piece.warning]
+    assert [hm, look, rain] == [("reasoning", "hm"), ("content", "I look. "), ("content", "Rain.")]
+    assert call_of(call) == {"name": "weather", "arguments": ARGUMENTS}
+    assert warnings == []
 
 
 @pytest.mark.parametrize(
@@ -220,62 +170,48 @@ def test_reasoning_preamble_call_and_answer_are_apart() -> None:
 )
 @pytest.mark.parametrize("end", ["<|call|>", "<|end|>", ""])
 def test_a_recipient_makes_a_call_wherever_it_stands(header: str, end: str) -> None:
-    got = parse_harmony([header + HARMONY_CALL + end])
-    assert [piece.channel for piece in got] == [Channel.TOOL_CALL]
-    assert json.loads(got[0].text)["function"] == {"name": "f", "arguments": HARMONY_CALL}
+    [call], warnings = harmonised(header + ARGUMENTS + end)
+    assert (call_of(call), warnings) == ({"name": "f", "arguments": ARGUMENTS}, [])
 
 
-def test_a_call_that_is_no_json_stays_text_without_its_header() -> None:
-    got = parse_harmony(
-        ["<|channel|>commentary to=functions.f <|constrain|>json<|message|>{no<|call|>"]
-    )
-    assert shown_parts(got) == [("content", "{no")]
-    assert [piece.warning for piece in got] == [UNREADABLE_CALL]
-
-
-def test_with_a_form_the_content_is_the_final_part_alone() -> None:
-    text = "<|channel|>commentary<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b"
-    assert shown_parts(parse_harmony([text])) == [("content", "ab")]
-    assert shown_parts(parse_harmony([text], has_form=True)) == [
-        ("reasoning", "a"),
-        ("content", "b"),
-    ]
+COMMENT_THEN_FINAL = f"<|channel|>commentary<|message|>a<|end|>{FINAL}b"
+HALF_CALL = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{no<|call|>"
 
 
 @pytest.mark.parametrize(
-    "cut", ["", "<|chan", "<|channel|>", "<|channel|>fin", "<|channel|>final<|mess", " to=func"]
-)
-def test_a_header_without_its_end_is_not_shown(cut: str) -> None:
-    assert parse_harmony([cut]) == []
-
-
-@pytest.mark.parametrize(
-    ("text", "content"),
+    ("text", "how", "shown", "warnings"),
     [
-        ("Hello", "Hello"),
-        ("Hello there, all of you", "Hello there, all of you"),
-        ("Sure<|channel|>final<|message|>yes", "Sureyes"),
-        ("<|channel|>final<|message|>a<|end|>stray", "astray"),
-        ("<|channel|>thought<|message|>a", "thoughta"),
+        (COMMENT_THEN_FINAL, {}, [("content", "ab")], []),
+        (COMMENT_THEN_FINAL, {"has_form": True}, [("reasoning", "a"), ("content", "b")], []),
+        (HALF_CALL, {}, [("content", "{no")], [UNREADABLE_CALL]),
+        ("4", {"opening": ""}, [("content", "4")], []),
+        ("4", {"opening": FINAL}, [("content", "4")], []),
+        ("4", {"opening": f"{OPENING}<|channel|>analysis<|message|>"}, [("reasoning", "4")], []),
+        *((cut, {}, [], []) for cut in ("", "<|chan", "<|channel|>", "<|channel|>fin",
+                                        "<|channel|>final<|mess", " to=func")),
+        *((text, {}, [("content", content)], [BROKEN_HEADER]) for text, content in [
+            ("Hello", "Hello"),
+            ("Hello there, all of you", "Hello there, all of you"),
+            ("Sure<|channel|>final<|message|>yes", "Sureyes"),
+            ("<|channel|>final<|message|>a<|end|>stray", "astray"),
+            ("<|channel|>thought<|message|>a", "thoughta"),
+            ("<|channel|>final<|message|>a<|end|>one<|end|>two", "aonetwo"),
+        ]),
     ],
-)
-def test_text_that_is_no_header_is_shown_with_a_warning(text: str, content: str) -> None:
-    got = parse_harmony([text])
-    assert shown_parts(got) == [("content", content)]
-    assert [piece.warning for piece in got if piece.warning] == [BROKEN_HEADER]
+)  # fmt: skip
+def test_what_is_no_header_is_shown_and_a_header_is_not(
+    text: str, how: dict[str, Any], shown: Shown, warnings: list[str]
+) -> None:
+    assert harmonised(text, **how) == (shown, warnings)
 
 
-def test_a_raw_prompt_may_open_a_part_at_its_end() -> None:
-    final = "<|start|>assistant<|channel|>final<|message|>"
-    assert opening_of("x<|end|>" + final) == final
-    assert opening_of("x<|end|><|start|>assistant") == "<|start|>assistant"
-    assert opening_of(final + "so far") == ""
-    assert opening_of("<|channel|>analysis<|message|>") == ""
-    assert opening_of("2+2=") == ""
-    assert shown_parts(parse_harmony(["4"], "")) == [("content", "4")]
-    assert shown_parts(parse_harmony(["4"], final)) == [("content", "4")]
-    analysis = "<|start|>assistant<|channel|>analysis<|message|>"
-    assert shown_parts(parse_harmony(["4"], analysis)) == [("reasoning", "4")]
+@pytest.mark.parametrize(
+    ("prompt", "opening"),
+    [("x<|end|>" + FINAL, FINAL), ("x<|end|><|start|>assistant", OPENING), (FINAL + "so far", ""),
+     ("<|channel|>analysis<|message|>", ""), ("2+2=", "")],
+)  # fmt: skip
+def test_a_raw_prompt_may_open_a_part_at_its_end(prompt: str, opening: str) -> None:
+    assert opening_of(prompt) == opening
 
 
 WORDS = st.sampled_from(
@@ -293,18 +229,9 @@ def test_the_cut_makes_no_difference_and_no_marker_is_shown(
     words: list[str], sizes: list[int]
 ) -> None:
     text = "".join(words)
-    pieces: list[str] = []
-    at = 0
-    while at < len(text):
-        pieces.append(text[at : at + sizes[len(pieces) % len(sizes)]])
-        at += len(pieces[-1])
-    whole = parse_harmony([text])
-    cut = parse_harmony(pieces)
-    assert shown_parts(cut) == shown_parts(whole)
-    assert [piece.warning for piece in cut if piece.warning] == [
-        piece.warning for piece in whole if piece.warning
-    ]
-    visible = "".join(piece.text for piece in whole if piece.channel is not Channel.TOOL_CALL)
+    whole = harmonised(text)
+    assert harmonised(*cut_up(text, sizes)) == whole
+    visible = "".join(text for channel, text in whole[0] if channel != Channel.TOOL_CALL.value)
     assert not any(f"<|{name}|>" in visible for name in ("start", "end", "channel", "message"))
 
 
@@ -359,11 +286,12 @@ def test_read_header_gives_the_state(header: str, state: str | None, with_form: 
     assert (read_header(header, False), read_header(header, True)) == (state, with_form)
 
 
+# ---------------------------------------------------------------- calls without markers
 NAMES = ("weather", "time")
 
 
 def shown_text(text: str, size: int = 1, names: tuple[str, ...] = NAMES) -> tuple[str, int, str]:
-    """What is let out, behind how many characters the first of it was, and what is held."""
+    """Return the text let out, behind how many characters the first came, and the text held."""
     watch, out, first = BareCallWatch(names), "", -1
     for at in range(0, len(text), size):
         piece = watch.add(text[at : at + size])
@@ -404,30 +332,13 @@ def test_calls_of_known_tools_are_held_to_their_end(text: str, size: int) -> Non
 
 @pytest.mark.parametrize(
     ("text", "behind"),
-    [
-        ("x", 1),
-        ("[", 1),
-        (" {x", 3),
-        ('{"k', 3),
-        ('{"names', 7),
-        ('{"key"', 3),
-        ('{"name"x', 8),
-        ('{"name":x', 9),
-        ('{"name": 5', 10),
-        ('{"name": "x', 11),
-        ('{"function": "x', 15),
-        ('{"name": "weathers', 18),
-        ('{"name": "wea"', 14),
-        ('{"na"', 5),
-        ('{"name": "time"} x', 18),
-        ('{"name": "time"}, {', 17),
-        ('{"name": "time"} [', 18),
-        ('{"name": "time"}}', 17),
-        ('{"name": "time"}]', 17),
-        ('{"name": "time", "a": "\\\\"} x', 29),
-        ('{"name": "time", "a": "\\"} x"} y', 32),
-    ],
-)
+    [("x", 1), ("[", 1), (" {x", 3), ('{"k', 3), ('{"names', 7), ('{"key"', 3), ('{"name"x', 8),
+     ('{"name":x', 9), ('{"name": 5', 10), ('{"name": "x', 11), ('{"function": "x', 15),
+     ('{"name": "weathers', 18), ('{"name": "wea"', 14), ('{"na"', 5), ('{"name": "time"} x', 18),
+     ('{"name": "time"}, {', 17), ('{"name": "time"} [', 18), ('{"name": "time"}}', 17),
+     ('{"name": "time"}]', 17), ('{"name": "time", "a": "\\\\"} x', 29),
+     ('{"name": "time", "a": "\\"} x"} y', 32)],
+)  # fmt: skip
 def test_text_that_is_no_call_is_shown_at_once(text: str, behind: int) -> None:
     assert shown_text(text) == (text, behind, "")
     assert shown_text(text, 1000) == (text, 1000, "")

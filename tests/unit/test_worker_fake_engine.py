@@ -1,31 +1,14 @@
 """Options and directives of the fake engine."""
 
-import inspect
-import threading
-from dataclasses import replace
-
 import pytest
 
-from mlxsup.protocol.ids import Generation, ModelName, RequestKey
-from mlxsup.protocol.launch import LaunchSpec
-from mlxsup.worker.engine import Engine, EngineBytes, Row, StepResult
+from mlxsup.protocol.ids import RequestKey
+from mlxsup.worker.engine import Row
 from mlxsup.worker.engines.fake.engine import FakeEngine
 from mlxsup.worker.engines.fake.options import FakeOptionError, FakeOptions
 from mlxsup.worker.engines.fake.text import Directives, answer_tokens, decode_tokens, encode_text
-from mlxsup.worker.thread_guard import OwnedEngine, WrongThreadError
 
-SPEC = LaunchSpec(
-    model=ModelName("m"),
-    generation=Generation(1),
-    token="t",
-    endpoint="ipc:///x",
-    supervisor_pid=1,
-    engine="fake",
-    path="/x",
-    max_concurrency=4,
-    step_timeout_s=30.0,
-    decode_stall_target_ms=250,
-)
+from support.worker.turn_bench import make_spec
 
 
 def test_answers_are_a_pure_function_of_prompt_index_and_seed() -> None:
@@ -52,85 +35,41 @@ def test_other_brackets_are_plain_text() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "[[fault speed=3]]",
-        "[[fault crash=SIGNOPE]]",
-        "[[fault crash=exit:x]]",
-        "[[fault stall=often]]",
-        "[[fault at=soon raise]]",
-        "[[answer many]]",
-        "[[fault frames=odd]]",
-        "[[fault slow=very]]",
-    ],
-)
+    ["fault speed=3", "fault crash=SIGNOPE", "fault crash=exit:x", "fault stall=often",
+     "fault at=soon raise", "answer many", "fault frames=odd", "fault slow=very"],
+)  # fmt: skip
 def test_wrong_directives_are_refused(text: str) -> None:
     with pytest.raises(FakeOptionError):
-        Directives.parse(text)
+        Directives.parse(f"[[{text}]]")
 
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"nonsense": 1},
-        {"step_s": "fast"},
-        {"load_steps": 0},
-        {"load_steps": True},
-        {"load_error": "odd"},
-        {"load_stall": "odd"},
-        {"crash_in_load": "exit:999"},
-        {"batching": "sometimes"},
-        {"voice": "é" * 33},
-    ],
-)
+    [{"nonsense": 1}, {"step_s": "fast"}, {"load_steps": 0}, {"load_steps": True},
+     {"load_error": "odd"}, {"load_stall": "odd"}, {"crash_in_load": "exit:999"},
+     {"batching": "sometimes"}, {"voice": "é" * 33}],
+    ids=str,
+)  # fmt: skip
 def test_wrong_options_are_refused_by_name(options: dict[str, object]) -> None:
     with pytest.raises(FakeOptionError, match=next(iter(options))):
         FakeOptions.from_map(options)
 
 
-def test_an_engine_refuses_every_thread_but_its_owner_A1() -> None:
-    engine = OwnedEngine(FakeEngine(SPEC), 30.0)
-    assert engine.bytes_held() == EngineBytes()
-    caught: list[BaseException] = []
-
-    methods = sorted(name for name in vars(Engine) if not name.startswith("_"))
-
-    def call_each() -> None:
-        for name in methods:
-            try:
-                found = getattr(engine, name)
-                takes = inspect.signature(found).parameters.values()
-                named = {one.name: None for one in takes if one.kind is one.KEYWORD_ONLY}
-                found(*[None] * (len(takes) - len(named)), **named)
-            except WrongThreadError as error:
-                caught.append(error)
-
-    thread = threading.Thread(target=call_each)
-    thread.start()
-    thread.join()
-    assert len(caught) == len(methods) > 10, methods
-
-
-def steps_of(engine: FakeEngine) -> list[StepResult]:
-    steps = []
-    while engine.has_rows():
-        steps.append(engine.step())
-    return steps
-
-
 def test_a_row_set_aside_is_not_read_again() -> None:
-    engine = FakeEngine(replace(SPEC, fake={"prefill_tokens_per_step": 4}))
+    engine = FakeEngine(make_spec(fake={"prefill_tokens_per_step": 4}))
     engine.load(lambda phase, at: None)
     row = Row(key=RequestKey(1), tokens=list(range(20, 30)), max_tokens=1, seed=1)
     engine.insert(row)
     engine.step()
     engine.remove(row.key)
     assert engine.insert(row) == 4
-    assert [step.prefill[0].computed for step in steps_of(engine)] == [4, 2]
+    assert [engine.step().prefill[0].computed for _ in range(2)] == [4, 2]
+    assert not engine.has_rows()
 
 
 def test_rows_whose_prompts_are_known_join_those_that_decode_in_one_step() -> None:
     """As with MLX; only one prompt that has something left to read is read in a step."""
-    engine = FakeEngine(SPEC)
+    engine = FakeEngine(make_spec())
     engine.load(lambda phase, at: None)
     known = [
         Row(key=RequestKey(key), tokens=list(range(20, 30)), max_tokens=9, seed=1)

@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import FinishReason, RowState, WorkerPhase
-from mlxsup.protocol.worker_messages import CancelRow, Exit, Heartbeat, PauseRow, Step
+from mlxsup.protocol.worker_messages import (
+    CancelRow,
+    Exit,
+    Heartbeat,
+    PauseRow,
+    RowDelta,
+    Step,
+)
 from mlxsup.supervisor.core.health.watchdog import Alarm, Watch
-from mlxsup.worker.engine import RowToken, StepResult
-from mlxsup.worker.engines.fake.text import encode_text
 from mlxsup.worker.gathering import BURST, BURST_QUIET_S, MOST_S, QUIET_S, Gathering
 
-from support.worker.turn_bench import STEP_TIMEOUT_S, A, B, Bench, C
+from support.worker.turn_bench import STEP_TIMEOUT_S, A, B, Bench, C, D, x
 
 DEAR_PASS_S = 0.02
 
-X = encode_text("x")[0]
+Keys = tuple[RequestKey, ...]
 
 
 # ---------------------------------------------------------------- alone, on a played clock
-class Clock:
-    def __init__(self) -> None:
-        self.now = 50.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def gathering() -> tuple[Gathering, Clock]:
-    clock = Clock()
-    made = Gathering(clock)
+def gathering() -> tuple[Gathering, SimpleNamespace]:
+    clock = SimpleNamespace(now=50.0)
+    made = Gathering(lambda: clock.now)
     made.arrived()
     return made, clock
 
@@ -102,116 +101,87 @@ def test_a_burst_is_inserted_together_and_is_one_step(bench: Bench) -> None:
     for key in (A, B, C):
         bench.dispatch(key)
         bench.prepare(key)
-        assert not bench.loop.turn()
+        bench.turn()
         bench.now += 0.001
-    assert bench.engine.rows == {}
-    assert bench.engine.made == []
+    assert (bench.engine.rows, bench.engine.made) == ({}, [])
     bench.now += 0.001
-    assert bench.loop.turn()
-    assert list(bench.engine.rows) == [A, B, C]
-    assert bench.engine.made == ["step"]
+    bench.turn()
+    assert (list(bench.engine.rows), bench.engine.made) == ([A, B, C], ["step"])
 
 
 def test_the_loop_waits_no_longer_than_the_rows(bench: Bench) -> None:
     bench.dispatch(A)
     bench.prepare(A)
     bench.now += 0.0005
-    assert not bench.loop.turn()
+    bench.turn()
     assert bench.loop.wait_s() == pytest.approx(0.0015)
+    bench.now += 1.0
+    bench.around.flushes = [False]
+    bench.turn()
+    assert bench.loop.wait_s() is None, "while the supervisor does not read, nothing is looked at"
     bench.dispatch(B)
-    assert not bench.loop.turn()
+    bench.turn()
     assert bench.loop.wait_s() == pytest.approx(MOST_S)
 
 
-def test_a_full_batch_does_not_wait(bench: Bench) -> None:
-    keys = [RequestKey(number) for number in range(1, 6)]
-    bench.dispatch(*keys)
-    for key in keys[:4]:
-        bench.prepare(key)
-    assert bench.loop.turn()
-    assert list(bench.engine.rows) == keys[:4]
-
-
-def test_a_request_joins_running_rows_at_once_C2(bench: Bench) -> None:
-    bench.dispatch(A)
-    bench.prepare(A)
-    bench.now += QUIET_S
-    bench.loop.turn()
-    bench.dispatch(B, C)
-    bench.prepare(B)
-    bench.loop.turn()
-    assert list(bench.engine.rows) == [A, B]
+@pytest.mark.parametrize(
+    ("dispatched", "prepared", "is_running"),
+    [((A, B, C, D, RequestKey(5)), (A, B, C, D), False), ((B, C), (B,), True)],
+    ids=["a full batch", "beside rows that run"],
+)
+def test_nothing_is_waited_for_by(
+    bench: Bench, dispatched: Keys, prepared: Keys, is_running: bool
+) -> None:
+    if is_running:
+        bench.start(A)
+        bench.now += QUIET_S
+        bench.turn()
+    bench.dispatch(*dispatched)
+    bench.prepare(*prepared)
+    bench.turn()
+    assert list(bench.engine.rows) == [A] * is_running + list(prepared)
 
 
 def test_no_burst_waits_for_a_prompt_that_is_mostly_tokens(bench: Bench) -> None:
     bench.engine.cheap_tokens = 3
-    bench.dispatch(A, B)
-    bench.prepare(A)
-    assert not bench.loop.turn()
+    bench.start(A, B)
+    assert not bench.engine.rows
     bench.engine.cheap_tokens = 2
-    assert bench.loop.turn()
-    assert list(bench.engine.rows) == [A]
+    bench.turn()
+    assert list(bench.engine.rows) == [A, B]
 
 
-@pytest.mark.parametrize("how", ["cancel", "pause"])
-def test_a_waiting_row_leaves_at_once_D2(bench: Bench, how: str) -> None:
-    bench.dispatch(A, B)
-    bench.prepare(A)
-    bench.prepare(B)
-    assert not bench.loop.turn()
-    bench.sent()
-    leaving = CancelRow(key=A) if how == "cancel" else PauseRow(key=A, keep=True)
-    bench.around.inbox.append(leaving)
-    assert not bench.loop.turn()
-    [step] = bench.sent()
-    assert isinstance(step, Step)
-    assert [(row.key, row.finish, row.paused) for row in step.rows] == [
-        (A, FinishReason.CANCELLED, None) if how == "cancel" else (A, None, RowState.DROPPED)
-    ]
-    assert step.step == 0, "no step was made for it"
+@pytest.mark.parametrize("message", [CancelRow(key=A), PauseRow(key=A, keep=True)], ids=repr)
+def test_a_waiting_row_leaves_at_once_D2(bench: Bench, message: CancelRow | PauseRow) -> None:
+    bench.start(A, B)
+    is_cancel = isinstance(message, CancelRow)
+    left = RowDelta(
+        key=A,
+        finish=FinishReason.CANCELLED if is_cancel else None,
+        paused=None if is_cancel else RowState.DROPPED,
+    )
+    assert bench.turn(message) == [Step(step=0, rows=[left], between_steps=1)]
     bench.now += QUIET_S
-    assert bench.loop.turn()
+    bench.turn()
     assert list(bench.engine.rows) == [B]
 
 
 def test_an_exit_ends_the_wait(bench: Bench) -> None:
-    bench.dispatch(A, B)
-    bench.prepare(A)
-    assert not bench.loop.turn()
-    bench.around.inbox.append(Exit())
-    assert not bench.loop.turn()
-    assert bench.loop.is_exit_asked
-    assert bench.engine.rows == {}
+    bench.start(A, B)
+    bench.turn(Exit())
+    assert (bench.loop.is_exit_asked, bench.engine.rows) == (True, {})
 
 
-def test_a_supervisor_that_does_not_read_is_waited_for_without_a_limit(bench: Bench) -> None:
-    """The wait of a row must not make the loop look every millisecond."""
-    bench.dispatch(A)
-    bench.prepare(A)
-    assert not bench.loop.turn()
-    bench.now += 1.0
-    bench.around.flushes = [False]
-    assert not bench.loop.turn()
-    assert bench.loop.wait_s() is None
-
-
-def test_the_watchdog_sees_requests_that_are_all_there_F5(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_watchdog_sees_requests_that_are_all_there_F5(bench: Bench) -> None:
     """While they wait nothing is lost, stuck or idle for too long."""
     bench.dispatch(A, B)
     bench.prepare(A)
     bench.around.received = 2
-    waits: list[tuple[float | None, Heartbeat]] = []
-
-    def wait(timeout_s: float | None) -> None:
-        waits.append((timeout_s, bench.board.beat()))
-        bench.around.inbox.append(Exit())
-
-    monkeypatch.setattr(bench.around, "wait", wait)
-    bench.loop.run(lambda: False)
-    [(left_s, beat)] = waits
-    assert left_s == pytest.approx(MOST_S)
+    beats: list[Heartbeat] = []
+    bench.around.on_wait = lambda: beats.append(bench.board.beat())
+    bench.run()
+    assert bench.around.waited_s == [pytest.approx(MOST_S)]
+    [beat] = beats
     watch = Watch.over(bench.now)
     for _ in (A, B):
         watch.was_told(bench.now)
@@ -246,9 +216,7 @@ def test_rows_wait_within_the_limits_in_any_order_of_events(events: list[str | i
                 ready_at[preparing[0]] = bench.now
                 bench.prepare(preparing.pop(0))
             case "end" if bench.engine.rows:
-                key = next(iter(bench.engine.rows))
-                end = RowToken(key=key, token=X, finish=FinishReason.LENGTH)
-                bench.engine.results = [StepResult(tokens=[end])]
+                bench.give(x(next(iter(bench.engine.rows)), FinishReason.LENGTH))
             case int():
                 bench.now += event / 1e6
         had_rows = bool(bench.engine.rows)
@@ -256,7 +224,7 @@ def test_rows_wait_within_the_limits_in_any_order_of_events(events: list[str | i
         waiting = [key for key in ready_at if key in bench.loop.open_keys - {*bench.engine.rows}]
         ready_at = {key: ready_at[key] for key in waiting}
         if waiting:
-            assert not had_rows, "somebody runs, so nobody waits"
+            assert not had_rows, "none waits beside rows that run"
             assert len(waiting) < 3
             assert bench.now < min(ready_at.values()) + MOST_S
             assert preparing or bench.now < arrived_at + QUIET_S

@@ -1,96 +1,46 @@
-"""Before the life of a worker: launch spec, exit codes, log lines, signals, spares."""
+"""Before the life of a worker: launch spec, command, log lines, spares; no process of its own."""
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import logging
 import os
 import queue
+import re
 import select
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.launch import SPARE_OPTION, LaunchSpec
 from mlxsup.protocol.text import log_line
 from mlxsup.worker import __main__ as worker_main
-from mlxsup.worker.__main__ import main
 from mlxsup.worker.bootstrap import LaunchError, check_spec, read_launch_spec
-from mlxsup.worker.engine import (
-    BadLaunchError,
-    BadModelError,
-    GpuFaultElsewhereError,
-    ModelMissingError,
-    NoDeviceError,
-)
 from mlxsup.worker.engines.mlx import imports
-from mlxsup.worker.link import Link, LinkBrokenError
 from mlxsup.worker.logs import LEVELS, LineFormatter, configure
-from mlxsup.worker.parent_watch import (
-    ORPHANED_EXIT,
-    OrphanedError,
-)
-from mlxsup.worker.preparing import StuckPreprocessingError
-from mlxsup.worker.process import TerminatedError, TerminationHandler, judge
+from mlxsup.worker.parent_watch import ORPHANED_EXIT, OrphanedError
 from mlxsup.worker.spare import wait_for_spec
 
-SPEC = LaunchSpec(
-    model=ModelName("m"),
-    generation=Generation(1),
-    token="t",
-    endpoint="ipc:///tmp/x.sock",
-    supervisor_pid=1,
-    engine="fake",
-    path="/x",
-    max_concurrency=4,
-    step_timeout_s=30.0,
-    decode_stall_target_ms=250,
-)
+from support.worker.turn_bench import make_spec
+
+SPEC = make_spec()
+WRONG = "the launch spec on standard input is wrong: "
 
 
-def spec(**changes: Any) -> LaunchSpec:
-    """A launch spec as it should be, but for the changes."""
-    values: dict[str, Any] = {
-        "model": "m",
-        "generation": 1,
-        "token": "t",
-        "endpoint": "ipc:///tmp/x.sock",
-        "supervisor_pid": 1,
-        "engine": "fake",
-        "path": "/x",
-        "max_concurrency": 4,
-        "step_timeout_s": 30.0,
-        "decode_stall_target_ms": 250,
-    }
-    return LaunchSpec(**(values | changes))
-
-
-def read(written: bytes) -> LaunchSpec:
-    """What a worker reads from a pipe that stays open."""
-    reader, writer = os.pipe()
-    try:
-        os.write(writer, written)
-        return read_launch_spec(reader)
-    finally:
-        os.close(reader)
-        os.close(writer)
-
-
+# ---------------------------------------------------------------- the launch spec
 def test_a_spec_may_come_in_pieces_and_nothing_behind_it_is_waited_for() -> None:
-    line = spec().to_line()
+    line = SPEC.to_line()
     reader, writer = os.pipe()
     try:
         os.write(writer, line[:100])
         rest = threading.Timer(0.05, os.write, (writer, line[100:]))
         rest.start()
-        assert read_launch_spec(reader) == spec()
+        assert read_launch_spec(reader) == SPEC
         rest.join()
     finally:
         os.close(reader)
@@ -98,217 +48,26 @@ def test_a_spec_may_come_in_pieces_and_nothing_behind_it_is_waited_for() -> None
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "is_expected"),
+    ("line", "message"),
     [
-        (ModelMissingError("gone"), 66, True),
-        (BadModelError("bad"), 65, True),
-        (BadLaunchError("more than fits"), 64, True),
-        (NoDeviceError("none"), 69, True),
-        (GpuFaultElsewhereError("innocent"), 72, True),
-        (MemoryError(), 75, True),
-        (StuckPreprocessingError("too long"), 73, True),
-        (LinkBrokenError("odd"), 76, True),
-        (TerminatedError("term"), 143, True),
-        (ValueError("odd"), 70, False),
-        (RecursionError(), 70, False),
-        (SystemExit(0), 70, False),
+        (b"", "there is no launch spec on standard input: workers are started by `mlxsup start`"),
+        (b"{}\n", WRONG),
+        (b"x" * 70_000, WRONG + "a launch spec is one line of JSON of at most 64 KiB"),
     ],
+    ids=["nothing", "no key", "too long"],
 )
-def test_every_exception_has_an_exit_code(
-    error: BaseException, code: int, is_expected: bool
+def test_a_missing_or_bad_spec_is_refused_in_one_sentence(
+    tmp_path: Path, line: bytes, message: str
 ) -> None:
-    death = judge(error)
-    assert (death.code, death.is_expected) == (code, is_expected)
-    assert death.message
+    (tmp_path / "spec").write_bytes(line)
+    descriptor = os.open(tmp_path / "spec", os.O_RDONLY)
+    try:
+        with pytest.raises(LaunchError, match=f"^{re.escape(message)}"):
+            read_launch_spec(descriptor)
+    finally:
+        os.close(descriptor)
 
 
-def test_a_sigterm_before_the_load_still_interrupts_it_B9() -> None:
-    link = Link("ipc:///tmp/mlxsup-nobody-listens")
-    handler = TerminationHandler(link)
-    handler(signal.SIGTERM, None)
-    assert handler.has_come()
-    with pytest.raises(TerminatedError):
-        handler.interrupt_from_now_on()
-    handler(signal.SIGTERM, None)  # the death under way is not interrupted by a second one
-    link.close(0.0)
-
-
-# ---------------------------------------------------------------- the process
-
-
-# ---------------------------------------------------------------- the command
-@pytest.mark.parametrize(("argument", "code"), [("-h", 0), ("--help", 0), ("x", 64)])
-def test_help_goes_to_the_output_and_what_is_wrong_to_the_errors(
-    capsys: pytest.CaptureFixture[str], argument: str, code: int
-) -> None:
-    assert worker_main.main([argument]) == code
-    out, err = capsys.readouterr()
-    assert (out, err)[code != 0] == worker_main.USAGE
-    assert (out, err)[code == 0] == ""
-    assert worker_main.USAGE.startswith("usage: python -P -m mlxsup.worker < launch-spec\n")
-
-
-class Started:
-    """A process whose parts are replaced, and what was done in order."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.done: list[object] = []
-        self.is_terminal = False
-        self.spec: LaunchSpec | Exception = SPEC
-        self.parent: Exception | None = None
-        for name in ("prepare_process", "die_with_parent"):
-            monkeypatch.setattr(worker_main, name, lambda name=name: self.done.append(name))
-        monkeypatch.setattr(os, "isatty", lambda descriptor: self.is_terminal)
-        monkeypatch.setattr(worker_main, "read_launch_spec", self.read)
-        monkeypatch.setattr(worker_main, "wait_for_spec", self.wait)
-        monkeypatch.setattr(worker_main, "check_parent", self.check)
-        monkeypatch.setattr(
-            worker_main, "watch_pipe", lambda descriptor: self.done.append(("watch", descriptor))
-        )
-        monkeypatch.setattr(
-            worker_main, "configure", lambda level, stream: self.done.append((level, stream))
-        )
-        monkeypatch.setattr(worker_main, "Life", self.live)
-
-    def read(self, descriptor: int) -> LaunchSpec:
-        self.done.append(("read", descriptor))
-        if isinstance(self.spec, Exception):
-            raise self.spec
-        return self.spec
-
-    def wait(self, spec_pipe: int, ready_pipe: int) -> LaunchSpec:
-        self.done.append(("spare", ready_pipe))
-        return self.read(spec_pipe)
-
-    def check(self, pid: int) -> None:
-        self.done.append(("parent", pid))
-        if self.parent is not None:
-            raise self.parent
-
-    def live(self, spec: LaunchSpec) -> SimpleNamespace:
-        self.done.append(("life", spec))
-        return SimpleNamespace(run=lambda: 7)
-
-
-BEFORE = ["prepare_process", "die_with_parent"]
-
-
-def test_a_worker_guards_itself_before_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
-    started = Started(monkeypatch)
-    assert worker_main.main([]) == 7
-    assert started.done == [
-        *BEFORE,
-        ("read", 0),
-        ("parent", 1),
-        ("watch", 0),
-        ("info", sys.stderr),
-        ("life", SPEC),
-    ]
-
-
-def test_a_spare_worker_watches_its_input_already_when_it_gets_its_spec(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    started = Started(monkeypatch)
-    assert worker_main.main([SPARE_OPTION, "9"]) == 7
-    assert started.done == [
-        *BEFORE,
-        ("spare", 9),
-        ("read", 0),
-        ("parent", 1),
-        ("info", sys.stderr),
-        ("life", SPEC),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("changes", "code", "message", "count"),
-    [
-        ({"is_terminal": True}, 64, "workers are not started by hand: use `mlxsup start`", 2),
-        ({"spec": LaunchError("no spec")}, 64, "no spec", 3),
-        ({"parent": OrphanedError("gone")}, 1, "gone", 4),
-    ],
-)
-def test_a_worker_that_must_not_live_says_why(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    changes: dict[str, Any],
-    code: int,
-    message: str,
-    count: int,
-) -> None:
-    started = Started(monkeypatch)
-    for name, value in changes.items():
-        setattr(started, name, value)
-    assert worker_main.main([]) == code
-    assert capsys.readouterr() == ("", f"mlxsup worker: {message}\n")
-    assert started.done == [*BEFORE, ("read", 0), ("parent", 1)][:count]
-
-
-# ---------------------------------------------------------------- the log
-@pytest.fixture
-def restored_logging() -> Iterator[None]:
-    root, ours = logging.getLogger(), logging.getLogger("mlxsup")
-    before = (root.handlers[:], root.level, ours.level, logging.raiseExceptions)
-    yield
-    root.handlers[:], level, our_level, logging.raiseExceptions = before
-    root.setLevel(level)
-    ours.setLevel(our_level)
-
-
-@pytest.mark.parametrize(
-    ("level", "heard"),
-    [
-        ("debug", ["debug", "info", "warning", "error"]),
-        ("info", ["info", "warning", "error"]),
-        ("warning", ["warning", "error"]),
-        ("error", ["error"]),
-    ],
-)
-@pytest.mark.usefixtures("restored_logging")
-def test_our_lines_have_the_level_asked_for_and_others_warn(level: str, heard: list[str]) -> None:
-    stream = io.StringIO()
-    logging.getLogger().setLevel(logging.DEBUG)
-    configure(level, stream)
-    configure(level, stream)
-    assert not logging.raiseExceptions
-    for name in LEVELS:
-        logging.getLogger("mlxsup.worker.x").log(LEVELS[name], name)
-        logging.getLogger("other").log(LEVELS[name], "other %s", name)
-    words = [said.split(" ", 2)[2] for said in stream.getvalue().splitlines()]
-    assert [word for word in words if not word.startswith("other")] == heard
-    assert [word for word in words if word.startswith("other")] == ["other warning", "other error"]
-
-
-def test_the_time_of_a_line_is_utc_to_the_millisecond() -> None:
-    record = logging.makeLogRecord(
-        {"created": 1e9 + 0.0429, "msecs": 42.9, "levelname": "INFO", "msg": "said"}
-    )
-    assert LineFormatter().format(record) == "2001-09-09T01:46:40.042Z INFO said"
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        ("word", "word"),
-        ("", '""'),
-        ("two words", '"two words"'),
-        ("a\tb", '"a\\tb"'),
-        ('say "x"', '"say \\"x\\""'),
-        ('"', '"\\""'),
-        ("a=b", '"a=b"'),
-        ("é x", '"é x"'),
-        (1.23456, "1.235"),
-        (3, "3"),
-        (None, "None"),
-    ],
-)
-def test_facts_are_quoted_if_they_have_to_be(value: object, shown: str) -> None:
-    assert log_line("said", fact=value, n=1) == f"said fact={shown} n=1"
-    assert log_line("said") == "said"
-
-
-# ---------------------------------------------------------------- the launch spec
 @pytest.mark.parametrize(
     ("name", "expected", "wrong", "right"),
     [
@@ -343,21 +102,161 @@ def test_each_key_takes_what_it_says(
     name: str, expected: str, wrong: tuple[Any, ...], right: tuple[Any, ...]
 ) -> None:
     for value in right:
-        check_spec(dataclasses.replace(SPEC, **{name: value}))
+        check_spec(make_spec(**{name: value}))
     for value in wrong:
         with pytest.raises(LaunchError) as caught:
-            check_spec(dataclasses.replace(SPEC, **{name: value}))
+            check_spec(make_spec(**{name: value}))
         assert str(caught.value) == f"the launch spec is wrong: {name} takes {expected}"
 
 
-@pytest.mark.parametrize("arguments", [["--spare"], ["--spare", "x"], ["--spare", "-1"], ["9"]])
-def test_other_arguments_are_refused(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
+# ---------------------------------------------------------------- the command
+OTHER = [["x"], ["9"], ["--spare"], ["--spare", "x"], ["--spare", "-1"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"), [(["-h"], 0), (["--help"], 0), *((one, 64) for one in OTHER)]
+)
+def test_help_goes_to_the_output_and_what_is_wrong_to_the_errors(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], code: int
 ) -> None:
-    assert main(arguments) == 64
-    assert "usage" in capsys.readouterr().err
+    assert worker_main.main(arguments) == code
+    out, err = capsys.readouterr()
+    assert (out, err)[code != 0] == worker_main.USAGE
+    assert (out, err)[code == 0] == ""
+    assert worker_main.USAGE.startswith("usage: python -P -m mlxsup.worker < launch-spec\n")
 
 
+class Started:
+    """A process whose parts are replaced, and what was done in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.done: list[object] = []
+        self.is_terminal = False
+        self.spec: LaunchSpec | Exception = SPEC
+        self.parent: Exception | None = None
+        for name in ("prepare_process", "die_with_parent"):
+            monkeypatch.setattr(worker_main, name, lambda name=name: self.done.append(name))
+        for name, noted in [("watch_pipe", "watch"), ("configure", "log")]:
+            monkeypatch.setattr(
+                worker_main, name, lambda *given, noted=noted: self.done.append((noted, *given))
+            )
+        monkeypatch.setattr(os, "isatty", lambda descriptor: self.is_terminal)
+        for name in ("read_launch_spec", "wait_for_spec"):
+            monkeypatch.setattr(worker_main, name, self.read)
+        monkeypatch.setattr(worker_main, "check_parent", self.check)
+        monkeypatch.setattr(worker_main, "Life", self.live)
+
+    def read(self, *descriptors: int) -> LaunchSpec:
+        self.done.append(("read", *descriptors))
+        if isinstance(self.spec, Exception):
+            raise self.spec
+        return self.spec
+
+    def check(self, pid: int) -> None:
+        self.done.append(("parent", pid))
+        if self.parent is not None:
+            raise self.parent
+
+    def live(self, spec: LaunchSpec) -> SimpleNamespace:
+        self.done.append(("life", spec))
+        return SimpleNamespace(run=lambda: 7)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Started:
+    return Started(monkeypatch)
+
+
+@pytest.mark.parametrize("is_spare", [False, True])
+def test_a_worker_guards_itself_before_it_lives(started: Started, is_spare: bool) -> None:
+    """A spare worker watches its input already when it gets its spec."""
+    assert worker_main.main([SPARE_OPTION, "9"] if is_spare else []) == 7
+    assert started.done == [
+        "prepare_process",
+        "die_with_parent",
+        ("read", 0, 9) if is_spare else ("read", 0),
+        ("parent", 1),
+        *([] if is_spare else [("watch", 0)]),
+        ("log", "info", sys.stderr),
+        ("life", SPEC),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "message", "last"),
+    [
+        ({"is_terminal": True}, 64, "workers are not started by hand: use `mlxsup start`",
+         "die_with_parent"),
+        ({"spec": LaunchError("no spec")}, 64, "no spec", ("read", 0)),
+        ({"spec": ImportError("no")}, 69, "MLX cannot be imported: no", ("read", 0)),
+        ({"parent": OrphanedError("gone")}, 1, "gone", ("parent", 1)),
+    ],
+    ids=["terminal", "spec", "imports", "parent"],
+)  # fmt: skip
+def test_a_worker_that_must_not_live_says_why(
+    started: Started,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, Any],
+    code: int,
+    message: str,
+    last: object,
+) -> None:
+    for name, value in changes.items():
+        setattr(started, name, value)
+    assert worker_main.main([]) == code
+    assert capsys.readouterr() == ("", f"mlxsup worker: {message}\n")
+    assert started.done[-1] == last
+
+
+# ---------------------------------------------------------------- the log
+@pytest.fixture
+def restored_logging() -> Iterator[None]:
+    root, ours = logging.getLogger(), logging.getLogger("mlxsup")
+    before = (root.handlers[:], root.level, ours.level, logging.raiseExceptions)
+    yield
+    root.handlers[:], level, our_level, logging.raiseExceptions = before
+    root.setLevel(level)
+    ours.setLevel(our_level)
+
+
+@pytest.mark.parametrize(
+    ("level", "heard"), [(level, list(LEVELS)[at:]) for at, level in enumerate(LEVELS)]
+)
+@pytest.mark.usefixtures("restored_logging")
+def test_our_lines_have_the_level_asked_for_and_others_warn(level: str, heard: list[str]) -> None:
+    assert list(LEVELS) == ["debug", "info", "warning", "error"]
+    stream = io.StringIO()
+    logging.getLogger().setLevel(logging.DEBUG)
+    configure(level, stream)
+    configure(level, stream)
+    assert not logging.raiseExceptions
+    for name in LEVELS:
+        logging.getLogger("mlxsup.worker.x").log(LEVELS[name], name)
+        logging.getLogger("other").log(LEVELS[name], "other %s", name)
+    words = [said.split(" ", 2)[2] for said in stream.getvalue().splitlines()]
+    assert [word for word in words if not word.startswith("other")] == heard
+    assert [word for word in words if word.startswith("other")] == ["other warning", "other error"]
+
+
+def test_the_time_of_a_line_is_utc_to_the_millisecond() -> None:
+    record = logging.makeLogRecord(
+        {"created": 1e9 + 0.0429, "msecs": 42.9, "levelname": "INFO", "msg": "said"}
+    )
+    assert LineFormatter().format(record) == "2001-09-09T01:46:40.042Z INFO said"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [("word", "word"), ("", '""'), ("two words", '"two words"'), ("a\tb", '"a\\tb"'),
+     ('say "x"', '"say \\"x\\""'), ('"', '"\\""'), ("a=b", '"a=b"'), ("é x", '"é x"'),
+     (1.23456, "1.235"), (3, "3"), (None, "None")],
+)  # fmt: skip
+def test_facts_are_quoted_if_they_have_to_be(value: object, shown: str) -> None:
+    assert log_line("said", fact=value, n=1) == f"said fact={shown} n=1"
+    assert log_line("said") == "said"
+
+
+# ---------------------------------------------------------------- spares
 class Spare:
     """A spare worker on this thread, whose imports and whose end are only noted."""
 
@@ -373,13 +272,13 @@ class Spare:
         return wait_for_spec(self.spec_pipe, self.ready_pipe)
 
     def is_ready(self) -> bool:
-        """Whether its end of the pipe has said or closed something."""
+        """Return True if its end of the pipe has said or closed something."""
         return bool(select.select([self.ready], [], [], 0)[0])
 
-    def outlived_by_nobody(self) -> None:
-        """Its supervisor ends, and it with it."""
+    def end_supervisor(self) -> None:
+        """Close the supervisor's end, and check that the spare ends with it."""
         os.close(self.supervisor)
-        assert self.ended.get(timeout=10) == ORPHANED_EXIT == 1
+        assert self.ended.get(timeout=60) == ORPHANED_EXIT == 1
 
 
 @pytest.fixture
@@ -390,63 +289,46 @@ def spare(monkeypatch: pytest.MonkeyPatch) -> Iterator[Spare]:
     os.close(made.ready)
 
 
-def test_it_is_ready_when_everything_is_imported(spare: Spare) -> None:
+def test_a_spare_is_ready_when_everything_is_imported_and_gets_its_spec_E6(spare: Spare) -> None:
     seen: list[object] = []
-    spare.imports = lambda: seen.extend([threading.get_ident(), spare.is_ready()])
+
+    def look() -> None:
+        seen.extend([threading.get_ident(), spare.is_ready()])
+        seen.extend(one.daemon for one in threading.enumerate() if one.name == "parent-watch")
+
+    spare.imports = look
     os.write(spare.supervisor, SPEC.to_line())
     assert spare.wait_for_spec() == SPEC
-    assert seen == [threading.get_ident(), False], "MLX belongs to the thread that loads"
+    assert seen == [threading.get_ident(), False, True], "MLX belongs to the thread that loads"
     assert os.read(spare.ready, 16) == b"\0"
     assert os.read(spare.ready, 16) == b"", "the pipe is still open"
-    spare.outlived_by_nobody()
+    os.write(spare.supervisor, b"input behind the spec is ignored")
+    with pytest.raises(queue.Empty):
+        spare.ended.get(timeout=0.05)
+    spare.end_supervisor()
 
 
-def test_a_wrong_spec_is_refused_once_it_is_ready(spare: Spare) -> None:
+def test_a_wrong_spec_is_refused_once_a_spare_is_ready(spare: Spare) -> None:
     os.write(spare.supervisor, b"nonsense\n")
     with pytest.raises(LaunchError, match="the launch spec on standard input is wrong"):
         spare.wait_for_spec()
     assert os.read(spare.ready, 16) == b"\0"
-    spare.outlived_by_nobody()
+    spare.end_supervisor()
 
 
-def test_a_failed_import_makes_no_ready_spare(spare: Spare) -> None:
-    def imports() -> None:
+@pytest.mark.parametrize("ends_in_imports", [False, True])
+def test_a_failed_import_makes_no_ready_spare_and_it_ends_with_its_supervisor_E6(
+    spare: Spare, ends_in_imports: bool
+) -> None:
+    def fail() -> None:
+        if ends_in_imports:
+            spare.end_supervisor()
         raise ImportError("no MLX")
 
-    spare.imports = imports
+    spare.imports = fail
     with pytest.raises(ImportError, match="no MLX"):
         spare.wait_for_spec()
     assert not spare.is_ready()
     os.close(spare.ready_pipe)
-    spare.outlived_by_nobody()
-
-
-def test_it_ends_with_its_supervisor_while_it_imports_E6(spare: Spare) -> None:
-    def imports() -> None:
-        spare.outlived_by_nobody()
-        raise ImportError("it is gone by now")
-
-    spare.imports = imports
-    with pytest.raises(ImportError, match="gone by now"):
-        spare.wait_for_spec()
-    os.close(spare.ready_pipe)
-
-
-def test_the_thread_that_waits_keeps_no_process_alive(spare: Spare) -> None:
-    seen: list[bool] = []
-    spare.imports = lambda: seen.extend(
-        one.daemon for one in threading.enumerate() if one.name == "parent-watch"
-    )
-    os.write(spare.supervisor, SPEC.to_line())
-    spare.wait_for_spec()
-    assert seen == [True]
-    spare.outlived_by_nobody()
-
-
-def test_a_spare_ignores_input_behind_its_spec_E6(spare: Spare) -> None:
-    os.write(spare.supervisor, SPEC.to_line())
-    assert spare.wait_for_spec() == SPEC
-    os.write(spare.supervisor, b"more")
-    with pytest.raises(queue.Empty):
-        spare.ended.get(timeout=0.05)
-    spare.outlived_by_nobody()
+    if not ends_in_imports:
+        spare.end_supervisor()

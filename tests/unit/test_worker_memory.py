@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -17,11 +18,9 @@ from mlxsup.protocol.cache_cost import GROWTH_TOKENS, cache_bytes
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.launch import ExitCode
-from mlxsup.protocol.message import Message
-from mlxsup.protocol.states import FinishReason, LoadPhase, PauseReason, Priority, RowState
+from mlxsup.protocol.states import LoadPhase, PauseReason, Priority, RowState
 from mlxsup.protocol.worker_messages import (
     Accepted,
-    Dispatch,
     GiveBack,
     PauseRow,
     RowDelta,
@@ -29,10 +28,8 @@ from mlxsup.protocol.worker_messages import (
     Step,
 )
 from mlxsup.supervisor.config.values import parse_size
-from mlxsup.worker.engine import BadLaunchError, EngineBytes, RowToken, StepResult
-from mlxsup.worker.engines.fake.text import encode_text
+from mlxsup.worker.engine import BadLaunchError, EngineBytes
 from mlxsup.worker.engines.mlx.memory_need import check_weights, memory_warnings
-from mlxsup.worker.loop import StepLoop
 from mlxsup.worker.memory_guard import (
     BYTES_PER_BODY_BYTE,
     LOAD_LIMIT_BYTES,
@@ -44,7 +41,7 @@ from mlxsup.worker.own_memory import own_bytes
 from mlxsup.worker.row_memory import RowMemory, who_leaves
 from mlxsup.worker.signs import LOOK_EVERY_S
 
-from support.worker.turn_bench import FACTS, STEP_TIMEOUT_S, A, B, Bench, Engine
+from support.worker.turn_bench import FACTS, A, B, Bench, Engine, x
 
 LAYERS = (CacheLayers(layers=1, token_bytes=1),)
 
@@ -53,18 +50,7 @@ PROMPT_TOKENS = 3
 
 @pytest.fixture
 def bench() -> Bench:
-    made = Bench()
-    made.loop = StepLoop(
-        engine=made.engine,
-        facts=replace(FACTS, cache_layers=LAYERS),
-        link=made.around,
-        text=made.around,
-        board=made.board,
-        max_concurrency=2,
-        step_timeout_s=STEP_TIMEOUT_S,
-        clock=lambda: made.now,
-    )
-    return made
+    return Bench(facts=replace(FACTS, cache_layers=LAYERS))
 
 
 def bytes_of(rows: int, longest: int) -> int:
@@ -75,30 +61,32 @@ ROOMY = bytes_of(2, PROMPT_TOKENS + GROWTH_TOKENS)
 """Enough for two of them to join each other."""
 
 
-def set_budget(bench: Bench, rows_bytes: int, number: int = 1, *, gives_back: bool = False) -> None:
-    bench.around.inbox.append(
-        SetBudget(number=number, rows_bytes=rows_bytes, gives_back=gives_back)
-    )
-
-
-def rows_of(messages: list[Message]) -> list[RowDelta]:
-    rows = [row for message in messages if isinstance(message, Step) for row in message.rows]
-    return [row for row in rows if isinstance(row, RowDelta)]
+def budget(rows_bytes: int, number: int = 1, *, gives_back: bool = False) -> SetBudget:
+    return SetBudget(number=number, rows_bytes=rows_bytes, gives_back=gives_back)
 
 
 def left(key: RequestKey) -> RowDelta:
     return RowDelta(key=key, paused=RowState.DROPPED, pause_reason=PauseReason.MEMORY)
 
 
+def start(bench: Bench, **of_a_and_b: tuple[Any, Any]) -> None:
+    """Have A and B read their prompts; each dispatched in its own way."""
+    bench.turn(budget(ROOMY))
+    for key, place in ((A, 0), (B, 1)):
+        bench.dispatch(key, **{name: values[place] for name, values in of_a_and_b.items()})
+    bench.prepare(A, B)
+    bench.turn()
+    assert list(bench.engine.rows) == [A, B]
+
+
 def test_a_row_without_room_returns_to_the_supervisor_once_it_is_accepted(bench: Bench) -> None:
-    set_budget(bench, ROOMY - 1)
+    bench.around.inbox.append(budget(ROOMY - 1))
     bench.dispatch(A, B)
-    bench.prepare(A)
-    bench.prepare(B)
-    bench.loop.turn()
-    said = bench.sent()
-    assert [m.key for m in said if isinstance(m, Accepted)] == [A, B]
-    assert rows_of(said) == [left(B)]
+    bench.prepare(A, B)
+    *accepted, step = bench.turn()
+    assert [m.key for m in accepted if isinstance(m, Accepted)] == [A, B]
+    assert isinstance(step, Step)
+    assert step.rows == [left(B)]
     assert list(bench.engine.rows) == [A]
     assert bench.loop.open_keys == {A}
     assert bench.engine.returned == 0, "it held nothing"
@@ -106,80 +94,66 @@ def test_a_row_without_room_returns_to_the_supervisor_once_it_is_accepted(bench:
 
 def test_a_row_leaves_before_the_step_for_which_there_is_no_room(bench: Bench) -> None:
     """Every token counts, and the last one served leaves, without its state."""
-    set_budget(bench, ROOMY)
-    bench.start(A, B)
-    set_budget(bench, bytes_of(2, PROMPT_TOKENS), number=2)
-    bench.engine.results = [StepResult(tokens=[RowToken(key=A, token=65)])]
-    bench.loop.turn()
-    assert rows_of(bench.sent())[0].key == A
+    start(bench)
+    bench.give(x(A))
+    [row] = bench.rows(budget(bytes_of(2, PROMPT_TOKENS), number=2))
+    assert (row.key, row.paused) == (A, None)
     made = len(bench.engine.made)
-    bench.loop.turn()
-    assert rows_of(bench.sent()) == [left(B)]
+    assert bench.rows() == [left(B)]
     assert bench.engine.set_asides == [((B,), False)]
     assert bench.engine.returned == 1, "what it had computed is of no use to others"
     assert len(bench.engine.made) == made + 1, "the one that stays runs on"
 
 
-def test_the_row_of_the_lowest_class_leaves(bench: Bench) -> None:
-    set_budget(bench, ROOMY)
-    for key, priority in ((A, Priority.BATCH), (B, Priority.INTERACTIVE)):
-        bench.around.inbox.append(Dispatch(key=key, body=b"body", priority=priority))
-        bench.loop.drain()
-        bench.prepare(key)
-    bench.loop.turn()
-    bench.sent()
-    set_budget(bench, bytes_of(1, PROMPT_TOKENS), number=2)
-    bench.loop.turn()
-    assert rows_of(bench.sent()) == [left(A)]
-
-
-def test_a_row_that_may_not_leave_stays_if_another_may(bench: Bench) -> None:
-    set_budget(bench, ROOMY)
-    for key, may_leave in ((A, True), (B, False)):
-        bench.around.inbox.append(Dispatch(key=key, body=b"body", may_leave=may_leave))
-        bench.loop.drain()
-        bench.prepare(key)
-    bench.loop.turn()
-    bench.sent()
-    set_budget(bench, bytes_of(1, PROMPT_TOKENS), number=2)
-    bench.loop.turn()
-    assert rows_of(bench.sent()) == [left(A)]
+@pytest.mark.parametrize(
+    ("how", "leaves"),
+    [
+        ({}, B),
+        ({"priority": (Priority.BATCH, Priority.INTERACTIVE)}, A),
+        ({"may_leave": (True, False)}, A),
+        ({"may_leave": (False, False)}, B),
+    ],
+    ids=str,
+)
+def test_the_row_leaves_that_may_and_is_of_the_lowest_class(
+    bench: Bench, how: dict[str, tuple[Any, Any]], leaves: RequestKey
+) -> None:
+    start(bench, **how)
+    assert bench.rows(budget(bytes_of(1, PROMPT_TOKENS), number=2)) == [left(leaves)]
 
 
 def test_a_row_that_does_not_fit_alone_leaves_too(bench: Bench) -> None:
-    set_budget(bench, ROOMY)
     bench.start(A)
-    set_budget(bench, bytes_of(1, PROMPT_TOKENS) - 1, number=2)
-    bench.loop.turn()
-    assert rows_of(bench.sent()) == [left(A)]
+    assert bench.rows(budget(bytes_of(1, PROMPT_TOKENS) - 1)) == [left(A)]
     assert bench.loop.open_keys == frozenset()
 
 
 def test_the_beat_says_which_budget_the_rows_keep_to(bench: Bench) -> None:
     """Only once the row that is too much has left."""
     bench.start(A, B)
-    bench.loop.turn()
     assert bench.board.beat().budget == 0
-    set_budget(bench, bytes_of(1, PROMPT_TOKENS), number=1)
-    bench.around.flushes = [False]
-    bench.loop.turn()  # the supervisor reads nothing: nothing is done
+    bench.around.flushes = [False]  # the supervisor reads nothing: nothing is done
+    bench.turn(budget(bytes_of(1, PROMPT_TOKENS), number=1))
     assert (bench.board.beat().budget, len(bench.engine.rows)) == (0, 2)
-    bench.loop.turn()
+    bench.turn()
     assert (bench.board.beat().budget, len(bench.engine.rows)) == (1, 1)
 
 
-def test_it_gives_back_after_the_rows_have_left_that_must_leave(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("message", [budget(ROOMY, gives_back=True), GiveBack()], ids=repr)
+def test_it_gives_back_before_the_next_step_and_after_the_rows_that_must_leave(
+    bench: Bench, message: SetBudget | GiveBack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They may leave something behind for reuse."""
-    bench.start(A)
-    bench.start(B)
-    set_budget(bench, ROOMY, gives_back=True)
-    bench.around.inbox.append(PauseRow(key=B, keep=False))
-    rows_then: list[list[RequestKey]] = []
-    monkeypatch.setattr(bench.engine, "give_back", lambda: rows_then.append([*bench.engine.rows]))
-    bench.loop.turn()
-    assert rows_then == [[A]]
+    bench.start(A, B)
+    given: list[tuple[list[RequestKey], list[str]]] = []
+    bench.engine.made.clear()
+    monkeypatch.setattr(
+        bench.engine,
+        "give_back",
+        lambda: given.append(([*bench.engine.rows], [*bench.engine.made])),
+    )
+    bench.turn(message, PauseRow(key=B, keep=False))
+    assert (given, bench.engine.made) == ([([A], [])], ["step"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,26 +269,9 @@ def test_the_engine_is_told_what_its_rows_may_take() -> None:
     assert engine.bounds == [300, 200]
 
 
-def test_give_back_frees_before_the_next_step() -> None:
-    bench = Bench()
-    bench.start(A)
-    bench.around.inbox.append(GiveBack())
-    bench.engine.results = [StepResult(tokens=[RowToken(key=A, token=5)])]
-    bench.engine.made.clear()
-    assert bench.loop.turn()
-    assert (bench.engine.returned, bench.engine.made) == (1, ["step"])
-    assert list(bench.engine.rows) == [A]
-    [step] = bench.sent()
-    assert isinstance(step, Step)
-    assert [row.key for row in step.rows] == [A]
-
-
-X = encode_text("x")[0]
-
-
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """What the engine of the next bench holds, in bytes."""
+    """The bytes that the engine of the next bench holds."""
     sizes = [10]
     monkeypatch.setattr(
         "support.worker.turn_bench.Engine.bytes_held", lambda self: EngineBytes(active=sizes[0])
@@ -322,10 +279,10 @@ def held(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-def step(bench: Bench, finish: FinishReason | None = None) -> tuple[int, int]:
-    """What the board says during a step: of the memory, and of the messages."""
-    bench.engine.results = [StepResult(tokens=[RowToken(key=A, token=X, finish=finish)])]
-    bench.loop.turn()
+def step(bench: Bench) -> tuple[int, int]:
+    """Return what the board says during a step: of the memory, and of the messages."""
+    bench.give(x(A))
+    bench.turn()
     bench.loop.drain()
     current = bench.board.current
     return current.held.active, current.books.sent
@@ -346,7 +303,7 @@ def test_memory_is_looked_at_once_in_many_steps_and_the_books_in_each(held: list
 
 
 def test_the_memory_of_another_budget_is_that_after_it_came(held: list[int]) -> None:
-    """What was given back for it must show as soon as it is said that the rows keep to it."""
+    """Memory given back for it must show as soon as the rows are said to keep to it."""
     bench = Bench()
     bench.start(A)
     held[0] = 20
@@ -358,24 +315,15 @@ def test_the_memory_of_another_budget_is_that_after_it_came(held: list[int]) -> 
 HELD = EngineBytes(active=600, cache=100, peak=9000)
 
 
-def play(monkeypatch: pytest.MonkeyPatch, rss: int) -> None:
-    process = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=rss))
+@pytest.mark.parametrize(
+    ("backend", "own"), [("cpu", 300), ("cuda", None), ("metal", None), ("fake", None)]
+)
+def test_own_memory_is_resident_without_arrays_where_that_can_be_known(
+    monkeypatch: pytest.MonkeyPatch, backend: str, own: int | None
+) -> None:
+    process = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=1000))
     monkeypatch.setattr(psutil, "Process", lambda: process)
-
-
-def test_own_memory_is_resident_without_arrays(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    play(monkeypatch, 1000)
-    assert own_bytes("cpu", HELD) == 300
-
-
-@pytest.mark.parametrize("backend", ["cuda", "metal", "fake"])
-def test_own_memory_is_unknown_on_other_backends(
-    monkeypatch: pytest.MonkeyPatch, backend: str
-) -> None:
-    play(monkeypatch, 1000)
-    assert own_bytes(backend, HELD) is None
+    assert own_bytes(backend, HELD) == own
 
 
 GIB = 2**30

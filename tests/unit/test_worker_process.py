@@ -1,8 +1,9 @@
-"""A worker in this process: what its loop drives, what it says last, and how its life ends."""
+"""A worker's life in this process: what its loop drives, what it says last, and how it ends."""
 
 from __future__ import annotations
 
 import faulthandler
+import inspect
 import logging
 import os
 import shutil
@@ -11,7 +12,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ import pytest
 import zmq
 
 from mlxsup.protocol.codec import Decoder, encode
-from mlxsup.protocol.ids import Generation, ModelName, RequestKey
-from mlxsup.protocol.launch import ExitCode, LaunchSpec
+from mlxsup.protocol.ids import Generation, RequestKey
+from mlxsup.protocol.launch import ExitCode
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import Batching, LoadPhase, WorkerPhase
 from mlxsup.protocol.version import VERSION
@@ -34,13 +34,52 @@ from mlxsup.protocol.worker_messages import (
     Ready,
 )
 from mlxsup.worker import process as process_module
-from mlxsup.worker.engine import Engine, EngineBytes, EngineFacts, ReportProgress
+from mlxsup.worker.engine import (
+    BadLaunchError,
+    BadModelError,
+    Engine,
+    EngineBytes,
+    EngineFacts,
+    GpuFaultElsewhereError,
+    ModelMissingError,
+    NoDeviceError,
+    ReportProgress,
+)
 from mlxsup.worker.engines.fake.engine import FakeEngine
-from mlxsup.worker.link import Link
-from mlxsup.worker.process import LINGER_S, Life, TerminatedError, TerminationHandler
+from mlxsup.worker.link import Link, LinkBrokenError
+from mlxsup.worker.preparing import StuckPreprocessingError
+from mlxsup.worker.process import LINGER_S, Life, TerminatedError, TerminationHandler, judge
 from mlxsup.worker.thread_guard import OwnedEngine, WrongThreadError
 
+from support.worker.turn_bench import make_spec
 
+
+@pytest.mark.parametrize(
+    ("error", "code", "is_expected"),
+    [
+        (ModelMissingError("gone"), 66, True),
+        (BadModelError("bad"), 65, True),
+        (BadLaunchError("more than fits"), 64, True),
+        (NoDeviceError("none"), 69, True),
+        (GpuFaultElsewhereError("innocent"), 72, True),
+        (MemoryError(), 75, True),
+        (StuckPreprocessingError("too long"), 73, True),
+        (LinkBrokenError("odd"), 76, True),
+        (TerminatedError("term"), 143, True),
+        (ValueError("odd"), 70, False),
+        (RecursionError(), 70, False),
+        (SystemExit(0), 70, False),
+    ],
+)
+def test_every_exception_has_an_exit_code(
+    error: BaseException, code: int, is_expected: bool
+) -> None:
+    death = judge(error)
+    assert (death.code, death.is_expected) == (code, is_expected)
+    assert death.message
+
+
+# ---------------------------------------------------------------- lives
 class Supervisor:
     """The other end of a worker's sockets."""
 
@@ -53,47 +92,41 @@ class Supervisor:
         self._beats.bind(self.endpoint + ".beat")
         self._decoder = Decoder(WORKER_TO_SUPERVISOR, is_strict=False)
 
-    def say(self, message: Message) -> None:
-        """Is there before the worker looks for it, whenever that is."""
+    def life(self, **changes: Any) -> Life:
+        spec = {"endpoint": self.endpoint, "path": "/nowhere", "max_concurrency": 2} | changes
+        return Life(make_spec(**spec))
+
+    def say(self, message: Message, link: Link) -> None:
+        """Send a message, and wait until the worker has it."""
         self._socket.send_multipart(encode(message))
+        link.wait(60.0)
 
     def heard(self, last: str) -> list[Message]:
-        """Everything that has come, once a message of this type has."""
+        """Return everything that has come, once a message of this type has."""
         messages: list[Message] = []
         while self._socket.poll(0 if last in [one.TYPE for one in messages] else 60_000):
             messages.append(self._decoder.decode(self._socket.recv_multipart()))
         return messages
 
+    def last_words(self) -> Dying:
+        last = self.heard(last="dying")[-1]
+        assert isinstance(last, Dying)
+        return last
+
     def close(self) -> None:
         self._context.destroy(linger=0)
 
 
-@contextmanager
-def listening() -> Iterator[Supervisor]:
+@pytest.fixture
+def supervisor() -> Iterator[Supervisor]:
     """A supervisor's end in its own folder; SIGTERM does afterwards what it did before."""
     folder = Path(tempfile.mkdtemp(prefix="mlxsup-t-", dir="/tmp"))
     before = signal.getsignal(signal.SIGTERM)
-    supervisor = Supervisor(folder)
-    yield supervisor
-    supervisor.close()
+    made = Supervisor(folder)
+    yield made
+    made.close()
     signal.signal(signal.SIGTERM, before)
     shutil.rmtree(folder)
-
-
-def make_spec(supervisor: Supervisor, **changes: Any) -> LaunchSpec:
-    values: dict[str, Any] = {
-        "model": ModelName("m"),
-        "generation": Generation(1),
-        "token": "t",
-        "endpoint": supervisor.endpoint,
-        "supervisor_pid": 1,
-        "engine": "fake",
-        "path": "/nowhere",
-        "max_concurrency": 2,
-        "step_timeout_s": 30.0,
-        "decode_stall_target_ms": 250,
-    }
-    return LaunchSpec(**(values | changes))
 
 
 class IdleLoop:
@@ -109,110 +142,21 @@ class IdleLoop:
         assert must_end() is False
 
 
-def run_loop(monkeypatch: pytest.MonkeyPatch, run: Callable[..., None], *, asked: bool) -> None:
-    """Has the life's loop do this."""
+def run_loop(
+    monkeypatch: pytest.MonkeyPatch, run: Callable[..., None] = IdleLoop.run, *, asked: bool = True
+) -> type[IdleLoop]:
+    """Have the life's loop do this."""
     made = type("Loop", (IdleLoop,), {"is_exit_asked": asked, "run": run})
     monkeypatch.setattr(process_module, "StepLoop", made)
-
-
-@pytest.fixture
-def supervisor() -> Iterator[Supervisor]:
-    with listening() as made:
-        yield made
-
-
-def in_a_thread(call: Callable[[], object]) -> BaseException | None:
-    """What a call raises in another thread."""
-    caught: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            call()
-        except WrongThreadError as error:
-            caught.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    return caught[0] if caught else None
-
-
-def test_the_engine_that_is_served_refuses_every_other_thread_A1(
-    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[BaseException | None] = []
-
-    class ThreadedLoop:
-        """A step loop with the fault that the check is there for."""
-
-        is_exit_asked = True
-
-        def __init__(self, *, engine: Engine, **_: object) -> None:
-            self._engine = engine
-
-        def run(self, is_terminated: Callable[[], bool]) -> None:
-            seen.append(in_a_thread(self._engine.step))
-            assert not self._engine.has_rows()
-
-    monkeypatch.setattr(process_module, "StepLoop", ThreadedLoop)
-    assert Life(make_spec(supervisor)).run() == ExitCode.ASKED
-    assert [type(error) for error in seen] == [WrongThreadError]
-    types = [message.TYPE for message in supervisor.heard(last="ready")]
-    assert (types[0], types[-1]) == ("hello", "ready")
+    return made
 
 
 @pytest.fixture
 def idle_loop(monkeypatch: pytest.MonkeyPatch) -> type[IdleLoop]:
-    monkeypatch.setattr(process_module, "StepLoop", IdleLoop)
-    return IdleLoop
+    return run_loop(monkeypatch)
 
 
 def test_a_life_says_hello_progress_and_ready(
-    supervisor: Supervisor, idle_loop: type[IdleLoop]
-) -> None:
-    options = {
-        "load_steps": 3,
-        "active_bytes": 77,
-        "batching": "one_row",
-        "warning": "mind",
-        "context_length": 300,
-    }
-    spec = make_spec(
-        supervisor,
-        generation=7,
-        token="secret",
-        max_concurrency=3,
-        step_timeout_s=12.5,
-        sampling={"temperature": 0.5},
-        fake=options,
-    )
-    life = Life(spec)
-    assert life.run() == int(ExitCode.ASKED) == 0
-    assert supervisor.heard(last="ready") == [
-        Hello(model=spec.model, generation=spec.generation, token="secret", pid=os.getpid(),
-              version=VERSION),
-        LoadProgress(phase=LoadPhase.IMPORT, progress=0.0),
-        LoadProgress(phase=LoadPhase.WEIGHTS, progress=1 / 3),
-        LoadProgress(phase=LoadPhase.MATERIALISE, progress=2 / 3),
-        LoadProgress(phase=LoadPhase.WARMUP, progress=1.0),
-        Ready(context_length=300, fingerprint="fake-0", backend="fake", versions={},
-              active_bytes=77, batching=Batching.ONE_ROW,
-              batching_reason="an option asks for it in life 7", warnings=["mind"]),
-    ]  # fmt: skip
-    given = idle_loop.given
-    assert (given["max_concurrency"], given["step_timeout_s"]) == (3, 12.5)
-    assert given["sampling"] == {"temperature": 0.5}
-    assert isinstance(given["engine"], OwnedEngine)
-    assert (given["facts"].context_length, given["facts"].backend) == (300, "fake")
-    assert (given["link"], given["board"]) == (life.link, life.board)
-    assert not given["text"].is_alive(), "closed with the life"
-    assert life.board.current.phase is WorkerPhase.CLOSING
-    assert life.board.current.held == EngineBytes(active=77, peak=77)
-    assert life.heartbeat.is_over
-    assert life.link.is_closed
-
-
-def test_a_ready_worker_is_idle_before_the_loop_begins(
     supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
@@ -221,19 +165,61 @@ def test_a_ready_worker_is_idle_before_the_loop_begins(
         current = loop.given["board"].current
         seen.append((current.phase, current.step, current.held.active))
         assert loop.given["text"].is_alive()
+        assert must_end() is False
 
-    run_loop(monkeypatch, run, asked=True)
-    Life(make_spec(supervisor, fake={"active_bytes": 5})).run()
-    assert seen == [(WorkerPhase.IDLE, 0, 5)]
+    given = run_loop(monkeypatch, run)
+    lingered = []
+    options = {"load_steps": 3, "active_bytes": 77, "batching": "one_row", "warning": "mind",
+               "context_length": 300}  # fmt: skip
+    life = supervisor.life(
+        generation=7,
+        token="secret",
+        max_concurrency=3,
+        step_timeout_s=12.5,
+        sampling={"temperature": 0.5},
+        fake=options,
+    )
+    close = life.link.close
+
+    def close_noted(linger_s: float) -> None:
+        lingered.append(linger_s)
+        close(linger_s)
+
+    monkeypatch.setattr(life.link, "close", close_noted)
+    assert life.run() == int(ExitCode.ASKED) == 0
+    assert supervisor.heard(last="ready") == [
+        Hello(model=make_spec().model, generation=Generation(7), token="secret",
+              pid=os.getpid(), version=VERSION),
+        LoadProgress(phase=LoadPhase.IMPORT, progress=0.0),
+        LoadProgress(phase=LoadPhase.WEIGHTS, progress=1 / 3),
+        LoadProgress(phase=LoadPhase.MATERIALISE, progress=2 / 3),
+        LoadProgress(phase=LoadPhase.WARMUP, progress=1.0),
+        Ready(context_length=300, fingerprint="fake-0", backend="fake", versions={},
+              active_bytes=77, batching=Batching.ONE_ROW,
+              batching_reason="an option asks for it in life 7", warnings=["mind"]),
+    ]  # fmt: skip
+    assert seen == [(WorkerPhase.IDLE, 0, 77)], "it is idle before the loop begins"
+    loop = given.given
+    assert (loop["max_concurrency"], loop["step_timeout_s"]) == (3, 12.5)
+    assert loop["sampling"] == {"temperature": 0.5}
+    assert isinstance(loop["engine"], OwnedEngine)
+    assert (loop["facts"].context_length, loop["facts"].backend) == (300, "fake")
+    assert (loop["link"], loop["board"]) == (life.link, life.board)
+    assert not loop["text"].is_alive(), "closed with the life"
+    assert life.board.current.phase is WorkerPhase.CLOSING
+    assert life.board.current.held == EngineBytes(active=77, peak=77)
+    assert life.heartbeat.is_over
+    assert life.link.is_closed
+    assert lingered == [LINGER_S] == [2.0], "the last messages have that long to leave"
 
 
 def test_progress_that_cannot_leave_at_once_is_dropped(
-    supervisor: Supervisor, idle_loop: type[IdleLoop], monkeypatch: pytest.MonkeyPatch
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is only worth something fresh, and must not push what matters out of the way."""
-    life = Life(make_spec(supervisor))
+    life = supervisor.life()
     flush = life.link.flush
-    answers = iter([True, False, False, True, True, True, True])
+    answers = iter([True, False, False])
     monkeypatch.setattr(life.link, "flush", lambda: flush() and next(answers, True))
     life.report(LoadPhase.WEIGHTS, 0.25)
     life.report(LoadPhase.WEIGHTS, 0.5)
@@ -244,54 +230,31 @@ def test_progress_that_cannot_leave_at_once_is_dropped(
     ]
 
 
-def test_the_last_messages_have_two_seconds_to_leave(
-    supervisor: Supervisor, idle_loop: type[IdleLoop], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    life = Life(make_spec(supervisor))
-    lingered = []
-    close = life.link.close
-
-    def close_noted(linger_s: float) -> None:
-        lingered.append(linger_s)
-        close(linger_s)
-
-    monkeypatch.setattr(life.link, "close", close_noted)
-    life.run()
-    assert lingered == [LINGER_S] == [2.0]
-
-
 def test_a_machine_without_mlx_has_no_device(
     supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "mlxsup.worker.engines.mlx.engine", None)
-    assert Life(make_spec(supervisor, engine="mlx")).run() == 69
-    last = supervisor.heard(last="dying")[-1]
-    assert isinstance(last, Dying)
+    assert supervisor.life(engine="mlx").run() == 69
+    last = supervisor.last_words()
     assert (last.code, last.message.split(": ")[0]) == (69, "MLX cannot be imported")
 
 
-def test_an_exit_during_the_load_ends_it_without_a_cause_B9(
-    supervisor: Supervisor, idle_loop: type[IdleLoop]
-) -> None:
-    life = Life(make_spec(supervisor))
-    supervisor.say(Exit())
-    life.link.wait(60.0)
+@pytest.mark.usefixtures("idle_loop")
+def test_an_exit_during_the_load_ends_it_without_a_cause_B9(supervisor: Supervisor) -> None:
+    life = supervisor.life()
+    supervisor.say(Exit(), life.link)
     assert life.run() == ExitCode.ASKED
     types = [message.TYPE for message in supervisor.heard(last="load_progress")]
     assert types == ["hello", "load_progress"], "the load ends at its first report"
     assert not life.termination.is_interrupting
 
 
-def test_a_message_before_ready_breaks_the_link(
-    supervisor: Supervisor, idle_loop: type[IdleLoop]
-) -> None:
-    life = Life(make_spec(supervisor))
-    supervisor.say(CancelRow(key=RequestKey(1)))
-    life.link.wait(60.0)
+@pytest.mark.usefixtures("idle_loop")
+def test_a_message_before_ready_breaks_the_link(supervisor: Supervisor) -> None:
+    life = supervisor.life()
+    supervisor.say(CancelRow(key=RequestKey(1)), life.link)
     assert life.run() == 76
-    assert supervisor.heard(last="dying")[-1] == Dying(
-        code=76, message="cancel_row came before READY"
-    )
+    assert supervisor.last_words() == Dying(code=76, message="cancel_row came before READY")
 
 
 @pytest.mark.parametrize(
@@ -303,9 +266,9 @@ def test_a_message_before_ready_breaks_the_link(
         ({"load_steps": 0}, 64, "the fake engine's load_steps takes an integer from 1", False),
     ],
 )
+@pytest.mark.usefixtures("idle_loop")
 def test_a_load_that_fails_is_the_last_thing_said_F3(
     supervisor: Supervisor,
-    idle_loop: type[IdleLoop],
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
     fake: dict[str, Any],
@@ -313,50 +276,43 @@ def test_a_load_that_fails_is_the_last_thing_said_F3(
     cause: str,
     has_traceback: bool,
 ) -> None:
-    life = Life(make_spec(supervisor, fake=fake))
+    life = supervisor.life(fake=fake)
     with caplog.at_level(logging.ERROR):
         assert life.run() == code
     assert not life.termination.is_interrupting, "a SIGTERM interrupts no end that is under way"
-    assert supervisor.heard(last="dying")[-1] == Dying(code=code, message=cause)
+    assert supervisor.last_words() == Dying(code=code, message=cause)
     assert ("Traceback" in capsys.readouterr().err) is has_traceback
     assert f"worker dies code={code} cause=" in caplog.text
 
 
-def test_sigterm_is_a_death_unless_the_exit_was_asked_for_too_E5(
-    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+# ---------------------------------------------------------------- SIGTERM
+@pytest.mark.parametrize(
+    ("message", "code", "last"),
+    [(None, 143, "dying"), (CancelRow(key=RequestKey(1)), 143, "dying"), (Exit(), 0, "ready")],
+    ids=["nothing", "a cancel", "an exit"],
+)
+def test_sigterm_between_steps_is_a_death_unless_the_exit_was_asked_for_too_E5(
+    supervisor: Supervisor,
+    monkeypatch: pytest.MonkeyPatch,
+    message: Message | None,
+    code: int,
+    last: str,
 ) -> None:
     has_come = []
 
     def run(loop: IdleLoop, must_end: Callable[[], bool]) -> None:
+        if message is not None:
+            supervisor.say(message, loop.given["link"])
         has_come.append(must_end())
         signal.raise_signal(signal.SIGTERM)
         has_come.append(must_end())
 
     run_loop(monkeypatch, run, asked=False)
-    assert Life(make_spec(supervisor)).run() == 143
-    assert has_come == [False, True], "it is seen between two steps, and interrupts none"
-    assert supervisor.heard(last="dying")[-1] == Dying(code=143, message="ended by SIGTERM")
-
-
-@pytest.mark.parametrize(
-    ("message", "code", "last"),
-    [(Exit(), 0, "ready"), (CancelRow(key=RequestKey(1)), 143, "dying")],
-)
-def test_an_exit_counts_more_than_sigterm(
-    supervisor: Supervisor,
-    monkeypatch: pytest.MonkeyPatch,
-    message: Message,
-    code: int,
-    last: str,
-) -> None:
-    def run(loop: IdleLoop, must_end: Callable[[], bool]) -> None:
-        supervisor.say(message)
-        loop.given["link"].wait(60.0)
-        signal.raise_signal(signal.SIGTERM)
-
-    run_loop(monkeypatch, run, asked=False)
-    assert Life(make_spec(supervisor)).run() == code
-    assert last == supervisor.heard(last=last)[-1].TYPE
+    assert supervisor.life().run() == code
+    assert has_come == [False, True], "it interrupts no step"
+    end = supervisor.heard(last=last)[-1]
+    assert last == end.TYPE
+    assert not code or end == Dying(code=143, message="ended by SIGTERM")
 
 
 def test_sigterm_interrupts_a_load_where_it_stands_B9(
@@ -372,29 +328,14 @@ def test_sigterm_interrupts_a_load_where_it_stands_B9(
             return super().load(report)
 
     monkeypatch.setattr(process_module, "FakeEngine", Loading)
-    life = Life(make_spec(supervisor))
+    life = supervisor.life()
     assert life.run() == 143
     assert reached == ["load"]
     assert not life.termination.is_interrupting
 
 
-def test_heartbeats_that_have_ended_end_the_worker_P23(
-    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def run(loop: IdleLoop, must_end: Callable[[], bool]) -> None:
-        assert not must_end()
-        life.heartbeat.stop()
-        must_end()
-
-    run_loop(monkeypatch, run, asked=False)
-    life = Life(make_spec(supervisor))
-    assert life.run() == 71
-    last = supervisor.heard(last="dying")[-1]
-    assert last == Dying(code=71, message="the thread that sends heartbeats has ended")
-
-
 class Waking(Link):
-    """What a termination handler needs of a link, without a socket."""
+    """A link without a socket, for a termination handler."""
 
     def __init__(self) -> None:
         self.wakes = 0
@@ -404,6 +345,7 @@ class Waking(Link):
 
 
 def test_sigterm_interrupts_once_while_it_may_and_else_wakes_the_loop() -> None:
+    """A signal that came before counts too: a load that hangs would never look."""
     link = Waking()
     handler = TerminationHandler(link)
     assert not handler.has_come()
@@ -419,34 +361,26 @@ def test_sigterm_interrupts_once_while_it_may_and_else_wakes_the_loop() -> None:
     assert link.wakes == 2
 
 
-CALLS: dict[str, tuple[Any, ...]] = {
-    "load": ("report",),
-    "insert": ("row",),
-    "remove": (RequestKey(1), RequestKey(2)),
-    "drop_kept": (RequestKey(3), RequestKey(4)),
-    "free_kept": (),
-    "has_rows": (),
-    "row_count": (),
-    "predict_step_s": (),
-    "prefill_chunk": (),
-    "has_long_prompt": (),
-    "has_decoding": (),
-    "shared_pass_s": (7,),
-    "step": (),
-    "decode": (),
-    "settle": (),
-    "give_back": (),
-    "bound_rows": (9,),
-    "bytes_held": (),
-    "close": (),
-}
+def test_heartbeats_that_have_ended_end_the_worker_P23(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(loop: IdleLoop, must_end: Callable[[], bool]) -> None:
+        assert not must_end()
+        life.heartbeat.stop()
+        must_end()
 
-PASSED_ON = {"give_back": (False,), "free_kept": (None,)}
-"""What is passed on of a call that leaves out what it need not give."""
+    run_loop(monkeypatch, run, asked=False)
+    life = supervisor.life()
+    assert life.run() == 71
+    said = "the thread that sends heartbeats has ended"
+    assert supervisor.last_words() == Dying(code=71, message=said)
 
-GIVES_NOTHING = {
-    "remove", "drop_kept", "free_kept", "settle", "give_back", "bound_rows", "close",
-}  # fmt: skip
+
+# ---------------------------------------------------------------- the engine's thread
+METHODS = sorted(
+    name for name, found in vars(Engine).items() if not name.startswith("_") and callable(found)
+)
+"""Those of the protocol; `text` is a property."""
 
 
 class Recorder:
@@ -459,26 +393,61 @@ class Recorder:
 
     def __getattr__(self, name: str) -> Any:
         def call(*arguments: Any, **named: Any) -> Any:
-            self.calls.append((name, *arguments, *named.values()))
+            self.calls.append((name, arguments, named))
             return self.predicted_s if name == "predict_step_s" else f"value of {name}"
 
         return call
 
 
-def owned() -> tuple[OwnedEngine, Recorder]:
-    recorder = Recorder()
-    return OwnedEngine(recorder, 30.0), recorder
+def arguments_of(name: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return arguments that differ from each other for a method of an engine."""
+    takes = [*inspect.signature(getattr(Engine, name)).parameters.values()][1:]
+    named = {one.name: object() for one in takes if one.kind is one.KEYWORD_ONLY}
+    several = any(one.kind is one.VAR_POSITIONAL for one in takes)
+    return tuple(object() for _ in range(len(takes) - len(named) + several)), named
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_owned_engine_passes_calls_and_results_on(
+@pytest.mark.parametrize("name", METHODS)
+def test_an_owned_engine_passes_calls_and_results_on(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.platform", "linux")
-    engine, recorder = owned()
-    value = getattr(engine, name)(*CALLS[name])
-    assert value == (None if name in GIVES_NOTHING else f"value of {name}")
-    assert recorder.calls == [(name, *PASSED_ON.get(name, CALLS[name]))]
+    recorder = Recorder()
+    engine = OwnedEngine(recorder, 30.0)
+    arguments, named = arguments_of(name)
+    value = getattr(engine, name)(*arguments, **named)
+    gives_nothing = inspect.signature(getattr(Engine, name)).return_annotation == "None"
+    assert value == (None if gives_nothing else f"value of {name}")
+    assert recorder.calls == [(name, arguments, named)]
+    assert engine.text is recorder.text
+
+
+def test_an_owned_engine_refuses_every_thread_but_its_owner_A1(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop of a life has the fault that the check is there for, with every method."""
+    refused: list[str] = []
+
+    def run(loop: IdleLoop, must_end: Callable[[], bool]) -> None:
+        engine = loop.given["engine"]
+
+        def call_each() -> None:
+            for name in [*METHODS, "text"]:
+                arguments, named = ((), {}) if name == "text" else arguments_of(name)
+                try:
+                    getattr(engine, name)(*arguments, **named)
+                except WrongThreadError:
+                    refused.append(name)
+
+        thread = threading.Thread(target=call_each)
+        thread.start()
+        thread.join()
+        assert not engine.has_rows()
+
+    run_loop(monkeypatch, run)
+    assert supervisor.life().run() == ExitCode.ASKED
+    assert refused == [*METHODS, "text"]
+    assert len(METHODS) > 15
 
 
 @pytest.mark.parametrize("is_broken", [False, True])
@@ -486,7 +455,8 @@ def test_where_nothing_else_ends_a_wedged_step_a_timer_does_E6(
     monkeypatch: pytest.MonkeyPatch, is_broken: bool
 ) -> None:
     monkeypatch.setattr("sys.platform", "darwin")
-    engine, recorder = owned()
+    recorder = Recorder()
+    engine = OwnedEngine(recorder, 30.0)
     recorder.predicted_s = 2.5
     timers: list[tuple[object, ...]] = []
     monkeypatch.setattr(
@@ -499,6 +469,7 @@ def test_where_nothing_else_ends_a_wedged_step_a_timer_does_E6(
         "cancel_dump_traceback_later",
         lambda: timers.append(("cancelled", list(recorder.calls))),
     )
+    steps: list[tuple[Any, ...]] = [("step", (), {})]
     if is_broken:
 
         def broken() -> None:
@@ -511,8 +482,7 @@ def test_where_nothing_else_ends_a_wedged_step_a_timer_does_E6(
     else:
         stepped: object = engine.step()
         assert stepped == "value of step"
-        steps = [("step",)]
-    predicted = ("predict_step_s",)
+    predicted: tuple[Any, ...] = ("predict_step_s", (), {})
     assert timers == [
         (10 * (30.0 + 4 * 2.5), True, [predicted]),
         ("cancelled", [predicted, *steps]),

@@ -39,7 +39,7 @@ from mlxsup.worker.text.tool_formats import (
 )
 from mlxsup.worker.text.tool_values import value_of
 
-from support.worker.tool_values import HOSTILE, MARKS
+from support.worker.tool_values import HOSTILE, MARKS, cut_up
 
 Arguments = dict[str, Any]
 
@@ -177,10 +177,33 @@ FORMATS: list[tuple[ToolFormat, Callable[..., str]]] = [
 
 SCHEMA = {
     "type": "object",
-    "properties": {"path": {"type": "string"}, "content": {"type": "string"}},
+    "properties": {
+        "path": {"type": "string"},
+        "content": {"type": "string"},
+        "rows": {"type": "array"},
+        "flag": {"type": "boolean"},
+    },
     "required": ["path", "content"],
 }
-TOOLS = [{"type": "function", "function": {"name": "write_file", "parameters": SCHEMA}}]
+
+
+def named(*names: str, parameters: Any = SCHEMA) -> list[dict[str, Any]]:
+    return [
+        {"type": "function", "function": {"name": name, "parameters": parameters}} for name in names
+    ]
+
+
+TOOLS = named("f", "weather", "time", "a", "b", "c")
+
+
+def of_formats(formats: list[tuple[ToolFormat, Callable[..., str]]]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(
+        ("form", "written"), formats, ids=[form.name for form, _ in formats]
+    )
+
+
+EVERY_FORMAT = of_formats(FORMATS)
+WITH_AN_END = of_formats([(form, written) for form, written in FORMATS if form.ends])
 
 
 def rules_of(form: ToolFormat) -> ChannelRules:
@@ -199,142 +222,129 @@ def rules_of(form: ToolFormat) -> ChannelRules:
     )
 
 
-def read(
-    rules: ChannelRules, text: str, tools: list[dict[str, Any]] | None = None, *,
-    step: int = 0, is_cut: bool = False, opening: str = "",
-) -> tuple[list[tuple[str, Any]], str, str, list[str]]:  # fmt: skip
-    """Calls, content, reasoning and warnings of an answer that comes in steps of characters."""
-    parser = ChannelParser(rules, opening, ToolCallReader(TOOLS if tools is None else tools, 7))
-    parts = [text[at : at + step] for at in range(0, len(text), step)] if step else [text]
-    pieces = [piece for part in parts for piece in parser.add(part)]
-    pieces += parser.finish(is_cut=is_cut)
-    calls = []
-    for line in "".join(p.text for p in pieces if p.channel is Channel.TOOL_CALL).splitlines():
-        function = json.loads(line)["function"]
-        calls.append((function["name"], json.loads(function["arguments"])))
-    content, reasoning = (
-        "".join(p.text for p in pieces if p.channel is channel)
-        for channel in (Channel.CONTENT, Channel.REASONING)
+Seen = tuple[list[tuple[str, Any]], str, str, list[str]]
+
+
+def seen_of(pieces: list[Piece]) -> Seen:
+    """Return calls, content, reasoning and warnings."""
+    texts = dict.fromkeys(Channel, "")
+    for piece in pieces:
+        texts[piece.channel] += piece.text
+    functions = [json.loads(line)["function"] for line in texts[Channel.TOOL_CALL].splitlines()]
+    return (
+        [(one["name"], json.loads(one["arguments"])) for one in functions],
+        texts[Channel.CONTENT],
+        texts[Channel.REASONING],
+        [piece.warning for piece in pieces if piece.warning],
     )
-    return calls, content, reasoning, [p.warning for p in pieces if p.warning]
+
+
+def in_steps(text: str, step: int) -> list[str]:
+    return [text[at : at + step] for at in range(0, len(text), step)] if step else [text]
+
+
+def pieces_of(
+    rules: ChannelRules,
+    parts: list[str],
+    tools: list[dict[str, Any]] | None = TOOLS,
+    *,
+    opening: str = "",
+    is_cut: bool = False,
+    has_form: bool = False,
+) -> list[Piece]:
+    parser = ChannelParser(rules, opening, ToolCallReader(tools, 7), has_form=has_form)
+    return [piece for part in parts for piece in parser.add(part)] + parser.finish(is_cut=is_cut)
+
+
+def read(
+    rules: ChannelRules,
+    text: str,
+    tools: list[dict[str, Any]] | None = TOOLS,
+    *,
+    step: int = 0,
+    **how: Any,
+) -> Seen:
+    """Return calls, content, reasoning and warnings of an answer in steps of characters."""
+    return seen_of(pieces_of(rules, in_steps(text, step), tools, **how))
 
 
 def said(form: ToolFormat, inner: str) -> str:
     return form.begins[0] + inner + (form.ends[0] if form.ends else "")
 
 
-@pytest.mark.parametrize(("form", "written"), FORMATS, ids=[form.name for form, _ in FORMATS])
+@EVERY_FORMAT
 def test_a_value_comes_back_as_it_was(form: ToolFormat, written: Callable[..., str]) -> None:
     rules = rules_of(form)
     for value in HOSTILE:
         if form.name == "minicpm5" and "]]>" in value:
             continue  # its CDATA has no way to write this
         arguments = {"path": "/a", "content": value}
-        text = said(form, written("write_file", arguments))
+        text = said(form, written("f", arguments))
         for step in (0, 1):
             seen = read(rules, text, step=step)
-            assert seen == ([("write_file", arguments)], "", "", []), (value, step)
+            assert seen == ([("f", arguments)], "", "", []), (value, step)
 
 
-@pytest.mark.parametrize(("form", "written"), FORMATS, ids=[form.name for form, _ in FORMATS])
+@EVERY_FORMAT
 def test_a_cut_call_is_never_shortened(form: ToolFormat, written: Callable[..., str]) -> None:
     """As by `max_tokens`, after any character."""
     rules = rules_of(form)
     arguments = {"path": "/a", "content": "".join(MARKS) + "\nTail stays."}
-    text = said(form, written("write_file", arguments))
+    text = said(form, written("f", arguments))
     for cut in range(len(text)):
         calls, content, _, _ = read(rules, text[:cut], is_cut=True)
-        assert calls in ([], [("write_file", arguments)]), text[:cut]
+        assert calls in ([], [("f", arguments)]), text[:cut]
         assert calls or content == text[:cut]
 
 
-SEVERAL = [(form, written) for form, written in FORMATS if form.ends]
-
-
-@pytest.mark.parametrize(("form", "written"), SEVERAL, ids=[form.name for form, _ in SEVERAL])
+@WITH_AN_END
 def test_calls_follow_each_other_and_text_follows_them(
     form: ToolFormat, written: Callable[..., str]
 ) -> None:
     one = {"path": "/a", "content": "x"}
     two = {"path": "/b", "content": form.ends[0] + " y"}
-    text = f"Look: {said(form, written('write_file', one))}\n"
-    text += said(form, written("write_file", two))
+    text = f"Look: {said(form, written('f', one))}\n"
+    text += said(form, written("f", two))
     calls, content, _, warnings = read(rules_of(form), text, step=1)
-    assert (calls, warnings) == ([("write_file", one), ("write_file", two)], [])
+    assert (calls, warnings) == ([("f", one), ("f", two)], [])
     assert content.strip() == "Look:"
-    after = said(form, written("write_file", one)) + "Done."
-    assert read(rules_of(form), after)[:2] == ([("write_file", one)], "Done.")
+    after = said(form, written("f", one)) + "Done."
+    assert read(rules_of(form), after)[:2] == ([("f", one)], "Done.")
 
 
-@pytest.mark.parametrize(("form", "written"), FORMATS, ids=[form.name for form, _ in FORMATS])
+@EVERY_FORMAT
 def test_a_function_that_was_not_offered_is_text(
     form: ToolFormat, written: Callable[..., str]
 ) -> None:
-    text = said(form, written("read_file", {"path": "/a"}))
+    text = said(form, written("other", {"path": "/a"}))
     calls, content, _, warnings = read(rules_of(form), text)
     assert (calls, content, warnings) == ([], text, [UNREADABLE_CALL])
-    offered = said(form, written("write_file", {"path": "/a"}))
+    offered = said(form, written("f", {"path": "/a"}))
     assert read(rules_of(form), offered, tools=[]) == ([], offered, "", [])
 
 
-@pytest.mark.parametrize(("form", "written"), SEVERAL, ids=[form.name for form, _ in SEVERAL])
+@WITH_AN_END
 def test_a_call_in_a_thought_counts_if_nothing_but_its_end_follows(
     form: ToolFormat, written: Callable[..., str]
 ) -> None:
     rules = rules_of(form)
     arguments = {"path": "/a", "content": "x"}
-    call = said(form, written("write_file", arguments))
+    call = said(form, written("f", arguments))
     for end in ("", "\n", "</think>", "\n</think>Done."):
         calls, content, reasoning, warnings = read(rules, f"<think>So.{call}{end}", step=1)
-        assert (calls, reasoning.strip(), warnings) == ([("write_file", arguments)], "So.", [])
+        assert (calls, reasoning.strip(), warnings) == ([("f", arguments)], "So.", [])
         assert content == ("Done." if "Done." in end else "")
     thought = f"One writes {call} then."
     for more in ("", "</think>Done."):
         seen = read(rules, f"<think>{thought}{more}", step=1)
         assert seen == ([], more.removeprefix("</think>"), thought, [])
     seen = read(rules, f"<think>Say {form.begins[0]} and stop.</think>{call}", step=1)
-    assert seen[0] == [("write_file", arguments)]
+    assert seen[0] == [("f", arguments)]
     assert seen[2] == f"Say {form.begins[0]} and stop."
 
 
 JSON, QWEN, GEMMA = FORMATS[0][0], FORMATS[1][0], next(f for f, _ in FORMATS if f.name == "gemma4")
 A = {"path": "/a", "content": "x"}
-
-
-@pytest.mark.parametrize(
-    ("form", "inner", "calls"),
-    [
-        (JSON, '{"name": "write_file", "parameters": {"path": "/a"}}', [{"path": "/a"}]),
-        (JSON, f'{{"type": "function", "function": {in_json("write_file", A)}}}', [A]),
-        (JSON, '{"name": "write_file", "arguments": "{\\"path\\": \\"/a\\"}"}', [{"path": "/a"}]),
-        (JSON, '{"name": "write_file", "arguments": {"content": "a\nb"}}', [{"content": "a\nb"}]),
-        (JSON, f'{in_json("write_file", A)}\n{in_json("write_file", A)}', [A, A]),
-        (JSON, in_json("write_file", A) + "}", [A]),
-        (JSON, f"```json\n{in_json('write_file', A)}\n```", [A]),
-        (JSON, '{"name": "write_file"}', [{}]),
-        (JSON, '{"name": "write_file", "args": {"path": "/a"}}', []),
-        (JSON, in_json("write_file", A) + " and so on", []),
-        (JSON, '{"name": "write_file", "arguments": [1]}', []),
-        (QWEN, "\n<function=write_file>\n<parameter=path>\n/a\n</parameter>\n", [{"path": "/a"}]),
-        (QWEN, "\n<function=write_file>\n</function>\n", [{}]),
-        (QWEN, in_json("write_file", A), [A]),
-        (QWEN, "\n<function=write_file>\nstray\n</function>\n", []),
-        (QWEN, "\n<function=write_file>\n<parameter=path>\n/a\n</function>\n", []),
-        (GEMMA, "call:write_file{path:/a*.js,content:'x'}", [{"path": "/a*.js", "content": "x"}]),
-        (GEMMA, 'call:write_file{content:{-A:[1,true,null,{}],b:<|"|>x<|"|>}}',
-         [{"content": {"-A": [1, True, None, {}], "b": "x"}}]),
-        (GEMMA, "call:write_file{path:}", []),
-        (GEMMA, "call:write_file{path:1", []),
-        (GEMMA, "call:write_file{path:1} more", []),
-    ],
-)  # fmt: skip
-def test_what_is_almost_a_call_is_read_if_it_has_one_meaning(
-    form: ToolFormat, inner: str, calls: list[Arguments]
-) -> None:
-    text = said(form, inner)
-    seen, content, _, warnings = read(rules_of(form), text, step=1)
-    assert seen == [("write_file", arguments) for arguments in calls]
-    assert (content, warnings) == (("", []) if calls else (text, [UNREADABLE_CALL]))
 
 
 GLM, PYTHON, K3, MINIMAX = (
@@ -355,20 +365,34 @@ def k3_argument(attributes: str, value: str) -> str:
     return f"<|open|>argument {attributes}<|sep|>{value}<|close|>argument<|sep|>"
 
 
-EXAMPLE = said(QWEN, in_qwen("write_file", A))
-LOOSE = {
-    "type": "object",
-    "properties": {
-        "content": {"type": "string"},
-        "rows": {"type": "array"},
-        "flag": {"type": "boolean"},
-    },
-}
+EXAMPLE = said(QWEN, in_qwen("f", A))
 
 
 @pytest.mark.parametrize(
     ("form", "inner", "calls"),
     [
+        (JSON, '{"name": "f", "parameters": {"path": "/a"}}', [{"path": "/a"}]),
+        (JSON, f'{{"type": "function", "function": {in_json("f", A)}}}', [A]),
+        (JSON, '{"name": "f", "arguments": "{\\"path\\": \\"/a\\"}"}', [{"path": "/a"}]),
+        (JSON, '{"name": "f", "arguments": {"content": "a\nb"}}', [{"content": "a\nb"}]),
+        (JSON, f'{in_json("f", A)}\n{in_json("f", A)}', [A, A]),
+        (JSON, in_json("f", A) + "}", [A]),
+        (JSON, f"```json\n{in_json('f', A)}\n```", [A]),
+        (JSON, '{"name": "f"}', [{}]),
+        (JSON, '{"name": "f", "args": {"path": "/a"}}', []),
+        (JSON, in_json("f", A) + " and so on", []),
+        (JSON, '{"name": "f", "arguments": [1]}', []),
+        (QWEN, "\n<function=f>\n<parameter=path>\n/a\n</parameter>\n", [{"path": "/a"}]),
+        (QWEN, "\n<function=f>\n</function>\n", [{}]),
+        (QWEN, in_json("f", A), [A]),
+        (QWEN, "\n<function=f>\nstray\n</function>\n", []),
+        (QWEN, "\n<function=f>\n<parameter=path>\n/a\n</function>\n", []),
+        (GEMMA, "call:f{path:/a*.js,content:'x'}", [{"path": "/a*.js", "content": "x"}]),
+        (GEMMA, 'call:f{content:{-A:[1,true,null,{}],b:<|"|>x<|"|>}}',
+         [{"content": {"-A": [1, True, None, {}], "b": "x"}}]),
+        (GEMMA, "call:f{path:}", []),
+        (GEMMA, "call:f{path:1", []),
+        (GEMMA, "call:f{path:1} more", []),
         (GLM, 'f\n{"a": {"b": 1}}', [{"a": {"b": 1}}]),
         (GLM, 'f\n{"a": 1} more', []),
         (GLM, 'g {"a": 1}', []),
@@ -401,33 +425,46 @@ LOOSE = {
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("step", [0, 1])
-def test_a_format_is_read_as_its_family_writes_it(
+def test_what_a_model_writes_is_read_if_it_has_one_meaning(
     form: ToolFormat, inner: str, calls: list[Arguments], step: int
 ) -> None:
-    tools = [{"type": "function", "function": {"name": "f", "parameters": LOOSE}}]
     text = said(form, inner)
-    seen, content, _, warnings = read(rules_of(form), text, tools, step=step)
+    seen, content, _, warnings = read(rules_of(form), text, step=step)
     assert seen == [("f", arguments) for arguments in calls]
     assert (content, warnings) == (("", []) if calls else (text, [UNREADABLE_CALL]))
 
 
-def test_a_function_of_python_may_have_hyphens() -> None:
-    tools = [{"type": "function", "function": {"name": "lib.get-the-docs"}}]
-    text = said(PYTHON, '[lib.get-the-docs(a="x")]')
-    assert read(rules_of(PYTHON), text, tools)[0] == [("lib.get-the-docs", {"a": "x"})]
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [(PYTHON, "lib.get-the-docs"), (GEMMA, "fs.read"), (GEMMA, "google:mcp:create-pdf"),
+     (GEMMA, "-A")],
+)  # fmt: skip
+def test_a_function_has_the_name_under_which_it_is_offered(form: ToolFormat, name: str) -> None:
+    written = {one.name: how for one, how in FORMATS}[form.name]
+    text = said(form, written(name, {"p": "x"}))
+    assert read(rules_of(form), text, named(name, parameters={}))[0] == [(name, {"p": "x"})]
 
 
-def test_a_mistake_in_a_call_does_not_take_the_next_call_along() -> None:
-    one = "\n<function=write_file>\n<parameter=content>\nSee <parameter=x>.\n</parameter>\n"
+def test_a_mistake_or_a_broken_call_does_not_take_the_next_one_along() -> None:
+    one = "\n<function=f>\n<parameter=content>\nSee <parameter=x>.\n</parameter>\n"
     text = "".join(said(QWEN, f"{one}{end}") for end in ("", "</function>\n"))
-    calls, content, _, warnings = read(rules_of(QWEN), text, step=1)
-    assert calls == [("write_file", {"content": "See <parameter=x>."})] * 2
-    assert (content, warnings) == ("", [])
+    twice = [("f", {"content": "See <parameter=x>."})] * 2
+    assert read(rules_of(QWEN), text, step=1) == (twice, "", "", [])
+    broken, call = said(JSON, "{nonsense}"), said(JSON, in_json("f", A))
+    assert read(rules_of(JSON), f"{broken}\n{call}", step=1) == (
+        [("f", A)], f"{broken}\n", "", [UNREADABLE_CALL],
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize("form", [form for form, _ in SEVERAL], ids=lambda form: form.name)
+@of_formats(
+    # Long and short marks, one of several beginnings, and values that may hold an end.
+    [one for one in FORMATS
+     if one[0].name in ("json_tools", "qwen3_coder", "kimi_k3", "deepseek", "command-r")]
+)  # fmt: skip
 @pytest.mark.parametrize("before", ["", "<think>"])
-def test_what_is_read_in_vain_stays_in_proportion(form: ToolFormat, before: str) -> None:
+def test_what_is_read_in_vain_stays_in_proportion(
+    form: ToolFormat, written: object, before: str
+) -> None:
     read_so_far = 0
 
     def counted(text: str, tools: Any, is_lenient: bool) -> list[dict[str, Any]]:
@@ -444,29 +481,14 @@ def test_what_is_read_in_vain_stays_in_proportion(form: ToolFormat, before: str)
     assert len(warnings) <= 4
 
 
-def test_a_broken_call_does_not_take_the_next_one_along() -> None:
-    call = said(JSON, in_json("write_file", A))
-    broken = said(JSON, "{nonsense}")
-    assert read(rules_of(JSON), f"{broken}\n{call}", step=1) == (
-        [("write_file", A)], f"{broken}\n", "", [UNREADABLE_CALL],
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ["fs.read", "google:mcp:create-pdf", "-A"])
-def test_gemma_calls_whatever_was_offered(name: str) -> None:
-    tools = [{"type": "function", "function": {"name": name}}]
-    text = said(GEMMA, f'call:{name}{{p:<|"|>1<|"|>}}')
-    assert read(rules_of(GEMMA), text, tools=tools)[0] == [(name, {"p": "1"})]
-
-
 def test_harmony_reads_a_string_that_holds_its_marks() -> None:
     arguments = {"path": "/a", "content": "ends <|end|> and <|call|> or <|start|>assistant"}
-    header = "<|channel|>commentary to=functions.write_file <|constrain|>json<|message|>"
+    header = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
     text = header + spelled(arguments)
     rules = harmony.harmony_rules()
     for more in ("", "<|call|>", "<|call|><|start|>assistant<|channel|>final<|message|>Done."):
         calls, content, _, warnings = read(rules, text + more, step=1, opening="<|start|>assistant")
-        assert (calls, warnings) == ([("write_file", arguments)], [])
+        assert (calls, warnings) == ([("f", arguments)], [])
         assert content == ("Done." if "Done." in more else "")
 
 
@@ -520,8 +542,8 @@ def test_a_text_becomes_a_value_of_the_type_that_its_schema_allows(
 @pytest.mark.parametrize(
     ("text", "calls"),
     [
-        ("<call>write_file path=/a content=x</call>", [A]),
-        ("<call>write_file path=/a content=x tail</call>", []),
+        ("<call>f path=/a content=x</call>", [A]),
+        ("<call>f path=/a content=x tail</call>", []),
     ],
 )
 def test_an_unknown_parser_of_mlx_lm_must_account_for_its_text(
@@ -533,12 +555,12 @@ def test_an_unknown_parser_of_mlx_lm_must_account_for_its_text(
 
     form = format_of_mlx_lm("new", "<t>", "</t>", shortens)
     seen, content, _, _ = read(rules_of(form), f"<t>{text}</t>")
-    assert seen == [("write_file", arguments) for arguments in calls]
+    assert seen == [("f", arguments) for arguments in calls]
     assert content == ("" if calls else f"<t>{text}</t>")
 
 
-@pytest.mark.parametrize("form", [form for form, _ in FORMATS], ids=lambda form: form.name)
-def test_nonsense_of_any_length_is_text_soon(form: ToolFormat) -> None:
+@EVERY_FORMAT
+def test_nonsense_of_any_length_is_text_soon(form: ToolFormat, written: object) -> None:
     for ballast in ("<", '{"a":', "f(x=", "</parameter>"):
         text = form.begins[0] + ballast * (20_000 // len(ballast))
         for more in ("", *form.ends):
@@ -579,10 +601,6 @@ def test_ids_are_the_same_for_the_same_key_and_number() -> None:
     assert CallIds.NUMBERED.make("f", 3, "k") == "functions.f:3"
 
 
-def named(*names: str) -> list[dict[str, Any]]:
-    return [{"type": "function", "function": {"name": name}} for name in names]
-
-
 def lines_read(reader: ToolCallReader, calls: Any, **more: Any) -> list[dict[str, Any]] | None:
     lines = reader.read("text", lambda text, tools, is_lenient: calls, **more)
     if lines is None:
@@ -593,8 +611,7 @@ def lines_read(reader: ToolCallReader, calls: Any, **more: Any) -> list[dict[str
 
 def test_calls_are_lines_of_json_in_order() -> None:
     parameters = {"type": "object"}
-    tools = named("f", "g")
-    tools[0]["function"]["parameters"] = parameters
+    tools = [*named("f", parameters=parameters), {"function": {"name": "g"}}]
     reader = ToolCallReader(tools, 7)
     calls: list[dict[str, Any]] = [
         {"name": "f", "arguments": {"a": "é"}, "id": "mine"},
@@ -654,25 +671,7 @@ def test_a_bad_call_counts_nothing(calls: Any) -> None:
 
 
 # ---------------------------------------------------------------- calls without markers
-BARE = [
-    {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
-    for name in ("weather", "time", "a", "b", "c")
-]
-
-
-def parse(form: ToolFormat, parts: list[str], tools: Any = BARE, **more: Any) -> list[Piece]:
-    parser = ChannelParser(rules_of(form), "", ToolCallReader(tools, seed=5), **more)
-    return [piece for text in parts for piece in parser.add(text)] + parser.finish()
-
-
-def calls_of(pieces: list[Piece]) -> list[tuple[str, Any]]:
-    lines = "".join(p.text for p in pieces if p.channel is Channel.TOOL_CALL).splitlines()
-    functions = [json.loads(line)["function"] for line in lines]
-    return [(one["name"], json.loads(one["arguments"])) for one in functions]
-
-
-def text_of(pieces: list[Piece]) -> str:
-    return "".join(p.text for p in pieces if p.channel is Channel.CONTENT)
+BARE_CALL = '{"name": "weather", "parameters": {}}'
 
 
 @pytest.mark.parametrize(
@@ -686,49 +685,38 @@ def text_of(pieces: list[Piece]) -> str:
         "{}",
         "[1]",
         " " * 1000,
-        "Look: " + '{"name": "weather", "parameters": {}}',
-        '{"name": "weather", "parameters": {}}]',
+        f"Look: {BARE_CALL}",
+        f"{BARE_CALL}]",
     ],
+    ids=lambda text: text[:20],
 )
 def test_json_that_is_no_call_is_content_without_delay(text: str) -> None:
-    parser = ChannelParser(rules_of(LLAMA), "", ToolCallReader(BARE, seed=5))
-    early = parser.add(text)
-    late = parser.finish()
-    assert text_of(early) + text_of(late) == text
-    assert not calls_of(early + late)
+    parser = ChannelParser(rules_of(LLAMA), "", ToolCallReader(TOOLS, seed=5))
+    early, late = parser.add(text), parser.finish()
+    assert seen_of(early + late) == ([], text, "", [])
     assert not late or not text.strip() or text == "{}"
 
 
-@pytest.mark.parametrize("more", [{"tools": None}, {"has_form": True}])
-def test_bare_json_is_a_call_only_if_calls_are_asked_for(more: dict[str, Any]) -> None:
-    text = '{"name": "weather", "parameters": {}}'
-    got = parse(LLAMA, list(text), **more)
-    assert (text_of(got), calls_of(got)) == (text, [])
-
-
 @pytest.mark.parametrize(
-    "text",
+    ("text", "how", "warnings"),
     [
-        '{"name": "weather", "parameters": {}}; {"name": "unknown", "parameters": {}}',
-        '{"type": "function", "name": "unknown", "parameters": {}}',
+        (BARE_CALL, {"tools": None}, []),
+        (BARE_CALL, {"has_form": True}, []),
+        (f'{BARE_CALL}; {{"name": "unknown", "parameters": {{}}}}', {}, [UNREADABLE_CALL]),
+        ('{"type": "function", "name": "unknown", "parameters": {}}', {}, [UNREADABLE_CALL]),
+        ('{"name": "weather", "param', {}, [UNREADABLE_CALL]),
     ],
+    ids=["no tools", "a form", "one unknown tool", "an unknown tool", "half"],
 )
-def test_bare_calls_of_unknown_tools_are_text(text: str) -> None:
-    got = parse(LLAMA, list(text))
-    assert (text_of(got), calls_of(got)) == (text, [])
-    assert [piece.warning for piece in got if piece.warning] == [UNREADABLE_CALL]
-
-
-def test_half_a_bare_call_is_text_with_a_warning() -> None:
-    got = parse(LLAMA, ['{"name": "weather", "param'])
-    assert [(piece.text, piece.warning) for piece in got] == [
-        ('{"name": "weather", "param', UNREADABLE_CALL)
-    ]
+def test_bare_json_is_a_call_only_if_it_is_whole_and_was_offered(
+    text: str, how: dict[str, Any], warnings: list[str]
+) -> None:
+    assert read(rules_of(LLAMA), text, step=1, **how) == ([], text, "", warnings)
 
 
 BITS = st.sampled_from(
     ['{"name": "', "weather", "time", '"', ', "parameters": ', "{", "}", "[", "]", ";", " ", "\\",
-     "<|python_tag|>", "x", '{"name": "weather", "parameters": {}}', "🦊"]
+     "<|python_tag|>", "x", BARE_CALL, "🦊"]
 )  # fmt: skip
 
 
@@ -736,37 +724,24 @@ BITS = st.sampled_from(
 @given(st.lists(BITS, max_size=12), st.lists(st.integers(1, 6), min_size=1, max_size=40))
 def test_the_cut_of_bare_calls_makes_no_difference(bits: list[str], sizes: list[int]) -> None:
     text = "".join(bits)
-    pieces: list[str] = []
-    at = 0
-    while at < len(text):
-        pieces.append(text[at : at + sizes[len(pieces) % len(sizes)]])
-        at += len(pieces[-1])
-    cut, whole = parse(LLAMA, pieces), parse(LLAMA, [text])
-    assert (text_of(cut), calls_of(cut)) == (text_of(whole), calls_of(whole))
-    if not calls_of(whole):
-        assert text_of(whole) == text
+    cut, whole = (
+        seen_of(pieces_of(rules_of(LLAMA), parts))[:2] for parts in (cut_up(text, sizes), [text])
+    )
+    assert cut == whole
+    assert whole[0] or whole[1] == text
 
 
-def test_ids_fit_the_family_and_are_the_same_again() -> None:
-    text = '[TOOL_CALLS][{"name": "weather", "arguments": {}}, {"name": "time", "arguments": {}}]'
-    found = [json.loads(line)["id"] for _ in range(2) for line in lines_of(text)]
-    assert found[:2] == found[2:]
-    assert len(set(found)) == 2
-    assert all(CallIds.NINE.fits(one) for one in found)
+def ids_in(text: str) -> list[str]:
+    pieces = pieces_of(rules_of(MISTRAL), ["[TOOL_CALLS]" + text])
+    lines = "".join(p.text for p in pieces if p.channel is Channel.TOOL_CALL).splitlines()
+    return [json.loads(line)["id"] for line in lines]
 
 
-def lines_of(text: str) -> list[str]:
-    got = parse(MISTRAL, [text])
-    return "".join(p.text for p in got if p.channel is Channel.TOOL_CALL).splitlines()
-
-
-def test_the_models_own_id_is_kept_once() -> None:
-    calls = [
-        "a[CALL_ID]Ab3dE6gH9[ARGS]{}",
-        "b[CALL_ID]Ab3dE6gH9[ARGS]{}",
-        "c[CALL_ID]short[ARGS]{}",
-    ]
-    found = [json.loads(line)["id"] for line in lines_of("[TOOL_CALLS]" + "".join(calls))]
-    assert found[0] == "Ab3dE6gH9"
-    assert len(set(found)) == 3
-    assert all(CallIds.NINE.fits(one) for one in found)
+def test_ids_fit_the_family_are_the_same_again_and_the_models_own_is_kept_once() -> None:
+    text = '[{"name": "weather", "arguments": {}}, {"name": "time", "arguments": {}}]'
+    found = ids_in(text)
+    assert ids_in(text) == found
+    own = ids_in("a[CALL_ID]Ab3dE6gH9[ARGS]{}b[CALL_ID]Ab3dE6gH9[ARGS]{}c[CALL_ID]short[ARGS]{}")
+    assert own[0] == "Ab3dE6gH9"
+    assert (len(set(found)), len(set(own))) == (2, 3)
+    assert all(CallIds.NINE.fits(one) for one in [*found, *own])

@@ -1,7 +1,9 @@
-"""What each command prints with `--json`, as JSON Schemas: json_schemas.json next to this file.
+"""The shapes of what commands print with `--json`: json_schemas.json next to this file.
 
-Reads the few keywords of JSON Schema that the file uses. A key that a schema does not mention is a
-problem.
+A shape is `"string"`, `"integer|null"`, `"'ok'|'problem'"` (these words), a number or a boolean
+(exactly that), a list with the shape of its items, `"@model"` (the shape of that name), or a map
+from keys to shapes. A key with `?` may be missing, `*` stands for all other keys, and `...` takes
+over the keys of another shape. A key that a map does not mention is a problem.
 """
 
 from __future__ import annotations
@@ -11,68 +13,73 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-SCHEMAS: Mapping[str, dict[str, Any]] = json.loads(
-    Path(__file__).with_name("json_schemas.json").read_text()
-)
-"""One for each command, and `model` and `error`, which several commands print."""
+Shape = Any
+
+SHAPES: Mapping[str, Shape] = json.loads(Path(__file__).with_suffix(".json").read_text())
+"""One for each command, `error` for any that failed, and those with `@` that several share."""
 
 TYPES: Mapping[str, tuple[type, ...]] = {
     "object": (dict,),
-    "array": (list,),
     "string": (str,),
     "integer": (int,),
     "number": (int, float),
     "boolean": (bool,),
     "null": (type(None),),
+    "any": (object,),
 }
 
 
 def problems(line: str, path: Sequence[str], *, is_error: bool = False) -> list[str]:
-    """What is wrong with a line of a command's output; `is_error`: the command has failed."""
-    schema = SCHEMAS["error" if is_error else "-".join(path)]
-    return list(_problems(json.loads(line), schema, "$"))
+    """Return what is wrong with a line of output of a command, or with the error it prints."""
+    shape = SHAPES["error" if is_error else "-".join(path)]
+    return list(_problems(json.loads(line), shape, "$"))
 
 
-def _problems(value: object, schema: Mapping[str, Any], place: str) -> Iterator[str]:
-    if "$ref" in schema:
-        schema = {**SCHEMAS[schema["$ref"]], **schema}
-    if "anyOf" in schema:
-        found = [list(_problems(value, one, place)) for one in schema["anyOf"]]
-        if all(found):
-            yield from min(found, key=lambda one: min(len(text) for text in one))
-        return
-    if "const" in schema and value != schema["const"]:
-        yield f"{place} is {value!r}, not {schema['const']!r}"
-    if "enum" in schema and value not in schema["enum"]:
-        yield f"{place} is {value!r}, none of {schema['enum']}"
-    if "type" in schema and not _is_a(value, schema["type"]):
-        yield f"{place} is {value!r}, no {schema['type']}"
-    elif isinstance(value, dict):
-        yield from _problems_of_object(value, schema, place)
+def _problems(value: object, shape: Shape, place: str) -> Iterator[str]:
+    if isinstance(shape, str):
+        yield from _of_words(value, shape, place)
+    elif isinstance(shape, int):
+        if value != shape or type(value) is not type(shape):
+            yield f"{place} is {value!r}, not {shape!r}"
+    elif not isinstance(value, type(shape)):
+        yield f"{place} is {value!r}, no {'array' if isinstance(shape, list) else 'object'}"
     elif isinstance(value, list):
         for number, item in enumerate(value):
-            yield from _problems(item, schema.get("items", {}), f"{place}[{number}]")
+            yield from _problems(item, shape[0], f"{place}[{number}]")
+    elif isinstance(value, dict):
+        yield from _of_keys(value, shape, place)
 
 
-def _problems_of_object(
-    value: Mapping[str, Any], schema: Mapping[str, Any], place: str
-) -> Iterator[str]:
-    for name in schema.get("required", ()):
-        if name not in value:
+def _of_words(value: object, words: str, place: str) -> Iterator[str]:
+    found = []
+    for word in words.split("|"):
+        if word.startswith("@"):
+            found.append(list(_problems(value, SHAPES[word], place)))
+        elif (value != word[1:-1]) if word.startswith("'") else not _is_a(value, TYPES[word]):
+            found.append([f"{place} is {value!r}, no {words}"])
+        else:
+            return
+    if all(found):
+        yield from min(found, key=lambda one: min(len(text) for text in one))
+
+
+def _of_keys(value: Mapping[str, Any], shape: Mapping[str, Shape], place: str) -> Iterator[str]:
+    keys = {**SHAPES[shape["..."]], **shape} if "..." in shape else dict(shape)
+    others = keys.pop("*", None)
+    keys.pop("...", None)
+    for name, one in keys.items():
+        if name.removesuffix("?") in value:
+            yield from _problems(value[name.removesuffix("?")], one, f"{place}.{name}")
+        elif not name.endswith("?"):
             yield f"{place}.{name} is missing"
-    properties = schema.get("properties")
-    others = schema.get("additionalProperties", properties is None)
-    for name, item in value.items():
-        if properties is not None and name in properties:
-            yield from _problems(item, properties[name], f"{place}.{name}")
-        elif isinstance(others, dict):
-            yield from _problems(item, others, f"{place}.{name}")
-        elif not others:
+    for name in value.keys() - {name.removesuffix("?") for name in keys}:
+        if others is None:
             yield f"{place}.{name} is not mentioned"
+        else:
+            yield from _problems(value[name], others, f"{place}.{name}")
 
 
-def _is_a(value: object, names: str | list[str]) -> bool:
-    allowed = [names] if isinstance(names, str) else names
+def _is_a(value: object, types: tuple[type, ...]) -> bool:
     if isinstance(value, bool):
-        return "boolean" in allowed
-    return any(isinstance(value, TYPES[name]) for name in allowed)
+        return bool in types or object in types
+    return isinstance(value, types)

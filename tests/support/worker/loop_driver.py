@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +38,7 @@ from mlxsup.worker.loop import StepLoop
 from mlxsup.worker.text_threads import TextThreads
 
 from support.client.pieces import unpacked
+from support.eventually import eventually
 
 WAIT_S = 30.0
 MAX_TURNS = 200_000
@@ -45,7 +46,7 @@ MAX_TURNS = 200_000
 
 @dataclass(slots=True)
 class Answer:
-    """What the worker said of one request.
+    """The messages about one request.
 
     Attributes:
         deltas: every delta, in order.
@@ -57,40 +58,40 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """The text of the content channel."""
+        """Return the text of the content channel."""
         return self.text_of(Channel.CONTENT)
 
     def text_of(self, channel: Channel) -> str:
-        """The text of one channel."""
+        """Return the text of one channel."""
         return "".join(delta.text for delta in self.deltas if delta.channel is channel)
 
     @property
     def tokens(self) -> list[int]:
-        """Every token id."""
+        """Return every token id."""
         return [token for delta in self.deltas for token in unpack_tokens(delta.tokens)]
 
     @property
     def finish(self) -> FinishReason | None:
-        """How it ended; None while it runs, or where it failed."""
+        """Return how it ended; None while it runs, or where it failed."""
         return self.deltas[-1].finish if self.deltas else None
 
     @property
     def is_paused(self) -> bool:
-        """Whether its row has left the batch, and has said nothing since."""
+        """Return True if its row has left the batch, and has said nothing since."""
         return bool(self.deltas) and self.deltas[-1].paused is not None
 
     @property
     def is_over(self) -> bool:
-        """Whether its end has come."""
+        """Return True if its end has come."""
         return self.error is not None or self.finish is not None
 
     def resume_after(self, tokens: int) -> Resume:
-        """What a supervisor sends when the worker died after that many tokens."""
+        """Return what a supervisor sends if the worker died after that many tokens."""
         assert self.acceptance is not None
         return Resume(acceptance=self.acceptance, delivered=pack_tokens(self.tokens[:tokens]))
 
     def until(self, tokens: int) -> list[RowDelta]:
-        """The deltas that had come with that many tokens."""
+        """Return the deltas that had come with that many tokens."""
         seen, counted = [], 0
         for delta in self.deltas:
             if delta.tokens:
@@ -161,7 +162,9 @@ class LoopDriver:
         self.engine = engine
         self.facts = facts
         self._link = _Link()
-        self._text = TextThreads(engine.text, self._link.wake)
+        self._lock = threading.Lock()
+        self._prepared = 0
+        self._text = TextThreads(engine.text, self._note_prepared)
         self._text.start()
         self.loop = StepLoop(
             engine=engine,
@@ -178,7 +181,7 @@ class LoopDriver:
         self._last_key = self._budgets = 0
 
     def close(self) -> None:
-        """Ends the helper threads; the engine is its owner's to close."""
+        """End the helper threads; the engine is its owner's to close."""
         self._text.close()
 
     def dispatch(
@@ -188,7 +191,7 @@ class LoopDriver:
         as_class: Priority = Priority.NORMAL,
         **parameters: Any,
     ) -> int:
-        """Sends a request, or resumes one, and returns its key."""
+        """Send a request, or resume one, and return its key."""
         self._last_key += 1
         key = RequestKey(self._last_key)
         body = b"" if resume is not None else encode_body(RequestBody.from_wire(parameters))
@@ -196,12 +199,20 @@ class LoopDriver:
         self.answers[self._last_key] = Answer()
         return self._last_key
 
+    def dispatch_together(self, *requests: dict[str, Any]) -> list[int]:
+        """Send requests whose prompts are all prepared before the next turn; return their keys."""
+        prepared = self._prepared
+        keys = [self.dispatch(**request) for request in requests]
+        self.loop.drain()
+        eventually(lambda: self._prepared >= prepared + len(keys))
+        return keys
+
     def cancel(self, key: int) -> None:
-        """Cancels a request."""
+        """Cancel a request."""
         self._link.post(CancelRow(key=RequestKey(key)))
 
     def pause(self, key: int, *, keep: bool) -> Answer:
-        """Pauses a request, and turns until its row has left; it may have ended instead."""
+        """Pause a request, and turn until its row has left; it may have ended instead."""
         self._link.post(PauseRow(key=RequestKey(key), keep=keep))
         answer = self.answers[key]
         for _ in range(MAX_TURNS):
@@ -211,7 +222,7 @@ class LoopDriver:
         raise AssertionError("its row does not leave")
 
     def come_back(self, key: int) -> None:
-        """Dispatches a paused request again, as a supervisor does."""
+        """Dispatch a paused request again, as a supervisor does."""
         answer = self.answers[key]
         assert answer.is_paused
         resume = answer.resume_after(len(answer.tokens))
@@ -219,17 +230,17 @@ class LoopDriver:
         answer.deltas[-1].paused = None
 
     def set_budget(self, rows_bytes: int) -> None:
-        """Sets what the rows may take."""
+        """Set what the rows may take."""
         self._budgets += 1
         self._link.post(SetBudget(number=self._budgets, rows_bytes=rows_bytes))
 
     def drop(self, key: int) -> None:
-        """A paused request does not come back."""
+        """Say that a paused request does not come back."""
         self._link.post(DropKept(key=RequestKey(key)))
         self.turn()
 
     def render(self, resume: Resume) -> list[DeltaBody]:
-        """What somebody is shown who joins an answer that has got so far."""
+        """Return what a client gets that joins an answer at this point."""
         made = resume.acceptance
         question = Render(
             number=7,
@@ -248,7 +259,7 @@ class LoopDriver:
         raise AssertionError("no answer")
 
     def turn(self) -> None:
-        """One turn of the loop, waiting for the helper threads where nothing else is to do."""
+        """Take a turn of the loop; wait for the helper threads if nothing else is to do."""
         if not self.loop.turn() and self.loop.open_keys:
             self._link.wait(self.loop.wait_s())
         while self._link.outbox:
@@ -257,7 +268,7 @@ class LoopDriver:
             self._note(message)
 
     def finish(self, *keys: int) -> list[Answer]:
-        """Turns until these are over."""
+        """Turn until these are over."""
         for _ in range(MAX_TURNS):
             if all(self.answers[key].is_over for key in keys):
                 return [self.answers[key] for key in keys]
@@ -265,8 +276,13 @@ class LoopDriver:
         raise AssertionError("no end")
 
     def answer(self, resume: Resume | None = None, **parameters: Any) -> Answer:
-        """One request, from its dispatch to its end."""
+        """Run one request from its dispatch to its end."""
         return self.finish(self.dispatch(resume, **parameters))[0]
+
+    def _note_prepared(self) -> None:
+        with self._lock:
+            self._prepared += 1
+        self._link.wake()
 
     def _note(self, message: WorkerMessage) -> None:
         match message:
@@ -283,15 +299,24 @@ class LoopDriver:
                     answer.deltas.append(row)
 
 
+def text_by_channel(pieces: Iterable[RowDelta | DeltaBody]) -> dict[Channel, str]:
+    """Join the texts of each channel that got one."""
+    texts: dict[Channel, str] = {}
+    for piece in pieces:
+        if piece.text:
+            texts[piece.channel] = texts.get(piece.channel, "") + piece.text
+    return texts
+
+
 def check_every_resume(worker: LoopDriver, whole: Answer, *, at_once: int = 4) -> None:
-    """Resumes an answer after each number of tokens and compares what both parts make."""
+    """Resume an answer after each number of tokens and compare what both parts make."""
     check_resumes(worker, whole, range(len(whole.tokens)), at_once=at_once)
 
 
 def check_resumes(
     worker: LoopDriver, whole: Answer, points: Sequence[int], *, at_once: int = 4
 ) -> None:
-    """Resumes an answer after these numbers of tokens and compares what both parts make."""
+    """Resume an answer after these numbers of tokens and compare what both parts make."""
     assert whole.finish is not None
     for first in range(0, len(points), at_once):
         some = points[first : first + at_once]
@@ -300,6 +325,5 @@ def check_resumes(
             assert rest.acceptance == whole.acceptance
             assert rest.tokens == whole.tokens[point:], f"other tokens after {point}"
             assert rest.finish is whole.finish
-            for channel in Channel:
-                before = Answer(deltas=whole.until(point)).text_of(channel)
-                assert before + rest.text_of(channel) == whole.text_of(channel), point
+            both = text_by_channel([*whole.until(point), *rest.deltas])
+            assert both == text_by_channel(whole.deltas), point

@@ -31,7 +31,7 @@ class Watched:
 
     @property
     def descriptor(self) -> int:
-        """What the event loop waits for."""
+        """Return the descriptor that the event loop waits for."""
         descriptor = self.socket.getsockopt(zmq.FD)
         assert isinstance(descriptor, int)
         return descriptor

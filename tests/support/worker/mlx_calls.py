@@ -23,7 +23,7 @@ from support.worker.loop_driver import LoopDriver
 from support.worker.mlx_rows import make_spec
 
 PARTS = (mx, mx.random, mx.fast, BatchGenerator)
-"""What has the functions that work is done with."""
+"""Whose functions do the work."""
 
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -72,7 +72,7 @@ class Calls:
 
 
 def calls_of_requests(folder: Path, count: int) -> dict[str, list[list[str]]]:
-    """What each of some requests of each kind calls, one after the other: they share the length,
+    """Return the calls of some requests of each kind, one after the other: they share the length,
     and no token."""
     calls = Calls()
     calls.watch()

@@ -17,7 +17,7 @@ from support.worker.mlx_rows import make_row
 
 
 def draws_of(**parameters: Any) -> RowDraws:
-    """How the tokens of a row are drawn that has a temperature of 1, unless told otherwise."""
+    """Return the draws of a row, at a temperature of 1 unless told otherwise."""
     return make_draws(make_row(1, [1], **{"temperature": 1.0, "seed": 5} | parameters))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxsup.protocol.ids import Generation, ModelName, RequestKey
+from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.launch import LaunchSpec
 from mlxsup.protocol.states import Batching
 from mlxsup.worker.engine import Row, RowToken
@@ -21,24 +21,13 @@ from mlxsup.worker.engines.mlx.passes import SerialPasses
 
 from support.core.row_values import row_values
 from support.worker.loop_driver import LoopDriver
+from support.worker.turn_bench import make_spec as spec_of
 
 
 def make_spec(path: Path, **changes: Any) -> LaunchSpec:
-    """The launch spec of an MLX worker that serves a folder."""
-    values: dict[str, Any] = {
-        "model": ModelName("m"),
-        "generation": Generation(1),
-        "token": "",
-        "endpoint": "",
-        "supervisor_pid": 0,
-        "engine": "mlx",
-        "path": str(path),
-        "max_concurrency": 8,
-        "step_timeout_s": 30.0,
-        "decode_stall_target_ms": 250,
-        "prefix_cache_bytes": 0,
-    }
-    return LaunchSpec(**(values | changes))
+    """Return the launch spec of an MLX worker that serves a folder."""
+    values = {"engine": "mlx", "path": str(path), "max_concurrency": 8, "prefix_cache_bytes": 0}
+    return spec_of(**(values | changes))
 
 
 @contextmanager
@@ -112,7 +101,7 @@ def _load_fingerprint(path: Path, changed_ns: tuple[int, ...]) -> str:
 
 
 def known_as(path: Path, way: Batching) -> dict[str, str]:
-    """What makes an engine of this folder run its rows in one of the three ways, unprobed."""
+    """Return what makes an engine of this folder run its rows in this way, unprobed."""
     return {"fingerprint": fingerprint_of(path), "batching": way, "reason": "a test says so"}
 
 

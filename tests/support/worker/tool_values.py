@@ -1,4 +1,4 @@
-"""Values of arguments that a reader of tool calls might cut, change or take for the end."""
+"""Values of arguments that a reader of tool calls might cut, change or take for the end; cuts."""
 
 from __future__ import annotations
 
@@ -21,3 +21,13 @@ HOSTILE = [
     "2026-01-15", *MARKS, *(f"A line with {mark} here.\nTail stays." for mark in MARKS),
     "".join(MARKS) + "\nTail stays.", "\n".join(MARKS) + "\nTail stays.",
 ]  # fmt: skip
+
+
+def cut_up(text: str, sizes: list[int]) -> list[str]:
+    """Return a text in parts of these sizes, again and again."""
+    parts: list[str] = []
+    while text:
+        size = sizes[len(parts) % len(sizes)]
+        parts.append(text[:size])
+        text = text[size:]
+    return parts

@@ -1,4 +1,4 @@
-"""A step loop of two places whose engine gives the results that a test told it to."""
+"""A step loop whose engine, link, text side and clock are scripted."""
 
 from __future__ import annotations
 
@@ -6,15 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from mlxsup.protocol.body import RequestBody
-from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.ids import Generation, ModelName, RequestKey
+from mlxsup.protocol.launch import LaunchSpec
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import FinishReason
-from mlxsup.protocol.worker_messages import (
-    CancelRow,
-    Dispatch,
-    MessageToWorker,
-    Resume,
-)
+from mlxsup.protocol.worker_messages import Dispatch, MessageToWorker, Resume, RowDelta, Step
 from mlxsup.worker.engine import (
     EngineBytes,
     EngineFacts,
@@ -32,13 +28,26 @@ from mlxsup.worker.text.grammar import Grammar
 from mlxsup.worker.text_threads import Refused, Tokenised
 
 FACTS = EngineFacts(context_length=99, vocabulary_size=300, fingerprint="f", backend="fake")
-
-
-A, B, C = RequestKey(1), RequestKey(2), RequestKey(3)
-
+A, B, C, D = (RequestKey(number) for number in range(1, 5))
 X = encode_text("x")[0]
-
 STEP_TIMEOUT_S = 3.0
+
+
+def make_spec(**changes: Any) -> LaunchSpec:
+    """Return a launch spec of the fake engine, but for the changes."""
+    values: dict[str, Any] = {
+        "model": ModelName("m"),
+        "generation": Generation(1),
+        "token": "t",
+        "endpoint": "ipc:///tmp/x.sock",
+        "supervisor_pid": 1,
+        "engine": "fake",
+        "path": "/x",
+        "max_concurrency": 4,
+        "step_timeout_s": 30.0,
+        "decode_stall_target_ms": 250,
+    }
+    return LaunchSpec(**(values | changes))
 
 
 class Engine:
@@ -216,16 +225,23 @@ class Around:
 
 
 class Bench:
-    """A loop on a clock of the test's own; of two places unless it says otherwise."""
+    """A loop on a clock of the test's own; of two places unless it says otherwise.
 
-    def __init__(self, places: int = 2) -> None:
+    Attributes:
+        has_stepped: whether the latest `turn` made a step.
+        said: all that was sent, without what waits for `sent`.
+    """
+
+    def __init__(self, places: int = 2, facts: EngineFacts = FACTS) -> None:
         self.now = 1000.0
         self.story: list[str] = []
         self.engine, self.around = Engine(self.story), Around(self.story)
         self.board = Board(clock=lambda: self.now)
+        self.has_stepped = False
+        self.said: list[Message] = []
         self.loop = StepLoop(
             engine=self.engine,
-            facts=FACTS,
+            facts=facts,
             link=self.around,
             text=self.around,
             board=self.board,
@@ -235,12 +251,50 @@ class Bench:
             clock=lambda: self.now,
         )
 
-    def dispatch(self, *keys: RequestKey, resume: Resume | None = None) -> None:
-        self.around.inbox += [Dispatch(key=key, body=b"body", resume=resume) for key in keys]
+    def dispatch(self, *keys: RequestKey, **how: Any) -> None:
+        self.around.inbox += [Dispatch(key=key, body=b"body", **how) for key in keys]
         self.loop.drain()
 
-    def cancel(self, *keys: int) -> None:
-        self.around.inbox += [CancelRow(key=RequestKey(key)) for key in keys]
+    def prepare(
+        self,
+        *keys: RequestKey,
+        resume: Resume | None = None,
+        grammar: Grammar | None = None,
+        **body: Any,
+    ) -> None:
+        """Have the text side prepare prompts of three tokens."""
+        wire = {"prompt": "p", "max_tokens": 9, "seed": 1} | body
+        self.around.ready += [
+            Tokenised(
+                key=key,
+                body=RequestBody.from_wire(wire),
+                prompt=Prompt(tokens=[5, 6, 7], grammar=grammar),
+                tokenize_s=0.25,
+                resume=resume,
+            )
+            for key in keys
+        ]
+
+    def start(self, *keys: RequestKey, **body: Any) -> None:
+        """Have requests read their prompts, and forget what was sent."""
+        self.dispatch(*keys)
+        self.prepare(*keys, **body)
+        self.turn()
+
+    def give(self, *tokens: RowToken, **more: Any) -> None:
+        """Set the result of the next step."""
+        self.engine.results = [StepResult(tokens=list(tokens), **more)]
+
+    def turn(self, *messages: MessageToWorker) -> list[Message]:
+        """Take a turn that begins with these messages; return what is sent in it."""
+        self.around.inbox += messages
+        self.has_stepped = self.loop.turn()
+        return self.sent()
+
+    def rows(self, *messages: MessageToWorker) -> list[RowDelta]:
+        """Take a turn; return the deltas of its steps."""
+        said = [one for one in self.turn(*messages) if isinstance(one, Step)]
+        return [row for step in said for row in step.rows if isinstance(row, RowDelta)]
 
     def run(self) -> None:
         """Run the loop until it has waited once more."""
@@ -249,34 +303,23 @@ class Bench:
 
     def run_out(self) -> None:
         """Take turns while there is something to compute."""
-        while self.loop.turn():
-            pass
-
-    def prepare(
-        self,
-        key: RequestKey,
-        *,
-        resume: Resume | None = None,
-        grammar: Grammar | None = None,
-        **body: Any,
-    ) -> None:
-        self.around.ready.append(
-            Tokenised(
-                key=key,
-                body=RequestBody.from_wire({"prompt": "p", "max_tokens": 9, "seed": 1} | body),
-                prompt=Prompt(tokens=[5, 6, 7], grammar=grammar),
-                tokenize_s=0.25,
-                resume=resume,
-            )
-        )
-
-    def start(self, *keys: RequestKey, **body: Any) -> None:
-        self.dispatch(*keys)
-        for key in keys:
-            self.prepare(key, **body)
-        self.loop.turn()
-        self.around.sent_messages.clear()
+        self.turn()
+        while self.has_stepped:
+            self.turn()
 
     def sent(self) -> list[Message]:
+        """Take what was sent since the last call."""
         found, self.around.sent_messages = self.around.sent_messages, []
+        self.said += found
         return found
+
+    @property
+    def ends(self) -> dict[int, FinishReason]:
+        """Return how each answer ended."""
+        steps = [one for one in self.said if isinstance(one, Step)]
+        return {row.key: row.finish for step in steps for row in step.rows if row.finish}
+
+
+def x(key: RequestKey, finish: FinishReason | None = None) -> RowToken:
+    """Return an "x" for a row."""
+    return RowToken(key=key, token=X, finish=finish)

@@ -20,8 +20,8 @@ import zmq
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.codec import Decoder, encode, encode_body
-from mlxsup.protocol.ids import Generation, ModelName, RequestKey, unpack_tokens
-from mlxsup.protocol.launch import LaunchSpec, worker_argv
+from mlxsup.protocol.ids import RequestKey, unpack_tokens
+from mlxsup.protocol.launch import worker_argv
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import FinishReason
 from mlxsup.protocol.worker_messages import (
@@ -41,6 +41,7 @@ from mlxsup.protocol.worker_messages import (
 
 from support.client.pieces import body_of
 from support.eventually import TIMEOUT_S
+from support.worker.turn_bench import make_spec
 
 M = TypeVar("M", bound=Message)
 
@@ -52,7 +53,7 @@ TOKEN = "token-of-this-incarnation"
 
 @dataclass(slots=True)
 class Stream:
-    """What came for one request."""
+    """The answer to one request so far."""
 
     acceptance: Acceptance | None = None
     text: str = ""
@@ -64,7 +65,7 @@ class Stream:
 
     @property
     def is_over(self) -> bool:
-        """Whether its end has come."""
+        """Return True if its end has come."""
         return self.finish is not None or self.error is not None
 
 
@@ -88,7 +89,6 @@ class WorkerHarness:
         fake: dict[str, Any] | None = None,
         receive_limit: int = 1000,
         log_may_hold: Iterable[str] = (),
-        environment: dict[str, str] | None = None,
         **overrides: Any,
     ) -> None:
         # A short folder: a socket's path has 103 bytes at most.
@@ -102,21 +102,15 @@ class WorkerHarness:
         self.messages: list[Message] = []
         self.streams: dict[int, Stream] = defaultdict(Stream)
         self._next_key = 1
-        values: dict[str, Any] = {
-            "model": ModelName("m"),
-            "generation": Generation(1),
+        values = {
             "token": TOKEN,
             "endpoint": self.endpoint,
             "supervisor_pid": os.getpid(),
-            "engine": engine,
-            "path": path,
             "max_concurrency": 8,
-            "step_timeout_s": 30.0,
-            "decode_stall_target_ms": 250,
             "prefix_cache_bytes": 0,
             "fake": fake or {},
         }
-        self.spec = LaunchSpec(**(values | overrides))
+        self.spec = make_spec(engine=engine, path=path, **(values | overrides))
         self._log_path = self.folder / "worker.log"
         with self._log_path.open("wb") as log:
             self.process = subprocess.Popen(
@@ -125,7 +119,6 @@ class WorkerHarness:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 process_group=0,
-                env=os.environ | (environment or {}),
             )
         assert self.process.stdin is not None
         self.process.stdin.write(self.spec.to_line())
@@ -155,7 +148,7 @@ class WorkerHarness:
             print(f"--- the worker's log\n{log}---")
 
     def close(self) -> str:
-        """Kills the process group, closes everything, and returns the log."""
+        """Kill the process group, close everything, and return the log."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -168,20 +161,20 @@ class WorkerHarness:
         return log
 
     def close_pipe(self) -> None:
-        """What the worker takes as the supervisor's death."""
+        """Do what the worker takes as the supervisor's death."""
         assert self.process.stdin is not None
         self.process.stdin.close()
 
     def log(self) -> str:
-        """Everything the worker has written so far."""
+        """Return what the worker has written so far."""
         return self._log_path.read_text(errors="replace")
 
     def send(self, message: Message) -> None:
-        """Sends one message."""
+        """Send one message."""
         self.socket.send_multipart(encode(message))
 
     def receive(self, timeout_s: float = TIMEOUT_S) -> Message:
-        """The next message, noted in `messages` and `streams`."""
+        """Return the next message, noted in `messages` and `streams`."""
         if not self.socket.poll(int(timeout_s * 1000)):
             raise AssertionError(f"no message within {timeout_s:g} s; had {self.messages[-5:]}")
         message = self._decoder.decode(self.socket.recv_multipart())
@@ -189,14 +182,14 @@ class WorkerHarness:
         return message
 
     def receive_what_is_there(self, timeout_s: float = 0.0) -> list[Message]:
-        """Every message that has come by now."""
+        """Return the messages that have come by now."""
         received = []
         while self.socket.poll(int(timeout_s * 1000)):
             received.append(self.receive())
         return received
 
     def wait_for(self, kind: type[M], timeout_s: float = TIMEOUT_S) -> M:
-        """The next message of this kind; earlier others are noted on the way."""
+        """Return the next message of this kind; others before it are noted."""
         until = time.monotonic() + timeout_s
         while True:
             message = self.receive(max(0.0, until - time.monotonic()))
@@ -204,20 +197,20 @@ class WorkerHarness:
                 return message
 
     def wait_until_ready(self, timeout_s: float = TIMEOUT_S) -> Ready:
-        """HELLO, load, READY."""
+        """Wait for HELLO, the load and READY."""
         hello = self.wait_for(Hello, timeout_s)
         assert (hello.token, hello.pid) == (TOKEN, self.process.pid)
         return self.wait_for(Ready, timeout_s)
 
     def beat(self, timeout_s: float = TIMEOUT_S) -> Heartbeat:
-        """The next heartbeat."""
+        """Return the next heartbeat."""
         assert self._beats.poll(int(timeout_s * 1000)), f"no heartbeat within {timeout_s:g} s"
         message = self._decoder.decode(self._beats.recv_multipart())
         assert isinstance(message, Heartbeat)
         return message
 
     def has_beat(self, timeout_s: float) -> bool:
-        """Whether a heartbeat waits, or comes within the time."""
+        """Return True if a heartbeat waits, or comes within the time."""
         return bool(self._beats.poll(int(timeout_s * 1000)))
 
     def dispatch(
@@ -227,7 +220,7 @@ class WorkerHarness:
         resume: Resume | None = None,
         **parameters: Any,
     ) -> int:
-        """Dispatches a request, or one that resumes, and returns its key."""
+        """Dispatch a request, or one that resumes, and return its key."""
         key, self._next_key = self._next_key, self._next_key + 1
         if resume is not None:
             body = b""
@@ -239,22 +232,22 @@ class WorkerHarness:
         return key
 
     def cancel(self, key: int) -> None:
-        """Cancels one request."""
+        """Cancel one request."""
         self.send(CancelRow(key=RequestKey(key)))
 
     def finish(self, *keys: int, timeout_s: float = TIMEOUT_S) -> list[Stream]:
-        """Receives until each of these streams is over, and returns them."""
+        """Receive until each of these streams is over, and return them."""
         until = time.monotonic() + timeout_s
         while not all(self.streams[key].is_over for key in keys):
             self.receive(max(0.0, until - time.monotonic()))
         return [self.streams[key] for key in keys]
 
     def exit_code(self, timeout_s: float = TIMEOUT_S) -> int:
-        """Waits for the worker's exit; negative for a signal."""
+        """Wait for the worker's exit; negative for a signal."""
         return self.process.wait(timeout_s)
 
     def ask_for_exit(self) -> int:
-        """Exit, as a supervisor asks for it; returns the exit code."""
+        """Ask for the exit as a supervisor does; return the exit code."""
         self.send(Exit())
         return self.exit_code()
 
