@@ -31,7 +31,7 @@ from mlxsup.protocol.client_messages import (
 )
 from mlxsup.protocol.download import DownloadDone, report_line
 from mlxsup.protocol.ids import ModelName, RequestId
-from mlxsup.protocol.worker_messages import Ready
+from mlxsup.protocol.worker_messages import Exit, Ready
 from mlxsup.supervisor import app as app_module
 from mlxsup.supervisor import downloads as downloads_module
 from mlxsup.supervisor.config.load import read_text
@@ -225,6 +225,38 @@ def test_nothing_that_it_does_with_a_model_touches_its_files_on_the_loop(
         assert play(body, of) == 0
     assert is_over.is_set()
     assert touched == []
+
+
+CHANGE = "config.json has changed since it was loaded"
+
+
+def test_a_model_whose_files_have_changed_is_not_swapped_out_while_its_answers_are_open_I7(
+    models: Path,
+) -> None:
+    write_folder(models / "n", llama_config(), llama_arrays())
+    limits = {"memory_budget": "400MiB", "min_residency_s": 0, "swap_after_s": 0.1}
+    entry = {"memory": "300MiB", "preload": False}
+
+    async def body(stage: Stage) -> None:
+        peer, other = stage.peer(), stage.peer()
+        await peer.say(generate(model="m"))
+        worker = await stage.ready("m")
+        key = await worker.accept()
+        await worker.step(token(key, 1))
+        await peer.hear(Deltas)
+        (models / "m" / "config.json").write_text("changed")
+        await other.say(generate("s", model="n"))
+        await eventually_async(lambda: any(kept == one["note"] for one in stage.changes))
+        await worker.step(token(key, 2, is_last=True))
+        while not isinstance(await peer.hear_any(), Done):
+            pass
+        await worker.hear(Exit)  # as soon as it is idle, the other one has its turn
+        worker.die(signal.SIGTERM)
+        await stage.worker("n")
+
+    kept = f"is not swapped out while its answers are open: {CHANGE}"
+    entries = {name: {"path": str(models / name), **entry} for name in ("m", "n")}
+    assert play(body, entries, supervisor=limits) == 0
 
 
 # ---------------------------------------------------------------- nothing stalls it
