@@ -230,7 +230,7 @@ def test_commands_of_one_terminal_are_one_account_and_a_program_is_its_own(
     with subprocess.Popen(shell, start_new_session=True) as terminal:
         program = Reader(client, "held", "x", max_tokens=1)
         try:
-            eventually(lambda: row(client, "held")["queued"] == 4)
+            eventually(lambda: row(client, "held")["queued"] == 4, timeout_s=300.0)
             accounts = sorted(one["client"].partition(" ")[0] for one in line(client))
             assert accounts == ["alice", "process", "terminal", "terminal"]
             assert len({one["client"] for one in line(client)}) == 3
