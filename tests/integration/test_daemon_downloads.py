@@ -1,12 +1,10 @@
-"""Daemons with models that nobody has downloaded yet."""
+"""Real daemons whose models come from a hub of the test, by real downloaders."""
 
 from __future__ import annotations
 
-import shutil
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -15,7 +13,7 @@ import pytest
 from mlxsup.client import Client, Notice, RequestError
 
 from support.client.streams import Reader
-from support.daemon.daemon import Daemon, fake, row, wait_for_state
+from support.daemon.daemon import Daemon, fake, is_alive, row
 from support.daemon.downloading_daemon import TOKEN, DownloadingDaemon
 from support.daemon.downloads import (
     FILES,
@@ -23,45 +21,42 @@ from support.daemon.downloads import (
     NEEDED,
     NEEDED_BYTES,
     REPO,
-    WEIGHTS,
     WEIGHTS_NAME,
     contents,
-    disk_full_at,
-    runs_first,
     snapshot,
 )
 from support.daemon.local_hub import Fault, LocalHub, local_hub
 from support.eventually import eventually
-from support.models.tiny_model import make_tiny_model
 
-HELD_AT = 2 * MIB
+PROXY = "http://u:pw-secret@proxy.example"
 
 
 @pytest.fixture
 def hub() -> Iterator[LocalHub]:
+    """A hub that holds the weights back at half until it is released."""
     with local_hub() as hub:
         hub.add(REPO, FILES)
+        hub.break_(WEIGHTS_NAME, Fault(hold_at=2 * MIB, times=2))
         yield hub
 
 
 @contextmanager
-def serving(
-    hub: LocalHub, variables: Mapping[str, str] | None = None, /, **models: dict[str, Any]
-) -> Iterator[tuple[Daemon, Client]]:
-    """A daemon that uses the hub and has these variables, and a client of it."""
-    with DownloadingDaemon(hub, models, **(variables or {})) as daemon, daemon.client() as client:
+def serving(hub: LocalHub, **options: Any) -> Iterator[tuple[Daemon, Client]]:
+    """A daemon with the hub's model, which is not there, and a client of it."""
+    models = {"m": fake(repo=REPO, preload=False, **options)}
+    daemon = DownloadingDaemon(hub, models, https_proxy=PROXY)
+    with daemon, daemon.client() as client:
         yield daemon, client
-        assert TOKEN not in daemon.output + daemon.log_text()
+        said = daemon.output + daemon.log_text()
+        assert (TOKEN in said, PROXY in said) == (False, False)
 
 
-def lacking(**more: Any) -> dict[str, Any]:
-    return fake(repo=REPO, preload=False, **more)
-
-
-def held(hub: LocalHub, daemon: Daemon, client: Client) -> None:
-    """Waits until half of the weights has arrived, and the daemon has heard of it."""
+def held(hub: LocalHub, daemon: Daemon, client: Client) -> psutil.Process:
+    """The downloader, once half of the weights has arrived and the daemon has heard of it."""
     eventually(hub.held.is_set)
     eventually(lambda: (row(client, "m")["progress"] or {}).get("total_bytes") == NEEDED_BYTES)
+    (process,) = downloaders(daemon)
+    return process
 
 
 def downloaders(daemon: Daemon) -> list[psutil.Process]:
@@ -76,134 +71,72 @@ def words_of(process: psutil.Process) -> list[str]:
         return []
 
 
-@pytest.mark.mlx
-def test_a_request_for_a_model_that_is_nowhere_is_answered(tmp_path: Path) -> None:
-    folder = make_tiny_model(tmp_path / "m", seed=3)
-    with local_hub() as hub:
-        hub.add(REPO, contents(folder))
-        with serving(hub, m={"repo": REPO, "preload": False}) as (daemon, client):
-            result = client.complete("m", prompt="tell me", max_tokens=4, seed=1)
-            assert result.usage.completion_tokens == 4
-            assert row(client, "m")["generation"] == 1
-            assert row(client, "m")["needed_bytes"] > 0
-            assert snapshot(daemon.folder).is_dir()
-            client.unload("m")
-            shutil.rmtree(snapshot(daemon.folder).parents[1])  # as `mlxsup rm` does
-            after = client.complete("m", prompt="tell me", max_tokens=4, seed=1)
-            assert after.token_ids == result.token_ids
-            assert hub.fetched(WEIGHTS_NAME) == [0, 0]
-            assert row(client, "m")["restarts"] == 0
-
-
-def test_a_download_is_pending_with_progress_and_notices(hub: LocalHub) -> None:
-    hub.break_(WEIGHTS_NAME, Fault(hold_at=HELD_AT))
+def test_a_request_downloads_its_model_and_an_unload_ends_that(hub: LocalHub) -> None:
     notices: list[Notice] = []
-    with serving(hub, m=lacking()) as (daemon, client):
-        reader = Reader(client, "m", "p", max_tokens=3, on_notice=notices.append)
-        held(hub, daemon, client)
+    with serving(hub) as (daemon, client):
+        waits = Reader(client, "m", "p", max_tokens=3)
+        process = held(hub, daemon, client)
+        secrets = {"HF_TOKEN": TOKEN, "https_proxy": PROXY}
+        assert process.environ().items() >= secrets.items(), "a download needs them"
         seen = row(client, "m")
-        assert seen["state"] == "PENDING"
-        assert seen["progress"]["phase"] == "download"
-        said = daemon.run("status").stdout
-        assert "PENDING" in said
-        assert "download" in said
-        foreseen = daemon.run("load", "m", "--dry-run")
-        assert foreseen.stdout.startswith("m would be downloaded first: it lacks files"), foreseen
+        assert (seen["state"], seen["progress"]["phase"]) == ("PENDING", "download")
+        assert "download" in daemon.run("status").stdout
+        foreseen = daemon.run("load", "m", "--dry-run").stdout
+        assert foreseen.startswith("m would be downloaded first: it lacks files"), foreseen
+        client.unload("m")
+        assert waits.failed().code == "unloaded"
+        assert row(client, "m")["state"] == "STOPPED"
+        eventually(lambda: not is_alive(process))
+
         hub.release.set()
-        reader.join()
-        assert len(reader.tokens) == 3
+        answer = client.complete("m", prompt="p", max_tokens=3, on_notice=notices.append)
+        assert len(answer.token_ids) == 3
         assert contents(snapshot(daemon.folder)) == NEEDED
         assert downloaders(daemon) == []
+
+        assert hub.fetched(WEIGHTS_NAME) == [0, 0]
+        assert row(client, "m")["restarts"] == 0
     phases = [one.detail.get("phase") for one in notices if one.kind == "loading"]
     assert phases[0] == "download"
     assert "weights" in phases
 
 
-def test_an_unload_ends_the_download_and_a_load_begins_it_again(hub: LocalHub) -> None:
-    hub.break_(WEIGHTS_NAME, Fault(hold_at=HELD_AT))
-    with serving(hub, m=lacking()) as (daemon, client):
-        stream = client.generate("m", prompt="p", max_tokens=3)
-        held(hub, daemon, client)
-        client.unload("m")
-        with pytest.raises(RequestError, match="unload"):
-            list(stream)
-        assert row(client, "m")["state"] == "STOPPED"
-        eventually(lambda: downloaders(daemon) == [])
-        hub.release.set()
-        client.load("m")
-        assert hub.fetched(WEIGHTS_NAME) == [0, 0]
-        assert contents(snapshot(daemon.folder)) == NEEDED
-
-
-def test_a_stop_ends_the_download(hub: LocalHub) -> None:
-    hub.break_(WEIGHTS_NAME, Fault(hold_at=HELD_AT))
-    with serving(hub, m=fake(repo=REPO)) as (daemon, client):
-        held(hub, daemon, client)
-        (process,) = downloaders(daemon)
-        assert daemon.run("stop").returncode == 0
-        assert not process.is_running()
-
-
-def test_a_download_does_not_outlive_its_supervisor(hub: LocalHub) -> None:
-    hub.break_(WEIGHTS_NAME, Fault(hold_at=HELD_AT))
-    with DownloadingDaemon(hub, {"m": fake(repo=REPO)}) as daemon:
-        with daemon.client() as client:
-            held(hub, daemon, client)
-        (process,) = downloaders(daemon)
-        daemon.kill()
-        eventually(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
-
-
-def test_a_killed_download_is_tried_again(hub: LocalHub) -> None:
-    hub.break_(WEIGHTS_NAME, Fault(hold_at=HELD_AT))
-    with serving(hub, m=fake(repo=REPO)) as (daemon, client):
-        held(hub, daemon, client)
-        hub.release.set()
-        hub.heal()
-        (process,) = downloaders(daemon)
-        process.send_signal(signal.SIGKILL)
-        wait_for_state(client, "m", "READY")
-        assert row(client, "m")["restarts"] == 0
-        assert contents(snapshot(daemon.folder)) == NEEDED
-
-
-def test_a_disk_that_fills_up_fails_the_model_and_a_restart_continues(
-    hub: LocalHub, tmp_path: Path
-) -> None:
-    full_at = len(WEIGHTS) * 9 // 10
-    paths = runs_first(disk_full_at(full_at), tmp_path)
-    with serving(hub, {"PYTHONPATH": paths}, m=fake(repo=REPO)) as (daemon, client):
-        seen = wait_for_state(client, "m", "FAILED")
-        assert f"the disk is full: {REPO} is not complete; free some space" in seen["cause"]
-        assert "files that have arrived are kept" in seen["cause"]
-        (tmp_path / "first" / "sitecustomize.py").write_text("")  # there is room again
-        client.restart("m")
-        assert row(client, "m")["state"] == "READY"
-        assert contents(snapshot(daemon.folder)) == NEEDED
-
-
-def test_a_gated_repository_fails_with_what_to_do(hub: LocalHub) -> None:
+def test_a_gate_is_named_and_outages_and_deaths_are_tried_again(hub: LocalHub) -> None:
     gated = Fault(status=403, headers={"X-Error-Code": "GatedRepo"}, times=10)
     hub.break_("revision/main", gated)
-    with serving(hub, m=lacking()) as (daemon, client):
+    limits = {"max_restarts": 1, "backoff_initial_s": 0.1, "backoff_max_s": 0.2}
+    with serving(hub, restart=limits) as (daemon, client):
         with pytest.raises(RequestError) as raised:
             client.complete("m", prompt="p")
         assert raised.value.code == "load_failed"
         assert f"accept its terms at {hub.endpoint}/{REPO}" in raised.value.message
         assert row(client, "m")["state"] == "FAILED"
         said = daemon.run("load", "m")
-        assert said.returncode == 1
-        assert "is gated" in said.stderr
-        hub.heal()
-        client.restart("m")
-        assert row(client, "m")["state"] == "READY"
+        assert (said.returncode, "is gated" in said.stderr) == (1, True)
+
+        away = Fault(status=503, times=2)
+        hub.break_("revision/main", away)
+        with pytest.raises(RequestError, match="it waits for the network"):
+            client.restart("m")
+        waits = Reader(client, "m", "p", max_tokens=3)
+        process = held(hub, daemon, client)
+        hub.release.set()
+        process.send_signal(signal.SIGKILL)
+        assert len(waits.finished().token_ids) == 3
+        seen = row(client, "m")
+        assert (seen["state"], seen["restarts"], away.times) == ("READY", 0, 0)
+        assert contents(snapshot(daemon.folder)) == NEEDED
 
 
-def test_a_network_that_is_away_is_waited_for_and_costs_no_restart(hub: LocalHub) -> None:
-    away = Fault(status=503, times=4)
-    hub.break_("revision/main", away)
-    limits = {"max_restarts": 1, "backoff_initial_s": 0.1, "backoff_max_s": 0.2}
-    with serving(hub, m=lacking(restart=limits)) as (_, client):
-        assert client.complete("m", prompt="p", max_tokens=3).usage.completion_tokens == 3
-        assert away.times == 0
-        assert row(client, "m")["restarts"] == 0
+def test_a_download_ends_with_its_daemon_killed_or_stopped(hub: LocalHub) -> None:
+    with DownloadingDaemon(hub, {"m": fake(repo=REPO)}) as daemon:
+        with daemon.client() as client:
+            process = held(hub, daemon, client)
+        daemon.kill()
+        eventually(lambda: not is_alive(process))
+        hub.held.clear()
+        daemon.start()
+        with daemon.client() as client:
+            process = held(hub, daemon, client)
+        assert daemon.run("stop").returncode == 0
+        assert not is_alive(process)

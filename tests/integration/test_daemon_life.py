@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import signal
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,47 +16,63 @@ from typing import Any
 import psutil
 import pytest
 
-from mlxsup.client import Client
+from mlxsup.client import Client, RequestError
+from mlxsup.protocol.states import LoadPhase
+from mlxsup.protocol.text import LOG_LEVELS
 
-from support.cli.scripted_daemon import ScriptedDaemon
+from support.cli.notify_socket import NotifySocket
 from support.client.streams import Reader
 from support.daemon.daemon import Daemon, fake, is_alive, row, wait_for_state
 from support.daemon.faults import undisturbed
 from support.eventually import eventually
 
 SLOW = {"step_s": 0.02}
+ENDLESS = {"step_s": 0.02, "context_length": 100_000}
+ENDLESS_PROMPT = "x" * 50_000
+"""Read token by token, it takes a quarter of an hour."""
+
+WARNING = "the context length is not declared: 4096 tokens"
+REASON = "an option asks for it in life 1"
+MODELS = {
+    "one": fake(fake=SLOW, max_concurrency=2),
+    "two": fake(fake=SLOW),
+    "stalls": fake(fake=SLOW, step_timeout_s=1.0, preload=False),
+    "stuck": fake(fake=ENDLESS, step_timeout_s=3600.0, preload=False),
+    "prefills": fake(
+        fake=ENDLESS | {"prefill_tokens_per_step": 1}, step_timeout_s=3600.0, preload=False
+    ),
+    "loads": fake(fake={"load_stall": "gil"}, load_stall_timeout_s=3600.0, preload=False),
+    "odd": fake(fake={"batching": "one_row", "warning": WARNING}, preload=False),
+}
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[Daemon]:
-    models = {"one": fake(fake=SLOW, max_concurrency=2), "two": fake(fake=SLOW)}
-    with Daemon(models) as daemon:
+def daemon() -> Iterator[Daemon]:
+    """A daemon whose first two models are READY."""
+    with Daemon(MODELS) as daemon:
         with daemon.client() as client:
-            for name in models:
-                client.load(name)
+            for name in ("one", "two"):
+                wait_for_state(client, name, "READY")
         yield daemon
 
 
-def test_restart_drains_while_the_other_streams_F14_E8(pair: Daemon) -> None:
-    with pair.client() as client:
-        alone = client.complete("two", prompt="other", max_tokens=150)
+def test_restart_drains_while_the_other_model_streams_E8_F14(daemon: Daemon) -> None:
+    with daemon.client() as client:
         other = Reader(client, "two", "other", max_tokens=150).started()
         running = Reader(client, "one", "runs", max_tokens=40).started()
-        before = row(client, "one")
-        finished = pair.run("restart", "one")
+        before, others = row(client, "one"), row(client, "two")
+        finished = daemon.run("restart", "one")
         assert finished.returncode == 0, finished.stderr
-        assert running.finished().finish_reason == "length", "it was allowed to finish"
-        assert len(running.tokens) == 40
+        assert len(running.finished().token_ids) == 40, "it was allowed to finish"
         after = row(client, "one")
         assert (after["state"], after["generation"]) == ("READY", before["generation"] + 1)
-        assert after["pid"] != before["pid"]
         assert not psutil.pid_exists(before["pid"]) or not is_alive(psutil.Process(before["pid"]))
-        assert other.finished().token_ids == alone.token_ids
-        assert row(client, "two")["generation"] == 1, "only the other has a new process"
+        assert other.finished().token_ids == undisturbed("other", 150)
+        assert row(client, "two")["pid"] == others["pid"]
 
 
-def test_restart_now_does_not_wait_and_the_queue_survives_F14(pair: Daemon) -> None:
-    with pair.client() as client:
+def test_restart_now_ends_what_runs_and_keeps_the_queue_F14(daemon: Daemon) -> None:
+    with daemon.client() as client:
         before = row(client, "one")["generation"]
         running = [
             Reader(client, "one", f"r{n}", max_tokens=3000, resume=False).started()
@@ -65,11 +86,11 @@ def test_restart_now_does_not_wait_and_the_queue_survives_F14(pair: Daemon) -> N
         assert row(client, "one")["generation"] == before + 1
 
 
-def test_unload_ends_the_process_I1(pair: Daemon) -> None:
-    with pair.client() as client:
+def test_unload_ends_the_process_and_a_request_brings_another_I1(daemon: Daemon) -> None:
+    with daemon.client() as client:
         before = row(client, "one")
         worker = psutil.Process(before["pid"])
-        finished = pair.run("unload", "one")
+        finished = daemon.run("unload", "one")
         assert finished.returncode == 0, finished.stderr
         assert not is_alive(worker)
         after = row(client, "one")
@@ -78,62 +99,21 @@ def test_unload_ends_the_process_I1(pair: Daemon) -> None:
         assert row(client, "one")["generation"] == before["generation"] + 1
 
 
-# ---------------------------------------------------------------- the end
-
-
-def test_stop_lets_streams_finish_and_returns_when_every_process_is_gone_E1_E3_E5() -> None:
-    with Daemon({"m": fake(fake=SLOW, max_concurrency=1)}) as daemon:
-        with daemon.client() as client:
-            running = Reader(client, "m", "runs", max_tokens=200).started()
-            queued = Reader(client, "m", "waits", max_tokens=5)
-            eventually(lambda: row(client, "m")["queued"] == 1)
-            processes = daemon.processes()
-            stopped = daemon.run("stop")
-            assert stopped.returncode == 0, stopped.stderr
-            assert [p for p in processes if is_alive(p)] == []
-            assert running.finished().finish_reason == "length"
-            assert queued.failed().code == "shutting_down"
-        assert daemon.process is not None
-        assert daemon.process.wait(60) == 0
-        assert not (daemon.folder / "run" / "client.sock").exists()
-        assert daemon.run("stop").returncode == 69
-
-
-LIMIT_S = 1.0
-
-
-@pytest.fixture
-def watched() -> Iterator[Daemon]:
-    models = {
-        "m": fake(fake={"step_s": 0.02}, step_timeout_s=LIMIT_S),
-        "other": fake(fake={"step_s": 0.02}),
-    }
-    with Daemon(models) as daemon:
-        yield daemon
-
-
-def test_a_stuck_step_that_holds_the_interpreter_is_found_F5_F6_P6(watched: Daemon) -> None:
-    with watched.client() as client:
-        wait_for_state(client, "m", "READY")
-        other = Reader(client, "other", "undisturbed", max_tokens=400)
-        stuck = Reader(client, "m", "[[fault stall=gil at=3]]", max_tokens=9, resume=False)
+def test_a_stuck_step_that_holds_the_interpreter_is_found_F5_F6_P6(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        client.load("stalls")
+        other = Reader(client, "two", "undisturbed", max_tokens=200)
+        stuck = Reader(client, "stalls", "[[fault stall=gil at=3]]", max_tokens=9, resume=False)
         error = stuck.failed()
-        assert error.code == "worker_crashed"
-        assert error.detail["tokens_sent"] == 2
-        after = wait_for_state(client, "m", "READY")
+        assert (error.code, error.detail["tokens_sent"]) == ("worker_crashed", 2)
+        after = wait_for_state(client, "stalls", "READY")
         assert (after["generation"], after["last_exit"]["reason"]) == (2, "stall")
         assert after["suspects"] == 1, "a stall that the supervisor found accuses"
-        assert client.complete("m", prompt="again", max_tokens=3).finish_reason == "length"
-        assert other.finished().usage.completion_tokens == 400
-    assert "most recent call first" in watched.log_text(), "the stacks are in the worker's log"
-    assert "engines/fake/options.py" in watched.log_text(), "and show where it was stuck"
-
-
-SLOW_PREFILL = {"step_s": 0.02, "prefill_tokens_per_step": 1, "context_length": 100_000}
-ENDLESS_PROMPT = "x" * 50_000
-"""Its prefill takes a quarter of an hour."""
-
-ENDLESS_LOAD = fake(preload=False, load_stall_timeout_s=3600.0, fake={"load_stall": "gil"})
+        assert client.complete("stalls", prompt="again", max_tokens=3).finish_reason == "length"
+        assert other.finished().token_ids == undisturbed("undisturbed", 200)
+    log = daemon.log_text()
+    assert "most recent call first" in log, "the stacks are in the worker's log"
+    assert "engines/fake/options.py" in log, "and show where it was stuck"
 
 
 BUSY: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
@@ -144,178 +124,191 @@ BUSY: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
 """Models with a prompt that keeps their worker busy, and whether a row shows that it is."""
 
 
-def test_ping_status_and_cancel_are_answered_while_a_worker_is_busy_H1() -> None:
-    models = {
-        "stuck": fake(
-            step_timeout_s=3600.0, fake={**SLOW_PREFILL, "prefill_tokens_per_step": 1000}
-        ),
-        "prefills": fake(step_timeout_s=3600.0, fake=SLOW_PREFILL),
-        "loads": ENDLESS_LOAD,
-    }
-    with Daemon(models, {"drain_timeout_s": 0.1}) as daemon, daemon.client() as client:
-        for name in ("stuck", "prefills"):
-            wait_for_state(client, name, "READY")
-        for name, (prompt, is_busy) in BUSY.items():
-            stream = client.generate(name, prompt=prompt, max_tokens=90_000 - len(prompt))
-            eventually(partial(is_busy_now, client, name, is_busy), timeout_s=30.0, what=name)
-            for _ in range(50):
-                client.ping()
-                assert is_busy(row(client, name)), "and it is still at it"
-            stream.cancel()
-            list(stream)
-            assert stream.result.finish_reason == "cancelled"
-        after = {name: row(client, name) for name in BUSY}
-        assert [one["state"] for one in after.values()] == ["READY", "READY", "LOADING"]
-        assert [one["generation"] for one in after.values()] == [1, 1, 1], "no wait for a kill"
-        assert after["stuck"]["steps"] == 2, "while it still was"
+def is_busy_now(client: Client, name: str) -> bool:
+    return BUSY[name][1](row(client, name))
 
 
-def is_busy_now(client: Client, name: str, is_busy: Callable[[dict[str, Any]], bool]) -> bool:
-    return is_busy(row(client, name))
-
-
-def test_a_small_model_answers_between_two_chunks_of_a_big_one_s_prompt_H8() -> None:
-    """Also what asks for the first time: its load, its prefill and every token."""
-    models = {"big": fake(fake=SLOW_PREFILL), "small": fake(preload=False)}
-    with Daemon(models) as daemon, daemon.client() as client:
-        wait_for_state(client, "big", "READY")
-        big = Reader(client, "big", ENDLESS_PROMPT, max_tokens=5)
-        before = eventually(lambda: (r := row(client, "big"))["phase"] == "prefill" and r)
+def test_a_busy_worker_holds_up_no_command_and_no_other_model_B7_E8_H1_H8(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        other = Reader(client, "two", "streams", max_tokens=400)
+        streams = {}
+        for name, (prompt, _) in BUSY.items():
+            length = 90_000 - len(prompt)
+            streams[name] = client.generate(name, prompt=prompt, max_tokens=length)
+            eventually(partial(is_busy_now, client, name), what=name)
+        before = {name: row(client, name) for name in BUSY}
         for number in range(3):
-            answer = client.complete("small", prompt=f"small {number}", max_tokens=50)
-            assert answer.token_ids == undisturbed(f"small {number}", 50)
-        during = eventually(lambda: (r := row(client, "big"))["steps"] > before["steps"] and r)
-        assert (during["phase"], during["running"]) == ("prefill", [big.stream.request_id])
-        assert big.tokens == [], "its prompt is still being read"
-        big.stream.cancel()
-        assert big.finished().finish_reason == "cancelled"
+            answer = client.complete("one", prompt=f"small {number}", max_tokens=20)
+            assert answer.token_ids == undisturbed(f"small {number}", 20)
+        for _ in range(50):
+            client.ping()
+        eventually(lambda: row(client, "prefills")["steps"] > before["prefills"]["steps"])
+        for name, (_, is_busy) in BUSY.items():
+            after = row(client, name)
+            assert is_busy(after), "it still is"
+            assert (after["pid"], after["generation"]) == (before[name]["pid"], 1)
+            streams[name].cancel()
+            list(streams[name])
+            assert streams[name].result.finish_reason == "cancelled"
+        states = [row(client, name)["state"] for name in BUSY]
+        assert states == ["READY", "READY", "LOADING"], "a cancel does not wait for the worker"
+        for name in ("stuck", "loads"):
+            client.unload(name)
+        assert other.finished().token_ids == undisturbed("streams", 400)
+        assert row(client, "two")["restarts"] == 0
 
 
-def test_a_load_costs_another_model_no_token_and_no_step_B7() -> None:
-    """The load is stuck for as long as the other streams, starts new requests and ends them."""
-    models = {"one": fake(fake={"step_s": 0.005}), "two": ENDLESS_LOAD}
-    with Daemon(models) as daemon, daemon.client() as client:
-        wait_for_state(client, "one", "READY")
-        streaming = Reader(client, "one", "streams", max_tokens=300).started()
-        waits = Reader(client, "two", "waits", max_tokens=1)
-        pid = eventually(lambda: (r := row(client, "two"))["state"] == "LOADING" and r["pid"])
-        steps = row(client, "one")["steps"]
-        fresh = client.complete("one", prompt="fresh", max_tokens=30)
-        assert fresh.token_ids == undisturbed("fresh", 30)
-        assert streaming.finished().token_ids == undisturbed("streams", 300)
-        after = row(client, "one")
-        assert after["steps"] >= steps + 30
-        assert (after["generation"], after["restarts"]) == (1, 0)
-        loading = row(client, "two")
-        assert (loading["state"], loading["pid"]) == ("LOADING", pid), "all the while"
-        client.unload("two")
-        assert waits.failed().code == "unloaded"
+def test_processes_come_and_go_without_leaving_anything_P14(daemon: Daemon) -> None:
+    assert daemon.process is not None
+    supervisor = psutil.Process(daemon.process.pid)
 
+    def counts() -> tuple[int, int, int]:
+        children = supervisor.children(recursive=True)
+        return supervisor.num_fds(), supervisor.num_threads(), len(children)
 
-WAYS_TO_STOP: dict[str, Callable[[Client], object]] = {
-    "unload": lambda client: client.unload("one"),
-    "restart": lambda client: client.restart("one", now=True),
-}
+    seen: list[tuple[int, int, int]] = []
 
+    def is_settled() -> bool:
+        seen.append(counts())
+        return seen[-2:-1] == seen[-1:]
 
-@pytest.mark.parametrize(("way", "is_stuck"), [("unload", True), ("restart", False)])
-def test_stopping_one_model_touches_no_other_E8(way: str, is_stuck: bool) -> None:
-    """The other has a stream that runs, one that waits, and one of another client."""
-    models = {
-        "one": fake(step_timeout_s=3600.0, fake={"step_s": 0.01}),
-        "two": fake(max_concurrency=2, fake={"step_s": 0.005}),
-    }
-    with Daemon(models, {"drain_timeout_s": 0.5}) as daemon, daemon.client() as client:
-        for name in models:
-            wait_for_state(client, name, "READY")
-        before = row(client, "two")
-        prompt = "[[fault stall=gil at=3]]" if is_stuck else "runs"
-        stopped = Reader(client, "one", prompt, max_tokens=4000, resume=False).started()
-        with daemon.client() as neighbour:
-            others = {
-                name: Reader(asks, "two", name, max_tokens=count)
-                for name, asks, count in (
-                    ("runs", client, 400), ("of another", neighbour, 400), ("waits", client, 40),
-                )
-            }  # fmt: skip
-            eventually(
-                lambda: (row(client, "two")["queued"], others["runs"].tokens != []) == (1, True)
-            )
-            WAYS_TO_STOP[way](client)
-            assert stopped.failed().code in ("unloaded", "worker_crashed")
-            for name, reader in others.items():
-                result = reader.finished()
-                assert result.token_ids == undisturbed(name, len(result.token_ids))
-                assert (result.finish_reason, result.resumed) == ("length", 0)
-        after = row(client, "two")
-        for key in ("pid", "generation", "restarts", "state", "suspects"):
-            assert after[key] == before[key], key
-
-
-@pytest.fixture
-def client_of() -> Iterator[Any]:
-    clients: list[Client] = []
-
-    def make(daemon: Daemon) -> Client:
-        clients.append(daemon.client())
-        return clients[-1]
-
-    yield make
-    for client in clients:
-        client.close()
-
-
-def test_a_hangup_that_was_ignored_at_the_start_stays_ignored(client_of: Any) -> None:
-    setup = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
-    with ScriptedDaemon({"a": fake()}).scripted(setup) as daemon:
-        client = client_of(daemon)
-        assert daemon.process is not None
-        daemon.process.send_signal(signal.SIGHUP)
-        wait_for_state(client, "a", "READY")
-        assert client.status()["pid"] == daemon.process.pid
-
-
-def test_processes_come_and_go_without_leaving_anything_P14(client_of: Any) -> None:
-    with Daemon({"a": fake()}) as daemon:
-        client = client_of(daemon)
-        wait_for_state(client, "a", "READY")
-        assert daemon.process is not None
-        supervisor = psutil.Process(daemon.process.pid)
-
-        def counts() -> tuple[int, int, int]:
-            children = supervisor.children(recursive=True)
-            return supervisor.num_fds(), supervisor.num_threads(), len(children)
-
-        client.restart("a", now=True)  # the first one may open what stays
-        eventually(lambda: row(client, "a")["phase"] == "idle")
-        seen: list[tuple[int, int, int]] = []
-
-        def is_settled() -> bool:
-            seen.append(counts())
-            return seen[-2:-1] == seen[-1:]
-
+    with daemon.client() as client:
+        client.restart("two", now=True)  # the first one may open what stays
+        eventually(lambda: row(client, "two")["phase"] == "idle")
         eventually(is_settled)
         before = seen[-1]
-        for _ in range(5):
-            client.restart("a", now=True)
+        for _ in range(4):
+            client.restart("two", now=True)
         eventually(lambda: counts() == before)
-        sockets = [p.name for p in (daemon.folder / "run").glob("*.sock*")]
-        assert "client.sock" in sockets
-        assert len(sockets) <= 2, "and that for beats until the first one has come"
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
-def test_a_full_log_disk_stops_no_daemon() -> None:
-    daemon = Daemon({"a": fake()})
-    daemon.logs.mkdir(mode=0o700)
-    logs = [daemon.logs / name for name in ("a.log", "mlxsup.log")]
-    for log in logs:
-        log.symlink_to("/dev/full")
-    with daemon:
+TOOK = " ".join(rf"{phase}_s=\d+\.\d+" for phase in LoadPhase)
+
+
+def warned(text: str) -> list[str]:
+    """The warnings among the lines of a command, which shows its progress if it has to wait."""
+    return [line for line in text.splitlines() if line.startswith("warning: ")]
+
+
+def test_what_a_load_finds_out_is_shown_logged_and_known_to_the_next_life(daemon: Daemon) -> None:
+    one_row = {"mode": "one_row", "reason": REASON}
+    with daemon.client() as client:
+        assert (row(client, "odd")["batching"], row(client, "odd")["warnings"]) == (None, [])
+        loaded = daemon.run("load", "odd")
+        assert warned(loaded.stderr) == [f"warning: odd: {WARNING}"]
+        assert "one row at a time, 1 warning" in loaded.stdout
+        seen = row(client, "odd")
+        assert (seen["batching"], seen["warnings"]) == (one_row, [WARNING])
+        shown = daemon.run("status", "--debug").stdout.splitlines()
+        assert f"  batching: one_row, {REASON}" in shown
+        assert f"  warning: {WARNING}" in shown
+        phases = r" \S+, ".join(seen["load_phases_s"])
+        assert re.search(f"  seconds of its phases: {phases}", "\n".join(shown))
+
+        os.kill(seen["pid"], signal.SIGKILL)
+        eventually(lambda: row(client, "odd")["generation"] == 2)
+        assert wait_for_state(client, "odd", "READY")["batching"] == one_row, "found in life 1"
+        client.unload("odd")
+        as_json = daemon.run("load", "odd", "--json")
+        assert json.loads(as_json.stdout)["models"][0]["warnings"] == [WARNING]
+        assert (row(client, "odd")["generation"], row(client, "odd")["batching"]) == (3, one_row)
+        assert row(client, "two")["batching"] == {"mode": "together", "reason": ""}
+    log = (daemon.logs / "mlxsup.log").read_text()
+    assert f'INFO model ready model=odd batching=one_row reason="{REASON}" spawn_s=' in log
+    assert re.search(rf"INFO model ready model=two batching=together {TOOK}\n", log)
+    assert log.count(f'WARNING model warning model=odd warning="{WARNING}"') == 3
+
+
+# ---------------------------------------------------------------- one whole life
+
+STRICT = {"PYTHONWARNINGS": "error", "PYTHONASYNCIODEBUG": "1", "PYTHONDEVMODE": "1"}
+AT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
+LOGGED = ("daemon started", "model ready", "worker exited", "model ready", "request ended")
+
+
+def check_lines(path: Path) -> None:
+    """Fails unless each line of a log is an object with its time, level and message, in order."""
+    text = path.read_text()
+    assert text.endswith("\n")
+    lines = [json.loads(line) for line in text.split("\n")[:-1]]
+    for line in lines:
+        assert AT.fullmatch(line["at"])
+        assert line["message"]
+        if "level" in line:
+            assert list(line)[:3] == ["at", "level", "message"]
+            assert line["level"] in LOG_LEVELS
+        else:
+            assert (line["message"], type(line["text"])) == ("details", str)
+    assert [line["at"] for line in lines] == sorted(line["at"] for line in lines)
+    said = iter([line["message"] for line in lines])
+    assert [one for one in LOGGED if one not in said] == [], [one["message"] for one in lines]
+    [died] = [one for one in lines if one["message"] == "worker exited" and one.get("signal")]
+    assert (died["model"], died["generation"], died["signal"]) == ("m", 1, "SIGKILL")
+
+
+def test_a_service_manager_sees_the_whole_life_which_warns_of_nothing_B11_E1_E3_E5(
+    tmp_path: Path,
+) -> None:
+    """It is started, reloaded, refused a reload, loses a worker, and stops while a stream runs."""
+    tables = {"drain_timeout_s": 300.0, "log_format": "json", "log_level": "debug"}
+    models = {"m": fake(fake=SLOW, max_concurrency=1), "cold": fake(preload=False)}
+    daemon = Daemon(models, tables)
+    with NotifySocket(tmp_path) as played, ThreadPoolExecutor() as pool:
         try:
-            with daemon.client() as client:
-                assert client.complete("a", prompt="x", max_tokens=3).finish_reason == "length"
-            assert "cannot be written, lines are lost" in daemon.output
-        finally:
-            for log in logs:
-                log.unlink()  # reading it would not end
+            daemon.start(environment=STRICT | played.variables(watchdog_s=2.0))
+            live(daemon, played, pool)
+        except BaseException as error:
+            daemon.__exit__(type(error), error, None)
+            raise
+        assert "Warning" not in daemon.output + daemon.log_text()
+        check_lines(daemon.logs / "mlxsup.log")
+        daemon.__exit__(None, None, None)
+        played.take_all()
+        assert sum("STOPPING=1" in message for message in played.heard) == 1
+
+
+def live(daemon: Daemon, played: NotifySocket, pool: ThreadPoolExecutor) -> None:
+    assert daemon.process is not None
+    with daemon.client() as client:
+        assert played.until_line("READY=1")
+        played.until_line("STATUS=1 STOPPED, 1 READY")
+        played.until_line("WATCHDOG=1")
+        assert not any("RELOADING=1" in message for message in played.heard)
+        client.reload()
+        began_at_us = int(played.until_line("MONOTONIC_USEC=").partition("=")[2])
+        assert "RELOADING=1" in played.heard[-1]
+        assert 0 < began_at_us <= time.monotonic() * 1e6
+        played.until_line("READY=1")
+
+        sound = daemon.config.read_text()
+        daemon.config.write_text("nonsense = 1\n")
+        assert daemon.run("reload").returncode == 78
+        played.until_line("RELOADING=1")
+        played.until_line("READY=1")
+        assert played.heard[-1][1].startswith("STATUS=reload refused: ")
+        daemon.config.write_text(sound)
+
+        reader = Reader(client, "m", 'of "two"\nlines\x1b', max_tokens=100).started()
+        with pytest.raises(RequestError):
+            client.complete('no "such"\nmodel', prompt="hi")
+        os.kill(row(client, "m")["pid"], signal.SIGKILL)
+        assert reader.finished().resumed == 1
+        client.complete("cold", prompt="x", max_tokens=2)
+        client.restart("cold")
+        client.unload("cold")
+
+        running = Reader(client, "m", "runs", max_tokens=300).started()
+        queued = Reader(client, "m", "waits", max_tokens=5)
+        eventually(lambda: row(client, "m")["queued"] == 1)
+        processes = daemon.processes()
+        stop = pool.submit(daemon.run, "stop")
+        played.until_line("STOPPING=1")
+        for _ in range(3):
+            played.until_line("EXTEND_TIMEOUT_USEC=")
+        assert stop.result().returncode == 0
+        assert [process for process in processes if is_alive(process)] == []
+        assert running.finished().finish_reason == "length"
+        assert queued.failed().code == "shutting_down"
+    assert daemon.process.wait(60) == 0
+    assert not (daemon.folder / "run" / "client.sock").exists()
+    assert daemon.run("stop").returncode == 69

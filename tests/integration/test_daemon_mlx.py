@@ -1,4 +1,4 @@
-"""The whole stack on real MLX: two models at once, and spare workers."""
+"""Whole daemons on real MLX: two models at once, spare workers, secrets and the prefix cache."""
 
 from __future__ import annotations
 
@@ -15,139 +15,150 @@ from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.client_messages import Generate
 from mlxsup.protocol.codec import encode, encode_body
 from mlxsup.protocol.ids import ModelName, RequestId, unpack_tokens
+from mlxsup.worker.idle_time import GIVE_BACK_AFTER_S
 
 from support.client.raw_client import RawClient
 from support.client.streams import Reader
 from support.daemon.daemon import Daemon, row
-from support.eventually import eventually
-from support.models.demo_model import demo_model_folder
+from support.eventually import TIMEOUT_S, eventually
+from support.gateway.http_daemon import HttpDaemon, gateway_of
 from support.models.tiny_model import make_tiny_model
 from support.reference import greedy_answers
 
-pytestmark = pytest.mark.mlx
+pytestmark = [pytest.mark.mlx, pytest.mark.timeout(900)]
 
-TOKENS = 80
-"""Of an answer; those of two models differ long before."""
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Two tiny models that answer differently."""
-    base = tmp_path_factory.mktemp("models")
-    return {name: make_tiny_model(base / name, seed=n) for n, name in enumerate(("one", "two"))}
+NAMES = ("one", "two")
+PROMPTS = [f"tell me about number {n}" for n in range(4)]
+TOKENS = 60
+"""Of an answer; those of the two models differ long before."""
 
 
-def test_two_models_at_once_each_answer_as_alone_though_one_is_killed_A8_F1(
-    folders: dict[str, Path],
-) -> None:
-    prompts = [f"tell me about number {n}" for n in range(4)]
-    truth = {name: greedy_answers(folder, prompts, TOKENS) for name, folder in folders.items()}
-    assert truth["one"] != truth["two"]
-    models: dict[str, dict[str, Any]] = {
-        "one": {"path": str(folders["one"]), "max_concurrency": 1},
-        "two": {"path": str(folders["two"])},
-    }
-    with Daemon(models) as daemon, daemon.client() as client:
-        for name in models:
-            client.load(name)
-        pids = {name: row(client, name)["pid"] for name in models}
-        assert len(set(pids.values())) == 2
-        victim = Reader(client, "one", prompts[0], max_tokens=3000, resume=False)
-        others = [Reader(client, "two", prompt, max_tokens=TOKENS) for prompt in prompts]
-        queued = [Reader(client, "one", prompt, max_tokens=TOKENS) for prompt in prompts]
-        victim.started()
-        eventually(lambda: row(client, "one")["queued"] == len(prompts))
-        os.kill(pids["one"], signal.SIGKILL)
-        assert victim.failed().code == "worker_crashed"
-        assert victim.tokens[:TOKENS] == truth["one"][0][: len(victim.tokens)]
-        for reader, expected in zip(others, truth["two"], strict=True):
-            assert reader.finished(600).token_ids == expected
-        for reader, expected in zip(queued, truth["one"], strict=True):
-            assert reader.finished(600).token_ids == expected
-        assert row(client, "one")["generation"] == 2
-        assert row(client, "two")["generation"] == 1
-
-
-@pytest.mark.timeout(600)
-def test_eight_tokens_twice_at_once_of_a_real_model_J3() -> None:
-    """The first thing that must work. Both share their steps, and answer as alone."""
-    folder = demo_model_folder()
-    prompts = ["The capital of France is", "One, two, three,"]
-    expected = greedy_answers(folder, prompts, 8)
-    answers = [list[int](), list[int]()]
+def heard_together(daemon: Daemon, model: str, prompts: list[str], count: int) -> list[list[int]]:
+    """Answers of so many tokens to prompts that are asked at once; fails if no step had both."""
+    answers = [list[int]() for _ in prompts]
     shared_steps = 0
-    with Daemon({"m": {"path": str(folder)}}) as daemon, RawClient(daemon.endpoint) as client:
-        # The first one makes the model load, so that both are there when it is ready.
+    with RawClient(daemon.endpoint) as client:
         for number, prompt in enumerate(prompts):
-            body = encode_body(RequestBody(prompt=prompt, max_tokens=8))
-            client.say(encode(Generate(id=RequestId(str(number)), model=ModelName("m"), body=body)))
-        while min(map(len, answers)) < 8:
+            body = encode_body(RequestBody(prompt=prompt, max_tokens=count))
+            name = ModelName(model)
+            client.say(encode(Generate(id=RequestId(str(number)), model=name, body=body)))
+        while min(map(len, answers)) < count:
             message = client.hear_any(500.0)
             assert message["type"] in ("alive", "deltas", "done")
             pieces = [one for one in message.get("deltas", ()) if one["tokens"]]
             for piece in pieces:
                 answers[int(piece["id"])] += unpack_tokens(piece["tokens"])
-            shared_steps += len(pieces) == 2
-    assert answers == expected
+            shared_steps += len(pieces) == len(prompts)
     assert shared_steps > 0, "one behind the other"
+    return answers
+
+
+def test_two_models_at_once_each_answer_as_alone_though_one_is_killed_A8_F1_J3(
+    tmp_path: Path,
+) -> None:
+    """One, whose queue outlives its process, is held to plain mlx-lm."""
+    folders = {name: make_tiny_model(tmp_path / name, seed=n) for n, name in enumerate(NAMES)}
+    truth = greedy_answers(folders["one"], PROMPTS, TOKENS)
+    models: dict[str, dict[str, Any]] = {
+        "one": {"path": str(folders["one"]), "max_concurrency": 1},
+        "two": {"path": str(folders["two"])},
+    }
+    with Daemon(models) as daemon, daemon.client() as client:
+        # The first of its requests makes the model load, so that both are there when it is ready.
+        pair = heard_together(daemon, "two", PROMPTS[:2], TOKENS)
+        alone = [client.complete("two", prompt=p, max_tokens=TOKENS).token_ids for p in PROMPTS[:2]]
+        assert pair == alone != truth[:2]
+        client.load("one")
+        pids = {name: row(client, name)["pid"] for name in NAMES}
+        assert len(set(pids.values())) == 2
+        victim = Reader(client, "one", PROMPTS[0], max_tokens=3000, resume=False)
+        queued = [Reader(client, "one", prompt, max_tokens=TOKENS) for prompt in PROMPTS]
+        victim.started()
+        eventually(lambda: row(client, "one")["queued"] == len(queued))
+        others = [Reader(client, "two", prompt, max_tokens=TOKENS) for prompt in PROMPTS[:2]]
+        os.kill(pids["one"], signal.SIGKILL)
+        assert victim.failed().code == "worker_crashed"
+        assert victim.tokens[:TOKENS] == truth[0][: len(victim.tokens)]
+        assert [reader.finished(600).token_ids for reader in others] == alone
+        assert [reader.finished(600).token_ids for reader in queued] == truth
+        assert [row(client, name)["generation"] for name in NAMES] == [2, 1]
 
 
 WAIT_S = 120.0
+SECRETS = {
+    "HF_TOKEN": "hf_secret",
+    "HUGGING_FACE_HUB_TOKEN": "hf_secret",
+    "OPENAI_API_KEY": "sk-secret",
+    "MLXSUP_API_KEY": "key-secret",
+    "AWS_SECRET_ACCESS_KEY": "aws-secret",
+    "AWS_SESSION": "opaque-secret",
+    "DATABASE_URL": "postgres://u:pw-secret@h/db",
+    "HF_ENDPOINT": "https://u:pw-secret@mirror.example",
+    "https_proxy": "http://u:pw-secret@proxy.example",
+    "GITHUB_PAT": "ghp-secret",
+    "XDG_SESSION_COOKIE": "cookie-secret",
+}
+NEEDED = {"HF_HUB_CACHE": "/models", "MLX_METAL_FAST_SYNCH": "1", "OMP_NUM_THREADS": "2"}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model."""
-    return make_tiny_model(tmp_path_factory.mktemp("models") / "m", seed=3)
+class DaemonWithSecrets(HttpDaemon):
+    """A daemon with a gateway that was started with everything above in its environment."""
+
+    def start(self, *, environment: dict[str, str] | None = None) -> None:
+        """Starts it and returns when its gateway answers."""
+        super().start(environment=SECRETS | NEEDED)
 
 
-def waiting(client: Client) -> list[int]:
-    """The pids of the spare workers that wait for a load."""
-    workers: list[dict[str, Any]] = client.status()["spares"]["workers"]
-    return [worker["pid"] for worker in workers if worker["state"] == "waiting"]
+def check_environment(pid: int) -> None:
+    found = psutil.Process(pid).environ()
+    assert [name for name in found if "secret" in found[name]] == []
+    assert found.items() >= NEEDED.items()
+    assert found["PATH"] == os.environ["PATH"]
 
 
 def one_waiting(client: Client, *, after: int | None = None) -> int:
-    """The pid of the only one, once it waits, and is another one than that before it."""
-    found: list[int] = []
+    """The pid of the only spare worker, once it waits for a load and is not that before it."""
 
-    def waits() -> bool:
-        found[:] = waiting(client)
-        return len(found) == 1 and found != [after]
+    def waits() -> int | None:
+        workers: list[dict[str, Any]] = client.status()["spares"]["workers"]
+        pids = [worker["pid"] for worker in workers if worker["state"] == "waiting"]
+        return pids[0] if len(pids) == 1 and pids != [after] else None
 
-    eventually(waits, timeout_s=WAIT_S)
-    return found[0]
-
-
-def is_gone(pid: int) -> bool:
-    """Whether the process has ended."""
-    return not psutil.pid_exists(pid)
+    return eventually(waits, timeout_s=WAIT_S)
 
 
-def test_a_spare_is_taken_over_replaced_and_ended_with_its_daemon(
-    folder: Path,
-) -> None:
-    entry = {"path": str(folder), "preload": True, "max_concurrency": 2}
-    with Daemon({"m": entry}, {"spare_workers": 1}) as daemon, daemon.client() as client:
-        whole = client.complete("m", prompt="tell me", max_tokens=60, seed=1)
+def test_spares_take_over_without_secrets_and_end_with_their_daemon(tmp_path: Path) -> None:
+    entry = {
+        "path": str(make_tiny_model(tmp_path / "m", seed=3)), "preload": True,
+        "max_concurrency": 2, "prefix_cache": "64MiB",
+    }  # fmt: skip
+    prompt = "tell me about memory " * 20
+    asked: dict[str, Any] = {"max_tokens": 60, "temperature": 0}
+    with DaemonWithSecrets({"m": entry}, {"spare_workers": 1}) as daemon, daemon.client() as client:
+        whole = client.complete("m", prompt=prompt, **asked)
         spare = one_waiting(client)
-        assert row(client, "m")["pid"] != spare
-        reader = Reader(client, "m", "tell me", max_tokens=60, seed=1)
-        reader.started()
+        for pid in (row(client, "m")["pid"], gateway_of(client)["pid"], spare):
+            check_environment(pid)
+
+        # An idle worker frees its memory for reuse long before it gives known prompts up, too.
+        assert GIVE_BACK_AFTER_S > 2 * TIMEOUT_S
+        eventually(lambda: (seen := row(client, "m"))["cache_bytes"] == 0 < seen["prefix_bytes"])
+        again = client.complete("m", prompt=prompt, **asked)
+        assert (again.usage.cached_tokens > 0, again.token_ids) == (True, whole.token_ids)
+
+        reader = Reader(client, "m", prompt, **asked).started()
         os.kill(row(client, "m")["pid"], signal.SIGKILL)
         eventually(lambda: row(client, "m")["pid"] == spare, timeout_s=WAIT_S)
         assert reader.finished(600).token_ids == whole.token_ids
         assert row(client, "m")["generation"] == 2
-        next_spare = one_waiting(client)
-        assert next_spare != spare, "another one waits"
+        next_spare = one_waiting(client, after=spare)
         assert daemon.log_text().count(f"generation=2 pid={spare} spare=yes") == 1
 
         os.kill(next_spare, signal.SIGKILL)
         last = one_waiting(client, after=next_spare)
-        assert last != next_spare
         model = row(client, "m")
         assert (model["state"], model["generation"], model["restarts"]) == ("READY", 2, 1)
         assert "spare worker exited" in daemon.log_text()
 
         daemon.kill()
-        eventually(lambda: is_gone(last), timeout_s=WAIT_S)
+        eventually(lambda: not psutil.pid_exists(last), timeout_s=WAIT_S)

@@ -1,13 +1,12 @@
-"""Wheel and sdist: what is in them, and that they work away from the checkout.
+"""The wheels of mlxsup and mlxsup-client, built from sdists, and what they do when installed.
 
-Built and installed in separate folders and environments; the libraries that mlxsup needs are
-lent from the environment that runs the tests, so that nothing large is downloaded.
+Libraries are lent from the environment that runs the tests, so that nothing large is downloaded;
+the client alone has pyzmq, msgpack and psutil from a registry.
 """
 
 from __future__ import annotations
 
 import sys
-import tarfile
 import zipfile
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import pytest
 from support.cli.installed_daemon import daemon_of
 from support.cli.typed_user import check_types
 from support.environments import Environment, need_registry, run
-from support.wheels import PROJECT, ROOT, Built, names_in
+from support.wheels import PROJECT, ROOT, Builder, Built, names_in
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -46,11 +45,14 @@ def test_the_wheel_holds_every_file_of_every_package_and_nothing_else(built: Bui
         assert f"mlxsup/{part}/py.typed" in names
 
 
+def metadata(wheel: Path) -> dict[str, str]:
+    """The texts beside the package, by the name of their file."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {Path(n).name: archive.read(n).decode() for n in names_in(wheel) if "-info" in n}
+
+
 def test_licence_entry_point_and_metadata_are_in_the_wheel(built: Built) -> None:
-    with zipfile.ZipFile(built.wheel) as archive:
-        texts = {
-            Path(n).name: archive.read(n).decode() for n in names_in(built.wheel) if "-info" in n
-        }
+    texts = metadata(built.wheel)
     assert texts["LICENSE"] == (ROOT / "LICENSE").read_text()
     assert "mlxsup = mlxsup.cli.__main__:run" in texts["entry_points.txt"]
     assert "License-Expression: Apache-2.0" in texts["METADATA"]
@@ -59,11 +61,32 @@ def test_licence_entry_point_and_metadata_are_in_the_wheel(built: Built) -> None
         assert f"Requires-Dist: {name}" in texts["METADATA"]
 
 
-def test_the_sdist_alone_gives_the_same_wheel(built: Built) -> None:
-    assert names_in(built.wheel_of_sdist) == names_in(built.wheel)
-    with tarfile.open(built.sdist) as archive:
-        names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"pyproject.toml", "README.md", "LICENSE", "PKG-INFO"} <= names
+CLIENT_PARTS = ("client", "protocol")
+SHARED = ("mlxsup/__init__.py", "mlxsup/py.typed", *(f"mlxsup/{part}/" for part in CLIENT_PARTS))
+
+
+def contents(wheel: Path) -> dict[str, bytes]:
+    """Every file of the package in a wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in names_in(wheel) if ".dist-info/" not in name}
+
+
+def test_the_client_s_wheel_holds_the_shared_files_a_licence_and_no_command(
+    built: Built, built_client: Built
+) -> None:
+    shared = {n: text for n, text in contents(built.wheel).items() if n.startswith(SHARED)}
+    own = contents(built_client.wheel)
+    assert own == shared
+    assert {f"mlxsup/{part}/py.typed" for part in CLIENT_PARTS} < set(own)
+    texts = metadata(built_client.wheel)
+    assert texts["LICENSE"] == (ROOT / "LICENSE").read_text()
+    assert "entry_points.txt" not in texts
+    required = [line for line in texts["METADATA"].splitlines() if "Requires-Dist" in line]
+    assert required == [
+        "Requires-Dist: pyzmq>=26",
+        "Requires-Dist: msgpack>=1.1.0",
+        "Requires-Dist: psutil>=5.9",
+    ]
 
 
 # ---------------------------------------------------------------- that they work
@@ -89,70 +112,92 @@ def test_only_the_worker_imports_mlx_A3(installed: Environment) -> None:
     assert installed.evaluates(code) == "[]"
 
 
-def test_the_version_is_told_without_importing_what_takes_time(installed: Environment) -> None:
-    code = (
-        "import sys\n"
-        "from mlxsup.cli.main import main\n"
-        "try: main(['--version'])\n"
-        "except SystemExit as end: assert end.code == 0\n"
-        "heavy = ('pydantic', 'rich', 'zmq', 'msgpack', 'psutil', 'asyncio', 'mlx')\n"
-        "print([name for name in heavy if name in sys.modules])\n"
-    )
-    assert installed.evaluates(code).splitlines()[-1] == "[]"
+PROGRAM = """\
+import sys
+from mlxsup import AsyncClient, Client
+
+with Client() as client:
+    for delta in client.generate("m", prompt="[[say hello from another environment]]"):
+        print(delta.text, end="", flush=True)
+print()
+print(AsyncClient.__module__)
+print(sorted(name for name in sys.modules if name.startswith(("mlx.", "mlx_lm", "pydantic"))))
+"""
 
 
-def test_a_daemon_runs_from_the_wheel(installed: Environment) -> None:
+@pytest.fixture
+def of_client(built_client: Built, tmp_path: Path) -> Environment:
+    """A clean environment with mlxsup-client and what it requires, and nothing lent."""
+    environment = Environment.make(tmp_path / "env")
+    done = environment.pip("install", "--quiet", "--no-compile", built_client.wheel)
+    need_registry(done, "pyzmq, msgpack and psutil")
+    return environment
+
+
+def test_a_daemon_serves_its_command_and_the_client_of_another_environment(
+    installed: Environment, of_client: Environment
+) -> None:
+    packages = {path.name.partition("-")[0] for path in of_client.site_packages.glob("*.dist-info")}
+    assert packages == {"mlxsup_client", "pyzmq", "msgpack", "psutil"}
+    program = of_client.elsewhere / "program.py"
+    program.write_text(PROGRAM)
     with daemon_of(installed) as config:
         target = ("--config", str(config))
-        said = installed.says("mlxsup", "generate", "m", "[[say hello]]", *target)
-        assert said == "hello"
+        assert installed.says("mlxsup", "generate", "m", "[[say hello]]", *target) == "hello"
+        done = run(of_client.python, program, cwd=of_client.elsewhere, MLXSUP_CONFIG=str(config))
         assert "stopped" in installed.says("mlxsup", "stop", *target)
+    assert (done.returncode, done.stderr) == (0, "")
+    said = ["hello from another environment", "mlxsup.client.async_client", "[]"]
+    assert done.stdout.splitlines() == said
 
 
-def test_type_checkers_know_an_editable_install(built: Built, tmp_path: Path) -> None:
-    environment = Environment.make(tmp_path / "env")
-    requirements = PROJECT["build-system"]["requires"]
-    need_registry(environment.pip("install", "--quiet", *requirements), "the build backend")
+def test_type_checkers_know_an_editable_install(builder: Builder) -> None:
+    """They look into py.typed, and not where an import hook of an editable install would lead."""
+    environment = builder.environment
     how = ("--quiet", "--no-build-isolation", "--no-deps", "--no-index")
-    environment.pip_well("install", *how, "--editable", built.source)
+    environment.pip_well("install", *how, "--editable", builder.source)
     environment.lend_libraries()
     check_types(environment)
     where = environment.evaluates("import mlxsup.client; print(mlxsup.client.__file__)")
-    assert Path(where).is_relative_to(built.source)
+    assert Path(where).is_relative_to(builder.source)
 
 
-# ---------------------------------------------------------------- beside PyPI's supervisor
+# ---------------------------------------------------------------- beside other distributions
 
 
-@pytest.fixture(scope="module")
-def peer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of PyPI's `supervisor`."""
-    folder = tmp_path_factory.mktemp("peer")
-    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet")
-    done = run(*pip, "--no-deps", "--dest", folder, "--only-binary", ":all:", PEER, cwd=folder)
-    need_registry(done, f"PyPI's {PEER}")
-    (wheel,) = folder.iterdir()
-    return wheel
-
-
-def test_pypi_supervisor_works_beside_it_and_after_it(
-    built: Built, peer: Path, tmp_path: Path
+def test_neither_the_client_nor_pypi_s_supervisor_is_in_the_way(
+    built: Built, built_client: Built, tmp_path: Path
 ) -> None:
+    """All three are installed; then one is removed after the other."""
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet")
+    only = ("--no-deps", "--dest", tmp_path / "peer", "--only-binary", ":all:")
+    need_registry(run(*pip, *only, PEER, cwd=tmp_path), f"PyPI's {PEER}")
+    (peer,) = (tmp_path / "peer").iterdir()
     environment = Environment.make(tmp_path / "env")
     environment.lend_libraries()
-    for wheel in (peer, built.wheel):
-        environment.pip_well("install", "--quiet", "--no-deps", "--no-index", wheel)
+    environment.install(peer, built.wheel, built_client.wheel)
     files = sorted(names_in(built.wheel) & names_in(peer))
     assert files == [], "both install the same files"
+    version = environment.says("mlxsup", "--version")
+    assert version.startswith("mlxsup "), "the same files, whichever was installed last"
+
+    environment.pip_well("uninstall", "--quiet", "--yes", "mlxsup-client")
+    broken = run(environment.folder / "bin" / "mlxsup", "--version", cwd=environment.elsewhere)
+    assert (broken.returncode, broken.stdout) == (1, "")
+    assert broken.stderr == (
+        "mlxsup: parts of the installed package are missing (mlxsup.protocol)\n"
+        "hint: install mlxsup again; mlxsup-client shares files with it, so keep only one of the"
+        " two\n"
+    )
+    environment.install("--force-reinstall", built.wheel)
+    assert environment.says("mlxsup", "--version") == version
 
     def peer_version() -> str:
         own = environment.evaluates("import supervisor.supervisord as s; print(s.__file__)")
         assert Path(own).is_relative_to(environment.site_packages / PEER)
         return environment.says("supervisord", "--version").strip()
 
-    version = peer_version()
-    assert peer.name.startswith(f"{PEER}-{version}-")
-    assert environment.says("mlxsup", "--version").startswith("mlxsup ")
+    assert peer.name.startswith(f"{PEER}-{peer_version()}-")
     environment.pip_well("uninstall", "--quiet", "--yes", "mlxsup")
-    assert peer_version() == version, "uninstalling mlxsup took something of it"
-    assert not any((environment.site_packages / "mlxsup").rglob("*")), "files of it are left"
+    assert peer.name.startswith(f"{PEER}-{peer_version()}-"), "something of it was taken"
+    assert not any((environment.site_packages / "mlxsup").rglob("*.py")), "files of it are left"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import gc
 import json
@@ -10,6 +11,7 @@ import signal
 import socket as sockets
 import subprocess
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +27,21 @@ from mlxsup.protocol.client_messages import (
     Reply,
     Unload,
 )
-from mlxsup.protocol.ids import Generation, ModelName, RequestId
+from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.worker_messages import Exit
 from mlxsup.supervisor import app as app_module
 from mlxsup.supervisor import daemon as daemon_module
 from mlxsup.supervisor import runtime_folder as runtime_module
+from mlxsup.supervisor import signals as signals_module
 from mlxsup.supervisor import sleep as sleep_module
-from mlxsup.supervisor.config.load import load_config
-from mlxsup.supervisor.core.actions import LookAtWorker
+from mlxsup.supervisor.announcements import Announcer
+from mlxsup.supervisor.config.load import DaemonConfig, load_config, read_config
 from mlxsup.supervisor.core.core import Core
 from mlxsup.supervisor.core.lifecycle import life as life_module
 from mlxsup.supervisor.daemon import run_daemon
+from mlxsup.supervisor.downloads import DownloadKeeper
+from mlxsup.supervisor.gateway import GatewayKeeper
 from mlxsup.supervisor.log_files import LogWriter
 from mlxsup.supervisor.process_identity import process_identity
 from mlxsup.supervisor.runtime_folder import (
@@ -46,10 +51,11 @@ from mlxsup.supervisor.runtime_folder import (
 )
 from mlxsup.supervisor.sockets.clients import Clients
 from mlxsup.supervisor.workers import leftovers as leftovers_module
-from mlxsup.supervisor.workers import registry as registry_module
 from mlxsup.supervisor.workers.leftovers import WorkerRecord
+from mlxsup.supervisor.workers.spare import SpareUnits
 
 from support.cli.notify_socket import NotifySocket
+from support.daemon import played_daemon
 from support.daemon.daemon import fake
 from support.daemon.played_daemon import (
     ENDING,
@@ -273,6 +279,18 @@ def test_a_reload_adds_models_and_names_keys_for_the_next_start() -> None:
     assert play(body, {"a": LAZY}) == 0
 
 
+def test_a_reload_without_a_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_file(path: Path) -> DaemonConfig:
+        return replace(read_config(path), config_path=None)
+
+    async def body(stage: Stage) -> None:
+        assert "the daemon was started without a file" in await reload(stage)
+        await stage.logged("ERROR reload refused problems=1\n")
+
+    monkeypatch.setattr(played_daemon, "read_config", without_file)
+    assert play(body, {"a": LAZY}) == 0
+
+
 def test_the_log_of_a_model_that_was_removed_is_closed_and_all_are_at_the_end() -> None:
     async def body(stage: Stage) -> None:
         worker = await stage.ready()
@@ -397,6 +415,41 @@ def test_a_signal_while_the_last_lines_are_written_changes_nothing_P12(
     assert found == [signal.SIG_IGN] * 3 + [2.0]
 
 
+def test_a_daemon_that_ignores_hangups_outlives_its_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`nohup` has them ignored; once the terminal is gone, another hangup asks for a reload."""
+    has_terminal = iter([True, False])
+    monkeypatch.setattr(signals_module, "has_terminal", lambda: next(has_terminal))
+
+    async def body(stage: Stage) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert (await stage.peer().ask(Ping(id=RequestId("p")), Reply)).id == "p"
+        os.kill(os.getpid(), signal.SIGHUP)
+        await stage.logged("INFO configuration reloaded")
+        assert "SIGHUP" not in stage.log()
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert play(body, {"a": LAZY}) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+def test_a_full_log_disk_stops_no_daemon(capfd: pytest.CaptureFixture[str]) -> None:
+    async def body(stage: Stage) -> None:
+        await stage.ready()
+        assert (await stage.peer().ask(Ping(id=RequestId("p")), Reply)).id == "p"
+
+    with short_folder() as folder:
+        (folder / "logs").mkdir(mode=0o700)
+        for name in ("a.log", "mlxsup.log"):
+            (folder / "logs" / name).symlink_to("/dev/full")
+        assert play(body, folder=folder) == 0
+    assert "cannot be written, lines are lost" in capfd.readouterr().err
+
+
 # ---------------------------------------------------------------- bugs, and readers that are gone
 
 
@@ -428,6 +481,55 @@ def test_a_bug_ends_the_daemon_in_order_and_leaves_no_process(
     assert capfd.readouterr().err.count("internal error, the daemon ends; see mlxsup.log") == 1
 
 
+def test_what_the_loop_complains_of_is_logged_and_a_callback_that_fails_is_a_bug() -> None:
+    def fail() -> None:
+        raise ValueError("v")
+
+    async def body(stage: Stage) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_exception_handler({"message": "m"})
+        loop.call_exception_handler({"message": "m", "exception": ValueError("no callback's")})
+        await eventually_async(lambda: stage.log().count(" ERROR event loop complaint=m") == 2)
+        assert (await stage.peer().ask(Ping(id=RequestId("p")), Reply)).id == "p"
+        for _ in range(2):
+            loop.call_soon(fail)
+
+    with short_folder() as folder:
+        assert play(body, {"a": LAZY}, folder=folder) == 70
+        log = (folder / "logs" / "mlxsup.log").read_text()
+    assert log.count("ERROR internal error: the daemon ends error=ValueError") == 1
+
+
+def test_the_pulse_lasts_until_everything_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spare workers, downloads and the gateway may take longer than a watchdog waits."""
+    monkeypatch.setattr(app_module, "PULSE_S", 0.01)
+    pulses: list[object] = []
+    pulse = Announcer.pulse
+    waited: list[str] = []
+
+    def noted(self: Announcer, look: Any) -> None:
+        pulses.append(self)
+        pulse(self, look)
+
+    def slow(name: str) -> Any:
+        async def end(*_: object) -> None:
+            before = len(pulses)
+            await eventually_async(lambda: len(pulses) > before + 1)
+            waited.append(name)
+
+        return end
+
+    monkeypatch.setattr(Announcer, "pulse", noted)
+    for part in (SpareUnits, DownloadKeeper, GatewayKeeper):
+        monkeypatch.setattr(part, "end", slow(part.__name__))
+
+    async def body(stage: Stage) -> None:
+        assert waited == []
+
+    assert play(body, {"a": LAZY}) == 0
+    assert waited == ["SpareUnits", "DownloadKeeper", "GatewayKeeper"]
+
+
 @pytest.mark.parametrize(("is_broken", "limit_s"), [(False, 2.0), (True, 0.0)])
 def test_clients_have_two_seconds_to_read_unless_there_was_a_bug(
     is_broken: bool, limit_s: float, monkeypatch: pytest.MonkeyPatch
@@ -448,29 +550,6 @@ def test_clients_have_two_seconds_to_read_unless_there_was_a_bug(
 
     assert play(body) == (70 if is_broken else 0)
     assert given == [("finish", limit_s)]
-
-
-def test_a_failed_look_at_a_silent_worker_is_logged(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fail(pid: int) -> bool:
-        raise OSError(24, "Too many open files")
-
-    handle = Core.handle
-
-    def curious(self: Core, event: Any) -> Any:
-        look = LookAtWorker(model=ModelName("a"), generation=Generation(1))
-        is_ping = isinstance(getattr(event, "message", None), Ping)
-        return [*([look] if is_ping else []), *handle(self, event)]
-
-    async def body(stage: Stage) -> None:
-        await stage.ready()
-        assert (await stage.peer().ask(Ping(id=RequestId("p")), Reply)).id == "p"
-        await stage.logged('WARNING worker inspection failed model=a error="Too many open files"\n')
-
-    monkeypatch.setattr(registry_module, "is_process_stopped", fail)
-    monkeypatch.setattr(Core, "handle", curious)
-    assert play(body) == 0
 
 
 def test_a_refused_start_gives_the_runtime_folder_back() -> None:

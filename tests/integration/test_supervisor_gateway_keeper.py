@@ -122,22 +122,6 @@ async def until_it_ended(keeper: GatewayKeeper, events: list[Event]) -> None:
     await eventually_async(lambda: events and isinstance(events[-1], GatewayEnded), timeout_s=30.0)
 
 
-def crash(cause: str) -> GatewayEnded:
-    return GatewayEnded(now=5.0, number=1, cause=cause, is_crash=True)
-
-
-def test_an_end_that_was_asked_for_is_no_crash() -> None:
-    async def scene(keeper: GatewayKeeper, events: list[Event]) -> None:
-        await until_it_listens(events)
-        assert keeper.pid is not None
-        await keeper.end()
-        assert keeper.pid is None
-
-    events, logged = live(scene)
-    assert [type(event) for event in events] == [GatewayListening], "nobody starts another one"
-    assert logged[-1] == ("info", "gateway exited")
-
-
 def test_one_that_has_not_begun_when_the_end_comes_is_not_started() -> None:
     async def scene(keeper: GatewayKeeper, events: list[Event]) -> None:
         await keeper.end()
@@ -145,41 +129,35 @@ def test_one_that_has_not_begun_when_the_end_comes_is_not_started() -> None:
     assert live(scene) == ([], [])
 
 
-def test_an_unexpected_end_is_a_crash() -> None:
-    async def scene(keeper: GatewayKeeper, events: list[Event]) -> None:
-        await until_it_listens(events)
-        assert keeper.pid is not None
-        os.kill(keeper.pid, signal.SIGKILL)
-        await until_it_ended(keeper, events)
+KILLED = PLAYED.replace("signal.pause()", "os.kill(os.getpid(), 9)")
+CRASHES = {
+    "killed": ((sys.executable, "-c", KILLED), "it ended with signal SIGKILL", "gateway exited"),
+    "pipes held": ((sys.executable, "-c", LINGERS), "it ended with exit code 3", "gateway exited"),
+    "never started": (
+        ("/nowhere/python",),
+        "it could not be started: No such file or directory",
+        "gateway not started",
+    ),
+}
 
-    events, logged = live(scene)
-    assert events[-1] == crash("it ended with signal SIGKILL")
-    assert ("warning", "gateway exited") in logged
 
-
-def test_held_pipes_do_not_delay_the_end_of_a_gateway(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("name", CRASHES)
+def test_an_unexpected_end_is_a_crash_and_leaves_nothing_open(
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert gateway_module.LAST_WORDS_S == 1.0
     monkeypatch.setattr(gateway_module, "LAST_WORDS_S", 0.01)
-    events, _ = live(until_it_ended, script=LINGERS)
-    assert events == [crash("it ended with exit code 3")]
-
-
-def test_one_that_cannot_be_started_is_a_crash_and_leaves_nothing_open() -> None:
-    own, facts = psutil.Process(), list[dict[str, Any]]()
-    open_files = own.num_fds()
-    events, logged = live(until_it_ended, argv=["/nowhere/python"], facts=facts)
-    assert events == [crash("it could not be started: No such file or directory")]
-    assert logged == [("error", "gateway not started")]
-    assert facts == [{"error": "No such file or directory"}]
-    assert own.num_fds() == open_files
+    argv, cause, said = CRASHES[name]
+    open_files = psutil.Process().num_fds()
+    events, logged = live(until_it_ended, argv=argv)
+    assert events[-1] == GatewayEnded(now=5.0, number=1, cause=cause, is_crash=True)
+    assert logged[-1][1] == said
+    assert logged[-1][0] in ("warning", "error")
+    assert psutil.Process().num_fds() == open_files
 
 
 def test_one_that_does_not_end_when_it_is_asked_to_is_killed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert (gateway_module.END_LIMIT_S, gateway_module.KILL_LIMIT_S) == (4.0, 10.0)
     monkeypatch.setattr(gateway_module, "END_LIMIT_S", 0.01)
     facts: list[dict[str, Any]] = []
 
@@ -218,7 +196,7 @@ def test_one_that_cannot_be_killed_is_left_behind_and_named(
     collect_unwaited()
 
 
-def test_the_gateway_reports_its_port_and_refuses_after_its_end() -> None:
+def test_it_reports_its_port_and_an_end_that_was_asked_for_is_no_crash() -> None:
     told: list[tuple[str, int]] = []
     addresses: list[Address] = []
 
@@ -230,9 +208,11 @@ def test_the_gateway_reports_its_port_and_refuses_after_its_end() -> None:
         assert (event.now, event.number, event.pid) == (5.0, 1, keeper.pid)
         socket.create_connection((event.address.host, event.address.port)).close()
         await keeper.end()
+        assert keeper.pid is None
 
     facts: list[dict[str, Any]] = []
-    _, logged = live(scene, facts=facts, listens=lambda url, pid: told.append((url, pid)))
+    events, logged = live(scene, facts=facts, listens=lambda url, pid: told.append((url, pid)))
+    assert [type(event) for event in events] == [GatewayListening], "no other is started"
     [address] = addresses
     assert (address.host, address.port > 0) == ("127.0.0.1", True)
     [(url, pid)] = told
@@ -246,27 +226,34 @@ def test_the_gateway_reports_its_port_and_refuses_after_its_end() -> None:
         socket.create_connection((address.host, address.port))
 
 
-def test_a_taken_address_is_printed_once_and_posted_each_time(
+def test_a_taken_address_is_posted_each_time_and_printed_once_until_it_listened(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        address = Address(host="127.0.0.1", port=other.getsockname()[1])
-        start = StartGateway(number=1, address=address)
+    others = [socket.create_server(("127.0.0.1", 0))]
+    address = Address(host="127.0.0.1", port=others[0].getsockname()[1])
+    start = StartGateway(number=1, address=address)
+    why = f"the address {address} is taken: set another one as gateway.listen, or with --http"
+    facts: list[dict[str, Any]] = []
 
-        async def scene(keeper: GatewayKeeper, events: list[Event]) -> None:
-            unused: Any = None
+    async def scene(keeper: GatewayKeeper, events: list[Event]) -> None:
+        async with asyncio.TaskGroup() as tasks:
             for _ in range(2):
-                keeper.start(start, unused)
+                keeper.start(start, tasks)
             await until_it_ended(keeper, events)
             assert keeper.pid is None
+            assert facts == [{"address": address, "cause": why}] * 3
+            others.pop().close()
+            keeper.start(start, tasks)
+            await until_it_listens(events)
+            keeper.close_listener()
+            keeper.start(start, tasks)  # its process still has the address
+            await keeper.end()
 
-        facts: list[dict[str, Any]] = []
-        events, logged = live(scene, start=start, facts=facts)
-    why = f"the address {address} is taken: set another one as gateway.listen, or with --http"
-    assert events == [GatewayEnded(now=5.0, number=1, cause=why, is_crash=False)] * 3
-    assert logged == [("error", "gateway cannot listen")] * 3
-    assert facts == [{"address": address, "cause": why}] * 3
-    assert capfd.readouterr().err == f"mlxsup: the gateway cannot listen: {why}\n"
+    events, logged = live(scene, start=start, facts=facts)
+    ended = GatewayEnded(now=5.0, number=1, cause=why, is_crash=False)
+    assert events[:3] == [ended] * 3
+    assert logged.count(("error", "gateway cannot listen")) == 4
+    assert capfd.readouterr().err == f"mlxsup: the gateway cannot listen: {why}\n" * 2
 
 
 def test_each_reason_not_to_listen_says_what_helps() -> None:
@@ -295,23 +282,3 @@ def test_bind_takes_addresses_of_either_kind() -> None:
             address = address_of(listener)
             assert (address.host, address.port > 0) == (host, True)
             assert listener.family == family
-
-
-def test_a_taken_address_is_printed_again_after_listening(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    others = [socket.create_server(("127.0.0.1", 0))]
-    address = Address(host="127.0.0.1", port=others[0].getsockname()[1])
-    start = StartGateway(number=1, address=address)
-
-    async def scene(keeper: GatewayKeeper, events: list[Event]) -> None:
-        others.pop().close()
-        async with asyncio.TaskGroup() as tasks:
-            keeper.start(start, tasks)
-            await until_it_listens(events)
-            keeper.close_listener()
-            keeper.start(start, tasks)  # its process still has the address
-            await keeper.end()
-
-    live(scene, start=start)
-    assert capfd.readouterr().err.count("mlxsup: the gateway cannot listen: ") == 2

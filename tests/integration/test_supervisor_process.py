@@ -1,4 +1,4 @@
-"""Workers' processes: spawned, read, signalled, reaped; the runtime folder's lock; leftovers."""
+"""Real processes of workers: spawned, read, signalled, reaped, and killed by the next daemon."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import asyncio
 import errno
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
@@ -21,7 +19,6 @@ import psutil
 import pytest
 
 from mlxsup.supervisor.process_identity import process_identity
-from mlxsup.supervisor.runtime_folder import AlreadyRunningError, RuntimeFolder
 from mlxsup.supervisor.workers import exit_watch
 from mlxsup.supervisor.workers.leftovers import WorkerRecord
 from mlxsup.supervisor.workers.process import (
@@ -377,109 +374,20 @@ def test_endless_output_is_read_at_a_bounded_rate() -> None:
     run_with(code, body)
 
 
-def test_the_last_output_of_an_orphan_is_read() -> None:
-    code = """
-import os
-began, go = os.pipe()
-if os.fork():
-    os.read(began, 1)
-    os._exit(3)
-parent = os.getppid()
-os.setsid()
-os.write(go, b"x")
-while os.getppid() == parent: pass
-os.write(1, b"the end")
-"""
-
-    async def body(process: WorkerProcess, output: bytearray) -> None:
-        assert await process.exited == 3
-        await process.output_ended.wait()
-        assert output == b"the end"
-
-    run_with(code, body)
-
-
-SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
-
-CLAIMER = """
-import sys
-from pathlib import Path
-from mlxsup.supervisor.runtime_folder import AlreadyRunningError, RuntimeFolder
-try:
-    folder = RuntimeFolder.claim(Path(sys.argv[1]))
-except AlreadyRunningError as error:
-    print(error.pid, flush=True)
-    sys.exit(error.exit_code)
-print("claimed", flush=True)
-sys.stdin.read()
-"""
-
-
 @pytest.fixture
-def folder() -> Iterator[Path]:
-    """A short path that is not there yet: pytest's own are too long for sockets."""
-    parent = Path(tempfile.mkdtemp(prefix="mlxsup-t-", dir="/tmp"))
-    yield parent / "run"
-    shutil.rmtree(parent)
-
-
-def sleep_until_killed() -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(SLEEPER, process_group=0)
-    yield process
-    process.kill()
-    process.wait()
-
-
-@pytest.fixture
-def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    yield from sleep_until_killed()
-
-
-@pytest.fixture
-def bystander() -> Iterator[subprocess.Popen[bytes]]:
-    yield from sleep_until_killed()
-
-
-def test_of_four_starts_at_once_one_lives_and_the_others_name_it_P19(folder: Path) -> None:
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", CLAIMER, str(folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(4)
-    ]
-    said = {}
+def sleepers() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Two processes that lead their groups."""
+    processes = [subprocess.Popen(["sleep", "600"], process_group=0) for _ in range(2)]
+    yield processes
     for process in processes:
-        assert process.stdout is not None
-        said[process.pid] = process.stdout.readline().strip()
-    (winner,) = [pid for pid, text in said.items() if text == "claimed"]
-    assert {text for pid, text in said.items() if pid != winner} == {str(winner)}
-    for process in processes:
-        process.communicate()
-    assert sorted(p.returncode for p in processes) == [0] + [75] * 3
-
-
-def test_the_lock_goes_with_its_holder_however_it_dies(folder: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", CLAIMER, str(folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "claimed\n"
-        with pytest.raises(AlreadyRunningError) as caught:
-            RuntimeFolder.claim(folder)
-        assert caught.value.pid == holder.pid
-        holder.kill()
-    RuntimeFolder.claim(folder).release()
+        process.kill()
+        process.wait()
 
 
 def test_leftovers_are_killed_by_pid_and_start_and_nothing_else_is_E6(
-    tmp_path: Path, sleeper: subprocess.Popen[bytes], bystander: subprocess.Popen[bytes]
+    tmp_path: Path, sleepers: list[subprocess.Popen[bytes]]
 ) -> None:
+    sleeper, bystander = sleepers
     record = WorkerRecord(tmp_path)
     record.add("left", sleeper.pid)
     path = tmp_path / "workers.json"
@@ -492,47 +400,3 @@ def test_leftovers_are_killed_by_pid_and_start_and_nothing_else_is_E6(
     assert process_identity(sleeper.pid) is None
     assert process_identity(bystander.pid) is not None
     assert json.loads(path.read_text()) == []
-
-
-def test_sweep_ends_the_children_of_a_leftover_E6(tmp_path: Path) -> None:
-    code = """
-import subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=0)
-print(child.pid, flush=True)
-child.wait()
-"""
-    with subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        process_group=0,
-    ) as leader:
-        assert leader.stdout is not None
-        child = psutil.Process(int(leader.stdout.readline()))
-        WorkerRecord(tmp_path).add("left", leader.pid)
-        assert [left.is_gone for left in WorkerRecord(tmp_path).sweep()] == [True]
-        eventually(lambda: not is_alive(child))
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere psutil tells")
-def test_a_process_whose_first_thread_has_ended_is_still_one() -> None:
-    code = """
-import ctypes, threading, time
-threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
-print("up", flush=True)
-ctypes.CDLL(None).pthread_exit(None)
-"""
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    try:
-        known = process_identity(process.pid)
-        eventually(lambda: psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE)
-        assert process_identity(process.pid) == known is not None
-        process.kill()
-        assert process.stdout is not None
-        process.stdout.read()  # until all of it is gone, but for the zombie
-        eventually(lambda: process_identity(process.pid) is None)
-    finally:
-        process.kill()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()

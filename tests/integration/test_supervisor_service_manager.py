@@ -17,7 +17,7 @@ from mlxsup.supervisor.service_manager import MAX_NAMES, ServiceManager, summary
 from mlxsup.supervisor.sleep import KEPT_LOOKS, SleepGuard, awake_argv
 
 from support.cli.notify_socket import NotifySocket
-from support.daemon.played_app import Log
+from support.daemon.noted_log import Log
 from support.eventually import eventually
 
 

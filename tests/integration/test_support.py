@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,39 +27,48 @@ StepError: on demand
 EXCUSE = Provoked(word="Traceback", model="m", pattern="StepError: on demand", at_most=1)
 
 
-def test_a_traceback_is_reported_with_its_exception() -> None:
-    (problem,) = violations({}, {"m": RAISED}, [])
-    assert problem == "'Traceback' in the log of m: StepError: on demand"
+QUOTABLE = Provoked(word="rope", model="m1", pattern=r"rope\(\): wrong", at_most=1)
+QUOTED = 'model state model=m1 to=FAILED note="rope(): wrong"'
+
+Logs = dict[str, str]
+GATE: dict[str, tuple[Logs, Logs, list[Provoked], list[str]]] = {
+    "a traceback is reported with its exception": (
+        {}, {"m": RAISED}, [], ["'Traceback' in the log of m: StepError: on demand"],
+    ),
+    "one that was provoked passes": ({}, {"m": RAISED}, [EXCUSE], []),
+    "not in another worker": (
+        {}, {"n": RAISED}, [EXCUSE], ["'Traceback' in the log of n: StepError: on demand"],
+    ),
+    "not with another exception": (
+        {}, {"m": RAISED + RAISED.replace("StepError", "KeyError")}, [EXCUSE],
+        ["'Traceback' in the log of m: KeyError: on demand"],
+    ),
+    "not more often than expected": (
+        {}, {"m": 3 * RAISED}, [EXCUSE],
+        ["'Traceback' 3 times in the log of m, at most 1 expected"],
+    ),
+    "nothing excuses one of the supervisor": (
+        {"mlxsup": "\n".join(f"  {line} m" for line in RAISED.splitlines())}, {"m": RAISED},
+        [EXCUSE], ["'Traceback' in mlxsup:   StepError: on demand m"],
+    ),
+    "the supervisor may quote what was provoked": (
+        {"mlxsup": QUOTED}, {"m1": "rope(): wrong"}, [QUOTABLE], [],
+    ),
+    "but of no other model": (
+        {"mlxsup": QUOTED.replace("m1", "m12")}, {}, [QUOTABLE],
+        [f"'rope' in mlxsup: {QUOTED.replace('m1', 'm12')}"],
+    ),
+    "and nothing else": (
+        {"mlxsup": QUOTED.replace("wrong", "other")}, {}, [QUOTABLE],
+        [f"'rope' in mlxsup: {QUOTED.replace('wrong', 'other')}"],
+    ),
+}  # fmt: skip
 
 
-def test_only_the_provoked_traceback_of_that_worker_passes() -> None:
-    assert violations({}, {"m": RAISED}, [EXCUSE]) == []
-    (another_model,) = violations({}, {"n": RAISED}, [EXCUSE])
-    assert another_model.startswith("'Traceback' in the log of n")
-    other = RAISED.replace("StepError", "KeyError")
-    assert violations({}, {"m": RAISED + other}, [EXCUSE]) == [
-        "'Traceback' in the log of m: KeyError: on demand"
-    ]
-
-
-def test_more_than_the_provoked_number_does_not_pass() -> None:
-    assert violations({}, {"m": 3 * RAISED}, [EXCUSE]) == [
-        "'Traceback' 3 times in the log of m, at most 1 expected"
-    ]
-
-
-def test_nothing_excuses_a_traceback_of_the_supervisor() -> None:
-    own = {"mlxsup": "\n".join(f"  {line} m" for line in RAISED.splitlines())}
-    (problem,) = violations(own, {"m": RAISED}, [EXCUSE])
-    assert problem.startswith("'Traceback' in mlxsup:   StepError: on demand")
-
-
-def test_the_supervisor_may_quote_the_last_words_of_the_model_that_was_provoked() -> None:
-    excuse = Provoked(word="rope", model="m1", pattern=r"rope\(\): wrong", at_most=1)
-    quoted = 'model state model=m1 to=FAILED note="rope(): wrong"'
-    assert violations({"mlxsup": quoted}, {"m1": "rope(): wrong"}, [excuse]) == []
-    for line in (quoted.replace("m1", "m12"), quoted.replace("wrong", "other")):
-        assert violations({"mlxsup": line}, {}, [excuse]) == [f"'rope' in mlxsup: {line}"]
+@pytest.mark.parametrize("rule", GATE)
+def test_the_log_gate(rule: str) -> None:
+    own, workers, provoked, problems = GATE[rule]
+    assert violations(own, workers, provoked) == problems
 
 
 TESTS = Path(__file__).parents[1]
@@ -144,35 +152,22 @@ def test_files_that_come_go_or_change_are_named(tmp_path: Path) -> None:
 WORDS = ("rope", "Stream(", "InvalidStateError", "Failed to", "Traceback", "never awaited")
 
 
-@pytest.fixture
-def daemon() -> Iterator[Daemon]:
-    """One that is not started: its folder alone."""
-    daemon = Daemon({})
-    yield daemon
-    shutil.rmtree(daemon.folder)
-
-
-@pytest.mark.parametrize("word", WORDS)
-def test_a_word_that_no_healthy_run_writes_fails_a_test_in_any_log_J1(
-    daemon: Daemon, word: str
-) -> None:
-    daemon.logs.mkdir()
-    (daemon.logs / "other.log").write_text("INFO worker started\n")
-    daemon.check_logs()
-    said = f"INFO fine\nfirst word {word} last word\nINFO fine\n"
-    assert FORBIDDEN_IN_LOGS.search(said), "the gate of a single worker knows it, too"
-    for name in ("m.log", "mlxsup.log", "m.log.1"):
-        (daemon.logs / name).write_text(said)
-        with pytest.raises(AssertionError, match=re.escape(word)):
-            daemon.check_logs()
-        (daemon.logs / name).unlink()
-
-
-def test_so_does_one_that_the_daemon_prints_J1(daemon: Daemon) -> None:
-    daemon.check_logs()
-    (daemon.folder / "output.txt").write_text("RuntimeWarning: coroutine was never awaited\n")
-    with pytest.raises(AssertionError, match="never awaited"):
+def test_a_word_that_no_healthy_run_writes_fails_a_test_in_any_log_and_output_J1() -> None:
+    daemon = Daemon({})  # which is not started: its folder alone
+    try:
+        daemon.logs.mkdir()
+        (daemon.logs / "other.log").write_text("INFO worker started\n")
         daemon.check_logs()
+        for word in WORDS:
+            said = f"INFO fine\nfirst word {word} last word\nINFO fine\n"
+            assert FORBIDDEN_IN_LOGS.search(said), "the gate of a single worker knows it, too"
+            for name in ("logs/m.log", "logs/mlxsup.log", "logs/m.log.1", "output.txt"):
+                (daemon.folder / name).write_text(said)
+                with pytest.raises(AssertionError, match=re.escape(word)):
+                    daemon.check_logs()
+                (daemon.folder / name).unlink()
+    finally:
+        shutil.rmtree(daemon.folder)
 
 
 def test_the_gate_of_a_single_worker_closes_too_J1() -> None:

@@ -79,6 +79,11 @@ class Environment:
         done = self.pip(*arguments)
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
+    def install(self, *what: str | Path) -> None:
+        """Installs wheels that are there, without what they require."""
+        how = ("--quiet", "--no-deps", "--no-index", "--no-compile")
+        self.pip_well("install", *how, *what)
+
     def lend_libraries(self) -> None:
         """Makes the libraries of the running environment importable here, after what is here.
 

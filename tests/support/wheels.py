@@ -8,6 +8,7 @@ import tomllib
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -53,34 +54,19 @@ class Builder:
         return target / said.splitlines()[-1]
 
     def build_all(self, where: Path, name: str) -> Built:
-        """Has the backend build everything of one distribution."""
+        """Has the backend build the sdist of one distribution, and a wheel out of that alone."""
         sdist = self.build("build_sdist", where, f"{name}-sdist")
         with tarfile.open(sdist) as archive:
             archive.extractall(self.targets / f"{name}-unpacked", filter="data")
         (unpacked,) = (self.targets / f"{name}-unpacked").iterdir()
-        return Built(
-            source=self.source,
-            sdist=sdist,
-            wheel=self.build("build_wheel", where, name),
-            wheel_of_sdist=self.build("build_wheel", unpacked, f"{name}-of-sdist"),
-        )
+        return Built(self.source, self.build("build_wheel", unpacked, name))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
-    """What was built.
-
-    Attributes:
-        source: the copy of the checkout that it was built from.
-        wheel: out of a copy of the checkout.
-        sdist: likewise.
-        wheel_of_sdist: out of the unpacked sdist alone.
-    """
+class Built(NamedTuple):
+    """A wheel, and the copy of the checkout that it comes from."""
 
     source: Path
     wheel: Path
-    sdist: Path
-    wheel_of_sdist: Path
 
 
 @pytest.fixture(scope="session")
@@ -98,13 +84,13 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> Builder:
 
 @pytest.fixture(scope="session")
 def built(builder: Builder) -> Built:
-    """Wheel and sdist of mlxsup."""
+    """The wheel of mlxsup."""
     return builder.build_all(builder.source, "mlxsup")
 
 
 @pytest.fixture(scope="session")
 def built_client(builder: Builder) -> Built:
-    """Wheel and sdist of mlxsup-client."""
+    """The wheel of mlxsup-client."""
     return builder.build_all(builder.source / CLIENT_FOLDER, "client")
 
 
@@ -118,6 +104,6 @@ def names_in(wheel: Path) -> set[str]:
 def installed(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """A clean environment with the wheel, and the libraries lent."""
     environment = Environment.make(tmp_path_factory.mktemp("clean") / "env")
-    environment.pip_well("install", "--quiet", "--no-deps", "--no-index", built.wheel)
+    environment.install(built.wheel)
     environment.lend_libraries()
     return environment

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import pytest
 
-from mlxsup.protocol.launch import LaunchSettings
+from mlxsup.protocol.launch import LaunchSettings, child_environment
 from mlxsup.supervisor import allocator, file_threads, process_identity
 from mlxsup.supervisor.file_threads import FileLooks, FileThreads
 from mlxsup.supervisor.memory.folder import stamp
@@ -505,3 +505,9 @@ def test_file_threads_raise_where_they_are_awaited() -> None:
                 await threads.run(Path("/x"), fail, limit_s=60.0)
 
     asyncio.run(run())
+
+
+def test_children_inherit_settings_of_libraries_and_no_secret() -> None:
+    kept = dict.fromkeys(("HF_HOME", "LC_ALL", "TOKENIZERS_PARALLELISM", "CUDA_HOME"), "x")
+    secrets = {"HF_TOKEN": "x", "OPENAI_API_KEY": "x", "HF_ENDPOINT": "https://u:pw@mirror.example"}
+    assert child_environment(kept | secrets) == kept

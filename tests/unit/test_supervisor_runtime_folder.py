@@ -12,6 +12,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,22 @@ def test_a_second_claim_names_the_first_and_leaves_everything_as_it_was_P19(fold
     claimed.release()
     assert len(os.listdir("/dev/fd")) == files - 1
     RuntimeFolder.claim(folder).release()
+
+
+def test_of_many_claims_at_once_one_succeeds_P19(folder: Path) -> None:
+    held: list[RuntimeFolder] = []
+    refused: list[int | None] = []
+
+    def claim(_: int) -> None:
+        try:
+            held.append(RuntimeFolder.claim(folder))
+        except AlreadyRunningError as error:
+            refused.append(error.pid)
+
+    with ThreadPoolExecutor(20) as pool:
+        list(pool.map(claim, range(20)))
+    assert (len(held), refused) == (1, [os.getpid()] * 19)
+    held[0].release()
 
 
 def test_a_lock_that_fails_is_refused_and_nothing_stays_open(

@@ -367,6 +367,32 @@ def test_a_link_without_room_for_beats_is_none_and_leaves_no_socket_open(
 # ---------------------------------------------------------------- turns of the loop
 
 
+@pytest.mark.parametrize(
+    ("size_bytes", "in_turn"), [(10, 128), (2**19, 2), (2**20 - 1, 2), (2**20, 1)]
+)
+def test_a_socket_has_its_turn_and_no_more(size_bytes: int, in_turn: int) -> None:
+    taken: list[int] = []
+
+    async def body() -> None:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        with context.socket(zmq.PULL) as pull, context.socket(zmq.PUSH) as push:
+            pull.setsockopt(zmq.RCVHWM, 0)
+            pull.bind("inproc://turns")
+            push.connect("inproc://turns")
+            loop = LoopSocket(pull, lambda frames: taken.append(len(frames[-1])))
+            count = in_turn + 1
+            for _ in range(count):
+                push.send_multipart([b"head", b"x" * size_bytes])
+            await asyncio.sleep(0)
+            assert len(taken) == in_turn
+            await eventually_async(lambda: len(taken) == count)  # without being asked again
+            assert taken == [size_bytes] * count
+            loop.close()
+        context.term()
+
+    asyncio.run(body())
+
+
 class Played:
     """A ZeroMQ socket and an event loop; the test says when the loop turns."""
 

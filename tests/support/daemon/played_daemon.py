@@ -215,7 +215,7 @@ class Stage:
                     return spec, int(path.stem)
             return None
 
-        spec, pid = await eventually_async(started, 30.0)
+        spec, pid = await eventually_async(started, 60.0)
         worker = PlayedWorker(self._context, spec, pid)
         self._parts.append(worker)
         return worker
@@ -237,7 +237,7 @@ class Stage:
                     return change
             return None
 
-        return await eventually_async(found, 30.0)
+        return await eventually_async(found, 60.0)
 
     def log(self, name: str = "mlxsup") -> str:
         """A log file, as far as it is written."""
@@ -247,7 +247,7 @@ class Stage:
         """Waits until a log file contains a text; the daemon's own, at the start of a word."""
         path = self.folder / "logs" / f"{name}.log"
         wanted = f" {text}" if name == "mlxsup" else text
-        await eventually_async(lambda: path.exists() and wanted in path.read_text(), 30.0)
+        await eventually_async(lambda: path.exists() and wanted in path.read_text(), 60.0)
 
     def write_config(
         self, models: dict[str, dict[str, Any]], supervisor: dict[str, Any] | None = None
@@ -331,7 +331,7 @@ def play(
         async def test(endpoint: str) -> None:
             stage = Stage(place, endpoint, changes)
             try:
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(300):
                     await body(stage)
             finally:
                 stage.close()
