@@ -15,14 +15,11 @@ from mlxsup.protocol.ids import ModelName
 
 from ..connection import config_option, output_options
 from ..exit_status import CliError, ExitStatus
-from ..terminal.output import Output, width_of
-from ..terminal.tables import Column, table
-from ..terminal.text import format_bytes, indented, wrapped
-from ..terminal.writer import for_terminal
+from ..terminal.output import Line, Output, width_of
+from ..terminal.tables import Column, table, text_lines
+from ..terminal.text import INDENT, format_bytes, wrapped
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from mlxsup.supervisor.config.load import DaemonConfig
     from mlxsup.supervisor.core.memory.budget import Budget
     from mlxsup.supervisor.core.memory.change import Change
@@ -51,7 +48,7 @@ def plan(config_path: Path | None, output: Output) -> None:
     if output.is_json:
         output.object(value)
     else:
-        output.show(*plan_lines(value, width_of(sys.stdout)))
+        output.lines(plan_lines(value, width_of(sys.stdout)))
 
 
 def plan_of(configuration: DaemonConfig, output: Output | None = None) -> dict[str, Any]:
@@ -258,28 +255,27 @@ def head_lines(path: Path) -> list[str]:
     return [*wrapped(f"configuration: {path}", width_of(sys.stdout)), ""]
 
 
-def plan_lines(value: Mapping[str, Any], width: int | None) -> Iterator[Text]:
+def plan_lines(value: Mapping[str, Any], width: int | None) -> Iterator[Line]:
     """Yield the lines of the plan.
 
     Args:
         value: as `--json` prints it.
         width: columns of the terminal; None to cut nothing.
     """
-    from rich.text import Text  # every command would wait for it
-
     budget = value["budget"]
-    yield Text(for_terminal(f"budget: {format_bytes(budget['bytes'])} ({budget['reason']})\n"))
+    yield from text_lines(f"budget: {format_bytes(budget['bytes'])} ({budget['reason']})", width)
+    yield []
     header, *rows = table(COLUMNS, [_cells(model) for model in value["models"]], width)
     yield header
     for model, row in zip(value["models"], rows, strict=True):
         yield row
         for remark in _remarks(model, are_swapped=value["swap"]):
-            for line in indented(for_terminal(remark), width):
-                yield Text(line, style="dim")
-    yield Text(f"\n{ESTIMATED} is estimated; loading a model measures it")
+            yield from text_lines(remark, width, style="dim", indent=INDENT)
+    yield []
+    yield from text_lines(f"{ESTIMATED} is estimated; loading a model measures it", width)
     if value["measurements"]:
-        yield Text(for_terminal(value["measurements"]))
-    yield Text(for_terminal(_conclusion(value)))
+        yield from text_lines(value["measurements"], width)
+    yield from text_lines(_conclusion(value), width)
 
 
 def _conclusion(value: Mapping[str, Any]) -> str:

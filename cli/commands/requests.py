@@ -13,13 +13,11 @@ from ..arguments import request_argument
 from ..connection import Target, connect, daemon_command, daemon_options
 from ..options import PRIORITY, check_text
 from ..terminal.answer import read_answer, result_map
-from ..terminal.output import LiveLine, Output, redraw, width_of
+from ..terminal.output import Line, LiveLine, Output, redraw, width_of
 from ..terminal.reader_watch import reader_watched
 from ..terminal.requests import request_line, request_lines, stage_line
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from mlxsup.client import Client
 
 
@@ -48,16 +46,14 @@ def requests(is_following: bool, name: str | None, target: Target, output: Outpu
     if output.is_json:
         output.object(value)
     else:
-        output.show(*_lines(value))
+        output.lines(_lines(value))
 
 
-def _lines(value: Mapping[str, Any]) -> list[Text]:
-    from rich.text import Text  # every command would wait for it
-
+def _lines(value: Mapping[str, Any]) -> list[Line]:
     if not value["requests"]:
-        return [Text("no open requests")]
+        return [[("no open requests", "")]]
     lines = request_lines(value["requests"], width_of(sys.stdout))
-    return [*lines, Text(f"and {value['more']} more")] if value["more"] else lines
+    return [*lines, [(f"and {value['more']} more", "")]] if value["more"] else lines
 
 
 def _follow(client: Client, name: str | None, output: Output) -> None:

@@ -14,7 +14,6 @@ import click
 
 from mlxsup.protocol.gateway import DEFAULT_LISTEN, Address, GatewayRules
 from mlxsup.protocol.ids import ModelName
-from mlxsup.protocol.key_file import MARK_NAME, KeyPlace, find_trouble
 from mlxsup.protocol.places import endpoint_in
 
 from ..configuration import NO_FILE_HINT, find_configuration, read_configuration, refusal
@@ -228,6 +227,7 @@ def serve_two(
         http: where its gateway listens; None: there is none.
         on_change: called with each change of a model, and of the gateway.
     """
+    from mlxsup.protocol.key_file import MARK_NAME, KeyPlace
     from mlxsup.supervisor.core.settings import CoreSettings, RestartSettings
 
     first, second = (*configuration.models, *configuration.models)[:2]
@@ -350,6 +350,8 @@ def _save(path: Path, models: str, http: str | None, endpoint: str, output: Outp
 
 def warn_of_keys(configuration: DaemonConfig, output: Output) -> None:
     """Say that the gateway will refuse every request, if its keys are lost."""
+    from mlxsup.protocol.key_file import find_trouble  # help would wait for its hashes
+
     has_gateway = configuration.http is not None or configuration.gateway is not None
     if has_gateway and (trouble := find_trouble(configuration.keys)):
         target = Target(config=configuration.config_path)

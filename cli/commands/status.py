@@ -12,14 +12,13 @@ import click
 from ..changes import change_line, state_changes
 from ..connection import Target, connect, daemon_options
 from ..exit_status import CliError, ExitStatus
-from ..terminal.output import Output, redraw, width_of
+from ..terminal.output import Line, Output, redraw, width_of
 from ..terminal.reader_watch import reader_watched
 from ..terminal.status import broken_parts, lines_below, models_table
-from ..terminal.writer import for_terminal
+from ..terminal.tables import text_lines
+from ..terminal.text import INDENT
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from mlxsup.client import Client
 
 
@@ -77,22 +76,22 @@ def _show(value: Mapping[str, Any], output: Output) -> None:
     if output.is_json:
         output.object(value)
     else:
-        output.show(*_lines(value, output))
+        output.lines(_lines(value, output))
 
 
-def _lines(value: Mapping[str, Any], output: Output) -> list[Text]:
-    from rich.text import Text  # every command would wait for it
-
+def _lines(value: Mapping[str, Any], output: Output) -> list[Line]:
     if not value["models"]:
         output.note("no models configured")
     width = width_of(sys.stdout)
     lines = [line for group in models_table(value, value["models"], width) for line in group]
-    lines += [Text(for_terminal(line), style="dim") for line in lines_below(value)]
+    for line in lines_below(value):
+        lines += text_lines(line, width, style="dim")
     if "flight" in value:
         for title, found in (*_findings(value), *_events(value)):
-            lines += [Text(), Text(for_terminal(title), style="bold")]
-            lines += [Text(for_terminal(f"  {line}")) for line in found]
-        lines += [Text(), Text("`mlxsup why MODEL` explains them")]
+            lines += [[], *text_lines(title, width, style="bold")]
+            for line in found:
+                lines += text_lines(line, width, indent=INDENT)
+        lines += [[], *text_lines("`mlxsup why MODEL` explains them", width)]
     return lines
 
 
