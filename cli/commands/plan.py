@@ -22,9 +22,8 @@ from ..terminal.text import INDENT, format_bytes, wrapped
 if TYPE_CHECKING:
     from mlxsup.supervisor.config.load import DaemonConfig
     from mlxsup.supervisor.core.memory.budget import Budget
-    from mlxsup.supervisor.core.memory.change import Change
     from mlxsup.supervisor.core.memory.need import Figure, Need
-    from mlxsup.supervisor.core.memory.plan import Candidate, Placement
+    from mlxsup.supervisor.core.memory.plan import Placement
     from mlxsup.supervisor.core.settings import ModelSettings
     from mlxsup.supervisor.memory.estimator import MemoryEstimator
 
@@ -52,11 +51,7 @@ def plan(config_path: Path | None, output: Output) -> None:
 
 
 def plan_of(configuration: DaemonConfig, output: Output | None = None) -> dict[str, Any]:
-    """The plan as `--json` prints it.
-
-    Raises:
-        CliError: nobody says how much memory there is.
-    """
+    """Return the plan as `--json` prints it; refuse if the size of the memory is unknown."""
     return _plan_of(
         configuration.models,
         runtime_dir=configuration.runtime_dir,
@@ -67,12 +62,9 @@ def plan_of(configuration: DaemonConfig, output: Output | None = None) -> dict[s
 
 
 def plan_of_folders(folders: Mapping[str, Path], output: Output | None = None) -> dict[str, Any]:
-    """The plan of folders by name, as for a file that says nothing else.
+    """Return the plan of folders by name, as for a file that says nothing else.
 
     No such file is made and checked: that takes longer than a command may take to begin.
-
-    Raises:
-        CliError: nobody says how much memory there is.
     """
     from mlxsup.protocol.launch import LaunchSettings
     from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
@@ -97,6 +89,7 @@ def _plan_of(
     swap: bool,
     output: Output | None,
 ) -> dict[str, Any]:
+    from mlxsup.supervisor.core.memory.change import find_change
     from mlxsup.supervisor.core.memory.plan import Candidate, make_plan
     from mlxsup.supervisor.core.memory.raising import bounded
     from mlxsup.supervisor.memory.estimator import MemoryEstimator
@@ -120,7 +113,7 @@ def _plan_of(
         if model.name in bounds
     ]
     made = make_plan(candidates, budget.size_bytes)
-    change = None if made.fits else _find_change(candidates, budget)
+    change = None if made.fits else find_change(candidates, budget)
     placements = {place.model: place for place in made.placements}
     needs = {one.model: one for one in candidates}
     return {
@@ -142,12 +135,6 @@ def _plan_of(
             for model in models
         ],
     }
-
-
-def _find_change(candidates: Sequence[Candidate], budget: Budget) -> Change | None:
-    from mlxsup.supervisor.core.memory.change import find_change
-
-    return find_change(candidates, budget)
 
 
 def _needs_of(

@@ -57,15 +57,12 @@ def _lines(value: Mapping[str, Any]) -> list[Line]:
 
 
 def _follow(client: Client, name: str | None, output: Output) -> None:
-    try:
+    with output.until_interrupted():
         if output.can_redraw(sys.stdout) and not output.is_json:
             redraw(lambda: _lines(client.requests(client=name)), output)
         else:
             with reader_watched(client.close):
                 _follow_lines(client, name, output)
-    except KeyboardInterrupt:
-        # This is how users end it, so it is no failure.
-        output.end_line()
 
 
 def _follow_lines(client: Client, name: str | None, output: Output) -> None:

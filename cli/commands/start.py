@@ -18,7 +18,7 @@ from mlxsup.protocol.places import endpoint_in
 
 from ..configuration import NO_FILE_HINT, find_configuration, read_configuration, refusal
 from ..connection import RUNNING_HINT, Target, output_options, target_to_reach
-from ..exit_status import CliError, ExitStatus
+from ..exit_status import PERMANENT_EXITS, CliError, ExitStatus
 from ..terminal.output import Output, settle_streams
 
 if TYPE_CHECKING:
@@ -42,8 +42,6 @@ def service_option(function: Callable[..., Any]) -> Callable[..., Any]:
     )
     @functools.wraps(function)
     def wrapper(*, is_service: bool, output: Output, **arguments: Any) -> Any:
-        from ..service.facts import PERMANENT_EXITS
-
         try:
             return function(output=output, **arguments)
         except CliError as error:

@@ -56,7 +56,7 @@ def status(
 
 def _watch(client: Client, output: Output, *, is_debug: bool) -> None:
     """Show the table until interrupted: every second, or in a pipe with each change."""
-    try:
+    with output.until_interrupted():
         if output.can_redraw(sys.stdout) and not output.is_json:
             redraw(lambda: _lines(client.status(debug=is_debug), output), output)
             return
@@ -67,9 +67,6 @@ def _watch(client: Client, output: Output, *, is_debug: bool) -> None:
                 if not output.is_json:
                     output.data("")
                 _show(client.status(debug=is_debug), output)
-    except KeyboardInterrupt:
-        # This is how users end it, so it is no failure.
-        output.end_line()
 
 
 def _show(value: Mapping[str, Any], output: Output) -> None:
@@ -125,21 +122,16 @@ def _events(value: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
 
 @click.command()
 @daemon_options
-def events(target: Target, output: Output) -> int:
+def events(target: Target, output: Output) -> None:
     """Example: mlxsup events --json
 
     Prints a line each time a model's state changes, until interrupted.
     """
-    try:
-        with connect(target) as client, reader_watched(client.close):
-            changes = state_changes(client)
-            output.note(f"following {client.endpoint}; Ctrl-C ends")
-            for change in changes:
-                if output.is_json:
-                    output.object(change)
-                else:
-                    output.data(change_line(change))
-    except KeyboardInterrupt:
-        # This is how users end it, so it is no failure.
-        output.end_line()
-    return ExitStatus.OK
+    with output.until_interrupted(), connect(target) as client, reader_watched(client.close):
+        changes = state_changes(client)
+        output.note(f"following {client.endpoint}; Ctrl-C ends")
+        for change in changes:
+            if output.is_json:
+                output.object(change)
+            else:
+                output.data(change_line(change))

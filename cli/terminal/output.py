@@ -6,7 +6,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO, cast
@@ -135,6 +136,14 @@ class Output:
         """Begin a new line after the ^C that a terminal shows."""
         if sys.stderr.isatty():
             self.note("")
+
+    @contextmanager
+    def until_interrupted(self) -> Iterator[None]:
+        """Take an interrupt for the end of the body: it is how users leave, and no failure."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.end_line()
 
     def error(self, error: CliError) -> None:
         """Print what went wrong, and what helps."""
