@@ -47,7 +47,7 @@ def plan(config_path: Path | None, output: Output) -> None:
     if output.is_json:
         output.object(value)
     else:
-        output.lines(plan_lines(value, width_of(sys.stdout)))
+        output.show(plan_lines(value, width_of(sys.stdout)))
 
 
 def plan_of(configuration: DaemonConfig, output: Output | None = None) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def requests(is_following: bool, name: str | None, target: Target, output: Outpu
     if output.is_json:
         output.object(value)
     else:
-        output.lines(_lines(value))
+        output.show(_lines(value))
 
 
 def _lines(value: Mapping[str, Any]) -> list[Line]:

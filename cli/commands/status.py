@@ -73,7 +73,7 @@ def _show(value: Mapping[str, Any], output: Output) -> None:
     if output.is_json:
         output.object(value)
     else:
-        output.lines(_lines(value, output))
+        output.show(_lines(value, output))
 
 
 def _lines(value: Mapping[str, Any], output: Output) -> list[Line]:

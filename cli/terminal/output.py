@@ -10,18 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TextIO, cast
+from typing import Any, Self, TextIO, cast
 
 import click
 
 from mlxsup.protocol.text import escaped
 
 from ..exit_status import CliError, ExitStatus
-from .writer import GuardedStream, beneath, own
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
+from .writer import GuardedStream, own
 
 Piece = tuple[str, str]
 Line = list[Piece]
@@ -32,9 +28,6 @@ SGR = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33}
 SCHEMA_VERSION = 1
 ESCAPE = "\x1b["
 RESET = f"{ESCAPE}0m"
-WHOLE = 10_000
-"""Columns of a table in a pipe, which programs read: more than any row has."""
-
 CLEAR_LINE = own("\r\x1b[K")
 
 _NEW_LINE = re.compile(r"\n(?=\S)")
@@ -63,37 +56,10 @@ class Output:
         """Write what was asked for, at once."""
         click.echo(text, nl=newline)
 
-    def show(self, *renderables: RenderableType) -> None:
-        """Print tables or texts of rich on stdout, below each other: as wide as the terminal, and
-        whole in a pipe; no line of them ends in spaces, with which rich fills tables.
-
-        Args:
-            renderables: every text from outside in them has passed through `for_terminal`.
-        """
-        from rich.console import Console  # every command would wait for it
-
-        stream = sys.stdout
-        console = Console(
-            file=beneath(stream),
-            width=width_of(stream) or WHOLE,
-            color_system="auto" if self.has_colour(stream) else None,
-            force_terminal=stream.isatty(),
-            highlight=False,
-            markup=False,
-            emoji=False,
-            legacy_windows=False,
-        )
-        # Written by us: rich ends the process with 1 if the reader of its file has gone.
-        with console.capture() as captured:
-            for renderable in renderables:
-                console.print(renderable, crop=console.is_terminal)
-        lines = (line.rstrip(" ") for line in captured.get().split("\n"))
-        beneath(stream).write("\n".join(lines))
-        stream.flush()
-
-    def lines(self, lines: Iterable[Line]) -> None:
+    def show(self, *groups: Iterable[Line]) -> None:
         """Write lines of styled text on stdout, below each other."""
-        self.data("".join(f"{self.drawn(line)}\n" for line in lines), newline=False)
+        lines = (f"{self.drawn(line)}\n" for group in groups for line in group)
+        self.data("".join(lines), newline=False)
 
     def drawn(self, line: Line) -> str:
         """Return a line for stdout, with its style if that supports it."""

@@ -55,7 +55,7 @@ def show_models(
         models: entries of its `models`.
     """
     lines = models_table(value, models, width_of(sys.stdout))
-    output.lines(line for group in lines for line in group)
+    output.show(*lines)
 
 
 def models_table(

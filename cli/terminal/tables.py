@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import zip_longest
 
+from .output import Line, Piece, width_of
 from .text import cell_len, cut, in_a_line, wrapped
 from .writer import for_terminal
-
-if TYPE_CHECKING:
-    from rich.console import JustifyMethod
-    from rich.table import Table
-
-    from .output import Line, Piece
-
 
 GAP = 2
 
@@ -115,21 +110,21 @@ def _safe(cell: str | Piece) -> Piece:
 
 def listing(
     headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: Collection[str] = ()
-) -> Table:
-    """Return a table for `Output.show`; its cells may contain text from outside.
+) -> list[Line]:
+    """Return a table for stdout, whose cells are folded on a narrow terminal, and never cut.
 
     Args:
-        headings: of the columns; without any, the first column names what follows it.
-        rows: a cell for each column.
+        headings: of the columns; without any, the first of two columns names what follows it.
+        rows: a cell for each column, from anywhere.
         right: the headings of columns that are aligned to the right.
     """
-    from rich.table import Table  # other commands need not wait for it
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=bool(headings))
-    for heading in headings or ("", ""):
-        # Folded, never cut: rich narrows the widest column first.
-        justify: JustifyMethod = "right" if heading in right else "left"
-        table.add_column(heading, justify=justify, overflow="fold")
-    for row in rows:
-        table.add_row(*(for_terminal(in_a_line(cell)) for cell in row))
-    return table
+    columns = [Column(heading, is_right=heading in right) for heading in headings or ("", "")]
+    cells = [[for_terminal(in_a_line(cell)) for cell in row] for row in rows]
+    width = width_of(sys.stdout)
+    widths = fitting(columns, cells, width)
+    folded: list[tuple[str, ...]] = []
+    for row in cells:
+        room = [None if width is None else widths[place] for place in widths]
+        folded += zip_longest(*map(wrapped, row, room), fillvalue="")
+    lines = table(columns, folded, width)
+    return lines if headings else lines[1:]

@@ -170,16 +170,6 @@ def test_start_without_a_file_prints_what_it_amounts_to_and_how_to_reach_it(home
     assert run_cli("config", "check", str(kept), **cache).returncode == 0
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--wait"], ["--save", "x.toml"], ["--config", "c", "--save", "x.toml"]]
-)
-def test_options_of_start_that_need_another_one_are_refused(
-    home: Path, arguments: list[str]
-) -> None:
-    done = run_cli("start", *arguments)
-    assert (done.returncode, done.stdout, list(home.iterdir())) == (64, "", [])
-
-
 def test_what_start_saves_is_what_it_runs_with(home: Path) -> None:
     write_folder(home / "m")
     save = ("start", "--model", "m", "--save")

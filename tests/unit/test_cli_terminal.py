@@ -363,11 +363,10 @@ def test_in_a_pipe_answers_alone_are_as_they_are_and_there_is_no_style() -> None
 @FEWER
 @given(foreign)
 def test_a_line_of_json_is_printable_and_means_the_same(text: str) -> None:
-    line = Output.object_line({"text": text, text: 1})
+    line = Output.object_line({"value": {text: text}})
     assert line.isprintable()
-    assert json.loads(line)["text"] == text.encode("utf-16", "surrogatepass").decode(
-        "utf-16", "surrogatepass"
-    )
+    meant = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+    assert json.loads(line)["value"] == {meant: meant}
 
 
 def test_no_line_of_an_error_passes_for_its_hint(capsys: pytest.CaptureFixture[str]) -> None:
@@ -379,7 +378,13 @@ def test_no_line_of_an_error_passes_for_its_hint(capsys: pytest.CaptureFixture[s
     ]  # fmt: skip
 
 
-def test_no_line_of_a_table_ends_in_spaces(capsys: pytest.CaptureFixture[str]) -> None:
-    Output().show(listing(("MODEL", "SIZE"), [("a", "1 GiB"), ("a longer name", "9")]))
-    lines = capsys.readouterr().out.split("\n")
-    assert lines == ["MODEL          SIZE", "a              1 GiB", "a longer name  9", ""]
+ROWS = [("a", "1 GiB"), ("a longer name", "9"), ("日本語 \x1b[2J and a path", "10")]
+
+
+@pytest.mark.parametrize("width", [None, 20])
+def test_a_listing_folds_its_cells_and_no_line_ends_in_spaces(
+    width: int | None, snapshot: SnapshotAssertion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlxsup.cli.terminal.tables.width_of", lambda _: width)
+    tables = listing(("MODEL", "SIZE"), ROWS, right=("SIZE",)), listing((), ROWS)
+    assert [list(map(plain_of, lines)) for lines in tables] == snapshot
