@@ -11,7 +11,7 @@ hint: install mlxsup again; mlxsup-client shares files with it, so keep only one
 
 
 def run() -> None:
-    """Runs a command and exits.
+    """Run a command and exit.
 
     While its modules are being imported, nothing can turn an interrupt into an exit code: until
     then an interrupt ends the process as it would any other program.

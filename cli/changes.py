@@ -155,7 +155,7 @@ class ChangePrinter:
                 self._write(value)
             self._end_live_line()
         except OSError:
-            # Nobody reads any longer, or the disk is full: the daemon continues (its log has all).
+            # The reader has gone, or the disk is full: the daemon continues (its log has all).
             return
 
     def _write(self, value: Mapping[str, Any]) -> None:
@@ -324,24 +324,23 @@ def wait_until_ready(
     """
     give_up_at = None if limit_s is None else time.monotonic() + limit_s
     changes = Changes(client)
-    is_told = False
+    status = client.status()
     with LiveLine(output) as line:
-        while True:
-            status = client.status()
-            pending = _pending(_chosen(status, names), is_named=bool(names))
-            if not pending:
-                return status
-            if not is_told:
-                is_told = True
-                waiting = ", ".join(f"{row['name']} ({row['state']})" for row in pending)
-                line.show(f"waiting for {waiting}")
+        pending = _pending(_chosen(status, names), is_named=bool(names))
+        waiting = ", ".join(f"{row['name']} ({row['state']})" for row in pending)
+        if waiting:
+            line.show(f"waiting for {waiting}")
+        while pending:
             left_s = None if give_up_at is None else max(0.0, give_up_at - time.monotonic())
             heard = changes.wait(left_s)
-            for change in heard:
-                if any(change["model"] == row["name"] for row in pending):
-                    _show_step(change, line, output)
             if not heard:
                 raise _too_late(pending, limit_s or 0.0)
+            for change in heard:
+                if any(change["model"] == row["name"] for row in pending):
+                    (line.remark if is_step(change) else line.show)(change_line(change))
+            status = client.status()
+            pending = _pending(_chosen(status, names), is_named=bool(names))
+    return status
 
 
 def _chosen(status: Mapping[str, Any], names: Sequence[str]) -> list[Row]:
@@ -373,13 +372,6 @@ def _pending(rows: Sequence[Row], *, is_named: bool) -> list[Row]:
                 hint=f"load it with `mlxsup load {name}`",
             )
     return [row for row in rows if row["wanted"] == "up" and row["state"] != "READY"]
-
-
-def _show_step(change: dict[str, Any], line: LiveLine, output: Output) -> None:
-    if is_step(change):
-        line.remark(change_line(change))
-    else:
-        line.show(change_line(change))
 
 
 def _too_late(pending: Sequence[Row], limit_s: float) -> CliError:

@@ -285,7 +285,7 @@ def _reach(client: Client, endpoint: str) -> None:
     if not is_beating(endpoint):
         return
     until = time.monotonic() + REACH_S
-    is_told = not sys.stderr.isatty()
+    said = "the daemon is busy; waiting for it to answer" if sys.stderr.isatty() else ""
     while True:
         try:
             client.ping()
@@ -296,9 +296,9 @@ def _reach(client: Client, endpoint: str) -> None:
             holder = lock_holder(error.endpoint)
             if holder is None or not holder.is_beating:
                 raise
-        if not is_told:
-            is_told = True
-            click.echo("the daemon is busy; waiting for it to answer", err=True)
+        if said:
+            click.echo(said, err=True)
+            said = ""
         time.sleep(REACH_AGAIN_S)
 
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .connection import Target, connect
-from .exit_status import CliError, ExitStatus
-from .service.facts import PERMANENT_EXITS
+from .exit_status import PERMANENT_EXITS, CliError, ExitStatus
 from .terminal.output import Output
 
 OUTPUT_NAME = "daemon.out"

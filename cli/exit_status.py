@@ -22,6 +22,15 @@ class ExitStatus(IntEnum):
     BROKEN_PIPE = 141
 
 
+PERMANENT_EXITS = (
+    ExitStatus.USAGE,
+    ExitStatus.RUNTIME_FOLDER,
+    ExitStatus.ALREADY_RUNNING,
+    ExitStatus.BAD_CONFIGURATION,
+)
+"""Errors that another start does not help against."""
+
+
 class CliError(Exception):
     """What ends a command: one sentence, and the command that helps.
 

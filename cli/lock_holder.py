@@ -31,8 +31,8 @@ class LockHolder:
 def lock_holder(endpoint: str) -> LockHolder | None:
     """Return the daemon of an endpoint; None if there is none, or none that we may inspect.
 
-    We do not try the lock: a daemon starting at that instant would find it taken. Whoever has the
-    file open is the holder, no matter which process has the recorded pid by now.
+    We do not try the lock: a daemon starting at that instant would find it taken. The holder is the
+    process that has the file open, no matter which process has the recorded pid by now.
     """
     lock = Path(endpoint.removeprefix("ipc://")).parent / LOCK_NAME
     import psutil  # most commands never need it

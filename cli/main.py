@@ -13,7 +13,7 @@ from mlxsup.protocol.version import VERSION
 
 from .command_table import COMMANDS, expand, guess, load
 from .exit_status import CliError, ExitStatus
-from .terminal.output import Output, discard_stdout
+from .terminal.output import Output, discard_stdout, terminal_size
 from .terminal.writer import guard_streams
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _replace_closed_streams() -> None:
 def _run(arguments: list[str], output: Output) -> int:
     try:
         # Not `root.main`: it handles interrupts and broken pipes in its own way.
-        with root.make_context(PROGRAM, list(arguments)) as context:
+        with root.make_context(PROGRAM, list(arguments), terminal_width=help_width()) as context:
             result = root.invoke(context)
     except click.exceptions.Exit as error:
         return error.exit_code
@@ -154,6 +154,11 @@ def _run(arguments: list[str], output: Output) -> int:
         output.error(_internal_error(error))
         return ExitStatus.FAILED
     return result if isinstance(result, int) else ExitStatus.OK
+
+
+def help_width() -> int:
+    """Return how wide help is, as click would find out with more imports."""
+    return max(min(terminal_size().columns, 80) - 2, 50)
 
 
 def _usage_error(error: click.ClickException, arguments: list[str]) -> CliError:

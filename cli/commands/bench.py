@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -18,14 +19,11 @@ from ..connection import Target, connect, daemon_options
 from ..exit_status import CliError, ExitStatus
 from ..keys import read_key
 from ..options import NewFile
-from ..terminal.output import LiveLine, Output
-from ..terminal.tables import listing
+from ..terminal.output import Line, LiveLine, Output, width_of
+from ..terminal.tables import listing, text_lines
 from ..terminal.text import format_bytes
-from ..terminal.writer import for_terminal
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from ..benchmark import Address, Cell, Run
 
 COMMAND = "mlxsup bench"
@@ -557,23 +555,22 @@ def _show(value: dict[str, Any], kept: Path | None, output: Output, *, has_faile
 
 
 def _print(value: Mapping[str, Any], output: Output) -> None:
-    from rich.text import Text
-
     repeats = value["repeats"]
     head = f"{value['model']} through {THROUGH[value['through']]}, {repeats} repeat"
     if repeats > 1:
         head += "s: the median of each figure, and how far its repeats are from each other (±)"
-    output.show(Text(for_terminal(head)))
+    width = width_of(sys.stdout)
+    output.show(text_lines(head, width))
     for names in TABLES:
         output.data("")
         output.show(_table(value["cells"], names))
     remarks = [*value["remarks"], *_comparison(value["comparison"])]
     if remarks:
         output.data("")
-        output.show(Text(for_terminal("\n".join(remarks))))
+        output.show(*(text_lines(remark, width) for remark in remarks))
 
 
-def _table(cells: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Table:
+def _table(cells: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Line]:
     headings = ("PROMPT", "OUTPUT", "STREAMS", *(TITLES[name] for name in names))
     rows = [
         [

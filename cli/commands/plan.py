@@ -15,19 +15,15 @@ from mlxsup.protocol.ids import ModelName
 
 from ..connection import config_option, output_options
 from ..exit_status import CliError, ExitStatus
-from ..terminal.output import Output, width_of
-from ..terminal.tables import Column, table
-from ..terminal.text import format_bytes, indented, wrapped
-from ..terminal.writer import for_terminal
+from ..terminal.output import Line, Output, width_of
+from ..terminal.tables import Column, table, text_lines
+from ..terminal.text import INDENT, format_bytes, wrapped
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from mlxsup.supervisor.config.load import DaemonConfig
     from mlxsup.supervisor.core.memory.budget import Budget
-    from mlxsup.supervisor.core.memory.change import Change
     from mlxsup.supervisor.core.memory.need import Figure, Need
-    from mlxsup.supervisor.core.memory.plan import Candidate, Placement
+    from mlxsup.supervisor.core.memory.plan import Placement
     from mlxsup.supervisor.core.settings import ModelSettings
     from mlxsup.supervisor.memory.estimator import MemoryEstimator
 
@@ -51,15 +47,11 @@ def plan(config_path: Path | None, output: Output) -> None:
     if output.is_json:
         output.object(value)
     else:
-        output.show(*plan_lines(value, width_of(sys.stdout)))
+        output.show(plan_lines(value, width_of(sys.stdout)))
 
 
 def plan_of(configuration: DaemonConfig, output: Output | None = None) -> dict[str, Any]:
-    """The plan as `--json` prints it.
-
-    Raises:
-        CliError: nobody says how much memory there is.
-    """
+    """Return the plan as `--json` prints it; refuse if the size of the memory is unknown."""
     return _plan_of(
         configuration.models,
         runtime_dir=configuration.runtime_dir,
@@ -70,12 +62,9 @@ def plan_of(configuration: DaemonConfig, output: Output | None = None) -> dict[s
 
 
 def plan_of_folders(folders: Mapping[str, Path], output: Output | None = None) -> dict[str, Any]:
-    """The plan of folders by name, as for a file that says nothing else.
+    """Return the plan of folders by name, as for a file that says nothing else.
 
     No such file is made and checked: that takes longer than a command may take to begin.
-
-    Raises:
-        CliError: nobody says how much memory there is.
     """
     from mlxsup.protocol.launch import LaunchSettings
     from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
@@ -100,6 +89,7 @@ def _plan_of(
     swap: bool,
     output: Output | None,
 ) -> dict[str, Any]:
+    from mlxsup.supervisor.core.memory.change import find_change
     from mlxsup.supervisor.core.memory.plan import Candidate, make_plan
     from mlxsup.supervisor.core.memory.raising import bounded
     from mlxsup.supervisor.memory.estimator import MemoryEstimator
@@ -123,7 +113,7 @@ def _plan_of(
         if model.name in bounds
     ]
     made = make_plan(candidates, budget.size_bytes)
-    change = None if made.fits else _find_change(candidates, budget)
+    change = None if made.fits else find_change(candidates, budget)
     placements = {place.model: place for place in made.placements}
     needs = {one.model: one for one in candidates}
     return {
@@ -145,12 +135,6 @@ def _plan_of(
             for model in models
         ],
     }
-
-
-def _find_change(candidates: Sequence[Candidate], budget: Budget) -> Change | None:
-    from mlxsup.supervisor.core.memory.change import find_change
-
-    return find_change(candidates, budget)
 
 
 def _needs_of(
@@ -258,28 +242,27 @@ def head_lines(path: Path) -> list[str]:
     return [*wrapped(f"configuration: {path}", width_of(sys.stdout)), ""]
 
 
-def plan_lines(value: Mapping[str, Any], width: int | None) -> Iterator[Text]:
+def plan_lines(value: Mapping[str, Any], width: int | None) -> Iterator[Line]:
     """Yield the lines of the plan.
 
     Args:
         value: as `--json` prints it.
         width: columns of the terminal; None to cut nothing.
     """
-    from rich.text import Text  # every command would wait for it
-
     budget = value["budget"]
-    yield Text(for_terminal(f"budget: {format_bytes(budget['bytes'])} ({budget['reason']})\n"))
+    yield from text_lines(f"budget: {format_bytes(budget['bytes'])} ({budget['reason']})", width)
+    yield []
     header, *rows = table(COLUMNS, [_cells(model) for model in value["models"]], width)
     yield header
     for model, row in zip(value["models"], rows, strict=True):
         yield row
         for remark in _remarks(model, are_swapped=value["swap"]):
-            for line in indented(for_terminal(remark), width):
-                yield Text(line, style="dim")
-    yield Text(f"\n{ESTIMATED} is estimated; loading a model measures it")
+            yield from text_lines(remark, width, style="dim", indent=INDENT)
+    yield []
+    yield from text_lines(f"{ESTIMATED} is estimated; loading a model measures it", width)
     if value["measurements"]:
-        yield Text(for_terminal(value["measurements"]))
-    yield Text(for_terminal(_conclusion(value)))
+        yield from text_lines(value["measurements"], width)
+    yield from text_lines(_conclusion(value), width)
 
 
 def _conclusion(value: Mapping[str, Any]) -> str:

@@ -13,13 +13,11 @@ from ..arguments import request_argument
 from ..connection import Target, connect, daemon_command, daemon_options
 from ..options import PRIORITY, check_text
 from ..terminal.answer import read_answer, result_map
-from ..terminal.output import LiveLine, Output, redraw, width_of
+from ..terminal.output import Line, LiveLine, Output, redraw, width_of
 from ..terminal.reader_watch import reader_watched
 from ..terminal.requests import request_line, request_lines, stage_line
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from mlxsup.client import Client
 
 
@@ -48,28 +46,23 @@ def requests(is_following: bool, name: str | None, target: Target, output: Outpu
     if output.is_json:
         output.object(value)
     else:
-        output.show(*_lines(value))
+        output.show(_lines(value))
 
 
-def _lines(value: Mapping[str, Any]) -> list[Text]:
-    from rich.text import Text  # every command would wait for it
-
+def _lines(value: Mapping[str, Any]) -> list[Line]:
     if not value["requests"]:
-        return [Text("no open requests")]
+        return [[("no open requests", "")]]
     lines = request_lines(value["requests"], width_of(sys.stdout))
-    return [*lines, Text(f"and {value['more']} more")] if value["more"] else lines
+    return [*lines, [(f"and {value['more']} more", "")]] if value["more"] else lines
 
 
 def _follow(client: Client, name: str | None, output: Output) -> None:
-    try:
+    with output.until_interrupted():
         if output.can_redraw(sys.stdout) and not output.is_json:
             redraw(lambda: _lines(client.requests(client=name)), output)
         else:
             with reader_watched(client.close):
                 _follow_lines(client, name, output)
-    except KeyboardInterrupt:
-        # This is how users end it, so it is no failure.
-        output.end_line()
 
 
 def _follow_lines(client: Client, name: str | None, output: Output) -> None:

@@ -123,7 +123,7 @@ def uninstall(is_system: bool, is_dry: bool, output: Output) -> None:
     """Example: mlxsup service uninstall
 
     Stops the service, which finishes running requests, and removes the file that `install` has
-    written. A file that somebody else has written stays. Configuration, models and logs stay, too.
+    written. A file of another program stays, and so do configuration, models and logs.
     """
     from ..service.facts import MARKER, read_file
 
@@ -406,7 +406,7 @@ def _find_facts(config_path: Path | None, *, is_system: bool) -> ServiceFacts:
     from mlxsup.store.hub_cache import find_cache
 
     from ..configuration import find_configuration, read_configuration
-    from ..service.facts import ServiceFacts, UnusableFactError
+    from ..service.facts import ServiceFacts
 
     with _acting_for_user(is_system=is_system):
         path = Path(os.path.abspath(find_configuration(config_path).expanduser()))
@@ -426,11 +426,7 @@ def _find_facts(config_path: Path | None, *, is_system: bool) -> ServiceFacts:
         variables=kept_variables(os.environ),
         more_path=(str(Path(driver).parent),) if driver else (),
     )
-    try:
-        facts.check()
-    except UnusableFactError as error:
-        message, hint = f"no service file can be written: {error}", "move or rename it"
-        raise CliError(message, code="unusable_path", hint=hint) from None
+    facts.check()
     return facts
 
 

@@ -100,7 +100,7 @@ def _freed(value: Mapping[str, Any]) -> str:
 
 def _show_foreseen(foreseen: list[dict[str, Any]], output: Output) -> None:
     rows = [(row["model"], row["change"], row["state"] or "-", _effect(row)) for row in foreseen]
-    output.show(*table(FORESEEN, rows, width_of(sys.stdout)))
+    output.show(table(FORESEEN, rows, width_of(sys.stdout)))
 
 
 def _effect(row: Mapping[str, Any]) -> str:

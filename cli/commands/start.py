@@ -14,12 +14,11 @@ import click
 
 from mlxsup.protocol.gateway import DEFAULT_LISTEN, Address, GatewayRules
 from mlxsup.protocol.ids import ModelName
-from mlxsup.protocol.key_file import MARK_NAME, KeyPlace, find_trouble
 from mlxsup.protocol.places import endpoint_in
 
 from ..configuration import NO_FILE_HINT, find_configuration, read_configuration, refusal
 from ..connection import RUNNING_HINT, Target, output_options, target_to_reach
-from ..exit_status import CliError, ExitStatus
+from ..exit_status import PERMANENT_EXITS, CliError, ExitStatus
 from ..terminal.output import Output, settle_streams
 
 if TYPE_CHECKING:
@@ -43,8 +42,6 @@ def service_option(function: Callable[..., Any]) -> Callable[..., Any]:
     )
     @functools.wraps(function)
     def wrapper(*, is_service: bool, output: Output, **arguments: Any) -> Any:
-        from ..service.facts import PERMANENT_EXITS
-
         try:
             return function(output=output, **arguments)
         except CliError as error:
@@ -228,6 +225,7 @@ def serve_two(
         http: where its gateway listens; None: there is none.
         on_change: called with each change of a model, and of the gateway.
     """
+    from mlxsup.protocol.key_file import MARK_NAME, KeyPlace
     from mlxsup.supervisor.core.settings import CoreSettings, RestartSettings
 
     first, second = (*configuration.models, *configuration.models)[:2]
@@ -350,6 +348,8 @@ def _save(path: Path, models: str, http: str | None, endpoint: str, output: Outp
 
 def warn_of_keys(configuration: DaemonConfig, output: Output) -> None:
     """Say that the gateway will refuse every request, if its keys are lost."""
+    from mlxsup.protocol.key_file import find_trouble  # help would wait for its hashes
+
     has_gateway = configuration.http is not None or configuration.gateway is not None
     if has_gateway and (trouble := find_trouble(configuration.keys)):
         target = Target(config=configuration.config_path)

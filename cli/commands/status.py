@@ -12,14 +12,13 @@ import click
 from ..changes import change_line, state_changes
 from ..connection import Target, connect, daemon_options
 from ..exit_status import CliError, ExitStatus
-from ..terminal.output import Output, redraw, width_of
+from ..terminal.output import Line, Output, redraw, width_of
 from ..terminal.reader_watch import reader_watched
 from ..terminal.status import broken_parts, lines_below, models_table
-from ..terminal.writer import for_terminal
+from ..terminal.tables import text_lines
+from ..terminal.text import INDENT
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from mlxsup.client import Client
 
 
@@ -57,7 +56,7 @@ def status(
 
 def _watch(client: Client, output: Output, *, is_debug: bool) -> None:
     """Show the table until interrupted: every second, or in a pipe with each change."""
-    try:
+    with output.until_interrupted():
         if output.can_redraw(sys.stdout) and not output.is_json:
             redraw(lambda: _lines(client.status(debug=is_debug), output), output)
             return
@@ -68,31 +67,28 @@ def _watch(client: Client, output: Output, *, is_debug: bool) -> None:
                 if not output.is_json:
                     output.data("")
                 _show(client.status(debug=is_debug), output)
-    except KeyboardInterrupt:
-        # This is how users end it, so it is no failure.
-        output.end_line()
 
 
 def _show(value: Mapping[str, Any], output: Output) -> None:
     if output.is_json:
         output.object(value)
     else:
-        output.show(*_lines(value, output))
+        output.show(_lines(value, output))
 
 
-def _lines(value: Mapping[str, Any], output: Output) -> list[Text]:
-    from rich.text import Text  # every command would wait for it
-
+def _lines(value: Mapping[str, Any], output: Output) -> list[Line]:
     if not value["models"]:
         output.note("no models configured")
     width = width_of(sys.stdout)
     lines = [line for group in models_table(value, value["models"], width) for line in group]
-    lines += [Text(for_terminal(line), style="dim") for line in lines_below(value)]
+    for line in lines_below(value):
+        lines += text_lines(line, width, style="dim")
     if "flight" in value:
         for title, found in (*_findings(value), *_events(value)):
-            lines += [Text(), Text(for_terminal(title), style="bold")]
-            lines += [Text(for_terminal(f"  {line}")) for line in found]
-        lines += [Text(), Text("`mlxsup why MODEL` explains them")]
+            lines += [[], *text_lines(title, width, style="bold")]
+            for line in found:
+                lines += text_lines(line, width, indent=INDENT)
+        lines += [[], *text_lines("`mlxsup why MODEL` explains them", width)]
     return lines
 
 
@@ -126,21 +122,16 @@ def _events(value: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
 
 @click.command()
 @daemon_options
-def events(target: Target, output: Output) -> int:
+def events(target: Target, output: Output) -> None:
     """Example: mlxsup events --json
 
     Prints a line each time a model's state changes, until interrupted.
     """
-    try:
-        with connect(target) as client, reader_watched(client.close):
-            changes = state_changes(client)
-            output.note(f"following {client.endpoint}; Ctrl-C ends")
-            for change in changes:
-                if output.is_json:
-                    output.object(change)
-                else:
-                    output.data(change_line(change))
-    except KeyboardInterrupt:
-        # This is how users end it, so it is no failure.
-        output.end_line()
-    return ExitStatus.OK
+    with output.until_interrupted(), connect(target) as client, reader_watched(client.close):
+        changes = state_changes(client)
+        output.note(f"following {client.endpoint}; Ctrl-C ends")
+        for change in changes:
+            if output.is_json:
+                output.object(change)
+            else:
+                output.data(change_line(change))

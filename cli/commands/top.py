@@ -7,7 +7,6 @@ import sys
 import click
 
 from ..connection import Target, connect, daemon_options
-from ..exit_status import ExitStatus
 from ..options import duration
 from ..terminal.output import Output
 
@@ -32,14 +31,14 @@ def _interval(context: click.Context, parameter: click.Parameter, text: str) -> 
     help="From one look at the daemon to the next.",
 )
 @daemon_options
-def top(interval_s: float, target: Target, output: Output) -> int:
+def top(interval_s: float, target: Target, output: Output) -> None:
     """Example: mlxsup top
 
     Shows models, memory, requests and the latest events on the whole screen. Keys restart, load and
     unload a model, and cancel, pause and resume a request; ? explains them, q leaves. What takes
     something away is only done after a question. In a pipe it writes a line for each change.
     """
-    try:
+    with output.until_interrupted():
         if _is_whole_terminal(output):
             from ..top.app import run
 
@@ -50,10 +49,6 @@ def top(interval_s: float, target: Target, output: Output) -> int:
             from ..top.looks import follow
 
             follow(target, interval_s, output)
-    except KeyboardInterrupt:
-        # This is how users end it, so it is no failure.
-        output.end_line()
-    return ExitStatus.OK
 
 
 def _is_whole_terminal(output: Output) -> bool:

@@ -9,20 +9,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..exit_status import CliError, ExitStatus
+from ..exit_status import CliError
 
 NAME = "mlxsup"
 
 MARKER = f"Written by `{NAME} service install`; `{NAME} service uninstall` removes it."
 """Is in every file that we write. A file without it is not ours."""
-
-PERMANENT_EXITS = (
-    ExitStatus.USAGE,
-    ExitStatus.RUNTIME_FOLDER,
-    ExitStatus.ALREADY_RUNNING,
-    ExitStatus.BAD_CONFIGURATION,
-)
-"""Errors that another start does not help against."""
 
 END_S = 15
 """How long ending the processes may take after the drain."""
@@ -30,10 +22,6 @@ END_S = 15
 SYSTEM_PATH = ("/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin")
 
 FORBIDDEN = '\\"'
-
-
-class UnusableFactError(ValueError):
-    """A path that a service file cannot express."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,19 +74,24 @@ class ServiceFacts:
         )
 
     def check(self) -> None:
-        """Raise `UnusableFactError` if no service file can express one of the paths."""
+        """Refuse paths that no service file can express."""
         texts = [self.program, self.config, *self.folders, *self.environment.values()]
         for text in map(str, texts):
             try:
                 text.encode()
             except UnicodeEncodeError:
                 shown = text.encode("utf-8", "replace").decode()
-                raise UnusableFactError(f"{shown} is not UTF-8 text") from None
+                raise _unusable(f"{shown} is not UTF-8 text") from None
             if any(sign in FORBIDDEN or not sign.isprintable() for sign in text):
-                raise UnusableFactError(
+                raise _unusable(
                     f"{text!r} has a sign that a service file cannot express: a quotation mark, a"
                     " backslash, or one that is not printable"
                 )
+
+
+def _unusable(why: str) -> CliError:
+    message, hint = f"no service file can be written: {why}", "move or rename it"
+    return CliError(message, code="unusable_path", hint=hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,11 +9,10 @@ import os
 import re
 from pathlib import Path
 
-from ..exit_status import CliError
+from ..exit_status import PERMANENT_EXITS, CliError
 from .facts import (
     MARKER,
     NAME,
-    PERMANENT_EXITS,
     ServiceFacts,
     ServiceState,
     Steps,

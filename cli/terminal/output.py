@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TextIO, cast
+from typing import Any, Self, TextIO, cast
 
 import click
 
 from mlxsup.protocol.text import escaped
 
 from ..exit_status import CliError, ExitStatus
-from .writer import GuardedStream, beneath, own
+from .writer import GuardedStream, own
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
+Piece = tuple[str, str]
+Line = list[Piece]
+"""Texts from anywhere, each with its style: some words of `SGR`."""
 
+SGR = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33}
 
 SCHEMA_VERSION = 1
-RESET = "\x1b[0m"
-WHOLE = 10_000
-"""Columns of a table in a pipe, which programs read: more than any row has."""
-
+ESCAPE = "\x1b["
+RESET = f"{ESCAPE}0m"
 CLEAR_LINE = own("\r\x1b[K")
 
 _NEW_LINE = re.compile(r"\n(?=\S)")
@@ -56,37 +56,20 @@ class Output:
         """Write what was asked for, at once."""
         click.echo(text, nl=newline)
 
-    def show(self, *renderables: RenderableType) -> None:
-        """Print tables or texts of rich on stdout, below each other: as wide as the terminal, and
-        whole in a pipe.
+    def show(self, *groups: Iterable[Line]) -> None:
+        """Write lines of styled text on stdout, below each other."""
+        lines = (f"{self.drawn(line)}\n" for group in groups for line in group)
+        self.data("".join(lines), newline=False)
 
-        Args:
-            renderables: every text from outside in them has passed through `for_terminal`.
-        """
-        stream = beneath(sys.stdout)
-        stream.write(self.render(*renderables))
-        stream.flush()
-
-    def render(self, *renderables: RenderableType) -> str:
-        """Return what `show` prints; no line of it ends in spaces, with which rich fills tables."""
-        from rich.console import Console  # every command would wait for it
-
-        stream = sys.stdout
-        console = Console(
-            file=beneath(stream),
-            width=width_of(stream) or WHOLE,
-            color_system="auto" if self.has_colour(stream) else None,
-            force_terminal=stream.isatty(),
-            highlight=False,
-            markup=False,
-            emoji=False,
-            legacy_windows=False,
-        )
-        # Written by us: rich ends the process with 1 if the reader of its file has gone.
-        with console.capture() as captured:
-            for renderable in renderables:
-                console.print(renderable, crop=console.is_terminal)
-        return "\n".join(line.rstrip(" ") for line in captured.get().split("\n"))
+    def drawn(self, line: Line) -> str:
+        """Return a line for stdout, with its style if that supports it."""
+        if not self.has_colour(sys.stdout):
+            return "".join(text for text, _ in line)
+        pieces = []
+        for text, style in line:
+            codes = ";".join(str(SGR[word]) for word in style.split())
+            pieces.append(f"{own(f'{ESCAPE}{codes}m')}{text}{own(RESET)}" if codes else text)
+        return "".join(pieces)
 
     def answer(self, text: str, stream: TextIO, **style: Any) -> None:
         """Write a piece of a model's text: as it is, but for what a terminal would act on."""
@@ -105,6 +88,8 @@ class Output:
     @staticmethod
     def object_line(value: Mapping[str, Any]) -> str:
         """Return one object as a line for programs, with escapes for what is not printable."""
+        import json  # help and usage errors would wait for it
+
         line = json.dumps({"schema_version": SCHEMA_VERSION, **value}, ensure_ascii=False)
         return escaped(line)
 
@@ -117,6 +102,14 @@ class Output:
         """Begin a new line after the ^C that a terminal shows."""
         if sys.stderr.isatty():
             self.note("")
+
+    @contextmanager
+    def until_interrupted(self) -> Iterator[None]:
+        """Take an interrupt for the end of the body: it is how users leave, and no failure."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.end_line()
 
     def error(self, error: CliError) -> None:
         """Print what went wrong, and what helps."""
@@ -158,11 +151,18 @@ def styled(text: str, **attributes: Any) -> str:
 
 def width_of(stream: TextIO) -> int | None:
     """Return the columns of a terminal; None for anything else, whose lines are never cut."""
-    if not stream.isatty():
-        return None
-    import shutil  # every command would wait for it
+    return terminal_size().columns if stream.isatty() else None
 
-    return shutil.get_terminal_size().columns
+
+def terminal_size() -> os.terminal_size:
+    """Return what `shutil.get_terminal_size` does, for which every help would wait."""
+    given = [os.environ.get(name, "") for name in ("COLUMNS", "LINES")]
+    columns, lines = (int(text) if text.isdecimal() else 0 for text in given)
+    try:
+        real = os.get_terminal_size(sys.__stdout__.fileno() if sys.__stdout__ else 1)
+    except (OSError, ValueError):
+        real = os.terminal_size((0, 0))
+    return os.terminal_size((columns or real.columns or 80, lines or real.lines or 24))
 
 
 def settle_streams() -> None:
@@ -201,12 +201,10 @@ class LiveLine:
     def show(self, text: str) -> None:
         """Replace the line's text; not while half a line of an answer stands there."""
         if self.is_possible and not self._is_beside_text:
-            import shutil  # every command would wait for these
-
-            from .text import cut
+            from .text import cut  # help would wait for it
 
             # A line that wraps could not be cleared.
-            text = cut(text, shutil.get_terminal_size().columns - 1)
+            text = cut(text, terminal_size().columns - 1)
             styled = self._output.style(text, sys.stderr, dim=True)
             click.echo(f"{CLEAR_LINE}{styled}", nl=False, err=True)
             self._is_shown = True
@@ -247,25 +245,21 @@ class LiveLine:
 
 
 REDRAW_INTERVAL_S = 1.0
-CLEAR_REST, CLEAR_BELOW = "\x1b[K", "\x1b[J"
+CLEAR_REST, CLEAR_BELOW = own(f"{ESCAPE}K"), own(f"{ESCAPE}J")
 
 
-def redraw(draw: Callable[[], Sequence[RenderableType]], output: Output) -> None:
+def redraw(draw: Callable[[], Sequence[Line]], output: Output) -> None:
     """Show what `draw` returns every second, over what it returned before; ends by an interrupt.
 
     Not by `rich.live`, which hides the cursor: a signal that ends the command would leave it so.
     """
-    import shutil  # every command would wait for it
-
-    rows_above = 0
+    up = own("\r")
     while True:
         # Lines that scrolled off the terminal could not be overwritten.
-        lines = output.render(*draw()).splitlines()[: shutil.get_terminal_size().lines - 1]
-        up = f"\x1b[{rows_above}A\r" if rows_above else "\r"
-        stream = beneath(sys.stdout)
-        stream.write(up + "".join(f"{line}{CLEAR_REST}\n" for line in lines) + CLEAR_BELOW)
-        stream.flush()
-        rows_above = len(lines)
+        lines = draw()[: terminal_size().lines - 1]
+        drawn = "".join(f"{output.drawn(line)}{CLEAR_REST}\n" for line in lines)
+        output.data(f"{up}{drawn}{CLEAR_BELOW}", newline=False)
+        up = own(f"{ESCAPE}{len(lines)}A\r" if lines else "\r")
         time.sleep(REDRAW_INTERVAL_S)
 
 

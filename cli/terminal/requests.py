@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .output import Line
 from .status import progress_text
 from .tables import Column, table
 from .text import format_duration, in_a_line
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from mlxsup.client import Notice
 
 
@@ -97,7 +96,7 @@ LEAST_SHOWN_S = 1.0
 """A shorter wait is not worth saying."""
 
 
-def request_lines(requests: Sequence[Mapping[str, Any]], width: int | None) -> list[Text]:
+def request_lines(requests: Sequence[Mapping[str, Any]], width: int | None) -> list[Line]:
     """Return the line of the headers, then one for each request.
 
     Args:

@@ -8,19 +8,15 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mlxsup.protocol.folders import log_path
 from mlxsup.protocol.log_files import last_line
 
-from .output import Output, width_of
-from .tables import GAP, Column, fitting, table
-from .text import cut, format_bytes, format_duration, in_a_line, indented
+from .output import Line, Output, width_of
+from .tables import GAP, Column, fitting, table, text_lines
+from .text import INDENT, cell_len, cut, format_bytes, format_duration, in_a_line
 from .writer import for_terminal
-
-if TYPE_CHECKING:
-    from rich.text import Text
-
 
 COLUMNS = (
     Column("MODEL", least=8),
@@ -59,12 +55,12 @@ def show_models(
         models: entries of its `models`.
     """
     lines = models_table(value, models, width_of(sys.stdout))
-    output.show(*(line for group in lines for line in group))
+    output.show(*lines)
 
 
 def models_table(
     value: Mapping[str, Any], models: Sequence[Mapping[str, Any]], width: int | None
-) -> list[list[Text]]:
+) -> list[list[Line]]:
     """Return the line of the headers, then for each model its row and what belongs below it.
 
     A note that has no room in its row follows it, because a cause is too important to be cut, and
@@ -75,9 +71,6 @@ def models_table(
         models: entries of its `models`.
         width: columns of the terminal; None to cut nothing.
     """
-    from rich.cells import cell_len
-    from rich.text import Text
-
     now = time.time()
     rows = [_cells(model) for model in models]
     notes = [in_a_line(note_of(model, now)) for model in models]
@@ -98,11 +91,9 @@ def models_table(
         lines = table((*COLUMNS, NOTE), noted, width, gap)
     groups = [[line] for line in lines]
     for group, model, note, fits in zip(groups[1:], models, notes, inline, strict=True):
-        below = [] if fits else indented(note, width)
-        group += [Text(for_terminal(line)) for line in below]
+        group += [] if fits else text_lines(note, width, indent=INDENT)
         if last := _last_line(value, model):
-            said = for_terminal(cut(in_a_line(f"  {last}"), width))
-            group.append(Text(said, style="dim", no_wrap=True))
+            group.append([(for_terminal(cut(in_a_line(f"  {last}"), width)), "dim")])
     return groups
 
 

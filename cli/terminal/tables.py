@@ -1,20 +1,15 @@
-"""Tables of rich that fit a terminal, and are whole in a pipe."""
+"""Tables that fit a terminal, and are whole in a pipe."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import zip_longest
 
-from .output import WHOLE
-from .text import in_a_line
+from .output import Line, Piece, width_of
+from .text import cell_len, cut, in_a_line, wrapped
 from .writer import for_terminal
-
-if TYPE_CHECKING:
-    from rich.console import JustifyMethod
-    from rich.table import Table
-    from rich.text import Text
-
 
 GAP = 2
 
@@ -40,45 +35,34 @@ class Column:
 
 def table(
     columns: Sequence[Column],
-    rows: Sequence[Sequence[str | tuple[str, str]]],
+    rows: Sequence[Sequence[str | Piece]],
     width: int | None,
     gap: int = GAP,
-) -> list[Text]:
+) -> list[Line]:
     """Return the line of the headers, then one for each row.
+
+    Not a table of rich, for which every command would wait.
 
     Args:
         columns: from the left.
-        rows: a cell for each column, from anywhere; with a style of rich if it is a pair.
+        rows: a cell for each column, from anywhere; with its style if it is a pair.
         width: columns of the terminal; None for anything else, for which nothing is cut.
         gap: spaces between two columns.
     """
-    from rich.console import Console  # every command would wait for these
-    from rich.table import Table
-    from rich.text import Text
-
     cells = [[_safe(cell) for cell in row] for row in rows]
     widths = fitting(columns, [[text for text, _ in row] for row in cells], width, gap)
-    made = Table(
-        box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold", show_edge=False
-    )
-    for place, room in widths.items():
-        made.add_column(
-            columns[place].title,
-            justify="right" if columns[place].is_right else "left",
-            width=room,
-            no_wrap=True,
-            overflow="ellipsis",
-        )
-    for row in cells:
-        made.add_row(*(Text(row[place][0], style=row[place][1]) for place in widths))
-    lines = Console(width=width or WHOLE).render_lines(made, pad=False)
-    texts = [
-        Text.assemble(*((part.text, part.style or "") for part in line), no_wrap=True)
-        for line in lines
-    ]
-    for text in texts:
-        text.rstrip()
-    return texts
+    lines = []
+    for row in ([(column.title, "bold") for column in columns], *cells):
+        line: Line = []
+        for place, room in widths.items():
+            text, style = cut(row[place][0], room), row[place][1]
+            pad, cell = (" " * (room - cell_len(text)), ""), (text, style)
+            line += [pad, cell] if columns[place].is_right else [cell, pad]
+            line.append((" " * gap, ""))
+        while line and not line[-1][0].strip():
+            line.pop()
+        lines.append(line)
+    return lines
 
 
 def fitting(
@@ -88,8 +72,6 @@ def fitting(
 
     Columns are cut to their `least`, then given up; only then any are cut, the widest first.
     """
-    from rich.cells import cell_len
-
     widths = {
         place: max(cell_len(text) for text in (column.title, *(row[place] for row in rows)))
         for place, column in enumerate(columns)
@@ -107,37 +89,42 @@ def fitting(
         del least[place], widths[place]
     over = sum(widths.values()) + gap * (len(widths) - 1) - width
     for place in widths:
-        cut = min(max(over, 0), widths[place] - least[place])
-        widths[place] -= cut
-        over -= cut
+        taken = min(max(over, 0), widths[place] - least[place])
+        widths[place] -= taken
+        over -= taken
     while over > 0 and max(widths.values()) > 1:
         widths[max(widths, key=widths.__getitem__)] -= 1
         over -= 1
     return widths
 
 
-def _safe(cell: str | tuple[str, str]) -> tuple[str, str]:
+def text_lines(text: str, width: int | None, *, style: str = "", indent: int = 0) -> list[Line]:
+    """Return a text from anywhere in lines that fit."""
+    return [[(line, style)] for line in wrapped(for_terminal(text), width, indent)]
+
+
+def _safe(cell: str | Piece) -> Piece:
     text, style = (cell, "") if isinstance(cell, str) else cell
     return for_terminal(in_a_line(text)), style
 
 
 def listing(
     headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: Collection[str] = ()
-) -> Table:
-    """Return a table for `Output.show`; its cells may contain text from outside.
+) -> list[Line]:
+    """Return a table for stdout, whose cells are folded on a narrow terminal, and never cut.
 
     Args:
-        headings: of the columns; without any, the first column names what follows it.
-        rows: a cell for each column.
+        headings: of the columns; without any, the first of two columns names what follows it.
+        rows: a cell for each column, from anywhere.
         right: the headings of columns that are aligned to the right.
     """
-    from rich.table import Table  # other commands need not wait for it
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=bool(headings))
-    for heading in headings or ("", ""):
-        # Folded, never cut: rich narrows the widest column first.
-        justify: JustifyMethod = "right" if heading in right else "left"
-        table.add_column(heading, justify=justify, overflow="fold")
-    for row in rows:
-        table.add_row(*(for_terminal(in_a_line(cell)) for cell in row))
-    return table
+    columns = [Column(heading, is_right=heading in right) for heading in headings or ("", "")]
+    cells = [[for_terminal(in_a_line(cell)) for cell in row] for row in rows]
+    width = width_of(sys.stdout)
+    widths = fitting(columns, cells, width)
+    folded: list[tuple[str, ...]] = []
+    for row in cells:
+        room = [None if width is None else widths[place] for place in widths]
+        folded += zip_longest(*map(wrapped, row, room), fillvalue="")
+    lines = table(columns, folded, width)
+    return lines if headings else lines[1:]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 import time
 
 from mlxsup.protocol.text import size_text
@@ -34,13 +33,11 @@ def format_duration(seconds: float | None) -> str:
 
 
 INDENT = 2
+"""Of a sentence that belongs to the row above it."""
+
+_NOTHING = "\0"
 
 _BREAKS = dict.fromkeys(map(ord, "\n\t"), " ")
-
-
-def indented(text: str, width: int | None) -> list[str]:
-    """Return the lines of a sentence that belongs to the row above it."""
-    return wrapped(text, width, INDENT)
 
 
 def wrapped(text: str, width: int | None, indent: int = 0) -> list[str]:
@@ -48,9 +45,14 @@ def wrapped(text: str, width: int | None, indent: int = 0) -> list[str]:
     begin = " " * indent
     if width is None:
         return [f"{begin}{text}"]
-    return textwrap.wrap(
-        text, width, initial_indent=begin, subsequent_indent=begin, break_on_hyphens=False
+    import textwrap  # the shorter help of a command would wait for it
+
+    # A sign that takes two columns counts as two.
+    counted = text if text.isascii() else "".join(_NOTHING * (cell_len(c) - 1) + c for c in text)
+    lines = textwrap.wrap(
+        counted, width, initial_indent=begin, subsequent_indent=begin, break_on_hyphens=False
     )
+    return [line.replace(_NOTHING, "") for line in lines]
 
 
 def in_a_line(text: str) -> str:
@@ -58,8 +60,21 @@ def in_a_line(text: str) -> str:
     return text.translate(_BREAKS)
 
 
+def cell_len(text: str) -> int:
+    """Return how many columns of a terminal a text takes."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len  # most texts need no table of widths
+
+    return cell_len(text)
+
+
 def cut(text: str, width: int | None) -> str:
-    """Return the text, with an ellipsis at its end if it is longer than that."""
-    if width is None or len(text) <= width:
+    """Return the text, with an ellipsis at its end if it takes more columns than that."""
+    if width is None or cell_len(text) <= width:
         return text
-    return text[: max(1, width - 1)] + "…"
+    if text.isascii():
+        return text[: max(0, width - 1)] + "…"
+    from rich.cells import set_cell_size
+
+    return set_cell_size(text, max(0, width - 1)) + "…"

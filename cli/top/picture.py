@@ -9,6 +9,7 @@ from typing import Literal
 
 from rich.text import Text
 
+from ..terminal.output import Line
 from ..terminal.requests import request_lines
 from ..terminal.status import models_table, remarks
 from ..terminal.text import format_duration, in_a_line, wrapped
@@ -202,8 +203,8 @@ def _requests(look: Look, selected: Item | None, width: int) -> Section:
 
 
 def _marked(
-    header: Text,
-    groups: Sequence[Sequence[Text]],
+    header: Line,
+    groups: Sequence[Sequence[Line]],
     items: Sequence[Item],
     selected: Item | None,
     width: int,
@@ -213,12 +214,12 @@ def _marked(
     focus = items.index(selected) if selected in items else None
     marked = []
     for place, lines in enumerate(groups):
-        group = [Text.assemble(NO_MARK, line) for line in lines]
+        group = [Text.assemble(NO_MARK, *line) for line in lines]
         if place == focus:
             # Not its colours, which a terminal may show on themselves.
-            group[0] = Text(f"{MARK}{lines[0].plain}", style="reverse")
+            group[0] = Text(f"{MARK}{group[0].plain.removeprefix(NO_MARK)}", style="reverse")
             group[0].pad_right(max(width - group[0].cell_len, 0))
         marked.append(group)
     return Section(
-        header=Text.assemble(NO_MARK, header), groups=marked, focus=focus or 0, more=more
+        header=Text.assemble(NO_MARK, *header), groups=marked, focus=focus or 0, more=more
     )

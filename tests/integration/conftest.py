@@ -1,4 +1,4 @@
-"""A scripted supervisor in a folder of a short name, for the tests of commands and clients."""
+"""A folder with a short name, for the sockets of commands and clients."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from support.cli.cli_daemon import Daemon
-from support.client.scripted_supervisor import ScriptedSupervisor, scripted_supervisor
 from support.wheels import builder, built, built_client, installed
 
 __all__ = ["builder", "built", "built_client", "installed"]
@@ -26,14 +24,3 @@ def folder() -> Iterator[Path]:
 def path(folder: Path) -> Path:
     """The socket that a client connects to."""
     return folder / "client.sock"
-
-
-@pytest.fixture
-def daemon(folder: Path) -> Daemon:
-    return Daemon(folder)
-
-
-@pytest.fixture
-def supervisor(path: Path, daemon: Daemon) -> Iterator[ScriptedSupervisor]:
-    with scripted_supervisor(path, daemon) as running:
-        yield running

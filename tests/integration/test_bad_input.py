@@ -114,7 +114,7 @@ def test_client_raises_the_same_error_C7(daemon: Daemon, case: BadBody) -> None:
     "case", [pytest.param(case, id=ascii(" ".join(case.arguments)[:60])) for case in COMMANDS]
 )
 def test_command_says_one_sentence(daemon: Daemon, case: BadCommand) -> None:
-    target = ("--endpoint", daemon.endpoint) if len(case.arguments) > 1 else ()
+    target = ("--endpoint", daemon.endpoint)
 
     def say(*more: str) -> subprocess.CompletedProcess[bytes]:
         command = Daemon.command(*case.arguments, *target, *more)
@@ -124,11 +124,10 @@ def test_command_says_one_sentence(daemon: Daemon, case: BadCommand) -> None:
     assert (said.returncode, said.stdout) == (case.status, b""), said.stderr
     assert case.words in said.stderr.decode()
     assert b"Traceback" not in said.stderr
-    if target:
-        as_json = say("--json")
-        assert (as_json.returncode, as_json.stderr) == (case.status, b"")
-        error = json.loads(as_json.stdout)["error"]
-        assert case.words in f"{error['message']} {error['hint']}"
+    as_json = say("--json")
+    assert (as_json.returncode, as_json.stderr) == (case.status, b"")
+    error = json.loads(as_json.stdout)["error"]
+    assert case.words in f"{error['message']} {error['hint']}"
 
 
 def test_prompt_over_the_context_reaches_no_engine_I6(daemon: Daemon) -> None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,8 +24,7 @@ from mlxsup.protocol.message import Message
 from mlxsup.protocol.request_messages import Attach, RequestsQuery
 
 from support.cli.cli import COLUMNS, ESCAPE, Piped, check_plain, on_terminal, run_cli
-from support.cli.command_tree import leaf_of, leaves
-from support.cli.played_service_managers import PlayedServiceManagers
+from support.cli.command_tree import Leaf, leaf_of, leaves
 from support.client.scripted_supervisor import (
     Peer,
     answer,
@@ -173,7 +172,7 @@ def test_every_command_is_run_in_a_pipe_and_with_json() -> None:
 
 
 @pytest.mark.parametrize("arguments", ONCE, ids=" ".join)
-def test_in_a_pipe_data_goes_to_stdout_plain_and_whole(
+def test_in_a_pipe_data_goes_to_stdout_plain_and_whole_and_as_json(
     daemon: Daemon, arguments: list[str]
 ) -> None:
     done = run(daemon, arguments)
@@ -188,18 +187,17 @@ def test_in_a_pipe_data_goes_to_stdout_plain_and_whole(
     # What is only for people is on the other stream.
     assert ("tokens/s" in done.stderr) == ("-v" in arguments)
     assert "tokens/s" not in done.stdout
-
-
-@pytest.mark.parametrize("arguments", ONCE, ids=" ".join)
-def test_json_is_one_object_or_lines_of_objects(daemon: Daemon, arguments: list[str]) -> None:
     done = run(daemon, arguments, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
+    if arguments[0] != "logs":
+        assert len(lines) == (2 if arguments[0] in ("chat", "run") else 1)
+    assert_published(lines, arguments)
+
+
+def assert_published(lines: Iterable[str], arguments: Sequence[str]) -> None:
+    """Fail unless each line is an object as its command's schema says."""
     assert all(json.loads(line)["schema_version"] == 1 for line in lines)
-    if arguments[0] in ("chat", "run"):
-        assert len(lines) == 2
-    elif arguments[0] != "logs":
-        assert len(lines) == 1
     assert [found for line in lines for found in problems(line, leaf_of(arguments))] == []
 
 
@@ -229,31 +227,33 @@ def test_following_writes_a_line_for_each_change_and_nothing_over_it(
     assert err == ""
     check_plain("".join(lines) + out)
     if is_json:
-        assert all(json.loads(line)["schema_version"] == 1 for line in lines)
-        assert [found for line in lines for found in problems(line, leaf_of(arguments))] == []
+        assert_published(lines, arguments)
 
 
-def test_start_and_stop_in_a_pipe_speak_in_plain_lines() -> None:
+@pytest.mark.parametrize("is_json", [False, True])
+def test_start_and_stop_in_a_pipe_speak_in_plain_lines(is_json: bool) -> None:
+    more = ["--json"] if is_json else []
     daemon = Daemon({"alpha": fake()})
-    with Piped("start", "--config", str(daemon.config)) as started:
-        assert started.line().startswith(f"listening at {daemon.endpoint} (pid ")
-        while "READY" not in (line := started.line()):
-            check_plain(line)
-        # The second one learns who was first, on stderr, with a hint.
-        second = run_cli("start", "--config", str(daemon.config))
-        assert (second.returncode, second.stdout) == (75, "")
-        assert f"pid {started.process.pid}" in second.stderr
-        stopped = run_cli("stop", "--config", str(daemon.config), "--json")
-        assert (stopped.returncode, stopped.stderr) == (0, "")
-        assert json.loads(stopped.stdout)["stopped"] is True
-        assert problems(stopped.stdout, ["stop"]) == []
-        code, out, err = started.end()
-        assert (code, err) == (0, "")
-        check_plain(out)
+    with Piped("start", "--config", str(daemon.config), *more) as started:
+        lines = [started.line()]
+        while "READY" not in lines[-1]:
+            lines.append(started.line())
+        code, out, err = started.interrupt()
     with daemon:
-        assert run_cli("stop", "--endpoint", daemon.endpoint).stdout.startswith(
-            "stopped the daemon"
-        )
+        stopped = run_cli("stop", "--config", str(daemon.config), *more)
+    lines += out.splitlines()
+    check_plain("".join(lines) + stopped.stdout)
+    assert (code, stopped.returncode) == (0, 0)
+    if is_json:
+        assert (err, stopped.stderr) == ("", "")
+        assert json.loads(stopped.stdout)["stopped"] is True
+        assert_published([stopped.stdout], ["stop"])
+        assert_published(lines, ["start"])
+        assert any('"stopping"' in line for line in lines), "the end is shown, too"
+    else:
+        assert err == "stopping: ending every process\n"
+        assert lines[0].startswith(f"listening at {daemon.endpoint} (pid ")
+        assert stopped.stdout.startswith("stopped the daemon (pid ")
 
 
 @pytest.mark.parametrize(
@@ -309,45 +309,30 @@ def test_what_failed_exits_1_with_a_sentence_and_a_code(
 
 
 @pytest.mark.parametrize("is_json", [False, True])
-def test_pause_resume_and_cancel_in_a_pipe_say_in_one_line_what_has_become_of_the_request(
-    daemon: Daemon, is_json: bool
-) -> None:
+def test_what_is_done_to_a_request_is_one_line(daemon: Daemon, is_json: bool) -> None:
     more = ["--json"] if is_json else []
     with daemon.client() as client:
         stream = client.generate("alpha", prompt="[[fault slow=0.02]]", max_tokens=4000)
         next(stream)
-        expected = {
-            "pause": ("pausing", "paused"),
-            "resume": ("queued",),
-            "cancel": ("cancelled",),
-        }
-        for command, stages in expected.items():
-            done = run(daemon, [command, stream.request_id], *more)
+        for words, said in (
+            (["prioritize", "ID", "batch"], "as batch (was normal)"),
+            (["pause", "ID"], "paus"),
+            (["resume", "ID"], "queued"),
+            (["cancel", "ID"], "cancelled"),
+        ):
+            given = [stream.request_id if word == "ID" else word for word in words]
+            done = run(daemon, given, *more)
             assert (done.returncode, done.stderr) == (0, "")
             check_plain(done.stdout)
             [line] = done.stdout.splitlines()
-            assert not is_json or problems(line, [command]) == []
-            said = json.loads(line).get("stage", "cancelled") if is_json else line.split(": ")[1]
-            stage = said.split()[0]
-            assert stage in stages
+            if is_json:
+                assert_published([line], words)
+            else:
+                assert stream.request_id in line
+                assert said in line
         for _ in stream:
             pass
         assert stream.result.finish_reason == "cancelled"
-
-
-@pytest.mark.parametrize("is_json", [False, True])
-def test_prioritize_in_a_pipe_says_what_has_become_of_the_request(
-    daemon: Daemon, is_json: bool
-) -> None:
-    more = ["--json"] if is_json else []
-    with daemon.client() as client:
-        stream = client.generate("alpha", prompt="[[fault slow=0.02]]", max_tokens=4000)
-        next(stream)
-        done = run(daemon, ["prioritize", stream.request_id, "batch"], *more)
-        assert (done.returncode, done.stderr) == (0, "")
-        check_plain(done.stdout)
-        assert not is_json or problems(done.stdout, ["prioritize"]) == []
-        stream.cancel()
 
 
 # ---------------------------------------------------------------- colour, columns, speed
@@ -409,24 +394,24 @@ def test_an_interrupt_before_a_command_has_begun_ends_it_without_a_word() -> Non
 # ---------------------------------------------------------------- help
 
 
-def levels(command: click.Command, path: list[str]) -> Iterator[list[str]]:
-    yield path
+def levels(command: click.Command = root, path: Leaf = ()) -> Iterator[tuple[Leaf, click.Command]]:
+    """Yield every group and command, with the words that name it."""
+    yield path, command
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):
             child = command.get_command(context, name)
             assert child is not None
-            yield from levels(child, [*path, name])
-
-
-ALL_LEVELS = list(levels(root, []))
+            yield from levels(child, (*path, name))
 
 
 def test_help_on_every_level_begins_with_its_usage_and_an_example(
     capsys: pytest.CaptureFixture[str], snapshot: SnapshotAssertion
 ) -> None:
     shown = {}
-    for path in ALL_LEVELS:
+    for path, command in levels():
+        if not isinstance(command, click.Group):
+            assert "is_json" in {parameter.name for parameter in command.params}, path
         texts = []
         for flag in ("-h", "--help"):
             with pytest.raises(SystemExit) as caught:
@@ -442,39 +427,11 @@ def test_help_on_every_level_begins_with_its_usage_and_an_example(
     assert shown == snapshot
 
 
-def test_every_command_takes_json() -> None:
-    for path in ALL_LEVELS:
-        command: click.Command = root
-        for name in path:
-            assert isinstance(command, click.Group)
-            child = command.get_command(click.Context(command), name)
-            assert child is not None
-            command = child
-        if not isinstance(command, click.Group):
-            assert "is_json" in {parameter.name for parameter in command.params}, path
-
-
 @pytest.fixture
 def home() -> Iterator[Path]:
     """A home folder with a short path, because sockets go there."""
     with tempfile.TemporaryDirectory(prefix="mlxsup-t-", dir="/tmp") as name:
         yield Path(name)
-
-
-def test_start_in_the_foreground_writes_lines_as_published() -> None:
-    daemon = Daemon({"alpha": fake()})
-    with Piped("start", "--config", str(daemon.config), "--json") as started:
-        lines = [started.line()]
-        while '"READY"' not in lines[-1]:
-            lines.append(started.line())
-        code, out, err = started.interrupt()
-    assert (code, err) == (0, "")
-    lines += out.splitlines()
-    check_plain("".join(lines))
-    assert [found for line in lines for found in problems(line, ["start"])] == []
-    assert any('"stopping"' in line for line in lines), "the end is shown, too"
-    with daemon:
-        pass  # checks the logs and removes the folder
 
 
 def joined(peer: Peer, message: Message) -> None:
@@ -509,28 +466,3 @@ def test_pull_and_rm_are_plain_and_as_published(home: Path, is_json: bool) -> No
             check_plain(done.stdout + done.stderr)
             if is_json:
                 assert (problems(done.stdout, arguments[:1]), done.stderr) == ([], "")
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="systemd is played")
-@pytest.mark.parametrize("is_json", [False, True])
-def test_a_service_is_told_of_plain_and_as_published(tmp_path: Path, is_json: bool) -> None:
-    played = PlayedServiceManagers(tmp_path)
-    played.answer("journalctl.--user-unit", "echo one; echo two")
-    install = ["install", "--config", str(played.config)]
-    more = ["--json"] if is_json else []
-    for arguments in (
-        [*install, "--dry-run"],
-        install,
-        ["status"],
-        ["logs"],
-        ["uninstall", "--dry-run"],
-        ["uninstall"],
-    ):
-        done = played.run(*arguments, *more)
-        assert done.returncode == 0, done.stderr
-        check_plain(done.stdout + done.stderr)
-        if is_json:
-            lines = done.stdout.splitlines()
-            assert (bool(lines), done.stderr) == (True, "")
-            leaf = ["service", arguments[0]]
-            assert [found for line in lines for found in problems(line, leaf)] == []

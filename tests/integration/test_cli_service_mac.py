@@ -17,12 +17,11 @@ from mlxsup.cli.service import launchd
 
 from support.cli.cli import TIME_LIMIT_S, environment
 from support.cli.played_service_managers import PlayedServiceManagers
+from support.daemon import warm
 from support.gateway.json_schemas import problems
 
 PROGRAM = """
 import sys
-import psutil
-import mlxsup.cli.commands.start, mlxsup.cli.service.launchd, mlxsup.supervisor.config.load
 from mlxsup.cli.main import main
 sys.platform = "darwin"
 main(sys.argv[1:])
@@ -47,14 +46,10 @@ class Mac(PlayedServiceManagers):
     def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """`mlxsup service` with these arguments."""
         path = f"{self.home.parent}/bin:/usr/bin:/bin"
-        return subprocess.run(
+        return warm.run_text(
             [sys.executable, "-c", PROGRAM, "service", *arguments],
-            env=environment(HOME=str(self.home), PATH=path, SUDO_USER="", **variables),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=TIME_LIMIT_S,
-            check=False,
+            environment=environment(HOME=str(self.home), PATH=path, SUDO_USER="", **variables),
+            timeout_s=TIME_LIMIT_S,
         )
 
     def job(self) -> dict[str, Any]:

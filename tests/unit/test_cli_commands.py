@@ -7,8 +7,10 @@ import errno
 import io
 import json
 import os
+import shlex
 import shutil
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,7 +28,6 @@ from mlxsup.cli.commands.logs import previous_generation, since
 from mlxsup.cli.commands.why import why
 from mlxsup.cli.options import duration, keep_alive, keep_alive_of_load
 from mlxsup.cli.terminal.status import broken_parts
-from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.keep_alive import SHORTEST_LOAD_S
 from mlxsup.protocol.states import State
 
@@ -82,30 +83,27 @@ def test_nothing_that_ends_something_is_suggested_for_a_word_that_begins_otherwi
                 assert guess(letter + name) not in ENDING_COMMANDS
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("-1", -1.0), ("0", 0.0), ("90s", 90.0), ("10m", 600.0)]
-)
-def test_a_time_is_seconds_and_minus_one_is_for_ever(text: str, seconds: float) -> None:
-    assert keep_alive(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["-2", "-10m", "soon", ""])
-def test_anything_else_is_refused(text: str) -> None:
-    with pytest.raises(click.BadParameter):
-        keep_alive(text)
+TIMES = {"90s": 90.0, "10m": 600.0, "2h": 7200.0, "1.5": 1.5, "250ms": 0.25, "2000000000": 2e9}
+NO_TIMES = ("", "soon", "-2", "-10m", "5 weeks", "m")
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("-1", -1.0), ("0.001", SHORTEST_LOAD_S), ("10m", 600.0)]
+    ("read", "more", "refused"),
+    [
+        (duration, {"0": 0.0}, ["-1"]),
+        (keep_alive, {"0": 0.0, "-1": -1.0}, []),
+        (keep_alive_of_load, {"0.001": SHORTEST_LOAD_S, "-1": -1.0}, ["0", "0s", "0.0009"]),
+    ],
+    ids=["a duration", "--keep-alive", "--keep-alive of load"],
 )
-def test_a_load_takes_the_same(text: str, seconds: float) -> None:
-    assert keep_alive_of_load(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["0", "0s", "0.0009", "-2", "soon"])
-def test_but_a_load_that_would_unload_at_once_is_a_wrong_option(text: str) -> None:
-    with pytest.raises(click.BadParameter):
-        keep_alive_of_load(text)
+def test_a_time_is_seconds_and_anything_else_a_wrong_option(
+    read: Callable[[str], float], more: dict[str, float], refused: list[str]
+) -> None:
+    for text, seconds in {**TIMES, **more}.items():
+        assert read(text) == seconds
+    for text in (*NO_TIMES, *refused):
+        with pytest.raises(click.BadParameter):
+            read(text)
 
 
 NOON = calendar.timegm(time.strptime("2026-11-21 12:00", "%Y-%m-%d %H:%M"))
@@ -140,24 +138,11 @@ def test_since_shows_a_line_without_a_time_in_doubt(
 
 def test_previous_generation_is_what_stands_before_the_last_rule() -> None:
     assert previous_generation([RULE_1, OLD, DUMP, RULE_2, NEW]) == [RULE_1, OLD, DUMP]
+    assert previous_generation([RULE_1, OLD, RULE_2, NEW, RULE_1]) == [RULE_2, NEW]
     assert previous_generation([OLD, DUMP, RULE_2, NEW]) == [OLD, DUMP]
     assert previous_generation([RULE_2, NEW]) is None
     assert previous_generation([NEW]) is None
     assert previous_generation([]) is None
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("90s", 90), ("10m", 600), ("2h", 7200), ("1.5", 1.5), ("250ms", 0.25), ("2000000000", 2e9)],
-)
-def test_durations(text: str, seconds: float) -> None:
-    assert duration(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "soon", "-1", "5 weeks", "m"])
-def test_what_is_no_duration_is_a_usage_error(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="is not a duration"):
-        duration(text)
 
 
 TAKERS = [(why, "report"), (bench, "kept"), (init, "file")]
@@ -177,32 +162,24 @@ def test_standard_output_is_no_file(command: click.Command, name: str) -> None:
     assert parameter.type_cast_value(context, "a.json") == Path("a.json")
 
 
-M, ID = ModelName("m"), RequestId("r1")
+DOWN = "the HTTP gateway is down"
 
 
 @pytest.mark.parametrize(
-    ("state", "says"), [("FAILED", ["m has FAILED"]), ("BACKOFF", ["m is in BACKOFF"])]
+    ("state", "gateway", "says"),
+    [
+        *((state, None, []) for state in sorted(set(State) - {State.FAILED, State.BACKOFF})),
+        ("FAILED", None, ["m has FAILED"]),
+        ("BACKOFF", {"state": "ready"}, ["m is in BACKOFF"]),
+        ("READY", {"state": "starting"}, []),
+        *(("READY", {"state": word}, [DOWN]) for word in ("frozen", "backoff", "crash loop")),
+    ],
 )
-def test_a_model_that_has_failed_or_waits_for_its_next_attempt_is_broken(
-    state: str, says: list[str]
+def test_what_has_failed_or_waits_for_its_next_attempt_is_broken(
+    state: str, gateway: dict[str, str] | None, says: list[str]
 ) -> None:
-    assert broken_parts({"models": [{"name": "m", "state": state}]}) == says
-
-
-@pytest.mark.parametrize("state", sorted(set(State) - {State.FAILED, State.BACKOFF}))
-def test_no_other_state_is_broken(state: str) -> None:
-    assert broken_parts({"models": [{"name": "m", "state": state}]}) == []
-
-
-@pytest.mark.parametrize("state", ["frozen", "backoff", "crash loop"])
-def test_a_gateway_that_crashes_is_broken(state: str) -> None:
-    status = {"models": [], "gateway": {"state": state}}
-    assert broken_parts(status) == ["the HTTP gateway is down"]
-
-
-@pytest.mark.parametrize("gateway", [None, {"state": "ready"}, {"state": "starting"}])
-def test_a_gateway_that_is_off_or_runs_is_not(gateway: dict[str, str] | None) -> None:
-    assert broken_parts({"models": [], "gateway": gateway}) == []
+    status = {"models": [{"name": "m", "state": state}], "gateway": gateway}
+    assert broken_parts(status) == says
 
 
 NOWHERE = "ipc:///nowhere/client.sock"
@@ -221,102 +198,103 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, st
 
 
 DAEMON_COMMANDS = [
-    ["status"],
-    ["status", "--watch"],
-    ["events"],
-    ["load", "m"],
-    ["unload", "m"],
-    ["restart", "m"],
-    ["prioritize", "x", "batch"],
-    ["requests"],
-    ["requests", "-f"],
-    ["why"],
-    ["why", "m"],
-    ["why", "m", "--report", "/nowhere/r.tar.gz"],
-    ["attach", "r"],
-    ["cancel", "r"],
-    ["pause", "r"],
-    ["resume", "r"],
-    ["generate", "m", "x"],
-    ["chat", "m"],
-    ["logs", "m"],
-    ["connect", "zed"],
-    ["reload"],
-    ["log-level", "debug"],
-    ["stop"],
-]
-
-
+    "status", "status --watch", "events", "load m", "unload m", "restart m", "wait", "top",
+    "prioritize x batch", "requests", "requests -f", "why", "why m",
+    "why m --report /nowhere/r.tar.gz", "attach r", "cancel r", "pause r", "resume r",
+    "generate m x", "chat m", "logs m", "connect zed", "reload", "log-level debug", "stop",
+]  # fmt: skip
 WRONG_ENDPOINT = "--endpoint may be wrong: a daemon prints its endpoint when it starts"
 
 
-@pytest.mark.parametrize("arguments", DAEMON_COMMANDS, ids=" ".join)
-@pytest.mark.parametrize("is_json", [False, True])
+@pytest.mark.parametrize("line", DAEMON_COMMANDS)
 def test_without_a_daemon_every_command_exits_69(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], is_json: bool
+    capsys: pytest.CaptureFixture[str], line: str
 ) -> None:
-    more = ["--json"] if is_json else []
-    code, out, err = run(capsys, *arguments, *more, "--endpoint", NOWHERE)
-    assert code == 69
-    if is_json:
-        error = json.loads(out)["error"]
-        assert (error["code"], err) == ("connection_lost", "")
-        assert error["hint"] == WRONG_ENDPOINT
-    else:
-        assert out == ""
-        assert err.splitlines() == [
-            f"error: no daemon answers at {NOWHERE}",
-            f"hint: {WRONG_ENDPOINT}",
-        ]
+    code, out, err = run(capsys, *line.split(), "--endpoint", NOWHERE)
+    assert (code, out) == (69, "")
+    assert err == f"error: no daemon answers at {NOWHERE}\nhint: {WRONG_ENDPOINT}\n"
+    code, out, err = run(capsys, *line.split(), "--json", "--endpoint", NOWHERE)
+    error = json.loads(out)["error"]
+    assert (code, err, error["code"]) == (69, "", "connection_lost")
+    assert error["hint"] == WRONG_ENDPOINT
 
 
-USAGE: list[list[str]] = [
-    ["staus"],
-    ["status", "--wacht"],
-    ["status", "extra"],
-    ["why", "one", "two"],
-    ["load"],
-    ["chat", "m", "--max-tokens", "many"],
-    ["generate", "m", "x", "--timeout", "soon"],
-    ["logs", "--since", "soon"],
-    ["top", "--interval", "soon"],
-    ["logs", "-n", "-1"],
-    ["logs", "m", "-f", "--previous"],
-    ["stop", "--timeout", "soon"],
-    ["completion", "tcsh"],
-    ["config", "nonsense"],
-    ["key", "new"],
-    ["key", "new", "not a name"],
-    ["key", "new", "a", "--account", "*"],
-    ["convert"],
-    ["convert", "x", "--bits", "7"],
-    ["show"],
-    ["doctor", "m"],
-    ["doctor", "--output", "figures.json"],
-    ["log-level"],
-    ["connect"],
-    ["completion"],
-    ["start", "--model", "a", "--config", "b"],
-    ["start", "--model", "x/a", "--model", "y/a"],
-    ["start", "--model", "not a name"],
-    ["events", "--endpoint", "tcp://127.0.0.1:1"],
-]
+USAGE = {
+    "": "a command is missing",
+    "genrate": "No such command 'genrate'",
+    "htop": "No such command 'htop'.\nhint: did you mean `mlxsup top`?",
+    "service instal": "No such command 'instal'",
+    "config nonsense": "No such command 'nonsense'",
+    "status --wacht": "No such option",
+    "status extra": "unexpected extra argument",
+    "doctor m": "unexpected extra argument",
+    "why one two": "unexpected extra argument",
+    "load": "Missing argument 'MODEL'",
+    "convert": "Missing argument",
+    "key new": "Missing argument 'NAME'",
+    "log-level": "Missing argument",
+    "connect": "Missing argument",
+    "completion": "Missing argument",
+    "generate": "Missing argument 'PROMPT'",
+    "completion tcsh": "'tcsh' is not one of 'bash', 'zsh', 'fish'",
+    "log-level loud": "'loud' is not one of",
+    "connect emacs": "'emacs' is not one of",
+    "prioritize nobody urgent": "'urgent' is not one of 'interactive', 'normal', 'batch'",
+    "convert x --bits 7": "--bits",
+    "status --watch --check": "use either --watch or --check",
+    "logs m -f --previous": "--previous shows a process that has ended",
+    "logs -n -1": "-1 is not in the range",
+    "logs --since soon": "'soon' is not a duration",
+    "stop --timeout soon": "'soon' is not a duration",
+    "top --interval soon": "'soon' is not a duration",
+    "top --interval 0.05s": "'0.05s' is not between 0.1s and 1h",
+    "top --interval nan": "'nan' is not ",
+    "load m --keep-alive 0": "a load takes seconds above 0, or -1 for ever",
+    "load m --context-length -1": "-1 is not in the range 0<=x<=2147483647",
+    "key new 'not a name'": "a name takes 1 to 64 of the characters",
+    "key new a --account '*'": "a name takes 1 to 64 of the characters",
+    "start --model a --config b": "use either --model or --config",
+    "start --model x/a --model y/a": "two models are called a",
+    "start --model 'not a name'": "not a name",
+    "start --wait": "--wait takes --detach",
+    "start --save x.toml": "--save takes models",
+    "events --endpoint tcp://127.0.0.1:1": "tcp://127.0.0.1:1",
+    "generate m hi --colour": "No such option",
+    "generate m hi --max-tokens many": "'many' is not a valid integer",
+    "generate m hi --max-tokens 0": "--max-tokens takes an integer from 1",
+    "generate m hi --temperature 11": "--temperature takes a number from 0 to 10",
+    "generate m hi --temperature nan": "--temperature takes a number from 0 to 10",
+    "generate m hi --timeout -1": "'-1' is not a duration",
+    "generate m hi --top-k -1": "--top-k takes an integer from 0",
+    "generate m hi --min-p 2": "--min-p takes a number from 0 to 1",
+    "generate m hi --schema /nowhere/s.json": "cannot read /nowhere/s.json: No such file",
+    "generate m hi --schema /dev/null": "is not JSON",
+    "generate m hi --raw --think": "--raw sends no system prompt and knows no --think",
+    "generate m hi --system ''": "--system takes at least one character",
+    "generate m ''": "at least one character",
+    "generate m hi\udcff": "encoded as UTF-8, not lone surrogates",
+    "chat m --top-p 7": "--top-p takes a number above 0 and up to 1",
+    "bench m --prompt-tokens 16,0": "'16,0' is not a list of numbers from 1 on",
+    "bench m --compare /dev/null": "is no run of `mlxsup bench`",
+    "bench m --output /dev/null": "exists",
+    "bench m --fail-if-slower 5": "--fail-if-slower needs --compare",
+}
+WITHOUT_HINT = ("events", "bench m --output", "bench m --compare")
 
 
-@pytest.mark.parametrize("arguments", USAGE, ids=" ".join)
-def test_usage_errors_exit_64_with_a_hint(
-    capsys: pytest.CaptureFixture[str], arguments: list[str]
-) -> None:
+@pytest.mark.parametrize("line", USAGE, ids=ascii)
+def test_usage_errors_exit_64_with_a_hint(capsys: pytest.CaptureFixture[str], line: str) -> None:
+    arguments = shlex.split(line)
     code, out, err = run(capsys, *arguments)
     assert (code, out) == (64, "")
-    lines = err.splitlines()
-    assert lines[0].startswith("error: ")
-    if "tcp://127.0.0.1:1" not in arguments:
-        assert len(lines) == 2
-        assert lines[1].startswith("hint: ")
-    code, out, err = run(capsys, *arguments, "--json")
-    assert (code, err) == (64, "")
-    assert json.loads(out)["error"]["code"] == "usage"
+    assert USAGE[line] in err
+    if arguments:
+        error, *hint = err.splitlines()
+        assert error.startswith("error: ")
+        assert [text[:6] for text in hint] == ["hint: "] or line.startswith(WITHOUT_HINT)
+        code, out, err = run(capsys, *arguments, "--json")
+        assert (code, err) == (64, "")
+        assert json.loads(out)["error"]["message"] in error
 
 
 @pytest.mark.parametrize(
@@ -429,17 +407,46 @@ def test_rm_and_key_off_ask_first_and_refuse_without_a_terminal(
     assert folder.exists()
 
 
+class Clock:
+    """A clock that only moves when something waits."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+FOR_EVER = float("inf")
+BOTH = "m (pid 8), the daemon (pid 7)"
+WAITS, WAITS_FOR_M = f"waiting for {BOTH} (1s so far)", "waiting for m (pid 8) (1s so far)"
+LEFT = "the daemon has ended, but m (pid 8) cannot be ended: SIGKILL has no effect"
+
+
 @pytest.mark.parametrize(
-    ("left", "status", "code"),
-    [([], 0, None), ([8], 71, "left_behind"), ([7, 8], 1, "still_running")],
+    ("daemon_until_s", "worker_until_s", "status", "says"),
+    [
+        (0, 0, 0, []),
+        (1.5, 2.5, 0, [WAITS, WAITS_FOR_M]),
+        (1.5, FOR_EVER, 71, [WAITS, WAITS_FOR_M, f"error: {LEFT}"]),
+        (FOR_EVER, FOR_EVER, 1, [WAITS, f"error: {BOTH} did not end within 55s"]),
+    ],
+    ids=["gone at once", "gone later", "a worker is left", "both are left"],
 )
 def test_stop_succeeds_only_when_every_process_has_ended(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-    left: list[int],
+    daemon_until_s: float,
+    worker_until_s: float,
     status: int,
-    code: str | None,
+    says: list[str],
 ) -> None:
+    clock = Clock()
+    until = {8: worker_until_s, 7: daemon_until_s}
+
     class Client:
         def status(self) -> dict[str, Any]:
             return {"pid": 7, "models": [{"name": "m", "pid": 8}]}
@@ -453,10 +460,11 @@ def test_stop_succeeds_only_when_every_process_has_ended(
 
     monkeypatch.setattr(commands_stop, "connect", lambda target: nullcontext(Client()))
     monkeypatch.setattr(commands_stop, "find_processes", find)
-    monkeypatch.setattr(commands_stop, "alive", lambda _: left)
-    for limit in ("DEFAULT_DRAIN_S", "DEFAULT_END_S", "EXTRA_S", "REST_S"):
-        monkeypatch.setattr(commands_stop, limit, 0.0)
-    done, out, err = run(capsys, "stop", "--json")
-    assert (done, err) == (status, "")
-    value = json.loads(out)
-    assert value["error"]["code"] == code if code else value["stopped"]
+    monkeypatch.setattr(
+        commands_stop, "alive", lambda pids: [pid for pid in pids if clock.now_s < until[pid]]
+    )
+    monkeypatch.setattr(commands_stop, "time", clock)
+    code, out, err = run(capsys, "stop")
+    assert (code, [line for line in err.splitlines() if "hint: " not in line]) == (status, says)
+    assert out == ("" if status else "stopped the daemon (pid 7) and 1 worker\n")
+    assert clock.now_s < (5 if daemon_until_s < FOR_EVER else 60)

@@ -1,4 +1,4 @@
-"""What `start` prints, and which daemon commands look for."""
+"""What `start` prints around a played daemon, and which daemon commands look for."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -20,20 +21,13 @@ from mlxsup.cli.lock_holder import LockHolder, lock_holder
 from mlxsup.cli.main import main
 from mlxsup.cli.terminal.output import Output
 from mlxsup.client import ConnectionLost
-from mlxsup.supervisor.announcements import OnChange
-from mlxsup.supervisor.app import OnListening
-from mlxsup.supervisor.config.load import DaemonConfig
 from mlxsup.supervisor.runtime_folder import AlreadyRunningError, RuntimeFolderError
 
 CHANGE = {
-    "at": 0.0,
-    "model": "m",
-    "from": "LOADING",
-    "to": "READY",
-    "generation": 1,
-    "pid": 7,
+    "at": 0.0, "model": "m", "from": "LOADING", "to": "READY", "generation": 1, "pid": 7,
     "note": "",
-}
+}  # fmt: skip
+URL = "http://127.0.0.1:8484"
 
 
 @pytest.fixture
@@ -56,37 +50,17 @@ def run(*arguments: str) -> int:
     return caught.value.code
 
 
-def test_start_prints_the_endpoint_and_each_change(
+# ---------------------------------------------------------------- what start prints
+
+
+def test_start_prints_the_endpoint_each_change_and_warnings_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], config: Path
 ) -> None:
-    def run_daemon(
-        configuration: DaemonConfig, *, on_change: OnChange, on_listening: OnListening
-    ) -> int:
+    def run_daemon(configuration: Any, *, on_change: Any, on_listening: Any) -> int:
         assert [str(model.name) for model in configuration.models] == ["m"]
         on_listening("ipc:///run/client.sock")
-        on_change(CHANGE | {"from": "LOADING", "to": "LOADING", "progress": 0.5})
-        on_change(CHANGE)
-        return 0
-
-    play(monkeypatch, run_daemon)
-    assert run("start", "--config", str(config)) == 0
-    listening, change = capsys.readouterr().out.splitlines()
-    assert listening.startswith("listening at ipc:///run/client.sock")
-    assert change.endswith("m: LOADING → READY (generation 1, pid 7)")
-    monkeypatch.setenv("MLXSUP_CONFIG", str(config))
-    assert run("start", "--json") == 0
-    values = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert values[0]["endpoint"] == "ipc:///run/client.sock"
-    assert (values[1]["to"], values[1]["schema_version"]) == ("READY", 1)
-
-
-def test_start_prints_warnings_once_on_stderr(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], config: Path
-) -> None:
-    def run_daemon(
-        configuration: DaemonConfig, *, on_change: OnChange, on_listening: OnListening
-    ) -> int:
-        on_listening("ipc:///run/client.sock")
+        on_change({"gateway": URL, "pid": 7})
+        on_change(CHANGE | {"to": "LOADING", "progress": 0.5})
         on_change(CHANGE | {"warnings": ["memory is short", "the context is unknown"]})
         on_change(CHANGE | {"from": "DRAINING", "warnings": []})
         return 0
@@ -94,50 +68,54 @@ def test_start_prints_warnings_once_on_stderr(
     play(monkeypatch, run_daemon)
     assert run("start", "--config", str(config)) == 0
     out, err = capsys.readouterr()
-    assert len(out.splitlines()) == 3
-    assert err.splitlines() == [
-        "warning: m: memory is short",
-        "warning: m: the context is unknown",
+    listening, gateway, *changes = out.splitlines()
+    assert listening == f"listening at ipc:///run/client.sock (pid {os.getpid()})"
+    assert gateway == f"HTTP at {URL} (pid 7)"
+    assert [line.partition("Z ")[2] for line in changes] == [
+        f"m: {before} → READY (generation 1, pid 7)" for before in ("LOADING", "DRAINING")
     ]
-    assert run("start", "--config", str(config), "--json") == 0
+    assert err == "warning: m: memory is short\nwarning: m: the context is unknown\n"
+    monkeypatch.setenv("MLXSUP_CONFIG", str(config))
+    assert run("start", "--json") == 0
     out, err = capsys.readouterr()
-    assert json.loads(out.splitlines()[1])["warnings"] == [
-        "memory is short",
-        "the context is unknown",
-    ]
-    assert err == ""
+    values = [json.loads(line) for line in out.splitlines()]
+    assert (values[0]["endpoint"], values[1]["gateway"]) == ("ipc:///run/client.sock", URL)
+    shown = [values[2][key] for key in ("to", "schema_version", "warnings")]
+    assert (shown, err) == (["READY", 1, ["memory is short", "the context is unknown"]], "")
 
 
-def test_errors_of_start_have_their_exit_codes_P19(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], config: Path
-) -> None:
-    for error, status in (
-        (AlreadyRunningError(4711, config.parent), 75),
-        (RuntimeFolderError("the runtime folder is not yours", hint="set another"), 73),
-    ):
-
-        def run_daemon(*_: object, error: Exception = error, **__: object) -> int:
-            raise error
-
-        play(monkeypatch, run_daemon)
-        assert run("start", "--config", str(config)) == status
-        message = capsys.readouterr().err
-        assert message.startswith(f"error: {error}\n")
-        assert "hint: " in message
-
-
-def test_no_traceback_reaches_a_user(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], config: Path
+@pytest.mark.parametrize(
+    ("error", "status", "says"),
+    [
+        (AlreadyRunningError(4711, Path("/run")), 75, "a daemon with pid 4711 is already running"),
+        (
+            RuntimeFolderError("the folder is not yours", hint="set another"),
+            73,
+            "the folder is not",
+        ),
+        (ZeroDivisionError("oh"), 1, "internal error: ZeroDivisionError: oh"),
+    ],
+)
+def test_errors_of_start_have_their_exit_codes_and_no_traceback_P19(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    config: Path,
+    error: Exception,
+    status: int,
+    says: str,
 ) -> None:
     def run_daemon(*_: object, **__: object) -> int:
-        raise ZeroDivisionError("oh")
+        raise error
 
     play(monkeypatch, run_daemon)
-    assert run("start", "--config", str(config)) == 1
-    assert "ZeroDivisionError: oh" in capsys.readouterr().err
+    assert run("start", "--config", str(config)) == status
+    message, hint = capsys.readouterr().err.splitlines()
+    assert message.startswith(f"error: {says}")
+    assert hint.startswith("hint: ")
     monkeypatch.setenv("MLXSUP_TRACEBACK", "1")
-    with pytest.raises(ZeroDivisionError):
-        main(["start", "--config", str(config)])
+    if status == ExitStatus.FAILED:
+        with pytest.raises(type(error)):
+            main(["start", "--config", str(config)])
 
 
 class StuckOutput(io.StringIO):
@@ -166,39 +144,30 @@ def test_reader_who_stops_reading_does_not_hold_up_the_daemon(
     assert MAX_WAITING <= len(stuck.getvalue().splitlines()) < MAX_WAITING * 2
 
 
-URL = "http://127.0.0.1:8484"
+# ---------------------------------------------------------------- a daemon that does not answer
 
 
-@pytest.mark.parametrize(
-    ("is_json", "shown"),
-    [(False, f"HTTP at {URL} (pid 7)"), (True, f'{{"gateway": "{URL}", "pid": 7}}')],
-)
-def test_start_prints_where_it_listens(
-    capsys: pytest.CaptureFixture[str], is_json: bool, shown: str
-) -> None:
-    printer = ChangePrinter(Output(is_json=is_json))
-    printer.listening("ipc:///x")
-    printer.changed({"gateway": URL, "pid": 7})
-    assert printer.close()
-    line = capsys.readouterr().out.splitlines()[-1]
-    assert shown.strip("{}") in line
+@pytest.fixture
+def lock(tmp_path: Path) -> Path:
+    path = tmp_path / "lock"
+    path.write_text(f"{os.getpid()} identity\n")
+    return path
 
 
-def test_who_has_the_lock_open_is_the_holder_and_a_used_pid_is_not(tmp_path: Path) -> None:
-    lock = tmp_path / "lock"
-    lock.write_text(f"{os.getpid()} identity\n")
-    endpoint = f"ipc://{tmp_path}/client.sock"
+def test_the_process_that_has_the_lock_open_is_its_holder(lock: Path) -> None:
+    endpoint = f"ipc://{lock.parent}/client.sock"
     assert lock_holder(endpoint) is None, "another process has that pid by now"
     with lock.open():
-        assert lock_holder(endpoint) == LockHolder(
-            pid=os.getpid(), is_stopped=False, is_beating=True
-        )
+        holder = LockHolder(pid=os.getpid(), is_stopped=False, is_beating=True)
+        assert lock_holder(endpoint) == holder
+    for written in ("", "no number\n", "-1 x\n", f"{2**22 - 1} gone\n"):
+        lock.write_text(written)
+        assert lock_holder(endpoint) is None
+    assert lock_holder(f"ipc://{lock.parent}/nowhere/client.sock") is None
 
 
-def test_a_daemon_that_works_or_turns_away_is_not_one_to_be_killed_P24(tmp_path: Path) -> None:
-    lock = tmp_path / "lock"
-    lock.write_text(f"{os.getpid()} identity\n")
-    endpoint = f"ipc://{tmp_path}/client.sock"
+def test_a_daemon_that_works_or_turns_away_is_not_one_to_be_killed_P24(lock: Path) -> None:
+    endpoint = f"ipc://{lock.parent}/client.sock"
     with lock.open():
         lost = ConnectionLost("no daemon answers", endpoint)
         assert "kill" not in explain_connection_lost(lost).hint, "it works"
@@ -209,56 +178,61 @@ def test_a_daemon_that_works_or_turns_away_is_not_one_to_be_killed_P24(tmp_path:
         assert (turned_away.message, turned_away.hint) == ("turned away", "try again later")
 
 
-@pytest.mark.parametrize("written", ["", "no number\n", "-1 x\n", f"{2**22 - 1} gone\n"])
-def test_what_names_no_process_is_no_holder(tmp_path: Path, written: str) -> None:
-    (tmp_path / "lock").write_text(written)
-    assert lock_holder(f"ipc://{tmp_path}/client.sock") is None
-    assert lock_holder(f"ipc://{tmp_path}/nowhere/client.sock") is None
+# ---------------------------------------------------------------- which daemon is meant
 
 
 @pytest.fixture
-def target_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that names a runtime folder, beside an environment that names another endpoint."""
     monkeypatch.setenv("MLXSUP_ENDPOINT", "ipc:///environment.sock")
-    path = tmp_path / "some.toml"
+    monkeypatch.setenv("HOME", "/h")
+    path = tmp_path / "some file.toml"
     path.write_text('[supervisor]\nruntime_dir = "run"\n')
     return path
 
 
-def test_what_is_named_beats_what_follows_from_something_else(target_config: Path) -> None:
-    both = Target(endpoint="ipc:///named.sock", config=target_config)
+DEFAULT = "ipc:///h/.mlxsup/run/client.sock"
+
+
+def test_what_is_named_beats_what_follows_from_something_else(
+    named: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = Target(endpoint="ipc:///named.sock", config=named)
     assert both.find_endpoint() == "ipc:///named.sock"
-    assert (
-        Target(config=target_config).find_endpoint()
-        == f"ipc://{target_config.parent}/run/client.sock"
-    )
+    assert Target(config=named).find_endpoint() == f"ipc://{named.parent}/run/client.sock"
     assert Target().find_endpoint() == "ipc:///environment.sock"
+    named.write_text("")
+    assert Target(config=named).find_endpoint() == DEFAULT
+    for value in ("", None):
+        monkeypatch.delenv("MLXSUP_ENDPOINT")
+        if value is not None:
+            monkeypatch.setenv("MLXSUP_ENDPOINT", value)
+        assert Target().find_endpoint() == DEFAULT
 
 
-@pytest.mark.parametrize("text", ["x = " + "[" * 100_000, f"x = {'9' * 5000}", "x", "x = '\xff'"])
-def test_a_configuration_that_cannot_be_read_is_to_be_checked(
-    target_config: Path, text: str
+@pytest.mark.parametrize(
+    ("text", "endpoint", "status"),
+    [
+        ("x = " + "[" * 100_000, None, 78),
+        (f"x = {'9' * 5000}", None, 78),
+        ("x", None, 78),
+        ("x = '\xff'", None, 78),
+        ("[supervisor]\nruntime_dir = 7\n", None, 78),
+        ("", "tcp://host:1", 64),
+        ("", "ipc://", 64),
+        ("", "", 64),
+    ],
+    ids=["nested", "digits", "no TOML", "no UTF-8", "no folder", "tcp", "no path", "empty"],
+)
+def test_what_names_no_endpoint_is_refused(
+    named: Path, text: str, endpoint: str | None, status: int
 ) -> None:
-    target_config.write_text(text, encoding="latin-1")
-    with pytest.raises(CliError) as caught:
-        Target(config=target_config).find_endpoint()
-    assert caught.value.status is ExitStatus.BAD_CONFIGURATION
-    assert caught.value.hint == f"check it with `mlxsup config check {target_config}`"
-
-
-def test_without_anything_it_is_the_default_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MLXSUP_ENDPOINT", raising=False)
-    monkeypatch.setenv("HOME", "/h")
-    assert Target().find_endpoint() == "ipc:///h/.mlxsup/run/client.sock"
-    monkeypatch.setenv("MLXSUP_ENDPOINT", "")
-    assert Target().find_endpoint() == "ipc:///h/.mlxsup/run/client.sock"
-
-
-def test_a_file_that_names_no_runtime_folder_means_the_default_one(
-    target_config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", "/h")
-    target_config.write_text("")
-    assert Target(config=target_config).find_endpoint() == "ipc:///h/.mlxsup/run/client.sock"
+    named.write_text(text, encoding="latin-1")
+    with pytest.raises(CliError) as raised:
+        Target(endpoint=endpoint, config=named).find_endpoint()
+    assert raised.value.status == status
+    if status == ExitStatus.BAD_CONFIGURATION:
+        assert raised.value.hint == f"check it with `mlxsup config check '{named}'`"
 
 
 @pytest.mark.parametrize(
@@ -269,44 +243,34 @@ def test_a_file_that_names_no_runtime_folder_means_the_default_one(
         ("see `mlxsup logs -h`", "see `mlxsup logs -h`"),
         ("`mlxsup config check f`", "`mlxsup config check f`"),
         ("`mlxsup pull a/b`, `mlxsup log-level`", "`mlxsup pull a/b`, `mlxsup log-level OPTIONS`"),
+        ("`mlxsup plan`", "`mlxsup plan --config /c`"),
         ("`kill -KILL 7`", "`kill -KILL 7`"),
         ("`mlxsup stop --endpoint ipc:///o`", "`mlxsup stop --endpoint ipc:///o`"),
         ("`mlxsup start --config o`", "`mlxsup start --config o`"),
     ],
 )
-def test_hints_repeat_the_options(hint: str, expected: str, tmp_path: Path) -> None:
-    target = Target(endpoint="ipc:///a b", config=tmp_path)
-    options = f"--endpoint 'ipc:///a b' --config {tmp_path}"
+def test_hints_repeat_the_options(hint: str, expected: str) -> None:
+    target = Target(endpoint="ipc:///a b", config=Path("/c"))
+    options = "--endpoint 'ipc:///a b' --config /c"
     assert target.repeat_in(hint) == expected.replace("OPTIONS", options)
     assert Target().repeat_in(hint) == hint
 
 
-def test_a_daemon_is_not_to_be_started_where_it_would_not_be_found(
-    monkeypatch: pytest.MonkeyPatch, target_config: Path
-) -> None:
-    hint = "start a daemon with `mlxsup start`"
-    assert Target(endpoint="ipc:///x").repeat_in(hint) == ""
-    assert Target().repeat_in(hint) == ""
-    assert Target(config=target_config).repeat_in(hint) == (
-        f"start a daemon with `mlxsup start --config {target_config}`"
-    )
-    monkeypatch.setenv("MLXSUP_ENDPOINT", "")
-    assert Target().repeat_in(hint) == hint
+LOST = "start one with `mlxsup start`"
 
 
-@pytest.mark.parametrize(
-    ("text", "endpoint", "status"),
-    [
-        ("[supervisor]\nruntime_dir = 7\n", None, 78),
-        ("", "tcp://host:1", 64),
-        ("", "ipc://", 64),
-        ("", "", 64),
-    ],
-)
-def test_what_names_no_endpoint_is_refused(
-    target_config: Path, text: str, endpoint: str | None, status: int
+def test_the_hint_of_a_missing_daemon_is_about_what_named_it(
+    named: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target_config.write_text(text)
-    with pytest.raises(CliError) as raised:
-        Target(endpoint=endpoint, config=target_config).find_endpoint()
-    assert raised.value.status == status
+    def hint(**given: Any) -> str:
+        return Target(**given).explain(CliError("", code="connection_lost", hint=LOST)).hint
+
+    wrong = "{0} may be wrong: a daemon prints its endpoint when it starts"
+    assert hint(endpoint="ipc:///x") == wrong.format("--endpoint")
+    assert hint() == wrong.format("MLXSUP_ENDPOINT")
+    assert hint(config=named) == f"start one with `mlxsup start --config '{named}'`"
+    assert Target().repeat_in(LOST) == "", "it would listen at another endpoint"
+    monkeypatch.delenv("MLXSUP_ENDPOINT")
+    assert hint() == "start one with `mlxsup start --model FOLDER`"
+    monkeypatch.setenv("MLXSUP_CONFIG", str(named))
+    assert hint() == f"{LOST}, which reads {named} (named by MLXSUP_CONFIG)"

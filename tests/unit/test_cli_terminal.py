@@ -17,11 +17,11 @@ from syrupy.assertion import SnapshotAssertion
 
 from mlxsup.cli.changes import change_line
 from mlxsup.cli.commands.plan import plan_lines
-from mlxsup.cli.terminal.output import CLEAR_LINE, Output, styled
+from mlxsup.cli.terminal.output import CLEAR_LINE, Line, Output, styled
 from mlxsup.cli.terminal.requests import notice_text, request_lines
 from mlxsup.cli.terminal.status import cause_of, lines_below, models_table, note_of
 from mlxsup.cli.terminal.tables import listing
-from mlxsup.cli.terminal.text import format_bytes, format_duration
+from mlxsup.cli.terminal.text import cell_len, cut, format_bytes, format_duration, wrapped
 from mlxsup.cli.terminal.writer import GuardedStream, for_terminal, own, plain
 from mlxsup.client import Notice, NoticeKind
 
@@ -53,6 +53,28 @@ def model(**values: Any) -> dict[str, Any]:
         "loaded_for_s": 3725.0,
         **values,
     }
+
+
+def plain_of(line: Line) -> str:
+    return "".join(text for text, _ in line)
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "cut_to", "lines"),
+    [
+        ("two words", 9, "two words", ["two words"]),
+        ("two words", 8, "two wor…", ["two", "words"]),
+        ("日本語", 6, "日本語", ["日本語"]),
+        ("日本語 é", 5, "日本…", ["日本", "語 é"]),
+        ("x", 0, "…", None),
+        ("anything", None, "anything", ["anything"]),
+    ],
+)
+def test_a_text_is_cut_or_wrapped_by_the_columns_that_its_signs_take(
+    text: str, width: int | None, cut_to: str, lines: list[str] | None
+) -> None:
+    assert cut(text, width) == cut_to
+    assert lines is None or wrapped(text, width) == lines
 
 
 def test_durations_and_sizes(snapshot: SnapshotAssertion) -> None:
@@ -168,7 +190,7 @@ def test_a_table_gives_columns_up_before_it_cuts_what_matters(
     monkeypatch.setattr("mlxsup.cli.terminal.status.time.time", lambda: NOW)
     (tmp_path / f"{MODELS[-1]['name']}.log").write_text(f"{'x' * 90}\n")
     groups = models_table({"log_dir": str(tmp_path)}, MODELS, width)
-    said = " ".join(line.plain.strip() for group in groups for line in group)
+    said = " ".join(plain_of(line).strip() for group in groups for line in group)
     assert "retry in 4s, SIGKILL, out of memory, 2m 5s ago" in said
     tables = {
         "status": [line for group in groups for line in group],
@@ -177,8 +199,8 @@ def test_a_table_gives_columns_up_before_it_cuts_what_matters(
         "plan": list(plan_lines(PLAN, width)),
     }
     for lines in (tables["status"], tables["requests"], tables["a long id"], tables["plan"][1:4]):
-        assert width is None or max(line.cell_len for line in lines) <= width
-    assert {name: [line.plain for line in lines] for name, lines in tables.items()} == snapshot
+        assert width is None or max(cell_len(plain_of(line)) for line in lines) <= width
+    assert {name: list(map(plain_of, lines)) for name, lines in tables.items()} == snapshot
 
 
 def test_what_stands_below_the_table_of_models(snapshot: SnapshotAssertion) -> None:
@@ -341,11 +363,10 @@ def test_in_a_pipe_answers_alone_are_as_they_are_and_there_is_no_style() -> None
 @FEWER
 @given(foreign)
 def test_a_line_of_json_is_printable_and_means_the_same(text: str) -> None:
-    line = Output.object_line({"text": text, text: 1})
+    line = Output.object_line({"value": {text: text}})
     assert line.isprintable()
-    assert json.loads(line)["text"] == text.encode("utf-16", "surrogatepass").decode(
-        "utf-16", "surrogatepass"
-    )
+    meant = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+    assert json.loads(line)["value"] == {meant: meant}
 
 
 def test_no_line_of_an_error_passes_for_its_hint(capsys: pytest.CaptureFixture[str]) -> None:
@@ -357,7 +378,13 @@ def test_no_line_of_an_error_passes_for_its_hint(capsys: pytest.CaptureFixture[s
     ]  # fmt: skip
 
 
-def test_no_line_of_a_table_ends_in_spaces(capsys: pytest.CaptureFixture[str]) -> None:
-    Output().show(listing(("MODEL", "SIZE"), [("a", "1 GiB"), ("a longer name", "9")]))
-    lines = capsys.readouterr().out.split("\n")
-    assert lines == ["MODEL          SIZE", "a              1 GiB", "a longer name  9", ""]
+ROWS = [("a", "1 GiB"), ("a longer name", "9"), ("日本語 \x1b[2J and a path", "10")]
+
+
+@pytest.mark.parametrize("width", [None, 20])
+def test_a_listing_folds_its_cells_and_no_line_ends_in_spaces(
+    width: int | None, snapshot: SnapshotAssertion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlxsup.cli.terminal.tables.width_of", lambda _: width)
+    tables = listing(("MODEL", "SIZE"), ROWS, right=("SIZE",)), listing((), ROWS)
+    assert [list(map(plain_of, lines)) for lines in tables] == snapshot

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
+import queue
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, Self
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
@@ -18,8 +19,98 @@ from mlxsup.cli.top.app import Top, run
 from mlxsup.cli.top.looks import Look
 from mlxsup.client import ConnectionLost, ErrorCode, RequestError
 
-from support.cli.top_facts import AT, PlayedDaemon, model, request
 from support.eventually_async import eventually_async
+
+GIB = 2**30
+AT = 1_763_900_000.0
+
+
+def model(name: str, state: str = "READY", **values: Any) -> dict[str, Any]:
+    return {
+        "name": name, "state": state, "generation": 1, "pid": 4711, "restarts": 0,
+        "last_exit": None, "retry_in_s": None, "progress": None, "queued": 0, "running": [],
+        "tokens_per_s": 93.4, "footprint_bytes": 2 * GIB, "context_length": 8192,
+        "loaded_for_s": 3725.0, **values,
+    }  # fmt: skip
+
+
+def request(id: str, state: str = "answering", **values: Any) -> dict[str, Any]:
+    return {
+        "id": id, "number": f"#{id.rpartition('-')[2]}", "model": "alpha",
+        "client": "process 4711@77", "state": state,
+        "place": 1 if state == "waiting" else None,
+        "reason": "rows" if state == "waiting" else None,
+        "prefill": 0.41 if state == "reading" else None,
+        "expected_s": 12.0 if state in ("waiting", "reading") else None,
+        "tokens_sent": 17, "tokens_per_s": 31.5 if state == "answering" else None,
+        "engine_s": 1.5, **values,
+    }  # fmt: skip
+
+
+class PlayedDaemon:
+    """A daemon in this process; called as `Client` is, it gives a client of itself.
+
+    Attributes:
+        is_gone: whether nothing answers.
+        refusal: what it answers to each order; None if it carries it out.
+        orders: what it was asked to do, and to which model or request.
+    """
+
+    def __init__(self, models: list[dict[str, Any]], listed: list[dict[str, Any]]) -> None:
+        self.models = models
+        self.listed = listed
+        self.pid = 100
+        self.is_gone = False
+        self.refusal: RequestError | None = None
+        self.orders: list[tuple[str, str]] = []
+
+    def __call__(self, endpoint: str) -> PlayedClient:
+        return PlayedClient(self)
+
+
+class PlayedClient:
+    def __init__(self, daemon: PlayedDaemon) -> None:
+        self.daemon = daemon
+        self._changes: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._changes.put(None)
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Report one change, and wait for the end of the client."""
+        self._changes.put({"model": "alpha", "from": "LOADING", "to": "READY", "at": AT})
+        return iter(self._changes.get, None)
+
+    def ping(self) -> None:
+        if self.daemon.is_gone:
+            raise ConnectionLost("no daemon answers at X", endpoint="ipc:///nowhere/x.sock")
+
+    def status(self) -> dict[str, Any]:
+        self.ping()
+        memory = {"budget_bytes": 8 * GIB, "reserved_bytes": 6 * GIB, "machine_bytes": 64 * GIB}
+        return {
+            "version": "0.1.0", "pid": self.daemon.pid, "endpoint": "ipc:///tmp/run/client.sock",
+            "uptime_s": 125.0, "memory": memory, "models": [dict(m) for m in self.daemon.models],
+        }  # fmt: skip
+
+    def requests(self) -> dict[str, Any]:
+        return {"requests": [dict(one) for one in self.daemon.listed], "more": 0}
+
+    def __getattr__(self, verb: str) -> Any:
+        if verb not in ("restart", "load", "unload", "cancel", "pause", "resume"):
+            raise AttributeError(verb)
+
+        def carry_out(name: str) -> dict[str, Any]:
+            self.daemon.orders.append((verb, name))
+            if self.daemon.refusal is not None:
+                raise self.daemon.refusal
+            return {"request": name, "model": "alpha", "stage": f"{verb}d", "tokens_sent": 17}
+
+        return carry_out
+
 
 KILLED = {"reason": "crash", "signal": "SIGKILL", "detail": "out of memory", "at": AT}
 MODELS = [
@@ -112,6 +203,16 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return play
 
 
+def on_stage(scene: Scene) -> Callable[..., None]:
+    """Make a test of what is played on a terminal of 80 columns."""
+
+    def test(play: Callable[..., None]) -> None:
+        play(scene)
+
+    test.__name__, test.__doc__ = scene.__name__, scene.__doc__
+    return test
+
+
 @pytest.mark.parametrize("size", [(40, 10), (80, 24), (200, 14)], ids=str)
 def test_models_requests_memory_and_events_hold_on_any_terminal(
     play: Callable[..., None], size: tuple[int, int], snapshot: SnapshotAssertion
@@ -140,14 +241,12 @@ MOVES = [
 ]
 
 
-def test_arrows_move_the_selection_and_stop_at_both_ends(play: Callable[..., None]) -> None:
-    async def scene(top: Played) -> None:
-        for keys, place in MOVES:
-            await top.press("home", "escape", *keys)
-            name = None if place is None else ITEMS[place]
-            assert (top.app.selected and top.app.selected.name) == name, keys
-
-    play(scene)
+@on_stage
+async def test_arrows_move_the_selection_and_stop_at_both_ends(top: Played) -> None:
+    for keys, place in MOVES:
+        await top.press("home", "escape", *keys)
+        name = None if place is None else ITEMS[place]
+        assert (top.app.selected and top.app.selected.name) == name, keys
 
 
 def test_each_key_gives_its_order_after_a_question_if_it_takes_something_away(
@@ -172,18 +271,14 @@ def test_each_key_gives_its_order_after_a_question_if_it_takes_something_away(
     play(scene)
 
 
-def test_a_question_names_what_would_be_done_and_only_y_does_it(
-    play: Callable[..., None],
-) -> None:
-    async def scene(top: Played) -> None:
-        for key in ("n", "escape", "q", "r", "x", "down"):
-            await top.press("home", "u")
-            assert top.last == "unload alpha? running answers finish first (y/n)"
-            await top.press(key)
-            assert top.last == "alpha is left as it is"
-        assert (top.daemon.orders, top.app.is_running, top.marked) == ([], True, "alpha")
-
-    play(scene)
+@on_stage
+async def test_a_question_names_what_would_be_done_and_only_y_does_it(top: Played) -> None:
+    for key in ("n", "escape", "q", "r", "x", "down"):
+        await top.press("home", "u")
+        assert top.last == "unload alpha? running answers finish first (y/n)"
+        await top.press(key)
+        assert top.last == "alpha is left as it is"
+    assert (top.daemon.orders, top.app.is_running, top.marked) == ([], True, "alpha")
 
 
 def test_what_is_pasted_answers_no_question(
@@ -199,20 +294,18 @@ def test_what_is_pasted_answers_no_question(
     play(scene)
 
 
-def test_a_key_that_fits_nothing_says_what_is_missing(play: Callable[..., None]) -> None:
-    async def scene(top: Played) -> None:
-        await top.press("r")
-        assert top.last == "nothing is selected: use the arrow keys"
-        await top.press("down", "c")
-        assert top.last == "`c` is for a request: select one"
-        await top.press("end", "u")
-        assert top.last == "`u` is for a model: select one"
-        await top.press("?")
-        assert "c              cancel a request" in top.lines
-        await top.press("l")  # leaves the help, and does nothing else
-        assert (top.daemon.orders, top.marked) == ([], "5f-4")
-
-    play(scene)
+@on_stage
+async def test_a_key_that_fits_nothing_says_what_is_missing(top: Played) -> None:
+    await top.press("r")
+    assert top.last == "nothing is selected: use the arrow keys"
+    await top.press("down", "c")
+    assert top.last == "`c` is for a request: select one"
+    await top.press("end", "u")
+    assert top.last == "`u` is for a model: select one"
+    await top.press("?")
+    assert "c              cancel a request" in top.lines
+    await top.press("l")  # leaves the help, and does nothing else
+    assert (top.daemon.orders, top.marked) == ([], "5f-4")
 
 
 @pytest.mark.parametrize("key", ["q", "ctrl+c", "ctrl+d"])
@@ -224,47 +317,41 @@ def test_it_is_left_by_a_key(play: Callable[..., None], key: str) -> None:
     play(scene)
 
 
-def test_what_has_gone_takes_its_selection_and_its_question_with_it(
-    play: Callable[..., None],
+@on_stage
+async def test_what_has_gone_takes_its_selection_and_its_question_with_it(top: Played) -> None:
+    await top.press("end", "up", "c")
+    del top.daemon.listed[1]
+    await top.look()
+    assert (top.marked, top.last) == (None, "5f-2 is not there any longer")
+    await top.press("down")  # continues where the selection was
+    assert top.marked == "5f-4"
+
+
+@on_stage
+async def test_a_daemon_that_is_gone_is_said_and_the_next_has_other_requests(
+    top: Played,
 ) -> None:
-    async def scene(top: Played) -> None:
-        await top.press("end", "up", "c")
-        del top.daemon.listed[1]
-        await top.look()
-        assert (top.marked, top.last) == (None, "5f-2 is not there any longer")
-        await top.press("down")  # continues where the selection was
-        assert top.marked == "5f-4"
-
-    play(scene)
-
-
-def test_a_daemon_that_is_gone_is_said_and_another_one_has_other_requests(
-    play: Callable[..., None],
-) -> None:
-    async def scene(top: Played) -> None:
-        await top.press("end")
-        top.daemon.is_gone = True
-        await top.look()
-        await top.look()
-        assert top.lines[0].startswith("no daemon since ")
-        assert top.lines[0].endswith("Z, still trying: no daemon answers at X")
-        assert top.marked is None
-        assert any("alpha" in line for line in top.lines), "what was known last"
-        await top.press("r")
-        assert top.last == "nothing is selected: use the arrow keys"
-        top.daemon.is_gone = False
-        await top.look()
-        await top.press("end", "c")
-        top.daemon.pid = 101
-        await top.look()
-        assert (top.marked, top.app.question) == (None, None)
-        assert [line[10:] for line in top.lines if "Z " in line] == [
-            "no daemon answers",
-            "the daemon answers again (pid 100)",
-            "another daemon answers (pid 101)",
-        ]
-
-    play(scene)
+    await top.press("end")
+    top.daemon.is_gone = True
+    await top.look()
+    await top.look()
+    assert top.lines[0].startswith("no daemon since ")
+    assert top.lines[0].endswith("Z, still trying: no daemon answers at X")
+    assert top.marked is None
+    assert any("alpha" in line for line in top.lines), "what was known last"
+    await top.press("r")
+    assert top.last == "nothing is selected: use the arrow keys"
+    top.daemon.is_gone = False
+    await top.look()
+    await top.press("end", "c")
+    top.daemon.pid = 101
+    await top.look()
+    assert (top.marked, top.app.question) == (None, None)
+    assert [line[10:] for line in top.lines if "Z " in line] == [
+        "no daemon answers",
+        "the daemon answers again (pid 100)",
+        "another daemon answers (pid 101)",
+    ]
 
 
 def test_it_follows_a_daemon_that_comes_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,30 +372,22 @@ def test_it_follows_a_daemon_that_comes_and_goes(monkeypatch: pytest.MonkeyPatch
     asyncio.run(followed())
 
 
-def test_two_requests_with_one_id_are_told_apart_by_their_numbers(
-    play: Callable[..., None],
-) -> None:
-    async def scene(top: Played) -> None:
-        top.daemon.listed[:] = [request("a", number="#1"), request("a", number="#2")]
-        await top.look()
-        await top.press("end", "p")
-        await eventually_async(lambda: top.daemon.orders == [("pause", "#2")])
-
-    play(scene)
+@on_stage
+async def test_two_requests_with_one_id_are_told_apart_by_their_numbers(top: Played) -> None:
+    top.daemon.listed[:] = [request("a", number="#1"), request("a", number="#2")]
+    await top.look()
+    await top.press("end", "p")
+    await eventually_async(lambda: top.daemon.orders == [("pause", "#2")])
 
 
-def test_an_order_that_is_refused_says_why_and_another_can_follow(
-    play: Callable[..., None],
-) -> None:
-    async def scene(top: Played) -> None:
-        top.daemon.refusal = RequestError(ErrorCode.LOAD_FAILED, "no folder /\x1b[2Jq")
-        await top.press("home", "l")
-        await eventually_async(lambda: top.last == "alpha: no folder /␛[2Jq")
-        top.daemon.refusal = None
-        await top.press("l")
-        await eventually_async(lambda: top.last == "alpha is loaded")
-
-    play(scene)
+@on_stage
+async def test_an_order_that_is_refused_says_why_and_another_can_follow(top: Played) -> None:
+    top.daemon.refusal = RequestError(ErrorCode.LOAD_FAILED, "no folder /\x1b[2Jq")
+    await top.press("home", "l")
+    await eventually_async(lambda: top.last == "alpha: no folder /␛[2Jq")
+    top.daemon.refusal = None
+    await top.press("l")
+    await eventually_async(lambda: top.last == "alpha is loaded")
 
 
 def test_a_mistake_in_here_ends_it_without_a_traceback(

@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -68,32 +69,35 @@ def check_plain(text: str) -> None:
 
 
 class Piped:
-    """A command that follows something, in pipes, until it is interrupted."""
+    """A command that follows something, in pipes, until it is interrupted.
+
+    Attributes:
+        stdout: the end of the pipe from which its output is read.
+    """
 
     def __init__(self, *arguments: str, **variables: str) -> None:
-        self.process = subprocess.Popen(
-            command(*arguments),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment(**variables),
-        )
+        out, write_out = os.pipe()
+        err, write_err = os.pipe()
+        with (
+            open(os.devnull) as nothing,
+            open(write_out, "w") as output,
+            open(write_err, "w") as errors,
+        ):
+            streams = (nothing, output, errors)
+            self.process = warm.start(command(*arguments), streams, environment(**variables))
+        self.stdout, self._stderr = os.fdopen(out), os.fdopen(err)
 
     def line(self) -> str:
         """The next line of standard output."""
-        assert self.process.stdout is not None
-        return self.process.stdout.readline()
+        return self.stdout.readline()
 
     def has_output(self) -> bool:
         """Whether there is more on standard output; asked before anything but whole reads."""
-        assert self.process.stdout is not None
-        return bool(select.select([self.process.stdout], [], [], 0)[0])
+        return bool(select.select([self.stdout], [], [], 0)[0])
 
     def note(self) -> str:
         """The next line of standard error."""
-        assert self.process.stderr is not None
-        return self.process.stderr.readline()
+        return self._stderr.readline()
 
     def interrupt(self) -> tuple[int, str, str]:
         """Ctrl-C; the exit code and what was not read yet."""
@@ -102,8 +106,16 @@ class Piped:
 
     def end(self) -> tuple[int, str, str]:
         """Waits for the end; the exit code and what was not read yet."""
-        out, err = self.process.communicate(timeout=TIME_LIMIT_S)
-        return self.process.returncode, out, err
+        limit = threading.Timer(TIME_LIMIT_S, self.process.kill)
+        errors: list[str] = []
+        reading = threading.Thread(target=lambda: errors.append(self._stderr.read()))
+        limit.start()
+        reading.start()
+        out = self.stdout.read()
+        reading.join()
+        limit.cancel()
+        limit.join()
+        return self.process.wait(TIME_LIMIT_S), out, errors[0]
 
     def __enter__(self) -> Self:
         return self
@@ -115,7 +127,9 @@ class Piped:
         trace: TracebackType | None,
     ) -> None:
         self.process.kill()
-        self.process.communicate()
+        self.process.wait()
+        self.stdout.close()
+        self._stderr.close()
 
 
 class Terminal:
@@ -135,16 +149,12 @@ class Terminal:
         fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self.seen = ""
         self._read_until = 0
-        self.process = subprocess.Popen(
-            self.command_line(arguments),
-            stdin=follower,
-            stdout=follower,
-            stderr=follower,
-            env=environment(**({"TERM": "xterm"} | variables)),
-            start_new_session=True,
-            preexec_fn=_own_terminal,
-        )
-        os.close(follower)
+        with open(follower, "r+b", buffering=0) as stream:
+            self.process = warm.start(
+                self.command_line(arguments),
+                (stream, stream, stream),
+                environment(**({"TERM": "xterm"} | variables)),
+            )
 
     def command_line(self, arguments: tuple[str, ...]) -> list[str]:
         """What is started."""
@@ -224,11 +234,6 @@ class Terminal:
         self.process.wait()
         if self._is_there:
             self.hang_up()
-
-
-def _own_terminal() -> None:
-    """In the new session: the terminal becomes its own, so that Ctrl-C reaches the command."""
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 def on_terminal(arguments: Sequence[str], **variables: str) -> str:

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from support.cli.cli import run_cli
+from support.cli.cli import check_plain, run_cli
 from support.gateway.json_schemas import problems
 
 PLAYED = """#!/bin/sh
@@ -95,7 +95,9 @@ class PlayedServiceManagers:
             "SUDO_USER": "",
             **variables,
         }
-        return run_cli("service", *arguments, **given)
+        done = run_cli("service", *arguments, **given)
+        check_plain(done.stdout + done.stderr)
+        return done
 
     def install(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """`mlxsup service install` with the configuration."""

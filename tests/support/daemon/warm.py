@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import json
 import os
 import select
@@ -17,6 +18,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import termios
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -226,8 +228,22 @@ def start(
     env = os.environ if environment is None else environment
     stdin, stdout, stderr = streams
     if not is_warm(command, env):
-        return subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr, env=env)
+        has_terminal = stdin.isatty()
+        return subprocess.Popen(
+            command,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            env=env,
+            start_new_session=has_terminal,
+            preexec_fn=_take_terminal if has_terminal else None,
+        )
     return SERVER.fork(command[1:], (stdin.fileno(), stdout.fileno(), stderr.fileno()), env)
+
+
+def _take_terminal() -> None:
+    """In a new session: the terminal becomes its own, so that Ctrl-C reaches the command."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 def run(

@@ -6,6 +6,7 @@ exist here, because each child inherits what does.
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import importlib
 import json
@@ -17,6 +18,7 @@ import signal
 import socket
 import struct
 import sys
+import termios
 from typing import Any
 
 FDS = 4
@@ -109,6 +111,22 @@ class Server:
             os.close(fd)
         for end in (self._control, self._woken, self._waker):
             end.close()
+        if os.isatty(0):  # its own session, so that the keys and the end of the terminal reach it
+            os.setsid()
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        for place, name in enumerate(("stdin", "stdout", "stderr")):
+            # Those of the server know whether its own files were terminals, and could seek.
+            old = getattr(sys, name)
+            new = open(  # noqa: SIM115 - until the end
+                place,
+                "w" if place else "r",
+                buffering=1 if name == "stderr" else -1,
+                encoding=old.encoding,
+                errors=old.errors,
+                closefd=False,
+            )
+            setattr(sys, name, new)
+            setattr(sys, f"__{name}__", new)
         os.environ.clear()
         os.environ.update(request["environment"])
         os.chdir(request["cwd"])
