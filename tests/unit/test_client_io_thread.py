@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +14,25 @@ import zmq
 from mlxsup.client import io_thread as thread_module
 from mlxsup.client.io_thread import IoThread
 
-from support.client.driven_connection import Connection
+
+class Connection:
+    """What the thread needs of a connection, and what was done with it."""
+
+    def __init__(self) -> None:
+        self.done: list[object] = []
+        self.delay_s: float | None = None
+        self.link: Any = None
+        self.is_more = False
+
+    def pump(self) -> bool:
+        self.done.append("pump")
+        return self.is_more
+
+    def close(self) -> None:
+        self.done.append("close")
+
+    def terminate(self) -> None:
+        self.done.append("terminate")
 
 
 class Enough(Exception):
@@ -44,12 +60,7 @@ class Unstarted:
 
 
 class Driven:
-    """An IoThread that is run by hand.
-
-    Attributes:
-        started: the thread that it made.
-        waker, woken: the pair of sockets by which it is woken.
-    """
+    """An IoThread that is run by hand, and the pair of sockets by which it is woken."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.connection = Connection()
@@ -104,19 +115,13 @@ def driven(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driven]:
 
 @pytest.mark.parametrize(
     ("is_more", "delay_s", "timeout_ms"),
-    [
-        (False, None, None),
-        (True, None, 0),
-        (True, 5.0, 0),
-        (False, 2.5, 2501),
-        (False, 0.0, 1),
-    ],
+    [(False, None, None), (True, None, 0), (True, 5.0, 0), (False, 2.5, 2501), (False, 0.0, 1)],
 )
 def test_thread_waits_until_silence_is_judged_P2(
     driven: Driven, is_more: bool, delay_s: float | None, timeout_ms: int | None
 ) -> None:
     driven.connection.delay_s = delay_s
-    driven.connection.pumps = [is_more]
+    driven.connection.is_more = is_more
     driven.on_poll = [enough]
     driven.run_until_enough()
     assert driven.polls == [([(driven.woken, zmq.POLLIN)], timeout_ms)]
@@ -151,37 +156,6 @@ def test_post_wakes_the_thread_with_one_byte_and_wait_takes_all(driven: Driven) 
     assert driven.thread.post(lambda connection: None) is False
     with pytest.raises(BlockingIOError):
         driven.woken.recv(99)
-
-
-def test_tasks_run_before_each_pump_and_at_the_end(driven: Driven) -> None:
-    thread, done = driven.thread, driven.connection.done
-    is_over = threading.Event()
-    driven.started.on_join = lambda: is_over.wait(60)
-    closer = threading.Thread(target=thread.close)
-
-    def note(name: str, connection: object) -> None:
-        done.append((name, connection is driven.connection))
-
-    def post(name: str) -> bool:
-        return thread.post(partial(note, name))
-
-    def post_and_close() -> None:
-        post("d")
-        driven.woken.recv(99)
-        closer.start()
-        assert select.select([driven.woken], [], [], 60)[0], "it is closing"
-
-    post("a")
-    post("b")
-    driven.on_poll = [lambda: post("c"), post_and_close]
-    driven.run()
-    assert done == [
-        ("a", True), ("b", True), "pump", ("c", True), "pump", ("d", True), "close", "terminate"
-    ]  # fmt: skip
-    assert not post("late")
-    is_over.set()
-    closer.join(60)
-    assert done[-1] == "terminate"
 
 
 def test_broken_loop_still_runs_its_tasks(driven: Driven) -> None:

@@ -72,8 +72,6 @@ def unknown(name: str) -> RequestError:
 
 
 CHAT = "/v1/chat/completions"
-
-
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -261,11 +259,7 @@ def test_request_without_a_key_reaches_no_daemon(place: KeyPlace) -> None:
 
 
 LOCAL = "http://localhost:3000"
-
-
 AWAY = "https://chat.example"
-
-
 EVIL = "https://evil.example"
 
 

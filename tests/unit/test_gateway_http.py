@@ -105,14 +105,8 @@ def test_reader_and_head_have_a_limited_time(
 
 
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
-
-
 POST = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
-
-
 FIELDS = b"X: y\r\n" * 1000
-
-
 LONG = FIELDS * (limits.MAX_HEAD_BYTES // len(FIELDS) + 1)
 
 
@@ -243,11 +237,7 @@ def test_bytes_that_are_no_request_are_refused() -> None:
 
 
 OFFERED = b"POST /a?b HTTP/1.1\r\nHost: x\r\n"
-
-
 OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
-
-
 NEXT = b"GET /next HTTP/1.1\r\nHost: y\r\n\r\n"
 
 
@@ -354,14 +344,8 @@ def test_parser_does_not_depend_on_pieces(requests: list[bytes], cuts: list[int]
 
 
 PIECE = {"type": "http.request", "body": b"x", "more_body": True}
-
-
 LAST = {"type": "http.request", "body": b"x", "more_body": False}
-
-
 LEFT = {"type": "http.disconnect"}
-
-
 CHAT = "/v1/chat/completions"
 
 

@@ -64,33 +64,12 @@ def problems(expression: str) -> list[str]:
     return found
 
 
-def parsed(expression: str) -> object:
-    """The query as Prometheus reads it, with a time in place of the board's variable.
-
-    Raises:
-        ValueError: it is no query: wrong syntax, an unknown function, a value of the wrong type.
-    """
-    promql = pytest.importorskip("promql_parser")
-    return promql.parse(expression.replace("$__rate_interval", "5m"))
-
-
 @pytest.mark.parametrize(("where", "expression"), list(expressions()))
-def test_query_names_existing_metrics_and_labels(where: str, expression: str) -> None:
+def test_query_parses_and_names_existing_metrics_and_labels(where: str, expression: str) -> None:
     assert SAMPLE.search(expression), "it asks for nothing of ours"
     assert problems(expression) == [], where
-
-
-@pytest.mark.parametrize(("where", "expression"), list(expressions()))
-def test_query_parses(where: str, expression: str) -> None:
-    assert parsed(expression), where
-
-
-@pytest.mark.parametrize(
-    "expression", ["rate(a[5m]", "sum by le (a)", "rate(a)", "a{b=c}", "average(a)", "a[5m] > 1"]
-)
-def test_bad_query_is_found(expression: str) -> None:
-    with pytest.raises(ValueError, match=r"\w"):
-        parsed(expression)
+    promql = pytest.importorskip("promql_parser")
+    assert promql.parse(expression.replace("$__rate_interval", "5m")), where
 
 
 @pytest.mark.parametrize(

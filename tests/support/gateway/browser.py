@@ -137,8 +137,7 @@ class Browser:
     def scheme(self, name: str) -> None:
         """Its user prefers `dark` or `light`."""
         self.ask(
-            "Emulation.setEmulatedMedia",
-            features=[{"name": "prefers-color-scheme", "value": name}],
+            "Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}]
         )
 
     def picture(self, path: Path, *, is_whole: bool = True) -> None:

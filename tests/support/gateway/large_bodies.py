@@ -92,11 +92,10 @@ def hostile_bodies() -> list[LargeBody]:
 
 
 def meant_bodies() -> list[LargeBody]:
-    """Return long bodies to which somebody may need an answer."""
+    """Return long bodies that are meant."""
     text = [_turn("word " * 600_000)]
     return [
         _body("a chat of 3 MB", CHAT, max_tokens=3, messages=text),
-        _message("a message of 3 MB", text),
         _response("instructions of 2 MB", "x", instructions="do " * 700_000),
         _body("450,000 token ids", COMPLETIONS, max_tokens=3, prompt=[123] * 450_000),
     ]
