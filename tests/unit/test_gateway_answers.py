@@ -164,7 +164,7 @@ def of_items(response: Response) -> Iterator[Part]:
             yield item["status"], 0, ""
     if events and "error" in events[-1]:
         yield "broken off", 0, error_in(events[-1])
-    yield "end", 0, value["status"]
+    yield "end", 0, (value["status"], (value["incomplete_details"] or {}).get("reason"))
 
 
 PARTS = {CHAT: of_choices, COMPLETION: of_choices, RESPONSE: of_items, MESSAGE: of_blocks}
@@ -295,7 +295,7 @@ def test_answer_in_each_api(name: str, snapshot: SnapshotAssertion) -> None:
 SHAPES = [
     *(("thought, text and calls", path) for path in LEAST),
     ("scores", CHAT), ("scores", COMPLETION), ("several answers", CHAT), ("broken off", MESSAGE),
-    ("broken off", RESPONSE),
+    ("broken off", RESPONSE), ("usage asked for", CHAT),
 ]  # fmt: skip
 
 
@@ -303,7 +303,7 @@ SHAPES = [
 def test_shape_of_an_answer(name: str, path: str, snapshot: SnapshotAssertion) -> None:
     """All bytes of one answer of each kind."""
     case = CASES[name]
-    for stream in (False, True) if name != "broken off" else (True,):
+    for stream in (True,) if name in ("broken off", "usage asked for") else (False, True):
         response = ask(path, *case.items, count=case.count, **case.fields[path], stream=stream)
         assert shown(response) == snapshot(name="streamed" if stream else "whole")
 

@@ -1,7 +1,8 @@
-"""How the thread of the synchronous client drives its connection, by hand."""
+"""The thread and the event loop that drive a client's connection; both are played."""
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -11,12 +12,14 @@ from typing import Any
 import pytest
 import zmq
 
+from mlxsup.client import async_client as async_module
 from mlxsup.client import io_thread as thread_module
+from mlxsup.client.async_client import AsyncClient
 from mlxsup.client.io_thread import IoThread
 
 
 class Connection:
-    """What the thread needs of a connection, and what was done with it."""
+    """What a driver needs of a connection, and what was done with it."""
 
     def __init__(self) -> None:
         self.done: list[object] = []
@@ -24,8 +27,15 @@ class Connection:
         self.link: Any = None
         self.is_more = False
 
+    def open_command(self, *_: object, is_subscription: bool) -> None:
+        """Open it."""
+
     def pump(self) -> bool:
         self.done.append("pump")
+        return self.is_more
+
+    def pump_messages(self) -> bool:
+        self.done.append("pump messages")
         return self.is_more
 
     def close(self) -> None:
@@ -33,6 +43,9 @@ class Connection:
 
     def terminate(self) -> None:
         self.done.append("terminate")
+
+
+# ---------------------------------------------------------------- the thread
 
 
 class Enough(Exception):
@@ -168,3 +181,89 @@ def test_broken_loop_still_runs_its_tasks(driven: Driven) -> None:
         driven.run()
     assert driven.connection.done == ["the next", "close", "terminate"]
     assert not driven.thread.post(broken)
+
+
+# ---------------------------------------------------------------- the event loop
+
+
+class Handle:
+    """A call that a loop was asked for."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self.call = call
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class Loop:
+    """An event loop that calls nothing by itself."""
+
+    def __init__(self) -> None:
+        self.done: list[tuple[object, ...]] = []
+        self.handles: list[Handle] = []
+
+    def _note(self, call: Callable[[], object], *said: object) -> Handle:
+        self.done.append(said)
+        self.handles.append(Handle(call))
+        return self.handles[-1]
+
+    def call_soon(self, call: Callable[[], object]) -> Handle:
+        return self._note(call, "soon")
+
+    def call_later(self, delay_s: float, call: Callable[[], object]) -> Handle:
+        return self._note(call, "later", delay_s)
+
+    def add_reader(self, descriptor: int, call: Callable[[], object]) -> None:
+        self._note(call, "add", descriptor)
+
+    def remove_reader(self, descriptor: int) -> None:
+        self.done.append(("remove", descriptor))
+
+
+def link(socket: int, monitor: int) -> Any:
+    return SimpleNamespace(socket=SimpleNamespace(FD=socket), monitor=SimpleNamespace(FD=monitor))
+
+
+def test_loop_reads_the_descriptors_of_the_link_until_it_is_closed_P2(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connection, loop = Connection(), Loop()
+    links: list[Callable[[Any, Any], None]] = []
+
+    def connect(endpoint: str, *, on_link: Callable[[Any, Any], None]) -> Connection:
+        links.append(on_link)
+        return connection
+
+    monkeypatch.setattr(async_module, "Connection", connect)
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio, "get_running_loop", lambda: loop)
+        client = AsyncClient("ipc:///x")
+        client.events()
+        client.events()
+    assert loop.done == [("soon",)], "one pump is asked for at a time"
+    loop.handles[0].call()
+    links[0](None, link(1, 2))
+    links[0](link(1, 2), link(3, 4))
+    assert loop.done[1:] == [
+        ("add", 1), ("add", 2), ("remove", 1), ("remove", 2), ("add", 3), ("add", 4)
+    ]  # fmt: skip
+    messages, monitor = loop.handles[-2:]
+    messages.call()
+    assert (len(loop.done), connection.done) == (7, ["pump", "pump messages"]), "read at once"
+    connection.delay_s = 5.0
+    monitor.call()
+    messages.call()
+    assert connection.done == ["pump", "pump messages"], "left to the pump that is due"
+    loop.handles[-1].call()
+    connection.is_more = True
+    messages.call()
+    assert loop.done[7:] == [("soon",), ("later", 5.0), ("soon",)], "one timer; and there is more"
+    assert connection.done[2:] == ["pump", "pump messages"]
+    asyncio.run(client.close())
+    assert [handle.is_cancelled for handle in loop.handles[-2:]] == [True, True]
+    for handle in loop.handles:
+        handle.call()
+    assert connection.done[4:] == ["close", "terminate"]
+    assert len(loop.done) == 10, "a closed client asks nothing of its loop"
