@@ -72,7 +72,7 @@ class Router:
             assert not self.connection.pump()
 
     def next(self) -> Message:
-        """What the client sent."""
+        """Return the next message of the client."""
         eventually(self.can_read, timeout_s=60.0)
         self.peer, *frames = self.socket.recv_multipart()
         return Decoder(CLIENT_MESSAGES, is_strict=True).decode(frames)

@@ -60,7 +60,7 @@ def played(count: int = 16) -> PlayedDaemon:
 
 
 def converters() -> list[psutil.Process]:
-    """Those of this process."""
+    """Return the converters of this process."""
     return [
         child for child in psutil.Process().children() if "mlxsup.gateway.converter" in " ".join(
             child.cmdline())
@@ -141,7 +141,7 @@ def test_key_of_a_request_counts_for_a_long_body() -> None:
 
 @pytest.fixture
 def asks(monkeypatch: pytest.MonkeyPatch) -> list[Converter]:
-    """Who was asked something, in order."""
+    """Return a list that grows by each converter that is asked something."""
     noted: list[Converter] = []
     ask = Converter.ask
 

@@ -1,5 +1,4 @@
-"""Large bodies at a real gateway: they hold up nobody, those that are meant are answered, and the
-processes that read them end with the gateway."""
+"""Large bodies at a real gateway: none holds up a stream; their readers end with the gateway."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ class Probed(HttpDaemon):
 
     @property
     def turns(self) -> str:
-        """What it has said."""
+        """The lines of its probe."""
         return (self.folder / "turns.txt").read_text()
 
     def start(self, *, environment: dict[str, str] | None = None) -> None:
@@ -57,7 +56,7 @@ def daemon() -> Iterator[Probed]:
 
 def test_hostile_bodies_are_refused_and_hold_up_no_stream(daemon: Probed) -> None:
     reader = SseReader(daemon, chat("beside them", max_tokens=2_000_000)).started()
-    bodies = hostile_bodies()[::2]  # the campaign sends all of them
+    bodies = hostile_bodies(every=2)  # the campaign sends all of them
     for body, (status, _) in zip(bodies, send_all(daemon, bodies), strict=True):
         # Before a body that is too long was sent, the connection may have ended with the refusal.
         is_too_long = len(body.data) > limits.MAX_BODY_BYTES

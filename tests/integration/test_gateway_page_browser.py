@@ -1,4 +1,4 @@
-"""The page in a real browser, as somebody uses it: with a mouse, with keys, and without eyes."""
+"""The page in a real browser, used with a mouse, with keys, and without eyes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DESKTOP = (1280, 900)
 
 BEYOND = """[...document.querySelectorAll('body *')].filter((one) =>
     !one.closest('.scroll, .skip') && one.getBoundingClientRect().right > %d + 1).length"""
-"""How many elements begin or end beyond the right edge of a window this wide."""
+"""The number of elements beyond the right edge of a window this wide."""
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def daemon() -> Iterator[HttpDaemon]:
 
 @pytest.fixture
 def browser(daemon: HttpDaemon) -> Iterator[Browser]:
-    """One that shows the page, with what it knows of both models."""
+    """A browser with the page, once it shows both models."""
     with Browser() as started:
         started.size(*DESKTOP)
         started.open(f"{daemon.url}/")

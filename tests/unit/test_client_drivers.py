@@ -19,7 +19,7 @@ from mlxsup.client.io_thread import IoThread
 
 
 class Connection:
-    """What a driver needs of a connection, and what was done with it."""
+    """A connection that notes what a driver does with it."""
 
     def __init__(self) -> None:
         self.done: list[object] = []
@@ -95,7 +95,7 @@ class Driven:
         monkeypatch.setattr(zmq, "Poller", lambda: Poller(self))
 
     def run(self) -> None:
-        """What the thread does from its start to its end."""
+        """Do all that the thread does."""
         self.started.given["target"]()
 
     def run_until_enough(self) -> None:

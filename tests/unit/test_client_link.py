@@ -279,10 +279,10 @@ def test_pump_messages_leaves_the_link_alone(
     assert link.received == 512
     link.state = LinkState.LOST
     assert connection.pump_messages() is False
-    assert link.received == 513, "whoever is woken tries first"
+    assert link.received == 513, "it is tried before it is asked for"
     monkeypatch.setattr(link, "receive", lambda: None)
     assert connection.pump_messages() is False
-    assert connection.link is not None, "its end is for whoever looks"
+    assert connection.link is not None, "its end is left to `pump`"
     assert connection.pump() is False
     assert connection.link is None
     assert connection.pump_messages() is False

@@ -24,7 +24,7 @@ LOST = ConnectionLost("it is gone", "ipc:///x")
 
 
 class Noted:
-    """What a stream cancels and tells, and inboxes with items in them."""
+    """Streams over given items, with a note of all that they cancel and tell."""
 
     def __init__(self, *items: Item) -> None:
         self.items = items

@@ -188,7 +188,7 @@ def test_bug_is_an_answer_and_a_log_line(caplog: pytest.LogCaptureFixture) -> No
 
 
 class Leaves:
-    """What a client that leaves at once waits for."""
+    """An awaitable of a client that leaves at once."""
 
     def __await__(self) -> Generator[None, None, None]:
         yield
@@ -257,7 +257,7 @@ def ask_from(site: Site, method: str, path: str, origin: str, **headers: str) ->
 
 
 def preflight(site: Site, path: str, origin: str, wanted: str = "content-type") -> Response:
-    """What a browser asks before."""
+    """Ask as a browser does before the request of a page."""
     return ask_from(
         site, "OPTIONS", path, origin,
         access_control_request_method="POST", access_control_request_headers=wanted,
@@ -369,7 +369,6 @@ def act(site: Site, action: str = "load", body: Any = None, **headers: str) -> R
 
 
 def token_of(site: Site) -> str:
-    """What a page of it would contain."""
     token: str = site.gateway.operator.token
     return token
 

@@ -50,12 +50,12 @@ class Wire:
         """It ends in order."""
 
     def is_closing(self) -> bool:
-        """Whether it was."""
+        """Return True once it was aborted."""
         return self.aborts > 0
 
 
 def aborts_after(*steps: Callable[[LimitedProtocol], None]) -> int:
-    """How often a connection was cut on which this happened."""
+    """Return the number of times that a connection was cut after these steps."""
     wire = Wire()
 
     async def run() -> None:
@@ -141,7 +141,7 @@ async def endless(scope: Any, receive: Any, send: Any) -> None:
 
 
 def said(*pieces: bytes) -> Said:
-    """What became of a connection on which these pieces came, each in a read."""
+    """Return the transport of a connection after these pieces, each in a read."""
     wire = Said()
 
     async def run() -> None:

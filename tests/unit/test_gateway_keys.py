@@ -226,7 +226,7 @@ def test_damaged_mark_closes_the_gateway(place: KeyPlace, damage: str) -> None:
 
 
 class Life(RuleBasedStateMachine):
-    """What commands, cleaners and restarts may do in any order, and never opens the gateway."""
+    """Commands, cleaners and restarts in any order, which never open the gateway."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -306,7 +306,7 @@ class Life(RuleBasedStateMachine):
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
+TestLife.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)
 
 
 def is_let_in(keys: Keys, key: str) -> bool:

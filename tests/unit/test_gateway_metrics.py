@@ -59,7 +59,7 @@ async def scraped(site: Site) -> Exposed:
 
 
 def after(*answers: list[Item], **fields: Any) -> Exposed:
-    """What is exposed after one chat for each answer."""
+    """Return the metrics after one chat for each answer."""
     daemon = Daemon(*answers)
     site = Site(daemon)
 

@@ -177,7 +177,7 @@ def ignore(change: dict[str, Any]) -> None:
 
 
 async def at_once(follower: Follower) -> dict[str, Any]:
-    """What is there for it already; raises TimeoutError if nothing is."""
+    """Return what is there already; raises TimeoutError if nothing is."""
     async with asyncio.timeout(0):
         return await anext(follower)
 
@@ -276,7 +276,7 @@ def test_lost_daemon_or_ending_gateway_ends_followers_with_an_error(code: str) -
 
 
 class Listed(OpenAnswers):
-    """Knows what is under way now."""
+    """Answers that are listed while they are under way."""
 
     def __init__(self) -> None:
         super().__init__(Meter())

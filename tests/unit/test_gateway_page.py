@@ -92,7 +92,7 @@ def test_state_is_shown_to_the_page() -> None:
 
 
 class BusyDaemon(PlayedDaemon):
-    """One that does not answer at first.
+    """A daemon that does not answer at first.
 
     Attributes:
         looks: how often its status was asked for.

@@ -1,4 +1,4 @@
-"""What each body over HTTP asks of the daemon, or how it is refused, in every API."""
+"""Bodies over HTTP in every API: the request of the daemon that each becomes, or its refusal."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ FUNCTION = {"type": "function", "name": "f", "description": "does", "strict": Tr
 KEPT: list[dict[str, Any]] = [
     {"keep_alive": value} for value in (0, 300, "5m", "90", -7.5, "-1m", "soon", True, "1e400")
 ] + [{"ttl": -1}, {"ttl": [1]}, {"keep_alive": 1, "ttl": 1}]  # fmt: skip
-"""How long a model stays, as other programs write it, and what is no time."""
+"""Times for a model to stay, as other programs write them, and texts that are none."""
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "x"}}
 INPUT_IMAGE = {"role": "user", "content": [{"type": "input_image", "image_url": "data:,x"}]}
@@ -434,9 +434,8 @@ CHATS = st.lists(
 INPUTS = st.text() | JSON | parts(ITEM_FIELDS)
 
 
-@pytest.mark.parametrize("api", BODIES)
-@settings(max_examples=20)
-@given(data=st.data())
+@settings(max_examples=50)
+@given(api=st.sampled_from(Api), data=st.data())
 def test_junk_is_refused_or_sent(api: Api, data: st.DataObject) -> None:
     names = [field.name for field in FIELDS[api] if field.name not in LEAST[api]]
     chosen = data.draw(st.lists(st.sampled_from(names), max_size=4, unique=True))

@@ -52,7 +52,7 @@ LOGPROBS = [Logprobs(chosen=TokenLogprob(token=1, logprob=-0.5, text="é"), top=
 
 
 class Wire:
-    """What a transport was given."""
+    """A transport that keeps what is written."""
 
     def __init__(self) -> None:
         self.sent = b""
@@ -402,7 +402,7 @@ TEXT = st.text(st.sampled_from("ab é€𝄞"), max_size=12)
 
 
 def parts(content: bytes, cuts: list[int]) -> list[bytes]:
-    """What lies between the cuts; nothing of it is lost."""
+    """Return the parts between the cuts."""
     places = [0, *sorted(cut % (len(content) + 1) for cut in cuts), len(content)]
     return [content[a:b] for a, b in pairwise(places)]
 

@@ -33,7 +33,7 @@ BOUNDED: dict[str, set[str]] = {
     "status": {"401"}, "cause": set(Cause), "part": set(DOWNLOAD_PARTS),
     "reason": {*EVICTIONS, *ExitReason},
 }  # fmt: skip
-"""What a query may ask a label for."""
+"""The values that a query may ask a label for."""
 
 
 def expressions() -> Iterator[tuple[str, str]]:
@@ -46,7 +46,7 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 
 def problems(expression: str) -> list[str]:
-    """What a query asks for that is not exposed."""
+    """Return a line for each thing of a query that is not exposed."""
     known, found, used = declared_samples(), [], set()
     for name, selector in SAMPLE.findall(expression):
         if name not in known:

@@ -240,7 +240,7 @@ PIECES = st.builds(
 
 
 def read_by_codec(frame: bytes) -> list[TextPiece] | None:
-    """What is in the frame; None if it is anything else than pieces of text, a token each."""
+    """Return the pieces of text, a token each, of a frame; None if it is anything else."""
     try:
         message = CLIENTS.decode([frame])
         assert isinstance(message, Deltas)

@@ -1,4 +1,4 @@
-"""What processes are started with: launches of workers, gateways and downloads, and reports."""
+"""Launches of workers, gateways and downloads, and the reports of downloads."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def undisturbed(daemon: Daemon) -> Iterator[Reader]:
 
 
 def facts(client: Client) -> dict[str, Any]:
-    """What no bad input may change: the models, their processes, the gateway's, what is open."""
+    """Return all that no bad input may change: models, processes and open requests."""
     status = client.status()
     kept = ("name", "state", "wanted", "generation", "pid", "restarts", "running", "queued")
     rows = [{key: model[key] for key in kept} for model in status["models"]]

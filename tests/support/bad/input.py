@@ -145,7 +145,7 @@ def _seconds(name: str) -> list[BadInput]:
 
 
 CONFIGURATION_KEYS = ("path", "repo", "engine", "fake", "context_length", "aliases", "adapter")
-"""What only the configuration may say of a model (H10)."""
+"""Keys of a model that only the configuration may set (H10)."""
 
 HEADERS = (
     _sent("no type", [pack({"id": "x"})], "unknown type"),

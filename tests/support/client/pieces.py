@@ -36,7 +36,7 @@ def frame_of(message: Message) -> bytes:
 
 
 def body_of(one: ClientDelta | Row) -> DeltaBody:
-    """What a client is shown of it; nothing if it has no body."""
+    """Return the body that a client is shown; an empty one if there is none."""
     return read_body(one.body) if one.body else DeltaBody()
 
 

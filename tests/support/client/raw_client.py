@@ -40,7 +40,7 @@ class RawClient:
         self._socket.send_multipart(frames)
 
     def has_news(self, timeout_s: float) -> bool:
-        """Whether there is a message to hear within this time."""
+        """True if there is a message to hear within this time."""
         return bool(self._socket.poll(int(timeout_s * 1000)))
 
     def hear_any(self, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:

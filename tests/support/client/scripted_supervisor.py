@@ -36,7 +36,7 @@ TICK_MS = 100
 
 
 class Peer:
-    """Where the scripted supervisor's answers go: one client's connection."""
+    """One client's connection to the scripted supervisor."""
 
     def __init__(self, router: zmq.Socket[bytes], routing_id: bytes) -> None:
         self._router = router

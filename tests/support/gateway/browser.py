@@ -51,7 +51,7 @@ class Browser:
     """One Chromium with one page; nothing of it is left behind.
 
     Attributes:
-        problems: errors on the page's console, and exceptions that nobody has caught.
+        problems: errors on the page's console, and uncaught exceptions.
     """
 
     def __init__(self) -> None:
@@ -160,7 +160,7 @@ class Browser:
         eventually(lambda: self.evaluate(f"Boolean({script})"), what=script)
 
     def text(self, selector: str) -> str:
-        """What an element shows."""
+        """Return the text that an element shows."""
         return str(self.evaluate(f"document.querySelector({json.dumps(selector)}).innerText"))
 
     def spoken(self) -> list[tuple[str, str]]:

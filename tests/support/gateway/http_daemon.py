@@ -36,7 +36,7 @@ class HttpDaemon(Daemon):
     listen = "127.0.0.1:0"
 
     def start_command(self) -> list[str]:
-        """What `start` runs."""
+        """Return the command that `start` runs."""
         return [*super().start_command(), "--http", self.listen]
 
     def start(self, *, environment: dict[str, str] | None = None) -> None:
@@ -88,7 +88,7 @@ class HttpDaemon(Daemon):
 
 
 def gateway_of(client: Client, *, after: int | None = None) -> dict[str, Any]:
-    """What the status says of the gateway, once it listens.
+    """Return the gateway in the status, once it listens.
 
     Args:
         client: of its daemon.
@@ -143,7 +143,7 @@ class SseReader(threading.Thread):
 
     @property
     def is_complete(self) -> bool:
-        """Whether a client would take it for a whole answer."""
+        """True if a client would take it for a whole answer."""
         kinds = [one if one == "[DONE]" else one.get("type") for one in self.events]
         return not self.is_cut or any(kind in COMPLETE for kind in kinds)
 
@@ -166,20 +166,20 @@ class SseReader(threading.Thread):
             self.has_text.set()
 
     def started(self) -> SseReader:
-        """This one, once it has text."""
+        """Wait for text."""
         assert self.has_text.wait(TIMEOUT_S)
         assert self.text
         return self
 
     def finished(self) -> SseReader:
-        """This one, once it has ended."""
+        """Wait for the end."""
         self.join(TIMEOUT_S)
         assert not self.is_alive(), "the stream did not end"
         return self
 
 
 def everything(connection: socket.socket) -> bytes:
-    """What comes until the other side closes."""
+    """Return all that comes until the other side closes."""
     pieces = []
     try:
         while piece := connection.recv(65536):

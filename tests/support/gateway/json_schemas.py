@@ -1,4 +1,4 @@
-"""What each command prints with `--json`, as JSON Schemas: json_schemas.json next to this file.
+"""The output of each command with `--json`, as JSON Schemas: json_schemas.json beside this file.
 
 Reads the few keywords of JSON Schema that the file uses. A key that a schema does not mention is a
 problem.
@@ -28,7 +28,7 @@ TYPES: Mapping[str, tuple[type, ...]] = {
 
 
 def problems(line: str, path: Sequence[str], *, is_error: bool = False) -> list[str]:
-    """What is wrong with a line of a command's output; `is_error`: the command has failed."""
+    """Return the problems of a line of a command's output; `is_error`: the command has failed."""
     schema = SCHEMAS["error" if is_error else "-".join(path)]
     return list(_problems(json.loads(line), schema, "$"))
 

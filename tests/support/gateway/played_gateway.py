@@ -32,7 +32,7 @@ from support.client.sent_requests import asked_in
 from support.daemon.played_events import PlayedEvents
 
 Item = Delta | Notice | Result | Exception | asyncio.Event
-"""What happens to a stream, in order; an event is waited for."""
+"""One step of a stream; an event is waited for."""
 
 
 def delta(text: str, *, channel: Channel = Channel.CONTENT, **more: Any) -> Delta:
@@ -189,7 +189,7 @@ class FedDaemon(PlayedDaemon):
 
 @dataclass(slots=True)
 class Response:
-    """What an application has sent.
+    """The response of an application.
 
     Attributes:
         status: of the response.
@@ -210,7 +210,7 @@ class Response:
 
     @property
     def error(self) -> dict[str, Any]:
-        """What it says is wrong."""
+        """The error in the body."""
         value: dict[str, Any] = self.json()["error"]
         return value
 
@@ -337,7 +337,7 @@ class Site:
 
 
 def _bytes_of(body: Any) -> bytes:
-    """What is sent for a body: None for none, bytes as they are, all else as JSON."""
+    """Return a body as it is sent: None for none, bytes as they are, all else as JSON."""
     if isinstance(body, bytes):
         return body
     return b"" if body is None else json.dumps(body).encode()
