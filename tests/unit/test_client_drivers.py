@@ -6,6 +6,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,6 +38,9 @@ class Connection:
     def pump_messages(self) -> bool:
         self.done.append("pump messages")
         return self.is_more
+
+    def cancel(self, _: object) -> None:
+        self.done.append("cancel")
 
     def close(self) -> None:
         self.done.append("close")
@@ -215,6 +219,9 @@ class Loop:
     def call_later(self, delay_s: float, call: Callable[[], object]) -> Handle:
         return self._note(call, "later", delay_s)
 
+    def call_soon_threadsafe(self, call: Callable[..., object], *given: object) -> Handle:
+        return self._note(partial(call, *given), "from outside")
+
     def add_reader(self, descriptor: int, call: Callable[[], object]) -> None:
         self._note(call, "add", descriptor)
 
@@ -226,24 +233,39 @@ def link(socket: int, monitor: int) -> Any:
     return SimpleNamespace(socket=SimpleNamespace(FD=socket), monitor=SimpleNamespace(FD=monitor))
 
 
+class Looped:
+    """An AsyncClient with two subscriptions in such a loop, whose first pump is done."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.connection, self.loop = Connection(), Loop()
+        self.links: list[Callable[[Any, Any], None]] = []
+        monkeypatch.setattr(async_module, "Connection", self._connect)
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio, "get_running_loop", lambda: self.loop)
+            self.client = AsyncClient("ipc:///x")
+            self.events = [self.client.events() for _ in range(2)]
+        assert self.loop.done == [("soon",)], "one pump is asked for at a time"
+        self.loop.handles[0].call()
+
+    def _connect(self, _: str, *, on_link: Callable[[Any, Any], None]) -> Connection:
+        self.links.append(on_link)
+        return self.connection
+
+
+def test_cancel_from_another_thread_is_handed_over_D4(monkeypatch: pytest.MonkeyPatch) -> None:
+    looped = Looped(monkeypatch)
+    looped.events[0].close()
+    assert (looped.loop.done[1:], looped.connection.done) == ([("from outside",)], ["pump"])
+    looped.loop.handles[-1].call()
+    assert looped.connection.done == ["pump", "cancel"]
+    assert looped.loop.done[2:] == [("soon",)]
+
+
 def test_loop_reads_the_descriptors_of_the_link_until_it_is_closed_P2(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    connection, loop = Connection(), Loop()
-    links: list[Callable[[Any, Any], None]] = []
-
-    def connect(endpoint: str, *, on_link: Callable[[Any, Any], None]) -> Connection:
-        links.append(on_link)
-        return connection
-
-    monkeypatch.setattr(async_module, "Connection", connect)
-    with monkeypatch.context() as patch:
-        patch.setattr(asyncio, "get_running_loop", lambda: loop)
-        client = AsyncClient("ipc:///x")
-        client.events()
-        client.events()
-    assert loop.done == [("soon",)], "one pump is asked for at a time"
-    loop.handles[0].call()
+    looped = Looped(monkeypatch)
+    connection, loop, links, client = looped.connection, looped.loop, looped.links, looped.client
     links[0](None, link(1, 2))
     links[0](link(1, 2), link(3, 4))
     assert loop.done[1:] == [

@@ -144,7 +144,8 @@ BLOCKS: list[dict[str, Any]] = [
 BODIES: dict[Api, list[dict[str, Any]]] = {
     Api.CHAT: [
         {"temperature": 0.5, "top_p": 0.9, "seed": 3, "max_completion_tokens": 9, "stop": "\n",
-         "user": "u", "timeout_s": 5, "priority": "batch"},
+         "user": "u", "timeout_s": 5, "queue_timeout_s": 1, "first_token_timeout_s": 2,
+         "priority": "batch"},
         *KEPT,
         {"messages": [{"role": "developer", "content": "be brief"},
                       user(text("a"), text("b", cache_control={})) | {"name": "ada"}]},
