@@ -49,18 +49,18 @@ class BadInput:
 
 
 def pack(value: object) -> bytes:
-    """msgpack, also of what no client would make."""
+    """Return msgpack, also of what no client would make."""
     packed: bytes = msgpack.packb(value, unicode_errors="surrogatepass")
     return packed
 
 
 def header(kind: str, **values: Any) -> bytes:
-    """A header frame; `id` is x unless it is given."""
+    """Return a header frame; `id` is x unless it is given."""
     return pack({"type": kind, "id": "x", **values})
 
 
 def generate(body: bytes, /, **values: Any) -> Frames:
-    """A `generate` message for `MODEL`, with this body."""
+    """Return a `generate` message for `MODEL`, with this body."""
     return [header("generate", **{"model": MODEL, **values}), body]
 
 
@@ -105,12 +105,12 @@ FRAMES = (
 
 
 def _unlike(hint: object) -> int | str:
-    """A value that the field does not take."""
+    """Return a value that the field does not take."""
     return 1 if hint in (bool, str) or str in getattr(hint, "__args__", ()) else "text"
 
 
 def _wrong_types() -> list[BadInput]:
-    """Each field of each message of a client, with a value of another type."""
+    """Return each field of each message of a client with a value of another type."""
     cases = []
     for cls in CLIENT_MESSAGES:
         hints = get_type_hints(cls)
@@ -130,7 +130,7 @@ def _required(cls: type[Message]) -> dict[str, Any]:
 
 
 def _seconds(name: str) -> list[BadInput]:
-    """A time limit that is no time."""
+    """Return time limits that are no times."""
     values = (
         (-1.0, "seconds"),
         (float("nan"), "a finite number"),
