@@ -1,53 +1,49 @@
 """Every kind of bad input gets its typed error, and a stream beside it does not change.
 
-The cases are data, in tests/support/bad_*.py.
+The cases are data, in tests/support/bad.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import json
 import subprocess
 from collections.abc import Iterator
 
 import pytest
 
-from mlxsup.client import Client, RequestError
-from mlxsup.protocol.body import RequestBody
+from mlxsup.client import RequestError
 from mlxsup.protocol.client_messages import CLIENT_MESSAGES
-from mlxsup.protocol.parameters import SAMPLING
 
-from support.bad.bodies import BODIES, CLIENT_ONLY
 from support.bad.commands import COMMANDS, BadCommand
-from support.bad.daemon import large_and_small, undisturbed
+from support.bad.daemon import undisturbed
 from support.bad.input import (
+    BODIES,
     FRAMES,
     HEADERS,
+    MODEL,
     REQUESTS,
     SMALL,
     SMALL_CONTEXT,
-    BadBody,
     BadInput,
     header,
 )
 from support.client.raw_client import RawClient
 from support.client.streams import Reader
 from support.daemon import warm
-from support.daemon.daemon import Daemon, row
-
-RAW: dict[str, tuple[BadInput, ...]] = {
-    "Frames": FRAMES,
-    "Headers": HEADERS,
-    "Requests and commands": REQUESTS,
-    "Bodies": tuple(case.as_input() for case in BODIES),
-}
-"""All that is sent through a raw socket, by heading."""
+from support.daemon.daemon import Daemon, fake, row
 
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    with large_and_small(Daemon) as running:
+    models = {
+        MODEL: fake(fake={"step_s": 0.004, "context_length": 10_000_000}),
+        SMALL: fake(context_length=SMALL_CONTEXT),
+    }
+    with Daemon(models) as running:
+        with running.client() as client:
+            for name in models:
+                client.load(name)
         yield running
 
 
@@ -64,12 +60,9 @@ def live_goes_on(live: Reader) -> Iterator[None]:
     assert live.error is None
 
 
-RAW_CASES = [
-    pytest.param(case, id=f"{title}: {case.name}") for title, cases in RAW.items() for case in cases
-]
-
-
-@pytest.mark.parametrize("case", RAW_CASES)
+@pytest.mark.parametrize(
+    "case", [*FRAMES, *HEADERS, *REQUESTS, *BODIES], ids=lambda case: case.name
+)
 def test_bad_message_gets_its_error_C7_D7_G6_H10(daemon: Daemon, case: BadInput) -> None:
     with RawClient(daemon.endpoint) as raw:
         for frames in case.sends:
@@ -82,32 +75,6 @@ def test_bad_message_gets_its_error_C7_D7_G6_H10(daemon: Daemon, case: BadInput)
         raw.say([header("ping", id="after")])
         reply = raw.hear()
         assert (reply["type"], reply["id"]) == ("reply", "after")
-
-
-CLIENT_PARAMETERS = set(inspect.signature(Client.generate).parameters)
-
-CLIENT_CASES = [
-    pytest.param(case, id=case.name)
-    for case in (*BODIES, *CLIENT_ONLY)
-    if isinstance(case.body, dict) and case.body.keys() <= CLIENT_PARAMETERS - {"model"}
-]
-
-
-@pytest.mark.parametrize("case", CLIENT_CASES)
-def test_client_raises_the_same_error_C7(daemon: Daemon, case: BadBody) -> None:
-    def read_all(client: Client) -> None:
-        assert isinstance(case.body, dict)
-        stream = client.generate(case.model, **case.body)
-        assert not case.is_known_to_client, "it was sent"
-        for _ in stream:
-            pass
-
-    with daemon.client() as client:
-        with pytest.raises(RequestError) as caught:
-            read_all(client)
-        assert client.status()["queue"]["waiting"] == 0, "the client continues"
-    assert caught.value.code == case.code
-    assert case.words in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -145,11 +112,8 @@ def test_prompt_over_the_context_reaches_no_engine_I6(daemon: Daemon) -> None:
         assert row(client, SMALL)["steps"] == steps, "nothing reached the engine"
 
 
-def test_every_parameter_and_field_has_a_case() -> None:
-    names = " ".join(case.name for case in BODIES)
-    for parameter in {*RequestBody.__dataclass_fields__, *SAMPLING} - {"sampling"}:
-        assert f"`{parameter}`" in names, f"no bad body for {parameter}"
-    names = " ".join(case.name for case in RAW["Headers"])
+def test_every_field_of_a_header_has_a_case() -> None:
+    names = " ".join(case.name for case in HEADERS)
     for cls in CLIENT_MESSAGES:
-        for field in (f.name for f in dataclasses.fields(cls)):
-            assert field in ("id", "v", "body") or f"`{cls.TYPE}` with `{field}`" in names
+        for field in {f.name for f in dataclasses.fields(cls)} - {"id", "v", "body"}:
+            assert f"`{cls.TYPE}` with `{field}`" in names

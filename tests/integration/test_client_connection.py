@@ -11,29 +11,22 @@ from typing import Any
 import pytest
 import zmq
 
-from mlxsup.client import connection as connection_module
 from mlxsup.client.async_client import AsyncClient
 from mlxsup.client.client import Client
-from mlxsup.client.connection import TOO_MANY, Connection
+from mlxsup.client.connection import Connection
 from mlxsup.client.errors import ConnectionLost
 from mlxsup.client.link import Link, LinkState
 from mlxsup.client.session import DOUBT_S, SILENCE_LIMIT_S, Item
-from mlxsup.protocol.client_messages import (
-    CLIENT_MESSAGES,
-    Cancel,
-    Generate,
-    Ping,
-    Reply,
-)
+from mlxsup.protocol.client_messages import CLIENT_MESSAGES, Cancel, Generate, Ping, Reply
 from mlxsup.protocol.clock import PULSE_S, Clock
 from mlxsup.protocol.codec import Decoder, encode
 from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.message import Message
 
-from support.client.scripted_supervisor import Peer, ScriptedSupervisor
+from support.client.scripted_supervisor import Peer, answer, say_hello, scripted_supervisor
 from support.eventually import eventually
 
-A = RequestId("a")
+A, B = RequestId("a"), RequestId("b")
 
 
 class Box:
@@ -79,7 +72,7 @@ class Router:
             assert not self.connection.pump()
 
     def next(self) -> Message:
-        """What the client sent."""
+        """Return the next message of the client."""
         eventually(self.can_read, timeout_s=60.0)
         self.peer, *frames = self.socket.recv_multipart()
         return Decoder(CLIENT_MESSAGES, is_strict=True).decode(frames)
@@ -104,9 +97,6 @@ class Router:
         return box
 
 
-A, B = RequestId("a"), RequestId("b")
-
-
 @pytest.fixture
 def router(tmp_path: Path) -> Iterator[Router]:
     made = Router(tmp_path)
@@ -129,9 +119,7 @@ def test_link_is_made_for_the_first_message(router: Router) -> None:
     assert router.links == [(False, True)]
 
 
-def test_lost_daemon_is_told_to_all_and_the_next_message_has_a_new_link_P2(
-    router: Router,
-) -> None:
+def test_lost_daemon_is_told_to_all_and_the_next_message_has_a_new_link_P2(router: Router) -> None:
     first, second = router.command(), router.command(B)
     router.next()
     router.send(Reply(id=RequestId("other"), value={}))
@@ -172,9 +160,7 @@ def test_message_on_a_lost_link_is_sent_on_a_new_one_P2(name: str, router: Route
     assert second.items == []
 
 
-def test_closed_connection_cancels_what_is_open(
-    router: Router,
-) -> None:
+def test_closed_connection_cancels_what_is_open(router: Router) -> None:
     box = Box()
     router.connection.open_stream(A, encode(Ping(id=A)), box)
     router.next()
@@ -200,96 +186,58 @@ def test_endpoint_that_cannot_be_connected_to_leaves_no_socket() -> None:
     gc.collect()
 
 
-def test_answer_is_read_when_it_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def ask(endpoint: str) -> dict[str, Any]:
+    async with AsyncClient(endpoint) as client, asyncio.timeout(60.0):
+        return await client.ping()
+
+
+def test_answer_is_read_when_it_comes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mlxsup.client.session.SILENCE_LIMIT_S", 1e6)
 
-    def answer(peer: Peer, message: Message) -> None:
-        assert isinstance(message, Ping)
-        peer.send(Reply(id=message.id, value={"n": 1}))
+    def say(peer: Peer, message: Message) -> None:
+        answer(peer, message, n=1)
 
-    async def ask(endpoint: str) -> dict[str, Any]:
-        async with AsyncClient(endpoint) as client, asyncio.timeout(60.0):
-            return await client.ping()
-
-    supervisor = ScriptedSupervisor(tmp_path / "s.sock", answer, is_alive_sent=False)
-    try:
+    with scripted_supervisor(path, say, is_alive_sent=False) as supervisor:
         assert asyncio.run(ask(supervisor.endpoint)) == {"n": 1}
-    finally:
-        supervisor.stop()
 
 
-class SeenLink:
-    """A link that is lost, and how far it came before."""
-
-    def __init__(self, *flags: str) -> None:
-        self.state = LinkState.LOST
-        for name in ("was_turned_away", "was_heard", "was_connected", "was_reset"):
-            setattr(self, name, name in flags)
-
-    def update(self) -> LinkState:
-        return self.state
-
-    def send(self, frames: list[bytes]) -> None:
-        """Nobody is there."""
-
-    def flush(self) -> None:
-        """Nothing can be sent."""
-
-    def has_message(self) -> bool:
-        return False
-
-    def close(self, linger_ms: int) -> None:
-        """Nothing is open."""
-
-
-@pytest.mark.parametrize(
-    ("flags", "message", "hint", "is_turned_away"),
-    [
-        ((), "no daemon answers at E", "start one with `mlxsup start`", False),
-        (("was_turned_away",), "the daemon at E turned the connection away", TOO_MANY, True),
-        (("was_connected", "was_heard"), "the daemon at E is gone", "", False),
-        (
-            ("was_connected",),
-            "the daemon at E ended the connection before it answered",
-            TOO_MANY,
-            True,
-        ),
-        (
-            ("was_reset",),
-            "no daemon answers at E",
-            "one may have too many connections, or has just ended: try again",
-            True,
-        ),
-    ],
-)
-def test_words_for_a_lost_connection(
-    monkeypatch: pytest.MonkeyPatch,
-    flags: tuple[str, ...],
-    message: str,
-    hint: str,
-    is_turned_away: bool,
+def test_silent_daemon_is_noticed_by_both_clients_P2(
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_module, "Link", lambda context, endpoint: SeenLink(*flags))
-    connection, box = Connection("E"), Box()
-    connection.open_command(A, encode(Ping(id=A)), box)
-    assert not connection.pump()
-    connection.terminate()
-    [error] = box.items
-    assert isinstance(error, ConnectionLost)
-    assert (error.message, error.hint) == (message, hint)
-    assert (error.endpoint, error.is_turned_away) == ("E", is_turned_away)
+    monkeypatch.setattr("mlxsup.client.session.SILENCE_LIMIT_S", 0.1)
+    monkeypatch.setattr("mlxsup.client.session.DOUBT_S", 0.1)
+
+    def ignore(peer: Peer, message: Message) -> None:
+        """Say nothing."""
+
+    with scripted_supervisor(path, ignore, is_alive_sent=False) as supervisor:
+        silent = pytest.raises(ConnectionLost, match="has fallen silent")
+        with Client(supervisor.endpoint) as client, silent:
+            client.ping()
+        with pytest.raises(ConnectionLost, match="has fallen silent"):
+            asyncio.run(ask(supervisor.endpoint))
 
 
-def test_end_of_the_block_closes_the_client(router: Router) -> None:
-    with Client(router.endpoint) as client:
-        pass
-    with pytest.raises(RuntimeError, match=r"^the client is closed$"):
-        client.status()
+def test_async_client_goes_on_after_the_death_of_the_daemon_and_in_one_loop_P2(path: Path) -> None:
+    async def use(client: AsyncClient) -> None:
+        for _ in range(2):
+            with scripted_supervisor(path, say_hello) as supervisor:
+                assert await client.ping() == {}
+            with pytest.raises(ConnectionLost):
+                await client.ping()
+            assert len(supervisor.got(Ping)) == 1
+
+    client = AsyncClient(f"ipc://{path}")
+    asyncio.run(use(client))
+    with pytest.raises(RuntimeError, match="belongs to the event loop that first used it"):
+        asyncio.run(client.ping())
+    asyncio.run(client.close())
+    asyncio.run(client.close())
+    with pytest.raises(RuntimeError, match="the client is closed"):
+        asyncio.run(client.ping())
 
 
-def test_cancel_leaves_before_the_next_request(
-    router: Router,
-) -> None:
+def test_cancel_leaves_before_the_next_request(router: Router) -> None:
     async def run() -> list[Message]:
         async with AsyncClient(router.endpoint) as client:
             client.generate("m", prompt="x", on_notice=lambda notice: None).cancel()

@@ -1,4 +1,4 @@
-"""What a client sees of the daemon's process, with real ones."""
+"""The daemon's process as a client sees it, with real processes."""
 
 from __future__ import annotations
 

@@ -8,12 +8,13 @@ import re
 import signal
 import socket
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 from urllib.request import urlopen
 
-import psutil
 import pytest
 
+from mlxsup.client import Client
 from mlxsup.gateway.operator import TOKEN_HEADER
 
 from support.bad.exposed import DECLARED, Exposed, declared_samples
@@ -66,34 +67,6 @@ def test_chat_is_the_chat_of_the_python_client(daemon: HttpDaemon) -> None:
     assert streamed.events[-1] == "[DONE]"
 
 
-def test_completion_is_that_of_the_python_client(daemon: HttpDaemon) -> None:
-    with daemon.client() as client:
-        texts = [client.complete("m", prompt=p, max_tokens=9).text for p in ("one", "two")]
-    body = {"model": "m", "prompt": ["one", "two"], "max_tokens": 9}
-    status, value = daemon.post("/v1/completions", body)
-    assert (status, [choice["text"] for choice in value["choices"]]) == (200, texts)
-
-
-def test_offsets_of_tokens_are_the_same_streamed_or_whole(daemon: HttpDaemon) -> None:
-    """Half characters are no text, what is held back as the beginning of a stop string is, and the
-    stop string itself would have begun where the text ends."""
-    body = {"model": "m", "prompt": "[[say é</b> STOP x]]", "max_tokens": 30, "logprobs": 0}
-    body |= {"stop": ["STOP"]}
-    status, value = daemon.post("/v1/completions", body)
-    (whole,) = value["choices"]
-    assert (status, whole["text"]) == (200, "é</b> ")
-    streamed = SseReader(daemon, body, path="/v1/completions").finished()
-    choices = [choice for one in streamed.events[:-1] for choice in one["choices"]]
-    logprobs = [choice["logprobs"] for choice in choices if choice["logprobs"]]
-    tokens = [token for one in logprobs for token in one["tokens"]]
-    offsets = [offset for one in logprobs for offset in one["text_offset"]]
-    assert (tokens, offsets) == (whole["logprobs"]["tokens"], whole["logprobs"]["text_offset"])
-    begins = dict(zip(tokens, offsets, strict=True))
-    assert [begins[token] for token in "</b> "] == [1, 2, 3, 4, 5]
-    assert begins["S"] == len("é</b> ")
-    assert [begins[half] for half in (r"bytes:\xc3", r"bytes:\xa9")] == [0, 0]
-
-
 def test_bytes_of_tokens_add_up_to_the_answer(daemon: HttpDaemon) -> None:
     body = chat("[[say a🦊é]]", max_tokens=7, logprobs=True, top_logprobs=1)
     status, value = daemon.post(CHAT, body)
@@ -123,22 +96,6 @@ def test_error_of_the_daemon_has_its_status_and_field(daemon: HttpDaemon) -> Non
     assert (status, value["error"]["code"]) == (400, "context_length_exceeded")
 
 
-def test_request_has_the_time_limits_that_it_sets(daemon: HttpDaemon) -> None:
-    status, value = daemon.post(CHAT, chat("a", max_tokens=3000, timeout_s=0.1))
-    assert (status, value["error"]["code"]) == (504, "deadline_exceeded")
-    with daemon.client() as client:
-        first = client.generate("narrow", prompt="long", max_tokens=3000)
-        eventually(lambda: row(client, "narrow")["running"])
-        for limit, expected in (
-            ({"queue_timeout_s": 0.1}, (503, "queue_timeout")),
-            ({"first_token_timeout_s": 0.1}, (504, "deadline_exceeded")),
-        ):
-            status, value = daemon.post(CHAT, chat("b", **limit) | {"model": "narrow"})
-            assert (status, value["error"]["code"]) == expected
-        first.cancel()
-        eventually(lambda: not row(client, "narrow")["running"], what="a free row")
-
-
 def test_request_id_is_the_one_of_the_status(daemon: HttpDaemon) -> None:
     with daemon.client() as client, daemon.connect() as connection:
         connection.sendall(data_of(stream=True))
@@ -150,66 +107,25 @@ def test_request_id_is_the_one_of_the_status(daemon: HttpDaemon) -> None:
 # ---------------------------------------------------------------- waits
 
 
-def test_stream_that_is_paused_and_resumed_is_only_delayed(daemon: HttpDaemon) -> None:
-    body = chat("paused", max_tokens=150)
-    expected = SseReader(daemon, body).finished().text
-    with daemon.client() as client:
-        eventually(lambda: not row(client, "m")["running"])
-        reader = SseReader(daemon, body).started()
-        (id,) = eventually(lambda: row(client, "m")["running"])
-        client.pause(id)
-        eventually(lambda: row(client, "m")["paused"] == [id])
-        client.resume(id)
-    reader.finished()
-    assert (reader.text, reader.is_cut, reader.events[-1]) == (expected, False, "[DONE]")
+def has_queue(client: Client, model: str, is_so: bool) -> bool:
+    return bool(row(client, model)["queued"]) == is_so
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_client_that_leaves_the_queue_is_no_longer_in_it(daemon: HttpDaemon, stream: bool) -> None:
+def test_client_that_leaves_is_no_longer_waited_for(daemon: HttpDaemon) -> None:
+    """In a queue, whole and streamed, and while its model is loaded."""
     with daemon.client() as client:
         first = Reader(client, "narrow", "first", max_tokens=4000).started()
-        with daemon.connect() as connection:
-            connection.sendall(data_of(model="narrow", stream=stream))
-            eventually(lambda: row(client, "narrow")["queued"])
-        eventually(lambda: not row(client, "narrow")["queued"], what="an empty queue")
+        for model, stream in (("narrow", False), ("narrow", True), ("slow", True)):
+            with daemon.connect() as connection:
+                connection.sendall(data_of(model=model, stream=stream))
+                eventually(partial(has_queue, client, model, True))
+            eventually(partial(has_queue, client, model, False), what="an empty queue")
         assert row(client, "narrow")["running"] == [str(first.stream.request_id)]
         first.stream.cancel()
         count = len(first.finished().token_ids)
         assert first.tokens == undisturbed("first", count)
-
-
-def test_client_that_leaves_during_a_load_is_no_longer_waited_for(daemon: HttpDaemon) -> None:
-    with daemon.client() as client:
-        with daemon.connect() as connection:
-            connection.sendall(data_of(model="slow", stream=True))
-            eventually(lambda: row(client, "slow")["queued"])
-        eventually(lambda: not row(client, "slow")["queued"], what="an empty queue")
         client.unload("slow")
         wait_for_state(client, "slow", "STOPPED")
-
-
-def test_gateway_that_does_not_read_loses_its_streams_alone(daemon: HttpDaemon) -> None:
-    with daemon.client() as client:
-        first = gateway_of(client)
-        gateway = psutil.Process(first["pid"])
-        readers = [
-            SseReader(daemon, chat(f"[[fault big=100000]] {n}", max_tokens=3000)).started()
-            for n in range(4)
-        ]
-        other = Reader(client, "m", "other", max_tokens=300)
-        # The daemon ends a gateway that stands still for long: it continues as soon as it can.
-        gateway.send_signal(signal.SIGSTOP)
-        try:
-            eventually(lambda: len(row(client, "m")["running"]) <= 1, what="streams given up")
-        finally:
-            gateway.send_signal(signal.SIGCONT)
-        assert other.finished().token_ids == undisturbed("other", 300)
-        for reader in readers:
-            reader.finished()
-            assert reader.events[-1]["error"]["code"] == "slow_consumer"
-            assert (reader.status, reader.is_cut) == (200, True)
-        assert gateway_of(client)["pid"] == first["pid"]
-        assert daemon.get("/health")[0] == 200
 
 
 # ---------------------------------------------------------------- metrics and the page

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import psutil
@@ -14,18 +14,18 @@ import pytest
 from mlxsup.gateway import limits
 
 from support.bad.daemon import undisturbed
-from support.bad.http import CHAT, JSON, MESSAGES, REQUESTS, BadRequest, request
 from support.bad.input import MODEL, SMALL, SMALL_CONTEXT
 from support.client.streams import Reader
 from support.daemon.daemon import fake, row
 from support.eventually import eventually
-from support.gateway.http_daemon import HttpDaemon, SseReader, chat, everything
+from support.gateway.http_daemon import CHAT, HttpDaemon, SseReader, chat, everything
 
 ROWS = 3
 MAX_WAITING = 4
 FIT = ROWS - 1 + MAX_WAITING
 """Answers that find a row or a place next to the stream that runs all the time."""
 
+JSON = {"Content-Type": "application/json"}
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n"
 LAST = b"GET /nothing HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
@@ -87,7 +87,27 @@ def statuses(daemon: HttpDaemon, data: bytes) -> list[bytes]:
 
 
 def chat_body(**fields: Any) -> dict[str, Any]:
-    return {"model": MODEL, "messages": MESSAGES, "max_tokens": 5, **fields}
+    return chat("hi", **{"model": MODEL, "max_tokens": 5, **fields})
+
+
+def request(
+    body: bytes | None,
+    *,
+    method: str = "POST",
+    path: str = CHAT,
+    host: str = "localhost",
+    headers: Mapping[str, str] = JSON,
+) -> bytes:
+    """Return a request as it is sent, on a connection of its own."""
+    given = {"Host": host, "Connection": "close", **headers}
+    if body is not None:
+        given["Content-Length"] = str(len(body))
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in given.items())]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + (body or b"")
+
+
+def asked(**fields: Any) -> bytes:
+    return request(json.dumps(chat_body(**fields)).encode())
 
 
 def begun(length: bytes, *more: bytes) -> bytes:
@@ -105,14 +125,50 @@ def asking(**fields: Any) -> bytes:
 # ---------------------------------------------------------------- what is refused
 
 
-@pytest.mark.parametrize("case", REQUESTS, ids=lambda case: case.name)
-def test_bad_request_gets_its_status_and_nothing_behind_it(
-    daemon: HttpDaemon, case: BadRequest
-) -> None:
-    status, lines, body = told(daemon, case.data)
+POST = request(None).removesuffix(b"\r\n")
+NO_HTTP = "no request of HTTP"
+LONG_HEAD = b"X-Long: " + b"y" * limits.MAX_HEAD_BYTES + b"\r\n"
+TOO_LONG = b"Content-Length: %d\r\n\r\n" % (limits.MAX_BODY_BYTES + 1)
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+JSON_ONLY = "content-type: application/json"
+REQUESTS: dict[str, tuple[bytes, int, str]] = {
+    "bytes that are no HTTP": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400, NO_HTTP),
+    "a header with a space in its name": (POST + b"Bad Header: x\r\n\r\n", 400, NO_HTTP),
+    "a length, and chunks as well (smuggling)": (
+        POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /x",
+        400, NO_HTTP),
+    "two lengths": (POST + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n{}", 400, NO_HTTP),
+    "a transfer-encoding behind the chunks": (
+        POST + b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n", 400, NO_HTTP),
+    "a head of more than 64 KiB": (POST + LONG_HEAD, 431, "at most 64 KiB"),
+    "the name of another machine": (
+        request(b"{}", host="evil.example"), 403, "the header `host` takes one of"),
+    "no content type": (request(b"{}", headers={}), 415, JSON_ONLY),
+    "a form": (request(b"a=1", headers=FORM), 415, JSON_ONLY),
+    "a body of more than 8 MiB": (
+        request(b" " * (limits.MAX_BODY_BYTES + 1)), 413, "at most 8 MiB"),
+    "a length of more than 8 MiB, and no body": (POST + TOO_LONG, 413, "at most 8 MiB"),
+    "a tunnel": (b"CONNECT localhost:22 HTTP/1.1\r\nHost: localhost\r\n\r\n", 400, NO_HTTP),
+    "a GET where a POST belongs": (request(None, method="GET"), 405, "this path takes POST"),
+    "an unknown path": (request(None, method="GET", path="/v2"), 404, "no such path"),
+    "a body cut short": (request(b'{"model": "m"'), 400, "not JSON"),
+    "100,000 lists inside each other": (request(b"[" * 100_000), 400, "nested too deeply"),
+    "a field without effect": (asked(grammar="x"), 400, "grammar has no effect here"),
+    "a value outside its range": (asked(temperature=99), 400, "takes a number from 0 to 10"),
+    "a model that is not configured": (asked(model="nobody"), 404, "no model is called 'nobody'"),
+    "a prompt that does not fit": (
+        request(json.dumps(chat("y" * SMALL_CONTEXT, model=SMALL)).encode()),
+        400, f"the context of {SMALL_CONTEXT} leaves no room"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_bad_request_gets_its_status_and_nothing_behind_it(daemon: HttpDaemon, name: str) -> None:
+    data, status, words = REQUESTS[name]
+    seen, lines, body = told(daemon, data)
     error = json.loads(body)["error"]
-    assert (status, bool(error["code"])) == (case.status, True)
-    assert case.words in error["message"]
+    assert (seen, bool(error["code"])) == (status, True)
+    assert words in error["message"]
     assert [line for line in lines if line.startswith(b"x-request-id: ")]
 
 
@@ -143,7 +199,7 @@ def test_line_breaks_in_a_name_make_no_header(daemon: HttpDaemon, text: str, is_
         coded = "".join(f"%{byte:02x}" for byte in text.encode())
         data = request(None, method="GET", path=f"/v1/models/{coded}")
     else:
-        data = request(json.dumps(chat_body(model=text)).encode())
+        data = asked(model=text)
     status, lines, body = told(daemon, data)
     code = "unknown_path" if is_path else "model_not_found"
     assert (status, json.loads(body)["error"]["code"]) == (404, code)
@@ -211,14 +267,10 @@ def test_offer_of_another_protocol_is_answered_in_this_one(daemon: HttpDaemon) -
     ]  # fmt: skip
 
 
-def test_more_answers_than_rows_are_given_as_rows_are_free(daemon: HttpDaemon) -> None:
-    status, value = daemon.post(CHAT, chat_body(n=FIT))
-    assert status == 200
-    assert [choice["index"] for choice in value["choices"]] == list(range(FIT))
-    assert all(choice["finish_reason"] == "length" for choice in value["choices"])
-
-
 def test_more_answers_than_rows_begin_to_stream_while_others_wait(daemon: HttpDaemon) -> None:
+    status, value = daemon.post(CHAT, chat_body(n=FIT))
+    assert (status, [one["index"] for one in value["choices"]]) == (200, list(range(FIT)))
+    assert {one["finish_reason"] for one in value["choices"]} == {"length"}
     with daemon.client() as client, daemon.connect() as connection:
         connection.sendall(asking(n=FIT))
         seen = b""

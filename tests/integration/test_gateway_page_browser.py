@@ -1,4 +1,4 @@
-"""The page in a real browser, as somebody uses it: with a mouse, with keys, and without eyes."""
+"""The page in a real browser, used with a mouse, with keys, and without eyes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ from support.gateway.browser import CHROMIUM, NO_CHROMIUM, Browser
 from support.gateway.http_daemon import HttpDaemon, gateway_of
 from support.models.tiny_model import make_tiny_model
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)]
 
 ROOT = Path(__file__).parents[2]
 AXE = ROOT / "build" / "npm" / "node_modules" / "axe-core" / "axe.min.js"
@@ -31,15 +28,12 @@ DESKTOP = (1280, 900)
 
 BEYOND = """[...document.querySelectorAll('body *')].filter((one) =>
     !one.closest('.scroll, .skip') && one.getBoundingClientRect().right > %d + 1).length"""
-"""How many elements begin or end beyond the right edge of a window this wide."""
+"""The number of elements beyond the right edge of a window this wide."""
 
 
 @pytest.fixture
 def daemon() -> Iterator[HttpDaemon]:
-    models = {
-        "m": fake(fake={"step_s": 0.03}, max_concurrency=2),
-        "other": fake(preload=False),
-    }
+    models = {"m": fake(fake={"step_s": 0.03}, max_concurrency=2), "other": fake(preload=False)}
     running = HttpDaemon(models)
     accounts = "[clients.alice]\nweight = 2\n[clients.bob]\n"
     running.config.write_text(accounts + running.config.read_text())
@@ -51,7 +45,7 @@ def daemon() -> Iterator[HttpDaemon]:
 
 @pytest.fixture
 def browser(daemon: HttpDaemon) -> Iterator[Browser]:
-    """One that shows the page, with what it knows of both models."""
+    """A browser with the page, once it shows both models."""
     with Browser() as started:
         started.size(*DESKTOP)
         started.open(f"{daemon.url}/")
@@ -319,7 +313,49 @@ def test_the_page_has_a_dark_theme(daemon: HttpDaemon, browser: Browser) -> None
     assert browser.evaluate(shade) < 150
 
 
-# ---------------------------------------------------------------- whoever else's text
+# ---------------------------------------------------------------- keys
+
+
+def new_key(daemon: HttpDaemon, *arguments: str) -> str:
+    done = daemon.run("key", "new", *arguments)
+    assert done.returncode == 0, done.stderr
+    return str(done.stdout.strip())
+
+
+def enter(browser: Browser, key: str) -> None:
+    browser.until("document.activeElement.id === 'key'")
+    browser.type(key)
+    browser.press("Enter")
+
+
+def test_the_page_asks_for_the_key_of_an_operator_and_again_once_it_is_revoked(
+    daemon: HttpDaemon,
+) -> None:
+    boss, guest = new_key(daemon, "boss", "--operator"), new_key(daemon, "guest")
+    alert = "document.querySelector('#alert').innerText.includes"
+    with Browser() as browser:
+        browser.open(f"{daemon.url}/")
+        browser.until(f"{alert}('a key is needed')")
+        assert browser.evaluate("document.querySelectorAll('.card').length") == 0
+        enter(browser, "wrong")
+        browser.until(f"{alert}('no such key')")
+        enter(browser, guest)
+        browser.until(f"{alert}('the key of an operator')")
+        enter(browser, boss)
+        browser.until("document.querySelector('.card')")
+        assert browser.evaluate("document.querySelector('#enter').hidden")
+        assert browser.evaluate("document.querySelector('#alert').hidden")
+        browser.click('[data-key="m"] [data-action="restart"]')
+        browser.until(shows(card("m", '[data-figure="generation"]'), "2"))
+        say(browser, "[[say hello]]")
+        browser.until(shows("#doing", "Complete"))
+        browser.open(f"{daemon.url}/?again")
+        browser.until("document.querySelector('.card')")
+        assert daemon.run("key", "revoke", "boss").returncode == 0
+        browser.until("!document.querySelector('#enter').hidden")
+
+
+# ---------------------------------------------------------------- the texts of others
 
 
 MARKUP = "<img src=x onerror=window.pwned=1><script>window.pwned=1</script>\u202e"

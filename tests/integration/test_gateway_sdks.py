@@ -1,64 +1,309 @@
-"""What the packages of OpenAI and Anthropic make of deaths, reasoning, limits and errors.
+"""The packages of OpenAI and Anthropic at a real daemon with a real model, and a fake one to break.
 
-What their users do on ordinary days is in `clients/`, over a real model.
+A rule that both packages share is one test with both.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import pytest
+from pydantic import BaseModel
 
+from support.client.streams import Reader
 from support.daemon.daemon import fake, row, wait_for_state
 from support.eventually import eventually
-from support.gateway.http_daemon import HttpDaemon
+from support.gateway.http_daemon import CHAT, HttpDaemon, chat
+from support.models.known_model import (
+    ANSWER,
+    ARGUMENTS,
+    FOR_EVER,
+    FUNCTION,
+    WORDS,
+    make_known_model,
+)
 
 anthropic = pytest.importorskip("anthropic")
 openai = pytest.importorskip("openai")
 
+pytestmark = pytest.mark.mlx
+
+KNOWN = "known"
+ROWS, WAITING = 2, 1
+FIRST_FIVE, FIRST_THREE = "".join(WORDS[:5]), "".join(WORDS[:3])
+LONG = 150_000
+"""Tokens that take longer than any test waits for them."""
+
+LIMIT_S = 60.0
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
-THINKING = {"type": "enabled", "budget_tokens": 1024}
 
 
 @pytest.fixture(scope="module")
-def daemon() -> Iterator[HttpDaemon]:
-    slow = {"step_s": 0.01}
-    with HttpDaemon(
-        {"m": fake(fake=slow, max_concurrency=4, context_length=4000, restart={"max_restarts": 99})}
-    ) as running:
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpDaemon]:
+    folder = make_known_model(tmp_path_factory.mktemp("known"))
+    models = {
+        KNOWN: {"path": str(folder), "preload": True, "max_concurrency": ROWS},
+        "m": fake(
+            fake={"step_s": 0.01}, max_concurrency=4, context_length=4000,
+            restart={"max_restarts": 99},
+        ),
+    }  # fmt: skip
+    with HttpDaemon(models, {"max_queue": WAITING}) as running:
         with running.client() as client:
-            client.load("m")
+            for name in models:
+                client.load(name)
         yield running
+
+
+class City(BaseModel):
+    """The form of an answer."""
+
+    city: Literal["Oslo", "Rome"]
+
+
+def user(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]
+
+
+FUNCTION_OF_CITIES = {"name": FUNCTION, "description": "The weather of a city."}
+
+
+class Gpt:
+    """OpenAI's package as its users have it; they have to name a key."""
+
+    package: ClassVar[Any] = openai
+    tool: ClassVar[dict[str, Any]] = {
+        "type": "function",
+        "function": FUNCTION_OF_CITIES | {"parameters": SCHEMA},
+    }
+    no_call: ClassVar[Any] = "none"
+    status_if_full = 429
+
+    def __init__(self, url: str) -> None:
+        self.settings = {"base_url": f"{url}/v1", "api_key": "none", "timeout": LIMIT_S}
+
+    def client(self, **settings: Any) -> Any:
+        return openai.OpenAI(**self.settings, **settings)
+
+    def async_client(self) -> Any:
+        return openai.AsyncOpenAI(**self.settings)
+
+    def ask(self, client: Any, text: str = "Count.", **more: Any) -> Any:
+        """Return the answer, or its stream, to one message."""
+        given = {"model": KNOWN, "messages": user(text), "temperature": 0.0}
+        return client.chat.completions.create(**given | more)
+
+    def parse(self, client: Any) -> Any:
+        """Return an answer in the form of `City`."""
+        answer = client.chat.completions.parse(
+            model=KNOWN, messages=user("Where?"), response_format=City, max_tokens=100
+        )
+        return answer.choices[0].message.parsed
+
+    def text(self, answer: Any) -> str:
+        return str(answer.choices[0].message.content)
+
+    def call(self, answer: Any) -> tuple[str, str, Any]:
+        """Return id, name and arguments of the only call of an answer that ended with it."""
+        (choice,) = answer.choices
+        assert choice.finish_reason == "tool_calls"
+        (made,) = choice.message.tool_calls
+        return made.id, made.function.name, json.loads(made.function.arguments)
+
+    def streamed_call(self, client: Any) -> Any:
+        """Return the last state of a streamed answer that is a call."""
+        asked = {"model": KNOWN, "messages": user("Count."), "tools": [self.tool]}
+        with client.chat.completions.stream(**asked) as pieces:
+            return pieces.get_final_completion()
+
+    def with_result(self, answer: Any, call_id: str) -> list[dict[str, Any]]:
+        """Return the messages that send the result of a call back."""
+        said = answer.choices[0].message.model_dump(exclude_none=True)
+        return [*user("Count."), said,
+                {"role": "tool", "tool_call_id": call_id, "content": "Sunny."}]  # fmt: skip
+
+
+class Claude:
+    """Anthropic's package, with the same methods."""
+
+    package: ClassVar[Any] = anthropic
+    tool: ClassVar[dict[str, Any]] = FUNCTION_OF_CITIES | {"input_schema": SCHEMA}
+    no_call: ClassVar[Any] = {"type": "none"}
+    status_if_full = 529
+
+    def __init__(self, url: str) -> None:
+        self.settings = {"base_url": url, "api_key": "none", "timeout": LIMIT_S}
+
+    def client(self, **settings: Any) -> Any:
+        return anthropic.Anthropic(**self.settings, **settings)
+
+    def async_client(self) -> Any:
+        return anthropic.AsyncAnthropic(**self.settings)
+
+    def ask(self, client: Any, text: str = "Count.", **more: Any) -> Any:
+        # The package of this version has no parameter of that name.
+        given = {"model": KNOWN, "max_tokens": 100, "messages": user(text),
+                 "extra_body": {"temperature": more.pop("temperature", 0.0)}}  # fmt: skip
+        return client.messages.create(**given | more)
+
+    def parse(self, client: Any) -> Any:
+        return client.messages.parse(
+            model=KNOWN, max_tokens=100, messages=user("Where?"), output_format=City
+        ).parsed_output
+
+    def text(self, answer: Any) -> str:
+        (block,) = answer.content
+        assert block.type == "text"
+        return str(block.text)
+
+    def call(self, answer: Any) -> tuple[str, str, Any]:
+        assert answer.stop_reason == "tool_use"
+        (made,) = [block for block in answer.content if block.type == "tool_use"]
+        return made.id, made.name, made.input
+
+    def streamed_call(self, client: Any) -> Any:
+        asked = {"model": KNOWN, "max_tokens": 100, "messages": user("Count.")}
+        with client.messages.stream(**asked, tools=[self.tool]) as events:
+            return events.get_final_message()
+
+    def with_result(self, answer: Any, call_id: str) -> list[dict[str, Any]]:
+        back = {"type": "tool_result", "tool_use_id": call_id, "content": "Sunny."}
+        return [*user("Count."), {"role": "assistant", "content": answer.content},
+                {"role": "user", "content": [back]}]  # fmt: skip
+
+
+Sdk = Gpt | Claude
+
+
+@pytest.fixture(params=[Gpt, Claude], ids=["openai", "anthropic"])
+def sdk(request: pytest.FixtureRequest, daemon: HttpDaemon) -> Sdk:
+    made: Sdk = request.param(daemon.url)
+    return made
 
 
 @pytest.fixture
 def gpt(daemon: HttpDaemon) -> Iterator[Any]:
-    """OpenAI's package as its users have it; they have to name a key."""
-    with openai.OpenAI(base_url=f"{daemon.url}/v1", api_key="none", timeout=60.0) as client:
+    with Gpt(daemon.url).client() as client:
         yield client
 
 
 @pytest.fixture
 def claude(daemon: HttpDaemon) -> Iterator[Any]:
-    """Anthropic's package as its users have it."""
-    with anthropic.Anthropic(base_url=daemon.url, api_key="none", timeout=60.0) as client:
+    with Claude(daemon.url).client() as client:
         yield client
 
 
-def ask(text: str, **more: Any) -> dict[str, Any]:
-    """Return a request with one message."""
-    messages = [{"role": "user", "content": text}]
-    return {"model": "m", "max_tokens": 20, "messages": messages, **more}
+# ---------------------------------------------------------------- rules of both packages
 
 
-# ---------------------------------------------------------------- streams
+def test_answers_come_side_by_side(sdk: Sdk) -> None:
+    async def all_of_them() -> list[Any]:
+        async with sdk.async_client() as client:
+            return await asyncio.gather(*(sdk.ask(client, f"Count, {n}.") for n in range(3)))
+
+    assert [sdk.text(answer) for answer in asyncio.run(all_of_them())] == [ANSWER] * 3
+
+
+def test_call_is_made_and_its_result_goes_back(sdk: Sdk) -> None:
+    with sdk.client() as client:
+        first = sdk.ask(client, tools=[sdk.tool])
+        for answer in (first, sdk.streamed_call(client)):
+            call_id, *called = sdk.call(answer)
+            assert call_id
+            assert called == [FUNCTION, ARGUMENTS]
+        messages = sdk.with_result(first, sdk.call(first)[0])
+        assert sdk.text(sdk.ask(client, tools=[sdk.tool], messages=messages)) == ANSWER
+        none = sdk.ask(client, tools=[sdk.tool], tool_choice=sdk.no_call)
+        assert sdk.text(none) == ANSWER, "no call may be made"
+
+
+def test_answer_has_the_form_of_a_class_of_pydantic(sdk: Sdk) -> None:
+    pytest.importorskip("llguidance")
+    with sdk.client() as client:
+        assert isinstance(sdk.parse(client), City)
+
+
+IMAGE: dict[str, Any] = {
+    "openai": {"type": "image_url", "image_url": {"url": "data:image/png;base64,eA=="}},
+    "anthropic": {
+        "type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "eA=="}
+    },
+}  # fmt: skip
+
+
+def test_hopeless_request_is_an_error_of_the_package_and_sent_once(sdk: Sdk) -> None:
+    package = sdk.package
+    part = {"role": "user", "content": [IMAGE[package.__name__]]}
+    wrong: list[tuple[dict[str, Any], Any]] = [
+        ({"model": "no/such-model"}, package.NotFoundError),
+        ({"temperature": -1.0}, package.BadRequestError),
+        ({"messages": [part]}, package.BadRequestError),
+        ({"extra_body": {"guided_regex": "[a-z]+"}}, package.BadRequestError),
+    ]
+    seen: list[int] = []
+    hooks = {"response": [lambda response: seen.append(response.status_code)]}
+    with sdk.client(http_client=package.DefaultHttpxClient(event_hooks=hooks)) as client:
+        for more, error in wrong:
+            with pytest.raises(error) as caught:
+                sdk.ask(client, **more)
+            assert isinstance(caught.value.body, dict), "it is in the form of this API"
+    assert seen == [404, 400, 400, 400]
+
+
+def test_full_daemon_answers_a_repeated_request(sdk: Sdk, daemon: HttpDaemon) -> None:
+    with daemon.client() as own:
+        streams = [own.generate(KNOWN, prompt=FOR_EVER, max_tokens=LONG, ignore_eos=True)
+                   for _ in range(ROWS + WAITING)]  # fmt: skip
+        eventually(lambda: row(own, KNOWN)["queued"] == WAITING, what="a daemon that is full")
+        seen: list[int] = []
+
+        def on_response(response: Any) -> None:
+            seen.append(response.status_code)
+            for stream in streams:
+                stream.cancel()
+
+        http = sdk.package.DefaultHttpxClient(event_hooks={"response": [on_response]})
+        with sdk.client(http_client=http) as client:
+            assert sdk.text(sdk.ask(client)) == ANSWER
+        assert seen == [sdk.status_if_full, 200]
+
+
+def is_idle(daemon: HttpDaemon) -> bool:
+    with daemon.client() as client:
+        return not row(client, KNOWN)["running"]
+
+
+def test_reader_that_leaves_frees_its_row(sdk: Sdk, daemon: HttpDaemon) -> None:
+    with sdk.client() as client:
+        pieces = sdk.ask(client, FOR_EVER, stream=True, max_tokens=LONG)
+        next(iter(pieces))
+        assert not is_idle(daemon)
+        pieces.close()
+        eventually(lambda: is_idle(daemon), what="a stream that is closed")
+
+    async def leave() -> None:
+        async with sdk.async_client() as client:
+            task = asyncio.create_task(sdk.ask(client, FOR_EVER, max_tokens=LONG, timeout=600.0))
+            await asyncio.to_thread(eventually, lambda: not is_idle(daemon))
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(leave())
+    eventually(lambda: is_idle(daemon), what="a task that waited for a whole answer")
+
+
+# ---------------------------------------------------------------- streams and deaths
 
 
 def pieces_of_a_chat(gpt: Any, claude: Any, text: str) -> Iterator[str]:
-    for chunk in gpt.chat.completions.create(**ask(text, max_tokens=100, stream=True)):
+    asked = {"model": "m", "messages": user(text), "max_tokens": 100}
+    for chunk in gpt.chat.completions.create(**asked, stream=True):
         yield chunk.choices[0].delta.content or ""
 
 
@@ -75,7 +320,7 @@ def pieces_of_a_response(gpt: Any, claude: Any, text: str) -> Iterator[str]:
 
 
 def pieces_of_a_message(gpt: Any, claude: Any, text: str) -> Iterator[str]:
-    with claude.messages.stream(**ask(text, max_tokens=100)) as stream:
+    with claude.messages.stream(model="m", messages=user(text), max_tokens=100) as stream:
         yield from stream.text_stream
         assert stream.get_final_message().usage.output_tokens == 100
 
@@ -87,8 +332,9 @@ def pieces_of_a_message(gpt: Any, claude: Any, text: str) -> Iterator[str]:
         (pieces_of_a_response, openai.APIError),
         (pieces_of_a_message, anthropic.APIStatusError),
     ],
+    ids=["chat", "response", "message"],
 )
-def test_a_stream_survives_a_kill_of_its_worker_and_raises_a_crash_by_its_request(
+def test_stream_survives_a_kill_of_its_worker_and_raises_its_own_end(
     daemon: HttpDaemon, gpt: Any, claude: Any, pieces_of: Callable[..., Any], error: type[Exception]
 ) -> None:
     with daemon.client() as client:
@@ -98,19 +344,123 @@ def test_a_stream_survives_a_kill_of_its_worker_and_raises_a_crash_by_its_reques
         begun = [next(pieces) for _ in range(5)]
         os.kill(row(client, "m")["pid"], signal.SIGKILL)
         assert "".join([*begun, *pieces]) == expected
+        pieces = pieces_of(gpt, claude, "is ended by hand")
+        next(pieces)
+        client.cancel(row(client, "m")["running"][0])
         with pytest.raises(error) as caught:
-            list(pieces_of(gpt, claude, "[[fault crash=SIGKILL at=5]]"))
+            list(pieces)
     body: Any = getattr(caught.value, "body", None)
     code = body["error"]["type"] if "error" in body else caught.value.code  # type: ignore[attr-defined]
-    assert code in ("api_error", "quarantined", "worker_crashed")
+    assert code in ("cancelled", "invalid_request_error")
+
+
+# ---------------------------------------------------------------- schemas
+
+
+def deep(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    return schema
+
+
+CHILD = {"type": "object", "properties": {"c": {"$ref": "#"}}, "required": ["c"]}
+BAD_SCHEMAS = {
+    "deep": deep(400),
+    "a reference to itself": {"$ref": "#"},
+    "two references to each other": {
+        "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a",
+    },
+    "an object that needs another one like it": CHILD,
+    "a reference to nothing": {"$ref": "#/$defs/none"},
+    "no value at all": {"type": "object", "properties": {"a": False}, "required": ["a"]},
+}  # fmt: skip
+
+
+def test_schema_that_no_answer_can_follow_is_refused_beside_a_stream(daemon: HttpDaemon) -> None:
+    pytest.importorskip("llguidance")
+
+    def answer(schema: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        return daemon.post(CHAT, chat("x", model=KNOWN, max_tokens=8, response_format=form))
+
+    with daemon.client() as client:
+        generation = row(client, KNOWN)["generation"]
+        expected = client.complete(KNOWN, prompt=FOR_EVER, max_tokens=300).token_ids
+        untouched = Reader(client, KNOWN, FOR_EVER, max_tokens=300).started()
+        refused = {what: answer(schema) for what, schema in BAD_SCHEMAS.items()}
+        codes = {
+            what: (status, value["error"]["code"]) for what, (status, value) in refused.items()
+        }
+        assert codes == dict.fromkeys(BAD_SCHEMAS, (400, "invalid_request"))
+        assert untouched.finished().token_ids == expected
+        assert row(client, KNOWN)["generation"] == generation
+    status, value = answer({**CHILD, "required": []})
+    assert (status, value["choices"][0]["message"]["content"][:1]) == (200, "{")
 
 
 # ---------------------------------------------------------------- OpenAI
 
 
-def test_a_response_has_reasoning_and_calls_that_can_be_sent_back(gpt: Any) -> None:
-    form = {"type": "object"}
-    tool = {"type": "function", "name": "weather", "parameters": form, "strict": False}
+def test_chat_counts_its_tokens_whole_and_streamed(gpt: Any) -> None:
+    parts = [{"type": "text", "text": "Count"}, {"type": "text", "text": " now."}]
+    messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts}]
+    asked = {"model": KNOWN, "messages": messages, "max_tokens": 5, "temperature": 0.0}
+    whole = gpt.chat.completions.create(**asked, n=2)
+    assert [choice.message.content for choice in whole.choices] == [FIRST_FIVE] * 2
+    assert [choice.finish_reason for choice in whole.choices] == ["length"] * 2
+    assert whole.usage.completion_tokens == 10
+    *chunks, last = gpt.chat.completions.create(
+        **asked, stream=True, stream_options={"include_usage": True}
+    )
+    texts = [chunk.choices[0].delta.content or "" for chunk in chunks]
+    assert "".join(texts) == FIRST_FIVE
+    assert sum(map(bool, texts)) > 2, "it came at once"
+    assert [c for chunk in chunks if (c := chunk.choices[0].finish_reason)] == ["length"]
+    assert (last.choices, last.usage.completion_tokens) == ([], 5)
+    asked |= {"max_tokens": 100, "stop": [" four", "xx"]}
+    (stopped,) = gpt.chat.completions.create(**asked).choices
+    assert (stopped.message.content, stopped.finish_reason) == (FIRST_THREE, "stop")
+
+
+def test_logprobs_name_the_tokens_whole_and_streamed(gpt: Any) -> None:
+    asked = {"model": KNOWN, "messages": user("Count."), "max_tokens": 3, "temperature": 0.0,
+             "logprobs": True, "top_logprobs": 2}  # fmt: skip
+    whole = gpt.chat.completions.create(**asked).choices
+    chunks = gpt.chat.completions.create(**asked, stream=True)
+    for choices in (whole, [choice for chunk in chunks for choice in chunk.choices]):
+        tokens = [one for choice in choices if choice.logprobs for one in choice.logprobs.content]
+        assert [one.token for one in tokens] == list(WORDS[:3])
+        assert [one.top_logprobs[0].token for one in tokens] == list(WORDS[:3])
+        assert [len(one.top_logprobs) for one in tokens] == [2, 2, 2]
+        assert all(one.logprob <= 0.0 for one in tokens)
+
+
+def test_completion_of_prompts_whole_and_streamed(gpt: Any) -> None:
+    asked = {"model": KNOWN, "prompt": ["once", "twice"], "max_tokens": 3, "temperature": 0.0}
+    whole = gpt.completions.create(**asked, logprobs=2)
+    for choice in whole.choices:
+        assert (choice.text, choice.finish_reason) == (FIRST_THREE, "length")
+        assert choice.logprobs.tokens == list(WORDS[:3])
+        assert [len(top) for top in choice.logprobs.top_logprobs] == [2, 2, 2]
+    pieces = list(gpt.completions.create(**asked | {"prompt": "once"}, stream=True))
+    assert "".join(piece.choices[0].text for piece in pieces) == FIRST_THREE
+
+
+def test_response_whole_and_streamed(gpt: Any) -> None:
+    asked = {"model": KNOWN, "input": "Count.", "instructions": "Be brief.", "temperature": 0}
+    whole = gpt.responses.create(**asked)
+    with gpt.responses.stream(**asked) as events:
+        streamed = events.get_final_response()
+    assert [one.output_text for one in (whole, streamed)] == [ANSWER] * 2
+    assert whole.status == "completed"
+    with pytest.raises(openai.BadRequestError) as wrong:
+        gpt.responses.create(model=KNOWN, input="hi", previous_response_id="resp_1")
+    assert wrong.value.param == "previous_response_id"
+
+
+def test_response_has_reasoning_and_calls_that_can_be_sent_back(gpt: Any) -> None:
+    tool = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": False}
     prompt = f"[[say <think>hm</think>{CALL}]]"
     with gpt.responses.stream(model="m", input=prompt, tools=[tool]) as stream:
         answer = stream.get_final_response()
@@ -120,29 +470,53 @@ def test_a_response_has_reasoning_and_calls_that_can_be_sent_back(gpt: Any) -> N
     said = [item.model_dump(exclude_none=True) for item in answer.output]
     output = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
     again = gpt.responses.create(
-        model="m", tools=[tool], max_output_tokens=5,
-        input=[{"role": "user", "content": prompt}, *said, output],
-    )  # fmt: skip
+        model="m", tools=[tool], max_output_tokens=5, input=[*user(prompt), *said, output]
+    )
     assert again.usage.output_tokens == 5
 
 
 def test_several_answers_of_one_seed_differ(gpt: Any) -> None:
-    asked = ask("n", max_tokens=5, n=2, seed=1, temperature=1.0)
-    answer = gpt.chat.completions.create(**asked)
+    answer = gpt.chat.completions.create(
+        model="m", messages=user("n"), max_tokens=5, n=2, seed=1, temperature=1.0
+    )
     assert len({choice.message.content for choice in answer.choices}) == 2
 
 
-def test_a_response_to_another_one_is_refused_by_name(gpt: Any) -> None:
-    with pytest.raises(openai.BadRequestError) as wrong:
-        gpt.responses.create(model="m", input="hi", previous_response_id="resp_1")
-    assert wrong.value.param == "previous_response_id"
+def test_models_are_listed_in_both_apis(gpt: Any, claude: Any) -> None:
+    for client in (gpt, claude):
+        assert [model.id for model in client.models.list()] == [KNOWN, "m"]
+        assert client.models.retrieve(KNOWN).id == KNOWN
+    assert claude.models.retrieve("m").max_input_tokens == 4000
 
 
 # ---------------------------------------------------------------- Anthropic
 
 
-def test_a_message_has_its_thinking_apart_and_takes_it_back(claude: Any) -> None:
-    asked = ask("[[say <think>hm</think>yes]]", thinking=THINKING, max_tokens=200)
+def test_message_of_blocks_whole_and_streamed(claude: Any) -> None:
+    block = {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}
+    messages = [{"role": "user", "content": [{"type": "text", "text": "Count."}, block]}]
+    asked = {"model": KNOWN, "system": [block], "messages": messages, "max_tokens": 100,
+             "extra_body": {"temperature": 0.0}}  # fmt: skip
+    with claude.messages.stream(**asked) as events:
+        pieces = list(events.text_stream)
+        streamed = events.get_final_message()
+    assert ("".join(pieces), len(pieces) > 2) == (ANSWER, True)
+    for answer in (streamed, claude.messages.create(**asked)):
+        assert (answer.content[0].text, answer.stop_reason) == (ANSWER, "end_turn")
+        assert answer.usage.output_tokens >= len(WORDS)
+    cut = claude.messages.create(**asked | {"max_tokens": 5})
+    assert (cut.content[0].text, cut.stop_reason) == (FIRST_FIVE, "max_tokens")
+    stopped = claude.messages.create(**asked, stop_sequences=["xx", " four"])
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", " four")
+    assert stopped.content[0].text == FIRST_THREE
+
+
+THINKING = {"type": "enabled", "budget_tokens": 1024}
+
+
+def test_message_has_its_thinking_apart_and_takes_it_back(claude: Any) -> None:
+    asked = {"model": "m", "messages": user("[[say <think>hm</think>yes]]"), "thinking": THINKING,
+             "max_tokens": 200}  # fmt: skip
     whole = claude.messages.create(**asked)
     with claude.messages.stream(**asked) as stream:
         final = stream.get_final_message()
@@ -151,46 +525,36 @@ def test_a_message_has_its_thinking_apart_and_takes_it_back(claude: Any) -> None
         assert (thinking.type, thinking.thinking) == ("thinking", "hm")
         assert (text.type, text.text) == ("text", "yes")
     back = {"role": "assistant", "content": final.content}
-    messages = [*asked["messages"], back, {"role": "user", "content": "and?"}]
-    claude.messages.create(model="m", max_tokens=5, thinking=THINKING, messages=messages)
+    claude.messages.create(**asked | {
+        "max_tokens": 5, "messages": [*user("hi"), back, *user("and?")]})  # fmt: skip
 
 
-def test_more_tokens_than_fit_are_cut_and_a_message_that_is_left_ends(
-    daemon: HttpDaemon, claude: Any
-) -> None:
-    with claude.messages.stream(**ask("far", max_tokens=64_000)) as stream:
-        assert next(iter(stream.text_stream))
-    with daemon.client() as client:
-        eventually(lambda: not row(client, "m")["running"])
-
-
-def test_the_count_of_tokens_is_that_of_the_message_and_computes_nothing(
+def test_count_of_tokens_is_that_of_the_message_and_computes_nothing(
     daemon: HttpDaemon, claude: Any
 ) -> None:
     tool = {"name": "weather", "description": "of a city", "input_schema": {"type": "object"}}
-    asked = ask("how many?", system="be brief", tools=[tool])
-    raw = claude.messages.with_raw_response.create(**asked)
+    asked = {"model": "m", "messages": user("how many?"), "system": "be brief", "tools": [tool]}
+    raw = claude.messages.with_raw_response.create(**asked, max_tokens=20)
     used = raw.parse().usage
     assert raw.headers["request-id"] in raw.parse().id
-    del asked["max_tokens"]
     with daemon.client() as client:
         before = row(client, "m")["steps"]
         count = claude.messages.count_tokens(**asked).input_tokens
         assert row(client, "m")["steps"] == before
     assert count == used.input_tokens + used.cache_read_input_tokens
-    long = ask("x" * 9000)["messages"]
-    assert claude.messages.count_tokens(model="m", messages=long).input_tokens > 9000
+    long = claude.messages.count_tokens(model="m", messages=user("x" * 9000))
+    assert long.input_tokens > 9000, "more than the context"
 
 
-def test_errors_models_and_beta_headers_are_those_of_anthropic(claude: Any) -> None:
+def test_errors_and_beta_headers_are_those_of_anthropic(claude: Any) -> None:
+    asked = {"model": "m", "max_tokens": 20, "messages": user("hi")}
     with pytest.raises(anthropic.NotFoundError) as missing:
-        claude.messages.create(**ask("hi", model="n"))
+        claude.messages.create(**asked | {"model": "n"})
     assert missing.value.body["error"]["type"] == "not_found_error"
     assert missing.value.request_id == missing.value.body["request_id"]
-    for wrong in ({"extra_body": {"temperature": 99}},
-                  {"tools": [{"type": "bash_20250124", "name": "bash"}]}):  # fmt: skip
-        with pytest.raises(anthropic.BadRequestError):
-            claude.messages.create(**ask("hi", **wrong))
-    assert claude.models.retrieve("m").max_input_tokens == 4000
-    answer = claude.beta.messages.create(**ask("hi", betas=["something-2030-01-01"]))
+    with pytest.raises(anthropic.BadRequestError):
+        claude.messages.create(**asked, tools=[{"type": "bash_20250124", "name": "bash"}])
+    answer = claude.beta.messages.create(**asked, betas=["something-2030-01-01"])
     assert answer.content[0].type == "text"
+    with claude.messages.stream(**asked | {"max_tokens": 64_000}) as stream:
+        assert next(iter(stream.text_stream)), "more than fits is cut, and not refused"

@@ -19,9 +19,7 @@ from mlxsup.protocol import client_messages, codec, worker_messages
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.delta_body import DeltaBody
 from mlxsup.protocol.errors import ErrorCode
-from mlxsup.protocol.ids import pack_tokens, unpack_tokens
 from mlxsup.protocol.launch import LaunchSpec
-from mlxsup.protocol.message import Message
 from mlxsup.protocol.parameters import SAMPLING
 from mlxsup.protocol.states import (
     Batching,
@@ -42,41 +40,15 @@ from mlxsup.worker.engines.fake.text import answer_tokens, decode_tokens, encode
 from support.client.raw_client import RawClient
 from support.daemon.daemon import Daemon, fake
 
-
-def section(text: str, title: str) -> str:
-    """What stands under a heading, up to the next one of its level or above.
-
-    Raises:
-        AssertionError: there is no such heading, or more than one.
-    """
-    lines, levels = text.splitlines(), []
-    is_code = False
-    for line in lines:
-        is_code ^= line.startswith("```")
-        match = None if is_code else re.match(r"(#+) (.*)$", line)
-        levels.append((len(match.group(1)), match.group(2)) if match else (0, ""))
-    found = [number for number, (level, name) in enumerate(levels) if level and name == title]
-    assert len(found) == 1, f"{len(found)} headings are called {title!r}"
-    start = found[0]
-    depth = levels[start][0]
-    ends = [n for n in range(start + 1, len(lines)) if 0 < levels[n][0] <= depth]
-    return "\n".join(lines[start + 1 : ends[0] if ends else len(lines)])
-
-
-def rows_of(text: str) -> list[list[str]]:
-    """The cells of the first table, without its heading; none where there is no table."""
-    rows: list[list[str]] = []
-    for line in text.splitlines():
-        if line.startswith("|"):
-            rows.append([cell.strip() for cell in line.strip().strip("|").split("|")])
-        elif rows or line.startswith("#"):
-            break
-    return rows[2:]
-
-
-DOCUMENT = Path(__file__).parents[2] / "docs" / "protocol.md"
-TEXT = DOCUMENT.read_text()
+TEXT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
 PROMPT = "the raw client's prompt"
+
+
+def section(title: str) -> str:
+    """Return what stands under a heading of the document, up to the next heading."""
+    (found,) = re.findall(rf"^#+ {title}\n(.*?)(?=^#|\Z)", TEXT, re.MULTILINE | re.DOTALL)
+    return str(found)
+
 
 # ---------------------------------------------------------------- the client
 
@@ -99,41 +71,24 @@ def daemon() -> Iterator[Daemon]:
         yield running
 
 
-def run(program: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    # -P -I: nothing of this checkout is on the path, and nothing of mlxsup is needed.
-    return subprocess.run(
-        [sys.executable, "-I", str(program), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
-def test_the_client_has_fewer_than_40_lines_and_needs_nothing_of_ours(program: Path) -> None:
+def test_client_of_the_document_streams_an_answer_or_says_what_is_wrong(
+    daemon: Daemon, program: Path, tmp_path: Path
+) -> None:
     lines = program.read_text().splitlines()
     assert len(lines) < 40
     imports = {line.split()[1] for line in lines if line.startswith(("import ", "from "))}
     assert imports == {"sys", "msgpack", "zmq"}
-
-
-def test_the_client_streams_an_answer(daemon: Daemon, program: Path) -> None:
-    said = run(program, daemon.endpoint, "m", PROMPT)
     expected = decode_tokens(answer_tokens(encode_text(PROMPT), 32))
-    assert said.returncode == 0, said.stderr
-    assert said.stdout == f"{expected}\n[length, 32 pieces]\n"
-    assert said.stderr == ""
-
-
-def test_the_client_shows_an_error(daemon: Daemon, program: Path) -> None:
-    said = run(program, daemon.endpoint, "nobody", PROMPT)
-    assert said.returncode == 1
-    assert said.stderr == "unknown_model: no model is called 'nobody'; configured: cold, m\n"
-
-
-def test_the_client_notices_that_there_is_no_daemon(program: Path, tmp_path: Path) -> None:
-    said = run(program, f"ipc://{tmp_path}/none.sock", "m", PROMPT)
-    assert (said.returncode, said.stderr) == (1, "no daemon answers\n")
+    unknown = "unknown_model: no model is called 'nobody'; configured: cold, m\n"
+    for endpoint, model, said in (
+        (daemon.endpoint, "m", (0, f"{expected}\n[length, 32 pieces]\n", "")),
+        (daemon.endpoint, "nobody", (1, "", unknown)),
+        (f"ipc://{tmp_path}/none.sock", "m", (1, "", "no daemon answers\n")),
+    ):
+        # -I: nothing of this checkout is on the path, and nothing of mlxsup is needed.
+        command = [sys.executable, "-I", str(program), endpoint, model, PROMPT]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == said
 
 
 # ---------------------------------------------------------------- the conversation
@@ -167,7 +122,7 @@ def test_signs_of_life_then_a_cancel_then_the_id_again_D7(daemon: Daemon) -> Non
         say(raw, "cancel", id="x")
         done = raw.hear()
         assert (done["type"], done["id"], done["finish_reason"]) == ("done", "x", "cancelled")
-        assert set(done) <= {"type", *codec_fields(client_messages.Done)}
+        assert set(done) <= {"type", *fields_of(client_messages.Done), *OF_ALL}
         say(raw, "generate", {"prompt": "hi", "max_tokens": 2}, id="x", model="m")
         pieces = []
         while (message := raw.hear_any())["type"] != "done":
@@ -177,10 +132,6 @@ def test_signs_of_life_then_a_cancel_then_the_id_again_D7(daemon: Daemon) -> Non
         packed = b"".join(piece["tokens"] for piece in pieces)
         tokens = list(struct.unpack(f"<{len(packed) // 4}I", packed))
         assert tokens == answer_tokens(encode_text("hi"), 2)
-
-
-def codec_fields(cls: type[Any]) -> list[str]:
-    return [field.name for field in dataclasses.fields(cls)]
 
 
 def test_events_until_a_cancel_and_notices_until_the_answer(daemon: Daemon) -> None:
@@ -219,7 +170,6 @@ def test_events_until_a_cancel_and_notices_until_the_answer(daemon: Daemon) -> N
 ENUMERATIONS: tuple[type[Enum], ...] = (
     Channel,
     FinishReason,
-    NoticeKind,
     PauseReason,
     Priority,
     RowState,
@@ -270,43 +220,30 @@ def fields_of(cls: type[Any]) -> set[str]:
     return {field.name for field in dataclasses.fields(cls)} - OF_ALL
 
 
-@pytest.mark.parametrize("cls", MESSAGES, ids=lambda cls: cls.TYPE)
-def test_message_has_a_row_with_its_fields(cls: type[Message]) -> None:
-    row = row_of(cls.TYPE)
-    assert fields_of(cls) - set(names_in(row[1])) == set()
-    if row[0] == f"`{cls.TYPE}`":
-        assert set(names_in(row[1])) - fields_of(cls) - OF_ALL == set()
+def test_each_message_and_structure_has_a_row_with_its_fields() -> None:
+    for cls in MESSAGES:
+        row = row_of(cls.TYPE)
+        named = set(names_in(row[1]))
+        assert fields_of(cls) - named == set(), cls
+        if row[0] == f"`{cls.TYPE}`":
+            assert named - fields_of(cls) - OF_ALL == set(), cls
+    for structure in STRUCTURES:
+        [row] = [row for row in ROWS if row[0] == structure.__name__]
+        assert set(names_in(row[1])) == {field.name for field in dataclasses.fields(structure)}
 
 
-@pytest.mark.parametrize("cls", STRUCTURES, ids=lambda cls: cls.__name__)
-def test_structure_has_a_row_with_its_fields(cls: type[Any]) -> None:
-    [row] = [row for row in ROWS if row[0] == cls.__name__]
-    fields = {field.name for field in dataclasses.fields(cls)}
-    assert set(names_in(row[1])) == fields
-
-
-def test_body_names_every_parameter() -> None:
-    named = set(names_in(section(TEXT, "The body")))
+def test_words_and_names_are_those_of_the_code() -> None:
+    named = set(names_in(section("The body")))
     parameters = {field.name for field in dataclasses.fields(RequestBody)} - {"sampling"}
     assert named >= parameters | set(SAMPLING)
-
-
-@pytest.mark.parametrize("kind", ENUMERATIONS, ids=lambda kind: kind.__name__)
-def test_words_are_those_of_the_code(kind: type[Enum]) -> None:
-    values = {str(member.value) for member in kind}
-    if kind is NoticeKind:
-        start = ROWS.index(["notice", "detail"])
-        assert [row[0].strip("`") for row in ROWS[start + 1 : start + 1 + len(kind)]] == [
-            member.value for member in kind
-        ]
-        return
-    [row] = [row for row in ROWS if row[0] == kind.__name__]
-    assert set(names_in(row[1])) == values
-
-
-def test_every_error_code_and_launch_key_is_named() -> None:
-    codes = [name for row in rows_of(section(TEXT, "Errors")) for name in names_in(row[0])]
-    assert sorted(codes) == sorted(code.value for code in ErrorCode)
+    for kind in ENUMERATIONS:
+        [row] = [row for row in ROWS if row[0] == kind.__name__]
+        assert set(names_in(row[1])) == {str(member.value) for member in kind}, kind
+    start = ROWS.index(["notice", "detail"]) + 1
+    notices = [row[0].strip("`") for row in ROWS[start : start + len(NoticeKind)]]
+    assert notices == [member.value for member in NoticeKind]
+    codes = re.findall(r"^\| (`.*?) \|", section("Errors"), re.MULTILINE)
+    assert sorted(names_in(" ".join(codes))) == sorted(code.value for code in ErrorCode)
     named = {name for row in ROWS if row[0] in ("engine", "life") for name in names_in(row[1])}
     assert named >= {field.name for field in dataclasses.fields(LaunchSpec)}
 
@@ -343,9 +280,3 @@ def test_limits_are_those_of_the_code() -> None:
         clients.MAX_UNSENT_BYTES, clients.MAX_UNSENT_IN_ALL_BYTES, int(clients.MAX_UNSENT_S),
     ]  # fmt: skip
     assert f"now **{PROTOCOL_VERSION}**" in TEXT
-
-
-def test_tokens_are_packed_as_the_document_says() -> None:
-    tokens = [0, 1, 2**32 - 1, 70000]
-    packed = pack_tokens(tokens)
-    assert list(struct.unpack(f"<{len(packed) // 4}I", packed)) == tokens == unpack_tokens(packed)

@@ -9,7 +9,8 @@ import pytest
 import zmq
 
 from mlxsup.client import connection as connection_module
-from mlxsup.client.connection import Connection
+from mlxsup.client.connection import TOO_MANY, Connection
+from mlxsup.client.errors import ConnectionLost
 from mlxsup.client.link import HANDSHAKE_LIMIT_MS, MONITOR_EVENT, Link, LinkState
 from mlxsup.client.session import Item
 from mlxsup.protocol.client_messages import Alive, Ping
@@ -222,12 +223,13 @@ class Box:
         self.items.append(item)
 
 
-class FloodedLink:
-    """A link on which signs of life never end, and what was done with it."""
+class PlayedLink:
+    """A link that is flooded with signs of life, or lost, and what was done with it."""
 
-    def __init__(self) -> None:
-        self.state = LinkState.CONNECTED
-        self.was_turned_away = self.was_heard = self.was_connected = self.was_reset = False
+    def __init__(self, *flags: str, state: LinkState = LinkState.CONNECTED) -> None:
+        self.state = state
+        for name in ("was_turned_away", "was_heard", "was_connected", "was_reset"):
+            setattr(self, name, name in flags)
         self.received = 0
         self.lingers_ms: list[int] = []
 
@@ -235,13 +237,13 @@ class FloodedLink:
         return self.state
 
     def send(self, frames: list[bytes]) -> None:
-        """It is taken."""
+        """Take it."""
 
     def flush(self) -> None:
-        """Nothing was kept."""
+        """Keep nothing."""
 
     def has_message(self) -> bool:
-        return True
+        return self.state is LinkState.CONNECTED
 
     def receive(self) -> bytes:
         self.received += 1
@@ -251,21 +253,24 @@ class FloodedLink:
         self.lingers_ms.append(linger_ms)
 
 
+def play(monkeypatch: pytest.MonkeyPatch, link: PlayedLink) -> PlayedLink:
+    monkeypatch.setattr(connection_module, "Link", lambda context, endpoint: link)
+    return link
+
+
 @pytest.fixture
-def link(monkeypatch: pytest.MonkeyPatch) -> FloodedLink:
-    made = FloodedLink()
-    monkeypatch.setattr(connection_module, "Link", lambda context, endpoint: made)
-    return made
+def link(monkeypatch: pytest.MonkeyPatch) -> PlayedLink:
+    return play(monkeypatch, PlayedLink())
 
 
-def opened() -> Connection:
+def opened(box: Box | None = None) -> Connection:
     connection = Connection("E", clock=Clock(lambda: 100.0))
-    connection.open_command(ID, encode(Ping(id=ID)), Box())
+    connection.open_command(ID, encode(Ping(id=ID)), box or Box())
     return connection
 
 
 def test_pump_messages_leaves_the_link_alone(
-    link: FloodedLink, monkeypatch: pytest.MonkeyPatch
+    link: PlayedLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection = opened()
     assert connection.pump() is True
@@ -273,12 +278,11 @@ def test_pump_messages_leaves_the_link_alone(
     assert connection.pump_messages() is True
     assert link.received == 512
     link.state = LinkState.LOST
-    monkeypatch.setattr(link, "has_message", lambda: False)
     assert connection.pump_messages() is False
-    assert link.received == 513, "whoever is woken tries first"
+    assert link.received == 513, "it is tried before it is asked for"
     monkeypatch.setattr(link, "receive", lambda: None)
     assert connection.pump_messages() is False
-    assert connection.link is not None, "its end is for whoever looks"
+    assert connection.link is not None, "its end is left to `pump`"
     assert connection.pump() is False
     assert connection.link is None
     assert connection.pump_messages() is False
@@ -291,10 +295,42 @@ def test_pump_messages_leaves_the_link_alone(
     [(LinkState.CONNECTED, 500), (LinkState.CONNECTING, 500), (LinkState.LOST, 0)],
 )
 def test_close_lingers_only_for_a_living_link(
-    link: FloodedLink, state: LinkState, linger_ms: int
+    link: PlayedLink, state: LinkState, linger_ms: int
 ) -> None:
     connection = opened()
     link.state = state
     connection.close()
     connection.terminate()
     assert link.lingers_ms == [linger_ms]
+
+
+AGAIN = "one may have too many connections, or has just ended: try again"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message", "hint", "is_turned_away"),
+    [
+        ((), "no daemon answers at E", "start one with `mlxsup start`", False),
+        (("was_turned_away",), "the daemon at E turned the connection away", TOO_MANY, True),
+        (("was_connected", "was_heard"), "the daemon at E is gone", "", False),
+        (("was_connected",), "the daemon at E ended the connection before it answered", TOO_MANY,
+         True),
+        (("was_reset",), "no daemon answers at E", AGAIN, True),
+    ],
+)  # fmt: skip
+def test_words_for_a_lost_connection(
+    monkeypatch: pytest.MonkeyPatch,
+    flags: tuple[str, ...],
+    message: str,
+    hint: str,
+    is_turned_away: bool,
+) -> None:
+    play(monkeypatch, PlayedLink(*flags, state=LinkState.LOST))
+    box = Box()
+    connection = opened(box)
+    assert not connection.pump()
+    connection.terminate()
+    [error] = box.items
+    assert isinstance(error, ConnectionLost)
+    assert (error.message, error.hint) == (message, hint)
+    assert (error.endpoint, error.is_turned_away) == ("E", is_turned_away)

@@ -15,12 +15,7 @@ from mlxsup.client.async_client import AsyncClient
 from mlxsup.client.client import Client
 from mlxsup.client.connection import RequestIds
 from mlxsup.client.errors import RequestError
-from mlxsup.client.parameters import (
-    check_client,
-    check_request,
-    encode_generate,
-    load,
-)
+from mlxsup.client.parameters import check_client, check_request, encode_generate, load
 from mlxsup.protocol.client_messages import CLIENT_MESSAGES, Generate
 from mlxsup.protocol.codec import Decoder
 from mlxsup.protocol.errors import ErrorCode
@@ -68,10 +63,7 @@ def test_every_argument_reaches_the_header() -> None:
         ({"model": "\ud800"}, "model takes text that can be encoded as UTF-8, not lone surrogates"),
         ({"client": ""}, "client takes text of 1 to 1024 characters, not text of 0"),
         ({"client": "x" * 1025}, "client takes text of 1 to 1024 characters, not text of 1025"),
-        (
-            {"priority": "urgent"},
-            "priority takes one of interactive, normal, batch, not 'urgent'",
-        ),
+        ({"priority": "urgent"}, "priority takes one of interactive, normal, batch, not 'urgent'"),
         ({"priority": 1}, "priority takes one of interactive, normal, batch, not 1"),
         ({"resume": 1}, "resume takes true or false, not 1"),
         ({"timeout_s": -0.1}, "timeout_s takes seconds, from 0 up, not -0.1"),
@@ -94,8 +86,6 @@ def test_wrong_argument_is_refused_before_anything_is_sent_C7(
 
 
 COUNT = "context_length takes an integer from 0 to 2147483647, not "
-
-
 STAYS = "keep_alive takes seconds, from 0 up, or -1 for ever, not "
 
 
@@ -129,9 +119,7 @@ def test_largest_arguments_are_sent_C7() -> None:
     assert message.queue_timeout_s == 1e9
 
 
-def test_both_clients_find_the_endpoint_of_the_environment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_both_clients_find_the_endpoint_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLXSUP_ENDPOINT", "ipc:///of/the/environment")
     with Client() as client:
         assert client.endpoint == "ipc:///of/the/environment"

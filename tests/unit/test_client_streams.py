@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import nullcontext
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from mlxsup.client.async_streams import AsyncEventStream, AsyncInbox, AsyncStream
 from mlxsup.client.client import EventStream, Stream, SyncInbox
-from mlxsup.client.errors import ConnectionLost, RequestError, SubscriptionClosed, internal
+from mlxsup.client.errors import ConnectionLost, RequestError, SubscriptionClosed
 from mlxsup.client.results import Delta, Notice, Result
 from mlxsup.client.session import Item
 from mlxsup.client.streams import StreamBase, value_of
@@ -19,117 +18,93 @@ from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.states import FinishReason, NoticeKind
 
 ID = RequestId("r")
-
-
 DELTA, NOTICE = Delta(text="x", token_ids=[1]), Notice(kind=NoticeKind.LOADING, detail={})
-
-
 DONE = Result(text="x", finish_reason=FinishReason.STOP)
+LOST = ConnectionLost("it is gone", "ipc:///x")
 
 
-def ignore(request_id: RequestId) -> None:
-    """Ignore the end."""
+class Noted:
+    """Streams over given items, with a note of all that they cancel and tell."""
+
+    def __init__(self, *items: Item) -> None:
+        self.items = items
+        self.cancelled: list[RequestId] = []
+        self.told: list[Notice] = []
+
+    def _fill(self, inbox: Any) -> Any:
+        for item in self.items:
+            inbox.put(item)
+        return inbox
+
+    def stream(self) -> Stream:
+        return Stream(ID, self._fill(SyncInbox()), self.cancelled.append, self.told.append)
+
+    def async_stream(self) -> AsyncStream:
+        return AsyncStream(ID, self._fill(AsyncInbox()), self.cancelled.append, self.told.append)
+
+    def events(self) -> EventStream:
+        return EventStream(ID, self._fill(SyncInbox()), self.cancelled.append)
+
+    def async_events(self) -> AsyncEventStream:
+        return AsyncEventStream(ID, self._fill(AsyncInbox()), self.cancelled.append)
+
+
+def run(read: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(read(), 60))
 
 
 def test_stream_gives_pieces_and_notices() -> None:
-    cancelled: list[RequestId] = []
-    told: list[Notice] = []
-    inbox = SyncInbox()
-    for item in (NOTICE, NOTICE, DELTA, DONE):
-        inbox.put(item)
-    with Stream(ID, inbox, cancelled.append, told.append) as stream:
+    noted, other = Noted(NOTICE, NOTICE, DELTA, DONE), Noted(NOTICE, NOTICE, DELTA, DONE)
+    with noted.stream() as stream:
         assert iter(stream) is stream
         assert list(stream) == [DELTA]
         assert next(stream, "over") == "over"
-    assert (told, cancelled, stream.result) == ([NOTICE, NOTICE], [], DONE)
-
-
-def test_async_stream_gives_pieces_and_notices() -> None:
-    cancelled: list[RequestId] = []
-    told: list[Notice] = []
+    assert stream.result is DONE
 
     async def read() -> None:
-        inbox = AsyncInbox()
-        assert inbox.is_empty()
-        for item in (NOTICE, NOTICE, DELTA, DONE):
-            inbox.put(item)
-        assert not inbox.is_empty()
-        async with AsyncStream(ID, inbox, cancelled.append, told.append) as stream:
+        async with other.async_stream() as stream:
             assert aiter(stream) is stream
             assert [delta async for delta in stream] == [DELTA]
             assert [delta async for delta in stream] == []
         assert stream.result is DONE
 
-    asyncio.run(read())
-    assert (told, cancelled) == ([NOTICE, NOTICE], [])
+    run(read)
+    for one in (noted, other):
+        assert (one.told, one.cancelled) == ([NOTICE, NOTICE], [])
 
 
 def test_subscription_ends_when_it_is_closed() -> None:
-    cancelled: list[RequestId] = []
-    inbox = SyncInbox()
-    inbox.put({"n": 1})
-    inbox.put({"n": 2})
-    with EventStream(ID, inbox, cancelled.append) as events:
+    noted, other = Noted({"n": 1}, {"n": 2}), Noted({"n": 1}, {"n": 2})
+    with noted.events() as events:
         assert iter(events) is events
-        assert next(events) == {"n": 1}
-        assert cancelled == []
-    assert cancelled == [ID]
+        assert (next(events), noted.cancelled) == ({"n": 1}, [])
+    assert (next(events, "over"), noted.cancelled) == ("over", [ID])
+
+    async def read() -> None:
+        async with other.async_events() as events:
+            assert aiter(events) is events
+            assert (await anext(events), other.cancelled) == ({"n": 1}, [])
+        assert (await anext(events, "over"), other.cancelled) == ("over", [ID])
+
+    run(read)
+
+
+def test_ended_subscription_stays_ended() -> None:
+    closed, lost = Noted(SubscriptionClosed()), Noted(LOST)
+    assert next(closed.events(), "over") == "over"
+    events = lost.events()
+    with pytest.raises(ConnectionLost):
+        next(events)
     assert next(events, "over") == "over"
 
-    async def read() -> list[dict[str, Any] | str]:
-        inbox = AsyncInbox()
-        inbox.put({"n": 1})
-        inbox.put({"n": 2})
-        async with AsyncEventStream(ID, inbox, cancelled.append) as events:
-            assert aiter(events) is events
-            first = await anext(events)
-            assert cancelled == [ID]
-        return [first, await anext(events, "over")]
-
-    assert asyncio.run(read()) == [{"n": 1}, "over"]
-    assert cancelled == [ID, ID]
-
-
-@pytest.mark.parametrize("end", [SubscriptionClosed(), ConnectionLost("it is gone", "ipc:///x")])
-def test_ended_subscription_stays_ended(end: Exception) -> None:
-    """By a close of the subscription, or by its error."""
-    inbox = SyncInbox()
-    inbox.put(end)
-    events = EventStream(ID, inbox, ignore)
-    with nullcontext() if isinstance(end, SubscriptionClosed) else pytest.raises(ConnectionLost):
-        assert next(events, "over") == "over"
-    if isinstance(end, ConnectionLost):
-        assert next(events, "over") == "over"
-
     async def read() -> None:
-        inbox = AsyncInbox()
-        inbox.put(end)
-        events = AsyncEventStream(ID, inbox, ignore)
-        is_closed = isinstance(end, SubscriptionClosed)
-        with nullcontext() if is_closed else pytest.raises(ConnectionLost):
-            assert await anext(events, "over") == "over"
-        if not is_closed:
-            assert await anext(events, "over") == "over"
+        assert await anext(closed.async_events(), "over") == "over"
+        events = lost.async_events()
+        with pytest.raises(ConnectionLost):
+            await anext(events)
+        assert await anext(events, "over") == "over"
 
-    asyncio.run(asyncio.wait_for(read(), 60))
-
-
-def test_closed_async_generator_cancels_its_stream() -> None:
-    cancelled: list[RequestId] = []
-
-    async def texts() -> AsyncGenerator[str]:
-        inbox = AsyncInbox()
-        inbox.put(DELTA)
-        async for delta in AsyncStream(ID, inbox, cancelled.append, None):
-            yield delta.text
-
-    async def read() -> None:
-        reading = texts()
-        assert (await anext(reading), cancelled) == ("x", [])
-        await reading.aclose()
-        assert cancelled == [ID]
-
-    asyncio.run(read())
+    run(read)
 
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit, GeneratorExit])
@@ -138,59 +113,65 @@ def test_exception_while_reading_cancels_the_stream(end: type[BaseException]) ->
     inbox = SyncInbox()
     inbox.put(NOTICE)
 
-    def told(_: Notice) -> None:
+    def tell(_: Notice) -> None:
         raise end
 
-    stream = Stream(ID, inbox, cancelled.append, told)
+    stream = Stream(ID, inbox, cancelled.append, tell)
     with pytest.raises(end):
         next(stream)
     assert cancelled == [ID], "while the stream is still held"
 
 
-def test_closed_coroutine_cancels_its_stream() -> None:
-    cancelled: list[RequestId] = []
+def test_closed_coroutine_or_generator_cancels_its_stream() -> None:
+    noted, other = Noted(), Noted(DELTA)
+
+    async def texts() -> AsyncGenerator[str]:
+        async for delta in other.async_stream():
+            yield delta.text
 
     async def read() -> None:
-        stream = AsyncStream(ID, AsyncInbox(), cancelled.append, None)
+        stream = noted.async_stream()
         waiting = stream.__anext__()
         waiting.send(None)
         waiting.close()
-        assert cancelled == [ID], "while the stream is still held"
+        assert noted.cancelled == [ID], "while the stream is still held"
+        reading = texts()
+        assert (await anext(reading), other.cancelled) == ("x", [])
+        await reading.aclose()
+        assert other.cancelled == [ID]
 
-    asyncio.run(read())
+    run(read)
 
 
 # ---------------------------------------------------------------- forwarding
-
-
-WHOLE = Result(text="abc", finish_reason=FinishReason.STOP)
 
 
 def piece(text: str) -> Delta:
     return Delta(text=text, token_ids=[1])
 
 
-class Reading:
+class Reading(Noted):
     """A stream that is being forwarded, and what came of it."""
 
-    def __init__(self, *before: Item) -> None:
-        self.inbox = AsyncInbox()
+    def __init__(self, *before: Item, bug: BaseException | None = None) -> None:
+        super().__init__(*before)
         self.taken: list[str] = []
-        self.told: list[Notice] = []
-        self.bug: BaseException = KeyError("bug")
-        self.cancelled: list[RequestId] = []
-        for item in before:
-            self.inbox.put(item)
-        self.stream = AsyncStream(ID, self.inbox, self.cancelled.append, self.told.append)
-        self.task = asyncio.create_task(self.stream.forward(self.take))
+        self.bug = bug
+        self.forwarded = self.async_stream()
+        self.task = asyncio.create_task(self.forwarded.forward(self.take))
+
+    def _fill(self, inbox: Any) -> Any:
+        self.inbox = inbox
+        return super()._fill(inbox)
 
     def take(self, piece: Delta) -> None:
         if piece.text == "bug":
+            assert self.bug is not None
             raise self.bug
         self.taken.append(piece.text)
 
-    def put(self, *items: Item) -> Sequence[str]:
-        """What was taken by the time that all have been put: the loop has not turned meanwhile."""
+    def put(self, *items: Item) -> list[str]:
+        """Return what was taken once all have been put: the loop has not turned meanwhile."""
         for item in items:
             self.inbox.put(item)
         return list(self.taken)
@@ -202,42 +183,24 @@ def test_forwarded_pieces_come_in_the_turn_that_brings_them() -> None:
         await asyncio.sleep(0)
         assert reading.taken == ["a", "b"]
         assert reading.put(piece("c"), NOTICE) == ["a", "b", "c"]
-        reading.put(WHOLE)
+        reading.put(DONE)
         await reading.task
-        assert reading.stream.result is WHOLE
+        assert reading.forwarded.result is DONE
         assert (reading.told, reading.cancelled) == ([NOTICE, NOTICE], [])
-        await reading.stream.forward(reading.take)  # there is nothing more
+        await reading.forwarded.forward(reading.take)  # there is nothing more
 
-    asyncio.run(read())
+    run(read)
 
 
 def test_iterated_pieces_are_not_forwarded_again() -> None:
-    async def read() -> list[str]:
-        inbox = AsyncInbox()
-        for item in (piece("a"), piece("b"), WHOLE):
-            inbox.put(item)
-        cancelled: list[RequestId] = []
-        taken: list[str] = []
-        stream = AsyncStream(ID, inbox, cancelled.append, None)
-        async for one in stream:
-            taken.append(one.text)
-            break
-        await stream.forward(lambda one: taken.append(one.text))
-        return taken
-
-    assert asyncio.run(read()) == ["a", "b"]
-
-
-def test_forwarded_error_is_raised_to_the_reader() -> None:
     async def read() -> None:
-        reading = Reading()
-        await asyncio.sleep(0)
-        reading.put(piece("a"), ConnectionLost("it is gone", "ipc:///x"))
-        with pytest.raises(ConnectionLost):
-            await reading.task
-        assert (reading.taken, reading.cancelled) == (["a"], [])
+        taken: list[str] = []
+        stream = Noted(piece("a"), piece("b"), DONE).async_stream()
+        taken.append((await anext(stream)).text)
+        await stream.forward(lambda one: taken.append(one.text))
+        assert taken == ["a", "b"]
 
-    asyncio.run(read())
+    run(read)
 
 
 @pytest.mark.parametrize(
@@ -247,22 +210,22 @@ def test_forwarded_error_is_raised_to_the_reader() -> None:
         (StopIteration(), RuntimeError),
         (asyncio.CancelledError(), asyncio.CancelledError),
         (GeneratorExit(), GeneratorExit),
+        (None, ConnectionLost),
     ],
     ids=lambda value: getattr(value, "__name__", type(value).__name__),
 )
-def test_bug_of_the_reader_is_raised_to_the_reader(
-    bug: BaseException, raised: type[BaseException]
+def test_error_or_bug_while_forwarding_is_raised_to_the_reader(
+    bug: BaseException | None, raised: type[BaseException]
 ) -> None:
     async def read() -> None:
-        reading = Reading()
-        reading.bug = bug
+        reading = Reading(bug=bug)
         await asyncio.sleep(0)
-        assert reading.put(piece("a"), piece("bug"), piece("b")) == ["a"]
+        assert reading.put(piece("a"), LOST if bug is None else piece("bug"), piece("b")) == ["a"]
         with pytest.raises(raised):
             await reading.task
-        assert reading.cancelled == [ID], "the rest is not read"
+        assert reading.cancelled == ([] if bug is None else [ID]), "the rest is not read"
 
-    asyncio.run(read())
+    run(read)
 
 
 def test_cancelled_reader_is_given_nothing_more() -> None:
@@ -274,7 +237,7 @@ def test_cancelled_reader_is_given_nothing_more() -> None:
         assert reading.put(piece("a")) == []
         assert reading.cancelled == [ID]
 
-    asyncio.run(read())
+    run(read)
 
 
 # ---------------------------------------------------------------- what both kinds share
@@ -290,70 +253,44 @@ class Taking(StreamBase):
         return self._take(item)
 
 
-class Held:
-    """A stream, with what it cancelled and what reached it."""
-
-    def __init__(self) -> None:
-        self.cancelled: list[str] = []
-        self.notices: list[Notice] = []
-        self.base = Taking(ID, self.cancelled.append, self.notices.append)
-
-
-def test_stream_has_no_result_before_its_end() -> None:
-    stream = Held()
-    assert stream.base.request_id == "r"
-    expected = "there is no result until the stream has been read to its end"
-    with pytest.raises(RuntimeError, match=f"^{expected}$"):
-        _ = stream.base.result
-    delta = Delta(text="x", token_ids=[1])
-    assert stream.base.take(delta) is delta
-    assert stream.base.take(DONE) is None
-    assert stream.base.result is DONE
-
-
-def test_stream_is_cancelled_before_its_end_only_D4() -> None:
-    stream = Held()
-    stream.base.cancel()
-    stream.base.take(DONE)
-    stream.base.cancel()
-    assert stream.cancelled == ["r"]
+def test_stream_has_a_result_and_is_cancelled_until_its_end_only_D4() -> None:
+    cancelled: list[str] = []
+    stream = Taking(ID, cancelled.append, None)
+    assert stream.request_id == "r"
+    with pytest.raises(RuntimeError, match="no result until the stream has been read to its end"):
+        _ = stream.result
+    assert stream.take(DELTA) is DELTA
+    stream.cancel()
+    assert (stream.take(DONE), stream.result) == (None, DONE)
+    stream.cancel()
+    assert cancelled == ["r"]
 
 
 def test_collected_stream_is_cancelled() -> None:
-    stream, ended = Held(), Held()
-    ended.base.take(DONE)
-    Taking(ID, ended.cancelled.append, None).tell(NOTICE)  # notices were not asked for
-    del stream.base, ended.base
-    assert (stream.cancelled, ended.cancelled) == (["r"], ["r"])
+    cancelled: list[str] = []
+    stream, ended = Taking(ID, cancelled.append, None), Taking(ID, cancelled.append, None)
+    ended.take(DONE)
+    stream.tell(NOTICE)  # notices were not asked for
+    del stream, ended
+    assert cancelled == ["r"]
 
 
 @pytest.mark.parametrize(
     ("item", "error"),
-    [
-        ({"n": 1}, "a stream was given a reply"),
-        (NOTICE, "a stream was given a reply"),
-        (ConnectionLost("gone", "ipc:///x"), "gone"),
-    ],
-)
+    [({"n": 1}, "a stream was given a reply"), (NOTICE, "a stream was given a reply"),
+     (ConnectionLost("gone", "ipc:///x"), "gone")],
+)  # fmt: skip
 def test_failed_stream_raises_its_error_each_time(item: Item, error: str) -> None:
-    stream = Held()
+    stream = Taking(ID, lambda _: None, None)
     with pytest.raises((RequestError, ConnectionLost), match=f"^{error}$"):
-        stream.base.take(item)
+        stream.take(item)
     with pytest.raises((RequestError, ConnectionLost), match=f"^{error}$"):
-        _ = stream.base.result
+        _ = stream.result
 
 
 def test_command_gives_its_map_or_raises() -> None:
     assert value_of({"n": 1}) == {"n": 1}
     with pytest.raises(RequestError, match=r"^a command was given a piece of a stream$"):
         value_of(DONE)
-    with pytest.raises(ConnectionLost):
-        value_of(ConnectionLost("gone", "ipc:///x"))
-
-
-def test_errors_read_as_sentences() -> None:
-    plain = ConnectionLost("gone", "ipc:///x")
-    assert (str(plain), plain.hint, plain.is_turned_away) == ("gone", "", False)
-    error = internal("odd")
-    assert (error.code, str(error), error.retryable) == ("internal", "odd", False)
-    assert repr(error) == "RequestError(internal, 'odd', detail={})"
+    with pytest.raises(ConnectionLost, match="it is gone"):
+        value_of(LOST)

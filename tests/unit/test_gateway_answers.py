@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,11 +56,119 @@ def ask(path: str, *items: Item, count: int = 1, **fields: Any) -> Response:
 
 
 def shown(response: Response) -> str:
-    """Return all of a response but times and the version."""
+    """Return all of a response but times, the version, and what each chunk repeats of the first."""
     head = [f"{name}: {response.headers[name]}" for name in HEADERS if name in response.headers]
     body = re.sub(r'("created(?:_at)?": ?)\d+', r"\g<1>0", response.body.decode())
+    for repeated in (r'"id":"(?:chat)?cmpl-.*?-VERSION",', r'"previous_response_id".*?"auto"'):
+        first, *others = re.split(f"({repeated})", body.replace(VERSION, "VERSION"))
+        assert len(set(others[::2])) <= 1, "each chunk has the same head"
+        body = first + "".join(others[:2]) + "…".join(["", *others[3::2]])
     end = "" if response.is_whole else "\n(cut)"
-    return "\n".join([str(response.status), *head, body.replace(VERSION, "VERSION").strip()]) + end
+    return "\n".join([str(response.status), *head, body.strip()]) + end
+
+
+def error_in(body: dict[str, Any]) -> str:
+    error = body["error"]
+    return f"{error['type']} {error.get('code', '')}".strip()
+
+
+def brief(path: str, response: Response) -> str:
+    """Return what is said, in one line: each text, thought and call, and why it ends.
+
+    That of a stream is what its events add up to; of a refusal, what clients make of it.
+    """
+    retry = [response.headers.get(name, "-") for name in ("x-should-retry", "retry-after")]
+    if response.status != 200:
+        return " ".join([str(response.status), error_in(response.json()), *retry])
+    is_streamed = response.body.startswith((b"data: ", b"event: "))
+    parts = (PARTS_STREAMED if is_streamed else PARTS)[path](response)
+    joined: list[list[Any]] = []
+    for part in parts:
+        kind, _, value = part
+        if joined and joined[-1][:2] == list(part[:2]) and kind in ("text", "thought"):
+            joined[-1][2] += value
+        else:
+            joined.append(list(part))
+    return " | ".join(f"{kind}{place or ''} {value!r}" for kind, place, value in joined)
+
+
+Part = tuple[str, int, Any]
+"""Kind, number of the answer, and what it is."""
+
+
+def of_choices(response: Response) -> Iterator[Part]:
+    for chunk in response.events() if response.body.startswith(b"data: ") else [response.json()]:
+        if chunk == "[DONE]":
+            continue
+        for choice in chunk.get("choices", ()):
+            index = choice["index"]
+            said = choice.get("message") or choice.get("delta") or choice
+            for kind, name in (
+                ("thought", "reasoning_content"),
+                ("text", "content"),
+                ("text", "text"),
+            ):
+                if said.get(name):
+                    yield kind, index, said[name]
+            for call in said.get("tool_calls", ()):
+                yield "call", index, (call["function"]["name"], call["function"]["arguments"])
+            for token in (choice.get("logprobs") or {}).get("content", ()):
+                yield "scored", index, token["token"]
+            if choice["finish_reason"]:
+                yield "end", index, choice["finish_reason"]
+        if usage := chunk.get("usage"):
+            yield "usage", 0, (usage["prompt_tokens"], usage["completion_tokens"])
+        if "error" in chunk:
+            yield "broken off", 0, error_in(chunk)
+
+
+def of_blocks(response: Response) -> Iterator[Part]:
+    value = response.json()
+    for block in value["content"]:
+        if block["type"] == "tool_use":
+            yield "call", 0, (block["name"], block["input"])
+        else:
+            yield "text" if block["type"] == "text" else "thought", 0, block[block["type"]]
+    yield "end", 0, (value["stop_reason"], value["stop_sequence"])
+
+
+def of_block_events(response: Response) -> Iterator[Part]:
+    name = ""
+    for _, event in response.named_events():
+        match event:
+            case {"content_block": {"type": "tool_use", "name": name}}:
+                pass
+            case {"delta": {"type": "input_json_delta", "partial_json": given}}:
+                yield "call", 0, (name, json.loads(given))
+            case {"delta": {"type": "text_delta", "text": text}}:
+                yield "text", 0, text
+            case {"delta": {"type": "thinking_delta", "thinking": text}}:
+                yield "thought", 0, text
+            case {"type": "message_delta", "delta": end}:
+                yield "end", 0, (end["stop_reason"], end["stop_sequence"])
+            case {"error": _}:
+                yield "broken off", 0, error_in(event)
+
+
+def of_items(response: Response) -> Iterator[Part]:
+    events = [data for _, data in response.named_events()]
+    value = next((one["response"] for one in reversed(events) if "response" in one), None)
+    value = response.json() if value is None else value
+    for item in value["output"]:
+        if item["type"] == "function_call":
+            yield "call", 0, (item.get("namespace", ""), item["name"], item["arguments"])
+        elif item["content"]:
+            kind = "text" if item["type"] == "message" else "thought"
+            yield kind, 0, item["content"][0]["text"]
+        if item["status"] != "completed":
+            yield item["status"], 0, ""
+    if events and "error" in events[-1]:
+        yield "broken off", 0, error_in(events[-1])
+    yield "end", 0, (value["status"], (value["incomplete_details"] or {}).get("reason"))
+
+
+PARTS = {CHAT: of_choices, COMPLETION: of_choices, RESPONSE: of_items, MESSAGE: of_blocks}
+PARTS_STREAMED = PARTS | {MESSAGE: of_block_events}
 
 
 def called(name: str, arguments: str) -> dict[str, Any]:
@@ -168,16 +277,35 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_answer_in_each_api(name: str, snapshot: SnapshotAssertion) -> None:
-    case = CASES[name]
+    case, found = CASES[name], {}
     for path, fields in case.fields.items():
-        for stream in (False, True):
-            if "stream_options" in fields and not stream:
-                continue
-            if path == MESSAGE and case.count > 1:
-                continue
-            response = ask(path, *case.items, count=case.count, **fields, stream=stream)
-            kind = f"{NAMES[path]}, streamed" if stream else NAMES[path]
-            assert shown(response) == snapshot(name=kind), kind
+        api = NAMES[path]
+        if "stream_options" not in fields:
+            whole = ask(path, *case.items, count=case.count, **fields)
+            assert whole.is_whole
+            found[api] = brief(path, whole)
+        streamed = ask(path, *case.items, count=case.count, **fields, stream=True)
+        text = brief(path, streamed)
+        assert streamed.is_whole == ("broken off" not in text)
+        if text != found.get(api, "").partition(" | usage")[0]:
+            found[f"{api}, streamed"] = text
+    assert found == snapshot
+
+
+SHAPES = [
+    *(("thought, text and calls", path) for path in LEAST),
+    ("scores", CHAT), ("scores", COMPLETION), ("several answers", CHAT), ("broken off", MESSAGE),
+    ("broken off", RESPONSE), ("usage asked for", CHAT),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "path"), SHAPES, ids=lambda value: NAMES.get(value, value))
+def test_shape_of_an_answer(name: str, path: str, snapshot: SnapshotAssertion) -> None:
+    """All bytes of one answer of each kind."""
+    case = CASES[name]
+    for stream in (True,) if name in ("broken off", "usage asked for") else (False, True):
+        response = ask(path, *case.items, count=case.count, **case.fields[path], stream=stream)
+        assert shown(response) == snapshot(name="streamed" if stream else "whole")
 
 
 def test_streamed_response_ends_with_the_whole_one() -> None:
@@ -210,14 +338,20 @@ def test_call_is_complete_when_it_is_sent(path: str, shows: bytes, last: str) ->
 # ---------------------------------------------------------------- errors
 
 
-@pytest.mark.parametrize("path", LEAST)
-def test_error_of_the_daemon_is_a_status(path: str, snapshot: SnapshotAssertion) -> None:
+def test_error_of_the_daemon_is_a_status(snapshot: SnapshotAssertion) -> None:
+    """In OpenAI's three APIs the same, and in Anthropic's."""
+    for path in LEAST:
+        whole, streamed = (ask(path, refused("overloaded"), stream=one) for one in (False, True))
+        assert shown(whole) == shown(streamed), "nothing was sent before it"
     found = {}
     for code in ErrorCode:
-        whole, streamed = (ask(path, refused(code.value), stream=one) for one in (False, True))
-        assert shown(whole) == shown(streamed), "nothing was sent before it"
-        assert whole.is_whole
-        found[code.value] = shown(whole)
+        answers = {}
+        for path in LEAST:
+            whole = ask(path, refused(code.value))
+            assert whole.is_whole
+            answers[path] = brief(path, whole)
+        assert answers[CHAT] == answers[COMPLETION] == answers[RESPONSE]
+        found[code.value] = f"{answers[CHAT]} / {answers[MESSAGE]}"
     assert found == snapshot
 
 

@@ -34,50 +34,81 @@ TURNS = 3
 
 
 class Wire:
-    """A transport; counts how often it was aborted."""
+    """A transport that keeps what is written; the answers end with the connection."""
 
     def __init__(self) -> None:
         self.aborts = 0
+        self.written = b""
+        self.responded: list[int] = []
 
     def get_extra_info(self, name: str) -> None:
-        """Nothing is known."""
+        """Know nothing."""
 
     def abort(self) -> None:
-        """The connection is cut."""
         self.aborts += 1
 
     def close(self) -> None:
-        """It ends in order."""
+        """End in order."""
 
     def is_closing(self) -> bool:
-        """Whether it was."""
         return self.aborts > 0
 
+    def write(self, data: bytes) -> None:
+        self.written += data
 
-def aborts_after(*steps: Callable[[LimitedProtocol], None]) -> int:
-    """How often a connection was cut on which this happened."""
+    def write_eof(self) -> None:
+        """Send nothing more."""
+
+    def pause_reading(self) -> None:
+        """Bring no further pieces."""
+
+    def resume_reading(self) -> None:
+        """Bring further pieces."""
+
+
+async def endless(scope: Any, receive: Any, send: Any) -> None:
+    """Begin an answer, and end it when its reader leaves."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"a", "more_body": True})
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+Step = bytes | Callable[[LimitedProtocol], None]
+
+
+def said(*steps: Step) -> Wire:
+    """Return the transport of a connection after pieces, each in a read, and other steps."""
     wire = Wire()
 
     async def run() -> None:
-        config = uvicorn.Config(
-            PlainTextResponse("yes"), lifespan="off", ws="none", log_config=None
-        )
-        protocol = LimitedProtocol(config, ServerState(), {})
+        config = uvicorn.Config(endless, lifespan="off", ws="none", log_config=None)
+        protocol = LimitedProtocol(config, ServerState(), {}, responded=wire.responded.append)
         protocol.connection_made(cast(Any, wire))
         for step in steps:
-            step(protocol)
-        for _ in range(TURNS):
-            await asyncio.sleep(0)
+            if not isinstance(step, bytes):
+                step(protocol)
+                continue
+            protocol.data_received(step)
+            await turn()
+        await turn()
+        protocol.connection_lost(None)
+        await turn()
 
     asyncio.run(run())
-    return wire.aborts
+    return wire
 
 
-STOP, CATCH_UP = LimitedProtocol.pause_writing, LimitedProtocol.resume_writing
+async def turn() -> None:
+    for _ in range(TURNS):
+        await asyncio.sleep(0)
 
 
 def leave(protocol: LimitedProtocol) -> None:
     protocol.connection_lost(None)
+
+
+STOP, CATCH_UP = LimitedProtocol.pause_writing, LimitedProtocol.resume_writing
 
 
 @pytest.mark.parametrize(
@@ -98,75 +129,19 @@ def test_reader_and_head_have_a_limited_time(
     aborts: int,
 ) -> None:
     monkeypatch.setattr(limits, limit, 0.0)
-    assert aborts_after(*steps) == aborts
+    assert said(*steps).aborts == aborts
 
 
 # ---------------------------------------------------------------- heads
 
 
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
-
-
 POST = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
-
-
 FIELDS = b"X: y\r\n" * 1000
-
-
 LONG = FIELDS * (limits.MAX_HEAD_BYTES // len(FIELDS) + 1)
 
 
-class Said(Wire):
-    """A transport that keeps what is written; the answers end with the connection."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written = b""
-        self.is_paused = False
-        self.responded: list[int] = []
-
-    def write(self, data: bytes) -> None:
-        self.written += data
-
-    def write_eof(self) -> None:
-        """Nothing more is sent."""
-
-    def pause_reading(self) -> None:
-        self.is_paused = True
-
-    def resume_reading(self) -> None:
-        self.is_paused = False
-
-
-async def endless(scope: Any, receive: Any, send: Any) -> None:
-    """An application that begins an answer, and ends it when its reader leaves."""
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": b"a", "more_body": True})
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def said(*pieces: bytes) -> Said:
-    """What became of a connection on which these pieces came, each in a read."""
-    wire = Said()
-
-    async def run() -> None:
-        config = uvicorn.Config(endless, lifespan="off", ws="none", log_config=None)
-        protocol = LimitedProtocol(config, ServerState(), {}, responded=wire.responded.append)
-        protocol.connection_made(cast(Any, wire))
-        for piece in pieces:
-            protocol.data_received(piece)
-            for _ in range(TURNS):
-                await asyncio.sleep(0)
-        protocol.connection_lost(None)
-        for _ in range(TURNS):
-            await asyncio.sleep(0)
-
-    asyncio.run(run())
-    return wire
-
-
-def refused_with(wire: Said) -> tuple[int, str]:
+def refused_with(wire: Wire) -> tuple[int, str]:
     """Status and code of the only response, which has the name of its request and a length."""
     head, _, body = wire.written.partition(b"\r\n\r\n")
     first, *lines = head.decode().split("\r\n")
@@ -243,11 +218,7 @@ def test_bytes_that_are_no_request_are_refused() -> None:
 
 
 OFFERED = b"POST /a?b HTTP/1.1\r\nHost: x\r\n"
-
-
 OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
-
-
 NEXT = b"GET /next HTTP/1.1\r\nHost: y\r\n\r\n"
 
 
@@ -354,14 +325,8 @@ def test_parser_does_not_depend_on_pieces(requests: list[bytes], cuts: list[int]
 
 
 PIECE = {"type": "http.request", "body": b"x", "more_body": True}
-
-
 LAST = {"type": "http.request", "body": b"x", "more_body": False}
-
-
 LEFT = {"type": "http.disconnect"}
-
-
 CHAT = "/v1/chat/completions"
 
 

@@ -28,7 +28,6 @@ from mlxsup.protocol.key_file import (
     add_key,
     read_key_file,
     read_keys,
-    read_mark,
     revoke_key,
     turn_off,
 )
@@ -38,7 +37,8 @@ from support.gateway.key_place import place_in
 from support.gateway.played_gateway import Item, PlayedDaemon, Response, Site, delta, result
 
 CHAT = "/v1/chat/completions"
-BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+ANSWER: list[Item] = [delta("a"), result("a")]
 
 
 @pytest.fixture
@@ -226,7 +226,7 @@ def test_damaged_mark_closes_the_gateway(place: KeyPlace, damage: str) -> None:
 
 
 class Life(RuleBasedStateMachine):
-    """What commands, cleaners and restarts may do in any order, and never opens the gateway."""
+    """Commands, cleaners and restarts in any order, which never open the gateway."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -306,33 +306,13 @@ class Life(RuleBasedStateMachine):
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
+TestLife.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)
 
 
-def test_mark_comes_back_into_a_replaced_runtime_folder(place: KeyPlace) -> None:
-    made(place, "a")
-    keys = Keys(place)
-    keys.look()
-    shutil.rmtree(place.mark.parent)
-    keys.look()
-    assert not place.mark.parent.exists(), "that is the daemon's to make"
-    place.mark.parent.mkdir()
-    keys.look()
-    assert read_mark(place.mark)
-
-
-def test_other_keys_count_while_one_is_made(place: KeyPlace) -> None:
-    key = made(place, "first")
-    keys = Keys(place)
-    names = [f"k{n}" for n in range(50)]
-    writer = threading.Thread(target=lambda: [made(place, name) for name in names])
-    writer.start()
-    while writer.is_alive():
-        keys.look()
-        assert keys.caller(bearer(key)).account == "first"
-        with pytest.raises(Failure):
-            keys.caller([])
-    writer.join()
+def is_let_in(keys: Keys, key: str) -> bool:
+    with suppress(Failure):
+        return keys.caller(bearer(key)).has_key
+    return False
 
 
 def test_disk_that_does_not_answer_closes_the_gateway(
@@ -352,7 +332,7 @@ def test_disk_that_does_not_answer_closes_the_gateway(
     monkeypatch.setattr(keys_module, "read_key_file", read)
     assert is_asked.wait(TIMEOUT_S)
     seconds = 0.0
-    while is_let_in(keys, key):
+    while is_let_in(keys, key) and seconds < 60.0:
         keys.pulse()  # of the event loop
         seconds += BEAT_S
     assert 3.0 <= seconds <= 8.0
@@ -361,12 +341,6 @@ def test_disk_that_does_not_answer_closes_the_gateway(
     assert caught.value.code == "keys_unusable"
     answers.set()
     eventually(lambda: is_let_in(keys, key))
-
-
-def is_let_in(keys: Keys, key: str) -> bool:
-    with suppress(Failure):
-        return keys.caller(bearer(key)).has_key
-    return False
 
 
 def test_unusable_file_is_logged_and_not_told_to_clients(
@@ -391,7 +365,7 @@ def test_unusable_file_is_logged_and_not_told_to_clients(
 
 def test_request_belongs_to_the_account_of_its_key(place: KeyPlace) -> None:
     key = made(place, "laptop", account="alice")
-    daemon = PlayedDaemon([delta("a"), result("a")], [delta("a"), result("a")])
+    daemon = PlayedDaemon(ANSWER, ANSWER)
     site = Site(daemon, keys=Keys(place))
     assert ask(site, CHAT, "POST", BODY, x_api_key=key).status == 200
     turn_off(place)
@@ -409,33 +383,27 @@ def test_required_keys_allow_any_host(place: KeyPlace, host: str) -> None:
     assert ask(loopback, host=host, x_api_key=key).status == (200 if host == "localhost" else 403)
 
 
-@pytest.mark.parametrize("path_of", [CHAT, "/v1/completions"])
-@pytest.mark.parametrize(
-    "field",
-    [
-        {"keep_alive": 0}, {"keep_alive": "-1m"}, {"ttl": -1}, {"keep_alive": 0.001},
-        {"ttl": 59.9}, {"keep_alive": "25h"},
-    ],
-)  # fmt: skip
-def test_keep_alive_out_of_bounds_needs_an_operator(
-    place: KeyPlace, path_of: str, field: dict[str, Any]
-) -> None:
+OUT_OF_BOUNDS: list[dict[str, Any]] = [
+    {"keep_alive": 0}, {"keep_alive": "-1m"}, {"ttl": -1}, {"keep_alive": 0.001}, {"ttl": 59.9},
+    {"keep_alive": "25h"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+def test_keep_alive_out_of_bounds_needs_an_operator(place: KeyPlace, path: str) -> None:
     user, operator = made(place, "user"), made(place, "admin", is_operator=True)
-    whole: list[Item] = [delta("a"), result("a")]
-    daemon = PlayedDaemon(*[whole] * 5)
+    daemon = PlayedDaemon(*[ANSWER] * 16)
     site = Site(daemon, keys=Keys(place))
-    body = {"model": "m", "messages": BODY["messages"]} if path_of == CHAT else {
-        "model": "m", "prompt": "hi"
-    }  # fmt: skip
-    refused = ask(site, path_of, "POST", body | field, x_api_key=user)
-    assert (refused.status, refused.error["code"]) == (403, "operator_only")
-    assert refused.error["param"] == "keep_alive"
-    assert "mlxsup key new NAME --operator" in refused.error["message"]
+    body = BODY if path == CHAT else {"model": "m", "prompt": "hi"}
+    for field in OUT_OF_BOUNDS:
+        refused = ask(site, path, "POST", body | field, x_api_key=user)
+        assert (refused.status, refused.error["code"]) == (403, "operator_only")
+        assert refused.error["param"] == "keep_alive"
+        assert "mlxsup key new NAME --operator" in refused.error["message"]
     assert daemon.asked == []
-    for allowed in ("1m", 24 * 3600):
-        response = ask(site, path_of, "POST", body | {"keep_alive": allowed}, x_api_key=user)
-        assert response.status == 200
-    assert ask(site, path_of, "POST", body, x_api_key=user).status == 200
-    assert ask(site, path_of, "POST", body | field, x_api_key=operator).status == 200
+    for allowed in ({}, {"keep_alive": "1m"}, {"keep_alive": 24 * 3600}):
+        assert ask(site, path, "POST", body | allowed, x_api_key=user).status == 200
+    assert ask(site, path, "POST", body | OUT_OF_BOUNDS[0], x_api_key=operator).status == 200
     turn_off(place)
-    assert ask(site, path_of, "POST", body | field).status == 200
+    for field in OUT_OF_BOUNDS:
+        assert ask(site, path, "POST", body | field).status == 200

@@ -18,13 +18,8 @@ from support.bad.exposed import DECLARED, Exposed
 from support.gateway.played_gateway import Item, PlayedDaemon, Site, delta, result
 
 CHAT = "/v1/chat/completions"
-
-
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-
-
 TIMES = Timings(queued_s=0.03, prefill_s=0.2, first_token_s=0.3, total_s=1.3)
-
 
 ROW: dict[str, Any] = {
     "name": "m", "aliases": ["n"], "presets": {"warm": {}},
@@ -39,7 +34,6 @@ ROW: dict[str, Any] = {
     "phase": "decode", "phase_s": 0.25,
     **{f"{kind}_bytes": number for number, kind in enumerate(MEMORY_KINDS)},
 }  # fmt: skip
-
 
 STATUS: dict[str, Any] = {
     "version": "1.2", "uptime_s": 60.0, "models": [ROW],
@@ -65,7 +59,7 @@ async def scraped(site: Site) -> Exposed:
 
 
 def after(*answers: list[Item], **fields: Any) -> Exposed:
-    """What is exposed after one chat for each answer."""
+    """Return the metrics after one chat for each answer."""
     daemon = Daemon(*answers)
     site = Site(daemon)
 
@@ -121,16 +115,13 @@ def test_errors_are_counted_by_their_code() -> None:
 
 
 def test_reader_that_leaves_is_a_cancelled_answer() -> None:
-    daemon = Daemon(answer(), [delta("a"), asyncio.Event()])
-    site = Site(daemon)
+    site = Site(Daemon(answer(), [delta("a"), asyncio.Event()]))
 
     async def run() -> Exposed:
         await site.ask("POST", CHAT, BODY)
         leaves = asyncio.Event()
-        body = {**BODY, "stream": True}
-        await site.ask(
-            "POST", CHAT, body, until=leaves.wait(), on_sent=lambda response: leaves.set()
-        )
+        streamed = {**BODY, "stream": True}
+        await site.ask("POST", CHAT, streamed, until=leaves.wait(), on_sent=lambda _: leaves.set())
         return await scraped(site)
 
     seen = asyncio.run(run())
@@ -179,9 +170,7 @@ def test_label_of_a_model_is_its_name(name: str, path: str) -> None:
         assert seen.labels(metric, "model") == {"m"}
 
 
-def test_name_of_a_reload_is_known_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_name_of_a_reload_is_known_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     site = Site(Daemon([error(ErrorCode.OVERLOADED)]))
 
     async def run() -> Exposed:

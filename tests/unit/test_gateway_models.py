@@ -24,18 +24,12 @@ from support.daemon.played_events import Item
 from support.gateway.played_gateway import PlayedDaemon, Response, Site, delta, refused, result
 
 CHAT = "/v1/chat/completions"
-
-
 MESSAGES = [{"role": "user", "content": "hi"}]
-
-
 WARM: dict[str, Any] = {
     "temperature": 0.8,
     "max_tokens": 7,
     "chat_template_kwargs": {"enable_thinking": True, "mood": "good"},
 }
-
-
 NAMES = (("claude-*", "m:warm"), ("gpt-4*", "m"), ("a.c*e", "m:warm"), ("*", "n"))
 
 
@@ -53,15 +47,37 @@ def asked(path: str, names: Any = (), **body: Any) -> tuple[Response, dict[str, 
     return response, daemon.asked[0]
 
 
-def test_preset_fills_in_what_the_request_leaves_out() -> None:
-    response, request = asked(CHAT, model="m:warm", messages=MESSAGES, max_tokens=3)
-    assert request["model"] == "m"
-    assert (request["temperature"], request["max_tokens"]) == (0.8, 3)
-    assert request["chat_template_kwargs"] == WARM["chat_template_kwargs"]
-    assert response.json()["model"] == "m:warm"
-    extra = {"mood": "bad", "reasoning_effort": "low"}
-    _, request = asked(CHAT, model="n:warm", messages=MESSAGES, chat_template_kwargs=extra)
-    assert request["chat_template_kwargs"] == {"enable_thinking": True, **extra}
+MESSAGE: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 3}
+KWARGS = WARM["chat_template_kwargs"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "expected"),
+    [
+        (CHAT, {"messages": MESSAGES, "max_tokens": 3},
+         {"temperature": 0.8, "max_tokens": 3, "chat_template_kwargs": KWARGS}),
+        (CHAT, {"model": "n:warm", "messages": MESSAGES,
+                "chat_template_kwargs": {"mood": "bad", "reasoning_effort": "low"}},
+         {"chat_template_kwargs": {"enable_thinking": True, "mood": "bad",
+                                   "reasoning_effort": "low"}}),
+        ("/v1/responses", {"input": "hi"}, {"temperature": 0.8, "max_tokens": 7}),
+        # A preset beats the default of an API, and a prompt has no template.
+        ("/v1/completions", {"prompt": "hi"}, {"max_tokens": 7, "chat_template_kwargs": None}),
+        ("/v1/completions", {"prompt": "hi", "max_tokens": 3}, {"max_tokens": 3}),
+        ("/v1/completions", {"prompt": "hi", "model": "m"}, {"max_tokens": 16}),
+        # It decides about thinking, unless a message does.
+        ("/v1/messages", MESSAGE, {"temperature": 0.8, "chat_template_kwargs": {
+            "enable_thinking": True, "thinking": False, "mood": "good"}}),
+        ("/v1/messages", {**MESSAGE, "thinking": {"type": "disabled"}},
+         {"chat_template_kwargs": {"enable_thinking": False, "thinking": False, "mood": "good"}}),
+    ],
+)  # fmt: skip
+def test_preset_fills_in_what_the_request_leaves_out(
+    path: str, body: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    response, request = asked(path, **{"model": "m:warm", **body})
+    assert (request["model"], response.json()["model"]) == ("m", body.get("model", "m:warm"))
+    assert {name: request.get(name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(("given", "seeds"), [({}, [5, 6, 7]), ({"seed": 1}, [1, 2, 3])])
@@ -73,43 +89,14 @@ def test_seed_of_a_preset_is_counted_on(given: dict[str, int], seeds: list[int])
     assert [request["seed"] for request in daemon.asked] == seeds
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/responses", {"input": "hi"}),
-        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 3}),
-    ],
-)
-def test_preset_counts_in_every_api(path: str, body: dict[str, Any]) -> None:
-    response, request = asked(path, model="m:warm", **body)
-    assert (request["model"], request["temperature"]) == ("m", 0.8)
-    assert response.json()["model"] == "m:warm"
-
-
-@pytest.mark.parametrize(
-    ("given", "limit"), [({}, 7), ({"max_tokens": 3}, 3), ({"model": "m"}, 16)]
-)
-def test_preset_beats_the_default_of_an_api(given: dict[str, Any], limit: int) -> None:
-    _, request = asked("/v1/completions", **{"model": "m:warm", "prompt": "hi", **given})
-    assert request["max_tokens"] == limit
-    assert "chat_template_kwargs" not in request, "a prompt has no template"
-
-
-def test_preset_decides_about_thinking_unless_a_message_does() -> None:
-    body: dict[str, Any] = {"model": "m:warm", "messages": MESSAGES, "max_tokens": 3}
-    _, request = asked("/v1/messages", **body)
-    assert request["chat_template_kwargs"] == {
-        "enable_thinking": True, "thinking": False, "mood": "good"
-    }  # fmt: skip
-    _, request = asked("/v1/messages", **body, thinking={"type": "disabled"})
-    assert request["chat_template_kwargs"]["enable_thinking"] is False
-
-
-def test_unknown_preset_is_an_unknown_model() -> None:
+def test_unknown_preset_is_an_unknown_model_and_one_without_a_daemon_an_error() -> None:
     daemon = daemon_of([refused("unknown_model")])
     body = {"model": "m:cold", "messages": MESSAGES}
     response = asyncio.run(Site(daemon).ask("POST", CHAT, body))
     assert (response.status, daemon.asked[0]["model"]) == (404, "m:cold")
+    daemon.state = refused("shutting_down")
+    response = asyncio.run(Site(daemon).ask("POST", CHAT, {**body, "model": "m:warm"}))
+    assert (response.status, response.error["code"]) == (503, "shutting_down")
 
 
 def test_presets_are_listed_as_models() -> None:
@@ -137,17 +124,8 @@ def test_looked_up_name_is_answered_with_names_like_it(name: str, advice: str) -
 @pytest.mark.parametrize(
     ("name", "model", "temperature"),
     [
-        ("claude-opus-9", "m", 0.8),
-        ("claude-", "m", 0.8),
-        ("gpt-4o", "m", None),
-        ("a.cde", "m", 0.8),
-        ("a.ce", "m", 0.8),
-        ("abcde", "m", None),
-        ("a.cdef", "m", None),
-        ("else", "m", None),
-        ("m", "m", None),
-        ("m:warm", "m", 0.8),
-        ("n", "m", None),
+        *((name, "m", 0.8) for name in ("claude-opus-9", "claude-", "a.cde", "a.ce", "m:warm")),
+        *((name, "m", None) for name in ("gpt-4o", "abcde", "a.cdef", "else", "m", "n")),
     ],
 )
 def test_first_foreign_name_that_fits_counts(
@@ -191,14 +169,6 @@ def test_status_is_asked_only_for_names_that_may_mean_another(
     assert asyncio.run(looks("m:warm")) == 2
 
 
-def test_preset_without_a_daemon_is_an_error() -> None:
-    daemon = daemon_of()
-    daemon.state = refused("shutting_down")
-    body = {"model": "m:warm", "messages": MESSAGES}
-    response = asyncio.run(Site(daemon).ask("POST", CHAT, body))
-    assert (response.status, response.error["code"]) == (503, "shutting_down")
-
-
 # ---------------------------------------------------------------- events of models
 
 
@@ -207,22 +177,15 @@ def ignore(change: dict[str, Any]) -> None:
 
 
 async def at_once(follower: Follower) -> dict[str, Any]:
-    """What is there for it already; raises TimeoutError if nothing is."""
+    """Return what is there already; raises TimeoutError if nothing is."""
     async with asyncio.timeout(0):
         return await anext(follower)
 
 
 def change(to: str, **more: Any) -> dict[str, Any]:
-    """A change as a daemon tells it."""
-    return {
-        "model": "m",
-        "from": "STOPPED",
-        "to": to,
-        "why": "user",
-        "note": "",
-        "progress": None,
-        **more,
-    }
+    """Return a change as a daemon tells it."""
+    told = {"model": "m", "from": "STOPPED", "to": to, "why": "user", "note": "", "progress": None}
+    return told | more
 
 
 @pytest.mark.parametrize(
@@ -243,25 +206,16 @@ def test_change_has_the_words_of_the_router(given: dict[str, Any], data: dict[st
 
 
 class Followers:
-    """Follow until each has seen enough.
+    """Requests for the events of models, which share one life of the application."""
 
-    Args:
-        count: how many.
-    """
-
-    def __init__(self, count: int = 1) -> None:
+    def __init__(self, count: int) -> None:
         self.count = count
         self.daemon = PlayedDaemon()
         self.site = Site(self.daemon)
         self.are_there = asyncio.Event()
-        self.responses: list[Response] = []
-        self.is_unsubscribed = False
 
     async def follow(self, *items: Item, until: int) -> list[Response]:
-        """What comes for these, until each has that many events, or has been ended.
-
-        Their requests share one life of the application.
-        """
+        """Return what comes for these, once each has that many events, or was ended."""
         told = asyncio.create_task(self._tell(items))
         waiting = self.count
 
@@ -282,10 +236,9 @@ class Followers:
             )
 
         async with self.site.life():
-            self.responses = list(await asyncio.gather(*(one() for _ in range(self.count))))
-        self.is_unsubscribed = self.daemon.subscriptions[0].is_closed
+            responses = list(await asyncio.gather(*(one() for _ in range(self.count))))
         await told
-        return self.responses
+        return responses
 
     async def _tell(self, items: tuple[Item, ...]) -> None:
         await self.are_there.wait()
@@ -293,49 +246,37 @@ class Followers:
             self.daemon.subscriptions[0].items.put_nowait(item)
 
 
-LOADING = change("LOADING", progress={"phase": "spawn", "fraction": 0.0})
-
-
-def statuses(response: Response) -> list[str]:
-    return [event["data"]["status"] for event in response.events()]
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_followers_share_one_subscription(count: int) -> None:
-    followers = Followers(count)
-    responses = asyncio.run(followers.follow(LOADING, change("READY"), until=2))
-    for response in responses:
+def test_followers_share_one_subscription() -> None:
+    followers = Followers(3)
+    loading = change("LOADING", progress={"phase": "spawn", "fraction": 0.0})
+    for response in asyncio.run(followers.follow(loading, change("READY"), until=2)):
         assert response.headers["content-type"].startswith("text/event-stream")
         assert response.comments() == ["changes from now on"]
-        assert statuses(response) == ["loading", "loaded"]
+        assert [one["data"]["status"] for one in response.events()] == ["loading", "loaded"]
         assert not response.is_whole
-    assert len(followers.daemon.subscriptions) == 1
-    assert followers.is_unsubscribed, "at the end of the gateway"
+    (subscription,) = followers.daemon.subscriptions
+    assert subscription.is_closed, "at the end of the gateway"
 
 
-def test_lost_daemon_ends_followers_with_an_error() -> None:
-    lost = ConnectionLost("the daemon is gone", "ipc:///x")
-    for response in asyncio.run(Followers(2).follow(change("READY"), lost, until=9)):
-        assert response.events()[-1]["error"]["code"] == "daemon_lost"
-        assert not response.is_whole
-
-
-def test_ending_gateway_ends_its_followers() -> None:
+@pytest.mark.parametrize("code", ["daemon_lost", "shutting_down"])
+def test_lost_daemon_or_ending_gateway_ends_followers_with_an_error(code: str) -> None:
     followers = Followers(2)
+    lost = [ConnectionLost("the daemon is gone", "ipc:///x")] if code == "daemon_lost" else []
 
     async def until_the_end() -> list[Response]:
-        task = asyncio.create_task(followers.follow(until=9))
+        task = asyncio.create_task(followers.follow(*lost, until=9))
         await followers.are_there.wait()
-        followers.site.gateway.open_answers.cancel()
+        if not lost:
+            followers.site.gateway.open_answers.cancel()
         return await task
 
     for response in asyncio.run(until_the_end()):
-        assert response.events()[-1]["error"]["code"] == "shutting_down"
+        assert response.events()[-1]["error"]["code"] == code
         assert not response.is_whole
 
 
 class Listed(OpenAnswers):
-    """Knows what is under way now."""
+    """Answers that are listed while they are under way."""
 
     def __init__(self) -> None:
         super().__init__(Meter())
@@ -379,9 +320,7 @@ def test_followers_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
-def test_slow_follower_is_cut_off_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_slow_follower_is_cut_off_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_CHANGES_BEHIND", 3)
 
     async def run() -> None:
@@ -403,29 +342,18 @@ def test_slow_follower_is_cut_off_alone(
     asyncio.run(run())
 
 
-def test_follower_of_a_lost_daemon_is_told() -> None:
-    async def run() -> None:
-        daemon = PlayedDaemon()
-        changes = Changes(ignore)
-        async with changes.watching(cast(AsyncClient, daemon)):
-            early = changes.follow()
-            await asyncio.sleep(0)
-            lost = ConnectionLost("the daemon is gone", "ipc:///x")
-            daemon.subscriptions[0].items.put_nowait(lost)
-            for follower in (early, changes.follow()):
-                with pytest.raises(Failure) as caught:
-                    await anext(follower)
-                assert caught.value.code == "daemon_lost"
-            with pytest.raises(Failure):
-                await at_once(changes.follow())
-
-    asyncio.run(run())
+LOST = ConnectionLost("the daemon is silent", "ipc:///x")
+BEHIND = RequestError(ErrorCode.SLOW_CONSUMER, "not read in time")
 
 
-def test_daemon_in_reach_again_is_followed_again(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("end", "code"), [(LOST, "daemon_lost"), (BEHIND, "slow_consumer")], ids=["lost", "behind"]
+)
+def test_gateway_follows_again_after_each_end(
+    end: Exception, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "FOLLOW_AGAIN_S", 0.0)
+    # A gateway that fell behind subscribes again at once.
+    monkeypatch.setattr(limits, "FOLLOW_AGAIN_S", 0.0 if end is LOST else 1e9)
 
     async def run() -> None:
         daemon, seen = PlayedDaemon(), list[dict[str, Any]]()
@@ -434,36 +362,32 @@ def test_daemon_in_reach_again_is_followed_again(
             for _ in range(2):
                 told = await daemon.opened.get()
                 follower = changes.follow()
-                told.items.put_nowait(ConnectionLost("the daemon is silent", "ipc:///x"))
-                with pytest.raises(Failure):
+                told.items.put_nowait(end)
+                with pytest.raises(Failure) as caught:
                     await anext(follower)
+                assert caught.value.code == code
             told = await daemon.opened.get()
             follower = changes.follow()
             told.items.put_nowait({"number": 1})
             assert await anext(follower) == {"number": 1}
             assert seen == [{"number": 1}]
+            assert all(one.is_closed for one in daemon.subscriptions[:-1])
 
     asyncio.run(asyncio.wait_for(run(), 60))
 
 
-def test_gateway_that_fell_behind_subscribes_again() -> None:
+def test_follower_that_comes_after_the_loss_is_told_at_once() -> None:
     async def run() -> None:
-        daemon, seen = PlayedDaemon(), list[dict[str, Any]]()
-        changes = Changes(seen.append)
+        daemon = PlayedDaemon()
+        changes = Changes(ignore)
         async with changes.watching(cast(AsyncClient, daemon)):
             early = changes.follow()
             await asyncio.sleep(0)
-            behind = RequestError(ErrorCode.SLOW_CONSUMER, "not read in time")
-            daemon.subscriptions[0].items.put_nowait(behind)
-            with pytest.raises(Failure) as caught:
+            daemon.subscriptions[0].items.put_nowait(LOST)
+            with pytest.raises(Failure):
                 await anext(early)
-            assert caught.value.code == "slow_consumer"
-            late = changes.follow()
-            await asyncio.sleep(0)
-            [first, second] = daemon.subscriptions
-            assert first.is_closed
-            second.items.put_nowait({"number": 1})
-            assert await anext(late) == {"number": 1}
-            assert seen == [{"number": 1}]
+            with pytest.raises(Failure) as caught:
+                await at_once(changes.follow())
+            assert caught.value.code == "daemon_lost"
 
     asyncio.run(run())

@@ -19,8 +19,6 @@ from support.eventually import TIMEOUT_S
 from support.gateway.played_gateway import PlayedDaemon, Response, Site
 
 TEXTS = {path.name: path.read_text() for path in sorted(FILES.iterdir()) if path.is_file()}
-
-
 NOT_LOADED = {"http://www.w3.org/2000/svg"}
 
 
@@ -94,7 +92,7 @@ def test_state_is_shown_to_the_page() -> None:
 
 
 class BusyDaemon(PlayedDaemon):
-    """One that does not answer at first.
+    """A daemon that does not answer at first.
 
     Attributes:
         looks: how often its status was asked for.
@@ -121,9 +119,7 @@ class BusyDaemon(PlayedDaemon):
                 await asyncio.sleep(0)
 
 
-def test_crashes_are_noted_again_once_the_daemon_is_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_crashes_are_noted_again_once_the_daemon_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "FOLLOW_AGAIN_S", 0.0)
     daemon = BusyDaemon()
     site = Site(daemon)

@@ -9,23 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
+from mlxsup.client import RequestError
 from mlxsup.client.api import ClientBase
 from mlxsup.client.streams import OnNotice
 from mlxsup.protocol.body import INPUTS, RESERVED_TEMPLATE_NAMES, RequestBody
 from mlxsup.protocol.client_messages import CLIENT_MESSAGES, Generate
-from mlxsup.protocol.codec import (
-    Decoder,
-    decode_body,
-    encode_body,
-)
+from mlxsup.protocol.codec import Decoder, decode_body, encode_body
 from mlxsup.protocol.errors import ErrorCode, RemoteError, invalid
 from mlxsup.protocol.ids import RequestId, RequestKey
-from mlxsup.protocol.parameters import (
-    NUMBERS,
-    SAMPLING,
-    NumberParameter,
-    Sampling,
-)
+from mlxsup.protocol.parameters import NUMBERS, SAMPLING, NumberParameter, Sampling
 from mlxsup.worker.engine import EngineFacts, Prompt
 from mlxsup.worker.engines.fake.text import FakeTextCodec
 from mlxsup.worker.rows import acceptance, plan_row, tools_warnings
@@ -164,24 +156,26 @@ WRONG: list[dict[str, Any]] = [
     {"prompt": "p", "seed": 2**63},
     {"prompt": "p", "top_p": 0},
     {"prompt": "p", "xtc_threshold": 0.51},
-]
+    {"prompt": "p", "tool_choice": "required"},
+    {"prompt": "p", "tool_choice": {"type": "function"}},
+    {"prompt": "p", "tool_choice": "c" * 50},
+    {"prompt": "p", "logit_bias": {"c" * 50: 1.0}},
+    {"messages": [{"role": "user", "content": "x"}],
+     "chat_template_kwargs": dict.fromkeys((*sorted(RESERVED_TEMPLATE_NAMES), "other"), 1)},
+]  # fmt: skip
 
 
 def test_smallest_wrong_values_are_refused_by_name_C7(snapshot: SnapshotAssertion) -> None:
     assert {shown(values): refusal(**values) for values in WRONG} == snapshot
+    named = {name for values in WRONG for name in values} | NUMBERS.keys()
+    assert named >= {*BODY_FIELDS, *INPUTS}, "each parameter has a case"
 
 
-def test_names_that_a_template_is_given_anyway_are_refused_C7() -> None:
-    said = refusal(
-        messages=[{"role": "user", "content": "x"}],
-        chat_template_kwargs=dict.fromkeys((*RESERVED_TEMPLATE_NAMES, "other"), 1),
-    )
-    assert said == (
-        "chat_template_kwargs takes names that are not mlxsup's own, not add_generation_prompt,"
-        " chat_template, continue_final_message, conversation, max_length, messages, padding,"
-        " return_assistant_tokens_mask, return_dict, return_tensors, tokenize, tokenizer_kwargs,"
-        " tools, truncation"
-    )
+@pytest.mark.parametrize("values", WRONG, ids=lambda values: shown(values)[:40])
+def test_client_raises_the_same_error_before_it_sends_C7(values: dict[str, Any]) -> None:
+    with pytest.raises(RequestError) as caught:
+        EncodingClient("ipc:///unused").generate("m", **values)
+    assert (caught.value.code, caught.value.message) == ("invalid_request", refusal(**values))
 
 
 def test_refusal_shows_numbers_and_kinds_and_no_text() -> None:
@@ -190,20 +184,6 @@ def test_refusal_shows_numbers_and_kinds_and_no_text() -> None:
     assert said == ["1.5", "None", "True", "text", "a list", "a map", "bytes", "a tuple"]
     assert invalid("x", "y", 10**60).message == "x takes y, not 1" + 39 * "0"
     assert invalid("x", "y").detail == {"parameter": "x", "expected": "y"}
-
-
-def test_long_words_are_shown_shortened_to_forty_characters() -> None:
-    for name, value in (("tool_choice", "c" * 50), ("logit_bias", {"c" * 50: 1.0})):
-        assert refusal(prompt="p", **{name: value}).endswith(", not '" + "c" * 39)
-
-
-def test_tool_choice_names_its_values() -> None:
-    expected = (
-        'tool_choice takes "auto", "none", "required", {"type": "function", "function": {"name":'
-        ' …}} or {"type": "allowed_tools", "allowed_tools": {"mode": …, "tools": […]}}, not '
-    )
-    assert refusal(prompt="p", tool_choice="maybe") == f"{expected}'maybe'"
-    assert refusal(prompt="p", tool_choice={"type": "function"}) == f"{expected}a map"
 
 
 def test_accepted_request_keeps_all_but_input_and_seed() -> None:
@@ -230,7 +210,6 @@ BODY_FIELDS = [
     *(name for name in RequestBody.__dataclass_fields__ if name not in (*INPUTS, "sampling")),
     *SAMPLING,
 ]
-
 
 KNOWN = sorted({*BODY_FIELDS, *INPUTS})
 

@@ -75,8 +75,6 @@ def test_all_lines_come_oldest_first_out_of_the_rotated_files(log: Path) -> None
 
 
 STARTED = "2026-01-01T00:00:00.000Z INFO it is loaded"
-
-
 FIRST, SECOND = (generation_header(number, 7, "2026-01-01T00:00:00Z") for number in (1, 2))
 
 
@@ -126,7 +124,8 @@ def test_follower_begins_at_the_end_and_says_where(log: Path) -> None:
     follower = FollowedFile(log)
     with log.open("a") as file:
         file.write("c\n")
-    assert tail(log, 10, end=follower.start) == ["a", "b"]
+    log.with_name("m.log.1").write_text("longer than the newest\n")
+    assert tail(log, 10, end=follower.start) == ["longer than the newest", "a", "b"]
     assert list(follower.read_lines()) == ["c"]
     follower.close()
 

@@ -190,9 +190,7 @@ def test_file_that_cannot_be_read_or_written_is_named(place: KeyPlace, path: Pat
 # ---------------------------------------------------------------- what remembers that keys count
 
 
-def test_each_configuration_has_its_file_of_keys(
-    tmp_path: Path,
-) -> None:
+def test_each_configuration_has_its_file_of_keys(tmp_path: Path) -> None:
     one, other = tmp_path / "a.toml", tmp_path / "b.toml"
     one.touch()
     link = tmp_path / "links" / "c.toml"
@@ -233,9 +231,7 @@ def test_keys_are_remembered_until_they_are_turned_off(place: KeyPlace) -> None:
     assert not have_been_made(place)
 
 
-def test_lost_mark_is_written_again(
-    place: KeyPlace,
-) -> None:
+def test_lost_mark_is_written_again(place: KeyPlace) -> None:
     made(place, "a")
     place.mark.unlink()
     remember(place)

@@ -8,13 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlxsup.client import Client
-from mlxsup.protocol.places import (
-    Place,
-    UnreadableConfigError,
-    find_config,
-    find_place,
-    log_dir_of,
-)
+from mlxsup.protocol.places import Place, UnreadableConfigError, find_config, find_place, log_dir_of
 
 from support.daemon.played_daemon import short_folder
 

@@ -1,4 +1,4 @@
-"""What processes are started with: launches of workers, gateways and downloads, and reports."""
+"""Launches of workers, gateways and downloads, and the reports of downloads."""
 
 from __future__ import annotations
 
@@ -29,13 +29,9 @@ from mlxsup.protocol.gateway import (
     is_local_origin,
     is_loopback,
 )
-from mlxsup.protocol.ids import (
-    Generation,
-    ModelName,
-)
+from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.launch import (
     MAX_LAUNCH_SPEC_BYTES,
-    PERMANENT_EXITS,
     LaunchSettings,
     LaunchSpec,
     worker_argv,
@@ -89,10 +85,6 @@ def test_processes_start_without_the_working_folder() -> None:
     assert gateway_argv("py") == ["py", "-P", "-m", "mlxsup.gateway"]
     assert download_argv("py") == ["py", "-P", "-m", "mlxsup.downloader"]
     assert download_argv()[0] == sys.executable
-
-
-def test_exits_that_cannot_heal() -> None:
-    assert {int(code) for code in PERMANENT_EXITS} == {64, 65, 66, 69}
 
 
 # ---------------------------------------------------------------- the gateway
@@ -259,9 +251,7 @@ WAITS = {DownloadProblem.NETWORK: "the network", DownloadProblem.RATE_LIMITED: "
 
 
 @pytest.mark.parametrize("problem", DownloadProblem)
-def test_outages_and_faults_of_a_download_pass(
-    problem: DownloadProblem,
-) -> None:
+def test_outages_and_faults_of_a_download_pass(problem: DownloadProblem) -> None:
     failed = DownloadFailed(problem=problem, message="m")
     assert failed.waits_for == WAITS.get(problem, "")
     assert failed.is_passing is (problem in WAITS or problem is DownloadProblem.INTERNAL)

@@ -1,41 +1,21 @@
-"""The daemon that bad input is sent to, and the stream next to it, which must not change."""
+"""A stream beside bad input, which must not change."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 from mlxsup.client import Client
 from mlxsup.protocol.states import FinishReason
 from mlxsup.worker.engines.fake.text import answer_tokens, encode_text
 
-from support.bad.input import MODEL, SMALL, SMALL_CONTEXT
+from support.bad.input import MODEL
 from support.client.streams import Reader
-from support.daemon.daemon import Daemon, fake
+from support.daemon.daemon import Daemon
 from support.eventually import eventually
 
 LIVE_PROMPT = "the stream that must not change"
-
-AnyDaemon = TypeVar("AnyDaemon", bound=Daemon)
-
-
-@contextmanager
-def large_and_small(kind: type[AnyDaemon]) -> Iterator[AnyDaemon]:
-    """A daemon with two loaded models, one with a long context and one with a short one.
-
-    Args:
-        kind: with a gateway, or without one.
-    """
-    models = {
-        MODEL: fake(fake={"step_s": 0.004, "context_length": 10_000_000}),
-        SMALL: fake(context_length=SMALL_CONTEXT),
-    }
-    with kind(models) as running:
-        with running.client() as client:
-            client.load(MODEL)
-            client.load(SMALL)
-        yield running
 
 
 @contextmanager
@@ -57,7 +37,7 @@ def undisturbed(daemon: Daemon) -> Iterator[Reader]:
 
 
 def facts(client: Client) -> dict[str, Any]:
-    """What no bad input may change: the models, their processes, the gateway's, what is open."""
+    """Return all that no bad input may change: models, processes and open requests."""
     status = client.status()
     kept = ("name", "state", "wanted", "generation", "pid", "restarts", "running", "queued")
     rows = [{key: model[key] for key in kept} for model in status["models"]]

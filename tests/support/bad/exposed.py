@@ -1,4 +1,4 @@
-"""What a gateway exposes to Prometheus, read with Prometheus's own parser."""
+"""The metrics of a gateway, read with Prometheus's own parser."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Exposed:
 
 
 def names_of(metric: Metric) -> Iterator[str]:
-    """What its samples are called."""
+    """Return the names of its samples."""
     if metric.kind == HISTOGRAM:
         yield from (f"{metric.name}_{ending}" for ending in ("bucket", "sum", "count"))
     else:

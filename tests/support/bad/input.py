@@ -1,6 +1,7 @@
-"""Bad frames, headers and requests with the error that each gets, as data.
+"""Bad frames, headers, bodies and requests with the error that each gets, as data.
 
-tests/integration/test_bad_input.py sends each of these to a real daemon.
+tests/integration/test_bad_input.py sends each of these to a real daemon. What is wrong with a
+parameter is a table of tests/unit/test_protocol_bodies.py.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any, get_type_hints
 import msgpack
 
 from mlxsup.protocol.client_messages import CLIENT_MESSAGES, Generate
-from mlxsup.protocol.codec import MAX_HEADER_BYTES
+from mlxsup.protocol.codec import MAX_BODY_BYTES, MAX_HEADER_BYTES
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.version import PROTOCOL_VERSION
@@ -47,50 +48,19 @@ class BadInput:
     id: str = "x"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BadBody:
-    """A body that no request can have.
-
-    Attributes:
-        name: what is wrong with it.
-        body: a map of parameters, or the frame itself.
-        code, words: as in `BadInput`.
-        model: whom it is sent to.
-        is_known_to_client: whether the Python client refuses the same map with the same error,
-            before it sends anything.
-    """
-
-    name: str
-    body: dict[str, Any] | bytes
-    words: str
-    code: ErrorCode = ErrorCode.INVALID_REQUEST
-    model: str = MODEL
-    is_known_to_client: bool = False
-
-    def as_input(self) -> BadInput:
-        """What a raw client sends."""
-        frame = self.body if isinstance(self.body, bytes) else pack(self.body)
-        return BadInput(
-            name=self.name,
-            sends=(generate(frame, model=self.model),),
-            code=self.code,
-            words=self.words,
-        )
-
-
 def pack(value: object) -> bytes:
-    """msgpack, also of what no client would make."""
+    """Return msgpack, also of what no client would make."""
     packed: bytes = msgpack.packb(value, unicode_errors="surrogatepass")
     return packed
 
 
 def header(kind: str, **values: Any) -> bytes:
-    """A header frame; `id` is x unless it is given."""
+    """Return a header frame; `id` is x unless it is given."""
     return pack({"type": kind, "id": "x", **values})
 
 
 def generate(body: bytes, /, **values: Any) -> Frames:
-    """A `generate` message for `MODEL`, with this body."""
+    """Return a `generate` message for `MODEL`, with this body."""
     return [header("generate", **{"model": MODEL, **values}), body]
 
 
@@ -101,8 +71,12 @@ HELLO_BODY = pack({"prompt": "hello", "max_tokens": 1})
 _PING = {"type": "ping", "id": "x"}
 
 
-def _frames(name: str, frames: Frames, words: str, id: str = "") -> BadInput:
-    return BadInput(name=name, sends=(frames,), words=words, id=id)
+def _sent(name: str, frames: Frames, words: str, **more: Any) -> BadInput:
+    return BadInput(name=name, sends=(frames,), words=words, **more)
+
+
+def _frames(name: str, frames: Frames, words: str) -> BadInput:
+    return _sent(name, frames, words, id="")
 
 
 FRAMES = (
@@ -130,34 +104,23 @@ FRAMES = (
 # ---------------------------------------------------------------- headers
 
 
-def _headers(name: str, frames: Frames, words: str, **more: Any) -> BadInput:
-    return BadInput(name=name, sends=(frames,), words=words, **more)
-
-
 def _unlike(hint: object) -> int | str:
-    """A value that the field does not take."""
+    """Return a value that the field does not take."""
     return 1 if hint in (bool, str) or str in getattr(hint, "__args__", ()) else "text"
 
 
 def _wrong_types() -> list[BadInput]:
-    """Each field of each message of a client, with a value of another type."""
+    """Return each field of each message of a client with a value of another type."""
     cases = []
     for cls in CLIENT_MESSAGES:
         hints = get_type_hints(cls)
         body = [HELLO_BODY] if cls is Generate else []
-        for field in fields(cls):
-            if field.name in ("id", "v", "body"):
-                continue
-            is_name = getattr(hints[field.name], "__supertype__", None) is str
-            value = 1 if is_name else _unlike(hints[field.name])
-            values = {**_required(cls), field.name: value}
-            cases.append(
-                _headers(
-                    f"`{cls.TYPE}` with `{field.name}` of another type",
-                    [header(cls.TYPE, **values), *body],
-                    f"{field.name} takes",
-                )
-            )
+        for name in sorted({field.name for field in fields(cls)} - {"id", "v", "body"}):
+            is_name = getattr(hints[name], "__supertype__", None) is str
+            value = 1 if is_name else _unlike(hints[name])
+            frames = [header(cls.TYPE, **_required(cls) | {name: value}), *body]
+            what = f"`{cls.TYPE}` with `{name}` of another type"
+            cases.append(_sent(what, frames, f"{name} takes"))
     return cases
 
 
@@ -167,72 +130,68 @@ def _required(cls: type[Message]) -> dict[str, Any]:
 
 
 def _seconds(name: str) -> list[BadInput]:
-    """A time limit that is no time."""
+    """Return time limits that are no times."""
+    values = (
+        (-1.0, "seconds"),
+        (float("nan"), "a finite number"),
+        (float("inf"), "a finite number"),
+    )
     return [
-        _headers(
-            f"`{name}` below 0", generate(HELLO_BODY, **{name: -1.0}), f"{name} takes seconds"
-        ),
-        _headers(
-            f"`{name}` not a number (NaN)",
-            generate(HELLO_BODY, **{name: float("nan")}),
-            f"{name} takes a finite number",
-        ),
-        _headers(
-            f"`{name}` infinite",
-            generate(HELLO_BODY, **{name: float("inf")}),
-            f"{name} takes a finite number",
-        ),
+        _sent(
+            f"`{name}` of {value}", generate(HELLO_BODY, **{name: value}), f"{name} takes {words}"
+        )
+        for value, words in values
     ]
 
 
 CONFIGURATION_KEYS = ("path", "repo", "engine", "fake", "context_length", "aliases", "adapter")
-"""What only the configuration may say of a model (H10)."""
+"""Keys of a model that only the configuration may set (H10)."""
 
 HEADERS = (
-    _headers("no type", [pack({"id": "x"})], "unknown type"),
-    _headers("an unknown type", [header("pong")], "known are attach, cancel, cancel_request"),
-    _headers("a type that is no text", [pack({"type": ["ping"], "id": "x"})], "unknown type"),
-    _headers("a message of the supervisor", [header("done", seq=0)], "unknown type 'done'"),
-    _headers("a message of the worker link", [header("dispatch", key=1), b""], "unknown type"),
-    _headers("no id", [pack({"type": "ping"})], "the field id is missing", id=""),
-    _headers("an empty id", [pack({"type": "ping", "id": ""})], "text of 1 to 128", id=""),
-    _headers("an id that is no text", [pack({"type": "ping", "id": 5})], "id takes text", id=""),
-    _headers("an id over 128 characters", [pack({"type": "ping", "id": "x" * 129})],
+    _sent("no type", [pack({"id": "x"})], "unknown type"),
+    _sent("an unknown type", [header("pong")], "known are attach, cancel, cancel_request"),
+    _sent("a type that is no text", [pack({"type": ["ping"], "id": "x"})], "unknown type"),
+    _sent("a message of the supervisor", [header("done", seq=0)], "unknown type 'done'"),
+    _sent("a message of the worker link", [header("dispatch", key=1), b""], "unknown type"),
+    _sent("no id", [pack({"type": "ping"})], "the field id is missing", id=""),
+    _sent("an empty id", [pack({"type": "ping", "id": ""})], "text of 1 to 128", id=""),
+    _sent("an id that is no text", [pack({"type": "ping", "id": 5})], "id takes text", id=""),
+    _sent("an id over 128 characters", [pack({"type": "ping", "id": "x" * 129})],
              "id takes text of at most 128", id=""),
-    _headers("another protocol version", [header("ping", v=PROTOCOL_VERSION + 98)],
+    _sent("another protocol version", [header("ping", v=PROTOCOL_VERSION + 98)],
              f"speaks protocol version {PROTOCOL_VERSION}, not {PROTOCOL_VERSION + 98}",
              code=ErrorCode.UNSUPPORTED_VERSION),
-    _headers("a version that is no number", [header("ping", v="one")],
+    _sent("a version that is no number", [header("ping", v="one")],
              f"speaks protocol version {PROTOCOL_VERSION}, not one",
              code=ErrorCode.UNSUPPORTED_VERSION),
-    _headers("a missing field", [header("load")], "the field model is missing"),
-    _headers("an unknown field", [header("ping", colour=1)], "unknown field colour; known are"),
-    _headers("an empty model name", [header("load", model="")], "text of 1 to 128 characters"),
-    _headers("a model name over 128 characters", [header("load", model="y" * 129)],
+    _sent("a missing field", [header("load")], "the field model is missing"),
+    _sent("an unknown field", [header("ping", colour=1)], "unknown field colour; known are"),
+    _sent("an empty model name", [header("load", model="")], "text of 1 to 128 characters"),
+    _sent("a model name over 128 characters", [header("load", model="y" * 129)],
              "text of 1 to 128 characters"),
-    _headers("a second frame where none belongs", [pack(_PING), b"\x80"], "ping takes one frame"),
-    _headers("`generate` without a body", generate(HELLO_BODY)[:1], "takes two frames"),
-    _headers("`generate` with its body in the header", generate(HELLO_BODY, body=b"\x80"),
+    _sent("a second frame where none belongs", [pack(_PING), b"\x80"], "ping takes one frame"),
+    _sent("`generate` without a body", generate(HELLO_BODY)[:1], "takes two frames"),
+    _sent("`generate` with its body in the header", generate(HELLO_BODY, body=b"\x80"),
              "takes two frames"),
     *_wrong_types(),
     *_seconds("timeout_s"), *_seconds("queue_timeout_s"), *_seconds("first_token_timeout_s"),
-    _headers("`generate` with a `keep_alive` below 0 that is not -1",
+    _sent("`generate` with a `keep_alive` below 0 that is not -1",
              [header("generate", model=MODEL, keep_alive=-2), HELLO_BODY],
              "keep_alive takes seconds from 0 up, or -1 for ever, not -2"),
-    _headers("`load` with a `keep_alive` of 0", [header("load", model=MODEL, keep_alive=0)],
+    _sent("`load` with a `keep_alive` of 0", [header("load", model=MODEL, keep_alive=0)],
              "keep_alive takes seconds above 0, or -1 for ever, not 0"),
-    _headers("`load` with a `context_length` below 0",
+    _sent("`load` with a `context_length` below 0",
              [header("load", model=MODEL, context_length=-1)],
              "context_length takes an integer from 0 to 2147483647, not -1"),
-    _headers("`load` with `dry_run` and a `context_length`",
+    _sent("`load` with `dry_run` and a `context_length`",
              [header("load", model=MODEL, dry_run=True, context_length=9)],
              "what a load as configured would lead to: leave context_length out"),
-    _headers("`log_level` with a word that is no level", [header("log_level", level="loud")],
+    _sent("`log_level` with a word that is no level", [header("log_level", level="loud")],
              "level takes one of debug, info, warning, error, not 'loud'"),
-    _headers("`stop` with `timeout_s` below 0", [header("stop", timeout_s=-1)],
+    _sent("`stop` with `timeout_s` below 0", [header("stop", timeout_s=-1)],
              "timeout_s takes seconds from 0"),
     *(
-        _headers(f"`generate` with the configuration's key `{key}` in its header",
+        _sent(f"`generate` with the configuration's key `{key}` in its header",
                  generate(HELLO_BODY, **{key: "/models/other"}), f"unknown field {key}")
         for key in CONFIGURATION_KEYS
     ),
@@ -245,7 +204,7 @@ _LONG = pack({"prompt": "[[fault slow=0.02]]"})
 
 REQUESTS = (
     *(
-        _headers(f"`{kind}` of {what}", [header(kind, model=name), *body],
+        _sent(f"`{kind}` of {what}", [header(kind, model=name), *body],
                  f"no model is called {name!r}; configured: {MODEL}, {SMALL}", code=_UNKNOWN)
         for kind, body in (("generate", [HELLO_BODY]), ("load", []), ("unload", []),
                            ("restart", []))
@@ -255,15 +214,69 @@ REQUESTS = (
             ("a model by the name of a repository", "mlx-community/other"),
         )
     ),
-    _headers("`prioritize` of an id that no open request has",
+    _sent("`prioritize` of an id that no open request has",
              [header("prioritize", request="nobody", priority="batch")],
              "no open request has the id 'nobody'"),
     *(
-        _headers(f"`{kind}` of an id that no open request has", [header(kind, request="nobody")],
+        _sent(f"`{kind}` of an id that no open request has", [header(kind, request="nobody")],
                  "no open request has the id 'nobody'")
         for kind in ("pause", "resume", "cancel_request", "attach")
     ),
     BadInput(name="an id that is open on this connection",
              sends=(generate(_LONG), generate(HELLO_BODY)), code=ErrorCode.DUPLICATE_ID,
              words="already has an open request 'x'"),
+)  # fmt: skip
+
+# ---------------------------------------------------------------- bodies
+
+_OVER = ErrorCode.CONTEXT_LENGTH_EXCEEDED
+_NOT_MSGPACK = "the body is not msgpack within the limits"
+
+
+def _body(name: str, body: object, words: str, model: str = MODEL, **more: Any) -> BadInput:
+    frame = body if isinstance(body, bytes) else pack(body)
+    return _sent(name, generate(frame, model=model), words, **more)
+
+
+BODIES = (
+    *(
+        _body(name, body, _NOT_MSGPACK)
+        for name, body in (
+            ("an empty body", b""),
+            ("a body that is no msgpack", b"\xc1\xc1"),
+            ("a body cut short", HELLO_BODY[:-1]),
+            ("bytes after the body", HELLO_BODY + b"\x00"),
+            ("a body of 2000 lists inside each other", b"\x91" * 2000 + b"\xc0"),
+            ("a text that is not UTF-8", b"\x81\xa6prompt\xa2\xff\xfe"),
+        )
+    ),
+    _body("a body that is a list", [1], "body takes a map"),
+    _body("a body over 8 MiB", bytes(MAX_BODY_BYTES + 1), f"at most {MAX_BODY_BYTES} bytes"),
+    _body("an unknown parameter", {"prompt": "a", "colour": 1}, "unknown parameter 'colour'"),
+    *(
+        _body(f"the configuration's key `{key}` in a body", {"prompt": "hello", key: "/models/x"},
+              f"unknown parameter '{key}'")
+        for key in ("model", *CONFIGURATION_KEYS)
+    ),
+    _body("no input", {"max_tokens": 1}, "exactly one of prompt, prompt_tokens and messages"),
+    _body("a parameter outside its range", {"prompt": "hello", "temperature": 10.1},
+          "temperature takes a number from 0 to 10"),
+    _body("`n`", {"prompt": "hello", "n": 2}, "n is not supported: send the request n times"),
+    _body("`prompt_tokens` outside the vocabulary", {"prompt_tokens": [10**6]},
+          "prompt_tokens takes ids below"),
+    _body("`stop_token_ids` outside the vocabulary", {"prompt": "a", "stop_token_ids": [10**6]},
+          "stop_token_ids takes ids below"),
+    _body("`min_tokens` that do not fit into the context",
+          {"prompt": "hello", "min_tokens": SMALL_CONTEXT},
+          f"min_tokens {SMALL_CONTEXT} exceed the context of {SMALL_CONTEXT}", SMALL, code=_OVER),
+    _body("a prompt longer than the context", {"prompt": "y" * SMALL_CONTEXT},
+          f"the prompt has {SMALL_CONTEXT} tokens; the context of {SMALL_CONTEXT}", SMALL,
+          code=_OVER),
+    _body("prompt and `max_tokens` longer than the context",
+          {"prompt": "hello", "max_tokens": SMALL_CONTEXT},
+          f"exceed the context of {SMALL_CONTEXT}; at most {SMALL_CONTEXT - 5} fit", SMALL,
+          code=_OVER),
+    _body("a chat that the model's template cannot render",
+          {"messages": [{"role": "user", "content": "[[tokenize raise]]"}]},
+          "the prompt could not be prepared: KeyError"),
 )  # fmt: skip

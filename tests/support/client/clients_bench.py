@@ -14,13 +14,7 @@ from unittest.mock import patch
 import pytest
 import zmq
 
-from mlxsup.protocol.client_messages import (
-    SUPERVISOR_TO_CLIENT,
-    Alive,
-    Deltas,
-    Done,
-    Generate,
-)
+from mlxsup.protocol.client_messages import SUPERVISOR_TO_CLIENT, Alive, Deltas, Done, Generate
 from mlxsup.protocol.codec import Decoder, encode
 from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.message import Message

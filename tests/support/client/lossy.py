@@ -20,10 +20,7 @@ class LossyDaemon(Daemon):
     """
 
     def __init__(
-        self,
-        what: str,
-        models: dict[str, dict[str, Any]],
-        supervisor: dict[str, Any] | None = None,
+        self, what: str, models: dict[str, dict[str, Any]], supervisor: dict[str, Any] | None = None
     ) -> None:
         super().__init__(models, supervisor)
         self.struck = self.folder / "struck"

@@ -24,29 +24,29 @@ def piece(
     logprobs: Sequence[Logprobs] | None = None,
     stop: str | None = None,
 ) -> ClientDelta:
-    """A piece of a stream."""
+    """Return a piece of a stream."""
     body = pack_body(text, channel, logprobs, stop)
     return ClientDelta(id=RequestId(id), seq=seq, tokens=tokens, body=body)
 
 
 def frame_of(message: Message) -> bytes:
-    """A message to a client, as it travels."""
+    """Return a message to a client, as it travels."""
     [frame] = encode(message)
     return frame
 
 
 def body_of(one: ClientDelta | Row) -> DeltaBody:
-    """What a client is shown of it; nothing if it has no body."""
+    """Return the body that a client is shown; an empty one if there is none."""
     return read_body(one.body) if one.body else DeltaBody()
 
 
 def texts_of(message: Deltas) -> list[str]:
-    """The text of each piece."""
+    """Return the text of each piece."""
     return [body_of(delta).text for delta in message.deltas]
 
 
 def unpacked(rows: Iterable[Row]) -> list[RowDelta]:
-    """The rows that a worker has sent, as it made them."""
+    """Return the rows that a worker has sent, as it made them."""
     return [_unpacked(row) for row in rows]
 
 

@@ -36,22 +36,22 @@ class RawClient:
         self._context.destroy(linger=0)
 
     def say(self, frames: list[bytes]) -> None:
-        """Sends frames as they are."""
+        """Send frames as they are."""
         self._socket.send_multipart(frames)
 
     def has_news(self, timeout_s: float) -> bool:
-        """Whether there is a message to hear within this time."""
+        """True if there is a message to hear within this time."""
         return bool(self._socket.poll(int(timeout_s * 1000)))
 
     def hear_any(self, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-        """The next message, signs of life included."""
+        """Return the next message, signs of life included."""
         assert self._socket.poll(int(timeout_s * 1000)), "no answer"
         (frame,) = self._socket.recv_multipart()
         message: dict[str, Any] = msgpack.unpackb(frame)
         return message
 
     def hear(self, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-        """The next message that is neither a piece of a stream nor a sign of life."""
+        """Return the next message that is neither a piece of a stream nor a sign of life."""
         until = time.monotonic() + timeout_s
         while True:
             message = self.hear_any(max(0.0, until - time.monotonic()))
@@ -59,7 +59,7 @@ class RawClient:
                 return message
 
     def hear_error(self) -> dict[str, Any]:
-        """The next such message, which must be an error."""
+        """Return the next such message, which must be an error."""
         message = self.hear()
         assert message["type"] == "failed", message
         return message

@@ -36,18 +36,18 @@ TICK_MS = 100
 
 
 class Peer:
-    """Where the scripted supervisor's answers go: one client's connection."""
+    """One client's connection to the scripted supervisor."""
 
     def __init__(self, router: zmq.Socket[bytes], routing_id: bytes) -> None:
         self._router = router
         self._routing_id = routing_id
 
     def send(self, message: Message) -> None:
-        """Sends a message of the protocol."""
+        """Send a message of the protocol."""
         self.send_frames(encode(message))
 
     def send_frames(self, frames: list[bytes]) -> None:
-        """Sends whatever frames."""
+        """Send whatever frames."""
         self._router.send_multipart([self._routing_id, *frames])
 
 
@@ -56,7 +56,7 @@ Script = Callable[[Peer, ClientMessage], None]
 
 
 class ScriptedSupervisor:
-    """Runs a script on its own thread.
+    """A supervisor that runs a script on its own thread.
 
     Args:
         socket_path: where to listen.
@@ -79,7 +79,7 @@ class ScriptedSupervisor:
         self._thread.start()
 
     def stop(self) -> None:
-        """Closes the socket, as the death of a supervisor does. Twice is harmless."""
+        """Close the socket, as the death of a supervisor does. Twice is harmless."""
         self._stop_asked.set()
         self._thread.join()
         self._context.term()
@@ -118,13 +118,13 @@ def scripted_supervisor(
 
 
 def answer(peer: Peer, message: Message, **values: Any) -> None:
-    """Answers a command with these values."""
+    """Answer a command with these values."""
     assert isinstance(message, CLIENT_MESSAGES)
     peer.send(Reply(id=message.id, value=values))
 
 
 def send_pieces(peer: Peer, request_id: RequestId, pieces: list[str], first_seq: int = 0) -> None:
-    """Sends each piece as one `Deltas`; its token id is its place in the stream."""
+    """Send each piece as one `Deltas`; its token id is its place in the stream."""
     for seq, text in enumerate(pieces, first_seq):
         delta = piece(request_id, seq, text, tokens=pack_tokens([seq]))
         peer.send(Deltas(deltas=[delta]))
@@ -133,13 +133,13 @@ def send_pieces(peer: Peer, request_id: RequestId, pieces: list[str], first_seq:
 def finish(
     peer: Peer, request_id: RequestId, count: int, reason: FinishReason = FinishReason.STOP
 ) -> None:
-    """Ends a stream after that many pieces."""
+    """End a stream after that many pieces."""
     usage = Usage(prompt_tokens=3, completion_tokens=count, engine_s=0.25)
     peer.send(Done(id=request_id, seq=count, finish_reason=reason, usage=usage, seed=7))
 
 
 def fail(peer: Peer, request_id: str, code: str, message: str, **detail: Any) -> None:
-    """Ends a request or a command with an error."""
+    """End a request or a command with an error."""
     error = {"code": code, "message": message, "retryable": False, "detail": detail}
     peer.send(Failed(id=request_id, error=error))
 
@@ -160,7 +160,7 @@ class OpenStreams:
         self.open: list[RequestId] = []
 
     def __call__(self, peer: Peer, message: Message) -> None:
-        """Acts on one message."""
+        """Act on one message."""
         if isinstance(message, Generate):
             self.open.append(message.id)
             send_pieces(peer, message.id, ["one"])

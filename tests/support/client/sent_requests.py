@@ -1,4 +1,4 @@
-"""What becomes of a request that the gateway has read: what the client sends, or its refusal."""
+"""The requests of the daemon that a request over HTTP becomes, or its refusal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 
 
 def asked_in(frames: list[bytes]) -> dict[str, Any]:
-    """What a request of the client asks for, as the arguments of `generate`.
+    """Return the arguments of `generate` that a request of the client stands for.
 
     Raises:
         DecodeError, RemoteError: a daemon, or a worker, would refuse it.
@@ -36,7 +36,7 @@ def asked_in(frames: list[bytes]) -> dict[str, Any]:
 
 
 def sent(ask: Ask) -> list[list[bytes]]:
-    """What the client sends for each answer.
+    """Return the frames that the client sends for each answer.
 
     Raises:
         RequestError: a parameter is wrong.
@@ -45,7 +45,7 @@ def sent(ask: Ask) -> list[list[bytes]]:
 
 
 def outcome(do: Callable[[], object]) -> object:
-    """What it returns; for a request that is refused, the status of that."""
+    """Return its result, or the status of its refusal."""
     try:
         return do()
     except Failure as failure:

@@ -11,7 +11,7 @@ from support.eventually import TIMEOUT_S
 
 
 class Reader(threading.Thread):
-    """Reads one stream to its end in its own thread.
+    """A thread that reads one stream to its end.
 
     Attributes:
         text, tokens: what has come so far.
@@ -31,7 +31,7 @@ class Reader(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Reads."""
+        """Read."""
         try:
             for delta in self.stream:
                 self.text += delta.text
@@ -44,7 +44,7 @@ class Reader(threading.Thread):
             self.has_started.set()
 
     def finished(self, timeout_s: float = TIMEOUT_S) -> Result:
-        """The result, when the stream has ended well."""
+        """Return the result, when the stream has ended well."""
         self.join(timeout_s)
         assert not self.is_alive(), "the stream did not end"
         if self.error is not None:
@@ -52,14 +52,14 @@ class Reader(threading.Thread):
         return self.stream.result
 
     def failed(self, timeout_s: float = TIMEOUT_S) -> RequestError:
-        """The error that the stream ended with."""
+        """Return the error that the stream ended with."""
         self.join(timeout_s)
         assert not self.is_alive(), "the stream did not end"
         assert isinstance(self.error, RequestError), self.error
         return self.error
 
     def started(self, timeout_s: float = TIMEOUT_S) -> Self:
-        """Waits for the first token."""
+        """Wait for the first token."""
         assert self.has_started.wait(timeout_s)
         assert self.error is None, self.error
         return self

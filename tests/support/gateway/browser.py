@@ -51,7 +51,7 @@ class Browser:
     """One Chromium with one page; nothing of it is left behind.
 
     Attributes:
-        problems: errors on the page's console, and exceptions that nobody has caught.
+        problems: errors on the page's console, and uncaught exceptions.
     """
 
     def __init__(self) -> None:
@@ -102,12 +102,12 @@ class Browser:
     # ------------------------------------------------------------ as a person does it
 
     def open(self, url: str) -> None:
-        """Goes to an address, and returns once the page and its scripts are there."""
+        """Go to an address, and return once the page and its scripts are there."""
         self.ask("Page.navigate", url=url)
         self.until(f"location.href.startsWith({url!r}) && document.readyState === 'complete'")
 
     def click(self, selector: str) -> None:
-        """Clicks at the middle of an element."""
+        """Click at the middle of an element."""
         x, y = self.evaluate(
             f"(() => {{ const one = document.querySelector({json.dumps(selector)});"
             " one.scrollIntoView({block: 'center'}); const box = one.getBoundingClientRect();"
@@ -119,37 +119,36 @@ class Browser:
             )  # fmt: skip
 
     def type(self, text: str) -> None:
-        """Types into what has the focus."""
+        """Type into what has the focus."""
         self.ask("Input.insertText", text=text)
 
     def press(self, key: str) -> None:
-        """Presses a key."""
+        """Press a key."""
         self.ask("Input.dispatchKeyEvent", type="keyDown", **KEYS[key])
         self.ask("Input.dispatchKeyEvent", type="keyUp", **KEYS[key])
 
     def size(self, width: int, height: int) -> None:
-        """The window gets this size, in pixels."""
+        """Give the window this size, in pixels."""
         self.ask(
             "Emulation.setDeviceMetricsOverride",
             width=width, height=height, deviceScaleFactor=1, mobile=width < 600,
         )  # fmt: skip
 
     def scheme(self, name: str) -> None:
-        """Its user prefers `dark` or `light`."""
+        """Prefer `dark` or `light`."""
         self.ask(
-            "Emulation.setEmulatedMedia",
-            features=[{"name": "prefers-color-scheme", "value": name}],
+            "Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}]
         )
 
     def picture(self, path: Path, *, is_whole: bool = True) -> None:
-        """Writes a PNG of the page, or of what is in the window."""
+        """Write a PNG of the page, or of what is in the window."""
         shot = self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=is_whole)
         path.write_bytes(base64.b64decode(shot["data"]))
 
     # ------------------------------------------------------------ looking
 
     def evaluate(self, script: str) -> Any:
-        """The value of an expression; of a promise, what it leads to."""
+        """Return the value of an expression; of a promise, what it leads to."""
         done = self.ask(
             "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
         )
@@ -157,15 +156,15 @@ class Browser:
         return done["result"].get("value")
 
     def until(self, script: str) -> None:
-        """Returns once an expression is truthy."""
+        """Return once an expression is truthy."""
         eventually(lambda: self.evaluate(f"Boolean({script})"), what=script)
 
     def text(self, selector: str) -> str:
-        """What an element shows."""
+        """Return the text that an element shows."""
         return str(self.evaluate(f"document.querySelector({json.dumps(selector)}).innerText"))
 
     def spoken(self) -> list[tuple[str, str]]:
-        """Role and name of everything that a screen reader knows, in order."""
+        """Return role and name of everything that a screen reader knows, in order."""
         nodes = self.ask("Accessibility.getFullAXTree")["nodes"]
         return [
             (str(node["role"]["value"]), str(node.get("name", {}).get("value", "")))
@@ -176,7 +175,7 @@ class Browser:
     # ------------------------------------------------------------ the pipes
 
     def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """One command, and its answer."""
+        """Send a command, and return its answer."""
         number = next(self._numbers)
         message = {"id": number, "method": method, "params": parameters}
         if self._session is not None and not method.startswith("Target."):

@@ -1,4 +1,4 @@
-"""How many functions a piece of code calls: a cost that no other work on the machine changes."""
+"""The number of functions that code calls: a cost that other work on the machine leaves alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import FrameType
 
 
 def calls_of(function: Callable[[], object]) -> int:
-    """How many functions are called, those of the interpreter included.
+    """Return the number of calls, those of the interpreter included.
 
     The garbage collector is held meanwhile: it runs when it likes, and calls what others gave it.
     """

@@ -36,11 +36,11 @@ class HttpDaemon(Daemon):
     listen = "127.0.0.1:0"
 
     def start_command(self) -> list[str]:
-        """What `start` runs."""
+        """Return the command that `start` runs."""
         return [*super().start_command(), "--http", self.listen]
 
     def start(self, *, environment: dict[str, str] | None = None) -> None:
-        """Starts it and returns when its gateway answers, too."""
+        """Start it and return when its gateway answers, too."""
         super().start(environment=environment)
         with self.client() as client:
             self.url = gateway_of(client)["url"]
@@ -54,11 +54,11 @@ class HttpDaemon(Daemon):
         return parts.hostname, parts.port
 
     def get(self, path: str) -> tuple[int, dict[str, Any]]:
-        """Status and body of a GET."""
+        """Return status and body of a GET."""
         return self.ask("GET", path)
 
     def post(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        """Status and body of a POST."""
+        """Return status and body of a POST."""
         return self.ask("POST", path, json.dumps(body).encode())
 
     def ask(
@@ -70,7 +70,7 @@ class HttpDaemon(Daemon):
         *,
         key: str = "",
     ) -> tuple[int, dict[str, Any]]:
-        """Status and body of a request on its own connection, with a key if one is given."""
+        """Return status and body of a request on its own connection, with a key if one is given."""
         connection = http.client.HTTPConnection(*self.address, timeout=TIMEOUT_S)
         given = {"Content-Type": "application/json", **(headers or {})}
         if key:
@@ -83,12 +83,12 @@ class HttpDaemon(Daemon):
             connection.close()
 
     def connect(self) -> socket.socket:
-        """A connection on which nothing was said."""
+        """Return a connection on which nothing was said."""
         return socket.create_connection(self.address, timeout=TIMEOUT_S)
 
 
 def gateway_of(client: Client, *, after: int | None = None) -> dict[str, Any]:
-    """What the status says of the gateway, once it listens.
+    """Return the gateway in the status, once it listens.
 
     Args:
         client: of its daemon.
@@ -104,7 +104,7 @@ def gateway_of(client: Client, *, after: int | None = None) -> dict[str, Any]:
 
 
 class SseReader(threading.Thread):
-    """Reads a streamed answer to its end in its own thread.
+    """A thread that reads a streamed answer to its end.
 
     Attributes:
         status: of the response.
@@ -143,12 +143,12 @@ class SseReader(threading.Thread):
 
     @property
     def is_complete(self) -> bool:
-        """Whether a client would take it for a whole answer."""
+        """True if a client would take it for a whole answer."""
         kinds = [one if one == "[DONE]" else one.get("type") for one in self.events]
         return not self.is_cut or any(kind in COMPLETE for kind in kinds)
 
     def run(self) -> None:
-        """Reads."""
+        """Read."""
         try:
             headers = {"Content-Type": "application/json"}
             self._connection.request("POST", self._path, self._body, headers)
@@ -166,20 +166,20 @@ class SseReader(threading.Thread):
             self.has_text.set()
 
     def started(self) -> SseReader:
-        """This one, once it has text."""
+        """Wait for text."""
         assert self.has_text.wait(TIMEOUT_S)
         assert self.text
         return self
 
     def finished(self) -> SseReader:
-        """This one, once it has ended."""
+        """Wait for the end."""
         self.join(TIMEOUT_S)
         assert not self.is_alive(), "the stream did not end"
         return self
 
 
 def everything(connection: socket.socket) -> bytes:
-    """What comes until the other side closes."""
+    """Return all that comes until the other side closes."""
     pieces = []
     try:
         while piece := connection.recv(65536):
@@ -190,7 +190,7 @@ def everything(connection: socket.socket) -> bytes:
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[str]:
-    """The data of each event. A response without its closing mark raises IncompleteRead."""
+    """Yield the data of each event; a response without its closing mark raises IncompleteRead."""
     rest = b""
     while piece := response.read1(65536):
         *blocks, rest = (rest + piece).split(b"\n\n")
@@ -200,12 +200,12 @@ def _events(response: http.client.HTTPResponse) -> Iterator[str]:
 
 
 def chat(prompt: str, **fields: Any) -> dict[str, Any]:
-    """The body of a chat with one message, to the model `m` unless it says otherwise."""
+    """Return the body of a chat with one message, to the model `m` unless it says otherwise."""
     return {"model": "m", "messages": [{"role": "user", "content": prompt}], **fields}
 
 
 def asked_at(path: str, prompt: str, max_tokens: int) -> dict[str, Any]:
-    """The body of a request with one message, as this path takes it."""
+    """Return the body of a request with one message, as this path takes it."""
     if path == "/v1/responses":
         return {"model": "m", "input": prompt, "max_output_tokens": max_tokens}
     if path == "/v1/completions":
@@ -214,7 +214,7 @@ def asked_at(path: str, prompt: str, max_tokens: int) -> dict[str, Any]:
 
 
 def text_in(event: dict[str, Any]) -> str:
-    """The text that an event of any of these paths brings."""
+    """Return the text that an event of any of these paths brings."""
     if choices := event.get("choices"):
         return str(choices[0].get("text") or choices[0].get("delta", {}).get("content") or "")
     delta = event.get("delta", "")

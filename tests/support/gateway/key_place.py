@@ -1,4 +1,4 @@
-"""Where the tests of keys have them."""
+"""The place of keys in tests."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -60,43 +61,47 @@ def _response(what: str, given: Any, **fields: Any) -> LargeBody:
     return _body(what, RESPONSES, max_output_tokens=3, input=given, **fields)
 
 
-def hostile_bodies() -> list[LargeBody]:
-    """Return a body of each kind; most are just short enough to be read."""
+def hostile_bodies(every: int = 1) -> list[LargeBody]:
+    """Return a body of each kind, or of some; most are just short enough to be read."""
     tool = {"type": "function", "function": {"name": "f"}}
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     said = {"role": "assistant", "content": "x" * 800}
     tools = [{"type": "function", "name": f"f{n}"} for n in range(1000)]
     blocks = {"role": "user", "content": [{"type": "text", "text": "x"}] * 150_000}
-    return [
-        _message("165,000 messages of one role", [_turn("x" * 60)] * 165_000),
-        _message("90,000 messages of one role", [_turn("x" * 60)] * 90_000),
-        _message("10,000 longer messages of one role", [_turn("x" * 800)] * 10_000),
-        _message("150,000 blocks in one message", [blocks]),
-        _response("240,000 items", [_turn("x")] * 240_000),
-        _response("9,000 calls among 1,000 tools", [_turn("x"), *[call] * 9000], tools=tools),
-        _response("9,000 texts of the assistant", [_turn("x"), *[said] * 9000]),
-        _body("220,000 chat messages", CHAT, messages=[_turn("x")] * 220_000),
-        _chat("700,000 biases", logit_bias={str(n): 1 for n in range(700_000)}),
-        _chat("8 MB of [] for the template", chat_template_kwargs={"a": [[]] * 2_700_000}),
-        _chat("16 MB of [] for the template", chat_template_kwargs={"a": [[]] * 5_400_000}),
-        _body("16 prompts of 160,000 token ids", COMPLETIONS, prompt=[[12] * 160_000] * 16),
-        _chat("150,000 tools", tools=[tool] * 150_000),
-        _chat("2 million stop strings", stop=["x"] * 2_000_000),
-        _raw("a million lists within each other", b'"metadata":' + b"[" * 10**6 + b"]" * 10**6),
-        _raw("an integer of 8 million digits", b'"seed":' + b"9" * 8 * 10**6),
-        _raw("700,000 times the same key", b",".join([b'"user":"u"'] * 700_000)),
-        _raw("700,000 unknown keys", b",".join(b'"%x":1' % n for n in range(700_000))),
-        _raw("a text of 7 MB in escapes", b'"user":"' + b"\\u00e9" * 1_200_000 + b'"'),
-        LargeBody("7 MB of one string", CHAT, b'"' + b"\\n" * 3_600_000 + b'"'),
+    makers: list[Callable[[], LargeBody]] = [
+        lambda: _message("165,000 messages of one role", [_turn("x" * 60)] * 165_000),
+        lambda: _message("90,000 messages of one role", [_turn("x" * 60)] * 90_000),
+        lambda: _message("10,000 longer messages of one role", [_turn("x" * 800)] * 10_000),
+        lambda: _message("150,000 blocks in one message", [blocks]),
+        lambda: _response("240,000 items", [_turn("x")] * 240_000),
+        lambda: _response(
+            "9,000 calls among 1,000 tools", [_turn("x"), *[call] * 9000], tools=tools
+        ),
+        lambda: _response("9,000 texts of the assistant", [_turn("x"), *[said] * 9000]),
+        lambda: _body("220,000 chat messages", CHAT, messages=[_turn("x")] * 220_000),
+        lambda: _chat("700,000 biases", logit_bias={str(n): 1 for n in range(700_000)}),
+        lambda: _chat("8 MB of [] for the template", chat_template_kwargs={"a": [[]] * 2_700_000}),
+        lambda: _chat("16 MB of [] for the template", chat_template_kwargs={"a": [[]] * 5_400_000}),
+        lambda: _body("16 prompts of 160,000 token ids", COMPLETIONS, prompt=[[12] * 160_000] * 16),
+        lambda: _chat("150,000 tools", tools=[tool] * 150_000),
+        lambda: _chat("2 million stop strings", stop=["x"] * 2_000_000),
+        lambda: _raw(
+            "a million lists within each other", b'"metadata":' + b"[" * 10**6 + b"]" * 10**6
+        ),
+        lambda: _raw("an integer of 8 million digits", b'"seed":' + b"9" * 8 * 10**6),
+        lambda: _raw("700,000 times the same key", b",".join([b'"user":"u"'] * 700_000)),
+        lambda: _raw("700,000 unknown keys", b",".join(b'"%x":1' % n for n in range(700_000))),
+        lambda: _raw("a text of 7 MB in escapes", b'"user":"' + b"\\u00e9" * 1_200_000 + b'"'),
+        lambda: LargeBody("7 MB of one string", CHAT, b'"' + b"\\n" * 3_600_000 + b'"'),
     ]
+    return [make() for make in makers[::every]]
 
 
 def meant_bodies() -> list[LargeBody]:
-    """Return long bodies to which somebody may need an answer."""
+    """Return long bodies that are meant."""
     text = [_turn("word " * 600_000)]
     return [
         _body("a chat of 3 MB", CHAT, max_tokens=3, messages=text),
-        _message("a message of 3 MB", text),
         _response("instructions of 2 MB", "x", instructions="do " * 700_000),
         _body("450,000 token ids", COMPLETIONS, max_tokens=3, prompt=[123] * 450_000),
     ]

@@ -32,16 +32,16 @@ from support.client.sent_requests import asked_in
 from support.daemon.played_events import PlayedEvents
 
 Item = Delta | Notice | Result | Exception | asyncio.Event
-"""What happens to a stream, in order; an event is waited for."""
+"""One step of a stream; an event is waited for."""
 
 
 def delta(text: str, *, channel: Channel = Channel.CONTENT, **more: Any) -> Delta:
-    """A piece with a token for each character."""
+    """Return a piece with a token for each character."""
     return Delta(text=text, token_ids=list(range(len(text))), channel=channel, **more)
 
 
 def result(text: str = "", reason: FinishReason = FinishReason.STOP, **more: Any) -> Result:
-    """A whole answer to a prompt of five tokens, of which two were cached."""
+    """Return a whole answer to a prompt of five tokens, of which two were cached."""
     usage = Usage(prompt_tokens=5, cached_tokens=2, completion_tokens=len(text))
     return Result(text=text, finish_reason=reason, usage=usage, **more)
 
@@ -81,12 +81,12 @@ class PlayedStream:
         raise StopAsyncIteration
 
     async def forward(self, take: Callable[[Delta], None]) -> None:
-        """As the real one reads."""
+        """Read as the real one does."""
         async for piece in self:
             take(piece)
 
     async def _wait(self, event: asyncio.Event) -> None:
-        """Waits for an event, or until the stream is cancelled, which ends it."""
+        """Wait for an event, or until the stream is cancelled, which ends it."""
         waits = [asyncio.create_task(one.wait()) for one in (event, self._cancelled)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for task in waits:
@@ -135,7 +135,7 @@ class PlayedDaemon:
         pass
 
     def send_encoded(self, _: RequestId, frames: list[bytes], on_notice: Any) -> PlayedStream:
-        """Reads the request as a daemon does."""
+        """Read the request as a daemon does."""
         name = f"r{len(self.streams) + 1}"
         self.asked.append(asked_in(frames))
         stream = PlayedStream(name, self.answers[len(self.streams)], on_notice)
@@ -143,17 +143,17 @@ class PlayedDaemon:
         return stream
 
     async def ping(self) -> dict[str, Any]:
-        """Answers at once."""
+        """Answer at once."""
         return {}
 
     def events(self) -> PlayedEvents:
-        """Changes, if the test has any."""
+        """Return changes that the test feeds."""
         self.subscriptions.append(PlayedEvents())
         self.opened.put_nowait(self.subscriptions[-1])
         return self.subscriptions[-1]
 
     async def status(self) -> dict[str, Any]:
-        """One model."""
+        """Return a status with one model."""
         if isinstance(self.state, Exception):
             raise self.state
         row = {"name": "m", "aliases": ["n"], "presets": self.presets}
@@ -176,20 +176,20 @@ class FedDaemon(PlayedDaemon):
         self.cancelled: set[str] = set()
 
     def send_encoded(self, _: RequestId, frames: list[bytes], on_notice: Any) -> Any:
-        """An answer that is fed."""
+        """Return an answer that is fed."""
         self.inboxes.append(AsyncInbox())
         name = RequestId(f"r{len(self.inboxes)}")
         return AsyncStream(name, self.inboxes[-1], self.cancelled.add, on_notice)
 
     async def ping(self) -> dict[str, Any]:
-        """Waits to be fed."""
+        """Wait to be fed."""
         self.pings.append(AsyncInbox())
         return value_of(await self.pings[-1].get())
 
 
 @dataclass(slots=True)
 class Response:
-    """What an application has sent.
+    """The response of an application.
 
     Attributes:
         status: of the response.
@@ -204,24 +204,24 @@ class Response:
     is_whole: bool = False
 
     def json(self) -> dict[str, Any]:
-        """The body as an object."""
+        """Return the body as an object."""
         value: dict[str, Any] = json.loads(self.body)
         return value
 
     @property
     def error(self) -> dict[str, Any]:
-        """What it says is wrong."""
+        """The error in the body."""
         value: dict[str, Any] = self.json()["error"]
         return value
 
     def events(self) -> list[Any]:
-        """The data of each event of a stream; `[DONE]` as text."""
+        """Return the data of each event of a stream; `[DONE]` as text."""
         lines = [line for line in self.body.decode().split("\n\n") if line.startswith("data: ")]
         texts = [line.removeprefix("data: ") for line in lines]
         return [text if text == "[DONE]" else json.loads(text) for text in texts]
 
     def named_events(self) -> list[tuple[str, dict[str, Any]]]:
-        """Name and data of each event of a stream whose events have names."""
+        """Return name and data of each event of a stream whose events have names."""
         blocks = [block.split("\n") for block in self.body.decode().split("\n\n")]
         pairs = [block for block in blocks if len(block) == 2]
         return [
@@ -230,7 +230,7 @@ class Response:
         ]
 
     def comments(self) -> list[str]:
-        """The comments of a stream."""
+        """Return the comments of a stream."""
         return [line[2:] for line in self.body.decode().split("\n\n") if line.startswith(": ")]
 
 
@@ -277,7 +277,7 @@ class Site:
         has_life: bool = True,
         is_whole: bool = True,
     ) -> Response:
-        """One request.
+        """Send one request.
 
         Args:
             method: GET or POST, for example.
@@ -337,12 +337,12 @@ class Site:
         ]
 
     def life(self) -> _Lifespan:
-        """The time between the start and the end of the application."""
+        """Return a context in which the application lives."""
         return _Lifespan(self._app)
 
 
 def _bytes_of(body: Any) -> bytes:
-    """What is sent for a body: None for none, bytes as they are, all else as JSON."""
+    """Return a body as it is sent: None for none, bytes as they are, all else as JSON."""
     if isinstance(body, bytes):
         return body
     return b"" if body is None else json.dumps(body).encode()
@@ -369,7 +369,7 @@ class _Lifespan:
 
 
 def refused(code: str, **detail: Any) -> RequestError:
-    """An error of the daemon."""
+    """Return an error of the daemon."""
     from mlxsup.protocol.errors import ErrorCode
 
     return RequestError(ErrorCode(code), f"it is {code}", detail=detail)

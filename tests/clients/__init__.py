@@ -1,1 +1,0 @@
-"""Cases of client packages, which real daemons must pass."""
