@@ -154,6 +154,10 @@ def test_remarks_name_requests_of_others_and_a_new_process() -> None:
     take(run, CELL)  # 11 and 12
     run.look(looked(13, m=20, a=10, b=10))
     assert (run.other_requests, run.other_models) == (0, [])
+    busy = Run(model="m", cells=[CELL], repeats=2)
+    busy.look(looked(10, others=2))
+    busy.look(looked(11))
+    assert busy.other_requests == 2, "they were open before"
     take(run, CELL)  # two of 14 to 18
     run.look(looked(19, m=30, a=10, b=15, generation=2))
     assert run.remarks() == [
