@@ -86,7 +86,11 @@ def test_init_writes_a_valid_file_that_names_what_it_leaves_out(stocked: Path) -
     checked = run_cli("config", "check", str(path), **variables(stocked))
     assert checked.returncode == 0, checked.stderr
     value = json_of(stocked, "init", f"{stocked}/other.toml")
-    assert [one["name"] for one in value["models"] if one["fits"]] == ["second", "tiny-llama", "late"]
+    assert [one["name"] for one in value["models"] if one["fits"]] == [
+        "second",
+        "tiny-llama",
+        "late",
+    ]
     assert [row["title"] for row in value["left_out"]] == ["a/bert"]
 
 
