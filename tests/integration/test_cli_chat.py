@@ -260,7 +260,10 @@ def test_ctrl_c_cancels_the_answer_and_not_the_chat_D4(
             terminal.type("\x03")
             terminal.expect("cancelled")
         # At the prompt it empties the line, also one that continues.
-        terminal.turn("never sent \\\rnor this\x03", "nor this")
+        terminal.expect(PROMPT)
+        terminal.type("never sent \\\rnor this")
+        terminal.expect("nor this")
+        terminal.type("\x03")
         terminal.turn("/exit", "")
         seen = terminal.end()
         assert terminal.process.returncode == 0
@@ -303,7 +306,10 @@ def test_ended_chat_gives_the_terminal_back_and_shows_no_colours_if_asked(
     supervisor: ScriptedSupervisor, tmp_path: Path
 ) -> None:
     with Typing(supervisor, tmp_path, NO_COLOR="1") as terminal:
-        terminal.turn("half a turn\x03", "half a turn")
+        terminal.expect(PROMPT)
+        terminal.type("half a turn")
+        terminal.expect("half a turn")
+        terminal.type("\x03")
         terminal.expect(PROMPT)
         terminal.process.terminate()
         terminal.expect("\x1b[?2004l\n")

@@ -123,8 +123,6 @@ def test_download_is_pending_until_unload_kill_or_stop(hub: LocalHub) -> None:
         hold_again(hub)
         reader = Reader(client, "m", "p", max_tokens=3, on_notice=notices.append)
         held(hub, client)
-        hub.release.set()
-        hub.heal()
         (process,) = downloaders(daemon)
         process.send_signal(signal.SIGKILL)
         reader.join()

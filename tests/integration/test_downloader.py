@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import fcntl
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -53,7 +50,7 @@ from support.eventually import eventually
 OFTEN = 100
 LISTING = "revision/main"
 WHOLE = NEEDED_BYTES
-FILE_ADDRESS = "{}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+FILE_ADDRESS = "/{repo_id}/resolve/{revision}/{filename}"
 
 
 @pytest.fixture
@@ -64,7 +61,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
         hub.add(REPO, FILES)
         for name, value in {
             "ENDPOINT": hub.endpoint,
-            "HUGGINGFACE_CO_URL_TEMPLATE": FILE_ADDRESS.format(hub.endpoint),
+            "HUGGINGFACE_CO_URL_TEMPLATE": hub.endpoint + FILE_ADDRESS,
             "HF_HOME": str(home),
             "HF_HUB_CACHE": str(home / "hub"),
             "HF_TOKEN_PATH": str(home / "token"),
@@ -74,7 +71,6 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
             monkeypatch.setattr(constants, name, value)
         for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
             monkeypatch.delenv(name, raising=False)
-        monkeypatch.setattr(time, "sleep", lambda seconds: None)  # between the library's attempts
         yield hub
 
 
@@ -105,10 +101,12 @@ def hold(hub: LocalHub, start: Start) -> Download:
 
 def end_of(repo: str = REPO) -> DownloadReport:
     """The last report of a download in this process."""
-    try:
-        return fetch(Repository(repo), lambda report: None)
-    except Exception as error:  # noqa: BLE001  as the process of a download does
-        return explain(error, Repository(repo))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "sleep", lambda seconds: None)  # between the library's attempts
+        try:
+            return fetch(Repository(repo), lambda report: None)
+        except Exception as error:  # noqa: BLE001  as the process of a download does
+            return explain(error, Repository(repo))
 
 
 def failure(repo: str = REPO) -> DownloadFailed:
@@ -330,30 +328,6 @@ def test_repository_that_is_none_says_what_is_wrong(
         assert not (tmp_path / "hf").exists()
 
 
-@contextmanager
-def answering(status: int, body: bytes) -> Iterator[str]:
-    """The address of a server with one answer; it answers searches with status 200."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200 if "?" in self.path else status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Says nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
 @pytest.mark.parametrize(
     ("status", "body", "problem"),
     [
@@ -371,14 +345,13 @@ def test_answer_of_no_hub_is_put_into_words(
     body: bytes,
     problem: DownloadProblem,
 ) -> None:
-    with answering(status or 200, body) as endpoint:
-        endpoint = endpoint if status else "http://127.0.0.1:9"
-        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-        address = FILE_ADDRESS.format(endpoint)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address)
-        failed = failure()
+    hub.break_(LISTING, Fault(status=status, body=body, times=OFTEN))
+    hub.break_("/api/models", Fault(status=200, body=body, times=OFTEN))  # a search
+    if not status:
+        monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    failed = failure()
     assert failed.problem is problem
-    assert endpoint in failed.message
+    assert constants.ENDPOINT in failed.message
     assert "\x1b" not in failed.message + failed.hint
 
 

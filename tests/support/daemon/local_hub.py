@@ -36,8 +36,8 @@ class Fault:
     """What happens to requests for a path, some times.
 
     Attributes:
-        status: answer with this error; 0 for none.
-        headers: of that answer.
+        status: answer with this; 0: as otherwise.
+        headers, body: of that answer.
         cut_at: close the connection before this byte of the file; None: send all of it.
         hold_at: wait for `release` before this byte; None: do not wait.
         times: how many requests meet it.
@@ -45,6 +45,7 @@ class Fault:
 
     status: int = 0
     headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b"{}"
     cut_at: int | None = None
     hold_at: int | None = None
     times: int = 1
@@ -204,7 +205,7 @@ class _Handler(BaseHTTPRequestHandler):
         asked = Asked(self.command, path, begins_at, self.headers.get("Authorization", ""))
         fault = hub.note(asked)
         if fault is not None and fault.status:
-            self._send(fault.status, fault.headers, b"{}")
+            self._send(fault.status, fault.headers, fault.body)
         elif (found := hub.content(path, is_sent=is_get)) is not None:
             content, headers = found
             if begins_at:
