@@ -318,9 +318,7 @@ def test_ended_chat_gives_the_terminal_back_and_shows_no_colours_if_asked(
     assert re.findall(r"\x1b\[[\d;]*(?:3|4|9)\d[\d;]*m", seen) == []
 
 
-def test_where_nothing_can_be_drawn_lines_are_read(
-    supervisor: ScriptedSupervisor, tmp_path: Path
-) -> None:
+def test_dumb_terminal_reads_lines(supervisor: ScriptedSupervisor, tmp_path: Path) -> None:
     with Typing(supervisor, tmp_path, TERM="dumb") as terminal:
         terminal.expect("> ")
         terminal.type("one\\\n")

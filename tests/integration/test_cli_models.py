@@ -223,7 +223,7 @@ def planned(config: Path) -> dict[str, Any]:
     return value
 
 
-def test_what_fits_and_what_does_not_and_what_helps(tmp_path: Path) -> None:
+def test_plan_names_what_fits_and_the_budget_that_would_do(tmp_path: Path) -> None:
     models = {
         "small": given("100MiB"),
         "large": given("300MiB"),
@@ -245,7 +245,7 @@ def test_what_fits_and_what_does_not_and_what_helps(tmp_path: Path) -> None:
     assert planned(write_config(tmp_path, models, memory_budget="400.0 MiB"))["fits"]
 
 
-def test_what_running_out_of_memory_has_raised_is_said_in_one_sentence(tmp_path: Path) -> None:
+def test_plan_says_what_running_out_of_memory_has_raised(tmp_path: Path) -> None:
     write_weights(tmp_path / "m", llama_config(), llama_arrays())
     models = {"big": {"path": str(tmp_path / "m"), "preload": True}}
     config = write_config(tmp_path, models, memory_budget="2GiB")
@@ -272,7 +272,7 @@ def test_what_running_out_of_memory_has_raised_is_said_in_one_sentence(tmp_path:
     assert plan["models"][0]["needed"]["bytes"] == GIB
 
 
-def test_a_folder_that_cannot_be_read_is_a_row_and_the_rest_is_planned(tmp_path: Path) -> None:
+def test_plan_goes_on_without_a_folder_that_cannot_be_read(tmp_path: Path) -> None:
     models = {"gone": {"path": str(tmp_path / "gone")}, "here": given("100MiB")}
     plan = planned(write_config(tmp_path, models, memory_budget="512MiB"))
     assert not plan["fits"]
@@ -284,7 +284,7 @@ def test_a_folder_that_cannot_be_read_is_a_row_and_the_rest_is_planned(tmp_path:
     assert done.stdout.splitlines()[-1] == "everything else fits; cannot be loaded: gone"
 
 
-def test_a_budget_larger_than_the_machine_is_a_mistake_of_the_configuration(
+def test_budget_larger_than_the_machine_is_a_mistake(
     tmp_path: Path,
 ) -> None:
     config = write_config(tmp_path, {"m": given("100MiB")}, memory_budget="900TiB")
@@ -297,7 +297,7 @@ def test_a_budget_larger_than_the_machine_is_a_mistake_of_the_configuration(
         )
 
 
-def test_a_missing_configuration_is_named(tmp_path: Path) -> None:
+def test_missing_configuration_is_named(tmp_path: Path) -> None:
     done = run_cli("plan", "--config", str(tmp_path / "none.toml"))
     assert (done.returncode, done.stdout) == (78, "")
     missing = tmp_path / "none.toml"
@@ -308,7 +308,7 @@ def test_a_missing_configuration_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.mlx
-def test_a_model_that_was_loaded_once_is_measured(tmp_path: Path) -> None:
+def test_plan_takes_measurements_of_a_model_that_was_loaded(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "tiny")
     entry = {"path": str(folder), "preload": True, "max_concurrency": 2}
     with Daemon({"tiny": entry}, {"memory_budget": "1GiB"}) as daemon:

@@ -87,7 +87,7 @@ def test_repeats_are_summed_up_by_median_and_range() -> None:
         ("memory_bytes", 2**30, "1.00 GiB"),
     ],
 )
-def test_a_figure_has_its_unit(name: str, number: float, text: str) -> None:
+def test_figure_has_its_unit(name: str, number: float, text: str) -> None:
     assert figure_text(name, number) == text
 
 
@@ -292,7 +292,7 @@ END = b"data: [DONE]\n\n"
         (OK + TEXT + END, "does not say how many tokens"),
     ],
 )
-def test_an_answer_over_http_is_whole_or_says_what_is_wrong(said: bytes, wrong: str) -> None:
+def test_answer_over_http_is_whole_or_an_error(said: bytes, wrong: str) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"}}")
         writer.write(said)

@@ -109,7 +109,7 @@ def test_rest_of_a_file_stays_as_it_was_written(tool: str, end: str) -> None:
 
 
 @pytest.mark.parametrize("before", ["", "\n", "{}", "{ }\n"])
-def test_an_empty_file_is_as_good_as_none(before: str) -> None:
+def test_empty_file_counts_as_none(before: str) -> None:
     assert written("zed", before)[1] == written("zed")[1]
 
 
@@ -171,7 +171,7 @@ def status(**changes: Any) -> dict[str, Any]:
         ("gone", ["gone", "cold", "m"], None),
     ],
 )
-def test_the_model_that_was_asked_for_or_is_ready_comes_first(
+def test_first_model_is_the_one_asked_for_or_the_first_ready(
     name: str | None, names: list[str], context: int | None
 ) -> None:
     found = site_of(status(), name, None)

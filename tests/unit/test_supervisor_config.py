@@ -67,6 +67,7 @@ fake.a = [-{2**63 + 1}]
     "an integer of 5000 digits": f"{M}max_concurrency = {'9' * 5000}\n",
     "a long host": f'[gateway]\nhosts = ["{"a" * 254}"]\n{M}',
     "many hosts": f"[gateway]\nhosts = {json.dumps(['a'] * 33)}\n{M}",
+    "many models": "[models]\n" + "".join(f"m{n} = {{}}\n" for n in range(1001)),
     "many names": "[gateway.names]\n" + "".join(f"x{n} = 'm'\n" for n in range(65)) + M,
 }
 
@@ -85,9 +86,7 @@ def test_each_mistake_is_named_with_its_line_its_key_and_what_is_allowed(
         unique=True,
     ),
 )
-def test_a_mistake_is_found_on_its_line_wherever_that_is(
-    table: str, key: str, before: list[str]
-) -> None:
+def test_mistake_is_found_on_its_line(table: str, key: str, before: list[str]) -> None:
     head = "\n".join([*before, '[models.n]\nengine = "fake"' if table != "models.n" else ""])
     line = head.count("\n") + 3
     found = problems_of(f"{head}\n[{table}]\n{key} = [-1]\n[models.last]\nengine = 'fake'\n")

@@ -53,7 +53,7 @@ def test_a_reload_sees_where_a_revision_went(cache: Path) -> None:
         assert (model.launch.path, model.revision) == (str(snapshot), "v2")
 
 
-def test_an_entry_that_says_where_its_model_is_takes_no_part_of_that_from_the_defaults(
+def test_source_of_an_entry_is_never_mixed_with_that_of_the_defaults(
     cache: Path,
 ) -> None:
     snapshot = write_repository(cache)
