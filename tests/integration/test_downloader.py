@@ -6,16 +6,19 @@ The library runs in this process; what is about the process of a download has a 
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from huggingface_hub import constants
 
-from mlxsup.downloader.failures import explain
+from mlxsup.downloader import snapshot as snapshot_module
+from mlxsup.downloader.failures import DownloadError, explain
 from mlxsup.downloader.snapshot import SPARE_DISK_BYTES, fetch
 from mlxsup.protocol.download import (
     DownloadDone,
@@ -25,6 +28,7 @@ from mlxsup.protocol.download import (
     DownloadReport,
     Repository,
 )
+from mlxsup.store.hub_cache import commit_of, write_reference
 
 from support.daemon.downloads import (
     FILES,
@@ -417,3 +421,63 @@ def test_refusal_without_a_token_says_to_log_in(hub: LocalHub) -> None:
     assert failure().hint == (
         "check its id; if it is private, set HF_TOKEN, or use `hf auth login`"
     ), "and not the name that was given"
+
+
+# ---------------------------------------------------------------- parts of a download
+
+MODEL = Repository("org/m")
+
+
+def test_snapshot_that_the_library_calls_complete_and_is_not_is_refused(tmp_path: Path) -> None:
+    file: Any = SimpleNamespace(path="config.json", lfs=None)
+    with pytest.raises(DownloadError, match=r"config\.json is missing") as raised:
+        snapshot_module._check_files(MODEL, [file], tmp_path)
+    assert raised.value.report.problem is DownloadProblem.NETWORK
+
+
+def test_files_are_on_the_disk_before_the_reference_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda file: flushed.append(os.fstat(file).st_ino))
+    (tmp_path / "config.json").write_bytes(b"{}")
+    file: Any = SimpleNamespace(path="config.json", lfs=None)
+    snapshot_module._check_files(MODEL, [file], tmp_path)
+    assert flushed == [(tmp_path / "config.json").stat().st_ino]
+
+
+def test_progress_is_that_of_the_bar_that_is_ahead() -> None:
+    told: list[DownloadReport] = []
+    progress = snapshot_module._Progress(10, 100, told.append)
+    bar_class = progress.bar_class()
+    received, written, files = (
+        bar_class(unit="B", total=0), bar_class(unit="B", total=0), bar_class(total=3),
+    )  # fmt: skip
+
+    def tell() -> int:
+        progress._reported_at = float("-inf")
+        received.update(0)
+        assert isinstance(told[-1], DownloadProgress)
+        return told[-1].done_bytes
+
+    assert tell() == 10
+    received.update(30)
+    written.update(20)
+    files.update(1)
+    assert tell() == 40
+    received.update(-30)
+    assert tell() == 30, "the hub sends a file from its beginning"
+    written.update(500)
+    assert tell() == 100
+    seen = len(told)
+    written.update(1)
+    assert len(told) == seen, "not after each chunk"
+
+
+def test_reference_of_a_branch_is_replaced_and_of_a_commit_not_written(tmp_path: Path) -> None:
+    write_reference(tmp_path, "refs/pr/1", "a" * 40)
+    write_reference(tmp_path, "refs/pr/1", "b" * 40)
+    assert commit_of(tmp_path, "refs/pr/1") == "b" * 40
+    assert [path.name for path in (tmp_path / "refs/refs/pr").iterdir()] == ["1"]
+    write_reference(tmp_path, "c" * 40, "c" * 40)
+    assert not (tmp_path / "refs" / ("c" * 40)).exists()

@@ -22,6 +22,7 @@ from mlxsup.supervisor.config.load import (
     MAX_DEPTH,
     ConfigError,
     DaemonConfig,
+    changed_for_later,
     load_config,
     parse_config,
 )
@@ -276,6 +277,15 @@ def test_every_key_reaches_its_setting(
 ) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     assert asdict(config_of(EVERY_KEY)) == snapshot
+
+
+def test_keys_that_a_reload_leaves_for_the_next_start() -> None:
+    small, every = config_of(M), config_of(EVERY_KEY)
+    later = ("runtime_dir", "log_dir", "log_level", "log_format", "prevent_sleep", "gateway")
+    assert changed_for_later(small, every) == later
+    assert changed_for_later(every, every) == ()
+    plain, named = (config_of(f"[gateway]\n{names}{M}") for names in ("", "names = {x = 'm'}\n"))
+    assert changed_for_later(plain, named) == ("gateway",)
 
 
 def test_values_at_the_limits_are_taken() -> None:
