@@ -78,7 +78,7 @@ def test_story_of_the_demo_is_plain_in_a_pipe_and_asks_no_other_daemon(tmp_path:
 def test_interrupted_demo_leaves_nothing(tmp_path: Path) -> None:
     config = write_config(tmp_path, "a", "b")
     with Piped("demo", "--config", str(config)) as piped:
-        while "READY as pid" not in (line := piped.line()):
+        while " alone: " not in (line := piped.line()):
             assert line, piped.end()
         demo = psutil.Process(piped.process.pid)
         places = [Path(str(one.laddr)) for one in demo.net_connections("unix")]
