@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,7 +27,9 @@ from mlxsup.protocol.download import (
     DownloadProblem,
     DownloadProgress,
     DownloadReport,
+    DownloadSpec,
     Repository,
+    download_argv,
 )
 from mlxsup.store.hub_cache import commit_of, write_reference
 
@@ -160,6 +163,17 @@ def test_download_ends_with_its_parent(hub: LocalHub, start: Start) -> None:
     assert download.process.stdin is not None
     download.process.stdin.close()
     assert download.process.wait(LIMIT_S) == 1
+
+
+def test_process_without_a_spec_or_its_parent_asks_nothing(hub: LocalHub, tmp_path: Path) -> None:
+    orphan = DownloadSpec(repository=Repository(REPO), parent_pid=1).to_line()
+    for line, code, said in ((b"{}\n", 64, b"`mlxsup pull` starts one"), (orphan, 1, b"")):
+        environment = hub_environment(hub, tmp_path)
+        ended = subprocess.run(
+            download_argv(), input=line, env=environment, capture_output=True, check=False
+        )
+        assert (ended.returncode, said in ended.stderr) == (code, True)
+    assert hub.asked == []
 
 
 def test_two_downloads_of_one_repository_fetch_it_once(
