@@ -249,6 +249,8 @@ def test_narrow_terminal_shows_the_load_in_one_line_and_the_way_out_of_a_full_co
         terminal.turn("four", "answer 3")
         seen = terminal.leave()
     assert "hint: `/clear` forgets the conversation; `/save FILE` before it keeps" in seen
+    cut = ["cold", "answer 1", "long", "answer 2", "too much"]
+    assert said(supervisor)[2:] == [cut, ["four"]], "an answer that was cut is part of it"
 
 
 def test_ctrl_c_cancels_the_answer_and_not_the_chat_D4(
