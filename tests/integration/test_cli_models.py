@@ -113,7 +113,8 @@ def test_init_leaves_a_file_that_exists(home: Path) -> None:
     assert path.read_text() == "mine"
     path.unlink()
     path.symlink_to("nowhere")
-    assert run_cli("init", str(path), **variables(home)).returncode == 1
+    done = run_cli("init", str(path), **variables(home))
+    assert (done.returncode, f"{path} exists; it is left" in done.stderr) == (1, True)
     assert path.is_symlink()
 
 
