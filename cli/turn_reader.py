@@ -36,13 +36,7 @@ END_OF_PASTES = b"\x1b[?2004l"
 
 
 class TurnReader:
-    """Reads turns from a terminal.
-
-    Args:
-        history: the file of what was typed before.
-        commands: words that Tab completes at the beginning of a turn.
-        output: how to write output.
-    """
+    """The reader of turns at a terminal."""
 
     def __init__(self, history: Path, commands: Sequence[str], output: Output) -> None:
         terminal = Vt100_Output.from_pty(beneath(sys.stdout), os.environ.get("TERM"))
@@ -105,11 +99,7 @@ def _keys() -> KeyBindings:
 
 
 class _Commands(Completer):
-    """Completes commands, and nothing else.
-
-    Args:
-        words: which there are.
-    """
+    """The completer of commands at the beginning of a turn."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self._words = words
@@ -137,9 +127,6 @@ class History(BaseHistory):
     """Turns of earlier chats: one JSON string per line, readable by its owner alone.
 
     A file that cannot be read or written is no reason to stop.
-
-    Args:
-        path: the file; its folder is created when needed.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,10 +1,71 @@
-"""`python -m mlxsup.downloader`: started by the supervisor or by `mlxsup pull`."""
+"""`python -m mlxsup.downloader`, started by the supervisor or by `mlxsup pull`: the process of a
+download reads its spec, reports, and dies with its parent."""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import threading
+import traceback
 
-from .process import run
+from mlxsup.protocol.download import (
+    DownloadDone,
+    DownloadProblem,
+    DownloadReport,
+    DownloadSpec,
+    Repository,
+    report_line,
+)
+
+FAILED_EXIT = 1
+BAD_SPEC_EXIT = 64
+ORPHANED_EXIT = 1
+
+
+def run() -> int:
+    """Download what the spec on standard input names, and return the exit code."""
+    # A Ctrl-C in the terminal is for the parent.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        spec = DownloadSpec.from_line(sys.stdin.buffer.readline())
+    except ValueError as error:
+        print(f"mlxsup downloader: {error}; `mlxsup pull` starts one", file=sys.stderr)
+        return BAD_SPEC_EXIT
+    if os.getppid() != spec.parent_pid:
+        return ORPHANED_EXIT
+    threading.Thread(target=_die_with_parent, name="parent-watch", daemon=True).start()
+    report = _download(spec.repository)
+    _say(report)
+    return 0 if isinstance(report, DownloadDone) else FAILED_EXIT
+
+
+def _download(repository: Repository) -> DownloadReport:
+    # No bars: progress is reported. Plain HTTP: its failures have sentences, those of Xet do not.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_XET", "1")
+    from .failures import explain
+    from .snapshot import fetch
+
+    try:
+        return fetch(repository, _say)
+    except Exception as error:  # noqa: BLE001  the end of the process, which must say why
+        report = explain(error, repository)
+        if report.problem is DownloadProblem.INTERNAL:
+            traceback.print_exc()
+        return report
+
+
+def _say(report: DownloadReport) -> None:
+    print(report_line(report), flush=True)
+
+
+def _die_with_parent() -> None:
+    """End the process at once when standard input ends."""
+    while os.read(0, 4096):
+        pass
+    os._exit(ORPHANED_EXIT)
+
 
 if __name__ == "__main__":
     sys.exit(run())

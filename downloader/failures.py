@@ -40,13 +40,7 @@ SEARCHED_MODELS = 50
 
 
 class DownloadError(Exception):
-    """A failure that is already in words.
-
-    Args:
-        problem: what kind of failure.
-        message: one sentence, without a full stop.
-        hint: what to do.
-    """
+    """A failure that is already in words."""
 
     def __init__(self, problem: DownloadProblem, message: str, hint: str) -> None:
         super().__init__(message)

@@ -87,10 +87,6 @@ def fetch(repository: Repository, report: Callable[[DownloadReport], None]) -> D
 
     Offline, nothing is asked: a repository that is complete is done, and any other one fails.
 
-    Args:
-        repository: what to download.
-        report: called with the progress, a few times a second at most.
-
     Raises:
         Exception: anything that `failures.explain` puts into words.
     """

@@ -39,11 +39,8 @@ class FolderProblem:
 
 
 def folder_problem(path: Path) -> FolderProblem | None:
-    """Return why a path is no model folder; None if it has all files of one, whatever they contain.
-
-    Args:
-        path: absolute.
-    """
+    """Return why an absolute path is no model folder; None if all files of one are there, whatever
+    they contain."""
     try:
         if not path.exists():
             return _absent(path)

@@ -115,11 +115,7 @@ class Snapshot:
 
 
 def find_cache(environment: Mapping[str, str] | None = None) -> Path:
-    """Return the folder of the cache, as huggingface_hub finds it; it need not exist.
-
-    Args:
-        environment: of the process; None: this one's.
-    """
+    """Return the folder of the cache, as huggingface_hub finds it; it need not exist."""
     given = os.environ if environment is None else environment
     home = given.get("HF_HOME")
     if home is None:
@@ -142,11 +138,6 @@ def find_snapshot(
     repo: str, revision: str = DEFAULT_REVISION, *, cache: Path | None = None
 ) -> Snapshot | None:
     """Return the snapshot of a repository; None if the cache does not have it.
-
-    Args:
-        repo: OWNER/NAME.
-        revision: a branch, tag or full commit.
-        cache: the folder of the cache; None: that of this process's environment.
 
     Raises:
         ValueError: the name or the revision cannot be one.
@@ -180,12 +171,7 @@ def commit_of(folder: Path, revision: str) -> str:
 
 
 def write_reference(folder: Path, revision: str, commit: str) -> None:
-    """Write down which commit a revision means; its files are complete.
-
-    Args:
-        folder: of the repository.
-        revision: a branch or tag; nothing is written for a commit.
-        commit: that it means.
+    """Write down which commit a branch or tag means, whose files are complete.
 
     Raises:
         OSError: the cache cannot be written to.
@@ -232,11 +218,8 @@ class InUseError(Exception):
 
 
 def lock_of(folder: Path) -> Path:
-    """Return the file that is locked for a repository, beside huggingface_hub's own locks.
-
-    Args:
-        folder: where the cache has, or would have, the repository.
-    """
+    """Return the file that is locked for the repository that a cache has, or would have, in this
+    folder; it is beside huggingface_hub's own locks."""
     return folder.parent / LOCKS / folder.name / LOCK_NAME
 
 
@@ -270,9 +253,6 @@ def sole_download(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
 @contextmanager
 def no_download(path: Path) -> Iterator[None]:
     """Hold the lock.
-
-    Args:
-        path: of `lock_of`.
 
     Raises:
         InUseError: another process has it.

@@ -79,12 +79,7 @@ class FoundModel:
 
 
 def find_models(*, cache: Path | None = None, home: Path | None = None) -> list[FoundModel]:
-    """Return all models, each folder once; what cannot be read is passed over.
-
-    Args:
-        cache: the Hugging Face cache; None: that of this process's environment.
-        home: the user's home; None: that of this process.
-    """
+    """Return all models, each folder once; what cannot be read is passed over."""
     served = served_types()
     found = [*_in_hub(find_cache() if cache is None else cache, served)]
     for folder in model_folders(home):
@@ -169,11 +164,7 @@ def _below(folder: Path, origin: Origin, served: ServedTypes | None) -> Iterator
 
 
 def model_folders(home: Path | None = None) -> list[Path]:
-    """Return the folders of LM Studio with publishers in them that exist.
-
-    Args:
-        home: the user's home; None: that of this process.
-    """
+    """Return the folders of LM Studio with publishers in them that exist."""
     user = Path.home() if home is None else home
     homes = [_pointed_to(user / LM_STUDIO_POINTER), *(user / name for name in LM_STUDIO_HOMES)]
     folders: list[Path] = []
@@ -208,11 +199,7 @@ def _chosen(settings: Path) -> Path | None:
 
 
 class ServedTypes:
-    """The model types that the installed mlx-lm has code for, found without importing it.
-
-    Args:
-        package: the folder of mlx-lm.
-    """
+    """The model types that the installed mlx-lm has code for, found without importing it."""
 
     def __init__(self, package: Path) -> None:
         self._package = package

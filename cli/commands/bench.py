@@ -491,11 +491,6 @@ def compare(now: Mapping[str, Any], before: Mapping[str, Any], file: Path) -> di
 
     A figure has changed if its values do not overlap: the best of one run is worse than the worst
     of the other.
-
-    Args:
-        now: the new run, as `--json` prints it.
-        before: the earlier one.
-        file: which has the earlier one.
     """
     changes: list[dict[str, Any]] = []
     compared = too_few = 0

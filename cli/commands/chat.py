@@ -180,12 +180,7 @@ class Chat:
             self._take(turn)
 
     def run(self, read: Callable[[], str | None], explain: Callable[[CliError], CliError]) -> None:
-        """Answer each turn of a person; an error is shown, and the turn can be sent again.
-
-        Args:
-            read: returns the next turn; None at the end.
-            explain: makes the hint of an error be about this daemon.
-        """
+        """Answer each turn of a person; an error is shown, and the turn can be sent again."""
         from mlxsup.client import ConnectionLost, RequestError
 
         while True:

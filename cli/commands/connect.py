@@ -167,10 +167,6 @@ def _write(tool: str, settings: Settings, value: dict[str, Any], output: Output)
 def applied(settings: Settings, before: str | None) -> str:
     """Return the text of a program's file with the settings in it.
 
-    Args:
-        settings: of the program.
-        before: the text of the file; None if there is none.
-
     Raises:
         ValueError: it is not plain JSON, or a part of it is of another type; the message says
             where. Comments would be lost.

@@ -99,13 +99,7 @@ def _source(given: str) -> Path:
 
 
 def _target(given: Path | None, source: Path, again: str) -> Path:
-    """Return the new folder, by default named after the source; refuse one that cannot be made.
-
-    Args:
-        given: as the user named it, if at all.
-        source: the file or the folder.
-        again: the command that names another one.
-    """
+    """Return the new folder, by default named after the source; refuse one that cannot be made."""
     name = source.stem if source.suffix.lower() == GGUF_SUFFIX else source.name
     default = Path(MODELS_DIR).expanduser() / short_name(name, ())
     target = (given or default).expanduser().absolute()

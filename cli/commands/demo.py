@@ -16,12 +16,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from http import HTTPStatus
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import click
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
     from mlxsup.client import Client
     from mlxsup.client.client import Stream
-
-Value = TypeVar("Value")
 
 EXACT_BACKENDS = ("cpu", "fake")
 """The back-ends that resume exactly: on a GPU a resumed answer may round differently."""
@@ -111,7 +109,9 @@ def _keep_url(urls: queue.SimpleQueue[str], change: Mapping[str, Any]) -> None:
 def _show(
     serve: Callable[..., int], urls: queue.SimpleQueue[str] | None, hint: str, output: Output
 ) -> dict[str, Any]:
-    """Run the daemon and the demonstration.
+    """Run a daemon in this process and the demonstration in a thread, and end the daemon after it.
+
+    So no daemon outlives the command.
 
     Args:
         serve: runs the daemon until it is asked to end; takes `on_listening`.
@@ -121,31 +121,50 @@ def _show(
 
     Raises:
         CliError: the daemon did not start, or a request failed.
+        OSError: the output cannot be written.
         KeyboardInterrupt: a signal ended it.
     """
-    _headline(output, "mlxsup start: one process for each model")
-    try:
-        shown = visit_own_daemon(serve, partial(_tell_story, urls=urls, output=output))
-    except CliError as error:
-        if error.code in ("load_failed", "model_failed"):
-            error.hint = hint  # Its logs are removed with the demonstration.
-        raise
-    _tell(output, "every process is gone")
+    shown: dict[str, Any] = {}
+    failures: list[CliError | OSError] = []
+    visitors: list[threading.Thread] = []
+
+    def visit(endpoint: str) -> None:
+        try:
+            with connect(Target(endpoint=endpoint)) as client:
+                try:
+                    shown.update(_Demonstration(client, urls, output).show())
+                finally:
+                    client.stop(now=True)
+        except (CliError, OSError) as error:
+            failures.append(error)
+
+    def begin(endpoint: str) -> None:
+        visitors.append(threading.Thread(target=visit, args=(endpoint,), daemon=True))
+        visitors[0].start()
+
+    if not output.is_json:
+        output.data(_headline(output, "mlxsup start: one process for each model"))
+    code = serve(on_listening=begin)
+    for visitor in visitors:
+        visitor.join()
+    if code:
+        raise CliError(f"the daemon ended with exit code {code}", code="internal")
+    for failure in failures:
+        if isinstance(failure, CliError):
+            if failure.code in ("shutting_down", "connection_lost"):
+                raise KeyboardInterrupt
+            if failure.code in ("load_failed", "model_failed"):
+                failure.hint = hint  # Its logs are removed with the demonstration.
+        raise failure
+    if not shown:
+        raise KeyboardInterrupt
+    if not output.is_json:
+        output.data("every process is gone")
     return shown
 
 
-def _tell_story(
-    client: Client, urls: queue.SimpleQueue[str] | None, output: Output
-) -> dict[str, Any]:
-    """Show everything, and return what `--json` prints."""
-    names = [model["name"] for model in client.status()["models"]]
-    _load_both(client, names, output)
-    _ask_both(client, names, output)
-    shown = _kill_one(client, names, output)
-    shown["http"] = _ask_over_http(client, names[-1], urls, shown["text"], output)
-    _show_status(client, output)
-    _headline(output, "mlxsup stop")
-    return shown
+def _headline(output: Output, text: str) -> str:
+    return f"\n{output.style(text, sys.stdout, bold=True)}"
 
 
 def _asked(question: str, max_tokens: int) -> dict[str, Any]:
@@ -154,196 +173,148 @@ def _asked(question: str, max_tokens: int) -> dict[str, Any]:
     return {"messages": messages, "max_tokens": max_tokens, "temperature": 0}
 
 
-def _load_both(client: Client, names: Sequence[str], output: Output) -> None:
-    for name in names:
-        with progress_shown(client, name, output):
-            client.load(name)
-        _tell(output, f"{name}: READY as pid {_row(client, name)['pid']}")
-
-
-def _ask(client: Client, model: str, question: str, max_tokens: int) -> Stream:
-    """Ask for an answer; what comes of it waits until it is read."""
-    return client.generate(model, **_asked(question, max_tokens))
-
-
-def _ask_both(client: Client, names: Sequence[str], output: Output) -> None:
-    _headline(output, f"both answer at once: {QUESTION}")
-    streams = [_ask(client, name, QUESTION, QUESTION_TOKENS) for name in names]
-    for name, stream in zip(names, streams, strict=True):
-        _tell(output, f"{name}: {_text_of(stream).strip()}")
-
-
 def _text_of(stream: Stream) -> str:
     return "".join(delta.text for delta in stream)
 
 
-def _kill_one(client: Client, names: Sequence[str], output: Output) -> dict[str, Any]:
-    """Kill the worker of the first model while both answer, and compare the answers.
-
-    Raises:
-        CliError: an answer differs from the undisturbed one.
-    """
-    victim, other = names
-    alone = {}
-    for name in names:
-        _headline(output, f"{name} alone: {STORY}")
-        alone[name] = _text_of(_ask(client, name, STORY, STORY_TOKENS))
-        _tell(output, f"{name}: {alone[name].strip()}")
-
-    _headline(output, f"both, with kill -9 for the worker of {victim} while it answers")
-    changes = client.events()
-    streams = {name: _ask(client, name, STORY, STORY_TOKENS) for name in names}
-    texts, kills, tokens = dict.fromkeys(names, ""), list[dict[str, Any]](), 0
-    has_failed = False
-    for delta in streams[victim]:
-        texts[victim] += delta.text
-        tokens += len(delta.token_ids)
-        is_due = tokens >= (len(kills) + 1) * STORY_TOKENS // (KILLS + 1)
-        if is_due and len(kills) < KILLS and not has_failed:
-            pid = _row(client, victim)["pid"]
-            os.kill(pid, signal.SIGKILL)
-            killed_at = time.monotonic()
-            _tell(output, f"killed pid {pid} after {tokens} tokens")
-            kills.append({"pid": pid, "tokens": tokens})
-            has_failed = not _came_back(changes, victim)
-            if has_failed:
-                continue  # The answer ends with the cause.
-            kills[-1]["ready_after_s"] = took_s = round(time.monotonic() - killed_at, 3)
-            _tell(output, f"READY again as pid {_row(client, victim)['pid']} after {took_s:.1f} s")
-    if len(kills) < KILLS:
-        _tell(output, f"{victim}: the answer was complete before kill number {len(kills) + 1}")
-    texts[other] = _text_of(streams[other])
-    answers = []
-    for name, stream in streams.items():
-        result, is_same = stream.result, texts[name] == alone[name]
-        count = len(result.token_ids)
-        same = "the same text as alone" if is_same else "A DIFFERENT TEXT"
-        went_on = f", resumed {result.resumed} times" if result.resumed else ""
-        _tell(output, f"{name}: {count} tokens, {same}{went_on}")
-        about = {"model": name, "tokens": count, "resumed": result.resumed}
-        answers.append({**about, "is_same": is_same})
-    backend = _row(client, victim)["backend"]
-    if backend in EXACT_BACKENDS and texts != alone:
-        raise CliError("a crash has changed an answer", code="changed", hint="please report it")
-    return {"backend": backend, "text": alone[other], "kills": kills, "answers": answers}
-
-
-def _ask_over_http(
-    client: Client,
-    model: str,
-    urls: queue.SimpleQueue[str] | None,
-    expected: str,
-    output: Output,
-) -> dict[str, Any] | None:
-    """Ask once over HTTP, and kill the worker in mid-answer; None without the extra.
-
-    Raises:
-        CliError: there is no answer, or it differs from the undisturbed one.
-    """
-    if urls is None:
-        _tell(output, f"\nfor OpenAI's and Anthropic's API over HTTP: {INSTALL_HINT}")
-        return None
-    try:
-        url, killed = urls.get(timeout=START_LIMIT_S), list[int]()
-    except queue.Empty:
-        message = f"the gateway did not listen within {START_LIMIT_S:g} s"
-        raise CliError(message, code="gateway", hint="please report it") from None
-    _headline(output, f"POST {url}{PATH}, with kill -9 for the worker of {model}")
-
-    pieces: list[str] = []
-    body = {"model": model, **_asked(STORY, STORY_TOKENS), "stream": True}
-    for piece in _pieces_over_http(url, json.dumps(body)):
-        pieces.append(piece)
-        if len(pieces) == STORY_TOKENS // 4:
-            killed.append(_row(client, model)["pid"])
-            os.kill(killed[0], signal.SIGKILL)
-            _tell(output, f"its worker, pid {killed[0]}, is killed after {len(pieces)} pieces")
-    text = "".join(pieces)
-    is_same = text == expected
-    same = "the same text as alone" if is_same else "A DIFFERENT TEXT"
-    _tell(output, f"{model}: complete, {same}")
-    backend = _row(client, model)["backend"]
-    if backend in EXACT_BACKENDS and not is_same:
-        raise CliError("a crash has changed an answer", code="changed", hint="please report it")
-    return {"url": url, "killed": killed, "is_same": is_same}
-
-
-def _came_back(changes: Iterable[Mapping[str, Any]], model: str) -> bool:
-    """Wait until the model is READY again; False if it is no longer tried."""
-    states = (change["to"] for change in changes if change["model"] == model)
-    return bool(next(state for state in states if state in ("READY", "FAILED")) == "READY")
-
-
-def _show_status(client: Client, output: Output) -> None:
-    _headline(output, "mlxsup status")
-    status = client.status()
-    if not output.is_json:
-        show_models(output, status, status["models"])
-
-
-def _row(client: Client, model: str) -> dict[str, Any]:
-    """Return the model's entry of the status."""
-    row: dict[str, Any] = next(r for r in client.status()["models"] if r["name"] == model)
-    return row
-
-
-def _headline(output: Output, text: str) -> None:
-    _tell(output, f"\n{output.style(text, sys.stdout, bold=True)}")
-
-
-def _tell(output: Output, text: str) -> None:
-    """Print one line of the story."""
-    if not output.is_json:
-        output.data(text)
-
-
-def visit_own_daemon(serve: Callable[..., int], visit: Callable[[Client], Value]) -> Value:
-    """Run a daemon in this process and a visit in a thread, and end the daemon after the visit.
-
-    So no daemon outlives the command.
+class _Demonstration:
+    """The story of two models, told line by line while it happens.
 
     Args:
-        serve: runs the daemon until it is asked to end; takes `on_listening`.
-        visit: what is done with it.
-
-    Returns:
-        What the visit has returned.
-
-    Raises:
-        CliError: the daemon did not start, or a request failed.
-        OSError: the output cannot be written.
-        KeyboardInterrupt: a signal ended it.
+        client: of a daemon with two models.
+        urls: gets that of the gateway; None without the extra.
+        output: how to write output.
     """
-    values: list[Value] = []
-    failures: list[CliError | OSError] = []
-    visitors: list[threading.Thread] = []
 
-    def visited(endpoint: str) -> None:
+    def __init__(self, client: Client, urls: queue.SimpleQueue[str] | None, output: Output) -> None:
+        self._client = client
+        self._urls = urls
+        self._output = output
+        self._names = [model["name"] for model in client.status()["models"]]
+
+    def show(self) -> dict[str, Any]:
+        """Show everything, and return what `--json` prints.
+
+        Raises:
+            CliError: a request failed, or an answer differs from the undisturbed one.
+        """
+        for name in self._names:
+            with progress_shown(self._client, name, self._output):
+                self._client.load(name)
+            self._tell(f"{name}: READY as pid {self._row(name)['pid']}")
+        self._head(f"both answer at once: {QUESTION}")
+        streams = [self._ask(name, QUESTION, QUESTION_TOKENS) for name in self._names]
+        for name, stream in zip(self._names, streams, strict=True):
+            self._tell(f"{name}: {_text_of(stream).strip()}")
+        alone = {}
+        for name in self._names:
+            self._head(f"{name} alone: {STORY}")
+            alone[name] = _text_of(self._ask(name, STORY, STORY_TOKENS))
+            self._tell(f"{name}: {alone[name].strip()}")
+        shown = self._kill_one(alone)
+        other = self._names[-1]
+        shown["http"] = self._ask_over_http(other, alone[other])
+        self._head("mlxsup status")
+        status = self._client.status()
+        if not self._output.is_json:
+            show_models(self._output, status, status["models"])
+        self._head("mlxsup stop")
+        return shown
+
+    def _kill_one(self, alone: Mapping[str, str]) -> dict[str, Any]:
+        """Kill the worker of the first model while both answer, and compare the answers."""
+        victim, other = self._names
+        self._head(f"both, with kill -9 for the worker of {victim} while it answers")
+        changes = self._client.events()
+        streams = {name: self._ask(name, STORY, STORY_TOKENS) for name in self._names}
+        texts, kills, tokens = dict.fromkeys(self._names, ""), list[dict[str, Any]](), 0
+        has_failed = False
+        for delta in streams[victim]:
+            texts[victim] += delta.text
+            tokens += len(delta.token_ids)
+            is_due = tokens >= (len(kills) + 1) * STORY_TOKENS // (KILLS + 1)
+            if not is_due or len(kills) == KILLS or has_failed:
+                continue
+            pid = self._kill(victim)
+            killed_at = time.monotonic()
+            self._tell(f"killed pid {pid} after {tokens} tokens")
+            kills.append({"pid": pid, "tokens": tokens})
+            states = (change["to"] for change in changes if change["model"] == victim)
+            has_failed = next(one for one in states if one in ("READY", "FAILED")) == "FAILED"
+            if not has_failed:  # otherwise the answer ends with the cause
+                kills[-1]["ready_after_s"] = took_s = round(time.monotonic() - killed_at, 3)
+                pid = self._row(victim)["pid"]
+                self._tell(f"READY again as pid {pid} after {took_s:.1f} s")
+        if len(kills) < KILLS:
+            number = len(kills) + 1
+            self._tell(f"{victim}: the answer was complete before kill number {number}")
+        texts[other] = _text_of(streams[other])
+        answers = []
+        for name, stream in streams.items():
+            result, is_same = stream.result, texts[name] == alone[name]
+            count = len(result.token_ids)
+            same = "the same text as alone" if is_same else "A DIFFERENT TEXT"
+            went_on = f", resumed {result.resumed} times" if result.resumed else ""
+            self._tell(f"{name}: {count} tokens, {same}{went_on}")
+            about = {"model": name, "tokens": count, "resumed": result.resumed}
+            answers.append({**about, "is_same": is_same})
+        backend = self._compare(victim, is_same=texts == alone)
+        return {"backend": backend, "text": alone[other], "kills": kills, "answers": answers}
+
+    def _ask_over_http(self, model: str, expected: str) -> dict[str, Any] | None:
+        """Ask once over HTTP, and kill the worker in mid-answer; None without the extra."""
+        if self._urls is None:
+            self._tell(f"\nfor OpenAI's and Anthropic's API over HTTP: {INSTALL_HINT}")
+            return None
         try:
-            with connect(Target(endpoint=endpoint)) as client:
-                try:
-                    values.append(visit(client))
-                finally:
-                    client.stop(now=True)
-        except (CliError, OSError) as error:
-            failures.append(error)
+            url, killed = self._urls.get(timeout=START_LIMIT_S), list[int]()
+        except queue.Empty:
+            message = f"the gateway did not listen within {START_LIMIT_S:g} s"
+            raise CliError(message, code="gateway", hint="please report it") from None
+        self._head(f"POST {url}{PATH}, with kill -9 for the worker of {model}")
+        pieces: list[str] = []
+        body = {"model": model, **_asked(STORY, STORY_TOKENS), "stream": True}
+        for piece in _pieces_over_http(url, json.dumps(body)):
+            pieces.append(piece)
+            if len(pieces) == STORY_TOKENS // 4:
+                killed.append(self._kill(model))
+                self._tell(f"its worker, pid {killed[0]}, is killed after {len(pieces)} pieces")
+        is_same = "".join(pieces) == expected
+        same = "the same text as alone" if is_same else "A DIFFERENT TEXT"
+        self._tell(f"{model}: complete, {same}")
+        self._compare(model, is_same=is_same)
+        return {"url": url, "killed": killed, "is_same": is_same}
 
-    def begin(endpoint: str) -> None:
-        visitors.append(threading.Thread(target=visited, args=(endpoint,), daemon=True))
-        visitors[0].start()
+    def _compare(self, model: str, *, is_same: bool) -> str:
+        """Return the back-end; raise CliError if an answer differs on one that is exact."""
+        backend = str(self._row(model)["backend"])
+        if backend in EXACT_BACKENDS and not is_same:
+            raise CliError("a crash has changed an answer", code="changed", hint="please report it")
+        return backend
 
-    code = serve(on_listening=begin)
-    for visitor in visitors:
-        visitor.join()
-    if code:
-        raise CliError(f"the daemon ended with exit code {code}", code="internal")
-    for failure in failures:
-        if isinstance(failure, CliError) and failure.code in ("shutting_down", "connection_lost"):
-            raise KeyboardInterrupt
-        raise failure
-    if not values:
-        raise KeyboardInterrupt
-    return values[0]
+    def _ask(self, model: str, question: str, max_tokens: int) -> Stream:
+        """Ask for an answer; what comes of it waits until it is read."""
+        return self._client.generate(model, **_asked(question, max_tokens))
+
+    def _kill(self, model: str) -> int:
+        pid = int(self._row(model)["pid"])
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def _row(self, model: str) -> dict[str, Any]:
+        """Return the model's entry of the status."""
+        row: dict[str, Any] = next(
+            row for row in self._client.status()["models"] if row["name"] == model
+        )
+        return row
+
+    def _head(self, text: str) -> None:
+        self._tell(_headline(self._output, text))
+
+    def _tell(self, text: str) -> None:
+        """Print one line of the story."""
+        if not self._output.is_json:
+            self._output.data(text)
 
 
 def _pieces_over_http(url: str, body: str) -> Iterator[str]:

@@ -79,13 +79,7 @@ _SOURCES = {"path", "repo", "revision"}
 
 
 class Check:
-    """Everything that is wrong with one file.
-
-    Args:
-        path: the file, for the messages.
-        lines: where its tables and keys are.
-        values: what `tomllib` made of it.
-    """
+    """Everything that is wrong with one file."""
 
     def __init__(self, *, path: Path, lines: LineIndex, values: dict[str, Any]) -> None:
         self._path = path
@@ -125,12 +119,7 @@ class Check:
             self._add_all(_foreign_problems(file.gateway.names, file.models))
 
     def machine(self, file: FileTable, keys: KeyPlace) -> None:
-        """Check that this machine can serve a file.
-
-        Args:
-            file: the tables.
-            keys: where the API keys of the gateway are.
-        """
+        """Check that this machine can serve a file."""
         budget = file.supervisor.memory_budget
         if budget is not None:
             self._add_all(_budget_problems(budget))
@@ -234,11 +223,6 @@ def gateway_problems(listen: str, rules: GatewayRules, keys: KeyPlace) -> Iterat
     """Yield what keeps a gateway from running here: the key of `[gateway]`, and a phrase behind it.
 
     Keys that were lost keep it from nothing: it runs, refuses every request and says why.
-
-    Args:
-        listen: where it is to listen.
-        rules: what the configuration says about requests.
-        keys: where its keys are.
     """
     try:
         address = Address.parse(listen)

@@ -49,9 +49,6 @@ def _is_repository(text: str) -> bool:
 def config_of_folders(sources: Mapping[str, Path | str]) -> tuple[DaemonConfig, str]:
     """Return the configuration that a daemon runs with, and the file that would say the same.
 
-    Args:
-        sources: folders and repositories by model name.
-
     Raises:
         ConfigError: a name is invalid.
     """

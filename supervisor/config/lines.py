@@ -28,9 +28,6 @@ class LineIndex:
 
     A value that spans lines (an array, a string in triple quotes) is skipped, so that nothing
     inside it is mistaken for a key.
-
-    Args:
-        text: the file.
     """
 
     def __init__(self, text: str) -> None:

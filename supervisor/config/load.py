@@ -123,10 +123,6 @@ class ConfigText:
 def load_config(path: Path, *, has_sockets: bool = False) -> DaemonConfig:
     """Read a configuration file, and look up the repositories of its models in the cache.
 
-    Args:
-        path: the file.
-        has_sockets: see `read_config`.
-
     Raises:
         ConfigError: it cannot be read, or anything in it is wrong.
     """
@@ -171,13 +167,7 @@ def _looked_up(model: ModelSettings) -> ModelSettings:
 
 
 def located(model: ModelSettings, path: str, *, is_lacking: bool) -> ModelSettings:
-    """Return the entry of a repository with what the cache has of it.
-
-    Args:
-        model: its entry.
-        path: the folder of the snapshot, or where the cache would have the repository.
-        is_lacking: whether files of the repository have to be downloaded before a load.
-    """
+    """Return the entry of a repository with what the cache has of it."""
     download = Repository(model.repo, model.revision) if is_lacking else None
     return replace(model, launch=replace(model.launch, path=path), download=download)
 

@@ -38,10 +38,6 @@ def model_problems(config: DaemonConfig) -> dict[ModelName, FolderProblem]:
 def check_model_folders(config: DaemonConfig, path: Path) -> None:
     """Check the folders of all models.
 
-    Args:
-        config: what the file says.
-        path: the file, as errors call it.
-
     Raises:
         ConfigError: names each model with a folder that cannot be loaded.
     """

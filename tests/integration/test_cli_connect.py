@@ -45,7 +45,7 @@ def connect(
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-def test_it_prints_what_belongs_into_the_file_and_writes_nothing(
+def test_settings_are_printed_and_nothing_is_written(
     daemon: HttpDaemon, tmp_path: Path, tool: str
 ) -> None:
     done = connect(daemon, tmp_path, tool)
@@ -61,7 +61,7 @@ def test_it_prints_what_belongs_into_the_file_and_writes_nothing(
     assert value["usage"]
 
 
-def test_it_writes_shows_the_difference_and_takes_it_back(
+def test_write_shows_the_difference_and_undo_takes_it_back(
     daemon: HttpDaemon, tmp_path: Path
 ) -> None:
     path = tmp_path / ".config" / "zed" / "settings.json"
@@ -84,7 +84,7 @@ def test_it_writes_shows_the_difference_and_takes_it_back(
     assert nothing.stderr.splitlines()[1:] == ["hint: `mlxsup connect zed` prints what it needs"]
 
 
-def test_the_models_are_those_of_the_daemon(daemon: HttpDaemon, tmp_path: Path) -> None:
+def test_models_are_those_of_the_daemon(daemon: HttpDaemon, tmp_path: Path) -> None:
     done = connect(daemon, tmp_path, "opencode", "--model", "frozen:high")
     models = json.loads(done.stdout)["provider"]["mlxsup"]["models"]
     assert list(models) == ["frozen:high", "cold", "m", "gone"]
@@ -95,7 +95,7 @@ def test_the_models_are_those_of_the_daemon(daemon: HttpDaemon, tmp_path: Path) 
     assert (wrong.returncode, "did you mean cold?" in wrong.stderr) == (1, True)
 
 
-def test_a_file_with_comments_is_left_alone_and_what_to_paste_is_printed(
+def test_file_with_comments_is_left_alone_and_the_settings_are_printed(
     daemon: HttpDaemon, tmp_path: Path
 ) -> None:
     path = tmp_path / ".claude" / "settings.json"
@@ -111,7 +111,7 @@ def test_a_file_with_comments_is_left_alone_and_what_to_paste_is_printed(
     assert (told["error"]["code"], "without --write" in told["error"]["hint"]) == ("file", True)
 
 
-def test_what_cannot_be_done_says_what_can(daemon: HttpDaemon, tmp_path: Path) -> None:
+def test_refusals_name_the_way(daemon: HttpDaemon, tmp_path: Path) -> None:
     done = connect(daemon, tmp_path, "open-webui", "--write")
     assert (done.returncode, "in a database" in done.stderr) == (1, True)
     assert connect(daemon, tmp_path, "emacs").returncode == 64
@@ -120,7 +120,7 @@ def test_what_cannot_be_done_says_what_can(daemon: HttpDaemon, tmp_path: Path) -
     assert json.loads(done.stdout)["error"]["code"] == "nothing_to_undo"
 
 
-def test_a_key_is_written_and_an_address_for_everybody_is_one_of_this_machine(
+def test_key_is_written_and_a_public_address_is_reached_at_loopback(
     tmp_path: Path,
 ) -> None:
     daemon = HttpDaemon({"m": fake()})

@@ -16,7 +16,7 @@ import pytest
 from mlxsup.client import Client
 from mlxsup.protocol.client_messages import Deltas, Generate, Notice, Ping, StatusQuery
 from mlxsup.protocol.codec import decode_body
-from mlxsup.protocol.ids import RequestId
+from mlxsup.protocol.ids import RequestId, pack_tokens
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import Channel, FinishReason, NoticeKind
 
@@ -34,10 +34,17 @@ from support.client.scripted_supervisor import (
 from support.daemon.daemon import Daemon, fake, row, wait_for_state
 
 PROMPT = "What is the capital of France?"
+USER = {"role": "user", "content": PROMPT}
+SYSTEM = {"role": "system", "content": "Be brief."}
+OFF, ON = ({"enable_thinking": thinks, "thinking": thinks} for thinks in (False, True))
+FORMAT = {"type": "json_schema", "json_schema": {"schema": {"type": "integer"}}}
 
 
 def script_of(
-    *models: str, texts: tuple[str, ...] = ("Par", "is"), reason: FinishReason = FinishReason.STOP
+    *models: str,
+    texts: tuple[str, ...] = ("Par", "is"),
+    reason: FinishReason = FinishReason.STOP,
+    channel: Channel = Channel.CONTENT,
 ) -> Script:
     """A daemon with these models, all of which give the same answer."""
 
@@ -45,7 +52,10 @@ def script_of(
         if isinstance(message, StatusQuery):
             answer(peer, message, models=[{"name": name} for name in models])
         elif isinstance(message, Generate):
-            send_pieces(peer, message.id, list(texts))
+            for seq, text in enumerate(texts):
+                tokens = pack_tokens([seq])
+                delta = piece(message.id, seq, text, tokens=tokens, channel=channel)
+                peer.send(Deltas(deltas=[delta]))
             finish(peer, message.id, len(texts), reason)
 
     return script
@@ -56,71 +66,45 @@ def run(supervisor: ScriptedSupervisor, *arguments: str) -> tuple[int, str, str]
     return done.returncode, done.stdout, done.stderr
 
 
-def sent(supervisor: ScriptedSupervisor) -> dict[str, Any]:
-    """The body of the latest request."""
-    return decode_body(supervisor.got(Generate)[-1].body).to_wire()
-
-
-def test_the_prompt_is_a_message_for_the_template_unless_it_is_raw(path: Path) -> None:
-    with scripted_supervisor(path, script_of("m")) as supervisor:
-        assert run(supervisor, "m", PROMPT) == (0, "Paris", "")
-        user = {"role": "user", "content": PROMPT}
-        assert sent(supervisor) == {"messages": [user], "messages_as_text": True}
-        assert run(supervisor, "m", PROMPT, "--system", "Be brief.") == (0, "Paris", "")
-        system = {"role": "system", "content": "Be brief."}
-        assert sent(supervisor) == {"messages": [system, user], "messages_as_text": True}
-        assert run(supervisor, "m", PROMPT, "--raw") == (0, "Paris", "")
-        assert sent(supervisor) == {"prompt": PROMPT}
-
-
 @pytest.mark.parametrize(
-    ("options", "parameters"),
+    ("options", "body"),
     [
-        (["--top-k", "5", "--min-p", "0.1"], {"top_k": 5, "min_p": 0.1}),
-        (
-            ["--no-think"],
-            {"chat_template_kwargs": {"enable_thinking": False, "thinking": False}},
-        ),
-        (["--think"], {"chat_template_kwargs": {"enable_thinking": True, "thinking": True}}),
-        (
-            ["--schema", "SCHEMA"],
-            {
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"schema": {"type": "integer"}},
-                }
-            },
-        ),
+        ([], {"messages": [USER]}),
+        (["--system", "Be brief."], {"messages": [SYSTEM, USER]}),
+        (["--raw"], {"prompt": PROMPT}),
+        (["--top-k", "5", "--min-p", "0.1"], {"messages": [USER], "top_k": 5, "min_p": 0.1}),
+        (["--no-think"], {"messages": [USER], "chat_template_kwargs": OFF}),
+        (["--think"], {"messages": [USER], "chat_template_kwargs": ON}),
+        (["--schema", "schema.json"], {"messages": [USER], "response_format": FORMAT}),
     ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_options_become_parameters(
-    path: Path, tmp_path: Path, options: list[str], parameters: dict[str, Any]
+def test_prompt_and_options_become_a_body(
+    path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    body: dict[str, Any],
 ) -> None:
-    schema = tmp_path / "schema.json"
-    schema.write_text('{"type": "integer"}')
-    given = [str(schema) if option == "SCHEMA" else option for option in options]
+    (tmp_path / "schema.json").write_text('{"type": "integer"}')
+    monkeypatch.chdir(tmp_path)
     with scripted_supervisor(path, script_of("m")) as supervisor:
-        assert run(supervisor, "m", PROMPT, *given) == (0, "Paris", "")
-        body = sent(supervisor)
-    assert {name: body[name] for name in body if not name.startswith("messages")} == parameters
+        assert run(supervisor, "m", PROMPT, *options) == (0, "Paris", "")
+        sent = decode_body(supervisor.got(Generate)[-1].body).to_wire()
+    assert sent == ({"messages_as_text": True} if "messages" in body else {}) | body
 
 
-def test_the_only_model_need_not_be_named(path: Path) -> None:
+def test_only_one_model_need_not_be_named(path: Path) -> None:
     with scripted_supervisor(path, script_of("m")) as supervisor:
         assert run(supervisor, PROMPT) == (0, "Paris", "")
-        assert supervisor.got(Generate)[0].model == "m"
-        assert sent(supervisor)["messages"][0]["content"] == PROMPT
+        [asked] = supervisor.got(Generate)
+        assert asked.model == "m"
+        assert decode_body(asked.body).to_wire()["messages"] == [USER]
         # Its name alone is no prompt.
         status, out, err = run(supervisor, "m")
-        assert (status, out) == (64, "")
-        assert "Missing argument 'PROMPT'" in err
-        assert len(supervisor.got(Generate)) == 1
+        assert (status, out, "Missing argument 'PROMPT'" in err) == (64, "", True)
         chatted = run_cli("chat", "--endpoint", supervisor.endpoint, stdin="hi\n")
         assert (chatted.returncode, chatted.stdout) == (0, "Paris\n")
-
-
-def test_one_of_several_models_must_be_named(path: Path) -> None:
     with scripted_supervisor(path, script_of("b", "a")) as supervisor:
         status, out, err = run(supervisor, PROMPT)
         assert (status, out) == (64, "")
@@ -132,47 +116,44 @@ def test_one_of_several_models_must_be_named(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("texts", "reason", "remark"),
+    ("texts", "reason", "channel", "status", "remark"),
     [
-        ((), FinishReason.STOP, "the answer is empty: the model ended it at once"),
-        ((" ", "\n"), FinishReason.STOP, "the answer is nothing but white space"),
-        (("x",), FinishReason.LENGTH, ""),
+        (
+            (), FinishReason.STOP, Channel.CONTENT, 0,
+            "the answer is empty: the model ended it at once",
+        ),
+        (
+            (" ", "\n"), FinishReason.STOP, Channel.CONTENT, 0,
+            "the answer is nothing but white space",
+        ),
+        (("x",), FinishReason.LENGTH, Channel.CONTENT, 0, ""),
+        (("Par",), FinishReason.CANCELLED, Channel.CONTENT, 1, "cancelled after 1 token"),
+        (
+            ("Let me see",), FinishReason.LENGTH, Channel.REASONING, 0,
+            "no answer: the limit of tokens came while the model was still reasoning",
+        ),
     ],
-)
-def test_an_empty_answer_says_so_on_stderr(
-    path: Path, texts: tuple[str, ...], reason: FinishReason, remark: str
+    ids=["empty", "white space", "cut", "cancelled", "reasoning"],
+)  # fmt: skip
+def test_odd_answer_is_remarked_on_stderr(
+    path: Path,
+    texts: tuple[str, ...],
+    reason: FinishReason,
+    channel: Channel,
+    status: int,
+    remark: str,
 ) -> None:
-    with scripted_supervisor(path, script_of("m", texts=texts, reason=reason)) as supervisor:
+    script = script_of("m", texts=texts, reason=reason, channel=channel)
+    text = "" if channel is Channel.REASONING else "".join(texts)
+    with scripted_supervisor(path, script) as supervisor:
         told = f"{remark}\n" if remark else ""
-        assert run(supervisor, "m", PROMPT) == (0, "".join(texts), told)
-        where = ("--endpoint", supervisor.endpoint)
-        done = run_cli("generate", "m", PROMPT, "--json", *where)
-        assert (json.loads(done.stdout)["text"], done.stderr) == ("".join(texts), "")
-        with Terminal("generate", "m", PROMPT, *where) as terminal:
+        assert run(supervisor, "m", PROMPT, "--max-tokens", "1") == (status, text, told)
+        code, out, err = run(supervisor, "m", PROMPT, "--json")
+        value = json.loads(out)
+        assert (code, value["text"], value["finish_reason"], err) == (status, text, reason, "")
+        with Terminal("generate", "m", PROMPT, "--endpoint", supervisor.endpoint) as terminal:
             shown = ESCAPE.sub("", terminal.end()).splitlines()
-        assert ([remark] == shown[-1:]) == bool(remark)
-
-
-def test_an_answer_that_somebody_has_cancelled_is_no_success(path: Path) -> None:
-    script = script_of("m", texts=("Par",), reason=FinishReason.CANCELLED)
-    with scripted_supervisor(path, script) as supervisor:
-        assert run(supervisor, "m", PROMPT) == (1, "Par", "cancelled after 1 token\n")
-        done = run_cli("generate", "m", PROMPT, "--json", "--endpoint", supervisor.endpoint)
-        assert (json.loads(done.stdout)["finish_reason"], done.stderr) == ("cancelled", "")
-        assert done.returncode == 1
-
-
-def test_an_answer_that_is_all_reasoning_says_why(path: Path) -> None:
-    def script(peer: Peer, message: Message) -> None:
-        if isinstance(message, Generate):
-            thought = piece(message.id, 0, "Let me see", channel=Channel.REASONING)
-            peer.send(Deltas(deltas=[thought]))
-            finish(peer, message.id, 1, FinishReason.LENGTH)
-
-    with scripted_supervisor(path, script) as supervisor:
-        status, out, err = run(supervisor, "m", PROMPT, "--max-tokens", "1")
-    assert (status, out) == (0, "")
-    assert err == "no answer: the limit of tokens came while the model was still reasoning\n"
+        assert not remark or shown[-1].endswith(remark)
 
 
 REMARK = "the worker ended; the answer continues when it is back"
@@ -196,7 +177,7 @@ def kill_worker(daemon: Daemon) -> None:
         os.kill(row(client, "m")["pid"], signal.SIGKILL)
 
 
-def test_an_interrupted_answer_says_so_in_a_line_and_loses_nothing_F10(daemon: Daemon) -> None:
+def test_interrupted_answer_says_so_in_a_line_and_loses_nothing_F10(daemon: Daemon) -> None:
     whole = run_cli(*generate(daemon, ANSWERS_PROMPT, "--max-tokens", "100")).stdout
     with Terminal(*generate(daemon, ANSWERS_PROMPT, "--max-tokens", "100")) as terminal:
         terminal.expect(whole[:4])
@@ -236,7 +217,7 @@ def test_thoughts_are_for_a_terminal_and_not_in_what_a_program_reads(daemon: Dae
     assert ESCAPE.sub("", seen).split("\r")[-1].endswith("hm\nwell\n")
 
 
-def test_what_ends_an_answer_can_be_said(daemon: Daemon) -> None:
+def test_options_that_end_an_answer(daemon: Daemon) -> None:
     def tokens(prompt: str, *more: str) -> list[int]:
         done = run_cli(*generate(daemon, prompt, "--json", *more))
         assert done.returncode == 0, done.stderr

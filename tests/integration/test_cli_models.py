@@ -23,15 +23,34 @@ from support.models.safetensors_files import write_folder as write_weights
 from support.models.tiny_model import make_tiny_model
 
 BERT = {**MODEL, "config.json": b'{"model_type": "bert"}'}
+TITLE = "mlx-community/Tiny-Llama-Instruct-4bit"
 
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """A home with a real model in LM Studio's folder, and what cannot be served in the cache."""
+    with tempfile.TemporaryDirectory(prefix="mlxsup-t-", dir="/tmp") as name:
+        yield Path(name)
+
+
+@pytest.fixture(scope="module")
+def stocked() -> Iterator[Path]:
+    """A home with a real model in LM Studio's folder, others that cannot be loaded, and the
+    configuration that `init` has written for it."""
     with tempfile.TemporaryDirectory(prefix="mlxsup-t-", dir="/tmp") as name:
         home = Path(name)
-        make_tiny_model(home / ".lmstudio/models/mlx-community/Tiny-Llama-Instruct-4bit")
+        make_tiny_model(home / ".lmstudio/models" / TITLE)
         write_repository(home / "hub", "a/bert", BERT)
+        write_repository(home / "hub", "b/Second-8bit")
+        # Its header says that it has 2 TiB; nothing but the header is read.
+        arrays = llama_arrays(vocabulary=2**34, hidden=64)
+        write_weights(home / ".mlxsup/models/huge", llama_config(), arrays)
+        (home / ".mlxsup/models/huge/tokenizer.json").write_text("{}")
+        done = run_cli("init", **variables(home))
+        assert done.returncode == 0, done.stderr
+        assert f"wrote {home}/.mlxsup/config.toml" in done.stdout
+        assert "  huge: Does not fit: needs " in done.stdout
+        assert "mlxsup start --detach`" in done.stderr
+        write_folder(home / ".mlxsup/models/late")
         yield home
 
 
@@ -46,50 +65,46 @@ def json_of(home: Path, *arguments: str) -> dict[str, Any]:
     return value
 
 
-def test_three_commands_lead_from_a_home_with_models_to_an_answer(home: Path) -> None:
-    done = run_cli("init", **variables(home))
-    assert done.returncode == 0
-    assert f"wrote {home}/.mlxsup/config.toml" in done.stdout
-    assert "mlxsup start --detach`" in done.stderr
-    with Piped("start", **variables(home)) as started:
-        assert started.line().startswith("listening at ")
-        asked = run_cli("generate", "tiny-llama", "hello", "--max-tokens", "3", **variables(home))
-        assert asked.returncode == 0, asked.stderr
-        assert started.interrupt()[0] == 0
+# ---------------------------------------------------------------- init
 
 
-@pytest.mark.parametrize("word", ["init", "start"])
-def test_a_file_whose_schema_cannot_be_written_is_not_left(home: Path, word: str) -> None:
-    model = home / ".lmstudio/models/mlx-community/Tiny-Llama-Instruct-4bit"
-    command = ["init"] if word == "init" else ["start", "--model", str(model), "--save"]
-    folder = home / "new"
-    (folder / "mlxsup.schema.json" / "of somebody").mkdir(parents=True)
-    done = run_cli(*command, str(folder / "c.toml"), **variables(home))
-    assert (done.returncode, done.stdout) == (1, "")
-    assert f"cannot write {folder}/c.toml: " in done.stderr
-    assert [path.name for path in folder.iterdir()] == ["mlxsup.schema.json"]
-
-
-def test_the_file_is_valid_and_names_what_it_leaves_out(home: Path) -> None:
-    write_repository(home / "hub", "b/Second-8bit")
-    value = json_of(home, "init", str(home / "mlxsup.toml"))
-    assert [model["name"] for model in value["models"]] == ["second", "tiny-llama"]
-    assert [row["title"] for row in value["left_out"]] == ["a/bert"]
-    text = (home / "mlxsup.toml").read_text()
+def test_init_writes_a_valid_file_that_names_what_it_leaves_out(stocked: Path) -> None:
+    path = stocked / ".mlxsup/config.toml"
+    text = path.read_text()
     first = text.splitlines()[0]
     assert first == "#:schema mlxsup.schema.json"
-    schema = json.loads((home / first.split()[1]).read_text())
+    schema = json.loads(path.with_name("mlxsup.schema.json").read_text())
     assert set(tomllib.loads(text)) <= set(schema["properties"])
     assert "# a/bert: mlx-lm serves no models of type bert" in text
     assert "# 158 B, llama, from Hugging Face cache. Fits: needs about " in text
+    assert "# [models.huge]" in text
+    assert "Does not fit: needs " in text
     models = tomllib.loads(text)["models"]
+    assert list(models) == ["second", "tiny-llama"]
     assert models["second"] == {"repo": "b/Second-8bit"}
-    assert models["tiny-llama"]["path"].startswith(f"{home}/.lmstudio/models/")
-    checked = run_cli("config", "check", str(home / "mlxsup.toml"), **variables(home))
+    assert models["tiny-llama"]["path"].startswith(f"{stocked}/.lmstudio/models/")
+    checked = run_cli("config", "check", str(path), **variables(stocked))
     assert checked.returncode == 0, checked.stderr
+    value = json_of(stocked, "init", f"{stocked}/other.toml")
+    assert [one["name"] for one in value["models"] if one["fits"]] == [
+        "second",
+        "tiny-llama",
+        "late",
+    ]
+    assert [row["title"] for row in value["left_out"]] == ["a/bert"]
 
 
-def test_a_file_that_exists_is_left_as_it_is(home: Path) -> None:
+@pytest.mark.mlx
+def test_daemon_answers_with_what_init_has_found(stocked: Path) -> None:
+    with Piped("start", **variables(stocked)) as started:
+        assert started.line().startswith("listening at ")
+        asked = ("generate", "tiny-llama", "hello", "--max-tokens", "3")
+        done = run_cli(*asked, **variables(stocked))
+        assert done.returncode == 0, done.stderr
+        assert started.interrupt()[0] == 0
+
+
+def test_init_leaves_a_file_that_exists(home: Path) -> None:
     path = home / "mlxsup.toml"
     path.write_text("mine")
     done = run_cli("init", str(path), **variables(home))
@@ -98,55 +113,54 @@ def test_a_file_that_exists_is_left_as_it_is(home: Path) -> None:
     assert path.read_text() == "mine"
     path.unlink()
     path.symlink_to("nowhere")
-    assert run_cli("init", str(path), **variables(home)).returncode == 1
+    done = run_cli("init", str(path), **variables(home))
+    assert (done.returncode, f"{path} exists; it is left" in done.stderr) == (1, True)
     assert path.is_symlink()
 
 
-def test_a_file_that_cannot_be_written_is_an_error_with_its_name(home: Path) -> None:
-    (home / "file").touch()
-    done = run_cli("init", f"{home}/file/c.toml", "--json", **variables(home))
-    assert done.returncode == 1
-    error = json.loads(done.stdout)["error"]
-    assert (error["code"], f"{home}/file" in error["message"]) == ("output", True)
+@pytest.mark.parametrize("word", ["init", "start"])
+def test_file_whose_schema_cannot_be_written_is_not_left(home: Path, word: str) -> None:
+    model = write_folder(home / ".mlxsup/models/m")
+    command = ["init"] if word == "init" else ["start", "--model", str(model), "--save"]
+    folder = home / "new"
+    (folder / "mlxsup.schema.json" / "a folder").mkdir(parents=True)
+    done = run_cli(*command, str(folder / "c.toml"), **variables(home))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"cannot write {folder}/c.toml: " in done.stderr
+    assert [path.name for path in folder.iterdir()] == ["mlxsup.schema.json"]
+    if word == "init":
+        (home / "file").touch()
+        done = run_cli("init", f"{home}/file/c.toml", "--json", **variables(home))
+        error = json.loads(done.stdout)["error"]
+        assert (done.returncode, error["code"]) == (1, "output")
+        assert f"{home}/file" in error["message"]
 
 
-def test_a_machine_without_models_gets_no_file(home: Path) -> None:
-    empty = variables(home) | {"HOME": f"{home}/other", "HF_HUB_CACHE": f"{home}/none"}
-    done = run_cli("init", **empty)
+def test_machine_without_models_gets_no_file(home: Path) -> None:
+    done = run_cli("init", **variables(home))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: no models in the Hugging Face cache, ")
-    assert not (home / "other").exists()
-    listed = run_cli("models", **empty)
+    assert not (home / ".mlxsup").exists()
+    listed = run_cli("models", **variables(home))
     assert listed.returncode == 0
     assert listed.stdout.startswith("no models in ")
 
 
-def test_a_model_that_can_never_fit_stands_in_a_comment(home: Path) -> None:
-    """Its header says that it has 2 TiB; nothing but the header is read."""
-    arrays = llama_arrays(vocabulary=2**34, hidden=64)
-    write_weights(home / ".mlxsup/models/huge", llama_config(), arrays)
-    (home / ".mlxsup/models/huge/tokenizer.json").write_text("{}")
-    done = run_cli("init", f"{home}/c.toml", **variables(home))
-    assert done.returncode == 0, done.stderr
-    text = (home / "c.toml").read_text()
-    assert "# [models.huge]" in text
-    assert "Does not fit: needs " in text
-    assert set(tomllib.loads(text)["models"]) == {"tiny-llama"}
+# ---------------------------------------------------------------- models and show
 
 
-def test_models_lists_what_is_configured_first_and_nothing_twice(home: Path) -> None:
-    assert run_cli("init", **variables(home)).returncode == 0
-    write_folder(home / ".mlxsup/models/late")
-    rows = json_of(home, "models")["models"]
-    assert [(row["name"], row["title"]) for row in rows] == [
-        ("tiny-llama", "mlx-community/Tiny-Llama-Instruct-4bit"),
-        (None, "a/bert"),
-        (None, "late"),
+def test_models_lists_what_is_configured_first_and_nothing_twice(stocked: Path) -> None:
+    rows = json_of(stocked, "models")["models"]
+    assert [(row["name"], row["title"], row["problem"]) for row in rows] == [
+        ("second", "b/Second-8bit", None),
+        ("tiny-llama", TITLE, None),
+        (None, "a/bert", "mlx-lm serves no models of type bert"),
+        (None, "huge", None),
+        (None, "late", None),
     ]
-    assert rows[1]["problem"] == "mlx-lm serves no models of type bert"
 
 
-def test_a_configured_model_that_is_gone_is_listed_with_its_problem(home: Path) -> None:
+def test_configured_model_that_is_gone_is_listed_with_its_problem(home: Path) -> None:
     config = home / "c.toml"
     config.write_text('[models.m]\nrepo = "a/gone"\n[models.f]\nengine = "fake"\n')
     rows = json_of(home, "models", "--config", str(config))["models"]
@@ -156,43 +170,34 @@ def test_a_configured_model_that_is_gone_is_listed_with_its_problem(home: Path) 
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "tiny-llama",
-        "mlx-community/Tiny-Llama-Instruct-4bit",
-        "Tiny-Llama-Instruct-4bit",
-        "{home}/.lmstudio/models/mlx-community/Tiny-Llama-Instruct-4bit",
-    ],
+    "name", ["tiny-llama", TITLE, "Tiny-Llama-Instruct-4bit", f"{{home}}/.lmstudio/models/{TITLE}"]
 )
-def test_show_takes_a_name_a_title_or_a_folder(home: Path, name: str) -> None:
-    assert run_cli("init", **variables(home)).returncode == 0
-    value = json_of(home, "show", name.format(home=home))
+def test_show_takes_a_name_a_title_or_a_folder(stocked: Path, name: str) -> None:
+    value = json_of(stocked, "show", name.format(home=stocked))
     assert value["model_type"] == "llama"
     assert value["context_length"] == 4096
     assert value["has_template"] is True
     assert value["needs"]["fits"] is True
-    text = run_cli("show", name.format(home=home), **variables(home)).stdout
+
+
+def test_show_for_people_names_what_is_known_and_what_is_wrong(stocked: Path) -> None:
+    text = run_cli("show", "tiny-llama", **variables(stocked)).stdout
     assert "chat template  yes" in text
     assert "licence        not said" in text
-
-
-def test_show_of_a_name_that_nobody_has_suggests_one_that_is_close(home: Path) -> None:
-    assert run_cli("init", **variables(home)).returncode == 0
-    done = run_cli("show", "tiny-lama", "--json", **variables(home))
-    assert done.returncode == 1
-    error = json.loads(done.stdout)["error"]
-    assert (error["code"], error["hint"]) == ("unknown_model", "did you mean tiny-llama?")
-
-
-def test_show_says_why_a_folder_cannot_be_served(home: Path) -> None:
-    done = run_cli("show", "a/bert", **variables(home))
+    done = run_cli("show", "a/bert", **variables(stocked))
     assert done.returncode == 1
     assert "problem        mlx-lm serves no models of type bert" in done.stdout
     assert "memory" not in done.stdout
-    value = run_cli("show", "a/bert", "--json", **variables(home))
+    value = run_cli("show", "a/bert", "--json", **variables(stocked))
     assert (value.returncode, value.stderr) == (1, "")
     assert json.loads(value.stdout)["problem"] == "mlx-lm serves no models of type bert"
+    done = run_cli("show", "tiny-lama", "--json", **variables(stocked))
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, error["code"]) == (1, "unknown_model")
+    assert error["hint"] == "did you mean tiny-llama?"
 
+
+# ---------------------------------------------------------------- plan
 
 GIB = 2**30
 MIB = 2**20
@@ -219,7 +224,7 @@ def planned(config: Path) -> dict[str, Any]:
     return value
 
 
-def test_what_fits_and_what_does_not_and_what_helps(tmp_path: Path) -> None:
+def test_plan_names_what_fits_and_the_budget_that_would_do(tmp_path: Path) -> None:
     models = {
         "small": given("100MiB"),
         "large": given("300MiB"),
@@ -241,7 +246,7 @@ def test_what_fits_and_what_does_not_and_what_helps(tmp_path: Path) -> None:
     assert planned(write_config(tmp_path, models, memory_budget="400.0 MiB"))["fits"]
 
 
-def test_what_running_out_of_memory_has_raised_is_said_in_one_sentence(tmp_path: Path) -> None:
+def test_plan_says_what_running_out_of_memory_has_raised(tmp_path: Path) -> None:
     write_weights(tmp_path / "m", llama_config(), llama_arrays())
     models = {"big": {"path": str(tmp_path / "m"), "preload": True}}
     config = write_config(tmp_path, models, memory_budget="2GiB")
@@ -268,7 +273,7 @@ def test_what_running_out_of_memory_has_raised_is_said_in_one_sentence(tmp_path:
     assert plan["models"][0]["needed"]["bytes"] == GIB
 
 
-def test_a_folder_that_cannot_be_read_is_a_row_and_the_rest_is_planned(tmp_path: Path) -> None:
+def test_plan_goes_on_without_a_folder_that_cannot_be_read(tmp_path: Path) -> None:
     models = {"gone": {"path": str(tmp_path / "gone")}, "here": given("100MiB")}
     plan = planned(write_config(tmp_path, models, memory_budget="512MiB"))
     assert not plan["fits"]
@@ -280,7 +285,7 @@ def test_a_folder_that_cannot_be_read_is_a_row_and_the_rest_is_planned(tmp_path:
     assert done.stdout.splitlines()[-1] == "everything else fits; cannot be loaded: gone"
 
 
-def test_a_budget_larger_than_the_machine_is_a_mistake_of_the_configuration(
+def test_budget_larger_than_the_machine_is_a_mistake(
     tmp_path: Path,
 ) -> None:
     config = write_config(tmp_path, {"m": given("100MiB")}, memory_budget="900TiB")
@@ -293,7 +298,7 @@ def test_a_budget_larger_than_the_machine_is_a_mistake_of_the_configuration(
         )
 
 
-def test_a_missing_configuration_is_named(tmp_path: Path) -> None:
+def test_missing_configuration_is_named(tmp_path: Path) -> None:
     done = run_cli("plan", "--config", str(tmp_path / "none.toml"))
     assert (done.returncode, done.stdout) == (78, "")
     missing = tmp_path / "none.toml"
@@ -304,7 +309,7 @@ def test_a_missing_configuration_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.mlx
-def test_a_model_that_was_loaded_once_is_measured(tmp_path: Path) -> None:
+def test_plan_takes_measurements_of_a_model_that_was_loaded(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "tiny")
     entry = {"path": str(folder), "preload": True, "max_concurrency": 2}
     with Daemon({"tiny": entry}, {"memory_budget": "1GiB"}) as daemon:

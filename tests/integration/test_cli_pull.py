@@ -1,11 +1,11 @@
-"""`pull`, `rm` and `run`, with a hub on this machine."""
+"""`pull`, `rm` and `run`, with a hub on this machine, real daemons and played downloaders."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
-import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -17,36 +17,45 @@ import pytest
 from mlxsup.cli.downloading import progress_printer
 from mlxsup.cli.terminal.output import LiveLine, Output
 from mlxsup.client import Client
-from mlxsup.protocol.download import DownloadProgress, Repository
+from mlxsup.protocol.download import (
+    DownloadDone,
+    DownloadFailed,
+    DownloadProblem,
+    DownloadProgress,
+    DownloadReport,
+    Repository,
+    report_line,
+)
 
-from support.cli.cli import ESCAPE, PROMPT, Terminal, command, environment, on_terminal, run_cli
+from support.cli.cli import (
+    ESCAPE,
+    PROMPT,
+    Piped,
+    Terminal,
+    check_plain,
+    on_terminal,
+    run_cli,
+)
 from support.daemon.daemon import fake, toml_of
-from support.daemon.downloading_daemon import TOKEN, DownloadingDaemon
 from support.daemon.downloads import (
     FILES,
-    MIB,
+    HELD_AT,
     NEEDED,
     NEEDED_BYTES,
     REPO,
-    WEIGHTS,
+    TOKEN,
     WEIGHTS_NAME,
     contents,
-    disk_full_at,
     hub_environment,
-    parts,
     repo_folder,
-    runs_first,
     snapshot,
 )
+from support.daemon.hub_caches import write_repository
 from support.daemon.local_hub import Fault, LocalHub, local_hub
 from support.eventually import eventually
 from support.models.tiny_model import make_tiny_model
 
-HELD_AT = 2 * MIB
-LIMIT_S = 120.0
-
-NARROW = 40
-"""The columns of a terminal in which every line must be folded."""
+OTHER = "org/other"
 
 
 @pytest.fixture
@@ -78,15 +87,14 @@ def mlxsup(
     """Runs a command to its end, in pipes; it shows no token, no escape byte and no traceback."""
     done = run_cli(*arguments, stdin=stdin, **variables(hub, home, **others))
     assert TOKEN not in done.stdout + done.stderr
-    assert "\x1b" not in done.stdout + done.stderr
-    assert "Traceback" not in done.stdout + done.stderr
+    check_plain(done.stdout + done.stderr)
     return done
 
 
-# ---------------------------------------------------------------- pull
+# ---------------------------------------------------------------- pull and rm
 
 
-def test_pull_prints_the_folder_and_a_line_for_each_tenth(hub: LocalHub, home: Path) -> None:
+def test_pull_downloads_once_and_rm_removes(hub: LocalHub, home: Path) -> None:
     done = mlxsup(hub, home, "pull", REPO)
     assert (done.returncode, done.stdout) == (0, f"{snapshot(home)}\n")
     assert contents(snapshot(home)) == NEEDED
@@ -94,12 +102,114 @@ def test_pull_prints_the_folder_and_a_line_for_each_tenth(hub: LocalHub, home: P
     assert lines[0] == f"{REPO}: 0% of 4.1 MiB"
     assert len(lines) <= 11
     assert last == f"{REPO} is complete (4.1 MiB, 4.1 MiB downloaded)"
-    again = mlxsup(hub, home, "pull", REPO)
-    assert again.stderr.splitlines()[-1].endswith("nothing was missing)")
-    assert hub.fetched(WEIGHTS_NAME) == [0]
+    shown = mlxsup(hub, home, "show", REPO, "--json")
+    assert json.loads(shown.stdout)["licence"] == "apache-2.0"
+    again = mlxsup(hub, home, "pull", REPO, "--json")
+    assert (again.returncode, again.stderr) == (0, "")
+    assert json.loads(again.stdout) == {
+        "schema_version": 1,
+        "repo": REPO,
+        "revision": "main",
+        "folder": str(snapshot(home)),
+        "total_bytes": NEEDED_BYTES,
+        "fetched_bytes": 0,
+    }
+    asked = list(hub.asked)
+    offline = mlxsup(hub, home, "pull", REPO, HF_HUB_OFFLINE="1")
+    assert (offline.returncode, offline.stdout) == (0, f"{snapshot(home)}\n")
+    assert offline.stderr == f"{REPO} is complete (4.1 MiB, nothing was missing)\n"
+    assert hub.asked == asked
+
+    unsure = mlxsup(hub, home, "rm", REPO)
+    assert (unsure.returncode, "hint: add --yes" in unsure.stderr) == (64, True)
+    assert contents(snapshot(home)) == NEEDED
+    removed = mlxsup(hub, home, "rm", REPO, "--yes")
+    assert (removed.returncode, removed.stdout) == (0, f"{REPO} is removed, 4.1 MiB are free\n")
+    assert not repo_folder(home).exists()
+    missing = mlxsup(hub, home, "rm", REPO, "--yes")
+    assert missing.returncode == 1
+    assert f"{REPO} is not in {home}/hf/hub" in missing.stderr
 
 
-def test_off_a_terminal_there_is_a_line_for_each_tenth_and_each_wait(
+def test_interrupted_pull_says_how_to_continue_and_holds_off_rm(hub: LocalHub, home: Path) -> None:
+    hub.break_(WEIGHTS_NAME, Fault(hold_at=HELD_AT))
+    with Piped("pull", REPO, **variables(hub, home)) as pulling:
+        eventually(hub.held.is_set)
+        refused = mlxsup(hub, home, "rm", REPO, "--yes")
+        assert (refused.returncode, f"{REPO} is being downloaded" in refused.stderr) == (1, True)
+        code, _, said = pulling.interrupt()
+    assert code == 130
+    assert f"files that have arrived are kept: `mlxsup pull {REPO}` continues" in said
+
+
+PLAYED = """
+import os, sys
+if "mlxsup.downloader" in sys.orig_argv:
+    os.write(1, {said!r})
+    {end}
+"""
+
+
+def played(folder: Path, *said: DownloadReport | str, end: str = "os._exit(1)") -> str:
+    """A PYTHONPATH with which a download says this and ends."""
+    lines = [one if isinstance(one, str) else report_line(one) for one in said]
+    first = folder / "first"
+    first.mkdir()
+    text = "".join(f"{line}\n" for line in lines)
+    (first / "sitecustomize.py").write_text(PLAYED.format(said=text.encode(), end=end))
+    return os.pathsep.join([str(first), os.environ["PYTHONPATH"]])
+
+
+KEPT = "files that have arrived are kept"
+
+
+@pytest.mark.parametrize(
+    ("problem", "status", "hint"),
+    [
+        (DownloadProblem.BAD_REPOSITORY, 64, KEPT),
+        (DownloadProblem.NOT_FOUND, 1, KEPT),
+        (DownloadProblem.DAMAGED, 1, KEPT),
+        (DownloadProblem.NETWORK, 1, f"{KEPT}; `mlxsup pull {REPO} --revision v1` continues"),
+        (DownloadProblem.DISK_FULL, 1, f"{KEPT}; `mlxsup pull {REPO} --revision v1` continues"),
+        (DownloadProblem.UNWRITABLE, 1, f"{KEPT}; `mlxsup pull {REPO} --revision v1` continues"),
+    ],
+)
+def test_failure_of_a_download_is_the_commands(
+    hub: LocalHub, home: Path, problem: DownloadProblem, status: int, hint: str
+) -> None:
+    failed = DownloadFailed(problem=problem, message="no luck", hint=KEPT)
+    paths = played(home, "noise", failed)
+    done = mlxsup(hub, home, "pull", REPO, "--revision", "v1", PYTHONPATH=paths)
+    assert (done.returncode, done.stdout) == (status, "")
+    assert done.stderr == f"error: no luck\nhint: {hint}\n"
+    done = mlxsup(hub, home, "pull", REPO, "--json", PYTHONPATH=paths)
+    assert json.loads(done.stdout)["error"]["code"] == problem.value
+
+
+@pytest.mark.parametrize(
+    ("end", "how"), [("os._exit(3)", "exit code 3"), ("os.kill(os.getpid(), 9)", "signal 9")]
+)
+def test_last_words_of_a_dead_download_are_the_hint(
+    hub: LocalHub, home: Path, end: str, how: str
+) -> None:
+    paths = played(home, "no library", "of that name", "", end=end)
+    done = mlxsup(hub, home, "pull", REPO, PYTHONPATH=paths)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"error: the download ended with {how}\nhint: of that name\n"
+
+
+@pytest.mark.parametrize("repo", ["../../etc", "org/.."])
+def test_name_of_no_repository_is_a_usage_error(hub: LocalHub, home: Path, repo: str) -> None:
+    for word in ("pull", "rm"):
+        done = mlxsup(hub, home, word, repo)
+        assert (done.returncode, done.stdout) == (64, "")
+        assert done.stderr.startswith(f"error: '{repo}' is not a repository such as ")
+        assert done.stderr.endswith("hint: a repository is OWNER/NAME, as in its address\n")
+    error = json.loads(mlxsup(hub, home, "pull", repo, "--json").stdout)["error"]
+    assert (error["code"], hub.asked) == ("usage", [])
+
+
+def test_progress_off_a_terminal_is_a_line_for_each_tenth_and_each_wait(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     output = Output()
@@ -113,205 +223,38 @@ def test_off_a_terminal_there_is_a_line_for_each_tenth_and_each_wait(
     assert lines == [f"{REPO}: {tenth}0% of 1000 B".replace(" 00%", " 0%") for tenth in range(11)]
 
 
-def test_pull_says_it_in_json(hub: LocalHub, home: Path) -> None:
-    done = mlxsup(hub, home, "pull", REPO, "--json")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout) == {
-        "schema_version": 1,
-        "repo": REPO,
-        "revision": "main",
-        "folder": str(snapshot(home)),
-        "total_bytes": NEEDED_BYTES,
-        "fetched_bytes": NEEDED_BYTES,
-    }
-
-
-def test_pull_shows_one_line_on_a_terminal_that_is_gone_at_the_end(
+def test_progress_on_a_terminal_is_one_line_that_is_gone_at_the_end(
     hub: LocalHub, home: Path
 ) -> None:
-    text = on_terminal(["pull", REPO], **variables(hub, home, COLUMNS=str(NARROW)))
+    progress = [DownloadProgress(done_bytes=done, total_bytes=1000) for done in (0, 500)]
+    done = DownloadDone(folder="/f", total_bytes=1000, fetched_bytes=1000)
+    paths = played(home, *progress, done, end="os._exit(0)")
+    text = on_terminal(["pull", REPO], **variables(hub, home, COLUMNS="24", PYTHONPATH=paths))
     *shown, last = ESCAPE.sub("", text).split("\r")
-    assert any(f"{REPO}: 0% of 4.1 MiB"[: NARROW - 1] in line for line in shown)
-    assert all(len(line.strip()) < NARROW for line in shown if "% of" in line)
-    assert "% of" not in last
+    assert [line for line in shown if ": " in line] == [f"{REPO}: 0% of …", f"{REPO}: 50% of…"]
+    assert "%" not in last
 
 
-def test_an_interrupted_pull_keeps_what_has_arrived(hub: LocalHub, home: Path) -> None:
-    hub.break_(WEIGHTS_NAME, Fault(hold_at=HELD_AT))
-    process = subprocess.Popen(
-        command("pull", REPO),
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(**variables(hub, home)),
-    )
-    eventually(hub.held.is_set)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 130
-    assert f"files that have arrived are kept: `mlxsup pull {REPO}` continues" in said
-    hub.release.set()
-    done = mlxsup(hub, home, "pull", REPO, "--json")
-    assert json.loads(done.stdout)["total_bytes"] == NEEDED_BYTES
-    assert hub.fetched(WEIGHTS_NAME) == [0, 0]
-    assert parts(home) == [], "of the first"
-
-
-@pytest.mark.parametrize(
-    ("repo", "status", "says"),
-    [
-        ("../../etc", 64, "hint: a repository is OWNER/NAME"),
-        ("org/tiny-modle", 1, f"hint: did you mean {REPO}?"),
-        ("org/..", 64, "is not a repository"),
-    ],
-)
-def test_a_wrong_repository_is_refused_with_the_next_step(
-    hub: LocalHub, home: Path, repo: str, status: int, says: str
-) -> None:
-    done = mlxsup(hub, home, "pull", repo)
-    assert done.returncode == status
-    assert done.stdout == ""
-    assert says in done.stderr
-    as_json = json.loads(mlxsup(hub, home, "pull", repo, "--json").stdout)
-    assert as_json["error"]["code"] == ("usage" if status == 64 else "not_found")
-
-
-def test_a_gated_repository_names_the_page(hub: LocalHub, home: Path) -> None:
-    fault = Fault(status=403, headers={"X-Error-Code": "GatedRepo"})
-    hub.break_("revision/main", fault)
-    done = mlxsup(hub, home, "pull", REPO)
-    assert done.returncode == 1
-    assert f"hint: accept its terms at {hub.endpoint}/{REPO}" in done.stderr
-
-
-def test_a_hub_that_is_away_is_continued_by_the_same_command(hub: LocalHub, home: Path) -> None:
-    hub.break_(WEIGHTS_NAME, Fault(cut_at=HELD_AT, times=100))
-    done = mlxsup(hub, home, "pull", REPO)
-    assert done.returncode == 1
-    hint = done.stderr.splitlines()[-1]
-    assert hint == f"hint: files that have arrived are kept; `mlxsup pull {REPO}` continues"
-    hub.heal()
-    assert mlxsup(hub, home, "pull", REPO).returncode == 0
-    assert contents(snapshot(home)) == NEEDED
-
-
-def test_data_that_is_damaged_each_time_is_not_to_be_fetched_again(
-    hub: LocalHub, home: Path
-) -> None:
-    hub.damage(REPO, WEIGHTS_NAME)
-    done = mlxsup(hub, home, "pull", REPO)
-    assert done.returncode == 1
-    assert "hint: the hub's data is damaged" in done.stderr
-    assert "again" not in done.stderr
-    assert "continues" not in done.stderr
-
-
-def test_a_disk_that_is_full_at_90_percent_is_continued_by_the_same_command(
-    hub: LocalHub, home: Path
-) -> None:
-    full_at = len(WEIGHTS) * 9 // 10
-    done = mlxsup(hub, home, "pull", REPO, PYTHONPATH=runs_first(disk_full_at(full_at), home))
-    assert (done.returncode, done.stdout) == (1, "")
-    *_, error, hint = done.stderr.splitlines()
-    assert error == f"error: the disk is full: {REPO} is not complete"
-    assert hint == (
-        f"hint: free some space, or set HF_HOME to a folder on another disk than {home}/hf;"
-        f" files that have arrived are kept; `mlxsup pull {REPO}` continues"
-    )
-    assert parts(home) == [], "it makes room"
-    assert mlxsup(hub, home, "pull", REPO).returncode == 0
-    assert contents(snapshot(home)) == NEEDED
-
-
-def test_pull_offline_of_what_is_complete_succeeds(hub: LocalHub, home: Path) -> None:
-    mlxsup(hub, home, "pull", REPO)
-    done = mlxsup(hub, home, "pull", REPO, HF_HUB_OFFLINE="1")
-    assert (done.returncode, done.stdout) == (0, f"{snapshot(home)}\n")
-    assert done.stderr == f"{REPO} is complete (4.1 MiB, nothing was missing)\n"
-
-
-def test_show_names_the_licence_of_what_was_pulled(hub: LocalHub, home: Path) -> None:
-    mlxsup(hub, home, "pull", REPO)
-    shown = mlxsup(hub, home, "show", REPO, "--json")
-    assert json.loads(shown.stdout)["licence"] == "apache-2.0"
-
-
-# ---------------------------------------------------------------- rm
-
-
-def test_rm_removes_what_pull_has_fetched_if_it_is_sure(hub: LocalHub, home: Path) -> None:
-    mlxsup(hub, home, "pull", REPO)
-    unsure = mlxsup(hub, home, "rm", REPO)
-    assert unsure.returncode == 64
-    assert "hint: add --yes" in unsure.stderr
-    assert contents(snapshot(home)) == NEEDED
-    done = mlxsup(hub, home, "rm", REPO, "--yes")
-    assert (done.returncode, done.stdout) == (0, f"{REPO} is removed, 4.1 MiB are free\n")
-    assert not repo_folder(home).exists()
-    missing = mlxsup(hub, home, "rm", REPO, "--yes")
-    assert missing.returncode == 1
-    assert f"{REPO} is not in {home}/hf/hub" in missing.stderr
-
-
-def test_rm_leaves_a_link_alone(hub: LocalHub, home: Path) -> None:
-    mlxsup(hub, home, "pull", REPO)
+def test_rm_asks_on_a_terminal_and_leaves_a_link_alone(hub: LocalHub, home: Path) -> None:
+    write_repository(home / "hf" / "hub", REPO)
+    for answer, is_kept in (("n\r", True), ("\r", True), ("y\r", False)):
+        with Terminal("rm", REPO, **variables(hub, home)) as terminal:
+            terminal.expect(f"remove {REPO} (")
+            terminal.type(answer)
+            terminal.end()
+            assert terminal.process.returncode == (1 if is_kept else 0)
+        assert repo_folder(home).exists() == is_kept
     elsewhere = home / "elsewhere"
-    repo_folder(home).rename(elsewhere)
+    elsewhere.mkdir()
     repo_folder(home).symlink_to(elsewhere)
     done = mlxsup(hub, home, "rm", REPO, "--yes", "--json")
-    assert done.returncode == 1
     error = json.loads(done.stdout)["error"]
-    assert (error["code"], str(elsewhere) in error["message"]) == ("is_link", True)
+    assert (done.returncode, error["code"]) == (1, "is_link")
+    assert str(elsewhere) in error["message"]
     assert elsewhere.is_dir()
 
 
-@pytest.mark.parametrize(("answer", "is_kept"), [("n\r", True), ("\r", True), ("y\r", False)])
-def test_rm_asks_on_a_terminal(hub: LocalHub, home: Path, answer: str, is_kept: bool) -> None:
-    mlxsup(hub, home, "pull", REPO)
-    with Terminal("rm", REPO, **variables(hub, home)) as terminal:
-        terminal.expect(f"remove {REPO} (4.1 MiB) from")
-        terminal.type(answer)
-        terminal.end()
-        assert terminal.process.returncode == (1 if is_kept else 0)
-    assert repo_folder(home).exists() == is_kept
-
-
-def test_rm_is_refused_while_it_is_downloaded(hub: LocalHub, home: Path) -> None:
-    hub.break_(WEIGHTS_NAME, Fault(hold_at=HELD_AT))
-    process = subprocess.Popen(
-        command("pull", REPO),
-        stderr=subprocess.DEVNULL,
-        env=environment(**variables(hub, home)),
-    )
-    try:
-        eventually(hub.held.is_set)
-        done = mlxsup(hub, home, "rm", REPO, "--yes")
-        assert done.returncode == 1
-        assert f"{REPO} is being downloaded" in done.stderr
-        assert len(parts(home)) == 1
-    finally:
-        process.kill()
-        process.wait()
-
-
-def test_rm_is_refused_while_a_daemon_uses_it(hub: LocalHub) -> None:
-    with DownloadingDaemon(hub, {"m": fake(repo=REPO)}) as daemon, daemon.client() as client:
-        home, config = daemon.folder, ["--config", str(daemon.config)]
-        client.load("m")
-        done = mlxsup(hub, home, "rm", REPO, "--yes", *config)
-        assert done.returncode == 1
-        assert f"{REPO} is in use by m" in done.stderr
-        assert "`mlxsup unload m" in done.stderr
-        assert contents(snapshot(home)) == NEEDED
-        client.unload("m")
-        assert mlxsup(hub, home, "rm", REPO, "--yes", *config).returncode == 0
-        assert not repo_folder(home).exists()
-        # What is gone is downloaded again once the configuration was read again.
-        assert daemon.run("reload").returncode == 0
-        client.load("m")
-        assert contents(snapshot(home)) == NEEDED
-
-
-OTHER = "org/other"
+# ---------------------------------------------------------------- run
 
 
 def write_config(home: Path, name: str = "mlxsup.toml", **more: Any) -> Path:
@@ -333,7 +276,8 @@ SHORT = {"max_position_embeddings": 64}
 
 
 @pytest.mark.mlx
-def test_run_goes_from_nothing_to_an_answer(home: Path, tmp_path: Path) -> None:
+def test_run_goes_from_nothing_to_an_answer_and_a_chat(home: Path, tmp_path: Path) -> None:
+    endpoint = f"ipc://{home}/.mlxsup/run/client.sock"
     with local_hub() as hub:
         hub.add(REPO, contents(make_tiny_model(tmp_path / "m", seed=3, config=SHORT)))
         try:
@@ -341,57 +285,46 @@ def test_run_goes_from_nothing_to_an_answer(home: Path, tmp_path: Path) -> None:
             assert done.returncode == 0, done.stderr
             assert json.loads(done.stdout)["model"] == "tiny-model"
             assert hub.fetched(WEIGHTS_NAME) == [0]
-            with Client(f"ipc://{home}/.mlxsup/run/client.sock") as client:
-                assert [one["repo"] for one in client.status()["models"]] == [REPO]
-                generation = client.status()["models"][0]["generation"]
-            again = mlxsup(hub, home, "run", REPO, "--json", stdin="more\n")
-            assert again.returncode == 0, again.stderr
-            other = mlxsup(hub, home, "run", OTHER)
-            assert other.returncode == 1
-            assert "does not serve org/other; it serves tiny-model" in other.stderr
-            assert "hint: `mlxsup stop`, then `mlxsup run org/other`; it was" in other.stderr
-            with Client(f"ipc://{home}/.mlxsup/run/client.sock") as client:
-                assert client.status()["models"][0]["generation"] == generation
-        finally:
-            assert mlxsup(hub, home, "stop").returncode == 0
-
-
-@pytest.mark.mlx
-def test_run_on_a_terminal_asks_answers_and_leaves(home: Path, tmp_path: Path) -> None:
-    with local_hub() as hub:
-        hub.add(REPO, contents(make_tiny_model(tmp_path / "m", seed=3, config=SHORT)))
-        try:
+            [served] = status_at(endpoint)["models"]
+            assert served["repo"] == REPO
             with Terminal("run", REPO, **variables(hub, home)) as terminal:
                 terminal.expect(PROMPT)
                 terminal.type("tell me\r")
                 terminal.expect(PROMPT)
-                with Client(f"ipc://{home}/.mlxsup/run/client.sock") as client:
-                    [served] = client.status()["models"]
-                assert (served["state"], served["name"]) == ("READY", "tiny-model")
                 terminal.type("/exit\r")
                 said = ESCAPE.sub("", terminal.end())
                 assert terminal.process.returncode == 0, said
                 assert "Traceback" not in said
-            assert mlxsup(hub, home, "status").returncode == 0, "the daemon stays"
+            other = mlxsup(hub, home, "run", OTHER)
+            assert other.returncode == 1
+            assert "does not serve org/other; it serves tiny-model" in other.stderr
+            assert "hint: `mlxsup stop`, then `mlxsup run org/other`; it was" in other.stderr
+            [after] = status_at(endpoint)["models"]
+            assert (after["state"], after["generation"]) == ("READY", served["generation"])
         finally:
             assert mlxsup(hub, home, "stop").returncode == 0
 
 
-def test_run_of_a_name_needs_a_daemon(hub: LocalHub, home: Path) -> None:
-    done = mlxsup(hub, home, "run", "smollm2")
-    assert done.returncode == 69
-    assert re.search(r"no daemon runs that serves smollm2\nhint: .*`mlxsup start", done.stderr)
-    assert hub.asked == []
-
-
-@pytest.mark.parametrize("called", [REPO, "m", "em"])
-def test_run_starts_the_daemon_of_the_configuration_that_counts(
-    hub: LocalHub, home: Path, called: str
+def test_run_serves_what_the_configuration_has_and_rm_waits_for_unload(
+    hub: LocalHub, home: Path
 ) -> None:
     config = write_config(home)
     endpoint = f"ipc://{home}/other/client.sock"
+    for called, says in (
+        (
+            OTHER,
+            f"mlxsup.toml, which says what one serves, does not have {OTHER}\n"
+            f'hint: add a table with repo = "{OTHER}" to it, then `mlxsup run {OTHER}`\n',
+        ),
+        ("n", "no model is called 'n'; configured: m\n"),
+    ):
+        done = mlxsup(hub, home, "run", called)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert says in done.stderr
+    assert hub.asked == []
+    assert mlxsup(hub, home, "status").returncode == 69
     try:
-        done = mlxsup(hub, home, "run", called, stdin="tell me\n")
+        done = mlxsup(hub, home, "run", REPO, stdin="tell me\n")
         assert done.returncode == 0, done.stderr
         assert done.stdout != ""
         assert contents(snapshot(home)) == NEEDED
@@ -400,74 +333,60 @@ def test_run_starts_the_daemon_of_the_configuration_that_counts(
         status = status_at(endpoint)
         assert status["config_path"] == str(config)
         assert not (home / ".mlxsup" / "run").exists()
-        again = mlxsup(hub, home, "run", called, "--json", stdin="more\n")
-        assert again.returncode == 0, again.stderr
-        assert json.loads(again.stdout)["model"] == "m"
+        for called in ("m", "em"):
+            again = mlxsup(hub, home, "run", called, "--json", stdin="more\n")
+            assert again.returncode == 0, again.stderr
+            assert json.loads(again.stdout)["model"] == "m"
         assert status_at(endpoint)["pid"] == status["pid"], "the same one serves"
+
+        done = mlxsup(hub, home, "rm", REPO, "--yes")
+        assert done.returncode == 1
+        assert f"{REPO} is in use by m" in done.stderr
+        assert "`mlxsup unload m" in done.stderr
+        assert contents(snapshot(home)) == NEEDED
+        assert mlxsup(hub, home, "unload", "m").returncode == 0
+        removed = mlxsup(hub, home, "rm", REPO, "--yes")
+        assert removed.returncode == 0
+        assert f"m is still configured: see `mlxsup pull {REPO}`" in removed.stderr
+        assert not repo_folder(home).exists()
+        # What is gone is downloaded again once the configuration was read again.
+        assert mlxsup(hub, home, "reload").returncode == 0
+        assert mlxsup(hub, home, "load", "m").returncode == 0
+        assert contents(snapshot(home)) == NEEDED
     finally:
         assert mlxsup(hub, home, "stop").returncode == 0
 
 
-def test_run_with_a_file_names_it_in_what_ends_the_daemon(hub: LocalHub, home: Path) -> None:
-    given = ["--config", str(write_config(home, "given.toml"))]
+def test_run_with_a_file_names_it_in_the_hints(hub: LocalHub, home: Path) -> None:
+    config = write_config(home, "given.toml")
+    given = ["--config", str(config)]
+    write_repository(home / "hf" / "hub", REPO)
     nowhere = f"ipc://{home}/nowhere/client.sock"
     try:
         done = mlxsup(hub, home, "run", "m", *given, stdin="tell me\n", MLXSUP_ENDPOINT=nowhere)
         assert done.returncode == 0, done.stderr
         assert f"end it with `mlxsup stop --config {home}/given.toml`" in done.stderr
+        done = mlxsup(hub, home, "run", OTHER, *given)
+        assert done.returncode == 1
+        way = f'add a table with repo = "{OTHER}" to {config}, then `mlxsup reload'
+        assert way in done.stderr
     finally:
         assert mlxsup(hub, home, "stop", *given).returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("called", "says"),
-    [
-        (
-            OTHER,
-            f"mlxsup.toml, which says what one serves, does not have {OTHER}\n"
-            f'hint: add a table with repo = "{OTHER}" to it, then `mlxsup run {OTHER}`\n',
-        ),
-        ("n", "no model is called 'n'; configured: m\n"),
-    ],
-)
-def test_run_of_what_the_configuration_does_not_have_begins_nothing(
-    hub: LocalHub, home: Path, called: str, says: str
-) -> None:
-    write_config(home)
-    done = mlxsup(hub, home, "run", called)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert says in done.stderr
-    assert hub.asked == []
-    assert mlxsup(hub, home, "status").returncode == 69
-    assert not (home / ".mlxsup").exists()
-
-
-@pytest.mark.parametrize("source", ["MLXSUP_ENDPOINT", "--endpoint"])
-def test_run_with_an_endpoint_where_nobody_answers_begins_nothing(
-    hub: LocalHub, home: Path, source: str
-) -> None:
+def test_run_without_a_daemon_to_ask_begins_nothing(hub: LocalHub, home: Path) -> None:
+    done = mlxsup(hub, home, "run", "smollm2")
+    assert done.returncode == 69
+    assert re.search(r"no daemon runs that serves smollm2\nhint: .*`mlxsup start", done.stderr)
     endpoint = f"ipc://{home}/nowhere/client.sock"
-    options = ["--endpoint", endpoint] if source == "--endpoint" else []
-    named = {} if options else {"MLXSUP_ENDPOINT": endpoint}
-    done = mlxsup(hub, home, "run", REPO, *options, **named)
-    assert (done.returncode, done.stdout) == (69, "")
-    assert done.stderr == (
-        f"error: no daemon runs at {endpoint}, which {source} names\n"
-        f"hint: start one there, or leave {source} out: then one is started that serves {REPO}\n"
-    )
+    for source in ("MLXSUP_ENDPOINT", "--endpoint"):
+        options = ["--endpoint", endpoint] if source == "--endpoint" else []
+        named = {} if options else {"MLXSUP_ENDPOINT": endpoint}
+        done = mlxsup(hub, home, "run", REPO, *options, **named)
+        assert (done.returncode, done.stdout) == (69, "")
+        assert done.stderr == (
+            f"error: no daemon runs at {endpoint}, which {source} names\nhint: start one there,"
+            f" or leave {source} out: then one is started that serves {REPO}\n"
+        )
     assert hub.asked == []
     assert not (home / ".mlxsup").exists()
-
-
-def test_a_daemon_with_a_file_is_given_another_model_by_that_file(
-    hub: LocalHub, home: Path
-) -> None:
-    config = write_config(home)
-    try:
-        assert mlxsup(hub, home, "run", "m", stdin="tell me\n").returncode == 0
-        done = mlxsup(hub, home, "run", OTHER)
-        assert done.returncode == 1
-        way = f'add a table with repo = "{OTHER}" to {config}, then `mlxsup reload`'
-        assert done.stderr.endswith(f"hint: {way}\n")
-    finally:
-        assert mlxsup(hub, home, "stop").returncode == 0

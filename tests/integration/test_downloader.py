@@ -1,121 +1,96 @@
-"""Downloads in their own process, from a hub that refuses, lies and hangs up."""
+"""Downloads from a hub that refuses, lies and hangs up, over a real socket.
+
+The library runs in this process; what is about the process of a download has a process.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
-import threading
+import shutil
+import subprocess
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from huggingface_hub import constants
 
+from mlxsup.downloader import snapshot as snapshot_module
+from mlxsup.downloader.failures import DownloadError, explain
+from mlxsup.downloader.snapshot import SPARE_DISK_BYTES, fetch
 from mlxsup.protocol.download import (
     DownloadDone,
+    DownloadFailed,
     DownloadProblem,
     DownloadProgress,
+    DownloadReport,
+    DownloadSpec,
     Repository,
+    download_argv,
 )
+from mlxsup.store.hub_cache import commit_of, write_reference
 
-from support.cli.cli import run_cli
 from support.daemon.downloads import (
     FILES,
+    HELD_AT,
     LIMIT_S,
-    MIB,
     NEEDED,
     NEEDED_BYTES,
     REPO,
+    TOKEN,
     WEIGHTS,
     WEIGHTS_NAME,
     Download,
     contents,
-    disk_full_at,
     hub_environment,
     parts,
     repo_folder,
-    runs_first,
     snapshot,
-    start_download,
 )
+from support.daemon.full_disk import full_disk
 from support.daemon.local_hub import COMMIT, NEXT_COMMIT, Fault, LocalHub, digest, local_hub
 from support.eventually import eventually
 
-
-@contextmanager
-def answering(status: int, body: bytes) -> Iterator[str]:
-    """Its address, for as long as the block lasts.
-
-    Args:
-        status: of an answer to a request without a query; searches are answered with 200.
-        body: of every answer.
-    """
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200 if "?" in self.path else status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Says nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-HELD_AT = 2 * MIB
 OFTEN = 100
 LISTING = "revision/main"
-TOKEN = "hf_secretsecret"
-
-AT_ONCE = """
-import time
-time.sleep = lambda seconds: None
-"""
-"""huggingface_hub waits between its attempts."""
-
-SMALL_CHUNKS = """
-from huggingface_hub import constants
-constants.DOWNLOAD_CHUNK_SIZE = 2**20
-"""
-"""It writes, and begins again, by chunks of 10 MiB."""
-
-DIES = """
-import os, sys
-if "mlxsup.downloader" in sys.orig_argv:
-    print("no library of that name", flush=True)
-    os._exit(3)
-"""
-
-Start = Callable[..., Download]
+WHOLE = NEEDED_BYTES
+FILE_ADDRESS = "/{repo_id}/resolve/{revision}/{filename}"
 
 
 @pytest.fixture
-def hub() -> Iterator[LocalHub]:
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
+    """A hub that the library in this process uses, with its cache in the test's folder."""
+    home = tmp_path / "hf"
     with local_hub() as hub:
         hub.add(REPO, FILES)
+        for name, value in {
+            "ENDPOINT": hub.endpoint,
+            "HUGGINGFACE_CO_URL_TEMPLATE": hub.endpoint + FILE_ADDRESS,
+            "HF_HOME": str(home),
+            "HF_HUB_CACHE": str(home / "hub"),
+            "HF_TOKEN_PATH": str(home / "token"),
+            "HF_HUB_OFFLINE": False,
+            "HF_HUB_DISABLE_XET": True,
+        }.items():
+            monkeypatch.setattr(constants, name, value)
+        for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+            monkeypatch.delenv(name, raising=False)
         yield hub
+
+
+Start = Callable[[], Download]
 
 
 @pytest.fixture
 def start(hub: LocalHub, tmp_path: Path) -> Iterator[Start]:
-    """Starts a download whose process runs some lines first; it ends with the test."""
+    """Starts a process that downloads; it ends with the test."""
     downloads: list[Download] = []
-    first = runs_first(AT_ONCE, tmp_path)
 
-    def begin(repo: str = REPO, lines: str = AT_ONCE, **others: str) -> Download:
-        (tmp_path / "first" / "sitecustomize.py").write_text(lines)
-        given = hub_environment(hub, tmp_path, **{"PYTHONPATH": first, **others})
-        downloads.append(start_download(given, Repository(repo)))
+    def begin() -> Download:
+        downloads.append(Download(hub_environment(hub, tmp_path)))
         return downloads[-1]
 
     yield begin
@@ -124,82 +99,62 @@ def start(hub: LocalHub, tmp_path: Path) -> Iterator[Start]:
 
 
 def hold(hub: LocalHub, start: Start) -> Download:
-    """A download of which the first half has been sent, and the rest does not come."""
+    """A process to which the first half has been sent, and the rest does not come."""
     hub.break_(WEIGHTS_NAME, Fault(hold_at=HELD_AT))
     download = start()
     eventually(hub.held.is_set)
     return download
 
 
+def end_of(repo: str = REPO) -> DownloadReport:
+    """The last report of a download in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "sleep", lambda seconds: None)  # between the library's attempts
+        try:
+            return fetch(Repository(repo), lambda report: None)
+        except Exception as error:  # noqa: BLE001  as the process of a download does
+            return explain(error, Repository(repo))
+
+
+def failure(repo: str = REPO) -> DownloadFailed:
+    last = end_of(repo)
+    assert isinstance(last, DownloadFailed), last
+    return last
+
+
+def done(fetched_bytes: int, home: Path) -> DownloadDone:
+    folder = str(snapshot(home))
+    return DownloadDone(folder=folder, total_bytes=WHOLE, fetched_bytes=fetched_bytes)
+
+
+# ---------------------------------------------------------------- processes
+
+
 def test_files_that_a_model_needs_arrive(hub: LocalHub, tmp_path: Path, start: Start) -> None:
     download = start()
-    *progress, done = download.reports()
-    folder = str(snapshot(tmp_path))
-    assert done == DownloadDone(folder=folder, total_bytes=NEEDED_BYTES, fetched_bytes=NEEDED_BYTES)
+    *progress, last = download.reports()
+    assert last == done(WHOLE, tmp_path)
     assert contents(snapshot(tmp_path)) == NEEDED
-    assert progress[0] == DownloadProgress(done_bytes=0, total_bytes=NEEDED_BYTES)
-    assert progress[-1] == DownloadProgress(done_bytes=NEEDED_BYTES, total_bytes=NEEDED_BYTES)
+    assert progress[0] == DownloadProgress(done_bytes=0, total_bytes=WHOLE)
+    assert progress[-1] == DownloadProgress(done_bytes=WHOLE, total_bytes=WHOLE)
     assert download.process.wait(LIMIT_S) == 0
     assert not any(one.path.endswith(("notes.md", ".py")) for one in hub.asked)
-    again = start().end()
-    assert again == DownloadDone(folder=folder, total_bytes=NEEDED_BYTES, fetched_bytes=0)
+    assert end_of() == done(0, tmp_path)
     assert hub.fetched(WEIGHTS_NAME) == [0]
-
-
-def test_cut_connection_is_continued(hub: LocalHub, tmp_path: Path, start: Start) -> None:
-    hub.break_(WEIGHTS_NAME, Fault(cut_at=HELD_AT))
-    assert isinstance(start(lines=AT_ONCE + SMALL_CHUNKS).end(), DownloadDone)
-    assert hub.fetched(WEIGHTS_NAME) == [0, HELD_AT]
-    assert contents(snapshot(tmp_path)) == NEEDED
-
-
-def test_hub_that_always_hangs_up_is_given_up(hub: LocalHub, tmp_path: Path, start: Start) -> None:
-    hub.break_(WEIGHTS_NAME, Fault(cut_at=HELD_AT, times=OFTEN))
-    failed = start().failure()
-    assert (failed.problem, failed.is_passing) == (DownloadProblem.NETWORK, True)
-    assert failed.waits_for == "the network"
-    assert not (repo_folder(tmp_path) / "refs" / "main").exists()
 
 
 def test_part_of_a_killed_download_is_removed_by_the_next(
     hub: LocalHub, tmp_path: Path, start: Start
 ) -> None:
     hold(hub, start).close()
-    left = parts(tmp_path)
-    assert left
+    assert parts(tmp_path)
     (repo_folder(tmp_path) / "blobs" / "of-another.12345678.incomplete").touch()
     hub.release.set()
     locks = tmp_path / "hf" / "hub" / ".locks" / repo_folder(tmp_path).name
     with (locks / "of-another.lock").open("w") as lock:  # as `hf download` holds it
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert isinstance(start().end(), DownloadDone)
+        assert isinstance(end_of(), DownloadDone)
     assert [path.name for path in parts(tmp_path)] == ["of-another.12345678.incomplete"]
-    assert contents(snapshot(tmp_path)) == NEEDED
-
-
-def test_digest_is_compared_although_the_process_before_died(
-    hub: LocalHub, tmp_path: Path, start: Start
-) -> None:
-    first = start().end()
-    assert isinstance(first, DownloadDone), first
-    (repo_folder(tmp_path) / "refs" / "main").unlink()  # it is written last
-    blob = repo_folder(tmp_path) / "blobs" / digest(WEIGHTS)
-    blob.write_bytes(bytes(len(WEIGHTS)))
-    assert isinstance(start().end(), DownloadDone)
-    assert contents(snapshot(tmp_path)) == NEEDED
-
-
-def test_damaged_file_is_fetched_once_more(hub: LocalHub, tmp_path: Path, start: Start) -> None:
-    hub.damage(REPO, WEIGHTS_NAME, 2)
-    failed = start().failure()
-    assert failed.problem is DownloadProblem.DAMAGED
-    assert f"model.safetensors of {REPO} has another digest than was announced" in failed.message
-    assert hub.fetched(WEIGHTS_NAME) == [0, 0]
-    assert not (snapshot(tmp_path) / WEIGHTS_NAME).exists()
-    assert not (repo_folder(tmp_path) / "refs" / "main").exists()
-    hub.damage(REPO, WEIGHTS_NAME, 1)
-    assert isinstance(start().end(), DownloadDone)
-    assert hub.fetched(WEIGHTS_NAME) == [0] * 4
     assert contents(snapshot(tmp_path)) == NEEDED
 
 
@@ -210,63 +165,164 @@ def test_download_ends_with_its_parent(hub: LocalHub, start: Start) -> None:
     assert download.process.wait(LIMIT_S) == 1
 
 
-def test_two_downloads_of_one_repository_fetch_it_once(hub: LocalHub, start: Start) -> None:
+def test_process_without_a_spec_or_its_parent_asks_nothing(hub: LocalHub, tmp_path: Path) -> None:
+    orphan = DownloadSpec(repository=Repository(REPO), parent_pid=1).to_line()
+    for line, code, said in ((b"{}\n", 64, b"`mlxsup pull` starts one"), (orphan, 1, b"")):
+        environment = hub_environment(hub, tmp_path)
+        ended = subprocess.run(
+            download_argv(), input=line, env=environment, capture_output=True, check=False
+        )
+        assert (ended.returncode, said in ended.stderr) == (code, True)
+    assert hub.asked == []
+
+
+def test_two_downloads_of_one_repository_fetch_it_once(
+    hub: LocalHub, tmp_path: Path, start: Start
+) -> None:
     first = hold(hub, start)
     reports = start().reports()
     assert next(reports) == DownloadProgress(is_waiting=True)
     hub.release.set()
-    assert isinstance(first.end(), DownloadDone)
-    *_, done = reports
-    assert isinstance(done, DownloadDone)
-    assert done.fetched_bytes == 0
+    assert [*first.reports()][-1] == done(WHOLE, tmp_path)
+    assert [*reports][-1] == done(0, tmp_path)
     assert hub.fetched(WEIGHTS_NAME) == [0]
 
 
-@pytest.mark.parametrize("place", ["a file", "a folder that nobody may write to"])
-def test_unwritable_cache_is_named(tmp_path: Path, start: Start, place: str) -> None:
-    home = tmp_path / "home"
-    if place == "a file":
-        home.touch()
-    else:
-        home.mkdir(mode=0o500)
-        if os.access(home, os.W_OK):
-            pytest.skip("this user may write everywhere")
-    failed = start(HF_HOME=str(home / "hf")).failure()
+def test_push_during_a_download_mixes_no_commits(
+    hub: LocalHub, tmp_path: Path, start: Start
+) -> None:
+    download = hold(hub, start)
+    pushed = {**FILES, "config.json": b'{"model_type": "qwen3"}'}
+    hub.add(REPO, pushed, NEXT_COMMIT)
+    reference = repo_folder(tmp_path) / "refs" / "main"
+    assert not reference.exists(), "not before it is complete"
+    hub.release.set()
+    assert [*download.reports()][-1] == done(WHOLE, tmp_path)
+    assert contents(snapshot(tmp_path)) == NEEDED
+    assert reference.read_text() == COMMIT
+    assert isinstance(end_of(), DownloadDone)
+    assert reference.read_text() == NEXT_COMMIT
+    newer = snapshot(tmp_path).with_name(NEXT_COMMIT)
+    assert contents(newer) == {**NEEDED, "config.json": pushed["config.json"]}
+    assert hub.fetched(WEIGHTS_NAME) == [0]
+
+
+# ---------------------------------------------------------------- what arrives, and what does not
+
+
+def test_cut_connection_is_continued(
+    hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It writes, and begins again, by chunks.
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 2**20)
+    hub.break_(WEIGHTS_NAME, Fault(cut_at=HELD_AT))
+    assert end_of() == done(WHOLE, tmp_path)
+    assert hub.fetched(WEIGHTS_NAME) == [0, HELD_AT]
+    assert contents(snapshot(tmp_path)) == NEEDED
+
+
+def test_hub_that_always_hangs_up_is_given_up(hub: LocalHub, tmp_path: Path) -> None:
+    hub.break_(WEIGHTS_NAME, Fault(cut_at=HELD_AT, times=OFTEN))
+    failed = failure()
+    assert (failed.problem, failed.is_passing) == (DownloadProblem.NETWORK, True)
+    assert failed.waits_for == "the network"
+    assert not (repo_folder(tmp_path) / "refs" / "main").exists()
+
+
+def test_file_refused_for_a_while_arrives(hub: LocalHub, tmp_path: Path) -> None:
+    hub.break_(WEIGHTS_NAME, Fault(status=429, headers={"Retry-After": "77"}, times=3))
+    assert end_of() == done(WHOLE, tmp_path)
+    assert hub.fetched(WEIGHTS_NAME) == [0] * 4
+    assert contents(snapshot(tmp_path)) == NEEDED
+
+
+def test_digest_is_compared_although_the_process_before_died(hub: LocalHub, tmp_path: Path) -> None:
+    assert isinstance(end_of(), DownloadDone)
+    (repo_folder(tmp_path) / "refs" / "main").unlink()  # it is written last
+    blob = repo_folder(tmp_path) / "blobs" / digest(WEIGHTS)
+    blob.write_bytes(bytes(len(WEIGHTS)))
+    assert isinstance(end_of(), DownloadDone)
+    assert contents(snapshot(tmp_path)) == NEEDED
+
+
+def test_damaged_file_is_fetched_once_more(hub: LocalHub, tmp_path: Path) -> None:
+    hub.damage(REPO, WEIGHTS_NAME, 2)
+    failed = failure()
+    assert failed.problem is DownloadProblem.DAMAGED
+    assert f"model.safetensors of {REPO} has another digest than was announced" in failed.message
+    assert failed.hint.startswith("the hub's data is damaged")
+    assert hub.fetched(WEIGHTS_NAME) == [0, 0]
+    assert not (snapshot(tmp_path) / WEIGHTS_NAME).exists()
+    assert not (repo_folder(tmp_path) / "refs" / "main").exists()
+    hub.damage(REPO, WEIGHTS_NAME, 1)
+    assert end_of() == done(len(WEIGHTS), tmp_path)
+    assert hub.fetched(WEIGHTS_NAME) == [0] * 4
+    assert contents(snapshot(tmp_path)) == NEEDED
+
+
+def test_unwritable_cache_is_named(
+    hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(constants, "HF_HOME", f"{tmp_path}/file/hf")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", f"{tmp_path}/file/hf/hub")
+    failed = failure()
     assert failed.problem is DownloadProblem.UNWRITABLE
-    assert failed.hint == f"set HF_HOME to a folder that you can write to; it is {home}/hf"
+    assert failed.hint == f"set HF_HOME to a folder that you can write to; it is {tmp_path}/file/hf"
     assert not failed.is_passing
 
 
 @pytest.mark.parametrize(
-    ("size_bytes", "problem", "says"),
+    ("listed", "free", "problem", "says"),
     [
-        (40 * 10**9, DownloadProblem.DISK_FULL, "more on the disk of"),
-        (60 * 10**9, DownloadProblem.REFUSED, "over plain HTTP: a file of it has"),
+        (1000, 999, DownloadProblem.DISK_FULL, "needs 1.1 KiB more on the disk of"),
+        (60 * 10**9, 70 * 10**9, DownloadProblem.REFUSED, "over plain HTTP: a file of it has"),
     ],
 )
 def test_file_that_cannot_fit_or_be_sent_is_not_begun(
-    hub: LocalHub, start: Start, size_bytes: int, problem: DownloadProblem, says: str
+    hub: LocalHub,
+    monkeypatch: pytest.MonkeyPatch,
+    listed: int,
+    free: int,
+    problem: DownloadProblem,
+    says: str,
 ) -> None:
-    hub.lie_about(REPO, WEIGHTS_NAME, size_bytes)
-    full = "import shutil, types\nshutil.disk_usage = lambda path: types.SimpleNamespace(free=1)"
-    failed = start(lines=full).failure()
-    assert failed.problem is problem
+    usage = SimpleNamespace(free=free + SPARE_DISK_BYTES)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    hub.lie_about(REPO, WEIGHTS_NAME, listed)
+    failed = failure()
+    assert (failed.problem, failed.is_passing) == (problem, False)
     assert says in failed.message
-    assert not failed.is_passing
     assert hub.fetched(WEIGHTS_NAME) == []
 
 
-def test_full_disk_makes_room_and_keeps_other_files(
-    hub: LocalHub, tmp_path: Path, start: Start
-) -> None:
-    failed = start(lines=disk_full_at(len(WEIGHTS) * 9 // 10)).failure()
-    assert failed.problem is DownloadProblem.DISK_FULL
+def test_full_disk_makes_room_and_keeps_other_files(hub: LocalHub, tmp_path: Path) -> None:
+    with full_disk(len(WEIGHTS) * 9 // 10):
+        failed = failure()
+    assert (failed.problem, failed.is_passing) == (DownloadProblem.DISK_FULL, False)
     assert failed.message == f"the disk is full: {REPO} is not complete"
     assert failed.hint.startswith("free some space, or set HF_HOME")
     assert failed.hint.endswith("files that have arrived are kept")
-    assert not failed.is_passing
     assert parts(tmp_path) == []
     assert contents(snapshot(tmp_path)).keys() == NEEDED.keys() - {WEIGHTS_NAME}
+    assert end_of() == done(len(WEIGHTS), tmp_path)
+
+
+def test_offline_asks_nothing(
+    hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end_of()
+    asked = list(hub.asked)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert end_of() == done(0, tmp_path)
+    (snapshot(tmp_path) / WEIGHTS_NAME).unlink()
+    failed = failure()
+    assert failed.problem is DownloadProblem.OFFLINE
+    assert "HF_HUB_OFFLINE" in failed.hint
+    assert hub.asked == asked
+
+
+# ---------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(
@@ -279,49 +335,15 @@ def test_full_disk_makes_room_and_keeps_other_files(
     ],
 )
 def test_repository_that_is_none_says_what_is_wrong(
-    hub: LocalHub, tmp_path: Path, start: Start, repo: str, problem: DownloadProblem, says: str
+    hub: LocalHub, tmp_path: Path, repo: str, problem: DownloadProblem, says: str
 ) -> None:
     hub.add("org/other", {"config.json": b"{}", "model-q4.gguf": b"GGUF"})
-    failed = start(repo).failure()
+    failed = failure(repo)
     assert failed.problem is problem
     assert says in f"{failed.message} {failed.hint}"
     if problem is DownloadProblem.BAD_REPOSITORY:
         assert hub.asked == []
         assert not (tmp_path / "hf").exists()
-
-
-def test_offline_asks_nothing(hub: LocalHub, tmp_path: Path, start: Start) -> None:
-    start().end()
-    asked = list(hub.asked)
-    done = start(HF_HUB_OFFLINE="1").end()
-    folder = str(snapshot(tmp_path))
-    assert done == DownloadDone(folder=folder, total_bytes=NEEDED_BYTES, fetched_bytes=0)
-    (snapshot(tmp_path) / WEIGHTS_NAME).unlink()
-    failed = start(HF_HUB_OFFLINE="1").failure()
-    assert failed.problem is DownloadProblem.OFFLINE
-    assert "HF_HUB_OFFLINE" in failed.hint
-    assert hub.asked == asked
-
-
-def test_push_during_a_download_mixes_no_commits(
-    hub: LocalHub, tmp_path: Path, start: Start
-) -> None:
-    download = hold(hub, start)
-    pushed = {**FILES, "config.json": b'{"model_type": "qwen3"}'}
-    hub.add(REPO, pushed, NEXT_COMMIT)
-    reference = repo_folder(tmp_path) / "refs" / "main"
-    assert not reference.exists(), "not before it is complete"
-    hub.release.set()
-    done = download.end()
-    assert isinstance(done, DownloadDone)
-    assert done.folder == str(snapshot(tmp_path))
-    assert contents(snapshot(tmp_path)) == NEEDED
-    assert reference.read_text() == COMMIT
-    assert isinstance(start().end(), DownloadDone)
-    assert reference.read_text() == NEXT_COMMIT
-    newer = snapshot(tmp_path).with_name(NEXT_COMMIT)
-    assert contents(newer) == {**NEEDED, "config.json": pushed["config.json"]}
-    assert hub.fetched(WEIGHTS_NAME) == [0]
 
 
 @pytest.mark.parametrize(
@@ -335,27 +357,20 @@ def test_push_during_a_download_mixes_no_commits(
     ],
 )
 def test_answer_of_no_hub_is_put_into_words(
-    start: Start, status: int, body: bytes, problem: DownloadProblem
+    hub: LocalHub,
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+    body: bytes,
+    problem: DownloadProblem,
 ) -> None:
-    with answering(status or 200, body) as endpoint:
-        endpoint = endpoint if status else "http://127.0.0.1:9"
-        failed = start(HF_ENDPOINT=endpoint).failure()
+    hub.break_(LISTING, Fault(status=status, body=body, times=OFTEN))
+    hub.break_("/api/models", Fault(status=200, body=body, times=OFTEN))  # a search
+    if not status:
+        monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    failed = failure()
     assert failed.problem is problem
-    assert endpoint in failed.message
+    assert constants.ENDPOINT in failed.message
     assert "\x1b" not in failed.message + failed.hint
-
-
-def test_last_words_of_a_dead_download_are_told(tmp_path: Path) -> None:
-    paths = runs_first(DIES, tmp_path)
-    done = run_cli("pull", REPO, HOME=str(tmp_path), PYTHONPATH=paths)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.splitlines() == [
-        "error: the download ended with exit code 3",
-        "hint: no library of that name",
-    ]
-
-
-# ---------------------------------------------------------------- refusals of a hub
 
 
 def coded(status: int, code: str) -> Fault:
@@ -395,35 +410,88 @@ NO_REVISION = (DownloadProblem.NOT_FOUND, "no revision 'main'", "leave the revis
     ],
     ids=lambda value: f"{value.status} {value.headers}" if isinstance(value, Fault) else None,
 )
-def test_refusal_names_the_next_step(
+def test_refusal_names_the_next_step_and_no_token(
     hub: LocalHub,
-    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
     path: str,
     fault: Fault,
     expected: tuple[DownloadProblem, str, str],
 ) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
     problem, says, hints = expected
     hub.break_(path, Fault(status=fault.status, headers=fault.headers, times=OFTEN))
-    download = start(HF_TOKEN=TOKEN)
-    failed = download.failure()
+    failed = failure()
     assert failed.problem is problem
     assert says in failed.message
     assert hints in failed.hint
     assert failed.retry_after_s == (77 if fault.status == 429 else 0)
     assert any(one.authorization == f"Bearer {TOKEN}" for one in hub.asked)
-    assert TOKEN not in f"{failed}{download.noise}"
-    assert download.noise == [] or fault.status == 429
+    assert TOKEN not in f"{failed}{capfd.readouterr()}"
 
 
-def test_refusal_without_a_token_says_to_log_in(hub: LocalHub, start: Start) -> None:
+def test_refusal_without_a_token_says_to_log_in(hub: LocalHub) -> None:
     hub.break_(LISTING, coded(401, "RepoNotFound"))
-    assert start().failure().hint == (
+    assert failure().hint == (
         "check its id; if it is private, set HF_TOKEN, or use `hf auth login`"
     ), "and not the name that was given"
 
 
-def test_file_refused_for_a_while_arrives(hub: LocalHub, tmp_path: Path, start: Start) -> None:
-    hub.break_(WEIGHTS_NAME, Fault(status=429, headers={"Retry-After": "77"}, times=3))
-    assert isinstance(start().end(), DownloadDone)
-    assert hub.fetched(WEIGHTS_NAME) == [0] * 4
-    assert contents(snapshot(tmp_path)) == NEEDED
+# ---------------------------------------------------------------- parts of a download
+
+MODEL = Repository("org/m")
+
+
+def test_snapshot_that_the_library_calls_complete_and_is_not_is_refused(tmp_path: Path) -> None:
+    file: Any = SimpleNamespace(path="config.json", lfs=None)
+    with pytest.raises(DownloadError, match=r"config\.json is missing") as raised:
+        snapshot_module._check_files(MODEL, [file], tmp_path)
+    assert raised.value.report.problem is DownloadProblem.NETWORK
+
+
+def test_files_are_on_the_disk_before_the_reference_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda file: flushed.append(os.fstat(file).st_ino))
+    (tmp_path / "config.json").write_bytes(b"{}")
+    file: Any = SimpleNamespace(path="config.json", lfs=None)
+    snapshot_module._check_files(MODEL, [file], tmp_path)
+    assert flushed == [(tmp_path / "config.json").stat().st_ino]
+
+
+def test_progress_is_that_of_the_bar_that_is_ahead() -> None:
+    told: list[DownloadReport] = []
+    progress = snapshot_module._Progress(10, 100, told.append)
+    bar_class = progress.bar_class()
+    received, written, files = (
+        bar_class(unit="B", total=0), bar_class(unit="B", total=0), bar_class(total=3),
+    )  # fmt: skip
+
+    def tell() -> int:
+        progress._reported_at = float("-inf")
+        received.update(0)
+        assert isinstance(told[-1], DownloadProgress)
+        return told[-1].done_bytes
+
+    assert tell() == 10
+    received.update(30)
+    written.update(20)
+    files.update(1)
+    assert tell() == 40
+    received.update(-30)
+    assert tell() == 30, "the hub sends a file from its beginning"
+    written.update(500)
+    assert tell() == 100
+    seen = len(told)
+    written.update(1)
+    assert len(told) == seen, "not after each chunk"
+
+
+def test_reference_of_a_branch_is_replaced_and_of_a_commit_not_written(tmp_path: Path) -> None:
+    write_reference(tmp_path, "refs/pr/1", "a" * 40)
+    write_reference(tmp_path, "refs/pr/1", "b" * 40)
+    assert commit_of(tmp_path, "refs/pr/1") == "b" * 40
+    assert [path.name for path in (tmp_path / "refs/refs/pr").iterdir()] == ["1"]
+    write_reference(tmp_path, "c" * 40, "c" * 40)
+    assert not (tmp_path / "refs" / ("c" * 40)).exists()

@@ -1,4 +1,4 @@
-"""What `mlxsup bench` makes of the times of answers. No process, no clock."""
+"""Figures, comparison and files of `mlxsup bench`; a scripted HTTP server, no daemon, no clock."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def value(*cells: Cell, **figures: list[float]) -> dict[str, Any]:
 # ---------------------------------------------------------------- figures of a burst
 
 
-def test_every_figure_of_a_burst_is_worked_out_from_its_times() -> None:
+def test_figures_of_a_burst() -> None:
     two = burst([1.0, 2.0, 3.0], [2.0, 2.5, 5.0], prompt_tokens=20, cached_tokens=4)
     assert two.figures(memory_bytes=7) == {
         "first_token_s": 1.5,
@@ -61,12 +61,9 @@ def test_every_figure_of_a_burst_is_worked_out_from_its_times() -> None:
         "prefill_tokens_per_s": 8.0,  # 16 were read until the second answer began
         "memory_bytes": 7,
     }
-
-
-def test_answers_of_one_token_have_no_gaps_and_no_speed_of_their_own() -> None:
-    found = burst([1.0], [1.5]).figures(memory_bytes=0)
-    assert found.keys() == TITLES.keys()
-    shown = {name for name, one in found.items() if one is not None}
+    one_token_each = burst([1.0], [1.5]).figures(memory_bytes=0)
+    assert one_token_each.keys() == TITLES.keys()
+    shown = {name for name, one in one_token_each.items() if one is not None}
     assert shown == {"first_token_s", "tokens_per_s", "prefill_tokens_per_s"}
 
 
@@ -90,7 +87,7 @@ def test_repeats_are_summed_up_by_median_and_range() -> None:
         ("memory_bytes", 2**30, "1.00 GiB"),
     ],
 )
-def test_a_figure_has_its_unit(name: str, number: float, text: str) -> None:
+def test_figure_has_its_unit(name: str, number: float, text: str) -> None:
     assert figure_text(name, number) == text
 
 
@@ -104,7 +101,7 @@ def found(
     return cells_of({name: wanted.get(name) for name in names}, "m", context, rows)
 
 
-def test_what_is_not_given_is_what_fits() -> None:
+def test_sizes_that_are_not_given_are_those_that_fit() -> None:
     cells, left_out = found()
     assert [str(cell) for cell in cells] == [
         f"{prompt} + 128 tokens × {streams}" for prompt in (16, 512) for streams in (1, 4, 8)
@@ -124,7 +121,7 @@ def test_what_is_not_given_is_what_fits() -> None:
         ({"concurrency": (1, 9)}, "too_many_requests", "at most 8; or raise max_concurrency"),
     ],
 )
-def test_what_is_given_and_does_not_fit_is_refused_with_what_does(
+def test_size_that_does_not_fit_is_refused_with_the_largest(
     wanted: dict[str, Any], code: str, hint: str
 ) -> None:
     with pytest.raises(CliError) as refused:
@@ -151,12 +148,16 @@ def looked(number: int, *, others: int = 0, generation: int = 1, **steps: int) -
     return Look(number=number, open_others=others, steps=steps, generation=generation)
 
 
-def test_numbers_that_are_not_ours_are_requests_of_others() -> None:
+def test_remarks_name_requests_of_others_and_a_new_process() -> None:
     run = Run(model="m", cells=[CELL], repeats=2)
     run.look(looked(10, m=10, a=10, b=10))
     take(run, CELL)  # 11 and 12
     run.look(looked(13, m=20, a=10, b=10))
     assert (run.other_requests, run.other_models) == (0, [])
+    busy = Run(model="m", cells=[CELL], repeats=2)
+    busy.look(looked(10, others=2))
+    busy.look(looked(11))
+    assert busy.other_requests == 2, "they were open before"
     take(run, CELL)  # two of 14 to 18
     run.look(looked(19, m=30, a=10, b=15, generation=2))
     assert run.remarks() == [
@@ -166,11 +167,10 @@ def test_numbers_that_are_not_ours_are_requests_of_others() -> None:
     ]
 
 
-def test_what_has_touched_the_figures_is_said() -> None:
+def test_remarks_name_what_has_touched_the_figures() -> None:
     run = Run(model="m", cells=[CELL], repeats=2)
     take(run, CELL, interrupted=1, waited=2, cached_tokens=3)
-    said = run.remarks()
-    assert [one.split(":")[0] for one in said] == [
+    assert [one.split(":")[0] for one in run.remarks()] == [
         "not complete",
         "1 answer was interrupted, and resumed",
         "2 answers were held up in the queue",
@@ -190,7 +190,7 @@ def names(changes: list[dict[str, Any]]) -> list[str]:
     return [one["figure"] for one in changes]
 
 
-def test_only_what_does_not_overlap_is_slower_or_faster() -> None:
+def test_values_that_do_not_overlap_are_slower_or_faster() -> None:
     before = value(
         first_token_s=[1.0, 2.0, 3.0], gap_p50_s=[1.0, 1.1, 1.2], gap_p99_s=[1.0, 1.0, 1.0],
         tokens_per_s=[100.0, 110.0, 120.0],
@@ -211,18 +211,16 @@ def test_only_what_does_not_overlap_is_slower_or_faster() -> None:
     assert told["conditions"] == []
     assert not passes(told, 99.0)
     assert passes(told, 101.0)
+    faster = compare(before, now, FILE)
+    assert names(faster["slower"]) == ["gap_p99_s"]
+    assert not passes(faster, 50.0)
+    assert passes({**faster, "slower": []}, 0.0), "what is faster never fails"
 
 
-def test_faster_never_fails() -> None:
-    before = value(tokens_per_s=[1.0, 1.0, 1.0])
-    told = compare(value(tokens_per_s=[9.0, 9.0, 9.0]), before, FILE)
-    assert names(told["faster"]) == ["tokens_per_s"]
-    assert passes(told, 0.0)
-
-
-def test_too_few_repeats_and_other_sizes_tell_nothing() -> None:
-    before = value(tokens_per_s=[1.0, 1.0])
-    told = compare(value(CELL, OTHER, tokens_per_s=[9.0, 9.0, 9.0]), before, FILE)
+def test_too_few_repeats_other_sizes_and_zeros_tell_nothing() -> None:
+    before = value(tokens_per_s=[1.0, 1.0], gap_p50_s=[0.0, 0.0, 0.0])
+    now = value(CELL, OTHER, tokens_per_s=[9.0, 9.0, 9.0], gap_p50_s=[1.0, 1.0, 1.0])
+    told = compare(now, before, FILE)
     assert (told["compared"], told["too_few"], told["not_there"]) == (0, 1, 1)
     assert not passes(told, 100.0), "what was not compared is not known to be as fast"
 
@@ -239,7 +237,7 @@ def test_other_conditions_are_named() -> None:
 # ---------------------------------------------------------------- files
 
 
-def test_what_was_written_is_read_and_has_the_same_sizes(tmp_path: Path) -> None:
+def test_saved_run_is_read_with_the_same_values(tmp_path: Path) -> None:
     run = Run(model="m", cells=[CELL, OTHER], repeats=2)
     for cell in (CELL, OTHER, OTHER, CELL):
         take(run, cell)
@@ -251,7 +249,7 @@ def test_what_was_written_is_read_and_has_the_same_sizes(tmp_path: Path) -> None
     "text",
     ["", "{", "[]", "3", "{}", '{"kind": "bench", "cells": []}', "[" * 100_000],
 )
-def test_what_is_no_run_is_refused_with_the_way_to_one(tmp_path: Path, text: str) -> None:
+def test_file_without_a_run_is_refused_with_the_way_to_one(tmp_path: Path, text: str) -> None:
     path = tmp_path / "run.json"
     path.write_text(text)
     with pytest.raises(CliError, match="is no run of") as refused:
@@ -259,7 +257,7 @@ def test_what_is_no_run_is_refused_with_the_way_to_one(tmp_path: Path, text: str
     assert "--output FILE" in refused.value.hint
 
 
-def test_a_file_that_is_there_is_never_overwritten(tmp_path: Path) -> None:
+def test_file_is_never_overwritten_nor_left_half_written(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     check_new(path)
     path.write_text("mine")
@@ -294,7 +292,7 @@ END = b"data: [DONE]\n\n"
         (OK + TEXT + END, "does not say how many tokens"),
     ],
 )
-def test_an_answer_over_http_is_whole_or_says_what_is_wrong(said: bytes, wrong: str) -> None:
+def test_answer_over_http_is_whole_or_an_error(said: bytes, wrong: str) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"}}")
         writer.write(said)

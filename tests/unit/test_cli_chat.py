@@ -36,14 +36,14 @@ def talk(*texts: str, system: str | None = None) -> Conversation:
 # ---------------------------------------------------------------- turns
 
 
-def test_each_turn_sends_what_was_said_before() -> None:
+def test_request_has_the_system_prompt_and_what_was_said_before() -> None:
     conversation = talk("one", "1", "two", "2", system="Be brief.")
     sent = conversation.to_send(conversation.ask("three"))
     system = {"role": "system", "content": "Be brief."}
     assert sent == [system, user("one"), answer("1"), user("two"), answer("2"), user("three")]
 
 
-def test_the_latest_turn_is_answered_again_and_the_old_answer_stays_until_then() -> None:
+def test_retry_is_of_the_latest_turn_whose_answer_stays_until_then() -> None:
     conversation = talk("one", "1", "two", "2")
     again = conversation.ask_again()
     assert again is not None
@@ -53,19 +53,8 @@ def test_the_latest_turn_is_answered_again_and_the_old_answer_stays_until_then()
     assert conversation.messages == talk("one", "1", "two", "2").messages
     conversation.take(again, "II")
     assert conversation.messages == talk("one", "1", "two", "II").messages
-
-
-def test_a_turn_that_failed_is_the_one_that_is_answered_again() -> None:
-    conversation = talk("one", "1")
-    failed = conversation.ask("two")
+    failed = conversation.ask("three")
     assert conversation.ask_again() == failed
-    conversation.take(failed, "2")
-    again = conversation.ask_again()
-    assert again is not None
-    assert again.turn == "two"
-    conversation.forget()
-    assert conversation.ask_again() is None
-    conversation.ask("three")
     conversation.forget()
     assert conversation.ask_again() is None
 
@@ -111,9 +100,14 @@ def test_only_its_own_file_is_written_over(tmp_path: Path) -> None:
     ("name", "words"),
     [("no/such/folder.json", "No such file"), ("", "exists"), ("a\0b", "null byte")],
 )
-def test_a_file_that_cannot_be_written_says_why(tmp_path: Path, name: str, words: str) -> None:
+def test_file_that_cannot_be_written_or_read_says_why(
+    tmp_path: Path, name: str, words: str
+) -> None:
     with pytest.raises(CliError, match=words):
         talk("one", "1").save(tmp_path / name)
+    for missing in ("missing.json", "."):
+        with pytest.raises(CliError, match="cannot read"):
+            talk().load(tmp_path / missing)
 
 
 def saved(**changes: Any) -> bytes:
@@ -141,7 +135,7 @@ def saved(**changes: Any) -> bytes:
     ],
     ids=lambda data: data[:60].decode("latin-1"),
 )
-def test_what_is_no_conversation_changes_nothing(tmp_path: Path, data: bytes) -> None:
+def test_file_without_a_conversation_changes_nothing(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "talk.json"
     path.write_bytes(data)
     conversation = talk("one", "1", system="Be brief.")
@@ -149,12 +143,6 @@ def test_what_is_no_conversation_changes_nothing(tmp_path: Path, data: bytes) ->
     with pytest.raises(CliError, match="is no conversation that /save has written"):
         conversation.load(path)
     assert (conversation.messages, conversation.system, conversation.file) == before
-
-
-@pytest.mark.parametrize("name", ["missing.json", "."])
-def test_a_file_that_cannot_be_read_says_why(tmp_path: Path, name: str) -> None:
-    with pytest.raises(CliError, match="cannot read"):
-        talk().load(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -184,10 +172,7 @@ def test_turn_is_a_line_or_what_a_backslash_a_fence_or_quotes_hold_together(
     found = read_turn(lambda _: next(given, None))
     assert found is not None
     assert unquoted(found) == turn
-
-
-def test_the_end_of_the_input_is_no_turn() -> None:
-    assert read_turn(lambda _: None) is None
+    assert read_turn(lambda _: None) is None, "the end of the input"
 
 
 def test_history_is_kept_for_its_owner_alone_and_bounded(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def meaning(tool: str, **given: Any) -> Any:
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-def test_the_settings_of_each_program(tool: str, home: Path, snapshot: SnapshotAssertion) -> None:
+def test_settings_of_each_program(tool: str, home: Path, snapshot: SnapshotAssertion) -> None:
     found = settings(tool)
     file = None
     if found.path is not None:
@@ -63,27 +63,19 @@ def test_the_settings_of_each_program(tool: str, home: Path, snapshot: SnapshotA
     assert (file, found.variables, found.usage) == snapshot
 
 
-def test_vscode_has_another_folder_on_a_mac(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.platform", "darwin")
-    assert written("vscode")[0].is_relative_to(home / "Library")
-
-
-def test_opencode_uses_the_file_that_is_there(home: Path) -> None:
-    path_of_settings = home / ".config" / "opencode" / "opencode.jsonc"
-    path_of_settings.parent.mkdir(parents=True)
-    path_of_settings.write_text("{}")
-    assert written("opencode")[0] == path_of_settings
-
-
-def test_folders_that_the_programs_are_told_of_are_used(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_where_the_programs_look(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commented = home / ".config" / "opencode" / "opencode.jsonc"
+    commented.parent.mkdir(parents=True)
+    commented.write_text("{}")
+    assert written("opencode")[0] == commented
     for tool, variable in (
         ("claude-code", "CLAUDE_CONFIG_DIR"), ("codex", "CODEX_HOME"), ("zed", "XDG_CONFIG_HOME"),
         ("continue", "CONTINUE_GLOBAL_DIR"), ("opencode", "XDG_CONFIG_HOME"),
     ):  # fmt: skip
         monkeypatch.setenv(variable, str(home / "elsewhere"))
         assert written(tool)[0].is_relative_to(home / "elsewhere"), tool
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert written("vscode")[0].is_relative_to(home / "Library")
 
 
 @pytest.mark.parametrize("tool", [tool for tool in TOOLS if tool != "open-webui"])
@@ -107,7 +99,7 @@ def test_every_program_sends_the_key_of_the_gateway(tool: str) -> None:
 
 @pytest.mark.parametrize("tool", ["claude-code", "opencode", "zed"])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_what_people_have_written_stays(tool: str, end: str) -> None:
+def test_rest_of_a_file_stays_as_it_was_written(tool: str, end: str) -> None:
     lines = ["{", '    "thème": "dark",', '    "env": {"A": "1"}', "}", ""]
     _, text = written(tool, end.join(lines))
     assert text.split(end)[:2] == lines[:2]
@@ -117,7 +109,7 @@ def test_what_people_have_written_stays(tool: str, end: str) -> None:
 
 
 @pytest.mark.parametrize("before", ["", "\n", "{}", "{ }\n"])
-def test_an_empty_file_is_as_good_as_none(before: str) -> None:
+def test_empty_file_counts_as_none(before: str) -> None:
     assert written("zed", before)[1] == written("zed")[1]
 
 
@@ -148,7 +140,7 @@ def test_other_providers_of_vscode_stay_and_ours_is_there_once() -> None:
         ("vscode", "{}", "the whole file is not a list"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_changed_without_loss_is_refused(tool: str, before: str, words: str) -> None:
+def test_file_that_would_lose_something_is_refused(tool: str, before: str, words: str) -> None:
     with pytest.raises(ValueError, match=re.escape(words)):
         written(tool, before)
 
@@ -179,7 +171,7 @@ def status(**changes: Any) -> dict[str, Any]:
         ("gone", ["gone", "cold", "m"], None),
     ],
 )
-def test_the_model_that_was_asked_for_or_is_ready_comes_first(
+def test_first_model_is_the_one_asked_for_or_the_first_ready(
     name: str | None, names: list[str], context: int | None
 ) -> None:
     found = site_of(status(), name, None)
@@ -188,7 +180,7 @@ def test_the_model_that_was_asked_for_or_is_ready_comes_first(
 
 
 @pytest.mark.parametrize("name", ["cold:low", ":high", "cold:", "nobody:high", "m:high"])
-def test_a_model_that_there_is_not_is_refused_with_those_that_there_are(name: str) -> None:
+def test_unknown_model_is_refused_with_the_known_ones(name: str) -> None:
     with pytest.raises(CliError, match="cold, cold:high, gone, m"):
         site_of(status(), name, None)
 
@@ -201,7 +193,7 @@ def test_a_model_that_there_is_not_is_refused_with_those_that_there_are(name: st
         ({"models": []}, "has no models", "add one to the configuration"),
     ],
 )
-def test_what_a_daemon_lacks_is_said_with_the_way_to_it(
+def test_daemon_without_http_or_models_is_refused_with_the_way_to_them(
     changes: dict[str, Any], message: str, hint: str
 ) -> None:
     with pytest.raises(CliError, match=message) as refused:
@@ -224,99 +216,83 @@ def test_a_gateway_that_listens_everywhere_is_reached_at_loopback(
 
 
 @pytest.fixture
-def path_of_settings(home: Path) -> Path:
-    return home / "folder" / "settings.json"
+def path(home: Path) -> Path:
+    """A file of settings with the text `before`."""
+    path = home / "folder" / "settings.json"
+    path.parent.mkdir()
+    path.write_text("before")
+    path.chmod(0o640)
+    return path
 
 
-def test_a_file_is_copied_written_and_brought_back(path_of_settings: Path) -> None:
-    path_of_settings.parent.mkdir()
-    path_of_settings.write_text("before\n")
-    path_of_settings.chmod(0o640)
-    done = connect.write("zed", path_of_settings, "before\n", "after\n")
-    assert (path_of_settings.read_text(), stat.S_IMODE(path_of_settings.stat().st_mode)) == (
-        "after\n",
-        0o640,
-    )
-    assert done is not None
-    assert done.read_text() == "before\n"
-    assert stat.S_IMODE(done.stat().st_mode) == 0o640
-    assert connect.undo("zed") == (path_of_settings, "after\n", "before\n")
-    assert path_of_settings.read_text() == "before\n"
-    assert list(path_of_settings.parent.iterdir()) == [path_of_settings]
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_file_is_copied_written_and_brought_back(path: Path) -> None:
+    copy = connect.write("zed", path, "before", "after")
+    assert (path.read_text(), mode(path)) == ("after", 0o640)
+    assert copy is not None
+    assert (copy.read_text(), mode(copy)) == ("before", 0o640)
+    assert connect.undo("zed") == (path, "after", "before")
+    assert path.read_text() == "before"
+    assert list(path.parent.iterdir()) == [path]
     with pytest.raises(CliError, match="nothing was written"):
         connect.undo("zed")
 
 
-def test_a_file_that_was_not_there_is_removed_again(path_of_settings: Path) -> None:
-    assert connect.write("zed", path_of_settings, None, "after\n") is None
-    assert stat.S_IMODE(path_of_settings.stat().st_mode) == 0o600
+def test_new_files_are_removed_again_each_by_its_own_program(path: Path) -> None:
+    new, other = path.with_name("new.json"), path.with_name("other.json")
+    assert connect.write("zed", new, None, "after") is None
+    assert mode(new) == 0o600
+    connect.write("codex", other, None, "b")
     connect.undo("zed")
-    assert list(path_of_settings.parent.iterdir()) == []
+    assert (new.exists(), other.read_text()) == (False, "b")
 
 
-def test_two_writes_are_undone_as_one(path_of_settings: Path) -> None:
-    path_of_settings.parent.mkdir()
-    path_of_settings.write_text("before")
-    first = connect.write("zed", path_of_settings, "before", "one")
-    assert connect.write("zed", path_of_settings, "one", "two") == first
+def test_two_writes_are_undone_as_one(path: Path) -> None:
+    first = connect.write("zed", path, "before", "one")
+    assert connect.write("zed", path, "one", "two") == first
     connect.undo("zed")
-    assert path_of_settings.read_text() == "before"
+    assert path.read_text() == "before"
 
 
-def test_what_was_changed_in_between_is_copied_too_and_no_copy_is_lost(
-    path_of_settings: Path,
-) -> None:
-    path_of_settings.parent.mkdir()
-    path_of_settings.write_text("before")
-    first = connect.write("zed", path_of_settings, "before", "one")
-    path_of_settings.write_text("mine")
-    second = connect.write("zed", path_of_settings, "mine", "two")
+def test_change_between_two_writes_is_copied_too_and_no_copy_is_lost(path: Path) -> None:
+    first = connect.write("zed", path, "before", "one")
+    path.write_text("mine")
+    second = connect.write("zed", path, "mine", "two")
     connect.undo("zed")
-    assert path_of_settings.read_text() == "mine"
+    assert path.read_text() == "mine"
     assert first is not None
     assert (first.read_text(), first != second) == ("before", True)
 
 
-def test_an_undo_does_not_destroy_what_somebody_has_changed_since(path_of_settings: Path) -> None:
-    path_of_settings.parent.mkdir()
-    path_of_settings.write_text("before")
-    done = connect.write("zed", path_of_settings, "before", "after")
-    path_of_settings.write_text("after, and mine")
+def test_undo_does_not_destroy_a_later_change(path: Path) -> None:
+    copy = connect.write("zed", path, "before", "after")
+    path.write_text("after, and mine")
     with pytest.raises(CliError, match="was changed since") as error:
         connect.undo("zed")
-    assert str(done) in str(error.value)
-    assert path_of_settings.read_text() == "after, and mine"
+    assert str(copy) in str(error.value)
+    assert path.read_text() == "after, and mine"
 
 
-def test_two_programs_do_not_undo_each_other(path_of_settings: Path) -> None:
-    other = path_of_settings.with_name("other.json")
-    connect.write("zed", path_of_settings, None, "a")
-    connect.write("codex", other, None, "b")
+def test_link_stays_a_link(path: Path) -> None:
+    link = path.with_name("link.json")
+    link.symlink_to(path)
+    connect.write("zed", link, "before", "after")
+    assert (link.is_symlink(), path.read_text()) == (True, "after")
     connect.undo("zed")
-    assert (path_of_settings.exists(), other.read_text()) == (False, "b")
+    assert (link.is_symlink(), path.read_text()) == (True, "before")
 
 
-def test_a_link_stays_a_link(path_of_settings: Path, home: Path) -> None:
-    path_of_settings.parent.mkdir()
-    real = home / "dotconnect.json"
-    real.write_text("before")
-    path_of_settings.symlink_to(real)
-    connect.write("zed", path_of_settings, "before", "after")
-    assert (path_of_settings.is_symlink(), real.read_text()) == (True, "after")
-    connect.undo("zed")
-    assert (path_of_settings.is_symlink(), real.read_text()) == (True, "before")
-
-
-def test_what_cannot_be_read_or_written_is_said(path_of_settings: Path, home: Path) -> None:
-    assert connect.read(path_of_settings) is None
-    path_of_settings.parent.mkdir()
-    path_of_settings.write_bytes(b"a\xff")
-    blocked = home / "a file"
-    blocked.write_text("")
+def test_file_that_cannot_be_read_or_written_is_named(path: Path) -> None:
+    assert connect.read(path.with_name("none.json")) is None
+    below = path / "settings.json"
+    path.write_bytes(b"a\xff")
     cases: list[tuple[str, Callable[[], object]]] = [
-        ("not UTF-8", lambda: connect.read(path_of_settings)),
-        ("cannot read", lambda: connect.read(path_of_settings.parent)),
-        ("cannot write", lambda: connect.write("zed", blocked / "settings.json", None, "x")),
+        ("not UTF-8", lambda: connect.read(path)),
+        ("cannot read", lambda: connect.read(path.parent)),
+        ("cannot write", lambda: connect.write("zed", below, None, "x")),
     ]
     for message, call in cases:
         with pytest.raises(CliError, match=message) as caught:
@@ -325,7 +301,7 @@ def test_what_cannot_be_read_or_written_is_said(path_of_settings: Path, home: Pa
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"path": 1}', "[" * 5000])
-def test_a_record_that_nobody_can_read_is_none(home: Path, text: str) -> None:
+def test_damaged_record_counts_as_none(home: Path, text: str) -> None:
     record = home / ".mlxsup" / "connected" / "zed.json"
     record.parent.mkdir(parents=True)
     record.write_text(text)

@@ -85,15 +85,12 @@ def test_licence_of_the_card(card: str, licence: str, tmp_path: Path) -> None:
     assert describe(tmp_path).licence == licence
 
 
-def test_template_in_a_file_of_its_own(tmp_path: Path) -> None:
-    write_folder(tmp_path)
+def test_template_may_have_its_own_file_and_the_context_may_be_undeclared(tmp_path: Path) -> None:
+    folder(tmp_path, {"model_type": "rwkv7"})
     assert not describe(tmp_path).has_template
+    assert describe(tmp_path).context_length is None
     (tmp_path / "chat_template.jinja").touch()
     assert describe(tmp_path).has_template
-
-
-def test_undeclared_context_is_none(tmp_path: Path) -> None:
-    assert describe(folder(tmp_path, {"model_type": "rwkv7"})).context_length is None
 
 
 @settings(max_examples=25)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -81,7 +82,7 @@ def test_revision_that_could_leave_the_folder_is_refused(revision: str, tmp_path
         find_snapshot(REPO, revision, cache=tmp_path)
 
 
-def test_paths_are_no_repositories() -> None:
+def test_only_owner_and_name_are_a_repository() -> None:
     assert is_owned_repository(REPO)
     for text in ("./models/x", "../x", "~/x", "/models/x", "x", "a/b/c", "a/b/", "models/"):
         assert not is_owned_repository(text)
@@ -102,6 +103,7 @@ def test_paths_are_no_repositories() -> None:
 def test_revisions_mean_what_the_hub_library_says(
     asked: str, kept: str | None, commit: str | None, tmp_path: Path
 ) -> None:
+    write_repository(tmp_path, commit="e" * 40, revision=None)
     write_repository(tmp_path, revision=kept)
     found = find_snapshot(REPO, asked, cache=tmp_path)
     oracle = try_to_load_from_cache(REPO, "config.json", cache_dir=tmp_path, revision=asked)
@@ -115,14 +117,6 @@ def test_revisions_mean_what_the_hub_library_says(
         assert found.path == Path(oracle).parent
 
 
-def test_snapshot_of_the_revision_is_found(tmp_path: Path) -> None:
-    write_repository(tmp_path, commit=OTHER_COMMIT, revision=None)
-    path = write_repository(tmp_path)
-    found = find_snapshot(REPO, cache=tmp_path)
-    assert found is not None
-    assert found.path == path
-
-
 def test_reference_out_of_the_cache_is_not_followed(tmp_path: Path) -> None:
     write_repository(tmp_path)
     outside = write_folder(tmp_path / "outside")
@@ -132,37 +126,35 @@ def test_reference_out_of_the_cache_is_not_followed(tmp_path: Path) -> None:
     assert find_snapshot(REPO, cache=tmp_path) is None
 
 
-def test_missing_shards_are_named(tmp_path: Path) -> None:
-    files = {name: MODEL[name] for name in ("config.json", "tokenizer.json")}
-    files["model.safetensors.index.json"] = index_of("model-1.safetensors", "model-2.safetensors")
-    files["model-1.safetensors"] = MODEL["model.safetensors"]
-    write_repository(tmp_path, files=files)
-    found = find_snapshot(REPO, cache=tmp_path)
-    assert found is not None
-    assert found.missing == ("model-2.safetensors",)
-    assert not found.is_complete
+SHARDS = {"model-1.safetensors": b"", "model.safetensors.index.json": index_of(
+    "model-1.safetensors", "model-2.safetensors"
+)}  # fmt: skip
 
 
-def test_broken_link_counts_as_missing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("gone", "more", "missing"),
+    [
+        ("config.json", {}, ("config.json",)),
+        ("tokenizer.json", {}, ("tokenizer.json",)),
+        ("model.safetensors", {}, ("model.safetensors",)),
+        ("model.safetensors", SHARDS, ("model-2.safetensors",)),
+        ("tokenizer_config.json", {}, ()),
+    ],
+)
+def test_files_that_a_load_needs_and_does_not_find_are_named(
+    gone: str, more: dict[str, bytes], missing: tuple[str, ...], tmp_path: Path
+) -> None:
+    files = {name: text for name, text in MODEL.items() if name != gone}
+    write_folder(tmp_path, {**files, **more})
+    assert missing_files(tmp_path) == missing
+
+
+def test_snapshot_with_a_broken_link_is_not_complete(tmp_path: Path) -> None:
     snapshot = write_repository(tmp_path)
     (snapshot / "model.safetensors").resolve().unlink()
     found = find_snapshot(REPO, cache=tmp_path)
     assert found is not None
-    assert found.missing == ("model.safetensors",)
-
-
-@pytest.mark.parametrize(
-    ("gone", "missing"),
-    [
-        ("config.json", ("config.json",)),
-        ("tokenizer.json", ("tokenizer.json",)),
-        ("model.safetensors", ("model.safetensors",)),
-        ("tokenizer_config.json", ()),
-    ],
-)
-def test_missing_files_are_named(gone: str, missing: tuple[str, ...], tmp_path: Path) -> None:
-    write_folder(tmp_path, {name: text for name, text in MODEL.items() if name != gone})
-    assert missing_files(tmp_path) == missing
+    assert (found.missing, found.is_complete) == (("model.safetensors",), False)
 
 
 def test_cache_lists_its_models(tmp_path: Path) -> None:
@@ -180,21 +172,30 @@ ENVIRONMENTS: list[dict[str, str]] = [
     {"XDG_CACHE_HOME": "/xdg"},
     {"HF_HOME": "/hf", "XDG_CACHE_HOME": "/xdg"},
     {"HF_HOME": "~/hf"},
-    {"HF_HOME": "$WHERE/hf", "WHERE": "/here"},
+    {"HF_HOME": "$WHERE/hf"},
     {"HUGGINGFACE_HUB_CACHE": "/old", "HF_HOME": "/hf"},
     {"HF_HUB_CACHE": "/new", "HUGGINGFACE_HUB_CACHE": "/old"},
 ]
 
+ORACLE = """
+import importlib, json, os, sys
+os.environ["WHERE"] = "/here"
+for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME"):
+    os.environ.pop(name, None)
+before = dict(os.environ)
+from huggingface_hub import constants
+for variables in json.loads(sys.argv[1]):
+    os.environ.update(variables)
+    print(importlib.reload(constants).HF_HUB_CACHE)
+    os.environ.clear()
+    os.environ.update(before)
+"""
 
-@pytest.mark.parametrize("variables", ENVIRONMENTS, ids=str)
-def test_cache_is_where_the_hub_library_has_it(
-    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME", "WHERE"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    code = "from huggingface_hub.constants import HF_HUB_CACHE; print(HF_HUB_CACHE)"
-    command = [sys.executable, "-c", code]
+
+def test_cache_is_where_the_hub_library_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WHERE", "/here")
+    command = [sys.executable, "-c", ORACLE, json.dumps(ENVIRONMENTS)]
     oracle = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    assert str(find_cache()) == oracle.stdout.strip()
+    assert [str(find_cache(one)) for one in ENVIRONMENTS] == oracle.stdout.splitlines()
+    monkeypatch.setenv("HF_HUB_CACHE", "/own")
+    assert find_cache() == Path("/own")

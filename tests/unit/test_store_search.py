@@ -34,6 +34,7 @@ def found_in(tmp_path: Path) -> dict[str, FoundModel]:
 
 
 def test_every_place_is_searched(tmp_path: Path) -> None:
+    assert found_in(tmp_path) == {}
     snapshot = write_repository(tmp_path / "hub")
     write_folder(tmp_path / ".lmstudio/models/publisher/name")
     write_folder(tmp_path / ".cache/lm-studio/models/old/name")
@@ -88,10 +89,6 @@ def test_shared_folder_is_found_once(tmp_path: Path) -> None:
     publisher.mkdir(parents=True)
     (publisher / "name").symlink_to(snapshot)
     assert list(found_in(tmp_path)) == [REPO]
-
-
-def test_no_models_are_an_empty_list(tmp_path: Path) -> None:
-    assert found_in(tmp_path) == {}
 
 
 @pytest.mark.parametrize("content", ["", "\0", "/nowhere\n", "["])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -21,14 +22,12 @@ from mlxsup.supervisor.config.load import (
     MAX_DEPTH,
     ConfigError,
     DaemonConfig,
+    changed_for_later,
     load_config,
     parse_config,
 )
 from mlxsup.supervisor.config.values import parse_seconds, parse_size
-from mlxsup.supervisor.core.settings import (
-    CoreSettings,
-    ModelSettings,
-)
+from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
 
 M = '[models.m]\npath = "m"\n'
 GIB = 2**30
@@ -69,6 +68,7 @@ fake.a = [-{2**63 + 1}]
     "an integer of 5000 digits": f"{M}max_concurrency = {'9' * 5000}\n",
     "a long host": f'[gateway]\nhosts = ["{"a" * 254}"]\n{M}',
     "many hosts": f"[gateway]\nhosts = {json.dumps(['a'] * 33)}\n{M}",
+    "many models": "[models]\n" + "".join(f"m{n} = {{}}\n" for n in range(1001)),
     "many names": "[gateway.names]\n" + "".join(f"x{n} = 'm'\n" for n in range(65)) + M,
 }
 
@@ -87,9 +87,7 @@ def test_each_mistake_is_named_with_its_line_its_key_and_what_is_allowed(
         unique=True,
     ),
 )
-def test_a_mistake_is_found_on_its_line_wherever_that_is(
-    table: str, key: str, before: list[str]
-) -> None:
+def test_mistake_is_found_on_its_line(table: str, key: str, before: list[str]) -> None:
     head = "\n".join([*before, '[models.n]\nengine = "fake"' if table != "models.n" else ""])
     line = head.count("\n") + 3
     found = problems_of(f"{head}\n[{table}]\n{key} = [-1]\n[models.last]\nengine = 'fake'\n")
@@ -265,6 +263,12 @@ restart.backoff_initial_s = 4
 restart.backoff_max_s = "5s"
 presets.warm = { temperature = 0.8, chat_template_kwargs = { mood = "good" } }
 presets.plain = {}
+[gateway]
+listen = "[::1]:9"
+[gateway.names]
+"gpt-*" = "gpt-4o"
+"claude-*" = "a.b-c_1:warm"
+"a/b" = "a.b-c_1"
 """
 
 
@@ -273,6 +277,15 @@ def test_every_key_reaches_its_setting(
 ) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     assert asdict(config_of(EVERY_KEY)) == snapshot
+
+
+def test_keys_that_a_reload_leaves_for_the_next_start() -> None:
+    small, every = config_of(M), config_of(EVERY_KEY)
+    later = ("runtime_dir", "log_dir", "log_level", "log_format", "prevent_sleep", "gateway")
+    assert changed_for_later(small, every) == later
+    assert changed_for_later(every, every) == ()
+    plain, named = (config_of(f"[gateway]\n{names}{M}") for names in ("", "names = {x = 'm'}\n"))
+    assert changed_for_later(plain, named) == ("gateway",)
 
 
 def test_values_at_the_limits_are_taken() -> None:
@@ -357,34 +370,24 @@ def test_defaults_fill_what_an_entry_leaves_out() -> None:
     assert (list(a.presets), list(b.presets)) == (["cold"], ["warm"])
 
 
-def test_names_of_other_apis_are_kept_in_their_order() -> None:
-    names = '"gpt-*" = "al"\n"claude-*" = "m:warm"\n"a/b" = "m"\n'
-    config = config_of(f"[gateway.names]\n{names}{M}aliases = ['al']\npresets.warm = {{}}\n")
-    assert config.gateway_rules.names == (
-        ("gpt-*", "al"), ("claude-*", "m:warm"), ("a/b", "m"),
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("1.5m", 90.0), ("99999d", 1e9), ("9" * 400 + "d", 1e9)]
-)
-def test_a_duration_is_cut_to_thirty_years(text: str, seconds: float) -> None:
-    assert parse_seconds(text) == seconds
-
-
-@pytest.mark.parametrize(
-    ("text", "size_bytes"),
+    ("parse", "text", "value"),
     [
-        ("7B", 7),
-        ("1.5KiB", 1536),
-        (" 2 MiB ", 2 * 2**20),
-        ("3GiB", 3 * 2**30),
-        ("0.5B", 0),
-        ("8388607TiB", 8388607 * 2**40),
+        (parse_seconds, "1.5m", 90.0),
+        (parse_seconds, "99999d", 1e9),
+        (parse_seconds, "9" * 400 + "d", 1e9),
+        (parse_size, "7B", 7),
+        (parse_size, "1.5KiB", 1536),
+        (parse_size, " 2 MiB ", 2 * 2**20),
+        (parse_size, "3GiB", 3 * 2**30),
+        (parse_size, "0.5B", 0),
+        (parse_size, "8388607TiB", 8388607 * 2**40),
     ],
 )
-def test_a_size_is_written_with_its_unit(text: str, size_bytes: int) -> None:
-    assert parse_size(text) == size_bytes
+def test_text_of_a_duration_or_a_size(
+    parse: Callable[[str], float], text: str, value: float
+) -> None:
+    assert parse(text) == value
 
 
 @pytest.mark.parametrize(
@@ -474,12 +477,8 @@ def test_line_index_skips_the_inside_of_values(value: str, equals: str) -> None:
     assert index.find(("last",)) == lines + 2
 
 
-# ---------------------------------------------------------------- for editors
-
-EXAMPLE = Path(__file__).parents[2] / "config.example.toml"
-
-
 def test_the_schema_that_is_printed_is_the_one_that_the_example_names() -> None:
     """tools/check_docs.py compares it with the tables."""
-    path = EXAMPLE.parent / EXAMPLE.read_text().splitlines()[0].removeprefix("#:schema ")
-    assert path.read_text() == schema_text() + "\n"
+    example = Path(__file__).parents[2] / "config.example.toml"
+    name = example.read_text().splitlines()[0].removeprefix("#:schema ")
+    assert (example.parent / name).read_text() == schema_text() + "\n"

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from mlxsup.supervisor.config.folders import config_of_folders, split_model
-from mlxsup.supervisor.config.load import ConfigError
+from mlxsup.supervisor.config.load import ConfigError, DaemonConfig, load_config
 from mlxsup.supervisor.config.model_folders import check_model_folders, model_problems, sentence
 
-from support.daemon.config_here import empty_cache, read
 from support.daemon.estimates_here import estimates_here
 from support.daemon.hub_caches import MODEL, REPO, write_folder, write_repository
 
@@ -21,33 +20,40 @@ NO_JSON = {**MODEL, "config.json": b"{"}
 NO_WEIGHTS = {name: content for name, content in MODEL.items() if name != "model.safetensors"}
 
 
+OWN = Path("mlxsup.toml")
+
+
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, estimates_here: None) -> Path:
     """An empty cache of a machine that may ask the hub, and an empty working folder next to it."""
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
-    return empty_cache(tmp_path, monkeypatch)
+    cache, here = tmp_path / "hub", tmp_path / "here"
+    monkeypatch.setenv("HF_HUB_CACHE", str(cache))
+    here.mkdir()
+    monkeypatch.chdir(here)
+    return cache
 
 
-def test_a_revision_chooses_the_snapshot_and_a_reload_sees_where_it_went(cache: Path) -> None:
-    write_repository(cache, commit="a" * 40)
-    other = write_repository(cache, commit="b" * 40, revision="v2")
+def read(text: str) -> DaemonConfig:
+    """What the configuration in the working folder says, once it is this text."""
+    OWN.write_text(text)
+    return load_config(OWN)
+
+
+def test_a_reload_sees_where_a_revision_went(cache: Path) -> None:
     text = f'[models.m]\nrepo = "{REPO}"\nrevision = "v2"\n'
-    before = read(text).models
-    assert before[0].launch.path == str(other)
-    moved = write_repository(cache, commit="c" * 40, revision="v2")
-    after = read(text).models
-    assert after[0].launch.path == str(moved)
-    assert after != before
-
-
-def test_a_repo_that_is_not_there_names_its_place_in_the_cache(cache: Path) -> None:
-    [model] = read(f'[models.m]\nrepo = "{REPO}"\n').models
+    [model] = read(text).models
     assert model.launch.path == f"{cache}/models--{REPO.replace('/', '--')}"
     assert not Path(model.launch.path).exists()
+    write_repository(cache, commit="a" * 40)
+    for commit in ("b" * 40, "c" * 40):
+        snapshot = write_repository(cache, commit=commit, revision="v2")
+        [model] = read(text).models
+        assert (model.launch.path, model.revision) == (str(snapshot), "v2")
 
 
-def test_an_entry_that_says_where_its_model_is_takes_no_part_of_that_from_the_defaults(
+def test_source_of_an_entry_is_never_mixed_with_that_of_the_defaults(
     cache: Path,
 ) -> None:
     snapshot = write_repository(cache)
@@ -123,86 +129,55 @@ def problems_of(text: str) -> dict[str, str]:
     return {name: sentence(problem) for name, problem in problems.items()}
 
 
-def refused(text: str) -> list[str]:
-    config = read(text)
-    with pytest.raises(ConfigError) as caught:
-        check_model_folders(config, Path("mlxsup.toml"))
-    return caught.value.problems
-
-
-def test_models_that_can_be_loaded_or_downloaded_are_no_problem(
-    cache: Path,
-) -> None:
+def test_models_that_can_be_loaded_or_downloaded_are_no_problem(cache: Path) -> None:
     write_folder(Path("model"))
     write_repository(cache)
+    write_repository(cache, "a/half", files=NO_WEIGHTS)
     text = (
-        f'[models.a]\npath = "model"\n[models.b]\nrepo = "{REPO}"\n'
-        '[models.c]\nengine = "fake"\n[models.d]\nrepo = "some/other"\n'
+        f'[models.a]\npath = "model"\n[models.b]\nrepo = "{REPO}"\n[models.c]\nengine = "fake"\n'
+        '[models.d]\nrepo = "some/other"\n[models.e]\nrepo = "a/half"\n'
     )
     assert problems_of(text) == {}
-    check_model_folders(read(text), Path("mlxsup.toml"))
+    check_model_folders(read(text), OWN)
 
 
-def test_only_the_models_with_a_problem_are_named_each_with_what_to_do(
-    cache: Path,
-) -> None:
+def test_models_with_a_problem_are_named_with_what_to_do(cache: Path) -> None:
     write_folder(Path("good"))
     damaged = write_folder(Path("damaged"), NO_JSON).absolute()
     empty = write_folder(Path("empty"), NO_WEIGHTS).absolute()
-    text = (
+    snapshot = write_repository(cache, files={**MODEL, "model.safetensors": b"none"})
+    problems = problems_of(
         '[models.a]\npath = "good"\n[models.b]\npath = "nowhere"\n[models.c]\npath = "empty"\n'
-        '[models.d]\npath = "damaged"\n'
+        f'[models.d]\npath = "damaged"\n[models.e]\nrepo = "{REPO}"\n'
     )
+    assert list(problems) == ["b", "c", "d", "e"]
     absent = f"the model folder {Path.cwd()}/nowhere does not exist"
-    problems = problems_of(text)
-    assert list(problems) == ["b", "c", "d"]
-    assert problems["d"].startswith(f"{damaged}/config.json is not JSON: ")
-    assert ";" not in problems["d"], "there is no advice"
     assert problems["b"] == f"{absent}; see which models there are with `mlxsup models`"
     assert str(empty) in problems["c"]
+    assert problems["d"].startswith(f"{damaged}/config.json is not JSON: ")
+    assert ";" not in problems["d"], "there is no advice"
+    assert problems["e"] == f"{snapshot}/model.safetensors is not a safetensors file"
 
 
 @pytest.mark.parametrize("name", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
-def test_model_problems_names_a_missing_repository_offline(
+def test_a_start_offline_is_refused_with_the_line_and_the_key_of_each(
     cache: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv(name, "1")
-    text = f'[models.a]\nrepo = "{REPO}"\nrevision = "v2"\n'
-    assert problems_of(text) == {
-        "a": f"{REPO} at v2 is not in the Hugging Face cache {cache}; "
-        f"download it with `mlxsup pull {REPO} --revision v2`"
-    }
-
-
-def test_model_problems_names_half_a_repository_offline(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    half = write_repository(cache, files=NO_WEIGHTS)
-    text = f'[models.a]\nrepo = "{REPO}"\n'
-    assert problems_of(text) == {}, "the rest of it is downloaded"
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert str(half) in problems_of(text)["a"]
-
-
-def test_a_damaged_snapshot_is_a_problem_though_one_may_download(
-    cache: Path,
-) -> None:
-    files = {**MODEL, "model.safetensors": b"none"}
-    snapshot = write_repository(cache, files=files)
-    assert problems_of(f'[models.a]\nrepo = "{REPO}"\n') == {
-        "a": f"{snapshot}/model.safetensors is not a safetensors file"
-    }
-
-
-def test_a_start_is_refused_with_the_line_and_the_key_of_each(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    half = write_repository(cache, "a/half", files=NO_WEIGHTS)
     write_folder(Path("damaged"), {**MODEL, "model.safetensors": b"none"})
-    text = f'[models.a]\nrepo = "{REPO}"\n\n[models.b]\nmax_concurrency = 2\npath = "damaged"\n'
-    assert refused(text) == [
-        f"mlxsup.toml:2: models.a.repo: {REPO} is not in the Hugging Face cache {cache}; "
-        f"download it with `mlxsup pull {REPO}`",
-        f"mlxsup.toml:6: models.b.path: {Path.cwd()}/damaged/model.safetensors "
+    text = (
+        f'[models.a]\nrepo = "{REPO}"\nrevision = "v2"\n\n'
+        '[models.b]\nmax_concurrency = 2\npath = "damaged"\n[models.c]\nrepo = "a/half"\n'
+    )
+    config = read(text)
+    with pytest.raises(ConfigError) as caught:
+        check_model_folders(config, OWN)
+    *others, last = caught.value.problems
+    assert others == [
+        f"mlxsup.toml:2: models.a.repo: {REPO} at v2 is not in the Hugging Face cache {cache}; "
+        f"download it with `mlxsup pull {REPO} --revision v2`",
+        f"mlxsup.toml:7: models.b.path: {Path.cwd()}/damaged/model.safetensors "
         "is not a safetensors file",
     ]
+    assert last.startswith(f"mlxsup.toml:9: models.c.repo: {half}/model.safetensors does not exist")

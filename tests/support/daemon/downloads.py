@@ -1,4 +1,4 @@
-"""Downloads of a test: a repository worth fetching, and the process that fetches it."""
+"""Downloads of a test: a repository worth fetching, and the process or daemon that fetches it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import os
 import random
 import subprocess
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from mlxsup.protocol.download import (
-    DownloadFailed,
     DownloadReport,
     DownloadSpec,
     Repository,
@@ -19,6 +18,7 @@ from mlxsup.protocol.download import (
 )
 
 from support.cli.cli import OFFLINE
+from support.daemon.daemon import Daemon
 from support.daemon.local_hub import COMMIT, LocalHub
 
 MIB = 2**20
@@ -36,26 +36,11 @@ FILES = {
 }
 NEEDED = {name: FILES[name] for name in ("config.json", "tokenizer.json", WEIGHTS_NAME, CARD)}
 NEEDED_BYTES = sum(map(len, NEEDED.values()))
+HELD_AT = 2 * MIB
 LIMIT_S = 60.0
 
-FULL_DISK = """
-import errno, io, os, pathlib
-open_path = pathlib.Path.open
-
-class Full(io.FileIO):
-    def write(self, data):
-        room = {room_bytes} - self.tell()
-        if room <= 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return super().write(memoryview(data)[:room])
-
-def opened(path, mode="r", *others, **more):
-    if path.name.endswith(".incomplete") and mode == "wb":
-        return io.BufferedWriter(Full(path, mode))
-    return open_path(path, mode, *others, **more)
-
-pathlib.Path.open = opened
-"""
+TOKEN = "hf_secretsecret"
+"""Must never be seen again."""
 
 
 def hub_environment(hub: LocalHub, home: Path, **others: str) -> dict[str, str]:
@@ -67,27 +52,14 @@ def hub_environment(hub: LocalHub, home: Path, **others: str) -> dict[str, str]:
     return {**kept, **dict.fromkeys(OFFLINE, "0"), **patient, **here, **others}
 
 
-def runs_first(lines: str, folder: Path) -> str:
-    """A PYTHONPATH with which every interpreter runs these lines at its start."""
-    first = folder / "first"
-    first.mkdir()
-    (first / "sitecustomize.py").write_text(lines)
-    return os.pathsep.join([str(first), os.environ["PYTHONPATH"]])
+def repo_folder(home: Path) -> Path:
+    """Where the cache keeps the repository."""
+    return home / "hf" / "hub" / f"models--{REPO.replace('/', '--')}"
 
 
-def disk_full_at(room_bytes: int) -> str:
-    """Lines after which a process finds the disk full once so much of the weights is on it."""
-    return FULL_DISK.format(room_bytes=room_bytes)
-
-
-def repo_folder(home: Path, repo: str = REPO) -> Path:
-    """Where the cache keeps a repository."""
-    return home / "hf" / "hub" / f"models--{repo.replace('/', '--')}"
-
-
-def snapshot(home: Path, repo: str = REPO) -> Path:
-    """Where the files of a repository appear."""
-    return repo_folder(home, repo) / "snapshots" / COMMIT
+def snapshot(home: Path) -> Path:
+    """Where its files appear."""
+    return repo_folder(home) / "snapshots" / COMMIT
 
 
 def parts(home: Path) -> list[Path]:
@@ -100,40 +72,32 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@dataclass(slots=True)
 class Download:
-    """A process that downloads.
+    """A process that downloads the repository of this module.
 
-    Attributes:
-        process: with pipes.
-        noise: lines of its output that are no reports.
+    Args:
+        environment: of the process.
     """
 
-    process: subprocess.Popen[bytes]
-    noise: list[str] = field(default_factory=list)
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.process = subprocess.Popen(
+            download_argv(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=dict(environment),
+        )
+        spec = DownloadSpec(repository=Repository(REPO), parent_pid=os.getpid())
+        assert self.process.stdin is not None
+        self.process.stdin.write(spec.to_line())
+        self.process.stdin.flush()
 
     def reports(self) -> Iterator[DownloadReport]:
         """What it reports, until its output ends."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            report = read_report(line)
-            if report is None:
-                self.noise.append(line.decode())
-            else:
+            if (report := read_report(line)) is not None:
                 yield report
-
-    def end(self) -> DownloadReport:
-        """Its last report, once it has ended."""
-        *_, last = self.reports()
-        self.process.wait(LIMIT_S)
-        return last
-
-    def failure(self) -> DownloadFailed:
-        """Why it failed, once it has ended."""
-        last = self.end()
-        assert isinstance(last, DownloadFailed), last
-        assert self.process.returncode == 1
-        return last
 
     def close(self) -> None:
         """Ends it, if it has not ended."""
@@ -144,24 +108,18 @@ class Download:
                 pipe.close()
 
 
-def start_download(
-    environment: Mapping[str, str], repository: Repository | None = None
-) -> Download:
-    """Starts a download.
+class DownloadingDaemon(Daemon):
+    """A daemon that uses a hub, with a separate cache and token.
 
     Args:
-        environment: of the process.
-        repository: what it downloads; None: the one of this module.
+        hub: that it uses.
+        models: entries by name.
     """
-    process = subprocess.Popen(
-        download_argv(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=dict(environment),
-    )
-    spec = DownloadSpec(repository=repository or Repository(REPO), parent_pid=os.getpid())
-    assert process.stdin is not None
-    process.stdin.write(spec.to_line())
-    process.stdin.flush()
-    return Download(process)
+
+    def __init__(self, hub: LocalHub, models: dict[str, dict[str, Any]]) -> None:
+        super().__init__(models)
+        self._variables = hub_environment(hub, self.folder, HF_TOKEN=TOKEN)
+
+    def start(self, *, environment: dict[str, str] | None = None) -> None:
+        """Starts it with these variables, too."""
+        super().start(environment={**self._variables, **(environment or {})})

@@ -1,7 +1,7 @@
 """A model hub on this machine (`HF_ENDPOINT`) that refuses, lies, stalls and hangs up on demand.
 
-It keeps what it serves in memory, and notes every request: what a test believes about a download
-comes from here, and not from the process that downloads.
+It serves from memory and notes every request: what a test believes about a download comes from
+here, and not from the process that downloads.
 """
 
 from __future__ import annotations
@@ -14,40 +14,21 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
 COMMIT = "c0ffee" * 6 + "beef"
 NEXT_COMMIT = "decade" * 6 + "beef"
-PIECE_BYTES = 64 * 1024
+MISSING = {"X-Error-Code": "RepoNotFound", "X-Error-Message": "not found"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """One request.
-
-    Attributes:
-        method: `GET` or `HEAD`.
-        path: decoded, without the query.
-        begins_at: the first byte that was asked for.
-        ends_at: the byte behind the last one that was asked for; None: all of them.
-        authorization: that header; empty for none.
-    """
+class Asked(NamedTuple):
+    """One request; `begins_at` is the first byte that was asked for."""
 
     method: str
     path: str
     begins_at: int
-    ends_at: int | None
     authorization: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """A file at a commit."""
-
-    name: str
-    content: bytes
-    commit: str
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,8 +36,8 @@ class Fault:
     """What happens to requests for a path, some times.
 
     Attributes:
-        status: answer with this error; 0 for none.
-        headers: of that answer.
+        status: answer with this; 0: as otherwise.
+        headers, body: of that answer.
         cut_at: close the connection before this byte of the file; None: send all of it.
         hold_at: wait for `release` before this byte; None: do not wait.
         times: how many requests meet it.
@@ -64,6 +45,7 @@ class Fault:
 
     status: int = 0
     headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b"{}"
     cut_at: int | None = None
     hold_at: int | None = None
     times: int = 1
@@ -93,7 +75,7 @@ class LocalHub:
         threading.Thread(target=self._server.serve_forever, name="local-hub", daemon=True).start()
 
     def close(self) -> None:
-        """Ends it, and lets whoever waits proceed."""
+        """Ends it, and lets requests that are held proceed."""
         self.release.set()
         self._server.shutdown()
         self._server.server_close()
@@ -103,8 +85,7 @@ class LocalHub:
 
         `*.safetensors` are large files, with a digest.
         """
-        earlier = self._commits.get(repo, {})
-        self._commits[repo] = {**earlier, commit: dict(files)}
+        self._commits[repo] = {**self._commits.get(repo, {}), commit: dict(files)}
 
     def lie_about(self, repo: str, path: str, size_bytes: int) -> None:
         """Lists a file with another size."""
@@ -155,19 +136,21 @@ class LocalHub:
                 return {"id": repo, "sha": list(commits)[-1], "siblings": []}
         return None
 
-    def content(self, path: str, *, is_sent: bool) -> Found | None:
-        """The file at an address; None if there is none."""
+    def content(self, path: str, *, is_sent: bool) -> tuple[bytes, dict[str, str]] | None:
+        """The file at an address, and what its headers say of it; None if there is none."""
         for repo, commits in self._commits.items():
             revisions = {**{commit: commit for commit in commits}, "main": list(commits)[-1]}
             for revision, commit in revisions.items():
                 prefix = f"/{repo}/resolve/{revision}/"
                 name = path.removeprefix(prefix)
-                if path.startswith(prefix) and name in commits[commit]:
-                    content = commits[commit][name]
-                    if is_sent and self._damaged[repo, name] > 0:
-                        self._damaged[repo, name] -= 1
-                        content = content[:-1] + bytes([content[-1] ^ 1])
-                    return Found(name=name, content=content, commit=commit)
+                if not path.startswith(prefix) or name not in commits[commit]:
+                    continue
+                content = commits[commit][name]
+                etag = digest(content) if is_large(name) else hashlib.sha1(content).hexdigest()
+                if is_sent and self._damaged[repo, name] > 0:
+                    self._damaged[repo, name] -= 1
+                    content = content[:-1] + bytes([content[-1] ^ 1])
+                return content, {"ETag": f'"{etag}"', "X-Repo-Commit": commit}
         return None
 
     def _entry(self, repo: str, name: str, content: bytes) -> dict[str, Any]:
@@ -213,102 +196,61 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
-    @property
-    def _hub(self) -> LocalHub:
-        assert isinstance(self.server, _Server)
-        return self.server.hub
-
     def do_GET(self) -> None:
-        self._serve(has_body=True)
-
-    def do_HEAD(self) -> None:
-        self._serve(has_body=False)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-    def _serve(self, *, has_body: bool) -> None:
+        assert isinstance(self.server, _Server)
+        hub, is_get = self.server.hub, self.command == "GET"
         parts = urlsplit(self.path)
         path = unquote(parts.path)
-        first, _, last = self.headers.get("Range", "").removeprefix("bytes=").partition("-")
-        asked = Asked(
-            method=self.command,
-            path=path,
-            begins_at=int(first or 0),
-            ends_at=int(last) + 1 if last else None,
-            authorization=self.headers.get("Authorization", ""),
-        )
-        fault = self._hub.note(asked)
+        begins_at = int(self.headers.get("Range", "bytes=0-")[len("bytes=") :].partition("-")[0])
+        asked = Asked(self.command, path, begins_at, self.headers.get("Authorization", ""))
+        fault = hub.note(asked)
         if fault is not None and fault.status:
-            self._send(fault.status, {**fault.headers}, b"{}", has_body=has_body)
-            return
-        if (found := self._hub.content(path, is_sent=has_body)) is not None:
-            self._send_file(found, asked, fault, has_body=has_body)
-            return
-        answer = self._hub.answer(path, parse_qs(parts.query))
-        if answer is None:
-            headers = {"X-Error-Code": "RepoNotFound", "X-Error-Message": "not found"}
-            self._send(404, headers, b"{}", has_body=has_body)
+            self._send(fault.status, fault.headers, fault.body)
+        elif (found := hub.content(path, is_sent=is_get)) is not None:
+            content, headers = found
+            if begins_at:
+                last = len(content) - 1
+                headers["Content-Range"] = f"bytes {begins_at}-{last}/{len(content)}"
+            headers["Accept-Ranges"] = "bytes"
+            status = 206 if begins_at else 200
+            self._send(status, headers, content[begins_at:], fault, begins_at)
+        elif (answer := hub.answer(path, parse_qs(parts.query))) is not None:
+            self._send(200, {"Content-Type": "application/json"}, json.dumps(answer).encode())
         else:
-            headers = {"Content-Type": "application/json"}
-            self._send(200, headers, json.dumps(answer).encode(), has_body=has_body)
+            self._send(404, MISSING, b"{}")
+
+    do_HEAD = do_GET
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Says nothing."""
 
     def _send(
-        self, status: int, headers: Mapping[str, str], body: bytes, *, has_body: bool
+        self,
+        status: int,
+        headers: Mapping[str, str],
+        body: bytes,
+        fault: Fault | None = None,
+        begins_at: int = 0,
     ) -> None:
         self.send_response(status)
         for name, value in {**headers, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
         self.end_headers()
-        if has_body:
-            self.wfile.write(body)
-
-    def _send_file(
-        self, found: Found, asked: Asked, fault: Fault | None, *, has_body: bool
-    ) -> None:
-        content, begins_at = found.content, asked.begins_at
-        is_part = begins_at > 0 or asked.ends_at is not None
-        etag = digest(content) if is_large(found.name) else hashlib.sha1(content).hexdigest()
-        body = content[begins_at : asked.ends_at]
-        self.send_response(206 if is_part else 200)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("ETag", f'"{etag}"')
-        self.send_header("X-Repo-Commit", found.commit)
-        self.send_header("Accept-Ranges", "bytes")
-        if is_part:
-            last = begins_at + len(body) - 1
-            self.send_header("Content-Range", f"bytes {begins_at}-{last}/{len(content)}")
-        self.end_headers()
-        if has_body:
-            self._send_body(body, begins_at, fault)
-
-    def _send_body(self, body: bytes, begins_at: int, fault: Fault | None) -> None:
+        if self.command == "HEAD":
+            return
+        assert isinstance(self.server, _Server)
+        place = len(body)
+        if fault is not None:
+            place = next(at for at in (fault.cut_at, fault.hold_at) if at is not None) - begins_at
         try:
-            for start in _pieces(len(body), begins_at, fault):
-                at = begins_at + start
-                if fault is not None and fault.hold_at == at:
-                    self._hub.held.set()
-                    self._hub.release.wait()
-                if fault is not None and fault.cut_at == at:
-                    self.close_connection = True
-                    return
-                self.wfile.write(body[start : _end(start, len(body), begins_at, fault)])
-                self.wfile.flush()
+            self.wfile.write(body[: max(0, place)])
+            self.wfile.flush()
+            if fault is not None and fault.cut_at is not None:
+                self.close_connection = True
+                return
+            if fault is not None:
+                self.server.hub.held.set()
+                self.server.hub.release.wait()
+            self.wfile.write(body[max(0, place) :])
         except ConnectionError:  # it was killed
             self.close_connection = True
-
-
-def _pieces(length: int, begins_at: int, fault: Fault | None) -> Iterator[int]:
-    """Where each piece begins, relative to the body; the places of a fault begin one."""
-    start = 0
-    while start < length:
-        yield start
-        start = _end(start, length, begins_at, fault)
-
-
-def _end(start: int, length: int, begins_at: int, fault: Fault | None) -> int:
-    """Where a piece ends that begins there."""
-    ends = [start + PIECE_BYTES, length]
-    places = (fault.cut_at, fault.hold_at) if fault is not None else ()
-    ends += [place - begins_at for place in places if place is not None]
-    return min(end for end in ends if end > start)
