@@ -19,6 +19,7 @@ from .parameters import (
     NUMBERS,
     SAMPLING,
 )
+from .states import AnswerForm
 from .tool_choice import ToolChoice, read_tool_choice
 
 INPUTS = ("prompt", "prompt_tokens", "messages")
@@ -47,6 +48,14 @@ FORMAT_EXPECTED = (
     'a map of type "json_schema" (with json_schema, which has a schema), "json_object", "regex"'
     ' (with regex) or "text"'
 )
+
+TEXT_FORMAT = {"type": "text"}
+_FORMS = {
+    "text": AnswerForm.TEXT,
+    "regex": AnswerForm.REGEX,
+    "json_object": AnswerForm.JSON,
+    "json_schema": AnswerForm.JSON,
+}
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256
@@ -227,7 +236,7 @@ class RequestBody:
                 form = '{"type": "function", "function": {"name": …}} for each tool'
                 shown = "another map" if isinstance(tool, dict) else ""
                 raise invalid("tools", form, tool, shown=shown)
-        if self.choice.is_forced and self.has_form:
+        if self.choice.is_forced and (self.response_format or TEXT_FORMAT) != TEXT_FORMAT:
             raise RemoteError(
                 ErrorCode.INVALID_REQUEST,
                 "tool_choice forces a call, and response_format another answer: send one of them",
@@ -269,9 +278,12 @@ class RequestBody:
         return [one for one in self.tools or () if one["function"]["name"] in names]
 
     @property
-    def has_form(self) -> bool:
-        """True if `response_format` says what the answer must look like."""
-        return self.response_format is not None and self.response_format["type"] != "text"
+    def form(self) -> AnswerForm:
+        """What the content of the answer must look like."""
+        if self.choice.is_forced:
+            return AnswerForm.CALL
+        kind = self.response_format["type"] if self.response_format is not None else "text"
+        return _FORMS[kind]
 
     def parameters(self) -> dict[str, Any]:
         """How to answer, by name: all but the seed, the prompt's inputs, and what is None."""

@@ -23,7 +23,7 @@ from enum import IntEnum
 from typing import Any
 
 from .ids import Generation, ModelName
-from .parameters import SAMPLING, sampling_defaults
+from .parameters import SAMPLING
 
 MAX_LAUNCH_SPEC_BYTES = 64 * 1024
 
@@ -115,7 +115,7 @@ class LaunchSettings:
         wired_limit_bytes: memory that may be wired; 0 for none, None for as much as was loaded.
         prefix_cache_bytes: memory for the prefixes of earlier prompts, to be reused; None: a share
             of the memory that is free after the load.
-        sampling: the sampling parameters of requests that leave them out, by name.
+        sampling: parameters of requests that leave them out, by name; before those of the model.
         fake: options of the fake engine, by name.
     """
 
@@ -130,7 +130,7 @@ class LaunchSettings:
     cache_limit_bytes: int | None = field(default=None, metadata=_BYTES)
     wired_limit_bytes: int | None = field(default=0, metadata=_BYTES)
     prefix_cache_bytes: int | None = field(default=None, metadata=_BYTES)
-    sampling: dict[str, Any] = field(default_factory=sampling_defaults, metadata=_SAMPLING)
+    sampling: dict[str, Any] = field(default_factory=dict, metadata=_SAMPLING)
     fake: dict[str, Any] = field(default_factory=dict, metadata=_MAP)
 
 

@@ -7,7 +7,7 @@ configuration and its documents read names, ranges, defaults and descriptions fr
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any
 
@@ -140,6 +140,20 @@ NOT_SUPPORTED: Mapping[str, str] = MappingProxyType(
 """Parameters that users of other servers may expect, each with what to do instead."""
 
 
-def sampling_defaults() -> dict[str, Any]:
-    """What a request's sampling is if neither it nor the model's entry says otherwise."""
-    return asdict(Sampling())
+MAKERS_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""What is taken from a generation_config.json."""
+
+
+def makers_sampling(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how the makers of a model sample; empty if they do not, or do not say.
+
+    Args:
+        generation_config: the content of generation_config.json, as transformers writes it; values
+            that no request may have are left out.
+    """
+    has_temperature = generation_config.get("temperature") is not None
+    if not generation_config.get("do_sample", has_temperature):
+        return {}
+    given = {name: generation_config.get(name) for name in MAKERS_SAMPLING}
+    right = {name: value for name, value in given.items() if SAMPLING[name].is_right(value)}
+    return {"temperature": 1.0, **right}

@@ -201,6 +201,19 @@ class NoticeKind(StrEnum):
     RESUMED = "resumed"
 
 
+class AnswerForm(StrEnum):
+    """What the content of an answer must look like."""
+
+    TEXT = "text"
+    """Anything, with markers of other parts in it."""
+    REGEX = "regex"
+    """A text that may have markers, too."""
+    JSON = "json"
+    """One JSON value: a marker in it is a part of a string."""
+    CALL = "call"
+    """One call of a function, as JSON."""
+
+
 class Channel(StrEnum):
     """Which part of an answer a piece of text belongs to."""
 

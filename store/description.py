@@ -14,9 +14,11 @@ from typing import Any
 
 from mlxsup.protocol.context_length import NESTED_NAMES, find_context_length
 from mlxsup.protocol.model_files import is_weight_file
+from mlxsup.protocol.parameters import makers_sampling
 from mlxsup.protocol.regular_file import MIB, open_regular, read_regular
 
 CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
 INDEX = "model.safetensors.index.json"
 ONE_FILE = "model.safetensors"
 
@@ -88,6 +90,7 @@ class Description:
         has_template: a chat template comes with it.
         licence: as its card names it; empty if it does not say.
         size_bytes: of the weight files.
+        sampling: how its makers sample, by the names of parameters; empty for the likeliest token.
     """
 
     architecture: str
@@ -97,6 +100,7 @@ class Description:
     has_template: bool
     licence: str
     size_bytes: int
+    sampling: dict[str, Any]
 
 
 def describe(folder: Path) -> Description:
@@ -111,6 +115,7 @@ def describe(folder: Path) -> Description:
         has_template=_has_template(folder),
         licence=_licence(folder),
         size_bytes=_size(folder),
+        sampling=makers_sampling(_json_object(folder / GENERATION_CONFIG)),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlxsup.protocol.message import Logprobs, TokenLogprob
-from mlxsup.protocol.states import Channel
+from mlxsup.protocol.states import AnswerForm, Channel
 
 from .engine import RowLogprobs, TextCodec
 from .text.channels import ChannelParser, Piece
@@ -26,8 +26,7 @@ class AnswerText:
         stops: the request's stop strings.
         opening: the end of the prompt that opened the answer; see `Prompt`.
         calls: reads tool calls.
-        has_form: whether the answer must have a format.
-        is_call: whether the answer must be a call.
+        form: what its content must look like.
         min_tokens: a stop string that is complete before this many tokens is text.
     """
 
@@ -38,8 +37,7 @@ class AnswerText:
         opening: str,
         calls: ToolCallReader,
         *,
-        has_form: bool,
-        is_call: bool = False,
+        form: AnswerForm = AnswerForm.TEXT,
         min_tokens: int,
     ) -> None:
         self._codec = codec
@@ -47,9 +45,7 @@ class AnswerText:
         self.count = 0
         self._detokenizer = codec.detokenizer()
         self._matcher = StopMatcher(stops) if stops else None
-        self._channels = ChannelParser(
-            codec.channel_rules, opening, calls, has_form=has_form, is_call=is_call
-        )
+        self._channels = ChannelParser(codec.channel_rules, opening, calls, form=form)
 
     @property
     def is_stopped(self) -> bool:

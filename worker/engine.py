@@ -7,9 +7,9 @@ contract suite (tests/contract) checks all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.cache_layers import CacheLayers
@@ -67,6 +67,7 @@ class EngineFacts:
         prefix_cache_bytes: memory for the prefixes of earlier prompts, to be reused.
         prefix_cache_tokens: the longest prompt that is kept whole.
         cache_layers: what the layers keep for each row.
+        sampling: how the model's makers sample, for requests that do not say.
     """
 
     context_length: int
@@ -80,6 +81,7 @@ class EngineFacts:
     prefix_cache_bytes: int = 0
     prefix_cache_tokens: int = 0
     cache_layers: tuple[CacheLayers, ...] = ()
+    sampling: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -221,7 +221,7 @@ class Life:
             board=self.board,
             max_concurrency=spec.max_concurrency,
             step_timeout_s=spec.step_timeout_s,
-            sampling=spec.sampling,
+            sampling={**facts.sampling, **spec.sampling},
         )
         took_s = time.monotonic() - self._started_at
         logger.info(

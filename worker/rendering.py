@@ -40,8 +40,7 @@ class _Job:
             body.stop or (),
             asked.opening,
             ToolCallReader(body.callable_tools, asked.seed),
-            has_form=body.has_form,
-            is_call=body.choice.is_forced,
+            form=body.form,
             min_tokens=body.min_tokens or 0,
         )
         self._shown: list[tuple[Channel, list[str]]] = []

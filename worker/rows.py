@@ -11,7 +11,7 @@ from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import ErrorCode, RemoteError, invalid
 from mlxsup.protocol.ids import RequestKey, pack_token, pack_tokens
 from mlxsup.protocol.parameters import Sampling
-from mlxsup.protocol.states import FinishReason, Priority
+from mlxsup.protocol.states import AnswerForm, FinishReason, Priority
 from mlxsup.protocol.worker_messages import (
     Acceptance,
     Dispatch,
@@ -145,7 +145,8 @@ def tools_warnings(body: RequestBody, codec: TextCodec) -> tuple[str, ...]:
     if rules.parse_tool_call is None:
         return (NO_CALLS_KNOWN,)
     # Headers tell a call from the content, and only content must have the format.
-    return (NO_ROOM_FOR_CALLS,) if body.has_form and rules.header is None else ()
+    has_form = body.form is not AnswerForm.TEXT
+    return (NO_ROOM_FOR_CALLS,) if has_form and rules.header is None else ()
 
 
 def acceptance(row: Row, body: RequestBody, prompt: Prompt, facts: EngineFacts) -> Acceptance:
@@ -301,8 +302,7 @@ def running_row(
         body.stop or (),
         opening,
         ToolCallReader(body.callable_tools, row.seed),
-        has_form=body.has_form,
-        is_call=body.choice.is_forced,
+        form=body.form,
         min_tokens=row.min_tokens,
     )
     return RunningRow(

@@ -19,6 +19,7 @@ from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.codec import decode_body
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey, unpack_tokens
+from mlxsup.protocol.states import AnswerForm
 from mlxsup.protocol.text import log_line
 from mlxsup.protocol.worker_messages import Resume
 
@@ -237,7 +238,7 @@ class Lane:
                 prompt = self._own_codec().encode(body)
             else:
                 body, prompt = _from_acceptance(job.resume)
-            if body.response_format is not None or body.choice.is_forced:
+            if body.form is not AnswerForm.TEXT:
                 grammar = self._own_codec().grammar(body, prompt.opening)
                 prompt = replace(prompt, grammar=grammar)
         except RemoteError as error:

@@ -163,6 +163,8 @@ def _facts(row: Mapping[str, Any], needs: Mapping[str, Any] | None) -> Iterator[
     yield "context", f"{tokens} tokens" if tokens else unknown
     yield "chat template", "yes" if row["has_template"] else "none"
     yield "licence", row["licence"] or unknown
+    chosen = ", ".join(f"{name} {value:g}" for name, value in row["sampling"].items())
+    yield "sampling", chosen or "the likeliest token"
     yield "size", format_bytes(row["size_bytes"]) if row["size_bytes"] else "-"
     if needs is not None:
         about = "about " if needs["source"] == "estimated" else ""
@@ -175,7 +177,7 @@ def _facts(row: Mapping[str, Any], needs: Mapping[str, Any] | None) -> Iterator[
 
 FACTS = (
     "origin", "repo", "revision", "path", "size_bytes", "architecture", "model_type",
-    "quantization", "context_length", "has_template", "licence", "problem", "hint",
+    "quantization", "context_length", "has_template", "licence", "sampling", "problem", "hint",
 )  # fmt: skip
 """Facts from the files of a model."""
 
@@ -241,6 +243,7 @@ def _row(name: str | None, aliases: Sequence[str], model: FoundModel | None) -> 
         "context_length": said.context_length,
         "has_template": said.has_template,
         "licence": said.licence or None,
+        "sampling": said.sampling,
         "problem": problem.text if problem else None,
         "hint": (problem.hint or None) if problem else None,
     }

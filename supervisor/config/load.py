@@ -321,4 +321,5 @@ def _launch_settings(entry: ModelTable, folder: Path) -> LaunchSettings:
         path = str(repository_folder(entry.repo, find_cache()))
     sizes = {setting: getattr(entry, key) for setting, key in _SIZES.items()}
     shared = _shared(LaunchSettings, entry)
-    return LaunchSettings(**{**shared, **sizes, "path": path, "sampling": dict(entry.sampling)})
+    sampling = entry.sampling.model_dump(exclude_unset=True)
+    return LaunchSettings(**{**shared, **sizes, "path": path, "sampling": sampling})

@@ -37,7 +37,9 @@ def daemon() -> Iterator[HttpDaemon]:
         MODEL: fake(fake=options, max_concurrency=ROWS),
         SMALL: fake(context_length=SMALL_CONTEXT),
     }
-    with HttpDaemon(models, {"max_queue_per_client": MAX_WAITING}) as running:
+    # HTTP may wait in all of the queue but the places of one more client.
+    queues = {"max_queue": 2 * MAX_WAITING, "max_queue_per_client": MAX_WAITING}
+    with HttpDaemon(models, queues) as running:
         with running.client() as client:
             for name in models:
                 client.load(name)

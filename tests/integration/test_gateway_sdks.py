@@ -229,6 +229,8 @@ def test_answer_has_the_form_of_a_class_of_pydantic(sdk: Sdk) -> None:
         assert isinstance(sdk.parse(client), City)
 
 
+REFUSED_FIELD: dict[str, Any] = {"openai": {"grammar": "x"}, "anthropic": {"container": "x"}}
+
 IMAGE: dict[str, Any] = {
     "openai": {"type": "image_url", "image_url": {"url": "data:image/png;base64,eA=="}},
     "anthropic": {
@@ -244,7 +246,7 @@ def test_hopeless_request_is_an_error_of_the_package_and_sent_once(sdk: Sdk) -> 
         ({"model": "no/such-model"}, package.NotFoundError),
         ({"temperature": -1.0}, package.BadRequestError),
         ({"messages": [part]}, package.BadRequestError),
-        ({"extra_body": {"guided_regex": "[a-z]+"}}, package.BadRequestError),
+        ({"extra_body": REFUSED_FIELD[package.__name__]}, package.BadRequestError),
     ]
     seen: list[int] = []
     hooks = {"response": [lambda response: seen.append(response.status_code)]}
@@ -553,7 +555,7 @@ def test_errors_and_beta_headers_are_those_of_anthropic(claude: Any) -> None:
     assert missing.value.body["error"]["type"] == "not_found_error"
     assert missing.value.request_id == missing.value.body["request_id"]
     with pytest.raises(anthropic.BadRequestError):
-        claude.messages.create(**asked, tools=[{"type": "bash_20250124", "name": "bash"}])
+        claude.messages.create(**asked, tools=[{"name": "bash"}])
     answer = claude.beta.messages.create(**asked, betas=["something-2030-01-01"])
     assert answer.content[0].type == "text"
     with claude.messages.stream(**asked | {"max_tokens": 64_000}) as stream:

@@ -163,9 +163,7 @@ def test_a_form_holds_although_the_user_types_a_marker(worker: LoopDriver) -> No
 def test_tokens_become_channels_and_calls(text: MlxText) -> None:
     said = 'hm</think>ok <tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
     tokens = text.encode(RequestBody(prompt=said)).tokens
-    answer = AnswerText(
-        text, (), "<think>", ToolCallReader(TOOLS, seed=1), has_form=False, min_tokens=0
-    )
+    answer = AnswerText(text, (), "<think>", ToolCallReader(TOOLS, seed=1), min_tokens=0)
     pieces = [piece for token in tokens for piece in answer.add(token)] + answer.finish()
     by_channel: dict[Channel, str] = {}
     for piece in pieces:

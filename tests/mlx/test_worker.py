@@ -95,6 +95,25 @@ def test_bad_requests_fail_alone_C7_G6(worker: WorkerHarness) -> None:
     assert len(streams[3].tokens) == 5
 
 
+@pytest.mark.draws
+def test_model_samples_as_its_makers_do_unless_the_entry_or_the_request_says(
+    tmp_path: Path,
+) -> None:
+    folder = make_tiny_model(tmp_path)
+    said = {"do_sample": True, "temperature": 1.5, "top_k": 1, "min_p": "much"}
+    (folder / "generation_config.json").write_text(json.dumps(said))
+    with WorkerHarness(engine="mlx", path=str(folder), sampling={"top_k": 40}) as worker:
+        worker.wait_until_ready(READY_TIMEOUT_S)
+        asked: list[dict[str, Any]] = [
+            {}, {"temperature": 1.5, "top_k": 40}, {"temperature": 0.0},
+        ]  # fmt: skip
+        keys = [worker.dispatch("tide", max_tokens=20, seed=3, **one) for one in asked]
+        makers, alike, greedy = (stream.tokens for stream in worker.finish(*keys))
+        assert makers == alike
+        assert makers != greedy
+        assert worker.ask_for_exit() == ExitCode.ASKED
+
+
 def test_a_missing_model_has_its_exit_code_B6(folders: list[Path]) -> None:
     """Those of bad ones: tests/integration/test_bad_models.py."""
     missing = folders[0].with_name("absent")

@@ -47,10 +47,12 @@ def test_description_of_a_whole_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
     (tmp_path / "README.md").write_text("---\nlicense: apache-2.0\n---\nlicense: no\n")
+    (tmp_path / "generation_config.json").write_text('{"do_sample": true, "top_k": 20}')
     said = describe(tmp_path)
     assert (said.architecture, said.model_type) == ("Qwen3ForCausalLM", "qwen3")
     assert (said.quantization, said.context_length) == ("4 bit, groups of 64", 40960)
     assert (said.has_template, said.licence) == (True, "apache-2.0")
+    assert said.sampling == {"temperature": 1.0, "top_k": 20}
     assert said.size_bytes == sum(len(content) for content in shards.values())
 
 

@@ -274,7 +274,7 @@ def running(
     rules: ChannelRules = RULES,
 ) -> RunningRow:
     calls = ToolCallReader(TOOLS, 1)
-    answer = AnswerText(Codec(rules), stops, "", calls, has_form=False, min_tokens=min_tokens)
+    answer = AnswerText(Codec(rules), stops, "", calls, min_tokens=min_tokens)
     return RunningRow(
         key=KEY, answer=answer, grammar=form, warnings=warnings, inserted_at=100.0, cached_tokens=3
     )
@@ -527,7 +527,7 @@ class AllSorted(AnswerText):
 
 def row_of(kind: type[AnswerText], rules: ChannelRules, stops: list[str]) -> RunningRow:
     calls = ToolCallReader(TOOLS, 1)
-    answer = kind(Words(rules), stops, "", calls, has_form=False, min_tokens=2)
+    answer = kind(Words(rules), stops, "", calls, min_tokens=2)
     return RunningRow(key=KEY, answer=answer, inserted_at=1.0, warnings=("mind",))
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mlxsup.protocol.states import Channel
+from mlxsup.protocol.states import AnswerForm, Channel
 from mlxsup.worker.text import harmony
 from mlxsup.worker.text.bare_calls import MAX_BEGINNING, BareCallWatch
 from mlxsup.worker.text.channels import (
@@ -45,11 +45,14 @@ def rules(**changes: Any) -> ChannelRules:
 
 
 def parse(
-    *parts: str, model: ChannelRules | None = None, opening: str = "", has_form: bool = False
+    *parts: str,
+    model: ChannelRules | None = None,
+    opening: str = "",
+    form: AnswerForm = AnswerForm.TEXT,
 ) -> tuple[Shown, list[str]]:
     """Return the texts with their channels, neighbours of one channel joined, and the warnings."""
     calls = ToolCallReader(OFFERED, seed=5)
-    parser = ChannelParser(model or rules(), opening, calls, has_form=has_form)
+    parser = ChannelParser(model or rules(), opening, calls, form=form)
     pieces = [piece for text in parts for piece in parser.add(text)] + parser.finish()
     shown: Shown = []
     for channel, text in [(piece.channel.value, piece.text) for piece in pieces if piece.text]:
@@ -182,7 +185,8 @@ HALF_CALL = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{n
     ("text", "how", "shown", "warnings"),
     [
         (COMMENT_THEN_FINAL, {}, [("content", "ab")], []),
-        (COMMENT_THEN_FINAL, {"has_form": True}, [("reasoning", "a"), ("content", "b")], []),
+        (COMMENT_THEN_FINAL, {"form": AnswerForm.REGEX},
+         [("reasoning", "a"), ("content", "b")], []),
         (HALF_CALL, {}, [("content", "{no")], [UNREADABLE_CALL]),
         ("4", {"opening": ""}, [("content", "4")], []),
         ("4", {"opening": FINAL}, [("content", "4")], []),

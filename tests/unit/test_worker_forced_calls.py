@@ -1,4 +1,4 @@
-"""The text of an answer that must be a call, or may only call some functions."""
+"""The text of an answer that must be a call or JSON, or may only call some functions."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Codec(FakeTextCodec):
     channel_rules = RULES
 
 
-def written(text: str, choice: Any, opening: str = "") -> list[tuple[Channel, str]]:
+def written(text: str, choice: Any, opening: str = "", **more: Any) -> list[tuple[Channel, str]]:
     """Return what a client is shown of an answer."""
-    body = RequestBody(prompt="x", tools=TOOLS, tool_choice=choice, seed=1)
+    body = RequestBody(prompt="x", tools=TOOLS, tool_choice=choice, seed=1, **more)
     row = plan_row(KEY, body, Prompt(tokens=[5], opening=opening), FACTS)
     running = running_row(row, body, opening, Codec(), Dispatch(key=KEY, body=b""))
     tokens = encode_text(text)
@@ -64,6 +64,14 @@ def test_marker_in_an_argument_of_a_forced_call_stays_there(value: str) -> None:
     ((channel, line),) = written(call("f", a=value), "required")
     assert channel is Channel.TOOL_CALL
     assert arguments_in(line) == {"a": value}
+
+
+@pytest.mark.parametrize("value", ["</call>", "<think>", "<call>"])
+def test_marker_in_a_json_answer_stays_there(value: str) -> None:
+    text = json.dumps({"a": value})
+    shown = written(text, "auto", response_format={"type": "json_object"})
+    assert {channel for channel, _ in shown} == {Channel.CONTENT}
+    assert "".join(part for _, part in shown) == text
 
 
 def test_reasoning_comes_before_a_forced_call() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxsup.protocol.states import Channel
+from mlxsup.protocol.states import AnswerForm, Channel
 from mlxsup.worker.text import harmony
 from mlxsup.worker.text.channels import (
     MOST_IN_VAIN,
@@ -250,9 +250,9 @@ def pieces_of(
     *,
     opening: str = "",
     is_cut: bool = False,
-    has_form: bool = False,
+    form: AnswerForm = AnswerForm.TEXT,
 ) -> list[Piece]:
-    parser = ChannelParser(rules, opening, ToolCallReader(tools, 7), has_form=has_form)
+    parser = ChannelParser(rules, opening, ToolCallReader(tools, 7), form=form)
     return [piece for part in parts for piece in parser.add(part)] + parser.finish(is_cut=is_cut)
 
 
@@ -701,7 +701,7 @@ def test_json_that_is_no_call_is_content_without_delay(text: str) -> None:
     ("text", "how", "warnings"),
     [
         (BARE_CALL, {"tools": None}, []),
-        (BARE_CALL, {"has_form": True}, []),
+        (BARE_CALL, {"form": AnswerForm.REGEX}, []),
         (f'{BARE_CALL}; {{"name": "unknown", "parameters": {{}}}}', {}, [UNREADABLE_CALL]),
         ('{"type": "function", "name": "unknown", "parameters": {}}', {}, [UNREADABLE_CALL]),
         ('{"name": "weather", "param', {}, [UNREADABLE_CALL]),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mlxsup.protocol.states import Channel
+from mlxsup.protocol.states import AnswerForm, Channel
 
 from .bare_calls import BareCallWatch
 from .stops import find_first, undecided
@@ -153,8 +153,7 @@ class ChannelParser:
         opening: the end of the prompt that opened the answer, for example `<think>`; it is read as
             if the model had written it, and not shown.
         calls: reads tool calls.
-        has_form: whether the answer must have a format: then its content is nothing else.
-        is_call: whether the answer must be a call: then its content is one, as JSON.
+        form: what its content must look like, if it must be nothing else.
     """
 
     def __init__(
@@ -163,14 +162,12 @@ class ChannelParser:
         opening: str,
         calls: ToolCallReader,
         *,
-        has_form: bool = False,
-        is_call: bool = False,
+        form: AnswerForm = AnswerForm.TEXT,
     ) -> None:
         self._rules = rules
         self._calls = calls
-        self._has_form = has_form or is_call
-        self._is_call = is_call
-        has_calls = bool(calls.names) and not is_call
+        self._form = form
+        has_calls = bool(calls.names) and form is not AnswerForm.CALL
         # For each state: its markers, where each leads, and the characters that one may begin with.
         self._edges = {
             state: (list(targets), targets, {marker[0] for marker in targets})
@@ -193,10 +190,11 @@ class ChannelParser:
         if opening:
             self.add(opening)
             self._header_from = len(self._header)
-        if is_call and rules.header is None:
-            self._edges.pop(NORMAL, None)  # a marker in the content is a part of an argument
-        if is_call or (rules.has_bare_calls and calls.names and not has_form):
-            self._bare = BareCallWatch(calls.names, is_call=is_call)
+        if form in (AnswerForm.JSON, AnswerForm.CALL) and rules.header is None:
+            self._edges.pop(NORMAL, None)  # a marker in the content is a part of a string
+        may_be_call = rules.has_bare_calls and calls.names and form is AnswerForm.TEXT
+        if may_be_call or form is AnswerForm.CALL:
+            self._bare = BareCallWatch(calls.names, is_call=form is AnswerForm.CALL)
 
     @property
     def is_in_content(self) -> bool:
@@ -285,7 +283,7 @@ class ChannelParser:
         else:
             certain, rest = len(pending) - undecided(pending, [end]), ""
         header = self._header + pending[:certain]
-        state = self._rules.header.read(header, self._has_form)
+        state = self._rules.header.read(header, self._form is not AnswerForm.TEXT)
         if state is None:
             stray = header[self._header_from :] + pending[certain:]
             self._state = NORMAL
@@ -464,7 +462,7 @@ class ChannelParser:
             return []
         if not bare.is_call_like:
             return [Piece(channel=Channel.CONTENT, text=bare.text)]
-        parse = parse_json_calls if self._is_call else self._rules.parse_tool_call
+        parse = parse_json_calls if self._form is AnswerForm.CALL else self._rules.parse_tool_call
         lines = self._calls.read(bare.text, parse, self._rules.call_ids)
         if lines is not None:
             return [Piece(channel=Channel.TOOL_CALL, text=line) for line in lines]

@@ -241,7 +241,8 @@ class Stage:
 
     def log(self, name: str = "mlxsup") -> str:
         """A log file, as far as it is written."""
-        return (self.folder / "logs" / f"{name}.log").read_text()
+        path = self.folder / "logs" / f"{name}.log"
+        return path.read_text() if path.exists() else ""
 
     async def logged(self, text: str, name: str = "mlxsup") -> None:
         """Waits until a log file contains a text; the daemon's own, at the start of a word."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from mlxsup.protocol.context_length import find_context_length
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.launch import LaunchSpec
+from mlxsup.protocol.parameters import makers_sampling
 from mlxsup.protocol.states import Batching, LoadPhase
 
 from ...engine import (
@@ -246,6 +247,7 @@ class MlxEngine:
             backend=backend,
             versions=versions,
             warnings=(*context.warnings, *find_warnings(folder.path, folder.config)),
+            sampling=makers_sampling(folder.generation_config),
         )
 
     def _warm_up(self, steps: LoadSteps) -> None:

@@ -13,7 +13,7 @@ import os
 import stat
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,11 @@ from .known_faults import Remedy, find_fault
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json")
 """At least one of these must exist; the tokenizer takes care of merges and the rest."""
 
+GENERATION_CONFIG = "generation_config.json"
+
 READ_AS_JSON = (
     "config.json",
-    "generation_config.json",
+    GENERATION_CONFIG,
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -72,6 +74,7 @@ class ModelFolder:
         shards: the weight files, in order of name.
         shard_of: for each array, the file that holds it.
         weight_bytes: size of all weight files.
+        generation_config: the content of generation_config.json; empty if there is none.
     """
 
     path: Path
@@ -79,6 +82,7 @@ class ModelFolder:
     shards: list[Path]
     shard_of: dict[str, Path]
     weight_bytes: int
+    generation_config: dict[str, Any] = field(default_factory=dict)
 
     def number(self, *names: str) -> int | None:
         """A positive integer of config.json, under the first of the names that exists; also looks
@@ -119,10 +123,8 @@ def _check_folder(path: Path, report: Callable[[float], None]) -> ModelFolder:
     names = sorted(name for name in os.listdir(path) if _is_file(path / name))
     if "config.json" not in names:
         raise ModelMissingError(f"{path / 'config.json'} does not exist")
-    for name in READ_AS_JSON:
-        if name in names:
-            _read_json(path / name)
-    config = _read_json(path / "config.json")
+    read = {name: _read_json(path / name) for name in READ_AS_JSON if name in names}
+    config = read["config.json"]
     if not isinstance(config.get("model_type"), str):
         raise BadModelError(f"{path / 'config.json'} has no model_type")
     fault = find_fault(config)
@@ -147,7 +149,12 @@ def _check_folder(path: Path, report: Callable[[float], None]) -> ModelFolder:
         report(done / total)
     check_sizes(path / "config.json", config, shapes)
     return ModelFolder(
-        path=path, config=config, shards=shards, shard_of=shard_of, weight_bytes=total
+        path=path,
+        config=config,
+        shards=shards,
+        shard_of=shard_of,
+        weight_bytes=total,
+        generation_config=read.get(GENERATION_CONFIG, {}),
     )
 
 

@@ -12,6 +12,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import ErrorCode, RemoteError, invalid
+from mlxsup.protocol.states import AnswerForm
 
 from ...engine import BadModelError, Detokenizer, Prompt
 from ...text.channels import ChannelParser, ChannelRules
@@ -141,10 +142,12 @@ class MlxText:
         Raises:
             RemoteError: `invalid_request`; no answer can follow it.
         """
-        parser = ChannelParser(self._format.rules, opening, ToolCallReader(None, 0), has_form=True)
+        parser = ChannelParser(
+            self._format.rules, opening, ToolCallReader(None, 0), form=AnswerForm.REGEX
+        )
         begins_after = () if parser.is_in_content else self._format.content_after
         form = body.response_format
-        if body.choice.is_forced:
+        if body.form is AnswerForm.CALL:
             form = call_form(body.callable_tools)
         return self.grammars.compile(form, begins_after)
 
