@@ -233,7 +233,10 @@ class RequestBody:
             raise invalid("tools", "a list of tools", tools)
         for tool in tools or ():
             if not _is_tool(tool):
-                form = '{"type": "function", "function": {"name": …}} for each tool'
+                form = (
+                    '{"type": "function", "function": {"name": …, "parameters": a JSON schema}}'
+                    " for each tool"
+                )
                 shown = "another map" if isinstance(tool, dict) else ""
                 raise invalid("tools", form, tool, shown=shown)
         if self.choice.is_forced and (self.response_format or TEXT_FORMAT) != TEXT_FORMAT:
@@ -349,8 +352,8 @@ def _is_format(value: object) -> bool:
 
 def _is_tool(tool: object) -> bool:
     match tool:
-        case {"type": "function", "function": {"name": str(name)}}:
-            return bool(name)
+        case {"type": "function", "function": {"name": str(name), **rest}}:
+            return bool(name) and isinstance(rest.get("parameters"), dict | None)
     return False
 
 

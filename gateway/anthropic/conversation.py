@@ -74,13 +74,14 @@ def read_messages(given: Any) -> list[Message]:
     return read
 
 
-def read_tools(given: Any, messages: Any, unread: list[str]) -> list[dict[str, Any]]:
+def read_tools(given: Any, messages: Any, choice: Any, unread: list[str]) -> list[dict[str, Any]]:
     """Return the tools in OpenAI's form: without those that run on Anthropic's servers, and of the
-    deferred ones those that the chat refers to or calls.
+    deferred ones those that the chat or the choice refers to.
 
     Args:
         given: the tools.
         messages: the chat, as it was sent.
+        choice: of a tool, as it was sent.
         unread: gets the paths of what is left out.
 
     Raises:
@@ -89,7 +90,7 @@ def read_tools(given: Any, messages: Any, unread: list[str]) -> list[dict[str, A
     if not isinstance(given, list):
         raise bad_field("tools", "tools takes a list of tools")
     check_count(given, "tools", "tools", limits.MAX_TOOLS)
-    named = set(_named_tools(messages))
+    named = {*_named_tools(messages), *_named_tools(choice)}
     tools = []
     for place, tool in enumerate(given):
         read = _tool(tool, f"tools[{place}]", named, unread)
@@ -103,7 +104,7 @@ def _named_tools(value: Any) -> Iterator[str]:
     match value:
         case {"type": "tool_reference", "tool_name": str(name)}:
             yield name
-        case {"type": "tool_use", "name": str(name)}:
+        case {"type": "tool_use" | "tool", "name": str(name)}:
             yield name
         case {"type": "tool_addition", "tool": {"name": str(name)} | {"tool_name": str(name)}}:
             yield name

@@ -103,7 +103,7 @@ def _ask(
 def _read_tools(given: dict[str, Any], chat: Any, unread: list[str]) -> bool:
     """Reads the tools and the choice between them; returns whether one call is enough."""
     if "tools" in given:
-        given["tools"] = read_tools(given["tools"], chat, unread)
+        given["tools"] = read_tools(given["tools"], chat, given.get("tool_choice"), unread)
         if not given["tools"]:
             del given["tools"]
     choice = given.pop("tool_choice", None)

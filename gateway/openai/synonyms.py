@@ -134,7 +134,7 @@ def _reasoning_of(name: str, value: Any) -> dict[str, Any]:
             return thinking_arguments(thinks=value)
         case str() if name == "think":
             return {**thinking_arguments(thinks=True), "reasoning_effort": value}
-        case {"type": str(kind)} if name == "thinking":
+        case {"type": "enabled" | "adaptive" | "auto" | "disabled" as kind} if name == "thinking":
             return thinking_arguments(thinks=kind != "disabled")
         case {"enabled": bool(thinks), **rest} if name == "reasoning":
             effort = rest.get("effort")
@@ -142,7 +142,7 @@ def _reasoning_of(name: str, value: Any) -> dict[str, Any]:
             return {**thinking_arguments(thinks=thinks), **more}
         case {"effort": effort} if name == "reasoning" and effort is not None:
             return effort_arguments(effort, "reasoning.effort")
-        case dict() if name in ("reasoning", "thinking"):
+        case dict() if name == "reasoning" and value.get("enabled") is None:
             return {}
     raise bad_field(name, f"{name} takes {_EXPECTED[name]}")
 
@@ -164,17 +164,16 @@ def _translate_formats(given: dict[str, Any]) -> None:
     for name, read in _FORMATS.items():
         if name in given:
             forms[name] = read(name, given.pop(name))
-    several = given.get("structured_outputs")
-    if isinstance(several, dict):
-        for part, value in several.items():
-            if value is not None and part in _STRUCTURED:
-                path = f"structured_outputs.{part}"
-                forms[path] = _STRUCTURED[part](path, value)
-            elif part in ("grammar", "structural_tag") and value is not None:
-                path = f"structured_outputs.{part}"
-                message = f"{path} has no effect here: ask for json, regex or choice"
-                raise bad_field(path, message)
-        del given["structured_outputs"]
+    several = given.pop("structured_outputs", {})
+    if not isinstance(several, dict):
+        raise bad_field("structured_outputs", "structured_outputs takes an object")
+    for part, value in several.items():
+        path = f"structured_outputs.{part[:64]}"
+        if value is None or part in _HINTS:
+            continue
+        if part not in _STRUCTURED:
+            raise bad_field(path, f"{path} has no effect here: ask for {', '.join(_STRUCTURED)}")
+        forms[path] = _STRUCTURED[part](path, value)
     if isinstance(given.get("response_format"), dict):
         forms["response_format"] = _usual(given["response_format"])
     if len(forms) > 1:
@@ -189,7 +188,7 @@ def _usual(form: dict[str, Any]) -> dict[str, Any]:
     match form:
         case {"type": "json_object" | "json_schema", "schema": dict(schema)}:
             return _schema_form(schema)
-        case {"type": "json_object" | "text" as kind}:
+        case {"type": "json_object" | "text" as kind} if form.get("schema") is None:
             return {"type": kind}
     return form
 
@@ -253,3 +252,7 @@ _STRUCTURED: Mapping[str, Reader] = {
     "json_object": _any_json,
 }
 """The parts of vLLM's `structured_outputs`."""
+
+_HINTS = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties",
+          "whitespace_pattern", "_backend")  # fmt: skip
+"""Parts of it that say how a format is kept to, and not which."""

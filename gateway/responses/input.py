@@ -100,8 +100,9 @@ class _Conversation:
         elif kind in CALLS:
             self._add_call(item, kind, path)
         else:
-            output = BETWEEN_TEXTS.join(_texts(item.get("output"), f"{path}.output"))
-            call = _text(item, "call_id", path)
+            output = _output(item.get("output"), f"{path}.output")
+            name = _id_of(item) if kind == "local_shell_call_output" else "call_id"
+            call = _text(item, name, path)
             self.turns.append({"role": "tool", "tool_call_id": call, "content": output})
         return True
 
@@ -169,6 +170,25 @@ def _texts(content: Any, path: str) -> list[str]:
         raise bad_field(path, f"{path} takes a text, or a list of parts")
     check_count(content, path, "parts")
     return [_part(part, f"{path}[{place}]") for place, part in enumerate(content)]
+
+
+def _id_of(item: dict[str, Any]) -> str:
+    """The field with the id of a local shell's call: OpenAI's clients have it in `id`."""
+    return "id" if item.get("call_id") is None else "call_id"
+
+
+def _output(output: Any, path: str) -> str:
+    """The text of a call's output; that of a shell has its streams one after the other."""
+    match output:
+        case [{"stdout": _}, *_]:
+            streams = [
+                one.get(name)
+                for one in output
+                if isinstance(one, dict)
+                for name in ("stdout", "stderr")
+            ]
+            return BETWEEN_TEXTS.join(text for text in streams if isinstance(text, str) and text)
+    return BETWEEN_TEXTS.join(_texts(output, path))
 
 
 def _part(part: Any, path: str) -> str:

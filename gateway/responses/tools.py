@@ -107,7 +107,10 @@ def _functions(
         raise bad_field(f"{path}.description", f"{path}.description takes a text")
     if kind == "custom":
         parameters: Any = _CUSTOM_PARAMETERS
-        description += _form_of(read.get("format"))
+        form = _form_of(read.get("format"))
+        description += form
+        if form:
+            unread.append(f"{path}.format")
     else:
         parameters = read.get("parameters", {"type": "object", "properties": {}})
     if not isinstance(parameters, dict):

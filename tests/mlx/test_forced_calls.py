@@ -150,9 +150,38 @@ def test_choice_that_cannot_be_made_is_refused(
     assert caught.value.detail["parameter"] == "tool_choice"
 
 
-def test_schema_that_nothing_matches_is_refused(worker: LoopDriver) -> None:
-    parameters = {"type": "object", "properties": {"x": False}, "required": ["x"]}
-    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
-    got = worker.answer(**asked("required", tools=[tool]))
+def with_property(schema: Any) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": {"x": schema}, "required": ["x"]}
+    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+
+@pytest.mark.parametrize(
+    ("tool", "words"),
+    [
+        (with_property(False), "'f'"),
+        (with_property({"type": "string", "pattern": "(?=a)b"}), "look-around"),
+        ({"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}},
+         "parameters of the type object for 'f'"),
+    ],
+)  # fmt: skip
+def test_schema_that_no_call_can_match_is_refused_by_the_name_of_its_function(
+    worker: LoopDriver, tool: dict[str, Any], words: str
+) -> None:
+    got = worker.answer(**asked("required", tools=[*TOOLS, tool]))
     assert got.error is not None
+    assert words in got.error["message"]
+    assert "call0" not in got.error["message"], "no grammar of ours"
     assert got.error["detail"]["parameter"] == "tools"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"enum": ["a"], "format": "password"},
+        {"type": "array", "uniqueItems": True, "items": {"enum": [1]}, "maxItems": 1},
+        {"type": "object", "propertyNames": {"type": "string"}, "maxProperties": 0},
+    ],
+)
+def test_keyword_that_no_grammar_knows_is_left_out(worker: LoopDriver, schema: Any) -> None:
+    name, arguments = call_of(worker.answer(**asked("required", tools=[with_property(schema)])))
+    assert (name, list(arguments)) == ("f", ["x"])

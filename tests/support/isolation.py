@@ -115,11 +115,19 @@ def limits_of_mlx() -> tuple[int, int] | None:
 def end_processes_of(run: str, timeout_s: float) -> list[str]:
     """The command lines of the processes that are still there after the time; ends them."""
     _, left = psutil.wait_procs(processes_of(run), timeout_s)
-    names = [" ".join(process.cmdline()) for process in left]
+    names = [words for process in left if (words := _words_of(process))]
     for process in left:
         process.kill()
     psutil.wait_procs(left, timeout_s)
     return names
+
+
+def _words_of(process: psutil.Process) -> str:
+    """Its command line; empty if it has ended just now."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
 
 
 def _is_of(process: psutil.Process, run: str) -> bool:

@@ -217,6 +217,10 @@ def test_every_way_to_ask_for_reasoning_reaches_the_template(
         ({"guided_json": "{"}, "guided_json", "takes a JSON schema"),
         ({"guided_choice": []}, "guided_choice", "a list of texts"),
         ({"structured_outputs": {"grammar": "x"}}, "structured_outputs.grammar", "no effect"),
+        ({"structured_outputs": {"jsonn": {}}}, "structured_outputs.jsonn", "ask for json"),
+        ({"structured_outputs": 5}, "structured_outputs", "takes an object"),
+        ({"thinking": {"type": "wrong"}}, "thinking", '"enabled" or "disabled"'),
+        ({"reasoning": {"enabled": "x"}}, "reasoning", "effort or enabled"),
         ({"grammar": "root ::= x"}, "grammar", "no effect here"),
         ({"echo": True}, "echo", "does not repeat the prompt"),
         ({"functions": [{}]}, "functions", "use that"),
@@ -232,8 +236,17 @@ def test_what_would_change_the_answer_is_refused(
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
-@pytest.mark.parametrize(("name", "value"), [("max_tokens", 5.5), ("top_p", False)])
-def test_number_of_another_kind_is_still_refused(name: str, value: Any) -> None:
+NO_SCHEMA = [{"type": "function", "function": {"name": "f", "parameters": "{}"}}]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_tokens", 5.5), ("top_p", False), ("tools", NO_SCHEMA),
+        ("response_format", {"type": "json_object", "schema": 5}),
+    ],
+)  # fmt: skip
+def test_value_of_another_kind_is_still_refused(name: str, value: Any) -> None:
     with pytest.raises(RequestError, match=name):
         asked(Api.CHAT, **{name: value})
 
@@ -301,6 +314,19 @@ def test_items_of_another_server_go_on_in_a_response(
     assert chat_of(Api.RESPONSE, *turns) == _used(name, arguments, "ok")
 
 
+def test_outputs_of_shells_are_read_as_the_sdk_has_them() -> None:
+    streams = [{"stdout": "a", "stderr": "b", "outcome": {"type": "exit", "exit_code": 0}}]
+    shown = chat_of(
+        Api.RESPONSE,
+        {"type": "shell_call", "call_id": "c", "action": {"commands": ["ls"]}},
+        {"type": "shell_call_output", "call_id": "c", "output": streams},
+        {"type": "local_shell_call", "id": "i", "call_id": "d", "action": {}},
+        {"type": "local_shell_call_output", "id": "d", "output": "x"},
+    )
+    results = [(turn["tool_call_id"], turn["content"]) for turn in shown if turn["role"] == "tool"]
+    assert results == [("c", "a\nb"), ("d", "x")]
+
+
 def test_item_that_another_server_has_kept_is_refused_with_what_to_do() -> None:
     with pytest.raises(Failure, match="send the item itself"):
         chat_of(Api.RESPONSE, {"type": "item_reference", "id": "rs_1"})
@@ -350,6 +376,8 @@ def test_deferred_tool_is_offered_once_the_chat_refers_to_it() -> None:
     turns = [
         HELLO, {"role": "assistant", "content": calls}, {"role": "user", "content": results},
     ]  # fmt: skip
+    chosen = asked(Api.MESSAGE, tools=tools, tool_choice={"type": "tool", "name": "move"})["tools"]
+    assert [tool["function"]["name"] for tool in chosen] == ["find", "move"]
     for chat, names in (([HELLO], ["find"]), (turns, ["find", "read", "write"])):
         offered = asked(Api.MESSAGE, tools=tools, messages=chat)["tools"]
         assert [tool["function"]["name"] for tool in offered] == names
@@ -361,6 +389,7 @@ CUSTOM = {"type": "custom", "name": "patch", "description": "Edit.",
 
 def test_custom_tool_is_a_function_with_one_text() -> None:
     (tool,) = asked(Api.RESPONSE, tools=[CUSTOM])["tools"]
+    assert read(Api.RESPONSE, tools=[CUSTOM]).unread == ["tools[0].format"], "told, not enforced"
     assert tool["function"]["parameters"]["required"] == ["input"]
     assert "lark grammar:\nstart: X" in tool["function"]["description"]
 

@@ -7,6 +7,7 @@ llguidance comes with the extra `structured`; it is imported when a request firs
 from __future__ import annotations
 
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,11 +26,17 @@ WALKED_TOKENS = 16
 
 NO_WHITESPACE = {"whitespace_flexible": False}
 
+LENIENT = {"lenient": True}
+"""Keywords that llguidance does not know, such as `uniqueItems`, are left out, not refused."""
+
 CALL = "call"
 """The type of the form that `call_form` returns."""
 
 NO_ARGUMENTS = {"type": "object", "properties": {}}
 """What a function without `parameters` takes."""
+
+_LISTING = re.compile(r"\n\s*1 \| ")
+"""Where llguidance begins to show the grammar."""
 
 _LITERAL = ("const", "enum", "default", "examples", "required", "description", "title")
 _SAYS_MORE = {"additionalProperties", "unevaluatedProperties", "patternProperties"}
@@ -179,7 +186,10 @@ class GrammarCompiler:
         except ValueError as error:
             raise _impossible(str(error), parameter) from None
         if matcher.is_error():
-            raise _impossible(matcher.get_error(), parameter)
+            if form["type"] == CALL and len(form["tools"]) > 1:
+                for tool in form["tools"]:  # one of them alone says which it is
+                    self._compile(form | {"tools": [tool]}, parameter)
+            raise _impossible(matcher.get_error(), parameter, _subject(form))
         probe = Grammar(matcher.deep_copy(), self._tokenizer.eos_tokens)
         if probe.mask() is None:
             raise _impossible(probe.error or "it only allows the empty answer", parameter)
@@ -193,8 +203,14 @@ def call_form(tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
     Args:
         tools: the functions to choose from, in OpenAI's form.
+
+    Raises:
+        RemoteError: `invalid_request`: the arguments of one could not be an object.
     """
     functions = [tool["function"] for tool in tools]
+    for one in functions:
+        if (one.get("parameters") or NO_ARGUMENTS).get("type", "object") != "object":
+            raise invalid("tools", f"parameters of the type object for {one['name'][:64]!r}")
     return {
         "type": CALL,
         "tools": [
@@ -242,7 +258,7 @@ def _call_grammar(tools: Sequence[Sequence[Any]]) -> str:
     lines = ["start: " + " | ".join(f"call{number}" for number in range(len(tools)))]
     for number, (name, schema) in enumerate(tools):
         begin = json.dumps(f'{{"name":{json.dumps(name, ensure_ascii=False)},"arguments":')
-        arguments = {"type": "object", **schema, "x-guidance": NO_WHITESPACE}
+        arguments = {"type": "object", **schema, "x-guidance": NO_WHITESPACE | LENIENT}
         lines.append(f'call{number}: {begin} arguments{number} "}}"')
         lines.append(f"arguments{number}: %json {json.dumps(arguments)}")
     return "\n".join(lines)
@@ -265,12 +281,19 @@ def _walk_ahead(probe: Grammar, parameter: str) -> None:
 
 
 def _first_line(text: object) -> str:
-    """What llguidance says, without the state of its parser."""
-    return " ".join(str(text).split("<state>")[0].split())
+    """What llguidance says, without the state of its parser and the grammar."""
+    return " ".join(_LISTING.split(str(text).split("<state>")[0])[0].split())
 
 
-def _impossible(why: str, parameter: str) -> RemoteError:
+def _subject(form: dict[str, Any]) -> str:
+    """Return what is impossible in a form."""
+    if form["type"] != CALL:
+        return "this"
+    return f"the parameters of {form['tools'][0][0][:64]!r}"
+
+
+def _impossible(why: str, parameter: str, subject: str = "this") -> RemoteError:
     why = _first_line(why)[:300]
     if "NoExtensionBias" in why or not why:
         why = "nothing can match it"
-    return invalid(parameter, "a format that an answer can have", shown=f"this: {why}")
+    return invalid(parameter, "a format that an answer can have", shown=f"{subject}: {why}")
