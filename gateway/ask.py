@@ -6,6 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+from mlxsup.client.thinking import thinking_arguments
+
+from .failure import bad_field
+
 TEMPLATE = "chat_template_kwargs"
 
 
@@ -68,3 +72,24 @@ class Ask:
             if extra:
                 effective[TEMPLATE] = extra
         return effective
+
+
+def add_to_template(given: dict[str, Any], extra: Mapping[str, Any]) -> None:
+    """Add arguments of the chat template, unless the request has them itself."""
+    own = given.get(TEMPLATE, {})
+    if extra and isinstance(own, dict):  # otherwise `generate` says what is wrong with it
+        given[TEMPLATE] = {**extra, **own}
+
+
+def effort_arguments(effort: Any, path: str) -> dict[str, Any]:
+    """Return the arguments of the chat template for an effort; `none` means no reasoning.
+
+    Raises:
+        Failure: it is no text.
+    """
+    if not isinstance(effort, str):
+        raise bad_field(path, f"{path} takes a text")
+    return {
+        "reasoning_effort": effort,
+        **(thinking_arguments(thinks=False) if effort == "none" else {}),
+    }

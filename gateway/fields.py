@@ -23,7 +23,7 @@ from .failure import bad_field
 WHOLE = frozenset(
     {
         *(name for name, number in NUMBERS.items() if number.is_integer),
-        *("n", "logprobs", "max_completion_tokens", "max_output_tokens", "priority"),
+        *("n", "logprobs", "max_completion_tokens", "max_output_tokens"),
     }
 )
 """Fields that take an integer."""
@@ -109,17 +109,18 @@ def check_fields(
             continue
         path = f"{within}.{name[:64]}" if within else name[:64]
         if field is None:
-            _add(unread, path)
+            add_unread(unread, path)
         elif field.use not in (Use.NEUTRAL, Use.HINT):
             given[name] = value
         elif not field.is_neutral(value):
             if field.use is Use.NEUTRAL:
                 raise bad_field(path, f"{path} has no effect here: {field.says}")
-            _add(unread, path)
+            add_unread(unread, path)
     return given
 
 
-def _add(unread: list[str], path: str) -> None:
+def add_unread(unread: list[str], path: str) -> None:
+    """Note what is not read of a request, up to `MOST_UNREAD`: a header names it."""
     if len(unread) < MOST_UNREAD:
         unread.append(path)
 

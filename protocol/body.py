@@ -282,7 +282,7 @@ class RequestBody:
 
     @property
     def form(self) -> AnswerForm:
-        """What the content of the answer must look like."""
+        """Return the form that the content of the answer must have."""
         if self.choice.is_forced:
             return AnswerForm.CALL
         kind = self.response_format["type"] if self.response_format is not None else "text"

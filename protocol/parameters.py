@@ -141,7 +141,7 @@ NOT_SUPPORTED: Mapping[str, str] = MappingProxyType(
 
 
 MAKERS_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""What is taken from a generation_config.json."""
+"""Parameters that are taken from a generation_config.json."""
 
 
 def makers_sampling(generation_config: Mapping[str, Any]) -> dict[str, Any]:

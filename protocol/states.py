@@ -202,7 +202,7 @@ class NoticeKind(StrEnum):
 
 
 class AnswerForm(StrEnum):
-    """What the content of an answer must look like."""
+    """Forms that the content of an answer may have to have."""
 
     TEXT = "text"
     """Anything, with markers of other parts in it."""

@@ -1,4 +1,4 @@
-"""Which functions an answer may call, and whether it must call one: a request's `tool_choice`."""
+"""A request's `tool_choice`: the functions that an answer may call, and whether it must."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXPECTED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolChoice:
-    """What a request says about calls.
+    """Functions that an answer may call.
 
     Attributes:
         names: of the functions that may be called.

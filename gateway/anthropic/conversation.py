@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import limits
 from ..failure import Failure, bad_field
-from ..fields import check_count, check_fields
+from ..fields import add_unread, check_count, check_fields
 from ..turns import BETWEEN_TEXTS, Message, join_turns
 from .client_tools import CLIENT_TOOLS
 from .fields import TOOL_FIELDS
@@ -266,7 +266,7 @@ def _tool(tool: Any, path: str, named: set[str], unread: list[str]) -> dict[str,
     if kind != "custom" and "input_schema" not in tool:
         dated = _DATED.fullmatch(kind) if isinstance(kind, str) else None
         if dated is None or dated["tool"] not in CLIENT_TOOLS:  # it runs on Anthropic's servers
-            unread.append(f"{path} ({str(kind)[:64]})")
+            add_unread(unread, f"{path} ({str(kind)[:64]})")
             return None
         description, schema = CLIENT_TOOLS[dated["tool"]]
         read: dict[str, Any] = {"name": tool.get("name", dated["tool"])}

@@ -9,7 +9,7 @@ from typing import Any
 from mlxsup.client.thinking import thinking_arguments
 from mlxsup.protocol.parameters import MOST_TOKENS
 
-from ..ask import TEMPLATE, Ask
+from ..ask import Ask, add_to_template, effort_arguments
 from ..failure import bad_field
 from ..fields import Field, check_fields, read_model, whole_numbers
 from .conversation import read_messages, read_system, read_tools
@@ -84,9 +84,7 @@ def _ask(
     has_one_call = _read_tools(given, chat, unread)
     asked, shows_thinking = _thinking(given.pop("thinking", None), unread)
     _read_output(given, asked, unread)
-    extra = given.get(TEMPLATE, {})
-    if asked and isinstance(extra, dict):  # otherwise `generate` says what is wrong with it
-        given[TEMPLATE] = asked | extra
+    add_to_template(given, asked)
     return MessageAsk(
         model=model,
         inputs=({"messages": messages},),
@@ -145,9 +143,7 @@ def _read_output(given: dict[str, Any], template: dict[str, Any], unread: list[s
         raise bad_field("output_config", "output_config takes an object")
     read = check_fields(config, OUTPUT_FIELDS, unread, within="output_config")
     if "effort" in read:
-        if not isinstance(read["effort"], str):
-            raise bad_field("output_config.effort", "output_config.effort takes a text")
-        template["reasoning_effort"] = read["effort"]
+        template |= effort_arguments(read["effort"], "output_config.effort")
     if "format" in read:
         match read["format"]:
             case {"type": "json_schema", "schema": dict(schema)}:

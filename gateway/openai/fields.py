@@ -69,7 +69,7 @@ MESSAGE_FIELDS = (
     Field("thinking", Use.USED, "another name of `reasoning_content`"),
     Field("refusal", Use.USED, "of an assistant's message without `content`"),
 )  # fmt: skip
-"""What a message may say; whatever else it has describes it, and is not looked at."""
+"""Fields of a message that are read; others describe it, and are ignored."""
 
 STREAM_FIELDS = (
     Field("include_usage", Use.USED),

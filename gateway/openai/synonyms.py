@@ -9,7 +9,7 @@ from typing import Any
 
 from mlxsup.client.thinking import thinking_arguments
 
-from ..ask import TEMPLATE
+from ..ask import add_to_template, effort_arguments
 from ..failure import Failure, bad_field
 from ..fields import Field, Use, ignored, whole_numbers
 
@@ -89,27 +89,6 @@ def translate(body: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any]:
     if is_chat:
         _translate_reasoning(given)
     return given
-
-
-def add_to_template(given: dict[str, Any], extra: Mapping[str, Any]) -> None:
-    """Add arguments of the chat template, unless the request has them itself."""
-    own = given.get(TEMPLATE, {})
-    if extra and isinstance(own, dict):  # otherwise `generate` says what is wrong with it
-        given[TEMPLATE] = {**extra, **own}
-
-
-def effort_arguments(effort: Any, path: str) -> dict[str, Any]:
-    """Return the arguments of the chat template for an effort; `none` means no reasoning.
-
-    Raises:
-        Failure: it is no text.
-    """
-    if not isinstance(effort, str):
-        raise bad_field(path, f"{path} takes a text")
-    return {
-        "reasoning_effort": effort,
-        **(thinking_arguments(thinks=False) if effort == "none" else {}),
-    }
 
 
 def _is_same(value: Any, other: Any) -> bool:

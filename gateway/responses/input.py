@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from ..failure import bad_field
-from ..fields import check_count
+from ..fields import add_unread, check_count
 from ..turns import BETWEEN_TEXTS, Message, join_turns
 from .tools import CUSTOM_INPUT, Called, Tools
 
@@ -55,7 +55,7 @@ def read_input(given: Any, tools: Tools, unread: list[str]) -> list[Message]:
     conversation = _Conversation(tools)
     for place, item in enumerate(given):
         if not conversation.add(item, f"input[{place}]"):
-            unread.append(f"input[{place}] ({item['type'][:64]})")
+            add_unread(unread, f"input[{place}] ({item['type'][:64]})")
     if not conversation.turns:
         raise bad_field("input", "input takes at least one message")
     return conversation.joined()

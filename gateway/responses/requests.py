@@ -10,10 +10,9 @@ from mlxsup.protocol.codec import pack
 from mlxsup.protocol.parameters import MOST_TOKENS
 
 from .. import limits
-from ..ask import Ask
+from ..ask import Ask, add_to_template, effort_arguments
 from ..failure import bad_field
 from ..fields import check_fields, read_model, whole_numbers
-from ..openai.synonyms import add_to_template, effort_arguments
 from ..turns import join_turns
 from .fields import REASONING_FIELDS, RESPONSE_FIELDS, TEXT_FIELDS
 from .input import read_input

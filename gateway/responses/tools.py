@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from .. import limits
 from ..failure import bad_field
-from ..fields import check_count, check_fields
+from ..fields import add_unread, check_count, check_fields
 from .fields import NAMESPACE_FIELDS, TOOL_FIELDS
 
 CUSTOM_INPUT = "input"
@@ -99,7 +99,7 @@ def _functions(
             yield from _functions(one, f"{path}.tools[{place}]", unread, _name(read, path))
         return
     if kind not in ("function", "custom"):
-        unread.append(f"{path} ({kind[:64]})")
+        add_unread(unread, f"{path} ({kind[:64]})")
         return
     read = check_fields(tool, TOOL_FIELDS, unread, within=path)
     description = read.get("description", "")
@@ -110,7 +110,7 @@ def _functions(
         form = _form_of(read.get("format"))
         description += form
         if form:
-            unread.append(f"{path}.format")
+            add_unread(unread, f"{path}.format")
     else:
         parameters = read.get("parameters", {"type": "object", "properties": {}})
     if not isinstance(parameters, dict):

@@ -96,6 +96,18 @@ def test_header_has_the_names_as_one_line_of_ascii() -> None:
     assert not ignored(read(Api.CHAT))
 
 
+@pytest.mark.parametrize(
+    ("api", "fields"),
+    [
+        (Api.RESPONSE, {"tools": [{"type": "web_search"}] * 99}),
+        (Api.RESPONSE, {"input": [HELLO, *[{"type": "web_search_call"}] * 99]}),
+        (Api.MESSAGE, {"tools": [{"type": "web_search_20250305", "name": "w"}] * 99}),
+    ],
+)
+def test_names_in_the_header_are_limited(api: Api, fields: dict[str, Any]) -> None:
+    assert len(read(api, **fields).unread) == MOST_UNREAD
+
+
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_answer_names_what_it_does_not_heed_unless_that_is_refused(is_streamed: bool) -> None:
     body = LEAST[Api.CHAT] | {"temprature": 1, "verbosity": "low", "stream": is_streamed}

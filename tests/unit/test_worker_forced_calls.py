@@ -15,6 +15,7 @@ from mlxsup.worker.engine import EngineFacts, Prompt, RowToken
 from mlxsup.worker.engines.fake.text import FakeTextCodec, encode_text
 from mlxsup.worker.rows import plan_row, running_row
 from mlxsup.worker.text.channels import NORMAL, REASONING, TOOL, ChannelRules
+from mlxsup.worker.text.grammar import closed
 from mlxsup.worker.text.tool_formats import parse_json_calls
 
 FACTS = EngineFacts(context_length=1000, vocabulary_size=300, fingerprint="f", backend="fake")
@@ -86,3 +87,42 @@ def test_call_of_a_function_that_is_not_allowed_is_text(mode: str, is_call: bool
     text = f"<call>{call(mode)}</call>"
     channels = {channel for channel, _ in written(text, only_f)}
     assert channels == ({Channel.TOOL_CALL} if is_call else {Channel.CONTENT})
+
+
+# ---------------------------------------------------------------- closed schemas
+
+X: dict[str, Any] = {"properties": {"x": {"type": "integer"}}}
+CLOSED = X | {"additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("schema", "meant"),
+    [
+        (X, CLOSED),
+        ({"properties": {"a": X}, "$defs": {"D": X}},
+         {"properties": {"a": CLOSED}, "$defs": {"D": CLOSED}, "additionalProperties": False}),
+        ({"type": "array", "items": X}, {"type": "array", "items": CLOSED}),
+        ({"anyOf": [X, {"type": "null"}]}, {"anyOf": [CLOSED, {"type": "null"}]}),
+        ({"properties": {"properties": X}},
+         {"properties": {"properties": CLOSED}, "additionalProperties": False}),
+    ],
+)  # fmt: skip
+def test_object_is_closed_wherever_it_is(schema: Any, meant: Any) -> None:
+    assert closed(schema) == meant
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        X | {"additionalProperties": True},
+        X | {"additionalProperties": {"type": "string"}},
+        X | {"patternProperties": {"^y": {}}},
+        {"allOf": [X, {"properties": {"y": {}}}]},
+        {"type": "object"},
+        {"enum": [X]},
+        {"const": X},
+        True,
+    ],
+)
+def test_what_says_more_or_is_no_object_stays(schema: Any) -> None:
+    assert closed(schema) == schema

@@ -57,8 +57,8 @@ class Terms:
         return self._clients.get(account, self._others)
 
     def most_waiting(self, account: Account, settings: CoreSettings) -> int:
-        """How many requests of an account may wait; those of HTTP without a key leave room for one
-        more client."""
+        """Return how many requests of an account may wait; those of HTTP without a key leave room
+        for one more client."""
         if own := self.of(account).max_queue:
             return own
         most = settings.max_queue_per_client
