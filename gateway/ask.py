@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from mlxsup.client.thinking import thinking_arguments
+from mlxsup.protocol.parameters import MOST_TOKENS
 
 from .failure import bad_field
 
@@ -63,9 +64,15 @@ class Ask:
         ]
 
     def _effective(self, *, is_chat: bool) -> dict[str, Any]:
-        """The parameters, with those that the request leaves out."""
+        """The parameters, with those that the request leaves out.
+
+        Agents send one large `max_tokens` to every model, so what does not fit into the context
+        is reduced.
+        """
         preset = {name: value for name, value in self.preset.items() if name != TEMPLATE}
-        effective = {**self.defaults, **preset, **self.parameters}
+        effective = {"cap_max_tokens": True, **self.defaults, **preset, **self.parameters}
+        if type(most := effective.get("max_tokens")) is int:
+            effective["max_tokens"] = min(most, MOST_TOKENS)
         given = self.parameters.get(TEMPLATE, {})
         if is_chat and isinstance(given, dict):  # otherwise `generate` says what is wrong with it
             extra = {**self.template, **self.preset.get(TEMPLATE, {}), **given}

@@ -58,7 +58,7 @@ def read_message(body: dict[str, Any]) -> MessageAsk:
         given["stop"] = given.pop("stop_sequences")
         if not isinstance(given["stop"], list):
             raise bad_field("stop_sequences", "stop_sequences takes a list of texts")
-    given |= {"max_tokens": min(max_tokens, MOST_TOKENS), "cap_max_tokens": True}
+    given["max_tokens"] = max_tokens
     return _ask(given, unread, is_streamed=is_streamed, max_tokens=max_tokens)
 
 
@@ -70,7 +70,8 @@ def read_count(body: dict[str, Any]) -> MessageAsk:
         Failure: as for `read_message`.
     """
     unread: list[str] = []
-    given = check_fields(body, COUNT_FIELDS, unread) | {"max_tokens": MOST_TOKENS}
+    refused = {"max_tokens": MOST_TOKENS, "cap_max_tokens": False}
+    given = check_fields(body, COUNT_FIELDS, unread) | refused
     return _ask(given, unread, is_streamed=False, max_tokens=0)
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlxsup.protocol.codec import pack
-from mlxsup.protocol.parameters import MOST_TOKENS
 
 from .. import limits
 from ..ask import Ask, add_to_template, effort_arguments
@@ -105,7 +104,7 @@ def _read_limit(given: dict[str, Any]) -> None:
         return
     if type(most) is not int or most < 1:
         raise bad_field("max_output_tokens", "max_output_tokens takes an integer from 1 up")
-    given |= {"max_tokens": min(most, MOST_TOKENS), "cap_max_tokens": True}
+    given["max_tokens"] = most
 
 
 def _read_tools(given: dict[str, Any], echo: dict[str, Any], unread: list[str]) -> Tools:

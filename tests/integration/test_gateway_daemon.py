@@ -96,6 +96,26 @@ def test_error_of_the_daemon_has_its_status_and_field(daemon: HttpDaemon) -> Non
     assert (status, value["error"]["code"]) == (400, "context_length_exceeded")
 
 
+@pytest.mark.parametrize(
+    ("path", "given", "limit"),
+    [
+        (CHAT, chat("x" * 4000), "max_tokens"),
+        (CHAT, chat("x" * 4000), "max_completion_tokens"),
+        ("/v1/completions", {"model": "m", "prompt": "x" * 4000}, "max_tokens"),
+        ("/v1/responses", {"model": "m", "input": "x" * 4000}, "max_output_tokens"),
+        ("/v1/messages", chat("x" * 4000), "max_tokens"),
+    ],
+)
+def test_answer_limit_of_an_agent_is_reduced_to_the_context(
+    daemon: HttpDaemon, path: str, given: dict[str, Any], limit: str
+) -> None:
+    status, value = daemon.post(path, given | {limit: 2**40})
+    usage = value["usage"]
+    prompt = usage.get("prompt_tokens") or usage["input_tokens"]
+    answer = usage.get("completion_tokens") or usage["output_tokens"]
+    assert (status, prompt + answer) == (200, 4096)
+
+
 def test_request_id_is_the_one_of_the_status(daemon: HttpDaemon) -> None:
     with daemon.client() as client, daemon.connect() as connection:
         connection.sendall(data_of(stream=True))
