@@ -145,8 +145,9 @@ REQUESTS: dict[str, tuple[bytes, int, str]] = {
     "a head of more than 64 KiB": (POST + LONG_HEAD, 431, "at most 64 KiB"),
     "the name of another machine": (
         request(b"{}", host="evil.example"), 403, "the header `host` takes one of"),
-    "no content type": (request(b"{}", headers={}), 415, JSON_ONLY),
-    "a form": (request(b"a=1", headers=FORM), 415, JSON_ONLY),
+    "a form": (request(b"a=1", headers=FORM), 400, "the body is not JSON"),
+    "a form of a page": (
+        request(b"{}", headers=FORM | {"Origin": "http://evil.example"}), 415, JSON_ONLY),
     "a body of more than 8 MiB": (
         request(b" " * (limits.MAX_BODY_BYTES + 1)), 413, "at most 8 MiB"),
     "a length of more than 8 MiB, and no body": (POST + TOO_LONG, 413, "at most 8 MiB"),

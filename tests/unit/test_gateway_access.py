@@ -97,9 +97,12 @@ def test_port_of_a_host_does_not_matter(header: str, name: str) -> None:
     ("headers", "status"),
     [
         *(
-            ({"content-type": kind}, 415)
+            ({"content-type": kind, **page}, 415 if page else 200)
             for kind in (
                 "", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"
+            )
+            for page in (
+                {}, {"origin": "null"}, {"sec-fetch-site": "cross-site"}, {"referer": "http://a/"}
             )
         ),
         ({"content-encoding": "gzip"}, 415),
