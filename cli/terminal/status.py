@@ -139,12 +139,18 @@ def lines_below(value: Mapping[str, Any]) -> Iterator[str]:
 
 
 def reserved_line(value: Mapping[str, Any]) -> str:
-    """Return `memory: 6.00 GiB of 8.00 GiB reserved`; empty without a budget."""
+    """Return `memory: 6.00 GiB of 8.00 GiB reserved`, and what others leave of it if that is less.
+
+    Empty without a budget.
+    """
     memory = value.get("memory") or {}
     if memory.get("budget_bytes") is None:
         return ""
     reserved = format_bytes(memory.get("reserved_bytes") or 0)
-    return f"memory: {reserved} of {format_bytes(memory['budget_bytes'])} reserved"
+    line = f"memory: {reserved} of {format_bytes(memory['budget_bytes'])} reserved"
+    if memory.get("shortage"):
+        line += f"; other programs leave {format_bytes(memory['effective_budget_bytes'])}"
+    return line
 
 
 def remarks(value: Mapping[str, Any]) -> Iterator[str]:
@@ -157,11 +163,11 @@ def remarks(value: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _memory_lines(value: Mapping[str, Any]) -> Iterator[str]:
-    """Yield that the budget is lowered or exceeded, and who waits for memory or ran out of it."""
+    """Yield that a model loses something by the lack of memory, and which ones ran out of it."""
     memory = value["memory"]
-    if memory.get("shortage"):
-        left = format_bytes(memory["effective_budget_bytes"])
-        yield f"memory is short, {left} of the budget is left: {memory['shortage']}"
+    waits = any(model.get("memory_wait") for model in value["models"])
+    if memory.get("shortage") and (waits or memory.get("over_bytes")):
+        yield f"memory is short: {memory['shortage']}"
     if memory.get("over_bytes"):
         over = format_bytes(memory["over_bytes"])
         yield f"{over} more is reserved than that: models go once they can"

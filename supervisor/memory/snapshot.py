@@ -86,7 +86,9 @@ class MemorySnapshot:
             self._log.write("info", "memory budget whole again", size=size)
             return
         whole, cause = size_text(budget.whole_bytes), budget.shortage
-        self._log.write("warning", "memory budget lowered", size=size, whole=whole, cause=cause)
+        # Any desktop's programs lower it; only models that have to give some back lose by it.
+        level = "warning" if budget.is_short else "info"
+        self._log.write(level, "memory budget lowered", size=size, whole=whole, cause=cause)
 
     def settings_of(self, config: DaemonConfig, *, is_dry: bool = False) -> CoreSettings:
         """Return the settings of the core, with the budget if the machine says it.

@@ -301,7 +301,7 @@ def test_idle_models_give_way_to_other_programs_and_come_back(tmp_path: Path) ->
         assert memory["effective_budget_bytes"] < 300 * MIB, "what the busy one is measured at"
         assert memory["over_bytes"] > 0
         shown = daemon.run("status").stdout
-        assert "memory is short, " in shown
+        assert "memory is short: " in shown
         assert "more is reserved than that: models go once they can" in shown
 
         waits = Reader(client, "idle", "hi", max_tokens=3)

@@ -236,6 +236,20 @@ def test_what_stands_below_the_table_of_models(snapshot: SnapshotAssertion) -> N
     assert list(lines_below({"models": [{"name": "a", "share": 1.0}]})) == []
 
 
+@pytest.mark.parametrize(
+    ("over_bytes", "wait", "is_said"),
+    [(0, None, False), (1, None, True), (0, {"waits_s": 1.0, "reason": "r"}, True)],
+)
+def test_memory_is_short_once_a_model_loses_something(
+    over_bytes: int, wait: dict[str, Any] | None, is_said: bool
+) -> None:
+    memory = {"budget_bytes": 2**31, "reserved_bytes": 0, "shortage": "why",
+              "effective_budget_bytes": 2**30, "over_bytes": over_bytes}  # fmt: skip
+    first, *more = lines_below({"models": [{"name": "a", "memory_wait": wait}], "memory": memory})
+    assert first == "memory: 0.0 MiB of 2.00 GiB reserved; other programs leave 1.00 GiB"
+    assert ("memory is short: why" in more) == is_said
+
+
 NOTICES: list[tuple[NoticeKind, dict[str, Any]]] = [
     (NoticeKind.QUEUED, {"position": 3}),
     (NoticeKind.LOADING, {"phase": "weights", "fraction": 0.4}),

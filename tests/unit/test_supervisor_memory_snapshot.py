@@ -158,10 +158,11 @@ def test_a_gpu_that_does_not_say_its_memory_leaves_models_without_a_budget(
 def test_a_shortage_and_its_end_are_in_the_log(desk: Desk) -> None:
     lowered = replace(WHOLE, size_bytes=3 * GIB, lowered_from_bytes=14 * GIB, shortage="others")
     desk.memory.changed(lowered)
+    desk.memory.changed(replace(lowered, is_short=True))
     desk.memory.changed(WHOLE)
     assert desk.logged() == [
-        {"level": "warning", "message": "memory budget lowered", "size": "3.00 GiB",
-         "whole": "14.00 GiB", "cause": "others"},
+        *({"level": level, "message": "memory budget lowered", "size": "3.00 GiB",
+           "whole": "14.00 GiB", "cause": "others"} for level in ("info", "warning")),
         {"level": "info", "message": "memory budget whole again", "size": "14.00 GiB"},
     ]  # fmt: skip
 

@@ -30,11 +30,16 @@ function news(status) {
   if (said.length) write(byId("news"), said.join("; "));
 }
 
+/** Whether a model loses something because other programs need memory. */
+function isShort({ memory, models }) {
+  return memory.shortage && (memory.over_bytes || models.some((row) => row.memory_wait));
+}
+
 function headline(status) {
   const { reserved_bytes: reserved, budget_bytes: budget } = status.memory;
   const parts = [`version ${status.version}`, `up ${duration(status.uptime_s)}`];
   parts.push(budget ? `${size(reserved)} of ${size(budget)} reserved` : `${size(reserved)} reserved`);
-  if (status.memory.shortage) parts.push(`memory is short: ${status.memory.shortage}`);
+  if (isShort(status)) parts.push(`memory is short: ${status.memory.shortage}`);
   if (status.gateway?.restarts) parts.push(`gateway restarted ${status.gateway.restarts} times`);
   return parts.join(" · ");
 }
