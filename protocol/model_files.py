@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Collection
 from pathlib import Path
 
 _POINTER_START = b"version https://git-lfs.github.com/spec/"
@@ -18,6 +19,21 @@ def is_tokenizer_file(name: str) -> bool:
 def is_weight_file(name: str) -> bool:
     """Whether mlx-lm loads weights from a file."""
     return name.startswith("model") and name.endswith(".safetensors")
+
+
+def weights_among(names: Collection[str], indexed: Collection[str]) -> list[str]:
+    """Return the files that hold the weights of a model, sorted.
+
+    A head that only speculative decoding uses lies beside them (`model-mtp.safetensors`), and
+    mlx-lm refuses a model with arrays that it does not know.
+
+    Args:
+        names: the files of its folder.
+        indexed: those that its index names; empty without an index.
+    """
+    found = sorted(filter(is_weight_file, names))
+    wanted = [name for name in found if (name in indexed if indexed else "mtp" not in name)]
+    return wanted or found
 
 
 def is_pointer(path: Path) -> bool:

@@ -165,8 +165,8 @@ def remarks(value: Mapping[str, Any]) -> Iterator[str]:
 def _memory_lines(value: Mapping[str, Any]) -> Iterator[str]:
     """Yield that a model loses something by the lack of memory, and which ones ran out of it."""
     memory = value["memory"]
-    waits = any(model.get("memory_wait") for model in value["models"])
-    if memory.get("shortage") and (waits or memory.get("over_bytes")):
+    lacks = any(model.get("memory_wait") for model in value["models"])
+    if memory.get("shortage") and (lacks or memory.get("over_bytes")):
         yield f"memory is short: {memory['shortage']}"
     if memory.get("over_bytes"):
         over = format_bytes(memory["over_bytes"])

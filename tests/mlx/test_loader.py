@@ -109,6 +109,13 @@ def test_an_adapter_beside_the_weights_is_named(tmp_path: Path) -> None:
     assert warning.startswith("adapters.safetensors is not applied")
 
 
+def test_a_model_with_a_head_for_drafts_beside_its_weights_loads(tmp_path: Path) -> None:
+    """mlx-lm would load the file, and refuse an array that is no parameter of the model."""
+    path = make_tiny_model(tmp_path / "m")
+    mx.save_safetensors(str(path / "model-mtp.safetensors"), {"mtp.fc.weight": mx.zeros((2, 2))})
+    assert load_with(path).context_length == CONTEXT_LENGTH
+
+
 def test_the_warm_up_row_is_removed_even_when_it_fails_B5(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

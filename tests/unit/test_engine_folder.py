@@ -172,6 +172,33 @@ def test_a_type_that_mlx_lm_computes_wrongly_is_refused_and_one_with_a_remedy_is
     assert check(folder).config == {"model_type": "plamo3"}
 
 
+@pytest.mark.parametrize(
+    ("names", "indexed", "shards"),
+    [
+        ("model model-mtp", "", "model"),
+        ("model-1 model-2 model-mtp", "model-1 model-2", "model-1 model-2"),
+        ("model-1 model-old", "model-1", "model-1"),
+        ("model-1 model-mtp", "model-1 model-mtp", "model-1 model-mtp"),
+        ("model-mtp-4bit", "", "model-mtp-4bit"),
+        ("model", "other", "model"),
+    ],
+)
+def test_head_beside_the_weights_is_not_loaded(
+    folder: Path, names: str, indexed: str, shards: str
+) -> None:
+    (folder / "model.safetensors").rename(folder / "other.safetensors")
+    for name in names.split():
+        (folder / f"{name}.safetensors").write_bytes(arrays(name))
+    if indexed:
+        weight_map = {name: f"{name}.safetensors" for name in indexed.split()}
+        index = {"weight_map": weight_map}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    found = check(folder)
+    assert [shard.stem for shard in found.shards] == shards.split()
+    strays = set(names.split()) - set(shards.split())
+    assert found.strays == {f"{name}.safetensors" for name in strays}
+
+
 def test_an_index_names_its_shards(folder: Path) -> None:
     index = folder / "model.safetensors.index.json"
     index.write_text('{"weight_map": {"a": "model.safetensors"}}')

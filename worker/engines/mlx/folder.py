@@ -22,6 +22,7 @@ from mlxsup.protocol.model_files import (
     is_tokenizer_file,
     is_weight_file,
     pointer_problem,
+    weights_among,
 )
 from mlxsup.protocol.text import size_text
 
@@ -75,6 +76,7 @@ class ModelFolder:
         shard_of: for each array, the file that holds it.
         weight_bytes: size of all weight files.
         generation_config: the content of generation_config.json; empty if there is none.
+        strays: names of weight files that are not the model's.
     """
 
     path: Path
@@ -83,6 +85,7 @@ class ModelFolder:
     shard_of: dict[str, Path]
     weight_bytes: int
     generation_config: dict[str, Any] = field(default_factory=dict)
+    strays: frozenset[str] = frozenset()
 
     def number(self, *names: str) -> int | None:
         """A positive integer of config.json, under the first of the names that exists; also looks
@@ -155,6 +158,7 @@ def _check_folder(path: Path, report: Callable[[float], None]) -> ModelFolder:
         shard_of=shard_of,
         weight_bytes=total,
         generation_config=read.get(GENERATION_CONFIG, {}),
+        strays=frozenset(filter(is_weight_file, names)) - {shard.name for shard in shards},
     )
 
 
@@ -200,17 +204,19 @@ def _is_not(kind: str, path: Path, detail: str = "") -> BadModelError:
 
 
 def _find_shards(path: Path, names: list[str]) -> list[Path]:
-    """The weight files: those of the index if there is one, or else what mlx-lm would load."""
-    shards = [name for name in names if is_weight_file(name)]
+    """Return the weight files; all that the index names have to be there."""
+    indexed: set[str] = set()
     if "model.safetensors.index.json" in names:
         index = _read_json(path / "model.safetensors.index.json").get("weight_map")
         if not isinstance(index, dict):
             raise BadModelError(f"{path / 'model.safetensors.index.json'} has no weight_map")
-        for name in sorted({str(value) for value in index.values()}):
+        indexed = {str(value) for value in index.values()}
+        for name in sorted(indexed):
             if name not in names:
                 raise ModelMissingError(
                     f"{path / name} does not exist; model.safetensors.index.json names it"
                 )
+    shards = weights_among(names, indexed)
     if not shards:
         raise ModelMissingError(f"{path / 'model.safetensors'} does not exist, nor any shard")
     return [path / name for name in shards]

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FunctionType, ModuleType
 from typing import Any, ParamSpec, TypeVar
 
@@ -188,7 +190,8 @@ def load_lazily(folder: ModelFolder) -> tuple[Any, dict[str, Any]]:
         MemoryError: not enough memory now.
     """
     try:
-        model, config = load_model(folder.path, lazy=True)
+        with _loadable(folder) as path:
+            model, config = load_model(path, lazy=True)
     except MemoryError:
         raise
     except SystemExit as error:
@@ -206,6 +209,22 @@ def load_lazily(folder: ModelFolder) -> tuple[Any, dict[str, Any]]:
     if fault is not None and fault.remedy is Remedy.WIDEN_WINDOWS:
         widen_windows(model)
     return model, config
+
+
+@contextmanager
+def _loadable(folder: ModelFolder) -> Iterator[Path]:
+    """Provide a folder with the files of the model only, because mlx-lm loads all that it finds.
+
+    Arrays that are still to be read keep their files open.
+    """
+    if not folder.strays:
+        yield folder.path
+        return
+    with TemporaryDirectory(prefix="mlxsup-") as links:
+        for path in folder.path.absolute().iterdir():
+            if path.name not in folder.strays:
+                (Path(links) / path.name).symlink_to(path)
+        yield Path(links)
 
 
 def widen_windows(model: Any) -> None:
