@@ -436,9 +436,10 @@ class ModelTable(Table):
     )
     memory: SizeOrAuto = key(
         "auto",
-        "above this, MLX frees memory that it keeps for reuse",
-        ", `mlxsup plan` counts this much, and what the weights and the process leave of it is the"
-        ' limit of its rows; `"auto"`: MLX\'s own limit, and what the model needs. Less than the'
+        "how much to reserve, and the limit for its rows",
+        ", instead of the estimate. `mlxsup plan` counts this much, and what the weights and the"
+        " process leave of it is the limit of its rows; above it, MLX frees memory that it keeps"
+        ' for reuse. `"auto"`: MLX\'s own limit, and what the model needs. Less than the'
         " weights, the process and a request of 256 tokens take: exit code 78 if the files show it,"
         " otherwise FAILED after the load; more than 0.8 of it in use before the first request: a"
         " warning",
