@@ -59,10 +59,6 @@ def open_token(ground: Ground) -> None:
     token.chmod(0o640)
 
 
-def taken_port(ground: Ground) -> None:
-    ground.write(ground.model(), gateway={"listen": f"127.0.0.1:{ground.taken_port()}"})
-
-
 def exposed(ground: Ground) -> None:
     ground.write(ground.model(), gateway={"listen": "0.0.0.0:0"})
 
@@ -74,11 +70,7 @@ DEFECTS: dict[str, tuple[Plant, str, str, str]] = {
         lambda ground: os.kill(started(ground), signal.SIGSTOP), "daemon", "problem", "is stopped"),
     "an unknown key": (
         unknown_key, "configuration", "problem", "did you mean preload?"),
-    "a model exceeds the budget": (
-        lambda ground: ground.write(fake(memory="2GiB"), supervisor={"memory_budget": "1GiB"}),
-        "memory", "problem", "m does not fit into 1.00 GiB"),
     "weights are cut short": (cut_weights, "models", "problem", "is cut short"),
-    "the gateway's port is taken": (taken_port, "gateway", "problem", "is taken by "),
 }  # fmt: skip
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -35,7 +34,6 @@ class Ground:
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="mlxsup-d-", dir="/tmp"))
         self.config = self.folder / "mlxsup.toml"
-        self._sockets: list[socket.socket] = []
         (self.folder / "tools").mkdir()
         write_folder(self.folder / "model")
         self.variables = {
@@ -68,14 +66,6 @@ class Ground:
         path = self.folder / "tools" / name
         path.write_text(f"#!/bin/sh\n{line}\n")
         path.chmod(0o755)
-
-    def taken_port(self) -> int:
-        """A port of this machine at which something listens until the end."""
-        listener = socket.socket()
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        self._sockets.append(listener)
-        return int(listener.getsockname()[1])
 
     # ------------------------------------------------------------ what runs
 
@@ -114,8 +104,6 @@ class Ground:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for listener in self._sockets:
-            listener.close()
         for lock in self.folder.rglob("lock"):
             with suppress(ValueError, IndexError):
                 pid = int(lock.read_text().split()[0])
