@@ -37,7 +37,6 @@ def open_runtime_folder(ground: Ground) -> None:
 
 def started(ground: Ground) -> int:
     """Starts a daemon in the background; its pid."""
-    ground.write(fake(preload=False))
     done = ground.shell("mlxsup start --detach")
     assert done.returncode == 0, done.stderr
     return int((ground.folder / "run" / "lock").read_text().split()[0])
@@ -48,6 +47,7 @@ def unknown_key(ground: Ground) -> None:
 
 
 def cut_weights(ground: Ground) -> None:
+    ground.write(ground.model())
     weights = ground.folder / "model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
 
@@ -60,7 +60,7 @@ def open_token(ground: Ground) -> None:
 
 
 def exposed(ground: Ground) -> None:
-    ground.write(ground.model(), gateway={"listen": "0.0.0.0:0"})
+    ground.write(fake(preload=False), gateway={"listen": "0.0.0.0:0"})
 
 
 DEFECTS: dict[str, tuple[Plant, str, str, str]] = {
@@ -98,6 +98,7 @@ def test_a_printed_command_repairs_what_it_names(ground: Ground) -> None:
 
 
 def test_a_sound_home_has_no_problem_and_is_left_unchanged(ground: Ground) -> None:
+    ground.write(ground.model())
     before = sorted(ground.folder.rglob("*"))
     done = ground.shell("mlxsup doctor")
     assert done.returncode == 0, done.stdout

@@ -257,11 +257,6 @@ def test_an_earlier_turn_that_is_recalled_steers_no_terminal_P31(ground: Ground)
     assert set(acting(seen)) <= set("\u200f\u061c"), repr(seen)
 
 
-def test_own_style_is_still_there(ground: Ground) -> None:
-    assert "\x1b[1;31mFAILED" in ground.on_terminal(once("status"))
-    assert "\x1b[31merror:\x1b[0m " in ground.on_terminal(once("load", "wrong"))
-
-
 WAYS = f"""
 import sys, threading, warnings
 from mlxsup.cli.terminal.writer import guard_streams

@@ -16,7 +16,7 @@ from typing import Any, Self
 import psutil
 
 from support.cli.cli import environment, run_cli
-from support.daemon.daemon import toml_of
+from support.daemon.daemon import fake, toml_of
 from support.daemon.hub_caches import write_folder
 
 TIME_LIMIT_S = 120.0
@@ -42,7 +42,7 @@ class Ground:
             "PATH": f"{self.folder / 'tools'}{os.pathsep}{os.environ['PATH']}",
         }
         self.tool("mlxsup", f'exec {sys.executable} -m mlxsup.cli "$@"')
-        self.write(self.model())
+        self.write(fake(preload=False))  # no model is estimated, which takes seconds
 
     # ------------------------------------------------------------ what is there
 
