@@ -152,6 +152,22 @@ def test_a_load_evicts_as_its_dry_run_said_and_the_impossible_is_refused_H9_I2_I
         assert client.complete("a", prompt="hi", max_tokens=2).finish_reason == "length"
 
 
+def test_a_model_that_ran_out_of_memory_gets_more_at_its_next_load(daemon: Daemon) -> None:
+    with daemon.client() as client, daemon.client() as watcher:
+        configure(daemon, client, {"m": fake()})
+        needed = wait_for_state(client, "m", "READY")["needed_bytes"]
+        events = events_from_now(watcher)
+        with pytest.raises(RequestError, match="ran out of memory for this request alone, twice"):
+            client.complete("m", prompt="[[fault crash=exit:75 at=2]]", max_tokens=5)
+        notes = (change["note"] for change in events)
+        first = next(note for note in notes if note.startswith("it ran out of memory: from now on"))
+        assert "more than it was appraised at" in first
+        after = wait_for_state(client, "m", "READY")
+        assert after["needed_bytes"] == needed + after["raised_bytes"] > needed
+        assert after["reserved_bytes"] >= after["needed_bytes"]
+        assert "of it because it ran out of memory before" in daemon.run("status").stdout
+
+
 LENGTH = 500_000
 """Tokens of a fake answer: more than any number of turns is enough for."""
 
