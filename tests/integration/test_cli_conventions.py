@@ -34,9 +34,9 @@ from support.client.scripted_supervisor import (
 )
 from support.daemon.daemon import Daemon, fake, wait_for_state
 from support.daemon.downloads import FILES, REPO, hub_environment
+from support.daemon.hub_caches import write_folder
 from support.daemon.local_hub import local_hub
 from support.gateway.json_schemas import problems
-from support.models.safetensors_files import llama_arrays, llama_config, write_folder
 
 LONG = "a-model-with-a-very-long-name-that-no-column-of-a-table-can-hold"
 MODELS = {
@@ -123,9 +123,7 @@ def filled(arguments: list[str], daemon: Daemon) -> list[str]:
     """With the daemon's configuration, one without a broken model, a model, and a new file."""
     sound = daemon.folder / "sound.toml"
     sound.write_text('[models.m]\nengine = "fake"\n')
-    model = daemon.folder / "model"
-    if not model.exists():  # mlx-lm is asked about it once
-        write_folder(model, llama_config(), llama_arrays())
+    model = write_folder(daemon.folder / "model")
     new = daemon.folder / "new.toml"
     new.unlink(missing_ok=True)
     files = {"CONFIG": daemon.config, "SOUND": sound, "MODEL": model, "NEW": new}
@@ -141,7 +139,7 @@ def run(daemon: Daemon, arguments: list[str], *more: str) -> subprocess.Complete
     where = [] if arguments[0] in LOCAL else ["--endpoint", daemon.endpoint]
     home = {}
     if arguments[0] in ("models", "ls", "show", "init"):
-        write_folder(daemon.folder / ".mlxsup/models/found", llama_config(), llama_arrays())
+        write_folder(daemon.folder / ".mlxsup/models/found")
         home = {"HOME": str(daemon.folder), "HF_HUB_CACHE": str(daemon.folder / "hub")}
     return run_cli(*filled(arguments, daemon), *more, *where, stdin="one\ntwo\n", **home)
 

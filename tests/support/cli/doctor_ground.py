@@ -17,7 +17,7 @@ import psutil
 
 from support.cli.cli import environment, run_cli
 from support.daemon.daemon import fake, toml_of
-from support.models.safetensors_files import llama_arrays, llama_config, write_folder
+from support.daemon.hub_caches import write_folder
 
 TIME_LIMIT_S = 120.0
 
@@ -35,7 +35,7 @@ class Ground:
         self.folder = Path(tempfile.mkdtemp(prefix="mlxsup-d-", dir="/tmp"))
         self.config = self.folder / "mlxsup.toml"
         (self.folder / "tools").mkdir()
-        write_folder(self.folder / "model", llama_config(), llama_arrays())
+        write_folder(self.folder / "model")
         self.variables = {
             "HOME": str(self.folder),
             "HF_HOME": str(self.folder / "hf"),
