@@ -6,9 +6,6 @@ tests/integration/test_supervisor_clients.py; storms in process: test_supervisor
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -29,24 +26,7 @@ from support.daemon.daemon import Daemon, fake, row, wait_for_state
 from support.daemon.faults import undisturbed
 from support.eventually import eventually
 
-STREAMS = 4
 FLOOD = 4000
-READ_ALL = """
-import sys
-from mlxsup.client import Client
-with Client(sys.argv[1]) as client:
-    streams = [
-        client.generate("m", prompt=f"{sys.argv[2]} {n}", max_tokens=3000) for n in range(4)
-    ]
-    next(streams[0])
-    print("reads", flush=True)
-    for stream in streams:
-        try:
-            text = "".join(delta.text for delta in stream)
-            print("whole" if text in stream.result.text else "torn", flush=True)
-        except Exception as error:
-            print(getattr(error, "code", type(error).__name__), flush=True)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -64,18 +44,6 @@ def daemon() -> Iterator[Daemon]:
             assert [row(client, name)["generation"] for name in ("m", "other")] == [1, 1]
 
 
-def reader_process(daemon: Daemon, prompt: str) -> subprocess.Popen[str]:
-    """Return a client in a separate process that has begun to read four streams."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", READ_ALL, daemon.endpoint, prompt],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "reads\n"
-    return process
-
-
 def is_quiet(client: Client) -> bool:
     """True if nothing runs or waits on `m`."""
     seen = row(client, "m")
@@ -85,38 +53,6 @@ def is_quiet(client: Client) -> bool:
 def supervisor_of(daemon: Daemon) -> psutil.Process:
     assert daemon.process is not None
     return psutil.Process(daemon.process.pid)
-
-
-def test_a_client_that_is_gone_frees_its_rows_and_costs_others_no_token_P1_D12(
-    daemon: Daemon,
-) -> None:
-    with daemon.client() as client:
-        process = reader_process(daemon, "gone")
-        beside = Reader(client, "m", "beside", max_tokens=200).started()
-        assert len(row(client, "m")["running"]) > 1
-        process.kill()
-        process.communicate(timeout=60)
-        eventually(lambda: len(row(client, "m")["running"]) <= 1)
-        assert beside.finished().token_ids == undisturbed("beside", 200)
-        eventually(lambda: is_quiet(client))
-
-
-def test_a_client_that_is_stopped_is_bounded_and_ends_with_slow_consumer_P15_H7(
-    daemon: Daemon,
-) -> None:
-    supervisor = supervisor_of(daemon)
-    with daemon.client() as client:
-        before = supervisor.memory_info().rss
-        process = reader_process(daemon, "[[fault big=20000]] stopped")
-        process.send_signal(signal.SIGSTOP)
-        beside = Reader(client, "m", "beside", max_tokens=300).started()
-        # Sixty megabytes are on their way to a client that does not read.
-        eventually(lambda: len(row(client, "m")["running"]) <= 1, timeout_s=60.0)
-        assert beside.finished().token_ids == undisturbed("beside", 300)
-        assert supervisor.memory_info().rss - before < 64 * 2**20
-        process.send_signal(signal.SIGCONT)
-        said, _ = process.communicate(timeout=60)
-        assert said.split() == ["slow_consumer"] * STREAMS
 
 
 def test_a_flood_of_requests_is_refused_or_served_and_others_are_served_P16(

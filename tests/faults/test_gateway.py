@@ -9,7 +9,6 @@ import json
 import os
 import resource
 import signal
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -25,7 +24,7 @@ from mlxsup.supervisor.gateway import RECORDED_AS
 from mlxsup.supervisor.workers.leftovers import RECORD_NAME
 
 from support.client.streams import Reader
-from support.daemon.daemon import Daemon, fake, is_alive, row
+from support.daemon.daemon import fake, is_alive, row
 from support.eventually import eventually
 from support.gateway.http_daemon import STREAMED, HttpDaemon, SseReader, asked_at, chat, gateway_of
 
@@ -89,23 +88,6 @@ def test_a_gateway_that_is_asked_to_end_says_so_in_every_stream(daemon: HttpDaem
         gateway_of(client, after=first["pid"])
 
 
-def test_a_gateway_that_dies_again_and_again_is_said_to_be_in_a_crash_loop(
-    daemon: HttpDaemon,
-) -> None:
-    with daemon.client() as client:
-        pid = None
-        for _ in range(3):
-            pid = gateway_of(client, after=pid)["pid"]
-            os.kill(pid, signal.SIGKILL)
-        gateway = eventually(
-            lambda: (value := client.status()["gateway"])["state"] == "crash loop" and value
-        )
-        assert gateway["ends_in_a_row"] >= 3, "with those of the tests before"
-        assert gateway["retry_in_s"] > 0
-        assert client.complete("m", prompt="still here", max_tokens=3).text
-        assert gateway_of(client, after=pid)["url"].startswith("http://127.0.0.1:")
-
-
 def test_a_daemon_that_dies_ends_every_stream_with_an_error_and_the_next_gets_its_port() -> None:
     daemon = HttpDaemon({"m": fake(fake=SLOW, max_concurrency=len(STREAMED))})
     with daemon:
@@ -137,26 +119,6 @@ def test_a_daemon_that_dies_ends_every_stream_with_an_error_and_the_next_gets_it
         daemon.start()
         assert not is_alive(gateway)
         assert daemon.get("/health")[0] == 200
-
-
-def test_a_port_that_is_taken_is_said_in_the_log_and_status_and_serving_continues() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        listen = f"127.0.0.1:{taken.getsockname()[1]}"
-        daemon = Daemon({"m": fake()})
-        daemon.config.write_text(f'[gateway]\nlisten = "{listen}"\n{daemon.config.read_text()}')
-        with daemon, daemon.client() as client:
-            gateway = eventually(
-                lambda: (value := client.status()["gateway"])["ends_in_a_row"] >= 2 and value
-            )
-            assert gateway["state"] in ("backoff", "starting")
-            cause = f"the address {listen} is taken: set another one as gateway.listen"
-            assert gateway["cause"].startswith(cause)
-            assert daemon.output.count("mlxsup: the gateway cannot listen: ") == 1
-            assert "gateway cannot listen" in (daemon.logs / "mlxsup.log").read_text()
-            assert cause in daemon.run("status").stdout
-            assert client.complete("m", prompt="hi", max_tokens=3).text
-            taken.close()
-            assert gateway_of(client)["address"] == listen, "once it is free"
 
 
 # ---------------------------------------------------------------- a gateway that lives in vain

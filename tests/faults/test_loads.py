@@ -63,25 +63,3 @@ def test_a_load_that_dies_is_tried_as_often_as_the_entry_says_P9() -> None:
             assert failed.code == "load_failed"
             seen = wait_for_state(client, name, "FAILED")
             assert (seen["generation"], seen["last_exit"]["code"]) == (3, code)
-
-
-def test_a_load_that_raises_the_same_twice_is_given_up_P11() -> None:
-    restart = {"max_restarts": 8, "backoff_initial_s": 0.01, "backoff_max_s": 0.01}
-    models = {"m": fake(fake={"load_error": "exception"}, restart=restart, preload=False)}
-    cause = "RuntimeError: life {} raises this on demand, as the time before"
-    with Daemon(models) as daemon, daemon.client() as client:
-        raised = "RuntimeError: life [1-4] raises this on demand"
-        daemon.provoke("Traceback", model="m", pattern=raised, at_most=4)
-        failed = Reader(client, "m", "waits", max_tokens=1).failed()
-        assert (failed.code, failed.retryable) == ("load_failed", False)
-        assert cause.format(2) in failed.message
-        seen = row(client, "m")
-        assert (seen["state"], seen["generation"]) == ("FAILED", 2)
-        assert (seen["last_exit"]["reason"], seen["last_exit"]["code"]) == ("load_error", 70)
-        with pytest.raises(RequestError) as again:
-            client.complete("m", prompt="x", max_tokens=1)
-        assert again.value.code == "model_failed"
-        with pytest.raises(RequestError):  # a person may have corrected it: from the start
-            client.load("m")
-        seen = wait_for_state(client, "m", "FAILED")
-        assert (seen["generation"], cause.format(4) in seen["cause"]) == (4, True)

@@ -26,19 +26,6 @@ def answers(daemon: Daemon) -> bool:
     return daemon.run("status").returncode == 0
 
 
-def test_a_stale_socket_and_a_foreign_file_are_no_obstacle_P19() -> None:
-    daemon = Daemon({"m": fake()})
-    run = daemon.folder / "run"
-    run.mkdir(mode=0o700)
-    for name in ("client.sock", "w1.sock", "w1.sock.beat"):
-        with socket.socket(socket.AF_UNIX) as stale:
-            stale.bind(str(run / name))
-    (run / "lock").write_text("4194303 never-lived\n")
-    (run / "workers.json").write_text("{ half of a record")
-    with daemon, daemon.client() as client:
-        assert client.complete("m", prompt="x", max_tokens=2).finish_reason == "length"
-
-
 def test_a_folder_that_is_removed_is_made_again_and_nothing_is_lost_P1_P19() -> None:
     with Daemon({"m": fake(fake=SLOW)}) as daemon, daemon.client() as client:
         pid = wait_for_state(client, "m", "READY")["pid"]

@@ -19,8 +19,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mlxsup.client import RequestError
-
 from support.bad.input import header
 from support.client.raw_client import RawClient
 from support.client.streams import Reader
@@ -132,18 +130,6 @@ def test_a_log_folder_that_hangs_disconnects_nobody_P1_P8() -> None:
         finally:
             for pipe in pipes:
                 pipe.unlink()  # who reads it comes to no end
-
-
-def test_the_log_of_a_death_is_on_disk_when_it_is_known() -> None:
-    quick = {"restart": {"max_restarts": 0}}
-    with Daemon({"m": fake(**quick)}) as daemon, daemon.client() as client:
-        wait_for_state(client, "m", "READY")
-        raised = "FakeStepError: the step raised this on demand"
-        daemon.provoke("Traceback", model="m", pattern=raised, at_most=1)
-        with pytest.raises(RequestError):
-            client.complete("m", prompt="[[fault raise at=3]]", max_tokens=5)
-        wait_for_state(client, "m", "FAILED")
-        assert "the step raised this on demand" in (daemon.logs / "m.log").read_text()
 
 
 # ---------------------------------------------------------------- a full disk

@@ -5,31 +5,8 @@ Steps that stall: test_worker_deaths.py; prompts of MLX without end: test_real_e
 
 from __future__ import annotations
 
-import os
-
-import pytest
-
-from campaign.watch import burning
-from support.client.streams import Reader
-from support.daemon.daemon import Daemon, fake, row, wait_for_state
+from support.daemon.daemon import Daemon, fake, row
 from support.daemon.faults import undisturbed
-
-
-@pytest.mark.slow
-def test_twice_the_load_of_the_processors_kills_no_worker_P7() -> None:
-    models = {name: fake(fake={"step_s": 0.02}, step_timeout_s=5.0) for name in ("one", "two")}
-    with Daemon(models) as daemon, daemon.client() as client:
-        for name in models:
-            wait_for_state(client, name, "READY")
-        with burning(2 * (os.cpu_count() or 1)):
-            readers = {
-                (name, n): Reader(client, name, f"{name} {n}", max_tokens=50)
-                for name in models
-                for n in range(3)
-            }
-            for (name, n), reader in readers.items():
-                assert reader.finished(120).token_ids == undisturbed(f"{name} {n}", 50)
-        assert [row(client, name)["generation"] for name in models] == [1, 1]
 
 
 def test_a_prompt_of_40000_tokens_on_a_slow_model_is_honest_work_F5_P7() -> None:

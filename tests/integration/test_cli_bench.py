@@ -78,23 +78,6 @@ def test_every_size_is_measured_in_every_repeat_and_no_other_request_is_seen(
     assert is_idle(daemon)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--key", "-"), "--key is for --through http"),
-        (("--fail-if-slower", "5"), "--fail-if-slower needs --compare FILE"),
-        (("--compare", "x.json", "--repeats", "2"), "--compare needs at least 3 repeats, to tell"),
-        (("--compare", "x.json"), "x.json: No such file or directory"),
-    ],
-)
-def test_options_that_make_no_sense_together_are_refused_before_anything_else(
-    arguments: tuple[str, ...], message: str
-) -> None:
-    done = run_cli("bench", QUICK, *arguments, stdin="secret\n")
-    assert (done.returncode, done.stdout) == (64, "")
-    assert done.stderr.startswith(f"error: {message}")
-
-
 def test_through_http_a_key_is_needed_if_there_are_keys(daemon: HttpDaemon) -> None:
     made = run_cli("key", "new", "bench", "--json", "--endpoint", daemon.endpoint)
     key = json.loads(made.stdout)["key"]

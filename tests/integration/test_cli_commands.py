@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from mlxsup.protocol.client_messages import (
     Cancel,
     Generate,
     Load,
+    Reload,
     Restart,
     StatusQuery,
     Stop,
@@ -61,6 +63,15 @@ ROW = {
 }  # fmt: skip
 
 
+RELOADED: dict[str, Any] = {
+    "added": [], "changed": [], "removed": [], "settings": [], "foreseen": [],
+    "later": ["log_level"],
+    "over_budget_bytes": 2**30, "evicts": ["qwen"], "still_over_bytes": 1,
+    "refuses": [{"model": "big", "reason": "needs 9.00 GiB"}],
+    "unread": {"silent": "its disk does not answer"},
+}  # fmt: skip
+
+
 class Script:
     """What the scripted supervisor answers; `stopping` are the processes that its `stop` ends."""
 
@@ -88,6 +99,8 @@ class Script:
                     process.terminate()
                 pids = [process.pid for process in self.stopping]
                 answer(peer, message, pids=pids[1:], supervisor_pid=pids[0])
+            case Reload():
+                answer(peer, message, **RELOADED)
             case Restart(now=False) | Cancel():
                 pass
             case _:
@@ -123,6 +136,23 @@ def test_commands_show_the_changed_row(supervisor: ScriptedSupervisor) -> None:
     assert [row["name"] for row in json.loads(done.stdout)["models"]] == ["smollm2"]
     assert [m.model for m in supervisor.got(Unload)] == ["smollm2"]
     assert [m.now for m in supervisor.got(Restart)] == [True, False]
+
+
+@pytest.mark.parametrize("is_dry", [False, True])
+def test_reload_says_what_does_not_fit_any_more(
+    supervisor: ScriptedSupervisor, is_dry: bool
+) -> None:
+    later = "when their turn is over, or once they are idle"
+    freed = f"idle models are evicted now, busy ones {later}"
+    if is_dry:
+        freed = f"qwen would be evicted; busy models would go {later}"
+    done = at(supervisor, "reload", *(["--dry-run"] if is_dry else []))
+    assert (done.returncode, done.stderr.splitlines()) == (0, [
+        "takes effect at the next start: log_level",
+        f"1.00 GiB more is reserved than the new memory budget: {freed}",
+        "big could not be loaded: it needs 9.00 GiB",
+        "silent: its disk does not answer",
+    ])  # fmt: skip
 
 
 def test_failed_request_exits_1_with_a_sentence_and_a_hint(supervisor: ScriptedSupervisor) -> None:

@@ -45,15 +45,6 @@ def interrupted(terminal: Terminal) -> str:
     return text
 
 
-def test_generate_cancels_its_request(daemon: Daemon) -> None:
-    arguments = ("generate", "m", "hi", "--max-tokens", str(LONG), "--endpoint", daemon.endpoint)
-    with daemon.client() as client, Terminal(*arguments) as terminal:
-        eventually(lambda: len(row(client, "m")["running"]) == 1)
-        terminal.read_more()
-        interrupted(terminal)
-        eventually(lambda: row(client, "m")["running"] == [])
-
-
 def test_attach_leaves_the_request_alone(daemon: Daemon) -> None:
     with daemon.client() as client:
         reader = Reader(client, "m", "hi", max_tokens=LONG).started()

@@ -97,17 +97,6 @@ def written(daemon: Daemon) -> str:
     return "".join(path.read_text() for path in daemon.logs.glob("mlxsup-flight*.jsonl"))
 
 
-def test_what_nothing_is_known_of_exits_1_with_the_next_step(daemon: Daemon) -> None:
-    done = run_cli("why", "nobody", "--endpoint", daemon.endpoint)
-    assert (done.returncode, done.stdout) == (1, "")
-    error, hint = done.stderr.splitlines()
-    assert error == "error: neither a model nor a request that is known is called 'nobody'"
-    assert hint.startswith("hint: models: ")
-    assert f"`mlxsup requests --endpoint {daemon.endpoint}`" in hint
-    done = run_cli("why", "othr", "--endpoint", daemon.endpoint)
-    assert done.stderr.splitlines()[1] == "hint: did you mean other?"
-
-
 @pytest.mark.parametrize("is_json", [False, True])
 def test_a_report_has_no_prompt_and_is_never_written_over_a_file(
     daemon: Daemon, tmp_path: Path, is_json: bool

@@ -71,34 +71,6 @@ def test_restart_drains_while_the_other_model_streams_E8_F14(daemon: Daemon) -> 
         assert row(client, "two")["pid"] == others["pid"]
 
 
-def test_restart_now_ends_what_runs_and_keeps_the_queue_F14(daemon: Daemon) -> None:
-    with daemon.client() as client:
-        before = row(client, "one")["generation"]
-        running = [
-            Reader(client, "one", f"r{n}", max_tokens=3000, resume=False).started()
-            for n in range(2)
-        ]
-        queued = Reader(client, "one", "queued", max_tokens=5)
-        eventually(lambda: row(client, "one")["queued"] == 1)
-        client.restart("one", now=True)
-        assert [reader.failed().code for reader in running] == ["worker_crashed"] * 2
-        assert len(queued.finished().token_ids) == 5
-        assert row(client, "one")["generation"] == before + 1
-
-
-def test_unload_ends_the_process_and_a_request_brings_another_I1(daemon: Daemon) -> None:
-    with daemon.client() as client:
-        before = row(client, "one")
-        worker = psutil.Process(before["pid"])
-        finished = daemon.run("unload", "one")
-        assert finished.returncode == 0, finished.stderr
-        assert not is_alive(worker)
-        after = row(client, "one")
-        assert (after["state"], after["pid"], after["footprint_bytes"]) == ("STOPPED", None, 0)
-        assert client.complete("one", prompt="hi", max_tokens=2).finish_reason == "length"
-        assert row(client, "one")["generation"] == before["generation"] + 1
-
-
 def test_a_stuck_step_that_holds_the_interpreter_is_found_F5_F6_P6(daemon: Daemon) -> None:
     with daemon.client() as client:
         client.load("stalls")

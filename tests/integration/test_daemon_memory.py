@@ -168,26 +168,6 @@ def test_a_model_that_ran_out_of_memory_gets_more_at_its_next_load(daemon: Daemo
         assert "of it because it ran out of memory before" in daemon.run("status").stdout
 
 
-def test_a_reload_that_lowers_the_budget_drains_down_to_it_and_says_so(daemon: Daemon) -> None:
-    models = {"a": sized(300), "b": sized(300, fake={"step_s": 0.05})}
-    with daemon.client() as client:
-        configure(daemon, client, models)
-        for name in models:
-            wait_for_state(client, name, "READY")
-        for budget, over in (("400MiB", "200.0 MiB"), ("200MiB", "100.0 MiB")):
-            stream = client.generate("b", prompt="go on", max_tokens=4000)
-            next(stream)
-            daemon.write_config(models, BUDGET | {"memory_budget": budget})
-            said = daemon.run("reload")
-            assert said.returncode == 0
-            assert f"{over} more is reserved than the new memory budget" in said.stderr
-            eventually(lambda: row(client, "a")["state"] in ("STOPPED", "PENDING"))
-            assert row(client, "b")["state"] == "READY", "it is busy"
-            stream.cancel()
-        eventually(lambda: row(client, "b")["pid"] is None)
-        assert client.status()["memory"]["over_bytes"] == 0
-
-
 LENGTH = 500_000
 """Tokens of a fake answer: more than any number of turns is enough for."""
 

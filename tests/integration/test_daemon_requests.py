@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import shlex
@@ -24,24 +23,18 @@ from support.eventually import eventually
 ENDLESS = 4000
 """Tokens of an answer that is cancelled."""
 
-STEP_S = 0.02
 MODELS = {
     "m": fake(max_concurrency=1, fake={"step_s": 0.01}),
     "held": fake(max_concurrency=1, fake={"step_s": 0.1}),
     "pair": fake(max_concurrency=2, fake={"step_s": 0.01}),
-    "costs": fake(preload=False, fake={"step_s": STEP_S}),
     "slow": fake(preload=False, fake={"load_s": 1.0, "prefill_tokens_per_step": 16}),
-    "idle": fake(preload=False, idle_unload_s=0.3),
 }
-CROWD = 100
-CLIENTS = f"""
+CLIENTS = """
 [clients.nightly]
 priority = "batch"
 max_priority = "normal"
 [clients.alice]
 weight = 2
-[clients.crowd]
-max_queue = {CROWD}
 """
 
 
@@ -130,25 +123,6 @@ def test_the_log_level_changes_at_once(daemon: Daemon, client: Client) -> None:
     client.complete("m", prompt="hi", max_tokens=3)
     assert logged() == before + 1
     client.log_level("info")
-
-
-def test_idle_models_unload_as_the_file_the_load_or_the_request_says_I5(client: Client) -> None:
-    for number in range(4):
-        assert client.complete("idle", prompt="x", max_tokens=2).finish_reason == "length"
-        if number % 2:
-            wait_for_state(client, "idle", "STOPPED")
-    after = row(client, "idle")
-    assert (after["wanted"], after["why"], after["restarts"]) == ("down", "idle", 0)
-
-    client.complete("m", prompt="hi", max_tokens=3, keep_alive=-1)
-    assert row(client, "m")["state"] == "READY"
-    client.complete("m", prompt="hi", max_tokens=3, keep_alive=0)
-    before = wait_for_state(client, "m", "STOPPED")
-    client.load("m", context_length=64)
-    after = row(client, "m")
-    assert (after["context_length"], after["generation"]) == (64, before["generation"] + 1)
-    client.reload()
-    eventually(lambda: row(client, "m")["context_length"] == before["context_length"])
 
 
 # ---------------------------------------------------------------- the line
@@ -240,7 +214,7 @@ def test_commands_of_one_terminal_are_one_account_and_a_program_is_its_own(
             program.finished()
 
 
-# ---------------------------------------------------------------- answers and their cost
+# ---------------------------------------------------------------- answers
 
 CALL = '{"name": "weather", "arguments": {"city": "Rome"}}'
 
@@ -272,21 +246,6 @@ def test_reasoning_calls_logprobs_and_warnings_arrive(client: Client) -> None:
     assert (plain.logprobs, plain.warnings, plain.tool_calls) == (None, [], [])
 
 
-def test_an_answer_costs_its_steps_and_reading_again_after_a_crash_is_free(client: Client) -> None:
-    """The fake engine reads the prompt in the step of the first token, which is half of it."""
-    crashes = "one [[fault crash=SIGKILL at=3 generation=1]]"
-    results = [
-        client.complete("costs", prompt=prompt, max_tokens=count)
-        for prompt, count in (("one", 5), ("one", 1), (crashes, 5))
-    ]
-    found = row(client, "costs")
-    assert [result.resumed for result in results] == [0, 0, 1]
-    paid_s = [result.usage.engine_s for result in results]
-    assert [round(seconds / STEP_S, 3) for seconds in paid_s] == [5, 1, 4.5]
-    assert math.isclose(found["engine_s"], sum(paid_s))
-    assert round(found["repeated_s"] / STEP_S, 3) == 0.5
-
-
 def test_a_waiting_request_gets_notices_of_its_progress(client: Client) -> None:
     told: list[Notice] = []
     client.complete("slow", prompt="x" * 200, max_tokens=3, on_notice=told.append)
@@ -298,18 +257,6 @@ def test_a_waiting_request_gets_notices_of_its_progress(client: Client) -> None:
     assert len(set(fractions)) > 2
     done = [n.detail["done"] for n in told if str(n.kind) == "prefilling"]
     assert done == sorted(done)
-
-
-def test_a_crowd_is_served_without_a_flood_of_notices(client: Client) -> None:
-    told: list[Notice] = []
-    streams = [
-        client.generate("pair", prompt="x", max_tokens=2, client="crowd", on_notice=told.append)
-        for _ in range(CROWD)
-    ]
-    for stream in streams:
-        assert len(list(stream)) == 2
-        assert stream.result.finish_reason == "length"
-    assert CROWD < len(told) < 20 * CROWD
 
 
 # ---------------------------------------------------------------- pauses

@@ -29,7 +29,7 @@ from mlxsup.supervisor.sockets import clients as clients_module
 from mlxsup.supervisor.sockets import limits as limits_module
 from mlxsup.supervisor.sockets.clients import MAX_UNSENT_BYTES, Clients
 from mlxsup.supervisor.sockets.connection import Connection
-from mlxsup.supervisor.sockets.outbox import Outbox
+from mlxsup.supervisor.sockets.outbox import MAX_MERGED_BYTES, Outbox
 
 from support.client.clients_bench import (
     Bench,
@@ -342,7 +342,7 @@ def test_a_slow_reader_gets_everything_in_order_with_pieces_merged_H7() -> None:
             sizes.append(len(message.deltas))
         assert message == done("a", 6000)
         assert seqs == list(range(6000))
-        assert max(sizes) > 100
+        assert 100 < max(sizes) <= MAX_MERGED_BYTES // 200
         await eventually_async(lambda: bench.tally.bytes == 0)
 
     run(body)

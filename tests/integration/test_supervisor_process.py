@@ -1,26 +1,22 @@
-"""Real processes of workers: spawned, read, signalled, reaped, and killed by the next daemon."""
+"""Real processes of workers: spawned, read, signalled and reaped."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from mlxsup.supervisor.process_identity import process_identity
 from mlxsup.supervisor.workers import exit_watch
-from mlxsup.supervisor.workers.leftovers import WorkerRecord
 from mlxsup.supervisor.workers.process import (
     READ_BYTES,
     READ_SLICE_BYTES,
@@ -372,31 +368,3 @@ def test_endless_output_is_read_at_a_bounded_rate() -> None:
         assert len(output) <= (slices + 2) * (READ_SLICE_BYTES + READ_BYTES)
 
     run_with(code, body)
-
-
-@pytest.fixture
-def sleepers() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Two processes that lead their groups."""
-    processes = [subprocess.Popen(["sleep", "600"], process_group=0) for _ in range(2)]
-    yield processes
-    for process in processes:
-        process.kill()
-        process.wait()
-
-
-def test_leftovers_are_killed_by_pid_and_start_and_nothing_else_is_E6(
-    tmp_path: Path, sleepers: list[subprocess.Popen[bytes]]
-) -> None:
-    sleeper, bystander = sleepers
-    record = WorkerRecord(tmp_path)
-    record.add("left", sleeper.pid)
-    path = tmp_path / "workers.json"
-    (entry,) = json.loads(path.read_text())
-    reused = {"model": "reused", "pid": bystander.pid, "identity": entry["identity"]}
-    gone = {"model": "gone", "pid": 2**22 - 1, "identity": "no"}
-    path.write_text(json.dumps([entry, reused, gone, {"pid": 1}, 3]))
-    (leftover,) = WorkerRecord(tmp_path).sweep()
-    assert (leftover.model, leftover.pid, leftover.is_gone) == ("left", sleeper.pid, True)
-    assert process_identity(sleeper.pid) is None
-    assert process_identity(bystander.pid) is not None
-    assert json.loads(path.read_text()) == []

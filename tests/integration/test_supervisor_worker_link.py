@@ -360,10 +360,18 @@ async def test_a_worker_after_a_stranger_is_waited_for_P23(bench: Bench) -> None
 
 
 @with_bench
-async def test_beats_before_hello_are_ignored(bench: Bench) -> None:
+async def test_beats_before_hello_and_noise_for_beats_are_ignored(bench: Bench) -> None:
     bench.beat(BEAT)
     await eventually_async(lambda: bench.sockets[zmq.PULL].taken)
     assert bench.events == []
+    bench.say(HELLO)
+    await bench.event()
+    with bench.worker_context.socket(zmq.PUSH) as stranger:
+        stranger.connect(bench.link.endpoint + ".beat")
+        stranger.send(b"\xc1")
+        await eventually_async(lambda: bench.sockets[zmq.PULL].taken == 2)
+    bench.beat(BEAT)
+    assert await bench.said(1) == BEAT
 
 
 class Frames(list[bytes]):

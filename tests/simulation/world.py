@@ -33,8 +33,6 @@ MAX_HEAL_S = 400.0
 MAX_EVENTS = 30_000
 # The core checks itself after this many events: what is wrong there stays wrong.
 INVARIANTS_EVERY = 8
-# What the beats of a worker say that it holds: a third of it is worth asking back.
-USUALLY_BYTES = 150
 IGNORED = (
     actions.AdoptLaunch, actions.Announce, actions.BudgetChanged, actions.ForgetModel,
     actions.NeedRaised, actions.RequestRefused, Entry,

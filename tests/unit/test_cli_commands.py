@@ -277,7 +277,9 @@ USAGE = {
     "bench m --prompt-tokens 16,0": "'16,0' is not a list of numbers from 1 on",
     "bench m --compare /dev/null": "is no run of `mlxsup bench`",
     "bench m --output /dev/null": "exists",
-    "bench m --fail-if-slower 5": "--fail-if-slower needs --compare",
+    "bench m --fail-if-slower 5": "--fail-if-slower needs --compare FILE",
+    "bench m --compare x --repeats 2": "--compare needs at least 3 repeats, to tell",
+    "bench m --key k": "--key is for --through http",
 }
 WITHOUT_HINT = ("events", "bench m --output", "bench m --compare")
 

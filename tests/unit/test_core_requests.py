@@ -499,6 +499,14 @@ def test_crash_ends_only_unresumable_answers_F1() -> None:
     play(driver, "up m 3 -> dispatched=[2, 3] & other.running=[elsewhere]")
 
 
+def test_after_a_crash_clients_that_received_nothing_wait_for_those_that_ran() -> None:
+    play(
+        Driver(),
+        "load; up; ask r1; ask r2; accept 2; token 2; ask newcomer process=another@1; compute 5 1;"
+        " exit; up -> dispatched=[1, 2]",
+    )
+
+
 def test_with_progress_there_is_no_limit_and_deaths_asked_for_do_not_count() -> None:
     driver = streaming()
     for _ in range(5):

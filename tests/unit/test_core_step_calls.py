@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+from collections.abc import Callable
 from dataclasses import replace
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -15,7 +19,6 @@ from mlxsup.supervisor.core.sharing.leases import Leases
 
 from support.core.driver import LAUNCH, Driver, entry
 from support.core.memory import MemoryDriver, limited, sized
-from support.gateway.calls import calls_of
 
 OTHERS = "abcdefghijkl"
 
@@ -55,6 +58,29 @@ def step(driver: Driver, *, ends: bool = False) -> WorkerSaid:
     return WorkerSaid(
         now=driver.now, model=ModelName("m"), generation=driver.generation(), message=message
     )
+
+
+def calls_of(function: Callable[[], object]) -> int:
+    """Return the number of calls, those of the interpreter included.
+
+    The garbage collector is held meanwhile: it runs when it likes, and calls what others gave it.
+    """
+    count = 0
+
+    def seen(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before, collects = sys.getprofile(), gc.isenabled()
+    gc.disable()
+    sys.setprofile(seen)
+    try:
+        function()
+    finally:
+        sys.setprofile(before)
+        if collects:
+            gc.enable()
+    return count
 
 
 def calls_of_step(driver: Driver, *, ends: bool = False) -> int:

@@ -29,6 +29,7 @@ COMMANDS = (
     BadCommand(arguments=("wait", "nobody"), status=1, words="no model is called 'nobody'"),
     BadCommand(arguments=("why", "nobody"), status=1,
                words="neither a model nor a request that is known is called 'nobody'"),
+    BadCommand(arguments=("why", "smal"), status=1, words="did you mean small?"),
     BadCommand(arguments=("why", MODEL, "--report", "/nowhere/r.tar.gz"), status=1,
                words="cannot write /nowhere/r.tar.gz: No such file"),
     BadCommand(arguments=("why", MODEL, "--report", os.devnull), status=64,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from typing import Any, Self
 import psutil
 
 from support.cli.cli import environment, run_cli
-from support.daemon.daemon import toml_of
+from support.daemon.daemon import fake, toml_of
 from support.daemon.hub_caches import write_folder
 
 TIME_LIMIT_S = 120.0
@@ -35,7 +34,6 @@ class Ground:
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="mlxsup-d-", dir="/tmp"))
         self.config = self.folder / "mlxsup.toml"
-        self._sockets: list[socket.socket] = []
         (self.folder / "tools").mkdir()
         write_folder(self.folder / "model")
         self.variables = {
@@ -44,7 +42,7 @@ class Ground:
             "PATH": f"{self.folder / 'tools'}{os.pathsep}{os.environ['PATH']}",
         }
         self.tool("mlxsup", f'exec {sys.executable} -m mlxsup.cli "$@"')
-        self.write(self.model())
+        self.write(fake(preload=False))  # no model is estimated, which takes seconds
 
     # ------------------------------------------------------------ what is there
 
@@ -68,14 +66,6 @@ class Ground:
         path = self.folder / "tools" / name
         path.write_text(f"#!/bin/sh\n{line}\n")
         path.chmod(0o755)
-
-    def taken_port(self) -> int:
-        """A port of this machine at which something listens until the end."""
-        listener = socket.socket()
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        self._sockets.append(listener)
-        return int(listener.getsockname()[1])
 
     # ------------------------------------------------------------ what runs
 
@@ -114,8 +104,6 @@ class Ground:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for listener in self._sockets:
-            listener.close()
         for lock in self.folder.rglob("lock"):
             with suppress(ValueError, IndexError):
                 pid = int(lock.read_text().split()[0])
