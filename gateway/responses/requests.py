@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from mlxsup.protocol.codec import pack
-from mlxsup.protocol.parameters import MOST_TOKENS
+from mlxsup.protocol.parameters import MOST_TOKENS, Sampling
 
 from .. import limits
 from ..ask import Ask, add_to_template, effort_arguments
 from ..failure import bad_field
 from ..fields import check_fields, read_model, whole_numbers
+from ..formats import read_format
 from ..turns import join_turns
-from .fields import REASONING_FIELDS, RESPONSE_FIELDS, TEXT_FIELDS
+from .fields import ECHOED, REASONING_FIELDS, RESPONSE_FIELDS, TEXT_FIELDS
 from .input import read_input
-from .tools import Called, Tools, read_tools
+from .tools import READ, Called, Tools, read_tools, shown_tool
 
-NOT_INCLUDED = "message.output_text.logprobs"
+LOGPROBS = "message.output_text.logprobs"
+"""What `include` may ask for and an answer can have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +30,7 @@ class ResponseAsk(Ask):
     Attributes:
         called: for names that the client does not know, the functions that they stand for.
         customs: the names of functions that stand for custom tools.
-        echo: what the response says of the request; null, or no tools, for what is long.
+        echo: the fields of the response that the request decides; what is long is left out.
     """
 
     called: dict[str, Called] = field(default_factory=dict)
@@ -45,16 +47,19 @@ def read_response(body: dict[str, Any]) -> ResponseAsk:
     unread: list[str] = []
     given = check_fields(body, RESPONSE_FIELDS, unread)
     whole_numbers(given)
+    said = dict(given)
     model = read_model(given)
     is_streamed = _flag(given, "stream", default=False)
     is_parallel = _flag(given, "parallel_tool_calls", default=True)
-    echo = {"parallel_tool_calls": is_parallel, **_echo(given)}
-    tools = _read_tools(given, echo, unread)
+    tools = _read_tools(given, unread)
     messages = _read_messages(given, tools, unread)
     _read_limit(given)
     _read_text(given, unread)
     _read_reasoning(given, unread)
-    _read_include(given)
+    _read_logprobs(given)
+    for name, kind in ECHOED.items():
+        if name in given and type(given.pop(name)) is not kind:
+            raise bad_field(name, f"{name} takes {_KINDS[kind]}")
     return ResponseAsk(
         model=model,
         inputs=({"messages": messages},),
@@ -64,13 +69,48 @@ def read_response(body: dict[str, Any]) -> ResponseAsk:
         unread=unread,
         called=tools.called,
         customs=sorted(tools.customs),
-        echo=echo,
+        echo=_echo(said),
     )
 
 
 def _echo(given: dict[str, Any]) -> dict[str, Any]:
-    names = ("instructions", "max_output_tokens", "temperature", "top_p", "text", "reasoning")
-    return {name: value if _is_short(value := given.get(name)) else None for name in names}
+    """Return the fields of a response that its request decides, with the values in effect.
+
+    Sampling is here as it was asked for: what the model's entry adds comes with the first piece.
+    """
+    sampling = Sampling()
+
+    def shown(name: str, default: Any = None) -> Any:
+        return value if _is_short(value := given.get(name, default)) else default
+
+    text, reasoning = shown("text", {}), shown("reasoning", {})
+    return {
+        "previous_response_id": None,
+        "instructions": shown("instructions") or None,
+        "max_output_tokens": shown("max_output_tokens"),
+        "max_tool_calls": shown("max_tool_calls"),
+        "tools": [shown_tool(one) for one in shown("tools", []) if one["type"] in READ],
+        "tool_choice": shown("tool_choice", "auto"),
+        "parallel_tool_calls": shown("parallel_tool_calls", True),
+        "text": {"format": text.get("format") or {"type": "text"}, "verbosity": "medium"},
+        "reasoning": {name: reasoning.get(name) for name in ("effort", "summary")},
+        "temperature": shown("temperature", sampling.temperature),
+        "top_p": shown("top_p", sampling.top_p),
+        "presence_penalty": shown("presence_penalty", sampling.presence_penalty),
+        "frequency_penalty": shown("frequency_penalty", sampling.frequency_penalty),
+        "top_logprobs": shown("top_logprobs", 0),
+        "truncation": "disabled",
+        "background": False,
+        "service_tier": "default",
+        "store": False,
+        "metadata": shown("metadata", {}),
+        "user": shown("user"),
+        "safety_identifier": shown("safety_identifier"),
+        "prompt_cache_key": shown("prompt_cache_key"),
+    }
+
+
+_KINDS: Mapping[type, str] = {dict: "an object", int: "an integer", str: "a text"}
 
 
 def _is_short(value: Any) -> bool:
@@ -108,16 +148,12 @@ def _read_limit(given: dict[str, Any]) -> None:
     given |= {"max_tokens": min(most, MOST_TOKENS), "cap_max_tokens": True}
 
 
-def _read_tools(given: dict[str, Any], echo: dict[str, Any], unread: list[str]) -> Tools:
+def _read_tools(given: dict[str, Any], unread: list[str]) -> Tools:
     tools = read_tools(given.pop("tools", []), unread)
-    shown = [{"type": "function", "strict": False, **one} for one in tools.functions]
-    echo["tools"] = shown if _is_short(shown) else []
     if tools.functions:
         given["tools"] = [{"type": "function", "function": one} for one in tools.functions]
-    choice = given.get("tool_choice", "auto")
     if "tool_choice" in given:
-        given["tool_choice"] = _choice(choice, tools)
-    echo["tool_choice"] = choice
+        given["tool_choice"] = _choice(given["tool_choice"], tools)
     return tools
 
 
@@ -156,19 +192,9 @@ def _read_text(given: dict[str, Any], unread: list[str]) -> None:
     text = given.pop("text", {})
     if not isinstance(text, dict):
         raise bad_field("text", "text takes an object")
-    match check_fields(text, TEXT_FIELDS, unread, within="text").get("format", {"type": "text"}):
-        case {"type": "text"}:
-            pass
-        case {"type": "json_object"}:
-            given["response_format"] = {"type": "json_object"}
-        case {"type": "json_schema", "schema": dict(schema)}:
-            form = {"type": "json_schema", "json_schema": {"schema": schema}}
-            given["response_format"] = form
-        case _:
-            raise bad_field(
-                "text.format",
-                "text.format takes the type text, json_object or json_schema (with schema)",
-            )
+    read = check_fields(text, TEXT_FIELDS, unread, within="text")
+    if "format" in read:
+        given["response_format"] = read_format(read["format"], "text.format", unread)
 
 
 def _read_reasoning(given: dict[str, Any], unread: list[str]) -> None:
@@ -180,10 +206,10 @@ def _read_reasoning(given: dict[str, Any], unread: list[str]) -> None:
         add_to_template(given, effort_arguments(effort, "reasoning.effort"))
 
 
-def _read_include(given: dict[str, Any]) -> None:
+def _read_logprobs(given: dict[str, Any]) -> None:
+    """Log-probabilities are wanted if `include` says so, or if others are to be listed."""
     include = given.pop("include", [])
     if not isinstance(include, list):
         raise bad_field("include", "include takes a list")
-    if NOT_INCLUDED in include:
-        message = f"include: {NOT_INCLUDED} is not there yet; /v1/chat/completions has `logprobs`"
-        raise bad_field("include", message)
+    if LOGPROBS in include or given.get("top_logprobs"):
+        given["logprobs"] = True

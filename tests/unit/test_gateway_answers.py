@@ -58,8 +58,11 @@ def ask(path: str, *items: Item, count: int = 1, **fields: Any) -> Response:
 def shown(response: Response) -> str:
     """Return all of a response but times, the version, and what each chunk repeats of the first."""
     head = [f"{name}: {response.headers[name]}" for name in HEADERS if name in response.headers]
-    body = re.sub(r'("created(?:_at)?": ?)\d+', r"\g<1>0", response.body.decode())
-    for repeated in (r'"id":"(?:chat)?cmpl-.*?-VERSION",', r'"previous_response_id".*?"auto"'):
+    body = re.sub(r'("(?:created|completed)(?:_at)?": ?)\d+', r"\g<1>0", response.body.decode())
+    for repeated in (
+        r'"id":"(?:chat)?cmpl-.*?-VERSION",',
+        r'"previous_response_id".*?"prompt_cache_key":null',
+    ):
         first, *others = re.split(f"({repeated})", body.replace(VERSION, "VERSION"))
         assert len(set(others[::2])) <= 1, "each chunk has the same head"
         body = first + "".join(others[:2]) + "…".join(["", *others[3::2]])
@@ -268,6 +271,15 @@ CASES = {
          delta("x", logprobs=[token("x")]), result("ééx", logprobs=[*SCORES, token("x")])],
         {CHAT: {"logprobs": True, "top_logprobs": 1}, COMPLETION: {"logprobs": 1}},
     ),
+    "scores of a response": Case(
+        [delta("", logprobs=SCORES[1:]), delta("é", logprobs=SCORES[:1]), thought("h"),
+         delta("x", logprobs=[token("x")]), delta("", logprobs=[token("<end>")]), result("éx")],
+        {RESPONSE: {"include": ["message.output_text.logprobs"], "top_logprobs": 2}},
+    ),
+    "sampled as the model's makers do": Case(
+        [delta("a", sampling={"temperature": 0.7, "top_k": 20, "top_p": 0.8}), result("a")],
+        {RESPONSE: {"top_p": 0.5}},
+    ),
     "refused": Case([refused("quarantined")]),
     "broken off": Case([delta("a"), refused("worker_crashed", tokens_sent=1)]),
     "daemon lost": Case([delta("a"), ConnectionLost("it is gone", "ipc:///x")]),
@@ -295,7 +307,8 @@ def test_answer_in_each_api(name: str, snapshot: SnapshotAssertion) -> None:
 SHAPES = [
     *(("thought, text and calls", path) for path in LEAST),
     ("scores", CHAT), ("scores", COMPLETION), ("several answers", CHAT), ("broken off", MESSAGE),
-    ("broken off", RESPONSE), ("usage asked for", CHAT),
+    ("broken off", RESPONSE), ("usage asked for", CHAT), ("scores of a response", RESPONSE),
+    ("sampled as the model's makers do", RESPONSE),
 ]  # fmt: skip
 
 
@@ -310,7 +323,7 @@ def test_shape_of_an_answer(name: str, path: str, snapshot: SnapshotAssertion) -
 
 def test_streamed_response_ends_with_the_whole_one() -> None:
     items = (thought("hm"), delta("ye"), calling(F), result("ye", FinishReason.LENGTH))
-    whole = ask(RESPONSE, *items).json() | {"created_at": 0}
+    whole = ask(RESPONSE, *items).json() | {"created_at": 0}  # cut, so that it has no other time
     named = ask(RESPONSE, *items, stream=True).named_events()
     assert named[-1][1]["response"] | {"created_at": 0} == whole
     assert [data["sequence_number"] for _, data in named] == list(range(len(named)))

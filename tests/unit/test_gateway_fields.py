@@ -134,7 +134,12 @@ def test_answer_names_what_it_does_not_heed_unless_that_is_refused(is_streamed: 
         (Api.CHAT, {"verbosity": "low"}, "verbosity"),
         (Api.CHAT, {"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
         (Api.CHAT, {"skip_special_tokens": False}, "skip_special_tokens"),
+        (Api.CHAT, {"response_format": {"type": "json_schema", "json_schema": {
+            "name": "n", "schema": {}, "mood": 1}}}, "response_format.json_schema.mood"),
         (Api.RESPONSE, {"text": {"verbosity": "low"}}, "text.verbosity"),
+        (Api.RESPONSE, {"text": {"format": {"type": "text", "mood": 1}}}, "text.format.mood"),
+        (Api.RESPONSE, {"reasoning": {"mood": 1}}, "reasoning.mood"),
+        (Api.RESPONSE, {"tools": [{"type": "function", "name": "f", "mood": 1}]}, "tools[0].mood"),
         (Api.RESPONSE, {"truncation": "auto"}, "truncation"),
         (Api.RESPONSE, {"tools": [{"type": "web_search"}]}, "tools[0] (web_search)"),
         (Api.RESPONSE, {"input": [HELLO, {"type": "web_search_call", "id": "w"}]},
@@ -236,6 +241,8 @@ def test_every_way_to_ask_for_reasoning_reaches_the_template(
         ({"grammar": "root ::= x"}, "grammar", "no effect here"),
         ({"echo": True}, "echo", "does not repeat the prompt"),
         ({"functions": [{}]}, "functions", "use that"),
+        ({"response_format": {"type": "json_object", "schema": 5}}, "response_format", "a schema"),
+        ({"response_format": "json"}, "response_format", "takes the type text"),
         ({"think": 3}, "think", "takes true, false or an effort"),
         ({"reasoning": {"effort": 3}}, "reasoning.effort", "takes a text"),
     ],
@@ -255,7 +262,6 @@ NO_SCHEMA = [{"type": "function", "function": {"name": "f", "parameters": "{}"}}
     ("name", "value"),
     [
         ("max_tokens", 5.5), ("top_p", False), ("tools", NO_SCHEMA),
-        ("response_format", {"type": "json_object", "schema": 5}),
     ],
 )  # fmt: skip
 def test_value_of_another_kind_is_still_refused(name: str, value: Any) -> None:
