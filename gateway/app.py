@@ -7,6 +7,7 @@ import difflib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from http import HTTPStatus
 from typing import Any, NoReturn
 
@@ -31,9 +32,9 @@ from .bodies import Bodies
 from .body import Disconnected
 from .changes import Changes
 from .conversion import Api
-from .failure import Failure
+from .failure import Failure, bad_field
 from .guard import Guard
-from .keys import Keys
+from .keys import CALLER, Caller, Keys
 from .metrics.meter import CONTENT_TYPE, Meter
 from .model_events import ModelEvents
 from .names import FRESH_S, Names
@@ -43,6 +44,7 @@ from .openai.models import model_list, one_model, readiness
 from .operator import Operator, daemon_silent
 from .page.page import Page
 from .responses.events import ResponseShape
+from .responses.kept import KeptResponses, list_items
 from .responses.requests import ResponseAsk
 
 MISSING = {
@@ -60,6 +62,7 @@ class Gateway:
     Attributes:
         open_answers: what is being answered.
         operator: what only operators may do.
+        kept: the responses that can be continued.
 
     Args:
         connect: makes the client of the daemon, when the loop runs.
@@ -77,7 +80,8 @@ class Gateway:
         self._meter = Meter()
         self.open_answers = OpenAnswers(self._meter)
         self._names = Names(names, self._status)
-        self._bodies = Bodies(self._resolved, self._meter, refuses_unread=refuses_unread)
+        self.kept = KeptResponses()
+        self._bodies = Bodies(self._resolved, self._meter, self.kept, refuses_unread=refuses_unread)
         self._connect = connect
         self._created = int(time.time())
         self._learning = asyncio.Lock()
@@ -103,6 +107,9 @@ class Gateway:
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/completions", self.completion, methods=["POST"]),
             Route("/v1/responses", self.response, methods=["POST"]),
+            Route("/v1/responses/{id}", self.kept_response, methods=["GET"]),
+            Route("/v1/responses/{id}", self.forget_response, methods=["DELETE"]),
+            Route("/v1/responses/{id}/input_items", self.input_items, methods=["GET"]),
             Route("/v1/messages", self.message, methods=["POST"]),
             Route("/v1/messages/count_tokens", self.count, methods=["POST"]),
             Route("/v1/models", self.models, methods=["GET"]),
@@ -175,9 +182,29 @@ class Gateway:
         assert isinstance(ask, ResponseAsk)
 
         def shape(name: str, created: int) -> ResponseShape:
-            return ResponseShape(name, created, ask)
+            return ResponseShape(name, created, ask, keep)
 
+        keep = partial(self.kept.keep, _key_of(request))
         return await answer(request, self._daemon, ask, sent, self.open_answers, shape)
+
+    async def kept_response(self, request: Request) -> Response:
+        """`GET /v1/responses/{id}`."""
+        if request.query_params.get("stream", "false") != "false":
+            raise bad_field("stream", "stream: a response that is over comes whole")
+        kept = self.kept.find(_key_of(request), request.path_params["id"])
+        return Response(kept.json, media_type="application/json")
+
+    async def input_items(self, request: Request) -> Response:
+        """`GET /v1/responses/{id}/input_items`."""
+        kept = self.kept.find(_key_of(request), request.path_params["id"])
+        page = list_items(kept.inputs, request.query_params)
+        return Response(page, media_type="application/json")
+
+    async def forget_response(self, request: Request) -> Response:
+        """`DELETE /v1/responses/{id}`."""
+        id = request.path_params["id"]
+        self.kept.remove(_key_of(request), id)
+        return JSONResponse({"id": id, "object": "response", "deleted": True})
 
     async def message(self, request: Request) -> Response:
         """`POST /v1/messages`."""
@@ -274,6 +301,11 @@ class Gateway:
             raise daemon_silent() from None
         self._meter.know(status["models"])
         return status
+
+
+def _key_of(request: Request) -> str:
+    caller: Caller = request.scope[CALLER]
+    return caller.key
 
 
 def _missing(what: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from ..openai.chunks import chat_logprobs
 from ..openai.errors import body_of
 from ..shape import Shape, warned
 from ..sse import event
+from .kept import KeptResponse, named
 from .requests import ResponseAsk
 from .tools import CUSTOM_INPUT, Called
 
@@ -81,12 +82,20 @@ class ResponseShape(Shape):
         name: of the request.
         created: seconds since the epoch.
         ask: what was asked for.
+        keep: takes the response when it is over, if it is to be kept.
     """
 
-    def __init__(self, name: str, created: int, ask: ResponseAsk) -> None:
+    def __init__(
+        self,
+        name: str,
+        created: int,
+        ask: ResponseAsk,
+        keep: Callable[[KeptResponse], None] = lambda kept: None,
+    ) -> None:
         self._name = name
         self._created = created
         self._ask = ask
+        self._keep = keep
         self._reasoning_tokens = 0
         self._items: list[Item] = []
         self._sent = 0  # events
@@ -132,7 +141,7 @@ class ResponseShape(Shape):
         sent = self._opening()
         if (item := self._open) is not None:
             item.status = "incomplete"
-        response = self._response("failed", error={"code": code, "message": failure.message})
+        response = self._over("failed", error={"code": code, "message": failure.message})
         sent += self._event("response.failed", response=response)
         return sent + self._event("error", **error | {"type": "error"}, error=error)
 
@@ -149,7 +158,7 @@ class ResponseShape(Shape):
         status = "incomplete" if is_cut else "completed"
         self._close(status)
         done_at = self._created + int(result.timings.total_s)
-        return self._response(
+        return self._over(
             status,
             usage=self._usage(result),
             completed_at=None if is_cut else done_at,
@@ -172,6 +181,21 @@ class ResponseShape(Shape):
         response = self._response("in_progress")
         created = self._event("response.created", response=response)
         return created + self._event("response.in_progress", response=response)
+
+    def _over(self, status: str, **known: Any) -> dict[str, Any]:
+        """The response, which is kept if it should be."""
+        response = self._response(status, **known)
+        if self._ask.is_stored:
+            kept = KeptResponse(
+                id=response["id"],
+                previous=self._ask.previous,
+                json=_encode(response).encode(),
+                inputs=named(self._ask.items, self._name),
+                outputs={item["id"]: _encode(item).encode() for item in response["output"]},
+                has_failed=status == "failed",
+            )
+            self._keep(kept)
+        return response
 
     def _response(self, status: str, **known: Any) -> dict[str, Any]:
         return {
@@ -254,7 +278,8 @@ class ResponseShape(Shape):
             text = _custom_input(arguments)
         item = self._add("function_call" if text is None else "custom_tool_call")
         number, name = len(self._items) - 1, INPUTS[item.kind]
-        called = self._ask.called.get(function["name"], Called(function["name"]))
+        # A list, if a converter has read the request.
+        called = Called(*self._ask.called.get(function["name"], [function["name"]]))
         item.call = {"call_id": call["id"], "name": called.name, name: ""}
         if called.namespace:
             item.call["namespace"] = called.namespace

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 from mlxsup.protocol.codec import pack
 from mlxsup.protocol.parameters import MOST_TOKENS, Sampling
@@ -16,7 +17,8 @@ from ..fields import check_fields, read_model, whole_numbers
 from ..formats import read_format
 from ..turns import join_turns
 from .fields import ECHOED, REASONING_FIELDS, RESPONSE_FIELDS, TEXT_FIELDS
-from .input import read_input
+from .input import read_history, read_input, read_items, refer, references_in, to_keep
+from .kept import Item, Recalled
 from .tools import READ, Called, Tools, read_tools, shown_tool
 
 LOGPROBS = "message.output_text.logprobs"
@@ -31,15 +33,34 @@ class ResponseAsk(Ask):
         called: for names that the client does not know, the functions that they stand for.
         customs: the names of functions that stand for custom tools.
         echo: the fields of the response that the request decides; what is long is left out.
+        is_stored: true if the response is kept.
+        references: the ids of kept items in the input, each with its place.
+        items: of the input, as they are kept; empty unless the response is.
     """
 
     called: dict[str, Called] = field(default_factory=dict)
     customs: Sequence[str] = ()
     echo: dict[str, Any] = field(default_factory=dict)
+    is_stored: bool = False
+    references: Sequence[tuple[int, str]] = ()
+    items: Sequence[Item] = ()
+
+    @property
+    def previous(self) -> str:
+        """The id of the response that this one continues; empty for none."""
+        return self.echo.get("previous_response_id") or ""
+
+    def head(self) -> Self:
+        """See `Ask`."""
+        return replace(Ask.head(self), items=())  # no `super` in a class with slots
 
 
-def read_response(body: dict[str, Any]) -> ResponseAsk:
+def read_response(body: dict[str, Any], recalled: Recalled | None = None) -> ResponseAsk:
     """Reads the body of `POST /v1/responses`.
+
+    Args:
+        body: of the request.
+        recalled: what it refers to; None: it is not known yet, and left out.
 
     Raises:
         Failure: a field is missing, unknown or of another type; `param` names it.
@@ -52,7 +73,17 @@ def read_response(body: dict[str, Any]) -> ResponseAsk:
     is_streamed = _flag(given, "stream", default=False)
     is_parallel = _flag(given, "parallel_tool_calls", default=True)
     tools = _read_tools(given, unread)
-    messages = _read_messages(given, tools, unread)
+    is_stored = _flag(given, "store", default=True)
+    previous = given.pop("previous_response_id", None)
+    if previous is not None and not isinstance(previous, str):
+        raise bad_field("previous_response_id", "previous_response_id takes a text")
+    items = _read_items(given)
+    references = references_in(items)
+    history = []
+    if recalled is not None:
+        items = refer(items, json.loads(recalled.referred))
+        history = read_history(json.loads(recalled.history), tools)
+    messages = join_turns([*_read_instructions(given), *history, *read_input(items, tools, unread)])
     _read_limit(given)
     _read_text(given, unread)
     _read_reasoning(given, unread)
@@ -70,6 +101,9 @@ def read_response(body: dict[str, Any]) -> ResponseAsk:
         called=tools.called,
         customs=sorted(tools.customs),
         echo=_echo(said),
+        is_stored=is_stored,
+        references=references,
+        items=to_keep(items) if is_stored else (),
     )
 
 
@@ -85,7 +119,7 @@ def _echo(given: dict[str, Any]) -> dict[str, Any]:
 
     text, reasoning = shown("text", {}), shown("reasoning", {})
     return {
-        "previous_response_id": None,
+        "previous_response_id": given.get("previous_response_id"),
         "instructions": shown("instructions") or None,
         "max_output_tokens": shown("max_output_tokens"),
         "max_tool_calls": shown("max_tool_calls"),
@@ -102,7 +136,7 @@ def _echo(given: dict[str, Any]) -> dict[str, Any]:
         "truncation": "disabled",
         "background": False,
         "service_tier": "default",
-        "store": False,
+        "store": given.get("store", True),
         "metadata": shown("metadata", {}),
         "user": shown("user"),
         "safety_identifier": shown("safety_identifier"),
@@ -128,15 +162,17 @@ def _flag(given: dict[str, Any], name: str, *, default: bool) -> bool:
     return value
 
 
-def _read_messages(given: dict[str, Any], tools: Tools, unread: list[str]) -> list[dict[str, Any]]:
+def _read_items(given: dict[str, Any]) -> list[Any]:
+    if "input" not in given:
+        raise bad_field("input", "input is missing; it takes a text")
+    return read_items(given.pop("input"))
+
+
+def _read_instructions(given: dict[str, Any]) -> list[dict[str, Any]]:
     instructions = given.pop("instructions", "")
     if not isinstance(instructions, str):
         raise bad_field("instructions", "instructions takes a text")
-    if "input" not in given:
-        raise bad_field("input", "input is missing; it takes a text")
-    messages = read_input(given.pop("input"), tools, unread)
-    system = [{"role": "system", "content": instructions}] if instructions else []
-    return join_turns([*system, *messages])
+    return [{"role": "system", "content": instructions}] if instructions else []
 
 
 def _read_limit(given: dict[str, Any]) -> None:

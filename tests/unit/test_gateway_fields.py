@@ -345,11 +345,6 @@ def test_outputs_of_shells_are_read_as_the_sdk_has_them() -> None:
     assert results == [("c", "a\nb"), ("d", "x")]
 
 
-def test_item_that_another_server_has_kept_is_refused_with_what_to_do() -> None:
-    with pytest.raises(Failure, match="send the item itself"):
-        chat_of(Api.RESPONSE, {"type": "item_reference", "id": "rs_1"})
-
-
 def test_blocks_of_anthropics_servers_are_left_out_and_their_texts_shown() -> None:
     document = {"type": "document", "title": "T", "source": {"type": "text", "data": "words"}}
     found = {"type": "search_result", "title": "S", "source": "here",

@@ -220,7 +220,7 @@ BODIES: dict[Api, list[dict[str, Any]]] = {
         {"reasoning": {"effort": "low"}, "chat_template_kwargs": {"reasoning_effort": "high"}},
         {"parallel_tool_calls": False}, {"parallel_tool_calls": True},
         {"model": ""}, {"input": None}, {"input": []}, {"input": 3}, {"input": [3]},
-        {"input": [{"type": "item_reference", "id": "x"}]}, {"input": [{"type": []}]},
+        {"input": [{"type": []}]},
         {"input": [thought("x")]}, {"input": [said("wizard")]}, {"input": [{"role": "user"}]},
         {"input": [INPUT_IMAGE]}, {"input": [{"role": "user", "content": [3]}]},
         {"input": [{"role": "user", "content": "a", "mood": 1}]},
@@ -235,7 +235,7 @@ BODIES: dict[Api, list[dict[str, Any]]] = {
         {"text": 3}, {"text": {"format": {"type": "poem"}}}, {"text": {"verbosity": "low"}},
         {"reasoning": {"effort": 3}}, {"include": ["message.output_text.logprobs"]},
         {"include": "x"}, {"stream": 1}, {"parallel_tool_calls": 1},
-        {"previous_response_id": "resp_1"}, {"background": True}, {"truncation": "auto"},
+        {"background": True}, {"truncation": "auto"},
         {"messages": []}, {"client": "bob"}, {"timeout_s": 2.5}, {"timeout_s": "5m"},
     ],
     Api.MESSAGE: [
