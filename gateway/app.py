@@ -23,7 +23,6 @@ from mlxsup.protocol.gateway import is_loopback
 from . import limits
 from .answers import OpenAnswers, answer
 from .anthropic import models as anthropic_models
-from .anthropic.counting import count_tokens
 from .anthropic.events import MessageShape
 from .anthropic.requests import MessageAsk
 from .apis import error_response, is_anthropic
@@ -32,6 +31,7 @@ from .bodies import Bodies
 from .body import Disconnected
 from .changes import Changes
 from .conversion import Api
+from .counting import count_tokens
 from .failure import Failure, bad_field
 from .guard import Guard
 from .keys import CALLER, Caller, Keys
@@ -47,13 +47,24 @@ from .responses.events import ResponseShape
 from .responses.kept import KeptResponses, list_items
 from .responses.requests import ResponseAsk
 
+_NO_CONVERSATIONS = (
+    "conversations are not kept here: continue a response with `previous_response_id`"
+)
+_ONLY_TEXT = "mlxsup serves language models only: {} not there yet"
+
 MISSING = {
-    "/v1/embeddings": "embeddings are",
-    "/v1/audio/{rest:path}": "audio is",
-    "/v1/images/{rest:path}": "images are",
-    "/v1/moderations": "moderation is",
+    "/v1/embeddings": _ONLY_TEXT.format("embeddings are"),
+    "/v1/audio/{rest:path}": _ONLY_TEXT.format("audio is"),
+    "/v1/images/{rest:path}": _ONLY_TEXT.format("images are"),
+    "/v1/moderations": _ONLY_TEXT.format("moderation is"),
+    "/v1/responses/compact": "no input is compacted here: send fewer items, or a summary of them",
+    "/v1/responses/{id}/cancel": (
+        "no response runs in the background here: end the connection of one to cancel it"
+    ),
+    "/v1/conversations": _NO_CONVERSATIONS,
+    "/v1/conversations/{rest:path}": _NO_CONVERSATIONS,
 }
-"""Parts of the API that no model of a daemon can answer yet."""
+"""Parts of the APIs that are not there, and what is said instead."""
 
 
 class Gateway:
@@ -107,6 +118,7 @@ class Gateway:
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/completions", self.completion, methods=["POST"]),
             Route("/v1/responses", self.response, methods=["POST"]),
+            Route("/v1/responses/input_tokens", self.count_input, methods=["POST"]),
             Route("/v1/responses/{id}", self.kept_response, methods=["GET"]),
             Route("/v1/responses/{id}", self.forget_response, methods=["DELETE"]),
             Route("/v1/responses/{id}/input_items", self.input_items, methods=["GET"]),
@@ -122,8 +134,8 @@ class Gateway:
             *self._events.routes(),
             *self._page.routes(),
             *(
-                Route(path, _missing(what), methods=["GET", "POST"])
-                for path, what in MISSING.items()
+                Route(path, _missing(sentence), methods=["GET", "POST"])
+                for path, sentence in MISSING.items()
             ),
         ]
         handlers: dict[Any, Any] = {
@@ -186,6 +198,13 @@ class Gateway:
 
         keep = partial(self.kept.keep, _key_of(request))
         return await answer(request, self._daemon, ask, sent, self.open_answers, shape)
+
+    async def count_input(self, request: Request) -> Response:
+        """`POST /v1/responses/input_tokens`."""
+        ask, sent = await self._bodies.read(request, Api.RESPONSE_COUNT)
+        return await count_tokens(
+            request, self._daemon, ask, sent, self.open_answers, object="response.input_tokens"
+        )
 
     async def kept_response(self, request: Request) -> Response:
         """`GET /v1/responses/{id}`."""
@@ -308,11 +327,10 @@ def _key_of(request: Request) -> str:
     return caller.key
 
 
-def _missing(what: str) -> Any:
+def _missing(message: str) -> Any:
     """A route that says what is not there."""
 
     async def say(request: Request) -> NoReturn:
-        message = f"mlxsup serves language models only: {what} not there yet"
         raise Failure(
             HTTPStatus.NOT_IMPLEMENTED, message, code="not_implemented", is_retryable=False
         )

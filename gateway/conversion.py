@@ -19,7 +19,7 @@ from .body import nested_too_deeply, parse_object
 from .failure import bad_field
 from .openai.requests import read_chat, read_completion
 from .responses.kept import Recalled
-from .responses.requests import ResponseAsk, read_response
+from .responses.requests import ResponseAsk, read_response, read_response_count
 
 Sent = tuple[RequestId, list[bytes]]
 """A request of the daemon: its id and its frames."""
@@ -43,6 +43,7 @@ class Api(StrEnum):
     CHAT = "chat"
     COMPLETION = "completion"
     RESPONSE = "response"
+    RESPONSE_COUNT = "response_count"
     MESSAGE = "message"
     COUNT = "count"
 
@@ -51,6 +52,7 @@ _READERS: Mapping[Api, tuple[type[Ask], Callable[..., Ask]]] = {
     Api.CHAT: (Ask, read_chat),
     Api.COMPLETION: (Ask, read_completion),
     Api.RESPONSE: (ResponseAsk, read_response),
+    Api.RESPONSE_COUNT: (ResponseAsk, read_response_count),
     Api.MESSAGE: (MessageAsk, read_message),
     Api.COUNT: (MessageAsk, read_count),
 }

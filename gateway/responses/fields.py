@@ -47,6 +47,7 @@ RESPONSE_FIELDS = (
     Field("truncation", Use.HINT, "what is too long is refused", ("disabled",)),
     Field("context_management", Use.HINT, "what is too long is refused", ([],)),
     Field("image", Use.HINT, "answers are text"),
+    Field("personality", Use.HINT, "say it in the instructions"),
 )  # fmt: skip
 
 TOOL_FIELDS = (

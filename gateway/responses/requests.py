@@ -107,6 +107,18 @@ def read_response(body: dict[str, Any], recalled: Recalled | None = None) -> Res
     )
 
 
+def read_response_count(body: dict[str, Any], recalled: Recalled | None = None) -> ResponseAsk:
+    """Reads the body of `POST /v1/responses/input_tokens`: what the daemon would be asked, and more
+    tokens than it can give.
+
+    Raises:
+        Failure: as for `read_response`.
+    """
+    ask = read_response({**body, "store": False, "stream": False}, recalled)
+    longest = {**ask.parameters, "max_tokens": MOST_TOKENS, "cap_max_tokens": False}
+    return replace(ask, parameters=longest)
+
+
 def _echo(given: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a response that its request decides, with the values in effect.
 

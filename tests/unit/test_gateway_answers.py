@@ -436,20 +436,32 @@ def test_refusals_of_the_gateway_have_the_form_of_anthropic(
 # ---------------------------------------------------------------- counting
 
 
-def count(*items: Item) -> tuple[Response, PlayedDaemon]:
+COUNTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    f"{MESSAGE}/count_tokens": ({"messages": HI}, {}),
+    f"{RESPONSE}/input_tokens": ({"input": HI}, {"object": "response.input_tokens"}),
+}
+"""Where prompts are counted, with what is sent there, and what comes beside the count."""
+
+
+def count(path: str, *items: Item, **fields: Any) -> tuple[Response, PlayedDaemon]:
     """Return the response to a count whose request goes so, and the daemon."""
     daemon = PlayedDaemon(list(items))
-    body = {"model": "m", "messages": HI}
-    return asyncio.run(Site(daemon).ask("POST", f"{MESSAGE}/count_tokens", body)), daemon
+    body = {"model": "m", **COUNTS[path][0], **fields}
+    return asyncio.run(Site(daemon).ask("POST", path, body)), daemon
 
 
-def test_count_is_what_the_refusal_says() -> None:
-    response, daemon = count(refused("context_length_exceeded", prompt_tokens=12))
-    assert (response.status, response.json()) == (200, {"input_tokens": 12})
+@pytest.mark.parametrize("path", COUNTS)
+def test_count_is_what_the_refusal_says(path: str) -> None:
+    most = {"max_output_tokens": 9} if path.startswith(RESPONSE) else {}
+    refusal = refused("context_length_exceeded", prompt_tokens=12)
+    response, daemon = count(path, refusal, **most)
+    assert (response.status, response.json()) == (200, {"input_tokens": 12, **COUNTS[path][1]})
     assert response.headers["x-request-id"] == "r1"
-    assert daemon.asked[0]["max_tokens"] == 2**31 - 1
+    (asked,) = daemon.asked
+    assert (asked["messages"], asked["max_tokens"]) == (HI, 2**31 - 1)
+    assert not asked.get("cap_max_tokens"), "then it would be answered"
     for code, status in (("unknown_model", 404), ("load_failed", 503)):
-        response, _ = count(refused(code, prompt_tokens=12))
+        response, _ = count(path, refused(code, prompt_tokens=12))
         assert (response.status, response.error["message"]) == (status, f"it is {code}")
 
 

@@ -15,6 +15,7 @@ from anthropic.types.beta import message_count_tokens_params as counts
 from anthropic.types.beta import message_create_params as messages
 from openai.types import completion_create_params as completions
 from openai.types.chat import completion_create_params as chats
+from openai.types.responses import input_token_count_params as response_counts
 from openai.types.responses import response_create_params as responses
 
 from mlxsup.client import Channel, Delta, RequestError
@@ -435,6 +436,7 @@ PARAMETERS = [
     (chats.CompletionCreateParamsBase, CHAT_FIELDS),
     (completions.CompletionCreateParamsBase, COMPLETION_FIELDS),
     (responses.ResponseCreateParamsBase, RESPONSE_FIELDS),
+    (response_counts.InputTokenCountParams, RESPONSE_FIELDS),
     (messages.MessageCreateParamsBase, MESSAGES_FIELDS),
     (counts.MessageCountTokensParams, COUNT_FIELDS),
 ]

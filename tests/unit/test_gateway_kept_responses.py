@@ -143,6 +143,14 @@ def test_long_conversation_goes_on_in_a_converter(
     assert [one["content"][0]["text"] for one in listed] == [then]
 
 
+def test_count_includes_the_conversation() -> None:
+    server = Server(said("a"), [refused("context_length_exceeded", prompt_tokens=12)])
+    server.post()
+    body = {"model": "m", "input": "and?", "previous_response_id": "resp_r1", "store": True}
+    assert server.ask("POST", f"{PATH}/input_tokens", body).json()["input_tokens"] == 12
+    assert server.shown() == [user("hi"), {"role": "assistant", "content": "a"}, user("and?")]
+
+
 # ---------------------------------------------------------------- not there
 
 
@@ -170,6 +178,21 @@ def test_what_is_not_kept_or_wrong_is_named(
         status, code, param
     )  # fmt: skip
     assert not server.daemon.asked
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        (f"{PATH}/compact", "no input is compacted"),
+        (f"{PATH}/resp_r1/cancel", "end the connection"),
+        ("/v1/conversations", "continue a response"),
+        ("/v1/conversations/conv_1/items", "continue a response"),
+    ],
+)
+def test_what_is_not_offered_says_what_to_do_instead(path: str, words: str) -> None:
+    response = Server().ask("POST", path, {"model": "m"})
+    assert code(response) == (501, "not_implemented")
+    assert words in response.error["message"]
 
 
 ALL = [("GET", ""), ("DELETE", ""), ("GET", "/input_items")]

@@ -39,10 +39,11 @@ LEAST: dict[Api, dict[str, Any]] = {
     Api.RESPONSE: {"model": "m", "input": "hello"},
     Api.MESSAGE: {"model": "m", "max_tokens": 9, "messages": HELLO},
     Api.COUNT: {"model": "m", "messages": HELLO},
+    Api.RESPONSE_COUNT: {"model": "m", "input": "hello"},
 }
 FIELDS = {
     Api.CHAT: CHAT_FIELDS, Api.COMPLETION: COMPLETION_FIELDS, Api.RESPONSE: RESPONSE_FIELDS,
-    Api.MESSAGE: MESSAGES_FIELDS, Api.COUNT: COUNT_FIELDS,
+    Api.MESSAGE: MESSAGES_FIELDS, Api.COUNT: COUNT_FIELDS, Api.RESPONSE_COUNT: RESPONSE_FIELDS,
 }  # fmt: skip
 
 
@@ -294,6 +295,10 @@ BODIES: dict[Api, list[dict[str, Any]]] = {
         {"mcp_servers": [{}]}, {"timeout_s": 2.5}, {"timeout_s": "5m"},
     ],
     Api.COUNT: [{"system": "s", "tools": []}, {"timeout_s": 1}, {"max_tokens": 9}],
+    Api.RESPONSE_COUNT: [
+        {"instructions": "s", "tools": [FUNCTION], "text": {"format": {"type": "json_object"}}},
+        {"store": True, "stream": True, "max_output_tokens": 9}, {"model": None}, {"input": None},
+    ],
 }  # fmt: skip
 
 
