@@ -24,9 +24,15 @@ TEXTS = {
 }
 """The types of parts that are text, and the field that has it."""
 
-CALLS = ("function_call", "custom_tool_call", "local_shell_call", "shell_call")
-OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output",
-           "shell_call_output")  # fmt: skip
+ACTIONS = {
+    "local_shell_call": "action",
+    "shell_call": "action",
+    "apply_patch_call": "operation",
+}
+"""The calls of OpenAI's tools that run at the client, and the field with what is to be done."""
+
+CALLS = ("function_call", "custom_tool_call", "mcp_call", *ACTIONS)
+OUTPUTS = ("function_call_output", "custom_tool_call_output", *(f"{one}_output" for one in ACTIONS))
 ITEMS = ("message", "reasoning", *CALLS, *OUTPUTS)
 """The types of items that are read."""
 
@@ -165,9 +171,9 @@ class _Conversation:
             self.turns.append({"role": ROLES[role], "content": text})
 
     def _add_call(self, read: dict[str, Any], kind: str, path: str) -> None:
-        if kind in ("local_shell_call", "shell_call"):
+        if kind in ACTIONS:
             name = kind.removesuffix("_call")
-            arguments = json.dumps(read.get("action") or {}, ensure_ascii=False)
+            arguments = json.dumps(read.get(ACTIONS[kind]) or {}, ensure_ascii=False)
         else:
             namespace = _text(read, "namespace", path) if read.get("namespace") else ""
             name = self._tools.shown(Called(_text(read, "name", path), namespace))
@@ -177,8 +183,13 @@ class _Conversation:
             else:
                 arguments = _text(read, "arguments", path)
         function = {"name": name, "arguments": arguments}
-        call = {"id": _text(read, "call_id", path), "type": "function", "function": function}
+        id = _text(read, "id" if kind == "mcp_call" else "call_id", path)
+        call = {"id": id, "type": "function", "function": function}
         self._assistant().setdefault("tool_calls", []).append(call)
+        if kind == "mcp_call":  # another server has run it
+            told = read.get("output") or read.get("error")
+            shown = told if isinstance(told, str) else ""
+            self.turns.append({"role": "tool", "tool_call_id": id, "content": shown})
 
     def _assistant(self) -> Message:
         """The assistant's turn that continues, or a new one."""

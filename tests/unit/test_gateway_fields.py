@@ -17,6 +17,7 @@ from openai.types import completion_create_params as completions
 from openai.types.chat import completion_create_params as chats
 from openai.types.responses import input_token_count_params as response_counts
 from openai.types.responses import response_create_params as responses
+from openai.types.responses import response_input_item_param as response_items
 
 from mlxsup.client import Channel, Delta, RequestError
 from mlxsup.client.thinking import thinking_arguments
@@ -31,6 +32,7 @@ from mlxsup.gateway.fields import MOST_UNREAD, check_unread
 from mlxsup.gateway.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS
 from mlxsup.gateway.responses.events import ResponseShape
 from mlxsup.gateway.responses.fields import RESPONSE_FIELDS
+from mlxsup.gateway.responses.input import ITEMS, REFERENCE
 from mlxsup.gateway.responses.requests import ResponseAsk
 from mlxsup.protocol.body import RequestBody
 
@@ -323,14 +325,41 @@ def _used(name: str, arguments: str, output: str) -> list[dict[str, Any]]:
          "function_call_output", "{}"),
         ({"type": "local_shell_call", "action": {"command": ["ls"]}}, "local_shell_call_output",
          '{"command": ["ls"]}'),
+        ({"type": "apply_patch_call", "operation": {"type": "delete_file", "path": "/a"}},
+         "apply_patch_call_output", '{"type": "delete_file", "path": "/a"}'),
     ],
 )  # fmt: skip
 def test_items_of_another_server_go_on_in_a_response(
     call: dict[str, Any], output: str, arguments: str
 ) -> None:
     turns = [call | {"call_id": "c", "id": "x"}, {"type": output, "call_id": "c", "output": "ok"}]
-    name = "patch" if "name" in call else "local_shell"
+    name = call.get("name", call["type"].removesuffix("_call"))
     assert chat_of(Api.RESPONSE, *turns) == _used(name, arguments, "ok")
+
+
+@pytest.mark.parametrize("result", [{"output": "ok"}, {"output": None, "error": "ok"}])
+def test_call_that_another_server_has_run_is_shown_with_its_output(result: dict[str, Any]) -> None:
+    call = {"type": "mcp_call", "id": "c", "server_label": "s", "name": "find", "arguments": "{}"}
+    assert chat_of(Api.RESPONSE, call | result) == _used("find", "{}", "ok")
+
+
+LEFT_OUT = {
+    "file_search_call", "computer_call", "computer_call_output", "web_search_call",
+    "tool_search_call", "tool_search_output", "additional_tools", "configuration_update",
+    "compaction", "compaction_trigger", "image_generation_call", "code_interpreter_call",
+    "mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "program", "program_output",
+}  # fmt: skip
+"""Items of tools that do not run here: left out, and named in the header."""
+
+
+def test_every_item_of_openais_sdk_has_its_treatment() -> None:
+    kinds = kinds_of(response_items.ResponseInputItemParam)
+    assert len(kinds) > 20
+    assert not kinds - {*ITEMS, REFERENCE, *LEFT_OUT}
+    items = [{"type": kind, "id": "x", "call_id": "x", "output": {}} for kind in sorted(LEFT_OUT)]
+    ask = read(Api.RESPONSE, input=[HELLO, *items])
+    assert ask.unread == [f"input[{at}] ({one['type']})" for at, one in enumerate(items, 1)]
+    assert chat_of(Api.RESPONSE, *items) == []
 
 
 def test_outputs_of_shells_are_read_as_the_sdk_has_them() -> None:
