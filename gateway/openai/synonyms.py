@@ -11,7 +11,7 @@ from mlxsup.client.thinking import thinking_arguments
 
 from ..ask import add_to_template, effort_arguments
 from ..failure import Failure, bad_field
-from ..fields import Field, Use, ignored, whole_numbers
+from ..fields import Field, Use, check_fields, ignored, whole_numbers
 from ..formats import read_format, schema_format
 
 RENAMED = {
@@ -59,6 +59,14 @@ NEUTRAL_IN_CHATS = (
     Field("stream_reasoning", Use.HINT, "", (True,)),
 )
 
+REASONING_FIELDS = (
+    Field("effort", Use.USED),
+    Field("enabled", Use.USED),
+    Field("exclude", Use.HINT, "", (False,)),
+    *ignored("summary", "generate_summary"),
+)
+"""Fields of OpenRouter's `reasoning`."""
+
 _META = re.compile(r"[\\.+*?()|\[\]{}^$]")
 
 
@@ -67,7 +75,7 @@ def translate(body: Mapping[str, Any], unread: list[str], *, is_chat: bool) -> d
 
     Args:
         body: of the request.
-        unread: gets the paths of fields of a format that are not known.
+        unread: gets the paths of fields of a format or of `reasoning` that are not known.
         is_chat: true if a chat template gets what the request says about reasoning.
 
     Raises:
@@ -89,7 +97,7 @@ def translate(body: Mapping[str, Any], unread: list[str], *, is_chat: bool) -> d
     whole_numbers(given)
     _translate_formats(given, unread)
     if is_chat:
-        _translate_reasoning(given)
+        _translate_reasoning(given, unread)
     return given
 
 
@@ -100,7 +108,9 @@ def _is_same(value: Any, other: Any) -> bool:
 # ---------------------------------------------------------------- reasoning
 
 
-def _translate_reasoning(given: dict[str, Any]) -> None:
+def _translate_reasoning(given: dict[str, Any], unread: list[str]) -> None:
+    if isinstance(whole := given.get("reasoning"), dict):
+        check_fields(whole, REASONING_FIELDS, unread, within="reasoning")
     if "reasoning_effort" in given:
         effort = given.pop("reasoning_effort")
         add_to_template(given, effort_arguments(effort, "reasoning_effort"))

@@ -139,6 +139,7 @@ def test_answer_names_what_it_does_not_heed_unless_that_is_refused(is_streamed: 
         (Api.CHAT, {"skip_special_tokens": False}, "skip_special_tokens"),
         (Api.CHAT, {"response_format": {"type": "json_schema", "json_schema": {
             "name": "n", "schema": {}, "mood": 1}}}, "response_format.json_schema.mood"),
+        (Api.CHAT, {"reasoning": {"enabled": True, "max_tokens": 9}}, "reasoning.max_tokens"),
         (Api.RESPONSE, {"text": {"verbosity": "low"}}, "text.verbosity"),
         (Api.RESPONSE, {"text": {"format": {"type": "text", "mood": 1}}}, "text.format.mood"),
         (Api.RESPONSE, {"reasoning": {"mood": 1}}, "reasoning.mood"),
