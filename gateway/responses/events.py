@@ -121,7 +121,8 @@ class ResponseShape(Shape):
         if not delta.text:
             return None
         if delta.channel is not Channel.TOOL_CALL:
-            return self._opening() + self._grow(KINDS[delta.channel], delta.text)
+            opening = b"" if self._sent else self._opening()
+            return opening + self._grow(KINDS[delta.channel], delta.text)
         calls, _ = read_tool_calls(delta.text)
         return self._opening() + b"".join(self._call(call) for call in calls)
 
@@ -250,16 +251,16 @@ class ResponseShape(Shape):
             opening += self._event("response.output_item.added", output_index=number, item=shown)
             opening += self._event("response.content_part.added", **place, part=part)
             name = f"response.{PARTS[kind]}.delta"
-            start = _encode({"type": name, **place}).removesuffix("}")
+            scores: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
+            start = _encode({"type": name, **place, **scores}).removesuffix("}")
             self._begin = f"event: {name}\ndata: {start}"
         item.pieces.append(text)
-        scores = ""
-        if kind == "message":
-            scored = _encode(self._scored(item)) if self._unshown else "[]"
-            scores = f',"logprobs":{scored}'
-        tail = f',"sequence_number":{self._sent},"delta":{_encode(text)}}}\n\n'
+        begin = self._begin
+        if self._unshown and kind == "message":
+            begin = begin.removesuffix("[]") + _encode(self._scored(item))
+        piece = f'{begin},"sequence_number":{self._sent},"delta":{_encode(text)}}}\n\n'
         self._sent += 1
-        return opening + f"{self._begin}{scores}{tail}".encode()
+        return opening + piece.encode()
 
     def _scored(self, item: Item) -> list[dict[str, Any]]:
         """The log-probabilities that belong to the newest text of a message."""
