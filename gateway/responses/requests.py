@@ -129,7 +129,10 @@ def _echo(given: dict[str, Any]) -> dict[str, Any]:
     def shown(name: str, default: Any = None) -> Any:
         return value if _is_short(value := given.get(name, default)) else default
 
-    text, reasoning = shown("text", {}), shown("reasoning", {})
+    reasoning = shown("reasoning", {})
+    form = given.get("text", {}).get("format") or {"type": "text"}
+    if not _is_short(form):
+        form = {"type": form["type"], "name": str(form.get("name", ""))[:64], "schema": None}
     return {
         "previous_response_id": given.get("previous_response_id"),
         "instructions": shown("instructions") or None,
@@ -138,7 +141,7 @@ def _echo(given: dict[str, Any]) -> dict[str, Any]:
         "tools": [shown_tool(one) for one in shown("tools", []) if one["type"] in READ],
         "tool_choice": shown("tool_choice", "auto"),
         "parallel_tool_calls": shown("parallel_tool_calls", True),
-        "text": {"format": text.get("format") or {"type": "text"}, "verbosity": "medium"},
+        "text": {"format": form, "verbosity": "medium"},
         "reasoning": {name: reasoning.get(name) for name in ("effort", "summary")},
         "temperature": shown("temperature", sampling.temperature),
         "top_p": shown("top_p", sampling.top_p),

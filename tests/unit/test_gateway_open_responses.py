@@ -256,6 +256,20 @@ def test_events_have_what_the_schema_demands(name: str) -> None:
         ]  # fmt: skip
 
 
+def test_what_is_long_is_not_repeated_and_nothing_else_is_said_of_it() -> None:
+    long = "x" * 70_000
+    form = {"type": "json_schema", "name": "n", "schema": {"description": long}, "strict": True}
+    body = {
+        "input": "a", "instructions": long, "metadata": {"a": long}, "text": {"format": form},
+        "tools": [WEATHER | {"description": long}], "user": long,
+    }  # fmt: skip
+    (answer,) = responses_to(Case([body]), is_streamed=False)
+    response = answer.json()
+    assert not wrong_in(response, RESOURCE)
+    assert len(answer.body) < 4_000
+    assert response["text"]["format"] == {"type": "json_schema", "name": "n", "schema": None}
+
+
 @pytest.mark.parametrize("kind", ["input_image", "input_file"])
 def test_picture_and_file_are_refused_by_name(kind: str) -> None:
     body = {"input": [message("user", [{"type": kind, "image_url": "data:,x"}])]}
