@@ -175,8 +175,8 @@ class KeptResponses:
         chain: list[KeptResponse] = []
         while id:
             if (kept := owner.responses.get(id)) is None:
-                before = f", which {chain[-1].id} continues" if chain else ""
-                what = f"response {id[:100]}{before},"
+                before = f", which {chain[-1].id} continues," if chain else ""
+                what = f"response {id[:100]}{before}"
                 raise _not_kept(what, "previous_response_not_found", "previous_response_id")
             if kept.has_failed:
                 message = f"previous_response_id: {id} has failed; continue an earlier response"
@@ -249,7 +249,7 @@ def _list(items: Iterable[bytes]) -> bytes:
 
 def _not_kept(what: str, code: str, param: str) -> Failure:
     message = (
-        f"{what} is not kept here: it was stored with another key, deleted, not stored (`store`),"
-        " or is too old, and none outlives the gateway; send the whole conversation"
+        f"{what} is not kept here: deleted, never stored, of another key, too old, or from before"
+        " the gateway's start; send the whole conversation"
     )
     return Failure(HTTPStatus.NOT_FOUND, message, code=code, param=param)

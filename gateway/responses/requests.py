@@ -134,7 +134,7 @@ def _echo(given: dict[str, Any]) -> dict[str, Any]:
     if not _is_short(form):
         form = {"type": form["type"], "name": str(form.get("name", ""))[:64], "schema": None}
     return {
-        "previous_response_id": given.get("previous_response_id"),
+        "previous_response_id": given.get("previous_response_id") or None,
         "instructions": shown("instructions") or None,
         "max_output_tokens": shown("max_output_tokens"),
         "max_tool_calls": shown("max_tool_calls"),

@@ -97,6 +97,11 @@ def test_response_continues_an_earlier_one_without_its_instructions(is_streamed:
         assert second.json()["previous_response_id"] == "resp_r1"
 
 
+def test_empty_name_of_an_earlier_response_is_none() -> None:
+    response = Server(said("a")).post(previous_response_id="")
+    assert (response.status, response.json()["previous_response_id"]) == (200, None)
+
+
 def test_conversation_branches() -> None:
     server = Server(said("a"), said("b"), said("c"))
     server.post()
