@@ -9,13 +9,14 @@ from typing import Any
 
 from mlxsup.client import Channel, Delta, FinishReason, Result
 from mlxsup.client.tool_calls import read_tool_calls
-from mlxsup.protocol.parameters import Sampling
+from mlxsup.protocol.parameters import SAMPLING
 
 from ..failure import Failure
 from ..openai.chunks import chat_logprobs
 from ..openai.errors import body_of
 from ..shape import Shape, warned
 from ..sse import event
+from .fields import SAMPLED
 from .kept import KeptResponse, named
 from .requests import ResponseAsk
 from .tools import CUSTOM_INPUT, Called
@@ -29,9 +30,6 @@ INPUTS = {"function_call": "arguments", "custom_tool_call": "input"}
 """The kinds of calls, and the field of what they are called with."""
 
 PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
-
-SAMPLING = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
-"""The parameters of sampling that a response names."""
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
@@ -100,7 +98,7 @@ class ResponseShape(Shape):
         self._items: list[Item] = []
         self._sent = 0  # events
         self._begin = ""  # of the event of each piece of the item that is growing
-        self._sampling: dict[str, float] = {}
+        self._sampling: dict[str, float | None] = {}
         self._unshown: list[dict[str, Any]] = []  # of tokens whose text has not come
 
     # ------------------------------------------------------------ pieces
@@ -112,8 +110,8 @@ class ResponseShape(Shape):
     def piece(self, index: int, delta: Delta) -> bytes | None:
         """New text of an item, or whole calls."""
         if not self._sampling:
-            picked = Sampling(**(delta.sampling or {}))  # type: ignore[arg-type]
-            self._sampling = {name: getattr(picked, name) for name in SAMPLING}
+            picked = delta.sampling or {}
+            self._sampling = {name: picked.get(name, SAMPLING[name].default) for name in SAMPLED}
         if delta.channel is Channel.REASONING:
             self._reasoning_tokens += len(delta.token_ids)
         elif delta.channel is Channel.CONTENT and delta.logprobs is not None:

@@ -15,6 +15,9 @@ ECHOED: Mapping[str, type] = {
 }
 """Fields that have no other effect than to be repeated in the response, and their types."""
 
+SAMPLED = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+"""The parameters of sampling that a response names."""
+
 RESPONSE_FIELDS = (
     Field("input", Use.USED, "a text, or a list of items; see below"),
     Field("model", Use.USED, "the name of a model of the configuration"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from mlxsup.protocol.codec import pack
-from mlxsup.protocol.parameters import MOST_TOKENS, Sampling
+from mlxsup.protocol.parameters import MOST_TOKENS, SAMPLING
 
 from .. import limits
 from ..ask import Ask, add_to_template, effort_arguments
@@ -16,7 +16,7 @@ from ..failure import bad_field
 from ..fields import check_fields, read_model, whole_numbers
 from ..formats import read_format
 from ..turns import join_turns
-from .fields import ECHOED, REASONING_FIELDS, RESPONSE_FIELDS, TEXT_FIELDS
+from .fields import ECHOED, REASONING_FIELDS, RESPONSE_FIELDS, SAMPLED, TEXT_FIELDS
 from .input import read_history, read_input, read_items, refer, references_in, to_keep
 from .kept import Item, Recalled
 from .tools import READ, Called, Tools, read_tools, shown_tool
@@ -124,7 +124,6 @@ def _echo(given: dict[str, Any]) -> dict[str, Any]:
 
     Sampling is here as it was asked for: what the model's entry adds comes with the first piece.
     """
-    sampling = Sampling()
 
     def shown(name: str, default: Any = None) -> Any:
         return value if _is_short(value := given.get(name, default)) else default
@@ -143,10 +142,7 @@ def _echo(given: dict[str, Any]) -> dict[str, Any]:
         "parallel_tool_calls": shown("parallel_tool_calls", True),
         "text": {"format": form, "verbosity": "medium"},
         "reasoning": {name: reasoning.get(name) for name in ("effort", "summary")},
-        "temperature": shown("temperature", sampling.temperature),
-        "top_p": shown("top_p", sampling.top_p),
-        "presence_penalty": shown("presence_penalty", sampling.presence_penalty),
-        "frequency_penalty": shown("frequency_penalty", sampling.frequency_penalty),
+        **{name: shown(name, SAMPLING[name].default) for name in SAMPLED},
         "top_logprobs": shown("top_logprobs", 0),
         "truncation": "disabled",
         "background": False,
