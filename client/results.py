@@ -20,12 +20,15 @@ class Delta(Record):
         token_ids: the new tokens.
         channel: which part of the answer it belongs to.
         logprobs: those of each new token, if the request asked for them.
+        sampling: of the first piece, how tokens are picked: the parameters that differ from the
+            defaults of docs/http-api.md, whether the request or the model's entry has them.
     """
 
     text: str
     token_ids: list[int]
     channel: Channel = Channel.CONTENT
     logprobs: list[Logprobs] | None = None
+    sampling: dict[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -278,6 +278,7 @@ class Session:
             token_ids=token_ids,
             channel=body.channel,
             logprobs=body.logprobs,
+            sampling=body.sampling,
         )
         outcome.deliveries.append((opened.inbox, piece))
 

@@ -7,6 +7,7 @@ import difflib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from http import HTTPStatus
 from typing import Any, NoReturn
 
@@ -22,7 +23,6 @@ from mlxsup.protocol.gateway import is_loopback
 from . import limits
 from .answers import OpenAnswers, answer
 from .anthropic import models as anthropic_models
-from .anthropic.counting import count_tokens
 from .anthropic.events import MessageShape
 from .anthropic.requests import MessageAsk
 from .apis import error_response, is_anthropic
@@ -31,9 +31,10 @@ from .bodies import Bodies
 from .body import Disconnected
 from .changes import Changes
 from .conversion import Api
-from .failure import Failure
+from .counting import count_tokens
+from .failure import Failure, bad_field
 from .guard import Guard
-from .keys import Keys
+from .keys import CALLER, Caller, Keys
 from .metrics.meter import CONTENT_TYPE, Meter
 from .model_events import ModelEvents
 from .names import FRESH_S, Names
@@ -43,15 +44,27 @@ from .openai.models import model_list, one_model, readiness
 from .operator import Operator, daemon_silent
 from .page.page import Page
 from .responses.events import ResponseShape
+from .responses.kept import KeptResponses, list_items
 from .responses.requests import ResponseAsk
 
+_NO_CONVERSATIONS = (
+    "conversations are not kept here: continue a response with `previous_response_id`"
+)
+_ONLY_TEXT = "mlxsup serves language models only: {} not there yet"
+
 MISSING = {
-    "/v1/embeddings": "embeddings are",
-    "/v1/audio/{rest:path}": "audio is",
-    "/v1/images/{rest:path}": "images are",
-    "/v1/moderations": "moderation is",
+    "/v1/embeddings": _ONLY_TEXT.format("embeddings are"),
+    "/v1/audio/{rest:path}": _ONLY_TEXT.format("audio is"),
+    "/v1/images/{rest:path}": _ONLY_TEXT.format("images are"),
+    "/v1/moderations": _ONLY_TEXT.format("moderation is"),
+    "/v1/responses/compact": "no input is compacted here: send fewer items, or a summary of them",
+    "/v1/responses/{id}/cancel": (
+        "no response runs in the background here: end the connection of one to cancel it"
+    ),
+    "/v1/conversations": _NO_CONVERSATIONS,
+    "/v1/conversations/{rest:path}": _NO_CONVERSATIONS,
 }
-"""Parts of the API that no model of a daemon can answer yet."""
+"""Parts of the APIs that are not there, and what is said instead."""
 
 
 class Gateway:
@@ -60,6 +73,7 @@ class Gateway:
     Attributes:
         open_answers: what is being answered.
         operator: what only operators may do.
+        kept: the responses that can be continued.
 
     Args:
         connect: makes the client of the daemon, when the loop runs.
@@ -77,7 +91,8 @@ class Gateway:
         self._meter = Meter()
         self.open_answers = OpenAnswers(self._meter)
         self._names = Names(names, self._status)
-        self._bodies = Bodies(self._resolved, self._meter, refuses_unread=refuses_unread)
+        self.kept = KeptResponses()
+        self._bodies = Bodies(self._resolved, self._meter, self.kept, refuses_unread=refuses_unread)
         self._connect = connect
         self._created = int(time.time())
         self._learning = asyncio.Lock()
@@ -103,6 +118,10 @@ class Gateway:
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/completions", self.completion, methods=["POST"]),
             Route("/v1/responses", self.response, methods=["POST"]),
+            Route("/v1/responses/input_tokens", self.count_input, methods=["POST"]),
+            Route("/v1/responses/{id}", self.kept_response, methods=["GET"]),
+            Route("/v1/responses/{id}", self.forget_response, methods=["DELETE"]),
+            Route("/v1/responses/{id}/input_items", self.input_items, methods=["GET"]),
             Route("/v1/messages", self.message, methods=["POST"]),
             Route("/v1/messages/count_tokens", self.count, methods=["POST"]),
             Route("/v1/models", self.models, methods=["GET"]),
@@ -115,8 +134,8 @@ class Gateway:
             *self._events.routes(),
             *self._page.routes(),
             *(
-                Route(path, _missing(what), methods=["GET", "POST"])
-                for path, what in MISSING.items()
+                Route(path, _missing(sentence), methods=["GET", "POST"])
+                for path, sentence in MISSING.items()
             ),
         ]
         handlers: dict[Any, Any] = {
@@ -175,9 +194,36 @@ class Gateway:
         assert isinstance(ask, ResponseAsk)
 
         def shape(name: str, created: int) -> ResponseShape:
-            return ResponseShape(name, created, ask)
+            return ResponseShape(name, created, ask, keep)
 
+        keep = partial(self.kept.keep, _key_of(request))
         return await answer(request, self._daemon, ask, sent, self.open_answers, shape)
+
+    async def count_input(self, request: Request) -> Response:
+        """`POST /v1/responses/input_tokens`."""
+        ask, sent = await self._bodies.read(request, Api.RESPONSE_COUNT)
+        return await count_tokens(
+            request, self._daemon, ask, sent, self.open_answers, object="response.input_tokens"
+        )
+
+    async def kept_response(self, request: Request) -> Response:
+        """`GET /v1/responses/{id}`."""
+        if request.query_params.get("stream", "false") != "false":
+            raise bad_field("stream", "stream: a response that is over comes whole")
+        kept = self.kept.find(_key_of(request), request.path_params["id"])
+        return Response(kept.json, media_type="application/json")
+
+    async def input_items(self, request: Request) -> Response:
+        """`GET /v1/responses/{id}/input_items`."""
+        kept = self.kept.find(_key_of(request), request.path_params["id"])
+        page = list_items(kept.inputs, request.query_params)
+        return Response(page, media_type="application/json")
+
+    async def forget_response(self, request: Request) -> Response:
+        """`DELETE /v1/responses/{id}`."""
+        id = request.path_params["id"]
+        self.kept.remove(_key_of(request), id)
+        return JSONResponse({"id": id, "object": "response", "deleted": True})
 
     async def message(self, request: Request) -> Response:
         """`POST /v1/messages`."""
@@ -276,11 +322,15 @@ class Gateway:
         return status
 
 
-def _missing(what: str) -> Any:
+def _key_of(request: Request) -> str:
+    caller: Caller = request.scope[CALLER]
+    return caller.key
+
+
+def _missing(message: str) -> Any:
     """A route that says what is not there."""
 
     async def say(request: Request) -> NoReturn:
-        message = f"mlxsup serves language models only: {what} not there yet"
         raise Failure(
             HTTPStatus.NOT_IMPLEMENTED, message, code="not_implemented", is_retryable=False
         )

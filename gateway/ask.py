@@ -50,6 +50,11 @@ class Ask:
         """The same on behalf of an account; empty: of the gateway's process."""
         return replace(self, parameters={**self.parameters, "client": account}) if account else self
 
+    def head(self) -> Self:
+        """The same without what is long: a few KiB, and no parameter but `keep_alive`."""
+        kept = {name: self.parameters[name] for name in ("keep_alive",) if name in self.parameters}
+        return replace(self, inputs=(), parameters=kept, defaults={}, template={})
+
     def choices(self) -> list[dict[str, Any]]:
         """The arguments of `generate` for each answer, in the order of `choices`."""
         seed = self.parameters.get("seed", self.preset.get("seed"))

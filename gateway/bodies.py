@@ -8,6 +8,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, Self, TypeVar
 
@@ -29,6 +30,8 @@ from .keep_alive import check_keep_alive
 from .keys import CALLER, Caller
 from .metrics.meter import Meter
 from .openai.errors import failure_of
+from .responses.kept import Item, KeptResponses, Recalled
+from .responses.requests import ResponseAsk
 
 ARGV = (sys.executable, "-P", "-m", "mlxsup.gateway.converter")
 
@@ -172,12 +175,16 @@ class Bodies:
     Args:
         resolve: see `Resolve`.
         meter: counts those that the daemon would refuse.
+        kept: what requests may refer to.
         refuses_unread: true if a field that is not read here is an error.
     """
 
-    def __init__(self, resolve: Resolve, meter: Meter, *, refuses_unread: bool) -> None:
+    def __init__(
+        self, resolve: Resolve, meter: Meter, kept: KeptResponses, *, refuses_unread: bool
+    ) -> None:
         self._resolve = resolve
         self._meter = meter
+        self._kept = kept
         self._refuses_unread = refuses_unread
         self._converters = Converters()
         self._held_bytes = 0
@@ -197,19 +204,44 @@ class Bodies:
         with self._room() as take:
             data = await read_body(request, limits.MAX_BODY_BYTES, take)
             if len(data) > limits.MAX_SMALL_BODY_BYTES:
-                return await _unless_gone(request, self._convert(api, data, caller))
-        ask = await self._resolved(read_ask(api, data).in_name_of(caller.account), caller)
+                return await _unless_gone(request, self._convert(api, data, caller, take))
+            ask = read_ask(api, data)
+            if (recalled := self._recall(ask, caller, take)) is not None:
+                if sum(map(len, recalled)) > limits.MAX_SMALL_BODY_BYTES:
+                    work = self._convert(api, data, caller, take, recalled)
+                    return await _unless_gone(request, work)
+                ask = read_ask(api, data, recalled)
+        ask = await self._resolved(ask.in_name_of(caller.account), caller)
         with self._counting(ask):
             return ask, encode_ask(ask)
 
-    async def _convert(self, api: Api, data: bytes, caller: Caller) -> tuple[Ask, Sequence[Sent]]:
+    def _recall(self, ask: Ask, caller: Caller, take: Callable[[int], None]) -> Recalled | None:
+        """Return what a response refers to; None: it refers to nothing."""
+        if not isinstance(ask, ResponseAsk) or not (ask.previous or ask.references):
+            return None
+        recalled = self._kept.recall(caller.key, ask.previous, ask.references)
+        take(sum(map(len, recalled)))
+        return recalled
+
+    async def _convert(
+        self,
+        api: Api,
+        data: bytes,
+        caller: Caller,
+        take: Callable[[int], None],
+        recalled: Recalled | None = None,
+    ) -> tuple[Ask, Sequence[Sent]]:
         """The same with a converter."""
         async with self._converters.one() as converter:
             try:
                 async with asyncio.timeout(limits.CONVERT_LIMIT_S):
                     asked = {"api": api.value, "account": caller.account}
-                    head, _ = _checked(await converter.ask(asked, data))
-                    ask = await self._resolved(ask_of(api, head), caller)
+                    head, _ = _checked(await converter.ask(asked, data, *(recalled or ())))
+                    ask = ask_of(api, head)
+                    if recalled is None and (recalled := self._recall(ask, caller, take)):
+                        head, _ = _checked(await converter.ask(asked, data, *recalled))
+                        ask = ask_of(api, head)
+                    ask = await self._resolved(ask, caller)
                     meant = {"target": ask.target, "preset": ask.preset}
                     answer = await converter.ask(meant)
             except TimeoutError:
@@ -218,6 +250,8 @@ class Bodies:
                 raise _lost(await converter.end()) from None
         with self._counting(ask):
             named, frames = _checked(answer)
+        if isinstance(ask, ResponseAsk):
+            ask = replace(ask, items=[Item(*item) for item in unpack(frames.pop())])
         pairs = [frames[place : place + 2] for place in range(0, len(frames), 2)]
         return ask, list(zip(named["ids"], pairs, strict=True))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Awaitable, Callable, MutableMapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -107,7 +108,8 @@ def parse_object(data: bytes) -> dict[str, Any]:
         Failure: it is something else; the message says what and where.
     """
     try:
-        value = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
+        text = data.decode("utf-8")
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except UnicodeDecodeError as error:
         raise _bad(f"the body is not UTF-8 text (byte {error.start})") from None
     except json.JSONDecodeError as error:
@@ -178,6 +180,13 @@ def _bad(message: str) -> Failure:
 
 def _refuse_constant(word: str) -> NoReturn:
     raise _bad(f"the body is not JSON: {word} is no number there")
+
+
+def _finite(digits: str) -> float:
+    """Read a number; one beyond all (1e999) could be sent back in no answer."""
+    if math.isinf(value := float(digits)):
+        raise _bad(f"a number in the body is larger than any field takes: {digits[:20]}")
+    return value
 
 
 def _check_characters(value: dict[str, Any]) -> None:

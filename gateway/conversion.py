@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from enum import StrEnum
 from typing import Any
 
@@ -18,7 +18,8 @@ from .ask import TEMPLATE, Ask
 from .body import nested_too_deeply, parse_object
 from .failure import bad_field
 from .openai.requests import read_chat, read_completion
-from .responses.requests import ResponseAsk, read_response
+from .responses.kept import Recalled
+from .responses.requests import ResponseAsk, read_response, read_response_count
 
 Sent = tuple[RequestId, list[bytes]]
 """A request of the daemon: its id and its frames."""
@@ -42,28 +43,35 @@ class Api(StrEnum):
     CHAT = "chat"
     COMPLETION = "completion"
     RESPONSE = "response"
+    RESPONSE_COUNT = "response_count"
     MESSAGE = "message"
     COUNT = "count"
 
 
-_READERS: Mapping[Api, tuple[type[Ask], Callable[[dict[str, Any]], Ask]]] = {
+_READERS: Mapping[Api, tuple[type[Ask], Callable[..., Ask]]] = {
     Api.CHAT: (Ask, read_chat),
     Api.COMPLETION: (Ask, read_completion),
     Api.RESPONSE: (ResponseAsk, read_response),
+    Api.RESPONSE_COUNT: (ResponseAsk, read_response_count),
     Api.MESSAGE: (MessageAsk, read_message),
     Api.COUNT: (MessageAsk, read_count),
 }
 
 
-def read_ask(api: Api, data: bytes) -> Ask:
+def read_ask(api: Api, data: bytes, recalled: Recalled | None = None) -> Ask:
     """Read a body.
+
+    Args:
+        api: that it was sent to.
+        data: the body.
+        recalled: what a response refers to, once that is known.
 
     Raises:
         Failure: it is not what this API takes; the message says what and where.
     """
     _, read = _READERS[api]
     try:
-        ask = read(parse_object(data))
+        ask = read(parse_object(data), *([] if recalled is None else [recalled]))
     except RecursionError:
         raise nested_too_deeply() from None
     extra = ask.parameters.get(TEMPLATE)
@@ -95,12 +103,8 @@ def encode_ask(ask: Ask) -> list[Sent]:
 
 
 def head_of(ask: Ask) -> dict[str, Any]:
-    """Return what the gateway has to know of a request while others do the rest: a few KiB.
-
-    `ask_of` makes an `Ask` of it that has no inputs, and no parameter but `keep_alive`.
-    """
-    kept = {name: ask.parameters[name] for name in ("keep_alive",) if name in ask.parameters}
-    head = replace(ask, inputs=(), parameters=kept, defaults={}, template={})
+    """Return what the gateway has to know of a request while others do the rest, for `ask_of`."""
+    head = ask.head()
     return {field.name: getattr(head, field.name) for field in fields(head)}
 
 

@@ -1,10 +1,10 @@
 """`python -m mlxsup.gateway.converter`: converts bodies that are too long for an event loop.
 
 The gateway starts it and writes to its standard input, frame after frame: a body, which is answered
-with what the gateway has to know of it, and what the name of its model means, which is answered
-with the requests of the daemon. A frame is the length of a map (4 bytes), the map in msgpack, and
-as many blobs as `sizes` in it has lengths. Standard input ends when the gateway does, however it
-ends, and so does this process.
+with what the gateway has to know of it; the same with what it refers to, if it does; and what the
+name of its model means, which is answered with the requests of the daemon. A frame is the length of
+a map (4 bytes), the map in msgpack, and as many blobs as `sizes` in it has lengths. Standard input
+ends when the gateway does, however it ends, and so does this process.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from . import limits
 from .ask import Ask
 from .conversion import Api, encode_ask, head_of, read_ask
 from .failure import Failure
+from .responses.kept import Recalled
+from .responses.requests import ResponseAsk
 
 LENGTH = struct.Struct("!I")
 
@@ -63,7 +65,9 @@ def serve(source: BinaryIO, out: BinaryIO) -> None:
         values, blobs = frame
         try:
             if "api" in values:
-                ask = read_ask(Api(values["api"]), blobs[0]).in_name_of(values["account"])
+                data, *referred = blobs
+                recalled = Recalled(*referred) if referred else None
+                ask = read_ask(Api(values["api"]), data, recalled).in_name_of(values["account"])
                 answer, blobs = head_of(ask), []
             else:
                 assert ask is not None, "the body comes first"
@@ -84,9 +88,15 @@ def serve(source: BinaryIO, out: BinaryIO) -> None:
 
 
 def _requests(ask: Ask) -> tuple[dict[str, Any], list[bytes]]:
-    """Return the ids and the frames of a body's requests of the daemon: two of each."""
+    """Return the ids and the frames of a body's requests of the daemon: two of each.
+
+    Of a response, one more blob has the items that are kept.
+    """
     sent = encode_ask(ask)
-    return {"ids": [name for name, _ in sent]}, [frame for _, frames in sent for frame in frames]
+    blobs = [frame for _, frames in sent for frame in frames]
+    if isinstance(ask, ResponseAsk):
+        blobs.append(pack(list(ask.items)))
+    return {"ids": [name for name, _ in sent]}, blobs
 
 
 def _read(source: BinaryIO) -> Frame | None:

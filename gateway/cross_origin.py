@@ -24,7 +24,7 @@ WANTED_HEADERS = b"access-control-request-headers"
 PAGE = "/"
 PAGE_FOLDER = "/page/"
 
-METHODS = "GET, POST"
+METHODS = "GET, POST, DELETE"
 MAX_AGE_S = 600
 READABLE = (
     REQUEST_ID, ANTHROPIC_REQUEST_ID, WARNINGS, IGNORED, "retry-after", "x-should-retry",

@@ -49,12 +49,17 @@ class Caller:
     Attributes:
         account: the name under `[clients]`; empty: that of the gateway's process.
         is_operator: whether its key may load, unload and restart models.
-        has_key: whether it has one that counts; otherwise none is needed.
+        key: the digest of its key; empty: none is needed.
     """
 
     account: str = ""
     is_operator: bool = False
-    has_key: bool = False
+    key: str = ""
+
+    @property
+    def has_key(self) -> bool:
+        """True if it has a key that counts."""
+        return bool(self.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +119,14 @@ class Keys:
         """Count a second of the event loop; `look` begins the count again."""
         self._unanswered += 1
 
+    @property
+    def digests(self) -> frozenset[str] | None:
+        """Those of all keys that count, as `Caller` has them; None while the file is unusable."""
+        seen = self._seen
+        if seen.problem:
+            return None
+        return frozenset([""] if seen.keys is None else seen.keys)
+
     def caller(self, headers: Iterable[tuple[bytes, bytes]]) -> Caller:
         """Return who has sent a request with these headers.
 
@@ -129,7 +142,7 @@ class Keys:
         for key in given:
             # No key can be found by how long this takes: nobody chooses a digest.
             if found := seen.keys.get(digest_of(key)):
-                return Caller(found.account, is_operator=found.is_operator, has_key=True)
+                return Caller(found.account, is_operator=found.is_operator, key=found.digest)
         raise _refused(is_wrong=bool(given))
 
     def look(self) -> None:

@@ -22,6 +22,15 @@ MAX_TEMPLATE_BYTES = 64 * 1024
 MAX_ECHO_BYTES = 64 * 1024
 """A field that a response would repeat in three of its events is left out there if it is longer."""
 
+MAX_KEPT_BYTES = 64 * 1024 * 1024
+"""Of the responses that are kept for those that continue them."""
+
+LEAST_KEPT_BYTES = 16 * 1024
+"""What a kept response counts at least: so there are at most 4,096."""
+
+KEPT_ITEM_BYTES = 256
+"""What an item of a kept response takes besides its text."""
+
 MAX_ASKED_BYTES = 2 * MAX_BODY_BYTES
 """What one HTTP request may ask of the daemon: with `n`, its body counts that many times."""
 

@@ -71,6 +71,8 @@ class Server(uvicorn.Server):
             except (BlockingIOError, BrokenPipeError):
                 pass  # the supervisor was stopped for hours; or it has died, as is about to be seen
             self._keys.pulse()
+            if (digests := self._keys.digests) is not None:
+                self._gateway.kept.retain(digests)
             await asyncio.sleep(BEAT_S)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

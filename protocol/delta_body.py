@@ -6,7 +6,7 @@ them, and a body that cannot be read concerns one stream.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .codec import pack, read_known, unpack_map
@@ -23,12 +23,15 @@ class DeltaBody(Record):
         channel: which part of the answer it belongs to.
         logprobs: those of each new token, if the request asked for them.
         stop: in the last piece, the stop string that has ended the answer, if one has.
+        sampling: in the first piece, the fields of `parameters.Sampling` that differ from their
+            defaults; None if none does.
     """
 
     text: str = ""
     channel: Channel = Channel.CONTENT
     logprobs: list[Logprobs] | None = None
     stop: str | None = None
+    sampling: dict[str, float] | None = None
 
 
 def pack_body(
@@ -36,6 +39,7 @@ def pack_body(
     channel: Channel,
     logprobs: Sequence[Logprobs] | None = None,
     stop: str | None = None,
+    sampling: Mapping[str, float] | None = None,
 ) -> bytes:
     """The bytes of a body; fields with their default are left out."""
     plain: dict[str, Any] = {"text": text} if text else {}
@@ -48,6 +52,8 @@ def pack_body(
         ]
     if stop is not None:
         plain["stop"] = stop
+    if sampling:
+        plain["sampling"] = sampling
     return pack(plain)
 
 

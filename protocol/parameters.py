@@ -108,6 +108,14 @@ class Sampling:
         says="how many of the latest tokens the penalties look at; 0: all",
     )  # fmt: skip
 
+    def unusual(self) -> dict[str, float]:
+        """Return the fields that differ from their defaults."""
+        return {
+            one.name: value
+            for one in fields(self)
+            if (value := getattr(self, one.name)) != one.default
+        }
+
 
 SAMPLING: Mapping[str, NumberParameter] = MappingProxyType(
     {f.name: f.metadata["number"] for f in fields(Sampling)}

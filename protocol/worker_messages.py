@@ -5,7 +5,7 @@ They travel like those of clients (`client_messages.py`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, get_args
 
@@ -270,19 +270,21 @@ class RowDelta(Row):
         channel: which part of the answer.
         logprobs: of each new token, where the request asked for them.
         stop: with `finish`, the stop string that has ended the answer, if one has.
+        sampling: with the first token, see `DeltaBody`.
     """
 
     text: str = ""
     channel: Channel = Channel.CONTENT
     logprobs: list[Logprobs] | None = None
     stop: str | None = None
+    sampling: Mapping[str, float] | None = None
 
     @property
     def body(self) -> bytes:
         """What the client is shown of it, packed; empty if that is nothing."""
         if not (self.text or self.tokens or self.stop):
             return b""
-        return pack_body(self.text, self.channel, self.logprobs, self.stop)
+        return pack_body(self.text, self.channel, self.logprobs, self.stop, self.sampling)
 
 
 @record

@@ -171,6 +171,7 @@ class RunningRow:
         priority, may_leave: as in its `Dispatch`.
         grammar: the grammar that the answer must follow.
         warnings: sent with the first token.
+        sampling: how its tokens are picked, sent with the first one; without defaults.
         inserted_at: monotonic seconds; 0 until then.
         cached_tokens: how many of the prompt's tokens needed no prefill.
         has_token: whether the first token, or the end, has come: prefill is over.
@@ -183,6 +184,7 @@ class RunningRow:
     may_leave: bool = True
     grammar: Grammar | None = None
     warnings: Sequence[str] = ()
+    sampling: Mapping[str, float] | None = None
     inserted_at: float = 0.0
     cached_tokens: int = 0
     has_token: bool = False
@@ -256,6 +258,7 @@ class RunningRow:
             self.has_token = True
             deltas[0].prefill_s = now - self.inserted_at
             deltas[0].cached_tokens = self.cached_tokens
+            deltas[0].sampling = self.sampling
         return deltas
 
     def _rest(self, *, is_stop: bool) -> list[Piece]:
@@ -313,6 +316,7 @@ def running_row(
         may_leave=dispatched.may_leave,
         grammar=row.grammar,
         warnings=() if row.delivered else tools_warnings(body, codec),
+        sampling=None if row.delivered else row.sampling.unusual() or None,
     )
 
 

@@ -12,6 +12,7 @@ from mlxsup.protocol.parameters import MOST_TOKENS
 from ..ask import Ask, add_to_template, effort_arguments
 from ..failure import bad_field
 from ..fields import Field, check_fields, read_model, whole_numbers
+from ..formats import read_format
 from .conversation import read_messages, read_system, read_tools
 from .fields import (
     CHOICE_FIELDS,
@@ -146,13 +147,8 @@ def _read_output(given: dict[str, Any], template: dict[str, Any], unread: list[s
     if "effort" in read:
         template |= effort_arguments(read["effort"], "output_config.effort")
     if "format" in read:
-        match read["format"]:
-            case {"type": "json_schema", "schema": dict(schema)}:
-                form = {"type": "json_schema", "json_schema": {"schema": schema}}
-                given["response_format"] = form
-            case _:
-                path = "output_config.format"
-                raise bad_field(path, f'{path} takes {{"type": "json_schema", "schema": …}}')
+        form = read_format(read["format"], "output_config.format", unread)
+        given["response_format"] = form
 
 
 def _typed(value: Any, path: str, fields: Sequence[Field], unread: list[str]) -> dict[str, Any]:

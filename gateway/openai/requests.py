@@ -27,7 +27,7 @@ def read_chat(body: dict[str, Any]) -> Ask:
         Failure: a field is missing, unknown or of another type; `param` names it.
     """
     unread: list[str] = []
-    given = check_fields(translate(body, is_chat=True), CHAT_FIELDS, unread)
+    given = check_fields(translate(body, unread, is_chat=True), CHAT_FIELDS, unread)
     model = read_model(given)
     messages = read_messages(given.pop("messages", []))
     older, newer = given.pop("max_tokens", None), given.pop("max_completion_tokens", None)
@@ -57,7 +57,7 @@ def read_completion(body: dict[str, Any]) -> Ask:
         Failure: as for `read_chat`.
     """
     unread: list[str] = []
-    given = check_fields(translate(body, is_chat=False), COMPLETION_FIELDS, unread)
+    given = check_fields(translate(body, unread, is_chat=False), COMPLETION_FIELDS, unread)
     model = read_model(given)
     if "prompt" not in given:
         raise bad_field("prompt", "prompt is missing; it takes a text")

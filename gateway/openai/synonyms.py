@@ -11,7 +11,8 @@ from mlxsup.client.thinking import thinking_arguments
 
 from ..ask import add_to_template, effort_arguments
 from ..failure import Failure, bad_field
-from ..fields import Field, Use, ignored, whole_numbers
+from ..fields import Field, Use, check_fields, ignored, whole_numbers
+from ..formats import read_format, schema_format
 
 RENAMED = {
     "repeat_penalty": "repetition_penalty",
@@ -58,14 +59,23 @@ NEUTRAL_IN_CHATS = (
     Field("stream_reasoning", Use.HINT, "", (True,)),
 )
 
+REASONING_FIELDS = (
+    Field("effort", Use.USED),
+    Field("enabled", Use.USED),
+    Field("exclude", Use.HINT, "", (False,)),
+    *ignored("summary", "generate_summary"),
+)
+"""Fields of OpenRouter's `reasoning`."""
+
 _META = re.compile(r"[\\.+*?()|\[\]{}^$]")
 
 
-def translate(body: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any]:
+def translate(body: Mapping[str, Any], unread: list[str], *, is_chat: bool) -> dict[str, Any]:
     """Return the fields of a request that are set, under the names that they have here.
 
     Args:
         body: of the request.
+        unread: gets the paths of fields of a format or of `reasoning` that are not known.
         is_chat: true if a chat template gets what the request says about reasoning.
 
     Raises:
@@ -85,9 +95,9 @@ def translate(body: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any]:
         del given["top_p"]
         given["top_k"] = 1
     whole_numbers(given)
-    _translate_formats(given)
+    _translate_formats(given, unread)
     if is_chat:
-        _translate_reasoning(given)
+        _translate_reasoning(given, unread)
     return given
 
 
@@ -98,7 +108,9 @@ def _is_same(value: Any, other: Any) -> bool:
 # ---------------------------------------------------------------- reasoning
 
 
-def _translate_reasoning(given: dict[str, Any]) -> None:
+def _translate_reasoning(given: dict[str, Any], unread: list[str]) -> None:
+    if isinstance(whole := given.get("reasoning"), dict):
+        check_fields(whole, REASONING_FIELDS, unread, within="reasoning")
     if "reasoning_effort" in given:
         effort = given.pop("reasoning_effort")
         add_to_template(given, effort_arguments(effort, "reasoning_effort"))
@@ -137,7 +149,7 @@ _EXPECTED = {
 # ---------------------------------------------------------------- formats
 
 
-def _translate_formats(given: dict[str, Any]) -> None:
+def _translate_formats(given: dict[str, Any], unread: list[str]) -> None:
     """Replace every way to ask for a format by `response_format`."""
     forms: dict[str, dict[str, Any]] = {}
     for name, read in _FORMATS.items():
@@ -153,23 +165,14 @@ def _translate_formats(given: dict[str, Any]) -> None:
         if part not in _STRUCTURED:
             raise bad_field(path, f"{path} has no effect here: ask for {', '.join(_STRUCTURED)}")
         forms[path] = _STRUCTURED[part](path, value)
-    if isinstance(given.get("response_format"), dict):
-        forms["response_format"] = _usual(given["response_format"])
+    if "response_format" in given:
+        form = given["response_format"]
+        forms["response_format"] = read_format(form, "response_format", unread)
     if len(forms) > 1:
         *_, name = forms
         raise bad_field(name, f"{' and '.join(forms)} are there: send one format")
     if forms:
         (given["response_format"],) = forms.values()
-
-
-def _usual(form: dict[str, Any]) -> dict[str, Any]:
-    """Return a `response_format` as OpenAI has it, if it is one of llama.cpp or LM Studio."""
-    match form:
-        case {"type": "json_object" | "json_schema", "schema": dict(schema)}:
-            return _schema_form(schema)
-        case {"type": "json_object" | "text" as kind} if form.get("schema") is None:
-            return {"type": kind}
-    return form
 
 
 def _schema(path: str, value: Any) -> dict[str, Any]:
@@ -180,18 +183,14 @@ def _schema(path: str, value: Any) -> dict[str, Any]:
             raise _no_schema(path) from None
     match value:
         case {"schema": dict(schema)} if "name" in value:  # as OpenAI wraps it
-            return _schema_form(schema)
+            return schema_format(schema)
         case dict():
-            return _schema_form(value)
+            return schema_format(value)
     raise _no_schema(path)
 
 
 def _no_schema(path: str) -> Failure:
     return bad_field(path, f"{path} takes a JSON schema")
-
-
-def _schema_form(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "json_schema", "json_schema": {"schema": schema}}
 
 
 def _regex(path: str, value: Any) -> dict[str, Any]:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from mlxsup.client import Channel, Delta, FinishReason, Result
 from mlxsup.client.tool_calls import read_tool_calls
+from mlxsup.protocol.parameters import SAMPLING
 
 from ..failure import Failure
+from ..openai.chunks import chat_logprobs
 from ..openai.errors import body_of
 from ..shape import Shape, warned
 from ..sse import event
+from .fields import SAMPLED
+from .kept import KeptResponse, named
 from .requests import ResponseAsk
 from .tools import CUSTOM_INPUT, Called
 
@@ -39,6 +43,7 @@ class Item:
         kind: `message`, `reasoning`, `function_call` or `custom_tool_call`.
         pieces: of its text.
         call: of a call: `call_id`, `name` and `arguments` or `input`.
+        logprobs: of a message's tokens, if they were asked for.
         status: `in_progress`, `completed` or `incomplete`.
     """
 
@@ -46,13 +51,16 @@ class Item:
     kind: str
     pieces: list[str] = field(default_factory=list)
     call: dict[str, str] = field(default_factory=dict)
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
     status: str = "in_progress"
 
     @property
     def part(self) -> dict[str, Any]:
         """Its only part."""
         part: dict[str, Any] = {"type": PARTS[self.kind], "text": "".join(self.pieces)}
-        return part | {"annotations": [], "logprobs": []} if self.kind == "message" else part
+        if self.kind != "message":
+            return part
+        return part | {"annotations": [], "logprobs": self.logprobs}
 
     def json(self) -> dict[str, Any]:
         """The item as it is now."""
@@ -72,39 +80,53 @@ class ResponseShape(Shape):
         name: of the request.
         created: seconds since the epoch.
         ask: what was asked for.
+        keep: takes the response when it is over, if it is to be kept.
     """
 
-    def __init__(self, name: str, created: int, ask: ResponseAsk) -> None:
+    def __init__(
+        self,
+        name: str,
+        created: int,
+        ask: ResponseAsk,
+        keep: Callable[[KeptResponse], None] = lambda kept: None,
+    ) -> None:
         self._name = name
         self._created = created
         self._ask = ask
+        self._keep = keep
         self._reasoning_tokens = 0
         self._items: list[Item] = []
         self._sent = 0  # events
         self._begin = ""  # of the event of each piece of the item that is growing
+        self._sampling: dict[str, float | None] = {}
+        self._unshown: list[dict[str, Any]] = []  # of tokens whose text has not come
 
     # ------------------------------------------------------------ pieces
 
     def first(self, index: int) -> bytes | None:
-        """An empty response."""
-        response = self._response("in_progress", None)
-        created = self._event("response.created", response=response)
-        return created + self._event("response.in_progress", response=response)
+        """Nothing: how the answer is sampled comes with its first piece."""
+        return None
 
     def piece(self, index: int, delta: Delta) -> bytes | None:
         """New text of an item, or whole calls."""
+        if not self._sampling:
+            picked = delta.sampling or {}
+            self._sampling = {name: picked.get(name, SAMPLING[name].default) for name in SAMPLED}
         if delta.channel is Channel.REASONING:
             self._reasoning_tokens += len(delta.token_ids)
+        elif delta.channel is Channel.CONTENT and delta.logprobs is not None:
+            self._unshown += chat_logprobs(delta.logprobs)["content"]
         if not delta.text:
             return None
         if delta.channel is not Channel.TOOL_CALL:
-            return self._grow(KINDS[delta.channel], delta.text)
+            opening = b"" if self._sent else self._opening()
+            return opening + self._grow(KINDS[delta.channel], delta.text)
         calls, _ = read_tool_calls(delta.text)
-        return b"".join(self._call(call) for call in calls)
+        return self._opening() + b"".join(self._call(call) for call in calls)
 
     def last(self, index: int, result: Result) -> bytes:
         """The end of the item that is growing."""
-        return self._close("incomplete" if _is_cut(result) else "completed")
+        return self._opening() + self._close("incomplete" if _is_cut(result) else "completed")
 
     def end(self, results: Sequence[Result]) -> bytes:
         """The whole response."""
@@ -114,10 +136,13 @@ class ResponseShape(Shape):
     def broken(self, failure: Failure) -> bytes:
         """The response that has failed, and an event that OpenAI's clients raise."""
         error = body_of(failure)["error"]
-        response = self._response("failed", None)
-        response["error"] = {"code": error["code"] or error["type"], "message": failure.message}
-        failed = self._event("response.failed", response=response)
-        return failed + self._event("error", **error | {"type": "error"}, error=error)
+        code = error["code"] or error["type"]
+        sent = self._opening()
+        if (item := self._open) is not None:
+            item.status = "incomplete"
+        response = self._over("failed", error={"code": code, "message": failure.message})
+        sent += self._event("response.failed", response=response)
+        return sent + self._event("error", **error | {"type": "error"}, error=error)
 
     # ------------------------------------------------------------ whole
 
@@ -129,10 +154,16 @@ class ResponseShape(Shape):
         """The response."""
         (result,) = results
         is_cut = _is_cut(result)
-        self._close("incomplete" if is_cut else "completed")
-        response = self._response("incomplete" if is_cut else "completed", self._usage(result))
-        response["incomplete_details"] = {"reason": "max_output_tokens"} if is_cut else None
-        return response | warned(results)
+        status = "incomplete" if is_cut else "completed"
+        self._close(status)
+        done_at = self._created + int(result.timings.total_s)
+        return self._over(
+            status,
+            usage=self._usage(result),
+            completed_at=None if is_cut else done_at,
+            incomplete_details={"reason": "max_output_tokens"} if is_cut else None,
+            **warned(results),
+        )
 
     # ------------------------------------------------------------ inside
 
@@ -142,22 +173,44 @@ class ResponseShape(Shape):
         last = self._items[-1] if self._items else None
         return last if last is not None and last.status == "in_progress" else None
 
-    def _response(self, status: str, usage: dict[str, Any] | None) -> dict[str, Any]:
+    def _opening(self) -> bytes:
+        """An empty response, in the first two events."""
+        if self._sent:
+            return b""
+        response = self._response("in_progress")
+        created = self._event("response.created", response=response)
+        return created + self._event("response.in_progress", response=response)
+
+    def _over(self, status: str, **known: Any) -> dict[str, Any]:
+        """The response, which is kept if it should be."""
+        response = self._response(status, **known)
+        if self._ask.is_stored:
+            kept = KeptResponse(
+                id=response["id"],
+                previous=self._ask.previous,
+                json=_encode(response).encode(),
+                inputs=named(self._ask.items, self._name),
+                outputs={item["id"]: _encode(item).encode() for item in response["output"]},
+                has_failed=status == "failed",
+            )
+            self._keep(kept)
+        return response
+
+    def _response(self, status: str, **known: Any) -> dict[str, Any]:
         return {
             "id": f"resp_{self._name}",
             "object": "response",
             "created_at": self._created,
+            "completed_at": None,
             "status": status,
             "error": None,
             "incomplete_details": None,
             "model": self._ask.model,
             "output": [item.json() for item in self._items],
-            "usage": usage,
-            "previous_response_id": None,
-            "store": False,
-            "truncation": "disabled",
-            "metadata": {},
+            "usage": None,
             **self._ask.echo,
+            **self._sampling,
+            **known,
         }
 
     def _usage(self, result: Result) -> dict[str, Any]:
@@ -196,13 +249,22 @@ class ResponseShape(Shape):
             opening += self._event("response.output_item.added", output_index=number, item=shown)
             opening += self._event("response.content_part.added", **place, part=part)
             name = f"response.{PARTS[kind]}.delta"
-            logprobs: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
-            start = _encode({"type": name, **place, **logprobs}).removesuffix("}")
+            scores: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
+            start = _encode({"type": name, **place, **scores}).removesuffix("}")
             self._begin = f"event: {name}\ndata: {start}"
         item.pieces.append(text)
-        piece = f'{self._begin},"sequence_number":{self._sent},"delta":{_encode(text)}}}\n\n'
+        begin = self._begin
+        if self._unshown and kind == "message":
+            begin = begin.removesuffix("[]") + _encode(self._scored(item))
+        piece = f'{begin},"sequence_number":{self._sent},"delta":{_encode(text)}}}\n\n'
         self._sent += 1
         return opening + piece.encode()
+
+    def _scored(self, item: Item) -> list[dict[str, Any]]:
+        """The log-probabilities that belong to the newest text of a message."""
+        scored, self._unshown = self._unshown, []
+        item.logprobs += scored
+        return scored
 
     def _call(self, call: dict[str, Any]) -> bytes:
         """A whole call; one that cannot be read is text."""
@@ -215,7 +277,8 @@ class ResponseShape(Shape):
             text = _custom_input(arguments)
         item = self._add("function_call" if text is None else "custom_tool_call")
         number, name = len(self._items) - 1, INPUTS[item.kind]
-        called = self._ask.called.get(function["name"], Called(function["name"]))
+        # A list, if a converter has read the request.
+        called = Called(*self._ask.called.get(function["name"], [function["name"]]))
         item.call = {"call_id": call["id"], "name": called.name, name: ""}
         if called.namespace:
             item.call["namespace"] = called.namespace
@@ -236,8 +299,11 @@ class ResponseShape(Shape):
             called = {name: item.call[name] for name in ("name", INPUTS[item.kind])}
             sent = self._event(f"{_event_of(item)}.done", **place, **called)
         else:
+            more: dict[str, Any] = {}
+            if item.kind == "message":
+                self._scored(item)
+                more["logprobs"] = item.logprobs
             place, part = self._place(item), item.part
-            more: dict[str, Any] = {"logprobs": []} if item.kind == "message" else {}
             name = f"response.{PARTS[item.kind]}.done"
             sent = self._event(name, **place, text=part["text"], **more)
             sent += self._event("response.content_part.done", **place, part=part)

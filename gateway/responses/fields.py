@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ..fields import Field, Use, ignored, passed, time_limits
+
+ECHOED: Mapping[str, type] = {
+    "metadata": dict,
+    "max_tool_calls": int,
+    "safety_identifier": str,
+    "prompt_cache_key": str,
+    "user": str,
+}
+"""Fields that have no other effect than to be repeated in the response, and their types."""
+
+SAMPLED = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+"""The parameters of sampling that a response names."""
 
 RESPONSE_FIELDS = (
     Field("input", Use.USED, "a text, or a list of items; see below"),
@@ -20,21 +34,23 @@ RESPONSE_FIELDS = (
     Field("text", Use.USED, "`format`: `text`, `json_object` or a JSON schema that the answer must "
           "match"),
     *time_limits(),
-    Field("include", Use.USED, "a list; only `message.output_text.logprobs` is refused"),
+    Field("include", Use.USED, "a list; `message.output_text.logprobs` has an effect"),
+    Field("top_logprobs", Use.USED, "how many of the likeliest tokens to list at each position"),
     *passed("temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty",
-            "chat_template_kwargs", "priority"),
-    *ignored("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
-             "prompt_cache_retention", "prompt_cache_options", "client_metadata",
-             "stream_options", "moderation", "access_programs"),
-    Field("previous_response_id", Use.NEUTRAL, "nothing is kept: send the whole conversation"),
-    Field("conversation", Use.NEUTRAL, "nothing is kept: send the whole conversation"),
-    Field("background", Use.NEUTRAL, "nothing is kept: stream it", (False,)),
-    Field("prompt", Use.NEUTRAL, "nothing is kept: send its text"),
+            "presence_penalty", "frequency_penalty", "chat_template_kwargs", "priority"),
+    *(Field(name, Use.USED, "the response repeats it") for name in ECHOED),
+    *ignored("service_tier", "prompt_cache_retention", "prompt_cache_options",
+             "client_metadata", "stream_options", "moderation", "access_programs",
+             "background_options"),
+    Field("store", Use.USED, "false: the response is not kept"),
+    Field("previous_response_id", Use.USED, "a kept response, which this one continues"),
+    Field("conversation", Use.NEUTRAL, "conversations are not kept; use `previous_response_id`"),
+    Field("background", Use.NEUTRAL, "nothing runs in the background; stream it", (False,)),
+    Field("prompt", Use.NEUTRAL, "prompts are not kept; send its text"),
     Field("truncation", Use.HINT, "what is too long is refused", ("disabled",)),
     Field("context_management", Use.HINT, "what is too long is refused", ([],)),
-    *ignored("max_tool_calls", "background_options"),
     Field("image", Use.HINT, "answers are text"),
-    Field("top_logprobs", Use.NEUTRAL, "`/v1/chat/completions` has them", (0,)),
+    Field("personality", Use.HINT, "say it in the instructions"),
 )  # fmt: skip
 
 TOOL_FIELDS = (

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..failure import bad_field
 from ..fields import add_unread, check_count
 from ..turns import BETWEEN_TEXTS, Message, join_turns
+from .kept import Item
 from .tools import CUSTOM_INPUT, Called, Tools
 
 ROLES = {"user": "user", "system": "system", "developer": "system", "assistant": "assistant"}
@@ -22,42 +24,91 @@ TEXTS = {
 }
 """The types of parts that are text, and the field that has it."""
 
-CALLS = ("function_call", "custom_tool_call", "local_shell_call", "shell_call")
-OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output",
-           "shell_call_output")  # fmt: skip
+ACTIONS = {
+    "local_shell_call": "action",
+    "shell_call": "action",
+    "apply_patch_call": "operation",
+}
+"""The calls of OpenAI's tools that run at the client, and the field with what is to be done."""
+
+CALLS = ("function_call", "custom_tool_call", "mcp_call", *ACTIONS)
+OUTPUTS = ("function_call_output", "custom_tool_call_output", *(f"{one}_output" for one in ACTIONS))
 ITEMS = ("message", "reasoning", *CALLS, *OUTPUTS)
 """The types of items that are read."""
 
-KEPT_ELSEWHERE = ("item_reference",)
-"""The types of items that stand for something that another server has kept."""
+REFERENCE = "item_reference"
+"""The type of items that stand for one that is kept."""
 
 NOT_TEXT = {"input_image": "images", "input_file": "files", "input_audio": "audio"}
 
 
-def read_input(given: Any, tools: Tools, unread: list[str]) -> list[Message]:
+def read_items(given: Any) -> list[Any]:
+    """Return an input as a list of items.
+
+    Raises:
+        Failure: it is none.
+    """
+    if isinstance(given, str):
+        return [{"type": "message", "role": "user", "content": given}]
+    if not isinstance(given, list):
+        raise bad_field("input", "input takes a text, or a list of items")
+    if not given:
+        raise bad_field("input", "input takes at least one item, not an empty list")
+    check_count(given, "input", "items")
+    return given
+
+
+def references_in(items: Sequence[Any]) -> list[tuple[int, str]]:
+    """Return the ids of the items that are kept, each with its place.
+
+    Raises:
+        Failure: one has no id.
+    """
+    return [
+        (place, _text(item, "id", f"input[{place}]"))
+        for place, item in enumerate(items)
+        if _is_reference(item)
+    ]
+
+
+def refer(items: Sequence[Any], referred: Sequence[Any]) -> list[Any]:
+    """Return the items, with those that are kept in their places."""
+    kept = iter(referred)
+    return [next(kept) if _is_reference(item) else item for item in items]
+
+
+def to_keep(items: Iterable[dict[str, Any]]) -> list[Item]:
+    """Return the items as they are kept: messages as OpenAI lists them."""
+    return [_to_keep(item) for item in items]
+
+
+def read_input(items: Iterable[Any], tools: Tools, unread: list[str]) -> list[Message]:
     """The messages for the chat template.
 
     Args:
-        given: the input.
+        items: the input; references in it are left out.
         tools: what the model may call.
         unread: gets the paths of items that other servers have written about their own tools.
 
     Raises:
         Failure: it is no conversation, or holds what is not text; `param` names the place.
     """
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    if not isinstance(given, list):
-        raise bad_field("input", "input takes a text, or a list of items")
-    if not given:
-        raise bad_field("input", "input takes at least one item, not an empty list")
-    check_count(given, "input", "items")
-    conversation = _Conversation(tools)
-    for place, item in enumerate(given):
-        if not conversation.add(item, f"input[{place}]"):
+    conversation, has_reference = _Conversation(tools), False
+    for place, item in enumerate(items):
+        if _is_reference(item):
+            has_reference = True
+        elif not conversation.add(item, f"input[{place}]"):
             add_unread(unread, f"input[{place}] ({item['type'][:64]})")
-    if not conversation.turns:
+    if not conversation.turns and not has_reference:
         raise bad_field("input", "input takes at least one message")
+    return conversation.joined()
+
+
+def read_history(items: Iterable[Any], tools: Tools) -> list[Message]:
+    """The messages for items that were read before; those that were left out are so again."""
+    conversation = _Conversation(tools)
+    for place, item in enumerate(items):
+        conversation.add(item, f"history[{place}]")
     return conversation.joined()
 
 
@@ -87,9 +138,6 @@ class _Conversation:
         kind = item.get("type") or "message"
         if not isinstance(kind, str):
             raise bad_field(f"{path}.type", f"{path}.type takes one of {', '.join(ITEMS)}")
-        if kind in KEPT_ELSEWHERE:
-            message = f"{path}: nothing is kept here: send the item itself, with `store` false"
-            raise bad_field(path, message)
         if kind not in ITEMS:
             return False
         if kind == "message":
@@ -123,9 +171,9 @@ class _Conversation:
             self.turns.append({"role": ROLES[role], "content": text})
 
     def _add_call(self, read: dict[str, Any], kind: str, path: str) -> None:
-        if kind in ("local_shell_call", "shell_call"):
+        if kind in ACTIONS:
             name = kind.removesuffix("_call")
-            arguments = json.dumps(read.get("action") or {}, ensure_ascii=False)
+            arguments = json.dumps(read.get(ACTIONS[kind]) or {}, ensure_ascii=False)
         else:
             namespace = _text(read, "namespace", path) if read.get("namespace") else ""
             name = self._tools.shown(Called(_text(read, "name", path), namespace))
@@ -135,8 +183,13 @@ class _Conversation:
             else:
                 arguments = _text(read, "arguments", path)
         function = {"name": name, "arguments": arguments}
-        call = {"id": _text(read, "call_id", path), "type": "function", "function": function}
+        id = _text(read, "id" if kind == "mcp_call" else "call_id", path)
+        call = {"id": id, "type": "function", "function": function}
         self._assistant().setdefault("tool_calls", []).append(call)
+        if kind == "mcp_call":  # another server has run it
+            told = read.get("output") or read.get("error")
+            shown = told if isinstance(told, str) else ""
+            self.turns.append({"role": "tool", "tool_call_id": id, "content": shown})
 
     def _assistant(self) -> Message:
         """The assistant's turn that continues, or a new one."""
@@ -148,6 +201,29 @@ class _Conversation:
             last.setdefault("reasoning_content", []).extend(self._reasoning)
             self._reasoning = []
         return last
+
+
+def _is_reference(item: Any) -> bool:
+    if not isinstance(item, dict):
+        return False
+    # Open Responses lets the type out, too.
+    return item.get("type") == REFERENCE or (
+        item.get("type") is None and item.get("role") is None and "id" in item
+    )
+
+
+def _to_keep(item: dict[str, Any]) -> Item:
+    kind, id, content = item.get("type") or "message", item.get("id"), item.get("content")
+    kept = {"type": kind, **item}
+    if kind == "message":
+        kept["status"] = "completed"
+        if isinstance(content, str):
+            is_said = item["role"] == "assistant"
+            part = {"type": "output_text" if is_said else "input_text", "text": content}
+            kept["content"] = [part | {"annotations": []} if is_said else part]
+    if not isinstance(id, str):
+        id, _ = "", kept.pop("id", None)
+    return Item(id, json.dumps(kept, ensure_ascii=False, separators=(",", ":")).encode())
 
 
 def _joined(turn: Message) -> Message:

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 from mlxsup.protocol.codec import pack
+<<<<<<< HEAD
+=======
+from mlxsup.protocol.parameters import MOST_TOKENS, SAMPLING
+>>>>>>> h-resp
 
 from .. import limits
 from ..ask import Ask, add_to_template, effort_arguments
 from ..failure import bad_field
 from ..fields import check_fields, read_model, whole_numbers
+from ..formats import read_format
 from ..turns import join_turns
-from .fields import REASONING_FIELDS, RESPONSE_FIELDS, TEXT_FIELDS
-from .input import read_input
-from .tools import Called, Tools, read_tools
+from .fields import ECHOED, REASONING_FIELDS, RESPONSE_FIELDS, SAMPLED, TEXT_FIELDS
+from .input import read_history, read_input, read_items, refer, references_in, to_keep
+from .kept import Item, Recalled
+from .tools import READ, Called, Tools, read_tools, shown_tool
 
-NOT_INCLUDED = "message.output_text.logprobs"
+LOGPROBS = "message.output_text.logprobs"
+"""What `include` may ask for and an answer can have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,16 +35,35 @@ class ResponseAsk(Ask):
     Attributes:
         called: for names that the client does not know, the functions that they stand for.
         customs: the names of functions that stand for custom tools.
-        echo: what the response says of the request; null, or no tools, for what is long.
+        echo: the fields of the response that the request decides; what is long is left out.
+        is_stored: true if the response is kept.
+        references: the ids of kept items in the input, each with its place.
+        items: of the input, as they are kept; empty unless the response is.
     """
 
     called: dict[str, Called] = field(default_factory=dict)
     customs: Sequence[str] = ()
     echo: dict[str, Any] = field(default_factory=dict)
+    is_stored: bool = False
+    references: Sequence[tuple[int, str]] = ()
+    items: Sequence[Item] = ()
+
+    @property
+    def previous(self) -> str:
+        """The id of the response that this one continues; empty for none."""
+        return self.echo.get("previous_response_id") or ""
+
+    def head(self) -> Self:
+        """See `Ask`."""
+        return replace(Ask.head(self), items=())  # no `super` in a class with slots
 
 
-def read_response(body: dict[str, Any]) -> ResponseAsk:
+def read_response(body: dict[str, Any], recalled: Recalled | None = None) -> ResponseAsk:
     """Reads the body of `POST /v1/responses`.
+
+    Args:
+        body: of the request.
+        recalled: what it refers to; None: it is not known yet, and left out.
 
     Raises:
         Failure: a field is missing, unknown or of another type; `param` names it.
@@ -44,16 +71,29 @@ def read_response(body: dict[str, Any]) -> ResponseAsk:
     unread: list[str] = []
     given = check_fields(body, RESPONSE_FIELDS, unread)
     whole_numbers(given)
+    said = dict(given)
     model = read_model(given)
     is_streamed = _flag(given, "stream", default=False)
     is_parallel = _flag(given, "parallel_tool_calls", default=True)
-    echo = {"parallel_tool_calls": is_parallel, **_echo(given)}
-    tools = _read_tools(given, echo, unread)
-    messages = _read_messages(given, tools, unread)
+    tools = _read_tools(given, unread)
+    is_stored = _flag(given, "store", default=True)
+    previous = given.pop("previous_response_id", None)
+    if previous is not None and not isinstance(previous, str):
+        raise bad_field("previous_response_id", "previous_response_id takes a text")
+    items = _read_items(given)
+    references = references_in(items)
+    history = []
+    if recalled is not None:
+        items = refer(items, json.loads(recalled.referred))
+        history = read_history(json.loads(recalled.history), tools)
+    messages = join_turns([*_read_instructions(given), *history, *read_input(items, tools, unread)])
     _read_limit(given)
     _read_text(given, unread)
     _read_reasoning(given, unread)
-    _read_include(given)
+    _read_logprobs(given)
+    for name, kind in ECHOED.items():
+        if name in given and type(given.pop(name)) is not kind:
+            raise bad_field(name, f"{name} takes {_KINDS[kind]}")
     return ResponseAsk(
         model=model,
         inputs=({"messages": messages},),
@@ -63,13 +103,62 @@ def read_response(body: dict[str, Any]) -> ResponseAsk:
         unread=unread,
         called=tools.called,
         customs=sorted(tools.customs),
-        echo=echo,
+        echo=_echo(said),
+        is_stored=is_stored,
+        references=references,
+        items=to_keep(items) if is_stored else (),
     )
 
 
+def read_response_count(body: dict[str, Any], recalled: Recalled | None = None) -> ResponseAsk:
+    """Reads the body of `POST /v1/responses/input_tokens`: what the daemon would be asked, and more
+    tokens than it can give.
+
+    Raises:
+        Failure: as for `read_response`.
+    """
+    ask = read_response({**body, "store": False, "stream": False}, recalled)
+    longest = {**ask.parameters, "max_tokens": MOST_TOKENS, "cap_max_tokens": False}
+    return replace(ask, parameters=longest)
+
+
 def _echo(given: dict[str, Any]) -> dict[str, Any]:
-    names = ("instructions", "max_output_tokens", "temperature", "top_p", "text", "reasoning")
-    return {name: value if _is_short(value := given.get(name)) else None for name in names}
+    """Return the fields of a response that its request decides, with the values in effect.
+
+    Sampling is here as it was asked for: what the model's entry adds comes with the first piece.
+    """
+
+    def shown(name: str, default: Any = None) -> Any:
+        return value if _is_short(value := given.get(name, default)) else default
+
+    reasoning = shown("reasoning", {})
+    form = given.get("text", {}).get("format") or {"type": "text"}
+    if not _is_short(form):
+        form = {"type": form["type"], "name": str(form.get("name", ""))[:64], "schema": None}
+    return {
+        "previous_response_id": given.get("previous_response_id") or None,
+        "instructions": shown("instructions") or None,
+        "max_output_tokens": shown("max_output_tokens"),
+        "max_tool_calls": shown("max_tool_calls"),
+        "tools": [shown_tool(one) for one in shown("tools", []) if one["type"] in READ],
+        "tool_choice": shown("tool_choice", "auto"),
+        "parallel_tool_calls": shown("parallel_tool_calls", True),
+        "text": {"format": form, "verbosity": "medium"},
+        "reasoning": {name: reasoning.get(name) for name in ("effort", "summary")},
+        **{name: shown(name, SAMPLING[name].default) for name in SAMPLED},
+        "top_logprobs": shown("top_logprobs", 0),
+        "truncation": "disabled",
+        "background": False,
+        "service_tier": "default",
+        "store": given.get("store", True),
+        "metadata": shown("metadata", {}),
+        "user": shown("user"),
+        "safety_identifier": shown("safety_identifier"),
+        "prompt_cache_key": shown("prompt_cache_key"),
+    }
+
+
+_KINDS: Mapping[type, str] = {dict: "an object", int: "an integer", str: "a text"}
 
 
 def _is_short(value: Any) -> bool:
@@ -87,15 +176,17 @@ def _flag(given: dict[str, Any], name: str, *, default: bool) -> bool:
     return value
 
 
-def _read_messages(given: dict[str, Any], tools: Tools, unread: list[str]) -> list[dict[str, Any]]:
+def _read_items(given: dict[str, Any]) -> list[Any]:
+    if "input" not in given:
+        raise bad_field("input", "input is missing; it takes a text")
+    return read_items(given.pop("input"))
+
+
+def _read_instructions(given: dict[str, Any]) -> list[dict[str, Any]]:
     instructions = given.pop("instructions", "")
     if not isinstance(instructions, str):
         raise bad_field("instructions", "instructions takes a text")
-    if "input" not in given:
-        raise bad_field("input", "input is missing; it takes a text")
-    messages = read_input(given.pop("input"), tools, unread)
-    system = [{"role": "system", "content": instructions}] if instructions else []
-    return join_turns([*system, *messages])
+    return [{"role": "system", "content": instructions}] if instructions else []
 
 
 def _read_limit(given: dict[str, Any]) -> None:
@@ -107,16 +198,12 @@ def _read_limit(given: dict[str, Any]) -> None:
     given["max_tokens"] = most
 
 
-def _read_tools(given: dict[str, Any], echo: dict[str, Any], unread: list[str]) -> Tools:
+def _read_tools(given: dict[str, Any], unread: list[str]) -> Tools:
     tools = read_tools(given.pop("tools", []), unread)
-    shown = [{"type": "function", "strict": False, **one} for one in tools.functions]
-    echo["tools"] = shown if _is_short(shown) else []
     if tools.functions:
         given["tools"] = [{"type": "function", "function": one} for one in tools.functions]
-    choice = given.get("tool_choice", "auto")
     if "tool_choice" in given:
-        given["tool_choice"] = _choice(choice, tools)
-    echo["tool_choice"] = choice
+        given["tool_choice"] = _choice(given["tool_choice"], tools)
     return tools
 
 
@@ -155,19 +242,9 @@ def _read_text(given: dict[str, Any], unread: list[str]) -> None:
     text = given.pop("text", {})
     if not isinstance(text, dict):
         raise bad_field("text", "text takes an object")
-    match check_fields(text, TEXT_FIELDS, unread, within="text").get("format", {"type": "text"}):
-        case {"type": "text"}:
-            pass
-        case {"type": "json_object"}:
-            given["response_format"] = {"type": "json_object"}
-        case {"type": "json_schema", "schema": dict(schema)}:
-            form = {"type": "json_schema", "json_schema": {"schema": schema}}
-            given["response_format"] = form
-        case _:
-            raise bad_field(
-                "text.format",
-                "text.format takes the type text, json_object or json_schema (with schema)",
-            )
+    read = check_fields(text, TEXT_FIELDS, unread, within="text")
+    if "format" in read:
+        given["response_format"] = read_format(read["format"], "text.format", unread)
 
 
 def _read_reasoning(given: dict[str, Any], unread: list[str]) -> None:
@@ -179,10 +256,10 @@ def _read_reasoning(given: dict[str, Any], unread: list[str]) -> None:
         add_to_template(given, effort_arguments(effort, "reasoning.effort"))
 
 
-def _read_include(given: dict[str, Any]) -> None:
+def _read_logprobs(given: dict[str, Any]) -> None:
+    """Log-probabilities are wanted if `include` says so, or if others are to be listed."""
     include = given.pop("include", [])
     if not isinstance(include, list):
         raise bad_field("include", "include takes a list")
-    if NOT_INCLUDED in include:
-        message = f"include: {NOT_INCLUDED} is not there yet; /v1/chat/completions has `logprobs`"
-        raise bad_field("include", message)
+    if LOGPROBS in include or given.get("top_logprobs"):
+        given["logprobs"] = True

@@ -16,6 +16,10 @@ CUSTOM_INPUT = "input"
 """The only parameter of the function that stands for a custom tool."""
 
 
+READ = ("function", "custom", "namespace")
+"""The types of tools that the model may call; others run at OpenAI."""
+
+
 class Called(NamedTuple):
     """A function as the client calls it.
 
@@ -50,6 +54,13 @@ class Tools:
     def shown(self, called: Called) -> str:
         """Return the name under which the model knows a function."""
         return self.names.get(called, called.name)
+
+
+def shown_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool of a request as its response repeats it."""
+    if tool["type"] != "function":
+        return tool
+    return {"description": None, "parameters": None, "strict": False, **tool}
 
 
 def read_tools(given: Any, unread: list[str]) -> Tools:
@@ -98,7 +109,7 @@ def _functions(
         for place, one in enumerate(inner):
             yield from _functions(one, f"{path}.tools[{place}]", unread, _name(read, path))
         return
-    if kind not in ("function", "custom"):
+    if kind not in READ or kind == "namespace":
         add_unread(unread, f"{path} ({kind[:64]})")
         return
     read = check_fields(tool, TOOL_FIELDS, unread, within=path)

@@ -51,7 +51,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpDaemon]:
         KNOWN: {"path": str(folder), "preload": True, "max_concurrency": ROWS},
         "m": fake(
             fake={"step_s": 0.01}, max_concurrency=4, context_length=4000,
-            restart={"max_restarts": 99},
+            restart={"max_restarts": 99}, sampling={"top_p": 0.875},
         ),
     }  # fmt: skip
     with HttpDaemon(models, {"max_queue": WAITING}) as running:
@@ -456,8 +456,23 @@ def test_response_whole_and_streamed(gpt: Any) -> None:
         streamed = events.get_final_response()
     assert [one.output_text for one in (whole, streamed)] == [ANSWER] * 2
     assert whole.status == "completed"
-    with pytest.raises(openai.BadRequestError) as wrong:
-        gpt.responses.create(model=KNOWN, input="hi", previous_response_id="resp_1")
+
+
+def test_response_is_kept_continued_and_deleted(gpt: Any) -> None:
+    first = gpt.responses.create(model=KNOWN, input="Count.", metadata={"a": "b"})
+    assert gpt.responses.retrieve(first.id) == first
+    then = {"model": KNOWN, "input": "Again.", "previous_response_id": first.id}
+    second = gpt.responses.create(**then)
+    assert second.usage.input_tokens > 2 * first.usage.input_tokens
+    assert gpt.responses.input_tokens.count(**then).input_tokens == second.usage.input_tokens
+    (item,) = gpt.responses.input_items.list(second.id).data
+    assert item.content[0].text == "Again."
+    gpt.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        gpt.responses.retrieve(first.id)
+    with pytest.raises(openai.NotFoundError) as wrong:
+        gpt.responses.create(**then)
+    assert wrong.value.code == "previous_response_not_found"
     assert wrong.value.param == "previous_response_id"
 
 
@@ -475,6 +490,11 @@ def test_response_has_reasoning_and_calls_that_can_be_sent_back(gpt: Any) -> Non
         model="m", tools=[tool], max_output_tokens=5, input=[*user(prompt), *said, output]
     )
     assert again.usage.output_tokens == 5
+    kept = gpt.responses.create(
+        model="m", tools=[tool], max_output_tokens=5, previous_response_id=answer.id, input=[output]
+    )
+    assert kept.usage.input_tokens == again.usage.input_tokens
+    assert (kept.temperature, kept.top_p) == (0, 0.875), "as the model's entry has it"
 
 
 def test_several_answers_of_one_seed_differ(gpt: Any) -> None:

@@ -283,7 +283,7 @@ def test_listed_page_may_ask_and_read() -> None:
     assert (question.status, question.body) == (204, b"")
     assert shared(question) == {
         "access-control-allow-origin": LOCAL,
-        "access-control-allow-methods": "GET, POST",
+        "access-control-allow-methods": "GET, POST, DELETE",
         "access-control-allow-headers": "content-type, x-stainless-os",
         "access-control-expose-headers": "x-request-id, request-id, x-mlxsup-warnings,"
         " x-mlxsup-ignored, retry-after, x-should-retry",

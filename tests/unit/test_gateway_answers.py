@@ -58,8 +58,11 @@ def ask(path: str, *items: Item, count: int = 1, **fields: Any) -> Response:
 def shown(response: Response) -> str:
     """Return all of a response but times, the version, and what each chunk repeats of the first."""
     head = [f"{name}: {response.headers[name]}" for name in HEADERS if name in response.headers]
-    body = re.sub(r'("created(?:_at)?": ?)\d+', r"\g<1>0", response.body.decode())
-    for repeated in (r'"id":"(?:chat)?cmpl-.*?-VERSION",', r'"previous_response_id".*?"auto"'):
+    body = re.sub(r'("(?:created|completed)(?:_at)?": ?)\d+', r"\g<1>0", response.body.decode())
+    for repeated in (
+        r'"id":"(?:chat)?cmpl-.*?-VERSION",',
+        r'"previous_response_id".*?"prompt_cache_key":null',
+    ):
         first, *others = re.split(f"({repeated})", body.replace(VERSION, "VERSION"))
         assert len(set(others[::2])) <= 1, "each chunk has the same head"
         body = first + "".join(others[:2]) + "…".join(["", *others[3::2]])
@@ -268,6 +271,15 @@ CASES = {
          delta("x", logprobs=[token("x")]), result("ééx", logprobs=[*SCORES, token("x")])],
         {CHAT: {"logprobs": True, "top_logprobs": 1}, COMPLETION: {"logprobs": 1}},
     ),
+    "scores of a response": Case(
+        [delta("", logprobs=SCORES[1:]), delta("é", logprobs=SCORES[:1]), thought("h"),
+         delta("x", logprobs=[token("x")]), delta("", logprobs=[token("<end>")]), result("éx")],
+        {RESPONSE: {"include": ["message.output_text.logprobs"], "top_logprobs": 2}},
+    ),
+    "sampled as the model's makers do": Case(
+        [delta("a", sampling={"temperature": 0.7, "top_k": 20, "top_p": 0.8}), result("a")],
+        {RESPONSE: {"top_p": 0.5}},
+    ),
     "refused": Case([refused("quarantined")]),
     "broken off": Case([delta("a"), refused("worker_crashed", tokens_sent=1)]),
     "daemon lost": Case([delta("a"), ConnectionLost("it is gone", "ipc:///x")]),
@@ -295,7 +307,8 @@ def test_answer_in_each_api(name: str, snapshot: SnapshotAssertion) -> None:
 SHAPES = [
     *(("thought, text and calls", path) for path in LEAST),
     ("scores", CHAT), ("scores", COMPLETION), ("several answers", CHAT), ("broken off", MESSAGE),
-    ("broken off", RESPONSE), ("usage asked for", CHAT),
+    ("broken off", RESPONSE), ("usage asked for", CHAT), ("scores of a response", RESPONSE),
+    ("sampled as the model's makers do", RESPONSE),
 ]  # fmt: skip
 
 
@@ -310,7 +323,7 @@ def test_shape_of_an_answer(name: str, path: str, snapshot: SnapshotAssertion) -
 
 def test_streamed_response_ends_with_the_whole_one() -> None:
     items = (thought("hm"), delta("ye"), calling(F), result("ye", FinishReason.LENGTH))
-    whole = ask(RESPONSE, *items).json() | {"created_at": 0}
+    whole = ask(RESPONSE, *items).json() | {"created_at": 0}  # cut, so that it has no other time
     named = ask(RESPONSE, *items, stream=True).named_events()
     assert named[-1][1]["response"] | {"created_at": 0} == whole
     assert [data["sequence_number"] for _, data in named] == list(range(len(named)))
@@ -429,20 +442,32 @@ def test_refusals_of_the_gateway_have_the_form_of_anthropic(
 # ---------------------------------------------------------------- counting
 
 
-def count(*items: Item) -> tuple[Response, PlayedDaemon]:
+COUNTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    f"{MESSAGE}/count_tokens": ({"messages": HI}, {}),
+    f"{RESPONSE}/input_tokens": ({"input": HI}, {"object": "response.input_tokens"}),
+}
+"""Where prompts are counted, with what is sent there, and what comes beside the count."""
+
+
+def count(path: str, *items: Item, **fields: Any) -> tuple[Response, PlayedDaemon]:
     """Return the response to a count whose request goes so, and the daemon."""
     daemon = PlayedDaemon(list(items))
-    body = {"model": "m", "messages": HI}
-    return asyncio.run(Site(daemon).ask("POST", f"{MESSAGE}/count_tokens", body)), daemon
+    body = {"model": "m", **COUNTS[path][0], **fields}
+    return asyncio.run(Site(daemon).ask("POST", path, body)), daemon
 
 
-def test_count_is_what_the_refusal_says() -> None:
-    response, daemon = count(refused("context_length_exceeded", prompt_tokens=12))
-    assert (response.status, response.json()) == (200, {"input_tokens": 12})
+@pytest.mark.parametrize("path", COUNTS)
+def test_count_is_what_the_refusal_says(path: str) -> None:
+    most = {"max_output_tokens": 9} if path.startswith(RESPONSE) else {}
+    refusal = refused("context_length_exceeded", prompt_tokens=12)
+    response, daemon = count(path, refusal, **most)
+    assert (response.status, response.json()) == (200, {"input_tokens": 12, **COUNTS[path][1]})
     assert response.headers["x-request-id"] == "r1"
-    assert daemon.asked[0]["max_tokens"] == 2**31 - 1
+    (asked,) = daemon.asked
+    assert (asked["messages"], asked["max_tokens"]) == (HI, 2**31 - 1)
+    assert not asked.get("cap_max_tokens"), "then it would be answered"
     for code, status in (("unknown_model", 404), ("load_failed", 503)):
-        response, _ = count(refused(code, prompt_tokens=12))
+        response, _ = count(path, refused(code, prompt_tokens=12))
         assert (response.status, response.error["message"]) == (status, f"it is {code}")
 
 

@@ -15,7 +15,9 @@ from anthropic.types.beta import message_count_tokens_params as counts
 from anthropic.types.beta import message_create_params as messages
 from openai.types import completion_create_params as completions
 from openai.types.chat import completion_create_params as chats
+from openai.types.responses import input_token_count_params as response_counts
 from openai.types.responses import response_create_params as responses
+from openai.types.responses import response_input_item_param as response_items
 
 from mlxsup.client import Channel, Delta, RequestError
 from mlxsup.client.thinking import thinking_arguments
@@ -30,6 +32,7 @@ from mlxsup.gateway.fields import MOST_UNREAD, check_unread
 from mlxsup.gateway.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS
 from mlxsup.gateway.responses.events import ResponseShape
 from mlxsup.gateway.responses.fields import RESPONSE_FIELDS
+from mlxsup.gateway.responses.input import ITEMS, REFERENCE
 from mlxsup.gateway.responses.requests import ResponseAsk
 from mlxsup.protocol.body import RequestBody
 
@@ -134,7 +137,13 @@ def test_answer_names_what_it_does_not_heed_unless_that_is_refused(is_streamed: 
         (Api.CHAT, {"verbosity": "low"}, "verbosity"),
         (Api.CHAT, {"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
         (Api.CHAT, {"skip_special_tokens": False}, "skip_special_tokens"),
+        (Api.CHAT, {"response_format": {"type": "json_schema", "json_schema": {
+            "name": "n", "schema": {}, "mood": 1}}}, "response_format.json_schema.mood"),
+        (Api.CHAT, {"reasoning": {"enabled": True, "max_tokens": 9}}, "reasoning.max_tokens"),
         (Api.RESPONSE, {"text": {"verbosity": "low"}}, "text.verbosity"),
+        (Api.RESPONSE, {"text": {"format": {"type": "text", "mood": 1}}}, "text.format.mood"),
+        (Api.RESPONSE, {"reasoning": {"mood": 1}}, "reasoning.mood"),
+        (Api.RESPONSE, {"tools": [{"type": "function", "name": "f", "mood": 1}]}, "tools[0].mood"),
         (Api.RESPONSE, {"truncation": "auto"}, "truncation"),
         (Api.RESPONSE, {"tools": [{"type": "web_search"}]}, "tools[0] (web_search)"),
         (Api.RESPONSE, {"input": [HELLO, {"type": "web_search_call", "id": "w"}]},
@@ -236,6 +245,8 @@ def test_every_way_to_ask_for_reasoning_reaches_the_template(
         ({"grammar": "root ::= x"}, "grammar", "no effect here"),
         ({"echo": True}, "echo", "does not repeat the prompt"),
         ({"functions": [{}]}, "functions", "use that"),
+        ({"response_format": {"type": "json_object", "schema": 5}}, "response_format", "a schema"),
+        ({"response_format": "json"}, "response_format", "takes the type text"),
         ({"think": 3}, "think", "takes true, false or an effort"),
         ({"reasoning": {"effort": 3}}, "reasoning.effort", "takes a text"),
     ],
@@ -255,7 +266,6 @@ NO_SCHEMA = [{"type": "function", "function": {"name": "f", "parameters": "{}"}}
     ("name", "value"),
     [
         ("max_tokens", 5.5), ("top_p", False), ("tools", NO_SCHEMA),
-        ("response_format", {"type": "json_object", "schema": 5}),
     ],
 )  # fmt: skip
 def test_value_of_another_kind_is_still_refused(name: str, value: Any) -> None:
@@ -316,14 +326,41 @@ def _used(name: str, arguments: str, output: str) -> list[dict[str, Any]]:
          "function_call_output", "{}"),
         ({"type": "local_shell_call", "action": {"command": ["ls"]}}, "local_shell_call_output",
          '{"command": ["ls"]}'),
+        ({"type": "apply_patch_call", "operation": {"type": "delete_file", "path": "/a"}},
+         "apply_patch_call_output", '{"type": "delete_file", "path": "/a"}'),
     ],
 )  # fmt: skip
 def test_items_of_another_server_go_on_in_a_response(
     call: dict[str, Any], output: str, arguments: str
 ) -> None:
     turns = [call | {"call_id": "c", "id": "x"}, {"type": output, "call_id": "c", "output": "ok"}]
-    name = "patch" if "name" in call else "local_shell"
+    name = call.get("name", call["type"].removesuffix("_call"))
     assert chat_of(Api.RESPONSE, *turns) == _used(name, arguments, "ok")
+
+
+@pytest.mark.parametrize("result", [{"output": "ok"}, {"output": None, "error": "ok"}])
+def test_call_that_another_server_has_run_is_shown_with_its_output(result: dict[str, Any]) -> None:
+    call = {"type": "mcp_call", "id": "c", "server_label": "s", "name": "find", "arguments": "{}"}
+    assert chat_of(Api.RESPONSE, call | result) == _used("find", "{}", "ok")
+
+
+LEFT_OUT = {
+    "file_search_call", "computer_call", "computer_call_output", "web_search_call",
+    "tool_search_call", "tool_search_output", "additional_tools", "configuration_update",
+    "compaction", "compaction_trigger", "image_generation_call", "code_interpreter_call",
+    "mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "program", "program_output",
+}  # fmt: skip
+"""Items of tools that do not run here: left out, and named in the header."""
+
+
+def test_every_item_of_openais_sdk_has_its_treatment() -> None:
+    kinds = kinds_of(response_items.ResponseInputItemParam)
+    assert len(kinds) > 20
+    assert not kinds - {*ITEMS, REFERENCE, *LEFT_OUT}
+    items = [{"type": kind, "id": "x", "call_id": "x", "output": {}} for kind in sorted(LEFT_OUT)]
+    ask = read(Api.RESPONSE, input=[HELLO, *items])
+    assert ask.unread == [f"input[{at}] ({one['type']})" for at, one in enumerate(items, 1)]
+    assert chat_of(Api.RESPONSE, *items) == []
 
 
 def test_outputs_of_shells_are_read_as_the_sdk_has_them() -> None:
@@ -337,11 +374,6 @@ def test_outputs_of_shells_are_read_as_the_sdk_has_them() -> None:
     )
     results = [(turn["tool_call_id"], turn["content"]) for turn in shown if turn["role"] == "tool"]
     assert results == [("c", "a\nb"), ("d", "x")]
-
-
-def test_item_that_another_server_has_kept_is_refused_with_what_to_do() -> None:
-    with pytest.raises(Failure, match="send the item itself"):
-        chat_of(Api.RESPONSE, {"type": "item_reference", "id": "rs_1"})
 
 
 def test_blocks_of_anthropics_servers_are_left_out_and_their_texts_shown() -> None:
@@ -434,6 +466,7 @@ PARAMETERS = [
     (chats.CompletionCreateParamsBase, CHAT_FIELDS),
     (completions.CompletionCreateParamsBase, COMPLETION_FIELDS),
     (responses.ResponseCreateParamsBase, RESPONSE_FIELDS),
+    (response_counts.InputTokenCountParams, RESPONSE_FIELDS),
     (messages.MessageCreateParamsBase, MESSAGES_FIELDS),
     (counts.MessageCountTokensParams, COUNT_FIELDS),
 ]

@@ -26,6 +26,7 @@ from mlxsup.protocol.key_file import (
     KeyFileError,
     KeyPlace,
     add_key,
+    digest_of,
     read_key_file,
     read_keys,
     revoke_key,
@@ -110,17 +111,20 @@ def test_new_and_revoked_keys_count_with_the_next_look(place: KeyPlace) -> None:
     keys = Keys(place)
     with pytest.raises(Failure):
         keys.caller([])  # the file was not read yet
+    assert keys.digests is None
     keys.look()
     assert keys.caller([]) == Caller()
+    assert keys.digests == {Caller().key}
     first = made(place, "first")
     keys.look()
     assert keys.caller(bearer(first)).account == "first"
     second = made(place, "second", account="alice", is_operator=True)
     keys.look()
-    assert keys.caller(bearer(second)) == Caller("alice", is_operator=True, has_key=True)
+    assert keys.caller(bearer(second)) == Caller("alice", is_operator=True, key=digest_of(second))
     revoke_key(place, "first")
     site = Site(PlayedDaemon(), keys=keys)
     assert ask(site, x_api_key=first).error["code"] == "invalid_api_key"
+    assert keys.digests == {digest_of(second)}
     revoke_key(place, "second")
     assert ask(site, x_api_key=second).status == 401
     assert ask(site).status == 401, "revoking the last key does not let everybody in"

@@ -39,10 +39,11 @@ LEAST: dict[Api, dict[str, Any]] = {
     Api.RESPONSE: {"model": "m", "input": "hello"},
     Api.MESSAGE: {"model": "m", "max_tokens": 9, "messages": HELLO},
     Api.COUNT: {"model": "m", "messages": HELLO},
+    Api.RESPONSE_COUNT: {"model": "m", "input": "hello"},
 }
 FIELDS = {
     Api.CHAT: CHAT_FIELDS, Api.COMPLETION: COMPLETION_FIELDS, Api.RESPONSE: RESPONSE_FIELDS,
-    Api.MESSAGE: MESSAGES_FIELDS, Api.COUNT: COUNT_FIELDS,
+    Api.MESSAGE: MESSAGES_FIELDS, Api.COUNT: COUNT_FIELDS, Api.RESPONSE_COUNT: RESPONSE_FIELDS,
 }  # fmt: skip
 
 
@@ -220,7 +221,7 @@ BODIES: dict[Api, list[dict[str, Any]]] = {
         {"reasoning": {"effort": "low"}, "chat_template_kwargs": {"reasoning_effort": "high"}},
         {"parallel_tool_calls": False}, {"parallel_tool_calls": True},
         {"model": ""}, {"input": None}, {"input": []}, {"input": 3}, {"input": [3]},
-        {"input": [{"type": "item_reference", "id": "x"}]}, {"input": [{"type": []}]},
+        {"input": [{"type": []}]},
         {"input": [thought("x")]}, {"input": [said("wizard")]}, {"input": [{"role": "user"}]},
         {"input": [INPUT_IMAGE]}, {"input": [{"role": "user", "content": [3]}]},
         {"input": [{"role": "user", "content": "a", "mood": 1}]},
@@ -235,7 +236,7 @@ BODIES: dict[Api, list[dict[str, Any]]] = {
         {"text": 3}, {"text": {"format": {"type": "poem"}}}, {"text": {"verbosity": "low"}},
         {"reasoning": {"effort": 3}}, {"include": ["message.output_text.logprobs"]},
         {"include": "x"}, {"stream": 1}, {"parallel_tool_calls": 1},
-        {"previous_response_id": "resp_1"}, {"background": True}, {"truncation": "auto"},
+        {"background": True}, {"truncation": "auto"},
         {"messages": []}, {"client": "bob"}, {"timeout_s": 2.5}, {"timeout_s": "5m"},
     ],
     Api.MESSAGE: [
@@ -294,6 +295,10 @@ BODIES: dict[Api, list[dict[str, Any]]] = {
         {"mcp_servers": [{}]}, {"timeout_s": 2.5}, {"timeout_s": "5m"},
     ],
     Api.COUNT: [{"system": "s", "tools": []}, {"timeout_s": 1}, {"max_tokens": 9}],
+    Api.RESPONSE_COUNT: [
+        {"instructions": "s", "tools": [FUNCTION], "text": {"format": {"type": "json_object"}}},
+        {"store": True, "stream": True, "max_output_tokens": 9}, {"model": None}, {"input": None},
+    ],
 }  # fmt: skip
 
 
@@ -334,6 +339,7 @@ def test_field_with_one_harmless_value_takes_no_other(api: Api) -> None:
         (b"", "not JSON"),
         (b"[]", "takes an object"),
         (b'{"a": NaN}', "NaN is no number"),
+        (b'{"a": [-1e999]}', "larger than any field takes: -1e999"),
         (b'{"a": \xff}', "not UTF-8 text (byte 6)"),
         (b'{"a": 1,}', "line 1, column"),
         (b"[" * 200_000, "nested too deeply"),

@@ -46,6 +46,7 @@ BODIES = st.builds(
     channel=st.sampled_from(Channel),
     logprobs=st.none() | st.lists(LOGPROBS, max_size=2),
     stop=st.none() | st.text(min_size=1, max_size=8),
+    sampling=st.none() | st.just({"temperature": 0.5, "top_k": 3}),
 )
 
 NEWS: dict[str, st.SearchStrategy[Any]] = {
@@ -109,7 +110,8 @@ def test_row_with_nothing_to_show_has_no_body() -> None:
 @settings(max_examples=40)
 @given(BODIES)
 def test_body_is_read_as_it_was_packed(body: DeltaBody) -> None:
-    assert read_body(pack_body(body.text, body.channel, body.logprobs, body.stop)) == body
+    fields: list[Any] = [body.text, body.channel, body.logprobs, body.stop, body.sampling]
+    assert read_body(pack_body(*fields)) == body
 
 
 SCALARS = st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats() | st.binary()

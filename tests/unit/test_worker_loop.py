@@ -104,7 +104,7 @@ def test_a_step_says_what_it_cost_and_which_rows_left_before_it(bench: Bench) ->
 
 
 @pytest.mark.parametrize(("cached", "told"), [(0, 0), (2, 2), (3, 3), (5, 3)])
-def test_the_first_token_says_what_was_cached_and_how_long_the_rest_took(
+def test_the_first_token_says_how_it_was_picked_what_was_cached_and_how_long_the_rest_took(
     bench: Bench, cached: int, told: int
 ) -> None:
     bench.engine.cached = cached
@@ -112,8 +112,11 @@ def test_the_first_token_says_what_was_cached_and_how_long_the_rest_took(
     bench.now += 1.5
     bench.give(x(A))
     assert bench.rows() == [
-        RowDelta(key=A, text="x", tokens=pack_tokens([X]), prefill_s=1.5, cached_tokens=told)
-    ]
+        RowDelta(
+            key=A, text="x", tokens=pack_tokens([X]), prefill_s=1.5, cached_tokens=told,
+            sampling={"temperature": 0.5},
+        )
+    ]  # fmt: skip
 
 
 def test_before_a_step_the_board_says_all_of_it_F5(
@@ -164,6 +167,7 @@ def test_a_row_that_a_stop_string_ended_leaves_the_engine_with_that_step(bench: 
     bench.give(x(A))
     assert bench.rows() == [
         RowDelta(key=A, tokens=pack_tokens([X]), prefill_s=0.0, cached_tokens=0,
+                 sampling={"temperature": 0.5},
                  finish=STOP, stop="x")
     ]  # fmt: skip
     assert bench.engine.removed == [(A,)]

@@ -272,6 +272,7 @@ class Site:
         body: Any = None,
         *,
         headers: dict[str, str] | None = None,
+        query: str = "",
         until: Awaitable[object] | None = None,
         on_sent: Callable[[Response], None] = lambda response: None,
         has_life: bool = True,
@@ -283,6 +284,7 @@ class Site:
             method: GET or POST, for example.
             path: without a query.
             body: bytes, or what becomes JSON; None for none.
+            query: of the address.
             headers: those that differ from what a client sends; an empty one is left out.
             until: the client leaves when this is over; None: it stays.
             on_sent: called after each message of the application.
@@ -295,8 +297,9 @@ class Site:
         given = {"host": "localhost:8484", "content-type": "application/json", **(headers or {})}
         scope: dict[str, Any] = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method,
-            "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "",
-            "scheme": "http", "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 8484),
+            "path": path, "raw_path": path.encode(), "query_string": query.encode(),
+            "root_path": "", "scheme": "http", "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 8484),
             "headers": [(k.encode(), v.encode("latin-1")) for k, v in given.items() if v],
         }  # fmt: skip
         pieces = [{"type": "http.request", "body": data, "more_body": not is_whole}]

@@ -1,4 +1,4 @@
-"""`POST /v1/messages/count_tokens`: how long a prompt is, without computing it.
+"""How long a prompt is, without computing it.
 
 The count is a request for more tokens than any context has: its refusal names the length of the
 prompt, so the same template and tokenizer count it.
@@ -14,12 +14,12 @@ from starlette.responses import JSONResponse, Response
 from mlxsup.client import AsyncClient, ErrorCode, RequestError
 from mlxsup.client.async_streams import AsyncStream
 
-from ..answers import Answer, OpenAnswers, ignored
-from ..apis import REQUEST_ID
-from ..ask import Ask
-from ..conversion import Sent
-from ..failure import Failure
-from ..metrics.meter import Meter
+from .answers import Answer, OpenAnswers, ignored
+from .apis import REQUEST_ID
+from .ask import Ask
+from .conversion import Sent
+from .failure import Failure
+from .metrics.meter import Meter
 
 UNCOUNTED = Meter()
 """Nobody reads it: the refusal that such a request ends with is no error."""
@@ -31,8 +31,9 @@ async def count_tokens(
     ask: Ask,
     sent: Sequence[Sent],
     open_answers: OpenAnswers,
+    **more: str,
 ) -> Response:
-    """The number of tokens of a prompt.
+    """The number of tokens of a prompt, and more fields if the API has any.
 
     The request asks for more tokens than any context has room for. The worker renders and
     tokenises the prompt, and refuses it with its length, before it gets a row.
@@ -59,6 +60,5 @@ async def count_tokens(
     except Failure:
         if not lengths:
             raise
-    return JSONResponse(
-        {"input_tokens": lengths[0]}, headers={REQUEST_ID: asked.request_id, **ignored(ask)}
-    )
+    headers = {REQUEST_ID: asked.request_id, **ignored(ask)}
+    return JSONResponse({**more, "input_tokens": lengths[0]}, headers=headers)
