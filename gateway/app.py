@@ -31,12 +31,15 @@ from .bodies import Bodies
 from .body import Disconnected
 from .changes import Changes
 from .conversion import Api
+from .descriptions import Descriptions
 from .failure import Failure
 from .guard import Guard
 from .keys import Keys
+from .lm_studio import LmStudio
 from .metrics.meter import CONTENT_TYPE, Meter
 from .model_events import ModelEvents
 from .names import FRESH_S, Names
+from .ollama.routes import Ollama
 from .openai.chunks import ChatShape, CompletionShape
 from .openai.errors import failure_of
 from .openai.models import model_list, one_model, readiness
@@ -50,8 +53,14 @@ MISSING = {
     "/v1/audio/{rest:path}": "audio is",
     "/v1/images/{rest:path}": "images are",
     "/v1/moderations": "moderation is",
+    "/api/embed": "embeddings are",
+    "/api/embeddings": "embeddings are",
 }
 """Parts of the API that no model of a daemon can answer yet."""
+
+
+CLOSE = 0.8
+"""How much like a route a path must be to be taken for a mistyped one, from 0 to 1."""
 
 
 class Gateway:
@@ -87,6 +96,16 @@ class Gateway:
         self._changes = Changes(self._meter.changed)
         self._events = ModelEvents(self._changes, self.open_answers)
         self._page = Page(self._status, self.operator)
+        descriptions = Descriptions()
+        self._ollama = Ollama(
+            self._bodies,
+            self._names,
+            lambda: self._daemon,
+            self._status,
+            descriptions,
+            self.open_answers,
+        )
+        self._lm_studio = LmStudio(self._names, self._status, descriptions)
 
     def app(
         self, host: str, keys: Keys, hosts: Sequence[str] = (), origins: Sequence[str] = ()
@@ -114,6 +133,8 @@ class Gateway:
             *self.operator.routes(),
             *self._events.routes(),
             *self._page.routes(),
+            *self._ollama.routes(),
+            *self._lm_studio.routes(),
             *(
                 Route(path, _missing(what), methods=["GET", "POST"])
                 for path, what in MISSING.items()
@@ -327,11 +348,17 @@ async def _on_http_exception(request: Request, error: HTTPException) -> Response
 
 def _advice_on(request: Request) -> str:
     """Which path may have been meant: `/v1` is easily forgotten, or written twice."""
+    asked = request.url.path[:200]
     routes = (route.path for route in request.app.routes if isinstance(route, Route))
-    known = [path for path in routes if not path.startswith("/page/") and "{" not in path]
-    close = difflib.get_close_matches(request.url.path, known, n=1)
+    known = [
+        path for path in routes if path != "/" and not path.startswith("/page/") and "{" not in path
+    ]
+    parts = [path for path in known if path.endswith(asked) or asked.endswith(path)]
+    close = difflib.get_close_matches(asked, parts, n=1, cutoff=0)
+    close = close or difflib.get_close_matches(asked, known, n=1, cutoff=CLOSE)
+    if close:
+        return f"did you mean {close[0]}?"
     return (
-        f"did you mean {close[0]}?"
-        if close
-        else "OpenAI's API is at /v1/chat/completions, Anthropic's at /v1/messages"
+        "OpenAI's API is at /v1/chat/completions, Anthropic's at /v1/messages, Ollama's at"
+        " /api/chat"
     )

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import limits
+from . import limits, ollama
 from .failure import Failure
 
 if TYPE_CHECKING:  # a converter needs no server
@@ -21,6 +21,13 @@ if TYPE_CHECKING:  # a converter needs no server
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 JSON_TYPE = "application/json"
+
+UNTYPED = ("", "application/x-www-form-urlencoded")
+"""The types of programs that name none, such as curl and LiteLLM's client of Ollama."""
+
+OF_BROWSERS = ("origin", "sec-fetch-site")
+"""Headers that a browser adds to what a page of another site sends. Such a page may send a body of
+JSON only after it has asked (CORS), and any other body without asking."""
 
 
 class Disconnected(Exception):
@@ -126,7 +133,7 @@ def parse_object(data: bytes) -> dict[str, Any]:
 
 def _check_headers(request: Request, most_bytes: int) -> None:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != JSON_TYPE:
+    if kind != JSON_TYPE and not _is_untyped(request, kind):
         raise Failure(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
             f"the body takes `content-type: {JSON_TYPE}`, not {kind[:100] or 'none'}",
@@ -141,6 +148,12 @@ def _check_headers(request: Request, most_bytes: int) -> None:
     announced = request.headers.get("content-length", "0")  # digits, or the server refuses it
     if int(announced) > most_bytes:
         raise _too_long(most_bytes)
+
+
+def _is_untyped(request: Request, kind: str) -> bool:
+    """True if a body of Ollama's API is JSON that is not called so: Ollama takes it."""
+    is_program = not any(name in request.headers for name in OF_BROWSERS)
+    return kind in UNTYPED and is_program and request.url.path.startswith(ollama.PATHS)
 
 
 async def _read(receive: Receive, most_bytes: int, take: Callable[[int], None]) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any
 
 from mlxsup.client.thinking import thinking_arguments
 
-from ..ask import add_to_template, effort_arguments
+from ..ask import add_to_template, effort_arguments, think_arguments
 from ..failure import Failure, bad_field
 from ..fields import Field, Use, ignored, whole_numbers
 
@@ -108,11 +108,11 @@ def _translate_reasoning(given: dict[str, Any]) -> None:
 
 
 def _reasoning_of(name: str, value: Any) -> dict[str, Any]:
+    if name == "think":
+        return think_arguments(value, name)
     match value:
         case bool():
             return thinking_arguments(thinks=value)
-        case str() if name == "think":
-            return {**thinking_arguments(thinks=True), "reasoning_effort": value}
         case {"type": "enabled" | "adaptive" | "auto" | "disabled" as kind} if name == "thinking":
             return thinking_arguments(thinks=kind != "disabled")
         case {"enabled": bool(thinks), **rest} if name == "reasoning":
@@ -128,7 +128,6 @@ def _reasoning_of(name: str, value: Any) -> dict[str, Any]:
 
 _EXPECTED = {
     "enable_thinking": "true or false",
-    "think": "true, false or an effort",
     "thinking": 'an object with a type: "enabled" or "disabled"',
     "reasoning": "an object with effort or enabled",
 }
