@@ -263,7 +263,7 @@ def test_durations_that_clients_divide_by_are_never_zero() -> None:
 
 
 def test_model_with_any_name_is_named_in_each_line() -> None:
-    name = 'm"content":"\0"'
+    name = "\0"
     daemon = PlayedDaemon([delta("a"), result("a")])
     body = {"model": name, "messages": HI}
     response = asyncio.run(Site(daemon).ask("POST", CHAT, body))
