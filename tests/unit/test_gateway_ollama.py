@@ -164,7 +164,7 @@ def test_field_without_effect_is_named(
         (CHAT, {"options": {"repeat_penalty": -1}}, "repeat_penalty takes a number"),
         (CHAT, {"options": {"repeat_last_n": "x"}}, "repeat_last_n takes an integer"),
         (CHAT, {"keep_alive": "soon"}, "keep_alive takes seconds"),
-        (CHAT, {"keep_alive": "1m30"}, "keep_alive takes seconds"),
+        (CHAT, {"keep_alive": "1h1m30"}, "keep_alive takes seconds"),
         (GENERATE, {"prompt": 1}, "prompt takes a text"),
         (GENERATE, {"raw": True, "system": "s"}, "system has no effect with raw"),
         (GENERATE, {"template": "t"}, "template has no effect here"),
