@@ -230,7 +230,7 @@ class _Streamed(Response):
         self, answer: Answer, shape: Shape, progress: Progress, more: Mapping[str, str]
     ) -> None:
         super().__init__()
-        self._head = {REQUEST_ID: answer.request_id, **more}
+        self._head = {"content-type": shape.STREAM_TYPE, REQUEST_ID: answer.request_id, **more}
         self._answer = answer
         self._shape = shape
         self._progress = progress

@@ -32,12 +32,15 @@ from .body import Disconnected
 from .changes import Changes
 from .conversion import Api
 from .counting import count_tokens
+from .descriptions import Descriptions
 from .failure import Failure, bad_field
 from .guard import Guard
 from .keys import CALLER, Caller, Keys
+from .lm_studio import LmStudio
 from .metrics.meter import CONTENT_TYPE, Meter
 from .model_events import ModelEvents
 from .names import FRESH_S, Names
+from .ollama.routes import Ollama
 from .openai.chunks import ChatShape, CompletionShape
 from .openai.errors import failure_of
 from .openai.models import model_list, one_model, readiness
@@ -57,6 +60,8 @@ MISSING = {
     "/v1/audio/{rest:path}": _ONLY_TEXT.format("audio is"),
     "/v1/images/{rest:path}": _ONLY_TEXT.format("images are"),
     "/v1/moderations": _ONLY_TEXT.format("moderation is"),
+    "/api/embed": _ONLY_TEXT.format("embeddings are"),
+    "/api/embeddings": _ONLY_TEXT.format("embeddings are"),
     "/v1/responses/compact": "no input is compacted here: send fewer items, or a summary of them",
     "/v1/responses/{id}/cancel": (
         "no response runs in the background here: end the connection of one to cancel it"
@@ -65,6 +70,10 @@ MISSING = {
     "/v1/conversations/{rest:path}": _NO_CONVERSATIONS,
 }
 """Parts of the APIs that are not there, and what is said instead."""
+
+
+CLOSE = 0.8
+"""How much like a route a path must be to be taken for a mistyped one, from 0 to 1."""
 
 
 class Gateway:
@@ -102,6 +111,16 @@ class Gateway:
         self._changes = Changes(self._meter.changed)
         self._events = ModelEvents(self._changes, self.open_answers)
         self._page = Page(self._status, self.operator)
+        descriptions = Descriptions()
+        self._ollama = Ollama(
+            self._bodies,
+            self._names,
+            lambda: self._daemon,
+            self._status,
+            descriptions,
+            self.open_answers,
+        )
+        self._lm_studio = LmStudio(self._names, self._status, descriptions)
 
     def app(
         self, host: str, keys: Keys, hosts: Sequence[str] = (), origins: Sequence[str] = ()
@@ -133,6 +152,8 @@ class Gateway:
             *self.operator.routes(),
             *self._events.routes(),
             *self._page.routes(),
+            *self._ollama.routes(),
+            *self._lm_studio.routes(),
             *(
                 Route(path, _missing(sentence), methods=["GET", "POST"])
                 for path, sentence in MISSING.items()
@@ -377,11 +398,17 @@ async def _on_http_exception(request: Request, error: HTTPException) -> Response
 
 def _advice_on(request: Request) -> str:
     """Which path may have been meant: `/v1` is easily forgotten, or written twice."""
+    asked = request.url.path[:200]
     routes = (route.path for route in request.app.routes if isinstance(route, Route))
-    known = [path for path in routes if not path.startswith("/page/") and "{" not in path]
-    close = difflib.get_close_matches(request.url.path, known, n=1)
+    known = [
+        path for path in routes if path != "/" and not path.startswith("/page/") and "{" not in path
+    ]
+    parts = [path for path in known if path.endswith(asked) or asked.endswith(path)]
+    close = difflib.get_close_matches(asked, parts, n=1, cutoff=0)
+    close = close or difflib.get_close_matches(asked, known, n=1, cutoff=CLOSE)
+    if close:
+        return f"did you mean {close[0]}?"
     return (
-        f"did you mean {close[0]}?"
-        if close
-        else "OpenAI's API is at /v1/chat/completions, Anthropic's at /v1/messages"
+        "OpenAI's API is at /v1/chat/completions, Anthropic's at /v1/messages, Ollama's at"
+        " /api/chat"
     )

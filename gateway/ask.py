@@ -93,6 +93,19 @@ def add_to_template(given: dict[str, Any], extra: Mapping[str, Any]) -> None:
         given[TEMPLATE] = {**extra, **own}
 
 
+def think_arguments(think: Any, path: str) -> dict[str, Any]:
+    """Return the arguments of the chat template for Ollama's `think`: yes, no, or an effort.
+
+    Raises:
+        Failure: it is something else.
+    """
+    if isinstance(think, bool):
+        return thinking_arguments(thinks=think)
+    if not isinstance(think, str):
+        raise bad_field(path, f"{path} takes true, false or an effort")
+    return {**thinking_arguments(thinks=True), **effort_arguments(think, path)}
+
+
 def effort_arguments(effort: Any, path: str) -> dict[str, Any]:
     """Return the arguments of the chat template for an effort; `none` means no reasoning.
 

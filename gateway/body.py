@@ -23,6 +23,10 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 JSON_TYPE = "application/json"
 
+OF_BROWSERS = ("origin", "sec-fetch-site", "referer")
+"""Headers that a browser adds to what a page of another site sends. Such a page may send a body of
+JSON only after it has asked (CORS), and any other body without asking."""
+
 
 class Disconnected(Exception):
     """The client has left before its request was complete: nobody waits for an answer."""
@@ -127,11 +131,8 @@ def parse_object(data: bytes) -> dict[str, Any]:
 
 
 def _check_headers(request: Request, most_bytes: int) -> None:
-    # The page of another site may send any other type without being allowed to. Its browser names
-    # the page; programs such as curl do not.
-    is_of_page = any(name in request.headers for name in ("origin", "sec-fetch-site", "referer"))
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if is_of_page and kind != JSON_TYPE:
+    if kind != JSON_TYPE and any(name in request.headers for name in OF_BROWSERS):
         raise Failure(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
             f"a page sends `content-type: {JSON_TYPE}`, not {kind[:100] or 'none'}",

@@ -17,6 +17,7 @@ from .anthropic.requests import MessageAsk, read_count, read_message
 from .ask import TEMPLATE, Ask
 from .body import nested_too_deeply, parse_object
 from .failure import bad_field
+from .ollama.requests import OllamaAsk, read_generate, read_ollama_chat
 from .openai.requests import read_chat, read_completion
 from .responses.kept import Recalled
 from .responses.requests import ResponseAsk, read_response, read_response_count
@@ -46,6 +47,8 @@ class Api(StrEnum):
     RESPONSE_COUNT = "response_count"
     MESSAGE = "message"
     COUNT = "count"
+    OLLAMA_CHAT = "ollama chat"
+    GENERATE = "generate"
 
 
 _READERS: Mapping[Api, tuple[type[Ask], Callable[..., Ask]]] = {
@@ -55,6 +58,8 @@ _READERS: Mapping[Api, tuple[type[Ask], Callable[..., Ask]]] = {
     Api.RESPONSE_COUNT: (ResponseAsk, read_response_count),
     Api.MESSAGE: (MessageAsk, read_message),
     Api.COUNT: (MessageAsk, read_count),
+    Api.OLLAMA_CHAT: (OllamaAsk, read_ollama_chat),
+    Api.GENERATE: (OllamaAsk, read_generate),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,8 @@ from .keys import Caller, operator_needed
 FOR_EVER = -1.0
 NAMES = ("keep_alive", "ttl")
 """Ollama's name, and LM Studio's."""
+
+_WITH_UNIT = re.compile(r"[\d.]+[a-z]+")
 
 LEAST_S = 60.0
 MOST_S = 24 * 3600.0
@@ -58,7 +61,10 @@ def _seconds(name: str, value: Any) -> float:
     if isinstance(value, str):
         if value.startswith("-"):
             return FOR_EVER
+        parts = _WITH_UNIT.findall(value)
         try:
+            if len(parts) > 1 and "".join(parts) == value:  # `5m0s`: Ollama's own client writes so
+                return sum(map(parse_duration, parts))
             return parse_duration(value, default_unit="s")
         except ValueError:
             raise _wrong(name) from None

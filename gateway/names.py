@@ -1,5 +1,7 @@
 """Which model a name means: a model's own, an alias, a preset (`x:high`), or one of another API.
 
+Ollama's clients write `x:latest` for `x`.
+
 A model's own names come first, so that `gpt-*` does not take away a model called `gpt-oss`.
 Presets are known here only, because the core reads no parameters.
 """
@@ -13,6 +15,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from .ask import Ask
+
+LATEST = "latest"
+"""The tag that Ollama adds to a name without one."""
 
 FRESH_S = 1.0
 """How old the list of models may be; a changed configuration is in effect after this long."""
@@ -89,9 +94,9 @@ def look_up(status: Mapping[str, Any], name: str) -> Meant | None:
         return Meant(row["name"], row=row)
     base, _, preset = name.rpartition(":")
     row = row_of(status, base)
-    if row is None or preset not in row["presets"]:
+    if row is None or preset not in (LATEST, *row["presets"]):
         return None
-    return Meant(row["name"], row["presets"][preset], row)
+    return Meant(row["name"], row["presets"].get(preset, {}), row)
 
 
 def row_of(status: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:

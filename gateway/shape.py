@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from mlxsup.client import Delta, Result
 
@@ -13,7 +14,13 @@ from .sse import comment
 
 
 class Shape(ABC):
-    """One response; each API has its own. Bytes are whole server-sent events."""
+    """One response; each API has its own. Bytes are whole events.
+
+    Attributes:
+        STREAM_TYPE: the type of content of a streamed one.
+    """
+
+    STREAM_TYPE: ClassVar[str] = "text/event-stream; charset=utf-8"
 
     # ------------------------------------------------------------ pieces
 
@@ -56,3 +63,14 @@ def warned(results: Sequence[Result]) -> dict[str, list[str]]:
     """Return `warnings`, each once, as a field of an answer; nothing if there are none."""
     warnings = dict.fromkeys(warning for result in results for warning in result.warnings)
     return {"warnings": list(warnings)} if warnings else {}
+
+
+def arguments_of(call: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the arguments of a tool call as a map; None if it has no name, or they are none."""
+    try:
+        value = json.loads(call["function"]["arguments"])
+        # What Python reads and JSON has not: NaN, infinities, halves of characters.
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        return None
+    return value if call["function"]["name"] and isinstance(value, dict) else None

@@ -13,11 +13,11 @@ from typing import Any
 Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-HEADERS = (
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-)
+HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
 
 
 def event(data: bytes, name: bytes = b"") -> bytes:
@@ -43,7 +43,7 @@ class EventStream:
     Args:
         scope: of the ASGI connection.
         send: of the same.
-        headers: further ones.
+        headers: further ones; one of `HEADERS` takes its place.
 
     Attributes:
         pass_on: sends whole events at once, the head having been sent. Nothing waits: what a reader
@@ -54,8 +54,8 @@ class EventStream:
         self.pass_on: Callable[[bytes], None] = scope["extensions"][WRITE]
         self._send = send
         self._headers = [
-            *HEADERS, *((name.encode(), value.encode()) for name, value in headers.items())
-        ]  # fmt: skip
+            (name.encode(), value.encode()) for name, value in {**HEADERS, **headers}.items()
+        ]
         # Answers of several requests, and comments, are written by several tasks.
         self._turn = asyncio.Lock()
         self.is_started = False

@@ -28,8 +28,9 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json
 MAX_INDEX_BYTES = 64 * MIB
 MAX_JSON_BYTES = 16 * MIB
 MAX_CARD_BYTES = 64 * 1024
-TOKENIZER_CONFIG = "tokenizer_config.json"
-TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
+TEMPLATE_FILE = "chat_template.jinja"
+TEMPLATE_OWNERS = ("chat_template.json", "tokenizer_config.json")
+"""The other files that may hold a template."""
 CARD = "README.md"
 FENCE = "---"
 
@@ -70,11 +71,7 @@ def shards_of(index: Path) -> list[str]:
 
     A load refuses such an index, and says what is wrong with it.
     """
-    try:
-        content = json.loads(read_regular(index, MAX_INDEX_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return []
-    files = content.get("weight_map") if isinstance(content, dict) else None
+    files = _json_object(index, MAX_INDEX_BYTES).get("weight_map")
     return sorted({str(name) for name in files.values()}) if isinstance(files, dict) else []
 
 
@@ -87,7 +84,8 @@ class Description:
         model_type: what mlx-lm chooses its code by; empty if it does not say.
         quantization: "4 bit, groups of 64", or the type of its numbers; empty if it does not say.
         context_length: tokens of prompt and answer together; None if it declares none.
-        has_template: a chat template comes with it.
+        parameter_count: as mlx-lm notes it beside the weights; None if it is not there.
+        template: the chat template that comes with it; empty if there is none.
         licence: as its card names it; empty if it does not say.
         size_bytes: of the weight files.
         sampling: how its makers sample, by the names of parameters; empty for the likeliest token.
@@ -97,7 +95,8 @@ class Description:
     model_type: str
     quantization: str
     context_length: int | None
-    has_template: bool
+    parameter_count: int | None
+    template: str
     licence: str
     size_bytes: int
     sampling: dict[str, Any]
@@ -112,7 +111,8 @@ def describe(folder: Path) -> Description:
         model_type=model_type_of(config),
         quantization=_quantization(config),
         context_length=None if context.warnings else context.tokens,
-        has_template=_has_template(folder),
+        parameter_count=_parameter_count(folder),
+        template=_template(folder),
         licence=_licence(folder),
         size_bytes=_size(folder),
         sampling=makers_sampling(_json_object(folder / GENERATION_CONFIG)),
@@ -160,10 +160,28 @@ def _quantized(entry: Mapping[str, Any]) -> str:
     return f"{bits} bit, groups of {group}" if isinstance(group, int) else f"{bits} bit"
 
 
-def _has_template(folder: Path) -> bool:
-    if any((folder / name).is_file() for name in TEMPLATE_FILES):
-        return True
-    return bool(_json_object(folder / TOKENIZER_CONFIG).get("chat_template"))
+def _parameter_count(folder: Path) -> int | None:
+    metadata = _json_object(folder / INDEX, MAX_INDEX_BYTES).get("metadata")
+    count = metadata.get("total_parameters") if isinstance(metadata, dict) else None
+    return count if type(count) is int and count > 0 else None
+
+
+def _template(folder: Path) -> str:
+    """Return the chat template; of several that have names, the default one."""
+    try:
+        return read_regular(folder / TEMPLATE_FILE, MAX_JSON_BYTES).decode("utf-8", "replace")
+    except OSError:
+        pass
+    for name in TEMPLATE_OWNERS:
+        match _json_object(folder / name).get("chat_template"):
+            case str(template):
+                return template
+            case [*templates]:
+                named = [one for one in templates if isinstance(one, dict)]
+                named.sort(key=lambda one: one.get("name") != "default")
+                texts = [one.get("template") for one in named]
+                return next((text for text in texts if isinstance(text, str)), "")
+    return ""
 
 
 def _licence(folder: Path) -> str:
@@ -203,9 +221,9 @@ def _size(folder: Path) -> int:
     return total
 
 
-def _json_object(path: Path) -> dict[str, Any]:
+def _json_object(path: Path, most_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
     try:
-        value = json.loads(read_regular(path, MAX_JSON_BYTES))
+        value = json.loads(read_regular(path, most_bytes))
     except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -22,6 +22,7 @@ from mlxsup.gateway.anthropic.fields import MESSAGES_FIELDS
 from mlxsup.gateway.fields import Field, Use
 from mlxsup.gateway.metrics.names import OF_REQUESTS, Metric
 from mlxsup.gateway.metrics.of_status import OF_DAEMON, OF_MODELS, UP
+from mlxsup.gateway.ollama import requests as ollama
 from mlxsup.gateway.openai.errors import NAMES, ROWS, failure_of
 from mlxsup.gateway.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS, MESSAGE_FIELDS
 from mlxsup.gateway.responses.fields import RESPONSE_FIELDS
@@ -222,6 +223,9 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "messages": lambda: field_table(MESSAGE_FIELDS),
     "completions": lambda: field_table(COMPLETION_FIELDS),
     "anthropic": lambda: field_table(MESSAGES_FIELDS),
+    "ollama": lambda: field_table(ollama.CHAT_FIELDS),
+    "ollama generate": lambda: field_table(ollama.GENERATE_FIELDS),
+    "ollama options": lambda: field_table(ollama.OPTION_FIELDS),
     "responses": lambda: field_table(RESPONSE_FIELDS),
     "errors": error_table,
     "limits": limit_table,
@@ -234,6 +238,9 @@ TITLES = {
     "messages": "Fields of a message",
     "completions": "Fields of `/v1/completions`",
     "anthropic": "Fields of `/v1/messages`",
+    "ollama": "Fields of `/api/chat`",
+    "ollama generate": "Fields of `/api/generate`",
+    "ollama options": "Options of both",
     "responses": "Fields of `/v1/responses`",
     "errors": "Errors over HTTP",
     "limits": "Limits of the gateway",

@@ -241,7 +241,7 @@ def _row(name: str | None, aliases: Sequence[str], model: FoundModel | None) -> 
         "model_type": said.model_type or None,
         "quantization": said.quantization or None,
         "context_length": said.context_length,
-        "has_template": said.has_template,
+        "has_template": bool(said.template),
         "licence": said.licence or None,
         "sampling": said.sampling,
         "problem": problem.text if problem else None,

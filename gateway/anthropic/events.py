@@ -10,7 +10,7 @@ from mlxsup.client import Channel, Delta, FinishReason, Result
 from mlxsup.client.tool_calls import read_tool_calls
 
 from ..failure import Failure
-from ..shape import Shape, warned
+from ..shape import Shape, arguments_of, warned
 from ..sse import comment, event
 from .errors import body_of
 from .requests import MessageAsk
@@ -124,7 +124,9 @@ class MessageShape(Shape):
     def _end_of(self, result: Result) -> tuple[str, str | None]:
         """`stop_reason` and `stop_sequence`."""
         match result.finish_reason:
-            case FinishReason.TOOL_CALLS if any(map(_is_readable, result.tool_calls)):
+            case FinishReason.TOOL_CALLS if any(
+                arguments_of(call) is not None for call in result.tool_calls
+            ):
                 return "tool_use", None
             case FinishReason.LENGTH if result.usage.completion_tokens < self._ask.max_tokens:
                 return "model_context_window_exceeded", None
@@ -192,24 +194,9 @@ def _empty(kind: str, signature: str = SIGNATURE) -> dict[str, Any]:
     return block | {"signature": signature} if kind == "thinking" else block
 
 
-def _is_readable(call: dict[str, Any]) -> bool:
-    """Whether a call has a name, and arguments that are an object."""
-    return bool(call["function"]["name"]) and _arguments(call) is not None
-
-
-def _arguments(call: dict[str, Any]) -> dict[str, Any] | None:
-    try:
-        value = json.loads(call["function"]["arguments"])
-        # What Python reads and JSON has not: NaN, infinities, halves of characters.
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
 def _block_of(call: dict[str, Any]) -> dict[str, Any]:
     """A tool call as a block; one that cannot be read is text, because `input` is an object."""
-    name, arguments = call["function"]["name"], _arguments(call)
-    if not name or arguments is None:
+    name, arguments = call["function"]["name"], arguments_of(call)
+    if arguments is None:
         return {"type": "text", "text": f"{name}{call['function']['arguments']}"}
     return {"type": "tool_use", "id": call["id"], "name": name, "input": arguments}

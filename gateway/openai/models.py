@@ -58,10 +58,15 @@ def one_model(status: Mapping[str, Any], name: str, meant: Meant, created: int) 
         base, _, preset = name.rpartition(":")
         is_preset = row_of(status, base) is row and preset in row["presets"]
         return (_preset if is_preset else _model)(row, name, created)
+    raise no_model(status, name)
+
+
+def no_model(status: Mapping[str, Any], name: str) -> Failure:
+    """Return the refusal of a name that no model has; the message lists those that there are."""
     known = sorted(row["name"] for row in status["models"])
     names = {one.lower(): one for one in _names_of(status)}
     close = [names[one] for one in difflib.get_close_matches(name.lower(), names)]
-    raise Failure(
+    return Failure(
         HTTPStatus.NOT_FOUND,
         f"no model is called {name[:100]!r}; configured: {', '.join(known) or 'none'}"
         + advice_of(close),

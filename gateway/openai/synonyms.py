@@ -9,7 +9,7 @@ from typing import Any
 
 from mlxsup.client.thinking import thinking_arguments
 
-from ..ask import add_to_template, effort_arguments
+from ..ask import add_to_template, effort_arguments, think_arguments
 from ..failure import Failure, bad_field
 from ..fields import Field, Use, check_fields, ignored, whole_numbers
 from ..formats import read_format, schema_format
@@ -120,11 +120,11 @@ def _translate_reasoning(given: dict[str, Any], unread: list[str]) -> None:
 
 
 def _reasoning_of(name: str, value: Any) -> dict[str, Any]:
+    if name == "think":
+        return think_arguments(value, name)
     match value:
         case bool():
             return thinking_arguments(thinks=value)
-        case str() if name == "think":
-            return {**thinking_arguments(thinks=True), "reasoning_effort": value}
         case {"type": "enabled" | "adaptive" | "auto" | "disabled" as kind} if name == "thinking":
             return thinking_arguments(thinks=kind != "disabled")
         case {"enabled": bool(thinks), **rest} if name == "reasoning":
@@ -140,7 +140,6 @@ def _reasoning_of(name: str, value: Any) -> dict[str, Any]:
 
 _EXPECTED = {
     "enable_thinking": "true or false",
-    "think": "true, false or an effort",
     "thinking": 'an object with a type: "enabled" or "disabled"',
     "reasoning": "an object with effort or enabled",
 }

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from .. import limits
@@ -32,6 +32,7 @@ FILES = Path(__file__).parent / "files"
 INDEX = "index.html"
 TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
 TOKEN_MARK = "{token}"
+RUNNING = "Ollama is running"
 
 HEADERS = {
     "cache-control": "no-store",
@@ -95,7 +96,9 @@ class Page:
     # ------------------------------------------------------------ routes
 
     async def index(self, request: Request) -> Response:
-        """`GET /`."""
+        """`GET /`: the page for browsers; programs look for Ollama there."""
+        if "text/html" not in request.headers.get("accept", ""):
+            return PlainTextResponse(RUNNING, headers=HEADERS)
         return Response(self._page, media_type="text/html", headers=HEADERS)
 
     async def file(self, request: Request) -> Response:

@@ -8,10 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from mlxsup.protocol.codec import pack
-<<<<<<< HEAD
-=======
 from mlxsup.protocol.parameters import MOST_TOKENS, SAMPLING
->>>>>>> h-resp
 
 from .. import limits
 from ..ask import Ask, add_to_template, effort_arguments

@@ -288,11 +288,21 @@ class Model:
 
     def state_deadline(self) -> float | None:
         """The deadline of its state, or its idle unload."""
-        phase = self.life.phase
-        idle_s = stays_s(self.keep_alive_s, self.life.settings.idle_unload_s)
-        if isinstance(phase, Ready) and idle_s is not None and self.is_idle:
-            return self.idle_since + idle_s
-        return phase.deadline
+        if isinstance(self.life.phase, Ready) and self.idle_limit_s is not None and self.is_idle:
+            return self.idle_since + self.idle_limit_s
+        return self.life.phase.deadline
+
+    @property
+    def idle_limit_s(self) -> float | None:
+        """How long it stays after it has become idle, in seconds; None: for ever."""
+        return stays_s(self.keep_alive_s, self.life.settings.idle_unload_s)
+
+    def unloads_in_s(self, now: float) -> float | None:
+        """In how many seconds it goes as idle, if nothing is asked of it; None: it does not."""
+        if not isinstance(self.life.phase, Ready) or self.idle_limit_s is None:
+            return None
+        since = self.idle_since if self.is_idle else now
+        return max(0.0, since + self.idle_limit_s - now)
 
     def has_settled_in(self, now: float) -> bool:
         """Rows have come, gained tokens or gone; whether the time that it may stay has begun with

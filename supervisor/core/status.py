@@ -137,6 +137,7 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "batching": batching_map(model),
         "warnings": warnings_of(model),
         "loaded_for_s": now - phase.since if isinstance(phase, Ready) else None,
+        "unloads_in_s": model.unloads_in_s(now),
         "load_phases_s": load_phases(model, now),
     }
 

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -161,7 +161,8 @@ class Page:
 
     def __init__(self, daemon: HttpDaemon) -> None:
         self._daemon = daemon
-        with urlopen(f"{daemon.url}/", timeout=60) as response:
+        browser = Request(f"{daemon.url}/", headers={"accept": "text/html"})
+        with urlopen(browser, timeout=60) as response:
             text = response.read().decode()
         (token,) = re.findall(r'<meta name="mlxsup-token" content="([^"]+)">', text)
         self._token = {TOKEN_HEADER: str(token)}

@@ -1,4 +1,5 @@
-"""The packages of OpenAI and Anthropic at a real daemon with a real model, and a fake one to break.
+"""The packages of OpenAI, Anthropic and Ollama at a real daemon with a real model, and a fake one
+to break.
 
 A rule that both packages share is one test with both.
 """
@@ -580,3 +581,90 @@ def test_errors_and_beta_headers_are_those_of_anthropic(claude: Any) -> None:
     assert answer.content[0].type == "text"
     with claude.messages.stream(**asked | {"max_tokens": 64_000}) as stream:
         assert next(iter(stream.text_stream)), "more than fits is cut, and not refused"
+
+
+# ---------------------------------------------------------------- Ollama
+
+
+@pytest.fixture
+def llama(daemon: HttpDaemon) -> Iterator[Any]:
+    package = pytest.importorskip("ollama")
+    with package.Client(daemon.url, timeout=LIMIT_S) as client:
+        yield client
+
+
+def test_ollamas_package_chats_and_generates(llama: Any) -> None:
+    whole = llama.chat(KNOWN, user("Count."), options={"temperature": 0.0})
+    assert (whole.message.content, whole.done_reason, whole.eval_count) == (ANSWER, "stop", 10)
+    assert whole.eval_duration > 0
+    asked = {"options": {"temperature": 0.0, "num_predict": 5}, "stream": True}
+    *lines, last = llama.chat(f"{KNOWN}:latest", user("Count."), **asked)
+    assert [line.message.content for line in lines] == list(WORDS[:5])
+    assert (last.done, last.done_reason, last.eval_count) == (True, "length", 5)
+    assert llama.generate(KNOWN, "Count.", options={"stop": [" four"]}).response == FIRST_THREE
+    thought = llama.chat("m", user("[[say <think>hm</think>yes]]"), think="low").message
+    assert (thought.thinking, thought.content) == ("hm", "yes")
+    (score, *_) = llama.chat(KNOWN, user("Count."), logprobs=True, top_logprobs=1).logprobs
+    assert (score.token, score.top_logprobs[0].token) == (WORDS[0], WORDS[0])
+    pytest.importorskip("llguidance")
+    city = llama.chat(KNOWN, user("Where?"), format=City.model_json_schema())
+    assert City.model_validate_json(city.message.content)
+
+
+def test_ollamas_package_takes_calls_and_sends_results_back(llama: Any) -> None:
+    def weather(city: str) -> str:
+        """Return the weather of a city."""
+        return f"Sunny in {city}."
+
+    whole = llama.chat(KNOWN, user("Count."), tools=[weather]).message
+    *_, line, _ = llama.chat(KNOWN, user("Count."), tools=[weather], stream=True)
+    for message in (whole, line.message):
+        (call,) = message.tool_calls
+        assert (call.function.name, dict(call.function.arguments)) == (FUNCTION, ARGUMENTS)
+    result = {"role": "tool", "tool_name": FUNCTION, "content": weather(**ARGUMENTS)}
+    answer = llama.chat(KNOWN, [*user("Count."), whole, result], tools=[weather])
+    assert answer.message.content == ANSWER
+
+
+def test_ollamas_package_lists_loads_and_unloads(daemon: HttpDaemon, llama: Any) -> None:
+    def loaded() -> list[str]:
+        return [model.name for model in llama.ps().models]
+
+    assert [model.model for model in llama.list().models] == [f"{KNOWN}:latest", "m:latest"]
+    shown = llama.show(KNOWN)
+    assert shown.capabilities == ["completion", "tools"]
+    assert shown.modelinfo["llama.context_length"] == 200_000
+    assert llama.generate("m", keep_alive=0).done_reason == "unload"
+    eventually(lambda: loaded() == [f"{KNOWN}:latest"], what="one model that is loaded")
+    assert llama.generate("m", keep_alive="5m").done_reason == "load"
+    assert loaded() == [f"{KNOWN}:latest", "m:latest"]
+    for ask, status in ((llama.show, 404), (llama.pull, 501)):
+        with pytest.raises(pytest.importorskip("ollama").ResponseError) as refused:
+            ask("x")
+        assert refused.value.status_code == status
+
+
+def test_ollamas_stream_survives_a_kill_and_ends_when_it_is_left(
+    daemon: HttpDaemon, llama: Any
+) -> None:
+    def pieces(text: str) -> Iterator[str]:
+        asked = {"options": {"num_predict": 100}, "stream": True}
+        return (line.message.content for line in llama.chat("m", user(text), **asked))
+
+    with daemon.client() as client:
+        client.load("m")
+        expected = "".join(pieces("survives"))
+        told = pieces("survives")
+        begun = [next(told) for _ in range(5)]
+        os.kill(row(client, "m")["pid"], signal.SIGKILL)
+        assert "".join([*begun, *told]) == expected
+        told = pieces("is ended by hand")
+        next(told)
+        client.cancel(row(client, "m")["running"][0])
+        with pytest.raises(pytest.importorskip("ollama").ResponseError, match="mlxsup cancel"):
+            list(told)
+        lines = llama.chat(KNOWN, user(FOR_EVER), stream=True)
+        next(lines)
+        assert not is_idle(daemon)
+        lines.close()
+        eventually(lambda: is_idle(daemon), what="a stream that is closed")

@@ -128,6 +128,25 @@ def test_zero_unloads_with_the_end_of_the_answer_and_not_before() -> None:
     assert driver.state() is not State.READY
 
 
+@pytest.mark.parametrize(("keep_alive", "left_s"), [(None, 25.0), (9.0, 4.0), (-1.0, None)])
+def test_status_says_when_an_idle_model_goes(
+    keep_alive: float | None, left_s: float | None
+) -> None:
+    def said(driver: Driver) -> float | None:
+        value: float | None = driver.core.status(driver.now)["models"][0]["unloads_in_s"]
+        return value
+
+    driver = up()
+    [key] = driver.serve("r", keep_alive=keep_alive)
+    driver.accept(key)
+    driver.pass_time(50.0)
+    assert said(driver) == (None if left_s is None else left_s + 5.0), "its time begins at the end"
+    driver.token(key, finish=FinishReason.STOP)
+    driver.pass_time(5.0)
+    assert said(driver) == left_s
+    assert said(Driver([entry(idle_unload_s=CONFIGURED_S)])) is None, "it is not loaded"
+
+
 @pytest.mark.parametrize("before", [0.0, -1.0])
 def test_the_next_request_that_says_nothing_brings_the_configured_time_back(before: float) -> None:
     driver = up()

@@ -19,6 +19,7 @@ from support.eventually import TIMEOUT_S
 from support.gateway.played_gateway import PlayedDaemon, Response, Site
 
 TEXTS = {path.name: path.read_text() for path in sorted(FILES.iterdir()) if path.is_file()}
+BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 NOT_LOADED = {"http://www.w3.org/2000/svg"}
 
 
@@ -26,8 +27,8 @@ def ask(method: str, path: str, token: str | None = None, **more: Any) -> Respon
     """The response to one request; `own` as the token stands for that of the page."""
     site = Site(PlayedDaemon())
     if token == "own":
-        token = token_of(asyncio.run(site.ask("GET", "/")))
-    headers = {} if token is None else {TOKEN_HEADER: token}
+        token = token_of(asyncio.run(site.ask("GET", "/", headers=BROWSER)))
+    headers = BROWSER if token is None else {TOKEN_HEADER: token}
     return asyncio.run(site.ask(method, path, headers=headers, **more))
 
 
@@ -48,6 +49,13 @@ def test_page_forbids_frames_scripts_and_caches() -> None:
     assert "unsafe" not in policy
     assert page.headers["cache-control"] == "no-store"
     assert "set-cookie" not in page.headers
+
+
+@pytest.mark.parametrize("accept", ["", "*/*", "application/json"])
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_program_finds_ollama_in_its_place(method: str, accept: str) -> None:
+    found = asyncio.run(Site(PlayedDaemon()).ask(method, "/", headers={"accept": accept}))
+    assert (found.status, found.body) == (200, b"Ollama is running")
 
 
 def test_page_loads_from_the_gateway_alone() -> None:
@@ -147,7 +155,7 @@ def test_busy_daemon_is_asked_again_at_the_next_change() -> None:
             told.items.put_nowait({"model": "m", "from": "READY", "to": "BACKOFF", "why": ""})
             await daemon.looked_at(2)
             daemon.crash = row(generation=2, reason="asked")
-            token = token_of(await site.ask("GET", "/", has_life=False))
+            token = token_of(await site.ask("GET", "/", headers=BROWSER, has_life=False))
             headers = {TOKEN_HEADER: token}
             response = await site.ask("GET", "/page/state", headers=headers, has_life=False)
             crashes: list[dict[str, Any]] = response.json()["crashes"]

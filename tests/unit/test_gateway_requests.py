@@ -23,6 +23,7 @@ from mlxsup.gateway.body import parse_object
 from mlxsup.gateway.conversion import Api, read_ask
 from mlxsup.gateway.failure import Failure
 from mlxsup.gateway.fields import Use
+from mlxsup.gateway.ollama import requests as ollama
 from mlxsup.gateway.openai.errors import failure_of
 from mlxsup.gateway.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS, MESSAGE_FIELDS
 from mlxsup.gateway.responses.fields import RESPONSE_FIELDS
@@ -40,10 +41,13 @@ LEAST: dict[Api, dict[str, Any]] = {
     Api.MESSAGE: {"model": "m", "max_tokens": 9, "messages": HELLO},
     Api.COUNT: {"model": "m", "messages": HELLO},
     Api.RESPONSE_COUNT: {"model": "m", "input": "hello"},
+    Api.OLLAMA_CHAT: {"model": "m", "messages": HELLO},
+    Api.GENERATE: {"model": "m", "prompt": "hello"},
 }
 FIELDS = {
     Api.CHAT: CHAT_FIELDS, Api.COMPLETION: COMPLETION_FIELDS, Api.RESPONSE: RESPONSE_FIELDS,
     Api.MESSAGE: MESSAGES_FIELDS, Api.COUNT: COUNT_FIELDS, Api.RESPONSE_COUNT: RESPONSE_FIELDS,
+    Api.OLLAMA_CHAT: ollama.CHAT_FIELDS, Api.GENERATE: ollama.GENERATE_FIELDS,
 }  # fmt: skip
 
 

@@ -51,7 +51,7 @@ def test_description_of_a_whole_folder(tmp_path: Path) -> None:
     said = describe(tmp_path)
     assert (said.architecture, said.model_type) == ("Qwen3ForCausalLM", "qwen3")
     assert (said.quantization, said.context_length) == ("4 bit, groups of 64", 40960)
-    assert (said.has_template, said.licence) == (True, "apache-2.0")
+    assert (said.template, said.licence) == ("{{ messages }}", "apache-2.0")
     assert said.sampling == {"temperature": 1.0, "top_k": 20}
     assert said.size_bytes == sum(len(content) for content in shards.values())
 
@@ -87,12 +87,41 @@ def test_licence_of_the_card(card: str, licence: str, tmp_path: Path) -> None:
     assert describe(tmp_path).licence == licence
 
 
-def test_template_may_have_its_own_file_and_the_context_may_be_undeclared(tmp_path: Path) -> None:
-    folder(tmp_path, {"model_type": "rwkv7"})
-    assert not describe(tmp_path).has_template
-    assert describe(tmp_path).context_length is None
-    (tmp_path / "chat_template.jinja").touch()
-    assert describe(tmp_path).has_template
+@pytest.mark.parametrize(
+    ("files", "template"),
+    [
+        ({}, ""),
+        ({"chat_template.jinja": "j", "chat_template.json": '{"chat_template": "c"}'}, "j"),
+        ({"chat_template.json": '{"chat_template": "c"}'}, "c"),
+        ({"chat_template.json": '{"chat_template": [{"name": ["x"], "template": "x"},'
+                                ' {"name": "default", "template": "d"}, 7]}'}, "d"),
+        ({"chat_template.json": '{"chat_template": [{"name": "rag", "template": "r"}]}'}, "r"),
+        ({"chat_template.json": '{"chat_template": [{"name": "default", "template": 1}]}'}, ""),
+    ],
+)  # fmt: skip
+def test_template_has_several_places(files: dict[str, str], template: str, tmp_path: Path) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert describe(tmp_path).template == template
+
+
+@pytest.mark.parametrize(
+    ("index", "count"),
+    [
+        ({"metadata": {"total_parameters": 134515008}}, 134515008),
+        ({"metadata": {"total_parameters": True}}, None),
+        ({"metadata": []}, None),
+    ],
+)
+def test_number_of_parameters_is_in_the_index(
+    index: dict[str, Any], count: int | None, tmp_path: Path
+) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert describe(tmp_path).parameter_count == count
+
+
+def test_context_may_be_undeclared(tmp_path: Path) -> None:
+    assert describe(folder(tmp_path, {"model_type": "rwkv7"})).context_length is None
 
 
 @settings(max_examples=25)

@@ -478,6 +478,22 @@ def test_calls_and_results_without_ids_go_by_their_order() -> None:
     assert odd == {"role": "tool", "content": "one too many"}
 
 
+def test_result_without_an_id_goes_to_the_next_call_of_its_name() -> None:
+    called: list[dict[str, Any]] = [
+        {"function": {"name": name, "arguments": {}}} for name in ("f", "g", "g")
+    ]
+    results: list[dict[str, Any]] = [
+        {"role": "tool", "name": "g", "content": "1"},
+        {"role": "tool", "content": "2"},
+        {"role": "tool", "name": "other", "content": "3"},
+    ]
+    message = {"role": "assistant", "tool_calls": called}
+    said, *answers = plain_messages([message, *results])
+    first, second, third = (call["id"] for call in said["tool_calls"])
+    assert [one["tool_call_id"] for one in answers] == [second, first, third]
+    assert [one["name"] for one in answers] == ["g", "f", "other"]
+
+
 def test_results_belong_to_the_latest_calls_and_each_to_one() -> None:
     messages: list[Message] = [
         {"role": "assistant", "tool_calls": [called("a", name="f")]},

@@ -134,9 +134,12 @@ def _with_id(call: dict[str, Any], ids: CallIds, number: int) -> dict[str, Any]:
 
 
 def _answered(message: dict[str, Any], calls: list[_OpenCall]) -> dict[str, Any]:
-    """A result with the id and the name of its call: the one it names, or else the next in line."""
-    given = message.get("tool_call_id")
-    found = next((open_call for open_call in calls if given in (None, open_call[0])), None)
+    """A result with the id and the name of its call: the one it names by its id, or else the next
+    in line, of those of its own name if it has one."""
+    given, name = message.get("tool_call_id"), message.get("name")
+    fitting = [open_call for open_call in calls if given in (None, open_call[0])]
+    named = [open_call for open_call in fitting if open_call[1]["function"].get("name") == name]
+    found = next(iter([*named, *fitting]), None)
     if found is None:
         return message
     calls.remove(found)

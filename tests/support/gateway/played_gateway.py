@@ -117,6 +117,7 @@ class PlayedDaemon:
         subscriptions: those that were opened.
         opened: the same, one after the other, for a test that waits for the next.
         presets: of the only model, by name.
+        row: what else the status says of it.
     """
 
     def __init__(self, *answers: Sequence[Item]) -> None:
@@ -127,6 +128,7 @@ class PlayedDaemon:
         self.subscriptions: list[PlayedEvents] = []
         self.opened: asyncio.Queue[PlayedEvents] = asyncio.Queue()
         self.presets: dict[str, dict[str, Any]] = {}
+        self.row: dict[str, Any] = {"folder": None, "repo": None, "context_length": 64}
 
     async def __aenter__(self) -> Self:
         return self
@@ -157,7 +159,7 @@ class PlayedDaemon:
         if isinstance(self.state, Exception):
             raise self.state
         row = {"name": "m", "aliases": ["n"], "presets": self.presets}
-        return {"models": [{**row, "state": self.state, "context_length": 64}]}
+        return {"models": [{**row, "state": self.state, **self.row}]}
 
 
 class FedDaemon(PlayedDaemon):

@@ -1,0 +1,239 @@
+"""What a request in Ollama's form asks of the daemon. Pure: a map in, an `Ask` out."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from ..ask import Ask, add_to_template, think_arguments
+from ..failure import bad_field
+from ..fields import (
+    Field,
+    Use,
+    add_unread,
+    check_fields,
+    ignored,
+    passed,
+    read_model,
+    time_limits,
+    whole_numbers,
+)
+from ..formats import schema_format
+from ..keep_alive import read_keep_alive
+from ..openai.messages import read_messages, read_tools
+from ..openai.synonyms import translate
+
+_BOTH = (
+    Field("model", Use.USED, "the name of a model of the configuration; `:latest` changes nothing"),
+    Field("stream", Use.USED, "false: one object; otherwise a line of JSON for each piece"),
+    Field("format", Use.USED, "`json`, or a JSON schema that the answer must match"),
+    Field("options", Use.USED, "how to sample; see below"),
+    Field("keep_alive", Use.USED, "how long the model stays loaded once it is idle: seconds, or a "
+          "text such as `5m`; 0: it goes then; below 0: for ever"),
+    Field("think", Use.USED, "true, false or an effort: given to the chat template"),
+    Field("truncate", Use.HINT, "a prompt that is too long is refused", (False,)),
+    Field("shift", Use.HINT, "an answer ends where the context does", (False,)),
+    *passed("logprobs", "top_logprobs", "chat_template_kwargs", "priority"),
+    *time_limits(),
+)  # fmt: skip
+
+CHAT_FIELDS = (
+    Field("messages", Use.USED, "the chat; without any, the model is loaded, or unloaded with "
+          "`keep_alive: 0`"),
+    Field("tools", Use.USED, "functions in OpenAI's form"),
+    *_BOTH,
+)  # fmt: skip
+
+GENERATE_FIELDS = (
+    Field("prompt", Use.USED, "what the user says; without it, the model is loaded, or unloaded "
+          "with `keep_alive: 0`"),
+    Field("system", Use.USED, "comes before it"),
+    Field("raw", Use.USED, "true: the prompt is continued as it is, without a chat template"),
+    *_BOTH,
+    Field("images", Use.NEUTRAL, "no model here takes images; send text", ([],)),
+    Field("template", Use.NEUTRAL, "the model's own template is used; render yours, and send it "
+          "with `raw: true`", ("",)),
+    Field("suffix", Use.NEUTRAL, "nothing can be inserted", ("",)),
+    Field("context", Use.NEUTRAL, "nothing is kept; send the conversation to /api/chat", ([],)),
+)  # fmt: skip
+
+OPTION_FIELDS = (
+    Field("num_predict", Use.USED, "at most that many tokens; below 1: as many as fit"),
+    Field("repeat_penalty", Use.USED, "`repetition_penalty`"),
+    Field("repeat_last_n", Use.USED, "`penalty_window`; −1: all tokens; 0: no penalties"),
+    Field("stop", Use.USED, "a text, or a list of up to 16"),
+    *passed("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty",
+             "frequency_penalty"),
+    Field("typical_p", Use.HINT, "", (1, 1.0)),
+    Field("tfs_z", Use.HINT, "", (1, 1.0)),
+    Field("mirostat", Use.HINT, "", (0,)),
+    Field("num_ctx", Use.IGNORED, "every model takes its whole context"),
+    *ignored("mirostat_tau", "mirostat_eta", "penalize_newline", "num_keep", "num_batch",
+             "num_gpu", "main_gpu", "num_thread", "numa", "low_vram", "f16_kv", "logits_all",
+             "vocab_only", "use_mmap", "use_mlock", "embedding_only"),
+)  # fmt: skip
+
+PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+"""What penalties are while they look at no token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OllamaAsk(Ask):
+    """A request in Ollama's form.
+
+    Attributes:
+        is_chat: true if its answer is a message, and not a text.
+        is_empty: true if it only loads or unloads its model. The daemon is asked for a token that
+            is not shown: so the queue, the limits of its account and `keep_alive` are those of any
+            other request.
+    """
+
+    is_chat: bool = False
+    is_empty: bool = False
+
+
+def read_ollama_chat(body: dict[str, Any]) -> OllamaAsk:
+    """Read the body of `POST /api/chat`.
+
+    Raises:
+        Failure: a field is wrong; `param` names it.
+    """
+    unread: list[str] = []
+    given = check_fields(body, CHAT_FIELDS, unread)
+    messages = given.pop("messages", [])
+    if "tools" in given:
+        given["tools"] = read_tools(given["tools"])
+        if not given["tools"]:
+            del given["tools"]
+    if messages == []:
+        return _ask(given, None, unread, is_chat=True)
+    return _ask(given, {"messages": _read_messages(messages)}, unread, is_chat=True)
+
+
+def read_generate(body: dict[str, Any]) -> OllamaAsk:
+    """Read the body of `POST /api/generate`.
+
+    Raises:
+        Failure: as for `read_ollama_chat`.
+    """
+    unread: list[str] = []
+    given = check_fields(body, GENERATE_FIELDS, unread)
+    prompt, system = given.pop("prompt", ""), given.pop("system", "")
+    for name, value in (("prompt", prompt), ("system", system)):
+        if not isinstance(value, str):
+            raise bad_field(name, f"{name} takes a text")
+    is_raw = given.pop("raw", False)
+    if not isinstance(is_raw, bool):
+        raise bad_field("raw", "raw takes true or false")
+    if is_raw and system:
+        raise bad_field("system", "system has no effect with raw: put it into the prompt")
+    if not prompt:
+        return _ask(given, None, unread, is_chat=False)
+    if is_raw:
+        if given.pop("think", None) is not None:  # there is no template that could heed it
+            add_unread(unread, "think")
+        return _ask(given, {"prompt": prompt}, unread, is_chat=False)
+    said = [{"role": "system", "content": system}] if system else []
+    messages = [*said, {"role": "user", "content": prompt}]
+    given["messages_as_text"] = True  # by a model without a chat template, as in Ollama
+    return _ask(given, {"messages": messages}, unread, is_chat=False)
+
+
+def _ask(
+    given: dict[str, Any], input: dict[str, Any] | None, unread: list[str], *, is_chat: bool
+) -> OllamaAsk:
+    """Return a request with the fields that both paths have.
+
+    Args:
+        given: those fields, and parameters of `generate`.
+        input: the argument of `generate` that is answered; None: the request is empty.
+        unread: the fields that are not read.
+        is_chat: see `OllamaAsk`.
+    """
+    model = read_model(given)
+    is_streamed = given.pop("stream", True)
+    if not isinstance(is_streamed, bool):
+        raise bad_field("stream", "stream takes true or false")
+    _read_format(given)
+    if "think" in given:
+        add_to_template(given, think_arguments(given.pop("think"), "think"))
+    _read_options(given, unread)
+    read_keep_alive(given)
+    if input is None:
+        kept = {"keep_alive", "priority", *(field.name for field in time_limits())}
+        given = {name: value for name, value in given.items() if name in kept} | {"max_tokens": 1}
+    return OllamaAsk(
+        model=model,
+        inputs=({"prompt": " "} if input is None else input,),
+        parameters=given,
+        is_streamed=is_streamed and input is not None,
+        unread=unread,
+        is_chat=is_chat,
+        is_empty=input is None,
+    )
+
+
+def _read_format(given: dict[str, Any]) -> None:
+    match given.pop("format", ""):
+        case "":
+            pass
+        case "json":
+            given["response_format"] = {"type": "json_object"}
+        case dict(schema):
+            # Ollama's objects have no properties but those of the schema.
+            given["response_format"] = schema_format(schema, is_strict=True)
+        case _:
+            raise bad_field("format", 'format takes "json" or a JSON schema')
+
+
+def _read_options(given: dict[str, Any], unread: list[str]) -> None:
+    """Add the sampling parameters that `options` asks for."""
+    options = given.pop("options", {})
+    if not isinstance(options, dict):
+        raise bad_field("options", "options takes an object")
+    known = check_fields(options, OPTION_FIELDS, unread, within="options")
+    read = translate(known, unread, is_chat=False)
+    if isinstance(limit := read.get("max_tokens"), int) and limit < 1:
+        del read["max_tokens"]
+    match read.pop("repeat_last_n", None):
+        case None:
+            pass
+        case 0:
+            read |= PENALTIES
+        case window:
+            read["penalty_window"] = 0 if window == -1 else window
+            whole_numbers(read)
+    if isinstance(read.get("stop"), str):
+        read["stop"] = [read["stop"]]
+    given |= read
+
+
+def _read_messages(given: Any) -> list[dict[str, Any]]:
+    """Return the messages for the chat template: in OpenAI's form they differ a little."""
+    if isinstance(given, list):
+        given = [_message(one, f"messages[{place}]") for place, one in enumerate(given)]
+    return read_messages(given)
+
+
+def _message(message: Any, path: str) -> Any:
+    if not isinstance(message, dict):
+        return message
+    if message.get("images"):
+        raise bad_field(f"{path}.images", f"{path}.images: no model here takes images; send text")
+    read = {**message, "content": message.get("content") or ""}
+    if message.get("role") == "tool" and isinstance(message.get("tool_name"), str):
+        read.setdefault("name", message["tool_name"])
+    calls = message.get("tool_calls")
+    if isinstance(calls, list):
+        read["tool_calls"] = [_call(call) for call in calls]
+    return read
+
+
+def _call(call: Any) -> Any:
+    """Return a call with arguments as text, which they are in OpenAI's form."""
+    match call:
+        case {"function": {"arguments": dict(arguments)} as function}:
+            text = json.dumps(arguments, ensure_ascii=False)
+            return {**call, "type": "function", "function": {**function, "arguments": text}}
+    return call

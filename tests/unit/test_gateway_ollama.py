@@ -1,0 +1,583 @@
+"""Ollama's API, and LM Studio's lists: what is asked of the daemon, and what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxsup.client import (
+    Channel,
+    ErrorCode,
+    FinishReason,
+    Logprobs,
+    Notice,
+    NoticeKind,
+    RequestError,
+    TokenLogprob,
+)
+from mlxsup.gateway import descriptions as descriptions_module
+from mlxsup.gateway import limits
+from mlxsup.gateway.descriptions import Descriptions
+from mlxsup.gateway.keys import Keys
+from mlxsup.protocol.client_messages import Timings
+from mlxsup.protocol.key_file import add_key
+from mlxsup.store.description import Description, describe
+
+from support.daemon.hub_caches import MODEL, write_folder
+from support.gateway.key_place import place_in
+from support.gateway.played_gateway import (
+    Item,
+    PlayedDaemon,
+    Response,
+    Site,
+    delta,
+    refused,
+    result,
+)
+
+CHAT, GENERATE = "/api/chat", "/api/generate"
+HI: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
+LEAST: dict[str, dict[str, Any]] = {CHAT: {"messages": HI}, GENERATE: {"prompt": "hi"}}
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": CITY}}
+THINKS, NO_THOUGHT = ({"enable_thinking": yes, "thinking": yes} for yes in (True, False))
+
+
+def answered(path: str, *items: Item, **fields: Any) -> tuple[Response, PlayedDaemon]:
+    """Return the response to a request whose answer goes so, and the daemon."""
+    daemon = PlayedDaemon(items or (delta("a"), result("a")))
+    daemon.presets = {"warm": {"temperature": 0.8}}
+    body = {"model": "m", **LEAST[path], **fields}
+    return asyncio.run(Site(daemon).ask("POST", path, body)), daemon
+
+
+def lines(response: Response) -> list[dict[str, Any]]:
+    """Return the objects of a streamed answer, without what all of them have."""
+    said = [json.loads(line) for line in response.body.splitlines()]
+    for one in said:
+        assert one.pop("model", "m") == "m"
+        assert one.pop("created_at", "Z").endswith("Z")
+    return said
+
+
+# ---------------------------------------------------------------- what is asked
+
+
+def call(arguments: Any, **more: Any) -> dict[str, Any]:
+    return {"function": {"name": "f", "arguments": arguments}, **more}
+
+
+def said(**message: Any) -> dict[str, Any]:
+    return {"messages": [*HI, message]}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "expected"),
+    [
+        (CHAT, {}, {"messages": HI}),
+        (CHAT, {"model": "m:latest"}, {"model": "m"}),
+        (CHAT, {"model": "n:warm"}, {"model": "m", "temperature": 0.8}),
+        (CHAT, {"options": {"num_predict": 5.0, "repeat_penalty": 1.1, "repeat_last_n": 64.0,
+                            "temperature": 0, "top_k": 4, "top_p": 0.5, "min_p": 0.1, "seed": 3,
+                            "stop": "x", "presence_penalty": 1, "frequency_penalty": 1}},
+         {"max_tokens": 5, "repetition_penalty": 1.1, "penalty_window": 64, "temperature": 0,
+          "top_k": 4, "top_p": 0.5, "min_p": 0.1, "seed": 3, "stop": ["x"], "presence_penalty": 1,
+          "frequency_penalty": 1}),
+        *((CHAT, {"options": {"num_predict": none, "seed": -1, "top_k": -1, "stop": None}},
+           {"max_tokens": None, "seed": None, "top_k": None, "stop": None})
+          for none in (0, -1, -2)),
+        (CHAT, {"options": {"repeat_last_n": -1}}, {"penalty_window": 0}),
+        (CHAT, {"options": {"repeat_last_n": 0, "repeat_penalty": 1.5}},
+         {"penalty_window": None, "repetition_penalty": 1.0}),
+        (CHAT, {"format": "json"}, {"response_format": {"type": "json_object"}}),
+        (CHAT, {"format": ""}, {"response_format": None}),
+        (CHAT, {"format": CITY}, {"response_format": {"type": "json_schema", "json_schema": {
+            "schema": CITY, "strict": True}}}),
+        (CHAT, {"think": True}, {"chat_template_kwargs": THINKS}),
+        (CHAT, {"think": "low"}, {"chat_template_kwargs": {**THINKS, "reasoning_effort": "low"}}),
+        (GENERATE, {"think": False}, {"chat_template_kwargs": NO_THOUGHT}),
+        *((CHAT, {"keep_alive": given}, {"keep_alive": seconds})
+          for given, seconds in (("5m0s", 300), ("1h2m3.5s", 3723.5), (60, 60), ("-1m", -1))),
+        (CHAT, {"tools": [TOOL], "logprobs": True, "top_logprobs": 2, "priority": "batch"},
+         {"tools": [TOOL], "logprobs": True, "top_logprobs": 2, "priority": "batch"}),
+        (CHAT, {"tools": []}, {"tools": None}),
+        (CHAT, said(role="assistant", thinking="t", tool_calls=[call({"é": 1})]),
+         {"messages": [*HI, {"role": "assistant", "content": "", "reasoning_content": "t",
+                             "tool_calls": [call('{"é": 1}', type="function")]}]}),
+        (CHAT, said(role="tool", content="sun", tool_name="f"),
+         {"messages": [*HI, {"role": "tool", "content": "sun", "name": "f"}]}),
+        (CHAT, said(role="tool", content="sun", tool_call_id="c"),
+         {"messages": [*HI, {"role": "tool", "content": "sun", "tool_call_id": "c"}]}),
+        (GENERATE, {"system": "s", "template": "", "suffix": "", "context": [], "images": []},
+         {"messages": [{"role": "system", "content": "s"}, *HI], "messages_as_text": True}),
+        (GENERATE, {"raw": True}, {"prompt": "hi", "messages": None, "messages_as_text": None}),
+    ],
+)  # fmt: skip
+def test_request_becomes_one_of_the_daemon(
+    path: str, fields: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    response, daemon = answered(path, stream=False, **fields)
+    assert response.status == 200, response.body
+    assert "x-mlxsup-ignored" not in response.headers
+    assert {name: daemon.asked[0].get(name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "ignored"),
+    [
+        (CHAT, {"x": 1, "options": {"y": 2, "num_ctx": 9, "num_gpu": 1}}, "x, options.y"),
+        (CHAT, {"options": {"mirostat": 1, "typical_p": 0.5}},
+         "options.mirostat, options.typical_p"),
+        (CHAT, {"options": {"mirostat": 0, "typical_p": 1.0, "tfs_z": 1}, "truncate": False}, None),
+        (GENERATE, {"raw": True, "think": True}, "think"),
+        (GENERATE, {"truncate": True}, "truncate"),
+    ],
+)  # fmt: skip
+def test_field_without_effect_is_named(
+    path: str, fields: dict[str, Any], ignored: str | None
+) -> None:
+    response, _ = answered(path, **fields)
+    assert (response.status, response.headers.get("x-mlxsup-ignored")) == (200, ignored)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "error"),
+    [
+        (CHAT, {"model": None}, "model takes the name"),
+        (CHAT, {"messages": 1}, "messages takes a list"),
+        (CHAT, {"messages": [1]}, "messages[0] takes an object"),
+        (CHAT, said(role="x"), "messages[1].role takes one of"),
+        (CHAT, said(role="user", images=["aGk="]), "messages[1].images: no model here takes"),
+        (CHAT, {"stream": "no"}, "stream takes true or false"),
+        (CHAT, {"format": "yaml"}, 'format takes "json" or a JSON schema'),
+        (CHAT, {"format": 1}, 'format takes "json" or a JSON schema'),
+        (CHAT, {"think": 1}, "think takes true, false or an effort"),
+        (CHAT, {"options": []}, "options takes an object"),
+        (CHAT, {"options": {"num_predict": "x"}}, "num_predict takes an integer"),
+        (CHAT, {"options": {"repeat_penalty": -1}}, "repeat_penalty takes a number"),
+        (CHAT, {"options": {"repeat_last_n": "x"}}, "repeat_last_n takes an integer"),
+        (CHAT, {"keep_alive": "soon"}, "keep_alive takes seconds"),
+        (CHAT, {"keep_alive": "1h1m30"}, "keep_alive takes seconds"),
+        (GENERATE, {"prompt": 1}, "prompt takes a text"),
+        (GENERATE, {"raw": True, "system": "s"}, "system has no effect with raw"),
+        (GENERATE, {"template": "t"}, "template has no effect here"),
+        (GENERATE, {"suffix": "s"}, "suffix has no effect here"),
+        (GENERATE, {"context": [1]}, "context has no effect here"),
+        (GENERATE, {"images": ["aGk="]}, "images has no effect here: no model here takes images"),
+    ],
+)  # fmt: skip
+def test_refusal_is_a_text(path: str, fields: dict[str, Any], error: str) -> None:
+    response, daemon = answered(path, **fields)
+    assert (response.status, daemon.asked) == (400, [])
+    assert response.json().keys() == {"error"}
+    assert response.json()["error"].startswith(error)
+
+
+# ---------------------------------------------------------------- what comes back
+
+CALL = '{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{\\"a\\": 1}"}}\n'
+BROKEN = '{"id": "c2", "type": "function", "function": {"name": "f", "arguments": "[]"}}\n'
+MADE = {"id": "c1", "function": {"index": 0, "name": "f", "arguments": {"a": 1}}}
+TIMINGS = Timings(queued_s=1.0, tokenize_s=0.25, prefill_s=0.5, first_token_s=1.75, total_s=4.0)
+FIGURES = {
+    "total_duration": 4_000_000_000, "load_duration": 1_000_000_000, "prompt_eval_count": 5,
+    "prompt_eval_duration": 750_000_000, "eval_count": 2, "eval_duration": 2_250_000_000,
+}  # fmt: skip
+SCORE = Logprobs(chosen=TokenLogprob(token=1, text="a", logprob=-0.5), top=[])
+SCORED = {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}
+
+
+def message(content: str = "", **more: Any) -> dict[str, Any]:
+    return {"message": {"role": "assistant", "content": content, **more}}
+
+
+def calls_of(*texts: str) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in texts]
+
+
+ANSWERS: dict[str, tuple[str, list[Item], list[dict[str, Any]], dict[str, Any]]] = {
+    "text": (
+        CHAT, [delta("a"), delta(""), delta('"é\n'), result('a"é\n')],
+        [message("a"), message('"é\n')], message('a"é\n'),
+    ),
+    "thoughts": (
+        CHAT, [delta("t", channel=Channel.REASONING), delta("a"), result("a", reasoning="t")],
+        [message(thinking="t"), message("a")], message("a", thinking="t"),
+    ),
+    "calls": (
+        CHAT,
+        [delta(CALL + CALL, channel=Channel.TOOL_CALL), delta(BROKEN, channel=Channel.TOOL_CALL),
+         result("", FinishReason.TOOL_CALLS, tool_calls=calls_of(CALL, CALL, BROKEN))],
+        [message(tool_calls=[MADE, (second := call({"a": 1}, id="c1") | {"function": {
+            "index": 1, "name": "f", "arguments": {"a": 1}}})]), message("f[]")],
+        message("f[]", tool_calls=[MADE, second]),
+    ),
+    "scores": (
+        CHAT, [delta("a", logprobs=[SCORE]), result("a", logprobs=[SCORE])],
+        [message("a") | {"logprobs": [SCORED]}], message("a") | {"logprobs": [SCORED]},
+    ),
+    "generated": (
+        GENERATE, [delta("t", channel=Channel.REASONING), delta("a"), result("a", reasoning="t")],
+        [{"response": "", "thinking": "t"}, {"response": "a"}], {"response": "a", "thinking": "t"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_answer_comes_whole_and_in_lines(name: str) -> None:
+    path, items, pieces, whole = ANSWERS[name]
+    end = {"done": True, "done_reason": "stop"}
+    streamed, _ = answered(path, *items)
+    assert streamed.headers["content-type"] == "application/x-ndjson"
+    assert streamed.is_whole
+    *first, last = lines(streamed)
+    assert first == [piece | {"done": False} for piece in pieces]
+    empty = message() if path == CHAT else {"response": ""}
+    assert last.items() >= (empty | end).items()
+    response, _ = answered(path, *items, stream=False)
+    assert response.headers["content-type"] == "application/json"
+    value = response.json()
+    assert value.items() >= (whole | end).items()
+    assert (value["model"], value["created_at"][-1]) == ("m", "Z")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_end_says_why_and_what_it_took(stream: bool) -> None:
+    end = result("ab", FinishReason.LENGTH, timings=TIMINGS, warnings=["w"])
+    response, _ = answered(CHAT, delta("ab"), end, stream=stream)
+    last = lines(response)[-1]
+    assert last.items() >= (FIGURES | {"done_reason": "length", "warnings": ["w"]}).items()
+
+
+def test_durations_that_clients_divide_by_are_never_zero() -> None:
+    last = lines(answered(CHAT, delta("a"), result("a"))[0])[-1]
+    named = ("total_duration", "prompt_eval_duration", "eval_duration", "load_duration")
+    assert [last[name] for name in named] == [1, 1, 1, 0]
+
+
+def test_model_with_any_name_is_named_in_each_line() -> None:
+    name = "\0"
+    daemon = PlayedDaemon([delta("a"), result("a")])
+    body = {"model": name, "messages": HI}
+    response = asyncio.run(Site(daemon).ask("POST", CHAT, body))
+    first = json.loads(response.body.splitlines()[0])
+    assert (first["model"], first["message"]["content"]) == (name, "a")
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [("unknown_model", 404), ("overloaded", 429), ("load_failed", 503)]
+)
+@pytest.mark.parametrize("stream", [True, False])
+def test_error_before_the_answer_is_a_status(code: str, status: int, stream: bool) -> None:
+    response, _ = answered(CHAT, refused(code), stream=stream)
+    assert (response.status, response.json()) == (status, {"error": f"it is {code}"})
+
+
+def test_answer_that_breaks_off_ends_with_the_error_and_is_cut() -> None:
+    broken = RequestError(ErrorCode.WORKER_CRASHED, "it is gone", detail={})
+    response, _ = answered(CHAT, delta("a"), broken)
+    assert lines(response) == [message("a") | {"done": False}, {"error": "it is gone"}]
+    assert not response.is_whole
+
+
+def test_line_of_a_waiting_answer_is_still_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "HOLD_S", 0.0)
+    loading = Notice(kind=NoticeKind.LOADING, detail={"fraction": 0.5})
+    (turns := asyncio.Event()).set()
+    response, _ = answered(CHAT, loading, turns, delta("a"), result("a"))
+    assert response.body.startswith(b" {")
+    assert lines(response)[0] == message("a") | {"done": False}
+
+
+# ---------------------------------------------------------------- empty requests
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "reason", "asked"),
+    [
+        (CHAT, {"messages": []}, "load", {}),
+        (CHAT, {"messages": None, "keep_alive": "10m"}, "load", {"keep_alive": 600}),
+        (CHAT, {"messages": [], "keep_alive": 0}, "unload", {"keep_alive": 0}),
+        (GENERATE, {"prompt": "", "keep_alive": -1, "stream": True}, "load", {"keep_alive": -1}),
+        (GENERATE, {"prompt": None, "keep_alive": 0}, "unload", {"keep_alive": 0}),
+        (GENERATE, {"prompt": "", "format": "json", "options": {"num_predict": 9}}, "load", {}),
+    ],
+)
+def test_empty_request_is_one_for_a_token_that_is_not_shown(
+    path: str, fields: dict[str, Any], reason: str, asked: dict[str, Any]
+) -> None:
+    response, daemon = answered(path, **fields)
+    one = {"model": "m", "prompt": " ", "max_tokens": 1, "cap_max_tokens": True}
+    assert daemon.asked == [one | asked]
+    empty = message() if path == CHAT else {"response": ""}
+    assert lines(response) == [empty | {"done": True, "done_reason": reason}]
+
+
+@pytest.mark.parametrize(
+    ("state", "model", "count"), [("STOPPED", "n:latest", 0), ("FAILED", "m", 0), ("READY", "m", 1)]
+)
+def test_model_that_is_not_loaded_is_not_loaded_to_unload_it(
+    state: str, model: str, count: int
+) -> None:
+    daemon = PlayedDaemon([result()])
+    daemon.state = state
+    body = {"model": model, "keep_alive": 0}
+    response = asyncio.run(Site(daemon).ask("POST", GENERATE, body))
+    assert (response.json()["done_reason"], len(daemon.asked)) == ("unload", count)
+
+
+def test_only_an_operator_unloads(tmp_path: Path) -> None:
+    place = place_in(tmp_path)
+    guest, boss = (
+        add_key(place, name=name, account=name, is_operator=name == "boss", created="")
+        for name in ("guest", "boss")
+    )
+    daemon = PlayedDaemon([result()])
+    site = Site(daemon, keys=Keys(place))
+
+    def ask(key: str | None, **fields: Any) -> int:
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        body = {"model": "m", **fields}
+        return asyncio.run(site.ask("POST", GENERATE, body, headers=headers)).status
+
+    assert [ask(key, keep_alive=0) for key in ("", guest, boss)] == [401, 403, 200]
+    assert daemon.asked[0]["client"] == "boss"
+
+
+# ---------------------------------------------------------------- models
+
+CONFIG = {
+    "model_type": "qwen3", "quantization": {"bits": 4, "group_size": 64},
+    "max_position_embeddings": 40960,
+}  # fmt: skip
+TEMPLATE = "{% if tools %}{% endif %}{% if enable_thinking %}{% endif %}"
+
+
+def got(path: str, daemon: PlayedDaemon, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the body of a response."""
+    method = "GET" if body is None else "POST"
+    response = asyncio.run(Site(daemon).ask(method, path, body))
+    assert response.status == 200, response.body
+    return response.json()
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> PlayedDaemon:
+    """A daemon whose model has files and a preset."""
+    files = {
+        "config.json": CONFIG,
+        "tokenizer_config.json": {"chat_template": TEMPLATE},
+        "generation_config.json": {"do_sample": True, "repetition_penalty": 2},
+        "model.safetensors.index.json": {
+            "weight_map": {}, "metadata": {"total_parameters": 8_190_735_360},
+        },
+    }  # fmt: skip
+    write_folder(tmp_path, MODEL)
+    for name, value in files.items():
+        (tmp_path / name).write_text(json.dumps(value))
+    for file in (*tmp_path.iterdir(), tmp_path):
+        os.utime(file, (1e9, 1e9))
+    daemon = PlayedDaemon()
+    daemon.presets = {"warm": {"temperature": 0.8}}
+    daemon.row = {"folder": str(tmp_path), "repo": "mlx-community/Qwen3-8B", "revision": "main",
+                  "context_length": None, "unloads_in_s": 60.0, "footprint_bytes": 77}  # fmt: skip
+    return daemon
+
+
+DETAILS = {"parent_model": "", "format": "mlx", "family": "qwen3", "families": ["qwen3"],
+           "parameter_size": "8.2B", "quantization_level": "4bit"}  # fmt: skip
+
+
+def test_tags_list_models_and_presets(daemon: PlayedDaemon) -> None:
+    one, preset = got("/api/tags", daemon)["models"]
+    assert [row["name"] for row in (one, preset)] == ["m:latest", "m:warm"]
+    assert (one["model"], one["details"]) == ("m:latest", DETAILS)
+    assert one["size"] == len(MODEL["model.safetensors"])
+    assert (len(one["digest"]), int(one["digest"], 16) > 0) == (64, True)
+    assert one["modified_at"] == "2001-09-09T01:46:40Z"
+    daemon.presets = {"latest": {}}
+    listed = got("/api/tags", daemon)["models"]
+    assert [row["name"] for row in listed] == ["m", "m:latest"], "each name is that of one"
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        *((name, {"repeat_penalty": 2}) for name in ("m", "n", "m:latest")),
+        ("n:warm", {"repeat_penalty": 2, "temperature": 0.8}),
+    ],
+)
+def test_show_describes_a_model(
+    name: str, parameters: dict[str, float], daemon: PlayedDaemon
+) -> None:
+    value = got("/api/show", daemon, {"name": name})
+    assert value["capabilities"] == ["completion", "tools", "thinking"]
+    assert (value["details"], value["template"]) == (DETAILS, TEMPLATE)
+    info = value["model_info"]
+    assert (info["general.architecture"], info["qwen3.context_length"]) == ("qwen3", 40960)
+    assert info["general.parameter_count"] == 8_190_735_360
+    pairs = [line.split() for line in value["parameters"].splitlines()]
+    assert {word: float(number) for word, number in pairs}.items() >= parameters.items()
+
+
+@pytest.mark.parametrize(("left_s", "days"), [(60.0, 0), (None, 36500)])
+def test_ps_lists_what_is_loaded(left_s: float | None, days: int, daemon: PlayedDaemon) -> None:
+    daemon.row |= {"unloads_in_s": left_s, "context_length": 9}
+    (one,) = got("/api/ps", daemon)["models"]
+    assert (one["name"], one["size"], one["size_vram"]) == ("m:latest", 77, 77)
+    assert one["context_length"] == 9
+    left = datetime.fromisoformat(one["expires_at"]) - datetime.now(UTC)
+    assert left > timedelta(days=days) - timedelta(minutes=1)
+    assert left.days <= days
+    daemon.state = "LOADING"
+    assert got("/api/ps", daemon) == {"models": []}
+
+
+def test_model_without_files_is_listed_all_the_same(daemon: PlayedDaemon) -> None:
+    daemon.row |= {"folder": None, "context_length": 7}
+    one, _ = got("/api/tags", daemon)["models"]
+    assert (one["size"], one["details"]["families"]) == (0, [])
+    shown = got("/api/show", daemon, {"model": "m"})
+    assert (shown["capabilities"], shown["template"]) == (["completion"], "")
+    assert shown["model_info"]["unknown.context_length"] == 7
+    daemon.row["folder"] = "/nowhere"
+    assert got("/api/v0/models", daemon)["data"][0]["arch"] == ""
+
+
+def test_folder_is_read_again_once_it_has_changed(
+    daemon: PlayedDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+
+    def noted(folder: Path) -> Description:
+        read.append(folder)
+        return describe(folder)
+
+    monkeypatch.setattr(descriptions_module, "describe", noted)
+    folder = Path(daemon.row["folder"])
+
+    async def run() -> list[str]:
+        site, found = Site(daemon), []
+        async with site.life():
+            for step in ("", "", "licence", ""):
+                if step:
+                    (folder / "README.md").write_text("---\nlicense: mit\n---\n")
+                shown = await site.ask("POST", "/api/show", {"model": "m"}, has_life=False)
+                found.append(shown.json()["license"])
+        return found
+
+    assert asyncio.run(run()) == ["", "", "mit", "mit"]
+    assert read == [folder, folder]
+
+
+def test_disk_that_does_not_answer_leaves_a_gap(
+    daemon: PlayedDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "STATUS_LIMIT_S", 0.0)
+    goes_on = threading.Event()
+    begun: list[Path] = []
+
+    def stuck(folder: Path) -> Description:
+        begun.append(folder)
+        goes_on.wait()
+        return describe(folder)
+
+    monkeypatch.setattr(descriptions_module, "describe", stuck)
+
+    async def run() -> list[int]:
+        of = Descriptions().of
+        status = {"models": [{"name": "m", "presets": {}, "aliases": [], **daemon.row}]}
+        try:
+            return [(await of(status))[0].size_bytes for _ in range(3)]
+        finally:
+            goes_on.set()
+
+    assert asyncio.run(run()) == [0, 0, 0]
+    assert len(begun) <= 1, "one thread waits for it"
+
+
+def test_lm_studio_lists_models(daemon: PlayedDaemon) -> None:
+    daemon.row["context_length"] = 9
+    old = {
+        "id": "m", "object": "model", "type": "llm", "publisher": "mlx-community", "arch": "qwen3",
+        "compatibility_type": "mlx", "quantization": "4bit", "state": "loaded",
+        "max_context_length": 9, "loaded_context_length": 9, "capabilities": ["tool_use"],
+    }  # fmt: skip
+    listed = got("/api/v0/models", daemon)
+    assert (listed["object"], listed["data"]) == ("list", [old, old | {"id": "m:warm"}])
+    assert got("/api/v0/models/n", daemon) == old
+    assert got("/api/v0/models/m:warm", daemon)["id"] == "m:warm"
+    new = got("/api/v1/models", daemon)["models"][0]
+    assert (new["key"], new["params_string"], new["format"]) == ("m", "8.2B", "mlx")
+    assert new["loaded_instances"] == [{"id": "m", "config": {"context_length": 9}}]
+    assert new["quantization"] == {"name": "4bit", "bits_per_weight": 4}
+    assert new["capabilities"] == {"vision": False, "trained_for_tool_use": True}
+    daemon.state = "STOPPED"
+    assert got("/api/v1/models", daemon)["models"][0]["loaded_instances"] == []
+    stopped = got("/api/v0/models/m", daemon)
+    assert (stopped["state"], "loaded_context_length" in stopped) == ("not-loaded", False)
+
+
+# ---------------------------------------------------------------- paths
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "error"),
+    [
+        ("POST", "/api/embed", 501, "embeddings are not there yet"),
+        ("POST", "/api/embeddings", 501, "embeddings are not there yet"),
+        ("POST", "/api/pull", 501, "`mlxsup pull REPO`"),
+        ("DELETE", "/api/delete", 501, "`mlxsup rm REPO`"),
+        ("POST", "/api/create", 501, "`mlxsup convert SOURCE`"),
+        ("POST", "/api/copy", 501, "`mlxsup convert SOURCE TARGET`"),
+        ("POST", "/api/push", 501, "nothing is published"),
+        ("GET", "/api/chat", 405, "this path takes POST"),
+        ("GET", "/api/nothing", 404, "no such path"),
+    ],
+)
+def test_what_is_not_there_is_said_in_a_text(
+    method: str, path: str, status: int, error: str
+) -> None:
+    response = asyncio.run(Site(PlayedDaemon()).ask(method, path, {"model": "m"}))
+    assert response.status == status
+    assert error in response.json()["error"]
+
+
+@pytest.mark.parametrize("name", ["x", "m:cold", 1, None])
+def test_unknown_model_is_not_shown(name: Any) -> None:
+    body = {"model": name}
+    response = asyncio.run(Site(PlayedDaemon()).ask("POST", "/api/show", body))
+    assert response.status == (404 if isinstance(name, str) else 400)
+    assert isinstance(response.json()["error"], str)
+
+
+OTHERS = "OpenAI's API is at /v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    ("path", "advice"),
+    [
+        *((path, f"did you mean {meant}?") for path, meant in (
+            ("/version", "/api/version"), ("/tags", "/api/tags"), ("/chat", "/api/chat"),
+            ("/chat/completions", "/v1/chat/completions"), ("/completions", "/v1/completions"),
+            ("/v1/v1/messages", "/v1/messages"), ("/api/v1/messages", "/v1/messages"),
+            ("/v1/chat/completion", "/v1/chat/completions"), ("/healthz", "/health"),
+            ("/v1/api/chat", "/api/chat"), ("/api/pul", "/api/pull"),
+        )),
+        *((path, OTHERS) for path in (
+            "/v1/rerank", "/rerank", "/v1/version", "/x", "//", "/page/x/y",
+        )),
+    ],
+)  # fmt: skip
+def test_path_that_is_not_there_is_answered_with_one_like_it(path: str, advice: str) -> None:
+    response = asyncio.run(Site(PlayedDaemon()).ask("GET", path))
+    message = response.json()["error"]
+    text = message if isinstance(message, str) else message["message"]
+    assert (response.status, text.partition("; ")[2][: len(advice)]) == (404, advice)
