@@ -104,11 +104,7 @@ FLUSH_LIMIT_S = 1.0
 
 
 class ChangePrinter:
-    """Writes on its own thread, because a pipe that is not read blocks its writer.
-
-    Args:
-        output: how to write.
-    """
+    """Writes on its own thread, because a pipe that is not read blocks its writer."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
@@ -246,7 +242,6 @@ class _Progress:
     Args:
         client: where to hear them.
         model: the model that the command waits for.
-        output: how to write output.
     """
 
     def __init__(self, client: Client, model: str, output: Output) -> None:
@@ -308,7 +303,6 @@ def wait_until_ready(
     Args:
         client: of the daemon; this takes its one subscription.
         names: of models, or their aliases; if there are none, every model that is coming up.
-        output: how to write output.
         limit_s: for how long to wait at most; 0 only looks; None for no limit.
 
     Raises:

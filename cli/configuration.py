@@ -13,6 +13,7 @@ from mlxsup.protocol.places import config_places, find_config
 
 from .connection import Target
 from .exit_status import CliError, ExitStatus
+from .new_file import new_file
 
 if TYPE_CHECKING:
     from mlxsup.supervisor.config.load import DaemonConfig
@@ -113,14 +114,11 @@ def write_configuration(path: Path, text: str) -> None:
     """
     schema = path.with_name(SCHEMA_NAME)
     partial = schema.with_name(f".{SCHEMA_NAME}.{os.getpid()}")
-    file = path.open("x", encoding="utf-8")
     try:
-        with file:
-            file.write(text)
-        partial.write_text(schema_text() + "\n", encoding="utf-8")
-        partial.replace(schema)
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
+        with new_file(path, 0o666) as file:
+            file.write(text.encode())
+            file.flush()
+            partial.write_text(schema_text() + "\n", encoding="utf-8")
+            partial.replace(schema)
     finally:
         partial.unlink(missing_ok=True)

@@ -79,7 +79,6 @@ def report(started: Started, target: Target, output: Output, *, is_waiting: bool
     Args:
         started: the daemon.
         target: the options with which commands reach it.
-        output: how to write output.
         is_waiting: whether to return only when the models that it loads are READY.
 
     Raises:

@@ -18,6 +18,7 @@ from ..changes import progress_shown
 from ..connection import Target, connect, daemon_options
 from ..exit_status import CliError, ExitStatus, misuse
 from ..keys import read_key
+from ..new_file import new_file
 from ..options import NewFile
 from ..terminal.output import Line, LiveLine, Output, width_of
 from ..terminal.tables import listing, text_lines
@@ -473,13 +474,8 @@ def write_new(path: Path, text: str) -> None:
         CliError: the file exists by now, or cannot be written; then there is none.
     """
     try:
-        with path.open("x") as file:
-            try:
-                file.write(text + "\n")
-                file.flush()
-            except OSError:
-                path.unlink()
-                raise
+        with new_file(path, 0o666) as file:
+            file.write(f"{text}\n".encode())
     except OSError as error:
         hint = "the figures are above"
         raise CliError(f"{path}: {error.strerror}", code="file", hint=hint) from None

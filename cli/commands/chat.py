@@ -150,7 +150,6 @@ class Chat:
     Args:
         client: of the daemon.
         talk: what was said so far.
-        output: how to write output.
         is_verbose: whether to show how fast each answer was.
         is_typed: whether a person types, who sees what a command has done, may try again after an
             error, and mistypes commands; a line of a pipe may begin with a path.

@@ -157,11 +157,11 @@ def status(is_system: bool, output: Output) -> None:
     Shows whether the service is installed, runs, and starts by itself. `mlxsup status` shows the
     models.
     """
-    from ..service.facts import read_file
+    from ..service.facts import program_in, read_file
 
     manager = _find_manager(is_system=is_system)
     text = read_file(manager.path)
-    program = None if text is None else manager.program_in(text)
+    program = None if text is None else program_in(text, manager.command_in(text))
     state = None if text is None else manager.state()
     value = {
         "manager": manager.name, "path": str(manager.path), "is_installed": text is not None,
@@ -253,9 +253,9 @@ def _difference(before: str | None, text: str) -> str:
 
 def _other(manager: Manager, before: str, facts: ServiceFacts) -> CliError:
     """Return the error for a file that is not the one to write: it says whose it is."""
-    from ..service.facts import MARKER
+    from ..service.facts import MARKER, program_in
 
-    program = manager.program_in(before)
+    program = program_in(before, manager.command_in(before))
     message, code = "the service is installed with other settings", "service_differs"
     if MARKER not in before:
         message, code = f"{manager.path} was not written by mlxsup", "foreign_service"

@@ -266,8 +266,7 @@ def read_models(models: Sequence[str]) -> tuple[DaemonConfig, str]:
     Raises:
         CliError: a name is invalid, or given twice.
     """
-    from mlxsup.supervisor.config.folders import config_of_folders, split_model
-    from mlxsup.supervisor.config.load import ConfigError
+    from mlxsup.supervisor.config.load import ConfigError, config_of_folders, split_model
 
     folders: dict[str, Path | str] = {}
     for given in models:

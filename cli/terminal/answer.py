@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .output import LiveLine, Output
@@ -28,7 +27,6 @@ class AnswerLine(LiveLine):
 
     Args:
         model: which one answers.
-        output: how to write output.
     """
 
     def __init__(self, model: str, output: Output) -> None:
@@ -60,14 +58,6 @@ class AnswerLine(LiveLine):
         self._timer.cancel()
         with self._lock:
             self._timer, self._notice, self._is_due, self._said = None, None, False, {}
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.clear()
 
     def _notify_in_lines(self, notice: Notice) -> None:
         with self._lock:
@@ -101,7 +91,6 @@ def read_answer(stream: Stream, line: LiveLine, output: Output) -> Result:
     Args:
         stream: read to its end.
         line: cleared before the first text.
-        output: how to write output.
     """
     channel = "content"
     try:

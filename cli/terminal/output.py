@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self, TextIO, cast
 
 import click
@@ -186,9 +185,6 @@ def discard_stdout() -> None:
 class LiveLine:
     """Shows on standard error what is being waited for, and keeps text of an answer apart from it.
 
-    Args:
-        output: how to write output.
-
     Attributes:
         is_possible: true if a line can be replaced there; elsewhere lines stay.
     """
@@ -247,12 +243,7 @@ class LiveLine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.clear()
 
 

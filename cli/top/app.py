@@ -110,7 +110,6 @@ def run(endpoint: str, interval_s: float, output: Output) -> None:
     Args:
         endpoint: of the daemon.
         interval_s: from one look to the next.
-        output: how to write output.
     """
     if not output.has_colour(sys.stdout):
         os.environ["NO_COLOR"] = "1"  # textual asks nothing else

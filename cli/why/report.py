@@ -24,6 +24,7 @@ from mlxsup.protocol.version import VERSION
 
 from ..connection import read_toml
 from ..exit_status import CliError, ExitStatus
+from ..new_file import new_file
 from .recording import Recording
 
 FOLDER = "mlxsup-report"
@@ -125,9 +126,16 @@ def write_report(
         CliError: there is a file already, or it cannot be written.
     """
     parts = dict(_parts(recording, folder, config, status))
-    place = path.expanduser()
     try:
-        descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with (
+            new_file(path.expanduser()) as file,
+            tarfile.open(fileobj=file, mode="w:gz") as tar,
+        ):
+            for name, text in parts.items():
+                data = text.encode(errors="replace")
+                member = tarfile.TarInfo(f"{FOLDER}/{name}")
+                member.size, member.mode, member.mtime = len(data), 0o600, int(time.time())
+                tar.addfile(member, io.BytesIO(data))
     except FileExistsError:
         raise CliError(
             f"there is a file at {path} already",
@@ -136,26 +144,10 @@ def write_report(
             status=ExitStatus.USAGE,
         ) from None
     except OSError as error:
-        raise _unwritten(path, error) from None
-    try:
-        with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as tar:
-            for name, text in parts.items():
-                data = text.encode(errors="replace")
-                member = tarfile.TarInfo(f"{FOLDER}/{name}")
-                member.size, member.mode, member.mtime = len(data), 0o600, int(time.time())
-                tar.addfile(member, io.BytesIO(data))
-    except OSError as error:
-        place.unlink(missing_ok=True)
-        raise _unwritten(path, error) from None
+        message = f"cannot write {path}: {error.strerror}"
+        hint = "name a file in a folder that you can write to"
+        raise CliError(message, code="file", hint=hint) from None
     return list(parts)
-
-
-def _unwritten(path: Path, error: OSError) -> CliError:
-    return CliError(
-        f"cannot write {path}: {error.strerror}",
-        code="file",
-        hint="name a file in a folder that you can write to",
-    )
 
 
 def _parts(
