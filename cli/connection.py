@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import shlex
 import sys
@@ -371,11 +372,11 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _unreadable(error: UnreadableConfigError) -> CliError:
-    return CliError(
-        str(error),
-        hint=f"check it with `mlxsup config check {shlex.quote(str(error.path))}`",
-        status=ExitStatus.BAD_CONFIGURATION,
-    )
+    path = shlex.quote(str(error.path))
+    hint = f"check it with `mlxsup config check {path}`"
+    if not os.path.lexists(error.path):
+        hint = f"name another file, or write this one with `mlxsup init {path}`"
+    return CliError(str(error), hint=hint, status=ExitStatus.BAD_CONFIGURATION)
 
 
 def status_of_daemon(target: Target) -> dict[str, Any] | None:

@@ -50,7 +50,7 @@ LEFT_OUT = "(left out)"
 
 KEPT = frozenset(
     {
-        "address", "after", "at", "backend", "batching", "before", "config_path", "doing",
+        "address", "after", "at", "backend", "batching", "before", "code", "config_path", "doing",
         "ended_by", "endpoint", "engine", "evidence", "fate", "from", "id", "kind", "level",
         "listen", "log_dir", "log_format", "log_level", "machine", "max_priority", "memory",
         "memory_budget", "memory_limit", "mlx", "mlx-lm", "mlxsup", "mode", "model", "name",
@@ -61,7 +61,8 @@ KEPT = frozenset(
 )  # fmt: skip
 """Fields with texts that are names, states, sizes or places."""
 
-SHAPES = {"reason": re.compile(r"[a-z_]+"), "id": re.compile(r"\S+")}
+_WORD = re.compile(r"[a-z_]+")
+SHAPES = {"reason": _WORD, "code": _WORD, "id": re.compile(r"\S+")}
 """Fields of this name hold sentences or whatever a client has chosen, too."""
 
 OF_LOADS = KEPT | {"detail", "verdict", "failure", "note"}
@@ -229,8 +230,8 @@ def redacted(value: Any, name: str = "", *, kept: frozenset[str] = KEPT) -> Any:
         case list() | tuple():
             return [redacted(item, name, kept=kept) for item in value]
         case str() if value:
-            is_kept = name in kept and (name not in SHAPES or SHAPES[name].fullmatch(value))
-            return without_keys(value) if is_kept or value in CAUSES else LEFT_OUT
+            is_kept = _is_kept(name, value, kept) or value in CAUSES
+            return without_keys(value) if is_kept else LEFT_OUT
         case _:
             return value
 
@@ -276,4 +277,8 @@ def _value(name: str, value: str) -> str:
     text = value.strip('"')
     if name == "cause":
         return value if text in CAUSES else LEFT_OUT
-    return without_keys(value) if name in KEPT and text == value else LEFT_OUT
+    return without_keys(value) if text == value and _is_kept(name, value, KEPT) else LEFT_OUT
+
+
+def _is_kept(name: str, value: str, kept: frozenset[str]) -> bool:
+    return name in kept and (name not in SHAPES or bool(SHAPES[name].fullmatch(value)))

@@ -233,6 +233,11 @@ def test_what_names_no_endpoint_is_refused(
     assert raised.value.status == status
     if status == ExitStatus.BAD_CONFIGURATION:
         assert raised.value.hint == f"check it with `mlxsup config check '{named}'`"
+        named.unlink()
+        with pytest.raises(CliError) as raised:
+            Target(config=named).find_endpoint()
+        written = f"write this one with `mlxsup init '{named}'`"
+        assert raised.value.hint == f"name another file, or {written}"
 
 
 @pytest.mark.parametrize(

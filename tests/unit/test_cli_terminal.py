@@ -379,7 +379,7 @@ def test_no_line_of_an_error_passes_for_its_hint(capsys: pytest.CaptureFixture[s
 ROWS = [("a", "1 GiB"), ("a longer name", "9"), ("日本語 \x1b[2J and a path", "10")]
 
 
-@pytest.mark.parametrize("width", [None, 20])
+@pytest.mark.parametrize("width", [None, 20, 16])
 def test_a_listing_folds_its_cells_and_no_line_ends_in_spaces(
     width: int | None, snapshot: SnapshotAssertion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
