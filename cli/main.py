@@ -13,7 +13,7 @@ from mlxsup.protocol.version import VERSION
 
 from .command_table import COMMANDS, expand, guess, load
 from .exit_status import CliError, ExitStatus, misuse
-from .terminal.output import Output, discard_stdout, terminal_size
+from .terminal.output import Output, discard, terminal_size
 from .terminal.writer import guard_streams
 
 if TYPE_CHECKING:
@@ -87,10 +87,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         status = ExitStatus.BROKEN_PIPE
-        discard_stdout()
+        discard(sys.stdout)
     except OSError as error:
         status = ExitStatus.FAILED
-        discard_stdout()
+        discard(sys.stdout)
         message = f"cannot write the output: {error.strerror or error}"
         Output(is_plain=output.is_plain).error(CliError(message, code="output"))
     sys.exit(status)

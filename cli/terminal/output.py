@@ -121,9 +121,12 @@ class Output:
             return
         # Indented, a line of a text from outside cannot pass for the hint.
         message = _NEW_LINE.sub("\n  ", error.message)
-        self.note(f"{self.style('error:', sys.stderr, 'red')} {message}")
-        if error.hint:
-            self.note(f"hint: {error.hint}", "dim")
+        try:
+            self.note(f"{self.style('error:', sys.stderr, 'red')} {message}")
+            if error.hint:
+                self.note(f"hint: {error.hint}", "dim")
+        except OSError:
+            discard(sys.stderr)  # the exit code still says what it says
 
     def has_colour(self, stream: TextIO) -> bool:
         """True if escape sequences may be written there."""
@@ -171,15 +174,15 @@ def settle_streams() -> None:
         try:
             stream.flush()
         except OSError:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, stream.fileno())
-            os.close(nowhere)
-            stream.flush()
+            discard(stream)
 
 
-def discard_stdout() -> None:
+def discard(stream: TextIO) -> None:
     """Discard what is still buffered, about which the interpreter would complain."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+    stream.flush()
 
 
 class LiveLine:
