@@ -26,6 +26,7 @@ from mlxsup.protocol.places import (
     UnreadableConfigError,
     find_place,
     log_dir_of,
+    socket_at,
 )
 
 from .exit_status import CliError, ExitStatus
@@ -407,7 +408,7 @@ def log_dir_left_by(target: Target) -> Path | None:
         CliError: what says where the daemon is cannot be read.
     """
     place = target.find()
-    runtime_dir = Path(place.endpoint.removeprefix("ipc://")).parent
+    runtime_dir = socket_at(place.endpoint).parent
     path = recorded_log_dir(runtime_dir)
     if path is None and place.config is not None:
         path = log_dir_of(place.config)

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlxsup.protocol.places import socket_at
+
 from .connection import Target, connect
 from .exit_status import PERMANENT_EXITS, CliError, ExitStatus
 from .terminal.output import Output
@@ -144,7 +146,7 @@ def _unwritable(path: Path, error: OSError) -> CliError:
 
 
 def _wait(process: subprocess.Popen[bytes], endpoint: str, output: Path, begin: int) -> None:
-    socket = Path(endpoint.removeprefix("ipc://"))
+    socket = socket_at(endpoint)
     give_up_at = time.monotonic() + ANSWER_LIMIT_S
     while time.monotonic() < give_up_at:
         try:

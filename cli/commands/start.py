@@ -14,7 +14,7 @@ import click
 
 from mlxsup.protocol.gateway import DEFAULT_LISTEN, Address, GatewayRules
 from mlxsup.protocol.ids import ModelName
-from mlxsup.protocol.places import endpoint_in
+from mlxsup.protocol.places import endpoint_in, socket_at
 
 from ..configuration import NO_FILE_HINT, find_configuration, read_configuration
 from ..connection import RUNNING_HINT, Target, output_options, target_to_reach
@@ -332,7 +332,7 @@ def _save(path: Path, models: str, http: str | None, endpoint: str, output: Outp
     if os.path.lexists(file):
         raise exists
     if holder := lock_holder(endpoint):
-        folder = Path(endpoint.removeprefix("ipc://")).parent
+        folder = socket_at(endpoint).parent
         message = f"a daemon with pid {holder.pid} is already running in {folder}; nothing is saved"
         hint = target_to_reach(endpoint, None).repeat_in(RUNNING_HINT)
         raise CliError(message, hint=hint, status=ExitStatus.ALREADY_RUNNING)

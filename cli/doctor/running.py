@@ -22,6 +22,7 @@ import psutil
 from mlxsup.protocol.folders import CLIENT_SOCKET_NAME, LOCK_NAME
 from mlxsup.protocol.gateway import EXTRA_MODULES, Address
 from mlxsup.protocol.key_file import have_been_made
+from mlxsup.protocol.places import socket_at
 from mlxsup.protocol.version import VERSION
 
 from ..lock_holder import LockHolder, lock_holder
@@ -58,7 +59,7 @@ _SLEEP = re.compile(r"^\s*sleep\s+(\d+)", re.MULTILINE)
 
 def check_daemon(setting: Setting) -> Iterator[Finding]:
     """Judge the holder of the runtime folder, what answers there, and its gateway."""
-    folder = Path(setting.endpoint.removeprefix("ipc://")).parent
+    folder = socket_at(setting.endpoint).parent
     status, failure = ask_status(setting.endpoint)
     holder = lock_holder(setting.endpoint)
     if status is not None:
