@@ -6,6 +6,7 @@ import io
 import json
 import re
 import unicodedata
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -365,6 +366,19 @@ def test_a_line_of_json_is_printable_and_means_the_same(text: str) -> None:
     assert line.isprintable()
     meant = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
     assert json.loads(line)["value"] == {meant: meant}
+
+
+@pytest.mark.parametrize(
+    ("is_json", "written"), [(True, '{"schema_version": 1, "a": 1}\n'), (False, "one\n")]
+)
+def test_a_result_is_a_value_for_programs_and_a_text_or_lines_for_people(
+    is_json: bool, written: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines: Iterator[Line] = iter([[("one", "bold")]])
+    for shown in ("one", lines):
+        Output(is_json=is_json).result({"a": 1}, shown)
+        assert capsys.readouterr() == (written, "")
+    assert list(lines) == ([[("one", "bold")]] if is_json else []), "made only to be shown"
 
 
 def test_no_line_of_an_error_passes_for_its_hint(capsys: pytest.CaptureFixture[str]) -> None:
