@@ -274,7 +274,10 @@ class _Demonstration:
         pieces: list[str] = []
 
         def take(_: float, data: bytes) -> None:
-            if data.strip() != DONE and (piece := text_of(json.loads(data))):
+            event = {} if data.strip() == DONE else json.loads(data)
+            if error := event.get("error"):
+                raise CliError(error["message"], code=error["code"])
+            if piece := text_of(event):
                 pieces.append(piece)
                 if len(pieces) == STORY_TOKENS // 4:
                     killed.append(self._kill(model))
