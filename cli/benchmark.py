@@ -280,9 +280,11 @@ async def read_stream(
 
 
 def text_of(event: Mapping[str, Any]) -> str:
-    """Return the text of an event, of a chat or of a completion."""
+    """Return the text of an event, of a chat, reasoning included, or of a completion."""
     for choice in event.get("choices", ()):
-        return str(choice.get("text") or choice.get("delta", {}).get("content") or "")
+        delta = choice.get("delta", {})
+        texts = (choice.get("text"), delta.get("content"), delta.get("reasoning_content"))
+        return str(next(filter(None, texts), ""))
     return ""
 
 

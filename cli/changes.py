@@ -17,7 +17,7 @@ from .connection import unknown_model
 from .exit_status import CliError, ExitStatus
 from .terminal.output import CLEAR_LINE, LiveLine, Output
 from .terminal.status import note_of, progress_text, warning_lines
-from .terminal.text import clock, format_duration, in_a_line
+from .terminal.text import clock, counted, format_duration, in_a_line
 
 if TYPE_CHECKING:
     from mlxsup.client import Client
@@ -104,11 +104,7 @@ FLUSH_LIMIT_S = 1.0
 
 
 class ChangePrinter:
-    """Writes on its own thread, because a pipe that is not read blocks its writer.
-
-    Args:
-        output: how to write.
-    """
+    """Writes on its own thread, because a pipe that is not read blocks its writer."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
@@ -192,7 +188,7 @@ class ChangePrinter:
 def stopping_line(value: Mapping[str, Any]) -> str:
     """Return what a daemon that was asked to end still does, and how to hurry it."""
     count = value["stopping"]
-    requests = f"{count} running request{'' if count == 1 else 's'}"
+    requests = counted(count, "running request")
     if not count:
         return "stopping: ending every process"
     if not value["limit_s"]:
@@ -246,15 +242,12 @@ class _Progress:
     Args:
         client: where to hear them.
         model: the model that the command waits for.
-        output: how to write output.
     """
 
     def __init__(self, client: Client, model: str, output: Output) -> None:
-        self._output = output
         self._line = LiveLine(output)
         self._lock = threading.Lock()
         self._has_finished = threading.Event()
-        self._shown: tuple[object, ...] = ()
         changes = Changes(client)
         # Only now, so that no change between the two is missed.
         row = row_called(client.status(), model)
@@ -292,14 +285,9 @@ class _Progress:
         with self._lock:
             if self._has_finished.is_set():
                 return
-            if self._line.is_possible:
-                self._line.show(change_line(change))
-                return
-            progress = change.get("progress") or {}
-            step = (change.get("to"), change.get("generation"), progress.get("phase"))
-            if step != self._shown:
-                self._shown = step
-                self._output.note(change_line(change))
+            phase = (change.get("progress") or {}).get("phase")
+            step = (change.get("to"), change.get("generation"), phase)
+            self._line.tell(change_line(change), step)
 
 
 Row = Mapping[str, Any]
@@ -315,7 +303,6 @@ def wait_until_ready(
     Args:
         client: of the daemon; this takes its one subscription.
         names: of models, or their aliases; if there are none, every model that is coming up.
-        output: how to write output.
         limit_s: for how long to wait at most; 0 only looks; None for no limit.
 
     Raises:

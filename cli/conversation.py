@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .exit_status import CliError
+from .new_file import new_file
 
 Message = dict[str, Any]
 
@@ -141,7 +141,8 @@ class Conversation:
         is_own = self.file == path
         written = path.with_name(f"{path.name}.new") if is_own else path
         try:
-            _write_new(written, text.encode("utf-8", "replace"))
+            with new_file(written) as file:
+                file.write(text.encode("utf-8", "replace"))
             if is_own:
                 written.replace(path)
         except FileExistsError:
@@ -162,17 +163,6 @@ class Conversation:
         self.file = path
         self.unanswered = messages.pop()["content"] if len(messages) % 2 else None
         self.messages = messages
-
-
-def _write_new(path: Path, data: bytes) -> None:
-    """Write a new file; one that could not be written whole is removed."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(data)
-    except OSError:
-        path.unlink(missing_ok=True)
-        raise
 
 
 def _read(path: Path) -> tuple[str | None, list[Message]]:

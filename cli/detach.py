@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlxsup.protocol.places import socket_at
+
 from .connection import Target, connect
 from .exit_status import PERMANENT_EXITS, CliError, ExitStatus
 from .terminal.output import Output
@@ -79,7 +81,6 @@ def report(started: Started, target: Target, output: Output, *, is_waiting: bool
     Args:
         started: the daemon.
         target: the options with which commands reach it.
-        output: how to write output.
         is_waiting: whether to return only when the models that it loads are READY.
 
     Raises:
@@ -139,14 +140,13 @@ def _unwritable(path: Path, error: OSError) -> CliError:
     where = "set log_dir to a folder that you can write to"
     return CliError(
         f"cannot write to the log folder {path.parent}: {error.strerror}",
-        code="runtime_folder",
         hint=f"free some space, or {where}" if is_full else where,
         status=ExitStatus.RUNTIME_FOLDER,
     )
 
 
 def _wait(process: subprocess.Popen[bytes], endpoint: str, output: Path, begin: int) -> None:
-    socket = Path(endpoint.removeprefix("ipc://"))
+    socket = socket_at(endpoint)
     give_up_at = time.monotonic() + ANSWER_LIMIT_S
     while time.monotonic() < give_up_at:
         try:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from mlxsup.protocol.folders import DEFAULT_RUNTIME_DIR
 from mlxsup.protocol.key_file import KeyFileError, KeyPlace
-from mlxsup.protocol.places import endpoint_in
+from mlxsup.protocol.places import endpoint_in, socket_at
 
 from .connection import Target
 from .exit_status import CliError, ExitStatus
@@ -25,7 +24,7 @@ def find_keys(target: Target) -> KeyPlace:
             a key beside another configuration would have no effect.
     """
     place = target.find()
-    runtime_dir = Path(place.endpoint.removeprefix("ipc://")).parent
+    runtime_dir = socket_at(place.endpoint).parent
     recorded = KeyPlace.recorded(runtime_dir)
     if recorded is not None and (place.config is None or lock_holder(place.endpoint) is not None):
         return recorded
@@ -64,7 +63,6 @@ def read_key(given: str | None) -> str | None:
     if not key or not key.isascii() or not key.isprintable() or " " in key:
         raise CliError(
             "a key takes letters, digits and signs",
-            code="usage",
             hint="`mlxsup key new NAME` makes one",
             status=ExitStatus.USAGE,
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlxsup.protocol.folders import LOCK_NAME
+from mlxsup.protocol.places import socket_at
 
 BEATING_S = 10.0
 """A daemon that has not touched its lock for this long does nothing any more."""
@@ -34,7 +35,7 @@ def lock_holder(endpoint: str) -> LockHolder | None:
     We do not try the lock: a daemon starting at that instant would find it taken. The holder is the
     process that has the file open, no matter which process has the recorded pid by now.
     """
-    lock = Path(endpoint.removeprefix("ipc://")).parent / LOCK_NAME
+    lock = socket_at(endpoint).with_name(LOCK_NAME)
     import psutil  # most commands never need it
 
     try:
@@ -54,7 +55,7 @@ def lock_holder(endpoint: str) -> LockHolder | None:
 
 def is_beating(endpoint: str) -> bool:
     """True if a daemon has touched its lock there in the last seconds; it may have ended since."""
-    lock = Path(endpoint.removeprefix("ipc://")).parent / LOCK_NAME
+    lock = socket_at(endpoint).with_name(LOCK_NAME)
     try:
         return abs(time.time() - lock.stat().st_mtime) < BEATING_S
     except OSError:
@@ -63,7 +64,7 @@ def is_beating(endpoint: str) -> bool:
 
 def is_forbidden(endpoint: str) -> bool:
     """True if there is a socket, or a folder for it, that this user may not use."""
-    socket = Path(endpoint.removeprefix("ipc://"))
+    socket = socket_at(endpoint)
     try:
         socket.stat()
     except PermissionError:

@@ -162,6 +162,11 @@ def endpoint_in(runtime_dir: str | Path) -> str:
     return check_endpoint(f"ipc://{path}")
 
 
+def socket_at(endpoint: str) -> Path:
+    """Return the socket of an endpoint; its folder is the daemon's runtime folder."""
+    return Path(endpoint.removeprefix("ipc://"))
+
+
 def check_endpoint(endpoint: str) -> str:
     """Returns the endpoint if a client can connect to it.
 

@@ -16,9 +16,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from http import HTTPStatus
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,11 +32,9 @@ from ..changes import progress_shown
 from ..connection import Target, connect, output_options
 from ..exit_status import CliError
 from ..terminal.output import Output
-from ..terminal.status import show_models
+from ..terminal.status import models_lines
 
 if TYPE_CHECKING:
-    from http.client import HTTPResponse
-
     from mlxsup.client import Client
     from mlxsup.client.client import Stream
 
@@ -117,7 +114,6 @@ def _show(
         serve: runs the daemon until it is asked to end; takes `on_listening`.
         urls: gets that of the gateway; None without the extra.
         hint: what helps if a model fails.
-        output: how to write output.
 
     Raises:
         CliError: the daemon did not start, or a request failed.
@@ -164,7 +160,7 @@ def _show(
 
 
 def _headline(output: Output, text: str) -> str:
-    return f"\n{output.style(text, sys.stdout, bold=True)}"
+    return f"\n{output.style(text, sys.stdout, 'bold')}"
 
 
 def _asked(question: str, max_tokens: int) -> dict[str, Any]:
@@ -183,7 +179,6 @@ class _Demonstration:
     Args:
         client: of a daemon with two models.
         urls: gets that of the gateway; None without the extra.
-        output: how to write output.
     """
 
     def __init__(self, client: Client, urls: queue.SimpleQueue[str] | None, output: Output) -> None:
@@ -217,7 +212,7 @@ class _Demonstration:
         self._head("mlxsup status")
         status = self._client.status()
         if not self._output.is_json:
-            show_models(self._output, status, status["models"])
+            self._output.show(models_lines(status, status["models"]))
         self._head("mlxsup stop")
         return shown
 
@@ -263,6 +258,10 @@ class _Demonstration:
 
     def _ask_over_http(self, model: str, expected: str) -> dict[str, Any] | None:
         """Ask once over HTTP, and kill the worker in mid-answer; None without the extra."""
+        import asyncio  # which the help of `demo` need not wait for
+
+        from ..benchmark import DONE, AnswerError, read_stream, text_of
+
         if self._urls is None:
             self._tell(f"\nfor OpenAI's and Anthropic's API over HTTP: {INSTALL_HINT}")
             return None
@@ -273,12 +272,24 @@ class _Demonstration:
             raise CliError(message, code="gateway", hint="please report it") from None
         self._head(f"POST {url}{PATH}, with kill -9 for the worker of {model}")
         pieces: list[str] = []
-        body = {"model": model, **_asked(STORY, STORY_TOKENS), "stream": True}
-        for piece in _pieces_over_http(url, json.dumps(body)):
-            pieces.append(piece)
-            if len(pieces) == STORY_TOKENS // 4:
-                killed.append(self._kill(model))
-                self._tell(f"its worker, pid {killed[0]}, is killed after {len(pieces)} pieces")
+
+        def take(_: float, data: bytes) -> None:
+            event = {} if data.strip() == DONE else json.loads(data)
+            if error := event.get("error"):
+                raise CliError(error["message"], code=error["code"])
+            if piece := text_of(event):
+                pieces.append(piece)
+                if len(pieces) == STORY_TOKENS // 4:
+                    killed.append(self._kill(model))
+                    self._tell(f"its worker, pid {killed[0]}, is killed after {len(pieces)} pieces")
+
+        parts = urlsplit(url)
+        address, body = (parts.hostname or "", parts.port or 0), _asked(STORY, STORY_TOKENS)
+        asked = read_stream(address, PATH, {"model": model, **body}, on_event=take)
+        try:
+            asyncio.run(asyncio.wait_for(asked, ANSWER_LIMIT_S))
+        except (AnswerError, OSError) as error:
+            raise CliError(f"the answer over HTTP: {error}", code="gateway") from None
         is_same = "".join(pieces) == expected
         same = "the same text as alone" if is_same else "A DIFFERENT TEXT"
         self._tell(f"{model}: complete, {same}")
@@ -315,41 +326,3 @@ class _Demonstration:
         """Print one line of the story."""
         if not self._output.is_json:
             self._output.data(text)
-
-
-def _pieces_over_http(url: str, body: str) -> Iterator[str]:
-    """Give the pieces of text of a streamed chat.
-
-    Raises:
-        CliError: it was refused, or has broken off.
-    """
-    import http.client  # which the help of `demo` need not wait for
-
-    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=ANSWER_LIMIT_S)
-    try:
-        connection.request("POST", PATH, body, {"Content-Type": "application/json"})
-        with connection.getresponse() as response:
-            yield from _texts(response)
-    except (OSError, http.client.HTTPException) as error:
-        raise CliError(f"the answer over HTTP has broken off: {error}", code="gateway") from None
-    finally:
-        connection.close()
-
-
-def _texts(response: HTTPResponse) -> Iterator[str]:
-    if response.status != HTTPStatus.OK:
-        raise CliError(json.loads(response.read())["error"]["message"], code="gateway")
-    for line in response:
-        if not line.startswith(b"data: "):
-            continue
-        data = line.removeprefix(b"data: ").strip()
-        if data == b"[DONE]":
-            return
-        event = json.loads(data)
-        if "error" in event:
-            raise CliError(event["error"]["message"], code=event["error"]["code"])
-        for choice in event["choices"]:
-            delta = choice["delta"]
-            if text := delta.get("content") or delta.get("reasoning_content"):
-                yield text
-    raise CliError("the answer over HTTP has broken off", code="gateway")

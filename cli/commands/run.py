@@ -78,7 +78,6 @@ def _start(repo: str, target: Target, output: Output) -> str:
     Args:
         repo: a repository, or the name of a configured model.
         target: where no daemon runs.
-        output: how to write output.
 
     Returns:
         What the daemon calls the model.

@@ -6,8 +6,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
+from functools import partial
 from typing import TypeVar
 
 Value = TypeVar("Value")
@@ -38,42 +39,31 @@ class Level(StrEnum):
     """Something does not work, or will not."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One thing that was looked at.
 
     Attributes:
         subject: what it is about, in a word or two.
-        level: how bad it is.
         what: a sentence without a full stop.
+        level: how bad it is.
         why: why it matters; empty if all is well.
         fix: what to do, for people; empty if all is well, or if `command` does it.
         command: one line for a shell that fixes it; empty if no command alone does.
     """
 
     subject: str
-    level: Level
     what: str
+    _: KW_ONLY
+    level: Level
     why: str = ""
     fix: str = ""
     command: str = ""
 
 
-def ok(subject: str, what: str) -> Finding:
-    """Return that all is well."""
-    return Finding(subject=subject, level=Level.OK, what=what)
-
-
-def note(subject: str, what: str, *, why: str, fix: str = "", command: str = "") -> Finding:
-    """Return something to know."""
-    return Finding(subject=subject, level=Level.NOTE, what=what, why=why, fix=fix, command=command)
-
-
-def problem(subject: str, what: str, *, why: str, fix: str = "", command: str = "") -> Finding:
-    """Return something to fix."""
-    return Finding(
-        subject=subject, level=Level.PROBLEM, what=what, why=why, fix=fix, command=command
-    )
+ok = partial(Finding, level=Level.OK)
+note = partial(Finding, level=Level.NOTE)
+problem = partial(Finding, level=Level.PROBLEM)
 
 
 def begin(function: Callable[[], Value]) -> Future[Value]:

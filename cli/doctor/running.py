@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import getpass
 import os
-import plistlib
 import re
 import shlex
 import shutil
@@ -17,19 +16,21 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from xml.parsers.expat import ExpatError
 
 import psutil
 
 from mlxsup.protocol.folders import CLIENT_SOCKET_NAME, LOCK_NAME
 from mlxsup.protocol.gateway import EXTRA_MODULES, Address
 from mlxsup.protocol.key_file import have_been_made
+from mlxsup.protocol.places import socket_at
 from mlxsup.protocol.version import VERSION
 
 from ..lock_holder import LockHolder, lock_holder
-from ..service.launchd import Launchd
+from ..service.facts import read_file
+from ..service.launchd import Launchd, read_job
 from ..service.systemd import Systemd
 from ..terminal.status import BROKEN_MODELS
+from ..terminal.text import counted
 from .finding import Finding, note, ok, problem
 from .installed import Setting, installer, system_name
 
@@ -41,10 +42,6 @@ DAEMON_WORDS = 5
 
 NEXT_PORTS = 20
 """So many ports after a taken one are tried."""
-
-EXEC = "ExecStart="
-EXEC_PREFIXES = ":@-+!"
-"""Signs before a command of systemd that are not part of it."""
 
 LINGERING = Path("/var/lib/systemd/linger")
 """Has a file for each user whose services run without a login."""
@@ -62,7 +59,7 @@ _SLEEP = re.compile(r"^\s*sleep\s+(\d+)", re.MULTILINE)
 
 def check_daemon(setting: Setting) -> Iterator[Finding]:
     """Judge the holder of the runtime folder, what answers there, and its gateway."""
-    folder = Path(setting.endpoint.removeprefix("ipc://")).parent
+    folder = socket_at(setting.endpoint).parent
     status, failure = ask_status(setting.endpoint)
     holder = lock_holder(setting.endpoint)
     if status is not None:
@@ -125,8 +122,7 @@ def _running(setting: Setting, status: Mapping[str, Any]) -> Iterator[Finding]:
             fix="name the file with --config, or stop it with `mlxsup stop` and start it here",
         )
     if not broken:
-        count = len(status["models"])
-        models = f"{count} model{'' if count == 1 else 's'}"
+        models = counted(len(status["models"]), "model")
         yield ok("daemon", f"answers at {setting.endpoint} (pid {status['pid']}, {models})")
 
 
@@ -304,30 +300,23 @@ def check_services(setting: Setting) -> Iterator[Finding]:
         path = manager(Path.home(), is_system=is_system).path
         if path.exists():
             is_user = manager is Systemd and not is_system
-            yield from _service(setting, path, manager.name, is_user=is_user)
+            yield from _service(setting, path, manager, is_user=is_user)
 
 
 def _service(
-    setting: Setting, path: Path, manager: str, *, is_user: bool = False
+    setting: Setting, path: Path, manager: type[Launchd | Systemd], *, is_user: bool = False
 ) -> Iterator[Finding]:
     """Judge the file of a service: what it starts, with which configuration, and when."""
-    if manager == "launchd":
+    if manager is Launchd:
         applied = "`launchctl bootout` and `bootstrap` apply it"
     else:
         applied = "`systemctl daemon-reload` applies it (with `--user` if it is a user's)"
-    trouble = "does not say what to start"
-    words: list[str] = []
-    job: Mapping[str, Any] = {}
+    trouble, text = "does not say what to start", ""
     try:
-        if manager == "launchd":
-            job = plistlib.loads(path.read_bytes())
-            words = [str(word) for word in job["ProgramArguments"]]
-        else:
-            words = _words_of_unit(path)
+        text = read_file(path) or ""
     except OSError as error:
         trouble = f"cannot be read: {error.strerror}"
-    except (ValueError, ExpatError, KeyError, TypeError, AttributeError):
-        pass
+    words = manager.command_in(text)
     if not words:
         yield problem(
             "service",
@@ -340,7 +329,7 @@ def _service(
     for found in (
         _judged_program(path, program, applied),
         _judged_config(path, config, setting.config, applied),
-        _judged_manners(path, job, is_user=is_user, applied=applied),
+        _judged_manners(path, text, is_user=is_user, applied=applied),
     ):
         if found is not None:
             is_sound = False
@@ -388,10 +377,8 @@ def _judged_config(
     return None
 
 
-def _judged_manners(
-    path: Path, job: Mapping[str, Any], *, is_user: bool, applied: str
-) -> Finding | None:
-    if job and job.get("ProcessType") != "Interactive":
+def _judged_manners(path: Path, text: str, *, is_user: bool, applied: str) -> Finding | None:
+    if (job := read_job(text)) and job.get("ProcessType") != "Interactive":
         return note(
             "service",
             f"{path} has no ProcessType Interactive",
@@ -406,19 +393,6 @@ def _judged_manners(
             command="loginctl enable-linger",
         )
     return None
-
-
-def _words_of_unit(path: Path) -> list[str]:
-    """Return the command of a unit of systemd.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: its command is not quoted as in a shell.
-    """
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    command = next((line for line in lines if line.startswith(EXEC)), EXEC)
-    words = shlex.split(command.removeprefix(EXEC).lstrip(EXEC_PREFIXES))
-    return [word.replace("%h", str(Path.home())).replace("%%", "%") for word in words]
 
 
 def _config_in(words: Sequence[str]) -> Path | None:

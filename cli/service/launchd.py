@@ -96,13 +96,10 @@ class Launchd:
         return text.replace("<plist ", f"<!-- {MARKER} -->\n<plist ", 1)
 
     @staticmethod
-    def program_in(text: str) -> str | None:
-        """Return which program a job starts; None if it was not written by `text`."""
-        match read_job(text).get("ProgramArguments"):
-            case [str() as program, *_] if MARKER in text:
-                return program
-            case _:
-                return None
+    def command_in(text: str) -> list[str]:
+        """Return the words of the command that a job starts; none if it says none."""
+        words = read_job(text).get("ProgramArguments")
+        return list(map(str, words)) if isinstance(words, list) else []
 
     def install_commands(self, *, is_new: bool) -> Steps:
         """Return what is run around the writing of the job; a daemon that runs is drained."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from pathlib import Path
 
 from ..exit_status import PERMANENT_EXITS, CliError
@@ -83,7 +84,8 @@ SHOWN = (
     "NRestarts",
 )  # fmt: skip
 
-_PROGRAM = re.compile(r'^ExecStart=:?"([^"]*)" ', re.MULTILINE)
+EXEC = re.compile(r"^ExecStart=\s*[:@+!-]*(.*)$", re.MULTILINE)
+"""The signs before the command are not part of it."""
 
 
 def unit_text(facts: ServiceFacts) -> str:
@@ -138,10 +140,15 @@ class Systemd:
         return unit_text(facts)
 
     @staticmethod
-    def program_in(text: str) -> str | None:
-        """Return which program a unit starts; None if it was not written by `unit_text`."""
-        found = _PROGRAM.search(text)
-        return found.group(1).replace("%%", "%") if found and MARKER in text else None
+    def command_in(text: str) -> list[str]:
+        """Return the words of the command that a unit starts; none if it says none."""
+        found = EXEC.search(text)
+        try:
+            words = shlex.split(found.group(1)) if found else []
+        except ValueError:
+            return []
+        meant = {"%%": "%", "%h": str(Path.home())}
+        return [re.sub("%[%h]", lambda found: meant[found[0]], word) for word in words]
 
     def install_commands(self, *, is_new: bool) -> Steps:
         """Return what is run around the writing of the unit; a daemon that runs is drained."""

@@ -113,6 +113,9 @@ def listing(
 ) -> list[Line]:
     """Return a table for stdout, whose cells are folded on a narrow terminal, and never cut.
 
+    Where a column would lose more than half of its width, each row is a block with a line for each
+    cell instead.
+
     Args:
         headings: of the columns; without any, the first of two columns names what follows it.
         rows: a cell for each column, from anywhere.
@@ -122,6 +125,10 @@ def listing(
     cells = [[for_terminal(in_a_line(cell)) for cell in row] for row in rows]
     width = width_of(sys.stdout)
     widths = fitting(columns, cells, width)
+    whole = fitting(columns, cells, None)
+    if headings and any(2 * room < whole[place] for place, room in widths.items()):
+        blocks = [[*listing((), zip(headings, row, strict=True)), []] for row in cells]
+        return [line for block in blocks for line in block][:-1]
     folded: list[tuple[str, ...]] = []
     for row in cells:
         room = [None if width is None else widths[place] for place in widths]

@@ -30,7 +30,7 @@ from ..connection import errors_explained
 from ..exit_status import CliError
 from ..terminal.output import Output
 from ..terminal.requests import stage_line
-from ..terminal.text import clock, in_a_line
+from ..terminal.text import cell_len, clock, cut, in_a_line
 from ..terminal.writer import for_terminal
 from .looks import Look, looks, memory_bar
 from .picture import Item, body, items_of, title
@@ -110,7 +110,6 @@ def run(endpoint: str, interval_s: float, output: Output) -> None:
     Args:
         endpoint: of the daemon.
         interval_s: from one look to the next.
-        output: how to write output.
     """
     if not output.has_colour(sys.stdout):
         os.environ["NO_COLOR"] = "1"  # textual asks nothing else
@@ -385,7 +384,7 @@ class Top(App[int]):
             # The daemon no longer confirms it.
             lines = [Text(line.plain, style="dim") for line in lines]
         self.query_one("#body", Static).update(Text("\n").join(lines))
-        self._show("last", self._last_line(), "bold" if self.question else "", width)
+        self._show("last", self._last_line(width), "bold" if self.question else "", width)
 
     def _show(self, name: str, text: str, style: str, width: int) -> None:
         line = Text(for_terminal(in_a_line(text)), style=style)
@@ -398,10 +397,13 @@ class Top(App[int]):
             return f"no daemon since {since}, still trying: {self.lost.message}"
         return title(self.look, width) if self.look is not None else ""
 
-    def _last_line(self) -> str:
+    def _last_line(self, width: int) -> str:
         if self.question is not None:
-            verb, item = self.question.verb, self.question.item
-            return f"{verb} {item.title}? {ASKED_FIRST[verb]} (y/n)"
+            verb, name = self.question.verb, in_a_line(self.question.item.title)
+            text = f"{verb} {name}? {ASKED_FIRST[verb]} (y/n)"
+            # The keys that answer it are never cut off.
+            short = f"{verb} {cut(name, width - len(f'{verb} ? (y/n)'))}? (y/n)"
+            return text if cell_len(text) <= width else short
         if self._is_helping:
             return "any key leaves this help"
         return self.said or HINTS[self.selected.kind if self.selected is not None else None]

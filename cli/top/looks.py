@@ -117,7 +117,6 @@ def follow(target: Target, interval_s: float, output: Output) -> None:
     Args:
         target: the daemon.
         interval_s: from one look to the next.
-        output: how to write output.
 
     Raises:
         CliError: the daemon does not answer, or no longer.

@@ -24,6 +24,7 @@ from mlxsup.protocol.version import VERSION
 
 from ..connection import read_toml
 from ..exit_status import CliError, ExitStatus
+from ..new_file import new_file
 from .recording import Recording
 
 FOLDER = "mlxsup-report"
@@ -49,7 +50,7 @@ LEFT_OUT = "(left out)"
 
 KEPT = frozenset(
     {
-        "address", "after", "at", "backend", "batching", "before", "config_path", "doing",
+        "address", "after", "at", "backend", "batching", "before", "code", "config_path", "doing",
         "ended_by", "endpoint", "engine", "evidence", "fate", "from", "id", "kind", "level",
         "listen", "log_dir", "log_format", "log_level", "machine", "max_priority", "memory",
         "memory_budget", "memory_limit", "mlx", "mlx-lm", "mlxsup", "mode", "model", "name",
@@ -60,7 +61,8 @@ KEPT = frozenset(
 )  # fmt: skip
 """Fields with texts that are names, states, sizes or places."""
 
-SHAPES = {"reason": re.compile(r"[a-z_]+"), "id": re.compile(r"\S+")}
+_WORD = re.compile(r"[a-z_]+")
+SHAPES = {"reason": _WORD, "code": _WORD, "id": re.compile(r"\S+")}
 """Fields of this name hold sentences or whatever a client has chosen, too."""
 
 OF_LOADS = KEPT | {"detail", "verdict", "failure", "note"}
@@ -125,9 +127,16 @@ def write_report(
         CliError: there is a file already, or it cannot be written.
     """
     parts = dict(_parts(recording, folder, config, status))
-    place = path.expanduser()
     try:
-        descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with (
+            new_file(path.expanduser()) as file,
+            tarfile.open(fileobj=file, mode="w:gz") as tar,
+        ):
+            for name, text in parts.items():
+                data = text.encode(errors="replace")
+                member = tarfile.TarInfo(f"{FOLDER}/{name}")
+                member.size, member.mode, member.mtime = len(data), 0o600, int(time.time())
+                tar.addfile(member, io.BytesIO(data))
     except FileExistsError:
         raise CliError(
             f"there is a file at {path} already",
@@ -136,26 +145,10 @@ def write_report(
             status=ExitStatus.USAGE,
         ) from None
     except OSError as error:
-        raise _unwritten(path, error) from None
-    try:
-        with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as tar:
-            for name, text in parts.items():
-                data = text.encode(errors="replace")
-                member = tarfile.TarInfo(f"{FOLDER}/{name}")
-                member.size, member.mode, member.mtime = len(data), 0o600, int(time.time())
-                tar.addfile(member, io.BytesIO(data))
-    except OSError as error:
-        place.unlink(missing_ok=True)
-        raise _unwritten(path, error) from None
+        message = f"cannot write {path}: {error.strerror}"
+        hint = "name a file in a folder that you can write to"
+        raise CliError(message, code="file", hint=hint) from None
     return list(parts)
-
-
-def _unwritten(path: Path, error: OSError) -> CliError:
-    return CliError(
-        f"cannot write {path}: {error.strerror}",
-        code="file",
-        hint="name a file in a folder that you can write to",
-    )
 
 
 def _parts(
@@ -237,8 +230,8 @@ def redacted(value: Any, name: str = "", *, kept: frozenset[str] = KEPT) -> Any:
         case list() | tuple():
             return [redacted(item, name, kept=kept) for item in value]
         case str() if value:
-            is_kept = name in kept and (name not in SHAPES or SHAPES[name].fullmatch(value))
-            return without_keys(value) if is_kept or value in CAUSES else LEFT_OUT
+            is_kept = _is_kept(name, value, kept) or value in CAUSES
+            return without_keys(value) if is_kept else LEFT_OUT
         case _:
             return value
 
@@ -284,4 +277,8 @@ def _value(name: str, value: str) -> str:
     text = value.strip('"')
     if name == "cause":
         return value if text in CAUSES else LEFT_OUT
-    return without_keys(value) if name in KEPT and text == value else LEFT_OUT
+    return without_keys(value) if text == value and _is_kept(name, value, KEPT) else LEFT_OUT
+
+
+def _is_kept(name: str, value: str, kept: frozenset[str]) -> bool:
+    return name in kept and (name not in SHAPES or bool(SHAPES[name].fullmatch(value)))

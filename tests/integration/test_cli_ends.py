@@ -42,6 +42,7 @@ def interrupted(terminal: Terminal) -> str:
     text = terminal.end()
     assert terminal.process.returncode == 130
     assert "Traceback" not in text
+    assert text.endswith("\r\x1b[K"), "the ^C that the terminal shows is cleared"
     return text
 
 
@@ -106,6 +107,11 @@ def test_a_closed_standard_output_is_an_error_and_nothing_is_done(tmp_path: Path
 def test_other_closed_streams_say_nothing(closed: str, status: int) -> None:
     done = in_shell("--version", closed)
     assert (done.returncode, done.stderr) == (status, "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is full")
+def test_an_error_that_cannot_be_written_keeps_its_exit_code() -> None:
+    assert in_shell("no-such-command", "2>/dev/full").returncode == 64
 
 
 BROKEN_PIPE = 141

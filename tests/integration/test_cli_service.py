@@ -107,7 +107,8 @@ def test_other_settings_are_shown_and_not_written_unless_forced(
     [
         ('=:"', '=:"/other', "other_program", "the service is installed by another mlxsup, /other"),
         (f"# {MARKER}", "# by hand", "foreign_service", "was not written by mlxsup"),
-        ('ExecStart=:"', 'ExecStart=-:"', "service_differs", "was changed after"),
+        ("ExecStart=", "ExecStarts=", "service_differs", "was changed after"),
+        ('ExecStart=:"', 'ExecStart=-:"', "service_differs", "with other settings"),
     ],
 )
 def test_what_others_have_installed_is_named_and_stays(

@@ -398,7 +398,7 @@ def test_a_check_that_cannot_run_says_so_and_hides_no_other() -> None:
         "disk": waits,
         "files": raises(PermissionError(13, "Permission denied", "/x")),
         "bug": raises(KeyError("models")),
-        "fine": lambda: [Finding(subject="fine", level=Level.OK, what="is fine")],
+        "fine": lambda: [Finding("fine", "is fine", level=Level.OK)],
     }
     try:
         found = list(examine(checks, on_slow=slow.append, limit_s=0.2))

@@ -12,7 +12,7 @@ from syrupy.assertion import SnapshotAssertion
 from mlxsup.cli.commands.service import kept_variables, own_program
 from mlxsup.cli.commands.start import service_option
 from mlxsup.cli.exit_status import PERMANENT_EXITS, CliError, ExitStatus
-from mlxsup.cli.service.facts import MARKER
+from mlxsup.cli.service.facts import MARKER, program_in
 from mlxsup.cli.service.launchd import Launchd, plist, read_job
 from mlxsup.cli.service.systemd import Systemd, unit_text
 from mlxsup.cli.terminal.output import Output
@@ -53,10 +53,10 @@ def test_signs_in_paths_mean_themselves_and_the_program_is_known_again() -> None
     assert f"\nExecStart={command.format('start')}" in text
     assert f"\nExecReload={command.format('reload')}" in text
     assert '"PATH=/opt/my 100%% $HOME & <b>:' in text
-    assert Systemd.program_in(text) == ODD
+    assert Systemd.command_in(text) == [ODD, "start", "--config", "/etc/a $b %h.toml"]
     job = Launchd.text(mac_facts(program=Path(ODD)))
     assert plistlib.loads(job.encode()) == plist(mac_facts(program=Path(ODD)))
-    assert (Launchd.program_in(job), job.count(MARKER)) == (ODD, 1)
+    assert (Launchd.command_in(job)[0], job.count(MARKER)) == (ODD, 1)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_signs_in_paths_mean_themselves_and_the_program_is_known_again() -> None
 def test_a_file_that_mlxsup_has_not_written_has_no_program(
     manager: type[Systemd | Launchd], text: str
 ) -> None:
-    assert manager.program_in(text) is None
+    assert program_in(text, manager.command_in(text)) is None
     assert MARKER in text or text.startswith("<?xml") or read_job(text) == {}
 
 

@@ -23,6 +23,8 @@ from mlxsup.cli.terminal.output import Output
 from mlxsup.client import ConnectionLost
 from mlxsup.supervisor.runtime_folder import AlreadyRunningError, RuntimeFolderError
 
+from support.eventually import eventually
+
 CHANGE = {
     "at": 0.0, "model": "m", "from": "LOADING", "to": "READY", "generation": 1, "pid": 7,
     "note": "",
@@ -133,15 +135,17 @@ class StuckOutput(io.StringIO):
 def test_reader_who_stops_reading_does_not_hold_up_the_daemon(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stuck = StuckOutput()
+    stuck, errors = StuckOutput(), io.StringIO()
     monkeypatch.setattr(sys, "stdout", stuck)
+    monkeypatch.setattr(sys, "stderr", errors)
     printer = ChangePrinter(Output())
     printer.listening("ipc:///x")
     for _ in range(MAX_WAITING * 2):
         printer.changed(CHANGE)
     stuck.is_free.set()
     printer.close()
-    assert MAX_WAITING <= len(stuck.getvalue().splitlines()) < MAX_WAITING * 2
+    eventually(lambda: "lines were left out" in errors.getvalue())
+    eventually(lambda: MAX_WAITING <= len(stuck.getvalue().splitlines()) < MAX_WAITING * 2)
 
 
 # ---------------------------------------------------------------- a daemon that does not answer
@@ -233,6 +237,11 @@ def test_what_names_no_endpoint_is_refused(
     assert raised.value.status == status
     if status == ExitStatus.BAD_CONFIGURATION:
         assert raised.value.hint == f"check it with `mlxsup config check '{named}'`"
+        named.unlink()
+        with pytest.raises(CliError) as raised:
+            Target(config=named).find_endpoint()
+        written = f"write this one with `mlxsup init '{named}'`"
+        assert raised.value.hint == f"name another file, or {written}"
 
 
 @pytest.mark.parametrize(

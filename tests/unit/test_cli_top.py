@@ -281,6 +281,20 @@ async def test_a_question_names_what_would_be_done_and_only_y_does_it(top: Playe
     assert (top.daemon.orders, top.app.is_running, top.marked) == ([], True, "alpha")
 
 
+@pytest.mark.parametrize(
+    ("columns", "asked"),
+    [(40, "unload a-model-with-quite-a-long…? (y/n)"), (20, "unload a-mod…? (y/n)")],
+)
+def test_a_narrow_terminal_shows_the_keys_that_answer_a_question(
+    play: Callable[..., None], columns: int, asked: str
+) -> None:
+    async def scene(top: Played) -> None:
+        await top.press("home", "down", "u")
+        assert top.last == asked
+
+    play(scene, (columns, 10))
+
+
 def test_what_is_pasted_answers_no_question(
     play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,8 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from mlxsup.supervisor.config.folders import config_of_folders, split_model
-from mlxsup.supervisor.config.load import ConfigError, DaemonConfig, load_config
+from mlxsup.supervisor.config.load import (
+    ConfigError,
+    DaemonConfig,
+    config_of_folders,
+    load_config,
+    split_model,
+)
 from mlxsup.supervisor.config.model_folders import check_model_folders, model_problems, sentence
 
 from support.daemon.estimates_here import estimates_here
