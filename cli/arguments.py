@@ -131,7 +131,7 @@ def only_model(status: Mapping[str, Any], command: str, after: str = "") -> str:
         return names[0]
     message = f"name a model; configured: {', '.join(names) or 'none'}"
     hint = f"for example `{command} {names[0]}{after}`" if names else "see `mlxsup status`"
-    raise CliError(message, code="usage", hint=hint, status=ExitStatus.USAGE)
+    raise CliError(message, hint=hint, status=ExitStatus.USAGE)
 
 
 def complete_repository(

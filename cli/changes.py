@@ -17,7 +17,7 @@ from .connection import unknown_model
 from .exit_status import CliError, ExitStatus
 from .terminal.output import CLEAR_LINE, LiveLine, Output
 from .terminal.status import note_of, progress_text, warning_lines
-from .terminal.text import clock, format_duration, in_a_line
+from .terminal.text import clock, counted, format_duration, in_a_line
 
 if TYPE_CHECKING:
     from mlxsup.client import Client
@@ -192,7 +192,7 @@ class ChangePrinter:
 def stopping_line(value: Mapping[str, Any]) -> str:
     """Return what a daemon that was asked to end still does, and how to hurry it."""
     count = value["stopping"]
-    requests = f"{count} running request{'' if count == 1 else 's'}"
+    requests = counted(count, "running request")
     if not count:
         return "stopping: ending every process"
     if not value["limit_s"]:
@@ -250,11 +250,9 @@ class _Progress:
     """
 
     def __init__(self, client: Client, model: str, output: Output) -> None:
-        self._output = output
         self._line = LiveLine(output)
         self._lock = threading.Lock()
         self._has_finished = threading.Event()
-        self._shown: tuple[object, ...] = ()
         changes = Changes(client)
         # Only now, so that no change between the two is missed.
         row = row_called(client.status(), model)
@@ -292,14 +290,9 @@ class _Progress:
         with self._lock:
             if self._has_finished.is_set():
                 return
-            if self._line.is_possible:
-                self._line.show(change_line(change))
-                return
-            progress = change.get("progress") or {}
-            step = (change.get("to"), change.get("generation"), progress.get("phase"))
-            if step != self._shown:
-                self._shown = step
-                self._output.note(change_line(change))
+            phase = (change.get("progress") or {}).get("phase")
+            step = (change.get("to"), change.get("generation"), phase)
+            self._line.tell(change_line(change), step)
 
 
 Row = Mapping[str, Any]

@@ -31,7 +31,7 @@ def find_configuration(given: Path | None, *, hint: str = NO_FILE_HINT) -> Path:
         return found.path
     looked = ", ".join(str(place.path) for place in config_places())
     message = f"no configuration file: there is none of {looked}"
-    raise refusal(message, ExitStatus.BAD_CONFIGURATION, hint)
+    raise CliError(message, hint=hint, status=ExitStatus.BAD_CONFIGURATION)
 
 
 def read_configuration(
@@ -54,7 +54,7 @@ def read_configuration(
     except (FileNotFoundError, NotADirectoryError):
         hint = f"write one with `mlxsup init {shlex.quote(str(path))}`, or name another one"
         message = f"no configuration file at {path}"
-        raise refusal(message, ExitStatus.BAD_CONFIGURATION, hint) from None
+        raise CliError(message, hint=hint, status=ExitStatus.BAD_CONFIGURATION) from None
     except OSError:
         pass  # it cannot be read, as is said below
     from mlxsup.supervisor.config.load import looked_up, read_config
@@ -88,12 +88,7 @@ def configuration_errors(path: Path) -> Iterator[None]:
         lines = "".join(f"\n  {target.repeat_in(problem)}" for problem in error.problems)
         message = f"{path} is not a valid configuration:{lines}"
         hint = f"fix it, then `mlxsup config check {shlex.quote(str(path))}`"
-        raise refusal(message, ExitStatus.BAD_CONFIGURATION, hint) from None
-
-
-def refusal(message: str, status: ExitStatus, hint: str) -> CliError:
-    """Return an error whose code is the name of its exit status."""
-    return CliError(message, code=status.name.lower(), hint=hint, status=status)
+        raise CliError(message, hint=hint, status=ExitStatus.BAD_CONFIGURATION) from None
 
 
 def schema_text() -> str:

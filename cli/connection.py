@@ -29,6 +29,7 @@ from mlxsup.protocol.places import (
 
 from .exit_status import CliError, ExitStatus
 from .terminal.output import Output
+from .terminal.text import counted
 
 if TYPE_CHECKING:
     from mlxsup.client import Client, ConnectionLost, RequestError
@@ -103,7 +104,7 @@ class Target:
         except UnreadableConfigError as error:
             raise _unreadable(error) from None
         except ValueError as error:
-            raise CliError(str(error), code="usage", status=ExitStatus.USAGE) from None
+            raise CliError(str(error), status=ExitStatus.USAGE) from None
 
     def find_endpoint(self) -> str:
         """Return the endpoint of `find`.
@@ -309,7 +310,6 @@ def explain_connection_lost(error: ConnectionLost) -> CliError:
     if is_forbidden(error.endpoint):
         return CliError(
             f"the daemon at {error.endpoint} belongs to another user",
-            code="no_permission",
             hint="run this as that user, or see with `mlxsup config path` why it is that one",
             status=ExitStatus.NO_PERMISSION,
         )
@@ -331,7 +331,7 @@ def explain_request_error(error: RequestError) -> CliError:
     message = error.message
     sent = detail.get("tokens_sent")
     if error.code == "worker_crashed" and sent is not None and f" {sent} token" not in message:
-        message += f" (after {sent} token{'' if sent == 1 else 's'})"
+        message += f" (after {counted(sent, 'token')})"
     hint = REQUEST_HINTS.get(error.code, "")
     if error.code == "load_failed" and error.retryable:
         hint = "see `mlxsup logs MODEL`"
@@ -349,8 +349,13 @@ def unknown_model(name: str, known: Sequence[str]) -> CliError:
 
 
 def _unknown_model(message: str, close: Sequence[str]) -> CliError:
-    hint = f"did you mean {' or '.join(close)}?" if close else "see `mlxsup status`"
+    hint = meant(close) or "see `mlxsup status`"
     return CliError(message, code="unknown_model", hint=hint)
+
+
+def meant(close: Sequence[str]) -> str:
+    """Return the hint that names what was probably meant; empty without any."""
+    return f"did you mean {' or '.join(close)}?" if close else ""
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -368,7 +373,6 @@ def read_toml(path: Path) -> dict[str, Any]:
 def _unreadable(error: UnreadableConfigError) -> CliError:
     return CliError(
         str(error),
-        code="bad_configuration",
         hint=f"check it with `mlxsup config check {shlex.quote(str(error.path))}`",
         status=ExitStatus.BAD_CONFIGURATION,
     )

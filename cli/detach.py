@@ -139,7 +139,6 @@ def _unwritable(path: Path, error: OSError) -> CliError:
     where = "set log_dir to a folder that you can write to"
     return CliError(
         f"cannot write to the log folder {path.parent}: {error.strerror}",
-        code="runtime_folder",
         hint=f"free some space, or {where}" if is_full else where,
         status=ExitStatus.RUNTIME_FOLDER,
     )

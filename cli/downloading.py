@@ -58,7 +58,7 @@ def checked_repository(repo: str, revision: str = DEFAULT_REVISION) -> Repositor
 
 def _usage(message: str) -> CliError:
     hint = "a repository is OWNER/NAME, as in its address"
-    return CliError(message, code="usage", hint=hint, status=ExitStatus.USAGE)
+    return CliError(message, hint=hint, status=ExitStatus.USAGE)
 
 
 def download(repository: Repository, output: Output, *, again: str) -> DownloadDone:
@@ -73,7 +73,7 @@ def download(repository: Repository, output: Output, *, again: str) -> DownloadD
     last: DownloadDone | DownloadFailed | None = None
     noise = ""
     with _process(repository) as process, LiveLine(output) as line:
-        show = progress_printer(repository, line, output)
+        show = progress_printer(repository, line)
         try:
             for data in process.stdout or ():
                 report = read_report(data)
@@ -117,16 +117,13 @@ def _process(repository: Repository) -> Iterator[subprocess.Popen[bytes]]:
             raise
 
 
-def progress_printer(
-    repository: Repository, line: LiveLine, output: Output
-) -> Callable[[DownloadProgress], None]:
+def progress_printer(repository: Repository, line: LiveLine) -> Callable[[DownloadProgress], None]:
     """Return what shows progress: in a line that changes, or, off a terminal, in one for each
     tenth."""
     begin: tuple[float, int] | None = None
-    told: object = None
 
     def show(progress: DownloadProgress) -> None:
-        nonlocal begin, told
+        nonlocal begin
         done, total = progress.done_bytes, progress.total_bytes
         speed = ""
         if progress.is_waiting:
@@ -141,10 +138,6 @@ def progress_printer(
                 rate = arrived / took_s
                 left = format_duration((total - done) / rate)
                 speed = f", {format_bytes(rate)}/s, {left} left"
-        if line.is_possible:
-            line.show(f"{repository}: {text}{speed}")
-        elif step != told:
-            told = step
-            output.note(f"{repository}: {text}")
+        line.tell(f"{repository}: {text}{speed}", step)
 
     return show

@@ -36,7 +36,7 @@ class CliError(Exception):
 
     Attributes:
         message: for people.
-        code: for programs.
+        code: for programs; by default, the name of the status.
         hint: what to do; may be empty.
         status: what to exit with.
     """
@@ -45,12 +45,17 @@ class CliError(Exception):
         self,
         message: str,
         *,
-        code: str = "failed",
+        code: str = "",
         hint: str = "",
         status: ExitStatus = ExitStatus.FAILED,
     ) -> None:
         super().__init__(message)
         self.message = message
-        self.code = code
+        self.code = code or status.name.lower()
         self.hint = hint
         self.status = status
+
+
+def misuse(message: str, command: str) -> CliError:
+    """Return the error for options that make no sense, and how the help of a command is found."""
+    return CliError(message, hint=f"see `{command} -h`", status=ExitStatus.USAGE)

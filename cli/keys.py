@@ -64,7 +64,6 @@ def read_key(given: str | None) -> str | None:
     if not key or not key.isascii() or not key.isprintable() or " " in key:
         raise CliError(
             "a key takes letters, digits and signs",
-            code="usage",
             hint="`mlxsup key new NAME` makes one",
             status=ExitStatus.USAGE,
         )

@@ -12,7 +12,7 @@ import click
 from mlxsup.protocol.version import VERSION
 
 from .command_table import COMMANDS, expand, guess, load
-from .exit_status import CliError, ExitStatus
+from .exit_status import CliError, ExitStatus, misuse
 from .terminal.output import Output, discard_stdout, terminal_size
 from .terminal.writer import guard_streams
 
@@ -140,6 +140,7 @@ def _run(arguments: list[str], output: Output) -> int:
         output.error(_usage_error(error, arguments))
         return ExitStatus.USAGE
     except (KeyboardInterrupt, click.Abort):
+        output.end_line()
         return ExitStatus.INTERRUPTED
     except BrokenPipeError:
         raise
@@ -167,20 +168,21 @@ def _usage_error(error: click.ClickException, arguments: list[str]) -> CliError:
     command = context.command_path if context is not None else _command_path(arguments)
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         click.echo(error.message, err=True)
-        return CliError("a command is missing", code="usage", hint=f"see `{command} -h`")
+        return misuse("a command is missing", command)
     hint = f"see `{command} -h`"
     option = getattr(error, "option_name", None)
     group = context.command if context is not None else None
     if option is not None and isinstance(group, click.Group) and option in _options_below(group):
         hint = f"options follow the command: `{command} COMMAND {option}`"
-        return CliError(error.message, code="usage", hint=hint)
+        return CliError(error.message, hint=hint, status=ExitStatus.USAGE)
     # Not matched by its class, which click only has since 8.4.
     name = getattr(error, "command_name", None)
     if name is not None and command == PROGRAM:
         meant = guess(str(name))
         hint = f"did you mean `{PROGRAM} {meant}`?" if meant else hint
     # What may stand for a choice is listed by click in a line each.
-    return CliError(" ".join(error.format_message().split()), code="usage", hint=hint)
+    message = " ".join(error.format_message().split())
+    return CliError(message, hint=hint, status=ExitStatus.USAGE)
 
 
 def _command_path(arguments: list[str]) -> str:

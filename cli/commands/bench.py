@@ -16,7 +16,7 @@ import click
 from ..arguments import check_known, only_model, optional_model_argument, row_called
 from ..changes import progress_shown
 from ..connection import Target, connect, daemon_options
-from ..exit_status import CliError, ExitStatus
+from ..exit_status import CliError, ExitStatus, misuse
 from ..keys import read_key
 from ..options import NewFile
 from ..terminal.output import Line, LiveLine, Output, width_of
@@ -179,8 +179,7 @@ def _check_options(
     elif earlier is not None and repeats < LEAST_REPEATS:
         wrong = f"--compare needs at least {LEAST_REPEATS} repeats, to tell a change from chance"
     if wrong:
-        hint = f"see `{COMMAND} -h`"
-        raise CliError(wrong, code="usage", hint=hint, status=ExitStatus.USAGE)
+        raise misuse(wrong, COMMAND)
 
 
 # ---------------------------------------------------------------- measuring
@@ -320,7 +319,10 @@ def _measure(endpoint: str, run: Run, address: Address | None, key: str, output:
 
     try:
         with LiveLine(output) as line:
-            tell = line.show if line.is_possible else output.note
+
+            def tell(text: str) -> None:
+                line.tell(text, text)
+
             asyncio.run(measure(endpoint, run, tell, address=address, key=key))
     except RequestError as error:
         raise explain_request_error(error) from None

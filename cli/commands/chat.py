@@ -36,6 +36,7 @@ from ..options import (
 from ..terminal.answer import AnswerLine, read_answer, result_map, show_remarks
 from ..terminal.output import Output, width_of
 from ..terminal.reader_watch import reader_watched
+from ..terminal.text import counted
 
 if TYPE_CHECKING:
     from mlxsup.client import Client, Result
@@ -131,7 +132,7 @@ def piped_line(_: str) -> str | None:
         return data.decode().rstrip("\r\n") if data else None
     except UnicodeDecodeError as error:
         message = f"the input is not UTF-8: {error.reason} at byte {error.start} of a line"
-        raise CliError(message, code="usage", status=ExitStatus.USAGE) from None
+        raise CliError(message, status=ExitStatus.USAGE) from None
 
 
 def typed_line(prompt: str) -> str | None:
@@ -229,9 +230,9 @@ class Chat:
         elif not sys.stdout.isatty() and not result.text.endswith("\n"):
             output.data("")
         if result.finish_reason == "cancelled":
-            output.note(output.style("cancelled", sys.stderr, dim=True))
+            output.note("cancelled", "dim")
         if result.finish_reason == "length" and not self._talk.parameters["max_tokens"]:
-            output.note(output.style(f"the context is full: {WAY_OUT}", sys.stderr, dim=True))
+            output.note(f"the context is full: {WAY_OUT}", "dim")
         show_remarks(result, output, is_verbose=self._is_verbose)
 
     def _stream(self, ask: Ask) -> tuple[str, Result]:
@@ -244,7 +245,7 @@ class Chat:
             stream = self._client.generate(
                 self._talk.model,
                 messages=self._talk.to_send(ask),
-                on_notice=line.tell,
+                on_notice=line.notify,
                 **self._talk.parameters,
             )
             with stream:
@@ -294,8 +295,8 @@ class Chat:
                     self._confirm(f"saved to {path}")
                 else:
                     talk.load(path)
-                    count = len(talk.messages) // 2
-                    self._confirm(f"loaded {count} answered turn{'' if count == 1 else 's'}")
+                    turns = counted(len(talk.messages) // 2, "answered turn")
+                    self._confirm(f"loaded {turns}")
             case "/help" | "/?":
                 note(help_text(width_of(sys.stderr)))
             case _:

@@ -28,7 +28,4 @@ def completion(shell: str, output: Output) -> None:
     # Not its `source`: bash's runs bash to find its version.
     made = kind(root, {}, PROGRAM, COMPLETE_VARIABLE)
     script = made.source_template % made.source_vars()
-    if output.is_json:
-        output.object({"shell": shell, "script": script})
-    else:
-        output.data(script)
+    output.result({"shell": shell, "script": script}, script)

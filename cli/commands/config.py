@@ -44,10 +44,7 @@ def check(file: Path, output: Output) -> None:
         check_model_folders(configuration, file)
         check_memory(configuration)
     warn_of_keys(configuration, output)
-    if output.is_json:
-        output.object({"path": str(file), "valid": True})
-    else:
-        output.data(f"{file} is valid")
+    output.result({"path": str(file), "valid": True}, f"{file} is valid")
 
 
 @config.command(short_help="Print which file and which daemon count, and why.")
@@ -91,7 +88,4 @@ def schema(output: Output) -> None:
     Prints the JSON Schema of the configuration. Editors check and complete a file whose first line
     is `#:schema mlxsup.schema.json`.
     """
-    if output.is_json:
-        output.object({"schema": json.loads(schema_text())})
-    else:
-        output.data(schema_text())
+    output.result({"schema": json.loads(schema_text())}, schema_text())

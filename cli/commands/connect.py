@@ -26,7 +26,7 @@ from ..arguments import complete_model
 from ..connecting import TOOLS, Settings, is_key_missing, site_of
 from ..connection import Target, daemon_options
 from ..connection import connect as connect_to
-from ..exit_status import CliError, ExitStatus
+from ..exit_status import CliError, misuse
 from ..keys import read_key
 from ..terminal.output import Output
 
@@ -69,16 +69,12 @@ def connect(
     """
     if is_undoing:
         if is_writing or model is not None or key is not None:
-            message = "--undo takes none of --write, --model and --key"
-            raise CliError(
-                message, code="usage", hint="see `mlxsup connect -h`", status=ExitStatus.USAGE
-            )
+            raise misuse("--undo takes none of --write, --model and --key", "mlxsup connect")
         path, before, after = undo(tool)
         shown = _diff(path, before, after)
-        if output.is_json:
-            output.object({"tool": tool, "path": str(path), "diff": shown})
-        else:
-            output.data(shown or f"{path} is what it was")
+        output.result(
+            {"tool": tool, "path": str(path), "diff": shown}, shown or f"{path} is what it was"
+        )
         return
     given = read_key(key)
     with connect_to(target) as client:
@@ -97,10 +93,8 @@ def connect(
     }
     if is_writing:
         _write(tool, settings, value, output)
-    elif output.is_json:
-        output.object(value)
     else:
-        _show(settings, value["settings"], output)
+        _show(settings, value, output)
     if needs_key:
         output.note(
             "the gateway needs a key, and these settings have none:"
@@ -113,12 +107,12 @@ def connect(
         )
 
 
-def _show(settings: Settings, text: str | None, output: Output) -> None:
+def _show(settings: Settings, value: dict[str, Any], output: Output) -> None:
+    text: str | None = value["settings"]
     if text is not None:
         output.note(f"in {settings.path}:")
-        output.data(text)
-    for name, value in settings.variables.items():
-        output.data(f"export {name}={shlex.quote(value)}")
+    exports = [f"export {name}={shlex.quote(one)}" for name, one in settings.variables.items()]
+    output.result(value, "\n".join([*([] if text is None else [text]), *exports]))
     _say_usage(settings.usage, output)
     if text is not None:
         output.note("--write puts it there, and keeps a copy of what is there now")
@@ -147,11 +141,8 @@ def _write(tool: str, settings: Settings, value: dict[str, Any], output: Output)
     shown, backup = "", None
     if before != after:
         shown, backup = _diff(path, before, after), write(tool, path, before, after)
-    if output.is_json:
-        kept = None if backup is None else str(backup)
-        output.object({**value, "diff": shown, "backup": kept})
-        return
-    output.data(shown or f"{path} has it already")
+    kept = None if backup is None else str(backup)
+    output.result({**value, "diff": shown, "backup": kept}, shown or f"{path} has it already")
     if backup is not None:
         output.note(f"what was there before: {backup}")
     for name, text in settings.variables.items():

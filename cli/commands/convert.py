@@ -60,15 +60,15 @@ def convert(
     if path.is_file() and packed is not None:
         message = "a GGUF file keeps the numbers that it has"
         hint = "leave out --quantize and --bits"
-        raise CliError(message, code="usage", hint=hint, status=ExitStatus.USAGE)
+        raise CliError(message, hint=hint, status=ExitStatus.USAGE)
     folder = _target(target, path if path.is_file() else Path(source), again)
     _check_room(path, folder, packed, again)
     _run(path, folder, packed, output)
     size_bytes = describe(folder).size_bytes
-    if output.is_json:
-        output.object({"path": str(folder), "size_bytes": size_bytes})
-        return
-    output.data(f"wrote {folder} ({format_bytes(size_bytes)})")
+    output.result(
+        {"path": str(folder), "size_bytes": size_bytes},
+        f"wrote {folder} ({format_bytes(size_bytes)})",
+    )
     output.note(f"hint: serve it with `mlxsup start --model {shlex.quote(str(folder))}`")
 
 

@@ -33,7 +33,7 @@ from ..changes import progress_shown
 from ..connection import Target, connect, output_options
 from ..exit_status import CliError
 from ..terminal.output import Output
-from ..terminal.status import show_models
+from ..terminal.status import models_lines
 
 if TYPE_CHECKING:
     from http.client import HTTPResponse
@@ -164,7 +164,7 @@ def _show(
 
 
 def _headline(output: Output, text: str) -> str:
-    return f"\n{output.style(text, sys.stdout, bold=True)}"
+    return f"\n{output.style(text, sys.stdout, 'bold')}"
 
 
 def _asked(question: str, max_tokens: int) -> dict[str, Any]:
@@ -217,7 +217,7 @@ class _Demonstration:
         self._head("mlxsup status")
         status = self._client.status()
         if not self._output.is_json:
-            show_models(self._output, status, status["models"])
+            self._output.show(models_lines(status, status["models"]))
         self._head("mlxsup stop")
         return shown
 

@@ -13,7 +13,7 @@ import click
 from ..connection import Target, daemon_options
 from ..exit_status import CliError, ExitStatus
 from ..terminal.output import Output, width_of
-from ..terminal.text import wrapped
+from ..terminal.text import counted, wrapped
 
 if TYPE_CHECKING:
     from ..doctor.finding import Finding
@@ -105,9 +105,9 @@ def _count(findings: Iterable[Finding], level: str) -> int:
 def _summary(findings: Sequence[Finding]) -> str:
     """Return `2 problems, 1 note`."""
     problems, notes = _count(findings, "problem"), _count(findings, "note")
-    noted = f"{notes} note{'' if notes == 1 else 's'}"
+    noted = counted(notes, "note")
     if problems:
-        found = f"{problems} problem{'' if problems == 1 else 's'}"
+        found = counted(problems, "problem")
         return f"{found}, {noted}" if notes else found
     return f"nothing is broken; {noted}" if notes else "nothing is wrong"
 
@@ -115,13 +115,13 @@ def _summary(findings: Sequence[Finding]) -> str:
 def _lines(one: Finding, width: int | None, output: Output) -> list[str]:
     word = one.level.value.ljust(WORD_WIDTH)
     first, *more = wrapped(f"{word}  {one.subject}: {one.what}", width)
-    lines = [output.style(word, sys.stdout, fg=COLOURS[one.level.value]) + first[len(word) :]]
+    lines = [output.style(word, sys.stdout, COLOURS[one.level.value]) + first[len(word) :]]
     if more:  # the rest of the sentence, wrapped again for the narrower lines
         lines += wrapped(" ".join(more), width, INDENT)
     for name, text in (("why", one.why), ("fix", one.fix)):
         if text:
             lines += wrapped(f"{name}: {text}", width, INDENT)
     if one.command:
-        command = output.style(one.command, sys.stdout, bold=True)
+        command = output.style(one.command, sys.stdout, "bold")
         lines.append(f"{' ' * INDENT}run: {command}")  # never broken: it is to be copied
     return lines

@@ -14,7 +14,7 @@ import click
 
 from ..arguments import only_model, optional_model_argument, row_called
 from ..connection import Target, connect, daemon_options
-from ..exit_status import CliError, ExitStatus
+from ..exit_status import CliError, ExitStatus, misuse
 from ..options import (
     answer_options,
     check_parameters,
@@ -27,11 +27,13 @@ from ..options import (
 from ..terminal.answer import AnswerLine, read_answer, result_map, show_remarks
 from ..terminal.output import Output
 from ..terminal.reader_watch import reader_watched
+from ..terminal.text import counted
 
 if TYPE_CHECKING:
     from mlxsup.client import Client
 
 COMMAND = "mlxsup generate"
+MISSING_PROMPT = "Missing argument 'PROMPT'."
 
 
 @click.command()
@@ -83,7 +85,7 @@ def generate(
     if raw and (system is not None or parameters["chat_template_kwargs"] is not None):
         raise wrong_option("--raw sends no system prompt and knows no --think", {}, COMMAND)
     if model is None:
-        raise _missing_prompt()
+        raise misuse(MISSING_PROMPT, COMMAND)
     with connect(target) as client:
         if prompt is None:
             model, prompt = _only_model(client, model), model
@@ -91,7 +93,7 @@ def generate(
         asked = {**_input(text, system, is_raw=raw), **parameters}
         # A reader that leaves is noticed while nothing is written, too: a load may take minutes.
         with AnswerLine(model, output) as line, reader_watched(client.close):
-            stream = client.generate(model, on_notice=line.tell, **asked)
+            stream = client.generate(model, on_notice=line.notify, **asked)
             # Leaving the block cancels, on Ctrl-C or when the reader of the output is gone.
             with stream:
                 result = read_answer(stream, line, output)
@@ -101,16 +103,8 @@ def generate(
     if result.finish_reason != "cancelled":
         return ExitStatus.OK
     # By another command: Ctrl-C ends this one before.
-    if not output.is_json:
-        count = result.usage.completion_tokens
-        output.note(f"cancelled after {count} {'token' if count == 1 else 'tokens'}")
+    output.note(f"cancelled after {counted(result.usage.completion_tokens, 'token')}")
     return ExitStatus.FAILED
-
-
-def _missing_prompt() -> CliError:
-    hint = f"see `{COMMAND} -h`"
-    message = "Missing argument 'PROMPT'."
-    return CliError(message, code="usage", hint=hint, status=ExitStatus.USAGE)
 
 
 def _only_model(client: Client, word: str) -> str:
@@ -121,7 +115,7 @@ def _only_model(client: Client, word: str) -> str:
     """
     status = client.status()
     if row_called(status, word) is not None:
-        raise _missing_prompt()
+        raise misuse(MISSING_PROMPT, COMMAND)
     return only_model(status, COMMAND, " PROMPT")
 
 
@@ -146,4 +140,4 @@ def _read_stdin() -> str:
         return sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:
         message = f"the prompt on stdin is not UTF-8: {error.reason} at byte {error.start}"
-        raise CliError(message, code="usage", status=ExitStatus.USAGE) from None
+        raise CliError(message, status=ExitStatus.USAGE) from None

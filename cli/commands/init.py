@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -88,7 +87,7 @@ def init(file: Path, output: Output) -> None:
     for entry in entries:
         if not entry["fits"]:
             remark = f"  {entry['name']}: {entry['verdict']}"
-            output.data(output.style(remark, sys.stdout, dim=True))
+            output.data(remark, "dim")
     output.data(f"wrote {path}")
     found = find_config()
     is_found = found is not None and found.path.expanduser().absolute() == path

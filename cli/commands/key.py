@@ -23,7 +23,7 @@ from mlxsup.protocol.key_file import (
 )
 from mlxsup.protocol.text import timestamp
 
-from ..connection import Target, daemon_options, read_toml, status_of_daemon
+from ..connection import Target, daemon_options, meant, read_toml, status_of_daemon
 from ..exit_status import CliError, ExitStatus
 from ..keys import find_keys, usable_keys
 from ..terminal.output import Output, confirm
@@ -65,7 +65,6 @@ def new(name: str, account: str | None, is_operator: bool, target: Target, outpu
         if not NAME.fullmatch(what):
             raise CliError(
                 f"a name takes {NAME_EXPECTED}",
-                code="usage",
                 hint="for example `mlxsup key new laptop`",
                 status=ExitStatus.USAGE,
             )
@@ -78,11 +77,8 @@ def new(name: str, account: str | None, is_operator: bool, target: Target, outpu
     if made is None:
         hint = f"`mlxsup key revoke {name}` ends it; or choose another name"
         raise CliError(f"there is a key called {name!r}", code="key_exists", hint=hint)
-    if output.is_json:
-        output.object({"name": name, "account": account or name, "is_operator": is_operator,
-                       "key": made, "path": str(place.file)})  # fmt: skip
-        return
-    output.data(made)
+    value = {"name": name, "account": account or name, "is_operator": is_operator, "key": made}
+    output.result({**value, "path": str(place.file)}, made)
     output.note(f"keep it: nothing shows it again; `mlxsup key revoke {name}` ends it")
     output.note(f"its hash is in {place.file}")
     if is_first:
@@ -133,13 +129,9 @@ def revoke(name: str, target: Target, output: Output) -> None:
         known = [one.name for one in read_keys(place.file) or ()]
         left = revoke_key(place, name)
     if left is None:
-        close = close_names(name, known, most=1)
-        hint = f"did you mean {close[0]}?" if close else "see `mlxsup key list`"
+        hint = meant(close_names(name, known, most=1)) or "see `mlxsup key list`"
         raise CliError(f"no key is called {name!r}", code="unknown_key", hint=hint)
-    if output.is_json:
-        output.object({"name": name, "left": len(left)})
-        return
-    output.data(f"{name} is revoked")
+    output.result({"name": name, "left": len(left)}, f"{name} is revoked")
     if not left:
         output.note(f"no key is left: {REFUSED}")
 
@@ -159,10 +151,8 @@ def off(is_sure: bool, target: Target, output: Output) -> None:
         confirm(f"Remove all keys? {then[0].upper()}{then[1:]}.")
     with usable_keys(target):
         turn_off(place)
-    if output.is_json:
-        output.object({"path": str(place.file), "is_needed": bool(need)})
-        return
-    output.data("all keys are removed")
+    value = {"path": str(place.file), "is_needed": bool(need)}
+    output.result(value, "all keys are removed")
     output.note(need or "within a second, requests need none")
 
 

@@ -14,7 +14,7 @@ from ..changes import progress_shown, wait_until_ready
 from ..connection import daemon_command
 from ..options import duration, load_keep_alive_option
 from ..terminal.output import Output
-from ..terminal.status import show_models, warning_lines
+from ..terminal.status import models_lines, warning_lines
 
 if TYPE_CHECKING:
     from mlxsup.client import Client
@@ -50,10 +50,7 @@ def load(
     how: dict[str, Any] = {"context_length": context_length, "keep_alive": keep_alive}
     if is_dry:
         forecast = client.load(model, dry_run=True, **how)
-        if output.is_json:
-            output.object(forecast)
-        else:
-            output.data(_forecast_sentence(forecast))
+        output.result(forecast, _forecast_sentence(forecast))
         return
     with progress_shown(client, model, output):
         client.load(model, **how)
@@ -119,13 +116,10 @@ def _show_changed(client: Client, name: str, output: Output) -> None:
         value = {"models": []}
     row = row_called(value, name)
     changed = [] if row is None else [row]
-    if output.is_json:
-        output.object({"models": changed})
-    else:
-        show_models(output, value, changed)
-        for shown in changed:
-            for line in warning_lines(shown["name"], shown.get("warnings")):
-                output.note(line)
+    output.result({"models": changed}, models_lines(value, changed))
+    for shown in changed:
+        for line in warning_lines(shown["name"], shown.get("warnings")):
+            output.note(line)
 
 
 @click.command()
@@ -147,9 +141,5 @@ def wait(models: tuple[str, ...], timeout_s: float | None, client: Client, outpu
     status = wait_until_ready(client, models, output, limit_s=timeout_s)
     rows = [row_called(status, name) for name in models] if models else status["models"]
     shown = [row for row in rows if row is not None]
-    if output.is_json:
-        output.object({"models": shown})
-    elif shown:
-        show_models(output, status, shown)
-    else:
-        output.data("no models configured")
+    lines = models_lines(status, shown) if shown else "no models configured"
+    output.result({"models": shown}, lines)

@@ -24,7 +24,7 @@ from mlxsup.protocol.log_files import FollowedFile, all_lines, tail, written_at
 
 from ..arguments import complete_model
 from ..connection import Target, connect, daemon_options, log_dir_left_by, read_toml, unknown_model
-from ..exit_status import CliError, ExitStatus
+from ..exit_status import CliError, ExitStatus, misuse
 from ..options import duration
 from ..terminal.output import Output
 from ..terminal.reader_watch import check_reader
@@ -135,7 +135,7 @@ def logs(
     """
     if is_following and is_previous:
         message = "--previous shows a process that has ended, so there is nothing to follow"
-        raise CliError(message, code="usage", hint="see `mlxsup logs -h`", status=ExitStatus.USAGE)
+        raise misuse(message, "mlxsup logs")
     folder = _find_folder(target, output)
     model = folder.aliases.get(model or "", model)
     if model is not None and model not in [*folder.models, *OWN_LOGS]:
@@ -160,10 +160,8 @@ def _shower(names: list[str], output: Output, *, is_prefixed: bool) -> Show:
 
     def show(name: str, lines: Iterable[str]) -> None:
         for line in lines:
-            if output.is_json:
-                output.object({"model": name, "line": line})
-            else:
-                output.data(f"{name.ljust(width)} | {line}" if is_prefixed else line)
+            shown = f"{name.ljust(width)} | {line}" if is_prefixed else line
+            output.result({"model": name, "line": line}, shown)
 
     return show
 

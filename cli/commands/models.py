@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from mlxsup.store.search import FoundModel, Origin, find_models, look_at, served
 
 from ..arguments import complete_model_or_repository
 from ..configuration import optional_configuration
-from ..connection import config_option, output_options
+from ..connection import config_option, meant, output_options
 from ..exit_status import CliError, ExitStatus
 from ..terminal.output import Output
 from ..terminal.tables import listing
@@ -68,7 +67,7 @@ def _show(title: str, rows: Sequence[Mapping[str, Any]], output: Output) -> None
         if row["problem"]:
             about = "; ".join(filter(None, (row["problem"], row["hint"])))
             remark = f"  {row['name'] or row['title']}: {about}"
-            output.data(output.style(remark, sys.stdout, dim=True))
+            output.data(remark, "dim")
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -94,12 +93,9 @@ def show(model: str, config_path: Path | None, output: Output) -> int:
     """
     row = _find(model, config_path)
     needs = _needs(row, output)
-    if output.is_json:
-        output.object(row | {"needs": needs})
-    else:
-        output.show(listing((), _facts(row, needs)))
-        if row["hint"]:
-            output.note(f"hint: {row['hint']}")
+    output.result(row | {"needs": needs}, listing((), _facts(row, needs)))
+    if row["hint"]:
+        output.note(f"hint: {row['hint']}")
     return ExitStatus.FAILED if row["problem"] else ExitStatus.OK
 
 
@@ -122,8 +118,8 @@ def _find(model: str, config_path: Path | None) -> dict[str, Any]:
     path = Path(model).expanduser()
     if model and os.path.exists(path):
         return row_of_path(path.absolute())
-    close = close_names(model, [row["name"] or row["title"] for row in rows])
-    hint = f"did you mean {' or '.join(close)}?" if close else "see `mlxsup models`"
+    hint = meant(close_names(model, [row["name"] or row["title"] for row in rows]))
+    hint = hint or "see `mlxsup models`"
     message = f"no model on this machine is called {model!r}, and there is no such folder"
     raise CliError(message, code="unknown_model", hint=hint)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import click
 
 from mlxsup.store.hub_cache import DEFAULT_REVISION
@@ -32,12 +34,7 @@ def pull(repo: str, revision: str, output: Output) -> None:
     repository = checked_repository(repo, revision)
     more = "" if revision == DEFAULT_REVISION else f" --revision {revision}"
     done = download(repository, output, again=f"mlxsup pull {repo}{more}")
-    if output.is_json:
-        output.object({"repo": repo, "revision": revision, "folder": done.folder,
-                       "total_bytes": done.total_bytes,
-                       "fetched_bytes": done.fetched_bytes})  # fmt: skip
-        return
-    output.data(done.folder)
+    output.result({"repo": repo, "revision": revision, **asdict(done)}, done.folder)
     fetched = f"{format_bytes(done.fetched_bytes)} downloaded"
     what = fetched if done.fetched_bytes else "nothing was missing"
     output.note(f"{repo} is complete ({format_bytes(done.total_bytes)}, {what})")

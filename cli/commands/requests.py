@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -43,10 +43,7 @@ def requests(is_following: bool, name: str | None, target: Target, output: Outpu
             _follow(client, name, output)
             return
         value = client.requests(client=name)
-    if output.is_json:
-        output.object(value)
-    else:
-        output.show(_lines(value))
+    output.result(value, _lines(value))
 
 
 def _lines(value: Mapping[str, Any]) -> list[Line]:
@@ -73,11 +70,12 @@ def _follow_lines(client: Client, name: str | None, output: Output) -> None:
         now = {one["number"]: one for one in listed}
         for number, one in known.items():
             if number not in now:
-                _write({**one, "state": "ended"}, request_line, output)
+                ended = {**one, "state": "ended"}
+                output.result(ended, request_line(ended))
         for number, one in now.items():
             before = known.get(number)
             if before is None or _doing(before) != _doing(one):
-                _write(one, request_line, output)
+                output.result(one, request_line(one))
         known = now
         time.sleep(FOLLOW_INTERVAL_S)
 
@@ -96,7 +94,7 @@ def cancel(request: str, client: Client, output: Output) -> None:
     far. `mlxsup requests` shows the ids.
     """
     value = client.cancel(request)
-    _write(value, lambda ended: stage_line({**ended, "stage": "cancelled"}), output)
+    output.result(value, stage_line({**value, "stage": "cancelled"}))
 
 
 @click.command()
@@ -108,7 +106,8 @@ def pause(request: str, client: Client, output: Output) -> None:
     Takes the request ID of any client, out of its batch until `mlxsup resume ID`. `mlxsup
     requests` shows the ids.
     """
-    _write(client.pause(request), stage_line, output)
+    value = client.pause(request)
+    output.result(value, stage_line(value))
 
 
 @click.command()
@@ -119,7 +118,8 @@ def resume(request: str, client: Client, output: Output) -> None:
 
     Lets the request ID continue where `mlxsup pause` stopped it, as soon as a row is free.
     """
-    _write(client.resume(request), stage_line, output)
+    value = client.resume(request)
+    output.result(value, stage_line(value))
 
 
 @click.command()
@@ -132,22 +132,10 @@ def prioritize(request: str, priority: str, client: Client, output: Output) -> N
     Gives the request ID of any client, the CLASS interactive, normal or batch. Its wait so far
     no longer counts. `mlxsup requests` shows the ids.
     """
-    _write(client.prioritize(request, priority), _class_line, output)
-
-
-def _class_line(changed: Mapping[str, Any]) -> str:
+    changed = client.prioritize(request, priority)
     does = "runs" if changed["is_running"] else "waits"
     name, model, now = changed["id"], changed["model"], changed["priority"]
-    return f"{name} {does} for {model} as {now} (was {changed['before']})"
-
-
-def _write(
-    value: Mapping[str, Any], line_of: Callable[[Mapping[str, Any]], str], output: Output
-) -> None:
-    if output.is_json:
-        output.object(value)
-    else:
-        output.data(line_of(value))
+    output.result(changed, f"{name} {does} for {model} as {now} (was {changed['before']})")
 
 
 @click.command(short_help="Join the stream of a request.")
@@ -162,10 +150,7 @@ def attach(client: Client, request: str, output: Output) -> None:
     known = _find(client, request)
     with LiveLine(output) as line:
         if known is not None and known["state"] != "answering":
-            if line.is_possible:
-                line.show(request_line(known))
-            else:
-                output.note(request_line(known))
+            line.tell(request_line(known), known["state"])
         # Leaving the block only ends the listening.
         with reader_watched(client.close), client.attach(request) as stream:
             result = read_answer(stream, line, output)

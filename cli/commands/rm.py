@@ -21,7 +21,7 @@ from mlxsup.store.hub_cache import (
 )
 
 from ..arguments import repository_argument
-from ..connection import Target, daemon_options, status_of_daemon
+from ..connection import Target, daemon_options, meant, status_of_daemon
 from ..downloading import checked_repository
 from ..exit_status import CliError
 from ..terminal.output import Output, confirm
@@ -45,10 +45,8 @@ def rm(repo: str, is_sure: bool, target: Target, output: Output) -> None:
     cache = find_cache()
     folder = repository_folder(repo, cache)
     if not folder.is_dir():
-        close = close_names(repo, repositories(cache))
-        hint = "`mlxsup models` lists what is there"
-        if close:
-            hint = f"did you mean {' or '.join(close)}?"
+        hint = meant(close_names(repo, repositories(cache)))
+        hint = hint or "`mlxsup models` lists what is there"
         raise CliError(f"{repo} is not in {cache}", code="not_found", hint=hint)
     if folder.is_symlink():
         raise CliError(
@@ -84,10 +82,10 @@ def rm(repo: str, is_sure: bool, target: Target, output: Output) -> None:
             code="not_removed",
             hint=f"make that possible, then `mlxsup rm {repo}` removes the rest",
         ) from None
-    if output.is_json:
-        output.object({"repo": repo, "folder": str(folder), "freed_bytes": size})
-        return
-    output.data(f"{repo} is removed, {format_bytes(size)} are free")
+    output.result(
+        {"repo": repo, "folder": str(folder), "freed_bytes": size},
+        f"{repo} is removed, {format_bytes(size)} are free",
+    )
     for row in rows:
         output.note(f"{row['name']} is still configured: see `mlxsup pull {repo}`")
 

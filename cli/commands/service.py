@@ -80,11 +80,8 @@ def install(
         "service": None,
     }  # fmt: skip
     if is_dry:
-        if output.is_json:
-            output.object(value)
-            return
         output.note(f"would write {manager.path}:")
-        output.data(text, newline=False)
+        output.result(value, text.removesuffix("\n"))
         for command in value["commands"]:
             output.note(f"would run {shlex.join(command)}")
         if is_done:
@@ -107,10 +104,10 @@ def install(
         if is_system:
             output.note(f"it looks for downloaded models in {facts.model_cache}")
     state, notes = manager.state(), manager.notes()
-    if output.is_json:
-        output.object({**value, "notes": notes, "service": asdict(state)})
-        return
-    output.data(f"{done}\nit is {state.state}" + (f", pid {state.pid}" if state.pid else ""))
+    output.result(
+        {**value, "notes": notes, "service": asdict(state)},
+        f"{done}\nit is {state.state}" + (f", pid {state.pid}" if state.pid else ""),
+    )
     for note in notes:
         output.note(note)
 
@@ -145,11 +142,8 @@ def uninstall(is_system: bool, is_dry: bool, output: Output) -> None:
             _run(before, manager, output)
             manager.path.unlink()
             _run(after, manager, output)
-    if output.is_json:
-        is_removed = done == "removed"
-        output.object({"path": str(manager.path), "is_removed": is_removed, "commands": commands})
-        return
-    output.data(f"{done}: {manager.path}")
+    value = {"path": str(manager.path), "is_removed": done == "removed", "commands": commands}
+    output.result(value, f"{done}: {manager.path}")
     for command in commands if is_dry else ():
         output.note(f"would run {shlex.join(command)}")
 
@@ -169,14 +163,12 @@ def status(is_system: bool, output: Output) -> None:
     text = read_file(manager.path)
     program = None if text is None else manager.program_in(text)
     state = None if text is None else manager.state()
-    if output.is_json:
-        output.object({
-            "manager": manager.name, "path": str(manager.path), "is_installed": text is not None,
-            "program": program, "service": None if state is None else asdict(state),
-        })  # fmt: skip
-        return
+    value = {
+        "manager": manager.name, "path": str(manager.path), "is_installed": text is not None,
+        "program": program, "service": None if state is None else asdict(state),
+    }  # fmt: skip
     if state is None:
-        output.data(f"not installed: there is no {manager.path}")
+        output.result(value, f"not installed: there is no {manager.path}")
         output.note("install it with `mlxsup service install`")
         return
     rows: dict[str, Any] = {
@@ -189,8 +181,8 @@ def status(is_system: bool, output: Output) -> None:
         "program": program or "another one than mlxsup has written",
         "file": manager.path,
     }
-    shown = {name: value for name, value in rows.items() if value not in (None, "")}
-    output.data("\n".join(f"{name:<9}  {value}" for name, value in shown.items()))
+    shown = {name: fact for name, fact in rows.items() if fact not in (None, "")}
+    output.result(value, "\n".join(f"{name:<9}  {fact}" for name, fact in shown.items()))
     if state.pid is None:
         output.note("`mlxsup service logs` may say why it does not run")
 
@@ -216,10 +208,7 @@ def logs(is_system: bool, is_following: bool, count: int, output: Output) -> Non
     """
     manager = _find_manager(is_system=is_system)
     for line in _lines_of(manager.log_command(count, is_following=is_following)):
-        if output.is_json:
-            output.object({"line": line})
-        else:
-            output.data(line)
+        output.result({"line": line}, line)
 
 
 def _lines_of(command: list[str]) -> Iterator[str]:
@@ -289,7 +278,6 @@ def _refuse_running(facts: ServiceFacts) -> None:
         if holder is not None:
             raise CliError(
                 f"a daemon that is no service runs with this configuration (pid {holder.pid})",
-                code="already_running",
                 hint=f"`mlxsup stop --config {shlex.quote(str(facts.config))}`, then install it",
                 status=ExitStatus.ALREADY_RUNNING,
             )
@@ -345,7 +333,6 @@ def _find_manager(*, is_system: bool) -> Manager:
     elif user and os.getuid() == 0:
         raise CliError(
             f"sudo does not reach the service manager of {user}",
-            code="usage",
             hint="run it without sudo, or with --system",
             status=ExitStatus.USAGE,
         )
@@ -367,7 +354,6 @@ def _need_root(manager: Manager, command: str) -> None:
         return
     raise CliError(
         f"only root may change {manager.path}",
-        code="no_permission",
         hint=f"`{command}`",
         status=ExitStatus.NO_PERMISSION,
     )

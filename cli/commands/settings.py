@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,10 +12,10 @@ from mlxsup.protocol.text import LOG_LEVELS
 
 from ..connection import daemon_command
 from ..exit_status import CliError, ExitStatus
-from ..terminal.output import Output, width_of
-from ..terminal.status import show_models
+from ..terminal.output import Line, Output, width_of
+from ..terminal.status import models_lines
 from ..terminal.tables import Column, table
-from ..terminal.text import format_bytes
+from ..terminal.text import counted, format_bytes
 
 if TYPE_CHECKING:
     from mlxsup.client import Client
@@ -34,10 +34,7 @@ def log_level(level: str, client: Client, output: Output) -> None:
     warning or error. `mlxsup logs -f` follows what they write.
     """
     value = client.log_level(level)
-    if output.is_json:
-        output.object(value)
-    else:
-        output.data(f"logging from {value['level']} on, until the daemon ends")
+    output.result(value, f"logging from {value['level']} on, until the daemon ends")
 
 
 @click.command()
@@ -58,7 +55,6 @@ def reload(is_dry: bool, client: Client, output: Output) -> None:
             raise
         raise CliError(
             error.message,
-            code="bad_configuration",
             hint="correct the file, then `mlxsup reload`",
             status=ExitStatus.BAD_CONFIGURATION,
         ) from None
@@ -75,14 +71,12 @@ def reload(is_dry: bool, client: Client, output: Output) -> None:
         output.note(f"{refused['model']} could not be loaded: it {refused['reason']}")
     for name, cause in value["unread"].items():
         output.note(f"{name}: {cause}")
-    if output.is_json:
-        output.object({**value, "models": rows})
-    elif is_dry and value["foreseen"]:
-        _show_foreseen(value["foreseen"], output)
+    shown: str | Iterable[Line] = _summary(value, is_dry=is_dry)
+    if is_dry and value["foreseen"]:
+        shown = _foreseen_lines(value["foreseen"])
     elif rows:
-        show_models(output, status, rows)
-    else:
-        output.data(_summary(value, is_dry=is_dry))
+        shown = models_lines(status, rows)
+    output.result({**value, "models": rows}, shown)
     if value["settings"] and rows:
         changed = ", ".join(value["settings"])
         output.note(f"settings {'that change' if is_dry else 'changed'}: {changed}")
@@ -98,15 +92,15 @@ def _freed(value: Mapping[str, Any]) -> str:
     return "; ".join(parts) or "workers would give back what they do not need"
 
 
-def _show_foreseen(foreseen: list[dict[str, Any]], output: Output) -> None:
+def _foreseen_lines(foreseen: list[dict[str, Any]]) -> list[Line]:
     rows = [(row["model"], row["change"], row["state"] or "-", _effect(row)) for row in foreseen]
-    output.show(table(FORESEEN, rows, width_of(sys.stdout)))
+    return table(FORESEEN, rows, width_of(sys.stdout))
 
 
 def _effect(row: Mapping[str, Any]) -> str:
     """Return what a reload would do to a model, in a few words."""
-    count = row["running"]
-    finishes = f"finishes {count} running request{'' if count == 1 else 's'}, then " * bool(count)
+    running = row["running"]
+    finishes = f"finishes {counted(running, 'running request')}, then " if running else ""
     match row["change"], row["becomes"]:
         case "added", "PENDING":
             return "is loaded"

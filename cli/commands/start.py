@@ -16,9 +16,9 @@ from mlxsup.protocol.gateway import DEFAULT_LISTEN, Address, GatewayRules
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.places import endpoint_in
 
-from ..configuration import NO_FILE_HINT, find_configuration, read_configuration, refusal
+from ..configuration import NO_FILE_HINT, find_configuration, read_configuration
 from ..connection import RUNNING_HINT, Target, output_options, target_to_reach
-from ..exit_status import PERMANENT_EXITS, CliError, ExitStatus
+from ..exit_status import PERMANENT_EXITS, CliError, ExitStatus, misuse
 from ..terminal.output import Output, settle_streams
 
 if TYPE_CHECKING:
@@ -103,13 +103,15 @@ def start(
     Runs the daemon in the foreground, and prints a line for each change of a model's state.
     Without a file: mlxsup start --model mlx-community/SmolLM2-135M-Instruct
     """
-    see = "see `mlxsup start -h`"
+    wrong = ""
     if models and config_path is not None:
-        raise refusal("use either --model or --config", ExitStatus.USAGE, see)
-    if saved_path is not None and not models:
-        raise refusal("--save takes models: use it with --model", ExitStatus.USAGE, see)
-    if is_waiting and not is_detached:
-        raise refusal("--wait takes --detach; or use `mlxsup wait`", ExitStatus.USAGE, see)
+        wrong = "use either --model or --config"
+    elif saved_path is not None and not models:
+        wrong = "--save takes models: use it with --model"
+    elif is_waiting and not is_detached:
+        wrong = "--wait takes --detach; or use `mlxsup wait`"
+    if wrong:
+        raise misuse(wrong, "mlxsup start")
     if saved_path is not None:
         configuration, text = read_models(models)
         if http is not None:
@@ -152,11 +154,9 @@ def _endpoint_of(configuration: DaemonConfig) -> str:
     try:
         return endpoint_in(configuration.runtime_dir)
     except ValueError as error:
-        message, hint = (
-            f"the runtime folder's path is too long: {error}",
-            "set a shorter runtime_dir",
-        )
-        raise refusal(message, ExitStatus.RUNTIME_FOLDER, hint) from None
+        message = f"the runtime folder's path is too long: {error}"
+        hint = "set a shorter runtime_dir"
+        raise CliError(message, hint=hint, status=ExitStatus.RUNTIME_FOLDER) from None
 
 
 def _run(configuration: DaemonConfig, target: Target, output: Output) -> int:
@@ -198,12 +198,13 @@ def serve(
     try:
         return run_daemon(configuration, on_change=on_change, on_listening=on_listening)
     except AlreadyRunningError as error:
-        raise refusal(str(error), ExitStatus.ALREADY_RUNNING, RUNNING_HINT) from None
+        status = ExitStatus.ALREADY_RUNNING
+        raise CliError(str(error), hint=RUNNING_HINT, status=status) from None
     except ConfigError as error:
         hint = "`mlxsup plan` shows what each model needs"
-        raise refusal(str(error), ExitStatus.BAD_CONFIGURATION, hint) from None
+        raise CliError(str(error), hint=hint, status=ExitStatus.BAD_CONFIGURATION) from None
     except RuntimeFolderError as error:
-        raise refusal(str(error), ExitStatus.RUNTIME_FOLDER, error.hint) from None
+        raise CliError(str(error), hint=error.hint, status=ExitStatus.RUNTIME_FOLDER) from None
 
 
 def serve_two(
@@ -273,14 +274,16 @@ def read_models(models: Sequence[str]) -> tuple[DaemonConfig, str]:
         name, folder = split_model(given)
         if name in folders:
             hint = f"rename one of them: --model NAME={folder}"
-            raise refusal(f"two models are called {name}", ExitStatus.USAGE, hint)
+            message = f"two models are called {name}"
+            raise CliError(message, hint=hint, status=ExitStatus.USAGE)
         folders[name] = folder
     try:
         return config_of_folders(folders)
     except ConfigError as error:
         # Each problem begins with a place in a file that does not exist.
         message = "; ".join(problem.split(": ", 1)[1] for problem in error.problems)
-        raise refusal(message, ExitStatus.USAGE, "name it: --model NAME=FOLDER") from None
+        hint = "name it: --model NAME=FOLDER"
+        raise CliError(message, hint=hint, status=ExitStatus.USAGE) from None
 
 
 def with_http(configuration: DaemonConfig, listen: str) -> DaemonConfig:
@@ -299,7 +302,7 @@ def with_http(configuration: DaemonConfig, listen: str) -> DaemonConfig:
             for setting, text in problems
         )
         hint = f"for example `mlxsup start --http {DEFAULT_LISTEN}`"
-        raise refusal(message, ExitStatus.USAGE, hint)
+        raise CliError(message, hint=hint, status=ExitStatus.USAGE)
     return replace(configuration, http=Address.parse(listen))
 
 
@@ -333,7 +336,7 @@ def _save(path: Path, models: str, http: str | None, endpoint: str, output: Outp
         folder = Path(endpoint.removeprefix("ipc://")).parent
         message = f"a daemon with pid {holder.pid} is already running in {folder}; nothing is saved"
         hint = target_to_reach(endpoint, None).repeat_in(RUNNING_HINT)
-        raise refusal(message, ExitStatus.ALREADY_RUNNING, hint)
+        raise CliError(message, hint=hint, status=ExitStatus.ALREADY_RUNNING)
     gateway = "" if http is None else f"\n[gateway]\nlisten = {json.dumps(http)}\n"
     try:
         write_configuration(file, f"{SCHEMA_LINE}\n\n{models}{gateway}")

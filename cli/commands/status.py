@@ -5,16 +5,17 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..changes import change_line, state_changes
 from ..connection import Target, connect, daemon_options
-from ..exit_status import CliError, ExitStatus
+from ..exit_status import ExitStatus, misuse
 from ..terminal.output import Line, Output, redraw, width_of
 from ..terminal.reader_watch import reader_watched
-from ..terminal.status import broken_parts, lines_below, models_table
+from ..terminal.status import broken_parts, lines_below, models_lines
 from ..terminal.tables import text_lines
 from ..terminal.text import INDENT
 
@@ -36,18 +37,13 @@ def status(
     it exits with 1 if a model is FAILED or in BACKOFF, or if the HTTP gateway is down.
     """
     if is_watching and is_checking:
-        raise CliError(
-            "use either --watch or --check",
-            code="usage",
-            hint="see `mlxsup status -h`",
-            status=ExitStatus.USAGE,
-        )
+        raise misuse("use either --watch or --check", "mlxsup status")
     with connect(target) as client:
         if is_watching:
             _watch(client, output, is_debug=is_debug)
             return ExitStatus.OK
         value = client.status(debug=is_debug)
-    _show(value, output)
+    output.result(value, _lines(value, output))
     broken = broken_parts(value) if is_checking else []
     if broken:
         output.note(f"broken: {', '.join(broken)}")
@@ -62,34 +58,28 @@ def _watch(client: Client, output: Output, *, is_debug: bool) -> None:
             return
         with reader_watched(client.close):
             changes = state_changes(client)
-            _show(client.status(debug=is_debug), output)
+            value = client.status(debug=is_debug)
+            output.result(value, _lines(value, output))
             for _ in changes:
-                if not output.is_json:
-                    output.data("")
-                _show(client.status(debug=is_debug), output)
+                value = client.status(debug=is_debug)
+                output.result(value, chain([[]], _lines(value, output)))
 
 
-def _show(value: Mapping[str, Any], output: Output) -> None:
-    if output.is_json:
-        output.object(value)
-    else:
-        output.show(_lines(value, output))
-
-
-def _lines(value: Mapping[str, Any], output: Output) -> list[Line]:
+def _lines(value: Mapping[str, Any], output: Output) -> Iterator[Line]:
     if not value["models"]:
         output.note("no models configured")
     width = width_of(sys.stdout)
-    lines = [line for group in models_table(value, value["models"], width) for line in group]
+    yield from models_lines(value, value["models"])
     for line in lines_below(value):
-        lines += text_lines(line, width, style="dim")
+        yield from text_lines(line, width, style="dim")
     if "flight" in value:
         for title, found in (*_findings(value), *_events(value)):
-            lines += [[], *text_lines(title, width, style="bold")]
+            yield []
+            yield from text_lines(title, width, style="bold")
             for line in found:
-                lines += text_lines(line, width, indent=INDENT)
-        lines += [[], *text_lines("`mlxsup why MODEL` explains them", width)]
-    return lines
+                yield from text_lines(line, width, indent=INDENT)
+        yield []
+        yield from text_lines("`mlxsup why MODEL` explains them", width)
 
 
 def _findings(value: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
@@ -131,7 +121,4 @@ def events(target: Target, output: Output) -> None:
         changes = state_changes(client)
         output.note(f"following {client.endpoint}; Ctrl-C ends")
         for change in changes:
-            if output.is_json:
-                output.object(change)
-            else:
-                output.data(change_line(change))
+            output.result(change, change_line(change))

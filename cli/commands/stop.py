@@ -12,7 +12,7 @@ from ..connection import Target, connect, daemon_options
 from ..exit_status import CliError, ExitStatus
 from ..options import duration
 from ..terminal.output import Output
-from ..terminal.text import format_duration
+from ..terminal.text import counted, format_duration
 
 if TYPE_CHECKING:
     import psutil
@@ -58,7 +58,6 @@ def stop(now: bool, timeout_s: float | None, target: Target, output: Output) -> 
         raise CliError(
             f"the daemon has ended, but {_listed(left, names)} cannot be ended:"
             " SIGKILL has no effect",
-            code="left_behind",
             hint="the system cannot end it either; the next start tries again and names it",
             status=ExitStatus.LEFT_BEHIND,
         )
@@ -68,12 +67,11 @@ def stop(now: bool, timeout_s: float | None, target: Target, output: Output) -> 
             code="still_running",
             hint="end them with `mlxsup stop --now`",
         )
-    if output.is_json:
-        output.object({"stopped": True, **value, "took_s": round(took_s, 3)})
-    else:
-        count = len(value["pids"])
-        workers = f"{count} worker{'' if count == 1 else 's'}"
-        output.data(f"stopped the daemon (pid {daemon}) and {workers}")
+    workers = counted(len(value["pids"]), "worker")
+    output.result(
+        {"stopped": True, **value, "took_s": round(took_s, 3)},
+        f"stopped the daemon (pid {daemon}) and {workers}",
+    )
 
 
 def _number(value: Mapping[str, Any], name: str, default: float) -> float:

@@ -14,7 +14,7 @@ import click
 from mlxsup.protocol.close_names import close_names
 
 from ..arguments import complete_model, complete_request, row_called
-from ..connection import Target, connect, daemon_options, log_dir_left_by
+from ..connection import Target, connect, daemon_options, log_dir_left_by, meant
 from ..exit_status import CliError, ExitStatus
 from ..options import NewFile
 from ..terminal.output import Output, width_of
@@ -92,15 +92,12 @@ def why(name: str | None, report: Path | None, target: Target, output: Output) -
     if report is not None:
         _report(report, known, output)
         return
-    if output.is_json:
-        output.object(_object(stories, known))
-        return
     if known.silence:
         output.note(f"{known.silence}; this is what its flight recorder says")
     if known.remedy:
         output.note(f"hint: {target.repeat_in(known.remedy)}")
     blocks = ["\n".join(story.lines(width_of(sys.stdout))) for story in stories]
-    output.data("\n\n".join(blocks))
+    output.result(_object(stories, known), "\n\n".join(blocks))
 
 
 def _look(target: Target, now: float) -> Known:
@@ -179,9 +176,8 @@ def _unknown(known: Known, name: str) -> CliError:
     models = list(
         dict.fromkeys([*(str(row["name"]) for row in known.rows), *known.recording.models])
     )
-    if close := close_names(name, models):
-        hint = f"did you mean {' or '.join(close)}?"
-    else:
+    hint = meant(close_names(name, models))
+    if not hint:
         hint = (
             f"models: {', '.join(models[:MOST_LISTED]) or 'none'}; `mlxsup requests` lists the open"
             " requests, and of those that have ended about the latest 10,000 are kept. One that was"
@@ -201,12 +197,10 @@ def _report(path: Path, known: Known, output: Output) -> None:
     files = write_report(
         path, known.recording, folder=known.folder, config=known.config, status=known.status
     )
-    if output.is_json:
-        output.object({"report": str(path), "files": files})
-        return
-    output.data(
+    output.result(
+        {"report": str(path), "files": files},
         f"wrote {path} with {len(files)} files; texts that could be a prompt, an answer or a key"
-        " are left out, but look through it before you send it"
+        " are left out, but look through it before you send it",
     )
 
 

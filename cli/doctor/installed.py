@@ -37,6 +37,7 @@ from mlxsup.store.hub_cache import OFFLINE_VARIABLES, YES, find_cache
 from ..connection import Target
 from ..exit_status import CliError
 from ..keys import find_keys
+from ..terminal.text import counted
 from .finding import Finding, note, ok, problem
 
 if TYPE_CHECKING:
@@ -295,8 +296,7 @@ def check_configuration(setting: Setting) -> Iterator[Finding]:
             fix="change that line as it says",
         )
     if setting.loaded is not None and counting is not None and not problems:
-        count = len(setting.loaded.models)
-        models = f"{count} model{'' if count == 1 else 's'}"
+        models = counted(len(setting.loaded.models), "model")
         yield ok("configuration", f"{counting.path} is valid, with {models}")
     for one in setting.places:
         if counting is not None and one.path != counting.path and one.is_there:

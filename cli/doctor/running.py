@@ -30,6 +30,7 @@ from ..lock_holder import LockHolder, lock_holder
 from ..service.launchd import Launchd
 from ..service.systemd import Systemd
 from ..terminal.status import BROKEN_MODELS
+from ..terminal.text import counted
 from .finding import Finding, note, ok, problem
 from .installed import Setting, installer, system_name
 
@@ -125,8 +126,7 @@ def _running(setting: Setting, status: Mapping[str, Any]) -> Iterator[Finding]:
             fix="name the file with --config, or stop it with `mlxsup stop` and start it here",
         )
     if not broken:
-        count = len(status["models"])
-        models = f"{count} model{'' if count == 1 else 's'}"
+        models = counted(len(status["models"]), "model")
         yield ok("daemon", f"answers at {setting.endpoint} (pid {status['pid']}, {models})")
 
 

@@ -41,7 +41,7 @@ class AnswerLine(LiveLine):
         self._notice: Notice | None = None
         self._said: dict[str, tuple[object, ...]] = {}
 
-    def tell(self, notice: Notice) -> None:
+    def notify(self, notice: Notice) -> None:
         """Show a notice; that of an interruption stays on a terminal, too."""
         if notice.kind == "interrupted":
             self.remark(INTERRUPTED)
@@ -50,7 +50,7 @@ class AnswerLine(LiveLine):
         elif self.is_possible:
             self.show(notice_text(notice))
         else:
-            self._tell_in_lines(notice)
+            self._notify_in_lines(notice)
 
     def clear(self) -> None:
         """Clear the line, and forget the notice."""
@@ -69,7 +69,7 @@ class AnswerLine(LiveLine):
     ) -> None:
         self.clear()
 
-    def _tell_in_lines(self, notice: Notice) -> None:
+    def _notify_in_lines(self, notice: Notice) -> None:
         with self._lock:
             self._notice = notice
             if self._timer is None:
@@ -103,30 +103,26 @@ def read_answer(stream: Stream, line: LiveLine, output: Output) -> Result:
         line: cleared before the first text.
         output: how to write output.
     """
-    last, channel = "", "content"
+    channel = "content"
     try:
         for delta in stream:
             if output.is_json or not delta.text:
                 continue
             line.clear()
-            if delta.channel != channel:
-                line.end_text()
-                channel = delta.channel
-            if channel == "content":
-                line.make_way(delta.text, sys.stdout)
-                output.answer(delta.text, sys.stdout)
-                last = delta.text
-            elif channel == "reasoning" and line.is_possible:
-                line.make_way(delta.text, sys.stderr)
-                output.answer(delta.text, sys.stderr, dim=True)
+            if delta.channel == "content" or (delta.channel == "reasoning" and line.is_possible):
+                if delta.channel != channel:
+                    line.end_text()
+                    channel = delta.channel
+                if channel == "content":
+                    line.answer(delta.text, sys.stdout)
+                else:
+                    line.answer(delta.text, sys.stderr, "dim")
     finally:
-        line.clear()
-        # Otherwise the shell's prompt or an error would follow on the same line.
-        if last and not last.endswith("\n") and sys.stdout.isatty():
-            output.data("")
+        # Otherwise a remark, an error or the shell's prompt would follow on the same line.
+        line.end_text()
     for call in stream.result.tool_calls:
         called = f"{call['function']['name']}({call['function']['arguments']})"
-        output.note(output.style(f"the model calls {called}", sys.stderr, dim=True))
+        output.note(f"the model calls {called}", "dim")
     return stream.result
 
 
@@ -135,9 +131,9 @@ def show_remarks(result: Result, output: Output, *, is_verbose: bool) -> None:
     for warning in result.warnings:
         output.note(f"warning: {warning}")
     if remark := empty_remark(result):
-        output.note(output.style(remark, sys.stderr, dim=True))
+        output.note(remark, "dim")
     if is_verbose:
-        output.note(output.style(speed_line(result), sys.stderr, dim=True))
+        output.note(speed_line(result), "dim")
 
 
 def empty_remark(result: Result) -> str:

@@ -52,9 +52,18 @@ class Output:
         flags = arguments[: arguments.index("--")] if "--" in arguments else arguments
         return cls(is_json="--json" in flags, is_plain="--no-color" in flags)
 
-    def data(self, text: str, *, newline: bool = True) -> None:
+    def data(self, text: str, style: str = "", *, newline: bool = True) -> None:
         """Write what was asked for, at once."""
-        click.echo(text, nl=newline)
+        click.echo(self.style(text, sys.stdout, style), nl=newline)
+
+    def result(self, value: Mapping[str, Any], shown: str | Iterable[Line]) -> None:
+        """Write what a command has found or done: for programs the value, for people the rest."""
+        if self.is_json:
+            self.object(value)
+        elif isinstance(shown, str):
+            self.data(shown)
+        else:
+            self.show(shown)
 
     def show(self, *groups: Iterable[Line]) -> None:
         """Write lines of styled text on stdout, below each other."""
@@ -63,17 +72,11 @@ class Output:
 
     def drawn(self, line: Line) -> str:
         """Return a line for stdout, with its style if that supports it."""
-        if not self.has_colour(sys.stdout):
-            return "".join(text for text, _ in line)
-        pieces = []
-        for text, style in line:
-            codes = ";".join(str(SGR[word]) for word in style.split())
-            pieces.append(f"{own(f'{ESCAPE}{codes}m')}{text}{own(RESET)}" if codes else text)
-        return "".join(pieces)
+        return "".join(self.style(text, sys.stdout, style) for text, style in line)
 
-    def answer(self, text: str, stream: TextIO, **style: Any) -> None:
+    def answer(self, text: str, stream: TextIO, style: str = "") -> None:
         """Write a piece of a model's text: as it is, but for what a terminal would act on."""
-        styled = self.style(text, stream, **style) if style else text
+        styled = self.style(text, stream, style)
         guarded = cast(object, stream)
         if isinstance(guarded, GuardedStream):
             guarded.write_answer(styled)
@@ -93,15 +96,15 @@ class Output:
         line = json.dumps({"schema_version": SCHEMA_VERSION, **value}, ensure_ascii=False)
         return escaped(line)
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, style: str = "") -> None:
         """Write what only a person wants to know."""
         if not self.is_json:
-            click.echo(text, err=True)
+            click.echo(self.style(text, sys.stderr, style), err=True)
 
     def end_line(self) -> None:
-        """Begin a new line after the ^C that a terminal shows."""
+        """Clear the ^C that a terminal shows, or begin a new line after it."""
         if sys.stderr.isatty():
-            self.note("")
+            click.echo(CLEAR_LINE if self.can_redraw(sys.stderr) else "\n", nl=False, err=True)
 
     @contextmanager
     def until_interrupted(self) -> Iterator[None]:
@@ -119,9 +122,9 @@ class Output:
             return
         # Indented, a line of a text from outside cannot pass for the hint.
         message = _NEW_LINE.sub("\n  ", error.message)
-        click.echo(f"{self.style('error:', sys.stderr, fg='red')} {message}", err=True)
+        self.note(f"{self.style('error:', sys.stderr, 'red')} {message}")
         if error.hint:
-            click.echo(self.style(f"hint: {error.hint}", sys.stderr, dim=True), err=True)
+            self.note(f"hint: {error.hint}", "dim")
 
     def has_colour(self, stream: TextIO) -> bool:
         """True if escape sequences may be written there."""
@@ -133,20 +136,15 @@ class Output:
         """True if what was written there can be overwritten."""
         return stream.isatty() and os.environ.get("TERM") != "dumb"
 
-    def style(self, text: str, stream: TextIO, **attributes: Any) -> str:
-        """Return the text, with colour if the stream supports it."""
-        return styled(text, **attributes) if self.has_colour(stream) else text
+    def style(self, text: str, stream: TextIO, style: str) -> str:
+        """Return the text, with its style if the stream supports it."""
+        return styled(text, style) if style and self.has_colour(stream) else text
 
 
-def styled(text: str, **attributes: Any) -> str:
-    """Return the text between our own sequences.
-
-    Args:
-        text: from anywhere.
-        attributes: of `click.style`.
-    """
-    begin = click.style("", reset=False, **attributes)
-    return f"{own(begin)}{text}{own(RESET)}" if begin else text
+def styled(text: str, style: str) -> str:
+    """Return a text from anywhere between our own sequences, for some words of `SGR`."""
+    codes = ";".join(str(SGR[word]) for word in style.split())
+    return f"{own(f'{ESCAPE}{codes}m')}{text}{own(RESET)}"
 
 
 def width_of(stream: TextIO) -> int | None:
@@ -186,45 +184,59 @@ def discard_stdout() -> None:
 
 
 class LiveLine:
-    """Shows on standard error what is being waited for; nothing if that is not a terminal.
+    """Shows on standard error what is being waited for, and keeps text of an answer apart from it.
 
     Args:
         output: how to write output.
+
+    Attributes:
+        is_possible: true if a line can be replaced there; elsewhere lines stay.
     """
 
     def __init__(self, output: Output) -> None:
         self._output = output
         self._is_shown = False
-        self._is_beside_text = False
+        self._half_line: TextIO | None = None
+        self._told: object = None
         self.is_possible = output.can_redraw(sys.stderr) and not output.is_json
 
     def show(self, text: str) -> None:
         """Replace the line's text; not while half a line of an answer stands there."""
-        if self.is_possible and not self._is_beside_text:
+        if self.is_possible and self._half_line is None:
             from .text import cut  # help would wait for it
 
             # A line that wraps could not be cleared.
             text = cut(text, terminal_size().columns - 1)
-            styled = self._output.style(text, sys.stderr, dim=True)
+            styled = self._output.style(text, sys.stderr, "dim")
             click.echo(f"{CLEAR_LINE}{styled}", nl=False, err=True)
             self._is_shown = True
 
-    def make_way(self, text: str, stream: TextIO) -> None:
-        """Clear the line for text of an answer that is about to be written there."""
+    def tell(self, text: str, step: object) -> None:
+        """Show the text; where lines stay, write it only with another step than the one before."""
+        if self.is_possible:
+            self.show(text)
+        elif step != self._told:
+            self._told = step
+            self._output.note(text)
+
+    def answer(self, text: str, stream: TextIO, style: str = "") -> None:
+        """Write a piece of an answer."""
         self.clear()
-        self._is_beside_text = stream.isatty() and not text.endswith("\n")
+        self._output.answer(text, stream, style)
+        self._half_line = stream if stream.isatty() and not text.endswith("\n") else None
 
     def end_text(self) -> None:
         """Begin a new line if half a line of an answer stands on the terminal."""
         self.clear()
-        if self._is_beside_text:
-            self._output.note("")
-        self._is_beside_text = False
+        if self._half_line is not None:
+            click.echo(file=self._half_line)
+        self._half_line = None
 
     def remark(self, text: str) -> None:
         """Write a line that stays, below what has been written of an answer."""
-        self.end_text()
-        self._output.note(self._output.style(text, sys.stderr, dim=True))
+        if sys.stderr.isatty():
+            self.end_text()
+        self._output.note(text, "dim")
 
     def clear(self) -> None:
         """Clear the line."""
@@ -248,7 +260,7 @@ REDRAW_INTERVAL_S = 1.0
 CLEAR_REST, CLEAR_BELOW = own(f"{ESCAPE}K"), own(f"{ESCAPE}J")
 
 
-def redraw(draw: Callable[[], Sequence[Line]], output: Output) -> None:
+def redraw(draw: Callable[[], Iterable[Line]], output: Output) -> None:
     """Show what `draw` returns every second, over what it returned before; ends by an interrupt.
 
     Not by `rich.live`, which hides the cursor: a signal that ends the command would leave it so.
@@ -256,7 +268,7 @@ def redraw(draw: Callable[[], Sequence[Line]], output: Output) -> None:
     up = own("\r")
     while True:
         # Lines that scrolled off the terminal could not be overwritten.
-        lines = draw()[: terminal_size().lines - 1]
+        lines = list(draw())[: terminal_size().lines - 1]
         drawn = "".join(f"{output.drawn(line)}{CLEAR_REST}\n" for line in lines)
         output.data(f"{up}{drawn}{CLEAR_BELOW}", newline=False)
         up = own(f"{ESCAPE}{len(lines)}A\r" if lines else "\r")
@@ -272,7 +284,6 @@ def confirm(question: str) -> None:
     if not sys.stdin.isatty():
         raise CliError(
             "standard input is no terminal, so the question cannot be asked",
-            code="usage",
             hint="add --yes",
             status=ExitStatus.USAGE,
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .output import Line
 from .status import progress_text
 from .tables import Column, table
-from .text import format_duration, in_a_line
+from .text import counted, format_duration, in_a_line
 
 if TYPE_CHECKING:
     from mlxsup.client import Notice
@@ -109,16 +109,15 @@ def request_lines(requests: Sequence[Mapping[str, Any]], width: int | None) -> l
 def request_line(one: Mapping[str, Any]) -> str:
     """Return one request as a sentence: `5f0c12ab-1 of smollm2: answering, 12 tokens`."""
     sent = one["tokens_sent"]
-    tokens = "1 token" if sent == 1 else f"{sent} tokens"
-    parts = [str(one["state"]), _doing(one), tokens if sent else "", str(one["client"])]
+    tokens = counted(sent, "token") if sent else ""
+    parts = [str(one["state"]), _doing(one), tokens, str(one["client"])]
     said = ", ".join(part for part in parts if part)
     return in_a_line(f"{one['id']} of {one['model']}: {said}")
 
 
 def stage_line(value: Mapping[str, Any]) -> str:
     """Return `5f0c12ab-1 of smollm2: paused after 12 tokens`."""
-    sent = value["tokens_sent"]
-    tokens = "1 token" if sent == 1 else f"{sent} tokens"
+    tokens = counted(value["tokens_sent"], "token")
     return in_a_line(f"{value['request']} of {value['model']}: {value['stage']} after {tokens}")
 
 

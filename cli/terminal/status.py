@@ -13,7 +13,7 @@ from typing import Any
 from mlxsup.protocol.folders import log_path
 from mlxsup.protocol.log_files import last_line
 
-from .output import Line, Output, width_of
+from .output import Line, width_of
 from .tables import GAP, Column, fitting, table, text_lines
 from .text import INDENT, cell_len, cut, format_bytes, format_duration, in_a_line
 from .writer import for_terminal
@@ -44,18 +44,10 @@ STATE_STYLES = {
 }
 
 
-def show_models(
-    output: Output, value: Mapping[str, Any], models: Sequence[Mapping[str, Any]]
-) -> None:
-    """Print these models as rows of the table.
-
-    Args:
-        output: how to write output.
-        value: the daemon's status.
-        models: entries of its `models`.
-    """
-    lines = models_table(value, models, width_of(sys.stdout))
-    output.show(*lines)
+def models_lines(value: Mapping[str, Any], models: Sequence[Mapping[str, Any]]) -> Iterator[Line]:
+    """Yield the lines of `models_table` for standard output."""
+    for group in models_table(value, models, width_of(sys.stdout)):
+        yield from group
 
 
 def models_table(

@@ -17,6 +17,11 @@ def clock(at: float | None = None) -> str:
     return time.strftime("%H:%M:%SZ", time.gmtime(at))
 
 
+def counted(count: int, noun: str) -> str:
+    """Return `1 token`, `2 tokens`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def format_duration(seconds: float | None) -> str:
     """Return the two largest units: 2m 5s."""
     if seconds is None:

@@ -12,7 +12,7 @@ from rich.text import Text
 from ..terminal.output import Line
 from ..terminal.requests import request_lines
 from ..terminal.status import models_table, remarks
-from ..terminal.text import format_duration, in_a_line, wrapped
+from ..terminal.text import counted, format_duration, in_a_line, wrapped
 from ..terminal.writer import for_terminal
 from .looks import Look
 
@@ -57,12 +57,10 @@ def _items(look: Look) -> Iterator[Item]:
 def title(look: Look, width: int) -> str:
     """Return what fits of the title, what matters least being last; no part is cut in two."""
     status = look.status
-    count = len(look.requests["requests"]) + look.requests["more"]
-    models = len(status["models"])
     parts = [
         f"mlxsup {status['version']}",
-        f"{models} model{'' if models == 1 else 's'}",
-        f"{count} request{'' if count == 1 else 's'}",
+        counted(len(status["models"]), "model"),
+        counted(len(look.requests["requests"]) + look.requests["more"], "request"),
         f"up {format_duration(status['uptime_s'])}",
         f"pid {status['pid']}",
         str(status["endpoint"]),

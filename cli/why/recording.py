@@ -22,6 +22,8 @@ from mlxsup.protocol.flight import (
 )
 from mlxsup.protocol.log_files import all_lines, written_at
 
+from ..terminal.text import counted
+
 LOST = "--- "
 """Begins a line that says how much could not be written."""
 
@@ -195,7 +197,7 @@ def _runs_in(path: Path, unread: list[str]) -> Runs:
 def _damage(unread: Sequence[str]) -> str:
     parts = [one for one in unread if one not in ("", LOST)]
     if damaged := unread.count(""):
-        lines = "1 line" if damaged == 1 else f"{damaged} lines"
+        lines = counted(damaged, "line")
         parts.append(f"{lines} of the flight recorder cannot be read, and the rest was used")
     if LOST in unread:
         parts.append("a part could not be written: was the disk full?")

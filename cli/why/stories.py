@@ -28,7 +28,7 @@ from mlxsup.protocol.text import timestamp
 
 from ..terminal.requests import PAUSED_WORDS
 from ..terminal.status import progress_text
-from ..terminal.text import format_bytes, format_duration, wrapped
+from ..terminal.text import counted, format_bytes, format_duration, wrapped
 from .causes import WAS_IT_THE_SYSTEM, explain
 from .recording import Death, Recording, Run
 
@@ -114,11 +114,6 @@ def moment(at: float, now: float) -> str:
 def seconds(value: float) -> str:
     """Return `0.9 s`, or `2m 5s`."""
     return f"{value:.1f} s" if value < 60 else format_duration(value)
-
-
-def counted(count: int, noun: str) -> str:
-    """Return `1 token`, `2 tokens`."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 # ---------------------------------------------------------------- the daemon

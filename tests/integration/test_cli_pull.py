@@ -212,9 +212,8 @@ def test_name_of_no_repository_is_a_usage_error(hub: LocalHub, home: Path, repo:
 def test_progress_off_a_terminal_is_a_line_for_each_tenth_and_each_wait(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    output = Output()
-    with LiveLine(output) as line:
-        show = progress_printer(Repository(REPO, "main"), line, output)
+    with LiveLine(Output()) as line:
+        show = progress_printer(Repository(REPO, "main"), line)
         show(DownloadProgress(is_waiting=True))
         for done in range(1001):
             show(DownloadProgress(done_bytes=done, total_bytes=1000))

@@ -296,10 +296,8 @@ foreign = anything.filter(lambda text: BEGIN not in text and END not in text)
 """Hypothesis reads patterns of the modules that it tests, and so finds out the marks."""
 
 ours = st.sampled_from([CLEAR_LINE, own("\x1b[7A"), own("\x1b[J")])
-mixed = st.lists(foreign | ours | foreign.map(lambda text: styled(text, fg="red", bold=True))).map(
-    "".join
-)
-OURS = re.compile(r"\r\x1b\[K|\x1b\[(?:7A|J|31m\x1b\[1m|0m)")
+mixed = st.lists(foreign | ours | foreign.map(lambda text: styled(text, "red bold"))).map("".join)
+OURS = re.compile(r"\r\x1b\[K|\x1b\[(?:7A|J|31;1m|0m)")
 
 
 class Screen(io.StringIO):
@@ -334,8 +332,8 @@ def test_own_style_survives_around_anything_and_only_it(text: str) -> None:
 
 @FEWER
 @given(mixed, st.integers(0, 400), st.integers(0, 400), foreign)
-@example(styled("\x1b[31m", fg="red"), 1, 400, "")
-@example(styled("x", fg="red"), 0, len(BEGIN) + len("\x1b[31m"), "\x1b[2J")
+@example(styled("\x1b[31m", "red"), 1, 400, "")
+@example(styled("x", "red"), 0, len(BEGIN) + len("\x1b[31m"), "\x1b[2J")
 def test_a_style_that_is_cut_sets_nothing_free(text: str, begin: int, end: int, more: str) -> None:
     assert acting(OURS.sub("", for_terminal(text[begin : begin + end] + more))) == []
 
@@ -369,7 +367,7 @@ def test_click_and_print_pass_the_guard_and_there_is_no_way_around_it() -> None:
 def test_in_a_pipe_answers_alone_are_as_they_are_and_there_is_no_style() -> None:
     pipe = io.StringIO()
     stream = GuardedStream(pipe)
-    print(styled("\x1b[2J\u202e", fg="red"), file=stream, end="|")
+    print(styled("\x1b[2J\u202e", "red"), file=stream, end="|")
     stream.write_answer(own("\r") + "\x1b[2J\u202e")
     assert pipe.getvalue() == "␛[2J\ufffd|\x1b[2J\u202e"
 
