@@ -116,6 +116,7 @@ TRIED: Mapping[Leaf, tuple[Try, ...]] = {
     ("bench",): (once("bench", "EVIL"), once("bench", "wrong")),
     ("demo",): (once("demo", "--config", "OTHER"),),
     ("run",): (once("run", "EVIL"),),
+    ("add",): (once("add", "EVIL"), once("add", "FOLDER")),
     ("pull",): (once("pull", "EVIL"),),
     ("rm",): (once("rm", "EVIL"),),
     ("plan",): (once("plan", "--config", "OTHER"), once("plan", "--config", "WRONG")),
