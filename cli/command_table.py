@@ -80,8 +80,10 @@ ALIASES = {"ps": ("status",), "ls": ("models",), "tail": ("logs", "--follow")}
 HELP_ALIAS = "help"
 """`mlxsup help COMMAND` is `mlxsup COMMAND --help`."""
 
-HABITS = {"list": "models", "serve": "start", "get": "add", "import": "add", "download": "pull",
-          "remove": "rm", "delete": "rm", "uninstall": "rm", "kill": "stop", "info": "show"}  # fmt: skip
+HABITS = {
+    "delete": "rm", "download": "pull", "get": "add", "import": "add", "info": "show",
+    "kill": "stop", "list": "models", "remove": "rm", "serve": "start", "uninstall": "rm",
+}  # fmt: skip
 """What people try that means something else here: the command to suggest."""
 
 ENDING_COMMANDS = frozenset({"stop", "unload", "restart"})

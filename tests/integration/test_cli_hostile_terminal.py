@@ -115,7 +115,7 @@ TRIED: Mapping[Leaf, tuple[Try, ...]] = {
     ("connect",): (once("connect", "EVIL"),),
     ("bench",): (once("bench", "EVIL"), once("bench", "wrong")),
     ("demo",): (once("demo", "--config", "OTHER"),),
-    ("run",): (once("run", "EVIL"),),
+    ("run",): (Try(arguments=("run", "EVIL"), keys=(("[Y/n]", "n\n"),)),),
     ("add",): (once("add", "EVIL"), once("add", "FOLDER")),
     ("pull",): (once("pull", "EVIL"),),
     ("rm",): (once("rm", "EVIL"),),
