@@ -35,8 +35,9 @@ COMMANDS = {
     "bench": "Measure how fast a model answers.",
     "demo": "See what mlxsup does, on a small model.",
     "run": "Download a model if needed, serve it, and chat.",
+    "add": "Serve one more model.",
     "pull": "Download a model.",
-    "rm": "Remove a downloaded model.",
+    "rm": "Remove a model from the configuration, or its files.",
     "plan": "Show which models fit into memory.",
     "models": "List the models on this machine.",
     "show": "Show what a model on this machine is.",
@@ -79,7 +80,10 @@ ALIASES = {"ps": ("status",), "ls": ("models",), "tail": ("logs", "--follow")}
 HELP_ALIAS = "help"
 """`mlxsup help COMMAND` is `mlxsup COMMAND --help`."""
 
-HABITS = {"list": "models", "serve": "start"}
+HABITS = {
+    "delete": "rm", "download": "pull", "get": "add", "import": "add", "info": "show",
+    "kill": "stop", "list": "models", "remove": "rm", "serve": "start", "uninstall": "rm",
+}  # fmt: skip
 """What people try that means something else here: the command to suggest."""
 
 ENDING_COMMANDS = frozenset({"stop", "unload", "restart"})

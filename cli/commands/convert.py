@@ -72,6 +72,20 @@ def convert(
     output.note(f"hint: serve it with `mlxsup start --model {shlex.quote(str(folder))}`")
 
 
+def converted(path: Path, output: Output) -> Path:
+    """Return the folder in ~/.mlxsup/models that a GGUF file was converted into, now if need be.
+
+    Raises:
+        CliError: it cannot be converted.
+    """
+    folder = Path(MODELS_DIR).expanduser().absolute() / short_name(path.stem, ())
+    if not folder.is_dir():
+        again = f"mlxsup convert {shlex.quote(str(path))} TARGET"
+        _check_room(_source(str(path)), folder, None, again)
+        _run(path, folder, None, output)
+    return folder
+
+
 def _source(given: str) -> Path:
     """Return the GGUF file or the folder that is meant, or refuse what is neither."""
     path = Path(given).expanduser().absolute()

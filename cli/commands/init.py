@@ -52,9 +52,9 @@ def init(file: Path, output: Output) -> None:
     """
     path = file.expanduser().absolute()
     exists = CliError(
-        f"{path} exists; it is left as it is",
+        f"{path} exists already; nothing was changed",
         code="file_exists",
-        hint="name another FILE, or see what could be added with `mlxsup models`",
+        hint="`mlxsup add MODEL` adds a model to it; `mlxsup models` lists what is there",
     )
     if os.path.lexists(path):
         raise exists

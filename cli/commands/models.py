@@ -57,6 +57,8 @@ def models(config_path: Path | None, output: Output) -> None:
         output.note(f"hint: {NONE_HINT}")
     elif configuration is None and any(row["problem"] is None for row in found):
         output.note("hint: write a configuration with these models: `mlxsup init`")
+    elif any(row["problem"] is None for row in found):
+        output.note("hint: `mlxsup add MODEL` adds one of these to the configuration")
 
 
 def _show(title: str, rows: Sequence[Mapping[str, Any]], output: Output) -> None:
@@ -178,7 +180,7 @@ FACTS = (
 """Facts from the files of a model."""
 
 SEARCHED = "the Hugging Face cache, LM Studio's folders and ~/.mlxsup/models"
-NONE_HINT = "download one with `mlxsup pull OWNER/NAME`, or see `mlxsup demo`"
+NONE_HINT = "`mlxsup add OWNER/NAME` downloads one and configures it; see also `mlxsup demo`"
 
 
 def catalogue(configuration: DaemonConfig | None) -> list[dict[str, Any]]:

@@ -3,40 +3,40 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import shlex
+import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
-from mlxsup.store.hub_cache import find_snapshot, is_owned_repository
-
 from ..arguments import complete_model_or_repository, row_called
-from ..connection import Target, daemon_options, status_of_daemon, unknown_model
-from ..downloading import checked_repository, download
+from ..configuration import read_configuration
+from ..connection import Target, daemon_options, status_of_daemon
+from ..downloading import download
 from ..exit_status import CliError, ExitStatus
-from ..terminal.output import Output
+from ..terminal.output import Output, confirm
+from .add import serve_also
+from .models import entry_called
 
 
 @click.command()
-@click.argument("repo", shell_complete=complete_model_or_repository)
+@click.argument("model", shell_complete=complete_model_or_repository)
+@click.option("-y", "--yes", "is_sure", is_flag=True, help="Add it to the configuration unasked.")
 @daemon_options
 @click.pass_context
-def run(context: click.Context, repo: str, target: Target, output: Output) -> None:
+def run(context: click.Context, model: str, is_sure: bool, target: Target, output: Output) -> None:
     """Example: mlxsup run mlx-community/SmolLM2-135M-Instruct
 
-    Chats with REPO, a repository or the name of a configured model. If no daemon runs, the model is
-    downloaded, unless it is there, and a daemon is started that serves it: that of the
-    configuration file if there is one, which must have the model, or else one with REPO alone. It
-    keeps running.
+    Chats with MODEL: a name of the configuration, or whatever `mlxsup add` takes. What is missing
+    is done first: the model is downloaded and added to the configuration, which is made if there is
+    none, and a daemon is started. It keeps running.
     """
-    status = status_of_daemon(target)
-    model = _start(repo, target, output) if status is None else _name_of(repo, status)
+    name = _serve(model, target, output, is_sure=is_sure)
     from .chat import chat
 
     context.invoke(
         chat,
-        model=model,
+        model=name,
         endpoint=target.endpoint,
         config=target.config,
         is_json=output.is_json,
@@ -44,120 +44,71 @@ def run(context: click.Context, repo: str, target: Target, output: Output) -> No
     )
 
 
-def _name_of(repo: str, status: Mapping[str, Any]) -> str:
-    """Return what the daemon calls the model.
+def _serve(model: str, target: Target, output: Output, *, is_sure: bool) -> str:
+    """Return what the daemon calls the model, once one runs that serves it.
 
     Raises:
-        CliError: it does not serve it.
+        CliError: no daemon can be started there, or it cannot serve the model.
     """
-    rows = status["models"]
-    named = row_called(status, repo)
-    found = named or next((row for row in rows if row.get("repo") == repo), None)
-    if found is None:
-        names = ", ".join(str(row["name"]) for row in rows)
-        raise CliError(
-            f"the daemon that runs does not serve {repo}; it serves {names}",
-            code="unknown_model",
-            hint=_way_to_serve(repo, status["config_path"]),
-        )
-    return str(found["name"])
-
-
-def _way_to_serve(repo: str, config_path: str | None) -> str:
-    """Return the hint that makes the running daemon serve one more repository."""
-    if not is_owned_repository(repo):
-        return "see `mlxsup status`"
-    if config_path is None:
-        return f"`mlxsup stop`, then `mlxsup run {repo}`; it was started without a file"
-    return f'add a table with repo = "{repo}" to {config_path}, then `mlxsup reload`'
-
-
-def _start(repo: str, target: Target, output: Output) -> str:
-    """Start the daemon that every command looks for here, once it has all files of the model.
-
-    Args:
-        repo: a repository, or the name of a configured model.
-        target: where no daemon runs.
-
-    Returns:
-        What the daemon calls the model.
-
-    Raises:
-        CliError: no daemon that serves it can be started there; nothing is downloaded then.
-    """
+    status = status_of_daemon(target)
+    if status is not None:
+        with_repo = (row for row in status["models"] if row.get("repo") == model)
+        if (row := row_called(status, model) or next(with_repo, None)) is not None:
+            return str(row["name"])
+        _ask_to_add(model, status["config_path"], is_sure=is_sure)
+        return serve_also(model, None, target, output).name
     place = target.find()
     if target.endpoint_source:
-        checked_repository(repo)
-        raise _no_daemon(
+        raise CliError(
             f"no daemon runs at {place.endpoint}, which {place.source} names",
-            f"start one there, or leave {place.source} out: then one is started that serves {repo}",
+            code="connection_lost",
+            hint=f"start one there, or leave {place.source} out: then one is started that serves"
+            f" {model}",
+            status=ExitStatus.NO_DAEMON,
         )
-    if place.config is not None:
-        return _start_configured(repo, place.config, target, output)
-    if not is_owned_repository(repo):
-        checked_repository(repo)
-        hint = "start a daemon with `mlxsup start`, or name OWNER/NAME"
-        raise _no_daemon(f"no daemon runs that serves {repo}", hint)
-    return _start_alone(repo, target, output)
+    path, name = place.config, ""
+    if path is not None:
+        entry = entry_called(model, read_configuration(path))
+        if entry is None:
+            _ask_to_add(model, str(path), is_sure=is_sure)
+        else:
+            name = str(entry.name)
+            if entry.download is not None:
+                download(entry.download, output, again=f"mlxsup run {shlex.quote(model)}")
+    if not name:
+        added = serve_also(model, None, target, output)
+        path, name = added.path, added.name
+    assert path is not None
+    _start(path, name, target, output)
+    return name
 
 
-def _no_daemon(message: str, hint: str) -> CliError:
-    return CliError(message, code="connection_lost", hint=hint, status=ExitStatus.NO_DAEMON)
+def _ask_to_add(model: str, path: str | None, *, is_sure: bool) -> None:
+    """Return if a configuration that exists may get one more model.
 
-
-def _start_configured(repo: str, config: Path, target: Target, output: Output) -> str:
-    """Start the daemon of a configuration file that has the model."""
-    from ..configuration import read_configuration
-    from .models import entry_called
-
-    configuration = read_configuration(config)
-    entry = entry_called(repo, configuration)
-    if entry is None:
-        raise _unconfigured(repo, config, [str(one.name) for one in configuration.models])
-    if entry.download is not None:
-        download(entry.download, output, again=f"mlxsup run {repo}")
-    arguments = ["--config", os.path.abspath(config.expanduser())]
-    pid = _detach(configuration.runtime_dir, configuration.log_dir, arguments)
-    _tell(repo, pid, target, output)
-    return str(entry.name)
-
-
-def _unconfigured(repo: str, config: Path, names: Sequence[str]) -> CliError:
-    """Return the error of a file whose daemon would not serve the model."""
-    if is_owned_repository(repo):
-        return CliError(
-            f"no daemon runs, and {config}, which says what one serves, does not have {repo}",
+    Raises:
+        CliError: it may not, or there is no terminal to ask at.
+    """
+    if is_sure or path is None:  # without a file, adding says what to do
+        return
+    if not sys.stdin.isatty():
+        raise CliError(
+            f"{path} has no model {model!r}",
             code="unknown_model",
-            hint=f'add a table with repo = "{repo}" to it, then `mlxsup run {repo}`',
+            hint=f"`mlxsup add {shlex.quote(model)}` adds it",
         )
-    checked_repository(repo)
-    return unknown_model(repo, names)
+    confirm(f"add {model} to {path}?", default=True, declined="nothing was added")
 
 
-def _start_alone(repo: str, target: Target, output: Output) -> str:
-    """Start a daemon that has no file and serves one repository."""
-    from .start import configure
-
-    repository = checked_repository(repo)
-    snapshot = find_snapshot(repo)
-    if snapshot is None or not snapshot.is_complete:
-        download(repository, output, again=f"mlxsup run {repo}")
-    configuration = configure([repo], output, is_shown=False)
-    pid = _detach(configuration.runtime_dir, configuration.log_dir, ["--model", repo])
-    _tell(repo, pid, target, output)
-    return str(configuration.models[0].name)
-
-
-def _detach(runtime_dir: Path, log_dir: Path, arguments: Sequence[str]) -> int:
-    """Start a daemon in the background, and return its pid."""
+def _start(path: Path, name: str, target: Target, output: Output) -> None:
+    """Start the daemon of a configuration in the background, and say so."""
     from mlxsup.protocol.places import endpoint_in
 
     from ..detach import start_detached
 
-    return start_detached(endpoint_in(runtime_dir), log_dir, arguments).pid
-
-
-def _tell(repo: str, pid: int, target: Target, output: Output) -> None:
-    """Say that a daemon runs now, and how it is ended."""
+    configuration = read_configuration(path)
+    arguments = ["--config", os.path.abspath(path.expanduser())]
+    endpoint = endpoint_in(configuration.runtime_dir)
+    pid = start_detached(endpoint, configuration.log_dir, arguments).pid
     end = target.repeat_in("end it with `mlxsup stop`")
-    output.note(f"a daemon serves {repo} now (pid {pid}); {end}")
+    output.note(f"a daemon serves {name} now (pid {pid}); {end}")

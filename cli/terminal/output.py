@@ -269,8 +269,13 @@ def redraw(draw: Callable[[], Iterable[Line]], output: Output) -> None:
         time.sleep(REDRAW_INTERVAL_S)
 
 
-def confirm(question: str) -> None:
+def confirm(question: str, *, default: bool = False, declined: str = "nothing was removed") -> None:
     """Return if the user says yes.
+
+    Args:
+        question: for the terminal.
+        default: the answer that Enter alone gives.
+        declined: the message of the error if the answer is no.
 
     Raises:
         CliError: the answer is no, or there is no terminal to ask at.
@@ -281,5 +286,5 @@ def confirm(question: str) -> None:
             hint="add --yes",
             status=ExitStatus.USAGE,
         )
-    if not click.confirm(question, default=False, err=True):
-        raise CliError("nothing was removed", code="declined")
+    if not click.confirm(question, default=default, err=True):
+        raise CliError(declined, code="declined")

@@ -109,12 +109,12 @@ def test_init_leaves_a_file_that_exists(home: Path) -> None:
     path.write_text("mine")
     done = run_cli("init", str(path), **variables(home))
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(f"error: {path} exists; it is left as it is\nhint: ")
+    assert done.stderr.startswith(f"error: {path} exists already; nothing was changed\nhint: ")
     assert path.read_text() == "mine"
     path.unlink()
     path.symlink_to("nowhere")
     done = run_cli("init", str(path), **variables(home))
-    assert (done.returncode, f"{path} exists; it is left" in done.stderr) == (1, True)
+    assert (done.returncode, f"{path} exists already; nothing" in done.stderr) == (1, True)
     assert path.is_symlink()
 
 
