@@ -31,11 +31,15 @@ class Progress:
     Nothing is sent at first, so that a refusal can still be a status. A request that stands still
     gets no comment: its reader's own time limit is right about it.
 
+    Attributes:
+        warnings: those that have come before the answer.
+
     Args:
         clock: monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
+        self.warnings: list[str] = []
         self._clock = clock
         self._next_at = clock() + limits.HOLD_S
         self._out: EventStream | None = None
@@ -53,7 +57,9 @@ class Progress:
         self._out = None
 
     def __call__(self, notice: Notice) -> None:
-        """A request has something new to wait for."""
+        """A request has something new to wait for, or was changed."""
+        if notice.kind is NoticeKind.CHANGED:
+            self.warnings += notice.detail["warnings"]
         text, now = progress_text(notice), self._clock()
         is_busy = self._comment is not None and not self._comment.done()
         if not text or self._out is None or self._shape is None or is_busy or now < self._next_at:

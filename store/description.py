@@ -29,7 +29,7 @@ MAX_INDEX_BYTES = 64 * MIB
 MAX_JSON_BYTES = 16 * MIB
 MAX_CARD_BYTES = 64 * 1024
 TOKENIZER_CONFIG = "tokenizer_config.json"
-TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
+TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 CARD = "README.md"
 FENCE = "---"
 
@@ -161,7 +161,7 @@ def _quantized(entry: Mapping[str, Any]) -> str:
 
 
 def _has_template(folder: Path) -> bool:
-    if any((folder / name).is_file() for name in TEMPLATE_FILES):
+    if any((folder / name).exists() for name in TEMPLATE_FILES):
         return True
     return bool(_json_object(folder / TOKENIZER_CONFIG).get("chat_template"))
 

@@ -22,7 +22,7 @@ RESPONSE_FIELDS = (
     *time_limits(),
     Field("include", Use.USED, "a list; only `message.output_text.logprobs` is refused"),
     *passed("temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty",
-            "chat_template_kwargs", "priority"),
+            "chat_template_kwargs", "continue_final_message", "priority"),
     *ignored("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
              "prompt_cache_retention", "prompt_cache_options", "client_metadata",
              "stream_options", "moderation", "access_programs"),

@@ -13,7 +13,6 @@ from .. import limits
 from ..ask import Ask, add_to_template, effort_arguments
 from ..failure import bad_field
 from ..fields import check_fields, read_model, whole_numbers
-from ..turns import join_turns
 from .fields import REASONING_FIELDS, RESPONSE_FIELDS, TEXT_FIELDS
 from .input import read_input
 from .tools import Called, Tools, read_tools
@@ -96,7 +95,7 @@ def _read_messages(given: dict[str, Any], tools: Tools, unread: list[str]) -> li
         raise bad_field("input", "input is missing; it takes a text")
     messages = read_input(given.pop("input"), tools, unread)
     system = [{"role": "system", "content": instructions}] if instructions else []
-    return join_turns([*system, *messages])
+    return [*system, *messages]
 
 
 def _read_limit(given: dict[str, Any]) -> None:

@@ -18,6 +18,8 @@ from mlxsup.client import (
     ErrorCode,
     FinishReason,
     Logprobs,
+    Notice,
+    NoticeKind,
     RequestError,
     TokenLogprob,
 )
@@ -454,3 +456,17 @@ def test_an_answer_has_its_warnings(path: str) -> None:
     plain = ask(path, delta("yes"), result("yes"))
     assert b"warnings" not in plain.body
     assert "x-mlxsup-warnings" not in plain.headers
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("path", LEAST)
+def test_an_answer_says_in_its_head_what_was_changed(path: str, is_streamed: bool) -> None:
+    warnings = ["changed: a and b", "changed: c"]
+    told = Notice(kind=NoticeKind.CHANGED, detail={"warnings": warnings})
+    for pieces in ([], [delta("yes")]):
+        end = result("yes", warnings=[*warnings, "odd"])
+        changed = ask(path, told, *pieces, end, stream=is_streamed)
+        assert changed.headers["x-mlxsup-changed"] == "a and b; c"
+        assert "changed: c" in changed.body.decode()
+    plain = ask(path, delta("yes"), result("yes", warnings=["odd"]), stream=is_streamed)
+    assert "x-mlxsup-changed" not in plain.headers

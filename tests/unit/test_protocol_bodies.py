@@ -162,6 +162,13 @@ WRONG: list[dict[str, Any]] = [
     {"prompt": "p", "logit_bias": {"c" * 50: 1.0}},
     {"messages": [{"role": "user", "content": "x"}],
      "chat_template_kwargs": dict.fromkeys((*sorted(RESERVED_TEMPLATE_NAMES), "other"), 1)},
+    {"messages": [{"role": "user", "content": "x"}], "continue_final_message": True},
+    {"messages": [{"role": "assistant", "content": " "}], "continue_final_message": True},
+    {"messages": [{"role": "user", "content": "x"}], "continue_final_message": "no"},
+    {"messages": [{"role": "assistant", "content": "x"}],
+     "response_format": {"type": "json_object"}},
+    {"messages": [{"role": "assistant", "content": "x"}], "tool_choice": "required",
+     "tools": [{"type": "function", "function": {"name": "f"}}]},
 ]  # fmt: skip
 
 
@@ -364,6 +371,7 @@ EXAMPLES: dict[str, Any] = {
     "tools": [{"type": "function", "function": {"name": "f"}}],
     "tool_choice": "none",
     "chat_template_kwargs": {"enable_thinking": False},
+    "continue_final_message": False,
     "response_format": {"type": "json_object"},
 }
 

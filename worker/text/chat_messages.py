@@ -6,6 +6,7 @@ No MLX here.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,57 @@ from .tool_calls import CallIds
 
 _OpenCall = tuple[Any, dict[str, Any]]
 """The id that a client gave to a call, and the call as the template gets it."""
+
+
+_ROLES = {"developer": "system", "function": "tool"}
+"""The roles that few templates know, and what the others call them."""
+
+_MEDIA = re.compile(r"(?:input_)?(image|audio|video|file|document)(?:_url)?")
+_PLURALS = {"audio": "audio"}
+
+
+def without_media(
+    messages: Sequence[dict[str, Any]],
+) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    """Return the messages with a mark for each image, file and the like, and what was changed.
+
+    In the last message of the user such a part is what the request is about; in earlier ones and in
+    results of tools it comes again with every turn, and the client cannot take it back.
+
+    Raises:
+        RemoteError: `invalid_request`; the last message of the user has one.
+    """
+    last = max((n for n, message in enumerate(messages) if message["role"] == "user"), default=-1)
+    changed: dict[str, None] = {}
+    shown = []
+    for place, message in enumerate(messages):
+        parts = message.get("content")
+        if isinstance(parts, list) and any(map(_media, parts)):
+            content = []
+            for number, part in enumerate(parts):
+                if (kind := _media(part)) is None:
+                    content.append(part)
+                    continue
+                if place == last:
+                    path = part.get("at") or f"messages[{place}].content[{number}]"
+                    raise RemoteError(
+                        ErrorCode.INVALID_REQUEST,
+                        f"{path}: no model here takes {_PLURALS.get(kind, kind + 's')}; send text",
+                        detail={"parameter": path},
+                    )
+                mark = f"[{kind}: not shown]"
+                changed[f"what the model does not take was given as {mark}"] = None
+                content.append({"type": "text", "text": mark})
+            message = message | {"content": content}
+        shown.append(message)
+    return shown, tuple(changed)
+
+
+def _media(part: Any) -> str | None:
+    """Return what a part is that is not text; None if it is text, or nothing known."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    found = _MEDIA.fullmatch(kind) if isinstance(kind, str) else None
+    return found[1] if found else None
 
 
 def plain_messages(
@@ -58,7 +110,8 @@ def text_of_messages(body: RequestBody) -> str:
     elif body.offered_tools:
         problem, parameter = ", which tools are shown with", "tools"
     else:
-        texts = [message["content"] for message in plain_messages(body.messages or ())]
+        said, _ = without_media(body.messages or ())
+        texts = [message["content"] for message in plain_messages(said)]
         return "\n\n".join(text for text in texts if text)
     raise RemoteError(
         ErrorCode.INVALID_REQUEST,
@@ -89,7 +142,8 @@ def _with_text(message: dict[str, Any]) -> dict[str, Any]:
         content = ""
     if not isinstance(content, str):
         raise invalid("messages", "content that is text", content)
-    plain = message | {"content": content}
+    role = message["role"]
+    plain = message | {"role": _ROLES.get(role, role), "content": content}
     calls = plain.get("tool_calls")
     if calls is None or calls == []:
         # Templates ask whether the key is there.
