@@ -87,11 +87,15 @@ def test_licence_of_the_card(card: str, licence: str, tmp_path: Path) -> None:
     assert describe(tmp_path).licence == licence
 
 
-def test_template_may_have_its_own_file_and_the_context_may_be_undeclared(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["chat_template.jinja", "additional_chat_templates/a.jinja"])
+def test_template_may_have_its_own_file_and_the_context_may_be_undeclared(
+    tmp_path: Path, name: str
+) -> None:
     folder(tmp_path, {"model_type": "rwkv7"})
     assert not describe(tmp_path).has_template
     assert describe(tmp_path).context_length is None
-    (tmp_path / "chat_template.jinja").touch()
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
     assert describe(tmp_path).has_template
 
 
