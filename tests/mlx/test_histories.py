@@ -22,6 +22,8 @@ from mlxsup.worker.text.channels import ChannelParser
 from mlxsup.worker.text.tool_calls import ToolCallReader
 
 from support.models.tiny_model import add_tokens, make_tiny_model
+from support.worker.loop_driver import check_resumes
+from support.worker.mlx_rows import driven_engine
 
 pytestmark = pytest.mark.mlx
 
@@ -110,6 +112,8 @@ SHAPES: dict[str, list[Message]] = {
     "no question, after compaction": [system("s1"), called(1), result(1, "r1")],
     "a call without its result": [user("q1"), called(1), user("q2")],
     "names of users, as of AutoGen": [user("q1") | {"name": "ann"}, user("q2") | {"name": "bob"}],
+    "two questions and a late system message":
+        [system("s1"), user("q1"), user("q2"), said("a1"), system("s2"), user("q3")],
     "everything at once": [
         system("s1"), system("s2"), user("q1"), user("q2"), called(1, 2, arguments='{"p'),
         result(1, "r1"), result(2, "r2"), said("a1"), system("s3"), user("q3"),
@@ -191,6 +195,7 @@ CHANGES: list[tuple[str, str, tuple[str, ...], str]] = [
     ("deepseek_r1_distill", "two system messages, as of opencode", (SYSTEM_FIRST,), "s1\n\ns2"),
     ("gptoss", "thought, text and call", (THOUGHTS,), "t1\n\na1"),
     ("gemma3", "two user messages, as of Claude Code", (JOINED,), "q1\n\nq2"),
+    ("gemma3", "two questions and a late system message", (SYSTEM_FIRST, JOINED), "s1\n\ns2"),
     ("gemma3", "a system message alone", (USERS,), "user\ns1"),
     ("gemma3", "a greeting first", (USER_FIRST,), "user\ns1\n\n<end_of_turn>"),
     ("gemma3", "a result and a question", (USERS, JOINED), "Result of weather:\nr1\n\nq2"),
@@ -237,6 +242,18 @@ def test_a_template_that_takes_nothing_is_quoted(folder: Path) -> None:
 def test_a_message_that_no_form_of_the_chat_shows_is_told_of(folder: Path) -> None:
     prompt, changes = shown(load(folder, "{{ messages[-1].content }}"), [user("q1"), said("a1")])
     assert (prompt, changes) == ("a1", ("the template does not show every message",))
+
+
+@pytest.mark.parametrize("template", [CHATML, None], ids=["template", "none"])
+def test_an_image_of_an_earlier_message_is_marked_and_told_of(
+    folder: Path, template: str | None
+) -> None:
+    seen = {"role": "user", "content": [{"type": "text", "text": "see "}, {"type": "image"}]}
+    prompt, changes = shown(
+        load(folder, template), [seen, said("a1"), user("q1")], messages_as_text=True
+    )
+    assert "see [image: not shown]" in prompt
+    assert changes == ("what the model does not take was given as [image: not shown]",)
 
 
 # ---------------------------------------------------------------- continuing a message
@@ -289,6 +306,19 @@ def test_an_empty_message_is_not_continued(folder: Path) -> None:
     for empty in (said(""), said(None), said([{"type": "text", "text": ""}]), called(1)):  # type: ignore[arg-type]
         prompt, _ = shown(text, [user("q1"), empty])
         assert prompt.endswith("<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_changed_and_continued_answers_resume_and_share_their_prompt(tmp_path: Path) -> None:
+    """With a real engine: the worker dies after any token, or the next turn comes."""
+    load(make_tiny_model(tmp_path), STRICT)
+    chat = [*SHAPES["a late system message, as of LangChain"], said("word " * 40)]
+    with driven_engine(tmp_path, prefix_cache_bytes=2**26) as driver:
+        whole = driver.answer(messages=chat, max_tokens=8, temperature=1.0, seed=3)
+        assert whole.warnings == [f"changed: {USERS}", f"changed: {JOINED}"]
+        check_resumes(driver, whole, range(8))
+        again = driver.answer(messages=chat, max_tokens=8, temperature=1.0, seed=3)
+        assert again.tokens == whole.tokens
+        assert again.deltas[0].cached_tokens > 100
 
 
 # ---------------------------------------------------------------- named templates

@@ -110,8 +110,7 @@ def text_of_messages(body: RequestBody) -> str:
     elif body.offered_tools:
         problem, parameter = ", which tools are shown with", "tools"
     else:
-        said, _ = without_media(body.messages or ())
-        texts = [message["content"] for message in plain_messages(said)]
+        texts = [message["content"] for message in plain_messages(body.messages or ())]
         return "\n\n".join(text for text in texts if text)
     raise RemoteError(
         ErrorCode.INVALID_REQUEST,

@@ -7,6 +7,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -234,10 +235,11 @@ class MlxText:
 
         Only what the template adds opens a part: markers in the messages are their authors' text.
         """
-        if not self.tokenizer.has_chat_template:
-            tokens = self._encode_text(text_of_messages(body))
-            return Prompt(tokens=tokens, opening=self._raw_opening(tokens))
         said, changes = without_media(body.messages or ())
+        if not self.tokenizer.has_chat_template:
+            tokens = self._encode_text(text_of_messages(replace(body, messages=said)))
+            begins = self._raw_opening(tokens)
+            return Prompt(tokens=tokens, opening=begins, warnings=self._told(changes))
         chat = plain_messages(said, self._format.rules.call_ids)
         extra = dict(body.chat_template_kwargs or {})
         if body.offered_tools:
