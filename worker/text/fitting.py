@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 from .chat_messages import with_text_arguments
@@ -263,9 +263,10 @@ def _one_call_each(messages: list[Message]) -> list[Message]:
         if not isinstance(calls, list) or len(calls) < 2:
             changed.append(message)
             continue
-        results: list[Message] = []
+        results: dict[str, list[Message]] = {}
         while place < len(messages) and messages[place]["role"] == "tool":
-            results.append(messages[place])
+            call_id = str(messages[place].get("tool_call_id"))
+            results.setdefault(call_id, []).append(messages[place])
             place += 1
         for number, call in enumerate(calls):
             changed.append(
@@ -273,10 +274,8 @@ def _one_call_each(messages: list[Message]) -> list[Message]:
                 if number == 0
                 else {"role": "assistant", "content": "", "tool_calls": [call]}
             )
-            known = call.get("id") if isinstance(call, dict) else None
-            changed += [one for one in results if one.get("tool_call_id") == known]
-            results = [one for one in results if one.get("tool_call_id") != known]
-        changed += results
+            changed += results.pop(str(call.get("id")) if isinstance(call, dict) else "", [])
+        changed += chain.from_iterable(results.values())
     return changed
 
 
