@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, MutableMapping, Sequence
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -16,9 +16,8 @@ from starlette.responses import JSONResponse, Response
 
 from mlxsup.client import AsyncClient, ConnectionLost, Delta, FinishReason, RequestError, Result
 from mlxsup.client.async_streams import AsyncStream
-from mlxsup.protocol.client_messages import CHANGED as CHANGED_WARNING
 
-from .apis import CHANGED, IGNORED, REQUEST_ID, WARNINGS, error_response
+from .apis import IGNORED, REQUEST_ID, WARNINGS, error_response
 from .ask import Ask
 from .body import Disconnected, Receive
 from .conversion import Sent
@@ -26,7 +25,7 @@ from .failure import Failure
 from .metrics.meter import Meter
 from .one_call import OneCall
 from .openai.errors import cancelled, failure_of, interrupted
-from .progress import Progress
+from .progress import Progress, changed
 from .shape import Shape, warned
 from .sse import EventStream, Send
 
@@ -217,14 +216,6 @@ def ignored(ask: Ask) -> dict[str, str]:
     return {IGNORED: "".join(one if one.isprintable() else "?" for one in names)}
 
 
-def changed(warnings: Iterable[str]) -> dict[str, str]:
-    """Return the header that says what was changed in the messages; none if nothing was."""
-    said = [
-        one.removeprefix(CHANGED_WARNING) for one in warnings if one.startswith(CHANGED_WARNING)
-    ]
-    return {CHANGED: "; ".join(dict.fromkeys(said))} if said else {}
-
-
 def _shaped(ask: Ask, shape: MakeShape, answer: Answer) -> Shape:
     """What the answer looks like."""
     shaped = shape(answer.request_id, int(time.time()))
@@ -279,7 +270,6 @@ class _Streamed(Response):
             if (piece := shape.piece(index, delta)) is not None:
                 # With the head of the response, for which there may be a wait.
                 await self._is_accepted.wait()
-                out.add_headers(changed(self._progress.warnings))
                 await out.write(first + piece)
                 first = b""
                 break
@@ -292,7 +282,6 @@ class _Streamed(Response):
         if stream.result.finish_reason is FinishReason.CANCELLED:
             return
         await self._is_accepted.wait()
-        out.add_headers(changed(self._progress.warnings))
         await out.write(first + shape.last(index, stream.result))
 
 

@@ -23,6 +23,7 @@ from mlxsup.client import (
     RequestError,
     TokenLogprob,
 )
+from mlxsup.gateway import limits
 from mlxsup.protocol.version import VERSION
 
 from support.gateway.played_gateway import (
@@ -460,10 +461,14 @@ def test_an_answer_has_its_warnings(path: str) -> None:
 
 @pytest.mark.parametrize("is_streamed", [False, True])
 @pytest.mark.parametrize("path", LEAST)
-def test_an_answer_says_in_its_head_what_was_changed(path: str, is_streamed: bool) -> None:
+def test_an_answer_says_in_its_head_what_was_changed(
+    path: str, is_streamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "HOLD_S", 0.0)
     warnings = ["changed: a and b", "changed: c"]
     told = Notice(kind=NoticeKind.CHANGED, detail={"warnings": warnings})
-    for pieces in ([], [delta("yes")]):
+    reads = Notice(kind=NoticeKind.PREFILLING, detail={"done": 1, "total": 2})
+    for pieces in ([], [delta("yes")], [reads, delta("yes")]):
         end = result("yes", warnings=[*warnings, "odd"])
         changed = ask(path, told, *pieces, end, stream=is_streamed)
         assert changed.headers["x-mlxsup-changed"] == "a and b; c"

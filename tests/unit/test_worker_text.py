@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -584,11 +585,62 @@ def test_a_template_is_not_asked_any_longer_than_it_may_take() -> None:
 
 
 def test_running_out_of_memory_is_no_refusal() -> None:
+    asked = []
+
     def burst(messages: list[Message]) -> str:
+        asked.append(messages)
         raise MemoryError
 
     with pytest.raises(MemoryError):
-        fit([{"role": "user", "content": "x"}], burst)
+        fit([{"role": role, "content": "x"} for role in ("user", "user")], burst)
+    assert len(asked) == 1
+
+
+def _answer(text: str, *ids: str, **more: Any) -> Message:
+    calls = {"tool_calls": [{"id": one, "function": {"name": "f"}} for one in ids]} if ids else {}
+    return {"role": "assistant", "content": text, **calls, **more}
+
+
+def _result(call_id: str, text: str = "r") -> Message:
+    return {"role": "tool", "tool_call_id": call_id, "content": text}
+
+
+ASKED = {"role": "user", "content": "q"}
+
+
+@pytest.mark.parametrize(
+    ("given", "fitted"),
+    [
+        ([ASKED, _answer("a", "1", "2", reasoning_content="t"), _result("2"), _result("1"),
+          _result("3"), ASKED],
+         [ASKED, _answer("a", "1", reasoning_content="t"), _result("1"), _answer("", "2"),
+          _result("2"), _result("3"), ASKED]),
+        ([ASKED, _answer("a", "1", "2")], [ASKED, _answer("a", "1"), _answer("", "2")]),
+    ],
+    ids=["with results", "without"],
+)  # fmt: skip
+def test_calls_are_given_one_by_one(given: list[Message], fitted: list[Message]) -> None:
+    def render(messages: list[Message]) -> str:
+        assert all(len(message.get("tool_calls", ())) < 2 for message in messages)
+        return json.dumps(messages)
+
+    assert fit(given, render).messages == fitted
+
+
+def test_neighbours_of_one_role_are_joined_with_all_that_they_say() -> None:
+    def render(messages: list[Message]) -> str:
+        roles = [message["role"] for message in messages if message["role"] != "tool"]
+        assert all(one != other for one, other in pairwise(roles))
+        return json.dumps(messages)
+
+    given = [
+        ASKED | {"name": "ann"}, ASKED | {"name": "bob"}, _answer("a"), _answer("", "1"),
+        _answer("b", "2", reasoning_content="t"), _result("1"), _result("2"), ASKED,
+    ]  # fmt: skip
+    assert fit(given, render).messages == [
+        {"role": "user", "content": "q\n\nq"}, _answer("a\n\nb", "1", "2", reasoning_content="t"),
+        _result("1"), _result("2"), ASKED,
+    ]  # fmt: skip
 
 
 def test_a_long_chat_is_fitted_in_linear_time() -> None:
