@@ -196,8 +196,9 @@ def test_refusal_shows_numbers_and_kinds_and_no_text() -> None:
 def test_accepted_request_keeps_all_but_input_and_seed() -> None:
     asked = body(seed=5, max_tokens=3, logit_bias={7: 1.0}, stop=["x"])
     assert asked.parameters() == {"max_tokens": 3, "logit_bias": {"7": 1.0}, "stop": ["x"]}
-    chat = [{"role": "user", "content": "x"}]
-    told = body(prompt=None, messages=chat, chat_template_kwargs={"thinking": True}, top_k=2)
+    chat = [{"role": "assistant", "content": "x"}]
+    ends = {"chat_template_kwargs": {"thinking": True}, "continue_final_message": True}
+    told = body(prompt=None, messages=chat, **ends, top_k=2)
     assert told.parameters() == {"top_k": 2}
     again = RequestBody.accepted([1, 2], asked.parameters(), 9)
     assert (again.prompt_tokens, again.seed, again.max_tokens) == ([1, 2], 9, 3)
