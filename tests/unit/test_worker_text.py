@@ -536,7 +536,7 @@ LOOK = {"type": "text", "text": "look: "}
     [("image", "image"), ("image_url", "image"), ("input_image", "image"), ("file", "file"),
      ("input_audio", "audio"), ("document", "document")],
 )  # fmt: skip
-def test_what_is_no_text_is_marked_but_in_the_users_last_message(kind: str, mark: str) -> None:
+def test_what_is_no_text_is_marked_but_in_the_clients_last_message(kind: str, mark: str) -> None:
     part = {"type": kind, "data": b"x"}
     answered = {"role": "assistant", "content": "a"}
     result = {"role": "tool", "content": [part]}
@@ -547,7 +547,8 @@ def test_what_is_no_text_is_marked_but_in_the_users_last_message(kind: str, mark
     assert said[3]["content"] == [{"type": "text", "text": f"[{mark}: not shown]"}]
     assert changes == (f"what the model does not take was given as [{mark}: not shown]",)
     assert said[1:3] == [answered, asked]
-    for end in ([], [result], [answered]):
+    assert without_media([answered, picture, result])[1] == changes, "an agent goes on"
+    for end in ([], [answered], [{"role": "system", "content": "s"}]):
         with pytest.raises(RemoteError, match=r"messages\[1\]\.content\[1\]: no model here ta"):
             without_media([answered, picture, *end])
     picture["content"][1] = part | {"at": "input[7]"}

@@ -22,6 +22,8 @@ _OpenCall = tuple[Any, dict[str, Any]]
 _ROLES = {"developer": "system", "function": "tool"}
 """The roles that few templates know, and what the others call them."""
 
+_SYSTEM = ("system", "developer")
+
 _MEDIA = re.compile(r"(?:input_)?(image|audio|video|file|document)(?:_url)?")
 _PLURALS = {"audio": "audio"}
 
@@ -31,13 +33,14 @@ def without_media(
 ) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
     """Return the messages with a mark for each image, file and the like, and what was changed.
 
-    In the last message of the user such a part is what the request is about; in earlier ones and in
+    In the client's last message such a part is what the request is about; in earlier ones and in
     results of tools it comes again with every turn, and the client cannot take it back.
 
     Raises:
-        RemoteError: `invalid_request`; the last message of the user has one.
+        RemoteError: `invalid_request`; the last message is the user's, and has one.
     """
-    last = max((n for n, message in enumerate(messages) if message["role"] == "user"), default=-1)
+    others = ("assistant", *_SYSTEM)
+    last = max((n for n, one in enumerate(messages) if one["role"] not in others), default=-1)
     changed: dict[str, None] = {}
     shown = []
     for place, message in enumerate(messages):
@@ -48,7 +51,7 @@ def without_media(
                 if (kind := _media(part)) is None:
                     content.append(part)
                     continue
-                if place == last:
+                if place == last and message["role"] == "user":
                     path = part.get("at") or f"messages[{place}].content[{number}]"
                     raise RemoteError(
                         ErrorCode.INVALID_REQUEST,
