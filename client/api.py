@@ -45,6 +45,7 @@ class GenerateParameters(TypedDict, total=False):
     tools: list[dict[str, Any]] | None
     tool_choice: str | dict[str, Any] | None
     chat_template_kwargs: dict[str, Any] | None
+    continue_final_message: bool | None
     response_format: dict[str, Any] | None
     timeout_s: float | None
     queue_timeout_s: float | None
@@ -107,6 +108,7 @@ class ClientBase(ABC, Generic[StreamType]):
         tools: list[dict[str, Any]] | None = None,
         tool_choice: str | dict[str, Any] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
+        continue_final_message: bool | None = None,
         response_format: dict[str, Any] | None = None,
         timeout_s: float | None = None,
         queue_timeout_s: float | None = None,
@@ -153,6 +155,8 @@ class ClientBase(ABC, Generic[StreamType]):
             tool_choice: `auto`; `none` to answer as if there were no tools; `required`, a function
                 or `allowed_tools`, in OpenAI's form, for an answer that is a call.
             chat_template_kwargs: further arguments for the template, such as `enable_thinking`.
+            continue_final_message: whether the answer continues the last message, if that is a text
+                of the assistant, as it does by default; False: it begins a new turn.
             response_format: a JSON schema, any JSON object, or a regular expression that the
                 answer must match.
             timeout_s: time limit for the last token; None or 0 for none.
@@ -200,6 +204,7 @@ class ClientBase(ABC, Generic[StreamType]):
             "tools": tools,
             "tool_choice": tool_choice,
             "chat_template_kwargs": chat_template_kwargs,
+            "continue_final_message": continue_final_message,
             "response_format": response_format,
         }
         request_id = self._ids.next()

@@ -36,10 +36,11 @@ class Notice:
     """What a request is waiting for.
 
     Attributes:
-        kind: `queued`, `loading`, `prefilling`, `interrupted`, `paused` or `resumed`.
+        kind: `queued`, `loading`, `prefilling`, `interrupted`, `paused`, `resumed` or `changed`.
         detail: `queued`: position, from 1, and reason · `loading`: state, phase, fraction ·
             `prefilling`: done and total, in tokens · `paused`: reason, tokens_sent · `resumed`:
-            times, after (`crash` or `pause`) · `interrupted`: as the daemon sent it.
+            times, after (`crash` or `pause`) · `interrupted`: as the daemon sent it · `changed`:
+            warnings, which the result has, too.
     """
 
     kind: NoticeKind

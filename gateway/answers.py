@@ -25,7 +25,7 @@ from .failure import Failure
 from .metrics.meter import Meter
 from .one_call import OneCall
 from .openai.errors import cancelled, failure_of, interrupted
-from .progress import Progress
+from .progress import Progress, changed
 from .shape import Shape, warned
 from .sse import EventStream, Send
 
@@ -204,7 +204,7 @@ async def answer(
     results = await whole.read(take, request.receive)
     headers = {REQUEST_ID: whole.request_id, **ignored(ask)}
     if warnings := warned(results).get("warnings"):
-        headers[WARNINGS] = "; ".join(warnings)
+        headers |= {WARNINGS: "; ".join(warnings), **changed(warnings)}
     return JSONResponse(shaped.whole(results), headers=headers)
 
 

@@ -18,6 +18,8 @@ ANTHROPIC_REQUEST_ID = "request-id"
 """What Anthropic's clients call the same."""
 WARNINGS = "x-mlxsup-warnings"
 """Of a whole answer; a streamed one has its warnings at its end."""
+CHANGED = "x-mlxsup-changed"
+"""Names what was changed in the messages, so that the model's template takes them."""
 IGNORED = "x-mlxsup-ignored"
 """Names what a request has and the answer does not heed."""
 

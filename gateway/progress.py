@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from mlxsup.client import Notice, NoticeKind
+from mlxsup.protocol.client_messages import CHANGED as BEGINNING
 
 from . import limits
+from .apis import CHANGED
 from .shape import Shape
 from .sse import EventStream
 
@@ -25,8 +27,14 @@ def progress_text(notice: Notice) -> str:
     return ""
 
 
+def changed(warnings: Iterable[str]) -> dict[str, str]:
+    """Return the header that says what was changed in the messages; none if nothing was."""
+    said = [one.removeprefix(BEGINNING) for one in warnings if one.startswith(BEGINNING)]
+    return {CHANGED: "; ".join(dict.fromkeys(said))} if said else {}
+
+
 class Progress:
-    """Turns the notices of a streamed answer into comments.
+    """Turns the notices of a streamed answer into comments, and what was changed into a header.
 
     Nothing is sent at first, so that a refusal can still be a status. A request that stands still
     gets no comment: its reader's own time limit is right about it.
@@ -36,6 +44,7 @@ class Progress:
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
+        self._changes: list[str] = []  # known before the first piece
         self._clock = clock
         self._next_at = clock() + limits.HOLD_S
         self._out: EventStream | None = None
@@ -46,6 +55,7 @@ class Progress:
     def attach(self, out: EventStream, shape: Shape) -> None:
         """Comments go there, in the form of this API."""
         self._out, self._shape = out, shape
+        out.add_headers(changed(self._changes))
 
     def close(self) -> None:
         """The answer has ended: no further comment is begun. One that waits for its turn is sent,
@@ -53,7 +63,11 @@ class Progress:
         self._out = None
 
     def __call__(self, notice: Notice) -> None:
-        """A request has something new to wait for."""
+        """A request has something new to wait for, or was changed."""
+        if notice.kind is NoticeKind.CHANGED:
+            self._changes += notice.detail["warnings"]
+            if self._out is not None:
+                self._out.add_headers(changed(self._changes))
         text, now = progress_text(notice), self._clock()
         is_busy = self._comment is not None and not self._comment.done()
         if not text or self._out is None or self._shape is None or is_busy or now < self._next_at:

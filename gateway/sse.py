@@ -7,7 +7,7 @@ taken for a whole answer.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
 Scope = MutableMapping[str, Any]
@@ -59,6 +59,13 @@ class EventStream:
         # Answers of several requests, and comments, are written by several tasks.
         self._turn = asyncio.Lock()
         self.is_started = False
+
+    def add_headers(self, headers: Mapping[str, str]) -> None:
+        """Adds some, unless the head has been sent."""
+        if not self.is_started:
+            known = dict(self._headers)
+            known |= {name.encode(): value.encode() for name, value in headers.items()}
+            self._headers = list(known.items())
 
     async def write(self, data: bytes) -> None:
         """Sends whole events, or comments; waits for a reader that is behind."""

@@ -57,6 +57,8 @@ _FORMS = {
     "json_schema": AnswerForm.JSON,
 }
 
+_FLAGS = ("messages_as_text", "cap_max_tokens", "ignore_eos", "logprobs", "continue_final_message")
+
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256
 
@@ -92,6 +94,8 @@ class RequestBody:
         tool_choice: `auto`; `none` to answer as if there were no tools; `required`, a function or
             `allowed_tools`, in OpenAI's form, for an answer that is a call.
         chat_template_kwargs: further arguments for the template, by name.
+        continue_final_message: whether the answer continues the last message, if that is a text of
+            the assistant; None: it does. False: it begins a new turn.
         response_format: what the answer must look like: `{"type": "json_schema", "json_schema":
             {"schema": …}}`, `{"type": "json_object"}`, `{"type": "regex", "regex": …}`, or
             `{"type": "text"}`.
@@ -115,6 +119,7 @@ class RequestBody:
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
     response_format: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -161,7 +166,7 @@ class RequestBody:
             value = self.sampling.get(name) if name in SAMPLING else getattr(self, name)
             if value is not None and not number.is_right(value):
                 raise invalid(name, number.expected, value)
-        for name in ("messages_as_text", "cap_max_tokens", "ignore_eos", "logprobs"):
+        for name in _FLAGS:
             value = getattr(self, name)
             if value is not None and not isinstance(value, bool):
                 raise invalid(name, "true or false", value)
@@ -245,6 +250,19 @@ class RequestBody:
                 "tool_choice forces a call, and response_format another answer: send one of them",
                 detail={"parameter": "tool_choice"},
             )
+        if self.continue_final_message and not self.continues:
+            raise invalid(
+                "continue_final_message",
+                "true only for a chat that ends with a text of the assistant",
+                shown="another end",
+            )
+        if self.continues and self.form is not AnswerForm.TEXT:
+            name = "tool_choice" if self.choice.is_forced else "response_format"
+            raise invalid(
+                name,
+                "a chat that ends with the user, or continue_final_message false",
+                shown="an answer that continues the last message",
+            )
         if self.messages_as_text and self.messages is None:
             raise invalid("messages_as_text", "messages", shown="none of them")
         if extra is None:
@@ -270,6 +288,16 @@ class RequestBody:
         )
 
     @property
+    def continues(self) -> bool:
+        """True if the answer continues the last message, a text of the assistant's."""
+        if not self.messages or self.continue_final_message is False:
+            return False
+        last = self.messages[-1]
+        content = last.get("content")
+        is_said = bool(content.strip() if isinstance(content, str) else content)
+        return last["role"] == "assistant" and is_said and not last.get("tool_calls")
+
+    @property
     def offered_tools(self) -> list[dict[str, Any]] | None:
         """The tools that the model is shown."""
         return None if self.tool_choice == "none" else self.tools
@@ -290,7 +318,8 @@ class RequestBody:
 
     def parameters(self) -> dict[str, Any]:
         """How to answer, by name: all but the seed, the prompt's inputs, and what is None."""
-        left_out = (*INPUTS, "messages_as_text", "seed", "chat_template_kwargs")
+        left_out = (*INPUTS, "messages_as_text", "seed", "chat_template_kwargs",
+                    "continue_final_message")  # fmt: skip
         return {name: value for name, value in self.to_wire().items() if name not in left_out}
 
     @classmethod

@@ -321,6 +321,10 @@ class Timings(Record):
     paused_s: float = 0.0
 
 
+CHANGED = "changed: "
+"""How a warning begins that says what was changed in the messages of a request."""
+
+
 @record
 class Done(Message):
     """Supervisor → client: the stream ended well; nothing follows for this id.

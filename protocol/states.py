@@ -199,6 +199,7 @@ class NoticeKind(StrEnum):
     INTERRUPTED = "interrupted"
     PAUSED = "paused"
     RESUMED = "resumed"
+    CHANGED = "changed"
 
 
 class AnswerForm(StrEnum):

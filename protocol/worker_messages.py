@@ -236,12 +236,20 @@ class Ready(Message):
 
 @record
 class Accepted(Message):
-    """Worker → supervisor: the request is valid and tokenised; it will be inserted next."""
+    """Worker → supervisor: the request is valid and tokenised; it will be inserted next.
+
+    Attributes:
+        key: the request this belongs to.
+        acceptance: what was made of it.
+        tokenize_s: how long that took, waiting included.
+        warnings: what was changed in its messages, a sentence each.
+    """
 
     TYPE: ClassVar[str] = "accepted"
     key: RequestKey
     acceptance: Acceptance
     tokenize_s: float
+    warnings: list[str] = field(default_factory=list)
 
 
 @record

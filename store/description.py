@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ MAX_CARD_BYTES = 64 * 1024
 TEMPLATE_FILE = "chat_template.jinja"
 TEMPLATE_OWNERS = ("chat_template.json", "tokenizer_config.json")
 """The other files that may hold a template."""
+NAMED_TEMPLATES = "additional_chat_templates"
 CARD = "README.md"
 FENCE = "---"
 
@@ -181,6 +183,9 @@ def _template(folder: Path) -> str:
                 named.sort(key=lambda one: one.get("name") != "default")
                 texts = [one.get("template") for one in named]
                 return next((text for text in texts if isinstance(text, str)), "")
+    for path in sorted((folder / NAMED_TEMPLATES).glob("*.jinja")):
+        with suppress(OSError):
+            return read_regular(path, MAX_JSON_BYTES).decode("utf-8", "replace")
     return ""
 
 

@@ -96,12 +96,14 @@ class Prompt:
         checkpoints: how many of the first tokens another prompt is likely to share (the system
             prompt, the messages without the answer's opening), ascending, each less than the
             number of tokens.
+        warnings: what was changed in the messages, a sentence each.
     """
 
     tokens: list[int]
     opening: str = ""
     grammar: Grammar | None = None
     checkpoints: tuple[int, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -278,7 +278,14 @@ class StepLoop:
             accepted = acceptance(row, ready.body, ready.prompt, self._facts)
         else:
             accepted = resume.acceptance
-        self._link.send(Accepted(key=ready.key, acceptance=accepted, tokenize_s=ready.tokenize_s))
+        self._link.send(
+            Accepted(
+                key=ready.key,
+                acceptance=accepted,
+                tokenize_s=ready.tokenize_s,
+                warnings=list(ready.prompt.warnings),
+            )
+        )
         running = running_row(row, ready.body, ready.prompt.opening, self._engine.text, dispatched)
         end = running.replay(row, report=self._signs.between_steps)
         if end is None:

@@ -43,7 +43,7 @@ class AnswerLine(LiveLine):
         """Show a notice; that of an interruption stays on a terminal, too."""
         if notice.kind == "interrupted":
             self.remark(INTERRUPTED)
-        elif notice.kind == "resumed":
+        elif notice.kind in ("resumed", "changed"):
             return
         elif self.is_possible:
             self.show(notice_text(notice))

@@ -8,20 +8,21 @@ from collections.abc import Iterator
 from typing import Any
 
 from .. import limits
+from ..content import BETWEEN_TEXTS, Message, Part, join_parts, media_part
 from ..failure import Failure, bad_field
 from ..fields import add_unread, check_count, check_fields
-from ..turns import BETWEEN_TEXTS, Message, join_turns
 from .client_tools import CLIENT_TOOLS
 from .fields import TOOL_FIELDS
 
 ROLES = ("user", "assistant", "system")
 
-NOT_TEXT = {"image": "images", "container_upload": "files"}
+MEDIA = ("image", "container_upload")
+"""The types of blocks that are no text."""
 
 TEXTS = ("text", "document", "search_result", "tool_reference")
 """The types of blocks that are text, or become it."""
 
-BLOCKS = (*TEXTS, "thinking", "redacted_thinking", "tool_use", "tool_result")
+BLOCKS = (*TEXTS, *MEDIA, "thinking", "redacted_thinking", "tool_use", "tool_result")
 """The types of blocks that are read."""
 
 OF_SERVERS = re.compile(
@@ -45,33 +46,27 @@ def read_system(system: Any) -> list[Message]:
     Raises:
         Failure: it is something else than text.
     """
-    texts = [text for text in _texts(system, "system") if not text.startswith(BILLING)]
-    text = BETWEEN_TEXTS.join(texts)
-    return [{"role": "system", "content": text}] if text else []
+    parts = _parts(system, "system")
+    content = join_parts([p for p in parts if not (isinstance(p, str) and p.startswith(BILLING))])
+    return [{"role": "system", "content": content}] if content else []
 
 
 def read_messages(given: Any) -> list[Message]:
-    """The messages for the chat template. Those of one role in a row are one.
+    """The messages for the chat template.
 
     Raises:
-        Failure: they are no chat, or hold what is not text; `param` names the place.
+        Failure: they are no chat; `param` names the place.
     """
     if not isinstance(given, list):
         raise bad_field("messages", "messages takes a list of messages")
     if not given:
         raise bad_field("messages", "messages takes at least one message, not an empty list")
     check_count(given, "messages", "messages")
-    read = join_turns(
+    return [
         one
         for place, message in enumerate(given)
         for one in _message(message, f"messages[{place}]")
-    )
-    if read[-1]["role"] == "assistant":
-        raise bad_field(
-            f"messages[{len(given) - 1}]",
-            "the last message is the assistant's: an answer cannot be continued; end with the user",
-        )
-    return read
+    ]
 
 
 def read_tools(given: Any, messages: Any, choice: Any, unread: list[str]) -> list[dict[str, Any]]:
@@ -140,36 +135,41 @@ def _is_read(block: Any, path: str) -> bool:
     if isinstance(kind, str):
         if kind in BLOCKS:
             return True
-        if kind in NOT_TEXT:
-            raise bad_field(path, f"{path}: no model here takes {NOT_TEXT[kind]}; send text")
         if OF_SERVERS.fullmatch(kind):
             return False
     raise bad_field(f"{path}.type", f"{path}.type takes one of {', '.join(BLOCKS)}")
 
 
 def _others(role: str, blocks: dict[str, dict[str, Any]]) -> list[Message]:
-    """The results of tools, each a message, and the texts between them."""
+    """The results of tools, each a message, and what stands between them."""
     read: list[Message] = []
+    parts: list[Part] = []
     for where, block in blocks.items():
         match block["type"]:
-            case kind if kind in TEXTS:
-                read.append({"role": role, "content": _shown(block, where)})
+            case kind if kind in (*TEXTS, *MEDIA):
+                parts += _shown(block, where)
             case "tool_result" if role == "user":
-                texts = _texts(block.get("content"), f"{where}.content")
-                call = _text(block, "tool_use_id", where)
-                content = _mark(block, where) + BETWEEN_TEXTS.join(texts)
-                read.append({"role": "tool", "tool_call_id": call, "content": content})
+                if parts:
+                    read.append({"role": role, "content": join_parts(parts)})
+                parts = []
+                read.append(_result(block, where))
             case kind:
                 raise _misplaced(kind, role, where)
-    return read or [{"role": role, "content": ""}]
+    if parts or not read:
+        read.append({"role": role, "content": join_parts(parts)})
+    return read
 
 
-def _mark(result: dict[str, Any], path: str) -> str:
-    """What comes before the result of a tool that has failed: chat templates know no such field."""
-    is_error = result.get("is_error") or False
+def _result(block: dict[str, Any], path: str) -> Message:
+    """The result of a tool, marked if the tool has failed: chat templates know no such field."""
+    is_error = block.get("is_error") or False
     if not isinstance(is_error, bool):
         raise bad_field(f"{path}.is_error", f"{path}.is_error takes true or false")
-    return ERROR if is_error else ""
+    first, *rest = _parts(block.get("content"), f"{path}.content") or [""]
+    if is_error:
+        first, rest = (ERROR + first, rest) if isinstance(first, str) else (ERROR, [first, *rest])
+    call = _text(block, "tool_use_id", path)
+    return {"role": "tool", "tool_call_id": call, "content": join_parts([first, *rest])}
 
 
 def _assistant(blocks: dict[str, dict[str, Any]]) -> Message:
@@ -206,8 +206,8 @@ def _call(block: dict[str, Any], path: str) -> dict[str, Any]:
     return {"id": _text(block, "id", path), "type": "function", "function": function}
 
 
-def _texts(content: Any, path: str) -> list[str]:
-    """The texts of something that is a text, or a list of blocks of text; None is no text."""
+def _parts(content: Any, path: str) -> list[Part]:
+    """The parts of something that is a text, or a list of blocks; None is no text."""
     if content is None:
         return []
     if isinstance(content, str):
@@ -215,35 +215,38 @@ def _texts(content: Any, path: str) -> list[str]:
     if not isinstance(content, list):
         raise bad_field(path, f"{path} takes a text, or a list of blocks of type text")
     check_count(content, path, "blocks")
-    texts = []
+    parts: list[Part] = []
     for place, block in enumerate(content):
         where = f"{path}[{place}]"
         if _is_read(block, where):
-            if block["type"] not in TEXTS:
+            if block["type"] not in (*TEXTS, *MEDIA):
                 raise bad_field(f"{where}.type", f"{where}.type takes one of {', '.join(TEXTS)}")
-            texts.append(_shown(block, where))
-    return texts
+            parts += _shown(block, where)
+    return parts
 
 
-def _shown(block: dict[str, Any], path: str) -> str:
-    """The text of a block of the types in `TEXTS`, with its title and source."""
+def _shown(block: dict[str, Any], path: str) -> list[Part]:
+    """The parts of a block of the types in `TEXTS` and `MEDIA`, with its title and source."""
     match block:
         case {"type": "text"}:
-            return _text(block, "text", path)
+            return [_text(block, "text", path)]
         case {"type": "tool_reference"}:
-            return f"the tool {_text(block, 'tool_name', path)} is available"
+            return [f"the tool {_text(block, 'tool_name', path)} is available"]
         case {"type": "search_result", "content": content}:
-            texts = _texts(content, f"{path}.content")
+            parts = _parts(content, f"{path}.content")
         case {"type": "document", "source": {"type": "text", "data": str(data)}}:
-            texts = [data]
+            parts = [data]
         case {"type": "document", "source": {"type": "content", "content": content}}:
-            texts = _texts(content, f"{path}.source.content")
+            parts = _parts(content, f"{path}.source.content")
         case _:
-            raise bad_field(path, f"{path}: no model here takes documents but text; send text")
+            media = media_part(block["type"], path)
+            if media is None:
+                raise bad_field(f"{path}.content", f"{path}.content takes a list of blocks")
+            parts = [media]
     heads = [
         block[name] for name in ("title", "source", "context") if isinstance(block.get(name), str)
     ]
-    return BETWEEN_TEXTS.join([*heads, *texts])
+    return [*heads, *parts]
 
 
 def _text(block: dict[str, Any], name: str, path: str) -> str:

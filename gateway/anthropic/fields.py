@@ -19,7 +19,7 @@ _COUNTED = (
           "`omitted`; otherwise it is given their opposite. `budget_tokens` has no effect"),
     Field("output_config", Use.USED, "`effort`: given to the chat template as `reasoning_effort`; "
           "`format`: a JSON schema that the answer must match"),
-    *passed("chat_template_kwargs", "priority"),
+    *passed("chat_template_kwargs", "continue_final_message", "priority"),
     *ignored("cache_control", "metadata", "service_tier", "speed", "inference_geo", "diagnostics",
              "user_profile_id", "workspace_id", "context_management", "thread", "betas",
              "billing_policy", "fallback_credit_token"),

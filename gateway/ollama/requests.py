@@ -212,16 +212,18 @@ def _read_options(given: dict[str, Any], unread: list[str]) -> None:
 def _read_messages(given: Any) -> list[dict[str, Any]]:
     """Return the messages for the chat template: in OpenAI's form they differ a little."""
     if isinstance(given, list):
-        given = [_message(one, f"messages[{place}]") for place, one in enumerate(given)]
+        given = [_message(one) for one in given]
     return read_messages(given)
 
 
-def _message(message: Any, path: str) -> Any:
+def _message(message: Any) -> Any:
     if not isinstance(message, dict):
         return message
-    if message.get("images"):
-        raise bad_field(f"{path}.images", f"{path}.images: no model here takes images; send text")
-    read = {**message, "content": message.get("content") or ""}
+    content = message.get("content") or ""
+    images = message.get("images")
+    if images and isinstance(images, list) and isinstance(content, str):
+        content = [{"type": "text", "text": content}, *({"type": "image"} for _ in images)]
+    read = {**message, "content": content}
     if message.get("role") == "tool" and isinstance(message.get("tool_name"), str):
         read.setdefault("name", message["tool_name"])
     calls = message.get("tool_calls")

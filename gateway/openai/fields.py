@@ -33,7 +33,8 @@ CHAT_FIELDS = (
     Field("max_tokens", Use.USED, "the older name of `max_completion_tokens`"),
     Field("reasoning_effort", Use.USED, "given to the chat template under this name; one that "
           "does not know it leaves it out; `none`: no reasoning"),
-    *passed("logprobs", "top_logprobs", "tools", "tool_choice", "chat_template_kwargs"),
+    *passed("logprobs", "top_logprobs", "tools", "tool_choice", "chat_template_kwargs",
+             "continue_final_message"),
     *ignored("safety_identifier", "prompt_cache_key", "prompt_cache_retention",
              "prompt_cache_options", "moderation", "prediction"),
     Field("parallel_tool_calls", Use.USED, "false: what comes after the first call is left out"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .. import limits
+from ..content import Part, join_parts, media_part
 from ..failure import bad_field
 from ..fields import check_count
 from .fields import MESSAGE_FIELDS
@@ -32,20 +33,12 @@ THOUGHT_PARTS = ("thinking", "redacted_thinking")
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """The names that servers have for what a model thought."""
 
-NOT_TEXT = {
-    "image_url": "images",
-    "input_image": "images",
-    "input_audio": "audio",
-    "file": "files",
-    "video_url": "videos",
-}
-
 
 def read_messages(given: Any) -> list[dict[str, Any]]:
     """The messages for the chat template.
 
     Raises:
-        Failure: they are no chat, or hold what is not text; `param` names the place.
+        Failure: they are no chat; `param` names the place.
     """
     if not isinstance(given, list):
         raise bad_field("messages", "messages takes a list of messages")
@@ -90,20 +83,20 @@ def _message(message: Any, path: str) -> dict[str, Any]:
     return read | {name: given[name] for name in ("name", "tool_call_id") if name in given}
 
 
-def _content(content: Any, path: str) -> str | None:
+def _content(content: Any, path: str) -> str | list[dict[str, Any]] | None:
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise bad_field(f"{path}.content", f"{path}.content takes a text, or a list of parts")
     check_count(content, f"{path}.content", "parts")
-    return "".join(_part(part, f"{path}.content[{place}]") for place, part in enumerate(content))
+    parts = [_part(part, f"{path}.content[{place}]") for place, part in enumerate(content)]
+    return join_parts(parts, between="")
 
 
-def _part(part: Any, path: str) -> str:
+def _part(part: Any, path: str) -> Part:
     kind = part.get("type") if isinstance(part, dict) else None
-    if isinstance(kind, str) and kind in NOT_TEXT:
-        what = NOT_TEXT[kind]
-        raise bad_field(path, f"{path}: no model here takes {what}; send text")
+    if (media := media_part(kind, path)) is not None:
+        return media
     if kind in THOUGHT_PARTS:
         return ""
     text = part.get(TEXT_PARTS[kind]) if isinstance(kind, str) and kind in TEXT_PARTS else None

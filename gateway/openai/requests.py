@@ -40,6 +40,7 @@ def read_chat(body: dict[str, Any]) -> Ask:
     match given.get("tool_choice"):
         case {"type": "function", "name": str(name)}:  # as a response has it
             given["tool_choice"] = {"type": "function", "function": {"name": name}}
+    _read_end(given)
     limit = older if newer is None else newer
     if limit is not None:
         given["max_tokens"] = limit
@@ -48,6 +49,20 @@ def read_chat(body: dict[str, Any]) -> Ask:
         raise bad_field("parallel_tool_calls", "parallel_tool_calls takes true or false")
     ask = _ask(model, ({"messages": messages},), given, unread)
     return replace(ask, has_one_call=not is_parallel)
+
+
+def _read_end(given: dict[str, Any]) -> None:
+    """Read vLLM's two names for whether the answer begins a new turn."""
+    opens = given.pop("add_generation_prompt", None)
+    if opens is None:
+        return
+    if not isinstance(opens, bool):
+        raise bad_field("add_generation_prompt", "add_generation_prompt takes true or false")
+    if given.setdefault("continue_final_message", not opens) is opens:
+        raise bad_field(
+            "add_generation_prompt",
+            "add_generation_prompt and continue_final_message contradict each other: send one",
+        )
 
 
 def read_completion(body: dict[str, Any]) -> Ask:

@@ -50,8 +50,7 @@ NEUTRAL_ELSEWHERE = (
 """Fields of other servers with the values that change nothing."""
 
 NEUTRAL_IN_CHATS = (
-    Field("add_generation_prompt", Use.NEUTRAL, "the model always answers", (True,)),
-    Field("continue_final_message", Use.NEUTRAL, "an answer begins a new turn", (False,)),
+    Field("add_generation_prompt", Use.USED, "false is `continue_final_message: true`"),
     Field("echo", Use.NEUTRAL, "the answer does not repeat the prompt", (False,)),
     Field("best_of", Use.NEUTRAL, "use `n`, and choose", (1,)),
     Field("include_reasoning", Use.HINT, "", (True,)),

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ..content import BETWEEN_TEXTS, Message, Part, join_parts, media_part
 from ..failure import bad_field
 from ..fields import add_unread, check_count
-from ..turns import BETWEEN_TEXTS, Message, join_turns
 from .kept import Item
 from .tools import CUSTOM_INPUT, Called, Tools
 
@@ -38,8 +38,6 @@ ITEMS = ("message", "reasoning", *CALLS, *OUTPUTS)
 
 REFERENCE = "item_reference"
 """The type of items that stand for one that is kept."""
-
-NOT_TEXT = {"input_image": "images", "input_file": "files", "input_audio": "audio"}
 
 
 def read_items(given: Any) -> list[Any]:
@@ -91,7 +89,7 @@ def read_input(items: Iterable[Any], tools: Tools, unread: list[str]) -> list[Me
         unread: gets the paths of items that other servers have written about their own tools.
 
     Raises:
-        Failure: it is no conversation, or holds what is not text; `param` names the place.
+        Failure: it is no conversation; `param` names the place.
     """
     conversation, has_reference = _Conversation(tools), False
     for place, item in enumerate(items):
@@ -144,7 +142,8 @@ class _Conversation:
             self._add_message(item, path)
         elif kind == "reasoning":
             shown = item.get("content") or item.get("summary")
-            self._reasoning += _texts(shown, f"{path}.content")
+            parts = _parts(shown, f"{path}.content")
+            self._reasoning += [part for part in parts if isinstance(part, str)]
         elif kind in CALLS:
             self._add_call(item, kind, path)
         else:
@@ -156,7 +155,7 @@ class _Conversation:
 
     def joined(self) -> list[Message]:
         """Return the messages with their texts as one each."""
-        return join_turns(map(_joined, self.turns))
+        return [_joined(turn) for turn in self.turns]
 
     def _add_message(self, read: dict[str, Any], path: str) -> None:
         role = read.get("role")
@@ -164,11 +163,12 @@ class _Conversation:
             raise bad_field(f"{path}.role", f"{path}.role takes one of {', '.join(ROLES)}")
         if read.get("content") is None:
             raise bad_field(f"{path}.content", f"{path}.content is missing; it takes a text")
-        text = BETWEEN_TEXTS.join(_texts(read["content"], f"{path}.content"))
+        parts = _parts(read["content"], f"{path}.content")
         if role == "assistant":
-            self._assistant()["content"].append(text)
+            joined = join_parts(parts)
+            self._assistant()["content"] += [joined] if isinstance(joined, str) else joined
         else:
-            self.turns.append({"role": ROLES[role], "content": text})
+            self.turns.append({"role": ROLES[role], "content": join_parts(parts)})
 
     def _add_call(self, read: dict[str, Any], kind: str, path: str) -> None:
         if kind in ACTIONS:
@@ -230,14 +230,14 @@ def _joined(turn: Message) -> Message:
     """Return a turn of the assistant with its texts as one each; another one as it is."""
     if turn["role"] != "assistant":
         return turn
-    joined = turn | {"content": "".join(turn["content"])}
+    joined = turn | {"content": join_parts(turn["content"], between="")}
     if "reasoning_content" in turn:
         joined["reasoning_content"] = BETWEEN_TEXTS.join(turn["reasoning_content"])
     return joined
 
 
-def _texts(content: Any, path: str) -> list[str]:
-    """The texts of something that is a text, or a list of parts; None is no text."""
+def _parts(content: Any, path: str) -> list[Part]:
+    """The parts of something that is a text, or a list of parts; None is no text."""
     if content is None:
         return []
     if isinstance(content, str):
@@ -253,8 +253,8 @@ def _id_of(item: dict[str, Any]) -> str:
     return "id" if item.get("call_id") is None else "call_id"
 
 
-def _output(output: Any, path: str) -> str:
-    """The text of a call's output; that of a shell has its streams one after the other."""
+def _output(output: Any, path: str) -> str | list[dict[str, Any]]:
+    """The content of a call's output; that of a shell has its streams one after the other."""
     match output:
         case [{"stdout": _}, *_]:
             streams = [
@@ -264,13 +264,13 @@ def _output(output: Any, path: str) -> str:
                 for name in ("stdout", "stderr")
             ]
             return BETWEEN_TEXTS.join(text for text in streams if isinstance(text, str) and text)
-    return BETWEEN_TEXTS.join(_texts(output, path))
+    return join_parts(_parts(output, path))
 
 
-def _part(part: Any, path: str) -> str:
+def _part(part: Any, path: str) -> Part:
     kind = part.get("type") if isinstance(part, dict) else None
-    if isinstance(kind, str) and kind in NOT_TEXT:
-        raise bad_field(path, f"{path}: no model here takes {NOT_TEXT[kind]}; send text")
+    if (media := media_part(kind, path)) is not None:
+        return media
     if not isinstance(kind, str) or kind not in TEXTS:
         raise bad_field(path, f'{path} takes a part {{"type": "input_text", "text": …}}')
     return _text(part, TEXTS[kind], path)

@@ -15,7 +15,6 @@ from ..ask import Ask, add_to_template, effort_arguments
 from ..failure import bad_field
 from ..fields import check_fields, read_model, whole_numbers
 from ..formats import read_format
-from ..turns import join_turns
 from .fields import ECHOED, REASONING_FIELDS, RESPONSE_FIELDS, SAMPLED, TEXT_FIELDS
 from .input import read_history, read_input, read_items, refer, references_in, to_keep
 from .kept import Item, Recalled
@@ -83,7 +82,7 @@ def read_response(body: dict[str, Any], recalled: Recalled | None = None) -> Res
     if recalled is not None:
         items = refer(items, json.loads(recalled.referred))
         history = read_history(json.loads(recalled.history), tools)
-    messages = join_turns([*_read_instructions(given), *history, *read_input(items, tools, unread)])
+    messages = [*_read_instructions(given), *history, *read_input(items, tools, unread)]
     _read_limit(given)
     _read_text(given, unread)
     _read_reasoning(given, unread)

@@ -120,10 +120,13 @@ class ClientEvents:
                 self._outbox.add(RequestRefused(id=said.id, model=said.model, outcome=code))
 
     def gone(self, event: ClientGone) -> None:
-        """A connection is closed: its requests are cancelled, its commands forgotten."""
+        """A connection is closed: its commands are forgotten, its requests cancelled.
+
+        In this order, because it may listen to a request of its own.
+        """
+        self._forget_callers(event.connection)
         for request in self._serving.ledger.of_connection(event.connection):
             self._endings.drop(self._fleet.touched_by(request), request, event.now)
-        self._forget_callers(event.connection)
 
     def too_slow(self, event: ClientTooSlow) -> None:
         """A client has not read what it was sent: whatever it has open fails."""

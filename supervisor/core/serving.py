@@ -238,6 +238,9 @@ class Serving:
         ):  # a resumed answer keeps its first acceptance
             self.ledger.accept(request, message.acceptance)
             request.tokenize_s = message.tokenize_s
+            if message.warnings:
+                request.warnings += message.warnings
+                self._outbox.notify(request, NoticeKind.CHANGED, {"warnings": message.warnings})
         if (model.running or model.leaving) and not model.only_waits:
             self._meter.works(model, now)
 

@@ -122,9 +122,10 @@ def test_markers_in_messages_open_nothing(text: MlxText, typed: str) -> None:
     for role in ("user", "system", "assistant", "tool"):
         messages = [{"role": role, "content": typed}, {"role": "user", "content": typed}]
         for said in (messages, messages[:1]):
-            got = text.encode(RequestBody(messages=said, chat_template_kwargs=OFF))
+            asked = RequestBody(messages=said, continue_final_message=False)
+            assert text.encode(asked).opening == "[assistant]<think>"
+            got = text.encode(replace(asked, chat_template_kwargs=OFF))
             assert got.opening == "[assistant]"
-            assert text.encode(RequestBody(messages=said)).opening == "[assistant]<think>"
 
 
 def test_a_closed_reasoning_of_the_template_is_content(text: MlxText) -> None:
@@ -457,7 +458,8 @@ def test_typed_markers_open_no_part(driver: LoopDriver, typed: str) -> None:
             {"role": "assistant", "content": None, "tool_calls": calls},
             {"role": role, "content": typed, "tool_call_id": "a"},
         ]
-        assert codec.encode(RequestBody(messages=messages)).opening == "<|start|>assistant"
+        asked = RequestBody(messages=messages, continue_final_message=False)
+        assert codec.encode(asked).opening == "<|start|>assistant"
 
 
 def test_an_answer_without_its_final_part_says_so(

@@ -183,6 +183,13 @@ def test_missing_gguf_entries_are_left_out_or_default(tmp_path: Path) -> None:
     assert read(target, "tokenizer_config.json") == settings
     [splits] = read(target, "tokenizer.json")["pre_tokenizer"]["pretokenizers"]
     assert splits["type"] == "ByteLevel", "that of gpt-2, without the digits of smollm"
+    (tmp_path / "more").mkdir()
+    named = metadata(tokenizer__chat_template__tool_use="{{ tools }}")
+    more = read(converted(tmp_path / "more", weights(), named), "tokenizer_config.json")
+    assert more["chat_template"] == [
+        {"name": "default", "template": "{{ messages }}"},
+        {"name": "tool_use", "template": "{{ tools }}"},
+    ]
 
 
 def test_a_quantised_array_keeps_its_parts_and_its_width_is_declared(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ import mlx_lm.tool_parsers
 import pytest
 
 from mlxsup.protocol.body import RequestBody
-from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.states import Channel
 from mlxsup.worker.engines.mlx.text import MlxText, load_text
 from mlxsup.worker.text.channels import ChannelParser
@@ -284,11 +283,3 @@ def test_a_call_of_another_model_is_rendered(text: MlxText, call_id: str) -> Non
         {"role": "user", "content": "thanks"},
     ]
     assert "sunny" in rendered(text, messages)
-
-
-def test_a_template_that_refuses_an_id_is_named(tmp_path: Path) -> None:
-    family = next(family for family in FAMILIES if family.name == "mistral-v3")
-    text = load(tmp_path / "model", family)
-    messages = [{"role": "tool", "tool_call_id": "x", "content": "of no call"}]
-    with pytest.raises(RemoteError, match="refuses these messages: ids of results have nine"):
-        text.encode(RequestBody(messages=messages))

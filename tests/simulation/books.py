@@ -592,6 +592,7 @@ class Book:
     batching: dict[str, str] | None = None
     # Accounts.
     busy_at: float = 0.0
+    entry_since: float = 0.0  # the reload that its entry came with
     engine_s: float = 0.0
     repeated_s: float = 0.0
     received: dict[str, float] = field(default_factory=dict)  # engine seconds over weight

@@ -241,7 +241,7 @@ def _reconfigured(record: Record, book: Book, entry: ModelSettings) -> None:
         book.suspicion.lift()
         book.clean()
     is_resting = book.is_resting
-    book.entry = entry
+    book.entry, book.entry_since = entry, record.now
     life = book.life
     if not is_replaced:
         return
@@ -677,7 +677,8 @@ def _works(record: Record, book: Book, life: Life) -> None:
     elif able and _may_start(record, book, life, able):
         check("room left", len(life.given) >= book.rows, able[0])
     if book.entry.idle_unload_s and not book.is_busy:
-        is_late = record.now > book.busy_at + book.entry.idle_unload_s + SLACK_S
+        due_at = max(book.busy_at + book.entry.idle_unload_s, book.entry_since)
+        is_late = record.now > due_at + SLACK_S
         check("idle and loaded", not is_late, book.name)
 
 

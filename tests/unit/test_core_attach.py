@@ -150,6 +150,13 @@ def test_cancel_of_the_request_ends_its_readers(how: str) -> None:
     assert (end.id, end.seq, end.finish_reason) == ("join", 1, FinishReason.CANCELLED)
 
 
+def test_connection_that_is_gone_gets_no_end_of_its_own_request() -> None:
+    driver, _ = up("one")
+    driver.say(Attach(id=RequestId("join"), request=RequestId("one")), ALICE)
+    driver.leave(ALICE)
+    assert driver.sent(Done, ALICE) == []
+
+
 def test_error_reaches_readers_under_their_own_id() -> None:
     driver, _ = up()
     play(driver, "serve one resume=False; accept 1")

@@ -89,8 +89,11 @@ def test_an_answer_from_its_first_piece_to_its_end() -> None:
     step(driver, row(1, tokens=pack_tokens([1]), finish=FinishReason.STOP))
     assert driver.told(Dispatch) == [Dispatch(key=RequestKey(3), body=b"body")]
     driver.now = 1011.5
-    driver.worker(Accepted(key=RequestKey(3), acceptance=ACCEPTANCE, tokenize_s=0.125))
-    assert driver.actions == []
+    changed = ["changed: a"]
+    driver.worker(
+        Accepted(key=RequestKey(3), acceptance=ACCEPTANCE, tokenize_s=0.125, warnings=changed)
+    )
+    assert driver.actions == [], "its client wants no notices"
     for key in (7, 3):  # of an unknown request, and a second time
         driver.worker(Accepted(key=RequestKey(key), acceptance=ACCEPTANCE, tokenize_s=9.0))
     driver.now = 1013.0
@@ -123,7 +126,7 @@ def test_an_answer_from_its_first_piece_to_its_end() -> None:
             ),
             seed=5,
             resumed=0,
-            warnings=["odd", "worse"],
+            warnings=["changed: a", "odd", "worse"],
         )
     ]
     assert driver.row()["running"] == ["b"]
@@ -190,6 +193,12 @@ def test_a_waiting_request_is_told_its_position_and_how_the_load_goes() -> None:
         assert notices(driver, "prefilling") == told, "once"
     [shown] = driver.row()["rows"]
     assert (shown["read_tokens"], shown["prompt_tokens"]) == (16, None), "not accepted yet"
+    changed = ["changed: a", "changed: b"]
+    accepted = Accepted(key=RequestKey(2), acceptance=ACCEPTANCE, tokenize_s=0.1, warnings=changed)
+    driver.worker(accepted)
+    assert notices(driver, "changed") == [{"warnings": changed}]
+    driver.worker(accepted)
+    assert notices(driver, "changed") == [], "once"
 
 
 def test_after_quiescence_everything_is_empty_D9() -> None:

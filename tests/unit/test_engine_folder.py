@@ -344,11 +344,14 @@ def test_a_fingerprint_is_that_of_these_lines(folder: Path) -> None:
     """Other lines would make every kept verdict on a model worthless."""
     (folder / "folder.json").mkdir()
     (folder / "README.md").write_text("not counted")
+    (folder / "additional_chat_templates").mkdir()
+    named = "additional_chat_templates/tool_use.jinja"
+    (folder / named).write_text("{{ tools }}")
     file = folder / "model.safetensors"
     os.utime(file, ns=(0, 1_700_000_000_123_999_999))
     lines = [
         f"content {name} {hashlib.sha256((folder / name).read_bytes()).hexdigest()}\n"
-        for name in ("config.json", "tokenizer.json")
+        for name in ("config.json", "tokenizer.json", named)
     ]
     lines.append(f"weights model.safetensors {file.stat().st_size} 1700000000123\n")
     lines += ["fact a 2\n", "fact b 1\n"]
@@ -358,11 +361,14 @@ def test_a_fingerprint_is_that_of_these_lines(folder: Path) -> None:
 
 # ---------------------------------------------------------------- files that would cost too much
 @pytest.mark.parametrize(
-    "name", ["config.json", "tokenizer.json", "chat_template.jinja", "model-2.safetensors", "x.txt"]
-)
+    "name",
+    ["config.json", "tokenizer.json", "chat_template.jinja", "model-2.safetensors", "x.txt",
+     "additional_chat_templates/x.jinja"],
+)  # fmt: skip
 @pytest.mark.parametrize("kind", ["pipe", "device"])
 def test_a_special_file_is_refused_unopened(folder: Path, name: str, kind: str) -> None:
     (folder / name).unlink(missing_ok=True)
+    (folder / name).parent.mkdir(exist_ok=True)
     if kind == "pipe":
         os.mkfifo(folder / name)
     else:

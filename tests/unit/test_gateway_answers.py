@@ -18,9 +18,12 @@ from mlxsup.client import (
     ErrorCode,
     FinishReason,
     Logprobs,
+    Notice,
+    NoticeKind,
     RequestError,
     TokenLogprob,
 )
+from mlxsup.gateway import limits
 from mlxsup.protocol.version import VERSION
 
 from support.gateway.played_gateway import (
@@ -485,3 +488,21 @@ def test_an_answer_has_its_warnings(path: str) -> None:
     plain = ask(path, delta("yes"), result("yes"))
     assert b"warnings" not in plain.body
     assert "x-mlxsup-warnings" not in plain.headers
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("path", LEAST)
+def test_an_answer_says_in_its_head_what_was_changed(
+    path: str, is_streamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "HOLD_S", 0.0)
+    warnings = ["changed: a and b", "changed: c"]
+    told = Notice(kind=NoticeKind.CHANGED, detail={"warnings": warnings})
+    reads = Notice(kind=NoticeKind.PREFILLING, detail={"done": 1, "total": 2})
+    for pieces in ([], [delta("yes")], [reads, delta("yes")]):
+        end = result("yes", warnings=[*warnings, "odd"])
+        changed = ask(path, told, *pieces, end, stream=is_streamed)
+        assert changed.headers["x-mlxsup-changed"] == "a and b; c"
+        assert "changed: c" in changed.body.decode()
+    plain = ask(path, delta("yes"), result("yes", warnings=["odd"]), stream=is_streamed)
+    assert "x-mlxsup-changed" not in plain.headers

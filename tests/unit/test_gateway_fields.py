@@ -23,7 +23,7 @@ from mlxsup.client import Channel, Delta, RequestError
 from mlxsup.client.thinking import thinking_arguments
 from mlxsup.gateway.answers import ignored
 from mlxsup.gateway.anthropic.client_tools import CLIENT_TOOLS
-from mlxsup.gateway.anthropic.conversation import BLOCKS, NOT_TEXT, OF_SERVERS
+from mlxsup.gateway.anthropic.conversation import BLOCKS, OF_SERVERS
 from mlxsup.gateway.anthropic.fields import COUNT_FIELDS, MESSAGES_FIELDS
 from mlxsup.gateway.ask import Ask
 from mlxsup.gateway.conversion import Api, ask_of, encode_ask, head_of, read_ask
@@ -163,7 +163,7 @@ def test_hint_that_cannot_be_followed_is_named(api: Api, fields: dict[str, Any],
     "fields",
     [
         {"verbosity": "medium"}, {"skip_special_tokens": True}, {"echo": False}, {"best_of": 1},
-        {"add_generation_prompt": True}, {"continue_final_message": False}, {"typical_p": 1.0},
+        {"typical_p": 1.0},
         {"include_reasoning": True}, {"cache_prompt": True}, {"stop": ""}, {"max_tokens": -1},
         {"top_k": -1}, {"seed": -1}, {"stream_options": {"include_usage": True}},
     ],
@@ -206,6 +206,31 @@ def test_synonym_of_another_server_means_the_same(
 ) -> None:
     assert asked(api, **fields) == asked(api) | meant
     assert not read(api, **fields).unread
+
+
+@pytest.mark.parametrize(
+    ("fields", "meant"),
+    [
+        ({}, None),
+        ({"continue_final_message": False}, False),
+        ({"add_generation_prompt": True}, False),
+        ({"add_generation_prompt": False}, True),
+        ({"add_generation_prompt": False, "continue_final_message": True}, True),
+        ({"add_generation_prompt": True, "continue_final_message": True}, "add_generation_prompt"),
+        ({"add_generation_prompt": "yes"}, "add_generation_prompt"),
+    ],
+    ids=json.dumps,
+)
+def test_a_chat_says_whether_its_last_message_is_continued(
+    fields: dict[str, Any], meant: bool | str | None
+) -> None:
+    said = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    if isinstance(meant, str):
+        with pytest.raises(Failure) as caught:
+            read(Api.CHAT, **said, **fields)
+        assert (caught.value.status, caught.value.param) == (400, meant)
+    else:
+        assert asked(Api.CHAT, **said, **fields).get("continue_final_message") is meant
 
 
 @pytest.mark.parametrize(
@@ -496,8 +521,7 @@ def test_every_block_of_anthropics_sdk_has_its_treatment() -> None:
     blocks = kinds_of(anthropic_types.BetaContentBlockParam)
     assert len(blocks) > 10
     assert not {
-        one for one in blocks
-        if one not in BLOCKS and one not in NOT_TEXT and not OF_SERVERS.fullmatch(one)
+        one for one in blocks if one not in BLOCKS and not OF_SERVERS.fullmatch(one)
     }  # fmt: skip
 
 

@@ -117,7 +117,7 @@ def test_input_refers_to_items_that_are_kept() -> None:
         {"type": "item_reference", "id": "msg_own"}, {"id": "msg_r1_0"}, user("so?"),
         {"type": "item_reference", "id": "item_r1_1"},
     ])  # fmt: skip
-    chat = [user("one"), {"role": "assistant", "content": "a"}, user("so?\ntwo")]
+    chat = [user("one"), {"role": "assistant", "content": "a"}, user("so?"), user("two")]
     assert server.shown() == chat
 
 

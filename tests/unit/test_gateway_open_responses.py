@@ -268,10 +268,3 @@ def test_what_is_long_is_not_repeated_and_nothing_else_is_said_of_it() -> None:
     assert not wrong_in(response, RESOURCE)
     assert len(answer.body) < 4_000
     assert response["text"]["format"] == {"type": "json_schema", "name": "n", "schema": None}
-
-
-@pytest.mark.parametrize("kind", ["input_image", "input_file"])
-def test_picture_and_file_are_refused_by_name(kind: str) -> None:
-    body = {"input": [message("user", [{"type": kind, "image_url": "data:,x"}])]}
-    (response,) = responses_to(Case([body]), is_streamed=False)
-    assert (response.status, response.error["param"]) == (400, "input[0].content[0]")

@@ -29,7 +29,6 @@ from mlxsup.gateway.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS, MESSAGE
 from mlxsup.gateway.responses.fields import RESPONSE_FIELDS
 from mlxsup.gateway.responses.input import ITEMS
 from mlxsup.gateway.responses.requests import ResponseAsk, read_response
-from mlxsup.gateway.turns import join_turns
 
 from support.client.sent_requests import JSON, asked_in, outcome, sent
 
@@ -399,7 +398,6 @@ def read_items(*items: dict[str, Any], count: int = MANY, **fields: Any) -> obje
 
 
 LONG: dict[str, Callable[[], object]] = {
-    "turns of one role": lambda: join_turns([{"role": "user", "content": "x" * 60}] * 100_000),
     "messages of one role": lambda: read_message(
         LEAST[Api.MESSAGE] | {"messages": [TURN | {"content": "x" * 800}] * MANY}
     ),

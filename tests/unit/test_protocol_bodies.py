@@ -162,6 +162,13 @@ WRONG: list[dict[str, Any]] = [
     {"prompt": "p", "logit_bias": {"c" * 50: 1.0}},
     {"messages": [{"role": "user", "content": "x"}],
      "chat_template_kwargs": dict.fromkeys((*sorted(RESERVED_TEMPLATE_NAMES), "other"), 1)},
+    {"messages": [{"role": "user", "content": "x"}], "continue_final_message": True},
+    {"messages": [{"role": "assistant", "content": " "}], "continue_final_message": True},
+    {"messages": [{"role": "user", "content": "x"}], "continue_final_message": "no"},
+    {"messages": [{"role": "assistant", "content": "x"}],
+     "response_format": {"type": "json_object"}},
+    {"messages": [{"role": "assistant", "content": "x"}], "tool_choice": "required",
+     "tools": [{"type": "function", "function": {"name": "f"}}]},
 ]  # fmt: skip
 
 
@@ -189,8 +196,9 @@ def test_refusal_shows_numbers_and_kinds_and_no_text() -> None:
 def test_accepted_request_keeps_all_but_input_and_seed() -> None:
     asked = body(seed=5, max_tokens=3, logit_bias={7: 1.0}, stop=["x"])
     assert asked.parameters() == {"max_tokens": 3, "logit_bias": {"7": 1.0}, "stop": ["x"]}
-    chat = [{"role": "user", "content": "x"}]
-    told = body(prompt=None, messages=chat, chat_template_kwargs={"thinking": True}, top_k=2)
+    chat = [{"role": "assistant", "content": "x"}]
+    ends = {"chat_template_kwargs": {"thinking": True}, "continue_final_message": True}
+    told = body(prompt=None, messages=chat, **ends, top_k=2)
     assert told.parameters() == {"top_k": 2}
     again = RequestBody.accepted([1, 2], asked.parameters(), 9)
     assert (again.prompt_tokens, again.seed, again.max_tokens) == ([1, 2], 9, 3)
@@ -364,6 +372,7 @@ EXAMPLES: dict[str, Any] = {
     "tools": [{"type": "function", "function": {"name": "f"}}],
     "tool_choice": "none",
     "chat_template_kwargs": {"enable_thinking": False},
+    "continue_final_message": False,
     "response_format": {"type": "json_object"},
 }
 

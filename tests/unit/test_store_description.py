@@ -97,10 +97,12 @@ def test_licence_of_the_card(card: str, licence: str, tmp_path: Path) -> None:
                                 ' {"name": "default", "template": "d"}, 7]}'}, "d"),
         ({"chat_template.json": '{"chat_template": [{"name": "rag", "template": "r"}]}'}, "r"),
         ({"chat_template.json": '{"chat_template": [{"name": "default", "template": 1}]}'}, ""),
+        ({"additional_chat_templates/b.jinja": "b", "additional_chat_templates/a.jinja": "a"}, "a"),
     ],
 )  # fmt: skip
 def test_template_has_several_places(files: dict[str, str], template: str, tmp_path: Path) -> None:
     for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     assert describe(tmp_path).template == template
 

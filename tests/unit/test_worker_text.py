@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,13 +29,19 @@ from mlxsup.protocol.worker_messages import Acceptance, Rejected, Resume
 from mlxsup.worker.engine import Prompt, StepResult
 from mlxsup.worker.engines.fake.text import FakeTextCodec, encode_text
 from mlxsup.worker.rendering import TOKENS_PER_TURN, Rendering
-from mlxsup.worker.text.chat_messages import plain_messages, text_of_messages, with_text_arguments
+from mlxsup.worker.text.chat_messages import (
+    plain_messages,
+    text_of_messages,
+    with_text_arguments,
+    without_media,
+)
 from mlxsup.worker.text.detokenizer import (
     MAX_WAITING_TOKENS,
     REPLACEMENT,
     ByteDetokenizer,
     WindowDetokenizer,
 )
+from mlxsup.worker.text.fitting import STEPS, fit
 from mlxsup.worker.text.grammar import Grammar
 from mlxsup.worker.text.stops import StopMatcher, find_first, undecided
 from mlxsup.worker.text.tool_calls import CallIds
@@ -526,12 +536,146 @@ def test_messages_become_plain_and_keep_what_else_they_say() -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [5, {}, [{"type": "image"}], [{"text": "a"}, {"text": 5}], [{"text": "a"}, "b"]]
+    "content", [5, {}, [{"type": "poem"}], [{"text": "a"}, {"text": 5}], [{"text": "a"}, "b"]]
 )
 def test_content_that_is_no_text_is_refused_C7(content: Any) -> None:
     with pytest.raises(RemoteError, match=r"^messages takes content that is text, not ") as caught:
         plain_messages([{"role": "user", "content": content}])
     assert caught.value.code is ErrorCode.INVALID_REQUEST
+
+
+LOOK = {"type": "text", "text": "look: "}
+
+
+@pytest.mark.parametrize(
+    ("kind", "mark"),
+    [("image", "image"), ("image_url", "image"), ("input_image", "image"), ("file", "file"),
+     ("input_audio", "audio"), ("document", "document")],
+)  # fmt: skip
+def test_what_is_no_text_is_marked_but_in_the_clients_last_message(kind: str, mark: str) -> None:
+    part = {"type": kind, "data": b"x"}
+    answered = {"role": "assistant", "content": "a"}
+    result = {"role": "tool", "content": [part]}
+    asked = {"role": "user", "content": "q"}
+    picture: Message = {"role": "user", "content": [LOOK, part]}
+    said, changes = without_media([picture, answered, asked, result])
+    assert said[0]["content"] == [LOOK, {"type": "text", "text": f"[{mark}: not shown]"}]
+    assert said[3]["content"] == [{"type": "text", "text": f"[{mark}: not shown]"}]
+    assert changes == (f"what the model does not take was given as [{mark}: not shown]",)
+    assert said[1:3] == [answered, asked]
+    assert without_media([answered, picture, result])[1] == changes, "an agent goes on"
+    for end in ([], [answered], [{"role": "system", "content": "s"}]):
+        with pytest.raises(RemoteError, match=r"messages\[1\]\.content\[1\]: no model here ta"):
+            without_media([answered, picture, *end])
+    picture["content"][1] = part | {"at": "input[7]"}
+    with pytest.raises(RemoteError, match=r"^input\[7\]: no model here takes ") as caught:
+        without_media([picture])
+    assert caught.value.detail == {"parameter": "input[7]"}
+
+
+def test_an_unknown_part_is_no_media() -> None:
+    messages = [{"role": "user", "content": [{"type": "poem"}, LOOK]}]
+    assert without_media(messages) == (messages, ())
+
+
+# ---------------------------------------------------------------- chats that do not fit
+
+
+def test_a_template_is_not_asked_any_longer_than_it_may_take() -> None:
+    """However slow it is: what it refused, it refuses in its own words."""
+    now_s = 0.0
+    asked: list[Any] = []
+
+    def refuse(messages: list[Message]) -> str:
+        nonlocal now_s
+        now_s += 4.0
+        asked.append(messages)
+        raise ValueError(f"number {len(asked)}")
+
+    chat = [{"role": role, "content": "x"} for role in ("system", "user", "user", "tool") * 2]
+    with pytest.raises(ValueError, match="number 1"):
+        fit(chat, refuse, lambda: now_s)
+    assert len(asked) == 3
+    with pytest.raises(ValueError, match="number 4"):
+        fit(chat, refuse, lambda: 0.0)
+    assert len(asked) < 3 + 1 + len(STEPS)
+
+
+def test_running_out_of_memory_is_no_refusal() -> None:
+    asked = []
+
+    def burst(messages: list[Message]) -> str:
+        asked.append(messages)
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        fit([{"role": role, "content": "x"} for role in ("user", "user")], burst)
+    assert len(asked) == 1
+
+
+def _answer(text: str, *ids: str, **more: Any) -> Message:
+    calls = {"tool_calls": [{"id": one, "function": {"name": "f"}} for one in ids]} if ids else {}
+    return {"role": "assistant", "content": text, **calls, **more}
+
+
+def _result(call_id: str, text: str = "r") -> Message:
+    return {"role": "tool", "tool_call_id": call_id, "content": text}
+
+
+ASKED = {"role": "user", "content": "q"}
+
+
+@pytest.mark.parametrize(
+    ("given", "fitted"),
+    [
+        ([ASKED, _answer("a", "1", "2", reasoning_content="t"), _result("2"), _result("1"),
+          _result("3"), ASKED],
+         [ASKED, _answer("a", "1", reasoning_content="t"), _result("1"), _answer("", "2"),
+          _result("2"), _result("3"), ASKED]),
+        ([ASKED, _answer("a", "1", "2")], [ASKED, _answer("a", "1"), _answer("", "2")]),
+    ],
+    ids=["with results", "without"],
+)  # fmt: skip
+def test_calls_are_given_one_by_one(given: list[Message], fitted: list[Message]) -> None:
+    def render(messages: list[Message]) -> str:
+        assert all(len(message.get("tool_calls", ())) < 2 for message in messages)
+        return json.dumps(messages)
+
+    assert fit(given, render).messages == fitted
+
+
+def test_neighbours_of_one_role_are_joined_with_all_that_they_say() -> None:
+    def render(messages: list[Message]) -> str:
+        roles = [message["role"] for message in messages if message["role"] != "tool"]
+        assert all(one != other for one, other in pairwise(roles))
+        return json.dumps(messages)
+
+    given = [
+        ASKED | {"name": "ann"}, ASKED | {"name": "bob"}, _answer("a"), _answer("", "1"),
+        _answer("b", "2", reasoning_content="t"), _result("1"), _result("2"), ASKED,
+    ]  # fmt: skip
+    assert fit(given, render).messages == [
+        {"role": "user", "content": "q\n\nq"}, _answer("a\n\nb", "1", "2", reasoning_content="t"),
+        _result("1"), _result("2"), ASKED,
+    ]  # fmt: skip
+
+
+def test_a_long_chat_is_fitted_in_linear_time() -> None:
+    """CPU time of this thread alone; squared, each of these takes minutes."""
+    begun_s = time.thread_time()
+    for roles in (("user", "user"), ("system", "tool"), ("user", "system")):
+        chat = [{"role": roles[n % 2], "content": f"word{n} " * 60} for n in range(10_000)]
+        for most in (1, 0):
+            with suppress(ValueError):
+                fit(chat, partial(_rendered, most=most))
+        fit(chat, lambda messages: _rendered(messages)[:100_000])
+    assert time.thread_time() - begun_s < 10.0
+
+
+def _rendered(messages: list[Message], most: int = 10_000) -> str:
+    if len(messages) > most:
+        raise ValueError
+    return "".join(message["content"] for message in messages)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ No MLX here.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,60 @@ from .tool_calls import CallIds
 
 _OpenCall = tuple[Any, dict[str, Any]]
 """The id that a client gave to a call, and the call as the template gets it."""
+
+
+_ROLES = {"developer": "system", "function": "tool"}
+"""The roles that few templates know, and what the others call them."""
+
+_SYSTEM = ("system", "developer")
+
+_MEDIA = re.compile(r"(?:input_)?(image|audio|video|file|document)(?:_url)?")
+_PLURALS = {"audio": "audio"}
+
+
+def without_media(
+    messages: Sequence[dict[str, Any]],
+) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    """Return the messages with a mark for each image, file and the like, and what was changed.
+
+    In the client's last message such a part is what the request is about; in earlier ones and in
+    results of tools it comes again with every turn, and the client cannot take it back.
+
+    Raises:
+        RemoteError: `invalid_request`; the last message is the user's, and has one.
+    """
+    others = ("assistant", *_SYSTEM)
+    last = max((n for n, one in enumerate(messages) if one["role"] not in others), default=-1)
+    changed: dict[str, None] = {}
+    shown = []
+    for place, message in enumerate(messages):
+        parts = message.get("content")
+        if isinstance(parts, list) and any(map(_media, parts)):
+            content = []
+            for number, part in enumerate(parts):
+                if (kind := _media(part)) is None:
+                    content.append(part)
+                    continue
+                if place == last and message["role"] == "user":
+                    path = part.get("at") or f"messages[{place}].content[{number}]"
+                    raise RemoteError(
+                        ErrorCode.INVALID_REQUEST,
+                        f"{path}: no model here takes {_PLURALS.get(kind, kind + 's')}; send text",
+                        detail={"parameter": path},
+                    )
+                mark = f"[{kind}: not shown]"
+                changed[f"what the model does not take was given as {mark}"] = None
+                content.append({"type": "text", "text": mark})
+            message = message | {"content": content}
+        shown.append(message)
+    return shown, tuple(changed)
+
+
+def _media(part: Any) -> str | None:
+    """Return what a part is that is not text; None if it is text, or nothing known."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    found = _MEDIA.fullmatch(kind) if isinstance(kind, str) else None
+    return found[1] if found else None
 
 
 def plain_messages(
@@ -89,7 +144,8 @@ def _with_text(message: dict[str, Any]) -> dict[str, Any]:
         content = ""
     if not isinstance(content, str):
         raise invalid("messages", "content that is text", content)
-    plain = message | {"content": content}
+    role = message["role"]
+    plain = message | {"role": _ROLES.get(role, role), "content": content}
     calls = plain.get("tool_calls")
     if calls is None or calls == []:
         # Templates ask whether the key is there.

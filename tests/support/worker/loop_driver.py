@@ -53,6 +53,7 @@ class Answer:
     """
 
     acceptance: Acceptance | None = None
+    warnings: list[str] = field(default_factory=list)
     error: dict[str, Any] | None = None
     deltas: list[RowDelta] = field(default_factory=list)
 
@@ -286,9 +287,10 @@ class LoopDriver:
 
     def _note(self, message: WorkerMessage) -> None:
         match message:
-            case Accepted(key=key, acceptance=acceptance):
+            case Accepted(key=key, acceptance=acceptance, warnings=warnings):
                 assert self.answers[key].acceptance in (None, acceptance)
                 self.answers[key].acceptance = acceptance
+                self.answers[key].warnings = warnings
             case Rejected(key=key, error=error):
                 assert not self.answers[key].is_over
                 self.answers[key].error = error

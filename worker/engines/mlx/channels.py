@@ -10,6 +10,7 @@ from ...text import harmony, tool_formats
 from ...text.channels import NORMAL, REASONING, TOOL, ChannelRules
 from ...text.tool_calls import CallIds
 from ...text.tool_formats import ToolFormat
+from .tokenizer import tool_template
 
 OWN_REASONING = (("<|START_THINKING|>", "<|END_THINKING|>"), ("[THINK]", "[/THINK]"))
 """Markers around the reasoning that mlx-lm does not know: Command A's and Magistral's."""
@@ -104,9 +105,8 @@ def _rules(tokenizer: TokenizerWrapper, reasoning: tuple[str, str] | None) -> Ch
 def _tool_format(tokenizer: TokenizerWrapper) -> ToolFormat | None:
     """Return how the model writes calls, as mlx-lm recognises it, or else as we do."""
     if not tokenizer.has_tool_calling:
-        template = tokenizer.chat_template
-        text = template if isinstance(template, str) else str(template or "")
-        return tool_formats.own_format(tokenizer.get_vocab(), text)
+        template = tool_template(tokenizer.chat_template)
+        return tool_formats.own_format(tokenizer.get_vocab(), template)
     return tool_formats.format_of_mlx_lm(
         str(tokenizer.init_kwargs.get("tool_parser_type")),
         tokenizer.tool_call_start,

@@ -41,12 +41,15 @@ READ_AS_JSON = (
     GENERATION_CONFIG,
     "tokenizer.json",
     "tokenizer_config.json",
+    "chat_template.json",
     "special_tokens_map.json",
     "added_tokens.json",
     "hf_quant_config.json",
     "model.safetensors.index.json",
 )
 """The files that loaders parse; other files of a folder may contain anything."""
+
+TEMPLATE_FOLDER = "additional_chat_templates"
 
 MAX_HEADER_BYTES = 100 * 1024 * 1024
 """The largest header of a safetensors file, by its specification."""
@@ -135,10 +138,9 @@ def _check_folder(path: Path, report: Callable[[float], None]) -> ModelFolder:
         raise BadModelError(f"{path / 'config.json'}: {fault.model_type} is refused: {fault}")
     if not any(name in TOKENIZER_FILES or name.endswith(".tiktoken") for name in names):
         raise ModelMissingError(f"{path / 'tokenizer.json'} does not exist, nor another tokenizer")
-    for name in names:
-        if is_tokenizer_file(name):
-            with open(path / name, "rb") as file:
-                file.read(1)
+    for name in (*filter(is_tokenizer_file, names), *_named_templates(path)):
+        with open(path / name, "rb") as file:
+            file.read(1)
     shards = _find_shards(path, names)
     total = sum(shard.stat().st_size for shard in shards)
     shard_of: dict[str, Path] = {}
@@ -184,6 +186,14 @@ def _is_file(path: Path) -> bool:
             f" {size_text(MAX_TEXT_BYTES)} at most"
         )
     return True
+
+
+def _named_templates(path: Path) -> list[str]:
+    """Return the files of a folder's named chat templates, by their paths in it."""
+    folder = path / TEMPLATE_FOLDER
+    names = sorted(os.listdir(folder)) if folder.is_dir() else []
+    files = [f"{TEMPLATE_FOLDER}/{name}" for name in names if name.endswith(".jinja")]
+    return [name for name in files if _is_file(path / name)]
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -279,9 +289,10 @@ def fingerprint(folder: ModelFolder, facts: Mapping[str, str]) -> str:
     content would take longer to read than to load), and whatever `facts` names.
     """
     digest = hashlib.sha256()
-    for name in sorted(os.listdir(folder.path)):
+    names = filter(is_tokenizer_file, sorted(os.listdir(folder.path)))
+    for name in (*names, *_named_templates(folder.path)):
         path = folder.path / name
-        if is_tokenizer_file(name) and path.is_file():
+        if path.is_file():
             content = hashlib.sha256(path.read_bytes()).hexdigest()
             digest.update(f"content {name} {content}\n".encode())
     for shard in folder.shards:

@@ -322,8 +322,14 @@ def _write_tokenizer(folder: Path, metadata: Metadata, source: Path) -> None:
         if metadata.has(key := f"tokenizer.ggml.{name}_token_id"):
             short = {"unknown": "unk", "padding": "pad"}.get(name, name)
             config[f"{short}_token"] = tokens[metadata.integer(key, below=len(tokens))]
-    if metadata.has("tokenizer.chat_template"):
-        config["chat_template"] = metadata.text("tokenizer.chat_template")
+    keys = {"default": "tokenizer.chat_template", "tool_use": "tokenizer.chat_template.tool_use"}
+    templates = [
+        {"name": name, "template": metadata.text(key)}
+        for name, key in keys.items()
+        if metadata.has(key)
+    ]
+    if templates:
+        config["chat_template"] = templates if templates[1:] else templates[0]["template"]
     _write_json(folder / "tokenizer_config.json", config)
 
 

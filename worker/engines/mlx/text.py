@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from mlxsup.protocol.body import RequestBody
+from mlxsup.protocol.client_messages import CHANGED
 from mlxsup.protocol.errors import ErrorCode, RemoteError, invalid
-from mlxsup.protocol.states import AnswerForm
+from mlxsup.protocol.states import AnswerForm, Channel
+from mlxsup.protocol.text import log_line
 
 from ...engine import BadModelError, Detokenizer, Prompt
 from ...text.channels import ChannelParser, ChannelRules
-from ...text.chat_messages import plain_messages, text_of_messages, with_text_arguments
+from ...text.chat_messages import plain_messages, text_of_messages, without_media
 from ...text.detokenizer import ByteDetokenizer, WindowDetokenizer
+from ...text.fitting import Fitted, Form, Message, find_form, fit
 from ...text.grammar import Grammar, GrammarCompiler, call_form
 from ...text.grammar_tokenizer import make_grammar_tokenizer
 from ...text.harmony import ENDS, opening_of
@@ -30,6 +36,12 @@ BYTE_LEVEL = "ByteLevel"
 
 MAX_OPENING = 512
 """How many characters at the end of a prompt are searched for an opening of the answer."""
+
+
+CONTINUED = "\ue000continued here\ue001"
+"""Stands at the end of a message that the answer continues: the prompt ends there."""
+
+logger = logging.getLogger(__name__)
 
 
 class MlxText:
@@ -65,6 +77,8 @@ class MlxText:
             self.token_bytes = sentencepiece_tokens(tokenizer)
             self._strips_first_space = strips
         self._format = chat_format(tokenizer)
+        self._forms: dict[bool, Form] = {}  # with tools, and without
+        self._logged: set[str] = set()
         self.grammars = GrammarCompiler(self.grammar_tokenizer)
         self.decoding_tokenizer: Any = tokenizer
         if self.token_bytes is None:
@@ -117,13 +131,12 @@ class MlxText:
             return self._encode(body)
 
     def _encode(self, body: RequestBody) -> Prompt:
-        checkpoints: tuple[int, ...] = ()
-        if body.prompt_tokens is not None:
-            tokens, opening = list(body.prompt_tokens), None
-        elif body.messages is not None:
-            tokens, opening, checkpoints = self._encode_messages(body)
+        if body.messages is not None:
+            prompt = self._encode_messages(body)
         else:
-            tokens, opening = self._encode_text(body.prompt or ""), None
+            tokens = body.prompt_tokens or self._encode_text(body.prompt or "")
+            prompt = Prompt(tokens=list(tokens), opening=self._raw_opening(tokens))
+        tokens = prompt.tokens
         if not tokens:
             raise invalid("prompt", "text of at least one token", shown="text of none")
         if max(tokens) >= self.vocabulary_size:
@@ -132,9 +145,7 @@ class MlxText:
                 f"ids below this model's vocabulary of {self.vocabulary_size}",
                 max(tokens),
             )
-        return Prompt(
-            tokens=tokens, opening=self._raw_opening(tokens, opening), checkpoints=checkpoints
-        )
+        return prompt
 
     def grammar(self, body: RequestBody, opening: str) -> Grammar | None:
         """The grammar that the content of an answer must follow, from where it begins.
@@ -205,33 +216,47 @@ class MlxText:
         adds_special_tokens = bos is None or not text.startswith(bos)
         return list(self.tokenizer.encode(text, add_special_tokens=adds_special_tokens))
 
-    def _raw_opening(self, tokens: list[int], opening: str | None) -> str:
-        """Without messages the caller opens a part, at the very end of the prompt, or nobody does:
-        a marker further up is part of the text."""
-        if opening is not None:
-            return opening
+    def _raw_opening(self, tokens: Sequence[int]) -> str:
+        """Return what opens an answer to a prompt of which the template's part is not known.
+
+        The caller opens a part, at the very end of the prompt, or nobody does: a marker further up
+        is part of the text.
+        """
         if not self._format.is_harmony and self._format.reasoning is None:
             return ""
-        tail = str(self.tokenizer.decode(tokens[-MAX_OPENING // 4 :]))
+        tail = str(self.tokenizer.decode(list(tokens[-MAX_OPENING // 4 :])))
         if self._format.is_harmony:
             return opening_of(tail)
         begin = (self._format.reasoning or ("",))[0]
         return begin if tail.rstrip().endswith(begin) else ""
 
-    def _encode_messages(self, body: RequestBody) -> tuple[list[int], str | None, tuple[int, ...]]:
-        """The ids; what the template adds after the messages to open the answer, None if that is
-        unknown; and how many of the ids other prompts are likely to share.
+    def _encode_messages(self, body: RequestBody) -> Prompt:
+        """Return the prompt of a chat.
 
         Only what the template adds opens a part: markers in the messages are their authors' text.
         """
+        said, changes = without_media(body.messages or ())
         if not self.tokenizer.has_chat_template:
-            return self._encode_text(text_of_messages(body)), None, ()
-        plain = plain_messages(body.messages or (), self._format.rules.call_ids)
+            tokens = self._encode_text(text_of_messages(replace(body, messages=said)))
+            begins = self._raw_opening(tokens)
+            return Prompt(tokens=tokens, opening=begins, warnings=self._told(changes))
+        chat = plain_messages(said, self._format.rules.call_ids)
         extra = dict(body.chat_template_kwargs or {})
         if body.offered_tools:
             extra["tools"] = body.offered_tools
+        form = self._form(body.offered_tools)
+
+        def render(messages: list[Message], *, opens: bool) -> str:
+            return self._render(form.of(messages), extra, opens=opens)
+
+        is_continued = body.continues and bool(chat[-1]["content"])
+        if is_continued:
+            chat[-1] = chat[-1] | {"content": chat[-1]["content"] + CONTINUED}
         try:
-            plain, rendered, closed = self._render_either(plain, extra)
+            fitted = fit(chat, lambda messages: render(messages, opens=not is_continued))
+            closed = _rendered_before(fitted, render, is_continued=is_continued)
+        except MemoryError:
+            raise
         except Exception as error:
             # A template is the model's program run on the request's data: whatever it raises is
             # that request's own error (G6).
@@ -240,47 +265,114 @@ class MlxText:
                 f"the model's chat template refuses these messages: {str(error)[:200]}",
                 detail={"parameter": "messages"},
             ) from error
+        rendered = fitted.rendered
+        opening = rendered[len(closed) :] if rendered.startswith(closed) else None
+        if is_continued:
+            rendered = _cut(rendered)
+            opening = self._opening_of_rest(fitted, rendered, closed)
         tokens = self._encode_rendered(rendered)
-        opening = rendered[len(closed) :][-MAX_OPENING:] if rendered.startswith(closed) else None
-        if not self.wants_checkpoints:
-            return tokens, opening, ()
-        checkpoints = find_checkpoints(
-            plain,
-            rendered,
-            tokens,
-            render=lambda messages: self._render(messages, extra, opens=True),
-            encode=self._encode_rendered,
-            special_tokens=list(self.tokenizer.get_added_vocab()),
+        checkpoints: tuple[int, ...] = ()
+        if self.wants_checkpoints:
+            checkpoints = find_checkpoints(
+                fitted.messages,
+                rendered,
+                tokens,
+                render=lambda messages: render(messages, opens=True),
+                encode=self._encode_rendered,
+                special_tokens=list(self.tokenizer.get_added_vocab()),
+            )
+        return Prompt(
+            tokens=tokens,
+            opening=self._raw_opening(tokens) if opening is None else opening[-MAX_OPENING:],
+            checkpoints=checkpoints,
+            warnings=self._told((*changes, *fitted.changes)),
         )
-        return tokens, opening, checkpoints
+
+    def _opening_of_rest(self, fitted: Fitted, prompt: str, closed: str) -> str | None:
+        """Return what opens the rest of a message: what the template puts before the message, and
+        the marker that says in which part the message breaks off; None if it is not known.
+
+        Whoever begins the answer may open a part in it, as the model may.
+        """
+        said = fitted.messages[-1]["content"].removesuffix(CONTINUED)
+        if not prompt.startswith(closed) or not prompt.endswith(said):
+            return None
+        head = prompt[len(closed) : len(prompt) - len(said)][-MAX_OPENING:]
+        if self._format.reasoning is None:
+            return head
+        before, after = self._channel_after(head), self._channel_after(head + said)
+        if before is after:
+            return head
+        return head + self._format.reasoning[0 if after is Channel.REASONING else 1]
+
+    def _channel_after(self, text: str) -> Channel:
+        return ChannelParser(self._format.rules, text, ToolCallReader(None, 0)).channel
+
+    def _form(self, tools: Any) -> Form:
+        """Return the form of messages that the template reads."""
+        has_tools = bool(tools)
+        if has_tools not in self._forms:
+            extra = {"tools": [_SOME_TOOL]} if has_tools else {}
+            call_ids = self._format.rules.call_ids
+            self._forms[has_tools] = find_form(
+                lambda messages: self._render(messages, extra, opens=False),
+                call_ids.make("probe", 0, ""),
+            )
+        return self._forms[has_tools]
+
+    def _told(self, changes: Sequence[str]) -> tuple[str, ...]:
+        """Return what was changed, as warnings; each kind is logged once."""
+        for change in changes:
+            if change not in self._logged:
+                self._logged.add(change)
+                logger.warning(log_line("chat changed for the model's template", change=change))
+        return tuple(CHANGED + change for change in changes)
 
     def _encode_rendered(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
-    def _render_either(
-        self, plain: list[dict[str, Any]], extra: dict[str, Any]
-    ) -> tuple[list[dict[str, Any]], str, str]:
-        """The messages, with what opens the answer and without; with the arguments of calls as
-        maps, or as text if the template takes no maps.
-
-        Returns:
-            The messages as they were rendered, and both texts.
-        """
-        try:
-            rendered = self._render(plain, extra, opens=True)
-        except TypeError:
-            if not any("tool_calls" in message for message in plain):
-                raise
-            plain = with_text_arguments(plain)
-            rendered = self._render(plain, extra, opens=True)
-        return plain, rendered, self._render(plain, extra, opens=False)
-
-    def _render(self, messages: list[dict[str, Any]], extra: dict[str, Any], *, opens: bool) -> str:
+    def _render(self, messages: list[Message], extra: dict[str, Any], *, opens: bool) -> str:
         return str(
             self.tokenizer.apply_chat_template(
                 messages, add_generation_prompt=opens, tokenize=False, **extra
             )
         )
+
+
+_SOME_TOOL = {
+    "type": "function",
+    "function": {"name": "probe", "description": "", "parameters": {"type": "object"}},
+}
+
+
+def _rendered_before(fitted: Fitted, render: Callable[..., str], *, is_continued: bool) -> str:
+    """Return what a template makes of everything before the answer, or before the message that it
+    continues."""
+    if not is_continued:
+        return render(fitted.messages, opens=False)
+    try:
+        return render(fitted.messages[:-1], opens=False) if fitted.messages[1:] else ""
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001  the template has taken the whole chat
+        return ""
+
+
+def _cut(rendered: str) -> str:
+    """Return a prompt up to the end of the message that the answer continues.
+
+    Raises:
+        RemoteError: `invalid_request`; the template does not show that end.
+    """
+    prompt, mark, rest = rendered.partition(CONTINUED)
+    if not mark or CONTINUED in rest:
+        raise RemoteError(
+            ErrorCode.INVALID_REQUEST,
+            "the last message is the assistant's, and the model's chat template cannot continue it:"
+            " end with the user, or send continue_final_message false",
+            detail={"parameter": "messages"},
+        )
+    return prompt
 
 
 def load_text(folder: Path, *, eos_token_ids: Any, vocabulary_size: int | None) -> MlxText:

@@ -18,11 +18,19 @@ from .load import shorten
 MODEL_CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
+PROCESSOR_TEMPLATE = "chat_template.json"
+
+DEFAULT_TEMPLATE = "default"
+TOOL_TEMPLATE = "tool_use"
+"""The names of templates that transformers chooses: the second for a request with tools."""
 
 
 def load_tokenizer(folder: Path, eos_token_ids: Any) -> TokenizerWrapper:
     """Loads it, without ever running code of the folder; what the folder does not say comes from
     mlx-lm's own module for the model type, if that has settings for it.
+
+    Templates are read as transformers reads them, named ones among them, and besides those that it
+    reads for processors only.
 
     Args:
         folder: has passed `check_folder`.
@@ -35,7 +43,48 @@ def load_tokenizer(folder: Path, eos_token_ids: Any) -> TokenizerWrapper:
     _check_end_tokens(folder, eos_token_ids)
     # Never code from a model folder, and never a question on standard input about it.
     options = {"trust_remote_code": False, "config": _settings(folder)}
-    return load_with_mlx_lm(folder, options, eos_token_ids, _tokenizer_defaults(folder))
+    defaults = _tokenizer_defaults(folder)
+    tokenizer = load_with_mlx_lm(folder, options, eos_token_ids, defaults)
+    templates = _templates(folder, tokenizer)
+    if not templates:
+        return tokenizer
+    # mlx-lm finds out from one template how the model writes calls.
+    options["chat_template"] = tool_template(templates)
+    tokenizer = load_with_mlx_lm(folder, options, eos_token_ids, defaults)
+    tokenizer.chat_template = templates
+    return tokenizer
+
+
+def tool_template(templates: Any) -> str:
+    """Return the template that a request with tools is rendered with; empty if there is none."""
+    if isinstance(templates, dict):
+        templates = templates.get(TOOL_TEMPLATE) or templates.get(DEFAULT_TEMPLATE)
+    return templates if isinstance(templates, str) else ""
+
+
+def _templates(folder: Path, tokenizer: TokenizerWrapper) -> dict[str, str]:
+    """Return a folder's named templates; empty if the tokenizer has a single one, or has none."""
+    found = tokenizer.chat_template
+    if found is None and not tokenizer.has_chat_template:
+        found = _named(_read(folder / PROCESSOR_TEMPLATE).get("chat_template"))
+    if not isinstance(found, dict) or not found:
+        return {}
+    if DEFAULT_TEMPLATE not in found:  # named ones in files hide that of tokenizer_config.json
+        own = _named(_read(folder / TOKENIZER_CONFIG).get("chat_template"))
+        found = {DEFAULT_TEMPLATE: next(iter(found.values())), **own, **found}
+    return found
+
+
+def _named(value: Any) -> dict[str, str]:
+    """Return the templates of a setting: a text, or a list of texts with names."""
+    if isinstance(value, str):
+        return {DEFAULT_TEMPLATE: value}
+    entries = value if isinstance(value, list) else []
+    return {
+        entry["name"]: entry["template"]
+        for entry in entries
+        if isinstance(entry, dict) and {"name", "template"} <= entry.keys()
+    }
 
 
 def tokenizer_error(folder: Path, error: Exception) -> BadModelError:
