@@ -366,8 +366,9 @@ def test_a_call_whose_format_does_not_show_its_end_is_text_in_a_cut_answer(
         (["bcd"], "abc", LENGTH, ["a", "", "bc"], (LENGTH, None)),
         (["bc", "x"], "abc", None, ["a", "", ""], (STOP, "bc")),
         (["x"], "a", STOP, ["a"], (STOP, None)),
+        (["x"], "<t>1x2", LENGTH, [""] * 5 + ["<t>1"], (STOP, "x")),
     ],
-    ids=["with the length", "half of it", "names the one found", "none"],
+    ids=["with the length", "half of it", "names the one found", "none", "in a call cut off"],
 )
 def test_a_stop_string_ends_an_answer_and_what_it_held_back_is_shown_at_another_end(
     stops: list[str],
@@ -481,10 +482,32 @@ def test_a_call_cut_off_by_the_budget_is_text_with_a_warning(fake: LoopDriver) -
     check_every_resume(fake, got)
 
 
-def test_a_stop_string_ends_reasoning_too(fake: LoopDriver) -> None:
-    got = fake.answer(prompt="[[say <think>one two three</think>x]]", stop=["two"])
-    assert (got.text_of(Channel.REASONING), got.text) == ("one ", "")
-    assert got.finish is STOP
+@pytest.mark.parametrize(
+    ("said", "stop", "shown", "end"),
+    [
+        ("<think>one two</think>three two x", "two", ("one two", "three ", 0), STOP),
+        ("<think>one</think>a\n<tool_call>CALL</tool_call>\nb", "\n", ("one", "a", 0), STOP),
+        ("<tool_call>CALL</tool_call>b\nc", "weather", ("", "b\nc", 1), TOOL_CALLS),
+        ("<tool_call>CALL</tool_call>b\nc", "\n", ("", "b", 1), TOOL_CALLS),
+        ("<tool_call>CALL</tool_call>b", "tool_call", ("", "b", 1), TOOL_CALLS),
+        ("EN<think>D</think>D", "END", ("D", "END", 0), STOP),
+        ("EN<tool_call>CALL</tool_call>D", "END", ("", "END", 1), TOOL_CALLS),
+        ("<tool_call>{no</tool_call> END<tool_call>CALL</tool_call>", "END",
+         ("", "<tool_call>{no</tool_call> ", 0), STOP),
+        ("<tool_call>{no END", "END", ("", "<tool_call>{no ", 0), STOP),
+    ],
+    ids=["reasoning", "before a call", "in a call", "behind a call", "a marker", "over a thought",
+         "over a call", "before a call that was read again", "in half a call"],
+)  # fmt: skip
+def test_a_stop_string_looks_at_the_content_alone(
+    fake: LoopDriver, said: str, stop: str, shown: tuple[str, str, int], end: FinishReason
+) -> None:
+    said = said.replace("CALL", CALL)
+    got = fake.answer(prompt=f"[[say {said}]]", stop=[stop], tools=WEATHER, seed=3)
+    calls = got.text_of(Channel.TOOL_CALL).count("\n")
+    assert (got.text_of(Channel.REASONING), got.text, calls) == shown
+    assert got.finish is end
+    check_every_resume(fake, got)
 
 
 # ---------------------------------------------------------------- the short way of most tokens

@@ -207,11 +207,6 @@ class ChannelParser:
         # A call is shown once it is complete, or as content if it never becomes one.
         return _PLAIN.get(self._state, Channel.CONTENT)
 
-    @property
-    def has_calls(self) -> bool:
-        """Whether the answer contains a tool call."""
-        return self._calls.count > 0
-
     def plain_channel(self, text: str) -> Channel | None:
         """The channel of a text that `add` would give as one piece and that would change nothing
         else; None if it might do more. For an empty text, the channel that it would be in."""
@@ -240,13 +235,12 @@ class ChannelParser:
             pieces += shown
         return pieces
 
-    def finish(self, *, is_cut: bool = False, is_stopped: bool = False) -> list[Piece]:
+    def finish(self, *, is_cut: bool = False) -> list[Piece]:
         """The pieces still held back when the answer is over; a call without its end is read if
         its format shows whether it is complete.
 
         Args:
             is_cut: whether the model would have written more, perhaps the rest of a value.
-            is_stopped: whether a stop string has ended the answer, perhaps in a value.
         """
         pieces: list[Piece] = []
         while True:
@@ -254,7 +248,7 @@ class ChannelParser:
             if self._call is None:
                 return pieces + self._show(held) + self._end_bare()
             self._call.add(held)
-            rest, shown = self._settle(self._call, is_cut, is_stopped)
+            rest, shown = self._settle(self._call, is_cut)
             pieces += shown + self.add(rest)
 
     def _read_part(self, pending: str) -> tuple[str, list[Piece]]:
@@ -365,10 +359,10 @@ class ChannelParser:
         call.add(marker)
         return rest, []
 
-    def _settle(self, call: _OpenCall, is_cut: bool, is_stopped: bool) -> tuple[str, list[Piece]]:
+    def _settle(self, call: _OpenCall, is_cut: bool) -> tuple[str, list[Piece]]:
         """Decide about a call when the answer is over: the text after it, and what is shown."""
         numbers = range(len(call.ends) - 1, -1, -1)[:MOST_ENDS]
-        if call.origin == REASONING or (is_stopped and not self._rules.shows_its_end):
+        if call.origin == REASONING:
             numbers = numbers[: call.is_at_its_end]
         if is_cut and not self._rules.shows_its_end:
             numbers = numbers[:0]  # what looks like its end may be in the middle of a value
