@@ -36,7 +36,6 @@ NO_CALLS_KNOWN = (
     "no format of tool calls is known for this model: a call that it makes is left in the text"
 )
 NO_ROOM_FOR_CALLS = "the answer follows its response_format, so it cannot contain a tool call"
-NO_FORM = "the answer ended before the part that response_format applies to"
 
 
 def check_resume(resume: Resume, facts: EngineFacts) -> RemoteError | None:
@@ -264,8 +263,6 @@ class RunningRow:
         was held back, in which there may be a stop string."""
         is_stop = finish is FinishReason.STOP
         pieces += self.answer.finish(is_cut=not is_stop)
-        if is_stop and self.grammar and not (self.grammar.has_begun or self.answer.has_calls):
-            pieces.append(Piece(channel=self.answer.channel, text="", warning=NO_FORM))
         return self._deltas(pieces, self._stop() if is_stop or self.answer.is_stopped else finish)
 
     def _stop(self) -> FinishReason:

@@ -50,6 +50,7 @@ class Grammar:
         end_tokens: ids that it allows when the answer may end.
         begins_after: sequences of ids; the grammar applies once all have appeared, in this order.
             The end of the reasoning, for example; empty: at once.
+        early_ends: ids that would end the answer before that.
         parameter: that has asked for it.
     """
 
@@ -58,8 +59,10 @@ class Grammar:
         matcher: Any,
         end_tokens: Sequence[int],
         begins_after: Sequence[Sequence[int]] = (),
+        early_ends: Sequence[int] = (),
         parameter: str = "response_format",
     ) -> None:
+        self.early_ends = list(early_ends)
         self._parameter = parameter
         self._matcher = matcher
         self._end_tokens = frozenset(end_tokens)
@@ -79,19 +82,33 @@ class Grammar:
         return not self._begins_after
 
     @property
+    def leads_on(self) -> int:
+        """Return the id that begins what the grammar begins after, or goes on with it."""
+        wanted = self._begins_after[0]
+        lengths = range(len(wanted) - 1, 0, -1)
+        return wanted[next((n for n in lengths if self._latest[-n:] == wanted[:n]), 0)]
+
+    @property
     def error(self) -> str:
         """Why the matcher gave up, which ends the answer; empty if it did not."""
         return _first_line(self._matcher.get_error()) if self._matcher.is_error() else ""
 
-    @property
-    def refusal(self) -> RemoteError | None:
-        """The request's error if the matcher gave up; None if it did not."""
-        if not self.error:
+    def refusal(self, *, is_over: bool) -> RemoteError | None:
+        """Return the error of an answer without what it had to contain; None if it is right so far.
+
+        Args:
+            is_over: whether the model has ended it.
+        """
+        if self.error:
+            problem = f"cannot continue within its {self._parameter}, which is too complex: "
+            problem += self.error
+        elif is_over and not self.has_begun:
+            problem = f"ended in its reasoning, before the part that {self._parameter} asks for"
+        else:
             return None
         return RemoteError(
             ErrorCode.INVALID_REQUEST,
-            f"the answer cannot continue within its {self._parameter}, which is too complex:"
-            f" {self.error}",
+            f"the answer {problem}",
             detail={"parameter": self._parameter},
         )
 
@@ -137,12 +154,13 @@ class GrammarCompiler:
         self,
         form: dict[str, Any] | None,
         begins_after: Sequence[Sequence[int]] = (),
+        early_ends: Sequence[int] = (),
     ) -> Grammar | None:
         """The grammar of one answer; None if any text will do.
 
         Args:
             form: a `response_format`, or what `call_form` returns.
-            begins_after: see `Grammar`.
+            begins_after, early_ends: see `Grammar`.
 
         Raises:
             RemoteError: `invalid_request`: it is impossible, too complex, or llguidance is not
@@ -162,7 +180,7 @@ class GrammarCompiler:
         while len(self._matchers) > MAX_KEPT:
             self._matchers.popitem(last=False)
         ends = self._tokenizer.eos_tokens
-        return Grammar(matcher.deep_copy(), ends, begins_after, parameter)
+        return Grammar(matcher.deep_copy(), ends, begins_after, early_ends, parameter)
 
     def _compile(self, form: dict[str, Any], parameter: str) -> Any:
         try:
