@@ -322,9 +322,9 @@ def test_a_pair_that_mlx_lm_does_not_know_counts_only_as_a_pair(pair: tuple[str,
 def test_calls_begin_in_the_content_and_in_the_reasoning() -> None:
     rules = format_of(calls=CALLS, kind="json_tools").rules
     assert rules.transitions == {NORMAL: [("<call>", TOOL)], TOOL: [("</call>", NORMAL)]}
-    assert rules.parse_tool_call is tool_formats.parse_json_calls
+    assert rules.parse_tool_call is tool_formats.parse_unmarked_calls
     assert (rules.call_ids, rules.shows_its_end) == (CallIds.OURS, True)
-    assert not rules.has_bare_calls
+    assert rules.has_bare_calls
     both = format_of(calls=CALLS, think=THINK, kind="json_tools").rules
     assert both.transitions == {
         NORMAL: [("<think>", REASONING), ("<call>", TOOL)],
@@ -356,6 +356,7 @@ def test_each_format_has_its_ids_and_its_ends(
         (("<|python_tag|>",), "{{ tool_calls }}", tool_formats.LLAMA),
         (("<|python_tag|>",), {"default": "", "tool_use": "{{ tool_calls }}"}, tool_formats.LLAMA),
         ((), "Action: ```json", tool_formats.COMMAND_R),
+        ((), "]<]minimax[>[<tool_call> tool_call.name", tool_formats.MINIMAX_M3),
         (("<|tool_call|>",), None, tool_formats.GRANITE),
     ],
     ids=lambda value: type(value).__name__,
