@@ -1,4 +1,7 @@
-"""A request's `tool_choice`: the functions that an answer may call, and whether it must."""
+"""A request's `tool_choice`: the functions that an answer may call, and whether it must.
+
+Also the warning about a call that is none.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import RemoteError, invalid
+
+UNREADABLE_CALL = "the model began a tool call that cannot be read; it is left in the text"
+"""The warning of an answer with a call that is none, which metrics count."""
 
 EXPECTED = (
     '"auto", "none", "required", {"type": "function", "function": {"name": …}} or {"type":'

@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mlxsup.protocol.states import AnswerForm, Channel
+from mlxsup.protocol.tool_choice import UNREADABLE_CALL
 from mlxsup.worker.text import harmony
 from mlxsup.worker.text.bare_calls import MAX_BEGINNING, BareCallWatch
 from mlxsup.worker.text.channels import (
@@ -17,7 +18,6 @@ from mlxsup.worker.text.channels import (
     NORMAL,
     REASONING,
     TOOL,
-    UNREADABLE_CALL,
     ChannelParser,
     ChannelRules,
 )

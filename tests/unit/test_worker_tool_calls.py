@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxsup.protocol.states import AnswerForm, Channel
+from mlxsup.protocol.tool_choice import UNREADABLE_CALL
 from mlxsup.worker.text import harmony
 from mlxsup.worker.text.channels import (
     MOST_IN_VAIN,
     NORMAL,
     REASONING,
     TOOL,
-    UNREADABLE_CALL,
     ChannelParser,
     ChannelRules,
     Piece,

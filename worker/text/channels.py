@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mlxsup.protocol.states import AnswerForm, Channel
+from mlxsup.protocol.tool_choice import UNREADABLE_CALL
 
 from .bare_calls import BareCallWatch
 from .stops import find_first, undecided
@@ -23,7 +24,6 @@ HEADER = "header"
 
 _PLAIN = {NORMAL: Channel.CONTENT, REASONING: Channel.REASONING}
 
-UNREADABLE_CALL = "the model began a tool call that cannot be read; it is left in the text"
 BROKEN_HEADER = "the model broke the format of its answers; what it wrote is left in the text"
 
 
