@@ -147,8 +147,8 @@ def _read_output(given: dict[str, Any], template: dict[str, Any], unread: list[s
     if "format" in read:
         match read["format"]:
             case {"type": "json_schema", "schema": dict(schema)}:
-                form = {"type": "json_schema", "json_schema": {"schema": schema}}
-                given["response_format"] = form
+                form = {"schema": schema, "strict": True}
+                given["response_format"] = {"type": "json_schema", "json_schema": form}
             case _:
                 path = "output_config.format"
                 raise bad_field(path, f'{path} takes {{"type": "json_schema", "schema": …}}')

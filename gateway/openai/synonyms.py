@@ -99,16 +99,26 @@ def _is_same(value: Any, other: Any) -> bool:
 
 
 def _translate_reasoning(given: dict[str, Any]) -> None:
-    if "reasoning_effort" in given:
-        effort = given.pop("reasoning_effort")
-        add_to_template(given, effort_arguments(effort, "reasoning_effort"))
-    for name in ("enable_thinking", "think", "thinking", "reasoning"):
+    extra: dict[str, Any] = {}
+    switches: dict[str, bool] = {}
+    for name in ("reasoning_effort", *_EXPECTED):
         if name in given:
-            add_to_template(given, _reasoning_of(name, given.pop(name)))
+            said = _reasoning_of(name, given.pop(name))
+            if "enable_thinking" in said:
+                switches[name] = said["enable_thinking"]
+            extra = {**said, **extra}
+    if len(set(switches.values())) > 1:
+        *_, name = switches
+        raise bad_field(name, f"{' and '.join(switches)} contradict each other: send one of them")
+    if False in switches.values() and extra.get("reasoning_effort") != "none":
+        extra.pop("reasoning_effort", None)  # there is nothing that it could be the effort of
+    add_to_template(given, extra)
 
 
 def _reasoning_of(name: str, value: Any) -> dict[str, Any]:
     match value:
+        case _ if name == "reasoning_effort":
+            return effort_arguments(value, name)
         case bool():
             return thinking_arguments(thinks=value)
         case str() if name == "think":

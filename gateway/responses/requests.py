@@ -161,9 +161,9 @@ def _read_text(given: dict[str, Any], unread: list[str]) -> None:
             pass
         case {"type": "json_object"}:
             given["response_format"] = {"type": "json_object"}
-        case {"type": "json_schema", "schema": dict(schema)}:
-            form = {"type": "json_schema", "json_schema": {"schema": schema}}
-            given["response_format"] = form
+        case {"type": "json_schema", "schema": dict(schema), **rest}:
+            form = {"schema": schema, "strict": rest.get("strict") is True}
+            given["response_format"] = {"type": "json_schema", "json_schema": form}
         case _:
             raise bad_field(
                 "text.format",

@@ -312,6 +312,10 @@ def _subject(form: dict[str, Any]) -> str:
 
 def _impossible(why: str, parameter: str, subject: str = "this") -> RemoteError:
     why = _first_line(why)[:300]
+    if "lookaround" in why or "look-around" in why:
+        why = r"a regular expression with look-around ((?=…), (?<=…), \b), which is not supported"
+    elif "regex parse error" in why:
+        why = f"a regular expression: {why.rpartition('error: ')[2]}"
     if "NoExtensionBias" in why or not why:
         why = "nothing can match it"
     return invalid(parameter, "a format that an answer can have", shown=f"{subject}: {why}")
