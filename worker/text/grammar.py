@@ -26,6 +26,9 @@ WALKED_TOKENS = 16
 
 NO_WHITESPACE = {"whitespace_flexible": False}
 
+AS_TEMPLATES = NO_WHITESPACE | {"item_separator": ", ", "key_separator": ": "}
+"""How chat templates write the JSON of calls, so that models have learned it so."""
+
 LENIENT = {"lenient": True}
 """Keywords that llguidance does not know, such as `uniqueItems`, are left out, not refused."""
 
@@ -216,8 +219,11 @@ class GrammarCompiler:
 
 
 def call_form(tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the form of an answer that is one call: `{"name": …, "arguments": …}`, compact JSON
-    whatever the family of the model, so that every model can be made to call.
+    """Return the form of an answer that is one call: `{"name": …, "arguments": …}`, whatever the
+    family of the model, so that every model can be made to call.
+
+    The family's own markers are left out, as vLLM does it: they would need a second description of
+    each format beside its reader, and values between tags have no grammar that follows a schema.
 
     Args:
         tools: the functions to choose from, in OpenAI's form.
@@ -239,7 +245,8 @@ def call_form(tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def closed(schema: Any) -> Any:
     """Return a schema whose objects have no properties but those that it names, unless it says
-    something else: JSON Schema allows any others, and small models add them without end."""
+    something else: JSON Schema allows any others, and small models add them without end. What has
+    properties is an object: JSON Schema also allows all that is none."""
     if isinstance(schema, list):
         return [closed(one) for one in schema]
     if not isinstance(schema, dict):
@@ -253,7 +260,9 @@ def closed(schema: Any) -> Any:
         for name, value in schema.items()
     }
     is_open = "properties" in inner and not _SAYS_MORE & inner.keys()
-    return inner | {"additionalProperties": False} if is_open else inner
+    if not is_open:
+        return inner
+    return {"type": "object", **inner, "additionalProperties": False}
 
 
 def _grammar_text(form: dict[str, Any]) -> str:
@@ -275,8 +284,8 @@ def _call_grammar(tools: Sequence[Sequence[Any]]) -> str:
     own, to which its references are relative."""
     lines = ["start: " + " | ".join(f"call{number}" for number in range(len(tools)))]
     for number, (name, schema) in enumerate(tools):
-        begin = json.dumps(f'{{"name":{json.dumps(name, ensure_ascii=False)},"arguments":')
-        arguments = {"type": "object", **schema, "x-guidance": NO_WHITESPACE | LENIENT}
+        begin = json.dumps(f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": ')
+        arguments = {"type": "object", **schema, "x-guidance": AS_TEMPLATES | LENIENT}
         lines.append(f'call{number}: {begin} arguments{number} "}}"')
         lines.append(f"arguments{number}: %json {json.dumps(arguments)}")
     return "\n".join(lines)
