@@ -490,6 +490,9 @@ LIKE_OPENAI = f'{{"type": "function", "function": {in_json("f", A)}}}'
          2, ""),
         (KIMI, "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
          f"{spelled(A)}<|tool_call_end|>", 1, ""),
+        (JSON, f"{in_json('f', A)}\n{said(JSON, in_json('f', A))}", 1, f"{in_json('f', A)}\n"),
+        (KIMI, said(KIMI, f"<|tool_call_begin|>f:0<|tool_call_argument_begin|>{spelled(A)}"
+                    "<|tool_call_end|>"), 1, ""),
         (JSON, f"Use <tool_call> to call. {said(JSON, in_json('f', A))}", 1,
          "Use <tool_call> to call. "),
     ],
@@ -537,6 +540,15 @@ def test_calls_side_by_side_in_a_thought_count_together(thought: str, count: int
         calls, content, reasoning, _ = read(rules_of(JSON), f"<think>{thought}{end}", step=3)
         assert (len(calls), content) == (count, end.removeprefix("</think>"))
         assert count or reasoning == thought
+
+
+@pytest.mark.parametrize("form", [AnswerForm.JSON, AnswerForm.CALL])
+def test_the_thought_before_a_format_has_no_calls(form: AnswerForm) -> None:
+    thought, answer = said(JSON, in_json("f", A)), in_json("a", A)
+    parts = [f"{thought}</think>{answer}"]
+    seen = seen_of(pieces_of(rules_of(JSON), parts, opening="<think>", form=form))
+    calls, content = ([("a", A)], "") if form is AnswerForm.CALL else ([], answer)
+    assert seen == (calls, content, thought, [])
 
 
 @pytest.mark.parametrize(

@@ -176,7 +176,7 @@ class ChannelParser:
         self._rules = rules
         self._calls = calls
         self._form = form
-        has_calls = bool(calls.names) and form is not AnswerForm.CALL
+        has_calls = bool(calls.names) and form not in (AnswerForm.JSON, AnswerForm.CALL)
         # For each state: its markers, where each leads, and the characters that one may begin with.
         self._edges = {
             state: (list(targets), targets, {marker[0] for marker in targets})
@@ -303,7 +303,8 @@ class ChannelParser:
         return rest, []
 
     def _move(self, marker: str, state: str) -> list[Piece]:
-        pieces = self._end_bare() if self._state == NORMAL != state else []
+        # What might have been a call without markers was an example for what follows.
+        pieces = self._end_bare(is_text=True) if self._state == NORMAL != state else []
         if state == TOOL:
             if self._broken_calls >= MOST_BROKEN_CALLS or self._read_again >= MOST_READ_AGAIN:
                 return [*pieces, *self._show(marker)]
@@ -502,12 +503,12 @@ class ChannelParser:
             at = end
         return len(text), len(text), NORMAL
 
-    def _end_bare(self) -> list[Piece]:
-        """Decides about content that might have been a call: it is one, or stays text."""
+    def _end_bare(self, *, is_text: bool = False) -> list[Piece]:
+        """Decide about content that might have been a call: it is one, or stays text."""
         bare, self._bare = self._bare, None
         if bare is None or not bare.text:
             return []
-        if not bare.is_call_like:
+        if is_text or not bare.is_call_like:
             return [Piece(channel=Channel.CONTENT, text=bare.text)]
         parse = parse_json_calls if self._form is AnswerForm.CALL else self._rules.parse_tool_call
         lines = self._calls.read(bare.text, parse, self._rules.call_ids)

@@ -791,7 +791,6 @@ GRANITE = ToolFormat(
     name="granite",
     begins=("<|tool_call|>",),
     parse=parse_unmarked_calls,
-    starts=JSON_STARTS,
     has_bare_calls=True,
 )
 OLMO = ToolFormat(
@@ -864,7 +863,7 @@ def format_of_mlx_lm(kind: str, begin: str, end: str, parse: Callable[..., Any])
 
 _STARTS = {
     "json_tools": JSON_STARTS, "qwen3_coder": "<" + JSON_STARTS, "minimax_m2": "<",
-    "muse_spark": "<", "kimi_k3": "<", "kimi_k2": "f<", "gemma4": "c", "function_gemma": "c",
+    "muse_spark": "<", "kimi_k3": "<", "gemma4": "c", "function_gemma": "c",
 }  # fmt: skip
 _TAG = re.compile(r"<[^<>]*>")
 _WORD = re.compile(r"\w+")
