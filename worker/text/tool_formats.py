@@ -657,13 +657,41 @@ QWEN_TAGS = Tags(
     is_on_lines=True,
     opens=(("<parameter=", "</parameter>"), ("<function=", "</function>")),
 )
-MINIMAX_TAGS = Tags(
-    call=re.compile(r"\s*<invoke name=(?P<name>[^\n<>]+)>"),
-    end_call="</invoke>",
-    argument=re.compile(r"<parameter name=(?P<key>[^\n<>]+)>"),
-    end_argument="</parameter>",
-    opens=(("<parameter name=", "</parameter>"), ("<invoke name=", "</invoke>")),
-)
+
+
+def _invoke_tags(prefix: str) -> Tags:
+    """Return the tags `<invoke name="…">` and `<parameter name="…">` with a prefix."""
+    named = r'\b[^>]*?\bname="?(?P<{}>[^"\n<>]+)"?'
+    is_text = r'(?:\s+string="(?P<is_text>true|false)")?'
+    return Tags(
+        call=re.compile(rf"\s*<{prefix}invoke{named.format('name')}[^>]*>"),
+        end_call=f"</{prefix}invoke>",
+        argument=re.compile(rf"<{prefix}parameter{named.format('key')}{is_text}[^>]*>"),
+        end_argument=f"</{prefix}parameter>",
+        opens=tuple(
+            (f"<{prefix}{tag} name=", f"</{prefix}{tag}>") for tag in ("parameter", "invoke")
+        ),
+    )
+
+
+def _pair_tags(prefix: str) -> Tags:
+    """Return the tags `<arg_key>` and `<arg_value>` with a prefix."""
+    return Tags(
+        call=re.compile(rf"\s*(?P<name>[^\s<>{{}}\"']+)\s*(?=<{prefix}arg_key>|$)"),
+        end_call="",
+        argument=re.compile(
+            rf"<{prefix}arg_key>(?P<key>[^<]*)</{prefix}arg_key>(?:\\n|\s)*<{prefix}arg_value>"
+        ),
+        end_argument=f"</{prefix}arg_value>",
+        opens=((f"<{prefix}arg_value>", f"</{prefix}arg_value>"),),
+    )
+
+
+MINIMAX_TAGS = _invoke_tags("")
+MUSE_TAGS = _invoke_tags("atem:")
+DSML_TAGS = _invoke_tags("｜DSML｜")
+GLM_TAGS = _pair_tags("")
+LONGCAT_TAGS = _pair_tags("longcat_")
 M3_MARK = "]<]minimax[>["
 """Stands before every tag of MiniMax M3."""
 ITEM = M3_MARK + "<item>"
@@ -674,25 +702,6 @@ M3_TAGS = Tags(
     end_argument=M3_MARK + "</{key}>",
     is_nested=True,
 )
-DSML_TAGS = Tags(
-    call=re.compile(r'\s*<｜DSML｜invoke name="(?P<name>[^"\n]+)">'),
-    end_call="</｜DSML｜invoke>",
-    argument=re.compile(
-        r'<｜DSML｜parameter name="(?P<key>[^"\n]+)"(?: string="(?P<is_text>true|false)")?>'
-    ),
-    end_argument="</｜DSML｜parameter>",
-    opens=(
-        ("<｜DSML｜parameter name=", "</｜DSML｜parameter>"),
-        ("<｜DSML｜invoke name=", "</｜DSML｜invoke>"),
-    ),
-)
-MUSE_TAGS = Tags(
-    call=re.compile(r'\s*<atem:invoke\b[^>]*?\bname="(?P<name>[^"]+)"[^>]*>'),
-    end_call="</atem:invoke>",
-    argument=re.compile(r'<atem:parameter\b[^>]*?\bname="(?P<key>[^"]+)"[^>]*>'),
-    end_argument="</atem:parameter>",
-    opens=(("<atem:parameter", "</atem:parameter>"), ("<atem:invoke", "</atem:invoke>")),
-)
 MINICPM_TAGS = Tags(
     call=re.compile(r"\s*(?:<function\s+name\s*=\s*)?(?P<name>\"[^\"]*\"|'[^']*'|[^\s\"'<>]+)\s*>"),
     end_call="",
@@ -700,22 +709,6 @@ MINICPM_TAGS = Tags(
     end_argument="</param>",
     is_escaped=True,
     opens=(("<param name=", "</param>"),),
-)
-GLM_TAGS = Tags(
-    call=re.compile(r"\s*(?P<name>[^\s<>{}\"']+)\s*(?=<arg_key>|$)"),
-    end_call="",
-    argument=re.compile(r"<arg_key>(?P<key>[^<]*)</arg_key>(?:\\n|\s)*<arg_value>"),
-    end_argument="</arg_value>",
-    opens=(("<arg_value>", "</arg_value>"),),
-)
-LONGCAT_TAGS = Tags(
-    call=re.compile(r"\s*(?P<name>[^\s<>{}\"']+)\s*(?=<longcat_arg_key>|$)"),
-    end_call="",
-    argument=re.compile(
-        r"<longcat_arg_key>(?P<key>[^<]*)</longcat_arg_key>(?:\\n|\s)*<longcat_arg_value>"
-    ),
-    end_argument="</longcat_arg_value>",
-    opens=(("<longcat_arg_value>", "</longcat_arg_value>"),),
 )
 _ATTRIBUTES = r'(?:\s+\w+="[^"]*")*'
 KIMI_K3_TAGS = Tags(
