@@ -318,7 +318,7 @@ BARE_CALL = '{"name": "weather", "parameters": {"city": "Rome"}}'
         '{"name":"time"}',
         '{ "name" : "time" }',
         '{"function": "time"}',
-        '{"type": "anything"}',
+        '{"type": "function"}',
         '{"parameters": {}, "name": "time"}',
         '{"arguments": {}}',
         '{"name": "time", "parameters": X}',
@@ -341,7 +341,8 @@ def test_calls_of_known_tools_are_held_to_their_end(text: str, size: int) -> Non
 @pytest.mark.parametrize(
     ("text", "behind"),
     [("x", 1), ("[x", 2), (" {x", 3), ("weather x", 8), ("time(a)x", 8), ("[time(a)] x", 11),
-      ('{"k', 3), ('{"names', 7), ('{"key"', 3), ('{"name"x', 8),
+     ('{"k', 3), ('{"names', 7), ('{"type": "b', 11), ('{"type": {', 10), ('{"key"', 3),
+     ('{"name"x', 8),
      ('{"name":x', 9), ('{"name": 5', 10), ('{"name": "x', 11), ('{"function": "x', 15),
      ('{"name": "weathers', 18), ('{"name": "wea"', 14), ('{"na"', 5), ('{"name": "time"} x', 18),
      ('{"name": "time"}, {x', 20), ('{"name": "time"} [x', 19), ('{"name": "time"}}', 17),

@@ -132,7 +132,7 @@ def _begins(text: str, names: Collection[str], *, may_be_python: bool) -> bool |
     key, quote, rest = rest.partition('"')
     if not quote:
         return None if any(known.startswith(key) for known in KEYS) else False
-    if key not in ("name", "function"):
+    if key not in ("name", "function", "type"):
         return key in KEYS
     for expected in (":", '"'):
         rest = rest.lstrip()
@@ -142,6 +142,7 @@ def _begins(text: str, names: Collection[str], *, may_be_python: bool) -> bool |
             return key == "function" and rest[0] == "{"
         rest = rest[1:]
     name, quote, _ = rest.partition('"')
+    expected_names = ("function",) if key == "type" else names
     if not quote:
-        return None if any(known.startswith(name) for known in names) else False
-    return name in names
+        return None if any(known.startswith(name) for known in expected_names) else False
+    return name in expected_names
