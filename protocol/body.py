@@ -6,6 +6,7 @@ with the same code, so both name the same parameter and the same range.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -244,6 +245,10 @@ class RequestBody:
                 )
                 shown = "another map" if isinstance(tool, dict) else ""
                 raise invalid("tools", form, tool, shown=shown)
+        called = Counter(tool["function"]["name"] for tool in tools or ())
+        if called and max(called.values()) > 1:
+            [(twice, _)] = called.most_common(1)
+            raise invalid("tools", "each function once", shown=f"two called {twice[:64]!r}")
         if self.choice.is_forced and (self.response_format or TEXT_FORMAT) != TEXT_FORMAT:
             raise RemoteError(
                 ErrorCode.INVALID_REQUEST,
@@ -300,7 +305,7 @@ class RequestBody:
     @property
     def offered_tools(self) -> list[dict[str, Any]] | None:
         """The tools that the model is shown."""
-        return None if self.tool_choice == "none" else self.tools
+        return self.tools if self.choice.names else None
 
     @property
     def callable_tools(self) -> list[dict[str, Any]]:

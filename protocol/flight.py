@@ -228,6 +228,7 @@ class RequestEnded(Entry):
         outcome: its finish reason, the code of its error, or `gone` if its client is.
         usage, timings: what it took, and where its time went.
         resumed, paused: how many times it has continued after a crash, and after a pause.
+        warnings: sentences of its result.
     """
 
     KIND: ClassVar[str] = "request_ended"
@@ -240,6 +241,7 @@ class RequestEnded(Entry):
     timings: Timings = field(default_factory=Timings)
     resumed: int = 0
     paused: int = 0
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def tokens_per_s(self) -> float | None:

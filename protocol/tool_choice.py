@@ -1,4 +1,7 @@
-"""A request's `tool_choice`: the functions that an answer may call, and whether it must."""
+"""A request's `tool_choice`: the functions that an answer may call, and whether it must.
+
+Also the warning about a call that is none.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import RemoteError, invalid
+
+UNREADABLE_CALL = "the model began a tool call that cannot be read; it is left in the text"
+"""The warning of an answer with a call that is none, which metrics count."""
 
 EXPECTED = (
     '"auto", "none", "required", {"type": "function", "function": {"name": …}} or {"type":'
@@ -28,7 +34,8 @@ class ToolChoice:
 
 
 def read_tool_choice(value: object, offered: Sequence[str]) -> ToolChoice:
-    """Read the value of `tool_choice`, in OpenAI's form.
+    """Read the value of `tool_choice`: in the form of OpenAI's chats, or of its responses, or of
+    Anthropic.
 
     Args:
         value: of the field; None if it is absent.
@@ -39,18 +46,27 @@ def read_tool_choice(value: object, offered: Sequence[str]) -> ToolChoice:
             does not offer, or forces a call of none.
     """
     match value:
+        case {"type": "auto" | "none" | "required" | "any" as kind, **rest} if not rest:
+            value = kind  # as Anthropic has it
+        case {"type": "allowed_tools", "allowed_tools": dict(allowed)}:
+            value = {"type": "allowed_tools", **allowed}
+    match value:
         case None | "auto":
             return ToolChoice(names=frozenset(offered))
         case "none":
             return ToolChoice()
-        case "required":
+        case "required" | "any":
             names: list[Any] = list(offered)
             is_forced = True
-        case {"type": "function", "function": {"name": name}}:
+        case {"type": "function", "function": {"name": name}} | {
+            "type": "function" | "tool",
+            "name": name,
+        }:
             names, is_forced = [name], True
         case {
             "type": "allowed_tools",
-            "allowed_tools": {"mode": "auto" | "required" as mode, "tools": list(tools)},
+            "mode": "auto" | "required" as mode,
+            "tools": list(tools),
         }:
             names, is_forced = [_name_in(tool) for tool in tools], mode == "required"
         case _:
@@ -66,7 +82,7 @@ def read_tool_choice(value: object, offered: Sequence[str]) -> ToolChoice:
 
 def _name_in(tool: object) -> Any:
     match tool:
-        case {"function": {"name": name}}:
+        case {"function": {"name": name}} | {"name": name}:
             return name
     return tool
 

@@ -50,7 +50,8 @@ class Announcer:
             case Entry():
                 self._log.flight.write(action)
                 if isinstance(action, RequestEnded):
-                    self._log.write("info", "request ended", **facts_of(action))
+                    level = "warning" if action.warnings else "info"
+                    self._log.write(level, "request ended", **facts_of(action))
             case LogFault(model=model, story=story):
                 self._log.write("error", "no rule for an event", model=model)
                 self._log.block("\n".join(story))
@@ -142,4 +143,6 @@ def facts_of(ended: RequestEnded) -> dict[str, Any]:
         facts["resumed"] = ended.resumed
     if ended.paused:
         facts["paused"] = ended.paused
+    if ended.warnings:
+        facts["warnings"] = "; ".join(ended.warnings)
     return facts

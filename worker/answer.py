@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from mlxsup.protocol.message import Logprobs, TokenLogprob
 from mlxsup.protocol.states import AnswerForm, Channel
@@ -16,10 +17,11 @@ from .text.tool_calls import ToolCallReader
 class AnswerText:
     """Holds back half characters, stop strings and channel markers until they are decided.
 
-    Stop strings are looked for in everything that the model writes, including markers.
+    Stop strings are looked for in the content alone: not in the reasoning, and not in calls.
 
     Attributes:
         count: its tokens so far.
+        has_calls: true once a tool call was shown.
 
     Args:
         codec: the model's text side.
@@ -43,74 +45,83 @@ class AnswerText:
         self._codec = codec
         self._min_tokens = min_tokens
         self.count = 0
+        self.has_calls = False
         self._detokenizer = codec.detokenizer()
-        self._matcher = StopMatcher(stops) if stops else None
+        # All of the content of a forced call is the call.
+        self._stops = StopMatcher(() if form is AnswerForm.CALL else stops)
         self._channels = ChannelParser(codec.channel_rules, opening, calls, form=form)
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a stop string has ended the answer."""
-        return self._matcher is not None and self._matcher.is_stopped
+        """True if a stop string has ended the answer."""
+        return self._stops.is_stopped
 
     @property
     def stopped_by(self) -> str | None:
-        """The stop string that has ended the answer."""
-        return None if self._matcher is None else self._matcher.found
+        """Return the stop string that has ended the answer."""
+        return self._stops.found
 
     @property
     def channel(self) -> Channel:
-        """The channel of the text that comes now."""
+        """Return the channel of the text that comes now."""
         return self._channels.channel
 
-    @property
-    def has_calls(self) -> bool:
-        """Whether the answer contains a tool call."""
-        return self._channels.has_calls
-
     def add(self, token: int) -> list[Piece]:
-        """The text that became certain with this token."""
+        """Return the text that became certain with this token."""
         return self.sort(self.read(token))
 
     def replay(self, token: int) -> None:
-        """Counts a token in whose text was shown before, as `add` does, at a third of the cost."""
+        """Count a token in whose text was shown before, as `add` does, at a third of the cost."""
         text = self.read(token)
         if self.plain_channel(text) is None:
             self.sort(text)
 
     def read(self, token: int) -> str:
-        """The text that became certain with this token, not sorted into channels yet: `sort` must
-        follow, unless `plain_channel` says that it is not needed."""
+        """Return the text that became certain with this token, not sorted into channels yet:
+        `sort` must follow, unless `plain_channel` says that it is not needed."""
         self.count += 1
-        text = self._detokenizer.add(token)
-        return text if self._matcher is None else self._match(text, self._matcher)
+        return self._detokenizer.add(token)
 
     def plain_channel(self, text: str) -> Channel | None:
-        """The channel of a text that was read, if it is shown as it is and changes nothing."""
-        if self._matcher is not None and self._matcher.is_stopped:
-            return None
-        return self._channels.plain_channel(text)
+        """Return the channel of a text that was read, if it is shown as it is and changes
+        nothing."""
+        return self._channels.plain_channel(text) if self._stops.is_plain(text) else None
 
     def sort(self, text: str) -> list[Piece]:
-        """What is shown of a text that was read."""
-        return self._channels.add(text)
+        """Return what is shown of a text that was read."""
+        return self._until_stop(self._channels.add(text))
 
     def finish(self, *, is_cut: bool = False) -> list[Piece]:
-        """The text that was still held back, when no more tokens come.
+        """Return the text that was still held back, when no more tokens come; a stop string may
+        be in it.
 
         Args:
             is_cut: whether the model would have written more.
         """
-        text = ""
-        if not self.is_stopped:
-            text = self._detokenizer.finish()
-            if self._matcher is not None:
-                text = self._match(text, self._matcher) + self._matcher.finish()
-        return self._channels.add(text) + self._channels.finish(
-            is_cut=is_cut, is_stopped=self.is_stopped
-        )
+        pieces = self._channels.add(self._detokenizer.finish())
+        pieces = self._until_stop([*pieces, *self._channels.finish(is_cut=is_cut)])
+        return [*pieces, *self._held()]
 
-    def _match(self, text: str, matcher: StopMatcher) -> str:
-        return matcher.add(text, may_stop=self.count >= self._min_tokens)
+    def _until_stop(self, pieces: list[Piece]) -> list[Piece]:
+        """Return what is shown of pieces; a stop string ends with its part of the content."""
+        shown: list[Piece] = []
+        may_stop = self.count >= self._min_tokens
+        for piece in pieces:
+            if self.is_stopped:
+                break
+            if piece.channel is Channel.CONTENT:
+                text = self._stops.add(piece.text, may_stop=may_stop)
+                if text or piece.warning:
+                    shown.append(replace(piece, text=text))
+            else:
+                self.has_calls = self.has_calls or piece.channel is Channel.TOOL_CALL
+                shown += [*self._held(), piece]
+        return shown
+
+    def _held(self) -> list[Piece]:
+        """Return the content that was held back for a stop string that it does not become."""
+        held = self._stops.finish()
+        return [Piece(channel=Channel.CONTENT, text=held)] if held else []
 
     def describe(self, token: int, logprobs: RowLogprobs) -> Logprobs:
         """Log-probabilities as clients see them, with the tokens' texts."""

@@ -292,7 +292,7 @@ class StepLoop:
             self._waiting[ready.key] = (row, running)
         else:
             self._engine.drop_kept(ready.key)
-            self._running.end(*end)
+            self._running.end_without_row(running, end)
 
     def _reject(self, key: RequestKey, error: RemoteError) -> None:
         """Answers a request that has something wrong with it: it fails alone (C7)."""

@@ -36,7 +36,6 @@ NO_CALLS_KNOWN = (
     "no format of tool calls is known for this model: a call that it makes is left in the text"
 )
 NO_ROOM_FOR_CALLS = "the answer follows its response_format, so it cannot contain a tool call"
-NO_FORM = "the answer ended before the part that response_format applies to"
 
 
 def check_resume(resume: Resume, facts: EngineFacts) -> RemoteError | None:
@@ -211,10 +210,10 @@ class RunningRow:
         if self.answer.is_stopped:
             return self._deltas([], finish=self._stop())
         if row.grammar is not None and row.grammar.is_over:
-            return self._deltas(self._rest(is_stop=True), finish=self._stop())
+            return self._ended([], FinishReason.STOP)
         if len(row.delivered) < row.max_tokens:
             return None
-        return self._deltas(self.answer.finish(is_cut=True), finish=FinishReason.LENGTH)
+        return self._ended([], FinishReason.LENGTH)
 
     def advance(self, result: RowToken, now: float) -> list[RowDelta]:
         """What a step's token means for the stream: a delta for each channel that got text.
@@ -237,7 +236,7 @@ class RunningRow:
     def _sort(self, result: RowToken, text: str, now: float) -> list[RowDelta]:
         """The same for a token with which something begins, ends or is said; `text` was read."""
         pieces: list[Piece] = []
-        tokens, finish, logprobs = b"", result.finish, None
+        tokens, logprobs = b"", None
         if not self.has_token:
             pieces += [
                 Piece(channel=self.answer.channel, text="", warning=warning)
@@ -248,11 +247,12 @@ class RunningRow:
             tokens = pack_token(result.token)
             if result.logprobs is not None:
                 logprobs = [self.answer.describe(result.token, result.logprobs)]
-        if finish is not None or self.answer.is_stopped:
-            is_stop = finish is FinishReason.STOP or self.answer.is_stopped
-            pieces += self._rest(is_stop=is_stop)
-            finish = self._stop() if is_stop else finish
-        deltas = self._deltas(pieces, finish=finish)
+        if self.answer.is_stopped:
+            deltas = self._deltas(pieces, finish=self._stop())
+        elif result.finish is not None:
+            deltas = self._ended(pieces, result.finish)
+        else:
+            deltas = self._deltas(pieces, finish=None)
         deltas[0].tokens, deltas[0].logprobs = tokens, logprobs
         if not self.has_token:
             self.has_token = True
@@ -261,12 +261,12 @@ class RunningRow:
             deltas[0].sampling = self.sampling
         return deltas
 
-    def _rest(self, *, is_stop: bool) -> list[Piece]:
-        """The text held back, and the warnings of an answer that has ended by itself."""
-        pieces = self.answer.finish(is_cut=not is_stop)
-        if is_stop and self.grammar and not (self.grammar.has_begun or self.answer.has_calls):
-            pieces.append(Piece(channel=self.answer.channel, text="", warning=NO_FORM))
-        return pieces
+    def _ended(self, pieces: list[Piece], finish: FinishReason) -> list[RowDelta]:
+        """Return the deltas of an answer that the engine has ended: after these pieces comes what
+        was held back, in which there may be a stop string."""
+        is_stop = finish is FinishReason.STOP
+        pieces += self.answer.finish(is_cut=not is_stop)
+        return self._deltas(pieces, self._stop() if is_stop or self.answer.is_stopped else finish)
 
     def _stop(self) -> FinishReason:
         return FinishReason.TOOL_CALLS if self.answer.has_calls else FinishReason.STOP

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.states import FinishReason
 from mlxsup.protocol.text import log_line
 from mlxsup.protocol.worker_messages import RowDelta
 
@@ -26,7 +27,7 @@ class RunningRows:
         self._rows: dict[RequestKey, RunningRow] = {}
         self._reading: set[RequestKey] = set()  # those whose first token has not come
         self._ended: list[RowDelta] = []
-        self._refused: list[tuple[RequestKey, RemoteError]] = []  # by their grammars
+        self._refused: list[tuple[RequestKey, RemoteError]] = []  # without their formats
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -115,14 +116,21 @@ class RunningRows:
             self._end(row, deltas)
         return deltas, is_over
 
+    def end_without_row(self, row: RunningRow, deltas: list[RowDelta]) -> None:
+        """Take the end of an answer that has no row in the engine any longer."""
+        self._end(row, deltas)
+        self.end(*deltas)
+
     def _end(self, row: RunningRow, deltas: list[RowDelta]) -> None:
-        """An answer that its grammar has given up ends with an error, and not with these."""
-        refusal = row.grammar.refusal if row.grammar is not None else None
+        """End an answer with an error, and not with these, if it is not what its grammar owes."""
+        if row.grammar is None:
+            return
+        refusal = row.grammar.refusal(is_over=deltas[-1].finish is FinishReason.STOP)
         if refusal is not None:
             deltas[-1].finish = None
             self._refused.append((row.key, refusal))
 
     def take_refused(self) -> list[tuple[RequestKey, RemoteError]]:
-        """The answers that their grammars have given up, to be reported after their deltas."""
+        """Return the answers without their formats, to be reported after their deltas."""
         refused, self._refused = self._refused, []
         return refused

@@ -428,6 +428,8 @@ def of_request(
         how = OUTCOMES.get(outcome, f"it failed with {outcome}")
         story.say(f"{_named(end.entry)}: ended at {moment(end.at, now)}, {how}")
         _tell_times(story, end.entry)
+        for warning in end.entry.warnings:
+            story.add(f"a remark about its answer: {warning}")
         if outcome in ADVICE:
             story.advice.append(ADVICE[outcome].replace("MODEL", first.model))
     elif open_now is not None:

@@ -148,6 +148,8 @@ def _read_output(given: dict[str, Any], template: dict[str, Any], unread: list[s
         template |= effort_arguments(read["effort"], "output_config.effort")
     if "format" in read:
         form = read_format(read["format"], "output_config.format", unread)
+        if "json_schema" in form:
+            form["json_schema"]["strict"] = True
         given["response_format"] = form
 
 

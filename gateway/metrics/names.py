@@ -62,6 +62,8 @@ PROMPT_TOKENS = _counter("mlxsup_prompt_tokens_total", "tokens of their prompts"
 CACHED_TOKENS = _counter("mlxsup_cached_prompt_tokens_total", "of these, the ones that were "
                          "computed before")  # fmt: skip
 GENERATED_TOKENS = _counter("mlxsup_generation_tokens_total", "tokens that were generated for them")
+UNREADABLE_CALLS = _counter("mlxsup_unreadable_tool_calls_total", "answers in which a tool call "
+                            "cannot be read, so that it is left in the text")  # fmt: skip
 FIRST_TOKEN = _histogram(
     "mlxsup_time_to_first_token_seconds", "from the arrival to the first token"
 )
@@ -78,6 +80,6 @@ EVICTIONS = _counter("mlxsup_evictions_total", "processes of models that were en
 
 OF_REQUESTS = (
     EVICTIONS, REQUESTS, ERRORS, RESUMED, PROMPT_TOKENS, CACHED_TOKENS, GENERATED_TOKENS,
-    FIRST_TOKEN, PER_TOKEN, DURATION, QUEUE_TIME, PREFILL, RESPONSES,
+    UNREADABLE_CALLS, FIRST_TOKEN, PER_TOKEN, DURATION, QUEUE_TIME, PREFILL, RESPONSES,
 )  # fmt: skip
 """They begin at zero with each gateway."""

@@ -37,9 +37,6 @@ def read_chat(body: dict[str, Any]) -> Ask:
         given["tools"] = read_tools(given["tools"])
         if given["tools"] == []:
             del given["tools"]
-    match given.get("tool_choice"):
-        case {"type": "function", "name": str(name)}:  # as a response has it
-            given["tool_choice"] = {"type": "function", "function": {"name": name}}
     _read_end(given)
     limit = older if newer is None else newer
     if limit is not None:

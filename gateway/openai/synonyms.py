@@ -110,18 +110,28 @@ def _is_same(value: Any, other: Any) -> bool:
 def _translate_reasoning(given: dict[str, Any], unread: list[str]) -> None:
     if isinstance(whole := given.get("reasoning"), dict):
         check_fields(whole, REASONING_FIELDS, unread, within="reasoning")
-    if "reasoning_effort" in given:
-        effort = given.pop("reasoning_effort")
-        add_to_template(given, effort_arguments(effort, "reasoning_effort"))
-    for name in ("enable_thinking", "think", "thinking", "reasoning"):
+    extra: dict[str, Any] = {}
+    switches: dict[str, bool] = {}
+    for name in ("reasoning_effort", "enable_thinking", "think", "thinking", "reasoning"):
         if name in given:
-            add_to_template(given, _reasoning_of(name, given.pop(name)))
+            said = _reasoning_of(name, given.pop(name))
+            if "enable_thinking" in said:
+                switches[name] = said["enable_thinking"]
+            extra = {**said, **extra}
+    if len(set(switches.values())) > 1:
+        *_, name = switches
+        raise bad_field(name, f"{' and '.join(switches)} contradict each other: send one of them")
+    if False in switches.values() and extra.get("reasoning_effort") != "none":
+        extra.pop("reasoning_effort", None)  # there is nothing that it could be the effort of
+    add_to_template(given, extra)
 
 
 def _reasoning_of(name: str, value: Any) -> dict[str, Any]:
     if name == "think":
         return think_arguments(value, name)
     match value:
+        case _ if name == "reasoning_effort":
+            return effort_arguments(value, name)
         case bool():
             return thinking_arguments(thinks=value)
         case {"type": "enabled" | "adaptive" | "auto" | "disabled" as kind} if name == "thinking":

@@ -251,4 +251,5 @@ def request_ended(request: Request, outcome: str, usage: Usage, timings: Timings
         timings=timings,
         resumed=request.resumed,
         paused=request.paused,
+        warnings=list(request.warnings),
     )

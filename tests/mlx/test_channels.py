@@ -20,7 +20,7 @@ from mlxsup.worker.engines.mlx import batch as mlx_batch
 from mlxsup.worker.engines.mlx.channels import ChatFormat, chat_format
 from mlxsup.worker.engines.mlx.sampling import RowDraws, make_draws
 from mlxsup.worker.engines.mlx.text import MlxText, load_text
-from mlxsup.worker.rows import NO_CALLS_KNOWN, NO_FORM, NO_ROOM_FOR_CALLS
+from mlxsup.worker.rows import NO_CALLS_KNOWN, NO_ROOM_FOR_CALLS
 from mlxsup.worker.text import harmony, tool_formats
 from mlxsup.worker.text.channels import NORMAL, REASONING, TOOL, ChannelParser
 from mlxsup.worker.text.tool_calls import CallIds, ToolCallReader
@@ -147,6 +147,21 @@ def test_a_raw_prompt_opens_the_reasoning_at_its_end_alone(text: MlxText) -> Non
     assert opening("user: hi\nassistant: <think>\n") == "<think>"
     assert opening("what does <think> mean?") == ""
     assert opening("2+2=") == ""
+
+
+@pytest.mark.parametrize("ends", ["X", "XXX"])
+def test_reasoning_that_would_end_the_answer_ends_alone(
+    text: MlxText, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    pytest.importorskip("llguidance")
+    [end] = text.encode(RequestBody(prompt="X")).tokens
+    folder = make_tiny_model(tmp_path / "model", eos_token_id=end)
+    mark(folder)
+    with driven_engine(folder) as driver:
+        script(monkeypatch, driver, "hm" + ends)
+        got = driver.answer(messages=ASK, response_format=FORM, max_tokens=40)
+    assert got.text_of(Channel.REASONING) == "hm"
+    assert (len(got.text), got.text.isdigit(), got.finish) == (5, True, FinishReason.STOP)
 
 
 def test_a_form_holds_although_the_user_types_a_marker(worker: LoopDriver) -> None:
@@ -308,9 +323,9 @@ def test_a_pair_that_mlx_lm_does_not_know_counts_only_as_a_pair(pair: tuple[str,
 def test_calls_begin_in_the_content_and_in_the_reasoning() -> None:
     rules = format_of(calls=CALLS, kind="json_tools").rules
     assert rules.transitions == {NORMAL: [("<call>", TOOL)], TOOL: [("</call>", NORMAL)]}
-    assert rules.parse_tool_call is tool_formats.parse_json_calls
+    assert rules.parse_tool_call is tool_formats.parse_unmarked_calls
     assert (rules.call_ids, rules.shows_its_end) == (CallIds.OURS, True)
-    assert not rules.has_bare_calls
+    assert rules.has_bare_calls
     both = format_of(calls=CALLS, think=THINK, kind="json_tools").rules
     assert both.transitions == {
         NORMAL: [("<think>", REASONING), ("<call>", TOOL)],
@@ -342,6 +357,7 @@ def test_each_format_has_its_ids_and_its_ends(
         (("<|python_tag|>",), "{{ tool_calls }}", tool_formats.LLAMA),
         (("<|python_tag|>",), {"default": "", "tool_use": "{{ tool_calls }}"}, tool_formats.LLAMA),
         ((), "Action: ```json", tool_formats.COMMAND_R),
+        ((), "]<]minimax[>[<tool_call> tool_call.name", tool_formats.MINIMAX_M3),
         (("<|tool_call|>",), None, tool_formats.GRANITE),
     ],
     ids=lambda value: type(value).__name__,
@@ -462,15 +478,28 @@ def test_typed_markers_open_no_part(driver: LoopDriver, typed: str) -> None:
         assert codec.encode(asked).opening == "<|start|>assistant"
 
 
-def test_an_answer_without_its_final_part_says_so(
+def test_a_form_is_owed_although_the_model_would_end_in_its_reasoning(
     driver: LoopDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("llguidance")
-    script(monkeypatch, driver, "<|channel|>analysis<|message|>hm ra<|return|>")
+    script(monkeypatch, driver, "<|channel|>analysis<|message|>hm ra" + 9 * "<|return|>")
     whole = driver.answer(messages=ASK, response_format=FORM, max_tokens=90)
-    assert (whole.text, whole.text_of(Channel.REASONING)) == ("", "hm ra")
-    assert whole.finish is FinishReason.STOP
-    assert [delta.warning for delta in whole.deltas if delta.warning] == [NO_FORM]
+    assert whole.text_of(Channel.REASONING) == "hm ra"
+    assert (len(whole.text), whole.text.isdigit(), whole.finish) == (5, True, FinishReason.STOP)
+    check_resumes(driver, whole, [*range(0, len(whole.tokens), 4), len(whole.tokens) - 1])
+
+
+def test_an_answer_that_a_request_ends_before_its_form_is_an_error(
+    driver: LoopDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("llguidance")
+    codec: Any = driver.engine.text
+    [stop] = codec.encode(RequestBody(prompt="X")).tokens
+    script(monkeypatch, driver, "<|channel|>analysis<|message|>hm raX")
+    got = driver.answer(messages=ASK, response_format=FORM, stop_token_ids=[stop])
+    assert got.error is not None
+    assert "ended in its reasoning" in got.error["message"]
+    assert got.error["detail"]["parameter"] == "response_format"
 
 
 def test_a_raw_prompt_is_plain_text(driver: LoopDriver, monkeypatch: pytest.MonkeyPatch) -> None:

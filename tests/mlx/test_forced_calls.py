@@ -97,7 +97,7 @@ def check_arguments(name: str, arguments: Any) -> None:
     ],
 )
 def test_answer_is_one_call_by_the_schema(worker: LoopDriver, choice: Any, names: set[str]) -> None:
-    keys = [worker.dispatch(**asked(choice, seed)) for seed in range(16)]
+    keys = [worker.dispatch(**asked(choice, seed, temperature=10.0)) for seed in range(24)]
     called = [call_of(answer) for answer in worker.finish(*keys)]
     assert {name for name, _ in called} == names
     for name, arguments in called:
@@ -117,9 +117,9 @@ def test_forced_call_is_held_back_when_it_is_rendered_again(worker: LoopDriver) 
 
 
 def test_call_that_is_cut_is_text_with_a_warning(worker: LoopDriver) -> None:
-    cut = worker.answer(**asked(one("weather"), max_tokens=5))
+    cut = worker.answer(**asked(one("weather"), max_tokens=25))
     assert cut.finish is FinishReason.LENGTH
-    assert cut.text_of(Channel.CONTENT).startswith('{"')
+    assert cut.text_of(Channel.CONTENT).startswith('{"name": "weather", "')
     assert any("cannot be read" in (delta.warning or "") for delta in cut.deltas)
 
 

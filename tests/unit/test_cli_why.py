@@ -18,9 +18,10 @@ from mlxsup.cli.why.recording import Recording, read_recording
 from mlxsup.cli.why.report import FOLDER, LEFT_OUT, redacted, redacted_line, write_report
 from mlxsup.cli.why.stories import lines_of, of_model, of_request
 from mlxsup.protocol.flight import WorkerDied
+from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.key_file import PREFIX
 from mlxsup.protocol.states import FinishReason, State, WorkerPhase
-from mlxsup.protocol.worker_messages import Dying
+from mlxsup.protocol.worker_messages import Dying, RowDelta, Step
 
 from support.core.driver import LAUNCH, Driver
 from support.core.flight import BEGAN, Recorder
@@ -273,6 +274,18 @@ def test_a_resumed_request_is_told_once_though_files_and_memory_have_it(tmp_path
     ]
     lines = lines_of(run.entries)
     assert sum("request r1 (#1) continued after a crash" in line for line in lines) == 1
+
+
+def test_a_warning_about_an_answer_is_told(tmp_path: Path) -> None:
+    driver, recorder = up()
+    [key] = driver.serve("r1")
+    driver.accept(key)
+    end = RowDelta(key=RequestKey(key), warning="mind it", finish=FinishReason.STOP)
+    driver.worker(Step(step=1, rows=[end]))
+    recording = recorder.read(tmp_path)
+    [(run, number)] = recording.runs_of_request("r1")
+    told = of_request(recording, run, number, None, NOW).sentences
+    assert "  a remark about its answer: mind it" in told
 
 
 def test_an_idle_worker_s_death_threatens_no_request_with_quarantine(tmp_path: Path) -> None:

@@ -247,6 +247,12 @@ def test_a_chat_says_whether_its_last_message_is_continued(
          {"reasoning_effort": "none", **thinking_arguments(thinks=False)}),
         ({"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}},
          {"enable_thinking": False, "thinking": True}),
+        ({"enable_thinking": False, "reasoning_effort": "high"}, thinking_arguments(thinks=False)),
+        ({"think": False, "reasoning": {"effort": "low"}}, thinking_arguments(thinks=False)),
+        ({"enable_thinking": True, "reasoning_effort": "high"},
+         {**thinking_arguments(thinks=True), "reasoning_effort": "high"}),
+        ({"enable_thinking": False, "thinking": {"type": "disabled"}},
+         thinking_arguments(thinks=False)),
     ],
 )  # fmt: skip
 def test_every_way_to_ask_for_reasoning_reaches_the_template(
@@ -274,6 +280,8 @@ def test_every_way_to_ask_for_reasoning_reaches_the_template(
         ({"response_format": "json"}, "response_format", "takes the type text"),
         ({"think": 3}, "think", "takes true, false or an effort"),
         ({"reasoning": {"effort": 3}}, "reasoning.effort", "takes a text"),
+        ({"think": True, "enable_thinking": False}, "think", "enable_thinking and think contra"),
+        ({"think": True, "reasoning_effort": "none"}, "think", "reasoning_effort and think contra"),
     ],
 )
 def test_what_would_change_the_answer_is_refused(
@@ -539,7 +547,7 @@ def _allowed(mode: str) -> dict[str, Any]:
     [
         (Api.CHAT, "required", "required"),
         (Api.CHAT, _F, _F),
-        (Api.CHAT, {"type": "function", "name": "f"}, _F),
+        (Api.CHAT, {"type": "function", "name": "f"}, {"type": "function", "name": "f"}),
         (Api.CHAT, _allowed("required"), _allowed("required")),
         (Api.RESPONSE, "required", "required"),
         (Api.RESPONSE, {"type": "function", "name": "f"}, _F),

@@ -110,7 +110,7 @@ def said(**message: Any) -> dict[str, Any]:
         (CHAT, {"tools": []}, {"tools": None}),
         (CHAT, said(role="user", content="a", images=["aGk="]),
          {"messages": [*HI, {"role": "user", "content": [
-             {"type": "text", "text": "a"}, {"type": "text", "text": "\n"},
+             {"type": "text", "text": "a"},
              {"type": "image", "at": "messages[1].content[1]"}]}]}),
         (CHAT, said(role="assistant", thinking="t", tool_calls=[call({"é": 1})]),
          {"messages": [*HI, {"role": "assistant", "content": "", "reasoning_content": "t",

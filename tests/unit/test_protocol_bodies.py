@@ -18,6 +18,7 @@ from mlxsup.protocol.codec import Decoder, decode_body, encode_body
 from mlxsup.protocol.errors import ErrorCode, RemoteError, invalid
 from mlxsup.protocol.ids import RequestId, RequestKey
 from mlxsup.protocol.parameters import NUMBERS, SAMPLING, NumberParameter, Sampling
+from mlxsup.protocol.tool_choice import ToolChoice, read_tool_choice
 from mlxsup.worker.engine import EngineFacts, Prompt
 from mlxsup.worker.engines.fake.text import FakeTextCodec
 from mlxsup.worker.rows import acceptance, plan_row, tools_warnings
@@ -159,6 +160,7 @@ WRONG: list[dict[str, Any]] = [
     {"prompt": "p", "tool_choice": "required"},
     {"prompt": "p", "tool_choice": {"type": "function"}},
     {"prompt": "p", "tool_choice": "c" * 50},
+    {"prompt": "p", "tools": [{"type": "function", "function": {"name": "f"}}] * 2},
     {"prompt": "p", "logit_bias": {"c" * 50: 1.0}},
     {"messages": [{"role": "user", "content": "x"}],
      "chat_template_kwargs": dict.fromkeys((*sorted(RESERVED_TEMPLATE_NAMES), "other"), 1)},
@@ -328,6 +330,36 @@ def test_ends_of_an_answer_travel_and_are_accepted(
     again = RequestBody.accepted([5], made.parameters, made.seed)
     assert plan_row(KEY, again, PROMPT, FACTS) == row
     assert again.tool_choice == tool_choice
+
+
+_F = {"type": "function", "function": {"name": "f"}}
+_FLAT = {"type": "function", "name": "f"}
+
+
+@pytest.mark.parametrize(
+    ("value", "names", "is_forced"),
+    [
+        (None, "fg", False), ("auto", "fg", False), ({"type": "auto"}, "fg", False),
+        ("none", "", False), ({"type": "none"}, "", False), ("required", "fg", True),
+        ("any", "fg", True), ({"type": "any"}, "fg", True), (_F, "f", True), (_FLAT, "f", True),
+        ({"type": "tool", "name": "f"}, "f", True),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [_F]}}, "f", False),
+        ({"type": "allowed_tools", "mode": "required", "tools": [_FLAT]}, "f", True),
+        ({"type": "allowed_tools", "mode": "auto", "tools": []}, "", False),
+    ],
+)  # fmt: skip
+def test_choice_has_the_form_of_any_api(value: Any, names: str, is_forced: bool) -> None:
+    assert read_tool_choice(value, "fg") == ToolChoice(names=frozenset(names), is_forced=is_forced)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["h", {"type": "any", "x": 1}, {"type": "tool"}, 5, [],
+     {"type": "allowed_tools", "mode": "any", "tools": []}],
+)  # fmt: skip
+def test_another_choice_is_refused(value: Any) -> None:
+    with pytest.raises(RemoteError, match="tool_choice takes"):
+        read_tool_choice(value, "fg")
 
 
 def test_tools_are_offered_unless_none_may_be_chosen() -> None:

@@ -86,12 +86,14 @@ def test_a_reader_that_is_gone_is_named_once(log: Log) -> None:
 def test_log_actions_are_logged_at_their_level(log: Log) -> None:
     entry = DaemonEnded(code=0)
     ended = RequestEnded(id="r", number=1, model="m", outcome="stop")
+    warned = RequestEnded(id="r", number=1, model="m", outcome="stop", warnings=["a", "b"])
     told = announcer(log, print)
     for action in (
         SetLogLevel(level="debug"),
         entry,
         LogFault(model=M, story=("one", "two")),
         ended,
+        warned,
         RequestRefused(id=RequestId("s"), model=M, outcome="overloaded"),
     ):
         told.take(action)
@@ -103,6 +105,8 @@ def test_log_actions_are_logged_at_their_level(log: Log) -> None:
         ("one\ntwo",),
         ("flight", ended),
         ("info", "request ended", facts_of(ended)),
+        ("flight", warned),
+        ("warning", "request ended", {**facts_of(ended), "warnings": "a; b"}),
         ("debug", "request ended", {"id": "s", "model": M, "outcome": "overloaded"}),
     ]
 

@@ -25,7 +25,6 @@ from mlxsup.worker.engines.fake.engine import FakeEngine
 from mlxsup.worker.engines.fake.text import FakeTextCodec, encode_text
 from mlxsup.worker.rows import (
     NO_CALLS_KNOWN,
-    NO_FORM,
     NO_ROOM_FOR_CALLS,
     RunningRow,
     acceptance,
@@ -34,6 +33,7 @@ from mlxsup.worker.rows import (
     running_row,
     tools_warnings,
 )
+from mlxsup.worker.running_rows import RunningRows
 from mlxsup.worker.text.channels import HEADER, NORMAL, REASONING, TOOL, ChannelRules, Header
 from mlxsup.worker.text.detokenizer import ByteDetokenizer
 from mlxsup.worker.text.grammar import Grammar
@@ -253,8 +253,11 @@ def test_warnings_are_not_said_again_after_a_resume(
 class Form(Grammar):
     """A grammar that notes its tokens and is over after a given number of them."""
 
-    def __init__(self, *, is_over_after: int = 99, has_begun: bool = True) -> None:
+    error = ""
+
+    def __init__(self, *, is_over_after: int = 99, has_begun: bool = True, error: str = "") -> None:
         super().__init__(None, [], begins_after=() if has_begun else [[0]])
+        self.error = error
         self.taken: list[int] = []
         self.is_over_after = is_over_after
 
@@ -366,8 +369,9 @@ def test_a_call_whose_format_does_not_show_its_end_is_text_in_a_cut_answer(
         (["bcd"], "abc", LENGTH, ["a", "", "bc"], (LENGTH, None)),
         (["bc", "x"], "abc", None, ["a", "", ""], (STOP, "bc")),
         (["x"], "a", STOP, ["a"], (STOP, None)),
+        (["x"], "<t>1x2", LENGTH, [""] * 5 + ["<t>1"], (STOP, "x")),
     ],
-    ids=["with the length", "half of it", "names the one found", "none"],
+    ids=["with the length", "half of it", "names the one found", "none", "in a call cut off"],
 )
 def test_a_stop_string_ends_an_answer_and_what_it_held_back_is_shown_at_another_end(
     stops: list[str],
@@ -392,23 +396,30 @@ def test_a_stop_string_counts_from_the_token_that_fills_min_tokens(
 
 
 @pytest.mark.parametrize(
-    ("form", "text", "finish", "warning"),
+    ("form", "text", "finish", "is_refused"),
     [
-        (None, "a", STOP, None),
-        (Form(has_begun=True), "a", STOP, None),
-        (Form(has_begun=False), "a", STOP, NO_FORM),
-        (Form(has_begun=False), "a", LENGTH, None),
-        (Form(has_begun=False), "<t>time</t>", STOP, None),
+        (None, "a", STOP, False),
+        (Form(), "a", STOP, False),
+        (Form(has_begun=False), "a", STOP, True),
+        (Form(has_begun=False), "a", LENGTH, False),
+        (Form(has_begun=False), "<t>time</t>", STOP, False),
+        (Form(error="no"), "a", LENGTH, True),
     ],
+    ids=["no form", "it has begun", "in the reasoning", "cut off", "a call instead", "given up"],
 )
-def test_an_answer_that_stopped_before_its_form_says_so(
-    form: Form | None, text: str, finish: FinishReason, warning: str | None
+@pytest.mark.parametrize("is_replayed", [False, True])
+def test_an_answer_that_ends_without_its_form_is_an_error(
+    form: Form | None, text: str, finish: FinishReason, is_refused: bool, is_replayed: bool
 ) -> None:
-    row = running(form=form)
+    row, rows = running(form=form), RunningRows()
     say(row, text)
-    [deltas] = say(row, "", finish)
-    assert [delta.warning for delta in deltas if delta.warning] == ([warning] if warning else [])
-    assert deltas[-1].finish is not None
+    if is_replayed:
+        rows.end_without_row(row, row.advance(RowToken(key=KEY, token=None, finish=finish), 1.0))
+    else:
+        rows.join(row)
+    deltas, _, _ = rows.take([RowToken(key=KEY, token=None, finish=finish)] * len(rows), 1.0)
+    assert [key for key, _ in rows.take_refused()] == [KEY] * is_refused
+    assert (deltas[-1].finish is None) is is_refused
 
 
 # ---------------------------------------------------------------- replays
@@ -429,8 +440,6 @@ def replayed(row: RunningRow, tokens: list[int], max_tokens: int) -> list[RowDel
         (running(), "<t>time</t>", 11, {"finish": LENGTH}),
         (running(form=Form(is_over_after=2)), "a", 9, None),
         (running(form=Form(is_over_after=2)), "ab", 9, {"finish": STOP}),
-        (running(form=Form(is_over_after=2, has_begun=False)), "ab", 9,
-         {"finish": STOP, "warning": NO_FORM}),
         (running(form=Form(is_over_after=11)), "<t>time</t>", 99, {"finish": TOOL_CALLS}),
     ],
 )  # fmt: skip
@@ -481,10 +490,32 @@ def test_a_call_cut_off_by_the_budget_is_text_with_a_warning(fake: LoopDriver) -
     check_every_resume(fake, got)
 
 
-def test_a_stop_string_ends_reasoning_too(fake: LoopDriver) -> None:
-    got = fake.answer(prompt="[[say <think>one two three</think>x]]", stop=["two"])
-    assert (got.text_of(Channel.REASONING), got.text) == ("one ", "")
-    assert got.finish is STOP
+@pytest.mark.parametrize(
+    ("said", "stop", "shown", "end"),
+    [
+        ("<think>one two</think>three two x", "two", ("one two", "three ", 0), STOP),
+        ("<think>one</think>a\n<tool_call>CALL</tool_call>\nb", "\n", ("one", "a", 0), STOP),
+        ("<tool_call>CALL</tool_call>b\nc", "weather", ("", "b\nc", 1), TOOL_CALLS),
+        ("<tool_call>CALL</tool_call>b\nc", "\n", ("", "b", 1), TOOL_CALLS),
+        ("<tool_call>CALL</tool_call>b", "tool_call", ("", "b", 1), TOOL_CALLS),
+        ("EN<think>D</think>D", "END", ("D", "END", 0), STOP),
+        ("EN<tool_call>CALL</tool_call>D", "END", ("", "END", 1), TOOL_CALLS),
+        ("<tool_call>{no</tool_call> END<tool_call>CALL</tool_call>", "END",
+         ("", "<tool_call>{no</tool_call> ", 0), STOP),
+        ("<tool_call>{no END", "END", ("", "<tool_call>{no ", 0), STOP),
+    ],
+    ids=["reasoning", "before a call", "in a call", "behind a call", "a marker", "over a thought",
+         "over a call", "before a call that was read again", "in half a call"],
+)  # fmt: skip
+def test_a_stop_string_looks_at_the_content_alone(
+    fake: LoopDriver, said: str, stop: str, shown: tuple[str, str, int], end: FinishReason
+) -> None:
+    said = said.replace("CALL", CALL)
+    got = fake.answer(prompt=f"[[say {said}]]", stop=[stop], tools=WEATHER, seed=3)
+    calls = got.text_of(Channel.TOOL_CALL).count("\n")
+    assert (got.text_of(Channel.REASONING), got.text, calls) == shown
+    assert got.finish is end
+    check_every_resume(fake, got)
 
 
 # ---------------------------------------------------------------- the short way of most tokens

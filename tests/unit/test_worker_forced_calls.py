@@ -92,7 +92,8 @@ def test_call_of_a_function_that_is_not_allowed_is_text(mode: str, is_call: bool
 # ---------------------------------------------------------------- closed schemas
 
 X: dict[str, Any] = {"properties": {"x": {"type": "integer"}}}
-CLOSED = X | {"additionalProperties": False}
+CLOSED = X | {"type": "object", "additionalProperties": False}
+CLOSING = {"type": "object", "additionalProperties": False}
 
 
 @pytest.mark.parametrize(
@@ -100,11 +101,12 @@ CLOSED = X | {"additionalProperties": False}
     [
         (X, CLOSED),
         ({"properties": {"a": X}, "$defs": {"D": X}},
-         {"properties": {"a": CLOSED}, "$defs": {"D": CLOSED}, "additionalProperties": False}),
+         {"properties": {"a": CLOSED}, "$defs": {"D": CLOSED}, **CLOSING}),
         ({"type": "array", "items": X}, {"type": "array", "items": CLOSED}),
         ({"anyOf": [X, {"type": "null"}]}, {"anyOf": [CLOSED, {"type": "null"}]}),
         ({"properties": {"properties": X}},
-         {"properties": {"properties": CLOSED}, "additionalProperties": False}),
+         {"properties": {"properties": CLOSED}, **CLOSING}),
+        (X | {"type": ["object", "null"]}, CLOSED | {"type": ["object", "null"]}),
     ],
 )  # fmt: skip
 def test_object_is_closed_wherever_it_is(schema: Any, meant: Any) -> None:

@@ -201,7 +201,7 @@ def test_an_answer_whose_form_was_given_up_ends_as_refused(bench: Bench, is_refu
     step, *rest = bench.turn()
     assert isinstance(step, Step)
     assert [row.finish for row in step.rows] == [None if is_refused else STOP]
-    error = grammar.refusal
+    error = grammar.refusal(is_over=True)
     assert (error is not None) is is_refused
     assert rest == ([Rejected(key=A, error=error.to_wire())] if error else [])
     assert bench.loop.open_keys == frozenset()

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxsup.protocol.states import AnswerForm, Channel
+from mlxsup.protocol.tool_choice import UNREADABLE_CALL
 from mlxsup.worker.text import harmony
 from mlxsup.worker.text.channels import (
     MOST_IN_VAIN,
     NORMAL,
     REASONING,
     TOOL,
-    UNREADABLE_CALL,
     ChannelParser,
     ChannelRules,
     Piece,
@@ -28,8 +28,10 @@ from mlxsup.worker.text.tool_formats import (
     COMMAND_A,
     COMMAND_R,
     DEEPSEEK,
+    DSML,
     GRANITE,
     LLAMA,
+    MINIMAX_M3,
     MISTRAL,
     OLMO,
     PHI,
@@ -72,6 +74,30 @@ def in_tags(call: str, argument: str, end_argument: str, end_call: str) -> Calla
         return call.format(name) + inner + end_call
 
     return written
+
+
+def in_dsml(name: str, arguments: Arguments) -> str:
+    inner = "".join(
+        f'<｜DSML｜parameter name="{key}" string="{"true" if isinstance(value, str) else "false"}">'
+        f"{raw(value)}</｜DSML｜parameter>\n"
+        for key, value in arguments.items()
+    )
+    return f'\n<｜DSML｜invoke name="{name}">\n{inner}</｜DSML｜invoke>\n'
+
+
+M3 = "]<]minimax[>["
+
+
+def in_m3(name: str, arguments: Arguments) -> str:
+    def tagged(value: Any) -> str:
+        if isinstance(value, dict):
+            return "".join(f"{M3}<{key}>{tagged(v)}{M3}</{key}>" for key, v in value.items())
+        if isinstance(value, list):
+            return "".join(f"{M3}<item>{tagged(v)}{M3}</item>" for v in value)
+        return raw(value)
+
+    inner = "".join(f"{M3}<{key}>{tagged(v)}{M3}</{key}>\n" for key, v in arguments.items())
+    return f'\n{M3}<invoke name="{name}">\n{inner}{M3}</invoke>\n'
 
 
 def in_cdata(name: str, arguments: Arguments) -> str:
@@ -169,6 +195,8 @@ FORMATS: list[tuple[ToolFormat, Callable[..., str]]] = [
         lambda name, arguments: f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{spelled(arguments)}"
         "<｜tool▁call▁end｜>",
     ),
+    (DSML, in_dsml),
+    (MINIMAX_M3, in_m3),
     (
         COMMAND_R,
         lambda name, arguments: f"\n[{in_json(name, arguments)}]\n",
@@ -216,6 +244,7 @@ def rules_of(form: ToolFormat) -> ChannelRules:
     return ChannelRules(
         transitions=transitions,
         parse_tool_call=form.parse,
+        call_starts=form.starts,
         call_ids=form.call_ids,
         has_bare_calls=form.has_bare_calls,
         shows_its_end=form.shows_its_end,
@@ -230,7 +259,7 @@ def seen_of(pieces: list[Piece]) -> Seen:
     texts = dict.fromkeys(Channel, "")
     for piece in pieces:
         texts[piece.channel] += piece.text
-    functions = [json.loads(line)["function"] for line in texts[Channel.TOOL_CALL].splitlines()]
+    functions = [json.loads(line)["function"] for line in texts[Channel.TOOL_CALL].split("\n")[:-1]]
     return (
         [(one["name"], json.loads(one["arguments"])) for one in functions],
         texts[Channel.CONTENT],
@@ -347,9 +376,9 @@ JSON, QWEN, GEMMA = FORMATS[0][0], FORMATS[1][0], next(f for f, _ in FORMATS if 
 A = {"path": "/a", "content": "x"}
 
 
-GLM, PYTHON, K3, MINIMAX = (
+GLM, PYTHON, K3, MINIMAX, KIMI = (
     next(form for form, _ in FORMATS if form.name == name)
-    for name in ("glm47", "pythonic", "kimi_k3", "minimax_m2")
+    for name in ("glm47", "pythonic", "kimi_k3", "minimax_m2", "kimi_k2")
 )
 
 
@@ -434,6 +463,108 @@ def test_what_a_model_writes_is_read_if_it_has_one_meaning(
     assert (content, warnings) == (("", []) if calls else (text, [UNREADABLE_CALL]))
 
 
+UNMARKED = 'f(path="/a", content="x")'
+LIKE_OPENAI = f'{{"type": "function", "function": {in_json("f", A)}}}'
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "count", "content"),
+    [
+        (LLAMA, f"[{UNMARKED}]", 1, ""),
+        (LLAMA, f"[{UNMARKED}, {UNMARKED}]", 2, ""),
+        (LLAMA, f"<function=f>{spelled(A)}</function>", 1, ""),
+        (LLAMA, f"I read it.\n<function=f>{spelled(A)}</function>", 1, "I read it.\n"),
+        (LLAMA, LIKE_OPENAI, 1, ""),
+        (LLAMA, LIKE_OPENAI.replace('"type": "function", ', ""), 1, ""),
+        (LLAMA, f"I read it: {in_json('f', A)}", 1, "I read it: "),
+        (LLAMA, f"{{x}} {in_json('f', A)}; {in_json('f', A)}", 2, "{x} "),
+        (GRANITE, UNMARKED, 1, ""),
+        (GRANITE, f"{UNMARKED}\n{UNMARKED}\n", 2, ""),
+        (JSON, UNMARKED, 1, ""),
+        (JSON, in_json("f", A), 1, ""),
+        (JSON, in_json("f", A) + " is how to call it.", 0, None),
+        (JSON, f"Write {UNMARKED}", 0, None),
+        (JSON, f"{UNMARKED} is how to call it", 0, None),
+        (JSON, 'g(path="/a")', 0, None),
+        (DEEPSEEK, 2 * f"<｜tool▁call▁begin｜>f<｜tool▁sep｜>{spelled(A)}<｜tool▁call▁end｜>",
+         2, ""),
+        (KIMI, "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
+         f"{spelled(A)}<|tool_call_end|>", 1, ""),
+        (JSON, f"{in_json('f', A)}\n{said(JSON, in_json('f', A))}", 1, f"{in_json('f', A)}\n"),
+        (KIMI, said(KIMI, f"<|tool_call_begin|>f:0<|tool_call_argument_begin|>{spelled(A)}"
+                    "<|tool_call_end|>"), 1, ""),
+        (JSON, f"Use <tool_call> to call. {said(JSON, in_json('f', A))}", 1,
+         "Use <tool_call> to call. "),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("step", [0, 1, 7])
+def test_other_forms_of_a_family_are_calls_if_nothing_follows(
+    form: ToolFormat, text: str, count: int, content: str | None, step: int
+) -> None:
+    calls, shown, _, _ = read(rules_of(form), text, step=step)
+    assert calls == [("f", A)] * count
+    assert shown == (text if content is None else content)
+
+
+ENDS_IN_IT = '<tool_call>{"name": "f", "arguments": {"content": "With </tool_call> it ends'
+CUT = f'<tool_call>{{"name": "f", "arguments": {{"content": "Say {EXAMPLE} or {EXAMPLE} or'
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "is_cut"),
+    [
+        (JSON, f'<tool_call>{{"name": "f", "arguments": {{"content": "a "b" {one}{one}"}}}}'
+         "</tool_call>", False)
+        for one in [said(JSON, in_json("a", {}))]
+    ] + [
+        (JSON, CUT.replace(EXAMPLE, said(JSON, in_json("a", {}))), is_cut)
+        for is_cut in (True, False)
+    ] + [(QWEN, said(QWEN, in_qwen("f", {"content": EXAMPLE * 3}))[:-60], True),
+         (JSON, f"{ENDS_IN_IT} {said(JSON, in_json('a', {}))} or", True)],
+)  # fmt: skip
+def test_a_broken_call_never_gives_the_calls_in_its_values(
+    form: ToolFormat, text: str, is_cut: bool
+) -> None:
+    calls, content, _, warnings = read(rules_of(form), text, step=5, is_cut=is_cut)
+    assert (calls, content) == ([], text)
+    assert warnings
+
+
+@pytest.mark.parametrize(
+    ("thought", "count"),
+    [("EE", 2), ("E\nE\nE\n", 3), ("So E E E.", 0), ("So E E then", 0), ("E and E", 1), ("EE{", 0)],
+)
+def test_calls_side_by_side_in_a_thought_count_together(thought: str, count: int) -> None:
+    thought = thought.replace("E", said(JSON, in_json("f", A)))
+    for end in ("", "</think>Done."):
+        calls, content, reasoning, _ = read(rules_of(JSON), f"<think>{thought}{end}", step=3)
+        assert (len(calls), content) == (count, end.removeprefix("</think>"))
+        assert count or reasoning == thought
+
+
+@pytest.mark.parametrize("form", [AnswerForm.JSON, AnswerForm.CALL])
+def test_the_thought_before_a_format_has_no_calls(form: AnswerForm) -> None:
+    thought, answer = said(JSON, in_json("f", A)), in_json("a", A)
+    parts = [f"{thought}</think>{answer}"]
+    seen = seen_of(pieces_of(rules_of(JSON), parts, opening="<think>", form=form))
+    calls, content = ([("a", A)], "") if form is AnswerForm.CALL else ([], answer)
+    assert seen == (calls, content, thought, [])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"rows": [1, "two", None, True]},
+        {"rows": [{"a": "x", "b": 2}, {"a": "y"}], "flag": True},
+        {"content": "]<]minimax[>[<item>1]<]minimax[>[</item>"},
+        {"deep": {"a": {"b": {"c": 1.5}}, "d": "e f"}},
+    ],
+)
+def test_nested_tags_are_maps_and_lists(arguments: Arguments) -> None:
+    seen = read(rules_of(MINIMAX_M3), said(MINIMAX_M3, in_m3("f", arguments)), step=2)
+    assert seen == ([("f", arguments)], "", "", [])
+
+
 @pytest.mark.parametrize(
     ("form", "name"),
     [(PYTHON, "lib.get-the-docs"), (GEMMA, "fs.read"), (GEMMA, "google:mcp:create-pdf"),
@@ -472,8 +603,9 @@ def test_what_is_read_in_vain_stays_in_proportion(
         read_so_far += len(text)
         raise ValueError
 
-    unit = form.begins[0] + "x" + form.ends[0]
-    text = form.begins[0] + "x" * 100_000 + unit * (100_000 // len(unit))
+    start = form.starts[:1]
+    unit = form.begins[0] + start + "x" + form.ends[0]
+    text = form.begins[0] + start + "x" * 100_000 + unit * (100_000 // len(unit))
     rules = replace(rules_of(form), parse_tool_call=counted)
     calls, content, reasoning, warnings = read(rules, before + text, step=5000)
     assert (calls, content + reasoning) == ([], text)
@@ -581,6 +713,10 @@ def test_nonsense_of_any_length_is_text_soon(form: ToolFormat, written: object) 
         (["<function_calls>"], "", None),
         (["<|START_ACTION|>", "<|tool_call|>"], "Action: ```json", "command-a"),
         (["<｜tool▁calls▁begin｜>", "<|START_ACTION|>"], "<function_calls>", "deepseek"),
+        (["<｜tool▁calls▁begin｜>", "｜DSML｜"], "", "dsml"),
+        (["<｜tool▁calls▁begin｜>", "｜DSML｜"], "<｜tool▁calls▁begin｜>", "deepseek"),
+        (["｜DSML｜"], "x", "dsml"),
+        (["]<]minimax[>[", "<|tool_call|>"], "<tool_call>", "minimax-m3"),
         (["<|tool_call|>"], "<function_calls>", "granite"),
         (["<|python_tag|>"], "<function_calls> tool_calls", "olmo"),
         (["<|python_tag|>"], "tool_calls Action: ```json", "llama"),
@@ -685,7 +821,7 @@ BARE_CALL = '{"name": "weather", "parameters": {}}'
         "{}",
         "[1]",
         " " * 1000,
-        f"Look: {BARE_CALL}",
+        "Look: weather()",
         f"{BARE_CALL}]",
     ],
     ids=lambda text: text[:20],
@@ -702,7 +838,7 @@ def test_json_that_is_no_call_is_content_without_delay(text: str) -> None:
     [
         (BARE_CALL, {"tools": None}, []),
         (BARE_CALL, {"form": AnswerForm.REGEX}, []),
-        (f'{BARE_CALL}; {{"name": "unknown", "parameters": {{}}}}', {}, [UNREADABLE_CALL]),
+        (f'{BARE_CALL}; {{"name": "unknown", "parameters": {{}}}}', {}, []),
         ('{"type": "function", "name": "unknown", "parameters": {}}', {}, [UNREADABLE_CALL]),
         ('{"name": "weather", "param', {}, [UNREADABLE_CALL]),
     ],
@@ -733,7 +869,7 @@ def test_the_cut_of_bare_calls_makes_no_difference(bits: list[str], sizes: list[
 
 def ids_in(text: str) -> list[str]:
     pieces = pieces_of(rules_of(MISTRAL), ["[TOOL_CALLS]" + text])
-    lines = "".join(p.text for p in pieces if p.channel is Channel.TOOL_CALL).splitlines()
+    lines = "".join(p.text for p in pieces if p.channel is Channel.TOOL_CALL).split("\n")[:-1]
     return [json.loads(line)["id"] for line in lines]
 
 
@@ -745,3 +881,50 @@ def test_ids_fit_the_family_are_the_same_again_and_the_models_own_is_kept_once()
     assert own[0] == "Ab3dE6gH9"
     assert (len(set(found)), len(set(own))) == (2, 3)
     assert all(CallIds.NINE.fits(one) for one in [*found, *own])
+
+
+# ---------------------------------------------------------------- whatever a value is
+TEXTS = st.lists(
+    st.one_of(
+        st.sampled_from([*MARKS, *(begin for form, _ in FORMATS for begin in form.begins)]),
+        st.sampled_from(["null", "True", "0123", '{"a": "', "\\", "'", '"', "\r\n", "\n", "  ",
+                         "🦊", "\x85", "x" * 5000, "f(", ")", "<", "call:f{", "a", "#", "\0"]),
+        st.text(max_size=4),
+    ),
+    max_size=6,
+).map("".join)  # fmt: skip
+ROWS = st.recursive(
+    st.one_of(TEXTS, st.integers(-9, 9), st.booleans(), st.none()),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("ab"), inner),
+    max_leaves=3,
+)
+
+
+@EVERY_FORMAT
+@settings(max_examples=20, deadline=None)
+@given(
+    content=TEXTS,
+    rows=st.lists(ROWS, max_size=2),
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=20),
+    is_thought=st.booleans(),
+)
+def test_any_value_comes_back_as_it_was_or_not_at_all(
+    form: ToolFormat,
+    written: Callable[..., str],
+    content: str,
+    rows: list[Any],
+    sizes: list[int],
+    is_thought: bool,
+) -> None:
+    """Between tags and Gemma's quotes, a text of many marks may be no value that can be read."""
+    is_quoted = form.shows_its_end and "gemma" not in form.name
+    if form.name == "minicpm5" and "]]>" in content:
+        return
+    arguments = {"content": content, **({"rows": rows} if is_quoted else {})}
+    text = said(form, written("f", arguments))
+    text = f"<think>{text}</think>" if is_thought else text
+    for parts in ([text], cut_up(text, sizes)):
+        calls, shown, _, warnings = seen_of(pieces_of(rules_of(form), parts))
+        assert calls in ([("f", arguments)], [])
+        assert calls or (warnings and shown == text) or is_thought
+        assert calls or not is_quoted or is_thought

@@ -1,6 +1,8 @@
-"""Tool calls without markers: an answer that is nothing but `{"name": …, "parameters": …}`.
+"""Tool calls without markers: `{"name": …, "parameters": …}`, or `NAME(key=value)`.
 
-Such text is held back only as long as it can still become a call of a known tool. No MLX here.
+JSON may begin anywhere in the content, a call in Python's form only at its beginning; nothing but
+further calls may follow. Such text is held back only as long as it can still become calls of known
+tools. No MLX here.
 """
 
 from __future__ import annotations
@@ -13,13 +15,14 @@ KEYS = ("name", "function", "type", "parameters", "arguments")
 MAX_BEGINNING = 512
 """At most this many characters are held back before the first key and the name have come."""
 
+_OPEN, _CLOSE = "([{", ")]}"
+
 
 class BareCallWatch:
     """Watches the content of one answer from its beginning.
 
     Attributes:
-        text: what is held back.
-        is_undecided: whether the content may still be a call.
+        is_call_like: true if what is held back begins like a call of one of the tools.
 
     Args:
         names: names of the request's tools.
@@ -28,67 +31,98 @@ class BareCallWatch:
 
     def __init__(self, names: Collection[str], *, is_call: bool = False) -> None:
         self._names = names
-        self._is_call = self._is_begun = is_call
+        self._is_call = self.is_call_like = is_call
+        self._is_first = True  # nothing but white space has come
+        self._held: list[str] = []
+        self._beginning = ""  # of the next call, not certain yet
         self._depth = 0
-        self._is_in_string = False
+        self._quote = ""  # around the string that the text is in
         self._is_escaped = False
-        self._parts: list[str] = []
-        self.is_undecided = True
 
     @property
     def text(self) -> str:
-        """Returns what is held back."""
-        return "".join(self._parts)
+        """Return what is held back."""
+        return "".join(self._held)
 
-    @property
-    def is_call_like(self) -> bool:
-        """Whether the text began like a call of one of the tools."""
-        return self._is_begun
+    def is_plain(self, text: str) -> bool:
+        """True if `add` would return this text as it is, and keep nothing of it in mind."""
+        return not self._held and not self._is_first and "{" not in text
 
     def add(self, text: str) -> str:
-        """Text that cannot be part of a call: all of the content so far, or nothing."""
-        if not self.is_undecided:
-            return text
-        self._parts.append(text)
+        """Return text that cannot be part of a call; may be empty."""
         if self._is_call:
+            self._held.append(text)
             return ""
-        if not self._is_begun:
-            beginning = self.text
-            state = _begins(beginning, self._names)
-            if state is None and len(beginning) <= MAX_BEGINNING:
-                return ""
-            self._is_begun = bool(state)
-            text = beginning
-        if self._is_begun and self._is_one(text):
-            return ""
-        self.is_undecided = self._is_begun = False
-        held, self._parts = self.text, []
+        shown: list[str] = []
+        while text:
+            if not self._held and not self._is_first:
+                before, brace, text = text.partition("{")
+                shown.append(before)
+                text = brace + text
+            for at, character in enumerate(text):
+                self._held.append(character)
+                if not self._goes_on(character):
+                    shown.append(self._let_go())
+                    text = text[at + 1 :]
+                    break
+            else:
+                break
+        return "".join(shown)
+
+    def _let_go(self) -> str:
+        """Return what is held back, which is no call."""
+        held = self.text
+        self._held, self._beginning, self._depth, self._quote = [], "", 0, ""
+        self.is_call_like = self._is_first = self._is_escaped = False
         return held
 
-    def _is_one(self, text: str) -> bool:
-        """Whether only whitespace and further calls follow a call's last brace."""
-        for character in text:
-            if self._is_escaped:
-                self._is_escaped = False
-            elif self._is_in_string:
-                self._is_escaped = character == "\\"
-                self._is_in_string = character != '"'
-            elif character in "}]":
-                self._depth -= 1
-            elif character == "{" or (self._depth and character == "["):
-                self._depth += 1
-            elif self._depth:
-                self._is_in_string = character == '"'
-            elif character != ";" and not character.isspace():
-                return False
-            if self._depth < 0:
-                return False
-        return True
+    def _goes_on(self, character: str) -> bool:
+        """True if what is held back may still be calls alone, with this character."""
+        if not self._depth:
+            if self.is_call_like and not self._beginning and character in " \t\r\n;,":
+                return True
+            self._beginning += character
+            begins = _begins(self._beginning, self._names, may_be_python=self._is_first)
+            if begins:
+                self.is_call_like = True
+                for one in self._beginning:
+                    self._read(one)
+                self._beginning = ""
+            return begins or (begins is None and len(self._beginning) <= MAX_BEGINNING)
+        self._read(character)
+        return self._depth >= 0
+
+    def _read(self, character: str) -> None:
+        """Follow brackets and strings."""
+        if self._is_escaped:
+            self._is_escaped = False
+        elif self._quote:
+            self._is_escaped = character == "\\"
+            if character == self._quote:
+                self._quote = ""
+        elif character in _OPEN:
+            self._depth += 1
+        elif character in _CLOSE:
+            self._depth -= 1
+        elif self._depth and character in "\"'":
+            self._quote = character
 
 
-def _begins(text: str, names: Collection[str]) -> bool | None:
+def _begins(text: str, names: Collection[str], *, may_be_python: bool) -> bool | None:
     """Whether this begins like a call; None if that is undecided."""
     rest = text.lstrip()
+    if not rest:
+        return None
+    if may_be_python:
+        if rest[0] == "[":
+            rest = rest[1:].lstrip()
+            if not rest:
+                return None
+        if rest[0] != "{":
+            name, bracket, _ = rest.partition("(")
+            if bracket:
+                return name.strip() in names
+            return None if any(known.startswith(name) for known in names) else False
     for expected in ("{", '"'):
         if not rest:
             return None
@@ -98,16 +132,17 @@ def _begins(text: str, names: Collection[str]) -> bool | None:
     key, quote, rest = rest.partition('"')
     if not quote:
         return None if any(known.startswith(key) for known in KEYS) else False
-    if key not in ("name", "function"):
+    if key not in ("name", "function", "type"):
         return key in KEYS
     for expected in (":", '"'):
         rest = rest.lstrip()
         if not rest:
             return None
         if rest[0] != expected:
-            return False
+            return key == "function" and rest[0] == "{"
         rest = rest[1:]
     name, quote, _ = rest.partition('"')
+    expected_names = ("function",) if key == "type" else names
     if not quote:
-        return None if any(known.startswith(name) for known in names) else False
-    return name in names
+        return None if any(known.startswith(name) for known in expected_names) else False
+    return name in expected_names

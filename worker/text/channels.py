@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mlxsup.protocol.states import AnswerForm, Channel
+from mlxsup.protocol.tool_choice import UNREADABLE_CALL
 
 from .bare_calls import BareCallWatch
 from .stops import find_first, undecided
@@ -23,7 +24,6 @@ HEADER = "header"
 
 _PLAIN = {NORMAL: Channel.CONTENT, REASONING: Channel.REASONING}
 
-UNREADABLE_CALL = "the model began a tool call that cannot be read; it is left in the text"
 BROKEN_HEADER = "the model broke the format of its answers; what it wrote is left in the text"
 
 
@@ -55,8 +55,9 @@ class ChannelRules:
         header: how to read the text of the state `header`; None: markers alone end that state.
         parse_tool_call: makes a call of the text between the markers; may raise anything. For a
             call that a header announces, it gets the header, too.
+        call_starts: characters with which a call may begin behind its marker; empty: with any.
         call_ids: what the ids of calls look like.
-        has_bare_calls: whether a whole answer of JSON is a call if it names a tool.
+        has_bare_calls: whether text without markers is a call if it names a tool.
         shows_its_end: whether a whole call can be told from the beginning of a longer one. If not,
             a marker that ends a call may be part of a value, until another call or the end of the
             answer follows.
@@ -66,6 +67,7 @@ class ChannelRules:
     initial: str | None = None
     header: Header | None = None
     parse_tool_call: ToolCallParser | None = None
+    call_starts: str = ""
     call_ids: CallIds = CallIds.OURS
     has_bare_calls: bool = False
     shows_its_end: bool = True
@@ -82,6 +84,9 @@ class Piece:
 
 MOST_BROKEN_CALLS = 32
 """After so many calls that cannot be read, markers are text."""
+
+MOST_BLANKS = 512
+"""Characters between a marker and what shows whether a call begins."""
 
 MOST_READ_AGAIN = 300_000
 """After so many characters were read once more because of such calls, markers are text."""
@@ -111,6 +116,8 @@ class _OpenCall:
         markers: those that may end it.
         marker: what began it; empty after a header.
         head: the header before it, which belongs to it.
+        lines: the calls that end right before it, in the same thought.
+        before: their text, from the first marker to this one.
         ends: of each marker that may end it, where it begins and ends in the text, and the state
             it leads to.
         length: of its text.
@@ -122,6 +129,8 @@ class _OpenCall:
         self.markers = markers
         self.marker = marker
         self.head = head
+        self.lines: list[str] = []
+        self.before = ""
         self.ends: list[tuple[int, int, str]] = []
         self.is_at_its_end = False
         self.length = 0
@@ -167,7 +176,7 @@ class ChannelParser:
         self._rules = rules
         self._calls = calls
         self._form = form
-        has_calls = bool(calls.names) and form is not AnswerForm.CALL
+        has_calls = bool(calls.names) and form not in (AnswerForm.JSON, AnswerForm.CALL)
         # For each state: its markers, where each leads, and the characters that one may begin with.
         self._edges = {
             state: (list(targets), targets, {marker[0] for marker in targets})
@@ -179,7 +188,7 @@ class ChannelParser:
             self._edges[HEADER] = ([end], {end: HEADER}, {end[0]})
         self._state = rules.initial or NORMAL
         self._held = ""
-        self._is_broken = False  # said once
+        self._is_broken = self._has_warned = False  # each is said once
         self._header = ""
         self._header_from = 0  # the text before it was a marker, or the prompt's
         self._call: _OpenCall | None = None
@@ -207,15 +216,10 @@ class ChannelParser:
         # A call is shown once it is complete, or as content if it never becomes one.
         return _PLAIN.get(self._state, Channel.CONTENT)
 
-    @property
-    def has_calls(self) -> bool:
-        """Whether the answer contains a tool call."""
-        return self._calls.count > 0
-
     def plain_channel(self, text: str) -> Channel | None:
         """The channel of a text that `add` would give as one piece and that would change nothing
         else; None if it might do more. For an empty text, the channel that it would be in."""
-        if self._held or self._bare is not None:
+        if self._held or (self._bare is not None and not self._bare.is_plain(text)):
             return None
         edges = self._edges.get(self._state)
         if edges is not None:
@@ -240,13 +244,12 @@ class ChannelParser:
             pieces += shown
         return pieces
 
-    def finish(self, *, is_cut: bool = False, is_stopped: bool = False) -> list[Piece]:
+    def finish(self, *, is_cut: bool = False) -> list[Piece]:
         """The pieces still held back when the answer is over; a call without its end is read if
         its format shows whether it is complete.
 
         Args:
             is_cut: whether the model would have written more, perhaps the rest of a value.
-            is_stopped: whether a stop string has ended the answer, perhaps in a value.
         """
         pieces: list[Piece] = []
         while True:
@@ -254,7 +257,7 @@ class ChannelParser:
             if self._call is None:
                 return pieces + self._show(held) + self._end_bare()
             self._call.add(held)
-            rest, shown = self._settle(self._call, is_cut, is_stopped)
+            rest, shown = self._settle(self._call, is_cut)
             pieces += shown + self.add(rest)
 
     def _read_part(self, pending: str) -> tuple[str, list[Piece]]:
@@ -300,7 +303,8 @@ class ChannelParser:
         return rest, []
 
     def _move(self, marker: str, state: str) -> list[Piece]:
-        pieces = self._end_bare() if self._state == NORMAL != state else []
+        # What might have been a call without markers was an example for what follows.
+        pieces = self._end_bare(is_text=True) if self._state == NORMAL != state else []
         if state == TOOL:
             if self._broken_calls >= MOST_BROKEN_CALLS or self._read_again >= MOST_READ_AGAIN:
                 return [*pieces, *self._show(marker)]
@@ -314,14 +318,12 @@ class ChannelParser:
             return []
         if channel is Channel.CONTENT and self._bare is not None:
             text = self._bare.add(text)
-            if not self._bare.is_undecided:
-                self._bare = None
         return [Piece(channel=channel, text=text)] if text else []
 
     # ---------------------------------------------------------------- calls
 
-    def _open_call(self, origin: str, marker: str = "", head: str = "") -> None:
-        """Begin a call."""
+    def _open_call(self, origin: str, marker: str = "", head: str = "") -> _OpenCall:
+        """Begin a call, and return it."""
         ends = self._edges[TOOL][0] if TOOL in self._edges else []
         outer = self._edges[origin][1] if origin in self._edges and not head else {}
         # What ends the thought ends the call in it; another call may end this one.
@@ -331,9 +333,18 @@ class ChannelParser:
             if (to == TOOL or (origin == REASONING and to != REASONING)) and text not in ends
         ]
         self._call = _OpenCall(origin, [*ends, *others], marker, head)
+        return self._call
 
     def _read_call(self, call: _OpenCall, pending: str) -> tuple[str, list[Piece]]:
         """Read on to what may end the call: what is left to read, and what is shown."""
+        if not call.length and not call.head and self._rules.call_starts:
+            first = pending.lstrip()[:1]
+            if not first and len(pending) <= MOST_BLANKS:
+                self._held = pending
+                return "", []
+            if first not in self._rules.call_starts:
+                left, pieces = self._give_up(call, is_cut=True)
+                return left + pending, pieces
         found = find_first(pending, call.markers)
         if found is None:
             certain = len(pending) - undecided(pending, call.markers)
@@ -350,25 +361,31 @@ class ChannelParser:
             if is_over and len(call.ends) <= MOST_ENDS:
                 lines = self._read(call, -1, is_lenient=False)
                 if lines is not None:
-                    return rest, self._end_call(lines, ends[marker], marker)
+                    return rest, self._end_call(call, lines, ends[marker], marker)
             return rest, []
         outer = self._edges[call.origin][1]
         if call.is_at_its_end:
             # A value between tags may hold whole calls: a mistake in it is judged at the end.
             may_be_lenient = self._rules.shows_its_end or outer[marker] != TOOL
             for is_lenient in (False, True)[: 1 + may_be_lenient]:
-                if (lines := self._read(call, -1, is_lenient=is_lenient)) is not None:
-                    return marker + rest, self._end_call(lines, self._after(call, -1), "")
+                if (lines := self._read(call, -1, is_lenient=is_lenient)) is None:
+                    continue
+                if call.origin == REASONING and outer[marker] == TOOL:
+                    following = self._open_call(REASONING, marker)
+                    following.lines = call.lines + lines
+                    following.before = call.before + call.marker + call.text
+                    return rest, []
+                return marker + rest, self._end_call(call, lines, self._after(call, -1), "")
         if outer[marker] != TOOL:  # the thought is over, and the call in it was none
-            left, pieces = self._give_up(call)
+            left, pieces = self._give_up(call, is_cut=False)
             return left + marker + rest, pieces
         call.add(marker)
         return rest, []
 
-    def _settle(self, call: _OpenCall, is_cut: bool, is_stopped: bool) -> tuple[str, list[Piece]]:
+    def _settle(self, call: _OpenCall, is_cut: bool) -> tuple[str, list[Piece]]:
         """Decide about a call when the answer is over: the text after it, and what is shown."""
         numbers = range(len(call.ends) - 1, -1, -1)[:MOST_ENDS]
-        if call.origin == REASONING or (is_stopped and not self._rules.shows_its_end):
+        if call.origin == REASONING:
             numbers = numbers[: call.is_at_its_end]
         if is_cut and not self._rules.shows_its_end:
             numbers = numbers[:0]  # what looks like its end may be in the middle of a value
@@ -376,21 +393,20 @@ class ChannelParser:
             if self._rules.shows_its_end or TOOL not in self._edges:
                 lines = self._read(call, None, is_lenient=is_lenient, is_over=True)
                 if lines is not None:
-                    return "", self._end_call(lines, NORMAL, "")
+                    return "", self._end_call(call, lines, NORMAL, "")
             for number in self._in_order(call, numbers) if is_lenient else numbers:
                 lines = self._read(call, number, is_lenient=is_lenient, is_over=True)
                 if lines is not None:
                     begin, end, _ = call.ends[number]
                     state, marker = self._after(call, number), call.text[begin:end]
-                    return call.text[end:], self._end_call(lines, state, marker)
-        return self._give_up(call)
+                    return call.text[end:], self._end_call(call, lines, state, marker)
+        return self._give_up(call, is_cut=is_cut)
 
     def _in_order(self, call: _OpenCall, numbers: range) -> list[int]:
         """Return the ends of a call with a mistake, the likeliest first: before another call, or
         before nothing; otherwise the last one."""
         text = call.text
-        edges = self._rules.transitions.get(call.origin, ())
-        begins = tuple(marker for marker, to in edges if to == TOOL)
+        begins = tuple(self._begins(call.origin))
         clear = [
             number
             for number in reversed(numbers)
@@ -419,29 +435,36 @@ class ChannelParser:
         """Return the state after the call: the thought goes on in which it began."""
         return REASONING if call.origin == REASONING else call.ends[number][2]
 
-    def _end_call(self, lines: list[str], state: str, marker: str) -> list[Piece]:
+    def _end_call(self, call: _OpenCall, lines: list[str], state: str, marker: str) -> list[Piece]:
         self._call = None
         self._enter(state, marker)
-        return [Piece(channel=Channel.TOOL_CALL, text=line) for line in lines]
+        return [Piece(channel=Channel.TOOL_CALL, text=line) for line in call.lines + lines]
 
     def _enter(self, state: str, marker: str) -> None:
         self._state = state
         if state == HEADER:
             self._header, self._header_from = marker, len(marker)
 
-    def _give_up(self, call: _OpenCall) -> tuple[str, list[Piece]]:
+    def _give_up(self, call: _OpenCall, *, is_cut: bool) -> tuple[str, list[Piece]]:
         """Make text of a call that cannot be read: what must be read once more, and what is shown.
 
         In a thought it was a thought, so that only its marker is none.
+
+        Args:
+            call: the call.
+            is_cut: whether the end of its text is missing, so that its last value may hold whatever
+                looks like another call.
         """
         self._call = None
-        self._broken_calls += 1
         text = call.text
+        self._broken_calls += bool(text)
         if call.origin == REASONING:
             self._state = REASONING
-            self._read_again += len(text)
-            return text, [Piece(channel=Channel.REASONING, text=call.marker)]
-        begin, end, state = call.ends[0] if call.ends else (len(text), len(text), NORMAL)
+            whole = call.before + call.marker + text
+            first = self._first_marker(whole)
+            self._read_again += len(whole)
+            return whole[len(first) :], [Piece(channel=Channel.REASONING, text=first)]
+        begin, end, state = self._own_end(call, is_cut)
         self._enter(state, text[begin:end])
         self._read_again += len(text) - end
         if call.head and self._rules.header is not None:
@@ -452,18 +475,43 @@ class ChannelParser:
             shown = call.marker + text[:end]
         if not shown and not call.head:
             return text[end:], []
-        piece = Piece(channel=Channel.CONTENT, text=shown, warning=UNREADABLE_CALL)
-        return text[end:], [piece]
+        return text[end:], [self._unreadable(shown)]
 
-    def _end_bare(self) -> list[Piece]:
-        """Decides about content that might have been a call: it is one, or stays text."""
+    def _unreadable(self, text: str) -> Piece:
+        """Return the text of a call that cannot be read; an answer says once that it has any."""
+        warning = None if self._has_warned else UNREADABLE_CALL
+        self._has_warned = True
+        return Piece(channel=Channel.CONTENT, text=text, warning=warning)
+
+    def _first_marker(self, text: str) -> str:
+        """Return the marker that begins a thought's first call."""
+        return max((one for one in self._begins(REASONING) if text.startswith(one)), key=len)
+
+    def _begins(self, origin: str) -> list[str]:
+        """Return the markers that begin a call."""
+        edges = self._rules.transitions.get(origin, ())
+        return [marker for marker, to in edges if to == TOOL]
+
+    def _own_end(self, call: _OpenCall, is_cut: bool) -> tuple[int, int, str]:
+        """Return the end that belongs to a call that cannot be read, not to one in its values;
+        the end of its text if there is none."""
+        begins, text, depth, at = self._begins(call.origin), call.text, 1, 0
+        for begin, end, state in () if is_cut else call.ends:
+            depth += sum(text.count(marker, at, begin) for marker in begins) - 1
+            if not depth:
+                return begin, end, state
+            at = end
+        return len(text), len(text), NORMAL
+
+    def _end_bare(self, *, is_text: bool = False) -> list[Piece]:
+        """Decide about content that might have been a call: it is one, or stays text."""
         bare, self._bare = self._bare, None
         if bare is None or not bare.text:
             return []
-        if not bare.is_call_like:
+        if is_text or not bare.is_call_like:
             return [Piece(channel=Channel.CONTENT, text=bare.text)]
         parse = parse_json_calls if self._form is AnswerForm.CALL else self._rules.parse_tool_call
         lines = self._calls.read(bare.text, parse, self._rules.call_ids)
         if lines is not None:
             return [Piece(channel=Channel.TOOL_CALL, text=line) for line in lines]
-        return [Piece(channel=Channel.CONTENT, text=bare.text, warning=UNREADABLE_CALL)]
+        return [self._unreadable(bare.text)]

@@ -26,6 +26,9 @@ WALKED_TOKENS = 16
 
 NO_WHITESPACE = {"whitespace_flexible": False}
 
+AS_TEMPLATES = NO_WHITESPACE | {"item_separator": ", ", "key_separator": ": "}
+"""How chat templates write the JSON of calls, so that models have learned it so."""
+
 LENIENT = {"lenient": True}
 """Keywords that llguidance does not know, such as `uniqueItems`, are left out, not refused."""
 
@@ -50,6 +53,7 @@ class Grammar:
         end_tokens: ids that it allows when the answer may end.
         begins_after: sequences of ids; the grammar applies once all have appeared, in this order.
             The end of the reasoning, for example; empty: at once.
+        early_ends: ids that would end the answer before that.
         parameter: that has asked for it.
     """
 
@@ -58,8 +62,10 @@ class Grammar:
         matcher: Any,
         end_tokens: Sequence[int],
         begins_after: Sequence[Sequence[int]] = (),
+        early_ends: Sequence[int] = (),
         parameter: str = "response_format",
     ) -> None:
+        self.early_ends = list(early_ends)
         self._parameter = parameter
         self._matcher = matcher
         self._end_tokens = frozenset(end_tokens)
@@ -79,19 +85,33 @@ class Grammar:
         return not self._begins_after
 
     @property
+    def leads_on(self) -> int:
+        """Return the id that begins what the grammar begins after, or goes on with it."""
+        wanted = self._begins_after[0]
+        lengths = range(len(wanted) - 1, 0, -1)
+        return wanted[next((n for n in lengths if self._latest[-n:] == wanted[:n]), 0)]
+
+    @property
     def error(self) -> str:
         """Why the matcher gave up, which ends the answer; empty if it did not."""
         return _first_line(self._matcher.get_error()) if self._matcher.is_error() else ""
 
-    @property
-    def refusal(self) -> RemoteError | None:
-        """The request's error if the matcher gave up; None if it did not."""
-        if not self.error:
+    def refusal(self, *, is_over: bool) -> RemoteError | None:
+        """Return the error of an answer without what it had to contain; None if it is right so far.
+
+        Args:
+            is_over: whether the model has ended it.
+        """
+        if self.error:
+            problem = f"cannot continue within its {self._parameter}, which is too complex: "
+            problem += self.error
+        elif is_over and not self.has_begun:
+            problem = f"ended in its reasoning, before the part that {self._parameter} asks for"
+        else:
             return None
         return RemoteError(
             ErrorCode.INVALID_REQUEST,
-            f"the answer cannot continue within its {self._parameter}, which is too complex:"
-            f" {self.error}",
+            f"the answer {problem}",
             detail={"parameter": self._parameter},
         )
 
@@ -137,12 +157,13 @@ class GrammarCompiler:
         self,
         form: dict[str, Any] | None,
         begins_after: Sequence[Sequence[int]] = (),
+        early_ends: Sequence[int] = (),
     ) -> Grammar | None:
         """The grammar of one answer; None if any text will do.
 
         Args:
             form: a `response_format`, or what `call_form` returns.
-            begins_after: see `Grammar`.
+            begins_after, early_ends: see `Grammar`.
 
         Raises:
             RemoteError: `invalid_request`: it is impossible, too complex, or llguidance is not
@@ -162,7 +183,7 @@ class GrammarCompiler:
         while len(self._matchers) > MAX_KEPT:
             self._matchers.popitem(last=False)
         ends = self._tokenizer.eos_tokens
-        return Grammar(matcher.deep_copy(), ends, begins_after, parameter)
+        return Grammar(matcher.deep_copy(), ends, begins_after, early_ends, parameter)
 
     def _compile(self, form: dict[str, Any], parameter: str) -> Any:
         try:
@@ -198,8 +219,11 @@ class GrammarCompiler:
 
 
 def call_form(tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the form of an answer that is one call: `{"name": …, "arguments": …}`, compact JSON
-    whatever the family of the model, so that every model can be made to call.
+    """Return the form of an answer that is one call: `{"name": …, "arguments": …}`, whatever the
+    family of the model, so that every model can be made to call.
+
+    The family's own markers are left out, as vLLM does it: they would need a second description of
+    each format beside its reader, and values between tags have no grammar that follows a schema.
 
     Args:
         tools: the functions to choose from, in OpenAI's form.
@@ -221,7 +245,8 @@ def call_form(tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def closed(schema: Any) -> Any:
     """Return a schema whose objects have no properties but those that it names, unless it says
-    something else: JSON Schema allows any others, and small models add them without end."""
+    something else: JSON Schema allows any others, and small models add them without end. What has
+    properties is an object: JSON Schema also allows all that is none."""
     if isinstance(schema, list):
         return [closed(one) for one in schema]
     if not isinstance(schema, dict):
@@ -235,7 +260,9 @@ def closed(schema: Any) -> Any:
         for name, value in schema.items()
     }
     is_open = "properties" in inner and not _SAYS_MORE & inner.keys()
-    return inner | {"additionalProperties": False} if is_open else inner
+    if not is_open:
+        return inner
+    return {"type": "object", **inner, "additionalProperties": False}
 
 
 def _grammar_text(form: dict[str, Any]) -> str:
@@ -257,8 +284,8 @@ def _call_grammar(tools: Sequence[Sequence[Any]]) -> str:
     own, to which its references are relative."""
     lines = ["start: " + " | ".join(f"call{number}" for number in range(len(tools)))]
     for number, (name, schema) in enumerate(tools):
-        begin = json.dumps(f'{{"name":{json.dumps(name, ensure_ascii=False)},"arguments":')
-        arguments = {"type": "object", **schema, "x-guidance": NO_WHITESPACE | LENIENT}
+        begin = json.dumps(f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": ')
+        arguments = {"type": "object", **schema, "x-guidance": AS_TEMPLATES | LENIENT}
         lines.append(f'call{number}: {begin} arguments{number} "}}"')
         lines.append(f"arguments{number}: %json {json.dumps(arguments)}")
     return "\n".join(lines)
@@ -294,6 +321,10 @@ def _subject(form: dict[str, Any]) -> str:
 
 def _impossible(why: str, parameter: str, subject: str = "this") -> RemoteError:
     why = _first_line(why)[:300]
+    if "lookaround" in why or "look-around" in why:
+        why = r"a regular expression with look-around ((?=…), (?<=…), \b), which is not supported"
+    elif "regex parse error" in why:
+        why = f"a regular expression: {why.rpartition('error: ')[2]}"
     if "NoExtensionBias" in why or not why:
         why = "nothing can match it"
     return invalid(parameter, "a format that an answer can have", shown=f"{subject}: {why}")

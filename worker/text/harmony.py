@@ -24,7 +24,8 @@ BEGINS = ("<|start|>", "<|end|>", "<|return|>", "<|call|>", "<|channel|>")
 """After each of these, wherever it occurs, comes a header, or nothing."""
 
 INSIDE = ("<|message|>", "<|constrain|>")
-ENDS = ("<|return|>", "<|call|>")
+CALL_END = "<|call|>"
+ENDS = ("<|return|>", CALL_END)
 """These end the answer."""
 
 CHANNELS = ("analysis", "commentary", "final")

@@ -32,6 +32,12 @@ class StopMatcher:
         """The stop string that was found."""
         return self._found
 
+    def is_plain(self, text: str) -> bool:
+        """True if `add` would return this text as it is, and keep nothing of it in mind."""
+        return not self._stops or not (
+            self._found or self._held or any(stop[0] in text for stop in self._stops)
+        )
+
     def add(self, text: str, *, may_stop: bool = True) -> str:
         """The text that became certain with this piece; may be empty.
 
@@ -58,7 +64,7 @@ class StopMatcher:
 
     def finish(self) -> str:
         """The text still held back when the text has ended without a stop string."""
-        held, self._held = self._held, ""
+        held, self._held, self._exempt = self._held, "", 0
         return held
 
 

@@ -34,7 +34,7 @@ class ToolFormat:
         ends: each of these ends it; if empty, the end of the answer does.
         parse: reads the text between them.
         call_ids: the form of the ids.
-        has_bare_calls: see `ChannelRules`.
+        starts, has_bare_calls: see `call_starts` and `has_bare_calls` of `ChannelRules`.
         shows_its_end: whether a whole call can be told from the beginning of a longer one, as JSON
             can; values between tags may contain any marker.
     """
@@ -44,6 +44,7 @@ class ToolFormat:
     parse: ToolCallParser
     ends: tuple[str, ...] = ()
     call_ids: CallIds = CallIds.OURS
+    starts: str = ""
     has_bare_calls: bool = False
     shows_its_end: bool = True
 
@@ -113,19 +114,38 @@ def parse_json_calls(text: str, tools: Tools, is_lenient: bool) -> list[dict[str
     return [_json_call(value) for value in json_values(text, is_lenient=is_lenient)]
 
 
+def parse_unmarked_calls(text: str, tools: Tools, is_lenient: bool) -> list[dict[str, Any]]:
+    """Read JSON, or calls as Python writes them, or Llama's `NAME>{…}` behind `<function=`."""
+    if found := _LLAMA.match(text):
+        arguments, end = _DECODER.raw_decode(text, found.end())
+        if text[end:].strip():
+            raise ValueError("more than a call")
+        return [{"name": found["name"], "arguments": arguments}]
+    start = text.lstrip()
+    if start[:1] in ("{", "`") or (start[:1] == "[" and start[1:].lstrip()[:1] in ("{", "]")):
+        return parse_json_calls(text, tools, is_lenient)
+    return parse_python_calls(text, tools, is_lenient)
+
+
+_LLAMA = re.compile(r"\s*(?P<name>[^\s<>{}()\"']+)>\s*(?=\{)")
+
+
 def parse_fenced_calls(text: str, tools: Tools, is_lenient: bool) -> list[dict[str, Any]]:
     """Read a JSON list; a call of `directly_answer` means that the model calls nothing."""
     calls = parse_json_calls(text, tools, is_lenient)
     return [call for call in calls if call["name"] not in ("directly_answer", "directly-answer")]
 
 
+DEEPSEEK_CALL = "<｜tool▁call▁begin｜>"
 _DEEPSEEK_FENCE = re.compile(r"\s*(?P<name>[^\n]+)\n```json\n(?P<arguments>.*)\n```\s*", re.DOTALL)
 
 
 def parse_deepseek_calls(text: str, tools: Tools, is_lenient: bool) -> list[dict[str, Any]]:
     """Read V3's and R1's `function<sep>NAME` with a fence of JSON, and V3.1's `NAME<sep>{…}`."""
+    if not text.lstrip().startswith(DEEPSEEK_CALL):
+        text = DEEPSEEK_CALL + text  # it was the marker, without the section around
     return _calls_in_sections(
-        text, "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", _deepseek_call, is_lenient
+        text, DEEPSEEK_CALL, "<｜tool▁call▁end｜>", _deepseek_call, is_lenient
     )
 
 
@@ -136,6 +156,7 @@ def _deepseek_call(text: str) -> dict[str, Any]:
     return {"name": name.strip(), "arguments": _DECODER.decode(arguments)}
 
 
+KIMI_CALL = "<|tool_call_begin|>"
 _KIMI = re.compile(
     r"\s*(?P<id>(?:functions\.)?(?P<name>\S+?):\d+)\s*<\|tool_call_argument_begin\|>"
     r"(?P<arguments>.*)",
@@ -145,11 +166,9 @@ _KIMI = re.compile(
 
 def parse_kimi_calls(text: str, tools: Tools, is_lenient: bool) -> list[dict[str, Any]]:
     """Read Kimi K2's `functions.NAME:0<|tool_call_argument_begin|>{…}`."""
-    if "<|tool_call_begin|>" not in text:
-        return [_kimi_call(text)]
-    return _calls_in_sections(
-        text, "<|tool_call_begin|>", "<|tool_call_end|>", _kimi_call, is_lenient
-    )
+    if not text.lstrip().startswith(KIMI_CALL):
+        text = KIMI_CALL + text  # it was the marker, without the section around
+    return _calls_in_sections(text, KIMI_CALL, "<|tool_call_end|>", _kimi_call, is_lenient)
 
 
 def _kimi_call(text: str) -> dict[str, Any]:
@@ -426,7 +445,7 @@ class Tags:
         call: matches the beginning of a call, with the group `name`.
         end_call: ends it; empty if the end of the text does.
         argument: matches the beginning of an argument, with the group `key`, perhaps `type`.
-        end_argument: ends its value.
+        end_argument: ends its value; `{key}` in it stands for the argument's key.
         is_on_lines: whether one line break on each side of a value belongs to the tags.
         is_escaped: whether a value may stand in a CDATA section.
         has_entities: whether names and keys have `&quot;` and `&amp;`.
@@ -434,6 +453,7 @@ class Tags:
         end_block: ends it.
         opens: texts that open what `end_argument` or `end_call` closes; a value that contains more
             of them than of these is not over.
+        is_nested: whether a value may be arguments in tags again: a map, or a list of `item`.
     """
 
     call: re.Pattern[str]
@@ -446,6 +466,7 @@ class Tags:
     block: re.Pattern[str] | None = None
     end_block: str = ""
     opens: tuple[tuple[str, str], ...] = ()
+    is_nested: bool = False
 
     def parse(self, text: str, tools: Tools, is_lenient: bool) -> list[dict[str, Any]]:
         """Return the calls; see `ToolCallParser`."""
@@ -528,19 +549,25 @@ class _TagReader:
         key = self._plain(groups["key"])
         if key in seen:
             return None
-        kind = groups.get("type")  # the model may say itself of which type a value is
-        schema = {"type": kind} if kind else (parameters.get("properties") or {}).get(key)
-        for stop in self._stops(found.end(), schema, parameters):
+        schema = (parameters.get("properties") or {}).get(key)
+        if kind := groups.get("type"):  # the model may say itself of which type a value is
+            schema = {"type": kind}
+        elif is_text := groups.get("is_text"):  # or whether it is a text
+            schema = {"type": "string"} if is_text == "true" else {}
+        end_argument = tags.end_argument.replace("{key}", groups["key"])
+        for stop in self._stops(found.end(), end_argument, schema, parameters):
             self._tries += 1
             if self._tries > MOST_TRIES:
                 return None
-            rest = self._arguments(stop + len(tags.end_argument), parameters, seen | {key})
+            rest = self._arguments(stop + len(end_argument), parameters, seen | {key})
             if rest is not None:
                 rest[0].append((key, self._value(text[found.end() : stop], schema, parameters)))
                 return rest
         return None
 
-    def _stops(self, at: int, schema: Any, parameters: Mapping[str, Any]) -> Iterator[int]:
+    def _stops(
+        self, at: int, end_argument: str, schema: Any, parameters: Mapping[str, Any]
+    ) -> Iterator[int]:
         """Yield where the value that begins here may end: after its JSON unless it may be a
         string, or else before each end tag that does not close a tag in the value itself."""
         text, tags = self._text, self._tags
@@ -551,12 +578,12 @@ class _TagReader:
                 end = self._skip(_DECODER.raw_decode(text, start)[1])
             except (ValueError, RecursionError):
                 end = -1
-            if end >= 0 and text.startswith(tags.end_argument, end):
+            if end >= 0 and text.startswith(end_argument, end):
                 yield end
                 return
         surplus = [0] * len(tags.opens)
         longest = LONGEST_WORD if types and types <= _WORDS and not self._is_lenient else len(text)
-        for stop in _places(text, tags.end_argument, at):
+        for stop in _places(text, end_argument, at):
             if stop - start > longest:
                 return
             for number, (opening, closing) in enumerate(tags.opens):
@@ -578,6 +605,10 @@ class _TagReader:
 
     def _value(self, text: str, schema: Any, parameters: Mapping[str, Any]) -> Any:
         tags = self._tags
+        if tags.is_nested and tags.argument.match(text, len(text) - len(text.lstrip())):
+            nested = self._nested(text, schema, parameters)
+            if nested is not None:
+                return nested
         if tags.is_escaped and (
             data := re.fullmatch(r"\s*<!\[CDATA\[(.*)\]\]>\s*", text, re.DOTALL)
         ):
@@ -585,6 +616,32 @@ class _TagReader:
         elif tags.is_on_lines:
             text = text.removeprefix("\n").removesuffix("\n")
         return value_of(text, schema, parameters)
+
+    def _nested(self, text: str, schema: Any, parameters: Mapping[str, Any]) -> Any:
+        """Return the map or the list that a value in tags stands for; None if it is a text."""
+        types = types_of(schema, parameters)
+        if "string" in types:
+            return None
+        known = schema if isinstance(schema, Mapping) else {}
+        is_list = "array" in types or text.lstrip().startswith(ITEM)
+        items: list[Any] = []
+        values: dict[str, Any] = {}
+        at = 0
+        while text[at:].strip():
+            found = self._tags.argument.match(text, at + len(text[at:]) - len(text[at:].lstrip()))
+            if found is None:
+                return None
+            key = found["key"]
+            end = self._tags.end_argument.replace("{key}", key)
+            stop = text.find(end, found.end())
+            if stop < 0:
+                return None
+            inner = known.get("items") if is_list else (known.get("properties") or {}).get(key)
+            value = self._value(text[found.end() : stop], inner, parameters)
+            items.append(value)
+            values[key] = value
+            at = stop + len(end)
+        return items if is_list else values
 
     def _skip(self, at: int) -> int:
         found = _SPACE.match(self._text, at)
@@ -600,19 +657,50 @@ QWEN_TAGS = Tags(
     is_on_lines=True,
     opens=(("<parameter=", "</parameter>"), ("<function=", "</function>")),
 )
-MINIMAX_TAGS = Tags(
-    call=re.compile(r"\s*<invoke name=(?P<name>[^\n<>]+)>"),
-    end_call="</invoke>",
-    argument=re.compile(r"<parameter name=(?P<key>[^\n<>]+)>"),
-    end_argument="</parameter>",
-    opens=(("<parameter name=", "</parameter>"), ("<invoke name=", "</invoke>")),
-)
-MUSE_TAGS = Tags(
-    call=re.compile(r'\s*<atem:invoke\b[^>]*?\bname="(?P<name>[^"]+)"[^>]*>'),
-    end_call="</atem:invoke>",
-    argument=re.compile(r'<atem:parameter\b[^>]*?\bname="(?P<key>[^"]+)"[^>]*>'),
-    end_argument="</atem:parameter>",
-    opens=(("<atem:parameter", "</atem:parameter>"), ("<atem:invoke", "</atem:invoke>")),
+
+
+def _invoke_tags(prefix: str) -> Tags:
+    """Return the tags `<invoke name="…">` and `<parameter name="…">` with a prefix."""
+    named = r'\b[^>]*?\bname="?(?P<{}>[^"\n<>]+)"?'
+    is_text = r'(?:\s+string="(?P<is_text>true|false)")?'
+    return Tags(
+        call=re.compile(rf"\s*<{prefix}invoke{named.format('name')}[^>]*>"),
+        end_call=f"</{prefix}invoke>",
+        argument=re.compile(rf"<{prefix}parameter{named.format('key')}{is_text}[^>]*>"),
+        end_argument=f"</{prefix}parameter>",
+        opens=tuple(
+            (f"<{prefix}{tag} name=", f"</{prefix}{tag}>") for tag in ("parameter", "invoke")
+        ),
+    )
+
+
+def _pair_tags(prefix: str) -> Tags:
+    """Return the tags `<arg_key>` and `<arg_value>` with a prefix."""
+    return Tags(
+        call=re.compile(rf"\s*(?P<name>[^\s<>{{}}\"']+)\s*(?=<{prefix}arg_key>|$)"),
+        end_call="",
+        argument=re.compile(
+            rf"<{prefix}arg_key>(?P<key>[^<]*)</{prefix}arg_key>(?:\\n|\s)*<{prefix}arg_value>"
+        ),
+        end_argument=f"</{prefix}arg_value>",
+        opens=((f"<{prefix}arg_value>", f"</{prefix}arg_value>"),),
+    )
+
+
+MINIMAX_TAGS = _invoke_tags("")
+MUSE_TAGS = _invoke_tags("atem:")
+DSML_TAGS = _invoke_tags("｜DSML｜")
+GLM_TAGS = _pair_tags("")
+LONGCAT_TAGS = _pair_tags("longcat_")
+M3_MARK = "]<]minimax[>["
+"""Stands before every tag of MiniMax M3."""
+ITEM = M3_MARK + "<item>"
+M3_TAGS = Tags(
+    call=re.compile(rf'\s*{re.escape(M3_MARK)}<invoke name="?(?P<name>[^\n<>"]+)"?>'),
+    end_call=M3_MARK + "</invoke>",
+    argument=re.compile(rf"\s*{re.escape(M3_MARK)}<(?P<key>[^\s<>/]+)>"),
+    end_argument=M3_MARK + "</{key}>",
+    is_nested=True,
 )
 MINICPM_TAGS = Tags(
     call=re.compile(r"\s*(?:<function\s+name\s*=\s*)?(?P<name>\"[^\"]*\"|'[^']*'|[^\s\"'<>]+)\s*>"),
@@ -621,22 +709,6 @@ MINICPM_TAGS = Tags(
     end_argument="</param>",
     is_escaped=True,
     opens=(("<param name=", "</param>"),),
-)
-GLM_TAGS = Tags(
-    call=re.compile(r"\s*(?P<name>[^\s<>{}\"']+)\s*(?=<arg_key>|$)"),
-    end_call="",
-    argument=re.compile(r"<arg_key>(?P<key>[^<]*)</arg_key>(?:\\n|\s)*<arg_value>"),
-    end_argument="</arg_value>",
-    opens=(("<arg_value>", "</arg_value>"),),
-)
-LONGCAT_TAGS = Tags(
-    call=re.compile(r"\s*(?P<name>[^\s<>{}\"']+)\s*(?=<longcat_arg_key>|$)"),
-    end_call="",
-    argument=re.compile(
-        r"<longcat_arg_key>(?P<key>[^<]*)</longcat_arg_key>(?:\\n|\s)*<longcat_arg_value>"
-    ),
-    end_argument="</longcat_arg_value>",
-    opens=(("<longcat_arg_value>", "</longcat_arg_value>"),),
 )
 _ATTRIBUTES = r'(?:\s+\w+="[^"]*")*'
 KIMI_K3_TAGS = Tags(
@@ -671,22 +743,49 @@ def parse_tags_or_json(tags: Tags) -> ToolCallParser:
 
 
 # ---------------------------------------------------------------- families
+JSON_STARTS = "{[`"
 LLAMA = ToolFormat(
-    name="llama", begins=("<|python_tag|>",), parse=parse_json_calls, has_bare_calls=True
+    name="llama",
+    begins=("<|python_tag|>", "<function="),
+    ends=("</function>",),
+    parse=parse_unmarked_calls,
+    has_bare_calls=True,
 )
 DEEPSEEK = ToolFormat(
     name="deepseek",
-    begins=("<｜tool▁calls▁begin｜>",),
+    begins=("<｜tool▁calls▁begin｜>", DEEPSEEK_CALL),
     ends=("<｜tool▁calls▁end｜>",),
     parse=parse_deepseek_calls,
+)
+DSML = ToolFormat(
+    name="dsml",
+    begins=("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>"),
+    ends=("</｜DSML｜function_calls>", "</｜DSML｜tool_calls>"),
+    parse=DSML_TAGS.parse,
+    starts="<",
+    shows_its_end=False,
+)
+MINIMAX_M3 = ToolFormat(
+    name="minimax-m3",
+    begins=(M3_MARK + "<tool_call>",),
+    ends=(M3_MARK + "</tool_call>",),
+    parse=M3_TAGS.parse,
+    starts="]",
+    shows_its_end=False,
 )
 PHI = ToolFormat(
     name="phi",
     begins=("<|tool_call|>",),
     ends=("<|/tool_call|>",),
     parse=parse_json_calls,
+    starts=JSON_STARTS,
 )
-GRANITE = ToolFormat(name="granite", begins=("<|tool_call|>",), parse=parse_json_calls)
+GRANITE = ToolFormat(
+    name="granite",
+    begins=("<|tool_call|>",),
+    parse=parse_unmarked_calls,
+    has_bare_calls=True,
+)
 OLMO = ToolFormat(
     name="olmo",
     begins=("<function_calls>",),
@@ -710,7 +809,7 @@ MISTRAL = ToolFormat(
 )
 
 PARSERS: dict[str, ToolCallParser] = {
-    "json_tools": parse_json_calls,
+    "json_tools": parse_unmarked_calls,
     "kimi_k2": parse_kimi_calls,
     "pythonic": parse_python_calls,
     "gemma4": parse_gemma_calls,
@@ -745,14 +844,20 @@ def format_of_mlx_lm(kind: str, begin: str, end: str, parse: Callable[..., Any])
     ours = PARSERS.get(kind) or TAGGED.get(kind) or accounted(parse)
     return ToolFormat(
         name=kind,
-        begins=(begin,),
+        begins=(begin, KIMI_CALL) if kind == "kimi_k2" else (begin,),
         ends=(end,) if end else (),
         parse=ours,
         call_ids=CallIds.NUMBERED if kind == "kimi_k2" else CallIds.OURS,
+        starts=_STARTS.get(kind, ""),
+        has_bare_calls=kind == "json_tools",
         shows_its_end=kind in PARSERS,
     )
 
 
+_STARTS = {
+    "json_tools": JSON_STARTS, "qwen3_coder": "<" + JSON_STARTS, "minimax_m2": "<",
+    "muse_spark": "<", "kimi_k3": "<", "gemma4": "c", "function_gemma": "c",
+}  # fmt: skip
 _TAG = re.compile(r"<[^<>]*>")
 _WORD = re.compile(r"\w+")
 _KEYWORDS = frozenset({"call", "name", "arguments", "parameters", "function", "type", "id"})
@@ -807,7 +912,12 @@ def own_format(vocabulary: Collection[str], template: str) -> ToolFormat | None:
         vocabulary: the model's tokens.
         template: its chat template; empty if it has none.
     """
-    if "<｜tool▁calls▁begin｜>" in vocabulary:
+    if M3_MARK in vocabulary or M3_MARK in template:
+        return MINIMAX_M3
+    has_older = "<｜tool▁calls▁begin｜>" in vocabulary
+    if "｜DSML｜" in template or ("｜DSML｜" in vocabulary and not (has_older and template)):
+        return DSML
+    if has_older:
         return DEEPSEEK
     if "<|START_ACTION|>" in vocabulary:
         return COMMAND_A

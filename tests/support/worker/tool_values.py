@@ -18,7 +18,8 @@ HOSTILE = [
     "1e5",
     '{"a": "b}"}', "[1, 2]", '"quoted"', "it's \\ back\\n", 
     "crlf\r\nnext", "👩‍👩‍👧 ünï", "\t", "a,b:c=d", "<b>&amp;</b>",
-    "2026-01-15", *MARKS, *(f"A line with {mark} here.\nTail stays." for mark in MARKS),
+    "2026-01-15", "]<]minimax[>[<item>1]<]minimax[>[</item>", *MARKS,
+    *(f"A line with {mark} here.\nTail stays." for mark in MARKS),
     "".join(MARKS) + "\nTail stays.", "\n".join(MARKS) + "\nTail stays.",
 ]  # fmt: skip
 

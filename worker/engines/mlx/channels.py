@@ -12,8 +12,11 @@ from ...text.tool_calls import CallIds
 from ...text.tool_formats import ToolFormat
 from .tokenizer import tool_template
 
-OWN_REASONING = (("<|START_THINKING|>", "<|END_THINKING|>"), ("[THINK]", "[/THINK]"))
-"""Markers around the reasoning that mlx-lm does not know: Command A's and Magistral's."""
+OWN_REASONING = (
+    ("<|START_THINKING|>", "<|END_THINKING|>"), ("[THINK]", "[/THINK]"),
+    ("<mm:think>", "</mm:think>"),
+)  # fmt: skip
+"""Markers around the reasoning of Command A, Magistral and MiniMax M3, unknown to mlx-lm."""
 
 OWN_STRUCTURE = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
 """Markers around an answer's content, Command A's."""
@@ -96,6 +99,7 @@ def _rules(tokenizer: TokenizerWrapper, reasoning: tuple[str, str] | None) -> Ch
         transitions=transitions,
         initial=tokenizer.response_initial_state,
         parse_tool_call=calls.parse if calls else None,
+        call_starts=calls.starts if calls else "",
         call_ids=calls.call_ids if calls else CallIds.OURS,
         has_bare_calls=calls is not None and calls.has_bare_calls,
         shows_its_end=calls is None or calls.shows_its_end,
@@ -104,9 +108,10 @@ def _rules(tokenizer: TokenizerWrapper, reasoning: tuple[str, str] | None) -> Ch
 
 def _tool_format(tokenizer: TokenizerWrapper) -> ToolFormat | None:
     """Return how the model writes calls, as mlx-lm recognises it, or else as we do."""
-    if not tokenizer.has_tool_calling:
-        template = tool_template(tokenizer.chat_template)
-        return tool_formats.own_format(tokenizer.get_vocab(), template)
+    template = tool_template(tokenizer.chat_template)
+    own = tool_formats.own_format(tokenizer.get_vocab(), template)
+    if not tokenizer.has_tool_calling or own is tool_formats.MINIMAX_M3:
+        return own  # mlx-lm takes MiniMax M3's marks for those of JSON
     return tool_formats.format_of_mlx_lm(
         str(tokenizer.init_kwargs.get("tool_parser_type")),
         tokenizer.tool_call_start,

@@ -26,6 +26,8 @@ class GrammarProcessor:
 
     def __call__(self, logits: mx.array) -> mx.array:
         """Called once for each token, and once more after the last (then it changes nothing)."""
+        if not self._grammar.has_begun:
+            return self._lead_on(logits)
         mask = self._grammar.mask()
         if mask is None:
             return logits
@@ -35,3 +37,16 @@ class GrammarProcessor:
         count = min(width, len(bits))
         allowed[:count] = bits[:count]
         return mx.where(mx.array(allowed), logits, -mx.inf)
+
+    def _lead_on(self, logits: mx.array) -> mx.array:
+        """Let a model that would end its answer in the reasoning end the reasoning instead: the
+        answer is still owed."""
+        ends = [token for token in self._grammar.early_ends if token < logits.shape[-1]]
+        if not ends:
+            return logits
+        on = self._grammar.leads_on
+        wanted = mx.max(logits[..., [*ends, on]], axis=-1)
+        logits = logits + 0
+        logits[..., ends] = -mx.inf
+        logits[..., on] = wanted
+        return logits

@@ -26,7 +26,7 @@ from ...text.detokenizer import ByteDetokenizer, WindowDetokenizer
 from ...text.fitting import Fitted, Form, Message, find_form, fit
 from ...text.grammar import Grammar, GrammarCompiler, call_form
 from ...text.grammar_tokenizer import make_grammar_tokenizer
-from ...text.harmony import ENDS, opening_of
+from ...text.harmony import CALL_END, ENDS, opening_of
 from ...text.tool_calls import ToolCallReader
 from .channels import chat_format
 from .chat_checkpoints import find_checkpoints
@@ -160,7 +160,10 @@ class MlxText:
         form = body.response_format
         if body.form is AnswerForm.CALL:
             form = call_form(body.callable_tools)
-        return self.grammars.compile(form, begins_after)
+        # A call that gpt-oss makes in a part of its own ends there.
+        calls = {CALL_END} if self._format.is_harmony and body.callable_tools else set()
+        ends = set(self.stop_tokens) - set(self.tokenizer.convert_tokens_to_ids(list(calls)))
+        return self.grammars.compile(form, begins_after, sorted(ends))
 
     def grammar_tokenizer(self) -> Any:
         """llguidance's view of the vocabulary.
