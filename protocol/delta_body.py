@@ -23,12 +23,14 @@ class DeltaBody(Record):
         channel: which part of the answer it belongs to.
         logprobs: those of each new token, if the request asked for them.
         stop: in the last piece, the stop string that has ended the answer, if one has.
+        stop_token: the same for one of the request's `stop_token_ids`.
     """
 
     text: str = ""
     channel: Channel = Channel.CONTENT
     logprobs: list[Logprobs] | None = None
     stop: str | None = None
+    stop_token: int | None = None
 
 
 def pack_body(
@@ -36,6 +38,7 @@ def pack_body(
     channel: Channel,
     logprobs: Sequence[Logprobs] | None = None,
     stop: str | None = None,
+    stop_token: int | None = None,
 ) -> bytes:
     """The bytes of a body; fields with their default are left out."""
     plain: dict[str, Any] = {"text": text} if text else {}
@@ -48,6 +51,8 @@ def pack_body(
         ]
     if stop is not None:
         plain["stop"] = stop
+    if stop_token is not None:
+        plain["stop_token"] = stop_token
     return pack(plain)
 
 
