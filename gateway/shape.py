@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,9 @@ from mlxsup.client import Delta, Result
 
 from .failure import Failure
 from .sse import comment
+
+encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+"""A value as JSON."""
 
 
 class Shape(ABC):
@@ -50,6 +54,10 @@ class Shape(ABC):
     @abstractmethod
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
         """The whole answer."""
+
+    def body(self, results: Sequence[Result]) -> bytes:
+        """The whole answer as JSON."""
+        return encode(self.whole(results)).encode()
 
 
 def warned(results: Sequence[Result]) -> dict[str, list[str]]:

@@ -54,3 +54,44 @@ class TextOffsets:
         if text and not self._held:
             self._in_half = False
         return offsets
+
+
+class PromptOffsets:
+    """Finds the tokens of a prompt in its text, which is there before them.
+
+    A token that is not in the text, such as the mark at its beginning, begins where the next does.
+    """
+
+    def __init__(self) -> None:
+        self._text = b""
+        self._at = 0  # in bytes
+        self._begun = 0  # characters before that place, the last of which may go on
+        self._slack = 1  # a tokenizer may show a token alone without its space
+
+    def add(self, text: str) -> None:
+        """More of the text has come."""
+        self._text += text.encode()
+
+    def take(self, tokens: Sequence[bytes]) -> list[int]:
+        """Return how many characters of the text are before each of the next tokens.
+
+        Args:
+            tokens: the bytes of each; replacement characters if only those are known of it.
+        """
+        offsets = []
+        for token in tokens:
+            is_inside = not all(map(_begins, self._text[self._at : self._at + 1]))
+            offsets.append(self._begun - is_inside)
+            end = self._at + self._slack + len(token)
+            if token and (place := self._text.find(token, self._at, end)) >= 0:
+                to = place + len(token)
+                self._begun += sum(map(_begins, self._text[self._at : to]))
+                self._at, self._slack = to, 1
+            elif HALF.encode() in token:
+                self._slack += len(token)
+        return offsets
+
+
+def _begins(byte: int) -> bool:
+    """True if a character begins with this byte of UTF-8."""
+    return byte & 0xC0 != 0x80

@@ -136,9 +136,15 @@ def test_chunk_is_the_json_of_its_parts(text: str, logprobs: list[Logprobs] | No
         "finish_reason": None,
     }
     assert ChatShape("i", 7, "m\n").piece(3, piece) == chunk("chat.completion.chunk", choice)
-    of_tokens = None if logprobs is None else completion_logprobs(logprobs, [0])
-    choice = {"index": 3, "text": text, "logprobs": of_tokens, "finish_reason": None}
-    assert CompletionShape("i", 7, "m\n").piece(3, piece) == chunk("text_completion", choice)
+    if logprobs is None:
+        choice = {"index": 3, "text": text, "logprobs": None, "finish_reason": None}
+        assert CompletionShape("i", 7, "m\n").piece(3, piece) == chunk("text_completion", choice)
+        return
+    shape = CompletionShape("i", 7, "m\n", has_logprobs=True)
+    assert shape.piece(3, piece) is None, "it waits for the next token, or the end"
+    of_tokens = completion_logprobs(logprobs, [0])
+    choice = {"index": 3, "text": text, "finish_reason": None, "logprobs": of_tokens}
+    assert shape.piece(3, piece) == chunk("text_completion", choice)
 
 
 def test_piece_is_written_in_the_turn_that_brings_it() -> None:
