@@ -66,7 +66,7 @@ class PromptOffsets:
         self._text = b""
         self._at = 0  # in bytes
         self._begun = 0  # characters before that place, the last of which may go on
-        self._slack = 1  # a tokenizer may show a token alone without its space
+        self._missing = 0  # bytes of the tokens since then that were not found
 
     def add(self, text: str) -> None:
         """More of the text has come."""
@@ -80,16 +80,28 @@ class PromptOffsets:
         """
         offsets = []
         for token in tokens:
+            found, place = token, self._find(token)
+            if place < 0 and self._at == 0:  # a text may lack the space before its first word
+                found = token.removeprefix(b" ")
+                place = self._find(found)
+            # A tokenizer may show a token alone without the space that it begins with.
+            if place > self._at + 1:
+                self._move(place)
             is_inside = not all(map(_begins, self._text[self._at : self._at + 1]))
             offsets.append(self._begun - is_inside)
-            end = self._at + self._slack + len(token)
-            if token and (place := self._text.find(token, self._at, end)) >= 0:
-                to = place + len(token)
-                self._begun += sum(map(_begins, self._text[self._at : to]))
-                self._at, self._slack = to, 1
-            elif HALF.encode() in token:
-                self._slack += len(token)
+            if place < 0:
+                self._missing += len(token)
+            else:
+                self._move(place + len(found))
         return offsets
+
+    def _find(self, token: bytes) -> int:
+        end = self._at + self._missing + 1 + len(token)
+        return self._text.find(token, self._at, end) if token else -1
+
+    def _move(self, to: int) -> None:
+        self._begun += sum(map(_begins, self._text[self._at : to]))
+        self._at, self._missing = to, 0
 
 
 def _begins(byte: int) -> bool:
