@@ -11,6 +11,7 @@ import pytest
 from mlxsup.protocol.message import Logprobs
 from mlxsup.protocol.states import Channel, FinishReason, RowState
 from mlxsup.protocol.worker_messages import RowDelta
+from mlxsup.worker import text_threads
 from mlxsup.worker.prompt_pieces import TOKENS_PER_PIECE
 
 from support.worker.loop_driver import Answer, LoopDriver, check_every_resume
@@ -147,6 +148,18 @@ def test_the_text_of_token_ids_is_what_they_say(worker: LoopDriver) -> None:
     whole = worker.answer(prompt=LONG, max_tokens=0, echo=True)
     again = worker.answer(prompt_tokens=prompt_of(whole), max_tokens=0, echo=True)
     assert again.text_of(Channel.PROMPT) == LONG
+
+
+def test_a_text_that_is_too_long_for_one_piece_is_refused_alone(
+    worker: LoopDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_threads, "MAX_TEXT_BYTES", len(LONG.encode()) - 1)
+    got, beside = worker.finish(
+        worker.dispatch(prompt=LONG, **ASKED), worker.dispatch(prompt=LONG[1:], **ASKED)
+    )
+    assert got.error is not None
+    assert got.error["detail"]["parameter"] == "echo"
+    assert beside.text_of(Channel.PROMPT) == LONG[1:]
 
 
 def test_a_stop_string_in_the_prompt_ends_nothing(worker: LoopDriver) -> None:
