@@ -42,6 +42,8 @@ class GenerateParameters(TypedDict, total=False):
     seed: int | None
     logprobs: bool | None
     top_logprobs: int | None
+    prompt_logprobs: int | None
+    echo: bool | None
     tools: list[dict[str, Any]] | None
     tool_choice: str | dict[str, Any] | None
     chat_template_kwargs: dict[str, Any] | None
@@ -105,6 +107,8 @@ class ClientBase(ABC, Generic[StreamType]):
         seed: int | None = None,
         logprobs: bool | None = None,
         top_logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
+        echo: bool | None = None,
         tools: list[dict[str, Any]] | None = None,
         tool_choice: str | dict[str, Any] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
@@ -128,7 +132,7 @@ class ClientBase(ABC, Generic[StreamType]):
             messages: a chat, rendered with the model's template.
             messages_as_text: whether a model without a chat template continues the text of the
                 messages; otherwise it refuses them.
-            max_tokens: how many tokens to generate at most; None for as many as fit.
+            max_tokens: how many tokens to generate at most; None for as many as fit; 0 for none.
             cap_max_tokens: whether a `max_tokens` that does not fit into the context means as many
                 as fit; otherwise it is refused.
             min_tokens: the answer does not end before it has this many tokens.
@@ -151,6 +155,9 @@ class ClientBase(ABC, Generic[StreamType]):
             seed: makes sampling repeatable.
             logprobs: whether to return how likely each token was.
             top_logprobs: for how many of the likeliest tokens at each position to return it, too.
+            prompt_logprobs: before the answer, how likely each token of the prompt was, and so many
+                of the likeliest at each position. The prompt is then read in full.
+            echo: the text of the prompt before the answer, on the channel `prompt`.
             tools: what the model may call, in OpenAI's form.
             tool_choice: `auto`; `none` to answer as if there were no tools; `required`, a function
                 or `allowed_tools`, in OpenAI's form, for an answer that is a call.
@@ -201,6 +208,8 @@ class ClientBase(ABC, Generic[StreamType]):
             "seed": seed,
             "logprobs": logprobs,
             "top_logprobs": top_logprobs,
+            "prompt_logprobs": prompt_logprobs,
+            "echo": echo,
             "tools": tools,
             "tool_choice": tool_choice,
             "chat_template_kwargs": chat_template_kwargs,

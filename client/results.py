@@ -19,7 +19,8 @@ class Delta(Record):
             channel `tool_call` one complete call, as a line of JSON.
         token_ids: the new tokens.
         channel: which part of the answer it belongs to.
-        logprobs: those of each new token, if the request asked for them.
+        logprobs: those of each new token, if the request asked for them; on the channel `prompt`
+            those of its next tokens.
         sampling: of the first piece, how tokens are picked: the parameters that differ from the
             defaults of docs/http-api.md, whether the request or the model's entry has them.
     """
@@ -60,6 +61,10 @@ class Result:
         logprobs: those of each token, if the request asked for them.
         finish_reason: how it ended.
         stop: the stop string that ended it, if one did.
+        stop_token: the same for one of the request's `stop_token_ids`.
+        prompt: the text of the prompt, if the request asked for it.
+        prompt_logprobs: those of each token of the prompt, if the request asked for them; the first
+            one has none.
         usage: tokens counted, and engine seconds.
         timings: seconds spent.
         seed: the one that sampling used; None if the request ended before it was dispatched.
@@ -81,3 +86,6 @@ class Result:
     paused: int = 0
     warnings: list[str] = field(default_factory=list)
     stop: str | None = None
+    stop_token: int | None = None
+    prompt: str = ""
+    prompt_logprobs: list[Logprobs] | None = None

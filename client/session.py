@@ -90,6 +90,9 @@ class _Open:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Logprobs] | None = None
     stop: str | None = None
+    stop_token: int | None = None
+    prompt: str = ""
+    prompt_logprobs: list[Logprobs] | None = None
 
     def result(self, done: Done) -> Result:
         tool_calls, warnings = read_tool_calls("".join(self.tool_calls))
@@ -101,6 +104,9 @@ class _Open:
             logprobs=self.logprobs,
             finish_reason=done.finish_reason,
             stop=self.stop,
+            stop_token=self.stop_token,
+            prompt=self.prompt,
+            prompt_logprobs=self.prompt_logprobs,
             usage=done.usage,
             timings=done.timings,
             seed=done.seed,
@@ -261,12 +267,18 @@ class Session:
             return
         opened.next_seq += 1
         opened.token_ids += token_ids
-        if body.logprobs is not None:
-            if opened.logprobs is None:
-                opened.logprobs = []
+        if body.channel is Channel.PROMPT:
+            opened.prompt += body.text
+            if body.logprobs is not None:
+                opened.prompt_logprobs = opened.prompt_logprobs or []
+                opened.prompt_logprobs += body.logprobs
+        elif body.logprobs is not None:
+            opened.logprobs = opened.logprobs or []
             opened.logprobs += body.logprobs
         if body.stop is not None:
             opened.stop = body.stop
+        if body.stop_token is not None:
+            opened.stop_token = body.stop_token
         if body.channel is Channel.CONTENT:
             opened.text.append(body.text)
         elif body.channel is Channel.REASONING:

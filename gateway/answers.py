@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping, MutableMapping, Sequen
 from typing import Any, Protocol
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from mlxsup.client import AsyncClient, ConnectionLost, Delta, FinishReason, RequestError, Result
 from mlxsup.client.async_streams import AsyncStream
@@ -205,7 +205,7 @@ async def answer(
     headers = {REQUEST_ID: whole.request_id, **ignored(ask)}
     if warnings := warned(results).get("warnings"):
         headers |= {WARNINGS: "; ".join(warnings), **changed(warnings)}
-    return JSONResponse(shaped.whole(results), headers=headers)
+    return Response(shaped.body(results), headers=headers, media_type="application/json")
 
 
 def ignored(ask: Ask) -> dict[str, str]:

@@ -196,7 +196,14 @@ class Gateway:
         ask, sent = await self._bodies.read(request, Api.CHAT)
 
         def shape(name: str, created: int) -> ChatShape:
-            return ChatShape(f"chatcmpl-{name}", created, ask.model, ask.n, ask.has_usage)
+            return ChatShape(
+                f"chatcmpl-{name}",
+                created,
+                ask.model,
+                ask.n,
+                ask.has_usage,
+                tells_prompt=ask.tells_prompt,
+            )
 
         return await answer(request, self._daemon, ask, sent, self.open_answers, shape)
 
@@ -205,7 +212,16 @@ class Gateway:
         ask, sent = await self._bodies.read(request, Api.COMPLETION)
 
         def shape(name: str, created: int) -> CompletionShape:
-            return CompletionShape(f"cmpl-{name}", created, ask.model, ask.n, ask.has_usage)
+            return CompletionShape(
+                f"cmpl-{name}",
+                created,
+                ask.model,
+                ask.n,
+                ask.has_usage,
+                has_echo=ask.has_echo,
+                has_logprobs=ask.has_logprobs,
+                tells_prompt=ask.tells_prompt,
+            )
 
         return await answer(request, self._daemon, ask, sent, self.open_answers, shape)
 

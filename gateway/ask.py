@@ -29,6 +29,9 @@ class Ask:
         template: what the chat template is given unless the preset or the request say otherwise.
         is_streamed: whether the answer comes in pieces.
         has_usage: whether a streamed answer ends with its usage, if the API leaves that open.
+        has_echo: whether each answer begins with its prompt.
+        has_logprobs: whether each piece of a completion has log-probabilities.
+        tells_prompt: whether those of the prompt come in a list of their own.
         has_one_call: whether what comes after the first call is left out.
         unread: the paths of fields that are not known here, or have no effect.
     """
@@ -43,6 +46,9 @@ class Ask:
     template: Mapping[str, Any] = field(default_factory=dict)
     is_streamed: bool = False
     has_usage: bool = False
+    has_echo: bool = False
+    has_logprobs: bool = False
+    tells_prompt: bool = False
     has_one_call: bool = False
     unread: Sequence[str] = ()
 

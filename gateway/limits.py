@@ -75,6 +75,10 @@ UNREAD_LIMIT_S = 60.0
 MAX_CHOICES = 16
 """Answers to one HTTP request: `n` for each prompt."""
 
+MAX_PROMPT_LOGPROBS = 2**20
+"""Tokens of prompts, and of the likeliest in their places, in the answers to one HTTP request: 120
+MiB. A prompt of 32,768 tokens with 20 others at each place has 688,108."""
+
 MAX_FOLLOWERS = 256
 """Who may follow the models at once."""
 

@@ -107,6 +107,10 @@ class OneCall(Shape):
         """The whole answer."""
         return self._shape.whole(self._results(results))
 
+    def body(self, results: Sequence[Result]) -> bytes:
+        """The whole answer as JSON."""
+        return self._shape.body(self._results(results))
+
     def _of(self, index: int) -> Kept:
         return self._kept.setdefault(index, Kept())
 

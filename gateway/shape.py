@@ -12,6 +12,9 @@ from mlxsup.client import Delta, Result
 from .failure import Failure
 from .sse import comment
 
+encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+"""A value as JSON."""
+
 
 class Shape(ABC):
     """One response; each API has its own. Bytes are whole events.
@@ -57,6 +60,10 @@ class Shape(ABC):
     @abstractmethod
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
         """The whole answer."""
+
+    def body(self, results: Sequence[Result]) -> bytes:
+        """The whole answer as JSON."""
+        return encode(self.whole(results)).encode()
 
 
 def warned(results: Sequence[Result]) -> dict[str, list[str]]:

@@ -16,6 +16,7 @@ from .parameters import (
     LOGIT_BIAS,
     MAX_LOGIT_BIASES,
     MAX_STOP_TOKEN_IDS,
+    MOST_TOKENS,
     NOT_SUPPORTED,
     NUMBERS,
     SAMPLING,
@@ -58,7 +59,10 @@ _FORMS = {
     "json_schema": AnswerForm.JSON,
 }
 
-_FLAGS = ("messages_as_text", "cap_max_tokens", "ignore_eos", "logprobs", "continue_final_message")
+_FLAGS = (
+    "messages_as_text", "cap_max_tokens", "ignore_eos", "logprobs", "echo",
+    "continue_final_message",
+)  # fmt: skip
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256
@@ -78,7 +82,8 @@ class RequestBody:
             may be None.
         messages_as_text: whether a model without a chat template continues the text of the
             messages; otherwise it refuses them.
-        max_tokens: how many tokens to generate at most; None for as many as fit into the context.
+        max_tokens: how many tokens to generate at most; None for as many as fit into the context;
+            0 to be shown the prompt alone, or nothing.
         cap_max_tokens: whether a `max_tokens` that does not fit into the context means as many as
             fit; otherwise it is refused.
         min_tokens: the answer does not end before it has this many tokens.
@@ -91,6 +96,9 @@ class RequestBody:
         seed: makes sampling repeatable; drawn at admission if absent.
         logprobs: whether to return how likely each token was.
         top_logprobs: for how many of the likeliest tokens at each position to return it as well.
+        prompt_logprobs: how likely each token of the prompt was is shown before the answer, and so
+            many of the likeliest in its place.
+        echo: whether the text of the prompt is shown before the answer.
         tools: what the model may call, in OpenAI's form; given to the template.
         tool_choice: `auto`; `none` to answer as if there were no tools; `required`, a function or
             `allowed_tools`, in OpenAI's form, for an answer that is a call.
@@ -117,6 +125,8 @@ class RequestBody:
     seed: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    echo: bool | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -174,6 +184,8 @@ class RequestBody:
         least, most = self.min_tokens, self.max_tokens
         if least is not None and most is not None and least > most:
             raise invalid("min_tokens", "at most max_tokens", least)
+        if most == 0 and self.messages is not None and not self.shows_prompt:
+            raise invalid("max_tokens", f"an integer from 1 to {MOST_TOKENS} in a chat", most)
         if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs", "0 unless logprobs is true", self.top_logprobs)
         self._check_stop()
@@ -284,6 +296,11 @@ class RequestBody:
     def bias_by_token(self) -> dict[int, float]:
         """`logit_bias` with its keys as numbers; empty if absent."""
         return {int(key): float(value) for key, value in (self.logit_bias or {}).items()}
+
+    @property
+    def shows_prompt(self) -> bool:
+        """True if something of the prompt is shown before the answer."""
+        return self.echo is True or self.prompt_logprobs is not None
 
     @property
     def choice(self) -> ToolChoice:

@@ -25,6 +25,7 @@ class DeltaBody(Record):
         stop: in the last piece, the stop string that has ended the answer, if one has.
         sampling: in the first piece, the fields of `parameters.Sampling` that differ from their
             defaults; None if none does.
+        stop_token: the same for one of the request's `stop_token_ids`.
     """
 
     text: str = ""
@@ -32,6 +33,7 @@ class DeltaBody(Record):
     logprobs: list[Logprobs] | None = None
     stop: str | None = None
     sampling: dict[str, float] | None = None
+    stop_token: int | None = None
 
 
 def pack_body(
@@ -40,6 +42,7 @@ def pack_body(
     logprobs: Sequence[Logprobs] | None = None,
     stop: str | None = None,
     sampling: Mapping[str, float] | None = None,
+    stop_token: int | None = None,
 ) -> bytes:
     """The bytes of a body; fields with their default are left out."""
     plain: dict[str, Any] = {"text": text} if text else {}
@@ -54,6 +57,8 @@ def pack_body(
         plain["stop"] = stop
     if sampling:
         plain["sampling"] = sampling
+    if stop_token is not None:
+        plain["stop_token"] = stop_token
     return pack(plain)
 
 

@@ -47,13 +47,14 @@ class TokenLogprob(Record):
 
     Attributes:
         token: its id.
-        logprob: after biases, penalties and grammar, before temperature and the filters.
+        logprob: after biases, penalties and grammar, before temperature and the filters; of a
+            token of the prompt, before all of them. None: the first one of a prompt.
         text: the token alone; half a character shows as a replacement character.
         raw_bytes: of a token that is no whole text, if the tokenizer tells them; otherwise empty.
     """
 
     token: int
-    logprob: float
+    logprob: float | None
     text: str = ""
     raw_bytes: bytes = b""
 

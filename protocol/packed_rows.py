@@ -34,6 +34,7 @@ class Row(ABC):
         pause_reason: why it was paused if nobody asked for that: `memory`.
         prefill_s: from insert to the first token; set with the first token.
         cached_tokens: of the prompt, taken from a cache; set with the first token.
+        is_prompt: whether this is a piece of the prompt, which has no tokens of the answer.
     """
 
     key: RequestKey
@@ -44,6 +45,7 @@ class Row(ABC):
     pause_reason: PauseReason | None = None
     prefill_s: float | None = None
     cached_tokens: int = 0
+    is_prompt: bool = False
 
     @property
     @abstractmethod
@@ -73,6 +75,7 @@ class _PlainRow(PackedRow):
     __slots__ = ()
     warning = finish = paused = pause_reason = prefill_s = None
     cached_tokens = 0
+    is_prompt = False
 
     def __init__(self, key: Any, tokens: bytes, body: bytes) -> None:
         self.key = key
@@ -133,6 +136,8 @@ def _more(row: Row) -> dict[str, Any]:
         more["prefill_s"] = row.prefill_s
     if row.cached_tokens:
         more["cached_tokens"] = row.cached_tokens
+    if row.is_prompt:
+        more["is_prompt"] = True
     if row.warning is not None:
         more["warning"] = row.warning
     if row.finish is not None:

@@ -124,11 +124,12 @@ SAMPLING: Mapping[str, NumberParameter] = MappingProxyType(
 
 NUMBERS: Mapping[str, NumberParameter] = MappingProxyType(
     {
-        "max_tokens": NumberParameter(low=1, high=MOST_TOKENS, default=None, is_integer=True),
+        "max_tokens": NumberParameter(low=0, high=MOST_TOKENS, default=None, is_integer=True),
         "min_tokens": NumberParameter(low=0, high=MOST_TOKENS, default=0, is_integer=True),
         **SAMPLING,
         "seed": NumberParameter(low=0, high=MAX_SEED, default=None, is_integer=True),
         "top_logprobs": NumberParameter(low=0, high=20, default=0, is_integer=True),
+        "prompt_logprobs": NumberParameter(low=0, high=20, default=None, is_integer=True),
     }
 )
 

@@ -221,3 +221,5 @@ class Channel(StrEnum):
     CONTENT = "content"
     REASONING = "reasoning"
     TOOL_CALL = "tool_call"
+    PROMPT = "prompt"
+    """No part of it: what the request asked to be shown of its prompt, before all others."""

@@ -55,10 +55,12 @@ class Resume(Record):
     Attributes:
         acceptance: what the worker that first took the request had made of it.
         delivered: ids of all tokens that the client was sent, packed as `ids.pack_tokens` does.
+        shown: how many pieces of the prompt the client was sent.
     """
 
     acceptance: Acceptance
     delivered: bytes
+    shown: int = 0
 
 
 @record
@@ -279,6 +281,7 @@ class RowDelta(Row):
         logprobs: of each new token, where the request asked for them.
         stop: with `finish`, the stop string that has ended the answer, if one has.
         sampling: with the first token, see `DeltaBody`.
+        stop_token: the same for one of the request's `stop_token_ids`.
     """
 
     text: str = ""
@@ -286,13 +289,17 @@ class RowDelta(Row):
     logprobs: list[Logprobs] | None = None
     stop: str | None = None
     sampling: Mapping[str, float] | None = None
+    stop_token: int | None = None
 
     @property
     def body(self) -> bytes:
         """What the client is shown of it, packed; empty if that is nothing."""
-        if not (self.text or self.tokens or self.stop):
+        has_end = self.stop is not None or self.stop_token is not None
+        if not (self.text or self.tokens or self.logprobs or has_end):
             return b""
-        return pack_body(self.text, self.channel, self.logprobs, self.stop, self.sampling)
+        return pack_body(
+            self.text, self.channel, self.logprobs, self.stop, self.sampling, self.stop_token
+        )
 
 
 @record

@@ -30,6 +30,8 @@ class AnswerText:
         calls: reads tool calls.
         form: what its content must look like.
         min_tokens: a stop string that is complete before this many tokens is text.
+        after: the last token of the prompt, whose text the answer's continues; None: it stands
+            alone, and a tokenizer may leave out the space that it begins with.
     """
 
     def __init__(
@@ -41,12 +43,15 @@ class AnswerText:
         *,
         form: AnswerForm = AnswerForm.TEXT,
         min_tokens: int,
+        after: int | None = None,
     ) -> None:
         self._codec = codec
         self._min_tokens = min_tokens
         self.count = 0
         self.has_calls = False
         self._detokenizer = codec.detokenizer()
+        if after is not None:
+            self._detokenizer.add(after)
         # All of the content of a forced call is the call.
         self._stops = StopMatcher(() if form is AnswerForm.CALL else stops)
         self._channels = ChannelParser(codec.channel_rules, opening, calls, form=form)
@@ -123,13 +128,16 @@ class AnswerText:
         held = self._stops.finish()
         return [Piece(channel=Channel.CONTENT, text=held)] if held else []
 
-    def describe(self, token: int, logprobs: RowLogprobs) -> Logprobs:
-        """Log-probabilities as clients see them, with the tokens' texts."""
+    def describe(self, token: int, logprobs: RowLogprobs | None) -> Logprobs:
+        """Log-probabilities as clients see them, with the tokens' texts; those of a token before
+        which there is nothing are none."""
 
-        def one(token: int, logprob: float) -> TokenLogprob:
+        def one(token: int, logprob: float | None) -> TokenLogprob:
             text, raw_bytes = self._codec.token_alone(token)
             return TokenLogprob(token=token, logprob=logprob, text=text, raw_bytes=raw_bytes)
 
+        if logprobs is None:
+            return Logprobs(chosen=one(token, None))
         return Logprobs(
             chosen=one(token, logprobs.logprob),
             top=[one(other, logprob) for other, logprob in logprobs.top],

@@ -7,7 +7,7 @@ contract suite (tests/contract) checks all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -97,6 +97,7 @@ class Prompt:
             prompt, the messages without the answer's opening), ascending, each less than the
             number of tokens.
         warnings: what was changed in the messages, a sentence each.
+        text: what the client is shown of it, if it asks for that.
     """
 
     tokens: list[int]
@@ -104,6 +105,7 @@ class Prompt:
     grammar: Grammar | None = None
     checkpoints: tuple[int, ...] = ()
     warnings: tuple[str, ...] = ()
+    text: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +118,8 @@ class Row:
     Attributes:
         key: the request this belongs to.
         tokens: the prompt's ids.
-        max_tokens: at least 1; prompt and answer fit into the context.
+        max_tokens: at least 1, or 0 with `prompt_logprobs`: the row then ends without a token once
+            its prompt was read. Prompt and answer fit into the context.
         min_tokens: no token that ends the answer is drawn before it has this many, including those
             that were delivered; at most `max_tokens`.
         sampling: how its tokens are picked.
@@ -129,6 +132,8 @@ class Row:
         ignore_eos: whether the model's own end-of-text tokens are tokens like any other.
         top_logprobs: how many of the likeliest tokens to report with each token; None: none, and
             not the token itself either.
+        prompt_logprobs: the same with each token of the prompt but the first; all of it is then
+            read, whatever is known of it.
         grammar: the grammar that the answer must follow, after what was delivered; None: any text.
         checkpoints: see `Prompt.checkpoints`.
     """
@@ -144,6 +149,7 @@ class Row:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     top_logprobs: int | None = None
+    prompt_logprobs: int | None = None
     grammar: Grammar | None = None
     checkpoints: tuple[int, ...] = ()
 
@@ -171,12 +177,14 @@ class RowToken:
             of the row's `stop_token_ids`).
         finish: `stop` or `length` on the last one; the row has then left the batch.
         logprobs: set if the row asked for them and there is a token.
+        ended_by: the id that ended the answer, if one did.
     """
 
     key: RequestKey
     token: int | None
     finish: FinishReason | None = None
     logprobs: RowLogprobs | None = None
+    ended_by: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,12 +213,15 @@ class RowPrefill:
         total: tokens to process.
         computed: tokens that this step computed; the first pass over the last one counts here,
             even if it is the one that draws the first token.
+        logprobs: of the next tokens of the prompt, the second one first, as far as this step tells
+            them, if the row asked for them.
     """
 
     key: RequestKey
     done: int
     total: int
     computed: int = 0
+    logprobs: Sequence[RowLogprobs] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -274,6 +285,10 @@ class TextCodec(Protocol):
             RemoteError: `invalid_request`, the request's own fault (a template error, no template,
                 ids outside the vocabulary, a prompt of no tokens).
         """
+
+    def prompt_text(self, body: RequestBody, tokens: Sequence[int]) -> str:
+        """The text of a prompt: as it was given, or else that of its tokens; runs on a helper
+        thread."""
 
     def grammar(self, body: RequestBody, opening: str) -> Grammar | None:
         """The grammar of an answer that the prompt opens this way; runs on a helper thread.

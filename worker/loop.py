@@ -43,6 +43,7 @@ from .leases import WorkerLeases
 from .link import LinkBrokenError, MessageLink
 from .logs import set_level
 from .preparing import Preparing, TextSide
+from .prompt_pieces import shown_tokens
 from .rendering import Rendering
 from .row_memory import RowMemory
 from .rows import RunningRow, acceptance, check_resume, plan_row, progress_of, running_row
@@ -262,6 +263,7 @@ class StepLoop:
     def _accept(self, ready: Tokenised, dispatched: Dispatch) -> None:
         resume = ready.resume
         delivered = [] if resume is None else unpack_tokens(resume.delivered)
+        shown = 0 if resume is None else shown_tokens(ready.body, ready.prompt, resume.shown)
         try:
             row = plan_row(
                 ready.key,
@@ -269,6 +271,7 @@ class StepLoop:
                 ready.prompt,
                 self._facts,
                 delivered=delivered,
+                shown=shown,
                 sampling=self._sampling,
             )
         except RemoteError as error:
@@ -286,7 +289,11 @@ class StepLoop:
                 warnings=list(ready.prompt.warnings),
             )
         )
-        running = running_row(row, ready.body, ready.prompt.opening, self._engine.text, dispatched)
+        running = running_row(
+            row, ready.body, ready.prompt, self._engine.text, dispatched, shown=shown
+        )
+        if running.prompt is not None:
+            self._running.end(*running.prompt.begin())
         end = running.replay(row, report=self._signs.between_steps)
         if end is None:
             self._waiting[ready.key] = (row, running)
@@ -354,6 +361,8 @@ class StepLoop:
 
     def _send_step(self, result: StepResult) -> None:
         """Everything since the last such message, in one (one message per step)."""
+        if result.prefill:
+            self._running.show_prompts(result.prefill)
         rows, between_steps, leaving = self._running.take(result.tokens, self._clock())
         prefill = progress_of(result.prefill, self._running)
         self._link.send(self._leases.step(result, self._signs.steps, rows, prefill, between_steps))

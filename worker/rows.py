@@ -22,6 +22,7 @@ from mlxsup.protocol.worker_messages import (
 
 from .answer import AnswerText
 from .engine import EngineFacts, Prompt, Row, RowPrefill, RowToken, TextCodec
+from .prompt_pieces import PromptPieces
 from .text.channels import Piece
 from .text.grammar import Grammar
 from .text.tool_calls import ToolCallReader
@@ -61,12 +62,14 @@ def plan_row(
     facts: EngineFacts,
     *,
     delivered: Sequence[int] = (),
+    shown: int = 0,
     sampling: Mapping[str, Any] | None = None,
 ) -> Row:
     """The row of a request: limits checked against the context (I6), every default filled in.
 
     Args:
         delivered: ids of its answer that an earlier life produced; max_tokens counts them.
+        shown: of how many tokens of the prompt the client was shown how likely they were.
         sampling: the model's own defaults, by the names of `parameters.Sampling`.
 
     Raises:
@@ -90,6 +93,7 @@ def plan_row(
         delivered=list(delivered),
         logit_bias=bias,
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        prompt_logprobs=None if shown == len(prompt.tokens) else body.prompt_logprobs,
         grammar=prompt.grammar,
         checkpoints=prompt.checkpoints,
         sampling=Sampling(**{**(sampling or {}), **body.sampling}),
@@ -103,7 +107,7 @@ def _limits(body: RequestBody, length: int, limit: int) -> tuple[int, int]:
         RemoteError: `context_length_exceeded`, with the numbers.
     """
     detail = {"prompt_tokens": length, "context_length": limit}
-    if length + 1 > limit:
+    if length + (body.max_tokens != 0) > limit:
         raise RemoteError(
             ErrorCode.CONTEXT_LENGTH_EXCEEDED,
             f"the prompt has {length} tokens; the context of {limit} leaves no room for an answer",
@@ -169,6 +173,8 @@ class RunningRow:
         tokens: of its prompt, read or not, and of its answer so far.
         priority, may_leave: as in its `Dispatch`.
         grammar: the grammar that the answer must follow.
+        prompt: what the client is shown of the prompt, if it asked for that.
+        stop_token_ids: of the request.
         warnings: sent with the first token.
         sampling: how its tokens are picked, sent with the first one; without defaults.
         inserted_at: monotonic seconds; 0 until then.
@@ -182,6 +188,8 @@ class RunningRow:
     priority: Priority = Priority.NORMAL
     may_leave: bool = True
     grammar: Grammar | None = None
+    prompt: PromptPieces | None = None
+    stop_token_ids: Collection[int] = ()
     warnings: Sequence[str] = ()
     sampling: Mapping[str, float] | None = None
     inserted_at: float = 0.0
@@ -211,7 +219,7 @@ class RunningRow:
             return self._deltas([], finish=self._stop())
         if row.grammar is not None and row.grammar.is_over:
             return self._ended([], FinishReason.STOP)
-        if len(row.delivered) < row.max_tokens:
+        if len(row.delivered) < row.max_tokens or row.prompt_logprobs is not None:
             return None
         return self._ended([], FinishReason.LENGTH)
 
@@ -253,6 +261,8 @@ class RunningRow:
             deltas = self._ended(pieces, result.finish)
         else:
             deltas = self._deltas(pieces, finish=None)
+        if result.ended_by in self.stop_token_ids:
+            deltas[-1].stop_token = result.ended_by
         deltas[0].tokens, deltas[0].logprobs = tokens, logprobs
         if not self.has_token:
             self.has_token = True
@@ -289,25 +299,43 @@ class RunningRow:
 
 
 def running_row(
-    row: Row, body: RequestBody, opening: str, codec: TextCodec, dispatched: Dispatch
+    row: Row,
+    body: RequestBody,
+    prompt: Prompt,
+    codec: TextCodec,
+    dispatched: Dispatch,
+    *,
+    shown: int = 0,
 ) -> RunningRow:
     """The text of a request's answer, before its first token.
 
     Args:
         row: what the engine gets.
         body: what was asked for.
-        opening: see `Prompt`.
+        prompt: what it answers.
         codec: the model's text side.
         dispatched: how the supervisor dispatched it.
+        shown: see `plan_row`.
     """
     answer = AnswerText(
         codec,
         body.stop or (),
-        opening,
+        prompt.opening,
         ToolCallReader(body.callable_tools, row.seed),
         form=body.form,
         min_tokens=row.min_tokens,
+        after=row.tokens[-1] if body.echo else None,
     )
+    pieces = None
+    if body.shows_prompt:
+        pieces = PromptPieces(
+            row.key,
+            row.tokens,
+            text=prompt.text,
+            has_logprobs=row.prompt_logprobs is not None,
+            shown=shown,
+            describe=answer.describe,
+        )
     return RunningRow(
         key=row.key,
         answer=answer,
@@ -315,6 +343,8 @@ def running_row(
         priority=dispatched.priority,
         may_leave=dispatched.may_leave,
         grammar=row.grammar,
+        prompt=pieces,
+        stop_token_ids=row.stop_token_ids,
         warnings=() if row.delivered else tools_warnings(body, codec),
         sampling=None if row.delivered else row.sampling.unusual() or None,
     )

@@ -11,7 +11,7 @@ from mlxsup.protocol.states import FinishReason
 from mlxsup.protocol.text import log_line
 from mlxsup.protocol.worker_messages import RowDelta
 
-from .engine import RowToken
+from .engine import RowPrefill, RowToken
 from .rows import RunningRow
 
 logger = logging.getLogger(__name__)
@@ -68,6 +68,13 @@ class RunningRows:
         """The engine has it no longer, or will not; None if it had none."""
         self._reading.discard(key)
         return self._rows.pop(key, None)
+
+    def show_prompts(self, prefill: Iterable[RowPrefill]) -> None:
+        """What a step has told of prompts is reported before the tokens that it gave."""
+        for read in prefill:
+            row = self._rows.get(read.key)
+            if read.logprobs and row is not None and row.prompt is not None:
+                self._ended += row.prompt.take(read.logprobs)
 
     def end(self, *deltas: RowDelta) -> None:
         """The rest of an answer that ends, or leaves, between two steps."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.codec import decode_body
-from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.errors import ErrorCode, RemoteError, invalid
 from mlxsup.protocol.ids import RequestKey, unpack_tokens
 from mlxsup.protocol.states import AnswerForm
 from mlxsup.protocol.text import log_line
@@ -25,6 +25,7 @@ from mlxsup.protocol.worker_messages import Resume
 
 from .engine import Prompt, TextCodec
 from .memory_guard import MemoryGuard
+from .prompt_pieces import MAX_TEXT_BYTES
 
 SLOW_S = 1.0
 """Preprocessing that takes longer is logged (G4)."""
@@ -241,6 +242,8 @@ class Lane:
             if body.form is not AnswerForm.TEXT:
                 grammar = self._own_codec().grammar(body, prompt.opening)
                 prompt = replace(prompt, grammar=grammar)
+            if body.echo and (job.resume is None or not job.resume.shown):
+                prompt = replace(prompt, text=self._shown_text(body, prompt))
         except RemoteError as error:
             return Refused(key=job.key, error=error)
         except MemoryError:
@@ -262,6 +265,17 @@ class Lane:
             tokenize_s=self._clock() - job.submitted_at,
             resume=job.resume,
         )
+
+    def _shown_text(self, body: RequestBody, prompt: Prompt) -> str:
+        """The text of a prompt that is shown before the answer.
+
+        Raises:
+            RemoteError: `invalid_request`; it is too long for one piece.
+        """
+        text = self._own_codec().prompt_text(body, prompt.tokens)
+        if (size := len(text.encode())) > MAX_TEXT_BYTES:
+            raise invalid("echo", f"prompts of at most {MAX_TEXT_BYTES} bytes", shown=str(size))
+        return text
 
     def _own_codec(self) -> TextCodec:
         if self._codec is None:

@@ -13,6 +13,8 @@ _BOTH = (
     Field("n", Use.USED, "that many answers, each a request of the daemon; with `seed`, the nth "
           "has the seed plus n"),
     Field("stop", Use.USED, "a text, or a list of up to 16"),
+    Field("prompt_logprobs", Use.USED, "vLLM's: how likely each token of the prompt was, and so "
+          "many of the likeliest in its place; not in a stream"),
     *passed("temperature", "top_p", "seed", "presence_penalty", "frequency_penalty", "logit_bias",
              "top_k", "min_p", "min_tokens", "repetition_penalty", "penalty_window",
              "xtc_probability", "xtc_threshold", "stop_token_ids", "ignore_eos", "priority",
@@ -50,10 +52,17 @@ CHAT_FIELDS = (
 COMPLETION_FIELDS = (
     Field("prompt", Use.USED, "a text, a list of token ids, or a list of several of them"),
     *_BOTH,
-    Field("max_tokens", Use.USED, "at most that many tokens; without it 16, as OpenAI has it"),
+    Field(
+        "max_tokens", Use.USED, "at most that many tokens; without it 16, as OpenAI has it; 0: none"
+    ),
     Field("logprobs", Use.USED, "how many of the likeliest tokens to list at each position"),
     Field("best_of", Use.NEUTRAL, "use `n`, and choose", (1,)),
-    Field("echo", Use.NEUTRAL, "the answer does not repeat the prompt", (False,)),
+    Field(
+        "echo",
+        Use.USED,
+        "true: the text begins with the prompt, and with `logprobs` they begin "
+        "with those of its tokens; the first token has none",
+    ),
     Field("suffix", Use.NEUTRAL, "nothing can be inserted", ("",)),
 )
 

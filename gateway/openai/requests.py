@@ -79,8 +79,23 @@ def read_completion(body: dict[str, Any]) -> Ask:
         if type(listed) is not int or not 0 <= listed <= MAX_TOP_LOGPROBS:
             raise bad_field("logprobs", f"logprobs takes an integer from 0 to {MAX_TOP_LOGPROBS}")
         given |= {"logprobs": True, "top_logprobs": listed}
+    has_echo, has_logprobs = given.get("echo", False), listed is not None
+    if has_echo is False:
+        given.pop("echo", None)
     ask = _ask(model, inputs, given, unread)
-    return replace(ask, defaults={"max_tokens": COMPLETION_TOKENS})
+    if has_echo is True and has_logprobs:
+        if given.setdefault("prompt_logprobs", listed) != listed:
+            raise bad_field("prompt_logprobs", "prompt_logprobs and logprobs differ: send one")
+        if given.get("max_tokens") == 1:
+            # Who evaluates continuations leaves out the last token, which must then be there even
+            # if it is an end of text.
+            given.setdefault("ignore_eos", True)
+    return replace(
+        ask,
+        defaults={"max_tokens": COMPLETION_TOKENS},
+        has_echo=has_echo,
+        has_logprobs=has_logprobs,
+    )
 
 
 def _ask(
@@ -104,6 +119,11 @@ def _ask(
     if isinstance(given.get("stop"), str):
         given["stop"] = [given["stop"]]
     read_keep_alive(given)
+    tells_prompt = "prompt_logprobs" in given
+    if tells_prompt and is_streamed:
+        raise bad_field(
+            "prompt_logprobs", "prompt_logprobs has no place in a stream: leave one out"
+        )
     return Ask(
         model=model,
         inputs=inputs,
@@ -111,6 +131,7 @@ def _ask(
         parameters=given,
         is_streamed=is_streamed,
         has_usage=has_usage,
+        tells_prompt=tells_prompt,
         unread=unread,
     )
 

@@ -54,3 +54,56 @@ class TextOffsets:
         if text and not self._held:
             self._in_half = False
         return offsets
+
+
+class PromptOffsets:
+    """Finds the tokens of a prompt in its text, which is there before them.
+
+    A token that is not in the text, such as the mark at its beginning, begins where the next does.
+    """
+
+    def __init__(self) -> None:
+        self._text = b""
+        self._at = 0  # in bytes
+        self._begun = 0  # characters before that place, the last of which may go on
+        self._missing = 0  # bytes of the tokens since then that were not found
+
+    def add(self, text: str) -> None:
+        """More of the text has come."""
+        self._text += text.encode()
+
+    def take(self, tokens: Sequence[bytes]) -> list[int]:
+        """Return how many characters of the text are before each of the next tokens.
+
+        Args:
+            tokens: the bytes of each; replacement characters if only those are known of it.
+        """
+        offsets = []
+        for token in tokens:
+            found, place = token, self._find(token)
+            if place < 0 and self._at == 0:  # a text may lack the space before its first word
+                found = token.removeprefix(b" ")
+                place = self._find(found)
+            # A tokenizer may show a token alone without the space that it begins with.
+            if place > self._at + 1:
+                self._move(place)
+            is_inside = not all(map(_begins, self._text[self._at : self._at + 1]))
+            offsets.append(self._begun - is_inside)
+            if place < 0:
+                self._missing += len(token)
+            else:
+                self._move(place + len(found))
+        return offsets
+
+    def _find(self, token: bytes) -> int:
+        end = self._at + self._missing + 1 + len(token)
+        return self._text.find(token, self._at, end) if token else -1
+
+    def _move(self, to: int) -> None:
+        self._begun += sum(map(_begins, self._text[self._at : to]))
+        self._at, self._missing = to, 0
+
+
+def _begins(byte: int) -> bool:
+    """True if a character begins with this byte of UTF-8."""
+    return byte & 0xC0 != 0x80

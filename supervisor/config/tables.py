@@ -7,6 +7,7 @@ description of a field is what an error says was expected. Its title says what t
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
@@ -345,7 +346,10 @@ else:
         __doc__="`[models.NAME.presets.NAME]`: the parameters of requests that leave them out.",
         **{name: _number(n, None, n.says, n.unit or "tokens") for name, n in SAMPLING.items()},
         max_tokens=_number(
-            NUMBERS["max_tokens"], None, "how many tokens to generate at most", "tokens"
+            replace(NUMBERS["max_tokens"], low=1),
+            None,
+            "how many tokens to generate at most",
+            "tokens",
         ),
         chat_template_kwargs=(
             dict[str, Any],

@@ -96,11 +96,12 @@ class Attaching:
         return caller in self._readers
 
     def heard(self, rows: Sequence[Row]) -> None:
-        """A step has made these pieces, before anything else is done about them."""
+        """A step has made these pieces, before anything else is done about them; those of a prompt
+        are for the one who asked, because a newcomer would get the rest of them."""
         if not self._of:
             return
         for row in rows:
-            if row.body:
+            if row.body and not row.is_prompt:
                 for reader in list(self._of.get(row.key, ())):
                     self._pass_on(reader, row.tokens, row.body)
 

@@ -281,7 +281,7 @@ class Serving:
                     self._row_is_gone(model, row)
                     has_freed = True
                 continue
-            if request.gains_since is None:
+            if request.gains_since is None and not row.is_prompt:
                 self._begin_to_gain(model, request, row, now)
                 has_begun = True
             if row.body:
@@ -328,7 +328,9 @@ class Serving:
             self.ledger.deliver(request, tokens)
             request.deaths = 0
             model.tokens += len(tokens) // 4
-        if request.first_token_at is None:
+        if row.is_prompt:
+            request.shown += 1
+        elif request.first_token_at is None:
             request.first_token_at = now
             request.prefill_s = row.prefill_s or 0.0
             request.cached_tokens = row.cached_tokens
@@ -379,7 +381,11 @@ def _dispatch_of(model: Model, request: Request, now: float) -> Dispatch:
         request.started_at = now
     if request.acceptance is not None:
         body = b""
-        resume = Resume(acceptance=request.acceptance, delivered=bytes(request.sent_tokens))
+        resume = Resume(
+            acceptance=request.acceptance,
+            delivered=bytes(request.sent_tokens),
+            shown=request.shown,
+        )
     return Dispatch(
         key=request.key,
         resume=resume,

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,6 +57,26 @@ def daemon() -> Iterator[Daemon]:
         yield daemon
         with daemon.client() as client:
             assert row(client, "other")["generation"] == 1
+
+
+@pytest.mark.parametrize("pieces", [1, 3, 20], ids=["text shown", "half read", "in the answer"])
+def test_a_prompt_is_shown_once_whenever_the_worker_dies(daemon: Daemon, pieces: int) -> None:
+    prompt = "a fox and an owl " * 40
+    asked: dict[str, Any] = {"prompt": prompt, "max_tokens": 30, "prompt_logprobs": 2, "echo": True}
+    with daemon.client() as client:
+        wait_for_state(client, "m", "READY")
+        whole = client.complete("m", **asked)
+        stream = client.generate("m", **asked)
+        for count, _ in enumerate(stream, start=1):
+            if count == pieces:
+                os.kill(row(client, "m")["pid"], signal.SIGKILL)
+        got = stream.result
+    assert got.resumed == 1
+    assert got.prompt == whole.prompt == prompt
+    assert got.prompt_logprobs is not None
+    assert len(got.prompt_logprobs) == len(prompt)
+    assert got.prompt_logprobs == whole.prompt_logprobs
+    assert got.token_ids == whole.token_ids
 
 
 @pytest.mark.parametrize("way", DEATHS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import pytest
 
 from mlxsup.client import Client
 from mlxsup.gateway.operator import TOKEN_HEADER
+from mlxsup.worker.engines.fake.text import encode_text
 
 from support.bad.exposed import DECLARED, Exposed, declared_samples
 from support.client.streams import Reader
@@ -23,6 +25,8 @@ from support.daemon.daemon import Daemon, fake, row, wait_for_state
 from support.daemon.faults import undisturbed
 from support.eventually import eventually
 from support.gateway.http_daemon import CHAT, HttpDaemon, SseReader, chat, gateway_of
+
+COMPLETION = "/v1/completions"
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +53,58 @@ def data_of(**body: Any) -> bytes:
 
 
 # ---------------------------------------------------------------- answers
+
+ECHO = "né 🦊 end"
+ASKED = ("echo", "logprobs", "stream", "two", "several", "ids")
+CASES = {
+    "-".join(name for name, is_asked in zip(ASKED, case, strict=True) if is_asked): case
+    for case in itertools.product((False, True), repeat=len(ASKED))
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_completion_in_each_combination_of_what_may_be_asked(
+    daemon: HttpDaemon, case: tuple[bool, ...]
+) -> None:
+    """SGLang's own tests of its server ask these."""
+    has_echo, has_logprobs, is_streamed, has_two, has_several, are_ids = case
+    ids = encode_text(ECHO)
+    prompt: Any = ids if are_ids else ECHO
+    body = {
+        "model": "m", "prompt": [prompt] * 2 if has_several else prompt, "max_tokens": 5,
+        "n": 1 + has_two, "echo": has_echo, "logprobs": 2 if has_logprobs else None,
+    }  # fmt: skip
+    if is_streamed:
+        read = SseReader(daemon, body, COMPLETION).finished()
+        assert read.status == 200
+        chunks = [choice for event in read.events[:-1] for choice in event["choices"]]
+    else:
+        status, value = daemon.post(COMPLETION, body)
+        assert status == 200
+        chunks = value["choices"]
+    count = (1 + has_two) * (1 + has_several)
+    assert {chunk["index"] for chunk in chunks} == set(range(count))
+    for index in range(count):
+        own = [chunk for chunk in chunks if chunk["index"] == index]
+        assert [one["finish_reason"] for one in own] == [None] * (len(own) - 1) + ["length"]
+        assert own[0]["text"].startswith(ECHO) == has_echo
+        text = "".join(one["text"] for one in own)
+        assert text.removeprefix(ECHO) == text[len(ECHO) * has_echo :]
+        if not has_logprobs:
+            assert {one["logprobs"] for one in own} == {None}
+            continue
+        assert all(one["logprobs"]["tokens"] for one in own), "in each chunk"
+        lists: Any = {
+            name: [item for one in own for item in one["logprobs"][name]]
+            for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        }
+        told = len(ids) * has_echo
+        assert {len(items) for items in lists.values()} == {told + 5}
+        nothing = [place for place, one in enumerate(lists["token_logprobs"]) if one is None]
+        assert nothing == ([0] if has_echo else [])
+        assert nothing == [n for n, one in enumerate(lists["top_logprobs"]) if one is None]
+        for token, place in zip(lists["tokens"], lists["text_offset"], strict=True):
+            assert token.startswith("bytes:") or text[place:].startswith(token)
 
 
 def test_chat_is_the_chat_of_the_python_client(daemon: HttpDaemon) -> None:

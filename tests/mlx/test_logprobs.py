@@ -13,12 +13,17 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
+from mlxsup.protocol.states import Batching
+from mlxsup.worker.engine import RowLogprobs
+from mlxsup.worker.engines.mlx import logprobs
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.logits import FloatLogits
 from mlxsup.worker.engines.mlx.logprobs import LogprobReader
 
+from support.model_types.build import make_model
+from support.model_types.listed import model_types
 from support.models.tiny_model import VOCABULARY_SIZE, as_4_bit, as_bfloat16, make_tiny_model
-from support.worker.mlx_rows import loaded_engine, make_row, run_rows
+from support.worker.mlx_rows import known_as, loaded_engine, make_row, run_rows
 
 pytestmark = pytest.mark.mlx
 
@@ -174,3 +179,71 @@ def test_all_else_of_the_model_passes_through(bf16_folder: Path) -> None:
     assert wrapped.args.vocab_size == 2048
     with pytest.raises(AttributeError):
         _ = wrapped.no_such_thing
+
+
+TYPES = {
+    "llama": 1e-4,
+    "gemma3_text": 1e-3,
+    "falcon_h1": 1e-3,
+    "mamba2": 1e-3,
+    "qwen3_next": 1e-3,
+    "deepseek_v3": 1e-3,
+}
+"""Types with caches of every kind (plain, window, state, both, compressed), and how much rounding
+may change."""
+
+
+CASES = [
+    *(("llama", way) for way in Batching),
+    *(pytest.param(name, None, marks=pytest.mark.slow) for name in TYPES if name != "llama"),
+]
+
+
+@pytest.mark.bits
+@pytest.mark.parametrize(("name", "way"), CASES)
+def test_those_of_a_prompt_are_a_log_softmax_of_its_logits(
+    tmp_path: Path, name: str, way: Batching | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts of several lengths at once, in passes of a few tokens, beside a row that decodes."""
+    (model_type,) = model_types([name])
+    folder = make_model(tmp_path / name, model_type)
+    known = None if way is None else known_as(folder, way)
+    with loaded_engine(folder, known_batching=known, prefix_cache_bytes=2**20) as engine:
+        width = engine.facts.vocabulary_size
+        monkeypatch.setattr(logprobs, "PASS_BYTES", 4 * width * 30)
+        prompts = {
+            key: [(7 + key + 13 * at) % width for at in range(1 + 130 * key)] for key in range(4)
+        }
+        rows = [
+            make_row(key, tokens, max_tokens=key % 2 * 3, prompt_logprobs=5)
+            for key, tokens in prompts.items()
+        ]
+        for _ in range(2):  # once more with everything known
+            engine.insert(make_row(9, prompts[1][:40], max_tokens=60))
+            engine.step()
+            told: dict[int, list[RowLogprobs]] = {key: [] for key in prompts}
+            for row in rows:
+                assert engine.insert(row) == 0
+            while engine.has_rows():
+                for read in engine.step().prefill:
+                    told.get(int(read.key), []).extend(read.logprobs)
+                engine.settle()
+            for key, tokens in prompts.items():
+                assert len(told[key]) == len(tokens) - 1
+                check_told(engine, tokens, told[key], TYPES[name])
+
+
+def check_told(
+    engine: MlxEngine, tokens: list[int], told: list[RowLogprobs], distance: float
+) -> None:
+    model: Any = engine.model
+    with mx.stream(engine.stream):
+        logits = model(mx.array([tokens]), cache=make_prompt_cache(model))[0]
+        values: Any = (logits - mx.logsumexp(logits, axis=-1, keepdims=True)).tolist()
+    for place, one in enumerate(told):
+        expected = values[place]
+        assert one.logprob == pytest.approx(expected[tokens[place + 1]], abs=distance)
+        best = sorted(expected, reverse=True)[:5]
+        assert [value for _, value in one.top] == pytest.approx(best, abs=distance)
+        for token, value in one.top:
+            assert value == pytest.approx(expected[token], abs=distance)

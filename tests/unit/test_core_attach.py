@@ -12,7 +12,7 @@ from mlxsup.protocol.ids import RequestId, RequestKey, pack_tokens
 from mlxsup.protocol.rendering import Render, Rendered
 from mlxsup.protocol.request_messages import Attach, CancelRequest
 from mlxsup.protocol.states import Channel, FinishReason
-from mlxsup.protocol.worker_messages import CancelRow
+from mlxsup.protocol.worker_messages import CancelRow, RowDelta, Step
 from mlxsup.supervisor.core import attaching
 from mlxsup.supervisor.core.events import ClientTooSlow
 
@@ -75,6 +75,16 @@ def test_attach_before_the_first_token_gets_every_piece() -> None:
     [end], [own] = driver.sent(Done, BOB), driver.sent(Done, ALICE)
     assert (end.id, end.seq, end.finish_reason) == ("join", 2, FinishReason.STOP)
     assert (end.usage, end.timings, end.seed) == (own.usage, own.timings, own.seed)
+
+
+def test_a_newcomer_gets_no_piece_of_the_prompt() -> None:
+    driver, [key] = up("one")
+    assert attach(driver) is None
+    shown = RowDelta(key=key, text="p", channel=Channel.PROMPT, is_prompt=True)
+    driver.worker(Step(step=1, rows=[shown], between_steps=1))
+    assert pieces(driver) == []
+    driver.token(key)
+    assert pieces(driver) == [("join", 0, TOKEN, body("x"))]
 
 
 def test_earlier_text_is_rendered_before_later_pieces() -> None:

@@ -494,6 +494,29 @@ def test_a_crash_pauses_a_stream_and_it_goes_on_where_it_was_F10(signal: str) ->
     assert (timings.queued_s, timings.first_token_s, timings.total_s) == (0.0, 0.0, 7.0)
 
 
+def test_pieces_of_a_prompt_are_counted_and_are_no_first_token_F10() -> None:
+    driver, key = idle(), RequestKey(1)
+    driver.ask()
+    driver.accept(key)
+    pieces = [
+        RowDelta(key=key, text="abc"[n], channel=Channel.PROMPT, is_prompt=True) for n in range(3)
+    ]
+    driver.now += 1.0
+    driver.worker(Step(step=1, rows=pieces[:2], between_steps=2))
+    driver.exit(signal="SIGKILL")
+    dispatch = come_back(driver)
+    assert dispatch.resume is not None
+    assert (dispatch.resume.delivered, dispatch.resume.shown) == (b"", 2)
+    driver.worker(Step(step=1, rows=pieces[2:], between_steps=1))
+    [deltas] = driver.sent(Deltas)
+    assert [d.seq for d in deltas.deltas] == [2]
+    driver.now += 1.0
+    driver.token(key, finish=FinishReason.LENGTH)
+    [done] = driver.sent(Done)
+    assert (done.seq, done.resumed, done.usage.completion_tokens) == (4, 1, 1)
+    assert done.timings.first_token_s == done.timings.total_s >= 2.0
+
+
 def test_crash_ends_only_unresumable_answers_F1() -> None:
     driver = Driver([entry(), entry("other")])
     play(

@@ -506,3 +506,65 @@ def test_an_answer_says_in_its_head_what_was_changed(
         assert "changed: c" in changed.body.decode()
     plain = ask(path, delta("yes"), result("yes", warnings=["odd"]), stream=is_streamed)
     assert "x-mlxsup-changed" not in plain.headers
+
+
+TOLD = [
+    Logprobs(chosen=TokenLogprob(token=1, logprob=None, text="h")),
+    Logprobs(
+        chosen=TokenLogprob(token=2, logprob=-2.5, text="i"),
+        top=[
+            TokenLogprob(token=3, logprob=-0.5, text="o"),
+            TokenLogprob(token=2, logprob=-2.5, text="i"),
+        ],
+    ),
+]
+SHOWN = [
+    delta("hi", channel=Channel.PROMPT),
+    delta("", channel=Channel.PROMPT, logprobs=TOLD),
+    delta("a"),
+]
+TOLD_BY_ID = [
+    None,
+    {
+        "2": {"logprob": -2.5, "rank": 2, "decoded_token": "i"},
+        "3": {"logprob": -0.5, "rank": 1, "decoded_token": "o"},
+    },
+]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+def test_a_prompt_is_told_by_token_id_as_in_vllm(path: str) -> None:
+    whole = ask(path, *SHOWN, result("a"), prompt_logprobs=2).json()
+    assert (whole if path == CHAT else whole["choices"][0])["prompt_logprobs"] == TOLD_BY_ID
+    assert whole["choices"][0]["logprobs"] is None
+    assert brief(path, ask(path, *SHOWN, result("a"), prompt_logprobs=2)).startswith("text 'a'")
+    refusal = ask(path, prompt_logprobs=2, stream=True).json()["error"]
+    assert refusal["param"] == "prompt_logprobs"
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_too_many_log_probabilities_of_prompts_are_refused(
+    monkeypatch: pytest.MonkeyPatch, *, is_streamed: bool
+) -> None:
+    asked: dict[str, Any] = {"echo": True, "logprobs": 2, "n": 2, "stream": is_streamed}
+    monkeypatch.setattr(limits, "MAX_PROMPT_LOGPROBS", 8)
+    fits = ask(COMPLETION, *SHOWN, result("a", prompt="hi"), count=2, **asked)
+    assert (fits.status, fits.is_whole) == (200, True)
+    monkeypatch.setattr(limits, "MAX_PROMPT_LOGPROBS", 7)
+    refusal = ask(COMPLETION, *SHOWN, result("a", prompt="hi"), count=2, **asked)
+    assert "more than 7 log-probabilities" in refusal.body.decode()
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+@pytest.mark.parametrize(
+    ("ended", "reason"), [({"stop": "x"}, "x"), ({"stop_token": 0}, 0), ({}, None)]
+)
+def test_a_choice_says_what_stopped_it(
+    path: str, ended: dict[str, Any], reason: str | int | None, *, is_streamed: bool
+) -> None:
+    got = ask(path, delta("a"), result("a", **ended), stream=is_streamed)
+    values = got.events()[:-1] if is_streamed else [got.json()]
+    last = values[-1]["choices"][0]
+    assert last["finish_reason"] == "stop"
+    assert last.get("stop_reason") == reason

@@ -190,7 +190,11 @@ BODIES: dict[Api, list[dict[str, Any]]] = {
         {"prompt": [[1], [2, 3]]}, {"prompt": ["a", "b"], "n": 2, "seed": 1}, {"logprobs": 2},
         {"logprobs": 0}, {"prompt": None}, {"prompt": 3}, {"prompt": ["a", 3]},
         {"prompt": ["a"] * 17}, {"prompt": ["a"] * 16, "n": 2}, {"logprobs": True},
-        {"logprobs": 21}, {"echo": True}, {"echo": 0}, {"suffix": "x"}, {"best_of": 2},
+        {"logprobs": 21}, {"echo": True, "max_tokens": 1}, {"echo": True, "logprobs": 2},
+        {"echo": True, "logprobs": 2, "max_tokens": 1}, {"prompt_logprobs": 3, "logprobs": 2},
+        {"echo": True, "prompt_logprobs": 3, "logprobs": 2}, {"prompt_logprobs": 21},
+        {"prompt_logprobs": 1, "stream": True}, {"max_tokens": 0}, {"max_tokens": -2}, {"echo": 0},
+        {"suffix": "x"}, {"best_of": 2},
         {"timeout_s": 2.5}, {"timeout_s": "5m"},
     ],
     Api.RESPONSE: [

@@ -25,7 +25,7 @@ from mlxsup.gateway.openai.chunks import (
     chat_logprobs,
     completion_logprobs,
 )
-from mlxsup.gateway.openai.text_offsets import TextOffsets
+from mlxsup.gateway.openai.text_offsets import PromptOffsets, TextOffsets
 from mlxsup.gateway.progress import Progress
 from mlxsup.gateway.sse import WRITE, EventStream
 
@@ -48,6 +48,7 @@ BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 # ---------------------------------------------------------------- the bytes of pieces
 
 TEXTS = ("the", ' "quoted"\\', "größer\n\t\x00\x7f", "\u2028é", "👩‍💻", "</script>")
+HALF = "\ufffd".encode()
 LOGPROBS = [Logprobs(chosen=TokenLogprob(token=1, logprob=-0.5, text="é"), top=[])]
 
 
@@ -136,9 +137,15 @@ def test_chunk_is_the_json_of_its_parts(text: str, logprobs: list[Logprobs] | No
         "finish_reason": None,
     }
     assert ChatShape("i", 7, "m\n").piece(3, piece) == chunk("chat.completion.chunk", choice)
-    of_tokens = None if logprobs is None else completion_logprobs(logprobs, [0])
-    choice = {"index": 3, "text": text, "logprobs": of_tokens, "finish_reason": None}
-    assert CompletionShape("i", 7, "m\n").piece(3, piece) == chunk("text_completion", choice)
+    if logprobs is None:
+        choice = {"index": 3, "text": text, "logprobs": None, "finish_reason": None}
+        assert CompletionShape("i", 7, "m\n").piece(3, piece) == chunk("text_completion", choice)
+        return
+    shape = CompletionShape("i", 7, "m\n", has_logprobs=True)
+    assert shape.piece(3, piece) is None, "it waits for the next token, or the end"
+    of_tokens = completion_logprobs(logprobs, [0])
+    choice = {"index": 3, "text": text, "finish_reason": None, "logprobs": of_tokens}
+    assert shape.piece(3, piece) == chunk("text_completion", choice)
 
 
 def test_piece_is_written_in_the_turn_that_brings_it() -> None:
@@ -474,3 +481,28 @@ def test_bug_of_background_work_is_logged_at_once_and_work_ends_with_its_block(
     assert record.exc_info is not None
     assert record.exc_info[0] is ZeroDivisionError
     assert (ended, len(caplog.records)) == ([True], 1)
+
+
+PROMPTS = {
+    "words": ("Hello you", [b"Hello", b" you"], [0, 5]),
+    "a mark at its beginning": ("Hi you", [b"<s>", b"Hi", b" you"], [0, 0, 2]),
+    "a mark within": ("a<b>c", [b"a", b"<b>", b"c"], [0, 1, 4]),
+    "no space before the first word": ("Hi you", [b"<s>", b" Hi", b" you"], [0, 0, 2]),
+    "other characters than those of the text": ("aé b c", ["ae\u0301".encode(), b" b", b" c"],
+                                                [0, 2, 4]),
+    "no spaces of words alone": ("a b c", [b"a", b"b", b"c"], [0, 1, 3]),
+    "characters in parts": ("né🦊x", [b"n", b"\xc3", b"\xa9\xf0", b"\x9f\xa6", b"\x8a", b"x"],
+                            [0, 1, 1, 2, 2, 3]),
+    "parts of which nothing is known": ("é x", [HALF, HALF, b" x"], [0, 0, 1]),
+    "a token without text": ("ab", [b"a", b"", b"b"], [0, 1, 1]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PROMPTS)
+def test_tokens_of_a_prompt_begin_where_its_text_has_them(case: str) -> None:
+    text, tokens, expected = PROMPTS[case]
+    for size in (1, 2, len(tokens)):
+        offsets = PromptOffsets()
+        offsets.add(text)
+        taken = (offsets.take(tokens[at : at + size]) for at in range(0, len(tokens), size))
+        assert [offset for some in taken for offset in some] == expected

@@ -124,6 +124,7 @@ LINKS: dict[str, tuple[tuple[type[Message], ...], list[Message]]] = {
                         fingerprint="f",
                     ),
                     delivered=pack_tokens([3]),
+                    shown=4,
                 ),
             ),
             worker_messages.CancelRow(key=KEY),
@@ -183,6 +184,7 @@ LINKS: dict[str, tuple[tuple[type[Message], ...], list[Message]]] = {
                 step=9,
                 rows=[
                     PackedRow(key=KEY, tokens=pack_tokens([5]), body=pack_body("x", CONTENT)),
+                    PackedRow(key=KEY, body=pack_body("x", Channel.PROMPT), is_prompt=True),
                     PackedRow(key=KEY, finish=FinishReason.LENGTH),
                 ],
                 prefill=[

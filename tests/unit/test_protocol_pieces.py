@@ -159,7 +159,7 @@ ENDLESS = (b"", b"\x81", b"\x91" * 100_000, b"\xdf\xff\xff\xff\xff", b"\x80\x80"
         *((packed, "the body of a piece is not") for packed in ENDLESS),
         ({"text": 1}, "text takes text"),
         ({"text": None}, "text takes text"),
-        ({"channel": "loud"}, "channel takes one of content, reasoning, tool_call"),
+        ({"channel": "loud"}, "channel takes one of content, reasoning, tool_call, prompt"),
         ({"logprobs": [{"chosen": {"token": 1}}]}, "the field logprobs.chosen.logprob is missing"),
         ({"text": msgpack.ExtType(1, b"x")}, "the body of a piece is not msgpack within"),
     ],

@@ -245,7 +245,9 @@ def test_warnings_are_not_said_again_after_a_resume(
 ) -> None:
     body = RequestBody(messages=[{"role": "user", "content": "x"}], tools=TOOLS)
     dispatched = Dispatch(key=KEY, body=b"")
-    row = running_row(plan(delivered=delivered), body, "", Codec(ChannelRules()), dispatched)
+    row = running_row(
+        plan(delivered=delivered), body, Prompt(tokens=[5]), Codec(ChannelRules()), dispatched
+    )
     assert row.warnings == warnings
 
 

@@ -41,7 +41,9 @@ def written(text: str, choice: Any, opening: str = "", **more: Any) -> list[tupl
     """Return what a client is shown of an answer."""
     body = RequestBody(prompt="x", tools=TOOLS, tool_choice=choice, seed=1, **more)
     row = plan_row(KEY, body, Prompt(tokens=[5], opening=opening), FACTS)
-    running = running_row(row, body, opening, Codec(), Dispatch(key=KEY, body=b""))
+    running = running_row(
+        row, body, Prompt(tokens=[5], opening=opening), Codec(), Dispatch(key=KEY, body=b"")
+    )
     tokens = encode_text(text)
     shown: list[tuple[Channel, str]] = []
     for place, token in enumerate(tokens):

@@ -81,6 +81,7 @@ class Request:
         engine_s: engine seconds charged so far.
         read_tokens: how many tokens of its prompt have been read, by the process that got furthest.
         sent_tokens: packed ids of the tokens that the client was sent.
+        shown: pieces of its prompt that the client was sent.
         seq: pieces sent so far.
         deaths: workers that died under it in a row without a new token and without evidence.
         shortages: workers that ran out of memory while it ran alone.
@@ -127,6 +128,7 @@ class Request:
     engine_s: float = 0.0
     read_tokens: int = 0
     sent_tokens: bytearray = field(default_factory=bytearray)
+    shown: int = 0
     seq: int = 0
     deaths: int = 0
     shortages: int = 0

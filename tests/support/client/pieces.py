@@ -59,6 +59,8 @@ def _unpacked(row: Row) -> RowDelta:
         channel=body.channel,
         logprobs=body.logprobs,
         stop=body.stop,
+        stop_token=body.stop_token,
+        is_prompt=row.is_prompt,
         warning=row.warning,
         finish=row.finish,
         paused=row.paused,

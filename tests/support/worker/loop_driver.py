@@ -89,7 +89,11 @@ class Answer:
     def resume_after(self, tokens: int) -> Resume:
         """Return what a supervisor sends if the worker died after that many tokens."""
         assert self.acceptance is not None
-        return Resume(acceptance=self.acceptance, delivered=pack_tokens(self.tokens[:tokens]))
+        return Resume(
+            acceptance=self.acceptance,
+            delivered=pack_tokens(self.tokens[:tokens]),
+            shown=sum(delta.is_prompt for delta in self.until(tokens)),
+        )
 
     def until(self, tokens: int) -> list[RowDelta]:
         """Return the deltas that had come with that many tokens."""

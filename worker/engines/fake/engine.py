@@ -180,6 +180,8 @@ class FakeEngine:
         said = encode_text(directives.say)
         digest = prompt_digest(row.tokens, self._options.voice)
         known = max(self._kept.pop(row.key, 0), self._aside.pop(row.key, 0))
+        if row.prompt_logprobs is not None:
+            known = 0
         cached = min(known, len(row.tokens) + len(row.delivered) - 1)
         self._rows[row.key] = FakeRow(
             row=row,
@@ -209,7 +211,11 @@ class FakeEngine:
         rows = {key: self._rows[key] for key in keys if key in self._rows}
         self.remove(*keys)
         if keep:
-            self._aside |= {key: row.computed for key, row in rows.items() if row.computed}
+            self._aside |= {
+                key: row.computed
+                for key, row in rows.items()
+                if row.computed and (row.row.prompt_logprobs is None or row.is_decoding)
+            }
         else:
             self.drop_kept(*keys)
         return [RowSetAside(key=key, is_kept=key in self._aside) for key in keys]
@@ -300,19 +306,30 @@ class FakeEngine:
         self._fail_when_due(row, 0)
         total = row.to_prefill
         computed = min(total - row.prefilled, self._options.prefill_tokens_per_step)
-        row.prefilled += computed
-        return RowPrefill(key=row.row.key, done=row.prefilled, total=total, computed=computed)
+        begin, row.prefilled = row.prefilled, row.prefilled + computed
+        told = row.row.tokens[begin + 1 : row.prefilled + 1]
+        return RowPrefill(
+            key=row.row.key,
+            done=row.prefilled,
+            total=total,
+            computed=computed,
+            logprobs=[
+                one for token in told if (one := token_logprobs(token, row.row.prompt_logprobs))
+            ],
+        )
 
     def _decode(self, row: FakeRow) -> RowToken:
         self._fail_when_due(row, row.generated + 1)
         key, index = row.row.key, row.generated
+        if not row.row.max_tokens:
+            return RowToken(key=key, token=None, finish=FinishReason.LENGTH)
         may_end = index >= row.row.min_tokens
         if may_end and not row.row.ignore_eos and index >= self._answer_length(row):
             return RowToken(key=key, token=None, finish=FinishReason.STOP)
         token = row.draw(index)
         if token in row.row.stop_token_ids:
             if may_end:
-                return RowToken(key=key, token=None, finish=FinishReason.STOP)
+                return RowToken(key=key, token=None, finish=FinishReason.STOP, ended_by=token)
             while token in row.row.stop_token_ids:
                 token = (token + 1) % VOCABULARY_SIZE
         row.generated += 1

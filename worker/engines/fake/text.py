@@ -249,6 +249,10 @@ class FakeTextCodec:
             parse_tool_call=parse_json_calls,
         )
 
+    def prompt_text(self, body: RequestBody, tokens: Sequence[int]) -> str:
+        """See `TextCodec.prompt_text`."""
+        return decode_tokens(tokens) if body.prompt is None else body.prompt
+
     def grammar(self, body: RequestBody, opening: str) -> Grammar | None:
         """See `TextCodec.grammar`; its answers follow none."""
         return None

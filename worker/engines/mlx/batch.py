@@ -19,11 +19,11 @@ from ...engine import Row, RowLogprobs, RowPrefill, RowSetAside, RowToken, StepR
 from ...text.grammar import Grammar
 from .kept_rows import KeptRows
 from .load import judging_errors
-from .logprobs import LogprobReader
+from .logprobs import LogprobReader, PromptLogprobs
 from .new_row import NewRow
 from .passes import Passes
 from .prefill import PrefillPacer
-from .prefix_cache import PrefixCache
+from .prefix_cache import Found, PrefixCache
 from .prompt_turns import PromptTurns
 from .sampling import make_draws
 from .shapes import SeenShapes, Shape
@@ -31,6 +31,10 @@ from .shapes import SeenShapes, Shape
 WARMUP_KEY = RequestKey(-1)
 """The first key of the rows that warm up the engine, which have it and those below it: they end by
 their length, and leave nothing behind."""
+
+MOST_TOLD = 256
+"""Tokens that a step reads of each prompt at most while one wants to know how likely they are: the
+texts of 20 others at each place take the thread that steps 15 ms."""
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
@@ -87,6 +91,8 @@ class MlxBatch:
         self._keys: dict[int, RequestKey] = {}
         self._wanted_logprobs: dict[int, int] = {}
         self._grammars: dict[int, Grammar] = {}
+        self._prompts: dict[int, PromptLogprobs] = {}  # of rows whose prompt is not read yet
+        self._silent: set[int] = set()  # rows that end without a token
         self._stop_tokens = list(stop_tokens)
         self._spared = list(spared_tokens)
         self._logprobs = LogprobReader()
@@ -113,8 +119,13 @@ class MlxBatch:
         self.settle()
         tokens = row.tokens + row.delivered
         with mx.stream(self._stream):
+            prompt = None
             own = self._kept.take(row.key, tokens)
-            found = own or self._prefixes.find(tokens)
+            if row.prompt_logprobs is None:
+                found = own or self._prefixes.find(tokens)
+            else:  # nothing kept tells how likely tokens were
+                own, found = None, Found()
+                prompt = PromptLogprobs(row.tokens, row.prompt_logprobs)
             cached = found.count
             ending = self._ending_of(row)
             uid = self._uids[row.key] = self.passes.insert(
@@ -123,11 +134,16 @@ class MlxBatch:
                     known=tokens[:cached],
                     cache=found.cache,
                     checkpoints=self._prefixes.plan_checkpoints(row, found),
-                    max_tokens=row.max_tokens - len(row.delivered),
+                    max_tokens=max(row.max_tokens - len(row.delivered), 1),
                     draws=make_draws(row, ending=ending, spared=self._spared),
                     stops=StopSequences([(token,) for token in ending]),
+                    prompt=prompt,
                 )
             )
+        if prompt is not None:
+            self._prompts[uid] = prompt
+        if not row.max_tokens:
+            self._silent.add(uid)
         self._keys[uid] = row.key
         self._turns.add(uid, total=len(tokens), known=cached, own=cached if own else 0)
         if row.top_logprobs is not None:
@@ -156,11 +172,13 @@ class MlxBatch:
         it returns, as the next step would have.
         """
         ahead = self._compute_ahead(keys)
-        ended = {key for key, token in ahead.items() if token.finish is not None}
+        over = {key for key, token in ahead.items() if token.finish is not None}
+        # Of a prompt whose logits are wanted, those of its beginning are read again with the rest.
+        over |= {key for key in keys if self._uids.get(key) in self._prompts}
         caches = self._take_out(keys, of_warm_up=keep)
         if keep:
             with mx.stream(self._stream):
-                for key in caches.keys() - ended:
+                for key in caches.keys() - over:
                     self._kept.keep(key, *caches.pop(key))
         else:
             self._kept.drop(*keys)
@@ -209,6 +227,8 @@ class MlxBatch:
             del self._keys[uid]
             self._wanted_logprobs.pop(uid, None)
             self._grammars.pop(uid, None)
+            self._prompts.pop(uid, None)
+            self._silent.discard(uid)
             if self._turns.drop(uid) and (of_warm_up or not _warms_up(key)):
                 kept.add(uid)
         caches = self.passes.remove(list(out), kept=kept) if out else {}
@@ -253,8 +273,8 @@ class MlxBatch:
     def books(self) -> tuple[int, ...]:
         """How many entries each book has that is kept of rows: all 0 once there is no row."""
         rows = (self._keys, self._uids, self._turns, self._kept)
-        books = (*rows, self._wanted_logprobs, self._grammars, self._ended)
-        return tuple(len(book) for book in books)
+        books = (self._wanted_logprobs, self._grammars, self._ended, self._prompts, self._silent)
+        return tuple(len(book) for book in (*rows, *books))
 
     def predict_step_s(self) -> float:
         """How long the next step should take at most; 0 when unknown."""
@@ -300,7 +320,10 @@ class MlxBatch:
             GpuFaultElsewhereError: another process's fault on the GPU.
             Exception: any other; the batch is unusable.
         """
-        return self._run(self._turns.plan(decode_rows=self._decode_rows()))
+        plan = self._turns.plan(decode_rows=self._decode_rows())
+        if self._prompts:
+            plan = {uid: min(size, MOST_TOLD) for uid, size in plan.items()}
+        return self._run(plan)
 
     def decode(self) -> StepResult:
         """One token for each row that decodes; raises what `step` raises."""
@@ -339,7 +362,7 @@ class MlxBatch:
         progress: list[RowPrefill] = []
         if has_prompts:
             progress = [
-                RowPrefill(key=self._keys[uid], done=done, total=total, computed=computed)
+                self._progress(uid, done, total, computed)
                 for uid, done, total, computed in self._turns.take(
                     reads, decode_rows=decoding, took_s=passes_s
                 )
@@ -350,6 +373,15 @@ class MlxBatch:
         return StepResult(
             tokens=taken, prefill=progress, took_s=took_s, decode_s=min(decode_s, took_s)
         )
+
+    def _progress(self, uid: int, done: int, total: int, computed: int) -> RowPrefill:
+        key, prompt = self._keys[uid], self._prompts.get(uid)
+        if prompt is None:
+            return RowPrefill(key=key, done=done, total=total, computed=computed)
+        if done >= total - 1:
+            del self._prompts[uid]
+        found = prompt.take()
+        return RowPrefill(key=key, done=done, total=total, computed=computed, logprobs=found)
 
     def _tell_grammars(self) -> None:
         """Gives each grammar the token of its row that the step will return: the mask for the
@@ -363,6 +395,8 @@ class MlxBatch:
         key = self._keys[response.uid]
         finish = None if response.finish_reason is None else _FINISH[response.finish_reason]
         is_text = finish is not FinishReason.STOP
+        if finish is not None and response.uid in self._silent:
+            return RowToken(key=key, token=None, finish=FinishReason.LENGTH)
         grammar = self._grammars.get(response.uid)
         # The grammar has read this token already: the next one's mask is under way.
         if is_text and grammar is not None and grammar.is_over:
@@ -370,7 +404,7 @@ class MlxBatch:
             # A model without an end-of-text token draws the grammar's, which is not part either.
             is_text = not grammar.is_end(response.token)
         if not is_text:
-            return RowToken(key=key, token=None, finish=finish)
+            return RowToken(key=key, token=None, finish=finish, ended_by=response.token)
         return RowToken(key=key, token=response.token, finish=finish, logprobs=logprobs)
 
     def _forget_ended(self, response: Any) -> None:
@@ -379,6 +413,7 @@ class MlxBatch:
         key = self._keys.pop(response.uid)
         del self._uids[key]
         self._wanted_logprobs.pop(response.uid, None)
+        self._silent.discard(response.uid)
         if not _warms_up(key):
             self._ended.append((response.prompt_cache, response.all_tokens))
 

@@ -19,6 +19,7 @@ class FloatLogits:
 
     Attributes:
         own_dtype: dtype of the model's own logits; None before the first call.
+        width: how many ids they are for; 0 before the first call.
 
     Args:
         model: called with ids (rows, tokens) and `cache`, gives logits (rows, tokens, vocabulary).
@@ -27,11 +28,12 @@ class FloatLogits:
     def __init__(self, model: Any) -> None:
         self._model = model
         self.own_dtype: mx.Dtype | None = None
+        self.width = 0
 
     def __call__(self, tokens: mx.array, *args: Any, **named: Any) -> mx.array:
         """The model's logits for these tokens, as float32."""
         logits: mx.array = self._model(tokens, *args, **named)
-        self.own_dtype = logits.dtype
+        self.own_dtype, self.width = logits.dtype, logits.shape[-1]
         return logits.astype(mx.float32)
 
     def __getattr__(self, name: str) -> Any:

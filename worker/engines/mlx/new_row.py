@@ -7,6 +7,7 @@ from typing import Any
 
 from mlx_lm.generate import StopSequences
 
+from .logprobs import PromptLogprobs
 from .sampling import RowDraws
 
 KeptCaches = dict[int, tuple[list[Any], list[int]]]
@@ -25,6 +26,7 @@ class NewRow:
         draws: how its tokens are drawn.
         stops: what ends its answer.
         checkpoints: numbers of tokens in its cache at which a copy is taken; ascending.
+        prompt: collects how likely the tokens are, if that is asked for.
     """
 
     tokens: list[int]
@@ -34,3 +36,4 @@ class NewRow:
     draws: RowDraws
     stops: StopSequences
     checkpoints: tuple[int, ...] = ()
+    prompt: PromptLogprobs | None = None

@@ -24,6 +24,7 @@ from .checkpoints import split_at
 from .decode import BatchDecode, Decode, LoneDecode, computed_ahead, drawn_tokens, take_out
 from .drawing_batch import make_generator
 from .draws import Draw, draw_by_share
+from .logprobs import PromptLogprobs, pass_tokens
 from .new_row import KeptCaches, NewRow
 from .prompt_turns import PromptRead
 
@@ -102,6 +103,7 @@ class TogetherPasses:
             self.generator = make_generator(
                 model, stream=stream, max_concurrency=max_concurrency, draw=draw
             )
+        self._prompts: dict[int, PromptLogprobs] = self.generator._prompt_batch.logprobs
 
     def insert(self, row: NewRow) -> int:
         """See `Passes.insert`."""
@@ -114,6 +116,8 @@ class TogetherPasses:
                 samplers=[row.draws],
                 stop_sequences=[row.stops],
             )[0]
+        if row.prompt is not None:
+            self._prompts[uid] = row.prompt
         if row.checkpoints:
             self._checkpoints[uid] = tuple(place - len(row.known) for place in row.checkpoints)
         return uid
@@ -123,6 +127,7 @@ class TogetherPasses:
         with mx.stream(self._stream):
             for uid in uids:
                 self._checkpoints.pop(uid, None)
+                self._prompts.pop(uid, None)
             return take_out(self.generator, uids, kept=kept)
 
     def drawn(self, uids: Collection[int]) -> dict[int, int]:
@@ -151,6 +156,7 @@ class TogetherPasses:
         for read in reads:
             if read.is_over:
                 self._checkpoints.pop(read.uid, None)
+                self._prompts.pop(read.uid, None)
         return reads, tokens
 
     def take_checkpoints(self) -> list[tuple[list[Any], list[int]]]:
@@ -282,7 +288,13 @@ class WaitingPrompt:
         chunk = self.row.tokens[self.done : min(self.done + size, end)]
         if not chunk:
             return
-        model(mx.array([chunk]), cache=self.cache)
+        if self.row.prompt is None:
+            model(mx.array([chunk]), cache=self.cache)
+        else:
+            most = pass_tokens(model, rows=1)
+            for begin in range(0, len(chunk), most):
+                tokens = mx.array([chunk[begin : begin + most]])
+                self.row.prompt.read(model(tokens, cache=self.cache)[0])
         mx.eval([layer.state for layer in self.cache])
         mx.clear_cache()
         self.done += len(chunk)

@@ -10,12 +10,53 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import mlx.core as mx
 from mlx_lm.generate import PromptProcessingBatch
 from mlx_lm.models.cache import BatchKVCache
 
+from .logprobs import PromptLogprobs, pass_tokens
+
 
 class PromptBatch(PromptProcessingBatch):  # type: ignore[misc]
-    """Hands its caches over if all of its rows begin to answer at once."""
+    """Hands its caches over if all of its rows begin to answer at once.
+
+    Attributes:
+        logprobs: what collects how likely the tokens of a prompt are, by uid.
+    """
+
+    model: Any
+    prefill_step_size: int
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.logprobs: dict[int, PromptLogprobs] = {}
+
+    def prompt(self, tokens: list[list[int]]) -> None:
+        """Reads the next tokens of each row; in shorter passes, if logits are needed of any."""
+        wanted = {
+            nth: self.logprobs[uid] for nth, uid in enumerate(self.uids) if uid in self.logprobs
+        }
+        if not wanted:
+            super().prompt(tokens)
+            return
+        model: Any = self.model
+        size: int = self.prefill_step_size
+        lengths = {nth: len(tokens[nth]) for nth in wanted}
+        done = 0
+
+        def reading(chunk: mx.array, cache: list[Any]) -> None:
+            nonlocal done
+            logits = model(chunk, cache=cache)
+            for nth, prompt in wanted.items():
+                if done < lengths[nth]:
+                    prompt.read(logits[nth, : lengths[nth] - done])  # the rest is padding
+            done += chunk.shape[1]
+
+        self.model, self.prefill_step_size = reading, pass_tokens(model, rows=len(tokens))
+        try:
+            super().prompt(tokens)
+        finally:
+            self.model, self.prefill_step_size = model, size
 
     def split(self, indices: Sequence[int]) -> PromptProcessingBatch:
         """Takes rows out, into their own batch."""

@@ -147,6 +147,18 @@ class MlxText:
             )
         return prompt
 
+    def prompt_text(self, body: RequestBody, tokens: Sequence[int]) -> str:
+        """See `TextCodec.prompt_text`."""
+        if body.prompt is not None:
+            return body.prompt
+        if self.token_bytes is None:
+            with self.in_use:
+                return self._decoded(self.inner_tokenizer, tokens)
+        known = len(self.token_bytes)
+        content = b"".join(self.token_bytes[token] for token in tokens if token < known)
+        text = content.decode(errors="replace")
+        return text.removeprefix(" ") if self._strips_first_space else text
+
     def grammar(self, body: RequestBody, opening: str) -> Grammar | None:
         """The grammar that the content of an answer must follow, from where it begins.
 
@@ -211,7 +223,11 @@ class MlxText:
 
     def decode(self, tokens: list[int]) -> str:
         """All tokens at once, special ones included."""
-        return str(self.decoding_tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
+        return self._decoded(self.decoding_tokenizer, tokens)
+
+    @staticmethod
+    def _decoded(tokenizer: Any, tokens: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
 
     def _encode_text(self, text: str) -> list[int]:
         # A prompt that already begins with the begin-of-text token must not get a second one.
