@@ -85,17 +85,17 @@ class Added:
 
 
 @click.command()
-@click.argument("model", metavar="MODEL", shell_complete=complete_repository)
+@click.argument("source", metavar="MODEL", shell_complete=complete_repository)
 @click.option("--name", metavar="NAME", help="Call it so, instead of by a short name.")
 @daemon_options
-def add(model: str, name: str | None, target: Target, output: Output) -> None:
+def add(source: str, name: str | None, target: Target, output: Output) -> None:
     """Example: mlxsup add mlx-community/SmolLM2-135M-Instruct
 
     Adds MODEL to the configuration, and to the daemon if one runs; comments and other entries stay.
     MODEL is OWNER/NAME or its address in a browser (downloaded unless it is there), a folder, a
     GGUF file (converted), or a model that `mlxsup models` lists. `mlxsup rm` is the reverse.
     """
-    added = serve_also(model, name, target, output)
+    added = serve_also(source, name, target, output)
     value = {
         "name": added.name, "path": str(added.path), "added": added.is_new,
         "served": added.is_served,

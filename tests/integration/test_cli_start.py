@@ -403,13 +403,13 @@ def test_completion_without_a_daemon_reads_the_configuration_and_the_cache(home:
     assert complete(f"mlxsup load --config {config} ") == ["m"]
     for command, offered in (
         ("load ", ["m"]),
-        ("rm ", ["org/other", "org/tiny"]),
+        ("rm ", ["m", "org/other", "org/tiny"]),
         ("pull org/t", ["org/tiny"]),
         ("run ", ["m", "org/other", "org/tiny"]),
         ("show ", ["m", "org/other", "org/tiny"]),
     ):
         assert complete(f"mlxsup {command}", **here) == offered, command
-    assert complete("mlxsup rm ", **here | {"HF_HUB_CACHE": str(config)}) == []
+    assert complete("mlxsup pull ", **here | {"HF_HUB_CACHE": str(config)}) == []
     config.write_text("not TOML")
     assert complete("mlxsup load ", **here) == []
 

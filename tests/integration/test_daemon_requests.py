@@ -240,7 +240,7 @@ def test_reasoning_calls_logprobs_and_warnings_arrive(client: Client) -> None:
     assert result.logprobs is not None
     assert [entry.chosen.token for entry in result.logprobs] == result.token_ids
     assert len(result.logprobs[0].top) == 2
-    assert {delta.channel for delta in deltas} == set(Channel)
+    assert {delta.channel for delta in deltas} == set(Channel) - {Channel.PROMPT}
     assert result.usage.completion_tokens == len(result.token_ids)
     plain = client.complete("pair", prompt="x", max_tokens=3)
     assert (plain.logprobs, plain.warnings, plain.tool_calls) == (None, [], [])

@@ -127,6 +127,8 @@ def test_a_grammars_mask_may_be_longer_or_shorter_than_the_logits(width: int) ->
     """A model may have more outputs than its tokenizer has ids, or fewer."""
 
     class Stub:
+        has_begun = True
+
         def mask(self) -> bytes:
             return bytes([0b00010010])
 

@@ -26,7 +26,6 @@ from mlxsup.worker.engines.mlx.text import (
 )
 from mlxsup.worker.engines.mlx.tokenizer import tokenizer_error
 from mlxsup.worker.text.detokenizer import WindowDetokenizer
-from mlxsup.worker.text.tool_formats import parse_json_calls
 
 from support.models.demo_model import demo_model_folder
 from support.models.tiny_model import VOCABULARY_SIZE, make_tiny_model, write_tokenizer
@@ -536,7 +535,11 @@ def test_missing_settings_come_from_mlx_lms_module_and_those_of_the_folder_win(
     own = text_of(folder, [7])
     assert 7 in own.stop_tokens
     assert not {200001, 200008}.intersection(own.stop_tokens)
-    assert own.channel_rules.parse_tool_call is parse_json_calls
+    parse = own.channel_rules.parse_tool_call
+    assert parse is not None
+    assert parse('{"name": "f", "arguments": {"x": 1}}', {}, False) == [
+        {"name": "f", "arguments": {"x": 1}}
+    ]
 
 
 @pytest.mark.parametrize("value", ["</s>", [[1]], [1, None], True, 1.5, {"a": 1}])

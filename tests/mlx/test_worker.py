@@ -85,7 +85,7 @@ def test_a_cancelled_row_leaves_the_others_alone_D3_D8(worker: WorkerHarness) ->
 
 def test_bad_requests_fail_alone_C7_G6(worker: WorkerHarness) -> None:
     bad = [
-        worker.dispatch(messages=[{"role": "robot", "content": "x"}]),
+        worker.dispatch(messages=[{"role": "user", "content": [{"type": "image", "at": "x"}]}]),
         worker.dispatch(prompt_tokens=[5, 99_999]),
         worker.dispatch("far too long " * 4000),
     ]

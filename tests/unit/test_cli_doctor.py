@@ -67,7 +67,8 @@ class Machine:
         patch.setenv("HOME", str(home))
         patch.setenv("HF_HOME", str(home / "hub"))
         for name in ("HF_TOKEN", "XDG_CACHE_HOME", "MLXSUP_ENDPOINT", "HF_HUB_OFFLINE"):
-            patch.delenv(name, raising=False)
+            patch.setenv(name, "")  # or what a case sets would stay set
+            patch.delenv(name)
         self.patch(platform, "system", lambda: "Darwin")
         self.patch(shutil, "which", lambda _: None)
         self.patch(shutil, "disk_usage", lambda _: SimpleNamespace(free=100 * GIB))
