@@ -41,7 +41,7 @@ def is_anthropic(scope: MutableMapping[str, Any]) -> bool:
 
 
 def is_ollama(scope: MutableMapping[str, Any]) -> bool:
-    """Whether who asks expects answers in Ollama's form."""
+    """True if the client expects answers in Ollama's form."""
     path = scope["path"]
     return path.startswith(ollama.PATHS) and not path.startswith(LM_STUDIO_PATHS)
 

@@ -73,7 +73,7 @@ MISSING = {
 
 
 CLOSE = 0.8
-"""How much like a route a path must be to be taken for a mistyped one, from 0 to 1."""
+"""The least likeness to a route, from 0 to 1, of a path that counts as mistyped."""
 
 
 class Gateway:

@@ -17,7 +17,7 @@ MEDIA = {
     "file": "file", "input_file": "file", "container_upload": "file", "video_url": "video",
     "document": "document",
 }  # fmt: skip
-"""What is no text in each API, and what the daemon calls it."""
+"""The parts of each API that are no text, with the daemon's name for them."""
 
 
 def media_part(kind: Any, path: str) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""How long a prompt is, without computing it.
+"""Counts the tokens of a prompt without computing it.
 
 The count is a request for more tokens than any context has: its refusal names the length of the
 prompt, so the same template and tokenizer count it.

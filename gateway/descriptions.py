@@ -1,4 +1,4 @@
-"""What the folders of models say of them, for programs that list models.
+"""Descriptions of models from their folders, for programs that list models.
 
 Folders are read in one thread at a time, and again once a file of them has changed: a disk may be
 slow, or not answer at all. What is not known in time is a gap in a list.
@@ -51,7 +51,7 @@ class Described:
 
     @property
     def publisher(self) -> str:
-        """Who has published its repository; empty for a folder."""
+        """Return the publisher of its repository; empty for a folder."""
         return str(self.row["repo"] or "").partition("/")[0]
 
     @property

@@ -26,10 +26,10 @@ MAX_KEPT_BYTES = 64 * 1024 * 1024
 """Of the responses that are kept for those that continue them."""
 
 LEAST_KEPT_BYTES = 16 * 1024
-"""What a kept response counts at least: so there are at most 4,096."""
+"""The least that a kept response counts: so there are at most 4,096."""
 
 KEPT_ITEM_BYTES = 256
-"""What an item of a kept response takes besides its text."""
+"""The memory of an item of a kept response besides its text."""
 
 MAX_ASKED_BYTES = 2 * MAX_BODY_BYTES
 """What one HTTP request may ask of the daemon: with `n`, its body counts that many times."""

@@ -322,7 +322,7 @@ class Timings(Record):
 
 
 CHANGED = "changed: "
-"""How a warning begins that says what was changed in the messages of a request."""
+"""The beginning of a warning that says what was changed in the messages of a request."""
 
 
 @record

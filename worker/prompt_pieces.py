@@ -1,4 +1,4 @@
-"""What a client is shown of its prompt before the answer: its text, and how likely its tokens were.
+"""The pieces of a prompt that its client is shown before the answer: text and log-probabilities.
 
 It goes in pieces that begin at the same places in every life of a worker: the supervisor counts
 those that the client has, and another life continues with the next one.

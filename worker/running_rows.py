@@ -70,7 +70,7 @@ class RunningRows:
         return self._rows.pop(key, None)
 
     def show_prompts(self, prefill: Iterable[RowPrefill]) -> None:
-        """What a step has told of prompts is reported before the tokens that it gave."""
+        """Report the log-probabilities of prompts, before the tokens of the same step."""
         for read in prefill:
             row = self._rows.get(read.key)
             if read.logprobs and row is not None and row.prompt is not None:

@@ -32,7 +32,7 @@ RESERVED = frozenset({"mlxsup", "mlxsup-gateway"})
 """Names of the daemon's own log files."""
 
 OTHER_KINDS = {"datasets": "a dataset", "spaces": "a space", "collections": "a collection"}
-"""What an address on the hub may name besides a model, by the first word of its path."""
+"""Other things that an address on the hub may name, by the first word of its path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Added:
-    """What has become of a request to serve a model.
+    """The outcome of a request to serve a model.
 
     Attributes:
         name: what the configuration calls the model.

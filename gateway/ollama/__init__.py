@@ -1,4 +1,4 @@
 """Ollama's API: what its requests mean here, and what its answers look like."""
 
 PATHS = "/api/"
-"""How its paths begin."""
+"""The beginning of its paths."""

@@ -1,4 +1,4 @@
-"""What errors are in Ollama's API: a text. Statuses are those of OpenAI's."""
+"""Errors in Ollama's form: a text. Statuses are those of OpenAI's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What answers look like in Ollama's API: one object, or a line of JSON for each piece."""
+"""Answers in Ollama's form: one object, or a line of JSON for each piece."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def _modified(model: Described, began: float) -> dict[str, Any]:
 
 
 def _parameters(model: Described) -> str:
-    """How the model samples unless a request says otherwise: a line for each parameter."""
+    """Return the model's own sampling parameters, a line each."""
     preset = model.row["presets"].get(model.name.rpartition(":")[2], {})
     given = {**(model.said.sampling if model.said else {}), **preset}
     lines = [

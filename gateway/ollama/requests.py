@@ -1,4 +1,4 @@
-"""What a request in Ollama's form asks of the daemon. Pure: a map in, an `Ask` out."""
+"""Reads requests in Ollama's form. Pure: a map in, an `Ask` out."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ OPTION_FIELDS = (
 )  # fmt: skip
 
 PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-"""What penalties are while they look at no token."""
+"""The penalties that have no effect: they look at no token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

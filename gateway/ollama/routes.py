@@ -36,7 +36,7 @@ COMMANDS = {
     "/api/copy": "`mlxsup convert SOURCE TARGET` writes a model to a new folder",
     DELETE: "`mlxsup rm REPO` removes a model's files, `mlxsup unload MODEL` its process",
 }
-"""What is not done over HTTP, and what does it."""
+"""Routes that are not served here, and the command for each."""
 
 GONE = (State.STOPPED, State.FAILED)
 

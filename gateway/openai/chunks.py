@@ -389,7 +389,7 @@ def with_fields(value: dict[str, Any], encoded: dict[str, str]) -> str:
 
 
 def prompt_logprob(logprobs: Logprobs) -> dict[str, Any] | None:
-    """How likely a token of a prompt was, as vLLM has it: by id, None for the first."""
+    """Return a prompt token in vLLM's form: log-probabilities by id; None for the first."""
     if logprobs.chosen.logprob is None:
         return None
     ranks = {one.token: rank for rank, one in enumerate(logprobs.top, start=1)}

@@ -14,7 +14,7 @@ from ..failure import Failure, bad_field
 
 INPUT_ITEMS = 20
 MOST_INPUT_ITEMS = 100
-"""How many items of an input are listed, unless the request says otherwise, and at most."""
+"""The number of an input's items that are listed by default, and at most."""
 
 
 class Item(NamedTuple):
@@ -30,7 +30,7 @@ class Item(NamedTuple):
 
 
 class Recalled(NamedTuple):
-    """What a request refers to, each a list in JSON.
+    """The items that a request refers to, each list in JSON.
 
     Attributes:
         history: the items of the conversation that it continues.
@@ -74,7 +74,7 @@ class KeptResponse:
 
 @dataclass(slots=True)
 class _Owner:
-    """What is kept for one key.
+    """The responses of one key.
 
     Attributes:
         responses: by their ids, the one that was used last at the end.
@@ -101,7 +101,7 @@ class _Owner:
 
 class KeptResponses:
     """All that are kept. If there are too many, the key that has most loses the one that it has
-    not used for longest: nobody can push out what others have.
+    not used for longest: no key can push out what others have.
 
     Args:
         most_bytes: that they may count together.

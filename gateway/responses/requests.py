@@ -21,7 +21,7 @@ from .kept import Item, Recalled
 from .tools import READ, Called, Tools, read_tools, shown_tool
 
 LOGPROBS = "message.output_text.logprobs"
-"""What `include` may ask for and an answer can have."""
+"""The values of `include` that an answer can satisfy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

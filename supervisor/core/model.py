@@ -294,7 +294,7 @@ class Model:
 
     @property
     def idle_limit_s(self) -> float | None:
-        """How long it stays after it has become idle, in seconds; None: for ever."""
+        """Return the seconds that it stays after it has become idle; None: for ever."""
         return stays_s(self.keep_alive_s, self.life.settings.idle_unload_s)
 
     def unloads_in_s(self, now: float) -> float | None:

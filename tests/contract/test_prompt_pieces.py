@@ -1,4 +1,4 @@
-"""What a client is shown of its prompt: the text, and how likely it was. In every engine."""
+"""The pieces of a prompt that its client is shown, in every engine."""
 
 from __future__ import annotations
 

@@ -449,7 +449,7 @@ COUNTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     f"{MESSAGE}/count_tokens": ({"messages": HI}, {}),
     f"{RESPONSE}/input_tokens": ({"input": HI}, {"object": "response.input_tokens"}),
 }
-"""Where prompts are counted, with what is sent there, and what comes beside the count."""
+"""The paths that count prompts, with a body and what comes beside the count."""
 
 
 def count(path: str, *items: Item, **fields: Any) -> tuple[Response, PlayedDaemon]:

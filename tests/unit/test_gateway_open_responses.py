@@ -114,7 +114,7 @@ RESOURCE: dict[str, Check] = {
     "safety_identifier": of(str, NONE),
     "prompt_cache_key": of(str, NONE),
 }  # fmt: skip
-"""What the schema demands of a response."""
+"""The schema's demands on a response."""
 
 PLACE: dict[str, Check] = {"item_id": TEXT, "output_index": COUNT, "content_index": COUNT}
 CALLED: dict[str, Check] = {"item_id": TEXT, "output_index": COUNT}
@@ -136,7 +136,7 @@ EVENTS: dict[str, dict[str, Check]] = {
         for state in ("created", "in_progress", "completed", "incomplete", "failed")
     },
 }
-"""What the schema demands of each event."""
+"""The schema's demands on each event."""
 
 
 def wrong_in(value: dict[str, Any], fields: dict[str, Check]) -> list[str]:

@@ -19,7 +19,7 @@ from .chat_messages import with_text_arguments
 
 Message = dict[str, Any]
 Render = Callable[[list[Message]], str]
-"""What a template makes of messages; raises anything if it refuses them."""
+"""Renders messages with a template; raises anything if that refuses them."""
 
 BETWEEN_TEXTS = "\n\n"
 
@@ -90,14 +90,14 @@ def fit(
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """What a template made of messages, and what is wrong with that."""
+    """One rendering of a chat, and its fault."""
 
     rendered: str
     problem: Exception | str | None
 
 
 class _Attempts:
-    """What a template made of one chat in several forms, each rendered once."""
+    """The renderings of one chat in several forms, each made once."""
 
     def __init__(self, render: Render, clock: Callable[[], float]) -> None:
         self._render = render

@@ -27,7 +27,7 @@ WALKED_TOKENS = 16
 NO_WHITESPACE = {"whitespace_flexible": False}
 
 AS_TEMPLATES = NO_WHITESPACE | {"item_separator": ", ", "key_separator": ": "}
-"""How chat templates write the JSON of calls, so that models have learned it so."""
+"""The spaces in the JSON of calls as chat templates, and so models, write them."""
 
 LENIENT = {"lenient": True}
 """Keywords that llguidance does not know, such as `uniqueItems`, are left out, not refused."""

@@ -52,7 +52,7 @@ class LogprobReader:
 
 
 class PromptLogprobs:
-    """How likely the tokens of one prompt are, as far as it was read.
+    """The log-probabilities of one prompt's tokens, as far as it was read.
 
     Args:
         tokens: of the prompt.

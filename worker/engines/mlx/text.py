@@ -238,7 +238,7 @@ class MlxText:
     def _raw_opening(self, tokens: Sequence[int]) -> str:
         """Return what opens an answer to a prompt of which the template's part is not known.
 
-        The caller opens a part, at the very end of the prompt, or nobody does: a marker further up
+        Only a marker at the very end of the prompt, by the caller, opens a part: one further up
         is part of the text.
         """
         if not self._format.is_harmony and self._format.reasoning is None:
@@ -311,7 +311,7 @@ class MlxText:
         """Return what opens the rest of a message: what the template puts before the message, and
         the marker that says in which part the message breaks off; None if it is not known.
 
-        Whoever begins the answer may open a part in it, as the model may.
+        The client's beginning of the answer may open a part, as the model may.
         """
         said = fitted.messages[-1]["content"].removesuffix(CONTINUED)
         if not prompt.startswith(closed) or not prompt.endswith(said):
