@@ -42,7 +42,7 @@ async function refusal(response) {
 
 /** A gateway that was started anew has another token, and a page that contains it. */
 async function renewToken() {
-  const response = await fetch("/", { cache: "no-store" });
+  const response = await fetch("/", { headers: { accept: "text/html" }, cache: "no-store" });
   const page = new DOMParser().parseFromString(await response.text(), "text/html");
   const renewed = page.querySelector('meta[name="mlxsup-token"]')?.content;
   const isNew = Boolean(renewed) && renewed !== token;
