@@ -108,7 +108,7 @@ class Described:
 
 
 Known = tuple[float, Description]
-"""When the newest file of a folder was changed, and what the folder says."""
+"""The time of the newest change in a folder, and its description."""
 
 
 class Descriptions:

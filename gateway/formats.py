@@ -1,4 +1,4 @@
-"""The form that an answer must have, in whatever way a request asks for it."""
+"""Reads the format of an answer, which requests ask for in several ways."""
 
 from __future__ import annotations
 

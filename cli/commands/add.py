@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -285,7 +285,7 @@ def _made_ready(source: Source, output: Output, *, again: str) -> Source:
     if row["problem"]:
         hint = row["hint"] or f"`mlxsup show {shlex.quote(source.repo or str(folder))}`"
         raise CliError(row["problem"], code="model_folder", hint=hint)
-    return Source(title=source.title, folder=folder, repo=source.repo, revision=source.revision)
+    return replace(source, folder=folder)
 
 
 def _write(path: Path, name: str, source: Source) -> None:

@@ -27,9 +27,9 @@ from .models import entry_called
 def run(context: click.Context, model: str, is_sure: bool, target: Target, output: Output) -> None:
     """Example: mlxsup run mlx-community/SmolLM2-135M-Instruct
 
-    Chats with MODEL: a name of the configuration, or whatever `mlxsup add` takes. What is missing
-    is done first: the model is downloaded and added to the configuration, which is made if there is
-    none, and a daemon is started. It keeps running.
+    Chats with MODEL: a name of the configuration, or anything that `mlxsup add` takes. If need be,
+    it downloads the model, adds it to the configuration, which it makes if there is none, and
+    starts a daemon. The daemon keeps running.
     """
     name = _serve(model, target, output, is_sure=is_sure)
     from .chat import chat

@@ -16,6 +16,7 @@ from mlxsup.cli.configuration import change_configuration
 from mlxsup.cli.exit_status import CliError
 
 from support.daemon.daemon import Daemon, fake
+from support.eventually import eventually
 from support.models.tiny_model import make_tiny_model
 
 
@@ -37,8 +38,8 @@ def test_running_daemon_learns_a_model_and_forgets_it(folder: Path) -> None:
         assert (again["name"], again["added"], again["served"]) == ("tiny", False, True)
         removed = daemon.run("rm", "tiny")
         assert (removed.returncode, "removed tiny from " in removed.stdout) == (0, True)
-        with daemon.client() as client:
-            assert [row["name"] for row in client.status()["models"]] == ["m"]
+        with daemon.client() as client:  # its process may still end
+            eventually(lambda: [row["name"] for row in client.status()["models"]] == ["m"])
         last = daemon.run("rm", "m")
         assert (last.returncode, "m is the only model of " in last.stderr) == (1, True)
         assert (folder / "config.json").exists()

@@ -17,7 +17,13 @@ from mlxsup.protocol.client_messages import CLIENT_MESSAGES, Generate
 from mlxsup.protocol.codec import Decoder, decode_body, encode_body
 from mlxsup.protocol.errors import ErrorCode, RemoteError, invalid
 from mlxsup.protocol.ids import RequestId, RequestKey
-from mlxsup.protocol.parameters import NUMBERS, SAMPLING, NumberParameter, Sampling
+from mlxsup.protocol.parameters import (
+    NUMBERS,
+    SAMPLING,
+    NumberParameter,
+    Sampling,
+    makers_sampling,
+)
 from mlxsup.protocol.tool_choice import ToolChoice, read_tool_choice
 from mlxsup.worker.engine import EngineFacts, Prompt
 from mlxsup.worker.engines.fake.text import FakeTextCodec
@@ -420,3 +426,29 @@ def test_the_client_sends_every_parameter() -> None:
     messages = [{"role": "user", "content": None}]
     sent = EncodingClient("ipc:///unused").generate("m", messages=messages, **asked)
     assert sent == asked | {"messages": messages}
+
+
+# ---------------------------------------------------------------- generation_config.json
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ({}, {}),
+        ({"eos_token_id": 2, "top_p": 0.9}, {}),
+        ({"do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0},
+         {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0}),
+        ({"do_sample": True, "top_k": 64}, {"temperature": 1.0, "top_k": 64}),
+        ({"temperature": 0.7}, {"temperature": 0.7}),
+        ({"do_sample": False, "temperature": 0.7, "top_p": 0.9}, {}),
+        ({"do_sample": True, "temperature": 0, "repetition_penalty": 1.05},
+         {"temperature": 0, "repetition_penalty": 1.05}),
+        ({"do_sample": True, "temperature": "hot", "top_p": 7, "top_k": None, "min_p": -1},
+         {"temperature": 1.0}),
+        ({"do_sample": True, "temperature": float("nan"), "top_p": True}, {"temperature": 1.0}),
+    ],
+)  # fmt: skip
+def test_makers_sampling_is_read_without_what_no_request_may_have(
+    said: dict[str, Any], meant: dict[str, Any]
+) -> None:
+    assert makers_sampling(said) == meant

@@ -39,7 +39,7 @@ NO_ARGUMENTS = {"type": "object", "properties": {}}
 """What a function without `parameters` takes."""
 
 _LISTING = re.compile(r"\n\s*1 \| ")
-"""Where llguidance begins to show the grammar."""
+"""The words with which llguidance begins to show the grammar."""
 
 _LITERAL = ("const", "enum", "default", "examples", "required", "description", "title")
 _SAYS_MORE = {"additionalProperties", "unevaluatedProperties", "patternProperties"}
