@@ -70,6 +70,7 @@ _ENGINE = {"values": Values(" or ".join(ENGINES), lambda value: value in ENGINES
 _FROM_0 = {"values": Values("an integer from 0", lambda value: is_integer(value, 0))}
 _FROM_1 = {"values": Values("an integer from 1", lambda value: is_integer(value, 1))}
 _POSITIVE = {"values": Values("a number above 0", lambda value: is_positive(value))}
+_SHARE = {"values": Values("a number from 0 to 0.95", lambda value: is_share(value))}
 _FLAG = {"values": Values("true or false", lambda value: isinstance(value, bool))}
 _BYTES = {"values": Values("bytes or null", lambda value: value is None or is_integer(value, 0))}
 _MAP = {"values": Values("a map", lambda value: isinstance(value, dict))}
@@ -94,6 +95,15 @@ def is_positive(value: Any) -> bool:
     return type(value) in (int, float) and 0 < value < float("inf")
 
 
+MOST_DECODE_SHARE = 0.95
+"""Prompts are read in what is left of the time: 20 times as long as alone, at most."""
+
+
+def is_share(value: Any) -> bool:
+    """True if JSON gave a share of the time that leaves some to prompts."""
+    return type(value) in (int, float) and 0 <= value <= MOST_DECODE_SHARE
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSettings:
     """What a model's entry says about its process: a change of any of these needs a new one.
@@ -107,6 +117,7 @@ class LaunchSettings:
         max_concurrency: how many rows the batch may have.
         step_timeout_s: time limit for one step; no prefill chunk may come near it.
         decode_stall_target_ms: how long a prefill chunk may hold up rows that decode.
+        decode_share: how much of the time rows that decode have while prompts are read.
         context_length: tokens of prompt and answer together; 0 for the model's own limit.
         deterministic: prefill chunks have a fixed size, and no prompt is taken from a cache.
         memory_limit_bytes: above this, MLX frees what it keeps for reuse; None: its own limit.
@@ -124,6 +135,7 @@ class LaunchSettings:
     max_concurrency: int = field(default=8, metadata=_FROM_1)
     step_timeout_s: float = field(default=30.0, metadata=_POSITIVE)
     decode_stall_target_ms: int = field(default=250, metadata=_POSITIVE)
+    decode_share: float = field(default=0.5, metadata=_SHARE)
     context_length: int = field(default=0, metadata=_FROM_0)
     deterministic: bool = field(default=False, metadata=_FLAG)
     memory_limit_bytes: int | None = field(default=None, metadata=_BYTES)

@@ -391,6 +391,13 @@ class Engine(Protocol):
         """Does what the last step has left for when its tokens are on their way, such as keeping
         what ended rows have read."""
 
+    def prepare(self) -> bool:
+        """Does a short piece of work that makes later requests faster; called while there is none.
+
+        Returns:
+            False, and nothing was done, if there is no such work left.
+        """
+
     def give_back(self, *, keeps_prefixes: bool = False) -> None:
         """Frees what is only kept for speed; called after a while without a request, and between
         two steps when the supervisor needs the memory.

@@ -51,6 +51,9 @@ from .running_rows import RunningRows
 from .signs import Signs
 from .text_threads import Refused, Tokenised
 
+PREPARE_S = 15.0
+"""What a piece of work for later requests takes at most: it may have a kernel compiled."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -98,6 +101,7 @@ class StepLoop:
         # Mostly requests whose end is already on its way; no more than there are places.
         self._cancelled_early: deque[RequestKey] = deque(maxlen=max_concurrency)
         self._is_exit_asked = False
+        self._is_prepared = False  # whether the engine has nothing left to do in idle times
 
     @property
     def is_exit_asked(self) -> bool:
@@ -145,7 +149,15 @@ class StepLoop:
             return True
         if self._running.has_ended or self._leases.has_news:
             self._send_step(StepResult())
-        return False
+        return self._prepare()
+
+    def _prepare(self) -> bool:
+        """Uses the time without a request for one piece of work; returns whether there was any."""
+        if self._is_prepared or self._held_requests():
+            return False
+        self._signs.step(WorkerPhase.PREFILL, PREPARE_S, requests=self._unfinished(), preparing=0)
+        self._is_prepared = not self._engine.prepare()
+        return not self._is_prepared
 
     def _must_hold(self) -> bool:
         """Whether nothing may begin: the exit was asked for, or what was said cannot leave."""

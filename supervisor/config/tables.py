@@ -32,6 +32,7 @@ from .values import (
     Count,
     CountFromOne,
     CountOrAuto,
+    DecodeShare,
     Duration,
     DurationAboveZero,
     Flag,
@@ -426,6 +427,10 @@ class ModelTable(Table):
         _LAUNCH.decode_stall_target_ms,
         "how long a chunk of a new prompt may hold up running answers",
         unit="milliseconds",
+    )
+    decode_share: DecodeShare = key(
+        _LAUNCH.decode_share,
+        "running answers keep this share of the time while prompts are read",
     )
     context_length: Count = key(
         _LAUNCH.context_length,

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
+from mlxsup.protocol.launch import MOST_DECODE_SHARE
 from mlxsup.protocol.text import DURATION_PATTERN, parse_duration
 from mlxsup.store.hub_cache import (
     REVISION_EXPECTED,
@@ -99,6 +100,10 @@ SizeAutoOrOff = Annotated[
 ]
 Count = Annotated[int, Field(ge=0, description="an integer from 0")]
 CountFromOne = Annotated[int, Field(ge=1, description="an integer from 1")]
+DecodeShare = Annotated[
+    float,
+    Field(ge=0, le=MOST_DECODE_SHARE, description=f"a number from 0 to {MOST_DECODE_SHARE}"),
+]
 CountOrAuto = Annotated[
     CountFromOne | None,
     Field(description='"auto", or an integer from 1'),

@@ -134,6 +134,7 @@ STEPS_OF_ONE = 4
 
 @pytest.fixture
 def lives(monkeypatch: pytest.MonkeyPatch) -> Lives:
+    monkeypatch.setattr(mlx_warm_up, "TRIED", ())
     monkeypatch.setattr(mlx_warm_up, "SHOWN", tuple(size - 1 for size in SHOWN[1:]))
     monkeypatch.setattr(mlx_warm_up, "COMPILED", tuple(size - 1 for size in FEW))
     return Lives(monkeypatch)

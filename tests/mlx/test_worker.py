@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import subprocess
@@ -272,19 +271,6 @@ def test_no_array_of_the_module_tree_is_left_lazy_A4(tmp_path: Path) -> None:
     # The look would see one: evaluating the parameters alone leaves `_freqs` of each layer behind.
     assert found["parameters"][1] >= 1
     assert found["nothing"][1] > found["nothing"][0] / 2
-
-
-def test_every_batch_generator_is_given_a_stream_A5() -> None:
-    """Without one it falls back to the module-level stream."""
-    folder = Path(__file__).resolve().parent.parent.parent / "worker"
-    calls = [
-        node
-        for file in folder.rglob("*.py")
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "BatchGenerator"
-    ]
-    assert calls
-    assert all("stream" in {keyword.arg for keyword in call.keywords} for call in calls)
 
 
 HEAVY = ("torch", "torchvision", "tensorflow", "jax", "flax", "scipy", "sklearn", "pandas")

@@ -17,7 +17,7 @@ from mlxsup.protocol.states import Batching
 from mlxsup.worker.engine import Row, RowToken
 from mlxsup.worker.engines.mlx.decode import LoneDecode
 from mlxsup.worker.engines.mlx.engine import MlxEngine
-from mlxsup.worker.engines.mlx.passes import SerialPasses
+from mlxsup.worker.engines.mlx.passes import TogetherPasses
 
 from support.core.row_values import row_values
 from support.worker.loop_driver import LoopDriver
@@ -106,17 +106,17 @@ def known_as(path: Path, way: Batching) -> dict[str, str]:
 
 
 def check_no_row_is_left(engine: MlxEngine) -> None:
-    """Neither in our books nor in mlx-lm's."""
+    """Neither in our books nor in the batches."""
     assert engine.batch is not None
     engine.settle()
     assert set(engine.batch.books()) == {0}
     passes = engine.batch.passes
-    if isinstance(passes, SerialPasses):
-        assert not passes.waiting
-    decode: Any = getattr(passes, "decode", passes)
+    assert not passes.waiting
+    if isinstance(passes, TogetherPasses):
+        assert not passes.batches
+    decode: Any = passes.decode
     if isinstance(decode, LoneDecode):
         assert (decode.rows, decode.new) == ({}, {})
         return
-    generator = decode.generator
-    assert generator.prompt_cache_nbytes == 0
-    assert generator.next() == ([], []), "a step of nothing"
+    assert (decode.new, decode.rows.uids, decode.rows.prompt_cache) == ({}, [], [])
+    assert decode.next() == [], "a step of nothing"

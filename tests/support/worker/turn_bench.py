@@ -141,6 +141,9 @@ class Engine:
         else:
             self.returned += 1
 
+    def prepare(self) -> bool:
+        return False
+
     def settle(self) -> None:
         self.settled_after.append(self.story[-1] if self.story else "")
 

@@ -384,6 +384,10 @@ class FakeEngine:
     def settle(self) -> None:
         """See `Engine.settle`: there is nothing."""
 
+    def prepare(self) -> bool:
+        """See `Engine.prepare`: there is nothing."""
+        return False
+
     def give_back(self, *, keeps_prefixes: bool = False) -> None:
         """See `Engine.give_back`."""
         if not keeps_prefixes:

@@ -6,7 +6,7 @@ Everything here belongs to the thread that made the stream.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -26,7 +26,7 @@ from .prefill import PrefillPacer
 from .prefix_cache import Found, PrefixCache
 from .prompt_turns import PromptTurns
 from .sampling import make_draws
-from .shapes import SeenShapes, Shape
+from .shapes import SeenShapes, Shape, padded_keys, padded_tokens
 
 WARMUP_KEY = RequestKey(-1)
 """The first key of the rows that warm up the engine, which have it and those below it: they end by
@@ -98,6 +98,20 @@ class MlxBatch:
         self._logprobs = LogprobReader()
         self.logits_width: int | None = None
         self.gives_numbers = True
+
+    def pad(self) -> None:
+        """From now on passes over prompts are padded to few shapes."""
+        self._turns.pads = self.passes.pads = True
+
+    @property
+    def is_padded(self) -> bool:
+        """True if passes over prompts are padded to few shapes."""
+        return self._turns.pads
+
+    def has_run(self, rows: int, tokens: int) -> bool:
+        """True if a pass over the beginnings of that many prompts has run, padded as it is."""
+        shape = (rows, padded_tokens(tokens), padded_keys(padded_tokens(tokens)))
+        return self._shapes is not None and self._shapes.has_pass(shape)
 
     @property
     def pacer(self) -> PrefillPacer:
@@ -283,7 +297,8 @@ class MlxBatch:
             decode_rows=self._decode_rows()
         )
         if self._shapes is not None and self._keys:
-            predicted_s += self._shapes.extra_s(self._shape(reads=True))
+            plan = self._turns.plan(decode_rows=self._decode_rows())
+            predicted_s += self._shapes.extra_s(self._shape(plan))
         return predicted_s
 
     def prefill_chunk(self) -> int:
@@ -305,12 +320,10 @@ class MlxBatch:
     def _decode_rows(self) -> int:
         return len(self._keys) - len(self._turns)
 
-    def _shape(self, *, reads: bool) -> Shape:
-        """Of the next step, if it may read prompts or if it may not."""
-        decode_rows = self._decode_rows()
-        if not reads or not len(self._turns):
-            return decode_rows, 0, 0
-        return decode_rows, len(self._turns), self._turns.longest(decode_rows=decode_rows)
+    def _shape(self, plan: Mapping[int, int]) -> Shape:
+        """Of a step with this plan."""
+        sizes = [size for size in plan.values() if size]
+        return self._decode_rows(), len(sizes), max(sizes, default=0)
 
     def step(self) -> StepResult:
         """One token for each row that decodes, and the next chunk of the prompts.
@@ -333,17 +346,15 @@ class MlxBatch:
     def _run(self, plan: dict[int, int]) -> StepResult:
         self.settle()
         decoding = self._decode_rows()
-        has_prompts = len(self._turns) > 0
-        shape = None if self._shapes is None else self._shape(reads=any(plan.values()))
+        shape = self._shape(plan)
         started = self.clock()
         self._tell_grammars()
         reads, tokens = self.passes.step(plan)
         passes_s = self.clock() - started
         if checkpoints := self.passes.take_checkpoints():
             self._keep(checkpoints)
-        if self._shapes is not None and shape is not None:
-            self._pacer.is_first = self._shapes.is_new(shape)
-            self._shapes.saw(shape)
+        if self._shapes is not None:
+            self._pacer.is_first = self._shapes.saw(shape, self.passes.take_shapes())
         wanted = self._wanted_logprobs
         logprobs = self._logprobs.read(tokens, wanted) if wanted else {}
         if self.logits_width is None and tokens:
@@ -359,16 +370,12 @@ class MlxBatch:
         if ended := [token.key for token in taken if token.finish is not None]:
             self._ended += self._take_out(ended).values()
         decode_s = self._pacer.predict_decode_s(decoding)
-        progress: list[RowPrefill] = []
-        if has_prompts:
-            progress = [
-                self._progress(uid, done, total, computed)
-                for uid, done, total, computed in self._turns.take(
-                    reads, decode_rows=decoding, took_s=passes_s
-                )
-            ]
-        elif decoding:
-            self._pacer.saw_decode(rows=decoding, took_s=passes_s)
+        progress = [
+            self._progress(uid, done, total, computed)
+            for uid, done, total, computed in self._turns.take(
+                reads, decode_rows=decoding, took_s=passes_s
+            )
+        ]
         took_s = self.clock() - started
         return StepResult(
             tokens=taken, prefill=progress, took_s=took_s, decode_s=min(decode_s, took_s)

@@ -243,9 +243,7 @@ class WayFinder:
 
     def run(self, way: Batching, scenario: Scenario, script: Script) -> Rows:
         """What the rows of a script give in one way, in separate passes."""
-        passes = make_passes(
-            way, self._model, stream=self._stream, max_concurrency=len(script.prompts)
-        )
+        passes = make_passes(way, self._model, stream=self._stream)
         try:
             with mx.stream(self._stream):
                 return scenario(passes, script, self._report)

@@ -10,8 +10,7 @@ known beforehand or learned from other prompts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Iterable
 
 LEAST_GAIN = 16
 """Of two checkpoints closer than this the first serves for both; the rest is read quickly."""
@@ -41,9 +40,3 @@ def plan_checkpoints(
             last = place
     # The last one is for the same prompt again.
     return (*result[: MAX_CHECKPOINTS - 1], *result[MAX_CHECKPOINTS - 1 :][-1:])
-
-
-def split_at(tokens: list[int], known: int, places: Sequence[int]) -> list[list[int]]:
-    """The tokens after the known ones, in pieces that end at these places."""
-    ends = [known, *places, len(tokens)]
-    return [tokens[begin:end] for begin, end in pairwise(ends)]

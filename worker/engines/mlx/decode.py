@@ -9,9 +9,9 @@ from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 import mlx.core as mx
-from mlx_lm.generate import BatchGenerator, GenerationBatch
+from mlx_lm.generate import GenerationBatch
 
-from .drawing_batch import DrawingBatch, make_generator
+from .drawing_batch import DrawingBatch
 from .draws import Draw, draw_by_share
 from .new_row import KeptCaches, NewRow
 
@@ -50,82 +50,90 @@ class Decode(Protocol):
 
 
 class BatchDecode:
-    """All rows in one batch of mlx-lm's generator, which reads no prompts here.
+    """All rows in one batch.
 
     Attributes:
-        generator: of mlx-lm.
-        own_uids: the generator's numbers of rows, by ours.
-        uids: ours, by the generator's.
+        rows: those that have begun.
+        new: those that begin with the next step, by uid.
 
     Args:
         model: materialised.
-        stream: made on this thread.
-        max_concurrency: rows at most.
         draw: the way that tokens are drawn.
     """
 
-    def __init__(
-        self, model: Any, *, stream: mx.Stream, max_concurrency: int, draw: Draw = draw_by_share
-    ) -> None:
-        self.own_uids: dict[int, int] = {}
-        self.uids: dict[int, int] = {}
-        with mx.stream(stream):
-            self.generator = make_generator(
-                model, stream=stream, max_concurrency=max_concurrency, draw=draw
-            )
+    def __init__(self, model: Any, draw: Draw = draw_by_share) -> None:
+        self._model = model
+        self._draw = draw
+        self._steps = 0
+        self.rows: Any = DrawingBatch.empty(model, draw)
+        self.new: dict[int, tuple[NewRow, list[Any], list[int]]] = {}
 
     def insert(self, uid: int, row: NewRow, cache: list[Any], held: list[int]) -> None:
         """See `Decode.insert`."""
-        own = self.generator.insert(
-            [row.tokens[-1:]],
-            max_tokens=[row.max_tokens],
-            caches=[cache],
-            all_tokens=[held],
-            samplers=[row.draws],
-            stop_sequences=[row.stops],
-        )[0]
-        self.own_uids[uid] = own
-        self.uids[own] = uid
+        self.new[uid] = (row, cache, held)
+
+    def join(self, rows: DrawingBatch) -> None:
+        """Add rows that have begun."""
+        self.rows.extend(rows)
 
     def remove(self, uids: Sequence[int], *, kept: Collection[int]) -> KeptCaches:
         """See `Decode.remove`."""
-        own = [self.own_uids.pop(uid) for uid in uids if uid in self.own_uids]
-        if not own:
-            return {}
-        ours = {number: self.uids.pop(number) for number in own}
-        removed = take_out(
-            self.generator, own, kept=[number for number, uid in ours.items() if uid in kept]
-        )
-        return {ours[number]: held for number, held in removed.items()}
+        removed: KeptCaches = {}
+        places = {uid: place for place, uid in enumerate(self.rows.uids) if uid in uids}
+        for uid in uids:
+            if uid in self.new:
+                _, cache, held = self.new.pop(uid)
+                removed[uid] = (cache, held)
+            elif uid in kept and uid in places:
+                place = places[uid]
+                removed[uid] = (self.rows.extract_cache(place), self.rows.tokens[place])
+        if places:
+            # One change for all of them: each costs a copy for every layer.
+            self.rows.filter([n for n in range(len(self.rows)) if n not in places.values()])
+        return {uid: held for uid, held in removed.items() if uid in kept}
 
     def drawn(self, uids: Collection[int]) -> dict[int, int]:
         """See `Decode.drawn`."""
-        own = [self.own_uids[uid] for uid in uids if uid in self.own_uids]
-        return {
-            self.uids[number]: token for number, token in drawn_tokens(self.generator, own).items()
-        }
+        if not any(uid in uids for uid in self.rows.uids):
+            return {}
+        drawn = zip(self.rows.uids, self.rows._next_tokens.tolist(), strict=True)
+        return {uid: token for uid, token in drawn if uid in uids}
 
     def ahead(self, uids: Collection[int]) -> list[Any]:
         """See `Decode.ahead`."""
-        own = [self.own_uids[uid] for uid in uids if uid in self.own_uids]
-        responses = computed_ahead(self.generator._generation_batch, own)
-        for response in responses:
-            response.uid = self.uids[response.uid]
-        return responses
+        return computed_ahead(self.rows, uids)
 
     def next(self) -> list[Any]:
         """See `Decode.next`."""
-        responses = self.generator.next()[1]
-        for response in responses:
-            own = response.uid
-            response.uid = self.uids[own]
-            if response.finish_reason is not None:
-                del self.own_uids[self.uids.pop(own)]
+        responses = self.rows.next()
+        if self.new:
+            self.join(self._begin())
+        self._steps += 1
+        if self._steps % CLEAR_EVERY == 0:
+            mx.clear_cache()
         return list(responses)
+
+    def _begin(self) -> DrawingBatch:
+        rows, caches, held = zip(*self.new.values(), strict=True)
+        uids = list(self.new)
+        self.new.clear()
+        return DrawingBatch(
+            model=self._model,
+            uids=uids,
+            inputs=mx.array([row.tokens[-1] for row in rows]),
+            prompt_cache=[layers[0].merge(layers) for layers in zip(*caches, strict=True)],
+            tokens=list(held),
+            samplers=[row.draws for row in rows],
+            fallback_sampler=self._draw,
+            logits_processors=[() for _ in rows],
+            stop_sequences=[row.stops for row in rows],
+            max_tokens=[row.max_tokens for row in rows],
+        )
 
     def close(self) -> None:
         """See `Decode.close`."""
-        self.generator.close()
+        self.rows.filter([])
+        self.new.clear()
 
 
 class LoneRow(DrawingBatch):
@@ -212,29 +220,6 @@ class LoneDecode:
         """See `Decode.close`."""
         self.rows.clear()
         self.new.clear()
-
-
-def take_out(
-    generator: BatchGenerator, uids: Sequence[int], *, kept: Collection[int]
-) -> KeptCaches:
-    """Removes rows in one change, each of which costs a read for every layer; gives the caches of
-    some of them."""
-    caches = generator.extract_cache(kept) if kept else {}
-    generator.remove(list(uids))
-    return {uid: (cache, tokens) for uid, (cache, tokens) in caches.items()}
-
-
-def drawn_tokens(generator: BatchGenerator, uids: Collection[int]) -> dict[int, int]:
-    """The tokens that `next()` will return for those of these rows that decode, in one read.
-
-    mlx-lm draws them a step before it returns them, and keeps them in the batch of the rows that
-    decode.
-    """
-    batch = generator._generation_batch
-    if not any(uid in uids for uid in batch.uids):
-        return {}
-    drawn = zip(batch.uids, batch._next_tokens.tolist(), strict=True)
-    return {uid: token for uid, token in drawn if uid in uids}
 
 
 def computed_ahead(batch: GenerationBatch, uids: Collection[int]) -> list[Any]:

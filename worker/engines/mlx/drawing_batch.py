@@ -1,9 +1,9 @@
-"""mlx-lm's generator with one sampler for all rows: its own calls a sampler for each of them.
+"""mlx-lm's batch of rows that decode, with one sampler for all: its own calls one for each row.
 
 On a GPU that costs the thread that steps 0.18 ms for each row with a temperature, and more with
-filters. mlx-lm's batches of rows keep what belongs to a row in lists with an entry for each; of
-these, `samplers` has our `RowDraws`; what mlx-lm would call for rows without a sampler is the way
-that tokens are drawn.
+filters. mlx-lm's batch keeps what belongs to a row in lists with an entry for each; of these,
+`samplers` has our `RowDraws`; what mlx-lm would call for rows without a sampler is the way that
+tokens are drawn.
 """
 
 from __future__ import annotations
@@ -11,37 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.generate import BatchGenerator, GenerationBatch
+from mlx_lm.generate import GenerationBatch
 
 from .batch_sampler import BatchSampler
-from .draws import Draw, draw_by_share
-from .prefill import LARGEST_CHUNK
-from .prompt_batch import PromptBatch
-
-
-def make_generator(
-    model: Any, *, stream: mx.Stream, max_concurrency: int, draw: Draw = draw_by_share
-) -> BatchGenerator:
-    """mlx-lm's generator; rows that are inserted bring their `RowDraws` as `samplers`.
-
-    Args:
-        model: materialised.
-        stream: made on this thread.
-        max_concurrency: rows at most, of those that read prompts and of those that decode.
-        draw: the way that tokens are drawn.
-    """
-    generator = BatchGenerator(
-        model,
-        sampler=draw,
-        completion_batch_size=max_concurrency,
-        prefill_batch_size=max_concurrency,
-        prefill_step_size=LARGEST_CHUNK,
-        stream=stream,
-    )
-    # Every row passes through these two, which stay the same as long as the generator lives.
-    generator._prompt_batch = ReadingBatch.empty(model, generator.sampler, LARGEST_CHUNK)
-    generator._generation_batch = DrawingBatch.empty(model, generator.sampler)
-    return generator
 
 
 class TableRow:
@@ -137,26 +109,3 @@ class DrawingBatch(GenerationBatch):  # type: ignore[misc]
         if self._sampler is None or self._sampler.rows != self.samplers:
             self._sampler = BatchSampler(self.samplers, self.tokens, width, self.fallback_sampler)
         return self._sampler
-
-
-class ReadingBatch(PromptBatch):
-    """Rows whose prompts are read."""
-
-    def generate(self, tokens: list[list[int]]) -> DrawingBatch:
-        """Lets the rows decode; the generator has read all of their prompts but the last token.
-
-        Args:
-            tokens: that last one of each row.
-        """
-        return DrawingBatch(
-            model=self.model,
-            uids=self.uids,
-            inputs=mx.array([last for (last,) in tokens]),
-            prompt_cache=self.prompt_cache,
-            tokens=self.tokens,
-            samplers=self.samplers,
-            fallback_sampler=self.fallback_sampler,
-            logits_processors=self.logits_processors,
-            stop_sequences=self.stop_sequences,
-            max_tokens=self.max_tokens,
-        )

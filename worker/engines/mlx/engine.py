@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from .limits import MemoryLimits
     from .prefix_cache import PrefixCache
     from .text import MlxText
+    from .warm_up import WarmUp
 
 NO_NUMBERS = "its log-probabilities are not numbers (NaN): its answers mean nothing"
 """The warning for a model whose weights do not fit its configuration, or are broken."""
@@ -80,6 +81,7 @@ class MlxEngine:
         self._text: MlxText | None = None
         self._facts: EngineFacts | None = None
         self._limits: MemoryLimits | None = None
+        self._warm_up_work: WarmUp | None = None
 
     def load(self, report: ReportProgress) -> EngineFacts:
         """Loads, materialises every array, builds the batch and warms it up, leaving no row.
@@ -209,16 +211,12 @@ class MlxEngine:
             is_fixed=self._spec.deterministic,
             largest_chunk=LARGEST_CPU_CHUNK if self.facts.backend == "cpu" else LARGEST_CHUNK,
         )
+        kind = TogetherTurns if way is Batching.TOGETHER else SerialTurns
+        turns = kind(pacer, decode_share=self._spec.decode_share)
         self.prefixes = PrefixCache()
         self.batch = MlxBatch(
-            make_passes(
-                way,
-                self.model,
-                stream=self.stream,
-                max_concurrency=self._spec.max_concurrency,
-                draw=choose_draw(self.facts.backend),
-            ),
-            TogetherTurns(pacer) if way is Batching.TOGETHER else SerialTurns(pacer),
+            make_passes(way, self.model, stream=self.stream, draw=choose_draw(self.facts.backend)),
+            turns,
             stream=self.stream,
             stop_tokens=self._text.stop_tokens,
             spared_tokens=self._text.spared_tokens,
@@ -257,7 +255,7 @@ class MlxEngine:
 
         batch = self._ready()
         with blaming_the_model(self._spec.path):
-            warm_up(batch, self._spec, self.facts, steps)
+            self._warm_up_work = warm_up(batch, self._spec, self.facts, steps)
         self._narrow_vocabulary(batch.logits_width)
         if not batch.gives_numbers:
             self._facts = replace(self.facts, warnings=(*self.facts.warnings, NO_NUMBERS))
@@ -364,6 +362,10 @@ class MlxEngine:
         """See `Engine.settle`."""
         self._ready().settle()
 
+    def prepare(self) -> bool:
+        """See `Engine.prepare`."""
+        return self._warm_up_work is not None and self._warm_up_work.run_next_shape()
+
     def give_back(self, *, keeps_prefixes: bool = False) -> None:
         """Frees what is only kept for speed: known prompts, and memory for reuse."""
         self._ready().give_back(keeps_prefixes=keeps_prefixes)
@@ -383,7 +385,7 @@ class MlxEngine:
     def close(self) -> None:
         """Frees everything and restores the process's limits; once, on the owner thread (E2)."""
         batch, limits = self.batch, self._limits
-        self.batch = self._limits = None
+        self.batch = self._limits = self._warm_up_work = None
         if limits is None:
             return  # nothing was loaded, not even MLX
         if batch is not None:

@@ -1,6 +1,11 @@
-"""Where MLX for CUDA keeps the kernels that it compiles, so that they survive a reboot; no MLX.
+"""What MLX for CUDA keeps: the kernels that it compiles, so that they survive a reboot, and the
+graphs and plans that it makes of them, so that it does not give up; no MLX.
 
-By itself it keeps them in the folder for temporary files. It reads whatever it finds there, so
+MLX counts how often a graph or a plan was not in its cache, and never forgets: when a process has
+missed twice as many as its cache holds (512 shapes of attention, 800 graphs), it raises. A prompt
+of a length that the process has not read is such a miss, so every worker would end that way.
+
+By itself it keeps kernels in the folder for temporary files. It reads whatever it finds there, so
 a kernel that was only half written when its process was killed would end every later one.
 """
 
@@ -25,7 +30,22 @@ _PARTS = (".txt", ".cu")
 _UNLOADABLE = re.compile(r"failed to load compiled|there is no kernel named", re.IGNORECASE)
 """How MLX says that a kernel that it has read is not what it compiled."""
 
+CACHES = {
+    "MLX_CUDA_GRAPH_CACHE_SIZE": "4096",
+    "MLX_CUDA_SDPA_CACHE_SIZE": "4096",
+    "MLX_CUDA_CONV_CACHE_SIZE": "4096",
+    "MLX_ENABLE_CACHE_THRASHING_CHECK": "0",
+}
+"""How much is kept; an entry takes memory only once it is there."""
+
 logger = logging.getLogger(__name__)
+
+
+def keep_plans() -> None:
+    """Has MLX keep more graphs and plans, unless the user has said how many; before anything is
+    computed."""
+    for name, value in CACHES.items():
+        os.environ.setdefault(name, value)
 
 
 def use_kernel_folder(learned_dir: str | None, *, model: str, version: str) -> None:

@@ -52,20 +52,18 @@ class MemoryLimits:
             cache_limit_bytes = _default_cache_bytes()
         if cache_limit_bytes is not None:
             self._cache_before = int(mx.set_cache_limit(cache_limit_bytes))
-        if _recommended_bytes() is not None:
-            self._wired_before = int(mx.set_wired_limit(0))
 
     def set_wired(self) -> None:
-        """Sets the wired limit, after the load and BatchGenerator's constructor with its own."""
+        """Sets the wired limit after the load, if the spec has one: MLX wires nothing unasked."""
         self._weight_bytes = mx.get_active_memory()
         recommended = _recommended_bytes()
-        if recommended is None:
-            return
         wanted = self._spec.wired_limit_bytes
+        if recommended is None or wanted == 0:
+            return
         if wanted is None:
             # The weights are what stays wired; everything else comes and goes.
             wanted = self._weight_bytes
-        mx.set_wired_limit(min(wanted, recommended))
+        self._wired_before = int(mx.set_wired_limit(min(wanted, recommended)))
 
     def bound_rows(self, rows_bytes: int) -> None:
         """Limits what MLX holds to the weights and most of what rows may take; with CUDA only.
@@ -89,7 +87,7 @@ class MemoryLimits:
         return self._most_bytes is not None and mx.get_active_memory() > self._most_bytes
 
     def restore(self) -> None:
-        """Restores everything; after BatchGenerator's `close`, which restores what it found."""
+        """Restores everything."""
         if self._wired_before is not None:
             mx.set_wired_limit(self._wired_before)
         if self._cache_before is not None:

@@ -20,7 +20,7 @@ from mlxsup.protocol.launch import LaunchSpec
 
 from ...engine import BadModelError, GpuFaultElsewhereError, NoDeviceError
 from .folder import ModelFolder
-from .kernels import discard_if_unloadable, use_kernel_folder
+from .kernels import discard_if_unloadable, keep_plans, use_kernel_folder
 from .known_faults import Remedy, find_fault
 
 P = ParamSpec("P")
@@ -156,6 +156,7 @@ def shorten(error: BaseException) -> str:
 def keep_kernels(spec: LaunchSpec) -> None:
     """Has MLX for CUDA keep what it compiles; before anything is computed."""
     if mx.cuda.is_available():
+        keep_plans()
         device = mx.device_info().get("architecture", "")
         use_kernel_folder(spec.learned_dir, model=spec.model, version=f"{version('mlx')}-{device}")
 

@@ -1,9 +1,12 @@
 """Three ways of running rows through a model; see `protocol.states.Batching`.
 
-mlx-lm's `BatchGenerator` reads prompts of different lengths in one pass by padding them. Some model
-types ignore the padding, and some cannot compute two rows at all. `TogetherPasses` is the generator
-as it is. `SerialPasses` reads each prompt alone over a plain cache, so that nothing is padded, and
-hands the row over to the rows that decode: in one batch, or each in its own batch.
+Prompts of different lengths share a pass by padding, which some model types ignore; some cannot
+compute two rows at all. `TogetherPasses` reads prompts in batches. `SerialPasses` reads each prompt
+alone over a plain cache, so that nothing is padded, and hands the row over to the rows that decode:
+in one batch, or each in its own batch.
+
+mlx-lm's `BatchGenerator` reads all waiting prompts in the same passes, and its constructor wires as
+much memory as the machine recommends; only its two batches are used here.
 
 Everything here belongs to the thread that made the stream.
 """
@@ -20,17 +23,23 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from mlxsup.protocol.states import Batching
 
-from .checkpoints import split_at
-from .decode import BatchDecode, Decode, LoneDecode, computed_ahead, drawn_tokens, take_out
-from .drawing_batch import make_generator
+from .decode import BatchDecode, Decode, LoneDecode
 from .draws import Draw, draw_by_share
-from .logprobs import PromptLogprobs, pass_tokens
+from .logprobs import pass_tokens
 from .new_row import KeptCaches, NewRow
+from .prompt_batch import PassShape, PromptBatch
 from .prompt_turns import PromptRead
 
 
 class Passes(Protocol):
-    """A way of running rows; after an exception in `step` it can only be closed."""
+    """A way of running rows; after an exception in `step` it can only be closed.
+
+    Attributes:
+        pads: whether passes over several prompts are padded to few shapes, because the device makes
+            a new one dear.
+    """
+
+    pads: bool
 
     def insert(self, row: NewRow) -> int:
         """Adds a row, and gives its uid."""
@@ -57,119 +66,157 @@ class Passes(Protocol):
     def take_checkpoints(self) -> list[tuple[list[Any], list[int]]]:
         """The caches of rows that have come to a checkpoint in the last step, and their tokens."""
 
+    def take_shapes(self) -> list[PassShape]:
+        """The shapes of the last step's passes over prompts, if they are padded."""
+
     def close(self) -> None:
         """Frees the rows; the process's limits are restored afterwards (E2, E3)."""
 
 
 def make_passes(
-    way: Batching,
-    model: Any,
-    *,
-    stream: mx.Stream,
-    max_concurrency: int,
-    draw: Draw = draw_by_share,
+    way: Batching, model: Any, *, stream: mx.Stream, draw: Draw = draw_by_share
 ) -> TogetherPasses | SerialPasses:
-    """The passes of one way, drawing that way; the constructor of a generator sets the process's
-    wired limit."""
+    """Return the passes of one way, drawing that way."""
+    if way is Batching.ONE_ROW:
+        return SerialPasses(model, stream=stream, decode=LoneDecode(model, draw))
+    with mx.stream(stream):
+        decode = BatchDecode(model, draw)
     if way is Batching.TOGETHER:
-        return TogetherPasses(model, stream=stream, max_concurrency=max_concurrency, draw=draw)
-    decode: Decode = (
-        LoneDecode(model, draw)
-        if way is Batching.ONE_ROW
-        else BatchDecode(model, stream=stream, max_concurrency=max_concurrency, draw=draw)
-    )
+        return TogetherPasses(model, stream=stream, decode=decode, draw=draw)
     return SerialPasses(model, stream=stream, decode=decode)
 
 
 class TogetherPasses:
-    """mlx-lm's generator reads the prompts and decodes.
+    """Reads prompts in batches, each as long as it takes, and decodes all rows in one.
+
+    Attributes:
+        pads: see `Passes`.
+        waiting: rows that do not decode yet, by uid.
+        batches: those of them that were read.
+        decode: decodes the others.
 
     Args:
         model: materialised.
         stream: made on this thread.
-        max_concurrency: rows at most.
+        decode: without rows.
         draw: the way that tokens are drawn.
     """
 
-    def __init__(
-        self, model: Any, *, stream: mx.Stream, max_concurrency: int, draw: Draw = draw_by_share
-    ) -> None:
+    def __init__(self, model: Any, *, stream: mx.Stream, decode: BatchDecode, draw: Draw) -> None:
+        self.pads = False
+        self._model = model
         self._stream = stream
-        self._checkpoints: dict[int, tuple[int, ...]] = {}
-        self._reached: list[int] = []  # in the last step, by uid
-        # The constructor wires as much memory as the machine recommends, each worker for itself;
-        # several workers together would wire more than there is. `MemoryLimits` sets it back.
-        with mx.stream(stream):
-            self.generator = make_generator(
-                model, stream=stream, max_concurrency=max_concurrency, draw=draw
-            )
-        self._prompts: dict[int, PromptLogprobs] = self.generator._prompt_batch.logprobs
+        self._draw = draw
+        self._next_uid = 0
+        self.batches: list[PromptBatch] = []
+        self._reached: list[tuple[list[Any], list[int]]] = []  # in the last step
+        self._shapes: list[PassShape] = []
+        self.waiting: dict[int, PromptPlace] = {}
+        self.decode = decode
 
     def insert(self, row: NewRow) -> int:
         """See `Passes.insert`."""
-        with mx.stream(self._stream):
-            uid: int = self.generator.insert_segments(
-                [split_at(row.known + row.tokens, len(row.known), row.checkpoints)],
-                max_tokens=[row.max_tokens],
-                caches=[row.cache],
-                all_tokens=[row.known],
-                samplers=[row.draws],
-                stop_sequences=[row.stops],
-            )[0]
-        if row.prompt is not None:
-            self._prompts[uid] = row.prompt
-        if row.checkpoints:
-            self._checkpoints[uid] = tuple(place - len(row.known) for place in row.checkpoints)
+        uid = self._next_uid
+        self._next_uid += 1
+        self.waiting[uid] = PromptPlace(row)
         return uid
 
     def remove(self, uids: Sequence[int], *, kept: Collection[int]) -> KeptCaches:
         """See `Passes.remove`."""
+        removed: KeptCaches = {}
         with mx.stream(self._stream):
+            for batch in self.batches:
+                for nth, uid in enumerate(batch.uids):
+                    if uid in uids and uid in kept:
+                        removed[uid] = (batch.extract_cache(nth), batch.tokens[nth])
+                    if uid in uids:
+                        del self.waiting[uid]
+                batch.take_out(uids)
+            self._forget_empty()
             for uid in uids:
-                self._checkpoints.pop(uid, None)
-                self._prompts.pop(uid, None)
-            return take_out(self.generator, uids, kept=kept)
+                place = self.waiting.pop(uid, None)
+                if place is not None and uid in kept and place.row.cache is not None:
+                    removed[uid] = (place.row.cache, place.row.known)
+            return removed | self.decode.remove(uids, kept=kept)
 
     def drawn(self, uids: Collection[int]) -> dict[int, int]:
         """See `Passes.drawn`."""
-        return drawn_tokens(self.generator, uids)
+        return self.decode.drawn(uids)
 
     def ahead(self, uids: Collection[int]) -> list[Any]:
         """See `Passes.ahead`."""
-        return computed_ahead(self.generator._generation_batch, uids)
+        return self.decode.ahead(uids)
 
     def step(self, sizes: Mapping[int, int]) -> tuple[list[PromptRead], list[Any]]:
-        """See `Passes.step`; mlx-lm reads the same number of every prompt: the most asked."""
-        if sizes:
-            self.generator.prefill_step_size = max(sizes.values())
-        prompts, tokens = self.generator.next()
-        reads = [
-            PromptRead(uid=read.uid, done=read.progress[0], is_over=read.end_of_prompt)
-            for read in prompts
-        ]
-        # A step that reads nothing of a prompt leaves it as it was, and no segment ends.
-        self._reached = [
-            read.uid
-            for read in prompts
-            if read.end_of_segment and read.progress[0] in self._checkpoints.get(read.uid, ())
-        ]
-        for read in reads:
-            if read.is_over:
-                self._checkpoints.pop(read.uid, None)
-                self._prompts.pop(read.uid, None)
-        return reads, tokens
+        """See `Passes.step`; prompts that begin in the same step share their passes from then on.
+
+        A prompt whose end was read in an earlier step joins those that decode.
+        """
+        with mx.stream(self._stream):
+            batched = {uid for batch in self.batches for uid in batch.uids}
+            over = [uid for uid, place in self.waiting.items() if place.is_read]
+            for uid in over:
+                if uid not in batched:  # all of it but the last token was known
+                    row = self.waiting[uid].row
+                    cache = make_prompt_cache(self._model) if row.cache is None else row.cache
+                    self.decode.insert(uid, row, cache, list(row.known))
+            tokens = self.decode.next()
+            reads = [self._leaves(uid) for uid in over]
+            for batch in self.batches:
+                ends = {uid: place.row.tokens[-1] for uid, place in self.waiting.items()
+                        if place.is_read and uid in batch.uids}  # fmt: skip
+                if ends:
+                    self.decode.join(batch.begin(ends))
+            self.waiting = {uid: p for uid, p in self.waiting.items() if uid not in over}
+            self._forget_empty()
+            reads += self._read({uid: sizes[uid] for uid in self.waiting if sizes.get(uid)})
+            return reads, tokens
+
+    def _leaves(self, uid: int) -> PromptRead:
+        return PromptRead(uid=uid, done=len(self.waiting[uid].row.tokens), is_over=True)
+
+    def _read(self, sizes: Mapping[int, int]) -> list[PromptRead]:
+        """Read that many tokens of these prompts: one pass for each batch that has any of them."""
+        batched = {uid for batch in self.batches for uid in batch.uids}
+        new = {uid: self.waiting[uid].row for uid in sizes if uid not in batched}
+        if new:
+            self.batches.append(PromptBatch(self._model, new, self._draw, pads=self.pads))
+        reads = []
+        for batch in self.batches:
+            if not any(uid in sizes for uid in batch.uids):
+                continue
+            batch.prompt([self.waiting[uid].take(sizes.get(uid, 0)) for uid in batch.uids])
+            if batch.is_padded:
+                self._shapes.append(batch.last_shape)
+            for nth, uid in enumerate(batch.uids):
+                place = self.waiting[uid]
+                if uid in sizes and place.is_at_checkpoint:
+                    self._reached.append((batch.extract_cache(nth), list(batch.tokens[nth])))
+            reads += [
+                PromptRead(uid=uid, done=self.waiting[uid].done, is_over=False)
+                for uid in batch.uids
+                if uid in sizes
+            ]
+        return reads
+
+    def _forget_empty(self) -> None:
+        self.batches = [batch for batch in self.batches if batch.uids]
 
     def take_checkpoints(self) -> list[tuple[list[Any], list[int]]]:
         """See `Passes.take_checkpoints`."""
         reached, self._reached = self._reached, []
-        if not reached:
-            return []
-        with mx.stream(self._stream):
-            return list(self.generator.extract_cache(reached).values())
+        return reached
+
+    def take_shapes(self) -> list[PassShape]:
+        """See `Passes.take_shapes`."""
+        shapes, self._shapes = self._shapes, []
+        return shapes
 
     def close(self) -> None:
         """See `Passes.close`."""
-        self.generator.close()
+        self.waiting.clear()
+        self.batches.clear()
+        self.decode.close()
 
 
 class SerialPasses:
@@ -182,6 +229,7 @@ class SerialPasses:
     """
 
     def __init__(self, model: Any, *, stream: mx.Stream, decode: Decode) -> None:
+        self.pads = False
         self._model = model
         self._stream = stream
         self._next_uid = 0
@@ -240,28 +288,29 @@ class SerialPasses:
         reached, self._reached = self._reached, []
         return reached
 
+    def take_shapes(self) -> list[PassShape]:
+        """See `Passes.take_shapes`."""
+        return []
+
     def close(self) -> None:
         """See `Passes.close`."""
         self.waiting.clear()
         self.decode.close()
 
 
-class WaitingPrompt:
-    """A prompt on its way into a plain cache.
+class PromptPlace:
+    """How far a prompt was read.
 
     Attributes:
         row: the prompt's row.
-        cache: holds what was known and what was read, until it is handed over.
-        done: how many tokens were read.
+        done: how many of its tokens were read.
 
     Args:
         row: of the prompt.
-        cache: holds what is known of the prompt.
     """
 
-    def __init__(self, row: NewRow, cache: list[Any]) -> None:
+    def __init__(self, row: NewRow) -> None:
         self.row = row
-        self.cache = cache
         self.done = 0
         # Where a pass must end, in tokens that were read; the last one is not read here.
         self._ends = [place - len(row.known) for place in row.checkpoints]
@@ -269,12 +318,12 @@ class WaitingPrompt:
 
     @property
     def is_at_checkpoint(self) -> bool:
-        """Whether the cache is worth a copy now."""
+        """True if the cache is worth a copy now."""
         return self.done in self._ends
 
     @property
     def is_read(self) -> bool:
-        """Whether only the last token is left, which decode begins with."""
+        """True if only the last token is left, which decode begins with."""
         return self.done >= self._last
 
     @property
@@ -282,10 +331,32 @@ class WaitingPrompt:
         """The tokens in the cache."""
         return self.row.known + self.row.tokens[: self.done]
 
-    def read(self, model: Any, size: int) -> None:
-        """One pass over that many tokens, never over the last one; computed when it returns."""
+    def take(self, size: int) -> list[int]:
+        """Return the tokens of the next pass, at most that many, which is as good as over."""
         end = min(end for end in (*self._ends, self._last) if end > self.done or end == self._last)
         chunk = self.row.tokens[self.done : min(self.done + size, end)]
+        self.done += len(chunk)
+        return chunk
+
+
+class WaitingPrompt(PromptPlace):
+    """A prompt on its way into a plain cache of its own.
+
+    Attributes:
+        cache: holds what was known and what was read, until it is handed over.
+
+    Args:
+        row: of the prompt.
+        cache: holds what is known of the prompt.
+    """
+
+    def __init__(self, row: NewRow, cache: list[Any]) -> None:
+        super().__init__(row)
+        self.cache = cache
+
+    def read(self, model: Any, size: int) -> None:
+        """One pass over that many tokens, never over the last one; computed when it returns."""
+        chunk = self.take(size)
         if not chunk:
             return
         if self.row.prompt is None:
@@ -297,4 +368,3 @@ class WaitingPrompt:
                 self.row.prompt.read(model(tokens, cache=self.cache)[0])
         mx.eval([layer.state for layer in self.cache])
         mx.clear_cache()
-        self.done += len(chunk)

@@ -1,69 +1,194 @@
-"""mlx-lm's batch of prompts, without the copy of all caches when every prompt in it is read.
+"""Prompts that are read in the same passes: mlx-lm's batch of prompts, in few shapes.
+
+With CUDA, attention is planned anew for each shape of a pass: 40 to 65 ms for a count of rows,
+tokens and keys that this process has not seen, beside a pass of 10 ms for an 8B model on an H200.
+So the tokens and the keys of a pass are padded to a few sizes. The tokens that pad it are read, and
+cut off again; the keys are masked.
 
 mlx-lm takes the rows that begin to answer out of the batch of prompts by index, which copies the
 cache of each of them, layer by layer, in one graph with the first token's pass. Of a prompt that is
 read alone that is the whole cache, once more, for nothing: 16 GiB of a 7B model with 32,768 tokens.
+So caches are handed over if all rows of the batch begin to answer at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.generate import PromptProcessingBatch
-from mlx_lm.models.cache import BatchKVCache
+from mlx_lm.models.cache import BatchKVCache, make_prompt_cache
 
-from .logprobs import PromptLogprobs, pass_tokens
+from .drawing_batch import DrawingBatch
+from .draws import Draw
+from .logprobs import pass_tokens
+from .new_row import NewRow
+from .prefill import LARGEST_CHUNK
+from .shapes import padded_keys, padded_tokens
+
+PassShape = tuple[int, int, int]
+"""Of a pass over prompts: rows, tokens of each, keys of each."""
+
+
+class PaddedKeys(BatchKVCache):  # type: ignore[misc]
+    """Keys and values of which a pass over prompts sees as many as `padded_keys` says; those behind
+    the last token are masked."""
+
+    keys: Any
+    values: Any
+    _idx: int
+
+    @classmethod
+    def of(cls, cache: BatchKVCache) -> PaddedKeys:
+        """Return the same rows, whose arrays the new cache takes over."""
+        padded = cls([])
+        padded.state = cache.state
+        return padded
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Add the keys and values of a pass; return all that it looks at."""
+        if keys.shape[2] == 1:
+            return super().update_and_fetch(keys, values)  # type: ignore[no-any-return]
+        room = padded_keys(self._idx + keys.shape[2])
+        if self.keys is None:
+            self.keys, self.values = _zeros(keys, room), _zeros(values, room)
+        elif (missing := room - self.keys.shape[2]) > 0:
+            self.keys = mx.concatenate([self.keys, _zeros(keys, missing)], axis=2)
+            self.values = mx.concatenate([self.values, _zeros(values, missing)], axis=2)
+        super().update_and_fetch(keys, values)
+        return self.keys[..., :room, :], self.values[..., :room, :]
+
+    def make_mask(self, N: int, return_array: bool = False, **kwargs: Any) -> mx.array:
+        """Return the mask of a pass of that many tokens: (rows, 1, tokens, keys)."""
+        mask: mx.array = super().make_mask(N, return_array, **kwargs)
+        if N == 1:
+            return mask
+        missing = padded_keys(self._idx + N) - (self._idx + N)
+        return mx.pad(mask, [*[(0, 0)] * (mask.ndim - 1), (0, missing)])
+
+
+def _zeros(like: mx.array, tokens: int) -> mx.array:
+    rows, heads, _, width = like.shape
+    return mx.zeros((rows, heads, tokens, width), like.dtype)
 
 
 class PromptBatch(PromptProcessingBatch):  # type: ignore[misc]
-    """Hands its caches over if all of its rows begin to answer at once.
+    """Prompts in one batch, from their first pass until the first tokens of their answers.
 
     Attributes:
-        logprobs: what collects how likely the tokens of a prompt are, by uid.
+        uids: of the rows.
+        last_shape: of the last pass.
+        is_padded: whether its passes are padded to few shapes.
+
+    Args:
+        model: materialised.
+        rows: by uid.
+        draw: the way that the tokens of the answers are drawn.
+        pads: whether the device makes a new shape dear.
     """
 
-    model: Any
-    prefill_step_size: int
+    uids: list[int]
+    tokens: list[list[int]]
+    prompt_cache: list[Any]
 
-    def __init__(self, *args: Any, **named: Any) -> None:
-        super().__init__(*args, **named)
-        self.logprobs: dict[int, PromptLogprobs] = {}
+    def __init__(self, model: Any, rows: Mapping[int, NewRow], draw: Draw, *, pads: bool) -> None:
+        super().__init__(
+            model,
+            list(rows),
+            [make_prompt_cache(model) if row.cache is None else row.cache for row in rows.values()],
+            tokens=[list(row.known) for row in rows.values()],
+            samplers=[row.draws for row in rows.values()],
+            fallback_sampler=draw,
+            logits_processors=[() for _ in rows],
+            stop_sequences=[row.stops for row in rows.values()],
+            max_tokens=[row.max_tokens for row in rows.values()],
+        )
+        self._logprobs = {uid: row.prompt for uid, row in rows.items() if row.prompt is not None}
+        self.last_shape: PassShape = (0, 0, 0)
+        self.is_padded = pads and all(type(layer) is BatchKVCache for layer in self.prompt_cache)
+        if self.is_padded:
+            self.prompt_cache = [PaddedKeys.of(layer) for layer in self.prompt_cache]
 
     def prompt(self, tokens: list[list[int]]) -> None:
-        """Reads the next tokens of each row; in shorter passes, if logits are needed of any."""
-        wanted = {
-            nth: self.logprobs[uid] for nth, uid in enumerate(self.uids) if uid in self.logprobs
-        }
-        if not wanted:
-            super().prompt(tokens)
-            return
-        model: Any = self.model
-        size: int = self.prefill_step_size
-        lengths = {nth: len(tokens[nth]) for nth in wanted}
-        done = 0
+        """Read the next tokens of each row; in shorter passes, if logits are needed of any.
 
-        def reading(chunk: mx.array, cache: list[Any]) -> None:
-            nonlocal done
-            logits = model(chunk, cache=cache)
+        Args:
+            tokens: at least one of one row.
+        """
+        lengths = [len(chunk) for chunk in tokens]
+        longest = max(lengths)
+        width = padded_tokens(longest) if self.is_padded else longest
+        padding = [longest - length for length in lengths]
+        if any(padding):
+            for layer in self.prompt_cache:
+                layer.prepare(lengths=lengths, right_padding=padding)
+        for held, chunk in zip(self.tokens, tokens, strict=True):
+            held += chunk
+        ids = mx.array([chunk + [0] * (width - len(chunk)) for chunk in tokens])
+        self._read(ids, lengths)
+        if width > longest:
+            for layer in self.prompt_cache:
+                layer.trim(width - longest)
+        if any(padding):
+            for layer in self.prompt_cache:
+                layer.finalize()
+            mx.eval([layer.state for layer in self.prompt_cache])
+            mx.clear_cache()
+
+    def _read(self, ids: mx.array, lengths: Sequence[int]) -> None:
+        wanted = {
+            nth: self._logprobs[uid] for nth, uid in enumerate(self.uids) if uid in self._logprobs
+        }
+        most = pass_tokens(self.model, rows=len(lengths)) if wanted else LARGEST_CHUNK
+        for done in range(0, ids.shape[1], most):
+            chunk = ids[:, done : done + most]
+            self.last_shape = (*chunk.shape, padded_keys(self._held + chunk.shape[1]))
+            logits = self.model(chunk, cache=self.prompt_cache)
             for nth, prompt in wanted.items():
                 if done < lengths[nth]:
                     prompt.read(logits[nth, : lengths[nth] - done])  # the rest is padding
-            done += chunk.shape[1]
+            mx.eval([layer.state for layer in self.prompt_cache])
+            mx.clear_cache()
 
-        self.model, self.prefill_step_size = reading, pass_tokens(model, rows=len(tokens))
-        try:
-            super().prompt(tokens)
-        finally:
-            self.model, self.prefill_step_size = model, size
+    @property
+    def _held(self) -> int:
+        """How many keys its padded caches have for each row."""
+        return self.prompt_cache[0].size() if self.is_padded else 0
+
+    def begin(self, last_tokens: Mapping[int, int]) -> DrawingBatch:
+        """Let rows decode, all of whose prompts but the last token was read; they leave.
+
+        Args:
+            last_tokens: that token of each, by uid.
+        """
+        indices = [nth for nth, uid in enumerate(self.uids) if uid in last_tokens]
+        leaving = self.split(indices)
+        return DrawingBatch(
+            model=self.model,
+            uids=leaving.uids,
+            inputs=mx.array([last_tokens[uid] for uid in leaving.uids]),
+            prompt_cache=leaving.prompt_cache,
+            tokens=leaving.tokens,
+            samplers=leaving.samplers,
+            fallback_sampler=self.fallback_sampler,
+            logits_processors=leaving.logits_processors,
+            stop_sequences=leaving.stop_sequences,
+            max_tokens=leaving.max_tokens,
+        )
+
+    def take_out(self, uids: Sequence[int]) -> None:
+        """Remove rows, if they are here."""
+        keep = [nth for nth, uid in enumerate(self.uids) if uid not in uids]
+        if len(keep) < len(self.uids):
+            self.filter(keep)
 
     def split(self, indices: Sequence[int]) -> PromptProcessingBatch:
-        """Takes rows out, into their own batch."""
+        """Take rows out, into their own batch."""
         if len(indices) < len(self.uids):
             return super().split(indices)
         caches: list[Any] = self.prompt_cache
-        self.prompt_cache: list[Any] = []
+        self.prompt_cache = []
         leaving = self._copy()
         leaving.prompt_cache = caches
         for layer in caches:
@@ -74,5 +199,5 @@ class PromptBatch(PromptProcessingBatch):  # type: ignore[misc]
 
 
 def _is_whole(layer: Any) -> bool:
-    """Whether taking all rows of a layer's cache leaves it as it is: no padding can go."""
-    return type(layer) is BatchKVCache and min(layer.left_padding.tolist()) == 0
+    """True if taking all rows of a layer's cache leaves it as it is: no padding can go."""
+    return isinstance(layer, BatchKVCache) and min(layer.left_padding.tolist()) == 0

@@ -1,7 +1,11 @@
 """Which prompts the next step reads, and how many tokens of each; pure, no MLX.
 
-`TogetherTurns` is for passes that read a piece of every waiting prompt at once, `SerialTurns` for
-those of one row, of which a step may have several.
+`TogetherTurns` is for passes that read several prompts at once, `SerialTurns` for those of one row,
+of which a step may have several.
+
+Passes are paid for. While rows decode, prompts take `1 - decode_share` of the time: a pass opens a
+debt, steps that only decode pay it back, and the next pass begins when it is paid. What arrives
+meanwhile gathers, and is read together.
 """
 
 from __future__ import annotations
@@ -11,6 +15,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .prefill import PrefillPacer
+from .shapes import largest_size, padded_tokens
+
+MOST_PASSED_OVER = 3
+"""A prompt waits for so many passes over shorter ones; the next pass is its own."""
+
+
+LITTLE_MORE = 1.25
+"""Prompts share a pass even if it is estimated to take so much longer than passes of their own:
+what it pads is noise beside the estimate, and it gives each of them its first token sooner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +46,14 @@ class PromptRead:
 @dataclass(slots=True)
 class _Prompt:
     """A row that does not decode yet; `known` of its tokens were read before it came, and `own` of
-    these are kept nowhere else."""
+    these are kept nowhere else; `batch` is shared with those it is read with, once it is read."""
 
     total: int
     known: int
     own: int
     done: int
+    batch: int | None = None
+    passed_over: int = 0
 
     @property
     def rest(self) -> int:
@@ -49,12 +64,19 @@ class _Prompt:
 class PromptTurns(ABC):
     """The waiting prompts, in the order of their turns.
 
+    Attributes:
+        pads: whether passes are padded to few shapes.
+
     Args:
         pacer: sizes the chunks.
+        decode_share: of the time, for the rows that decode; from 0 to below 1.
     """
 
-    def __init__(self, pacer: PrefillPacer) -> None:
+    def __init__(self, pacer: PrefillPacer, *, decode_share: float = 0.0) -> None:
+        self.pads = False
         self._pacer = pacer
+        self._debt_per_s = decode_share / (1.0 - decode_share)
+        self._debt_s = 0.0
         self._prompts: dict[int, _Prompt] = {}
         self._due: set[int] = set()  # rows whose prompt was read, and whose first token is due
 
@@ -93,13 +115,6 @@ class PromptTurns(ABC):
             for prompt in self._prompts.values()
         )
 
-    def longest(self, *, decode_rows: int) -> int:
-        """How many tokens of a prompt the next step reads at most; 0 if none waits."""
-        if not self._prompts:
-            return 0
-        longest = max(1 + prompt.rest for prompt in self._prompts.values())
-        return min(self.chunk(decode_rows=decode_rows), longest)
-
     @abstractmethod
     def chunk(self, *, decode_rows: int) -> int:
         """How many tokens of each waiting prompt the next step would process."""
@@ -113,13 +128,19 @@ class PromptTurns(ABC):
     def shared_pass_s(self, tokens: int) -> float:
         """See `Engine.shared_pass_s`."""
 
-    @abstractmethod
     def hold(self) -> dict[int, int]:
-        """The plan of a step that reads nothing."""
+        """The plan of a step that reads nothing: the prompts that need no more reading."""
+        return {uid: 0 for uid, prompt in self._prompts.items() if not prompt.rest}
 
-    @abstractmethod
     def plan(self, *, decode_rows: int) -> dict[int, int]:
         """How many tokens to read of which prompts in the next step, by uid, in this order."""
+        if decode_rows and self._debt_s > 0.0:
+            return self.hold()
+        return self._next_turn(decode_rows=decode_rows)
+
+    @abstractmethod
+    def _next_turn(self, *, decode_rows: int) -> dict[int, int]:
+        """The same if the rows that decode have had their time."""
 
     @abstractmethod
     def predict_s(self, *, decode_rows: int) -> float:
@@ -170,45 +191,124 @@ class PromptTurns(ABC):
             prompt.done = done
             if not read.is_over:
                 self._prompts[read.uid] = prompt  # behind the others: each has its turn
-        self.learn(reads, sizes, depths, decode_rows=decode_rows, took_s=took_s)
+        has_read = any(sizes.values())
+        if has_read:
+            self._pass_over(sizes)
+            self.learn(reads, sizes, depths, decode_rows=decode_rows, took_s=took_s)
+        elif decode_rows and not reads:
+            self._pacer.saw_decode(rows=decode_rows, took_s=took_s)
+        self._account(decode_rows=decode_rows, took_s=took_s, has_read=has_read)
         return progress
+
+    def _pass_over(self, sizes: Mapping[int, int]) -> None:
+        """Notes which prompts a pass has left waiting."""
+        new_batch = max((p.batch or 0 for p in self._prompts.values()), default=0) + 1
+        for uid, prompt in self._prompts.items():
+            if sizes.get(uid):
+                prompt.passed_over = 0
+                if prompt.batch is None:
+                    prompt.batch = new_batch
+            else:
+                prompt.passed_over += 1
+
+    def _account(self, *, decode_rows: int, took_s: float, has_read: bool) -> None:
+        """Opens the debt of a pass, or pays it back. It is never more than that of a pass of twice
+        the target: what took longer was a surprise, and says nothing of the next."""
+        if not decode_rows:
+            self._debt_s = 0.0
+            return
+        decode_s = min(self._pacer.predict_decode_s(decode_rows), took_s) if has_read else took_s
+        debt_s = self._debt_s + (took_s - decode_s) * self._debt_per_s - decode_s
+        most_s = 2 * self._pacer.target_s(decode_rows=decode_rows) * self._debt_per_s
+        self._debt_s = min(max(debt_s, 0.0), most_s)
 
 
 class TogetherTurns(PromptTurns):
-    """A pass reads the same number of tokens of every prompt; one step has one such pass."""
+    """A pass reads the same number of tokens of several prompts; one step has one such pass.
+
+    Prompts that begin in the same pass stay together until their ends. The shortest rest comes
+    first, and a longer one takes what the short ones leave, but waits for few of them.
+    """
 
     def chunk(self, *, decode_rows: int) -> int:
         """See `PromptTurns.chunk`."""
-        return self._pacer.chunk(prefill_rows=len(self._prompts), decode_rows=decode_rows)
+        rows = len(self._turn()) if self._prompts else 1
+        return self._pacer.chunk(prefill_rows=rows, decode_rows=decode_rows)
 
     def shared_pass_s(self, tokens: int) -> float:
         """See `Engine.shared_pass_s`."""
         return self._pacer.shared_pass_s(tokens)
 
-    def plan(self, *, decode_rows: int) -> dict[int, int]:
-        """The chunk for all, or 0 if first tokens are due and a long prompt would delay them.
+    def _next_turn(self, *, decode_rows: int) -> dict[int, int]:
+        """The prompts whose turn it is, unless first tokens are due and a long prompt would delay
+        them.
 
         From the end of its prompt to its first token a row needs two steps. A prompt that takes
         many chunks anyway pauses in these two, which are then short; prompts that end with this
         chunk do not.
         """
-        chunk = self.chunk(decode_rows=decode_rows)
-        is_paused = bool(self._due) and any(1 + p.rest > chunk for p in self._prompts.values())
-        return self.hold() if is_paused else dict.fromkeys(self._prompts, chunk)
+        turn = self._turn()
+        if not turn:
+            return self.hold()
+        chunk = self._pacer.chunk(prefill_rows=len(turn), decode_rows=decode_rows)
+        longest = max(self._prompts[uid].rest for uid in turn)
+        if longest > chunk:
+            if self._due:
+                return self.hold()
+            if self.pads:
+                chunk = largest_size(chunk)
+        return {uid: min(self._prompts[uid].rest, chunk) for uid in turn} | self.hold()
 
-    def hold(self) -> dict[int, int]:
-        """The generator passes over all prompts, and reads no token of them."""
-        return dict.fromkeys(self._prompts, 0)
+    def _turn(self) -> list[int]:
+        """The prompts of the next pass."""
+        batches: dict[int, list[int]] = {}
+        new: list[int] = []
+        for uid, prompt in self._prompts.items():
+            if not prompt.rest:
+                continue
+            if prompt.batch is None:
+                new.append(uid)
+            else:
+                batches.setdefault(prompt.batch, []).append(uid)
+        turns = list(batches.values())
+        if new:
+            turns.append(self._gather(new))
+        kept_waiting = [
+            turn
+            for turn in turns
+            if max(self._prompts[uid].passed_over for uid in turn) >= MOST_PASSED_OVER
+        ]
+        return min(kept_waiting or turns, key=self._longest_rest, default=[])
+
+    def _longest_rest(self, uids: Sequence[int]) -> int:
+        return max(self._prompts[uid].rest for uid in uids)
+
+    def _gather(self, uids: Sequence[int]) -> list[int]:
+        """Of the prompts that none was read of, those that begin together: the shortest, and the
+        next ones as long as padding to them costs less than a pass of their own."""
+        waited = [uid for uid in uids if self._prompts[uid].passed_over >= MOST_PASSED_OVER]
+        by_length = sorted(uids, key=lambda uid: self._prompts[uid].rest)
+        turn = waited[:1] or by_length[:1]
+        for uid in by_length:
+            if uid in turn:
+                continue
+            longest, own = self._longest_rest([*turn, uid]), self._prompts[uid].rest
+            apart_s = self._pass_s(len(turn), self._longest_rest(turn)) + self._pass_s(1, own)
+            if self._pass_s(len(turn) + 1, longest) > LITTLE_MORE * apart_s:
+                break
+            turn.append(uid)
+        if self.pads:
+            turn = turn[: 1 << len(turn).bit_length() - 1]  # each count is a shape of its own
+        return turn
+
+    def _pass_s(self, rows: int, tokens: int) -> float:
+        size = padded_tokens(tokens) if self.pads else tokens
+        return self._pacer.predict_chunk_s(prefill_rows=rows, longest=size)
 
     def predict_s(self, *, decode_rows: int) -> float:
         """See `PromptTurns.predict_s`."""
-        if not self._prompts:
-            return 0.0
-        rest = max(1 + prompt.rest for prompt in self._prompts.values())
-        chunk = self.chunk(decode_rows=decode_rows)
-        return self._pacer.predict_chunk_s(
-            prefill_rows=len(self._prompts), longest=min(chunk, rest)
-        )
+        sizes = [size for size in self.plan(decode_rows=decode_rows).values() if size]
+        return self._pass_s(len(sizes), max(sizes)) if sizes else 0.0
 
     def learn(
         self,
@@ -222,12 +322,13 @@ class TogetherTurns(PromptTurns):
         """One pass of that many rows, padded to the longest."""
         begun = sum(read.is_over for read in reads)
         read_sizes = [size for size in sizes.values() if size]
+        longest = max(read_sizes)
         self._pacer.saw_chunk(
             prefill_rows=len(read_sizes),
-            longest=max(read_sizes, default=0),
+            longest=padded_tokens(longest) if self.pads else longest,
             decode_rows=decode_rows + begun,
             took_s=took_s,
-            depth=min((depths[uid] for uid, size in sizes.items() if size), default=0),
+            depth=min(depths[uid] for uid, size in sizes.items() if size),
         )
 
 
@@ -242,7 +343,7 @@ class SerialTurns(PromptTurns):
         """Nothing: each prompt has its own pass."""
         return 0.0
 
-    def plan(self, *, decode_rows: int) -> dict[int, int]:
+    def _next_turn(self, *, decode_rows: int) -> dict[int, int]:
         """The prompts whose turn it is.
 
         The first is read in any case, unless it is long and first tokens are due, which then
@@ -262,10 +363,6 @@ class SerialTurns(PromptTurns):
             left_s -= took_s
             turns[uid] = size
         return turns
-
-    def hold(self) -> dict[int, int]:
-        """Nothing but the prompts that need no more reading."""
-        return {uid: 0 for uid, prompt in self._prompts.items() if not prompt.rest}
 
     def _predict_pass_s(self, size: int) -> float:
         return self._pacer.predict_chunk_s(prefill_rows=1, longest=size) if size else 0.0

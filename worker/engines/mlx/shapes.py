@@ -1,4 +1,5 @@
-"""Which shapes of steps have run: with CUDA the first of one may compile kernels; pure.
+"""Which shapes of steps have run, and to which sizes passes are padded: with CUDA the first of a
+shape compiles kernels or plans attention; pure.
 
 A prediction lengthens the supervisor's limit of a step, so a step that compiles for half a minute
 is not taken for one that is stuck.
@@ -6,32 +7,82 @@ is not taken for one that is stuck.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 COMPILE_S = 15.0
 """Added to the prediction of a step of a new shape; four times this is added to its limit. Steps of
 25 and 30 s were seen when everything was compiled."""
+
+SMALL = 256
+"""Up to this many tokens a pass takes a GPU the same time, so few sizes are enough for them."""
+
+LEAST_TOKENS = 8
+LEAST_KEYS = 256
 
 Shape = tuple[int, int, int]
 """Of a step: the rows that it decodes, the prompts that it reads, the tokens of each at most."""
 
 
+def padded_tokens(tokens: int) -> int:
+    """Return how many tokens a pass has that reads so many of a prompt: two sizes for each power of
+    two up to 256, then four."""
+    return _padded(tokens, 2 if tokens <= SMALL else 4, LEAST_TOKENS)
+
+
+def largest_size(tokens: int) -> int:
+    """Return the largest number of tokens up to this one that needs no padding, or the number
+    itself if it is below all sizes."""
+    step = _step(tokens, 2 if tokens <= SMALL else 4, LEAST_TOKENS)
+    return tokens // step * step or tokens
+
+
+def padded_keys(keys: int) -> int:
+    """Return how many keys a pass looks at that has so many: a multiple of 256, and at most four
+    sizes for each power of two."""
+    return _padded(keys, 4, LEAST_KEYS)
+
+
+def _padded(count: int, parts: int, least: int) -> int:
+    step = _step(count, parts, least)
+    return -(-count // step) * step
+
+
+def _step(count: int, parts: int, least: int) -> int:
+    """Return what sizes near a count are multiples of: a part of the power of two below it."""
+    return max((1 << max(count - 1, 1).bit_length() - 1) // parts, least)
+
+
 class SeenShapes:
-    """The shapes of steps so far, in classes: each number counts by its power of two."""
+    """The shapes of steps so far, in classes: each number counts by its power of two. Those of
+    padded passes are few, and count as they are."""
 
     def __init__(self) -> None:
         # At most one for each combination of three numbers of bits.
         self._seen: set[Shape] = set()
+        self._passes: set[Shape] = set()
 
-    def is_new(self, shape: Shape) -> bool:
-        """Whether no step of this shape has ended."""
-        return _class_of(shape) not in self._seen
+    def __len__(self) -> int:
+        return len(self._passes)
 
     def extra_s(self, shape: Shape) -> float:
-        """What to add to the prediction of a step of this shape."""
-        return COMPILE_S if self.is_new(shape) else 0.0
+        """Return what to add to the prediction of a step of this shape."""
+        return 0.0 if _class_of(shape) in self._seen else COMPILE_S
 
-    def saw(self, shape: Shape) -> None:
-        """A step of this shape has ended."""
+    def has_pass(self, shape: Shape) -> bool:
+        """True if a padded pass of this shape has ended: rows, tokens and keys of each."""
+        return shape in self._passes
+
+    def saw(self, shape: Shape, passes: Sequence[Shape]) -> bool:
+        """Note that a step has ended; return whether it was the first of a shape.
+
+        Args:
+            shape: of the step.
+            passes: the shapes of its padded passes.
+        """
+        is_new = _class_of(shape) not in self._seen or not self._passes.issuperset(passes)
         self._seen.add(_class_of(shape))
+        self._passes.update(passes)
+        return is_new
 
 
 def _class_of(shape: Shape) -> Shape:

@@ -4,6 +4,10 @@ knows what a pass costs and what its tokens do.
 With CUDA they also have the kernels compiled that requests of a usual size need, which may take
 half a minute for one of them: while the model loads, each step of them is progress.
 
+On some devices the first pass of a shape is dear whatever was compiled: with CUDA attention is
+planned anew. Whether it is so is measured. Passes are then padded to few shapes, and what the load
+has no time for is run while the worker is idle.
+
 Several sizes are shown, because a pacer that has seen 8 tokens cannot tell the cost of a pass from
 that of its tokens. A worker that follows a crash or a restart of the same daemon runs the shapes
 again for 0.6 s at most: their kernels are on disk, but their first run in a process is slow, too.
@@ -14,7 +18,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
@@ -28,6 +32,7 @@ from ...engine import EngineFacts, Row
 from .batch import WARMUP_KEY, MlxBatch
 from .prefill import FIRST_CHUNK
 from .prefix_size import free_memory_bytes
+from .shapes import padded_tokens
 
 SHOWN = (128, 1024)
 """Tokens that one pass reads after the first chunk, in this order, to show the pacer their cost."""
@@ -49,6 +54,16 @@ AGAIN_LIMIT_S = 0.6
 """The same in a worker that follows a crash or a restart, whose answers wait. The kernels were
 kept, but the first run of each in a process is slow: on a GPU 0.3 to 0.4 s for a burst of 16."""
 
+TRIED = (9, 10, 11)
+"""Tokens of the passes that show whether a new shape is dear."""
+
+DEAR_S = 0.005
+"""A new shape is dear if its first pass takes so much longer than its second one. With CUDA it is
+40 to 65 ms; on other devices what is left is noise."""
+
+MOST_TOKENS = 2048
+"""Of all prompts of a pass that is run while the worker is idle."""
+
 PROMPT_TOKENS = 2
 """Of the rows that only have decoding compiled, because nothing reads their prompts together."""
 
@@ -65,8 +80,8 @@ logger = logging.getLogger(__name__)
 
 def warm_up(
     batch: MlxBatch, spec: LaunchSpec, facts: EngineFacts, report: Callable[[], None]
-) -> None:
-    """Warm up a batch.
+) -> WarmUp:
+    """Warm up a batch; return what is left for idle times.
 
     Args:
         batch: empty, before and after.
@@ -92,6 +107,9 @@ def warm_up(
         batch.wait()  # what a pass still holds would count as weights
     else:
         batch.give_back()
+    if batch.is_padded:
+        most_rows = 1 << spec.max_concurrency.bit_length() - 1
+        work.plan_shapes(most_rows)
     logger.info(
         log_line(
             "model warmed up",
@@ -100,6 +118,7 @@ def warm_up(
             seconds=batch.clock() - began,
         )
     )
+    return work
 
 
 class WarmUp:
@@ -129,7 +148,41 @@ class WarmUp:
         self._report = report
         self._largest = FIRST_CHUNK
         self._largest_bytes = 0
+        self._shapes: list[tuple[int, int]] = []  # rows and tokens of passes that were not run yet
         self.rows = 0
+
+    def plan_shapes(self, most_rows: int) -> None:
+        """Note which passes are to be run while there is no request, the usual ones first."""
+        self._report = lambda: None
+        counts = [rows for rows in powers_up_to(most_rows) if rows == 1 << rows.bit_length() - 1]
+        sizes = sorted({padded_tokens(tokens) for tokens in range(1, MOST_TOKENS + 1)})
+        shapes = [(rows, size) for rows in counts for size in sizes if rows * size <= MOST_TOKENS]
+        self._shapes = sorted(shapes, key=lambda shape: shape[0] * shape[1], reverse=True)
+
+    def run_next_shape(self) -> bool:
+        """Run a pass of a shape that this process has not run; return whether there was one."""
+        while self._shapes:
+            rows, tokens = self._shapes.pop()
+            if self._batch.has_run(rows, tokens) or not self._fits(tokens, rows=rows):
+                continue
+            self._batch.pacer.shows_chunk(tokens, math.inf)
+            self._run([tokens + 1] * rows)
+            return True
+        return False
+
+    def _shapes_are_dear(self, tried: Sequence[int]) -> bool:
+        """Measure whether the first pass of a shape takes longer than its second one.
+
+        Args:
+            tried: tokens of passes that were not run yet.
+        """
+        extra_s = (self._time(tokens) - self._time(tokens) for tokens in tried)
+        return min(extra_s, default=0.0) > DEAR_S
+
+    def _time(self, tokens: int) -> float:
+        began = self._batch.clock()
+        self._run([tokens + 1])
+        return self._batch.clock() - began
 
     def run(
         self,
@@ -149,6 +202,8 @@ class WarmUp:
         """
         self._read(FIRST_CHUNK)
         if compiles:
+            if reads_together and self._shapes_are_dear(TRIED[:1] if is_again else TRIED):
+                self._batch.pad()
             ends_at = self._batch.clock() + (AGAIN_LIMIT_S if is_again else COMPILE_LIMIT_S)
             self._compile(most_rows, ends_at, is_again=is_again, reads_together=reads_together)
             # Until here, passes had kernels compiled, or loaded from where they are kept.
@@ -211,7 +266,7 @@ class WarmUp:
         if rows == 1:
             self._largest, self._largest_bytes = tokens, max(mx.get_peak_memory() - before, 0)
 
-    def _run(self, lengths: list[int], *, ends_at: float) -> None:
+    def _run(self, lengths: list[int], *, ends_at: float = math.inf) -> None:
         """Requests side by side, until all have decoded in one pass or it is too late for another
         step; their rows are removed in every case (B5)."""
         keys = [RequestKey(WARMUP_KEY - number) for number in range(len(lengths))]
