@@ -244,3 +244,30 @@ def test_memory_for_reuse_is_given_back_every_512_steps(monkeypatch: pytest.Monk
     while len(steps) < 1100:
         steps.append(decode.next())
     assert given_back_in == [512, 1024]
+
+
+def test_padded_passes_change_no_answer(tmp_path: Path) -> None:
+    """What pads the tokens is cut off again, and what pads the keys is masked."""
+    folder = make_tiny_model(tmp_path)
+    prompts = {1: 300, 2: 9, 3: 10, 4: 41, 5: 1, 6: 30}
+    rows = [
+        make_row(key, make_prompt(key, length), 12, top_logprobs=0)
+        for key, length in prompts.items()
+    ]
+    known = known_as(folder, Batching.TOGETHER)
+    with chunks_of(64), loaded_engine(folder, known_batching=known) as engine:
+        alone = {int(row.key): run_rows(engine, [row])[int(row.key)] for row in rows}
+        assert engine.batch is not None
+        engine.batch.pad()
+        for row in rows:
+            engine.insert(row)
+            engine.step()
+        together = run_rows(engine)
+        check_no_row_is_left(engine)
+    for key, got in alone.items():
+        have = together.get(key, [])
+        assert token_ids(have) == token_ids(got)[len(got) - len(have) :]
+        for one, other in zip(have[::-1], got[::-1], strict=False):
+            assert one.logprobs
+            assert other.logprobs
+            assert one.logprobs.logprob == pytest.approx(other.logprobs.logprob, abs=1e-5)

@@ -312,6 +312,30 @@ def test_a_model_that_cannot_be_made_is_blamed_on_a_file_B6(
     assert str(caught.value) == f"/models/m{place}{message}"
 
 
+@pytest.mark.parametrize(("files", "streams"), [(1, 8), (20, 3), (100, 1)])
+def test_a_file_is_read_by_several_streams_unless_there_are_many_files(
+    files: int, streams: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each stream opens it once more, and a process on a Mac may open 256."""
+    arrays = {f"a{n}": mx.full((3,), n) for n in range(20)}
+    mx.save_safetensors(str(tmp_path / "a.safetensors"), arrays)
+    used: list[Any] = []
+    plain = mx.load
+
+    def load(file: str, stream: Any) -> Any:
+        used.append(stream)
+        return plain(file, stream=stream)
+
+    monkeypatch.setattr(mx, "load", load)
+    with mlx_load.reading_side_by_side(files, 8):
+        read: Any = mx.load(str(tmp_path / "a.safetensors"))
+    assert len(set(map(str, used))) == len(used) == streams
+    assert {name: array.tolist() for name, array in read.items()} == {
+        name: array.tolist() for name, array in arrays.items()
+    }
+    assert mx.load is load
+
+
 def test_arrays_are_read_in_groups_and_each_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 10 arrays of 4 bytes, each group takes what reaches 12 bytes."""
     read: list[int] = []
@@ -326,7 +350,7 @@ def test_arrays_are_read_in_groups_and_each_is_reported(monkeypatch: pytest.Monk
     monkeypatch.setattr(mx, "eval", evaluate)
     materialise([mx.zeros(1) for _ in range(10)], ONE, shares.append)
     assert read == [3, 3, 3, 1]
-    assert shares == [0.3, 0.6, 0.9, 1.0]
+    assert shares == [0.3, 0.6, 0.9, 1.0, 1.0]
     shares.clear()
     materialise([], ONE, shares.append)
     assert shares == [1.0]

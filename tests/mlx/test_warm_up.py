@@ -23,7 +23,7 @@ from mlxsup.worker.engines.mlx.batch import MlxBatch
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.kernels import FOLDER_NAME, VARIABLE
 from mlxsup.worker.engines.mlx.prefill import PrefillPacer
-from mlxsup.worker.engines.mlx.shapes import COMPILE_S
+from mlxsup.worker.engines.mlx.shapes import COMPILE_S, padded_tokens
 
 from support.models.tiny_model import make_tiny_model
 from support.worker.mlx_rows import known_as, make_row, make_spec
@@ -229,6 +229,37 @@ def test_a_step_of_a_new_shape_has_a_longer_limit_with_cuda(tiny: Path, lives: L
     assert engine.predict_step_s() == 0.0, "nothing to do"
     assert max(predictions(1, 2)) >= COMPILE_S, "two long prompts at once were never read"
     assert max(predictions(3, 4)) < COMPILE_S
+    engine.close()
+
+
+@pytest.mark.usefixtures("cuda")
+@pytest.mark.parametrize("dear_s", [0.05, 0.001])
+def test_passes_are_padded_if_a_new_shape_is_dear_and_idle_time_runs_the_rest(
+    tiny: Path, lives: Lives, monkeypatch: pytest.MonkeyPatch, dear_s: float
+) -> None:
+    """The first step with prompts of a length takes longer, by the clock of the batch."""
+    monkeypatch.setattr(mlx_warm_up, "TRIED", (9, 10))
+    now_s, seen = 0.0, set[tuple[int, ...]]()
+
+    def clock() -> float:
+        nonlocal now_s
+        lengths = tuple(lives.rows[-1:])
+        now_s += dear_s * (lengths not in seen)
+        seen.add(lengths)
+        return now_s
+
+    engine = lives.begin(tiny, clock, max_concurrency=3)
+    assert engine.batch is not None
+    assert engine.batch.is_padded is (dear_s > 0.005)
+    lives.passes.clear()
+    while engine.prepare():
+        pass
+    ran = lives.passes
+    assert len(set(ran)) == len(ran), "none twice"
+    assert {rows for rows, _ in ran} <= {1, 2}
+    assert all(padded_tokens(size) == size and rows * size <= 2048 for rows, size in ran)
+    assert (len(ran) > 20) is engine.batch.is_padded
+    assert not engine.has_rows()
     engine.close()
 
 

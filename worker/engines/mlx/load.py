@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from importlib.metadata import version
+from itertools import cycle, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FunctionType, ModuleType
@@ -28,6 +31,12 @@ R = TypeVar("R")
 
 GROUP_BYTES = 128 * 1024 * 1024
 """How much is read between two reports of progress."""
+
+READERS = 8
+"""Streams that read weights at the same time, at most; as many groups are under way."""
+
+MOST_OPEN = 64
+"""Files that are open for it at most, unless there are more: a process on a Mac may open 256."""
 
 MAX_CAUSE_CHARACTERS = 300
 
@@ -192,7 +201,9 @@ def load_lazily(folder: ModelFolder) -> tuple[Any, dict[str, Any]]:
     """
     try:
         with _loadable(folder) as path:
-            model, config = load_model(path, lazy=True)
+            streams = min(READERS, os.cpu_count() or 1)
+            with reading_side_by_side(len(folder.shards), streams):
+                model, config = load_model(path, lazy=True)
     except MemoryError:
         raise
     except SystemExit as error:
@@ -210,6 +221,37 @@ def load_lazily(folder: ModelFolder) -> tuple[Any, dict[str, Any]]:
     if fault is not None and fault.remedy is Remedy.WIDEN_WINDOWS:
         widen_windows(model)
     return model, config
+
+
+@contextmanager
+def reading_side_by_side(files: int, streams: int) -> Iterator[None]:
+    """Have what mlx-lm loads in the block read by several streams of the CPU: one stream reads
+    1.8 GB/s of an 8B model from memory, eight read 9.
+
+    The arrays of a file are dealt out to the streams, or to some of them if there are many files:
+    each stream opens it once more. All of this happens on the calling thread; what the streams have
+    to do waits until the arrays are asked for.
+
+    Args:
+        files: how many there are.
+        streams: how many to use.
+    """
+    plain = mx.load
+    readers = [mx.new_stream(mx.cpu) for _ in range(streams)]
+    next_reader = cycle(readers)
+    times = max(min(streams, MOST_OPEN // max(files, 1)), 1)
+
+    def load(file: Any, *args: Any, **named: Any) -> Any:
+        parts = [plain(file, *args, stream=next(next_reader), **named) for _ in range(times)]
+        if times == 1 or not isinstance(parts[0], dict):
+            return parts[0]
+        return {name: parts[nth % times][name] for nth, name in enumerate(parts[0])}
+
+    mx.load = load  # mlx-lm takes no stream
+    try:
+        yield
+    finally:
+        mx.load = plain
 
 
 @contextmanager
@@ -281,24 +323,47 @@ def materialise(root: Any, folder: ModelFolder, report: Callable[[float], None])
     arrays = list(iterate_arrays(root))
     total = sum(array.nbytes for array in arrays) or 1
     done = 0
-    group: list[mx.array] = []
-    group_bytes = 0
+    under_way: deque[list[mx.array]] = deque()
     try:
-        for array in arrays:
-            group.append(array)
-            group_bytes += array.nbytes
-            if group_bytes >= GROUP_BYTES:
-                mx.eval(group)
-                done += group_bytes
-                report(done / total)
-                group, group_bytes = [], 0
-        mx.eval(group)
+        groups = iter(_groups(arrays))
+        for group in islice(groups, READERS):
+            under_way.append(_begin(group))
+        while under_way:
+            done += _wait_for(under_way.popleft())
+            report(done / total)
+            under_way.extend(_begin(group) for group in islice(groups, 1))
     except (RuntimeError, ValueError) as error:
         raise_if_memory(error)
         if isinstance(error, ValueError) or "read" in str(error):
             raise BadModelError(f"{_culprit(folder, error)}: {shorten(error)}") from error
         raise
     report(1.0)
+
+
+def _groups(arrays: Iterable[mx.array]) -> Iterator[list[mx.array]]:
+    """Yield arrays in groups of `GROUP_BYTES`."""
+    group: list[mx.array] = []
+    size = 0
+    for array in arrays:
+        group.append(array)
+        size += array.nbytes
+        if size >= GROUP_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _begin(group: list[mx.array]) -> list[mx.array]:
+    """Have arrays evaluated, and return them."""
+    mx.async_eval(group)  # type: ignore[no-untyped-call]
+    return group
+
+
+def _wait_for(group: Sequence[mx.array]) -> int:
+    """Return the bytes of arrays once all of them are in memory."""
+    mx.eval(group)
+    return sum(array.nbytes for array in group)
 
 
 def iterate_arrays(root: Any) -> Iterator[mx.array]:
