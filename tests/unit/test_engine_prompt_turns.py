@@ -256,7 +256,7 @@ def test_padded_passes_have_few_shapes() -> None:
     turns = together()
     turns.pads = True
     for uid in range(7):
-        turns.add(uid, total=30 + uid, known=0)
+        turns.add(uid, total=34 + uid, known=0)  # all are padded to 48
     turns.add(7, total=9000, known=0)
     assert len(turns.plan(decode_rows=0)) == 4, "a power of two"
     for uid in range(7):
