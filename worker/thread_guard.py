@@ -145,6 +145,11 @@ class OwnedEngine:
         finally:
             faulthandler.cancel_dump_traceback_later()
 
+    def prepare(self) -> bool:
+        """See `Engine.prepare`."""
+        self._check()
+        return self._engine.prepare()
+
     def settle(self) -> None:
         """See `Engine.settle`."""
         self._check()

@@ -188,8 +188,8 @@ def test_one_thread_calls_mlx_from_the_load_to_the_close_A1_A6(
     of_others = {name for thread, names in calls.threads.items() if thread != me for name in names}
     assert of_others <= COUNTERS, calls.threads
     expected = {
-        "new_stream", "eval", "__init__", "insert_segments", "next", "remove", "cumsum",
-        "put_along_axis", "synchronize", "clear_cache", "close", "get_active_memory",
+        "new_stream", "eval", "__init__", "next", "extend", "filter", "cumsum",
+        "put_along_axis", "synchronize", "clear_cache", "get_active_memory",
     }  # fmt: skip
     assert expected - calls.threads[me] == set(), "what was to be watched was not called"
     assert me not in encoding_on

@@ -467,5 +467,9 @@ def test_a_shape_is_new_until_one_of_its_class_has_run(
 ) -> None:
     shapes = SeenShapes()
     assert shapes.extra_s(shape) == COMPILE_S
-    shapes.saw(seen)
+    assert shapes.saw(seen, [])
     assert shapes.extra_s(shape) == (COMPILE_S if is_new else 0.0)
+    assert shapes.saw(shape, []) is is_new
+    assert shapes.saw(shape, [(1, 8, 256)]), "a padded pass of a shape of its own"
+    assert not shapes.saw(shape, [(1, 8, 256)])
+    assert shapes.has_pass((1, 8, 256))

@@ -228,7 +228,8 @@ def test_prompts_share_passes_if_padding_is_cheaper_than_a_pass(
 
 
 def test_what_is_read_together_stays_together_and_what_comes_later_is_read_first() -> None:
-    turns, done = together(), {}
+    turns = together()
+    done: dict[int, int] = {}
     for uid in (0, 1):
         turns.add(uid, total=4000, known=0)
     plan = turns.plan(decode_rows=1)
@@ -239,7 +240,8 @@ def test_what_is_read_together_stays_together_and_what_comes_later_is_read_first
 
 
 def test_short_prompts_that_never_end_leave_a_long_one_every_fourth_pass() -> None:
-    turns, done = together(), {}
+    turns = together()
+    done: dict[int, int] = {}
     turns.add(0, total=20_000, known=0)
     whose = []
     for uid in range(1, 17):
@@ -275,7 +277,8 @@ def test_rows_that_decode_keep_their_share_of_the_time(
     for cost in (8, 64, 2048):
         pacer.saw_chunk(prefill_rows=1, longest=cost, decode_rows=0, took_s=PASS_S + cost * TOKEN_S)
     pacer.saw_decode(rows=4, took_s=DECODE_S)
-    turns, done, steps, all_s = kind(pacer, decode_share=share), {}, 0, 0.0
+    turns, steps, all_s = kind(pacer, decode_share=share), 0, 0.0
+    done: dict[int, int] = {}
     turns.add(0, total=10_000, known=0)
     while len(turns) and done.get(0, 0) < 9_999:
         plan = turns.plan(decode_rows=4)
@@ -292,7 +295,8 @@ def test_rows_that_decode_keep_their_share_of_the_time(
 
 
 def test_a_surprise_is_not_paid_back_for_ever_and_prompts_alone_owe_nothing() -> None:
-    turns, done = together(decode_share=0.5), {}
+    turns = together(decode_share=0.5)
+    done: dict[int, int] = {}
     turns.add(0, total=10_000, known=0)
     turns.take(reads_of(turns.plan(decode_rows=1), done), decode_rows=1, took_s=40.0)
     steps = 0

@@ -116,7 +116,7 @@ def in_passes(act: Callable[[str, int], None]) -> Callable[[str], None]:
         def load_and_arrange(self: OwnedEngine, report: ReportProgress) -> EngineFacts:
             facts = load(self, report)
             if generate := sys.modules.get("mlx_lm.generate"):
-                replace_next(generate.BatchGenerator, path, act)
+                replace_next(generate.GenerationBatch, path, act)
             return facts
 
         replace_method(OwnedEngine, "load", load_and_arrange)
@@ -124,9 +124,9 @@ def in_passes(act: Callable[[str, int], None]) -> Callable[[str], None]:
     return arrange
 
 
-def replace_next(generator: Any, path: str, act: Callable[[str, int], None]) -> None:
+def replace_next(batch: Any, path: str, act: Callable[[str, int], None]) -> None:
     """The batch's `next` computes its pass as ever; what is done then has real state around it."""
-    compute, passes = generator.next, 0
+    compute, passes = batch.next, 0
 
     def compute_and_act(self: Any) -> Any:
         nonlocal passes
@@ -135,7 +135,7 @@ def replace_next(generator: Any, path: str, act: Callable[[str, int], None]) -> 
         act(path, passes)
         return result
 
-    generator.next = compute_and_act
+    batch.next = compute_and_act
 
 
 _failing: list[int] = []
@@ -177,9 +177,9 @@ def dawdle(path: str) -> None:
     load = OwnedEngine.load
 
     def arrange_and_load(self: OwnedEngine, report: ReportProgress) -> EngineFacts:
-        from mlx_lm.generate import BatchGenerator
+        from mlx_lm.generate import GenerationBatch
 
-        replace_next(BatchGenerator, path, lambda path, number: time.sleep(0.2))
+        replace_next(GenerationBatch, path, lambda path, number: time.sleep(0.2))
         return load(self, report)
 
     replace_method(OwnedEngine, "load", arrange_and_load)

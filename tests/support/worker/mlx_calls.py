@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.generate import BatchGenerator
+from mlx_lm.generate import GenerationBatch, PromptProcessingBatch
 
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 
 from support.worker.loop_driver import LoopDriver
 from support.worker.mlx_rows import make_spec
 
-PARTS = (mx, mx.random, mx.fast, BatchGenerator)
+BATCHES = (GenerationBatch, PromptProcessingBatch)
+PARTS = (mx, mx.random, mx.fast, *BATCHES)
 """Whose functions do the work."""
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -57,9 +58,10 @@ class Calls:
         """
         for part in PARTS:
             for name in dir(part):
-                is_part = not name.startswith("_") or (part, name) == (BatchGenerator, "__init__")
+                is_part = not name.startswith("_") or (part in BATCHES and name == "__init__")
                 function = getattr(part, name)
-                if is_part and callable(function) and not isinstance(function, type):
+                is_plain = callable(function) and not isinstance(function, type)
+                if is_part and is_plain and name != "empty":  # a class method
                     replace(part, name, self._watched(name, function))
 
     def _watched(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -110,7 +110,7 @@ def check_no_row_is_left(engine: MlxEngine) -> None:
     assert engine.batch is not None
     engine.settle()
     assert set(engine.batch.books()) == {0}
-    passes = engine.batch.passes
+    passes: Any = engine.batch.passes
     assert not passes.waiting
     if isinstance(passes, TogetherPasses):
         assert not passes.batches

@@ -415,7 +415,7 @@ class MlxBatch:
         return RowToken(key=key, token=response.token, finish=finish, logprobs=logprobs)
 
     def _forget_ended(self, response: Any) -> None:
-        """A row that has left the generator by itself; its prompt may serve others."""
+        """A row that has left the batch by itself; its prompt may serve others."""
         self._grammars.pop(response.uid, None)
         key = self._keys.pop(response.uid)
         del self._uids[key]

@@ -242,7 +242,9 @@ def reading_side_by_side(files: int, streams: int) -> Iterator[None]:
     times = max(min(streams, MOST_OPEN // max(files, 1)), 1)
 
     def load(file: Any, *args: Any, **named: Any) -> Any:
-        parts = [plain(file, *args, stream=next(next_reader), **named) for _ in range(times)]
+        parts: list[Any] = [
+            plain(file, *args, stream=next(next_reader), **named) for _ in range(times)
+        ]
         if times == 1 or not isinstance(parts[0], dict):
             return parts[0]
         return {name: parts[nth % times][name] for nth, name in enumerate(parts[0])}

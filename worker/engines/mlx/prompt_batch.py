@@ -143,7 +143,8 @@ class PromptBatch(PromptProcessingBatch):  # type: ignore[misc]
         most = pass_tokens(self.model, rows=len(lengths)) if wanted else LARGEST_CHUNK
         for done in range(0, ids.shape[1], most):
             chunk = ids[:, done : done + most]
-            self.last_shape = (*chunk.shape, padded_keys(self._held + chunk.shape[1]))
+            rows, width = chunk.shape
+            self.last_shape = (rows, width, padded_keys(self._held + width))
             logits = self.model(chunk, cache=self.prompt_cache)
             for nth, prompt in wanted.items():
                 if done < lengths[nth]:
