@@ -6,10 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from mlxsup.client.thinking import thinking_arguments
 from mlxsup.protocol.parameters import MOST_TOKENS
-
-from .failure import bad_field
 
 TEMPLATE = "chat_template_kwargs"
 
@@ -90,37 +87,3 @@ class Ask:
             if extra:
                 effective[TEMPLATE] = extra
         return effective
-
-
-def add_to_template(given: dict[str, Any], extra: Mapping[str, Any]) -> None:
-    """Add arguments of the chat template, unless the request has them itself."""
-    own = given.get(TEMPLATE, {})
-    if extra and isinstance(own, dict):  # otherwise `generate` says what is wrong with it
-        given[TEMPLATE] = {**extra, **own}
-
-
-def think_arguments(think: Any, path: str) -> dict[str, Any]:
-    """Return the arguments of the chat template for Ollama's `think`: yes, no, or an effort.
-
-    Raises:
-        Failure: it is something else.
-    """
-    if isinstance(think, bool):
-        return thinking_arguments(thinks=think)
-    if not isinstance(think, str):
-        raise bad_field(path, f"{path} takes true, false or an effort")
-    return {**thinking_arguments(thinks=True), **effort_arguments(think, path)}
-
-
-def effort_arguments(effort: Any, path: str) -> dict[str, Any]:
-    """Return the arguments of the chat template for an effort; `none` means no reasoning.
-
-    Raises:
-        Failure: it is no text.
-    """
-    if not isinstance(effort, str):
-        raise bad_field(path, f"{path} takes a text")
-    return {
-        "reasoning_effort": effort,
-        **(thinking_arguments(thinks=False) if effort == "none" else {}),
-    }

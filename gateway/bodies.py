@@ -6,7 +6,15 @@ from __future__ import annotations
 import asyncio
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from http import HTTPStatus
@@ -26,14 +34,18 @@ from .conversion import Api, Sent, ask_of, encode_ask, read_ask
 from .converter import LENGTH, Frame, frame_of
 from .failure import Failure
 from .fields import check_unread
-from .keep_alive import check_keep_alive
-from .keys import CALLER, Caller
+from .keys import CALLER, Caller, operator_needed
 from .metrics.meter import Meter
 from .openai.errors import failure_of
 from .responses.kept import Item, KeptResponses, Recalled
 from .responses.requests import ResponseAsk
 
 ARGV = (sys.executable, "-P", "-m", "mlxsup.gateway.converter")
+
+LEAST_KEEP_S = 60.0
+MOST_KEEP_S = 24 * 3600.0
+"""The bounds of `keep_alive` for callers who are no operators: less unloads a model that others
+use, as 0 does, and more keeps it as good as for ever."""
 
 T = TypeVar("T")
 
@@ -258,7 +270,7 @@ class Bodies:
     async def _resolved(self, ask: Ask, caller: Caller) -> Ask:
         if self._refuses_unread:
             check_unread(ask.unread)
-        check_keep_alive(ask.parameters, caller)
+        _check_keep_alive(ask.parameters, caller)
         return await self._resolve(ask)
 
     @contextmanager
@@ -286,6 +298,25 @@ class Bodies:
             yield take
         finally:
             self._held_bytes -= _counted(length)
+
+
+def _check_keep_alive(parameters: Mapping[str, Any], caller: Caller) -> None:
+    """Refuse what would soon unload a model, or keep it for very long: that is an operator's to
+    decide, once there are keys that tell who is one.
+
+    Args:
+        parameters: of a request, as `read_keep_alive` leaves them.
+        caller: who has sent it.
+
+    Raises:
+        Failure: the caller is no operator.
+    """
+    keep_s = parameters.get("keep_alive")
+    if keep_s is None or LEAST_KEEP_S <= keep_s <= MOST_KEEP_S:
+        return
+    if caller.has_key and not caller.is_operator:
+        what = "keep_alive (or ttl) below a minute or above a day"
+        raise operator_needed(what, param="keep_alive")
 
 
 def _counted(length: int) -> int:

@@ -9,10 +9,17 @@ from typing import Any
 from mlxsup.client.thinking import thinking_arguments
 from mlxsup.protocol.parameters import MOST_TOKENS
 
-from ..ask import Ask, add_to_template, effort_arguments
+from ..ask import Ask
 from ..failure import bad_field
-from ..fields import Field, check_fields, read_model, whole_numbers
-from ..formats import read_format
+from ..fields import (
+    Field,
+    add_to_template,
+    check_fields,
+    effort_arguments,
+    read_format,
+    read_model,
+    whole_numbers,
+)
 from .conversation import read_messages, read_system, read_tools
 from .fields import (
     CHOICE_FIELDS,
@@ -53,8 +60,6 @@ def read_message(body: dict[str, Any]) -> MessageAsk:
     if type(max_tokens) is not int or max_tokens < 1:
         raise bad_field("max_tokens", "max_tokens takes an integer from 1 up")
     is_streamed = given.pop("stream", False)
-    if not isinstance(is_streamed, bool):
-        raise bad_field("stream", "stream takes true or false")
     if "stop_sequences" in given:
         given["stop"] = given.pop("stop_sequences")
         if not isinstance(given["stop"], list):
@@ -118,10 +123,7 @@ def _read_tools(given: dict[str, Any], chat: Any, unread: list[str]) -> bool:
     else:
         path = "tool_choice.type"
         raise bad_field(path, f"{path} takes {', '.join(CHOICES)} or tool (with name)")
-    has_one_call = read.get("disable_parallel_tool_use", False)
-    if not isinstance(has_one_call, bool):
-        path = "tool_choice.disable_parallel_tool_use"
-        raise bad_field(path, f"{path} takes true or false")
+    has_one_call: bool = read.get("disable_parallel_tool_use", False)
     return has_one_call
 
 
@@ -141,8 +143,6 @@ def _thinking(thinking: Any, unread: list[str]) -> tuple[dict[str, Any], bool]:
 def _read_output(given: dict[str, Any], template: dict[str, Any], unread: list[str]) -> None:
     """Reads `output_config`: the effort is for the template, the format for the daemon."""
     config = given.pop("output_config", {})
-    if not isinstance(config, dict):
-        raise bad_field("output_config", "output_config takes an object")
     read = check_fields(config, OUTPUT_FIELDS, unread, within="output_config")
     if "effort" in read:
         template |= effort_arguments(read["effort"], "output_config.effort")

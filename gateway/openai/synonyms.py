@@ -9,10 +9,20 @@ from typing import Any
 
 from mlxsup.client.thinking import thinking_arguments
 
-from ..ask import add_to_template, effort_arguments, think_arguments
 from ..failure import Failure, bad_field
-from ..fields import Field, Use, check_fields, ignored, whole_numbers
-from ..formats import read_format, schema_format
+from ..fields import (
+    Field,
+    Use,
+    add_to_template,
+    check_fields,
+    effort_arguments,
+    ignored,
+    read_format,
+    schema_format,
+    think_arguments,
+    used,
+    whole_numbers,
+)
 
 RENAMED = {
     "repeat_penalty": "repetition_penalty",
@@ -50,7 +60,7 @@ NEUTRAL_ELSEWHERE = (
 """Fields of other servers with the values that change nothing."""
 
 NEUTRAL_IN_CHATS = (
-    Field("add_generation_prompt", Use.USED, "false is `continue_final_message: true`"),
+    used("add_generation_prompt", "false is `continue_final_message: true`", bool),
     Field("echo", Use.NEUTRAL, "the answer does not repeat the prompt", (False,)),
     Field("best_of", Use.NEUTRAL, "use `n`, and choose", (1,)),
     Field("include_reasoning", Use.HINT, "", (True,)),
@@ -59,8 +69,8 @@ NEUTRAL_IN_CHATS = (
 )
 
 REASONING_FIELDS = (
-    Field("effort", Use.USED),
-    Field("enabled", Use.USED),
+    used("effort"),
+    used("enabled"),
     Field("exclude", Use.HINT, "", (False,)),
     *ignored("summary", "generate_summary"),
 )

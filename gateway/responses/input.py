@@ -218,7 +218,7 @@ def _to_keep(item: dict[str, Any]) -> Item:
     if kind == "message":
         kept["status"] = "completed"
         if isinstance(content, str):
-            is_said = item["role"] == "assistant"
+            is_said = item.get("role") == "assistant"  # a reference may have none
             part = {"type": "output_text" if is_said else "input_text", "text": content}
             kept["content"] = [part | {"annotations": []} if is_said else part]
     if not isinstance(id, str):
