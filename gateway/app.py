@@ -21,34 +21,30 @@ from mlxsup.client import AsyncClient, ConnectionLost, RequestError
 from mlxsup.protocol.gateway import is_loopback
 
 from . import limits
-from .answers import OpenAnswers, answer
+from .answers import MakeShape, OpenAnswers, answer
 from .anthropic import models as anthropic_models
 from .anthropic.events import MessageShape
-from .anthropic.requests import MessageAsk
-from .apis import error_response, is_anthropic
 from .ask import Ask
-from .bodies import Bodies
-from .body import Disconnected
-from .changes import Changes
-from .conversion import Api
+from .body import Bodies, Disconnected
+from .changes import Changes, ModelEvents
+from .converter import Api
 from .counting import count_tokens
 from .descriptions import Descriptions
+from .errors import error_response, failure_of
 from .failure import Failure, bad_field
 from .guard import Guard
+from .headers import is_anthropic
 from .keys import CALLER, Caller, Keys
 from .lm_studio import LmStudio
-from .metrics.meter import CONTENT_TYPE, Meter
-from .model_events import ModelEvents
+from .metrics import CONTENT_TYPE, Meter
 from .names import FRESH_S, Names
 from .ollama.routes import Ollama
 from .openai.chunks import ChatShape, CompletionShape
-from .openai.errors import failure_of
 from .openai.models import model_list, one_model, readiness
 from .operator import Operator, daemon_silent
 from .page.page import Page
 from .responses.events import ResponseShape
 from .responses.kept import KeptResponses, list_items
-from .responses.requests import ResponseAsk
 
 _NO_CONVERSATIONS = (
     "conversations are not kept here: continue a response with `previous_response_id`"
@@ -134,14 +130,14 @@ class Gateway:
             origins: pages of other sites that may ask.
         """
         routes = [
-            Route("/v1/chat/completions", self.chat, methods=["POST"]),
-            Route("/v1/completions", self.completion, methods=["POST"]),
+            self._answered("/v1/chat/completions", Api.CHAT, ChatShape),
+            self._answered("/v1/completions", Api.COMPLETION, CompletionShape),
             Route("/v1/responses", self.response, methods=["POST"]),
             Route("/v1/responses/input_tokens", self.count_input, methods=["POST"]),
             Route("/v1/responses/{id}", self.kept_response, methods=["GET"]),
             Route("/v1/responses/{id}", self.forget_response, methods=["DELETE"]),
             Route("/v1/responses/{id}/input_items", self.input_items, methods=["GET"]),
-            Route("/v1/messages", self.message, methods=["POST"]),
+            self._answered("/v1/messages", Api.MESSAGE, MessageShape),
             Route("/v1/messages/count_tokens", self.count, methods=["POST"]),
             Route("/v1/models", self.models, methods=["GET"]),
             Route("/v1/models/{name:path}", self.model, methods=["GET"]),
@@ -191,50 +187,15 @@ class Gateway:
 
     # ------------------------------------------------------------ routes
 
-    async def chat(self, request: Request) -> Response:
-        """`POST /v1/chat/completions`."""
-        ask, sent = await self._bodies.read(request, Api.CHAT)
-
-        def shape(name: str, created: int) -> ChatShape:
-            return ChatShape(
-                f"chatcmpl-{name}",
-                created,
-                ask.model,
-                ask.n,
-                ask.has_usage,
-                tells_prompt=ask.tells_prompt,
-            )
-
-        return await answer(request, self._daemon, ask, sent, self.open_answers, shape)
-
-    async def completion(self, request: Request) -> Response:
-        """`POST /v1/completions`."""
-        ask, sent = await self._bodies.read(request, Api.COMPLETION)
-
-        def shape(name: str, created: int) -> CompletionShape:
-            return CompletionShape(
-                f"cmpl-{name}",
-                created,
-                ask.model,
-                ask.n,
-                ask.has_usage,
-                has_echo=ask.has_echo,
-                has_logprobs=ask.has_logprobs,
-                tells_prompt=ask.tells_prompt,
-            )
-
+    async def answer(self, request: Request, *, api: Api, shape: MakeShape) -> Response:
+        """Answer a request for text, in the form of its API."""
+        ask, sent = await self._bodies.read(request, api)
         return await answer(request, self._daemon, ask, sent, self.open_answers, shape)
 
     async def response(self, request: Request) -> Response:
         """`POST /v1/responses`."""
-        ask, sent = await self._bodies.read(request, Api.RESPONSE)
-        assert isinstance(ask, ResponseAsk)
-
-        def shape(name: str, created: int) -> ResponseShape:
-            return ResponseShape(name, created, ask, keep)
-
-        keep = partial(self.kept.keep, _key_of(request))
-        return await answer(request, self._daemon, ask, sent, self.open_answers, shape)
+        shape = partial(ResponseShape, keep=partial(self.kept.keep, _key_of(request)))
+        return await self.answer(request, api=Api.RESPONSE, shape=shape)
 
     async def count_input(self, request: Request) -> Response:
         """`POST /v1/responses/input_tokens`."""
@@ -261,16 +222,6 @@ class Gateway:
         id = request.path_params["id"]
         self.kept.remove(_key_of(request), id)
         return JSONResponse({"id": id, "object": "response", "deleted": True})
-
-    async def message(self, request: Request) -> Response:
-        """`POST /v1/messages`."""
-        ask, sent = await self._bodies.read(request, Api.MESSAGE)
-        assert isinstance(ask, MessageAsk)
-
-        def shape(name: str, _: int) -> MessageShape:
-            return MessageShape(f"msg_{name}", ask)
-
-        return await answer(request, self._daemon, ask, sent, self.open_answers, shape)
 
     async def count(self, request: Request) -> Response:
         """`POST /v1/messages/count_tokens`."""
@@ -314,6 +265,9 @@ class Gateway:
         return Response(self._meter.page(status), media_type=CONTENT_TYPE)
 
     # ------------------------------------------------------------ inside
+
+    def _answered(self, path: str, api: Api, shape: MakeShape) -> Route:
+        return Route(path, partial(self.answer, api=api, shape=shape), methods=["POST"])
 
     @property
     def _daemon(self) -> AsyncClient:

@@ -17,8 +17,8 @@ from uvicorn.server import ServerState
 from mlxsup.client.connection import RequestIds
 
 from . import limits
+from .errors import openai_body
 from .failure import Failure
-from .openai.errors import body_of
 from .parser import RequestParser
 from .sse import WRITE
 
@@ -39,7 +39,7 @@ _ids = RequestIds()
 
 def refusal(failure: Failure) -> bytes:
     """The last response of a connection, in OpenAI's form, to what no application gets to see."""
-    status, body = HTTPStatus(failure.status), json.dumps(body_of(failure))
+    status, body = HTTPStatus(failure.status), json.dumps(openai_body(failure))
     return (
         f"HTTP/1.1 {status} {status.phrase}\r\nx-request-id: {_ids.next()}\r\n"
         "content-type: application/json\r\nconnection: close\r\n"

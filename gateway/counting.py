@@ -15,11 +15,11 @@ from mlxsup.client import AsyncClient, ErrorCode, RequestError
 from mlxsup.client.async_streams import AsyncStream
 
 from .answers import Answer, OpenAnswers, ignored
-from .apis import REQUEST_ID
 from .ask import Ask
-from .conversion import Sent
+from .converter import Sent
 from .failure import Failure
-from .metrics.meter import Meter
+from .headers import REQUEST_ID
+from .metrics import Meter
 
 UNCOUNTED = Meter()
 """Nobody reads it: the refusal that such a request ends with is no error."""

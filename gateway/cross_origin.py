@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from .apis import ANTHROPIC_REQUEST_ID, CHANGED, IGNORED, REQUEST_ID, WARNINGS
+from .headers import ANTHROPIC_REQUEST_ID, CHANGED, IGNORED, REQUEST_ID, WARNINGS
 from .operator import TOKEN_HEADER
 
 Headers = list[tuple[bytes, bytes]]

@@ -9,18 +9,13 @@ from typing import Any
 
 from mlxsup.client.connection import RequestIds
 
-from .apis import (
-    ANTHROPIC_REQUEST_ID,
-    ID_KEY,
-    REQUEST_ID,
-    error_response,
-    is_anthropic,
-)
 from .body import Heard, Receive
 from .cross_origin import CrossOrigin, Headers
+from .errors import error_response
 from .failure import Failure
+from .headers import ANTHROPIC_REQUEST_ID, ID_KEY, REQUEST_ID, is_anthropic
 from .keys import CALLER, Caller, Keys
-from .metrics.meter import Meter
+from .metrics import Meter
 from .sse import Send
 
 Scope = MutableMapping[str, Any]

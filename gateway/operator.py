@@ -23,9 +23,9 @@ from mlxsup.client import AsyncClient, ConnectionLost, RequestError
 
 from . import limits
 from .body import read_json
+from .errors import failure_of
 from .failure import Failure, bad_field
 from .keys import CALLER, Caller, operator_needed
-from .openai.errors import failure_of
 
 TOKEN_HEADER = "x-mlxsup-token"
 

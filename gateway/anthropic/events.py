@@ -9,10 +9,10 @@ from typing import Any
 from mlxsup.client import Channel, Delta, FinishReason, Result
 from mlxsup.client.tool_calls import read_tool_calls
 
+from ..errors import anthropic_body
 from ..failure import Failure
-from ..shape import Shape, arguments_of, warned
+from ..shape import Shape, arguments_of, encode, warned
 from ..sse import comment, event
-from .errors import body_of
 from .requests import MessageAsk
 
 SIGNATURE = "mlxsup"
@@ -22,19 +22,18 @@ models that call tools need theirs."""
 KINDS = {Channel.CONTENT: "text", Channel.REASONING: "thinking"}
 """The blocks that grow piece by piece, and the channel of their text."""
 
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-
 
 class MessageShape(Shape):
     """The answer to one request for a message.
 
     Args:
-        id: of the message.
         ask: what was asked for.
+        name: of the request.
+        created: seconds since the epoch, which no message has.
     """
 
-    def __init__(self, id: str, ask: MessageAsk) -> None:
-        self._id = id
+    def __init__(self, ask: MessageAsk, name: str, created: int) -> None:
+        self._name = name
         self._ask = ask
         self._thinking_tokens = 0
         self._blocks = 0  # how many have begun
@@ -43,7 +42,7 @@ class MessageShape(Shape):
 
     # ------------------------------------------------------------ pieces
 
-    def first(self, index: int) -> bytes | None:
+    def first(self, index: int) -> bytes:
         """An empty message. How long the prompt is will be known at the end."""
         usage = {"input_tokens": 0, "output_tokens": 0}
         return _event("message_start", message=self._message([], None, None, usage))
@@ -74,8 +73,7 @@ class MessageShape(Shape):
 
     def broken(self, failure: Failure) -> bytes:
         """An event that holds the error."""
-        name = self._id.removeprefix("msg_")
-        return event(_encode(body_of(failure, name)).encode(), b"error")
+        return event(encode(anthropic_body(failure, self._name)).encode(), b"error")
 
     def waits(self, text: str) -> bytes:
         """A comment, and the event that clients of this API know."""
@@ -88,8 +86,8 @@ class MessageShape(Shape):
         if delta.channel is Channel.REASONING:
             self._thinking_tokens += len(delta.token_ids)
 
-    def whole(self, results: Sequence[Result]) -> dict[str, Any]:
-        """The message."""
+    def body(self, results: Sequence[Result]) -> bytes:
+        """The message as JSON."""
         (result,) = results
         content: list[dict[str, Any]] = []
         if result.reasoning and self._ask.shows_thinking:
@@ -99,7 +97,7 @@ class MessageShape(Shape):
         content += [_block_of(call) for call in result.tool_calls]
         reason, stop = self._end_of(result)
         message = self._message(content, reason, stop, self._usage(result))
-        return message | warned(results)
+        return encode(message | warned(results)).encode()
 
     # ------------------------------------------------------------ inside
 
@@ -111,7 +109,7 @@ class MessageShape(Shape):
         usage: dict[str, Any],
     ) -> dict[str, Any]:
         return {
-            "id": self._id,
+            "id": f"msg_{self._name}",
             "type": "message",
             "role": "assistant",
             "model": self._ask.model,
@@ -152,10 +150,10 @@ class MessageShape(Shape):
             opening = self._close() + self._start(_empty(kind, signature=""))
             self._open = kind
             head = {"type": "content_block_delta", "index": self._blocks - 1}
-            start = _encode(head).removesuffix("}")
-            delta = _encode({"type": f"{kind}_delta"}).removesuffix("}")
+            start = encode(head).removesuffix("}")
+            delta = encode({"type": f"{kind}_delta"}).removesuffix("}")
             self._begin = f'event: content_block_delta\ndata: {start},"delta":{delta},"{kind}":'
-        return opening + f"{self._begin}{_encode(text)}}}}}\n\n".encode()
+        return opening + f"{self._begin}{encode(text)}}}}}\n\n".encode()
 
     def _block(self, block: dict[str, Any]) -> bytes:
         """A block that comes as a whole: a tool call, or the text of one that cannot be read."""
@@ -185,7 +183,7 @@ class MessageShape(Shape):
 
 
 def _event(kind: str, **values: Any) -> bytes:
-    return event(_encode({"type": kind, **values}).encode(), kind.encode())
+    return event(encode({"type": kind, **values}).encode(), kind.encode())
 
 
 def _empty(kind: str, signature: str = SIGNATURE) -> dict[str, Any]:

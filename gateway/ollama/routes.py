@@ -15,9 +15,8 @@ from mlxsup.client import AsyncClient
 from mlxsup.protocol.states import State
 
 from ..answers import OpenAnswers, answer
-from ..bodies import Bodies
-from ..body import read_json
-from ..conversion import Api
+from ..body import Bodies, read_json
+from ..converter import Api
 from ..descriptions import Descriptions, find
 from ..failure import Failure, bad_field
 from ..names import Names, row_of
@@ -96,15 +95,11 @@ class Ollama:
     async def _answer(self, request: Request, api: Api) -> Response:
         ask, sent = await self._bodies.read(request, api)
         assert isinstance(ask, OllamaAsk)
-
-        def shape(_: str, created: int) -> OllamaShape:
-            return OllamaShape(ask, created)
-
         if ask.is_empty and ask.parameters.get("keep_alive") == 0:
             row = row_of(await self._status(), ask.target or ask.model)
             if row is not None and row["state"] in GONE:  # or it would be loaded first
-                return JSONResponse(shape("", int(time.time())).emptied())
-        return await answer(request, self._daemon(), ask, sent, self._open_answers, shape)
+                return JSONResponse(OllamaShape(ask, "", int(time.time())).emptied())
+        return await answer(request, self._daemon(), ask, sent, self._open_answers, OllamaShape)
 
     async def tags(self, request: Request) -> Response:
         """`GET /api/tags`."""

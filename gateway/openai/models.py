@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
+from ..errors import advice_of
 from ..failure import Failure
 from ..names import Meant, row_of
-from .errors import advice_of
 
 OWNER = "mlxsup"
 

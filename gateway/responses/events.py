@@ -11,10 +11,10 @@ from mlxsup.client import Channel, Delta, FinishReason, Result
 from mlxsup.client.tool_calls import read_tool_calls
 from mlxsup.protocol.parameters import SAMPLING
 
+from ..errors import openai_body
 from ..failure import Failure
-from ..openai.chunks import chat_logprobs
-from ..openai.errors import body_of
-from ..shape import Shape, warned
+from ..openai.logprobs import chat_logprobs
+from ..shape import Shape, encode, warned
 from ..sse import event
 from .fields import SAMPLED
 from .kept import KeptResponse, named
@@ -30,8 +30,6 @@ INPUTS = {"function_call": "arguments", "custom_tool_call": "input"}
 """The kinds of calls, and the field of what they are called with."""
 
 PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
-
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,17 +75,17 @@ class ResponseShape(Shape):
     """The answer to one request for a response.
 
     Args:
+        ask: what was asked for.
         name: of the request.
         created: seconds since the epoch.
-        ask: what was asked for.
         keep: takes the response when it is over, if it is to be kept.
     """
 
     def __init__(
         self,
+        ask: ResponseAsk,
         name: str,
         created: int,
-        ask: ResponseAsk,
         keep: Callable[[KeptResponse], None] = lambda kept: None,
     ) -> None:
         self._name = name
@@ -102,10 +100,6 @@ class ResponseShape(Shape):
         self._unshown: list[dict[str, Any]] = []  # of tokens whose text has not come
 
     # ------------------------------------------------------------ pieces
-
-    def first(self, index: int) -> bytes | None:
-        """Nothing: how the answer is sampled comes with its first piece."""
-        return None
 
     def piece(self, index: int, delta: Delta) -> bytes | None:
         """New text of an item, or whole calls."""
@@ -135,7 +129,7 @@ class ResponseShape(Shape):
 
     def broken(self, failure: Failure) -> bytes:
         """The response that has failed, and an event that OpenAI's clients raise."""
-        error = body_of(failure)["error"]
+        error = openai_body(failure)["error"]
         code = error["code"] or error["type"]
         sent = self._opening()
         if (item := self._open) is not None:
@@ -149,6 +143,10 @@ class ResponseShape(Shape):
     def take(self, index: int, delta: Delta) -> None:
         """Keeps it."""
         self.piece(index, delta)
+
+    def body(self, results: Sequence[Result]) -> bytes:
+        """The response as JSON."""
+        return encode(self.whole(results)).encode()
 
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
         """The response."""
@@ -188,9 +186,9 @@ class ResponseShape(Shape):
             kept = KeptResponse(
                 id=response["id"],
                 previous=self._ask.previous,
-                json=_encode(response).encode(),
+                json=encode(response).encode(),
                 inputs=named(self._ask.items, self._name),
-                outputs={item["id"]: _encode(item).encode() for item in response["output"]},
+                outputs={item["id"]: encode(item).encode() for item in response["output"]},
                 has_failed=status == "failed",
             )
             self._keep(kept)
@@ -226,7 +224,7 @@ class ResponseShape(Shape):
     def _event(self, kind: str, **values: Any) -> bytes:
         data = {"type": kind, "sequence_number": self._sent, **values}
         self._sent += 1
-        return event(_encode(data).encode(), kind.encode())
+        return event(encode(data).encode(), kind.encode())
 
     def _add(self, kind: str) -> Item:
         number = len(self._items)
@@ -250,13 +248,13 @@ class ResponseShape(Shape):
             opening += self._event("response.content_part.added", **place, part=part)
             name = f"response.{PARTS[kind]}.delta"
             scores: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
-            start = _encode({"type": name, **place, **scores}).removesuffix("}")
+            start = encode({"type": name, **place, **scores}).removesuffix("}")
             self._begin = f"event: {name}\ndata: {start}"
         item.pieces.append(text)
         begin = self._begin
         if self._unshown and kind == "message":
-            begin = begin.removesuffix("[]") + _encode(self._scored(item))
-        piece = f'{begin},"sequence_number":{self._sent},"delta":{_encode(text)}}}\n\n'
+            begin = begin.removesuffix("[]") + encode(self._scored(item))
+        piece = f'{begin},"sequence_number":{self._sent},"delta":{encode(text)}}}\n\n'
         self._sent += 1
         return opening + piece.encode()
 

@@ -12,8 +12,9 @@ from typing import Any, Self
 import psutil
 import pytest
 
-from mlxsup.gateway import bodies, limits
-from mlxsup.gateway.bodies import Converter
+from mlxsup.gateway import converters as converters_module
+from mlxsup.gateway import limits
+from mlxsup.gateway.converters import ARGV, Converter
 from mlxsup.gateway.keys import Caller, Keys
 
 from support.eventually import eventually
@@ -247,7 +248,7 @@ def test_body_has_limited_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         "from mlxsup.gateway import converter, limits; limits.CONVERTER_MEMORY_BYTES = 2**27;"
         " limits.CONVERT_LIMIT_S = 600; converter.main()"
     )
-    monkeypatch.setattr(bodies, "ARGV", (sys.executable, "-P", "-c", code))
+    monkeypatch.setattr(converters_module, "ARGV", (sys.executable, "-P", "-c", code))
     monkeypatch.setattr(limits, "CONVERT_LIMIT_S", 600)
     greedy = b'{"a":[' + b",".join([b"[]"] * 2_600_000) + b"]}"
 
@@ -266,7 +267,7 @@ def test_body_has_limited_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_converter_ends_with_its_standard_input() -> None:
-    with psutil.Popen([*bodies.ARGV], stdin=-1, stdout=-1) as process:
+    with psutil.Popen([*ARGV], stdin=-1, stdout=-1) as process:
         own = psutil.Process().nice()
         eventually(lambda: process.nice() > own, what="a converter that has begun")
         process.send_signal(signal.SIGINT)

@@ -26,7 +26,7 @@ from mlxsup.gateway.anthropic.client_tools import CLIENT_TOOLS
 from mlxsup.gateway.anthropic.conversation import BLOCKS, OF_SERVERS
 from mlxsup.gateway.anthropic.fields import COUNT_FIELDS, MESSAGES_FIELDS
 from mlxsup.gateway.ask import Ask
-from mlxsup.gateway.conversion import Api, ask_of, encode_ask, head_of, read_ask
+from mlxsup.gateway.converter import Api, ask_of, encode_ask, head_of, read_ask
 from mlxsup.gateway.failure import Failure
 from mlxsup.gateway.fields import MOST_UNREAD, check_unread
 from mlxsup.gateway.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS
@@ -484,7 +484,7 @@ def test_call_of_a_custom_tool_comes_back_as_one(
 ) -> None:
     ask = read(Api.RESPONSE, tools=[CUSTOM, {"type": "function", "name": "plain"}])
     assert isinstance(ask, ResponseAsk)
-    shape = ResponseShape("r", 0, ask)
+    shape = ResponseShape(ask, "r", 0)
     function = {"name": name, "arguments": arguments}
     call = json.dumps({"id": "c", "type": "function", "function": function})
     sent = shape.piece(0, Delta(text=call, token_ids=[], channel=Channel.TOOL_CALL)) or b""

@@ -11,7 +11,7 @@ import pytest
 
 from mlxsup.client import Channel
 from mlxsup.gateway import limits
-from mlxsup.gateway.bodies import Converter
+from mlxsup.gateway.converters import Converter
 from mlxsup.gateway.failure import Failure
 from mlxsup.gateway.keys import Caller, Keys
 from mlxsup.gateway.responses.kept import KeptResponse, KeptResponses

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from mlxsup.client import ConnectionLost, ErrorCode, FinishReason, RequestError
-from mlxsup.gateway.metrics.meter import Meter
-from mlxsup.gateway.metrics.of_status import MEMORY_KINDS
+from mlxsup.gateway.metrics import MEMORY_KINDS, Meter
 from mlxsup.protocol.client_messages import Timings
 from mlxsup.protocol.states import State
 from mlxsup.protocol.tool_choice import UNREADABLE_CALL

@@ -13,10 +13,9 @@ from mlxsup.client import AsyncClient, ConnectionLost, ErrorCode, RequestError
 from mlxsup.gateway import limits
 from mlxsup.gateway import names as names_module
 from mlxsup.gateway.answers import Endable, OpenAnswers
-from mlxsup.gateway.changes import Changes, Follower
+from mlxsup.gateway.changes import Changes, Follower, ModelEvents, event_of
 from mlxsup.gateway.failure import Failure
-from mlxsup.gateway.metrics.meter import Meter
-from mlxsup.gateway.model_events import ModelEvents, event_of
+from mlxsup.gateway.metrics import Meter
 from mlxsup.gateway.names import Names
 from mlxsup.gateway.sse import WRITE
 

@@ -19,12 +19,11 @@ from mlxsup.gateway import limits
 from mlxsup.gateway.anthropic.conversation import BLOCKS as BLOCK_TYPES
 from mlxsup.gateway.anthropic.fields import COUNT_FIELDS, MESSAGES_FIELDS
 from mlxsup.gateway.anthropic.requests import MessageAsk, read_message
-from mlxsup.gateway.body import parse_object
-from mlxsup.gateway.conversion import Api, read_ask
+from mlxsup.gateway.converter import Api, parse_object, read_ask
+from mlxsup.gateway.errors import failure_of
 from mlxsup.gateway.failure import Failure
 from mlxsup.gateway.fields import Use
 from mlxsup.gateway.ollama import requests as ollama
-from mlxsup.gateway.openai.errors import failure_of
 from mlxsup.gateway.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS, MESSAGE_FIELDS
 from mlxsup.gateway.responses.fields import RESPONSE_FIELDS
 from mlxsup.gateway.responses.input import ITEMS

@@ -17,16 +17,17 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from mlxsup.client import Delta, Logprobs, Notice, NoticeKind, TokenLogprob
 from mlxsup.gateway import limits
+from mlxsup.gateway.answers import Progress
+from mlxsup.gateway.ask import Ask
 from mlxsup.gateway.background import background
 from mlxsup.gateway.connection import write_piece
-from mlxsup.gateway.openai.chunks import (
-    ChatShape,
-    CompletionShape,
+from mlxsup.gateway.openai.chunks import ChatShape, CompletionShape
+from mlxsup.gateway.openai.logprobs import (
+    PromptOffsets,
+    TextOffsets,
     chat_logprobs,
     completion_logprobs,
 )
-from mlxsup.gateway.openai.text_offsets import PromptOffsets, TextOffsets
-from mlxsup.gateway.progress import Progress
 from mlxsup.gateway.sse import WRITE, EventStream
 
 from support.eventually_async import eventually_async
@@ -115,11 +116,18 @@ def test_nothing_is_written_to_a_reader_that_has_left() -> None:
     asyncio.run(run())
 
 
+PREFIXES = {"chat.completion.chunk": "chatcmpl", "text_completion": "cmpl"}
+
+
+def ask(**more: Any) -> Ask:
+    return Ask(model="m\n", inputs=(), **more)
+
+
 def chunk(kind: str, choice: dict[str, Any]) -> bytes:
     """The event of a chunk, encoded as a whole."""
     value: dict[str, Any] = {
-        "id": "i", "object": kind, "created": 7, "model": "m\n",
-        "system_fingerprint": ChatShape("i", 7, "m").begin.split('"')[-2], "choices": [choice],
+        "id": f"{PREFIXES[kind]}-i", "object": kind, "created": 7, "model": "m\n",
+        "system_fingerprint": ChatShape(ask(), "i", 7).begin.split('"')[-2], "choices": [choice],
     }  # fmt: skip
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return f"data: {text}\n\n".encode()
@@ -136,12 +144,12 @@ def test_chunk_is_the_json_of_its_parts(text: str, logprobs: list[Logprobs] | No
         **about,
         "finish_reason": None,
     }
-    assert ChatShape("i", 7, "m\n").piece(3, piece) == chunk("chat.completion.chunk", choice)
+    assert ChatShape(ask(), "i", 7).piece(3, piece) == chunk("chat.completion.chunk", choice)
     if logprobs is None:
         choice = {"index": 3, "text": text, "logprobs": None, "finish_reason": None}
-        assert CompletionShape("i", 7, "m\n").piece(3, piece) == chunk("text_completion", choice)
+        assert CompletionShape(ask(), "i", 7).piece(3, piece) == chunk("text_completion", choice)
         return
-    shape = CompletionShape("i", 7, "m\n", has_logprobs=True)
+    shape = CompletionShape(ask(has_logprobs=True), "i", 7)
     assert shape.piece(3, piece) is None, "it waits for the next token, or the end"
     of_tokens = completion_logprobs(logprobs, [0])
     choice = {"index": 3, "text": text, "finish_reason": None, "logprobs": of_tokens}
@@ -288,7 +296,7 @@ def test_comment_that_waits_for_the_reader_comes_behind_the_head() -> None:
         now = 0.0
         progress = Progress(lambda: now)
         out = EventStream({"extensions": {WRITE: None}}, send, {})
-        progress.attach(out, ChatShape("chatcmpl-r1", 1, "m"))
+        progress.attach(out, ChatShape(ask(), "r1", 1))
         now = limits.HOLD_S
         progress(QUEUED)
         await asyncio.sleep(0)
