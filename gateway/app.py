@@ -20,7 +20,7 @@ from starlette.routing import Route
 from mlxsup.client import AsyncClient, ConnectionLost, RequestError
 from mlxsup.protocol.gateway import is_loopback
 
-from . import limits
+from . import limits, lm_studio
 from .answers import MakeShape, OpenAnswers, answer
 from .anthropic import models as anthropic_models
 from .anthropic.events import MessageShape
@@ -35,7 +35,6 @@ from .failure import Failure, bad_field
 from .guard import Guard
 from .headers import is_anthropic
 from .keys import CALLER, Caller, Keys
-from .lm_studio import LmStudio
 from .metrics import CONTENT_TYPE, Meter
 from .names import FRESH_S, Names
 from .ollama.routes import Ollama
@@ -107,16 +106,10 @@ class Gateway:
         self._changes = Changes(self._meter.changed)
         self._events = ModelEvents(self._changes, self.open_answers)
         self._page = Page(self._status, self.operator)
-        descriptions = Descriptions()
+        self._descriptions = Descriptions(self._names, self._status)
         self._ollama = Ollama(
-            self._bodies,
-            self._names,
-            lambda: self._daemon,
-            self._status,
-            descriptions,
-            self.open_answers,
+            self._bodies, lambda: self._daemon, self._status, self._descriptions, self.open_answers
         )
-        self._lm_studio = LmStudio(self._names, self._status, descriptions)
 
     def app(
         self, host: str, keys: Keys, hosts: Sequence[str] = (), origins: Sequence[str] = ()
@@ -149,7 +142,7 @@ class Gateway:
             *self._events.routes(),
             *self._page.routes(),
             *self._ollama.routes(),
-            *self._lm_studio.routes(),
+            *lm_studio.routes(self._descriptions),
             *(
                 Route(path, _missing(sentence), methods=["GET", "POST"])
                 for path, sentence in MISSING.items()

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from mlxsup.protocol.states import State
 from mlxsup.store.description import Description, describe
 
 from . import limits
-from .names import Meant
+from .names import Names
+from .openai.models import no_model
 
 THINKS = ("enable_thinking", "<think>", "thinking", "reasoning_effort")
 """Words in the chat template of a model that reasons."""
@@ -112,14 +113,43 @@ Known = tuple[float, Description]
 
 
 class Descriptions:
-    """The folders of the models of a status, as they were read last."""
+    """The models of a daemon, with what their folders said when they were read last.
 
-    def __init__(self) -> None:
+    Args:
+        names: of models.
+        status: asks the daemon for its status; raises `Failure`.
+    """
+
+    def __init__(self, names: Names, status: Callable[[], Awaitable[Mapping[str, Any]]]) -> None:
+        self._names = names
+        self._status = status
         self._known: Mapping[str, Known] = {}
         self._reading: asyncio.Task[dict[str, Known]] | None = None
 
-    async def of(self, status: Mapping[str, Any]) -> list[Described]:
-        """Return each model of a status, and each of its presets, with what its folder says."""
+    async def all(self) -> list[Described]:
+        """Return each model, and each of its presets.
+
+        Raises:
+            Failure: the daemon does not answer.
+        """
+        return await self._of(await self._status())
+
+    async def one(self, name: str) -> Described:
+        """Return the model, or the preset of it, that a name means; it may be an alias.
+
+        Raises:
+            Failure: there is none, or the daemon does not answer.
+        """
+        status, meant = await self._status(), await self._names.meant(name)
+        models = await self._of(status)
+        found = [one for one in models if meant.model in (one.row["name"], *one.row["aliases"])]
+        preset = name.rpartition(":")[2]
+        of_preset = [one for one in found if one.name == f"{one.row['name']}:{preset}"]
+        for one in (*of_preset, *found):
+            return one
+        raise no_model(status, name)
+
+    async def _of(self, status: Mapping[str, Any]) -> list[Described]:
         folders = {row["folder"] for row in status["models"] if row["folder"]}
         if self._reading is None or self._reading.done():
             self._reading = asyncio.create_task(asyncio.to_thread(_read, folders, self._known))
@@ -137,20 +167,6 @@ class Descriptions:
     def _described(self, row: Mapping[str, Any], name: str) -> Described:
         modified_at, said = self._known.get(row["folder"], (None, None))
         return Described(row=row, name=name, said=said, modified_at=modified_at)
-
-
-def find(models: Sequence[Described], name: str, meant: Meant) -> Described | None:
-    """Return the model, or the preset of it, that a name means; None if there is none.
-
-    Args:
-        models: of a status.
-        name: as it was asked for, which may be an alias.
-        meant: what it means.
-    """
-    found = [one for one in models if meant.model in (one.row["name"], *one.row["aliases"])]
-    preset = name.rpartition(":")[2]
-    of_preset = [one for one in found if one.name == f"{one.row['name']}:{preset}"]
-    return next(iter([*of_preset, *found]), None)
 
 
 def _read(folders: set[str], known: Mapping[str, Known]) -> dict[str, Known]:

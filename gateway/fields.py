@@ -93,6 +93,11 @@ def ignored(*names: str) -> tuple[Field, ...]:
     return tuple(Field(name, Use.IGNORED) for name in names)
 
 
+def hints(neutral: tuple[Any, ...], *names: str) -> tuple[Field, ...]:
+    """Fields that cannot be followed; these values of them change nothing."""
+    return tuple(Field(name, Use.HINT, neutral=neutral) for name in names)
+
+
 def time_limits() -> tuple[Field, ...]:
     """Limits of one request: the daemon's, by their own names."""
     return (

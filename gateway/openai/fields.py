@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..fields import Field, Use, ignored, passed, time_limits, used
+from ..fields import Field, Use, hints, ignored, passed, time_limits, used
 from .synonyms import NEUTRAL_ELSEWHERE, NEUTRAL_IN_CHATS
 
 _BOTH = (
@@ -81,5 +81,5 @@ MESSAGE_FIELDS = (
 STREAM_FIELDS = (
     used("include_usage", takes=bool),
     *ignored("include_obfuscation"),
-    Field("continuous_usage_stats", Use.HINT, "", (False,)),
+    *hints((False,), "continuous_usage_stats"),
 )

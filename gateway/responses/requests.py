@@ -90,7 +90,11 @@ def read_response(body: dict[str, Any], recalled: Recalled | None = None) -> Res
     instructions = given.pop("instructions", "")
     system = [{"role": "system", "content": instructions}] if instructions else []
     messages = [*system, *history, *read_input(items, tools, unread)]
-    _read_limit(given)
+    most = given.pop("max_output_tokens", None)
+    if most is not None:
+        if type(most) is not int or most < 1:
+            raise bad_field("max_output_tokens", "max_output_tokens takes an integer from 1 up")
+        given["max_tokens"] = most
     text = check_fields(given.pop("text", {}), TEXT_FIELDS, unread, within="text")
     if "format" in text:
         given["response_format"] = read_format(text["format"], "text.format", unread)
@@ -172,15 +176,6 @@ def _is_short(value: Any) -> bool:
         return len(pack(value)) <= limits.MAX_ECHO_BYTES
     except (ValueError, OverflowError):
         return False  # too deep, or a number that nothing takes
-
-
-def _read_limit(given: dict[str, Any]) -> None:
-    most = given.pop("max_output_tokens", None)
-    if most is None:
-        return
-    if type(most) is not int or most < 1:
-        raise bad_field("max_output_tokens", "max_output_tokens takes an integer from 1 up")
-    given["max_tokens"] = most
 
 
 def _read_tools(given: dict[str, Any], unread: list[str]) -> Tools:

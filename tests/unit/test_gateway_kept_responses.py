@@ -167,6 +167,7 @@ def test_count_includes_the_conversation() -> None:
         ({"previous_response_id": 3}, 400, "invalid_request", "previous_response_id"),
         ({"input": [user("a"), {"type": "item_reference", "id": "x"}]}, 404, "item_not_found",
          "input[1].id"),
+        ({"input": [{"id": "x", "content": "a"}]}, 404, "item_not_found", "input[0].id"),
         ({"input": [{"type": "item_reference"}]}, 400, "invalid_request", "input[0].id"),
         ({"store": 1}, 400, "invalid_request", "store"),
         ({"conversation": "conv_1"}, 400, "invalid_request", "conversation"),

@@ -26,6 +26,7 @@ from mlxsup.gateway import descriptions as descriptions_module
 from mlxsup.gateway import limits
 from mlxsup.gateway.descriptions import Descriptions
 from mlxsup.gateway.keys import Keys
+from mlxsup.gateway.names import Names
 from mlxsup.protocol.client_messages import Timings
 from mlxsup.protocol.key_file import add_key
 from mlxsup.store.description import Description, describe
@@ -495,10 +496,9 @@ def test_disk_that_does_not_answer_leaves_a_gap(
     monkeypatch.setattr(descriptions_module, "describe", stuck)
 
     async def run() -> list[int]:
-        of = Descriptions().of
-        status = {"models": [{"name": "m", "presets": {}, "aliases": [], **daemon.row}]}
+        models = Descriptions(Names([], daemon.status), daemon.status)
         try:
-            return [(await of(status))[0].size_bytes for _ in range(3)]
+            return [(await models.all())[0].size_bytes for _ in range(3)]
         finally:
             goes_on.set()
 
