@@ -32,19 +32,20 @@ from mlxsup.gateway.sse import WRITE, EventStream
 
 from support.eventually_async import eventually_async
 from support.gateway.played_gateway import (
+    BODY,
+    CHAT,
+    MESSAGE,
     FedDaemon,
     Item,
     PlayedDaemon,
     Response,
     Site,
     delta,
+    post,
     refused,
     result,
+    said,
 )
-
-CHAT = "/v1/chat/completions"
-BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-
 
 # ---------------------------------------------------------------- the bytes of pieces
 
@@ -202,7 +203,7 @@ def test_answer_ended_by_the_gateway_is_not_whole() -> None:
 
 
 ENDS: dict[str, list[Item]] = {
-    "answered": [delta("a"), result("a")],
+    "answered": said("a"),
     "refused": [refused("overloaded")],
     "broken off": [delta("a"), refused("worker_crashed", tokens_sent=1)],
 }
@@ -245,9 +246,8 @@ async def comments_of(*notices: Notice) -> list[str]:
     step = asyncio.Event()
     step.set()
     items = [one for notice in notices for one in (notice, step)]
-    response = await Site(PlayedDaemon([*items, delta("a"), result("a")])).ask(
-        "POST", CHAT, {**BODY, "stream": True}
-    )
+    daemon = PlayedDaemon([*items, *said("a")])
+    response = await Site(daemon).ask("POST", CHAT, {**BODY, "stream": True})
     assert response.events()[-1] == "[DONE]"
     return response.comments()
 
@@ -276,9 +276,7 @@ def test_stream_of_anthropic_that_waits_gets_pings(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(limits, "HOLD_S", 0.0)
     step = asyncio.Event()
     step.set()
-    site = Site(PlayedDaemon([QUEUED, step, delta("a"), result("a")]))
-    body = {**BODY, "max_tokens": 9, "stream": True}
-    response = asyncio.run(site.ask("POST", "/v1/messages", body))
+    response = post(MESSAGE, QUEUED, step, *said("a"), stream=True)
     assert response.named_events()[0][0] == "ping"
     assert response.comments() == ["queued, place 3"]
 
