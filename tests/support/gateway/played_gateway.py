@@ -23,6 +23,7 @@ from mlxsup.client import (
 from mlxsup.client.async_streams import AsyncInbox, AsyncStream
 from mlxsup.client.streams import value_of
 from mlxsup.gateway.app import Gateway
+from mlxsup.gateway.converter import Api
 from mlxsup.gateway.guard import Guard
 from mlxsup.gateway.keys import Keys
 from mlxsup.gateway.sse import WRITE
@@ -45,6 +46,17 @@ LEAST: dict[str, dict[str, Any]] = {
 }
 """What each API needs in a body besides a model."""
 BODY: dict[str, Any] = {"model": "m", **LEAST[CHAT]}
+LEAST_OF: dict[Api, dict[str, Any]] = {
+    Api.CHAT: BODY,
+    Api.COMPLETION: {"model": "m", **LEAST[COMPLETION]},
+    Api.RESPONSE: {"model": "m", **LEAST[RESPONSE]},
+    Api.MESSAGE: {"model": "m", **LEAST[MESSAGE]},
+    Api.COUNT: BODY,
+    Api.RESPONSE_COUNT: {"model": "m", **LEAST[RESPONSE]},
+    Api.OLLAMA_CHAT: BODY,
+    Api.GENERATE: {"model": "m", **LEAST[GENERATE]},
+}
+"""The least bodies."""
 
 Item = Delta | Notice | Result | Exception | asyncio.Event
 """One step of a stream; an event is waited for."""
