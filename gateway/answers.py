@@ -46,7 +46,7 @@ class Endable(Protocol):
     """What runs until it is ended: a request of the daemon, or a task that follows its changes."""
 
     def cancel(self) -> object:
-        """Ends it."""
+        """End it."""
 
 
 class OpenAnswers:
@@ -64,15 +64,15 @@ class OpenAnswers:
         self._streams: set[Endable] = set()
 
     def add(self, streams: Sequence[Endable]) -> None:
-        """Some more."""
+        """List some more."""
         self._streams.update(streams)
 
     def remove(self, streams: Sequence[Endable]) -> None:
-        """They have ended."""
+        """Strike out those that have ended."""
         self._streams.difference_update(streams)
 
     def cancel(self) -> None:
-        """Ends all."""
+        """End all."""
         self.is_ending = True
         for stream in list(self._streams):
             stream.cancel()
@@ -108,11 +108,11 @@ class Answer:
 
     @property
     def request_id(self) -> str:
-        """The name of the first of them in logs, in `status` and in errors."""
+        """Return the name of the first of them in logs, in `status` and in errors."""
         return self.streams[0].request_id
 
     def cancel(self) -> None:
-        """Ends all."""
+        """End all."""
         for stream in self.streams:
             stream.cancel()
 
@@ -122,7 +122,7 @@ class Answer:
         receive: Receive,
         on_accepted: Callable[[], None] | None = None,
     ) -> list[Result]:
-        """Reads all to their ends, unless the reader leaves before.
+        """Read all to their ends, unless the reader leaves before.
 
         Args:
             take: reads one, which has this number.
@@ -164,7 +164,7 @@ class Answer:
         return results
 
     async def _are_accepted(self, tasks: Sequence[asyncio.Task[None]]) -> bool:
-        """Whether the daemon has taken every request, and not refused one of them.
+        """True if the daemon has taken every request, and not refused one of them.
 
         One that is alone is not waited for: whatever comes of it first tells.
 
@@ -180,7 +180,7 @@ class Answer:
         return not any(task.done() and task.exception() for task in tasks)
 
     def _named(self, failure: Failure) -> Failure:
-        """The failure, whose response has the name of the request."""
+        """Return the failure, whose response has the name of the request."""
         failure.headers[REQUEST_ID] = self.request_id
         return failure
 
@@ -245,7 +245,7 @@ class _Streamed(Response):
         self._is_accepted = asyncio.Event()
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Sends the response; see Starlette's `Response`."""
+        """Send the response; see Starlette's `Response`."""
         out = EventStream(scope, send, self._head)
 
         async def take(index: int, stream: AsyncStream) -> None:
@@ -297,7 +297,7 @@ class _Streamed(Response):
 
 
 def progress_text(notice: Notice) -> str:
-    """What a comment says of a notice; empty if it is no progress."""
+    """Return what a comment says of a notice; empty if it is no progress."""
     detail = notice.detail
     match notice.kind:
         case NoticeKind.QUEUED:
@@ -335,17 +335,17 @@ class Progress:
         self._comment: asyncio.Task[None] | None = None
 
     def attach(self, out: EventStream, shape: Shape) -> None:
-        """Comments go there, in the form of this API."""
+        """Send comments there from now on, in the form of this API."""
         self._out, self._shape = out, shape
         out.add_headers(changed(self._changes))
 
     def close(self) -> None:
-        """The answer has ended: no further comment is begun. One that waits for its turn is sent,
+        """Begin no further comment, as the answer has ended. One that waits for its turn is sent,
         because the head of the response may go with it."""
         self._out = None
 
     def __call__(self, notice: Notice) -> None:
-        """A request has something new to wait for, or was changed."""
+        """Tell the reader what a request waits for, or that it was changed."""
         if notice.kind is NoticeKind.CHANGED:
             self._changes += notice.detail["warnings"]
             if self._out is not None:

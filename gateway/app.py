@@ -114,7 +114,7 @@ class Gateway:
     def app(
         self, host: str, keys: Keys, hosts: Sequence[str] = (), origins: Sequence[str] = ()
     ) -> Guard:
-        """The whole application.
+        """Return the whole application.
 
         Args:
             host: the address that it listens at.
@@ -268,7 +268,7 @@ class Gateway:
         return self._client
 
     async def _resolved(self, ask: Ask) -> Ask:
-        """The same request, which knows what its model's name means; so does the meter.
+        """Return the same request, which knows what its model's name means; so does the meter.
 
         Raises:
             Failure: the daemon was asked, and does not answer.
@@ -279,7 +279,7 @@ class Gateway:
         return resolved
 
     async def _learn(self, name: str) -> None:
-        """Asks the daemon which names there are, if nobody has done so in the last second."""
+        """Ask the daemon which names there are, unless that was done in the last second."""
         async with self._learning:
             if self._meter.knows(name) or time.monotonic() - self._learnt_at < FRESH_S:
                 return
@@ -290,7 +290,7 @@ class Gateway:
             self._learnt_at = time.monotonic()
 
     async def _status(self) -> dict[str, Any]:
-        """The daemon's status.
+        """Return the daemon's status.
 
         Raises:
             Failure: it does not answer.
@@ -312,7 +312,7 @@ def _key_of(request: Request) -> str:
 
 
 def _missing(message: str) -> Any:
-    """A route that says what is not there."""
+    """Return a route that says what is not there."""
 
     async def say(request: Request) -> NoReturn:
         raise Failure(
@@ -327,7 +327,7 @@ async def _on_failure(request: Request, failure: Failure) -> Response:
 
 
 async def _on_disconnected(request: Request, _: Disconnected) -> None:
-    """Nobody reads an answer: none is sent, and none is counted."""
+    """Send no answer, as no client reads it, and count none."""
 
 
 async def _on_bug(request: Request, _: Exception) -> Response:
@@ -342,7 +342,7 @@ async def _on_bug(request: Request, _: Exception) -> Response:
 
 
 async def _on_http_exception(request: Request, error: HTTPException) -> Response:
-    """What Starlette refuses by itself: unknown paths, and methods that a path does not take."""
+    """Return the refusal of an unknown path, or of a method that a path does not take."""
     path = f"{request.method} {request.url.path[:200]}"
     if error.status_code == HTTPStatus.NOT_FOUND:
         message = f"{path}: no such path; {_advice_on(request)}"
@@ -360,7 +360,7 @@ async def _on_http_exception(request: Request, error: HTTPException) -> Response
 
 
 def _advice_on(request: Request) -> str:
-    """Which path may have been meant: `/v1` is easily forgotten, or written twice."""
+    """Return which path may have been meant: `/v1` is easily forgotten, or written twice."""
     asked = request.url.path[:200]
     routes = (route.path for route in request.app.routes if isinstance(route, Route))
     known = [

@@ -50,16 +50,16 @@ class Ask:
     unread: Sequence[str] = ()
 
     def in_name_of(self, account: str) -> Self:
-        """The same on behalf of an account; empty: of the gateway's process."""
+        """Return the same on behalf of an account; empty: of the gateway's process."""
         return replace(self, parameters={**self.parameters, "client": account}) if account else self
 
     def head(self) -> Self:
-        """The same without what is long: a few KiB, and no parameter but `keep_alive`."""
+        """Return the same without what is long: a few KiB, and no parameter but `keep_alive`."""
         kept = {name: self.parameters[name] for name in ("keep_alive",) if name in self.parameters}
         return replace(self, inputs=(), parameters=kept, defaults={}, template={})
 
     def choices(self) -> list[dict[str, Any]]:
-        """The arguments of `generate` for each answer, in the order of `choices`."""
+        """Return the arguments of `generate` for each answer, in the order of `choices`."""
         seed = self.parameters.get("seed", self.preset.get("seed"))
         return [
             {
@@ -72,7 +72,7 @@ class Ask:
         ]
 
     def _effective(self, *, is_chat: bool) -> dict[str, Any]:
-        """The parameters, with those that the request leaves out.
+        """Return the parameters, with those that the request leaves out.
 
         Agents send one large `max_tokens` to every model, so what does not fit into the context
         is reduced.

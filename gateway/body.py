@@ -80,7 +80,7 @@ class Heard:
         self.is_over = False
 
     async def __call__(self) -> MutableMapping[str, Any]:
-        """The next piece; see the ASGI specification."""
+        """Return the next piece; see the ASGI specification."""
         self._waits = False  # the server has said that word now
         message = await self._receive()
         self.is_over = not message.get("more_body", False)
@@ -101,7 +101,7 @@ class Heard:
 
 
 async def gone(receive: Receive) -> None:
-    """Returns when the reader has left."""
+    """Return when the reader has left."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -204,7 +204,7 @@ class Bodies:
         take: Callable[[int], None],
         recalled: Recalled | None = None,
     ) -> tuple[Ask, Sequence[Sent]]:
-        """The same with a converter."""
+        """Return the same with a converter."""
         async with self._converters.one() as converter:
             try:
                 async with asyncio.timeout(limits.CONVERT_LIMIT_S):

@@ -44,7 +44,7 @@ class Follower:
         self._items: asyncio.Queue[Item] = asyncio.Queue()
 
     def put(self, item: Item) -> None:
-        """Takes a change, or the end; one that is too far behind gets a separate end."""
+        """Take a change, or the end; one that is too far behind gets a separate end."""
         if self._items.qsize() >= limits.MAX_CHANGES_BEHIND:
             self._changes.remove(self)
             message = f"{limits.MAX_CHANGES_BEHIND} changes were not read in time"
@@ -86,11 +86,11 @@ class Changes:
         self._gap: Failure | None = None  # why there is no subscription now
 
     def watching(self, client: AsyncClient) -> AbstractAsyncContextManager[None]:
-        """Subscribes, and passes on until the block is left."""
+        """Subscribe, and pass on until the block is left."""
         return background(self._pass_on(client), lost="changes are no longer passed on")
 
     def follow(self) -> Follower:
-        """Somebody follows.
+        """Return one more follower.
 
         Raises:
             Failure: too many do.
@@ -110,7 +110,7 @@ class Changes:
         return follower
 
     def remove(self, follower: Follower) -> None:
-        """It follows no longer."""
+        """Forget a follower."""
         self._followers.discard(follower)
 
     async def _pass_on(self, client: AsyncClient) -> None:
@@ -138,7 +138,7 @@ class Changes:
 
 
 def event_of(change: Mapping[str, Any]) -> dict[str, Any]:
-    """A change of a model as this API has it.
+    """Return a change of a model as this API has it.
 
     Args:
         change: as `Client.events` yields it.
@@ -169,7 +169,7 @@ class ModelEvents:
         return [Route("/models/sse", self.follow, methods=["GET"])]
 
     async def follow(self, request: Request) -> Response:
-        """From now on, until one side leaves.
+        """Send changes from now on, until one side leaves.
 
         Raises:
             Failure: too many do.
@@ -186,7 +186,7 @@ class _Followed(Response):
         self._open_answers = open_answers
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Sends the response; see Starlette's `Response`."""
+        """Send the response; see Starlette's `Response`."""
         out = EventStream(scope, send, {})
         passing_on = asyncio.create_task(_pass_on(self._follower, out))
         has_left = asyncio.create_task(gone(receive))
@@ -213,7 +213,7 @@ async def _pass_on(follower: Follower, out: EventStream) -> None:
 
 
 def _failure_in(task: asyncio.Task[None]) -> Failure:
-    """Why it has ended: the daemon is gone, the reader was too slow, or the gateway is ending."""
+    """Return why it ended: the daemon is gone, the reader too slow, or the gateway is ending."""
     try:
         task.result()
     except Failure as failure:

@@ -88,7 +88,7 @@ _READERS: Mapping[Api, tuple[type[Ask], Callable[..., Ask]]] = {
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
-    """Reads a JSON object.
+    """Read a JSON object.
 
     Raises:
         Failure: it is something else; the message says what and where.
@@ -195,7 +195,7 @@ def _finite(digits: str) -> float:
 
 
 def _check_characters(value: dict[str, Any]) -> None:
-    """JSON can spell half a character, which no text can hold."""
+    """Raise if a text has half a character, which JSON can spell and no text can hold."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:

@@ -33,7 +33,7 @@ async def count_tokens(
     open_answers: OpenAnswers,
     **more: str,
 ) -> Response:
-    """The number of tokens of a prompt, and more fields if the API has any.
+    """Return the number of tokens of a prompt, and more fields if the API has any.
 
     The request asks for more tokens than any context has room for. The worker renders and
     tokenises the prompt, and refuses it with its length, before it gets a row.

@@ -57,23 +57,23 @@ class Described:
 
     @property
     def family(self) -> str:
-        """Its type, as mlx-lm has it; empty if that is not known."""
+        """Return its type, as mlx-lm has it; empty if that is not known."""
         return self.said.model_type if self.said else ""
 
     @property
     def digest(self) -> str:
-        """64 hexadecimal digits that change with its files."""
+        """Return 64 hexadecimal digits that change with its files."""
         text = f"{self.row['name']} {self.row.get('revision')} {self.modified_at}"
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def size_bytes(self) -> int:
-        """Of its weights; 0 if that is not known."""
+        """Return the bytes of its weights; 0 if that is not known."""
         return self.said.size_bytes if self.said else 0
 
     @property
     def bits(self) -> int | None:
-        """Of a weight, of most of them if they differ; None if they are not packed."""
+        """Return the bits of most weights; None if they are not packed."""
         found = _NUMBER.match(self.said.quantization) if self.said else None
         return int(found.group()) if found else None
 
@@ -92,8 +92,10 @@ class Described:
 
     @property
     def context_length(self) -> int:
-        """Tokens of prompt and answer; before a load, those of its folder, or what a model gets
-        that declares none."""
+        """Return the most tokens of prompt and answer.
+
+        Before a load, those of its folder, or what a model gets that declares none.
+        """
         declared = self.said.context_length if self.said else None
         return self.row["context_length"] or declared or UNKNOWN_CONTEXT_LENGTH
 

@@ -99,7 +99,7 @@ OLLAMA_NAMES = {
 
 
 def failure_of(error: RequestError | ConnectionLost) -> Failure:
-    """What the client of the gateway gets for an error of the daemon."""
+    """Return what the client of the gateway gets for an error of the daemon."""
     if isinstance(error, ConnectionLost):
         return _failure(LOST, error.message, "daemon_lost")
     param, message = "", error.message
@@ -117,12 +117,12 @@ def failure_of(error: RequestError | ConnectionLost) -> Failure:
 
 
 def renamed(message: str, ours: str, theirs: str) -> str:
-    """A message about a field under the name that it was sent with; it begins with the name."""
+    """Return a message that begins with the name of a field, under the name that was sent."""
     return theirs + message[len(ours) :] if message.startswith(f"{ours} ") else message
 
 
 def advice_of(close: Any) -> str:
-    """The end of a message about a name that nothing has.
+    """Return the end of a message about a name that nothing has.
 
     Args:
         close: the names like it; empty or None: there is none.
@@ -131,18 +131,18 @@ def advice_of(close: Any) -> str:
 
 
 def cancelled() -> Failure:
-    """An answer that somebody else has ended by hand, and that must not be asked for again."""
+    """Return the failure of an answer that was ended by hand, not to be asked for again."""
     return _failure(CANCELLED, "somebody has ended this request (`mlxsup cancel`)", "cancelled")
 
 
 def interrupted() -> Failure:
-    """An answer that the gateway has ended, because it is ending itself."""
+    """Return the failure of an answer that the gateway has ended, because it ends itself."""
     row = ROWS[ErrorCode.SHUTTING_DOWN]
     return _failure(row, "the gateway is ending, and with it this answer", "shutting_down")
 
 
 def error_response(scope: MutableMapping[str, Any], failure: Failure) -> JSONResponse:
-    """The response that is this error."""
+    """Return the response that is this error."""
     headers = _headers(failure)
     if is_ollama(scope):
         return JSONResponse(ollama_body(failure), failure.status, headers)
@@ -197,7 +197,7 @@ def ollama_body(failure: Failure) -> dict[str, Any]:
 
 
 def _headers(failure: Failure) -> dict[str, str]:
-    """The headers of a response that is an error."""
+    """Return the headers of a response that is an error."""
     headers = dict(failure.headers)
     if failure.is_retryable is not None:
         headers["x-should-retry"] = str(failure.is_retryable).lower()
@@ -207,7 +207,7 @@ def _headers(failure: Failure) -> dict[str, str]:
 
 
 def _retry_after(seconds: float) -> int:
-    """Whole seconds that a client still waits for."""
+    """Return whole seconds that a client still waits for."""
     return max(1, min(MOST_RETRY_AFTER_S, math.ceil(seconds)))
 
 

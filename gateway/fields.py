@@ -83,23 +83,23 @@ def used(name: str, says: str = "", takes: type | None = None) -> Field:
 
 
 def passed(*names: str) -> tuple[Field, ...]:
-    """Parameters of `generate`."""
+    """Return parameters of `generate`."""
     says = "see [parameters](http-api.md#parameters)"
     return tuple(Field(name, Use.PASSED, says) for name in names)
 
 
 def ignored(*names: str) -> tuple[Field, ...]:
-    """Fields that cannot change the text of an answer."""
+    """Return fields that cannot change the text of an answer."""
     return tuple(Field(name, Use.IGNORED) for name in names)
 
 
 def hints(neutral: tuple[Any, ...], *names: str) -> tuple[Field, ...]:
-    """Fields that cannot be followed; these values of them change nothing."""
+    """Return fields that cannot be followed; these values of them change nothing."""
     return tuple(Field(name, Use.HINT, neutral=neutral) for name in names)
 
 
 def time_limits() -> tuple[Field, ...]:
-    """Limits of one request: the daemon's, by their own names."""
+    """Return limits of one request: the daemon's, by their own names."""
     return (
         used("timeout_s", "seconds until the last token; then 504 "
              "(`deadline_exceeded`), or in a stream an error event; 0: no limit"),

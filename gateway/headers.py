@@ -28,7 +28,7 @@ LM_STUDIO_PATHS = ("/api/v0/", "/api/v1/")
 
 
 def is_anthropic(scope: MutableMapping[str, Any]) -> bool:
-    """Whether who asks expects answers in Anthropic's form."""
+    """True if who asks expects answers in Anthropic's form."""
     if scope["path"].startswith(ANTHROPIC_PATHS):
         return True
     return any(name == ANTHROPIC_HEADER for name, _ in scope["headers"])

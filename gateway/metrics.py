@@ -132,7 +132,7 @@ def _whole(kind: str, name: str, says: str, read: Read, *labels: str) -> StatusM
 
 
 def _at(*path: str) -> Read:
-    """The number at a place."""
+    """Return a reader of the number at a place."""
 
     def read(value: Mapping[str, Any]) -> Iterable[tuple[tuple[str, ...], float | None]]:
         found: Any = value
@@ -144,7 +144,7 @@ def _at(*path: str) -> Read:
 
 
 def _count(*keys: str) -> Read:
-    """How many entries some lists have together."""
+    """Return a reader of how many entries some lists have together."""
     return lambda row: [((), sum(len(row[key]) for key in keys))]
 
 
@@ -154,7 +154,7 @@ def _last_exit(row: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], float 
 
 
 def _download(row: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], float | None]]:
-    """Only while one is under way."""
+    """Yield the bytes of a download, while one is under way."""
     progress = row["progress"] or {}
     for part in DOWNLOAD_PARTS:
         if f"{part}_bytes" in progress:
@@ -244,7 +244,7 @@ class Meter:
         self._models: dict[str, str] = {}
 
     def know(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """The daemon has these models.
+        """Note that the daemon has these models.
 
         Args:
             rows: of its status.
@@ -253,38 +253,38 @@ class Meter:
         self._models.update((row["name"], row["name"]) for row in rows)
 
     def knows(self, name: str) -> bool:
-        """Whether it is known which model a name means."""
+        """True if it is known which model a name means."""
         return name in self._models
 
     def changed(self, change: Mapping[str, Any]) -> None:
-        """A model has changed, as `Client.events` tells it."""
+        """Count a change of a model, as `Client.events` tells it."""
         is_ending = change["to"] == State.STOPPING and change["from"] != State.STOPPING
         if is_ending and change["why"] in EVICTION_REASONS:
             self._counters[EVICTIONS].labels(change["model"], change["why"]).inc()
 
     def answered(self, model: str, results: Sequence[Result]) -> None:
-        """A request over HTTP has its answers."""
+        """Count the answers to a request over HTTP."""
         model = self._label(model)
         for result in results:
             self._answered(model, result)
 
     def failed(self, model: str, error: RequestError | ConnectionLost) -> None:
-        """A request over HTTP gets an error of the daemon."""
+        """Count an error of the daemon."""
         code = LOST if isinstance(error, ConnectionLost) else error.code.value
         known = self._label(model)
         self._counters[ERRORS].labels(known, code).inc()
 
     def left(self, model: str) -> None:
-        """Who asked did not wait for the answer."""
+        """Count a client that has not waited for its answer."""
         known = self._label(model)
         self._counters[REQUESTS].labels(known, FinishReason.CANCELLED.value).inc()
 
     def responded(self, status: int) -> None:
-        """A response has begun."""
+        """Count a response that has begun."""
         self._counters[RESPONSES].labels(str(status)).inc()
 
     def page(self, status: Mapping[str, Any] | None) -> bytes:
-        """All metrics, as Prometheus reads them.
+        """Return all metrics, as Prometheus reads them.
 
         Args:
             status: of the daemon; None if it does not answer.
@@ -294,7 +294,7 @@ class Meter:
         return generate_latest(now) + generate_latest(self._registry)
 
     def _label(self, name: str) -> str:
-        """The model that a name means, as the status calls it; empty if nobody knows."""
+        """Return the model that a name means, as the status calls it; empty if none is known."""
         return self._models.get(name, "")
 
     def _answered(self, model: str, result: Result) -> None:
@@ -334,7 +334,7 @@ class _Status(Collector):
 
 
 def families(status: Mapping[str, Any] | None) -> Iterator[Family]:
-    """The metrics of a status; without one, only that the daemon has not answered."""
+    """Return the metrics of a status; without one, only that the daemon has not answered."""
     up = _family(UP)
     up.add_metric([], 0 if status is None else 1)
     yield up

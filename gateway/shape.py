@@ -145,31 +145,31 @@ class OneCall(Shape):
         return self._shape.piece(index, self._kept[index].take(delta))
 
     def last(self, index: int, result: Result) -> bytes:
-        """The end of a choice."""
+        """Return the end of a choice."""
         return self._shape.last(index, self._kept[index].result(result))
 
     def end(self, results: Sequence[Result]) -> bytes:
-        """The end of the answer."""
+        """Return the end of the answer."""
         return self._shape.end(self._results(results))
 
     def take(self, index: int, delta: Delta) -> None:
-        """A piece of a whole answer."""
+        """Take a piece of a whole answer."""
         self._shape.take(index, self._kept[index].take(delta))
 
     def body(self, results: Sequence[Result]) -> bytes:
-        """The whole answer."""
+        """Return the whole answer."""
         return self._shape.body(self._results(results))
 
     def first(self, index: int) -> bytes:
-        """What comes before the first piece."""
+        """Return what comes before the first piece."""
         return self._shape.first(index)
 
     def broken(self, failure: Failure) -> bytes:
-        """The end of an answer that breaks off."""
+        """Return the end of an answer that breaks off."""
         return self._shape.broken(failure)
 
     def waits(self, text: str) -> bytes:
-        """A sign of progress."""
+        """Return a sign of progress."""
         return self._shape.waits(text)
 
     def _results(self, results: Sequence[Result]) -> list[Result]:

@@ -41,7 +41,7 @@ BILLING = "x-anthropic-billing-header:"
 
 
 def read_system(system: Any) -> list[Message]:
-    """The system prompt, as the first message; none if there is no text.
+    """Return the system prompt, as the first message; none if there is no text.
 
     Raises:
         Failure: it is something else than text.
@@ -52,7 +52,7 @@ def read_system(system: Any) -> list[Message]:
 
 
 def read_messages(given: Any) -> list[Message]:
-    """The messages for the chat template.
+    """Return the messages for the chat template.
 
     Raises:
         Failure: they are no chat; `param` names the place.
@@ -141,7 +141,7 @@ def _is_read(block: Any, path: str) -> bool:
 
 
 def _others(role: str, blocks: dict[str, dict[str, Any]]) -> list[Message]:
-    """The results of tools, each a message, and what stands between them."""
+    """Return the results of tools, each a message, and what stands between them."""
     read: list[Message] = []
     parts: list[Part] = []
     for where, block in blocks.items():
@@ -161,7 +161,7 @@ def _others(role: str, blocks: dict[str, dict[str, Any]]) -> list[Message]:
 
 
 def _result(block: dict[str, Any], path: str) -> Message:
-    """The result of a tool, marked if the tool has failed: chat templates know no such field."""
+    """Return the result of a tool, marked if it has failed: chat templates know no such field."""
     is_error = block.get("is_error") or False
     if not isinstance(is_error, bool):
         raise bad_field(f"{path}.is_error", f"{path}.is_error takes true or false")
@@ -173,7 +173,7 @@ def _result(block: dict[str, Any], path: str) -> Message:
 
 
 def _assistant(blocks: dict[str, dict[str, Any]]) -> Message:
-    """What the model had said, thought and called."""
+    """Return what the model had said, thought and called."""
     texts, thoughts, calls = [], [], []
     for where, block in blocks.items():
         match block["type"]:
@@ -219,7 +219,7 @@ def _text_block(block: Any, path: str) -> list[Part]:
 
 
 def _shown(block: dict[str, Any], path: str) -> list[Part]:
-    """The parts of a block of the types in `TEXTS` and `MEDIA`, with its title and source."""
+    """Return the parts of a block of `TEXTS` or `MEDIA`, with its title and source."""
     match block:
         case {"type": "text"}:
             return [read_text(block, "text", path)]

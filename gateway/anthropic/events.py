@@ -43,12 +43,12 @@ class MessageShape(Shape):
     # ------------------------------------------------------------ pieces
 
     def first(self, index: int) -> bytes:
-        """An empty message. How long the prompt is will be known at the end."""
+        """Return an empty message. How long the prompt is will be known at the end."""
         usage = {"input_tokens": 0, "output_tokens": 0}
         return _event("message_start", message=self._message([], None, None, usage))
 
     def piece(self, index: int, delta: Delta) -> bytes | None:
-        """New text of a block, or a whole tool call."""
+        """Return new text of a block, or a whole tool call."""
         self.take(index, delta)
         if not delta.text:
             return None
@@ -60,7 +60,7 @@ class MessageShape(Shape):
         return self._grow(KINDS[delta.channel], delta.text)
 
     def last(self, index: int, result: Result) -> bytes:
-        """Why it ended, and what it took."""
+        """Return why it ended, and what it took."""
         reason, stop = self._end_of(result)
         delta = {"stop_reason": reason, "stop_sequence": stop}
         return self._close() + _event(
@@ -68,26 +68,26 @@ class MessageShape(Shape):
         )
 
     def end(self, results: Sequence[Result]) -> bytes:
-        """The mark of a complete answer."""
+        """Return the mark of a complete answer."""
         return _event("message_stop")
 
     def broken(self, failure: Failure) -> bytes:
-        """An event that holds the error."""
+        """Return an event that holds the error."""
         return event(encode(anthropic_body(failure, self._name)).encode(), b"error")
 
     def waits(self, text: str) -> bytes:
-        """A comment, and the event that clients of this API know."""
+        """Return a comment, and the event that clients of this API know."""
         return comment(text) + _event("ping")
 
     # ------------------------------------------------------------ whole
 
     def take(self, index: int, delta: Delta) -> None:
-        """Counts it."""
+        """Count it."""
         if delta.channel is Channel.REASONING:
             self._thinking_tokens += len(delta.token_ids)
 
     def body(self, results: Sequence[Result]) -> bytes:
-        """The message as JSON."""
+        """Return the message as JSON."""
         (result,) = results
         content: list[dict[str, Any]] = []
         if result.reasoning and self._ask.shows_thinking:
@@ -144,7 +144,7 @@ class MessageShape(Shape):
         }
 
     def _grow(self, kind: str, text: str) -> bytes:
-        """More text for the block of this type that is open, or for a new one."""
+        """Return more text for the block of this type that is open, or for a new one."""
         opening = b""
         if self._open != kind:
             opening = self._close() + self._start(_empty(kind, signature=""))
@@ -156,7 +156,7 @@ class MessageShape(Shape):
         return opening + f"{self._begin}{encode(text)}}}}}\n\n".encode()
 
     def _block(self, block: dict[str, Any]) -> bytes:
-        """A block that comes as a whole: a tool call, or the text of one that cannot be read."""
+        """Return a block that comes whole: a tool call, or the text of one that cannot be read."""
         if block["type"] == "text":
             return self._grow("text", block["text"])
         given = json.dumps(block["input"], ensure_ascii=False)
@@ -171,7 +171,7 @@ class MessageShape(Shape):
         return _event("content_block_start", index=self._blocks - 1, content_block=block)
 
     def _close(self) -> bytes:
-        """Ends the block that is open, if one is."""
+        """End the block that is open, if one is."""
         if not self._open:
             return b""
         signed = b""
@@ -187,13 +187,13 @@ def _event(kind: str, **values: Any) -> bytes:
 
 
 def _empty(kind: str, signature: str = SIGNATURE) -> dict[str, Any]:
-    """A block of text without its text."""
+    """Return a block of text without its text."""
     block: dict[str, Any] = {"type": kind, kind: ""}
     return block | {"signature": signature} if kind == "thinking" else block
 
 
 def _block_of(call: dict[str, Any]) -> dict[str, Any]:
-    """A tool call as a block; one that cannot be read is text, because `input` is an object."""
+    """Return a tool call as a block: text if it cannot be read, because `input` is an object."""
     name, arguments = call["function"]["name"], arguments_of(call)
     if arguments is None:
         return {"type": "text", "text": f"{name}{call['function']['arguments']}"}

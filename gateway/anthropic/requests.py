@@ -48,7 +48,7 @@ class MessageAsk(Ask):
 
 
 def read_message(body: dict[str, Any]) -> MessageAsk:
-    """Reads the body of `POST /v1/messages`.
+    """Read the body of `POST /v1/messages`.
 
     Raises:
         Failure: a field is missing, unknown or of another type; `param` names it.
@@ -69,7 +69,7 @@ def read_message(body: dict[str, Any]) -> MessageAsk:
 
 
 def read_count(body: dict[str, Any]) -> MessageAsk:
-    """Reads the body of `POST /v1/messages/count_tokens`: what the daemon would be asked, and more
+    """Read the body of `POST /v1/messages/count_tokens`: what the daemon would be asked, and more
     tokens than it can give.
 
     Raises:
@@ -106,7 +106,7 @@ def _ask(
 
 
 def _read_tools(given: dict[str, Any], chat: Any, unread: list[str]) -> bool:
-    """Reads the tools and the choice between them; returns whether one call is enough."""
+    """Read the tools and the choice between them; return whether one call is enough."""
     if "tools" in given:
         given["tools"] = read_tools(given["tools"], chat, given.get("tool_choice"), unread)
         if not given["tools"]:
@@ -128,7 +128,7 @@ def _read_tools(given: dict[str, Any], chat: Any, unread: list[str]) -> bool:
 
 
 def _thinking(thinking: Any, unread: list[str]) -> tuple[dict[str, Any], bool]:
-    """What the chat template is to be given, and whether the reasoning is shown."""
+    """Return what the chat template is to be given, and whether the reasoning is shown."""
     if thinking is None:
         return {}, False
     read = _typed(thinking, "thinking", THINKING_FIELDS, unread)
@@ -141,7 +141,7 @@ def _thinking(thinking: Any, unread: list[str]) -> tuple[dict[str, Any], bool]:
 
 
 def _read_output(given: dict[str, Any], template: dict[str, Any], unread: list[str]) -> None:
-    """Reads `output_config`: the effort is for the template, the format for the daemon."""
+    """Read `output_config`: the effort is for the template, the format for the daemon."""
     config = given.pop("output_config", {})
     read = check_fields(config, OUTPUT_FIELDS, unread, within="output_config")
     if "effort" in read:
@@ -154,7 +154,7 @@ def _read_output(given: dict[str, Any], template: dict[str, Any], unread: list[s
 
 
 def _typed(value: Any, path: str, fields: Sequence[Field], unread: list[str]) -> dict[str, Any]:
-    """The fields of an object that has a type."""
+    """Return the fields of an object that has a type."""
     if not isinstance(value, dict) or not isinstance(value.get("type"), str):
         raise bad_field(path, f"{path} takes an object with a type")
     return check_fields(value, fields, unread, within=path)

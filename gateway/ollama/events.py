@@ -38,7 +38,7 @@ class OllamaShape(Shape):
     # ------------------------------------------------------------ pieces
 
     def piece(self, index: int, delta: Delta) -> bytes | None:
-        """New text, reasoning, or whole tool calls."""
+        """Return new text, reasoning, or whole tool calls."""
         if not delta.text and delta.logprobs is None:
             return None
         if delta.logprobs is None and delta.channel is Channel.CONTENT:
@@ -54,24 +54,24 @@ class OllamaShape(Shape):
         return _line(self._piece(text=delta.text) | more)
 
     def last(self, index: int, result: Result) -> bytes:
-        """Why it ended, and what it took."""
+        """Return why it ended, and what it took."""
         return _line(self._piece() | self._ending(result) | warned([result]))
 
     def broken(self, failure: Failure) -> bytes:
-        """A line that holds the error."""
+        """Return a line that holds the error."""
         return _line(ollama_body(failure))
 
     def waits(self, text: str) -> bytes:
-        """A blank before the next line: no client sees it, and the connection is alive."""
+        """Return a blank before the next line: no client sees it, and the connection is alive."""
         return b" "
 
     # ------------------------------------------------------------ whole
 
     def take(self, index: int, delta: Delta) -> None:
-        """Nothing: the result has it all."""
+        """Drop it: the result has it all."""
 
     def body(self, results: Sequence[Result]) -> bytes:
-        """The whole answer as JSON."""
+        """Return the whole answer as JSON."""
         if self._ask.is_empty:
             return encode(self.emptied()).encode()
         (result,) = results
@@ -81,7 +81,7 @@ class OllamaShape(Shape):
         return encode(said | self._ending(result) | more | warned(results)).encode()
 
     def emptied(self) -> dict[str, Any]:
-        """The answer to an empty request: what has become of its model."""
+        """Return the answer to an empty request: what has become of its model."""
         reason = "unload" if self._ask.parameters.get("keep_alive") == 0 else "load"
         return self._piece() | {"done": True, "done_reason": reason}
 
@@ -114,8 +114,10 @@ class OllamaShape(Shape):
         return text, made
 
     def _ending(self, result: Result) -> dict[str, Any]:
-        """The end of an answer; durations are nanoseconds, and those that clients divide by are
-        never 0."""
+        """Return the end of an answer.
+
+        Durations are nanoseconds, and those that clients divide by are never 0.
+        """
         usage, times = result.usage, result.timings
         prompt_s = times.tokenize_s + times.prefill_s
         answer_s = times.total_s - times.queued_s - times.paused_s - prompt_s

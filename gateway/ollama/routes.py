@@ -66,7 +66,7 @@ class Ollama:
         self._began = time.time()
 
     def routes(self) -> list[Route]:
-        """All of them."""
+        """Return all of them."""
         return [
             Route("/api/chat", self.chat, methods=["POST"]),
             Route("/api/generate", self.generate, methods=["POST"]),

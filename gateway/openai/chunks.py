@@ -48,12 +48,12 @@ class Counted:
     told: list[str] = field(default_factory=list)
 
     def take(self, delta: Delta) -> None:
-        """One more piece has come."""
+        """Count one more piece."""
         if delta.channel is Channel.REASONING:
             self.reasoning_tokens += len(delta.token_ids)
 
     def take_text(self, delta: Delta) -> list[int]:
-        """The same of a completion; gives where each token begins that has log-probabilities."""
+        """Count a piece of a completion; return where tokens with log-probabilities begin."""
         self.take(delta)
         if delta.channel is Channel.PROMPT:
             self.offsets.take(delta.text)
@@ -96,24 +96,24 @@ class OpenAiShape(Shape):
     # ------------------------------------------------------------ pieces
 
     def end(self, results: Sequence[Result]) -> bytes:
-        """The chunk with the usage, if it was asked for, and the mark."""
+        """Return the chunk with the usage, if it was asked for, and the mark."""
         usage = f'{self.begin},"choices":[],"usage":{encode(self._usage(results))}}}\n\n'
         return (usage.encode() if self._ask.has_usage else b"") + DONE
 
     def broken(self, failure: Failure) -> bytes:
-        """An event that holds the error."""
+        """Return an event that holds the error."""
         return event(encode(openai_body(failure)).encode())
 
     # ------------------------------------------------------------ whole
 
     def take(self, index: int, delta: Delta) -> None:
-        """Counts it."""
+        """Count it."""
         self.counted[index].take(delta)
         if delta.channel is Channel.PROMPT:
             self.take_prompt(index, delta)
 
     def take_prompt(self, index: int, delta: Delta) -> None:
-        """Notes how likely the next tokens of a prompt were.
+        """Note how likely the next tokens of a prompt were.
 
         Raises:
             Failure: there are too many.
@@ -134,7 +134,7 @@ class OpenAiShape(Shape):
         return {"prompt_logprobs": f"[{','.join(self.counted[index].told)}]"}
 
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
-        """The whole answer."""
+        """Return the whole answer."""
         return {
             **self._head(self.KIND),
             "choices": [self._choice(index, result) for index, result in enumerate(results)],
@@ -143,7 +143,7 @@ class OpenAiShape(Shape):
 
     @abstractmethod
     def _choice(self, index: int, result: Result) -> dict[str, Any]:
-        """One choice of a whole answer."""
+        """Return one choice of a whole answer."""
 
     # ------------------------------------------------------------ inside
 
@@ -160,7 +160,7 @@ class OpenAiShape(Shape):
         return f'{self.begin},"choices":[{encode(choice)}]{self.close}'.encode()
 
     def _usage(self, results: Sequence[Result]) -> dict[str, Any]:
-        """Each prompt counts once, however many answers it has."""
+        """Return the usage; each prompt counts once, however many answers it has."""
         firsts = results[:: self._ask.n]
         prompt = sum(result.usage.prompt_tokens for result in firsts)
         completion = sum(result.usage.completion_tokens for result in results)
@@ -185,11 +185,11 @@ class ChatShape(OpenAiShape):
     CHUNK_KIND = "chat.completion.chunk"
 
     def first(self, index: int) -> bytes:
-        """The role."""
+        """Return the role."""
         return self._delta(index, {"role": "assistant", "content": ""})
 
     def piece(self, index: int, delta: Delta) -> bytes | None:
-        """New text, reasoning, or whole tool calls."""
+        """Return new text, reasoning, or whole tool calls."""
         if delta.channel is Channel.CONTENT and delta.logprobs is None:
             # Nearly every piece, written without a map of its parts.
             if not (text := delta.text):
@@ -215,13 +215,13 @@ class ChatShape(OpenAiShape):
         return self._delta(index, content, logprobs)
 
     def last(self, index: int, result: Result) -> bytes:
-        """Why it ended."""
+        """Return why it ended."""
         reason = result.finish_reason.value
         choice = {"index": index, "delta": {}, "finish_reason": reason}
         return self._chunk(choice | stopped(result) | warned([result]))
 
     def body(self, results: Sequence[Result]) -> bytes:
-        """The whole answer as JSON; vLLM has the prompt's log-probabilities beside the choices."""
+        """Return the whole answer; vLLM has a prompt's log-probabilities beside the choices."""
         return with_fields(self.whole(results), self.told_of(0)).encode()
 
     def _delta(
@@ -263,7 +263,7 @@ class CompletionShape(OpenAiShape):
     CHUNK_KIND = "text_completion"
 
     def piece(self, index: int, delta: Delta) -> bytes | None:
-        """New text; reasoning and calls of a bare prompt are no part of it."""
+        """Return new text; reasoning and calls of a bare prompt are no part of it."""
         counted = self.counted[index]
         if not self._ask.has_logprobs:
             counted.take(delta)
@@ -277,7 +277,7 @@ class CompletionShape(OpenAiShape):
         return chunk
 
     def take(self, index: int, delta: Delta) -> None:
-        """Counts it, and holds its text and log-probabilities."""
+        """Count it, and hold its text and log-probabilities."""
         counted = self.counted[index]
         offsets = counted.take_text(delta)
         if delta.channel is Channel.PROMPT:
@@ -300,18 +300,18 @@ class CompletionShape(OpenAiShape):
         ).encode()
 
     def last(self, index: int, result: Result) -> bytes:
-        """Why it ended, and what was held."""
+        """Return why it ended, and what was held."""
         return self._logged(self._choice(index, result) | {"text": self.counted[index].text})
 
     def body(self, results: Sequence[Result]) -> bytes:
-        """The whole answer as JSON."""
+        """Return the whole answer as JSON."""
         whole = self.whole(results)
         choices = [self._with_logprobs(choice) for choice in whole.pop("choices")]
         usage = encode(whole.pop("usage"))
         return with_fields(whole, {"choices": f"[{','.join(choices)}]", "usage": usage}).encode()
 
     def _choice(self, index: int, result: Result) -> dict[str, Any]:
-        """One choice without its log-probabilities, which are encoded already."""
+        """Return one choice without its log-probabilities, which are encoded already."""
         return {
             "index": index,
             "text": (result.prompt if self._ask.has_echo else "") + result.text,

@@ -56,7 +56,7 @@ class TextOffsets:
         self._in_half = False  # whether the last token ended within a character
 
     def take(self, text: str, tokens: Sequence[str] = ()) -> list[int]:
-        """One more piece.
+        """Count one more piece.
 
         Args:
             text: new text, of these tokens or of earlier ones whose text was held back.
@@ -98,7 +98,7 @@ class PromptOffsets:
         self._missing = 0  # bytes of the tokens since then that were not found
 
     def add(self, text: str) -> None:
-        """More of the text has come."""
+        """Add more of the text."""
         self._text += text.encode()
 
     def take(self, tokens: Sequence[bytes]) -> list[int]:
@@ -152,7 +152,7 @@ def prompt_logprob(logprobs: Logprobs) -> dict[str, Any] | None:
 
 
 def chat_logprobs(logprobs: Sequence[Logprobs]) -> dict[str, Any]:
-    """The log-probabilities of tokens, as a chat has them."""
+    """Return the log-probabilities of tokens, as a chat has them."""
     content = [
         {**_token(one.chosen), "top_logprobs": [_token(other) for other in one.top]}
         for one in logprobs
@@ -161,7 +161,7 @@ def chat_logprobs(logprobs: Sequence[Logprobs]) -> dict[str, Any]:
 
 
 def completion_logprobs(logprobs: Sequence[Logprobs], offsets: list[int]) -> dict[str, Any]:
-    """The log-probabilities of tokens, as a completion has them.
+    """Return the log-probabilities of tokens, as a completion has them.
 
     Args:
         logprobs: of the tokens.
@@ -181,7 +181,7 @@ def completion_logprobs(logprobs: Sequence[Logprobs], offsets: list[int]) -> dic
 
 
 def _name(token: TokenLogprob) -> str:
-    """One that is no whole text has its bytes as its name, or several would have the same one."""
+    """Return the text of a token; its bytes if it is no whole text, so that names differ."""
     return f"bytes:{repr(token.raw_bytes)[2:-1]}" if token.raw_bytes else token.text
 
 

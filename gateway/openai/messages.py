@@ -35,7 +35,7 @@ REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
 def read_messages(given: Any) -> list[dict[str, Any]]:
-    """The messages for the chat template.
+    """Return the messages for the chat template.
 
     Raises:
         Failure: they are no chat; `param` names the place.

@@ -20,7 +20,7 @@ MAX_TOP_LOGPROBS = 20
 
 
 def read_chat(body: dict[str, Any]) -> Ask:
-    """Reads the body of a chat completion.
+    """Read the body of a chat completion.
 
     Raises:
         Failure: a field is missing, unknown or of another type; `param` names it.
@@ -58,7 +58,7 @@ def _read_end(given: dict[str, Any]) -> None:
 
 
 def read_completion(body: dict[str, Any]) -> Ask:
-    """Reads the body of a completion.
+    """Read the body of a completion.
 
     Raises:
         Failure: as for `read_chat`.
@@ -124,7 +124,7 @@ def _ask(
 
 
 def _prompts(prompt: Any) -> tuple[dict[str, Any], ...]:
-    """The inputs that a prompt stands for: a text, token ids, or a list of several of them."""
+    """Return the inputs of a prompt: a text, token ids, or a list of several of them."""
     several = isinstance(prompt, list) and bool(prompt) and type(prompt[0]) is not int
     prompts = prompt if several else [prompt]
     if len(prompts) > limits.MAX_CHOICES:

@@ -54,14 +54,14 @@ class Item:
 
     @property
     def part(self) -> dict[str, Any]:
-        """Its only part."""
+        """Return its only part."""
         part: dict[str, Any] = {"type": PARTS[self.kind], "text": "".join(self.pieces)}
         if self.kind != "message":
             return part
         return part | {"annotations": [], "logprobs": self.logprobs}
 
     def json(self) -> dict[str, Any]:
-        """The item as it is now."""
+        """Return the item as it is now."""
         head = {"id": self.id, "type": self.kind, "status": self.status}
         if self.kind in INPUTS:
             return head | self.call
@@ -102,7 +102,7 @@ class ResponseShape(Shape):
     # ------------------------------------------------------------ pieces
 
     def piece(self, index: int, delta: Delta) -> bytes | None:
-        """New text of an item, or whole calls."""
+        """Return new text of an item, or whole calls."""
         if not self._sampling:
             picked = delta.sampling or {}
             self._sampling = {name: picked.get(name, SAMPLING[name].default) for name in SAMPLED}
@@ -119,16 +119,16 @@ class ResponseShape(Shape):
         return self._opening() + b"".join(self._call(call) for call in calls)
 
     def last(self, index: int, result: Result) -> bytes:
-        """The end of the item that is growing."""
+        """Return the end of the item that is growing."""
         return self._opening() + self._close("incomplete" if _is_cut(result) else "completed")
 
     def end(self, results: Sequence[Result]) -> bytes:
-        """The whole response."""
+        """Return the whole response."""
         response = self.whole(results)
         return self._event(f"response.{response['status']}", response=response)
 
     def broken(self, failure: Failure) -> bytes:
-        """The response that has failed, and an event that OpenAI's clients raise."""
+        """Return the response that has failed, and an event that OpenAI's clients raise."""
         error = openai_body(failure)["error"]
         code = error["code"] or error["type"]
         sent = self._opening()
@@ -141,15 +141,15 @@ class ResponseShape(Shape):
     # ------------------------------------------------------------ whole
 
     def take(self, index: int, delta: Delta) -> None:
-        """Keeps it."""
+        """Keep it."""
         self.piece(index, delta)
 
     def body(self, results: Sequence[Result]) -> bytes:
-        """The response as JSON."""
+        """Return the response as JSON."""
         return encode(self.whole(results)).encode()
 
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
-        """The response."""
+        """Return the response."""
         (result,) = results
         is_cut = _is_cut(result)
         status = "incomplete" if is_cut else "completed"
@@ -167,12 +167,12 @@ class ResponseShape(Shape):
 
     @property
     def _open(self) -> Item | None:
-        """The item that is growing."""
+        """Return the item that is growing."""
         last = self._items[-1] if self._items else None
         return last if last is not None and last.status == "in_progress" else None
 
     def _opening(self) -> bytes:
-        """An empty response, in the first two events."""
+        """Return an empty response, in the first two events."""
         if self._sent:
             return b""
         response = self._response("in_progress")
@@ -180,7 +180,7 @@ class ResponseShape(Shape):
         return created + self._event("response.in_progress", response=response)
 
     def _over(self, status: str, **known: Any) -> dict[str, Any]:
-        """The response, which is kept if it should be."""
+        """Return the response, which is kept if it should be."""
         response = self._response(status, **known)
         if self._ask.is_stored:
             kept = KeptResponse(
@@ -233,11 +233,11 @@ class ResponseShape(Shape):
         return item
 
     def _place(self, item: Item) -> dict[str, Any]:
-        """Where the only part of the item is; it is the last one."""
+        """Return where the only part of the item is; it is the last one."""
         return {"item_id": item.id, "output_index": len(self._items) - 1, "content_index": 0}
 
     def _grow(self, kind: str, text: str) -> bytes:
-        """More text for the item of this kind that is open, or for a new one."""
+        """Return more text for the item of this kind that is open, or for a new one."""
         opening, item = b"", self._open
         if item is None or item.kind != kind:
             opening = self._close("completed")
@@ -259,13 +259,13 @@ class ResponseShape(Shape):
         return opening + piece.encode()
 
     def _scored(self, item: Item) -> list[dict[str, Any]]:
-        """The log-probabilities that belong to the newest text of a message."""
+        """Return the log-probabilities that belong to the newest text of a message."""
         scored, self._unshown = self._unshown, []
         item.logprobs += scored
         return scored
 
     def _call(self, call: dict[str, Any]) -> bytes:
-        """A whole call; one that cannot be read is text."""
+        """Return a whole call; one that cannot be read is text."""
         function = call["function"]
         if not function["name"]:
             return self._grow("message", function["arguments"])
@@ -287,7 +287,7 @@ class ResponseShape(Shape):
         return sent + self._close("completed")
 
     def _close(self, status: str) -> bytes:
-        """Ends the item that is open, if one is."""
+        """End the item that is open, if one is."""
         item, number = self._open, len(self._items) - 1
         if item is None:
             return b""
@@ -315,7 +315,7 @@ def _event_of(item: Item) -> str:
 
 
 def _custom_input(arguments: str) -> str | None:
-    """The text that a custom tool is called with; None if the model has called it otherwise."""
+    """Return the text that a custom tool is called with; None if it is called otherwise."""
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):

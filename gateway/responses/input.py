@@ -81,7 +81,7 @@ def to_keep(items: Iterable[dict[str, Any]]) -> list[Item]:
 
 
 def read_input(items: Iterable[Any], tools: Tools, unread: list[str]) -> list[Message]:
-    """The messages for the chat template.
+    """Return the messages for the chat template.
 
     Args:
         items: the input; references in it are left out.
@@ -103,7 +103,7 @@ def read_input(items: Iterable[Any], tools: Tools, unread: list[str]) -> list[Me
 
 
 def read_history(items: Iterable[Any], tools: Tools) -> list[Message]:
-    """The messages for items that were read before; those that were left out are so again."""
+    """Return the messages for items that were read before; what was left out is so again."""
     conversation = _Conversation(tools)
     for place, item in enumerate(items):
         conversation.add(item, f"history[{place}]")
@@ -192,7 +192,7 @@ class _Conversation:
             self.turns.append({"role": "tool", "tool_call_id": id, "content": shown})
 
     def _assistant(self) -> Message:
-        """The assistant's turn that continues, or a new one."""
+        """Return the assistant's turn that continues, or a new one."""
         last = self.turns[-1] if self.turns else {}
         if last.get("role") != "assistant":
             last = {"role": "assistant", "content": []}
@@ -237,12 +237,12 @@ def _joined(turn: Message) -> Message:
 
 
 def _id_of(item: dict[str, Any]) -> str:
-    """The field with the id of a local shell's call: OpenAI's clients have it in `id`."""
+    """Return the field with the id of a local shell's call: OpenAI's clients have it in `id`."""
     return "id" if item.get("call_id") is None else "call_id"
 
 
 def _output(output: Any, path: str) -> str | list[dict[str, Any]]:
-    """The content of a call's output; that of a shell has its streams one after the other."""
+    """Return the content of a call's output; of a shell, its streams one after the other."""
     match output:
         case [{"stdout": _}, *_]:
             streams = [

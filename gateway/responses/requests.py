@@ -52,7 +52,7 @@ class ResponseAsk(Ask):
 
     @property
     def previous(self) -> str:
-        """The id of the response that this one continues; empty for none."""
+        """Return the id of the response that this one continues; empty for none."""
         return self.echo.get("previous_response_id") or ""
 
     def head(self) -> Self:
@@ -61,7 +61,7 @@ class ResponseAsk(Ask):
 
 
 def read_response(body: dict[str, Any], recalled: Recalled | None = None) -> ResponseAsk:
-    """Reads the body of `POST /v1/responses`.
+    """Read the body of `POST /v1/responses`.
 
     Args:
         body: of the request.
@@ -123,7 +123,7 @@ def read_response(body: dict[str, Any], recalled: Recalled | None = None) -> Res
 
 
 def read_response_count(body: dict[str, Any], recalled: Recalled | None = None) -> ResponseAsk:
-    """Reads the body of `POST /v1/responses/input_tokens`: what the daemon would be asked, and more
+    """Read the body of `POST /v1/responses/input_tokens`: what the daemon would be asked, and more
     tokens than it can give.
 
     Raises:
@@ -210,7 +210,7 @@ def _choice(choice: Any, tools: Tools) -> Any:
 
 
 def _function(chosen: dict[str, Any], tools: Tools) -> dict[str, Any] | None:
-    """A choice of one function; None for a tool that runs elsewhere."""
+    """Return a choice of one function; None for a tool that runs elsewhere."""
     match chosen:
         case {"type": "function" | "custom", "name": str(name), **rest}:
             called = Called(name, str(rest.get("namespace") or ""))
