@@ -132,13 +132,13 @@ def advice_of(close: Any) -> str:
 
 def cancelled() -> Failure:
     """Return the failure of an answer that was ended by hand, not to be asked for again."""
-    return _failure(CANCELLED, "somebody has ended this request (`mlxsup cancel`)", "cancelled")
+    return _failure(CANCELLED, "this request was cancelled with `mlxsup cancel`", "cancelled")
 
 
 def interrupted() -> Failure:
     """Return the failure of an answer that the gateway has ended, because it ends itself."""
     row = ROWS[ErrorCode.SHUTTING_DOWN]
-    return _failure(row, "the gateway is ending, and with it this answer", "shutting_down")
+    return _failure(row, "the gateway is shutting down, which ends this answer", "shutting_down")
 
 
 def error_response(scope: MutableMapping[str, Any], failure: Failure) -> JSONResponse:
