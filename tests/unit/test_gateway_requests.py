@@ -183,7 +183,7 @@ BODIES: dict[Api, list[dict[str, Any]]] = {
         {"echo": True, "logprobs": 2, "max_tokens": 1}, {"prompt_logprobs": 3, "logprobs": 2},
         {"echo": True, "prompt_logprobs": 3, "logprobs": 2}, {"prompt_logprobs": 21},
         {"prompt_logprobs": 1, "stream": True}, {"max_tokens": 0}, {"max_tokens": -2}, {"echo": 0},
-        {"suffix": "x"}, {"best_of": 2},
+        {"suffix": "x"}, {"best_of": 2}, {"best_of": True},
         {"timeout_s": 2.5}, {"timeout_s": "5m"},
     ],
     Api.RESPONSE: [
@@ -232,7 +232,7 @@ BODIES: dict[Api, list[dict[str, Any]]] = {
         {"text": 3}, {"text": {"format": {"type": "poem"}}}, {"text": {"verbosity": "low"}},
         {"reasoning": {"effort": 3}}, {"include": ["message.output_text.logprobs"]},
         {"include": "x"}, {"stream": 1}, {"parallel_tool_calls": 1},
-        {"background": True}, {"truncation": "auto"},
+        {"background": True}, {"truncation": "auto"}, {"max_tool_calls": True},
         {"messages": []}, {"client": "bob"}, {"timeout_s": 2.5}, {"timeout_s": "5m"},
     ],
     Api.MESSAGE: [
