@@ -122,16 +122,18 @@ class Gateway:
             hosts: further names that requests may be sent to.
             origins: pages of other sites that may ask.
         """
+        count = partial(self.count, api=Api.COUNT)
+        count_input = partial(self.count, api=Api.RESPONSE_COUNT, object="response.input_tokens")
         routes = [
             self._answered("/v1/chat/completions", Api.CHAT, ChatShape),
             self._answered("/v1/completions", Api.COMPLETION, CompletionShape),
             Route("/v1/responses", self.response, methods=["POST"]),
-            Route("/v1/responses/input_tokens", self.count_input, methods=["POST"]),
+            Route("/v1/responses/input_tokens", count_input, methods=["POST"]),
             Route("/v1/responses/{id}", self.kept_response, methods=["GET"]),
             Route("/v1/responses/{id}", self.forget_response, methods=["DELETE"]),
             Route("/v1/responses/{id}/input_items", self.input_items, methods=["GET"]),
             self._answered("/v1/messages", Api.MESSAGE, MessageShape),
-            Route("/v1/messages/count_tokens", self.count, methods=["POST"]),
+            Route("/v1/messages/count_tokens", count, methods=["POST"]),
             Route("/v1/models", self.models, methods=["GET"]),
             Route("/v1/models/{name:path}", self.model, methods=["GET"]),
             Route("/health", self.health, methods=["GET"]),
@@ -190,13 +192,6 @@ class Gateway:
         shape = partial(ResponseShape, keep=partial(self.kept.keep, _key_of(request)))
         return await self.answer(request, api=Api.RESPONSE, shape=shape)
 
-    async def count_input(self, request: Request) -> Response:
-        """`POST /v1/responses/input_tokens`."""
-        ask, sent = await self._bodies.read(request, Api.RESPONSE_COUNT)
-        return await count_tokens(
-            request, self._daemon, ask, sent, self.open_answers, object="response.input_tokens"
-        )
-
     async def kept_response(self, request: Request) -> Response:
         """`GET /v1/responses/{id}`."""
         if request.query_params.get("stream", "false") != "false":
@@ -216,10 +211,10 @@ class Gateway:
         self.kept.remove(_key_of(request), id)
         return JSONResponse({"id": id, "object": "response", "deleted": True})
 
-    async def count(self, request: Request) -> Response:
-        """`POST /v1/messages/count_tokens`."""
-        ask, sent = await self._bodies.read(request, Api.COUNT)
-        return await count_tokens(request, self._daemon, ask, sent, self.open_answers)
+    async def count(self, request: Request, *, api: Api, **more: str) -> Response:
+        """Count the tokens of a request; further fields of the answer are those of its API."""
+        ask, sent = await self._bodies.read(request, api)
+        return await count_tokens(request, self._daemon, ask, sent, self.open_answers, **more)
 
     async def models(self, request: Request) -> Response:
         """`GET /v1/models`, and the same at `GET /models`."""

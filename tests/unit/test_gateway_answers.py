@@ -117,8 +117,9 @@ def of_choices(response: Response) -> Iterator[Part]:
             ):
                 if said.get(name):
                     yield kind, index, said[name]
-            for call in said.get("tool_calls", ()):
-                yield "call", index, (call["function"]["name"], call["function"]["arguments"])
+            for nth, call in enumerate(said.get("tool_calls", ())):
+                function = call["function"]
+                yield "call", call.get("index", nth), (function["name"], function["arguments"])
             for token in (choice.get("logprobs") or {}).get("content", ()):
                 yield "scored", index, token["token"]
             if choice["finish_reason"]:
@@ -261,6 +262,10 @@ CASES = {
     ),
     "call alone": Case(
         [calling(F), result("", FinishReason.TOOL_CALLS, tool_calls=[F])],
+        {path: {} for path in WITH_CALLS},
+    ),
+    "one call after the other": Case(
+        [*map(calling, (F, G, F)), result("", FinishReason.TOOL_CALLS, tool_calls=[F, G, F])],
         {path: {} for path in WITH_CALLS},
     ),
     "call of a namespace": Case([calling(F), result("")], {RESPONSE: {"tools": [SPACE]}}),
