@@ -13,7 +13,7 @@ BAD_SPEC_EXIT = 64
 
 
 def run() -> int:
-    """Reads the spec and serves; returns the exit code."""
+    """Read the spec and serve; return the exit code."""
     line = sys.stdin.buffer.readline()
     try:
         spec = GatewaySpec.from_line(line)

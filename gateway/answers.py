@@ -8,36 +8,45 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mlxsup.client import AsyncClient, ConnectionLost, Delta, FinishReason, RequestError, Result
+from mlxsup.client import (
+    AsyncClient,
+    ConnectionLost,
+    Delta,
+    FinishReason,
+    Notice,
+    NoticeKind,
+    RequestError,
+    Result,
+)
 from mlxsup.client.async_streams import AsyncStream
+from mlxsup.protocol.client_messages import CHANGED as BEGINNING
 
-from .apis import IGNORED, REQUEST_ID, WARNINGS, error_response
+from . import limits
 from .ask import Ask
-from .body import Disconnected, Receive
-from .conversion import Sent
+from .body import Disconnected, Receive, gone
+from .converter import Sent
+from .errors import cancelled, error_response, failure_of, interrupted
 from .failure import Failure
-from .metrics.meter import Meter
-from .one_call import OneCall
-from .openai.errors import cancelled, failure_of, interrupted
-from .progress import Progress, changed
-from .shape import Shape, warned
+from .headers import CHANGED, IGNORED, REQUEST_ID, WARNINGS
+from .metrics import Meter
+from .shape import OneCall, Shape, warned
 from .sse import EventStream, Send
 
-MakeShape = Callable[[str, int], Shape]
-"""Makes the shape of an answer from its id and its time."""
+MakeShape = Callable[[Any, str, int], Shape]
+"""Makes the shape of an answer from what was asked for, the name of the request, and the time."""
 
 
 class Endable(Protocol):
     """What runs until it is ended: a request of the daemon, or a task that follows its changes."""
 
     def cancel(self) -> object:
-        """Ends it."""
+        """End it."""
 
 
 class OpenAnswers:
@@ -55,15 +64,15 @@ class OpenAnswers:
         self._streams: set[Endable] = set()
 
     def add(self, streams: Sequence[Endable]) -> None:
-        """Some more."""
+        """List some more."""
         self._streams.update(streams)
 
     def remove(self, streams: Sequence[Endable]) -> None:
-        """They have ended."""
+        """Strike out those that have ended."""
         self._streams.difference_update(streams)
 
     def cancel(self) -> None:
-        """Ends all."""
+        """End all."""
         self.is_ending = True
         for stream in list(self._streams):
             stream.cancel()
@@ -99,11 +108,11 @@ class Answer:
 
     @property
     def request_id(self) -> str:
-        """The name of the first of them in logs, in `status` and in errors."""
+        """Return the name of the first of them in logs, in `status` and in errors."""
         return self.streams[0].request_id
 
     def cancel(self) -> None:
-        """Ends all."""
+        """End all."""
         for stream in self.streams:
             stream.cancel()
 
@@ -113,7 +122,7 @@ class Answer:
         receive: Receive,
         on_accepted: Callable[[], None] | None = None,
     ) -> list[Result]:
-        """Reads all to their ends, unless the reader leaves before.
+        """Read all to their ends, unless the reader leaves before.
 
         Args:
             take: reads one, which has this number.
@@ -155,7 +164,7 @@ class Answer:
         return results
 
     async def _are_accepted(self, tasks: Sequence[asyncio.Task[None]]) -> bool:
-        """Whether the daemon has taken every request, and not refused one of them.
+        """True if the daemon has taken every request, and not refused one of them.
 
         One that is alone is not waited for: whatever comes of it first tells.
 
@@ -171,7 +180,7 @@ class Answer:
         return not any(task.done() and task.exception() for task in tasks)
 
     def _named(self, failure: Failure) -> Failure:
-        """The failure, whose response has the name of the request."""
+        """Return the failure, whose response has the name of the request."""
         failure.headers[REQUEST_ID] = self.request_id
         return failure
 
@@ -217,8 +226,7 @@ def ignored(ask: Ask) -> dict[str, str]:
 
 
 def _shaped(ask: Ask, shape: MakeShape, answer: Answer) -> Shape:
-    """What the answer looks like."""
-    shaped = shape(answer.request_id, int(time.time()))
+    shaped = shape(ask, answer.request_id, int(time.time()))
     return OneCall(shaped) if ask.has_one_call else shaped
 
 
@@ -237,7 +245,7 @@ class _Streamed(Response):
         self._is_accepted = asyncio.Event()
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Sends the response; see Starlette's `Response`."""
+        """Send the response; see Starlette's `Response`."""
         out = EventStream(scope, send, self._head)
 
         async def take(index: int, stream: AsyncStream) -> None:
@@ -265,7 +273,7 @@ class _Streamed(Response):
         await out.end()
 
     async def _take(self, index: int, stream: AsyncStream, out: EventStream) -> None:
-        shape, first = self._shape, self._shape.first(index) or b""
+        shape, first = self._shape, self._shape.first(index)
         async for delta in stream:
             if (piece := shape.piece(index, delta)) is not None:
                 # With the head of the response, for which there may be a wait.
@@ -285,7 +293,66 @@ class _Streamed(Response):
         await out.write(first + shape.last(index, stream.result))
 
 
-async def gone(receive: Receive) -> None:
-    """Returns when the reader has left."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
+# ---------------------------------------------------------------- progress
+
+
+def progress_text(notice: Notice) -> str:
+    """Return what a comment says of a notice; empty if it is no progress."""
+    detail = notice.detail
+    match notice.kind:
+        case NoticeKind.QUEUED:
+            return f"queued, place {detail.get('position')}"
+        case NoticeKind.LOADING:
+            return f"loading, {float(detail.get('fraction') or 0.0):.0%}"
+        case NoticeKind.PREFILLING:
+            return f"reading the prompt, {detail.get('done')} of {detail.get('total')} tokens"
+    return ""
+
+
+def changed(warnings: Iterable[str]) -> dict[str, str]:
+    """Return the header that says what was changed in the messages; none if nothing was."""
+    said = [one.removeprefix(BEGINNING) for one in warnings if one.startswith(BEGINNING)]
+    return {CHANGED: "; ".join(dict.fromkeys(said))} if said else {}
+
+
+class Progress:
+    """Turns the notices of a streamed answer into comments, and what was changed into a header.
+
+    Nothing is sent at first, so that a refusal can still be a status. A request that stands still
+    gets no comment: its reader's own time limit is right about it.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._changes: list[str] = []  # known before the first piece
+        self._clock = clock
+        self._next_at = clock() + limits.HOLD_S
+        self._out: EventStream | None = None
+        self._shape: Shape | None = None
+        # At most one: the next is a second later, and none is begun while it waits for a reader.
+        self._comment: asyncio.Task[None] | None = None
+
+    def attach(self, out: EventStream, shape: Shape) -> None:
+        """Send comments there from now on, in the form of this API."""
+        self._out, self._shape = out, shape
+        out.add_headers(changed(self._changes))
+
+    def close(self) -> None:
+        """Begin no further comment, as the answer has ended. One that waits for its turn is sent,
+        because the head of the response may go with it."""
+        self._out = None
+
+    def __call__(self, notice: Notice) -> None:
+        """Tell the reader what a request waits for, or that it was changed."""
+        if notice.kind is NoticeKind.CHANGED:
+            self._changes += notice.detail["warnings"]
+            if self._out is not None:
+                self._out.add_headers(changed(self._changes))
+        text, now = progress_text(notice), self._clock()
+        is_busy = self._comment is not None and not self._comment.done()
+        if not text or self._out is None or self._shape is None or is_busy or now < self._next_at:
+            return
+        self._next_at = now + limits.COMMENT_INTERVAL_S
+        self._comment = asyncio.create_task(self._out.write(self._shape.waits(text)))

@@ -20,35 +20,30 @@ from starlette.routing import Route
 from mlxsup.client import AsyncClient, ConnectionLost, RequestError
 from mlxsup.protocol.gateway import is_loopback
 
-from . import limits
-from .answers import OpenAnswers, answer
+from . import limits, lm_studio
+from .answers import MakeShape, OpenAnswers, answer
 from .anthropic import models as anthropic_models
 from .anthropic.events import MessageShape
-from .anthropic.requests import MessageAsk
-from .apis import error_response, is_anthropic
 from .ask import Ask
-from .bodies import Bodies
-from .body import Disconnected
-from .changes import Changes
-from .conversion import Api
+from .body import Bodies, Disconnected
+from .changes import Changes, ModelEvents
+from .converter import Api
 from .counting import count_tokens
 from .descriptions import Descriptions
+from .errors import error_response, failure_of
 from .failure import Failure, bad_field
 from .guard import Guard
+from .headers import is_anthropic
 from .keys import CALLER, Caller, Keys
-from .lm_studio import LmStudio
-from .metrics.meter import CONTENT_TYPE, Meter
-from .model_events import ModelEvents
+from .metrics import CONTENT_TYPE, Meter
 from .names import FRESH_S, Names
 from .ollama.routes import Ollama
 from .openai.chunks import ChatShape, CompletionShape
-from .openai.errors import failure_of
 from .openai.models import model_list, one_model, readiness
 from .operator import Operator, daemon_silent
 from .page.page import Page
 from .responses.events import ResponseShape
 from .responses.kept import KeptResponses, list_items
-from .responses.requests import ResponseAsk
 
 _NO_CONVERSATIONS = (
     "conversations are not kept here: continue a response with `previous_response_id`"
@@ -111,21 +106,15 @@ class Gateway:
         self._changes = Changes(self._meter.changed)
         self._events = ModelEvents(self._changes, self.open_answers)
         self._page = Page(self._status, self.operator)
-        descriptions = Descriptions()
+        self._descriptions = Descriptions(self._names, self._status)
         self._ollama = Ollama(
-            self._bodies,
-            self._names,
-            lambda: self._daemon,
-            self._status,
-            descriptions,
-            self.open_answers,
+            self._bodies, lambda: self._daemon, self._status, self._descriptions, self.open_answers
         )
-        self._lm_studio = LmStudio(self._names, self._status, descriptions)
 
     def app(
         self, host: str, keys: Keys, hosts: Sequence[str] = (), origins: Sequence[str] = ()
     ) -> Guard:
-        """The whole application.
+        """Return the whole application.
 
         Args:
             host: the address that it listens at.
@@ -133,16 +122,18 @@ class Gateway:
             hosts: further names that requests may be sent to.
             origins: pages of other sites that may ask.
         """
+        count = partial(self.count, api=Api.COUNT)
+        count_input = partial(self.count, api=Api.RESPONSE_COUNT, object="response.input_tokens")
         routes = [
-            Route("/v1/chat/completions", self.chat, methods=["POST"]),
-            Route("/v1/completions", self.completion, methods=["POST"]),
+            self._answered("/v1/chat/completions", Api.CHAT, ChatShape),
+            self._answered("/v1/completions", Api.COMPLETION, CompletionShape),
             Route("/v1/responses", self.response, methods=["POST"]),
-            Route("/v1/responses/input_tokens", self.count_input, methods=["POST"]),
+            Route("/v1/responses/input_tokens", count_input, methods=["POST"]),
             Route("/v1/responses/{id}", self.kept_response, methods=["GET"]),
             Route("/v1/responses/{id}", self.forget_response, methods=["DELETE"]),
             Route("/v1/responses/{id}/input_items", self.input_items, methods=["GET"]),
-            Route("/v1/messages", self.message, methods=["POST"]),
-            Route("/v1/messages/count_tokens", self.count, methods=["POST"]),
+            self._answered("/v1/messages", Api.MESSAGE, MessageShape),
+            Route("/v1/messages/count_tokens", count, methods=["POST"]),
             Route("/v1/models", self.models, methods=["GET"]),
             Route("/v1/models/{name:path}", self.model, methods=["GET"]),
             Route("/health", self.health, methods=["GET"]),
@@ -153,7 +144,7 @@ class Gateway:
             *self._events.routes(),
             *self._page.routes(),
             *self._ollama.routes(),
-            *self._lm_studio.routes(),
+            *lm_studio.routes(self._descriptions),
             *(
                 Route(path, _missing(sentence), methods=["GET", "POST"])
                 for path, sentence in MISSING.items()
@@ -191,57 +182,15 @@ class Gateway:
 
     # ------------------------------------------------------------ routes
 
-    async def chat(self, request: Request) -> Response:
-        """`POST /v1/chat/completions`."""
-        ask, sent = await self._bodies.read(request, Api.CHAT)
-
-        def shape(name: str, created: int) -> ChatShape:
-            return ChatShape(
-                f"chatcmpl-{name}",
-                created,
-                ask.model,
-                ask.n,
-                ask.has_usage,
-                tells_prompt=ask.tells_prompt,
-            )
-
-        return await answer(request, self._daemon, ask, sent, self.open_answers, shape)
-
-    async def completion(self, request: Request) -> Response:
-        """`POST /v1/completions`."""
-        ask, sent = await self._bodies.read(request, Api.COMPLETION)
-
-        def shape(name: str, created: int) -> CompletionShape:
-            return CompletionShape(
-                f"cmpl-{name}",
-                created,
-                ask.model,
-                ask.n,
-                ask.has_usage,
-                has_echo=ask.has_echo,
-                has_logprobs=ask.has_logprobs,
-                tells_prompt=ask.tells_prompt,
-            )
-
+    async def answer(self, request: Request, *, api: Api, shape: MakeShape) -> Response:
+        """Answer a request for text, in the form of its API."""
+        ask, sent = await self._bodies.read(request, api)
         return await answer(request, self._daemon, ask, sent, self.open_answers, shape)
 
     async def response(self, request: Request) -> Response:
         """`POST /v1/responses`."""
-        ask, sent = await self._bodies.read(request, Api.RESPONSE)
-        assert isinstance(ask, ResponseAsk)
-
-        def shape(name: str, created: int) -> ResponseShape:
-            return ResponseShape(name, created, ask, keep)
-
-        keep = partial(self.kept.keep, _key_of(request))
-        return await answer(request, self._daemon, ask, sent, self.open_answers, shape)
-
-    async def count_input(self, request: Request) -> Response:
-        """`POST /v1/responses/input_tokens`."""
-        ask, sent = await self._bodies.read(request, Api.RESPONSE_COUNT)
-        return await count_tokens(
-            request, self._daemon, ask, sent, self.open_answers, object="response.input_tokens"
-        )
+        shape = partial(ResponseShape, keep=partial(self.kept.keep, _key_of(request)))
+        return await self.answer(request, api=Api.RESPONSE, shape=shape)
 
     async def kept_response(self, request: Request) -> Response:
         """`GET /v1/responses/{id}`."""
@@ -262,20 +211,10 @@ class Gateway:
         self.kept.remove(_key_of(request), id)
         return JSONResponse({"id": id, "object": "response", "deleted": True})
 
-    async def message(self, request: Request) -> Response:
-        """`POST /v1/messages`."""
-        ask, sent = await self._bodies.read(request, Api.MESSAGE)
-        assert isinstance(ask, MessageAsk)
-
-        def shape(name: str, _: int) -> MessageShape:
-            return MessageShape(f"msg_{name}", ask)
-
-        return await answer(request, self._daemon, ask, sent, self.open_answers, shape)
-
-    async def count(self, request: Request) -> Response:
-        """`POST /v1/messages/count_tokens`."""
-        ask, sent = await self._bodies.read(request, Api.COUNT)
-        return await count_tokens(request, self._daemon, ask, sent, self.open_answers)
+    async def count(self, request: Request, *, api: Api, **more: str) -> Response:
+        """Count the tokens of a request; further fields of the answer are those of its API."""
+        ask, sent = await self._bodies.read(request, api)
+        return await count_tokens(request, self._daemon, ask, sent, self.open_answers, **more)
 
     async def models(self, request: Request) -> Response:
         """`GET /v1/models`, and the same at `GET /models`."""
@@ -315,13 +254,16 @@ class Gateway:
 
     # ------------------------------------------------------------ inside
 
+    def _answered(self, path: str, api: Api, shape: MakeShape) -> Route:
+        return Route(path, partial(self.answer, api=api, shape=shape), methods=["POST"])
+
     @property
     def _daemon(self) -> AsyncClient:
         assert self._client is not None, "the lifespan has begun before any request"
         return self._client
 
     async def _resolved(self, ask: Ask) -> Ask:
-        """The same request, which knows what its model's name means; so does the meter.
+        """Return the same request, which knows what its model's name means; so does the meter.
 
         Raises:
             Failure: the daemon was asked, and does not answer.
@@ -332,7 +274,7 @@ class Gateway:
         return resolved
 
     async def _learn(self, name: str) -> None:
-        """Asks the daemon which names there are, if nobody has done so in the last second."""
+        """Ask the daemon which names there are, unless that was done in the last second."""
         async with self._learning:
             if self._meter.knows(name) or time.monotonic() - self._learnt_at < FRESH_S:
                 return
@@ -343,7 +285,7 @@ class Gateway:
             self._learnt_at = time.monotonic()
 
     async def _status(self) -> dict[str, Any]:
-        """The daemon's status.
+        """Return the daemon's status.
 
         Raises:
             Failure: it does not answer.
@@ -365,7 +307,7 @@ def _key_of(request: Request) -> str:
 
 
 def _missing(message: str) -> Any:
-    """A route that says what is not there."""
+    """Return a route that says what is not there."""
 
     async def say(request: Request) -> NoReturn:
         raise Failure(
@@ -380,7 +322,7 @@ async def _on_failure(request: Request, failure: Failure) -> Response:
 
 
 async def _on_disconnected(request: Request, _: Disconnected) -> None:
-    """Nobody reads an answer: none is sent, and none is counted."""
+    """Send no answer, as no client reads it, and count none."""
 
 
 async def _on_bug(request: Request, _: Exception) -> Response:
@@ -395,7 +337,7 @@ async def _on_bug(request: Request, _: Exception) -> Response:
 
 
 async def _on_http_exception(request: Request, error: HTTPException) -> Response:
-    """What Starlette refuses by itself: unknown paths, and methods that a path does not take."""
+    """Return the refusal of an unknown path, or of a method that a path does not take."""
     path = f"{request.method} {request.url.path[:200]}"
     if error.status_code == HTTPStatus.NOT_FOUND:
         message = f"{path}: no such path; {_advice_on(request)}"
@@ -413,7 +355,7 @@ async def _on_http_exception(request: Request, error: HTTPException) -> Response
 
 
 def _advice_on(request: Request) -> str:
-    """Which path may have been meant: `/v1` is easily forgotten, or written twice."""
+    """Return which path may have been meant: `/v1` is easily forgotten, or written twice."""
     asked = request.url.path[:200]
     routes = (route.path for route in request.app.routes if isinstance(route, Route))
     known = [

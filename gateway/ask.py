@@ -6,10 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from mlxsup.client.thinking import thinking_arguments
 from mlxsup.protocol.parameters import MOST_TOKENS
-
-from .failure import bad_field
 
 TEMPLATE = "chat_template_kwargs"
 
@@ -53,16 +50,16 @@ class Ask:
     unread: Sequence[str] = ()
 
     def in_name_of(self, account: str) -> Self:
-        """The same on behalf of an account; empty: of the gateway's process."""
+        """Return the same on behalf of an account; empty: of the gateway's process."""
         return replace(self, parameters={**self.parameters, "client": account}) if account else self
 
     def head(self) -> Self:
-        """The same without what is long: a few KiB, and no parameter but `keep_alive`."""
+        """Return the same without what is long: a few KiB, and no parameter but `keep_alive`."""
         kept = {name: self.parameters[name] for name in ("keep_alive",) if name in self.parameters}
         return replace(self, inputs=(), parameters=kept, defaults={}, template={})
 
     def choices(self) -> list[dict[str, Any]]:
-        """The arguments of `generate` for each answer, in the order of `choices`."""
+        """Return the arguments of `generate` for each answer, in the order of `choices`."""
         seed = self.parameters.get("seed", self.preset.get("seed"))
         return [
             {
@@ -75,7 +72,7 @@ class Ask:
         ]
 
     def _effective(self, *, is_chat: bool) -> dict[str, Any]:
-        """The parameters, with those that the request leaves out.
+        """Return the parameters, with those that the request leaves out.
 
         Agents send one large `max_tokens` to every model, so what does not fit into the context
         is reduced.
@@ -90,37 +87,3 @@ class Ask:
             if extra:
                 effective[TEMPLATE] = extra
         return effective
-
-
-def add_to_template(given: dict[str, Any], extra: Mapping[str, Any]) -> None:
-    """Add arguments of the chat template, unless the request has them itself."""
-    own = given.get(TEMPLATE, {})
-    if extra and isinstance(own, dict):  # otherwise `generate` says what is wrong with it
-        given[TEMPLATE] = {**extra, **own}
-
-
-def think_arguments(think: Any, path: str) -> dict[str, Any]:
-    """Return the arguments of the chat template for Ollama's `think`: yes, no, or an effort.
-
-    Raises:
-        Failure: it is something else.
-    """
-    if isinstance(think, bool):
-        return thinking_arguments(thinks=think)
-    if not isinstance(think, str):
-        raise bad_field(path, f"{path} takes true, false or an effort")
-    return {**thinking_arguments(thinks=True), **effort_arguments(think, path)}
-
-
-def effort_arguments(effort: Any, path: str) -> dict[str, Any]:
-    """Return the arguments of the chat template for an effort; `none` means no reasoning.
-
-    Raises:
-        Failure: it is no text.
-    """
-    if not isinstance(effort, str):
-        raise bad_field(path, f"{path} takes a text")
-    return {
-        "reasoning_effort": effort,
-        **(thinking_arguments(thinks=False) if effort == "none" else {}),
-    }

@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def background(work: Coroutine[Any, Any, None], *, lost: str) -> AsyncIterator[None]:
-    """Runs something until the block is left.
+    """Run something until the block is left.
 
     Args:
         work: may end by itself; whatever it raises is a bug, and is logged at once.

@@ -2,22 +2,50 @@
 
 Some requests are answered before their body has come: it is too long, of another type, or nobody
 wants it. The rest must not be taken for a request, and its sender must get to see the answer.
+A short body is converted on the event loop, a long one by a process.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import math
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
+from contextlib import contextmanager
+from dataclasses import replace
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+
+from mlxsup.client import RequestError
+from mlxsup.protocol.codec import unpack
+from mlxsup.protocol.errors import RemoteError
 
 from . import limits
+from .ask import Ask
+from .converter import Api, Frame, Sent, ask_of, encode_ask, parse_object, read_ask
+from .converters import ConverterLost, Converters, busy
+from .errors import failure_of
 from .failure import Failure
+from .fields import check_unread
+from .keys import CALLER, Caller, operator_needed
+from .metrics import Meter
+from .responses.kept import Item, KeptResponses, Recalled
+from .responses.requests import ResponseAsk
 
-if TYPE_CHECKING:  # a converter needs no server
-    from starlette.requests import Request
+LEAST_KEEP_S = 60.0
+MOST_KEEP_S = 24 * 3600.0
+"""The bounds of `keep_alive` for callers who are no operators: less unloads a model that others
+use, as 0 does, and more keeps it as good as for ever."""
+
+T = TypeVar("T")
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
@@ -26,6 +54,9 @@ JSON_TYPE = "application/json"
 OF_BROWSERS = ("origin", "sec-fetch-site", "referer")
 """Headers that a browser adds to what a page of another site sends. Such a page may send a body of
 JSON only after it has asked (CORS), and any other body without asking."""
+
+Resolve = Callable[[Ask], Awaitable[Ask]]
+"""Finds out what the name of a request's model means; raises `Failure`."""
 
 
 class Disconnected(Exception):
@@ -49,7 +80,7 @@ class Heard:
         self.is_over = False
 
     async def __call__(self) -> MutableMapping[str, Any]:
-        """The next piece; see the ASGI specification."""
+        """Return the next piece; see the ASGI specification."""
         self._waits = False  # the server has said that word now
         message = await self._receive()
         self.is_over = not message.get("more_body", False)
@@ -67,6 +98,12 @@ class Heard:
                     dropped += len((await self()).get("body", b""))
         except TimeoutError:
             pass
+
+
+async def gone(receive: Receive) -> None:
+    """Return when the reader has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def read_json(request: Request) -> dict[str, Any]:
@@ -105,29 +142,179 @@ async def read_body(
         ) from None
 
 
-def parse_object(data: bytes) -> dict[str, Any]:
-    """Reads a JSON object.
+class Bodies:
+    """Reads bodies.
+
+    Args:
+        resolve: see `Resolve`.
+        meter: counts those that the daemon would refuse.
+        kept: what requests may refer to.
+        refuses_unread: true if a field that is not read here is an error.
+    """
+
+    def __init__(
+        self, resolve: Resolve, meter: Meter, kept: KeptResponses, *, refuses_unread: bool
+    ) -> None:
+        self._resolve = resolve
+        self._meter = meter
+        self._kept = kept
+        self._refuses_unread = refuses_unread
+        self._converters = Converters()
+        self._held_bytes = 0
+
+    async def close(self) -> None:
+        """End the converters."""
+        await self._converters.close()
+
+    async def read(self, request: Request, api: Api) -> tuple[Ask, Sequence[Sent]]:
+        """Return what a request asks for, and what the daemon is to be sent for it.
+
+        Raises:
+            Failure: the body is wrong, too long or too slow, or there are too many.
+            Disconnected: nobody waits for the answer any longer.
+        """
+        caller: Caller = request.scope[CALLER]
+        with self._room() as take:
+            data = await read_body(request, limits.MAX_BODY_BYTES, take)
+            if len(data) > limits.MAX_SMALL_BODY_BYTES:
+                return await _unless_gone(request, self._convert(api, data, caller, take))
+            ask = read_ask(api, data)
+            if (recalled := self._recall(ask, caller, take)) is not None:
+                if sum(map(len, recalled)) > limits.MAX_SMALL_BODY_BYTES:
+                    work = self._convert(api, data, caller, take, recalled)
+                    return await _unless_gone(request, work)
+                ask = read_ask(api, data, recalled)
+        ask = await self._resolved(ask.in_name_of(caller.account), caller)
+        with self._counting(ask):
+            return ask, encode_ask(ask)
+
+    def _recall(self, ask: Ask, caller: Caller, take: Callable[[int], None]) -> Recalled | None:
+        """Return what a response refers to; None: it refers to nothing."""
+        if not isinstance(ask, ResponseAsk) or not (ask.previous or ask.references):
+            return None
+        recalled = self._kept.recall(caller.key, ask.previous, ask.references)
+        take(sum(map(len, recalled)))
+        return recalled
+
+    async def _convert(
+        self,
+        api: Api,
+        data: bytes,
+        caller: Caller,
+        take: Callable[[int], None],
+        recalled: Recalled | None = None,
+    ) -> tuple[Ask, Sequence[Sent]]:
+        """Return the same with a converter."""
+        async with self._converters.one() as converter:
+            try:
+                async with asyncio.timeout(limits.CONVERT_LIMIT_S):
+                    asked = {"api": api.value, "account": caller.account}
+                    head, _ = _checked(await converter.ask(asked, data, *(recalled or ())))
+                    ask = ask_of(api, head)
+                    if recalled is None and (recalled := self._recall(ask, caller, take)):
+                        head, _ = _checked(await converter.ask(asked, data, *recalled))
+                        ask = ask_of(api, head)
+                    ask = await self._resolved(ask, caller)
+                    meant = {"target": ask.target, "preset": ask.preset}
+                    answer = await converter.ask(meant)
+            except TimeoutError:
+                raise _too_slow() from None
+            except ConverterLost:
+                raise _lost(await converter.end()) from None
+        with self._counting(ask):
+            named, frames = _checked(answer)
+        if isinstance(ask, ResponseAsk):
+            ask = replace(ask, items=[Item(*item) for item in unpack(frames.pop())])
+        pairs = [frames[place : place + 2] for place in range(0, len(frames), 2)]
+        return ask, list(zip(named["ids"], pairs, strict=True))
+
+    async def _resolved(self, ask: Ask, caller: Caller) -> Ask:
+        if self._refuses_unread:
+            check_unread(ask.unread)
+        _check_keep_alive(ask.parameters, caller)
+        return await self._resolve(ask)
+
+    @contextmanager
+    def _counting(self, ask: Ask) -> Iterator[None]:
+        """Count a request with a wrong parameter, and make a response of its error."""
+        try:
+            yield
+        except RequestError as error:
+            self._meter.failed(ask.target or ask.model, error)
+            raise failure_of(error) from None
+
+    @contextmanager
+    def _room(self) -> Iterator[Callable[[int], None]]:
+        """Count the bytes of a body as long as the block lasts; those of a short one are free."""
+        length = 0
+
+        def take(more: int) -> None:
+            nonlocal length
+            before, length = _counted(length), length + more
+            self._held_bytes += _counted(length) - before
+            if self._held_bytes > limits.MAX_HELD_BYTES:
+                raise busy()
+
+        try:
+            yield take
+        finally:
+            self._held_bytes -= _counted(length)
+
+
+def _check_keep_alive(parameters: Mapping[str, Any], caller: Caller) -> None:
+    """Refuse what would soon unload a model, or keep it for very long: that is an operator's to
+    decide, once there are keys that tell who is one.
+
+    Args:
+        parameters: of a request, as `read_keep_alive` leaves them.
+        caller: who has sent it.
 
     Raises:
-        Failure: it is something else; the message says what and where.
+        Failure: the caller is no operator.
     """
+    keep_s = parameters.get("keep_alive")
+    if keep_s is None or LEAST_KEEP_S <= keep_s <= MOST_KEEP_S:
+        return
+    if caller.has_key and not caller.is_operator:
+        what = "keep_alive (or ttl) below a minute or above a day"
+        raise operator_needed(what, param="keep_alive")
+
+
+def _counted(length: int) -> int:
+    return length if length > limits.MAX_SMALL_BODY_BYTES else 0
+
+
+def _checked(answer: Frame) -> Frame:
+    """Return what a converter has made.
+
+    Raises:
+        Failure, RequestError: the body is wrong.
+    """
+    values, blobs = answer
+    match values:
+        case {"failure": failure}:
+            raise Failure(**failure)
+        case {"refusal": error}:
+            raise RequestError.of(RemoteError.from_wire(error))
+    return values["ok"], blobs
+
+
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Return what some work returns, unless nobody waits for the answer any longer.
+
+    Raises:
+        Disconnected: that is so.
+    """
+    working, has_left = asyncio.create_task(work), asyncio.create_task(gone(request.receive))
     try:
-        text = data.decode("utf-8")
-        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
-    except UnicodeDecodeError as error:
-        raise _bad(f"the body is not UTF-8 text (byte {error.start})") from None
-    except json.JSONDecodeError as error:
-        where = f"line {error.lineno}, column {error.colno}"
-        raise _bad(f"the body is not JSON: {error.msg} ({where})") from None
-    except RecursionError:
-        raise nested_too_deeply() from None
-    except ValueError:
-        raise _bad("a number in the body has more digits than any field takes") from None
-    if not isinstance(value, dict):
-        raise _bad("the body takes an object: {…}")
-    if b"\\u" in data:
-        _check_characters(value)
-    return value
+        await asyncio.wait({working, has_left}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Disconnected
+        return working.result()
+    finally:
+        for task in (working, has_left):
+            task.cancel()
+        await asyncio.gather(working, has_left, return_exceptions=True)
 
 
 def _check_headers(request: Request, most_bytes: int) -> None:
@@ -175,31 +362,22 @@ def _too_long(most_bytes: int) -> Failure:
     )
 
 
-def _bad(message: str) -> Failure:
-    return Failure(HTTPStatus.BAD_REQUEST, message, code="invalid_request")
+def _too_slow() -> Failure:
+    return Failure(
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        f"to read this body took more than {limits.CONVERT_LIMIT_S} s: send a shorter one, or the"
+        " same when the machine is less busy",
+        code="body_too_slow",
+        is_retryable=False,
+    )
 
 
-def _refuse_constant(word: str) -> NoReturn:
-    raise _bad(f"the body is not JSON: {word} is no number there")
-
-
-def _finite(digits: str) -> float:
-    """Read a number; one beyond all (1e999) could be sent back in no answer."""
-    if math.isinf(value := float(digits)):
-        raise _bad(f"a number in the body is larger than any field takes: {digits[:20]}")
-    return value
-
-
-def _check_characters(value: dict[str, Any]) -> None:
-    """JSON can spell half a character, which no text can hold."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise _bad("a text of the body has half a surrogate pair: no character is that") from None
-    except RecursionError:
-        raise nested_too_deeply() from None
-
-
-def nested_too_deeply() -> Failure:
-    """Return the refusal of a body whose lists and objects are within too many others."""
-    return _bad("the body is nested too deeply")
+def _lost(code: int) -> Failure:
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    return Failure(
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        f"the process that read this body has ended ({how}): send it again",
+        code="converter_lost",
+        is_retryable=True,
+        retry_after_s=1.0,
+    )

@@ -1,21 +1,33 @@
-"""The changes of models, for any number of followers: a connection has only one subscription."""
+"""The changes of models, for any number of followers: a connection has only one subscription.
+
+`GET /models/sse` passes them on in the form of llama.cpp's router.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Self
 
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
 from mlxsup.client import AsyncClient, ConnectionLost, RequestError
 from mlxsup.protocol.errors import ErrorCode
 
 from . import limits
+from .answers import OpenAnswers
 from .background import background
+from .body import Receive, gone
+from .errors import failure_of, interrupted, openai_body
 from .failure import Failure
-from .openai.errors import failure_of
+from .openai.models import status_of
+from .sse import EventStream, Send, comment, event
 
 Item = dict[str, Any] | Failure
 
@@ -32,7 +44,7 @@ class Follower:
         self._items: asyncio.Queue[Item] = asyncio.Queue()
 
     def put(self, item: Item) -> None:
-        """Takes a change, or the end; one that is too far behind gets a separate end."""
+        """Take a change, or the end; one that is too far behind gets a separate end."""
         if self._items.qsize() >= limits.MAX_CHANGES_BEHIND:
             self._changes.remove(self)
             message = f"{limits.MAX_CHANGES_BEHIND} changes were not read in time"
@@ -74,11 +86,11 @@ class Changes:
         self._gap: Failure | None = None  # why there is no subscription now
 
     def watching(self, client: AsyncClient) -> AbstractAsyncContextManager[None]:
-        """Subscribes, and passes on until the block is left."""
+        """Subscribe, and pass on until the block is left."""
         return background(self._pass_on(client), lost="changes are no longer passed on")
 
     def follow(self) -> Follower:
-        """Somebody follows.
+        """Return one more follower.
 
         Raises:
             Failure: too many do.
@@ -98,7 +110,7 @@ class Changes:
         return follower
 
     def remove(self, follower: Follower) -> None:
-        """It follows no longer."""
+        """Forget a follower."""
         self._followers.discard(follower)
 
     async def _pass_on(self, client: AsyncClient) -> None:
@@ -120,3 +132,92 @@ class Changes:
     def _tell(self, item: Item) -> None:
         for follower in tuple(self._followers):
             follower.put(item)
+
+
+# ---------------------------------------------------------------- over HTTP
+
+
+def event_of(change: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a change of a model as this API has it.
+
+    Args:
+        change: as `Client.events` yields it.
+    """
+    data: dict[str, Any] = {"status": (status := status_of(change["to"]))["value"]}
+    progress = change["progress"]
+    if progress is not None:
+        data["progress"] = {"current": progress["phase"], "value": progress["fraction"]}
+    if "failed" in status:
+        data |= {"failed": True, "message": change["note"]}
+    return {"model": change["model"], "event": "model_status", "data": data}
+
+
+class ModelEvents:
+    """Lets anybody follow the models.
+
+    Args:
+        changes: of all models.
+        open_answers: where followers are listed, so that they end before the gateway does.
+    """
+
+    def __init__(self, changes: Changes, open_answers: OpenAnswers) -> None:
+        self._changes = changes
+        self._open_answers = open_answers
+
+    def routes(self) -> list[Route]:
+        """`GET /models/sse`."""
+        return [Route("/models/sse", self.follow, methods=["GET"])]
+
+    async def follow(self, request: Request) -> Response:
+        """Send changes from now on, until one side leaves.
+
+        Raises:
+            Failure: too many do.
+        """
+        return _Followed(self._changes.follow(), self._open_answers)
+
+
+class _Followed(Response):
+    """A response that never ends by itself."""
+
+    def __init__(self, follower: Follower, open_answers: OpenAnswers) -> None:
+        super().__init__()
+        self._follower = follower
+        self._open_answers = open_answers
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Send the response; see Starlette's `Response`."""
+        out = EventStream(scope, send, {})
+        passing_on = asyncio.create_task(_pass_on(self._follower, out))
+        has_left = asyncio.create_task(gone(receive))
+        self._open_answers.add([passing_on])
+        with self._follower:
+            try:
+                await asyncio.wait({passing_on, has_left}, return_when=asyncio.FIRST_COMPLETED)
+                if has_left.done():
+                    return
+                failure = _failure_in(passing_on)
+                # And no end: who follows sees that it has been cut off, and connects again.
+                await out.write(event(json.dumps(openai_body(failure)).encode()))
+            finally:
+                self._open_answers.remove([passing_on])
+                for task in (passing_on, has_left):
+                    task.cancel()
+                await asyncio.gather(passing_on, has_left, return_exceptions=True)
+
+
+async def _pass_on(follower: Follower, out: EventStream) -> None:
+    await out.write(comment("changes from now on"))
+    async for change in follower:
+        await out.write(event(json.dumps(event_of(change), ensure_ascii=False).encode()))
+
+
+def _failure_in(task: asyncio.Task[None]) -> Failure:
+    """Return why it ended: the daemon is gone, the reader too slow, or the gateway is ending."""
+    try:
+        task.result()
+    except Failure as failure:
+        return failure
+    except asyncio.CancelledError:
+        pass
+    return interrupted()

@@ -17,8 +17,8 @@ from uvicorn.server import ServerState
 from mlxsup.client.connection import RequestIds
 
 from . import limits
+from .errors import openai_body
 from .failure import Failure
-from .openai.errors import body_of
 from .parser import RequestParser
 from .sse import WRITE
 
@@ -38,8 +38,8 @@ _ids = RequestIds()
 
 
 def refusal(failure: Failure) -> bytes:
-    """The last response of a connection, in OpenAI's form, to what no application gets to see."""
-    status, body = HTTPStatus(failure.status), json.dumps(body_of(failure))
+    """Return the last response of a connection, to what no application sees, in OpenAI's form."""
+    status, body = HTTPStatus(failure.status), json.dumps(openai_body(failure))
     return (
         f"HTTP/1.1 {status} {status.phrase}\r\nx-request-id: {_ids.next()}\r\n"
         "content-type: application/json\r\nconnection: close\r\n"
@@ -48,7 +48,7 @@ def refusal(failure: Failure) -> bytes:
 
 
 def write_piece(cycle: RequestResponseCycle, data: bytes) -> None:
-    """Sends a piece of a body whose head was sent, in the bytes that `cycle.send` would.
+    """Send a piece of a body whose head was sent, in the bytes that `cycle.send` would.
 
     There is one for each token, and a call of `send` through every layer of the application costs
     several times as much. Nothing is sent to nobody, and to nobody who has asked for the head only.
@@ -95,14 +95,14 @@ class LimitedProtocol(HttpToolsProtocol):
         self._cycles: list[RequestResponseCycle] = []
 
     def connection_made(self, transport: Any) -> None:
-        """A connection was accepted: its first request must begin soon."""
+        """Expect the first request of an accepted connection soon."""
         super().connection_made(transport)
         self._requests = RequestParser(self)
         self.parser = self._requests  # type: ignore[assignment]
         self._await_head()
 
     def data_received(self, data: bytes) -> None:
-        """Some bytes have come."""
+        """Read bytes that have come."""
         if self._is_refused:
             self._discarded_bytes += len(data)
             if self._discarded_bytes > limits.MAX_DISCARD_BYTES:
@@ -121,12 +121,12 @@ class LimitedProtocol(HttpToolsProtocol):
             self._await_head()
 
     def on_message_begin(self) -> None:
-        """A head has begun."""
+        """Note that a head has begun."""
         self._is_in_head = True
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """The head of a request was read.
+        """Begin a request whose head was read.
 
         Raises:
             httptools.HttpParserError: it is too long, or behind too many others.
@@ -149,17 +149,17 @@ class LimitedProtocol(HttpToolsProtocol):
             self._cycles.append(self.cycle)
 
     def on_body(self, body: bytes) -> None:
-        """A piece of a body was read."""
+        """Pass on a piece of a body."""
         self._has_advanced = True
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """A request was read to its end."""
+        """End a request that was read."""
         self._has_advanced = True
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """What has come is no request, or one that is not put up with."""
+        """Refuse what is no request, or is not put up with."""
         if self._is_refused:
             return
         if self._is_too_long:
@@ -172,18 +172,18 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def pause_writing(self) -> None:
-        """The reader is behind."""
+        """Time a reader that is behind."""
         super().pause_writing()
         if self._unread_timer is None:
             self._unread_timer = self.loop.call_later(limits.UNREAD_LIMIT_S, self._cut)
 
     def resume_writing(self) -> None:
-        """The reader has caught up."""
+        """Stop timing a reader that has caught up."""
         super().resume_writing()
         self._stop_timing_reader()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone."""
+        """Tell all requests that the connection is gone."""
         self._stop_waiting()
         self._stop_timing_reader()
         super().connection_lost(exc)
@@ -197,11 +197,11 @@ class LimitedProtocol(HttpToolsProtocol):
 
     @property
     def _has_request(self) -> bool:
-        """Whether the head of a request was read whose answer is not complete."""
+        """True if the head of a request was read whose answer is not complete."""
         return any(not cycle.response_complete for cycle in self._cycles)
 
     def _refuse(self) -> None:
-        """Answers, and reads on for a moment: an end at once would take the answer with it. If
+        """Answer, and read on for a moment: an end at once would take the answer with it. If
         another answer is awaited or under way, the connection is cut."""
         if self._has_request:
             self._abort()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from .failure import bad_field
+from .fields import check_count
 
 Message = dict[str, Any]
 Part = str | dict[str, Any]
@@ -18,6 +21,42 @@ MEDIA = {
     "document": "document",
 }  # fmt: skip
 """The parts of each API that are no text, with the daemon's name for them."""
+
+
+def read_text(values: Mapping[str, Any], name: str, path: str) -> str:
+    """Return the text that a field of a part has.
+
+    Raises:
+        Failure: it has none; `param` names the field.
+    """
+    value = values.get(name)
+    if not isinstance(value, str):
+        raise bad_field(f"{path}.{name}", f"{path}.{name} takes a text")
+    return value
+
+
+def read_parts(
+    content: Any, path: str, read: Callable[[Any, str], Sequence[Part]], things: str = "parts"
+) -> list[Part]:
+    """Return the parts of something that is a text, or a list of parts; None is no text.
+
+    Args:
+        content: of a message.
+        path: of it in the request.
+        read: returns what a part, at its path, stands for.
+        things: the word for parts.
+
+    Raises:
+        Failure: it is something else.
+    """
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list):
+        raise bad_field(path, f"{path} takes a text, or a list of {things}")
+    check_count(content, path, things)
+    return [one for place, part in enumerate(content) for one in read(part, f"{path}[{place}]")]
 
 
 def media_part(kind: Any, path: str) -> dict[str, Any] | None:

@@ -1,32 +1,56 @@
-"""`python -m mlxsup.gateway.converter`: converts bodies that are too long for an event loop.
+"""From the bytes of a body to what the daemon is sent.
 
-The gateway starts it and writes to its standard input, frame after frame: a body, which is answered
-with what the gateway has to know of it; the same with what it refers to, if it does; and what the
-name of its model means, which is answered with the requests of the daemon. A frame is the length of
-a map (4 bytes), the map in msgpack, and as many blobs as `sizes` in it has lengths. Standard input
-ends when the gateway does, however it ends, and so does this process.
+The gateway does so with short bodies. `python -m mlxsup.gateway.converter` does so with those that
+are too long for an event loop: the gateway starts it and writes to its standard input, frame after
+frame: a body, which is answered with what the gateway has to know of it; the same with what it
+refers to, if it does; and what the name of its model means, which is answered with the requests of
+the daemon. A frame is the length of a map (4 bytes), the map in msgpack, and as many blobs as
+`sizes` in it has lengths. Standard input ends when the gateway does, however it ends, and so does
+the process.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import resource
 import signal
 import struct
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import Any, BinaryIO
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from enum import StrEnum
+from http import HTTPStatus
+from typing import Any, BinaryIO, NoReturn
 
 from mlxsup.client import RequestError
+from mlxsup.client.connection import RequestIds
+from mlxsup.client.parameters import encode_generate
 from mlxsup.protocol.codec import pack, unpack
+from mlxsup.protocol.ids import RequestId
 
 from . import limits
-from .ask import Ask
-from .conversion import Api, encode_ask, head_of, read_ask
-from .failure import Failure
+from .anthropic.requests import MessageAsk, read_count, read_message
+from .ask import TEMPLATE, Ask
+from .failure import Failure, bad_field
+from .ollama.requests import OllamaAsk, read_generate, read_ollama_chat
+from .openai.requests import read_chat, read_completion
 from .responses.kept import Recalled
-from .responses.requests import ResponseAsk
+from .responses.requests import ResponseAsk, read_response, read_response_count
+
+Sent = tuple[RequestId, list[bytes]]
+"""A request of the daemon: its id and its frames."""
+
+OPTIONS = (
+    "timeout_s",
+    "queue_timeout_s",
+    "first_token_timeout_s",
+    "priority",
+    "client",
+    "keep_alive",
+)
+"""The arguments of `generate` that the daemon reads; the others are in the body of the request."""
 
 LENGTH = struct.Struct("!I")
 
@@ -34,6 +58,158 @@ NICENESS = 5
 """Streams come first: the gateway, the daemon and its workers are not slowed down by a body."""
 
 Frame = tuple[dict[str, Any], list[bytes]]
+
+_ids = RequestIds()
+
+
+class Api(StrEnum):
+    """What a body is sent to."""
+
+    CHAT = "chat"
+    COMPLETION = "completion"
+    RESPONSE = "response"
+    RESPONSE_COUNT = "response_count"
+    MESSAGE = "message"
+    COUNT = "count"
+    OLLAMA_CHAT = "ollama chat"
+    GENERATE = "generate"
+
+
+_READERS: Mapping[Api, tuple[type[Ask], Callable[..., Ask]]] = {
+    Api.CHAT: (Ask, read_chat),
+    Api.COMPLETION: (Ask, read_completion),
+    Api.RESPONSE: (ResponseAsk, read_response),
+    Api.RESPONSE_COUNT: (ResponseAsk, read_response_count),
+    Api.MESSAGE: (MessageAsk, read_message),
+    Api.COUNT: (MessageAsk, read_count),
+    Api.OLLAMA_CHAT: (OllamaAsk, read_ollama_chat),
+    Api.GENERATE: (OllamaAsk, read_generate),
+}
+
+
+def parse_object(data: bytes) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        Failure: it is something else; the message says what and where.
+    """
+    try:
+        text = data.decode("utf-8")
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+    except UnicodeDecodeError as error:
+        raise _bad(f"the body is not UTF-8 text (byte {error.start})") from None
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise _bad(f"the body is not JSON: {error.msg} ({where})") from None
+    except RecursionError:
+        raise _nested_too_deeply() from None
+    except ValueError:
+        raise _bad("a number in the body has more digits than any field takes") from None
+    if not isinstance(value, dict):
+        raise _bad("the body takes an object: {…}")
+    if b"\\u" in data:
+        _check_characters(value)
+    return value
+
+
+def read_ask(api: Api, data: bytes, recalled: Recalled | None = None) -> Ask:
+    """Read a body.
+
+    Args:
+        api: that it was sent to.
+        data: the body.
+        recalled: what a response refers to, once that is known.
+
+    Raises:
+        Failure: it is not what this API takes; the message says what and where.
+    """
+    _, read = _READERS[api]
+    try:
+        ask = read(parse_object(data), *([] if recalled is None else [recalled]))
+    except RecursionError:
+        raise _nested_too_deeply() from None
+    extra = ask.parameters.get(TEMPLATE)
+    if isinstance(extra, dict):
+        _check_template(extra)
+    return ask
+
+
+def encode_ask(ask: Ask) -> list[Sent]:
+    """Return the requests of the daemon that one request over HTTP stands for.
+
+    Raises:
+        Failure: they would be too long together.
+        RequestError: a parameter is wrong.
+    """
+    sent: list[Sent] = []
+    for choice in ask.choices():
+        options = {name: choice.pop(name, None) for name in OPTIONS}
+        request_id, name = _ids.next(), ask.target or ask.model
+        frames = encode_generate(
+            request_id, name, choice, resume=True, notices=ask.is_streamed, **options
+        )
+        sent.append((request_id, frames))
+        if sum(len(frame) for _, frames in sent for frame in frames) > limits.MAX_ASKED_BYTES:
+            size = limits.MAX_ASKED_BYTES // 2**20
+            message = f"n times this body is more than {size} MiB: ask for fewer answers at once"
+            raise bad_field("n", message)
+    return sent
+
+
+def head_of(ask: Ask) -> dict[str, Any]:
+    """Return what the gateway has to know of a request while others do the rest, for `ask_of`."""
+    head = ask.head()
+    return {field.name: getattr(head, field.name) for field in fields(head)}
+
+
+def ask_of(api: Api, head: dict[str, Any]) -> Ask:
+    """Return what `head_of` was given, as far as it was kept."""
+    kind, _ = _READERS[api]
+    return kind(**head)
+
+
+def _check_template(extra: dict[str, Any]) -> None:
+    """Raise if the arguments of a chat template are too long."""
+    try:
+        is_short = len(pack(extra)) <= limits.MAX_TEMPLATE_BYTES
+    except (ValueError, OverflowError):
+        return  # `encode_generate` says what is wrong
+    if not is_short:
+        size = limits.MAX_TEMPLATE_BYTES // 1024
+        raise bad_field(TEMPLATE, f"{TEMPLATE} takes at most {size} KiB: put texts into a message")
+
+
+def _bad(message: str) -> Failure:
+    return Failure(HTTPStatus.BAD_REQUEST, message, code="invalid_request")
+
+
+def _refuse_constant(word: str) -> NoReturn:
+    raise _bad(f"the body is not JSON: {word} is no number there")
+
+
+def _finite(digits: str) -> float:
+    """Read a number; one beyond all (1e999) could be sent back in no answer."""
+    if math.isinf(value := float(digits)):
+        raise _bad(f"a number in the body is larger than any field takes: {digits[:20]}")
+    return value
+
+
+def _check_characters(value: dict[str, Any]) -> None:
+    """Raise if a text has half a character, which JSON can spell and no text can hold."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise _bad("a text of the body has half a surrogate pair: no character is that") from None
+    except RecursionError:
+        raise _nested_too_deeply() from None
+
+
+def _nested_too_deeply() -> Failure:
+    """Return the refusal of a body whose lists and objects are within too many others."""
+    return _bad("the body is nested too deeply")
+
+
+# ---------------------------------------------------------------- the process
 
 
 def frame_of(values: dict[str, Any], blobs: Sequence[bytes] = ()) -> Iterable[bytes]:

@@ -15,11 +15,11 @@ from mlxsup.client import AsyncClient, ErrorCode, RequestError
 from mlxsup.client.async_streams import AsyncStream
 
 from .answers import Answer, OpenAnswers, ignored
-from .apis import REQUEST_ID
 from .ask import Ask
-from .conversion import Sent
+from .converter import Sent
 from .failure import Failure
-from .metrics.meter import Meter
+from .headers import REQUEST_ID
+from .metrics import Meter
 
 UNCOUNTED = Meter()
 """Nobody reads it: the refusal that such a request ends with is no error."""
@@ -33,7 +33,7 @@ async def count_tokens(
     open_answers: OpenAnswers,
     **more: str,
 ) -> Response:
-    """The number of tokens of a prompt, and more fields if the API has any.
+    """Return the number of tokens of a prompt, and more fields if the API has any.
 
     The request asks for more tokens than any context has room for. The worker renders and
     tokenises the prompt, and refuses it with its length, before it gets a row.

@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from .apis import ANTHROPIC_REQUEST_ID, CHANGED, IGNORED, REQUEST_ID, WARNINGS
+from .headers import ANTHROPIC_REQUEST_ID, CHANGED, IGNORED, REQUEST_ID, WARNINGS
 from .operator import TOKEN_HEADER
 
 Headers = list[tuple[bytes, bytes]]
@@ -46,7 +46,7 @@ class CrossOrigin:
         self._origins = frozenset(origins)
 
     def headers(self, scope: MutableMapping[str, Any]) -> Headers:
-        """Those that the response to this request gets besides its own."""
+        """Return those that the response to this request gets besides its own."""
         if not self._origins:
             return []
         # A cache must not hand the response for one page to another one.
@@ -57,8 +57,10 @@ class CrossOrigin:
         return headers
 
     def preflight(self, scope: MutableMapping[str, Any]) -> Response | None:
-        """The answer to a browser that asks whether its page may ask; None if this is no such
-        question, or the page may not."""
+        """Return the answer to a browser that asks whether its page may ask.
+
+        None if this is no such question, or the page may not.
+        """
         names = [name for name, _ in scope["headers"]]
         if scope["method"] != "OPTIONS" or WANTED_METHOD not in names or not self._allowed(scope):
             return None
@@ -70,7 +72,7 @@ class CrossOrigin:
         return Response(status_code=204, headers=headers)
 
     def _allowed(self, scope: MutableMapping[str, Any]) -> str:
-        """The origin of the page that asks, if it may; otherwise empty."""
+        """Return the origin of the page that asks, if it may; otherwise empty."""
         if scope["path"] == PAGE or scope["path"].startswith(PAGE_FOLDER):
             return ""
         given = _values(scope, ORIGIN)
@@ -80,8 +82,10 @@ class CrossOrigin:
 
 
 def _wanted(scope: MutableMapping[str, Any]) -> Iterator[str]:
-    """The headers that the page wants to send and may: clients add further ones to each request,
-    which change nothing here."""
+    """Return the headers that the page wants to send and may.
+
+    Clients add further ones to each request, which change nothing here.
+    """
     for value in _values(scope, WANTED_HEADERS):
         for name in value.lower().split(","):
             if HEADER_NAME.fullmatch(name.strip()) and name.strip() != TOKEN_HEADER:

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from mlxsup.protocol.states import State
 from mlxsup.store.description import Description, describe
 
 from . import limits
-from .names import Meant
+from .names import Names
+from .openai.models import no_model
 
 THINKS = ("enable_thinking", "<think>", "thinking", "reasoning_effort")
 """Words in the chat template of a model that reasons."""
@@ -56,23 +57,23 @@ class Described:
 
     @property
     def family(self) -> str:
-        """Its type, as mlx-lm has it; empty if that is not known."""
+        """Return its type, as mlx-lm has it; empty if that is not known."""
         return self.said.model_type if self.said else ""
 
     @property
     def digest(self) -> str:
-        """64 hexadecimal digits that change with its files."""
+        """Return 64 hexadecimal digits that change with its files."""
         text = f"{self.row['name']} {self.row.get('revision')} {self.modified_at}"
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def size_bytes(self) -> int:
-        """Of its weights; 0 if that is not known."""
+        """Return the bytes of its weights; 0 if that is not known."""
         return self.said.size_bytes if self.said else 0
 
     @property
     def bits(self) -> int | None:
-        """Of a weight, of most of them if they differ; None if they are not packed."""
+        """Return the bits of most weights; None if they are not packed."""
         found = _NUMBER.match(self.said.quantization) if self.said else None
         return int(found.group()) if found else None
 
@@ -91,8 +92,10 @@ class Described:
 
     @property
     def context_length(self) -> int:
-        """Tokens of prompt and answer; before a load, those of its folder, or what a model gets
-        that declares none."""
+        """Return the most tokens of prompt and answer.
+
+        Before a load, those of its folder, or what a model gets that declares none.
+        """
         declared = self.said.context_length if self.said else None
         return self.row["context_length"] or declared or UNKNOWN_CONTEXT_LENGTH
 
@@ -112,14 +115,43 @@ Known = tuple[float, Description]
 
 
 class Descriptions:
-    """The folders of the models of a status, as they were read last."""
+    """The models of a daemon, with what their folders said when they were read last.
 
-    def __init__(self) -> None:
+    Args:
+        names: of models.
+        status: asks the daemon for its status; raises `Failure`.
+    """
+
+    def __init__(self, names: Names, status: Callable[[], Awaitable[Mapping[str, Any]]]) -> None:
+        self._names = names
+        self._status = status
         self._known: Mapping[str, Known] = {}
         self._reading: asyncio.Task[dict[str, Known]] | None = None
 
-    async def of(self, status: Mapping[str, Any]) -> list[Described]:
-        """Return each model of a status, and each of its presets, with what its folder says."""
+    async def all(self) -> list[Described]:
+        """Return each model, and each of its presets.
+
+        Raises:
+            Failure: the daemon does not answer.
+        """
+        return await self._of(await self._status())
+
+    async def one(self, name: str) -> Described:
+        """Return the model, or the preset of it, that a name means; it may be an alias.
+
+        Raises:
+            Failure: there is none, or the daemon does not answer.
+        """
+        status, meant = await self._status(), await self._names.meant(name)
+        models = await self._of(status)
+        found = [one for one in models if meant.model in (one.row["name"], *one.row["aliases"])]
+        preset = name.rpartition(":")[2]
+        of_preset = [one for one in found if one.name == f"{one.row['name']}:{preset}"]
+        for one in (*of_preset, *found):
+            return one
+        raise no_model(status, name)
+
+    async def _of(self, status: Mapping[str, Any]) -> list[Described]:
         folders = {row["folder"] for row in status["models"] if row["folder"]}
         if self._reading is None or self._reading.done():
             self._reading = asyncio.create_task(asyncio.to_thread(_read, folders, self._known))
@@ -137,20 +169,6 @@ class Descriptions:
     def _described(self, row: Mapping[str, Any], name: str) -> Described:
         modified_at, said = self._known.get(row["folder"], (None, None))
         return Described(row=row, name=name, said=said, modified_at=modified_at)
-
-
-def find(models: Sequence[Described], name: str, meant: Meant) -> Described | None:
-    """Return the model, or the preset of it, that a name means; None if there is none.
-
-    Args:
-        models: of a status.
-        name: as it was asked for, which may be an alias.
-        meant: what it means.
-    """
-    found = [one for one in models if meant.model in (one.row["name"], *one.row["aliases"])]
-    preset = name.rpartition(":")[2]
-    of_preset = [one for one in found if one.name == f"{one.row['name']}:{preset}"]
-    return next(iter([*of_preset, *found]), None)
 
 
 def _read(folders: set[str], known: Mapping[str, Known]) -> dict[str, Known]:

@@ -49,5 +49,5 @@ class Failure(Exception):
 
 
 def bad_field(param: str, message: str) -> Failure:
-    """A field of the body that cannot be used."""
+    """Return the failure of a field of the body that cannot be used."""
     return Failure(HTTPStatus.BAD_REQUEST, message, code="invalid_request", param=param)

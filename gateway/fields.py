@@ -1,4 +1,4 @@
-"""The fields of requests, and what each is for: the lists that checks and documents share.
+"""The fields of requests: what each is for, and how those that several APIs share are read.
 
 Null is the same as leaving a field out, whatever its name. A field that cannot change the text of
 an answer is accepted. One that asks for another answer than it would get is refused. A hint that
@@ -9,15 +9,21 @@ their parts and items are not looked at: they describe what was said, and ask fo
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from mlxsup.client.parameters import MAX_LIMIT_S
+from mlxsup.client.thinking import thinking_arguments
 from mlxsup.protocol.codec import MAX_ID_CHARACTERS
 from mlxsup.protocol.parameters import NUMBERS
+from mlxsup.protocol.text import parse_duration
 
 from . import limits
+from .ask import TEMPLATE
 from .failure import bad_field
 
 WHOLE = frozenset(
@@ -30,6 +36,11 @@ WHOLE = frozenset(
 
 MOST_UNREAD = 32
 """So many of the fields that are not read are named."""
+
+TYPES: Mapping[type, str] = {
+    bool: "true or false", int: "an integer", str: "a text", list: "a list", dict: "an object",
+}  # fmt: skip
+"""The types of JSON that a field may have to be of, as errors call them."""
 
 
 class Use(StrEnum):
@@ -51,12 +62,14 @@ class Field:
         use: what becomes of it.
         says: for people.
         neutral: with `Use.NEUTRAL` and `Use.HINT`, the values besides null that change nothing.
+        takes: its type; None if that is checked elsewhere.
     """
 
     name: str
     use: Use
     says: str = ""
     neutral: tuple[Any, ...] = ()
+    takes: type | None = None
 
     def is_neutral(self, value: Any) -> bool:
         """True if this value of a field without effect changes nothing."""
@@ -64,26 +77,36 @@ class Field:
         return any(type(one) is type(value) and one == value for one in self.neutral)
 
 
+def used(name: str, says: str = "", takes: type | None = None) -> Field:
+    """Return a field that is read, of a type if that is all there is to check."""
+    return Field(name, Use.USED, says, takes=takes)
+
+
 def passed(*names: str) -> tuple[Field, ...]:
-    """Parameters of `generate`."""
+    """Return parameters of `generate`."""
     says = "see [parameters](http-api.md#parameters)"
     return tuple(Field(name, Use.PASSED, says) for name in names)
 
 
 def ignored(*names: str) -> tuple[Field, ...]:
-    """Fields that cannot change the text of an answer."""
+    """Return fields that cannot change the text of an answer."""
     return tuple(Field(name, Use.IGNORED) for name in names)
 
 
+def hints(neutral: tuple[Any, ...], *names: str) -> tuple[Field, ...]:
+    """Return fields that cannot be followed; these values of them change nothing."""
+    return tuple(Field(name, Use.HINT, neutral=neutral) for name in names)
+
+
 def time_limits() -> tuple[Field, ...]:
-    """Limits of one request: the daemon's, by their own names."""
+    """Return limits of one request: the daemon's, by their own names."""
     return (
-        Field("timeout_s", Use.USED, "seconds until the last token; then 504 "
-              "(`deadline_exceeded`), or in a stream an error event; 0: no limit"),
-        Field("queue_timeout_s", Use.USED, "seconds in the queue; then 503 (`queue_timeout`); "
-              "0: no limit; without it that of the configuration"),
-        Field("first_token_timeout_s", Use.USED, "seconds until the first token; then 504 "
-              "(`deadline_exceeded`); 0: no limit; without it that of the configuration"),
+        used("timeout_s", "seconds until the last token; then 504 "
+             "(`deadline_exceeded`), or in a stream an error event; 0: no limit"),
+        used("queue_timeout_s", "seconds in the queue; then 503 (`queue_timeout`); "
+             "0: no limit; without it that of the configuration"),
+        used("first_token_timeout_s", "seconds until the first token; then 504 "
+             "(`deadline_exceeded`); 0: no limit; without it that of the configuration"),
     )  # fmt: skip
 
 
@@ -99,7 +122,7 @@ def check_fields(
         within: the path of the part, `stream_options`; empty for the whole request.
 
     Raises:
-        Failure: a field would change the answer if it had an effect.
+        Failure: a field is of another type, or would change the answer if it had an effect.
     """
     known = {field.name: field for field in fields}
     given = {}
@@ -111,6 +134,8 @@ def check_fields(
         if field is None:
             add_unread(unread, path)
         elif field.use not in (Use.NEUTRAL, Use.HINT):
+            if field.takes is not None and type(value) is not field.takes:
+                raise bad_field(path, f"{path} takes {TYPES[field.takes]}")
             given[name] = value
         elif not field.is_neutral(value):
             if field.use is Use.NEUTRAL:
@@ -169,3 +194,135 @@ def check_count(values: Sized, path: str, things: str, most: int = limits.MAX_IT
         raise bad_field(
             path, f"{path} takes at most {most} {things}, not {len(values)}: send fewer"
         )
+
+
+# ---------------------------------------------------------------- formats
+
+
+FORMAT_FIELDS = (
+    used("type"),
+    used("schema"),
+    used("json_schema"),
+    used("regex"),
+    used("strict"),
+    *ignored("name", "description"),
+)
+
+_TAKES = "takes the type text, json_object, json_schema (with a schema) or regex"
+
+
+def read_format(form: Any, path: str, unread: list[str]) -> dict[str, Any]:
+    """Return a format as `generate` takes it.
+
+    Chats have the schema within `json_schema`, responses and messages have it beside the type, and
+    llama.cpp and LM Studio have one in a `json_object`, too.
+
+    Raises:
+        Failure: it is none.
+    """
+    if not isinstance(form, dict):
+        raise bad_field(path, f"{path} {_TAKES}")
+    read = check_fields(form, FORMAT_FIELDS, unread, within=path)
+    if isinstance(inner := read.get("json_schema"), dict):
+        read |= check_fields(inner, FORMAT_FIELDS, unread, within=f"{path}.json_schema")
+    match read:
+        case {"type": "json_schema" | "json_object", "schema": dict(schema)}:
+            return schema_format(schema, is_strict=read.get("strict") is True)
+        case {"type": "json_object" | "text" as kind} if "schema" not in read:
+            return {"type": kind}
+        case {"type": "regex", "regex": str(regex)}:
+            return {"type": "regex", "regex": regex}
+    raise bad_field(path, f"{path} {_TAKES}")
+
+
+def schema_format(schema: dict[str, Any], *, is_strict: bool = False) -> dict[str, Any]:
+    """Return the format of JSON that matches a schema.
+
+    Args:
+        schema: of the JSON.
+        is_strict: true if its objects take only the properties that it names.
+    """
+    strict = {"strict": True} if is_strict else {}
+    return {"type": "json_schema", "json_schema": {"schema": schema, **strict}}
+
+
+# ---------------------------------------------------------------- reasoning
+
+
+def add_to_template(given: dict[str, Any], extra: Mapping[str, Any]) -> None:
+    """Add arguments of the chat template, unless the request has them itself."""
+    own = given.get(TEMPLATE, {})
+    if extra and isinstance(own, dict):  # otherwise `generate` says what is wrong with it
+        given[TEMPLATE] = {**extra, **own}
+
+
+def think_arguments(think: Any, path: str) -> dict[str, Any]:
+    """Return the arguments of the chat template for Ollama's `think`: yes, no, or an effort.
+
+    Raises:
+        Failure: it is something else.
+    """
+    if isinstance(think, bool):
+        return thinking_arguments(thinks=think)
+    if not isinstance(think, str):
+        raise bad_field(path, f"{path} takes true, false or an effort")
+    return {**thinking_arguments(thinks=True), **effort_arguments(think, path)}
+
+
+def effort_arguments(effort: Any, path: str) -> dict[str, Any]:
+    """Return the arguments of the chat template for an effort; `none` means no reasoning.
+
+    Raises:
+        Failure: it is no text.
+    """
+    if not isinstance(effort, str):
+        raise bad_field(path, f"{path} takes a text")
+    return {
+        "reasoning_effort": effort,
+        **(thinking_arguments(thinks=False) if effort == "none" else {}),
+    }
+
+
+# ---------------------------------------------------------------- keep_alive
+
+
+FOR_EVER = -1.0
+KEEP_ALIVE = ("keep_alive", "ttl")
+"""How long a model stays once it is idle: Ollama's name, and LM Studio's."""
+
+_WITH_UNIT = re.compile(r"[\d.]+[a-z]+")
+
+
+def read_keep_alive(given: dict[str, Any]) -> None:
+    """Replace both names by the argument of `generate`.
+
+    Raises:
+        Failure: a value is no time, or both are there.
+    """
+    named = [name for name in KEEP_ALIVE if name in given]
+    if len(named) > 1:
+        raise bad_field("ttl", "ttl and keep_alive mean the same: send one")
+    for name in named:
+        given["keep_alive"] = _seconds(name, given.pop(name))
+
+
+def _seconds(name: str, value: Any) -> float:
+    if isinstance(value, str):
+        if value.startswith("-"):
+            return FOR_EVER
+        parts = _WITH_UNIT.findall(value)
+        try:
+            if len(parts) > 1 and "".join(parts) == value:  # `5m0s`: Ollama's own client writes so
+                return sum(map(parse_duration, parts))
+            return parse_duration(value, default_unit="s")
+        except ValueError:
+            raise _wrong(name) from None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    # Not `math.isfinite`, which integers of hundreds of digits are too large for.
+    if not is_number or not -math.inf < value <= MAX_LIMIT_S:
+        raise _wrong(name)
+    return float(value) if value >= 0 else FOR_EVER
+
+
+def _wrong(name: str) -> Exception:
+    return bad_field(name, f'{name} takes seconds, or a text such as "5m"; -1: for ever')

@@ -9,18 +9,13 @@ from typing import Any
 
 from mlxsup.client.connection import RequestIds
 
-from .apis import (
-    ANTHROPIC_REQUEST_ID,
-    ID_KEY,
-    REQUEST_ID,
-    error_response,
-    is_anthropic,
-)
 from .body import Heard, Receive
 from .cross_origin import CrossOrigin, Headers
+from .errors import error_response
 from .failure import Failure
+from .headers import ANTHROPIC_REQUEST_ID, ID_KEY, REQUEST_ID, is_anthropic
 from .keys import CALLER, Caller, Keys
-from .metrics.meter import Meter
+from .metrics import Meter
 from .sse import Send
 
 Scope = MutableMapping[str, Any]
@@ -69,7 +64,7 @@ class Guard:
         self._ids = RequestIds()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one connection or request; see the ASGI specification."""
+        """Handle one connection or request; see the ASGI specification."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -95,7 +90,7 @@ class Guard:
             logger.exception("request failed path=%s id=%s", scope["path"], named.request_id)
 
     def _check_host(self, scope: Scope) -> None:
-        """Refuses what is sent to another machine.
+        """Refuse what is sent to another machine.
 
         Raises:
             Failure: this request is.
@@ -111,7 +106,7 @@ class Guard:
             )
 
     def _caller(self, scope: Scope) -> Caller:
-        """Who asks.
+        """Return who asks.
 
         Raises:
             Failure: it needs a key that counts.
@@ -168,12 +163,12 @@ class _Named:
 
 
 def _waits(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Whether a sender waits for a word before it sends its body."""
+    """True if a sender waits for a word before it sends its body."""
     return any(name == b"expect" and value.lower() == b"100-continue" for name, value in headers)
 
 
 def without_port(host: str) -> str:
-    """The name or the address in a `host` header."""
+    """Return the name or the address in a `host` header."""
     name, colon, port = host.rpartition(":")
     is_port = port.isascii() and port.isdigit()
     return name if colon and is_port and (":" not in name or name.endswith("]")) else host

@@ -121,7 +121,7 @@ class Keys:
 
     @property
     def digests(self) -> frozenset[str] | None:
-        """Those of all keys that count, as `Caller` has them; None while the file is unusable."""
+        """Return those of all keys that count; None while the file is unusable."""
         seen = self._seen
         if seen.problem:
             return None
@@ -203,7 +203,7 @@ class Keys:
 
 
 def _given(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[str]:
-    """The keys that a request has: as OpenAI's clients send them, and as Anthropic's do."""
+    """Return the keys that a request has: as OpenAI's clients send them, and as Anthropic's do."""
     for name, value in headers:
         if name == b"authorization":
             kind, _, key = value.decode("latin-1").partition(" ")
@@ -244,7 +244,7 @@ def _refused(*, is_wrong: bool) -> Failure:
 
 
 def operator_needed(what: str, *, param: str = "") -> Failure:
-    """Who asks has a key, and not that of an operator.
+    """Return the refusal of a caller whose key is not that of an operator.
 
     Args:
         what: needs one.

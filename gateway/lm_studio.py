@@ -2,63 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from .descriptions import Described, Descriptions, find
-from .names import Names
-from .openai.models import no_model
+from .descriptions import Described, Descriptions
 
 
-class LmStudio:
-    """LM Studio's lists.
+def routes(models: Descriptions) -> list[Route]:
+    """Return the lists, older and newer ones."""
 
-    Args:
-        names: of models.
-        status: asks the daemon for its status; raises `Failure`.
-        descriptions: of its models.
-    """
+    async def older_list(_: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [_older(one) for one in await models.all()]})
 
-    def __init__(
-        self,
-        names: Names,
-        status: Callable[[], Awaitable[Mapping[str, Any]]],
-        descriptions: Descriptions,
-    ) -> None:
-        self._names = names
-        self._status = status
-        self._descriptions = descriptions
+    async def older_model(request: Request) -> Response:
+        return JSONResponse(_older(await models.one(request.path_params["name"])))
 
-    def routes(self) -> list[Route]:
-        """All of them."""
-        return [
-            Route("/api/v0/models", self.older_list, methods=["GET"]),
-            Route("/api/v0/models/{name:path}", self.older_model, methods=["GET"]),
-            Route("/api/v1/models", self.newer_list, methods=["GET"]),
-        ]
+    async def newer_list(_: Request) -> Response:
+        return JSONResponse({"models": [_newer(one) for one in await models.all()]})
 
-    async def older_list(self, request: Request) -> Response:
-        """`GET /api/v0/models`."""
-        models = await self._descriptions.of(await self._status())
-        return JSONResponse({"object": "list", "data": [_older(model) for model in models]})
-
-    async def older_model(self, request: Request) -> Response:
-        """`GET /api/v0/models/{id}`."""
-        name = request.path_params["name"]
-        status, meant = await self._status(), await self._names.meant(name)
-        found = find(await self._descriptions.of(status), name, meant)
-        if found is None:
-            raise no_model(status, name)
-        return JSONResponse(_older(found))
-
-    async def newer_list(self, request: Request) -> Response:
-        """`GET /api/v1/models`."""
-        models = await self._descriptions.of(await self._status())
-        return JSONResponse({"models": [_newer(model) for model in models]})
+    return [
+        Route("/api/v0/models", older_list, methods=["GET"]),
+        Route("/api/v0/models/{name:path}", older_model, methods=["GET"]),
+        Route("/api/v1/models", newer_list, methods=["GET"]),
+    ]
 
 
 def _older(model: Described) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class Names:
         self._known_at = -FRESH_S
 
     async def resolved(self, ask: AnyAsk) -> AnyAsk:
-        """The same request, which knows what its model's name means.
+        """Return the same request, which knows what its model's name means.
 
         Raises:
             Failure: the daemon was asked, and does not answer.
@@ -69,7 +69,7 @@ class Names:
         return replace(ask, target=meant.model, preset=meant.preset)
 
     async def meant(self, name: str) -> Meant:
-        """What a name means; itself if that is not known.
+        """Return what a name means; itself if that is not known.
 
         Raises:
             Failure: as above.
@@ -88,7 +88,7 @@ class Names:
 
 
 def look_up(status: Mapping[str, Any], name: str) -> Meant | None:
-    """What a name means among the models of a status."""
+    """Return what a name means among the models of a status."""
     row = row_of(status, name)
     if row is not None:
         return Meant(row["name"], row=row)
@@ -100,7 +100,7 @@ def look_up(status: Mapping[str, Any], name: str) -> Meant | None:
 
 
 def row_of(status: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
-    """The model with this name or alias."""
+    """Return the model with this name or alias."""
     rows: list[Mapping[str, Any]] = status["models"]
     named = next((row for row in rows if row["name"] == name), None)
     return named or next((row for row in rows if name in row["aliases"]), None)

@@ -23,9 +23,9 @@ from mlxsup.client import AsyncClient, ConnectionLost, RequestError
 
 from . import limits
 from .body import read_json
+from .errors import failure_of
 from .failure import Failure, bad_field
 from .keys import CALLER, Caller, operator_needed
-from .openai.errors import failure_of
 
 TOKEN_HEADER = "x-mlxsup-token"
 
@@ -55,7 +55,7 @@ class Operator:
         return [Route(f"/models/{action}", self.act, methods=["POST"]) for action in ACTIONS]
 
     def check(self, request: Request) -> None:
-        """Refuses who is not an operator.
+        """Refuse who is not an operator.
 
         Raises:
             Failure: neither the key nor the token of the request allows it.
@@ -78,7 +78,7 @@ class Operator:
         )
 
     async def act(self, request: Request) -> Response:
-        """Asks the daemon for the action; answers as soon as it is accepted or refused.
+        """Ask the daemon for the action; answer as soon as it is accepted or refused.
 
         Raises:
             Failure: it was refused, or the request is wrong.
@@ -90,7 +90,7 @@ class Operator:
         return JSONResponse({"success": True, "model": model})
 
     async def _accepted(self, action: str, model: str) -> None:
-        """Returns once the daemon has accepted it: a load may take minutes, and `/models/sse` says
+        """Return once the daemon has accepted it: a load may take minutes, and `/models/sse` says
         how far it has come.
 
         Raises:
@@ -124,7 +124,7 @@ class Operator:
 
 
 def daemon_silent() -> Failure:
-    """The daemon is there, but does not answer."""
+    """Return the failure of a daemon that is there, and does not answer."""
     return Failure(
         HTTPStatus.SERVICE_UNAVAILABLE,
         f"the daemon did not answer within {limits.STATUS_LIMIT_S:g} s",

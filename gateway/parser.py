@@ -40,7 +40,7 @@ class RequestParser:
         self._parser = self._new()
 
     def feed_data(self, data: bytes) -> None:
-        """Some bytes have come.
+        """Read bytes that have come.
 
         Raises:
             httptools.HttpParserError: they are no HTTP, or ask for a tunnel.
@@ -59,53 +59,53 @@ class RequestParser:
 
     @property
     def head_bytes(self) -> int:
-        """The length of the head that was read last: its target and its headers."""
+        """Return the length of the head that was read last: its target and its headers."""
         return len(self._url) + sum(len(name) + len(value) + 4 for name, value in self._headers)
 
     def get_http_version(self) -> str:
-        """Of the request, such as `1.1`."""
+        """Return the version of the request, such as `1.1`."""
         return self._parser.get_http_version()
 
     def get_method(self) -> bytes:
-        """Of the request."""
+        """Return the method of the request."""
         return self._parser.get_method()
 
     def should_keep_alive(self) -> bool:
-        """Whether another request may follow."""
+        """True if another request may follow."""
         return self._parser.should_keep_alive()
 
     def should_upgrade(self) -> bool:
-        """Never."""
+        """Return False: never."""
         return False
 
     # ------------------------------------------------------------ called by httptools
 
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """Begin a request."""
         self._url = b""
         self._headers = []
         self._is_head = True
         self._protocol.on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        """A piece of its target."""
+        """Add a piece of its target."""
         self._url += url
         self._protocol.on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header, or a field behind the chunks."""
+        """Add a header; drop a field behind the chunks."""
         if self._is_head:
             self._headers.append((name, value))
             self._protocol.on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Its head is complete."""
+        """End its head."""
         self._is_head = False
         if not self._parser.should_upgrade():
             self._protocol.on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """It is complete."""
+        """End it."""
         self._pass_body_on()
         if not self._parser.should_upgrade():
             self._protocol.on_message_complete()
@@ -125,7 +125,7 @@ class RequestParser:
         return parser
 
     def _plain_head(self) -> bytes:
-        """The head that was read last, without its offers."""
+        """Return the head that was read last, without its offers."""
         version = self.get_http_version().encode()
         lines = [b"%b %b HTTP/%b" % (self.get_method(), self._url, version)]
         lines += [b"%b: %b" % (name, value) for name, value in self._headers

@@ -83,7 +83,7 @@ class Server(uvicorn.Server):
 
 
 def serve(spec: GatewaySpec) -> None:
-    """Serves until SIGTERM, or until standard input ends because the supervisor has died."""
+    """Serve until SIGTERM, or until standard input ends because the supervisor has died."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     logging.basicConfig(handlers=[handler], level=spec.log_level.upper())
@@ -120,7 +120,7 @@ def serve(spec: GatewaySpec) -> None:
 
 
 def _watch_parent(server: uvicorn.Server) -> None:
-    """Ends the process once the supervisor has died, at once if it does not by itself (E6)."""
+    """End the process once the supervisor has died, at once if it does not by itself (E6)."""
     while os.read(0, 4096):
         pass
     server.should_exit = True

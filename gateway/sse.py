@@ -21,12 +21,12 @@ HEADERS = {
 
 
 def event(data: bytes, name: bytes = b"") -> bytes:
-    """An event with this line of data."""
+    """Return an event with this line of data."""
     return b"event: %b\ndata: %b\n\n" % (name, data) if name else b"data: %b\n\n" % data
 
 
 def comment(text: str) -> bytes:
-    """A line that every reader skips; the connection is seen to be alive."""
+    """Return a line that every reader skips; the connection is seen to be alive."""
     return f": {text}\n\n".encode()
 
 
@@ -61,14 +61,14 @@ class EventStream:
         self.is_started = False
 
     def add_headers(self, headers: Mapping[str, str]) -> None:
-        """Adds some, unless the head has been sent."""
+        """Add some, unless the head has been sent."""
         if not self.is_started:
             known = dict(self._headers)
             known |= {name.encode(): value.encode() for name, value in headers.items()}
             self._headers = list(known.items())
 
     async def write(self, data: bytes) -> None:
-        """Sends whole events, or comments; waits for a reader that is behind."""
+        """Send whole events, or comments; wait for a reader that is behind."""
         async with self._turn:
             if not self.is_started:
                 self.is_started = True
@@ -77,6 +77,6 @@ class EventStream:
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self) -> None:
-        """The answer is whole."""
+        """End an answer that is whole."""
         async with self._turn:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -17,13 +17,18 @@ from pydantic.fields import FieldInfo
 from mlxsup.cli.main import root
 from mlxsup.client import RequestError
 from mlxsup.gateway import limits
-from mlxsup.gateway.anthropic.errors import kind_of, status_of
 from mlxsup.gateway.anthropic.fields import MESSAGES_FIELDS
+from mlxsup.gateway.errors import (
+    NAMES,
+    ROWS,
+    anthropic_status,
+    anthropic_type,
+    failure_of,
+    openai_body,
+)
 from mlxsup.gateway.fields import Field, Use
-from mlxsup.gateway.metrics.names import OF_REQUESTS, Metric
-from mlxsup.gateway.metrics.of_status import OF_DAEMON, OF_MODELS, UP
+from mlxsup.gateway.metrics import OF_DAEMON, OF_MODELS, OF_REQUESTS, UP, Metric
 from mlxsup.gateway.ollama import requests as ollama
-from mlxsup.gateway.openai.errors import NAMES, ROWS, failure_of
 from mlxsup.gateway.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS, MESSAGE_FIELDS
 from mlxsup.gateway.responses.fields import RESPONSE_FIELDS
 from mlxsup.supervisor.config.tables import (
@@ -160,8 +165,9 @@ def error_table() -> list[str]:
         name = NAMES.get(code, code.value)
         shown = f"`{code.value}`" if name == code.value else f"`{code.value}`, here `{name}`"
         failure = failure_of(RequestError(code, ""))
-        theirs = f"{status_of(failure)} `{kind_of(failure)}`"
-        lines.append(f"| {shown} | {row.status} | `{row.kind}` | {theirs} | {retry}{after} |")
+        kind = openai_body(failure)["error"]["type"]
+        theirs = f"{anthropic_status(failure)} `{anthropic_type(failure)}`"
+        lines.append(f"| {shown} | {row.status} | `{kind}` | {theirs} | {retry}{after} |")
     return lines
 
 

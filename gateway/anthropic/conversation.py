@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .. import limits
-from ..content import BETWEEN_TEXTS, Message, Part, join_parts, media_part
+from ..content import BETWEEN_TEXTS, Message, Part, join_parts, media_part, read_parts, read_text
 from ..failure import Failure, bad_field
 from ..fields import add_unread, check_count, check_fields
 from .client_tools import CLIENT_TOOLS
@@ -41,7 +41,7 @@ BILLING = "x-anthropic-billing-header:"
 
 
 def read_system(system: Any) -> list[Message]:
-    """The system prompt, as the first message; none if there is no text.
+    """Return the system prompt, as the first message; none if there is no text.
 
     Raises:
         Failure: it is something else than text.
@@ -52,7 +52,7 @@ def read_system(system: Any) -> list[Message]:
 
 
 def read_messages(given: Any) -> list[Message]:
-    """The messages for the chat template.
+    """Return the messages for the chat template.
 
     Raises:
         Failure: they are no chat; `param` names the place.
@@ -141,7 +141,7 @@ def _is_read(block: Any, path: str) -> bool:
 
 
 def _others(role: str, blocks: dict[str, dict[str, Any]]) -> list[Message]:
-    """The results of tools, each a message, and what stands between them."""
+    """Return the results of tools, each a message, and what stands between them."""
     read: list[Message] = []
     parts: list[Part] = []
     for where, block in blocks.items():
@@ -161,26 +161,26 @@ def _others(role: str, blocks: dict[str, dict[str, Any]]) -> list[Message]:
 
 
 def _result(block: dict[str, Any], path: str) -> Message:
-    """The result of a tool, marked if the tool has failed: chat templates know no such field."""
+    """Return the result of a tool, marked if it has failed: chat templates know no such field."""
     is_error = block.get("is_error") or False
     if not isinstance(is_error, bool):
         raise bad_field(f"{path}.is_error", f"{path}.is_error takes true or false")
     first, *rest = _parts(block.get("content"), f"{path}.content") or [""]
     if is_error:
         first, rest = (ERROR + first, rest) if isinstance(first, str) else (ERROR, [first, *rest])
-    call = _text(block, "tool_use_id", path)
+    call = read_text(block, "tool_use_id", path)
     return {"role": "tool", "tool_call_id": call, "content": join_parts([first, *rest])}
 
 
 def _assistant(blocks: dict[str, dict[str, Any]]) -> Message:
-    """What the model had said, thought and called."""
+    """Return what the model had said, thought and called."""
     texts, thoughts, calls = [], [], []
     for where, block in blocks.items():
         match block["type"]:
             case "text":
-                texts.append(_text(block, "text", where))
+                texts.append(read_text(block, "text", where))
             case "thinking":
-                thoughts.append(_text(block, "thinking", where))
+                thoughts.append(read_text(block, "thinking", where))
             case "redacted_thinking":
                 pass
             case "tool_use":
@@ -200,38 +200,31 @@ def _call(block: dict[str, Any], path: str) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise bad_field(f"{path}.input", f"{path}.input takes an object")
     function = {
-        "name": _text(block, "name", path),
+        "name": read_text(block, "name", path),
         "arguments": json.dumps(given, ensure_ascii=False),
     }
-    return {"id": _text(block, "id", path), "type": "function", "function": function}
+    return {"id": read_text(block, "id", path), "type": "function", "function": function}
 
 
 def _parts(content: Any, path: str) -> list[Part]:
-    """The parts of something that is a text, or a list of blocks; None is no text."""
-    if content is None:
+    return read_parts(content, path, _text_block, "blocks of type text")
+
+
+def _text_block(block: Any, path: str) -> list[Part]:
+    if not _is_read(block, path):
         return []
-    if isinstance(content, str):
-        return [content]
-    if not isinstance(content, list):
-        raise bad_field(path, f"{path} takes a text, or a list of blocks of type text")
-    check_count(content, path, "blocks")
-    parts: list[Part] = []
-    for place, block in enumerate(content):
-        where = f"{path}[{place}]"
-        if _is_read(block, where):
-            if block["type"] not in (*TEXTS, *MEDIA):
-                raise bad_field(f"{where}.type", f"{where}.type takes one of {', '.join(TEXTS)}")
-            parts += _shown(block, where)
-    return parts
+    if block["type"] not in (*TEXTS, *MEDIA):
+        raise bad_field(f"{path}.type", f"{path}.type takes one of {', '.join(TEXTS)}")
+    return _shown(block, path)
 
 
 def _shown(block: dict[str, Any], path: str) -> list[Part]:
-    """The parts of a block of the types in `TEXTS` and `MEDIA`, with its title and source."""
+    """Return the parts of a block of `TEXTS` or `MEDIA`, with its title and source."""
     match block:
         case {"type": "text"}:
-            return [_text(block, "text", path)]
+            return [read_text(block, "text", path)]
         case {"type": "tool_reference"}:
-            return [f"the tool {_text(block, 'tool_name', path)} is available"]
+            return [f"the tool {read_text(block, 'tool_name', path)} is available"]
         case {"type": "search_result", "content": content}:
             parts = _parts(content, f"{path}.content")
         case {"type": "document", "source": {"type": "text", "data": str(data)}}:
@@ -247,13 +240,6 @@ def _shown(block: dict[str, Any], path: str) -> list[Part]:
         block[name] for name in ("title", "source", "context") if isinstance(block.get(name), str)
     ]
     return [*heads, *parts]
-
-
-def _text(block: dict[str, Any], name: str, path: str) -> str:
-    value = block.get(name)
-    if not isinstance(value, str):
-        raise bad_field(f"{path}.{name}", f"{path}.{name} takes a text")
-    return value
 
 
 def _misplaced(kind: str, role: str, path: str) -> Failure:
@@ -279,10 +265,10 @@ def _tool(tool: Any, path: str, named: set[str], unread: list[str]) -> dict[str,
     parameters = read.get("input_schema")
     if not isinstance(parameters, dict):
         raise bad_field(f"{path}.input_schema", f"{path}.input_schema takes a JSON schema")
-    name = _text(read, "name", path)
+    name = read_text(read, "name", path)
     if tool.get("defer_loading") and name not in named:
         return None
     function = {"name": name, "parameters": parameters}
     if "description" in read:
-        function["description"] = _text(read, "description", path)
+        function["description"] = read_text(read, "description", path)
     return {"type": "function", "function": function}

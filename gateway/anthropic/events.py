@@ -9,10 +9,10 @@ from typing import Any
 from mlxsup.client import Channel, Delta, FinishReason, Result
 from mlxsup.client.tool_calls import read_tool_calls
 
+from ..errors import anthropic_body
 from ..failure import Failure
-from ..shape import Shape, arguments_of, warned
+from ..shape import Shape, arguments_of, encode, warned
 from ..sse import comment, event
-from .errors import body_of
 from .requests import MessageAsk
 
 SIGNATURE = "mlxsup"
@@ -22,19 +22,18 @@ models that call tools need theirs."""
 KINDS = {Channel.CONTENT: "text", Channel.REASONING: "thinking"}
 """The blocks that grow piece by piece, and the channel of their text."""
 
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-
 
 class MessageShape(Shape):
     """The answer to one request for a message.
 
     Args:
-        id: of the message.
         ask: what was asked for.
+        name: of the request.
+        created: seconds since the epoch, which no message has.
     """
 
-    def __init__(self, id: str, ask: MessageAsk) -> None:
-        self._id = id
+    def __init__(self, ask: MessageAsk, name: str, created: int) -> None:
+        self._name = name
         self._ask = ask
         self._thinking_tokens = 0
         self._blocks = 0  # how many have begun
@@ -43,13 +42,13 @@ class MessageShape(Shape):
 
     # ------------------------------------------------------------ pieces
 
-    def first(self, index: int) -> bytes | None:
-        """An empty message. How long the prompt is will be known at the end."""
+    def first(self, index: int) -> bytes:
+        """Return an empty message. How long the prompt is will be known at the end."""
         usage = {"input_tokens": 0, "output_tokens": 0}
         return _event("message_start", message=self._message([], None, None, usage))
 
     def piece(self, index: int, delta: Delta) -> bytes | None:
-        """New text of a block, or a whole tool call."""
+        """Return new text of a block, or a whole tool call."""
         self.take(index, delta)
         if not delta.text:
             return None
@@ -61,7 +60,7 @@ class MessageShape(Shape):
         return self._grow(KINDS[delta.channel], delta.text)
 
     def last(self, index: int, result: Result) -> bytes:
-        """Why it ended, and what it took."""
+        """Return why it ended, and what it took."""
         reason, stop = self._end_of(result)
         delta = {"stop_reason": reason, "stop_sequence": stop}
         return self._close() + _event(
@@ -69,27 +68,26 @@ class MessageShape(Shape):
         )
 
     def end(self, results: Sequence[Result]) -> bytes:
-        """The mark of a complete answer."""
+        """Return the mark of a complete answer."""
         return _event("message_stop")
 
     def broken(self, failure: Failure) -> bytes:
-        """An event that holds the error."""
-        name = self._id.removeprefix("msg_")
-        return event(_encode(body_of(failure, name)).encode(), b"error")
+        """Return an event that holds the error."""
+        return event(encode(anthropic_body(failure, self._name)).encode(), b"error")
 
     def waits(self, text: str) -> bytes:
-        """A comment, and the event that clients of this API know."""
+        """Return a comment, and the event that clients of this API know."""
         return comment(text) + _event("ping")
 
     # ------------------------------------------------------------ whole
 
     def take(self, index: int, delta: Delta) -> None:
-        """Counts it."""
+        """Count it."""
         if delta.channel is Channel.REASONING:
             self._thinking_tokens += len(delta.token_ids)
 
-    def whole(self, results: Sequence[Result]) -> dict[str, Any]:
-        """The message."""
+    def body(self, results: Sequence[Result]) -> bytes:
+        """Return the message as JSON."""
         (result,) = results
         content: list[dict[str, Any]] = []
         if result.reasoning and self._ask.shows_thinking:
@@ -99,7 +97,7 @@ class MessageShape(Shape):
         content += [_block_of(call) for call in result.tool_calls]
         reason, stop = self._end_of(result)
         message = self._message(content, reason, stop, self._usage(result))
-        return message | warned(results)
+        return encode(message | warned(results)).encode()
 
     # ------------------------------------------------------------ inside
 
@@ -111,7 +109,7 @@ class MessageShape(Shape):
         usage: dict[str, Any],
     ) -> dict[str, Any]:
         return {
-            "id": self._id,
+            "id": f"msg_{self._name}",
             "type": "message",
             "role": "assistant",
             "model": self._ask.model,
@@ -146,19 +144,19 @@ class MessageShape(Shape):
         }
 
     def _grow(self, kind: str, text: str) -> bytes:
-        """More text for the block of this type that is open, or for a new one."""
+        """Return more text for the block of this type that is open, or for a new one."""
         opening = b""
         if self._open != kind:
             opening = self._close() + self._start(_empty(kind, signature=""))
             self._open = kind
             head = {"type": "content_block_delta", "index": self._blocks - 1}
-            start = _encode(head).removesuffix("}")
-            delta = _encode({"type": f"{kind}_delta"}).removesuffix("}")
+            start = encode(head).removesuffix("}")
+            delta = encode({"type": f"{kind}_delta"}).removesuffix("}")
             self._begin = f'event: content_block_delta\ndata: {start},"delta":{delta},"{kind}":'
-        return opening + f"{self._begin}{_encode(text)}}}}}\n\n".encode()
+        return opening + f"{self._begin}{encode(text)}}}}}\n\n".encode()
 
     def _block(self, block: dict[str, Any]) -> bytes:
-        """A block that comes as a whole: a tool call, or the text of one that cannot be read."""
+        """Return a block that comes whole: a tool call, or the text of one that cannot be read."""
         if block["type"] == "text":
             return self._grow("text", block["text"])
         given = json.dumps(block["input"], ensure_ascii=False)
@@ -173,7 +171,7 @@ class MessageShape(Shape):
         return _event("content_block_start", index=self._blocks - 1, content_block=block)
 
     def _close(self) -> bytes:
-        """Ends the block that is open, if one is."""
+        """End the block that is open, if one is."""
         if not self._open:
             return b""
         signed = b""
@@ -185,17 +183,17 @@ class MessageShape(Shape):
 
 
 def _event(kind: str, **values: Any) -> bytes:
-    return event(_encode({"type": kind, **values}).encode(), kind.encode())
+    return event(encode({"type": kind, **values}).encode(), kind.encode())
 
 
 def _empty(kind: str, signature: str = SIGNATURE) -> dict[str, Any]:
-    """A block of text without its text."""
+    """Return a block of text without its text."""
     block: dict[str, Any] = {"type": kind, kind: ""}
     return block | {"signature": signature} if kind == "thinking" else block
 
 
 def _block_of(call: dict[str, Any]) -> dict[str, Any]:
-    """A tool call as a block; one that cannot be read is text, because `input` is an object."""
+    """Return a tool call as a block: text if it cannot be read, because `input` is an object."""
     name, arguments = call["function"]["name"], arguments_of(call)
     if arguments is None:
         return {"type": "text", "text": f"{name}{call['function']['arguments']}"}

@@ -9,10 +9,17 @@ from typing import Any
 from mlxsup.client.thinking import thinking_arguments
 from mlxsup.protocol.parameters import MOST_TOKENS
 
-from ..ask import Ask, add_to_template, effort_arguments
+from ..ask import Ask
 from ..failure import bad_field
-from ..fields import Field, check_fields, read_model, whole_numbers
-from ..formats import read_format
+from ..fields import (
+    Field,
+    add_to_template,
+    check_fields,
+    effort_arguments,
+    read_format,
+    read_model,
+    whole_numbers,
+)
 from .conversation import read_messages, read_system, read_tools
 from .fields import (
     CHOICE_FIELDS,
@@ -41,7 +48,7 @@ class MessageAsk(Ask):
 
 
 def read_message(body: dict[str, Any]) -> MessageAsk:
-    """Reads the body of `POST /v1/messages`.
+    """Read the body of `POST /v1/messages`.
 
     Raises:
         Failure: a field is missing, unknown or of another type; `param` names it.
@@ -53,8 +60,6 @@ def read_message(body: dict[str, Any]) -> MessageAsk:
     if type(max_tokens) is not int or max_tokens < 1:
         raise bad_field("max_tokens", "max_tokens takes an integer from 1 up")
     is_streamed = given.pop("stream", False)
-    if not isinstance(is_streamed, bool):
-        raise bad_field("stream", "stream takes true or false")
     if "stop_sequences" in given:
         given["stop"] = given.pop("stop_sequences")
         if not isinstance(given["stop"], list):
@@ -64,7 +69,7 @@ def read_message(body: dict[str, Any]) -> MessageAsk:
 
 
 def read_count(body: dict[str, Any]) -> MessageAsk:
-    """Reads the body of `POST /v1/messages/count_tokens`: what the daemon would be asked, and more
+    """Read the body of `POST /v1/messages/count_tokens`: what the daemon would be asked, and more
     tokens than it can give.
 
     Raises:
@@ -101,7 +106,7 @@ def _ask(
 
 
 def _read_tools(given: dict[str, Any], chat: Any, unread: list[str]) -> bool:
-    """Reads the tools and the choice between them; returns whether one call is enough."""
+    """Read the tools and the choice between them; return whether one call is enough."""
     if "tools" in given:
         given["tools"] = read_tools(given["tools"], chat, given.get("tool_choice"), unread)
         if not given["tools"]:
@@ -118,15 +123,12 @@ def _read_tools(given: dict[str, Any], chat: Any, unread: list[str]) -> bool:
     else:
         path = "tool_choice.type"
         raise bad_field(path, f"{path} takes {', '.join(CHOICES)} or tool (with name)")
-    has_one_call = read.get("disable_parallel_tool_use", False)
-    if not isinstance(has_one_call, bool):
-        path = "tool_choice.disable_parallel_tool_use"
-        raise bad_field(path, f"{path} takes true or false")
+    has_one_call: bool = read.get("disable_parallel_tool_use", False)
     return has_one_call
 
 
 def _thinking(thinking: Any, unread: list[str]) -> tuple[dict[str, Any], bool]:
-    """What the chat template is to be given, and whether the reasoning is shown."""
+    """Return what the chat template is to be given, and whether the reasoning is shown."""
     if thinking is None:
         return {}, False
     read = _typed(thinking, "thinking", THINKING_FIELDS, unread)
@@ -139,10 +141,8 @@ def _thinking(thinking: Any, unread: list[str]) -> tuple[dict[str, Any], bool]:
 
 
 def _read_output(given: dict[str, Any], template: dict[str, Any], unread: list[str]) -> None:
-    """Reads `output_config`: the effort is for the template, the format for the daemon."""
+    """Read `output_config`: the effort is for the template, the format for the daemon."""
     config = given.pop("output_config", {})
-    if not isinstance(config, dict):
-        raise bad_field("output_config", "output_config takes an object")
     read = check_fields(config, OUTPUT_FIELDS, unread, within="output_config")
     if "effort" in read:
         template |= effort_arguments(read["effort"], "output_config.effort")
@@ -154,7 +154,7 @@ def _read_output(given: dict[str, Any], template: dict[str, Any], unread: list[s
 
 
 def _typed(value: Any, path: str, fields: Sequence[Field], unread: list[str]) -> dict[str, Any]:
-    """The fields of an object that has a type."""
+    """Return the fields of an object that has a type."""
     if not isinstance(value, dict) or not isinstance(value.get("type"), str):
         raise bad_field(path, f"{path} takes an object with a type")
     return check_fields(value, fields, unread, within=path)

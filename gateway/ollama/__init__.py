@@ -1,4 +1,1 @@
 """Ollama's API: what its requests mean here, and what its answers look like."""
-
-PATHS = "/api/"
-"""The beginning of its paths."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -10,13 +9,11 @@ from mlxsup.client import Channel, Delta, FinishReason, Result
 from mlxsup.client.tool_calls import read_tool_calls
 from mlxsup.protocol.text import timestamp
 
+from ..errors import ollama_body
 from ..failure import Failure
-from ..openai.chunks import chat_logprobs
-from ..shape import Shape, arguments_of, warned
-from .errors import body_of
+from ..openai.logprobs import chat_logprobs
+from ..shape import Shape, arguments_of, encode, warned
 from .requests import OllamaAsk
-
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class OllamaShape(Shape):
@@ -24,12 +21,13 @@ class OllamaShape(Shape):
 
     Args:
         ask: what was asked for.
+        name: of the request, which no answer has.
         created: seconds since the epoch.
     """
 
     STREAM_TYPE: ClassVar[str] = "application/x-ndjson"
 
-    def __init__(self, ask: OllamaAsk, created: int) -> None:
+    def __init__(self, ask: OllamaAsk, name: str, created: int) -> None:
         self._ask = ask
         self._head = {"model": ask.model, "created_at": timestamp(created)}
         self._calls = 0  # that were sent
@@ -39,16 +37,12 @@ class OllamaShape(Shape):
 
     # ------------------------------------------------------------ pieces
 
-    def first(self, index: int) -> bytes | None:
-        """Nothing: each line has all that there is."""
-        return None
-
     def piece(self, index: int, delta: Delta) -> bytes | None:
-        """New text, reasoning, or whole tool calls."""
+        """Return new text, reasoning, or whole tool calls."""
         if not delta.text and delta.logprobs is None:
             return None
         if delta.logprobs is None and delta.channel is Channel.CONTENT:
-            return f"{self._begin}{_encode(delta.text)}{self._end}".encode()
+            return f"{self._begin}{encode(delta.text)}{self._end}".encode()
         more = {} if delta.logprobs is None else _logprobs(delta.logprobs)
         match delta.channel:
             case Channel.TOOL_CALL:
@@ -60,38 +54,34 @@ class OllamaShape(Shape):
         return _line(self._piece(text=delta.text) | more)
 
     def last(self, index: int, result: Result) -> bytes:
-        """Why it ended, and what it took."""
+        """Return why it ended, and what it took."""
         return _line(self._piece() | self._ending(result) | warned([result]))
 
-    def end(self, results: Sequence[Result]) -> bytes:
-        """Nothing: the last line says that it is the last."""
-        return b""
-
     def broken(self, failure: Failure) -> bytes:
-        """A line that holds the error."""
-        return _line(body_of(failure))
+        """Return a line that holds the error."""
+        return _line(ollama_body(failure))
 
     def waits(self, text: str) -> bytes:
-        """A blank before the next line: no client sees it, and the connection is alive."""
+        """Return a blank before the next line: no client sees it, and the connection is alive."""
         return b" "
 
     # ------------------------------------------------------------ whole
 
     def take(self, index: int, delta: Delta) -> None:
-        """Nothing: the result has it all."""
+        """Drop it: the result has it all."""
 
-    def whole(self, results: Sequence[Result]) -> dict[str, Any]:
-        """The whole answer."""
+    def body(self, results: Sequence[Result]) -> bytes:
+        """Return the whole answer as JSON."""
         if self._ask.is_empty:
-            return self.emptied()
+            return encode(self.emptied()).encode()
         (result,) = results
         text, made = self._made(result.tool_calls)
         said = self._piece(text=result.text + text, thinking=result.reasoning, calls=made)
         more = {} if result.logprobs is None else _logprobs(result.logprobs)
-        return said | self._ending(result) | more | warned(results)
+        return encode(said | self._ending(result) | more | warned(results)).encode()
 
     def emptied(self) -> dict[str, Any]:
-        """The answer to an empty request: what has become of its model."""
+        """Return the answer to an empty request: what has become of its model."""
         reason = "unload" if self._ask.parameters.get("keep_alive") == 0 else "load"
         return self._piece() | {"done": True, "done_reason": reason}
 
@@ -124,8 +114,10 @@ class OllamaShape(Shape):
         return text, made
 
     def _ending(self, result: Result) -> dict[str, Any]:
-        """The end of an answer; durations are nanoseconds, and those that clients divide by are
-        never 0."""
+        """Return the end of an answer.
+
+        Durations are nanoseconds, and those that clients divide by are never 0.
+        """
         usage, times = result.usage, result.timings
         prompt_s = times.tokenize_s + times.prefill_s
         answer_s = times.total_s - times.queued_s - times.paused_s - prompt_s
@@ -151,4 +143,4 @@ def _nanoseconds(seconds: float) -> int:
 
 
 def _line(value: dict[str, Any]) -> bytes:
-    return f"{_encode(value)}\n".encode()
+    return f"{encode(value)}\n".encode()

@@ -88,7 +88,7 @@ def shown(model: Described, began: float) -> dict[str, Any]:
 
 
 def _tagged(model: Described) -> str:
-    """The name with a tag: Ollama's names always have one."""
+    """Return the name with a tag: Ollama's names always have one."""
     row = model.row
     if model.name != row["name"] or LATEST in row["presets"]:
         return model.name

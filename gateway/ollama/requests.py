@@ -6,32 +6,36 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from ..ask import Ask, add_to_template, think_arguments
+from ..ask import Ask
 from ..failure import bad_field
 from ..fields import (
     Field,
     Use,
+    add_to_template,
     add_unread,
     check_fields,
+    hints,
     ignored,
     passed,
+    read_keep_alive,
     read_model,
+    schema_format,
+    think_arguments,
     time_limits,
+    used,
     whole_numbers,
 )
-from ..formats import schema_format
-from ..keep_alive import read_keep_alive
 from ..openai.messages import read_messages, read_tools
 from ..openai.synonyms import translate
 
 _BOTH = (
-    Field("model", Use.USED, "the name of a model of the configuration; `:latest` changes nothing"),
-    Field("stream", Use.USED, "false: one object; otherwise a line of JSON for each piece"),
-    Field("format", Use.USED, "`json`, or a JSON schema that the answer must match"),
-    Field("options", Use.USED, "how to sample; see below"),
-    Field("keep_alive", Use.USED, "how long the model stays loaded once it is idle: seconds, or a "
+    used("model", "the name of a model of the configuration; `:latest` changes nothing"),
+    used("stream", "false: one object; otherwise a line of JSON for each piece", bool),
+    used("format", "`json`, or a JSON schema that the answer must match"),
+    used("options", "how to sample; see below", dict),
+    used("keep_alive", "how long the model stays loaded once it is idle: seconds, or a "
           "text such as `5m`; 0: it goes then; below 0: for ever"),
-    Field("think", Use.USED, "true, false or an effort: given to the chat template"),
+    used("think", "true, false or an effort: given to the chat template"),
     Field("truncate", Use.HINT, "a prompt that is too long is refused", (False,)),
     Field("shift", Use.HINT, "an answer ends where the context does", (False,)),
     *passed("logprobs", "top_logprobs", "chat_template_kwargs", "priority"),
@@ -39,17 +43,17 @@ _BOTH = (
 )  # fmt: skip
 
 CHAT_FIELDS = (
-    Field("messages", Use.USED, "the chat; without any, the model is loaded, or unloaded with "
+    used("messages", "the chat; without any, the model is loaded, or unloaded with "
           "`keep_alive: 0`"),
-    Field("tools", Use.USED, "functions in OpenAI's form"),
+    used("tools", "functions in OpenAI's form"),
     *_BOTH,
 )  # fmt: skip
 
 GENERATE_FIELDS = (
-    Field("prompt", Use.USED, "what the user says; without it, the model is loaded, or unloaded "
-          "with `keep_alive: 0`"),
-    Field("system", Use.USED, "comes before it"),
-    Field("raw", Use.USED, "true: the prompt is continued as it is, without a chat template"),
+    used("prompt", "what the user says; without it, the model is loaded, or unloaded "
+          "with `keep_alive: 0`", str),
+    used("system", "comes before it", str),
+    used("raw", "true: the prompt is continued as it is, without a chat template", bool),
     *_BOTH,
     Field("images", Use.NEUTRAL, "no model here takes images; send text", ([],)),
     Field("template", Use.NEUTRAL, "the model's own template is used; render yours, and send it "
@@ -59,15 +63,14 @@ GENERATE_FIELDS = (
 )  # fmt: skip
 
 OPTION_FIELDS = (
-    Field("num_predict", Use.USED, "at most that many tokens; below 1: as many as fit"),
-    Field("repeat_penalty", Use.USED, "`repetition_penalty`"),
-    Field("repeat_last_n", Use.USED, "`penalty_window`; −1: all tokens; 0: no penalties"),
-    Field("stop", Use.USED, "a text, or a list of up to 16"),
+    used("num_predict", "at most that many tokens; below 1: as many as fit"),
+    used("repeat_penalty", "`repetition_penalty`"),
+    used("repeat_last_n", "`penalty_window`; −1: all tokens; 0: no penalties"),
+    used("stop", "a text, or a list of up to 16"),
     *passed("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty",
              "frequency_penalty"),
-    Field("typical_p", Use.HINT, "", (1, 1.0)),
-    Field("tfs_z", Use.HINT, "", (1, 1.0)),
-    Field("mirostat", Use.HINT, "", (0,)),
+    *hints((1, 1.0), "typical_p", "tfs_z"),
+    *hints((0,), "mirostat"),
     Field("num_ctx", Use.IGNORED, "every model takes its whole context"),
     *ignored("mirostat_tau", "mirostat_eta", "penalize_newline", "num_keep", "num_batch",
              "num_gpu", "main_gpu", "num_thread", "numa", "low_vram", "f16_kv", "logits_all",
@@ -120,12 +123,7 @@ def read_generate(body: dict[str, Any]) -> OllamaAsk:
     unread: list[str] = []
     given = check_fields(body, GENERATE_FIELDS, unread)
     prompt, system = given.pop("prompt", ""), given.pop("system", "")
-    for name, value in (("prompt", prompt), ("system", system)):
-        if not isinstance(value, str):
-            raise bad_field(name, f"{name} takes a text")
     is_raw = given.pop("raw", False)
-    if not isinstance(is_raw, bool):
-        raise bad_field("raw", "raw takes true or false")
     if is_raw and system:
         raise bad_field("system", "system has no effect with raw: put it into the prompt")
     if not prompt:
@@ -153,8 +151,6 @@ def _ask(
     """
     model = read_model(given)
     is_streamed = given.pop("stream", True)
-    if not isinstance(is_streamed, bool):
-        raise bad_field("stream", "stream takes true or false")
     _read_format(given)
     if "think" in given:
         add_to_template(given, think_arguments(given.pop("think"), "think"))
@@ -189,10 +185,7 @@ def _read_format(given: dict[str, Any]) -> None:
 
 def _read_options(given: dict[str, Any], unread: list[str]) -> None:
     """Add the sampling parameters that `options` asks for."""
-    options = given.pop("options", {})
-    if not isinstance(options, dict):
-        raise bad_field("options", "options takes an object")
-    known = check_fields(options, OPTION_FIELDS, unread, within="options")
+    known = check_fields(given.pop("options", {}), OPTION_FIELDS, unread, within="options")
     read = translate(known, unread, is_chat=False)
     if isinstance(limit := read.get("max_tokens"), int) and limit < 1:
         del read["max_tokens"]

@@ -15,13 +15,11 @@ from mlxsup.client import AsyncClient
 from mlxsup.protocol.states import State
 
 from ..answers import OpenAnswers, answer
-from ..bodies import Bodies
-from ..body import read_json
-from ..conversion import Api
-from ..descriptions import Descriptions, find
+from ..body import Bodies, read_json
+from ..converter import Api
+from ..descriptions import Descriptions
 from ..failure import Failure, bad_field
-from ..names import Names, row_of
-from ..openai.models import no_model
+from ..names import row_of
 from .events import OllamaShape
 from .models import loaded_list, shown, tag_list, version
 from .requests import OllamaAsk
@@ -46,32 +44,29 @@ class Ollama:
 
     Args:
         bodies: reads those of requests.
-        names: of models.
         daemon: its client, once the application runs.
         status: asks it for its status; raises `Failure`.
-        descriptions: of its models.
+        models: of the daemon.
         open_answers: where answers are listed while they run.
     """
 
     def __init__(
         self,
         bodies: Bodies,
-        names: Names,
         daemon: Callable[[], AsyncClient],
         status: Callable[[], Awaitable[Mapping[str, Any]]],
-        descriptions: Descriptions,
+        models: Descriptions,
         open_answers: OpenAnswers,
     ) -> None:
         self._bodies = bodies
-        self._names = names
         self._daemon = daemon
         self._status = status
-        self._descriptions = descriptions
+        self._models = models
         self._open_answers = open_answers
         self._began = time.time()
 
     def routes(self) -> list[Route]:
-        """All of them."""
+        """Return all of them."""
         return [
             Route("/api/chat", self.chat, methods=["POST"]),
             Route("/api/generate", self.generate, methods=["POST"]),
@@ -96,25 +91,19 @@ class Ollama:
     async def _answer(self, request: Request, api: Api) -> Response:
         ask, sent = await self._bodies.read(request, api)
         assert isinstance(ask, OllamaAsk)
-
-        def shape(_: str, created: int) -> OllamaShape:
-            return OllamaShape(ask, created)
-
         if ask.is_empty and ask.parameters.get("keep_alive") == 0:
             row = row_of(await self._status(), ask.target or ask.model)
             if row is not None and row["state"] in GONE:  # or it would be loaded first
-                return JSONResponse(shape("", int(time.time())).emptied())
-        return await answer(request, self._daemon(), ask, sent, self._open_answers, shape)
+                return JSONResponse(OllamaShape(ask, "", int(time.time())).emptied())
+        return await answer(request, self._daemon(), ask, sent, self._open_answers, OllamaShape)
 
     async def tags(self, request: Request) -> Response:
         """`GET /api/tags`."""
-        models = await self._descriptions.of(await self._status())
-        return JSONResponse(tag_list(models, self._began))
+        return JSONResponse(tag_list(await self._models.all(), self._began))
 
     async def loaded(self, request: Request) -> Response:
         """`GET /api/ps`."""
-        models = await self._descriptions.of(await self._status())
-        return JSONResponse(loaded_list(models, time.time()))
+        return JSONResponse(loaded_list(await self._models.all(), time.time()))
 
     async def show(self, request: Request) -> Response:
         """`POST /api/show`."""
@@ -122,11 +111,7 @@ class Ollama:
         name = body.get("model") or body.get("name")
         if not isinstance(name, str):
             raise bad_field("model", "model takes the name of a model; GET /api/tags lists them")
-        status, meant = await self._status(), await self._names.meant(name)
-        found = find(await self._descriptions.of(status), name, meant)
-        if found is None:
-            raise no_model(status, name)
-        return JSONResponse(shown(found, self._began))
+        return JSONResponse(shown(await self._models.one(name), self._began))
 
     async def version(self, request: Request) -> Response:
         """`GET /api/version`."""

@@ -2,44 +2,44 @@
 
 from __future__ import annotations
 
-from ..fields import Field, Use, ignored, passed, time_limits
+from ..fields import Field, Use, hints, ignored, passed, time_limits, used
 from .synonyms import NEUTRAL_ELSEWHERE, NEUTRAL_IN_CHATS
 
 _BOTH = (
-    Field("model", Use.USED, "the name of a model of the configuration"),
-    Field("stream", Use.USED, "true: server-sent events"),
-    Field("stream_options", Use.USED, "`include_usage`: one more chunk, with the usage, "
-          "which is null in all others"),
-    Field("n", Use.USED, "that many answers, each a request of the daemon; with `seed`, the nth "
+    used("model", "the name of a model of the configuration"),
+    used("stream", "true: server-sent events", bool),
+    used("stream_options", "`include_usage`: one more chunk, with the usage, "
+          "which is null in all others", dict),
+    used("n", "that many answers, each a request of the daemon; with `seed`, the nth "
           "has the seed plus n"),
-    Field("stop", Use.USED, "a text, or a list of up to 16"),
-    Field("prompt_logprobs", Use.USED, "vLLM's: how likely each token of the prompt was, and so "
+    used("stop", "a text, or a list of up to 16"),
+    used("prompt_logprobs", "vLLM's: how likely each token of the prompt was, and so "
           "many of the likeliest in its place; not in a stream"),
     *passed("temperature", "top_p", "seed", "presence_penalty", "frequency_penalty", "logit_bias",
              "top_k", "min_p", "min_tokens", "repetition_penalty", "penalty_window",
              "xtc_probability", "xtc_threshold", "stop_token_ids", "ignore_eos", "priority",
              "response_format"),
-    Field("keep_alive", Use.USED, "how long the model stays loaded once it is idle, until the next "
+    used("keep_alive", "how long the model stays loaded once it is idle, until the next "
           "request: seconds, or a text such as `5m`; 0: it goes then; below 0: for ever"),
-    Field("ttl", Use.USED, "LM Studio's name of `keep_alive`"),
+    used("ttl", "LM Studio's name of `keep_alive`"),
     *time_limits(),
     *ignored("user", "metadata", "store", "service_tier"),
     *NEUTRAL_ELSEWHERE,
 )  # fmt: skip
 
 CHAT_FIELDS = (
-    Field("messages", Use.USED, "the chat; see below"),
+    used("messages", "the chat; see below"),
     *_BOTH,
-    Field("max_completion_tokens", Use.USED, "at most that many tokens, reasoning included; "
+    used("max_completion_tokens", "at most that many tokens, reasoning included; "
           "without it as many as fit into the context"),
-    Field("max_tokens", Use.USED, "the older name of `max_completion_tokens`"),
-    Field("reasoning_effort", Use.USED, "given to the chat template under this name; one that "
+    used("max_tokens", "the older name of `max_completion_tokens`"),
+    used("reasoning_effort", "given to the chat template under this name; one that "
           "does not know it leaves it out; `none`: no reasoning"),
     *passed("logprobs", "top_logprobs", "tools", "tool_choice", "chat_template_kwargs",
              "continue_final_message"),
     *ignored("safety_identifier", "prompt_cache_key", "prompt_cache_retention",
              "prompt_cache_options", "moderation", "prediction"),
-    Field("parallel_tool_calls", Use.USED, "false: what comes after the first call is left out"),
+    used("parallel_tool_calls", "false: what comes after the first call is left out", bool),
     Field("modalities", Use.NEUTRAL, "answers are text", (["text"],)),
     Field("verbosity", Use.HINT, "say it in a message", ("medium",)),
     Field("audio", Use.NEUTRAL, "answers are text"),
@@ -50,16 +50,13 @@ CHAT_FIELDS = (
 )  # fmt: skip
 
 COMPLETION_FIELDS = (
-    Field("prompt", Use.USED, "a text, a list of token ids, or a list of several of them"),
+    used("prompt", "a text, a list of token ids, or a list of several of them"),
     *_BOTH,
-    Field(
-        "max_tokens", Use.USED, "at most that many tokens; without it 16, as OpenAI has it; 0: none"
-    ),
-    Field("logprobs", Use.USED, "how many of the likeliest tokens to list at each position"),
+    used("max_tokens", "at most that many tokens; without it 16, as OpenAI has it; 0: none"),
+    used("logprobs", "how many of the likeliest tokens to list at each position"),
     Field("best_of", Use.NEUTRAL, "use `n`, and choose", (1,)),
-    Field(
+    used(
         "echo",
-        Use.USED,
         "true: the text begins with the prompt, and with `logprobs` they begin "
         "with those of its tokens; the first token has none",
     ),
@@ -67,22 +64,22 @@ COMPLETION_FIELDS = (
 )
 
 MESSAGE_FIELDS = (
-    Field("role", Use.USED, "`system`, `developer` (which means the same), `user`, `assistant`, "
+    used("role", "`system`, `developer` (which means the same), `user`, `assistant`, "
           "`tool` or `function` (which means the same)"),
-    Field("content", Use.USED, "a text, or a list of parts of type `text`"),
+    used("content", "a text, or a list of parts of type `text`"),
     Field("name", Use.PASSED, "given to the chat template"),
     Field("tool_calls", Use.PASSED, "of an assistant's message"),
-    Field("function_call", Use.USED, "the older form of `tool_calls`"),
+    used("function_call", "the older form of `tool_calls`"),
     Field("tool_call_id", Use.PASSED, "of a tool's message"),
     Field("reasoning_content", Use.PASSED, "given to the chat template"),
-    Field("reasoning", Use.USED, "another name of `reasoning_content`"),
-    Field("thinking", Use.USED, "another name of `reasoning_content`"),
-    Field("refusal", Use.USED, "of an assistant's message without `content`"),
+    used("reasoning", "another name of `reasoning_content`"),
+    used("thinking", "another name of `reasoning_content`"),
+    used("refusal", "of an assistant's message without `content`"),
 )  # fmt: skip
 """Fields of a message that are read; others describe it, and are ignored."""
 
 STREAM_FIELDS = (
-    Field("include_usage", Use.USED),
+    used("include_usage", takes=bool),
     *ignored("include_obfuscation"),
-    Field("continuous_usage_stats", Use.HINT, "", (False,)),
+    *hints((False,), "continuous_usage_stats"),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .. import limits
-from ..content import Part, join_parts, media_part
+from ..content import Part, join_parts, media_part, read_parts
 from ..failure import bad_field
 from ..fields import check_count
 from .fields import MESSAGE_FIELDS
@@ -35,7 +35,7 @@ REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
 def read_messages(given: Any) -> list[dict[str, Any]]:
-    """The messages for the chat template.
+    """Return the messages for the chat template.
 
     Raises:
         Failure: they are no chat; `param` names the place.
@@ -71,8 +71,10 @@ def _message(message: Any, path: str) -> dict[str, Any]:
     content = message.get("content")
     if content is None and role != "assistant":
         raise bad_field(f"{path}.content", f"{path}.content is missing; it takes a text")
-    text = _content(content, path)
-    if text is None and isinstance(given.get("refusal"), str):
+    text = content
+    if content is not None:
+        text = join_parts(read_parts(content, f"{path}.content", _part), between="")
+    elif isinstance(given.get("refusal"), str):
         text = given["refusal"]
     read: dict[str, Any] = {"role": ROLES[role], "content": text}
     thought = next((given[name] for name in REASONING if isinstance(given.get(name), str)), None)
@@ -83,26 +85,16 @@ def _message(message: Any, path: str) -> dict[str, Any]:
     return read | {name: given[name] for name in ("name", "tool_call_id") if name in given}
 
 
-def _content(content: Any, path: str) -> str | list[dict[str, Any]] | None:
-    if content is None or isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise bad_field(f"{path}.content", f"{path}.content takes a text, or a list of parts")
-    check_count(content, f"{path}.content", "parts")
-    parts = [_part(part, f"{path}.content[{place}]") for place, part in enumerate(content)]
-    return join_parts(parts, between="")
-
-
-def _part(part: Any, path: str) -> Part:
+def _part(part: Any, path: str) -> list[Part]:
     kind = part.get("type") if isinstance(part, dict) else None
     if (media := media_part(kind, path)) is not None:
-        return media
+        return [media]
     if kind in THOUGHT_PARTS:
-        return ""
+        return [""]
     text = part.get(TEXT_PARTS[kind]) if isinstance(kind, str) and kind in TEXT_PARTS else None
     if not isinstance(text, str):
         raise bad_field(path, f'{path} takes a part {{"type": "text", "text": …}}')
-    return text
+    return [text]
 
 
 def _tool(tool: Any) -> Any:

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
+from ..errors import advice_of
 from ..failure import Failure
 from ..names import Meant, row_of
-from .errors import advice_of
 
 OWNER = "mlxsup"
 
@@ -77,7 +77,7 @@ def no_model(status: Mapping[str, Any], name: str) -> Failure:
 
 
 def readiness(status: Mapping[str, Any]) -> tuple[bool, dict[str, str]]:
-    """Whether any model could answer, and the state of each."""
+    """Return whether any model could answer, and the state of each."""
     states = {row["name"]: row["state"] for row in status["models"]}
     return any(state != "FAILED" for state in states.values()), states
 
@@ -89,7 +89,7 @@ def status_of(state: str) -> dict[str, Any]:
 
 
 def _names_of(status: Mapping[str, Any]) -> Iterator[str]:
-    """Every name that `GET /v1/models` lists."""
+    """Yield every name that `GET /v1/models` lists."""
     for row in status["models"]:
         yield row["name"]
         yield from row["aliases"]

@@ -8,8 +8,7 @@ from typing import Any
 from .. import limits
 from ..ask import Ask
 from ..failure import bad_field
-from ..fields import check_fields, read_model
-from ..keep_alive import read_keep_alive
+from ..fields import check_fields, read_keep_alive, read_model
 from .fields import CHAT_FIELDS, COMPLETION_FIELDS, STREAM_FIELDS
 from .messages import read_messages, read_tools
 from .synonyms import translate
@@ -21,7 +20,7 @@ MAX_TOP_LOGPROBS = 20
 
 
 def read_chat(body: dict[str, Any]) -> Ask:
-    """Reads the body of a chat completion.
+    """Read the body of a chat completion.
 
     Raises:
         Failure: a field is missing, unknown or of another type; `param` names it.
@@ -42,8 +41,6 @@ def read_chat(body: dict[str, Any]) -> Ask:
     if limit is not None:
         given["max_tokens"] = limit
     is_parallel = given.pop("parallel_tool_calls", True)
-    if not isinstance(is_parallel, bool):
-        raise bad_field("parallel_tool_calls", "parallel_tool_calls takes true or false")
     ask = _ask(model, ({"messages": messages},), given, unread)
     return replace(ask, has_one_call=not is_parallel)
 
@@ -53,8 +50,6 @@ def _read_end(given: dict[str, Any]) -> None:
     opens = given.pop("add_generation_prompt", None)
     if opens is None:
         return
-    if not isinstance(opens, bool):
-        raise bad_field("add_generation_prompt", "add_generation_prompt takes true or false")
     if given.setdefault("continue_final_message", not opens) is opens:
         raise bad_field(
             "add_generation_prompt",
@@ -63,7 +58,7 @@ def _read_end(given: dict[str, Any]) -> None:
 
 
 def read_completion(body: dict[str, Any]) -> Ask:
-    """Reads the body of a completion.
+    """Read the body of a completion.
 
     Raises:
         Failure: as for `read_chat`.
@@ -106,16 +101,8 @@ def _ask(
     if type(n) is not int or not 1 <= n <= most:
         raise bad_field("n", f"n takes an integer from 1 to {most}")
     is_streamed = given.pop("stream", False)
-    if not isinstance(is_streamed, bool):
-        raise bad_field("stream", "stream takes true or false")
     options = given.pop("stream_options", {})
-    if not isinstance(options, dict):
-        raise bad_field("stream_options", "stream_options takes an object")
     read = check_fields(options, STREAM_FIELDS, unread, within="stream_options")
-    has_usage = read.get("include_usage", False)
-    if not isinstance(has_usage, bool):
-        path = "stream_options.include_usage"
-        raise bad_field(path, f"{path} takes true or false")
     if isinstance(given.get("stop"), str):
         given["stop"] = [given["stop"]]
     read_keep_alive(given)
@@ -130,14 +117,14 @@ def _ask(
         n=n,
         parameters=given,
         is_streamed=is_streamed,
-        has_usage=has_usage,
+        has_usage=read.get("include_usage", False),
         tells_prompt=tells_prompt,
         unread=unread,
     )
 
 
 def _prompts(prompt: Any) -> tuple[dict[str, Any], ...]:
-    """The inputs that a prompt stands for: a text, token ids, or a list of several of them."""
+    """Return the inputs of a prompt: a text, token ids, or a list of several of them."""
     several = isinstance(prompt, list) and bool(prompt) and type(prompt[0]) is not int
     prompts = prompt if several else [prompt]
     if len(prompts) > limits.MAX_CHOICES:

@@ -9,10 +9,21 @@ from typing import Any
 
 from mlxsup.client.thinking import thinking_arguments
 
-from ..ask import add_to_template, effort_arguments, think_arguments
 from ..failure import Failure, bad_field
-from ..fields import Field, Use, check_fields, ignored, whole_numbers
-from ..formats import read_format, schema_format
+from ..fields import (
+    Field,
+    Use,
+    add_to_template,
+    check_fields,
+    effort_arguments,
+    hints,
+    ignored,
+    read_format,
+    schema_format,
+    think_arguments,
+    used,
+    whole_numbers,
+)
 
 RENAMED = {
     "repeat_penalty": "repetition_penalty",
@@ -33,35 +44,29 @@ NEUTRAL_ELSEWHERE = (
         Field(name, Use.NEUTRAL, "`response_format` takes a JSON schema or a regular expression")
         for name in ("grammar", "guided_grammar", "ebnf")
     ),
-    Field("skip_special_tokens", Use.HINT, "", (True,)),
-    Field("spaces_between_special_tokens", Use.HINT, "", (True,)),
-    Field("include_stop_str_in_output", Use.HINT, "", (False,)),
-    Field("no_stop_trim", Use.HINT, "", (False,)),
-    Field("return_token_ids", Use.HINT, "", (False,)),
-    Field("return_tokens_as_token_ids", Use.HINT, "", (False,)),
-    Field("use_beam_search", Use.HINT, "", (False,)),
-    Field("length_penalty", Use.HINT, "", (1, 1.0)),
-    Field("early_stopping", Use.HINT, "", (False,)),
-    Field("typical_p", Use.HINT, "", (1, 1.0)),
-    Field("mirostat", Use.HINT, "", (0,)),
-    Field("dry_multiplier", Use.HINT, "", (0, 0.0)),
+    *hints((True,), "skip_special_tokens", "spaces_between_special_tokens"),
+    *hints((False,), "include_stop_str_in_output", "no_stop_trim", "return_token_ids",
+           "return_tokens_as_token_ids", "use_beam_search"),
+    *hints((1, 1.0), "length_penalty"),
+    *hints((False,), "early_stopping"),
+    *hints((1, 1.0), "typical_p"),
+    *hints((0,), "mirostat"),
+    *hints((0, 0.0), "dry_multiplier"),
     *ignored("cache_prompt", "id_slot", "request_id", "cache_salt", "trace", "session_id"),
-)
+)  # fmt: skip
 """Fields of other servers with the values that change nothing."""
 
 NEUTRAL_IN_CHATS = (
-    Field("add_generation_prompt", Use.USED, "false is `continue_final_message: true`"),
+    used("add_generation_prompt", "false is `continue_final_message: true`", bool),
     Field("echo", Use.NEUTRAL, "the answer does not repeat the prompt", (False,)),
     Field("best_of", Use.NEUTRAL, "use `n`, and choose", (1,)),
-    Field("include_reasoning", Use.HINT, "", (True,)),
-    Field("separate_reasoning", Use.HINT, "", (True,)),
-    Field("stream_reasoning", Use.HINT, "", (True,)),
+    *hints((True,), "include_reasoning", "separate_reasoning", "stream_reasoning"),
 )
 
 REASONING_FIELDS = (
-    Field("effort", Use.USED),
-    Field("enabled", Use.USED),
-    Field("exclude", Use.HINT, "", (False,)),
+    used("effort"),
+    used("enabled"),
+    *hints((False,), "exclude"),
     *ignored("summary", "generate_summary"),
 )
 """Fields of OpenRouter's `reasoning`."""

@@ -11,10 +11,10 @@ from mlxsup.client import Channel, Delta, FinishReason, Result
 from mlxsup.client.tool_calls import read_tool_calls
 from mlxsup.protocol.parameters import SAMPLING
 
+from ..errors import openai_body
 from ..failure import Failure
-from ..openai.chunks import chat_logprobs
-from ..openai.errors import body_of
-from ..shape import Shape, warned
+from ..openai.logprobs import chat_logprobs
+from ..shape import Shape, encode, warned
 from ..sse import event
 from .fields import SAMPLED
 from .kept import KeptResponse, named
@@ -30,8 +30,6 @@ INPUTS = {"function_call": "arguments", "custom_tool_call": "input"}
 """The kinds of calls, and the field of what they are called with."""
 
 PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
-
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,14 +54,14 @@ class Item:
 
     @property
     def part(self) -> dict[str, Any]:
-        """Its only part."""
+        """Return its only part."""
         part: dict[str, Any] = {"type": PARTS[self.kind], "text": "".join(self.pieces)}
         if self.kind != "message":
             return part
         return part | {"annotations": [], "logprobs": self.logprobs}
 
     def json(self) -> dict[str, Any]:
-        """The item as it is now."""
+        """Return the item as it is now."""
         head = {"id": self.id, "type": self.kind, "status": self.status}
         if self.kind in INPUTS:
             return head | self.call
@@ -77,17 +75,17 @@ class ResponseShape(Shape):
     """The answer to one request for a response.
 
     Args:
+        ask: what was asked for.
         name: of the request.
         created: seconds since the epoch.
-        ask: what was asked for.
         keep: takes the response when it is over, if it is to be kept.
     """
 
     def __init__(
         self,
+        ask: ResponseAsk,
         name: str,
         created: int,
-        ask: ResponseAsk,
         keep: Callable[[KeptResponse], None] = lambda kept: None,
     ) -> None:
         self._name = name
@@ -103,12 +101,8 @@ class ResponseShape(Shape):
 
     # ------------------------------------------------------------ pieces
 
-    def first(self, index: int) -> bytes | None:
-        """Nothing: how the answer is sampled comes with its first piece."""
-        return None
-
     def piece(self, index: int, delta: Delta) -> bytes | None:
-        """New text of an item, or whole calls."""
+        """Return new text of an item, or whole calls."""
         if not self._sampling:
             picked = delta.sampling or {}
             self._sampling = {name: picked.get(name, SAMPLING[name].default) for name in SAMPLED}
@@ -125,17 +119,17 @@ class ResponseShape(Shape):
         return self._opening() + b"".join(self._call(call) for call in calls)
 
     def last(self, index: int, result: Result) -> bytes:
-        """The end of the item that is growing."""
+        """Return the end of the item that is growing."""
         return self._opening() + self._close("incomplete" if _is_cut(result) else "completed")
 
     def end(self, results: Sequence[Result]) -> bytes:
-        """The whole response."""
+        """Return the whole response."""
         response = self.whole(results)
         return self._event(f"response.{response['status']}", response=response)
 
     def broken(self, failure: Failure) -> bytes:
-        """The response that has failed, and an event that OpenAI's clients raise."""
-        error = body_of(failure)["error"]
+        """Return the response that has failed, and an event that OpenAI's clients raise."""
+        error = openai_body(failure)["error"]
         code = error["code"] or error["type"]
         sent = self._opening()
         if (item := self._open) is not None:
@@ -147,11 +141,15 @@ class ResponseShape(Shape):
     # ------------------------------------------------------------ whole
 
     def take(self, index: int, delta: Delta) -> None:
-        """Keeps it."""
+        """Keep it."""
         self.piece(index, delta)
 
+    def body(self, results: Sequence[Result]) -> bytes:
+        """Return the response as JSON."""
+        return encode(self.whole(results)).encode()
+
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
-        """The response."""
+        """Return the response."""
         (result,) = results
         is_cut = _is_cut(result)
         status = "incomplete" if is_cut else "completed"
@@ -169,12 +167,12 @@ class ResponseShape(Shape):
 
     @property
     def _open(self) -> Item | None:
-        """The item that is growing."""
+        """Return the item that is growing."""
         last = self._items[-1] if self._items else None
         return last if last is not None and last.status == "in_progress" else None
 
     def _opening(self) -> bytes:
-        """An empty response, in the first two events."""
+        """Return an empty response, in the first two events."""
         if self._sent:
             return b""
         response = self._response("in_progress")
@@ -182,15 +180,15 @@ class ResponseShape(Shape):
         return created + self._event("response.in_progress", response=response)
 
     def _over(self, status: str, **known: Any) -> dict[str, Any]:
-        """The response, which is kept if it should be."""
+        """Return the response, which is kept if it should be."""
         response = self._response(status, **known)
         if self._ask.is_stored:
             kept = KeptResponse(
                 id=response["id"],
                 previous=self._ask.previous,
-                json=_encode(response).encode(),
+                json=encode(response).encode(),
                 inputs=named(self._ask.items, self._name),
-                outputs={item["id"]: _encode(item).encode() for item in response["output"]},
+                outputs={item["id"]: encode(item).encode() for item in response["output"]},
                 has_failed=status == "failed",
             )
             self._keep(kept)
@@ -226,7 +224,7 @@ class ResponseShape(Shape):
     def _event(self, kind: str, **values: Any) -> bytes:
         data = {"type": kind, "sequence_number": self._sent, **values}
         self._sent += 1
-        return event(_encode(data).encode(), kind.encode())
+        return event(encode(data).encode(), kind.encode())
 
     def _add(self, kind: str) -> Item:
         number = len(self._items)
@@ -235,11 +233,11 @@ class ResponseShape(Shape):
         return item
 
     def _place(self, item: Item) -> dict[str, Any]:
-        """Where the only part of the item is; it is the last one."""
+        """Return where the only part of the item is; it is the last one."""
         return {"item_id": item.id, "output_index": len(self._items) - 1, "content_index": 0}
 
     def _grow(self, kind: str, text: str) -> bytes:
-        """More text for the item of this kind that is open, or for a new one."""
+        """Return more text for the item of this kind that is open, or for a new one."""
         opening, item = b"", self._open
         if item is None or item.kind != kind:
             opening = self._close("completed")
@@ -250,24 +248,24 @@ class ResponseShape(Shape):
             opening += self._event("response.content_part.added", **place, part=part)
             name = f"response.{PARTS[kind]}.delta"
             scores: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
-            start = _encode({"type": name, **place, **scores}).removesuffix("}")
+            start = encode({"type": name, **place, **scores}).removesuffix("}")
             self._begin = f"event: {name}\ndata: {start}"
         item.pieces.append(text)
         begin = self._begin
         if self._unshown and kind == "message":
-            begin = begin.removesuffix("[]") + _encode(self._scored(item))
-        piece = f'{begin},"sequence_number":{self._sent},"delta":{_encode(text)}}}\n\n'
+            begin = begin.removesuffix("[]") + encode(self._scored(item))
+        piece = f'{begin},"sequence_number":{self._sent},"delta":{encode(text)}}}\n\n'
         self._sent += 1
         return opening + piece.encode()
 
     def _scored(self, item: Item) -> list[dict[str, Any]]:
-        """The log-probabilities that belong to the newest text of a message."""
+        """Return the log-probabilities that belong to the newest text of a message."""
         scored, self._unshown = self._unshown, []
         item.logprobs += scored
         return scored
 
     def _call(self, call: dict[str, Any]) -> bytes:
-        """A whole call; one that cannot be read is text."""
+        """Return a whole call; one that cannot be read is text."""
         function = call["function"]
         if not function["name"]:
             return self._grow("message", function["arguments"])
@@ -289,7 +287,7 @@ class ResponseShape(Shape):
         return sent + self._close("completed")
 
     def _close(self, status: str) -> bytes:
-        """Ends the item that is open, if one is."""
+        """End the item that is open, if one is."""
         item, number = self._open, len(self._items) - 1
         if item is None:
             return b""
@@ -317,7 +315,7 @@ def _event_of(item: Item) -> str:
 
 
 def _custom_input(arguments: str) -> str | None:
-    """The text that a custom tool is called with; None if the model has called it otherwise."""
+    """Return the text that a custom tool is called with; None if it is called otherwise."""
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..content import BETWEEN_TEXTS, Message, Part, join_parts, media_part
+from ..content import BETWEEN_TEXTS, Message, Part, join_parts, media_part, read_parts, read_text
 from ..failure import bad_field
 from ..fields import add_unread, check_count
 from .kept import Item
@@ -63,7 +63,7 @@ def references_in(items: Sequence[Any]) -> list[tuple[int, str]]:
         Failure: one has no id.
     """
     return [
-        (place, _text(item, "id", f"input[{place}]"))
+        (place, read_text(item, "id", f"input[{place}]"))
         for place, item in enumerate(items)
         if _is_reference(item)
     ]
@@ -81,7 +81,7 @@ def to_keep(items: Iterable[dict[str, Any]]) -> list[Item]:
 
 
 def read_input(items: Iterable[Any], tools: Tools, unread: list[str]) -> list[Message]:
-    """The messages for the chat template.
+    """Return the messages for the chat template.
 
     Args:
         items: the input; references in it are left out.
@@ -103,7 +103,7 @@ def read_input(items: Iterable[Any], tools: Tools, unread: list[str]) -> list[Me
 
 
 def read_history(items: Iterable[Any], tools: Tools) -> list[Message]:
-    """The messages for items that were read before; those that were left out are so again."""
+    """Return the messages for items that were read before; what was left out is so again."""
     conversation = _Conversation(tools)
     for place, item in enumerate(items):
         conversation.add(item, f"history[{place}]")
@@ -142,14 +142,14 @@ class _Conversation:
             self._add_message(item, path)
         elif kind == "reasoning":
             shown = item.get("content") or item.get("summary")
-            parts = _parts(shown, f"{path}.content")
+            parts = read_parts(shown, f"{path}.content", _part)
             self._reasoning += [part for part in parts if isinstance(part, str)]
         elif kind in CALLS:
             self._add_call(item, kind, path)
         else:
             output = _output(item.get("output"), f"{path}.output")
             name = _id_of(item) if kind == "local_shell_call_output" else "call_id"
-            call = _text(item, name, path)
+            call = read_text(item, name, path)
             self.turns.append({"role": "tool", "tool_call_id": call, "content": output})
         return True
 
@@ -163,7 +163,7 @@ class _Conversation:
             raise bad_field(f"{path}.role", f"{path}.role takes one of {', '.join(ROLES)}")
         if read.get("content") is None:
             raise bad_field(f"{path}.content", f"{path}.content is missing; it takes a text")
-        parts = _parts(read["content"], f"{path}.content")
+        parts = read_parts(read["content"], f"{path}.content", _part)
         if role == "assistant":
             joined = join_parts(parts)
             self._assistant()["content"] += [joined] if isinstance(joined, str) else joined
@@ -175,15 +175,15 @@ class _Conversation:
             name = kind.removesuffix("_call")
             arguments = json.dumps(read.get(ACTIONS[kind]) or {}, ensure_ascii=False)
         else:
-            namespace = _text(read, "namespace", path) if read.get("namespace") else ""
-            name = self._tools.shown(Called(_text(read, "name", path), namespace))
+            namespace = read_text(read, "namespace", path) if read.get("namespace") else ""
+            name = self._tools.shown(Called(read_text(read, "name", path), namespace))
             if kind == "custom_tool_call":
-                text = {CUSTOM_INPUT: _text(read, "input", path)}
+                text = {CUSTOM_INPUT: read_text(read, "input", path)}
                 arguments = json.dumps(text, ensure_ascii=False)
             else:
-                arguments = _text(read, "arguments", path)
+                arguments = read_text(read, "arguments", path)
         function = {"name": name, "arguments": arguments}
-        id = _text(read, "id" if kind == "mcp_call" else "call_id", path)
+        id = read_text(read, "id" if kind == "mcp_call" else "call_id", path)
         call = {"id": id, "type": "function", "function": function}
         self._assistant().setdefault("tool_calls", []).append(call)
         if kind == "mcp_call":  # another server has run it
@@ -192,7 +192,7 @@ class _Conversation:
             self.turns.append({"role": "tool", "tool_call_id": id, "content": shown})
 
     def _assistant(self) -> Message:
-        """The assistant's turn that continues, or a new one."""
+        """Return the assistant's turn that continues, or a new one."""
         last = self.turns[-1] if self.turns else {}
         if last.get("role") != "assistant":
             last = {"role": "assistant", "content": []}
@@ -218,7 +218,7 @@ def _to_keep(item: dict[str, Any]) -> Item:
     if kind == "message":
         kept["status"] = "completed"
         if isinstance(content, str):
-            is_said = item["role"] == "assistant"
+            is_said = item.get("role") == "assistant"  # a reference may have none
             part = {"type": "output_text" if is_said else "input_text", "text": content}
             kept["content"] = [part | {"annotations": []} if is_said else part]
     if not isinstance(id, str):
@@ -236,25 +236,13 @@ def _joined(turn: Message) -> Message:
     return joined
 
 
-def _parts(content: Any, path: str) -> list[Part]:
-    """The parts of something that is a text, or a list of parts; None is no text."""
-    if content is None:
-        return []
-    if isinstance(content, str):
-        return [content]
-    if not isinstance(content, list):
-        raise bad_field(path, f"{path} takes a text, or a list of parts")
-    check_count(content, path, "parts")
-    return [_part(part, f"{path}[{place}]") for place, part in enumerate(content)]
-
-
 def _id_of(item: dict[str, Any]) -> str:
-    """The field with the id of a local shell's call: OpenAI's clients have it in `id`."""
+    """Return the field with the id of a local shell's call: OpenAI's clients have it in `id`."""
     return "id" if item.get("call_id") is None else "call_id"
 
 
 def _output(output: Any, path: str) -> str | list[dict[str, Any]]:
-    """The content of a call's output; that of a shell has its streams one after the other."""
+    """Return the content of a call's output; of a shell, its streams one after the other."""
     match output:
         case [{"stdout": _}, *_]:
             streams = [
@@ -264,20 +252,13 @@ def _output(output: Any, path: str) -> str | list[dict[str, Any]]:
                 for name in ("stdout", "stderr")
             ]
             return BETWEEN_TEXTS.join(text for text in streams if isinstance(text, str) and text)
-    return join_parts(_parts(output, path))
+    return join_parts(read_parts(output, path, _part))
 
 
-def _part(part: Any, path: str) -> Part:
+def _part(part: Any, path: str) -> list[Part]:
     kind = part.get("type") if isinstance(part, dict) else None
     if (media := media_part(kind, path)) is not None:
-        return media
+        return [media]
     if not isinstance(kind, str) or kind not in TEXTS:
         raise bad_field(path, f'{path} takes a part {{"type": "input_text", "text": …}}')
-    return _text(part, TEXTS[kind], path)
-
-
-def _text(values: dict[str, Any], name: str, path: str) -> str:
-    value = values.get(name)
-    if not isinstance(value, str):
-        raise bad_field(f"{path}.{name}", f"{path}.{name} takes a text")
-    return value
+    return [read_text(part, TEXTS[kind], path)]

@@ -63,7 +63,7 @@ class KeptResponse:
 
     @property
     def size(self) -> int:
-        """Bytes that it counts: at least `LEAST_KEPT_BYTES`, which limits how many there are."""
+        """Return the bytes that it counts: at least `LEAST_KEPT_BYTES`, so that there are few."""
         items = sum(
             len(id) + len(data) + limits.KEPT_ITEM_BYTES
             for some in (self.inputs, self.outputs)
@@ -170,7 +170,7 @@ class KeptResponses:
         return Recalled(_list(history), _list(referred))
 
     def _chain(self, key: str, last: str) -> list[KeptResponse]:
-        """The responses of a conversation, the first of them first; they count as used now."""
+        """Return the responses of a conversation from its first; they count as used now."""
         owner, id = self._owners.get(key, _Owner()), last
         chain: list[KeptResponse] = []
         while id:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -11,10 +11,16 @@ from mlxsup.protocol.codec import pack
 from mlxsup.protocol.parameters import MOST_TOKENS, SAMPLING
 
 from .. import limits
-from ..ask import Ask, add_to_template, effort_arguments
+from ..ask import Ask
 from ..failure import bad_field
-from ..fields import check_fields, read_model, whole_numbers
-from ..formats import read_format
+from ..fields import (
+    add_to_template,
+    check_fields,
+    effort_arguments,
+    read_format,
+    read_model,
+    whole_numbers,
+)
 from .fields import ECHOED, REASONING_FIELDS, RESPONSE_FIELDS, SAMPLED, TEXT_FIELDS
 from .input import read_history, read_input, read_items, refer, references_in, to_keep
 from .kept import Item, Recalled
@@ -46,7 +52,7 @@ class ResponseAsk(Ask):
 
     @property
     def previous(self) -> str:
-        """The id of the response that this one continues; empty for none."""
+        """Return the id of the response that this one continues; empty for none."""
         return self.echo.get("previous_response_id") or ""
 
     def head(self) -> Self:
@@ -55,7 +61,7 @@ class ResponseAsk(Ask):
 
 
 def read_response(body: dict[str, Any], recalled: Recalled | None = None) -> ResponseAsk:
-    """Reads the body of `POST /v1/responses`.
+    """Read the body of `POST /v1/responses`.
 
     Args:
         body: of the request.
@@ -69,27 +75,37 @@ def read_response(body: dict[str, Any], recalled: Recalled | None = None) -> Res
     whole_numbers(given)
     said = dict(given)
     model = read_model(given)
-    is_streamed = _flag(given, "stream", default=False)
-    is_parallel = _flag(given, "parallel_tool_calls", default=True)
+    is_streamed = given.pop("stream", False)
+    is_parallel = given.pop("parallel_tool_calls", True)
     tools = _read_tools(given, unread)
-    is_stored = _flag(given, "store", default=True)
-    previous = given.pop("previous_response_id", None)
-    if previous is not None and not isinstance(previous, str):
-        raise bad_field("previous_response_id", "previous_response_id takes a text")
-    items = _read_items(given)
+    is_stored = given.pop("store", True)
+    if "input" not in given:
+        raise bad_field("input", "input is missing; it takes a text")
+    items = read_items(given.pop("input"))
     references = references_in(items)
     history = []
     if recalled is not None:
         items = refer(items, json.loads(recalled.referred))
         history = read_history(json.loads(recalled.history), tools)
-    messages = [*_read_instructions(given), *history, *read_input(items, tools, unread)]
-    _read_limit(given)
-    _read_text(given, unread)
-    _read_reasoning(given, unread)
-    _read_logprobs(given)
-    for name, kind in ECHOED.items():
-        if name in given and type(given.pop(name)) is not kind:
-            raise bad_field(name, f"{name} takes {_KINDS[kind]}")
+    instructions = given.pop("instructions", "")
+    system = [{"role": "system", "content": instructions}] if instructions else []
+    messages = [*system, *history, *read_input(items, tools, unread)]
+    most = given.pop("max_output_tokens", None)
+    if most is not None:
+        if type(most) is not int or most < 1:
+            raise bad_field("max_output_tokens", "max_output_tokens takes an integer from 1 up")
+        given["max_tokens"] = most
+    text = check_fields(given.pop("text", {}), TEXT_FIELDS, unread, within="text")
+    if "format" in text:
+        given["response_format"] = read_format(text["format"], "text.format", unread)
+    reasoning = given.pop("reasoning", {})
+    thought = check_fields(reasoning, REASONING_FIELDS, unread, within="reasoning")
+    if "effort" in thought:
+        add_to_template(given, effort_arguments(thought["effort"], "reasoning.effort"))
+    if LOGPROBS in given.pop("include", []) or given.get("top_logprobs"):
+        given["logprobs"] = True
+    for name in (*ECHOED, "previous_response_id"):
+        given.pop(name, None)
     return ResponseAsk(
         model=model,
         inputs=({"messages": messages},),
@@ -107,7 +123,7 @@ def read_response(body: dict[str, Any], recalled: Recalled | None = None) -> Res
 
 
 def read_response_count(body: dict[str, Any], recalled: Recalled | None = None) -> ResponseAsk:
-    """Reads the body of `POST /v1/responses/input_tokens`: what the daemon would be asked, and more
+    """Read the body of `POST /v1/responses/input_tokens`: what the daemon would be asked, and more
     tokens than it can give.
 
     Raises:
@@ -154,44 +170,12 @@ def _echo(given: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-_KINDS: Mapping[type, str] = {dict: "an object", int: "an integer", str: "a text"}
-
-
 def _is_short(value: Any) -> bool:
     """True if a response may repeat this in three of its events."""
     try:
         return len(pack(value)) <= limits.MAX_ECHO_BYTES
     except (ValueError, OverflowError):
         return False  # too deep, or a number that nothing takes
-
-
-def _flag(given: dict[str, Any], name: str, *, default: bool) -> bool:
-    value = given.pop(name, default)
-    if not isinstance(value, bool):
-        raise bad_field(name, f"{name} takes true or false")
-    return value
-
-
-def _read_items(given: dict[str, Any]) -> list[Any]:
-    if "input" not in given:
-        raise bad_field("input", "input is missing; it takes a text")
-    return read_items(given.pop("input"))
-
-
-def _read_instructions(given: dict[str, Any]) -> list[dict[str, Any]]:
-    instructions = given.pop("instructions", "")
-    if not isinstance(instructions, str):
-        raise bad_field("instructions", "instructions takes a text")
-    return [{"role": "system", "content": instructions}] if instructions else []
-
-
-def _read_limit(given: dict[str, Any]) -> None:
-    most = given.pop("max_output_tokens", None)
-    if most is None:
-        return
-    if type(most) is not int or most < 1:
-        raise bad_field("max_output_tokens", "max_output_tokens takes an integer from 1 up")
-    given["max_tokens"] = most
 
 
 def _read_tools(given: dict[str, Any], unread: list[str]) -> Tools:
@@ -226,36 +210,9 @@ def _choice(choice: Any, tools: Tools) -> Any:
 
 
 def _function(chosen: dict[str, Any], tools: Tools) -> dict[str, Any] | None:
-    """A choice of one function; None for a tool that runs elsewhere."""
+    """Return a choice of one function; None for a tool that runs elsewhere."""
     match chosen:
         case {"type": "function" | "custom", "name": str(name), **rest}:
             called = Called(name, str(rest.get("namespace") or ""))
             return {"type": "function", "function": {"name": tools.shown(called)}}
     return None
-
-
-def _read_text(given: dict[str, Any], unread: list[str]) -> None:
-    text = given.pop("text", {})
-    if not isinstance(text, dict):
-        raise bad_field("text", "text takes an object")
-    read = check_fields(text, TEXT_FIELDS, unread, within="text")
-    if "format" in read:
-        given["response_format"] = read_format(read["format"], "text.format", unread)
-
-
-def _read_reasoning(given: dict[str, Any], unread: list[str]) -> None:
-    reasoning = given.pop("reasoning", {})
-    if not isinstance(reasoning, dict):
-        raise bad_field("reasoning", "reasoning takes an object")
-    effort = check_fields(reasoning, REASONING_FIELDS, unread, within="reasoning").get("effort")
-    if effort is not None:
-        add_to_template(given, effort_arguments(effort, "reasoning.effort"))
-
-
-def _read_logprobs(given: dict[str, Any]) -> None:
-    """Log-probabilities are wanted if `include` says so, or if others are to be listed."""
-    include = given.pop("include", [])
-    if not isinstance(include, list):
-        raise bad_field("include", "include takes a list")
-    if LOGPROBS in include or given.get("top_logprobs"):
-        given["logprobs"] = True

@@ -12,31 +12,30 @@ from typing import Any, Self
 import psutil
 import pytest
 
-from mlxsup.gateway import bodies, limits
-from mlxsup.gateway.bodies import Converter
+from mlxsup.gateway import converters as converters_module
+from mlxsup.gateway import limits
+from mlxsup.gateway.converters import ARGV, Converter
 from mlxsup.gateway.keys import Caller, Keys
 
 from support.eventually import eventually
 from support.eventually_async import eventually_async
 from support.gateway.played_gateway import (
-    Item,
+    BODY,
+    CHAT,
+    COMPLETION,
+    HI,
+    MESSAGE,
+    RESPONSE,
     PlayedDaemon,
     Response,
     Site,
-    delta,
     refused,
-    result,
+    said,
 )
 
 ERRORS = b"mlxsup_request_errors_total"
-CHAT = "/v1/chat/completions"
-COMPLETIONS = "/v1/completions"
-RESPONSES = "/v1/responses"
-MESSAGES = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
 
-TURNS = [{"role": "user", "content": "hi"}]
-CHATS: dict[str, Any] = {"model": "m", "messages": TURNS}
 LONG = {"model": "m", "messages": [{"role": "user", "content": "x" * 100_000}]}
 
 TOOLS = [
@@ -54,8 +53,7 @@ def everything_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def played(count: int = 16) -> PlayedDaemon:
     """A daemon that answers this many requests; its model has a preset."""
-    answer: list[Item] = [delta("a"), result("a")]
-    daemon = PlayedDaemon(*[answer] * count)
+    daemon = PlayedDaemon(*[said("a")] * count)
     daemon.presets = {"warm": {"temperature": 0.8, "chat_template_kwargs": {"mood": "good"}}}
     return daemon
 
@@ -71,25 +69,25 @@ def converters() -> list[psutil.Process]:
 # ---------------------------------------------------------------- the same comes of them
 
 SAME: list[tuple[str, dict[str, Any]]] = [
-    (CHAT, {**CHATS, "model": "n:warm", "stop": "\n", "chat_template_kwargs": {"a": 1}}),
-    (CHAT, {**CHATS, "seed": 3, "n": 3, "timeout_s": 60, "priority": "batch", "ttl": "5m"}),
-    (CHAT, {**CHATS, "stream": True, "stream_options": {"include_usage": True}}),
-    (CHAT, {**CHATS, "logit_bias": {"1": -3}, "parallel_tool_calls": False}),
-    (COMPLETIONS, {"model": "m", "prompt": [[1, 2], [3]], "n": 2}),
-    (COMPLETIONS, {"model": "m:warm", "prompt": ["a", "b"], "logprobs": 2}),
-    (RESPONSES, {"model": "m", "instructions": "be", "input": "hi", "tools": TOOLS}),
-    (RESPONSES, {"model": "m", "input": "hi", "stream": True, "tools": TOOLS}),
-    (MESSAGES, {**CHATS, "max_tokens": 9, "thinking": {"type": "enabled"}, "system": "be"}),
-    (MESSAGES, {**CHATS, "model": "m:warm", "max_tokens": 9, "stream": True}),
-    (CHAT, {**CHATS, "wrong": 1}),
-    (CHAT, {**CHATS, "temperature": 99}),
-    (CHAT, {**CHATS, "chat_template_kwargs": {"tools": 1}}),
-    (CHAT, {**CHATS, "chat_template_kwargs": {"a": "x" * 70_000}}),
-    (CHAT, {"messages": TURNS}),
-    (CHAT, {**CHATS, "model": "m" * 200}),
-    (MESSAGES, {**CHATS, "stop_sequences": ["x"] * 20, "max_tokens": 9}),
-    (RESPONSES, {"model": "m", "input": [{"type": "odd"}]}),
-    (COUNT, {**CHATS, "max_tokens": 9}),
+    (CHAT, {**BODY, "model": "n:warm", "stop": "\n", "chat_template_kwargs": {"a": 1}}),
+    (CHAT, {**BODY, "seed": 3, "n": 3, "timeout_s": 60, "priority": "batch", "ttl": "5m"}),
+    (CHAT, {**BODY, "stream": True, "stream_options": {"include_usage": True}}),
+    (CHAT, {**BODY, "logit_bias": {"1": -3}, "parallel_tool_calls": False}),
+    (COMPLETION, {"model": "m", "prompt": [[1, 2], [3]], "n": 2}),
+    (COMPLETION, {"model": "m:warm", "prompt": ["a", "b"], "logprobs": 2}),
+    (RESPONSE, {"model": "m", "instructions": "be", "input": "hi", "tools": TOOLS}),
+    (RESPONSE, {"model": "m", "input": "hi", "stream": True, "tools": TOOLS}),
+    (MESSAGE, {**BODY, "max_tokens": 9, "thinking": {"type": "enabled"}, "system": "be"}),
+    (MESSAGE, {**BODY, "model": "m:warm", "max_tokens": 9, "stream": True}),
+    (CHAT, {**BODY, "wrong": 1}),
+    (CHAT, {**BODY, "temperature": 99}),
+    (CHAT, {**BODY, "chat_template_kwargs": {"tools": 1}}),
+    (CHAT, {**BODY, "chat_template_kwargs": {"a": "x" * 70_000}}),
+    (CHAT, {"messages": HI}),
+    (CHAT, {**BODY, "model": "m" * 200}),
+    (MESSAGE, {**BODY, "stop_sequences": ["x"] * 20, "max_tokens": 9}),
+    (RESPONSE, {"model": "m", "input": [{"type": "odd"}]}),
+    (COUNT, {**BODY, "max_tokens": 9}),
 ]
 
 
@@ -226,12 +224,12 @@ def test_bodies_that_wait_are_limited_until_their_clients_leave(
             for name, most in (("MAX_WAITING_BODIES", 0), ("MAX_HELD_BYTES", 150_000)):
                 with monkeypatch.context() as patch:
                     patch.setattr(limits, name, most)
-                    for path, status in ((CHAT, 429), (MESSAGES, 529)):
+                    for path, status in ((CHAT, 429), (MESSAGE, 529)):
                         response = await held.ask(path, {**LONG, "max_tokens": 9})
                         assert response.status == status
                         assert "send this one again in a moment" in response.error["message"]
                         assert response.headers["retry-after"] == "1"
-            assert (await held.ask(body=CHATS)).status == 200, "a short one needs no converter"
+            assert (await held.ask(body=BODY)).status == 200, "a short one needs no converter"
             monkeypatch.setattr(limits, "MAX_HELD_BYTES", 150_000)
             leaves.set()
             assert (await held.asked).status == 0
@@ -247,7 +245,7 @@ def test_body_has_limited_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         "from mlxsup.gateway import converter, limits; limits.CONVERTER_MEMORY_BYTES = 2**27;"
         " limits.CONVERT_LIMIT_S = 600; converter.main()"
     )
-    monkeypatch.setattr(bodies, "ARGV", (sys.executable, "-P", "-c", code))
+    monkeypatch.setattr(converters_module, "ARGV", (sys.executable, "-P", "-c", code))
     monkeypatch.setattr(limits, "CONVERT_LIMIT_S", 600)
     greedy = b'{"a":[' + b",".join([b"[]"] * 2_600_000) + b"]}"
 
@@ -257,7 +255,7 @@ def test_body_has_limited_memory(monkeypatch: pytest.MonkeyPatch) -> None:
             response = await site.ask("POST", CHAT, greedy, has_life=False)
             assert (response.status, response.error["code"]) == (413, "request_too_large")
             assert "more than 128 MiB of memory" in response.error["message"]
-            assert (await site.ask("POST", CHAT, CHATS, has_life=False)).status == 200
+            assert (await site.ask("POST", CHAT, BODY, has_life=False)).status == 200
 
     asyncio.run(run())
 
@@ -266,7 +264,7 @@ def test_body_has_limited_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_converter_ends_with_its_standard_input() -> None:
-    with psutil.Popen([*bodies.ARGV], stdin=-1, stdout=-1) as process:
+    with psutil.Popen([*ARGV], stdin=-1, stdout=-1) as process:
         own = psutil.Process().nice()
         eventually(lambda: process.nice() > own, what="a converter that has begun")
         process.send_signal(signal.SIGINT)

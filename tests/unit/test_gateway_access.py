@@ -20,7 +20,7 @@ from mlxsup.gateway.page.page import FILES
 from mlxsup.protocol.key_file import KeyPlace, add_key
 
 from support.gateway.key_place import place_in
-from support.gateway.played_gateway import PlayedDaemon, Response, Site, delta, result
+from support.gateway.played_gateway import BODY, CHAT, PlayedDaemon, Response, Site, delta, result
 
 
 class OperatedDaemon(PlayedDaemon):
@@ -58,8 +58,6 @@ class OperatedDaemon(PlayedDaemon):
 
 
 LOST = ConnectionLost("no daemon answers", "ipc:///x")
-CHAT = "/v1/chat/completions"
-BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
 @pytest.fixture

@@ -27,41 +27,40 @@ from mlxsup.gateway import limits
 from mlxsup.protocol.version import VERSION
 
 from support.gateway.played_gateway import (
+    CHAT,
+    COMPLETION,
+    GENERATE,
+    HI,
+    LEAST,
+    MESSAGE,
+    OLLAMA_CHAT,
+    RESPONSE,
     Item,
     PlayedDaemon,
     Response,
     Site,
     delta,
+    post,
     refused,
     result,
 )
 
-CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
-RESPONSE, MESSAGE = "/v1/responses", "/v1/messages"
-HI = [{"role": "user", "content": "hi"}]
 THINKING = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
-LEAST: dict[str, dict[str, Any]] = {
-    CHAT: {"messages": HI},
-    COMPLETION: {"prompt": "hi"},
-    RESPONSE: {"input": "hi"},
-    MESSAGE: {"messages": HI, "max_tokens": 9},
-}
-NAMES = {CHAT: "chat", COMPLETION: "completion", RESPONSE: "response", MESSAGE: "message"}
+NAMES = {
+    CHAT: "chat", COMPLETION: "completion", RESPONSE: "response", MESSAGE: "message",
+    OLLAMA_CHAT: "ollama", GENERATE: "generate",
+}  # fmt: skip
+WITH_CALLS = (CHAT, RESPONSE, MESSAGE, OLLAMA_CHAT)
 HEADERS = (
     "content-type", "cache-control", "x-request-id", "request-id", "retry-after", "x-should-retry",
 )  # fmt: skip
 
 
-def ask(path: str, *items: Item, count: int = 1, **fields: Any) -> Response:
-    """Return the response to a request whose answer goes so."""
-    daemon = PlayedDaemon(*[list(items)] * count)
-    return asyncio.run(Site(daemon).ask("POST", path, {"model": "m", **LEAST[path], **fields}))
-
-
 def shown(response: Response) -> str:
     """Return all of a response but times, the version, and what each chunk repeats of the first."""
     head = [f"{name}: {response.headers[name]}" for name in HEADERS if name in response.headers]
-    body = re.sub(r'("(?:created|completed)(?:_at)?": ?)\d+', r"\g<1>0", response.body.decode())
+    times = r'("(?:created|completed)(?:_at)?": ?)(?:\d+|"[^"]*")'
+    body = re.sub(times, r"\g<1>0", response.body.decode())
     for repeated in (
         r'"id":"(?:chat)?cmpl-.*?-VERSION",',
         r'"previous_response_id".*?"prompt_cache_key":null',
@@ -75,6 +74,8 @@ def shown(response: Response) -> str:
 
 def error_in(body: dict[str, Any]) -> str:
     error = body["error"]
+    if isinstance(error, str):  # Ollama's
+        return error
     return f"{error['type']} {error.get('code', '')}".strip()
 
 
@@ -116,8 +117,9 @@ def of_choices(response: Response) -> Iterator[Part]:
             ):
                 if said.get(name):
                     yield kind, index, said[name]
-            for call in said.get("tool_calls", ()):
-                yield "call", index, (call["function"]["name"], call["function"]["arguments"])
+            for nth, call in enumerate(said.get("tool_calls", ())):
+                function = call["function"]
+                yield "call", call.get("index", nth), (function["name"], function["arguments"])
             for token in (choice.get("logprobs") or {}).get("content", ()):
                 yield "scored", index, token["token"]
             if choice["finish_reason"]:
@@ -173,7 +175,29 @@ def of_items(response: Response) -> Iterator[Part]:
     yield "end", 0, (value["status"], (value["incomplete_details"] or {}).get("reason"))
 
 
-PARTS = {CHAT: of_choices, COMPLETION: of_choices, RESPONSE: of_items, MESSAGE: of_blocks}
+def of_lines(response: Response) -> Iterator[Part]:
+    for line in response.lines():
+        if "error" in line:
+            yield "broken off", 0, error_in(line)
+            continue
+        made = line.get("message", line)
+        for kind, name in (("thought", "thinking"), ("text", "content"), ("text", "response")):
+            if made.get(name):
+                yield kind, 0, made[name]
+        for call in made.get("tool_calls", ()):
+            function = call["function"]
+            yield "call", function["index"], (function["name"], function["arguments"])
+        for token in line.get("logprobs", ()):
+            yield "scored", 0, token["token"]
+        if line["done"]:
+            yield "end", 0, line["done_reason"]
+            yield "usage", 0, (line["prompt_eval_count"], line["eval_count"])
+
+
+PARTS = {
+    CHAT: of_choices, COMPLETION: of_choices, RESPONSE: of_items, MESSAGE: of_blocks,
+    OLLAMA_CHAT: of_lines, GENERATE: of_lines,
+}  # fmt: skip
 PARTS_STREAMED = PARTS | {MESSAGE: of_block_events}
 
 
@@ -222,7 +246,7 @@ def unread(arguments: str, name: str = "f") -> Case:
     """Return an answer whose only call cannot be read as JSON."""
     call = called(name, arguments)
     end = result("", FinishReason.TOOL_CALLS, tool_calls=[call])
-    return Case([calling(call), end], {CHAT: {}, RESPONSE: {}, MESSAGE: {}})
+    return Case([calling(call), end], {path: {} for path in WITH_CALLS})
 
 
 CASES = {
@@ -238,7 +262,11 @@ CASES = {
     ),
     "call alone": Case(
         [calling(F), result("", FinishReason.TOOL_CALLS, tool_calls=[F])],
-        {CHAT: {}, RESPONSE: {}, MESSAGE: {}},
+        {path: {} for path in WITH_CALLS},
+    ),
+    "one call after the other": Case(
+        [*map(calling, (F, G, F)), result("", FinishReason.TOOL_CALLS, tool_calls=[F, G, F])],
+        {path: {} for path in WITH_CALLS},
     ),
     "call of a namespace": Case([calling(F), result("")], {RESPONSE: {"tools": [SPACE]}}),
     "one call at most": Case(BOTH, ONE_CALL),
@@ -272,7 +300,8 @@ CASES = {
     "scores": Case(
         [delta("é", logprobs=SCORES[:1]), delta("", logprobs=SCORES[1:]), delta("é"),
          delta("x", logprobs=[token("x")]), result("ééx", logprobs=[*SCORES, token("x")])],
-        {CHAT: {"logprobs": True, "top_logprobs": 1}, COMPLETION: {"logprobs": 1}},
+        {CHAT: {"logprobs": True, "top_logprobs": 1}, COMPLETION: {"logprobs": 1},
+         OLLAMA_CHAT: {"logprobs": True}},
     ),
     "scores of a response": Case(
         [delta("", logprobs=SCORES[1:]), delta("é", logprobs=SCORES[:1]), thought("h"),
@@ -296,13 +325,13 @@ def test_answer_in_each_api(name: str, snapshot: SnapshotAssertion) -> None:
     for path, fields in case.fields.items():
         api = NAMES[path]
         if "stream_options" not in fields:
-            whole = ask(path, *case.items, count=case.count, **fields)
+            whole = post(path, *case.items, count=case.count, **fields)
             assert whole.is_whole
             found[api] = brief(path, whole)
-        streamed = ask(path, *case.items, count=case.count, **fields, stream=True)
+        streamed = post(path, *case.items, count=case.count, **fields, stream=True)
         text = brief(path, streamed)
         assert streamed.is_whole == ("broken off" not in text)
-        if text != found.get(api, "").partition(" | usage")[0]:
+        if text not in (known := found.get(api, ""), known.partition(" | usage")[0]):
             found[f"{api}, streamed"] = text
     assert found == snapshot
 
@@ -320,14 +349,14 @@ def test_shape_of_an_answer(name: str, path: str, snapshot: SnapshotAssertion) -
     """All bytes of one answer of each kind."""
     case = CASES[name]
     for stream in (True,) if name in ("broken off", "usage asked for") else (False, True):
-        response = ask(path, *case.items, count=case.count, **case.fields[path], stream=stream)
+        response = post(path, *case.items, count=case.count, **case.fields[path], stream=stream)
         assert shown(response) == snapshot(name="streamed" if stream else "whole")
 
 
 def test_streamed_response_ends_with_the_whole_one() -> None:
     items = (thought("hm"), delta("ye"), calling(F), result("ye", FinishReason.LENGTH))
-    whole = ask(RESPONSE, *items).json() | {"created_at": 0}  # cut, so that it has no other time
-    named = ask(RESPONSE, *items, stream=True).named_events()
+    whole = post(RESPONSE, *items).json() | {"created_at": 0}  # cut, so that it has no other time
+    named = post(RESPONSE, *items, stream=True).named_events()
     assert named[-1][1]["response"] | {"created_at": 0} == whole
     assert [data["sequence_number"] for _, data in named] == list(range(len(named)))
     assert all(name == data["type"] for name, data in named)
@@ -355,19 +384,16 @@ def test_call_is_complete_when_it_is_sent(path: str, shows: bytes, last: str) ->
 
 
 def test_error_of_the_daemon_is_a_status(snapshot: SnapshotAssertion) -> None:
-    """In OpenAI's three APIs the same, and in Anthropic's."""
+    """In OpenAI's three APIs the same, in Anthropic's, and in Ollama's."""
     for path in LEAST:
-        whole, streamed = (ask(path, refused("overloaded"), stream=one) for one in (False, True))
+        whole, streamed = (post(path, refused("overloaded"), stream=one) for one in (False, True))
         assert shown(whole) == shown(streamed), "nothing was sent before it"
     found = {}
     for code in ErrorCode:
-        answers = {}
-        for path in LEAST:
-            whole = ask(path, refused(code.value))
-            assert whole.is_whole
-            answers[path] = brief(path, whole)
+        answers = {path: brief(path, post(path, refused(code.value))) for path in LEAST}
         assert answers[CHAT] == answers[COMPLETION] == answers[RESPONSE]
-        found[code.value] = f"{answers[CHAT]} / {answers[MESSAGE]}"
+        assert answers[OLLAMA_CHAT] == answers[GENERATE]
+        found[code.value] = " / ".join(answers[path] for path in (CHAT, MESSAGE, GENERATE))
     assert found == snapshot
 
 
@@ -375,7 +401,7 @@ def test_error_of_the_daemon_is_a_status(snapshot: SnapshotAssertion) -> None:
 def test_overload_says_when_to_come_back_and_no_later_than_clients_wait(
     seconds: float, shown: str
 ) -> None:
-    response = ask(CHAT, refused("overloaded", retry_after_s=seconds))
+    response = post(CHAT, refused("overloaded", retry_after_s=seconds))
     assert (response.status, response.headers["retry-after"]) == (429, shown)
 
 
@@ -398,7 +424,7 @@ def test_refused_field_has_the_name_that_it_was_sent_with(
         retryable=False,
         detail={"parameter": parameter},
     )
-    response = ask(path, refusal, **fields)
+    response = post(path, refusal, **fields)
     assert response.status == 400
     assert response.error["message"] == f"{name} takes another value than that of stop"
 
@@ -408,10 +434,12 @@ def test_refused_field_has_the_name_that_it_was_sent_with(
 def test_unknown_model_is_answered_with_names_like_it(path: str, close: list[str]) -> None:
     said = "no model is called 'mm'; configured: m"
     detail = {"known": ["m"], "close": close}
-    response = ask(path, RequestError(ErrorCode.UNKNOWN_MODEL, said, detail=detail))
+    response = post(path, RequestError(ErrorCode.UNKNOWN_MODEL, said, detail=detail))
     advice = f"; did you mean {' or '.join(close)}?" if close else ""
-    assert (response.status, response.error["message"]) == (404, said + advice)
-    if path != MESSAGE:
+    message = response.json()["error"]
+    message = message if isinstance(message, str) else message["message"]
+    assert (response.status, message) == (404, said + advice)
+    if path in (CHAT, COMPLETION, RESPONSE):
         assert (response.error["known"], response.error["close"]) == (["m"], close)
 
 
@@ -478,14 +506,14 @@ def test_count_is_what_the_refusal_says(path: str) -> None:
 def test_an_answer_has_its_warnings(path: str) -> None:
     """A call that could not be read is no silent text."""
     end = result("<tool_call>{", warnings=["a call is text", "so is this"])
-    whole = ask(path, delta("<tool_call>{"), end)
-    said = json.loads(whole.body)
-    place = said["choices"][0] if "choices" in said else said
+    whole = post(path, delta("<tool_call>{"), end)
+    answer = whole.json()
+    place = answer["choices"][0] if "choices" in answer else answer
     assert place["warnings"] == ["a call is text", "so is this"]
     assert whole.headers["x-mlxsup-warnings"] == "a call is text; so is this"
-    streamed = ask(path, delta("<tool_call>{"), end, stream=True).body.decode()
+    streamed = post(path, delta("<tool_call>{"), end, stream=True).body.decode()
     assert streamed.count('"warnings":["a call is text","so is this"]') == 1
-    plain = ask(path, delta("yes"), result("yes"))
+    plain = post(path, delta("yes"), result("yes"))
     assert b"warnings" not in plain.body
     assert "x-mlxsup-warnings" not in plain.headers
 
@@ -501,10 +529,10 @@ def test_an_answer_says_in_its_head_what_was_changed(
     reads = Notice(kind=NoticeKind.PREFILLING, detail={"done": 1, "total": 2})
     for pieces in ([], [delta("yes")], [reads, delta("yes")]):
         end = result("yes", warnings=[*warnings, "odd"])
-        changed = ask(path, told, *pieces, end, stream=is_streamed)
+        changed = post(path, told, *pieces, end, stream=is_streamed)
         assert changed.headers["x-mlxsup-changed"] == "a and b; c"
         assert "changed: c" in changed.body.decode()
-    plain = ask(path, delta("yes"), result("yes", warnings=["odd"]), stream=is_streamed)
+    plain = post(path, delta("yes"), result("yes", warnings=["odd"]), stream=is_streamed)
     assert "x-mlxsup-changed" not in plain.headers
 
 
@@ -534,11 +562,11 @@ TOLD_BY_ID = [
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])
 def test_a_prompt_is_told_by_token_id_as_in_vllm(path: str) -> None:
-    whole = ask(path, *SHOWN, result("a"), prompt_logprobs=2).json()
+    whole = post(path, *SHOWN, result("a"), prompt_logprobs=2).json()
     assert (whole if path == CHAT else whole["choices"][0])["prompt_logprobs"] == TOLD_BY_ID
     assert whole["choices"][0]["logprobs"] is None
-    assert brief(path, ask(path, *SHOWN, result("a"), prompt_logprobs=2)).startswith("text 'a'")
-    refusal = ask(path, prompt_logprobs=2, stream=True).json()["error"]
+    assert brief(path, post(path, *SHOWN, result("a"), prompt_logprobs=2)).startswith("text 'a'")
+    refusal = post(path, prompt_logprobs=2, stream=True).json()["error"]
     assert refusal["param"] == "prompt_logprobs"
 
 
@@ -548,10 +576,10 @@ def test_too_many_log_probabilities_of_prompts_are_refused(
 ) -> None:
     asked: dict[str, Any] = {"echo": True, "logprobs": 2, "n": 2, "stream": is_streamed}
     monkeypatch.setattr(limits, "MAX_PROMPT_LOGPROBS", 8)
-    fits = ask(COMPLETION, *SHOWN, result("a", prompt="hi"), count=2, **asked)
+    fits = post(COMPLETION, *SHOWN, result("a", prompt="hi"), count=2, **asked)
     assert (fits.status, fits.is_whole) == (200, True)
     monkeypatch.setattr(limits, "MAX_PROMPT_LOGPROBS", 7)
-    refusal = ask(COMPLETION, *SHOWN, result("a", prompt="hi"), count=2, **asked)
+    refusal = post(COMPLETION, *SHOWN, result("a", prompt="hi"), count=2, **asked)
     assert "more than 7 log-probabilities" in refusal.body.decode()
 
 
@@ -563,7 +591,7 @@ def test_too_many_log_probabilities_of_prompts_are_refused(
 def test_a_choice_says_what_stopped_it(
     path: str, ended: dict[str, Any], reason: str | int | None, *, is_streamed: bool
 ) -> None:
-    got = ask(path, delta("a"), result("a", **ended), stream=is_streamed)
+    got = post(path, delta("a"), result("a", **ended), stream=is_streamed)
     values = got.events()[:-1] if is_streamed else [got.json()]
     last = values[-1]["choices"][0]
     assert last["finish_reason"] == "stop"

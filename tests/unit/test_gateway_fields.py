@@ -26,7 +26,7 @@ from mlxsup.gateway.anthropic.client_tools import CLIENT_TOOLS
 from mlxsup.gateway.anthropic.conversation import BLOCKS, OF_SERVERS
 from mlxsup.gateway.anthropic.fields import COUNT_FIELDS, MESSAGES_FIELDS
 from mlxsup.gateway.ask import Ask
-from mlxsup.gateway.conversion import Api, ask_of, encode_ask, head_of, read_ask
+from mlxsup.gateway.converter import Api, ask_of, encode_ask, head_of, read_ask
 from mlxsup.gateway.failure import Failure
 from mlxsup.gateway.fields import MOST_UNREAD, check_unread
 from mlxsup.gateway.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS
@@ -37,20 +37,22 @@ from mlxsup.gateway.responses.requests import ResponseAsk
 from mlxsup.protocol.body import RequestBody
 
 from support.client.sent_requests import asked_in
-from support.gateway.played_gateway import Item, PlayedDaemon, Site, delta, result
+from support.gateway.played_gateway import (
+    CHAT,
+    HI,
+    LEAST_OF,
+    PlayedDaemon,
+    Site,
+    post,
+    result,
+    said,
+)
 
-HELLO = {"role": "user", "content": "hello"}
-LEAST: dict[Api, dict[str, Any]] = {
-    Api.CHAT: {"model": "m", "messages": [HELLO]},
-    Api.COMPLETION: {"model": "m", "prompt": "hello"},
-    Api.RESPONSE: {"model": "m", "input": [HELLO]},
-    Api.MESSAGE: {"model": "m", "max_tokens": 9, "messages": [HELLO]},
-    Api.COUNT: {"model": "m", "messages": [HELLO]},
-}
+(HELLO,) = HI
 
 
 def read(api: Api, **fields: Any) -> Ask:
-    return read_ask(api, json.dumps(LEAST[api] | fields).encode())
+    return read_ask(api, json.dumps(LEAST_OF[api] | fields).encode())
 
 
 def asked(api: Api, **fields: Any) -> dict[str, Any]:
@@ -68,7 +70,7 @@ def chat_of(api: Api, *turns: dict[str, Any]) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------- names
 
 
-@pytest.mark.parametrize("api", LEAST)
+@pytest.mark.parametrize("api", LEAST_OF)
 def test_null_is_absent_whatever_its_name(api: Api) -> None:
     assert asked(api, thread=None, temprature=None) == asked(api)
     assert not read(api, thread=None).unread
@@ -79,7 +81,7 @@ def test_null_is_absent_on_the_socket() -> None:
     assert RequestBody.from_wire(body).to_wire() == {"prompt": "a"}
 
 
-@pytest.mark.parametrize("api", LEAST)
+@pytest.mark.parametrize("api", LEAST_OF)
 def test_unknown_field_is_answered_and_named_or_refused(api: Api) -> None:
     ask = read(api, temprature=1, provider={"order": []})
     assert asked(api, temprature=1) == asked(api)
@@ -113,22 +115,15 @@ def test_names_in_the_header_are_limited(api: Api, fields: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_answer_names_what_it_does_not_heed_unless_that_is_refused(is_streamed: bool) -> None:
-    body = LEAST[Api.CHAT] | {"temprature": 1, "verbosity": "low", "stream": is_streamed}
-    answers: list[Item] = [delta("a"), result("a")]
-    path = "/v1/chat/completions"
-    answered = asyncio.run(Site(PlayedDaemon(answers)).ask("POST", path, body))
+    body = LEAST_OF[Api.CHAT] | {"temprature": 1, "verbosity": "low", "stream": is_streamed}
+    answered = post(CHAT, **body)
     assert (answered.status, answered.headers["x-mlxsup-ignored"]) == (200, "temprature, verbosity")
-    strict = Site(PlayedDaemon(answers), refuses_unread=True)
-    refused = asyncio.run(strict.ask("POST", path, body))
+    strict = Site(PlayedDaemon(said("a")), refuses_unread=True)
+    refused = asyncio.run(strict.ask("POST", CHAT, body))
     assert (refused.status, refused.error["param"]) == (400, "temprature")
     assert not strict.daemon.asked
     del body["temprature"], body["verbosity"]
-    assert (
-        "x-mlxsup-ignored"
-        not in asyncio.run(
-            Site(PlayedDaemon(answers), refuses_unread=True).ask("POST", path, body)
-        ).headers
-    )
+    assert "x-mlxsup-ignored" not in asyncio.run(strict.ask("POST", CHAT, body)).headers
 
 
 @pytest.mark.parametrize(
@@ -224,13 +219,13 @@ def test_synonym_of_another_server_means_the_same(
 def test_a_chat_says_whether_its_last_message_is_continued(
     fields: dict[str, Any], meant: bool | str | None
 ) -> None:
-    said = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    chat = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
     if isinstance(meant, str):
         with pytest.raises(Failure) as caught:
-            read(Api.CHAT, **said, **fields)
+            read(Api.CHAT, **chat, **fields)
         assert (caught.value.status, caught.value.param) == (400, meant)
     else:
-        assert asked(Api.CHAT, **said, **fields).get("continue_final_message") is meant
+        assert asked(Api.CHAT, **chat, **fields).get("continue_final_message") is meant
 
 
 @pytest.mark.parametrize(
@@ -484,7 +479,7 @@ def test_call_of_a_custom_tool_comes_back_as_one(
 ) -> None:
     ask = read(Api.RESPONSE, tools=[CUSTOM, {"type": "function", "name": "plain"}])
     assert isinstance(ask, ResponseAsk)
-    shape = ResponseShape("r", 0, ask)
+    shape = ResponseShape(ask, "r", 0)
     function = {"name": name, "arguments": arguments}
     call = json.dumps({"id": "c", "type": "function", "function": function})
     sent = shape.piece(0, Delta(text=call, token_ids=[], channel=Channel.TOOL_CALL)) or b""

@@ -21,7 +21,7 @@ from mlxsup.gateway import limits
 from mlxsup.gateway.connection import LimitedProtocol
 from mlxsup.gateway.guard import Guard
 from mlxsup.gateway.keys import Keys
-from mlxsup.gateway.metrics.meter import Meter
+from mlxsup.gateway.metrics import Meter
 from mlxsup.gateway.parser import RequestParser
 
 from support.gateway.played_gateway import PlayedDaemon, Site

@@ -11,12 +11,13 @@ import pytest
 
 from mlxsup.client import Channel
 from mlxsup.gateway import limits
-from mlxsup.gateway.bodies import Converter
+from mlxsup.gateway.converters import Converter
 from mlxsup.gateway.failure import Failure
 from mlxsup.gateway.keys import Caller, Keys
 from mlxsup.gateway.responses.kept import KeptResponse, KeptResponses
 
 from support.gateway.played_gateway import (
+    RESPONSE,
     Item,
     PlayedDaemon,
     Response,
@@ -24,9 +25,9 @@ from support.gateway.played_gateway import (
     delta,
     refused,
     result,
+    said,
 )
 
-PATH = "/v1/responses"
 NOT_FOUND = 404, "response_not_found"
 FUNCTION = {"name": "f", "arguments": "{}"}
 CALL: Item = delta(
@@ -55,16 +56,12 @@ class Server:
         return asyncio.run(self.site.ask(method, path, body, headers=headers, **more))
 
     def post(self, input: Any = "hi", key: str = "", **fields: Any) -> Response:
-        return self.ask("POST", PATH, {"model": "m", "input": input, **fields}, key)
+        return self.ask("POST", RESPONSE, {"model": "m", "input": input, **fields}, key)
 
     def shown(self, number: int = -1) -> list[dict[str, Any]]:
         """Return the messages of a request of the daemon."""
         messages: list[dict[str, Any]] = self.daemon.asked[number]["messages"]
         return messages
-
-
-def said(text: str) -> list[Item]:
-    return [delta(text), result(text)]
 
 
 def user(text: str) -> dict[str, Any]:
@@ -144,7 +141,7 @@ def test_long_conversation_goes_on_in_a_converter(
     assert answered.status == 200
     assert 3 in apart, "the converter gets the body, the history and no items"
     assert [len(one["content"]) for one in server.shown()] == [len(first), 0, len(then)]
-    listed = server.ask("GET", f"{PATH}/resp_r2/input_items").json()["data"]
+    listed = server.ask("GET", f"{RESPONSE}/resp_r2/input_items").json()["data"]
     assert [one["content"][0]["text"] for one in listed] == [then]
 
 
@@ -152,7 +149,7 @@ def test_count_includes_the_conversation() -> None:
     server = Server(said("a"), [refused("context_length_exceeded", prompt_tokens=12)])
     server.post()
     body = {"model": "m", "input": "and?", "previous_response_id": "resp_r1", "store": True}
-    assert server.ask("POST", f"{PATH}/input_tokens", body).json()["input_tokens"] == 12
+    assert server.ask("POST", f"{RESPONSE}/input_tokens", body).json()["input_tokens"] == 12
     assert server.shown() == [user("hi"), {"role": "assistant", "content": "a"}, user("and?")]
 
 
@@ -167,6 +164,7 @@ def test_count_includes_the_conversation() -> None:
         ({"previous_response_id": 3}, 400, "invalid_request", "previous_response_id"),
         ({"input": [user("a"), {"type": "item_reference", "id": "x"}]}, 404, "item_not_found",
          "input[1].id"),
+        ({"input": [{"id": "x", "content": "a"}]}, 404, "item_not_found", "input[0].id"),
         ({"input": [{"type": "item_reference"}]}, 400, "invalid_request", "input[0].id"),
         ({"store": 1}, 400, "invalid_request", "store"),
         ({"conversation": "conv_1"}, 400, "invalid_request", "conversation"),
@@ -188,8 +186,8 @@ def test_what_is_not_kept_or_wrong_is_named(
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        (f"{PATH}/compact", "no input is compacted"),
-        (f"{PATH}/resp_r1/cancel", "end the connection"),
+        (f"{RESPONSE}/compact", "no input is compacted"),
+        (f"{RESPONSE}/resp_r1/cancel", "end the connection"),
         ("/v1/conversations", "continue a response"),
         ("/v1/conversations/conv_1/items", "continue a response"),
     ],
@@ -207,13 +205,13 @@ ALL = [("GET", ""), ("DELETE", ""), ("GET", "/input_items")]
 def test_another_key_sees_nothing(method: str, rest: str) -> None:
     server = Server(said("a"), said("b"))
     server.post(key="ann")
-    assert code(server.ask(method, f"{PATH}/resp_r1{rest}", key="bob")) == NOT_FOUND
+    assert code(server.ask(method, f"{RESPONSE}/resp_r1{rest}", key="bob")) == NOT_FOUND
     other = server.post(key="bob", previous_response_id="resp_r1")
     assert code(other) == (404, "previous_response_not_found")
     referring = server.post([{"type": "item_reference", "id": "msg_r1_0"}], key="bob")
     assert code(referring) == (404, "item_not_found")
     assert server.post(key="ann", previous_response_id="resp_r1").status == 200
-    assert server.ask(method, f"{PATH}/resp_r1{rest}", key="ann").status == 200
+    assert server.ask(method, f"{RESPONSE}/resp_r1{rest}", key="ann").status == 200
 
 
 @pytest.mark.parametrize(
@@ -229,13 +227,13 @@ def test_response_that_is_not_stored_is_not_kept(answer: list[Item], fields: Any
     server = Server(answer)
     response = server.post(**fields)
     assert response.status != 200 or response.json()["store"] is False
-    assert code(server.ask("GET", f"{PATH}/resp_r1")) == NOT_FOUND
+    assert code(server.ask("GET", f"{RESPONSE}/resp_r1")) == NOT_FOUND
 
 
 def test_failed_stream_is_kept_and_cannot_be_continued() -> None:
     server = Server([delta("a"), refused("worker_crashed", tokens_sent=1)])
     server.post(stream=True)
-    kept = server.ask("GET", f"{PATH}/resp_r1").json()
+    kept = server.ask("GET", f"{RESPONSE}/resp_r1").json()
     assert (kept["status"], kept["error"]["code"]) == ("failed", "worker_crashed")
     response = server.post(previous_response_id="resp_r1")
     assert (response.status, response.error["param"]) == (400, "previous_response_id")
@@ -247,9 +245,9 @@ def test_reader_that_leaves_leaves_nothing_behind() -> None:
         site = Site(PlayedDaemon([delta("a"), asyncio.Event()]))
         body = {"model": "m", "input": "hi", "stream": True}
         async with site.life():
-            await site.ask("POST", PATH, body, until=left.wait(), has_life=False,
+            await site.ask("POST", RESPONSE, body, until=left.wait(), has_life=False,
                            on_sent=lambda _: left.set())  # fmt: skip
-            response = await site.ask("GET", f"{PATH}/resp_r1", has_life=False)
+            response = await site.ask("GET", f"{RESPONSE}/resp_r1", has_life=False)
         assert code(response) == NOT_FOUND
 
     asyncio.run(run())
@@ -263,14 +261,14 @@ def test_kept_response_is_the_one_that_was_sent(is_streamed: bool) -> None:
     server = Server(said("é"))
     sent = server.post(stream=is_streamed, metadata={"a": "b"})
     whole = sent.named_events()[-1][1]["response"] if is_streamed else sent.json()
-    kept = server.ask("GET", f"{PATH}/resp_r1").json()
+    kept = server.ask("GET", f"{RESPONSE}/resp_r1").json()
     assert kept == whole
     assert (kept["store"], kept["metadata"]) == (True, {"a": "b"})
-    assert server.ask("DELETE", f"{PATH}/resp_r1").json() == {
+    assert server.ask("DELETE", f"{RESPONSE}/resp_r1").json() == {
         "id": "resp_r1", "object": "response", "deleted": True
     }  # fmt: skip
-    assert code(server.ask("GET", f"{PATH}/resp_r1")) == NOT_FOUND
-    assert code(server.ask("DELETE", f"{PATH}/resp_r1")) == NOT_FOUND
+    assert code(server.ask("GET", f"{RESPONSE}/resp_r1")) == NOT_FOUND
+    assert code(server.ask("DELETE", f"{RESPONSE}/resp_r1")) == NOT_FOUND
 
 
 @pytest.mark.parametrize(
@@ -287,7 +285,7 @@ def test_items_of_an_input_are_listed_in_pages(query: str, ids: list[str], has_m
     server = Server(said("x"))
     call = {"type": "function_call", "id": "b", "call_id": "c", "name": "f", "arguments": "{}"}
     server.post([user("a"), call, {"role": "assistant", "content": "d", "id": None}])
-    page = server.ask("GET", f"{PATH}/resp_r1/input_items", query=query).json()
+    page = server.ask("GET", f"{RESPONSE}/resp_r1/input_items", query=query).json()
     assert ([one["id"] for one in page["data"]], page["has_more"]) == (ids, has_more)
     assert page["first_id"] == (ids[0] if ids else None)
     assert page["last_id"] == (ids[-1] if ids else None)
@@ -296,7 +294,7 @@ def test_items_of_an_input_are_listed_in_pages(query: str, ids: list[str], has_m
 def test_items_are_listed_as_openai_has_them() -> None:
     server = Server(said("x"))
     server.post([user("a"), {"role": "assistant", "content": "d", "id": None}])
-    page = server.ask("GET", f"{PATH}/resp_r1/input_items", query="order=asc").json()["data"]
+    page = server.ask("GET", f"{RESPONSE}/resp_r1/input_items", query="order=asc").json()["data"]
     message = {"type": "message", "status": "completed"}
     text = {"type": "output_text", "text": "d", "annotations": []}
     assert page == [
@@ -317,7 +315,7 @@ def test_items_are_listed_as_openai_has_them() -> None:
 def test_query_that_is_wrong_is_named(path: str, query: str, param: str) -> None:
     server = Server(said("x"))
     server.post()
-    response = server.ask("GET", f"{PATH}/resp_r1{path}", query=query)
+    response = server.ask("GET", f"{RESPONSE}/resp_r1{path}", query=query)
     assert (response.status, response.error["param"]) == (400, param)
 
 

@@ -35,10 +35,17 @@ from mlxsup.protocol.key_file import (
 
 from support.eventually import TIMEOUT_S, eventually
 from support.gateway.key_place import place_in
-from support.gateway.played_gateway import Item, PlayedDaemon, Response, Site, delta, result
+from support.gateway.played_gateway import (
+    BODY,
+    CHAT,
+    Item,
+    PlayedDaemon,
+    Response,
+    Site,
+    delta,
+    result,
+)
 
-CHAT = "/v1/chat/completions"
-BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 ANSWER: list[Item] = [delta("a"), result("a")]
 
 

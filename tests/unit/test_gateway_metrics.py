@@ -9,17 +9,23 @@ from typing import Any
 import pytest
 
 from mlxsup.client import ConnectionLost, ErrorCode, FinishReason, RequestError
-from mlxsup.gateway.metrics.meter import Meter
-from mlxsup.gateway.metrics.of_status import MEMORY_KINDS
+from mlxsup.gateway.metrics import MEMORY_KINDS, Meter
 from mlxsup.protocol.client_messages import Timings
 from mlxsup.protocol.states import State
 from mlxsup.protocol.tool_choice import UNREADABLE_CALL
 
 from support.bad.exposed import DECLARED, Exposed
-from support.gateway.played_gateway import Item, PlayedDaemon, Site, delta, result
+from support.gateway.played_gateway import (
+    BODY,
+    CHAT,
+    LEAST,
+    Item,
+    PlayedDaemon,
+    Site,
+    delta,
+    result,
+)
 
-CHAT = "/v1/chat/completions"
-BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 TIMES = Timings(queued_s=0.03, prefill_s=0.2, first_token_s=0.3, total_s=1.3)
 
 ROW: dict[str, Any] = {
@@ -150,21 +156,15 @@ NAMES = (("gpt-*", "n"),)
 @pytest.mark.parametrize(
     ("name", "path"),
     [(name, CHAT) for name in ("m", "n", "m:warm", "n:warm", "gpt-4o")]
-    + [("n:warm", path) for path in ("/v1/completions", "/v1/responses", "/v1/messages")],
+    + [("n:warm", path) for path in LEAST],
 )
 def test_label_of_a_model_is_its_name(name: str, path: str) -> None:
     """From the first request on, and for errors, too: the first one here is one."""
     site = Site(Daemon([error(ErrorCode.OVERLOADED)], answer()), names=NAMES)
-    bodies: dict[str, dict[str, Any]] = {
-        CHAT: {"messages": BODY["messages"]},
-        "/v1/completions": {"prompt": "hi"},
-        "/v1/responses": {"input": "hi"},
-        "/v1/messages": {"messages": BODY["messages"], "max_tokens": 9},
-    }
 
     async def run() -> Exposed:
         for _ in range(2):
-            await site.ask("POST", path, bodies[path] | {"model": name})
+            await site.ask("POST", path, LEAST[path] | {"model": name})
         return await scraped(site)
 
     seen = asyncio.run(run())

@@ -13,18 +13,25 @@ from mlxsup.client import AsyncClient, ConnectionLost, ErrorCode, RequestError
 from mlxsup.gateway import limits
 from mlxsup.gateway import names as names_module
 from mlxsup.gateway.answers import Endable, OpenAnswers
-from mlxsup.gateway.changes import Changes, Follower
+from mlxsup.gateway.changes import Changes, Follower, ModelEvents, event_of
 from mlxsup.gateway.failure import Failure
-from mlxsup.gateway.metrics.meter import Meter
-from mlxsup.gateway.model_events import ModelEvents, event_of
+from mlxsup.gateway.metrics import Meter
 from mlxsup.gateway.names import Names
 from mlxsup.gateway.sse import WRITE
 
 from support.daemon.played_events import Item
-from support.gateway.played_gateway import PlayedDaemon, Response, Site, delta, refused, result
+from support.gateway.played_gateway import (
+    CHAT,
+    HI,
+    PlayedDaemon,
+    Response,
+    Site,
+    delta,
+    refused,
+    result,
+    said,
+)
 
-CHAT = "/v1/chat/completions"
-MESSAGES = [{"role": "user", "content": "hi"}]
 WARM: dict[str, Any] = {
     "temperature": 0.8,
     "max_tokens": 7,
@@ -35,7 +42,7 @@ NAMES = (("claude-*", "m:warm"), ("gpt-4*", "m"), ("a.c*e", "m:warm"), ("*", "n"
 
 def daemon_of(*answers: Any) -> PlayedDaemon:
     """A daemon whose model has a preset."""
-    daemon = PlayedDaemon(*(answers or ([delta("a"), result("a")],) * 2))
+    daemon = PlayedDaemon(*(answers or (said("a"),) * 2))
     daemon.presets = {"warm": WARM}
     return daemon
 
@@ -47,16 +54,16 @@ def asked(path: str, names: Any = (), **body: Any) -> tuple[Response, dict[str, 
     return response, daemon.asked[0]
 
 
-MESSAGE: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 3}
+MESSAGE: dict[str, Any] = {"messages": HI, "max_tokens": 3}
 KWARGS = WARM["chat_template_kwargs"]
 
 
 @pytest.mark.parametrize(
     ("path", "body", "expected"),
     [
-        (CHAT, {"messages": MESSAGES, "max_tokens": 3},
+        (CHAT, {"messages": HI, "max_tokens": 3},
          {"temperature": 0.8, "max_tokens": 3, "chat_template_kwargs": KWARGS}),
-        (CHAT, {"model": "n:warm", "messages": MESSAGES,
+        (CHAT, {"model": "n:warm", "messages": HI,
                 "chat_template_kwargs": {"mood": "bad", "reasoning_effort": "low"}},
          {"chat_template_kwargs": {"enable_thinking": True, "mood": "bad",
                                    "reasoning_effort": "low"}}),
@@ -84,14 +91,14 @@ def test_preset_fills_in_what_the_request_leaves_out(
 def test_seed_of_a_preset_is_counted_on(given: dict[str, int], seeds: list[int]) -> None:
     daemon = daemon_of(*[[delta("a"), result("a")]] * 3)
     daemon.presets = {"fixed": {"seed": 5}}
-    body = {"model": "m:fixed", "messages": MESSAGES, "n": 3, **given}
+    body = {"model": "m:fixed", "messages": HI, "n": 3, **given}
     assert asyncio.run(Site(daemon).ask("POST", CHAT, body)).status == 200
     assert [request["seed"] for request in daemon.asked] == seeds
 
 
 def test_unknown_preset_is_an_unknown_model_and_one_without_a_daemon_an_error() -> None:
     daemon = daemon_of([refused("unknown_model")])
-    body = {"model": "m:cold", "messages": MESSAGES}
+    body = {"model": "m:cold", "messages": HI}
     response = asyncio.run(Site(daemon).ask("POST", CHAT, body))
     assert (response.status, daemon.asked[0]["model"]) == (404, "m:cold")
     daemon.state = refused("shutting_down")
@@ -131,7 +138,7 @@ def test_looked_up_name_is_answered_with_names_like_it(name: str, advice: str) -
 def test_first_foreign_name_that_fits_counts(
     name: str, model: str, temperature: float | None
 ) -> None:
-    response, request = asked(CHAT, NAMES, model=name, messages=MESSAGES)
+    response, request = asked(CHAT, NAMES, model=name, messages=HI)
     assert (request["model"], request.get("temperature")) == (model, temperature)
     assert response.json()["model"] == name
 

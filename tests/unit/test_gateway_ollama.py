@@ -13,19 +13,15 @@ from typing import Any
 import pytest
 
 from mlxsup.client import (
-    Channel,
-    ErrorCode,
     FinishReason,
-    Logprobs,
     Notice,
     NoticeKind,
-    RequestError,
-    TokenLogprob,
 )
 from mlxsup.gateway import descriptions as descriptions_module
 from mlxsup.gateway import limits
 from mlxsup.gateway.descriptions import Descriptions
 from mlxsup.gateway.keys import Keys
+from mlxsup.gateway.names import Names
 from mlxsup.protocol.client_messages import Timings
 from mlxsup.protocol.key_file import add_key
 from mlxsup.store.description import Description, describe
@@ -33,38 +29,20 @@ from mlxsup.store.description import Description, describe
 from support.daemon.hub_caches import MODEL, write_folder
 from support.gateway.key_place import place_in
 from support.gateway.played_gateway import (
-    Item,
+    GENERATE,
+    HI,
     PlayedDaemon,
-    Response,
     Site,
     delta,
-    refused,
+    post,
     result,
+    said,
 )
+from support.gateway.played_gateway import OLLAMA_CHAT as CHAT
 
-CHAT, GENERATE = "/api/chat", "/api/generate"
-HI: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
-LEAST: dict[str, dict[str, Any]] = {CHAT: {"messages": HI}, GENERATE: {"prompt": "hi"}}
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": CITY}}
 THINKS, NO_THOUGHT = ({"enable_thinking": yes, "thinking": yes} for yes in (True, False))
-
-
-def answered(path: str, *items: Item, **fields: Any) -> tuple[Response, PlayedDaemon]:
-    """Return the response to a request whose answer goes so, and the daemon."""
-    daemon = PlayedDaemon(items or (delta("a"), result("a")))
-    daemon.presets = {"warm": {"temperature": 0.8}}
-    body = {"model": "m", **LEAST[path], **fields}
-    return asyncio.run(Site(daemon).ask("POST", path, body)), daemon
-
-
-def lines(response: Response) -> list[dict[str, Any]]:
-    """Return the objects of a streamed answer, without what all of them have."""
-    said = [json.loads(line) for line in response.body.splitlines()]
-    for one in said:
-        assert one.pop("model", "m") == "m"
-        assert one.pop("created_at", "Z").endswith("Z")
-    return said
 
 
 # ---------------------------------------------------------------- what is asked
@@ -74,7 +52,7 @@ def call(arguments: Any, **more: Any) -> dict[str, Any]:
     return {"function": {"name": "f", "arguments": arguments}, **more}
 
 
-def said(**message: Any) -> dict[str, Any]:
+def turn(**message: Any) -> dict[str, Any]:
     return {"messages": [*HI, message]}
 
 
@@ -108,16 +86,16 @@ def said(**message: Any) -> dict[str, Any]:
         (CHAT, {"tools": [TOOL], "logprobs": True, "top_logprobs": 2, "priority": "batch"},
          {"tools": [TOOL], "logprobs": True, "top_logprobs": 2, "priority": "batch"}),
         (CHAT, {"tools": []}, {"tools": None}),
-        (CHAT, said(role="user", content="a", images=["aGk="]),
+        (CHAT, turn(role="user", content="a", images=["aGk="]),
          {"messages": [*HI, {"role": "user", "content": [
              {"type": "text", "text": "a"},
              {"type": "image", "at": "messages[1].content[1]"}]}]}),
-        (CHAT, said(role="assistant", thinking="t", tool_calls=[call({"é": 1})]),
+        (CHAT, turn(role="assistant", thinking="t", tool_calls=[call({"é": 1})]),
          {"messages": [*HI, {"role": "assistant", "content": "", "reasoning_content": "t",
                              "tool_calls": [call('{"é": 1}', type="function")]}]}),
-        (CHAT, said(role="tool", content="sun", tool_name="f"),
+        (CHAT, turn(role="tool", content="sun", tool_name="f"),
          {"messages": [*HI, {"role": "tool", "content": "sun", "name": "f"}]}),
-        (CHAT, said(role="tool", content="sun", tool_call_id="c"),
+        (CHAT, turn(role="tool", content="sun", tool_call_id="c"),
          {"messages": [*HI, {"role": "tool", "content": "sun", "tool_call_id": "c"}]}),
         (GENERATE, {"system": "s", "template": "", "suffix": "", "context": [], "images": []},
          {"messages": [{"role": "system", "content": "s"}, *HI], "messages_as_text": True}),
@@ -127,10 +105,10 @@ def said(**message: Any) -> dict[str, Any]:
 def test_request_becomes_one_of_the_daemon(
     path: str, fields: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    response, daemon = answered(path, stream=False, **fields)
+    response = post(path, **fields)
     assert response.status == 200, response.body
     assert "x-mlxsup-ignored" not in response.headers
-    assert {name: daemon.asked[0].get(name) for name in expected} == expected
+    assert {name: response.asked[0].get(name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -147,7 +125,7 @@ def test_request_becomes_one_of_the_daemon(
 def test_field_without_effect_is_named(
     path: str, fields: dict[str, Any], ignored: str | None
 ) -> None:
-    response, _ = answered(path, **fields)
+    response = post(path, **fields)
     assert (response.status, response.headers.get("x-mlxsup-ignored")) == (200, ignored)
 
 
@@ -157,7 +135,7 @@ def test_field_without_effect_is_named(
         (CHAT, {"model": None}, "model takes the name"),
         (CHAT, {"messages": 1}, "messages takes a list"),
         (CHAT, {"messages": [1]}, "messages[0] takes an object"),
-        (CHAT, said(role="x"), "messages[1].role takes one of"),
+        (CHAT, turn(role="x"), "messages[1].role takes one of"),
         (CHAT, {"stream": "no"}, "stream takes true or false"),
         (CHAT, {"format": "yaml"}, 'format takes "json" or a JSON schema'),
         (CHAT, {"format": 1}, 'format takes "json" or a JSON schema'),
@@ -177,126 +155,50 @@ def test_field_without_effect_is_named(
     ],
 )  # fmt: skip
 def test_refusal_is_a_text(path: str, fields: dict[str, Any], error: str) -> None:
-    response, daemon = answered(path, **fields)
-    assert (response.status, daemon.asked) == (400, [])
+    response = post(path, **fields)
+    assert (response.status, response.asked) == (400, [])
     assert response.json().keys() == {"error"}
     assert response.json()["error"].startswith(error)
 
 
 # ---------------------------------------------------------------- what comes back
 
-CALL = '{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{\\"a\\": 1}"}}\n'
-BROKEN = '{"id": "c2", "type": "function", "function": {"name": "f", "arguments": "[]"}}\n'
-MADE = {"id": "c1", "function": {"index": 0, "name": "f", "arguments": {"a": 1}}}
 TIMINGS = Timings(queued_s=1.0, tokenize_s=0.25, prefill_s=0.5, first_token_s=1.75, total_s=4.0)
 FIGURES = {
     "total_duration": 4_000_000_000, "load_duration": 1_000_000_000, "prompt_eval_count": 5,
     "prompt_eval_duration": 750_000_000, "eval_count": 2, "eval_duration": 2_250_000_000,
 }  # fmt: skip
-SCORE = Logprobs(chosen=TokenLogprob(token=1, text="a", logprob=-0.5), top=[])
-SCORED = {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}
 
 
 def message(content: str = "", **more: Any) -> dict[str, Any]:
     return {"message": {"role": "assistant", "content": content, **more}}
 
 
-def calls_of(*texts: str) -> list[dict[str, Any]]:
-    return [json.loads(text) for text in texts]
-
-
-ANSWERS: dict[str, tuple[str, list[Item], list[dict[str, Any]], dict[str, Any]]] = {
-    "text": (
-        CHAT, [delta("a"), delta(""), delta('"é\n'), result('a"é\n')],
-        [message("a"), message('"é\n')], message('a"é\n'),
-    ),
-    "thoughts": (
-        CHAT, [delta("t", channel=Channel.REASONING), delta("a"), result("a", reasoning="t")],
-        [message(thinking="t"), message("a")], message("a", thinking="t"),
-    ),
-    "calls": (
-        CHAT,
-        [delta(CALL + CALL, channel=Channel.TOOL_CALL), delta(BROKEN, channel=Channel.TOOL_CALL),
-         result("", FinishReason.TOOL_CALLS, tool_calls=calls_of(CALL, CALL, BROKEN))],
-        [message(tool_calls=[MADE, (second := call({"a": 1}, id="c1") | {"function": {
-            "index": 1, "name": "f", "arguments": {"a": 1}}})]), message("f[]")],
-        message("f[]", tool_calls=[MADE, second]),
-    ),
-    "scores": (
-        CHAT, [delta("a", logprobs=[SCORE]), result("a", logprobs=[SCORE])],
-        [message("a") | {"logprobs": [SCORED]}], message("a") | {"logprobs": [SCORED]},
-    ),
-    "generated": (
-        GENERATE, [delta("t", channel=Channel.REASONING), delta("a"), result("a", reasoning="t")],
-        [{"response": "", "thinking": "t"}, {"response": "a"}], {"response": "a", "thinking": "t"},
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ANSWERS)
-def test_answer_comes_whole_and_in_lines(name: str) -> None:
-    path, items, pieces, whole = ANSWERS[name]
-    end = {"done": True, "done_reason": "stop"}
-    streamed, _ = answered(path, *items)
-    assert streamed.headers["content-type"] == "application/x-ndjson"
-    assert streamed.is_whole
-    *first, last = lines(streamed)
-    assert first == [piece | {"done": False} for piece in pieces]
-    empty = message() if path == CHAT else {"response": ""}
-    assert last.items() >= (empty | end).items()
-    response, _ = answered(path, *items, stream=False)
-    assert response.headers["content-type"] == "application/json"
-    value = response.json()
-    assert value.items() >= (whole | end).items()
-    assert (value["model"], value["created_at"][-1]) == ("m", "Z")
-
-
 @pytest.mark.parametrize("stream", [True, False])
 def test_end_says_why_and_what_it_took(stream: bool) -> None:
     end = result("ab", FinishReason.LENGTH, timings=TIMINGS, warnings=["w"])
-    response, _ = answered(CHAT, delta("ab"), end, stream=stream)
-    last = lines(response)[-1]
+    last = post(CHAT, delta("ab"), end, stream=stream).lines()[-1]
     assert last.items() >= (FIGURES | {"done_reason": "length", "warnings": ["w"]}).items()
 
 
 def test_durations_that_clients_divide_by_are_never_zero() -> None:
-    last = lines(answered(CHAT, delta("a"), result("a"))[0])[-1]
+    last = post(CHAT).lines()[-1]
     named = ("total_duration", "prompt_eval_duration", "eval_duration", "load_duration")
     assert [last[name] for name in named] == [1, 1, 1, 0]
 
 
 def test_model_with_any_name_is_named_in_each_line() -> None:
-    name = "\0"
-    daemon = PlayedDaemon([delta("a"), result("a")])
-    body = {"model": name, "messages": HI}
-    response = asyncio.run(Site(daemon).ask("POST", CHAT, body))
-    first = json.loads(response.body.splitlines()[0])
-    assert (first["model"], first["message"]["content"]) == (name, "a")
-
-
-@pytest.mark.parametrize(
-    ("code", "status"), [("unknown_model", 404), ("overloaded", 429), ("load_failed", 503)]
-)
-@pytest.mark.parametrize("stream", [True, False])
-def test_error_before_the_answer_is_a_status(code: str, status: int, stream: bool) -> None:
-    response, _ = answered(CHAT, refused(code), stream=stream)
-    assert (response.status, response.json()) == (status, {"error": f"it is {code}"})
-
-
-def test_answer_that_breaks_off_ends_with_the_error_and_is_cut() -> None:
-    broken = RequestError(ErrorCode.WORKER_CRASHED, "it is gone", detail={})
-    response, _ = answered(CHAT, delta("a"), broken)
-    assert lines(response) == [message("a") | {"done": False}, {"error": "it is gone"}]
-    assert not response.is_whole
+    first = post(CHAT, model="\0", stream=True).lines()[0]
+    assert (first["model"], first["message"]["content"]) == ("\0", "a")
 
 
 def test_line_of_a_waiting_answer_is_still_json(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "HOLD_S", 0.0)
     loading = Notice(kind=NoticeKind.LOADING, detail={"fraction": 0.5})
     (turns := asyncio.Event()).set()
-    response, _ = answered(CHAT, loading, turns, delta("a"), result("a"))
+    response = post(CHAT, loading, turns, *said("a"), stream=True)
     assert response.body.startswith(b" {")
-    assert lines(response)[0] == message("a") | {"done": False}
+    assert response.lines()[0].items() >= (message("a") | {"done": False}).items()
 
 
 # ---------------------------------------------------------------- empty requests
@@ -316,11 +218,13 @@ def test_line_of_a_waiting_answer_is_still_json(monkeypatch: pytest.MonkeyPatch)
 def test_empty_request_is_one_for_a_token_that_is_not_shown(
     path: str, fields: dict[str, Any], reason: str, asked: dict[str, Any]
 ) -> None:
-    response, daemon = answered(path, **fields)
+    response = post(path, **{"stream": True} | fields)
     one = {"model": "m", "prompt": " ", "max_tokens": 1, "cap_max_tokens": True}
-    assert daemon.asked == [one | asked]
+    assert response.asked == [one | asked]
     empty = message() if path == CHAT else {"response": ""}
-    assert lines(response) == [empty | {"done": True, "done_reason": reason}]
+    (line,) = response.lines()
+    assert line.items() >= (empty | {"done": True, "done_reason": reason}).items()
+    assert len(line) == len(empty) + 4, "no figures"
 
 
 @pytest.mark.parametrize(
@@ -495,10 +399,9 @@ def test_disk_that_does_not_answer_leaves_a_gap(
     monkeypatch.setattr(descriptions_module, "describe", stuck)
 
     async def run() -> list[int]:
-        of = Descriptions().of
-        status = {"models": [{"name": "m", "presets": {}, "aliases": [], **daemon.row}]}
+        models = Descriptions(Names([], daemon.status), daemon.status)
         try:
-            return [(await of(status))[0].size_bytes for _ in range(3)]
+            return [(await models.all())[0].size_bytes for _ in range(3)]
         finally:
             goes_on.set()
 

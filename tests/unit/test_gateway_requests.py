@@ -19,30 +19,19 @@ from mlxsup.gateway import limits
 from mlxsup.gateway.anthropic.conversation import BLOCKS as BLOCK_TYPES
 from mlxsup.gateway.anthropic.fields import COUNT_FIELDS, MESSAGES_FIELDS
 from mlxsup.gateway.anthropic.requests import MessageAsk, read_message
-from mlxsup.gateway.body import parse_object
-from mlxsup.gateway.conversion import Api, read_ask
+from mlxsup.gateway.converter import Api, parse_object, read_ask
+from mlxsup.gateway.errors import failure_of
 from mlxsup.gateway.failure import Failure
 from mlxsup.gateway.fields import Use
 from mlxsup.gateway.ollama import requests as ollama
-from mlxsup.gateway.openai.errors import failure_of
 from mlxsup.gateway.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS, MESSAGE_FIELDS
 from mlxsup.gateway.responses.fields import RESPONSE_FIELDS
 from mlxsup.gateway.responses.input import ITEMS
 from mlxsup.gateway.responses.requests import ResponseAsk, read_response
 
 from support.client.sent_requests import JSON, asked_in, outcome, sent
+from support.gateway.played_gateway import HI, LEAST_OF
 
-HELLO = [{"role": "user", "content": "hello"}]
-LEAST: dict[Api, dict[str, Any]] = {
-    Api.CHAT: {"model": "m", "messages": HELLO},
-    Api.COMPLETION: {"model": "m", "prompt": "hello"},
-    Api.RESPONSE: {"model": "m", "input": "hello"},
-    Api.MESSAGE: {"model": "m", "max_tokens": 9, "messages": HELLO},
-    Api.COUNT: {"model": "m", "messages": HELLO},
-    Api.RESPONSE_COUNT: {"model": "m", "input": "hello"},
-    Api.OLLAMA_CHAT: {"model": "m", "messages": HELLO},
-    Api.GENERATE: {"model": "m", "prompt": "hello"},
-}
 FIELDS = {
     Api.CHAT: CHAT_FIELDS, Api.COMPLETION: COMPLETION_FIELDS, Api.RESPONSE: RESPONSE_FIELDS,
     Api.MESSAGE: MESSAGES_FIELDS, Api.COUNT: COUNT_FIELDS, Api.RESPONSE_COUNT: RESPONSE_FIELDS,
@@ -52,7 +41,7 @@ FIELDS = {
 
 def comes_of(api: Api, **fields: Any) -> str:
     """Return what the daemon is asked for each answer, and how it is shown; or the refusal."""
-    body = LEAST[api] | fields
+    body = LEAST_OF[api] | fields
     try:
         ask = read_ask(api, json.dumps(body, ensure_ascii=False).encode("utf-8", "surrogatepass"))
         choices = [asked_in(frames) for frames in sent(ask)]
@@ -119,7 +108,7 @@ def used(**result: Any) -> list[dict[str, Any]]:
     """Return messages in which a tool of Anthropic's API was called and has answered."""
     call = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
     answer = {"type": "tool_result", "tool_use_id": "c", **result}
-    return [*HELLO, {"role": "assistant", "content": [call]}, user(answer)]
+    return [*HI, {"role": "assistant", "content": [call]}, user(answer)]
 
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -155,7 +144,7 @@ BODIES: dict[Api, list[dict[str, Any]]] = {
         *KEPT,
         {"messages": [{"role": "developer", "content": "be brief"},
                       user(text("a"), text("b", cache_control={})) | {"name": "ada"}]},
-        {"messages": [*HELLO, {"role": "assistant", "content": None, "tool_calls": [CALL],
+        {"messages": [*HI, {"role": "assistant", "content": None, "tool_calls": [CALL],
                                "refusal": None},
                       {"role": "tool", "tool_call_id": "c", "content": "42"}]},
         {"tools": [{"type": "function", "function": {"name": "f", "strict": True,
@@ -172,7 +161,7 @@ BODIES: dict[Api, list[dict[str, Any]]] = {
         {"model": ""}, {"model": 3}, {"model": "m" * 200}, {"messages": []}, {"messages": "hi"},
         {"messages": ["hi"]}, {"messages": [{"role": "wizard", "content": ""}]},
         {"messages": [{"content": "a"}]}, {"messages": [{"role": "user"}]},
-        {"messages": [*HELLO, {"role": "user", "content": 3}]},
+        {"messages": [*HI, {"role": "user", "content": 3}]},
         {"messages": [{"role": "user", "content": "a", "mood": 1}]},
         {"n": 0}, {"n": 17}, {"n": True}, {"stream": 1},
         {"stream_options": {"include_usage": True}}, {"stream": True, "stream_options": []},
@@ -180,7 +169,7 @@ BODIES: dict[Api, list[dict[str, Any]]] = {
         {"max_tokens": 3, "max_completion_tokens": 4}, {"parallel_tool_calls": 1},
         {"modalities": ["text", "audio"]}, {"verbosity": "low"}, {"functions": [{}]},
         {"temprature": 1}, {"client": "bob"}, {"temperature": 99}, {"reasoning_effort": 3},
-        *({"messages": [*HELLO, user(text("look"), {"type": kind, kind: {"url": "data:,x"}})]}
+        *({"messages": [*HI, user(text("look"), {"type": kind, kind: {"url": "data:,x"}})]}
           for kind in ("image_url", "input_audio", "file")),
         {"chat_template_kwargs": {"tools": 1}}, {"chat_template_kwargs": {"a": "x" * 70_000}},
         *({name: "5m"} for name in ("timeout_s", "queue_timeout_s", "first_token_timeout_s")),
@@ -194,7 +183,7 @@ BODIES: dict[Api, list[dict[str, Any]]] = {
         {"echo": True, "logprobs": 2, "max_tokens": 1}, {"prompt_logprobs": 3, "logprobs": 2},
         {"echo": True, "prompt_logprobs": 3, "logprobs": 2}, {"prompt_logprobs": 21},
         {"prompt_logprobs": 1, "stream": True}, {"max_tokens": 0}, {"max_tokens": -2}, {"echo": 0},
-        {"suffix": "x"}, {"best_of": 2},
+        {"suffix": "x"}, {"best_of": 2}, {"best_of": True},
         {"timeout_s": 2.5}, {"timeout_s": "5m"},
     ],
     Api.RESPONSE: [
@@ -243,7 +232,7 @@ BODIES: dict[Api, list[dict[str, Any]]] = {
         {"text": 3}, {"text": {"format": {"type": "poem"}}}, {"text": {"verbosity": "low"}},
         {"reasoning": {"effort": 3}}, {"include": ["message.output_text.logprobs"]},
         {"include": "x"}, {"stream": 1}, {"parallel_tool_calls": 1},
-        {"background": True}, {"truncation": "auto"},
+        {"background": True}, {"truncation": "auto"}, {"max_tool_calls": True},
         {"messages": []}, {"client": "bob"}, {"timeout_s": 2.5}, {"timeout_s": "5m"},
     ],
     Api.MESSAGE: [
@@ -256,7 +245,7 @@ BODIES: dict[Api, list[dict[str, Any]]] = {
         {"messages": [user(text("a"), text("b")), user(text("c", citations=None))]},
         {"messages": [user()]},
         {"messages": [
-            *HELLO,
+            *HI,
             {"role": "assistant", "content": [
                 {"type": "thinking", "thinking": "hm", "signature": "s"},
                 {"type": "redacted_thinking", "data": "x"}, text("one moment"),
@@ -287,9 +276,9 @@ BODIES: dict[Api, list[dict[str, Any]]] = {
         {"messages": [{"role": [], "content": ""}]},
         {"messages": [{"role": "user"}]}, {"messages": [user(text("a"), IMAGE)]},
         *({"messages": [user(block)]} for block in BLOCKS),
-        {"messages": [*HELLO, {"role": "assistant", "content": "once upon"}]},
+        {"messages": [*HI, {"role": "assistant", "content": "once upon"}]},
         {"messages": [{"role": "assistant", "content": [
-            {"type": "tool_use", "id": "a", "name": "f", "input": "x"}]}, *HELLO]},
+            {"type": "tool_use", "id": "a", "name": "f", "input": "x"}]}, *HI]},
         {"system": [{"type": "thinking", "thinking": "x"}]}, {"system": 3}, {"tools": {}},
         {"tools": [3]}, {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
         {"tools": [{"name": "f"}]}, {"tools": [{"name": 3, "input_schema": {}}]},
@@ -317,7 +306,7 @@ def test_body_is_asked_of_the_daemon_or_refused(api: Api, snapshot: SnapshotAsse
 
 @pytest.mark.parametrize("api", BODIES)
 def test_null_is_as_good_as_nothing(api: Api) -> None:
-    names = {field.name for field in FIELDS[api]} - LEAST[api].keys()
+    names = {field.name for field in FIELDS[api]} - LEAST_OF[api].keys()
     assert comes_of(api, **dict.fromkeys(names)) == comes_of(api)
 
 
@@ -391,19 +380,19 @@ COUNTED: list[tuple[Api, Callable[[int], dict[str, Any]], int, str]] = [
 def test_lists_of_a_body_are_limited(
     api: Api, fields: Callable[[int], dict[str, Any]], most: int, path: str
 ) -> None:
-    read_ask(api, json.dumps(LEAST[api] | fields(most)).encode())
+    read_ask(api, json.dumps(LEAST_OF[api] | fields(most)).encode())
     refusal = comes_of(api, **fields(most + 1))
     assert refusal.startswith(f"400 {path}: {path} takes at most {most} ")
     assert f"not {most + 1}: send fewer" in refusal
 
 
 def read_items(*items: dict[str, Any], count: int = MANY, **fields: Any) -> object:
-    return read_response(LEAST[Api.RESPONSE] | {"input": [*items] * count, **fields})
+    return read_response(LEAST_OF[Api.RESPONSE] | {"input": [*items] * count, **fields})
 
 
 LONG: dict[str, Callable[[], object]] = {
     "messages of one role": lambda: read_message(
-        LEAST[Api.MESSAGE] | {"messages": [TURN | {"content": "x" * 800}] * MANY}
+        LEAST_OF[Api.MESSAGE] | {"messages": [TURN | {"content": "x" * 800}] * MANY}
     ),
     "items of one role": lambda: read_items(TURN | {"content": "x" * 800}),
     "texts of the assistant": lambda: read_items({"role": "assistant", "content": "x" * 800}),
@@ -455,9 +444,9 @@ INPUTS = st.text() | JSON | parts(ITEMS)
 @settings(max_examples=50)
 @given(api=st.sampled_from(Api), data=st.data())
 def test_junk_is_refused_or_sent(api: Api, data: st.DataObject) -> None:
-    names = [field.name for field in FIELDS[api] if field.name not in LEAST[api]]
+    names = [field.name for field in FIELDS[api] if field.name not in LEAST_OF[api]]
     chosen = data.draw(st.lists(st.sampled_from(names), max_size=4, unique=True))
-    body: dict[str, Any] = dict(LEAST[api]) | {name: data.draw(JSON) for name in chosen}
+    body: dict[str, Any] = dict(LEAST_OF[api]) | {name: data.draw(JSON) for name in chosen}
     if "messages" in body:
         body["messages"] = data.draw(CHATS | JSON)
     if "input" in body:

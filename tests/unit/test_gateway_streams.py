@@ -17,33 +17,35 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from mlxsup.client import Delta, Logprobs, Notice, NoticeKind, TokenLogprob
 from mlxsup.gateway import limits
+from mlxsup.gateway.answers import Progress
+from mlxsup.gateway.ask import Ask
 from mlxsup.gateway.background import background
 from mlxsup.gateway.connection import write_piece
-from mlxsup.gateway.openai.chunks import (
-    ChatShape,
-    CompletionShape,
+from mlxsup.gateway.openai.chunks import ChatShape, CompletionShape
+from mlxsup.gateway.openai.logprobs import (
+    PromptOffsets,
+    TextOffsets,
     chat_logprobs,
     completion_logprobs,
 )
-from mlxsup.gateway.openai.text_offsets import PromptOffsets, TextOffsets
-from mlxsup.gateway.progress import Progress
 from mlxsup.gateway.sse import WRITE, EventStream
 
 from support.eventually_async import eventually_async
 from support.gateway.played_gateway import (
+    BODY,
+    CHAT,
+    MESSAGE,
     FedDaemon,
     Item,
     PlayedDaemon,
     Response,
     Site,
     delta,
+    post,
     refused,
     result,
+    said,
 )
-
-CHAT = "/v1/chat/completions"
-BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-
 
 # ---------------------------------------------------------------- the bytes of pieces
 
@@ -115,11 +117,18 @@ def test_nothing_is_written_to_a_reader_that_has_left() -> None:
     asyncio.run(run())
 
 
+PREFIXES = {"chat.completion.chunk": "chatcmpl", "text_completion": "cmpl"}
+
+
+def ask(**more: Any) -> Ask:
+    return Ask(model="m\n", inputs=(), **more)
+
+
 def chunk(kind: str, choice: dict[str, Any]) -> bytes:
     """The event of a chunk, encoded as a whole."""
     value: dict[str, Any] = {
-        "id": "i", "object": kind, "created": 7, "model": "m\n",
-        "system_fingerprint": ChatShape("i", 7, "m").begin.split('"')[-2], "choices": [choice],
+        "id": f"{PREFIXES[kind]}-i", "object": kind, "created": 7, "model": "m\n",
+        "system_fingerprint": ChatShape(ask(), "i", 7).begin.split('"')[-2], "choices": [choice],
     }  # fmt: skip
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return f"data: {text}\n\n".encode()
@@ -136,12 +145,12 @@ def test_chunk_is_the_json_of_its_parts(text: str, logprobs: list[Logprobs] | No
         **about,
         "finish_reason": None,
     }
-    assert ChatShape("i", 7, "m\n").piece(3, piece) == chunk("chat.completion.chunk", choice)
+    assert ChatShape(ask(), "i", 7).piece(3, piece) == chunk("chat.completion.chunk", choice)
     if logprobs is None:
         choice = {"index": 3, "text": text, "logprobs": None, "finish_reason": None}
-        assert CompletionShape("i", 7, "m\n").piece(3, piece) == chunk("text_completion", choice)
+        assert CompletionShape(ask(), "i", 7).piece(3, piece) == chunk("text_completion", choice)
         return
-    shape = CompletionShape("i", 7, "m\n", has_logprobs=True)
+    shape = CompletionShape(ask(has_logprobs=True), "i", 7)
     assert shape.piece(3, piece) is None, "it waits for the next token, or the end"
     of_tokens = completion_logprobs(logprobs, [0])
     choice = {"index": 3, "text": text, "finish_reason": None, "logprobs": of_tokens}
@@ -194,7 +203,7 @@ def test_answer_ended_by_the_gateway_is_not_whole() -> None:
 
 
 ENDS: dict[str, list[Item]] = {
-    "answered": [delta("a"), result("a")],
+    "answered": said("a"),
     "refused": [refused("overloaded")],
     "broken off": [delta("a"), refused("worker_crashed", tokens_sent=1)],
 }
@@ -237,9 +246,8 @@ async def comments_of(*notices: Notice) -> list[str]:
     step = asyncio.Event()
     step.set()
     items = [one for notice in notices for one in (notice, step)]
-    response = await Site(PlayedDaemon([*items, delta("a"), result("a")])).ask(
-        "POST", CHAT, {**BODY, "stream": True}
-    )
+    daemon = PlayedDaemon([*items, *said("a")])
+    response = await Site(daemon).ask("POST", CHAT, {**BODY, "stream": True})
     assert response.events()[-1] == "[DONE]"
     return response.comments()
 
@@ -268,9 +276,7 @@ def test_stream_of_anthropic_that_waits_gets_pings(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(limits, "HOLD_S", 0.0)
     step = asyncio.Event()
     step.set()
-    site = Site(PlayedDaemon([QUEUED, step, delta("a"), result("a")]))
-    body = {**BODY, "max_tokens": 9, "stream": True}
-    response = asyncio.run(site.ask("POST", "/v1/messages", body))
+    response = post(MESSAGE, QUEUED, step, *said("a"), stream=True)
     assert response.named_events()[0][0] == "ping"
     assert response.comments() == ["queued, place 3"]
 
@@ -288,7 +294,7 @@ def test_comment_that_waits_for_the_reader_comes_behind_the_head() -> None:
         now = 0.0
         progress = Progress(lambda: now)
         out = EventStream({"extensions": {WRITE: None}}, send, {})
-        progress.attach(out, ChatShape("chatcmpl-r1", 1, "m"))
+        progress.attach(out, ChatShape(ask(), "r1", 1))
         now = limits.HOLD_S
         progress(QUEUED)
         await asyncio.sleep(0)

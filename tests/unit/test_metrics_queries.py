@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from mlxsup.gateway.metrics.meter import EVICTIONS
-from mlxsup.gateway.metrics.of_status import DOWNLOAD_PARTS, MEMORY_KINDS
+from mlxsup.gateway.metrics import DOWNLOAD_PARTS, EVICTION_REASONS, MEMORY_KINDS
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.states import ExitReason, State
 from mlxsup.supervisor.core.health.death_cause import Cause
@@ -31,7 +30,7 @@ BY = re.compile(r"\bby \(([^)]*)\)")
 BOUNDED: dict[str, set[str]] = {
     "state": set(State), "kind": set(MEMORY_KINDS), "code": {*ErrorCode, "daemon_lost"},
     "status": {"401"}, "cause": set(Cause), "part": set(DOWNLOAD_PARTS),
-    "reason": {*EVICTIONS, *ExitReason},
+    "reason": {*EVICTION_REASONS, *ExitReason},
 }  # fmt: skip
 """The values that a query may ask a label for."""
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from mlxsup.gateway.metrics.names import COUNTER, HISTOGRAM, OF_REQUESTS, Metric
-from mlxsup.gateway.metrics.of_status import OF_DAEMON, OF_MODELS, UP
+from mlxsup.gateway.metrics import COUNTER, HISTOGRAM, OF_DAEMON, OF_MODELS, OF_REQUESTS, UP, Metric
 
 DECLARED: tuple[Metric, ...] = (UP, *OF_DAEMON, *OF_MODELS, *OF_REQUESTS)
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from mlxsup.client import RequestError
 from mlxsup.gateway.ask import Ask
-from mlxsup.gateway.conversion import OPTIONS, encode_ask
+from mlxsup.gateway.converter import OPTIONS, encode_ask
+from mlxsup.gateway.errors import failure_of
 from mlxsup.gateway.failure import Failure
-from mlxsup.gateway.openai.errors import failure_of
 from mlxsup.protocol.client_messages import Generate
 from mlxsup.protocol.codec import Decoder, decode_body
 

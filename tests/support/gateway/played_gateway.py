@@ -23,6 +23,7 @@ from mlxsup.client import (
 from mlxsup.client.async_streams import AsyncInbox, AsyncStream
 from mlxsup.client.streams import value_of
 from mlxsup.gateway.app import Gateway
+from mlxsup.gateway.converter import Api
 from mlxsup.gateway.guard import Guard
 from mlxsup.gateway.keys import Keys
 from mlxsup.gateway.sse import WRITE
@@ -30,6 +31,32 @@ from mlxsup.protocol.ids import RequestId
 
 from support.client.sent_requests import asked_in
 from support.daemon.played_events import PlayedEvents
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+RESPONSE, MESSAGE = "/v1/responses", "/v1/messages"
+OLLAMA_CHAT, GENERATE = "/api/chat", "/api/generate"
+HI: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
+LEAST: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": HI},
+    COMPLETION: {"prompt": "hi"},
+    RESPONSE: {"input": "hi"},
+    MESSAGE: {"messages": HI, "max_tokens": 9},
+    OLLAMA_CHAT: {"messages": HI},
+    GENERATE: {"prompt": "hi"},
+}
+"""What each API needs in a body besides a model."""
+BODY: dict[str, Any] = {"model": "m", **LEAST[CHAT]}
+LEAST_OF: dict[Api, dict[str, Any]] = {
+    Api.CHAT: BODY,
+    Api.COMPLETION: {"model": "m", **LEAST[COMPLETION]},
+    Api.RESPONSE: {"model": "m", **LEAST[RESPONSE]},
+    Api.MESSAGE: {"model": "m", **LEAST[MESSAGE]},
+    Api.COUNT: BODY,
+    Api.RESPONSE_COUNT: {"model": "m", **LEAST[RESPONSE]},
+    Api.OLLAMA_CHAT: BODY,
+    Api.GENERATE: {"model": "m", **LEAST[GENERATE]},
+}
+"""The least bodies."""
 
 Item = Delta | Notice | Result | Exception | asyncio.Event
 """One step of a stream; an event is waited for."""
@@ -44,6 +71,11 @@ def result(text: str = "", reason: FinishReason = FinishReason.STOP, **more: Any
     """Return a whole answer to a prompt of five tokens, of which two were cached."""
     usage = Usage(prompt_tokens=5, cached_tokens=2, completion_tokens=len(text))
     return Result(text=text, finish_reason=reason, usage=usage, **more)
+
+
+def said(text: str) -> list[Item]:
+    """Return how an answer of one piece goes."""
+    return [delta(text), result(text)]
 
 
 class PlayedStream:
@@ -198,12 +230,14 @@ class Response:
         headers: by lower-case name.
         body: as far as it came.
         is_whole: whether the application said that nothing follows.
+        asked: what the daemon was asked for it.
     """
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
     is_whole: bool = False
+    asked: list[dict[str, Any]] = field(default_factory=list)
 
     def json(self) -> dict[str, Any]:
         """Return the body as an object."""
@@ -215,6 +249,10 @@ class Response:
         """The error in the body."""
         value: dict[str, Any] = self.json()["error"]
         return value
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Return the objects of a stream of Ollama's, or the only one of a whole answer."""
+        return [json.loads(line) for line in self.body.splitlines()]
 
     def events(self) -> list[Any]:
         """Return the data of each event of a stream; `[DONE]` as text."""
@@ -305,7 +343,7 @@ class Site:
             "headers": [(k.encode(), v.encode("latin-1")) for k, v in given.items() if v],
         }  # fmt: skip
         pieces = [{"type": "http.request", "body": data, "more_body": not is_whole}]
-        response = Response()
+        response = Response(asked=self.daemon.asked)
 
         async def receive() -> MutableMapping[str, Any]:
             if pieces:
@@ -371,6 +409,21 @@ class _Lifespan:
     async def __aexit__(self, *_: object) -> None:
         await self._messages.put({"type": "lifespan.shutdown"})
         await self._task
+
+
+def post(path: str, *items: Item, count: int = 1, **fields: Any) -> Response:
+    """Return the response to a request whose answers go so; whole, unless `stream` is true.
+
+    Args:
+        path: of an API in `LEAST`.
+        items: of each answer; none: a piece and its end.
+        count: of answers.
+        fields: of the body besides the least.
+    """
+    daemon = PlayedDaemon(*[list(items) or said("a")] * count)
+    daemon.presets = {"warm": {"temperature": 0.8}}
+    body = {"model": "m", "stream": False, **LEAST[path], **fields}
+    return asyncio.run(Site(daemon).ask("POST", path, body))
 
 
 def refused(code: str, **detail: Any) -> RequestError:

@@ -1,17 +1,9 @@
-"""Which API a request came through, and errors in the form of that one."""
+"""Headers of responses, and the API whose form of answers a request expects."""
 
 from __future__ import annotations
 
 from collections.abc import MutableMapping
 from typing import Any
-
-from starlette.responses import JSONResponse
-
-from . import ollama
-from .anthropic import errors as anthropic_errors
-from .failure import Failure
-from .ollama import errors as ollama_errors
-from .openai import errors as openai_errors
 
 REQUEST_ID = "x-request-id"
 ANTHROPIC_REQUEST_ID = "request-id"
@@ -29,12 +21,14 @@ ID_KEY = "mlxsup.request_id"
 ANTHROPIC_PATHS = "/v1/messages"
 ANTHROPIC_HEADER = b"anthropic-version"
 
+OLLAMA_PATHS = "/api/"
+
 LM_STUDIO_PATHS = ("/api/v0/", "/api/v1/")
 """LM Studio's errors are OpenAI's."""
 
 
 def is_anthropic(scope: MutableMapping[str, Any]) -> bool:
-    """Whether who asks expects answers in Anthropic's form."""
+    """True if who asks expects answers in Anthropic's form."""
     if scope["path"].startswith(ANTHROPIC_PATHS):
         return True
     return any(name == ANTHROPIC_HEADER for name, _ in scope["headers"])
@@ -43,16 +37,4 @@ def is_anthropic(scope: MutableMapping[str, Any]) -> bool:
 def is_ollama(scope: MutableMapping[str, Any]) -> bool:
     """True if the client expects answers in Ollama's form."""
     path = scope["path"]
-    return path.startswith(ollama.PATHS) and not path.startswith(LM_STUDIO_PATHS)
-
-
-def error_response(scope: MutableMapping[str, Any], failure: Failure) -> JSONResponse:
-    """The response that is this error."""
-    headers = openai_errors.headers_of(failure)
-    if is_ollama(scope):
-        return JSONResponse(ollama_errors.body_of(failure), failure.status, headers)
-    if not is_anthropic(scope):
-        return JSONResponse(openai_errors.body_of(failure), failure.status, headers)
-    name = failure.headers.get(REQUEST_ID) or scope[ID_KEY]
-    body = anthropic_errors.body_of(failure, name)
-    return JSONResponse(body, anthropic_errors.status_of(failure), headers)
+    return path.startswith(OLLAMA_PATHS) and not path.startswith(LM_STUDIO_PATHS)

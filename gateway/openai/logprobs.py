@@ -1,4 +1,4 @@
-"""Where in a completion's text each token begins. Pure.
+"""Log-probabilities of tokens in the forms of OpenAI and vLLM, and where in the text tokens begin.
 
 A token's own text has a replacement character for each part of a character, and the text that it
 adds to the answer may come later: once the character is complete, or once it is clear that no stop
@@ -8,9 +8,38 @@ string begins there. So text counts once it has come; until then, its tokens are
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+from mlxsup.client import Logprobs, TokenLogprob
+
+from ..shape import encode
 
 HALF = "\N{REPLACEMENT CHARACTER}"
 """What a token shows in the place of a part of a character."""
+
+LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+
+
+class LogprobLists:
+    """The log-probabilities of a completion, encoded as they come: those of a long prompt would
+    hold up the event loop if all were encoded at the end."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, list[str]] = {name: [] for name in LISTS}
+
+    def add(self, logprobs: Sequence[Logprobs], offsets: list[int]) -> None:
+        """Add those of the next tokens; see `completion_logprobs`."""
+        if logprobs:
+            for name, values in completion_logprobs(logprobs, offsets).items():
+                self._parts[name].append(encode(values)[1:-1])
+
+    def __bool__(self) -> bool:
+        return bool(self._parts["tokens"])
+
+    def encoded(self) -> str:
+        """Return them as a completion has them."""
+        lists = (f'"{name}":[{",".join(parts)}]' for name, parts in self._parts.items())
+        return "{" + ",".join(lists) + "}"
 
 
 class TextOffsets:
@@ -27,7 +56,7 @@ class TextOffsets:
         self._in_half = False  # whether the last token ended within a character
 
     def take(self, text: str, tokens: Sequence[str] = ()) -> list[int]:
-        """One more piece.
+        """Count one more piece.
 
         Args:
             text: new text, of these tokens or of earlier ones whose text was held back.
@@ -69,7 +98,7 @@ class PromptOffsets:
         self._missing = 0  # bytes of the tokens since then that were not found
 
     def add(self, text: str) -> None:
-        """More of the text has come."""
+        """Add more of the text."""
         self._text += text.encode()
 
     def take(self, tokens: Sequence[bytes]) -> list[int]:
@@ -107,3 +136,58 @@ class PromptOffsets:
 def _begins(byte: int) -> bool:
     """True if a character begins with this byte of UTF-8."""
     return byte & 0xC0 != 0x80
+
+
+def prompt_logprob(logprobs: Logprobs) -> dict[str, Any] | None:
+    """Return a prompt token in vLLM's form: log-probabilities by id; None for the first."""
+    if logprobs.chosen.logprob is None:
+        return None
+    ranks = {one.token: rank for rank, one in enumerate(logprobs.top, start=1)}
+    return {
+        str(one.token): {
+            "logprob": one.logprob, "rank": ranks.get(one.token), "decoded_token": one.text,
+        }
+        for one in (logprobs.chosen, *logprobs.top)
+    }  # fmt: skip
+
+
+def chat_logprobs(logprobs: Sequence[Logprobs]) -> dict[str, Any]:
+    """Return the log-probabilities of tokens, as a chat has them."""
+    content = [
+        {**_token(one.chosen), "top_logprobs": [_token(other) for other in one.top]}
+        for one in logprobs
+    ]
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(logprobs: Sequence[Logprobs], offsets: list[int]) -> dict[str, Any]:
+    """Return the log-probabilities of tokens, as a completion has them.
+
+    Args:
+        logprobs: of the tokens.
+        offsets: characters of the text before each of them.
+    """
+    return {
+        "tokens": [_name(one.chosen) for one in logprobs],
+        "token_logprobs": [one.chosen.logprob for one in logprobs],
+        "top_logprobs": [
+            None
+            if one.chosen.logprob is None
+            else {_name(other): other.logprob for other in one.top}
+            for one in logprobs
+        ],
+        "text_offset": offsets,
+    }
+
+
+def _name(token: TokenLogprob) -> str:
+    """Return the text of a token; its bytes if it is no whole text, so that names differ."""
+    return f"bytes:{repr(token.raw_bytes)[2:-1]}" if token.raw_bytes else token.text
+
+
+def _token(token: TokenLogprob) -> dict[str, Any]:
+    return {
+        "token": token.text,
+        "logprob": token.logprob,
+        "bytes": list(token.raw_bytes or token.text.encode("utf-8", "replace")),
+    }
