@@ -48,9 +48,15 @@ def browser(daemon: HttpDaemon) -> Iterator[Browser]:
     """A browser with the page, once it shows both models."""
     with Browser() as started:
         started.size(*DESKTOP)
-        started.open(f"{daemon.url}/")
+        started.open(f"{daemon.url}/#models")
         started.until("document.querySelectorAll('.card .word').length === 2")
         yield started
+
+
+def view(browser: Browser, name: str) -> None:
+    """Choose a view by its link."""
+    browser.click(f'nav a[href="#{name}"]')
+    browser.until(f"!document.getElementById({name!r}).hidden")
 
 
 def card(model: str, what: str) -> str:
@@ -65,6 +71,7 @@ def shows(selector: str, text: str) -> str:
 
 def say(browser: Browser, text: str) -> None:
     """Types a message, and sends it."""
+    view(browser, "chat")
     browser.click("#message")
     browser.type(text)
     browser.press("Enter")
@@ -82,6 +89,7 @@ def test_a_worker_that_is_killed_is_seen_to_go_and_to_come_back(
     browser.until(shows(card("m", '[data-figure="generation"]'), "2"))
     browser.until(shows(card("m", ".word"), "READY"))
     assert "last crash: SIGKILL" in browser.text(card("m", ".note"))
+    view(browser, "logs")
     assert "m, generation 1: SIGKILL" in browser.text("#crashes li")
     browser.click("#crashes summary")
     browser.until(shows("#crashes pre", "worker started model=m generation=1"))
@@ -97,6 +105,7 @@ def test_streams_that_are_paused_and_resumed_are_listed_by_account(
         paused = client.generate("m", prompt="a", max_tokens=3000, client="alice")
         stays = client.generate("m", prompt="b", max_tokens=3000, client="bob")
         waits = client.generate("m", prompt="c", max_tokens=3000, client="bob")
+        view(browser, "requests")
         browser.until(shows("#accounts", "alice"))
         browser.until(shows('#accounts [data-key="bob"]', "bob\t1\t1\t1"))
         client.pause(paused.request_id)
@@ -181,19 +190,19 @@ def test_a_page_outlives_its_gateway(daemon: HttpDaemon, browser: Browser) -> No
         browser.until(shows("#daemon", "gateway restarted 1 times"))
         browser.click(card("m", '[data-action="restart"]'))
         browser.until(shows(card("m", '[data-figure="generation"]'), "2"))
-    assert browser.evaluate("document.querySelector('#alert').hidden")
+    assert browser.text("#alert") == ""
 
 
 def test_a_page_without_a_daemon_says_so_and_finds_the_next_one() -> None:
     daemon = HttpDaemon({"m": fake()})
     with daemon, Browser() as browser:
-        browser.open(f"{daemon.url}/")
+        browser.open(f"{daemon.url}/#models")
         browser.until("document.querySelector('.card')")
         daemon.listen = f"{daemon.address[0]}:{daemon.address[1]}"
         daemon.kill()
         browser.until(shows("#alert", "Trying again"))
         daemon.start()
-        browser.until("document.querySelector('#alert').hidden")
+        browser.until("document.querySelector('#alert').textContent === ''")
 
 
 # ---------------------------------------------------------------- the chat
@@ -205,6 +214,7 @@ def test_a_chat_outlives_its_worker_and_has_the_same_text(
     messages = [{"role": "user", "content": "tell me more"}]
     with daemon.client() as client:
         expected = client.complete("m", messages=messages, max_tokens=150)
+        view(browser, "chat")
         browser.click("#ask summary")
         browser.click("#most")
         browser.type("150")
@@ -334,7 +344,7 @@ def test_the_page_asks_for_the_key_of_an_operator_and_again_once_it_is_revoked(
     boss, guest = new_key(daemon, "boss", "--operator"), new_key(daemon, "guest")
     alert = "document.querySelector('#alert').innerText.includes"
     with Browser() as browser:
-        browser.open(f"{daemon.url}/")
+        browser.open(f"{daemon.url}/#models")
         browser.until(f"{alert}('a key is needed')")
         assert browser.evaluate("document.querySelectorAll('.card').length") == 0
         enter(browser, "wrong")
@@ -344,12 +354,12 @@ def test_the_page_asks_for_the_key_of_an_operator_and_again_once_it_is_revoked(
         enter(browser, boss)
         browser.until("document.querySelector('.card')")
         assert browser.evaluate("document.querySelector('#enter').hidden")
-        assert browser.evaluate("document.querySelector('#alert').hidden")
+        assert browser.text("#alert") == ""
         browser.click('[data-key="m"] [data-action="restart"]')
         browser.until(shows(card("m", '[data-figure="generation"]'), "2"))
         say(browser, "[[say hello]]")
         browser.until(shows("#doing", "Complete"))
-        browser.open(f"{daemon.url}/?again")
+        browser.open(f"{daemon.url}/?again#models")
         browser.until("document.querySelector('.card')")
         assert daemon.run("key", "revoke", "boss").returncode == 0
         browser.until("!document.querySelector('#enter').hidden")
@@ -369,8 +379,9 @@ def test_texts_of_a_hostile_model_client_and_answer_are_shown_and_run_nothing_P3
         wait_for_state(client, "wrong", "FAILED")
         stream = client.generate("m", prompt="[[fault slow=0.05]]", client=MARKUP, max_tokens=3000)
         browser.size(*DESKTOP)
-        browser.open(f"{daemon.url}/")
+        browser.open(f"{daemon.url}/#models")
         browser.until(shows(card("wrong", ".note"), MARKUP))
+        view(browser, "logs")
         browser.until(shows("#crashes li", MARKUP))
         browser.click("#crashes summary")
         browser.until(shows("#crashes pre", "<script>"))

@@ -60,7 +60,7 @@ def test_program_finds_ollama_in_its_place(method: str, accept: str) -> None:
 
 def test_page_loads_from_the_gateway_alone() -> None:
     loaded = re.findall(r'(?:src|href)="(/[^"]*)"', TEXTS["index.html"])
-    assert loaded == ["/page/style.css", "/page/main.js"]
+    assert loaded == ["/page/style.css", "/page/chat.css", "/page/main.js"]
     for text in TEXTS.values():
         assert set(re.findall(r"https?://[^\s\"')]+", text)) <= NOT_LOADED
         assert "@import" not in text

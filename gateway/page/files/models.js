@@ -1,6 +1,7 @@
-// The models: one card each, with its state, its figures and its buttons.
+// The models: one card each, with its state, its figures and its buttons; below them, the charts.
 
 import { act, Refused } from "./api.js";
+import { Charts } from "./charts.js";
 import { cause, count, duration, keep, make, mark, size, write } from "./view.js";
 
 // The sign says the same as the colour.
@@ -20,9 +21,39 @@ const FIGURES = {
   memory: "Memory", context: "Context", since: "In this state",
 };
 
-/** Shows the models of a status. */
-export function showModels(list, status) {
-  keep(list, status.models, (row) => row.name, card, update);
+export class Models {
+  constructor(section) {
+    this.facts = make("p", { id: "daemon", class: "quiet" }, "connecting…");
+    this.cards = make("ul", { id: "cards", class: "cards", role: "list" });
+    const speed = make("figure", { id: "speed" });
+    const memory = make("figure", { id: "memory" });
+    section.append(this.facts, this.cards, make("h3", {}, "The last five minutes"),
+      make("div", { class: "charts" }, speed, memory));
+    this.charts = new Charts(speed, memory);
+  }
+
+  open() {}
+
+  show({ status }) {
+    write(this.facts, headline(status));
+    keep(this.cards, status.models, (row) => row.name, card, update);
+    this.charts.add(Date.now() / 1000, status);
+  }
+}
+
+/** True if a model loses something because other programs need memory. */
+function isShort({ memory, models }) {
+  return memory.shortage && (memory.over_bytes || models.some((row) => row.memory_wait));
+}
+
+/** What is known of the daemon: version, age and memory. */
+function headline(status) {
+  const { reserved_bytes: reserved, budget_bytes: budget } = status.memory;
+  const parts = [`version ${status.version}`, `up ${duration(status.uptime_s)}`];
+  parts.push(budget ? `${size(reserved)} of ${size(budget)} reserved` : `${size(reserved)} reserved`);
+  if (isShort(status)) parts.push(`memory is short: ${status.memory.shortage}`);
+  if (status.gateway?.restarts) parts.push(`gateway restarted ${status.gateway.restarts} times`);
+  return parts.join(" · ");
 }
 
 function card(row) {

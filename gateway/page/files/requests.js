@@ -7,8 +7,33 @@ const PAUSES = {
   swap: "waits until its model is back", memory: "waits for memory",
 };
 
+export class Requests {
+  constructor(section) {
+    this.accounts = make("tbody", { id: "accounts" });
+    this.requests = make("tbody", { id: "open" });
+    section.append(
+      table("By account", ["Account", "Waiting", "Running", "Weight"], this.accounts),
+      table("Open now, running ones first",
+        ["Request", "Model", "State", "Tokens", "Waited", "Class", "Account"], this.requests),
+    );
+  }
+
+  open() {}
+
+  show({ status }) {
+    showRequests(this.accounts, this.requests, status);
+  }
+}
+
+function table(title, columns, body) {
+  const heads = columns.map((column) => make("th", { scope: "col" }, column));
+  const head = make("thead", {}, make("tr", {}, ...heads));
+  return make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": title },
+    make("table", {}, make("caption", {}, title), head, body));
+}
+
 /** Shows the accounts and the open requests of a status. */
-export function showRequests(accounts, open, status) {
+function showRequests(accounts, open, status) {
   const clients = Object.entries(status.queue.clients);
   keep(accounts, clients, ([name]) => name, cells(4), (line, [name, account]) => {
     fill(line, [name, account.waiting, account.running, account.weight]);
