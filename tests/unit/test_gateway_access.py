@@ -28,7 +28,7 @@ class OperatedDaemon(PlayedDaemon):
 
     def __init__(self, refusal: Exception | None = None) -> None:
         super().__init__()
-        self.commands: list[tuple[str, str]] = []
+        self.commands: list[tuple[str, ...]] = []
         self.refusal = refusal
 
     async def load(self, model: str) -> dict[str, Any]:
@@ -203,7 +203,10 @@ class WholeDaemon(PlayedDaemon):
     async def status(self) -> dict[str, Any]:
         sizes = ("budget_bytes", "effective_budget_bytes", "reserved_bytes", "machine_bytes")
         memory = dict.fromkeys(sizes, 0)
-        return {"version": "1", "uptime_s": 0, "memory": memory, "gateway": None, "models": []}
+        return {
+            "version": "1", "uptime_s": 0, "memory": memory, "gateway": None, "models": [],
+            "log_dir": "/nowhere",
+        }  # fmt: skip
 
 
 def test_every_route_but_the_open_ones_needs_a_key(

@@ -1,7 +1,7 @@
 // Shows one view at a time, and asks for the state once a second while the page is looked at.
 //
 // A view is an object made with its section, which it fills by itself. It has `show(snapshot)`, called with
-// each new state (`{status, crashes}`), and `open(rest)`, called as an address leads to it: `rest` is what
+// each new state (`{status, missing}`: why less of it is here than an operator gets, or empty), and `open(rest)`, called as an address leads to it: `rest` is what
 // follows the first `/` of a hash such as `#chat/ID`.
 
 import { Refused, needsKey, state, useKey } from "./api.js";

@@ -1,44 +1,179 @@
-// The models: one card each, with its state, its figures and its buttons; below them, the charts.
+// The models: one card each, with its state, its figures and its buttons; below them, charts and crashes.
 
-import { act, Refused } from "./api.js";
+import { get, post, why } from "./api.js";
 import { Charts } from "./charts.js";
-import { cause, count, duration, keep, make, mark, size, write } from "./view.js";
+import { Crashes } from "./crashes.js";
+import { confirmed, Locked } from "./dialog.js";
+import { count, duration, keep, make, mark, size, write } from "./view.js";
 
 // The sign says the same as the colour.
-const SIGNS = {
-  READY: "●", LOADING: "◐", PENDING: "◔", DRAINING: "◑", STOPPING: "◑", BACKOFF: "▲", FAILED: "✕",
-  STOPPED: "○",
+const STATES = {
+  READY: ["●", "ready"], LOADING: ["◐", "loading"], PENDING: ["◔", "waiting to load"],
+  DRAINING: ["◑", "finishing its answers"], STOPPING: ["◑", "stopping"],
+  BACKOFF: ["▲", "restarting after a crash"], FAILED: ["✕", "failed"], STOPPED: ["○", "not loaded"],
+};
+
+const PHASES = {
+  spawn: "starting its process", import: "starting MLX", weights: "reading the weights",
+  materialise: "reading the weights", warmup: "warming up", download: "downloading",
+  "waiting for turn": "waits until another model has loaded", "waiting for memory": "waits for memory",
 };
 
 const BUTTONS = {
   load: { word: "Load", fits: (row) => ["STOPPED", "FAILED", "BACKOFF"].includes(row.state) },
-  unload: { word: "Unload", fits: (row) => row.state !== "STOPPED" },
-  restart: { word: "Restart", fits: (row) => row.generation > 0 },
+  unload: { word: "Unload", fits: (row) => !["STOPPED", "FAILED"].includes(row.state) },
+  restart: { word: "Restart", fits: (row) => ["READY", "LOADING", "DRAINING"].includes(row.state) },
 };
 
 const FIGURES = {
-  generation: "Generation", restarts: "Restarts", speed: "Tokens/s", rows: "Running", queue: "Waiting",
-  memory: "Memory", context: "Context", since: "In this state",
+  used: "Memory used", needed: "Needs at least", grows: "May grow to", speed: "Tokens/s",
+  rows: "Answering", queue: "Waiting", context: "Context", since: "In this state",
 };
 
 export class Models {
   constructor(section) {
+    this.section = section;
     this.facts = make("p", { id: "daemon", class: "quiet" }, "connecting…");
+    this.memory = make("progress", { max: "1", "aria-label": "Memory used by models" });
     this.cards = make("ul", { id: "cards", class: "cards", role: "list" });
-    const speed = make("figure", { id: "speed" });
-    const memory = make("figure", { id: "memory" });
-    section.append(this.facts, this.cards, make("h3", {}, "The last five minutes"),
-      make("div", { class: "charts" }, speed, memory));
-    this.charts = new Charts(speed, memory);
+    this.charts = new Charts();
+    this.crashes = new Crashes();
+    section.append(this.facts, this.memory, this.cards);
+    this.locked = new Locked(section, "only the state of the models is shown, and you cannot change it");
+    this.more = make("div", {}, make("h3", {}, "The last hour"), this.charts.element, this.crashes.element);
+    section.append(this.more);
+    this.described = new Map();
+    this.describedAs = "";
   }
 
-  open() {}
-
-  show({ status }) {
-    write(this.facts, headline(status));
-    keep(this.cards, status.models, (row) => row.name, card, update);
-    this.charts.add(Date.now() / 1000, status);
+  open() {
+    this.charts.askedAt = -Infinity;
+    if (this.latest) this.show(this.latest);
   }
+
+  show(snapshot) {
+    this.latest = snapshot;
+    const { status, missing } = snapshot;
+    this.locked.show(missing);
+    this.more.hidden = this.memory.hidden = Boolean(missing);
+    this.isOperator = !missing;
+    write(this.facts, missing ? `version ${status.version}` : headline(status));
+    if (!missing) {
+      const { budget } = amounts(status);
+      this.memory.hidden = !budget;
+      if (budget) mark(this.memory, "value", (amounts(status).used / budget).toFixed(3));
+    }
+    if (this.section.hidden) return;
+    this.describe(status);
+    if (!missing) {
+      this.charts.show();
+      this.crashes.show(status);
+    }
+    keep(this.cards, status.models, (row) => row.name, (row) => this.card(row),
+      (card, row) => this.update(card, row));
+  }
+
+  /** Asks what the files of the models are, once for each list of models. */
+  async describe(status) {
+    const now = JSON.stringify(status.models.map((row) => [row.name, row.repo, row.folder]));
+    if (now === this.describedAs) return;
+    this.describedAs = now;
+    const { models } = await get("/api/v1/models").catch(() => ({ models: [] }));
+    this.described = new Map(models.map((model) => [model.key, model]));
+  }
+
+  card(row) {
+    const state = make("p", { class: "state" }, make("span", { class: "sign", "aria-hidden": "true" }),
+      make("span", { class: "word" }));
+    const figures = make("dl");
+    for (const [key, word] of Object.entries(FIGURES)) {
+      figures.append(make("div", {}, make("dt", {}, word), make("dd", { "data-figure": key })));
+    }
+    const bar = make("progress", { max: "1", "aria-label": `Load of ${row.name}` });
+    bar.hidden = true;
+    const buttons = make("p", { class: "row" });
+    const card = make("li", { class: "card" }, make("div", { class: "head" }, make("h3", {}, row.name), state),
+      make("p", { class: "source quiet" }), bar, make("p", { class: "note" }), figures, buttons,
+      make("p", { class: "answer", role: "status" }));
+    for (const [action, { word }] of Object.entries(BUTTONS)) {
+      const button = make("button", { type: "button", "data-action": action,
+        "aria-label": `${word} ${row.name}` }, word);
+      button.addEventListener("click", () => this.press(card, button, action));
+      buttons.append(button);
+    }
+    buttons.append(make("a", { href: `#logs/${encodeURIComponent(row.name)}`, "aria-label": `Log of ${row.name}` },
+      "Log"));
+    return card;
+  }
+
+  update(card, row) {
+    card.row = row;
+    const [sign, word] = STATES[row.state] ?? ["?", row.state.toLowerCase()];
+    mark(card, "data-state", row.state);
+    write(card.querySelector(".sign"), sign);
+    write(card.querySelector(".word"), word);
+    write(card.querySelector(".source"), source(row, this.described.get(row.name)));
+    const bar = card.querySelector("progress");
+    bar.hidden = !row.progress;
+    if (row.progress) mark(bar, "value", String(row.progress.fraction ?? 0));
+    write(card.querySelector(".note"), this.note(row));
+    for (const [key, text] of Object.entries(figuresOf(row))) {
+      const figure = card.querySelector(`[data-figure="${key}"]`);
+      figure.parentElement.hidden = text === null;
+      write(figure, text ?? "");
+    }
+    card.querySelector(".row").hidden = !this.isOperator;
+    for (const [action, { fits }] of Object.entries(BUTTONS)) {
+      // Not `disabled`: a button that has the focus would lose it.
+      mark(card.querySelector(`[data-action="${action}"]`), "aria-disabled", fits(row) ? null : "true");
+    }
+    // What was asked for has happened once the state is another one.
+    if (card.asked && card.asked !== `${row.state} ${row.generation}`) {
+      card.asked = "";
+      write(card.querySelector(".answer"), "");
+    }
+  }
+
+  /** Progress, the next attempt or the last cause, and what is paused. */
+  note(row) {
+    const parts = [];
+    if (row.progress) parts.push(progress(row.progress));
+    if (row.memory_wait?.reason) parts.push(row.memory_wait.reason);
+    if (row.retry_in_s) parts.push(`next attempt in ${duration(row.retry_in_s)}`);
+    if (row.state === "FAILED" && row.cause) parts.push(row.cause);
+    else if (this.isOperator) parts.push(this.crashes.of(row.name));
+    if (row.paused?.length) parts.push(`${count(row.paused.length, "answer")} paused`);
+    if (row.pinned) parts.push("pinned: it is never unloaded for others");
+    if (row.unloads_in_s !== null && row.unloads_in_s !== undefined) {
+      parts.push(`unloads in ${duration(row.unloads_in_s)} if it is not used`);
+    }
+    return parts.filter(Boolean).join(" · ");
+  }
+
+  async press(card, button, action) {
+    if (button.getAttribute("aria-disabled") === "true") return;
+    if (button.getAttribute("aria-busy") === "true") return;
+    const { row } = card;
+    const { word } = BUTTONS[action];
+    const answer = card.querySelector(".answer");
+    if (action !== "load" && !(await confirmed(`${word} ${row.name}?`, follows(row, action), word))) return;
+    mark(button, "aria-busy", "true");
+    write(answer, `${word}: asked for`);
+    try {
+      await post(`/models/${action}`, { model: row.name });
+      card.asked = `${row.state} ${row.generation}`;
+    } catch (error) {
+      write(answer, why(error));
+    } finally {
+      mark(button, "aria-busy", null);
+    }
+  }
+}
+
+/** The memory of all models: what is used, and what there is for them. */
+function amounts({ memory, models }) {
+  const used = models.reduce((sum, row) => sum + (row.footprint_bytes ?? 0), 0);
+  return { used, budget: memory.effective_budget_bytes ?? memory.budget_bytes };
 }
 
 /** True if a model loses something because other programs need memory. */
@@ -48,92 +183,58 @@ function isShort({ memory, models }) {
 
 /** What is known of the daemon: version, age and memory. */
 function headline(status) {
-  const { reserved_bytes: reserved, budget_bytes: budget } = status.memory;
-  const parts = [`version ${status.version}`, `up ${duration(status.uptime_s)}`];
-  parts.push(budget ? `${size(reserved)} of ${size(budget)} reserved` : `${size(reserved)} reserved`);
+  const { used, budget } = amounts(status);
+  const parts = [`Memory: ${size(used)} used` + (budget ? ` of ${size(budget)} for models` : "")];
   if (isShort(status)) parts.push(`memory is short: ${status.memory.shortage}`);
-  if (status.gateway?.restarts) parts.push(`gateway restarted ${status.gateway.restarts} times`);
+  parts.push(`running for ${duration(status.uptime_s)}`, `version ${status.version}`);
+  const restarts = status.gateway?.restarts;
+  if (restarts) parts.push(`HTTP restarted ${restarts === 1 ? "once" : `${restarts} times`}`);
   return parts.join(" · ");
 }
 
-function card(row) {
-  const name = make("h3", {}, row.name);
-  const state = make("p", { class: "state" }, make("span", { class: "sign", "aria-hidden": "true" }),
-    make("span", { class: "word" }));
-  const figures = make("dl");
-  for (const [key, word] of Object.entries(FIGURES)) {
-    figures.append(make("div", {}, make("dt", {}, word), make("dd", { "data-figure": key })));
-  }
-  const bar = make("progress", { max: "1", "aria-label": `Load of ${row.name}` });
-  bar.hidden = true;
-  const buttons = make("p", { class: "row" });
-  const answer = make("p", { class: "answer", role: "status" });
-  for (const [action, { word }] of Object.entries(BUTTONS)) {
-    const button = make("button", { type: "button", "data-action": action,
-      "aria-label": `${word} ${row.name}` }, word);
-    button.addEventListener("click", () => press(button, action, row.name, answer));
-    buttons.append(button);
-  }
-  return make("li", { class: "card" }, make("div", { class: "head" }, name, state), bar,
-    make("p", { class: "note" }), figures, buttons, answer);
+/** Where a model is from, and its size. */
+function source(row, described) {
+  const folder = row.folder?.split("/").at(-1);
+  const parts = [row.repo ?? (folder === row.name ? "" : folder)];
+  if (described?.params_string) parts.push(`${described.params_string} parameters`);
+  if (described?.quantization.name) parts.push(described.quantization.name);
+  if (described?.size_bytes) parts.push(`${size(described.size_bytes)} on disk`);
+  return parts.filter(Boolean).join(" · ");
 }
 
-function update(element, row) {
-  mark(element, "data-state", row.state);
-  write(element.querySelector(".sign"), SIGNS[row.state] ?? "?");
-  write(element.querySelector(".word"), row.state);
-  const bar = element.querySelector("progress");
-  bar.hidden = !row.progress;
-  if (row.progress) mark(bar, "value", String(row.progress.fraction ?? 0));
-  write(element.querySelector(".note"), note(row));
-  const figures = {
-    generation: String(row.generation),
-    restarts: String(row.restarts),
-    speed: row.tokens_per_s ? row.tokens_per_s.toFixed(1) : "–",
-    rows: row.row_limit ? `${row.running.length} of ${row.row_limit}` : String(row.running.length),
-    queue: String(row.queued),
-    memory: row.footprint_bytes ? size(row.footprint_bytes) : "–",
-    context: row.context_length ? String(row.context_length) : "–",
-    since: duration(row.since_s),
+function progress({ phase, fraction, done_bytes: done, total_bytes: total }) {
+  const words = PHASES[phase] ?? phase;
+  if (total) return `${words}, ${size(done)} of ${size(total)}`;
+  return fraction ? `${words}, ${Math.round(fraction * 100)}%` : words;
+}
+
+/** What the card says; null for what there is nothing to say of. */
+function figuresOf(row) {
+  const isLoaded = ["READY", "DRAINING"].includes(row.state);
+  const known = (value, format) => (value ? format(value) : null);
+  return {
+    used: known(row.footprint_bytes, size),
+    needed: known(row.needed_bytes, size),
+    grows: known(row.reserved_bytes, size),
+    speed: isLoaded ? (row.tokens_per_s || 0).toFixed(1) : null,
+    rows: isLoaded ? String(row.running.length) : null,
+    queue: known(row.queued, String),
+    context: known(row.context_length, (length) => `${length.toLocaleString("en")} tokens`),
+    since: known(row.since_s, duration),
   };
-  for (const [key, text] of Object.entries(figures)) {
-    write(element.querySelector(`[data-figure="${key}"]`), text);
-  }
-  for (const [action, { fits }] of Object.entries(BUTTONS)) {
-    // Not `disabled`: a button that has the focus would lose it.
-    const button = element.querySelector(`[data-action="${action}"]`);
-    mark(button, "aria-disabled", fits(row) ? null : "true");
-  }
 }
 
-/** Progress, the next attempt or the last cause, and what is paused. */
-function note(row) {
+/** What an unload or a restart would do. */
+function follows(row, action) {
+  const running = row.running.length;
   const parts = [];
-  if (row.progress) {
-    const share = row.progress.fraction ? ` ${Math.round(row.progress.fraction * 100)}%` : "";
-    parts.push(`${row.progress.phase}${share}`);
-  }
-  if (row.retry_in_s !== null) parts.push(`next attempt in ${duration(row.retry_in_s)}`);
-  const last = row.last_exit && row.last_exit.reason !== "asked" ? cause(row.last_exit) : "";
-  if (last) parts.push(`last crash: ${last}`);
-  else if (row.state === "FAILED" && row.cause) parts.push(row.cause);
-  if (row.paused.length) parts.push(`${row.paused.length} paused`);
-  if (row.yielded.length) parts.push(`${row.yielded.length} gave way`);
-  if (row.suspects.length) parts.push(count(row.suspects.length, "suspect"));
-  return parts.join(" · ");
-}
-
-async function press(button, action, model, answer) {
-  if (button.getAttribute("aria-disabled") === "true") return;
-  if (button.getAttribute("aria-busy") === "true") return;
-  mark(button, "aria-busy", "true");
-  write(answer, `${BUTTONS[action].word}: asked for`);
-  try {
-    await act(action, model);
-    write(answer, `${BUTTONS[action].word}: accepted`);
-  } catch (error) {
-    write(answer, error instanceof Refused ? error.message : "mlxsup does not answer");
-  } finally {
-    mark(button, "aria-busy", null);
-  }
+  if (running) {
+    parts.push(`${count(running, "answer")} may end first, for a limited time; what is left then `
+      + (action === "restart" ? "continues in the new process." : "breaks off."));
+  } else parts.push("Nothing is being answered by it now.");
+  if (row.queued) parts.push(`${count(row.queued, "request")} waiting for it ${action === "restart"
+    ? "wait until it is back." : "will fail."}`);
+  parts.push(action === "restart" ? "It loads again at once."
+    : "The next request for it loads it again, and so does its button.");
+  return parts;
 }

@@ -118,6 +118,8 @@ class PlayedDaemon:
         opened: the same, one after the other, for a test that waits for the next.
         presets: of the only model, by name.
         row: what else the status says of it.
+        log_dir: the folder with the logs.
+        commands: those about open requests, with their arguments.
     """
 
     def __init__(self, *answers: Sequence[Item]) -> None:
@@ -129,6 +131,8 @@ class PlayedDaemon:
         self.opened: asyncio.Queue[PlayedEvents] = asyncio.Queue()
         self.presets: dict[str, dict[str, Any]] = {}
         self.row: dict[str, Any] = {"folder": None, "repo": None, "context_length": 64}
+        self.log_dir = "/nowhere"
+        self.commands: list[tuple[str, ...]] = []
 
     async def __aenter__(self) -> Self:
         return self
@@ -158,8 +162,38 @@ class PlayedDaemon:
         """Return a status with one model."""
         if isinstance(self.state, Exception):
             raise self.state
-        row = {"name": "m", "aliases": ["n"], "presets": self.presets}
-        return {"models": [{**row, "state": self.state, **self.row}]}
+        row = {
+            "name": "m", "aliases": ["n"], "presets": self.presets, "state": self.state,
+            "footprint_bytes": 0, "tokens_per_s": 0.0, "running": [], "queued": 0, **self.row,
+        }  # fmt: skip
+        memory = {"effective_budget_bytes": 2**30}
+        return {"models": [row], "memory": memory, "log_dir": self.log_dir}
+
+    async def requests(self) -> dict[str, Any]:
+        """Return the list of open requests."""
+        return {"requests": [{"id": "r1", "number": "#1"}], "more": 0}
+
+    async def cancel(self, request: str) -> dict[str, Any]:
+        """Note it."""
+        return self._note("cancel", request)
+
+    async def pause(self, request: str) -> dict[str, Any]:
+        """Note it."""
+        return self._note("pause", request)
+
+    async def resume(self, request: str) -> dict[str, Any]:
+        """Note it."""
+        return self._note("resume", request)
+
+    async def prioritize(self, request: str, priority: str) -> dict[str, Any]:
+        """Note it."""
+        return self._note("prioritize", request, priority)
+
+    def _note(self, *words: str) -> dict[str, Any]:
+        if words[1] == "gone":
+            raise refused("invalid_request", parameter="request")
+        self.commands.append(words)
+        return {"request": words[1]}
 
 
 class FedDaemon(PlayedDaemon):
