@@ -7,7 +7,7 @@ There is no cookie, which a browser would send for pages of other sites, too.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from html import escape
 from http import HTTPStatus
@@ -29,6 +29,7 @@ from ..failure import Failure, bad_field
 from ..keys import CALLER, Caller
 from ..openai.errors import failure_of
 from ..operator import Operator, daemon_silent
+from .found import EXAMPLE, Found, find
 from .history import History
 from .logs import OWN_LOGS, end_of, lines_of, read_part
 from .recorded import Recorder
@@ -52,6 +53,15 @@ HEADERS = {
 
 MOST_READERS = 2
 """Threads that read files for the page at once: a disk that hangs takes no more of them."""
+
+FIND_LIMIT_S = 20.0
+"""For the models on this machine, which may be on several disks."""
+
+CHANGE_LIMIT_S = 90.0
+"""For a change of the configuration: the daemon looks for the model, and at what it needs."""
+
+MOST_CHARACTERS = 512
+"""Of a field of a request."""
 
 REQUEST_ACTIONS = ("cancel", "pause", "resume", "prioritize")
 
@@ -106,6 +116,7 @@ class Page:
             Route("/page/requests", self.requests, methods=["GET"]),
             Route("/page/crashes", self.crashes, methods=["GET"]),
             Route("/page/history", self.history, methods=["GET"]),
+            Route("/page/found", self.found, methods=["GET"]),
             Route("/page/log", self.log, methods=["GET"]),
             Route("/page/log/process", self.log_of_process, methods=["GET"]),
             Route("/page/log/file", self.log_file, methods=["GET"]),
@@ -113,6 +124,8 @@ class Page:
                 Route(f"/page/requests/{action}", self.act, methods=["POST"])
                 for action in REQUEST_ACTIONS
             ),
+            Route("/page/models/add", self.add, methods=["POST"]),
+            Route("/page/models/remove", self.remove, methods=["POST"]),
             Route("/page/{name}", self.file, methods=["GET"]),
         ]
 
@@ -176,6 +189,12 @@ class Page:
             raise bad_field("after", "after takes seconds since the epoch") from None
         return Response(self._history.after(after), media_type="application/json")
 
+    async def found(self, request: Request) -> Response:
+        """`GET /page/found`: models on this machine that the daemon does not serve yet."""
+        self._operator.check(request)
+        found = await self._find()
+        return JSONResponse({"models": [one.told for one in found], "example": EXAMPLE})
+
     async def log(self, request: Request) -> Response:
         """`GET /page/log?name=NAME&cursor=CURSOR`: lines of a log; see `logs.read_part`."""
         path = await self._log_path(request)
@@ -202,37 +221,86 @@ class Page:
         Raises:
             Failure: it was refused, or the request is wrong.
         """
-        self._operator.check(request)
         action = request.url.path.rpartition("/")[2]
-        body = await read_json(request)
-        known = {"request", "priority"} if action == "prioritize" else {"request"}
-        for name in body.keys() - known:
-            raise bad_field(name[:64], f"unknown field {name[:64]!r}")
-        named = body.get("request")
-        if not isinstance(named, str) or not named:
-            raise bad_field("request", "request takes the id of an open request, or its number")
-        client = self._daemon()
+        more = ("priority",) if action == "prioritize" else ()
+        body = await self._asked(request, "request", *more)
+        named, client = body["request"], self._daemon()
         if action == "prioritize":
-            priority = body.get("priority")
+            priority = body["priority"]
             if priority not in list(Priority):
                 raise bad_field("priority", f"priority takes one of {', '.join(Priority)}")
-            return JSONResponse(await self._answered(client.prioritize(named, str(priority))))
+            return JSONResponse(await self._answered(client.prioritize(named, priority)))
         calls = {"cancel": client.cancel, "pause": client.pause, "resume": client.resume}
         return JSONResponse(await self._answered(calls[action](named)))
 
+    async def add(self, request: Request) -> Response:
+        """`POST /page/models/add`: serve one more model, which `found` has listed under this key,
+        or whose repository, address or name is `model`.
+
+        Raises:
+            Failure: it was refused, or the request is wrong.
+        """
+        body = await self._asked(request, optional=("model", "found"))
+        if len(body) != 1:
+            raise bad_field("model", "exactly one of model and found is needed")
+        if "found" in body:
+            matches = (one for one in await self._find() if one.told["key"] == body["found"])
+            if (found := next(matches, None)) is None:
+                raise bad_field("found", "the model is not there any longer: look again")
+            named = found.reference
+        else:
+            named = body["model"].strip()
+            if not named or not named.isprintable() or named.startswith(("/", "~", ".")):
+                raise bad_field("model", "name a model by OWNER/NAME or its address, not by a path")
+        call = self._daemon().add(named)
+        return JSONResponse(await self._answered(call, limit_s=CHANGE_LIMIT_S))
+
+    async def remove(self, request: Request) -> Response:
+        """`POST /page/models/remove`: take a model out of the configuration; its files stay.
+
+        Raises:
+            Failure: it was refused, or the request is wrong.
+        """
+        body = await self._asked(request, "model")
+        call = self._daemon().remove(body["model"])
+        return JSONResponse(await self._answered(call, limit_s=CHANGE_LIMIT_S))
+
     # ------------------------------------------------------------ inside
 
-    async def _answered(self, call: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+    async def _asked(
+        self, request: Request, *needed: str, optional: Sequence[str] = ()
+    ) -> dict[str, str]:
+        """Return the fields of an operator's request, each a text that is not empty.
+
+        Raises:
+            Failure: one is missing, unknown or no text; or the caller is no operator.
+        """
+        self._operator.check(request)
+        body = await read_json(request)
+        for name in (*needed, *body):
+            if name not in (*needed, *optional):
+                raise bad_field(name[:64], f"unknown field {name[:64]!r}")
+            value = body.get(name)
+            if not isinstance(value, str) or not 0 < len(value) <= MOST_CHARACTERS:
+                raise bad_field(name, f"{name} takes text of 1 to {MOST_CHARACTERS} characters")
+        return body
+
+    async def _answered(
+        self, call: Awaitable[dict[str, Any]], *, limit_s: float | None = None
+    ) -> dict[str, Any]:
         """Return what the daemon answers.
 
         Raises:
             Failure: it refuses, or does not answer.
         """
         try:
-            async with asyncio.timeout(limits.STATUS_LIMIT_S):
+            async with asyncio.timeout(limit_s or limits.STATUS_LIMIT_S):
                 return await call
         except (RequestError, ConnectionLost) as error:
-            raise failure_of(error) from None
+            failure = failure_of(error)
+            if isinstance(error, RequestError) and (hint := error.detail.get("hint")):
+                failure.message += f"; {hint}"
+            raise failure from None
         except TimeoutError:
             raise daemon_silent() from None
 
@@ -254,22 +322,30 @@ class Page:
             self._recorder = log_dir, Recorder(Path(log_dir))
         return self._recorder[1]
 
-    async def _read(self, read: Callable[..., Value], *arguments: Any) -> Value:
+    async def _find(self) -> list[Found]:
+        """Return the models on this machine, as they are now."""
+        status = await self._status()
+        folders = [row["folder"] for row in status["models"] if row["folder"]]
+        return await self._read(find, folders, limit_s=FIND_LIMIT_S)
+
+    async def _read(
+        self, read: Callable[..., Value], *arguments: Any, limit_s: float | None = None
+    ) -> Value:
         """Return what a function reads in a thread.
 
         Raises:
             Failure: the disk does not answer, or refuses.
         """
         try:
-            async with asyncio.timeout(limits.STATUS_LIMIT_S):
+            async with asyncio.timeout(limit_s or limits.STATUS_LIMIT_S):
                 await self._readers.acquire()
                 reading = asyncio.create_task(asyncio.to_thread(read, *arguments))
                 reading.add_done_callback(self._on_read)
                 return await asyncio.shield(reading)
         except TimeoutError:
-            message = "the disk with the logs does not answer"
+            message = "the disk does not answer"
         except OSError as error:
-            message = f"the logs cannot be read: {error.strerror or error}"
+            message = f"the disk cannot be read: {error.strerror or error}"
         raise Failure(HTTPStatus.SERVICE_UNAVAILABLE, message, code="unreadable", is_retryable=True)
 
     def _on_read(self, reading: asyncio.Task[Any]) -> None:

@@ -10,7 +10,11 @@ from typing import Any
 
 import pytest
 
+from mlxsup.gateway.page.found import EXAMPLE
+
 from support.daemon.daemon import fake, row, wait_for_state
+from support.daemon.downloads import FILES, HELD_AT, WEIGHTS_NAME, hub_environment
+from support.daemon.local_hub import Fault, LocalHub, local_hub
 from support.eventually import eventually
 from support.gateway.browser import CHROMIUM, NO_CHROMIUM, Browser
 from support.gateway.http_daemon import HttpDaemon, gateway_of
@@ -59,8 +63,9 @@ def card(model: str, what: str) -> str:
 
 
 def shows(selector: str, text: str) -> str:
-    """Return an expression: an element shows a text."""
-    return f"document.querySelector({selector!r})?.innerText.includes({text!r})"
+    """Return an expression: an element is seen, and has a text."""
+    one = f"document.querySelector({selector!r})"
+    return f"({one}?.checkVisibility() && {one}.innerText.includes({text!r}))"
 
 
 def lines(browser: Browser) -> list[str]:
@@ -161,6 +166,46 @@ def test_charts_are_there_at_once_for_a_visitor_who_comes_later(daemon: HttpDaem
             ]  # fmt: skip
             assert "m: " in names[1]
             assert browser.problems == []
+
+
+class HubDaemon(HttpDaemon):
+    """A daemon without models that uses a hub, with a home of its own."""
+
+    def __init__(self, hub: LocalHub) -> None:
+        super().__init__({})
+        self._variables = hub_environment(hub, self.folder, HOME=str(self.folder))
+
+    def start(self, *, environment: dict[str, str] | None = None) -> None:
+        super().start(environment={**self._variables, **(environment or {})})
+
+
+def test_an_empty_daemon_says_how_to_begin_and_a_download_is_seen_cancelled_and_removed() -> None:
+    with local_hub() as hub, Browser() as browser:
+        hub.add(EXAMPLE, FILES)
+        hub.break_(WEIGHTS_NAME, Fault(hold_at=HELD_AT))
+        with HubDaemon(hub) as daemon, daemon.client() as client:
+            browser.size(*DESKTOP)
+            browser.open(f"{daemon.url}/#models")
+            browser.until(shows("#empty", "No model yet"))
+            browser.until(shows("#add", "There is no other model on this machine."))
+            browser.click("#empty button")
+            browser.until(shows("#add-answer", "smollm2-135m is added, and loads."))
+            cancel = card("smollm2-135m", '[data-action="unload"]')
+            browser.until(shows(card("smollm2-135m", ".note"), "downloading, "))
+            browser.until(shows(cancel, "Cancel download"))
+            browser.click(cancel)
+            browser.until(shows(card("smollm2-135m", ".word"), "not loaded"))
+            browser.click(card("smollm2-135m", '[data-action="remove"]'))
+            browser.until(shows("dialog", "Its files stay on this machine"))
+            browser.click('dialog [type="submit"]')
+            browser.until(shows("#empty", "No model yet"))
+            assert client.status()["models"] == []
+            browser.click("#wanted")
+            browser.type("/etc")
+            browser.until(shows("#add", "No other model on this machine"))
+            assert browser.evaluate("document.querySelector('#found button')") is None
+            assert browser.problems == []
+            assert "SmolLM2" not in daemon.config.read_text()
 
 
 # ---------------------------------------------------------------- requests

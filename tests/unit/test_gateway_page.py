@@ -40,6 +40,7 @@ from mlxsup.protocol.key_file import KeyPlace, add_key
 from support.eventually import TIMEOUT_S
 from support.gateway.key_place import place_in
 from support.gateway.played_gateway import PlayedDaemon, Response, Site
+from support.models.tiny_model import make_tiny_model
 
 TEXTS = {path.name: path.read_text() for path in sorted(FILES.iterdir()) if path.is_file()}
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
@@ -107,11 +108,12 @@ def test_page_makes_no_markup_of_texts() -> None:
 
 GETS = (
     "/page/state", "/page/requests", "/page/crashes", "/page/history", "/page/log",
-    "/page/log/file", "/page/log/process",
+    "/page/log/file", "/page/log/process", "/page/found",
 )  # fmt: skip
 POSTS = (
     "/models/load", "/models/unload", "/models/restart", "/page/requests/cancel",
     "/page/requests/pause", "/page/requests/resume", "/page/requests/prioritize",
+    "/page/models/add", "/page/models/remove",
 )  # fmt: skip
 
 
@@ -225,6 +227,87 @@ def test_button_with_a_wrong_field_changes_nothing(
     daemon = PlayedDaemon()
     response = House(daemon).post(f"/page/requests/{action}", body)
     assert (response.status, response.error["param"], daemon.commands) == (400, field, [])
+
+
+# ---------------------------------------------------------------- models that come and go
+
+
+@pytest.fixture
+def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    """A home with two models, one of which the daemon serves already."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    folders = {name: tmp_path / ".mlxsup" / "models" / name for name in ("m", "new")}
+    for folder in folders.values():
+        make_tiny_model(folder)
+    return folders
+
+
+def served(folder: Path) -> PlayedDaemon:
+    daemon = PlayedDaemon()
+    daemon.row = {**daemon.row, "folder": str(folder)}
+    return daemon
+
+
+def test_models_on_this_machine_are_added_by_a_key_that_is_no_path(found: dict[str, Path]) -> None:
+    daemon = served(found["m"])
+    house = House(daemon)
+    listed = house.get("/page/found")
+    (model,) = listed.json()["models"]
+    assert (model["title"], model["problem"]) == ("new", "")
+    assert model["size_bytes"] > 0
+    assert str(found["new"]).encode() not in listed.body
+    assert house.post("/page/models/add", {"found": model["key"]}).status == 200
+    assert daemon.commands == [("add", str(found["new"]))]
+
+
+@pytest.mark.parametrize(
+    "named", ["org/model", "https://huggingface.co/org/model/tree/main", "qwen3:4b", " org/model "]
+)
+def test_model_of_the_hub_is_added_by_what_names_it(named: str) -> None:
+    daemon = PlayedDaemon()
+    assert House(daemon).post("/page/models/add", {"model": named}).status == 200
+    assert daemon.commands == [("add", named.strip())]
+
+
+@pytest.mark.parametrize(
+    ("action", "body", "field"),
+    [
+        ("add", {}, "model"),
+        ("add", {"model": ""}, "model"),
+        ("add", {"model": "   "}, "model"),
+        ("add", {"model": 1}, "model"),
+        ("add", {"model": "x" * 513}, "model"),
+        ("add", {"model": "/etc"}, "model"),
+        ("add", {"model": " /etc"}, "model"),
+        ("add", {"model": "~/models/m"}, "model"),
+        ("add", {"model": "../m"}, "model"),
+        ("add", {"model": "a\u0000b"}, "model"),
+        ("add", {"model": "a\nb"}, "model"),
+        ("add", {"model": "m", "found": "m"}, "model"),
+        ("add", {"model": "m", "name": "n"}, "name"),
+        ("add", {"found": "0" * 32}, "found"),
+        ("add", {"found": "/etc"}, "found"),
+        ("remove", {}, "model"),
+        ("remove", {"model": ["m"]}, "model"),
+        ("remove", {"model": "m", "files": "yes"}, "files"),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_model_that_is_named_wrongly_changes_nothing(
+    action: str, body: dict[str, Any], field: str, found: dict[str, Path]
+) -> None:
+    daemon = served(found["m"])
+    response = House(daemon).post(f"/page/models/{action}", body)
+    assert (response.status, response.error["param"], daemon.commands) == (400, field, [])
+
+
+def test_refusal_of_the_daemon_is_told_with_its_hint() -> None:
+    response = House(PlayedDaemon()).post("/page/models/remove", {"model": "gone"})
+    assert (response.status, response.error["message"]) == (
+        400,
+        "it is invalid_request; look again",
+    )
 
 
 def write_entries(path: Path, *entries: Entry) -> None:
@@ -500,9 +583,7 @@ def test_disk_that_hangs_takes_two_threads_and_no_more(monkeypatch: pytest.Monke
     async def run() -> None:
         async with site.life():
             refused = await asyncio.gather(*(ask_log() for _ in range(10)))
-            assert {one.error["message"] for one in refused} == {
-                "the disk with the logs does not answer"
-            }
+            assert {one.error["message"] for one in refused} == {"the disk does not answer"}
             assert len(began) == page.MOST_READERS
             is_back.set()
             monkeypatch.setattr(limits, "STATUS_LIMIT_S", TIMEOUT_S)

@@ -1,5 +1,6 @@
 // The models: one card each, with its state, its figures and its buttons; below them, charts and crashes.
 
+import { Add } from "./add.js";
 import { get, post, why } from "./api.js";
 import { Charts } from "./charts.js";
 import { Crashes } from "./crashes.js";
@@ -23,6 +24,7 @@ const BUTTONS = {
   load: { word: "Load", fits: (row) => ["STOPPED", "FAILED", "BACKOFF"].includes(row.state) },
   unload: { word: "Unload", fits: (row) => !["STOPPED", "FAILED"].includes(row.state) },
   restart: { word: "Restart", fits: (row) => ["READY", "LOADING", "DRAINING"].includes(row.state) },
+  remove: { word: "Remove", fits: () => true },
 };
 
 const FIGURES = {
@@ -38,11 +40,13 @@ export class Models {
     this.cards = make("ul", { id: "cards", class: "cards", role: "list" });
     this.charts = new Charts();
     this.crashes = new Crashes();
-    section.append(this.facts, this.memory, this.cards);
+    this.add = new Add();
+    section.append(this.facts, this.memory, this.cards, this.add.element);
     this.locked = new Locked(section, "only the state of the models is shown, and you cannot change it");
     this.more = make("div", {}, make("h3", {}, "The last hour"), this.charts.element, this.crashes.element);
     section.append(this.more);
     this.described = new Map();
+    this.downloads = new Map();
     this.describedAs = "";
   }
 
@@ -55,7 +59,8 @@ export class Models {
     this.latest = snapshot;
     const { status, missing } = snapshot;
     this.locked.show(missing);
-    this.more.hidden = this.memory.hidden = Boolean(missing);
+    this.more.hidden = Boolean(missing) || !status.models.length;
+    this.memory.hidden = this.add.element.hidden = Boolean(missing);
     this.isOperator = !missing;
     write(this.facts, missing ? `version ${status.version}` : headline(status));
     if (!missing) {
@@ -66,6 +71,7 @@ export class Models {
     if (this.section.hidden) return;
     this.describe(status);
     if (!missing) {
+      this.add.show(status);
       this.charts.show();
       this.crashes.show(status);
     }
@@ -127,6 +133,9 @@ export class Models {
       // Not `disabled`: a button that has the focus would lose it.
       mark(card.querySelector(`[data-action="${action}"]`), "aria-disabled", fits(row) ? null : "true");
     }
+    const unload = card.querySelector('[data-action="unload"]');
+    write(unload, isDownload(row) ? "Cancel download" : BUTTONS.unload.word);
+    mark(unload, "aria-label", `${unload.textContent} ${isDownload(row) ? "of " : ""}${row.name}`);
     // What was asked for has happened once the state is another one.
     if (card.asked && card.asked !== `${row.state} ${row.generation}`) {
       card.asked = "";
@@ -137,10 +146,10 @@ export class Models {
   /** Progress, the next attempt or the last cause, and what is paused. */
   note(row) {
     const parts = [];
-    if (row.progress) parts.push(progress(row.progress));
+    if (row.progress) parts.push(progress(row.progress) + this.left(row));
     if (row.memory_wait?.reason) parts.push(row.memory_wait.reason);
     if (row.retry_in_s) parts.push(`next attempt in ${duration(row.retry_in_s)}`);
-    if (row.state === "FAILED" && row.cause) parts.push(row.cause);
+    if (["FAILED", "BACKOFF"].includes(row.state) && row.cause) parts.push(row.cause);
     else if (this.isOperator) parts.push(this.crashes.of(row.name));
     if (row.paused?.length) parts.push(`${count(row.paused.length, "answer")} paused`);
     if (row.pinned) parts.push("pinned: it is never unloaded for others");
@@ -150,17 +159,31 @@ export class Models {
     return parts.filter(Boolean).join(" · ");
   }
 
+  /** How long a download takes from here, by its pace since it was seen first. */
+  left({ name, progress: { done_bytes: done, total_bytes: total } }) {
+    if (!total) {
+      this.downloads.delete(name);
+      return "";
+    }
+    const now = performance.now() / 1000;
+    const began = this.downloads.get(name) ?? { at: now, done };
+    this.downloads.set(name, began);
+    const pace = (done - began.done) / (now - began.at);
+    return pace > 0 && done < total && now - began.at > 3 ? `, about ${duration((total - done) / pace)} left` : "";
+  }
+
   async press(card, button, action) {
     if (button.getAttribute("aria-disabled") === "true") return;
     if (button.getAttribute("aria-busy") === "true") return;
     const { row } = card;
-    const { word } = BUTTONS[action];
+    const word = button.textContent;
     const answer = card.querySelector(".answer");
-    if (action !== "load" && !(await confirmed(`${word} ${row.name}?`, follows(row, action), word))) return;
+    const asks = action !== "load" && !(action === "unload" && isDownload(row));
+    if (asks && !(await confirmed(`${word} ${row.name}?`, follows(row, action), word))) return;
     mark(button, "aria-busy", "true");
     write(answer, `${word}: asked for`);
     try {
-      await post(`/models/${action}`, { model: row.name });
+      await post(action === "remove" ? "/page/models/remove" : `/models/${action}`, { model: row.name });
       card.asked = `${row.state} ${row.generation}`;
     } catch (error) {
       write(answer, why(error));
@@ -204,6 +227,7 @@ function source(row, described) {
 
 function progress({ phase, fraction, done_bytes: done, total_bytes: total }) {
   const words = PHASES[phase] ?? phase;
+  if (total && done >= total) return "checking what has arrived";
   if (total) return `${words}, ${size(done)} of ${size(total)}`;
   return fraction ? `${words}, ${Math.round(fraction * 100)}%` : words;
 }
@@ -224,17 +248,25 @@ function figuresOf(row) {
   };
 }
 
-/** What an unload or a restart would do. */
+function isDownload(row) {
+  return row.progress?.phase === "download";
+}
+
+/** What an unload, a restart or a removal would do, in sentences. */
 function follows(row, action) {
   const running = row.running.length;
   const parts = [];
   if (running) {
-    parts.push(`${count(running, "answer")} may end first, for a limited time; what is left then `
+    parts.push(`${count(running, "answer")} may end first, for a limited time. What is not complete then `
       + (action === "restart" ? "continues in the new process." : "breaks off."));
-  } else parts.push("Nothing is being answered by it now.");
-  if (row.queued) parts.push(`${count(row.queued, "request")} waiting for it ${action === "restart"
-    ? "wait until it is back." : "will fail."}`);
-  parts.push(action === "restart" ? "It loads again at once."
-    : "The next request for it loads it again, and so does its button.");
+  } else parts.push("It answers nothing now.");
+  if (row.queued) {
+    parts.push(`${count(row.queued, "request")} in its line ${action === "restart" ? "wait until it is back." : "end."}`);
+  }
+  if (action === "restart") parts.push("It loads again at once.");
+  if (action === "unload") parts.push("The next request for it loads it again.");
+  if (action === "remove") {
+    parts.push("It is taken out of the configuration. Its files stay on this machine, so that it can be added again.");
+  }
   return parts;
 }

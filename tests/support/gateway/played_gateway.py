@@ -189,9 +189,17 @@ class PlayedDaemon:
         """Note it."""
         return self._note("prioritize", request, priority)
 
+    async def add(self, model: str) -> dict[str, Any]:
+        """Note it."""
+        return self._note("add", model)
+
+    async def remove(self, model: str) -> dict[str, Any]:
+        """Note it."""
+        return self._note("remove", model)
+
     def _note(self, *words: str) -> dict[str, Any]:
         if words[1] == "gone":
-            raise refused("invalid_request", parameter="request")
+            raise refused("invalid_request", parameter="request", hint="look again")
         self.commands.append(words)
         return {"request": words[1]}
 
