@@ -207,7 +207,7 @@ function isShort({ memory, models }) {
 /** What is known of the daemon: version, age and memory. */
 function headline(status) {
   const { used, budget } = amounts(status);
-  const parts = [`Memory: ${size(used)} used` + (budget ? ` of ${size(budget)} for models` : "")];
+  const parts = [`Memory: ${used ? size(used) : "none"} used` + (budget ? ` of ${size(budget)} for models` : "")];
   if (isShort(status)) parts.push(`memory is short: ${status.memory.shortage}`);
   parts.push(`running for ${duration(status.uptime_s)}`, `version ${status.version}`);
   const restarts = status.gateway?.restarts;

@@ -167,7 +167,7 @@ function about(one) {
   const parts = [count(one.tokens_sent, "token")];
   if (one.tokens_per_s && one.state === "answering") parts.push(`${one.tokens_per_s.toFixed(1)} tokens/s`);
   parts.push(`began ${duration(one.age_s)} ago`, `from ${origin(one.client)}`);
-  if (one.resumed) parts.push(`continued after ${count(one.resumed, "crash", "crashes")}`);
+  if (one.resumed) parts.push(`continued after ${one.resumed === 1 ? "a crash" : `${one.resumed} crashes`}`);
   return parts.join(" · ");
 }
 

@@ -74,7 +74,7 @@ export function duration(seconds) {
   return `${whole}s`;
 }
 
-/** `1 request`, `2 requests`, `2 crashes`. */
-export function count(number, noun, several = `${noun}s`) {
-  return `${number} ${number === 1 ? noun : several}`;
+/** `1 request`, `2 requests`. */
+export function count(number, noun) {
+  return `${number} ${noun}${number === 1 ? "" : "s"}`;
 }
