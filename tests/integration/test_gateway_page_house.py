@@ -93,7 +93,7 @@ def test_a_worker_that_is_killed_is_seen_to_go_and_to_come_back_and_why(
         stream = client.generate("m", prompt="a", max_tokens=3000)
         eventually(lambda: row(client, "m")["running"])
         os.kill(row(client, "m")["pid"], signal.SIGKILL)
-        browser.until(shows(card("m", ".note"), "killed from outside mlxsup"))
+        browser.until(shows(card("m", ".note"), "its process was killed from outside mlxsup"))
         browser.until(shows(card("m", ".word"), "ready"))
         browser.until(shows("#crashes li", "m: its process was killed from outside mlxsup"))
         browser.until(shows("#crashes li", "1 answer continued in the next process"))
@@ -108,11 +108,11 @@ def test_unload_and_restart_ask_first_and_say_what_they_interrupt(
     daemon: HttpDaemon, browser: Browser
 ) -> None:
     unload, restart = card("other", '[data-action="unload"]'), card("m", '[data-action="restart"]')
-    browser.click(unload)
-    assert not browser.evaluate("document.querySelector('dialog')"), "it is not loaded"
-    browser.click(card("other", '[data-action="load"]'))
+    assert not browser.evaluate(f"document.querySelector({unload!r}).checkVisibility()")
+    browser.evaluate(f"document.querySelector({card('other', 'button')!r}).focus()")
+    browser.press("Enter")
     browser.until(shows(card("other", ".word"), "ready"))
-    browser.until(f"!document.querySelector({unload!r}).hasAttribute('aria-disabled')")
+    assert browser.evaluate(FOCUS) == "Unload other", "a button that goes hands the focus on"
     with daemon.client() as client:
         browser.click(unload)
         assert browser.evaluate(FOCUS) == "Cancel"
@@ -191,7 +191,7 @@ def test_an_empty_daemon_says_how_to_begin_and_a_download_is_seen_cancelled_and_
             browser.click("#empty button")
             browser.until(shows("#add-answer", "smollm2-135m is added, and loads."))
             cancel = card("smollm2-135m", '[data-action="unload"]')
-            browser.until(shows(card("smollm2-135m", ".note"), "downloading, "))
+            browser.until(shows(card("smollm2-135m", ".note"), "Downloading, "))
             browser.until(shows(cancel, "Cancel download"))
             browser.click(cancel)
             browser.until(shows(card("smollm2-135m", ".word"), "not loaded"))

@@ -3,8 +3,6 @@
 import { get, why } from "./api.js";
 import { count, duration, keep, make, write } from "./view.js";
 
-const RECENT_S = 3600;
-
 export class Crashes {
   constructor() {
     this.none = make("p", { id: "no-crashes", class: "quiet" }, "No model has crashed.");
@@ -35,11 +33,10 @@ export class Crashes {
     });
   }
 
-  /** The last crash of a model in the last hour, in a sentence; empty for none. */
+  /** The last crash of a model: `what` in a sentence, and how long `ago_s`; null for none. */
   of(model) {
-    const since = Date.now() / 1000 - RECENT_S;
-    const last = this.crashes.find((one) => one.model === model && one.at > since);
-    return last ? `Crashed ${ago(last.at)}: ${last.what}` : "";
+    const last = this.crashes.find((one) => one.model === model);
+    return last ? { what: last.what, ago_s: Date.now() / 1000 - last.at } : null;
   }
 }
 

@@ -25,18 +25,16 @@ export class Logs {
   constructor(section) {
     this.section = section;
     this.locked = new Locked(section, "logs are not shown");
-    this.name = make("select", { id: "log-name" });
-    this.level = make("select", { id: "log-level" },
+    this.name = make("select", { id: "log-name", "aria-label": "Log" });
+    this.level = make("select", { id: "log-level", "aria-label": "Lines to show" },
       ...Object.entries(LEVELS).map(([value, word]) => make("option", { value }, word)));
-    this.text = make("input", { id: "log-text", type: "search", autocomplete: "off", spellcheck: "false" });
+    this.text = make("input", { id: "log-text", type: "search", autocomplete: "off", spellcheck: "false",
+      placeholder: "only lines with this text", "aria-label": "Only lines with this text" });
     this.follow = make("input", { id: "log-follow", type: "checkbox", checked: "" });
     this.download = make("button", { type: "button" }, "Download");
     this.note = make("p", { id: "log-note", class: "quiet", role: "status" });
     this.lines = make("div", { id: "log", class: "log", tabindex: "0", role: "region", "aria-label": "Lines" });
-    this.content = make("div", {}, make("p", { class: "row" },
-      make("label", { for: "log-name" }, "Log of"), this.name,
-      make("label", { for: "log-level" }, "Show"), this.level,
-      make("label", { for: "log-text" }, "with the text"), this.text,
+    this.content = make("div", {}, make("p", { class: "row" }, this.name, this.level, this.text,
       make("label", { class: "row" }, this.follow, "Follow"), this.download), this.lines, this.note);
     section.append(this.content);
     this.wanted = "";

@@ -32,6 +32,9 @@ const FIGURES = {
   rows: "Answering", queue: "Waiting", context: "Context", since: "In this state",
 };
 
+/** For how long a card tells of a crash. */
+const RECENT_S = 3600;
+
 export class Models {
   constructor(section) {
     this.section = section;
@@ -128,11 +131,14 @@ export class Models {
       figure.parentElement.hidden = text === null;
       write(figure, text ?? "");
     }
-    card.querySelector(".row").hidden = !this.isOperator;
+    const buttons = card.querySelector(".row");
+    buttons.hidden = !this.isOperator;
+    const focused = document.activeElement;
     for (const [action, { fits }] of Object.entries(BUTTONS)) {
-      // Not `disabled`: a button that has the focus would lose it.
-      mark(card.querySelector(`[data-action="${action}"]`), "aria-disabled", fits(row) ? null : "true");
+      card.querySelector(`[data-action="${action}"]`).hidden = !fits(row);
     }
+    // A button that goes hands the focus on, so that it stays in the card.
+    if (buttons.contains(focused) && focused.hidden) buttons.querySelector("button:not([hidden])").focus();
     const unload = card.querySelector('[data-action="unload"]');
     write(unload, isDownload(row) ? "Cancel download" : BUTTONS.unload.word);
     mark(unload, "aria-label", `${unload.textContent} ${isDownload(row) ? "of " : ""}${row.name}`);
@@ -149,14 +155,18 @@ export class Models {
     if (row.progress) parts.push(progress(row.progress) + this.left(row));
     if (row.memory_wait?.reason) parts.push(row.memory_wait.reason);
     if (row.retry_in_s) parts.push(`next attempt in ${duration(row.retry_in_s)}`);
-    if (["FAILED", "BACKOFF"].includes(row.state) && row.cause) parts.push(row.cause);
-    else if (this.isOperator) parts.push(this.crashes.of(row.name));
+    const hasCrashed = this.isOperator && row.last_exit && row.last_exit.reason !== "asked";
+    const crash = hasCrashed ? this.crashes.of(row.name) : null;
+    if (row.state === "FAILED") parts.push(crash?.what ?? row.cause);
+    else if (row.state === "BACKOFF" && row.cause) parts.push(row.cause);
+    else if (crash && crash.ago_s < RECENT_S) parts.push(`crashed ${duration(crash.ago_s)} ago: ${crash.what}`);
     if (row.paused?.length) parts.push(`${count(row.paused.length, "answer")} paused`);
     if (row.pinned) parts.push("pinned: it is never unloaded for others");
     if (row.unloads_in_s !== null && row.unloads_in_s !== undefined) {
       parts.push(`unloads in ${duration(row.unloads_in_s)} if it is not used`);
     }
-    return parts.filter(Boolean).join(" · ");
+    const text = parts.filter(Boolean).join(" · ");
+    return text.charAt(0).toUpperCase() + text.slice(1);
   }
 
   /** How long a download takes from here, by its pace since it was seen first. */
@@ -173,7 +183,6 @@ export class Models {
   }
 
   async press(card, button, action) {
-    if (button.getAttribute("aria-disabled") === "true") return;
     if (button.getAttribute("aria-busy") === "true") return;
     const { row } = card;
     const word = button.textContent;

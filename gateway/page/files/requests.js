@@ -181,7 +181,7 @@ function origin(client) {
 function endedLine(one) {
   const how = OUTCOMES[one.outcome] ?? `Failed: ${one.outcome.replaceAll("_", " ")}`;
   const parts = [how, count(one.tokens, "token"), `in ${duration(one.total_s)}`];
-  if (one.tokens_per_s) parts.push(`${one.tokens_per_s.toFixed(1)} tokens/s`);
+  if (one.tokens_per_s >= 0.1) parts.push(`${one.tokens_per_s.toFixed(1)} tokens/s`);
   return make("li", { "data-outcome": one.outcome }, make("strong", {}, `${one.number} ${one.model}`),
     ` ${parts.join(" · ")} · `, make("time", { datetime: new Date(one.at * 1000).toISOString() }));
 }
