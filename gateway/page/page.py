@@ -26,6 +26,7 @@ from .. import limits
 from ..background import background
 from ..body import read_json
 from ..failure import Failure, bad_field
+from ..keep_alive import FOR_EVER
 from ..keys import CALLER, Caller
 from ..openai.errors import failure_of
 from ..operator import Operator, daemon_silent
@@ -126,6 +127,7 @@ class Page:
             ),
             Route("/page/models/add", self.add, methods=["POST"]),
             Route("/page/models/remove", self.remove, methods=["POST"]),
+            Route("/page/models/keep", self.keep, methods=["POST"]),
             Route("/page/{name}", self.file, methods=["GET"]),
         ]
 
@@ -264,6 +266,16 @@ class Page:
         body = await self._asked(request, "model")
         call = self._daemon().remove(body["model"])
         return JSONResponse(await self._answered(call, limit_s=CHANGE_LIMIT_S))
+
+    async def keep(self, request: Request) -> Response:
+        """`POST /page/models/keep`: a model that is loaded stays, however idle it is.
+
+        Raises:
+            Failure: it was refused, or the request is wrong.
+        """
+        body = await self._asked(request, "model")
+        call = self._daemon().load(body["model"], keep_alive=FOR_EVER)
+        return JSONResponse(await self._answered(call))
 
     # ------------------------------------------------------------ inside
 

@@ -33,7 +33,10 @@ BEYOND = """[...document.querySelectorAll('body *')].filter((one) =>
 
 @pytest.fixture
 def daemon() -> Iterator[HttpDaemon]:
-    models = {"m": fake(fake={"step_s": 0.03}, max_concurrency=2), "other": fake(preload=False)}
+    models = {
+        "m": fake(fake={"step_s": 0.03}, max_concurrency=2),
+        "other": fake(preload=False, idle_unload_s=600),
+    }
     running = HttpDaemon(models)
     accounts = "[clients.alice]\nweight = 2\n[clients.bob]\n"
     running.config.write_text(accounts + running.config.read_text())
@@ -113,6 +116,9 @@ def test_unload_and_restart_ask_first_and_say_what_they_interrupt(
     browser.press("Enter")
     browser.until(shows(card("other", ".word"), "ready"))
     assert browser.evaluate(FOCUS) == "Unload other", "a button that goes hands the focus on"
+    browser.until(shows(card("other", ".note"), "Unloads in 9m"))
+    browser.click(card("other", '[data-action="keep"]'))
+    browser.until(f"document.querySelector({card('other', '.note')!r}).textContent === ''")
     with daemon.client() as client:
         browser.click(unload)
         assert browser.evaluate(FOCUS) == "Cancel"

@@ -31,7 +31,7 @@ class OperatedDaemon(PlayedDaemon):
         self.commands: list[tuple[str, ...]] = []
         self.refusal = refusal
 
-    async def load(self, model: str) -> dict[str, Any]:
+    async def load(self, model: str, *, keep_alive: float | None = None) -> dict[str, Any]:
         return await self._command("load", model)
 
     async def unload(self, model: str) -> dict[str, Any]:

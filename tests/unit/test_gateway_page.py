@@ -113,7 +113,7 @@ GETS = (
 POSTS = (
     "/models/load", "/models/unload", "/models/restart", "/page/requests/cancel",
     "/page/requests/pause", "/page/requests/resume", "/page/requests/prioritize",
-    "/page/models/add", "/page/models/remove",
+    "/page/models/add", "/page/models/remove", "/page/models/keep",
 )  # fmt: skip
 
 
@@ -300,6 +300,14 @@ def test_model_that_is_named_wrongly_changes_nothing(
     daemon = served(found["m"])
     response = House(daemon).post(f"/page/models/{action}", body)
     assert (response.status, response.error["param"], daemon.commands) == (400, field, [])
+
+
+def test_model_is_kept_and_removed() -> None:
+    daemon = PlayedDaemon()
+    house = House(daemon)
+    assert house.post("/page/models/keep", {"model": "m"}).status == 200
+    assert house.post("/page/models/remove", {"model": "m"}).status == 200
+    assert daemon.commands == [("load", "m", "-1.0"), ("remove", "m")]
 
 
 def test_refusal_of_the_daemon_is_told_with_its_hint() -> None:

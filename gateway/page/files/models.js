@@ -24,6 +24,7 @@ const BUTTONS = {
   load: { word: "Load", fits: (row) => ["STOPPED", "FAILED", "BACKOFF"].includes(row.state) },
   unload: { word: "Unload", fits: (row) => !["STOPPED", "FAILED"].includes(row.state) },
   restart: { word: "Restart", fits: (row) => ["READY", "LOADING", "DRAINING"].includes(row.state) },
+  keep: { word: "Keep loaded", fits: (row) => row.state === "READY" && unloadsSoon(row) },
   remove: { word: "Remove", fits: () => true },
 };
 
@@ -162,9 +163,7 @@ export class Models {
     else if (crash && crash.ago_s < RECENT_S) parts.push(`crashed ${duration(crash.ago_s)} ago: ${crash.what}`);
     if (row.paused?.length) parts.push(`${count(row.paused.length, "answer")} paused`);
     if (row.pinned) parts.push("pinned: it is never unloaded for others");
-    if (row.unloads_in_s !== null && row.unloads_in_s !== undefined) {
-      parts.push(`unloads in ${duration(row.unloads_in_s)} if it is not used`);
-    }
+    if (unloadsSoon(row)) parts.push(`unloads in ${duration(row.unloads_in_s)} if it is not used`);
     const text = parts.filter(Boolean).join(" · ");
     return text.charAt(0).toUpperCase() + text.slice(1);
   }
@@ -187,13 +186,14 @@ export class Models {
     const { row } = card;
     const word = button.textContent;
     const answer = card.querySelector(".answer");
-    const asks = action !== "load" && !(action === "unload" && isDownload(row));
+    const asks = ["unload", "restart", "remove"].includes(action) && !(action === "unload" && isDownload(row));
     if (asks && !(await confirmed(`${word} ${row.name}?`, follows(row, action), word))) return;
     mark(button, "aria-busy", "true");
     write(answer, `${word}: asked for`);
     try {
-      await post(action === "remove" ? "/page/models/remove" : `/models/${action}`, { model: row.name });
-      card.asked = `${row.state} ${row.generation}`;
+      await post(["keep", "remove"].includes(action) ? `/page/models/${action}` : `/models/${action}`, { model: row.name });
+      if (action === "keep") write(answer, "It stays loaded until it is unloaded, or a request says otherwise.");
+      else card.asked = `${row.state} ${row.generation}`;
     } catch (error) {
       write(answer, why(error));
     } finally {
@@ -255,6 +255,11 @@ function figuresOf(row) {
     context: known(row.context_length, (length) => `${length.toLocaleString("en")} tokens`),
     since: known(row.since_s, duration),
   };
+}
+
+/** True if a model that is idle goes by itself. */
+function unloadsSoon(row) {
+  return row.unloads_in_s !== null && row.unloads_in_s !== undefined;
 }
 
 function isDownload(row) {

@@ -197,6 +197,10 @@ class PlayedDaemon:
         """Note it."""
         return self._note("remove", model)
 
+    async def load(self, model: str, *, keep_alive: float | None = None) -> dict[str, Any]:
+        """Note it."""
+        return self._note("load", model, str(keep_alive))
+
     def _note(self, *words: str) -> dict[str, Any]:
         if words[1] == "gone":
             raise refused("invalid_request", parameter="request", hint="look again")
