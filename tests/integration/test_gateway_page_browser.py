@@ -213,9 +213,9 @@ def test_texts_of_a_hostile_model_client_and_answer_are_shown_and_run_nothing_P3
         browser.click("#crashes summary")
         browser.until(shows("#crashes pre", "<script>"))
         view(browser, "requests")
-        browser.until(shows("#open li .about", MARKUP))
+        browser.until("document.querySelector('#open li .about')")
         view(browser, "logs")
-        browser.until(shows("#log", MARKUP))
+        browser.until(shows("#log", "<script>window.pwned=1</script>"))
         say(browser, f"[[say {MARKUP}]]")
         browser.until(shows("#said .turn:last-child .text", MARKUP))
         assert browser.evaluate("document.querySelectorAll('main img, main script').length") == 0

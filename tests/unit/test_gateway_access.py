@@ -28,10 +28,10 @@ class OperatedDaemon(PlayedDaemon):
 
     def __init__(self, refusal: Exception | None = None) -> None:
         super().__init__()
-        self.commands: list[tuple[str, ...]] = []
+        self.commands: list[tuple[str, str]] = []
         self.refusal = refusal
 
-    async def load(self, model: str, *, keep_alive: float | None = None) -> dict[str, Any]:
+    async def load(self, model: str) -> dict[str, Any]:
         return await self._command("load", model)
 
     async def unload(self, model: str) -> dict[str, Any]:
@@ -207,6 +207,9 @@ class WholeDaemon(PlayedDaemon):
             "version": "1", "uptime_s": 0, "memory": memory, "gateway": None, "models": [],
             "log_dir": "/nowhere",
         }  # fmt: skip
+
+    async def requests(self) -> dict[str, Any]:
+        return {"requests": [], "more": 0}
 
 
 def test_every_route_but_the_open_ones_needs_a_key(

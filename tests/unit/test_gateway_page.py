@@ -39,7 +39,7 @@ from mlxsup.protocol.key_file import KeyPlace, add_key
 
 from support.eventually import TIMEOUT_S
 from support.gateway.key_place import place_in
-from support.gateway.played_gateway import PlayedDaemon, Response, Site
+from support.gateway.played_gateway import PlayedDaemon, Response, Site, refused
 from support.models.tiny_model import make_tiny_model
 
 TEXTS = {path.name: path.read_text() for path in sorted(FILES.iterdir()) if path.is_file()}
@@ -131,6 +131,48 @@ def test_nothing_is_changed_by_a_get(path: str) -> None:
     assert ask("GET", path, "own").status in (404, 405)
 
 
+class HouseDaemon(PlayedDaemon):
+    """A daemon with an open request, which takes commands about requests and models.
+
+    Attributes:
+        commands: those that it got, with their arguments.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.commands: list[tuple[str, ...]] = []
+
+    async def requests(self) -> dict[str, Any]:
+        return {"requests": [{"id": "r1", "number": "#1"}], "more": 0}
+
+    async def cancel(self, request: str) -> dict[str, Any]:
+        return self._note("cancel", request)
+
+    async def pause(self, request: str) -> dict[str, Any]:
+        return self._note("pause", request)
+
+    async def resume(self, request: str) -> dict[str, Any]:
+        return self._note("resume", request)
+
+    async def prioritize(self, request: str, priority: str) -> dict[str, Any]:
+        return self._note("prioritize", request, priority)
+
+    async def add(self, model: str) -> dict[str, Any]:
+        return self._note("add", model)
+
+    async def remove(self, model: str) -> dict[str, Any]:
+        return self._note("remove", model)
+
+    async def load(self, model: str, *, keep_alive: float | None = None) -> dict[str, Any]:
+        return self._note("load", model, str(keep_alive))
+
+    def _note(self, *words: str) -> dict[str, Any]:
+        if words[1] == "gone":
+            raise refused("invalid_request", parameter="request", hint="look again")
+        self.commands.append(words)
+        return {"request": words[1]}
+
+
 class House:
     """A gateway whose page asks with its token.
 
@@ -139,7 +181,7 @@ class House:
         keys: that it takes.
     """
 
-    def __init__(self, daemon: PlayedDaemon, keys: Keys | None = None) -> None:
+    def __init__(self, daemon: HouseDaemon, keys: Keys | None = None) -> None:
         self.site = Site(daemon, keys=keys)
         self.token = self.site.gateway.operator.token
 
@@ -158,14 +200,14 @@ class House:
 
 
 def test_state_is_the_whole_status_for_the_page_of_an_operator() -> None:
-    seen = House(PlayedDaemon()).get("/page/state").json()
+    seen = House(HouseDaemon()).get("/page/state").json()
     assert seen["missing"] == ""
     assert seen["status"]["log_dir"] == "/nowhere"
 
 
 def test_a_guest_sees_the_models_and_why_the_rest_is_missing(tmp_path: Path) -> None:
     place = place_in(tmp_path)
-    daemon = PlayedDaemon()
+    daemon = HouseDaemon()
     daemon.row = {"folder": "/secret", "repo": "a/b", "rows": [{"client": "boss"}]}
     keys = {name: new_key(place, name) for name in ("guest", "boss")}
     house = House(daemon, Keys(place))
@@ -202,7 +244,7 @@ def new_key(place: KeyPlace, name: str) -> str:
 def test_buttons_of_a_request_ask_the_daemon(
     action: str, body: dict[str, Any], command: tuple[str, ...]
 ) -> None:
-    daemon = PlayedDaemon()
+    daemon = HouseDaemon()
     assert House(daemon).post(f"/page/requests/{action}", body).status == 200
     assert daemon.commands == [command]
 
@@ -224,7 +266,7 @@ def test_buttons_of_a_request_ask_the_daemon(
 def test_button_with_a_wrong_field_changes_nothing(
     action: str, body: dict[str, Any], field: str
 ) -> None:
-    daemon = PlayedDaemon()
+    daemon = HouseDaemon()
     response = House(daemon).post(f"/page/requests/{action}", body)
     assert (response.status, response.error["param"], daemon.commands) == (400, field, [])
 
@@ -243,8 +285,8 @@ def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     return folders
 
 
-def served(folder: Path) -> PlayedDaemon:
-    daemon = PlayedDaemon()
+def served(folder: Path) -> HouseDaemon:
+    daemon = HouseDaemon()
     daemon.row = {**daemon.row, "folder": str(folder)}
     return daemon
 
@@ -265,7 +307,7 @@ def test_models_on_this_machine_are_added_by_a_key_that_is_no_path(found: dict[s
     "named", ["org/model", "https://huggingface.co/org/model/tree/main", "qwen3:4b", " org/model "]
 )
 def test_model_of_the_hub_is_added_by_what_names_it(named: str) -> None:
-    daemon = PlayedDaemon()
+    daemon = HouseDaemon()
     assert House(daemon).post("/page/models/add", {"model": named}).status == 200
     assert daemon.commands == [("add", named.strip())]
 
@@ -303,7 +345,7 @@ def test_model_that_is_named_wrongly_changes_nothing(
 
 
 def test_model_is_kept_and_removed() -> None:
-    daemon = PlayedDaemon()
+    daemon = HouseDaemon()
     house = House(daemon)
     assert house.post("/page/models/keep", {"model": "m"}).status == 200
     assert house.post("/page/models/remove", {"model": "m"}).status == 200
@@ -311,7 +353,7 @@ def test_model_is_kept_and_removed() -> None:
 
 
 def test_refusal_of_the_daemon_is_told_with_its_hint() -> None:
-    response = House(PlayedDaemon()).post("/page/models/remove", {"model": "gone"})
+    response = House(HouseDaemon()).post("/page/models/remove", {"model": "gone"})
     assert (response.status, response.error["message"]) == (
         400,
         "it is invalid_request; look again",
@@ -330,7 +372,7 @@ def ended(number: int, **more: Any) -> RequestEnded:
 
 
 def test_requests_are_those_that_are_open_and_the_last_that_have_ended(tmp_path: Path) -> None:
-    daemon = PlayedDaemon()
+    daemon = HouseDaemon()
     daemon.log_dir = str(tmp_path)
     house = House(daemon)
     assert house.get("/page/requests").json()["ended"] == []
@@ -393,7 +435,7 @@ def test_crashes_are_those_of_the_recorder(
 
 
 def test_crash_that_comes_later_is_read_too(tmp_path: Path) -> None:
-    daemon = PlayedDaemon()
+    daemon = HouseDaemon()
     daemon.log_dir = str(tmp_path)
     house = House(daemon)
     for generation in (1, 2):
@@ -416,7 +458,7 @@ def status_with(**speeds: float) -> dict[str, Any]:
 
 def test_history_has_an_hour_of_samples_and_gives_those_that_are_new() -> None:
     times = iter(range(10_000))
-    history = History(PlayedDaemon().status, wall=lambda: float(next(times)))
+    history = History(HouseDaemon().status, wall=lambda: float(next(times)))
     history.take(status_with(m=1.25, stopped=0.0))
     (sample,) = json.loads(history.after(-1.0))["samples"]
     assert sample == {
@@ -458,7 +500,7 @@ def test_daemon_that_does_not_answer_leaves_a_gap_in_the_history(
 
 @pytest.mark.parametrize(("after", "status"), [("", 400), ("x", 400), ("-1", 200), ("nan", 200)])
 def test_history_takes_a_time(after: str, status: int) -> None:
-    assert House(PlayedDaemon()).get(f"/page/history?after={after}").status == status
+    assert House(HouseDaemon()).get(f"/page/history?after={after}").status == status
 
 
 # ---------------------------------------------------------------- logs
@@ -470,7 +512,7 @@ def test_history_takes_a_time(after: str, status: int) -> None:
 )
 @pytest.mark.parametrize("path", ["/page/log", "/page/log/file", "/page/log/process"])
 def test_log_is_named_by_a_model_and_never_by_a_path(tmp_path: Path, path: str, name: str) -> None:
-    daemon = PlayedDaemon()
+    daemon = HouseDaemon()
     daemon.log_dir = str(tmp_path)
     response = House(daemon).get(f"{path}?generation=1&name={quote(name)}")
     assert (response.status, response.error["param"]) == (400, "name")
@@ -479,12 +521,12 @@ def test_log_is_named_by_a_model_and_never_by_a_path(tmp_path: Path, path: str, 
 @pytest.mark.parametrize("generation", ["", "-1", "x", "1" * 20, "\u0661"])
 def test_process_is_named_by_its_number(generation: str) -> None:
     query = f"name=m&generation={quote(generation)}"
-    response = House(PlayedDaemon()).get(f"/page/log/process?{query}")
+    response = House(HouseDaemon()).get(f"/page/log/process?{query}")
     assert (response.status, response.error["param"]) == (400, "generation")
 
 
 def test_log_is_followed_from_where_it_was_read_last(tmp_path: Path) -> None:
-    daemon = PlayedDaemon()
+    daemon = HouseDaemon()
     daemon.log_dir = str(tmp_path)
     house = House(daemon)
     log, cursor = tmp_path / "mlxsup.log", ""
@@ -552,7 +594,7 @@ def test_download_has_the_end_of_a_log_and_nothing_a_terminal_acts_on(
     log.write_text(f"{LONG}\n" * 5 + "\x1b]0;title\x07\u202e\n")
     assert end_of(log).split(b"\n")[:-2] == [LONG.encode()] * 2
     assert b"\x1b" not in end_of(log)
-    daemon = PlayedDaemon()
+    daemon = HouseDaemon()
     daemon.log_dir = str(tmp_path)
     response = House(daemon).get("/page/log/file?name=m")
     assert response.body == end_of(log)
@@ -563,7 +605,7 @@ def test_download_has_the_end_of_a_log_and_nothing_a_terminal_acts_on(
 @pytest.mark.parametrize("path", ["/page/log", "/page/log/file"])
 def test_log_that_is_no_file_is_refused(tmp_path: Path, path: str) -> None:
     os.mkfifo(tmp_path / "m.log")
-    daemon = PlayedDaemon()
+    daemon = HouseDaemon()
     daemon.log_dir = str(tmp_path)
     response = House(daemon).get(f"{path}?name=m")
     assert (response.status, response.error["code"]) == (503, "unreadable")
@@ -572,7 +614,7 @@ def test_log_that_is_no_file_is_refused(tmp_path: Path, path: str) -> None:
 def test_disk_that_hangs_takes_two_threads_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """All others are answered, and read again once it answers."""
     monkeypatch.setattr(limits, "STATUS_LIMIT_S", 0.05)
-    site = Site(PlayedDaemon())
+    site = Site(HouseDaemon())
     headers = {TOKEN_HEADER: site.gateway.operator.token}
     is_back = threading.Event()
     began: list[Path] = []

@@ -119,7 +119,6 @@ class PlayedDaemon:
         presets: of the only model, by name.
         row: what else the status says of it.
         log_dir: the folder with the logs.
-        commands: those about open requests, with their arguments.
     """
 
     def __init__(self, *answers: Sequence[Item]) -> None:
@@ -132,7 +131,6 @@ class PlayedDaemon:
         self.presets: dict[str, dict[str, Any]] = {}
         self.row: dict[str, Any] = {"folder": None, "repo": None, "context_length": 64}
         self.log_dir = "/nowhere"
-        self.commands: list[tuple[str, ...]] = []
 
     async def __aenter__(self) -> Self:
         return self
@@ -168,44 +166,6 @@ class PlayedDaemon:
         }  # fmt: skip
         memory = {"effective_budget_bytes": 2**30}
         return {"models": [row], "memory": memory, "log_dir": self.log_dir}
-
-    async def requests(self) -> dict[str, Any]:
-        """Return the list of open requests."""
-        return {"requests": [{"id": "r1", "number": "#1"}], "more": 0}
-
-    async def cancel(self, request: str) -> dict[str, Any]:
-        """Note it."""
-        return self._note("cancel", request)
-
-    async def pause(self, request: str) -> dict[str, Any]:
-        """Note it."""
-        return self._note("pause", request)
-
-    async def resume(self, request: str) -> dict[str, Any]:
-        """Note it."""
-        return self._note("resume", request)
-
-    async def prioritize(self, request: str, priority: str) -> dict[str, Any]:
-        """Note it."""
-        return self._note("prioritize", request, priority)
-
-    async def add(self, model: str) -> dict[str, Any]:
-        """Note it."""
-        return self._note("add", model)
-
-    async def remove(self, model: str) -> dict[str, Any]:
-        """Note it."""
-        return self._note("remove", model)
-
-    async def load(self, model: str, *, keep_alive: float | None = None) -> dict[str, Any]:
-        """Note it."""
-        return self._note("load", model, str(keep_alive))
-
-    def _note(self, *words: str) -> dict[str, Any]:
-        if words[1] == "gone":
-            raise refused("invalid_request", parameter="request", hint="look again")
-        self.commands.append(words)
-        return {"request": words[1]}
 
 
 class FedDaemon(PlayedDaemon):
