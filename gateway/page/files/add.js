@@ -105,9 +105,9 @@ export class Add {
     this.isBusy = true;
     write(this.answer, `Adding ${title}…`);
     try {
-      const { model, config_path: path } = await post("/page/models/add", body);
+      const { model, added, config_path: path } = await post("/page/models/add", body);
       const where = path ? `It is in ${path} now.` : "The daemon has no file, and forgets it at its end.";
-      write(this.answer, `${model} is added, and loads. ${where}`);
+      write(this.answer, added.length ? `${model} is added, and loads. ${where}` : `${model} was there already. It loads.`);
       this.text.value = "";
       this.look();
       await post("/models/load", { model });

@@ -10,8 +10,8 @@ import { count, duration, keep, make, mark, size, write } from "./view.js";
 // The sign says the same as the colour.
 const STATES = {
   READY: ["●", "ready"], LOADING: ["◐", "loading"], PENDING: ["◔", "waiting to load"],
-  DRAINING: ["◑", "finishing its answers"], STOPPING: ["◑", "stopping"],
-  BACKOFF: ["▲", "restarting after a crash"], FAILED: ["✕", "failed"], STOPPED: ["○", "not loaded"],
+  DRAINING: ["◑", "finishing its answers"], STOPPING: ["◑", "stopping"], FAILED: ["✕", "failed"],
+  BACKOFF: ["▲", "restarting after a crash"], AGAIN: ["▲", "waiting to try again"], STOPPED: ["○", "not loaded"],
 };
 
 const PHASES = {
@@ -30,7 +30,7 @@ const BUTTONS = {
 
 const FIGURES = {
   used: "Memory used", needed: "Needs at least", grows: "May grow to", speed: "Tokens/s",
-  rows: "Answering", queue: "Waiting", context: "Context", since: "In this state",
+  rows: "Answering", queue: "Waiting", context: "Tokens of context", since: "In this state",
 };
 
 /** For how long a card tells of a crash. */
@@ -118,7 +118,7 @@ export class Models {
 
   update(card, row) {
     card.row = row;
-    const [sign, word] = STATES[row.state] ?? ["?", row.state.toLowerCase()];
+    const [sign, word] = STATES[isAgain(row) ? "AGAIN" : row.state] ?? ["?", row.state.toLowerCase()];
     mark(card, "data-state", row.state);
     write(card.querySelector(".sign"), sign);
     write(card.querySelector(".word"), word);
@@ -159,7 +159,7 @@ export class Models {
     const hasCrashed = this.isOperator && row.last_exit && row.last_exit.reason !== "asked";
     const crash = hasCrashed ? this.crashes.of(row.name) : null;
     if (row.state === "FAILED") parts.push(crash?.what ?? row.cause);
-    else if (row.state === "BACKOFF" && row.cause) parts.push(row.cause);
+    else if (isAgain(row)) parts.push(row.cause);
     else if (crash && crash.ago_s < RECENT_S) parts.push(`crashed ${duration(crash.ago_s)} ago: ${crash.what}`);
     if (row.paused?.length) parts.push(`${count(row.paused.length, "answer")} paused`);
     if (row.pinned) parts.push("pinned: it is never unloaded for others");
@@ -252,7 +252,7 @@ function figuresOf(row) {
     speed: isLoaded ? (row.tokens_per_s || 0).toFixed(1) : null,
     rows: isLoaded ? String(row.running.length) : null,
     queue: known(row.queued, String),
-    context: known(row.context_length, (length) => `${length.toLocaleString("en")} tokens`),
+    context: known(row.context_length, (length) => length.toLocaleString("en")),
     since: known(row.since_s, duration),
   };
 }
@@ -260,6 +260,11 @@ function figuresOf(row) {
 /** True if a model that is idle goes by itself. */
 function unloadsSoon(row) {
   return row.unloads_in_s !== null && row.unloads_in_s !== undefined;
+}
+
+/** True if a download is tried again later, which is no crash. */
+function isAgain(row) {
+  return row.state === "BACKOFF" && Boolean(row.cause);
 }
 
 function isDownload(row) {
