@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from mlxsup.protocol.places import config_places, find_config
 
@@ -121,34 +120,5 @@ def write_configuration(path: Path, text: str) -> None:
             file.flush()
             partial.write_text(schema_text() + "\n", encoding="utf-8")
             partial.replace(schema)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def change_configuration(path: Path, change: Callable[[MutableMapping[str, Any]], object]) -> None:
-    """Change the models of a configuration that exists; comments and all other lines stay.
-
-    Args:
-        path: the file. If it is a link, the file that it leads to is changed.
-        change: gets the tables of the models by name.
-
-    Raises:
-        CliError: the file is wrong, or would be; it is as it was.
-        OSError: it cannot be read or written; it is as it was.
-    """
-    import tomlkit
-
-    file = Path(os.path.realpath(path.expanduser()))
-    read_configuration(file, is_looked_up=False)
-    document = tomlkit.parse(file.read_bytes().decode())
-    if "models" not in document:
-        document.append("models", tomlkit.table(is_super_table=True))
-    change(cast(MutableMapping[str, Any], document["models"]))
-    partial = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        partial.write_bytes(tomlkit.dumps(document).encode())
-        shutil.copymode(file, partial)
-        read_configuration(partial, is_looked_up=False)
-        partial.replace(file)
     finally:
         partial.unlink(missing_ok=True)

@@ -328,12 +328,16 @@ def explain_connection_lost(error: ConnectionLost) -> CliError:
 def explain_request_error(error: RequestError) -> CliError:
     """Return a daemon's error as a sentence and the command that helps."""
     detail = error.detail
-    if error.code == "unknown_model":
+    if error.code == "unknown_model" and "hint" not in detail:
         return _unknown_model(error.message, detail.get("close") or [])
     message = error.message
     sent = detail.get("tokens_sent")
     if error.code == "worker_crashed" and sent is not None and f" {sent} token" not in message:
         message += f" (after {counted(sent, 'token')})"
+    if isinstance(detail.get("hint"), str):
+        code = str(detail.get("problem") or error.code)
+        status = ExitStatus.USAGE if code == "usage" else ExitStatus.FAILED
+        return CliError(error.message, code=code, hint=detail["hint"], status=status)
     hint = REQUEST_HINTS.get(error.code, "")
     if error.code == "load_failed" and error.retryable:
         hint = "see `mlxsup logs MODEL`"

@@ -10,6 +10,7 @@ from typing import Any, Self, Unpack
 from mlxsup.protocol.client_messages import (
     Ping,
     Reload,
+    RemoveModel,
     Restart,
     StatusQuery,
     Stop,
@@ -26,6 +27,7 @@ from .connection import Connection
 from .link import Link
 from .parameters import (
     Command,
+    add_model,
     check_limit,
     check_model,
     check_request,
@@ -198,6 +200,16 @@ class AsyncClient(AsyncRequestCommands[AsyncStream]):
             RequestError: the file is wrong; `detail["problems"]` lists everything that is wrong.
         """
         return await self._call(Reload(id=self._ids.next(), dry_run=dry_run))
+
+    async def add(
+        self, model: str, *, name: str | None = None, revision: str | None = None
+    ) -> dict[str, Any]:
+        """As `Client.add`."""
+        return await self._call(add_model(self._ids.next(), model, name=name, revision=revision))
+
+    async def remove(self, model: str) -> dict[str, Any]:
+        """As `Client.remove`."""
+        return await self._call(RemoveModel(id=self._ids.next(), model=check_model(model)))
 
     async def stop(self, *, now: bool = False, timeout_s: float | None = None) -> dict[str, Any]:
         """Asks the daemon to end; returns at once with the pids that will go.

@@ -10,6 +10,7 @@ from typing import Any, Self, Unpack
 from mlxsup.protocol.client_messages import (
     Ping,
     Reload,
+    RemoveModel,
     Restart,
     StatusQuery,
     Stop,
@@ -25,6 +26,7 @@ from .connection import Connection
 from .io_thread import IoThread
 from .parameters import (
     Command,
+    add_model,
     check_limit,
     check_model,
     check_request,
@@ -270,6 +272,45 @@ class Client(RequestCommands[Stream]):
             RequestError: the file is wrong; `detail["problems"]` lists everything that is wrong.
         """
         return self._call(Reload(id=self._ids.next(), dry_run=dry_run))
+
+    def add(
+        self, model: str, *, name: str | None = None, revision: str | None = None
+    ) -> dict[str, Any]:
+        """Makes the daemon serve one more model, from now on and after its next start.
+
+        The model is written into the configuration file; all other lines of it stay. One that is
+        configured already keeps its entry. A repository that is not on the daemon's machine is
+        downloaded when it is loaded.
+
+        Args:
+            model: OWNER/NAME, its address on the hub, an absolute folder, or the name of a model
+                that is found on the daemon's machine.
+            name: what to call it; None: by a short name.
+            revision: of a repository; None: that of the address, or `main`.
+
+        Returns:
+            What `reload` returns, with `model`, its name, `files`, its repository or folder, and
+            `config_path`: None if the daemon has no file, and forgets the model when it ends.
+
+        Raises:
+            RequestError: it is no model, or its name or the file cannot be had; nothing has
+                changed. `detail` has `problem`, a word, and `hint`.
+        """
+        return self._call(add_model(self._ids.next(), model, name=name, revision=revision))
+
+    def remove(self, model: str) -> dict[str, Any]:
+        """Takes a model out of the configuration file, and ends it once its requests have finished.
+
+        Args:
+            model: its name, not another one that means it.
+
+        Returns:
+            As `add` does.
+
+        Raises:
+            RequestError: as `add` does.
+        """
+        return self._call(RemoveModel(id=self._ids.next(), model=check_model(model)))
 
     def stop(self, *, now: bool = False, timeout_s: float | None = None) -> dict[str, Any]:
         """Asks the daemon to end; returns at once with the pids that will go.

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from mlxsup.protocol.client_messages import (
+    AddModel,
     Generate,
     Load,
     Ping,
     Prioritize,
     Reload,
+    RemoveModel,
     StatusQuery,
     Stop,
     Unload,
@@ -46,6 +48,8 @@ Command = (
     | ChangeLogLevel
     | Stop
     | Reload
+    | AddModel
+    | RemoveModel
 )
 """What is answered with one reply, whatever comes before it."""
 
@@ -172,6 +176,25 @@ def check_limit(name: str, value: float | None) -> float | None:
     """
     try:
         return _check_limit(name, value)
+    except RemoteError as error:
+        raise RequestError.of(error) from None
+
+
+def add_model(id: RequestId, model: str, *, name: str | None, revision: str | None) -> AddModel:
+    """The command that adds a model to those that the daemon serves.
+
+    Raises:
+        RequestError: `invalid_request`, naming the parameter and what it takes.
+    """
+    try:
+        return AddModel(
+            id=id,
+            model=_check_name("model", model, MAX_CLIENT_CHARACTERS),
+            name=None if name is None else _check_name("name", name, MAX_ID_CHARACTERS),
+            revision=None
+            if revision is None
+            else _check_name("revision", revision, MAX_CLIENT_CHARACTERS),
+        )
     except RemoteError as error:
         raise RequestError.of(error) from None
 

@@ -105,7 +105,7 @@ class Gateway:
         self.operator = Operator(lambda: self._daemon)
         self._changes = Changes(self._meter.changed)
         self._events = ModelEvents(self._changes, self.open_answers)
-        self._page = Page(self._status, self.operator)
+        self._page = Page(self._status, self.operator, lambda: self._daemon)
         self._descriptions = Descriptions(self._names, self._status)
         self._ollama = Ollama(
             self._bodies, lambda: self._daemon, self._status, self._descriptions, self.open_answers
@@ -173,7 +173,7 @@ class Gateway:
         async with (
             self._connect() as self._client,
             self._changes.watching(self._client),
-            self._page.watching(self._changes),
+            self._page.watching(),
         ):
             try:
                 yield

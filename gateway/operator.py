@@ -60,17 +60,22 @@ class Operator:
         Raises:
             Failure: neither the key nor the token of the request allows it.
         """
+        if (refusal := self.refusal(request)) is not None:
+            raise refusal
+
+    def refusal(self, request: Request) -> Failure | None:
+        """Return why a caller is no operator; None if it is one."""
         caller: Caller = request.scope[CALLER]
         if caller.is_operator:
-            return
+            return None
         given = request.headers.get(TOKEN_HEADER, "")
         is_page = hmac.compare_digest(given.encode(), self.token.encode())
         if is_page and not caller.has_key:
-            return
+            return None
         if caller.has_key:
-            raise operator_needed("this")
+            return operator_needed("this")
         # A first key would lock out every program that has none.
-        raise Failure(
+        return Failure(
             HTTPStatus.FORBIDDEN,
             "while no keys are needed, only the page at / may do this: use it, or the command "
             "line (`mlxsup load`, `unload`, `restart`)",

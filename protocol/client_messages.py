@@ -200,6 +200,38 @@ class Reload(Message):
     v: int = PROTOCOL_VERSION
 
 
+@record
+class AddModel(Message):
+    """Client → supervisor: write one more model into the configuration file, and serve it; answered
+    as `Reload` is, with the `model`, its `files` (OWNER/NAME or a folder), and `config_path`, nil
+    if the daemon has no file and forgets the model when it ends.
+
+    Attributes:
+        model: OWNER/NAME, its address on the hub, an absolute folder, or the name of a model that
+            is found on the daemon's machine.
+        name: what to call it; None: by a short name. One that is configured keeps its name.
+        revision: of a repository; None: that of the address, or `main`.
+    """
+
+    TYPE: ClassVar[str] = "add_model"
+    id: RequestId
+    model: str
+    name: str | None = None
+    revision: str | None = None
+    v: int = PROTOCOL_VERSION
+
+
+@record
+class RemoveModel(Message):
+    """Client → supervisor: take a model out of the configuration file, and end it once its requests
+    have finished; its files stay; answered as `AddModel` is."""
+
+    TYPE: ClassVar[str] = "remove_model"
+    id: RequestId
+    model: ModelName
+    v: int = PROTOCOL_VERSION
+
+
 ClientMessage = (
     Generate
     | Cancel
@@ -218,6 +250,8 @@ ClientMessage = (
     | Stop
     | Subscribe
     | Reload
+    | AddModel
+    | RemoveModel
 )
 """What a client may send."""
 

@@ -7,20 +7,24 @@ import os
 import random
 import signal
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from mlxsup.protocol.client_messages import AddModel, RemoveModel
 from mlxsup.protocol.clock import PULSE_S, Clock
 from mlxsup.protocol.download import Repository
+from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.flight import Entry
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.version import VERSION
+from mlxsup.store.references import RefusedModelError, find_source, servable
 
 from .announcements import Announcer
-from .config.load import ConfigError, DaemonConfig, changed_for_later, parse_config, read_text
+from .config.entries import Edit, adding, parsed, planned, removing, still_written, write_text
+from .config.load import ConfigError, DaemonConfig, changed_for_later, read_text
 from .core.actions import (
     Abandon,
     Action,
@@ -28,6 +32,7 @@ from .core.actions import (
     Announce,
     AppraiseLaunch,
     BudgetChanged,
+    ChangeConfiguration,
     CloseListener,
     EndDownload,
     EndSpare,
@@ -51,6 +56,7 @@ from .core.actions import (
     WakeAt,
 )
 from .core.core import Core
+from .core.errors import bad_configuration
 from .core.events import (
     Appraised,
     Caller,
@@ -93,6 +99,9 @@ LOOK_DELAY_S = 0.05
 """The time between inspecting a silent process and reporting it to the core."""
 
 READ_LIMIT_S = 5.0
+WRITE_LIMIT_S = 30.0
+SEARCH_LIMIT_S = 30.0
+"""For the model that is meant, in all folders with models on this machine."""
 PARSE_LIMIT_S = 60.0
 """On a machine however busy: the file has a limit of size."""
 
@@ -105,10 +114,24 @@ Value = TypeVar("Value")
 
 
 class _Asked(NamedTuple):
-    """Who asks for a reload, if it is a client, and whether nothing may change because of it."""
+    """A reload, and who asks for it, if it is a client.
+
+    Attributes:
+        caller: who.
+        is_dry: whether nothing may change because of it.
+        change: of the file, which comes first.
+    """
 
     caller: Caller | None
-    is_dry: bool
+    is_dry: bool = False
+    change: AddModel | RemoveModel | None = None
+
+
+class _Edited(NamedTuple):
+    """A configuration that was changed, and what is answered about that."""
+
+    read: ConfigSnapshot
+    answer: dict[str, Any]
 
 
 class App:
@@ -305,6 +328,8 @@ class App:
                 self._workers.look_at_files(model, generation, self._tasks)
             case ReadConfiguration(caller=caller, is_dry=is_dry):
                 self._reload(caller, is_dry)
+            case ChangeConfiguration(caller=caller, change=change):
+                self._asked.put_nowait(_Asked(caller, change=change))
             case Announce() | RequestRefused() | SetLogLevel() | Entry() | LogFault():
                 self._announcer.take(action)
             case Abandon(model=model, generation=generation):
@@ -448,12 +473,68 @@ class App:
             asked = [await self._asked.get()]
             while not self._asked.empty():
                 asked.append(self._asked.get_nowait())
+            for one in asked:
+                if one.change is not None:
+                    await self._change(one, one.change)
+            reloads = [one for one in asked if one.change is None]
+            if not reloads:
+                continue
             try:
-                read = await self._reread(is_dry=all(one.is_dry for one in asked))
+                read = await self._reread(is_dry=all(one.is_dry for one in reloads))
             except ConfigError as error:
-                self._loop.call_soon(self._refuse, asked, error)
+                self._loop.call_soon(self._refuse, reloads, error)
             else:
-                self._loop.call_soon(self._adopt, asked, read)
+                self._loop.call_soon(self._adopt, reloads, read)
+
+    async def _change(self, asked: _Asked, change: AddModel | RemoveModel) -> None:
+        """Changes the file and does what a reload does, or answers why neither was done."""
+        try:
+            done = await self._edited(partial(_edit, change))
+        except (ConfigError, RefusedModelError) as error:
+            self._loop.call_soon(self._answer_refused, [asked], _refusal(error))
+        else:
+            self._loop.call_soon(self._adopt, [asked], done.read, done.answer)
+
+    async def _edited(self, plan: Callable[[DaemonConfig], Edit]) -> _Edited:
+        """Write a change of the configuration, of which everything that a reload needs was read
+        before; a daemon without a file keeps it.
+
+        Raises:
+            ConfigError: the file cannot be read, or anything in it is or would be wrong.
+            RefusedModelError: the change is refused, or cannot be written.
+        """
+        path = self._config.config_path
+        if path is None:
+            edit = await self._planned(partial(plan, self._config))
+            read = await self._memory.read(replace(self._config, models=edit.models))
+            self._check(read)
+            self._config = read.config
+            return _Edited(read, _answer(edit, None))
+        for _ in range(MAX_READS):
+            text = await self._in_thread(path, partial(read_text, path), READ_LIMIT_S)
+            done = await self._planned(partial(planned, text, path, plan))
+            read = await self._memory.read(done.config)
+            self._check(read)
+            if self._core.ended_by(read.config.models):
+                await asyncio.sleep(SETTLE_S)
+            write = partial(write_text, path, text.raw, done.raw)
+            if await self._in_thread(path, write, WRITE_LIMIT_S):
+                return _Edited(read, _answer(done.edit, path))
+        raise still_written(path)
+
+    async def _planned(self, plan: Callable[[], Value]) -> Value:
+        """Plan a change: the folders with models, which are searched for it, may be on any disk."""
+        try:
+            return await self._files.run(Path(), plan, limit_s=SEARCH_LIMIT_S)
+        except TimeoutError:
+            message = f"the model could not be found within {SEARCH_LIMIT_S:g} s"
+            hint = "look after the disks with models on them"
+            raise RefusedModelError("silent", message, hint) from None
+
+    def _check(self, read: ConfigSnapshot) -> None:
+        """Raise ConfigError unless the configuration can take effect."""
+        self._memory.needs_of(read)
+        self._room_for(read.config)
 
     async def _reread(self, *, is_dry: bool) -> ConfigSnapshot:
         """Read the configuration, and the folders of its models.
@@ -469,10 +550,7 @@ class App:
             raise ConfigError(["the daemon was started without a file: there is none to read"])
         text = await self._in_thread(path, partial(read_text, path), READ_LIMIT_S)
         for _ in range(MAX_READS):
-            parse = partial(
-                parse_config, text.text, path=path, config_path=path, folder=text.folder
-            )
-            config = await self._in_thread(path, parse, PARSE_LIMIT_S)
+            config = await self._in_thread(path, partial(parsed, text, path), PARSE_LIMIT_S)
             read = await self._memory.read(config)
             if is_dry or not self._core.ended_by(read.config.models):
                 return read
@@ -481,7 +559,7 @@ class App:
             text = await self._in_thread(path, partial(read_text, path), READ_LIMIT_S)
             if text == before:
                 return read
-        raise ConfigError([f"{path}: is still being written: reload it once it is complete"])
+        raise still_written(path)
 
     async def _in_thread(self, path: Path, function: Callable[[], Value], limit_s: float) -> Value:
         try:
@@ -493,12 +571,17 @@ class App:
     def _refuse(self, asked: Sequence[_Asked], error: ConfigError) -> None:
         if not all(one.is_dry for one in asked):
             self._announcer.reload_refused(error)
-        now, problems = self._clock.now(), tuple(error.problems)
+        self._answer_refused(asked, _refusal(error))
+
+    def _answer_refused(self, asked: Sequence[_Asked], answer: RemoteError) -> None:
         for one in asked:
             if one.caller is not None:
-                self.dispatch(ReloadRefused(now=now, problems=problems, caller=one.caller))
+                now = self._clock.now()
+                self.dispatch(ReloadRefused(now=now, error=answer, caller=one.caller))
 
-    def _adopt(self, asked: Sequence[_Asked], read: ConfigSnapshot) -> None:
+    def _adopt(
+        self, asked: Sequence[_Asked], read: ConfigSnapshot, answer: Mapping[str, Any] | None = None
+    ) -> None:
         """Puts a configuration that was read into effect, unless all only ask what it would do."""
         now, config = self._clock.now(), read.config
         try:
@@ -516,6 +599,7 @@ class App:
             later=later,
             needs=needs,
             unread=read.unread,
+            answer=answer or {},
         )
         # What it would do is said before it is done.
         for one in sorted(asked, key=lambda one: not one.is_dry):
@@ -549,3 +633,31 @@ class App:
         self._log.bug(error, self._core.stories())
         report("mlxsup: internal error, the daemon ends; see mlxsup.log in the log folder")
         self._finished.set()
+
+
+def _edit(change: AddModel | RemoveModel, config: DaemonConfig) -> Edit:
+    """Return what a client wants changed in a configuration.
+
+    Raises:
+        RefusedModelError: it cannot be.
+    """
+    if isinstance(change, RemoveModel):
+        return removing(config, change.model)
+    find = partial(find_source, change.model, change.revision, is_here=False)
+    return adding(config, change.model, change.name, find=find, ready=servable)
+
+
+def _answer(edit: Edit, path: Path | None) -> dict[str, Any]:
+    """Return what a client is told about a change, beside what it did to the models."""
+    config_path = str(path) if path is not None else None
+    return {"model": edit.name, "files": edit.files, "config_path": config_path}
+
+
+def _refusal(error: ConfigError | RefusedModelError) -> RemoteError:
+    """Return what a client is answered."""
+    if isinstance(error, ConfigError):
+        return bad_configuration(error.problems)
+    is_unknown = error.code == ErrorCode.UNKNOWN_MODEL
+    code = ErrorCode.UNKNOWN_MODEL if is_unknown else ErrorCode.INVALID_REQUEST
+    detail = {"problem": error.code, "hint": error.hint}
+    return RemoteError(code, error.message, detail=detail)

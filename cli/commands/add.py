@@ -4,67 +4,24 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from typing import Any
 
 import click
 
-from mlxsup.protocol.close_names import close_names
 from mlxsup.protocol.folders import DEFAULT_CONFIG
 from mlxsup.protocol.places import find_config
-from mlxsup.store.folder_problems import GGUF_SUFFIX
-from mlxsup.store.hub_cache import DEFAULT_REVISION, find_snapshot, is_owned_repository
-from mlxsup.store.search import short_name
+from mlxsup.store.references import RefusedModelError, Source, find_source, servable
 
-from ..arguments import complete_repository
-from ..configuration import change_configuration, read_configuration, write_configuration
-from ..connection import Target, connect, daemon_options, meant, status_of_daemon
+from ..arguments import complete_repository, row_called
+from ..configuration import configuration_errors, write_configuration
+from ..connection import Target, connect, daemon_options, status_of_daemon
 from ..downloading import checked_repository, download
 from ..exit_status import CliError, ExitStatus
 from ..terminal.output import Output
-
-if TYPE_CHECKING:
-    from mlxsup.supervisor.config.load import DaemonConfig
-
-RESERVED = frozenset({"mlxsup", "mlxsup-gateway"})
-"""Names of the daemon's own log files."""
-
-OTHER_KINDS = {"datasets": "a dataset", "spaces": "a space", "collections": "a collection"}
-"""Other things that an address on the hub may name, by the first word of its path."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """The place of a model, as its entry in a configuration has it.
-
-    Attributes:
-        title: what it is called there.
-        folder: its folder; None for a repository that is not downloaded.
-        repo: OWNER/NAME; empty for a folder.
-        revision: of the repository.
-    """
-
-    title: str
-    folder: Path | None
-    repo: str = ""
-    revision: str = DEFAULT_REVISION
-
-    def is_that_of(self, repo: str, folder: str) -> bool:
-        """True if an entry with that repository, or else that folder, has the same model."""
-        if self.repo and self.repo == repo:
-            return True
-        return bool(self.folder and folder) and os.path.realpath(
-            str(self.folder)
-        ) == os.path.realpath(folder)
-
-    def entry(self) -> dict[str, str]:
-        """Return the keys of its table."""
-        if not self.repo:
-            return {"path": str(self.folder)}
-        is_usual = self.revision == DEFAULT_REVISION
-        return {"repo": self.repo} | ({} if is_usual else {"revision": self.revision})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,20 +30,20 @@ class Added:
 
     Attributes:
         name: what the configuration calls the model.
-        path: the configuration file.
+        path: the configuration file; None if the daemon that runs has none.
         is_new: true if it was not there before.
         is_served: true if a daemon serves it now.
     """
 
     name: str
-    path: Path
+    path: Path | None
     is_new: bool
     is_served: bool
 
 
 @click.command()
 @click.argument("source", metavar="MODEL", shell_complete=complete_repository)
-@click.option("--name", metavar="NAME", help="Call it so, instead of by a short name.")
+@click.option("--as", "name", metavar="NAME", help="Call it so, instead of by a short name.")
 @daemon_options
 def add(source: str, name: str | None, target: Target, output: Output) -> None:
     """Example: mlxsup add mlx-community/SmolLM2-135M-Instruct
@@ -97,12 +54,11 @@ def add(source: str, name: str | None, target: Target, output: Output) -> None:
     """
     added = serve_also(source, name, target, output)
     value = {
-        "name": added.name, "path": str(added.path), "added": added.is_new,
-        "served": added.is_served,
+        "name": added.name, "path": str(added.path) if added.path else None,
+        "added": added.is_new, "served": added.is_served,
     }  # fmt: skip
-    said = f"{added.name} is configured already, in {added.path}"
-    if added.is_new:
-        said = f"added {added.name} to {added.path}"
+    where = f"to {added.path}" if added.path else "until the daemon ends: it has no file"
+    said = f"added {added.name} {where}" if added.is_new else f"{added.name} is configured already"
     output.result(value, said)
     if added.is_served:
         output.note(target.repeat_in(f"hint: `mlxsup chat {added.name}`"))
@@ -111,7 +67,7 @@ def add(source: str, name: str | None, target: Target, output: Output) -> None:
 
 
 def serve_also(model: str, name: str | None, target: Target, output: Output) -> Added:
-    """Write the entry of a model, and have the daemon read it if one runs.
+    """Have the daemon that runs serve a model, or else write it into the file it would read.
 
     Args:
         model: as users name it.
@@ -123,195 +79,122 @@ def serve_also(model: str, name: str | None, target: Target, output: Output) -> 
         CliError: it is no model, cannot be served, or its entry cannot be written; then the
             configuration is as it was.
     """
-    path = file_of(target)
-    if path is None:
-        raise CliError(
-            "the daemon that runs was started without a configuration file",
-            code="no_config",
-            hint="`mlxsup stop`, then `mlxsup add` the models and `mlxsup start --detach`",
-        )
-    configuration = read_configuration(path) if path.expanduser().exists() else None
-    if name is not None:
-        _check_name(name, configuration)
-    source = _find(model)
-    if configuration is not None and (known := _name_of(source, configuration)) is not None:
-        return Added(name=known, path=path, is_new=False, is_served=_reload(path, target))
-    source = _made_ready(source, output, again=f"mlxsup add {shlex.quote(model)}")
-    taken = {called.lower() for called in _names_in(configuration)} | RESERVED
-    name = name or short_name(source.title, taken)
-    _write(path, name, source)
-    return Added(name=name, path=path, is_new=True, is_served=_reload(path, target))
+    from mlxsup.supervisor.config.entries import adding, change_file
 
-
-def file_of(target: Target) -> Path | None:
-    """Return the file of the daemon that runs, or else the one that `start` would read or make.
-
-    Returns:
-        None if the daemon was started without a file.
-    """
+    again = f"mlxsup add {shlex.quote(model)}"
+    called = "" if os.path.lexists(Path(model).expanduser()) else model
     status = status_of_daemon(target)
-    if status is not None:
-        return Path(status["config_path"]) if status["config_path"] else None
+    path = file_of(target)
+    with refusals(path):
+        if status is not None:
+            return _add_to_daemon(model, called, name, status, target, output, again)
+        sources: list[Source] = []
+        if not path.expanduser().exists():  # nothing is written for a model that is none
+            sources = [_made_ready(find_source(model), output, again=again)]
+            _make(path)
+        edit = change_file(
+            path,
+            lambda config: adding(
+                config,
+                called,
+                name,
+                find=lambda: sources[0] if sources else find_source(model),
+                ready=lambda one: one if sources else _made_ready(one, output, again=again),
+            ),
+        )
+    is_new = edit.change is not None
+    return Added(name=edit.name, path=path, is_new=is_new, is_served=False)
+
+
+def _add_to_daemon(
+    model: str,
+    called: str,
+    name: str | None,
+    status: Mapping[str, Any],
+    target: Target,
+    output: Output,
+    again: str,
+) -> Added:
+    """Have the daemon add a model, which is downloaded or converted here, where progress is seen.
+
+    Args:
+        model, name, target, output: as for `serve_also`.
+        called: the model, if it may be a name of the configuration.
+        status: of the daemon.
+        again: the command that continues an interrupted download.
+    """
+    reference, revision = called, None
+    if row_called(status, called) is None:
+        source = find_source(model)
+        if not any(_is_row_of(source, row) for row in status["models"]):
+            source = _made_ready(source, output, again=again)
+        reference = source.repo or str(source.folder)
+        revision = source.revision if source.repo else None
+    with connect(target) as client:
+        done = client.add(reference, name=name, revision=revision)
+    path = Path(done["config_path"]) if done["config_path"] else None
+    is_new = done["model"] in done["added"]
+    return Added(name=done["model"], path=path, is_new=is_new, is_served=True)
+
+
+def _is_row_of(source: Source, row: Mapping[str, Any]) -> bool:
+    return source.is_that_of(row.get("repo") or "", row.get("revision") or "", row["folder"] or "")
+
+
+def file_of(target: Target) -> Path:
+    """Return the file that `start` would read or make."""
     found = find_config(target.config)
     return found.path if found is not None else Path(DEFAULT_CONFIG).expanduser()
 
 
-def _check_name(name: str, configuration: DaemonConfig | None) -> None:
-    """Refuse a name that no model can have, or that one has."""
-    from mlxsup.supervisor.config.lines import MODEL_NAME, MODEL_NAME_EXPECTED
+@contextmanager
+def refusals(path: Path) -> Iterator[None]:
+    """Raise the refusal of a change as an error of the command line.
 
-    if not MODEL_NAME.fullmatch(name) or name.lower() in RESERVED:
-        message = f"a name has {MODEL_NAME_EXPECTED}, and is none of {', '.join(sorted(RESERVED))}"
-        raise CliError(message, status=ExitStatus.USAGE)
-    if name.lower() in {called.lower() for called in _names_in(configuration)}:
-        hint = "choose another one, or see `mlxsup models`"
-        raise CliError(f"another model is called {name}", hint=hint, status=ExitStatus.USAGE)
-
-
-def _names_in(configuration: DaemonConfig | None) -> list[str]:
-    """Return the names that are taken; aliases are names, too."""
-    models = configuration.models if configuration is not None else ()
-    return [called for one in models for called in (str(one.name), *one.aliases)]
-
-
-def _find(model: str) -> Source:
-    """Return what is meant: a folder or file, a repository, or a model that is on this machine.
+    Args:
+        path: the file, as the user named it.
 
     Raises:
-        CliError: it is none of them.
+        CliError: a model cannot be added or removed.
     """
-    path = Path(model).expanduser()
-    if model and os.path.lexists(path):
-        return Source(title=path.absolute().name, folder=path.absolute())
-    if _is_path(model):
-        raise CliError(f"there is nothing at {path.absolute()}", code="not_found")
-    repo, revision = _repository(model)
-    if repo:
-        try:
-            snapshot = find_snapshot(repo, revision)
-        except OSError:
-            snapshot = None
-        is_there = snapshot is not None and snapshot.is_complete
-        folder = snapshot.path if snapshot is not None and is_there else None
-        return Source(title=repo, folder=folder, repo=repo, revision=revision)
-    return _listed(model)
-
-
-def _is_path(model: str) -> bool:
-    """True if that can only be the name of a file or a folder."""
-    is_file = model.lower().endswith(GGUF_SUFFIX) and "://" not in model
-    return model.startswith(("/", "./", "../", "~")) or is_file
-
-
-def _repository(model: str) -> tuple[str, str]:
-    """Return OWNER/NAME and the revision of a repository's name or address; empty if it is none.
-
-    Raises:
-        CliError: it is the address of something else.
-    """
-    if is_owned_repository(model):
-        return model, DEFAULT_REVISION
-    host, _, _ = model.partition("/")
-    if "://" not in model and "." not in host:
-        return "", ""
-    address = urlsplit(model if "://" in model else f"https://{model}")
-    parts = [part for part in address.path.split("/") if part]
-    if parts and (kind := OTHER_KINDS.get(parts[0])):
-        raise CliError(f"{model} is the address of {kind}, not of a model", code="not_a_model")
-    if parts and parts[-1].lower().endswith(GGUF_SUFFIX):
-        raise CliError(
-            f"{model} is the address of one file",
-            code="not_a_model",
-            hint=f"download it, then `mlxsup add {shlex.quote(parts[-1])}`",
-        )
-    repo = "/".join(parts[:2])
-    if len(parts) < 2 or not is_owned_repository(repo):
-        hint = "the address of a model ends in OWNER/NAME"
-        raise CliError(f"{model} names no model", status=ExitStatus.USAGE, hint=hint)
-    has_revision = len(parts) > 3 and parts[2] in ("tree", "blob", "resolve")
-    return repo, parts[3] if has_revision else DEFAULT_REVISION
-
-
-def _listed(model: str) -> Source:
-    """Return the model on this machine that is called so, as `mlxsup models` or `init` has it.
-
-    Raises:
-        CliError: none is.
-    """
-    from .models import catalogue
-
-    rows = [row for row in catalogue(None) if row["path"]]
-    for row in rows:
-        called = (row["title"], row["title"].rpartition("/")[2], short_name(row["title"], ()))
-        if model in called:
-            repo, revision = row["repo"] or "", row["revision"] or DEFAULT_REVISION
-            return Source(
-                title=row["title"], folder=Path(row["path"]), repo=repo, revision=revision
-            )
-    close = close_names(model, [short_name(row["title"], ()) for row in rows])
-    raise CliError(
-        f"no model on this machine is called {model!r}",
-        code="unknown_model",
-        hint=meant(close) or "name OWNER/NAME to download it, or see `mlxsup models`",
-    )
-
-
-def _name_of(source: Source, configuration: DaemonConfig) -> str | None:
-    """Return what the configuration calls the model; None if it does not have it."""
-    for one in configuration.models:
-        if one.launch.engine == "mlx" and source.is_that_of(one.repo, one.launch.path):
-            return str(one.name)
-    return None
+    try:
+        with configuration_errors(path):
+            yield
+    except RefusedModelError as error:
+        status = ExitStatus.USAGE if error.code == "usage" else ExitStatus.FAILED
+        raise CliError(error.message, code=error.code, hint=error.hint, status=status) from None
 
 
 def _made_ready(source: Source, output: Output, *, again: str) -> Source:
     """Download or convert what a worker could not load as it is.
 
     Raises:
-        CliError: that fails, or it cannot be served even then.
+        CliError: that fails.
+        RefusedModelError: it cannot be served even then.
     """
-    from .models import row_of_path
-
-    folder = source.folder
-    if folder is None:
+    if source.folder is None:
         repository = checked_repository(source.repo, source.revision)
         folder = Path(download(repository, output, again=again).folder)
-    elif folder.suffix.lower() == GGUF_SUFFIX and not folder.is_dir():
+        source = replace(source, folder=folder)
+    elif source.is_gguf:
         from .convert import converted
 
-        made = converted(folder, output)
+        made = converted(source.folder, output)
         return Source(title=made.name, folder=made)
-    row = row_of_path(folder)
-    if row["problem"]:
-        hint = row["hint"] or f"`mlxsup show {shlex.quote(source.repo or str(folder))}`"
-        raise CliError(row["problem"], code="model_folder", hint=hint)
-    return replace(source, folder=folder)
+    return servable(source)
 
 
-def _write(path: Path, name: str, source: Source) -> None:
-    """Write the entry, in a new file if there is none."""
+def _make(path: Path) -> None:
+    """Write a configuration without models, unless one has come about meanwhile."""
     from .init import HEAD
 
     expanded = path.expanduser()
     try:
-        if expanded.exists():
-            change_configuration(path, lambda models: models.update({name: source.entry()}))
-        else:
-            import tomlkit
-
-            expanded.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            entry = tomlkit.dumps({"models": {name: source.entry()}})
-            write_configuration(expanded, f"{HEAD}\n{entry}")
+        expanded.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_configuration(expanded, HEAD)
+    except FileExistsError:
+        pass  # two commands at once
     except OSError as error:
         message = f"cannot write {path}: {error.strerror or error}"
         hint = "name another file with --config FILE"
         raise CliError(message, code="output", hint=hint) from None
-
-
-def _reload(path: Path, target: Target) -> bool:
-    """Have the daemon read its file again; return whether one runs."""
-    if status_of_daemon(target) is None:
-        return False
-    with connect(target) as client:
-        client.reload()
-    return True

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shlex
 import shutil
 import stat
-from collections.abc import MutableMapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +25,19 @@ from mlxsup.store.hub_cache import (
 )
 
 from ..arguments import complete_model_or_repository
-from ..configuration import change_configuration, read_configuration
-from ..connection import Target, connect, daemon_options, meant, status_of_daemon
+from ..connection import (
+    Target,
+    connect,
+    daemon_options,
+    meant,
+    status_of_daemon,
+    unknown_model,
+)
 from ..downloading import checked_repository
 from ..exit_status import CliError
 from ..terminal.output import Output, confirm
 from ..terminal.text import format_bytes
-from .add import file_of
+from .add import file_of, refusals
 
 UNUSED = (State.STOPPED, State.FAILED)
 """States in which a model has no use for its files."""
@@ -50,62 +54,47 @@ def rm(model: str, is_sure: bool, target: Target, output: Output) -> None:
     runs; its files stay. OWNER/NAME or a folder in ~/.mlxsup/models: its files, with all revisions,
     after asking. Files are refused while the daemon uses them, or while they are downloaded.
     """
-    path = file_of(target)
-    if path is not None and os.path.exists(path.expanduser()):
-        entries = {str(one.name): one for one in read_configuration(path).models}
-        if (entry := entries.get(model)) is not None:
-            files = entry.repo or entry.launch.path
-            _remove_entry(path, model, files, target, output, is_last=len(entries) == 1)
-            return
-    _remove_files(model, target, output, is_sure=is_sure)
-
-
-def _remove_entry(
-    path: Path, name: str, files: str, target: Target, output: Output, *, is_last: bool
-) -> None:
-    """Remove the entry of a model, and have the daemon that runs read its file again."""
-    if is_last:
-        raise CliError(
-            f"{name} is the only model of {path}, which needs one",
-            code="last_model",
-            hint="`mlxsup add` another one first, or `mlxsup stop`",
-        )
+    status = status_of_daemon(target)
     try:
-        change_configuration(path, partial(_pop, name))
-    except OSError as error:
-        raise CliError(f"cannot write {path}: {error.strerror}", code="output") from None
-    if status_of_daemon(target) is not None:
-        with connect(target) as client:
-            client.reload()
-    output.result({"name": name, "path": str(path)}, f"removed {name} from {path}")
-    if files:
-        output.note(f"its files stay; `mlxsup rm {shlex.quote(files)}` would remove them")
-
-
-def _pop(name: str, models: MutableMapping[str, Any]) -> None:
-    """Remove a table; comments that follow its last line are about the next one, and stay."""
-    from tomlkit.items import Table
-
-    others = list(models)
-    place = others.index(name)
-    others.remove(name)
-    last = models.pop(name)
-    after, before = others[place : place + 1], others[-1]
-    while isinstance(last, Table) and last.value.body and isinstance(last.value.body[-1][1], Table):
-        last = last.value.body[-1][1]
-    if not isinstance(last, Table) or not isinstance(models[(after or [before])[0]], Table):
+        removed = _remove_entry(model, target, is_running=status is not None)
+    except CliError as error:
+        if error.code != "unknown_model":
+            raise
+        _remove_files(model, status or {"models": []}, output, is_sure=is_sure)
         return
-    tail = itertools.takewhile(lambda pair: pair[0] is None, reversed(last.value.body))
-    items = [item for _, item in reversed(list(tail))]
-    if after:
-        trivia = models[after[0]].trivia
-        trivia.indent = "".join(item.as_string() for item in items) + trivia.indent
-    else:
-        for item in items:
-            models[before].add(item)
+    path = removed["path"]
+    where = f"from {path}" if path else "from the daemon, which has no file"
+    output.result(removed, f"removed {model} {where}")
+    if removed["files"]:
+        output.note(
+            f"its files stay; `mlxsup rm {shlex.quote(removed['files'])}` would remove them"
+        )
 
 
-def _remove_files(model: str, target: Target, output: Output, *, is_sure: bool) -> None:
+def _remove_entry(name: str, target: Target, *, is_running: bool) -> dict[str, Any]:
+    """Remove the entry of a model, by the daemon if one runs.
+
+    Returns:
+        `name`, `path`, of the configuration, and `files`, the model's.
+
+    Raises:
+        CliError: `unknown_model`: there is no such entry.
+    """
+    if is_running:
+        with connect(target) as client:
+            done = client.remove(name)
+        return {"name": name, "path": done["config_path"], "files": done["files"]}
+    from mlxsup.supervisor.config.entries import change_file, removing
+
+    path = file_of(target)
+    if not os.path.exists(path.expanduser()):
+        raise unknown_model(name, ())
+    with refusals(path):
+        edit = change_file(path, lambda config: removing(config, name))
+    return {"name": name, "path": str(path), "files": edit.files}
+
+
+def _remove_files(model: str, status: Mapping[str, Any], output: Output, *, is_sure: bool) -> None:
     """Remove a repository from the cache, or a folder that `convert` or `demo` has made."""
     folder = _own_folder(model)
     cache = find_cache() if folder is None else folder.parent
@@ -122,7 +111,6 @@ def _remove_files(model: str, target: Target, output: Output, *, is_sure: bool) 
             code="is_link",
             hint="remove what it links to, then the link",
         )
-    status = status_of_daemon(target) or {"models": []}
     rows = [
         row
         for row in status["models"]

@@ -206,9 +206,8 @@ def _report(path: Path, known: Known, output: Output) -> None:
 
 def _object(stories: Sequence[Story], known: Known) -> dict[str, Any]:
     """Return what `--json` prints; of a death also its cause in `death`."""
+    from mlxsup.protocol.death_causes import explain
     from mlxsup.protocol.flight import Recorded, WorkerDied
-
-    from ..why.causes import explain
 
     def entry_map(one: Recorded) -> dict[str, Any]:
         died = one.entry if isinstance(one.entry, WorkerDied) else None

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mlxsup.protocol.death_causes import WAS_IT_THE_SYSTEM, explain
 from mlxsup.protocol.flight import (
     CONTINUES,
     GIVEN_UP,
@@ -29,7 +30,6 @@ from mlxsup.protocol.text import timestamp
 from ..terminal.requests import PAUSED_WORDS
 from ..terminal.status import progress_text
 from ..terminal.text import counted, format_bytes, format_duration, wrapped
-from .causes import WAS_IT_THE_SYSTEM, explain
 from .recording import Death, Recording, Run
 
 BUG_CODE = 70

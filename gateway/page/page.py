@@ -1,32 +1,39 @@
 """The page's routes: the page itself, its files, and what it asks for again and again.
 
-It asks once a second instead of following events, so it needs no state for a lost connection, and
-it keeps its own curves. There is no cookie, which a browser would send for pages of other sites,
-too.
+It asks once a second instead of following events, so it needs no state for a lost connection.
+There is no cookie, which a browser would send for pages of other sites, too.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict
 from html import escape
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from mlxsup.client import AsyncClient, ConnectionLost, RequestError
+from mlxsup.protocol.folders import log_path
+from mlxsup.protocol.states import Priority
+
 from .. import limits
 from ..background import background
-from ..changes import Changes
+from ..body import read_json
+from ..errors import failure_of
 from ..failure import Failure, bad_field
-from ..operator import Operator
-from .crashes import Crashes, lines_of
+from ..fields import FOR_EVER
+from ..keys import CALLER, Caller
+from ..operator import Operator, daemon_silent
+from .found import EXAMPLE, Found, find
+from .history import History
+from .logs import OWN_LOGS, end_of, lines_of, read_part
+from .recorded import Recorder
 
 FILES = Path(__file__).parent / "files"
 INDEX = "index.html"
@@ -45,7 +52,27 @@ HEADERS = {
 }
 """No page of another site may show this one in a frame, and none of its files is from elsewhere."""
 
-logger = logging.getLogger(__name__)
+MOST_READERS = 2
+"""Threads that read files for the page at once: a disk that hangs takes no more of them."""
+
+FIND_LIMIT_S = 20.0
+"""For the models on this machine, which may be on several disks."""
+
+CHANGE_LIMIT_S = 90.0
+"""For a change of the configuration: the daemon looks for the model, and at what it needs."""
+
+MOST_CHARACTERS = 512
+"""Of a field of a request."""
+
+REQUEST_ACTIONS = ("cancel", "pause", "resume", "prioritize")
+
+OPEN_KEYS = (
+    "name", "aliases", "state", "progress", "retry_in_s", "context_length", "generation", "since_s",
+    "running", "queued", "tokens_per_s", "batching", "capabilities",
+)  # fmt: skip
+"""What a key that is no operator's gets to know of a model."""
+
+Value = TypeVar("Value")
 
 AskStatus = Callable[[], Awaitable[dict[str, Any]]]
 """Asks the daemon for its status; raises `Failure`."""
@@ -57,12 +84,18 @@ class Page:
     Args:
         status: of the daemon.
         operator: checks who asks for more than the page.
+        daemon: its client, once the application runs.
     """
 
-    def __init__(self, status: AskStatus, operator: Operator) -> None:
+    def __init__(
+        self, status: AskStatus, operator: Operator, daemon: Callable[[], AsyncClient]
+    ) -> None:
         self._status = status
         self._operator = operator
-        self._crashes = Crashes()
+        self._daemon = daemon
+        self._history = History(status)
+        self._recorder: tuple[str, Recorder] | None = None
+        self._readers = asyncio.Semaphore(MOST_READERS)
         page = (FILES / INDEX).read_text("utf-8")
         self._page = page.replace(TOKEN_MARK, escape(operator.token))
         self._files = {
@@ -81,19 +114,28 @@ class Page:
         return [
             Route("/", self.index, methods=["GET"]),
             Route("/page/state", self.state, methods=["GET"]),
+            Route("/page/requests", self.requests, methods=["GET"]),
+            Route("/page/crashes", self.crashes, methods=["GET"]),
+            Route("/page/history", self.history, methods=["GET"]),
+            Route("/page/found", self.found, methods=["GET"]),
             Route("/page/log", self.log, methods=["GET"]),
+            Route("/page/log/process", self.log_of_process, methods=["GET"]),
+            Route("/page/log/file", self.log_file, methods=["GET"]),
+            *(
+                Route(f"/page/requests/{action}", self.act, methods=["POST"])
+                for action in REQUEST_ACTIONS
+            ),
+            Route("/page/models/add", self.add, methods=["POST"]),
+            Route("/page/models/remove", self.remove, methods=["POST"]),
+            Route("/page/models/keep", self.keep, methods=["POST"]),
             Route("/page/{name}", self.file, methods=["GET"]),
         ]
 
-    def watching(self, changes: Changes) -> AbstractAsyncContextManager[None]:
-        """Notes the crashes of workers in the meantime, also those that no page sees.
+    def watching(self) -> AbstractAsyncContextManager[None]:
+        """Keep the history of the daemon until the block is left."""
+        return background(self._history.watch(), lost="the history for the charts is not kept")
 
-        Args:
-            changes: of all models.
-        """
-        return background(self._watch(changes), lost="crashes are no longer noted")
-
-    # ------------------------------------------------------------ routes
+    # ------------------------------------------------------------ the page
 
     async def index(self, request: Request) -> Response:
         """`GET /`: the page for browsers; programs look for Ollama there."""
@@ -111,43 +153,214 @@ class Page:
         data, kind = found
         return Response(data, headers={**HEADERS, "content-type": kind})
 
+    # ------------------------------------------------------------ what it shows
+
     async def state(self, request: Request) -> Response:
-        """`GET /page/state`: the daemon's status, and the last crashes."""
-        self._operator.check(request)
+        """`GET /page/state`: the daemon's status, and `missing`: why a caller with a key that is no
+        operator's gets less of it; empty for operators."""
+        refusal = self._operator.refusal(request)
+        caller: Caller = request.scope[CALLER]
+        if refusal is not None and not caller.has_key:
+            raise refusal
         status = await self._status()
-        self._crashes.observe(status)
-        crashes = [asdict(crash) for crash in self._crashes.latest()]
-        return JSONResponse({"status": status, "crashes": crashes})
+        if refusal is not None:
+            rows = [{key: row.get(key) for key in OPEN_KEYS} for row in status["models"]]
+            status = {"version": status.get("version"), "models": rows}
+        return JSONResponse({"status": status, "missing": refusal.message if refusal else ""})
+
+    async def requests(self, request: Request) -> Response:
+        """`GET /page/requests`: those that are open, and the last that have ended."""
+        self._operator.check(request)
+        recorder = self._recorder_of(await self._status())
+        listed = await self._answered(self._daemon().requests())
+        return JSONResponse({**listed, "ended": await self._read(recorder.ended)})
+
+    async def crashes(self, request: Request) -> Response:
+        """`GET /page/crashes`: the last ones, and why."""
+        self._operator.check(request)
+        recorder = self._recorder_of(await self._status())
+        return JSONResponse({"crashes": await self._read(recorder.crashes)})
+
+    async def history(self, request: Request) -> Response:
+        """`GET /page/history?after=SECONDS`: samples of the last hour."""
+        self._operator.check(request)
+        text = request.query_params.get("after", "0")
+        try:
+            after = float(text[:32])
+        except ValueError:
+            raise bad_field("after", "after takes seconds since the epoch") from None
+        return Response(self._history.after(after), media_type="application/json")
+
+    async def found(self, request: Request) -> Response:
+        """`GET /page/found`: models on this machine that the daemon does not serve yet."""
+        self._operator.check(request)
+        found = await self._find()
+        return JSONResponse({"models": [one.told for one in found], "example": EXAMPLE})
 
     async def log(self, request: Request) -> Response:
-        """`GET /page/log?model=NAME&generation=N`: the last lines of one process."""
-        self._operator.check(request)
-        model, text = (request.query_params.get(key, "") for key in ("model", "generation"))
-        is_number = text.isascii() and text.isdigit() and len(text) < 10
-        if not is_number:
+        """`GET /page/log?name=NAME&cursor=CURSOR`: lines of a log; see `logs.read_part`."""
+        path = await self._log_path(request)
+        part = await self._read(read_part, path, request.query_params.get("cursor", "")[:64])
+        return JSONResponse({**part._asdict(), "path": str(path)})
+
+    async def log_file(self, request: Request) -> Response:
+        """`GET /page/log/file?name=NAME`: the end of a log, to be kept."""
+        data = await self._read(end_of, await self._log_path(request))
+        return Response(data, media_type="text/plain; charset=utf-8", headers=HEADERS)
+
+    async def log_of_process(self, request: Request) -> Response:
+        """`GET /page/log/process?name=NAME&generation=N`: the last lines of one process."""
+        path, text = await self._log_path(request), request.query_params.get("generation", "")
+        if not (text.isascii() and text.isdigit() and len(text) < 10):
             raise bad_field("generation", "generation takes a number from 1 on")
-        status = await self._status()
-        if model not in [row["name"] for row in status["models"]]:
-            raise bad_field("model", "model takes the name of a model; GET /v1/models lists them")
-        lines = await asyncio.to_thread(lines_of, Path(status["log_dir"]), model, int(text))
-        return JSONResponse({"model": model, "generation": int(text), "lines": lines})
+        return JSONResponse({"lines": await self._read(lines_of, path, int(text))})
+
+    # ------------------------------------------------------------ what it changes
+
+    async def act(self, request: Request) -> Response:
+        """`POST /page/requests/cancel`, `pause`, `resume` and `prioritize`: ask the daemon for it.
+
+        Raises:
+            Failure: it was refused, or the request is wrong.
+        """
+        action = request.url.path.rpartition("/")[2]
+        more = ("priority",) if action == "prioritize" else ()
+        body = await self._asked(request, "request", *more)
+        named, client = body["request"], self._daemon()
+        if action == "prioritize":
+            priority = body["priority"]
+            if priority not in list(Priority):
+                raise bad_field("priority", f"priority takes one of {', '.join(Priority)}")
+            return JSONResponse(await self._answered(client.prioritize(named, priority)))
+        calls = {"cancel": client.cancel, "pause": client.pause, "resume": client.resume}
+        return JSONResponse(await self._answered(calls[action](named)))
+
+    async def add(self, request: Request) -> Response:
+        """`POST /page/models/add`: serve one more model, which `found` has listed under this key,
+        or whose repository, address or name is `model`.
+
+        Raises:
+            Failure: it was refused, or the request is wrong.
+        """
+        body = await self._asked(request, optional=("model", "found"))
+        if len(body) != 1:
+            raise bad_field("model", "exactly one of model and found is needed")
+        if "found" in body:
+            matches = (one for one in await self._find() if one.told["key"] == body["found"])
+            if (found := next(matches, None)) is None:
+                raise bad_field("found", "the model is not there any longer: look again")
+            named = found.reference
+        else:
+            named = body["model"].strip()
+            if not named or not named.isprintable() or named.startswith(("/", "~", ".")):
+                raise bad_field("model", "name a model by OWNER/NAME or its address, not by a path")
+        call = self._daemon().add(named)
+        return JSONResponse(await self._answered(call, limit_s=CHANGE_LIMIT_S))
+
+    async def remove(self, request: Request) -> Response:
+        """`POST /page/models/remove`: take a model out of the configuration; its files stay.
+
+        Raises:
+            Failure: it was refused, or the request is wrong.
+        """
+        body = await self._asked(request, "model")
+        call = self._daemon().remove(body["model"])
+        return JSONResponse(await self._answered(call, limit_s=CHANGE_LIMIT_S))
+
+    async def keep(self, request: Request) -> Response:
+        """`POST /page/models/keep`: a model that is loaded stays, however idle it is.
+
+        Raises:
+            Failure: it was refused, or the request is wrong.
+        """
+        body = await self._asked(request, "model")
+        call = self._daemon().load(body["model"], keep_alive=FOR_EVER)
+        return JSONResponse(await self._answered(call))
 
     # ------------------------------------------------------------ inside
 
-    async def _watch(self, changes: Changes) -> None:
-        while True:
-            try:
-                with changes.follow() as follower:
-                    await self._look()
-                    async for _ in follower:
-                        await self._look()
-            except Failure as failure:
-                logger.info("not watching for crashes: %s", failure.message)
-            await asyncio.sleep(limits.FOLLOW_AGAIN_S)
+    async def _asked(
+        self, request: Request, *needed: str, optional: Sequence[str] = ()
+    ) -> dict[str, str]:
+        """Return the fields of an operator's request, each a text that is not empty.
 
-    async def _look(self) -> None:
-        """Asks for the status; if the daemon is too busy to answer, the next change asks again."""
+        Raises:
+            Failure: one is missing, unknown or no text; or the caller is no operator.
+        """
+        self._operator.check(request)
+        body = await read_json(request)
+        for name in (*needed, *body):
+            if name not in (*needed, *optional):
+                raise bad_field(name[:64], f"unknown field {name[:64]!r}")
+            value = body.get(name)
+            if not isinstance(value, str) or not 0 < len(value) <= MOST_CHARACTERS:
+                raise bad_field(name, f"{name} takes text of 1 to {MOST_CHARACTERS} characters")
+        return body
+
+    async def _answered(
+        self, call: Awaitable[dict[str, Any]], *, limit_s: float | None = None
+    ) -> dict[str, Any]:
+        """Return what the daemon answers.
+
+        Raises:
+            Failure: it refuses, or does not answer.
+        """
         try:
-            self._crashes.observe(await self._status())
-        except Failure as failure:
-            logger.info("did not look for crashes: %s", failure.message)
+            async with asyncio.timeout(limit_s or limits.STATUS_LIMIT_S):
+                return await call
+        except (RequestError, ConnectionLost) as error:
+            failure = failure_of(error)
+            if isinstance(error, RequestError) and (hint := error.detail.get("hint")):
+                failure.message += f"; {hint}"
+            raise failure from None
+        except TimeoutError:
+            raise daemon_silent() from None
+
+    async def _log_path(self, request: Request) -> Path:
+        """Return the log that an operator asks for by its name.
+
+        Raises:
+            Failure: there is none of that name, or the caller is no operator.
+        """
+        self._operator.check(request)
+        name, status = request.query_params.get("name", ""), await self._status()
+        if name not in [*OWN_LOGS, *(row["name"] for row in status["models"])]:
+            raise bad_field("name", f"name takes the name of a model, or {' or '.join(OWN_LOGS)}")
+        return log_path(Path(status["log_dir"]), name)
+
+    def _recorder_of(self, status: dict[str, Any]) -> Recorder:
+        log_dir = str(status["log_dir"])
+        if self._recorder is None or self._recorder[0] != log_dir:
+            self._recorder = log_dir, Recorder(Path(log_dir))
+        return self._recorder[1]
+
+    async def _find(self) -> list[Found]:
+        """Return the models on this machine, as they are now."""
+        status = await self._status()
+        folders = [row["folder"] for row in status["models"] if row["folder"]]
+        return await self._read(find, folders, limit_s=FIND_LIMIT_S)
+
+    async def _read(
+        self, read: Callable[..., Value], *arguments: Any, limit_s: float | None = None
+    ) -> Value:
+        """Return what a function reads in a thread.
+
+        Raises:
+            Failure: the disk does not answer, or refuses.
+        """
+        try:
+            async with asyncio.timeout(limit_s or limits.STATUS_LIMIT_S):
+                await self._readers.acquire()
+                reading = asyncio.create_task(asyncio.to_thread(read, *arguments))
+                reading.add_done_callback(self._on_read)
+                return await asyncio.shield(reading)
+        except TimeoutError:
+            message = "the disk does not answer"
+        except OSError as error:
+            message = f"the disk cannot be read: {error.strerror or error}"
+        raise Failure(HTTPStatus.SERVICE_UNAVAILABLE, message, code="unreadable", is_retryable=True)
+
+    def _on_read(self, reading: asyncio.Task[Any]) -> None:
+        self._readers.release()
+        if not reading.cancelled():
+            reading.exception()  # it may come when nothing waits for it any longer

@@ -50,7 +50,7 @@ from .tables import (
 Problem = tuple[Place, str]
 """Where it is in the file, and a phrase that follows the key."""
 
-RESERVED_NAMES = (DAEMON_LOG_NAME, GATEWAY_LOG_NAME)
+RESERVED_NAMES = frozenset({DAEMON_LOG_NAME, GATEWAY_LOG_NAME})
 """The log files of the daemon and of its gateway have these names."""
 
 CLIENT_NAME_EXPECTED = (
@@ -268,8 +268,6 @@ def _class_problems(name: str, client: ClientTable) -> Iterator[Problem]:
 
 
 def _model_name_problems(models: object) -> Iterator[Problem]:
-    if models == {} or models is None:
-        yield ("models",), "has no entry: add a table [models.NAME] with a path or a repo"
     seen: dict[str, str] = {}
     for name in models if isinstance(models, dict) else ():
         where = ("models", name)

@@ -118,12 +118,22 @@ class ConfigText:
     """A configuration file as it was read.
 
     Attributes:
-        text: its content.
+        raw: its content as it is on the disk.
         folder: what relative paths are relative to: that of the file, where links lead to now.
     """
 
-    text: str
+    raw: str
     folder: Path
+
+    @property
+    def text(self) -> str:
+        """The content, with the line ends that TOML's reader takes."""
+        return normal_lines(self.raw)
+
+
+def normal_lines(text: str) -> str:
+    """Return a text of Windows or of old Macs with the line ends of all others."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def load_config(path: Path, *, has_sockets: bool = False) -> DaemonConfig:
@@ -191,13 +201,13 @@ def read_text(path: Path) -> ConfigText:
         ConfigError: it cannot be read, is no regular file, or is too large.
     """
     try:
-        text = read_regular(path, MAX_CONFIG_BYTES).decode()
-        folder = path.resolve().parent
+        raw = read_regular(path.expanduser(), MAX_CONFIG_BYTES).decode()
+        folder = path.expanduser().resolve().parent
     except OSError as error:
         raise ConfigError([f"{path}: cannot be read: {error.strerror or error}"]) from None
     except UnicodeDecodeError as error:
         raise ConfigError([f"{path}: is not UTF-8 text (byte {error.start})"]) from None
-    return ConfigText(text=text.replace("\r\n", "\n").replace("\r", "\n"), folder=folder)
+    return ConfigText(raw=raw, folder=folder)
 
 
 def parse_config(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from mlxsup.protocol.client_messages import MessageToClient
+from mlxsup.protocol.client_messages import AddModel, MessageToClient, RemoveModel
 from mlxsup.protocol.download import Repository
 from mlxsup.protocol.flight import Entry
 from mlxsup.protocol.gateway import Address
@@ -193,6 +193,20 @@ class ReadConfiguration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeConfiguration:
+    """Write a model into the configuration file or take it out, and then do as for
+    `ReadConfiguration`.
+
+    Attributes:
+        caller: who asked; handed back with the answer.
+        change: what was asked for.
+    """
+
+    caller: Caller
+    change: AddModel | RemoveModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AppraiseLaunch:
     """Find out what a model needs with another launch; answered by `LaunchAppraised`.
 
@@ -308,6 +322,7 @@ Action = (
     | Entry
     | SetLogLevel
     | ReadConfiguration
+    | ChangeConfiguration
     | AppraiseLaunch
     | AdoptLaunch
     | WakeAt

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, assert_never
 
 from mlxsup.protocol.client_messages import (
+    AddModel,
     Cancel,
     ClientMessage,
     Generate,
@@ -13,6 +14,7 @@ from mlxsup.protocol.client_messages import (
     Ping,
     Prioritize,
     Reload,
+    RemoveModel,
     Restart,
     StatusQuery,
     Stop,
@@ -32,7 +34,13 @@ from mlxsup.protocol.request_messages import (
 )
 from mlxsup.protocol.states import State, Wanted, Why
 
-from .actions import AdoptLaunch, AppraiseLaunch, ReadConfiguration, RequestRefused
+from .actions import (
+    AdoptLaunch,
+    AppraiseLaunch,
+    ChangeConfiguration,
+    ReadConfiguration,
+    RequestRefused,
+)
 from .appraising import Appraising
 from .attaching import Attaching
 from .endings import Endings
@@ -164,7 +172,7 @@ class ClientEvents:
             case ChangeLogLevel():
                 self._log_level.change(message.level, self._fleet)
                 self._outbox.reply(caller, {"level": message.level})
-            case Reload():
+            case Reload() | AddModel() | RemoveModel():
                 self._on_reload(caller, message)
             case Stop():
                 self._on_stop(caller, message, now)
@@ -305,11 +313,14 @@ class ClientEvents:
         drain_s = self._fleet.settings.drain_timeout_s
         self._fleet.trigger(model, WantRestart(is_immediate=message.now, drain_s=drain_s), now)
 
-    def _on_reload(self, caller: Caller, message: Reload) -> None:
+    def _on_reload(self, caller: Caller, message: Reload | AddModel | RemoveModel) -> None:
         if self._fleet.is_shutting_down:
             raise shutting_down()
         self.readers.append(caller)
-        self._outbox.add(ReadConfiguration(caller=caller, is_dry=message.dry_run))
+        if isinstance(message, Reload):
+            self._outbox.add(ReadConfiguration(caller=caller, is_dry=message.dry_run))
+        else:
+            self._outbox.add(ChangeConfiguration(caller=caller, change=message))
 
     def _on_stop(self, caller: Caller, message: Stop, now: float) -> None:
         if message.timeout_s is not None and message.timeout_s < 0:

@@ -20,7 +20,6 @@ from .changed_files import may_have_been_restored
 from .client_events import ClientEvents
 from .deadlines import Deadlines, Housekeeping
 from .endings import Endings
-from .errors import bad_configuration
 from .events import (
     Appraised,
     ClientGone,
@@ -245,9 +244,9 @@ class Core:
                 self.fleet.shut_down(event.now, is_immediate=is_immediate, drain_s=None)
             case Reloaded():
                 self._on_reloaded(event)
-            case ReloadRefused(caller=caller, problems=problems):
+            case ReloadRefused(caller=caller, error=error):
                 if self._clients.has_read_for(caller):
-                    self.outbox.fail(caller, bad_configuration(problems))
+                    self.outbox.fail(caller, error)
             case _:
                 assert_never(event)
 
@@ -305,6 +304,7 @@ class Core:
                 "later": list(event.later),
                 "over_budget_bytes": over_bytes,
                 "unread": dict(event.unread),
+                **event.answer,
             }
             self.outbox.reply(event.caller, answer)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NewType
+from typing import Any, NewType
 
 from mlxsup.protocol.client_messages import ClientMessage
 from mlxsup.protocol.download import DownloadReport
+from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.gateway import Address
 from mlxsup.protocol.ids import Generation, ModelName, RequestId
 from mlxsup.protocol.launch import LaunchSettings
@@ -309,6 +310,7 @@ class Reloaded(_Event):
         is_dry: whether to answer what it would change, and to change nothing.
         needs: of every model of that file that could be appraised; it replaces what was known.
         unread: of the models whose folders did not answer, a sentence each.
+        answer: what else the caller is answered with.
     """
 
     settings: CoreSettings
@@ -318,6 +320,7 @@ class Reloaded(_Event):
     is_dry: bool = False
     needs: Mapping[ModelName, Need] = field(default_factory=dict)
     unread: Mapping[ModelName, str] = field(default_factory=dict)
+    answer: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,11 +328,11 @@ class ReloadRefused(_Event):
     """The configuration was read again and cannot be used: the old one stays in effect (P20).
 
     Attributes:
-        problems: everything that is wrong with it.
+        error: what is wrong with it, or with the change of it that was asked for.
         caller: who asked for it.
     """
 
-    problems: tuple[str, ...]
+    error: RemoteError
     caller: Caller
 
 

@@ -1,19 +1,17 @@
-"""`add` and `rm` of an entry, with a real daemon; the edits of the file in process."""
+"""`add` and `rm` of an entry, with real daemons."""
 
 from __future__ import annotations
 
 import json
-import re
+import shutil
+import tempfile
 import tomllib
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from mlxsup.cli.commands import add
-from mlxsup.cli.commands.rm import _pop
-from mlxsup.cli.configuration import change_configuration
-from mlxsup.cli.exit_status import CliError
+from mlxsup.client import RequestError
 
 from support.daemon.daemon import Daemon, fake
 from support.eventually import eventually
@@ -34,105 +32,91 @@ def test_running_daemon_learns_a_model_and_forgets_it(folder: Path) -> None:
         with daemon.client() as client:
             assert [row["name"] for row in client.status()["models"]] == ["m", "tiny"]
             assert client.status()["pid"] == json.loads(pid)["pid"]
-        again = json.loads(daemon.run("add", str(folder), "--name", "other", "--json").stdout)
+        again = json.loads(daemon.run("add", str(folder), "--as", "other", "--json").stdout)
         assert (again["name"], again["added"], again["served"]) == ("tiny", False, True)
         removed = daemon.run("rm", "tiny")
         assert (removed.returncode, "removed tiny from " in removed.stdout) == (0, True)
         with daemon.client() as client:  # its process may still end
             eventually(lambda: [row["name"] for row in client.status()["models"]] == ["m"])
         last = daemon.run("rm", "m")
-        assert (last.returncode, "m is the only model of " in last.stderr) == (1, True)
+        assert (last.returncode, "removed m from " in last.stdout) == (0, True)
+        with daemon.client() as client:
+            eventually(lambda: client.status()["models"] == [])
+            assert client.add(str(folder), name="again")["added"] == ["again"]
         assert (folder / "config.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("named", "says"),
-    [
-        ("nothing", "no model on this machine is called 'nothing'"),
-        ("", "no model on this machine is called ''"),
-        ("./nothing", "there is nothing at /"),
-        ("x.gguf", "there is nothing at /"),
-        ("https://h.example/datasets/a/b", "is the address of a dataset"),
-        ("https://h.example/a/b/resolve/main/q.gguf", "is the address of one file"),
-        ("https://h.example/a", "names no model"),
-        ("h.example/../..", "names no model"),
-    ],
-)
-def test_name_of_no_model_is_refused(named: str, says: str) -> None:
-    with pytest.raises(CliError, match=re.escape(says)):
-        add._find(named)
+WRONG = {
+    "an unknown name": ("nothing", "unknown_model", "unknown_model"),
+    "a dataset": ("https://h.example/datasets/a/b", "invalid_request", "not_a_model"),
+    "a relative folder": ("./models", "invalid_request", "usage"),
+    "a folder that is none": ("/nowhere/at/all", "invalid_request", "not_found"),
+    "a folder without a model": ("/etc", "invalid_request", "model_folder"),
+}
 
 
-@pytest.mark.parametrize(
-    ("named", "found"),
-    [
-        ("a/b", ("a/b", "main")),
-        ("https://h.example/a/b", ("a/b", "main")),
-        ("https://h.example/a/b/", ("a/b", "main")),
-        ("h.example/a/b?x=1", ("a/b", "main")),
-        ("https://h.example/a/b/tree/v2", ("a/b", "v2")),
-        ("https://h.example/a/b/blob/v2/config.json", ("a/b", "v2")),
-        ("b", ("", "")),
-    ],
-)
-def test_repository_is_read_from_its_name_or_address(named: str, found: tuple[str, str]) -> None:
-    assert add._repository(named) == found
+def test_daemon_refuses_what_it_cannot_serve_and_changes_nothing(folder: Path) -> None:
+    with Daemon({"m": fake(aliases=["other"])}) as daemon, daemon.client() as client:
+        before = daemon.config.read_text()
+        for model, code, problem in WRONG.values():
+            with pytest.raises(RequestError) as caught:
+                client.add(model)
+            assert (caught.value.code, caught.value.detail["problem"]) == (code, problem)
+        with pytest.raises(RequestError, match="another name of m"):
+            client.remove("other")
+        with pytest.raises(RequestError, match="other is another name of m"):
+            client.add(str(folder), name="other")
+        assert client.add("other")["model"] == "m"
+        assert daemon.config.read_text() == before
+        daemon.config.write_text("= nonsense")
+        with pytest.raises(RequestError, match="is not TOML"):
+            client.add(str(folder))
+        assert daemon.config.read_text() == "= nonsense"
+        daemon.config.write_text(before)
 
 
-WRITTEN = """\
-# mine
-[defaults]
-preload = false  # later
+def test_many_changes_at_once_are_all_made_and_a_reload_between_them_loses_none(
+    folder: Path,
+) -> None:
+    with Daemon({"m": fake(preload=False)}) as daemon:
+        folders = [shutil.copytree(folder, daemon.folder / f"f{n}") for n in range(4)]
 
-[models.a]  # first
-path = "/a"
-# before b
-[models."b.c"]
-path = "/b"
-aliases = [
-    "bee",  # [models.x]
-]
+        def change(n: int) -> list[str]:
+            with daemon.client() as client:
+                client.reload()
+                return list(client.add(str(folders[n]), name=f"n{n}")["added"])
 
-# before clients
-[clients.x]
-weight = 2
-"""
-
-
-def test_all_other_lines_stay_when_a_table_comes_and_goes(tmp_path: Path) -> None:
-    file = tmp_path / "c.toml"
-    file.write_text(WRITTEN)
-    file.chmod(0o640)
-    link = tmp_path / "link.toml"
-    link.symlink_to(file)
-    change_configuration(link, lambda models: models.update({"n.w": {"repo": "o/n"}}))
-    text = file.read_text()
-    assert set(WRITTEN.splitlines()) < set(text.splitlines())
-    assert tomllib.loads(text)["models"]["n.w"] == {"repo": "o/n"}
-    assert (link.is_symlink(), file.stat().st_mode & 0o777) == (True, 0o640)
-    change_configuration(link, partial(_pop, "n.w"))
-    assert written(file) == written(None)
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(change, range(4))) == [[f"n{n}"] for n in range(4)]
+        with daemon.client() as client:
+            names = {row["name"] for row in client.status()["models"]}
+        assert names == {"m", "n0", "n1", "n2", "n3"}
+        assert set(tomllib.loads(daemon.config.read_text())["models"]) == names
 
 
-def written(file: Path | None) -> list[str]:
-    """Return the lines of the file, or else of `WRITTEN`, that are not empty."""
-    text = WRITTEN if file is None else file.read_text()
-    return [line for line in text.splitlines() if line]
+class FilelessDaemon(Daemon):
+    """A daemon that was started with `--model`, and not with its file."""
+
+    def start_command(self) -> list[str]:
+        return self.command("start", "--model", f"m={self.folder / 'm'}")
 
 
-@pytest.mark.parametrize(("name", "lines"), [("a", slice(3, 5)), ("b.c", slice(6, 11))])
-def test_comments_below_a_table_stay_when_it_goes(tmp_path: Path, name: str, lines: slice) -> None:
-    file = tmp_path / "c.toml"
-    file.write_text(WRITTEN)
-    change_configuration(file, partial(_pop, name))
-    left = written(None)
-    del left[lines]
-    assert written(file) == left
-
-
-def test_change_that_would_break_a_file_leaves_it(tmp_path: Path) -> None:
-    file = tmp_path / "c.toml"
-    file.write_text(WRITTEN)
-    with pytest.raises(CliError, match="not a valid configuration"):
-        change_configuration(file, lambda models: models.update({"a": {"repo": 3}}))
-    assert (file.read_text(), [path.name for path in tmp_path.iterdir()]) == (WRITTEN, ["c.toml"])
+def test_daemon_without_a_file_keeps_the_model_until_it_ends(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Path(tempfile.mkdtemp(prefix="mlxsup-h-", dir="/tmp"))
+    monkeypatch.setenv("HOME", str(home))
+    daemon = FilelessDaemon({})
+    shutil.copytree(folder, daemon.folder / "m")
+    daemon.endpoint = f"ipc://{home}/.mlxsup/run/client.sock"
+    (daemon.folder / "run").symlink_to(home / ".mlxsup/run")
+    with daemon, daemon.client() as client:
+        done = client.add(str(folder), name="n")
+        assert (done["added"], done["config_path"]) == (["n"], None)
+        assert [row["name"] for row in client.status()["models"]] == ["m", "n"]
+        assert client.remove("m")["removed"] == ["m"]
+        assert client.add(str(folder))["model"] == "n"
+        eventually(lambda: [row["name"] for row in client.status()["models"]] == ["n"])
+        said = daemon.run("rm", "n").stdout
+        assert said == "removed n from the daemon, which has no file\n"
+    shutil.rmtree(home)

@@ -260,12 +260,12 @@ def test_metrics_and_page_follow_crashes_loads_and_evictions() -> None:
         assert seen.value("mlxsup_generation_tokens_total", model="m") == 100
         assert seen.value("mlxsup_request_errors_total", model="", code="unknown_model") == 1
         page = Page(daemon)
-        (crash,) = page.get("/page/state")[1]["crashes"]
-        assert (crash["model"], crash["generation"], crash["signal"]) == ("m", 1, "SIGKILL")
-        _, log = page.get("/page/log?model=m&generation=1")
+        (crash,) = page.get("/page/crashes")[1]["crashes"]
+        assert (crash["model"], crash["generation"], crash["continue"]) == ("m", 1, 1)
+        assert "killed from outside" in crash["what"]
+        _, log = page.get("/page/log/process?name=m&generation=1")
         assert "worker started model=m generation=1" in log["lines"][0]
-        for query in ("model=../mlxsup&generation=1", "model=m&generation=x", "model=m", ""):
-            assert page.get(f"/page/log?{query}")[0] == 400
+        eventually(lambda: page.get("/page/history")[1]["samples"][-1]["models"]["m"][1])
         assert page.act("load", "n") == (200, {"success": True, "model": "n"})
         wait_for_state(client, "n", "READY")
         assert row(client, "m")["state"] == "STOPPED"
@@ -279,7 +279,7 @@ def test_metrics_and_page_follow_crashes_loads_and_evictions() -> None:
         assert page.act("load", "nothing")[0] == 404
         assert page.act("load", "bad")[0] == 200
         eventually(
-            lambda: "load_error" in [one["reason"] for one in page.get("/page/state")[1]["crashes"]]
+            lambda: "bad" in [one["model"] for one in page.get("/page/crashes")[1]["crashes"]]
         )
 
 

@@ -13,6 +13,7 @@ from mlxsup.protocol.message import Message
 from mlxsup.protocol.request_messages import Attach, CancelRequest, PauseRequest, ResumeRequest
 from mlxsup.protocol.states import Priority
 from mlxsup.supervisor.core import events
+from mlxsup.supervisor.core.errors import bad_configuration
 
 from .books import Ask, Listener, Place, Stream
 from .ground import Link, check
@@ -517,10 +518,8 @@ class People:
 
         def read() -> None:
             if caller is not None and dice.random() < 0.25:
-                problems = ("line 3: no such key",)
-                world.handle(
-                    events.ReloadRefused(now=world.time.now, problems=problems, caller=caller)
-                )
+                error = bad_configuration(["line 3: no such key"])
+                world.handle(events.ReloadRefused(now=world.time.now, error=error, caller=caller))
                 return
             world.hub.lose_one()
             entries = tuple(map(world.hub.as_read, self.entries or world.plan.models[:1]))

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from mlxsup.cli.exit_status import CliError
-from mlxsup.cli.why.causes import CAUSES, QUARANTINE, explain
 from mlxsup.cli.why.recording import Recording, read_recording
 from mlxsup.cli.why.report import FOLDER, LEFT_OUT, redacted, redacted_line, write_report
 from mlxsup.cli.why.stories import lines_of, of_model, of_request
+from mlxsup.protocol.death_causes import CAUSES, QUARANTINE, explain
 from mlxsup.protocol.flight import WorkerDied
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.key_file import PREFIX

@@ -21,6 +21,7 @@ from mlxsup.supervisor.core.actions import (
     Spawn,
     WorkerSignal,
 )
+from mlxsup.supervisor.core.errors import bad_configuration
 from mlxsup.supervisor.core.events import Appraised, Caller, Reloaded, ReloadRefused
 from mlxsup.supervisor.core.memory.budget import Budget
 from mlxsup.supervisor.core.memory.need import Need
@@ -159,7 +160,7 @@ def test_the_answer_names_what_it_changes() -> None:
 def test_a_refused_reload_changes_nothing_and_says_why_P20() -> None:
     driver = in_state(State.READY)
     read(driver)
-    driver.do(ReloadRefused(now=driver.now, problems=("a", "b"), caller=CALLER))
+    driver.do(ReloadRefused(now=driver.now, error=bad_configuration(["a", "b"]), caller=CALLER))
     [failed] = driver.sent(Failed)
     assert (failed.id, failed.error["detail"]) == ("x", {"problems": ["a", "b"]})
     assert failed.error["message"].endswith("nothing has changed:\n  a\n  b")
@@ -173,7 +174,7 @@ def test_a_shutdown_answers_a_pending_reload_once(state: State) -> None:
     driver.signal()
     assert driver.errors() == {"x": ErrorCode.SHUTTING_DOWN}, "its file may never be read"
     assert driver.of(Finish) == ([Finish()] if state is State.STOPPED else [])
-    driver.do(ReloadRefused(now=driver.now, problems=("late",), caller=CALLER))
+    driver.do(ReloadRefused(now=driver.now, error=bad_configuration(["late"]), caller=CALLER))
     assert not driver.errors()
     reload(driver, caller=CALLER)
     assert not driver.errors()

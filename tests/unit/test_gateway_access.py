@@ -201,7 +201,13 @@ class WholeDaemon(PlayedDaemon):
     async def status(self) -> dict[str, Any]:
         sizes = ("budget_bytes", "effective_budget_bytes", "reserved_bytes", "machine_bytes")
         memory = dict.fromkeys(sizes, 0)
-        return {"version": "1", "uptime_s": 0, "memory": memory, "gateway": None, "models": []}
+        return {
+            "version": "1", "uptime_s": 0, "memory": memory, "gateway": None, "models": [],
+            "log_dir": "/nowhere",
+        }  # fmt: skip
+
+    async def requests(self) -> dict[str, Any]:
+        return {"requests": [], "more": 0}
 
 
 def test_every_route_but_the_open_ones_needs_a_key(

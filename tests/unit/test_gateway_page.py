@@ -1,22 +1,46 @@
-"""The page at `/`: its headers and files, its token, and the crashes that it lists."""
+"""The page at `/`: its headers and files, its token, and what it asks the gateway for."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import re
+import threading
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
-from mlxsup.client import ConnectionLost
 from mlxsup.gateway import limits
-from mlxsup.gateway.operator import TOKEN_HEADER
-from mlxsup.gateway.page.crashes import MOST_CRASHES, MOST_LINES, Crashes, lines_of
+from mlxsup.gateway.failure import Failure
+from mlxsup.gateway.keys import Keys
+from mlxsup.gateway.operator import TOKEN_HEADER, daemon_silent
+from mlxsup.gateway.page import logs, page
+from mlxsup.gateway.page.history import SPAN_S, History
+from mlxsup.gateway.page.logs import MOST_LINES, MOST_PART_BYTES, end_of, lines_of, read_part
 from mlxsup.gateway.page.page import FILES
+from mlxsup.gateway.page.recorded import MOST_CRASHES, MOST_ENDED, Recorder
+from mlxsup.protocol.client_messages import Timings, Usage
+from mlxsup.protocol.flight import (
+    MODELS_FILE_NAME,
+    PAUSED,
+    REQUESTS_FILE_NAME,
+    Entry,
+    LostRow,
+    ModelChanged,
+    Recorded,
+    RequestEnded,
+    RequestStarted,
+    WorkerDied,
+)
+from mlxsup.protocol.key_file import KeyPlace, add_key
 
 from support.eventually import TIMEOUT_S
-from support.gateway.played_gateway import PlayedDaemon, Response, Site
+from support.gateway.key_place import place_in
+from support.gateway.played_gateway import PlayedDaemon, Response, Site, refused
+from support.models.tiny_model import make_tiny_model
 
 TEXTS = {path.name: path.read_text() for path in sorted(FILES.iterdir()) if path.is_file()}
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
@@ -32,23 +56,23 @@ def ask(method: str, path: str, token: str | None = None, **more: Any) -> Respon
     return asyncio.run(site.ask(method, path, headers=headers, **more))
 
 
-def token_of(page: Response) -> str:
-    (token,) = re.findall(r'<meta name="mlxsup-token" content="([^"]+)">', page.body.decode())
+def token_of(answer: Response) -> str:
+    (token,) = re.findall(r'<meta name="mlxsup-token" content="([^"]+)">', answer.body.decode())
     return str(token)
 
 
 def test_page_forbids_frames_scripts_and_caches() -> None:
-    page = ask("GET", "/")
-    assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
-    assert len(token_of(page)) >= 32
-    assert token_of(page) != token_of(ask("GET", "/")), "each gateway has another one"
-    assert page.headers["x-frame-options"] == "DENY"
-    policy = page.headers["content-security-policy"]
+    whole = ask("GET", "/")
+    assert (whole.status, whole.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert len(token_of(whole)) >= 32
+    assert token_of(whole) != token_of(ask("GET", "/")), "each gateway has another one"
+    assert whole.headers["x-frame-options"] == "DENY"
+    policy = whole.headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "frame-ancestors 'none'" in policy
     assert "unsafe" not in policy
-    assert page.headers["cache-control"] == "no-store"
-    assert "set-cookie" not in page.headers
+    assert whole.headers["cache-control"] == "no-store"
+    assert "set-cookie" not in whole.headers
 
 
 @pytest.mark.parametrize("accept", ["", "*/*", "application/json"])
@@ -60,7 +84,7 @@ def test_program_finds_ollama_in_its_place(method: str, accept: str) -> None:
 
 def test_page_loads_from_the_gateway_alone() -> None:
     loaded = re.findall(r'(?:src|href)="(/[^"]*)"', TEXTS["index.html"])
-    assert loaded == ["/page/style.css", "/page/main.js"]
+    assert loaded == ["/page/style.css", "/page/chat.css", "/page/main.js"]
     for text in TEXTS.values():
         assert set(re.findall(r"https?://[^\s\"')]+", text)) <= NOT_LOADED
         assert "@import" not in text
@@ -82,143 +106,563 @@ def test_page_makes_no_markup_of_texts() -> None:
         assert found == [], name
 
 
+GETS = (
+    "/page/state", "/page/requests", "/page/crashes", "/page/history", "/page/log",
+    "/page/log/file", "/page/log/process", "/page/found",
+)  # fmt: skip
+POSTS = (
+    "/models/load", "/models/unload", "/models/restart", "/page/requests/cancel",
+    "/page/requests/pause", "/page/requests/resume", "/page/requests/prioritize",
+    "/page/models/add", "/page/models/remove", "/page/models/keep",
+)  # fmt: skip
+
+
 @pytest.mark.parametrize("token", [None, "", "wrong", "ünknown"])
 @pytest.mark.parametrize(
-    ("method", "path"),
-    [("GET", "/page/state"), ("GET", "/page/log"), ("POST", "/models/load"),
-     ("POST", "/models/unload"), ("POST", "/models/restart")],
-)  # fmt: skip
+    ("method", "path"), [*(("GET", one) for one in GETS), *(("POST", one) for one in POSTS)]
+)
 def test_page_needs_its_token(method: str, path: str, token: str | None) -> None:
     response = ask(method, path, token, body={"model": "m"} if method == "POST" else None)
     assert (response.status, response.error["code"]) == (403, "operator_only")
 
 
-def test_state_is_shown_to_the_page() -> None:
-    response = ask("GET", "/page/state", "own")
-    assert (response.status, response.json()["crashes"]) == (200, [])
-    assert response.json()["status"]["models"][0]["name"] == "m"
+@pytest.mark.parametrize("path", POSTS)
+def test_nothing_is_changed_by_a_get(path: str) -> None:
+    assert ask("GET", path, "own").status in (404, 405)
 
 
-class BusyDaemon(PlayedDaemon):
-    """A daemon that does not answer at first.
+class HouseDaemon(PlayedDaemon):
+    """A daemon with an open request, which takes commands about requests and models.
 
     Attributes:
-        looks: how often its status was asked for.
-        is_busy: whether it does not answer.
-        crash: the only model, as it is shown.
+        commands: those that it got, with their arguments.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.looks = 0
-        self.is_busy = True
-        self.crash: dict[str, Any] = {}
+        self.commands: list[tuple[str, ...]] = []
 
-    async def status(self) -> dict[str, Any]:
-        self.looks += 1
-        if self.is_busy:
-            raise TimeoutError
-        status = await super().status()
-        return {**status, "models": [status["models"][0] | self.crash]}
+    async def requests(self) -> dict[str, Any]:
+        return {"requests": [{"id": "r1", "number": "#1"}], "more": 0}
 
-    async def looked_at(self, times: int) -> None:
-        async with asyncio.timeout(TIMEOUT_S):
-            while self.looks < times:  # noqa: ASYNC110 - nothing else says so
-                await asyncio.sleep(0)
+    async def cancel(self, request: str) -> dict[str, Any]:
+        return self._note("cancel", request)
 
+    async def pause(self, request: str) -> dict[str, Any]:
+        return self._note("pause", request)
 
-def test_crashes_are_noted_again_once_the_daemon_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "FOLLOW_AGAIN_S", 0.0)
-    daemon = BusyDaemon()
-    site = Site(daemon)
+    async def resume(self, request: str) -> dict[str, Any]:
+        return self._note("resume", request)
 
-    async def run() -> None:
-        async with site.life():
-            for times in (1, 2):
-                await daemon.looked_at(times)
-                lost = ConnectionLost("the daemon is silent", "ipc:///x")
-                daemon.subscriptions[-1].items.put_nowait(lost)
-            await daemon.looked_at(3)
+    async def prioritize(self, request: str, priority: str) -> dict[str, Any]:
+        return self._note("prioritize", request, priority)
 
-    asyncio.run(run())
+    async def add(self, model: str) -> dict[str, Any]:
+        return self._note("add", model)
 
+    async def remove(self, model: str) -> dict[str, Any]:
+        return self._note("remove", model)
 
-def test_busy_daemon_is_asked_again_at_the_next_change() -> None:
-    daemon = BusyDaemon()
-    site = Site(daemon)
+    async def load(self, model: str, *, keep_alive: float | None = None) -> dict[str, Any]:
+        return self._note("load", model, str(keep_alive))
 
-    async def run() -> list[dict[str, Any]]:
-        async with site.life():
-            await daemon.looked_at(1)
-            daemon.is_busy, daemon.crash = False, row(generation=1)
-            (told,) = daemon.subscriptions
-            told.items.put_nowait({"model": "m", "from": "READY", "to": "BACKOFF", "why": ""})
-            await daemon.looked_at(2)
-            daemon.crash = row(generation=2, reason="asked")
-            token = token_of(await site.ask("GET", "/", headers=BROWSER, has_life=False))
-            headers = {TOKEN_HEADER: token}
-            response = await site.ask("GET", "/page/state", headers=headers, has_life=False)
-            crashes: list[dict[str, Any]] = response.json()["crashes"]
-            return crashes
-
-    assert [crash["generation"] for crash in asyncio.run(run())] == [1]
+    def _note(self, *words: str) -> dict[str, Any]:
+        if words[1] == "gone":
+            raise refused("invalid_request", parameter="request", hint="look again")
+        self.commands.append(words)
+        return {"request": words[1]}
 
 
-def row(
-    name: str = "m", generation: int = 1, state: str = "BACKOFF", **last: Any
-) -> dict[str, Any]:
-    """A model of a status whose last process has ended so."""
-    exit = {"reason": "crash", "signal": "SIGKILL", "code": None, "detail": "", "at": 10.0}
-    return {"name": name, "generation": generation, "state": state, "last_exit": {**exit, **last}}
+class House:
+    """A gateway whose page asks with its token.
+
+    Args:
+        daemon: behind it.
+        keys: that it takes.
+    """
+
+    def __init__(self, daemon: HouseDaemon, keys: Keys | None = None) -> None:
+        self.site = Site(daemon, keys=keys)
+        self.token = self.site.gateway.operator.token
+
+    def get(self, path: str, *, key: str = "") -> Response:
+        path, _, query = path.partition("?")
+        return asyncio.run(self.site.ask("GET", path, query=query, headers=self._headers(key)))
+
+    def post(self, path: str, body: Any) -> Response:
+        return asyncio.run(self.site.ask("POST", path, body, headers=self._headers("")))
+
+    def _headers(self, key: str) -> dict[str, str]:
+        return {TOKEN_HEADER: self.token, "x-api-key": key}
 
 
-def listed(*statuses: list[dict[str, Any]]) -> list[tuple[str, int]]:
-    crashes = Crashes()
-    for rows in statuses:
-        crashes.observe({"models": rows})
-    return [(crash.model, crash.generation) for crash in crashes.latest()]
+# ---------------------------------------------------------------- who may see what
 
 
-FIRST, SECOND = row(generation=1, at=10.0), row(generation=2, at=20.0)
+def test_state_is_the_whole_status_for_the_page_of_an_operator() -> None:
+    seen = House(HouseDaemon()).get("/page/state").json()
+    assert seen["missing"] == ""
+    assert seen["status"]["log_dir"] == "/nowhere"
+
+
+def test_a_guest_sees_the_models_and_why_the_rest_is_missing(tmp_path: Path) -> None:
+    place = place_in(tmp_path)
+    daemon = HouseDaemon()
+    daemon.row = {"folder": "/secret", "repo": "a/b", "rows": [{"client": "boss"}]}
+    keys = {name: new_key(place, name) for name in ("guest", "boss")}
+    house = House(daemon, Keys(place))
+    guest = house.get("/page/state", key=keys["guest"])
+    assert guest.status == 200
+    assert "the key of an operator" in guest.json()["missing"]
+    (model,) = guest.json()["status"]["models"]
+    assert (model["name"], model["state"]) == ("m", "READY")
+    for secret in (b"secret", b"a/b", b"boss", b"log_dir", b"client"):
+        assert secret not in guest.body
+    assert {house.get(path, key=keys["guest"]).status for path in GETS[1:]} == {403}
+    assert house.get("/page/state", key=keys["boss"]).json()["missing"] == ""
+
+
+def new_key(place: KeyPlace, name: str) -> str:
+    key = add_key(place, name=name, account=name, is_operator=name == "boss", created="")
+    assert key is not None
+    return key
+
+
+# ---------------------------------------------------------------- requests
 
 
 @pytest.mark.parametrize(
-    ("given", "crashes"),
+    ("action", "body", "command"),
     [
-        ([[FIRST], [FIRST], [SECOND], [SECOND]], [("m", 2), ("m", 1)]),
-        ([[row("a", at=20.0), row("b", at=10.0)]], [("a", 1), ("b", 1)]),
-        # A crash belongs to the process before the one that is shown.
-        (
-            [[row(generation=n, state=state)]
-             for n, state in ((2, "BACKOFF"), (3, "LOADING"), (3, "READY"))],
-            [("m", 2)],
-        ),
-        ([[row(reason="asked"), {"name": "n", "last_exit": None}]], []),
-        (
-            [[row(generation=n, at=float(n))] for n in range(1, 101)],
-            [("m", n) for n in range(100, 100 - MOST_CRASHES, -1)],
-        ),
+        ("cancel", {"request": "r1"}, ("cancel", "r1")),
+        ("pause", {"request": "#12"}, ("pause", "#12")),
+        ("resume", {"request": "r1"}, ("resume", "r1")),
+        ("prioritize", {"request": "r1", "priority": "batch"}, ("prioritize", "r1", "batch")),
     ],
-    ids=["once", "two models", "the process before", "an asked end", "old ones are dropped"],
-)  # fmt: skip
-def test_crashes_are_listed_newest_first(
-    given: list[list[dict[str, Any]]], crashes: list[tuple[str, int]]
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_buttons_of_a_request_ask_the_daemon(
+    action: str, body: dict[str, Any], command: tuple[str, ...]
 ) -> None:
-    assert listed(*given) == crashes
+    daemon = HouseDaemon()
+    assert House(daemon).post(f"/page/requests/{action}", body).status == 200
+    assert daemon.commands == [command]
+
+
+@pytest.mark.parametrize(
+    ("action", "body", "field"),
+    [
+        ("cancel", {}, "request"),
+        ("cancel", {"request": ""}, "request"),
+        ("cancel", {"request": 1}, "request"),
+        ("cancel", {"request": "gone"}, "request"),
+        ("cancel", {"request": "r1", "now": True}, "now"),
+        ("pause", {"request": "r1", "priority": "batch"}, "priority"),
+        ("prioritize", {"request": "r1"}, "priority"),
+        ("prioritize", {"request": "r1", "priority": "highest"}, "priority"),
+        ("prioritize", {"request": "r1", "priority": ["batch"]}, "priority"),
+    ],
+)
+def test_button_with_a_wrong_field_changes_nothing(
+    action: str, body: dict[str, Any], field: str
+) -> None:
+    daemon = HouseDaemon()
+    response = House(daemon).post(f"/page/requests/{action}", body)
+    assert (response.status, response.error["param"], daemon.commands) == (400, field, [])
+
+
+# ---------------------------------------------------------------- models that come and go
+
+
+@pytest.fixture
+def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    """A home with two models, one of which the daemon serves already."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    folders = {name: tmp_path / ".mlxsup" / "models" / name for name in ("m", "new")}
+    for folder in folders.values():
+        make_tiny_model(folder)
+    return folders
+
+
+def served(folder: Path) -> HouseDaemon:
+    daemon = HouseDaemon()
+    daemon.row = {**daemon.row, "folder": str(folder)}
+    return daemon
+
+
+def test_models_on_this_machine_are_added_by_a_key_that_is_no_path(found: dict[str, Path]) -> None:
+    daemon = served(found["m"])
+    house = House(daemon)
+    listed = house.get("/page/found")
+    (model,) = listed.json()["models"]
+    assert (model["title"], model["problem"]) == ("new", "")
+    assert model["size_bytes"] > 0
+    assert str(found["new"]).encode() not in listed.body
+    assert house.post("/page/models/add", {"found": model["key"]}).status == 200
+    assert daemon.commands == [("add", str(found["new"]))]
+
+
+@pytest.mark.parametrize(
+    "named", ["org/model", "https://huggingface.co/org/model/tree/main", "qwen3:4b", " org/model "]
+)
+def test_model_of_the_hub_is_added_by_what_names_it(named: str) -> None:
+    daemon = HouseDaemon()
+    assert House(daemon).post("/page/models/add", {"model": named}).status == 200
+    assert daemon.commands == [("add", named.strip())]
+
+
+@pytest.mark.parametrize(
+    ("action", "body", "field"),
+    [
+        ("add", {}, "model"),
+        ("add", {"model": ""}, "model"),
+        ("add", {"model": "   "}, "model"),
+        ("add", {"model": 1}, "model"),
+        ("add", {"model": "x" * 513}, "model"),
+        ("add", {"model": "/etc"}, "model"),
+        ("add", {"model": " /etc"}, "model"),
+        ("add", {"model": "~/models/m"}, "model"),
+        ("add", {"model": "../m"}, "model"),
+        ("add", {"model": "a\u0000b"}, "model"),
+        ("add", {"model": "a\nb"}, "model"),
+        ("add", {"model": "m", "found": "m"}, "model"),
+        ("add", {"model": "m", "name": "n"}, "name"),
+        ("add", {"found": "0" * 32}, "found"),
+        ("add", {"found": "/etc"}, "found"),
+        ("remove", {}, "model"),
+        ("remove", {"model": ["m"]}, "model"),
+        ("remove", {"model": "m", "files": "yes"}, "files"),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_model_that_is_named_wrongly_changes_nothing(
+    action: str, body: dict[str, Any], field: str, found: dict[str, Path]
+) -> None:
+    daemon = served(found["m"])
+    response = House(daemon).post(f"/page/models/{action}", body)
+    assert (response.status, response.error["param"], daemon.commands) == (400, field, [])
+
+
+def test_model_is_kept_and_removed() -> None:
+    daemon = HouseDaemon()
+    house = House(daemon)
+    assert house.post("/page/models/keep", {"model": "m"}).status == 200
+    assert house.post("/page/models/remove", {"model": "m"}).status == 200
+    assert daemon.commands == [("load", "m", "-1.0"), ("remove", "m")]
+
+
+def test_refusal_of_the_daemon_is_told_with_its_hint() -> None:
+    response = House(HouseDaemon()).post("/page/models/remove", {"model": "gone"})
+    assert (response.status, response.error["message"]) == (
+        400,
+        "it is invalid_request; look again",
+    )
+
+
+def write_entries(path: Path, *entries: Entry) -> None:
+    """Add entries to a file of the flight recorder."""
+    with path.open("ab") as file:
+        for number, entry in enumerate(entries):
+            file.write(Recorded(number=number, at=100.0 + number, entry=entry).to_line())
+
+
+def ended(number: int, **more: Any) -> RequestEnded:
+    return RequestEnded(id=f"r{number}", number=number, model="m", outcome="stop", **more)
+
+
+def test_requests_are_those_that_are_open_and_the_last_that_have_ended(tmp_path: Path) -> None:
+    daemon = HouseDaemon()
+    daemon.log_dir = str(tmp_path)
+    house = House(daemon)
+    assert house.get("/page/requests").json()["ended"] == []
+    file = tmp_path / REQUESTS_FILE_NAME
+    usage, timings = Usage(completion_tokens=11), Timings(first_token_s=1.0, total_s=3.0)
+    write_entries(
+        file,
+        RequestStarted(id="r1", number=1, model="m"),
+        ended(1, usage=usage, timings=timings, client="alice"),
+    )
+    seen = house.get("/page/requests").json()
+    assert [one["number"] for one in seen["requests"]] == ["#1"]
+    assert seen["ended"] == [
+        {"number": "#1", "model": "m", "client": "alice", "at": 101.0, "outcome": "stop",
+         "tokens": 11, "total_s": 3.0, "tokens_per_s": 5.0, "resumed": 0}
+    ]  # fmt: skip
+    file.write_bytes(file.read_bytes() + b'damaged "request_ended"\n')
+    write_entries(file, *(ended(number) for number in range(2, 100)))
+    numbers = [one["number"] for one in house.get("/page/requests").json()["ended"]]
+    assert numbers == [f"#{number}" for number in range(99, 99 - MOST_ENDED, -1)]
+
+
+# ---------------------------------------------------------------- crashes
+
+
+def died(generation: int = 1, **more: Any) -> WorkerDied:
+    given = {"reason": "crash", "signal": "SIGKILL", "after": "BACKOFF", **more}
+    return WorkerDied(model="m", generation=generation, **given)
+
+
+def crashes_in(folder: Path, *entries: Entry) -> list[dict[str, Any]]:
+    write_entries(folder / MODELS_FILE_NAME, *entries)
+    return Recorder(folder).crashes()
+
+
+def test_crash_is_told_in_the_words_of_why(tmp_path: Path) -> None:
+    rows = [LostRow(id="a", number=1), LostRow(id="b", number=2, fate=PAUSED)]
+    (crash,) = crashes_in(tmp_path, died(3, rows=rows, more_rows=4))
+    assert (crash["model"], crash["generation"], crash["at"]) == ("m", 3, 100.0)
+    assert crash["what"] == "its process was killed from outside mlxsup (SIGKILL)"
+    assert any("out of memory" in one for one in crash["advice"])
+    assert (crash["continue"], crash["lost"]) == (1, 5)
+
+
+@pytest.mark.parametrize(
+    ("entries", "generations"),
+    [
+        ([], []),
+        ([died(1), died(2)], [2, 1]),
+        ([died(1, reason="asked")], []),
+        ([ModelChanged(model="worker_died", generation=1, before="READY", after="x")], []),
+        ([died(n) for n in range(1, 101)], list(range(100, 100 - MOST_CRASHES, -1))),
+    ],
+    ids=["none", "newest first", "an asked end", "another entry", "old ones are left out"],
+)
+def test_crashes_are_those_of_the_recorder(
+    tmp_path: Path, entries: list[Entry], generations: list[int]
+) -> None:
+    assert [one["generation"] for one in crashes_in(tmp_path, *entries)] == generations
+
+
+def test_crash_that_comes_later_is_read_too(tmp_path: Path) -> None:
+    daemon = HouseDaemon()
+    daemon.log_dir = str(tmp_path)
+    house = House(daemon)
+    for generation in (1, 2):
+        write_entries(tmp_path / MODELS_FILE_NAME, died(generation))
+        crashes = house.get("/page/crashes").json()["crashes"]
+        assert crashes[0]["generation"] == generation
+
+
+# ---------------------------------------------------------------- history
+
+
+def status_with(**speeds: float) -> dict[str, Any]:
+    rows = [
+        {"name": name, "footprint_bytes": 100 * bool(speed), "tokens_per_s": speed,
+         "running": ["r"], "queued": 2}
+        for name, speed in speeds.items()
+    ]  # fmt: skip
+    return {"models": rows, "memory": {"effective_budget_bytes": 1000}}
+
+
+def test_history_has_an_hour_of_samples_and_gives_those_that_are_new() -> None:
+    times = iter(range(10_000))
+    history = History(HouseDaemon().status, wall=lambda: float(next(times)))
+    history.take(status_with(m=1.25, stopped=0.0))
+    (sample,) = json.loads(history.after(-1.0))["samples"]
+    assert sample == {
+        "at": 0,
+        "budget": 1000,
+        "running": 2,
+        "waiting": 4,
+        "models": {"m": [1.2, 100]},
+    }
+    for _ in range(2000):
+        history.take(status_with())
+    told = json.loads(history.after(-1.0))
+    assert len(told["samples"]) == SPAN_S / told["interval_s"]
+    newest = told["samples"][-1]["at"]
+    assert [one["at"] for one in json.loads(history.after(newest - 2.0))["samples"]] == [
+        newest - 1,
+        newest,
+    ]
+
+
+def test_daemon_that_does_not_answer_leaves_a_gap_in_the_history(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers: list[dict[str, Any] | Failure] = [daemon_silent(), status_with(m=1.0)]
+
+    async def status() -> dict[str, Any]:
+        if not answers:
+            raise asyncio.CancelledError
+        if isinstance(answer := answers.pop(0), Failure):
+            raise answer
+        return answer
+
+    history = History(status, wall=lambda: 1.0)
+    monkeypatch.setattr("mlxsup.gateway.page.history.INTERVAL_S", 0.0)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(history.watch())
+    assert json.loads(history.after(0.0))["samples"][0]["models"] == {"m": [1.0, 100]}
+
+
+@pytest.mark.parametrize(("after", "status"), [("", 400), ("x", 400), ("-1", 200), ("nan", 200)])
+def test_history_takes_a_time(after: str, status: int) -> None:
+    assert House(HouseDaemon()).get(f"/page/history?after={after}").status == status
+
+
+# ---------------------------------------------------------------- logs
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "n", "nobody", "../m", "/etc/passwd", "m.log", "mlxsup-flight", "m\0", "mlxsup.log"],
+)
+@pytest.mark.parametrize("path", ["/page/log", "/page/log/file", "/page/log/process"])
+def test_log_is_named_by_a_model_and_never_by_a_path(tmp_path: Path, path: str, name: str) -> None:
+    daemon = HouseDaemon()
+    daemon.log_dir = str(tmp_path)
+    response = House(daemon).get(f"{path}?generation=1&name={quote(name)}")
+    assert (response.status, response.error["param"]) == (400, "name")
+
+
+@pytest.mark.parametrize("generation", ["", "-1", "x", "1" * 20, "\u0661"])
+def test_process_is_named_by_its_number(generation: str) -> None:
+    query = f"name=m&generation={quote(generation)}"
+    response = House(HouseDaemon()).get(f"/page/log/process?{query}")
+    assert (response.status, response.error["param"]) == (400, "generation")
+
+
+def test_log_is_followed_from_where_it_was_read_last(tmp_path: Path) -> None:
+    daemon = HouseDaemon()
+    daemon.log_dir = str(tmp_path)
+    house = House(daemon)
+    log, cursor = tmp_path / "mlxsup.log", ""
+
+    def read() -> list[str]:
+        nonlocal cursor
+        part = house.get(f"/page/log?name=mlxsup&cursor={cursor}").json()
+        assert part["path"] == str(log)
+        assert not part["has_gap"]
+        cursor = part["cursor"]
+        lines: list[str] = part["lines"]
+        return lines
+
+    assert read() == []
+    log.write_text("one\ntwo\nhal")
+    assert read() == ["one", "two"]
+    assert read() == []
+    with log.open("a") as file:
+        file.write("f\x1b[31m\n\n")
+    assert read() == ["half", ""]
+    with log.open("a") as file:
+        file.write("last of the old")
+    log.rename(tmp_path / "mlxsup.log.1")
+    assert read() == []
+    log.write_text("first of the new\n")
+    assert read() == ["last of the old", "first of the new"]
+    log.unlink()
+    assert read() == []
+
+
+@pytest.mark.parametrize("cursor", ["x", "1", "1-", "-1-1", "1-99999999999999999999", "9" * 100])
+def test_cursor_that_is_none_means_the_end_of_the_log(tmp_path: Path, cursor: str) -> None:
+    (tmp_path / "m.log").write_text("one\n")
+    assert read_part(tmp_path / "m.log", cursor).lines == ["one"]
+
+
+LONG = "x" * 999
+MANY = MOST_PART_BYTES // 1000
+
+
+def test_part_of_a_log_is_short_and_says_what_it_leaves_out(tmp_path: Path) -> None:
+    log = tmp_path / "m.log"
+    log.write_text(f"{LONG}\n" * (3 * MANY))
+    first = read_part(log, "")
+    assert (len(first.lines), first.has_gap, set(first.lines)) == (MANY, False, {LONG})
+    with log.open("a") as file:
+        file.write(f"{LONG}\n" * (2 * MANY))
+    second = read_part(log, first.cursor)
+    assert (len(second.lines), second.has_gap, set(second.lines)) == (MANY, True, {LONG})
+    log.write_text("cut\n")
+    third = read_part(log, second.cursor)
+    assert (third.lines, third.has_gap) == (["cut"], True)
+    log.write_text("y" * (2 * MOST_PART_BYTES))
+    (line,) = read_part(log, "").lines
+    assert len(line) < 5000
+    assert line.endswith("more characters)")
+
+
+def test_download_has_the_end_of_a_log_and_nothing_a_terminal_acts_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "MOST_FILE_BYTES", 2500)
+    log = tmp_path / "m.log"
+    assert end_of(log) == b""
+    log.write_text(f"{LONG}\n" * 5 + "\x1b]0;title\x07\u202e\n")
+    assert end_of(log).split(b"\n")[:-2] == [LONG.encode()] * 2
+    assert b"\x1b" not in end_of(log)
+    daemon = HouseDaemon()
+    daemon.log_dir = str(tmp_path)
+    response = House(daemon).get("/page/log/file?name=m")
+    assert response.body == end_of(log)
+    assert response.headers["content-type"] == "text/plain; charset=utf-8"
+    assert response.headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize("path", ["/page/log", "/page/log/file"])
+def test_log_that_is_no_file_is_refused(tmp_path: Path, path: str) -> None:
+    os.mkfifo(tmp_path / "m.log")
+    daemon = HouseDaemon()
+    daemon.log_dir = str(tmp_path)
+    response = House(daemon).get(f"{path}?name=m")
+    assert (response.status, response.error["code"]) == (503, "unreadable")
+
+
+def test_disk_that_hangs_takes_two_threads_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All others are answered, and read again once it answers."""
+    monkeypatch.setattr(limits, "STATUS_LIMIT_S", 0.05)
+    site = Site(HouseDaemon())
+    headers = {TOKEN_HEADER: site.gateway.operator.token}
+    is_back = threading.Event()
+    began: list[Path] = []
+
+    def hang(path: Path, cursor: str) -> logs.Part:
+        began.append(path)
+        assert is_back.wait(TIMEOUT_S)
+        return logs.Part([], "", has_gap=False)
+
+    monkeypatch.setattr("mlxsup.gateway.page.page.read_part", hang)
+
+    async def ask_log() -> Response:
+        query = "name=m"
+        return await site.ask("GET", "/page/log", headers=headers, query=query, has_life=False)
+
+    async def run() -> None:
+        async with site.life():
+            refused = await asyncio.gather(*(ask_log() for _ in range(10)))
+            assert {one.error["message"] for one in refused} == {"the disk does not answer"}
+            assert len(began) == page.MOST_READERS
+            is_back.set()
+            monkeypatch.setattr(limits, "STATUS_LIMIT_S", TIMEOUT_S)
+            assert (await ask_log()).status == 200
+
+    asyncio.run(run())
 
 
 RULE = "--- generation {} pid 1 2026-01-01T00:00:00Z"
 
 
-def test_lines_of_a_process_lie_between_its_rules(tmp_path: Path) -> None:
-    many = [f"line {n}" for n in range(100)]
-    lines = [RULE.format(1), "one", RULE.format(2), *many, RULE.format(3), "three"]
-    (tmp_path / "m.log").write_text("\n".join(lines) + "\n")
-    assert lines_of(tmp_path, "m", 1) == ["one"]
-    assert lines_of(tmp_path, "m", 2) == many[-MOST_LINES:]
-    assert lines_of(tmp_path, "m", 3) == ["three"]
-    assert lines_of(tmp_path, "m", 4) == []
-    assert lines_of(tmp_path, "other", 1) == []
-    lines = [RULE.format(1), "before", RULE.format(1), "after", RULE.format(2)]
-    (tmp_path / "m.log").write_text("\n".join(lines) + "\n")
-    assert lines_of(tmp_path, "m", 1) == ["after"], "those of the later daemon"
+@pytest.mark.parametrize(
+    ("lines", "generation", "expected"),
+    [
+        ([RULE.format(1), "one", RULE.format(2), "two"], 1, ["one"]),
+        ([RULE.format(1), "one", RULE.format(2), "two"], 2, ["two"]),
+        ([RULE.format(1), "one"], 2, []),
+        ([], 1, []),
+        (
+            [RULE.format(1), *(f"line {n}" for n in range(100)), RULE.format(2)], 1,
+            [f"line {n}" for n in range(100 - MOST_LINES, 100)],
+        ),
+        ([RULE.format(1), "before", RULE.format(1), "after", RULE.format(2)], 1, ["after"]),
+    ],
+    ids=["first", "second", "unknown", "empty", "the last lines", "of the later daemon"],
+)  # fmt: skip
+def test_lines_of_a_process_lie_between_its_rules(
+    tmp_path: Path, lines: list[str], generation: int, expected: list[str]
+) -> None:
+    log = tmp_path / "m.log"
+    log.write_text("".join(f"{line}\n" for line in lines))
+    assert lines_of(log, generation) == expected

@@ -78,6 +78,8 @@ LINKS: dict[str, tuple[tuple[type[Message], ...], list[Message]]] = {
             client_messages.Stop(id=ID, now=True, timeout_s=2.0),
             client_messages.Subscribe(id=ID),
             client_messages.Reload(id=ID),
+            client_messages.AddModel(id=ID, model="org/m", name="m", revision="v2"),
+            client_messages.RemoveModel(id=ID, model=MODEL),
         ],
     ),
     "supervisor to client": (

@@ -58,27 +58,33 @@ async function ask(path, options = {}) {
   let response = await send();
   if (response.status === 403 && (await renewToken())) response = await send();
   if (!response.ok) throw await refusal(response);
-  return response.json();
+  return response;
 }
 
-/** The daemon's status, and the last crashes. */
+/** Gets what is at a path, as an object. */
+export async function get(path, query = {}, signal = null) {
+  return (await ask(`${path}?${new URLSearchParams(query)}`, { signal })).json();
+}
+
+/** Gets what is at a path, as a file. */
+export async function getFile(path, query) {
+  return (await ask(`${path}?${new URLSearchParams(query)}`)).blob();
+}
+
+/** Asks for a change; returns once it is accepted. */
+export async function post(path, body) {
+  const headers = { "content-type": "application/json" };
+  return (await ask(path, { method: "POST", headers, body: JSON.stringify(body) })).json();
+}
+
+/** The daemon's status, and why less of it is shown than an operator gets. */
 export function state(signal) {
-  return ask("/page/state", { signal });
+  return get("/page/state", {}, signal);
 }
 
-/** The last lines that a process has printed. */
-export async function log(model, generation) {
-  const query = new URLSearchParams({ model, generation });
-  return (await ask(`/page/log?${query}`)).lines;
-}
-
-/** Loads, unloads or restarts a model; returns once that is accepted. */
-export function act(action, model) {
-  return ask(`/models/${action}`, {
-    method: "POST",
-    headers: { "content-type": "application/json" },
-    body: JSON.stringify({ model }),
-  });
+/** Why something did not work, in a sentence. */
+export function why(error) {
+  return error instanceof Refused ? error.message : "mlxsup does not answer";
 }
 
 /**

@@ -1,14 +1,12 @@
-// Two charts of the last five minutes: tokens per second, and memory, of each model.
+// Charts of the last hour, whose samples come from the gateway: speed, memory and requests.
 
+import { get } from "./api.js";
 import { make, mark, size, write } from "./view.js";
 
-const SPAN_S = 300;
-const GAP_S = 5;
+const SPANS_S = [300, 900, 1800, 3600];
+const INTERVAL_MS = 5000;
 const WIDTH = 600;
-const HEIGHT = 200;
-const LEFT = 8;
-const TOP = 28;
-const BOTTOM = 28;
+const HEIGHT = 100;
 const COLOURS = 8;
 const FAR = 5;
 const SVG = "http://www.w3.org/2000/svg";
@@ -27,14 +25,24 @@ export function nice(value) {
   return [1, 2, 5, 10].map((digit) => digit * power).find((top) => top >= value * (1 - 1e-9));
 }
 
-/** The path of one model's line, broken where nothing is known. */
-export function path(samples, now, top) {
+/** A round number of bytes that is not below: 1, 2, 5, … in the unit that suits it. */
+export function niceSize(bytes) {
+  const unit = bytes > 2 ** 30 ? 2 ** 30 : 2 ** 20;
+  return nice(bytes / unit) * unit;
+}
+
+/** The place of a value from above; the largest and the smallest lie within the frame. */
+function heightOf(value, top) {
+  return 1 + (1 - Math.min(value / top, 1)) * (HEIGHT - 2);
+}
+
+/** The path of one line, broken where nothing is known for longer than two samples. */
+export function path(samples, { now, span, gap }, top) {
   let text = "";
   let before = -Infinity;
   for (const { at, value } of samples) {
-    const x = LEFT + (1 - (now - at) / SPAN_S) * (WIDTH - LEFT);
-    const y = TOP + (1 - Math.min(value / top, 1)) * (HEIGHT - TOP - BOTTOM);
-    text += `${at - before > GAP_S ? "M" : "L"}${x.toFixed(1)} ${y.toFixed(1)}`;
+    const x = Math.max(0, (1 - (now - at) / span) * WIDTH);
+    text += `${at - before > gap ? "M" : "L"}${x.toFixed(1)} ${heightOf(value, top).toFixed(1)}`;
     before = at;
   }
   return text;
@@ -51,68 +59,54 @@ export class Chart {
   constructor(figure, title, format, tops) {
     this.format = format;
     this.tops = tops;
-    this.samples = new Map();
-    this.caption = make("figcaption", {}, title);
     this.title = title;
-    this.picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", class: "chart" });
-    this.top = svg("text", { x: LEFT, y: TOP - 6, class: "axis" });
+    this.caption = make("figcaption", {}, title);
+    this.top = make("div", { class: "axis" });
+    this.start = make("span");
+    this.picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img",
+      class: "chart" });
     this.limit = svg("path", { class: "limit" });
     this.lines = svg("g");
-    const floor = HEIGHT - BOTTOM;
-    this.picture.append(
-      svg("path", { class: "grid", d: `M${LEFT} ${TOP}H${WIDTH}M${LEFT} ${floor}H${WIDTH}` }),
-      this.top, this.limit, this.lines,
-      svg("text", { x: LEFT, y: HEIGHT - 6, class: "axis" }, "5 minutes ago"),
-      svg("text", { x: WIDTH, y: HEIGHT - 6, class: "axis", "text-anchor": "end" }, "now"),
-    );
+    this.picture.append(svg("path", { class: "grid", d: `M0 0H${WIDTH}M0 ${HEIGHT}H${WIDTH}` }), this.limit,
+      this.lines);
+    const times = make("div", { class: "axis" }, this.start, make("span", {}, "now"));
     this.legend = make("ul", { class: "legend", role: "list" });
-    figure.append(this.caption, this.picture, this.legend);
+    figure.append(this.caption, this.top, this.picture, times, this.legend);
   }
 
   /**
-   * Takes one sample of each model, and draws.
+   * Draws.
    *
-   * @param now seconds.
-   * @param values by model.
+   * @param time `now`, `span` and `gap` in seconds.
+   * @param series samples by name, each oldest first.
    * @param limit a line across; null for none.
    */
-  add(now, values, limit = null) {
-    for (const [name, value] of values) {
-      if (!this.samples.has(name)) this.samples.set(name, []);
-      this.samples.get(name).push({ at: now, value });
-    }
-    for (const [name, samples] of this.samples) {
-      while (samples.length && now - samples[0].at > SPAN_S) samples.shift();
-      if (!samples.length) this.samples.delete(name);
-    }
-    this.draw(now, values, limit);
-  }
-
-  draw(now, values, limit) {
-    const all = [...this.samples.values()].flat().map(({ value }) => value);
-    const most = Math.max(0, ...all);
+  draw(time, series, limit = null) {
+    const most = Math.max(0, ...[...series.values()].flat().map(({ value }) => value));
     // A limit far above everything would press the lines to the floor.
     const isNear = limit !== null && limit <= FAR * most;
     const top = this.tops(isNear ? Math.max(most, limit) : most);
     write(this.top, this.format(top));
-    const height = TOP + (1 - limit / top) * (HEIGHT - TOP - BOTTOM);
-    mark(this.limit, "d", isNear ? `M${LEFT} ${height.toFixed(1)}H${WIDTH}` : "");
+    write(this.start, `${time.span / 60} minutes ago`);
+    mark(this.limit, "d", isNear ? `M0 ${heightOf(limit, top).toFixed(1)}H${WIDTH}` : "");
     const dashed = isNear ? ", the dashed line" : "";
-    write(this.caption, this.title + (limit === null ? "" : `; budget ${this.format(limit)}${dashed}`));
-    const names = [...this.samples.keys()];
+    write(this.caption, this.title + (limit === null ? "" : ` of ${this.format(limit)} for models${dashed}`));
+    const names = [...series.keys()];
     while (this.lines.childElementCount > names.length) this.lines.lastElementChild.remove();
     while (this.legend.childElementCount > names.length) this.legend.lastElementChild.remove();
     names.forEach((name, place) => {
       const line = this.lines.children[place] ?? this.lines.appendChild(svg("path"));
+      const samples = series.get(name);
       mark(line, "class", `line colour${place % COLOURS}`);
-      mark(line, "d", path(this.samples.get(name), now, top));
+      mark(line, "d", path(samples, time, top));
       const item = this.legend.children[place] ?? this.legend.appendChild(legendItem());
       mark(item.querySelector("path"), "class", `line colour${place % COLOURS}`);
-      const value = values.has(name) ? this.format(values.get(name)) : "removed";
-      write(item.querySelector("span"), `${name}: ${value}`);
+      const last = samples.at(-1);
+      const isNow = last && time.now - last.at <= time.gap;
+      write(item.querySelector("span"), `${name}: ${isNow ? this.format(last.value) : "not loaded"}`);
     });
     const texts = [...this.legend.children].map((item) => item.textContent);
-    mark(this.picture, "aria-label", `${this.title}, now ${texts.join(", ") || "no model"}`);
+    mark(this.picture, "aria-label", `${this.title}, now ${texts.join(", ") || "no model loaded"}`);
   }
 }
 
@@ -122,19 +116,39 @@ function legendItem() {
   return make("li", {}, key, make("span"));
 }
 
-/** The two charts of the page. */
+/** The charts of the page. */
 export class Charts {
-  constructor(speed, memory) {
-    this.speed = new Chart(speed, "Tokens per second", (value) => String(+value.toFixed(1)), nice);
-    const tops = (bytes) => nice(bytes / 2 ** 20) * 2 ** 20;
-    this.memory = new Chart(memory, "Memory of each worker", size, tops);
+  constructor() {
+    const figures = ["speed", "memory", "load"].map((id) => make("figure", { id }));
+    this.element = make("div", { class: "charts" }, ...figures);
+    const [speed, memory, load] = figures;
+    this.speed = new Chart(speed, "Speed, in tokens per second", (value) => String(+value.toFixed(1)), nice);
+    this.memory = new Chart(memory, "Memory used", size, niceSize);
+    this.load = new Chart(load, "Requests", (value) => String(value), (most) => Math.max(2, nice(most)));
+    this.samples = [];
+    this.askedAt = -Infinity;
   }
 
-  /** Takes a status. */
-  add(now, status) {
-    const each = (read) => new Map(status.models.map((row) => [row.name, read(row)]));
-    this.speed.add(now, each((row) => row.tokens_per_s ?? 0));
-    const budget = status.memory.effective_budget_bytes ?? status.memory.budget_bytes;
-    this.memory.add(now, each((row) => row.footprint_bytes ?? 0), budget);
+  /** Asks for the samples that are new, every five seconds. */
+  async show() {
+    if (performance.now() - this.askedAt < INTERVAL_MS) return;
+    this.askedAt = performance.now();
+    const found = await get("/page/history", { after: String(this.samples.at(-1)?.at ?? 0) }).catch(() => null);
+    if (!found) return;
+    const from = found.now - found.span_s;
+    this.samples = [...this.samples, ...found.samples].filter(({ at }) => at > from && at <= found.now + 1);
+    this.draw(found.now, 2.5 * found.interval_s);
+  }
+
+  draw(now, gap) {
+    const age = now - (this.samples[0]?.at ?? now);
+    const time = { now, gap, span: SPANS_S.find((span) => span >= age - gap) ?? SPANS_S.at(-1) };
+    const names = [...new Set(this.samples.flatMap(({ models }) => Object.keys(models)))].sort();
+    const each = (read) => new Map(names.map((name) => [name, this.samples
+      .filter(({ models }) => name in models).map(({ at, models }) => ({ at, value: read(models[name]) }))]));
+    this.speed.draw(time, each(([speed]) => speed));
+    this.memory.draw(time, each(([, bytes]) => bytes), this.samples.at(-1)?.budget ?? null);
+    const all = (key) => this.samples.map((sample) => ({ at: sample.at, value: sample[key] }));
+    this.load.draw(time, new Map([["running", all("running")], ["waiting", all("waiting")]]));
   }
 }

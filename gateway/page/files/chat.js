@@ -30,7 +30,8 @@ class Watched {
 }
 
 export class Chat {
-  constructor() {
+  constructor(section) {
+    section.append(form());
     this.models = byId("model");
     this.said = byId("said");
     this.doing = byId("doing");
@@ -58,8 +59,10 @@ export class Chat {
     byId("forget").addEventListener("click", () => this.forget());
   }
 
+  open() {}
+
   /** Takes a status: which models there are, and whether a worker was replaced. */
-  show(status) {
+  show({ status }) {
     this.status = status;
     const create = (row) => make("option", { value: row.name });
     keep(this.models, status.models, (row) => row.name, create, (option, row) => {
@@ -191,4 +194,22 @@ function settings() {
   if (byId("temperature").value) given.temperature = byId("temperature").valueAsNumber;
   if (byId("most").value) given.max_tokens = byId("most").valueAsNumber;
   return given;
+}
+
+function form() {
+  const field = (label, input) => [make("label", { for: input.id }, label), input];
+  const number = (id, attributes) => make("input", { id, type: "number", min: "0", ...attributes });
+  return make("form", { id: "ask" },
+    make("p", { class: "row" }, ...field("Model", make("select", { id: "model" })),
+      make("button", { type: "button", id: "forget" }, "New chat")),
+    make("details", {}, make("summary", {}, "Settings"),
+      make("p", {}, ...field("System message", make("textarea", { id: "system", rows: "2" }))),
+      make("p", { class: "row" },
+        ...field("Temperature", number("temperature", { max: "2", step: "0.1", placeholder: "default" })),
+        ...field("Most tokens", number("most", { step: "1", placeholder: "no limit" })))),
+    make("div", { id: "said", role: "log", "aria-label": "Messages", tabindex: "0" }),
+    make("p", { id: "doing", role: "status" }),
+    make("p", {}, ...field("Message", make("textarea", { id: "message", rows: "3" }))),
+    make("p", { class: "row" }, make("button", { type: "submit", id: "send" }, "Send"),
+      make("button", { type: "button", id: "stop", "aria-disabled": "true" }, "Stop")));
 }

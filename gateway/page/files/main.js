@@ -1,24 +1,52 @@
-// Asks for the state once a second while somebody looks, and shows it.
+// Shows one view at a time, and asks for the state once a second while the page is looked at.
+//
+// A view is an object made with its section, which it fills by itself. It has `show(snapshot)`, called with
+// each new state (`{status, missing}`: why less of it is here than an operator gets, or empty), and `open(rest)`, called as an address leads to it: `rest` is what
+// follows the first `/` of a hash such as `#chat/ID`.
 
 import { Refused, needsKey, state, useKey } from "./api.js";
-import { Charts } from "./charts.js";
 import { Chat } from "./chat.js";
-import { showCrashes } from "./crashes.js";
-import { showModels } from "./models.js";
-import { showRequests } from "./requests.js";
-import { duration, size, write } from "./view.js";
+import { Logs } from "./logs.js";
+import { Models } from "./models.js";
+import { Requests } from "./requests.js";
+import { mark, write } from "./view.js";
 
 const INTERVAL_MS = 1000;
 const LIMIT_MS = 5000;
 
 const byId = (id) => document.getElementById(id);
-const charts = new Charts(byId("speed"), byId("memory"));
-const chat = new Chat();
+const views = {
+  chat: new Chat(byId("chat")),
+  models: new Models(byId("models")),
+  requests: new Requests(byId("requests")),
+  logs: new Logs(byId("logs")),
+};
 const before = new Map();
 let timer = null;
 let isAsking = false;
 
-/** What a reader of the screen is notified of: models that have changed. */
+// ---------------------------------------------------------------- views
+
+/** Shows the view that the address names. */
+function navigate(isFirst = false) {
+  const [name, ...rest] = location.hash.slice(1).split("/");
+  const chosen = Object.hasOwn(views, name) ? name : "chat";
+  const isOther = document.body.dataset.view !== chosen;
+  document.body.dataset.view = chosen;
+  for (const key of Object.keys(views)) byId(key).hidden = key !== chosen;
+  for (const link of byId("views").children) {
+    mark(link, "aria-current", link.hash === `#${chosen}` ? "page" : null);
+  }
+  document.title = `${byId(`${chosen}-title`).textContent} · mlxsup`;
+  views[chosen].open(rest.join("/"));
+  if (isOther && !isFirst) byId(chosen).focus({ preventScroll: true });
+}
+
+window.addEventListener("hashchange", () => navigate());
+
+// ---------------------------------------------------------------- the state
+
+/** Tells a screen reader which models have changed. */
 function news(status) {
   const said = [];
   for (const row of status.models) {
@@ -30,37 +58,17 @@ function news(status) {
   if (said.length) write(byId("news"), said.join("; "));
 }
 
-/** Whether a model loses something because other programs need memory. */
-function isShort({ memory, models }) {
-  return memory.shortage && (memory.over_bytes || models.some((row) => row.memory_wait));
-}
-
-function headline(status) {
-  const { reserved_bytes: reserved, budget_bytes: budget } = status.memory;
-  const parts = [`version ${status.version}`, `up ${duration(status.uptime_s)}`];
-  parts.push(budget ? `${size(reserved)} of ${size(budget)} reserved` : `${size(reserved)} reserved`);
-  if (isShort(status)) parts.push(`memory is short: ${status.memory.shortage}`);
-  if (status.gateway?.restarts) parts.push(`gateway restarted ${status.gateway.restarts} times`);
-  return parts.join(" · ");
-}
-
-function show({ status, crashes }) {
-  byId("alert").hidden = true;
+function show(snapshot) {
+  write(byId("alert"), "");
   byId("enter").hidden = true;
-  write(byId("daemon"), headline(status));
-  news(status);
-  showModels(byId("cards"), status);
-  showRequests(byId("accounts"), byId("open"), status);
-  showCrashes(byId("crashes"), byId("no-crashes"), crashes);
-  chat.show(status);
-  charts.add(Date.now() / 1000, status);
+  news(snapshot.status);
+  for (const view of Object.values(views)) view.show(snapshot);
 }
 
 function trouble(error) {
   const why = error instanceof Refused ? error.message : "mlxsup does not answer";
   const isLocked = needsKey(error);
   write(byId("alert"), isLocked ? why : `${why}. Trying again; what is shown may be old.`);
-  byId("alert").hidden = false;
   byId("enter").hidden = !isLocked;
   if (isLocked) byId("key").focus();
 }
@@ -94,4 +102,5 @@ byId("enter").addEventListener("submit", (event) => {
 document.addEventListener("visibilitychange", () => {
   if (!document.hidden && !isAsking && timer === null) look();
 });
+navigate(true);
 look();

@@ -1,108 +1,291 @@
-// The models: one card each, with its state, its figures and its buttons.
+// The models: one card each, with its state, its figures and its buttons; below them, charts and crashes.
 
-import { act, Refused } from "./api.js";
-import { cause, count, duration, keep, make, mark, size, write } from "./view.js";
+import { Add } from "./add.js";
+import { get, post, why } from "./api.js";
+import { Charts } from "./charts.js";
+import { Crashes } from "./crashes.js";
+import { confirmed, Locked } from "./dialog.js";
+import { count, duration, keep, make, mark, size, write } from "./view.js";
 
 // The sign says the same as the colour.
-const SIGNS = {
-  READY: "●", LOADING: "◐", PENDING: "◔", DRAINING: "◑", STOPPING: "◑", BACKOFF: "▲", FAILED: "✕",
-  STOPPED: "○",
+const STATES = {
+  READY: ["●", "ready"], LOADING: ["◐", "loading"], PENDING: ["◔", "waiting to load"],
+  DRAINING: ["◑", "finishing its answers"], STOPPING: ["◑", "stopping"], FAILED: ["✕", "failed"],
+  BACKOFF: ["▲", "restarting after a crash"], AGAIN: ["▲", "waiting to try again"], STOPPED: ["○", "not loaded"],
+};
+
+const PHASES = {
+  spawn: "starting its process", import: "starting MLX", weights: "reading the weights",
+  materialise: "reading the weights", warmup: "warming up", download: "downloading",
+  "waiting for turn": "waits until another model has loaded", "waiting for memory": "waits for memory",
 };
 
 const BUTTONS = {
   load: { word: "Load", fits: (row) => ["STOPPED", "FAILED", "BACKOFF"].includes(row.state) },
-  unload: { word: "Unload", fits: (row) => row.state !== "STOPPED" },
-  restart: { word: "Restart", fits: (row) => row.generation > 0 },
+  unload: { word: "Unload", fits: (row) => !["STOPPED", "FAILED"].includes(row.state) },
+  restart: { word: "Restart", fits: (row) => ["READY", "LOADING", "DRAINING"].includes(row.state) },
+  keep: { word: "Keep loaded", fits: (row) => row.state === "READY" && unloadsSoon(row) },
+  remove: { word: "Remove", fits: () => true },
 };
 
 const FIGURES = {
-  generation: "Generation", restarts: "Restarts", speed: "Tokens/s", rows: "Running", queue: "Waiting",
-  memory: "Memory", context: "Context", since: "In this state",
+  used: "Memory used", needed: "Needs at least", grows: "May grow to", speed: "Tokens/s",
+  rows: "Answering", queue: "Waiting", context: "Tokens of context", since: "In this state",
 };
 
-/** Shows the models of a status. */
-export function showModels(list, status) {
-  keep(list, status.models, (row) => row.name, card, update);
+/** For how long a card tells of a crash. */
+const RECENT_S = 3600;
+
+export class Models {
+  constructor(section) {
+    this.section = section;
+    this.facts = make("p", { id: "daemon", class: "quiet" }, "connecting…");
+    this.memory = make("progress", { max: "1", "aria-label": "Memory used by models" });
+    this.cards = make("ul", { id: "cards", class: "cards", role: "list" });
+    this.charts = new Charts();
+    this.crashes = new Crashes();
+    this.add = new Add();
+    section.append(this.facts, this.memory, this.cards, this.add.element);
+    this.locked = new Locked(section, "only the state of the models is shown, and you cannot change it");
+    this.more = make("div", {}, make("h3", {}, "The last hour"), this.charts.element, this.crashes.element);
+    section.append(this.more);
+    this.described = new Map();
+    this.downloads = new Map();
+    this.describedAs = "";
+  }
+
+  open() {
+    this.charts.askedAt = -Infinity;
+    if (this.latest) this.show(this.latest);
+  }
+
+  show(snapshot) {
+    this.latest = snapshot;
+    const { status, missing } = snapshot;
+    this.locked.show(missing);
+    this.more.hidden = Boolean(missing) || !status.models.length;
+    this.memory.hidden = this.add.element.hidden = Boolean(missing);
+    this.isOperator = !missing;
+    write(this.facts, missing ? `version ${status.version}` : headline(status));
+    if (!missing) {
+      const { budget } = amounts(status);
+      this.memory.hidden = !budget;
+      if (budget) mark(this.memory, "value", (amounts(status).used / budget).toFixed(3));
+    }
+    if (this.section.hidden) return;
+    this.describe(status);
+    if (!missing) {
+      this.add.show(status);
+      this.charts.show();
+      this.crashes.show(status);
+    }
+    keep(this.cards, status.models, (row) => row.name, (row) => this.card(row),
+      (card, row) => this.update(card, row));
+  }
+
+  /** Asks what the files of the models are, once for each list of models. */
+  async describe(status) {
+    const now = JSON.stringify(status.models.map((row) => [row.name, row.repo, row.folder]));
+    if (now === this.describedAs) return;
+    this.describedAs = now;
+    const { models } = await get("/api/v1/models").catch(() => ({ models: [] }));
+    this.described = new Map(models.map((model) => [model.key, model]));
+  }
+
+  card(row) {
+    const state = make("p", { class: "state" }, make("span", { class: "sign", "aria-hidden": "true" }),
+      make("span", { class: "word" }));
+    const figures = make("dl");
+    for (const [key, word] of Object.entries(FIGURES)) {
+      figures.append(make("div", {}, make("dt", {}, word), make("dd", { "data-figure": key })));
+    }
+    const bar = make("progress", { max: "1", "aria-label": `Load of ${row.name}` });
+    bar.hidden = true;
+    const buttons = make("p", { class: "row" });
+    const card = make("li", { class: "card" }, make("div", { class: "head" }, make("h3", {}, row.name), state),
+      make("p", { class: "source quiet" }), bar, make("p", { class: "note" }), figures, buttons,
+      make("p", { class: "answer", role: "status" }));
+    for (const [action, { word }] of Object.entries(BUTTONS)) {
+      const button = make("button", { type: "button", "data-action": action,
+        "aria-label": `${word} ${row.name}` }, word);
+      button.addEventListener("click", () => this.press(card, button, action));
+      buttons.append(button);
+    }
+    buttons.append(make("a", { href: `#logs/${encodeURIComponent(row.name)}`, "aria-label": `Log of ${row.name}` },
+      "Log"));
+    return card;
+  }
+
+  update(card, row) {
+    card.row = row;
+    const [sign, word] = STATES[isAgain(row) ? "AGAIN" : row.state] ?? ["?", row.state.toLowerCase()];
+    mark(card, "data-state", row.state);
+    write(card.querySelector(".sign"), sign);
+    write(card.querySelector(".word"), word);
+    write(card.querySelector(".source"), source(row, this.described.get(row.name)));
+    const bar = card.querySelector("progress");
+    bar.hidden = !row.progress;
+    if (row.progress) mark(bar, "value", String(row.progress.fraction ?? 0));
+    write(card.querySelector(".note"), this.note(row));
+    for (const [key, text] of Object.entries(figuresOf(row))) {
+      const figure = card.querySelector(`[data-figure="${key}"]`);
+      figure.parentElement.hidden = text === null;
+      write(figure, text ?? "");
+    }
+    const buttons = card.querySelector(".row");
+    buttons.hidden = !this.isOperator;
+    const focused = document.activeElement;
+    for (const [action, { fits }] of Object.entries(BUTTONS)) {
+      card.querySelector(`[data-action="${action}"]`).hidden = !fits(row);
+    }
+    // A button that goes hands the focus on, so that it stays in the card.
+    if (buttons.contains(focused) && focused.hidden) buttons.querySelector("button:not([hidden])").focus();
+    const unload = card.querySelector('[data-action="unload"]');
+    write(unload, isDownload(row) ? "Cancel download" : BUTTONS.unload.word);
+    mark(unload, "aria-label", `${unload.textContent} ${isDownload(row) ? "of " : ""}${row.name}`);
+    // What was asked for has happened once the state is another one.
+    if (card.asked && card.asked !== `${row.state} ${row.generation}`) {
+      card.asked = "";
+      write(card.querySelector(".answer"), "");
+    }
+  }
+
+  /** Progress, the next attempt or the last cause, and what is paused. */
+  note(row) {
+    const parts = [];
+    if (row.progress) parts.push(progress(row.progress) + this.left(row));
+    if (row.memory_wait?.reason) parts.push(row.memory_wait.reason);
+    if (row.retry_in_s) parts.push(`next attempt in ${duration(row.retry_in_s)}`);
+    const hasCrashed = this.isOperator && row.last_exit && row.last_exit.reason !== "asked";
+    const crash = hasCrashed ? this.crashes.of(row.name) : null;
+    if (row.state === "FAILED") parts.push(crash?.what ?? row.cause);
+    else if (isAgain(row)) parts.push(row.cause);
+    else if (crash && crash.ago_s < RECENT_S) parts.push(`crashed ${duration(crash.ago_s)} ago: ${crash.what}`);
+    if (row.paused?.length) parts.push(`${count(row.paused.length, "answer")} paused`);
+    if (row.pinned) parts.push("pinned: it is never unloaded for others");
+    if (unloadsSoon(row)) parts.push(`unloads in ${duration(row.unloads_in_s)} if it is not used`);
+    const text = parts.filter(Boolean).join(" · ");
+    return text.charAt(0).toUpperCase() + text.slice(1);
+  }
+
+  /** How long a download takes from here, by its pace since it was seen first. */
+  left({ name, progress: { done_bytes: done, total_bytes: total } }) {
+    if (!total) {
+      this.downloads.delete(name);
+      return "";
+    }
+    const now = performance.now() / 1000;
+    const began = this.downloads.get(name) ?? { at: now, done };
+    this.downloads.set(name, began);
+    const pace = (done - began.done) / (now - began.at);
+    return pace > 0 && done < total && now - began.at > 3 ? `, about ${duration((total - done) / pace)} left` : "";
+  }
+
+  async press(card, button, action) {
+    if (button.getAttribute("aria-busy") === "true") return;
+    const { row } = card;
+    const word = button.textContent;
+    const answer = card.querySelector(".answer");
+    const asks = ["unload", "restart", "remove"].includes(action) && !(action === "unload" && isDownload(row));
+    if (asks && !(await confirmed(`${word} ${row.name}?`, follows(row, action), word))) return;
+    mark(button, "aria-busy", "true");
+    write(answer, `${word}: asked for`);
+    try {
+      await post(["keep", "remove"].includes(action) ? `/page/models/${action}` : `/models/${action}`, { model: row.name });
+      if (action === "keep") write(answer, "It stays loaded until it is unloaded, or a request says otherwise.");
+      else card.asked = `${row.state} ${row.generation}`;
+    } catch (error) {
+      write(answer, why(error));
+    } finally {
+      mark(button, "aria-busy", null);
+    }
+  }
 }
 
-function card(row) {
-  const name = make("h3", {}, row.name);
-  const state = make("p", { class: "state" }, make("span", { class: "sign", "aria-hidden": "true" }),
-    make("span", { class: "word" }));
-  const figures = make("dl");
-  for (const [key, word] of Object.entries(FIGURES)) {
-    figures.append(make("div", {}, make("dt", {}, word), make("dd", { "data-figure": key })));
-  }
-  const bar = make("progress", { max: "1", "aria-label": `Load of ${row.name}` });
-  bar.hidden = true;
-  const buttons = make("p", { class: "row" });
-  const answer = make("p", { class: "answer", role: "status" });
-  for (const [action, { word }] of Object.entries(BUTTONS)) {
-    const button = make("button", { type: "button", "data-action": action,
-      "aria-label": `${word} ${row.name}` }, word);
-    button.addEventListener("click", () => press(button, action, row.name, answer));
-    buttons.append(button);
-  }
-  return make("li", { class: "card" }, make("div", { class: "head" }, name, state), bar,
-    make("p", { class: "note" }), figures, buttons, answer);
+/** The memory of all models: what is used, and what there is for them. */
+function amounts({ memory, models }) {
+  const used = models.reduce((sum, row) => sum + (row.footprint_bytes ?? 0), 0);
+  return { used, budget: memory.effective_budget_bytes ?? memory.budget_bytes };
 }
 
-function update(element, row) {
-  mark(element, "data-state", row.state);
-  write(element.querySelector(".sign"), SIGNS[row.state] ?? "?");
-  write(element.querySelector(".word"), row.state);
-  const bar = element.querySelector("progress");
-  bar.hidden = !row.progress;
-  if (row.progress) mark(bar, "value", String(row.progress.fraction ?? 0));
-  write(element.querySelector(".note"), note(row));
-  const figures = {
-    generation: String(row.generation),
-    restarts: String(row.restarts),
-    speed: row.tokens_per_s ? row.tokens_per_s.toFixed(1) : "–",
-    rows: row.row_limit ? `${row.running.length} of ${row.row_limit}` : String(row.running.length),
-    queue: String(row.queued),
-    memory: row.footprint_bytes ? size(row.footprint_bytes) : "–",
-    context: row.context_length ? String(row.context_length) : "–",
-    since: duration(row.since_s),
-  };
-  for (const [key, text] of Object.entries(figures)) {
-    write(element.querySelector(`[data-figure="${key}"]`), text);
-  }
-  for (const [action, { fits }] of Object.entries(BUTTONS)) {
-    // Not `disabled`: a button that has the focus would lose it.
-    const button = element.querySelector(`[data-action="${action}"]`);
-    mark(button, "aria-disabled", fits(row) ? null : "true");
-  }
+/** True if a model loses something because other programs need memory. */
+function isShort({ memory, models }) {
+  return memory.shortage && (memory.over_bytes || models.some((row) => row.memory_wait));
 }
 
-/** Progress, the next attempt or the last cause, and what is paused. */
-function note(row) {
-  const parts = [];
-  if (row.progress) {
-    const share = row.progress.fraction ? ` ${Math.round(row.progress.fraction * 100)}%` : "";
-    parts.push(`${row.progress.phase}${share}`);
-  }
-  if (row.retry_in_s !== null) parts.push(`next attempt in ${duration(row.retry_in_s)}`);
-  const last = row.last_exit && row.last_exit.reason !== "asked" ? cause(row.last_exit) : "";
-  if (last) parts.push(`last crash: ${last}`);
-  else if (row.state === "FAILED" && row.cause) parts.push(row.cause);
-  if (row.paused.length) parts.push(`${row.paused.length} paused`);
-  if (row.yielded.length) parts.push(`${row.yielded.length} gave way`);
-  if (row.suspects.length) parts.push(count(row.suspects.length, "suspect"));
+/** What is known of the daemon: version, age and memory. */
+function headline(status) {
+  const { used, budget } = amounts(status);
+  const parts = [`Memory: ${used ? size(used) : "none"} used` + (budget ? ` of ${size(budget)} for models` : "")];
+  if (isShort(status)) parts.push(`memory is short: ${status.memory.shortage}`);
+  parts.push(`running for ${duration(status.uptime_s)}`, `version ${status.version}`);
+  const restarts = status.gateway?.restarts;
+  if (restarts) parts.push(`HTTP restarted ${restarts === 1 ? "once" : `${restarts} times`}`);
   return parts.join(" · ");
 }
 
-async function press(button, action, model, answer) {
-  if (button.getAttribute("aria-disabled") === "true") return;
-  if (button.getAttribute("aria-busy") === "true") return;
-  mark(button, "aria-busy", "true");
-  write(answer, `${BUTTONS[action].word}: asked for`);
-  try {
-    await act(action, model);
-    write(answer, `${BUTTONS[action].word}: accepted`);
-  } catch (error) {
-    write(answer, error instanceof Refused ? error.message : "mlxsup does not answer");
-  } finally {
-    mark(button, "aria-busy", null);
+/** Where a model is from, and its size. */
+function source(row, described) {
+  const folder = row.folder?.split("/").at(-1);
+  const parts = [row.repo ?? (folder === row.name ? "" : folder)];
+  if (described?.params_string) parts.push(`${described.params_string} parameters`);
+  if (described?.quantization.name) parts.push(described.quantization.name);
+  if (described?.size_bytes) parts.push(`${size(described.size_bytes)} on disk`);
+  return parts.filter(Boolean).join(" · ");
+}
+
+function progress({ phase, fraction, done_bytes: done, total_bytes: total }) {
+  const words = PHASES[phase] ?? phase;
+  if (total && done >= total) return "checking what has arrived";
+  if (total) return `${words}, ${size(done)} of ${size(total)}`;
+  return fraction ? `${words}, ${Math.round(fraction * 100)}%` : words;
+}
+
+/** What the card says; null for what there is nothing to say of. */
+function figuresOf(row) {
+  const isLoaded = ["READY", "DRAINING"].includes(row.state);
+  const known = (value, format) => (value ? format(value) : null);
+  return {
+    used: known(row.footprint_bytes, size),
+    needed: known(row.needed_bytes, size),
+    grows: known(row.reserved_bytes, size),
+    speed: isLoaded ? (row.tokens_per_s || 0).toFixed(1) : null,
+    rows: isLoaded ? String(row.running.length) : null,
+    queue: known(row.queued, String),
+    context: known(row.context_length, (length) => length.toLocaleString("en")),
+    since: known(row.since_s, duration),
+  };
+}
+
+/** True if a model that is idle goes by itself. */
+function unloadsSoon(row) {
+  return row.unloads_in_s !== null && row.unloads_in_s !== undefined;
+}
+
+/** True if a download is tried again later, which is no crash. */
+function isAgain(row) {
+  return row.state === "BACKOFF" && Boolean(row.cause);
+}
+
+function isDownload(row) {
+  return row.progress?.phase === "download";
+}
+
+/** What an unload, a restart or a removal would do, in sentences. */
+function follows(row, action) {
+  const running = row.running.length;
+  const parts = [];
+  if (running) {
+    parts.push(`${count(running, "answer")} may end first, for a limited time. What is not complete then `
+      + (action === "restart" ? "continues in the new process." : "breaks off."));
+  } else parts.push("It answers nothing now.");
+  if (row.queued) {
+    parts.push(`${count(row.queued, "request")} in its line ${action === "restart" ? "wait until it is back." : "end."}`);
   }
+  if (action === "restart") parts.push("It loads again at once.");
+  if (action === "unload") parts.push("The next request for it loads it again.");
+  if (action === "remove") {
+    parts.push("It is taken out of the configuration. Its files stay on this machine, so that it can be added again.");
+  }
+  return parts;
 }

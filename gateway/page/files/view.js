@@ -1,4 +1,4 @@
-// Small helpers to make and update elements, and to write sizes, times and causes.
+// Small helpers to make and update elements, and to write sizes and times.
 
 /** An element with attributes and children; texts are texts, never markup. */
 export function make(tag, attributes = {}, ...children) {
@@ -77,23 +77,4 @@ export function duration(seconds) {
 /** `1 request`, `2 requests`. */
 export function count(number, noun) {
   return `${number} ${noun}${number === 1 ? "" : "s"}`;
-}
-
-const REASONS = {
-  crash: "crashed",
-  stall: "stalled",
-  load_error: "load failed",
-  spawn_error: "could not be started",
-  version: "another version",
-  internal: "internal error",
-};
-
-/** Why a process has ended: `SIGKILL, out of memory`. */
-export function cause(exit) {
-  const parts = [];
-  if (exit.reason !== "crash" || !exit.signal) parts.push(REASONS[exit.reason] ?? exit.reason);
-  if (exit.signal) parts.push(exit.signal);
-  else if (exit.reason === "crash" && exit.code !== null) parts.push(`exit ${exit.code}`);
-  if (exit.detail) parts.push(exit.detail);
-  return parts.join(", ");
 }

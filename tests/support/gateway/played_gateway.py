@@ -150,6 +150,7 @@ class PlayedDaemon:
         opened: the same, one after the other, for a test that waits for the next.
         presets: of the only model, by name.
         row: what else the status says of it.
+        log_dir: the folder with the logs.
     """
 
     def __init__(self, *answers: Sequence[Item]) -> None:
@@ -161,6 +162,7 @@ class PlayedDaemon:
         self.opened: asyncio.Queue[PlayedEvents] = asyncio.Queue()
         self.presets: dict[str, dict[str, Any]] = {}
         self.row: dict[str, Any] = {"folder": None, "repo": None, "context_length": 64}
+        self.log_dir = "/nowhere"
 
     async def __aenter__(self) -> Self:
         return self
@@ -190,8 +192,12 @@ class PlayedDaemon:
         """Return a status with one model."""
         if isinstance(self.state, Exception):
             raise self.state
-        row = {"name": "m", "aliases": ["n"], "presets": self.presets}
-        return {"models": [{**row, "state": self.state, **self.row}]}
+        row = {
+            "name": "m", "aliases": ["n"], "presets": self.presets, "state": self.state,
+            "footprint_bytes": 0, "tokens_per_s": 0.0, "running": [], "queued": 0, **self.row,
+        }  # fmt: skip
+        memory = {"effective_budget_bytes": 2**30}
+        return {"models": [row], "memory": memory, "log_dir": self.log_dir}
 
 
 class FedDaemon(PlayedDaemon):

@@ -1,15 +1,14 @@
-"""The causes of a worker's death: a sentence and what helps for each."""
+"""The causes of a worker's death, for `why` and the page: a sentence and what helps for each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import NamedTuple
 
-from mlxsup.protocol.flight import GIVEN_UP, WorkerDied
-from mlxsup.protocol.launch import TEXT_LIMIT_STEPS, ExitCode
-from mlxsup.protocol.states import ExitReason
-
-from ..terminal.text import format_bytes
+from .flight import GIVEN_UP, WorkerDied
+from .launch import TEXT_LIMIT_STEPS, ExitCode
+from .states import ExitReason
+from .text import size_text
 
 TERMINATED = 143
 """The exit code of a worker after a SIGTERM that the supervisor did not send."""
@@ -184,8 +183,8 @@ def explain(died: WorkerDied, log_options: str = "") -> Explanation:
         ended=ended,
         pid=died.pid or "not known",
         signal=died.signal,
-        held=format_bytes(max(died.footprint_bytes, died.active_bytes + died.cache_bytes)),
-        limit=format_bytes(died.limit_bytes or died.machine_bytes),
+        held=size_text(max(died.footprint_bytes, died.active_bytes + died.cache_bytes)),
+        limit=size_text(died.limit_bytes or died.machine_bytes),
     )
     is_told = "{detail}" in cause.what or died.ended_by or died.reason == GIVEN_UP
     if died.detail and not is_told:

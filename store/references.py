@@ -1,0 +1,215 @@
+"""The model that a user means: a folder, a file, a repository or its address, or a name here."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from mlxsup.protocol.close_names import close_names
+
+from .folder_problems import GGUF_SUFFIX, repository_problem
+from .hub_cache import (
+    DEFAULT_REVISION,
+    check_revision,
+    find_snapshot,
+    is_offline,
+    is_owned_repository,
+)
+from .search import FoundModel, Origin, find_models, look_at, served_types, short_name
+
+OTHER_KINDS = {"datasets": "a dataset", "spaces": "a space", "collections": "a collection"}
+"""Other things that an address on the hub may name, by the first word of its path."""
+
+REVISION_FOLLOWS = ("tree", "blob", "resolve")
+"""The word between the name and the revision in the address of a repository's files."""
+
+
+class RefusedModelError(Exception):
+    """A model that cannot be added or removed; nothing has changed.
+
+    Attributes:
+        code: of the error, as `--json` has it.
+        message: one sentence without a full stop.
+        hint: the command that helps; may be empty.
+    """
+
+    def __init__(self, code: str, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.hint = hint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """The place of a model, as its entry in a configuration has it.
+
+    Attributes:
+        title: what it is called there.
+        folder: its folder, or a GGUF file; None for a repository that is not downloaded.
+        repo: OWNER/NAME; empty for a folder.
+        revision: of the repository.
+    """
+
+    title: str
+    folder: Path | None
+    repo: str = ""
+    revision: str = DEFAULT_REVISION
+
+    @property
+    def is_gguf(self) -> bool:
+        """True if it has to be converted first."""
+        folder = self.folder
+        return folder is not None and folder.suffix.lower() == GGUF_SUFFIX and not folder.is_dir()
+
+    def is_that_of(self, repo: str, revision: str, folder: str) -> bool:
+        """True if an entry with that repository, or else that folder, has the same model."""
+        if self.repo and (self.repo, self.revision) == (repo, revision):
+            return True
+        if self.folder is None or not folder or (self.repo and repo):
+            return False
+        return os.path.realpath(str(self.folder)) == os.path.realpath(folder)
+
+    def entry(self) -> dict[str, str]:
+        """Return the keys of its table."""
+        if not self.repo:
+            return {"path": str(self.folder)}
+        is_usual = self.revision == DEFAULT_REVISION
+        return {"repo": self.repo} | ({} if is_usual else {"revision": self.revision})
+
+
+def find_source(model: str, revision: str | None = None, *, is_here: bool = True) -> Source:
+    """Return what is meant: a folder or file, a repository, or a model that is on this machine.
+
+    Args:
+        model: as the user named it.
+        revision: of a repository; None: that of the address, or the usual one.
+        is_here: whether paths may be relative to the current folder, as the user's are.
+
+    Raises:
+        RefusedModelError: it is none of them.
+    """
+    path = Path(model).expanduser()
+    if is_here or path.is_absolute():
+        if model and os.path.lexists(path):
+            return Source(title=path.absolute().name, folder=path.absolute())
+        if _is_path(model):
+            raise RefusedModelError("not_found", f"there is nothing at {path.absolute()}")
+    elif _is_path(model):
+        message = f"{model} is no absolute path; the daemon has another current folder"
+        raise RefusedModelError("usage", message)
+    repo, named = repository_named(model)
+    return _repository(repo, revision or named) if repo else _listed(model)
+
+
+def servable(source: Source) -> Source:
+    """Return a model that a worker can load as it is, or once it is downloaded.
+
+    Raises:
+        RefusedModelError: it is none; says why.
+    """
+    if source.folder is None:
+        problem = repository_problem(source.repo, source.revision) if is_offline() else None
+    else:
+        problem = look_at(source.folder, source.title, Origin.NAMED, served_types()).problem
+    if problem is None:
+        return source
+    named = shlex.quote(source.repo or str(source.folder))
+    hint = f"`mlxsup add {named}` converts it" if source.is_gguf else problem.hint
+    raise RefusedModelError("model_folder", problem.text, hint or f"`mlxsup show {named}`")
+
+
+def repository_named(model: str) -> tuple[str, str]:
+    """Return OWNER/NAME and the revision of a repository's name or address; empty if it is none.
+
+    Raises:
+        RefusedModelError: it is the address of something else.
+    """
+    if is_owned_repository(model):
+        return model, DEFAULT_REVISION
+    host, _, _ = model.partition("/")
+    if "://" not in model and "." not in host:
+        return "", ""
+    address = urlsplit(model if "://" in model else f"https://{model}")
+    parts = [part for part in address.path.split("/") if part]
+    if parts and (kind := OTHER_KINDS.get(parts[0])):
+        message = f"{model} is the address of {kind}, not of a model"
+        raise RefusedModelError("not_a_model", message)
+    if parts and parts[-1].lower().endswith(GGUF_SUFFIX):
+        hint = f"download it, then `mlxsup add {shlex.quote(parts[-1])}`"
+        raise RefusedModelError("not_a_model", f"{model} is the address of one file", hint)
+    repo = "/".join(parts[:2])
+    if len(parts) < 2 or not is_owned_repository(repo):
+        hint = "the address of a model ends in OWNER/NAME"
+        raise RefusedModelError("usage", f"{model} names no model", hint)
+    has_revision = len(parts) > 3 and parts[2] in REVISION_FOLLOWS
+    return repo, parts[3] if has_revision else DEFAULT_REVISION
+
+
+def _is_path(model: str) -> bool:
+    """True if that can only be the name of a file or a folder."""
+    is_file = model.lower().endswith(GGUF_SUFFIX) and "://" not in model
+    return model.startswith(("/", "./", "../", "~")) or is_file
+
+
+def _repository(repo: str, revision: str) -> Source:
+    """Return a repository, with its folder if the cache has it; else LM Studio's copy, if any.
+
+    Raises:
+        RefusedModelError: no revision can be called so.
+    """
+    try:
+        snapshot = find_snapshot(repo, check_revision(revision))
+    except ValueError as error:
+        message = f"{revision!r} is not {error}"
+        raise RefusedModelError("usage", message) from None
+    except OSError:
+        snapshot = None
+    if snapshot is not None and snapshot.is_complete:
+        return Source(title=repo, folder=snapshot.path, repo=repo, revision=revision)
+    if revision == DEFAULT_REVISION:
+        for found in find_models():
+            if found.title == repo and not found.repo and found.problem is None:
+                return _of(found)
+    return Source(title=repo, folder=None, repo=repo, revision=revision)
+
+
+def _listed(model: str) -> Source:
+    """Return the model on this machine that is called so, as `mlxsup models` or `init` has it.
+
+    Raises:
+        RefusedModelError: none is, or several are.
+    """
+    found = find_models()
+    for called in (
+        lambda one: one.title,
+        lambda one: one.title.rpartition("/")[2],
+        lambda one: short_name(one.title, ()),
+    ):
+        same = [one for one in found if called(one) == model]
+        if len(same) > 1:
+            named = ", ".join(f"{one.repo or one.path} ({one.origin})" for one in same)
+            hint = f"`mlxsup add {shlex.quote(same[0].repo or str(same[0].path))}`"
+            message = f"{len(same)} models on this machine are called {model!r}: {named}"
+            raise RefusedModelError("ambiguous", message, hint)
+        if same:
+            return _of(same[0])
+    close = close_names(model, [short_name(one.title, ()) for one in found])
+    hint = f"did you mean {' or '.join(close)}?" if close else ""
+    raise RefusedModelError(
+        "unknown_model",
+        f"no model on this machine is called {model!r}",
+        hint or "name OWNER/NAME to download it, or see `mlxsup models`",
+    )
+
+
+def _of(found: FoundModel) -> Source:
+    return Source(
+        title=found.title,
+        folder=found.path,
+        repo=found.repo,
+        revision=found.revision or DEFAULT_REVISION,
+    )

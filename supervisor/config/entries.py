@@ -1,0 +1,335 @@
+"""The entries of a configuration file, as `add` and `rm` change them: all other lines stay.
+
+A change is planned on the text, checked as a whole, and then written at once, so that a crash, a
+full disk or a mistake leaves the file as it was.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import itertools
+import os
+import shlex
+import shutil
+import tomllib
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from mlxsup.store.references import RefusedModelError, Source
+from mlxsup.store.search import short_name
+
+from ..core.settings import ModelSettings
+from .check import RESERVED_NAMES
+from .lines import MODEL_NAME, MODEL_NAME_EXPECTED
+from .load import (
+    ConfigError,
+    ConfigText,
+    DaemonConfig,
+    config_of_folders,
+    normal_lines,
+    parse_config,
+    read_text,
+)
+
+MAX_TRIES = 10
+"""How often a change is planned anew because another program has written the file meanwhile."""
+
+_WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edit:
+    """A change of the models of a configuration.
+
+    Attributes:
+        name: the model that it is about.
+        change: puts it into the tables of the models; None if the model is there already.
+        models: the entries that follow, for a daemon that has no file.
+        files: OWNER/NAME or the folder of the model.
+    """
+
+    name: str
+    change: Callable[[MutableMapping[str, Any]], object] | None
+    models: tuple[ModelSettings, ...]
+    files: str
+
+
+def adding(
+    config: DaemonConfig,
+    model: str,
+    name: str | None,
+    *,
+    find: Callable[[], Source],
+    ready: Callable[[Source], Source],
+) -> Edit:
+    """Return the change that makes a configuration serve one more model.
+
+    Args:
+        config: as it is.
+        model: as the user named it; a name that the configuration has means that entry.
+        name: what to call it; None: by a short name.
+        find: returns where the model is.
+        ready: returns it once a worker can load it, or once a load would download it.
+
+    Raises:
+        RefusedModelError: the name cannot be had; or one of the two refuses the model.
+    """
+    for one in config.models:
+        if model in (one.name, *one.aliases):
+            return _unchanged(config, one)
+    source = find()
+    for one in config.models:
+        is_same = source.is_that_of(one.repo, one.revision, one.launch.path)
+        if one.launch.engine == "mlx" and is_same:
+            return _unchanged(config, one)
+    if name is not None:
+        check_name(name, config)
+    source = ready(source)
+    taken = {called.lower() for called in _names_in(config)} | RESERVED_NAMES
+    called = name or short_name(source.title, taken)
+    entry = source.entry()
+    [new] = config_of_folders({called: source.repo or cast(Path, source.folder)})[0].models
+    if source.repo:
+        new = replace(new, revision=source.revision)
+    return Edit(
+        name=called,
+        change=lambda models: models.update({called: entry}),
+        models=(*config.models, new),
+        files=source.repo or str(source.folder),
+    )
+
+
+def _unchanged(config: DaemonConfig, one: ModelSettings) -> Edit:
+    files = one.repo or one.launch.path
+    return Edit(name=str(one.name), change=None, models=config.models, files=files)
+
+
+def removing(config: DaemonConfig, name: str) -> Edit:
+    """Return the change that takes a model out of a configuration.
+
+    Raises:
+        RefusedModelError: there is no such entry.
+    """
+    for one in config.models:
+        if one.name == name:
+            models = tuple(other for other in config.models if other is not one)
+            files = one.repo or one.launch.path
+            return Edit(
+                name=name, change=lambda tables: pop(name, tables), models=models, files=files
+            )
+    owner = next((str(one.name) for one in config.models if name in one.aliases), None)
+    if owner is not None:
+        message = f"{name} is another name of {owner}"
+        raise RefusedModelError("is_alias", message, f"`mlxsup rm {owner}` removes the model")
+    known = ", ".join(str(one.name) for one in config.models) or "none"
+    message = f"no model is called {name!r}; configured: {known}"
+    raise RefusedModelError("unknown_model", message, "see `mlxsup models`")
+
+
+def check_name(name: str, config: DaemonConfig) -> None:
+    """Refuse a name that no model can have, or that one has.
+
+    Raises:
+        RefusedModelError: says which.
+    """
+    if not MODEL_NAME.fullmatch(name) or name.lower() in RESERVED_NAMES:
+        message = (
+            f"a name has {MODEL_NAME_EXPECTED}, and is none of {', '.join(sorted(RESERVED_NAMES))}"
+        )
+        raise RefusedModelError("usage", message)
+    for one in config.models:
+        if name.lower() == one.name.lower():
+            hint = "choose another name, or see `mlxsup models`"
+            raise RefusedModelError("name_taken", f"another model is called {name}", hint)
+        if name.lower() in {alias.lower() for alias in one.aliases}:
+            hint = "choose another name, or see `mlxsup models`"
+            raise RefusedModelError("name_taken", f"{name} is another name of {one.name}", hint)
+
+
+def _names_in(config: DaemonConfig) -> list[str]:
+    """Return the names that are taken; aliases are names, too."""
+    return [called for one in config.models for called in (str(one.name), *one.aliases)]
+
+
+# ---------------------------------------------------------------- the text
+
+
+def edited(text: str, edit: Edit) -> str:
+    """Return the text of a configuration with a change in it.
+
+    Args:
+        text: a valid configuration, as it is on the disk.
+        edit: planned for it.
+
+    Raises:
+        RefusedModelError: the change would alter more than the model.
+    """
+    if edit.change is None:
+        return text
+    import tomlkit
+    from tomlkit.exceptions import TOMLKitError
+
+    if "\r" in text.replace("\r\n", ""):  # old Macs' line ends, which TOML does not have
+        text = normal_lines(text)
+    expected = tomllib.loads(normal_lines(text))
+    edit.change(expected.setdefault("models", {}))
+    try:
+        document = tomlkit.parse(text)
+        if "models" not in document:
+            document.append("models", tomlkit.table(is_super_table=True))
+        edit.change(cast(MutableMapping[str, Any], document["models"]))
+        changed = tomlkit.dumps(document)
+        found = tomllib.loads(normal_lines(changed))
+        is_sound = {"models": {}, **found} == expected
+    except (TOMLKitError, tomllib.TOMLDecodeError):
+        is_sound = False
+    if not is_sound:
+        message = f"the configuration is written in a way that leaves no place to edit {edit.name}"
+        hint = "give each model a table of its own: [models.NAME]"
+        raise RefusedModelError("not_editable", message, hint)
+    return changed
+
+
+def pop(name: str, models: MutableMapping[str, Any]) -> None:
+    """Remove a table; comments that follow its last line are about the next one, and stay."""
+    from tomlkit.items import Table
+
+    others = list(models)
+    place = others.index(name)
+    others.remove(name)
+    last = models.pop(name)
+    after, before = others[place : place + 1], others[-1:]
+    while isinstance(last, Table) and last.value.body and isinstance(last.value.body[-1][1], Table):
+        last = last.value.body[-1][1]
+    neighbour = (after or before)[:1]
+    if not isinstance(last, Table) or not all(isinstance(models[one], Table) for one in neighbour):
+        return
+    tail = itertools.takewhile(lambda pair: pair[0] is None, reversed(last.value.body))
+    items = [item for _, item in reversed(list(tail))]
+    if after:
+        trivia = models[after[0]].trivia
+        trivia.indent = "".join(item.as_string() for item in items) + trivia.indent
+    elif before:
+        for item in items:
+            models[before[0]].add(item)
+
+
+# ---------------------------------------------------------------- the file
+
+
+def change_file(path: Path, plan: Callable[[DaemonConfig], Edit]) -> Edit:
+    """Change a configuration file that exists; return the change that was made.
+
+    Args:
+        path: the file. If it is a link, the file that it leads to is changed.
+        plan: what to change, of what it says.
+
+    Raises:
+        ConfigError: the file is wrong, or would be; it is as it was.
+        RefusedModelError: the change is refused, or cannot be written; the file is as it was.
+    """
+    for _ in range(MAX_TRIES):
+        read = read_text(path)
+        done = planned(read, path, plan)
+        if write_text(path, read.raw, done.raw):
+            return done.edit
+    raise still_written(path)
+
+
+class Planned(NamedTuple):
+    """A change of a file that was not written yet, its text with the change, and what that says."""
+
+    edit: Edit
+    raw: str
+    config: DaemonConfig
+
+
+def planned(read: ConfigText, path: Path, plan: Callable[[DaemonConfig], Edit]) -> Planned:
+    """Plan a change of a file.
+
+    Raises:
+        ConfigError: the file is wrong, or would be.
+        RefusedModelError: the change is refused.
+    """
+    edit = plan(parsed(read, path))
+    raw = edited(read.raw, edit)
+    return Planned(edit, raw, parsed(replace(read, raw=raw), path))
+
+
+def parsed(read: ConfigText, path: Path) -> DaemonConfig:
+    """Return what the text of a file says.
+
+    Raises:
+        ConfigError: anything in it is wrong.
+    """
+    named = Path(os.path.abspath(path))
+    return parse_config(read.text, path=path, config_path=named, folder=read.folder)
+
+
+def still_written(path: Path) -> ConfigError:
+    """Return the error for a file that another program keeps writing."""
+    return ConfigError([f"{path}: is still being written: try again once it is complete"])
+
+
+def write_text(path: Path, before: str, after: str) -> bool:
+    """Replace the text of a file at once, unless another program has written it meanwhile.
+
+    Args:
+        path: the file. If it is a link, the file that it leads to is written.
+        before: its text when the change was planned.
+        after: its new text.
+
+    Returns:
+        False if it has another text by now; it stays as it is.
+
+    Raises:
+        RefusedModelError: it cannot be written, and is as it was.
+    """
+    if before == after:
+        return True
+    file = Path(os.path.realpath(path.expanduser()))
+    partial = file.with_name(f".{file.name}.new")
+    try:
+        with _sole_editor(file.parent):
+            if file.read_bytes() != before.encode():
+                return False
+            if not file.stat().st_mode & 0o222 or not os.access(file, os.W_OK):
+                raise PermissionError(errno.EACCES, "it is read-only")
+            partial.unlink(missing_ok=True)  # of an edit that was killed
+            try:
+                with partial.open("xb") as new:
+                    new.write(after.encode())
+                    new.flush()
+                    os.fsync(new.fileno())
+                shutil.copymode(file, partial)
+                partial.replace(file)
+            finally:
+                partial.unlink(missing_ok=True)
+    except OSError as error:
+        message = f"cannot write {path}: {error.strerror or error}"
+        hint = f"make it writable, or copy it: `mlxsup start --config` {shlex.quote('FILE')}"
+        raise RefusedModelError("output", message, hint) from None
+    return True
+
+
+@contextmanager
+def _sole_editor(folder: Path) -> Iterator[None]:
+    """Wait until no other mlxsup edits a file of this folder, and keep others waiting.
+
+    The folder itself is locked: the file is replaced, and no other file is left behind. A disk
+    without locks is used without one.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in _WITHOUT_LOCKS:
+                raise
+        yield
+    finally:
+        os.close(descriptor)

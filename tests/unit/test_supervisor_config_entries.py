@@ -1,0 +1,187 @@
+"""Entries that come and go: every other line of the file stays, and a failure leaves it whole."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from mlxsup.store.references import RefusedModelError, Source
+from mlxsup.supervisor.config.entries import Edit, adding, change_file, removing
+from mlxsup.supervisor.config.load import ConfigError, DaemonConfig
+
+WRITTEN = """\
+# mine
+[defaults]
+preload = false  # later
+
+[models.a]  # first
+path = "/a"
+# before b
+[models."b.c"]
+path = "/b"
+aliases = [
+    "bee",  # [models.x]
+]
+
+# before clients
+[clients.x]
+weight = 2
+"""
+
+
+def with_one(config: DaemonConfig, name: str | None = "n.w", model: str = "o/n") -> Edit:
+    """The change that adds a repository, ready as it is."""
+    source = Source(title=model, folder=None, repo=model)
+    return adding(config, model, name, find=lambda: source, ready=lambda one: one)
+
+
+def test_all_other_lines_stay_when_a_table_comes_and_goes(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(WRITTEN)
+    file.chmod(0o640)
+    link = tmp_path / "link.toml"
+    link.symlink_to(file)
+    change_file(link, with_one)
+    text = file.read_text()
+    assert set(WRITTEN.splitlines()) < set(text.splitlines())
+    assert tomllib.loads(text)["models"]["n.w"] == {"repo": "o/n"}
+    assert (link.is_symlink(), file.stat().st_mode & 0o777) == (True, 0o640)
+    change_file(link, partial(removing, name="n.w"))
+    assert written(file) == written(None)
+
+
+def written(file: Path | None) -> list[str]:
+    """Return the lines of the file, or else of `WRITTEN`, that are not empty."""
+    text = WRITTEN if file is None else file.read_text()
+    return [line for line in text.splitlines() if line]
+
+
+@pytest.mark.parametrize(("name", "lines"), [("a", slice(3, 5)), ("b.c", slice(6, 11))])
+def test_comments_below_a_table_stay_when_it_goes(tmp_path: Path, name: str, lines: slice) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(WRITTEN)
+    change_file(file, partial(removing, name=name))
+    left = written(None)
+    del left[lines]
+    assert written(file) == left
+
+
+def test_change_that_would_break_a_file_leaves_it(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(WRITTEN)
+    wrong = Edit(
+        name="a", change=lambda models: models.update({"a": {"repo": 3}}), models=(), files=""
+    )
+    with pytest.raises(ConfigError, match="takes"):
+        change_file(file, lambda _: wrong)
+    assert (file.read_text(), [path.name for path in tmp_path.iterdir()]) == (WRITTEN, ["c.toml"])
+
+
+def test_last_model_goes_and_one_comes_into_an_empty_file(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text('# mine\r\n[models.a]\r\npath = "/a"\r\n')
+    assert change_file(file, partial(removing, name="a")).files == "/a"
+    assert tomllib.loads(file.read_text()) == {}
+    assert change_file(file, partial(with_one, name=None)).name == "n"
+    assert tomllib.loads(file.read_text()) == {"models": {"n": {"repo": "o/n"}}}
+    assert file.read_bytes().startswith(b"# mine\r\n")
+
+
+A, B = '[models.a]\npath = "/a"\n', '[models.b]\npath = "/b"'
+FORMS = {
+    "tables among others": f"{A}[clients.x]\nweight = 2\n{B}\n",
+    "one inline table": 'models = {a = {path = "/a"}, b = {path = "/b"}}\n',
+    "inline tables": '[models]\na = {path = "/a"}\nb = {path = "/b"}\n',
+    "no line end after the last line": A + B,
+}
+
+
+@pytest.mark.parametrize("text", FORMS.values(), ids=FORMS)
+def test_each_form_of_a_file_gets_the_change_and_nothing_else(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(text)
+    before = tomllib.loads(text)
+    change_file(file, with_one)
+    after = tomllib.loads(file.read_text())
+    assert after == {**before, "models": {**before["models"], "n.w": {"repo": "o/n"}}}
+    change_file(file, partial(removing, name="n.w"))
+    assert tomllib.loads(file.read_text()) == before
+    change_file(file, partial(removing, name="a"))
+    del before["models"]["a"]
+    assert tomllib.loads(file.read_text()) == before
+
+
+def test_form_that_cannot_be_edited_safely_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(text := 'models.a.path = "/a"\nmodels.b.path = "/b"\n')
+    with pytest.raises(RefusedModelError, match="leaves no place"):
+        change_file(file, with_one)
+    assert file.read_text() == text
+
+
+REFUSED = {
+    "a name that is taken": (partial(with_one, name="A"), "name_taken"),
+    "a name that is an alias": (partial(with_one, name="bee"), "name_taken"),
+    "a name that none can have": (partial(with_one, name="x y"), "usage"),
+    "a name of the daemon's log": (partial(with_one, name="mlxsup"), "usage"),
+    "removal of an alias": (partial(removing, name="bee"), "is_alias"),
+    "removal of nothing": (partial(removing, name="zzz"), "unknown_model"),
+}
+
+
+@pytest.mark.parametrize(("plan", "code"), REFUSED.values(), ids=REFUSED)
+def test_refused_change_leaves_the_file(
+    tmp_path: Path, plan: Callable[[DaemonConfig], Edit], code: str
+) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(WRITTEN)
+    with pytest.raises(RefusedModelError) as caught:
+        change_file(file, plan)
+    assert (caught.value.code, file.read_text()) == (code, WRITTEN)
+
+
+KNOWN = {"its name": ("a", ""), "an alias": ("bee", ""), "its folder": ("", "/b")}
+
+
+@pytest.mark.parametrize(("called", "folder"), KNOWN.values(), ids=KNOWN)
+def test_model_that_is_configured_keeps_its_entry(tmp_path: Path, called: str, folder: str) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(WRITTEN)
+    source = Source(title="x", folder=Path(folder or "/x"))
+
+    def plan(config: DaemonConfig) -> Edit:
+        return adding(config, called, "other", find=lambda: source, ready=lambda one: one)
+
+    edit = change_file(file, plan)
+    assert (edit.change, edit.name) == (None, "a" if called == "a" else "b.c")
+    assert file.read_text() == WRITTEN
+
+
+def test_read_only_file_is_refused_and_named(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(WRITTEN)
+    file.chmod(0o400)
+    with pytest.raises(RefusedModelError, match=r"cannot write .*read-only"):
+        change_file(file, with_one)
+    assert (file.read_text(), os.listdir(tmp_path)) == (WRITTEN, ["c.toml"])
+
+
+def test_change_is_planned_anew_if_an_editor_has_saved_meanwhile(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(WRITTEN)
+    tries: list[int] = []
+
+    def plan(config: DaemonConfig) -> Edit:
+        tries.append(len(config.models))
+        if len(tries) == 1:
+            file.write_text(f'{WRITTEN}[models.mine]\npath = "/mine"\n')
+        return with_one(config)
+
+    change_file(file, plan)
+    assert tries == [2, 3]
+    assert set(tomllib.loads(file.read_text())["models"]) == {"a", "b.c", "mine", "n.w"}
