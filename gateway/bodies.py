@@ -37,8 +37,8 @@ ARGV = (sys.executable, "-P", "-m", "mlxsup.gateway.converter")
 
 T = TypeVar("T")
 
-Resolve = Callable[[Ask], Awaitable[Ask]]
-"""Finds out what the name of a request's model means; raises `Failure`."""
+Resolve = Callable[[Ask, Caller], Awaitable[Ask]]
+"""Finds out what the name of a request's model means to its caller; raises `Failure`."""
 
 
 class ConverterLost(Exception):
@@ -259,7 +259,7 @@ class Bodies:
         if self._refuses_unread:
             check_unread(ask.unread)
         check_keep_alive(ask.parameters, caller)
-        return await self._resolve(ask)
+        return await self._resolve(ask, caller)
 
     @contextmanager
     def _counting(self, ask: Ask) -> Iterator[None]:

@@ -78,13 +78,17 @@ CANCELLED = Row(410, BAD, False)
 TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
+HOW_TO_ADD = "; `mlxsup add MODEL` serves another one, while the daemon runs"
+
+
 def failure_of(error: RequestError | ConnectionLost) -> Failure:
     """What the client of the gateway gets for an error of the daemon."""
     if isinstance(error, ConnectionLost):
         return _failure(LOST, error.message, code="daemon_lost", param="", after_s=None)
     param, message = "", error.message
     if error.code is ErrorCode.UNKNOWN_MODEL:
-        param, message = "model", message + advice_of(error.detail.get("close"))
+        param = "model"
+        message += advice_of(error.detail.get("close")) or HOW_TO_ADD
     elif isinstance(given := error.detail.get("parameter"), str):
         param = PARAMS.get(given, given)
         message = renamed(message, given, param)

@@ -280,7 +280,8 @@ def test_model_with_any_name_is_named_in_each_line() -> None:
 @pytest.mark.parametrize("stream", [True, False])
 def test_error_before_the_answer_is_a_status(code: str, status: int, stream: bool) -> None:
     response, _ = answered(CHAT, refused(code), stream=stream)
-    assert (response.status, response.json()) == (status, {"error": f"it is {code}"})
+    assert response.status == status
+    assert response.json()["error"].startswith(f"it is {code}")
 
 
 def test_answer_that_breaks_off_ends_with_the_error_and_is_cut() -> None:
@@ -536,8 +537,8 @@ def test_lm_studio_lists_models(daemon: PlayedDaemon) -> None:
     [
         ("POST", "/api/embed", 501, "embeddings are not there yet"),
         ("POST", "/api/embeddings", 501, "embeddings are not there yet"),
-        ("POST", "/api/pull", 501, "`mlxsup pull REPO`"),
-        ("DELETE", "/api/delete", 501, "`mlxsup rm REPO`"),
+        ("POST", "/api/pull", 403, "only the page at / may do this"),
+        ("DELETE", "/api/delete", 403, "only the page at / may do this"),
         ("POST", "/api/create", 501, "`mlxsup convert SOURCE`"),
         ("POST", "/api/copy", 501, "`mlxsup convert SOURCE TARGET`"),
         ("POST", "/api/push", 501, "nothing is published"),
