@@ -26,13 +26,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_running_daemon_learns_a_model_and_forgets_it(folder: Path) -> None:
     with Daemon({"m": fake()}) as daemon:
         pid = daemon.run("status", "--json").stdout
-        added = daemon.run("add", str(folder))
+        added = daemon.run("add", str(folder), "--no-load")
         assert (added.returncode, "added tiny to " in added.stdout) == (0, True)
         assert "mlxsup chat tiny" in added.stderr
         with daemon.client() as client:
             assert [row["name"] for row in client.status()["models"]] == ["m", "tiny"]
             assert client.status()["pid"] == json.loads(pid)["pid"]
-        again = json.loads(daemon.run("add", str(folder), "--as", "other", "--json").stdout)
+        again = json.loads(
+            daemon.run("add", str(folder), "--as", "other", "--no-load", "--json").stdout
+        )
         assert (again["name"], again["added"], again["served"]) == ("tiny", False, True)
         removed = daemon.run("rm", "tiny")
         assert (removed.returncode, "removed tiny from " in removed.stdout) == (0, True)
