@@ -10,6 +10,7 @@ from typing import Any
 
 from mlxsup.client import AsyncClient, ConnectionLost, RequestError
 from mlxsup.protocol.errors import ErrorCode
+from mlxsup.protocol.states import State
 from mlxsup.store.hub_cache import is_owned_repository
 
 from .failure import bad_field
@@ -19,6 +20,9 @@ from .openai.errors import failure_of
 
 LOOK_S = 0.5
 """How often a download is looked at."""
+
+BEFORE_LOAD = (State.STOPPED, State.PENDING, State.BACKOFF)
+"""States of a model that may still be downloaded."""
 
 MAX_NAME = 256
 
@@ -127,7 +131,7 @@ class Adding:
             while (trial := self._trials.get(model)) is not None:
                 row = row_of(await self._status(), model)
                 progress = (row or {}).get("progress") or {}
-                if row is None or row["state"] not in ("PENDING", "BACKOFF"):
+                if row is None or row["state"] not in BEFORE_LOAD:
                     break
                 if total := progress.get("total_bytes"):
                     completed = progress["done_bytes"]

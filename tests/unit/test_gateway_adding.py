@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from mlxsup.client import RequestError
+from mlxsup.gateway import adding
 from mlxsup.gateway.adding import reference_of
+from mlxsup.gateway.keys import Caller
 from mlxsup.gateway.operator import TOKEN_HEADER
 from mlxsup.protocol.errors import ErrorCode
 
@@ -44,12 +46,15 @@ class AddingDaemon(PlayedDaemon):
         if model == "unknown":
             raise RequestError(ErrorCode.UNKNOWN_MODEL, "no model is called so")
         self.added.append(model)
-        row = {"name": "new", "aliases": [], "presets": {}, "state": "PENDING", "generation": 0}
-        self.rows = [{**row, "progress": {"done_bytes": 3, "total_bytes": 9}}]
+        row = {"name": "new", "aliases": [], "presets": {}, "state": "STOPPED", "generation": 0}
+        self.rows = [row]
         return {"model": "new", "added": ["new"]}
 
-    async def load(self, model: str) -> dict[str, Any]:
-        await asyncio.sleep(0)  # the download is seen before it ends
+    async def load(self, model: str, **how: Any) -> dict[str, Any]:
+        await asyncio.sleep(0)
+        progress = {"done_bytes": 3, "total_bytes": 9}
+        self.rows[0] |= {"state": "PENDING", "progress": progress}
+        await asyncio.sleep(0.01)  # the download is seen before it ends
         self.rows[0]["state"] = "FAILED" if self.fails else "READY"
         if self.fails is not None:
             raise self.fails
@@ -66,8 +71,8 @@ def asked(daemon: AddingDaemon, model: str, *, adds_models: bool = True) -> Resp
     async def ask() -> Response:
         site = Site(daemon, adds_models=adds_models)
         response = await site.ask("POST", CHAT, {"model": model, "messages": HI})
-        for _ in range(5):
-            await asyncio.sleep(0)
+        trials = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.wait(trials or [asyncio.create_task(asyncio.sleep(0))])
         return response
 
     return asyncio.run(ask())
@@ -118,7 +123,7 @@ def test_refusal_says_how_to_add_a_model() -> None:
     assert (response.status, "`mlxsup add MODEL`" in response.error["message"]) == (404, True)
 
 
-def pulled(daemon: AddingDaemon, body: dict[str, Any], **more: Any) -> Response:
+def pulled(daemon: AddingDaemon, body: dict[str, Any]) -> Response:
     """The answer to `/api/pull` of the page."""
 
     async def ask() -> Response:
@@ -130,7 +135,10 @@ def pulled(daemon: AddingDaemon, body: dict[str, Any], **more: Any) -> Response:
 
 
 @pytest.mark.parametrize("fails", [None, ABSENT], ids=["arrives", "is not there"])
-def test_pull_tells_how_far_it_is_and_how_it_ended(fails: RequestError | None) -> None:
+def test_pull_tells_how_far_it_is_and_how_it_ended(
+    monkeypatch: pytest.MonkeyPatch, fails: RequestError | None
+) -> None:
+    monkeypatch.setattr(adding, "LOOK_S", 0.0)
     response = pulled(AddingDaemon(fails), {"model": "org/model"})
     lines = [json.loads(line) for line in response.body.splitlines()]
     assert lines[0] == {"status": "pulling manifest"}
@@ -158,3 +166,16 @@ def test_delete_removes_the_entry_that_a_name_means() -> None:
 )
 def test_reference_is_no_path_and_no_address(name: str, reference: str) -> None:
     assert reference_of(name) == reference
+
+
+@pytest.mark.parametrize(
+    ("caller", "may"),
+    [
+        (Caller(), True),
+        (Caller(key="k", account="friend"), False),
+        (Caller(key="k", is_operator=True), True),
+    ],
+    ids=["no keys", "a friend's key", "an operator's key"],
+)
+def test_key_of_another_person_adds_no_models(caller: Caller, may: bool) -> None:
+    assert Site(PlayedDaemon(), adds_models=True).gateway._adding.may(caller) is may
