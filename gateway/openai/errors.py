@@ -88,7 +88,8 @@ def failure_of(error: RequestError | ConnectionLost) -> Failure:
     param, message = "", error.message
     if error.code is ErrorCode.UNKNOWN_MODEL:
         param = "model"
-        message += advice_of(error.detail.get("close")) or HOW_TO_ADD
+        if "close" in error.detail:
+            message += advice_of(error.detail["close"]) or HOW_TO_ADD
     elif isinstance(given := error.detail.get("parameter"), str):
         param = PARAMS.get(given, given)
         message = renamed(message, given, param)

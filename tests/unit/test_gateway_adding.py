@@ -32,7 +32,9 @@ class AddingDaemon(PlayedDaemon):
     """
 
     def __init__(self, fails: RequestError | None = None) -> None:
-        super().__init__([RequestError(ErrorCode.UNKNOWN_MODEL, "no model is called so")])
+        super().__init__(
+            [RequestError(ErrorCode.UNKNOWN_MODEL, "no model is called so", detail={"close": []})]
+        )
         self.added: list[str] = []
         self.removed: list[str] = []
         self.fails = fails

@@ -24,6 +24,7 @@ from mlxsup.client import (
     TokenLogprob,
 )
 from mlxsup.gateway import limits
+from mlxsup.gateway.openai.errors import HOW_TO_ADD
 from mlxsup.protocol.version import VERSION
 
 from support.gateway.played_gateway import (
@@ -409,7 +410,7 @@ def test_unknown_model_is_answered_with_names_like_it(path: str, close: list[str
     said = "no model is called 'mm'; configured: m"
     detail = {"known": ["m"], "close": close}
     response = ask(path, RequestError(ErrorCode.UNKNOWN_MODEL, said, detail=detail))
-    advice = f"; did you mean {' or '.join(close)}?" if close else ""
+    advice = f"; did you mean {' or '.join(close)}?" if close else HOW_TO_ADD
     assert (response.status, response.error["message"]) == (404, said + advice)
     if path != MESSAGE:
         assert (response.error["known"], response.error["close"]) == (["m"], close)

@@ -18,6 +18,7 @@ from mlxsup.gateway.failure import Failure
 from mlxsup.gateway.metrics.meter import Meter
 from mlxsup.gateway.model_events import ModelEvents, event_of
 from mlxsup.gateway.names import Names
+from mlxsup.gateway.openai.errors import HOW_TO_ADD
 from mlxsup.gateway.sse import WRITE
 
 from support.daemon.played_events import Item
@@ -113,12 +114,12 @@ def test_presets_are_listed_as_models() -> None:
 
 @pytest.mark.parametrize(
     ("name", "advice"),
-    [("M:WRM", "; did you mean m:warm?"), ("M", "; did you mean m?"), ("else", "")],
+    [("M:WRM", "; did you mean m:warm?"), ("M", "; did you mean m?"), ("else", HOW_TO_ADD)],
 )
 def test_looked_up_name_is_answered_with_names_like_it(name: str, advice: str) -> None:
     response = asyncio.run(Site(daemon_of()).ask("GET", f"/v1/models/{name}"))
     assert response.error["message"] == f"no model is called {name!r}; configured: m{advice}"
-    assert (response.error["known"], bool(response.error["close"])) == (["m"], bool(advice))
+    assert (response.error["known"], bool(response.error["close"])) == (["m"], advice != HOW_TO_ADD)
 
 
 @pytest.mark.parametrize(
