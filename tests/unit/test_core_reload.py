@@ -168,13 +168,13 @@ def test_a_refused_reload_changes_nothing_and_says_why_P20() -> None:
     assert driver.state() is State.READY
 
 
-CHANGES = {
+OF_THE_FILE = {
     "add": AddModel(id=RequestId("x"), model="o/n"),
     "remove": RemoveModel(id=RequestId("x"), model=ModelName("a")),
 }
 
 
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("change", OF_THE_FILE.values(), ids=OF_THE_FILE)
 def test_a_change_of_the_file_is_answered_as_a_reload_with_more(
     change: AddModel | RemoveModel,
 ) -> None:
