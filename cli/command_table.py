@@ -36,6 +36,7 @@ COMMANDS = {
     "demo": "See what mlxsup does, on a small model.",
     "run": "Download a model if needed, serve it, and chat.",
     "add": "Serve one more model.",
+    "search": "Find models on the hub, and the short names of some.",
     "pull": "Download a model.",
     "rm": "Remove a model from the configuration, or its files.",
     "plan": "Show which models fit into memory.",

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlxsup.protocol.folders import DEFAULT_CONFIG
 from mlxsup.protocol.places import config_places, find_config
 
 from .connection import Target
@@ -24,15 +25,26 @@ SCHEMA_NAME = "mlxsup.schema.json"
 SCHEMA_LINE = f"#:schema {SCHEMA_NAME}"
 """The first line of a configuration: relative to the file, as editors take it."""
 
+HEAD = f"""\
+{SCHEMA_LINE}
+# The configuration of mlxsup, written by `mlxsup`; `mlxsup add MODEL` adds a table.
+# See what fits with `mlxsup plan`; a change takes effect with `mlxsup reload`.
+# All keys with their defaults are in {SCHEMA_NAME}, by which editors complete and check this file.
 
-def find_configuration(given: Path | None, *, hint: str = NO_FILE_HINT) -> Path:
-    """Return the file that `start` reads, or refuse if there is none in any of its places."""
+[defaults]
+preload = false         # load on the first request; true: when the daemon starts
+# idle_unload_s = "30m" # unload after this long without a request
+"""
+
+
+def find_configuration(given: Path | None) -> Path:
+    """Return the file that counts, or refuse if there is none in any of its places."""
     found = find_config(given)
     if found is not None:
         return found.path
     looked = ", ".join(str(place.path) for place in config_places())
     message = f"no configuration file: there is none of {looked}"
-    raise CliError(message, hint=hint, status=ExitStatus.BAD_CONFIGURATION)
+    raise CliError(message, hint=NO_FILE_HINT, status=ExitStatus.BAD_CONFIGURATION)
 
 
 def read_configuration(
@@ -98,6 +110,36 @@ def schema_text() -> str:
     It is generated ahead of time: generating takes longer than a command may take to begin.
     """
     return Path(__file__).with_name(SCHEMA_NAME).read_text(encoding="utf-8").removesuffix("\n")
+
+
+def first_configuration(given: Path | None) -> Path:
+    """Return the file that `start` reads; an empty one in the usual place if there is none."""
+    found = find_config(given)
+    path = found.path if found is not None else Path(DEFAULT_CONFIG)
+    if found is None:
+        make_configuration(path)
+    return path
+
+
+def make_configuration(path: Path) -> bool:
+    """Write a configuration without models, unless there is a file; return whether it was written.
+
+    Raises:
+        CliError: it cannot be written.
+    """
+    expanded = path.expanduser()
+    if os.path.exists(expanded):
+        return False
+    try:
+        expanded.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_configuration(expanded, HEAD)
+    except FileExistsError:
+        return False  # two commands at once
+    except OSError as error:
+        message = f"cannot write {path}: {error.strerror or error}"
+        hint = "name another file with --config FILE"
+        raise CliError(message, code="output", hint=hint) from None
+    return True
 
 
 def write_configuration(path: Path, text: str) -> None:

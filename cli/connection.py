@@ -149,9 +149,7 @@ class Target:
     def _with_place(self, hint: str) -> str:
         """Return the hint to start a daemon, with the file it would read, or else what it needs."""
         place = find_place(self.endpoint, self.config)
-        if place.config is None:
-            return hint.replace("`mlxsup start`", "`mlxsup start --model FOLDER`")
-        if place.source == "--config":
+        if place.config is None or place.source == "--config":
             return hint
         named = f" (named by {CONFIG_VARIABLE})" if place.source == CONFIG_VARIABLE else ""
         return f"{hint}, which reads {place.config}{named}"

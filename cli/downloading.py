@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,10 @@ from mlxsup.protocol.download import (
     DownloadProblem,
     DownloadProgress,
     DownloadSpec,
+    FoundRepository,
+    RepositoriesFound,
     Repository,
+    SearchSpec,
     download_argv,
     read_report,
 )
@@ -72,14 +76,15 @@ def download(repository: Repository, output: Output, *, again: str) -> DownloadD
     """
     last: DownloadDone | DownloadFailed | None = None
     noise = ""
-    with _process(repository) as process, LiveLine(output) as line:
+    spec = DownloadSpec(repository=repository, parent_pid=os.getpid())
+    with _process(spec) as process, LiveLine(output) as line:
         show = progress_printer(repository, line)
         try:
             for data in process.stdout or ():
                 report = read_report(data)
                 if isinstance(report, DownloadProgress):
                     show(report)
-                elif report is not None:
+                elif isinstance(report, DownloadDone | DownloadFailed):
                     last = report
                 else:
                     noise = data.decode(errors="replace").strip() or noise
@@ -91,23 +96,48 @@ def download(repository: Repository, output: Output, *, again: str) -> DownloadD
     if isinstance(last, DownloadDone):
         return last
     if last is None:
-        code = process.returncode
-        what = f"signal {-code}" if code < 0 else f"exit code {code}"
-        raise CliError(f"the download ended with {what}", code="internal", hint=noise)
+        raise _ended("download", process.returncode, noise)
     is_usage = last.problem is DownloadProblem.BAD_REPOSITORY
     status = ExitStatus.USAGE if is_usage else ExitStatus.FAILED
     hint = f"{last.hint}; `{again}` continues" if last.problem in CONTINUED else last.hint
     raise CliError(last.message, code=last.problem.value, hint=hint, status=status)
 
 
+def find_repositories(words: str, output: Output) -> list[FoundRepository]:
+    """Return the repositories with models in MLX's format that the hub finds.
+
+    Raises:
+        CliError: it cannot be asked.
+    """
+    noise = ""
+    spec = SearchSpec(words=words, parent_pid=os.getpid())
+    with _process(spec) as process, LiveLine(output) as line:
+        if output.can_redraw(sys.stderr):
+            line.tell("asking the hub", 0)
+        for data in process.stdout or ():
+            match read_report(data):
+                case RepositoriesFound(found=found):
+                    return found
+                case DownloadFailed(message=message, hint=hint, problem=problem):
+                    raise CliError(message, code=problem.value, hint=hint)
+                case _:
+                    noise = data.decode(errors="replace").strip() or noise
+    raise _ended("search", process.returncode, noise)
+
+
+def _ended(what: str, code: int, noise: str) -> CliError:
+    """Return the error for a process that has said nothing of its end."""
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    return CliError(f"the {what} ended with {how}", code="internal", hint=noise)
+
+
 @contextmanager
-def _process(repository: Repository) -> Iterator[subprocess.Popen[bytes]]:
+def _process(spec: DownloadSpec | SearchSpec) -> Iterator[subprocess.Popen[bytes]]:
     """Give the process, which has ended when this returns."""
     with subprocess.Popen(
         download_argv(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as process:
         try:
-            spec = DownloadSpec(repository=repository, parent_pid=os.getpid())
             assert process.stdin is not None
             process.stdin.write(spec.to_line())
             process.stdin.flush()

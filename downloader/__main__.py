@@ -1,5 +1,5 @@
-"""`python -m mlxsup.downloader`, started by the supervisor or by `mlxsup pull`: the process of a
-download reads its spec, reports, and dies with its parent."""
+"""`python -m mlxsup.downloader`, started by the supervisor or by a command: the process of a
+download, or of a search, reads its spec, reports, and dies with its parent."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import threading
 import traceback
 
 from mlxsup.protocol.download import (
-    DownloadDone,
+    DownloadFailed,
     DownloadProblem,
     DownloadReport,
     DownloadSpec,
     Repository,
+    SearchSpec,
+    read_spec,
     report_line,
 )
 
@@ -28,28 +30,34 @@ def run() -> int:
     # A Ctrl-C in the terminal is for the parent.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        spec = DownloadSpec.from_line(sys.stdin.buffer.readline())
+        spec = read_spec(sys.stdin.buffer.readline())
     except ValueError as error:
         print(f"mlxsup downloader: {error}; `mlxsup pull` starts one", file=sys.stderr)
         return BAD_SPEC_EXIT
     if os.getppid() != spec.parent_pid:
         return ORPHANED_EXIT
     threading.Thread(target=_die_with_parent, name="parent-watch", daemon=True).start()
-    report = _download(spec.repository)
+    report = _carry_out(spec)
     _say(report)
-    return 0 if isinstance(report, DownloadDone) else FAILED_EXIT
+    return FAILED_EXIT if isinstance(report, DownloadFailed) else 0
 
 
-def _download(repository: Repository) -> DownloadReport:
+def _carry_out(spec: DownloadSpec | SearchSpec) -> DownloadReport:
     # No bars: progress is reported. Plain HTTP: its failures have sentences, those of Xet do not.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("HF_HUB_DISABLE_XET", "1")
     from .failures import explain
-    from .snapshot import fetch
 
     try:
-        return fetch(repository, _say)
+        if isinstance(spec, SearchSpec):
+            from .search import search
+
+            return search(spec.words)
+        from .snapshot import fetch
+
+        return fetch(spec.repository, _say)
     except Exception as error:  # noqa: BLE001  the end of the process, which must say why
+        repository = Repository(spec.words) if isinstance(spec, SearchSpec) else spec.repository
         report = explain(error, repository)
         if report.problem is DownloadProblem.INTERNAL:
             traceback.print_exc()

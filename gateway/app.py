@@ -7,6 +7,7 @@ import difflib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from typing import Any, NoReturn
@@ -21,6 +22,7 @@ from mlxsup.client import AsyncClient, ConnectionLost, RequestError
 from mlxsup.protocol.gateway import is_loopback
 
 from . import limits, lm_studio
+from .adding import Adding
 from .answers import MakeShape, OpenAnswers, answer
 from .anthropic import models as anthropic_models
 from .anthropic.events import MessageShape
@@ -83,6 +85,7 @@ class Gateway:
         connect: makes the client of the daemon, when the loop runs.
         names: names of other APIs, and the models they mean.
         refuses_unread: true if a field that is not read here is an error.
+        adds_models: true if a request for a model that is not served adds it.
     """
 
     def __init__(
@@ -91,10 +94,12 @@ class Gateway:
         names: Sequence[tuple[str, str]] = (),
         *,
         refuses_unread: bool = False,
+        adds_models: bool = False,
     ) -> None:
         self._meter = Meter()
         self.open_answers = OpenAnswers(self._meter)
         self._names = Names(names, self._status)
+        self._adding = Adding(lambda: self._daemon, self._status, is_automatic=adds_models)
         self.kept = KeptResponses()
         self._bodies = Bodies(self._resolved, self._meter, self.kept, refuses_unread=refuses_unread)
         self._connect = connect
@@ -108,7 +113,14 @@ class Gateway:
         self._page = Page(self._status, self.operator, lambda: self._daemon)
         self._descriptions = Descriptions(self._names, self._status)
         self._ollama = Ollama(
-            self._bodies, lambda: self._daemon, self._status, self._descriptions, self.open_answers
+            self._bodies,
+            self._names,
+            lambda: self._daemon,
+            self._status,
+            self._descriptions,
+            self.open_answers,
+            self._adding,
+            self.operator,
         )
 
     def app(
@@ -262,13 +274,15 @@ class Gateway:
         assert self._client is not None, "the lifespan has begun before any request"
         return self._client
 
-    async def _resolved(self, ask: Ask) -> Ask:
+    async def _resolved(self, ask: Ask, caller: Caller) -> Ask:
         """Return the same request, which knows what its model's name means; so does the meter.
 
         Raises:
-            Failure: the daemon was asked, and does not answer.
+            Failure: the daemon was asked, and does not answer, or cannot add the model.
         """
         resolved = await self._names.resolved(ask)
+        target = resolved.target or resolved.model
+        resolved = replace(resolved, target=await self._adding.named(target, caller))
         if not self._meter.knows(resolved.target):
             await self._learn(resolved.target)
         return resolved

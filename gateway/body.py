@@ -55,8 +55,8 @@ OF_BROWSERS = ("origin", "sec-fetch-site", "referer")
 """Headers that a browser adds to what a page of another site sends. Such a page may send a body of
 JSON only after it has asked (CORS), and any other body without asking."""
 
-Resolve = Callable[[Ask], Awaitable[Ask]]
-"""Finds out what the name of a request's model means; raises `Failure`."""
+Resolve = Callable[[Ask, Caller], Awaitable[Ask]]
+"""Finds out what the name of a request's model means to its caller; raises `Failure`."""
 
 
 class Disconnected(Exception):
@@ -232,7 +232,7 @@ class Bodies:
         if self._refuses_unread:
             check_unread(ask.unread)
         _check_keep_alive(ask.parameters, caller)
-        return await self._resolve(ask)
+        return await self._resolve(ask, caller)
 
     @contextmanager
     def _counting(self, ask: Ask) -> Iterator[None]:

@@ -98,13 +98,18 @@ OLLAMA_NAMES = {
 """Parameters of ours that Ollama has under another name."""
 
 
+HOW_TO_ADD = "; `mlxsup add MODEL` serves another one, while the daemon runs"
+
+
 def failure_of(error: RequestError | ConnectionLost) -> Failure:
     """Return what the client of the gateway gets for an error of the daemon."""
     if isinstance(error, ConnectionLost):
         return _failure(LOST, error.message, "daemon_lost")
     param, message = "", error.message
     if error.code is ErrorCode.UNKNOWN_MODEL:
-        param, message = "model", message + advice_of(error.detail.get("close"))
+        param = "model"
+        if "close" in error.detail:
+            message += advice_of(error.detail["close"]) or HOW_TO_ADD
     elif isinstance(given := error.detail.get("parameter"), str):
         param = PARAMS.get(given, given)
         message = renamed(message, given, param)

@@ -94,6 +94,7 @@ def serve(spec: GatewaySpec) -> None:
         lambda: AsyncClient(spec.endpoint),
         spec.rules.names,
         refuses_unread=spec.rules.refuses_unread,
+        adds_models=spec.rules.adds_models,
     )
     need = find_key_need(Address(host=spec.host, port=spec.port), spec.rules)
     keys = Keys(

@@ -68,6 +68,38 @@ class DownloadSpec:
             raise ValueError("a download spec is one line of JSON") from None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchSpec:
+    """What the same process gets instead if it is to look for repositories.
+
+    Attributes:
+        words: in their names.
+        parent_pid: the process whose death it watches for.
+    """
+
+    words: str
+    parent_pid: int
+
+    def to_line(self) -> bytes:
+        """One line of JSON, newline included."""
+        return json.dumps(asdict(self), separators=(",", ":")).encode() + b"\n"
+
+
+def read_spec(line: bytes) -> DownloadSpec | SearchSpec:
+    """Return the spec in a line.
+
+    Raises:
+        ValueError: the line is none.
+    """
+    try:
+        values = json.loads(line[:MAX_SPEC_BYTES])
+        if "words" in values:
+            return SearchSpec(words=str(values["words"]), parent_pid=int(values["parent_pid"]))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        pass  # as the other reader says
+    return DownloadSpec.from_line(line)
+
+
 class DownloadProblem(StrEnum):
     """Why a download has ended without a model."""
 
@@ -161,11 +193,36 @@ class DownloadFailed:
         return OUTAGES.get(self.problem, "")
 
 
-DownloadReport = DownloadProgress | DownloadDone | DownloadFailed
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundRepository:
+    """A repository that a search has found.
+
+    Attributes:
+        repo: OWNER/NAME.
+        downloads: of the last month.
+        size_bytes: of its weights; 0 if the hub does not say it.
+        is_gated: its terms have to be accepted first.
+    """
+
+    repo: str
+    downloads: int
+    size_bytes: int
+    is_gated: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepositoriesFound:
+    """The answer to a search, those with most downloads first."""
+
+    found: list[FoundRepository]
+
+
+DownloadReport = DownloadProgress | DownloadDone | DownloadFailed | RepositoriesFound
 _REPORTS: dict[str, type[DownloadReport]] = {
     "progress": DownloadProgress,
     "done": DownloadDone,
     "failed": DownloadFailed,
+    "found": RepositoriesFound,
 }
 
 
@@ -182,6 +239,8 @@ def read_report(line: bytes) -> DownloadReport | None:
         kind = _REPORTS[values.pop(_REPORT_KEY)]
         if kind is DownloadFailed:
             values["problem"] = DownloadProblem(values["problem"])
+        if kind is RepositoriesFound:
+            values["found"] = [FoundRepository(**one) for one in values["found"]]
         return kind(**values)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None

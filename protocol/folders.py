@@ -14,7 +14,7 @@ CONNECTED_DIR = "~/.mlxsup/connected"
 HISTORY_FILE = "~/.mlxsup/history"
 MODELS_DIR = "~/.mlxsup/models"
 """Contains the models that mlxsup has converted, a folder each."""
-DEMO_MODEL_FOLDER = f"{MODELS_DIR}/smollm2"
+DEMO_MODEL_FOLDER = f"{MODELS_DIR}/smollm2-135m"
 
 CLIENT_SOCKET_NAME = "client.sock"
 LOCK_NAME = "lock"

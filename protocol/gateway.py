@@ -110,6 +110,7 @@ class GatewayRules:
         origins: pages of other sites that may ask, as browsers send them.
         needs_keys: whether every request needs a key, wherever it may come from.
         refuses_unread: true if a field that is not read is an error, instead of named in a header.
+        adds_models: true if a request for a model that is not served adds it.
     """
 
     names: tuple[tuple[str, str], ...] = ()
@@ -117,6 +118,7 @@ class GatewayRules:
     origins: tuple[str, ...] = ()
     needs_keys: bool = False
     refuses_unread: bool = False
+    adds_models: bool = False
 
 
 def find_key_need(address: Address, rules: GatewayRules) -> tuple[str, str] | None:
@@ -208,6 +210,7 @@ class GatewaySpec:
             origins=tuple(rules["origins"]),
             needs_keys=rules["needs_keys"],
             refuses_unread=rules["refuses_unread"],
+            adds_models=rules["adds_models"],
         )
         return cls(**values)
 

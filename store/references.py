@@ -27,6 +27,42 @@ REVISION_FOLLOWS = ("tree", "blob", "resolve")
 """The word between the name and the revision in the address of a repository's files."""
 
 
+SHORT_NAMES = {
+    "gemma3": "gemma-3-4b-it-4bit",
+    "gemma3:1b": "gemma-3-1b-it-4bit",
+    "gemma3:4b": "gemma-3-4b-it-4bit",
+    "gemma3:12b": "gemma-3-12b-it-4bit",
+    "gpt-oss": "gpt-oss-20b-MXFP4-Q8",
+    "gpt-oss:20b": "gpt-oss-20b-MXFP4-Q8",
+    "llama3.1": "Meta-Llama-3.1-8B-Instruct-4bit",
+    "llama3.1:8b": "Meta-Llama-3.1-8B-Instruct-4bit",
+    "llama3.2": "Llama-3.2-3B-Instruct-4bit",
+    "llama3.2:1b": "Llama-3.2-1B-Instruct-4bit",
+    "llama3.2:3b": "Llama-3.2-3B-Instruct-4bit",
+    "llama3.3": "Llama-3.3-70B-Instruct-4bit",
+    "llama3.3:70b": "Llama-3.3-70B-Instruct-4bit",
+    "mistral": "Mistral-7B-Instruct-v0.3-4bit",
+    "mistral:7b": "Mistral-7B-Instruct-v0.3-4bit",
+    "qwen2.5-coder": "Qwen2.5-Coder-7B-Instruct-4bit",
+    "qwen2.5-coder:7b": "Qwen2.5-Coder-7B-Instruct-4bit",
+    "qwen3": "Qwen3-8B-4bit",
+    "qwen3:0.6b": "Qwen3-0.6B-4bit",
+    "qwen3:1.7b": "Qwen3-1.7B-4bit",
+    "qwen3:4b": "Qwen3-4B-4bit",
+    "qwen3:8b": "Qwen3-8B-4bit",
+    "qwen3:14b": "Qwen3-14B-4bit",
+    "qwen3:30b": "Qwen3-30B-A3B-4bit",
+    "qwen3:32b": "Qwen3-32B-4bit",
+    "smollm2": "SmolLM2-135M-Instruct",
+    "smollm2:135m": "SmolLM2-135M-Instruct",
+    "smollm2-135m": "SmolLM2-135M-Instruct",
+}
+"""Names that people know from Ollama, and the repository of mlx-community that each means here."""
+
+EXAMPLE = "mlx-community/SmolLM2-135M-Instruct"
+"""The small model of every example."""
+
+
 class RefusedModelError(Exception):
     """A model that cannot be added or removed; nothing has changed.
 
@@ -131,7 +167,7 @@ def repository_named(model: str) -> tuple[str, str]:
     if is_owned_repository(model):
         return model, DEFAULT_REVISION
     host, _, _ = model.partition("/")
-    if "://" not in model and "." not in host:
+    if "://" not in model and "." not in host.strip("."):
         return "", ""
     address = urlsplit(model if "://" in model else f"https://{model}")
     parts = [part for part in address.path.split("/") if part]
@@ -147,6 +183,17 @@ def repository_named(model: str) -> tuple[str, str]:
         raise RefusedModelError("usage", f"{model} names no model", hint)
     has_revision = len(parts) > 3 and parts[2] in REVISION_FOLLOWS
     return repo, parts[3] if has_revision else DEFAULT_REVISION
+
+
+def short_repository(name: str) -> str | None:
+    """Return the repository that a short name means; None if it is none."""
+    found = SHORT_NAMES.get(name.lower().removesuffix(":latest"))
+    return f"mlx-community/{found}" if found is not None else None
+
+
+def is_reference(model: str) -> bool:
+    """True if that can be no name of a model, because it has the form of a path or an address."""
+    return "/" in model or _is_path(model)
 
 
 def _is_path(model: str) -> bool:
@@ -197,12 +244,15 @@ def _listed(model: str) -> Source:
             raise RefusedModelError("ambiguous", message, hint)
         if same:
             return _of(same[0])
-    close = close_names(model, [short_name(one.title, ()) for one in found])
+    if (repo := short_repository(model)) is not None:
+        return _repository(repo, DEFAULT_REVISION)
+    names = [short_name(one.title, ()) for one in found]
+    close = close_names(model, [*names, *SHORT_NAMES])
     hint = f"did you mean {' or '.join(close)}?" if close else ""
     raise RefusedModelError(
         "unknown_model",
         f"no model on this machine is called {model!r}",
-        hint or "name OWNER/NAME to download it, or see `mlxsup models`",
+        hint or f"`mlxsup search {shlex.quote(model)}` looks for one on the hub",
     )
 
 

@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from mlxsup.protocol.folders import DEFAULT_CONFIG
 from mlxsup.protocol.places import find_config
-from mlxsup.store.references import RefusedModelError, Source, find_source, servable
+from mlxsup.store.references import (
+    RefusedModelError,
+    Source,
+    find_source,
+    is_reference,
+    servable,
+)
 
 from ..arguments import complete_repository, row_called
-from ..configuration import configuration_errors, write_configuration
-from ..connection import Target, connect, daemon_options, status_of_daemon
+from ..changes import progress_shown
+from ..configuration import configuration_errors, make_configuration
+from ..connection import Target, connect, daemon_options, status_of_daemon, unknown_model
 from ..downloading import checked_repository, download
 from ..exit_status import CliError, ExitStatus
-from ..terminal.output import Output
+from ..terminal.output import Output, confirm
+
+if TYPE_CHECKING:
+    from mlxsup.client import Client
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,15 +55,20 @@ class Added:
 @click.command()
 @click.argument("source", metavar="MODEL", shell_complete=complete_repository)
 @click.option("--as", "name", metavar="NAME", help="Call it so, instead of by a short name.")
+@click.option("--no-load", "is_left", is_flag=True, help="Load it on the first request, not now.")
 @daemon_options
-def add(source: str, name: str | None, target: Target, output: Output) -> None:
+def add(source: str, name: str | None, is_left: bool, target: Target, output: Output) -> None:
     """Example: mlxsup add mlx-community/SmolLM2-135M-Instruct
 
-    Adds MODEL to the configuration, and to the daemon if one runs; comments and other entries stay.
-    MODEL is OWNER/NAME or its address in a browser (downloaded unless it is there), a folder, a
-    GGUF file (converted), or a model that `mlxsup models` lists. `mlxsup rm` is the reverse.
+    Adds MODEL to the configuration, and to the daemon if one runs, which loads it. Comments and
+    other entries stay. MODEL is OWNER/NAME or its address in a browser (downloaded unless it is
+    there), a short name such as qwen3:4b (`mlxsup search` lists them), a folder, a GGUF file
+    (converted), or a model that `mlxsup models` lists. `mlxsup rm` is the reverse.
     """
     added = serve_also(source, name, target, output)
+    if added.is_served and not is_left:
+        with connect(target) as client, progress_shown(client, added.name, output):
+            client.load(added.name)
     value = {
         "name": added.name, "path": str(added.path) if added.path else None,
         "added": added.is_new, "served": added.is_served,
@@ -91,7 +107,7 @@ def serve_also(model: str, name: str | None, target: Target, output: Output) -> 
         sources: list[Source] = []
         if not path.expanduser().exists():  # nothing is written for a model that is none
             sources = [_made_ready(find_source(model), output, again=again)]
-            _make(path)
+            make_configuration(path)
         edit = change_file(
             path,
             lambda config: adding(
@@ -104,6 +120,64 @@ def serve_also(model: str, name: str | None, target: Target, output: Output) -> 
         )
     is_new = edit.change is not None
     return Added(name=edit.name, path=path, is_new=is_new, is_served=False)
+
+
+def add_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add -y and --add, which the command gets as `is_sure`."""
+    return click.option(
+        "-y", "--add", "is_sure", is_flag=True, help="Add MODEL unasked if it is not served yet."
+    )(function)
+
+
+def served_name(
+    model: str, client: Client, target: Target, output: Output, *, is_sure: bool
+) -> str:
+    """Return what the daemon calls a model, which it is given now if it is not served yet.
+
+    Args:
+        model: a name of the daemon, or whatever `add` takes.
+        client: of the daemon.
+        target: the same daemon.
+        output: for the progress of a download or a conversion.
+        is_sure: whether the user wants that, and need not be asked.
+
+    Raises:
+        CliError: it is no model, the user does not want it, or it cannot be added.
+    """
+    status = client.status()
+    if (known := row_called(status, model)) is not None:
+        return str(known["name"])
+    try:
+        source = find_source(model)
+        if source.folder is not None and not source.is_gguf:
+            servable(source)
+    except RefusedModelError as error:
+        if error.code == "unknown_model" or not is_reference(model):
+            raise unknown_model(model, [row["name"] for row in status["models"]]) from None
+        with refusals(Path()):
+            raise
+    for row in status["models"]:
+        if _is_row_of(source, row):
+            return str(row["name"])
+    if not is_sure:
+        ask_to_add(model, target, output)
+    return serve_also(model, None, target, output).name
+
+
+def ask_to_add(model: str, target: Target, output: Output) -> None:
+    """Return if the user wants a model that is not served to be added.
+
+    Raises:
+        CliError: the answer is no, or there is no terminal to ask at.
+    """
+    if output.is_json or not sys.stdin.isatty():
+        raise CliError(
+            f"{model} is not served yet",
+            code="unknown_model",
+            hint=target.repeat_in(f"`mlxsup add {shlex.quote(model)}` adds it"),
+        )
+    question = f"{model} is not served yet. Add it now?"
+    confirm(question, default=True, declined="nothing was added")
 
 
 def _add_to_daemon(
@@ -182,19 +256,3 @@ def _made_ready(source: Source, output: Output, *, again: str) -> Source:
         made = converted(source.folder, output)
         return Source(title=made.name, folder=made)
     return servable(source)
-
-
-def _make(path: Path) -> None:
-    """Write a configuration without models, unless one has come about meanwhile."""
-    from .init import HEAD
-
-    expanded = path.expanduser()
-    try:
-        expanded.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_configuration(expanded, HEAD)
-    except FileExistsError:
-        pass  # two commands at once
-    except OSError as error:
-        message = f"cannot write {path}: {error.strerror or error}"
-        hint = "name another file with --config FILE"
-        raise CliError(message, code="output", hint=hint) from None

@@ -37,6 +37,7 @@ from ..terminal.answer import AnswerLine, read_answer, result_map, show_remarks
 from ..terminal.output import Output, width_of
 from ..terminal.reader_watch import reader_watched
 from ..terminal.text import counted
+from .add import add_option, served_name
 
 if TYPE_CHECKING:
     from mlxsup.client import Client, Result
@@ -78,17 +79,19 @@ NARROW = 60
 @answer_options
 @priority_options
 @keep_alive_option
+@add_option
 @click.option("-v", "--verbose", "is_verbose", is_flag=True, help="Show how fast each answer was.")
 @daemon_options
 def chat(
     model: str | None,
     system: str | None,
     is_verbose: bool,
+    is_sure: bool,
     target: Target,
     output: Output,
     **parameters: Any,
 ) -> None:
-    """Example: mlxsup chat smollm2
+    """Example: mlxsup chat smollm2-135m
 
     Chats with MODEL: each line is a turn, and each turn sends the whole conversation. Ctrl-C
     cancels an answer, Ctrl-D ends the chat, /help says more. Piped lines are turns too. MODEL may
@@ -98,9 +101,8 @@ def chat(
     if system is not None:
         check_text("--system", system, COMMAND)
     with connect(target) as client:
-        status = client.status()
-        model = model or only_model(status, COMMAND)
-        check_known(status, model)
+        model = model or only_model(client.status(), COMMAND)
+        model = served_name(model, client, target, output, is_sure=is_sure)
         talk = Conversation(model=model, system=system, parameters=parameters)
         is_typed = sys.stdin.isatty()
         chatting = Chat(client, talk, output, is_verbose=is_verbose, is_typed=is_typed)

@@ -94,7 +94,7 @@ def demo(config_path: Path | None, output: Output) -> None:
     if output.is_json:
         output.object(shown)
     elif config_path is None:
-        output.data(f"\nTo use this model: mlxsup start --model {DEMO_MODEL_FOLDER}")
+        output.data(f"\nTo use this model: mlxsup add {folder.name}")
 
 
 def _keep_url(urls: queue.SimpleQueue[str], change: Mapping[str, Any]) -> None:

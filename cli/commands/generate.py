@@ -28,6 +28,7 @@ from ..terminal.answer import AnswerLine, read_answer, result_map, show_remarks
 from ..terminal.output import Output
 from ..terminal.reader_watch import reader_watched
 from ..terminal.text import counted
+from .add import add_option, served_name
 
 if TYPE_CHECKING:
     from mlxsup.client import Client
@@ -59,6 +60,7 @@ MISSING_PROMPT = "Missing argument 'PROMPT'."
 @click.option("--timeout", "timeout_s", metavar="S", type=duration, help="Time limit: 90s, 5m.")
 @priority_options
 @keep_alive_option
+@add_option
 @click.option("-v", "--verbose", "is_verbose", is_flag=True, help="Show how fast it was.")
 @daemon_options
 def generate(
@@ -69,11 +71,12 @@ def generate(
     stop: tuple[str, ...],
     stop_token_ids: tuple[int, ...],
     is_verbose: bool,
+    is_sure: bool,
     target: Target,
     output: Output,
     **parameters: Any,
 ) -> int:
-    """Example: mlxsup generate smollm2 "What is the capital of France?"
+    """Example: mlxsup generate smollm2-135m "What is the capital of France?"
 
     Has MODEL answer PROMPT and prints the text as it comes; `-` reads PROMPT from stdin. MODEL may
     be left out if only one is configured. PROMPT becomes a message of the model's chat template; a
@@ -91,6 +94,7 @@ def generate(
             model, prompt = _only_model(client, model), model
         text = _read_stdin() if prompt == "-" else prompt
         asked = {**_input(text, system, is_raw=raw), **parameters}
+        model = served_name(model, client, target, output, is_sure=is_sure)
         # A reader that leaves is noticed while nothing is written, too: a load may take minutes.
         with AnswerLine(model, output) as line, reader_watched(client.close):
             stream = client.generate(model, on_notice=line.notify, **asked)

@@ -4,36 +4,29 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from mlxsup.protocol.download import Repository
 from mlxsup.protocol.folders import DEFAULT_CONFIG
 from mlxsup.protocol.places import find_config
 from mlxsup.store.hub_cache import DEFAULT_REVISION
+from mlxsup.store.references import EXAMPLE
 from mlxsup.store.search import short_name
 
-from ..configuration import SCHEMA_LINE, SCHEMA_NAME, write_configuration
+from ..configuration import HEAD, write_configuration
 from ..connection import output_options
+from ..downloading import download
 from ..exit_status import CliError
 from ..options import NewFile
-from ..terminal.output import Output
+from ..terminal.output import Output, confirm
 from ..terminal.tables import listing
 from ..terminal.text import format_bytes
 from .models import NONE_HINT, SEARCHED, catalogue
-
-HEAD = f"""\
-{SCHEMA_LINE}
-# The configuration of mlxsup, written by `mlxsup init` from the models on this machine.
-# See what fits with `mlxsup plan`; a change takes effect with `mlxsup reload`.
-# All keys with their defaults are in {SCHEMA_NAME}, by which editors complete and check this file.
-
-[defaults]
-preload = false         # load on the first request; true: when the daemon starts
-# idle_unload_s = "30m" # unload after this long without a request
-"""
 
 Entry = Mapping[str, Any]
 """A row of the catalogue, by a short `name`, with what the plan says of it alone: `needed_bytes`,
@@ -48,7 +41,7 @@ def init(file: Path, output: Output) -> None:
 
     Finds the models on this machine and writes a configuration with all that fit into memory, by
     short names, to FILE: by default MLXSUP_CONFIG, or else ~/.mlxsup/config.toml. A file that
-    exists is left as it is.
+    exists is left as it is. If there is no model, it offers to download a small one.
     """
     path = file.expanduser().absolute()
     exists = CliError(
@@ -59,6 +52,12 @@ def init(file: Path, output: Output) -> None:
     if os.path.lexists(path):
         raise exists
     rows = catalogue(None)
+    if not rows and sys.stdin.isatty() and not output.is_json:
+        output.note(f"no models in {SEARCHED}")
+        question = f"Download {EXAMPLE} (270 MB), a small one to begin with?"
+        confirm(question, default=True, declined="nothing was written")
+        download(Repository(EXAMPLE), output, again="mlxsup init")
+        rows = catalogue(None)
     entries = _entries([row for row in rows if row["problem"] is None], output)
     left_out = [row for row in rows if row["problem"] is not None]
     served = [entry["name"] for entry in entries if entry["fits"]]

@@ -11,10 +11,11 @@ from mlxsup.protocol.context_length import MAX_CONTEXT_LENGTH
 
 from ..arguments import complete_model, model_argument, row_called
 from ..changes import progress_shown, wait_until_ready
-from ..connection import daemon_command
+from ..connection import Target, connect, daemon_command, daemon_options
 from ..options import duration, load_keep_alive_option
 from ..terminal.output import Output
 from ..terminal.status import models_lines, warning_lines
+from .add import add_option, served_name
 
 if TYPE_CHECKING:
     from mlxsup.client import Client
@@ -32,29 +33,34 @@ if TYPE_CHECKING:
     help="Tokens of a prompt and its answer; 0: all. `mlxsup reload` undoes it.",
 )
 @load_keep_alive_option
-@daemon_command
+@add_option
+@daemon_options
 def load(
     model: str,
     is_dry: bool,
     context_length: int | None,
     keep_alive: float | None,
-    client: Client,
+    is_sure: bool,
+    target: Target,
     output: Output,
 ) -> None:
-    """Example: mlxsup load smollm2 --context-length 8192
+    """Example: mlxsup load smollm2-135m --context-length 8192
 
     Loads MODEL and returns once it is READY. If the memory budget has no room for it, idle models
     are evicted, and busy ones make room once their turns are over; with --dry-run nothing changes.
     Another context length holds until the configuration is read again, and takes a new process.
+    A MODEL that is not served yet is added first, as `mlxsup add` does, if you say so.
     """
     how: dict[str, Any] = {"context_length": context_length, "keep_alive": keep_alive}
-    if is_dry:
-        forecast = client.load(model, dry_run=True, **how)
-        output.result(forecast, _forecast_sentence(forecast))
-        return
-    with progress_shown(client, model, output):
-        client.load(model, **how)
-    _show_changed(client, model, output)
+    with connect(target) as client:
+        if is_dry:
+            forecast = client.load(model, dry_run=True, **how)
+            output.result(forecast, _forecast_sentence(forecast))
+            return
+        model = served_name(model, client, target, output, is_sure=is_sure)
+        with progress_shown(client, model, output):
+            client.load(model, **how)
+        _show_changed(client, model, output)
 
 
 def _forecast_sentence(forecast: Mapping[str, Any]) -> str:
@@ -80,7 +86,7 @@ def _forecast_sentence(forecast: Mapping[str, Any]) -> str:
 @model_argument
 @daemon_command
 def unload(model: str, client: Client, output: Output) -> None:
-    """Example: mlxsup unload smollm2
+    """Example: mlxsup unload smollm2-135m
 
     Lets running requests of MODEL finish, ends its process and returns once it is gone.
     """
@@ -97,7 +103,7 @@ def unload(model: str, client: Client, output: Output) -> None:
 @click.option("--no-wait", is_flag=True, help="Do not wait until it is READY.")
 @daemon_command
 def restart(model: str, now: bool, no_wait: bool, client: Client, output: Output) -> None:
-    """Example: mlxsup restart smollm2
+    """Example: mlxsup restart smollm2-135m
 
     Gives MODEL a new process, clears its crash history and returns once it is READY.
     """
@@ -133,7 +139,7 @@ def _show_changed(client: Client, name: str, output: Output) -> None:
 )
 @daemon_command
 def wait(models: tuple[str, ...], timeout_s: float | None, client: Client, output: Output) -> None:
-    """Example: mlxsup wait smollm2 --timeout 5m
+    """Example: mlxsup wait smollm2-135m --timeout 5m
 
     Returns once MODEL is READY; without MODEL, once every model that is coming up is. Exits with 1
     if one has FAILED, and with 124 if the time is over. Loads nothing.

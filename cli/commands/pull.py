@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 
 from mlxsup.store.hub_cache import DEFAULT_REVISION
+from mlxsup.store.references import repository_named, short_repository
 
 from ..arguments import repository_argument
 from ..connection import output_options
 from ..downloading import checked_repository, download
 from ..terminal.output import Output
 from ..terminal.text import format_bytes
+from .add import refusals
 
 
 @click.command()
@@ -20,17 +23,19 @@ from ..terminal.text import format_bytes
 @click.option(
     "--revision",
     metavar="NAME",
-    default=DEFAULT_REVISION,
     help=f"A branch, tag or commit; by default {DEFAULT_REVISION}.",
 )
 @output_options
-def pull(repo: str, revision: str, output: Output) -> None:
+def pull(repo: str, revision: str | None, output: Output) -> None:
     """Example: mlxsup pull mlx-community/SmolLM2-135M-Instruct
 
-    Downloads what is missing of REPO into the Hugging Face cache, and prints its folder. It needs
-    no daemon. After an interruption run it again: complete files are kept. HF_TOKEN, HF_ENDPOINT
-    and HF_HOME count.
+    Downloads what is missing of REPO into the Hugging Face cache, and prints its folder; nothing is
+    served by that. REPO is OWNER/NAME, its address, or a short name such as qwen3:4b. After an
+    interruption run it again: complete files are kept. HF_TOKEN, HF_ENDPOINT and HF_HOME count.
     """
+    with refusals(Path()):
+        named, its = repository_named(short_repository(repo) or repo)
+    repo, revision = named or repo, revision or its or DEFAULT_REVISION
     repository = checked_repository(repo, revision)
     more = "" if revision == DEFAULT_REVISION else f" --revision {revision}"
     done = download(repository, output, again=f"mlxsup pull {repo}{more}")

@@ -23,8 +23,9 @@ from mlxsup.store.hub_cache import (
     repositories,
     repository_folder,
 )
+from mlxsup.store.references import find_source, is_reference, repository_named
 
-from ..arguments import complete_model_or_repository
+from ..arguments import complete_model_or_repository, row_called
 from ..connection import (
     Target,
     connect,
@@ -55,12 +56,15 @@ def rm(model: str, is_sure: bool, target: Target, output: Output) -> None:
     after asking. Files are refused while the daemon uses them, or while they are downloaded.
     """
     status = status_of_daemon(target)
+    rows = status or {"models": []}
     try:
+        if is_reference(model) and row_called(rows, model) is None:
+            raise unknown_model(model, ())
         removed = _remove_entry(model, target, is_running=status is not None)
     except CliError as error:
         if error.code != "unknown_model":
             raise
-        _remove_files(model, status or {"models": []}, output, is_sure=is_sure)
+        _remove_files(model, rows, output, is_sure=is_sure)
         return
     path = removed["path"]
     where = f"from {path}" if path else "from the daemon, which has no file"
@@ -96,11 +100,7 @@ def _remove_entry(name: str, target: Target, *, is_running: bool) -> dict[str, A
 
 def _remove_files(model: str, status: Mapping[str, Any], output: Output, *, is_sure: bool) -> None:
     """Remove a repository from the cache, or a folder that `convert` or `demo` has made."""
-    folder = _own_folder(model)
-    cache = find_cache() if folder is None else folder.parent
-    if folder is None:
-        checked_repository(model)
-        folder = repository_folder(model, cache)
+    folder, cache = _place_of(model)
     if not folder.is_dir():
         close = close_names(model, repositories(cache))
         hint = meant(close) or "`mlxsup models` lists what is there"
@@ -144,14 +144,35 @@ def _remove_files(model: str, status: Mapping[str, Any], output: Output, *, is_s
         output.note(f"{row['name']} is still configured: `mlxsup rm {row['name']}` removes it")
 
 
-def _own_folder(model: str) -> Path | None:
-    """Return the folder in ~/.mlxsup/models that is named, by its name or as a path, if any."""
+def _place_of(model: str) -> tuple[Path, Path]:
+    """Return the folder of a model's files, and the folder around it.
+
+    Args:
+        model: a folder that `convert` or `demo` has made, by its name or as a path; OWNER/NAME; or
+            a name that `mlxsup models` lists.
+
+    Raises:
+        CliError: its files are another program's.
+    """
     own = Path(os.path.realpath(Path(MODELS_DIR).expanduser()))
-    named = Path(model).expanduser()
-    for folder in (own / model, named.absolute()):
+    for folder in (own / model, Path(model).expanduser().absolute()):
         if folder.is_dir() and Path(os.path.realpath(folder)).parent == own:
-            return folder
-    return None
+            return folder, own
+    cache = find_cache()
+    with refusals(Path()):
+        repo, _ = repository_named(model)
+        if repo and (folder := repository_folder(repo, cache)).is_dir():
+            return folder, cache
+        if is_reference(model) and not os.path.lexists(Path(model).expanduser()):
+            checked_repository(repo or model)
+        source = find_source(model)
+    if source.repo:
+        return repository_folder(source.repo, cache), cache
+    folder = source.folder or Path()
+    if Path(os.path.realpath(folder)).parent != own:
+        message = f"{folder} was not made by mlxsup, which removes no other program's files"
+        raise CliError(message, code="not_ours", hint="remove it where it came from")
+    return folder, own
 
 
 def _size_bytes(folder: Path) -> int:

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 from pathlib import Path
 
 import click
 
-from ..arguments import complete_model_or_repository, row_called
+from ..arguments import complete_model_or_repository
 from ..configuration import read_configuration
-from ..connection import Target, daemon_options, status_of_daemon
+from ..connection import Target, connect, daemon_options, status_of_daemon
 from ..downloading import download
 from ..exit_status import CliError, ExitStatus
-from ..terminal.output import Output, confirm
-from .add import serve_also
+from ..terminal.output import Output
+from .add import add_option, ask_to_add, serve_also, served_name
 from .models import entry_called
 
 
 @click.command()
 @click.argument("model", shell_complete=complete_model_or_repository)
-@click.option("-y", "--yes", "is_sure", is_flag=True, help="Add it to the configuration unasked.")
+@add_option
 @daemon_options
 @click.pass_context
 def run(context: click.Context, model: str, is_sure: bool, target: Target, output: Output) -> None:
@@ -52,11 +51,8 @@ def _serve(model: str, target: Target, output: Output, *, is_sure: bool) -> str:
     """
     status = status_of_daemon(target)
     if status is not None:
-        with_repo = (row for row in status["models"] if row.get("repo") == model)
-        if (row := row_called(status, model) or next(with_repo, None)) is not None:
-            return str(row["name"])
-        _ask_to_add(model, status["config_path"], is_sure=is_sure)
-        return serve_also(model, None, target, output).name
+        with connect(target) as client:
+            return served_name(model, client, target, output, is_sure=is_sure)
     place = target.find()
     if target.endpoint_source:
         raise CliError(
@@ -70,7 +66,8 @@ def _serve(model: str, target: Target, output: Output, *, is_sure: bool) -> str:
     if path is not None:
         entry = entry_called(model, read_configuration(path))
         if entry is None:
-            _ask_to_add(model, str(path), is_sure=is_sure)
+            if not is_sure:
+                ask_to_add(model, target, output)
         else:
             name = str(entry.name)
             if entry.download is not None:
@@ -81,23 +78,6 @@ def _serve(model: str, target: Target, output: Output, *, is_sure: bool) -> str:
     assert path is not None
     _start(path, name, target, output)
     return name
-
-
-def _ask_to_add(model: str, path: str | None, *, is_sure: bool) -> None:
-    """Return if a configuration that exists may get one more model.
-
-    Raises:
-        CliError: it may not, or there is no terminal to ask at.
-    """
-    if is_sure or path is None:  # without a file, adding says what to do
-        return
-    if not sys.stdin.isatty():
-        raise CliError(
-            f"{path} has no model {model!r}",
-            code="unknown_model",
-            hint=f"`mlxsup add {shlex.quote(model)}` adds it",
-        )
-    confirm(f"add {model} to {path}?", default=True, declined="nothing was added")
 
 
 def _start(path: Path, name: str, target: Target, output: Output) -> None:

@@ -16,7 +16,7 @@ from mlxsup.protocol.gateway import DEFAULT_LISTEN, Address, GatewayRules
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.places import endpoint_in, socket_at
 
-from ..configuration import NO_FILE_HINT, find_configuration, read_configuration
+from ..configuration import first_configuration, read_configuration
 from ..connection import RUNNING_HINT, Target, output_options, target_to_reach
 from ..exit_status import PERMANENT_EXITS, CliError, ExitStatus, misuse
 from ..terminal.output import Output, settle_streams
@@ -24,7 +24,10 @@ from ..terminal.output import Output, settle_streams
 if TYPE_CHECKING:
     from mlxsup.supervisor.config.load import DaemonConfig
 
-NO_FILE_TO_START_HINT = f"{NO_FILE_HINT}, or use none: `mlxsup start --model FOLDER`"
+NO_MODELS = (
+    "no models yet: `mlxsup add MODEL` adds one, also while the daemon runs; `mlxsup models` lists"
+    " what is on this machine"
+)
 
 SHOW_DRAIN_TIMEOUT_S = 1.0
 """Lets a demonstration that is given up end soon."""
@@ -124,7 +127,7 @@ def start(
         refuse_wrong_folders(configuration)
         arguments = [argument for model in models for argument in ("--model", model)]
     else:
-        path = find_configuration(config_path, hint=NO_FILE_TO_START_HINT)
+        path = first_configuration(config_path)
         configuration = read_configuration(path, is_looked_up=False)
         _warn_of_folders(configuration, output)
         arguments = ["--config", os.path.abspath(path.expanduser())]
@@ -132,6 +135,8 @@ def start(
         configuration = with_http(configuration, http)
         arguments += ["--http", http]
     warn_of_keys(configuration, output)
+    if not configuration.models:
+        output.note(Target(config=config_path).repeat_in(NO_MODELS))
     endpoint = _endpoint_of(configuration)
     target = target_to_reach(endpoint, config_path)
     try:

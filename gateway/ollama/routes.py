@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any, NoReturn
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from mlxsup.client import AsyncClient
+from mlxsup.client import AsyncClient, ConnectionLost, RequestError
 from mlxsup.protocol.states import State
 
+from ..adding import Adding, line_of
 from ..answers import OpenAnswers, answer
 from ..body import Bodies, read_json
 from ..converter import Api
 from ..descriptions import Descriptions
+from ..errors import failure_of
 from ..failure import Failure, bad_field
-from ..names import row_of
+from ..keys import CALLER
+from ..names import Names, row_of
+from ..operator import Operator
 from .events import OllamaShape
 from .models import loaded_list, shown, tag_list, version
 from .requests import OllamaAsk
 
-DELETE = "/api/delete"
-
 COMMANDS = {
-    "/api/pull": "`mlxsup pull REPO` downloads a model, and `mlxsup run REPO` serves it at once",
     "/api/push": "nothing is published from here",
     "/api/create": "`mlxsup convert SOURCE` makes a model of a GGUF file or of another model",
     "/api/blobs/{digest}": "`mlxsup convert SOURCE` makes a model of a GGUF file",
     "/api/copy": "`mlxsup convert SOURCE TARGET` writes a model to a new folder",
-    DELETE: "`mlxsup rm REPO` removes a model's files, `mlxsup unload MODEL` its process",
 }
 """Routes that are not served here, and the command for each."""
 
@@ -44,25 +44,34 @@ class Ollama:
 
     Args:
         bodies: reads those of requests.
+        names: of models.
         daemon: its client, once the application runs.
         status: asks it for its status; raises `Failure`.
         models: of the daemon.
         open_answers: where answers are listed while they run.
+        adding: adds models.
+        operator: says who may add and remove them.
     """
 
     def __init__(
         self,
         bodies: Bodies,
+        names: Names,
         daemon: Callable[[], AsyncClient],
         status: Callable[[], Awaitable[Mapping[str, Any]]],
         models: Descriptions,
         open_answers: OpenAnswers,
+        adding: Adding,
+        operator: Operator,
     ) -> None:
         self._bodies = bodies
+        self._names = names
         self._daemon = daemon
         self._status = status
         self._models = models
         self._open_answers = open_answers
+        self._adding = adding
+        self._operator = operator
         self._began = time.time()
 
     def routes(self) -> list[Route]:
@@ -74,10 +83,9 @@ class Ollama:
             Route("/api/ps", self.loaded, methods=["GET"]),
             Route("/api/show", self.show, methods=["POST"]),
             Route("/api/version", self.version, methods=["GET"]),
-            *(
-                Route(path, _elsewhere(says), methods=["DELETE" if path == DELETE else "POST"])
-                for path, says in COMMANDS.items()
-            ),
+            Route("/api/pull", self.pull, methods=["POST"]),
+            Route("/api/delete", self.delete, methods=["DELETE"]),
+            *(Route(path, _elsewhere(says), methods=["POST"]) for path, says in COMMANDS.items()),
         ]
 
     async def chat(self, request: Request) -> Response:
@@ -108,14 +116,50 @@ class Ollama:
     async def show(self, request: Request) -> Response:
         """`POST /api/show`."""
         body = await read_json(request)
-        name = body.get("model") or body.get("name")
-        if not isinstance(name, str):
-            raise bad_field("model", "model takes the name of a model; GET /api/tags lists them")
-        return JSONResponse(shown(await self._models.one(name), self._began))
+        return JSONResponse(shown(await self._models.one(_name_in(body)), self._began))
+
+    async def pull(self, request: Request) -> Response:
+        """`POST /api/pull`: adds a model, and answers once it is on the disk."""
+        if not self._adding.may(request.scope[CALLER]):
+            self._operator.check(request)
+        body = await read_json(request)
+        steps = self._adding.pull(_name_in(body))
+        if body.get("stream") is False:
+            *_, last = [step async for step in steps]
+            status = HTTPStatus.BAD_REQUEST if "error" in last else HTTPStatus.OK
+            return JSONResponse(last, status)
+        first, second = await anext(steps), await anext(steps)  # or a refusal, as an error
+
+        async def lines() -> AsyncIterator[bytes]:
+            yield line_of(first)
+            yield line_of(second)
+            async for step in steps:
+                yield line_of(step)
+
+        return StreamingResponse(lines(), media_type=OllamaShape.STREAM_TYPE)
+
+    async def delete(self, request: Request) -> Response:
+        """`DELETE /api/delete`: takes a model out of the configuration; its files stay."""
+        self._operator.check(request)
+        name = _name_in(await read_json(request))
+        meant = await self._names.meant(name)
+        try:
+            await self._daemon().remove(meant.model)
+        except (RequestError, ConnectionLost) as error:
+            raise failure_of(error) from None
+        return Response()
 
     async def version(self, request: Request) -> Response:
         """`GET /api/version`."""
         return JSONResponse(version())
+
+
+def _name_in(body: Mapping[str, Any]) -> str:
+    """Return the model that a body names, under its present or its former key."""
+    name = body.get("model") or body.get("name")
+    if not isinstance(name, str):
+        raise bad_field("model", "model takes the name of a model; GET /api/tags lists them")
+    return name
 
 
 def _elsewhere(says: str) -> Callable[[Request], Awaitable[Response]]:

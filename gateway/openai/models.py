@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
-from ..errors import advice_of
+from ..errors import HOW_TO_ADD, advice_of
 from ..failure import Failure
 from ..names import Meant, row_of
 
@@ -69,7 +69,7 @@ def no_model(status: Mapping[str, Any], name: str) -> Failure:
     return Failure(
         HTTPStatus.NOT_FOUND,
         f"no model is called {name[:100]!r}; configured: {', '.join(known) or 'none'}"
-        + advice_of(close),
+        + (advice_of(close) or HOW_TO_ADD),
         code="model_not_found",
         param="model",
         detail={"known": known, "close": close},

@@ -251,6 +251,7 @@ def rules_of(table: GatewayTable) -> GatewayRules:
         origins=tuple(origins),
         needs_keys=table.keys == "required",
         refuses_unread=table.unknown_fields == "refuse",
+        adds_models=table.auto_add,
     )
 
 

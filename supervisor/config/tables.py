@@ -273,6 +273,12 @@ class GatewayTable(Table):
         unit="word",
         description='"warn" or "refuse"',
     )
+    auto_add: Flag = key(
+        False,
+        "whether a request for a model that is not served adds it",
+        ": OWNER/NAME is downloaded, and a model of this machine served, from then on. Where keys"
+        " are needed, operators' requests alone do",
+    )
 
 
 class ClientTable(Table):

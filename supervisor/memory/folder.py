@@ -25,7 +25,7 @@ from typing import Any
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.context_length import declared_context_length
 from mlxsup.protocol.estimate import MAX_BYTES
-from mlxsup.protocol.model_files import is_tokenizer_file, is_weight_file
+from mlxsup.protocol.model_files import is_tokenizer_file, is_weight_file, weights_among
 from mlxsup.protocol.regular_file import MIB, kind_of, open_regular, read_regular
 from mlxsup.store.description import CONFIG, INDEX, MAX_INDEX_BYTES
 
@@ -160,10 +160,14 @@ def estimate(read: FolderBytes) -> Estimate:
         FolderError: a file is damaged, or one is missing that the index names.
     """
     config = _json_object(read.path / CONFIG, read.config)
+    indexed: set[str] = set()
     if read.index is not None:
-        _check_index(read.path / INDEX, read.index, read.names)
+        indexed = _indexed(read.path / INDEX, read.index, read.names)
+    loaded = weights_among([name for name, _, _ in read.headers], indexed)
     weight_bytes = sum(
-        _array_bytes(read.path / name, size, header) for name, size, header in read.headers
+        _array_bytes(read.path / name, size, header)
+        for name, size, header in read.headers
+        if name in loaded
     )
     if weight_bytes > MAX_BYTES:
         raise FolderError(f"{read.path}: a header names sizes that no model has")
@@ -246,14 +250,15 @@ def _read_header(path: Path, max_bytes: int) -> tuple[int, bytes]:
         return size, file.read(length)
 
 
-def _check_index(index: Path, content: bytes, names: list[str]) -> None:
-    """Raise if a shard is missing that the index names."""
+def _indexed(index: Path, content: bytes, names: list[str]) -> set[str]:
+    """Return the shards that the index names; raise if one is missing."""
     shards = _json_object(index, content).get("weight_map")
     if not isinstance(shards, dict):
         raise FolderError(f"{index} has no weight_map")
-    missing = {str(value) for value in shards.values()}.difference(names)
-    if missing:
+    indexed = {str(value) for value in shards.values()}
+    if missing := indexed.difference(names):
         raise FolderError(f"{index.parent / min(missing)} does not exist; {index.name} names it")
+    return indexed
 
 
 def _json_object(path: Path, content: bytes) -> dict[str, Any]:

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from mlxsup.client import RequestError
+from mlxsup.client import ConnectionLost, RequestError
 
+from support.cli.cli import Terminal
+from support.cli.scripted_daemon import ScriptedDaemon
 from support.daemon.daemon import Daemon, fake
 from support.eventually import eventually
 from support.models.tiny_model import make_tiny_model
@@ -26,13 +28,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_running_daemon_learns_a_model_and_forgets_it(folder: Path) -> None:
     with Daemon({"m": fake()}) as daemon:
         pid = daemon.run("status", "--json").stdout
-        added = daemon.run("add", str(folder))
+        added = daemon.run("add", str(folder), "--no-load")
         assert (added.returncode, "added tiny to " in added.stdout) == (0, True)
         assert "mlxsup chat tiny" in added.stderr
         with daemon.client() as client:
             assert [row["name"] for row in client.status()["models"]] == ["m", "tiny"]
             assert client.status()["pid"] == json.loads(pid)["pid"]
-        again = json.loads(daemon.run("add", str(folder), "--as", "other", "--json").stdout)
+        again = json.loads(
+            daemon.run("add", str(folder), "--as", "other", "--no-load", "--json").stdout
+        )
         assert (again["name"], again["added"], again["served"]) == ("tiny", False, True)
         removed = daemon.run("rm", "tiny")
         assert (removed.returncode, "removed tiny from " in removed.stdout) == (0, True)
@@ -120,3 +124,40 @@ def test_daemon_without_a_file_keeps_the_model_until_it_ends(
         said = daemon.run("rm", "n").stdout
         assert said == "removed n from the daemon, which has no file\n"
     shutil.rmtree(home)
+
+
+def test_daemon_that_is_killed_as_it_writes_leaves_the_file_as_it_was(folder: Path) -> None:
+    dies = "import os\nfrom mlxsup.supervisor.config import entries\n"
+    dies += "entries.shutil.copymode = lambda *names: os.kill(os.getpid(), 9)"
+    daemon = ScriptedDaemon({"m": fake(preload=False)}).scripted(dies)
+    before = daemon.config.read_text()
+    with daemon:
+        with daemon.client() as client, pytest.raises(ConnectionLost):
+            client.add(str(folder))
+        assert daemon.process is not None
+        assert daemon.process.wait(60) == -9
+        assert daemon.config.read_text() == before
+        left = daemon.config.with_name(f".{daemon.config.name}.new")
+        assert left.exists()
+        daemon.scripted()
+        daemon.start()
+        with daemon.client() as client:
+            assert client.add(str(folder))["added"] == ["tiny"]
+        assert not left.exists()
+
+
+def test_load_of_a_model_that_is_not_served_asks_at_a_terminal_alone(folder: Path) -> None:
+    with Daemon({"m": fake(preload=False, aliases=["other"])}) as daemon:
+        for words in (("load", str(folder)), ("generate", str(folder), "hi")):
+            done = daemon.run(*words)
+            assert (done.returncode, done.stdout) == (1, "")
+            assert f"is not served yet\nhint: `mlxsup add {folder} --endpoint" in done.stderr
+        with Terminal("load", str(folder), "--endpoint", daemon.endpoint) as terminal:
+            terminal.expect("is not served yet. Add it now? [Y/n]")
+            terminal.type("n\n")
+            terminal.expect("nothing was added")
+        unknown = daemon.run("load", "nothing").stderr
+        assert "no model is called 'nothing'; configured: m" in unknown
+        assert daemon.run("load", "other").returncode == 0
+        with daemon.client() as client:
+            assert [row["name"] for row in client.status()["models"]] == ["m"]

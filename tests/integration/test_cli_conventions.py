@@ -84,6 +84,7 @@ ONCE: list[list[str]] = [
     ["ls", "--config", "CONFIG"],
     ["show", "MODEL"],
     ["init", "NEW"],
+    ["search"],
     ["completion", "bash"],
     ["completion", "zsh"],
     ["completion", "fish"],
@@ -106,7 +107,7 @@ IN_OTHER_SURROUNDINGS = {
 }  # fmt: skip
 """Commands that tests of their own run in a pipe and with --json."""
 
-LOCAL = {"config", "completion", "plan", "models", "ls", "show", "init"}
+LOCAL = {"config", "completion", "plan", "models", "ls", "show", "init", "search"}
 """These ask no daemon."""
 
 

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from mlxsup.protocol.download import (
     Repository,
     report_line,
 )
+from mlxsup.store.references import EXAMPLE
 
 from support.cli.cli import (
     ESCAPE,
@@ -198,7 +200,53 @@ def test_last_words_of_a_dead_download_are_the_hint(
     assert done.stderr == f"error: the download ended with {how}\nhint: of that name\n"
 
 
-@pytest.mark.parametrize("repo", ["../../etc", "org/.."])
+# ---------------------------------------------------------------- search
+
+
+def test_search_lists_what_fits_and_short_names_need_no_hub(hub: LocalHub, home: Path) -> None:
+    found = json.loads(mlxsup(hub, home, "search", "OTHER", "--json").stdout)
+    [one] = found["models"]
+    assert (one["repo"], one["downloads"], one["fits"]) == (OTHER, 7, True)
+    assert one["size_bytes"] == len(FILES[WEIGHTS_NAME]) // 2 * 2
+    shown = mlxsup(hub, home, "search", "other")
+    assert (OTHER in shown.stdout, f"`mlxsup run {OTHER}`" in shown.stderr) == (True, True)
+    before = len(hub.asked)
+    assert "mlx-community/Qwen3-4B-4bit" in mlxsup(hub, home, "search").stdout
+    assert len(hub.asked) == before
+
+
+SILENT_HUBS = {
+    "offline": ({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set, so the hub is not asked"),
+    "no hub": ({"HF_ENDPOINT": "http://127.0.0.1:9"}, "does not answer"),
+}
+
+
+@pytest.mark.parametrize(("others", "says"), SILENT_HUBS.values(), ids=SILENT_HUBS)
+def test_search_without_a_hub_is_a_sentence(
+    hub: LocalHub, home: Path, others: dict[str, str], says: str
+) -> None:
+    done = mlxsup(hub, home, "search", "x", **others)
+    assert (done.returncode, done.stdout, says in done.stderr) == (1, "", True)
+
+
+def test_init_offers_a_small_model_if_there_is_none(hub: LocalHub, home: Path) -> None:
+    tiny = make_tiny_model(home / "tiny")
+    hub.add(EXAMPLE, {path.name: path.read_bytes() for path in tiny.iterdir()})
+    nothing = mlxsup(hub, home, "init")
+    assert (nothing.returncode, hub.asked) == (1, [])
+    with Terminal("init", **variables(hub, home)) as terminal:
+        terminal.expect("no models in")
+        terminal.expect("[Y/n]")
+        terminal.type("\n")
+        terminal.expect("mlxsup chat smollm2-135m")
+    written = (home / ".mlxsup/config.toml").read_text()
+    assert tomllib.loads(written)["models"] == {"smollm2-135m": {"repo": EXAMPLE}}
+
+
+# ---------------------------------------------------------------- names of repositories
+
+
+@pytest.mark.parametrize("repo", ["../../nowhere", "org/.."])
 def test_name_of_no_repository_is_a_usage_error(hub: LocalHub, home: Path, repo: str) -> None:
     for word in ("pull", "rm"):
         done = mlxsup(hub, home, word, repo)
@@ -296,7 +344,9 @@ def test_run_goes_from_nothing_to_an_answer_and_a_chat(home: Path, tmp_path: Pat
                 assert "Traceback" not in said
             other = mlxsup(hub, home, "run", OTHER)
             assert other.returncode == 1
-            assert "has no model 'org/other'\nhint: `mlxsup add org/other` adds it" in other.stderr
+            assert (
+                "org/other is not served yet\nhint: `mlxsup add org/other` adds it" in other.stderr
+            )
             [after] = status_at(endpoint)["models"]
             assert (after["state"], after["generation"]) == ("READY", served["generation"])
         finally:
@@ -311,7 +361,7 @@ def test_run_serves_what_the_configuration_has_and_rm_waits_for_unload(
     for called in (OTHER, "n"):
         done = mlxsup(hub, home, "run", called)
         assert (done.returncode, done.stdout) == (1, "")
-        says = f"mlxsup.toml has no model '{called}'\nhint: `mlxsup add {called}` adds it"
+        says = f"{called} is not served yet\nhint: `mlxsup add {called}` adds it"
         assert says in done.stderr
     assert hub.asked == []
     assert mlxsup(hub, home, "status").returncode == 69
@@ -366,9 +416,9 @@ def test_run_with_a_file_names_it_in_the_hints(hub: LocalHub, home: Path) -> Non
 
 
 def test_run_without_a_daemon_to_ask_begins_nothing(hub: LocalHub, home: Path) -> None:
-    done = mlxsup(hub, home, "run", "smollm2")
+    done = mlxsup(hub, home, "run", "nothing")
     assert done.returncode == 1
-    assert "no model on this machine is called 'smollm2'\nhint: name OWNER/NAME" in done.stderr
+    assert "no model on this machine is called 'nothing'\nhint: `mlxsup search " in done.stderr
     endpoint = f"ipc://{home}/nowhere/client.sock"
     for source in ("MLXSUP_ENDPOINT", "--endpoint"):
         options = ["--endpoint", endpoint] if source == "--endpoint" else []

@@ -9,6 +9,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -236,12 +237,16 @@ def test_an_interrupt_of_start_says_at_once_what_it_waits_for() -> None:
 
 def test_a_newcomer_reads_what_works(home: Path) -> None:
     default = f"error: no daemon answers at ipc://{home}/.mlxsup/run/client.sock"
-    hint = "hint: start one with `mlxsup start --model FOLDER`"
+    hint = "hint: start one with `mlxsup start`"
     assert run_cli("status").stderr.splitlines() == [default, hint]
-    error, hint = run_cli("start").stderr.splitlines()
-    assert error.startswith("error: no configuration file: there is none of mlxsup.toml, ")
-    assert "`mlxsup start --model FOLDER`" in hint
-    written(home / ".mlxsup/config.toml", FAKE)
+    started = run_cli("start", "--detach")
+    assert (started.returncode, "no models yet: `mlxsup add MODEL`" in started.stderr) == (0, True)
+    assert json.loads(run_cli("status", "--json").stdout)["models"] == []
+    unknown = run_cli("generate", "x", "hi").stderr
+    assert "no model is called 'x'; configured: none" in unknown
+    assert run_cli("stop").returncode == 0
+    file = home / ".mlxsup/config.toml"
+    assert tomllib.loads(file.read_text()) == {"defaults": {"preload": False}}
     hint = "hint: start one with `mlxsup start`, which reads ~/.mlxsup/config.toml"
     assert run_cli("status").stderr.splitlines() == [default, hint]
 

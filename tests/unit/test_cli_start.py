@@ -280,6 +280,6 @@ def test_the_hint_of_a_missing_daemon_is_about_what_named_it(
     assert hint(config=named) == f"start one with `mlxsup start --config '{named}'`"
     assert Target().repeat_in(LOST) == "", "it would listen at another endpoint"
     monkeypatch.delenv("MLXSUP_ENDPOINT")
-    assert hint() == "start one with `mlxsup start --model FOLDER`"
+    assert hint() == "start one with `mlxsup start`"
     monkeypatch.setenv("MLXSUP_CONFIG", str(named))
     assert hint() == f"{LOST}, which reads {named} (named by MLXSUP_CONFIG)"

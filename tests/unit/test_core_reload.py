@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from mlxsup.protocol.client_messages import Failed, Reload, Reply
+from mlxsup.protocol.client_messages import AddModel, Failed, Reload, RemoveModel, Reply
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.states import FinishReason, State, WorkerPhase
 from mlxsup.protocol.worker_messages import Dispatch, Exit
 from mlxsup.supervisor.core.actions import (
+    ChangeConfiguration,
     Finish,
     LogFault,
     LookAtWorker,
@@ -165,6 +166,28 @@ def test_a_refused_reload_changes_nothing_and_says_why_P20() -> None:
     assert (failed.id, failed.error["detail"]) == ("x", {"problems": ["a", "b"]})
     assert failed.error["message"].endswith("nothing has changed:\n  a\n  b")
     assert driver.state() is State.READY
+
+
+OF_THE_FILE = {
+    "add": AddModel(id=RequestId("x"), model="o/n"),
+    "remove": RemoveModel(id=RequestId("x"), model=ModelName("a")),
+}
+
+
+@pytest.mark.parametrize("change", OF_THE_FILE.values(), ids=OF_THE_FILE)
+def test_a_change_of_the_file_is_answered_as_a_reload_with_more(
+    change: AddModel | RemoveModel,
+) -> None:
+    driver = in_state(State.READY)
+    driver.say(change)
+    [asked] = driver.of(ChangeConfiguration)
+    assert (asked.caller, asked.change) == (CALLER, change)
+    reload(driver, entry("n"), caller=CALLER, answer={"model": "n", "config_path": None})
+    value = answer(driver)
+    assert (value["added"], value["model"], value["config_path"]) == (["n"], "n", None)
+    driver.signal()
+    driver.say(change)
+    assert driver.errors() == {"x": ErrorCode.SHUTTING_DOWN}
 
 
 @pytest.mark.parametrize("state", [State.STOPPED, State.READY])

@@ -24,6 +24,7 @@ from mlxsup.client import (
     TokenLogprob,
 )
 from mlxsup.gateway import limits
+from mlxsup.gateway.errors import HOW_TO_ADD
 from mlxsup.protocol.version import VERSION
 
 from support.gateway.played_gateway import (
@@ -435,7 +436,7 @@ def test_unknown_model_is_answered_with_names_like_it(path: str, close: list[str
     said = "no model is called 'mm'; configured: m"
     detail = {"known": ["m"], "close": close}
     response = post(path, RequestError(ErrorCode.UNKNOWN_MODEL, said, detail=detail))
-    advice = f"; did you mean {' or '.join(close)}?" if close else ""
+    advice = f"; did you mean {' or '.join(close)}?" if close else HOW_TO_ADD
     message = response.json()["error"]
     message = message if isinstance(message, str) else message["message"]
     assert (response.status, message) == (404, said + advice)

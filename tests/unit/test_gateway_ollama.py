@@ -439,8 +439,8 @@ def test_lm_studio_lists_models(daemon: PlayedDaemon) -> None:
     [
         ("POST", "/api/embed", 501, "embeddings are not there yet"),
         ("POST", "/api/embeddings", 501, "embeddings are not there yet"),
-        ("POST", "/api/pull", 501, "`mlxsup pull REPO`"),
-        ("DELETE", "/api/delete", 501, "`mlxsup rm REPO`"),
+        ("POST", "/api/pull", 403, "only the page at / may do this"),
+        ("DELETE", "/api/delete", 403, "only the page at / may do this"),
         ("POST", "/api/create", 501, "`mlxsup convert SOURCE`"),
         ("POST", "/api/copy", 501, "`mlxsup convert SOURCE TARGET`"),
         ("POST", "/api/push", 501, "nothing is published"),

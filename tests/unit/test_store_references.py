@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 
-from mlxsup.store.references import RefusedModelError, find_source, repository_named
+from mlxsup.store.references import (
+    RefusedModelError,
+    Source,
+    find_source,
+    repository_named,
+    servable,
+)
+
+from support.models.safetensors_files import llama_arrays, write_folder
 
 
 @pytest.mark.parametrize(
@@ -41,3 +51,53 @@ def test_name_of_no_model_is_refused(named: str, says: str) -> None:
 )
 def test_repository_is_read_from_its_name_or_address(named: str, found: tuple[str, str]) -> None:
     assert repository_named(named) == found
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home folder with one model of LM Studio, and two of the same name."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
+    for place in (".lmstudio/models/a/One", ".lmstudio/models/a/Twice", ".mlxsup/models/Twice"):
+        write_folder(tmp_path / place, {"model_type": "llama"}, llama_arrays())
+    return tmp_path
+
+
+def test_copy_of_lm_studio_is_used_instead_of_a_download(home: Path) -> None:
+    folder = home / ".lmstudio/models/a/One"
+    for named in ("a/One", "One", "one"):
+        source = find_source(named)
+        assert (source.folder, source.repo) == (folder, ""), named
+    assert find_source("a/Other") == Source(title="a/Other", folder=None, repo="a/Other")
+
+
+def test_name_that_two_models_have_is_refused_with_both(home: Path) -> None:
+    with pytest.raises(RefusedModelError) as caught:
+        find_source("twice")
+    assert caught.value.code == "ambiguous"
+    for place in (".lmstudio/models/a/Twice", ".mlxsup/models/Twice"):
+        assert str(home / place) in caught.value.message
+    assert find_source("a/Twice").folder == home / ".lmstudio/models/a/Twice"
+    assert find_source("Twice").folder == home / ".mlxsup/models/Twice"
+
+
+@pytest.mark.parametrize(
+    ("named", "repo"),
+    [
+        ("qwen3:4b", "mlx-community/Qwen3-4B-4bit"),
+        ("Qwen3:4B", "mlx-community/Qwen3-4B-4bit"),
+        ("smollm2:latest", "mlx-community/SmolLM2-135M-Instruct"),
+    ],
+)
+@pytest.mark.usefixtures("home")
+def test_short_name_means_a_repository(named: str, repo: str) -> None:
+    assert find_source(named).repo == repo
+
+
+@pytest.mark.usefixtures("home")
+def test_folder_that_has_vanished_is_no_model(home: Path) -> None:
+    source = find_source(str(home / ".lmstudio/models/a/One"))
+    shutil.rmtree(source.folder or home)
+    with pytest.raises(RefusedModelError, match="does not exist"):
+        servable(source)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -185,3 +186,15 @@ def test_change_is_planned_anew_if_an_editor_has_saved_meanwhile(tmp_path: Path)
     change_file(file, plan)
     assert tries == [2, 3]
     assert set(tomllib.loads(file.read_text())["models"]) == {"a", "b.c", "mine", "n.w"}
+
+
+def test_edits_at_once_wait_for_each_other(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(WRITTEN)
+    names = [f"n{n}" for n in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        plans = [partial(with_one, name=name, model=f"o/{name}") for name in names]
+        done = list(pool.map(partial(change_file, file), plans))
+    assert [edit.name for edit in done] == names
+    assert set(tomllib.loads(file.read_text())["models"]) == {"a", "b.c", *names}
+    assert os.listdir(tmp_path) == ["c.toml"]

@@ -36,7 +36,13 @@ from mlxsup.supervisor.memory.folder import (
 from mlxsup.supervisor.memory.folder_reader import read_folder
 
 from support.daemon.estimates_here import estimates_here
-from support.models.safetensors_files import Arrays, llama_arrays, llama_config, write_folder
+from support.models.safetensors_files import (
+    Arrays,
+    llama_arrays,
+    llama_config,
+    write_folder,
+    write_weights,
+)
 
 __all__ = ["estimates_here"]
 
@@ -58,6 +64,16 @@ def test_estimate_of_weights(tmp_path: Path, name: str) -> None:
     write_folder(tmp_path, {"model_type": "llama"}, arrays)
     found = estimate(read_bytes(tmp_path))
     assert (found.weight_bytes, found.layers, found.remark) == (weight_bytes, (), UNASKED)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_estimate_leaves_out_a_head_for_drafts_that_a_load_leaves_out(
+    tmp_path: Path, shards: int
+) -> None:
+    arrays = llama_arrays()
+    size = write_folder(tmp_path, {}, arrays, *[{"x": ("BF16", (5,))}] * (shards - 1))
+    write_weights(tmp_path / "model-mtp.safetensors", arrays)
+    assert estimate(read_bytes(tmp_path)).weight_bytes == size
 
 
 def test_estimate_adds_up_all_shards_of_a_nested_text_model(tmp_path: Path) -> None:

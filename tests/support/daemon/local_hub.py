@@ -127,7 +127,7 @@ class LocalHub:
             searched = query.get("search", [""])[0].lower()
             author = query.get("author", [""])[0]
             found = [repo for repo in self._commits if searched in repo.lower()]
-            return [{"id": repo} for repo in found if repo.startswith(author)]
+            return [self._listed(repo) for repo in found if repo.startswith(author)]
         for repo, commits in self._commits.items():
             for commit, files in commits.items():
                 if path == f"/api/models/{repo}/tree/{commit}":
@@ -135,6 +135,12 @@ class LocalHub:
             if path in (f"/api/models/{repo}", f"/api/models/{repo}/revision/main"):
                 return {"id": repo, "sha": list(commits)[-1], "siblings": []}
         return None
+
+    def _listed(self, repo: str) -> dict[str, Any]:
+        files = list(self._commits[repo].values())[-1]
+        count = sum(len(content) for name, content in files.items() if is_large(name)) // 2
+        numbers = {"parameters": {"BF16": count}, "total": count}
+        return {"id": repo, "downloads": 7, "gated": False, "safetensors": numbers}
 
     def content(self, path: str, *, is_sent: bool) -> tuple[bytes, dict[str, str]] | None:
         """The file at an address, and what its headers say of it; None if there is none."""

@@ -291,6 +291,7 @@ class Site:
         hosts: further names that requests may be sent to.
         origins: pages of other sites that may ask.
         refuses_unread: true if a field that is not read is an error.
+        adds_models: true if a request for a model that is not served adds it.
     """
 
     def __init__(
@@ -303,10 +304,14 @@ class Site:
         origins: Sequence[str] = (),
         *,
         refuses_unread: bool = False,
+        adds_models: bool = False,
     ) -> None:
         self.daemon = daemon
         self.gateway = Gateway(
-            lambda: cast(AsyncClient, daemon), names, refuses_unread=refuses_unread
+            lambda: cast(AsyncClient, daemon),
+            names,
+            refuses_unread=refuses_unread,
+            adds_models=adds_models,
         )
         self._keys = keys or Keys()
         self._app: Guard = self.gateway.app(host, self._keys, hosts, origins)

@@ -1,0 +1,183 @@
+"""Models that requests over HTTP add: who may, what they may name, and what is removed again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from mlxsup.client import RequestError
+from mlxsup.gateway import adding
+from mlxsup.gateway.adding import reference_of
+from mlxsup.gateway.keys import Caller
+from mlxsup.gateway.operator import TOKEN_HEADER
+from mlxsup.protocol.errors import ErrorCode
+
+from support.gateway.played_gateway import PlayedDaemon, Response, Site
+
+CHAT = "/v1/chat/completions"
+HI = [{"role": "user", "content": "hi"}]
+ABSENT = RequestError(ErrorCode.LOAD_FAILED, "there is no such repository")
+
+
+class AddingDaemon(PlayedDaemon):
+    """A daemon that adds one model, `new`, and whose load fails or not.
+
+    Attributes:
+        added, removed: what was asked for.
+        fails: how the load ends; None: well.
+        rows: of the status, besides its own model.
+    """
+
+    def __init__(self, fails: RequestError | None = None) -> None:
+        super().__init__(
+            [RequestError(ErrorCode.UNKNOWN_MODEL, "no model is called so", detail={"close": []})]
+        )
+        self.added: list[str] = []
+        self.removed: list[str] = []
+        self.fails = fails
+        self.rows: list[dict[str, Any]] = []
+
+    async def status(self) -> dict[str, Any]:
+        value = await super().status()
+        return {"models": [*value["models"], *self.rows]}
+
+    async def add(self, model: str) -> dict[str, Any]:
+        if model == "unknown":
+            raise RequestError(ErrorCode.UNKNOWN_MODEL, "no model is called so")
+        self.added.append(model)
+        row = {"name": "new", "aliases": [], "presets": {}, "state": "STOPPED", "generation": 0}
+        self.rows = [row]
+        return {"model": "new", "added": ["new"]}
+
+    async def load(self, model: str, **how: Any) -> dict[str, Any]:
+        await asyncio.sleep(0)
+        progress = {"done_bytes": 3, "total_bytes": 9}
+        self.rows[0] |= {"state": "PENDING", "progress": progress}
+        await asyncio.sleep(0.01)  # the download is seen before it ends
+        self.rows[0]["state"] = "FAILED" if self.fails else "READY"
+        if self.fails is not None:
+            raise self.fails
+        return {}
+
+    async def remove(self, model: str) -> dict[str, Any]:
+        self.removed.append(model)
+        return {}
+
+
+def asked(daemon: AddingDaemon, model: str, *, adds_models: bool = True) -> Response:
+    """The answer to a request for a model, once what follows from it has ended."""
+
+    async def ask() -> Response:
+        site = Site(daemon, adds_models=adds_models)
+        response = await site.ask("POST", CHAT, {"model": model, "messages": HI})
+        trials = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.wait(trials or [asyncio.create_task(asyncio.sleep(0))])
+        return response
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    ("model", "adds_models", "added", "target"),
+    [
+        ("org/model", True, ["org/model"], "new"),
+        ("hf.co/org/model:latest", True, ["org/model"], "new"),
+        ("qwen3:4b", True, ["qwen3:4b"], "new"),
+        ("org/model", False, [], "org/model"),
+        ("m", True, [], "m"),
+        ("n", True, [], "n"),
+        ("/etc", True, [], "/etc"),
+        ("~/x", True, [], "~/x"),
+        ("unknown", True, [], "unknown"),
+    ],
+)
+def test_request_adds_the_model_that_it_names_if_that_is_configured(
+    model: str, adds_models: bool, added: list[str], target: str
+) -> None:
+    daemon = AddingDaemon()
+    asked(daemon, model, adds_models=adds_models)
+    assert (daemon.added, daemon.removed) == (added, [])
+    assert daemon.asked[0]["model"] == target
+
+
+@pytest.mark.parametrize(
+    ("fails", "removed"),
+    [
+        (ABSENT, ["new"]),
+        (RequestError(ErrorCode.INSUFFICIENT_MEMORY, "too large"), []),
+        (None, []),
+    ],
+    ids=["no such repository", "no room for it", "loaded"],
+)
+def test_model_that_cannot_be_downloaded_is_removed_again(
+    fails: RequestError | None, removed: list[str]
+) -> None:
+    daemon = AddingDaemon(fails)
+    asked(daemon, "org/model")
+    assert daemon.removed == removed
+
+
+def test_refusal_says_how_to_add_a_model() -> None:
+    response = asked(AddingDaemon(), "org/model", adds_models=False)
+    assert (response.status, "`mlxsup add MODEL`" in response.error["message"]) == (404, True)
+
+
+def pulled(daemon: AddingDaemon, body: dict[str, Any]) -> Response:
+    """The answer to `/api/pull` of the page."""
+
+    async def ask() -> Response:
+        site = Site(daemon)
+        token = {TOKEN_HEADER: site.gateway.operator.token}
+        return await site.ask("POST", "/api/pull", body, headers=token)
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize("fails", [None, ABSENT], ids=["arrives", "is not there"])
+def test_pull_tells_how_far_it_is_and_how_it_ended(
+    monkeypatch: pytest.MonkeyPatch, fails: RequestError | None
+) -> None:
+    monkeypatch.setattr(adding, "LOOK_S", 0.0)
+    response = pulled(AddingDaemon(fails), {"model": "org/model"})
+    lines = [json.loads(line) for line in response.body.splitlines()]
+    assert lines[0] == {"status": "pulling manifest"}
+    assert {"status": "pulling org/model", "total": 9, "completed": 3} in lines
+    assert [*lines[-1]] == (["status"] if fails is None else ["error"])
+    whole = pulled(AddingDaemon(fails), {"name": "org/model", "stream": False})
+    assert whole.status == (200 if fails is None else 400)
+
+
+def test_delete_removes_the_entry_that_a_name_means() -> None:
+    daemon = AddingDaemon()
+
+    async def delete() -> Response:
+        site = Site(daemon)
+        token = {TOKEN_HEADER: site.gateway.operator.token}
+        return await site.ask("DELETE", "/api/delete", {"model": "n:latest"}, headers=token)
+
+    assert asyncio.run(delete()).status == 200
+    assert daemon.removed == ["m"]
+
+
+@pytest.mark.parametrize(
+    ("name", "reference"),
+    [("a/b", "a/b"), ("b", "b"), ("a/b/c", ""), ("../x", ""), ("", ""), ("x" * 300, "")],
+)
+def test_reference_is_no_path_and_no_address(name: str, reference: str) -> None:
+    assert reference_of(name) == reference
+
+
+@pytest.mark.parametrize(
+    ("caller", "may"),
+    [
+        (Caller(), True),
+        (Caller(key="k", account="friend"), False),
+        (Caller(key="k", is_operator=True), True),
+    ],
+    ids=["no keys", "a friend's key", "an operator's key"],
+)
+def test_key_of_another_person_adds_no_models(caller: Caller, may: bool) -> None:
+    assert Site(PlayedDaemon(), adds_models=True).gateway._adding.may(caller) is may
