@@ -9,7 +9,7 @@ import { Chat } from "./chat.js";
 import { Logs } from "./logs.js";
 import { Models } from "./models.js";
 import { Requests } from "./requests.js";
-import { mark, write } from "./view.js";
+import { mark, sentence, write } from "./view.js";
 
 const INTERVAL_MS = 1000;
 const LIMIT_MS = 5000;
@@ -66,11 +66,14 @@ function show(snapshot) {
 }
 
 function trouble(error) {
-  const why = error instanceof Refused ? error.message : "mlxsup does not answer";
   const isLocked = needsKey(error);
-  write(byId("alert"), isLocked ? why : `${why}. Trying again; what is shown may be old.`);
+  const again = "This page tries again by itself.";
+  if (!(error instanceof Refused)) write(byId("alert"), `mlxsup cannot be reached. ${again}`);
+  else write(byId("alert"), isLocked ? error.message : `${sentence(error.message)} ${again}`);
   byId("enter").hidden = !isLocked;
-  if (isLocked) byId("key").focus();
+  // What is being typed must not end up in the key.
+  const isTyping = document.activeElement.matches("textarea, input");
+  if (isLocked && !isTyping) byId("key").focus();
 }
 
 async function look() {
