@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,10 @@ from support.gateway.http_daemon import HttpDaemon, gateway_of
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)]
 
 DESKTOP = (1280, 900)
+ZOOMED = (640, 450)
+"""What is left of a desktop at 200 %."""
+
+PHONE = (360, 740)
 ANSWER = ".turn.assistant:last-child"
 
 
@@ -368,6 +373,57 @@ MANY = """new Promise((done) => {
         both.oncomplete = () => done(1);
     };
 })"""
+
+
+# ---------------------------------------------------------------- for everybody
+
+AXE = Path(__file__).parents[2] / "build" / "npm" / "node_modules" / "axe-core" / "axe.min.js"
+NO_AXE = "there is no axe-core: npm install --prefix build/npm axe-core"
+
+MARKDOWN = (
+    "<think>hm</think># a\n\n> b\n\n| c | d |\n|-|-|\n| 1 | 2 |\n\n"
+    "```py\n# x\ndef f(a): return 'b'\n```"
+)
+
+BEYOND = """[...document.querySelectorAll('body *')].filter((one) =>
+    !one.closest('.scroll, .skip, pre, #chats')
+    && one.getBoundingClientRect().right > innerWidth + 1
+    ).map((one) => one.outerHTML.slice(0, 80))"""
+"""What is beyond the right edge of the window."""
+
+FOUND = """axe.run({resultTypes: ['violations']}).then(({violations}) => violations.map(
+    ({id, nodes}) => [id, nodes.map(({html, failureSummary}) => html + failureSummary)]))"""
+
+
+@pytest.mark.skipif(not AXE.is_file(), reason=NO_AXE)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [PHONE, ZOOMED, DESKTOP], ids=["phone", "zoomed", "desktop"])
+def test_chat_has_no_accessibility_problem_and_fits(
+    browser: Browser, size: tuple[int, int], scheme: str
+) -> None:
+    browser.size(*size)
+    browser.scheme(scheme)
+    browser.evaluate(AXE.read_text() + "; 0")
+
+    def check() -> None:
+        assert browser.evaluate(FOUND) == []
+        assert browser.evaluate(BEYOND) == []
+
+    check()
+    answered(browser, MARKDOWN)
+    browser.until(f"document.querySelector('{ANSWER} .hljs-keyword')")
+    browser.evaluate("document.querySelectorAll('details').forEach((one) => one.open = true)")
+    check()
+    click(browser, "Answer again")
+    browser.until(shows(f"{ANSWER} .beside", "2 of 2"))
+    click(browser, "Edit message")
+    click(browser, "Chat settings")
+    check()
+    if size != DESKTOP:
+        browser.click("button[aria-label=Chats]")
+    click(browser, "Rename this chat")
+    check()
+    assert browser.problems == []
 
 
 # ---------------------------------------------------------------- what it survives

@@ -27,11 +27,14 @@ export class Answer {
     this.ending = new AbortController();
     this.waits = null;
     this.generation = 0;
+    this.load = null;
+    this.stalled = null;
     this.isLost = false;
     this.away = "";
     this.comeBack = null;
     this.keptAt = 0;
     this.tokens = 0;
+    this.tokensBefore = message.tokens ?? 0;
     this.wordsAt = [];
   }
 
@@ -54,6 +57,8 @@ export class Answer {
       this.isLost = true;
     }
     const loading = row.progress ? { kind: "loading", share: row.progress.fraction ?? 0 } : null;
+    if (this.stalled && !this.isLost) this.waits = this.stalled;
+    this.stalled = null;
     if (this.isLost || !this.waits || this.waits.kind === "loading") this.load = loading;
     this.onState();
   }
@@ -108,6 +113,7 @@ export class Answer {
     this.generation = 0;
     this.isLost = false;
     this.waits = null;
+    this.stalled = null;
     this.load = null;
     this.onKeep();
     this.onState();
@@ -125,9 +131,14 @@ export class Answer {
     const [, place] = comment.match(/^queued, place (\d+)/) ?? [];
     const [, percent] = comment.match(/^loading, (\d+)%/) ?? [];
     const [, done, total] = comment.match(/^reading the prompt, (\d+) of (\d+)/) ?? [];
-    if (place) this.waits = { kind: "queued", place };
-    if (percent) this.waits = { kind: "loading", share: percent / 100 };
-    if (total) this.waits = { kind: "reading", share: done / total };
+    let waits = null;
+    if (place) waits = { kind: "queued", place };
+    if (percent) waits = { kind: "loading", share: percent / 100 };
+    if (total) waits = { kind: "reading", share: done / total };
+    if (!waits) return;
+    // After the first word, the next state of the model says whether it has crashed.
+    if (this.waits?.kind === "answering") this.stalled = waits;
+    else this.waits = waits;
     this.onState();
   }
 
@@ -144,6 +155,7 @@ export class Answer {
     this.wordsAt = [this.wordsAt[0] ?? now, now];
     this.isLost = false;
     this.waits = { kind: "answering" };
+    this.stalled = null;
     message.thinkingSince ??= Date.now();
     if (delta.content && !message.text) message.thought_s = (Date.now() - message.thinkingSince) / 1000;
     message.text += delta.content ?? "";
@@ -160,11 +172,11 @@ export class Answer {
   /** Notes how many tokens it has and how fast they came; after a break the time says nothing. */
   count() {
     const { message } = this;
-    message.tokens = Math.max(message.counted ?? 0, this.tokens);
+    message.tokens = this.tokensBefore + Math.max(message.counted ?? 0, this.tokens);
     delete message.counted;
     delete message.thinkingSince;
     const seconds = (this.wordsAt[1] - this.wordsAt[0]) / 1000;
-    const isSteady = !message.breaks && message.state === "whole" && seconds > 0.5;
+    const isSteady = !message.breaks && !this.tokensBefore && message.state === "whole" && seconds > 0.5;
     message.speed = isSteady ? (message.tokens - 1) / seconds : null;
   }
 }

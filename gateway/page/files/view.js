@@ -16,7 +16,7 @@ const ICONS = {
   forward: "M9 5l7 7-7 7", list: "M4 6h16M4 12h16M4 18h16", play: "M8 5l11 7-11 7z",
   remove: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13", retry: "M19 12a7 7 0 1 1-2-5l2 2M19 4v5h-5",
   save: "M12 4v11M7 11l5 5 5-5M5 20h14", send: "M12 20V5M6 11l6-6 6 6", settings: "M4 8h10M18 8h2M16 6v4M4 16h2M10 16h10M8 14v4",
-  stop: "M7 7h10v10H7z",
+  stop: "M5 5h14v14H5z",
 };
 
 /** A picture of 24 by 24, which a screen reader passes over. */
