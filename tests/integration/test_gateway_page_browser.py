@@ -94,7 +94,7 @@ def test_a_worker_that_is_killed_is_seen_to_go_and_to_come_back(
     browser.click("#crashes summary")
     browser.until(shows("#crashes pre", "worker started model=m generation=1"))
     assert ("status", "") in browser.spoken()
-    browser.until("document.querySelector('#news').textContent === 'm is READY, generation 2'")
+    browser.until("document.querySelector('#news').textContent === 'm is ready'")
     assert browser.problems == []
 
 
@@ -276,10 +276,10 @@ def test_the_page_asks_for_the_key_of_an_operator_and_again_once_it_is_revoked(
     alert = "document.querySelector('#alert').innerText.includes"
     with Browser() as browser:
         browser.open(f"{daemon.url}/#models")
-        browser.until(f"{alert}('a key is needed')")
+        browser.until(f"{alert}('A key is needed')")
         assert browser.evaluate("document.querySelectorAll('.card').length") == 0
         enter(browser, "wrong")
-        browser.until(f"{alert}('no such key')")
+        browser.until(f"{alert}('This key does not work')")
         enter(browser, guest)
         browser.until(f"{alert}('the key of an operator')")
         enter(browser, boss)

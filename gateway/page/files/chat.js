@@ -27,7 +27,15 @@ const STATES = {
 };
 
 const isTouch = matchMedia("(pointer: coarse)");
-const kept = (key) => JSON.parse(localStorage.getItem(key) ?? "{}");
+
+/** What this browser keeps under a name; nothing if that is none of ours. */
+function kept(key) {
+  try {
+    return JSON.parse(localStorage.getItem(key)) ?? {};
+  } catch {
+    return {};
+  }
+}
 
 export class Chat {
   constructor(section) {

@@ -79,13 +79,13 @@ export class Conversation {
       // An answer that failed before its first word has nothing to tell.
       if (text || role === "user") given.push({ role, content: text });
     }
+    // What ends with an answer is continued.
     if (answer.text.trim()) {
       const thought = answer.thought ? { reasoning_content: answer.thought } : {};
       given.push({ role: "assistant", content: answer.text, ...thought });
     }
     return {
       model: answer.model, messages: given, stream_options: { include_usage: true },
-      ...(answer.text.trim() && { continue_final_message: true }),
       ...sampling(settings),
     };
   }

@@ -100,7 +100,6 @@ export class Prose {
     else this.drawPlain(text);
     const now = performance.now();
     this.notBefore = now + (now - began) * (1 / SHARE - 1);
-    this.element.dispatchEvent(new Event("drawn", { bubbles: true }));
   }
 
   drawBlocks(blocks) {
@@ -246,16 +245,28 @@ class Code {
     const source = text.replace(/\n$/, "");
     if (source !== this.source || !this.text.firstChild) this.text.replaceChildren(source);
     this.source = source;
-    if (!isGrowing && this.language && source.length <= MOST_COLOURED) colour(this.text, this.language, source);
+    if (isGrowing || !this.language || source.length > MOST_COLOURED) return;
+    plain.set(this.text, { language: this.language, source });
+    sight.observe(this.text);
   }
 }
 
+/** Codes without colours yet: they get them as they come into sight, since a long chat has many. */
+const plain = new WeakMap();
+const sight = new IntersectionObserver((changes) => {
+  for (const { isIntersecting, target } of changes) {
+    if (!isIntersecting) continue;
+    sight.unobserve(target);
+    colour(target);
+  }
+});
 let lowlight = null;
 
 /** Colours a code, once the library is there and if it knows the language. */
-async function colour(element, language, source) {
+async function colour(element) {
   lowlight ??= import("./lib-highlight.js").then(({ common, createLowlight }) => createLowlight(common));
   const colours = await lowlight;
+  const { language, source } = plain.get(element);
   if (!colours.registered(language) || element.textContent !== source) return;
   element.replaceChildren(...colours.highlight(language, source).children.map(coloured));
 }
