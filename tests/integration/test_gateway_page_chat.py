@@ -86,8 +86,8 @@ def text(browser: Browser) -> str:
 def click(browser: Browser, label: str, within: str = "#chat") -> None:
     """Click the button of this name or text."""
     find = (
-        f"[...document.querySelectorAll({within + ' button'!r})].filter((one) => !one.closest("
-        f"'[hidden]') && [one.ariaLabel, one.textContent.trim()].includes({label!r})).at(-1)"
+        f"[...document.querySelectorAll({within + ' button'!r})].filter((one) =>"
+        f" one.checkVisibility() && [one.ariaLabel, one.textContent.trim()].includes({label!r})).at(-1)"
     )
     browser.until(find)
     browser.evaluate(f"{find}.click()")
@@ -285,6 +285,15 @@ def test_chats_are_kept_found_renamed_saved_deleted_and_brought_back(
         " document.querySelector('[aria-label=\"Save this chat as a file\"]').click(); })"
     )
     assert saved == "# [[say alpha]]\n\n## You\n\n[[say alpha]]\n\n## m\n\nalpha\n"
+    click(browser, "New chat")
+    say(browser, "without end")
+    begun(browser)
+    click(browser, "Delete this chat")
+    with daemon.client() as client:
+        eventually(lambda: not row(client, "m")["running"], what="the end of its answer")
+    browser.ask("Page.reload")
+    browser.until(f"{titles}.length >= 2")
+    assert sorted(browser.evaluate(titles)) == ["Greek", "[[say alpha]]"]
     assert browser.problems == []
 
 

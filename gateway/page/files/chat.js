@@ -194,6 +194,7 @@ export class Chat {
     write(this.trouble, "");
     history.pushState(null, "", "#chat");
     this.display(this.fresh());
+    this.chats.showAll();
     this.chats.refresh(null);
     this.message.focus();
   }
@@ -210,7 +211,11 @@ export class Chat {
 
   /** One was deleted. */
   forget(id) {
-    this.answers.get(id)?.stop();
+    const answer = this.answers.get(id);
+    if (answer) {
+      answer.onKeep = () => {}; // or its end would bring the conversation back
+      answer.stop();
+    }
     if (id !== this.conversation.head.id) return;
     history.replaceState(null, "", "#chat");
     this.display(this.fresh());

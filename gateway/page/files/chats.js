@@ -59,6 +59,12 @@ export class Chats {
     this.opener.focus();
   }
 
+  /** Shows all, whatever was searched for. */
+  showAll() {
+    this.search.value = "";
+    this.found = null;
+  }
+
   /** Shows what is kept now; `current` is the id of the one that is open. */
   async refresh(current = this.current) {
     this.current = current;
