@@ -87,7 +87,8 @@ def click(browser: Browser, label: str, within: str = "#chat") -> None:
     """Click the button of this name or text."""
     find = (
         f"[...document.querySelectorAll({within + ' button'!r})].filter((one) =>"
-        f" one.checkVisibility() && [one.ariaLabel, one.textContent.trim()].includes({label!r})).at(-1)"
+        f" one.checkVisibility() && [one.ariaLabel, one.textContent.trim()].includes({label!r}))"
+        ".at(-1)"
     )
     browser.until(find)
     browser.evaluate(f"{find}.click()")
