@@ -1,4 +1,4 @@
-.PHONY: help setup wheels demo test unit slow check bench simulate campaign models mutants reference clean
+.PHONY: help setup wheels demo test unit slow check bench simulate campaign models mutants reference page clean
 
 help: ## list targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -34,6 +34,10 @@ check: setup ## format, lint, imports, types and documents; then what proselint 
 	.venv/bin/mypy
 	.venv/bin/python tools/check_docs.py
 	@.venv/bin/proselint check README.md CHANGELOG.md docs || true
+
+page: ## the libraries of the web page with their licences, into gateway/page/files; needs npm
+	@npm ci --prefix tools/page --no-audit --no-fund --silent
+	@npm run --prefix tools/page --silent build
 
 bench: setup models/smollm2/config.json ## throughput, router CPU, memory and start-up, side by side
 	@.venv/bin/python -m bench

@@ -77,75 +77,6 @@ def say(browser: Browser, text: str) -> None:
     browser.press("Enter")
 
 
-# ---------------------------------------------------------------- the chat
-
-
-def test_a_chat_outlives_its_worker_and_has_the_same_text(
-    daemon: HttpDaemon, browser: Browser
-) -> None:
-    messages = [{"role": "user", "content": "tell me more"}]
-    with daemon.client() as client:
-        expected = client.complete("m", messages=messages, max_tokens=150)
-        view(browser, "chat")
-        browser.click("#ask summary")
-        browser.click("#most")
-        browser.type("150")
-        say(browser, "tell me more")
-        browser.until("document.querySelectorAll('.turn .text')[1]?.innerText.length > 20")
-        os.kill(row(client, "m")["pid"], signal.SIGKILL)
-    browser.until(shows("#doing", "Complete: 150 tokens. Its worker was replaced meanwhile"))
-    said = browser.evaluate("document.querySelectorAll('.turn .text')[1].textContent")
-    assert said == expected.text
-    assert ("log", "Messages") in browser.spoken()
-    assert browser.problems == []
-
-
-def test_an_answer_is_stopped_and_its_row_is_free(daemon: HttpDaemon, browser: Browser) -> None:
-    say(browser, "without end")
-    browser.until("document.querySelectorAll('.turn .text')[1]?.innerText.length > 20")
-    browser.press("Escape")
-    browser.until(shows("#doing", "Stopped."))
-    with daemon.client() as client:
-        eventually(lambda: not row(client, "m")["running"], what="a free row")
-    browser.click("#forget")
-    assert browser.evaluate("document.querySelectorAll('.turn').length") == 0
-    assert browser.problems == []
-
-
-def test_what_a_model_says_stays_a_text_and_its_reasoning_is_folded(
-    daemon: HttpDaemon, browser: Browser
-) -> None:
-    say(browser, "[[say <think>hm</think><b id='made'>bold</b><script>alert(1)</script>]]")
-    browser.until(shows("#doing", "Complete"))
-    assert browser.evaluate("document.querySelector('#made')") is None
-    assert "<b id='made'>bold</b>" in browser.text(".turn:last-child .text")
-    assert (
-        browser.evaluate("document.querySelector('.turn:last-child .thought').textContent") == "hm"
-    )
-    assert browser.problems == []
-
-
-def test_the_chosen_model_answers_and_is_loaded_if_it_must_be(
-    daemon: HttpDaemon, browser: Browser
-) -> None:
-    browser.evaluate("document.querySelector('#model').value = 'other'")
-    say(browser, "[[say hello]]")
-    browser.until(shows("#doing", "Complete"))
-    assert browser.text(".turn:last-child strong") == "other"
-    browser.until(shows(card("other", ".word"), "READY"))
-    assert browser.problems == []
-
-
-def test_a_request_that_is_refused_says_why_and_keeps_the_message(
-    daemon: HttpDaemon, browser: Browser
-) -> None:
-    long = "word " * 5000
-    say(browser, long)
-    browser.until(shows("#doing", "Broken off"))
-    assert "context" in browser.text("#doing")
-    assert browser.evaluate("document.querySelector('#message').value") == long.strip()
-
-
 # ---------------------------------------------------------------- for everybody
 
 
@@ -163,7 +94,7 @@ def test_the_page_has_no_serious_accessibility_problem(
         wait_for_state(client, "m", "READY")
         stream = client.generate("m", prompt="a", max_tokens=3000)
         say(browser, "[[say <think>hm</think>hello]]")
-        browser.until(shows("#doing", "Complete"))
+        browser.until("document.querySelector('#doing').textContent === 'Answered'")
         browser.evaluate("document.querySelectorAll('details').forEach((one) => one.open = true)")
         browser.evaluate(AXE.read_text() + "; 0")
         found = browser.evaluate(
@@ -217,7 +148,7 @@ def test_texts_of_a_hostile_model_client_and_answer_are_shown_and_run_nothing_P3
         view(browser, "logs")
         browser.until(shows("#log", "<script>window.pwned=1</script>"))
         say(browser, f"[[say {MARKUP}]]")
-        browser.until(shows("#said .turn:last-child .text", MARKUP))
+        browser.until(shows("#said .turn:last-child .text", MARKUP.replace("\u202e", "[U+202E]")))
         assert browser.evaluate("document.querySelectorAll('main img, main script').length") == 0
         assert browser.evaluate("typeof window.pwned") == "undefined"
         # Should a text become markup after all, the browser still runs nothing of it.

@@ -43,6 +43,10 @@ from support.gateway.played_gateway import PlayedDaemon, Response, Site, refused
 from support.models.tiny_model import make_tiny_model
 
 TEXTS = {path.name: path.read_text() for path in sorted(FILES.iterdir()) if path.is_file()}
+OWN = {name: text for name, text in TEXTS.items() if not name.startswith(("lib-", "LICENSES"))}
+"""What is written here; the libraries call nothing of what they contain by themselves."""
+
+TOOLS = Path(__file__).parents[2] / "tools" / "page"
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 NOT_LOADED = {"http://www.w3.org/2000/svg"}
 
@@ -85,10 +89,11 @@ def test_program_finds_ollama_in_its_place(method: str, accept: str) -> None:
 def test_page_loads_from_the_gateway_alone() -> None:
     loaded = re.findall(r'(?:src|href)="(/[^"]*)"', TEXTS["index.html"])
     assert loaded == ["/page/style.css", "/page/chat.css", "/page/main.js"]
-    for text in TEXTS.values():
+    for text in OWN.values():
         assert set(re.findall(r"https?://[^\s\"')]+", text)) <= NOT_LOADED
         assert "@import" not in text
-    imported = {name for text in TEXTS.values() for name in re.findall(r'from "\./([^"]+)"', text)}
+    named = r'(?:from |import\()"\./([^"]+)"'
+    imported = {name for text in OWN.values() for name in re.findall(named, text)}
     for name in (*(path.removeprefix("/page/") for path in loaded), *imported):
         response = ask("GET", f"/page/{name}")
         assert (response.status, response.body.decode()) == (200, TEXTS[name])
@@ -99,9 +104,17 @@ def test_page_loads_from_the_gateway_alone() -> None:
     assert {*imported, "main.js"} == {name for name in TEXTS if name.endswith(".js")}
 
 
+def test_libraries_of_the_page_come_with_their_licences() -> None:
+    libraries = json.loads((TOOLS / "package-lock.json").read_text())["packages"]
+    licences = TEXTS["LICENSES.txt"]
+    for name in ("markdown-it", "highlight.js", "lowlight"):
+        assert f"\n{name} {libraries[f'node_modules/{name}']['version']}\n" in licences
+    assert all("resolved" not in library for library in libraries.values())
+
+
 def test_page_makes_no_markup_of_texts() -> None:
     """A model's name, its answer and its log are texts of others."""
-    for name, text in TEXTS.items():
+    for name, text in OWN.items():
         found = re.findall(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\(", text)
         assert found == [], name
 

@@ -6,13 +6,17 @@ const KEY = "mlxsup-key";
 let key = sessionStorage.getItem(KEY) ?? "";
 let token = document.querySelector('meta[name="mlxsup-token"]').content;
 
-/** An answer that is an error; `message` is a sentence for people. */
+/** An answer that is an error; `message` is a sentence for people, `code` names its kind. */
 export class Refused extends Error {
-  constructor(status, message) {
+  constructor(status, message, code = "") {
     super(message);
     this.status = status;
+    this.code = code;
   }
 }
+
+/** Errors that end by themselves: another daemon or gateway is about to start. */
+const AWAY = ["unreachable", "daemon_lost", "daemon_silent", "shutting_down", "broken_off"];
 
 /** Sends this key from now on, until the browser's tab is closed. */
 export function useKey(given) {
@@ -25,19 +29,24 @@ export function needsKey(error) {
   return error instanceof Refused && (error.status === 401 || error.status === 403);
 }
 
+/** True if the same request may succeed later, with nothing changed in it. */
+export function isAway(error) {
+  return needsKey(error) || AWAY.includes(error.code);
+}
+
 function headers() {
   return { "x-mlxsup-token": token, ...(key && { authorization: `Bearer ${key}` }) };
 }
 
 /** The error of a response. */
 async function refusal(response) {
-  let message = `${response.status} ${response.statusText}`;
   try {
-    message = (await response.json()).error.message;
+    const { message, code } = (await response.json()).error;
+    return new Refused(response.status, message, code);
   } catch {
     // It is not one of the gateway's own errors: the status has to do.
+    return new Refused(response.status, `${response.status} ${response.statusText}`);
   }
-  return new Refused(response.status, message);
 }
 
 /** A gateway that was started anew has another token, and a page that contains it. */
@@ -97,18 +106,18 @@ export function why(error) {
  * @throws Refused if it is refused or breaks off; AbortError if it was ended.
  */
 export async function chat(body, signal, onChunk, onComment) {
-  const response = await fetch("/v1/chat/completions", {
+  const response = await reached(fetch("/v1/chat/completions", {
     method: "POST",
     headers: { "content-type": "application/json", ...headers() },
     body: JSON.stringify({ ...body, stream: true }),
     signal,
-  });
+  }), signal);
   if (!response.ok) throw await refusal(response);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { done, value } = await reader.read();
-    if (done) throw new Refused(0, "the answer has broken off");
+    const { done, value } = await reached(reader.read(), signal);
+    if (done) throw new Refused(0, "The answer has broken off.", "broken_off");
     const events = (rest + value).split("\n\n");
     rest = events.pop();
     for (const event of events) {
@@ -117,8 +126,18 @@ export async function chat(body, signal, onChunk, onComment) {
       const data = event.slice("data: ".length);
       if (data === "[DONE]") return;
       const chunk = JSON.parse(data);
-      if (chunk.error) throw new Refused(0, chunk.error.message);
+      if (chunk.error) throw new Refused(0, chunk.error.message, chunk.error.code);
       onChunk(chunk);
     }
+  }
+}
+
+/** What a connection leads to; one that fails for want of a peer is an error for people, too. */
+async function reached(promise, signal) {
+  try {
+    return await promise;
+  } catch (error) {
+    if (signal.aborted) throw error;
+    throw new Refused(0, "mlxsup cannot be reached.", "unreachable");
   }
 }

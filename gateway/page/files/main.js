@@ -9,7 +9,7 @@ import { Chat } from "./chat.js";
 import { Logs } from "./logs.js";
 import { Models } from "./models.js";
 import { Requests } from "./requests.js";
-import { mark, write } from "./view.js";
+import { mark, sentence, write } from "./view.js";
 
 const INTERVAL_MS = 1000;
 const LIMIT_MS = 5000;
@@ -46,14 +46,18 @@ window.addEventListener("hashchange", () => navigate());
 
 // ---------------------------------------------------------------- the state
 
+const NEWS = {
+  READY: "is ready", FAILED: "cannot be loaded", BACKOFF: "crashed and loads again", STOPPED: "is not loaded",
+};
+
 /** Tells a screen reader which models have changed. */
 function news(status) {
   const said = [];
-  for (const row of status.models) {
-    const now = `${row.name} is ${row.state}, generation ${row.generation}`;
-    const isNew = before.has(row.name) && before.get(row.name) !== now;
-    if (isNew && ["READY", "FAILED", "BACKOFF", "STOPPED"].includes(row.state)) said.push(now);
-    before.set(row.name, now);
+  for (const { name, state, generation } of status.models) {
+    const now = `${state} ${generation}`;
+    const isNew = before.has(name) && before.get(name) !== now;
+    if (isNew && NEWS[state]) said.push(`${name} ${NEWS[state]}`);
+    before.set(name, now);
   }
   if (said.length) write(byId("news"), said.join("; "));
 }
@@ -65,12 +69,20 @@ function show(snapshot) {
   for (const view of Object.values(views)) view.show(snapshot);
 }
 
+const LOCKS = {
+  missing_api_key: "A key is needed to use this page.",
+  invalid_api_key: "This key does not work. It may have been revoked.",
+};
+
 function trouble(error) {
-  const why = error instanceof Refused ? error.message : "mlxsup does not answer";
   const isLocked = needsKey(error);
-  write(byId("alert"), isLocked ? why : `${why}. Trying again; what is shown may be old.`);
+  const again = "This page tries again by itself.";
+  if (!(error instanceof Refused)) write(byId("alert"), `mlxsup cannot be reached. ${again}`);
+  else write(byId("alert"), isLocked ? (LOCKS[error.code] ?? error.message) : `${sentence(error.message)} ${again}`);
   byId("enter").hidden = !isLocked;
-  if (isLocked) byId("key").focus();
+  // What is being typed must not end up in the key.
+  const isTyping = document.activeElement.matches("textarea, input");
+  if (isLocked && !isTyping) byId("key").focus();
 }
 
 async function look() {

@@ -52,6 +52,7 @@ class Browser:
 
     Attributes:
         problems: errors on the page's console, and uncaught exceptions.
+        session: the tab that is used.
     """
 
     def __init__(self) -> None:
@@ -60,7 +61,7 @@ class Browser:
         self._folder = tempfile.mkdtemp(prefix="mlxsup-browser-", dir="/tmp")
         self._numbers = itertools.count(1)
         self._answers: dict[int, queue.Queue[dict[str, Any]]] = {}
-        self._session: str | None = None
+        self.session = ""
         commands, self._commands = os.pipe()
         self._events, events = os.pipe()
         arguments = [*FLAGS, f"--user-data-dir={self._folder}", "about:blank"]
@@ -79,11 +80,7 @@ class Browser:
         self._reader.start()
 
     def __enter__(self) -> Self:
-        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
-        attached = self.ask("Target.attachToTarget", targetId=target, flatten=True)
-        self._session = attached["sessionId"]
-        for domain in ("Page", "Runtime", "Log"):
-            self.ask(f"{domain}.enable")
+        self.other_tab()
         return self
 
     def __exit__(
@@ -101,10 +98,24 @@ class Browser:
 
     # ------------------------------------------------------------ as a person does it
 
+    def other_tab(self) -> str:
+        """Open another tab, and use it from now on; return its session."""
+        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
+        attached = self.ask("Target.attachToTarget", targetId=target, flatten=True)
+        self.session = str(attached["sessionId"])
+        for domain in ("Page", "Runtime", "Log"):
+            self.ask(f"{domain}.enable")
+        return self.session
+
     def open(self, url: str) -> None:
         """Go to an address, and return once the page and its scripts are there."""
         self.ask("Page.navigate", url=url)
         self.until(f"location.href.startsWith({url!r}) && document.readyState === 'complete'")
+
+    def use(self, session: str) -> None:
+        """Bring a tab to the front, and use it from now on."""
+        self.session = session
+        self.ask("Page.bringToFront")
 
     def click(self, selector: str) -> None:
         """Click at the middle of an element."""
@@ -178,8 +189,8 @@ class Browser:
         """Send a command, and return its answer."""
         number = next(self._numbers)
         message = {"id": number, "method": method, "params": parameters}
-        if self._session is not None and not method.startswith("Target."):
-            message["sessionId"] = self._session
+        if self.session and not method.startswith("Target."):
+            message["sessionId"] = self.session
         answers: queue.Queue[dict[str, Any]] = queue.Queue()
         self._answers[number] = answers
         data = json.dumps(message).encode() + b"\0"
