@@ -7,6 +7,7 @@ import errno
 import io
 import json
 import os
+import re
 import shlex
 import shutil
 import time
@@ -19,7 +20,7 @@ import click
 import pytest
 
 from mlxsup.cli import main as cli
-from mlxsup.cli.command_table import COMMANDS, ENDING_COMMANDS, FILES, expand, guess, load
+from mlxsup.cli.command_table import COMMANDS, ENDING_COMMANDS, FILES, GROUPS, expand, guess, load
 from mlxsup.cli.commands import rm as commands_rm
 from mlxsup.cli.commands import stop as commands_stop
 from mlxsup.cli.commands.bench import bench
@@ -50,6 +51,7 @@ def test_every_file_of_commands_is_in_the_table_which_says_what_each_does() -> N
         (["ls", "--json"], ["models", "--json"]),
         (["tail", "m"], ["logs", "--follow", "m"]),
         (["help"], ["--help"]),
+        (["help", "ps"], ["status", "--help"]),
         (["help", "key", "new"], ["key", "new", "--help"]),
         (["logs", "ps"], ["logs", "ps"]),
         ([], []),
@@ -69,10 +71,19 @@ def test_other_names_are_what_they_stand_for(typed: list[str], meant: list[str])
         ("reload_", "reload"),
         ("nload", "load"),
         ("frobnicate", None),
+        ("delete", "rm MODEL"),
+        ("delete smollm2", "rm smollm2"),
+        ("delete 'a b'", "rm 'a b'"),
+        ("cp smollm2 small", "add smollm2"),
+        ("serve", "start --http"),
+        ("serve --port 80", "start --http"),
+        ("serve owner/name", "start --http --model owner/name"),
+        ("version", "--version"),
     ],
 )
 def test_what_is_suggested_does_no_harm(typed: str, suggested: str | None) -> None:
-    assert guess(typed) == suggested
+    word, *rest = shlex.split(typed)
+    assert guess(word, rest) == suggested
 
 
 def test_nothing_that_ends_something_is_suggested_for_a_word_that_begins_otherwise() -> None:
@@ -220,7 +231,6 @@ def test_without_a_daemon_every_command_exits_69(
 
 
 USAGE = {
-    "": "a command is missing",
     "genrate": "No such command 'genrate'",
     "htop": "No such command 'htop'.\nhint: did you mean `mlxsup top`?",
     "service instal": "No such command 'instal'",
@@ -290,15 +300,27 @@ def test_usage_errors_exit_64_with_a_hint(capsys: pytest.CaptureFixture[str], li
     code, out, err = run(capsys, *arguments)
     assert (code, out) == (64, "")
     assert USAGE[line] in err
-    if arguments:
-        error, *hint = err.splitlines()
-        assert error.startswith("error: ")
-        assert [text[:6] for text in hint] == ["hint: "] or line.startswith(WITHOUT_HINT)
-        code, out, err = run(capsys, *arguments, "--json")
-        assert (code, err) == (64, "")
-        refused = json.loads(out)["error"]
-        assert refused["message"] in error
-        assert refused["code"] in ("usage", "invalid_request", "file", "bad_configuration")
+    error, *hint = err.splitlines()
+    assert error.startswith("error: ")
+    assert [text[:6] for text in hint] == ["hint: "] or line.startswith(WITHOUT_HINT)
+    code, out, err = run(capsys, *arguments, "--json")
+    assert (code, err) == (64, "")
+    refused = json.loads(out)["error"]
+    assert refused["message"] in error
+    assert refused["code"] in ("usage", "invalid_request", "file", "bad_configuration")
+
+
+@pytest.mark.parametrize("words", [(), ("-h",), ("help",)], ids=" ".join)
+def test_without_a_command_all_are_listed_in_their_groups(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    code, out, err = run(capsys, *words)
+    assert (code, err) == (0, "")
+    parts = dict(part.split("\n", 1) for part in out.strip().split("\n\n") if ":\n" in part)
+    for title, group in GROUPS.items():
+        lines = parts[f"{title}:"].splitlines()
+        assert [re.split(r",| ", line.strip())[0] for line in lines] == list(group)
+    assert "\n  status, ps " in out
 
 
 @pytest.mark.parametrize(
