@@ -61,14 +61,16 @@ optional_model_argument = click.argument(
 """MODEL of the commands that do without it if only one is configured."""
 
 
-def check_known(status: Mapping[str, Any], model: str) -> None:
-    """Refuse a name that the daemon does not know, before anything is sent to it.
+def check_known(status: Mapping[str, Any], model: str) -> dict[str, Any]:
+    """Return the row of the model with this name or alias.
 
     Raises:
-        CliError: with close matches and the configured names.
+        CliError: there is none; with close matches and the configured names.
     """
-    if row_called(status, model) is None:
+    row = row_called(status, model)
+    if row is None:
         raise unknown_model(model, [row["name"] for row in status["models"]])
+    return row
 
 
 def target_of(context: click.Context) -> Target:

@@ -15,7 +15,7 @@ from mlxsup.protocol.log_files import last_line
 
 from .output import Line, width_of
 from .tables import GAP, Column, fitting, table, text_lines
-from .text import INDENT, cell_len, cut, format_bytes, format_duration, in_a_line
+from .text import INDENT, cell_len, counted, cut, format_bytes, format_duration, in_a_line
 from .writer import for_terminal
 
 COLUMNS = (
@@ -130,6 +130,15 @@ def lines_below(value: Mapping[str, Any]) -> Iterator[str]:
     yield from remarks(value)
 
 
+def stopping_words(stopping: Mapping[str, Any]) -> str:
+    """Return what a daemon that ends still waits for, for how long at most, and what hurries it."""
+    if not stopping["running"]:
+        return "it ends its processes"
+    requests = counted(stopping["running"], "running request")
+    limit = format_duration(stopping["limit_s"])
+    return f"{requests} may take {limit} at most; `mlxsup stop --now` ends it at once"
+
+
 def reserved_line(value: Mapping[str, Any]) -> str:
     """Return `memory: 6.00 GiB of 8.00 GiB reserved`, and what others leave of it if that is less.
 
@@ -147,6 +156,8 @@ def reserved_line(value: Mapping[str, Any]) -> str:
 
 def remarks(value: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines below the table but the first one about memory."""
+    if stopping := value.get("stopping"):
+        yield f"the daemon is stopping: {stopping_words(stopping)}"
     if (value.get("memory") or {}).get("budget_bytes") is not None:
         yield from _memory_lines(value)
     yield from _sharing_lines(value)

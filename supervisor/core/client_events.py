@@ -351,7 +351,15 @@ class ClientEvents:
         settings = self._fleet.settings
         spares = self._fleet.spares.status(settings, now)
         ledger = self._serving.ledger
-        return status_map(self._fleet, ledger, self._daemon, settings.budget, now, spares=spares)
+        return status_map(
+            self._fleet,
+            ledger,
+            self._daemon,
+            settings.budget,
+            now,
+            spares=spares,
+            is_ending=self._fleet.is_shutting_down,
+        )
 
     def _on_status(self, caller: Caller, message: StatusQuery, now: float) -> None:
         value = self.status(now)

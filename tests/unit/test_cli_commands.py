@@ -212,7 +212,7 @@ DAEMON_COMMANDS = [
     "status", "status --watch", "events", "load m", "unload m", "restart m", "wait", "top",
     "prioritize x batch", "requests", "requests -f", "why", "why m",
     "why m --report /nowhere/r.tar.gz", "attach r", "cancel r", "pause r", "resume r",
-    "generate m x", "chat m", "logs m", "connect zed", "reload", "log-level debug", "stop",
+    "generate m x", "chat m", "logs m", "connect zed", "reload", "log-level debug",
 ]  # fmt: skip
 WRONG_ENDPOINT = "--endpoint may be wrong: a daemon prints its endpoint when it starts"
 
@@ -236,7 +236,7 @@ USAGE = {
     "service instal": "No such command 'instal'",
     "config nonsense": "No such command 'nonsense'",
     "status --wacht": "No such option",
-    "status extra": "unexpected extra argument",
+    "status one two": "unexpected extra argument",
     "doctor m": "unexpected extra argument",
     "why one two": "unexpected extra argument",
     "load": "Missing argument 'MODEL'",
@@ -416,6 +416,18 @@ def test_rm_removes_no_files_of_a_model_that_may_read_them(
         assert "o/n is in use by m" in err
 
 
+def test_stop_succeeds_if_no_daemon_runs_and_names_no_option_for_a_model(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    where = ("--endpoint", NOWHERE)
+    assert run(capsys, "stop", *where) == (0, f"no daemon runs at {NOWHERE}\n", "")
+    code, out, _ = run(capsys, "stop", "--json", *where)
+    assert (code, json.loads(out)) == (0, {"schema_version": 1, "stopped": False})
+    assert run(capsys, "stop", "m", *where)[0] == 69
+    code, _, err = run(capsys, "stop", "m", "--now", *where)
+    assert (code, "--now and --timeout are for the whole daemon" in err) == (64, True)
+
+
 def test_rm_and_key_off_ask_first_and_refuse_without_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -448,23 +460,28 @@ class Clock:
 
 FOR_EVER = float("inf")
 BOTH = "m (pid 8), the daemon (pid 7)"
-WAITS, WAITS_FOR_M = f"waiting for {BOTH} (1s so far)", "waiting for m (pid 8) (1s so far)"
+WAITS, WAITS_FOR_M = f"waiting for {BOTH} (1s so far)", "waiting for m (pid 8) (2s so far)"
+DRAINS = (
+    "1 running request may take 29s at most; `mlxsup stop --now` ends it at once, Ctrl-C leaves"
+)
 LEFT = "the daemon has ended, but m (pid 8) cannot be ended: SIGKILL has no effect"
 
 
 @pytest.mark.parametrize(
-    ("daemon_until_s", "worker_until_s", "status", "says"),
+    ("drained_at_s", "daemon_until_s", "worker_until_s", "status", "says"),
     [
-        (0, 0, 0, []),
-        (1.5, 2.5, 0, [WAITS, WAITS_FOR_M]),
-        (1.5, FOR_EVER, 71, [WAITS, WAITS_FOR_M, f"error: {LEFT}"]),
-        (FOR_EVER, FOR_EVER, 1, [WAITS, f"error: {BOTH} did not end within 55s"]),
+        (0, 0, 0, 0, []),
+        (0, 1.5, 3.2, 0, [WAITS, WAITS_FOR_M]),
+        (0, 1.5, FOR_EVER, 71, [WAITS, WAITS_FOR_M, f"error: {LEFT}"]),
+        (0, FOR_EVER, FOR_EVER, 1, [WAITS, f"error: {BOTH} did not end within 55s"]),
+        (4, 4.5, 4.5, 0, [DRAINS, WAITS.replace("1s", "4s")]),
     ],
-    ids=["gone at once", "gone later", "a worker is left", "both are left"],
+    ids=["gone at once", "gone later", "a worker is left", "both are left", "an answer ends"],
 )
 def test_stop_succeeds_only_when_every_process_has_ended(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
+    drained_at_s: float,
     daemon_until_s: float,
     worker_until_s: float,
     status: int,
@@ -475,16 +492,22 @@ def test_stop_succeeds_only_when_every_process_has_ended(
 
     class Client:
         def status(self) -> dict[str, Any]:
-            return {"pid": 7, "models": [{"name": "m", "pid": 8}]}
+            asked.append(clock.now_s)
+            running = 1 if clock.now_s < drained_at_s else 0
+            stopping = {"running": running, "limit_s": 29.0}
+            return {"pid": 7, "models": [{"name": "m", "pid": 8}], "stopping": stopping}
 
         def stop(self, **_: object) -> dict[str, Any]:
+            asked.clear()
             return {"pids": [8], "supervisor_pid": 7}
 
     def find(pids: list[int]) -> list[int]:
         assert pids == [8, 7]
         return pids
 
+    asked: list[float] = []
     monkeypatch.setattr(commands_stop, "connect", lambda target: nullcontext(Client()))
+    monkeypatch.setattr(commands_stop, "status_of_daemon", lambda target: Client().status())
     monkeypatch.setattr(commands_stop, "find_processes", find)
     monkeypatch.setattr(
         commands_stop, "alive", lambda pids: [pid for pid in pids if clock.now_s < until[pid]]
@@ -493,4 +516,5 @@ def test_stop_succeeds_only_when_every_process_has_ended(
     code, out, err = run(capsys, "stop")
     assert (code, [line for line in err.splitlines() if "hint: " not in line]) == (status, says)
     assert out == ("" if status else "stopped the daemon (pid 7) and 1 worker\n")
+    assert len(asked) <= max(drained_at_s, 1), "it is not asked again once nothing runs"
     assert clock.now_s < (5 if daemon_until_s < FOR_EVER else 60)
