@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mlxsup.protocol.ids import LAST_REQUEST, MAX_ID_CHARACTERS
+
 from .connection import Target, read_toml, unknown_model
 from .exit_status import CliError, ExitStatus
 from .terminal.writer import for_terminal
@@ -175,4 +177,33 @@ def complete_request(
     return completions(words, incomplete)
 
 
-request_argument = click.argument("request", metavar="ID", shell_complete=complete_request)
+def request_called(requests: Iterable[Mapping[str, Any]], name: str) -> Mapping[str, Any] | None:
+    """Return the request that a daemon takes this for, of those that it has listed: an id, a number
+    such as `#12` or `12`, or `last`; None if there is none."""
+    listed = list(requests)
+    found = [one for one in listed if one["id"] == name]
+    found = found or [one for one in listed if one["number"] in (name, f"#{name}")]
+    if not found and name == LAST_REQUEST:
+        found = sorted(listed, key=lambda one: int(one["number"].removeprefix("#")))[-1:]
+    return found[0] if found else None
+
+
+def _request_id(_: click.Context, __: click.Parameter, name: str) -> str:
+    """Refuse what is the id of no request.
+
+    Raises:
+        CliError: usage.
+    """
+    if not name or len(name) > MAX_ID_CHARACTERS:
+        raise CliError(
+            "that is not the id of a request",
+            hint="`mlxsup requests` lists their ids and numbers; `last` is the latest",
+            status=ExitStatus.USAGE,
+        )
+    return name
+
+
+request_argument = click.argument(
+    "request", metavar="ID", shell_complete=complete_request, callback=_request_id
+)
+"""The id or the number of an open request, as `mlxsup requests` shows them, or `last`."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from mlxsup.protocol.codec import MAX_ID_CHARACTERS
+from mlxsup.protocol.ids import MAX_ID_CHARACTERS
 from mlxsup.protocol.parameters import NUMBERS
 
 from . import limits

@@ -141,6 +141,7 @@ MODELS = [
 ]
 REQUEST = {
     "id": "5f0c12ab-1",
+    "number": "#12",
     "model": "smollm2",
     "client": "process 4711@77",
     "state": "waiting",

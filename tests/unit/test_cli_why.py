@@ -262,6 +262,9 @@ def test_a_resumed_request_is_told_once_though_files_and_memory_have_it(tmp_path
     assert "  r1 (#1, a suspect), after 1 token: resumed at token 1 after 3.0 s" in told.sentences
     assert QUARANTINE in told.advice
     [(_, number)] = recording.runs_of_request("r1")
+    for other in ("#1", "1", "last"):
+        assert recording.runs_of_request(other) == [(run, number)]
+    assert recording.runs_of_request("#r1") == []
     about = of_request(recording, run, number, None, NOW).sentences
     assert "its answer is complete (stop)" in about[0]
     events = [line.split(" ", 3)[3] for line in about if line.startswith("  20")]
