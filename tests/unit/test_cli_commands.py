@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import shutil
+import stat
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -415,6 +416,40 @@ def test_rm_removes_no_files_of_a_model_that_may_read_them(
     else:
         assert (code, out, folder.exists()) == (1, "", True)
         assert "o/n is in use by m" in err
+
+
+class Typed(io.StringIO):
+    """What a person types at a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_first_key_and_the_end_of_the_last_one_are_asked_about_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text('[supervisor]\nruntime_dir = "run"\n[models.m]\nengine = "fake"\n')
+    keys = tmp_path / "c.keys.json"
+
+    def typed(text: str, *arguments: str) -> tuple[object, str]:
+        monkeypatch.setattr("sys.stdin", Typed(text))
+        code, _, err = run(capsys, "key", *arguments, "--config", str(config))
+        return code, err
+
+    code, err = typed("n\n", "new", "a")
+    assert (code, "every request over HTTP needs one" in err, keys.exists()) == (1, True, False)
+    assert typed("y\n", "new", "a")[0] == 0
+    assert stat.S_IMODE(keys.stat().st_mode) == 0o600
+    assert typed("", "new", "b")[0] == typed("", "revoke", "b")[0] == 0, "nothing is asked then"
+    code, err = typed("n\n", "revoke", "a")
+    assert (code, "error: no key was revoked" in err) == (1, True)
+    code, err = typed("", "revoke", "a", "--yes")
+    assert (code, f"`mlxsup key off --config {config}` opens it" in err) == (0, True)
+    config.write_text(f'{config.read_text()}[gateway]\nkeys = "required"\n')
+    keys.unlink()
+    (tmp_path / "run" / "keys_in_force").unlink()
+    assert typed("", "new", "c")[0] == 0, "nothing worked without a key before"
 
 
 def test_stop_succeeds_if_no_daemon_runs_and_names_no_option_for_a_model(
