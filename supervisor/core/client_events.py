@@ -55,7 +55,7 @@ from .fleet import Fleet
 from .forecast import forecast
 from .keep_alive import check_keep_alive
 from .lifecycle.triggers import Reconfigured, WantDown, WantRestart, WantUp
-from .load_options import check_room, launch_asked_for, refuse_dry
+from .load_options import check_context, check_room, launch_asked_for, refuse_dry
 from .log_level import WorkerLogLevel
 from .model import Model
 from .outbox import Outbox
@@ -272,6 +272,7 @@ class ClientEvents:
             model = self._model(event.model)
             if event.launch.path != model.life.settings.launch.path:
                 raise superseded(model.name, "a reload")
+            check_context(model, event.need, event.launch)
             check_room(model, event.need, self._fleet, self._fleet.settings, event.now)
         except RemoteError as error:
             self._outbox.fail(event.caller, error)

@@ -318,6 +318,15 @@ def test_config_path_prints_the_winner_on_stdout_and_why_on_stderr(home: Path) -
     }
 
 
+def test_config_check_without_a_file_checks_the_one_that_counts(home: Path) -> None:
+    assert run_cli("config", "check").returncode == 78
+    written(home / ".mlxsup/config.toml", FAKE)
+    done = run_cli("config", "check")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "~/.mlxsup/config.toml is valid")
+    written(home / "mlxsup.toml", "[models.m]\npth = 1\n")
+    assert "models.m.pth" in run_cli("config", "check").stderr
+
+
 def test_config_check_lists_each_folder_with_its_line(home: Path) -> None:
     write_repository(home / "hub", "a/hub")
     write_folder(home / "sound")
