@@ -86,6 +86,7 @@ HELP = (
     "p              pause it, or resume it",
     "q, Ctrl-C      leave",
     "Ctrl-Z         leave it for a while",
+    "memory  # =    used, may grow to",
 )
 HINTS = {
     None: "arrows select  ? help  q quit",

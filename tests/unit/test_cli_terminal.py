@@ -118,6 +118,8 @@ NOTED: list[dict[str, Any]] = [
     {"state": "STOPPED", "reserved_bytes": 0, "pinned": True},
     {"state": "STOPPED", "reserved_bytes": 2**28, "pinned": False},
     {"state": "READY", "reserved_bytes": 2**28, "pinned": True},
+    {"unloads_in_s": 1790.0},
+    {"unloads_in_s": 0.0, "last_exit": KILLED},
 ]
 
 EXITS: list[dict[str, Any] | None] = [
@@ -165,6 +167,7 @@ PLANNED = {
     "is_loaded": False,
     "goes": ["smollm2"],
     "missing_bytes": 0,
+    "memory_bytes": 4 * 2**30,
     "context_tokens": 4096,
     "context_length": 8192,
     "rows": 2,
@@ -203,6 +206,16 @@ def test_a_table_gives_columns_up_before_it_cuts_what_matters(
     for lines in (tables["status"], tables["requests"], tables["a long id"], tables["plan"][1:4]):
         assert width is None or max(cell_len(plain_of(line)) for line in lines) <= width
     assert {name: list(map(plain_of, lines)) for name, lines in tables.items()} == snapshot
+
+
+def test_a_plan_of_one_model_speaks_of_no_others_and_explains_no_sign_that_is_not_there() -> None:
+    measured = {"bytes": 2**30, "source": "measured"}
+    alone = PLANNED | {"goes": [], "raised_bytes": 0, "context_tokens": 8192}
+    alone |= dict.fromkeys(("needed", "weights", "process", "cache"), measured)
+    plan = PLAN | {"models": [alone], "fits": True}
+    _, _, _, row, *rest = map(plain_of, plan_lines(plan, None))
+    assert row.split()[-1] == "yes"
+    assert rest == ["  loaded on request", "", "each model fits, loaded on request"]
 
 
 def test_what_stands_below_the_table_of_models(snapshot: SnapshotAssertion) -> None:
@@ -248,7 +261,7 @@ def test_memory_is_short_once_a_model_loses_something(
     memory = {"budget_bytes": 2**31, "reserved_bytes": 0, "shortage": "why",
               "effective_budget_bytes": 2**30, "over_bytes": over_bytes}  # fmt: skip
     first, *more = lines_below({"models": [{"name": "a", "memory_wait": wait}], "memory": memory})
-    assert first == "memory: 0.0 MiB of 2.00 GiB reserved; other programs leave 1.00 GiB"
+    assert first == "memory: none used of 2.00 GiB; other programs leave 1.00 GiB"
     assert ("memory is short: why" in more) == is_said
 
 
