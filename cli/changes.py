@@ -167,7 +167,7 @@ class ChangePrinter:
                 self._output.note(self._hint)
         elif "gateway" in value:
             self._end_progress()
-            self._output.data(http_line(value["gateway"], value["pid"]))
+            self._output.data(http_lines(value["gateway"], value["pid"]))
         elif "stopping" in value:
             self._end_progress()
             self._output.note(stopping_line(value))
@@ -191,15 +191,14 @@ class ChangePrinter:
             self._output.data("")
 
 
-def http_line(url: str, pid: int) -> str:
-    """Return where programs and browsers reach a gateway."""
-    return f"HTTP at {url}/v1 (pid {pid}); page with a chat at {url}"
+def http_lines(url: str, pid: int) -> str:
+    """Return where programs and browsers reach a gateway, in two lines."""
+    return f"HTTP at {url}/v1 (pid {pid})\npage with a chat at {url}"
 
 
 def next_commands(first: str) -> str:
     """Return what to do with a daemon that has just started; `first` is a model, if it has one."""
-    talk = f"talk with `mlxsup chat {first}`" if first else "`mlxsup add OWNER/NAME` adds a model"
-    return f"{talk}, see every model with `mlxsup status`"
+    return f"next: `mlxsup {f'chat {first}' if first else 'add OWNER/NAME'}`, `mlxsup status`"
 
 
 def stopping_line(value: Mapping[str, Any]) -> str:

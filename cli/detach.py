@@ -100,14 +100,14 @@ def report(
     Raises:
         CliError: one of them has FAILED; the daemon runs.
     """
-    from .changes import http_line, next_commands, wait_until_ready
+    from .changes import http_lines, next_commands, wait_until_ready
 
     gateway = started.gateway or {}
     url = gateway["url"] if gateway.get("state") == "listening" else ""
     if not output.is_json:
         output.data(f"listening at {started.endpoint} (pid {started.pid})")
         if url:
-            output.data(http_line(url, gateway["pid"]))
+            output.data(http_lines(url, gateway["pid"]))
         elif gateway:
             output.note(f"warning: HTTP is not served: {gateway['cause']}{_who_listens(gateway)}")
         output.note(f"output goes to {started.output}")

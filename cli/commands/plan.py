@@ -230,7 +230,7 @@ COLUMNS = (
     Column("PROCESS", is_right=True, given_up=2),
     Column("CACHE", is_right=True, given_up=1),
     Column("CONTEXT", is_right=True, given_up=5),
-    Column("ROWS", is_right=True, given_up=4),
+    Column("REQUESTS", is_right=True, given_up=4),
     Column("FITS"),
 )
 

@@ -234,7 +234,7 @@ def _run(configuration: DaemonConfig, first: str, target: Target, output: Output
     if target.endpoint is not None:
         hint = target.repeat_in("`mlxsup status`")
         output.note(f"commands in this folder and shell need an option to find it: {hint}")
-    hint = target.repeat_in(f"in another terminal, {next_commands(first)}; Ctrl-C ends the daemon")
+    hint = target.repeat_in(f"{next_commands(first)} in another terminal; Ctrl-C ends the daemon")
     printer = ChangePrinter(output, hint)
     is_done = False
     try:

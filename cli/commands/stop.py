@@ -86,8 +86,7 @@ def stop(
             left = _wait(processes, limit_s, daemon, names, client, target, output)
         except KeyboardInterrupt:
             output.end_line()
-            shown = target.repeat_in("`mlxsup status` shows how far it is")
-            output.note(f"the daemon goes on ending; {shown}")
+            output.note(target.repeat_in("the daemon goes on ending; see `mlxsup status`"))
             return ExitStatus.INTERRUPTED
     took_s = time.monotonic() - start_s
     if left and daemon not in left:

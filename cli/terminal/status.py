@@ -134,9 +134,10 @@ def stopping_words(stopping: Mapping[str, Any]) -> str:
     """Return what a daemon that ends still waits for, for how long at most, and what hurries it."""
     if not stopping["running"]:
         return "it ends its processes"
-    requests = counted(stopping["running"], "running request")
+    has, it = ("has", "it") if stopping["running"] == 1 else ("have", "them")
+    requests = f"{counted(stopping['running'], 'running request')} {has}"
     limit = format_duration(stopping["limit_s"])
-    return f"{requests} may take {limit} at most; `mlxsup stop --now` ends it at once"
+    return f"{requests} {limit} at most; `mlxsup stop --now` ends {it}"
 
 
 def amounts(value: Mapping[str, Any]) -> str:
@@ -261,7 +262,7 @@ EXIT_WORDS = {
     "internal": "internal error",
 }
 
-BATCHING_WORDS = {"serial_prefill": "prompts one by one", "one_row": "one row at a time"}
+BATCHING_WORDS = {"serial_prefill": "prompts one by one", "one_row": "one request at a time"}
 
 
 def note_of(model: Mapping[str, Any], now: float) -> str:

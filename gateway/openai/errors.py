@@ -112,7 +112,7 @@ def advice_of(close: Any) -> str:
 
 def cancelled() -> Failure:
     """An answer that somebody else has ended by hand, and that must not be asked for again."""
-    message = "somebody has ended this request (`mlxsup cancel`)"
+    message = "this request was ended with `mlxsup cancel`"
     return _failure(CANCELLED, message, code="cancelled", param="", after_s=None)
 
 

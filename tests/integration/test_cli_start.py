@@ -68,7 +68,7 @@ def test_a_detached_daemon_answers_when_start_returns_and_a_second_one_is_refuse
         assert done.stdout == f"{said}\n"
         assert done.stderr.splitlines() == [
             f"output goes to {output}",
-            f"talk with `mlxsup chat m {again}`, see every model with `mlxsup status {again}`;"
+            f"next: `mlxsup chat m {again}`, `mlxsup status {again}`;"
             f" end it with `mlxsup stop {again}`",
         ]
         process = psutil.Process(int(said.split()[-1].rstrip(")")))
@@ -131,9 +131,9 @@ def test_start_says_where_http_is_served_or_who_has_the_port(
     try:
         done = run_cli("start", "--config", str(first), "--detach", "--http", "0")
         assert done.returncode == 0, done.stderr
-        line = done.stdout.splitlines()[1]
-        said = re.fullmatch(r"HTTP at (\S+)/v1 \(pid (\d+)\); page with a chat at (\S+)", line)
-        assert said is not None, line
+        lines = "\n".join(done.stdout.splitlines()[1:])
+        said = re.fullmatch(r"HTTP at (\S+)/v1 \(pid (\d+)\)\npage with a chat at (\S+)", lines)
+        assert said is not None, lines
         url, pid, page = said.groups()
         assert (page, url.startswith("http://127.0.0.1:")) == (url, True)
         port = url.rpartition(":")[2]

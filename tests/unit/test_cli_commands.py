@@ -497,9 +497,7 @@ class Clock:
 FOR_EVER = float("inf")
 BOTH = "m (pid 8), the daemon (pid 7)"
 WAITS, WAITS_FOR_M = f"waiting for {BOTH} (1s so far)", "waiting for m (pid 8) (2s so far)"
-DRAINS = (
-    "1 running request may take 29s at most; `mlxsup stop --now` ends it at once, Ctrl-C leaves"
-)
+DRAINS = "1 running request has 29s at most; `mlxsup stop --now` ends it, Ctrl-C leaves"
 LEFT = "the daemon has ended, but m (pid 8) cannot be ended: SIGKILL has no effect"
 
 

@@ -159,8 +159,8 @@ DEATHS: dict[str, tuple[State, Fault, str, str]] = {
         State.READY, exits(73, "preparing the prompt of request 1 took more than 300 s"),
         "stuck_prompt", "or too much memory: preparing the prompt of request 1"),
     "a broken link": (
-        State.READY, exits(76, "the supervisor sent no message"), "broken_link",
-        "did not expect: the supervisor sent no message"),
+        State.READY, exits(76, "the daemon sent no message"), "broken_link",
+        "did not expect: the daemon sent no message"),
     "a broken link while it loads": (
         State.LOADING, exits(76, "load came before READY"), "broken_link", "before READY"),
     "a lost thread": (State.READY, exits(71, "gone"), "lost_thread", "gone"),

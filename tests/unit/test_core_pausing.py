@@ -216,7 +216,10 @@ REFUSED: dict[str, str] = {
     "ask r2 resume=False; pause r2": (
         "request 'r2' may not be paused: it was sent with `resume` false"
     ),
-    "unload; pause": "request 'r1' may not be paused: m is being unloaded (user)",
+    "unload; pause": (
+        "request 'r1' may not be paused: m is being unloaded; a request that comes after that"
+        " loads it again"
+    ),
     "is_removed; pause": (
         "request 'r1' may not be paused: no model is called 'm'; configured: other"
     ),
