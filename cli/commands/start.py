@@ -82,7 +82,7 @@ def service_option(function: Callable[..., Any]) -> Callable[..., Any]:
     metavar="[HOST:PORT]",
     is_flag=False,
     flag_value=DEFAULT_LISTEN,
-    help=f"Serve OpenAI's API over HTTP as well; by default at {DEFAULT_LISTEN}.",
+    help=f"Serve OpenAI's API over HTTP as well; by default at {DEFAULT_LISTEN}. A port is enough.",
 )
 @click.option("--detach", "is_detached", is_flag=True, help="Return once the daemon answers.")
 @click.option(

@@ -12,6 +12,7 @@ from typing import Any
 
 from mlxsup.protocol.folders import log_path
 from mlxsup.protocol.log_files import last_line
+from mlxsup.protocol.version import VERSION
 
 from .output import Line, width_of
 from .tables import GAP, Column, fitting, table, text_lines
@@ -171,6 +172,11 @@ def _memory_line(value: Mapping[str, Any]) -> str:
 
 def remarks(value: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines below the table but the first one about memory."""
+    if value.get("version", VERSION) != VERSION:
+        yield (
+            f"the daemon is mlxsup {value['version']}, this command {VERSION}: stop the daemon, and"
+            " start it again"
+        )
     if stopping := value.get("stopping"):
         yield f"the daemon is stopping: {stopping_words(stopping)}"
     if (value.get("memory") or {}).get("budget_bytes") is not None:
@@ -183,8 +189,7 @@ def remarks(value: Mapping[str, Any]) -> Iterator[str]:
 def _memory_lines(value: Mapping[str, Any]) -> Iterator[str]:
     """Yield that a model loses something by the lack of memory, and which ones ran out of it."""
     memory = value["memory"]
-    lacks = any(model.get("memory_wait") for model in value["models"])
-    if memory.get("shortage") and (lacks or memory.get("over_bytes")):
+    if memory.get("is_short"):
         yield f"memory is short: {memory['shortage']}"
     if memory.get("over_bytes"):
         over = format_bytes(memory["over_bytes"])

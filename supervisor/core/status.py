@@ -59,6 +59,8 @@ def status_map(
     fleet = list(models)
     rows = [model_row(model, now) for model in fleet]
     engine_s = sum(model.engine_s for model in fleet)
+    over_bytes = overshoot_bytes(fleet, budget)
+    is_lacking = over_bytes > 0 or any(row["memory_wait"] for row in rows)
     for row in rows:
         row["share"] = row["engine_s"] / engine_s if engine_s else None
     return {
@@ -70,7 +72,9 @@ def status_map(
             "budget_bytes": budget.whole_bytes if budget else None,
             "effective_budget_bytes": budget.size_bytes if budget else None,
             "shortage": budget.shortage if budget else "",
-            "over_bytes": overshoot_bytes(fleet, budget),
+            # Any desktop's programs lower the budget: it is short once a model loses by that.
+            "is_short": budget is not None and bool(budget.shortage) and is_lacking,
+            "over_bytes": over_bytes,
             "reserved_bytes": sum(row["reserved_bytes"] for row in (*rows, *spares["workers"])),
             "machine_bytes": daemon.machine_bytes,
         },

@@ -25,6 +25,7 @@ from mlxsup.cli.terminal.tables import listing
 from mlxsup.cli.terminal.text import cell_len, cut, format_bytes, format_duration, wrapped
 from mlxsup.cli.terminal.writer import GuardedStream, for_terminal, own, plain
 from mlxsup.client import Notice, NoticeKind
+from mlxsup.protocol.version import VERSION
 
 NOW = 1_000_000.0
 KILLED = {
@@ -232,6 +233,7 @@ def test_what_stands_below_the_table_of_models(snapshot: SnapshotAssertion) -> N
         {"name": "c"},
     ]
     short = {"shortage": "why", "effective_budget_bytes": gib, "over_bytes": 2 * gib}
+    short["is_short"] = True
     worker = {"state": "starting", "reserved_bytes": gib}
     value = {
         "models": models,
@@ -251,18 +253,19 @@ def test_what_stands_below_the_table_of_models(snapshot: SnapshotAssertion) -> N
     assert list(lines_below({"models": [{"name": "a", "share": 1.0}]})) == []
 
 
-@pytest.mark.parametrize(
-    ("over_bytes", "wait", "is_said"),
-    [(0, None, False), (1, None, True), (0, {"waits_s": 1.0, "reason": "r"}, True)],
-)
-def test_memory_is_short_once_a_model_loses_something(
-    over_bytes: int, wait: dict[str, Any] | None, is_said: bool
-) -> None:
+@pytest.mark.parametrize("is_short", [True, False])
+def test_memory_is_short_once_a_model_loses_something(*, is_short: bool) -> None:
     memory = {"budget_bytes": 2**31, "reserved_bytes": 0, "shortage": "why",
-              "effective_budget_bytes": 2**30, "over_bytes": over_bytes}  # fmt: skip
-    first, *more = lines_below({"models": [{"name": "a", "memory_wait": wait}], "memory": memory})
+              "effective_budget_bytes": 2**30, "is_short": is_short}  # fmt: skip
+    first, *more = lines_below({"models": [{"name": "a"}], "memory": memory})
     assert first == "memory: none used of 2.00 GiB; other programs leave 1.00 GiB"
-    assert ("memory is short: why" in more) == is_said
+    assert more == (["memory is short: why"] if is_short else [])
+
+
+def test_a_daemon_of_another_version_is_said() -> None:
+    [line] = lines_below({"models": [], "version": "0.0.0"})
+    assert line.startswith(f"the daemon is mlxsup 0.0.0, this command {VERSION}: ")
+    assert list(lines_below({"models": [], "version": VERSION})) == []
 
 
 NOTICES: list[tuple[NoticeKind, dict[str, Any]]] = [
