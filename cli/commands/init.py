@@ -48,7 +48,7 @@ def init(file: Path, output: Output) -> None:
 
     Finds the models on this machine and writes a configuration with all that fit into memory, by
     short names, to FILE: by default MLXSUP_CONFIG, or else ~/.mlxsup/config.toml. A file that
-    exists is left as it is.
+    exists is not changed.
     """
     path = file.expanduser().absolute()
     exists = CliError(

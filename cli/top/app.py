@@ -329,7 +329,7 @@ class Top(App[int]):
         if key in ("y", "Y"):
             self._start(question)
         else:
-            self.said = f"{question.item.title} is left as it is"
+            self.said = f"{question.item.title}: nothing was done"
 
     # ------------------------------------------------------------ orders
 

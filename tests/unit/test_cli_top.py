@@ -278,7 +278,7 @@ async def test_a_question_names_what_would_be_done_and_only_y_does_it(top: Playe
         await top.press("home", "u")
         assert top.last == "unload alpha? running answers finish first (y/n)"
         await top.press(key)
-        assert top.last == "alpha is left as it is"
+        assert top.last == "alpha: nothing was done"
     assert (top.daemon.orders, top.app.is_running, top.marked) == ([], True, "alpha")
 
 
