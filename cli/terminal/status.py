@@ -298,7 +298,8 @@ def note_of(model: Mapping[str, Any], now: float) -> str:
         parts.append(f"{len(model['paused'])} paused")
     if model.get("yielded"):
         parts.append(f"{len(model['yielded'])} gave way")
-    if model.get("unloads_in_s") is not None:
+    is_busy = any(model.get(key) for key in ("running", "queued", "paused"))
+    if model.get("unloads_in_s") is not None and not is_busy:
         parts.append(f"unloads in {format_duration(model['unloads_in_s'])}")
     return ", ".join(parts)
 

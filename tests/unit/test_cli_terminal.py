@@ -119,8 +119,9 @@ NOTED: list[dict[str, Any]] = [
     {"state": "STOPPED", "reserved_bytes": 0, "pinned": True},
     {"state": "STOPPED", "reserved_bytes": 2**28, "pinned": False},
     {"state": "READY", "reserved_bytes": 2**28, "pinned": True},
-    {"unloads_in_s": 1790.0},
-    {"unloads_in_s": 0.0, "last_exit": KILLED},
+    {"unloads_in_s": 1790.0, "running": [], "queued": 0},
+    {"unloads_in_s": 1800.0, "running": ["a"], "queued": 0},
+    {"unloads_in_s": 0.0, "running": [], "queued": 0, "last_exit": KILLED},
 ]
 
 EXITS: list[dict[str, Any] | None] = [
