@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 
@@ -14,19 +15,20 @@ def run() -> None:
     """Run a command and exit.
 
     While its modules are being imported, nothing can turn an interrupt into an exit code: until
-    then an interrupt ends the process as it would any other program.
+    then an interrupt ends the process as it would any other program. So it does while a shell asks
+    for completions: a traceback would stand in the line that is being typed.
     """
     is_heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_heard:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        from .main import main
+        from .main import COMPLETE_VARIABLE, main
     except ModuleNotFoundError as error:
         if not str(error.name).startswith("mlxsup."):
             raise
         sys.exit(MISSING_PARTS.format(name=error.name))
 
-    if is_heard:
+    if is_heard and COMPLETE_VARIABLE not in os.environ:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     main()
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mlxsup.protocol.ids import LAST_REQUEST, MAX_ID_CHARACTERS
+
 from .connection import Target, read_toml, unknown_model
 from .exit_status import CliError, ExitStatus
 from .terminal.writer import for_terminal
@@ -61,14 +63,16 @@ optional_model_argument = click.argument(
 """MODEL of the commands that do without it if only one is configured."""
 
 
-def check_known(status: Mapping[str, Any], model: str) -> None:
-    """Refuse a name that the daemon does not know, before anything is sent to it.
+def check_known(status: Mapping[str, Any], model: str) -> dict[str, Any]:
+    """Return the row of the model with this name or alias.
 
     Raises:
-        CliError: with close matches and the configured names.
+        CliError: there is none; with close matches and the configured names.
     """
-    if row_called(status, model) is None:
+    row = row_called(status, model)
+    if row is None:
         raise unknown_model(model, [row["name"] for row in status["models"]])
+    return row
 
 
 def target_of(context: click.Context) -> Target:
@@ -173,4 +177,33 @@ def complete_request(
     return completions(words, incomplete)
 
 
-request_argument = click.argument("request", metavar="ID", shell_complete=complete_request)
+def request_called(requests: Iterable[Mapping[str, Any]], name: str) -> Mapping[str, Any] | None:
+    """Return the request that a daemon takes this for, of those that it has listed: an id, a number
+    such as `#12` or `12`, or `last`; None if there is none."""
+    listed = list(requests)
+    found = [one for one in listed if one["id"] == name]
+    found = found or [one for one in listed if one["number"] in (name, f"#{name}")]
+    if not found and name == LAST_REQUEST:
+        found = sorted(listed, key=lambda one: int(one["number"].removeprefix("#")))[-1:]
+    return found[0] if found else None
+
+
+def _request_id(_: click.Context, __: click.Parameter, name: str) -> str:
+    """Refuse what is the id of no request.
+
+    Raises:
+        CliError: usage.
+    """
+    if not name or len(name) > MAX_ID_CHARACTERS:
+        raise CliError(
+            "that is not the id of a request",
+            hint="`mlxsup requests` lists their ids and numbers; `last` is the latest",
+            status=ExitStatus.USAGE,
+        )
+    return name
+
+
+request_argument = click.argument(
+    "request", metavar="ID", shell_complete=complete_request, callback=_request_id
+)
+"""The id or the number of an open request, as `mlxsup requests` shows them, or `last`."""

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from .arguments import row_called
-from .connection import unknown_model
+from .arguments import check_known, row_called
 from .exit_status import CliError, ExitStatus
 from .terminal.output import CLEAR_LINE, LiveLine, Output
 from .terminal.status import note_of, progress_text, warning_lines
@@ -104,10 +103,15 @@ FLUSH_LIMIT_S = 1.0
 
 
 class ChangePrinter:
-    """Writes on its own thread, because a pipe that is not read blocks its writer."""
+    """Writes on its own thread, because a pipe that is not read blocks its writer.
 
-    def __init__(self, output: Output) -> None:
+    Args:
+        hint: what a person may do once the daemon answers.
+    """
+
+    def __init__(self, output: Output, hint: str = "") -> None:
         self._output = output
+        self._hint = hint if sys.stderr.isatty() else ""
         self._lines: queue.Queue[Mapping[str, Any] | None] = queue.Queue(MAX_WAITING)
         self._dropped = 0
         self._is_live = output.has_colour(sys.stdout) and not output.is_json
@@ -115,7 +119,7 @@ class ChangePrinter:
         self._thread = threading.Thread(target=self._run, name="mlxsup-output", daemon=True)
 
     def listening(self, endpoint: str) -> None:
-        """Print where the daemon answers.
+        """Print where the daemon answers, and to a person what to do next.
 
         The thread starts only now: a starting daemon blocks signals, and a thread that does not
         block them would let them end the process.
@@ -159,9 +163,11 @@ class ChangePrinter:
             self._output.object(value)
         elif "endpoint" in value:
             self._output.data(f"listening at {value['endpoint']} (pid {value['pid']})")
+            if self._hint:
+                self._output.note(self._hint)
         elif "gateway" in value:
             self._end_progress()
-            self._output.data(f"HTTP at {value['gateway']} (pid {value['pid']})")
+            self._output.data(http_lines(value["gateway"], value["pid"]))
         elif "stopping" in value:
             self._end_progress()
             self._output.note(stopping_line(value))
@@ -183,6 +189,16 @@ class ChangePrinter:
     def _end_live_line(self) -> None:
         if self._has_live_line:
             self._output.data("")
+
+
+def http_lines(url: str, pid: int) -> str:
+    """Return where programs and browsers reach a gateway, in two lines."""
+    return f"HTTP at {url}/v1 (pid {pid})\npage with a chat at {url}"
+
+
+def next_commands(first: str) -> str:
+    """Return what to do with a daemon that has just started; `first` is a model, if it has one."""
+    return f"next: `mlxsup {f'chat {first}' if first else 'add OWNER/NAME'}`, `mlxsup status`"
 
 
 def stopping_line(value: Mapping[str, Any]) -> str:
@@ -333,13 +349,7 @@ def wait_until_ready(
 def _chosen(status: Mapping[str, Any], names: Sequence[str]) -> list[Row]:
     if not names:
         return list(status["models"])
-    rows: list[Row] = []
-    for name in names:
-        row = row_called(status, name)
-        if row is None:
-            raise unknown_model(name, [one["name"] for one in status["models"]])
-        rows.append(row)
-    return rows
+    return [check_known(status, name) for name in names]
 
 
 def _pending(rows: Sequence[Row], *, is_named: bool) -> list[Row]:

@@ -4,52 +4,67 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 PACKAGE = "mlxsup.cli.commands"
 
-COMMANDS = {
-    "start": "Run the daemon.",
-    "stop": "Stop the daemon and every worker.",
-    "status": "Show every model.",
-    "top": "Show on the whole screen what runs, and change it.",
-    "events": "Follow the models' changes of state.",
-    "why": "Say what happened to a model or a request.",
-    "load": "Load a model.",
-    "unload": "End a model's process.",
-    "restart": "Give a model a new process.",
-    "wait": "Wait until models are READY.",
-    "requests": "Show every open request.",
-    "attach": "Join the answer of a request.",
-    "cancel": "End a request.",
-    "pause": "Make a request wait.",
-    "resume": "Let a paused request continue.",
-    "reload": "Apply the configuration file.",
-    "generate": "Generate an answer.",
-    "chat": "Talk with a model.",
-    "prioritize": "Give a request another class.",
-    "logs": "Show what the workers wrote.",
-    "doctor": "Find what is wrong, and how to fix it.",
-    "log-level": "Change how much is logged.",
-    "connect": "Make another program use the daemon.",
-    "bench": "Measure how fast a model answers.",
-    "demo": "See what mlxsup does, on a small model.",
-    "run": "Download a model if needed, serve it, and chat.",
-    "add": "Serve one more model.",
-    "search": "Find models on the hub, and the short names of some.",
-    "pull": "Download a model.",
-    "rm": "Remove a model from the configuration, or its files.",
-    "plan": "Show which models fit into memory.",
-    "models": "List the models on this machine.",
-    "show": "Show what a model on this machine is.",
-    "init": "Write a configuration with the models on this machine.",
-    "convert": "Convert a GGUF file or quantise a model.",
-    "key": "Make and revoke keys of the HTTP gateway.",
-    "config": "Check configuration files; say which one counts.",
-    "service": "Run the daemon unattended, as a service.",
-    "completion": "Print a shell's completion script.",
+GROUPS = {
+    "Start here": {
+        "run": "Download a model if needed, serve it, and chat.",
+        "init": "Write a configuration with the models on this machine.",
+        "start": "Run the daemon; --http serves OpenAI's API as well.",
+        "chat": "Talk with a model.",
+        "generate": "Generate an answer.",
+    },
+    "Models": {
+        "add": "Serve one more model.",
+        "models": "List the models on this machine.",
+        "show": "Show what a model on this machine is.",
+        "plan": "Show which models fit into memory.",
+        "load": "Load a model.",
+        "unload": "End a model's process.",
+        "restart": "Give a model a new process.",
+        "wait": "Wait until models are READY.",
+        "search": "Find models on the hub, and the short names of some.",
+        "pull": "Download a model.",
+        "convert": "Convert a GGUF file or quantise a model.",
+        "rm": "Remove a model from the configuration, or its files.",
+    },
+    "Watch": {
+        "status": "Show every model.",
+        "top": "Show on the whole screen what runs, and change it.",
+        "events": "Follow the models' changes of state.",
+        "logs": "Show what the workers wrote.",
+        "why": "Say what happened to a model or a request.",
+        "doctor": "Find what is wrong, and how to fix it.",
+    },
+    "Requests": {
+        "requests": "Show every open request.",
+        "attach": "Join the answer of a request.",
+        "cancel": "End a request.",
+        "pause": "Make a request wait.",
+        "resume": "Let a paused request continue.",
+        "prioritize": "Give a request another class.",
+    },
+    "Daemon": {
+        "stop": "Stop the daemon and every worker.",
+        "reload": "Apply the configuration file.",
+        "config": "Check configuration files; say which one counts.",
+        "key": "Make and revoke keys of the HTTP gateway.",
+        "service": "Run the daemon unattended, as a service.",
+        "log-level": "Change how much is logged.",
+    },
+    "More": {
+        "connect": "Make another program use the daemon.",
+        "bench": "Measure how fast a model answers.",
+        "demo": "See what mlxsup does, on a small model.",
+        "completion": "Print a shell's completion script.",
+    },
 }
-"""In the order of the help."""
+"""In the order of the help; docs/cli.md has the same groups."""
+
+COMMANDS = {name: what for group in GROUPS.values() for name, what in group.items()}
 
 FILES = {
     "attach": "requests",
@@ -76,16 +91,32 @@ def load(name: str) -> Any:
 
 
 ALIASES = {"ps": ("status",), "ls": ("models",), "tail": ("logs", "--follow")}
-"""What other tools have taught people to type; not in the help."""
+"""What other tools have taught people to type."""
 
 HELP_ALIAS = "help"
 """`mlxsup help COMMAND` is `mlxsup COMMAND --help`."""
 
 HABITS = {
-    "delete": "rm", "download": "pull", "get": "add", "import": "add", "info": "show",
-    "kill": "stop", "list": "models", "remove": "rm", "serve": "start", "uninstall": "rm",
+    "abort": "cancel ID", "ask": "generate MODEL PROMPT", "benchmark": "bench MODEL",
+    "check": "doctor", "complete": "generate MODEL PROMPT", "cp": "add MODEL --as NAME",
+    "create": "add FOLDER", "daemon": "start --detach", "debug": "doctor", "del": "rm MODEL",
+    "delete": "rm MODEL", "describe": "show MODEL", "disable": "service uninstall",
+    "download": "pull OWNER/NAME", "down": "stop", "edit": "config path", "eject": "unload MODEL",
+    "enable": "service install", "estimate": "plan", "exit": "stop", "explain": "why MODEL",
+    "fetch": "pull OWNER/NAME", "gateway": "start --http", "get": "add OWNER/NAME",
+    "health": "status --check", "images": "models", "import": "add FOLDER", "info": "show MODEL",
+    "inspect": "show MODEL", "install": "add OWNER/NAME", "is-active": "status --check",
+    "jobs": "requests", "journalctl": "logs", "keys": "key list", "kill": "stop",
+    "kill MODEL": "unload MODEL", "list": "models", "log": "logs", "login": "key new NAME",
+    "monitor": "top", "nice": "prioritize ID CLASS", "quantize": "convert MODEL --quantize",
+    "queue": "requests", "quit": "stop", "remove": "rm MODEL", "renice": "prioritize ID CLASS",
+    "rmi": "rm MODEL", "serve": "start --http", "serve MODEL": "start --http --model MODEL",
+    "server": "start --http", "shutdown": "stop", "stats": "top", "tag": "add MODEL --as NAME",
+    "talk": "chat MODEL", "token": "key new NAME", "uninstall": "rm MODEL", "unpause": "resume ID",
+    "up": "start --detach", "version": "--version", "watch": "status --watch",
 }  # fmt: skip
-"""What people try that means something else here: the command to suggest."""
+"""The command to suggest for a word of another tool, alone or with a name behind it. What is in
+capitals is replaced by the words that follow it."""
 
 ENDING_COMMANDS = frozenset({"stop", "unload", "restart"})
 """What takes something away is only suggested for a word that begins as it does: a guess must not
@@ -96,17 +127,27 @@ def expand(arguments: Sequence[str]) -> list[str]:
     """Return the command line without other names for commands."""
     match list(arguments):
         case [first, *rest] if first == HELP_ALIAS:
-            return [*rest, "--help"]
+            return [*expand(rest), "--help"]
         case [first, *rest] if first in ALIASES:
             return [*ALIASES[first], *rest]
         case unchanged:
             return unchanged
 
 
-def guess(word: str) -> str | None:
-    """Return the command that was probably meant, as it is typed; None if nothing is close."""
-    if word in HABITS:
-        return HABITS[word]
+def guess(word: str, rest: Sequence[str] = ()) -> str | None:
+    """Return the command that was probably meant, as it is typed; None if nothing is close.
+
+    Args:
+        word: what stands for the command.
+        rest: what follows it.
+    """
+    named = list(takewhile(lambda one: not one.startswith("-"), rest))
+    meant = HABITS.get(f"{word} MODEL") if named else None
+    if meant := meant or HABITS.get(word):
+        import shlex
+
+        given = (shlex.quote(one) for one in named)
+        return " ".join(next(given, one) if one.isupper() else one for one in meant.split())
     import difflib  # every command would wait for it
 
     close = difflib.get_close_matches(word, COMMANDS, n=len(COMMANDS))

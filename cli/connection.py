@@ -340,7 +340,7 @@ def explain_request_error(error: RequestError) -> CliError:
     if error.code == "load_failed" and error.retryable:
         hint = "see `mlxsup logs MODEL`"
     if error.code == "invalid_request" and ("request" in detail or "numbers" in detail):
-        hint = "see what runs, waits or is paused with `mlxsup requests`"
+        hint = "`mlxsup requests` lists the open ones; `mlxsup why ID` is about one that has ended"
     model = detail.get("model")
     hint = hint.replace("MODEL", model) if isinstance(model, str) else hint
     return CliError(message, code=str(error.code), hint=hint)

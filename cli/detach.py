@@ -8,16 +8,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from mlxsup.protocol.gateway import Address
 from mlxsup.protocol.places import socket_at
 
 from .connection import Target, connect
 from .exit_status import PERMANENT_EXITS, CliError, ExitStatus
-from .terminal.output import Output
+from .terminal.output import LiveLine, Output
 
 OUTPUT_NAME = "daemon.out"
 MAX_OUTPUT_BYTES = 1024 * 1024
@@ -32,11 +34,20 @@ END_LIMIT_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """A daemon that answers, and the file that gets what it prints."""
+    """A daemon that answers.
+
+    Attributes:
+        endpoint: where it listens.
+        pid: its process.
+        output: the file that gets what it prints.
+        gateway: what its status says of its gateway, which has listened or failed to; None: it has
+            none.
+    """
 
     endpoint: str
     pid: int
     output: Path
+    gateway: Mapping[str, Any] | None
 
 
 def start_detached(endpoint: str, log_dir: Path, arguments: Sequence[str]) -> Started:
@@ -64,7 +75,7 @@ def start_detached(endpoint: str, log_dir: Path, arguments: Sequence[str]) -> St
                 stderr=output,
                 start_new_session=True,
             )
-        _wait(process, endpoint, path, begin)
+        gateway = _wait(process, endpoint, path, begin)
     except BaseException:
         # Given up or interrupted: the user would not know that it runs.
         if process is not None:
@@ -72,27 +83,36 @@ def start_detached(endpoint: str, log_dir: Path, arguments: Sequence[str]) -> St
         raise
     finally:
         os.close(output)
-    return Started(endpoint=endpoint, pid=process.pid, output=path)
+    return Started(endpoint=endpoint, pid=process.pid, output=path, gateway=gateway)
 
 
-def report(started: Started, target: Target, output: Output, *, is_waiting: bool) -> None:
-    """Say where a daemon listens and how it is ended.
+def report(
+    started: Started, first: str, target: Target, output: Output, *, is_waiting: bool
+) -> None:
+    """Say where a daemon listens, what to do next, and how it is ended.
 
     Args:
         started: the daemon.
+        first: the name of its first model; empty if it has none.
         target: the options with which commands reach it.
         is_waiting: whether to return only when the models that it loads are READY.
 
     Raises:
         CliError: one of them has FAILED; the daemon runs.
     """
+    from .changes import http_lines, next_commands, wait_until_ready
+
+    gateway = started.gateway or {}
+    url = gateway["url"] if gateway.get("state") == "listening" else ""
     if not output.is_json:
         output.data(f"listening at {started.endpoint} (pid {started.pid})")
-        hint = target.repeat_in("end it with `mlxsup stop`")
-        output.note(f"output goes to {started.output}; {hint}")
+        if url:
+            output.data(http_lines(url, gateway["pid"]))
+        elif gateway:
+            output.note(f"warning: HTTP is not served: {gateway['cause']}{_who_listens(gateway)}")
+        output.note(f"output goes to {started.output}")
+        output.note(target.repeat_in(f"{next_commands(first)}; end it with `mlxsup stop`"))
     if is_waiting:
-        from .changes import wait_until_ready
-
         try:
             with connect(Target(endpoint=started.endpoint)) as client:
                 status = wait_until_ready(client, (), output)
@@ -104,9 +124,16 @@ def report(started: Started, target: Target, output: Output, *, is_waiting: bool
                 "nothing is loaded yet: a model with `preload = false` is loaded on request"
             )
     if output.is_json:
-        output.object(
-            {"endpoint": started.endpoint, "pid": started.pid, "output": str(started.output)}
-        )
+        value = {"endpoint": started.endpoint, "pid": started.pid, "output": str(started.output)}
+        output.object(value | ({"gateway": url} if url else {}))
+
+
+def _who_listens(gateway: Mapping[str, Any]) -> str:
+    """Return `; it is taken by nginx (pid 4711), and tried again`, as far as that is known."""
+    from . import port
+
+    by = port.holder_of(Address.parse(gateway["address"]))
+    return f"; it is taken{by}, and tried again" if by else "; it is tried again"
 
 
 def make_private_folder(path: Path) -> None:
@@ -145,29 +172,39 @@ def _unwritable(path: Path, error: OSError) -> CliError:
     )
 
 
-def _wait(process: subprocess.Popen[bytes], endpoint: str, output: Path, begin: int) -> None:
+def _wait(
+    process: subprocess.Popen[bytes], endpoint: str, output: Path, begin: int
+) -> Mapping[str, Any] | None:
+    """Return what the daemon says of its gateway, once both are up, or the gateway has failed."""
     socket = socket_at(endpoint)
     give_up_at = time.monotonic() + ANSWER_LIMIT_S
-    while time.monotonic() < give_up_at:
-        try:
-            process.wait(LOOK_INTERVAL_S)
-        except subprocess.TimeoutExpired:
-            # Another daemon may answer there while ours finds out that it is not needed.
-            if socket.exists() and _pid_at(endpoint) == process.pid:
-                return
-            continue
-        raise _failure(process.returncode, output, begin)
+    with LiveLine(Output()) as line:
+        line.show("starting the daemon")
+        while time.monotonic() < give_up_at:
+            try:
+                process.wait(LOOK_INTERVAL_S)
+            except subprocess.TimeoutExpired:
+                status = _status_at(endpoint) if socket.exists() else {}
+                # Another daemon may answer there while ours finds out that it is not needed.
+                if status.get("pid") != process.pid:
+                    continue
+                gateway: Mapping[str, Any] | None = status["gateway"]
+                if gateway is None or gateway["state"] != "starting":
+                    return gateway
+                line.show("the daemon runs; starting its HTTP gateway")
+            else:
+                raise _failure(process.returncode, output, begin)
     raise CliError(f"the daemon did not answer within {ANSWER_LIMIT_S:g} s", hint=f"see {output}")
 
 
-def _pid_at(endpoint: str) -> int | None:
+def _status_at(endpoint: str) -> Mapping[str, Any]:
     from mlxsup.client import Client, ConnectionLost, RequestError
 
     try:
         with Client(endpoint) as client:
-            return int(client.status()["pid"])
+            return client.status()
     except (ConnectionLost, RequestError):
-        return None
+        return {}
 
 
 def _failure(code: int, output: Path, begin: int) -> CliError:

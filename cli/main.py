@@ -11,8 +11,8 @@ import click
 
 from mlxsup.protocol.version import VERSION
 
-from .command_table import COMMANDS, expand, guess, load
-from .exit_status import CliError, ExitStatus, misuse
+from .command_table import ALIASES, COMMANDS, GROUPS, expand, guess, load
+from .exit_status import CliError, ExitStatus
 from .terminal.output import Output, discard, terminal_size
 from .terminal.writer import guard_streams
 
@@ -41,9 +41,14 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write one line for each command, none of which is imported."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        """Write a group after the other, one line for each command; none is imported."""
+        others = {meant: other for other, (meant, *more) in ALIASES.items() if not more}
+        width = max(map(len, COMMANDS))
+        for title, group in GROUPS.items():
+            with formatter.section(title):
+                words = (f"{name}, {others[name]}" if name in others else name for name in group)
+                padded = (f"{one:{width}}" for one in words)
+                formatter.write_dl(list(zip(padded, group.values(), strict=True)))
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Return the commands that begin so, none of which is imported, and the options."""
@@ -61,7 +66,7 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(VERSION, prog_name=PROGRAM, message="%(prog)s %(version)s")
 def root() -> None:
-    """Example: mlxsup start --config mlxsup.toml
+    """Example: mlxsup run mlx-community/SmolLM2-135M-Instruct
 
     Serves several MLX language models at once, each in its own process.
     """
@@ -136,6 +141,9 @@ def _run(arguments: list[str], output: Output) -> int:
     except CliError as error:
         output.error(error)
         return error.status
+    except click.exceptions.NoArgsIsHelpError as error:
+        output.data(error.message)
+        return ExitStatus.OK
     except click.ClickException as error:
         output.error(_usage_error(error, arguments))
         return ExitStatus.USAGE
@@ -166,9 +174,6 @@ def _usage_error(error: click.ClickException, arguments: list[str]) -> CliError:
     context: Any = getattr(error, "ctx", None)
     # Some errors of click's parser do not say where they happened.
     command = context.command_path if context is not None else _command_path(arguments)
-    if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        click.echo(error.message, err=True)
-        return misuse("a command is missing", command)
     hint = f"see `{command} -h`"
     option = getattr(error, "option_name", None)
     group = context.command if context is not None else None
@@ -178,7 +183,7 @@ def _usage_error(error: click.ClickException, arguments: list[str]) -> CliError:
     # Not matched by its class, which click only has since 8.4.
     name = getattr(error, "command_name", None)
     if name is not None and command == PROGRAM:
-        meant = guess(str(name))
+        meant = guess(str(name), arguments[arguments.index(name) + 1 :])
         hint = f"did you mean `{PROGRAM} {meant}`?" if meant else hint
     # What may stand for a choice is listed by click in a line each.
     message = " ".join(error.format_message().split())

@@ -16,9 +16,9 @@ from mlxsup.protocol.client_messages import (
     Stop,
     Unload,
 )
-from mlxsup.protocol.codec import MAX_ID_CHARACTERS, encode, encode_body
+from mlxsup.protocol.codec import encode, encode_body
 from mlxsup.protocol.errors import RemoteError, invalid
-from mlxsup.protocol.ids import ModelName, RequestId
+from mlxsup.protocol.ids import MAX_ID_CHARACTERS, ModelName, RequestId
 from mlxsup.protocol.log_level import ChangeLogLevel
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.parameters import MOST_TOKENS

@@ -18,7 +18,7 @@ from typing import Any
 
 from mlxsup.client.parameters import MAX_LIMIT_S
 from mlxsup.client.thinking import thinking_arguments
-from mlxsup.protocol.codec import MAX_ID_CHARACTERS
+from mlxsup.protocol.ids import MAX_ID_CHARACTERS
 from mlxsup.protocol.parameters import NUMBERS
 from mlxsup.protocol.text import parse_duration
 

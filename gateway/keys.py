@@ -153,7 +153,10 @@ class Keys:
         if seen.problem and seen.problem != self._seen.problem:
             logger.error("keys cannot be used: %s", seen.problem)
         elif not seen.problem and seen is not self._seen:
-            logger.info("keys read count=%s", "none" if seen.keys is None else len(seen.keys))
+            if seen.keys is None:
+                logger.info("no keys are needed")
+            else:
+                logger.info("keys read count=%d", len(seen.keys))
         self._seen = seen
         self._unanswered = 0
 

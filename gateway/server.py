@@ -24,7 +24,7 @@ from mlxsup.protocol.gateway import (
     find_key_need,
 )
 from mlxsup.protocol.key_file import KeyPlace
-from mlxsup.protocol.log_format import PrintableFormatter
+from mlxsup.protocol.log_format import LineFormatter
 
 from . import limits
 from .app import Gateway
@@ -85,7 +85,7 @@ class Server(uvicorn.Server):
 def serve(spec: GatewaySpec) -> None:
     """Serve until SIGTERM, or until standard input ends because the supervisor has died."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    handler.setFormatter(LineFormatter())
     logging.basicConfig(handlers=[handler], level=spec.log_level.upper())
     logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != CUT_OFF)
     for noisy in ("uvicorn", "asyncio"):

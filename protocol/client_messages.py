@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, get_args
 
-from .codec import MAX_ID_CHARACTERS, read_known, undecodable
-from .ids import ModelName, RequestId
+from .codec import read_known, undecodable
+from .ids import MAX_ID_CHARACTERS, ModelName, RequestId
 from .log_level import ChangeLogLevel
 from .message import Message, Record, record
 from .plain import FORM, Form

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import msgpack
 
 from .errors import ErrorCode, RemoteError
+from .ids import MAX_ID_CHARACTERS
 from .message import Message
 from .plain import Check, own_check, to_map, without_none
 from .version import PROTOCOL_VERSION
@@ -32,7 +33,6 @@ MAX_BODY_BYTES = 8 * 1024 * 1024
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 """The largest frame a socket accepts; a body between the two limits is refused with an answer."""
 
-MAX_ID_CHARACTERS = 128
 
 PACK_BYTES = 4096
 """The buffer that a message is packed into at first; it grows as needed."""

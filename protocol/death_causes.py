@@ -149,7 +149,7 @@ CAUSES = (
     Cause("lost_thread", lambda died: died.code == ExitCode.WORKER_FAULT,
           "it lost one of its threads or rows: {detail}", (LAST_LINES, REPORT)),
     Cause("orphaned", lambda died: died.code == ORPHANED,
-          "it ended itself (exit code 1): it had lost its supervisor, or a step hung",
+          "it ended itself (exit code 1): it had lost its daemon, or a step hung",
           (LAST_LINES,)),
     Cause("exited", lambda died: died.code == ExitCode.ASKED,
           "its process exited without having been asked to", (LAST_LINES,)),

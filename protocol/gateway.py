@@ -60,16 +60,17 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Reads `HOST:PORT`.
+        """Reads `HOST:PORT`, or a port of this machine alone: `8484`, `:8484`.
 
         Raises:
             ValueError: it is something else; the message says so, as a phrase that follows the
                 value.
         """
-        host, colon, digits = text.rpartition(":")
+        host, _, digits = text.rpartition(":")
+        host = host or LOCAL_HOST
         host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
         is_port = digits.isascii() and digits.isdigit() and len(digits) <= 5
-        if not colon or not host or not is_port or int(digits) > 65535:
+        if not is_port or int(digits) > 65535:
             raise ValueError(f"is not {ADDRESS_EXPECTED}")
         try:
             ip = ipaddress.ip_address(LOCAL_HOST if host == LOCAL_NAME else host)

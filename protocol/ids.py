@@ -25,6 +25,12 @@ TERMINAL = "terminal"
 as all others of that session do that give it."""
 
 
+MAX_ID_CHARACTERS = 128
+
+LAST_REQUEST = "last"
+"""Instead of the id of a request: the one that came last."""
+
+
 def pack_tokens(tokens: Sequence[int]) -> bytes:
     """Token ids as little-endian unsigned 32-bit integers, the form in which they travel and wait.
 

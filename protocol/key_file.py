@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from .places import user_config
+from .folders import DEFAULT_CONFIG
 
 KEYS_SUFFIX = ".keys.json"
 """Replaces `.toml` in the name of the configuration: no two of a folder share their keys."""
@@ -85,10 +85,10 @@ class KeyPlace:
         """Return the place for a configuration file, whichever link names it.
 
         Args:
-            config: the file; None without one, as for the file in the user's folder.
+            config: the file; None without one, as for the file that `mlxsup init` writes.
             runtime_dir: of the daemon.
         """
-        path = (user_config() if config is None else config.expanduser()).resolve()
+        path = Path(config or DEFAULT_CONFIG).expanduser().resolve()
         name = path.name.removesuffix(".toml") + KEYS_SUFFIX
         return cls(path.with_name(name), runtime_dir / MARK_NAME)
 

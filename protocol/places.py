@@ -110,11 +110,6 @@ def config_places(given: Path | None = None) -> Iterator[ConfigPlace]:
     yield ConfigPlace(Path(DEFAULT_CONFIG), DEFAULT_CONFIG, False)
 
 
-def user_config() -> Path:
-    """Return where the configuration file of this user is, if there is one."""
-    return Path(_user_folder() or DEFAULT_USER_FOLDER, USER_CONFIG).expanduser()
-
-
 def _user_folder() -> str:
     """Return what the variable names; a relative path is invalid there, says the specification of
     these folders."""

@@ -8,8 +8,8 @@ is wrong.
 
 from __future__ import annotations
 
-from .codec import MAX_ID_CHARACTERS, NOT_MSGPACK, unpack
-from .ids import RequestId
+from .codec import NOT_MSGPACK, unpack
+from .ids import MAX_ID_CHARACTERS, RequestId
 
 BEGIN = b"\x82\xa4type\xa6deltas\xa6deltas"
 """How the message `Deltas` begins; the list of them follows."""

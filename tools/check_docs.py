@@ -19,7 +19,7 @@ import click
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from mlxsup.cli.command_table import ALIASES, COMMANDS, HELP_ALIAS
+from mlxsup.cli.command_table import ALIASES, COMMANDS, GROUPS, HABITS, HELP_ALIAS
 from mlxsup.cli.main import root
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.states import State
@@ -153,9 +153,20 @@ def undescribed() -> Iterator[str]:
                     if not field.title]  # fmt: skip
 
 
+def other_groups() -> Iterator[str]:
+    """How the table of commands in docs/cli.md differs from the groups of the help."""
+    text = (ROOT / "docs" / "cli.md").read_text()
+    rows = dict(re.findall(r"^\| ([^|]+?) \| (`.+`) \|$", text, re.MULTILINE))
+    for title, group in GROUPS.items():
+        if SPAN.findall(rows.get(title, "")) != list(group):
+            yield f"cli.md has other commands than the help under {title!r}: {', '.join(group)}"
+
+
 def main() -> int:
     """Prints every problem; 1 if there is one."""
-    problems = [f"docs: {problem}" for problem in undescribed()]
+    problems = [f"docs: {problem}" for problem in (*undescribed(), *other_groups())]
+    wrong = (wrong_command(suggested.split()) for suggested in HABITS.values())
+    problems += [f"HABITS: {problem}" for problem in wrong if problem]
     if reference.EXAMPLE.read_text() != reference.example():
         problems.append("config.example.toml: not that of the code; run make reference")
     if reference.SCHEMA.read_text() != reference.schema():

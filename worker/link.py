@@ -99,7 +99,7 @@ class Link:
         try:
             return self._decoder.decode(frames)
         except DecodeError as error:
-            raise LinkBrokenError(f"the supervisor sent no message: {error.message}") from None
+            raise LinkBrokenError(f"the daemon sent no message: {error.message}") from None
 
     def send(self, message: WorkerMessage) -> None:
         """Sends now or, if there is no room, later; in order."""

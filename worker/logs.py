@@ -9,21 +9,10 @@ from __future__ import annotations
 import logging
 from typing import TextIO
 
-from mlxsup.protocol.log_format import PrintableFormatter
-from mlxsup.protocol.text import LOG_LEVELS, timestamp
+from mlxsup.protocol.log_format import LineFormatter
+from mlxsup.protocol.text import LOG_LEVELS
 
 LEVELS = {level: getattr(logging, level.upper()) for level in LOG_LEVELS}
-
-
-class LineFormatter(PrintableFormatter):
-    """Put the UTC time with milliseconds and the level before the message."""
-
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(message)s")
-
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
-        """See `logging.Formatter.formatTime`."""
-        return timestamp(record.created, has_milliseconds=True)
 
 
 def configure(level: str, stream: TextIO) -> None:

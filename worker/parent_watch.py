@@ -37,7 +37,7 @@ def check_parent(supervisor_pid: int) -> None:
     """
     parent = os.getppid()
     if parent != supervisor_pid:
-        raise OrphanedError(f"the supervisor {supervisor_pid} is gone: the parent is {parent}")
+        raise OrphanedError(f"the daemon {supervisor_pid} is gone: the parent is {parent}")
 
 
 def watch_pipe(descriptor: int) -> None:

@@ -10,7 +10,12 @@ import click
 
 from mlxsup.protocol.places import config_places, find_config
 
-from ..configuration import configuration_errors, read_configuration, schema_text
+from ..configuration import (
+    configuration_errors,
+    find_configuration,
+    read_configuration,
+    schema_text,
+)
 from ..connection import Target, daemon_options, output_options
 from ..terminal.output import Output
 from .start import warn_of_keys
@@ -25,14 +30,15 @@ def config() -> None:
 
 
 @config.command(short_help="List what is wrong with a file.")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", metavar="[FILE]", required=False, type=click.Path(path_type=Path))
 @output_options
-def check(file: Path, output: Output) -> None:
+def check(file: Path | None, output: Output) -> None:
     """Example: mlxsup config check mlxsup.toml
 
     Lists everything that is wrong with FILE and with the folders of its models, or says that it is
-    valid.
+    valid. Without FILE it checks the one that `mlxsup config path` prints.
     """
+    file = find_configuration(file)
     # Reading and checking it takes longer than a command may be silent.
     if os.path.exists(file) and not output.is_json:
         output.data(f"checking {file}")

@@ -120,7 +120,7 @@ def _target(given: Path | None, source: Path, again: str) -> Path:
     place = next(one for one in (target, *target.parents) if os.path.lexists(one))
     hint = f"name another folder: `{again}`"
     if place == target:
-        message = f"{target} exists; it is left as it is"
+        message = f"{target} exists already; nothing was changed"
         raise CliError(message, code="file_exists", hint=hint)
     if not place.is_dir():
         message = f"{target} cannot be made: {place} is not a folder"

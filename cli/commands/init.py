@@ -41,7 +41,7 @@ def init(file: Path, output: Output) -> None:
 
     Finds the models on this machine and writes a configuration with all that fit into memory, by
     short names, to FILE: by default MLXSUP_CONFIG, or else ~/.mlxsup/config.toml. A file that
-    exists is left as it is. If there is no model, it offers to download a small one.
+    exists is not changed. If there is no model, it offers to download a small one.
     """
     path = file.expanduser().absolute()
     exists = CliError(
@@ -124,9 +124,9 @@ def _judged(planned: Mapping[str, Any] | None) -> dict[str, Any]:
         verdict = f"Cannot be loaded: {planned['problem']}"
         return {"needed_bytes": None, "fits": False, "verdict": verdict}
     needed, missing = planned["needed"]["bytes"], planned["missing_bytes"]
-    verdict = f"Fits: needs about {format_bytes(needed)} of memory"
+    verdict = f"Fits: needs at least {format_bytes(needed)} of memory"
     if missing:
-        verdict = f"Does not fit: needs {format_bytes(missing)} more memory than there is"
+        verdict = f"Does not fit: needs at least {format_bytes(missing)} more than there is"
     return {"needed_bytes": needed, "fits": not missing, "verdict": verdict}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -29,10 +30,9 @@ from ..keys import find_keys, usable_keys
 from ..terminal.output import Output, confirm
 from ..terminal.tables import listing
 
-REFUSED = (
-    "every request is refused until `mlxsup key new NAME` makes one, or `mlxsup key off` ends the"
-    " need for keys"
-)
+WAYS = "`mlxsup key new NAME` makes one, or `mlxsup key off` opens it to this machine"
+
+sure_option = click.option("--yes", "is_sure", is_flag=True, help="Do not ask.")
 
 HEADINGS = ("NAME", "ACCOUNT", "OPERATOR", "CREATED")
 
@@ -54,12 +54,20 @@ def key() -> None:
     help="The table under [clients] that its requests belong to; by default the key's name.",
 )
 @click.option("--operator", "is_operator", is_flag=True, help="It may load and unload models, too.")
+@sure_option
 @daemon_options
-def new(name: str, account: str | None, is_operator: bool, target: Target, output: Output) -> None:
+def new(
+    name: str,
+    account: str | None,
+    is_operator: bool,
+    is_sure: bool,
+    target: Target,
+    output: Output,
+) -> None:
     """Example: mlxsup key new laptop --account alice
 
     Prints a new key, which nothing shows again: only a hash of it is kept. It works within a
-    second.
+    second. On a terminal it asks before the first one, after which every request needs a key.
     """
     for what in (name, account or name):
         if not NAME.fullmatch(what):
@@ -71,6 +79,12 @@ def new(name: str, account: str | None, is_operator: bool, target: Target, outpu
     created = timestamp(time.time())
     with usable_keys(target) as place:
         is_first = not have_been_made(place)
+        if is_first and not is_sure and sys.stdin.isatty() and not _need(target):
+            confirm(
+                "It is the first key: from then on every request over HTTP needs one, also those of"
+                " programs that use the gateway now. Make it?",
+                declined="no key was made",
+            )
         made = add_key(
             place, name=name, account=account or name, is_operator=is_operator, created=created
         )
@@ -79,7 +93,8 @@ def new(name: str, account: str | None, is_operator: bool, target: Target, outpu
         raise CliError(f"there is a key called {name!r}", code="key_exists", hint=hint)
     value = {"name": name, "account": account or name, "is_operator": is_operator, "key": made}
     output.result({**value, "path": str(place.file)}, made)
-    output.note(f"keep it: nothing shows it again; `mlxsup key revoke {name}` ends it")
+    ends = target.repeat_in(f"`mlxsup key revoke {name}` ends it")
+    output.note(f"keep it: nothing shows it again; {ends}")
     output.note(f"its hash is in {place.file}")
     if is_first:
         output.note("from now on every request over HTTP needs a key")
@@ -109,7 +124,8 @@ def list_keys(target: Target, output: Output) -> None:
         ]
         output.show(listing(HEADINGS, rows))
     elif is_needed:
-        output.data(f"no keys: {REFUSED}")
+        ways = target.repeat_in(WAYS)
+        output.data(f"HTTP is locked: no key exists. Every request is refused until {ways}")
         output.note(find_trouble(place))
     else:
         output.data(
@@ -119,25 +135,34 @@ def list_keys(target: Target, output: Output) -> None:
 
 @key.command(short_help="Revoke a key.")
 @click.argument("name")
+@sure_option
 @daemon_options
-def revoke(name: str, target: Target, output: Output) -> None:
+def revoke(name: str, is_sure: bool, target: Target, output: Output) -> None:
     """Example: mlxsup key revoke laptop
 
-    Within a second, requests with this key are refused. Answers that have begun are not cut off.
+    Within a second, requests with this key are refused. Answers that have begun are not cut off. On
+    a terminal it asks before the last one, after which every request is refused.
     """
     with usable_keys(target) as place:
         known = [one.name for one in read_keys(place.file) or ()]
+        if known == [name] and not is_sure and sys.stdin.isatty():
+            ways = target.repeat_in(WAYS)
+            confirm(
+                f"It is the last key: then every request is refused until {ways}. Revoke it?",
+                declined="no key was revoked",
+            )
         left = revoke_key(place, name)
     if left is None:
         hint = meant(close_names(name, known, most=1)) or "see `mlxsup key list`"
         raise CliError(f"no key is called {name!r}", code="unknown_key", hint=hint)
     output.result({"name": name, "left": len(left)}, f"{name} is revoked")
     if not left:
-        output.note(f"no key is left: {REFUSED}")
+        ways = target.repeat_in(WAYS)
+        output.note(f"HTTP is locked: no key is left. Every request is refused until {ways}")
 
 
 @key.command(short_help="Remove all keys, and need none.")
-@click.option("--yes", "is_sure", is_flag=True, help="Do not ask.")
+@sure_option
 @daemon_options
 def off(is_sure: bool, target: Target, output: Output) -> None:
     """Example: mlxsup key off

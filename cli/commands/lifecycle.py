@@ -90,6 +90,11 @@ def unload(model: str, client: Client, output: Output) -> None:
 
     Lets running requests of MODEL finish, ends its process and returns once it is gone.
     """
+    unload_model(client, model, output)
+
+
+def unload_model(client: Client, model: str, output: Output) -> None:
+    """Unload a model, and show its row; also for `mlxsup stop MODEL`."""
     with progress_shown(client, model, output):
         client.unload(model)
     _show_changed(client, model, output)

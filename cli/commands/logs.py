@@ -43,6 +43,9 @@ DEFAULT_LINES = 100
 OWN_LOGS = {DAEMON_LOG_NAME: "the daemon's own", GATEWAY_LOG_NAME: "the HTTP gateway's"}
 """Logs that are no model's; no model has their names."""
 
+OTHER_NAMES = {"daemon": DAEMON_LOG_NAME, "gateway": GATEWAY_LOG_NAME}
+"""What people call them; a model of that name comes first."""
+
 _STAMP = re.compile(r"(?:\{\"at\": \")?(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?Z")
 
 
@@ -130,14 +133,15 @@ def logs(
 ) -> None:
     """Example: mlxsup logs smollm2-135m -f
 
-    Shows the output of MODEL's process, or of every model, each line with its model's name. The
-    daemon's own log is called mlxsup, that of its HTTP gateway mlxsup-gateway.
+    Shows the output of MODEL's process, or of every model, each line with its model's name.
+    `mlxsup logs daemon` is the daemon's own log, `mlxsup logs gateway` that of its HTTP gateway.
     """
     if is_following and is_previous:
         message = "--previous shows a process that has ended, so there is nothing to follow"
         raise misuse(message, "mlxsup logs")
     folder = _find_folder(target, output)
-    model = folder.aliases.get(model or "", model)
+    if model is not None and model not in folder.models:
+        model = folder.aliases.get(model) or OTHER_NAMES.get(model, model)
     if model is not None and model not in [*folder.models, *OWN_LOGS]:
         raise unknown_model(model, folder.models)
     names = folder.models if model is None else [model]

@@ -93,21 +93,22 @@ def show(model: str, config_path: Path | None, output: Output) -> int:
     whether it fits into memory. MODEL is a name of the configuration, OWNER/NAME, or a folder. The
     exit code is 1 if it cannot be served as it is.
     """
-    row = _find(model, config_path)
-    needs = _needs(row, output)
+    configuration = optional_configuration(config_path)
+    row = _find(model, configuration)
+    needs = _needs(row, configuration, output)
     output.result(row | {"needs": needs}, listing((), _facts(row, needs)))
     if row["hint"]:
         output.note(f"hint: {row['hint']}")
     return ExitStatus.FAILED if row["problem"] else ExitStatus.OK
 
 
-def _find(model: str, config_path: Path | None) -> dict[str, Any]:
+def _find(model: str, configuration: DaemonConfig | None) -> dict[str, Any]:
     """Return the row of a model, by its name, alias, repository or folder.
 
     Raises:
         CliError: nothing is called so.
     """
-    rows = catalogue(optional_configuration(config_path))
+    rows = catalogue(configuration)
     for is_it in (
         lambda row: row["name"] == model,
         lambda row: model in row["aliases"],
@@ -126,19 +127,27 @@ def _find(model: str, config_path: Path | None) -> dict[str, Any]:
     raise CliError(message, code="unknown_model", hint=hint)
 
 
-def _needs(row: Mapping[str, Any], output: Output) -> dict[str, Any] | None:
-    """Return what the model needs in memory, as the plan has it; None if it cannot be loaded."""
-    from .plan import plan_of_folders
+def _needs(
+    row: Mapping[str, Any], configuration: DaemonConfig | None, output: Output
+) -> dict[str, Any] | None:
+    """Return what the model needs in memory, as the plan has it for this one alone; None if it
+    cannot be loaded."""
+    from .plan import plan_of, plan_of_folders
 
     if row["engine"] != "mlx" or row["problem"]:
         return None
-    plan = plan_of_folders({"model": Path(row["path"])}, output)
+    if configuration is not None and row["name"]:
+        alone = tuple(one for one in configuration.models if one.name == row["name"])
+        plan = plan_of(replace(configuration, models=alone), output)
+    else:
+        plan = plan_of_folders({"model": Path(row["path"])}, output)
     [planned] = plan["models"]
     if planned["problem"]:
         return None
     return {
         "bytes": planned["needed"]["bytes"],
         "source": planned["needed"]["source"],
+        "memory_bytes": planned["memory_bytes"],
         "budget_bytes": plan["budget"]["bytes"],
         "fits": not planned["missing_bytes"],
     }
@@ -166,9 +175,11 @@ def _facts(row: Mapping[str, Any], needs: Mapping[str, Any] | None) -> Iterator[
     yield "size", format_bytes(row["size_bytes"]) if row["size_bytes"] else "-"
     if needs is not None:
         about = "about " if needs["source"] == "estimated" else ""
-        budget = format_bytes(needs["budget_bytes"])
-        verdict = "fits" if needs["fits"] else "does not fit"
-        yield "memory", f"needs {about}{format_bytes(needs['bytes'])} of {budget}: {verdict}"
+        needed, grown, budget = (
+            format_bytes(needs[key]) for key in ("bytes", "memory_bytes", "budget_bytes")
+        )
+        verdict = f"fits, may grow to {grown}" if needs["fits"] else "does not fit"
+        yield "memory", f"needs at least {about}{needed} of {budget}: {verdict}"
     if row["problem"]:
         yield "problem", row["problem"]
 

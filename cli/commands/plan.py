@@ -224,12 +224,13 @@ def _source(need: Need) -> str:
 
 COLUMNS = (
     Column("MODEL", least=8),
-    Column("NEEDS", is_right=True),
+    Column("NEEDS AT LEAST", is_right=True),
+    Column("MAY GROW TO", is_right=True, given_up=6),
     Column("WEIGHTS", is_right=True, given_up=3),
     Column("PROCESS", is_right=True, given_up=2),
     Column("CACHE", is_right=True, given_up=1),
     Column("CONTEXT", is_right=True, given_up=5),
-    Column("ROWS", is_right=True, given_up=4),
+    Column("REQUESTS", is_right=True, given_up=4),
     Column("FITS"),
 )
 
@@ -256,10 +257,11 @@ def plan_lines(value: Mapping[str, Any], width: int | None) -> Iterator[Line]:
     yield header
     for model, row in zip(value["models"], rows, strict=True):
         yield row
-        for remark in _remarks(model, are_swapped=value["swap"]):
+        for remark in _remarks(model, value):
             yield from text_lines(remark, width, style="dim", indent=INDENT)
     yield []
-    yield from text_lines(f"{ESTIMATED} is estimated; loading a model measures it", width)
+    if any(ESTIMATED in text for row in rows for text, _ in row):
+        yield from text_lines(f"{ESTIMATED} is estimated; loading a model measures it", width)
     if value["measurements"]:
         yield from text_lines(value["measurements"], width)
     yield from text_lines(_conclusion(value), width)
@@ -279,11 +281,12 @@ def _conclusion(value: Mapping[str, Any]) -> str:
 
 def _cells(model: Mapping[str, Any]) -> list[str]:
     if model["problem"]:
-        return [model["name"], *["-"] * 6, "?"]
+        return [model["name"], *["-"] * 7, "?"]
     tokens, length = model["context_tokens"], model["context_length"]
     return [
         model["name"],
         _size(model["needed"]),
+        format_bytes(model["memory_bytes"]) if model["memory_bytes"] else "-",
         _size(model["weights"]),
         _size(model["process"]),
         _size(model["cache"]),
@@ -294,14 +297,12 @@ def _cells(model: Mapping[str, Any]) -> list[str]:
 
 
 def _fits(model: Mapping[str, Any]) -> str:
-    if model["is_loaded"]:
-        return "yes"
     if model["missing_bytes"]:
         return "no"
-    return "instead" if model["goes"] else "later"
+    return "instead" if model["goes"] else "yes"
 
 
-def _remarks(model: Mapping[str, Any], *, are_swapped: bool) -> list[str]:
+def _remarks(model: Mapping[str, Any], value: Mapping[str, Any]) -> list[str]:
     """Return what belongs to a row and has no place in it."""
     if model["problem"]:
         return [model["problem"]]
@@ -312,10 +313,13 @@ def _remarks(model: Mapping[str, Any], *, are_swapped: bool) -> list[str]:
     if model["missing_bytes"]:
         remarks.append(f"{format_bytes(model['missing_bytes'])} more than there is")
     elif model["goes"]:
-        how = "in turns if they are busy" if are_swapped else "once they are idle"
+        how = "in turns if they are busy" if value["swap"] else "once they are idle"
         remarks.append(f"loaded in place of {', '.join(model['goes'])}, {how}")
     elif not model["is_loaded"]:
-        remarks.append("loaded on request, next to the others")
+        next_to = (
+            ", next to the others" if any(one.get("is_loaded") for one in value["models"]) else ""
+        )
+        remarks.append(f"loaded on request{next_to}")
     if not model["context_tokens"] and not model["missing_bytes"]:
         remarks.append("its memory leaves no room for a request")
     return remarks

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..arguments import request_argument
+from ..arguments import request_argument, request_called
 from ..connection import Target, connect, daemon_command, daemon_options
 from ..options import PRIORITY, check_text
 from ..terminal.answer import read_answer, result_map
@@ -88,10 +88,10 @@ def _doing(one: Mapping[str, Any]) -> tuple[object, ...]:
 @request_argument
 @daemon_command
 def cancel(request: str, client: Client, output: Output) -> None:
-    """Example: mlxsup cancel 5f0c12ab-1
+    """Example: mlxsup cancel 12
 
     Ends the request ID of any client: its stream ends as `cancelled`, with what it has got so
-    far. `mlxsup requests` shows the ids.
+    far. ID is an id or a number that `mlxsup requests` shows, or `last`.
     """
     value = client.cancel(request)
     output.result(value, stage_line({**value, "stage": "cancelled"}))
@@ -101,10 +101,10 @@ def cancel(request: str, client: Client, output: Output) -> None:
 @request_argument
 @daemon_command
 def pause(request: str, client: Client, output: Output) -> None:
-    """Example: mlxsup pause 5f0c12ab-1
+    """Example: mlxsup pause 12
 
-    Takes the request ID of any client, out of its batch until `mlxsup resume ID`. `mlxsup
-    requests` shows the ids.
+    Takes the request ID of any client out of its batch until `mlxsup resume ID`. ID is an id or a
+    number that `mlxsup requests` shows, or `last`.
     """
     value = client.pause(request)
     output.result(value, stage_line(value))
@@ -114,9 +114,10 @@ def pause(request: str, client: Client, output: Output) -> None:
 @request_argument
 @daemon_command
 def resume(request: str, client: Client, output: Output) -> None:
-    """Example: mlxsup resume 5f0c12ab-1
+    """Example: mlxsup resume 12
 
-    Lets the request ID continue where `mlxsup pause` stopped it, as soon as a row is free.
+    Lets the request ID continue where `mlxsup pause` stopped it, as soon as a row is free. ID is an
+    id or a number that `mlxsup requests` shows, or `last`.
     """
     value = client.resume(request)
     output.result(value, stage_line(value))
@@ -127,10 +128,10 @@ def resume(request: str, client: Client, output: Output) -> None:
 @click.argument("priority", metavar="CLASS", type=PRIORITY)
 @daemon_command
 def prioritize(request: str, priority: str, client: Client, output: Output) -> None:
-    """Example: mlxsup prioritize 3f2a9c01-1 interactive
+    """Example: mlxsup prioritize 12 interactive
 
     Gives the request ID of any client, the CLASS interactive, normal or batch. Its wait so far
-    no longer counts. `mlxsup requests` shows the ids.
+    no longer counts. ID is an id or a number that `mlxsup requests` shows, or `last`.
     """
     changed = client.prioritize(request, priority)
     does = "runs" if changed["is_running"] else "waits"
@@ -142,12 +143,13 @@ def prioritize(request: str, priority: str, client: Client, output: Output) -> N
 @request_argument
 @daemon_command
 def attach(client: Client, request: str, output: Output) -> None:
-    """Example: mlxsup attach 5f0c12ab-1
+    """Example: mlxsup attach last
 
     Prints the answer of the request ID of any client, from its first token, and then as it
-    comes. Ctrl-C leaves the request alone. `mlxsup requests` shows the ids.
+    comes. Ctrl-C leaves the request alone. ID is an id or a number that `mlxsup requests` shows, or
+    `last`.
     """
-    known = _find(client, request)
+    known = request_called(client.requests()["requests"], request)
     with LiveLine(output) as line:
         if known is not None and known["state"] != "answering":
             line.tell(request_line(known), known["state"])
@@ -157,9 +159,3 @@ def attach(client: Client, request: str, output: Output) -> None:
     if output.is_json:
         model = "" if known is None else str(known["model"])
         output.object(result_map(model, stream.request_id, result))
-
-
-def _find(client: Client, request: str) -> Mapping[str, Any] | None:
-    """Return the request as `mlxsup requests` lists it."""
-    listed = client.requests()["requests"]
-    return next((one for one in listed if request in (one["id"], one["number"])), None)

@@ -66,7 +66,7 @@ def reload(is_dry: bool, client: Client, output: Output) -> None:
     if value["over_budget_bytes"]:
         over = format_bytes(value["over_budget_bytes"])
         what = _freed(value) if is_dry else f"idle models are evicted now, busy ones {LATER}"
-        output.note(f"{over} more is reserved than the new memory budget: {what}")
+        output.note(f"models may grow to {over} more than the new memory budget: {what}")
     for refused in value.get("refuses", ()):
         output.note(f"{refused['model']} could not be loaded: it {refused['reason']}")
     for name, cause in value["unread"].items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import shlex
@@ -16,8 +17,15 @@ from mlxsup.protocol.gateway import DEFAULT_LISTEN, Address, GatewayRules
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.places import endpoint_in, socket_at
 
+from ..arguments import complete_model
 from ..configuration import first_configuration, read_configuration
-from ..connection import RUNNING_HINT, Target, output_options, target_to_reach
+from ..connection import (
+    RUNNING_HINT,
+    Target,
+    output_options,
+    status_of_daemon,
+    target_to_reach,
+)
 from ..exit_status import PERMANENT_EXITS, CliError, ExitStatus, misuse
 from ..terminal.output import Output, settle_streams
 
@@ -77,7 +85,7 @@ def service_option(function: Callable[..., Any]) -> Callable[..., Any]:
     metavar="[HOST:PORT]",
     is_flag=False,
     flag_value=DEFAULT_LISTEN,
-    help=f"Serve OpenAI's API over HTTP as well; by default at {DEFAULT_LISTEN}.",
+    help=f"Serve OpenAI's API over HTTP as well; by default at {DEFAULT_LISTEN}. A port is enough.",
 )
 @click.option("--detach", "is_detached", is_flag=True, help="Return once the daemon answers.")
 @click.option(
@@ -90,9 +98,13 @@ def service_option(function: Callable[..., Any]) -> Callable[..., Any]:
     type=click.Path(path_type=Path),
     help="With --model: write the configuration to FILE, and use it from there.",
 )
+@click.argument("name", metavar="[MODEL]", required=False, shell_complete=complete_model)
 @output_options
 @service_option
+@click.pass_context
 def start(
+    context: click.Context,
+    name: str | None,
     config_path: Path | None,
     models: tuple[str, ...],
     http: str | None,
@@ -105,7 +117,10 @@ def start(
 
     Runs the daemon in the foreground, and prints a line for each change of a model's state.
     Without a file: mlxsup start --model mlx-community/SmolLM2-135M-Instruct
+    While a daemon runs, `mlxsup start MODEL` is `mlxsup load MODEL`.
     """
+    if name is not None:
+        return _load(context, name, Target(config=config_path), output)
     wrong = ""
     if models and config_path is not None:
         wrong = "use either --model or --config"
@@ -139,19 +154,43 @@ def start(
         output.note(Target(config=config_path).repeat_in(NO_MODELS))
     endpoint = _endpoint_of(configuration)
     target = target_to_reach(endpoint, config_path)
+    first = next((str(model.name) for model in configuration.models), "")
+    if configuration.http is not None:
+        _refuse_taken(configuration.http, endpoint)
     try:
         if not is_detached:
-            return _run(configuration, target, output)
+            return _run(configuration, first, target, output)
         from ..detach import report, start_detached
 
         started = start_detached(endpoint, configuration.log_dir, arguments)
-        report(started, target, output, is_waiting=is_waiting)
+        report(started, first, target, output, is_waiting=is_waiting)
         return ExitStatus.OK
     except CliError as error:
         if error.status is ExitStatus.ALREADY_RUNNING:
             # Not as a detached daemon put it, whose options are not the user's.
             error.hint = target.repeat_in(RUNNING_HINT)
         raise
+
+
+def _load(context: click.Context, name: str, target: Target, output: Output) -> int:
+    """Load a model of the daemon that runs.
+
+    Raises:
+        CliError: none does.
+    """
+    if status_of_daemon(target) is None:
+        quoted = shlex.quote(name)
+        way = f"`mlxsup run {quoted}` starts one and chats with it"
+        if "/" in name:
+            way = f"`mlxsup start --model {quoted}` starts one that serves it; {way}"
+        raise CliError(
+            f"no daemon runs that could load {name}", hint=way, status=ExitStatus.NO_DAEMON
+        )
+    from .lifecycle import load
+
+    words = {"model": name, "is_json": output.is_json, "is_plain": output.is_plain}
+    context.invoke(load, **words, config=target.config, is_dry=False)
+    return ExitStatus.OK
 
 
 def _endpoint_of(configuration: DaemonConfig) -> str:
@@ -164,13 +203,44 @@ def _endpoint_of(configuration: DaemonConfig) -> str:
         raise CliError(message, hint=hint, status=ExitStatus.RUNTIME_FOLDER) from None
 
 
-def _run(configuration: DaemonConfig, target: Target, output: Output) -> int:
-    from ..changes import ChangePrinter
+def _refuse_taken(address: Address, endpoint: str) -> None:
+    """Refuse the address of `--http` if no program can listen there; it is no matter if a daemon
+    runs at the endpoint, because then none is started.
+
+    Raises:
+        CliError: names the program that listens there, if the system does, and a port that is free.
+    """
+    from .. import port
+    from ..lock_holder import lock_holder
+
+    refused = port.refused_at(address)
+    if refused is None or lock_holder(endpoint) is not None:
+        return
+    if refused.errno != errno.EADDRINUSE:
+        raise CliError(
+            f"HTTP cannot be served at {address}: {refused.strerror or refused}",
+            code="address",
+            hint=f"for example `mlxsup start --http {DEFAULT_LISTEN}`",
+            status=ExitStatus.USAGE,
+        )
+    free = port.free_address(address)
+    other = f"take another port with `--http {free}`" if free else "take another port"
+    raise CliError(
+        f"HTTP cannot be served at {address}: the port is taken{port.holder_of(address)}",
+        code="address_taken",
+        hint=f"{other}, or end that program",
+        status=ExitStatus.ALREADY_RUNNING,
+    )
+
+
+def _run(configuration: DaemonConfig, first: str, target: Target, output: Output) -> int:
+    from ..changes import ChangePrinter, next_commands
 
     if target.endpoint is not None:
         hint = target.repeat_in("`mlxsup status`")
         output.note(f"commands in this folder and shell need an option to find it: {hint}")
-    printer = ChangePrinter(output)
+    hint = target.repeat_in(f"{next_commands(first)} in another terminal; Ctrl-C ends the daemon")
+    printer = ChangePrinter(output, hint)
     is_done = False
     try:
         code = serve(configuration, on_change=printer.changed, on_listening=printer.listening)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..arguments import check_known, optional_model_argument
 from ..changes import change_line, state_changes
 from ..connection import Target, connect, daemon_options
 from ..exit_status import ExitStatus, misuse
@@ -24,25 +25,39 @@ if TYPE_CHECKING:
 
 
 @click.command()
+@optional_model_argument
 @click.option("--watch", "is_watching", is_flag=True, help="Refresh until interrupted.")
 @click.option("--check", "is_checking", is_flag=True, help="Exit with 1 if anything is broken.")
 @click.option("--debug", "is_debug", is_flag=True, help="Add each model's latest events.")
 @daemon_options
 def status(
-    is_watching: bool, is_checking: bool, is_debug: bool, target: Target, output: Output
+    model: str | None,
+    is_watching: bool,
+    is_checking: bool,
+    is_debug: bool,
+    target: Target,
+    output: Output,
 ) -> int:
     """Example: mlxsup status --watch
 
-    Shows every model: its state, its process, what it is doing and why it last ended. With --check
-    it exits with 1 if a model is FAILED or in BACKOFF, or if the HTTP gateway is down.
+    Shows every model, or MODEL alone: its state, its process, what it is doing and why it last
+    ended. With --check it exits with 1 if a model is FAILED or in BACKOFF, or if the HTTP gateway
+    is down.
     """
     if is_watching and is_checking:
         raise misuse("use either --watch or --check", "mlxsup status")
     with connect(target) as client:
+
+        def ask() -> dict[str, Any]:
+            value = client.status(debug=is_debug)
+            if model is not None:
+                value["models"] = [check_known(value, model)]
+            return value
+
         if is_watching:
-            _watch(client, output, is_debug=is_debug)
+            _watch(client, ask, output)
             return ExitStatus.OK
-        value = client.status(debug=is_debug)
+        value = ask()
     output.result(value, _lines(value, output))
     broken = broken_parts(value) if is_checking else []
     if broken:
@@ -50,18 +65,18 @@ def status(
     return ExitStatus.FAILED if broken else ExitStatus.OK
 
 
-def _watch(client: Client, output: Output, *, is_debug: bool) -> None:
+def _watch(client: Client, ask: Callable[[], dict[str, Any]], output: Output) -> None:
     """Show the table until interrupted: every second, or in a pipe with each change."""
     with output.until_interrupted():
         if output.can_redraw(sys.stdout) and not output.is_json:
-            redraw(lambda: _lines(client.status(debug=is_debug), output), output)
+            redraw(lambda: _lines(ask(), output), output)
             return
         with reader_watched(client.close):
             changes = state_changes(client)
-            value = client.status(debug=is_debug)
+            value = ask()
             output.result(value, _lines(value, output))
             for _ in changes:
-                value = client.status(debug=is_debug)
+                value = ask()
                 output.result(value, chain([[]], _lines(value, output)))
 
 

@@ -8,14 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..connection import Target, connect, daemon_options
-from ..exit_status import CliError, ExitStatus
+from ..arguments import optional_model_argument
+from ..connection import Target, connect, daemon_options, status_of_daemon
+from ..exit_status import CliError, ExitStatus, misuse
 from ..options import duration
-from ..terminal.output import Output
+from ..terminal.output import LiveLine, Output
+from ..terminal.status import stopping_words
 from ..terminal.text import counted, format_duration
+from .lifecycle import unload_model
 
 if TYPE_CHECKING:
     import psutil
+
+    from mlxsup.client import Client
+
+NAME = "mlxsup stop"
 
 DEFAULT_DRAIN_S = 30.0
 DEFAULT_END_S = 15.0
@@ -27,32 +34,60 @@ EXTRA_S = 10.0
 REST_S = 2.0
 """A worker that outlives the daemon by this much cannot be ended."""
 
+TELL_INTERVAL_S = 1.0
+"""Between two looks at what the daemon still waits for."""
+
 LOOK_INTERVAL_S = 0.05
 """Seconds between two looks: not every system has an event for the end of another's process."""
 
 
 @click.command()
+@optional_model_argument
 @click.option("--now", is_flag=True, help="Do not wait for running requests.")
 @click.option(
     "--timeout", "timeout_s", metavar="S", type=duration, help="How long to wait for them."
 )
 @daemon_options
-def stop(now: bool, timeout_s: float | None, target: Target, output: Output) -> None:
+@click.pass_context
+def stop(
+    context: click.Context,
+    model: str | None,
+    now: bool,
+    timeout_s: float | None,
+    target: Target,
+    output: Output,
+) -> int:
     """Example: mlxsup stop
 
-    Lets running requests finish, ends every process and returns once all are gone.
+    Lets running requests finish, ends every process and returns once all are gone. Ctrl-C leaves;
+    the daemon ends all the same. With MODEL it is `mlxsup unload MODEL`: the daemon stays.
     """
+    if model is not None:
+        if now or timeout_s is not None:
+            raise misuse("--now and --timeout are for the whole daemon, not for MODEL", NAME)
+        with connect(target) as client:
+            unload_model(client, model, output)
+        return ExitStatus.OK
+    status = status_of_daemon(target)
+    if status is None:
+        output.result({"stopped": False}, f"no daemon runs at {target.find_endpoint()}")
+        return ExitStatus.OK
+    names = _process_names(status)
     with connect(target) as client:
-        names = _process_names(client.status())
         value = client.stop(now=now, timeout_s=timeout_s)
-    daemon = value["supervisor_pid"]
-    processes = find_processes([*value["pids"], daemon])
-    limit_s = _number(value, "end_limit_s", DEFAULT_END_S) + EXTRA_S
-    if not now:
-        drain_s = _number(value, "drain_timeout_s", DEFAULT_DRAIN_S)
-        limit_s += drain_s if timeout_s is None else timeout_s
-    start_s = time.monotonic()
-    left = _wait(processes, limit_s, daemon, names, output)
+        daemon = value["supervisor_pid"]
+        processes = find_processes([*value["pids"], daemon])
+        limit_s = _number(value, "end_limit_s", DEFAULT_END_S) + EXTRA_S
+        if not now:
+            drain_s = _number(value, "drain_timeout_s", DEFAULT_DRAIN_S)
+            limit_s += drain_s if timeout_s is None else timeout_s
+        start_s = time.monotonic()
+        try:
+            left = _wait(processes, limit_s, daemon, names, client, target, output)
+        except KeyboardInterrupt:
+            output.end_line()
+            output.note(target.repeat_in("the daemon goes on ending; see `mlxsup status`"))
+            return ExitStatus.INTERRUPTED
     took_s = time.monotonic() - start_s
     if left and daemon not in left:
         raise CliError(
@@ -72,6 +107,7 @@ def stop(now: bool, timeout_s: float | None, target: Target, output: Output) -> 
         {"stopped": True, **value, "took_s": round(took_s, 3)},
         f"stopped the daemon (pid {daemon}) and {workers}",
     )
+    return ExitStatus.OK
 
 
 def _number(value: Mapping[str, Any], name: str, default: float) -> float:
@@ -112,25 +148,46 @@ def _wait(
     limit_s: float,
     daemon: int,
     names: Mapping[int, str],
+    client: Client,
+    target: Target,
     output: Output,
 ) -> list[int]:
     """Wait until all are gone, and say for whom; return the pids of those that are left at the
     limit, or a moment after the daemon, which ends the others."""
     begin_s = time.monotonic()
-    told: list[int] | None = None
-    rest_until_s = REST_S
-    while left := alive(processes):
-        waited_s = time.monotonic() - begin_s
-        if daemon in left:
-            rest_until_s = waited_s + REST_S
-        if waited_s >= min(limit_s, rest_until_s):
-            break
-        if waited_s >= 1 and left != told:
-            told = left
-            so_far = format_duration(waited_s)
-            output.note(f"waiting for {_listed(left, names)} ({so_far} so far)")
-        time.sleep(LOOK_INTERVAL_S)
+    told_s, rest_until_s, is_draining = 0.0, REST_S, True
+    with LiveLine(output) as line:
+        while left := alive(processes):
+            waited_s = time.monotonic() - begin_s
+            if daemon in left:
+                rest_until_s = waited_s + REST_S
+            if waited_s >= min(limit_s, rest_until_s):
+                break
+            if waited_s >= told_s + TELL_INTERVAL_S:
+                told_s = waited_s
+                stopping = _stopping(client) if is_draining else None
+                is_draining = stopping is not None and bool(stopping["running"])
+                if stopping is not None and is_draining:
+                    text = target.repeat_in(f"{stopping_words(stopping)}, Ctrl-C leaves")
+                    line.tell(text, stopping["running"])
+                else:
+                    text = (
+                        f"waiting for {_listed(left, names)} ({format_duration(waited_s)} so far)"
+                    )
+                    line.tell(text, tuple(left))
+            time.sleep(LOOK_INTERVAL_S)
     return left
+
+
+def _stopping(client: Client) -> Mapping[str, Any] | None:
+    """Return what a daemon that ends says it waits for; None if it does not answer any more."""
+    from mlxsup.client import ConnectionLost
+
+    try:
+        stopping: Mapping[str, Any] | None = client.status().get("stopping")
+    except ConnectionLost:
+        return None
+    return stopping
 
 
 def _process_names(status: Mapping[str, Any]) -> dict[int, str]:

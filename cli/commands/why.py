@@ -13,7 +13,7 @@ import click
 
 from mlxsup.protocol.close_names import close_names
 
-from ..arguments import complete_model, complete_request, row_called
+from ..arguments import complete_model, complete_request, request_called, row_called
 from ..connection import Target, connect, daemon_options, log_dir_left_by, meant
 from ..exit_status import CliError, ExitStatus
 from ..options import NewFile
@@ -79,9 +79,9 @@ def why(name: str | None, report: Path | None, target: Target, output: Output) -
     """Example: mlxsup why smollm2-135m
 
     Says what ended MODEL, what it was doing, which requests ran and what became of them, and what
-    to do; or where the time of REQUEST went, an id such as the x-request-id of an HTTP answer, or a
-    number such as #12. Without either: what happened to the daemon and each model. It needs no
-    daemon: a daemon that was killed has left its flight recorder.
+    to do; or where the time of REQUEST went: an id such as the x-request-id of an HTTP answer, a
+    number such as 12, or `last`. Without either: what happened to the daemon and each model. It
+    needs no daemon: a daemon that was killed has left its flight recorder.
     """
     now = time.time()
     known = _look(target, now)
@@ -158,7 +158,7 @@ def _stories(known: Known, name: str | None, now: float) -> list[Story]:
     if row is not None or name in recording.models:
         return [of_model(recording, name if row is None else row["name"], row, now)]
     found = recording.runs_of_request(name)
-    open_now = next((one for one in known.requests if name in (one["id"], one["number"])), None)
+    open_now = request_called(known.requests, name)
     if not found:
         if open_now is None:
             raise _unknown(known, name)
@@ -176,19 +176,13 @@ def _unknown(known: Known, name: str) -> CliError:
     models = list(
         dict.fromkeys([*(str(row["name"]) for row in known.rows), *known.recording.models])
     )
-    hint = meant(close_names(name, models))
-    if not hint:
-        hint = (
-            f"models: {', '.join(models[:MOST_LISTED]) or 'none'}; `mlxsup requests` lists the open"
-            " requests, and of those that have ended about the latest 10,000 are kept. One that was"
-            " refused when it came is not: its client has the reason, and after `mlxsup log-level"
-            " debug` so does mlxsup.log"
-        )
-    return CliError(
-        f"neither a model nor a request that is known is called {name!r}",
-        code="unknown_name",
-        hint=hint,
+    hint = meant(close_names(name, models)) or (
+        "`mlxsup requests` lists the open requests; of the others the latest 10,000 are kept, but"
+        " none that was refused when it came"
     )
+    listed = ", ".join(models[:MOST_LISTED]) or "none"
+    message = f"nothing is called {name!r}; models: {listed}"
+    return CliError(message, code="unknown_name", hint=hint)
 
 
 def _report(path: Path, known: Known, output: Output) -> None:

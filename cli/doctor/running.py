@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from mlxsup.protocol.key_file import have_been_made
 from mlxsup.protocol.places import socket_at
 from mlxsup.protocol.version import VERSION
 
+from .. import port
 from ..lock_holder import LockHolder, lock_holder
 from ..service.facts import read_file
 from ..service.launchd import Launchd, read_job
@@ -39,9 +39,6 @@ START = "mlxsup start --detach"
 OWN_NAMES = ("mlxsup", "mlxsup.cli")
 DAEMON_WORDS = 5
 """Of a daemon's command line, up to `start`."""
-
-NEXT_PORTS = 20
-"""So many ports after a taken one are tried."""
 
 LINGERING = Path("/var/lib/systemd/linger")
 """Has a file for each user whose services run without a login."""
@@ -155,7 +152,7 @@ def _absent(endpoint: str, folder: Path) -> Finding:
     recorded = None
     with suppress(OSError, ValueError, IndexError):
         recorded = int((folder / LOCK_NAME).read_text().split()[0])
-    stranger = "" if recorded is None else _program_of(recorded)
+    stranger = "" if recorded is None else port.program_of(recorded)
     if stranger:
         return note(
             "daemon",
@@ -174,15 +171,6 @@ def _absent(endpoint: str, folder: Path) -> Finding:
             command=START,
         )
     return ok("daemon", f"none runs at {endpoint}")
-
-
-def _program_of(pid: int) -> str:
-    """Return the program with this pid; empty if there is none."""
-    try:
-        process = psutil.Process(pid)
-        return "" if process.status() == psutil.STATUS_ZOMBIE else str(process.name())
-    except psutil.Error:
-        return ""
 
 
 def _other_daemons(folder: Path) -> Iterator[tuple[int, str]]:
@@ -232,20 +220,21 @@ def _gateway(
             command="mlxsup key new laptop",
         )
     is_ours = (status.get("gateway") or {}).get("address") == str(address)
-    refused = None if is_ours else _refused(address)
+    refused = None if is_ours else port.refused_at(address)
     if refused is not None:
         is_taken = refused.errno == errno.EADDRINUSE
-        listener = _listener(address) if is_taken else None
+        listener = port.listener_at(address) if is_taken else None
         if listener is not None and holder is not None and _parent_of(listener) == holder.pid:
             is_ours = True  # of a daemon that does not answer
         else:
             is_sound = False
-            free = _free_address(address) if is_taken else ""
-            by = f" by {_program_of(listener)} (pid {listener})" if listener is not None else ""
+            free = port.free_address(address) if is_taken else ""
             reason = refused.strerror or str(refused)
             yield problem(
                 "gateway",
-                f"{address} is taken{by}" if free else f"{address} cannot be used: {reason}",
+                f"{address} is taken{port.holder_of(address)}"
+                if free
+                else f"{address} cannot be used: {reason}",
                 why="the gateway cannot listen, and tries again and again",
                 fix=f'set listen = "{free or "127.0.0.1:8484"}" in [gateway], or end that program',
             )
@@ -253,41 +242,10 @@ def _gateway(
         yield ok("gateway", f"{'listens at' if is_ours else 'can listen at'} {setting.listen}")
 
 
-def _refused(address: Address) -> OSError | None:
-    """Return why no program can listen at an address; None if one can."""
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((address.host, address.port))
-        except OSError as error:
-            return error
-    return None
-
-
-def _listener(address: Address) -> int | None:
-    """Return the process that listens there; None if the system does not say which."""
-    with suppress(psutil.Error):
-        for one in psutil.net_connections("tcp"):
-            port = one.laddr.port if one.laddr else None
-            if one.status == psutil.CONN_LISTEN and port == address.port and one.pid is not None:
-                return int(one.pid)
-    return None
-
-
 def _parent_of(pid: int) -> int | None:
     with suppress(psutil.Error):
         return int(psutil.Process(pid).ppid())
     return None
-
-
-def _free_address(address: Address) -> str:
-    """Return the same host with one of the next ports that is free; empty if none is."""
-    for port in range(address.port + 1, min(address.port + 1 + NEXT_PORTS, 65536)):
-        other = Address(host=address.host, port=port)
-        if _refused(other) is None:
-            return str(other)
-    return ""
 
 
 # ---------------------------------------------------------------- the service

@@ -82,7 +82,8 @@ def _expected(detail: Mapping[str, Any]) -> str:
 
 
 COLUMNS = (
-    Column("ID"),
+    Column("#", is_right=True),
+    Column("ID", given_up=6),
     Column("MODEL", given_up=5),
     Column("CLIENT", least=8, given_up=3),
     Column("STATE"),
@@ -107,23 +108,25 @@ def request_lines(requests: Sequence[Mapping[str, Any]], width: int | None) -> l
 
 
 def request_line(one: Mapping[str, Any]) -> str:
-    """Return one request as a sentence: `5f0c12ab-1 of smollm2: answering, 12 tokens`."""
+    """Return one request as a sentence: `5f0c12ab-1 (#12) of smollm2: answering, 12 tokens`."""
     sent = one["tokens_sent"]
     tokens = counted(sent, "token") if sent else ""
     parts = [str(one["state"]), _doing(one), tokens, str(one["client"])]
     said = ", ".join(part for part in parts if part)
-    return in_a_line(f"{one['id']} of {one['model']}: {said}")
+    return in_a_line(f"{one['id']} ({one['number']}) of {one['model']}: {said}")
 
 
 def stage_line(value: Mapping[str, Any]) -> str:
-    """Return `5f0c12ab-1 of smollm2: paused after 12 tokens`."""
+    """Return `5f0c12ab-1 (#12) of smollm2: paused after 12 tokens`."""
     tokens = counted(value["tokens_sent"], "token")
-    return in_a_line(f"{value['request']} of {value['model']}: {value['stage']} after {tokens}")
+    named = f"{value['request']} ({value['number']}) of {value['model']}"
+    return in_a_line(f"{named}: {value['stage']} after {tokens}")
 
 
 def _cells(one: Mapping[str, Any]) -> tuple[str, ...]:
     rate = one["tokens_per_s"]
     return (
+        str(one["number"]).removeprefix("#"),
         str(one["id"]),
         str(one["model"]),
         str(one["client"]),

@@ -12,10 +12,11 @@ from typing import Any
 
 from mlxsup.protocol.folders import log_path
 from mlxsup.protocol.log_files import last_line
+from mlxsup.protocol.version import VERSION
 
 from .output import Line, width_of
 from .tables import GAP, Column, fitting, table, text_lines
-from .text import INDENT, cell_len, cut, format_bytes, format_duration, in_a_line
+from .text import INDENT, cell_len, counted, cut, format_bytes, format_duration, in_a_line
 from .writer import for_terminal
 
 COLUMNS = (
@@ -125,21 +126,45 @@ def lines_below(value: Mapping[str, Any]) -> Iterator[str]:
     Args:
         value: the daemon's status.
     """
-    if reserved := reserved_line(value):
-        yield reserved
+    if line := _memory_line(value):
+        yield line
     yield from remarks(value)
 
 
-def reserved_line(value: Mapping[str, Any]) -> str:
-    """Return `memory: 6.00 GiB of 8.00 GiB reserved`, and what others leave of it if that is less.
+def stopping_words(stopping: Mapping[str, Any]) -> str:
+    """Return what a daemon that ends still waits for, for how long at most, and what hurries it."""
+    if not stopping["running"]:
+        return "it ends its processes"
+    has, it = ("has", "it") if stopping["running"] == 1 else ("have", "them")
+    requests = f"{counted(stopping['running'], 'running request')} {has}"
+    limit = format_duration(stopping["limit_s"])
+    return f"{requests} {limit} at most; `mlxsup stop --now` ends {it}"
 
-    Empty without a budget.
-    """
+
+def amounts(value: Mapping[str, Any]) -> str:
+    """Return `3.10 GiB used, may grow to 5.00 GiB of 10.00 GiB`: what the processes of models take,
+    what is set aside for them, and the budget; without a budget, the memory of the machine."""
+    memory = value.get("memory") or {}
+    used, reserved = used_bytes(value), memory.get("reserved_bytes") or 0
+    whole = memory.get("budget_bytes")
+    parts = [f"{format_bytes(used)} used" if used or reserved else "none used"]
+    if whole is not None and reserved:
+        parts.append(f"may grow to {format_bytes(reserved)}")
+    return f"{', '.join(parts)} of {format_bytes(whole or memory.get('machine_bytes') or 0)}"
+
+
+def used_bytes(value: Mapping[str, Any]) -> int:
+    """Return the resident bytes of all models' processes, as they were measured last."""
+    return sum(int(model.get("footprint_bytes") or 0) for model in value["models"])
+
+
+def _memory_line(value: Mapping[str, Any]) -> str:
+    """Return the amounts, and what others leave of the budget if that is less; empty without a
+    budget."""
     memory = value.get("memory") or {}
     if memory.get("budget_bytes") is None:
         return ""
-    reserved = format_bytes(memory.get("reserved_bytes") or 0)
-    line = f"memory: {reserved} of {format_bytes(memory['budget_bytes'])} reserved"
+    line = f"memory: {amounts(value)}"
     if memory.get("shortage"):
         line += f"; other programs leave {format_bytes(memory['effective_budget_bytes'])}"
     return line
@@ -147,6 +172,13 @@ def reserved_line(value: Mapping[str, Any]) -> str:
 
 def remarks(value: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines below the table but the first one about memory."""
+    if value.get("version", VERSION) != VERSION:
+        yield (
+            f"the daemon is mlxsup {value['version']}, this command {VERSION}: stop the daemon, and"
+            " start it again"
+        )
+    if stopping := value.get("stopping"):
+        yield f"the daemon is stopping: {stopping_words(stopping)}"
     if (value.get("memory") or {}).get("budget_bytes") is not None:
         yield from _memory_lines(value)
     yield from _sharing_lines(value)
@@ -157,12 +189,11 @@ def remarks(value: Mapping[str, Any]) -> Iterator[str]:
 def _memory_lines(value: Mapping[str, Any]) -> Iterator[str]:
     """Yield that a model loses something by the lack of memory, and which ones ran out of it."""
     memory = value["memory"]
-    lacks = any(model.get("memory_wait") for model in value["models"])
-    if memory.get("shortage") and (lacks or memory.get("over_bytes")):
+    if memory.get("is_short"):
         yield f"memory is short: {memory['shortage']}"
     if memory.get("over_bytes"):
         over = format_bytes(memory["over_bytes"])
-        yield f"{over} more is reserved than that: models go once they can"
+        yield f"models may grow to {over} more than that: some are unloaded once they can be"
     for model in value["models"]:
         if wait := model.get("memory_wait"):
             waits = format_duration(wait["waits_s"])
@@ -170,7 +201,8 @@ def _memory_lines(value: Mapping[str, Any]) -> Iterator[str]:
         if model.get("raised_bytes"):
             more, needed = (format_bytes(model[key]) for key in ("raised_bytes", "needed_bytes"))
             yield (
-                f"{model['name']} needs {needed}, {more} of it because it ran out of memory before"
+                f"{model['name']} needs at least {needed}, {more} of it because it ran out of"
+                " memory before"
             )
 
 
@@ -235,7 +267,7 @@ EXIT_WORDS = {
     "internal": "internal error",
 }
 
-BATCHING_WORDS = {"serial_prefill": "prompts one by one", "one_row": "one row at a time"}
+BATCHING_WORDS = {"serial_prefill": "prompts one by one", "one_row": "one request at a time"}
 
 
 def note_of(model: Mapping[str, Any], now: float) -> str:
@@ -243,7 +275,8 @@ def note_of(model: Mapping[str, Any], now: float) -> str:
 
     If there is none of them, it says who waits in which class, how rows are batched and how many
     warnings there are. How far a long prompt has been read comes first; what a pinned model keeps
-    though it is STOPPED, how many requests are paused and how many gave way to others come last.
+    though it is STOPPED, how many requests are paused, how many gave way to others and when an idle
+    model is unloaded come last.
     """
     parts = []
     progress = progress_text(model.get("progress"))
@@ -260,11 +293,14 @@ def note_of(model: Mapping[str, Any], now: float) -> str:
         parts.append(cause)
     parts = [*_reading_words(model), *(parts or _quiet_words(model))]
     if model.get("pinned") and model["state"] == "STOPPED" and model.get("reserved_bytes"):
-        parts.append(f"pinned: {format_bytes(model['reserved_bytes'])} stay reserved")
+        parts.append(f"pinned: {format_bytes(model['reserved_bytes'])} are kept for it")
     if model.get("paused"):
         parts.append(f"{len(model['paused'])} paused")
     if model.get("yielded"):
         parts.append(f"{len(model['yielded'])} gave way")
+    is_busy = any(model.get(key) for key in ("running", "queued", "paused"))
+    if model.get("unloads_in_s") is not None and not is_busy:
+        parts.append(f"unloads in {format_duration(model['unloads_in_s'])}")
     return ", ".join(parts)
 
 
@@ -274,8 +310,8 @@ def _quiet_words(model: Mapping[str, Any]) -> list[str]:
     waiting = _waiting_words(model.get("queued_per_class"))
     mode = BATCHING_WORDS.get(batching["mode"]) if isinstance(batching, Mapping) else None
     count = len(warnings) if isinstance(warnings, Sequence) else 0
-    counted = f"{count} warning{'s' if count > 1 else ''}" if count else None
-    return [remark for remark in (waiting, mode, counted) if remark]
+    warned = counted(count, "warning") if count else None
+    return [remark for remark in (waiting, mode, warned) if remark]
 
 
 def _reading_words(model: Mapping[str, Any]) -> list[str]:

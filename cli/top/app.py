@@ -86,6 +86,7 @@ HELP = (
     "p              pause it, or resume it",
     "q, Ctrl-C      leave",
     "Ctrl-Z         leave it for a while",
+    "memory  # =    used, may grow to",
 )
 HINTS = {
     None: "arrows select  ? help  q quit",
@@ -328,7 +329,7 @@ class Top(App[int]):
         if key in ("y", "Y"):
             self._start(question)
         else:
-            self.said = f"{question.item.title} is left as it is"
+            self.said = f"{question.item.title}: nothing was done"
 
     # ------------------------------------------------------------ orders
 

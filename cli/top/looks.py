@@ -13,6 +13,7 @@ from ..changes import Changes, change_line, is_step
 from ..connection import Target, connect
 from ..terminal.output import Output
 from ..terminal.reader_watch import reader_watched
+from ..terminal.status import amounts, used_bytes
 from ..terminal.text import clock, format_bytes
 
 if TYPE_CHECKING:
@@ -56,13 +57,13 @@ TITLE = "memory"
 
 
 def memory_bar(value: Mapping[str, Any], width: int) -> str:
-    """Return `memory [###==.....] 3.10 GiB used, 5.00 GiB of 10.00 GiB reserved`.
+    """Return `memory [###==.....] 3.10 GiB used, may grow to 5.00 GiB of 10.00 GiB`.
 
     A terminal that is too narrow for a bar gets none.
 
-    The bar is as long as the budget, or as what is used or reserved if that is more. A `#` is used,
-    an `=` is reserved and not used, and a dot is neither. Without a budget it is as long as the
-    memory of the machine.
+    The bar is as long as the budget, or as what is used or set aside if that is more. A `#` is
+    used, an `=` is what that may grow to, and a dot is neither. Without a budget it is as long as
+    the memory of the machine.
 
     Args:
         value: the daemon's status.
@@ -82,22 +83,6 @@ def memory_bar(value: Mapping[str, Any], width: int) -> str:
         return f"{TITLE} {text}"[:width]
     longest = max(whole, used, reserved, 1)
     return f"{TITLE} [{_bar(used / longest, reserved / longest, room)}] {text}"
-
-
-def amounts(value: Mapping[str, Any]) -> str:
-    """Return `3.10 GiB used, 5.00 GiB of 10.00 GiB reserved`."""
-    memory = value.get("memory") or {}
-    used = f"{format_bytes(used_bytes(value))} used"
-    budget = memory.get("budget_bytes")
-    if budget is None:
-        return f"{used} of {format_bytes(memory.get('machine_bytes') or 0)}"
-    reserved = format_bytes(memory.get("reserved_bytes") or 0)
-    return f"{used}, {reserved} of {format_bytes(budget)} reserved"
-
-
-def used_bytes(value: Mapping[str, Any]) -> int:
-    """Return the resident bytes of all models' processes, as they were measured last."""
-    return sum(int(model.get("footprint_bytes") or 0) for model in value["models"])
 
 
 def _bar(used: float, reserved: float, width: int) -> str:

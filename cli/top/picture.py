@@ -153,7 +153,9 @@ def body(
         _requests(look, selected, width),
         Section(groups=[[Text(for_terminal(line), style="dim")] for line in said]),
         Section(
-            header=_header("latest events", "no events yet", heard), groups=heard, is_at_end=True
+            header=_header("latest events", "no events since top began", heard),
+            groups=heard,
+            is_at_end=True,
         ),
     ]
     rooms = shared(height, [section.wanted for section in sections])

@@ -20,6 +20,7 @@ from mlxsup.protocol.flight import (
     read_line,
     read_recorded,
 )
+from mlxsup.protocol.ids import LAST_REQUEST
 from mlxsup.protocol.log_files import all_lines, written_at
 
 from ..terminal.text import counted
@@ -120,15 +121,19 @@ class Recording:
         return count
 
     def runs_of_request(self, name: str) -> list[tuple[Run, int]]:
-        """Return the requests with this id, or as `#12` this number, oldest first: the run and the
-        number of each."""
-        found: dict[tuple[int, int], tuple[Run, int]] = {}
-        for place, run in enumerate(self.runs):
-            for one in run.entries:
-                entry = one.entry
-                if isinstance(entry, OF_REQUESTS) and name in (entry.id, f"#{entry.number}"):
-                    found[place, entry.number] = (run, entry.number)
-        return list(found.values())
+        """Return the requests with this id, or this number (`#12` or `12`), oldest first: the run
+        and the number of each; of `last` the one that came last."""
+        seen = {
+            (place, one.entry.number): one.entry.id
+            for place, run in enumerate(self.runs)
+            for one in run.entries
+            if isinstance(one.entry, OF_REQUESTS)
+        }
+        found = [key for key, id in seen.items() if id == name]
+        found = found or [key for key in seen if name.removeprefix("#") == str(key[1])]
+        if not found and seen and name == LAST_REQUEST:
+            found = [max(seen)]
+        return [(self.runs[place], number) for place, number in found]
 
 
 def read_recording(folder: Path, status: Mapping[str, Any] | None, now: float) -> Recording:

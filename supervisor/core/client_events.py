@@ -63,7 +63,7 @@ from .fleet import Fleet
 from .forecast import forecast
 from .keep_alive import check_keep_alive
 from .lifecycle.triggers import Reconfigured, WantDown, WantRestart, WantUp
-from .load_options import check_room, launch_asked_for, refuse_dry
+from .load_options import check_context, check_room, launch_asked_for, refuse_dry
 from .log_level import WorkerLogLevel
 from .model import Model
 from .outbox import Outbox
@@ -280,6 +280,7 @@ class ClientEvents:
             model = self._model(event.model)
             if event.launch.path != model.life.settings.launch.path:
                 raise superseded(model.name, "a reload")
+            check_context(model, event.need, event.launch)
             check_room(model, event.need, self._fleet, self._fleet.settings, event.now)
         except RemoteError as error:
             self._outbox.fail(event.caller, error)
@@ -362,7 +363,15 @@ class ClientEvents:
         settings = self._fleet.settings
         spares = self._fleet.spares.status(settings, now)
         ledger = self._serving.ledger
-        return status_map(self._fleet, ledger, self._daemon, settings.budget, now, spares=spares)
+        return status_map(
+            self._fleet,
+            ledger,
+            self._daemon,
+            settings.budget,
+            now,
+            spares=spares,
+            is_ending=self._fleet.is_shutting_down,
+        )
 
     def _on_status(self, caller: Caller, message: StatusQuery, now: float) -> None:
         value = self.status(now)

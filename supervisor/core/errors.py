@@ -45,14 +45,14 @@ def cut_off(name: ModelName, why: Why) -> RemoteError:
         return shutting_down()
     return RemoteError(
         ErrorCode.UNLOADED,
-        f"{name} is being unloaded ({why})",
+        f"{name} is being unloaded; a request that comes after that loads it again",
         detail={"model": name, "why": why.value},
     )
 
 
 def shutting_down() -> RemoteError:
     """Requests that a shutdown cuts off or refuses (E4)."""
-    return RemoteError(ErrorCode.SHUTTING_DOWN, "the supervisor is shutting down")
+    return RemoteError(ErrorCode.SHUTTING_DOWN, "the daemon is shutting down")
 
 
 def superseded(name: ModelName, by: str) -> RemoteError:
@@ -108,9 +108,9 @@ def row_does_not_fit(
     available_bytes = max(0, available_bytes)
     return RemoteError(
         ErrorCode.INSUFFICIENT_MEMORY,
-        f"this request needs {size_text(needed_bytes)} for its row, and {name} can have"
-        f" {size_text(available_bytes)} for its rows: shorten the prompt or the answer, or raise"
-        " memory_budget, or the model's memory",
+        f"this request needs {size_text(needed_bytes)}, and {name} can have"
+        f" {size_text(available_bytes)} for its requests: shorten the prompt or the answer, or"
+        " raise memory_budget, or the model's memory",
         detail={
             "model": name,
             "needed_bytes": needed_bytes,

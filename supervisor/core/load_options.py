@@ -55,6 +55,26 @@ def refuse_dry(load: Load) -> None:
     )
 
 
+def check_context(model: Model, need: Need | None, launch: LaunchSettings) -> None:
+    """Refuse another launch with a longer context than the model has, before its process ends.
+
+    Args:
+        model: which.
+        need: what it needs with that launch; None: its files cannot be read.
+        launch: what is asked for.
+
+    Raises:
+        RemoteError: `invalid_request`.
+    """
+    if need is not None and launch.context_length > need.context_tokens:
+        raise RemoteError(
+            ErrorCode.INVALID_REQUEST,
+            f"{model.name} has a context of {need.context_tokens} tokens, not of"
+            f" {launch.context_length}",
+            detail={"parameter": "context_length"},
+        )
+
+
 def check_room(
     model: Model, need: Need | None, models: Iterable[Model], settings: CoreSettings, now: float
 ) -> None:

@@ -10,7 +10,7 @@ from mlxsup.protocol.states import PendingReason, State, WaitReason, Why
 
 from .gateway import Gateway
 from .lifecycle.life import Life
-from .lifecycle.states import Backoff, Fetching, Loading, Pending, Ready
+from .lifecycle.states import Backoff, Draining, Fetching, Loading, Pending, Ready
 from .memory.budget import Budget
 from .model import Model
 from .queue_status import (
@@ -53,22 +53,28 @@ def status_map(
     now: float,
     *,
     spares: dict[str, Any],
+    is_ending: bool,
 ) -> dict[str, Any]:
     """Everything `status --json` shows; seconds and bytes are plain numbers."""
     fleet = list(models)
     rows = [model_row(model, now) for model in fleet]
     engine_s = sum(model.engine_s for model in fleet)
+    over_bytes = overshoot_bytes(fleet, budget)
+    is_lacking = over_bytes > 0 or any(row["memory_wait"] for row in rows)
     for row in rows:
         row["share"] = row["engine_s"] / engine_s if engine_s else None
     return {
         "schema_version": SCHEMA_VERSION,
         **daemon.facts,
         "uptime_s": now - daemon.started_at,
+        "stopping": _stopping_map(fleet, now) if is_ending else None,
         "memory": {
             "budget_bytes": budget.whole_bytes if budget else None,
             "effective_budget_bytes": budget.size_bytes if budget else None,
             "shortage": budget.shortage if budget else "",
-            "over_bytes": overshoot_bytes(fleet, budget),
+            # Any desktop's programs lower the budget: it is short once a model loses by that.
+            "is_short": budget is not None and bool(budget.shortage) and is_lacking,
+            "over_bytes": over_bytes,
             "reserved_bytes": sum(row["reserved_bytes"] for row in (*rows, *spares["workers"])),
             "machine_bytes": daemon.machine_bytes,
         },
@@ -76,6 +82,15 @@ def status_map(
         "gateway": daemon.gateway.status(now) if daemon.gateway else None,
         "queue": queue_map(fleet, ledger),
         "models": rows,
+    }
+
+
+def _stopping_map(models: Iterable[Model], now: float) -> dict[str, Any]:
+    """How many requests still run while the daemon ends, and how long they may take at most."""
+    ends = [model.life.phase.ends_at for model in models if isinstance(model.life.phase, Draining)]
+    return {
+        "running": sum(len(model.running) for model in models),
+        "limit_s": max(0.0, max(ends, default=now) - now),
     }
 
 

@@ -23,7 +23,15 @@ from mlxsup.protocol.key_file import KeyPlace, add_key
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.request_messages import Attach, RequestsQuery
 
-from support.cli.cli import COLUMNS, ESCAPE, Piped, check_plain, on_terminal, run_cli
+from support.cli.cli import (
+    COLUMNS,
+    ESCAPE,
+    Piped,
+    check_plain,
+    environment,
+    on_terminal,
+    run_cli,
+)
 from support.cli.command_tree import Leaf, leaf_of, leaves
 from support.client.scripted_supervisor import (
     Peer,
@@ -386,9 +394,27 @@ run()
 """
 
 
-def test_an_interrupt_before_a_command_has_begun_ends_it_without_a_word() -> None:
-    command_line = [sys.executable, "-c", INTERRUPTED_IMPORT, "status"]
-    done = subprocess.run(command_line, capture_output=True, timeout=60, check=False)
+INTERRUPTED_COMPLETION = """
+import signal
+from mlxsup.cli import main
+main._complete = lambda what: signal.raise_signal(signal.SIGINT)
+from mlxsup.cli.__main__ import run
+run()
+"""
+
+
+@pytest.mark.parametrize("code", [INTERRUPTED_IMPORT, INTERRUPTED_COMPLETION])
+def test_an_interrupt_before_a_command_or_while_completing_ends_it_without_a_word(
+    code: str,
+) -> None:
+    asked = {"_MLXSUP_COMPLETE": "bash_complete"} if code == INTERRUPTED_COMPLETION else {}
+    done = subprocess.run(
+        [sys.executable, "-c", code, "status"],
+        capture_output=True,
+        env=environment(**asked),
+        timeout=60,
+        check=False,
+    )
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
 
 

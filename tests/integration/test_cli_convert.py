@@ -143,7 +143,7 @@ def test_target_that_exists_is_left_as_it_is(home: Path, more: list[str]) -> Non
     done = run_cli(*arguments, **variables(home))
     assert done.returncode == 1
     said = done.stdout + done.stderr
-    assert f"{home}/new exists; it is left as it is" in said
+    assert f"{home}/new exists already; nothing was changed" in said
     assert f"name another folder: `mlxsup convert {source} TARGET --quantize`" in said
     assert list((home / "new").iterdir()) == []
 

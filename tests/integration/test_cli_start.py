@@ -67,7 +67,11 @@ def test_a_detached_daemon_answers_when_start_returns_and_a_second_one_is_refuse
             rf"listening at ipc://{re.escape(str(run))}/client.sock \(pid \d+\)", said
         )
         assert done.stdout == f"{said}\n"
-        assert done.stderr == f"output goes to {output}; end it with `mlxsup stop {again}`\n"
+        assert done.stderr.splitlines() == [
+            f"output goes to {output}",
+            f"next: `mlxsup chat m {again}`, `mlxsup status {again}`;"
+            f" end it with `mlxsup stop {again}`",
+        ]
         process = psutil.Process(int(said.split()[-1].rstrip(")")))
         assert os.getsid(process.pid) == process.pid
         assert stat.S_IMODE(output.stat().st_mode) == 0o600
@@ -116,6 +120,48 @@ def test_a_detached_daemon_that_does_not_come_up_says_why_here(home: Path) -> No
         f"error: cannot write to the log folder {home}/full/logs: File too large",
         "hint: set log_dir to a folder that you can write to",
     ]
+
+
+@pytest.mark.parametrize("is_detached", [True, False], ids=["detached", "foreground"])
+def test_start_says_where_http_is_served_or_who_has_the_port(
+    home: Path, *, is_detached: bool
+) -> None:
+    first = written(home / "a.toml", f'[supervisor]\nruntime_dir = "a"\n{FAKE}')
+    other = written(home / "b.toml", f'[supervisor]\nruntime_dir = "b"\n{FAKE}')
+    detach = ["--detach"] if is_detached else []
+    try:
+        done = run_cli("start", "--config", str(first), "--detach", "--http", "0")
+        assert done.returncode == 0, done.stderr
+        lines = "\n".join(done.stdout.splitlines()[1:])
+        said = re.fullmatch(r"HTTP at (\S+)/v1 \(pid (\d+)\)\npage with a chat at (\S+)", lines)
+        assert said is not None, lines
+        url, pid, page = said.groups()
+        assert (page, url.startswith("http://127.0.0.1:")) == (url, True)
+        port = url.rpartition(":")[2]
+        taken = run_cli("start", "--config", str(other), *detach, "--http", port)
+        assert (taken.returncode, taken.stdout) == (75, "")
+        error, hint = taken.stderr.splitlines()
+        assert error == (
+            f"error: HTTP cannot be served at 127.0.0.1:{port}: the port is taken by the gateway"
+            f" of another mlxsup daemon (pid {pid})"
+        )
+        assert re.fullmatch(r"hint: take another port with `--http 127.0.0.1:\d+`, or .+", hint)
+        assert run_cli("stop", "--config", str(other)).stdout.startswith("no daemon runs at ")
+        if is_detached:
+            # A port of the file may become free, so the daemon runs, and says what is wrong.
+            written(other, f'{other.read_text()}[gateway]\nlisten = "127.0.0.1:{port}"\n')
+            runs = run_cli("start", "--config", str(other), *detach)
+            assert (runs.returncode, runs.stdout.count("\n")) == (0, 1)
+            assert "warning: HTTP is not served: the address 127.0.0.1:" in runs.stderr
+            assert f"taken by the gateway of another mlxsup daemon (pid {pid})" in runs.stderr
+        again = run_cli("start", "--config", str(first), *detach, "--http", port)
+        assert "is already running in" in again.stderr, "its own port is no matter then"
+        loaded = run_cli("start", "m", "--config", str(first))
+        assert (loaded.returncode, "READY" in loaded.stdout) == (0, True)
+    finally:
+        for config in (first, other):
+            assert run_cli("stop", "--config", str(config)).returncode == 0
+    assert run_cli("start", "m", "--config", str(first)).returncode == 69
 
 
 @pytest.mark.parametrize("is_broken", [False, True])
@@ -275,6 +321,15 @@ def test_config_path_prints_the_winner_on_stdout_and_why_on_stderr(home: Path) -
         "~/.config/mlxsup/config.toml": False,
         "~/.mlxsup/config.toml": False,
     }
+
+
+def test_config_check_without_a_file_checks_the_one_that_counts(home: Path) -> None:
+    assert run_cli("config", "check").returncode == 78
+    written(home / ".mlxsup/config.toml", FAKE)
+    done = run_cli("config", "check")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "~/.mlxsup/config.toml is valid")
+    written(home / "mlxsup.toml", "[models.m]\npth = 1\n")
+    assert "models.m.pth" in run_cli("config", "check").stderr
 
 
 def test_config_check_lists_each_folder_with_its_line(home: Path) -> None:

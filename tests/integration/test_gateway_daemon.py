@@ -294,7 +294,7 @@ def test_gateway_is_a_process_that_status_shows_and_stop_ends() -> None:
         assert gateway["pid"] in [process.pid for process in daemon.processes()]
         shown = daemon.run("status").stdout.splitlines()
         assert shown[-1] == f"http: {daemon.url} (pid {gateway['pid']})"
-        assert f"HTTP at {daemon.url} (pid {gateway['pid']})" in daemon.output
+        assert f"HTTP at {daemon.url}/v1 (pid {gateway['pid']})" in daemon.output
         daemon_log = (daemon.logs / "mlxsup.log").read_text()
         assert f"gateway listening url={daemon.url} pid={gateway['pid']}" in daemon_log
         address = daemon.address

@@ -77,7 +77,7 @@ def test_keys_count_from_their_making_until_they_are_turned_off(tmp_path: Path) 
         assert key not in "".join(listed)
         revoked = daemon.run("key", "revoke", "laptop")
         assert revoked.stdout == "laptop is revoked\n"
-        assert "every request is refused until `mlxsup key new NAME" in revoked.stderr
+        assert "Every request is refused until `mlxsup key new NAME" in revoked.stderr
         eventually(lambda: status_of(daemon, key) == 401)
         assert status_of(daemon) == 401, "revoking the last key opens nothing"
         other = tmp_path / "other.toml"

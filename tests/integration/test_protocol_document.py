@@ -19,6 +19,7 @@ from mlxsup.protocol import client_messages, codec, worker_messages
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.delta_body import DeltaBody
 from mlxsup.protocol.errors import ErrorCode
+from mlxsup.protocol.ids import MAX_ID_CHARACTERS
 from mlxsup.protocol.launch import LaunchSpec
 from mlxsup.protocol.parameters import SAMPLING
 from mlxsup.protocol.states import (
@@ -263,7 +264,7 @@ def test_limits_are_those_of_the_code() -> None:
         for name, value in rows.items()
     }
     header, items, entries, characters, ids = shown["header"]
-    assert (header, ids) == (codec.MAX_HEADER_BYTES, codec.MAX_ID_CHARACTERS)
+    assert (header, ids) == (codec.MAX_HEADER_BYTES, MAX_ID_CHARACTERS)
     for whole, larger in (
         ([0] * items, [0] * (items + 1)),
         (dict.fromkeys(map(str, range(entries))), dict.fromkeys(map(str, range(entries + 1)))),

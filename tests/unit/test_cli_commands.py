@@ -7,8 +7,10 @@ import errno
 import io
 import json
 import os
+import re
 import shlex
 import shutil
+import stat
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -19,7 +21,7 @@ import click
 import pytest
 
 from mlxsup.cli import main as cli
-from mlxsup.cli.command_table import COMMANDS, ENDING_COMMANDS, FILES, expand, guess, load
+from mlxsup.cli.command_table import COMMANDS, ENDING_COMMANDS, FILES, GROUPS, expand, guess, load
 from mlxsup.cli.commands import rm as commands_rm
 from mlxsup.cli.commands import stop as commands_stop
 from mlxsup.cli.commands.bench import bench
@@ -50,6 +52,7 @@ def test_every_file_of_commands_is_in_the_table_which_says_what_each_does() -> N
         (["ls", "--json"], ["models", "--json"]),
         (["tail", "m"], ["logs", "--follow", "m"]),
         (["help"], ["--help"]),
+        (["help", "ps"], ["status", "--help"]),
         (["help", "key", "new"], ["key", "new", "--help"]),
         (["logs", "ps"], ["logs", "ps"]),
         ([], []),
@@ -69,10 +72,19 @@ def test_other_names_are_what_they_stand_for(typed: list[str], meant: list[str])
         ("reload_", "reload"),
         ("nload", "load"),
         ("frobnicate", None),
+        ("delete", "rm MODEL"),
+        ("delete smollm2", "rm smollm2"),
+        ("delete 'a b'", "rm 'a b'"),
+        ("cp smollm2 small", "add smollm2"),
+        ("serve", "start --http"),
+        ("serve --port 80", "start --http"),
+        ("serve owner/name", "start --http --model owner/name"),
+        ("version", "--version"),
     ],
 )
 def test_what_is_suggested_does_no_harm(typed: str, suggested: str | None) -> None:
-    assert guess(typed) == suggested
+    word, *rest = shlex.split(typed)
+    assert guess(word, rest) == suggested
 
 
 def test_nothing_that_ends_something_is_suggested_for_a_word_that_begins_otherwise() -> None:
@@ -201,7 +213,7 @@ DAEMON_COMMANDS = [
     "status", "status --watch", "events", "load m", "unload m", "restart m", "wait", "top",
     "prioritize x batch", "requests", "requests -f", "why", "why m",
     "why m --report /nowhere/r.tar.gz", "attach r", "cancel r", "pause r", "resume r",
-    "generate m x", "chat m", "logs m", "connect zed", "reload", "log-level debug", "stop",
+    "generate m x", "chat m", "logs m", "connect zed", "reload", "log-level debug",
 ]  # fmt: skip
 WRONG_ENDPOINT = "--endpoint may be wrong: a daemon prints its endpoint when it starts"
 
@@ -220,13 +232,12 @@ def test_without_a_daemon_every_command_exits_69(
 
 
 USAGE = {
-    "": "a command is missing",
     "genrate": "No such command 'genrate'",
     "htop": "No such command 'htop'.\nhint: did you mean `mlxsup top`?",
     "service instal": "No such command 'instal'",
     "config nonsense": "No such command 'nonsense'",
     "status --wacht": "No such option",
-    "status extra": "unexpected extra argument",
+    "status one two": "unexpected extra argument",
     "doctor m": "unexpected extra argument",
     "why one two": "unexpected extra argument",
     "load": "Missing argument 'MODEL'",
@@ -239,6 +250,7 @@ USAGE = {
     "completion tcsh": "'tcsh' is not one of 'bash', 'zsh', 'fish'",
     "log-level loud": "'loud' is not one of",
     "connect emacs": "'emacs' is not one of",
+    "cancel ''": "that is not the id of a request\nhint: `mlxsup requests` lists their ids",
     "prioritize nobody urgent": "'urgent' is not one of 'interactive', 'normal', 'batch'",
     "convert x --bits 7": "--bits",
     "status --watch --check": "use either --watch or --check",
@@ -290,15 +302,27 @@ def test_usage_errors_exit_64_with_a_hint(capsys: pytest.CaptureFixture[str], li
     code, out, err = run(capsys, *arguments)
     assert (code, out) == (64, "")
     assert USAGE[line] in err
-    if arguments:
-        error, *hint = err.splitlines()
-        assert error.startswith("error: ")
-        assert [text[:6] for text in hint] == ["hint: "] or line.startswith(WITHOUT_HINT)
-        code, out, err = run(capsys, *arguments, "--json")
-        assert (code, err) == (64, "")
-        refused = json.loads(out)["error"]
-        assert refused["message"] in error
-        assert refused["code"] in ("usage", "invalid_request", "file", "bad_configuration")
+    error, *hint = err.splitlines()
+    assert error.startswith("error: ")
+    assert [text[:6] for text in hint] == ["hint: "] or line.startswith(WITHOUT_HINT)
+    code, out, err = run(capsys, *arguments, "--json")
+    assert (code, err) == (64, "")
+    refused = json.loads(out)["error"]
+    assert refused["message"] in error
+    assert refused["code"] in ("usage", "invalid_request", "file", "bad_configuration")
+
+
+@pytest.mark.parametrize("words", [(), ("-h",), ("help",)], ids=" ".join)
+def test_without_a_command_all_are_listed_in_their_groups(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    code, out, err = run(capsys, *words)
+    assert (code, err) == (0, "")
+    parts = dict(part.split("\n", 1) for part in out.strip().split("\n\n") if ":\n" in part)
+    for title, group in GROUPS.items():
+        lines = parts[f"{title}:"].splitlines()
+        assert [re.split(r",| ", line.strip())[0] for line in lines] == list(group)
+    assert "\n  status, ps " in out
 
 
 @pytest.mark.parametrize(
@@ -394,6 +418,52 @@ def test_rm_removes_no_files_of_a_model_that_may_read_them(
         assert "o/n is in use by m" in err
 
 
+class Typed(io.StringIO):
+    """What a person types at a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_first_key_and_the_end_of_the_last_one_are_asked_about_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text('[supervisor]\nruntime_dir = "run"\n[models.m]\nengine = "fake"\n')
+    keys = tmp_path / "c.keys.json"
+
+    def typed(text: str, *arguments: str) -> tuple[object, str]:
+        monkeypatch.setattr("sys.stdin", Typed(text))
+        code, _, err = run(capsys, "key", *arguments, "--config", str(config))
+        return code, err
+
+    code, err = typed("n\n", "new", "a")
+    assert (code, "every request over HTTP needs one" in err, keys.exists()) == (1, True, False)
+    assert typed("y\n", "new", "a")[0] == 0
+    assert stat.S_IMODE(keys.stat().st_mode) == 0o600
+    assert typed("", "new", "b")[0] == typed("", "revoke", "b")[0] == 0, "nothing is asked then"
+    code, err = typed("n\n", "revoke", "a")
+    assert (code, "error: no key was revoked" in err) == (1, True)
+    code, err = typed("", "revoke", "a", "--yes")
+    assert (code, f"`mlxsup key off --config {config}` opens it" in err) == (0, True)
+    config.write_text(f'{config.read_text()}[gateway]\nkeys = "required"\n')
+    keys.unlink()
+    (tmp_path / "run" / "keys_in_force").unlink()
+    assert typed("", "new", "c")[0] == 0, "nothing worked without a key before"
+
+
+def test_stop_succeeds_if_no_daemon_runs_and_names_no_option_for_a_model(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    where = ("--endpoint", NOWHERE)
+    assert run(capsys, "stop", *where) == (0, f"no daemon runs at {NOWHERE}\n", "")
+    code, out, _ = run(capsys, "stop", "--json", *where)
+    assert (code, json.loads(out)) == (0, {"schema_version": 1, "stopped": False})
+    assert run(capsys, "stop", "m", *where)[0] == 69
+    code, _, err = run(capsys, "stop", "m", "--now", *where)
+    assert (code, "--now and --timeout are for the whole daemon" in err) == (64, True)
+
+
 def test_rm_and_key_off_ask_first_and_refuse_without_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -426,23 +496,26 @@ class Clock:
 
 FOR_EVER = float("inf")
 BOTH = "m (pid 8), the daemon (pid 7)"
-WAITS, WAITS_FOR_M = f"waiting for {BOTH} (1s so far)", "waiting for m (pid 8) (1s so far)"
+WAITS, WAITS_FOR_M = f"waiting for {BOTH} (1s so far)", "waiting for m (pid 8) (2s so far)"
+DRAINS = "1 running request has 29s at most; `mlxsup stop --now` ends it, Ctrl-C leaves"
 LEFT = "the daemon has ended, but m (pid 8) cannot be ended: SIGKILL has no effect"
 
 
 @pytest.mark.parametrize(
-    ("daemon_until_s", "worker_until_s", "status", "says"),
+    ("drained_at_s", "daemon_until_s", "worker_until_s", "status", "says"),
     [
-        (0, 0, 0, []),
-        (1.5, 2.5, 0, [WAITS, WAITS_FOR_M]),
-        (1.5, FOR_EVER, 71, [WAITS, WAITS_FOR_M, f"error: {LEFT}"]),
-        (FOR_EVER, FOR_EVER, 1, [WAITS, f"error: {BOTH} did not end within 55s"]),
+        (0, 0, 0, 0, []),
+        (0, 1.5, 3.2, 0, [WAITS, WAITS_FOR_M]),
+        (0, 1.5, FOR_EVER, 71, [WAITS, WAITS_FOR_M, f"error: {LEFT}"]),
+        (0, FOR_EVER, FOR_EVER, 1, [WAITS, f"error: {BOTH} did not end within 55s"]),
+        (4, 4.5, 4.5, 0, [DRAINS, WAITS.replace("1s", "4s")]),
     ],
-    ids=["gone at once", "gone later", "a worker is left", "both are left"],
+    ids=["gone at once", "gone later", "a worker is left", "both are left", "an answer ends"],
 )
 def test_stop_succeeds_only_when_every_process_has_ended(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
+    drained_at_s: float,
     daemon_until_s: float,
     worker_until_s: float,
     status: int,
@@ -453,16 +526,22 @@ def test_stop_succeeds_only_when_every_process_has_ended(
 
     class Client:
         def status(self) -> dict[str, Any]:
-            return {"pid": 7, "models": [{"name": "m", "pid": 8}]}
+            asked.append(clock.now_s)
+            running = 1 if clock.now_s < drained_at_s else 0
+            stopping = {"running": running, "limit_s": 29.0}
+            return {"pid": 7, "models": [{"name": "m", "pid": 8}], "stopping": stopping}
 
         def stop(self, **_: object) -> dict[str, Any]:
+            asked.clear()
             return {"pids": [8], "supervisor_pid": 7}
 
     def find(pids: list[int]) -> list[int]:
         assert pids == [8, 7]
         return pids
 
+    asked: list[float] = []
     monkeypatch.setattr(commands_stop, "connect", lambda target: nullcontext(Client()))
+    monkeypatch.setattr(commands_stop, "status_of_daemon", lambda target: Client().status())
     monkeypatch.setattr(commands_stop, "find_processes", find)
     monkeypatch.setattr(
         commands_stop, "alive", lambda pids: [pid for pid in pids if clock.now_s < until[pid]]
@@ -471,4 +550,5 @@ def test_stop_succeeds_only_when_every_process_has_ended(
     code, out, err = run(capsys, "stop")
     assert (code, [line for line in err.splitlines() if "hint: " not in line]) == (status, says)
     assert out == ("" if status else "stopped the daemon (pid 7) and 1 worker\n")
+    assert len(asked) <= max(drained_at_s, 1), "it is not asked again once nothing runs"
     assert clock.now_s < (5 if daemon_until_s < FOR_EVER else 60)

@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 import pytest
 
+from mlxsup.cli import port
 from mlxsup.cli.commands import plan
 from mlxsup.cli.doctor import installed, running
 from mlxsup.cli.doctor.finding import Finding, Level, examine
@@ -134,7 +135,7 @@ class Machine:
         self.has(listen="127.0.0.1:8484", key_need=key_need)
         self.patch(running, "find_spec", lambda _: has_packages or None)
         taken = Address.parse("127.0.0.1:8484")
-        self.patch(running, "_refused", lambda one: error if one == taken else None)
+        self.patch(port, "refused_at", lambda one: error if one == taken else None)
         if status is not None:
             self.runs(gateway=status)
 

@@ -70,9 +70,9 @@ def test_start_prints_the_endpoint_each_change_and_warnings_once(
     play(monkeypatch, run_daemon)
     assert run("start", "--config", str(config)) == 0
     out, err = capsys.readouterr()
-    listening, gateway, *changes = out.splitlines()
+    listening, gateway, page, *changes = out.splitlines()
     assert listening == f"listening at ipc:///run/client.sock (pid {os.getpid()})"
-    assert gateway == f"HTTP at {URL} (pid 7)"
+    assert (gateway, page) == (f"HTTP at {URL}/v1 (pid 7)", f"page with a chat at {URL}")
     assert [line.partition("Z ")[2] for line in changes] == [
         f"m: {before} → READY (generation 1, pid 7)" for before in ("LOADING", "DRAINING")
     ]

@@ -25,6 +25,7 @@ from mlxsup.cli.terminal.tables import listing
 from mlxsup.cli.terminal.text import cell_len, cut, format_bytes, format_duration, wrapped
 from mlxsup.cli.terminal.writer import GuardedStream, for_terminal, own, plain
 from mlxsup.client import Notice, NoticeKind
+from mlxsup.protocol.version import VERSION
 
 NOW = 1_000_000.0
 KILLED = {
@@ -118,6 +119,9 @@ NOTED: list[dict[str, Any]] = [
     {"state": "STOPPED", "reserved_bytes": 0, "pinned": True},
     {"state": "STOPPED", "reserved_bytes": 2**28, "pinned": False},
     {"state": "READY", "reserved_bytes": 2**28, "pinned": True},
+    {"unloads_in_s": 1790.0, "running": [], "queued": 0},
+    {"unloads_in_s": 1800.0, "running": ["a"], "queued": 0},
+    {"unloads_in_s": 0.0, "running": [], "queued": 0, "last_exit": KILLED},
 ]
 
 EXITS: list[dict[str, Any] | None] = [
@@ -141,6 +145,7 @@ MODELS = [
 ]
 REQUEST = {
     "id": "5f0c12ab-1",
+    "number": "#12",
     "model": "smollm2",
     "client": "process 4711@77",
     "state": "waiting",
@@ -164,6 +169,7 @@ PLANNED = {
     "is_loaded": False,
     "goes": ["smollm2"],
     "missing_bytes": 0,
+    "memory_bytes": 4 * 2**30,
     "context_tokens": 4096,
     "context_length": 8192,
     "rows": 2,
@@ -204,6 +210,16 @@ def test_a_table_gives_columns_up_before_it_cuts_what_matters(
     assert {name: list(map(plain_of, lines)) for name, lines in tables.items()} == snapshot
 
 
+def test_a_plan_of_one_model_speaks_of_no_others_and_explains_no_sign_that_is_not_there() -> None:
+    measured = {"bytes": 2**30, "source": "measured"}
+    alone = PLANNED | {"goes": [], "raised_bytes": 0, "context_tokens": 8192}
+    alone |= dict.fromkeys(("needed", "weights", "process", "cache"), measured)
+    plan = PLAN | {"models": [alone], "fits": True}
+    _, _, _, row, *rest = map(plain_of, plan_lines(plan, None))
+    assert row.split()[-1] == "yes"
+    assert rest == ["  loaded on request", "", "each model fits, loaded on request"]
+
+
 def test_what_stands_below_the_table_of_models(snapshot: SnapshotAssertion) -> None:
     gib = 2**30
     clients = {
@@ -218,6 +234,7 @@ def test_what_stands_below_the_table_of_models(snapshot: SnapshotAssertion) -> N
         {"name": "c"},
     ]
     short = {"shortage": "why", "effective_budget_bytes": gib, "over_bytes": 2 * gib}
+    short["is_short"] = True
     worker = {"state": "starting", "reserved_bytes": gib}
     value = {
         "models": models,
@@ -237,18 +254,19 @@ def test_what_stands_below_the_table_of_models(snapshot: SnapshotAssertion) -> N
     assert list(lines_below({"models": [{"name": "a", "share": 1.0}]})) == []
 
 
-@pytest.mark.parametrize(
-    ("over_bytes", "wait", "is_said"),
-    [(0, None, False), (1, None, True), (0, {"waits_s": 1.0, "reason": "r"}, True)],
-)
-def test_memory_is_short_once_a_model_loses_something(
-    over_bytes: int, wait: dict[str, Any] | None, is_said: bool
-) -> None:
+@pytest.mark.parametrize("is_short", [True, False])
+def test_memory_is_short_once_a_model_loses_something(*, is_short: bool) -> None:
     memory = {"budget_bytes": 2**31, "reserved_bytes": 0, "shortage": "why",
-              "effective_budget_bytes": 2**30, "over_bytes": over_bytes}  # fmt: skip
-    first, *more = lines_below({"models": [{"name": "a", "memory_wait": wait}], "memory": memory})
-    assert first == "memory: 0.0 MiB of 2.00 GiB reserved; other programs leave 1.00 GiB"
-    assert ("memory is short: why" in more) == is_said
+              "effective_budget_bytes": 2**30, "is_short": is_short}  # fmt: skip
+    first, *more = lines_below({"models": [{"name": "a"}], "memory": memory})
+    assert first == "memory: none used of 2.00 GiB; other programs leave 1.00 GiB"
+    assert more == (["memory is short: why"] if is_short else [])
+
+
+def test_a_daemon_of_another_version_is_said() -> None:
+    [line] = lines_below({"models": [], "version": "0.0.0"})
+    assert line.startswith(f"the daemon is mlxsup 0.0.0, this command {VERSION}: ")
+    assert list(lines_below({"models": [], "version": VERSION})) == []
 
 
 NOTICES: list[tuple[NoticeKind, dict[str, Any]]] = [

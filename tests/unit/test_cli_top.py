@@ -107,7 +107,8 @@ class PlayedClient:
             self.daemon.orders.append((verb, name))
             if self.daemon.refusal is not None:
                 raise self.daemon.refusal
-            return {"request": name, "model": "alpha", "stage": f"{verb}d", "tokens_sent": 17}
+            of = {"request": name, "number": f"#{name[-1]}", "model": "alpha"}
+            return {**of, "stage": f"{verb}d", "tokens_sent": 17}
 
         return carry_out
 
@@ -256,9 +257,9 @@ def test_each_key_gives_its_order_after_a_question_if_it_takes_something_away(
         (["home", "l"], "load", "alpha", "alpha is loaded"),
         (["home", "r", "y"], "restart", "alpha", "alpha is restarted"),
         (["home", "u", "Y"], "unload", "alpha", "alpha is unloaded"),
-        (["end", "p"], "resume", "5f-4", "5f-4 of alpha: resumed after 17 tokens"),
-        (["end", "k", "p"], "pause", "5f-2", "5f-2 of alpha: paused after 17 tokens"),
-        (["end", "k", "c", "y"], "cancel", "5f-2", "5f-2 of alpha: cancelled after 17 tokens"),
+        (["end", "p"], "resume", "5f-4", "5f-4 (#4) of alpha: resumed after 17 tokens"),
+        (["end", "k", "p"], "pause", "5f-2", "5f-2 (#2) of alpha: paused after 17 tokens"),
+        (["end", "k", "c", "y"], "cancel", "5f-2", "5f-2 (#2) of alpha: cancelled after 17 tokens"),
     ]
 
     async def scene(top: Played) -> None:
@@ -277,7 +278,7 @@ async def test_a_question_names_what_would_be_done_and_only_y_does_it(top: Playe
         await top.press("home", "u")
         assert top.last == "unload alpha? running answers finish first (y/n)"
         await top.press(key)
-        assert top.last == "alpha is left as it is"
+        assert top.last == "alpha: nothing was done"
     assert (top.daemon.orders, top.app.is_running, top.marked) == ([], True, "alpha")
 
 
@@ -319,7 +320,7 @@ async def test_a_key_that_fits_nothing_says_what_is_missing(top: Played) -> None
     await top.press("?")
     assert "c              cancel a request" in top.lines
     await top.press("l")  # leaves the help, and does nothing else
-    assert (top.daemon.orders, top.marked) == ([], "5f-4")
+    assert (top.daemon.orders, top.marked) == ([], "4")
 
 
 @pytest.mark.parametrize("key", ["q", "ctrl+c", "ctrl+d"])
@@ -338,7 +339,7 @@ async def test_what_has_gone_takes_its_selection_and_its_question_with_it(top: P
     await top.look()
     assert (top.marked, top.last) == (None, "5f-2 is not there any longer")
     await top.press("down")  # continues where the selection was
-    assert top.marked == "5f-4"
+    assert top.marked == "4"
 
 
 @on_stage

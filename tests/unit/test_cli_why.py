@@ -159,8 +159,8 @@ DEATHS: dict[str, tuple[State, Fault, str, str]] = {
         State.READY, exits(73, "preparing the prompt of request 1 took more than 300 s"),
         "stuck_prompt", "or too much memory: preparing the prompt of request 1"),
     "a broken link": (
-        State.READY, exits(76, "the supervisor sent no message"), "broken_link",
-        "did not expect: the supervisor sent no message"),
+        State.READY, exits(76, "the daemon sent no message"), "broken_link",
+        "did not expect: the daemon sent no message"),
     "a broken link while it loads": (
         State.LOADING, exits(76, "load came before READY"), "broken_link", "before READY"),
     "a lost thread": (State.READY, exits(71, "gone"), "lost_thread", "gone"),
@@ -262,6 +262,9 @@ def test_a_resumed_request_is_told_once_though_files_and_memory_have_it(tmp_path
     assert "  r1 (#1, a suspect), after 1 token: resumed at token 1 after 3.0 s" in told.sentences
     assert QUARANTINE in told.advice
     [(_, number)] = recording.runs_of_request("r1")
+    for other in ("#1", "1", "last"):
+        assert recording.runs_of_request(other) == [(run, number)]
+    assert recording.runs_of_request("#r1") == []
     about = of_request(recording, run, number, None, NOW).sentences
     assert "its answer is complete (stop)" in about[0]
     events = [line.split(" ", 3)[3] for line in about if line.startswith("  20")]

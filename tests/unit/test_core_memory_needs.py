@@ -251,7 +251,7 @@ def need_gib(gib: float, raised_gib: float = 0) -> Need:
         own=Figure(size_bytes=int(gib * GIB), source=Source.MEASURED),
         layers=(),
         layers_source=Source.MEASURED,
-        context_tokens=100,
+        context_tokens=8192,
         least_tokens=100,
         max_rows=2,
         raised_bytes=int(raised_gib * GIB),
@@ -345,6 +345,17 @@ def test_invalid_context_length_is_refused() -> None:
     )
     assert failed.error["detail"]["parameter"] == "context_length"
     assert driver.state("a") is State.STOPPED
+
+
+def test_a_context_that_the_model_does_not_have_is_refused_before_its_process_ends() -> None:
+    driver = models()
+    driver.load("a")
+    driver.come_up("a")
+    driver.do(load(driver, 8193).answered(need_gib(4), now=driver.now))
+    [failed] = driver.sent(Failed)
+    assert failed.error["message"] == "a has a context of 8192 tokens, not of 8193"
+    assert driver.state("a") is State.READY
+    assert driver.of(AdoptLaunch) == []
 
 
 @pytest.mark.parametrize("name", ["context_length", "keep_alive"])

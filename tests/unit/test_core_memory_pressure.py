@@ -160,6 +160,7 @@ def test_pressure_evicts_idle_models() -> None:
     shown = memory(driver)
     assert (shown["budget_bytes"], shown["effective_budget_bytes"]) == (8 * GIB, left)
     assert (shown["shortage"], shown["over_bytes"]) == (SHORTAGE, 0)
+    assert not shown["is_short"], "nothing waits, and no more has to go"
 
 
 def test_busy_models_stay_and_the_excess_is_shown() -> None:
@@ -169,6 +170,7 @@ def test_busy_models_stay_and_the_excess_is_shown() -> None:
     sample(driver, 0, a=4, b=4)
     assert states(driver, "ab") == [State.READY] * 2
     assert memory(driver)["over_bytes"] == 8 * GIB - memory(driver)["effective_budget_bytes"] > 0
+    assert memory(driver)["is_short"]
     driver.row_ends("b", key)
     assert driver.state("b") is State.STOPPING, "as soon as it is idle"
 
@@ -233,6 +235,7 @@ def test_model_within_the_whole_budget_waits_for_the_rest() -> None:
     driver = MemoryDriver([sized("a", 4 * GIB), sized("big", 9 * GIB)], limited(8 * GIB))
     sample(driver, 1)
     driver.ask("r1", "a")
+    assert memory(driver)["is_short"]
     assert driver.row("a")["memory_wait"]["reason"] == (
         "needs 4.00 GiB, 491.6 MiB is free: other programs hold the rest of the memory budget"
     )

@@ -211,12 +211,15 @@ REFUSED: dict[str, str] = {
     "pause; row_left 1; pause": PAUSED,
     "resume": NOT_PAUSED,
     "pause; row_left 1; resume; resume": NOT_PAUSED,
-    "pause nobody": "no open request has the id 'nobody'; open: r1 (#1, runs for m)",
-    "resume nobody": "no open request has the id 'nobody'; open: r1 (#1, runs for m)",
+    "pause nobody": "no open request has the id or number 'nobody'; open: r1 (#1, runs for m)",
+    "resume nobody": "no open request has the id or number 'nobody'; open: r1 (#1, runs for m)",
     "ask r2 resume=False; pause r2": (
         "request 'r2' may not be paused: it was sent with `resume` false"
     ),
-    "unload; pause": "request 'r1' may not be paused: m is being unloaded (user)",
+    "unload; pause": (
+        "request 'r1' may not be paused: m is being unloaded; a request that comes after that"
+        " loads it again"
+    ),
     "is_removed; pause": (
         "request 'r1' may not be paused: no model is called 'm'; configured: other"
     ),
@@ -230,6 +233,25 @@ def test_a_pause_or_resume_is_refused(script: str) -> None:
     if "nobody" in script:
         detail = driver.sent(Failed)[0].error["detail"]
         assert detail == {"parameter": "request", "known": ["r1"], "numbers": ["#1"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("r1", "r1"), ("#1", "r1"), ("1", "r1"), ("last", "last"), ("#last", None), ("01", None)],
+)
+def test_a_request_is_named_by_its_id_or_its_number(name: str, meant: str | None) -> None:
+    driver = in_state(State.READY)
+    driver.ask("last")
+    driver.ask("r3")
+    driver.pause(name)
+    assert [one.value["request"] for one in driver.sent(Reply)] == ([meant] if meant else [])
+
+
+def test_the_last_request_is_the_one_that_came_last() -> None:
+    driver = in_state(State.READY)
+    driver.ask("r2")
+    driver.pause("last")
+    assert driver.sent(Reply)[0].value["request"] == "r2"
 
 
 def test_requests_of_a_deterministic_model_may_not_be_paused() -> None:

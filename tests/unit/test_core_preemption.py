@@ -542,7 +542,7 @@ def test_batch_rows_leave_while_others_need_memory_and_continue_later() -> None:
     assert note.startswith("1 batch row leaves because other programs need memory: ")
     assert note.endswith("is available on this machine, and 1.0 MiB must stay free")
     driver.rows_leave("a", third)
-    assert "request r3 is paused: its model has too little memory for its row now" in notes(driver)
+    assert "request r3 is paused: its model has too little memory for it now" in notes(driver)
     told = [(one.kind, one.detail["reason"]) for one in driver.sent(Notice)]
     assert told == [("paused", "memory"), ("queued", "memory")]
     assert driver.row("a")["yielded"] == ["r3"]

@@ -87,6 +87,20 @@ def test_the_whole_status_of_a_daemon(snapshot: SnapshotAssertion) -> None:
     assert text(status) == snapshot
 
 
+def test_a_daemon_that_ends_says_what_it_waits_for_and_how_long() -> None:
+    driver = Driver([entry("a"), entry("b")])
+    for pid, name in enumerate("ab", start=5):
+        driver.load(name)
+        driver.come_up(name, pid)
+    driver.ask("r1", "a")
+    assert driver.core.status(driver.now)["stopping"] is None
+    driver.stop(timeout_s=20.0)
+    driver.now += 5.0
+    assert driver.core.status(driver.now)["stopping"] == {"running": 1, "limit_s": 15.0}
+    driver.now += 60.0
+    assert driver.core.status(driver.now)["stopping"] == {"running": 1, "limit_s": 0.0}
+
+
 def test_status_of_a_ready_model(snapshot: SnapshotAssertion) -> None:
     driver = Driver([entry(launch=replace(LAUNCH, decode_stall_target_ms=99))])
     driver.load()

@@ -203,9 +203,9 @@ def test_each_configuration_has_its_file_of_keys(tmp_path: Path) -> None:
 def test_keys_without_a_configuration_are_in_the_folder_of_the_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
     place = KeyPlace.beside(None, tmp_path / "run")
-    assert place == KeyPlace.beside(tmp_path / "mlxsup" / "config.toml", tmp_path / "run")
+    assert place == KeyPlace.beside(tmp_path / ".mlxsup" / "config.toml", tmp_path / "run")
     assert place.mark == tmp_path / "run" / MARK_NAME
     place.mark.parent.mkdir()
     assert KeyPlace.recorded(place.mark.parent) is None

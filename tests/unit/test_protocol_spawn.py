@@ -112,6 +112,8 @@ GATEWAY = GatewaySpec(
         ("[::]:8484", "[::]:8484", False),
         ("192.168.1.5:80", "192.168.1.5:80", False),
         ("8.8.8.8:80", "8.8.8.8:80", False),
+        ("8500", "127.0.0.1:8500", True),
+        (":8500", "127.0.0.1:8500", True),
     ],
 )
 def test_address_is_known_as_this_machine_or_for_others(
@@ -124,7 +126,7 @@ def test_address_is_known_as_this_machine_or_for_others(
 
 @pytest.mark.parametrize(
     "text",
-    ["", "8484", ":8484", "127.0.0.1", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:65536", "a.b:80",
+    ["", ":", "x", "127.0.0.1", "[::1]", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:65536", "a.b:80",
      "127.0.0.1:-1", "127.0.0.1:٣", "http://127.0.0.1:80", "127.0.0.1:123456"],
 )  # fmt: skip
 def test_text_that_is_no_address_is_refused(text: str) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxsup.protocol.close_names import close_names
-from mlxsup.protocol.log_format import PrintableFormatter
+from mlxsup.protocol.log_format import LineFormatter
 from mlxsup.protocol.text import log_line, parse_duration, size_text, timestamp
 
 
@@ -92,9 +92,9 @@ def test_formatter_escapes_tracebacks() -> None:
         raise ValueError(evil)
     except ValueError:
         record = logging.LogRecord("x", 40, "f", 1, "at %s", (evil,), sys.exc_info())
-    lines = PrintableFormatter("%(message)s").format(record).split("\n")
+    lines = LineFormatter().format(record).split("\n")
     assert all(line.isprintable() for line in lines)
-    assert lines[0] == r"at \u001b]0;x\u0007\u009b2J\u202e"
+    assert lines[0].partition(" ERROR ")[2] == r"at \u001b]0;x\u0007\u009b2J\u202e"
     assert lines[-1] == r"ValueError: \u001b]0;x\u0007\u009b2J\u202e"
 
 

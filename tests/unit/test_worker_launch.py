@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 
 from mlxsup.protocol.launch import SPARE_OPTION, LaunchSpec
+from mlxsup.protocol.log_format import LineFormatter
 from mlxsup.protocol.text import log_line
 from mlxsup.worker import __main__ as worker_main
 from mlxsup.worker.bootstrap import LaunchError, check_spec, read_launch_spec
 from mlxsup.worker.engines.mlx import imports
-from mlxsup.worker.logs import LEVELS, LineFormatter, configure
+from mlxsup.worker.logs import LEVELS, configure
 from mlxsup.worker.parent_watch import ORPHANED_EXIT, OrphanedError
 from mlxsup.worker.spare import wait_for_spec
 

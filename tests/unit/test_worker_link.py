@@ -215,7 +215,7 @@ def test_a_link_counts_what_it_was_given_and_what_came_P23(far: Far, link: Link)
     link.wait(60.0)
     assert link.receive() is not None
     link.wait(60.0)
-    with pytest.raises(LinkBrokenError, match=r"^the supervisor sent no message: the header is "):
+    with pytest.raises(LinkBrokenError, match=r"^the daemon sent no message: the header is "):
         link.receive()
     assert (link.sent, link.received) == (2, 2)
 

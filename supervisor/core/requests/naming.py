@@ -1,8 +1,9 @@
-"""Finds the request that a person means: by its id, or by the supervisor's own number for it."""
+"""Finds the request that a person means: by its id or number, or as `last`."""
 
 from __future__ import annotations
 
 from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.ids import LAST_REQUEST
 
 from .ledger import Ledger, Request, Stage
 
@@ -11,7 +12,8 @@ MOST_LISTED = 8
 
 
 def find_named(ledger: Ledger, name: str) -> Request:
-    """The open request with this id, whoever sent it; or, as `#12`, with this number.
+    """Return the open request with this id, whoever sent it, or else with this number, `#12` or
+    `12`; `last` is the one that came last, unless it is the id of another.
 
     Ids are unique for one connection only. If several open requests have the same one, only their
     numbers, which `status` and the error show, tell them apart.
@@ -21,13 +23,15 @@ def find_named(ledger: Ledger, name: str) -> Request:
     """
     found = [request for request in ledger if request.id == name]
     if not found:
-        found = [request for request in ledger if number_of(request) == name]
+        found = [request for request in ledger if number_of(request) in (name, f"#{name}")]
+    if not found and name == LAST_REQUEST:
+        found = sorted(ledger, key=lambda request: request.key)[-1:]
     if len(found) == 1:
         return found[0]
     if found:
         sentence = f"{len(found)} open requests have the id {name!r}; name one by its number"
         raise _wrong_name(sentence, found)
-    raise _wrong_name(f"no open request has the id {name!r}", list(ledger))
+    raise _wrong_name(f"no open request has the id or number {name!r}", list(ledger))
 
 
 def number_of(request: Request) -> str:

@@ -216,10 +216,10 @@ REQUESTS = (
     ),
     _sent("`prioritize` of an id that no open request has",
              [header("prioritize", request="nobody", priority="batch")],
-             "no open request has the id 'nobody'"),
+             "no open request has the id or number 'nobody'"),
     *(
         _sent(f"`{kind}` of an id that no open request has", [header(kind, request="nobody")],
-                 "no open request has the id 'nobody'")
+                 "no open request has the id or number 'nobody'")
         for kind in ("pause", "resume", "cancel_request", "attach")
     ),
     BadInput(name="an id that is open on this connection",
