@@ -31,6 +31,7 @@ COMMANDS = {
     "logs": "Show what the workers wrote.",
     "doctor": "Find what is wrong, and how to fix it.",
     "log-level": "Change how much is logged.",
+    "launch": "Start a coding agent that uses a model of the daemon.",
     "connect": "Make another program use the daemon.",
     "bench": "Measure how fast a model answers.",
     "demo": "See what mlxsup does, on a small model.",

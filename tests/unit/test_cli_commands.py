@@ -239,6 +239,7 @@ USAGE = {
     "completion tcsh": "'tcsh' is not one of 'bash', 'zsh', 'fish'",
     "log-level loud": "'loud' is not one of",
     "connect emacs": "'emacs' is not one of",
+    "launch emacs": "'emacs' is not one of",
     "prioritize nobody urgent": "'urgent' is not one of 'interactive', 'normal', 'batch'",
     "convert x --bits 7": "--bits",
     "status --watch --check": "use either --watch or --check",
