@@ -91,6 +91,15 @@ def built(pattern: str) -> Path:
 # ---------------------------------------------------------------- 2: try
 
 
+def is_there(python: str) -> bool:
+    """Return whether this machine has a Python, and say so if it has not."""
+    find = ("uv", "python", "find", "--quiet", "--no-python-downloads", python)
+    if subprocess.run(find, capture_output=True, check=False).returncode == 0:
+        return True
+    print(f"pip, Python {python}: not tried, because this machine has no Python {python}")
+    return False
+
+
 def by_pip(python: str) -> Callable[[Path], Path]:
     """Return what installs the wheel with pip into an environment of this Python."""
 
@@ -260,8 +269,9 @@ def main() -> None:
         write_checksums()
         print(*sorted(path.name for path in DIST.iterdir()), sep="\n")
     if only.only in (None, "try"):
-        ways = {f"pip, Python {python}": by_pip(python) for python in PYTHONS}
-        for name, way in {**ways, "uv tool": by_uv, "pipx": by_pipx}.items():
+        ways = {"uv tool": by_uv, "pipx": by_pipx}
+        ways |= {f"pip, Python {python}": by_pip(python) for python in PYTHONS if is_there(python)}
+        for name, way in ways.items():
             print(f"{name}: {check_installation(way, only.model.resolve())}", flush=True)
     if only.only in (None, "formula"):
         FORMULA.write_text(formula(built("mlxsup-*.tar.gz")))

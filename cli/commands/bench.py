@@ -124,7 +124,7 @@ def bench(
     output: Output,
     **wanted: tuple[int, ...] | None,
 ) -> int:
-    """Example: mlxsup bench smollm2 --output before.json
+    """Example: mlxsup bench smollm2-135m --output before.json
 
     Measures how fast MODEL answers: the time to the first token, the gaps between tokens, tokens
     per second and memory, for each size of prompts and answers and each number of requests at once.

@@ -88,7 +88,7 @@ def chat(
     output: Output,
     **parameters: Any,
 ) -> None:
-    """Example: mlxsup chat smollm2
+    """Example: mlxsup chat smollm2-135m
 
     Chats with MODEL: each line is a turn, and each turn sends the whole conversation. Ctrl-C
     cancels an answer, Ctrl-D ends the chat, /help says more. Piped lines are turns too. MODEL may

@@ -73,7 +73,7 @@ def generate(
     output: Output,
     **parameters: Any,
 ) -> int:
-    """Example: mlxsup generate smollm2 "What is the capital of France?"
+    """Example: mlxsup generate smollm2-135m "What is the capital of France?"
 
     Has MODEL answer PROMPT and prints the text as it comes; `-` reads PROMPT from stdin. MODEL may
     be left out if only one is configured. PROMPT becomes a message of the model's chat template; a

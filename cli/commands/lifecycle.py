@@ -41,7 +41,7 @@ def load(
     client: Client,
     output: Output,
 ) -> None:
-    """Example: mlxsup load smollm2 --context-length 8192
+    """Example: mlxsup load smollm2-135m --context-length 8192
 
     Loads MODEL and returns once it is READY. If the memory budget has no room for it, idle models
     are evicted, and busy ones make room once their turns are over; with --dry-run nothing changes.
@@ -80,7 +80,7 @@ def _forecast_sentence(forecast: Mapping[str, Any]) -> str:
 @model_argument
 @daemon_command
 def unload(model: str, client: Client, output: Output) -> None:
-    """Example: mlxsup unload smollm2
+    """Example: mlxsup unload smollm2-135m
 
     Lets running requests of MODEL finish, ends its process and returns once it is gone.
     """
@@ -97,7 +97,7 @@ def unload(model: str, client: Client, output: Output) -> None:
 @click.option("--no-wait", is_flag=True, help="Do not wait until it is READY.")
 @daemon_command
 def restart(model: str, now: bool, no_wait: bool, client: Client, output: Output) -> None:
-    """Example: mlxsup restart smollm2
+    """Example: mlxsup restart smollm2-135m
 
     Gives MODEL a new process, clears its crash history and returns once it is READY.
     """
@@ -133,7 +133,7 @@ def _show_changed(client: Client, name: str, output: Output) -> None:
 )
 @daemon_command
 def wait(models: tuple[str, ...], timeout_s: float | None, client: Client, output: Output) -> None:
-    """Example: mlxsup wait smollm2 --timeout 5m
+    """Example: mlxsup wait smollm2-135m --timeout 5m
 
     Returns once MODEL is READY; without MODEL, once every model that is coming up is. Exits with 1
     if one has FAILED, and with 124 if the time is over. Loads nothing.

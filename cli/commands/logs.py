@@ -128,7 +128,7 @@ def logs(
     target: Target,
     output: Output,
 ) -> None:
-    """Example: mlxsup logs smollm2 -f
+    """Example: mlxsup logs smollm2-135m -f
 
     Shows the output of MODEL's process, or of every model, each line with its model's name. The
     daemon's own log is called mlxsup, that of its HTTP gateway mlxsup-gateway.

@@ -76,7 +76,7 @@ def complete(
 )
 @daemon_options
 def why(name: str | None, report: Path | None, target: Target, output: Output) -> None:
-    """Example: mlxsup why smollm2
+    """Example: mlxsup why smollm2-135m
 
     Says what ended MODEL, what it was doing, which requests ran and what became of them, and what
     to do; or where the time of REQUEST went, an id such as the x-request-id of an HTTP answer, or a
