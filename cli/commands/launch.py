@@ -52,7 +52,7 @@ LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
 @click.command()
-@click.argument("agent", required=False, type=click.Choice(list(AGENTS)))
+@click.argument("agent", metavar="[AGENT]", required=False, type=click.Choice(list(AGENTS)))
 @click.argument("arguments", metavar="[-- ARGS]", nargs=-1, type=click.UNPROCESSED)
 @click.option(
     "--model",
@@ -76,10 +76,11 @@ def launch(
 ) -> None:
     """Example: mlxsup launch claude
 
-    Starts AGENT, a coding agent that uses a model of the daemon. If need be, it starts a daemon
-    with HTTP and loads the model first. No settings of the agent change. ARGS are the agent's own:
-    mlxsup launch codex -- exec "fix the tests"
-    Without AGENT it lists the agents, and says which are installed.
+    Starts AGENT, a coding agent that uses a model of the daemon: claude, codex, opencode, pi, qwen,
+    copilot or aider. If need be, it starts a daemon with HTTP and loads the model first. No
+    settings of the agent change. Without AGENT it says which agents are installed.
+
+    ARGS are the agent's own: mlxsup launch codex -- exec "fix the tests"
     """
     if agent is None:
         _list(output)

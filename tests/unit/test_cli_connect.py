@@ -14,7 +14,7 @@ import pytest
 import yaml
 from syrupy.assertion import SnapshotAssertion
 
-from mlxsup.cli.commands import connect
+from mlxsup.cli.commands import connect, launch
 from mlxsup.cli.connecting import ANY_KEY, PROGRAMS, Model, Settings, Site, site_of
 from mlxsup.cli.exit_status import CliError
 
@@ -333,3 +333,8 @@ def test_codex_reads_its_arguments_as_it_reads_its_file() -> None:
     del wanted["model_providers"]["mlxsup"]["experimental_bearer_token"]
     del given["model_providers"]["mlxsup"]["env_key"]
     assert given == wanted
+
+
+def test_help_of_launch_names_every_agent() -> None:
+    text = launch.launch.help or ""
+    assert all(re.search(rf"\b{agent}\b", text) for agent in AGENTS)
