@@ -159,8 +159,10 @@ def check_installation(install: Callable[[Path], Path], model: Path) -> str:
             said("start", "--detach", "--wait", *http, "--model", f"m={model}")
             assert ANSWER in said("generate", "m", QUESTION, "--max-tokens", "20"), "no answer"
             url = re.findall(r'"url": ?"(http://[^"]+)"', said("status", "--json"))[0]
-            with urllib.request.urlopen(f"{url}/", timeout=60) as page:
+            asked = urllib.request.Request(f"{url}/", headers={"Accept": "text/html"})
+            with urllib.request.urlopen(asked, timeout=60) as page:
                 text = page.read().decode()
+            assert "<html" in text, "no page"
             for name in re.findall(r'(?:src|href)="(/?[\w./-]+\.(?:js|css))"', text):
                 with urllib.request.urlopen(f"{url}/{name.lstrip('/')}", timeout=60) as file:
                     assert file.read(), f"{name} is empty"

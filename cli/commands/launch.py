@@ -60,12 +60,16 @@ LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
     shell_complete=complete_model,
     help="The model it uses; by default the only one, or the one with the longest context.",
 )
-@click.option("-y", "--yes", "is_sure", is_flag=True, help="Start a daemon unasked if none runs.")
+@click.option(
+    "-y", "--yes", "is_sure", is_flag=True, help="Start a daemon, or restart it with HTTP, unasked."
+)
 @click.option(
     "--print", "is_printing", is_flag=True, help="Print the variables and the command instead."
 )
 @daemon_options
+@click.pass_context
 def launch(
+    context: click.Context,
     agent: str | None,
     arguments: tuple[str, ...],
     model: str | None,
@@ -92,8 +96,18 @@ def launch(
             code="not_installed",
             hint=f"install it with `{AGENTS[agent].install}`",
         )
-    if status_of_daemon(target) is None:
-        _start_daemon(agent, target, output, is_sure=is_sure and not is_printing)
+    is_sure = is_sure and not is_printing
+    status = status_of_daemon(target)
+    if status is None:
+        _start_daemon(_file_to_start(agent, target, is_sure=is_sure), target, output)
+    elif not status["gateway"] and status["config_path"] and (is_sure or sys.stdin.isatty()):
+        from .stop import stop
+
+        if not is_sure:
+            question = "the daemon serves no HTTP; restart it with HTTP? Running answers end first."
+            confirm(question, default=True, declined="nothing was changed")
+        context.invoke(stop, endpoint=target.endpoint, config=target.config, is_json=output.is_json)
+        _start_daemon(Path(status["config_path"]), target, output)
     with connect(target) as client:
         _wait_for_gateway(client, output)
         status = client.status()
@@ -140,16 +154,12 @@ def _list(output: Output) -> None:
 # ---------------------------------------------------------------- the daemon
 
 
-def _start_daemon(agent: str, target: Target, output: Output, *, is_sure: bool) -> None:
-    """Start a daemon with HTTP in the background, if the user agrees.
+def _file_to_start(agent: str, target: Target, *, is_sure: bool) -> Path:
+    """Return the configuration of a daemon that may be started.
 
     Raises:
-        CliError: it may not be started, has no models, or does not start.
+        CliError: none may be, or it has no models.
     """
-    from mlxsup.protocol.places import endpoint_in
-
-    from ..detach import start_detached
-
     place = target.find()
     if target.endpoint_source or not (is_sure or sys.stdin.isatty()):
         where = f" at {place.endpoint}" if target.endpoint_source else ""
@@ -160,8 +170,7 @@ def _start_daemon(agent: str, target: Target, output: Output, *, is_sure: bool) 
             hint=target.repeat_in(hint),
             status=ExitStatus.NO_DAEMON,
         )
-    configuration = None if place.config is None else read_configuration(place.config)
-    if place.config is None or configuration is None or not configuration.models:
+    if place.config is None or not read_configuration(place.config).models:
         raise CliError(
             "no model is configured",
             code="no_models",
@@ -169,12 +178,23 @@ def _start_daemon(agent: str, target: Target, output: Output, *, is_sure: bool) 
             " one",
         )
     if not is_sure:
-        confirm(
-            f"no daemon runs; start one with the models of {place.config}?",
-            default=True,
-            declined="nothing was started",
-        )
-    arguments = ["--config", os.path.abspath(place.config.expanduser())]
+        question = f"no daemon runs; start one with the models of {place.config}?"
+        confirm(question, default=True, declined="nothing was started")
+    return place.config
+
+
+def _start_daemon(path: Path, target: Target, output: Output) -> None:
+    """Start a daemon with HTTP in the background.
+
+    Raises:
+        CliError: it does not start.
+    """
+    from mlxsup.protocol.places import endpoint_in
+
+    from ..detach import start_detached
+
+    configuration = read_configuration(path)
+    arguments = ["--config", os.path.abspath(path.expanduser())]
     if configuration.gateway is None:
         arguments += ["--http", DEFAULT_LISTEN]
     endpoint = endpoint_in(configuration.runtime_dir)

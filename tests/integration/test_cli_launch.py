@@ -132,7 +132,12 @@ def test_refusals_name_the_way(daemon: HttpDaemon, home: Path) -> None:
 
 def test_daemon_without_http_is_not_replaced_unasked(home: Path) -> None:
     with Daemon({"m": fake()}) as daemon:
-        done = launch(daemon, home, "claude", "--yes")
+        done = launch(daemon, home, "claude")
+        where = ("--endpoint", daemon.endpoint)
+        with Terminal("launch", "claude", *where, **variables(home)) as terminal:
+            terminal.expect("restart it with HTTP?")
+            terminal.type("n\n")
+            assert "nothing was changed" in terminal.end()
     assert (done.returncode, "the daemon serves no HTTP" in done.stderr) == (1, True)
     assert "`mlxsup stop --endpoint" in done.stderr
 
