@@ -37,7 +37,7 @@ BY_HAND = "correct that, or put in by hand what is printed without --write"
 
 
 @click.command()
-@click.argument("tool", type=click.Choice(list(PROGRAMS)))
+@click.argument("tool", metavar="TOOL", type=click.Choice(list(PROGRAMS)))
 @click.option(
     "--model",
     "model",
@@ -66,6 +66,7 @@ def connect(
 
     Prints the settings with which another program uses the models of the daemon, over HTTP. --write
     puts them into its file; a copy of what was there stays next to it, and --undo brings it back.
+    TOOL is claude, codex, opencode, pi, qwen, copilot, aider, continue, vscode, zed or open-webui.
     """
     if is_undoing:
         if is_writing or model is not None or key is not None:

@@ -7,7 +7,6 @@ it needs is in its arguments and its environment, and no file of the user change
 from __future__ import annotations
 
 import hashlib
-import http.client
 import os
 import shlex
 import shutil
@@ -225,6 +224,8 @@ def _wait_for_key(url: str, key: str | None) -> None:
     Raises:
         CliError: it does not answer, or refuses the key.
     """
+    import http.client  # help would wait for it
+
     parts = urlsplit(url)
     until = time.monotonic() + GATEWAY_LIMIT_S
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}

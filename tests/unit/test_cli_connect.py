@@ -6,10 +6,11 @@ import json
 import re
 import stat
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 from syrupy.assertion import SnapshotAssertion
@@ -335,6 +336,9 @@ def test_codex_reads_its_arguments_as_it_reads_its_file() -> None:
     assert given == wanted
 
 
-def test_help_of_launch_names_every_agent() -> None:
-    text = launch.launch.help or ""
-    assert all(re.search(rf"\b{agent}\b", text) for agent in AGENTS)
+@pytest.mark.parametrize(
+    ("command", "names"), [(launch.launch, AGENTS), (connect.connect, PROGRAMS)],
+    ids=["launch", "connect"],
+)  # fmt: skip
+def test_help_names_every_program(command: click.Command, names: Collection[str]) -> None:
+    assert all(re.search(rf"\b{name}\b", command.help or "") for name in names)
