@@ -50,7 +50,7 @@ def test_settings_are_printed_and_nothing_is_written(
 ) -> None:
     done = connect(daemon, tmp_path, tool)
     assert done.returncode == 0
-    assert daemon.url in done.stdout
+    assert daemon.url in done.stdout + done.stderr
     assert "then: " in done.stderr
     assert not ESCAPE.search(done.stdout + done.stderr)
     assert list(tmp_path.iterdir()) == []
