@@ -1,4 +1,4 @@
-.PHONY: help setup wheels demo test unit slow check bench simulate campaign models mutants reference page clean
+.PHONY: help setup release demo test unit slow check bench simulate campaign models mutants reference page clean
 
 help: ## list targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -6,9 +6,9 @@ help: ## list targets
 setup: ## .venv with mlxsup and its development tools
 	@tools/setup.sh
 
-wheels: setup ## mlxsup and mlxsup-client, the client without MLX, into dist/
-	@rm -rf build/lib build/bdist.* packaging/client/build  # or files that are gone would be in them
-	@.venv/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist . ./packaging/client
+release: setup models/smollm2/config.json ## sdists and wheels in dist/, each tried in clean environments, checksums, formula
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check uv
+	@PATH=".venv/bin:$$PATH" .venv/bin/python packaging/release.py
 
 models/smollm2/config.json: | setup
 	@.venv/bin/python -m mlxsup.cli.demo_model models/smollm2

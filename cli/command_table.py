@@ -56,6 +56,7 @@ GROUPS = {
         "log-level": "Change how much is logged.",
     },
     "More": {
+        "launch": "Start a coding agent that uses a model of the daemon.",
         "connect": "Make another program use the daemon.",
         "bench": "Measure how fast a model answers.",
         "demo": "See what mlxsup does, on a small model.",

@@ -1,12 +1,15 @@
-"""The programs that `mlxsup connect` knows, and what each needs to use a daemon over HTTP."""
+"""The programs that use a daemon over HTTP: what `mlxsup connect` writes for each, and what
+`mlxsup launch` gives to the process of an agent."""
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +96,42 @@ class Settings:
     sized: Sequence[Model] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What makes one process of an agent use a daemon; no file of the user changes.
+
+    Attributes:
+        arguments: in front of the user's own; `SETTINGS_FILE` stands for the path of the file.
+        variables: of its environment.
+        file: the name and the text of a temporary file that it needs.
+    """
+
+    arguments: Sequence[str] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+    file: tuple[str, str] | None = None
+
+
+SETTINGS_FILE = "{file}"
+
+KEY_VARIABLE = "MLXSUP_API_KEY"
+"""Has the key for programs that can be told the name of a variable: other users see arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program that can use a daemon.
+
+    Attributes:
+        settings: returns what `connect` writes or prints.
+        start: returns what `launch` gives to its process; None for a program that is no agent.
+        install: the command that installs the agent.
+    """
+
+    settings: Callable[[Site], Settings]
+    start: Callable[[Site], Start] | None = None
+    install: str = ""
+
+
 # ---------------------------------------------------------------- the daemon
 
 
@@ -110,21 +149,20 @@ def site_of(status: Mapping[str, Any], name: str | None, key: str | None) -> Sit
     """
     url = gateway_url(status, ", which other programs need")
     rows = status["models"]
-    if name is not None and _row_meant(status, name) is None:
+    if name is not None and row_meant(status, name) is None:
         presets = [f"{row['name']}:{preset}" for row in rows for preset in row["presets"]]
         raise unknown_model(name, [*(row["name"] for row in rows), *presets])
     if not rows:
-        hint = "add one to the configuration, then `mlxsup reload`"
-        raise CliError("the daemon has no models", code="no_models", hint=hint)
+        raise CliError("the daemon has no models", code="no_models", hint="`mlxsup add MODEL`")
     ready = [row["name"] for row in rows if row["state"] == "READY"]
     first = name or (ready or [row["name"] for row in rows])[0]
-    meant = _row_meant(status, first) or rows[0]
+    meant = row_meant(status, first) or rows[0]
     others = [Model(row["name"], row["context_length"]) for row in rows if row["name"] != first]
     models = [Model(first, meant["context_length"]), *others]
     return Site(url=url, models=models, key=key or ANY_KEY)
 
 
-def _row_meant(status: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+def row_meant(status: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
     """Return the model that requests with this name reach; None if there is none."""
     if (row := row_called(status, name)) is not None:
         return row
@@ -145,7 +183,7 @@ def gateway_url(status: Mapping[str, Any], purpose: str) -> str:
     """
     gateway = status.get("gateway")
     if not gateway:
-        hint = "add `[gateway]` to the configuration, or start it with `mlxsup start --http`"
+        hint = "`mlxsup stop`, then `mlxsup start --detach --http`"
         raise CliError(f"the daemon serves no HTTP{purpose}", code="no_gateway", hint=hint)
     url = gateway.get("url")
     if not url:
@@ -197,20 +235,25 @@ def _home(variable: str, default: str) -> Path:
     return Path(given).expanduser() if given else Path.home() / default
 
 
-def _claude_code(site: Site) -> Settings:
+def _claude_variables(site: Site) -> dict[str, str]:
     name = site.model.name
-    env = {
+    return {
         "ANTHROPIC_BASE_URL": site.url,
         "ANTHROPIC_AUTH_TOKEN": site.key,
+        "ANTHROPIC_API_KEY": "",
         "ANTHROPIC_MODEL": name,
         **{f"ANTHROPIC_DEFAULT_{tier}_MODEL": name for tier in ("OPUS", "SONNET", "HAIKU")},
+        # Any of these would send the user's files to a cloud instead.
+        **{f"CLAUDE_CODE_USE_{cloud}": "0" for cloud in ("BEDROCK", "FOUNDRY", "VERTEX")},
         # Otherwise each request begins with another line, and no prompt is ever known.
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }
 
+
+def _claude(site: Site) -> Settings:
     def content(old: Any) -> Any:
-        for key, value in env.items():
+        for key, value in _claude_variables(site).items():
             old = _put("env", key, value=value)(old)
         return old
 
@@ -218,10 +261,26 @@ def _claude_code(site: Site) -> Settings:
     return Settings(path=path, content=content, usage=["claude"], variables={})
 
 
-def _codex(site: Site) -> Settings:
+def _start_claude(site: Site) -> Start:
+    # The `env` of the user's own settings wins over the environment, but not over --settings.
+    variables = _claude_variables(site)
+    text = json.dumps({"env": variables}, indent=2)
+    return Start(
+        arguments=["--settings", SETTINGS_FILE],
+        variables=variables,
+        file=("claude.json", f"{text}\n"),
+    )
+
+
+def _codex_text(site: Site, key: str) -> str:
+    """Return the settings of Codex.
+
+    Args:
+        site: the gateway.
+        key: the line of the provider that has the key, or says where it is.
+    """
     # A text of JSON is one of TOML, too.
-    text = f"""\
-# Written by `mlxsup connect codex --write`; `--undo` removes it.
+    return f"""\
 model = {json.dumps(site.model.name)}
 model_provider = "{PROVIDER}"
 model_context_window = {site.model.tokens}
@@ -236,32 +295,147 @@ enabled = false
 name = "{PROVIDER}"
 base_url = {json.dumps(site.base)}
 wire_api = "responses"
-experimental_bearer_token = {json.dumps(site.key)}
+{key}
 """
+
+
+def _codex(site: Site) -> Settings:
+    head = "# Written by `mlxsup connect codex --write`; `--undo` removes it.\n"
+    text = head + _codex_text(site, f"experimental_bearer_token = {json.dumps(site.key)}")
     path = _home("CODEX_HOME", ".codex") / f"{PROVIDER}.config.toml"
     usage = [f"codex --profile {PROVIDER}"]
     return Settings(path=path, content=text, usage=usage, variables={}, sized=[site.model])
 
 
-def _opencode(site: Site) -> Settings:
-    folder = _home("XDG_CONFIG_HOME", ".config") / "opencode"
-    commented = folder / "opencode.jsonc"
+def _start_codex(site: Site) -> Start:
+    def flat(table: Mapping[str, Any], name: str = "") -> Iterator[str]:
+        for key, value in table.items():
+            if isinstance(value, dict):
+                yield from flat(value, f"{name}{key}.")
+            else:
+                yield from ("-c", f"{name}{key}={json.dumps(value)}")
+
+    table = tomllib.loads(_codex_text(site, f'env_key = "{KEY_VARIABLE}"'))
+    return Start(arguments=list(flat(table)), variables={KEY_VARIABLE: site.key})
+
+
+def _opencode_provider(site: Site) -> dict[str, Any]:
     models = {
         one.name: {"name": one.name, "limit": {"context": one.tokens, "output": one.answer}}
         for one in site.models
     }
-    provider = {
+    return {
         "npm": "@ai-sdk/openai-compatible",
         "name": PROVIDER,
         "options": {"baseURL": site.base, "apiKey": site.key},
         "models": models,
     }
+
+
+def _opencode(site: Site) -> Settings:
+    folder = _home("XDG_CONFIG_HOME", ".config") / "opencode"
+    commented = folder / "opencode.jsonc"
     return Settings(
         path=commented if commented.exists() else folder / "opencode.json",
-        content=_put("provider", PROVIDER, value=provider),
+        content=_put("provider", PROVIDER, value=_opencode_provider(site)),
         usage=[f"opencode --model {PROVIDER}/{site.model.name}"],
         variables={},
         sized=site.models,
+    )
+
+
+def _start_opencode(site: Site) -> Start:
+    model = f"{PROVIDER}/{site.model.name}"
+    settings = {"provider": {PROVIDER: _opencode_provider(site)}}
+    chosen = {"model": model, "small_model": model}
+    # It is merged with the files of the user and of the project, and wins over them.
+    return Start(variables={"OPENCODE_CONFIG_CONTENT": json.dumps({**settings, **chosen})})
+
+
+def _pi_provider(site: Site, key: str) -> dict[str, Any]:
+    free = dict.fromkeys(("input", "output", "cacheRead", "cacheWrite"), 0)
+    models = [
+        {
+            "id": one.name,
+            "name": one.name,
+            "reasoning": False,
+            "input": ["text"],
+            "cost": free,
+            "contextWindow": one.tokens,
+            "maxTokens": one.answer,
+        }
+        for one in site.models
+    ]
+    return {"baseUrl": site.base, "api": "openai-completions", "apiKey": key, "models": models}
+
+
+def _pi(site: Site) -> Settings:
+    return Settings(
+        path=_home("PI_CODING_AGENT_DIR", ".pi/agent") / "models.json",
+        content=_put("providers", PROVIDER, value=_pi_provider(site, site.key)),
+        usage=[shlex.join(_pi_choice(site))],
+        variables={},
+        sized=site.models,
+    )
+
+
+def _pi_choice(site: Site) -> list[str]:
+    return ["pi", "--provider", PROVIDER, "--model", site.model.name]
+
+
+def _start_pi(site: Site) -> Start:
+    key = f"process.env.{KEY_VARIABLE}"
+    provider = f"{{...{json.dumps(_pi_provider(site, ''))}, apiKey: {key}}}"
+    extension = f'export default (pi) => pi.registerProvider("{PROVIDER}", {provider});\n'
+    return Start(
+        arguments=["--extension", SETTINGS_FILE, *_pi_choice(site)[1:]],
+        variables={KEY_VARIABLE: site.key},
+        file=("pi.js", extension),
+    )
+
+
+def _aider(site: Site) -> Settings:
+    start = _start_aider(site)
+    usage = [shlex.join(["aider", *start.arguments])]
+    return Settings(path=None, content="", usage=usage, variables=start.variables)
+
+
+def _start_aider(site: Site) -> Start:
+    # Arguments, because a file .env of the project wins over the environment.
+    where = ["--model", f"openai/{site.model.name}", "--openai-api-base", site.base]
+    return Start(
+        arguments=[*where, "--no-show-model-warnings"], variables={"OPENAI_API_KEY": site.key}
+    )
+
+
+def _qwen(site: Site) -> Settings:
+    start = _start_qwen(site)
+    usage = [shlex.join(["qwen", *start.arguments])]
+    return Settings(path=None, content="", usage=usage, variables=start.variables)
+
+
+def _start_qwen(site: Site) -> Start:
+    model = ["--model", site.model.name]
+    where = ["--auth-type", "openai", "--openai-base-url", site.base]
+    return Start(arguments=[*where, *model], variables={"OPENAI_API_KEY": site.key})
+
+
+def _copilot(site: Site) -> Settings:
+    variables = _start_copilot(site).variables
+    return Settings(path=None, content="", usage=["copilot"], variables=variables)
+
+
+def _start_copilot(site: Site) -> Start:
+    model = site.model
+    return Start(
+        variables={
+            "COPILOT_MODEL": model.name,
+            "COPILOT_PROVIDER_TYPE": "openai",
+            "COPILOT_PROVIDER_BASE_URL": site.base,
+            "COPILOT_PROVIDER_API_KEY": site.key,
+            "COPILOT_PROVIDER_MAX_PROMPT_TOKENS": str(model.tokens - model.answer),
+            "COPILOT_PROVIDER_MAX_OUTPUT_TOKENS": str(model.answer),
+        }
     )
 
 
@@ -354,13 +528,17 @@ def _open_webui(site: Site) -> Settings:
     )
 
 
-TOOLS: dict[str, Callable[[Site], Settings]] = {
-    "claude-code": _claude_code,
-    "codex": _codex,
-    "opencode": _opencode,
-    "continue": _continue,
-    "vscode": _vscode,
-    "zed": _zed,
-    "open-webui": _open_webui,
+PROGRAMS: dict[str, Program] = {
+    "claude": Program(_claude, _start_claude, "npm install --global @anthropic-ai/claude-code"),
+    "codex": Program(_codex, _start_codex, "npm install --global @openai/codex"),
+    "opencode": Program(_opencode, _start_opencode, "npm install --global opencode-ai"),
+    "pi": Program(_pi, _start_pi, "npm install --global @earendil-works/pi-coding-agent"),
+    "qwen": Program(_qwen, _start_qwen, "npm install --global @qwen-code/qwen-code"),
+    "copilot": Program(_copilot, _start_copilot, "npm install --global @github/copilot"),
+    "aider": Program(_aider, _start_aider, "uv tool install --python 3.12 aider-chat"),
+    "continue": Program(_continue),
+    "vscode": Program(_vscode),
+    "zed": Program(_zed),
+    "open-webui": Program(_open_webui),
 }
-"""By the word that users type."""
+"""By the word that users type; an agent's is its command."""

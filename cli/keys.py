@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from mlxsup.protocol.folders import DEFAULT_RUNTIME_DIR
-from mlxsup.protocol.key_file import KeyFileError, KeyPlace
+from mlxsup.protocol.key_file import (
+    KEYS_SUFFIX,
+    KeyFileError,
+    KeyPlace,
+    add_key,
+    digest_of,
+    have_been_made,
+    read_key_file,
+    read_keys,
+    revoke_key,
+)
 from mlxsup.protocol.places import endpoint_in, socket_at
+from mlxsup.protocol.text import timestamp
 
 from .connection import Target
 from .exit_status import CliError, ExitStatus
 from .lock_holder import lock_holder
+
+LAUNCH_KEY = "mlxsup-launch"
+"""The name of the key that `mlxsup launch` makes for agents, and of its account."""
+
+LAUNCH_SUFFIX = ".launch-key"
+"""Of the file beside the keys that has it."""
 
 
 def find_keys(target: Target) -> KeyPlace:
@@ -67,3 +86,34 @@ def read_key(given: str | None) -> str | None:
             status=ExitStatus.USAGE,
         )
     return key
+
+
+def launch_key(target: Target) -> str | None:
+    """Return the key that agents use; None while the gateway needs none.
+
+    One key serves all of them. The keys themselves are not kept, so this one has a file of its own;
+    if that or the key is gone, there is a new one.
+
+    Raises:
+        CliError: the keys cannot be used.
+    """
+    with usable_keys(target) as place:
+        if not have_been_made(place):
+            return None
+        file = place.file.with_name(place.file.name.removesuffix(KEYS_SUFFIX) + LAUNCH_SUFFIX)
+        kept = (read_key_file(file) or b"").decode("utf-8", "replace").strip()
+        if digest_of(kept) in {one.digest for one in read_keys(place.file) or ()}:
+            return kept
+        revoke_key(place, LAUNCH_KEY)
+        now = timestamp(time.time())
+        made = add_key(place, name=LAUNCH_KEY, account=LAUNCH_KEY, is_operator=False, created=now)
+        if made is None:
+            raise CliError("another `mlxsup launch` is making a key", hint="try again", code="keys")
+        try:
+            file.unlink(missing_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            with os.fdopen(os.open(file, flags, 0o600), "w") as stream:
+                stream.write(f"{made}\n")
+        except OSError as error:
+            raise KeyFileError(f"{file} cannot be written: {error.strerror}") from None
+        return made

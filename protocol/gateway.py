@@ -24,11 +24,6 @@ KEYS_HINT = "mlxsup key new NAME"
 LOCAL_NAME = "localhost"
 LOCAL_HOST = "127.0.0.1"
 
-EXTRA_MODULES = ("starlette", "uvicorn", "httptools", "prometheus_client")
-"""What the extra `gateway` installs and the gateway cannot run without."""
-
-INSTALL_HINT = "pip install 'mlxsup[gateway]'"
-
 MAX_SPEC_BYTES = 64 * 1024
 
 BEAT_S = 1.0

@@ -26,8 +26,6 @@ fi
 [ -n "$python" ] || fail "Python 3.11 or newer is needed; name one with PYTHON=/path/to/python make setup"
 "$python" -c "$is_new_enough" 2>/dev/null \
     || fail "$python is older than Python 3.11; name a newer one with PYTHON=/path/to/python make setup"
-command -v cc >/dev/null 2>&1 || command -v gcc >/dev/null 2>&1 \
-    || fail "a C compiler is needed (MLX compiles kernels for the CPU); install gcc or clang"
 
 if [ ! -x .venv/bin/python ]; then
     echo "creating .venv with $("$python" --version)"

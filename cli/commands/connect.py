@@ -23,7 +23,7 @@ import click
 from mlxsup.protocol.folders import CONNECTED_DIR
 
 from ..arguments import complete_model
-from ..connecting import TOOLS, Settings, is_key_missing, site_of
+from ..connecting import PROGRAMS, Settings, is_key_missing, site_of
 from ..connection import Target, daemon_options
 from ..connection import connect as connect_to
 from ..exit_status import CliError, misuse
@@ -37,7 +37,7 @@ BY_HAND = "correct that, or put in by hand what is printed without --write"
 
 
 @click.command()
-@click.argument("tool", type=click.Choice(list(TOOLS)))
+@click.argument("tool", metavar="TOOL", type=click.Choice(list(PROGRAMS)))
 @click.option(
     "--model",
     "model",
@@ -66,6 +66,7 @@ def connect(
 
     Prints the settings with which another program uses the models of the daemon, over HTTP. --write
     puts them into its file; a copy of what was there stays next to it, and --undo brings it back.
+    TOOL is claude, codex, opencode, pi, qwen, copilot, aider, continue, vscode, zed or open-webui.
     """
     if is_undoing:
         if is_writing or model is not None or key is not None:
@@ -80,7 +81,7 @@ def connect(
     with connect_to(target) as client:
         site = site_of(client.status(), model, given)
     needs_key = is_key_missing(target, given)
-    settings = TOOLS[tool](site)
+    settings = PROGRAMS[tool].settings(site)
     unknown = [one for one in settings.sized if one.context is None]
     value: dict[str, Any] = {
         "tool": tool,
@@ -127,7 +128,7 @@ def _write(tool: str, settings: Settings, value: dict[str, Any], output: Output)
     path = settings.path
     if path is None:
         raise CliError(
-            f"{tool} keeps its settings in a database, not in a file",
+            f"{tool} has no file for these settings",
             code="no_file",
             hint=f"`mlxsup connect {tool}` prints what to do",
         )

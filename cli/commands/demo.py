@@ -2,7 +2,7 @@
 
 Runs its own daemon, with its sockets and logs in a temporary folder, so that it never meets one
 that is already running; streams from two models at once; kills one worker mid-answer, again and
-again; and shows that neither answer changed. With the extra `gateway` it asks once more over HTTP.
+again; and shows that neither answer changed. Then it asks once more over HTTP.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -26,7 +25,7 @@ from urllib.parse import urlsplit
 import click
 
 from mlxsup.protocol.folders import DEMO_MODEL_FOLDER
-from mlxsup.protocol.gateway import EXTRA_MODULES, INSTALL_HINT, LOCAL_HOST, Address
+from mlxsup.protocol.gateway import LOCAL_HOST, Address
 
 from ..changes import progress_shown
 from ..connection import Target, connect, output_options
@@ -84,12 +83,14 @@ def demo(config_path: Path | None, output: Output) -> None:
         hint = f"`mlxsup start --config {shlex.quote(str(config_path))}` shows more"
     # Not the user's own temporary folder: on some systems its path is too long for a socket.
     with tempfile.TemporaryDirectory(prefix="mlxsup-demo-", dir="/tmp") as place:
-        serve = partial(serve_two, configuration, Path(place))
-        urls: queue.SimpleQueue[str] | None = None
-        if all(find_spec(name) is not None for name in EXTRA_MODULES):
-            urls = queue.SimpleQueue()
-            any_port = Address(host=LOCAL_HOST, port=0)
-            serve = partial(serve, http=any_port, on_change=partial(_keep_url, urls))
+        urls: queue.SimpleQueue[str] = queue.SimpleQueue()
+        serve = partial(
+            serve_two,
+            configuration,
+            Path(place),
+            http=Address(host=LOCAL_HOST, port=0),
+            on_change=partial(_keep_url, urls),
+        )
         shown = _show(serve, urls, hint, output)
     if output.is_json:
         output.object(shown)
@@ -104,7 +105,7 @@ def _keep_url(urls: queue.SimpleQueue[str], change: Mapping[str, Any]) -> None:
 
 
 def _show(
-    serve: Callable[..., int], urls: queue.SimpleQueue[str] | None, hint: str, output: Output
+    serve: Callable[..., int], urls: queue.SimpleQueue[str], hint: str, output: Output
 ) -> dict[str, Any]:
     """Run a daemon in this process and the demonstration in a thread, and end the daemon after it.
 
@@ -112,7 +113,7 @@ def _show(
 
     Args:
         serve: runs the daemon until it is asked to end; takes `on_listening`.
-        urls: gets that of the gateway; None without the extra.
+        urls: gets that of the gateway.
         hint: what helps if a model fails.
 
     Raises:
@@ -178,10 +179,10 @@ class _Demonstration:
 
     Args:
         client: of a daemon with two models.
-        urls: gets that of the gateway; None without the extra.
+        urls: gets that of the gateway.
     """
 
-    def __init__(self, client: Client, urls: queue.SimpleQueue[str] | None, output: Output) -> None:
+    def __init__(self, client: Client, urls: queue.SimpleQueue[str], output: Output) -> None:
         self._client = client
         self._urls = urls
         self._output = output
@@ -256,15 +257,12 @@ class _Demonstration:
         backend = self._compare(victim, is_same=texts == alone)
         return {"backend": backend, "text": alone[other], "kills": kills, "answers": answers}
 
-    def _ask_over_http(self, model: str, expected: str) -> dict[str, Any] | None:
-        """Ask once over HTTP, and kill the worker in mid-answer; None without the extra."""
+    def _ask_over_http(self, model: str, expected: str) -> dict[str, Any]:
+        """Ask once over HTTP, and kill the worker in mid-answer."""
         import asyncio  # which the help of `demo` need not wait for
 
         from ..benchmark import DONE, AnswerError, read_stream, text_of
 
-        if self._urls is None:
-            self._tell(f"\nfor OpenAI's and Anthropic's API over HTTP: {INSTALL_HINT}")
-            return None
         try:
             url, killed = self._urls.get(timeout=START_LIMIT_S), list[int]()
         except queue.Empty:

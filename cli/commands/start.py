@@ -364,7 +364,7 @@ def with_http(configuration: DaemonConfig, listen: str) -> DaemonConfig:
     """Return the configuration with a gateway that listens there.
 
     Raises:
-        CliError: it is no address, or needs keys that are not there, or the extra is not installed.
+        CliError: it is no address, or needs keys that are not there.
     """
     from mlxsup.supervisor.config.check import gateway_problems
 

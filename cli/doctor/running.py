@@ -12,14 +12,13 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from mlxsup.protocol.folders import CLIENT_SOCKET_NAME, LOCK_NAME
-from mlxsup.protocol.gateway import EXTRA_MODULES, Address
+from mlxsup.protocol.gateway import Address
 from mlxsup.protocol.key_file import have_been_made
 from mlxsup.protocol.places import socket_at
 from mlxsup.protocol.version import VERSION
@@ -32,7 +31,7 @@ from ..service.systemd import Systemd
 from ..terminal.status import BROKEN_MODELS
 from ..terminal.text import counted
 from .finding import Finding, note, ok, problem
-from .installed import Setting, installer, system_name
+from .installed import Setting, system_name
 
 START = "mlxsup start --detach"
 
@@ -197,20 +196,12 @@ def _other_daemons(folder: Path) -> Iterator[tuple[int, str]]:
 def _gateway(
     setting: Setting, status: Mapping[str, Any], holder: LockHolder | None
 ) -> Iterator[Finding]:
-    """Judge the address, the packages and the keys of a gateway; nothing without one."""
+    """Judge the address and the keys of a gateway; nothing without one."""
     try:
         address = Address.parse(setting.listen)
     except ValueError:
         return  # there is none, or what is wrong with it is a finding
     is_sound = True
-    if missing := [name for name in EXTRA_MODULES if find_spec(name) is None]:
-        is_sound = False
-        yield problem(
-            "gateway",
-            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed",
-            why="`mlxsup start` exits with 78",
-            command=f"{installer()} 'mlxsup[gateway]'",
-        )
     if setting.key_need and not have_been_made(setting.keys):
         is_sound = False
         yield problem(

@@ -10,7 +10,6 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Set
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -20,8 +19,6 @@ from pydantic_core import ErrorDetails
 
 from mlxsup.protocol.folders import DAEMON_LOG_NAME, GATEWAY_LOG_NAME, check_runtime_dir
 from mlxsup.protocol.gateway import (
-    EXTRA_MODULES,
-    INSTALL_HINT,
     KEYS_HINT,
     Address,
     GatewayRules,
@@ -234,8 +231,6 @@ def gateway_problems(listen: str, rules: GatewayRules, keys: KeyPlace) -> Iterat
             setting, why = need
             missing_key = "there is no key that would keep strangers out"
             yield setting, f"{why}, and {missing_key}: `{KEYS_HINT}` makes one"
-    if missing := [name for name in EXTRA_MODULES if find_spec(name) is None]:
-        yield "listen", f"needs {', '.join(missing)}: {INSTALL_HINT}"
 
 
 def rules_of(table: GatewayTable) -> GatewayRules:

@@ -160,7 +160,6 @@ def test_a_template_without_end_is_found_in_time_and_memory_P6(daemon: Daemon, w
 @pytest.mark.parametrize("regex", ["(x+x+)+y", "(((a{0,100}){0,100}){0,100})", "(.*a.{400})*"])
 def test_no_regex_of_a_request_stalls_an_engine_P6(daemon: Daemon, regex: str) -> None:
     """Those that other matchers take for ever with; `structured` promises no backtracking."""
-    pytest.importorskip("llguidance")
     with daemon.client() as client:
         generation = wait_for_state(client, "real", "READY")["generation"]
         beside = Reader(client, "real", "beside", max_tokens=40)

@@ -110,7 +110,7 @@ FOLLOWING: list[list[str]] = [
 
 IN_OTHER_SURROUNDINGS = {
     ("start",), ("stop",), ("attach",), ("cancel",), ("pause",), ("resume",), ("prioritize",),
-    ("doctor",), ("connect",), ("demo",), ("pull",), ("add",), ("rm",), ("convert",),
+    ("doctor",), ("connect",), ("launch",), ("demo",), ("pull",), ("add",), ("rm",), ("convert",),
     ("service", "install"), ("service", "uninstall"), ("service", "status"), ("service", "logs"),
 }  # fmt: skip
 """Commands that tests of their own run in a pipe and with --json."""

@@ -225,7 +225,6 @@ def test_call_is_made_and_its_result_goes_back(sdk: Sdk) -> None:
 
 
 def test_answer_has_the_form_of_a_class_of_pydantic(sdk: Sdk) -> None:
-    pytest.importorskip("llguidance")
     with sdk.client() as client:
         assert isinstance(sdk.parse(client), City)
 
@@ -381,7 +380,6 @@ BAD_SCHEMAS = {
 
 
 def test_schema_that_no_answer_can_follow_is_refused_beside_a_stream(daemon: HttpDaemon) -> None:
-    pytest.importorskip("llguidance")
 
     def answer(schema: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
@@ -606,7 +604,6 @@ def test_ollamas_package_chats_and_generates(llama: Any) -> None:
     assert (thought.thinking, thought.content) == ("hm", "yes")
     (score, *_) = llama.chat(KNOWN, user("Count."), logprobs=True, top_logprobs=1).logprobs
     assert (score.token, score.top_logprobs[0].token) == (WORDS[0], WORDS[0])
-    pytest.importorskip("llguidance")
     city = llama.chat(KNOWN, user("Where?"), format=City.model_json_schema())
     assert City.model_validate_json(city.message.content)
 

@@ -38,12 +38,12 @@ PIP = """\
 #!{python}
 import os, re, sys
 words = sys.argv[1:]
-sources = [re.fullmatch(r"\\.(?:\\[([a-z,]+)\\])?", word) for word in words]
-assert words[0] == "install" and set(filter(None, sources[1][1].split(","))) <= {extras}, words
+sources = [re.fullmatch(r"mlxsup(?:\\[([a-z,]+)\\])?", word) for word in words]
+assert words[0] == "install" and set(filter(None, (sources[1][1] or "").split(","))) <= {extras}
 how = ["install", "--quiet", "--no-deps", "--no-index", "{wheel}"]
 os.execv("{python}", ["{python}", "-m", "pip", "--python", "{environment}", *how])
 """
-"""In README `.` is a checkout; here it is the wheel of one. Its requirements are lent."""
+"""In README `mlxsup` comes from the index; here it is the wheel. Its requirements are lent."""
 
 
 def free_port() -> int:

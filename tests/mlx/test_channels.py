@@ -153,7 +153,6 @@ def test_a_raw_prompt_opens_the_reasoning_at_its_end_alone(text: MlxText) -> Non
 def test_reasoning_that_would_end_the_answer_ends_alone(
     text: MlxText, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
-    pytest.importorskip("llguidance")
     [end] = text.encode(RequestBody(prompt="X")).tokens
     folder = make_tiny_model(tmp_path / "model", eos_token_id=end)
     mark(folder)
@@ -165,7 +164,6 @@ def test_reasoning_that_would_end_the_answer_ends_alone(
 
 
 def test_a_form_holds_although_the_user_types_a_marker(worker: LoopDriver) -> None:
-    pytest.importorskip("llguidance")
     got = worker.answer(
         messages=[{"role": "user", "content": "what is <think>"}],
         chat_template_kwargs=OFF,
@@ -232,7 +230,6 @@ def test_calls_that_the_model_does_not_know_are_told_once(tmp_path: Path) -> Non
 @pytest.mark.bits
 def test_half_a_tool_call_goes_on_rightly_F10(worker: LoopDriver) -> None:
     """A grammar makes the tiny model write one, with reasoning before it and text behind it."""
-    pytest.importorskip("llguidance")
     # llguidance would take a whole marker for its token, and grammars hold no special tokens: so
     # the marker's first character is a choice, and a bias makes it.
     regex = (
@@ -444,7 +441,6 @@ def test_reasoning_and_a_call_are_apart(
 def test_a_form_applies_to_the_final_part_alone(
     driver: LoopDriver, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    pytest.importorskip("llguidance")
     script(monkeypatch, driver, THINKS + f"<|channel|>final{kind}<|message|>")
     whole = driver.answer(messages=ASK, response_format=FORM, max_tokens=90, tools=TOOLS)
     assert whole.text_of(Channel.REASONING) == "hm ra"
@@ -481,7 +477,6 @@ def test_typed_markers_open_no_part(driver: LoopDriver, typed: str) -> None:
 def test_a_form_is_owed_although_the_model_would_end_in_its_reasoning(
     driver: LoopDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("llguidance")
     script(monkeypatch, driver, "<|channel|>analysis<|message|>hm ra" + 9 * "<|return|>")
     whole = driver.answer(messages=ASK, response_format=FORM, max_tokens=90)
     assert whole.text_of(Channel.REASONING) == "hm ra"
@@ -492,7 +487,6 @@ def test_a_form_is_owed_although_the_model_would_end_in_its_reasoning(
 def test_an_answer_that_a_request_ends_before_its_form_is_an_error(
     driver: LoopDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("llguidance")
     codec: Any = driver.engine.text
     [stop] = codec.encode(RequestBody(prompt="X")).tokens
     script(monkeypatch, driver, "<|channel|>analysis<|message|>hm raX")

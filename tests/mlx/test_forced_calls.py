@@ -18,7 +18,6 @@ from support.worker.loop_driver import Answer, LoopDriver, check_every_resume
 from support.worker.mlx_rows import make_spec
 
 pytestmark = pytest.mark.mlx
-pytest.importorskip("llguidance")
 
 TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": parameters}}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 
 from mlxsup.protocol.body import RequestBody
-from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.states import FinishReason
 from mlxsup.worker.engines.mlx.text import MlxText
 from mlxsup.worker.text.grammar import MAX_KEPT, Grammar, GrammarCompiler
@@ -24,9 +22,6 @@ from support.worker.loop_driver import LoopDriver, check_every_resume
 from support.worker.mlx_rows import check_no_row_is_left, driven_engine
 
 pytestmark = pytest.mark.mlx
-
-
-pytest.importorskip("llguidance")
 
 
 @pytest.fixture(scope="module")
@@ -361,11 +356,3 @@ def test_compiled_grammars_are_kept_and_bounded(
     assert len(made) == 1
     assert compile_all(range(5, MAX_KEPT + 5)) == 0, "the latest ones are kept"
     assert compile_all(range(5)) == 5, "and no more of them"
-
-
-def test_without_llguidance_the_error_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(RemoteError, match=r"mlxsup\[structured\]"):
-        GrammarCompiler(lambda: None).compile({"type": "json_object"})

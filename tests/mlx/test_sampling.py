@@ -222,14 +222,12 @@ def test_the_end_is_not_drawn_before_min_tokens(
 
 
 def test_a_grammar_that_can_only_end_wins_over_min_tokens(ending_worker: LoopDriver) -> None:
-    pytest.importorskip("llguidance")
     form = {"type": "regex", "regex": "ab"}
     got = ending_worker.answer(prompt="x", max_tokens=9, min_tokens=9, response_format=form)
     assert (got.text, got.finish) == ("ab", FinishReason.STOP)
 
 
 def test_a_grammar_that_may_end_goes_on_until_min_tokens(ending_worker: LoopDriver) -> None:
-    pytest.importorskip("llguidance")
     form = {"type": "regex", "regex": "[ab]+"}
     asked: dict[str, Any] = {"prompt": "x", "max_tokens": 9, "response_format": form}
     assert len(ending_worker.answer(**asked, **ALWAYS).tokens) == 1
@@ -242,7 +240,6 @@ def test_a_grammar_that_may_end_goes_on_until_min_tokens(ending_worker: LoopDriv
 
 
 def test_a_stop_token_that_a_grammar_leaves_alone_is_drawn(ending_worker: LoopDriver) -> None:
-    pytest.importorskip("llguidance")
     letter = encoded(ending_worker, "q")
     form = {"type": "regex", "regex": "abqqqqqq"}
     got = ending_worker.answer(

@@ -352,7 +352,6 @@ def test_token_alone_gives_text_or_nothing(tmp_path: Path) -> None:
 def test_a_tokenizer_that_no_form_works_with_is_said_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("llguidance")
     asked: list[dict[str, Any]] = []
 
     def refuse(tokenizer: Any, **options: Any) -> None:

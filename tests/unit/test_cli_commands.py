@@ -251,6 +251,7 @@ USAGE = {
     "log-level loud": "'loud' is not one of",
     "connect emacs": "'emacs' is not one of",
     "cancel ''": "that is not the id of a request\nhint: `mlxsup requests` lists their ids",
+    "launch emacs": "'emacs' is not one of",
     "prioritize nobody urgent": "'urgent' is not one of 'interactive', 'normal', 'batch'",
     "convert x --bits 7": "--bits",
     "status --watch --check": "use either --watch or --check",

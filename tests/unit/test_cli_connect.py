@@ -6,16 +6,17 @@ import json
 import re
 import stat
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 from syrupy.assertion import SnapshotAssertion
 
-from mlxsup.cli.commands import connect
-from mlxsup.cli.connecting import ANY_KEY, TOOLS, Model, Settings, Site, site_of
+from mlxsup.cli.commands import connect, launch
+from mlxsup.cli.connecting import ANY_KEY, PROGRAMS, Model, Settings, Site, site_of
 from mlxsup.cli.exit_status import CliError
 
 URL = "http://127.0.0.1:8484"
@@ -34,7 +35,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def settings(
     tool: str, *, name: str = "m", context: int | None = 40_000, key: str = ANY_KEY
 ) -> Settings:
-    return TOOLS[tool](Site(url=URL, models=[Model(name, context), Model("other", None)], key=key))
+    return PROGRAMS[tool].settings(
+        Site(url=URL, models=[Model(name, context), Model("other", None)], key=key)
+    )
 
 
 def written(tool: str, before: str | None = None, **given: Any) -> tuple[Path, str]:
@@ -54,7 +57,7 @@ def meaning(tool: str, **given: Any) -> Any:
 # ---------------------------------------------------------------- what is in them
 
 
-@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize("tool", PROGRAMS)
 def test_settings_of_each_program(tool: str, home: Path, snapshot: SnapshotAssertion) -> None:
     found = settings(tool)
     file = None
@@ -69,7 +72,7 @@ def test_files_are_where_the_programs_look(home: Path, monkeypatch: pytest.Monke
     commented.write_text("{}")
     assert written("opencode")[0] == commented
     for tool, variable in (
-        ("claude-code", "CLAUDE_CONFIG_DIR"), ("codex", "CODEX_HOME"), ("zed", "XDG_CONFIG_HOME"),
+        ("claude", "CLAUDE_CONFIG_DIR"), ("codex", "CODEX_HOME"), ("zed", "XDG_CONFIG_HOME"),
         ("continue", "CONTINUE_GLOBAL_DIR"), ("opencode", "XDG_CONFIG_HOME"),
     ):  # fmt: skip
         monkeypatch.setenv(variable, str(home / "elsewhere"))
@@ -78,7 +81,7 @@ def test_files_are_where_the_programs_look(home: Path, monkeypatch: pytest.Monke
     assert written("vscode")[0].is_relative_to(home / "Library")
 
 
-@pytest.mark.parametrize("tool", [tool for tool in TOOLS if tool != "open-webui"])
+@pytest.mark.parametrize("tool", [tool for tool in PROGRAMS if settings(tool).path])
 def test_any_name_of_a_model_stays_that_name(tool: str) -> None:
     def texts(value: Any) -> list[Any]:
         if isinstance(value, dict):
@@ -90,14 +93,14 @@ def test_any_name_of_a_model_stays_that_name(tool: str) -> None:
     assert STRANGE in texts(meaning(tool, name=STRANGE))
 
 
-@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize("tool", PROGRAMS)
 def test_every_program_sends_the_key_of_the_gateway(tool: str) -> None:
     found = settings(tool, key="sk-1")
     text = "" if found.path is None else connect.applied(found, None)
     assert "sk-1" in text or "sk-1" in found.variables.values()
 
 
-@pytest.mark.parametrize("tool", ["claude-code", "opencode", "zed"])
+@pytest.mark.parametrize("tool", ["claude", "opencode", "zed"])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_rest_of_a_file_stays_as_it_was_written(tool: str, end: str) -> None:
     lines = ["{", '    "thème": "dark",', '    "env": {"A": "1"}', "}", ""]
@@ -136,7 +139,7 @@ def test_other_providers_of_vscode_stay_and_ours_is_there_once() -> None:
         ("zed", "[]", "the whole file is not an object"),
         ("zed", '{"language_models": {"openai_compatible": 3}}',
          "language_models.openai_compatible is not an object"),
-        ("claude-code", '{"env": []}', "env is not an object"),
+        ("claude", '{"env": []}', "env is not an object"),
         ("vscode", "{}", "the whole file is not a list"),
     ],
 )  # fmt: skip
@@ -188,9 +191,9 @@ def test_unknown_model_is_refused_with_the_known_ones(name: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message", "hint"),
     [
-        ({"gateway": None}, "serves no HTTP, which other programs need", "mlxsup start --http"),
+        ({"gateway": None}, "serves no HTTP, which other programs need", "mlxsup stop"),
         ({"gateway": {"url": None, "state": "BACKOFF"}}, "HTTP is BACKOFF", "`mlxsup status`"),
-        ({"models": []}, "has no models", "add one to the configuration"),
+        ({"models": []}, "has no models", "mlxsup add MODEL"),
     ],
 )
 def test_daemon_without_http_or_models_is_refused_with_the_way_to_them(
@@ -307,3 +310,35 @@ def test_damaged_record_counts_as_none(home: Path, text: str) -> None:
     record.write_text(text)
     with pytest.raises(CliError, match="nothing was written"):
         connect.undo("zed")
+
+
+# ---------------------------------------------------------------- launch
+
+
+AGENTS = {tool: one.start for tool, one in PROGRAMS.items() if one.start is not None}
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_start_of_each_agent(agent: str, snapshot: SnapshotAssertion) -> None:
+    models = [Model("m", 40_000), Model("other", None)]
+    start = AGENTS[agent](Site(url=URL, models=models, key="sk-1"))
+    assert (list(start.arguments), dict(start.variables), start.file) == snapshot
+    assert not any("sk-1" in word for word in start.arguments), "other users see arguments"
+
+
+def test_codex_reads_its_arguments_as_it_reads_its_file() -> None:
+    words = AGENTS["codex"](Site(url=URL, models=[Model(STRANGE, 1)])).arguments
+    assert set(words[::2]) == {"-c"}
+    given = tomllib.loads("\n".join(words[1::2]))
+    wanted = meaning("codex", name=STRANGE, context=1)
+    del wanted["model_providers"]["mlxsup"]["experimental_bearer_token"]
+    del given["model_providers"]["mlxsup"]["env_key"]
+    assert given == wanted
+
+
+@pytest.mark.parametrize(
+    ("command", "names"), [(launch.launch, AGENTS), (connect.connect, PROGRAMS)],
+    ids=["launch", "connect"],
+)  # fmt: skip
+def test_help_names_every_program(command: click.Command, names: Collection[str]) -> None:
+    assert all(re.search(rf"\b{name}\b", command.help or "") for name in names)

@@ -129,11 +129,9 @@ class Machine:
         error: OSError | None,
         status: dict[str, Any] | None = None,
         *,
-        has_packages: bool = True,
         key_need: str = "",
     ) -> None:
         self.has(listen="127.0.0.1:8484", key_need=key_need)
-        self.patch(running, "find_spec", lambda _: has_packages or None)
         taken = Address.parse("127.0.0.1:8484")
         self.patch(port, "refused_at", lambda one: error if one == taken else None)
         if status is not None:
@@ -310,9 +308,6 @@ DEFECTS: dict[str, tuple[Callable[[Machine], object], str, str, str]] = {
     "no key": (
         lambda m: m.gateway(None, key_need="gateway.keys asks for them"), "problem",
         "gateway.keys asks for them, and there is no key", "mlxsup key new laptop"),
-    "no packages for HTTP": (
-        lambda m: m.gateway(None, has_packages=False), "problem", "are not installed",
-        "'mlxsup[gateway]'"),
     "a job of a Mac in the background": (
         lambda m: m.job(ProcessType=None), "note", "has no ProcessType Interactive", ""),
     "a job without a program": (

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import click
 import pytest
+from packaging.requirements import Requirement
 
 from mlxsup.cli.main import root
 from mlxsup.cli.service.launchd import plist
 from mlxsup.protocol.version import VERSION
 
 from support.cli.service_facts import mac_facts
+from support.wheels import PROJECT
 
 FORMULA = Path(__file__).parents[2] / "packaging" / "homebrew" / "mlxsup.rb"
 TEXT = FORMULA.read_text()
@@ -42,10 +44,31 @@ def test_the_commands_that_it_runs_exist() -> None:
     assert set(shells.replace(":", "").split(", ")) <= set(choice.choices)
 
 
-def test_it_is_of_this_version_and_says_what_a_release_fills_in() -> None:
-    marked = [line for line in TEXT.splitlines() if line.endswith("# RELEASE")]
-    assert [line.split()[0] for line in marked] == ["homepage", "url", "sha256"]
+def test_it_is_of_this_version_and_has_every_requirement_as_a_wheel() -> None:
     assert f"mlxsup-{VERSION}.tar.gz" in TEXT
+    found = dict(
+        re.findall(r'^  resource "(.*)" do\n    url "(.*)"\n    sha256 "\w{64}"$', TEXT, re.M)
+    )
+    assert all(url.startswith("https://") and url.endswith(".whl") for url in found.values())
+    lines = [*PROJECT["project"]["dependencies"], *PROJECT["build-system"]["requires"]]
+    assert {Requirement(line).name for line in lines} <= set(found), "make release"
+
+
+def test_it_keeps_the_rules_of_brew_audit() -> None:
+    """Those that can be read: what is described how, and the order of the parts."""
+    [text] = re.findall(r'^  desc "(.*)"$', TEXT, re.MULTILINE)
+    assert len(text) <= 80
+    assert not re.match(r"(?i)(an?|the|mlxsup)\b", text)
+    assert text[0].isupper()
+    assert text[-1] != "."
+    words = ("desc", "homepage", "url", "sha256", "license", "depends_on", "resource",
+             "def install", "def caveats", "service do", "test do")  # fmt: skip
+    places = [re.search(rf"^  {word}\b", TEXT, re.MULTILINE) for word in words]
+    starts = [place.start() for place in places if place is not None]
+    assert len(starts) == len(words)
+    assert starts == sorted(starts)
+    names = re.findall(r'^  resource "(.*)" do$', TEXT, re.MULTILINE)
+    assert names == sorted(names)
 
 
 @pytest.mark.skipif(shutil.which("ruby") is None, reason="needs ruby")

@@ -10,7 +10,6 @@ from mlxsup.cli.commands.start import with_http
 from mlxsup.cli.exit_status import CliError
 from mlxsup.protocol.gateway import DEFAULT_LISTEN
 from mlxsup.protocol.key_file import KeyPlace, add_key, revoke_key, turn_off
-from mlxsup.supervisor.config import check
 from mlxsup.supervisor.config.load import ConfigError, DaemonConfig, load_config
 
 MODELS = '[models.m]\npath = "m"\n'
@@ -46,19 +45,6 @@ def test_the_address_is_that_of_the_option_then_of_the_table(tmp_path: Path) -> 
     assert str(config_of(tmp_path, 'listen = "[::1]:9"').gateway) == "[::1]:9"
     given = with_http(config_of(tmp_path, ""), "127.0.0.1:7")
     assert (str(given.http), str(given.gateway)) == ("127.0.0.1:7", DEFAULT_LISTEN)
-
-
-def test_without_the_extra_table_and_option_are_refused_with_the_command_that_helps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(check, "find_spec", lambda name: None)
-    needs = "needs starlette, uvicorn, httptools, prometheus_client: pip install 'mlxsup[gateway]'"
-    assert problem_of(tmp_path, "").endswith(f"gateway.listen {needs}")
-    without = config_of(tmp_path, None)
-    with pytest.raises(CliError) as caught:
-        with_http(without, DEFAULT_LISTEN)
-    assert f"--http {needs}" in caught.value.message
-    assert caught.value.status == 64
 
 
 def test_an_address_that_others_reach_needs_a_key(tmp_path: Path, keys: KeyPlace) -> None:

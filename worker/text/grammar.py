@@ -1,7 +1,7 @@
 """Answers that follow a JSON schema or a regular expression, or are a call, through llguidance.
 No MLX here.
 
-llguidance comes with the extra `structured`; it is imported when a request first asks for it.
+llguidance is imported when a request first asks for it.
 """
 
 from __future__ import annotations
@@ -166,8 +166,7 @@ class GrammarCompiler:
             begins_after, early_ends: see `Grammar`.
 
         Raises:
-            RemoteError: `invalid_request`: it is impossible, too complex, or llguidance is not
-                installed.
+            RemoteError: `invalid_request`: it is impossible or too complex.
         """
         if form is None or form["type"] == "text":
             return None
@@ -186,15 +185,8 @@ class GrammarCompiler:
         return Grammar(matcher.deep_copy(), ends, begins_after, early_ends, parameter)
 
     def _compile(self, form: dict[str, Any], parameter: str) -> Any:
-        try:
-            from llguidance import LLMatcher, LLParserLimits
-        except ImportError:
-            raise RemoteError(
-                ErrorCode.INVALID_REQUEST,
-                f"{'a forced call' if parameter == 'tools' else parameter} needs llguidance:"
-                " install mlxsup[structured]",
-                detail={"parameter": "tool_choice" if parameter == "tools" else parameter},
-            ) from None
+        from llguidance import LLMatcher, LLParserLimits
+
         if self._tokenizer is None:
             self._tokenizer = self._make_tokenizer()
         try:

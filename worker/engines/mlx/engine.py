@@ -47,6 +47,9 @@ if TYPE_CHECKING:
     from .text import MlxText
     from .warm_up import WarmUp
 
+LIBRARY = "libmlx.so"
+"""In a package of its own on Linux, one for CPUs and one for CUDA, which pip leaves out unasked."""
+
 NO_NUMBERS = "its log-probabilities are not numbers (NaN): its answers mean nothing"
 """The warning for a model whose weights do not fit its configuration, or are broken."""
 
@@ -126,7 +129,7 @@ class MlxEngine:
             from .limits import MemoryLimits
             from .load import keep_kernels, open_stream
         except ImportError as error:
-            raise NoDeviceError(f"MLX cannot be imported here: {error}") from error
+            raise NoDeviceError(f"MLX cannot be imported here: {_missing(error)}") from error
         keep_kernels(self._spec)
         # The stream of every pass, made before any work and kept for all of it (A2).
         backend, self.stream = open_stream()
@@ -402,3 +405,11 @@ class MlxEngine:
         if self.batch is None:
             raise RuntimeError("the engine is not loaded")
         return self.batch
+
+
+def _missing(error: ImportError) -> str:
+    """Return what to install if MLX's library is not there: for Linux it is a package of its own;
+    else what the system says."""
+    if LIBRARY in str(error) and "No such file" in str(error):
+        return "its build for Linux is missing; pip install 'mlxsup[cpu]', or 'mlxsup[cuda]'"
+    return str(error)

@@ -1,0 +1,329 @@
+"""`mlxsup launch`: a coding agent that uses a model of the daemon, in one command.
+
+The agent takes the place of this process, so its terminal, signals and exit code are its own. What
+it needs is in its arguments and its environment, and no file of the user changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import shutil
+import signal
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import click
+
+from mlxsup.protocol.gateway import DEFAULT_LISTEN
+
+from ..arguments import complete_model
+from ..changes import progress_shown
+from ..configuration import read_configuration
+from ..connecting import PROGRAMS, SETTINGS_FILE, Start, gateway_url, row_meant, site_of
+from ..connection import Target, connect, daemon_options, status_of_daemon
+from ..exit_status import CliError, ExitStatus
+from ..keys import launch_key
+from ..terminal.output import LiveLine, Output, confirm, settle_streams
+from ..terminal.tables import listing
+
+if TYPE_CHECKING:
+    from mlxsup.client import Client
+
+AGENTS = {name: program for name, program in PROGRAMS.items() if program.start is not None}
+
+GATEWAY_LIMIT_S = 60.0
+LOOK_INTERVAL_S = 0.1
+"""How long to wait for the gateway to answer, and how often to ask."""
+
+ENOUGH_TOKENS = 32_768
+"""Instructions, tools and some files: agents get stuck in a context that is much shorter."""
+
+PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
+
+
+@click.command()
+@click.argument("agent", metavar="[AGENT]", required=False, type=click.Choice(list(AGENTS)))
+@click.argument("arguments", metavar="[-- ARGS]", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--model",
+    metavar="MODEL",
+    shell_complete=complete_model,
+    help="The model it uses; by default the only one, or the one with the longest context.",
+)
+@click.option(
+    "-y", "--yes", "is_sure", is_flag=True, help="Start a daemon, or restart it with HTTP, unasked."
+)
+@click.option(
+    "--print", "is_printing", is_flag=True, help="Print the variables and the command instead."
+)
+@daemon_options
+@click.pass_context
+def launch(
+    context: click.Context,
+    agent: str | None,
+    arguments: tuple[str, ...],
+    model: str | None,
+    is_sure: bool,
+    is_printing: bool,
+    target: Target,
+    output: Output,
+) -> None:
+    """Example: mlxsup launch claude
+
+    Starts AGENT, a coding agent that uses a model of the daemon: claude, codex, opencode, pi, qwen,
+    copilot or aider. If need be, it starts a daemon with HTTP and loads the model first. No
+    settings of the agent change. Without AGENT it says which agents are installed.
+
+    ARGS are the agent's own: mlxsup launch codex -- exec "fix the tests"
+    """
+    if agent is None:
+        _list(output)
+        return
+    executable = shutil.which(agent)
+    if executable is None and not is_printing:
+        raise CliError(
+            f"{agent} is not installed",
+            code="not_installed",
+            hint=f"install it with `{AGENTS[agent].install}`",
+        )
+    is_sure = is_sure and not is_printing
+    status = status_of_daemon(target)
+    if status is None:
+        _start_daemon(_file_to_start(agent, target, is_sure=is_sure), target, output)
+    elif not status["gateway"] and status["config_path"] and (is_sure or sys.stdin.isatty()):
+        from .stop import stop
+
+        if not is_sure:
+            question = "the daemon serves no HTTP; restart it with HTTP? Running answers end first."
+            confirm(question, default=True, declined="nothing was changed")
+        context.invoke(stop, endpoint=target.endpoint, config=target.config, is_json=output.is_json)
+        _start_daemon(Path(status["config_path"]), target, output)
+    with connect(target) as client:
+        _wait_for_gateway(client, output)
+        status = client.status()
+        row, name = _choose(status, model, agent, output)
+        key = launch_key(target)
+        site = site_of(status, name, key)
+        _wait_for_key(site.url, key)
+        if not is_printing and row["state"] != "READY":
+            with progress_shown(client, row["name"], output):
+                client.load(row["name"])
+    start = AGENTS[agent].start
+    assert start is not None
+    command, variables = _prepared(agent, start(site), arguments)
+    if is_printing:
+        value = {"agent": agent, "model": name, "command": command, "variables": variables}
+        exports = [f"export {one}={shlex.quote(text)}" for one, text in variables.items()]
+        output.result(value, "\n".join([*exports, shlex.join(command)]))
+        return
+    assert executable is not None
+    settle_streams()
+    # Python ignores these, and an agent would inherit that.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execve(executable, command, {**os.environ, **variables})
+    except OSError as error:
+        message = f"{executable} cannot be started: {error.strerror}"
+        raise CliError(message, code="not_started") from None
+
+
+def _list(output: Output) -> None:
+    """Show the agents, and how each that is missing is installed."""
+    found = {name: shutil.which(name) for name in AGENTS}
+    if output.is_json:
+        output.object({"agents": [
+            {"name": name, "path": found[name], "install": program.install}
+            for name, program in AGENTS.items()]})  # fmt: skip
+        return
+    rows = [(name, found[name] or f"no: {one.install}") for name, one in AGENTS.items()]
+    output.show(listing(("AGENT", "INSTALLED"), rows))
+    output.note("hint: `mlxsup launch AGENT`; `mlxsup connect TOOL` is for other programs")
+
+
+# ---------------------------------------------------------------- the daemon
+
+
+def _file_to_start(agent: str, target: Target, *, is_sure: bool) -> Path:
+    """Return the configuration of a daemon that may be started.
+
+    Raises:
+        CliError: none may be, or it has no models.
+    """
+    place = target.find()
+    if target.endpoint_source or not (is_sure or sys.stdin.isatty()):
+        where = f" at {place.endpoint}" if target.endpoint_source else ""
+        hint = "" if target.endpoint_source else f"`mlxsup launch {agent} --yes` starts one"
+        raise CliError(
+            f"no daemon runs{where}",
+            code="connection_lost",
+            hint=target.repeat_in(hint),
+            status=ExitStatus.NO_DAEMON,
+        )
+    if place.config is None or not read_configuration(place.config).models:
+        raise CliError(
+            "no model is configured",
+            code="no_models",
+            hint="`mlxsup init` configures those on this machine, `mlxsup add OWNER/NAME` downloads"
+            " one",
+        )
+    if not is_sure:
+        question = f"no daemon runs; start one with the models of {place.config}?"
+        confirm(question, default=True, declined="nothing was started")
+    return place.config
+
+
+def _start_daemon(path: Path, target: Target, output: Output) -> None:
+    """Start a daemon with HTTP in the background.
+
+    Raises:
+        CliError: it does not start.
+    """
+    from mlxsup.protocol.places import endpoint_in
+
+    from ..detach import start_detached
+
+    configuration = read_configuration(path)
+    arguments = ["--config", os.path.abspath(path.expanduser())]
+    if configuration.gateway is None:
+        arguments += ["--http", DEFAULT_LISTEN]
+    endpoint = endpoint_in(configuration.runtime_dir)
+    pid = start_detached(endpoint, configuration.log_dir, arguments).pid
+    end = target.repeat_in("end it with `mlxsup stop`")
+    output.note(f"a daemon runs now (pid {pid}), also when the agent has ended; {end}")
+
+
+def _wait_for_gateway(client: Client, output: Output) -> None:
+    """Return once the gateway listens.
+
+    Raises:
+        CliError: there is none, or it does not come up.
+    """
+    until = time.monotonic() + GATEWAY_LIMIT_S
+    with LiveLine(output) as line:
+        while (gateway := client.status().get("gateway")) and gateway["state"] != "listening":
+            if time.monotonic() >= until:
+                break
+            line.show(f"HTTP is {gateway['state']}")
+            time.sleep(LOOK_INTERVAL_S)
+    gateway_url(client.status(), "")
+
+
+def _wait_for_key(url: str, key: str | None) -> None:
+    """Return once the gateway takes the key: a new one counts within a second.
+
+    Raises:
+        CliError: it does not answer, or refuses the key.
+    """
+    import http.client  # help would wait for it
+
+    parts = urlsplit(url)
+    until = time.monotonic() + GATEWAY_LIMIT_S
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    while True:
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
+        try:
+            connection.request("GET", "/v1/models", headers=headers)
+            answer = str(connection.getresponse().status)
+            if answer == "200":
+                return
+        except OSError as error:
+            answer = error.strerror or str(error)
+        finally:
+            connection.close()
+        if time.monotonic() >= until:
+            hint = "`mlxsup doctor` finds what is wrong"
+            raise CliError(f"{url} does not answer: {answer}", code="gateway", hint=hint)
+        time.sleep(LOOK_INTERVAL_S)
+
+
+def _choose(
+    status: Mapping[str, Any], model: str | None, agent: str, output: Output
+) -> tuple[Mapping[str, Any], str]:
+    """Return the row of the model that the agent uses, and its name in requests.
+
+    Raises:
+        CliError: there is no such model.
+    """
+    rows = status["models"]
+    site_of(status, model, None)  # refuses what is unknown
+    if model is None:
+        # Instructions, tools and files fill a context before anything else goes wrong.
+        row = max(rows, key=lambda one: (
+            one["state"] != "FAILED", one["context_length"] or 0, one["state"] == "READY",
+        ))  # fmt: skip
+        if len(rows) > 1:
+            output.note(
+                f"{agent} uses {row['name']}, the model with the longest context;"
+                " --model chooses another"
+            )
+    else:
+        row = row_meant(status, model)
+    name = model or str(row["name"])
+    context = row["context_length"]
+    if context is not None and context < ENOUGH_TOKENS:
+        output.note(
+            f"warning: {name} has a context of {context} tokens; coding agents need"
+            f" {ENOUGH_TOKENS} or more"
+        )
+    return row, name
+
+
+# ---------------------------------------------------------------- the agent
+
+
+def _prepared(
+    agent: str, start: Start, arguments: Sequence[str]
+) -> tuple[list[str], dict[str, str]]:
+    """Return the command line of an agent, and its variables besides those of this process.
+
+    Raises:
+        CliError: the file that it needs cannot be written.
+    """
+    path = "" if start.file is None else str(_write(*start.file))
+    ours = [path if one == SETTINGS_FILE else one for one in start.arguments]
+    variables = dict(start.variables)
+    if any(os.environ.get(name) or os.environ.get(name.lower()) for name in PROXIES):
+        for name in ("NO_PROXY", "no_proxy"):
+            listed = filter(None, [os.environ.get(name), *LOCAL_HOSTS])
+            variables[name] = ",".join(listed)
+    return [agent, *ours, *arguments], variables
+
+
+def _write(name: str, text: str) -> Path:
+    """Write a file that only this user can read, in the folder for temporary files.
+
+    Nothing can remove it when the agent ends, so the same text has the same file.
+
+    Raises:
+        CliError: that is impossible.
+    """
+    folder = Path(tempfile.gettempdir()) / f"mlxsup-launch-{os.geteuid()}"
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    path = folder / f"{digest}-{name}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise CliError(
+                f"{folder} is not a folder of this user alone",
+                code="file",
+                hint="remove it, or set TMPDIR to another folder",
+            )
+        descriptor, new = tempfile.mkstemp(dir=folder)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        os.replace(new, path)
+    except OSError as error:
+        message = f"cannot write {error.filename or path}: {error.strerror}"
+        raise CliError(message, code="file") from None
+    return path
