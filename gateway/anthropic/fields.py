@@ -47,10 +47,11 @@ TOOL_FIELDS = (
     Field("name", Use.USED),
     Field("description", Use.USED),
     Field("input_schema", Use.USED),
+    Field("strict", Use.USED),
     Field("type", Use.USED),
     Field("defer_loading", Use.USED, "true: shown to the model once a `tool_reference` names it"),
     Field("input_examples", Use.HINT, "put them into the description", ([],)),
-    *ignored("cache_control", "strict", "eager_input_streaming", "allowed_callers"),
+    *ignored("cache_control", "eager_input_streaming", "allowed_callers"),
 )
 
 CHOICE_FIELDS = (_TYPE, Field("name", Use.USED), Field("disable_parallel_tool_use", Use.USED))

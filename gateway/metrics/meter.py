@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from mlxsup.client import ConnectionLost, FinishReason, RequestError, Result
 from mlxsup.protocol.states import State, Why
-from mlxsup.protocol.tool_choice import UNREADABLE_CALL
+from mlxsup.protocol.tool_choice import UNFIT_CALL, UNREADABLE_CALL
 
 from . import names
 from .names import HISTOGRAM, OF_REQUESTS, Metric
@@ -116,6 +116,7 @@ class Meter:
             (names.CACHED_TOKENS, usage.cached_tokens),
             (names.GENERATED_TOKENS, usage.completion_tokens),
             (names.UNREADABLE_CALLS, UNREADABLE_CALL in result.warnings),
+            (names.UNFIT_CALLS, UNFIT_CALL in result.warnings),
         ):
             counters[metric].labels(model).inc(count)
         for metric, took_s in (

@@ -64,6 +64,8 @@ CACHED_TOKENS = _counter("mlxsup_cached_prompt_tokens_total", "of these, the one
 GENERATED_TOKENS = _counter("mlxsup_generation_tokens_total", "tokens that were generated for them")
 UNREADABLE_CALLS = _counter("mlxsup_unreadable_tool_calls_total", "answers in which a tool call "
                             "cannot be read, so that it is left in the text")  # fmt: skip
+UNFIT_CALLS = _counter("mlxsup_unfit_tool_calls_total", "answers with a call of a strict tool "
+                       "whose arguments do not match its schema")  # fmt: skip
 FIRST_TOKEN = _histogram(
     "mlxsup_time_to_first_token_seconds", "from the arrival to the first token"
 )
@@ -80,6 +82,6 @@ EVICTIONS = _counter("mlxsup_evictions_total", "processes of models that were en
 
 OF_REQUESTS = (
     EVICTIONS, REQUESTS, ERRORS, RESUMED, PROMPT_TOKENS, CACHED_TOKENS, GENERATED_TOKENS,
-    UNREADABLE_CALLS, FIRST_TOKEN, PER_TOKEN, DURATION, QUEUE_TIME, PREFILL, RESPONSES,
+    UNREADABLE_CALLS, UNFIT_CALLS, FIRST_TOKEN, PER_TOKEN, DURATION, QUEUE_TIME, PREFILL, RESPONSES,
 )  # fmt: skip
 """They begin at zero with each gateway."""

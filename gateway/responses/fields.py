@@ -59,9 +59,10 @@ TOOL_FIELDS = (
     Field("name", Use.USED),
     Field("description", Use.USED),
     Field("parameters", Use.USED),
+    Field("strict", Use.USED),
     Field("format", Use.USED),
     Field("defer_loading", Use.HINT, "every tool is shown to the model", (False,)),
-    *ignored("strict", "allowed_callers", "output_schema", "async"),
+    *ignored("allowed_callers", "output_schema", "async"),
 )
 
 NAMESPACE_FIELDS = (

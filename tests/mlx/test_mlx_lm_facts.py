@@ -13,7 +13,7 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 from mlx_lm.sample_utils import greedy_sampler, make_sampler
 from mlx_lm.utils import load_model
 
-from mlxsup.worker.engines.mlx.decode import LoneRow, drawn_tokens
+from mlxsup.worker.engines.mlx.decode import LoneRow, computed_ahead
 from mlxsup.worker.engines.mlx.sampling import PLAIN
 
 from support.models.tiny_model import make_tiny_model
@@ -118,6 +118,11 @@ def test_a_sampler_is_called_once_for_each_token_in_order(generator: BatchGenera
     assert len(drawn) == 5
 
 
+def drawn_tokens(generator: BatchGenerator, *uids: int) -> dict[int, int]:
+    ahead = computed_ahead(generator._generation_batch, uids)
+    return {response.uid: response.token for response in ahead}
+
+
 def test_the_tokens_of_the_next_step_are_drawn_and_can_be_read(generator: BatchGenerator) -> None:
     """The processors of a step come after the draw of what it returns, in the order of `uids`."""
     seen: list[int] = []
@@ -130,17 +135,17 @@ def test_the_tokens_of_the_next_step_are_drawn_and_can_be_read(generator: BatchG
     (early,) = generator.insert([[1, 2]], max_tokens=[9], logits_processors=[[processor]])
     generator.next()
     generator.next()
-    drawn = drawn_tokens(generator, [early])
+    drawn = drawn_tokens(generator, early)
     assert (list(drawn), seen) == ([early], [2]), "first called behind the prompt's last token"
     (late,) = generator.insert([[3, 4]], max_tokens=[4])
     for _ in range(12):
-        pending = drawn_tokens(generator, [early, late])
+        pending = drawn_tokens(generator, early, late)
         seen.clear()
         got = {response.uid: response.token for response in generator.next()[1]}
         assert got == pending
         if early in got:
             assert seen == [got[early]]
-    assert drawn_tokens(generator, [early, late]) == {}
+    assert drawn_tokens(generator, early, late) == {}
     assert late != early
 
 

@@ -35,10 +35,6 @@ class Decode(Protocol):
     def remove(self, uids: Sequence[int], *, kept: Collection[int]) -> KeptCaches:
         """Takes rows out in one change; gives the caches of some of them."""
 
-    def drawn(self, uids: Collection[int]) -> dict[int, int]:
-        """The tokens that `next` will return for those of these rows that have begun; one wait
-        for all of them."""
-
     def ahead(self, uids: Collection[int]) -> list[Any]:
         """What `next` will return for those of these rows that have begun, without their step."""
 
@@ -97,13 +93,6 @@ class BatchDecode:
             self.generator, own, kept=[number for number, uid in ours.items() if uid in kept]
         )
         return {ours[number]: held for number, held in removed.items()}
-
-    def drawn(self, uids: Collection[int]) -> dict[int, int]:
-        """See `Decode.drawn`."""
-        own = [self.own_uids[uid] for uid in uids if uid in self.own_uids]
-        return {
-            self.uids[number]: token for number, token in drawn_tokens(self.generator, own).items()
-        }
 
     def ahead(self, uids: Collection[int]) -> list[Any]:
         """See `Decode.ahead`."""
@@ -167,14 +156,6 @@ class LoneDecode:
                 removed[uid] = (cache, held)
         return {uid: held for uid, held in removed.items() if uid in kept}
 
-    def drawn(self, uids: Collection[int]) -> dict[int, int]:
-        """See `Decode.drawn`."""
-        begun = [uid for uid in uids if uid in self.rows]
-        if not begun:
-            return {}
-        tokens: Any = mx.concatenate([self.rows[uid]._next_tokens for uid in begun]).tolist()
-        return dict(zip(begun, tokens, strict=True))
-
     def ahead(self, uids: Collection[int]) -> list[Any]:
         """See `Decode.ahead`."""
         begun = [uid for uid in uids if uid in self.rows]
@@ -222,19 +203,6 @@ def take_out(
     caches = generator.extract_cache(kept) if kept else {}
     generator.remove(list(uids))
     return {uid: (cache, tokens) for uid, (cache, tokens) in caches.items()}
-
-
-def drawn_tokens(generator: BatchGenerator, uids: Collection[int]) -> dict[int, int]:
-    """The tokens that `next()` will return for those of these rows that decode, in one read.
-
-    mlx-lm draws them a step before it returns them, and keeps them in the batch of the rows that
-    decode.
-    """
-    batch = generator._generation_batch
-    if not any(uid in uids for uid in batch.uids):
-        return {}
-    drawn = zip(batch.uids, batch._next_tokens.tolist(), strict=True)
-    return {uid: token for uid, token in drawn if uid in uids}
 
 
 def computed_ahead(batch: GenerationBatch, uids: Collection[int]) -> list[Any]:

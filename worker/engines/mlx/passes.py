@@ -21,7 +21,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlxsup.protocol.states import Batching
 
 from .checkpoints import split_at
-from .decode import BatchDecode, Decode, LoneDecode, computed_ahead, drawn_tokens, take_out
+from .decode import BatchDecode, Decode, LoneDecode, computed_ahead, take_out
 from .drawing_batch import make_generator
 from .draws import Draw, draw_by_share
 from .logprobs import PromptLogprobs, pass_tokens
@@ -37,10 +37,6 @@ class Passes(Protocol):
 
     def remove(self, uids: Sequence[int], *, kept: Collection[int]) -> KeptCaches:
         """Takes rows out at any stage, in one change; returns the caches of some of them."""
-
-    def drawn(self, uids: Collection[int]) -> dict[int, int]:
-        """The tokens that the next step will return for those of these rows that decode; one wait
-        for all of them."""
 
     def ahead(self, uids: Collection[int]) -> list[Any]:
         """What the next step will return for those of these rows that decode, without that step;
@@ -130,10 +126,6 @@ class TogetherPasses:
                 self._prompts.pop(uid, None)
             return take_out(self.generator, uids, kept=kept)
 
-    def drawn(self, uids: Collection[int]) -> dict[int, int]:
-        """See `Passes.drawn`."""
-        return drawn_tokens(self.generator, uids)
-
     def ahead(self, uids: Collection[int]) -> list[Any]:
         """See `Passes.ahead`."""
         return computed_ahead(self.generator._generation_batch, uids)
@@ -206,10 +198,6 @@ class SerialPasses:
             return removed | {
                 uid: (prompt.cache, prompt.held) for uid, prompt in waiting.items() if uid in kept
             }
-
-    def drawn(self, uids: Collection[int]) -> dict[int, int]:
-        """See `Passes.drawn`."""
-        return self.decode.drawn(uids)
 
     def ahead(self, uids: Collection[int]) -> list[Any]:
         """See `Passes.ahead`."""
