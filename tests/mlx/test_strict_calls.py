@@ -297,8 +297,14 @@ def test_schema_that_nothing_can_match_is_the_tools_own_error(
         qwen.constrain(RequestBody(prompt="x", tools=tools), Prompt(tokens=[5]))
     assert caught.value.detail["parameter"] == "tools"
     loose = [tool("fine", NOTE), tool("bad.one", parameters, strict=False)]
-    if parameters.get("type") != "array":
-        assert qwen.constrain(RequestBody(prompt="x", tools=loose), Prompt(tokens=[5])).strict
+    assert qwen.constrain(RequestBody(prompt="x", tools=loose), Prompt(tokens=[5])).strict
+
+
+def test_schema_that_tags_cannot_say_is_checked_alone(qwen: MlxText) -> None:
+    properties = {"a": {"$ref": "#/properties/b"}, "b": {"type": "integer"}}
+    body = RequestBody(prompt="x", tools=[tool("f", {"type": "object", "properties": properties})])
+    prompt = qwen.constrain(body, Prompt(tokens=[5]))
+    assert (prompt.grammar is None, prompt.strict is None) == (True, False)
 
 
 def test_recursive_schemas_huge_enums_and_many_tools_are_held(qwen: MlxText) -> None:

@@ -189,17 +189,18 @@ class MlxText:
         special = {
             mark: token
             for mark, token in self.tokenizer.get_added_vocab().items()
-            if tokenizer.is_special_token(token)
+            if token < self.vocabulary_size and tokenizer.is_special_token(token)
         }
-        strict = [one["function"]["name"] for one in body.strict_tools]
-        schemas = call_form(body.callable_tools)["tools"]
-        tools = [(name, schema if name in strict else ANY_ARGUMENTS) for name, schema in schemas]
+        schemas = dict(call_form(body.strict_tools)["tools"])
+        names = [one["function"]["name"] for one in body.callable_tools]
+        tools = [(name, schemas.get(name, ANY_ARGUMENTS)) for name in names]
 
         def matcher(forms: Sequence[CallForm | TagForm]) -> Any:
             lark = call_grammar(forms, tools, ends=ends, special=special)
-            if not lark:
+            try:
+                return self.grammars.matcher({"type": LARK, LARK: lark}, "tools") if lark else None
+            except RemoteError:  # the schemas are right, but not in this form: they are checked
                 return None
-            return self.grammars.matcher({"type": LARK, LARK: lark}, "tools")
 
         marked = matcher(rules.call_forms)
         bare = matcher((BARE,)) if rules.has_bare_calls else None
