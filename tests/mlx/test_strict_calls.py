@@ -221,6 +221,7 @@ NOTE = {
         "text": {"type": ["string", "null"]},
         "lines": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
         "tags": {"type": "array", "items": {"enum": ["a", "b"]}},
+        "why": {"type": "string"},
     },
     "required": ["path", "text"],
 }
@@ -246,6 +247,7 @@ def written(**values: str) -> str:
         (written(path="a", text="b", tags='["c"]'), False),
         (written(path="a", text="b", other="c"), False),
         (written(path="a", other="c", text="b"), False),
+        (written(path="a", text="b", why="c", other="d"), False),
         # A text that shows the tags themselves lets go of its call.
         (written(path="a", text=f"so:\n{BEGIN}{written(path='x')}{END}\n"), True),
         (written(path="<parameter=x>", other="c"), True),
